@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The control channel: lines of text from the hypervisor to its launcher.
+//!
+//! The guest owns the UART, so the hypervisor speaks on a channel of its own (semihosting console).
+//! Each line is one of the forms below; a reader ignores a line whose first word it does not know.
+//!
+//! ```text
+//! twofold:log TEXT             something a person may want to know
+//! twofold:error TEXT           why the guest could not be started
+//! twofold:stat KEY VALUE       one figure, a decimal u64; KEY is dotted, its parts are [a-z0-9_]
+//! twofold:end HOW              the last line: power-off, reset, panic, error, tests
+//! twofold:test NAME            one test of a test image (its answer to `list`)
+//! twofold:pass NAME            a test passed
+//! twofold:fail NAME TEXT       a test failed
+//! ```
+//!
+//! # Statistics
+//!
+//! | key | counts |
+//! |---|---|
+//! | `faults.translation`, `.permission`, `.access_flag`, `.external` | stage-2 faults by kind; `external`: answered with an abort into the guest |
+//! | `faults.first_touch` | translation faults that mapped memory never touched before |
+//! | `exits.KIND` | exits from the guest to EL2 by cause, faults included |
+//! | `mapped.pages_4k`, `.blocks_2m`, `.blocks_1g` | leaves installed |
+//! | `tables.allocated`, `.freed` | table pages, the root included |
+//! | `tlbi.OPERATION` | TLB invalidations by instruction |
+//! | `barriers.dsb`, `.dmb`, `.isb` | barriers of the engine |
+//! | `cache.lines_cleaned`, `.lines_invalidated`, `.icache_all` | D-cache lines cleaned (and invalidated) to PoC, I-cache lines and whole I-caches invalidated |
+//! | `memory.frames_zeroed` | 4 KiB frames zeroed before the guest saw them |
+//! | `el2_instructions.total` | instructions retired at EL2 from the guest's first entry; only with [`COUNT`](crate::bundle::flags::COUNT) |
+//! | `el2_instructions.by_exit.KIND` | the same by the exit that caused them; their sum is the total |
+//! | `el2_instructions.first_touch_4k`, `.first_touch_2m`, `.first_touch_1g` | the part of the total spent on first touches of that mapping size |
+//! | `first_touches.pages_4k`, `.blocks_2m`, `.blocks_1g` | how many first touches that were |
+
+/// Starts a line with something a person may want to know.
+pub const LOG: &str = "twofold:log";
+/// Starts the line that says why the guest could not be started.
+pub const ERROR: &str = "twofold:error";
+/// Starts a line with one figure: key, value.
+pub const STAT: &str = "twofold:stat";
+/// Starts the last line.
+pub const END: &str = "twofold:end";
+/// Starts a line that names one test of a test image.
+pub const TEST: &str = "twofold:test";
+/// Starts a line that says that a test passed.
+pub const PASS: &str = "twofold:pass";
+/// Starts a line that says that a test failed, and why.
+pub const FAIL: &str = "twofold:fail";

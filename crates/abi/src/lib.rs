@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layouts and numbers shared by the hypervisor, its guests and the launcher.
+//!
+//! Nothing here does anything: this room holds what two sides must agree on, and knows nobody.
+//!
+//! * [`bundle`]: the file that carries a guest's kernel, initrd and settings to the hypervisor.
+//! * [`control`]: the lines that the hypervisor writes for its launcher.
+//! * [`exit`]: the exit statuses of the image under QEMU.
+//! * [`virt`]: the memory map that every guest sees.
+#![no_std]
+
+pub mod bundle;
+pub mod control;
+pub mod exit;
+pub mod virt;

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The memory map of the virtual machine, in intermediate physical addresses (IPA).
+//!
+//! It is the map of QEMU's `virt` machine, so what is built for `virt` boots here. The *physical*
+//! addresses behind it are whatever the machine's own device tree says.
+
+/// Start of the GICv3 distributor.
+pub const GICD_BASE: u64 = 0x0800_0000;
+/// Size of the GICv3 distributor in bytes.
+pub const GICD_SIZE: u64 = 0x1_0000;
+/// Start of the GICv3 redistributors, one after the other, in the order of the vCPUs.
+pub const GICR_BASE: u64 = 0x080A_0000;
+/// Size of one vCPU's redistributor in bytes (`RD_base` and `SGI_base` frames of 64 KiB each).
+pub const GICR_SIZE: u64 = 0x2_0000;
+/// Start of the PL011 UART.
+pub const UART_BASE: u64 = 0x0900_0000;
+/// Size of the PL011 UART in bytes.
+pub const UART_SIZE: u64 = 0x1000;
+/// The UART's interrupt: SPI 1.
+pub const UART_SPI: u32 = 1;
+/// Start of guest RAM.
+pub const RAM_BASE: u64 = 0x4000_0000;
+/// The most vCPUs that a guest may have: as many redistributors as fit before the UART.
+pub const MAX_CPUS: u32 = 64;
