@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The real instructions. An embedder supplies only where frames are mapped ([`FrameMap`]).
+//!
+//! To be used at EL2 with `HCR_EL2.TGE` = 0, so that EL1&0 operations mean the guest's regime. Each `asm!`
+//! is a compiler barrier for memory, so program order is the order of execution.
+
+use core::arch::asm;
+use core::ptr::NonNull;
+
+use crate::Pa;
+use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
+
+/// Where frames are mapped.
+///
+/// # Safety
+///
+/// As for [`Platform`]: each frame that the engine is given is mapped there, readable, writable and
+/// write-back cacheable, and no Rust object covers it.
+pub unsafe trait FrameMap {
+    /// Where the byte at `pa` is mapped.
+    fn pointer(&self, pa: Pa) -> NonNull<u8>;
+}
+
+/// Frames are mapped at their physical addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct IdentityMap(());
+
+impl IdentityMap {
+    /// States that frames are mapped one to one.
+    ///
+    /// # Safety
+    ///
+    /// Each frame that the engine will be given is mapped at its own physical address, readable, writable
+    /// and write-back cacheable, and no Rust object covers it.
+    pub const unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+// SAFETY: promised by the caller of `IdentityMap::new`.
+unsafe impl FrameMap for IdentityMap {
+    fn pointer(&self, pa: Pa) -> NonNull<u8> {
+        let address = core::num::NonZeroUsize::new(pa.raw() as usize);
+        NonNull::with_exposed_provenance(address.expect("no frame is at physical address 0"))
+    }
+}
+
+/// The platform of a CPU at EL2.
+#[derive(Clone, Copy, Debug)]
+pub struct Arm64<M> {
+    frames: M,
+}
+
+impl<M: FrameMap> Arm64<M> {
+    /// The platform of this CPU, with frames where `frames` says.
+    pub const fn new(frames: M) -> Self {
+        Self { frames }
+    }
+}
+
+/// One instruction with an operand in a register.
+macro_rules! instruction {
+    ($text:literal, $operand:expr) => {
+        // SAFETY: TLB, cache and barrier instructions change no memory that Rust knows of; `DC ZVA` does, and
+        // its caller promised that the block is a frame of the engine's (`Platform::dc`).
+        unsafe { asm!(".arch armv8.4-a", concat!($text, ", {0}"), in(reg) $operand, options(nostack, preserves_flags)) }
+    };
+    ($text:literal) => {
+        // SAFETY: as above.
+        unsafe { asm!(".arch armv8.4-a", $text, options(nostack, preserves_flags)) }
+    };
+}
+
+// SAFETY: `pointer` is the frame map's, whose promise is the same; each call executes its one instruction.
+unsafe impl<M: FrameMap> Platform for Arm64<M> {
+    #[inline(always)]
+    fn tlbi(&self, operation: Tlbi, operand: u64) {
+        match operation {
+            Tlbi::Ipas2E1 => instruction!("tlbi ipas2e1", operand),
+            Tlbi::Ipas2E1Is => instruction!("tlbi ipas2e1is", operand),
+            Tlbi::Ipas2Le1Is => instruction!("tlbi ipas2le1is", operand),
+            Tlbi::Ripas2E1Is => instruction!("tlbi ripas2e1is", operand),
+            Tlbi::Ripas2Le1Is => instruction!("tlbi ripas2le1is", operand),
+            Tlbi::VmallE1 => instruction!("tlbi vmalle1"),
+            Tlbi::VmallE1Is => instruction!("tlbi vmalle1is"),
+            Tlbi::VmallS12E1Is => instruction!("tlbi vmalls12e1is"),
+        }
+    }
+
+    #[inline(always)]
+    fn dsb(&self, domain: Domain) {
+        match domain {
+            Domain::IshSt => instruction!("dsb ishst"),
+            Domain::Ish => instruction!("dsb ish"),
+            Domain::NshSt => instruction!("dsb nshst"),
+            Domain::Nsh => instruction!("dsb nsh"),
+        }
+    }
+
+    #[inline(always)]
+    fn isb(&self) {
+        instruction!("isb");
+    }
+
+    #[inline(always)]
+    unsafe fn dc(&self, operation: Dc, address: usize) {
+        match operation {
+            Dc::Civac => instruction!("dc civac", address),
+            Dc::Zva => instruction!("dc zva", address),
+        }
+    }
+
+    #[inline(always)]
+    fn ic(&self, operation: Ic, address: usize) {
+        match operation {
+            Ic::Ivau => instruction!("ic ivau", address),
+            Ic::IallUis => instruction!("ic ialluis"),
+        }
+    }
+
+    #[inline(always)]
+    fn vttbr(&self) -> u64 {
+        let value;
+        // SAFETY: reading VTTBR_EL2 at EL2 has no effect.
+        unsafe { asm!("mrs {}, vttbr_el2", out(reg) value, options(nomem, nostack, preserves_flags)) };
+        value
+    }
+
+    #[inline(always)]
+    fn load_vttbr(&self, value: u64) {
+        // SAFETY: VTTBR_EL2 changes what guests see, and nothing at EL2.
+        unsafe { asm!("msr vttbr_el2, {}", in(reg) value, options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    fn pointer(&self, pa: Pa) -> NonNull<u8> {
+        self.frames.pointer(pa)
+    }
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Cache maintenance, only where it is needed (source S4: by who installs the mapping, after the break and
+//! before the make, so that nobody sees a mapping before its memory is ready).
+//!
+//! * D side: a new cacheable mapping is cleaned and invalidated to the point of coherency, because a guest
+//!   that runs with its caches off would read memory past the cache. Not with FEAT_S2FWB; never for devices.
+//! * I side: invalidated where execution is granted, unless `CTR_EL0.DIC`.
+
+use crate::platform::{Dc, Domain, Ic, Platform};
+use crate::{Access, Features, Memory, Pa};
+
+/// Beyond this many lines by address, invalidating the whole instruction cache costs less.
+const MOST_INSTRUCTION_LINES: u64 = 1024;
+
+/// Makes the frame at `pa` ready for a new mapping of `size` bytes.
+pub(crate) fn before_map<P: Platform>(
+    platform: &P,
+    features: &Features,
+    (pa, size): (Pa, u64),
+    memory: Memory,
+    access: Access,
+) {
+    if memory == Memory::Normal && !features.forced_write_back {
+        clean(platform, features, pa, size);
+    }
+    if memory != Memory::Device && access.execute {
+        before_execute(platform, features, (pa, size));
+    }
+}
+
+/// Makes the frame at `pa` ready to be executed.
+pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64)) {
+    if features.instruction_cache_coherent {
+        return;
+    }
+    let lines = size / features.instruction_line;
+    if features.instruction_cache_pipt && lines <= MOST_INSTRUCTION_LINES {
+        let start = platform.pointer(pa).addr().get();
+        for line in 0..lines {
+            platform.ic(Ic::Ivau, start + (line * features.instruction_line) as usize);
+        }
+    } else {
+        platform.ic(Ic::IallUis, 0);
+    }
+    platform.dsb(Domain::Ish);
+}
+
+fn clean<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
+    let start = platform.pointer(pa).addr().get();
+    for line in 0..size / features.data_line {
+        // SAFETY: the frame is one that the engine maps for a guest, so the platform maps it too, and
+        // cleaning changes no data.
+        unsafe { platform.dc(Dc::Civac, start + (line * features.data_line) as usize) };
+    }
+    platform.dsb(Domain::Ish);
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What can go wrong, with the address, the level and the cause.
+//!
+//! An operation that returns an error leaves tables that are valid and can be tried again.
+
+use crate::{Ipa, Level, Pa};
+
+/// Why an operation on translation tables was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The IPA space has to have 32 to 48 bits, and no more than the CPU's physical addresses.
+    #[error("an IPA space of {ipa_bits} bits is not supported here: use 32 to {most}")]
+    IpaBits {
+        /// What was asked for.
+        ipa_bits: u32,
+        /// The most that this CPU translates with this granule.
+        most: u32,
+    },
+    /// The VMID does not fit the CPU's width.
+    #[error("VMID {vmid} does not fit in {bits} bits")]
+    Vmid {
+        /// What was asked for.
+        vmid: u16,
+        /// How many bits the CPU has.
+        bits: u32,
+    },
+    /// The root table is not aligned to its size, or too small.
+    #[error("the root at {root} must be {size} bytes, aligned to its size")]
+    Root {
+        /// Where it starts.
+        root: Pa,
+        /// The size it must have, in bytes.
+        size: u64,
+    },
+    /// An address is not aligned to the granule, or to the block to be mapped.
+    #[error("{address:#x} is not a multiple of {size:#x}")]
+    Misaligned {
+        /// The IPA or the PA.
+        address: u64,
+        /// What it must be a multiple of.
+        size: u64,
+    },
+    /// A range is empty, or ends before it starts.
+    #[error("the range {start} to {end} is empty")]
+    EmptyRange {
+        /// Its first byte.
+        start: Ipa,
+        /// The byte behind its last one.
+        end: Ipa,
+    },
+    /// The address is outside the IPA space.
+    #[error("{ipa} is outside the IPA space of {bits} bits")]
+    OutsideIpa {
+        /// The first address that is outside.
+        ipa: Ipa,
+        /// The size of the space.
+        bits: u32,
+    },
+    /// The output address is wider than the CPU's physical addresses.
+    #[error("{pa} is outside the physical address space of {bits} bits")]
+    OutsidePa {
+        /// The output address.
+        pa: Pa,
+        /// The size of the space.
+        bits: u32,
+    },
+    /// No leaf exists at that level.
+    #[error("level {level} has no leaf with this granule")]
+    NoLeafAtLevel {
+        /// The level that was asked for.
+        level: Level,
+    },
+    /// A table is where the block should go: unmap the range first.
+    #[error("a table of smaller mappings is where the level {level} block at {ipa} should go")]
+    TableInTheWay {
+        /// The block's address.
+        ipa: Ipa,
+        /// The block's level.
+        level: Level,
+    },
+    /// The source of table pages ran dry. What was done so far stands; try again with more.
+    #[error("no table page for level {level} at {ipa}")]
+    NoTablePage {
+        /// The address that needed it.
+        ipa: Ipa,
+        /// The level of the table that is missing.
+        level: Level,
+    },
+    /// Nothing is mapped there.
+    #[error("{ipa} is not mapped")]
+    NotMapped {
+        /// The address.
+        ipa: Ipa,
+    },
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the CPU says about a stage-2 fault, read from its syndrome (Arm ARM D23.2, `ESR_EL2`).
+
+use crate::{Ipa, Level};
+
+/// A stage-2 fault, but for its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What was wrong.
+    pub kind: FaultKind,
+    /// What the guest was doing.
+    pub access: AccessKind,
+    /// The level of the entry that stopped the walk.
+    pub level: Level,
+    /// Whether it happened while hardware walked the guest's own tables.
+    pub stage1_walk: bool,
+}
+
+/// The kinds of fault that a stage-2 walk ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FaultKind {
+    /// Nothing is mapped.
+    Translation,
+    /// The entry does not allow it.
+    Permission,
+    /// The access flag is clear, and hardware does not set it.
+    AccessFlag,
+}
+
+/// The kinds of access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AccessKind {
+    /// A load.
+    Read,
+    /// A store, or hardware updating the guest's own tables.
+    Write,
+    /// An instruction fetch.
+    Execute,
+}
+
+impl Fault {
+    /// Reads `ESR_EL2`; `None` where it is no translation, permission or access flag fault of a lower level.
+    pub const fn from_syndrome(esr: u64) -> Option<Self> {
+        const INSTRUCTION_ABORT: u64 = 0x20;
+        const DATA_ABORT: u64 = 0x24;
+        let execute = match esr >> 26 & 0x3f {
+            INSTRUCTION_ABORT => true,
+            DATA_ABORT => false,
+            _ => return None,
+        };
+        let kind = match esr >> 2 & 0xf {
+            0b0001 => FaultKind::Translation,
+            0b0010 => FaultKind::AccessFlag,
+            0b0011 => FaultKind::Permission,
+            _ => return None,
+        };
+        let Some(level) = Level::new((esr & 3) as u8) else { return None };
+        let stage1_walk = esr >> 7 & 1 == 1;
+        let write = esr >> 6 & 1 == 1;
+        let access = if stage1_walk {
+            // A walk reads. Where it was refused permission it wanted to update an entry, and WnR does not say so:
+            // taken for a read, the guest would fault here for ever.
+            if matches!(kind, FaultKind::Permission) { AccessKind::Write } else { AccessKind::Read }
+        } else if execute {
+            AccessKind::Execute
+        } else if write {
+            AccessKind::Write
+        } else {
+            AccessKind::Read
+        };
+        Some(Self { kind, access, level, stage1_walk })
+    }
+
+    /// Whether `HPFAR_EL2` holds the address. On a permission fault that was not a walk's it is UNKNOWN: translate
+    /// `FAR_EL2` with `AT S1E1R` and use [`ipa_from_par`].
+    pub const fn hpfar_is_valid(&self) -> bool {
+        self.stage1_walk || !matches!(self.kind, FaultKind::Permission)
+    }
+}
+
+/// The faulting page's address from `HPFAR_EL2`: FIPA is IPA\[51:12\] in bits 43 to 4.
+pub const fn ipa_from_hpfar(hpfar: u64) -> Ipa {
+    Ipa::new((hpfar >> 4 & 0xff_ffff_ffff) << 12)
+}
+
+/// The faulting page's address from `PAR_EL1` after `AT S1E1R`; `None` where the guest's tables have changed
+/// meanwhile and the translation failed, so that the guest has to try again.
+pub const fn ipa_from_par(par: u64) -> Option<Ipa> {
+    if par & 1 == 1 { None } else { Some(Ipa::new(par & 0x000f_ffff_ffff_f000)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IL: u64 = 1 << 25;
+
+    fn decode(class: u64, status: u64, bits: u64) -> Option<Fault> {
+        Fault::from_syndrome(class << 26 | IL | bits | status)
+    }
+
+    #[test]
+    fn kinds_and_levels() {
+        let fault = decode(0x24, 0x07, 0).unwrap();
+        assert_eq!((fault.kind, fault.access, fault.level), (FaultKind::Translation, AccessKind::Read, Level::L3));
+        let fault = decode(0x24, 0x0e, 1 << 6).unwrap();
+        assert_eq!((fault.kind, fault.access, fault.level), (FaultKind::Permission, AccessKind::Write, Level::L2));
+        let fault = decode(0x20, 0x09, 0).unwrap();
+        assert_eq!((fault.kind, fault.access, fault.level), (FaultKind::AccessFlag, AccessKind::Execute, Level::L1));
+    }
+
+    #[test]
+    fn a_walk_that_was_refused_permission_is_a_write() {
+        let s1ptw = 1 << 7;
+        assert_eq!(decode(0x24, 0x0f, s1ptw).unwrap().access, AccessKind::Write);
+        assert_eq!(decode(0x20, 0x0f, s1ptw).unwrap().access, AccessKind::Write);
+        assert_eq!(decode(0x24, 0x07, s1ptw).unwrap().access, AccessKind::Read);
+    }
+
+    #[test]
+    fn other_exceptions_are_none() {
+        assert_eq!(decode(0x16, 0x07, 0), None, "HVC");
+        assert_eq!(decode(0x24, 0x10, 0), None, "external abort");
+        assert_eq!(decode(0x24, 0x00, 0), None, "address size");
+        assert_eq!(decode(0x24, 0x30, 0), None, "TLB conflict");
+        assert_eq!(decode(0x25, 0x07, 0), None, "data abort of the hypervisor itself");
+    }
+
+    #[test]
+    fn where_the_address_is() {
+        assert!(decode(0x24, 0x07, 0).unwrap().hpfar_is_valid());
+        assert!(!decode(0x24, 0x0f, 0).unwrap().hpfar_is_valid());
+        assert!(decode(0x24, 0x0f, 1 << 7).unwrap().hpfar_is_valid());
+        assert_eq!(ipa_from_hpfar(0x40201 << 4), Ipa::new(0x4020_1000));
+        assert_eq!(ipa_from_par(0xff00_0000_4020_1b80), Some(Ipa::new(0x4020_1000)));
+        assert_eq!(ipa_from_par(0x40201001), None);
+    }
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the CPU can do, as data: read from its ID registers, or set by a test.
+
+/// The features of the architecture that the engine's choices depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// Bits of a physical address, at most 48 (more needs FEAT_LPA or FEAT_LPA2).
+    pub pa_bits: u32,
+    /// Bits of a VMID: 8, or 16 with FEAT_VMID16.
+    pub vmid_bits: u32,
+    /// FEAT_HAFDBS, first half: hardware sets the access flag.
+    pub hardware_access_flag: bool,
+    /// FEAT_HAFDBS, second half: hardware sets the dirty state of an entry with DBM.
+    pub hardware_dirty_state: bool,
+    /// FEAT_S2FWB: stage 2 can force write-back, so that no guest access bypasses the data cache.
+    pub forced_write_back: bool,
+    /// FEAT_TLBIRANGE: TLB invalidation by range.
+    pub tlbi_range: bool,
+    /// FEAT_TTL: level hints in TLB invalidations.
+    pub tlbi_level_hint: bool,
+    /// FEAT_TTCNP: tables may be shared between CPUs.
+    pub common_not_private: bool,
+    /// CTR_EL0.DIC: instruction fetches need no invalidation to see new data.
+    pub instruction_cache_coherent: bool,
+    /// The instruction cache is physically indexed and tagged, so that invalidation by address is exact.
+    pub instruction_cache_pipt: bool,
+    /// Bytes of the smallest data cache line.
+    pub data_line: u64,
+    /// Bytes of the smallest instruction cache line.
+    pub instruction_line: u64,
+    /// Bytes that `DC ZVA` zeroes; 0 where it is prohibited.
+    pub zero_block: u64,
+}
+
+/// The registers that [`Features::from_registers`] reads, as they are in the CPU.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs, reason = "each field is the register of that name")]
+pub struct IdRegisters {
+    pub id_aa64mmfr0: u64,
+    pub id_aa64mmfr1: u64,
+    pub id_aa64mmfr2: u64,
+    pub id_aa64isar0: u64,
+    pub ctr: u64,
+    pub dczid: u64,
+}
+
+impl Features {
+    /// Armv8.0 and nothing more, with 48-bit physical addresses and 64-byte lines.
+    pub const NONE: Self = Self {
+        pa_bits: 48,
+        vmid_bits: 8,
+        hardware_access_flag: false,
+        hardware_dirty_state: false,
+        forced_write_back: false,
+        tlbi_range: false,
+        tlbi_level_hint: false,
+        common_not_private: false,
+        instruction_cache_coherent: false,
+        instruction_cache_pipt: false,
+        data_line: 64,
+        instruction_line: 64,
+        zero_block: 0,
+    };
+
+    /// The features that the ID registers tell (Arm ARM D23.2).
+    pub const fn from_registers(id: &IdRegisters) -> Self {
+        const PA_BITS: [u32; 7] = [32, 36, 40, 42, 44, 48, 48];
+        let pa_range = field(id.id_aa64mmfr0, 0) as usize;
+        let pa_bits = PA_BITS[if pa_range < 7 { pa_range } else { 6 }];
+        let hafdbs = field(id.id_aa64mmfr1, 0);
+        Self {
+            pa_bits,
+            vmid_bits: if field(id.id_aa64mmfr1, 4) == 2 { 16 } else { 8 },
+            hardware_access_flag: hafdbs >= 1,
+            hardware_dirty_state: hafdbs >= 2,
+            forced_write_back: field(id.id_aa64mmfr2, 40) >= 1,
+            tlbi_range: field(id.id_aa64isar0, 56) >= 2,
+            tlbi_level_hint: field(id.id_aa64mmfr2, 48) >= 1,
+            common_not_private: field(id.id_aa64mmfr2, 0) >= 1,
+            instruction_cache_coherent: id.ctr >> 29 & 1 == 1,
+            instruction_cache_pipt: id.ctr >> 14 & 3 == 3,
+            data_line: 4 << field(id.ctr, 16),
+            instruction_line: 4 << field(id.ctr, 0),
+            zero_block: if id.dczid >> 4 & 1 == 1 { 0 } else { 4 << field(id.dczid, 0) },
+        }
+    }
+}
+
+/// The ID field of four bits that starts at `shift`.
+const fn field(register: u64, shift: u32) -> u64 {
+    register >> shift & 0xf
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The registers of QEMU 7.2's `-cpu max`, as read there.
+    #[test]
+    fn qemu_max() {
+        let features = Features::from_registers(&IdRegisters {
+            id_aa64mmfr0: 0x0000_0323_1020_1126,
+            id_aa64mmfr1: 0x0000_0110_1021_1122,
+            id_aa64mmfr2: 0x1021_0110_1001_1011,
+            id_aa64isar0: 0x1221_1111_1021_2120,
+            ctr: 0x8444_c004,
+            dczid: 7,
+        });
+        assert_eq!(
+            features,
+            Features {
+                pa_bits: 48,
+                vmid_bits: 16,
+                hardware_access_flag: true,
+                hardware_dirty_state: true,
+                forced_write_back: true,
+                tlbi_range: true,
+                tlbi_level_hint: true,
+                common_not_private: true,
+                instruction_cache_coherent: false,
+                instruction_cache_pipt: true,
+                data_line: 64,
+                instruction_line: 64,
+                zero_block: 512,
+            }
+        );
+    }
+
+    #[test]
+    fn a_cpu_that_says_nothing_has_nothing() {
+        let features = Features::from_registers(&IdRegisters { dczid: 0x10, ..Default::default() });
+        let none = Features { pa_bits: 32, data_line: 4, instruction_line: 4, ..Features::NONE };
+        assert_eq!(features, none);
+    }
+}

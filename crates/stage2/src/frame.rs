@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The memory that the engine works on: donated ranges, and the table pages cut from them.
+//!
+//! The invariant that makes the rest safe: donated memory is never behind a Rust reference. The engine reaches
+//! tables by atomic accesses and guest memory by cache instructions or volatile stores only, so two owners
+//! of one frame are a bug of the guest's world, never undefined behaviour in this one.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::platform::{Dc, Platform};
+use crate::{Error, Features, Geometry, Pa};
+
+/// A range of physical memory that belongs to guests and tables alone.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Donated {
+    start: Pa,
+    size: u64,
+}
+
+impl Donated {
+    /// Donates `size` bytes from `start`.
+    ///
+    /// # Safety
+    ///
+    /// The range is RAM which no Rust object or reference covers, now or as long as the platform lives, and
+    /// which [`Platform::pointer`] maps as that trait demands.
+    pub const unsafe fn new(start: Pa, size: u64) -> Self {
+        Self { start, size }
+    }
+
+    /// Its first byte.
+    pub const fn start(&self) -> Pa {
+        self.start
+    }
+
+    /// Its size in bytes.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether `size` bytes from `pa` are inside.
+    pub fn contains(&self, pa: Pa, size: u64) -> bool {
+        pa >= self.start && size <= self.size && pa - self.start <= self.size - size
+    }
+
+    /// A page for a table, which the caller gives to nobody else. `None` where it is not inside or not aligned.
+    pub fn table_page(&self, pa: Pa, features: &Features) -> Option<TablePage> {
+        let fits = self.contains(pa, TablePage::SIZE) && pa.is_aligned(TablePage::SIZE);
+        fits.then_some(TablePage { pa, zero_block: features.zero_block })
+    }
+
+    /// Memory for a root table of this shape, which the caller gives to nobody else.
+    pub fn root(&self, pa: Pa, geometry: &Geometry) -> Result<Root, Error> {
+        let size = geometry.root_size();
+        if self.contains(pa, size) && pa.is_aligned(size) {
+            Ok(Root { pa, size })
+        } else {
+            Err(Error::Root { root: pa, size })
+        }
+    }
+
+    /// Zeroes `size` bytes of guest memory from `pa`, both multiples of 4 KiB.
+    ///
+    /// # Panics
+    ///
+    /// Where that is not inside: the caller lost count of its frames.
+    pub fn zero<P: Platform>(&self, platform: &P, features: &Features, pa: Pa, size: u64) {
+        assert!(self.contains(pa, size), "{pa} is not in the donated range from {}", self.start);
+        assert!(pa.is_aligned(TablePage::SIZE) && size.is_multiple_of(TablePage::SIZE));
+        zero(platform, features.zero_block, pa, size);
+    }
+}
+
+/// A page that holds, or is going to hold, a table. It has one owner: a table tree, or a [`TableSource`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a table page that is dropped is lost: give it back to its source"]
+pub struct TablePage {
+    pa: Pa,
+    zero_block: u64,
+}
+
+impl TablePage {
+    /// Bytes of a table page with the 4 KiB granule.
+    pub const SIZE: u64 = 4096;
+
+    /// Where it is.
+    pub const fn pa(&self) -> Pa {
+        self.pa
+    }
+
+    pub(crate) fn zero<P: Platform>(&self, platform: &P) {
+        zero(platform, self.zero_block, self.pa, Self::SIZE);
+    }
+
+    /// Takes over a page that was in a tree of this engine's.
+    pub(crate) const fn from_tree(pa: Pa, features: &Features) -> Self {
+        Self { pa, zero_block: features.zero_block }
+    }
+}
+
+/// The memory of a root table.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Root {
+    pub(crate) pa: Pa,
+    pub(crate) size: u64,
+}
+
+impl Root {
+    /// Where it is.
+    pub const fn pa(&self) -> Pa {
+        self.pa
+    }
+
+    /// Its size in bytes.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub(crate) fn zero<P: Platform>(&self, platform: &P, features: &Features) {
+        zero(platform, features.zero_block, self.pa, self.size);
+    }
+}
+
+/// Where table pages come from and go back to. Asked only at the moment one is needed (source S4).
+pub trait TableSource {
+    /// A page, whatever it holds; `None` when dry.
+    fn take(&mut self) -> Option<TablePage>;
+
+    /// Takes a page back that no walk can reach any more.
+    fn give(&mut self, page: TablePage);
+}
+
+/// `size` is a multiple of 4 KiB, which is a multiple of every `DC ZVA` block there is (at most 2 KiB).
+fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
+    let start = platform.pointer(pa);
+    if zero_block != 0 {
+        let mut offset = 0;
+        while offset < size {
+            // SAFETY: the block is in a frame that was donated, and its owner wants it zeroed.
+            unsafe { platform.dc(Dc::Zva, start.addr().get() + offset as usize) };
+            offset += zero_block;
+        }
+    } else {
+        for index in 0..size as usize / 8 {
+            // SAFETY: the frame was donated, so it is mapped for as long as the platform lives and only atomic or
+            // volatile accesses reach it; `index` stays inside, and frames are aligned.
+            let word = unsafe { start.cast::<AtomicU64>().add(index).as_ref() };
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_inside() {
+        // SAFETY: nothing is accessed through it here.
+        let donated = unsafe { Donated::new(Pa::new(0x10_0000), 0x3000) };
+        assert!(donated.contains(Pa::new(0x10_0000), 0x3000));
+        assert!(donated.contains(Pa::new(0x10_2000), 0x1000));
+        assert!(!donated.contains(Pa::new(0x10_2000), 0x1001));
+        assert!(!donated.contains(Pa::new(0xf_f000), 0x1000));
+        assert!(!donated.contains(Pa::new(u64::MAX), 1));
+        assert!(donated.table_page(Pa::new(0x10_1000), &Features::NONE).is_some());
+        assert!(donated.table_page(Pa::new(0x10_1008), &Features::NONE).is_none());
+        assert!(donated.table_page(Pa::new(0x10_3000), &Features::NONE).is_none());
+    }
+
+    #[test]
+    fn a_root_is_aligned_to_its_size() {
+        // SAFETY: nothing is accessed through it here.
+        let donated = unsafe { Donated::new(Pa::new(0x10_0000), 0x4000) };
+        let geometry = Geometry::new(crate::Granule::KIB_4, 40, &Features::NONE).unwrap();
+        assert!(donated.root(Pa::new(0x10_2000), &geometry).is_ok());
+        let wrong = Pa::new(0x10_1000);
+        assert_eq!(donated.root(wrong, &geometry), Err(Error::Root { root: wrong, size: 0x2000 }));
+        assert!(donated.root(Pa::new(0x10_4000), &geometry).is_err());
+    }
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The shape of the tables, computed from granule and IPA size.
+//!
+//! A table has `granule / 8` entries, so each level resolves `log2(granule) - 3` bits. At stage 2 up to 16
+//! tables of the root level may lie one behind the other and be used as one (Arm ARM D8.2, "concatenated
+//! translation tables"), which saves a level: the root is put at the deepest level that 16 tables can cover.
+
+use core::fmt;
+
+use crate::{Error, Features, Ipa, IpaRange};
+
+/// The translation granule: the size of a page and of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granule {
+    shift: u32,
+}
+
+impl Granule {
+    /// Pages of 4 KiB; blocks of 2 MiB and 1 GiB.
+    pub const KIB_4: Self = Self { shift: 12 };
+
+    /// The size of a page in bytes.
+    pub const fn size(self) -> u64 {
+        1 << self.shift
+    }
+
+    /// log2 of the page size.
+    pub const fn shift(self) -> u32 {
+        self.shift
+    }
+
+    /// Entries of one table.
+    pub const fn entries(self) -> usize {
+        1 << self.stride()
+    }
+
+    /// log2 of the bytes that one entry of a table at `level` covers.
+    pub const fn span_shift(self, level: Level) -> u32 {
+        self.shift + self.stride() * (3 - level.0 as u32)
+    }
+
+    /// Bytes that one entry of a table at `level` covers.
+    pub const fn span(self, level: Level) -> u64 {
+        1 << self.span_shift(level)
+    }
+
+    /// Whether an entry of a table at `level` may map memory: pages, and with 4 KiB blocks of 2 MiB and 1 GiB.
+    pub const fn has_leaf(self, level: Level) -> bool {
+        // A level 0 block needs 52-bit addresses (FEAT_LPA2), which this granule does not use here.
+        level.0 >= 1
+    }
+
+    const fn stride(self) -> u32 {
+        self.shift - 3
+    }
+}
+
+/// A level of the translation: 0 is the farthest from the page, 3 holds the pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Level(u8);
+
+impl Level {
+    /// 512 GiB an entry with the 4 KiB granule; only tables.
+    pub const L0: Self = Self(0);
+    /// 1 GiB an entry with the 4 KiB granule.
+    pub const L1: Self = Self(1);
+    /// 2 MiB an entry with the 4 KiB granule.
+    pub const L2: Self = Self(2);
+    /// Pages.
+    pub const L3: Self = Self(3);
+
+    /// The level from its number; `None` above 3.
+    pub const fn new(raw: u8) -> Option<Self> {
+        if raw <= 3 { Some(Self(raw)) } else { None }
+    }
+
+    /// Its number.
+    pub const fn raw(self) -> u8 {
+        self.0
+    }
+
+    /// The next level down, where a table of this level points; `None` at the pages.
+    pub const fn below(self) -> Option<Self> {
+        if self.0 < 3 { Some(Self(self.0 + 1)) } else { None }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A set of levels, known at compile time where a walk skips some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Levels(u8);
+
+impl Levels {
+    /// No level.
+    pub const NONE: Self = Self(0);
+
+    /// The set and one level more.
+    pub const fn with(self, level: Level) -> Self {
+        Self(self.0 | 1 << level.0)
+    }
+
+    /// Whether `level` is in the set.
+    pub const fn contains(self, level: Level) -> bool {
+        self.0 & 1 << level.0 != 0
+    }
+}
+
+/// The shape of one guest's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    granule: Granule,
+    ipa_bits: u32,
+    root_level: Level,
+}
+
+/// The most root tables that may be concatenated: 16 (Arm ARM D8.2).
+const CONCATENATED_BITS: u32 = 4;
+
+impl Geometry {
+    /// The shape for an IPA space of `ipa_bits` (32 to 48, and at most the CPU's physical address size).
+    pub const fn new(granule: Granule, ipa_bits: u32, features: &Features) -> Result<Self, Error> {
+        let most = if features.pa_bits < 48 { features.pa_bits } else { 48 };
+        if ipa_bits < 32 || ipa_bits > most {
+            return Err(Error::IpaBits { ipa_bits, most });
+        }
+        let mut levels = 1;
+        while granule.shift + levels * granule.stride() + CONCATENATED_BITS < ipa_bits {
+            levels += 1;
+        }
+        Ok(Self { granule, ipa_bits, root_level: Level((4 - levels) as u8) })
+    }
+
+    /// The granule.
+    pub const fn granule(&self) -> Granule {
+        self.granule
+    }
+
+    /// Bits of an IPA.
+    pub const fn ipa_bits(&self) -> u32 {
+        self.ipa_bits
+    }
+
+    /// The level at which a walk starts.
+    pub const fn root_level(&self) -> Level {
+        self.root_level
+    }
+
+    /// Entries of the root, all its concatenated tables together.
+    pub const fn root_entries(&self) -> usize {
+        1 << (self.ipa_bits - self.granule.span_shift(self.root_level))
+    }
+
+    /// Tables that make up the root: 1, 2, 4, 8 or 16.
+    pub const fn root_tables(&self) -> usize {
+        self.root_entries().div_ceil(self.granule.entries())
+    }
+
+    /// Bytes of the root, a multiple of the granule. It has to be aligned to them.
+    pub const fn root_size(&self) -> u64 {
+        self.root_tables() as u64 * self.granule.size()
+    }
+
+    /// The index of `ipa`'s entry in its table at `level`; in the root, over all concatenated tables.
+    pub const fn index(&self, ipa: Ipa, level: Level) -> usize {
+        let index = (ipa.raw() >> self.granule.span_shift(level)) as usize;
+        if level.0 == self.root_level.0 { index } else { index & (self.granule.entries() - 1) }
+    }
+
+    /// The address behind the last one of the IPA space.
+    pub const fn end(&self) -> Ipa {
+        Ipa::new(1 << self.ipa_bits)
+    }
+
+    /// That `range` is not empty, made of whole pages, and inside the IPA space.
+    pub fn check(&self, range: &IpaRange) -> Result<(), Error> {
+        for address in [range.start, range.end] {
+            if !address.is_aligned(self.granule.size()) {
+                return Err(Error::Misaligned { address: address.raw(), size: self.granule.size() });
+            }
+        }
+        if range.start >= range.end {
+            return Err(Error::EmptyRange { start: range.start, end: range.end });
+        }
+        if range.end > self.end() {
+            return Err(Error::OutsideIpa { ipa: range.start.max(self.end()), bits: self.ipa_bits });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry(ipa_bits: u32) -> Geometry {
+        Geometry::new(Granule::KIB_4, ipa_bits, &Features::NONE).unwrap()
+    }
+
+    #[test]
+    fn spans_of_the_4k_granule() {
+        assert_eq!(Granule::KIB_4.span(Level::L3), 4 << 10);
+        assert_eq!(Granule::KIB_4.span(Level::L2), 2 << 20);
+        assert_eq!(Granule::KIB_4.span(Level::L1), 1 << 30);
+        assert_eq!(Granule::KIB_4.span(Level::L0), 512 << 30);
+    }
+
+    /// Arm ARM D8.2, tables of the 4 KiB granule at stage 2: 32 to 34 bits start at level 2 with 4 to 16 tables,
+    /// 39 bits fill one table of level 1, 40 to 43 concatenate 2 to 16, 44 need level 0.
+    #[test]
+    fn roots_of_every_ipa_size() {
+        for (bits, level, tables, entries) in [
+            (32, 2, 4, 2048),
+            (33, 2, 8, 4096),
+            (34, 2, 16, 8192),
+            (35, 1, 1, 32),
+            (39, 1, 1, 512),
+            (40, 1, 2, 1024),
+            (42, 1, 8, 4096),
+            (43, 1, 16, 8192),
+            (44, 0, 1, 32),
+            (48, 0, 1, 512),
+        ] {
+            let g = geometry(bits);
+            assert_eq!(
+                (g.root_level().raw(), g.root_tables(), g.root_entries()),
+                (level, tables, entries),
+                "{bits} bits"
+            );
+            assert_eq!(g.root_size(), tables as u64 * 4096);
+        }
+    }
+
+    #[test]
+    fn every_ipa_size_is_covered_exactly() {
+        for bits in 32..=48 {
+            let g = geometry(bits);
+            assert_eq!(g.root_entries() as u64 * Granule::KIB_4.span(g.root_level()), g.end().raw());
+            assert!(g.root_tables() <= 16);
+            assert_eq!(g.index(Ipa::new(g.end().raw() - 1), g.root_level()), g.root_entries() - 1);
+        }
+    }
+
+    #[test]
+    fn sizes_out_of_bounds_are_refused() {
+        for bits in [0, 31, 49, 64] {
+            assert!(matches!(
+                Geometry::new(Granule::KIB_4, bits, &Features::NONE),
+                Err(Error::IpaBits { most: 48, .. })
+            ));
+        }
+        let small = Features { pa_bits: 40, ..Features::NONE };
+        assert_eq!(Geometry::new(Granule::KIB_4, 41, &small), Err(Error::IpaBits { ipa_bits: 41, most: 40 }));
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        let g = geometry(40);
+        let range = |start, end| Ipa::new(start)..Ipa::new(end);
+        assert!(g.check(&range(0, 1 << 40)).is_ok());
+        assert!(matches!(g.check(&range(0, 4097)), Err(Error::Misaligned { address: 4097, .. })));
+        assert!(matches!(g.check(&range(4096, 4096)), Err(Error::EmptyRange { .. })));
+        assert!(matches!(g.check(&range(8192, 4096)), Err(Error::EmptyRange { .. })));
+        assert!(matches!(g.check(&range(0, (1 << 40) + 4096)), Err(Error::OutsideIpa { .. })));
+    }
+}

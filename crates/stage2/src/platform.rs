@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The architecture's instructions, one a call, and the way from a frame to a pointer.
+//!
+//! The engine encodes every operand and orders every sequence; a platform only executes. So the same
+//! sequence runs on a CPU ([`arm64`](crate::arm64)) and on anything that decodes the operands.
+
+use core::ptr::NonNull;
+
+use crate::Pa;
+
+/// Executes instructions, and says where frames are.
+///
+/// # Safety
+///
+/// For each frame that the engine is given (a [`Donated`](crate::Donated) range), [`pointer`](Self::pointer)
+/// returns where it is mapped, readable and writable, for as long as the platform lives, and no Rust
+/// reference or object of another kind ever covers that memory. On a CPU the instructions are executed as
+/// asked for, in program order.
+pub unsafe trait Platform {
+    /// `TLBI operation, operand`. The operand of an operation that takes none is 0.
+    fn tlbi(&self, operation: Tlbi, operand: u64);
+
+    /// `DSB domain`.
+    fn dsb(&self, domain: Domain);
+
+    /// `ISB`.
+    fn isb(&self);
+
+    /// `DC operation, address`.
+    ///
+    /// # Safety
+    ///
+    /// The line, or for [`Dc::Zva`] the block, lies in a frame that the engine was given, and for
+    /// [`Dc::Zva`] nothing in it is needed any more.
+    unsafe fn dc(&self, operation: Dc, address: usize);
+
+    /// `IC operation, address`. The address is 0 where the operation takes none.
+    fn ic(&self, operation: Ic, address: usize);
+
+    /// `MRS VTTBR_EL2`.
+    fn vttbr(&self) -> u64;
+
+    /// `MSR VTTBR_EL2`. Only the engine calls it, and it restores what it found.
+    fn load_vttbr(&self, value: u64);
+
+    /// Where the byte at `pa` is mapped.
+    fn pointer(&self, pa: Pa) -> NonNull<u8>;
+}
+
+/// TLB invalidations of the EL1&0 translation regime (Arm ARM D8.16). `Is`: on all CPUs of the inner
+/// shareable domain; the others: on this CPU only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tlbi {
+    /// Stage 2 entries by IPA.
+    Ipas2E1,
+    /// Stage 2 entries by IPA.
+    Ipas2E1Is,
+    /// Stage 2 entries by IPA, of the last level only.
+    Ipas2Le1Is,
+    /// Stage 2 entries by range of IPA (FEAT_TLBIRANGE).
+    Ripas2E1Is,
+    /// Stage 2 entries by range of IPA, of the last level only (FEAT_TLBIRANGE).
+    Ripas2Le1Is,
+    /// Stage 1 and combined entries of the current VMID.
+    VmallE1,
+    /// Stage 1 and combined entries of the current VMID.
+    VmallE1Is,
+    /// Stage 1, stage 2 and combined entries of the current VMID.
+    VmallS12E1Is,
+}
+
+/// The domain and kind of a data synchronization barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Domain {
+    /// Inner shareable, stores only.
+    IshSt,
+    /// Inner shareable.
+    Ish,
+    /// This CPU, stores only.
+    NshSt,
+    /// This CPU.
+    Nsh,
+}
+
+/// Data cache operations by address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dc {
+    /// Clean and invalidate a line to the point of coherency.
+    Civac,
+    /// Zero a block.
+    Zva,
+}
+
+/// Instruction cache operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ic {
+    /// Invalidate a line to the point of unification.
+    Ivau,
+    /// Invalidate all, on all CPUs of the inner shareable domain.
+    IallUis,
+}

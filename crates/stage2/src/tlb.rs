@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! TLB maintenance: operands, the sequence around them, and the flush that may not be forgotten.
+//!
+//! The rule this module keeps (Arm ARM D8.16): after an entry was narrowed or removed, nothing that the old
+//! entry gave access to is reused before
+//!
+//! 1. `DSB ISHST`: the changed entry is visible to table walks;
+//! 2. TLBI of the stage-2 entries, by IPA or by range;
+//! 3. `DSB ISH`: complete, so that no walk can combine with the old stage-2 entry any more;
+//! 4. `TLBI VMALLE1IS`: combined stage-1-and-2 entries, which a TLBI by IPA does not remove;
+//! 5. `DSB ISH`, `ISB`.
+//!
+//! Where everything of the VMID goes, `VMALLS12E1IS` stands for 2 to 4. Widening is done on this CPU alone:
+//! another CPU's old entry causes at most one more fault, which ends here again.
+
+use crate::platform::{Domain, Platform, Tlbi};
+use crate::{Features, Geometry, Granule, Ipa, IpaRange, Level};
+
+/// A proof that the TLB invalidation for a change has completed on all CPUs.
+#[derive(Debug)]
+#[must_use = "what was removed may be freed with this"]
+pub struct Flushed(());
+
+/// A change whose TLB invalidation is still to come.
+///
+/// [`complete`](Self::complete) it before anything that the old entries reached is reused. Dropping it is a
+/// mistake, made harmless by invalidating the whole VMID; with debug assertions it panics.
+#[must_use = "call complete(): until then, guests may still use the old entries"]
+pub struct Pending<'a, P: Platform> {
+    tlb: Tlb<'a, P>,
+    changed: Changed,
+}
+
+impl<'a, P: Platform> Pending<'a, P> {
+    pub(crate) fn new(tlb: Tlb<'a, P>, changed: Changed) -> Self {
+        Self { tlb, changed }
+    }
+
+    /// Invalidates what has changed, on all CPUs, and waits until that is complete.
+    pub fn complete(self) -> Flushed {
+        let mut this = core::mem::ManuallyDrop::new(self);
+        if let Some(scope) = this.changed.0.take() {
+            this.tlb.invalidate(&scope);
+        }
+        Flushed(())
+    }
+
+    /// Whether there is anything to invalidate.
+    pub fn is_empty(&self) -> bool {
+        self.changed.0.is_none()
+    }
+}
+
+impl<P: Platform> Drop for Pending<'_, P> {
+    fn drop(&mut self) {
+        if self.changed.0.is_some() {
+            self.tlb.invalidate_vmid();
+            debug_assert!(false, "a pending flush was dropped: {:?}", self.changed);
+        }
+    }
+}
+
+/// Which entries were changed: the span from the first to the last, and what they were.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Changed(Option<Scope>);
+
+/// A span of addresses whose entries go.
+#[derive(Clone, Debug)]
+pub(crate) struct Scope {
+    pub(crate) range: IpaRange,
+    /// The level of all the leaves in it, where it is one and no table was removed.
+    pub(crate) level: Option<Level>,
+    /// Whether tables were removed too, so that walk entries have to go as well.
+    pub(crate) tables: bool,
+}
+
+impl Changed {
+    /// Adds a changed leaf.
+    pub(crate) fn leaf(&mut self, range: IpaRange, level: Level) {
+        self.add(Scope { range, level: Some(level), tables: false });
+    }
+
+    /// Adds a removed table.
+    pub(crate) fn table(&mut self, range: IpaRange) {
+        self.add(Scope { range, level: None, tables: true });
+    }
+
+    fn add(&mut self, new: Scope) {
+        self.0 = Some(match self.0.take() {
+            None => new,
+            Some(old) => Scope {
+                range: old.range.start.min(new.range.start)..old.range.end.max(new.range.end),
+                level: if old.level == new.level { old.level } else { None },
+                tables: old.tables || new.tables,
+            },
+        });
+    }
+}
+
+/// The TLB as one guest's tables see it.
+pub(crate) struct Tlb<'a, P: Platform> {
+    pub(crate) platform: &'a P,
+    pub(crate) features: &'a Features,
+    pub(crate) geometry: &'a Geometry,
+    /// The guest's `VTTBR_EL2`.
+    pub(crate) vttbr: u64,
+}
+
+/// Without FEAT_TLBIRANGE, the most single invalidations before the whole VMID goes: beyond it the guest's
+/// refills cost less than the broadcasts.
+const MOST_SINGLES: u64 = 64;
+/// With it, the most pages by range: what one operand of the largest scale covers.
+const MOST_RANGED: u64 = 32 << 16;
+
+impl<P: Platform> Tlb<'_, P> {
+    /// Invalidates the entries of `scope` on all CPUs.
+    pub(crate) fn invalidate(&self, scope: &Scope) {
+        let granule = self.geometry.granule();
+        let level = scope.level.filter(|_| !scope.tables);
+        let step = level.map_or(granule.size(), |level| granule.span(level));
+        let singles = (scope.range.end - scope.range.start) / step;
+        let pages = (scope.range.end - scope.range.start) >> granule.shift();
+        let p = self.platform;
+        if singles == 1 || (!self.features.tlbi_range && singles <= MOST_SINGLES) {
+            self.by_ipa(|| {
+                let mut ipa = scope.range.start;
+                while ipa < scope.range.end {
+                    self.single(ipa, level, scope.tables);
+                    ipa = ipa + step;
+                }
+            });
+        } else if self.features.tlbi_range && pages <= MOST_RANGED {
+            self.by_ipa(|| {
+                let operation = if scope.tables { Tlbi::Ripas2E1Is } else { Tlbi::Ripas2Le1Is };
+                for part in range_parts(scope.range.start, pages, granule) {
+                    match part {
+                        Part::Single(ipa) => self.single(ipa, level, scope.tables),
+                        Part::Range { start, scale, num } => {
+                            p.tlbi(operation, range_operand(start, scale, num, level, granule));
+                        }
+                    }
+                }
+            });
+        } else {
+            self.invalidate_vmid();
+        }
+    }
+
+    /// Invalidates everything of this VMID on all CPUs.
+    pub(crate) fn invalidate_vmid(&self) {
+        self.as_current_vmid(|| {
+            self.platform.dsb(Domain::IshSt);
+            self.platform.tlbi(Tlbi::VmallS12E1Is, 0);
+            self.platform.dsb(Domain::Ish);
+            self.platform.isb();
+        });
+    }
+
+    /// Invalidates the leaf at `ipa` on this CPU, after its access was widened.
+    pub(crate) fn invalidate_local(&self, ipa: Ipa, level: Level) {
+        self.as_current_vmid(|| {
+            let p = self.platform;
+            p.dsb(Domain::NshSt);
+            p.tlbi(Tlbi::Ipas2E1, single_operand(ipa, self.hint(Some(level))));
+            p.dsb(Domain::Nsh);
+            p.tlbi(Tlbi::VmallE1, 0);
+            p.dsb(Domain::Nsh);
+            p.isb();
+        });
+    }
+
+    /// Invalidates stage-1 and combined entries of this VMID on this CPU.
+    pub(crate) fn invalidate_stage1_local(&self) {
+        self.as_current_vmid(|| {
+            self.platform.tlbi(Tlbi::VmallE1, 0);
+            self.platform.dsb(Domain::Nsh);
+            self.platform.isb();
+        });
+    }
+
+    /// The sequence around invalidations by IPA.
+    fn by_ipa(&self, stage2: impl FnOnce()) {
+        self.as_current_vmid(|| {
+            let p = self.platform;
+            p.dsb(Domain::IshSt);
+            stage2();
+            p.dsb(Domain::Ish);
+            p.tlbi(Tlbi::VmallE1Is, 0);
+            p.dsb(Domain::Ish);
+            p.isb();
+        });
+    }
+
+    fn single(&self, ipa: Ipa, level: Option<Level>, tables: bool) {
+        let operation = if tables { Tlbi::Ipas2E1Is } else { Tlbi::Ipas2Le1Is };
+        self.platform.tlbi(operation, single_operand(ipa, self.hint(level)));
+    }
+
+    /// The level hint that may be given: FEAT_TTL has none for level 0 with the 4 KiB granule.
+    fn hint(&self, level: Option<Level>) -> Option<Level> {
+        level.filter(|level| self.features.tlbi_level_hint && *level != Level::L0)
+    }
+
+    /// Invalidations name the VMID of `VTTBR_EL2`: where another guest's is loaded, this one's takes its place
+    /// meanwhile, and what was there before comes back.
+    fn as_current_vmid(&self, body: impl FnOnce()) {
+        let saved = self.platform.vttbr();
+        if saved == self.vttbr {
+            return body();
+        }
+        self.platform.load_vttbr(self.vttbr);
+        self.platform.isb();
+        body();
+        self.platform.load_vttbr(saved);
+        self.platform.isb();
+    }
+}
+
+/// The operand of an invalidation by IPA: IPA\[47:12\] in bits 35 to 0 whatever the granule, and with a level hint
+/// TTL in bits 47 to 44 (granule 0b01: 4 KiB, then the level). Arm ARM C5.5, `TLBI IPAS2E1IS`.
+pub const fn single_operand(ipa: Ipa, hint: Option<Level>) -> u64 {
+    let ttl = match hint {
+        Some(level) => 0b0100 | level.raw() as u64,
+        None => 0,
+    };
+    ttl << 44 | (ipa.raw() >> 12) & 0xf_ffff_ffff
+}
+
+/// The operand of an invalidation of `(num + 1) << (5 * scale + 1)` pages from `start`: BaseADDR in units of the
+/// granule in bits 36 to 0, TTL in 38 to 37, NUM in 43 to 39, SCALE in 45 to 44, TG in 47 to 46.
+/// Arm ARM C5.5, `TLBI RIPAS2E1IS`.
+pub const fn range_operand(start: Ipa, scale: u32, num: u32, hint: Option<Level>, granule: Granule) -> u64 {
+    const TG_4K: u64 = 0b01;
+    let ttl = match hint {
+        Some(level) => level.raw() as u64,
+        None => 0,
+    };
+    TG_4K << 46 | (scale as u64) << 44 | (num as u64) << 39 | ttl << 37 | (start.raw() >> granule.shift())
+}
+
+/// One invalidation of a range that was cut up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Single(Ipa),
+    Range { start: Ipa, scale: u32, num: u32 },
+}
+
+/// Cuts `pages` from `start` into operands, the largest scale first; an odd page goes alone.
+fn range_parts(start: Ipa, pages: u64, granule: Granule) -> impl Iterator<Item = Part> {
+    let (mut at, mut left) = (start, pages);
+    core::iter::from_fn(move || {
+        let part_pages;
+        let part;
+        if left == 0 {
+            return None;
+        } else if left == 1 {
+            (part, part_pages) = (Part::Single(at), 1);
+        } else {
+            let scale = ((left.ilog2() - 1) / 5).min(3);
+            let units = (left >> (5 * scale + 1)).min(32);
+            part = Part::Range { start: at, scale, num: units as u32 - 1 };
+            part_pages = units << (5 * scale + 1);
+        }
+        at = at + (part_pages << granule.shift());
+        left -= part_pages;
+        Some(part)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a CPU takes a range operand for, written from the manual and not from the encoder.
+    fn decode_range(operand: u64) -> (u64, u64) {
+        assert_eq!(operand >> 46 & 3, 1, "TG: 4 KiB");
+        let base = (operand & ((1 << 37) - 1)) << 12;
+        let (num, scale) = (operand >> 39 & 0x1f, operand >> 44 & 3);
+        (base, (num + 1) << (5 * scale + 1))
+    }
+
+    proptest! {
+        #[test]
+        fn a_single_operand_holds_ipa_and_hint(page in 0u64..1 << 36, level in 1u8..=3) {
+            let ipa = Ipa::new(page << 12);
+            prop_assert_eq!(single_operand(ipa, None), page);
+            let hinted = single_operand(ipa, Level::new(level));
+            prop_assert_eq!(hinted & ((1 << 36) - 1), page);
+            prop_assert_eq!(hinted >> 44, 0b0100 | u64::from(level));
+            prop_assert_eq!(hinted >> 36 & 0xff, 0);
+        }
+
+        #[test]
+        fn range_parts_cover_each_page_once(start in 0u64..1 << 30, pages in 1u64..=MOST_RANGED) {
+            let mut next = start << 12;
+            for part in range_parts(Ipa::new(start << 12), pages, Granule::KIB_4) {
+                let (base, count) = match part {
+                    Part::Single(ipa) => (ipa.raw(), 1),
+                    Part::Range { start, scale, num } => {
+                        decode_range(range_operand(start, scale, num, None, Granule::KIB_4))
+                    }
+                };
+                prop_assert_eq!(base, next);
+                next = base + (count << 12);
+            }
+            prop_assert_eq!(next, (start + pages) << 12);
+        }
+
+        #[test]
+        fn a_range_takes_few_operands(pages in 1u64..=MOST_RANGED) {
+            prop_assert!(range_parts(Ipa::new(0), pages, Granule::KIB_4).count() <= 5);
+        }
+    }
+
+    #[test]
+    fn operands_spelled_out() {
+        assert_eq!(single_operand(Ipa::new(0x4020_1000), None), 0x4_0201);
+        assert_eq!(single_operand(Ipa::new(0x4020_0000), Some(Level::L2)), 0x0000_6000_0004_0200);
+        assert_eq!(single_operand(Ipa::new(0x4020_1000), Some(Level::L3)), 0x0000_7000_0004_0201);
+        // 512 pages from 0x40000000: scale 1, num 7, level 3.
+        let operand = range_operand(Ipa::new(0x4000_0000), 1, 7, Some(Level::L3), Granule::KIB_4);
+        assert_eq!(operand, 1 << 46 | 1 << 44 | 7 << 39 | 3 << 37 | 0x4_0000);
+        assert_eq!(decode_range(operand), (0x4000_0000, 512));
+    }
+}
