@@ -3,16 +3,16 @@
 //!
 //! A boot loader hands it to the hypervisor where it would hand an initrd to Linux (`linux,initrd-start`
 //! in `/chosen`); QEMU's `-initrd` does. The file is the [`Header`], padded to [`ALIGN`], then the kernel,
-//! padded to [`ALIGN`] with zeros, then the initrd, padded likewise. Where the loader keeps the alignment,
-//! kernel and initrd become guest memory where they lie, without a copy.
+//! padded to [`ALIGN`] with zeros, then the initrd, padded likewise. The hypervisor copies kernel and initrd
+//! into guest memory before the guest runs, then takes the bundle's memory for its own use.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The first eight bytes of a bundle; the last one is the version of this layout.
 pub const MAGIC: [u8; 8] = *b"TWOFOLD\x01";
-/// Alignment, in the file, of the kernel and the initrd: 2 MiB.
-pub const ALIGN: u64 = 2 << 20;
+/// Alignment, in the file, of the kernel and the initrd: 4 KiB.
+pub const ALIGN: u64 = 4096;
 /// The most bytes that a guest's command line may have, its terminating zero not counted.
 pub const COMMAND_LINE_MAX: usize = 2047;
 

@@ -69,6 +69,27 @@ impl Donated {
         assert!(pa.is_aligned(TablePage::SIZE) && size.is_multiple_of(TablePage::SIZE));
         zero(platform, features.zero_block, pa, size);
     }
+
+    /// Writes into guest memory, which no guest may be reading as anything but bytes.
+    ///
+    /// # Panics
+    ///
+    /// Where that is not inside: the caller lost count of its frames.
+    pub fn write<P: Platform>(&self, platform: &P, pa: Pa, bytes: &[u8]) {
+        assert!(self.contains(pa, bytes.len() as u64), "{pa} is not in the donated range from {}", self.start);
+        let start = platform.pointer(pa);
+        let words = if pa.is_aligned(8) { bytes.len() / 8 } else { 0 };
+        let (whole, rest) = bytes.split_at(words * 8);
+        for (index, word) in whole.as_chunks().0.iter().enumerate() {
+            // SAFETY: inside the donated range, so mapped while the platform lives and behind no reference; frames
+            // are aligned and `pa` is a multiple of 8.
+            unsafe { start.cast::<u64>().add(index).write_volatile(u64::from_ne_bytes(*word)) };
+        }
+        for (index, byte) in rest.iter().enumerate() {
+            // SAFETY: as above; bytes need no alignment.
+            unsafe { start.add(words * 8 + index).write_volatile(*byte) };
+        }
+    }
 }
 
 /// A page that holds, or is going to hold, a table. It has one owner: a table tree, or a [`TableSource`].

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The free memory of the machine: 4 KiB frames and naturally aligned runs of them.
+//!
+//! What is behind it is the buddy allocator of a crate; here the invariant is kept that every frame handed
+//! out lies in a donated range.
+
+use alloc::vec::Vec;
+
+use buddy_system_allocator::FrameAllocator;
+use twofold_stage2::{Donated, Error, Features, Geometry, Pa, Platform, Root, TablePage, TableSource};
+
+/// Bytes of a frame.
+pub(crate) const FRAME: u64 = 4096;
+
+/// Free frames, for guests and tables.
+pub struct Frames {
+    features: Features,
+    donated: Vec<Donated>,
+    free: FrameAllocator,
+    free_frames: u64,
+    tables_taken: u64,
+    tables_given: u64,
+}
+
+impl Frames {
+    /// No frames yet.
+    pub fn new(features: Features) -> Self {
+        Self {
+            features,
+            donated: Vec::new(),
+            free: FrameAllocator::new(),
+            free_frames: 0,
+            tables_taken: 0,
+            tables_given: 0,
+        }
+    }
+
+    /// Adds the whole frames of a range.
+    pub fn add(&mut self, range: Donated) {
+        let first = range.start().raw().div_ceil(FRAME);
+        let end = (range.start().raw() + range.size()) / FRAME;
+        if first < end {
+            self.free.add_frame(first as usize, end as usize);
+            self.free_frames += end - first;
+            self.donated.push(range);
+        }
+    }
+
+    /// How many frames are free.
+    pub fn free(&self) -> u64 {
+        self.free_frames
+    }
+
+    /// A run of `count` frames, a power of two, aligned to its size. Its content is whatever was there before.
+    pub fn take(&mut self, count: u64) -> Option<Pa> {
+        let first = self.free.alloc(count as usize)?;
+        self.free_frames -= count;
+        Some(Pa::new(first as u64 * FRAME))
+    }
+
+    /// The features of the CPUs that the frames are used on.
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    /// Memory for a root table; `None` when there is not enough.
+    pub fn take_root(&mut self, geometry: &Geometry) -> Option<Result<Root, Error>> {
+        let pa = self.take((geometry.root_size() / FRAME).next_power_of_two())?;
+        self.tables_taken += geometry.root_tables() as u64;
+        Some(self.range_of(pa, geometry.root_size()).root(pa, geometry))
+    }
+
+    /// Zeroes `size` bytes, whole frames that [`take`](Self::take) returned.
+    pub(crate) fn zero<P: Platform>(&self, platform: &P, pa: Pa, size: u64) {
+        self.range_of(pa, size).zero(platform, &self.features, pa, size);
+    }
+
+    /// Writes into frames that [`take`](Self::take) returned.
+    pub(crate) fn write<P: Platform>(&self, platform: &P, pa: Pa, bytes: &[u8]) {
+        self.range_of(pa, bytes.len() as u64).write(platform, pa, bytes);
+    }
+
+    /// Table pages that were handed out and that came back.
+    pub(crate) fn table_counts(&self) -> (u64, u64) {
+        (self.tables_taken, self.tables_given)
+    }
+
+    fn range_of(&self, pa: Pa, size: u64) -> &Donated {
+        let range = self.donated.iter().find(|range| range.contains(pa, size));
+        range.expect("frames are handed out from donated ranges only")
+    }
+}
+
+impl TableSource for Frames {
+    fn take(&mut self) -> Option<TablePage> {
+        let pa = Frames::take(self, 1)?;
+        self.tables_taken += 1;
+        self.range_of(pa, FRAME).table_page(pa, &self.features)
+    }
+
+    fn give(&mut self, page: TablePage) {
+        self.tables_given += 1;
+        self.free_frames += 1;
+        self.free.dealloc((page.pa().raw() / FRAME) as usize, 1);
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Slots: which guest addresses mean something, and what.
+//!
+//! The invariant: slots are sorted, do not overlap, and are made of whole pages.
+
+use alloc::vec::Vec;
+
+use twofold_stage2::{Ipa, IpaRange, Pa};
+
+use crate::frames::FRAME;
+use crate::ram::Ram;
+
+/// A range of guest addresses with one meaning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// The addresses.
+    pub range: IpaRange,
+    /// What is behind them.
+    pub backing: Backing,
+    /// Whether the guest may write. What it may not write answers with an external abort.
+    pub writable: bool,
+}
+
+/// What is behind a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Memory of its own, zero at first, taken when it is touched.
+    Ram,
+    /// The registers of a device that the guest is given, from this physical address on.
+    Device(Pa),
+}
+
+/// Why a slot was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SlotError {
+    /// It is not made of whole pages, or empty.
+    #[error("the slot from {start} to {end} is not made of whole 4 KiB pages")]
+    Misaligned {
+        /// Its first byte.
+        start: Ipa,
+        /// The byte behind its last one.
+        end: Ipa,
+    },
+    /// Another slot has some of the addresses.
+    #[error("the slot from {start} overlaps the one from {other}")]
+    Overlap {
+        /// Its first byte.
+        start: Ipa,
+        /// The first byte of the other one.
+        other: Ipa,
+    },
+    /// It reaches beyond the IPA space.
+    #[error("the slot to {end} is beyond the IPA space, which ends at {limit}")]
+    OutsideIpa {
+        /// The byte behind its last one.
+        end: Ipa,
+        /// The byte behind the last one of the space.
+        limit: Ipa,
+    },
+}
+
+/// A slot with its memory.
+pub(crate) struct Backed {
+    pub(crate) slot: Slot,
+    /// `None` for a device.
+    pub(crate) ram: Option<Ram>,
+}
+
+/// All slots of a guest.
+#[derive(Default)]
+pub(crate) struct Slots(Vec<Backed>);
+
+impl Slots {
+    pub(crate) fn add(&mut self, slot: Slot, limit: Ipa) -> Result<(), SlotError> {
+        let IpaRange { start, end } = slot.range;
+        if start >= end || !start.is_aligned(FRAME) || !end.is_aligned(FRAME) {
+            return Err(SlotError::Misaligned { start, end });
+        }
+        if end > limit {
+            return Err(SlotError::OutsideIpa { end, limit });
+        }
+        let at = self.0.partition_point(|other| other.slot.range.start < start);
+        let neighbours = self.0[..at].last().into_iter().chain(self.0.get(at));
+        for other in neighbours.map(|other| &other.slot.range) {
+            if other.start < end && start < other.end {
+                return Err(SlotError::Overlap { start, other: other.start });
+            }
+        }
+        let ram = (slot.backing == Backing::Ram).then(|| Ram::new(&slot.range));
+        self.0.insert(at, Backed { slot, ram });
+        Ok(())
+    }
+
+    /// The slot that holds `ipa`.
+    pub(crate) fn find(&mut self, ipa: Ipa) -> Option<&mut Backed> {
+        let after = self.0.partition_point(|backed| backed.slot.range.start <= ipa);
+        let backed = self.0[..after].last_mut()?;
+        (ipa < backed.slot.range.end).then_some(backed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(start: u64, end: u64) -> Slot {
+        Slot { range: Ipa::new(start)..Ipa::new(end), backing: Backing::Device(Pa::new(0)), writable: true }
+    }
+
+    #[test]
+    fn slots_are_found_by_any_of_their_addresses() {
+        let mut slots = Slots::default();
+        let limit = Ipa::new(1 << 32);
+        for (start, end) in [(0x4000, 0x6000), (0x1000, 0x2000), (0x2000, 0x3000)] {
+            slots.add(slot(start, end), limit).unwrap();
+        }
+        let mut start = |ipa| slots.find(Ipa::new(ipa)).map(|backed| backed.slot.range.start.raw());
+        assert_eq!(start(0xfff), None);
+        assert_eq!(start(0x1000), Some(0x1000));
+        assert_eq!(start(0x1fff), Some(0x1000));
+        assert_eq!(start(0x2000), Some(0x2000));
+        assert_eq!(start(0x3000), None);
+        assert_eq!(start(0x5fff), Some(0x4000));
+        assert_eq!(start(0x6000), None);
+    }
+
+    #[test]
+    fn bad_slots_are_refused() {
+        let mut slots = Slots::default();
+        let limit = Ipa::new(1 << 32);
+        slots.add(slot(0x4000, 0x6000), limit).unwrap();
+        for (start, end) in [(0x5000, 0x7000), (0x3000, 0x5000), (0x3000, 0x7000), (0x4000, 0x6000), (0x4000, 0x5000)] {
+            assert!(matches!(slots.add(slot(start, end), limit), Err(SlotError::Overlap { .. })), "{start:#x}");
+        }
+        for (start, end) in [(0x8000, 0x8000), (0x9000, 0x8000), (0x8001, 0x9000), (0x8000, 0x8fff)] {
+            assert!(matches!(slots.add(slot(start, end), limit), Err(SlotError::Misaligned { .. })));
+        }
+        assert!(matches!(slots.add(slot(0xffff_f000, 0x1_0000_1000), limit), Err(SlotError::OutsideIpa { .. })));
+    }
+}
