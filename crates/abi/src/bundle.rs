@@ -4,7 +4,7 @@
 //! A boot loader hands it to the hypervisor where it would hand an initrd to Linux (`linux,initrd-start`
 //! in `/chosen`); QEMU's `-initrd` does. The file is the [`Header`], padded to [`ALIGN`], then the kernel,
 //! padded to [`ALIGN`] with zeros, then the initrd, padded likewise. The hypervisor copies kernel and initrd
-//! into guest memory before the guest runs, then takes the bundle's memory for its own use.
+//! into guest memory before the guest runs.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -18,7 +18,7 @@ pub const COMMAND_LINE_MAX: usize = 2047;
 
 /// Bits of [`Header::flags`].
 pub mod flags {
-    /// Semihosting is there: speak on the control channel, and end with `SYS_EXIT_EXTENDED`.
+    /// To be removed.
     pub const SEMIHOSTING: u32 = 1 << 0;
     /// Count instructions at EL2 with the PMU (needs `-icount` under QEMU).
     pub const COUNT: u32 = 1 << 1;

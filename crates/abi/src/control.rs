@@ -32,6 +32,9 @@
 //! | `el2_instructions.first_touch_4k`, `.first_touch_2m`, `.first_touch_1g` | the part of the total spent on first touches of that mapping size |
 //! | `first_touches.pages_4k`, `.blocks_2m`, `.blocks_1g` | how many first touches that were |
 
+/// The word on the image's own command line (`/chosen` `bootargs`) that says that semihosting is there: the image then
+/// speaks on the control channel, and ends with `SYS_EXIT_EXTENDED`.
+pub const BOOT_ARGUMENT: &str = "twofold.semihosting";
 /// Starts a line with something a person may want to know.
 pub const LOG: &str = "twofold:log";
 /// Starts the line that says why the guest could not be started.

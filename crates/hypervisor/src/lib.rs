@@ -1,3 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! To be written.
+//! Twofold's EL2 image: a small hypervisor that runs one guest, and maps its memory as it is touched.
+//!
+//! An image is a binary that names its main function with [`entry!`]:
+//!
+//! ```ignore
+//! twofold_hypervisor::entry!(main);
+//! fn main(board: &'static Board) -> ! { ... }
+//! ```
+//!
+//! The upper half is the virtual machine:
+//!
+//! | module | is |
+//! |---|---|
+//! | [`vm`] | the virtual machine: made, run, ended |
+//! | [`config`], [`load`], [`device_tree`] | what the guest is to be, where it goes, what it is told |
+//! | [`vcpu`] | enter, leave, answer, enter again |
+//! | [`psci`], [`inject`] | what the guest asks for, and what is done to it |
+//! | [`stats`] | what it all cost |
+//! | [`memory`], [`platform`] | RAM and instructions for the engine |
+//!
+//! The lower half is everything between that and the machine:
+//!
+//! | module | is |
+//! |---|---|
+//! | [`boot`] | from the boot loader's jump to `main` |
+//! | [`el2_mmu`] | the image's own translation tables |
+//! | [`board`] | the machine, as its device tree describes it |
+//! | [`cpus`] | the other CPUs, and each CPU's stacks |
+//! | [`world`] | the switch into the guest and back |
+//! | [`vectors`] | where exceptions arrive |
+//! | [`panic`](mod@panic) | the one report before the end |
+//! | [`console`], [`control`], [`semihosting`] | who hears about it |
+//! | [`power`] | PSCI calls to the firmware, and the end |
+//! | [`heap`] | `alloc` |
+//! | [`pmu`] | counts instructions at EL2 |
+//! | [`sysreg`] | reads and writes system registers |
+//!
+//! EL2 runs with interrupts masked and without FP/SIMD registers; both belong to the guest.
 #![no_std]
+
+extern crate alloc;
+
+pub mod board;
+pub mod boot;
+pub mod config;
+pub mod console;
+pub mod control;
+pub mod cpus;
+pub mod device_tree;
+pub mod el2_mmu;
+pub mod heap;
+pub mod inject;
+pub mod load;
+pub mod memory;
+pub mod panic;
+pub mod platform;
+pub mod pmu;
+pub mod power;
+pub mod psci;
+pub mod semihosting;
+pub mod stats;
+pub mod sysreg;
+pub mod vcpu;
+pub mod vectors;
+pub mod vm;
+pub mod world;

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Which program to run, by the words of the command line.
+//!
+//! A word of ours that is wrong is an error; a word that is not ours is somebody else's (`console=`, for
+//! instance) and is passed over. Of two programs the last one counts, as it does among Linux's arguments.
+
+/// What the guest does.
+#[derive(Clone, Copy)]
+pub enum Program {
+    /// `check`, and without any word: the guest's own check.
+    Check,
+    /// `touch=SIZE`: touches so many bytes of fresh RAM.
+    Touch { bytes: u64 },
+    /// `hang`: does nothing for ever.
+    Hang,
+    /// `wild=ADDRESS`: loads from where nothing is.
+    Wild { address: u64 },
+}
+
+/// Why [`Program::parse`] failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure<'a> {
+    #[error("touch= needs a size such as 64M, not {0:?}")]
+    Size(&'a str),
+    #[error("wild= needs an address such as 0xb000000, not {0:?}")]
+    Address(&'a str),
+}
+
+impl Program {
+    /// Reads the command line.
+    pub fn parse(arguments: &str) -> Result<Self, Failure<'_>> {
+        let mut program = Self::Check;
+        for word in arguments.split_ascii_whitespace() {
+            let (key, value) = word.split_once('=').unwrap_or((word, ""));
+            program = match key {
+                "check" => Self::Check,
+                "touch" => Self::Touch { bytes: size(value).ok_or(Failure::Size(value))? },
+                "hang" => Self::Hang,
+                "wild" => Self::Wild { address: hexadecimal(value).ok_or(Failure::Address(value))? },
+                _ => program,
+            };
+        }
+        Ok(program)
+    }
+}
+
+fn size(text: &str) -> Option<u64> {
+    let (digits, unit) = match text.as_bytes().last()? {
+        b'K' => (&text[..text.len() - 1], 1 << 10),
+        b'M' => (&text[..text.len() - 1], 1 << 20),
+        b'G' => (&text[..text.len() - 1], 1 << 30),
+        _ => (text, 1),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+fn hexadecimal(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok()
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The machine, as its device tree describes it.
+//!
+//! [`Board::read`] runs before there is a heap, hence the lists of fixed capacity.
+//!
+//! Invariant: `reserved` holds every part of RAM that somebody uses already (the image, the tree, the bundle, the
+//! firmware), so what [`Board::free`] finds is nobody's.
+
+use core::ops::Range;
+
+use arrayvec::ArrayVec;
+use dtoolkit::fdt::{Fdt, FdtNode};
+use dtoolkit::standard::{NodeStandard, Status};
+use dtoolkit::{Node, Property};
+use thiserror::Error;
+
+use crate::cpus::MAX_CPUS;
+use crate::power::Conduit;
+use crate::read_sysreg;
+
+/// What a device tree lacks, or has in a form that is not understood.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum Error {
+    /// A node that must be there is not.
+    #[error("no {0}")]
+    NodeMissing(&'static str),
+    /// A property is missing or malformed.
+    #[error("{0}: property {1} is missing or malformed")]
+    Property(&'static str, &'static str),
+    /// There is more of something than the lists here hold.
+    #[error("too many {0}")]
+    TooMany(&'static str),
+    /// The CPU that runs is not among the CPUs.
+    #[error("/cpus has no CPU with this one's MPIDR")]
+    BootCpuMissing,
+}
+
+/// The machine. Ranges are physical addresses.
+#[derive(Debug)]
+pub struct Board {
+    /// The RAM.
+    pub ram: ArrayVec<Range<u64>, 8>,
+    /// Parts of RAM that are used. They may overlap.
+    pub reserved: ArrayVec<Range<u64>, 32>,
+    /// Those of `reserved` that must not even be mapped.
+    pub no_map: ArrayVec<Range<u64>, 16>,
+    /// The GICv3's distributor.
+    pub gicd: Range<u64>,
+    /// The GICv3's redistributors.
+    pub gicr: ArrayVec<Range<u64>, 8>,
+    /// The PL011.
+    pub uart: Range<u64>,
+    /// How to call the firmware.
+    pub psci: Conduit,
+    /// The affinity of each CPU, as in MPIDR_EL1. The CPU that booted comes first.
+    pub cpus: ArrayVec<u64, MAX_CPUS>,
+    /// What the boot loader passed as an initrd.
+    pub bundle: Option<Range<u64>>,
+    /// The boot loader's command line.
+    pub bootargs: &'static str,
+    /// The timer's `interrupts`, cell by cell.
+    pub timer_interrupts: ArrayVec<u32, MAX_INTERRUPT_CELLS>,
+    /// The UART's `interrupts`, likewise.
+    pub uart_interrupts: ArrayVec<u32, MAX_INTERRUPT_CELLS>,
+    /// The device tree itself.
+    pub dtb: Range<u64>,
+}
+
+impl Board {
+    /// Reads the tree. `image` is the memory that the running image covers.
+    pub fn read(fdt: Fdt<'static>, image: Range<u64>) -> Result<Self, Error> {
+        let dtb = fdt.data().as_ptr_range();
+        let dtb = dtb.start as u64..dtb.end as u64;
+        let root = fdt.root();
+        let chosen = root.child("chosen");
+        let bundle = chosen.and_then(bundle);
+        let gic = find(root, &["arm,gic-v3"]).ok_or(Error::NodeMissing(GIC))?;
+        let gicd = gic.region(0).ok_or(Error::Property(GIC, "reg"))?;
+        let mut board = Self {
+            ram: ram(root)?,
+            reserved: ArrayVec::new(),
+            no_map: ArrayVec::new(),
+            gicd,
+            gicr: redistributors(&gic)?,
+            uart: uart(fdt)?,
+            psci: conduit(fdt)?,
+            cpus: cpus(fdt)?,
+            bundle: bundle.clone(),
+            bootargs: chosen.and_then(bootargs).unwrap_or(""),
+            timer_interrupts: interrupts(root, "arm,armv8-timer", TIMER)?,
+            uart_interrupts: interrupts(root, "arm,pl011", UART)?,
+            dtb: dtb.clone(),
+        };
+        for used in [image, dtb].into_iter().chain(bundle) {
+            push(&mut board.reserved, used, RESERVED)?;
+        }
+        board.read_reserved(fdt)?;
+        Ok(board)
+    }
+
+    /// The first `size` bytes of RAM, aligned to `align` (a power of two), that nobody uses.
+    #[must_use]
+    pub fn free(&self, size: u64, align: u64) -> Option<Range<u64>> {
+        self.ram.iter().find_map(|ram| {
+            let mut start = ram.start.next_multiple_of(align);
+            loop {
+                let end = start.checked_add(size).filter(|end| *end <= ram.end)?;
+                match self.reserved.iter().find(|used| used.start < end && start < used.end) {
+                    None => return Some(start..end),
+                    Some(used) => start = used.end.next_multiple_of(align),
+                }
+            }
+        })
+    }
+
+    /// The registers of the devices that EL2 uses.
+    pub fn devices(&self) -> impl Iterator<Item = &Range<u64>> {
+        [&self.gicd, &self.uart].into_iter().chain(&self.gicr)
+    }
+
+    fn read_reserved(&mut self, fdt: Fdt<'static>) -> Result<(), Error> {
+        for reservation in fdt.memory_reservations() {
+            let range = range(reservation.address(), reservation.size());
+            push(&mut self.reserved, range.ok_or(Error::Property("the tree", "memory reservations"))?, RESERVED)?;
+        }
+        for node in fdt.reserved_memory().into_iter().flatten() {
+            for region in regions(*node).into_iter().flatten() {
+                let region = region.ok_or(Error::Property(RESERVED, "reg"))?;
+                if node.no_map() {
+                    push(&mut self.no_map, region.clone(), RESERVED)?;
+                }
+                push(&mut self.reserved, region, RESERVED)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the boot loader's command line has this word.
+pub(crate) fn has_boot_argument(fdt: Fdt<'static>, word: &str) -> bool {
+    let arguments = fdt.root().child("chosen").and_then(bootargs);
+    arguments.is_some_and(|arguments| arguments.split_whitespace().any(|other| other == word))
+}
+
+/// The PL011 of the tree.
+pub(crate) fn uart(fdt: Fdt<'static>) -> Result<Range<u64>, Error> {
+    let uart = find(fdt.root(), &["arm,pl011"]).ok_or(Error::NodeMissing(UART))?;
+    uart.region(0).ok_or(Error::Property(UART, "reg"))
+}
+
+/// How to call the firmware.
+pub(crate) fn conduit(fdt: Fdt<'static>) -> Result<Conduit, Error> {
+    let psci = find(fdt.root(), &["arm,psci-1.0", "arm,psci-0.2"]).ok_or(Error::NodeMissing(PSCI))?;
+    match psci.node.property("method").and_then(|method| method.value_as::<&str>().ok()) {
+        Some("smc") => Ok(Conduit::Smc),
+        Some("hvc") => Ok(Conduit::Hvc),
+        _ => Err(Error::Property(PSCI, "method")),
+    }
+}
+
+/// Five interrupts of three cells each, and one to spare.
+const MAX_INTERRUPT_CELLS: usize = 16;
+
+const GIC: &str = "GICv3 (compatible \"arm,gic-v3\")";
+const UART: &str = "PL011 (compatible \"arm,pl011\")";
+const PSCI: &str = "PSCI (compatible \"arm,psci-0.2\")";
+const TIMER: &str = "timer (compatible \"arm,armv8-timer\")";
+const RESERVED: &str = "/reserved-memory";
+
+fn ram(root: FdtNode<'static>) -> Result<ArrayVec<Range<u64>, 8>, Error> {
+    let mut ram = ArrayVec::new();
+    // A bank with another status is not ours: QEMU's secure RAM, say.
+    for node in root.children().filter(|node| is_device_type(node, "memory") && is_used(node)) {
+        for region in regions(node).ok_or(Error::Property("/memory", "reg"))? {
+            push(&mut ram, region.ok_or(Error::Property("/memory", "reg"))?, "ranges of RAM")?;
+        }
+    }
+    if ram.is_empty() { Err(Error::NodeMissing("/memory")) } else { Ok(ram) }
+}
+
+fn redistributors(gic: &Device) -> Result<ArrayVec<Range<u64>, 8>, Error> {
+    const COUNT: &str = "#redistributor-regions";
+    let count = match gic.node.property(COUNT) {
+        Some(count) => count.value_as::<u32>().map_err(|_| Error::Property(GIC, COUNT))?,
+        None => 1,
+    };
+    let mut redistributors = ArrayVec::new();
+    for index in 1..=count as usize {
+        push(&mut redistributors, gic.region(index).ok_or(Error::Property(GIC, "reg"))?, "redistributor regions")?;
+    }
+    Ok(redistributors)
+}
+
+fn cpus(fdt: Fdt<'static>) -> Result<ArrayVec<u64, MAX_CPUS>, Error> {
+    /// Aff3 and Aff2 to Aff0.
+    const AFFINITY: u64 = 0xff_00ff_ffff;
+    const CPU: &str = "/cpus/cpu";
+    let node = root_child(fdt, "cpus").ok_or(Error::NodeMissing("/cpus"))?;
+    let mut cpus = ArrayVec::new();
+    for cpu in node.children().filter(|node| is_device_type(node, "cpu") && is_used(node)) {
+        let id = cpu.reg().ok().flatten().and_then(|mut reg| reg.next()?.address::<u64>().ok());
+        push(&mut cpus, id.ok_or(Error::Property(CPU, "reg"))?, "CPUs")?;
+    }
+    let this = read_sysreg!(MPIDR_EL1) & AFFINITY;
+    let place = cpus.iter().position(|cpu| *cpu == this).ok_or(Error::BootCpuMissing)?;
+    cpus.swap(0, place);
+    Ok(cpus)
+}
+
+/// The cells of a device's `interrupts`.
+fn interrupts(
+    root: FdtNode<'static>,
+    compatible: &str,
+    name: &'static str,
+) -> Result<ArrayVec<u32, MAX_INTERRUPT_CELLS>, Error> {
+    let device = find(root, &[compatible]).ok_or(Error::NodeMissing(name))?;
+    let property = device.node.property("interrupts").ok_or(Error::Property(name, "interrupts"))?;
+    let mut interrupts = ArrayVec::new();
+    for cell in property.value().as_chunks::<4>().0 {
+        push(&mut interrupts, u32::from_be_bytes(*cell), "interrupts of a device")?;
+    }
+    Ok(interrupts)
+}
+
+/// `linux,initrd-start` to `linux,initrd-end`, each of 32 or 64 bits.
+fn bundle(chosen: FdtNode<'static>) -> Option<Range<u64>> {
+    let address = |name| {
+        let property = chosen.property(name)?;
+        property.value_as::<u64>().or_else(|_| property.value_as::<u32>().map(u64::from)).ok()
+    };
+    let bundle = address("linux,initrd-start")?..address("linux,initrd-end")?;
+    (!bundle.is_empty()).then_some(bundle)
+}
+
+fn bootargs(chosen: FdtNode<'static>) -> Option<&'static str> {
+    chosen.properties().find(|property| property.name() == "bootargs")?.value_as().ok()
+}
+
+/// A device: its node, and where its registers are for the CPU.
+struct Device {
+    node: FdtNode<'static>,
+    regions: ArrayVec<Range<u64>, 16>,
+}
+
+impl Device {
+    fn region(&self, index: usize) -> Option<Range<u64>> {
+        self.regions.get(index).cloned()
+    }
+}
+
+/// The first device below `bus` that is compatible with one of `compatible` and in use.
+fn find(bus: FdtNode<'static>, compatible: &[&str]) -> Option<Device> {
+    bus.children().find_map(|node| {
+        if is_used(&node) && compatible.iter().any(|name| node.is_compatible(name)) {
+            let regions = regions(node).into_iter().flatten().flatten().take(16).collect();
+            return Some(Device { node, regions });
+        }
+        let mut device = find(node, compatible)?;
+        for region in &mut device.regions {
+            *region = from_child_bus(node, region)?;
+        }
+        Some(device)
+    })
+}
+
+/// An address range on the bus `bus`, as its parent sees it (the property `ranges`).
+fn from_child_bus(bus: FdtNode<'static>, region: &Range<u64>) -> Option<Range<u64>> {
+    if bus.property("ranges")?.value().is_empty() {
+        return Some(region.clone());
+    }
+    bus.ranges().ok()??.find_map(|window| {
+        let child = range(window.child_bus_address().ok()?, window.length().ok()?)?;
+        let offset = window.parent_bus_address::<u64>().ok()?.wrapping_sub(child.start);
+        let inside = child.contains(&region.start) && region.end <= child.end;
+        inside.then(|| region.start.wrapping_add(offset)..region.end.wrapping_add(offset))
+    })
+}
+
+/// The property `reg`; a part of it is `None` where it is no range of 64-bit addresses.
+fn regions(node: FdtNode<'static>) -> Option<impl Iterator<Item = Option<Range<u64>>>> {
+    Some(node.reg().ok()??.map(|reg| range(reg.address().ok()?, reg.size().ok()?)))
+}
+
+fn range(start: u64, size: u64) -> Option<Range<u64>> {
+    Some(start..start.checked_add(size)?)
+}
+
+fn is_used(node: &FdtNode<'static>) -> bool {
+    matches!(node.status(), Ok(Status::Okay))
+}
+
+fn is_device_type(node: &FdtNode<'static>, device_type: &str) -> bool {
+    node.property("device_type").is_some_and(|property| property.value_as::<&str>() == Ok(device_type))
+}
+
+fn root_child(fdt: Fdt<'static>, name: &str) -> Option<FdtNode<'static>> {
+    fdt.root().children().find(|node| node.name() == name)
+}
+
+fn push<T, const CAPACITY: usize>(list: &mut ArrayVec<T, CAPACITY>, item: T, what: &'static str) -> Result<(), Error> {
+    list.try_push(item).map_err(|_| Error::TooMany(what))
+}

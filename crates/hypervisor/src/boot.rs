@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! From the boot loader's jump to the image's `main`.
+//!
+//! `boot.s` starts with the MMU off, which means: memory is Device memory (no unaligned access, no
+//! atomics) and stores go past the caches. So it does the least there: it relocates the image, writes a map of
+//! the gigabytes of image and DTB, and turns the MMU on. Rust code runs only after that. `start` then
+//! reads the DTB and replaces the first map by the final one.
+//!
+//! Invariant: when `main` runs, the final map of [`el2_mmu`] is in force (no page is both
+//! writable and executable), and the console and PSCI are usable.
+
+use core::arch::global_asm;
+
+use dtoolkit::fdt::Fdt;
+use spin::Once;
+
+use crate::board::{self, Board};
+use crate::{console, cpus, el2_mmu, power, semihosting};
+
+/// Makes `$main`, a `fn(&'static Board) -> !`, the main function of an image.
+#[macro_export]
+macro_rules! entry {
+    ($main:path) => {
+        // SAFETY: the name belongs to this macro, and an image uses it once or the link fails; the type is the one that
+        // `boot` declares.
+        #[unsafe(no_mangle)]
+        fn twofold_main(board: &'static $crate::board::Board) -> ! {
+            let main: fn(&'static $crate::board::Board) -> ! = $main;
+            main(board)
+        }
+    };
+}
+
+unsafe extern "Rust" {
+    /// The image's main function, defined by [`entry!`](crate::entry).
+    safe fn twofold_main(board: &'static Board) -> !;
+}
+
+static BOARD: Once<Board> = Once::new();
+
+/// The first Rust code, on the boot CPU: MMU on with the first map, `.bss` zero, vectors set.
+///
+/// # Safety
+/// `dtb` must point to the device tree that the boot loader passed, and nothing may have changed it.
+unsafe extern "C" fn start(dtb: *const u8) -> ! {
+    // SAFETY: the caller's promise. The tree's memory is among the board's reserved ranges, so it is never
+    // given away and may be borrowed for ever.
+    let fdt = unsafe { Fdt::from_raw(dtb) }.expect("x0 is the address of a valid device tree");
+    if board::has_boot_argument(fdt, twofold_abi::control::BOOT_ARGUMENT) {
+        // SAFETY: who starts the image with this word says that somebody listens.
+        unsafe { semihosting::enable() };
+    }
+    let board = Board::read(fdt, el2_mmu::image());
+    // Where the board as a whole is not understood, what it takes to say so and to end may be.
+    let uart = board::uart(fdt).ok();
+    let psci = board::conduit(fdt).ok();
+
+    let mapped = el2_mmu::init(board.as_ref().ok(), uart.as_ref());
+    if let Some(uart) = uart {
+        // SAFETY: the DTB says that a PL011 is there, and the map just made has it as Device memory.
+        unsafe { console::init(uart.start) };
+    }
+    if let Some(psci) = psci {
+        power::init(psci);
+    }
+    mapped.expect("the image's own translation tables can be built");
+    match board {
+        Ok(board) => twofold_main(BOARD.call_once(|| board)),
+        Err(error) => panic!("this machine's device tree: {error}"),
+    }
+}
+
+global_asm!(
+    include_str!("boot.s"),
+    areas = sym cpus::AREAS,
+    boot_block = const el2_mmu::BOOT_BLOCK,
+    boot_tables = const 5, // the root, and one for each of at most four gigabytes
+    cannot_start = const twofold_abi::exit::CANNOT_START,
+    cpu_in_area = const cpus::CPU_IN_AREA,
+    enable_mmu = sym el2_mmu::enable,
+    sctlr = const el2_mmu::SCTLR,
+    sctlr_boot = const el2_mmu::SCTLR_BOOT,
+    stack_below_cpu = const cpus::STACK_BELOW_CPU,
+    start = sym start,
+    start_secondary = sym cpus::start_secondary,
+    tables = sym el2_mmu::TABLES,
+);

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+// From the boot loader's jump to the first line of Rust. See boot.rs for what holds when.
+
+// Puts the run-time address of \symbol into \register.
+.macro address register, symbol
+    adrp    \register, \symbol
+    add     \register, \register, :lo12:\symbol
+.endm
+
+// What every CPU sets before it uses its stack: x19 holds its `Cpu`.
+.macro set_up_cpu
+    msr     tpidr_el2, x19
+    ldr     x0, ={stack_below_cpu}
+    sub     x0, x19, x0
+    mov     sp, x0
+    address x0, exception_vectors
+    msr     vbar_el2, x0
+    isb
+    mov     x29, xzr                    // ends the chain of frame records
+    mov     x30, xzr
+.endm
+
+// The header of an arm64 "Image" (Linux, Documentation/arch/arm64/booting.rst).
+.section .head, "ax"
+.global image_header
+image_header:
+    b       boot_entry
+    .long   0
+    .quad   0                           // text_offset: at the start of a 2 MiB unit
+    .quad   image_size                  // .bss and stacks included
+    .quad   0xa                         // little-endian, 4 KiB pages, anywhere in memory
+    .quad   0, 0, 0
+    .ascii  "ARM\x64"
+    .long   0
+
+.section .text.boot, "ax"
+boot_entry:
+    mrs     x1, CurrentEL
+    cmp     x1, #(2 << 2)
+    b.ne    not_el2
+    mov     x19, x0                     // the DTB
+    bl      known_state
+
+    // Nothing dirty in a cache may be written back over what is stored below with the caches off.
+    adrp    x0, image_start
+    adrp    x1, image_end
+    bl      clean_and_invalidate
+
+    // Relocate. The image is linked at 0, so the slide is its address.
+    adrp    x0, image_start
+    address x1, rela_start
+    address x2, rela_end
+0:  cmp     x1, x2
+    b.hs    1f
+    ldp     x3, x4, [x1], #16           // r_offset, r_info
+    ldr     x5, [x1], #8                // r_addend
+    cmp     x4, #0x403                  // R_AARCH64_RELATIVE is the only type in a static PIE
+    b.ne    park
+    add     x5, x5, x0
+    str     x5, [x0, x3]
+    b       0b
+
+    // A first map with the gigabytes of the image and of the DTB (at most 2 MiB long).
+1:  address x0, boot_tables
+    ldr     x1, =({boot_tables} * 4096)
+0:  stp     xzr, xzr, [x0], #16
+    subs    x1, x1, #16
+    b.ne    0b
+    address x6, boot_tables
+    add     x7, x6, #4096
+    adrp    x0, image_start
+    bl      map_gigabyte
+    adrp    x0, image_end
+    sub     x0, x0, #1
+    bl      map_gigabyte
+    mov     x0, x19
+    bl      map_gigabyte
+    ldr     x0, =((2 << 20) - 1)
+    add     x0, x0, x19
+    bl      map_gigabyte
+
+    // What was read into a cache meanwhile is older than what was stored.
+    adrp    x0, image_start
+    adrp    x1, image_end
+    bl      clean_and_invalidate
+
+    address x0, boot_tables
+    ldr     x1, ={sctlr_boot}
+    bl      {enable_mmu}
+
+    address x0, bss_start
+    address x1, bss_end
+0:  cmp     x0, x1
+    b.hs    1f
+    stp     xzr, xzr, [x0], #16
+    stp     xzr, xzr, [x0], #16
+    stp     xzr, xzr, [x0], #16
+    stp     xzr, xzr, [x0], #16
+    b       0b
+
+1:  mov     x20, x19
+    address x19, {areas}
+    ldr     x0, ={cpu_in_area}
+    add     x19, x19, x0
+    set_up_cpu
+    mov     x0, x20
+    b       {start}
+
+// Where PSCI CPU_ON starts a CPU: x0 is its `Cpu`. It reads no memory before its MMU is on.
+.global secondary_entry
+secondary_entry:
+    mov     x19, x0
+    bl      known_state
+    address x0, {tables}
+    ldr     x1, ={sctlr}
+    bl      {enable_mmu}
+    set_up_cpu
+    mov     x0, x19
+    b       {start_secondary}
+
+// Interrupts masked, SP_EL2, and EL2's own translation regime (HCR_EL2.E2H=0) over an AArch64 EL1.
+known_state:
+    msr     daifset, #0xf
+    msr     spsel, #1
+    mov     x1, #(1 << 31)              // HCR_EL2.RW
+    msr     hcr_el2, x1
+    isb
+    ret
+
+// Cleans and invalidates [x0, x1) to the point of coherency.
+clean_and_invalidate:
+    mrs     x2, ctr_el0
+    ubfx    x2, x2, #16, #4             // DminLine: log2 of the words in the smallest line
+    mov     x3, #4
+    lsl     x3, x3, x2
+0:  dc      civac, x0
+    add     x0, x0, x3
+    cmp     x0, x1
+    b.lo    0b
+    dsb     sy
+    ret
+
+// Maps the gigabyte around x0 in the level-0 table x6; x7 is the next free table.
+map_gigabyte:
+    ubfx    x1, x0, #39, #9
+    ldr     x2, [x6, x1, lsl #3]
+    cbnz    x2, 0f
+    orr     x2, x7, #3
+    str     x2, [x6, x1, lsl #3]
+    add     x7, x7, #4096
+0:  bic     x2, x2, #3
+    ubfx    x1, x0, #30, #9
+    and     x0, x0, #0xffffc0000000
+    ldr     x3, ={boot_block}
+    orr     x0, x0, x3
+    str     x0, [x2, x1, lsl #3]
+    ret
+
+// Says through semihosting that EL2 is needed. Where nobody listens, HLT traps to `park`.
+not_el2:
+    adr     x2, park_vectors
+    cmp     x1, #(1 << 2)
+    b.eq    0f
+    msr     vbar_el3, x2
+    b       1f
+0:  msr     vbar_el1, x2
+1:  isb
+    mov     w0, #0x04                   // SYS_WRITE0
+    adr     x1, not_el2_text
+    hlt     #0xf000
+    mov     w0, #0x20                   // SYS_EXIT_EXTENDED
+    adr     x1, not_el2_exit
+    hlt     #0xf000
+park:
+    wfi
+    b       park
+
+.balign 8
+not_el2_exit:
+    .quad   0x20026, {cannot_start}     // ADP_Stopped_ApplicationExit
+not_el2_text:
+    .asciz  "twofold:error not started at EL2: give QEMU -M virt,virtualization=on\n"
+
+.balign 2048
+park_vectors:
+    .skip   0x200                       // what matters: synchronous, from the current level with SP_ELx
+    b       park
+
+.section .boot_tables, "aw", @nobits
+.balign 4096
+boot_tables:
+    .skip   {boot_tables} * 4096

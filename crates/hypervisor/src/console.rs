@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The machine's own serial port, a PL011, polled.
+//!
+//! It is for what is said before the guest owns the port, and for the panic report. The driver is two
+//! registers long and takes no lock, because a report must get out whoever was writing; lines of two CPUs may
+//! mix.
+
+use core::fmt;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// Writes to the serial port, if the board has one. `\n` becomes `\r\n`.
+#[derive(Clone, Copy, Debug)]
+pub struct Console;
+
+/// Prints a line on the serial port.
+#[macro_export]
+macro_rules! println {
+    ($($argument:tt)*) => {{
+        use core::fmt::Write as _;
+        let _ = writeln!($crate::console::Console, $($argument)*);
+    }};
+}
+
+impl fmt::Write for Console {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for byte in text.bytes() {
+            if byte == b'\n' {
+                put(b'\r');
+            }
+            put(byte);
+        }
+        Ok(())
+    }
+}
+
+/// The data register.
+const DR: usize = 0x00;
+/// The flag register.
+const FR: usize = 0x18;
+/// FR: the transmit FIFO is full.
+const TXFF: u32 = 1 << 5;
+/// The control register.
+const CR: usize = 0x30;
+/// CR: the UART and its transmitter are on.
+const ENABLE: u32 = 1 << 8 | 1 << 0;
+
+/// 0: no UART.
+static BASE: AtomicUsize = AtomicUsize::new(0);
+
+/// Turns the transmitter on. Speed and format stay as the firmware set them.
+///
+/// # Safety
+/// The registers of a PL011 must be mapped, as Device memory, at `base`, for ever.
+pub(crate) unsafe fn init(base: u64) {
+    let control = (base as usize + CR) as *mut u32;
+    // SAFETY: the caller's promise.
+    unsafe { control.write_volatile(control.read_volatile() | ENABLE) };
+    BASE.store(base as usize, Ordering::Relaxed);
+}
+
+fn put(byte: u8) {
+    let base = BASE.load(Ordering::Relaxed);
+    if base == 0 {
+        return;
+    }
+    let (data, flags) = ((base + DR) as *mut u32, (base + FR) as *const u32);
+    // SAFETY: `init` was called with this base, whose caller promised a mapped PL011.
+    unsafe {
+        while flags.read_volatile() & TXFF != 0 {}
+        data.write_volatile(u32::from(byte));
+    }
+}

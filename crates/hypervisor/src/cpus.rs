@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The machine's CPUs: what each owns, and how all but the first are started.
+//!
+//! A CPU owns one `Area`: two stacks, each above a guard page, and its `Cpu`, which lies right above the
+//! emergency stack. `TPIDR_EL2` points to the `Cpu` from before the CPU's first use of a stack, so the exception entry
+//! has a good stack in one instruction, whatever happened to the other one.
+//!
+//! Invariant: only CPU `i` uses `AREAS[i]`'s stacks, where `i` is its place in [`Board::cpus`]; the boot CPU
+//! is 0.
+
+use core::cell::UnsafeCell;
+use core::mem::offset_of;
+use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use spin::Mutex;
+use thiserror::Error;
+
+use crate::board::Board;
+use crate::{power, read_sysreg};
+
+/// The most CPUs that can be used.
+pub const MAX_CPUS: usize = twofold_abi::virt::MAX_CPUS as usize;
+
+/// Why a CPU could not be started.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum StartError {
+    /// The board has no CPU of this number, or it is the boot CPU.
+    #[error("there is no CPU {0} to start")]
+    NoSuchCpu(usize),
+    /// The firmware refused.
+    #[error("PSCI CPU_ON of CPU {0}: {1}")]
+    Firmware(usize, smccc::psci::Error),
+}
+
+/// Starts the CPU in place `index` of [`Board::cpus`]: it runs `main(index)`, and turns itself off when that
+/// returns.
+pub fn start(board: &Board, index: usize, main: fn(usize)) -> Result<(), StartError> {
+    let mpidr = *board.cpus.get(index).filter(|_| index != 0).ok_or(StartError::NoSuchCpu(index))?;
+    let cpu = &AREAS[index].cpu;
+    cpu.index.store(index, Ordering::Relaxed);
+    *cpu.main.lock() = Some(main);
+    power::cpu_on(mpidr, secondary_entry as *const () as u64, &raw const *cpu as u64)
+        .map_err(|error| StartError::Firmware(index, error))
+}
+
+/// The number of the CPU that asks: its place in [`Board::cpus`].
+#[must_use]
+pub fn current() -> usize {
+    this().index.load(Ordering::Relaxed)
+}
+
+/// The stacks of this CPU: the ordinary one and the emergency stack.
+#[must_use]
+pub fn stacks() -> [Range<usize>; 2] {
+    let cpu = &raw const *this() as usize;
+    let bottom = cpu - STACK_BELOW_CPU - STACK_SIZE;
+    [bottom..bottom + STACK_SIZE, cpu - EMERGENCY_SIZE..cpu]
+}
+
+/// Whether `address` is in the guard page below one of this CPU's stacks.
+#[must_use]
+pub fn is_guard(address: u64) -> bool {
+    let address = address as usize;
+    stacks().iter().any(|stack| (stack.start - PAGE..stack.start).contains(&address))
+}
+
+/// The guard pages of all CPUs, which [`el2_mmu`](crate::el2_mmu) leaves unmapped.
+pub(crate) fn guards() -> impl Iterator<Item = Range<u64>> {
+    AREAS.iter().flat_map(|area| [&area.guard, &area.emergency_guard]).map(|guard| {
+        let start = guard.0.get() as u64;
+        start..start + PAGE as u64
+    })
+}
+
+/// Where a CPU goes on once its MMU is on and its stack is set.
+pub(crate) extern "C" fn start_secondary(cpu: &'static Cpu) -> ! {
+    let main = cpu.main.lock().take();
+    main.expect("a CPU is started with something to do")(cpu.index.load(Ordering::Relaxed));
+    power::cpu_off()
+}
+
+/// What a CPU can reach through `TPIDR_EL2`.
+#[repr(C, align(4096))]
+pub(crate) struct Cpu {
+    index: AtomicUsize,
+    main: Mutex<Option<fn(usize)>>,
+}
+
+/// Everything that one CPU owns.
+#[repr(C)]
+pub(crate) struct Area {
+    guard: Memory<PAGE>,
+    stack: Memory<STACK_SIZE>,
+    emergency_guard: Memory<PAGE>,
+    emergency: Memory<EMERGENCY_SIZE>,
+    cpu: Cpu,
+}
+
+/// From the start of an [`Area`] to its [`Cpu`].
+pub(crate) const CPU_IN_AREA: usize = offset_of!(Area, cpu);
+/// From the top of the stack up to the [`Cpu`].
+pub(crate) const STACK_BELOW_CPU: usize = CPU_IN_AREA - offset_of!(Area, emergency_guard);
+
+const PAGE: usize = 4096;
+const STACK_SIZE: usize = 64 << 10;
+const EMERGENCY_SIZE: usize = 16 << 10;
+
+/// All zero, so that it costs no byte of the image file.
+pub(crate) static AREAS: [Area; MAX_CPUS] = [const {
+    Area {
+        guard: Memory::zero(),
+        stack: Memory::zero(),
+        emergency_guard: Memory::zero(),
+        emergency: Memory::zero(),
+        cpu: Cpu { index: AtomicUsize::new(0), main: Mutex::new(None) },
+    }
+}; MAX_CPUS];
+
+/// Memory that only a stack pointer reaches.
+#[repr(C, align(4096))]
+struct Memory<const SIZE: usize>(UnsafeCell<[u8; SIZE]>);
+
+// SAFETY: Rust code takes its address only.
+unsafe impl<const SIZE: usize> Sync for Memory<SIZE> {}
+
+impl<const SIZE: usize> Memory<SIZE> {
+    const fn zero() -> Self {
+        Self(UnsafeCell::new([0; SIZE]))
+    }
+}
+
+unsafe extern "C" {
+    /// In `boot.s`; wants its `Cpu` in x0.
+    fn secondary_entry();
+}
+
+fn this() -> &'static Cpu {
+    let cpu = read_sysreg!(TPIDR_EL2) as *const Cpu;
+    // SAFETY: from before the first Rust code on, TPIDR_EL2 points to the `Cpu` in this CPU's area, a static.
+    unsafe { &*cpu }
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The device tree that the guest is given: the machine of [`twofold_abi::virt`], with the guest's own RAM,
+//! vCPUs and command line.
+//!
+//! GIC, UART and timer are the machine's own, passed through, so their interrupts and the affinities of the vCPUs
+//! are the machine's.
+
+use alloc::format;
+use alloc::vec::Vec;
+
+use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
+use twofold_abi::virt;
+
+use crate::board::Board;
+use crate::config::Config;
+use crate::load::Layout;
+
+const GIC_PHANDLE: u32 = 1;
+const CLOCK_PHANDLE: u32 = 2;
+
+/// The guest's device tree as a blob.
+pub fn build(config: &Config<'_>, layout: &Layout, board: &Board) -> Vec<u8> {
+    let mut tree = DeviceTree::new();
+    let root = &mut tree.root;
+    set(root, "compatible", "linux,dummy-virt");
+    set(root, "model", "Twofold");
+    set(root, "#address-cells", 2u32);
+    set(root, "#size-cells", 2u32);
+    set(root, "interrupt-parent", GIC_PHANDLE);
+    root.add_child(chosen(config, layout));
+    root.add_child(memory(config));
+    root.add_child(cpus(config, board));
+    root.add_child(psci());
+    root.add_child(gic(board));
+    root.add_child(timer(board));
+    root.add_child(clock());
+    root.add_child(uart(board));
+    tree.to_dtb()
+}
+
+fn chosen(config: &Config<'_>, layout: &Layout) -> DeviceTreeNode {
+    let mut node = DeviceTreeNode::new_unchecked("chosen");
+    set(&mut node, "bootargs", config.command_line);
+    set(&mut node, "stdout-path", &*format!("/pl011@{:x}", virt::UART_BASE));
+    if !config.initrd.is_empty() {
+        set(&mut node, "linux,initrd-start", layout.initrd.raw());
+        set(&mut node, "linux,initrd-end", layout.initrd.raw() + config.initrd.len() as u64);
+    }
+    node
+}
+
+fn memory(config: &Config<'_>) -> DeviceTreeNode {
+    let mut node = DeviceTreeNode::new_unchecked(format!("memory@{:x}", virt::RAM_BASE));
+    set(&mut node, "device_type", "memory");
+    set(&mut node, "reg", reg(&[(virt::RAM_BASE, config.memory)]));
+    node
+}
+
+fn cpus(config: &Config<'_>, board: &Board) -> DeviceTreeNode {
+    let mut node = DeviceTreeNode::new_unchecked("cpus");
+    set(&mut node, "#address-cells", 1u32);
+    set(&mut node, "#size-cells", 0u32);
+    for mpidr in board.cpus.iter().take(config.cpus as usize) {
+        let mut cpu = DeviceTreeNode::new_unchecked(format!("cpu@{mpidr:x}"));
+        set(&mut cpu, "device_type", "cpu");
+        set(&mut cpu, "compatible", "arm,armv8");
+        set(&mut cpu, "reg", *mpidr as u32);
+        set(&mut cpu, "enable-method", "psci");
+        node.add_child(cpu);
+    }
+    node
+}
+
+fn psci() -> DeviceTreeNode {
+    let mut node = DeviceTreeNode::new_unchecked("psci");
+    set(&mut node, "compatible", &["arm,psci-1.0", "arm,psci-0.2"][..]);
+    set(&mut node, "method", "hvc");
+    node
+}
+
+fn gic(board: &Board) -> DeviceTreeNode {
+    let mut node = DeviceTreeNode::new_unchecked(format!("intc@{:x}", virt::GICD_BASE));
+    set(&mut node, "compatible", "arm,gic-v3");
+    set(&mut node, "phandle", GIC_PHANDLE);
+    set(&mut node, "#interrupt-cells", 3u32);
+    set(&mut node, "interrupt-controller", &[0u8; 0][..]);
+    let redistributors = board.cpus.len() as u64 * virt::GICR_SIZE;
+    set(&mut node, "reg", reg(&[(virt::GICD_BASE, virt::GICD_SIZE), (virt::GICR_BASE, redistributors)]));
+    node
+}
+
+fn timer(board: &Board) -> DeviceTreeNode {
+    let mut node = DeviceTreeNode::new_unchecked("timer");
+    set(&mut node, "compatible", "arm,armv8-timer");
+    set(&mut node, "interrupts", &board.timer_interrupts[..]);
+    set(&mut node, "always-on", &[0u8; 0][..]);
+    node
+}
+
+fn clock() -> DeviceTreeNode {
+    let mut node = DeviceTreeNode::new_unchecked("apb-pclk");
+    set(&mut node, "compatible", "fixed-clock");
+    set(&mut node, "phandle", CLOCK_PHANDLE);
+    set(&mut node, "#clock-cells", 0u32);
+    // What QEMU's virt says; the PL011's divisors mean nothing there.
+    set(&mut node, "clock-frequency", 24_000_000u32);
+    node
+}
+
+fn uart(board: &Board) -> DeviceTreeNode {
+    let mut node = DeviceTreeNode::new_unchecked(format!("pl011@{:x}", virt::UART_BASE));
+    set(&mut node, "compatible", &["arm,pl011", "arm,primecell"][..]);
+    set(&mut node, "reg", reg(&[(virt::UART_BASE, virt::UART_SIZE)]));
+    set(&mut node, "interrupts", &board.uart_interrupts[..]);
+    set(&mut node, "clocks", [CLOCK_PHANDLE, CLOCK_PHANDLE]);
+    set(&mut node, "clock-names", &["uartclk", "apb_pclk"][..]);
+    node
+}
+
+fn set<T: dtoolkit::ToPropertyValue>(node: &mut DeviceTreeNode, name: &str, value: T) {
+    node.add_property(DeviceTreeProperty::new_unchecked(name, value));
+}
+
+/// `reg` of two cells each.
+fn reg(ranges: &[(u64, u64)]) -> Vec<u8> {
+    ranges.iter().flat_map(|(start, size)| [start.to_be_bytes(), size.to_be_bytes()]).flatten().collect()
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The global allocator: a buddy system over memory that `main` gives it.
+//!
+//! Before [`add`] there is none; an allocation that fails panics, as `alloc` does everywhere.
+
+use core::ops::Range;
+
+use buddy_system_allocator::LockedHeap;
+
+/// Blocks of up to 2^31 bytes.
+const ORDERS: usize = 32;
+
+#[global_allocator]
+static HEAP: LockedHeap<ORDERS> = LockedHeap::empty();
+
+/// Gives `memory` to the heap, for ever.
+///
+/// # Safety
+/// The memory must be mapped writable, and nobody else may use it.
+pub unsafe fn add(memory: Range<u64>) {
+    // SAFETY: the caller's promise.
+    unsafe { HEAP.lock().add_to_heap(memory.start as usize, memory.end as usize) };
+}
+
+/// Bytes that were asked for and not given back.
+#[must_use]
+pub fn used() -> usize {
+    HEAP.lock().stats_alloc_user()
+}

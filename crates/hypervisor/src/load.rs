@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where a guest's kernel, initrd and device tree go, and their way there.
+//!
+//! As Linux asks for (its Documentation/arch/arm64/booting.rst): the kernel at `text_offset` from a 2 MiB
+//! boundary, with `image_size` bytes to itself; then, each on a 2 MiB boundary, the initrd and the device tree.
+
+use twofold_abi::virt;
+use twofold_memory::GuestMemory;
+use twofold_stage2::{Ipa, Platform};
+
+use crate::config::Config;
+
+/// Where things lie in the guest's RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The kernel, and its entry.
+    pub kernel: Ipa,
+    /// The initrd.
+    pub initrd: Ipa,
+    /// The device tree.
+    pub device_tree: Ipa,
+}
+
+/// The most bytes that the device tree may have.
+pub const DEVICE_TREE_SIZE: u64 = 64 << 10;
+const BOUNDARY: u64 = 2 << 20;
+
+/// Why a kernel cannot be loaded.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// The magic number is missing.
+    #[error("the kernel is not an arm64 Image (no \"ARM\\x64\" at byte 56); a compressed one has to be unpacked first")]
+    NotAnImage,
+    /// It wants to be somewhere odd.
+    #[error("the kernel's text_offset {0:#x} is not below 2 MiB")]
+    TextOffset(u64),
+    /// RAM is too small.
+    #[error(
+        "{what} does not fit: it would end {over} bytes beyond the guest's {memory} bytes of memory; use a larger --memory"
+    )]
+    DoesNotFit {
+        /// Which part.
+        what: &'static str,
+        /// How much is missing.
+        over: u64,
+        /// How much there is.
+        memory: u64,
+    },
+}
+
+impl Layout {
+    /// Finds a place for everything.
+    pub fn new(config: &Config<'_>) -> Result<Self, LoadError> {
+        let field = |at: usize| {
+            let bytes = config.kernel.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+            bytes.map(u64::from_le_bytes).ok_or(LoadError::NotAnImage)
+        };
+        if field(56)? as u32 != u32::from_le_bytes(*b"ARM\x64") {
+            return Err(LoadError::NotAnImage);
+        }
+        let (text_offset, image_size) = (field(8)?, field(16)?);
+        if text_offset >= BOUNDARY {
+            return Err(LoadError::TextOffset(text_offset));
+        }
+        let mut at = text_offset;
+        let mut place = |what, size: u64| {
+            let start = at;
+            let end = start.saturating_add(size);
+            if end > config.memory {
+                return Err(LoadError::DoesNotFit { what, over: end - config.memory, memory: config.memory });
+            }
+            at = end.next_multiple_of(BOUNDARY);
+            Ok(Ipa::new(virt::RAM_BASE + start))
+        };
+        Ok(Self {
+            kernel: place("the kernel", image_size.max(config.kernel.len() as u64))?,
+            initrd: place("the initrd", config.initrd.len() as u64)?,
+            device_tree: place("the device tree", DEVICE_TREE_SIZE)?,
+        })
+    }
+
+    /// Copies everything into the guest's RAM.
+    pub fn load<P: Platform>(
+        &self,
+        config: &Config<'_>,
+        device_tree: &[u8],
+        memory: &mut GuestMemory<P>,
+    ) -> Result<(), twofold_memory::Error> {
+        memory.write(self.kernel, config.kernel)?;
+        memory.write(self.initrd, config.initrd)?;
+        memory.write(self.device_tree, device_tree)
+    }
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The image: takes the machine over, and runs the guest that the boot loader brought along.
+#![no_std]
+#![no_main]
+
+use twofold_hypervisor::board::Board;
+use twofold_hypervisor::{memory, vm};
+
+twofold_hypervisor::entry!(main);
+
+fn main(board: &'static Board) -> ! {
+    let free = memory::take_over(board);
+    vm::run(board, memory::bundle(board), free)
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The end by a panic or by an exception at EL2: one report, then exit.
+//!
+//! The report goes to the serial port and, line by line, to the control channel.
+//!
+//! Invariant: there is one report, and it ends. The first CPU that comes here writes it; other CPUs stop; if the
+//! reporting CPU comes here again, something in the report itself failed, and it exits at once. The report takes no lock
+//! and no memory.
+
+use core::fmt::{self, Write};
+use core::panic::PanicInfo;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use spin::Once;
+
+use crate::console::Console;
+use crate::vectors::{Fatal, Frame};
+use crate::{control, cpus, el2_mmu, power, read_sysreg};
+
+/// Sets who writes the last exits of the guest into a report. The first call counts.
+pub fn set_last_exits(write: fn(&mut dyn Write)) {
+    LAST_EXITS.call_once(|| write);
+}
+
+static LAST_EXITS: Once<fn(&mut dyn Write)> = Once::new();
+
+/// A fatal exception, from the vectors, on the emergency stack.
+pub(crate) extern "C" fn exception(fatal: Fatal, frame: &Frame) -> ! {
+    report(|out| {
+        let cause = match fatal {
+            Fatal::Sync if cpus::is_guard(read_sysreg!(FAR_EL2)) => "stack overflow",
+            Fatal::Sync => "exception",
+            Fatal::Irq => "unexpected IRQ",
+            Fatal::Fiq => "unexpected FIQ",
+            Fatal::SError => "SError",
+            Fatal::LowerAArch32 => "exception from AArch32",
+        };
+        writeln!(out, "{cause} at EL2 on CPU {}", cpus::current())?;
+        syndrome(out)?;
+        for (row, registers) in frame.x.chunks(4).enumerate() {
+            write!(out, "  x{:<2}", row * 4)?;
+            for value in registers {
+                write!(out, " {value:016x}")?;
+            }
+            writeln!(out)?;
+        }
+        writeln!(out, "  sp  {:016x}", frame.sp)?;
+        write!(out, "backtrace: {}", Place(read_sysreg!(ELR_EL2)))?;
+        backtrace(out, frame.x[29])
+    })
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo) -> ! {
+    let frame_pointer: u64;
+    // SAFETY: reads a register. Code is built with frame pointers, so it points to this function's frame record.
+    unsafe { core::arch::asm!("mov {}, x29", out(reg) frame_pointer, options(nomem, nostack, preserves_flags)) };
+    report(|out| {
+        writeln!(out, "panic on CPU {}: {}", cpus::current(), info.message())?;
+        if let Some(location) = info.location() {
+            writeln!(out, "  at {location}")?;
+        }
+        writeln!(out, "last exception to EL2:")?;
+        syndrome(out)?;
+        write!(out, "backtrace:")?;
+        backtrace(out, frame_pointer)
+    })
+}
+
+fn report(write: impl FnOnce(&mut Report) -> fmt::Result) -> ! {
+    const NOBODY: usize = usize::MAX;
+    static REPORTER: AtomicUsize = AtomicUsize::new(NOBODY);
+
+    let this = cpus::current();
+    match REPORTER.compare_exchange(NOBODY, this, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => {}
+        Err(reporter) if reporter == this => power::exit(twofold_abi::exit::PANIC),
+        Err(_) => power::park(),
+    }
+    let mut out = Report::new();
+    let _ = out.write_str("\n");
+    let _ = write(&mut out);
+    if let Some(last_exits) = LAST_EXITS.get() {
+        last_exits(&mut out);
+    }
+    out.flush();
+    control::end("panic");
+    power::exit(twofold_abi::exit::PANIC)
+}
+
+fn syndrome(out: &mut impl Write) -> fmt::Result {
+    let esr = read_sysreg!(ESR_EL2);
+    let elr = read_sysreg!(ELR_EL2);
+    writeln!(out, "  ESR_EL2   {esr:#018x}: {}", exception_class(esr))?;
+    writeln!(out, "  ELR_EL2   {elr:#018x} = {}", Place(elr))?;
+    writeln!(out, "  FAR_EL2   {:#018x}", read_sysreg!(FAR_EL2))?;
+    writeln!(out, "  HPFAR_EL2 {:#018x}", read_sysreg!(HPFAR_EL2))?;
+    writeln!(out, "  SPSR_EL2  {:#018x}", read_sysreg!(SPSR_EL2))
+}
+
+/// ESR_EL2.EC in words.
+fn exception_class(esr: u64) -> &'static str {
+    match (esr >> 26) & 0x3f {
+        0x00 => "unknown reason (undefined instruction?)",
+        0x01 => "WFI or WFE",
+        0x07 => "access to SVE, SIMD or FP",
+        0x0e => "illegal execution state",
+        0x12 => "HVC from AArch32",
+        0x15 => "SVC",
+        0x16 => "HVC",
+        0x17 => "SMC",
+        0x18 => "access to a system register",
+        0x19 => "access to SVE",
+        0x1d => "access to SME",
+        0x20 => "instruction abort from the guest",
+        0x21 => "instruction abort at EL2",
+        0x22 => "misaligned PC",
+        0x24 => "data abort from the guest",
+        0x25 if esr & (1 << 6) != 0 => "data abort at EL2, a write",
+        0x25 => "data abort at EL2, a read",
+        0x26 => "misaligned SP",
+        0x2f => "SError",
+        0x30..=0x35 => "debug exception",
+        0x3c => "BRK",
+        _ => "another exception class",
+    }
+}
+
+/// Writes the return addresses on the chain of frame records from `frame` on.
+fn backtrace(out: &mut impl Write, mut frame: u64) -> fmt::Result {
+    let stacks = cpus::stacks();
+    for _ in 0..16 {
+        let address = frame as usize;
+        let on_stack = stacks.iter().any(|stack| stack.contains(&address) && stack.contains(&(address + 15)));
+        if !on_stack || address & 15 != 0 {
+            break;
+        }
+        // SAFETY: the record lies within one of this CPU's stacks, which are mapped, and is aligned.
+        let [next, return_address] = unsafe { *(address as *const [u64; 2]) };
+        if return_address == 0 {
+            break;
+        }
+        write!(out, " {}", Place(return_address))?;
+        frame = next;
+    }
+    writeln!(out)
+}
+
+/// An address, relative to the image where it is inside: that is its address in the ELF file.
+struct Place(u64);
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let image = el2_mmu::image();
+        if image.contains(&self.0) {
+            write!(f, "image+{:#x}", self.0 - image.start)
+        } else {
+            write!(f, "{:#x}", self.0)
+        }
+    }
+}
+
+/// Writes to the serial port and collects lines for the control channel.
+struct Report {
+    line: arrayvec::ArrayString<240>,
+}
+
+impl Report {
+    fn new() -> Self {
+        Self { line: arrayvec::ArrayString::new() }
+    }
+
+    fn flush(&mut self) {
+        if !self.line.is_empty() {
+            control::log(format_args!("{}", self.line));
+            self.line.clear();
+        }
+    }
+}
+
+impl Write for Report {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        Console.write_str(text)?;
+        for character in text.chars() {
+            if character == '\n' {
+                self.flush();
+            } else if self.line.try_push(character).is_err() {
+                self.flush();
+                self.line.push(character);
+            }
+        }
+        Ok(())
+    }
+}

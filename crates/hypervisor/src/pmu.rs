@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Counts the instructions that a CPU retires at EL2.
+//!
+//! The last event counter is taken from the guest: with MDCR_EL2.HPMN one lower the guest neither sees nor
+//! stops it, and MDCR_EL2.HPME runs it whatever the guest does to PMCR_EL0.
+//!
+//! Invariant: a [`Counter`] is read on the CPU that started it; it is not `Send`.
+
+use core::arch::global_asm;
+use core::marker::PhantomData;
+
+use crate::sysreg::{id_field, isb};
+use crate::{read_sysreg, write_sysreg};
+
+/// Counts instructions retired at EL2 by the CPU that started it.
+#[derive(Debug)]
+pub struct Counter {
+    read: extern "C" fn() -> u64,
+    mask: u64,
+    last: u64,
+    total: u64,
+    not_send: PhantomData<*mut ()>,
+}
+
+/// Whether this CPU can count retired instructions, and has a counter for the guest besides. Under QEMU only with
+/// `-icount`.
+#[must_use]
+pub fn available() -> bool {
+    version() != 0 && read_sysreg!(PMCEID0_EL0) & (1 << INST_RETIRED) != 0 && counters() > 1
+}
+
+impl Counter {
+    /// Starts the counter, or answers `None` where it is not [`available`].
+    ///
+    /// # Safety
+    /// After [`init_cpu`](crate::world::init_cpu), which sets MDCR_EL2, and once per CPU.
+    #[must_use]
+    pub unsafe fn start() -> Option<Self> {
+        if !available() {
+            return None;
+        }
+        let index = counters() - 1;
+        // FEAT_PMUv3p5 has 64-bit event counters; HLP makes those of EL2 overflow there.
+        let wide = version() >= 6;
+        let mdcr = (read_sysreg!(MDCR_EL2) & !HPMN) | index | HPME | if wide { HLP } else { 0 };
+        // SAFETY: the PMU exists, the counter too, and the guest does not run; counting changes nothing else.
+        unsafe {
+            write_sysreg!(MDCR_EL2, mdcr);
+            write_sysreg!(PMSELR_EL0, index);
+            isb();
+            write_sysreg!(PMXEVTYPER_EL0, EL2_ONLY | INST_RETIRED);
+            write_sysreg!(PMXEVCNTR_EL0, 0);
+            write_sysreg!(PMCNTENSET_EL0, 1 << index);
+        }
+        isb();
+        // SAFETY: the function for counter `index` is in this place: see below.
+        let read = unsafe {
+            let function = (&raw const pmu_readers).byte_add(index as usize * READER_SIZE);
+            core::mem::transmute::<*const u8, extern "C" fn() -> u64>(function)
+        };
+        let mask = if wide { u64::MAX } else { u32::MAX.into() };
+        Some(Self { read, mask, last: 0, total: 0, not_send: PhantomData })
+    }
+
+    /// Instructions since the start. Where the hardware's counter has 32 bits it must be read once in 2^32
+    /// instructions at least.
+    #[inline]
+    pub fn read(&mut self) -> u64 {
+        let now = (self.read)();
+        self.total += now.wrapping_sub(self.last) & self.mask;
+        self.last = now;
+        self.total
+    }
+}
+
+/// The event: an instruction architecturally executed.
+const INST_RETIRED: u64 = 0x08;
+/// PMEVTYPER: P and U (not at EL1 and EL0), NSH (at EL2).
+const EL2_ONLY: u64 = 1 << 31 | 1 << 30 | 1 << 27;
+/// MDCR_EL2: how many counters the guest has.
+const HPMN: u64 = 0x1f;
+/// MDCR_EL2: the counters of EL2 run.
+const HPME: u64 = 1 << 7;
+/// MDCR_EL2: the counters of EL2 have 64 bits.
+const HLP: u64 = 1 << 26;
+
+/// The PMU's version; 0 where there is none that the architecture describes.
+fn version() -> u64 {
+    match id_field(read_sysreg!(ID_AA64DFR0_EL1), 8) {
+        0xf => 0,
+        version => version,
+    }
+}
+
+/// The number of event counters (PMCR_EL0.N).
+fn counters() -> u64 {
+    (read_sysreg!(PMCR_EL0) >> 11) & 0x1f
+}
+
+// The counter's number is part of the instruction that reads it, hence a function for each. The register that
+// selects one by number (PMSELR_EL0) holds the guest's choice.
+global_asm!(
+    ".section .text.pmu, \"ax\"",
+    ".balign 8",
+    "pmu_readers:",
+    ".irp index, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30",
+    "    mrs x0, pmevcntr\\index\\()_el0",
+    "    ret",
+    ".endr",
+    ".global pmu_readers",
+);
+
+const READER_SIZE: usize = 8;
+
+unsafe extern "C" {
+    static pmu_readers: u8;
+}

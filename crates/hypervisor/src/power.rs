@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! PSCI calls to the firmware below, and the end.
+//!
+//! Invariant: no call leaves EL2 before `init` said by which instruction, SMC or HVC.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use smccc::psci::{self, AffinityState, Error, LowestAffinityLevel, Version};
+use smccc::{Hvc, Smc};
+
+use crate::semihosting;
+
+/// The instruction that calls the firmware.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Conduit {
+    /// Secure monitor call.
+    Smc = 1,
+    /// Hypervisor call, where somebody virtualizes EL2.
+    Hvc = 2,
+}
+
+/// Ends the image: by semihosting with `status`; without it the machine is switched off; without PSCI the CPU
+/// sleeps.
+pub fn exit(status: i32) -> ! {
+    semihosting::exit(status);
+    let _ = system_off();
+    park()
+}
+
+/// Stops this CPU without a word to anybody.
+pub fn park() -> ! {
+    loop {
+        // SAFETY: waiting changes nothing.
+        unsafe { asm!("wfi", options(nomem, nostack, preserves_flags)) };
+    }
+}
+
+/// The version of the firmware's PSCI.
+pub fn version() -> Result<Version, Error> {
+    call(psci::version::<Smc>, psci::version::<Hvc>)
+}
+
+/// Starts a CPU at physical address `entry` with `context` in x0.
+pub fn cpu_on(mpidr: u64, entry: u64, context: u64) -> Result<(), Error> {
+    call(|| psci::cpu_on::<Smc>(mpidr, entry, context), || psci::cpu_on::<Hvc>(mpidr, entry, context))
+}
+
+/// Switches this CPU off.
+pub fn cpu_off() -> ! {
+    let _ = call(psci::cpu_off::<Smc>, psci::cpu_off::<Hvc>);
+    park()
+}
+
+/// Whether a CPU is on.
+pub fn affinity_info(mpidr: u64) -> Result<AffinityState, Error> {
+    let level = LowestAffinityLevel::All;
+    call(|| psci::affinity_info::<Smc>(mpidr, level), || psci::affinity_info::<Hvc>(mpidr, level))
+}
+
+/// Switches the machine off. Returns only if that failed.
+pub fn system_off() -> Result<(), Error> {
+    call(psci::system_off::<Smc>, psci::system_off::<Hvc>)
+}
+
+/// 0: not known yet.
+static CONDUIT: AtomicU8 = AtomicU8::new(0);
+
+pub(crate) fn init(conduit: Conduit) {
+    CONDUIT.store(conduit as u8, Ordering::Relaxed);
+}
+
+fn call<T>(smc: impl FnOnce() -> Result<T, Error>, hvc: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    const SMC: u8 = Conduit::Smc as u8;
+    const HVC: u8 = Conduit::Hvc as u8;
+    match CONDUIT.load(Ordering::Relaxed) {
+        SMC => smc(),
+        HVC => hvc(),
+        _ => Err(Error::NotSupported),
+    }
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a vCPU did, and the report about all of them.
+//!
+//! Each vCPU counts for itself and is the only writer of its counters, so counting is a load and a store. The
+//! keys of the report are those of [`twofold_abi::control`].
+
+use core::fmt::Write;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use twofold_memory::Counts;
+use twofold_stage2::Level;
+use twofold_stage2::fault::FaultKind;
+
+use crate::control;
+use crate::platform::InstructionCounts;
+use crate::pmu::Counter;
+
+/// One vCPU's counters.
+pub struct Stats {
+    /// By exception class (ESR_EL2.EC).
+    exits: [AtomicU64; CLASSES],
+    /// Instructions at EL2 by the class of the exit that caused them.
+    instructions: [AtomicU64; CLASSES],
+    /// The part of them that went into first touches, by the level that was mapped.
+    first_touch_instructions: [AtomicU64; 4],
+    faults: [AtomicU64; 4],
+    last: [LastExit; LAST],
+    next: AtomicUsize,
+}
+
+#[derive(Default)]
+struct LastExit {
+    esr: AtomicU64,
+    pc: AtomicU64,
+}
+
+const CLASSES: usize = 64;
+const LAST: usize = 8;
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self {
+            exits: [const { AtomicU64::new(0) }; CLASSES],
+            instructions: [const { AtomicU64::new(0) }; CLASSES],
+            first_touch_instructions: Default::default(),
+            faults: Default::default(),
+            last: Default::default(),
+            next: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Stats {
+    /// The guest left for EL2.
+    pub fn exit(&self, esr: u64, pc: u64) {
+        add(&self.exits[class(esr)], 1);
+        let next = self.next.load(Ordering::Relaxed);
+        let last = &self.last[next % LAST];
+        last.esr.store(esr, Ordering::Relaxed);
+        last.pc.store(pc, Ordering::Relaxed);
+        self.next.store(next + 1, Ordering::Relaxed);
+    }
+
+    /// A stage-2 fault.
+    pub fn fault(&self, kind: FaultKind) {
+        add(&self.faults[kind as usize], 1);
+    }
+
+    /// An access that was answered with an external abort.
+    pub fn external(&self) {
+        add(&self.faults[EXTERNAL], 1);
+    }
+
+    /// Writes the last exits, the newest first.
+    pub fn write_last(&self, cpu: usize, out: &mut dyn Write) {
+        let next = self.next.load(Ordering::Relaxed);
+        for back in 1..=next.min(LAST) {
+            let LastExit { esr, pc } = &self.last[(next - back) % LAST];
+            let (esr, pc) = (esr.load(Ordering::Relaxed), pc.load(Ordering::Relaxed));
+            let _ = writeln!(out, "vCPU {cpu} exit -{back}: {} ESR {esr:#x} PC {pc:#x}", name(class(esr)));
+        }
+    }
+}
+
+/// Index of the external aborts behind the kinds of fault.
+const EXTERNAL: usize = 3;
+const FAULTS: [&str; 4] = ["translation", "permission", "access_flag", "external"];
+
+/// Counts the instructions of one vCPU at EL2, and knows what they were for.
+///
+/// There is one reading for each turn, always at the same place of the exit path. Since the counter stands still
+/// while the guest runs, the difference of two readings is everything between: the rest of the one exit's handling,
+/// the way into the guest, and the way out again.
+pub struct Meter {
+    counter: Option<Counter>,
+    before: u64,
+    class: usize,
+    first_touch: Option<Level>,
+}
+
+impl Meter {
+    /// Starts metering, right before the guest is first entered. What is counted until its first exit belongs to
+    /// class 0.
+    pub fn new(mut counter: Option<Counter>) -> Self {
+        let before = counter.as_mut().map_or(0, Counter::read);
+        Self { counter, before, class: 0, first_touch: None }
+    }
+
+    /// The guest has left with `esr`: what was spent since the last turn is put down to the exit before.
+    pub fn turn(&mut self, esr: u64, stats: &Stats) {
+        if let Some(counter) = &mut self.counter {
+            let now = counter.read();
+            let spent = now - self.before;
+            self.before = now;
+            add(&stats.instructions[self.class], spent);
+            if let Some(level) = self.first_touch.take() {
+                add(&stats.first_touch_instructions[level.raw() as usize], spent);
+            }
+            self.class = class(esr);
+        }
+    }
+
+    /// This turn is a first touch that mapped a leaf of `level`.
+    pub fn first_touch(&mut self, level: Level) {
+        self.first_touch = Some(level);
+    }
+}
+
+/// Writes the figures of all vCPUs to the control channel.
+pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Counts, engine: &InstructionCounts) {
+    let sum = |of: &dyn Fn(&Stats) -> u64| vcpus.clone().map(of).sum::<u64>();
+    for (index, name) in FAULTS.iter().enumerate() {
+        stat("faults", name, sum(&|stats| get(&stats.faults[index])));
+    }
+    let by_level = |group: &str, of: &dyn Fn(usize) -> u64| {
+        for (level, name) in [(3, "4k"), (2, "2m"), (1, "1g")] {
+            let what = if level == 3 { "pages" } else { "blocks" };
+            control::line(twofold_abi::control::STAT, format_args!("{group}.{what}_{name} {}", of(level)));
+        }
+    };
+    by_level("first_touches", &|level| memory.first_touches[level]);
+    by_level("mapped", &|level| memory.mapped[level]);
+    stat("faults", "first_touch", memory.first_touches.iter().sum());
+    for_each_class(|name, of| stat("exits", name, of.map(|class| sum(&|s| get(&s.exits[class]))).sum()));
+    stat("tables", "allocated", memory.tables_allocated);
+    stat("tables", "freed", memory.tables_freed);
+    stat("memory", "frames_zeroed", memory.frames_zeroed);
+    engine.for_each(stat);
+    let total = sum(&|stats| stats.instructions.iter().map(get).sum());
+    if total != 0 {
+        stat("el2_instructions", "total", total);
+        for_each_class(|name, of| {
+            stat("el2_instructions.by_exit", name, of.map(|class| sum(&|s| get(&s.instructions[class]))).sum());
+        });
+        for (level, name) in [(3, "first_touch_4k"), (2, "first_touch_2m"), (1, "first_touch_1g")] {
+            stat("el2_instructions", name, sum(&|stats| get(&stats.first_touch_instructions[level])));
+        }
+    }
+}
+
+/// Calls `each` with the name of each group of exception classes and its members.
+fn for_each_class(mut each: impl FnMut(&str, &mut dyn Iterator<Item = usize>)) {
+    for (class, name) in NAMES {
+        each(name, &mut core::iter::once(class));
+    }
+    each(OTHER, &mut (0..CLASSES).filter(|class| name(*class) == OTHER));
+}
+
+const NAMES: [(usize, &str); 6] = [
+    (0x01, "wfi"),
+    (0x16, "hvc"),
+    (0x17, "smc"),
+    (0x18, "system_register"),
+    (0x20, "instruction_abort"),
+    (0x24, "data_abort"),
+];
+const OTHER: &str = "other";
+
+fn name(class: usize) -> &'static str {
+    NAMES.iter().find(|(known, _)| *known == class).map_or(OTHER, |(_, name)| name)
+}
+
+fn stat(group: &str, name: &str, value: u64) {
+    control::line(twofold_abi::control::STAT, format_args!("{group}.{name} {value}"));
+}
+
+fn class(esr: u64) -> usize {
+    (esr >> 26 & 0x3f) as usize
+}
+
+fn add(counter: &AtomicU64, more: u64) {
+    counter.store(get(counter) + more, Ordering::Relaxed);
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}

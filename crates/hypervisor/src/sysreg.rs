@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Reads and writes system registers by name.
+//!
+//! A name that the assembler may not know is given by its encoding, `S3_4_C1_C2_6`. Reading is safe: none
+//! of the registers read here has a side effect. Writing is unsafe: a register can change what memory means.
+
+/// Reads a system register. Not within an `unsafe` block: it has one of its own.
+#[macro_export]
+macro_rules! read_sysreg {
+    ($name:ident) => {{
+        let value: u64;
+        // SAFETY: reading the registers that this crate reads changes nothing.
+        unsafe {
+            core::arch::asm!(concat!("mrs {}, ", stringify!($name)), out(reg) value, options(nomem, nostack, preserves_flags));
+        }
+        value
+    }};
+}
+
+/// Writes a system register; wants an `unsafe` block around it. The compiler moves no memory access across.
+#[macro_export]
+macro_rules! write_sysreg {
+    ($name:ident, $value:expr) => {{
+        let value: u64 = $value;
+        core::arch::asm!(concat!("msr ", stringify!($name), ", {}"), in(reg) value, options(nostack, preserves_flags));
+    }};
+}
+
+/// One field of an ID register: 4 bits from bit `low`.
+#[must_use]
+pub const fn id_field(register: u64, low: u32) -> u64 {
+    (register >> low) & 0xf
+}
+
+/// Waits until what was written to system registers holds for the instructions that follow.
+pub fn isb() {
+    // SAFETY: a barrier changes nothing.
+    unsafe { core::arch::asm!("isb", options(nostack, preserves_flags)) };
+}

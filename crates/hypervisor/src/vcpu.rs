@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The life of a vCPU: enter, leave, answer, enter again.
+//!
+//! One vCPU has one CPU to itself. The answer to a stage-2 fault is the memory's ([`GuestMemory::fault`]); here its
+//! question is read from the registers, and its answer put into effect.
+//!
+//! [`GuestMemory::fault`]: twofold_memory::GuestMemory::fault
+
+use core::arch::asm;
+
+use twofold_memory::{Answer, Done, GuestFault};
+use twofold_stage2::fault::{Fault, ipa_from_hpfar, ipa_from_par};
+use twofold_stage2::{Ipa, Platform};
+
+use crate::pmu::Counter;
+use crate::psci::{self, Reply};
+use crate::stats::{Meter, Stats};
+use crate::sysreg::isb;
+use crate::vm::{End, Vm};
+use crate::world::{self, Context, Trap};
+use crate::{inject, power, read_sysreg, write_sysreg};
+
+/// Runs vCPU `index` from `entry` on this CPU, until it is switched off.
+pub fn run(vm: &'static Vm, index: usize, entry: u64, argument: u64) -> ! {
+    vm.confine_this_cpu();
+    // SAFETY: the CPU was set up just now; no other vCPU runs on it.
+    let counter = if vm.counts_instructions() { unsafe { Counter::start() } } else { None };
+    let mut vcpu = Vcpu {
+        vm,
+        index,
+        context: Context::new(entry, argument),
+        stats: &vm.vcpus[index].stats,
+        meter: Meter::new(counter),
+    };
+    loop {
+        vcpu.turn();
+    }
+}
+
+struct Vcpu {
+    vm: &'static Vm,
+    index: usize,
+    context: Context,
+    stats: &'static Stats,
+    meter: Meter,
+}
+
+/// Exception classes of ESR_EL2 (Arm ARM D23.2).
+mod class {
+    pub const WAIT: u64 = 0x01;
+    pub const HVC: u64 = 0x16;
+    pub const SMC: u64 = 0x17;
+    pub const INSTRUCTION_ABORT: u64 = 0x20;
+    pub const DATA_ABORT: u64 = 0x24;
+}
+
+impl Vcpu {
+    fn turn(&mut self) {
+        // SAFETY: `confine_this_cpu` set the CPU up for this guest, and nothing here gives it PSTATE at EL2.
+        let trap = unsafe { world::enter(&mut self.context) };
+        let esr = read_sysreg!(ESR_EL2);
+        self.meter.turn(esr, self.stats);
+        self.stats.exit(esr, self.context.pc);
+        assert!(trap == Trap::Sync, "a physical {trap:?} came to EL2, though all interrupts are the guest's");
+        assert!(!self.vm.panics_on_exit(), "panic on the first exit, as the bundle asks for");
+        match esr >> 26 & 0x3f {
+            class::DATA_ABORT | class::INSTRUCTION_ABORT => self.abort(esr),
+            class::HVC => self.call(),
+            class::SMC => {
+                // Trapped before it was executed: the guest goes on behind it.
+                self.context.pc += 4;
+                self.call();
+            }
+            class::WAIT => self.context.pc += 4,
+            _ => inject::undefined(&mut self.context),
+        }
+    }
+
+    fn abort(&mut self, esr: u64) {
+        let far = read_sysreg!(FAR_EL2);
+        let Some(fault) = Fault::from_syndrome(esr) else { return self.odd_abort(esr, far) };
+        self.stats.fault(fault.kind);
+        let ipa = if fault.hpfar_is_valid() { Some(ipa_from_hpfar(read_sysreg!(HPFAR_EL2))) } else { translate(far) };
+        // Where its own tables have changed meanwhile, the guest tries again.
+        let Some(ipa) = ipa else { return };
+        let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
+        match self.vm.memory().fault(&fault) {
+            Ok(Answer::Retry(Done::Mapped { level, first_touch })) => {
+                if first_touch {
+                    self.meter.first_touch(level);
+                }
+            }
+            Ok(Answer::Retry(_)) => {}
+            Ok(Answer::ExternalAbort) => {
+                self.stats.external();
+                inject::external_abort(&mut self.context, esr, far);
+            }
+            Err(error) => self.vm.fail(format_args!("{fault:x?}: {error}")),
+        }
+    }
+
+    /// An abort that is no fault of the tables' content.
+    fn odd_abort(&mut self, esr: u64, far: u64) {
+        const TLB_CONFLICT: u64 = 0b11_0000;
+        if esr & 0x3f == TLB_CONFLICT {
+            self.vm.memory().stage2().invalidate_all();
+        } else {
+            // The bus refused, or the address is too wide: the guest hears of it as of its own.
+            self.stats.external();
+            inject::external_abort(&mut self.context, esr, far);
+        }
+    }
+
+    fn call(&mut self) {
+        let [a, b, c, d, ..] = self.context.x;
+        match psci::call(self.vm, self.index, &[a, b, c, d]) {
+            Reply::Return(value) => self.context.x[0] = value,
+            Reply::Off => power::cpu_off(),
+            Reply::SystemOff => self.end(End::PowerOff),
+            Reply::SystemReset => self.end(End::Reset),
+        }
+    }
+
+    fn end(&mut self, end: End) -> ! {
+        // What this exit cost until here is put down to it.
+        self.meter.turn(read_sysreg!(ESR_EL2), self.stats);
+        self.vm.end(end)
+    }
+}
+
+/// The page behind a guest's virtual address, by the guest's stage 1 alone; `None` where that has no answer.
+fn translate(address: u64) -> Option<Ipa> {
+    let saved = read_sysreg!(PAR_EL1);
+    // SAFETY: a translation changes PAR_EL1 only, which is the guest's and is restored.
+    unsafe { asm!("at s1e1r, {}", in(reg) address, options(nostack, preserves_flags)) };
+    isb();
+    let par = read_sysreg!(PAR_EL1);
+    // SAFETY: the guest's own value.
+    unsafe { write_sysreg!(PAR_EL1, saved) };
+    ipa_from_par(par)
+}
+
+/// Loads the guest's tables on this CPU.
+pub(crate) fn load_tables<P: Platform>(stage2: &twofold_stage2::Stage2<P>) {
+    // SAFETY: the registers decide what guests see; EL2 has tables of its own.
+    unsafe {
+        write_sysreg!(VTCR_EL2, stage2.vtcr());
+        write_sysreg!(VTTBR_EL2, stage2.vttbr());
+    }
+    isb();
+}

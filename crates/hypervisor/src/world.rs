@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The switch into the guest and back.
+//!
+//! [`enter`] keeps EL2's callee-saved registers on the stack and lets `SP_EL2` point to the guest's [`Context`]
+//! while the guest runs, so the exit (in [`vectors`](crate::vectors)) can save without a spare register. A round
+//! trip is 58 instructions: 29 up to and with the ERET, 29 from the vector to the RET.
+//!
+//! Only the general registers, ELR_EL2 and SPSR_EL2 are switched. FP/SIMD registers and EL1's system registers
+//! stay in the hardware: EL2 uses none of them, and a CPU runs one vCPU only.
+//!
+//! Invariant: while a guest runs, SP_EL2 is the address of its `Context`, which `enter` borrows for that long.
+
+use core::arch::naked_asm;
+use core::mem::offset_of;
+
+use crate::sysreg::{id_field, isb};
+use crate::{read_sysreg, write_sysreg};
+
+/// The registers of a vCPU that EL2 overwrites. All of them may be changed between two entries.
+#[derive(Clone, Debug)]
+#[repr(C, align(16))] // SP may point to it
+pub struct Context {
+    /// x0 to x30.
+    pub x: [u64; 31],
+    /// Where the guest goes on (ELR_EL2).
+    pub pc: u64,
+    /// Its PSTATE (SPSR_EL2).
+    pub pstate: u64,
+    /// SP_EL2 of the caller of [`enter`], while that runs.
+    host_sp: u64,
+}
+
+/// What brought the guest back to EL2. Details are in ESR_EL2, FAR_EL2 and HPFAR_EL2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Trap {
+    /// A synchronous exception: an instruction or an access that traps.
+    Sync = 0,
+    /// A physical IRQ, still pending.
+    Irq = 1,
+    /// A physical FIQ, still pending.
+    Fiq = 2,
+    /// A physical SError.
+    SError = 3,
+}
+
+impl Context {
+    /// EL1 with SP_EL1, interrupts masked: the state in which a kernel is entered.
+    pub const EL1H_MASKED: u64 = 0x3c5;
+
+    /// A vCPU that starts at `pc` with `x0`, as PSCI CPU_ON and the Linux boot protocol have it.
+    #[must_use]
+    pub const fn new(pc: u64, x0: u64) -> Self {
+        let mut x = [0; 31];
+        x[0] = x0;
+        Self { x, pc, pstate: Self::EL1H_MASKED, host_sp: 0 }
+    }
+}
+
+/// Runs the guest until it comes back.
+///
+/// # Safety
+/// The CPU must be set up for it: [`init_cpu`] ran, and HCR_EL2, VTTBR_EL2 and VTCR_EL2 confine the guest to memory
+/// and devices that are its own. `context` must not put PSTATE at EL2.
+#[inline]
+pub unsafe fn enter(context: &mut Context) -> Trap {
+    // SAFETY: the caller's promise; the context stays borrowed until `switch` returns.
+    unsafe { switch(context) }
+}
+
+/// Sets the controls of EL2 for running a guest on this CPU, and the guest's registers that reset leaves unknown.
+/// The guest may use FP, SIMD, SVE, SME, the PMU's counters, debug registers, timers and the GIC's CPU interface.
+///
+/// # Safety
+/// No guest may have run on this CPU; `hcr` must be a value under which EL2 itself works on (E2H=0, TGE=0).
+pub unsafe fn init_cpu(hcr: u64) {
+    let pfr0 = read_sysreg!(ID_AA64PFR0_EL1);
+    let pfr1 = read_sysreg!(ID_AA64PFR1_EL1);
+    let sve = id_field(pfr0, 32) != 0;
+    let sme = id_field(pfr1, 24) != 0;
+    let gic_registers = id_field(pfr0, 24) != 0;
+    let pmu = matches!(id_field(read_sysreg!(ID_AA64DFR0_EL1), 8), 1..0xf);
+    // HPMN: all event counters are the guest's.
+    let mdcr = if pmu { (read_sysreg!(PMCR_EL0) >> 11) & 0x1f } else { 0 };
+    let (midr, mpidr) = (read_sysreg!(MIDR_EL1), read_sysreg!(MPIDR_EL1));
+    // Bits 8 (TZ) and 12 (TSM) trap SVE and SME, and are RES1 without them.
+    let cptr = 0x33ff & !(u64::from(sve) << 8) & !(u64::from(sme) << 12);
+
+    // SAFETY: none of these changes what EL2's own code and memory mean; the registers written exist on this CPU.
+    unsafe {
+        write_sysreg!(HCR_EL2, hcr);
+        write_sysreg!(CPTR_EL2, cptr);
+        isb(); // the next two would be trapped before
+        if sve {
+            write_sysreg!(S3_4_C1_C2_0, 0x1ff); // ZCR_EL2: all vector lengths
+        }
+        if sme {
+            write_sysreg!(S3_4_C1_C2_6, 0x8000_01ff); // SMCR_EL2: likewise, and FA64
+        }
+        write_sysreg!(HSTR_EL2, 0);
+        write_sysreg!(MDCR_EL2, mdcr);
+        write_sysreg!(CNTHCTL_EL2, 3); // EL1 reads the physical counter and owns the physical timer
+        write_sysreg!(CNTVOFF_EL2, 0);
+        write_sysreg!(VPIDR_EL2, midr);
+        write_sysreg!(VMPIDR_EL2, mpidr);
+        if gic_registers {
+            write_sysreg!(S3_4_C12_C9_5, 0xf); // ICC_SRE_EL2: system registers at EL2 and EL1
+        }
+        write_sysreg!(SCTLR_EL1, 0x30d0_0800); // MMU and caches off, little-endian, RES1 bits
+    }
+    isb();
+}
+
+pub(crate) const CONTEXT_X30: usize = offset_of!(Context, x) + 30 * 8;
+pub(crate) const CONTEXT_HOST_SP: usize = offset_of!(Context, host_sp);
+
+/// The way in. The way out is the macro `guest` in `vectors`: it ends with this function's RET.
+#[unsafe(naked)]
+unsafe extern "C" fn switch(context: *mut Context) -> Trap {
+    naked_asm!(
+        "stp x29, x30, [sp, #-96]!",
+        "stp x19, x20, [sp, #16]",
+        "stp x21, x22, [sp, #32]",
+        "stp x23, x24, [sp, #48]",
+        "stp x25, x26, [sp, #64]",
+        "stp x27, x28, [sp, #80]",
+        "mov x1, sp",
+        "ldp x2, x3, [x0, #{x30} + 8]",
+        "str x1, [x0, #{host_sp}]",
+        "mov sp, x0",
+        "msr elr_el2, x2",
+        "msr spsr_el2, x3",
+        "ldp x2, x3, [sp, #16]",
+        "ldp x4, x5, [sp, #32]",
+        "ldp x6, x7, [sp, #48]",
+        "ldp x8, x9, [sp, #64]",
+        "ldp x10, x11, [sp, #80]",
+        "ldp x12, x13, [sp, #96]",
+        "ldp x14, x15, [sp, #112]",
+        "ldp x16, x17, [sp, #128]",
+        "ldp x18, x19, [sp, #144]",
+        "ldp x20, x21, [sp, #160]",
+        "ldp x22, x23, [sp, #176]",
+        "ldp x24, x25, [sp, #192]",
+        "ldp x26, x27, [sp, #208]",
+        "ldp x28, x29, [sp, #224]",
+        "ldr x30, [sp, #{x30}]",
+        "ldp x0, x1, [sp]",
+        "eret",
+        // Never reached, and no speculation past the ERET either.
+        "dsb nsh",
+        "isb",
+        x30 = const CONTEXT_X30,
+        host_sp = const CONTEXT_HOST_SP,
+    )
+}
