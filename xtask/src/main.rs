@@ -1,3 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! To be written.
-fn main() {}
+//! `cargo xtask`: builds, runs and tests Twofold, from nothing.
+//!
+//! Each command is a module; what they share is one concept per file. Invariant: the process ends with 0 only
+//! when what was asked for was done and was right, and leaves no process running.
+
+mod arguments;
+mod boot;
+mod build;
+mod doctor;
+mod fetch;
+mod figures;
+mod initramfs;
+mod install;
+mod output;
+mod report;
+mod run;
+mod size;
+mod steps;
+mod subprocess;
+mod test;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use twofold_launch::Stop;
+
+use arguments::{Arguments, Command};
+use workspace::Workspace;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let stop = Stop::default();
+    match start(arguments, &stop) {
+        Ok(code) => code,
+        // The reader of our output is gone (`| head`): there is nobody to tell.
+        Err(error) if output::is_closed(&error) => ExitCode::from(CLOSED),
+        Err(_) if stop.is_requested() => ExitCode::from(INTERRUPTED),
+        Err(error) => {
+            output::error(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// 128 and the number of SIGINT, as shells count.
+const INTERRUPTED: u8 = 130;
+/// 128 and the number of SIGPIPE.
+const CLOSED: u8 = 141;
+
+fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
+    let on_signal = stop.clone();
+    ctrlc::set_handler(move || {
+        // The second time at once: whatever the first one waits for does not come.
+        if on_signal.is_requested() {
+            std::process::exit(INTERRUPTED.into());
+        }
+        on_signal.request();
+    })?;
+    let workspace = Workspace::find(stop.clone())?;
+    match arguments.command {
+        Command::Build => build::command(&workspace),
+        Command::Doctor => doctor::command(&workspace),
+        Command::Run(options) => run::command(&workspace, &options),
+        Command::Test(options) => test::command(&workspace, &options),
+    }
+}

@@ -18,12 +18,10 @@ pub const COMMAND_LINE_MAX: usize = 2047;
 
 /// Bits of [`Header::flags`].
 pub mod flags {
-    /// To be removed.
-    pub const SEMIHOSTING: u32 = 1 << 0;
     /// Count instructions at EL2 with the PMU (needs `-icount` under QEMU).
-    pub const COUNT: u32 = 1 << 1;
-    /// Panic at EL2 on the guest's first exit, so that the report can be tested.
-    pub const TEST_PANIC: u32 = 1 << 2;
+    pub const COUNT: u32 = 1 << 0;
+    /// Panic at EL2 at the guest's first call of PSCI, so that the report can be tested.
+    pub const TEST_PANIC: u32 = 1 << 1;
 }
 
 /// Values of [`Header::pages`]: how large the mappings of guest RAM may be.

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The engine's platform on this CPU, which counts what the engine asks for.
 //!
-//! The counts are exact because the engine runs under one lock: a count is a load and a store, not an atomic
-//! addition.
+//! Whoever owns the engine owns the counts: they are plain cells, and the engine's lock is theirs.
 
+use core::cell::Cell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
@@ -16,18 +15,18 @@ use crate::read_sysreg;
 /// The instructions of this CPU, counted.
 pub struct Counted {
     arm64: Arm64<IdentityMap>,
-    counts: &'static InstructionCounts,
+    counts: InstructionCounts,
 }
 
 /// How often each kind of instruction was executed for the engine.
 #[derive(Default)]
 pub struct InstructionCounts {
-    tlbi: [AtomicU64; 8],
-    dsb: AtomicU64,
-    isb: AtomicU64,
-    lines_cleaned: AtomicU64,
-    lines_invalidated: AtomicU64,
-    icache_all: AtomicU64,
+    tlbi: [Cell<u64>; 8],
+    dsb: Cell<u64>,
+    isb: Cell<u64>,
+    lines_cleaned: Cell<u64>,
+    lines_invalidated: Cell<u64>,
+    icache_all: Cell<u64>,
 }
 
 /// The operations, in the order in which they are counted.
@@ -48,9 +47,14 @@ impl Counted {
     /// # Safety
     ///
     /// As [`IdentityMap::new`].
-    pub unsafe fn new(counts: &'static InstructionCounts) -> Self {
+    pub unsafe fn new() -> Self {
         // SAFETY: promised by the caller.
-        Self { arm64: Arm64::new(unsafe { IdentityMap::new() }), counts }
+        Self { arm64: Arm64::new(unsafe { IdentityMap::new() }), counts: InstructionCounts::default() }
+    }
+
+    /// What was executed so far.
+    pub fn counts(&self) -> &InstructionCounts {
+        &self.counts
     }
 }
 
@@ -58,13 +62,13 @@ impl InstructionCounts {
     /// Calls `each` with every count's key and value.
     pub fn for_each(&self, mut each: impl FnMut(&str, &str, u64)) {
         for ((_, name), count) in TLBI.iter().zip(&self.tlbi) {
-            each("tlbi", name, count.load(Ordering::Relaxed));
+            each("tlbi", name, count.get());
         }
-        each("barriers", "dsb", self.dsb.load(Ordering::Relaxed));
-        each("barriers", "isb", self.isb.load(Ordering::Relaxed));
-        each("cache", "lines_cleaned", self.lines_cleaned.load(Ordering::Relaxed));
-        each("cache", "lines_invalidated", self.lines_invalidated.load(Ordering::Relaxed));
-        each("cache", "icache_all", self.icache_all.load(Ordering::Relaxed));
+        each("barriers", "dsb", self.dsb.get());
+        each("barriers", "isb", self.isb.get());
+        each("cache", "lines_cleaned", self.lines_cleaned.get());
+        each("cache", "lines_invalidated", self.lines_invalidated.get());
+        each("cache", "icache_all", self.icache_all.get());
     }
 }
 
@@ -80,9 +84,9 @@ pub fn features() -> Features {
     })
 }
 
-/// One more; the engine's lock makes this a count.
-fn count(counter: &AtomicU64) {
-    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+/// One more.
+fn count(counter: &Cell<u64>) {
+    counter.set(counter.get() + 1);
 }
 
 // SAFETY: everything is forwarded to `Arm64`, which is a platform.

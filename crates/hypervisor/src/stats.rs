@@ -19,10 +19,8 @@ use crate::pmu::Counter;
 pub struct Stats {
     /// By exception class (ESR_EL2.EC).
     exits: [AtomicU64; CLASSES],
-    /// Instructions at EL2 by the class of the exit that caused them.
-    instructions: [AtomicU64; CLASSES],
-    /// The part of them that went into first touches, by the level that was mapped.
-    first_touch_instructions: [AtomicU64; 4],
+    /// Instructions at EL2 by what they were for: the class of the exit, or a first touch.
+    instructions: [AtomicU64; PURPOSES],
     faults: [AtomicU64; 4],
     last: [LastExit; LAST],
     next: AtomicUsize,
@@ -35,14 +33,15 @@ struct LastExit {
 }
 
 const CLASSES: usize = 64;
+/// The classes, then first touches by the level that was mapped.
+const PURPOSES: usize = CLASSES + 4;
 const LAST: usize = 8;
 
 impl Default for Stats {
     fn default() -> Self {
         Self {
             exits: [const { AtomicU64::new(0) }; CLASSES],
-            instructions: [const { AtomicU64::new(0) }; CLASSES],
-            first_touch_instructions: Default::default(),
+            instructions: [const { AtomicU64::new(0) }; PURPOSES],
             faults: Default::default(),
             last: Default::default(),
             next: AtomicUsize::new(0),
@@ -82,9 +81,10 @@ impl Stats {
     }
 }
 
-/// Index of the external aborts behind the kinds of fault.
-const EXTERNAL: usize = 3;
-const FAULTS: [&str; 4] = ["translation", "permission", "access_flag", "external"];
+/// Index of the external aborts, which are no kind of fault.
+const EXTERNAL: usize = 0;
+/// The kinds of fault by their numbers.
+const FAULTS: [&str; 4] = ["external", "translation", "access_flag", "permission"];
 
 /// Counts the instructions of one vCPU at EL2, and knows what they were for.
 ///
@@ -94,8 +94,7 @@ const FAULTS: [&str; 4] = ["translation", "permission", "access_flag", "external
 pub struct Meter {
     counter: Option<Counter>,
     before: u64,
-    class: usize,
-    first_touch: Option<Level>,
+    purpose: usize,
 }
 
 impl Meter {
@@ -103,26 +102,22 @@ impl Meter {
     /// class 0.
     pub fn new(mut counter: Option<Counter>) -> Self {
         let before = counter.as_mut().map_or(0, Counter::read);
-        Self { counter, before, class: 0, first_touch: None }
+        Self { counter, before, purpose: 0 }
     }
 
-    /// The guest has left with `esr`: what was spent since the last turn is put down to the exit before.
+    /// The guest has left with `esr`: what was spent since the last turn is put down to what that was for.
     pub fn turn(&mut self, esr: u64, stats: &Stats) {
         if let Some(counter) = &mut self.counter {
             let now = counter.read();
-            let spent = now - self.before;
+            add(&stats.instructions[self.purpose], now - self.before);
             self.before = now;
-            add(&stats.instructions[self.class], spent);
-            if let Some(level) = self.first_touch.take() {
-                add(&stats.first_touch_instructions[level.raw() as usize], spent);
-            }
-            self.class = class(esr);
+            self.purpose = class(esr);
         }
     }
 
     /// This turn is a first touch that mapped a leaf of `level`.
     pub fn first_touch(&mut self, level: Level) {
-        self.first_touch = Some(level);
+        self.purpose = CLASSES + level.raw() as usize;
     }
 }
 
@@ -149,11 +144,15 @@ pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Count
     let total = sum(&|stats| stats.instructions.iter().map(get).sum());
     if total != 0 {
         stat("el2_instructions", "total", total);
+        let first_touch = |level: usize| sum(&|stats| get(&stats.instructions[CLASSES + level]));
         for_each_class(|name, of| {
-            stat("el2_instructions.by_exit", name, of.map(|class| sum(&|s| get(&s.instructions[class]))).sum());
+            let other: u64 = of.map(|class| sum(&|stats| get(&stats.instructions[class]))).sum();
+            // A first touch is an abort; that of an instruction fetch is counted here with the others.
+            let touches = if name == DATA_ABORT { (0..4).map(first_touch).sum() } else { 0 };
+            stat("el2_instructions.by_exit", name, other + touches);
         });
         for (level, name) in [(3, "first_touch_4k"), (2, "first_touch_2m"), (1, "first_touch_1g")] {
-            stat("el2_instructions", name, sum(&|stats| get(&stats.first_touch_instructions[level])));
+            stat("el2_instructions", name, first_touch(level));
         }
     }
 }
@@ -172,8 +171,9 @@ const NAMES: [(usize, &str); 6] = [
     (0x17, "smc"),
     (0x18, "system_register"),
     (0x20, "instruction_abort"),
-    (0x24, "data_abort"),
+    (0x24, DATA_ABORT),
 ];
+const DATA_ABORT: &str = "data_abort";
 const OTHER: &str = "other";
 
 fn name(class: usize) -> &'static str {

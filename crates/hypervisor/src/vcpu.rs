@@ -62,9 +62,11 @@ impl Vcpu {
         self.meter.turn(esr, self.stats);
         self.stats.exit(esr, self.context.pc);
         assert!(trap == Trap::Sync, "a physical {trap:?} came to EL2, though all interrupts are the guest's");
-        assert!(!self.vm.panics_on_exit(), "panic on the first exit, as the bundle asks for");
+        if let Some(fault) = Fault::from_syndrome(esr) {
+            return self.fault(&fault, esr);
+        }
         match esr >> 26 & 0x3f {
-            class::DATA_ABORT | class::INSTRUCTION_ABORT => self.abort(esr),
+            class::DATA_ABORT | class::INSTRUCTION_ABORT => self.odd_abort(esr),
             class::HVC => self.call(),
             class::SMC => {
                 // Trapped before it was executed: the guest goes on behind it.
@@ -76,9 +78,9 @@ impl Vcpu {
         }
     }
 
-    fn abort(&mut self, esr: u64) {
+    #[inline(always)]
+    fn fault(&mut self, fault: &Fault, esr: u64) {
         let far = read_sysreg!(FAR_EL2);
-        let Some(fault) = Fault::from_syndrome(esr) else { return self.odd_abort(esr, far) };
         self.stats.fault(fault.kind);
         let ipa = if fault.hpfar_is_valid() { Some(ipa_from_hpfar(read_sysreg!(HPFAR_EL2))) } else { translate(far) };
         // Where its own tables have changed meanwhile, the guest tries again.
@@ -100,18 +102,19 @@ impl Vcpu {
     }
 
     /// An abort that is no fault of the tables' content.
-    fn odd_abort(&mut self, esr: u64, far: u64) {
+    fn odd_abort(&mut self, esr: u64) {
         const TLB_CONFLICT: u64 = 0b11_0000;
         if esr & 0x3f == TLB_CONFLICT {
             self.vm.memory().stage2().invalidate_all();
         } else {
             // The bus refused, or the address is too wide: the guest hears of it as of its own.
             self.stats.external();
-            inject::external_abort(&mut self.context, esr, far);
+            inject::external_abort(&mut self.context, esr, read_sysreg!(FAR_EL2));
         }
     }
 
     fn call(&mut self) {
+        assert!(!self.vm.panics_on_call(), "panic at the guest's first call, as the bundle asks for");
         let [a, b, c, d, ..] = self.context.x;
         match psci::call(self.vm, self.index, &[a, b, c, d]) {
             Reply::Return(value) => self.context.x[0] = value,

@@ -12,7 +12,7 @@
 use core::arch::global_asm;
 
 use crate::panic;
-use crate::world::{CONTEXT_HOST_SP, CONTEXT_X30, Trap};
+use crate::world::{CONTEXT_HOST, CONTEXT_X30, Trap};
 
 /// The registers of the code at EL2 that an exception interrupted.
 #[derive(Debug)]
@@ -70,18 +70,12 @@ global_asm!(
     "    stp x28, x29, [sp, #224]",
     "    mrs x0, elr_el2",
     "    mrs x1, spsr_el2",
-    "    ldr x2, [sp, #{host_sp}]",
+    "    ldp x2, x3, [sp, #{host}]",
     "    stp x30, x0, [sp, #{x30}]",
     "    str x1, [sp, #{x30} + 16]",
     "    mov sp, x2",
-    "    ldp x19, x20, [sp, #16]",
-    "    ldp x21, x22, [sp, #32]",
-    "    ldp x23, x24, [sp, #48]",
-    "    ldp x25, x26, [sp, #64]",
-    "    ldp x27, x28, [sp, #80]",
-    "    ldp x29, x30, [sp], #96",
     "    mov x0, \\which",
-    "    ret",
+    "    br x3",
     ".endm",
     ".section .text.vectors, \"ax\"",
     ".balign 2048",
@@ -122,7 +116,7 @@ global_asm!(
     "    mov x1, sp",
     "    b {exception}",
     frame_size = const size_of::<Frame>(),
-    host_sp = const CONTEXT_HOST_SP,
+    host = const CONTEXT_HOST,
     x30 = const CONTEXT_X30,
     fatal_sync = const Fatal::Sync as u64,
     fatal_irq = const Fatal::Irq as u64,

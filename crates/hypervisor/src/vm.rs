@@ -4,7 +4,6 @@
 //! Locking: there is one lock, around the guest's memory. Each CPU takes it for one fault at a time, holds no
 //! other meanwhile, and never enters the guest with it.
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -17,7 +16,7 @@ use crate::board::Board;
 use crate::config::{Config, ConfigError};
 use crate::cpus::{self, StartError};
 use crate::load::{Layout, LoadError};
-use crate::platform::{self, Counted, InstructionCounts};
+use crate::platform::{self, Counted};
 use crate::psci::Power;
 use crate::stats::{self, Stats};
 use crate::{control, device_tree, error, log, panic, power, println, vcpu, world};
@@ -26,7 +25,6 @@ use crate::{control, device_tree, error, log, panic, power, println, vcpu, world
 pub struct Vm {
     board: &'static Board,
     memory: Mutex<GuestMemory<Counted>>,
-    counts: &'static InstructionCounts,
     hcr: u64,
     flags: u32,
     /// The vCPUs, in the order of the machine's CPUs.
@@ -84,7 +82,6 @@ pub enum StartupError {
 static VM: Once<Vm> = Once::new();
 /// The only guest.
 const VMID: Vmid = Vmid::new(1);
-const IPA_BITS: u32 = 40;
 
 /// Makes the guest and runs it. `bundle` is what the boot loader left in memory; `free` is RAM that is nobody's.
 pub fn run(board: &'static Board, bundle: &[u8], free: Vec<Donated>) -> ! {
@@ -128,11 +125,9 @@ fn make(board: &'static Board, config: &Config<'_>, free: Vec<Donated>) -> Resul
         let free = (frames.free() * 4096).saturating_sub(spare) >> 20;
         return Err(StartupError::NoMemory { wanted: config.memory >> 20, free });
     }
-    let geometry = Geometry::new(Granule::KIB_4, IPA_BITS.min(features.pa_bits), &features);
-    let geometry = geometry.map_err(MemoryError::from)?;
-    let counts: &'static InstructionCounts = Box::leak(Box::default());
+    let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &features).map_err(MemoryError::from)?;
     // SAFETY: EL2 maps all RAM one to one, and `free` is RAM that nothing else uses.
-    let platform = unsafe { Counted::new(counts) };
+    let platform = unsafe { Counted::new() };
     let mut memory = GuestMemory::new(platform, geometry, VMID, frames, config.pages)?;
     for slot in slots(config, board) {
         memory.add_slot(slot)?;
@@ -150,8 +145,13 @@ fn make(board: &'static Board, config: &Config<'_>, free: Vec<Donated>) -> Resul
         start: Mutex::new((0, 0)),
     });
     let vcpus = vcpus.collect();
-    let vm = Vm { board, counts, memory: Mutex::new(memory), hcr: hcr(&features), flags: config.flags, vcpus };
+    let vm = Vm { board, memory: Mutex::new(memory), hcr: hcr(&features), flags: config.flags, vcpus };
     Ok((vm, layout))
+}
+
+/// The smallest IPA space that holds the guest's RAM: up to 34 bits a walk has two levels.
+fn ipa_bits(config: &Config<'_>) -> u32 {
+    (virt::RAM_BASE.saturating_add(config.memory) - 1).ilog2().saturating_add(1).max(32)
 }
 
 fn slots(config: &Config<'_>, board: &Board) -> impl Iterator<Item = Slot> {
@@ -205,7 +205,7 @@ impl Vm {
         self.flags & bundle::flags::COUNT != 0
     }
 
-    pub(crate) fn panics_on_exit(&self) -> bool {
+    pub(crate) fn panics_on_call(&self) -> bool {
         self.flags & bundle::flags::TEST_PANIC != 0
     }
 
@@ -221,7 +221,9 @@ impl Vm {
 
     /// The guest is over: reports, and ends.
     pub(crate) fn end(&self, end: End) -> ! {
-        stats::report(self.vcpus.iter().map(|vcpu| &vcpu.stats), &self.memory().counts(), self.counts);
+        let memory = self.memory();
+        let engine = memory.stage2().platform().counts();
+        stats::report(self.vcpus.iter().map(|vcpu| &vcpu.stats), &memory.counts(), engine);
         let (how, status) = match end {
             End::PowerOff => ("power-off", exit::POWER_OFF),
             End::Reset => ("reset", exit::RESET),

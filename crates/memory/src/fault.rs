@@ -10,11 +10,12 @@
 //! tries again. Every answer makes progress, so no guest faults for ever on one access.
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
-use twofold_stage2::{Access, Attributes, Ipa, Level, Mapped, Pa, Platform, Relaxed};
+use twofold_stage2::{Access, Attributes, Ipa, IpaRange, Level, Mapped, Pa, Platform, Relaxed};
 
-use crate::guest::{Error, GuestMemory, Pages};
+use crate::frames::FRAME;
+use crate::guest::{Counts, Error, GuestMemory, Pages};
 use crate::ram::SECTION;
-use crate::slots::{Backing, Slot};
+use crate::slots::{Content, Kept};
 
 /// A stage-2 fault of the guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,63 +61,71 @@ impl<P: Platform> GuestMemory<P> {
     ///
     /// No frames or table pages are left; the guest may try again when there are some.
     pub fn fault(&mut self, fault: &GuestFault) -> Result<Answer, Error> {
-        let Some(backed) = self.slots.find(fault.ipa) else { return Ok(Answer::ExternalAbort) };
-        if !allows(&backed.slot, fault.access) {
-            return Ok(Answer::ExternalAbort);
-        }
         match fault.kind {
             FaultKind::Translation => self.map(fault),
-            FaultKind::Permission => self.relax(fault.ipa, wanted(fault.access)),
-            FaultKind::AccessFlag => self.relax(fault.ipa, Access::NONE),
+            FaultKind::Permission => self.relax(fault, wanted(fault.access)),
+            FaultKind::AccessFlag => self.relax(fault, Access::NONE),
         }
     }
 
     fn map(&mut self, fault: &GuestFault) -> Result<Answer, Error> {
-        let page = fault.ipa.align_down(self.stage2.geometry().granule().size());
-        let Some(backed) = self.slots.find(page) else { return Ok(Answer::ExternalAbort) };
-        let (pa, mut attributes, mut level) = match (&mut backed.ram, backed.slot.backing) {
-            (Some(ram), _) => {
-                let pa = ram.back(page, &mut self.frames).ok_or(Error::NoFrames { ipa: page })?;
-                // A section is the largest run of frames there is: 1 GiB would have to be zeroed in one fault.
-                let most = if self.pages == Pages::Largest { Level::L2 } else { Level::L3 };
-                (pa, Attributes::ram(Access::READ), most)
-            }
-            (None, Backing::Device(start)) => {
-                (start + (page - backed.slot.range.start), Attributes::device(), Level::L1)
-            }
-            (None, Backing::Ram) => return Err(Error::NoRam { ipa: page }),
-        };
-        if backed.ram.is_some() {
-            attributes.access.execute =
-                fault.access == AccessKind::Execute || self.stage2.features().instruction_cache_coherent;
+        let page = fault.ipa.align_down(FRAME);
+        let Some(slot) = self.slots.find(page) else { return Ok(Answer::ExternalAbort) };
+        if !allows(slot, fault.access) {
+            return Ok(Answer::ExternalAbort);
         }
-        attributes.access.write = backed.slot.writable;
-        loop {
-            let span = self.stage2.geometry().granule().span(level);
-            if let Some((ipa, pa)) = fits(&backed.slot, page, pa, span) {
-                let zeroed = match &mut backed.ram {
-                    Some(ram) => ram.make_ready(ipa, span, &self.frames, self.stage2.platform()),
-                    None => 0,
+        let done = match &mut slot.content {
+            Content::Ram(ram) => {
+                let mut backed = ram.back(page, &mut self.frames).ok_or(Error::NoFrames { ipa: page })?;
+                let execute = fault.access == AccessKind::Execute || self.stage2.features().instruction_cache_coherent;
+                let attributes = Attributes::ram(Access { read: true, write: slot.writable, execute });
+                let Self { stage2, frames, counts, .. } = self;
+                let block = match self.pages {
+                    // A section is the largest run of frames there is: 1 GiB would have to be zeroed in one fault.
+                    Pages::Largest => block_around(page, &slot.range).and_then(|ipa| {
+                        let zeroed = backed.make_section_ready(stage2.platform(), stage2.features());
+                        counts.frames_zeroed += zeroed;
+                        match stage2.map(ipa, backed.section_pa(), Level::L2, &attributes, frames) {
+                            // Some of it is mapped by pages: add one.
+                            Err(twofold_stage2::Error::TableInTheWay { .. }) => None,
+                            mapped => Some(counts.leaf(mapped, Level::L2, zeroed > 0)),
+                        }
+                    }),
+                    Pages::Small => None,
                 };
-                self.counts.frames_zeroed += zeroed;
-                match self.stage2.map(ipa, pa, level, &attributes, &mut self.frames) {
-                    Ok(Mapped::Already(_)) => return self.relax(fault.ipa, wanted(fault.access)),
-                    Ok(Mapped::New | Mapped::Replaced(_)) => {
-                        self.counts.mapped[level.raw() as usize] += 1;
-                        self.counts.first_touches[level.raw() as usize] += u64::from(zeroed > 0);
-                        return Ok(Answer::Retry(Done::Mapped { level, first_touch: zeroed > 0 }));
-                    }
-                    // Some of it is mapped by smaller leaves: add one of theirs.
-                    Err(twofold_stage2::Error::TableInTheWay { .. }) => {}
-                    Err(error) => return Err(error.into()),
-                }
+                block.unwrap_or_else(|| {
+                    let zeroed = backed.make_ready(stage2.platform(), stage2.features());
+                    counts.frames_zeroed += zeroed;
+                    let mapped = stage2.map(page, backed.pa(), Level::L3, &attributes, frames);
+                    counts.leaf(mapped, Level::L3, zeroed > 0)
+                })
             }
-            level = level.below().ok_or(Error::NoRam { ipa: page })?;
+            Content::Device(start) => {
+                let pa = *start + (page - slot.range.start);
+                let attributes =
+                    Attributes { access: Access { write: slot.writable, ..Access::READ }, ..Attributes::device() };
+                // The largest leaf that fits; the page always does.
+                let granule = self.stage2.geometry().granule();
+                let leaves = [Level::L1, Level::L2, Level::L3].into_iter();
+                let mut leaves =
+                    leaves.filter_map(|level| Some((level, fits(&slot.range, page, pa, granule.span(level))?)));
+                let (level, (ipa, pa)) = leaves.next().unwrap_or((Level::L3, (page, pa)));
+                let mapped = self.stage2.map(ipa, pa, level, &attributes, &mut self.frames);
+                self.counts.leaf(mapped, level, false)
+            }
+        };
+        match done? {
+            Some(done) => Ok(Answer::Retry(done)),
+            None => self.relax(fault, wanted(fault.access)),
         }
     }
 
-    fn relax(&mut self, ipa: Ipa, access: Access) -> Result<Answer, Error> {
-        match self.stage2.relax(ipa, access) {
+    fn relax(&mut self, fault: &GuestFault, access: Access) -> Result<Answer, Error> {
+        match self.slots.find(fault.ipa) {
+            Some(slot) if allows(slot, fault.access) => {}
+            _ => return Ok(Answer::ExternalAbort),
+        }
+        match self.stage2.relax(fault.ipa, access) {
             Ok(Relaxed::Widened) => Ok(Answer::Retry(Done::Widened)),
             // Not mapped: what the guest ran into is gone already, and it will fault for that next.
             Ok(Relaxed::Already) | Err(twofold_stage2::Error::NotMapped { .. }) => Ok(Answer::Retry(Done::Stale)),
@@ -125,19 +134,25 @@ impl<P: Platform> GuestMemory<P> {
     }
 }
 
+/// Where the section around `page` starts, if all of it belongs to the slot.
+fn block_around(page: Ipa, slot: &IpaRange) -> Option<Ipa> {
+    let start = page.align_down(SECTION);
+    (start >= slot.start && start.checked_add(SECTION)? <= slot.end).then_some(start)
+}
+
 /// Where a leaf that spans `span` bytes around `page` would lie, if slot and alignment allow one.
-fn fits(slot: &Slot, page: Ipa, pa: Pa, span: u64) -> Option<(Ipa, Pa)> {
+fn fits(slot: &IpaRange, page: Ipa, pa: Pa, span: u64) -> Option<(Ipa, Pa)> {
     let ipa = page.align_down(span);
     let start = Pa::new(pa.raw().checked_sub(page - ipa)?);
-    let inside = ipa >= slot.range.start && ipa.checked_add(span)? <= slot.range.end;
+    let inside = ipa >= slot.start && ipa.checked_add(span)? <= slot.end;
     (inside && start.is_aligned(span)).then_some((ipa, start))
 }
 
-fn allows(slot: &Slot, access: AccessKind) -> bool {
+fn allows(slot: &Kept, access: AccessKind) -> bool {
     match access {
         AccessKind::Read => true,
         AccessKind::Write => slot.writable,
-        AccessKind::Execute => slot.backing == Backing::Ram,
+        AccessKind::Execute => matches!(slot.content, Content::Ram(_)),
     }
 }
 
@@ -146,6 +161,23 @@ fn wanted(access: AccessKind) -> Access {
         AccessKind::Read => Access::READ,
         AccessKind::Write => Access::READ_WRITE,
         AccessKind::Execute => Access { execute: true, ..Access::READ },
+    }
+}
+
+impl Counts {
+    /// Counts what mapping a leaf led to; `None` where it was there already.
+    fn leaf(
+        &mut self,
+        mapped: Result<Mapped, twofold_stage2::Error>,
+        level: Level,
+        first_touch: bool,
+    ) -> Result<Option<Done>, Error> {
+        if let Mapped::Already(_) = mapped? {
+            return Ok(None);
+        }
+        self.mapped[level.raw() as usize] += 1;
+        self.first_touches[level.raw() as usize] += u64::from(first_touch);
+        Ok(Some(Done::Mapped { level, first_touch }))
     }
 }
 

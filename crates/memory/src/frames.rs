@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 
 use buddy_system_allocator::FrameAllocator;
-use twofold_stage2::{Donated, Error, Features, Geometry, Pa, Platform, Root, TablePage, TableSource};
+use twofold_stage2::{Donated, Error, Features, Geometry, Pa, Root, Run, TablePage, TableSource};
 
 /// Bytes of a frame.
 pub(crate) const FRAME: u64 = 4096;
@@ -52,7 +52,12 @@ impl Frames {
     }
 
     /// A run of `count` frames, a power of two, aligned to its size. Its content is whatever was there before.
-    pub fn take(&mut self, count: u64) -> Option<Pa> {
+    pub fn take(&mut self, count: u64) -> Option<Run> {
+        let pa = self.take_frames(count)?;
+        self.range_of(pa, count * FRAME).run(pa, count * FRAME)
+    }
+
+    fn take_frames(&mut self, count: u64) -> Option<Pa> {
         let first = self.free.alloc(count as usize)?;
         self.free_frames -= count;
         Some(Pa::new(first as u64 * FRAME))
@@ -65,19 +70,9 @@ impl Frames {
 
     /// Memory for a root table; `None` when there is not enough.
     pub fn take_root(&mut self, geometry: &Geometry) -> Option<Result<Root, Error>> {
-        let pa = self.take((geometry.root_size() / FRAME).next_power_of_two())?;
+        let pa = self.take_frames((geometry.root_size() / FRAME).next_power_of_two())?;
         self.tables_taken += geometry.root_tables() as u64;
         Some(self.range_of(pa, geometry.root_size()).root(pa, geometry))
-    }
-
-    /// Zeroes `size` bytes, whole frames that [`take`](Self::take) returned.
-    pub(crate) fn zero<P: Platform>(&self, platform: &P, pa: Pa, size: u64) {
-        self.range_of(pa, size).zero(platform, &self.features, pa, size);
-    }
-
-    /// Writes into frames that [`take`](Self::take) returned.
-    pub(crate) fn write<P: Platform>(&self, platform: &P, pa: Pa, bytes: &[u8]) {
-        self.range_of(pa, bytes.len() as u64).write(platform, pa, bytes);
     }
 
     /// Table pages that were handed out and that came back.
@@ -93,7 +88,7 @@ impl Frames {
 
 impl TableSource for Frames {
     fn take(&mut self) -> Option<TablePage> {
-        let pa = Frames::take(self, 1)?;
+        let pa = self.take_frames(1)?;
         self.tables_taken += 1;
         self.range_of(pa, FRAME).table_page(pa, &self.features)
     }

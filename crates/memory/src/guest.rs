@@ -4,7 +4,7 @@
 use twofold_stage2::{Geometry, Ipa, Platform, Stage2, Vmid};
 
 use crate::frames::{FRAME, Frames};
-use crate::slots::{Slot, SlotError, Slots};
+use crate::slots::{Content, Kept, Slot, SlotError, Slots};
 
 /// How large the mappings of a guest's RAM may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,10 +91,12 @@ impl<P: Platform> GuestMemory<P> {
         while !left.is_empty() {
             let page = at.align_down(FRAME);
             let (now, later) = left.split_at(left.len().min((FRAME - (at - page)) as usize));
-            let ram = self.slots.find(at).and_then(|backed| backed.ram.as_mut()).ok_or(Error::NoRam { ipa: at })?;
-            let pa = ram.back(page, &mut self.frames).ok_or(Error::NoFrames { ipa: page })?;
-            self.counts.frames_zeroed += ram.make_ready(page, FRAME, &self.frames, self.stage2.platform());
-            self.frames.write(self.stage2.platform(), pa + (at - page), now);
+            let Some(Kept { content: Content::Ram(ram), .. }) = self.slots.find(at) else {
+                return Err(Error::NoRam { ipa: at });
+            };
+            let mut backed = ram.back(page, &mut self.frames).ok_or(Error::NoFrames { ipa: page })?;
+            self.counts.frames_zeroed += backed.make_ready(self.stage2.platform(), self.stage2.features());
+            backed.write(self.stage2.platform(), at - page, now);
             at = at + now.len() as u64;
             left = later;
         }

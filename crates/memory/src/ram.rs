@@ -5,10 +5,9 @@
 //! Which of its pages are ready is kept in one bit each: a page is zeroed once, just before it is first mapped,
 //! and never again while the slot lives.
 
-use alloc::vec;
 use alloc::vec::Vec;
 
-use twofold_stage2::{Ipa, IpaRange, Pa, Platform};
+use twofold_stage2::{Features, Ipa, IpaRange, Pa, Platform, Run};
 
 use crate::frames::{FRAME, Frames};
 
@@ -23,10 +22,18 @@ pub(crate) struct Ram {
     sections: Vec<Section>,
 }
 
-#[derive(Clone)]
+#[derive(Default)]
 struct Section {
-    frames: Option<Pa>,
+    frames: Option<Run>,
     ready: [u64; PAGES as usize / 64],
+}
+
+/// A page of guest RAM that has frames behind it, seen with the section it is in.
+pub(crate) struct BackedPage<'a> {
+    frames: &'a Run,
+    ready: &'a mut [u64; PAGES as usize / 64],
+    /// The page's place in the section, in bytes.
+    offset: u64,
 }
 
 impl Ram {
@@ -34,44 +41,61 @@ impl Ram {
     pub(crate) fn new(range: &IpaRange) -> Self {
         let start = range.start.align_down(SECTION);
         let count = (range.end - start).div_ceil(SECTION);
-        Self { start, sections: vec![Section { frames: None, ready: [0; 8] }; count as usize] }
+        Self { start, sections: (0..count).map(|_| Section::default()).collect() }
     }
 
-    /// The physical address behind `ipa`; takes the section's frames where it has none. `None` when none are left.
-    pub(crate) fn back(&mut self, ipa: Ipa, frames: &mut Frames) -> Option<Pa> {
-        let (section, offset) = self.section(ipa);
-        let start = match section.frames {
-            Some(start) => start,
-            None => *section.frames.insert(frames.take(PAGES)?),
-        };
-        Some(start + offset)
+    /// The page at `ipa`, for which frames are taken if its section has none. `None` when none are left.
+    #[inline]
+    pub(crate) fn back(&mut self, ipa: Ipa, frames: &mut Frames) -> Option<BackedPage<'_>> {
+        let offset = ipa - self.start;
+        let Section { frames: run, ready } = &mut self.sections[(offset / SECTION) as usize];
+        if run.is_none() {
+            *run = Some(frames.take(PAGES)?);
+        }
+        Some(BackedPage { frames: run.as_ref()?, ready, offset: offset % SECTION })
+    }
+}
+
+impl BackedPage<'_> {
+    /// The page's physical address.
+    pub(crate) fn pa(&self) -> Pa {
+        self.section_pa() + self.offset
     }
 
-    /// Zeroes what is not ready of the `size` bytes from `ipa`, which are backed and lie in one section. Returns how
-    /// many frames that were.
-    pub(crate) fn make_ready<P: Platform>(&mut self, ipa: Ipa, size: u64, frames: &Frames, platform: &P) -> u64 {
-        let (section, offset) = self.section(ipa);
-        let Some(start) = section.frames else { return 0 };
-        let (first, end) = (offset / FRAME, (offset + size) / FRAME);
-        if end - first == PAGES && section.ready == [0; 8] {
-            frames.zero(platform, start, SECTION);
-            section.ready = [!0; 8];
+    /// Where the section's frames start.
+    pub(crate) fn section_pa(&self) -> Pa {
+        self.frames.pa()
+    }
+
+    /// Zeroes the page unless it is ready. Returns how many frames were zeroed.
+    #[inline]
+    pub(crate) fn make_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> u64 {
+        self.make_page_ready(self.offset / FRAME, platform, features)
+    }
+
+    /// Zeroes the pages of the section that are not ready. Returns how many frames were zeroed.
+    pub(crate) fn make_section_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> u64 {
+        if *self.ready == [0; 8] {
+            self.frames.zero(platform, features);
+            *self.ready = [!0; 8];
             return PAGES;
         }
-        let mut zeroed = 0;
-        for page in first..end {
-            let (word, bit) = (page as usize / 64, 1 << (page % 64));
-            if section.ready[word] & bit == 0 {
-                frames.zero(platform, start + page * FRAME, FRAME);
-                section.ready[word] |= bit;
-                zeroed += 1;
-            }
-        }
-        zeroed
+        (0..PAGES).map(|page| self.make_page_ready(page, platform, features)).sum()
     }
 
-    fn section(&mut self, ipa: Ipa) -> (&mut Section, u64) {
-        let offset = ipa - self.start;
-        (&mut self.sections[(offset / SECTION) as usize], offset % SECTION)
+    /// Writes into the page, which is ready and not mapped.
+    pub(crate) fn write<P: Platform>(&self, platform: &P, offset: u64, bytes: &[u8]) {
+        self.frames.write(platform, self.offset + offset, bytes);
+    }
+
+    #[inline]
+    fn make_page_ready<P: Platform>(&mut self, page: u64, platform: &P, features: &Features) -> u64 {
+        let (word, bit) = (&mut self.ready[page as usize / 64 % 8], 1 << (page % 64));
+        if *word & bit != 0 {
+            return 0;
+        }
+        self.frames.zero_page(platform, features, page * FRAME);
+        *word |= bit;
+        1
     }
 }

@@ -59,16 +59,26 @@ pub enum SlotError {
     },
 }
 
-/// A slot with its memory.
-pub(crate) struct Backed {
-    pub(crate) slot: Slot,
-    /// `None` for a device.
-    pub(crate) ram: Option<Ram>,
+/// A slot as it is kept.
+pub(crate) struct Kept {
+    pub(crate) range: IpaRange,
+    pub(crate) writable: bool,
+    pub(crate) content: Content,
+}
+
+/// A slot's [`Backing`], with what belongs to it.
+pub(crate) enum Content {
+    Ram(Ram),
+    Device(Pa),
 }
 
 /// All slots of a guest.
 #[derive(Default)]
-pub(crate) struct Slots(Vec<Backed>);
+pub(crate) struct Slots {
+    sorted: Vec<Kept>,
+    /// Where the last search ended: faults come in runs.
+    last: usize,
+}
 
 impl Slots {
     pub(crate) fn add(&mut self, slot: Slot, limit: Ipa) -> Result<(), SlotError> {
@@ -79,23 +89,31 @@ impl Slots {
         if end > limit {
             return Err(SlotError::OutsideIpa { end, limit });
         }
-        let at = self.0.partition_point(|other| other.slot.range.start < start);
-        let neighbours = self.0[..at].last().into_iter().chain(self.0.get(at));
-        for other in neighbours.map(|other| &other.slot.range) {
+        let at = self.sorted.partition_point(|other| other.range.start < start);
+        let neighbours = self.sorted[..at].last().into_iter().chain(self.sorted.get(at));
+        for other in neighbours.map(|other| &other.range) {
             if other.start < end && start < other.end {
                 return Err(SlotError::Overlap { start, other: other.start });
             }
         }
-        let ram = (slot.backing == Backing::Ram).then(|| Ram::new(&slot.range));
-        self.0.insert(at, Backed { slot, ram });
+        let content = match slot.backing {
+            Backing::Ram => Content::Ram(Ram::new(&slot.range)),
+            Backing::Device(start) => Content::Device(start),
+        };
+        self.sorted.insert(at, Kept { range: slot.range, writable: slot.writable, content });
         Ok(())
     }
 
     /// The slot that holds `ipa`.
-    pub(crate) fn find(&mut self, ipa: Ipa) -> Option<&mut Backed> {
-        let after = self.0.partition_point(|backed| backed.slot.range.start <= ipa);
-        let backed = self.0[..after].last_mut()?;
-        (ipa < backed.slot.range.end).then_some(backed)
+    pub(crate) fn find(&mut self, ipa: Ipa) -> Option<&mut Kept> {
+        let holds = |slot: &&mut Kept| slot.range.contains(&ipa);
+        // Not `if let`: the borrow of what is returned would last to the end.
+        if self.sorted.get_mut(self.last).as_ref().is_none_or(|slot| !holds(slot)) {
+            let after = self.sorted.partition_point(|slot| slot.range.start <= ipa);
+            self.last = after.checked_sub(1)?;
+            return self.sorted.get_mut(self.last).filter(holds);
+        }
+        self.sorted.get_mut(self.last)
     }
 }
 
@@ -114,7 +132,7 @@ mod tests {
         for (start, end) in [(0x4000, 0x6000), (0x1000, 0x2000), (0x2000, 0x3000)] {
             slots.add(slot(start, end), limit).unwrap();
         }
-        let mut start = |ipa| slots.find(Ipa::new(ipa)).map(|backed| backed.slot.range.start.raw());
+        let mut start = |ipa| slots.find(Ipa::new(ipa)).map(|kept| kept.range.start.raw());
         assert_eq!(start(0xfff), None);
         assert_eq!(start(0x1000), Some(0x1000));
         assert_eq!(start(0x1fff), Some(0x1000));

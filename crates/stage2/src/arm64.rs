@@ -113,7 +113,9 @@ unsafe impl<M: FrameMap> Platform for Arm64<M> {
     #[inline(always)]
     fn ic(&self, operation: Ic, address: usize) {
         match operation {
-            Ic::Ivau => instruction!("ic ivau", address),
+            // `nomem`: what orders it after stores, and fetches after it, is the barrier around a run of these.
+            // SAFETY: invalidating an instruction cache changes no data.
+            Ic::Ivau => unsafe { asm!("ic ivau, {}", in(reg) address, options(nomem, nostack, preserves_flags)) },
             Ic::IallUis => instruction!("ic ialluis"),
         }
     }

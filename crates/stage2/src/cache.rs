@@ -13,6 +13,7 @@ use crate::{Access, Features, Memory, Pa};
 const MOST_INSTRUCTION_LINES: u64 = 1024;
 
 /// Makes the frame at `pa` ready for a new mapping of `size` bytes.
+#[inline(always)]
 pub(crate) fn before_map<P: Platform>(
     platform: &P,
     features: &Features,
@@ -29,6 +30,7 @@ pub(crate) fn before_map<P: Platform>(
 }
 
 /// Makes the frame at `pa` ready to be executed.
+#[inline(never)]
 pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64)) {
     if features.instruction_cache_coherent {
         return;
@@ -36,21 +38,45 @@ pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa
     let lines = size / features.instruction_line;
     if features.instruction_cache_pipt && lines <= MOST_INSTRUCTION_LINES {
         let start = platform.pointer(pa).addr().get();
-        for line in 0..lines {
-            platform.ic(Ic::Ivau, start + (line * features.instruction_line) as usize);
-        }
+        each_line(start, size, features.instruction_line, |line| platform.ic(Ic::Ivau, line));
     } else {
         platform.ic(Ic::IallUis, 0);
     }
     platform.dsb(Domain::Ish);
 }
 
+#[inline(never)]
 fn clean<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
     let start = platform.pointer(pa).addr().get();
-    for line in 0..size / features.data_line {
-        // SAFETY: the frame is one that the engine maps for a guest, so the platform maps it too, and
-        // cleaning changes no data.
-        unsafe { platform.dc(Dc::Civac, start + (line * features.data_line) as usize) };
-    }
+    each_line(start, size, features.data_line, |line| {
+        // SAFETY: the frame is one that the engine maps for a guest, so the platform maps it too, and cleaning
+        // changes no data.
+        unsafe { platform.dc(Dc::Civac, line) };
+    });
     platform.dsb(Domain::Ish);
+}
+
+/// Calls `operation` with the address of each line of `line` bytes in the `size` bytes from `start`.
+#[inline(always)]
+pub(crate) fn each_line(start: usize, size: u64, line: u64, operation: impl Fn(usize)) {
+    let (line, end) = (line as usize, start + size as usize);
+    let four = |at: usize| {
+        operation(at);
+        operation(at + line);
+        operation(at + 2 * line);
+        operation(at + 3 * line);
+    };
+    let mut at = start;
+    // Written out: one look at the end for sixteen lines is worth a third of the work.
+    while end - at >= 16 * line {
+        four(at);
+        four(at + 4 * line);
+        four(at + 8 * line);
+        four(at + 12 * line);
+        at += 16 * line;
+    }
+    while at < end {
+        operation(at);
+        at += line;
+    }
 }

@@ -127,6 +127,7 @@ impl Descriptor {
     }
 
     /// A page (level 3) or block (levels 1 and 2) that maps `output`, which has to be aligned for `level`.
+    #[inline]
     pub const fn leaf(output: Pa, level: Level, attributes: &Attributes, features: &Features) -> Self {
         let page = if level.raw() == 3 { Self::TABLE_OR_PAGE } else { 0 };
         Self((output.raw() & Self::ADDRESS) | encode(attributes, features) | page | Self::VALID)
@@ -190,7 +191,8 @@ impl Descriptor {
     /// An invalid entry that carries an address, to chain tables that no walk reaches any more.
     pub(crate) const fn link(next: Option<Pa>) -> Self {
         match next {
-            Some(pa) => Self(pa.raw() & Self::ADDRESS),
+            // Bit 1 tells a page at address 0 from the end.
+            Some(pa) => Self(pa.raw() & Self::ADDRESS | Self::TABLE_OR_PAGE),
             None => Self::INVALID,
         }
     }
@@ -312,5 +314,7 @@ mod tests {
         assert!(!Descriptor::link(Some(Pa::new(0x7000))).is_valid());
         assert_eq!(Descriptor::link(Some(Pa::new(0x7000))).address(), Pa::new(0x7000));
         assert_eq!(Descriptor::link(None), Descriptor::INVALID);
+        assert!(!Descriptor::link(Some(Pa::new(0))).is_valid());
+        assert_ne!(Descriptor::link(Some(Pa::new(0))), Descriptor::INVALID, "RAM may start at 0");
     }
 }

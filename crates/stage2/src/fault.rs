@@ -16,15 +16,15 @@ pub struct Fault {
     pub stage1_walk: bool,
 }
 
-/// The kinds of fault that a stage-2 walk ends with.
+/// The kinds of fault that a stage-2 walk ends with. The numbers are the syndrome's (xFSC\[5:2\]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
     /// Nothing is mapped.
-    Translation,
-    /// The entry does not allow it.
-    Permission,
+    Translation = 1,
     /// The access flag is clear, and hardware does not set it.
-    AccessFlag,
+    AccessFlag = 2,
+    /// The entry does not allow it.
+    Permission = 3,
 }
 
 /// The kinds of access.

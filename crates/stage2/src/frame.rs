@@ -7,6 +7,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::cache::each_line;
 use crate::platform::{Dc, Platform};
 use crate::{Error, Features, Geometry, Pa};
 
@@ -59,30 +60,65 @@ impl Donated {
         }
     }
 
-    /// Zeroes `size` bytes of guest memory from `pa`, both multiples of 4 KiB.
-    ///
-    /// # Panics
-    ///
-    /// Where that is not inside: the caller lost count of its frames.
-    pub fn zero<P: Platform>(&self, platform: &P, features: &Features, pa: Pa, size: u64) {
-        assert!(self.contains(pa, size), "{pa} is not in the donated range from {}", self.start);
-        assert!(pa.is_aligned(TablePage::SIZE) && size.is_multiple_of(TablePage::SIZE));
-        zero(platform, features.zero_block, pa, size);
+    /// Memory for guests, which the caller gives to nobody else. `None` where it is not inside, or not whole pages.
+    pub fn run(&self, pa: Pa, size: u64) -> Option<Run> {
+        let pages = pa.is_aligned(TablePage::SIZE) && size.is_multiple_of(TablePage::SIZE);
+        (pages && self.contains(pa, size)).then_some(Run { pa, size })
+    }
+}
+
+/// Whole pages of donated memory, one after the other, for guests. It has one owner.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Run {
+    pa: Pa,
+    size: u64,
+}
+
+impl Run {
+    /// Its first byte.
+    pub const fn pa(&self) -> Pa {
+        self.pa
     }
 
-    /// Writes into guest memory, which no guest may be reading as anything but bytes.
+    /// Its size in bytes.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Zeroes the page `offset` bytes in, a multiple of 4 KiB.
     ///
     /// # Panics
     ///
-    /// Where that is not inside: the caller lost count of its frames.
-    pub fn write<P: Platform>(&self, platform: &P, pa: Pa, bytes: &[u8]) {
-        assert!(self.contains(pa, bytes.len() as u64), "{pa} is not in the donated range from {}", self.start);
+    /// Where there is no such page.
+    #[inline]
+    pub fn zero_page<P: Platform>(&self, platform: &P, features: &Features, offset: u64) {
+        assert!(
+            offset < self.size && offset.is_multiple_of(TablePage::SIZE),
+            "no page {offset:#x} bytes into {self:?}"
+        );
+        zero(platform, features.zero_block, self.pa + offset, TablePage::SIZE);
+    }
+
+    /// Zeroes all of it.
+    pub fn zero<P: Platform>(&self, platform: &P, features: &Features) {
+        zero(platform, features.zero_block, self.pa, self.size);
+    }
+
+    /// Writes `bytes` from `offset` on. The guest must not have it mapped: what the guest's caches hold is not cleaned.
+    ///
+    /// # Panics
+    ///
+    /// Where they do not fit.
+    pub fn write<P: Platform>(&self, platform: &P, offset: u64, bytes: &[u8]) {
+        let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.size);
+        assert!(fits, "{} bytes do not fit {offset:#x} bytes into {self:?}", bytes.len());
+        let pa = self.pa + offset;
         let start = platform.pointer(pa);
         let words = if pa.is_aligned(8) { bytes.len() / 8 } else { 0 };
         let (whole, rest) = bytes.split_at(words * 8);
         for (index, word) in whole.as_chunks().0.iter().enumerate() {
-            // SAFETY: inside the donated range, so mapped while the platform lives and behind no reference; frames
-            // are aligned and `pa` is a multiple of 8.
+            // SAFETY: inside donated memory, so mapped while the platform lives and behind no reference; frames are
+            // aligned and `pa` is a multiple of 8.
             unsafe { start.cast::<u64>().add(index).write_volatile(u64::from_ne_bytes(*word)) };
         }
         for (index, byte) in rest.iter().enumerate() {
@@ -155,12 +191,8 @@ pub trait TableSource {
 fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
     let start = platform.pointer(pa);
     if zero_block != 0 {
-        let mut offset = 0;
-        while offset < size {
-            // SAFETY: the block is in a frame that was donated, and its owner wants it zeroed.
-            unsafe { platform.dc(Dc::Zva, start.addr().get() + offset as usize) };
-            offset += zero_block;
-        }
+        // SAFETY: the block is in a frame that was donated, and its owner wants it zeroed.
+        each_line(start.addr().get(), size, zero_block, |block| unsafe { platform.dc(Dc::Zva, block) });
     } else {
         for index in 0..size as usize / 8 {
             // SAFETY: the frame was donated, so it is mapped for as long as the platform lives and only atomic or

@@ -9,49 +9,41 @@ use core::fmt;
 
 use crate::{Error, Features, Ipa, IpaRange};
 
-/// The translation granule: the size of a page and of a table.
+/// The translation granule: the size of a page and of a table. There is one so far; its size is known at compile
+/// time, so that the arithmetic of a walk is done there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granule {
-    shift: u32,
-}
+pub struct Granule(());
 
 impl Granule {
     /// Pages of 4 KiB; blocks of 2 MiB and 1 GiB.
-    pub const KIB_4: Self = Self { shift: 12 };
+    pub const KIB_4: Self = Self(());
+
+    const SHIFT: u32 = 12;
+    const STRIDE: u32 = Self::SHIFT - 3;
 
     /// The size of a page in bytes.
     pub const fn size(self) -> u64 {
-        1 << self.shift
+        1 << Self::SHIFT
     }
 
     /// log2 of the page size.
     pub const fn shift(self) -> u32 {
-        self.shift
+        Self::SHIFT
     }
 
     /// Entries of one table.
     pub const fn entries(self) -> usize {
-        1 << self.stride()
+        1 << Self::STRIDE
     }
 
     /// log2 of the bytes that one entry of a table at `level` covers.
     pub const fn span_shift(self, level: Level) -> u32 {
-        self.shift + self.stride() * (3 - level.0 as u32)
+        Self::SHIFT + Self::STRIDE * (3 - level.0 as u32)
     }
 
     /// Bytes that one entry of a table at `level` covers.
     pub const fn span(self, level: Level) -> u64 {
         1 << self.span_shift(level)
-    }
-
-    /// Whether an entry of a table at `level` may map memory: pages, and with 4 KiB blocks of 2 MiB and 1 GiB.
-    pub const fn has_leaf(self, level: Level) -> bool {
-        // A level 0 block needs 52-bit addresses (FEAT_LPA2), which this granule does not use here.
-        level.0 >= 1
-    }
-
-    const fn stride(self) -> u32 {
-        self.shift - 3
     }
 }
 
@@ -129,7 +121,7 @@ impl Geometry {
             return Err(Error::IpaBits { ipa_bits, most });
         }
         let mut levels = 1;
-        while granule.shift + levels * granule.stride() + CONCATENATED_BITS < ipa_bits {
+        while Granule::SHIFT + levels * Granule::STRIDE + CONCATENATED_BITS < ipa_bits {
             levels += 1;
         }
         Ok(Self { granule, ipa_bits, root_level: Level((4 - levels) as u8) })
@@ -166,9 +158,18 @@ impl Geometry {
     }
 
     /// The index of `ipa`'s entry in its table at `level`; in the root, over all concatenated tables.
+    #[inline]
     pub const fn index(&self, ipa: Ipa, level: Level) -> usize {
-        let index = (ipa.raw() >> self.granule.span_shift(level)) as usize;
-        if level.0 == self.root_level.0 { index } else { index & (self.granule.entries() - 1) }
+        if level.0 == self.root_level.0 {
+            (ipa.raw() >> self.granule.span_shift(level)) as usize
+        } else {
+            self.index_below_root(ipa, level)
+        }
+    }
+
+    /// The same for a level that is known not to be the root's.
+    pub(crate) const fn index_below_root(&self, ipa: Ipa, level: Level) -> usize {
+        (ipa.raw() >> self.granule.span_shift(level)) as usize & (self.granule.entries() - 1)
     }
 
     /// The address behind the last one of the IPA space.

@@ -52,7 +52,7 @@ pub use address::{Ipa, IpaRange, Pa, Vmid};
 pub use descriptor::{Access, Attributes, Descriptor, Memory};
 pub use error::Error;
 pub use features::{Features, IdRegisters};
-pub use frame::{Donated, Root, TablePage, TableSource};
+pub use frame::{Donated, Root, Run, TablePage, TableSource};
 pub use geometry::{Geometry, Granule, Level, Levels};
 pub use map::Mapped;
 pub use platform::Platform;

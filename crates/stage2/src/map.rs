@@ -9,7 +9,7 @@
 use crate::platform::{Domain, Platform};
 use crate::table::Cell;
 use crate::tlb::Scope;
-use crate::{Attributes, Descriptor, Error, Ipa, Level, Pa, Stage2, TablePage, TableSource, cache};
+use crate::{Attributes, Descriptor, Error, Ipa, Level, Memory, Pa, Stage2, TablePage, TableSource, cache};
 
 /// What mapping found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,7 @@ impl<P: Platform> Stage2<P> {
     ///
     /// Addresses that do not fit; [`Error::TableInTheWay`] where smaller mappings are; [`Error::NoTablePage`],
     /// after which the same call may be repeated.
+    #[inline(always)] // the way that has nothing to do but to fill an entry is short, above all for a level that is known
     pub fn map(
         &mut self,
         ipa: Ipa,
@@ -44,14 +45,34 @@ impl<P: Platform> Stage2<P> {
         attributes: &Attributes,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
-        let granule = self.geometry().granule();
-        if !granule.has_leaf(level) || level < self.geometry().root_level() {
+        if level == Level::L0 || level < self.geometry().root_level() {
             return Err(Error::NoLeafAtLevel { level });
         }
-        let size = granule.span(level);
+        let size = self.geometry().granule().span(level);
         self.check_leaf(ipa, pa, size)?;
 
-        let cell = match self.descend(ipa, Some(pa), level, tables)? {
+        let new = Descriptor::leaf(pa, level, attributes, self.features());
+        match self.linked(ipa, level) {
+            Some(cell) if !cell.load().is_valid() => {
+                self.make(cell, new, (pa, size), attributes);
+                Ok(Mapped::New)
+            }
+            _ => self.map_slowly(ipa, new, level, attributes, tables),
+        }
+    }
+
+    /// The rest of [`map`](Self::map): tables are missing, or something is there.
+    #[cold]
+    fn map_slowly(
+        &mut self,
+        ipa: Ipa,
+        new: Descriptor,
+        level: Level,
+        attributes: &Attributes,
+        tables: &mut impl TableSource,
+    ) -> Result<Mapped, Error> {
+        let pa = new.address();
+        let cell = match self.descend(ipa, Some((pa, attributes.memory)), level, tables)? {
             Found::Entry(cell) => cell,
             Found::Covered(block) => return Ok(Mapped::Already(block)),
         };
@@ -59,22 +80,36 @@ impl<P: Platform> Stage2<P> {
         if old.is_table(level) {
             return Err(Error::TableInTheWay { ipa, level });
         }
-        let new = Descriptor::leaf(pa, level, attributes, self.features());
-        let ready =
-            || cache::before_map(self.platform(), self.features(), (pa, size), attributes.memory, attributes.access);
-        let outcome = if !old.is_valid() {
-            ready();
-            Mapped::New
-        } else if old.address() == pa && same_memory(old, new, self) {
+        if old.is_valid() && old.address() == pa && same_memory(old, new, self) {
             return Ok(Mapped::Already(old));
-        } else {
-            let old = self.break_leaf(cell, ipa, level);
-            ready();
-            Mapped::Replaced(old)
-        };
+        }
+        let outcome = if old.is_valid() { Mapped::Replaced(self.break_leaf(cell, ipa, level)) } else { Mapped::New };
+        self.make(cell, new, (pa, self.geometry().granule().span(level)), attributes);
+        Ok(outcome)
+    }
+
+    /// Makes a leaf where nothing is: the frame first, then the entry.
+    #[inline(always)]
+    fn make(&self, cell: Cell<'_>, new: Descriptor, frame: (Pa, u64), attributes: &Attributes) {
+        cache::before_map(self.platform(), self.features(), frame, attributes.memory, attributes.access);
         cell.make(new);
         self.publish();
-        Ok(outcome)
+    }
+
+    /// The entry for `ipa` in the table of `level`, where that table is there already.
+    #[inline(always)]
+    fn linked(&self, ipa: Ipa, level: Level) -> Option<Cell<'_>> {
+        let mut at = self.geometry().root_level();
+        let mut cell = self.root().entry(self.geometry().index(ipa, at));
+        while at < level {
+            let entry = cell.load();
+            if !entry.is_table(at) {
+                return None;
+            }
+            at = at.below()?;
+            cell = self.table(entry).entry(self.geometry().index_below_root(ipa, at));
+        }
+        Some(cell)
     }
 
     /// Replaces a block by a table that maps the same, so that its parts can be changed. `Ok` where `ipa` is
@@ -91,28 +126,22 @@ impl<P: Platform> Stage2<P> {
         Ok(())
     }
 
+    #[inline(always)]
     fn check_leaf(&self, ipa: Ipa, pa: Pa, size: u64) -> Result<(), Error> {
-        for address in [ipa.raw(), pa.raw()] {
-            if address & (size - 1) != 0 {
-                return Err(Error::Misaligned { address, size });
-            }
+        // Aligned, a leaf is inside as a whole if its first byte is.
+        let (ipa_bits, pa_bits) = (self.geometry().ipa_bits(), self.features().pa_bits);
+        if (ipa.raw() | pa.raw()) & (size - 1) == 0 && ipa.raw() >> ipa_bits == 0 && pa.raw() >> pa_bits == 0 {
+            return Ok(());
         }
-        let bits = self.features().pa_bits;
-        if pa.raw() >> bits != 0 {
-            return Err(Error::OutsidePa { pa, bits });
-        }
-        match ipa.checked_add(size) {
-            Some(end) => self.geometry().check(&(ipa..end)),
-            None => Err(Error::OutsideIpa { ipa, bits: self.geometry().ipa_bits() }),
-        }
+        Err(why_no_leaf((ipa, ipa_bits), (pa, pa_bits), size))
     }
 
     /// Goes down to `ipa`'s entry in the table of `level`, making the tables that are missing and splitting the
-    /// blocks on the way, but for one that maps `ipa` to `unless` already.
+    /// blocks on the way, but for one that maps `ipa` to `unless`, as this type of memory, already.
     fn descend(
         &self,
         ipa: Ipa,
-        unless: Option<Pa>,
+        unless: Option<(Pa, Memory)>,
         level: Level,
         tables: &mut impl TableSource,
     ) -> Result<Found<'_>, Error> {
@@ -128,7 +157,8 @@ impl<P: Platform> Stage2<P> {
             if !entry.is_table(at) {
                 let span = self.geometry().granule().span(at);
                 let output = entry.address() + (ipa - ipa.align_down(span));
-                if entry.is_valid() && unless == Some(output) {
+                let memory = entry.attributes(self.features()).memory;
+                if entry.is_valid() && unless == Some((output, memory)) {
                     return Ok(Found::Covered(entry));
                 }
                 let page = tables.take().ok_or(Error::NoTablePage { ipa, level: below })?;
@@ -179,6 +209,18 @@ enum Found<'a> {
     Entry(Cell<'a>),
     /// A block above, which maps the address already to where it should go.
     Covered(Descriptor),
+}
+
+/// What is wrong with a leaf of `size` bytes that maps `ipa` to `pa`, where something is.
+#[cold]
+fn why_no_leaf((ipa, ipa_bits): (Ipa, u32), (pa, pa_bits): (Pa, u32), size: u64) -> Error {
+    if let Some(address) = [ipa.raw(), pa.raw()].into_iter().find(|address| address & (size - 1) != 0) {
+        Error::Misaligned { address, size }
+    } else if ipa.raw() >> ipa_bits != 0 {
+        Error::OutsideIpa { ipa, bits: ipa_bits }
+    } else {
+        Error::OutsidePa { pa, bits: pa_bits }
+    }
 }
 
 /// Whether two leaves differ at most in permissions, flags and software bits.

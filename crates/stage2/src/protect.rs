@@ -7,7 +7,7 @@
 use crate::platform::Platform;
 use crate::tlb::{Changed, Pending};
 use crate::walk::{Entry, Visitor};
-use crate::{Access, Descriptor, Error, Ipa, IpaRange, Leaf, Stage2, TableSource, cache};
+use crate::{Access, Descriptor, Error, Ipa, IpaRange, Leaf, Memory, Stage2, TableSource, cache};
 
 /// What [`Stage2::relax`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
     ) -> Result<Pending<'_, P>, Error> {
         self.split_ends(&range, tables)?;
-        let mut visitor = Change { changed: Changed::default(), change: |old: Descriptor| protected(old, access) };
+        let mut visitor = Protect { stage2: self, access, changed: Changed::default() };
         self.walk(range, &mut visitor)?;
         Ok(Pending::new(self.tlb(), visitor.changed))
     }
@@ -59,13 +59,18 @@ impl<P: Platform> Stage2<P> {
     /// [`Error::NotMapped`]; the guest will fault for translation next.
     pub fn relax(&mut self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
         let (cell, leaf) = self.find(ipa).ok_or(Error::NotMapped { ipa })?;
-        if access.execute && !leaf.descriptor.access().execute {
-            let size = self.geometry().granule().span(leaf.level);
-            cache::before_execute(self.platform(), self.features(), (leaf.descriptor.address(), size));
-        }
+        self.before_access(leaf.descriptor, access, self.geometry().granule().span(leaf.level));
         let (old, new) = cell.update(|old| old.with_access(old.access().union(access)).with_accessed());
         self.tlb().invalidate_local(leaf.ipa, leaf.level);
         Ok(if old == new { Relaxed::Already } else { Relaxed::Widened })
+    }
+
+    /// Cache maintenance before a leaf of `size` bytes is given `access`.
+    fn before_access(&self, leaf: Descriptor, access: Access, size: u64) {
+        let memory = leaf.attributes(self.features()).memory;
+        if access.execute && !leaf.access().execute && memory != Memory::Device {
+            cache::before_execute(self.platform(), self.features(), (leaf.address(), size));
+        }
     }
 
     /// Splits the blocks that reach across the ends of `range`.
@@ -84,18 +89,20 @@ fn protected(old: Descriptor, access: Access) -> Descriptor {
     if access.write { new } else { new.without_hardware_dirty() }
 }
 
-/// Changes each valid leaf.
-struct Change<F> {
+/// Sets the access of each valid leaf.
+struct Protect<'a, P: Platform> {
+    stage2: &'a Stage2<P>,
+    access: Access,
     changed: Changed,
-    change: F,
 }
 
-impl<F: Fn(Descriptor) -> Descriptor> Visitor for Change<F> {
+impl<P: Platform> Visitor for Protect<'_, P> {
     type Error = Error;
 
     fn leaf(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
         if entry.descriptor.is_valid() {
-            let (old, new) = entry.cell.update(&self.change);
+            self.stage2.before_access(entry.descriptor, self.access, entry.span);
+            let (old, new) = entry.cell.update(|old| protected(old, self.access));
             if old != new {
                 self.changed.leaf(entry.range(), entry.level);
             }

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::AtomicU64;
 
-use crate::platform::Platform;
+use crate::platform::{Domain, Platform};
 use crate::table::{Cell, Table};
 use crate::tlb::Tlb;
 use crate::{Descriptor, Error, Features, Geometry, Ipa, Level, Root, TablePage, Vmid, registers};
@@ -45,6 +45,8 @@ impl<P: Platform> Stage2<P> {
             return Err(Error::Root { root: root.pa(), size: geometry.root_size() });
         }
         root.zero(&platform, &features);
+        // The guest may be entered before anything is mapped.
+        platform.dsb(Domain::IshSt);
         let vttbr = registers::vttbr(root.pa(), vmid, &features);
         Ok(Self { platform, features, geometry, root, vttbr })
     }

@@ -13,18 +13,74 @@
 //! Where everything of the VMID goes, `VMALLS12E1IS` stands for 2 to 4. Widening is done on this CPU alone:
 //! another CPU's old entry causes at most one more fault, which ends here again.
 
+use core::marker::PhantomData;
+
 use crate::platform::{Domain, Platform, Tlbi};
 use crate::{Features, Geometry, Granule, Ipa, IpaRange, Level};
 
-/// A proof that the TLB invalidation for a change has completed on all CPUs.
+/// A proof that the TLB invalidation for a change has completed on all CPUs. It holds the borrow of the tables, so
+/// that it is spent before their next change, and allows nothing that comes after.
+///
+/// ```
+/// # use twofold_stage2::*;
+/// fn unmap<P: Platform>(tables: &mut Stage2<P>, range: IpaRange, pool: &mut impl TableSource) -> Result<(), Error> {
+///     let (pending, detached) = tables.unmap(range, pool, &mut |_| ())?;
+///     let flushed = pending.complete();
+///     detached.free(flushed, pool);
+///     Ok(())
+/// }
+/// ```
+///
+/// It cannot be made by hand:
+///
+/// ```compile_fail,E0451
+/// # use twofold_stage2::*;
+/// let forged = Flushed { vttbr: 0, tables: core::marker::PhantomData };
+/// ```
+///
+/// It cannot be used twice:
+///
+/// ```compile_fail,E0382
+/// # use twofold_stage2::*;
+/// fn twice<P: Platform>(one: Detached<'_, P>, two: Detached<'_, P>, flushed: Flushed<'_>, pool: &mut impl TableSource) {
+///     one.free(flushed, pool);
+///     two.free(flushed, pool);
+/// }
+/// ```
+///
+/// One from an earlier change is of no use:
+///
+/// ```compile_fail,E0499
+/// # use twofold_stage2::*;
+/// fn early<P: Platform>(tables: &mut Stage2<P>, range: IpaRange, pool: &mut impl TableSource) -> Result<(), Error> {
+///     let flushed = tables.protect(range.clone(), Access::READ, pool)?.complete();
+///     let (pending, detached) = tables.unmap(range, pool, &mut |_| ())?;
+///     detached.free(flushed, pool);
+///     let _ = pending.complete();
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "what was removed may be freed with this"]
-pub struct Flushed(());
+pub struct Flushed<'a> {
+    /// Whose entries were invalidated.
+    pub(crate) vttbr: u64,
+    tables: PhantomData<&'a ()>,
+}
 
 /// A change whose TLB invalidation is still to come.
 ///
 /// [`complete`](Self::complete) it before anything that the old entries reached is reused. Dropping it is a
 /// mistake, made harmless by invalidating the whole VMID; with debug assertions it panics.
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # use twofold_stage2::*;
+/// fn forgets<P: Platform>(tables: &mut Stage2<P>, range: IpaRange, pool: &mut impl TableSource) -> Result<(), Error> {
+///     tables.protect(range, Access::READ, pool)?;
+///     Ok(())
+/// }
+/// ```
 #[must_use = "call complete(): until then, guests may still use the old entries"]
 pub struct Pending<'a, P: Platform> {
     tlb: Tlb<'a, P>,
@@ -37,12 +93,12 @@ impl<'a, P: Platform> Pending<'a, P> {
     }
 
     /// Invalidates what has changed, on all CPUs, and waits until that is complete.
-    pub fn complete(self) -> Flushed {
+    pub fn complete(self) -> Flushed<'a> {
         let mut this = core::mem::ManuallyDrop::new(self);
         if let Some(scope) = this.changed.0.take() {
             this.tlb.invalidate(&scope);
         }
-        Flushed(())
+        Flushed { vttbr: this.tlb.vttbr, tables: PhantomData }
     }
 
     /// Whether there is anything to invalidate.

@@ -10,6 +10,15 @@ use crate::walk::{Entry, Visitor};
 use crate::{Descriptor, Error, IpaRange, Leaf, Pa, Root, Stage2, TablePage, TableSource};
 
 /// Tables that were taken out of a tree, and may still be read by walks that began before.
+///
+/// They are not freed without the flush:
+///
+/// ```compile_fail,E0061
+/// # use twofold_stage2::*;
+/// fn at_once<P: Platform>(detached: Detached<'_, P>, pool: &mut impl TableSource) {
+///     detached.free(pool);
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "free() them after the flush, or their pages are lost"]
 pub struct Detached<'a, P: Platform> {
@@ -20,7 +29,12 @@ pub struct Detached<'a, P: Platform> {
 
 impl<P: Platform> Detached<'_, P> {
     /// Gives the pages back to `tables`, and returns how many that were.
-    pub fn free(self, _flushed: Flushed, tables: &mut impl TableSource) -> usize {
+    ///
+    /// # Panics
+    ///
+    /// Where the flush was another guest's.
+    pub fn free(self, flushed: Flushed<'_>, tables: &mut impl TableSource) -> usize {
+        assert_eq!(flushed.vttbr, self.stage2.vttbr(), "the flush was another guest's");
         let mut count = 0;
         let mut next = self.chain;
         while let Some(pa) = next {

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The machine that QEMU plays, as command-line arguments.
+//!
+//! Invariant: two deterministic machines with equal settings execute the same instructions, to the bit.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use twofold_abi::control::BOOT_ARGUMENT;
+
+use crate::guest::Bundle;
+
+/// The CPU model where none is asked for. Without `pauth-impdef` pointer authentication is about four
+/// times slower under TCG.
+pub const CPU_DEFAULT: &str = "max,pauth-impdef=on";
+/// Bytes of the machine beside the guest and its bundle: the hypervisor, its tables, and what alignment costs.
+pub const HYPERVISOR_MEMORY: u64 = 192 << 20;
+/// The least memory of the machine in bytes.
+pub const MACHINE_MEMORY_MIN: u64 = 512 << 20;
+
+/// What the image gets to work on.
+#[derive(Clone, Debug)]
+pub enum Loaded {
+    /// Nothing: a test image.
+    Nothing,
+    /// A guest with this much memory in bytes.
+    Guest {
+        /// The file that carries it.
+        bundle: Bundle,
+        /// Guest RAM in bytes.
+        memory: u64,
+    },
+}
+
+/// What QEMU starts.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// The flat image of the hypervisor, or a test image.
+    pub image: PathBuf,
+    /// What it works on.
+    pub loaded: Loaded,
+    /// What the image's own command line (`bootargs`) has after [`BOOT_ARGUMENT`], if anything.
+    pub append: Option<String>,
+    /// CPU model, as QEMU's `-cpu` takes it.
+    pub cpu: String,
+    /// Number of physical CPUs.
+    pub cpus: u32,
+    /// One virtual nanosecond per instruction, and everything the same from run to run. Takes one CPU.
+    pub deterministic: bool,
+}
+
+/// Where the console goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serial {
+    /// To the terminal; Ctrl-A X leaves.
+    Terminal,
+    /// To standard output, read by the launcher.
+    Pipe,
+}
+
+impl Machine {
+    /// Memory of the machine in bytes.
+    pub fn memory(&self) -> u64 {
+        let used = match &self.loaded {
+            Loaded::Nothing => 0,
+            Loaded::Guest { bundle, memory } => memory + bundle.size,
+        };
+        // -m counts MiB.
+        (used + HYPERVISOR_MEMORY).max(MACHINE_MEMORY_MIN).next_multiple_of(1 << 20)
+    }
+
+    /// QEMU's arguments; the image's control channel is written to the file `control`.
+    pub fn arguments(&self, serial: Serial, control: &Path) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        let mut add = |option: &str, value: OsString| arguments.extend([OsString::from(option), value]);
+
+        let mut machine = "virt,virtualization=on,gic-version=3".to_owned();
+        if self.deterministic {
+            machine.push_str(",dtb-randomness=off");
+        }
+        add("-M", machine.into());
+        add("-cpu", self.cpu.clone().into());
+        add("-m", format!("{}M", self.memory() >> 20).into());
+        if self.deterministic {
+            add("-smp", "1".into());
+            add("-accel", "tcg,thread=single".into());
+            add("-icount", "shift=0,sleep=off".into());
+            add("-rtc", "base=2026-01-01T00:00:00,clock=vm".into());
+            add("-seed", "1".into());
+        } else {
+            add("-smp", self.cpus.to_string().into());
+            add("-accel", "tcg".into());
+        }
+        add("-nic", "none".into());
+        add("-display", "none".into());
+        match serial {
+            Serial::Terminal => add("-serial", "mon:stdio".into()),
+            Serial::Pipe => {
+                add("-serial", "stdio".into());
+                add("-monitor", "none".into());
+            }
+        }
+        let mut chardev = OsString::from("file,id=control,path=");
+        chardev.push(escaped(control));
+        add("-chardev", chardev);
+        add("-semihosting-config", "enable=on,target=native,chardev=control".into());
+        add("-kernel", self.image.clone().into());
+        if let Loaded::Guest { bundle, .. } = &self.loaded {
+            add("-initrd", bundle.path.clone().into());
+        }
+        add("-append", self.boot_arguments().into());
+        arguments
+    }
+}
+
+impl Machine {
+    /// The image speaks on the control channel only when told that somebody listens.
+    fn boot_arguments(&self) -> String {
+        match &self.append {
+            Some(text) => format!("{BOOT_ARGUMENT} {text}"),
+            None => BOOT_ARGUMENT.to_owned(),
+        }
+    }
+}
+
+/// A comma ends a value within an option of QEMU; two are one.
+fn escaped(path: &Path) -> OsString {
+    match path.to_str() {
+        Some(text) => text.replace(',', ",,").into(),
+        // Not Unicode: such a name with a comma in it is beyond help, and QEMU says so.
+        None => path.as_os_str().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine {
+            image: "twofold.img".into(),
+            loaded: Loaded::Guest { bundle: Bundle { path: "guest.bundle".into(), size: 40 << 20 }, memory: 512 << 20 },
+            append: None,
+            cpu: CPU_DEFAULT.to_owned(),
+            cpus: 2,
+            deterministic: false,
+        }
+    }
+
+    fn arguments(machine: &Machine, serial: Serial) -> Vec<String> {
+        let arguments = machine.arguments(serial, Path::new("a,b/control.log"));
+        arguments.into_iter().map(|argument| argument.into_string().unwrap()).collect()
+    }
+
+    fn has(arguments: &[String], option: &str, value: &str) -> bool {
+        arguments.windows(2).any(|pair| pair == [option, value])
+    }
+
+    #[test]
+    fn an_ordinary_machine() {
+        let arguments = arguments(&machine(), Serial::Pipe);
+        assert!(has(&arguments, "-M", "virt,virtualization=on,gic-version=3"));
+        assert!(has(&arguments, "-cpu", "max,pauth-impdef=on"));
+        assert!(has(&arguments, "-m", "744M"));
+        assert!(has(&arguments, "-smp", "2"));
+        assert!(has(&arguments, "-serial", "stdio"));
+        assert!(has(&arguments, "-monitor", "none"));
+        assert!(has(&arguments, "-chardev", "file,id=control,path=a,,b/control.log"));
+        assert!(has(&arguments, "-kernel", "twofold.img"));
+        assert!(has(&arguments, "-initrd", "guest.bundle"));
+        assert!(has(&arguments, "-append", "twofold.semihosting"));
+        assert!(!arguments.iter().any(|argument| argument == "-icount"));
+    }
+
+    #[test]
+    fn a_deterministic_machine_has_one_cpu_and_a_counted_clock() {
+        let arguments = arguments(&Machine { deterministic: true, ..machine() }, Serial::Pipe);
+        for (option, value) in [
+            ("-M", "virt,virtualization=on,gic-version=3,dtb-randomness=off"),
+            ("-smp", "1"),
+            ("-accel", "tcg,thread=single"),
+            ("-icount", "shift=0,sleep=off"),
+            ("-rtc", "base=2026-01-01T00:00:00,clock=vm"),
+            ("-seed", "1"),
+        ] {
+            assert!(has(&arguments, option, value), "{option} {value}");
+        }
+    }
+
+    #[test]
+    fn a_test_image_has_a_command_line_and_no_guest() {
+        let machine = Machine { loaded: Loaded::Nothing, append: Some("run=map".to_owned()), ..machine() };
+        let arguments = arguments(&machine, Serial::Pipe);
+        assert!(has(&arguments, "-append", "twofold.semihosting run=map"));
+        assert!(has(&arguments, "-m", "512M"));
+        assert!(!arguments.iter().any(|argument| argument == "-initrd"));
+    }
+
+    #[test]
+    fn a_terminal_keeps_the_monitor() {
+        let arguments = arguments(&machine(), Serial::Terminal);
+        assert!(has(&arguments, "-serial", "mon:stdio"));
+        assert!(!arguments.iter().any(|argument| argument == "-monitor"));
+    }
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the hypervisor said on its control channel.
+//!
+//! Invariant: a [`Report`] has each key once (the last value wins) and lists keys in the order of their
+//! names, so that two equal runs print equal reports.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+use twofold_abi::control;
+
+/// The control channel's lines, sorted by kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Control {
+    /// What a person may want to know.
+    pub log: Vec<String>,
+    /// Why the guest could not be started.
+    pub errors: Vec<String>,
+    /// The figures.
+    pub report: Report,
+    /// How it ended: power-off, reset, panic, error, tests. `None`: it did not say so.
+    pub end: Option<String>,
+    /// Names of tests (a test image's answer to `list`).
+    pub tests: Vec<String>,
+    /// Names of tests that passed.
+    pub passed: Vec<String>,
+    /// Names of tests that failed, and why.
+    pub failed: Vec<(String, String)>,
+}
+
+/// Figures by dotted key, as [`twofold_abi::control`] lists them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    figures: BTreeMap<String, u64>,
+}
+
+impl Control {
+    /// Reads the channel's text. Lines of unknown kind or shape are ignored, as the protocol asks.
+    pub fn parse(text: &str) -> Self {
+        let mut parsed = Self::default();
+        for line in text.lines() {
+            parsed.take(line.trim());
+        }
+        parsed
+    }
+
+    fn take(&mut self, line: &str) {
+        let (kind, rest) = split_word(line);
+        match kind {
+            control::LOG => self.log.push(rest.to_owned()),
+            control::ERROR => self.errors.push(rest.to_owned()),
+            control::STAT => {
+                let (key, value) = split_word(rest);
+                if let (true, Ok(value)) = (is_key(key), value.parse()) {
+                    self.report.set(key, value);
+                }
+            }
+            control::END => self.end = Some(rest.to_owned()),
+            control::TEST if !rest.is_empty() => self.tests.push(rest.to_owned()),
+            control::PASS if !rest.is_empty() => self.passed.push(rest.to_owned()),
+            control::FAIL if !rest.is_empty() => {
+                let (name, why) = split_word(rest);
+                self.failed.push((name.to_owned(), why.to_owned()));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Report {
+    /// The figure `key`.
+    pub fn get(&self, key: &str) -> Option<u64> {
+        self.figures.get(key).copied()
+    }
+
+    /// Sets the figure `key`.
+    pub fn set(&mut self, key: &str, value: u64) {
+        self.figures.insert(key.to_owned(), value);
+    }
+
+    /// The figures below `prefix`, by the rest of their key, in order of names: `under("tlbi")` has
+    /// `vmalle1is` for `tlbi.vmalle1is`.
+    pub fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, u64)> {
+        self.iter().filter_map(move |(key, value)| Some((key.strip_prefix(prefix)?.strip_prefix('.')?, value)))
+    }
+
+    /// All figures in the order of their keys.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.figures.iter().map(|(key, value)| (key.as_str(), *value))
+    }
+
+    /// Whether there is no figure at all.
+    pub fn is_empty(&self) -> bool {
+        self.figures.is_empty()
+    }
+
+    /// The figures nested by the dots of their keys. A key that is also the start of another one keeps
+    /// its own figure under `self`.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let mut root = Map::new();
+        for (key, value) in self.iter() {
+            insert(&mut root, key, value);
+        }
+        root
+    }
+}
+
+fn insert(object: &mut Map<String, Value>, key: &str, value: u64) {
+    let Some((first, rest)) = key.split_once('.') else {
+        match object.get_mut(key) {
+            Some(Value::Object(below)) => below.insert("self".to_owned(), value.into()),
+            _ => object.insert(key.to_owned(), value.into()),
+        };
+        return;
+    };
+    let below = object.entry(first).or_insert_with(|| Value::Object(Map::new()));
+    if !below.is_object() {
+        let own = below.take();
+        *below = Value::Object(Map::from_iter([("self".to_owned(), own)]));
+    }
+    if let Value::Object(below) = below {
+        insert(below, rest, value);
+    }
+}
+
+fn split_word(text: &str) -> (&str, &str) {
+    let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+    (word, rest.trim_start())
+}
+
+fn is_key(key: &str) -> bool {
+    key.split('.')
+        .all(|part| !part.is_empty() && part.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn sorts_lines_by_kind() {
+        let control = Control::parse(
+            "twofold:log 512 MiB for the guest\r\n\
+             twofold:stat faults.translation 31\n\
+             twofold:stat exits.wfi 7\n\
+             twofold:error no bundle\n\
+             twofold:test map_page\n\
+             twofold:pass map_page\n\
+             twofold:fail split the entry was 0x3\n\
+             twofold:end power-off\n",
+        );
+        assert_eq!(control.log, ["512 MiB for the guest"]);
+        assert_eq!(control.errors, ["no bundle"]);
+        assert_eq!(control.report.get("faults.translation"), Some(31));
+        assert_eq!(control.report.get("exits.wfi"), Some(7));
+        assert_eq!(control.tests, ["map_page"]);
+        assert_eq!(control.passed, ["map_page"]);
+        assert_eq!(control.failed, [("split".to_owned(), "the entry was 0x3".to_owned())]);
+        assert_eq!(control.end.as_deref(), Some("power-off"));
+    }
+
+    #[test]
+    fn ignores_what_it_does_not_know() {
+        let text = "twofold:news all well\nhello\n\ntwofold:stat\ntwofold:stat A.b 1\ntwofold:stat a..b 1\n\
+                    twofold:stat a -1\ntwofold:stat a 1 2\ntwofold:stat a x\ntwofold:pass\ntwofold:statistic a 1";
+        assert_eq!(Control::parse(text), Control::default());
+    }
+
+    #[test]
+    fn the_last_value_of_a_key_wins() {
+        let control = Control::parse("twofold:stat a.b 1\ntwofold:stat a.b 18446744073709551615");
+        assert_eq!(control.report.iter().collect::<Vec<_>>(), [("a.b", u64::MAX)]);
+    }
+
+    #[test]
+    fn lists_what_is_under_a_prefix() {
+        let control = Control::parse("twofold:stat tlbi.b 2\ntwofold:stat tlbi.a 1\ntwofold:stat tlbix.c 3");
+        assert_eq!(control.report.under("tlbi").collect::<Vec<_>>(), [("a", 1), ("b", 2)]);
+    }
+
+    #[test]
+    fn nests_by_dots() {
+        let control = Control::parse(
+            "twofold:stat el2_instructions.total 9\ntwofold:stat el2_instructions.by_exit.hvc 4\ntwofold:stat one 1",
+        );
+        let expected = json!({"el2_instructions": {"total": 9, "by_exit": {"hvc": 4}}, "one": 1});
+        assert_eq!(Value::Object(control.report.to_json()), expected);
+    }
+
+    #[test]
+    fn a_key_that_starts_another_keeps_its_figure() {
+        let mut report = Report::default();
+        report.set("a", 1);
+        report.set("a.b", 2);
+        assert_eq!(Value::Object(report.to_json()), json!({"a": {"self": 1, "b": 2}}));
+    }
+}

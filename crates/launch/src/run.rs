@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Runs one machine: follows its console, ends it in time, and collects what it said.
+//!
+//! Invariant: when [`Launch::run`] returns, however it returns, the QEMU that it started is gone and reaped.
+//! The time limit is there against hangs and never says whether a guest was right.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::machine::{Machine, Serial};
+use crate::qemu::Qemu;
+use crate::report::Control;
+use crate::verdict::Check;
+
+/// The name of the console's log in a launch's directory.
+pub const CONSOLE_LOG: &str = "console.log";
+/// The name of the control channel's log in a launch's directory.
+pub const CONTROL_LOG: &str = "control.log";
+const STDERR_LOG: &str = "qemu.log";
+
+/// One launch.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// The QEMU to start.
+    pub qemu: &'a Qemu,
+    /// What it plays.
+    pub machine: &'a Machine,
+    /// An existing directory for the logs; a launch at a time.
+    pub directory: &'a Path,
+    /// The most time it may take; `None`: no limit.
+    pub timeout: Option<Duration>,
+    /// Ends it from outside.
+    pub stop: Stop,
+}
+
+/// Asks every launch that has a clone of it to end; cheap to clone, safe in a signal handler's thread.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+/// A machine that ended by itself.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// QEMU's exit status; `None` when a signal killed it.
+    pub status: Option<i32>,
+    /// The console; empty when it went to the terminal.
+    pub console: Console,
+    /// What the hypervisor said.
+    pub control: Control,
+    /// What QEMU itself said.
+    pub stderr: String,
+}
+
+/// What is kept of a console.
+#[derive(Clone, Debug, Default)]
+pub struct Console {
+    /// The guest's word on its own check.
+    pub check: Check,
+    lines: VecDeque<String>,
+}
+
+/// Why a machine did not end by itself.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// QEMU did not start.
+    #[error("cannot start {program}: {source}; `cargo xtask doctor` says what is missing")]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A log cannot be written or read.
+    #[error("cannot use {path}: {source}; is the disk full?")]
+    Log {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The time limit passed.
+    #[error(
+        "the guest did not end within {} s and was ended; raise --timeout if the machine is slow. The console \
+         is in {log}, and its last lines are:\n{last}", limit.as_secs()
+    )]
+    TimedOut {
+        /// The limit.
+        limit: Duration,
+        /// The console's log.
+        log: PathBuf,
+        /// The end of the console.
+        last: String,
+    },
+    /// [`Stop::request`] was called.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl Stop {
+    /// Asks to end.
+    pub fn request(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was asked for.
+    pub fn is_requested(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Console {
+    /// Takes one line.
+    pub fn take(&mut self, line: &str) {
+        self.check.take(line);
+        if self.lines.len() == KEPT_LINES {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(line.to_owned());
+    }
+
+    /// The last `count` lines, or as many as there are.
+    pub fn tail(&self, count: usize) -> Vec<&str> {
+        self.lines.iter().skip(self.lines.len().saturating_sub(count)).map(String::as_str).collect()
+    }
+}
+
+impl Launch<'_> {
+    /// Runs with the console read by the launcher: logged, and given to `on_line` line by line.
+    pub fn run(&self, mut on_line: impl FnMut(&str)) -> Result<Outcome, RunError> {
+        let log_path = self.directory.join(CONSOLE_LOG);
+        let log_error = |source| RunError::Log { path: log_path.clone(), source };
+        let mut log = File::create(&log_path).map_err(log_error)?;
+        let mut child = self.start(Serial::Pipe)?;
+        let lines = child.lines();
+        let deadline = self.timeout.map(|limit| Instant::now() + limit);
+        let mut console = Console::default();
+        let mut take = |line: String| -> Result<(), RunError> {
+            writeln!(log, "{line}").map_err(log_error)?;
+            on_line(&line);
+            console.take(&line);
+            Ok(())
+        };
+
+        let ended = loop {
+            match lines.recv_timeout(POLL) {
+                Ok(line) => take(line)?,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break self.wait(&mut child, deadline)?,
+            }
+            if let Err(end) = self.may_go_on(deadline) {
+                break Err(end);
+            }
+        };
+        if ended.is_err() {
+            child.kill();
+            // What it wrote before it was killed is worth having; whoever else holds the pipe is not waited for.
+            while let Ok(line) = lines.recv_timeout(POLL) {
+                take(line)?;
+            }
+        }
+        match ended {
+            Ok(status) => self.outcome(status, console),
+            Err(End::Stopped) => Err(RunError::Stopped),
+            Err(End::TimedOut(limit)) => Err(self.timed_out(limit, &console)),
+        }
+    }
+
+    /// Runs with the console on the terminal, which QEMU leaves by Ctrl-A X.
+    pub fn run_on_terminal(&self) -> Result<Outcome, RunError> {
+        let terminal = Terminal::save();
+        let deadline = self.timeout.map(|limit| Instant::now() + limit);
+        let mut child = self.start(Serial::Terminal)?;
+        let ended = self.wait(&mut child, deadline);
+        drop(child);
+        drop(terminal);
+        match ended? {
+            Ok(status) => self.outcome(status, Console::default()),
+            Err(End::Stopped) => Err(RunError::Stopped),
+            Err(End::TimedOut(limit)) => Err(self.timed_out(limit, &Console::default())),
+        }
+    }
+
+    fn start(&self, serial: Serial) -> Result<Running, RunError> {
+        let control = self.directory.join(CONTROL_LOG);
+        let stderr = self.directory.join(STDERR_LOG);
+        // Empty, so that a QEMU that fails early leaves no control log of an earlier launch.
+        File::create(&control).map_err(|source| RunError::Log { path: control.clone(), source })?;
+        let mut command = Command::new(self.qemu.program());
+        command.args(self.machine.arguments(serial, &control));
+        if serial == Serial::Pipe {
+            let stderr = File::create(&stderr).map_err(|source| RunError::Log { path: stderr, source })?;
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+        }
+        let child =
+            command.spawn().map_err(|source| RunError::Start { program: self.qemu.program().to_owned(), source })?;
+        Ok(Running { child })
+    }
+
+    /// Waits for the end; polls, since `std` has no wait with a limit.
+    fn wait(&self, child: &mut Running, deadline: Option<Instant>) -> Result<Result<ExitStatus, End>, RunError> {
+        loop {
+            let polled = child.child.try_wait();
+            let lost = |source| RunError::Start { program: self.qemu.program().to_owned(), source };
+            if let Some(status) = polled.map_err(lost)? {
+                return Ok(Ok(status));
+            }
+            if let Err(end) = self.may_go_on(deadline) {
+                return Ok(Err(end));
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    fn may_go_on(&self, deadline: Option<Instant>) -> Result<(), End> {
+        if self.stop.is_requested() {
+            return Err(End::Stopped);
+        }
+        match (deadline, self.timeout) {
+            (Some(deadline), Some(limit)) if Instant::now() >= deadline => Err(End::TimedOut(limit)),
+            _ => Ok(()),
+        }
+    }
+
+    fn outcome(&self, status: ExitStatus, console: Console) -> Result<Outcome, RunError> {
+        let read = |name: &str| {
+            let path = self.directory.join(name);
+            match fs::read(&path) {
+                Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+                Err(source) => Err(RunError::Log { path, source }),
+            }
+        };
+        let control = Control::parse(&read(CONTROL_LOG)?);
+        Ok(Outcome { status: status.code(), console, control, stderr: read(STDERR_LOG)? })
+    }
+
+    fn timed_out(&self, limit: Duration, console: &Console) -> RunError {
+        let lines = console.tail(SHOWN_LINES);
+        let last = if lines.is_empty() { "(nothing)".to_owned() } else { lines.join("\n") };
+        RunError::TimedOut { limit, log: self.directory.join(CONSOLE_LOG), last }
+    }
+}
+
+const POLL: Duration = Duration::from_millis(10);
+const KEPT_LINES: usize = 400;
+const SHOWN_LINES: usize = 20;
+/// A guest that never ends its line must not fill the host's memory.
+const LINE_MAX: u64 = 64 << 10;
+
+enum End {
+    Stopped,
+    TimedOut(Duration),
+}
+
+/// A child that does not outlive its owner.
+struct Running {
+    child: Child,
+}
+
+impl Running {
+    fn lines(&mut self) -> Receiver<String> {
+        let (sender, receiver) = mpsc::sync_channel(KEPT_LINES);
+        if let Some(stdout) = self.child.stdout.take() {
+            thread::spawn(move || read_lines(stdout, |line| sender.send(line).is_ok()));
+        }
+        receiver
+    }
+
+    fn kill(&mut self) {
+        // Errors mean that it is gone already, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Gives each line to `take` until it refuses or the stream ends.
+fn read_lines(stdout: ChildStdout, take: impl Fn(String) -> bool) {
+    let mut reader = BufReader::new(stdout);
+    let mut bytes = Vec::new();
+    loop {
+        bytes.clear();
+        match reader.by_ref().take(LINE_MAX).read_until(b'\n', &mut bytes) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {
+                let text = String::from_utf8_lossy(&bytes);
+                if !take(text.trim_end_matches(['\n', '\r']).to_owned()) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The terminal's settings: QEMU restores them when it ends by itself, not when it is killed.
+struct Terminal {
+    saved: Option<String>,
+}
+
+impl Terminal {
+    fn save() -> Self {
+        let output = Command::new("stty").arg("-g").stdin(Stdio::inherit()).stderr(Stdio::null()).output();
+        let saved = output.ok().filter(|output| output.status.success());
+        Self { saved: saved.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()) }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if let Some(saved) = &self.saved {
+            // Best effort: there is nobody left to tell.
+            let _ = Command::new("stty").arg(saved).stdin(Stdio::inherit()).status();
+        }
+    }
+}
+
+/// A stand-in for QEMU, for tests: a shell script.
+#[cfg(test)]
+pub(crate) mod fake {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+    use std::process::Command;
+    use std::thread;
+
+    pub struct Fake {
+        pub directory: tempfile::TempDir,
+        pub program: PathBuf,
+    }
+
+    impl Fake {
+        /// A program that runs `script`; `$control` is the control channel's file.
+        pub fn new(script: &str) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let program = directory.path().join("qemu");
+            let find = r#"for word in "$@"; do case "$word" in file,id=control,path=*) control="${word#file,id=control,path=}";; esac; done"#;
+            fs::write(&program, format!("#!/bin/sh\n[ \"$1\" = --probe ] && exit 0\n{find}\n{script}\n")).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            // A thread that forked while the file was open for writing keeps it unexecutable until its
+            // own exec; once it can be executed, it stays so.
+            while Command::new(&program).arg("--probe").status().is_err() {
+                thread::yield_now();
+            }
+            Self { directory, program }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fake::Fake;
+    use super::*;
+    use crate::machine::{CPU_DEFAULT, Loaded};
+    use crate::verdict::Verdict;
+
+    fn launch(fake: &Fake, timeout: Option<Duration>, stop: &Stop) -> (Result<Outcome, RunError>, Vec<String>) {
+        let qemu = Qemu::at(&fake.program).unwrap();
+        let machine = Machine {
+            image: "twofold.img".into(),
+            loaded: Loaded::Nothing,
+            append: None,
+            cpu: CPU_DEFAULT.to_owned(),
+            cpus: 1,
+            deterministic: false,
+        };
+        let launch =
+            Launch { qemu: &qemu, machine: &machine, directory: fake.directory.path(), timeout, stop: stop.clone() };
+        let mut lines = Vec::new();
+        let result = launch.run(|line| lines.push(line.to_owned()));
+        (result, lines)
+    }
+
+    /// A fake that answers `--version` and then runs `script`.
+    fn fake(script: &str) -> Fake {
+        Fake::new(&format!("if [ \"$1\" = --version ]; then echo 'QEMU emulator version 8.0.0'; exit 0; fi\n{script}"))
+    }
+
+    /// The script writes its process id, which `exec` keeps.
+    const SLEEP: &str = "echo $$ > \"$(dirname \"$0\")/pid\"; echo booting; exec sleep 1000";
+
+    fn assert_gone(fake: &Fake) {
+        // On a very slow machine it is killed before it writes the file; then there is nothing to look for.
+        let Ok(pid) = fs::read_to_string(fake.directory.path().join("pid")) else { return };
+        let alive = Command::new("kill").args(["-0", pid.trim()]).stderr(Stdio::null()).status().unwrap();
+        assert!(!alive.success(), "process {pid} still runs");
+    }
+
+    #[test]
+    fn an_end_is_collected() {
+        let fake = fake(
+            "echo hello; printf 'guest check: ok\\r\\n'; echo 'twofold:stat exits.hvc 3' > \"$control\"\n\
+             echo 'twofold:end power-off' >> \"$control\"; echo warning >&2; exit 0",
+        );
+        let (result, lines) = launch(&fake, None, &Stop::default());
+        let outcome = result.unwrap();
+        assert_eq!(lines, ["hello", "guest check: ok"]);
+        assert_eq!(outcome.console.tail(10), lines);
+        assert_eq!(outcome.control.report.get("exits.hvc"), Some(3));
+        assert_eq!(outcome.stderr, "warning\n");
+        assert_eq!(Verdict::new(&outcome, true), Verdict::Ok);
+        let log = fs::read_to_string(fake.directory.path().join(CONSOLE_LOG)).unwrap();
+        assert_eq!(log, "hello\nguest check: ok\n");
+    }
+
+    #[test]
+    fn a_status_other_than_zero_is_kept() {
+        let fake = fake("echo 'twofold:error no bundle' > \"$control\"; exit 18");
+        let outcome = launch(&fake, None, &Stop::default()).0.unwrap();
+        assert_eq!(Verdict::new(&outcome, false), Verdict::CannotStart("no bundle".to_owned()));
+    }
+
+    #[test]
+    fn a_hang_is_killed_and_its_console_shown() {
+        let fake = fake(SLEEP);
+        let (result, _) = launch(&fake, Some(Duration::from_secs(1)), &Stop::default());
+        let error = result.unwrap_err();
+        assert!(matches!(error, RunError::TimedOut { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("--timeout") && text.contains(CONSOLE_LOG), "{text}");
+        assert_gone(&fake);
+    }
+
+    #[test]
+    fn a_stop_from_outside_kills() {
+        let fake = fake(SLEEP);
+        let stop = Stop::default();
+        let stopper = stop.clone();
+        let pid = fake.directory.path().join("pid");
+        let waiter = thread::spawn(move || {
+            while !pid.exists() {
+                thread::sleep(POLL);
+            }
+            stopper.request();
+        });
+        let (result, _) = launch(&fake, None, &stop);
+        waiter.join().unwrap();
+        assert!(matches!(result.unwrap_err(), RunError::Stopped));
+        assert_gone(&fake);
+    }
+
+    #[test]
+    fn a_line_without_end_is_cut_into_pieces() {
+        let fake = fake("head -c 200000 /dev/zero | tr '\\0' x; exit 0");
+        let (_, lines) = launch(&fake, None, &Stop::default());
+        assert_eq!(lines.iter().map(String::len).sum::<usize>(), 200_000);
+        assert_eq!(lines.iter().map(String::len).max(), Some(LINE_MAX as usize));
+    }
+
+    #[test]
+    fn only_the_last_lines_are_kept() {
+        let mut console = Console::default();
+        (0..1000).for_each(|number| console.take(&number.to_string()));
+        assert_eq!(console.tail(2), ["998", "999"]);
+        assert_eq!(console.tail(usize::MAX).len(), KEPT_LINES);
+    }
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a finished launch means.
+//!
+//! Invariant: [`Verdict::Ok`] needs everything at once: QEMU's exit status for a power-off, the
+//! hypervisor's own last word, and for a check the guest's word as well. Whatever is missing makes another
+//! verdict, so that nobody's silence passes for success.
+
+use std::fmt;
+
+use twofold_abi::exit;
+
+use crate::run::Outcome;
+
+/// The line by which a guest says that its own check passed.
+pub const CHECK_OK: &str = "guest check: ok";
+/// The start of the line by which a guest says that its own check failed.
+pub const CHECK_FAILED: &str = "guest check: FAILED";
+
+/// What the guest's console said of its own check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Check {
+    /// Nothing.
+    #[default]
+    Missing,
+    /// [`CHECK_OK`], and nothing to the contrary.
+    Ok,
+    /// The text of a line that starts with [`CHECK_FAILED`].
+    Failed(String),
+}
+
+/// How a launch ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The guest powered off, or the test image's tests passed; a check that was asked for passed.
+    Ok,
+    /// The guest's own check failed.
+    CheckFailed(String),
+    /// The guest powered off without a word about its check.
+    CheckMissing,
+    /// The guest asked for a reset.
+    Reset,
+    /// EL2 panicked; its report.
+    Panic(String),
+    /// The guest could not be started; why.
+    CannotStart(String),
+    /// Tests failed; which and why.
+    TestFailed(String),
+    /// QEMU ended without the image's last word: its window was left, or something else ended it.
+    Left,
+    /// QEMU itself failed; its exit status, if it has one, and what it wrote.
+    Qemu(Option<i32>, String),
+}
+
+impl Check {
+    /// Takes one line of the console into account.
+    pub fn take(&mut self, line: &str) {
+        let line = line.trim();
+        if line.starts_with(CHECK_FAILED) {
+            *self = Self::Failed(line.to_owned());
+        } else if line == CHECK_OK && *self == Self::Missing {
+            *self = Self::Ok;
+        }
+    }
+}
+
+impl Verdict {
+    /// The verdict on `outcome`; `checked` when the guest was asked to check itself.
+    pub fn new(outcome: &Outcome, checked: bool) -> Self {
+        let control = &outcome.control;
+        let failed_check = || match &outcome.console.check {
+            Check::Failed(line) if checked => Some(Self::CheckFailed(line.clone())),
+            _ => None,
+        };
+        match outcome.status {
+            Some(exit::POWER_OFF) if control.end.is_none() => Self::Left,
+            Some(exit::POWER_OFF) if checked => match &outcome.console.check {
+                Check::Ok => Self::Ok,
+                Check::Missing => Self::CheckMissing,
+                Check::Failed(line) => Self::CheckFailed(line.clone()),
+            },
+            Some(exit::POWER_OFF) => Self::Ok,
+            Some(exit::RESET) => failed_check().unwrap_or(Self::Reset),
+            Some(exit::PANIC) => Self::Panic(panic_report(outcome)),
+            Some(exit::CANNOT_START) => Self::CannotStart(control.errors.join("; ")),
+            Some(exit::TEST_FAILED) => {
+                let tests: Vec<_> = control.failed.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+                Self::TestFailed(tests.join("; "))
+            }
+            status => Self::Qemu(status, outcome.stderr.trim().to_owned()),
+        }
+    }
+
+    /// Whether it is [`Verdict::Ok`].
+    pub fn is_ok(&self) -> bool {
+        *self == Self::Ok
+    }
+
+    /// One word for reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::CheckFailed(_) => "check failed",
+            Self::CheckMissing => "check missing",
+            Self::Reset => "reset",
+            Self::Panic(_) => "panic",
+            Self::CannotStart(_) => "cannot start",
+            Self::TestFailed(_) => "test failed",
+            Self::Left => "left",
+            Self::Qemu(..) => "qemu failed",
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ok => write!(formatter, "the guest powered off"),
+            Self::CheckFailed(line) => {
+                write!(formatter, "the guest's own check failed ({line}); the console shows what led to it")
+            }
+            Self::CheckMissing => write!(
+                formatter,
+                "the guest powered off without the line `{CHECK_OK}`; with an initrd of your own, print it as \
+                 xtask/guest/init does, or run without --check"
+            ),
+            Self::Reset => write!(
+                formatter,
+                "the guest asked for a reset, which Linux does after a panic; read the end of the console"
+            ),
+            Self::Panic(report) => write!(
+                formatter,
+                "the hypervisor panicked at EL2, which is a bug of ours; report it with what follows:\n{report}"
+            ),
+            Self::CannotStart(why) if why.is_empty() => {
+                write!(formatter, "the guest could not be started, and the hypervisor gave no reason; see the logs")
+            }
+            Self::CannotStart(why) => write!(formatter, "the guest could not be started: {why}"),
+            Self::TestFailed(tests) => write!(formatter, "failed: {tests}"),
+            Self::Left => write!(formatter, "QEMU was left before the guest powered off"),
+            Self::Qemu(Some(status), text) => {
+                write!(formatter, "QEMU ended with status {status}: {}", said(text))
+            }
+            Self::Qemu(None, text) => write!(
+                formatter,
+                "QEMU was killed by a signal ({}); is the machine short of memory? Try a smaller --memory",
+                said(text)
+            ),
+        }
+    }
+}
+
+/// The report is on the control channel; where that has nothing, the console's end is the next best.
+fn panic_report(outcome: &Outcome) -> String {
+    let lines = [&outcome.control.errors[..], &outcome.control.log[..]].concat();
+    if lines.is_empty() { outcome.console.tail(40).join("\n") } else { lines.join("\n") }
+}
+
+fn said(text: &str) -> &str {
+    if text.is_empty() { "it wrote nothing" } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Control;
+    use crate::run::Console;
+
+    fn outcome(status: Option<i32>, control: &str, console: &[&str]) -> Outcome {
+        let mut taken = Console::default();
+        console.iter().for_each(|line| taken.take(line));
+        Outcome { status, console: taken, control: Control::parse(control), stderr: "bad argument\n".to_owned() }
+    }
+
+    #[test]
+    fn every_status_has_its_verdict() {
+        let end = "twofold:end power-off";
+        let ok = ["guest check: ok"];
+        let failed = ["guest check: ok", "guest check: FAILED: sums differ"];
+        let check_failed = || Verdict::CheckFailed(failed[1].to_owned());
+        let table = [
+            (Some(0), end, &ok[..], true, Verdict::Ok),
+            (Some(0), end, &[][..], false, Verdict::Ok),
+            (Some(0), end, &failed[..], false, Verdict::Ok),
+            (Some(0), end, &[][..], true, Verdict::CheckMissing),
+            (Some(0), end, &["xguest check: ok"][..], true, Verdict::CheckMissing),
+            (Some(0), end, &failed[..], true, check_failed()),
+            (Some(0), "", &ok[..], true, Verdict::Left),
+            (Some(16), "twofold:end reset", &ok[..], true, Verdict::Reset),
+            (Some(16), "twofold:end reset", &failed[..], true, check_failed()),
+            (Some(16), "twofold:end reset", &failed[..], false, Verdict::Reset),
+            (Some(17), "twofold:error ESR 0x1", &ok[..], true, Verdict::Panic("ESR 0x1".to_owned())),
+            (Some(17), "", &["last words"][..], true, Verdict::Panic("last words".to_owned())),
+            (Some(18), "twofold:error no room", &ok[..], true, Verdict::CannotStart("no room".to_owned())),
+            (Some(19), "twofold:fail a b c", &[][..], false, Verdict::TestFailed("a: b c".to_owned())),
+            (Some(1), end, &ok[..], true, Verdict::Qemu(Some(1), "bad argument".to_owned())),
+            (None, end, &ok[..], true, Verdict::Qemu(None, "bad argument".to_owned())),
+        ];
+        for (status, control, console, checked, expected) in table {
+            let verdict = Verdict::new(&outcome(status, control, console), checked);
+            assert_eq!(verdict, expected, "{status:?} {control} {console:?} {checked}");
+            assert_eq!(verdict.is_ok(), expected == Verdict::Ok);
+            assert!(!verdict.to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_check_line_may_end_in_a_carriage_return() {
+        let mut check = Check::default();
+        check.take("guest check: ok\r");
+        assert_eq!(check, Check::Ok);
+    }
+}

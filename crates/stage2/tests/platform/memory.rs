@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The machine's memory: an arena of real memory for tables, and frames that nobody ever accesses.
+//!
+//! No physical address is the pointer it is found at, so that mixing them up shows.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use twofold_stage2::Pa;
+
+/// The root, aligned for 16 tables.
+pub const ROOT: Pa = Pa::new(0x8_4000_0000);
+/// The table pages.
+pub const TABLES: Pa = Pa::new(ROOT.raw() + ROOT_SIZE);
+/// Guest memory. What is neither this nor an arena has no pointer: a device, say.
+pub const FRAMES: Pa = Pa::new(0x10_0000_0000);
+const FRAMES_SIZE: u64 = 64 << 30;
+const FRAMES_TO_POINTER: u64 = 0x7000_0000_0000;
+
+const ROOT_SIZE: u64 = 16 * 4096;
+
+pub struct Arena {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Arena {
+    pub fn new(table_pages: u64) -> Self {
+        let size = ROOT_SIZE + table_pages * 4096;
+        let layout = Layout::from_size_align(size as usize, ROOT_SIZE as usize).unwrap();
+        // SAFETY: the size is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("out of memory");
+        let arena = Self { start, layout };
+        arena.spoil(ROOT, size);
+        arena
+    }
+
+    pub fn pointer(&self, pa: Pa) -> Option<NonNull<u8>> {
+        let offset = pa.raw().checked_sub(ROOT.raw()).filter(|offset| *offset < self.layout.size() as u64)?;
+        // SAFETY: the offset is inside the allocation.
+        Some(unsafe { self.start.add(offset as usize) })
+    }
+
+    /// The PA of what is mapped at `address`.
+    pub fn at(&self, address: usize) -> Pa {
+        let offset = address.checked_sub(self.start.addr().get()).filter(|offset| *offset < self.layout.size());
+        ROOT + offset.expect("the address is not in the arena") as u64
+    }
+
+    pub fn read(&self, pa: Pa) -> u64 {
+        self.word(pa).load(Ordering::Acquire)
+    }
+
+    pub fn write(&self, pa: Pa, word: u64) {
+        self.word(pa).store(word, Ordering::Release);
+    }
+
+    pub fn set_bits(&self, pa: Pa, bits: u64) {
+        self.word(pa).fetch_or(bits, Ordering::AcqRel);
+    }
+
+    pub fn zero(&self, pa: Pa, size: u64) {
+        self.fill(pa, size, 0);
+    }
+
+    /// Fills memory with what a walk would take for a table, but for bits that no table's entry has.
+    pub fn spoil(&self, pa: Pa, size: u64) {
+        self.fill(pa, size, 0xff);
+    }
+
+    fn fill(&self, pa: Pa, size: u64, byte: u8) {
+        let start = self.pointer(pa).filter(|_| self.pointer(pa + (size - 1)).is_some()).expect("not in the arena");
+        // SAFETY: inside the allocation, and nothing else accesses it meanwhile: the machine has one thread.
+        unsafe { start.as_ptr().write_bytes(byte, size as usize) };
+    }
+
+    fn word(&self, pa: Pa) -> &AtomicU64 {
+        let Some(pointer) = self.pointer(pa).filter(|_| pa.raw() & 7 == 0) else {
+            panic!("a walk reads {pa}, where no table is");
+        };
+        // SAFETY: inside the allocation, aligned, and only ever accessed as an `AtomicU64`.
+        unsafe { pointer.cast::<AtomicU64>().as_ref() }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout; the machine is gone, and with it every platform.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// Where a frame is mapped: at an address that may not be accessed.
+pub fn frame_pointer(pa: Pa) -> NonNull<u8> {
+    assert!(pa >= FRAMES && pa - FRAMES < FRAMES_SIZE, "{pa} is not memory: there is no pointer to it");
+    NonNull::without_provenance(std::num::NonZero::new((pa.raw() + FRAMES_TO_POINTER) as usize).unwrap())
+}
+
+/// The frame that is mapped at `address`.
+pub fn frame_at(address: usize) -> Pa {
+    let pa = Pa::new((address as u64).checked_sub(FRAMES_TO_POINTER).expect("cache operation outside the frames"));
+    assert!(pa >= FRAMES && pa - FRAMES < FRAMES_SIZE, "cache operation on {pa}, which is no frame");
+    pa
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The machine that the tests run the engine on. It proves nothing by itself: it records what the engine does,
+//! in order, and looks at the tables with eyes of its own ([`mmu`], [`tlb`]).
+//!
+//! A change of memory shows in the log as [`Event::Sees`], at the place where a walk would first see it: before
+//! each instruction the watched addresses are translated anew.
+#![allow(dead_code, reason = "each test uses its own part")]
+
+pub mod memory;
+pub mod mmu;
+pub mod tlb;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
+use twofold_stage2::{Access, Donated, Features, Geometry, Granule, Ipa, Pa, Platform, Stage2, TablePage, Vmid};
+
+use memory::{Arena, FRAMES, ROOT, TABLES};
+use mmu::{Mmu, Scan};
+use tlb::Reach;
+
+pub const KIB_4: u64 = 4 << 10;
+pub const MIB_2: u64 = 2 << 20;
+pub const GIB: u64 = 1 << 30;
+
+pub const VMID: u16 = 0x5a;
+
+/// Armv8.0 and nothing more, but for lines that are long, so that cleaning a 1 GiB block is not 16 Mi calls.
+pub const PLAIN: Features = Features { data_line: 2048, instruction_line: 2048, ..Features::NONE };
+
+/// What the engine did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Tlbi(Tlbi, Reach),
+    Dsb(Domain),
+    Isb,
+    LoadVttbr(u64),
+    /// `DC CIVAC` of all lines there, in ascending order.
+    Clean(Pa, u64),
+    /// `DC ZVA` of all blocks there, in ascending order.
+    Zero(Pa, u64),
+    /// `IC IVAU` of all lines there, in ascending order.
+    InvalidateCode(Pa, u64),
+    InvalidateAllCode,
+    Take(Pa),
+    Give(Pa),
+    /// From here on a walk for this address finds this.
+    Sees(Ipa, Option<Sight>),
+}
+
+/// What a walk finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sight {
+    pub level: u8,
+    /// What the watched address becomes.
+    pub pa: Pa,
+    pub access: Access,
+}
+
+/// Called with each event as it happens, and the VTTBR that was loaded.
+type Hook = Box<dyn FnMut(&Event, u64)>;
+
+/// One CPU, its memory, and the record.
+pub struct Machine {
+    features: Features,
+    arena: Arena,
+    vttbr: Cell<u64>,
+    log: RefCell<Vec<Event>>,
+    guest: Cell<Option<Mmu>>,
+    watched: RefCell<Vec<(Ipa, Option<Sight>)>>,
+    hook: RefCell<Option<Hook>>,
+}
+
+impl Machine {
+    pub fn new(features: Features, table_pages: u64) -> Rc<Self> {
+        Rc::new(Self {
+            features,
+            arena: Arena::new(table_pages),
+            vttbr: Cell::new(0),
+            log: RefCell::default(),
+            guest: Cell::new(None),
+            watched: RefCell::default(),
+            hook: RefCell::default(),
+        })
+    }
+
+    pub fn set_hook(&self, hook: impl FnMut(&Event, u64) + 'static) {
+        *self.hook.borrow_mut() = Some(Box::new(hook));
+    }
+
+    pub fn loaded(&self) -> u64 {
+        self.vttbr.get()
+    }
+
+    pub fn load(&self, vttbr: u64) {
+        self.vttbr.set(vttbr);
+    }
+
+    /// The record since the last call.
+    pub fn events(&self) -> Vec<Event> {
+        self.observe();
+        self.log.take()
+    }
+
+    /// What hardware does to an entry: sets bits.
+    pub fn hardware_sets(&self, entry: Pa, bits: u64) {
+        self.arena.set_bits(entry, bits);
+    }
+
+    /// Writes an entry behind the engine's back.
+    pub fn write(&self, entry: Pa, raw: u64) {
+        self.arena.write(entry, raw);
+    }
+
+    pub fn read(&self, pa: Pa) -> u64 {
+        self.arena.read(pa)
+    }
+
+    fn record(&self, event: Event) {
+        self.observe();
+        if let Some(hook) = &mut *self.hook.borrow_mut() {
+            hook(&event, self.vttbr.get());
+        }
+        let mut log = self.log.borrow_mut();
+        match (log.last_mut(), &event) {
+            (Some(Event::Clean(start, size)), Event::Clean(pa, more))
+            | (Some(Event::Zero(start, size)), Event::Zero(pa, more))
+            | (Some(Event::InvalidateCode(start, size)), Event::InvalidateCode(pa, more))
+                if *start + *size == *pa =>
+            {
+                *size += more;
+            }
+            _ => log.push(event),
+        }
+    }
+
+    /// Notes which watched addresses translate differently now.
+    fn observe(&self) {
+        let Some(mmu) = self.guest.get() else { return };
+        for (ipa, last) in &mut *self.watched.borrow_mut() {
+            let now = mmu.translate(&|pa| self.read(pa), *ipa).ok();
+            let now = now.map(|leaf| Sight { level: leaf.level, pa: leaf.output(*ipa), access: leaf.access() });
+            if now != *last {
+                *last = now;
+                self.log.borrow_mut().push(Event::Sees(*ipa, now));
+            }
+        }
+    }
+}
+
+/// The machine as the engine's platform.
+#[derive(Clone)]
+pub struct Host(pub Rc<Machine>);
+
+// SAFETY: `pointer` is inside the arena, which lives as long as the machine and which is accessed by atomics only; for
+// frames outside it returns an address that this machine executes cache operations on, without accessing it, and the
+// tests let the engine do nothing else there.
+unsafe impl Platform for Host {
+    fn tlbi(&self, operation: Tlbi, operand: u64) {
+        self.0.record(Event::Tlbi(operation, Reach::decode(operation, operand, &self.0.features)));
+    }
+
+    fn dsb(&self, domain: Domain) {
+        self.0.record(Event::Dsb(domain));
+    }
+
+    fn isb(&self) {
+        self.0.record(Event::Isb);
+    }
+
+    unsafe fn dc(&self, operation: Dc, address: usize) {
+        match operation {
+            Dc::Civac => {
+                let line = self.0.features.data_line;
+                self.0.record(Event::Clean(memory::frame_at(address).align_down(line), line));
+            }
+            Dc::Zva => {
+                let block = self.0.features.zero_block;
+                assert!(block > 0, "DC ZVA is prohibited on this CPU");
+                let pa = self.0.arena.at(address).align_down(block);
+                self.0.arena.zero(pa, block);
+                self.0.record(Event::Zero(pa, block));
+            }
+        }
+    }
+
+    fn ic(&self, operation: Ic, address: usize) {
+        match operation {
+            Ic::Ivau => {
+                let line = self.0.features.instruction_line;
+                self.0.record(Event::InvalidateCode(memory::frame_at(address).align_down(line), line));
+            }
+            Ic::IallUis => {
+                assert_eq!(address, 0, "IC IALLUIS takes no address");
+                self.0.record(Event::InvalidateAllCode);
+            }
+        }
+    }
+
+    fn vttbr(&self) -> u64 {
+        self.0.vttbr.get()
+    }
+
+    fn load_vttbr(&self, value: u64) {
+        self.0.vttbr.set(value);
+        self.0.record(Event::LoadVttbr(value));
+    }
+
+    fn pointer(&self, pa: Pa) -> NonNull<u8> {
+        self.0.arena.pointer(pa).unwrap_or_else(|| memory::frame_pointer(pa))
+    }
+}
+
+/// Table pages, each of which is either here or with the tree.
+pub struct Pool {
+    machine: Rc<Machine>,
+    donated: Donated,
+    free: Vec<Pa>,
+    pub out: BTreeSet<Pa>,
+    /// How many more may be taken.
+    pub limit: usize,
+}
+
+impl twofold_stage2::TableSource for Pool {
+    fn take(&mut self) -> Option<TablePage> {
+        self.limit = self.limit.checked_sub(1)?;
+        let pa = self.free.pop().expect("the test needs more pages");
+        assert!(self.out.insert(pa));
+        self.machine.record(Event::Take(pa));
+        Some(self.donated.table_page(pa, &self.machine.features).unwrap())
+    }
+
+    fn give(&mut self, page: TablePage) {
+        let pa = page.pa();
+        assert!(self.out.remove(&pa), "{pa} was given back, but it was not out");
+        self.machine.record(Event::Give(pa));
+        self.machine.arena.spoil(pa, KIB_4);
+        self.free.push(pa);
+    }
+}
+
+/// A guest with empty tables, which is loaded; a pool; and the machine they are on.
+pub struct Guest {
+    pub machine: Rc<Machine>,
+    pub stage2: Stage2<Host>,
+    pub pool: Pool,
+}
+
+impl Guest {
+    /// With the pages of the pool numbered from [`table`]`(0)` in the order they are first taken.
+    pub fn new(features: Features, ipa_bits: u32) -> Self {
+        Self::with_pages(features, ipa_bits, 24)
+    }
+
+    pub fn with_pages(features: Features, ipa_bits: u32, pages: u64) -> Self {
+        let machine = Machine::new(features, pages);
+        let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &features).unwrap();
+        // SAFETY: the arena is accessed by atomics only, and `Host` maps it as long as it lives.
+        let donated = unsafe { Donated::new(ROOT, TABLES - ROOT + pages * KIB_4) };
+        let root = donated.root(ROOT, &geometry).unwrap();
+        let stage2 = Stage2::new(Host(machine.clone()), features, geometry, Vmid::new(VMID), root).unwrap();
+        machine.load(stage2.vttbr());
+        machine.guest.set(Some(Mmu::new(stage2.vttbr(), stage2.vtcr())));
+        let free = (0..pages).rev().map(table).collect();
+        let pool = Pool { machine: machine.clone(), donated, free, out: BTreeSet::new(), limit: usize::MAX };
+        Self { machine, stage2, pool }
+    }
+
+    /// Records from here on what a walk for `ipa` finds; forgets what was recorded.
+    pub fn watch(&self, ipa: Ipa) {
+        self.machine.watched.borrow_mut().push((ipa, None));
+        self.machine.events();
+    }
+
+    pub fn events(&self) -> Vec<Event> {
+        self.machine.events()
+    }
+
+    pub fn mmu(&self) -> Mmu {
+        self.machine.guest.get().unwrap()
+    }
+
+    /// Everything that the tables say now, as a walk reads them.
+    pub fn scan(&self) -> Scan {
+        self.mmu().scan(&|pa| self.machine.read(pa))
+    }
+
+    /// The leaf that a walk for `ipa` finds.
+    pub fn walk(&self, ipa: Ipa) -> Option<mmu::Leaf> {
+        self.mmu().translate(&|pa| self.machine.read(pa), ipa).ok()
+    }
+}
+
+/// The PA of a page of the pool.
+pub fn table(index: u64) -> Pa {
+    TABLES + index * KIB_4
+}
+
+/// The PA of guest memory, `offset` bytes in.
+pub fn frame(offset: u64) -> Pa {
+    FRAMES + offset
+}

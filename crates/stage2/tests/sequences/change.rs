@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Changing permissions and flags: narrowing reaches all CPUs, widening this one; nothing is broken for it.
+
+use super::*;
+use crate::platform::{KIB_4, MIB_2, frame, table};
+use twofold_stage2::{Error, Relaxed};
+
+const WRITABLE: u64 = 1 << 7;
+const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+
+#[test]
+fn a_narrowed_leaf_is_flushed_everywhere_on_completion() {
+    for (level, size) in [(Level::L3, KIB_4), (Level::L2, MIB_2), (Level::L1, GIB)] {
+        let mut guest = guest(HINTS);
+        map(&mut guest, BASE, frame(0), level, &RAM);
+        guest.watch(BASE);
+
+        let pending = guest.stage2.protect(range(BASE, size), Access::READ, &mut guest.pool).unwrap();
+        let (narrowing, empty) = (guest.machine.events(), pending.is_empty());
+        let _ = pending.complete();
+
+        // The split that is not needed ends with a barrier at each end.
+        let ends = vec![Event::Dsb(Domain::IshSt); 2];
+        let narrowed = vec![sees(BASE, level.raw(), frame(0), Access::READ)];
+        assert_eq!(narrowing, [ends, narrowed].concat());
+        assert!(!empty);
+        assert_eq!(guest.events(), by_leaf(BASE, Some(level.raw())));
+    }
+}
+
+#[test]
+fn what_allows_no_more_already_is_not_flushed() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L3, &Attributes::ram(Access::READ));
+    guest.watch(BASE);
+    let pending = guest.stage2.protect(range(BASE, 4 * KIB_4), Access::READ, &mut guest.pool).unwrap();
+    assert!(pending.is_empty());
+    guest.machine.events();
+    let _ = pending.complete();
+    assert_eq!(guest.events(), []);
+}
+
+#[test]
+fn the_flush_spans_the_leaves_that_changed_and_no_others() {
+    let mut guest = guest(RANGES);
+    map_pages(&mut guest, BASE, frame(0), 16);
+    let inner = range(BASE + 4 * KIB_4, 8 * KIB_4);
+    let _ = guest.stage2.protect(inner.clone(), Access::READ, &mut guest.pool).unwrap().complete();
+    guest.events();
+
+    let all = range(BASE, 12 * KIB_4);
+    let pending = guest.stage2.protect(all, Access::READ, &mut guest.pool).unwrap();
+    guest.machine.events();
+    let _ = pending.complete();
+
+    let reach = Reach::Range(BASE, inner.start, Some(3));
+    assert_eq!(guest.events(), by_ipa(&[(Tlbi::Ripas2Le1Is, reach)]));
+}
+
+/// At both ends; the middle stays a block.
+#[test]
+fn blocks_across_the_ends_are_split_before() {
+    let mut guest = guest(HINTS);
+    for index in 0..3 {
+        map(&mut guest, BASE + index * MIB_2, frame(index * MIB_2), Level::L2, &RAM);
+    }
+    let (first, last) = (BASE + (MIB_2 - KIB_4), BASE + 2 * MIB_2);
+    let after = last + KIB_4;
+    guest.watch(first);
+    guest.watch(after);
+
+    let pending = guest.stage2.protect(first..after, Access::READ, &mut guest.pool).unwrap();
+    let narrowing = guest.machine.events();
+    let _ = pending.complete();
+
+    let rw = Access::READ_WRITE;
+    let expected = [
+        vec![Event::Take(table(1)), sees_nothing(first)],
+        by_leaf(BASE, Some(2)),
+        vec![sees(first, 3, frame(MIB_2 - KIB_4), rw), Event::Dsb(Domain::IshSt)],
+        vec![Event::Take(table(2)), sees_nothing(after)],
+        by_leaf(last, Some(2)),
+        vec![sees(after, 3, frame(2 * MIB_2 + KIB_4), rw), Event::Dsb(Domain::IshSt)],
+        vec![sees(first, 3, frame(MIB_2 - KIB_4), Access::READ)],
+    ];
+    assert_eq!(narrowing, expected.concat());
+    // Pages and a block: no level can be named, and the span has too many pages for singles.
+    assert_eq!(guest.events(), by_vmid());
+    assert_eq!(guest.walk(BASE + MIB_2).unwrap().level, 2);
+    assert_eq!(guest.walk(after).unwrap().access(), rw);
+    assert_eq!(guest.walk(BASE).unwrap().access(), rw);
+}
+
+/// What hardware would grant is as good as granted.
+#[test]
+fn without_writes_hardware_may_not_grant_them_either() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L3, &CLEAN);
+    let _ = guest.stage2.protect(range(BASE, KIB_4), Access::READ, &mut guest.pool).unwrap().complete();
+    assert!(!guest.walk(BASE).unwrap().dirty_by_hardware());
+    let flush = by_leaf(BASE, Some(3));
+    assert!(guest.events().ends_with(&flush), "a TLB that still grants writes has to be told");
+}
+
+/// Allowing execution is the same whoever allows it: instruction caches first.
+#[test]
+fn execution_is_granted_after_invalidating_code() {
+    let code = [Event::InvalidateCode(frame(0), KIB_4), Event::Dsb(Domain::Ish)];
+    let granted = [sees(BASE, 3, frame(0), Access::ALL)];
+    let mut guest = guest(Features { instruction_cache_pipt: true, ..HINTS });
+    guest.watch(BASE);
+
+    map(&mut guest, BASE, frame(0), Level::L3, &RAM);
+    assert_eq!(guest.stage2.relax(BASE, Access::ALL), Ok(Relaxed::Widened));
+    assert_eq!(guest.events(), [&code[..], &granted, &on_this_cpu(BASE, 3)].concat());
+
+    let _ = guest.stage2.protect(range(BASE, KIB_4), Access::READ_WRITE, &mut guest.pool).unwrap().complete();
+    guest.events();
+    let _ = guest.stage2.protect(range(BASE, KIB_4), Access::ALL, &mut guest.pool).unwrap().complete();
+    let ends = [Event::Dsb(Domain::IshSt), Event::Dsb(Domain::IshSt)];
+    assert_eq!(guest.events(), [&ends, &code[..], &granted, &by_leaf(BASE, Some(3))].concat());
+}
+
+/// Devices have no lines; here they have not even a pointer.
+#[test]
+fn execution_of_a_device_touches_no_cache() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, Pa::new(0x0900_0000), Level::L3, &Attributes::device());
+    assert_eq!(guest.stage2.relax(BASE, Access::ALL), Ok(Relaxed::Widened));
+    assert_eq!(guest.events(), on_this_cpu(BASE, 3));
+    let _ = guest.stage2.protect(range(BASE, KIB_4), Access::READ, &mut guest.pool).unwrap().complete();
+    let _ = guest.stage2.protect(range(BASE, KIB_4), Access::ALL, &mut guest.pool).unwrap().complete();
+    assert_eq!(guest.walk(BASE).unwrap().access(), Access::ALL);
+}
+
+#[test]
+fn widening_is_flushed_on_this_cpu_only() {
+    for (level, inside) in [(Level::L3, 0), (Level::L2, 7 * KIB_4 + 8), (Level::L1, 3 * MIB_2 + 1)] {
+        let mut guest = guest(HINTS);
+        map(&mut guest, BASE, frame(0), level, &Attributes::ram(Access::READ));
+        guest.watch(BASE);
+        assert_eq!(guest.stage2.relax(BASE + inside, Access::READ_WRITE), Ok(Relaxed::Widened));
+        let widened = vec![sees(BASE, level.raw(), frame(0), Access::READ_WRITE)];
+        assert_eq!(guest.events(), [widened, on_this_cpu(BASE, level.raw())].concat());
+    }
+}
+
+/// It may be this CPU's TLB that is stale: without the flush the guest would fault for ever.
+#[test]
+fn relaxing_flushes_even_where_nothing_changed() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L3, &RAM);
+    assert_eq!(guest.stage2.relax(BASE, Access::READ), Ok(Relaxed::Already));
+    assert_eq!(guest.events(), on_this_cpu(BASE, 3));
+    assert_eq!(guest.walk(BASE).unwrap().access(), Access::READ_WRITE);
+}
+
+#[test]
+fn relaxing_sets_the_access_flag() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L3, &Attributes { accessed: false, ..RAM });
+    assert!(!guest.walk(BASE).unwrap().accessed());
+    assert_eq!(guest.stage2.relax(BASE, Access::NONE), Ok(Relaxed::Widened));
+    assert!(guest.walk(BASE).unwrap().accessed());
+}
+
+#[test]
+fn relaxing_nothing_does_nothing() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L3, &RAM);
+    for ipa in [BASE + KIB_4, Ipa::new(0), Ipa::new(1 << IPA_BITS)] {
+        assert_eq!(guest.stage2.relax(ipa, Access::ALL), Err(Error::NotMapped { ipa }));
+        assert_eq!(guest.events(), []);
+    }
+}
+
+#[test]
+fn cleaning_takes_the_recorded_writes_and_flushes_them() {
+    let mut guest = guest(HINTS);
+    for index in 0..4 {
+        map(&mut guest, BASE + index * KIB_4, frame(index * KIB_4), Level::L3, &CLEAN);
+    }
+    // Writable without a record, and clean: neither is told of.
+    map(&mut guest, BASE + 4 * KIB_4, frame(4 * KIB_4), Level::L3, &RAM);
+    let dirty = BASE + 2 * KIB_4;
+    guest.machine.hardware_sets(guest.walk(dirty).unwrap().entry, WRITABLE);
+    guest.watch(dirty);
+
+    let mut told = Vec::new();
+    let pending = guest.stage2.clean(range(BASE, 8 * KIB_4), &mut |leaf| told.push(leaf)).unwrap();
+    let cleaning = guest.machine.events();
+    let _ = pending.complete();
+
+    assert_eq!(cleaning, [sees(dirty, 3, frame(2 * KIB_4), Access::READ)]);
+    assert_eq!(guest.events(), by_leaf(dirty, Some(3)));
+    assert_eq!(told.iter().map(|leaf| leaf.ipa).collect::<Vec<_>>(), [dirty]);
+    assert!(told[0].descriptor.is_hardware_dirty());
+    assert!(guest.walk(dirty).unwrap().dirty_by_hardware(), "hardware goes on recording");
+    assert!(guest.walk(BASE + 4 * KIB_4).unwrap().access().write);
+
+    let pending = guest.stage2.clean(range(BASE, 8 * KIB_4), &mut |leaf| panic!("{leaf:?}")).unwrap();
+    assert!(pending.is_empty());
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Whose entries a flush reaches: those of the VMID in `VTTBR_EL2`, so the guest's is there meanwhile, and what was
+//! there before comes back as it was. And the flush that was forgotten.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::*;
+use crate::platform::{KIB_4, frame};
+
+/// Another guest's, with CnP.
+const OTHER: u64 = 0x0033_0000_4567_8001;
+
+/// Does something with one mapped page, with the guest loaded and with another, and compares.
+#[track_caller]
+fn flushes_as_itself(flush: Vec<Event>, act: impl Fn(&mut Guest)) {
+    for loaded in [true, false] {
+        let mut guest = guest(HINTS);
+        map_pages(&mut guest, BASE, frame(0), 1);
+        let vttbr = guest.stage2.vttbr();
+        if !loaded {
+            guest.machine.load(OTHER);
+        }
+        act(&mut guest);
+        let expected = if loaded {
+            flush.clone()
+        } else {
+            let switch = |to| vec![Event::LoadVttbr(to), Event::Isb];
+            [switch(vttbr), flush.clone(), switch(OTHER)].concat()
+        };
+        let events = guest.events();
+        assert!(events.ends_with(&expected), "loaded: {loaded}: {events:x?}\nexpected {expected:x?}");
+        let loads = |events: &[Event]| events.iter().filter(|e| matches!(e, Event::LoadVttbr(_))).count();
+        assert_eq!(loads(&events), loads(&expected));
+        assert_eq!(guest.machine.loaded(), if loaded { vttbr } else { OTHER });
+    }
+}
+
+#[test]
+fn by_leaf_everywhere() {
+    flushes_as_itself(by_leaf(BASE, Some(3)), |guest| {
+        let (pending, _) = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, &mut |_| ()).unwrap();
+        let _ = pending.complete();
+    });
+}
+
+#[test]
+fn by_leaf_here() {
+    flushes_as_itself(on_this_cpu(BASE, 3), |guest| {
+        assert!(guest.stage2.relax(BASE, Access::ALL).is_ok());
+    });
+}
+
+#[test]
+fn the_whole_guest() {
+    flushes_as_itself(by_vmid(), |guest| guest.stage2.invalidate_all());
+}
+
+/// Stage 1 belongs to the vCPU, the VMID to the guest.
+#[test]
+fn stage_1_of_another_vcpu() {
+    let local = vec![Event::Tlbi(Tlbi::VmallE1, Reach::Vmid), Event::Dsb(Domain::Nsh), Event::Isb];
+    flushes_as_itself(local, |guest| guest.stage2.invalidate_for_other_vcpu());
+}
+
+#[test]
+fn a_replaced_leaf() {
+    let mut guest = guest(HINTS);
+    map_pages(&mut guest, BASE, frame(0), 1);
+    guest.watch(BASE);
+    guest.machine.load(OTHER);
+    let vttbr = guest.stage2.vttbr();
+    assert!(guest.stage2.map(BASE, frame(KIB_4), Level::L3, &RAM, &mut guest.pool).is_ok());
+    let expected = [
+        vec![sees_nothing(BASE), Event::LoadVttbr(vttbr), Event::Isb],
+        by_leaf(BASE, Some(3)),
+        vec![Event::LoadVttbr(OTHER), Event::Isb, sees(BASE, 3, frame(KIB_4), Access::READ_WRITE)],
+        vec![Event::Dsb(Domain::IshSt)],
+    ];
+    assert_eq!(guest.events(), expected.concat());
+}
+
+/// The same VMID with other tables is another guest's.
+#[test]
+fn equal_vmids_do_not_make_equal_guests() {
+    let guest = guest(HINTS);
+    let alias = guest.stage2.vttbr() ^ 0x1_0000;
+    guest.machine.load(alias);
+    guest.events();
+    guest.stage2.invalidate_all();
+    let loads: Vec<_> = guest.events().into_iter().filter(|event| matches!(event, Event::LoadVttbr(_))).collect();
+    assert_eq!(loads, [Event::LoadVttbr(guest.stage2.vttbr()), Event::LoadVttbr(alias)]);
+}
+
+#[test]
+fn a_forgotten_flush_is_done_for_the_whole_guest_and_panics_with_debug_assertions() {
+    let mut guest = guest(HINTS);
+    map_pages(&mut guest, BASE, frame(0), 1);
+    let pending = guest.stage2.protect(range(BASE, KIB_4), Access::READ, &mut guest.pool).unwrap();
+    guest.machine.events();
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(pending)));
+    assert_eq!(dropped.is_err(), cfg!(debug_assertions));
+    assert_eq!(guest.events(), by_vmid());
+}
+
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic = "a pending flush was dropped"]
+fn a_forgotten_flush_says_so() {
+    let mut guest = guest(HINTS);
+    map_pages(&mut guest, BASE, frame(0), 1);
+    let _ = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, &mut |_| ());
+}
+
+/// The tables are borrowed until a flush is spent, but another guest's are not.
+#[test]
+#[should_panic = "the flush was another guest's"]
+fn a_flush_of_one_guest_frees_nothing_of_another() {
+    let mut one = guest(HINTS);
+    let mut other = guest(Features { common_not_private: true, ..HINTS });
+    assert_ne!(one.stage2.vttbr(), other.stage2.vttbr());
+    let flushed = other.stage2.clean(range(BASE, GIB), &mut |_| ()).unwrap().complete();
+    let (pending, detached) = one.stage2.unmap(range(BASE, GIB), &mut one.pool, &mut |_| ()).unwrap();
+    assert!(pending.is_empty());
+    detached.free(flushed, &mut one.pool);
+}
+
+#[test]
+fn nothing_to_flush_may_be_forgotten() {
+    let mut guest = guest(HINTS);
+    let (pending, detached) = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, &mut |_| ()).unwrap();
+    assert!(pending.is_empty());
+    guest.machine.events();
+    drop((pending, detached));
+    assert_eq!(guest.events(), []);
+}

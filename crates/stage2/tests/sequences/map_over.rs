@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Mapping where something else is: the old entry goes, is flushed, and only then comes the new one.
+
+use super::*;
+use crate::platform::{KIB_4, MIB_2, frame, table};
+use twofold_stage2::{Error, Memory};
+
+const WRITABLE: u64 = 1 << 7;
+
+#[test]
+fn a_leaf_is_replaced_by_break_before_make() {
+    let plain = Features { tlbi_level_hint: true, instruction_cache_pipt: true, ..PLAIN };
+    for (level, size) in [(Level::L3, KIB_4), (Level::L2, MIB_2), (Level::L1, GIB)] {
+        let mut guest = guest(plain);
+        map(&mut guest, BASE, frame(0), level, &RAM);
+        let old = guest.stage2.look_up(BASE).unwrap().descriptor;
+        guest.watch(BASE);
+
+        let outcome = guest.stage2.map(BASE, frame(GIB), level, &RAM, &mut guest.pool);
+
+        assert_eq!(outcome, Ok(Mapped::Replaced(old)));
+        let expected = [
+            vec![sees_nothing(BASE)],
+            by_leaf(BASE, Some(level.raw())),
+            vec![Event::Clean(frame(GIB), size), Event::Dsb(Domain::Ish)],
+            vec![sees(BASE, level.raw(), frame(GIB), Access::READ_WRITE), Event::Dsb(Domain::IshSt)],
+        ];
+        assert_eq!(guest.events(), expected.concat());
+    }
+}
+
+#[test]
+fn another_memory_type_is_another_leaf() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L3, &RAM);
+    guest.watch(BASE);
+    let attributes = Attributes { memory: Memory::NonCacheable, ..RAM };
+    let outcome = guest.stage2.map(BASE, frame(0), Level::L3, &attributes, &mut guest.pool);
+    assert!(matches!(outcome, Ok(Mapped::Replaced(_))));
+    let made = [sees(BASE, 3, frame(0), Access::READ_WRITE), Event::Dsb(Domain::IshSt)];
+    assert_eq!(guest.events(), [&[sees_nothing(BASE)], &by_leaf(BASE, Some(3))[..], &made].concat());
+    assert_eq!(guest.walk(BASE).unwrap().memory(true), Memory::NonCacheable);
+}
+
+#[test]
+fn what_hardware_recorded_in_the_old_leaf_is_handed_over() {
+    let mut guest = guest(HINTS);
+    let clean = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+    map(&mut guest, BASE, frame(0), Level::L3, &clean);
+    guest.machine.hardware_sets(guest.walk(BASE).unwrap().entry, WRITABLE);
+    match guest.stage2.map(BASE, frame(KIB_4), Level::L3, &clean, &mut guest.pool) {
+        Ok(Mapped::Replaced(old)) => assert!(old.is_hardware_dirty()),
+        other => panic!("{other:?}"),
+    }
+    assert!(!guest.stage2.look_up(BASE).unwrap().descriptor.is_hardware_dirty());
+}
+
+/// The block goes, is flushed, and comes back as 512 pages, of which one is then replaced.
+#[test]
+fn a_block_is_split_by_break_before_make() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L2, &RAM);
+    let (page, neighbour) = (BASE + 5 * KIB_4, BASE + 6 * KIB_4);
+    guest.watch(page);
+    guest.watch(neighbour);
+
+    let outcome = guest.stage2.map(page, frame(GIB), Level::L3, &RAM, &mut guest.pool);
+
+    assert!(matches!(outcome, Ok(Mapped::Replaced(old)) if old.address() == frame(5 * KIB_4)), "{outcome:?}");
+    let expected = [
+        vec![Event::Take(table(1)), sees_nothing(page), sees_nothing(neighbour)],
+        by_leaf(BASE, Some(2)),
+        vec![sees(neighbour, 3, frame(6 * KIB_4), Access::READ_WRITE)],
+        by_leaf(page, Some(3)),
+        vec![sees(page, 3, frame(GIB), Access::READ_WRITE), Event::Dsb(Domain::IshSt)],
+    ];
+    assert_eq!(guest.events(), expected.concat());
+}
+
+#[test]
+fn a_large_block_is_split_level_by_level() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L1, &RAM);
+    let page = BASE + 3 * MIB_2;
+    let (near, far) = (page + KIB_4, BASE);
+    guest.watch(near);
+    guest.watch(far);
+
+    let outcome = guest.stage2.map(page, frame(GIB), Level::L3, &RAM, &mut guest.pool);
+
+    assert!(matches!(outcome, Ok(Mapped::Replaced(old)) if old.address() == frame(3 * MIB_2)), "{outcome:?}");
+    let rw = Access::READ_WRITE;
+    let expected = [
+        vec![Event::Take(table(0)), sees_nothing(near), sees_nothing(far)],
+        by_leaf(BASE, Some(1)),
+        // Both are there again by 2 MiB, before the second table is asked for.
+        vec![sees(near, 2, frame(3 * MIB_2 + KIB_4), rw), sees(far, 2, frame(0), rw), Event::Take(table(1))],
+        vec![sees_nothing(near)],
+        by_leaf(page, Some(2)),
+        vec![sees(near, 3, frame(3 * MIB_2 + KIB_4), rw)],
+        by_leaf(page, Some(3)),
+        vec![Event::Dsb(Domain::IshSt)],
+    ];
+    assert_eq!(guest.events(), expected.concat());
+    assert_eq!(guest.scan().leaves.len(), 511 + 512);
+}
+
+#[test]
+fn the_parts_have_all_that_the_block_had() {
+    let mut guest = guest(HINTS);
+    let attributes = Attributes { dirty_by_hardware: true, software: 0b1010, ..Attributes::ram(Access::READ) };
+    map(&mut guest, BASE, frame(0), Level::L2, &attributes);
+    guest.machine.hardware_sets(guest.walk(BASE).unwrap().entry, WRITABLE);
+    assert!(guest.stage2.map(BASE, frame(GIB), Level::L3, &RAM, &mut guest.pool).is_ok());
+
+    let leaves = guest.scan().leaves;
+    assert_eq!(leaves.len(), 512);
+    for leaf in &leaves[1..] {
+        assert_eq!((leaf.level, leaf.pa()), (3, frame(leaf.ipa - BASE)));
+        assert_eq!((leaf.access(), leaf.accessed()), (Access::READ_WRITE, true));
+        assert_eq!((leaf.dirty_by_hardware(), leaf.software()), (true, 0b1010));
+        assert_eq!(leaf.memory(true), Memory::Normal);
+    }
+}
+
+/// The frame is where it should be, but not as it should be.
+#[test]
+fn a_part_of_another_memory_type_splits_the_block() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L2, &RAM);
+    let attributes = Attributes { memory: Memory::NonCacheable, ..RAM };
+    let outcome = guest.stage2.map(BASE, frame(0), Level::L3, &attributes, &mut guest.pool);
+    assert!(matches!(outcome, Ok(Mapped::Replaced(_))), "{outcome:?}");
+    assert_eq!(guest.walk(BASE).unwrap().memory(true), Memory::NonCacheable);
+    assert_eq!(guest.walk(BASE + KIB_4).unwrap().memory(true), Memory::Normal);
+}
+
+/// A page is asked for before the block is broken.
+#[test]
+fn a_split_without_a_page_breaks_nothing() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L1, &RAM);
+    let page = BASE + KIB_4;
+    guest.watch(page);
+    guest.pool.limit = 0;
+    let outcome = guest.stage2.map(page, frame(GIB), Level::L3, &RAM, &mut guest.pool);
+    assert_eq!(outcome, Err(Error::NoTablePage { ipa: page, level: Level::L2 }));
+    assert_eq!(guest.events(), []);
+
+    guest.pool.limit = 1;
+    let outcome = guest.stage2.map(page, frame(GIB), Level::L3, &RAM, &mut guest.pool);
+    assert_eq!(outcome, Err(Error::NoTablePage { ipa: page, level: Level::L3 }));
+    let expected = [
+        vec![Event::Take(table(0)), sees_nothing(page)],
+        by_leaf(BASE, Some(1)),
+        vec![sees(page, 2, frame(KIB_4), Access::READ_WRITE)],
+    ];
+    assert_eq!(guest.events(), expected.concat());
+
+    guest.pool.limit = 1;
+    assert!(guest.stage2.map(page, frame(GIB), Level::L3, &RAM, &mut guest.pool).is_ok());
+    assert_eq!(guest.walk(page).unwrap().pa(), frame(GIB));
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The command line of `cargo xtask`.
+//!
+//! Invariant: what the types here accept is well-formed; whether it is possible is for the commands to say.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use twofold_launch::{Pages, machine};
+
+use crate::size::Size;
+
+/// Builds, runs and tests Twofold.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask", version, propagate_version = true)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Builds the images: the hypervisor, the EL2 tests, the bare-metal guest
+    Build,
+    /// Says what is there, what is missing, and the exact command for each
+    #[command(after_help = "Exit status: 1 when something is missing that `cargo xtask run` cannot install by itself.")]
+    Doctor,
+    /// Boots a guest under the hypervisor, from nothing: installs what is missing, builds, fetches
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunOptions),
+    /// Runs the suites: host, el2, linux
+    #[command(after_help = TEST_EXAMPLES)]
+    Test(TestOptions),
+}
+
+/// Options of `run`.
+#[derive(Args, Clone, Debug)]
+pub struct RunOptions {
+    /// The guest checks itself and powers off; prints a table. Without a terminal, `--check --count` is what
+    /// `run` does by itself
+    #[arg(long)]
+    pub check: bool,
+    /// Counts instructions at EL2, in the deterministic mode: equal runs print equal counts. Implies --check;
+    /// one vCPU only
+    #[arg(long)]
+    pub count: bool,
+    /// Writes the figures to FILE as JSON. Implies --check
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// An uncompressed arm64 Image, instead of Debian's kernel
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// An initrd, instead of the one that is made from busybox
+    #[arg(long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// Text to put at the end of the guest's command line
+    #[arg(long, value_name = "TEXT")]
+    pub append: Option<String>,
+    /// Guest memory in bytes, or with K, M or G (powers of 1024); at least 64M, a multiple of 4K
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    pub memory: Size,
+    /// Number of vCPUs, 1 to 64
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cpus: u32,
+    /// Size of the mappings of guest memory
+    #[arg(long, value_enum, default_value_t = PagesOption::Auto)]
+    pub pages: PagesOption,
+    /// Which guest: Debian's Linux, the bare-metal one, or (auto) the second where the first cannot be fetched
+    #[arg(long, value_enum, default_value_t = GuestOption::Auto)]
+    pub guest: GuestOption,
+    /// CPU model, as QEMU's -cpu takes it
+    #[arg(long, value_name = "MODEL", default_value = machine::CPU_DEFAULT)]
+    pub cpu: String,
+    /// Seconds after which a guest that has not ended is taken to hang; 0 for no limit. Default: 120 with --check, else none
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<u64>,
+    /// Fetches the guest's packages again, even where they are in the cache
+    #[arg(long)]
+    pub refresh: bool,
+}
+
+/// Options of `test`.
+#[derive(Args, Clone, Debug)]
+pub struct TestOptions {
+    /// The suite to run in full; without it, the quick tier of all
+    #[arg(value_enum)]
+    pub suite: Option<Suite>,
+    /// Runs only tests with one of these in their names
+    #[arg(value_name = "FILTER")]
+    pub filters: Vec<String>,
+    /// Everything in full
+    #[arg(long)]
+    pub soak: bool,
+    /// Lists the tests and runs none
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// A suite of tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Suite {
+    /// Format, lints, unit and property tests, documentation: no QEMU
+    Host,
+    /// The engine on real instructions at EL2, in QEMU
+    El2,
+    /// Whole guests, and what the command does with bad input
+    Linux,
+}
+
+/// Values of `--pages`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PagesOption {
+    /// As large as alignment and backing allow
+    Auto,
+    /// 4 KiB pages only
+    #[value(name = "4k")]
+    Small,
+    /// Blocks of 2 MiB or 1 GiB only; guest memory must be a multiple of 2M
+    Blocks,
+}
+
+/// Values of `--guest`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GuestOption {
+    /// Linux, or the bare-metal guest where Linux cannot be fetched
+    Auto,
+    /// Linux, or an error
+    Linux,
+    /// The bare-metal guest
+    Bare,
+}
+
+impl From<PagesOption> for Pages {
+    fn from(option: PagesOption) -> Self {
+        match option {
+            PagesOption::Auto => Self::Auto,
+            PagesOption::Small => Self::Small,
+            PagesOption::Blocks => Self::Blocks,
+        }
+    }
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  cargo xtask run                                  Linux's console; Ctrl-A X leaves
+  cargo xtask run --check --count                  boots, checks, counts, and prints a table
+  cargo xtask run --check --pages blocks --memory 1G --cpus 2
+  cargo xtask run --kernel Image --initrd root.cpio --append 'init=/bin/sh'
+  cargo xtask run --check --json figures.json
+
+Environment:
+  TWOFOLD_QEMU         the QEMU to use, instead of qemu-system-aarch64 from PATH
+  TWOFOLD_APT_GET      the apt-get to fetch the guest with, instead of the one from PATH
+  TWOFOLD_GUEST_CACHE  the directory that keeps the fetched guest, instead of target/guest
+
+Exit status: 0 when the guest powered off (with --check: and its check passed), else not 0.";
+
+const TEST_EXAMPLES: &str = "\
+Examples:
+  cargo xtask test                 the quick tier of every suite
+  cargo xtask test el2             one suite in full
+  cargo xtask test linux fallback  the tests of it with \"fallback\" in their names
+  cargo xtask test --soak          everything in full
+
+The last line is `N passed, N failed`.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn run_has_defaults() {
+        let arguments = Arguments::parse_from(["xtask", "run"]);
+        let Command::Run(options) = arguments.command else { panic!("not run") };
+        assert_eq!(options.memory.bytes(), 512 << 20);
+        assert_eq!((options.cpus, options.pages, options.guest), (1, PagesOption::Auto, GuestOption::Auto));
+    }
+
+    #[test]
+    fn bad_values_are_refused() {
+        for bad in [&["--pages", "16k"][..], &["--memory", "much"], &["--guest", "bsd"], &["--cpus", "-1"]] {
+            let arguments = [&["xtask", "run"], bad].concat();
+            assert!(Arguments::try_parse_from(&arguments).is_err(), "{bad:?}");
+        }
+    }
+}

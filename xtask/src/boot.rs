@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Which guest to boot, and booting it: what `run` and the suite `linux` share.
+//!
+//! Invariant: a guest runs in a directory of its own below `target/run`, which stays behind only when the run
+//! failed; the logs of the latest good run take the place of those before.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
+use twofold_launch::{Guest, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict};
+
+use crate::arguments::{GuestOption, RunOptions};
+use crate::build;
+use crate::fetch::{self, Versions};
+use crate::initramfs;
+use crate::workspace::Workspace;
+
+/// The guest that was chosen.
+#[derive(Clone, Debug)]
+pub struct Selected {
+    /// Which one.
+    pub kind: Kind,
+    /// Its kernel.
+    pub kernel: PathBuf,
+    /// Its initrd.
+    pub initrd: Option<PathBuf>,
+    /// What was fetched for it.
+    pub versions: Option<Versions>,
+    /// A few words for a person; where Linux could not be had, why.
+    pub words: String,
+}
+
+/// The kinds of guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Debian's kernel.
+    Linux,
+    /// The bare-metal guest.
+    Bare,
+    /// The kernel that `--kernel` names.
+    Own,
+}
+
+/// One boot.
+#[derive(Debug)]
+pub struct Boot<'a> {
+    /// Starts the names of its directory.
+    pub label: &'a str,
+    /// The guest.
+    pub guest: Guest,
+    /// CPU model.
+    pub cpu: &'a str,
+    /// Whether every run is the same.
+    pub deterministic: bool,
+    /// Whether the guest was asked to check itself.
+    pub checked: bool,
+    /// The limit against hangs.
+    pub timeout: Option<Duration>,
+    /// Whether the console is the terminal.
+    pub terminal: bool,
+}
+
+/// The guest that `options` ask for, fetched where need be.
+pub fn select(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Selected> {
+    match (options.guest, &options.kernel, &options.initrd) {
+        (GuestOption::Bare, None, None) => Ok(bare(workspace, "bare-metal guest".to_owned())),
+        (GuestOption::Bare, ..) => {
+            bail!("`--guest bare` has a kernel and no initrd of its own; leave out --kernel and --initrd")
+        }
+        (_, Some(kernel), Some(initrd)) => Ok(own(kernel, Some(initrd.clone()))),
+        (_, Some(kernel), None) => {
+            let fetched = fetch::fetch(workspace, options.refresh)
+                .context("no busybox for an initrd (give one with --initrd)")?;
+            Ok(own(kernel, Some(make_initrd(workspace, &fetched.busybox)?)))
+        }
+        (guest, None, initrd) => match fetch::fetch(workspace, options.refresh) {
+            Ok(fetched) => linux(workspace, fetched, initrd.clone()),
+            Err(error) if workspace.stop().is_requested() => Err(error),
+            Err(error) if guest == GuestOption::Auto && initrd.is_none() => {
+                let why = format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ");
+                Ok(bare(workspace, format!("bare-metal guest, because Debian's kernel cannot be fetched: {why}")))
+            }
+            Err(error) => Err(error.context(
+                "Debian's kernel cannot be fetched (give one with --kernel, or run the bare-metal guest with --guest bare)",
+            )),
+        },
+    }
+}
+
+/// The bare-metal guest.
+pub fn bare(workspace: &Workspace, words: String) -> Selected {
+    Selected { kind: Kind::Bare, kernel: workspace.image(build::GUEST.name), initrd: None, versions: None, words }
+}
+
+impl Kind {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Linux => "linux",
+            Self::Bare => "bare",
+            Self::Own => "own",
+        }
+    }
+}
+
+impl Boot<'_> {
+    /// Boots, and waits for the end. A verdict that is not good is an error with the console's end and the
+    /// place of the logs.
+    pub fn run(&self, workspace: &Workspace, qemu: &Qemu) -> anyhow::Result<Outcome> {
+        let runs = workspace.runs()?;
+        let prefix = format!("{}-", self.label);
+        let directory = tempfile::Builder::new().prefix(&prefix).tempdir_in(&runs).context("cannot write logs")?;
+        let bundle_path = directory.path().join("guest.bundle");
+        let bundle = self.guest.write_bundle(&bundle_path)?;
+        let machine = Machine {
+            image: workspace.image(build::HYPERVISOR.name),
+            loaded: Loaded::Guest { bundle, memory: self.guest.memory },
+            append: None,
+            cpu: self.cpu.to_owned(),
+            cpus: self.guest.cpus,
+            deterministic: self.deterministic,
+        };
+        let launch = Launch {
+            qemu,
+            machine: &machine,
+            directory: directory.path(),
+            timeout: self.timeout,
+            stop: workspace.stop().clone(),
+        };
+        let ended = if self.terminal { launch.run_on_terminal() } else { launch.run(|_| ()) };
+        // The largest file by far, and made again from its parts at any time.
+        let _ = fs::remove_file(&bundle_path);
+        match ended {
+            Ok(outcome) => self.judge(outcome, directory, &runs),
+            Err(RunError::Stopped) => Err(RunError::Stopped.into()),
+            Err(error) => {
+                let _ = directory.keep();
+                Err(error.into())
+            }
+        }
+    }
+
+    fn judge(&self, outcome: Outcome, directory: tempfile::TempDir, runs: &Path) -> anyhow::Result<Outcome> {
+        let verdict = Verdict::new(&outcome, self.checked);
+        // On a terminal a person left, and knows.
+        let left = self.terminal && verdict == Verdict::Left;
+        if verdict.is_ok() || left {
+            for log in [CONSOLE_LOG, CONTROL_LOG] {
+                // On a terminal there is no console log.
+                let _ = fs::rename(directory.path().join(log), runs.join(log));
+            }
+            return Ok(outcome);
+        }
+        let tail = outcome.console.tail(20).join("\n");
+        let console = if tail.is_empty() { String::new() } else { format!("\nThe console's last lines:\n{tail}") };
+        let logs = directory.keep();
+        Err(anyhow!("{verdict}{console}\nThe logs are in {}", logs.display()))
+    }
+}
+
+fn linux(workspace: &Workspace, fetched: fetch::Fetched, initrd: Option<PathBuf>) -> anyhow::Result<Selected> {
+    let initrd = match initrd {
+        Some(initrd) => initrd,
+        None => make_initrd(workspace, &fetched.busybox)?,
+    };
+    let source = if fetched.cached { "cached" } else { "fetched" };
+    let packages: Vec<_> =
+        fetched.versions.packages.iter().map(|(package, version)| format!("{package} {version}")).collect();
+    Ok(Selected {
+        kind: Kind::Linux,
+        kernel: fetched.kernel,
+        initrd: Some(initrd),
+        versions: Some(fetched.versions),
+        words: format!("{} ({source})", packages.join(", ")),
+    })
+}
+
+fn own(kernel: &Path, initrd: Option<PathBuf>) -> Selected {
+    let words = kernel.display().to_string();
+    Selected { kind: Kind::Own, kernel: kernel.to_owned(), initrd, versions: None, words }
+}
+
+/// Renamed into place, since another run may be reading the one before.
+fn make_initrd(workspace: &Workspace, busybox: &Path) -> anyhow::Result<PathBuf> {
+    let program = fs::read(busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
+    let path = workspace.guest_cache().join("initramfs.cpio");
+    let archive = initramfs::archive(&program).context("cannot make the initramfs")?;
+    let file = tempfile::NamedTempFile::new_in(workspace.guest_cache()).context("cannot write the initramfs")?;
+    fs::write(file.path(), archive).context("cannot write the initramfs")?;
+    file.persist(&path).context("cannot write the initramfs")?;
+    Ok(path)
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `cargo xtask doctor`: what is there, what is missing, and the exact command for each.
+//!
+//! Invariant: it changes nothing, and ends with 0 exactly when `run` can go on by itself from here.
+
+use std::process::{Command, ExitCode};
+
+use twofold_launch::Qemu;
+
+use crate::fetch;
+use crate::figures;
+use crate::install;
+use crate::output;
+use crate::subprocess;
+use crate::workspace::Workspace;
+
+/// `cargo xtask doctor`.
+pub fn command(workspace: &Workspace) -> anyhow::Result<ExitCode> {
+    let findings = examine(workspace);
+    let rows = findings.iter().map(|finding| {
+        [finding.name.to_owned(), finding.state.word().to_owned(), finding.detail.clone(), finding.fix.clone()]
+    });
+    output::line(&figures::plain_table(["what", "state", "version or reason", "to fix it"], rows))?;
+    let blocked = findings.iter().any(|finding| finding.state == State::Blocks);
+    Ok(if blocked { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Ok,
+    /// Missing, and `run` or `test` gets it by itself.
+    Later,
+    /// Missing, and the bare-metal guest runs in its stead.
+    Fallback,
+    /// Missing, and a person has to do something.
+    Blocks,
+}
+
+struct Finding {
+    name: &'static str,
+    state: State,
+    detail: String,
+    fix: String,
+}
+
+impl State {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Later => "will be installed",
+            Self::Fallback => "not here",
+            Self::Blocks => "MISSING",
+        }
+    }
+}
+
+impl Finding {
+    fn ok(name: &'static str, detail: impl Into<String>) -> Self {
+        Self { name, state: State::Ok, detail: detail.into(), fix: String::new() }
+    }
+}
+
+fn examine(workspace: &Workspace) -> Vec<Finding> {
+    let mut findings = vec![program("rustc"), program("cargo"), target()];
+    findings.push(component("rustfmt", "fmt"));
+    findings.push(component("clippy", "clippy"));
+    findings.push(qemu());
+    findings.extend(guest(workspace));
+    findings
+}
+
+fn program(name: &'static str) -> Finding {
+    match subprocess::read(Command::new(name).arg("--version")) {
+        Ok(version) => Finding::ok(name, version.trim()),
+        Err(error) => Finding {
+            name,
+            state: State::Blocks,
+            detail: format!("{error:#}"),
+            fix: "install Rust with rustup, then `rustup toolchain install stable`".to_owned(),
+        },
+    }
+}
+
+fn target() -> Finding {
+    if install::has_target() {
+        return Finding::ok("rust target", install::TARGET);
+    }
+    by_rustup("rust target", install::TARGET, format!("rustup target add {}", install::TARGET))
+}
+
+fn component(name: &'static str, subcommand: &str) -> Finding {
+    match subprocess::read(Command::new("cargo").args([subcommand, "--version"])) {
+        Ok(version) => Finding::ok(name, version.trim()),
+        // Only `test` needs it, so it never stands in the way of `run`.
+        Err(_) => Finding {
+            name,
+            state: State::Later,
+            detail: "for `test` only".to_owned(),
+            fix: format!("rustup component add {name}"),
+        },
+    }
+}
+
+fn by_rustup(name: &'static str, detail: &str, fix: String) -> Finding {
+    let state = if subprocess::find("rustup").is_some() { State::Later } else { State::Blocks };
+    Finding { name, state, detail: detail.to_owned(), fix }
+}
+
+fn qemu() -> Finding {
+    let error = match Qemu::find() {
+        Ok(qemu) => return Finding::ok("qemu", format!("{} ({})", qemu.version(), qemu.program().display())),
+        Err(error) => error,
+    };
+    let missing = matches!(error, twofold_launch::QemuError::Missing { .. });
+    let state = if missing && install::may_install_packages() { State::Later } else { State::Blocks };
+    let fix = install::package_command(install::QEMU_PACKAGE)
+        .unwrap_or_else(|| "install QEMU 7.2 or later (qemu-system-aarch64) by your system's means".to_owned());
+    Finding { name: "qemu", state, detail: error.to_string(), fix }
+}
+
+fn guest(workspace: &Workspace) -> Vec<Finding> {
+    let mut findings: Vec<_> = ["apt-get", "apt-cache", "dpkg", "dpkg-deb"]
+        .into_iter()
+        .map(|name| match subprocess::find(name) {
+            Some(path) => Finding::ok(name, path.display().to_string()),
+            None => Finding {
+                name,
+                state: State::Fallback,
+                detail: "without it the bare-metal guest runs instead of Linux".to_owned(),
+                fix: "run on Debian or in a container of it, or give --kernel and --initrd".to_owned(),
+            },
+        })
+        .collect();
+    findings.push(match fetch::cached(workspace) {
+        Some(fetched) => {
+            let packages: Vec<_> =
+                fetched.versions.packages.iter().map(|(name, version)| format!("{name} {version}")).collect();
+            Finding::ok("linux guest", packages.join(", "))
+        }
+        None => Finding {
+            name: "linux guest",
+            state: State::Later,
+            detail: "not fetched yet".to_owned(),
+            fix: "cargo xtask run --check".to_owned(),
+        },
+    });
+    findings
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Fetches Debian's arm64 kernel and busybox for a guest, and keeps them.
+//!
+//! A private apt configuration uses the host's own sources and proxies for another architecture, with state and
+//! cache of its own and without the host's hooks, so that nothing of the host is changed. Invariant: the cache
+//! is complete or not there, because it is made beside its place and renamed into it.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, anyhow, bail};
+use serde::{Deserialize, Serialize};
+use twofold_launch::image::Image;
+
+use crate::subprocess;
+use crate::workspace::Workspace;
+
+/// The fetched parts of a Linux guest.
+#[derive(Clone, Debug)]
+pub struct Fetched {
+    /// The kernel, an uncompressed arm64 Image.
+    pub kernel: PathBuf,
+    /// busybox, a static arm64 program.
+    pub busybox: PathBuf,
+    /// What they are.
+    pub versions: Versions,
+    /// Whether they were in the cache already.
+    pub cached: bool,
+}
+
+/// What the cache holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Versions {
+    /// The kernel's release: `6.12.1+deb12-cloud-arm64`.
+    pub kernel: String,
+    /// Versions of the packages, by package.
+    pub packages: BTreeMap<String, String>,
+}
+
+/// The cached guest, if it is complete.
+pub fn cached(workspace: &Workspace) -> Option<Fetched> {
+    let place = workspace.guest_cache().join(PLACE);
+    let versions = serde_json::from_slice(&fs::read(place.join(VERSIONS)).ok()?).ok()?;
+    let (kernel, busybox) = (place.join(KERNEL), place.join(BUSYBOX));
+    (kernel.is_file() && busybox.is_file()).then_some(Fetched { kernel, busybox, versions, cached: true })
+}
+
+/// The guest from the cache, or from Debian where it is not there or `refresh` is asked for.
+pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Fetched> {
+    if let (false, Some(fetched)) = (refresh, cached(workspace)) {
+        return Ok(fetched);
+    }
+    let cache = workspace.guest_cache();
+    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
+    let directory = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot write the cache")?;
+    let stop = || if workspace.stop().is_requested() { Err(anyhow!("stopped")) } else { Ok(()) };
+
+    let apt = Apt::new(directory.path())?;
+    let updated = apt.update();
+    stop()?;
+    // A source that fails need not be the one that has the kernel: try, and blame it only then.
+    let package = match (apt.kernel_package(), updated) {
+        (Ok(package), _) => package,
+        (Err(_), Err(update)) => return Err(update),
+        (Err(error), Ok(())) => return Err(error),
+    };
+    let new = directory.path().join("new");
+    fs::create_dir(&new)?;
+    let mut versions = Versions::default();
+    let release = package.trim_start_matches("linux-image-").to_owned();
+    for (package, file, place) in [
+        (package.as_str(), format!("boot/vmlinuz-{release}"), KERNEL),
+        (BUSYBOX_PACKAGE, "bin/busybox".to_owned(), BUSYBOX),
+    ] {
+        let (tree, version) = apt.unpack(package)?;
+        stop()?;
+        // Debian 13 has all programs below /usr.
+        let found = [tree.join(&file), tree.join("usr").join(&file)].into_iter().find(|path| path.is_file());
+        let found = found.ok_or_else(|| anyhow!("{package} {version} has no {file} in it"))?;
+        fs::copy(&found, new.join(place)).with_context(|| format!("cannot copy {file}"))?;
+        versions.packages.insert(package.to_owned(), version);
+    }
+    versions.kernel = release;
+    Image::open(&new.join(KERNEL)).context("the fetched kernel is not usable")?;
+    fs::write(new.join(VERSIONS), serde_json::to_string_pretty(&versions)? + "\n")?;
+    put(&new, &cache.join(PLACE), &directory.path().join("old"))?;
+    cached(workspace)
+        .map(|fetched| Fetched { cached: false, ..fetched })
+        .context("the cache vanished while it was made")
+}
+
+const PLACE: &str = "debian";
+const KERNEL: &str = "vmlinuz";
+const BUSYBOX: &str = "busybox";
+const VERSIONS: &str = "versions.json";
+const BUSYBOX_PACKAGE: &str = "busybox-static";
+/// The series that is asked for first, and the meta package that has it where Debian's stable kernel is that series.
+const KERNEL_PACKAGES: [&str; 2] = ["linux-image-6.12-cloud-arm64", "linux-image-cloud-arm64"];
+const KERNEL_SERIES: &str = "linux-image-6.12.";
+
+/// Renames `new` to `place`; what is there goes to `old` first.
+fn put(new: &Path, place: &Path, old: &Path) -> anyhow::Result<()> {
+    if place.exists() {
+        fs::rename(place, old).context("cannot replace the cache")?;
+    }
+    match fs::rename(new, place) {
+        // Another `run` was faster, and its cache is as good as ours.
+        Err(_) if place.join(VERSIONS).is_file() => Ok(()),
+        renamed => renamed.context("cannot put the cache in its place"),
+    }
+}
+
+/// apt with state, cache and configuration of its own.
+struct Apt {
+    configuration: PathBuf,
+    directory: PathBuf,
+}
+
+impl Apt {
+    fn new(directory: &Path) -> anyhow::Result<Self> {
+        let directory = directory.join("apt");
+        for part in ["state/lists/partial", "cache/archives/partial", "packages"] {
+            fs::create_dir_all(directory.join(part)).context("cannot write the cache")?;
+        }
+        fs::write(directory.join("status"), "")?;
+        let configuration = directory.join("apt.conf");
+        let path = directory.to_str().filter(|path| !path.contains(['"', '\n']));
+        let path = path.context("apt cannot use this directory's name; move the checkout to a plain path")?;
+        fs::write(&configuration, private_configuration(path))?;
+        Ok(Self { configuration, directory })
+    }
+
+    fn update(&self) -> anyhow::Result<()> {
+        subprocess::read(self.apt_get()?.arg("update")).map(drop)
+    }
+
+    /// The package of the newest kernel of the series.
+    fn kernel_package(&self) -> anyhow::Result<String> {
+        for meta in KERNEL_PACKAGES {
+            let depends = subprocess::read(self.command(tool("apt-cache")?).args(["depends", meta]));
+            if let Some(package) = depends.ok().as_deref().and_then(kernel_in) {
+                return Ok(package);
+            }
+        }
+        bail!(
+            "the host's package sources have no arm64 kernel {KERNEL_SERIES}*: they are not Debian's, or not for arm64"
+        )
+    }
+
+    /// Downloads `package` and unpacks it; gives the directory and the package's version.
+    fn unpack(&self, package: &str) -> anyhow::Result<(PathBuf, String)> {
+        let packages = self.directory.join("packages").join(package);
+        fs::create_dir_all(&packages)?;
+        let mut download = self.apt_get()?;
+        subprocess::read(download.current_dir(&packages).args(["download", package]))
+            .with_context(|| format!("{package} cannot be downloaded"))?;
+        let file = fs::read_dir(&packages)?
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
+            .with_context(|| format!("apt-get downloaded no file for {package}"))?;
+        let mut query = Command::new(tool("dpkg-deb")?);
+        let version = subprocess::read(query.arg("-f").arg(&file).arg("Version"))?.trim().to_owned();
+        let tree = packages.join("tree");
+        subprocess::read(Command::new(tool("dpkg")?).arg("-x").arg(&file).arg(&tree))
+            .with_context(|| format!("{package} cannot be unpacked"))?;
+        Ok((tree, version))
+    }
+
+    fn apt_get(&self) -> anyhow::Result<Command> {
+        let named = env::var_os("TWOFOLD_APT_GET").filter(|name| !name.is_empty());
+        Ok(self.command(named.map_or_else(|| tool("apt-get"), |path| Ok(path.into()))?))
+    }
+
+    fn command(&self, program: PathBuf) -> Command {
+        let mut command = Command::new(program);
+        // The variable outranks -c for what it sets; messages are read by people and by us.
+        command.env_remove("APT_CONFIG").env("LC_ALL", "C.UTF-8").arg("-c").arg(&self.configuration).arg("-q");
+        command
+    }
+}
+
+/// Read after the host's configuration: its sources and proxies stay, its architectures and hooks go.
+fn private_configuration(directory: &str) -> String {
+    format!(
+        "APT::Architecture \"arm64\";\n\
+         #clear APT::Architectures;\n\
+         APT::Architectures {{ \"arm64\"; }};\n\
+         #clear APT::Update;\n\
+         #clear DPkg::Pre-Invoke;\n\
+         #clear DPkg::Post-Invoke;\n\
+         #clear DPkg::Pre-Install-Pkgs;\n\
+         #clear Acquire::IndexTargets::deb::DEP-11;\n\
+         Acquire::Languages \"none\";\n\
+         Acquire::Retries \"2\";\n\
+         Acquire::http::Timeout \"20\";\n\
+         Acquire::https::Timeout \"20\";\n\
+         APT::Sandbox::User \"root\";\n\
+         Dir::State \"{directory}/state\";\n\
+         Dir::State::status \"{directory}/status\";\n\
+         Dir::Cache \"{directory}/cache\";\n"
+    )
+}
+
+/// The kernel's package among what `apt-cache depends` prints.
+fn kernel_in(depends: &str) -> Option<String> {
+    depends
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .find(|package| package.starts_with(KERNEL_SERIES) && package.ends_with("-cloud-arm64"))
+        .map(str::to_owned)
+}
+
+fn tool(name: &str) -> anyhow::Result<PathBuf> {
+    subprocess::find(name).ok_or_else(|| anyhow!("there is no {name} here"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_kernel_among_dependencies() {
+        let depends = "linux-image-6.12-cloud-arm64\n  Depends: linux-image-6.12.117+deb12-cloud-arm64\n";
+        assert_eq!(kernel_in(depends).as_deref(), Some("linux-image-6.12.117+deb12-cloud-arm64"));
+        assert_eq!(kernel_in("linux-image-cloud-arm64\n  Depends: linux-image-6.1.0-30-cloud-arm64\n"), None);
+        assert_eq!(kernel_in("linux-image-arm64\n  Depends: linux-image-6.12.1-arm64\n"), None);
+        assert_eq!(kernel_in(""), None);
+    }
+
+    #[test]
+    fn the_configuration_changes_nothing_of_the_host() {
+        let text = private_configuration("/d");
+        for line in [
+            "#clear APT::Update;",
+            "Dir::State \"/d/state\";",
+            "Dir::State::status \"/d/status\";",
+            "Dir::Cache \"/d/cache\";",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_cache_is_replaced_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        for name in ["first", "second"] {
+            fs::create_dir(path(name)).unwrap();
+            fs::write(path(name).join(VERSIONS), name).unwrap();
+            put(&path(name), &path("place"), &path("old")).unwrap();
+            assert_eq!(fs::read_to_string(path("place").join(VERSIONS)).unwrap(), name);
+        }
+        assert_eq!(fs::read_to_string(path("old").join(VERSIONS)).unwrap(), "first");
+    }
+
+    #[test]
+    fn versions_survive_a_file() {
+        let versions = Versions {
+            kernel: "6.12.1-cloud-arm64".to_owned(),
+            packages: BTreeMap::from([("busybox-static".to_owned(), "1.35".to_owned())]),
+        };
+        let text = serde_json::to_string(&versions).unwrap();
+        assert_eq!(serde_json::from_str::<Versions>(&text).unwrap(), versions);
+    }
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tables for people.
+//!
+//! Invariant: plain text without colours, words to the left and numbers to the right; a table's rows depend on which
+//! figures there are, never on their values, except where a row says so.
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use twofold_launch::Report;
+
+/// The heading of every column with figures of KVM's.
+pub const KVM: &str = "KVM with its host kernel (VHE)";
+/// KVM's figure for the first touch of a 4 KiB page: instructions at EL2, counted in the same mode.
+pub const KVM_FIRST_TOUCH: u64 = 8_650;
+
+/// Instructions at EL2 for first touches of 4 KiB pages, by a guest that does nothing else.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FirstTouch {
+    /// Pages touched.
+    pub pages: u64,
+    /// Instructions for all of them.
+    pub instructions: u64,
+}
+
+/// The rows of a run's table.
+#[derive(Debug, Default)]
+pub struct Rows {
+    rows: Vec<[String; 3]>,
+}
+
+impl FirstTouch {
+    /// The figures of a counted report; `None` where it has none.
+    pub fn of(report: &Report) -> Option<Self> {
+        Self::by_size(report, "first_touch_4k", "pages_4k")
+    }
+
+    /// Instructions per page, to the nearest.
+    pub fn per_page(self) -> u64 {
+        (self.instructions + self.pages / 2) / self.pages
+    }
+
+    fn by_size(report: &Report, instructions: &str, count: &str) -> Option<Self> {
+        let pages = report.get(&format!("first_touches.{count}")).filter(|pages| *pages > 0)?;
+        let instructions = report.get(&format!("el2_instructions.{instructions}"))?;
+        Some(Self { pages, instructions })
+    }
+}
+
+impl Rows {
+    /// Adds a row of words.
+    pub fn words(&mut self, name: &str, value: &str) {
+        self.rows.push([name.to_owned(), value.to_owned(), "-".to_owned()]);
+    }
+
+    /// Adds the report's counts.
+    pub fn counts(&mut self, report: &Report) {
+        for (prefix, title) in GROUPS {
+            for (key, value) in report.under(prefix) {
+                self.number(&format!("{title}: {}", label(key)), value, None);
+            }
+        }
+    }
+
+    /// Adds instructions at EL2: the boot, a first touch by `touch`, and the boot's own first touches by
+    /// mapping size where it had any.
+    pub fn instructions(&mut self, report: &Report, touch: Option<FirstTouch>) {
+        if let Some(total) = report.get("el2_instructions.total") {
+            self.number("EL2 instructions: the boot", total, None);
+        }
+        if let Some(touch) = touch {
+            self.number("EL2 instructions: first touch of a 4K page", touch.per_page(), Some(KVM_FIRST_TOUCH));
+        }
+        for (instructions, count, size) in SIZES {
+            if let Some(own) = FirstTouch::by_size(report, instructions, count) {
+                self.number(&format!("EL2 instructions: first touch in this boot, {size}"), own.per_page(), None);
+            }
+        }
+    }
+
+    /// The table; with KVM's column when `compared`.
+    pub fn table(self, compared: bool) -> String {
+        let columns = if compared { 3 } else { 2 };
+        let header = ["figure", "Twofold", KVM].map(str::to_owned);
+        aligned(header[..columns].to_vec(), self.rows.into_iter().map(|row| row[..columns].to_vec()), true)
+    }
+
+    fn number(&mut self, name: &str, value: u64, kvm: Option<u64>) {
+        let kvm = kvm.map_or_else(|| "-".to_owned(), thousands);
+        self.rows.push([name.to_owned(), thousands(value), kvm]);
+    }
+}
+
+/// A table of words.
+pub fn plain_table<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    aligned(header.map(str::to_owned).to_vec(), rows.map(|row| row.to_vec()), false)
+}
+
+/// A number with commas: 1234567 is 1,234,567.
+pub fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Groups of keys in the order in which a table shows them.
+const GROUPS: [(&str, &str); 8] = [
+    ("faults", "faults"),
+    ("exits", "exits"),
+    ("mapped", "mapped"),
+    ("tables", "table pages"),
+    ("memory", "memory"),
+    ("tlbi", "TLBI"),
+    ("barriers", "barriers"),
+    ("cache", "cache"),
+];
+const SIZES: [(&str, &str, &str); 3] = [
+    ("first_touch_4k", "pages_4k", "4K pages"),
+    ("first_touch_2m", "blocks_2m", "2M blocks"),
+    ("first_touch_1g", "blocks_1g", "1G blocks"),
+];
+
+fn label(key: &str) -> String {
+    match key {
+        "pages_4k" => "4K pages".to_owned(),
+        "blocks_2m" => "2M blocks".to_owned(),
+        "blocks_1g" => "1G blocks".to_owned(),
+        _ => key.replace('_', " "),
+    }
+}
+
+fn aligned(header: Vec<String>, rows: impl Iterator<Item = Vec<String>>, numbers: bool) -> String {
+    let mut table = Table::new();
+    // No wrapping: a table is the same whatever the width of the terminal.
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header);
+    table.add_rows(rows);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if numbers && index > 0 {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use twofold_launch::Control;
+
+    #[test]
+    fn numbers_have_commas() {
+        let cases = [(0, "0"), (999, "999"), (1_000, "1,000"), (8_650, "8,650"), (202_700_000, "202,700,000")];
+        for (number, text) in cases {
+            assert_eq!(thousands(number), text);
+        }
+    }
+
+    #[test]
+    fn a_table_is_aligned_and_headed() {
+        let report = Control::parse(
+            "twofold:stat faults.translation 14440\ntwofold:stat mapped.pages_4k 14000\n\
+             twofold:stat el2_instructions.total 9000000\ntwofold:stat el2_instructions.first_touch_4k 500\n\
+             twofold:stat first_touches.pages_4k 2\ntwofold:stat first_touches.blocks_2m 0",
+        )
+        .report;
+        let mut rows = Rows::default();
+        rows.words("guest check", "ok");
+        rows.counts(&report);
+        rows.instructions(&report, Some(FirstTouch { pages: 3, instructions: 1000 }));
+        let table = rows.table(true);
+        let lines: Vec<_> = table.lines().collect();
+        assert!(lines[0].starts_with("figure") && lines[0].ends_with(KVM), "{table}");
+        let find = |name: &str| *lines.iter().find(|line| line.starts_with(name)).unwrap();
+        assert!(find("faults: translation").contains("14,440"));
+        assert!(find("mapped: 4K pages").contains("14,000"));
+        assert!(find("EL2 instructions: the boot").contains("9,000,000"));
+        let touch: Vec<_> = find("EL2 instructions: first touch of").rsplit("  ").map(str::trim).collect();
+        assert_eq!(touch[0], "8,650");
+        assert!(find("EL2 instructions: first touch of").contains("333"));
+        assert!(find("EL2 instructions: first touch in this boot, 4K").contains("250"));
+        assert!(!table.contains("2M blocks"));
+        let ends: Vec<_> = lines.iter().map(|line| line.len()).collect();
+        assert!(ends.iter().all(|end| *end == ends[0]), "the last column ends where its head does:\n{table}");
+    }
+
+    #[test]
+    fn without_counting_there_is_no_column_of_kvm() {
+        let mut rows = Rows::default();
+        rows.words("guest check", "ok");
+        let table = rows.table(false);
+        assert!(!table.contains("KVM") && !table.contains('-'), "{table}");
+    }
+}

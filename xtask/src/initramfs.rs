@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The guest's initramfs: busybox and our init, as an uncompressed newc archive.
+//!
+//! Invariant: equal inputs make equal bytes (no times, no owners, inode numbers by position), so that
+//! counted runs compare.
+
+use std::io;
+
+use cpio::newc::{Builder, ModeFileType, trailer};
+
+/// The archive with `busybox`, a static arm64 program, in it.
+pub fn archive(busybox: &[u8]) -> io::Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    for directory in ["bin", "dev", "proc", "sys", "tmp"] {
+        archive.add(directory, ModeFileType::Directory, 0o755, &[])?;
+    }
+    // The kernel opens /dev/console before init can mount anything.
+    archive.add_device("dev/console", 0o600, 5, 1)?;
+    archive.add_device("dev/null", 0o666, 1, 3)?;
+    archive.add("bin/busybox", ModeFileType::Regular, 0o755, busybox)?;
+    archive.add("init", ModeFileType::Regular, 0o755, INIT.as_bytes())?;
+    trailer(archive.bytes)
+}
+
+const INIT: &str = include_str!("../guest/init");
+
+#[derive(Default)]
+struct Archive {
+    bytes: Vec<u8>,
+    entries: u32,
+}
+
+impl Archive {
+    fn add(&mut self, name: &str, kind: ModeFileType, mode: u32, content: &[u8]) -> io::Result<()> {
+        let entry = self.entry(name, mode).set_mode_file_type(kind);
+        self.write(entry, content)
+    }
+
+    fn add_device(&mut self, name: &str, mode: u32, major: u32, minor: u32) -> io::Result<()> {
+        let entry = self.entry(name, mode).set_mode_file_type(ModeFileType::Char);
+        self.write(entry.rdev_major(major).rdev_minor(minor), &[])
+    }
+
+    fn entry(&mut self, name: &str, mode: u32) -> Builder {
+        self.entries += 1;
+        Builder::new(name).ino(self.entries).mode(mode).nlink(1).mtime(0).uid(0).gid(0)
+    }
+
+    fn write(&mut self, entry: Builder, content: &[u8]) -> io::Result<()> {
+        let size = u32::try_from(content.len()).map_err(io::Error::other)?;
+        let mut writer = entry.write(&mut self.bytes, size);
+        io::Write::write_all(&mut writer, content)?;
+        writer.finish()?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cpio::newc::Reader;
+    use std::io::Read;
+
+    #[test]
+    fn the_archive_has_what_the_kernel_needs() {
+        let bytes = archive(b"not really busybox").unwrap();
+        let mut rest = &bytes[..];
+        let mut entries = Vec::new();
+        loop {
+            let mut reader = Reader::new(rest).unwrap();
+            let entry = reader.entry().clone();
+            if entry.is_trailer() {
+                break;
+            }
+            let mut content = Vec::new();
+            reader.read_to_end(&mut content).unwrap();
+            rest = reader.finish().unwrap();
+            assert_eq!(entry.mtime(), 0);
+            entries.push((entry.name().to_owned(), entry.mode(), entry.rdev_major(), entry.rdev_minor(), content));
+        }
+        let find = |name: &str| entries.iter().find(|entry| entry.0 == name).unwrap();
+        assert_eq!(find("bin").1, 0o040755);
+        let console = find("dev/console");
+        assert_eq!((console.1, console.2, console.3), (0o020600, 5, 1));
+        let init = find("init");
+        assert_eq!((init.1, init.4.as_slice()), (0o100755, INIT.as_bytes()));
+        assert_eq!(find("bin/busybox").4, b"not really busybox");
+        let parent = entries.iter().position(|entry| entry.0 == "bin");
+        let child = entries.iter().position(|entry| entry.0 == "bin/busybox");
+        assert!(parent < child, "a directory comes before what is in it");
+    }
+
+    #[test]
+    fn equal_inputs_make_equal_bytes() {
+        assert_eq!(archive(b"x").unwrap(), archive(b"x").unwrap());
+    }
+
+    #[test]
+    fn init_says_what_the_launcher_waits_for() {
+        assert!(INIT.contains(twofold_launch::verdict::CHECK_OK));
+        assert!(INIT.contains(twofold_launch::verdict::CHECK_FAILED));
+    }
+}

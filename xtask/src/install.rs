@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Installs what is missing, after saying so.
+//!
+//! Invariant: nothing is installed silently, and where we may not install, the error is the exact command.
+
+use std::fs;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+use twofold_launch::{Qemu, QemuError};
+
+use crate::output;
+use crate::subprocess;
+
+/// The target of the bare-metal images: no FP or SIMD registers, which belong to the guest.
+pub const TARGET: &str = "aarch64-unknown-none-softfloat";
+/// Debian's package with `qemu-system-aarch64`.
+pub const QEMU_PACKAGE: &str = "qemu-system-arm";
+const APT_LISTS: &str = "/var/lib/apt/lists";
+
+/// QEMU, installed by the system's package manager where it is missing.
+pub fn qemu() -> anyhow::Result<Qemu> {
+    match Qemu::find() {
+        Err(QemuError::Missing { program }) if program == Path::new(twofold_launch::qemu::PROGRAM) => {
+            install_package(QEMU_PACKAGE)?;
+            Ok(Qemu::find()?)
+        }
+        found => Ok(found?),
+    }
+}
+
+/// The Rust target of the images.
+pub fn target() -> anyhow::Result<()> {
+    if has_target() {
+        return Ok(());
+    }
+    rustup(&["target", "add", TARGET])
+}
+
+/// A component of the Rust toolchain, by the name of its program: `rustfmt` or `clippy`.
+pub fn component(name: &str, program: &str) -> anyhow::Result<()> {
+    // The proxies of rustup are always there; whether the component is, they say when asked.
+    let there = Command::new("cargo").args([program, "--version"]).stdin(Stdio::null()).output();
+    if there.is_ok_and(|output| output.status.success()) {
+        return Ok(());
+    }
+    rustup(&["component", "add", name])
+}
+
+/// Whether the Rust target of the images is installed.
+pub fn has_target() -> bool {
+    let mut command = Command::new("rustc");
+    command.args(["--print", "target-libdir", "--target", TARGET]);
+    let Ok(path) = subprocess::read(&mut command) else { return false };
+    // The directory may be there and empty: what counts is `core` in it.
+    fs::read_dir(PathBuf::from(path.trim())).is_ok_and(|mut entries| {
+        entries.any(|entry| entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("libcore")))
+    })
+}
+
+/// The command that installs `package`, as one would type it; `None` where there is no apt-get.
+pub fn package_command(package: &str) -> Option<String> {
+    subprocess::find("apt-get")?;
+    let sudo = if is_root() { "" } else { "sudo " };
+    Some(format!("{sudo}apt-get install -y --no-install-recommends {package}"))
+}
+
+/// Whether we may install packages without another word from a person.
+pub fn may_install_packages() -> bool {
+    subprocess::find("apt-get").is_some() && (is_root() || subprocess::find("sudo").is_some())
+}
+
+fn rustup(arguments: &[&str]) -> anyhow::Result<()> {
+    let mut command = Command::new("rustup");
+    command.args(arguments);
+    let typed = subprocess::shown(&command);
+    if subprocess::find("rustup").is_none() {
+        bail!("rustup is missing, so `{typed}` cannot be done; install the same by your system's means");
+    }
+    output::line(&format!("missing: running `{typed}`"))?;
+    subprocess::show(&mut command).with_context(|| format!("`{typed}` failed; run it by hand to see why"))
+}
+
+fn install_package(package: &str) -> anyhow::Result<()> {
+    let Some(typed) = package_command(package) else {
+        bail!("{package} is missing and there is no apt-get here; install QEMU 7.2 or later by your system's means");
+    };
+    if !may_install_packages() {
+        bail!("{package} is missing and only root may install it; run as root: {}", typed.trim_start_matches("sudo "));
+    }
+    output::line(&format!("missing: running `{typed}`"))?;
+    let install = || subprocess::show(apt_get().args(["install", "-y", "--no-install-recommends", package]));
+    let lists_are_empty = fs::read_dir(APT_LISTS).map_or(true, |entries| {
+        !entries.flatten().any(|entry| entry.file_name().to_string_lossy().contains("_dists_"))
+    });
+    if lists_are_empty || install().is_err() {
+        // No lists, or lists that name packages which are no longer there.
+        subprocess::show(apt_get().arg("update")).context("`apt-get update` failed")?;
+        install().with_context(|| format!("`{typed}` failed; run it by hand to see why"))?;
+    }
+    Ok(())
+}
+
+fn apt_get() -> Command {
+    let mut command = if is_root() {
+        Command::new("apt-get")
+    } else {
+        let mut command = Command::new("sudo");
+        if !io::stdin().is_terminal() {
+            // Nobody could type a password: fail, do not wait.
+            command.arg("-n");
+        }
+        command.arg("apt-get");
+        command
+    };
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
+fn is_root() -> bool {
+    subprocess::read(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
+}

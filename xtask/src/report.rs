@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The figures of a run as JSON.
+//!
+//! Invariant: the hypervisor's figures keep their keys, nested by their dots; what describes the run stands beside
+//! them under names of its own. The file appears whole or not at all.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+use serde_json::{Map, Value, json};
+use twofold_launch::{Qemu, Report};
+
+use crate::boot::{Kind, Selected};
+use crate::figures::{FirstTouch, KVM_FIRST_TOUCH};
+use crate::subprocess;
+
+/// What a run was.
+#[derive(Debug)]
+pub struct Described<'a> {
+    /// The guest.
+    pub selected: &'a Selected,
+    /// The QEMU.
+    pub qemu: &'a Qemu,
+    /// Mapping size.
+    pub pages: &'a str,
+    /// Guest memory in bytes.
+    pub memory: u64,
+    /// vCPUs.
+    pub cpus: u32,
+    /// CPU model.
+    pub cpu: &'a str,
+    /// The guest's command line.
+    pub command_line: &'a str,
+    /// Whether instructions were counted.
+    pub deterministic: bool,
+    /// The guest's own check: `ok`.
+    pub check: &'a str,
+    /// The run that only touches.
+    pub touch: Option<FirstTouch>,
+}
+
+/// The whole report.
+pub fn json(report: &Report, described: &Described<'_>) -> Value {
+    let mut root = report.to_json();
+    let packages = described.selected.versions.clone().unwrap_or_default();
+    let package = |name: &str| {
+        packages.packages.iter().find(|(package, _)| package.starts_with(name)).map(|(_, version)| version.clone())
+    };
+    root.insert(
+        "versions".to_owned(),
+        json!({
+            "twofold": env!("CARGO_PKG_VERSION"),
+            "qemu": described.qemu.version().to_string(),
+            "guest_kernel": (described.selected.kind == Kind::Linux).then_some(&packages.kernel),
+            "guest_kernel_package": package("linux-image"),
+            "busybox": package("busybox"),
+            "rustc": subprocess::read(Command::new("rustc").arg("--version")).ok().map(|text| text.trim().to_owned()),
+        }),
+    );
+    root.insert(
+        "configuration".to_owned(),
+        json!({
+            "guest": described.selected.kind.name(),
+            "pages": described.pages,
+            "memory": described.memory,
+            "cpus": described.cpus,
+            "cpu": described.cpu,
+            "command_line": described.command_line,
+            "deterministic": described.deterministic,
+        }),
+    );
+    root.insert("check".to_owned(), described.check.into());
+    if let Some(touch) = described.touch {
+        root.insert(
+            "first_touch".to_owned(),
+            json!({
+                "pages": touch.pages,
+                "instructions_per_page": touch.per_page(),
+                "kvm_with_host_kernel": KVM_FIRST_TOUCH,
+            }),
+        );
+    }
+    if let (Some(Value::Object(instructions)), Some(touch)) =
+        (root.get_mut("el2_instructions"), FirstTouch::of(report).or(described.touch))
+    {
+        instructions.insert("per_first_touch".to_owned(), touch.per_page().into());
+    }
+    Value::Object(Map::from_iter(root))
+}
+
+/// Writes `value` to `path`, whole or not at all.
+pub fn write(path: &Path, value: &Value) -> anyhow::Result<()> {
+    let failed = || format!("cannot write {}", path.display());
+    let directory = directory_of(path);
+    let file = tempfile::Builder::new()
+        // As any other file of the user's, and not for their eyes only.
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
+        .tempfile_in(&directory)
+        .with_context(failed)?;
+    fs::write(file.path(), serde_json::to_string_pretty(value)? + "\n").with_context(failed)?;
+    file.persist(path).with_context(failed)?;
+    Ok(())
+}
+
+/// Whether `path` can be written later: a run of a minute should not end in that surprise.
+pub fn check_path(path: &Path) -> anyhow::Result<()> {
+    let directory = directory_of(path);
+    anyhow::ensure!(directory.is_dir(), "--json: there is no directory {}; make it first", directory.display());
+    anyhow::ensure!(!path.is_dir(), "--json: {} is a directory; give a file", path.display());
+    Ok(())
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_written_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("figures.json");
+        write(&path, &json!({"a": 1})).unwrap();
+        write(&path, &json!({"b": {"c": 2}})).unwrap();
+        let value: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(value, json!({"b": {"c": 2}}));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_is_refused_early() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(check_path(&directory.path().join("x.json")).is_ok());
+        assert!(check_path(Path::new("x.json")).is_ok());
+        assert!(check_path(directory.path()).is_err());
+        assert!(check_path(&directory.path().join("no/x.json")).is_err());
+    }
+}

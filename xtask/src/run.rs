@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `cargo xtask run`: from nothing to a guest under the hypervisor.
+//!
+//! Invariant: what can be known to be wrong is said before anything is installed, built or fetched; a run that is
+//! checked ends with 0 only after the guest's word that its check passed.
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use twofold_abi::bundle::flags;
+use twofold_launch::verdict::CHECK_OK;
+use twofold_launch::{Guest, Outcome, Pages, Qemu, machine};
+
+use crate::arguments::RunOptions;
+use crate::boot::{self, Boot, Kind, Selected};
+use crate::build;
+use crate::figures::{FirstTouch, Rows};
+use crate::install;
+use crate::output;
+use crate::report::{self, Described};
+use crate::size::Size;
+use crate::steps::Steps;
+use crate::workspace::Workspace;
+
+/// `cargo xtask run`.
+pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<ExitCode> {
+    let terminal = output::is_terminal() && io::stdin().is_terminal();
+    let mode = Mode::new(options, terminal);
+    refuse(options, mode)?;
+    let steps = Steps::new(workspace.stop().clone());
+    let qemu = steps.step("tools", || {
+        install::target()?;
+        let qemu = install::qemu()?;
+        let words = format!("QEMU {}, Rust target {}", qemu.version(), install::TARGET);
+        Ok((qemu, words))
+    })?;
+    steps.step("build", || {
+        build::images(workspace, &[build::HYPERVISOR, build::GUEST])?;
+        Ok(((), "the hypervisor and the bare-metal guest".to_owned()))
+    })?;
+    let selected = steps.step("guest", || {
+        let selected = boot::select(workspace, options)?;
+        let words = selected.words.clone();
+        Ok((selected, words))
+    })?;
+    match mode {
+        Mode::Console => console(workspace, options, &qemu, &selected),
+        Mode::Check { count } => check(workspace, options, &qemu, &selected, &steps, count),
+    }
+}
+
+/// Boots the bare-metal guest that touches 64 MiB page by page and does nothing else, as KVM's figure was
+/// taken: 4 KiB pages, one vCPU, deterministic.
+pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Result<FirstTouch> {
+    let guest = Guest {
+        kernel: workspace.image(build::GUEST.name),
+        initrd: None,
+        command_line: "touch=64M".to_owned(),
+        memory: 128 << 20,
+        cpus: 1,
+        pages: Pages::Small,
+        flags: flags::COUNT,
+    };
+    let timeout = Some(Duration::from_secs(CHECK_TIMEOUT));
+    let boot = Boot { label: "touch", guest, cpu, deterministic: true, checked: false, timeout, terminal: false };
+    let outcome = boot.run(workspace, qemu)?;
+    FirstTouch::of(&outcome.control.report).context("the hypervisor did not report its first touches")
+}
+
+/// How long a checked guest may take, in seconds, where --timeout does not say.
+const CHECK_TIMEOUT: u64 = 120;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Console,
+    Check { count: bool },
+}
+
+impl Mode {
+    fn new(options: &RunOptions, terminal: bool) -> Self {
+        let explicit = options.check || options.count || options.json.is_some();
+        match (explicit, terminal) {
+            (true, _) => Self::Check { count: options.count },
+            (false, true) => Self::Console,
+            // Counting takes one vCPU: whoever asks for more gets the check alone.
+            (false, false) => Self::Check { count: options.cpus == 1 },
+        }
+    }
+
+    fn is_counted(self) -> bool {
+        self == Self::Check { count: true }
+    }
+}
+
+fn refuse(options: &RunOptions, mode: Mode) -> anyhow::Result<()> {
+    if mode.is_counted() && options.cpus != 1 {
+        bail!(
+            "--count takes one vCPU, not {}: QEMU counts instructions on one thread, on which two busy vCPUs \
+             wait for each other for minutes; leave out --cpus or --count",
+            options.cpus
+        );
+    }
+    if let Some(path) = &options.json {
+        report::check_path(path)?;
+    }
+    let guest = guest(options, mode, options.kernel.clone().unwrap_or_default(), options.initrd.clone());
+    match &options.kernel {
+        Some(_) => guest.check().map(|_| ())?,
+        None => guest.check_settings()?,
+    }
+    Ok(())
+}
+
+fn guest(options: &RunOptions, mode: Mode, kernel: std::path::PathBuf, initrd: Option<std::path::PathBuf>) -> Guest {
+    let mut words = vec!["console=ttyAMA0", "panic=-1", "loglevel=4"];
+    if mode != Mode::Console {
+        words.push("twofold.check");
+    }
+    let mut bits = 0;
+    if mode.is_counted() {
+        // Where the kernel lies changes what it does, and with it the counts.
+        words.push("nokaslr");
+        bits |= flags::COUNT;
+    }
+    words.extend(options.append.as_deref());
+    Guest {
+        kernel,
+        initrd,
+        command_line: words.join(" "),
+        memory: options.memory.bytes(),
+        cpus: options.cpus,
+        pages: options.pages.into(),
+        flags: bits,
+    }
+}
+
+fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a> {
+    let limit = options.timeout.or((mode != Mode::Console).then_some(CHECK_TIMEOUT));
+    Boot {
+        label: "boot",
+        guest: guest(options, mode, selected.kernel.clone(), selected.initrd.clone()),
+        cpu: &options.cpu,
+        deterministic: mode.is_counted(),
+        checked: mode != Mode::Console,
+        timeout: limit.filter(|seconds| *seconds > 0).map(Duration::from_secs),
+        terminal: mode == Mode::Console,
+    }
+}
+
+fn console(workspace: &Workspace, options: &RunOptions, qemu: &Qemu, selected: &Selected) -> anyhow::Result<ExitCode> {
+    output::line("The guest's console follows. Ctrl-A X leaves it (Ctrl-A H: help).")?;
+    let outcome = boot(options, Mode::Console, selected).run(workspace, qemu)?;
+    let left = outcome.control.end.is_none();
+    output::line(if left { "\nLeft before the guest powered off." } else { "The guest powered off." })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check(
+    workspace: &Workspace,
+    options: &RunOptions,
+    qemu: &Qemu,
+    selected: &Selected,
+    steps: &Steps,
+    count: bool,
+) -> anyhow::Result<ExitCode> {
+    let boot = boot(options, Mode::Check { count }, selected);
+    let outcome = steps.step("boot", || {
+        let outcome = boot.run(workspace, qemu)?;
+        Ok((outcome, "to power-off, with the guest's own check".to_owned()))
+    })?;
+    let touch = if count {
+        Some(steps.step("first touch", || {
+            let touch = first_touch(workspace, qemu, &options.cpu)?;
+            Ok((touch, "64 MiB, page by page, by the bare-metal guest".to_owned()))
+        })?)
+    } else {
+        None
+    };
+    output::line("")?;
+    output::line(&table(options, selected, &outcome, touch))?;
+    output::line(NEXT)?;
+    if let Some(path) = &options.json {
+        let described = Described {
+            selected,
+            qemu,
+            pages: Pages::from(options.pages).name(),
+            memory: options.memory.bytes(),
+            cpus: options.cpus,
+            cpu: &options.cpu,
+            command_line: &boot.guest.command_line,
+            deterministic: count,
+            check: "ok",
+            touch,
+        };
+        report::write(path, &report::json(&outcome.control.report, &described))?;
+    }
+    // Nobody gets here without the guest having said so itself.
+    output::line(CHECK_OK)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+const NEXT: &str = "
+Next: `cargo xtask run` on a terminal gives the guest's console; `--pages 4k` and `--pages blocks` compare mapping sizes.
+      `cargo xtask test` runs the quick tier of every suite; `cargo xtask run --help` has more to vary.";
+
+fn table(options: &RunOptions, selected: &Selected, outcome: &Outcome, touch: Option<FirstTouch>) -> String {
+    let mut rows = Rows::default();
+    rows.words("guest check", "ok");
+    let kernel = match (&selected.versions, selected.kind) {
+        (Some(versions), _) => versions.kernel.as_str(),
+        (None, Kind::Bare) => "bare-metal guest",
+        (None, _) => "own kernel",
+    };
+    rows.words("guest kernel", kernel);
+    let pages = Pages::from(options.pages).name();
+    let memory: Size = options.memory;
+    rows.words("guest memory, vCPUs, mappings", &format!("{memory}, {}, {pages}", options.cpus));
+    if options.cpu != machine::CPU_DEFAULT {
+        rows.words("CPU model", &options.cpu);
+    }
+    rows.counts(&outcome.control.report);
+    if let Some(touch) = touch {
+        rows.instructions(&outcome.control.report, Some(touch));
+    }
+    rows.table(touch.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+    use clap::Parser;
+
+    fn options(words: &[&str]) -> RunOptions {
+        let arguments = Arguments::parse_from([&["xtask", "run"], words].concat());
+        let Command::Run(options) = arguments.command else { panic!("not run") };
+        options
+    }
+
+    #[test]
+    fn without_a_terminal_a_run_is_checked_and_counted() {
+        assert_eq!(Mode::new(&options(&[]), false), Mode::Check { count: true });
+        assert_eq!(Mode::new(&options(&["--cpus", "2"]), false), Mode::Check { count: false });
+        assert_eq!(Mode::new(&options(&[]), true), Mode::Console);
+        assert_eq!(Mode::new(&options(&["--check"]), false), Mode::Check { count: false });
+        assert_eq!(Mode::new(&options(&["--count"]), true), Mode::Check { count: true });
+        assert_eq!(Mode::new(&options(&["--json", "x"]), true), Mode::Check { count: false });
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_at_once() {
+        let refused = |words: &[&str]| {
+            let options = options(words);
+            refuse(&options, Mode::new(&options, false)).unwrap_err().to_string()
+        };
+        assert!(refused(&["--count", "--cpus", "2"]).contains("one vCPU"));
+        assert!(refused(&["--memory", "1M"]).contains("64M"));
+        assert!(refused(&["--memory", "100000001"]).contains("multiple of 4096"));
+        assert!(refused(&["--kernel", "no/such/file"]).contains("no/such/file"));
+        assert!(refused(&["--json", "no/such/file"]).contains("no directory"));
+    }
+
+    #[test]
+    fn the_command_line_ends_with_what_was_appended() {
+        let options = options(&["--append", "twofold.x=1"]);
+        let line = |mode| guest(&options, mode, "k".into(), None).command_line;
+        assert_eq!(line(Mode::Console), "console=ttyAMA0 panic=-1 loglevel=4 twofold.x=1");
+        assert_eq!(
+            line(Mode::Check { count: true }),
+            "console=ttyAMA0 panic=-1 loglevel=4 twofold.check nokaslr twofold.x=1"
+        );
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `host`: everything that needs no QEMU.
+//!
+//! Each step of Cargo's is a test; the tests that `cargo test` runs inside are counted too.
+
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use anyhow::Context;
+use libtest_mimic::{Failed, Trial};
+
+use super::{Depth, Tally, harness};
+use crate::arguments::TestOptions;
+use crate::build;
+use crate::install;
+use crate::subprocess;
+use crate::workspace::Workspace;
+
+/// Runs the suite.
+pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
+    if !options.list {
+        install::target()?;
+        install::component("rustfmt", "fmt")?;
+        install::component("clippy", "clippy")?;
+    }
+    let inner = Arc::new(Mutex::new(Tally::default()));
+    let mut steps = vec![
+        step("format", cargo(workspace, &["fmt", "--all", "--check"])),
+        step("clippy_host", cargo(workspace, &["clippy", "--all-targets", "--", "-D", "warnings"])),
+        step("clippy_hypervisor", clippy(workspace, build::HYPERVISOR.package)),
+        step("clippy_guest", clippy(workspace, build::GUEST.package)),
+        step("documentation", {
+            let mut doc = cargo(workspace, &["doc", "--no-deps"]);
+            doc.env("RUSTDOCFLAGS", "-D warnings");
+            doc
+        }),
+        counted("unit_tests", cargo(workspace, &["test", "--no-fail-fast"]), &inner),
+    ];
+    if depth == Depth::Full {
+        let mut thorough = cargo(workspace, &["test", "--release", "--no-fail-fast"]);
+        thorough.env("PROPTEST_CASES", "4096");
+        steps.push(counted("property_tests_with_4096_cases", thorough, &inner));
+        if subprocess::find("cargo-deny").is_some() {
+            steps.push(step("licences_and_advisories", cargo(workspace, &["deny", "check"])));
+        }
+    }
+    // One after the other: each of them uses all CPUs, and they share Cargo's lock.
+    let mut tally = harness(steps, 1, options);
+    tally.add(*inner.lock().map_err(|_| anyhow::anyhow!("a test panicked")).context("counting tests")?);
+    Ok(tally)
+}
+
+fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
+    let mut command = Command::new("cargo");
+    command.current_dir(workspace.root()).args(arguments);
+    command
+}
+
+fn clippy(workspace: &Workspace, package: &str) -> Command {
+    let mut clippy = build::cargo(workspace, "clippy", package);
+    clippy.args(["--", "-D", "warnings"]);
+    clippy
+}
+
+fn step(name: &str, mut command: Command) -> Trial {
+    Trial::test(name, move || {
+        let typed = subprocess::shown(&command);
+        subprocess::quiet(&mut command).map_err(|error| Failed::from(format!("`{typed}`\n{error:#}")))
+    })
+}
+
+/// A run of `cargo test`, whose own tests are added to `inner`.
+fn counted(name: &str, mut command: Command, inner: &Arc<Mutex<Tally>>) -> Trial {
+    let inner = Arc::clone(inner);
+    Trial::test(name, move || {
+        // Backtraces of tests that are meant to panic bury the one that matters.
+        let output = command.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).output()?;
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let found = results(&stdout);
+        inner.lock().map_err(|_| "a test panicked")?.add(found);
+        if output.status.success() {
+            return Ok(());
+        }
+        let typed = subprocess::shown(&command);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        Err(Failed::from(format!("`{typed}` ended with {}\n{}\n{}", output.status, errors(&stderr), failures(&stdout))))
+    })
+}
+
+/// Sums the lines `test result: ok. 3 passed; 0 failed; ...`.
+fn results(text: &str) -> Tally {
+    let mut tally = Tally::default();
+    for line in text.lines().filter_map(|line| line.trim().strip_prefix("test result: ")) {
+        let count = |what: &str| {
+            line.split([';', '.']).filter_map(|part| part.trim().strip_suffix(what)?.trim().parse::<u64>().ok()).sum()
+        };
+        tally.add(Tally { passed: count("passed"), failed: count("failed") });
+    }
+    tally
+}
+
+/// What Cargo says beside its progress, which is indented.
+fn errors(text: &str) -> String {
+    text.lines().skip_while(|line| !line.starts_with("error")).take(SHOWN).collect::<Vec<_>>().join("\n")
+}
+
+const SHOWN: usize = 200;
+
+/// What `cargo test` printed of tests that failed, without those that passed; the end of it where it is long.
+fn failures(text: &str) -> String {
+    let passed = |line: &&str| line.starts_with("test ") && line.ends_with("... ok");
+    let lines: Vec<_> = text.lines().filter(|line| !passed(line) && !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(SHOWN)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+running 2 tests
+test a::b ... ok
+test a::c ... FAILED
+
+test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.04s
+test result: ok. 37 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.00s
+";
+
+    #[test]
+    fn results_are_summed() {
+        assert_eq!(results(TEXT), Tally { passed: 38, failed: 1 });
+        assert_eq!(results("nothing"), Tally::default());
+    }
+
+    #[test]
+    fn failures_leave_out_what_passed() {
+        let text = failures(TEXT);
+        assert!(text.contains("a::c ... FAILED") && !text.contains("a::b"), "{text}");
+    }
+}

@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `linux`: whole guests, as a person would start them.
+//!
+//! Each test calls this very program's `run` and judges what a person would see: exit status, words, figures.
+//! Counts are exact, since counted runs are deterministic: they are compared with `==` and with budgets.
+
+mod readme;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use libtest_mimic::{Failed, Trial};
+use serde_json::Value;
+use twofold_abi::bundle::flags;
+use twofold_launch::{Guest, Outcome, Pages, machine};
+
+use super::{Depth, Tally, harness};
+use crate::arguments::TestOptions;
+use crate::boot::Boot;
+use crate::build;
+use crate::install;
+use crate::subprocess;
+use crate::workspace::Workspace;
+
+/// Runs the suite.
+pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
+    if !options.list {
+        // Once, here, so that no test's time or limit has it in.
+        install::target()?;
+        install::qemu()?;
+        build::images(workspace, &[build::HYPERVISOR, build::GUEST])?;
+    }
+    let suite = Arc::new(Suite {
+        workspace: workspace.clone(),
+        directory: tempfile::Builder::new().prefix("linux-").tempdir_in(workspace.runs()?)?,
+        small: OnceLock::new(),
+        blocks: OnceLock::new(),
+    });
+    let trials = TESTS
+        .iter()
+        .filter(|(_, at, _)| depth == Depth::Full || *at == Depth::Quick)
+        .map(|(name, _, test)| {
+            let suite = Arc::clone(&suite);
+            Trial::test(*name, move || test(&suite).map_err(|error| Failed::from(format!("{error:#}"))))
+        })
+        .collect();
+    // Two cores: a second QEMU would slow the first one down, not shorten the suite.
+    Ok(harness(trials, 1, options))
+}
+
+type Test = fn(&Suite) -> anyhow::Result<()>;
+
+const TESTS: &[(&str, Depth, Test)] = &[
+    ("boot_with_4k_pages", Depth::Quick, |suite| suite.boots(&["--pages", "4k"])),
+    ("boot_with_blocks", Depth::Full, |suite| suite.boots(&["--pages", "blocks"])),
+    ("boot_with_two_cpus", Depth::Full, |suite| suite.boots(&["--cpus", "2"])),
+    ("boot_with_2_gib", Depth::Full, |suite| suite.boots(&["--memory", "2G"])),
+    ("budget_with_4k_pages", Depth::Quick, |suite| budget(suite.small()?, 15_000_000)),
+    ("budget_with_blocks", Depth::Quick, |suite| budget(suite.blocks()?, 5_000_000)),
+    ("budget_of_a_first_touch", Depth::Quick, first_touch),
+    ("counts_repeat_with_4k_pages", Depth::Full, |suite| repeats(suite, "4k")),
+    ("counts_repeat_with_blocks", Depth::Full, |suite| repeats(suite, "blocks")),
+    ("readme_shows_what_is_printed", Depth::Quick, |suite| {
+        readme::compare(suite.workspace.root(), &suite.run(&["--check", "--count"])?)
+    }),
+    ("fallback_to_the_bare_metal_guest", Depth::Quick, fallback),
+    ("fallback_is_an_error_for_guest_linux", Depth::Quick, no_fallback),
+    ("bare_metal_guest", Depth::Quick, |suite| suite.run(&["--check", "--guest", "bare"]).map(drop)),
+    ("bad_kernel", Depth::Quick, bad_kernel),
+    ("bad_initrd", Depth::Quick, bad_initrd),
+    ("bad_memory", Depth::Quick, bad_memory),
+    ("bad_combinations", Depth::Quick, bad_combinations),
+    ("bad_qemu", Depth::Quick, bad_qemu),
+    ("guest_that_hangs", Depth::Quick, hang),
+    ("guest_that_resets", Depth::Quick, |suite| {
+        suite
+            .refused(&["--check", "--guest", "bare", "--append", "touch=100G"], &["asked for a reset", "touch: FAILED"])
+    }),
+    ("access_where_nothing_is", Depth::Quick, wild),
+    ("panic_at_el2", Depth::Quick, panic),
+    ("interrupted_run_leaves_nothing", Depth::Quick, interrupt),
+];
+
+struct Suite {
+    workspace: Workspace,
+    directory: tempfile::TempDir,
+    small: OnceLock<Result<Value, String>>,
+    blocks: OnceLock<Result<Value, String>>,
+}
+
+struct Ended {
+    ok: bool,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ended {
+    fn of(output: Output) -> Self {
+        Self {
+            ok: output.status.success(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+impl Suite {
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.workspace.command());
+        command.arg("run").current_dir(self.workspace.root()).stdin(Stdio::null());
+        command
+    }
+
+    fn start(&self, arguments: &[&str], variables: &[(&str, &Path)]) -> anyhow::Result<Ended> {
+        let output = self.command().args(arguments).envs(variables.iter().copied()).output();
+        Ok(Ended::of(output.context("this program does not start itself")?))
+    }
+
+    /// Boots the bare-metal guest from here, for what `run` does not offer.
+    fn bare(&self, command_line: &str, flags: u32) -> anyhow::Result<Outcome> {
+        let guest = Guest {
+            kernel: self.workspace.image(build::GUEST.name),
+            initrd: None,
+            command_line: command_line.to_owned(),
+            memory: 128 << 20,
+            cpus: 1,
+            pages: Pages::Auto,
+            flags,
+        };
+        let boot = Boot {
+            label: "bare",
+            guest,
+            cpu: machine::CPU_DEFAULT,
+            deterministic: false,
+            checked: false,
+            timeout: Some(Duration::from_secs(60)),
+            terminal: false,
+        };
+        boot.run(&self.workspace, &install::qemu()?)
+    }
+
+    /// Runs what must end well; gives what it printed.
+    fn run(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let ended = self.start(arguments, &[])?;
+        ensure!(ended.ok, "`run {}` failed:\n{}{}", arguments.join(" "), ended.stdout, ended.stderr);
+        let last = ended.stdout.lines().last().unwrap_or_default();
+        ensure!(last == "guest check: ok", "the last line is {last:?}");
+        Ok(ended.stdout)
+    }
+
+    /// Runs what must be refused with all of `words`.
+    fn refused(&self, arguments: &[&str], words: &[&str]) -> anyhow::Result<()> {
+        refused_with(self.start(arguments, &[])?, words)
+    }
+
+    fn boots(&self, arguments: &[&str]) -> anyhow::Result<()> {
+        self.run(&[&["--check", "--guest", "linux"], arguments].concat()).map(drop)
+    }
+
+    fn counted(&self, pages: &str, name: &str) -> anyhow::Result<Value> {
+        let path = self.path(name);
+        let file = path.to_str().context("the target directory's name is not Unicode")?;
+        self.run(&["--check", "--count", "--guest", "linux", "--pages", pages, "--json", file])?;
+        Ok(serde_json::from_slice(&fs::read(&path)?)?)
+    }
+
+    /// The figures of a counted run with 4K pages, made once.
+    fn small(&self) -> anyhow::Result<&Value> {
+        once(&self.small, || self.counted("4k", "4k.json"))
+    }
+
+    /// The same with blocks.
+    fn blocks(&self) -> anyhow::Result<&Value> {
+        once(&self.blocks, || self.counted("blocks", "blocks.json"))
+    }
+
+    /// An apt-get that finds nothing, and an empty cache for the guest.
+    fn without_network(&self, arguments: &[&str]) -> anyhow::Result<Ended> {
+        let apt_get = self.path("apt-get");
+        script(&apt_get, "echo 'E: the network is unreachable' >&2; exit 100")?;
+        let cache = self.path("empty-cache");
+        self.start(arguments, &[("TWOFOLD_APT_GET", &apt_get), ("TWOFOLD_GUEST_CACHE", &cache)])
+    }
+}
+
+fn once(
+    place: &OnceLock<Result<Value, String>>,
+    make: impl FnOnce() -> anyhow::Result<Value>,
+) -> anyhow::Result<&Value> {
+    place
+        .get_or_init(|| make().map_err(|error| format!("{error:#}")))
+        .as_ref()
+        .map_err(|error| anyhow::anyhow!("{error}"))
+}
+
+fn figure(figures: &Value, pointer: &str) -> anyhow::Result<u64> {
+    figures.pointer(pointer).and_then(Value::as_u64).with_context(|| format!("the report has no {pointer}"))
+}
+
+fn budget(figures: &Value, most: u64) -> anyhow::Result<()> {
+    let total = figure(figures, "/el2_instructions/total")?;
+    ensure!(total <= most, "the boot took {total} instructions at EL2, more than {most}");
+    Ok(())
+}
+
+fn first_touch(suite: &Suite) -> anyhow::Result<()> {
+    let figures = suite.small()?;
+    for pointer in ["/first_touch/instructions_per_page", "/el2_instructions/per_first_touch"] {
+        let touch = figure(figures, pointer)?;
+        ensure!(touch <= 700, "{pointer}: a first touch took {touch} instructions at EL2, more than 700");
+    }
+    Ok(())
+}
+
+/// Two counted runs of the same image; the figures that the budgets saw are not good enough here, since an editor
+/// may have changed the image since.
+fn repeats(suite: &Suite, pages: &str) -> anyhow::Result<()> {
+    let image = || fs::read(suite.workspace.image(build::HYPERVISOR.name));
+    let first = suite.counted(pages, "first.json")?;
+    let before = image()?;
+    let second = suite.counted(pages, "second.json")?;
+    ensure!(before == image()?, "the image was built anew between the runs; leave its sources alone and test again");
+    ensure!(first == second, "two counted runs differ:\n{first:#}\n{second:#}");
+    Ok(())
+}
+
+fn fallback(suite: &Suite) -> anyhow::Result<()> {
+    let ended = suite.without_network(&["--check"])?;
+    ensure!(ended.ok, "the fallback failed:\n{}{}", ended.stdout, ended.stderr);
+    for words in ["because Debian's kernel cannot be fetched", "the network is unreachable", "guest check: ok"] {
+        ensure!(ended.stdout.contains(words), "no {words:?} in:\n{}", ended.stdout);
+    }
+    let cache = suite.path("empty-cache");
+    let left: Vec<_> = fs::read_dir(&cache)?.flatten().map(|entry| entry.file_name()).collect();
+    ensure!(left.is_empty(), "a failed fetch left {left:?} in the cache");
+    Ok(())
+}
+
+fn no_fallback(suite: &Suite) -> anyhow::Result<()> {
+    let words = ["Debian's kernel cannot be fetched", "the network is unreachable", "--guest bare"];
+    refused_with(suite.without_network(&["--check", "--guest", "linux"])?, &words)
+}
+
+fn bad_kernel(suite: &Suite) -> anyhow::Result<()> {
+    let gzip = suite.path("gzip");
+    fs::write(&gzip, b"\x1f\x8b\x08\0")?;
+    suite.refused(&["--check", "--kernel", text(&gzip)?], &["not an arm64 Image", "gunzip"])?;
+    let missing = suite.path("missing");
+    suite.refused(&["--check", "--kernel", text(&missing)?], &["cannot read the kernel", "missing"])
+}
+
+fn bad_initrd(suite: &Suite) -> anyhow::Result<()> {
+    let kernel = suite.path("kernel-for-initrd");
+    fs::write(&kernel, spinning_kernel())?;
+    let initrd = suite.path("large-initrd");
+    fs::File::create(&initrd)?.set_len(100 << 20)?;
+    let arguments = ["--check", "--kernel", text(&kernel)?, "--initrd", text(&initrd)?];
+    suite.refused(&[&arguments[..], &["--memory", "64M"]].concat(), &["the initrd does not fit", "--memory 1"])?;
+    let missing = suite.path("missing");
+    let arguments = ["--check", "--kernel", text(&kernel)?, "--initrd", text(&missing)?];
+    suite.refused(&arguments, &["cannot read the initrd"])
+}
+
+fn bad_memory(suite: &Suite) -> anyhow::Result<()> {
+    suite.refused(&["--check", "--memory", "8M"], &["too few", "64M"])?;
+    suite.refused(&["--check", "--memory", "134217729"], &["multiple of 4096", "page"])?;
+    suite.refused(&["--check", "--pages", "blocks", "--memory", "131076K"], &["multiple of 2097152"])
+}
+
+fn bad_combinations(suite: &Suite) -> anyhow::Result<()> {
+    suite.refused(&["--count", "--cpus", "2"], &["one vCPU"])?;
+    suite.refused(&["--check", "--cpus", "65"], &["1 to 64"])?;
+    let long = "x".repeat(3000);
+    suite.refused(&["--check", "--append", &long], &["shorten it"])
+}
+
+fn bad_qemu(suite: &Suite) -> anyhow::Result<()> {
+    let old = suite.path("old-qemu");
+    script(&old, "echo 'QEMU emulator version 6.2.0'")?;
+    refused_with(suite.start(&["--check"], &[("TWOFOLD_QEMU", &old)])?, &["6.2.0", "7.2.0 or later"])?;
+    let missing = suite.path("no-qemu");
+    refused_with(suite.start(&["--check"], &[("TWOFOLD_QEMU", &missing)])?, &["QEMU is missing", "doctor"])
+}
+
+fn hang(suite: &Suite) -> anyhow::Result<()> {
+    let spinning = Spinning::new(suite)?;
+    let ended = spinning.command(suite, &["--timeout", "3"]).output()?;
+    refused_with(Ended::of(ended), &["did not end within 3 s", "--timeout"])?;
+    spinning.is_gone()
+}
+
+fn interrupt(suite: &Suite) -> anyhow::Result<()> {
+    let spinning = Spinning::new(suite)?;
+    let mut command = spinning.command(suite, &["--timeout", "60"]);
+    let mut child = Reaped(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+    while !spinning.pid.exists() && child.0.try_wait()?.is_none() {
+        thread::sleep(Duration::from_millis(10));
+    }
+    subprocess::read(Command::new("kill").args(["-TERM", &child.0.id().to_string()]))?;
+    let status = child.0.wait()?;
+    ensure!(status.code() == Some(130), "it ended with {status}, not with 130");
+    spinning.is_gone()
+}
+
+/// An access where no memory is: an abort in the guest, which says so and goes on.
+fn wild(suite: &Suite) -> anyhow::Result<()> {
+    let outcome = suite.bare("wild=0xb000000", 0)?;
+    let console = outcome.console.tail(20).join("\n");
+    ensure!(console.contains("external abort at 0xb000000"), "no external abort in:\n{console}");
+    let aborts = outcome.control.report.get("faults.external");
+    ensure!(aborts == Some(1), "faults.external is {aborts:?}, not 1");
+    Ok(())
+}
+
+fn panic(suite: &Suite) -> anyhow::Result<()> {
+    let Err(error) = suite.bare("check", flags::TEST_PANIC) else { bail!("a panic at EL2 ended well") };
+    let text = format!("{error:#}");
+    for word in ["panicked at EL2", "ESR", "ELR", "FAR"] {
+        ensure!(text.contains(word), "no {word:?} in:\n{text}");
+    }
+    Ok(())
+}
+
+/// A guest that never ends, in a QEMU whose process is known.
+struct Spinning {
+    arguments: [String; 5],
+    qemu: PathBuf,
+    pid: PathBuf,
+}
+
+impl Spinning {
+    fn new(suite: &Suite) -> anyhow::Result<Self> {
+        let kernel = suite.path("spinning");
+        let initrd = suite.path("small-initrd");
+        fs::write(&kernel, spinning_kernel())?;
+        fs::write(&initrd, b"nothing")?;
+        // The real QEMU behind a script that leaves its process id, which `exec` keeps.
+        let (pid, qemu) = (suite.path("pid"), suite.path("qemu"));
+        let _ = fs::remove_file(&pid);
+        let real = install::qemu()?;
+        let launch = format!("[ \"$1\" = --version ] || echo $$ > '{}'", text(&pid)?);
+        script(&qemu, &format!("{launch}\nexec '{}' \"$@\"", real.program().display()))?;
+        let arguments = ["--check", "--kernel", text(&kernel)?, "--initrd", text(&initrd)?].map(str::to_owned);
+        Ok(Self { arguments, qemu, pid })
+    }
+
+    fn command(&self, suite: &Suite, more: &[&str]) -> Command {
+        let mut command = suite.command();
+        command.args(&self.arguments).args(more).env("TWOFOLD_QEMU", &self.qemu);
+        command
+    }
+
+    fn is_gone(&self) -> anyhow::Result<()> {
+        let pid = fs::read_to_string(&self.pid).context("QEMU was never started")?;
+        let alive = Command::new("kill").args(["-0", pid.trim()]).stderr(Stdio::null()).status()?;
+        ensure!(!alive.success(), "QEMU (process {}) still runs", pid.trim());
+        Ok(())
+    }
+}
+
+/// Ends a child that a failing test would leave behind.
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn refused_with(ended: Ended, words: &[&str]) -> anyhow::Result<()> {
+    if ended.ok {
+        bail!("it ended with 0:\n{}", ended.stdout);
+    }
+    for word in words {
+        ensure!(ended.stderr.contains(word), "no {word:?} in:\n{}", ended.stderr);
+    }
+    Ok(())
+}
+
+/// The least that is an arm64 Image: a branch to itself, and the header around it.
+fn spinning_kernel() -> Vec<u8> {
+    let mut image = vec![0; 4096];
+    image[..4].copy_from_slice(&0x1400_0000u32.to_le_bytes());
+    image[16..24].copy_from_slice(&4096u64.to_le_bytes());
+    image[24..32].copy_from_slice(&0xau64.to_le_bytes());
+    image[56..60].copy_from_slice(b"ARM\x64");
+    image
+}
+
+fn script(path: &Path, body: &str) -> anyhow::Result<()> {
+    fs::write(path, format!("#!/bin/sh\n{body}\n"))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+fn text(path: &Path) -> anyhow::Result<&str> {
+    path.to_str().context("the target directory's name is not Unicode")
+}

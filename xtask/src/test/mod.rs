@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `cargo xtask test`: the suites by name.
+//!
+//! Every suite is a list of named tests for one harness. Invariant: the last line is `N passed, N failed` over all
+//! suites, and the exit status is 0 only when nothing failed; a suite that cannot start is one failed test.
+
+mod el2;
+mod host;
+mod linux;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::ValueEnum;
+use libtest_mimic::{Arguments, Trial};
+
+use crate::arguments::{Suite, TestOptions};
+use crate::output;
+use crate::workspace::Workspace;
+
+/// `cargo xtask test`.
+pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<ExitCode> {
+    let suites: Vec<_> = match options.suite {
+        Some(suite) => vec![suite],
+        None => vec![Suite::Host, Suite::El2, Suite::Linux],
+    };
+    let depth = if options.soak || options.suite.is_some() { Depth::Full } else { Depth::Quick };
+    let mut tally = Tally::default();
+    for suite in suites {
+        let start = Instant::now();
+        let name = suite.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        if !options.list {
+            output::line(&format!("suite {name}"))?;
+        }
+        let run = run(workspace, suite, depth, options);
+        if workspace.stop().is_requested() {
+            anyhow::bail!("stopped");
+        }
+        match run {
+            Ok(part) => tally.add(part),
+            Err(error) => {
+                output::error(&format!("the suite {name} cannot start: {error:#}"));
+                tally.failed += 1;
+            }
+        }
+        if !options.list {
+            output::line(&format!("suite {name}: {:.1} s\n", start.elapsed().as_secs_f64()))?;
+        }
+    }
+    if !options.list {
+        output::line(&format!("{} passed, {} failed", tally.passed, tally.failed))?;
+    }
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// How much of a suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// What fits into minutes.
+    Quick,
+    /// All of it.
+    Full,
+}
+
+/// Tests counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Tests that passed.
+    pub passed: u64,
+    /// Tests that failed.
+    pub failed: u64,
+}
+
+impl Tally {
+    /// Adds another count.
+    pub fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+}
+
+fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
+    match suite {
+        Suite::Host => host::run(workspace, depth, options),
+        Suite::El2 => el2::run(workspace, options),
+        Suite::Linux => linux::run(workspace, depth, options),
+    }
+}
+
+/// Runs `trials` that the filters name, `threads` at a time.
+fn harness(trials: Vec<Trial>, threads: usize, options: &TestOptions) -> Tally {
+    let wanted = |trial: &Trial| {
+        options.filters.is_empty() || options.filters.iter().any(|filter| trial.name().contains(filter.as_str()))
+    };
+    let trials: Vec<_> = trials.into_iter().filter(wanted).collect();
+    let arguments = Arguments { test_threads: Some(threads), list: options.list, ..Arguments::default() };
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    Tally { passed: conclusion.num_passed, failed: conclusion.num_failed }
+}

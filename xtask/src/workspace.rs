@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where things are in this checkout.
+//!
+//! Invariant: everything that is built, fetched or logged lies below `target/`, and paths are absolute.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use twofold_launch::Stop;
+
+/// The checkout that is worked on, and the request to end.
+#[derive(Clone, Debug)]
+pub struct Workspace {
+    root: PathBuf,
+    target: PathBuf,
+    command: PathBuf,
+    stop: Stop,
+}
+
+impl Workspace {
+    /// Finds the checkout: Cargo says where, else it is around the current directory.
+    pub fn find(stop: Stop) -> anyhow::Result<Self> {
+        let here = env::current_dir().context("the current directory is gone")?;
+        let manifest = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+        let start = manifest.as_deref().unwrap_or(&here);
+        let Some(root) = start.ancestors().find(|path| path.join("xtask").join("Cargo.toml").is_file()) else {
+            bail!("this is not a checkout of Twofold; change to one and call `cargo xtask` there");
+        };
+        let target = match env::var_os("CARGO_TARGET_DIR") {
+            Some(path) if !path.is_empty() => here.join(path),
+            _ => root.join("target"),
+        };
+        // Cargo may replace the program while it runs (`test` builds the workspace): the path stays good.
+        let command = env::current_exe().context("cannot find this program's own file")?;
+        Ok(Self { root: root.to_owned(), target, command, stop })
+    }
+
+    /// The top of the checkout.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// This program.
+    pub fn command(&self) -> &Path {
+        &self.command
+    }
+
+    /// The request to end.
+    pub fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// `path` as people want to see it: from the top of the checkout, where it is below it.
+    pub fn shown<'a>(&self, path: &'a Path) -> &'a Path {
+        path.strip_prefix(&self.root).unwrap_or(path)
+    }
+
+    /// The images, and Cargo's directory for them.
+    pub fn images(&self) -> PathBuf {
+        self.target.join("image")
+    }
+
+    /// One image by its program's name: `twofold`, `el2-tests` or `guest`.
+    pub fn image(&self, name: &str) -> PathBuf {
+        self.images().join(format!("{name}.img"))
+    }
+
+    /// The cache of what was fetched for guests.
+    pub fn guest_cache(&self) -> PathBuf {
+        match env::var_os("TWOFOLD_GUEST_CACHE") {
+            Some(path) if !path.is_empty() => self.root.join(path),
+            _ => self.target.join("guest"),
+        }
+    }
+
+    /// The logs of the latest run, and the directories of those under way.
+    pub fn runs(&self) -> anyhow::Result<PathBuf> {
+        let path = self.target.join("run");
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(path)
+    }
+}
