@@ -9,9 +9,9 @@ const WRITABLE: u64 = 1 << 7;
 
 #[test]
 fn a_leaf_is_replaced_by_break_before_make() {
-    let plain = Features { tlbi_level_hint: true, instruction_cache_pipt: true, ..PLAIN };
-    for (level, size) in [(Level::L3, KIB_4), (Level::L2, MIB_2), (Level::L1, GIB)] {
-        let mut guest = guest(plain);
+    // Lines that grow with the leaf, since there is a call for each.
+    for (level, size, data_line) in [(Level::L3, KIB_4, 64), (Level::L2, MIB_2, KIB_4), (Level::L1, GIB, MIB_2)] {
+        let mut guest = guest(Features { tlbi_level_hint: true, data_line, ..PLAIN });
         map(&mut guest, BASE, frame(0), level, &RAM);
         let old = guest.stage2.look_up(BASE).unwrap().descriptor;
         guest.watch(BASE);

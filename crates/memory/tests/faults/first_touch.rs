@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves that a guest's memory is zero, but for what was loaded, when the guest first sees it, whatever it held
+//! before: zeroed, then cleaned, then mapped. And that this is done once, and counted.
+
+use twofold_memory::Counts;
+use twofold_stage2::platform::Domain;
+use twofold_stage2::{Access, Pa};
+
+use super::*;
+use crate::machine::bank::{LEFT_IN_CACHE, LEFT_IN_MEMORY};
+use crate::machine::platform::{Event, Sight};
+use crate::machine::{PAGE, SECTION};
+
+const ZEROES: [u8; PAGE as usize] = [0; PAGE as usize];
+
+#[test]
+fn a_guest_sees_zeroes_the_moment_it_sees_anything() {
+    for forced_write_back in [false, true] {
+        for zero_block in [0, 64, 2048] {
+            let features = Features { forced_write_back, zero_block, ..PLAIN };
+            for (pages, level, leaf) in [(Pages::Small, Level::L3, PAGE), (Pages::Largest, Level::L2, SECTION)] {
+                for access in [Read, Write, Execute] {
+                    let mut guest = guest(features, pages, 2 * SECTION);
+                    let at = BASE + SECTION + 7 * PAGE;
+                    let first = at.align_down(leaf);
+                    let watched = [first, at, first + (leaf - PAGE)];
+                    watched.map(|ipa| guest.machine.watch(ipa, Some(ZEROES.to_vec())));
+
+                    assert_eq!(guest.fault(at + 0x123, Translation, access), Ok(mapped(level, true)));
+
+                    let seen = watched.map(|ipa| guest.walk(ipa).unwrap().output(ipa));
+                    seen.map(|pa| guest.machine.check_page(pa, &ZEROES));
+                    let mut counts = Counts { frames_zeroed: leaf / PAGE, ..guest.memory.counts() };
+                    (counts.tables_allocated, counts.tables_freed) = (0, 0);
+                    let mut expected = Counts { frames_zeroed: leaf / PAGE, ..Counts::default() };
+                    expected.mapped[usize::from(level.raw())] = 1;
+                    expected.first_touches[usize::from(level.raw())] = 1;
+                    assert_eq!(counts, expected);
+                    assert_eq!(guest.memory.counts().frames_zeroed, leaf / PAGE);
+                }
+            }
+        }
+    }
+}
+
+/// Maps the first page, so that there are tables; then the second, whose record and PA are returned.
+fn record_of_a_page(features: Features) -> (Vec<Event>, Pa) {
+    let mut guest = guest(features, Pages::Small, SECTION);
+    guest.reach(BASE, Read);
+    let at = BASE + PAGE;
+    guest.machine.watch(at, Some(ZEROES.to_vec()));
+    guest.machine.events();
+    assert_eq!(guest.fault(at, Translation, Write), Ok(mapped(Level::L3, true)));
+    let record = guest.machine.events();
+    (record, guest.walk(at).unwrap().pa())
+}
+
+fn sees(pa: Pa) -> Event {
+    Event::Sees(BASE + PAGE, Some(Sight { level: 3, pa, access: Access::READ_WRITE }))
+}
+
+#[test]
+fn a_page_is_zeroed_then_cleaned_then_mapped() {
+    let (record, pa) = record_of_a_page(Features { zero_block: 64, ..PLAIN });
+    let (zero, clean) = (Event::Zero(pa, PAGE), Event::Clean(pa, PAGE));
+    assert_eq!(record, [zero, clean, Event::Dsb(Domain::Ish), sees(pa), Event::Dsb(Domain::IshSt)]);
+}
+
+#[test]
+fn with_forced_write_back_a_page_is_zeroed_then_mapped() {
+    let (record, pa) = record_of_a_page(Features { zero_block: 64, ..FORCED });
+    assert_eq!(record, [Event::Zero(pa, PAGE), sees(pa), Event::Dsb(Domain::IshSt)]);
+}
+
+#[test]
+fn a_block_is_zeroed_then_cleaned_then_mapped() {
+    let mut guest = guest(Features { zero_block: 2048, ..PLAIN }, Pages::Largest, 2 * SECTION);
+    guest.reach(BASE, Read);
+    let at = BASE + SECTION;
+    guest.machine.watch(at, Some(ZEROES.to_vec()));
+    guest.machine.events();
+    assert_eq!(guest.fault(at + 0x5000, Translation, Read), Ok(mapped(Level::L2, true)));
+    let record = guest.machine.events();
+    let pa = guest.walk(at).unwrap().pa();
+    let sees = Event::Sees(at, Some(Sight { level: 2, pa, access: Access::READ_WRITE }));
+    let (zero, clean) = (Event::Zero(pa, SECTION), Event::Clean(pa, SECTION));
+    assert_eq!(record, [zero, clean, Event::Dsb(Domain::Ish), sees, Event::Dsb(Domain::IshSt)]);
+}
+
+#[test]
+fn with_small_pages_only_the_touched_page_is_made_ready() {
+    let mut guest = guest(PLAIN, Pages::Small, SECTION);
+    let pa = guest.reach(BASE + 5 * PAGE, Read);
+    for neighbour in [Pa::new(pa.raw() - PAGE), pa + PAGE] {
+        let bank = guest.machine.bank(pa);
+        assert_eq!(bank.load(neighbour, PAGE), [LEFT_IN_CACHE; PAGE as usize]);
+        assert_eq!(bank.load_past_caches(neighbour, PAGE), [LEFT_IN_MEMORY; PAGE as usize]);
+    }
+}
+
+#[test]
+fn what_was_loaded_is_there_and_the_rest_is_zero() {
+    for (features, pages) in [(PLAIN, Pages::Small), (PLAIN, Pages::Largest), (FORCED, Pages::Largest)] {
+        let mut guest = guest(features, pages, SECTION);
+        let text = b"loaded before the guest ran";
+        let at = BASE + 3 * PAGE + 0x235;
+        guest.memory.write(at, text).unwrap();
+        let mut expected = ZEROES.to_vec();
+        expected[0x235..][..text.len()].copy_from_slice(text);
+        guest.machine.watch(BASE + 3 * PAGE, Some(expected.clone()));
+        guest.machine.watch(BASE + 4 * PAGE, Some(ZEROES.to_vec()));
+
+        let loaded = guest.reach(at, Read).align_down(PAGE);
+        let next = guest.reach(BASE + 4 * PAGE, Write);
+
+        guest.machine.check_page(loaded, &expected);
+        guest.machine.check_page(next, &ZEROES);
+        // The loaded page was zeroed when it was loaded, and is not zeroed again.
+        let zeroed = if pages == Pages::Small { 2 } else { 512 };
+        assert_eq!(guest.memory.counts().frames_zeroed, zeroed);
+    }
+}
+
+#[test]
+fn all_frames_of_a_section_are_zeroed_once() {
+    let mut guest = guest(FORCED, Pages::Small, SECTION);
+    for page in 0..512 {
+        let pa = guest.reach(BASE + page * PAGE, Write);
+        guest.machine.check_page(pa, &ZEROES);
+        guest.machine.bank(pa).store(pa, &[page as u8 | 1; PAGE as usize]);
+    }
+    for page in 0..512 {
+        // A translation fault for what is mapped: a TLB was stale.
+        assert_eq!(guest.fault(BASE + page * PAGE, Translation, Write), Ok(STALE));
+        let pa = guest.reach(BASE + page * PAGE, Read);
+        guest.machine.check_page(pa, &[page as u8 | 1; PAGE as usize]);
+    }
+    let counts = guest.memory.counts();
+    assert_eq!(counts.frames_zeroed, 512);
+    assert_eq!((counts.mapped, counts.first_touches), ([0, 0, 0, 512], [0, 0, 0, 512]));
+}
+
+#[test]
+fn two_guests_of_one_machine_share_no_frame() {
+    // One after the other draws on the same ranges: the second gets the frames that the first left.
+    let mut first = Guest::new(FORCED, Pages::Small, 4);
+    first.add_ram(BASE, SECTION);
+    first.add_ram(BASE + 4 * SECTION, SECTION);
+    let one = first.reach(BASE, Write);
+    let other = first.reach(BASE + 4 * SECTION, Write);
+    assert_ne!(one.align_down(SECTION), other.align_down(SECTION), "two slots have sections of their own");
+}

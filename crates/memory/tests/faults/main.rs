@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves for each kind of fault what the guest gets, what the tables say then, and what was done on the way, in
+//! which order.
+
+#[path = "../machine/mod.rs"]
+mod machine;
+
+mod dry;
+mod execute;
+mod first_touch;
+mod frames;
+mod refused;
+mod size;
+mod size_device;
+mod stale;
+mod write;
+
+use machine::guest::Guest;
+use machine::platform::PLAIN;
+use twofold_memory::{Answer, Done, Pages};
+use twofold_stage2::fault::{AccessKind, FaultKind};
+use twofold_stage2::{Features, Ipa, Level};
+
+use AccessKind::{Execute, Read, Write};
+use FaultKind::{Permission, Translation};
+
+/// Where a slot may be mapped by blocks of any size.
+const BASE: Ipa = Ipa::new(4 << 30);
+
+/// No cache maintenance on the data side.
+const FORCED: Features = Features { forced_write_back: true, ..PLAIN };
+/// Instruction fetches see all data.
+const COHERENT: Features = Features { instruction_cache_coherent: true, ..PLAIN };
+
+fn mapped(level: Level, first_touch: bool) -> Answer {
+    Answer::Retry(Done::Mapped { level, first_touch })
+}
+
+const STALE: Answer = Answer::Retry(Done::Stale);
+const WIDENED: Answer = Answer::Retry(Done::Widened);
+
+/// A guest with this much RAM at [`BASE`], and twice the memory that it takes.
+fn guest(features: Features, pages: Pages, ram: u64) -> Guest {
+    let sections = ram.div_ceil(machine::SECTION);
+    let mut guest = Guest::new(features, pages, 2 * sections + 1);
+    guest.add_ram(BASE, ram);
+    guest
+}

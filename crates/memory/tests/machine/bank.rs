@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! RAM as a CPU has it: what is read through the caches, and what is read past them. Both begin as garbage that
+//! somebody left there, and a line gets from one to the other only where it is cleaned.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::cell::RefCell;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use twofold_stage2::Pa;
+
+/// What another guest left in the caches. A walk takes it for a table with bits that no table has.
+pub const LEFT_IN_CACHE: u8 = 0xff;
+/// What another guest left in memory.
+pub const LEFT_IN_MEMORY: u8 = 0xee;
+
+pub struct Bank {
+    start: Pa,
+    layout: Layout,
+    cached: NonNull<u8>,
+    past_caches: RefCell<Vec<u8>>,
+}
+
+impl Bank {
+    pub fn new(start: Pa, size: u64) -> Self {
+        let layout = Layout::from_size_align(size as usize, 4096).unwrap();
+        assert!(size > 0);
+        // SAFETY: the size is not zero.
+        let cached = NonNull::new(unsafe { alloc(layout) }).expect("out of memory");
+        // SAFETY: it was just allocated with this size.
+        unsafe { cached.as_ptr().write_bytes(LEFT_IN_CACHE, size as usize) };
+        Self { start, layout, cached, past_caches: RefCell::new(vec![LEFT_IN_MEMORY; size as usize]) }
+    }
+
+    pub fn has(&self, pa: Pa, size: u64) -> bool {
+        pa >= self.start && pa - self.start + size <= self.layout.size() as u64
+    }
+
+    /// The PA of what is mapped at `address`, if it is here.
+    pub fn at(&self, address: usize) -> Option<Pa> {
+        let offset = address.checked_sub(self.cached.addr().get()).filter(|offset| *offset < self.layout.size())?;
+        Some(self.start + offset as u64)
+    }
+
+    pub fn pointer(&self, pa: Pa) -> NonNull<u8> {
+        assert!(self.has(pa, 1));
+        // SAFETY: the offset is inside the allocation.
+        unsafe { self.cached.add((pa - self.start) as usize) }
+    }
+
+    pub fn word(&self, pa: Pa) -> u64 {
+        self.atomic(pa).load(Ordering::Acquire)
+    }
+
+    pub fn set_word(&self, pa: Pa, word: u64) {
+        self.atomic(pa).store(word, Ordering::Release);
+    }
+
+    fn atomic(&self, pa: Pa) -> &AtomicU64 {
+        assert!(pa.is_aligned(8) && self.has(pa, 8));
+        // SAFETY: inside the allocation, aligned; no reference but atomic ones ever covers it.
+        unsafe { self.pointer(pa).cast::<AtomicU64>().as_ref() }
+    }
+
+    pub fn zero(&self, pa: Pa, size: u64) {
+        assert!(self.has(pa, size));
+        // SAFETY: inside the allocation; the machine has one thread.
+        unsafe { self.pointer(pa).as_ptr().write_bytes(0, size as usize) };
+    }
+
+    pub fn store(&self, pa: Pa, bytes: &[u8]) {
+        assert!(self.has(pa, bytes.len() as u64));
+        // SAFETY: inside the allocation; `bytes` is not, since nothing refers to it; the machine has one thread.
+        unsafe { self.pointer(pa).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    pub fn load(&self, pa: Pa, size: u64) -> Vec<u8> {
+        assert!(self.has(pa, size));
+        let mut bytes = vec![0; size as usize];
+        // SAFETY: inside the allocation, and no other object overlaps it; the machine has one thread.
+        unsafe { self.pointer(pa).as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        bytes
+    }
+
+    /// What is read with the caches off.
+    pub fn load_past_caches(&self, pa: Pa, size: u64) -> Vec<u8> {
+        let start = (pa - self.start) as usize;
+        self.past_caches.borrow()[start..start + size as usize].to_vec()
+    }
+
+    /// Writes a line back.
+    pub fn clean(&self, pa: Pa, size: u64) {
+        let start = (pa - self.start) as usize;
+        self.past_caches.borrow_mut()[start..start + size as usize].copy_from_slice(&self.load(pa, size));
+    }
+}
+
+impl Drop for Bank {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout; the machine is gone, and with it every platform.
+        unsafe { dealloc(self.cached.as_ptr(), self.layout) };
+    }
+}

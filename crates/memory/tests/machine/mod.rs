@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The machine that guests' memory is tested on. What it proves by itself, whenever an address that is watched gets
+//! mapped: the guest reads there what the test expects, through its caches and past them.
+//!
+//! The record, the table walk and the decoding of TLB operands are those of `stage2`'s tests. The memory is not: here
+//! all of it can be accessed, and it knows what of it was cleaned ([`bank`]).
+#![allow(dead_code, reason = "each test uses its own part")]
+
+pub mod bank;
+pub mod guest;
+#[path = "../../../stage2/tests/platform/mod.rs"]
+pub mod platform;
+
+use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
+use twofold_stage2::{Donated, Features, Ipa, Pa, Platform};
+
+use bank::Bank;
+use platform::mmu::Mmu;
+use platform::tlb::Reach;
+use platform::{Event, Sight};
+
+pub const PAGE: u64 = 4096;
+pub const SECTION: u64 = 2 << 20;
+pub const GIB: u64 = 1 << 30;
+
+/// Where most tests have their RAM.
+pub const RAM: Pa = Pa::new(0x8_4000_0000);
+
+/// An address whose translation is observed.
+struct Watched {
+    ipa: Ipa,
+    seen: Option<Sight>,
+    /// What the guest must read in the page when it first sees it.
+    expected: Option<Vec<u8>>,
+}
+
+/// One CPU, its memory, and the record of what is done on it.
+pub struct Machine {
+    pub features: Features,
+    banks: Vec<Bank>,
+    vttbr: Cell<u64>,
+    mmu: Cell<Option<Mmu>>,
+    watched: RefCell<Vec<Watched>>,
+    log: RefCell<Vec<Event>>,
+}
+
+impl Machine {
+    pub fn new(features: Features, banks: &[(Pa, u64)]) -> Rc<Self> {
+        Rc::new(Self {
+            features,
+            banks: banks.iter().map(|(start, size)| Bank::new(*start, *size)).collect(),
+            vttbr: Cell::new(0),
+            mmu: Cell::new(None),
+            watched: RefCell::default(),
+            log: RefCell::default(),
+        })
+    }
+
+    /// Gives the range to guests and tables.
+    pub fn donate(&self, start: Pa, size: u64) -> Donated {
+        assert!(self.banks.iter().any(|bank| bank.has(start, size)));
+        // SAFETY: a bank has it, where the engine's accesses, and copies when it is not at work, are the only ones.
+        unsafe { Donated::new(start, size) }
+    }
+
+    /// Lets the guest run.
+    pub fn load(&self, vttbr: u64, vtcr: u64) {
+        self.vttbr.set(vttbr);
+        self.mmu.set(Some(Mmu::new(vttbr, vtcr)));
+    }
+
+    pub fn mmu(&self) -> Mmu {
+        self.mmu.get().expect("no guest is loaded")
+    }
+
+    pub fn is_ram(&self, pa: Pa) -> bool {
+        self.banks.iter().any(|bank| bank.has(pa, 1))
+    }
+
+    pub fn bank(&self, pa: Pa) -> &Bank {
+        self.banks.iter().find(|bank| bank.has(pa, 1)).unwrap_or_else(|| panic!("{pa} is no RAM"))
+    }
+
+    pub fn word(&self, pa: Pa) -> u64 {
+        self.bank(pa).word(pa)
+    }
+
+    /// Records what a walk for `ipa` finds from here on; `expected` is what its page then holds.
+    pub fn watch(&self, ipa: Ipa, expected: Option<Vec<u8>>) {
+        let mut watched = self.watched.borrow_mut();
+        watched.retain(|old| old.ipa != ipa);
+        watched.push(Watched { ipa, seen: self.sight(ipa), expected });
+    }
+
+    pub fn watch_nothing(&self) {
+        self.watched.borrow_mut().clear();
+    }
+
+    /// The record since the last call.
+    pub fn events(&self) -> Vec<Event> {
+        self.observe();
+        self.log.take()
+    }
+
+    /// That a guest reads `expected` in the page at `pa`, whatever it does with its caches.
+    pub fn check_page(&self, pa: Pa, expected: &[u8]) {
+        let bank = self.bank(pa);
+        assert!(bank.load(pa, PAGE) == expected, "{pa}: what is there is not what the guest should read");
+        let past = || bank.load_past_caches(pa, PAGE);
+        let clean = self.features.forced_write_back || past() == expected;
+        assert!(clean, "{pa}: with its caches off, the guest reads something else");
+    }
+
+    fn sight(&self, ipa: Ipa) -> Option<Sight> {
+        let leaf = self.mmu().translate(&|pa| self.word(pa), ipa).ok()?;
+        Some(Sight { level: leaf.level, pa: leaf.output(ipa), access: leaf.access() })
+    }
+
+    /// Notes which watched addresses translate differently now.
+    fn observe(&self) {
+        for watched in &mut *self.watched.borrow_mut() {
+            let now = self.sight(watched.ipa);
+            if let (None, Some(sight), Some(expected)) = (watched.seen, now, &watched.expected) {
+                self.check_page(sight.pa.align_down(PAGE), expected);
+            }
+            if now != watched.seen {
+                watched.seen = now;
+                self.log.borrow_mut().push(Event::Sees(watched.ipa, now));
+            }
+        }
+    }
+
+    fn record(&self, event: Event) {
+        self.observe();
+        let mut log = self.log.borrow_mut();
+        match (log.last_mut(), &event) {
+            (Some(Event::Clean(start, size)), Event::Clean(pa, more))
+            | (Some(Event::Zero(start, size)), Event::Zero(pa, more))
+            | (Some(Event::InvalidateCode(start, size)), Event::InvalidateCode(pa, more))
+                if *start + *size == *pa =>
+            {
+                *size += more;
+            }
+            _ => log.push(event),
+        }
+    }
+
+    fn at(&self, address: usize) -> Pa {
+        self.banks.iter().find_map(|bank| bank.at(address)).expect("a cache operation outside of RAM")
+    }
+}
+
+/// The machine as the engine's platform.
+#[derive(Clone)]
+pub struct Host(pub Rc<Machine>);
+
+// SAFETY: `pointer` is inside a bank, which lives as long as the machine and is behind no reference.
+unsafe impl Platform for Host {
+    fn tlbi(&self, operation: Tlbi, operand: u64) {
+        self.0.record(Event::Tlbi(operation, Reach::decode(operation, operand, &self.0.features)));
+    }
+
+    fn dsb(&self, domain: Domain) {
+        self.0.record(Event::Dsb(domain));
+    }
+
+    fn isb(&self) {
+        self.0.record(Event::Isb);
+    }
+
+    unsafe fn dc(&self, operation: Dc, address: usize) {
+        let pa = self.0.at(address);
+        match operation {
+            Dc::Civac => {
+                let line = self.0.features.data_line;
+                self.0.record(Event::Clean(pa.align_down(line), line));
+                self.0.bank(pa).clean(pa.align_down(line), line);
+            }
+            Dc::Zva => {
+                let block = self.0.features.zero_block;
+                assert!(block > 0, "DC ZVA is prohibited on this CPU");
+                self.0.record(Event::Zero(pa.align_down(block), block));
+                self.0.bank(pa).zero(pa.align_down(block), block);
+            }
+        }
+    }
+
+    fn ic(&self, operation: Ic, address: usize) {
+        match operation {
+            Ic::Ivau => {
+                let line = self.0.features.instruction_line;
+                self.0.record(Event::InvalidateCode(self.0.at(address).align_down(line), line));
+            }
+            Ic::IallUis => {
+                assert_eq!(address, 0, "IC IALLUIS takes no address");
+                self.0.record(Event::InvalidateAllCode);
+            }
+        }
+    }
+
+    fn vttbr(&self) -> u64 {
+        self.0.vttbr.get()
+    }
+
+    fn load_vttbr(&self, value: u64) {
+        self.0.vttbr.set(value);
+        self.0.record(Event::LoadVttbr(value));
+    }
+
+    fn pointer(&self, pa: Pa) -> NonNull<u8> {
+        self.0.bank(pa).pointer(pa)
+    }
+}
