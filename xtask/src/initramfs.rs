@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn init_says_what_the_launcher_waits_for() {
-        assert!(INIT.contains(twofold_launch::verdict::CHECK_OK));
-        assert!(INIT.contains(twofold_launch::verdict::CHECK_FAILED));
+        assert!(INIT.contains(twofold_launch::check::CHECK_OK));
+        assert!(INIT.contains(twofold_launch::check::CHECK_FAILED));
     }
 }

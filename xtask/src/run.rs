@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use twofold_abi::bundle::flags;
-use twofold_launch::verdict::CHECK_OK;
+use twofold_launch::check::CHECK_OK;
 use twofold_launch::{Guest, Outcome, Pages, Qemu, machine};
 
 use crate::arguments::RunOptions;

@@ -14,7 +14,6 @@ use dtoolkit::standard::{NodeStandard, Status};
 use dtoolkit::{Node, Property};
 use thiserror::Error;
 
-use crate::cpus::MAX_CPUS;
 use crate::power::Conduit;
 use crate::read_sysreg;
 
@@ -158,6 +157,8 @@ pub(crate) fn conduit(fdt: Fdt<'static>) -> Result<Conduit, Error> {
     }
 }
 
+/// As many as there are stacks for.
+const MAX_CPUS: usize = twofold_abi::virt::MAX_CPUS as usize;
 /// Five interrupts of three cells each, and one to spare.
 const MAX_INTERRUPT_CELLS: usize = 16;
 

@@ -20,7 +20,7 @@ use crate::board::Board;
 use crate::{power, read_sysreg};
 
 /// The most CPUs that can be used.
-pub const MAX_CPUS: usize = twofold_abi::virt::MAX_CPUS as usize;
+const MAX_CPUS: usize = twofold_abi::virt::MAX_CPUS as usize;
 
 /// Why a CPU could not be started.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]

@@ -12,7 +12,8 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | [`vm`] | the virtual machine: made, run, ended |
+//! | [`start`] | from a bundle to a running guest |
+//! | [`vm`] | the virtual machine: what its vCPUs share, and its end |
 //! | [`config`], [`load`], [`device_tree`] | what the guest is to be, where it goes, what it is told |
 //! | [`vcpu`] | enter, leave, answer, enter again |
 //! | [`psci`], [`inject`] | what the guest asks for, and what is done to it |
@@ -59,6 +60,7 @@ pub mod pmu;
 pub mod power;
 pub mod psci;
 pub mod semihosting;
+pub mod start;
 pub mod stats;
 pub mod sysreg;
 pub mod vcpu;

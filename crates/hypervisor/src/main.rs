@@ -4,11 +4,11 @@
 #![no_main]
 
 use twofold_hypervisor::board::Board;
-use twofold_hypervisor::{memory, vm};
+use twofold_hypervisor::{memory, start};
 
 twofold_hypervisor::entry!(main);
 
 fn main(board: &'static Board) -> ! {
     let free = memory::take_over(board);
-    vm::run(board, memory::bundle(board), free)
+    start::run(board, memory::bundle(board), free)
 }

@@ -14,12 +14,33 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use spin::Once;
 
 use crate::console::Console;
-use crate::vectors::{Fatal, Frame};
 use crate::{control, cpus, el2_mmu, power, read_sysreg};
 
 /// Sets who writes the last exits of the guest into a report. The first call counts.
 pub fn set_last_exits(write: fn(&mut dyn Write)) {
     LAST_EXITS.call_once(|| write);
+}
+
+/// The registers of the code at EL2 that an exception interrupted.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Frame {
+    /// x0 to x30.
+    pub x: [u64; 31],
+    /// SP_EL2.
+    pub sp: u64,
+}
+
+/// Which vector a fatal exception came through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+#[allow(missing_docs)]
+pub enum Fatal {
+    Sync = 0,
+    Irq = 1,
+    Fiq = 2,
+    SError = 3,
+    LowerAArch32 = 4,
 }
 
 static LAST_EXITS: Once<fn(&mut dyn Write)> = Once::new();

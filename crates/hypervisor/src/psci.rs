@@ -1,38 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! PSCI as the guest sees it (Arm DEN0022), by HVC or SMC.
 //!
-//! The invariant: a vCPU is switched on only from off, by whoever won the exchange of its state.
-
-use core::sync::atomic::{AtomicU8, Ordering};
+//! The invariant: a vCPU is switched on only from off, by who wins [`VcpuSlot::try_on`](crate::vm).
 
 use smccc::psci;
 
 use crate::vm::Vm;
-
-/// Whether a vCPU is on.
-pub struct Power(AtomicU8);
-
-const OFF: u8 = 0;
-const ON: u8 = 1;
-
-impl Power {
-    /// On or off at the start.
-    pub const fn new(on: bool) -> Self {
-        Self(AtomicU8::new(if on { ON } else { OFF }))
-    }
-
-    fn try_on(&self) -> bool {
-        self.0.compare_exchange(OFF, ON, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    fn set_off(&self) {
-        self.0.store(OFF, Ordering::Release);
-    }
-
-    fn is_on(&self) -> bool {
-        self.0.load(Ordering::Acquire) == ON
-    }
-}
 
 /// What a call leads to.
 pub enum Reply {
@@ -64,7 +37,7 @@ pub fn call(vm: &'static Vm, index: usize, arguments: &[u64; 4]) -> Reply {
         // A standby state may end at once.
         psci::PSCI_CPU_SUSPEND_32 | psci::PSCI_CPU_SUSPEND_64 => SUCCESS,
         psci::PSCI_CPU_OFF => {
-            vm.vcpus[index].power.set_off();
+            vm.vcpus[index].set_off();
             return Reply::Off;
         }
         psci::PSCI_SYSTEM_OFF => return Reply::SystemOff,
@@ -94,14 +67,14 @@ fn features(function: u32) -> i64 {
 
 fn cpu_on(vm: &'static Vm, mpidr: u64, entry: u64, context: u64) -> i64 {
     let Some(target) = vm.vcpus.iter().position(|vcpu| vcpu.mpidr == mpidr) else { return INVALID_PARAMETERS };
-    if !vm.vcpus[target].power.try_on() {
+    if !vm.vcpus[target].try_on() {
         return ALREADY_ON;
     }
     match vm.start_vcpu(target, entry, context) {
         Ok(()) => SUCCESS,
         Err(error) => {
             crate::log!("vCPU {target} cannot be started: {error}");
-            vm.vcpus[target].power.set_off();
+            vm.vcpus[target].set_off();
             INTERNAL_FAILURE
         }
     }
@@ -109,7 +82,7 @@ fn cpu_on(vm: &'static Vm, mpidr: u64, entry: u64, context: u64) -> i64 {
 
 fn affinity_info(vm: &Vm, mpidr: u64, lowest_level: u64) -> i64 {
     match vm.vcpus.iter().find(|vcpu| vcpu.mpidr == mpidr && lowest_level == 0) {
-        Some(vcpu) => i64::from(!vcpu.power.is_on()),
+        Some(vcpu) => i64::from(!vcpu.is_on()),
         None => INVALID_PARAMETERS,
     }
 }

@@ -9,8 +9,8 @@
 use core::arch::asm;
 
 use twofold_memory::{Answer, Done, GuestFault};
+use twofold_stage2::Ipa;
 use twofold_stage2::fault::{Fault, ipa_from_hpfar, ipa_from_par};
-use twofold_stage2::{Ipa, Platform};
 
 use crate::pmu::Counter;
 use crate::psci::{self, Reply};
@@ -132,7 +132,7 @@ impl Vcpu {
 }
 
 /// The page behind a guest's virtual address, by the guest's stage 1 alone; `None` where that has no answer.
-fn translate(address: u64) -> Option<Ipa> {
+pub fn translate(address: u64) -> Option<Ipa> {
     let saved = read_sysreg!(PAR_EL1);
     // SAFETY: a translation changes PAR_EL1 only, which is the guest's and is restored.
     unsafe { asm!("at s1e1r, {}", in(reg) address, options(nostack, preserves_flags)) };
@@ -141,14 +141,4 @@ fn translate(address: u64) -> Option<Ipa> {
     // SAFETY: the guest's own value.
     unsafe { write_sysreg!(PAR_EL1, saved) };
     ipa_from_par(par)
-}
-
-/// Loads the guest's tables on this CPU.
-pub(crate) fn load_tables<P: Platform>(stage2: &twofold_stage2::Stage2<P>) {
-    // SAFETY: the registers decide what guests see; EL2 has tables of its own.
-    unsafe {
-        write_sysreg!(VTCR_EL2, stage2.vtcr());
-        write_sysreg!(VTTBR_EL2, stage2.vttbr());
-    }
-    isb();
 }

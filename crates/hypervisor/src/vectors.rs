@@ -11,30 +11,8 @@
 
 use core::arch::global_asm;
 
-use crate::panic;
+use crate::panic::{self, Fatal, Frame};
 use crate::world::{CONTEXT_HOST, CONTEXT_X30, Trap};
-
-/// The registers of the code at EL2 that an exception interrupted.
-#[derive(Debug)]
-#[repr(C)]
-pub struct Frame {
-    /// x0 to x30.
-    pub x: [u64; 31],
-    /// SP_EL2.
-    pub sp: u64,
-}
-
-/// Which vector a fatal exception came through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u64)]
-#[allow(missing_docs)]
-pub enum Fatal {
-    Sync = 0,
-    Irq = 1,
-    Fiq = 2,
-    SError = 3,
-    LowerAArch32 = 4,
-}
 
 global_asm!(
     // A fatal exception.

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::layout::BOUNDARY;
+/// Kernel, initrd and device tree start in 2 MiB steps (the kernel `text_offset` further on), as Linux asks for.
+pub const BOUNDARY: u64 = 2 << 20;
 
 /// What the header of an arm64 Image says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,10 +10,8 @@ use std::ops::Range;
 use thiserror::Error;
 use twofold_abi::virt::RAM_BASE;
 
-use crate::image::Image;
+use crate::image::{BOUNDARY, Image};
 
-/// Kernel, initrd and device tree start in 2 MiB steps (the kernel `text_offset` further on), as Linux asks for.
-pub const BOUNDARY: u64 = 2 << 20;
 /// Bytes kept for the guest's device tree.
 pub const DEVICE_TREE_SIZE: u64 = 64 << 10;
 

@@ -11,6 +11,7 @@
 //!
 //! The room knows `twofold-abi` and nobody else: it speaks with the image through files and lines only.
 
+pub mod check;
 pub mod guest;
 pub mod image;
 pub mod layout;
@@ -20,9 +21,10 @@ pub mod report;
 pub mod run;
 pub mod verdict;
 
+pub use check::Check;
 pub use guest::{Bundle, Guest, GuestError, Pages};
 pub use machine::{Loaded, Machine};
 pub use qemu::{Qemu, QemuError};
 pub use report::{Control, Report};
 pub use run::{Console, Launch, Outcome, RunError, Stop};
-pub use verdict::{Check, Verdict};
+pub use verdict::Verdict;

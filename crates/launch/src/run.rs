@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+use crate::check::Check;
 use crate::machine::{Machine, Serial};
 use crate::qemu::Qemu;
 use crate::report::Control;
-use crate::verdict::Check;
 
 /// The name of the console's log in a launch's directory.
 pub const CONSOLE_LOG: &str = "console.log";

@@ -104,9 +104,9 @@ impl<P: Platform> GuestMemory<P> {
                 let pa = *start + (page - slot.range.start);
                 let attributes =
                     Attributes { access: Access { write: slot.writable, ..Access::READ }, ..Attributes::device() };
-                // The largest leaf that fits; the page always does.
-                let granule = self.stage2.geometry().granule();
-                let leaves = [Level::L1, Level::L2, Level::L3].into_iter();
+                // The largest leaf that fits; the page always does. Above the root there is none.
+                let (granule, root) = (self.stage2.geometry().granule(), self.stage2.geometry().root_level());
+                let leaves = [Level::L1, Level::L2, Level::L3].into_iter().filter(|level| *level >= root);
                 let mut leaves =
                     leaves.filter_map(|level| Some((level, fits(&slot.range, page, pa, granule.span(level))?)));
                 let (level, (ipa, pa)) = leaves.next().unwrap_or((Level::L3, (page, pa)));

@@ -15,24 +15,23 @@ pub(crate) const FRAME: u64 = 4096;
 /// Free frames, for guests and tables.
 pub struct Frames {
     features: Features,
-    donated: Vec<Donated>,
-    free: FrameAllocator,
+    ranges: Vec<Range>,
     free_frames: u64,
     tables_taken: u64,
     tables_given: u64,
 }
 
+/// A donated range and what is free of it. Each has an allocator of its own, which would put frames of two ranges
+/// that adjoin together to a run that is in neither.
+struct Range {
+    donated: Donated,
+    free: FrameAllocator,
+}
+
 impl Frames {
     /// No frames yet.
     pub fn new(features: Features) -> Self {
-        Self {
-            features,
-            donated: Vec::new(),
-            free: FrameAllocator::new(),
-            free_frames: 0,
-            tables_taken: 0,
-            tables_given: 0,
-        }
+        Self { features, ranges: Vec::new(), free_frames: 0, tables_taken: 0, tables_given: 0 }
     }
 
     /// Adds the whole frames of a range.
@@ -40,9 +39,10 @@ impl Frames {
         let first = range.start().raw().div_ceil(FRAME);
         let end = (range.start().raw() + range.size()) / FRAME;
         if first < end {
-            self.free.add_frame(first as usize, end as usize);
+            let mut free = FrameAllocator::new();
+            free.add_frame(first as usize, end as usize);
             self.free_frames += end - first;
-            self.donated.push(range);
+            self.ranges.push(Range { donated: range, free });
         }
     }
 
@@ -53,14 +53,15 @@ impl Frames {
 
     /// A run of `count` frames, a power of two, aligned to its size. Its content is whatever was there before.
     pub fn take(&mut self, count: u64) -> Option<Run> {
-        let pa = self.take_frames(count)?;
-        self.range_of(pa, count * FRAME).run(pa, count * FRAME)
+        let (range, pa) = self.take_frames(count)?;
+        range.run(pa, count * FRAME)
     }
 
-    fn take_frames(&mut self, count: u64) -> Option<Pa> {
-        let first = self.free.alloc(count as usize)?;
+    fn take_frames(&mut self, count: u64) -> Option<(&Donated, Pa)> {
+        let mut ranges = self.ranges.iter_mut();
+        let (range, first) = ranges.find_map(|range| Some((&range.donated, range.free.alloc(count as usize)?)))?;
         self.free_frames -= count;
-        Some(Pa::new(first as u64 * FRAME))
+        Some((range, Pa::new(first as u64 * FRAME)))
     }
 
     /// The features of the CPUs that the frames are used on.
@@ -70,32 +71,32 @@ impl Frames {
 
     /// Memory for a root table; `None` when there is not enough.
     pub fn take_root(&mut self, geometry: &Geometry) -> Option<Result<Root, Error>> {
-        let pa = self.take_frames((geometry.root_size() / FRAME).next_power_of_two())?;
+        let (range, pa) = self.take_frames((geometry.root_size() / FRAME).next_power_of_two())?;
+        let root = range.root(pa, geometry);
         self.tables_taken += geometry.root_tables() as u64;
-        Some(self.range_of(pa, geometry.root_size()).root(pa, geometry))
+        Some(root)
     }
 
     /// Table pages that were handed out and that came back.
     pub(crate) fn table_counts(&self) -> (u64, u64) {
         (self.tables_taken, self.tables_given)
     }
-
-    fn range_of(&self, pa: Pa, size: u64) -> &Donated {
-        let range = self.donated.iter().find(|range| range.contains(pa, size));
-        range.expect("frames are handed out from donated ranges only")
-    }
 }
 
 impl TableSource for Frames {
     fn take(&mut self) -> Option<TablePage> {
-        let pa = self.take_frames(1)?;
+        let features = self.features;
+        let (range, pa) = self.take_frames(1)?;
+        let page = range.table_page(pa, &features);
         self.tables_taken += 1;
-        self.range_of(pa, FRAME).table_page(pa, &self.features)
+        page
     }
 
     fn give(&mut self, page: TablePage) {
+        let range = self.ranges.iter_mut().find(|range| range.donated.contains(page.pa(), FRAME));
+        let range = range.expect("table pages are handed out from donated ranges only");
+        range.free.dealloc((page.pa().raw() / FRAME) as usize, 1);
         self.tables_given += 1;
         self.free_frames += 1;
-        self.free.dealloc((page.pa().raw() / FRAME) as usize, 1);
     }
 }

@@ -2,8 +2,9 @@
 //! Cache maintenance, only where it is needed (source S4: by who installs the mapping, after the break and
 //! before the make, so that nobody sees a mapping before its memory is ready).
 //!
-//! * D side: a new cacheable mapping is cleaned and invalidated to the point of coherency, because a guest
-//!   that runs with its caches off would read memory past the cache. Not with FEAT_S2FWB; never for devices.
+//! * D side: a new mapping of normal memory is cleaned and invalidated to the point of coherency, because a guest
+//!   that runs with its caches off would read past the cache, and what is still dirty in it would later overwrite what
+//!   the guest wrote. Not for a mapping that FEAT_S2FWB forces to be cached; never for devices.
 //! * I side: invalidated where execution is granted, unless `CTR_EL0.DIC`.
 
 use crate::platform::{Dc, Domain, Ic, Platform};
@@ -21,7 +22,12 @@ pub(crate) fn before_map<P: Platform>(
     memory: Memory,
     access: Access,
 ) {
-    if memory == Memory::Normal && !features.forced_write_back {
+    let past_the_cache = match memory {
+        Memory::Normal => !features.forced_write_back,
+        Memory::NonCacheable => true,
+        Memory::Device => false,
+    };
+    if past_the_cache {
         clean(platform, features, pa, size);
     }
     if memory != Memory::Device && access.execute {

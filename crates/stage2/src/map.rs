@@ -121,8 +121,8 @@ impl<P: Platform> Stage2<P> {
             }
             let below = leaf.level.below().ok_or(Error::NoLeafAtLevel { level: leaf.level })?;
             self.descend(ipa, None, below, tables)?;
+            self.publish();
         }
-        self.publish();
         Ok(())
     }
 

@@ -172,7 +172,7 @@ impl<P: Platform> Tlb<'_, P> {
     /// Invalidates the entries of `scope` on all CPUs.
     pub(crate) fn invalidate(&self, scope: &Scope) {
         let granule = self.geometry.granule();
-        let level = scope.level.filter(|_| !scope.tables);
+        let level = scope.level;
         let step = level.map_or(granule.size(), |level| granule.span(level));
         let singles = (scope.range.end - scope.range.start) / step;
         let pages = (scope.range.end - scope.range.start) >> granule.shift();

@@ -37,8 +37,9 @@ fn another_memory_type_is_another_leaf() {
     let attributes = Attributes { memory: Memory::NonCacheable, ..RAM };
     let outcome = guest.stage2.map(BASE, frame(0), Level::L3, &attributes, &mut guest.pool);
     assert!(matches!(outcome, Ok(Mapped::Replaced(_))));
+    let cleaned = [Event::Clean(frame(0), KIB_4), Event::Dsb(Domain::Ish)];
     let made = [sees(BASE, 3, frame(0), Access::READ_WRITE), Event::Dsb(Domain::IshSt)];
-    assert_eq!(guest.events(), [&[sees_nothing(BASE)], &by_leaf(BASE, Some(3))[..], &made].concat());
+    assert_eq!(guest.events(), [&[sees_nothing(BASE)], &by_leaf(BASE, Some(3))[..], &cleaned, &made].concat());
     assert_eq!(guest.walk(BASE).unwrap().memory(true), Memory::NonCacheable);
 }
 

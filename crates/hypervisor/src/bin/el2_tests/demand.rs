@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A guest whose memory comes by faults, as a virtual machine's does.
+
+use alloc::vec::Vec;
+
+use twofold_hypervisor::inject;
+use twofold_memory::{Answer, Backing, Done, GuestFault, GuestMemory, Pages, Slot};
+use twofold_stage2::{Geometry, Granule, Ipa, IpaRange};
+
+use crate::agent::{self, Agent, Command};
+use crate::check::{Failure, Outcome};
+use crate::exit::{Exit, Stopped};
+use crate::guest::{IPA_BITS, VMID, load_tables};
+use crate::machine::{BLOCK_2M, Machine, PAGE};
+use crate::omit::Omit;
+
+/// The guest.
+pub struct Demand {
+    pub memory: GuestMemory<Omit>,
+    pub agent: Agent,
+}
+
+/// What an access took.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Access {
+    /// How it ended: the value, or an exception in the guest.
+    pub end: Result<u64, Exit>,
+    /// What each of its faults was answered with.
+    pub faults: Vec<Done>,
+}
+
+/// Where RAM starts that the agent is not in.
+pub const RAM: Ipa = Ipa::new(0x8000_0000);
+/// Where the agent is, in RAM of its own that is too small for blocks.
+const AGENT: Ipa = Ipa::new(0x4000_0000);
+
+impl Demand {
+    /// A guest with `ram` bytes of RAM at [`RAM`].
+    pub fn new(machine: &mut Machine, pages: Pages, ram: u64) -> Outcome<Self> {
+        let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &machine.features)?;
+        let frames = machine.used_frames(32 * BLOCK_2M)?;
+        // SAFETY: EL2 maps all RAM one to one; the frames are nobody else's.
+        let platform = unsafe { Omit::new() };
+        let memory = GuestMemory::new(platform, geometry, VMID, frames, pages)?;
+        let mut guest = Self { memory, agent: Agent::new(AGENT.raw()) };
+        guest.add_ram(AGENT..AGENT + PAGE, true)?;
+        guest.add_ram(RAM..RAM + ram, true)?;
+        guest.memory.write(AGENT, agent::program())?;
+        load_tables(guest.memory.stage2().vtcr(), guest.memory.stage2().vttbr());
+        guest.memory.stage2().invalidate_all();
+        guest.run(Command::Rest, Ipa::new(0), 0)?.end?;
+        Ok(guest)
+    }
+
+    /// More RAM.
+    pub fn add_ram(&mut self, range: IpaRange, writable: bool) -> Outcome {
+        Ok(self.memory.add_slot(Slot { range, backing: Backing::Ram, writable })?)
+    }
+
+    pub fn load(&mut self, ipa: Ipa) -> Outcome<Access> {
+        self.run(Command::Load, ipa, 0)
+    }
+
+    pub fn store(&mut self, ipa: Ipa, value: u64) -> Outcome<Access> {
+        self.run(Command::Store, ipa, value)
+    }
+
+    pub fn fetch(&mut self, ipa: Ipa) -> Outcome<Access> {
+        self.run(Command::Fetch, ipa, 0)
+    }
+
+    /// Runs a command, answering its faults as a hypervisor does, until it ends.
+    pub fn run(&mut self, command: Command, ipa: Ipa, value: u64) -> Outcome<Access> {
+        let mut faults = Vec::new();
+        let mut end = self.agent.run(command, ipa.raw(), value);
+        while let Err(Exit::Fault(stopped)) = end {
+            check!(faults.len() < 8, "the access to {ipa} makes no progress: {faults:?}");
+            match self.answer(&stopped)? {
+                Answer::Retry(done) => faults.push(done),
+                Answer::ExternalAbort => inject::external_abort(self.agent.context(), stopped.esr, stopped.far),
+            }
+            end = self.agent.resume();
+        }
+        Ok(Access { end, faults })
+    }
+
+    /// What the guest's memory says to a fault.
+    pub fn answer(&mut self, stopped: &Stopped) -> Outcome<Answer> {
+        let Stopped { fault, ipa, .. } = *stopped;
+        let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
+        self.memory.fault(&fault).map_err(Failure::from)
+    }
+}

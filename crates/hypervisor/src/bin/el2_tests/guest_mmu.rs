@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The guest's own tables: stage 1 of EL1, made by the test in frames of the guest's.
+//!
+//! They translate the first 2 MiB of virtual addresses by pages, in three tables that lie one behind the other in the
+//! guest's memory: the last one holds the pages.
+
+use twofold_hypervisor::sysreg::isb;
+use twofold_hypervisor::write_sysreg;
+use twofold_stage2::{Access, Attributes, Ipa, Level};
+
+use crate::check::Outcome;
+use crate::guest::{AGENT, Guest};
+use crate::machine::{Frame, Machine, PAGE};
+
+/// A guest's tables.
+pub struct GuestTables {
+    /// Where the first of them is, for the guest.
+    pub root: Ipa,
+    tables: [Frame; 3],
+}
+
+/// Where the agent is with the MMU on.
+pub const AGENT_VA: u64 = 0x1_0000;
+
+/// Bits of an entry.
+pub mod entry {
+    /// Access flag.
+    pub const ACCESSED: u64 = 1 << 10;
+    /// AP\[2\]: stores fault.
+    pub const READ_ONLY: u64 = 1 << 7;
+    /// DBM: hardware may take `READ_ONLY` away, and so records a store.
+    pub const DIRTY_BY_HARDWARE: u64 = 1 << 51;
+    /// Valid, a page, inner shareable, attribute 0.
+    pub(super) const PAGE: u64 = 3 << 8 | 0b11;
+    pub(super) const TABLE: u64 = 0b11;
+}
+
+impl GuestTables {
+    /// Tables at `root` that map the agent; stage 2 maps them with `attributes`.
+    pub fn new(machine: &mut Machine, guest: &mut Guest, root: Ipa, attributes: &Attributes) -> Outcome<Self> {
+        let tables = [empty(machine)?, empty(machine)?, empty(machine)?];
+        let this = Self { root, tables };
+        for (index, table) in this.tables.iter().enumerate() {
+            guest.map(machine, this.table(index), table.pa, Level::L3, attributes)?;
+        }
+        for above in [0, 1] {
+            this.tables[above].write(0, this.table(above + 1).raw() | entry::TABLE);
+        }
+        this.map(AGENT_VA, AGENT, entry::ACCESSED | entry::READ_ONLY);
+        Ok(this)
+    }
+
+    /// The same with memory that can be read and written.
+    pub fn in_ram(machine: &mut Machine, guest: &mut Guest, root: Ipa) -> Outcome<Self> {
+        Self::new(machine, guest, root, &Attributes::ram(Access::READ_WRITE))
+    }
+
+    /// Maps a page.
+    pub fn map(&self, va: u64, ipa: Ipa, bits: u64) {
+        self.pages().write(index(va), ipa.raw() | bits | entry::PAGE);
+    }
+
+    /// The entry that maps `va`, as hardware left it.
+    pub fn entry(&self, va: u64) -> u64 {
+        self.pages().read(index(va))
+    }
+
+    /// Where the table with the pages is, for the guest.
+    pub fn pages_at(&self) -> Ipa {
+        self.table(2)
+    }
+
+    /// The frame of the table with the pages.
+    pub fn pages(&self) -> Frame {
+        self.tables[2]
+    }
+
+    /// The same tables, but for the last one: a copy that the guest does not see yet.
+    pub fn with_other_pages(&self, machine: &mut Machine) -> Outcome<Self> {
+        let copy = machine.page()?;
+        for word in 0..PAGE / 8 {
+            copy.write(word * 8, self.pages().read(word * 8));
+        }
+        Ok(Self { root: self.root, tables: [self.tables[0], self.tables[1], copy] })
+    }
+
+    /// Turns the guest's MMU on with these tables, on this CPU; hardware keeps access flags and dirty state where it
+    /// can.
+    pub fn turn_on(&self, guest: &mut Guest) {
+        /// 39 bits of VA, 4 KiB, walks write-back and inner shareable, no upper half.
+        const TCR: u64 = 1 << 23 | 3 << 12 | 1 << 10 | 1 << 8 | 25;
+        /// 40 bits of IPA.
+        const IPS: u64 = 2 << 32;
+        const HARDWARE_ACCESSED: u64 = 1 << 39;
+        const HARDWARE_DIRTY: u64 = 1 << 40;
+        const WRITE_BACK: u64 = 0xff;
+        const MMU_AND_CACHES: u64 = 1 << 12 | 1 << 2 | 1;
+        let features = guest.stage2.features();
+        let accessed = if features.hardware_access_flag { HARDWARE_ACCESSED } else { 0 };
+        let dirty = if features.hardware_dirty_state { HARDWARE_DIRTY } else { 0 };
+        // SAFETY: these registers are the guest's, which is not running.
+        unsafe {
+            write_sysreg!(MAIR_EL1, WRITE_BACK);
+            write_sysreg!(TCR_EL1, TCR | IPS | accessed | dirty);
+            write_sysreg!(SCTLR_EL1, MMU_AND_CACHES_OFF | MMU_AND_CACHES);
+        }
+        self.switch_to();
+        guest.agent.move_to(AGENT_VA);
+        guest.stage2.invalidate_all();
+    }
+
+    /// Turns the guest's MMU off again, on this CPU.
+    pub fn turn_off(&self, guest: &mut Guest) {
+        // SAFETY: as above.
+        unsafe { write_sysreg!(SCTLR_EL1, MMU_AND_CACHES_OFF) };
+        isb();
+        guest.agent.move_to(AGENT.raw());
+        guest.stage2.invalidate_all();
+    }
+
+    /// Makes these the tables in force, as another vCPU's registers would: the ASID stays 0, nothing is invalidated.
+    pub fn switch_to(&self) {
+        // SAFETY: as above.
+        unsafe { write_sysreg!(TTBR0_EL1, self.root.raw()) };
+        isb();
+    }
+
+    fn table(&self, index: usize) -> Ipa {
+        self.root + index as u64 * PAGE
+    }
+}
+
+/// SCTLR_EL1 as `world::init_cpu` leaves it.
+const MMU_AND_CACHES_OFF: u64 = 0x30d0_0800;
+
+fn empty(machine: &mut Machine) -> Outcome<Frame> {
+    let frame = machine.page()?;
+    (0..PAGE / 8).for_each(|word| frame.write(word * 8, 0));
+    Ok(frame)
+}
+
+/// The offset of the entry for `va` in the table of pages.
+fn index(va: u64) -> u64 {
+    assert!(va < 2 << 20, "the tables translate 2 MiB");
+    va / PAGE * 8
+}

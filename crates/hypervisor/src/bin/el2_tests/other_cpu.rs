@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A second CPU, with an agent of its own in the same guest.
+//!
+//! Invariant: it does nothing between two requests, so its TLB changes only by what the first CPU broadcasts.
+
+use spin::Mutex;
+use twofold_hypervisor::{cpus, platform, read_sysreg, vm, world};
+
+use crate::agent::{Agent, Command};
+use crate::check::Outcome;
+use crate::exit::Exit;
+use crate::guest::{self, AGENT, Guest};
+use crate::machine::Machine;
+
+/// The second CPU.
+pub struct OtherCpu(());
+
+struct Request {
+    vtcr: u64,
+    vttbr: u64,
+    command: Command,
+    address: u64,
+}
+
+static REQUEST: Mutex<Option<Request>> = Mutex::new(None);
+static ANSWER: Mutex<Option<Result<u64, Exit>>> = Mutex::new(None);
+
+impl OtherCpu {
+    /// Starts it.
+    pub fn start(machine: &Machine) -> Outcome<Self> {
+        cpus::start(machine.board, 1, serve)?;
+        Ok(Self(()))
+    }
+
+    /// Lets `guest` do this there, and waits for what becomes of it.
+    pub fn run(&self, guest: &Guest, command: Command, address: u64) -> Result<u64, Exit> {
+        let (vtcr, vttbr) = (guest.stage2.vtcr(), guest.stage2.vttbr());
+        *REQUEST.lock() = Some(Request { vtcr, vttbr, command, address });
+        wait(&ANSWER)
+    }
+}
+
+fn serve(_index: usize) {
+    // SAFETY: no guest has run on this CPU; it is the value that the hypervisor itself uses.
+    unsafe { world::init_cpu(vm::hcr(&platform::features())) };
+    let mut agent = Agent::new(AGENT.raw());
+    loop {
+        let request = wait(&REQUEST);
+        // Loaded once, so that not even a register write can hide a stale entry.
+        if read_sysreg!(VTTBR_EL2) != request.vttbr {
+            guest::load_tables(request.vtcr, request.vttbr);
+        }
+        *ANSWER.lock() = Some(agent.run(request.command, request.address, 0));
+    }
+}
+
+fn wait<T>(mailbox: &Mutex<Option<T>>) -> T {
+    loop {
+        if let Some(content) = mailbox.lock().take() {
+            return content;
+        }
+        core::hint::spin_loop();
+    }
+}

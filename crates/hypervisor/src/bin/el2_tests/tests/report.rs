@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The end by a defect at EL2: one report that says what has to be known, and exit status 17.
+//!
+//! Each test announces what the report has to say (`expect: TEXT` lines); who runs it compares. A test that returns
+//! has failed.
+
+use core::arch::asm;
+use core::hint::black_box;
+
+use twofold_hypervisor::{cpus, log};
+use twofold_stage2::Access;
+
+use crate::check::{Failure, Outcome};
+use crate::guest::{Guest, HERE};
+use crate::machine::{Machine, PAGE};
+
+tests!(panics:
+    report::a_panic_is_reported_with_the_last_exits,
+    report::a_store_to_text_is_refused,
+    report::a_store_to_constants_is_refused,
+    report::a_call_into_data_is_refused,
+    report::a_call_into_the_stack_is_refused,
+    report::a_load_of_what_is_not_mapped_is_reported,
+    report::an_undefined_instruction_is_reported,
+    report::a_stack_overflow_is_reported,
+    report::two_panics_give_one_report,
+    report::a_panic_of_another_cpu_is_reported,
+);
+
+fn expect(texts: &[&str]) {
+    for text in texts {
+        log!("expect: {text}");
+    }
+}
+
+fn lived() -> Outcome {
+    Err(Failure::new("EL2 lived on"))
+}
+
+/// Every report has these.
+const REGISTERS: [&str; 4] = ["ESR_EL2", "ELR_EL2", "FAR_EL2", "backtrace:"];
+
+fn a_panic_is_reported_with_the_last_exits(mut machine: Machine) -> Outcome {
+    let (mut guest, _) = Guest::with_page(&mut machine, Access::READ)?;
+    guest.load(HERE)?;
+    let _ = guest.load(HERE + PAGE);
+    expect(&REGISTERS);
+    expect(&[
+        "panic on CPU 0: on purpose",
+        "report.rs:",
+        "0x0000000040001000", // FAR_EL2 of the last fault
+        "vCPU 0 exit -1: data_abort",
+        "vCPU 0 exit -2: hvc",
+    ]);
+    panic!("on purpose")
+}
+
+fn a_store_to_text_is_refused(_: Machine) -> Outcome {
+    expect(&REGISTERS);
+    expect(&["exception at EL2 on CPU 0", "data abort at EL2, a write"]);
+    store_to(a_store_to_text_is_refused as *const () as u64);
+    lived()
+}
+
+fn a_store_to_constants_is_refused(_: Machine) -> Outcome {
+    expect(&REGISTERS);
+    expect(&["exception at EL2 on CPU 0", "data abort at EL2, a write"]);
+    store_to(crate::agent::program().as_ptr() as u64);
+    lived()
+}
+
+fn store_to(address: u64) {
+    // SAFETY: what is there may not be written, so it does not change: the store ends the image.
+    unsafe { asm!("str xzr, [{}]", in(reg) address, options(nostack, preserves_flags)) };
+}
+
+fn a_call_into_data_is_refused(mut machine: Machine) -> Outcome {
+    expect(&REGISTERS);
+    expect(&["exception at EL2 on CPU 0", "instruction abort at EL2"]);
+    let frame = machine.page()?;
+    frame.write(0, crate::agent::function(1));
+    call(frame.pa.raw());
+    lived()
+}
+
+fn a_call_into_the_stack_is_refused(_: Machine) -> Outcome {
+    expect(&REGISTERS);
+    expect(&["exception at EL2 on CPU 0", "instruction abort at EL2"]);
+    let code = black_box([crate::agent::function(1)]);
+    call(code.as_ptr() as u64);
+    lived()
+}
+
+fn call(address: u64) {
+    // SAFETY: what is there may not be executed: the call ends the image. If it did not, the function there would
+    // return at once and change x0 alone.
+    unsafe { asm!("blr {}", in(reg) address, out("x0") _, out("x30") _, options(nostack)) };
+}
+
+fn a_load_of_what_is_not_mapped_is_reported(_: Machine) -> Outcome {
+    expect(&REGISTERS);
+    expect(&["exception at EL2 on CPU 0", "data abort at EL2, a read", "0x0000500000001238"]);
+    // SAFETY: nothing is mapped there: the load ends the image.
+    unsafe { asm!("ldr {0}, [{0}]", inout(reg) 0x5000_0000_1238_u64 => _, options(nostack, preserves_flags)) };
+    lived()
+}
+
+fn an_undefined_instruction_is_reported(_: Machine) -> Outcome {
+    expect(&REGISTERS);
+    expect(&["exception at EL2 on CPU 0", "undefined instruction"]);
+    // SAFETY: ends the image.
+    unsafe { asm!("udf #0", options(nostack)) };
+    lived()
+}
+
+fn a_stack_overflow_is_reported(_: Machine) -> Outcome {
+    expect(&REGISTERS);
+    expect(&["stack overflow at EL2 on CPU 0"]);
+    black_box(deeper(0));
+    lived()
+}
+
+#[allow(unconditional_recursion, reason = "that is the test")]
+fn deeper(depth: u64) -> u64 {
+    let mut room = black_box([depth; 32]);
+    room[0] = deeper(depth + 1);
+    black_box(&room).iter().sum()
+}
+
+fn two_panics_give_one_report(machine: Machine) -> Outcome {
+    expect(&["panic on CPU"]);
+    cpus::start(machine.board, 1, |_| panic!("on purpose, there"))?;
+    panic!("on purpose, here")
+}
+
+fn a_panic_of_another_cpu_is_reported(machine: Machine) -> Outcome {
+    expect(&REGISTERS);
+    expect(&["panic on CPU 1: on purpose, there"]);
+    cpus::start(machine.board, 1, |_| panic!("on purpose, there"))?;
+    loop {
+        core::hint::spin_loop();
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! From a bundle to a running guest, or to the reason why there is none.
+//!
+//! The invariant: either everything that the guest needs is there before its first instruction, or it is not
+//! started.
+
+use alloc::vec::Vec;
+
+use twofold_abi::{exit, virt};
+use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, Slot};
+use twofold_stage2::{Donated, Geometry, Granule, Ipa, Pa, Vmid};
+
+use crate::board::Board;
+use crate::config::{Config, ConfigError};
+use crate::load::{Layout, LoadError};
+use crate::platform::{self, Counted};
+use crate::vm::{self, Vm};
+use crate::{control, device_tree, error, log, panic, power, println, vcpu};
+
+/// Makes the guest and runs it. `bundle` is what the boot loader left in memory; `free` is RAM that is nobody's.
+pub fn run(board: &'static Board, bundle: &[u8], free: Vec<Donated>) -> ! {
+    let config = match Config::from_bundle(bundle) {
+        Ok(config) => config,
+        Err(error) => cannot_start(&error.into()),
+    };
+    match make(board, &config, free) {
+        Ok((vm, layout)) => {
+            let vm = vm.install();
+            panic::set_last_exits(vm::write_last_exits);
+            vcpu::run(vm, 0, layout.kernel.raw(), layout.device_tree.raw())
+        }
+        Err(error) => cannot_start(&error),
+    }
+}
+
+/// Why no guest can be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartupError {
+    /// The bundle is bad.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The kernel is bad, or does not fit.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// Its memory cannot be made.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// There is less memory than it wants.
+    #[error("the guest wants {wanted} MiB, but this machine has {free} MiB free: use a smaller --memory")]
+    NoMemory {
+        /// What it wants, in MiB.
+        wanted: u64,
+        /// What is free, in MiB.
+        free: u64,
+    },
+    /// There are fewer CPUs than it wants.
+    #[error("the guest wants {wanted} vCPUs, but this machine has {cpus} CPUs: each vCPU needs one")]
+    NoCpus {
+        /// What it wants.
+        wanted: u32,
+        /// How many there are.
+        cpus: usize,
+    },
+}
+
+/// The only guest.
+const VMID: Vmid = Vmid::new(1);
+
+/// Says why there is no guest, and ends.
+pub fn cannot_start(why: &StartupError) -> ! {
+    error!("{why}");
+    println!("twofold: {why}");
+    control::end("error");
+    power::exit(exit::CANNOT_START)
+}
+
+fn make(board: &'static Board, config: &Config<'_>, free: Vec<Donated>) -> Result<(Vm, Layout), StartupError> {
+    if config.cpus as usize > board.cpus.len() {
+        return Err(StartupError::NoCpus { wanted: config.cpus, cpus: board.cpus.len() });
+    }
+    let layout = Layout::new(config)?;
+    let features = platform::features();
+    let mut frames = Frames::new(features);
+    free.into_iter().for_each(|range| frames.add(range));
+    // Beside the RAM itself: its tables, and what alignment to sections may cost.
+    let spare = config.memory / 512 + (8 << 20);
+    if frames.free() * 4096 < config.memory.saturating_add(spare) {
+        let free = (frames.free() * 4096).saturating_sub(spare) >> 20;
+        return Err(StartupError::NoMemory { wanted: config.memory >> 20, free });
+    }
+    let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &features).map_err(MemoryError::from)?;
+    // SAFETY: EL2 maps all RAM one to one, and `free` is RAM that nothing else uses.
+    let platform = unsafe { Counted::new() };
+    let mut memory = GuestMemory::new(platform, geometry, VMID, frames, config.pages)?;
+    for slot in slots(config, board) {
+        memory.add_slot(slot)?;
+    }
+    let blob = device_tree::build(config, &layout, board);
+    layout.load(config, &blob, &mut memory)?;
+    log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);
+    log!("{geometry:?} {features:?}");
+    // A VMID of a firmware's or a boot loader's guest may be in the TLB.
+    memory.stage2().invalidate_all();
+    let vm = Vm::new(board, memory, config.cpus as usize, config.flags, vcpu::run);
+    Ok((vm, layout))
+}
+
+/// The smallest IPA space that holds the guest's RAM: up to 34 bits a walk has two levels.
+fn ipa_bits(config: &Config<'_>) -> u32 {
+    (virt::RAM_BASE.saturating_add(config.memory) - 1).ilog2().saturating_add(1).max(32)
+}
+
+fn slots(config: &Config<'_>, board: &Board) -> impl Iterator<Item = Slot> {
+    let slot = |start: u64, size: u64, backing| Slot {
+        range: Ipa::new(start)..Ipa::new(start + size),
+        backing,
+        writable: true,
+    };
+    let redistributors = board.cpus.len() as u64 * virt::GICR_SIZE;
+    let device = |physical: &core::ops::Range<u64>| Backing::Device(Pa::new(physical.start));
+    [
+        slot(virt::GICD_BASE, virt::GICD_SIZE, device(&board.gicd)),
+        slot(virt::GICR_BASE, redistributors, device(&board.gicr[0])),
+        slot(virt::UART_BASE, virt::UART_SIZE, device(&board.uart)),
+        slot(virt::RAM_BASE, config.memory, Backing::Ram),
+    ]
+    .into_iter()
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves that frames come from the donated ranges alone, whole ones and each once, and that the books are right.
+
+use std::collections::BTreeSet;
+
+use twofold_memory::Frames;
+use twofold_stage2::{Geometry, Granule, Pa, TablePage, TableSource};
+
+use super::*;
+use crate::machine::bank::LEFT_IN_CACHE;
+use crate::machine::guest::IPA_BITS;
+use crate::machine::{Machine, PAGE, RAM, SECTION};
+
+const SECOND: Pa = Pa::new(0x9_0000_0000);
+
+/// Takes all single frames.
+fn drain(frames: &mut Frames) -> Vec<TablePage> {
+    let mut taken = Vec::new();
+    while let Some(page) = TableSource::take(frames) {
+        taken.push(page);
+        assert!(taken.len() < 1 << 20, "frames do not end");
+    }
+    assert_eq!(frames.free(), 0);
+    taken
+}
+
+fn addresses(pages: &[TablePage]) -> BTreeSet<u64> {
+    let all: BTreeSet<_> = pages.iter().map(|page| page.pa().raw()).collect();
+    assert_eq!(all.len(), pages.len(), "a frame was handed out twice");
+    all
+}
+
+#[test]
+fn each_whole_frame_of_the_ranges_is_handed_out_once() {
+    let machine = Machine::new(PLAIN, &[(RAM, 16 * PAGE), (SECOND, 16 * PAGE)]);
+    let mut frames = Frames::new(PLAIN);
+    assert_eq!((frames.free(), TableSource::take(&mut frames)), (0, None));
+    // Neither end is aligned; nor is the second's.
+    frames.add(machine.donate(RAM + 0x10, 5 * PAGE));
+    assert_eq!(frames.free(), 4);
+    frames.add(machine.donate(SECOND + PAGE, 3 * PAGE + 0xfff));
+    assert_eq!(frames.free(), 7);
+    let expected = [1, 2, 3, 4].map(|page| RAM + page * PAGE).into_iter();
+    let expected = expected.chain([1, 2, 3].map(|page| SECOND + page * PAGE));
+    let taken = drain(&mut frames);
+    assert_eq!(addresses(&taken), expected.map(Pa::raw).collect());
+    let count = taken.len() as u64;
+    taken.into_iter().for_each(|page| frames.give(page));
+    assert_eq!(frames.free(), count);
+    assert_eq!(drain(&mut frames).len() as u64, count);
+}
+
+#[test]
+fn a_range_without_a_whole_frame_gives_none() {
+    let machine = Machine::new(PLAIN, &[(RAM, 4 * PAGE)]);
+    let mut frames = Frames::new(PLAIN);
+    for (start, size) in [(0, 0), (1, PAGE), (0x800, 2 * PAGE - 0x801), (0xfff, 0x1000), (PAGE, PAGE - 1)] {
+        frames.add(machine.donate(RAM + start, size));
+        assert_eq!((frames.free(), frames.take(1)), (0, None), "{size:#x} bytes from {start:#x}");
+    }
+}
+
+#[test]
+fn runs_are_aligned_to_their_size_and_inside_one_range() {
+    let machine = Machine::new(PLAIN, &[(RAM, 3 * SECTION), (SECOND, 3 * SECTION)]);
+    let mut frames = Frames::new(PLAIN);
+    frames.add(machine.donate(RAM + 7 * PAGE, 2 * SECTION));
+    frames.add(machine.donate(SECOND + 9, 2 * SECTION));
+    assert_eq!(frames.free(), 512 * 2 + 512 * 2 - 1);
+    let taken = [frames.take(512), frames.take(512)].map(|run| run.unwrap());
+    let starts: BTreeSet<_> = taken.iter().map(|run| run.pa().raw()).collect();
+    assert_eq!(starts, BTreeSet::from([RAM + SECTION, SECOND + SECTION].map(Pa::raw)));
+    assert!(taken.iter().all(|run| run.size() == SECTION));
+    assert_eq!(frames.take(512), None, "what is left is fragments");
+    assert_eq!(frames.free(), 1023);
+    assert_eq!(drain(&mut frames).len(), 1023);
+}
+
+#[test]
+fn ranges_that_adjoin_stay_apart() {
+    // The first frame of a pair is in one range, the second in another: given back, they look like a run of two.
+    let machine = Machine::new(PLAIN, &[(RAM, 4 * PAGE)]);
+    let mut frames = Frames::new(PLAIN);
+    frames.add(machine.donate(RAM, PAGE));
+    frames.add(machine.donate(RAM + PAGE, PAGE));
+    for page in drain(&mut frames) {
+        frames.give(page);
+    }
+    assert_eq!((frames.free(), frames.take(2)), (2, None));
+    assert_eq!(drain(&mut frames).len(), 2);
+}
+
+#[test]
+fn roots_of_every_shape_are_taken() {
+    for (ipa_bits, tables) in [(32, 4), (33, 8), (34, 16), (35, 1), (39, 1), (40, 2), (43, 16), (44, 1), (48, 1)] {
+        let machine = Machine::new(PLAIN, &[(RAM, 64 * PAGE)]);
+        let mut frames = Frames::new(PLAIN);
+        frames.add(machine.donate(RAM + PAGE, 63 * PAGE));
+        let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &PLAIN).unwrap();
+        let root = frames.take_root(&geometry).unwrap().unwrap();
+        assert_eq!((root.size(), root.pa().raw() % root.size()), (tables * PAGE, 0), "{ipa_bits} bits");
+        assert_eq!(frames.free(), 63 - tables);
+        let guest = Guest::on(machine, frames, Pages::Small, ipa_bits);
+        assert_eq!(guest.memory.counts().tables_allocated, 2 * tables);
+        assert_eq!(guest.memory.frames().free(), 63 - 2 * tables);
+    }
+}
+
+#[test]
+fn the_books_of_a_guest_are_right() {
+    let machine = Machine::new(FORCED, &[(RAM, 5 * SECTION), (SECOND, 5 * SECTION)]);
+    let mut frames = Frames::new(FORCED);
+    // The ends lie in the middle of frames; both ranges are needed.
+    frames.add(machine.donate(RAM + 0x123, 3 * SECTION));
+    frames.add(machine.donate(SECOND + (PAGE - 1), 4 * SECTION));
+    let donated = (3 + 4) * 512 - 2;
+    assert_eq!(frames.free(), donated);
+    let mut guest = Guest::on(machine, frames, Pages::Small, IPA_BITS);
+    assert_eq!(guest.memory.counts().tables_allocated, 2);
+    assert_eq!(guest.memory.frames().free(), donated - 2);
+    guest.add_ram(BASE, 5 * SECTION);
+    for section in 0..5 {
+        guest.reach(BASE + section * SECTION, Write);
+        guest.reach(BASE + section * SECTION + 511 * PAGE, Execute);
+        // The root, one of level 2, and one of level 3 for each section.
+        let counts = guest.memory.counts();
+        assert_eq!((counts.tables_allocated, counts.tables_freed), (2 + 1 + section + 1, 0));
+        assert_eq!(guest.memory.frames().free(), donated - 512 * (section + 1) - counts.tables_allocated);
+        assert_eq!(guest.scan().links.len() as u64, counts.tables_allocated - 2);
+    }
+    // All that is mapped, and all tables, lie in what was donated; what was not is as it was.
+    let ranges = [(RAM + PAGE, 3 * SECTION - PAGE), (SECOND + PAGE, 4 * SECTION - PAGE)];
+    let inside = |pa: Pa| ranges.iter().any(|(start, size)| pa >= *start && pa + PAGE <= *start + *size);
+    let scan = guest.scan();
+    assert!(scan.leaves.iter().all(|leaf| inside(leaf.pa())), "{scan:x?}");
+    assert!(scan.links.iter().all(|link| inside(link.table)), "{scan:x?}");
+    for (pa, size) in [(RAM, 0x123), (RAM + 3 * SECTION + 0x123, PAGE), (SECOND, PAGE - 1)] {
+        let bytes = guest.machine.bank(pa).load(pa, size);
+        assert!(bytes.iter().all(|byte| *byte == LEFT_IN_CACHE), "{pa}");
+    }
+}

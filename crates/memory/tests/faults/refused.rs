@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves what answers with an external abort: addresses that no slot has, to the byte, and writes where the slot
+//! forbids them. And that such an access changes nothing.
+
+use twofold_memory::{Backing, Counts, Error, Slot, SlotError};
+use twofold_stage2::{Access, Pa};
+
+use super::*;
+use crate::machine::guest::{IPA_BITS, Outcome};
+use crate::machine::platform::mmu::Scan;
+use crate::machine::{PAGE, SECTION};
+
+/// All that a fault may change.
+fn state(guest: &Guest) -> (Scan, Counts, u64) {
+    (guest.scan(), guest.memory.counts(), guest.memory.frames().free())
+}
+
+/// That each fault at `ipa` aborts and changes nothing.
+fn aborts(guest: &mut Guest, ipa: Ipa, accesses: &[AccessKind]) {
+    let before = state(guest);
+    guest.machine.events();
+    for access in accesses {
+        for kind in [Translation, Permission, FaultKind::AccessFlag] {
+            assert_eq!(guest.fault(ipa, kind, *access), Ok(Answer::ExternalAbort), "{kind:?}, {access:?} at {ipa}");
+        }
+    }
+    assert_eq!(guest.machine.events(), []);
+    assert_eq!(state(guest), before);
+}
+
+#[test]
+fn where_no_slot_is_nothing_answers() {
+    let mut guest = Guest::new(PLAIN, Pages::Largest, 8);
+    let empty = [Ipa::new(0), BASE, Ipa::new((1 << IPA_BITS) - 1), Ipa::new(1 << IPA_BITS), Ipa::new(u64::MAX)];
+    for ipa in empty {
+        aborts(&mut guest, ipa, &[Read, Write, Execute]);
+    }
+    guest.add_ram(BASE, SECTION);
+    guest.add_ram(BASE + 2 * SECTION, PAGE);
+    // Before the first, in the hole, behind the last; also when the last search ended in a slot.
+    for ipa in [Ipa::new(BASE.raw() - 1), BASE + SECTION, BASE + (2 * SECTION - 1), BASE + 2 * SECTION + PAGE] {
+        guest.reach(BASE, Read);
+        aborts(&mut guest, ipa, &[Read, Write, Execute]);
+        guest.reach(BASE + 2 * SECTION, Read);
+        aborts(&mut guest, ipa, &[Read, Write, Execute]);
+    }
+}
+
+#[test]
+fn the_first_and_the_last_byte_of_a_slot_belong_to_it() {
+    for pages in [Pages::Small, Pages::Largest] {
+        for size in [PAGE, SECTION, SECTION + PAGE] {
+            let mut guest = guest(PLAIN, pages, size);
+            let first = guest.reach(BASE, Write);
+            let last = guest.reach(BASE + (size - 1), Write);
+            assert_eq!((first.raw() % PAGE, last.raw() % PAGE), (0, PAGE - 1));
+            aborts(&mut guest, BASE + size, &[Read, Write, Execute]);
+            aborts(&mut guest, Ipa::new(BASE.raw() - 1), &[Read, Write, Execute]);
+        }
+    }
+}
+
+#[test]
+fn the_first_and_the_last_page_of_the_address_space_can_be_mapped() {
+    for ipa_bits in [32, 34, 40, 48] {
+        let end = 1 << ipa_bits;
+        let mut guest = Guest::with_ipa_bits(PLAIN, Pages::Largest, 4, ipa_bits);
+        guest.add_ram(Ipa::new(0), PAGE);
+        guest.add_ram(Ipa::new(end - SECTION), SECTION);
+        guest.reach(Ipa::new(0), Write);
+        guest.reach(Ipa::new(end - 1), Write);
+        assert_eq!((guest.level(Ipa::new(0)), guest.level(Ipa::new(end - 1))), (Some(3), Some(2)));
+        aborts(&mut guest, Ipa::new(end), &[Read]);
+        let (limit, after) = (Ipa::new(end), Ipa::new(end + PAGE));
+        let outside = Slot { range: limit..after, backing: Backing::Ram, writable: true };
+        let refused = Error::Slot(SlotError::OutsideIpa { end: after, limit });
+        assert_eq!(guest.memory.add_slot(outside), Err(refused));
+    }
+}
+
+#[test]
+fn neighbours_keep_their_own_rules() {
+    for pages in [Pages::Small, Pages::Largest] {
+        let mut guest = Guest::new(PLAIN, pages, 8);
+        let device = Pa::new(0x20_0000_0000);
+        // In an order that is not theirs.
+        guest.add(BASE + 2 * SECTION, SECTION, Backing::Device(device), true);
+        guest.add(BASE, SECTION, Backing::Ram, true);
+        guest.add(BASE + SECTION, SECTION, Backing::Ram, false);
+        let ram = guest.reach(BASE + (SECTION - 1), Write);
+        let read_only = guest.reach(BASE + SECTION, Read);
+        assert!(guest.machine.is_ram(ram) && guest.machine.is_ram(read_only));
+        assert_ne!(ram.align_down(SECTION), read_only.align_down(SECTION));
+        aborts(&mut guest, BASE + SECTION, &[Write]);
+        aborts(&mut guest, BASE + (2 * SECTION - 1), &[Write]);
+        assert_eq!(guest.reach(BASE + 2 * SECTION, Write), device);
+        aborts(&mut guest, BASE + 2 * SECTION, &[Execute]);
+        guest.reach(BASE + (2 * SECTION - 1), Execute);
+        aborts(&mut guest, BASE + 3 * SECTION, &[Read, Write, Execute]);
+    }
+}
+
+#[test]
+fn a_slot_that_may_not_be_written_is_read() {
+    for (features, access) in [(PLAIN, Access::READ), (COHERENT, Access { execute: true, ..Access::READ })] {
+        for (pages, level) in [(Pages::Small, Level::L3), (Pages::Largest, Level::L2)] {
+            let mut guest = Guest::new(features, pages, 3);
+            guest.add(BASE, SECTION, Backing::Ram, false);
+            // Before anything is mapped, and after.
+            aborts(&mut guest, BASE, &[Write]);
+            assert_eq!(guest.walk(BASE), None);
+            assert!(matches!(
+                guest.touch(BASE, Read),
+                Ok(Outcome::Reaches(_, answers)) if answers == [mapped(level, true)]
+            ));
+            assert_eq!(guest.access(BASE), Some(access));
+            aborts(&mut guest, BASE, &[Write]);
+            assert_eq!(guest.touch(BASE, Write), Ok(Outcome::Aborts));
+            guest.reach(BASE, Execute);
+            aborts(&mut guest, BASE, &[Write]);
+            assert!(!guest.access(BASE).unwrap().write);
+        }
+    }
+}

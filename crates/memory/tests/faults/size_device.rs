@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves that devices are mapped by the largest leaf that slot and both addresses allow, as device memory that is
+//! never executed, and without any of what RAM needs: frames, zeroing, cache maintenance.
+
+use twofold_memory::{Backing, Error};
+use twofold_stage2::{Access, Memory, Pa};
+
+use super::*;
+use crate::machine::guest::{IPA_BITS, Outcome};
+use crate::machine::platform::Event;
+use crate::machine::{GIB, PAGE, SECTION};
+
+/// No RAM is here, and it is aligned for any leaf.
+const DEVICE: Pa = Pa::new(0x20_0000_0000);
+
+struct Case {
+    /// The slot, from `BASE`.
+    start: u64,
+    size: u64,
+    /// The registers, from `DEVICE`.
+    pa: u64,
+    /// What is touched, from `BASE`.
+    at: u64,
+    level: u8,
+}
+
+fn check(case: &Case, ipa_bits: u32, pages: Pages) {
+    let Case { start, size, pa, at, level } = *case;
+    let mut guest = Guest::with_ipa_bits(PLAIN, pages, 1, ipa_bits);
+    guest.add(BASE + start, size, Backing::Device(DEVICE + pa), true);
+    let free = guest.memory.frames().free();
+    let tables = guest.memory.counts().tables_allocated;
+    guest.machine.events();
+
+    let answer = guest.fault(BASE + at, Translation, Write);
+
+    let context = format!("slot +{start:#x} of {size:#x} at +{pa:#x}, touched at +{at:#x}");
+    assert_eq!(answer, Ok(mapped(Level::new(level).unwrap(), false)), "{context}");
+    let leaf = guest.walk(BASE + at).expect(&context);
+    assert_eq!(leaf.level, level, "{context}");
+    assert_eq!(leaf.output(BASE + at), DEVICE + pa + (at - start), "{context}");
+    assert!(leaf.ipa >= BASE + start && leaf.end() <= BASE + start + size, "{context}: beyond the slot");
+    assert_eq!((leaf.memory(false), leaf.access()), (Memory::Device, Access::READ_WRITE), "{context}");
+    assert!(leaf.accessed(), "{context}");
+    assert_eq!(guest.fault_of(BASE + at, Write), None);
+    // Frames went to tables alone, and nothing was zeroed, cleaned or invalidated for it.
+    let counts = guest.memory.counts();
+    assert_eq!(free - guest.memory.frames().free(), counts.tables_allocated - tables);
+    assert_eq!((counts.frames_zeroed, counts.first_touches), (0, [0; 4]));
+    let record = guest.machine.events();
+    assert!(record.iter().all(|event| matches!(event, Event::Dsb(_))), "{context}: {record:?}");
+}
+
+const CASES: &[Case] = &[
+    // Pages: the slot is small, or ragged around what is touched, or the addresses are not alike.
+    Case { start: 0, size: PAGE, pa: 0, at: 0, level: 3 },
+    Case { start: 0, size: SECTION - PAGE, pa: 0, at: PAGE, level: 3 },
+    Case { start: PAGE, size: SECTION, pa: PAGE, at: SECTION - 1, level: 3 },
+    Case { start: PAGE, size: SECTION, pa: PAGE, at: SECTION, level: 3 },
+    Case { start: 0, size: 4 * SECTION, pa: PAGE, at: SECTION, level: 3 },
+    Case { start: 0, size: 4 * GIB, pa: SECTION - PAGE, at: 2 * GIB, level: 3 },
+    Case { start: PAGE, size: 4 * SECTION, pa: 0, at: 2 * SECTION, level: 3 },
+    // The start of the leaf would be below address 0.
+    Case { start: PAGE, size: 4 * SECTION, pa: PAGE, at: PAGE, level: 3 },
+    // 2 MiB: the slot has no aligned GiB around what is touched, or the addresses are alike up to 2 MiB only.
+    Case { start: 0, size: SECTION, pa: 0, at: SECTION - 1, level: 2 },
+    Case { start: PAGE, size: 2 * SECTION, pa: PAGE, at: SECTION + 5, level: 2 },
+    Case { start: 0, size: GIB - PAGE, pa: 0, at: 0x1234, level: 2 },
+    Case { start: SECTION, size: GIB, pa: SECTION, at: GIB - 1, level: 2 },
+    Case { start: SECTION, size: GIB, pa: SECTION, at: GIB, level: 2 },
+    Case { start: 0, size: 2 * GIB, pa: SECTION, at: GIB, level: 2 },
+];
+
+/// With a root at level 1 or above.
+const GIB_CASES: &[Case] = &[
+    Case { start: 0, size: GIB, pa: 0, at: GIB - 1, level: 1 },
+    Case { start: 0, size: 2 * GIB, pa: 3 * GIB, at: GIB, level: 1 },
+    Case { start: SECTION, size: 2 * GIB, pa: GIB + SECTION, at: GIB + 77, level: 1 },
+];
+
+#[test]
+fn devices_are_mapped_by_the_largest_leaf_that_fits() {
+    for case in CASES.iter().chain(GIB_CASES) {
+        // The policy is about RAM.
+        check(case, IPA_BITS, Pages::Largest);
+        check(case, IPA_BITS, Pages::Small);
+        check(case, 48, Pages::Largest);
+    }
+}
+
+#[test]
+fn where_the_root_is_at_level_2_no_leaf_is_larger_than_its_entries() {
+    for case in CASES {
+        check(case, 34, Pages::Largest);
+    }
+    for case in GIB_CASES {
+        check(&Case { level: 2, ..*case }, 34, Pages::Largest);
+    }
+}
+
+#[test]
+fn a_leaf_that_would_start_below_physical_address_0_is_not_tried() {
+    let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
+    guest.add(BASE + (SECTION - PAGE), PAGE, Backing::Device(Pa::new(0)), true);
+    assert_eq!(
+        guest.touch(BASE + (SECTION - 1), Read),
+        Ok(Outcome::Reaches(Pa::new(0xfff), vec![mapped(Level::L3, false)]))
+    );
+}
+
+#[test]
+fn code_is_never_fetched_from_a_device() {
+    for features in [PLAIN, COHERENT] {
+        let mut guest = Guest::new(features, Pages::Largest, 1);
+        guest.add(BASE, GIB, Backing::Device(DEVICE), true);
+        assert_eq!(guest.touch(BASE, Execute), Ok(Outcome::Aborts));
+        assert_eq!(guest.walk(BASE), None, "nothing was mapped for it");
+        guest.reach(BASE, Write);
+        let before = guest.walk(BASE);
+        assert_eq!(guest.access(BASE), Some(Access::READ_WRITE));
+        assert_eq!(guest.fault(BASE, Permission, Execute), Ok(Answer::ExternalAbort));
+        assert_eq!(guest.fault(BASE, Translation, Execute), Ok(Answer::ExternalAbort));
+        assert_eq!(guest.walk(BASE), before);
+    }
+}
+
+#[test]
+fn a_device_that_may_not_be_written_is_not() {
+    let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
+    guest.add(BASE, SECTION, Backing::Device(DEVICE), false);
+    assert_eq!(guest.touch(BASE, Write), Ok(Outcome::Aborts));
+    assert_eq!(guest.walk(BASE), None);
+    assert_eq!(guest.reach(BASE + 8, Read), DEVICE + 8);
+    assert_eq!(guest.access(BASE), Some(Access::READ));
+    assert_eq!(guest.touch(BASE, Write), Ok(Outcome::Aborts));
+    assert_eq!(guest.access(BASE), Some(Access::READ));
+}
+
+#[test]
+fn a_device_beyond_the_physical_address_space_is_an_error() {
+    let mut guest = Guest::new(Features { pa_bits: 40, ..PLAIN }, Pages::Largest, 1);
+    let pa = Pa::new(1 << 40);
+    guest.add(BASE, PAGE, Backing::Device(pa), true);
+    let error = Error::Stage2(twofold_stage2::Error::OutsidePa { pa, bits: 40 });
+    assert_eq!(guest.fault(BASE, Translation, Read), Err(error));
+    assert_eq!(guest.walk(BASE), None);
+}
