@@ -9,10 +9,14 @@
 //! twofold:error TEXT           why the guest could not be started
 //! twofold:stat KEY VALUE       one figure, a decimal u64; KEY is dotted, its parts are [a-z0-9_]
 //! twofold:end HOW              the last line: power-off, reset, panic, error, tests
-//! twofold:test NAME            one test of a test image (its answer to `list`)
+//! twofold:test NAME [expect=N] one test of a test image (its answer to `list`); N: the exit status that it has to
+//!                              end with, if not that of success
 //! twofold:pass NAME            a test passed
 //! twofold:fail NAME TEXT       a test failed
 //! ```
+//!
+//! A test that has to end with a panic first writes `twofold:log expect: TEXT` lines: what the one report that follows
+//! has to contain.
 //!
 //! # Statistics
 //!

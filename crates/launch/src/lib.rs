@@ -25,6 +25,6 @@ pub use check::Check;
 pub use guest::{Bundle, Guest, GuestError, Pages};
 pub use machine::{Loaded, Machine};
 pub use qemu::{Qemu, QemuError};
-pub use report::{Control, Report};
+pub use report::{Control, Report, Test};
 pub use run::{Console, Launch, Outcome, RunError, Stop};
 pub use verdict::Verdict;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
-use twofold_abi::control;
+use twofold_abi::{control, exit};
 
 /// The control channel's lines, sorted by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,12 +20,21 @@ pub struct Control {
     pub report: Report,
     /// How it ended: power-off, reset, panic, error, tests. `None`: it did not say so.
     pub end: Option<String>,
-    /// Names of tests (a test image's answer to `list`).
-    pub tests: Vec<String>,
+    /// A test image's answer to `list`.
+    pub tests: Vec<Test>,
     /// Names of tests that passed.
     pub passed: Vec<String>,
     /// Names of tests that failed, and why.
     pub failed: Vec<(String, String)>,
+}
+
+/// A test of a test image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Test {
+    /// Its name.
+    pub name: String,
+    /// The exit status that it has to end with.
+    pub expect: i32,
 }
 
 /// Figures by dotted key, as [`twofold_abi::control`] lists them.
@@ -56,7 +65,11 @@ impl Control {
                 }
             }
             control::END => self.end = Some(rest.to_owned()),
-            control::TEST if !rest.is_empty() => self.tests.push(rest.to_owned()),
+            control::TEST if !rest.is_empty() => {
+                let (name, expect) = split_word(rest);
+                let expect = expect.strip_prefix("expect=").and_then(|status| status.parse().ok());
+                self.tests.push(Test { name: name.to_owned(), expect: expect.unwrap_or(exit::POWER_OFF) });
+            }
             control::PASS if !rest.is_empty() => self.passed.push(rest.to_owned()),
             control::FAIL if !rest.is_empty() => {
                 let (name, why) = split_word(rest);
@@ -146,6 +159,7 @@ mod tests {
              twofold:stat exits.wfi 7\n\
              twofold:error no bundle\n\
              twofold:test map_page\n\
+             twofold:test panics expect=17\n\
              twofold:pass map_page\n\
              twofold:fail split the entry was 0x3\n\
              twofold:end power-off\n",
@@ -154,7 +168,8 @@ mod tests {
         assert_eq!(control.errors, ["no bundle"]);
         assert_eq!(control.report.get("faults.translation"), Some(31));
         assert_eq!(control.report.get("exits.wfi"), Some(7));
-        assert_eq!(control.tests, ["map_page"]);
+        let test = |name: &str, expect| Test { name: name.to_owned(), expect };
+        assert_eq!(control.tests, [test("map_page", 0), test("panics", 17)]);
         assert_eq!(control.passed, ["map_page"]);
         assert_eq!(control.failed, [("split".to_owned(), "the entry was 0x3".to_owned())]);
         assert_eq!(control.end.as_deref(), Some("power-off"));

@@ -21,8 +21,8 @@ pub struct Frames {
     tables_given: u64,
 }
 
-/// A donated range and what is free of it. Each has an allocator of its own, which would put frames of two ranges
-/// that adjoin together to a run that is in neither.
+/// A donated range and what is free of it. One allocator for all would merge free frames of ranges that adjoin into
+/// runs that lie in none.
 struct Range {
     donated: Donated,
     free: FrameAllocator,

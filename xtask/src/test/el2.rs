@@ -2,7 +2,7 @@
 //! The suite `el2`: the tests in the image `el2-tests`, each in a QEMU of its own.
 //!
 //! The image lists its tests when its command line is `list`, and runs one for `run=NAME`. Invariant: a test
-//! passes only when QEMU's exit status and the image's own line both say so.
+//! passes only when QEMU's exit status and the image's own words both say so.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use libtest_mimic::{Failed, Trial};
-use twofold_launch::{Launch, Loaded, Machine, Outcome, Qemu, Verdict, machine};
+use twofold_abi::exit;
+use twofold_launch::{Launch, Loaded, Machine, Outcome, Qemu, Test, Verdict, machine};
 
 use super::{Tally, harness};
 use crate::arguments::TestOptions;
@@ -24,14 +25,13 @@ pub fn run(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<Tally
     install::target()?;
     let image = Arc::new(Image { workspace: workspace.clone(), qemu: install::qemu()? });
     build::images(workspace, &[build::EL2_TESTS])?;
-    let listed = image.run("list", |_| Ok(()))?;
-    let tests = listed.control.tests;
+    let tests = image.run("list", ended_well)?.control.tests;
     if tests.is_empty() {
         bail!("the test image lists no test");
     }
-    let trials = tests.into_iter().map(|name| {
+    let trials = tests.into_iter().map(|test| {
         let image = Arc::clone(&image);
-        Trial::test(name.clone(), move || image.test(&name).map_err(|error| Failed::from(format!("{error:#}"))))
+        Trial::test(test.name.clone(), move || image.test(&test).map_err(|error| Failed::from(format!("{error:#}"))))
     });
     Ok(harness(trials.collect(), PARALLEL, options))
 }
@@ -47,18 +47,18 @@ struct Image {
 }
 
 impl Image {
-    fn test(&self, name: &str) -> anyhow::Result<()> {
-        let passed = |outcome: &Outcome| {
-            if outcome.control.passed.iter().any(|passed| passed == name) {
-                return Ok(());
-            }
-            Err(anyhow!("the image ended well, but without saying that {name} passed"))
-        };
-        self.run(&format!("run={name}"), passed).map(drop)
+    fn test(&self, test: &Test) -> anyhow::Result<()> {
+        let append = format!("run={}", test.name);
+        match test.expect {
+            exit::POWER_OFF => self.run(&append, |outcome| passed(outcome, &test.name)),
+            exit::PANIC => self.run(&append, panicked),
+            status => bail!("the image announces exit status {status}, of which nobody knows how to judge it"),
+        }
+        .map(drop)
     }
 
-    /// Boots the image; its logs become part of the error when it does not end well or `check` refuses it.
-    fn run(&self, append: &str, check: impl FnOnce(&Outcome) -> anyhow::Result<()>) -> anyhow::Result<Outcome> {
+    /// Boots the image; its logs become part of the error when `judge` refuses how it ended.
+    fn run(&self, append: &str, judge: impl FnOnce(&Outcome) -> anyhow::Result<()>) -> anyhow::Result<Outcome> {
         let directory = tempfile::Builder::new().prefix("el2-").tempdir_in(self.workspace.runs()?)?;
         let machine = Machine {
             image: self.workspace.image(build::EL2_TESTS.name),
@@ -75,14 +75,48 @@ impl Image {
             timeout: Some(LIMIT),
             stop: self.workspace.stop().clone(),
         };
-        let judged =
-            launch.run(|_| ()).map_err(anyhow::Error::from).and_then(|outcome| match Verdict::new(&outcome, false) {
-                Verdict::Ok => check(&outcome).map(|()| outcome),
-                verdict => Err(anyhow!("{verdict}")),
-            });
+        let outcome = launch.run(|_| ()).map_err(anyhow::Error::from);
+        let judged = outcome.and_then(|outcome| judge(&outcome).map(|()| outcome));
         judged.map_err(|error| anyhow!("{error:#}{}", logs(directory.path())))
     }
 }
+
+fn ended_well(outcome: &Outcome) -> anyhow::Result<()> {
+    match Verdict::new(outcome, false) {
+        Verdict::Ok => Ok(()),
+        verdict => Err(anyhow!("{verdict}")),
+    }
+}
+
+fn passed(outcome: &Outcome, name: &str) -> anyhow::Result<()> {
+    ended_well(outcome)?;
+    if !outcome.control.passed.iter().any(|passed| passed == name) {
+        bail!("the image ended well, but without saying that {name} passed");
+    }
+    Ok(())
+}
+
+/// One report, which says what the test had announced.
+fn panicked(outcome: &Outcome) -> anyhow::Result<()> {
+    if outcome.status != Some(exit::PANIC) || outcome.control.end.as_deref() != Some("panic") {
+        bail!("a panic was to end it; QEMU's exit status is {:?}", outcome.status);
+    }
+    let is_announced = |line: &&String| line.starts_with(ANNOUNCED);
+    let report: Vec<_> = outcome.control.log.iter().filter(|line| !is_announced(line)).collect();
+    let mut announced = outcome.control.log.iter().filter_map(|line| line.strip_prefix(ANNOUNCED)).peekable();
+    if announced.peek().is_none() {
+        bail!("the test does not say what its report has to contain");
+    }
+    if let Some(missing) = announced.find(|text| !report.iter().any(|line| line.contains(text))) {
+        bail!("the report lacks `{missing}`");
+    }
+    match report.iter().filter(|line| line.contains("backtrace:")).count() {
+        1 => Ok(()),
+        count => bail!("there are {count} reports, not one"),
+    }
+}
+
+const ANNOUNCED: &str = "expect: ";
 
 fn logs(directory: &Path) -> String {
     use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};

@@ -107,6 +107,11 @@ impl Guest {
         self.machine.mmu().scan(&|pa| self.machine.word(pa))
     }
 
+    /// Where the root table is.
+    pub fn root(&self) -> Pa {
+        Pa::new(self.memory.stage2().vttbr() & 0xffff_ffff_f000)
+    }
+
     pub fn level(&self, ipa: Ipa) -> Option<u8> {
         self.walk(ipa).map(|leaf| leaf.level)
     }
@@ -126,9 +131,14 @@ pub fn needed(access: AccessKind) -> Access {
 
 /// The invalidation of this CPU's entries for the leaf at `ipa`, combined ones included.
 pub fn local_invalidation(ipa: Ipa) -> [Event; 6] {
+    local_invalidation_at(ipa, None)
+}
+
+/// The same with a level hint.
+pub fn local_invalidation_at(ipa: Ipa, hint: Option<u8>) -> [Event; 6] {
     [
         Event::Dsb(Domain::NshSt),
-        Event::Tlbi(Tlbi::Ipas2E1, Reach::At(ipa, None)),
+        Event::Tlbi(Tlbi::Ipas2E1, Reach::At(ipa, hint)),
         Event::Dsb(Domain::Nsh),
         Event::Tlbi(Tlbi::VmallE1, Reach::Vmid),
         Event::Dsb(Domain::Nsh),

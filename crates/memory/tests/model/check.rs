@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Compares: the tables, as a walk reads them, with the model; the record of a fault with what the change it made
+//! needs.
+
+use twofold_memory::{Answer, Done};
+use twofold_stage2::platform::{Domain, Tlbi};
+use twofold_stage2::{Ipa, Memory, Pa};
+
+use crate::machine::guest::{Guest, local_invalidation_at};
+use crate::machine::platform::Event;
+use crate::machine::platform::mmu::Leaf;
+use crate::machine::{PAGE, SECTION};
+use crate::plain::Model;
+
+/// Tables of the root.
+const ROOT_TABLES: u64 = 2;
+
+/// That the tables, the counts and the frames are what the model says. Learns where RAM is when it is first mapped.
+pub fn tables(guest: &Guest, model: &mut Model, donated: u64) {
+    let scan = guest.scan();
+    assert_eq!(scan.leaves.len(), model.leaves.len());
+    let mut used: Vec<(Pa, u64)> = scan.links.iter().map(|link| (link.table, PAGE)).collect();
+    used.push((guest.root(), ROOT_TABLES * PAGE));
+    for (leaf, (ipa, expected)) in scan.leaves.iter().zip(&mut model.leaves) {
+        let memory = if expected.device { Memory::Device } else { Memory::Normal };
+        let found = (leaf.ipa, leaf.level, leaf.access(), leaf.memory(guest.machine.features.forced_write_back));
+        assert_eq!(found, (*ipa, expected.level, expected.access, memory));
+        assert!(leaf.accessed() && !leaf.dirty_by_hardware() && leaf.software() == 0, "{leaf:x?}");
+        // Once it is somewhere it stays there.
+        assert_eq!(leaf.pa(), *expected.pa.get_or_insert(leaf.pa()), "{leaf:x?}");
+        if !expected.device {
+            assert_eq!(leaf.pa().raw() % SECTION, leaf.ipa.raw() % SECTION, "{leaf:x?}");
+            used.push((leaf.pa(), leaf.span()));
+        }
+    }
+    used.sort();
+    for pair in used.windows(2) {
+        assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{:x?} and {:x?} share frames", pair[0], pair[1]);
+    }
+    assert!(used.iter().all(|(pa, size)| guest.machine.is_ram(*pa) && guest.machine.is_ram(*pa + (size - 1))));
+
+    let counts = guest.memory.counts();
+    assert_eq!((counts.mapped, counts.frames_zeroed), (model.counts.mapped, model.counts.frames_zeroed));
+    assert_eq!((counts.tables_allocated, counts.tables_freed), (ROOT_TABLES + scan.links.len() as u64, 0));
+    let taken = model.backed.len() as u64 * (SECTION / PAGE) + counts.tables_allocated;
+    assert_eq!(guest.memory.frames().free() + taken, donated, "frames are lost");
+}
+
+/// That what was done is enough for the change, in the right order, and that nothing was broken for it.
+pub fn maintenance(guest: &Guest, ipa: Ipa, answer: Answer, before: Option<Leaf>, record: &[Event]) {
+    let own = [Tlbi::Ipas2E1, Tlbi::VmallE1];
+    let broadcast = |event: &Event| matches!(event, Event::Tlbi(operation, _) if !own.contains(operation));
+    assert!(!record.iter().any(broadcast), "no leaf is broken: {record:?}");
+    let after = guest.walk(ipa);
+    match answer {
+        Answer::ExternalAbort => assert_eq!((record, after), (&[][..], before)),
+        Answer::Retry(Done::Mapped { .. }) => {
+            assert_eq!(before, None);
+            assert!(record.ends_with(&[Event::Dsb(Domain::IshSt)]), "not visible to walks: {record:?}");
+        }
+        Answer::Retry(Done::Widened | Done::Stale) => match before {
+            None => assert_eq!((record, after), (&[][..], None)),
+            Some(leaf) => {
+                let hint = guest.machine.features.tlbi_level_hint.then_some(leaf.level);
+                assert!(record.ends_with(&local_invalidation_at(leaf.ipa, hint)), "{record:?}");
+            }
+        },
+    }
+    code(guest, ipa, before, after, record);
+}
+
+/// That what has become executable was invalidated, completely, before.
+fn code(guest: &Guest, ipa: Ipa, before: Option<Leaf>, after: Option<Leaf>, record: &[Event]) {
+    let invalidation = |event: &Event| matches!(event, Event::InvalidateAllCode | Event::InvalidateCode(..));
+    let new = before.is_none_or(|leaf| !leaf.access().execute) && after.is_some_and(|leaf| leaf.access().execute);
+    if !new || guest.machine.features.instruction_cache_coherent {
+        assert!(!record.iter().any(invalidation), "for nothing: {record:?}");
+        return;
+    }
+    let (at, leaf) = (record.iter().position(invalidation), after.unwrap());
+    let at = at.unwrap_or_else(|| panic!("not invalidated: {record:?}"));
+    if let Event::InvalidateCode(pa, size) = record[at] {
+        assert!(guest.machine.features.instruction_cache_pipt);
+        assert_eq!((pa, size), (leaf.pa(), leaf.span()));
+    }
+    assert_eq!(record[at + 1], Event::Dsb(Domain::Ish));
+    let visible = |event: &Event| matches!(event, Event::Sees(seen, Some(sight)) if *seen == ipa.align_down(PAGE) && sight.access.execute);
+    assert!(record.iter().position(visible).unwrap() > at, "executable before it was invalidated: {record:?}");
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The model: what a guest's memory should be, without tables, frames or caches.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use twofold_memory::{Answer, Backing, Counts, Done, Pages, Slot};
+use twofold_stage2::fault::{AccessKind, FaultKind};
+use twofold_stage2::{Access, Features, Ipa, Level, Pa};
+
+use crate::machine::{GIB, PAGE, SECTION};
+use crate::scenario::{From, Place, Scenario};
+
+/// Aligned for any leaf.
+const BASE: Ipa = Ipa::new(4 * GIB);
+const DEVICES: Pa = Pa::new(0x20_0000_0000);
+
+pub struct Model {
+    features: Features,
+    pages: Pages,
+    pub slots: Vec<Slot>,
+    pub leaves: BTreeMap<Ipa, Leaf>,
+    /// Pages that are not all zero.
+    contents: BTreeMap<Ipa, Vec<u8>>,
+    /// Pages that were made ready.
+    ready: BTreeSet<Ipa>,
+    /// Sections that have frames, by the slot's number.
+    pub backed: BTreeSet<(usize, Ipa)>,
+    pub counts: Counts,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    pub level: u8,
+    pub size: u64,
+    pub access: Access,
+    /// Where it leads. For RAM not known before it is seen.
+    pub pa: Option<Pa>,
+    pub device: bool,
+}
+
+pub struct Expected {
+    pub answer: Answer,
+    /// The leaf that then maps the address.
+    pub leaf: Option<Ipa>,
+}
+
+impl Model {
+    pub fn new(scenario: &Scenario) -> Self {
+        let mut at = BASE + SECTION;
+        let mut slots = Vec::new();
+        for (index, plan) in scenario.slots.iter().enumerate() {
+            let start = at + plan.gap * PAGE;
+            at = start + plan.size * PAGE;
+            let backing = match plan.device {
+                Some(off) => Backing::Device(DEVICES + index as u64 * 16 * GIB + (start - BASE) + off * PAGE),
+                None => Backing::Ram,
+            };
+            slots.push(Slot { range: start..at, backing, writable: plan.writable });
+        }
+        Self {
+            features: scenario.features,
+            pages: scenario.pages,
+            slots,
+            leaves: BTreeMap::new(),
+            contents: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            backed: BTreeSet::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// How many sections all of the RAM takes.
+    pub fn sections(&self) -> u64 {
+        let ram = self.slots.iter().filter(|slot| slot.backing == Backing::Ram).map(|slot| &slot.range);
+        ram.map(|range| range.end.raw().div_ceil(SECTION) - range.start.raw() / SECTION).sum()
+    }
+
+    pub fn place(&self, place: Place) -> Ipa {
+        let (page, offset) = match place {
+            Place::Anywhere { page, offset } => (BASE + page * PAGE, offset),
+            Place::In { slot, from, offset } => {
+                let slot = &self.slots[slot % self.slots.len()].range;
+                let pages = (slot.end - slot.start) / PAGE;
+                let section = slot.start.raw().next_multiple_of(SECTION) - slot.start.raw();
+                let page = match from {
+                    From::Start(page) => page,
+                    From::End(page) => (pages - 1).saturating_sub(page),
+                    From::Section(page) => (section / PAGE + page).saturating_sub(1),
+                    From::Any(page) => page,
+                };
+                (slot.start + page % pages * PAGE, offset)
+            }
+        };
+        page + u64::from(offset)
+    }
+
+    fn slot(&self, ipa: Ipa) -> Option<(usize, &Slot)> {
+        self.slots.iter().enumerate().find(|(_, slot)| slot.range.contains(&ipa))
+    }
+
+    pub fn is_ram(&self, ipa: Ipa) -> bool {
+        self.slot(ipa).is_some_and(|(_, slot)| slot.backing == Backing::Ram)
+    }
+
+    pub fn leaf_at(&self, ipa: Ipa) -> Option<Ipa> {
+        let (start, leaf) = self.leaves.range(..=ipa).next_back()?;
+        (ipa < *start + leaf.size).then_some(*start)
+    }
+
+    pub fn content(&self, page: Ipa) -> Vec<u8> {
+        self.contents.get(&page).cloned().unwrap_or_else(|| vec![0; PAGE as usize])
+    }
+
+    pub fn store(&mut self, at: Ipa, byte: u8) {
+        let page = at.align_down(PAGE);
+        self.contents.entry(page).or_insert_with(|| vec![0; PAGE as usize])[(at - page) as usize] = byte;
+    }
+
+    /// Stores what is in RAM, as far as there is RAM without a hole; the first address that is none.
+    pub fn load(&mut self, at: Ipa, bytes: &[u8]) -> Option<Ipa> {
+        for (offset, byte) in bytes.iter().enumerate() {
+            let ipa = at + offset as u64;
+            if !self.is_ram(ipa) {
+                return Some(ipa);
+            }
+            self.store(ipa, *byte);
+            self.make_ready(ipa.align_down(PAGE), PAGE);
+        }
+        None
+    }
+
+    /// Returns how many frames were not ready.
+    fn make_ready(&mut self, from: Ipa, size: u64) -> u64 {
+        let (slot, _) = self.slot(from).unwrap();
+        self.backed.insert((slot, from.align_down(SECTION)));
+        let pages = (0..size / PAGE).filter(|page| self.ready.insert(from + page * PAGE)).count() as u64;
+        self.counts.frames_zeroed += pages;
+        pages
+    }
+
+    pub fn fault(&mut self, ipa: Ipa, kind: FaultKind, access: AccessKind) -> Expected {
+        let abort = Expected { answer: Answer::ExternalAbort, leaf: None };
+        let Some((_, slot)) = self.slot(ipa) else { return abort };
+        let slot = slot.clone();
+        let ram = slot.backing == Backing::Ram;
+        match access {
+            AccessKind::Write if !slot.writable => return abort,
+            AccessKind::Execute if !ram => return abort,
+            _ => {}
+        }
+        if let Some(start) = self.leaf_at(ipa) {
+            let leaf = self.leaves.get_mut(&start).unwrap();
+            let before = leaf.access;
+            if kind != FaultKind::AccessFlag {
+                leaf.access.read = true;
+                leaf.access.write |= access == AccessKind::Write;
+                leaf.access.execute |= access == AccessKind::Execute;
+            }
+            let done = if leaf.access == before { Done::Stale } else { Done::Widened };
+            return Expected { answer: Answer::Retry(done), leaf: Some(start) };
+        }
+        if kind != FaultKind::Translation {
+            return Expected { answer: Answer::Retry(Done::Stale), leaf: None };
+        }
+        self.map(ipa, &slot, access)
+    }
+
+    fn map(&mut self, ipa: Ipa, slot: &Slot, access: AccessKind) -> Expected {
+        let inside = |size: u64| {
+            let start = ipa.align_down(size);
+            start >= slot.range.start && start + size <= slot.range.end
+        };
+        let (level, size, pa) = match slot.backing {
+            Backing::Ram if self.pages == Pages::Largest && inside(SECTION) => (2, SECTION, None),
+            Backing::Ram => (3, PAGE, None),
+            Backing::Device(registers) => {
+                // Both addresses are aligned where the difference is.
+                let output = |start: Ipa| Pa::new(registers.raw() + start.raw() - slot.range.start.raw());
+                let fits = |size: u64| inside(size) && output(ipa.align_down(size)).is_aligned(size);
+                let (level, size) = if fits(SECTION) { (2, SECTION) } else { (3, PAGE) };
+                (level, size, Some(output(ipa.align_down(size))))
+            }
+        };
+        let start = ipa.align_down(size);
+        let device = pa.is_some();
+        let execute = !device && (access == AccessKind::Execute || self.features.instruction_cache_coherent);
+        let leaf = Leaf { level, size, access: Access { read: true, write: slot.writable, execute }, pa, device };
+        assert_eq!(self.leaves.insert(start, leaf), None);
+        let first_touch = !device && self.make_ready(start, size) > 0;
+        self.counts.mapped[usize::from(level)] += 1;
+        let answer = Answer::Retry(Done::Mapped { level: Level::new(level).unwrap(), first_touch });
+        Expected { answer, leaf: Some(start) }
+    }
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What may happen: slots of all kinds that meet, leave holes and end in the middle of sections; a CPU; operations.
+//! It proves nothing by itself.
+
+use proptest::prelude::*;
+use twofold_memory::Pages;
+use twofold_stage2::Features;
+use twofold_stage2::fault::{AccessKind, FaultKind};
+
+const MOST_OPERATIONS: usize = 200;
+
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub features: Features,
+    pub pages: Pages,
+    /// In ascending order.
+    pub slots: Vec<SlotPlan>,
+    /// Single frames beside the root's, and sections, that are there from the beginning.
+    pub singles: u64,
+    pub sections: u64,
+    pub operations: Vec<Operation>,
+}
+
+#[derive(Clone, Debug)]
+pub struct SlotPlan {
+    /// Pages between the slot before and this one.
+    pub gap: u64,
+    /// Its size in pages.
+    pub size: u64,
+    pub writable: bool,
+    /// For a device: how many pages its registers are off from where they would be aligned as the slot is.
+    pub device: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// In a slot, from one of its edges or anywhere, and so many bytes into the page.
+    In { slot: usize, from: From, offset: u16 },
+    /// Anywhere around the slots.
+    Anywhere { page: u64, offset: u16 },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum From {
+    Start(u64),
+    End(u64),
+    /// Pages from the first edge of a section that the slot has, less one.
+    Section(u64),
+    Any(u64),
+}
+
+#[derive(Clone, Debug)]
+pub enum Operation {
+    Touch(Place, AccessKind),
+    Fault(Place, FaultKind, AccessKind),
+    Load(Place, Vec<u8>),
+    Store(Place, u8),
+}
+
+fn features() -> impl Strategy<Value = Features> {
+    let bits = any::<(bool, bool, bool, bool)>();
+    let zero_block = prop::sample::select(vec![0, 64, 512, 2048]);
+    // Short lines take their time.
+    let line = prop::sample::select(vec![2048, 2048, 2048, 64]);
+    (bits, zero_block, line).prop_map(|((fwb, dic, pipt, ttl), zero_block, line)| Features {
+        forced_write_back: fwb,
+        instruction_cache_coherent: dic,
+        instruction_cache_pipt: pipt,
+        tlbi_level_hint: ttl,
+        data_line: line,
+        instruction_line: line,
+        zero_block,
+        ..Features::NONE
+    })
+}
+
+fn slot() -> impl Strategy<Value = SlotPlan> {
+    let gap = prop_oneof![3 => Just(0), 1 => 1u64..4, 1 => 505u64..520, 1 => Just(512)];
+    let size = prop_oneof![1 => 1u64..5, 2 => 505u64..520, 2 => Just(512), 2 => Just(1024), 3 => 1u64..1200];
+    let off = prop_oneof![2 => Just(0), 1 => 1u64..512];
+    let device = prop_oneof![5 => Just(None), 2 => off.prop_map(Some)];
+    (gap, size, prop::bool::weighted(0.75), device).prop_map(|(gap, size, writable, device)| SlotPlan {
+        gap,
+        size,
+        writable,
+        device,
+    })
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    let offset = 0u16..4096;
+    let from = prop_oneof![
+        (0u64..3).prop_map(From::Start),
+        (0u64..3).prop_map(From::End),
+        (0u64..3).prop_map(From::Section),
+        (0u64..1200).prop_map(From::Any),
+    ];
+    prop_oneof![
+        9 => (0usize..4, from, offset.clone()).prop_map(|(slot, from, offset)| Place::In { slot, from, offset }),
+        1 => (0u64..7000, offset).prop_map(|(page, offset)| Place::Anywhere { page, offset }),
+    ]
+}
+
+fn access() -> impl Strategy<Value = AccessKind> {
+    prop::sample::select(vec![AccessKind::Read, AccessKind::Write, AccessKind::Execute])
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let kind = prop::sample::select(vec![FaultKind::Translation, FaultKind::Permission, FaultKind::AccessFlag]);
+    let bytes = prop_oneof![
+        4 => prop::collection::vec(any::<u8>(), 1..100),
+        1 => (4000usize..9000, any::<u8>()).prop_map(|(size, byte)| vec![byte; size]),
+    ];
+    prop_oneof![
+        5 => (place(), access()).prop_map(|(place, access)| Operation::Touch(place, access)),
+        3 => (place(), kind, access()).prop_map(|(place, kind, access)| Operation::Fault(place, kind, access)),
+        2 => (place(), bytes).prop_map(|(place, bytes)| Operation::Load(place, bytes)),
+        3 => (place(), 1u8..).prop_map(|(place, byte)| Operation::Store(place, byte)),
+    ]
+}
+
+pub fn any_scenario() -> impl Strategy<Value = Scenario> {
+    let pages = prop::sample::select(vec![Pages::Largest, Pages::Largest, Pages::Small]);
+    let slots = prop::collection::vec(slot(), 1..=4);
+    let operations = prop::collection::vec(operation(), 1..=MOST_OPERATIONS);
+    (features(), pages, slots, 0u64..6, 0u64..6, operations).prop_map(
+        |(features, pages, slots, singles, sections, operations)| Scenario {
+            features,
+            pages,
+            slots,
+            singles,
+            sections,
+            operations,
+        },
+    )
+}
