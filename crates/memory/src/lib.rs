@@ -7,7 +7,7 @@
 //! # The rules that are kept here
 //!
 //! * A guest sees no byte that another one wrote: a frame is zeroed before it is first mapped, and keeps its
-//!   content as long as its slot lives, mapped or not ([`ram`]).
+//!   content as long as its slot lives, mapped or not (module `ram`).
 //! * A mapping is as large as slot, backing and policy allow ([`GuestMemory::fault`]).
 //! * Execution is granted only when the guest fetches, so that instruction caches are maintained for code alone
 //!   (source S4), unless the CPU needs no such maintenance.
