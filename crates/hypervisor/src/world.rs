@@ -158,7 +158,37 @@ pub unsafe fn init_cpu(hcr: u64) {
         }
         write_sysreg!(SCTLR_EL1, 0x30d0_0800); // MMU and caches off, little-endian, RES1 bits
     }
+    leave_to_the_guest();
     isb();
+}
+
+/// Opens what newer architectures keep shut for a guest until EL2 says otherwise. The guest finds these features in its
+/// ID registers, so it uses them; EL2 itself uses none, and a CPU runs one vCPU only.
+fn leave_to_the_guest() {
+    let mmfr0 = read_sysreg!(ID_AA64MMFR0_EL1);
+    let mmfr1 = read_sysreg!(ID_AA64MMFR1_EL1);
+    if id_field(mmfr1, 40) != 0 {
+        // FEAT_HCX. EnAS0, EnALS, EnASR; MSCEn (memory copy and set); TCR2En, SCTLR2En; GCSEn; EnFPM.
+        const OPEN: u64 = 0b111 | 1 << 11 | 1 << 14 | 1 << 15 | 1 << 22 | 1 << 23;
+        // SAFETY: the register exists, and lets EL1 and EL0 use instructions and registers of their own.
+        unsafe { write_sysreg!(S3_4_C1_C2_2, OPEN) };
+    }
+    if id_field(mmfr0, 56) != 0 {
+        // FEAT_FGT. A bit of a register that came with it traps when set, one of a later feature when clear (its name
+        // begins with n): nothing is to trap.
+        const REGISTERS: u64 = 0b1111_1111_1111 << 52 | 1 << 50;
+        const INSTRUCTIONS: u64 = 0b1_1111 << 55;
+        const DEBUG_READS: u64 = 0b1111 << 59;
+        const DEBUG_WRITES: u64 = 0b111 << 60;
+        // SAFETY: the registers exist, and let EL1 and EL0 use registers and instructions of their own.
+        unsafe {
+            write_sysreg!(S3_4_C1_C1_4, REGISTERS); // HFGRTR_EL2
+            write_sysreg!(S3_4_C1_C1_5, REGISTERS); // HFGWTR_EL2
+            write_sysreg!(S3_4_C1_C1_6, INSTRUCTIONS); // HFGITR_EL2
+            write_sysreg!(S3_4_C3_C1_4, DEBUG_READS); // HDFGRTR_EL2
+            write_sysreg!(S3_4_C3_C1_5, DEBUG_WRITES); // HDFGWTR_EL2
+        }
+    }
 }
 
 pub(crate) const CONTEXT_X30: usize = offset_of!(Context, x) + 30 * 8;

@@ -2,14 +2,14 @@
 //! Stage-2 translation tables for arm64: what a hypervisor maps its guests' memory with.
 //!
 //! `no_std`, no allocator, no knowledge of virtual machines. The user brings a [`Platform`] (on a CPU that is
-//! [`arm64::Arm64`] and where frames are mapped), memory ([`Donated`]) and a source of table pages
+//! `arm64::Arm64` and where frames are mapped), memory ([`Donated`]) and a source of table pages
 //! ([`TableSource`]); [`Stage2`] does the rest: which entries to write, in which order, with which TLB
 //! invalidations, barriers and cache operations between.
 //!
 //! # The rules that are kept here
 //!
-//! * **Operands and sequences are encoded in this crate and nowhere else** ([`tlb`], [`cache`](mod@cache)).
-//! * A valid entry never changes its output address, type or size without break-before-make ([`map`](mod@map)).
+//! * **Operands and sequences are encoded in this crate and nowhere else** (modules [`tlb`] and `cache`).
+//! * A valid entry never changes its output address, type or size without break-before-make (module `map`).
 //! * Nothing that an old entry reached is given back before the flush that ends its life has completed: the
 //!   types [`Pending`], [`Flushed`] and [`Detached`] say so.
 //! * An operation that fails leaves valid tables and can be repeated.
@@ -18,7 +18,7 @@
 //!
 //! One writer: operations that change a tree take `&mut self`. Hardware walks and updates of access flag and
 //! dirty state happen at any time, so every access to an entry is atomic, and every change of a valid leaf a
-//! read-modify-write ([`table`]).
+//! read-modify-write (module `table`).
 //!
 //! # Not yet
 //!

@@ -29,7 +29,7 @@ impl<P: Platform> Stage2<P> {
     /// Maps `pa` at `ipa` by one leaf of `level`: a page at level 3, a block above. Both addresses have to be
     /// aligned to what the leaf spans.
     ///
-    /// Cache maintenance for the new leaf is done here (module [`cache`]); the frame's content has to be written
+    /// Cache maintenance for the new leaf is done here (module `cache`); the frame's content has to be written
     /// before.
     ///
     /// # Errors

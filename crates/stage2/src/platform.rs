@@ -2,7 +2,7 @@
 //! The architecture's instructions, one a call, and the way from a frame to a pointer.
 //!
 //! The engine encodes every operand and orders every sequence; a platform only executes. So the same
-//! sequence runs on a CPU ([`arm64`](crate::arm64)) and on anything that decodes the operands.
+//! sequence runs on a CPU (module `arm64`) and on anything that decodes the operands.
 
 use core::ptr::NonNull;
 
