@@ -23,7 +23,7 @@
 //! | key | counts |
 //! |---|---|
 //! | `faults.translation`, `.permission`, `.access_flag`, `.external` | stage-2 faults by kind; `external`: answered with an abort into the guest |
-//! | `faults.first_touch` | translation faults that mapped memory never touched before |
+//! | `faults.first_touch` | translation faults for which frames were zeroed: neither the guest nor its loader had touched them |
 //! | `exits.KIND` | exits from the guest to EL2 by cause, faults included |
 //! | `mapped.pages_4k`, `.blocks_2m`, `.blocks_1g` | leaves installed |
 //! | `tables.allocated`, `.freed` | table pages, the root included |

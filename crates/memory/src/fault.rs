@@ -41,7 +41,7 @@ pub enum Answer {
 /// What was done before the guest tries again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// A leaf of this level was mapped; `first_touch`: over memory that the guest had never touched.
+    /// A leaf of this level was mapped; `first_touch`: over memory that had to be zeroed, since nobody had touched it.
     Mapped {
         /// The leaf's level.
         level: Level,

@@ -29,7 +29,8 @@ pub struct GuestMemory<P: Platform> {
 pub struct Counts {
     /// Leaves that were mapped, by level: index 3 counts pages, 2 and 1 blocks.
     pub mapped: [u64; 4],
-    /// Translation faults that mapped memory never mapped before, by level as above.
+    /// Translation faults that zeroed frames and mapped them, by level as above. What a loader wrote before, or what an
+    /// attempt zeroed that then lacked a table page, is not counted.
     pub first_touches: [u64; 4],
     /// Frames that were zeroed.
     pub frames_zeroed: u64,

@@ -41,6 +41,14 @@ pub enum SlotError {
         /// The byte behind its last one.
         end: Ipa,
     },
+    /// Its device's registers do not start on a page.
+    #[error("the slot from {start} is given a device at {device}, which is not on a 4 KiB boundary")]
+    DeviceMisaligned {
+        /// Its first byte.
+        start: Ipa,
+        /// Where the device is.
+        device: Pa,
+    },
     /// Another slot has some of the addresses.
     #[error("the slot from {start} overlaps the one from {other}")]
     Overlap {
@@ -85,6 +93,11 @@ impl Slots {
         let IpaRange { start, end } = slot.range;
         if start >= end || !start.is_aligned(FRAME) || !end.is_aligned(FRAME) {
             return Err(SlotError::Misaligned { start, end });
+        }
+        if let Backing::Device(device) = slot.backing
+            && !device.is_aligned(FRAME)
+        {
+            return Err(SlotError::DeviceMisaligned { start, device });
         }
         if end > limit {
             return Err(SlotError::OutsideIpa { end, limit });
@@ -154,5 +167,7 @@ mod tests {
             assert!(matches!(slots.add(slot(start, end), limit), Err(SlotError::Misaligned { .. })));
         }
         assert!(matches!(slots.add(slot(0xffff_f000, 0x1_0000_1000), limit), Err(SlotError::OutsideIpa { .. })));
+        let odd = Slot { backing: Backing::Device(Pa::new(0x0900_0800)), ..slot(0x8000, 0x9000) };
+        assert!(matches!(slots.add(odd, limit), Err(SlotError::DeviceMisaligned { .. })));
     }
 }

@@ -41,6 +41,7 @@ pub fn tables(guest: &Guest, model: &mut Model, donated: u64) {
 
     let counts = guest.memory.counts();
     assert_eq!((counts.mapped, counts.frames_zeroed), (model.counts.mapped, model.counts.frames_zeroed));
+    assert_eq!(counts.first_touches, model.counts.first_touches);
     assert_eq!((counts.tables_allocated, counts.tables_freed), (ROOT_TABLES + scan.links.len() as u64, 0));
     let taken = model.backed.len() as u64 * (SECTION / PAGE) + counts.tables_allocated;
     assert_eq!(guest.memory.frames().free() + taken, donated, "frames are lost");
@@ -84,6 +85,7 @@ fn code(guest: &Guest, ipa: Ipa, before: Option<Leaf>, after: Option<Leaf>, reco
         assert_eq!((pa, size), (leaf.pa(), leaf.span()));
     }
     assert_eq!(record[at + 1], Event::Dsb(Domain::Ish));
-    let visible = |event: &Event| matches!(event, Event::Sees(seen, Some(sight)) if *seen == ipa.align_down(PAGE) && sight.access.execute);
+    let page = ipa.align_down(PAGE);
+    let visible = |event: &Event| matches!(event, Event::Sees(at, Some(sight)) if *at == page && sight.access.execute);
     assert!(record.iter().position(visible).unwrap() > at, "executable before it was invalidated: {record:?}");
 }

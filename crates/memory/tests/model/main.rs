@@ -89,7 +89,7 @@ impl World {
                     self.touch(self.model.place(place), access);
                 }
                 Operation::Fault(place, kind, access) => {
-                    self.fault(self.model.place(place), kind, access);
+                    let _ = self.fault(self.model.place(place), kind, access);
                 }
                 Operation::Load(place, ref bytes) => self.load(self.model.place(place), bytes),
                 Operation::Store(place, byte) => self.store(self.model.place(place), byte),
@@ -135,6 +135,9 @@ impl World {
                 assert_eq!(level, other);
             }
             _ => assert_eq!(answer, expected, "{kind:?}, {access:?} at {ipa}"),
+        }
+        if let Answer::Retry(Done::Mapped { level, first_touch: true }) = answer {
+            self.model.counts.first_touches[usize::from(level.raw())] += 1;
         }
         if let (Answer::Retry(_), Some(_)) = (answer, leaf) {
             let found = self.guest.memory.stage2().look_up(ipa).expect("what is mapped is found");

@@ -55,6 +55,14 @@ impl GuestTables {
         Self::new(machine, guest, root, &Attributes::ram(Access::READ_WRITE))
     }
 
+    /// Maps those tables again that lie from `start` on, but for the one with the pages.
+    pub fn map_again(&self, machine: &mut Machine, guest: &mut Guest, start: Ipa) -> Outcome {
+        for index in (0..2).filter(|index| self.table(*index) >= start) {
+            guest.page(machine, self.table(index), self.tables[index], Access::READ_WRITE)?;
+        }
+        Ok(())
+    }
+
     /// Maps a page.
     pub fn map(&self, va: u64, ipa: Ipa, bits: u64) {
         self.pages().write(index(va), ipa.raw() | bits | entry::PAGE);

@@ -33,7 +33,7 @@ pub enum LeftOut {
 /// A TLB invalidation that was executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Executed {
-    /// The operation that was asked for.
+    /// The operation.
     pub operation: Tlbi,
     /// Whose entries it named: VTTBR_EL2.
     pub vttbr: u64,
@@ -95,6 +95,8 @@ unsafe impl Platform for Omit {
         let combined = matches!(operation, Tlbi::VmallE1 | Tlbi::VmallE1Is | Tlbi::VmallS12E1Is);
         match self.left_out.get() {
             LeftOut::EveryTlbi => {}
+            // One instruction for both kinds; what is left is the other half.
+            LeftOut::Stage2Tlbi if operation == Tlbi::VmallS12E1Is => self.execute(Tlbi::VmallE1Is, 0),
             LeftOut::Stage2Tlbi if !combined => {}
             LeftOut::CombinedTlbi if combined => {}
             LeftOut::Broadcast => self.execute_locally(operation, operand),

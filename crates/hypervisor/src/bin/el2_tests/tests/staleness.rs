@@ -8,9 +8,13 @@
 //! What QEMU hides has no row here; the model of the engine's own tests has to catch it:
 //!
 //! * VMALLE1IS without IPAS2E1IS, of an ordinary page: QEMU keeps a stage-2 entry by itself only for walks of the
-//!   guest's tables, so the combined entry was all there was. ([`a_table_page`] is the case that shows.)
+//!   guest's tables, so the combined entry was all there was. (`a_table_page` is the case that shows.)
 //! * A VMID that is used again without a flush: QEMU flushes everything when the VMID in VTTBR_EL2 changes.
+//! * A wrong level hint, or a range that starts or ends elsewhere: QEMU does not look at the hint, and empties the TLB
+//!   for any range.
 //! * Barriers, cache maintenance, conflicts of entries of two sizes: not modelled.
+
+use alloc::vec::Vec;
 
 use twofold_hypervisor::log;
 use twofold_stage2::{Access, Attributes, Ipa, Level, Mapped};
@@ -38,6 +42,7 @@ tests!(
     staleness::splitting_a_block_needs_an_invalidation,
     staleness::splitting_a_block_needs_the_combined_entries_to_go,
     staleness::another_table_page_needs_the_stage_2_entries_to_go,
+    staleness::other_table_pages_in_a_range_need_the_stage_2_entries_to_go,
     staleness::cleaning_a_table_page_needs_the_stage_2_entries_to_go,
     staleness::other_tables_under_the_same_vmid_need_an_invalidation,
 );
@@ -60,7 +65,7 @@ pub(super) fn both_ways(
     check_eq!(row(&mut machine, LeftOut::Nothing)?, Seen::New, "after the whole sequence");
     let without = row(&mut machine, left_out)?;
     check!(without == Seen::Old, "with {left_out:?} left out all is right: this machine's TLB proves nothing here");
-    log!("with {left_out:?} left out, the guest acted on an old entry, as it must");
+    log!("with {left_out:?} left out that shows, as it must");
     Ok(())
 }
 
@@ -236,7 +241,20 @@ fn splitting(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
 }
 
 fn another_table_page_needs_the_stage_2_entries_to_go(machine: Machine) -> Outcome {
-    both_ways(machine, LeftOut::Stage2Tlbi, a_table_page)
+    both_ways(machine, LeftOut::Stage2Tlbi, |machine, left_out| a_table_page(machine, left_out, 0, 0))
+}
+
+/// By range where the CPU can (RIPAS2E1IS). The page is in the first operand, in one that begins at an odd place, and
+/// in one of many.
+fn other_table_pages_in_a_range_need_the_stage_2_entries_to_go(machine: Machine) -> Outcome {
+    both_ways(machine, LeftOut::Stage2Tlbi, |machine, left_out| {
+        let mut seen = Vec::new();
+        for (before, after) in [(2, 1), (10, 100), (80, 1), (3000, 3000)] {
+            seen.push(a_table_page(machine, left_out, before, after)?);
+        }
+        check!(seen.iter().all(|one| *one == seen[0]), "it depends on the range: {seen:?}");
+        Ok(seen[0])
+    })
 }
 
 /// Where the guest's own tables are, and a virtual address that they map.
@@ -244,8 +262,9 @@ const TABLES: Ipa = Ipa::new(0x5000_0000);
 const VA: u64 = 0x4_0000;
 
 /// A page of the guest's tables is moved to another frame, where the entry leads elsewhere. Combined entries go in
-/// any case; the walk that follows reads the tables through a stage-2 entry.
-fn a_table_page(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
+/// any case; the walk that follows reads the tables through a stage-2 entry. So many pages `before` and `after` it are
+/// in the range that is unmapped.
+fn a_table_page(machine: &mut Machine, left_out: LeftOut, before: u64, after: u64) -> Outcome<Seen> {
     let (mut guest, old) = Guest::with_page(machine, Access::READ_WRITE)?;
     let new = machine.page()?;
     guest.page(machine, HERE + PAGE, new, Access::READ_WRITE)?;
@@ -257,9 +276,16 @@ fn a_table_page(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
     moved.map(VA, HERE + PAGE, entry::ACCESSED);
     tables.turn_on(&mut guest);
     check_eq!(guest.agent.load(VA)?, 1, "before");
-    let page = tables.pages_at();
+    // What changed is what was mapped: a page at each end, and the guest's tables.
+    let (page, start) = (tables.pages_at(), Ipa::new(tables.pages_at().raw() - before * PAGE));
+    for (ipa, wanted) in [(start, before > 2), (page + after * PAGE, after > 0)] {
+        if wanted {
+            guest.page(machine, ipa, new, Access::READ)?;
+        }
+    }
     guest.without(left_out, |guest| {
-        guest.unmap(machine, page_at(page))?;
+        guest.unmap(machine, start..page + (after + 1) * PAGE)?;
+        tables.map_again(machine, guest, start)?;
         guest.page(machine, page, moved.pages(), Access::READ_WRITE)
     })?;
     let seen = seen_by_content(guest.agent.load(VA)?, 1, 2);
