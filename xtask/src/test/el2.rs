@@ -14,28 +14,36 @@ use libtest_mimic::{Failed, Trial};
 use twofold_abi::exit;
 use twofold_launch::{Launch, Loaded, Machine, Outcome, Qemu, Test, Verdict, machine};
 
-use super::{Tally, harness};
+use super::{Depth, Tally, harness};
 use crate::arguments::TestOptions;
 use crate::build;
 use crate::install;
 use crate::workspace::Workspace;
 
-/// Runs the suite; it is quick as a whole.
-pub fn run(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<Tally> {
+/// Runs the suite: on the CPU that has everything, and in full on each of [`CPUS`].
+pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
     install::target()?;
     let image = Arc::new(Image { workspace: workspace.clone(), qemu: install::qemu()? });
     build::images(workspace, &[build::EL2_TESTS])?;
-    let tests = image.run("list", ended_well)?.control.tests;
+    let tests = image.run("list", machine::CPU_DEFAULT, ended_well)?.control.tests;
     if tests.is_empty() {
         bail!("the test image lists no test");
     }
-    let trials = tests.into_iter().map(|test| {
-        let image = Arc::clone(&image);
-        Trial::test(test.name.clone(), move || image.test(&test).map_err(|error| Failed::from(format!("{error:#}"))))
-    });
-    Ok(harness(trials.collect(), PARALLEL, options))
+    let mut trials = Vec::new();
+    for cpu in if depth == Depth::Full { &CPUS[..] } else { &CPUS[..1] } {
+        for test in tests.clone() {
+            let image = Arc::clone(&image);
+            let name = test.name.clone();
+            let judge = move || image.test(&test, cpu).map_err(|error| Failed::from(format!("{error:#}")));
+            trials.push(Trial::test(name, judge).with_kind(cpu.split(',').next().unwrap_or(cpu)));
+        }
+    }
+    Ok(harness(trials, PARALLEL, options))
 }
 
+/// What they lack makes the engine take another way: `max` has all; `neoverse-n1` no forced write-back, no invalidation
+/// by range, no level hints; `cortex-a57` and `a64fx` no hardware updates of entries either.
+const CPUS: [&str; 4] = [machine::CPU_DEFAULT, "neoverse-n1", "cortex-a57", "a64fx"];
 /// QEMUs at a time: each has two CPUs to itself.
 const PARALLEL: usize = 2;
 /// A limit against hangs; a test takes about a second.
@@ -47,24 +55,29 @@ struct Image {
 }
 
 impl Image {
-    fn test(&self, test: &Test) -> anyhow::Result<()> {
+    fn test(&self, test: &Test, cpu: &str) -> anyhow::Result<()> {
         let append = format!("run={}", test.name);
         match test.expect {
-            exit::POWER_OFF => self.run(&append, |outcome| passed(outcome, &test.name)),
-            exit::PANIC => self.run(&append, panicked),
+            exit::POWER_OFF => self.run(&append, cpu, |outcome| passed(outcome, &test.name)),
+            exit::PANIC => self.run(&append, cpu, panicked),
             status => bail!("the image announces exit status {status}, of which nobody knows how to judge it"),
         }
         .map(drop)
     }
 
     /// Boots the image; its logs become part of the error when `judge` refuses how it ended.
-    fn run(&self, append: &str, judge: impl FnOnce(&Outcome) -> anyhow::Result<()>) -> anyhow::Result<Outcome> {
+    fn run(
+        &self,
+        append: &str,
+        cpu: &str,
+        judge: impl FnOnce(&Outcome) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Outcome> {
         let directory = tempfile::Builder::new().prefix("el2-").tempdir_in(self.workspace.runs()?)?;
         let machine = Machine {
             image: self.workspace.image(build::EL2_TESTS.name),
             loaded: Loaded::Nothing,
             append: Some(append.to_owned()),
-            cpu: machine::CPU_DEFAULT.to_owned(),
+            cpu: cpu.to_owned(),
             cpus: 2,
             deterministic: false,
         };

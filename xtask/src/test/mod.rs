@@ -82,7 +82,7 @@ impl Tally {
 fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
     match suite {
         Suite::Host => host::run(workspace, depth, options),
-        Suite::El2 => el2::run(workspace, options),
+        Suite::El2 => el2::run(workspace, depth, options),
         Suite::Linux => linux::run(workspace, depth, options),
     }
 }
