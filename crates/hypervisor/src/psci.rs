@@ -3,8 +3,10 @@
 //!
 //! The invariant: a vCPU is switched on only from off, by who wins [`VcpuSlot::try_on`](crate::vm).
 
-use smccc::psci;
+use smccc::psci::{self, AffinityState};
 
+use crate::cpus::StartError;
+use crate::power;
 use crate::vm::Vm;
 
 /// What a call leads to.
@@ -23,6 +25,7 @@ const SUCCESS: i64 = 0;
 const NOT_SUPPORTED: i64 = -1;
 const INVALID_PARAMETERS: i64 = -2;
 const ALREADY_ON: i64 = -4;
+const ON_PENDING: i64 = -5;
 const INTERNAL_FAILURE: i64 = -6;
 
 /// Answers the call with these arguments (x0 to x3) of vCPU `index`.
@@ -73,16 +76,24 @@ fn cpu_on(vm: &'static Vm, mpidr: u64, entry: u64, context: u64) -> i64 {
     match vm.start_vcpu(target, entry, context) {
         Ok(()) => SUCCESS,
         Err(error) => {
-            crate::log!("vCPU {target} cannot be started: {error}");
             vm.vcpus[target].set_off();
-            INTERNAL_FAILURE
+            match error {
+                // It said that it is off, and is on its way: the guest may try again.
+                StartError::Firmware(_, psci::Error::AlreadyOn) => ALREADY_ON,
+                StartError::Firmware(_, psci::Error::OnPending) => ON_PENDING,
+                _ => {
+                    crate::log!("vCPU {target} cannot be started: {error}");
+                    INTERNAL_FAILURE
+                }
+            }
         }
     }
 }
 
 fn affinity_info(vm: &Vm, mpidr: u64, lowest_level: u64) -> i64 {
     match vm.vcpus.iter().find(|vcpu| vcpu.mpidr == mpidr && lowest_level == 0) {
-        Some(vcpu) => i64::from(!vcpu.is_on()),
+        // Off is off only when its CPU is: until then it cannot be switched on again.
+        Some(vcpu) => i64::from(!vcpu.is_on() && power::affinity_info(mpidr) == Ok(AffinityState::Off)),
         None => INVALID_PARAMETERS,
     }
 }
