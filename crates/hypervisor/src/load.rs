@@ -69,7 +69,7 @@ impl Layout {
             if end > config.memory {
                 return Err(LoadError::DoesNotFit { what, over: end - config.memory, memory: config.memory });
             }
-            at = end.next_multiple_of(BOUNDARY);
+            at = end.saturating_add(BOUNDARY - 1) & !(BOUNDARY - 1);
             Ok(Ipa::new(virt::RAM_BASE + start))
         };
         Ok(Self {

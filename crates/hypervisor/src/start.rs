@@ -78,7 +78,6 @@ fn make(board: &'static Board, config: &Config<'_>, free: Vec<Donated>) -> Resul
     if config.cpus as usize > board.cpus.len() {
         return Err(StartupError::NoCpus { wanted: config.cpus, cpus: board.cpus.len() });
     }
-    let layout = Layout::new(config)?;
     let features = platform::features();
     let mut frames = Frames::new(features);
     free.into_iter().for_each(|range| frames.add(range));
@@ -88,6 +87,7 @@ fn make(board: &'static Board, config: &Config<'_>, free: Vec<Donated>) -> Resul
         let free = (frames.free() * 4096).saturating_sub(spare) >> 20;
         return Err(StartupError::NoMemory { wanted: config.memory >> 20, free });
     }
+    let layout = Layout::new(config)?;
     let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &features).map_err(MemoryError::from)?;
     // SAFETY: EL2 maps all RAM one to one, and `free` is RAM that nothing else uses.
     let platform = unsafe { Counted::new() };

@@ -28,6 +28,7 @@ macro_rules! tests {
 }
 
 mod abort;
+mod bundle;
 mod dirty;
 mod first_touch;
 mod guest_tables;
@@ -50,6 +51,7 @@ pub fn all() -> impl Iterator<Item = &'static Test> {
         staleness::TESTS,
         vcpus::TESTS,
         abort::TESTS,
+        bundle::TESTS,
         report::TESTS,
     ]
     .into_iter()
