@@ -27,12 +27,45 @@ pub enum Command {
     /// Says what is there, what is missing, and the exact command for each
     #[command(after_help = "Exit status: 1 when something is missing that `cargo xtask run` cannot install by itself.")]
     Doctor,
+    /// Measures others' code for the same job beside ours, in one run
+    #[command(after_help = PEERS_HELP)]
+    Peers(PeersOptions),
     /// Boots a guest under the hypervisor, from nothing: installs what is missing, builds, fetches
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunOptions),
     /// Runs the suites: host, el2, linux
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestOptions),
+}
+
+/// Options of `peers`.
+#[derive(Args, Clone, Debug)]
+pub struct PeersOptions {
+    /// Whose code
+    #[arg(value_enum)]
+    pub peer: Peer,
+    /// Guest memory in bytes, or with K, M or G (powers of 1024): a power of two from 1G to 256G
+    #[arg(long, value_name = "SIZE", default_value = "16G")]
+    pub size: Size,
+    /// Runs of each operation on each side, whose medians are compared; at least 1
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: u32,
+    /// Measures only these operations
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Writes the figures to FILE as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Fetches the peer's source again, even where it is in the cache
+    #[arg(long)]
+    pub refresh: bool,
+}
+
+/// Whose code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Peer {
+    /// KVM's stage-2 page-table code, from Debian's package linux-source-6.12
+    Linux,
 }
 
 /// Options of `run`.
@@ -156,6 +189,19 @@ Environment:
   TWOFOLD_GUEST_CACHE  the directory that keeps the fetched guest, instead of target/guest
 
 Exit status: 0 when the guest powered off (with --check: and its check passed), else not 0.";
+
+const PEERS_HELP: &str = "\
+Linux's page-table code is fetched, compiled for this machine as it is, and runs as a program of its own. One operation
+of theirs and one of ours take turns; the figures are nanoseconds per page table entry, or per block where it says so.
+A bar is reached when ours / Linux's of this run is at most what the bar says.
+
+Examples:
+  cargo xtask peers linux                              everything; about three minutes
+  cargo xtask peers linux --only map_pages,protect --runs 21
+  cargo xtask peers linux --json peers.json
+
+Environment:
+  TWOFOLD_APT_GET      the apt-get to fetch the source with, instead of the one from PATH";
 
 const TEST_EXAMPLES: &str = "\
 Examples:

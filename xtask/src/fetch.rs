@@ -114,13 +114,14 @@ fn put(new: &Path, place: &Path, old: &Path) -> anyhow::Result<()> {
 }
 
 /// apt with state, cache and configuration of its own.
-struct Apt {
+pub struct Apt {
     configuration: PathBuf,
     directory: PathBuf,
 }
 
 impl Apt {
-    fn new(directory: &Path) -> anyhow::Result<Self> {
+    /// With everything of its own below `directory`.
+    pub fn new(directory: &Path) -> anyhow::Result<Self> {
         let directory = directory.join("apt");
         for part in ["state/lists/partial", "cache/archives/partial", "packages"] {
             fs::create_dir_all(directory.join(part)).context("cannot write the cache")?;
@@ -133,7 +134,8 @@ impl Apt {
         Ok(Self { configuration, directory })
     }
 
-    fn update(&self) -> anyhow::Result<()> {
+    /// Gets the lists of packages.
+    pub fn update(&self) -> anyhow::Result<()> {
         subprocess::read(self.apt_get()?.arg("update")).map(drop)
     }
 
@@ -151,7 +153,7 @@ impl Apt {
     }
 
     /// Downloads `package` and unpacks it; gives the directory and the package's version.
-    fn unpack(&self, package: &str) -> anyhow::Result<(PathBuf, String)> {
+    pub fn unpack(&self, package: &str) -> anyhow::Result<(PathBuf, String)> {
         let packages = self.directory.join("packages").join(package);
         fs::create_dir_all(&packages)?;
         let mut download = self.apt_get()?;

@@ -24,10 +24,18 @@ const APT_LISTS: &str = "/var/lib/apt/lists";
 pub fn qemu() -> anyhow::Result<Qemu> {
     match Qemu::find() {
         Err(QemuError::Missing { program }) if program == Path::new(twofold_launch::qemu::PROGRAM) => {
-            install_package(QEMU_PACKAGE)?;
+            install_package(QEMU_PACKAGE, "QEMU 7.2 or later")?;
             Ok(Qemu::find()?)
         }
         found => Ok(found?),
+    }
+}
+
+/// A program, installed by the system's package manager where it is missing.
+pub fn program(name: &str, package: &str) -> anyhow::Result<()> {
+    match subprocess::find(name) {
+        Some(_) => Ok(()),
+        None => install_package(package, name),
     }
 }
 
@@ -83,9 +91,9 @@ fn rustup(arguments: &[&str]) -> anyhow::Result<()> {
     subprocess::show(&mut command).with_context(|| format!("`{typed}` failed; run it by hand to see why"))
 }
 
-fn install_package(package: &str) -> anyhow::Result<()> {
+fn install_package(package: &str, what: &str) -> anyhow::Result<()> {
     let Some(typed) = package_command(package) else {
-        bail!("{package} is missing and there is no apt-get here; install QEMU 7.2 or later by your system's means");
+        bail!("{package} is missing and there is no apt-get here; install {what} by your system's means");
     };
     if !may_install_packages() {
         bail!("{package} is missing and only root may install it; run as root: {}", typed.trim_start_matches("sudo "));

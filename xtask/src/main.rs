@@ -13,6 +13,7 @@ mod figures;
 mod initramfs;
 mod install;
 mod output;
+mod peers;
 mod report;
 mod run;
 mod size;
@@ -62,6 +63,7 @@ fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
     match arguments.command {
         Command::Build => build::command(&workspace),
         Command::Doctor => doctor::command(&workspace),
+        Command::Peers(options) => peers::command(&workspace, &options),
         Command::Run(options) => run::command(&workspace, &options),
         Command::Test(options) => test::command(&workspace, &options),
     }

@@ -75,6 +75,11 @@ impl Workspace {
         }
     }
 
+    /// The cache of peers' sources, and the programs made of them.
+    pub fn peers(&self) -> PathBuf {
+        self.target.join("peers")
+    }
+
     /// The logs of the latest run, and the directories of those under way.
     pub fn runs(&self) -> anyhow::Result<PathBuf> {
         let path = self.target.join("run");

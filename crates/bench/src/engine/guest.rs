@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One guest's tables, made as an operation wants to find them, and checked after it.
+//!
+//! Invariant: an operation's figure depends on no other operation: each starts from tables that were made for it, in
+//! the same places of the same arena.
+
+use std::rc::Rc;
+
+use twofold_stage2::walk::{Entry, Visitor};
+use twofold_stage2::{
+    Access, Attributes, Donated, Features, Geometry, Granule, Ipa, IpaRange, Level, Mapped, Pa, Stage2, TablePage,
+    TableSource, Vmid,
+};
+
+use super::arena::{Arena, TABLES};
+use super::platform::{Counts, FEATURES, Free, NOT_FORCED};
+
+/// Where the guest's memory is for the guest, and where it really is.
+const GUEST: Ipa = Ipa::new(0x4000_0000);
+const FRAMES: Pa = Pa::new(0x10_0000_0000);
+const VMID: Vmid = Vmid::new(1);
+
+/// Bytes.
+pub const PAGE: u64 = 4 << 10;
+/// Bytes.
+pub const GIB: u64 = 1 << 30;
+/// The bits of the IPA space: the root is two tables of level 1.
+pub const IPA_BITS: u32 = 40;
+
+/// What is in the tables before an operation.
+#[derive(Clone, Copy, Debug)]
+pub enum Start {
+    /// Nothing.
+    Empty,
+    /// All of the guest's memory, by pages.
+    Pages(Attributes),
+    /// The same without FEAT_S2FWB.
+    PagesNotForced(Attributes),
+    /// Every page with the second attributes, but each tenth with the first.
+    OneInTen(Attributes, Attributes),
+}
+
+/// What has to be in them after it.
+#[derive(Clone, Copy, Debug)]
+pub enum End {
+    /// Nothing, and no table but the root.
+    Nothing,
+    /// All of the guest's memory, by pages with these attributes.
+    Pages(Attributes),
+}
+
+/// Why there is no figure.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The engine refused.
+    #[error("the engine refused: {0}")]
+    Engine(#[from] twofold_stage2::Error),
+    /// The engine did something else than it was asked for.
+    #[error("{0}")]
+    Unexpected(&'static str),
+}
+
+/// The guest.
+pub struct Guest<const COUNT: bool> {
+    /// Its tables, until they are destroyed.
+    stage2: Option<Stage2<Free<COUNT>>>,
+    /// Pages for tables.
+    pool: Pool,
+    size: u64,
+}
+
+impl<const COUNT: bool> Guest<COUNT> {
+    /// A guest with `size` bytes of memory and tables in `arena` alone.
+    pub fn new(arena: Arena, counts: Rc<Counts>, size: u64, start: Start) -> Result<Self, Failure> {
+        let features = if matches!(start, Start::PagesNotForced(_)) { NOT_FORCED } else { FEATURES };
+        let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &features)?;
+        // SAFETY: the arena's memory is behind no reference but the engine's own, and `Free` maps it for ever.
+        let donated = unsafe { Donated::new(TABLES, arena.size()) };
+        let root = donated.root(TABLES, &geometry)?;
+        let stage2 = Stage2::new(Free::new(arena, counts), features, geometry, VMID, root)?;
+        // As where a vCPU of this guest runs.
+        twofold_stage2::Platform::load_vttbr(stage2.platform(), stage2.vttbr());
+        let pool = Pool::new(donated, features, TABLES + geometry.root_size());
+        let mut guest = Self { stage2: Some(stage2), pool, size };
+        guest.start(start)?;
+        guest.pool.turned_over = 0;
+        Ok(guest)
+    }
+
+    fn start(&mut self, start: Start) -> Result<(), Failure> {
+        for page in 0..self.pages() {
+            let attributes = match &start {
+                Start::Empty => return Ok(()),
+                Start::OneInTen(one, _) if page.is_multiple_of(10) => one,
+                Start::Pages(all) | Start::PagesNotForced(all) | Start::OneInTen(_, all) => all,
+            };
+            self.map_page(page, attributes)?;
+        }
+        Ok(())
+    }
+
+    /// The tables and the pool.
+    #[inline(always)]
+    pub fn parts(&mut self) -> Result<(&mut Stage2<Free<COUNT>>, &mut Pool), Failure> {
+        Ok((self.stage2.as_mut().ok_or(DESTROYED)?, &mut self.pool))
+    }
+
+    /// The tables to destroy, and the pool.
+    pub fn take(&mut self) -> Result<(Stage2<Free<COUNT>>, &mut Pool), Failure> {
+        Ok((self.stage2.take().ok_or(DESTROYED)?, &mut self.pool))
+    }
+
+    /// Maps a page where nothing is.
+    #[inline(always)]
+    pub fn map_page(&mut self, page: u64, attributes: &Attributes) -> Result<(), Failure> {
+        let (stage2, pool) = self.parts()?;
+        match stage2.map(ipa(page), FRAMES + page * PAGE, Level::L3, attributes, pool)? {
+            Mapped::New => Ok(()),
+            _ => Err(Failure::Unexpected("something was mapped already")),
+        }
+    }
+
+    /// Number of pages, a power of two.
+    pub fn pages(&self) -> u64 {
+        self.size / PAGE
+    }
+
+    /// The addresses of all of its memory.
+    pub fn range(&self) -> IpaRange {
+        GUEST..GUEST + self.size
+    }
+
+    /// The addresses of all of its memory, `step` bytes at a time.
+    pub fn steps(&self, step: u64) -> impl Iterator<Item = IpaRange> + use<COUNT> {
+        (0..self.size / step).map(move |index| GUEST + index * step..GUEST + (index + 1) * step)
+    }
+
+    /// A page's number in an order that no prefetcher knows: a bijection of the pages' numbers.
+    #[inline(always)]
+    pub fn scattered(&self, page: u64) -> u64 {
+        scattered(page, self.pages())
+    }
+
+    /// Tables taken and given back since it was made.
+    pub fn tables_turned_over(&self) -> u64 {
+        self.pool.turned_over
+    }
+
+    /// Whether `end` is what is in the tables.
+    pub fn check(&self, end: End) -> Result<(), Failure> {
+        let (size, tables, attributes) = match end {
+            End::Nothing => (0, 0, Attributes::ram(Access::NONE)),
+            End::Pages(attributes) => (self.size, table_pages(self.size), attributes),
+        };
+        if self.pool.used() != tables {
+            return Err(Failure::Unexpected("table pages were lost, or more were taken than are needed"));
+        }
+        let Some(stage2) = &self.stage2 else { return Ok(()) };
+        let mut look = Look { attributes, features: *stage2.features(), bytes: 0 };
+        stage2.walk(self.range(), &mut look)?;
+        if look.bytes != size {
+            return Err(Failure::Unexpected("not everything is mapped, or unmapped, as it should be"));
+        }
+        Ok(())
+    }
+}
+
+const DESTROYED: Failure = Failure::Unexpected("the tables are destroyed already");
+
+/// The address of a page.
+#[inline(always)]
+pub fn ipa(page: u64) -> Ipa {
+    GUEST + page * PAGE
+}
+
+/// Table pages below the root that map `size` bytes by pages.
+pub fn table_pages(size: u64) -> u64 {
+    size / (2 << 20) + size / GIB
+}
+
+#[inline(always)]
+fn scattered(page: u64, pages: u64) -> u64 {
+    let (mask, half) = (pages - 1, pages.ilog2() / 2);
+    // Each step can be undone: a shift to the right by itself, a product with an odd number by its inverse.
+    let step = |page: u64, odd: u64| {
+        let page = page.wrapping_mul(odd) & mask;
+        page ^ page >> half
+    };
+    step(step(step(page, 0x9e37_79b9_7f4a_7c15), 0xbf58_476d_1ce4_e5b9), 0x94d0_49bb_1331_11eb)
+}
+
+/// Pages for tables, the one that was given back last first.
+pub struct Pool {
+    donated: Donated,
+    features: Features,
+    free: Vec<Pa>,
+    all: u64,
+    turned_over: u64,
+}
+
+impl Pool {
+    fn new(donated: Donated, features: Features, first: Pa) -> Self {
+        let all = (donated.size() - (first - donated.start())) / TablePage::SIZE;
+        let free = (0..all).rev().map(|page| first + page * TablePage::SIZE).collect();
+        Self { donated, features, free, all, turned_over: 0 }
+    }
+
+    fn used(&self) -> u64 {
+        self.all - self.free.len() as u64
+    }
+}
+
+impl TableSource for Pool {
+    #[inline]
+    fn take(&mut self) -> Option<TablePage> {
+        self.turned_over += 1;
+        self.donated.table_page(self.free.pop()?, &self.features)
+    }
+
+    #[inline]
+    fn give(&mut self, page: TablePage) {
+        self.turned_over += 1;
+        self.free.push(page.pa());
+    }
+}
+
+/// Looks at every leaf.
+struct Look {
+    attributes: Attributes,
+    features: Features,
+    bytes: u64,
+}
+
+impl Visitor for Look {
+    type Error = Failure;
+
+    fn leaf(&mut self, entry: &Entry<'_>) -> Result<(), Failure> {
+        if !entry.descriptor.is_valid() {
+            return Ok(());
+        }
+        if entry.descriptor.address() != FRAMES + (entry.ipa - GUEST) || entry.level != Level::L3 {
+            return Err(Failure::Unexpected("a page leads elsewhere"));
+        }
+        if entry.descriptor.attributes(&self.features) != self.attributes {
+            return Err(Failure::Unexpected("a page has other attributes than it should have"));
+        }
+        self.bytes += entry.span;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn scattered_pages_are_all_pages() {
+        for pages in [1 << 18, 1 << 19] {
+            let mut seen = vec![false; pages as usize];
+            for page in 0..pages {
+                assert!(!std::mem::replace(&mut seen[scattered(page, pages) as usize], true));
+            }
+        }
+    }
+
+    #[test]
+    fn scattered_pages_have_no_stride() {
+        let pages = 1 << 22;
+        let strides: BTreeSet<_> =
+            (0..10_000).map(|page| scattered(page + 1, pages).wrapping_sub(scattered(page, pages))).collect();
+        assert!(strides.len() > 9_000, "only {} strides", strides.len());
+    }
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A CPU on which TLB invalidations, barriers and cache operations cost nothing.
+//!
+//! What is left is what the engine itself takes. Invariant: a platform that counts and one that does not run the same
+//! engine; figures in nanoseconds come from the latter only.
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
+use twofold_stage2::{Features, Pa};
+
+use super::arena::Arena;
+
+/// A CPU of today: all that spares TLB and cache maintenance.
+pub const FEATURES: Features = Features {
+    vmid_bits: 16,
+    hardware_access_flag: true,
+    hardware_dirty_state: true,
+    forced_write_back: true,
+    tlbi_range: true,
+    tlbi_level_hint: true,
+    common_not_private: true,
+    instruction_cache_pipt: true,
+    zero_block: ZERO_BLOCK as u64,
+    ..Features::NONE
+};
+
+/// The same CPU without FEAT_S2FWB.
+pub const NOT_FORCED: Features = Features { forced_write_back: false, ..FEATURES };
+
+/// Bytes that `DC ZVA` zeroes.
+const ZERO_BLOCK: usize = 64;
+
+/// The CPU, and with `COUNT` what it was told to do.
+#[derive(Clone, Debug)]
+pub struct Free<const COUNT: bool> {
+    arena: Arena,
+    vttbr: Cell<u64>,
+    counts: Rc<Counts>,
+}
+
+/// How often each kind of instruction was executed.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// TLB invalidations of any kind.
+    pub tlbi: Cell<u64>,
+    /// Data synchronization barriers.
+    pub dsb: Cell<u64>,
+    /// Lines cleaned to the point of coherency.
+    pub lines_cleaned: Cell<u64>,
+}
+
+impl Counts {
+    /// Forgets everything.
+    pub fn reset(&self) {
+        for counter in [&self.tlbi, &self.dsb, &self.lines_cleaned] {
+            counter.set(0);
+        }
+    }
+}
+
+impl<const COUNT: bool> Free<COUNT> {
+    /// A CPU with this memory.
+    pub fn new(arena: Arena, counts: Rc<Counts>) -> Self {
+        Self { arena, vttbr: Cell::new(0), counts }
+    }
+
+    #[inline(always)]
+    fn count(counter: &Cell<u64>) {
+        if COUNT {
+            counter.set(counter.get() + 1);
+        }
+    }
+}
+
+// SAFETY: the engine is given frames of the arena alone as tables, and `pointer` says where they are; guest frames are
+// outside of it and the engine does not access them. Nothing has to be executed: there is one thread, and no table is
+// ever walked by a CPU.
+unsafe impl<const COUNT: bool> Platform for Free<COUNT> {
+    #[inline(always)]
+    fn tlbi(&self, _: Tlbi, _: u64) {
+        Self::count(&self.counts.tlbi);
+    }
+
+    #[inline(always)]
+    fn dsb(&self, _: Domain) {
+        Self::count(&self.counts.dsb);
+    }
+
+    #[inline(always)]
+    fn isb(&self) {}
+
+    #[inline(always)]
+    unsafe fn dc(&self, operation: Dc, address: usize) {
+        match operation {
+            Dc::Civac => Self::count(&self.counts.lines_cleaned),
+            // SAFETY: the caller promises that the block is in a frame of the arena, and not needed.
+            Dc::Zva => unsafe { self.arena.at(address).write_bytes(0, ZERO_BLOCK) },
+        }
+    }
+
+    #[inline(always)]
+    fn ic(&self, _: Ic, _: usize) {}
+
+    #[inline(always)]
+    fn vttbr(&self) -> u64 {
+        self.vttbr.get()
+    }
+
+    #[inline(always)]
+    fn load_vttbr(&self, value: u64) {
+        self.vttbr.set(value);
+    }
+
+    #[inline(always)]
+    fn pointer(&self, pa: Pa) -> NonNull<u8> {
+        self.arena.pointer(pa)
+    }
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The figures as JSON and as a table.
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use serde::Serialize;
+use twofold_stage2::Features;
+
+use super::guest::IPA_BITS;
+use super::platform::FEATURES;
+use super::row::{PerUnit, Unit};
+use crate::machine::{Machine, huge_pages};
+use crate::statistics::Spread;
+
+/// All figures of a run.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    operations: Vec<Measured>,
+    limits: Vec<Measured>,
+    configuration: Configuration,
+    machine: Machine,
+}
+
+/// One row's figures.
+#[derive(Debug, Serialize)]
+pub struct Measured {
+    /// The operation.
+    pub name: &'static str,
+    /// What the figures are per.
+    pub unit: Unit,
+    /// Nanoseconds.
+    #[serde(flatten)]
+    pub spread: Spread,
+    /// Events.
+    #[serde(flatten)]
+    pub counts: PerUnit,
+}
+
+/// What was measured, exactly.
+#[derive(Debug, Serialize)]
+pub struct Configuration {
+    version: &'static str,
+    build: &'static str,
+    guest_bytes: u64,
+    page_bytes: u64,
+    ipa_bits: u32,
+    features: String,
+    threads: u32,
+    runs: u32,
+    huge_page_bytes: Option<u64>,
+}
+
+impl Configuration {
+    /// Of a run with these options, while its memory is still mapped.
+    pub fn new(guest_bytes: u64, runs: u32) -> Self {
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            build: if cfg!(debug_assertions) { "debug" } else { "release" },
+            guest_bytes,
+            page_bytes: super::guest::PAGE,
+            ipa_bits: IPA_BITS,
+            features: features(&FEATURES),
+            threads: 1,
+            runs,
+            huge_page_bytes: huge_pages(),
+        }
+    }
+
+    fn shown(&self) -> String {
+        let huge =
+            self.huge_page_bytes.map_or_else(String::new, |bytes| format!(", {} MiB in huge pages", bytes >> 20));
+        format!(
+            "{} build {}, {} GiB of guest memory in {} KiB pages, {} bits of IPA{huge}, {}, one thread, its CPU time, medians of {}; \
+             TLBI, DSB and cache operations are free and counted",
+            self.build,
+            self.version,
+            self.guest_bytes >> 30,
+            self.page_bytes >> 10,
+            self.ipa_bits,
+            self.features,
+            self.runs,
+        )
+    }
+}
+
+impl Report {
+    /// Of these rows, on this machine.
+    pub fn new(operations: Vec<Measured>, limits: Vec<Measured>, configuration: Configuration) -> Self {
+        Self { operations, limits, configuration, machine: Machine::this() }
+    }
+
+    /// For people.
+    pub fn shown(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        table.set_header(["operation", "unit", "median", "min", "max", "tlbi", "dsb", "lines", "tables", "atomics"]);
+        for row in self.operations.iter().chain(&self.limits) {
+            let (spread, counts) = (row.spread, row.counts);
+            let mut cells = vec![row.name.to_owned(), row.unit.name().to_owned()];
+            cells.extend([spread.median, spread.min, spread.max].map(nanoseconds));
+            cells.extend([counts.tlbi, counts.dsb, counts.lines_cleaned, counts.tables, counts.atomics].map(events));
+            table.add_row(cells);
+        }
+        for column in table.column_iter_mut().skip(2) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        let lines: Vec<_> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+        format!("{}\n\nmachine: {}\nwhat: {}", lines.join("\n"), self.machine.shown(), self.configuration.shown())
+    }
+}
+
+/// With three digits that mean something.
+fn nanoseconds(value: f64) -> String {
+    match value {
+        _ if value < 1.0 => format!("{value:.3}"),
+        _ if value < 10.0 => format!("{value:.2}"),
+        _ if value < 1000.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+/// `-` where nobody knows; an integer where it is one.
+fn events(value: Option<f64>) -> String {
+    match value {
+        None => "-".to_owned(),
+        Some(value) if value.fract() == 0.0 => format!("{value:.0}"),
+        Some(value) if value < 1e-4 => format!("{value:.1e}"),
+        Some(value) => format!("{value:.4}"),
+    }
+}
+
+fn features(features: &Features) -> String {
+    let named = [
+        (features.forced_write_back, "S2FWB"),
+        (features.tlbi_range, "TLBIRANGE"),
+        (features.tlbi_level_hint, "TTL"),
+        (features.hardware_dirty_state, "HAFDBS"),
+        (features.vmid_bits == 16, "VMID16"),
+    ];
+    named.iter().filter(|(has, _)| *has).map(|(_, name)| *name).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_short() {
+        assert_eq!([0.0312, 4.934, 44.86, 2_470_000.4].map(nanoseconds), ["0.031", "4.93", "44.9", "2470000"]);
+        assert_eq!(
+            [None, Some(0.0), Some(2.0), Some(0.001957), Some(4.8e-7)].map(events),
+            ["-", "0", "2", "0.0020", "4.8e-7"]
+        );
+    }
+
+    #[test]
+    fn a_row_has_the_keys_that_were_agreed() {
+        let spread = Spread { median: 2.0, min: 1.0, max: 3.0 };
+        let row =
+            Measured { name: "x", unit: Unit::Page, spread, counts: PerUnit { tlbi: Some(1.0), ..PerUnit::default() } };
+        let text = serde_json::to_string(&row).unwrap();
+        let wanted = r#"{"name":"x","unit":"ns/pte","median":2.0,"min":1.0,"max":3.0,"tlbi":1.0,"dsb":null,"lines_cleaned":null,"tables":null,"atomics":null}"#;
+        assert_eq!(text, wanted);
+    }
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One operation at a time, as another program says: so that it can let its own take turns with ours.
+
+use std::io::{self, BufRead};
+
+use serde::Serialize;
+
+use super::arena::Arena;
+use super::row::{PerUnit, Unit};
+use super::{Subject, find};
+use crate::arguments::Steps;
+use crate::machine::huge_pages;
+use crate::output;
+
+/// Answers each name that is read from standard input with a line.
+pub fn serve(what: Steps, arena: Arena, size: u64) -> anyhow::Result<()> {
+    for name in io::stdin().lock().lines() {
+        let name = name?;
+        let subject = find(name.trim())?;
+        let answer = match (subject, what) {
+            (Subject::Operation(row), Steps::Time) => {
+                Answer::new(row.name, row.unit, Some(row.time(arena, size)?), None)
+            }
+            (Subject::Operation(row), Steps::Count) => {
+                Answer::new(row.name, row.unit, None, Some(row.count(arena, size)?))
+            }
+            (Subject::Limit(limit), Steps::Time) => {
+                Answer::new(limit.name, Unit::Page, Some(limit.time(arena, size)), None)
+            }
+            (Subject::Limit(limit), Steps::Count) => Answer::new(limit.name, Unit::Page, None, None),
+        };
+        output::line(&serde_json::to_string(&answer)?)?;
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Answer {
+    name: &'static str,
+    unit: Unit,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ns: Option<f64>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    counts: Option<PerUnit>,
+    /// Bytes of this process in huge pages, said with counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    huge_page_bytes: Option<u64>,
+}
+
+impl Answer {
+    fn new(name: &'static str, unit: Unit, ns: Option<f64>, counts: Option<PerUnit>) -> Self {
+        let huge_page_bytes = counts.and_then(|_| huge_pages());
+        Self { name, unit, ns, counts, huge_page_bytes }
+    }
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The machine that is measured on, as far as it tells.
+
+use std::fs;
+use std::thread;
+
+use serde::Serialize;
+
+/// What the figures depend on besides the program. A machine's name is not among it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// The CPU's model, as the kernel calls it; where it has none, the architecture.
+    pub cpu: String,
+    /// CPUs that this process may run on.
+    pub cpus: usize,
+    /// Bytes of the largest cache of the first CPU.
+    pub cache: Option<u64>,
+    /// The kernel's release.
+    pub kernel: Option<String>,
+}
+
+impl Machine {
+    /// This one.
+    pub fn this() -> Self {
+        Self {
+            cpu: model().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            cpus: thread::available_parallelism().map_or(1, usize::from),
+            cache: largest_cache(),
+            kernel: fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
+        }
+    }
+
+    /// In one line.
+    pub fn shown(&self) -> String {
+        let cache = self.cache.map(|bytes| format!(", {} MiB of last-level cache", bytes >> 20)).unwrap_or_default();
+        let kernel = self.kernel.as_ref().map(|release| format!(", Linux {release}")).unwrap_or_default();
+        format!("{}, {} CPUs{cache}{kernel}", self.cpu, self.cpus)
+    }
+}
+
+/// Bytes of this process's memory that are in huge pages; `None` where the kernel does not tell.
+pub fn huge_pages() -> Option<u64> {
+    kib_after(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "AnonHugePages:")
+}
+
+fn model() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn largest_cache() -> Option<u64> {
+    let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
+    let size = |path: std::path::PathBuf| {
+        let text = fs::read_to_string(path.join("size")).ok()?;
+        Some(text.trim().strip_suffix('K')?.parse::<u64>().ok()? << 10)
+    };
+    caches.flatten().filter_map(|entry| size(entry.path())).max()
+}
+
+fn kib_after(text: &str, key: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kibibytes_are_read() {
+        assert_eq!(kib_after("Rss: 1 kB\nAnonHugePages:     34816 kB\n", "AnonHugePages:"), Some(34 << 20));
+        assert_eq!(kib_after("Rss: 1 kB\n", "AnonHugePages:"), None);
+    }
+}

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `twofold-bench`: how long Twofold takes for what it does.
+//!
+//! Invariant: a figure is printed only where the operation that it is of was done and its outcome checked in the
+//! same process; what is not known is absent or `null`.
+
+mod arguments;
+mod clock;
+mod engine;
+mod machine;
+mod output;
+mod statistics;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use arguments::{Arguments, Command};
+
+fn main() -> ExitCode {
+    let Arguments { command: Command::Engine(options) } = Arguments::parse();
+    match engine::command(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of our output is gone (`| head`): there is nobody to tell.
+        Err(error) if output::is_closed(&error) => ExitCode::from(CLOSED),
+        Err(error) => {
+            output::error(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// 128 and the number of SIGPIPE.
+const CLOSED: u8 = 141;

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Writing: lines on standard output, errors on standard error, files.
+//!
+//! Invariant: no write panics, and a file appears whole or not at all.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::Context;
+use serde::Serialize;
+
+/// Writes `text` and a line end to standard output.
+pub fn line(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{text}")?;
+    stdout.flush()?;
+    Ok(())
+}
+
+/// Writes an error to standard error, where that is possible.
+pub fn error(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "error: {text}");
+}
+
+/// Whether the error is that standard output is closed.
+pub fn is_closed(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Writes `value` to `path` as JSON.
+pub fn json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let write = || -> anyhow::Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        serde_json::to_writer_pretty(&mut file, value)?;
+        writeln!(file)?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Linux's stage-2 page-table code: fetched from Debian, built as it is, with headers of our own (`peers/linux`).
+//!
+//! The programs that come of it are GPL-2.0-only, stay below `target/` and speak JSON. Invariant: the cache is complete
+//! or not there, because it is made beside its place and renamed into it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+
+use crate::fetch::Apt;
+use crate::install;
+use crate::subprocess;
+use crate::workspace::Workspace;
+
+/// Debian's package with the source.
+pub const PACKAGE: &str = "linux-source-6.12";
+
+/// What the driver can do.
+pub const OPERATIONS: &[&str] = &[
+    "map_pages",
+    "map_pages_scattered",
+    "map_range",
+    "split_2m",
+    "split_1g",
+    "split_again",
+    "split_again_sections",
+    "protect",
+    "protect_sections",
+    "protect_again",
+    "protect_split_sections",
+    "relax",
+    "relax_scattered",
+    "young",
+    "age",
+    "lookup",
+    "coalesce_2m",
+    "coalesce_1g",
+    "unmap",
+    "unmap_pages",
+    "destroy",
+    "unmap_harvest",
+];
+
+/// The code and the headers that belong to it alone.
+const FILES: [(&str, &str); 3] = [
+    ("arch/arm64/kvm/hyp/pgtable.c", "pgtable.c"),
+    ("arch/arm64/include/asm/kvm_pgtable.h", "asm/kvm_pgtable.h"),
+    ("arch/arm64/include/asm/stage2_pgtable.h", "asm/stage2_pgtable.h"),
+];
+const VERSION: &str = "version";
+/// As the kernel is compiled, as far as it bears on this code.
+const FLAGS: [&str; 5] = ["-O2", "-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Werror"];
+const DRIVER: [&str; 2] = ["driver.c", "memory.c"];
+
+/// The source in the cache.
+#[derive(Debug)]
+pub struct Source {
+    directory: PathBuf,
+    /// The package's version.
+    pub version: String,
+    /// Whether it was there already.
+    pub cached: bool,
+}
+
+/// The programs, built.
+#[derive(Debug)]
+pub struct Programs {
+    /// Answers with times.
+    pub timing: PathBuf,
+    /// Answers with counts.
+    pub counting: PathBuf,
+    /// The compiler's name and version.
+    pub compiler: String,
+}
+
+/// The source from the cache, or from Debian where it is not there or `refresh` is asked for.
+pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Source> {
+    let cache = workspace.peers();
+    let place = cache.join("linux");
+    if let (false, Some(source)) = (refresh, cached(&place)) {
+        return Ok(source);
+    }
+    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
+    install::program("xz", "xz-utils")?;
+    install::program("tar", "tar")?;
+    let directory = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot write the cache")?;
+    let apt = Apt::new(directory.path())?;
+    let updated = apt.update();
+    // A source that fails need not be the one that has it: try, and blame it only then.
+    let (tree, version) = match (apt.unpack(PACKAGE), updated) {
+        (Ok(unpacked), _) => unpacked,
+        (Err(_), Err(update)) => return Err(update),
+        (Err(error), Ok(())) => return Err(error),
+    };
+    let new = directory.path().join("new");
+    fs::create_dir_all(new.join("asm"))?;
+    let mut tar = Command::new("tar");
+    tar.arg("-xJf").arg(tree.join(format!("usr/src/{PACKAGE}.tar.xz"))).arg("-C").arg(directory.path());
+    tar.args(FILES.map(|(file, _)| format!("{PACKAGE}/{file}")));
+    subprocess::read(&mut tar).context("the source cannot be unpacked")?;
+    for (file, name) in FILES {
+        fs::rename(directory.path().join(PACKAGE).join(file), new.join(name))
+            .with_context(|| format!("{PACKAGE} {version} has no {file}"))?;
+    }
+    fs::write(new.join(VERSION), format!("{version}\n"))?;
+    if place.exists() {
+        fs::rename(&place, directory.path().join("old")).context("cannot replace the cache")?;
+    }
+    fs::rename(&new, &place).context("cannot put the cache in its place")?;
+    let source = cached(&place).context("the cache vanished while it was made")?;
+    Ok(Source { cached: false, ..source })
+}
+
+fn cached(place: &Path) -> Option<Source> {
+    let version = fs::read_to_string(place.join(VERSION)).ok()?.trim().to_owned();
+    let complete = FILES.iter().all(|(_, name)| place.join(name).is_file());
+    complete.then(|| Source { directory: place.to_owned(), version, cached: true })
+}
+
+/// Builds the driver with the source, once to time and once to count.
+pub fn build(workspace: &Workspace, source: &Source) -> anyhow::Result<Programs> {
+    install::program(COMPILER, "gcc")?;
+    let compiler = subprocess::read(Command::new(COMPILER).arg("--version"))?;
+    let compiler = compiler.lines().next().unwrap_or(COMPILER).to_owned();
+    let ours = workspace.root().join("peers/linux");
+    let compile = |name: &str, flags: &[&str]| {
+        let program = source.directory.join(name);
+        let mut gcc = Command::new(COMPILER);
+        // Our headers come first; those of the kernel's that belong to this code are found after them.
+        gcc.args(FLAGS).args(flags).arg("-I").arg(ours.join("include")).arg("-I").arg(&source.directory);
+        gcc.arg("-o").arg(&program).args(DRIVER.map(|file| ours.join(file))).arg(source.directory.join("pgtable.c"));
+        let built = subprocess::quiet(&mut gcc);
+        built.with_context(|| format!("{PACKAGE} {} does not compile with our headers", source.version))?;
+        anyhow::Ok(program)
+    };
+    Ok(Programs {
+        timing: compile("twofold-linux-timing", &[])?,
+        counting: compile("twofold-linux-counting", &["-DCOUNT"])?,
+        compiler,
+    })
+}
+
+const COMPILER: &str = "gcc";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::bars;
+
+    #[test]
+    fn the_driver_has_the_operations_that_are_asked_of_it() {
+        // Its own table, which is C.
+        let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../peers/linux/driver.c")).unwrap();
+        let names = text.lines().filter_map(|line| line.trim_start().strip_prefix("{ \"")?.split('"').next());
+        assert_eq!(names.collect::<Vec<_>>(), OPERATIONS);
+        for row in bars::ROWS {
+            assert_eq!(matches!(row.bar, bars::Bar::Ratio(..)), OPERATIONS.contains(&row.name), "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn an_incomplete_cache_is_none() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(cached(directory.path()).is_none());
+        fs::create_dir(directory.path().join("asm")).unwrap();
+        for name in FILES.map(|(_, name)| name).into_iter().chain([VERSION]) {
+            assert!(cached(directory.path()).is_none(), "{name} is missing");
+            fs::write(directory.path().join(name), "6.12\n").unwrap();
+        }
+        assert_eq!(cached(directory.path()).unwrap().version, "6.12");
+    }
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `cargo xtask peers`: others' code for the same job beside ours, in one run.
+//!
+//! Invariant: a peer's code is fetched when it is wanted, built unmodified, and runs as a process of its own; nothing
+//! of it is linked with ours, and nothing of it is in this repository.
+
+mod bars;
+mod linux;
+mod report;
+mod spread;
+mod turns;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use twofold_launch::Stop;
+
+use crate::arguments::{Peer, PeersOptions};
+use crate::output;
+use crate::report as json;
+use crate::steps::Steps;
+use crate::workspace::Workspace;
+
+use bars::ROWS;
+use linux::Programs;
+use report::{Compared, Comparison};
+use spread::Spread;
+use turns::Process;
+
+/// `cargo xtask peers`.
+pub fn command(workspace: &Workspace, options: &PeersOptions) -> anyhow::Result<ExitCode> {
+    let Peer::Linux = options.peer;
+    if let Some(path) = &options.json {
+        json::check_path(path)?;
+    }
+    let (names, size) = (names(&options.only)?, options.size.bytes());
+    if !size.is_power_of_two() || !(1 << 30..=256 << 30).contains(&size) {
+        bail!("--size has to be a power of two from 1G to 256G");
+    }
+    let steps = Steps::new(workspace.stop().clone());
+    let source = steps.step("fetch", || {
+        let source = linux::fetch(workspace, options.refresh)?;
+        let words = format!("{} {}{}", linux::PACKAGE, source.version, if source.cached { ", cached" } else { "" });
+        Ok((source, words))
+    })?;
+    let programs = steps.step("build", || {
+        let programs = linux::build(workspace, &source)?;
+        let words = programs.compiler.clone();
+        Ok((programs, words))
+    })?;
+    let bench = steps.step("build", || Ok((turns::build_bench(workspace)?, "twofold-bench".to_owned())))?;
+    let comparison = steps.step("measure", || {
+        let sides = Sides { programs: &programs, bench: &bench, size };
+        let rows = compare(&sides, &names, options.runs, workspace.stop())?;
+        let words = format!("{} operations, {} runs of each, in turn", rows.len(), options.runs);
+        Ok((Comparison { rows, source: &source, programs: &programs, size, runs: options.runs }, words))
+    })?;
+    output::line(&format!("\n{}", comparison.shown()))?;
+    if let Some(path) = &options.json {
+        json::write(path, &comparison.json())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The rows that are asked for: all, or those named.
+fn names(only: &[String]) -> anyhow::Result<Vec<&'static str>> {
+    if let Some(unknown) = only.iter().find(|name| !ROWS.iter().any(|row| row.name == name.as_str())) {
+        bail!("there is no operation `{unknown}`: {}", ROWS.map(|row| row.name).join(", "));
+    }
+    Ok(ROWS.iter().map(|row| row.name).filter(|name| only.is_empty() || only.iter().any(|only| only == name)).collect())
+}
+
+/// What is compared, on how much guest memory.
+struct Sides<'a> {
+    programs: &'a Programs,
+    bench: &'a turns::Bench,
+    size: u64,
+}
+
+impl Sides<'_> {
+    fn theirs(&self, count: bool) -> anyhow::Result<Process> {
+        let program = if count { &self.programs.counting } else { &self.programs.timing };
+        Process::start(program, &[&self.size.to_string()])
+    }
+
+    fn ours(&self, count: bool) -> anyhow::Result<Process> {
+        let what = if count { "count" } else { "time" };
+        Process::start(&self.bench.program, &["engine", "--size", &self.size.to_string(), "--steps", what])
+    }
+}
+
+/// Runs each operation of theirs and of ours in turn, `runs` times.
+fn compare(sides: &Sides<'_>, names: &[&'static str], runs: u32, stop: &Stop) -> anyhow::Result<Vec<Compared>> {
+    let mut rows: Vec<_> = names
+        .iter()
+        .map(|name| Compared {
+            name,
+            theirs: linux::OPERATIONS.contains(name).then(report::Side::default),
+            ours: sides.bench.operations.iter().any(|ours| ours == name).then(report::Side::default),
+            limit: None,
+        })
+        .collect();
+    let (mut theirs, mut ours) = (sides.theirs(true)?, sides.ours(true)?);
+    for row in &mut rows {
+        for (side, process) in [(&mut row.theirs, &mut theirs), (&mut row.ours, &mut ours)] {
+            stopped(stop)?;
+            if let Some(side) = side {
+                side.count(process.ask(row.name)?);
+            }
+        }
+    }
+    theirs.end()?;
+    ours.end()?;
+
+    let (mut theirs, mut ours) = (sides.theirs(false)?, sides.ours(false)?);
+    let mut limits = Vec::new();
+    for _ in 0..runs {
+        for row in &mut rows {
+            for (side, process) in [(&mut row.theirs, &mut theirs), (&mut row.ours, &mut ours)] {
+                stopped(stop)?;
+                if let Some(side) = side {
+                    side.add(process.ask(row.name)?)?;
+                }
+            }
+        }
+        limits.push(ours.ask(bars::READING)?.ns.context("a limit without a time")?);
+    }
+    theirs.end()?;
+    ours.end()?;
+    let limit = Spread::of(&limits);
+    for row in &mut rows {
+        row.limit = limit;
+    }
+    Ok(rows)
+}
+
+fn stopped(stop: &Stop) -> anyhow::Result<()> {
+    if stop.is_requested() {
+        bail!("stopped");
+    }
+    Ok(())
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Theirs beside ours: as a table and as JSON.
+
+use anyhow::Context;
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use serde_json::{Value, json};
+
+use super::bars::{Bar, bar};
+use super::linux::{PACKAGE, Programs, Source};
+use super::spread::Spread;
+use super::turns::{Answer, Counts};
+
+/// A whole run.
+pub struct Comparison<'a> {
+    /// Its rows.
+    pub rows: Vec<Compared>,
+    /// Linux's code.
+    pub source: &'a Source,
+    /// What was made of it.
+    pub programs: &'a Programs,
+    /// Bytes of guest memory.
+    pub size: u64,
+    /// Runs of each operation on each side.
+    pub runs: u32,
+}
+
+/// One operation on both sides; `None` where a side does not have it.
+pub struct Compared {
+    /// Its name.
+    pub name: &'static str,
+    /// Linux.
+    pub theirs: Option<Side>,
+    /// Twofold.
+    pub ours: Option<Side>,
+    /// What reading the same bytes took.
+    pub limit: Option<Spread>,
+}
+
+/// One side's figures of one operation.
+#[derive(Default)]
+pub struct Side {
+    unit: String,
+    times: Vec<f64>,
+    counts: Counts,
+    huge_page_bytes: Option<u64>,
+}
+
+impl Side {
+    /// Sets what was counted.
+    pub fn count(&mut self, answer: Answer) {
+        self.counts = answer.counts;
+        self.huge_page_bytes = answer.huge_page_bytes;
+    }
+
+    /// Adds a run.
+    pub fn add(&mut self, answer: Answer) -> anyhow::Result<()> {
+        self.times.push(answer.ns.context("an answer without a time")?);
+        self.unit = answer.unit;
+        Ok(())
+    }
+
+    fn spread(&self) -> Option<Spread> {
+        Spread::of(&self.times)
+    }
+}
+
+impl Compared {
+    fn medians(&self) -> (Option<f64>, Option<f64>) {
+        let median = |side: &Option<Side>| side.as_ref()?.spread().map(|spread| spread.median);
+        (median(&self.theirs), median(&self.ours))
+    }
+
+    fn ratio(&self) -> Option<f64> {
+        let (theirs, ours) = self.medians();
+        Some(ours? / theirs?)
+    }
+
+    fn reached(&self) -> Option<bool> {
+        let (theirs, ours) = self.medians();
+        bar(self.name)?.reached(ours, theirs, self.limit.map(|limit| limit.median))
+    }
+
+    fn unit(&self) -> &str {
+        self.theirs.as_ref().or(self.ours.as_ref()).map_or("-", |side| &side.unit)
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let (theirs, ours) = self.medians();
+        let reference = match bar(self.name) {
+            Some(Bar::Ratio(linux, _)) => Some(linux),
+            _ => None,
+        };
+        let range = |side: &Option<Side>| {
+            let spread = side.as_ref().and_then(Side::spread);
+            spread.map_or_else(dash, |spread| format!("{}-{}", nanoseconds(spread.min), nanoseconds(spread.max)))
+        };
+        vec![
+            self.name.to_owned(),
+            self.unit().to_owned(),
+            theirs.map_or_else(dash, nanoseconds),
+            range(&self.theirs),
+            ours.map_or_else(dash, nanoseconds),
+            range(&self.ours),
+            self.ratio().map_or_else(dash, |ratio| format!("{ratio:.4}")),
+            bar(self.name).map_or_else(dash, Bar::shown),
+            self.reached().map_or_else(dash, |reached| if reached { "yes" } else { "no" }.to_owned()),
+            reference.map_or_else(dash, nanoseconds),
+        ]
+    }
+
+    /// Each kind of event, theirs and ours.
+    fn events(&self) -> Vec<String> {
+        let of = |side: &Option<Side>| side.as_ref().map(|side| side.counts).unwrap_or_default();
+        let (theirs, ours) = (of(&self.theirs), of(&self.ours));
+        let pairs = [
+            (theirs.tlbi, ours.tlbi),
+            (theirs.dsb, ours.dsb),
+            (theirs.lines_cleaned, ours.lines_cleaned),
+            (theirs.tables, ours.tables),
+            (theirs.atomics, ours.atomics),
+        ];
+        let pairs = pairs.into_iter().flat_map(|(theirs, ours)| [count(theirs), count(ours)]);
+        std::iter::once(self.name.to_owned()).chain(pairs).collect()
+    }
+
+    fn json(&self) -> Value {
+        let side = |side: &Option<Side>| {
+            side.as_ref().and_then(|side| {
+                let mut value = serde_json::to_value(side.counts).ok()?;
+                let spread = serde_json::to_value(side.spread()?).ok()?;
+                value.as_object_mut()?.extend(spread.as_object()?.clone());
+                Some(value)
+            })
+        };
+        json!({
+            "name": self.name,
+            "unit": self.unit(),
+            "linux": side(&self.theirs),
+            "ours": side(&self.ours),
+            "ratio": self.ratio(),
+            "bar": bar(self.name).map(|bar| match bar {
+                Bar::Ratio(linux, reach) => json!({ "ratio": reach / linux }),
+                Bar::Nanoseconds(most) => json!({ "ns": most }),
+                Bar::Readings(times) => json!({ "readings": times }),
+            }),
+            "reached": self.reached(),
+        })
+    }
+}
+
+impl Comparison<'_> {
+    /// For people.
+    pub fn shown(&self) -> String {
+        let times = table(
+            &[
+                "operation",
+                "unit",
+                "Linux",
+                "min-max",
+                "ours",
+                "min-max",
+                "ratio",
+                "bar",
+                "reached",
+                "Linux in the issue",
+            ],
+            self.rows.iter().map(Compared::cells),
+            2,
+        );
+        let header = [
+            "per entry or block",
+            "TLBI Linux",
+            "ours",
+            "DSB Linux",
+            "ours",
+            "lines Linux",
+            "ours",
+            "tables Linux",
+            "ours",
+            "atomics Linux",
+            "ours",
+        ];
+        let events = table(&header, self.rows.iter().map(Compared::events), 1);
+        let reading = self.rows.first().and_then(|row| row.limit);
+        let reading = reading.map_or_else(dash, |limit| nanoseconds(limit.median));
+        let huge =
+            self.huge().map(|bytes| bytes.map_or_else(dash, |bytes| format!("{} MiB", bytes >> 20))).join(" and ");
+        let reached = self.rows.iter().filter(|row| row.reached() == Some(true)).count();
+        let with_bar = self.rows.iter().filter(|row| row.reached().is_some()).count();
+        format!(
+            "{times}\n\n{events}\n\n\
+             {reached} of {with_bar} bars reached; {} operations without a figure of ours.\n\
+             Linux: pgtable.c of {PACKAGE} {}, unmodified, in user space, {}, -O2.\n\
+             Both: {} GiB of guest memory in 4 KiB pages, {huge} in huge pages, one thread, its CPU time, operations in turn, medians of {}; TLBI, DSB and \
+             cache operations are free and counted.\nReading the same bytes: {reading} ns/pte.",
+            self.rows.len() - with_bar,
+            self.source.version,
+            self.programs.compiler,
+            self.size >> 30,
+            self.runs,
+        )
+    }
+
+    /// Bytes that Linux's program and ours had in huge pages.
+    fn huge(&self) -> [Option<u64>; 2] {
+        let most = |side: fn(&Compared) -> &Option<Side>| {
+            self.rows.iter().filter_map(|row| side(row).as_ref()?.huge_page_bytes).max()
+        };
+        [most(|row| &row.theirs), most(|row| &row.ours)]
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let [linux_huge, our_huge] = self.huge();
+        json!({
+            "operations": self.rows.iter().map(Compared::json).collect::<Vec<_>>(),
+            "limits": { "read": self.rows.first().and_then(|row| row.limit) },
+            "configuration": {
+                "package": PACKAGE,
+                "package_version": self.source.version,
+                "compiler": self.programs.compiler,
+                "guest_bytes": self.size,
+                "runs": self.runs,
+                "huge_page_bytes": { "linux": linux_huge, "ours": our_huge },
+            },
+        })
+    }
+}
+
+fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>, words: usize) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.iter().copied());
+    table.add_rows(rows);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if index >= words {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.trim_fmt()
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+/// With three digits that mean something.
+fn nanoseconds(value: f64) -> String {
+    match value {
+        _ if value < 1.0 => format!("{value:.3}"),
+        _ if value < 10.0 => format!("{value:.2}"),
+        _ if value < 1000.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+/// `-` where nobody knows; an integer where it is one.
+fn count(value: Option<f64>) -> String {
+    match value {
+        None => dash(),
+        Some(value) if value.fract() == 0.0 => format!("{value:.0}"),
+        Some(value) if value < 1e-3 => format!("{value:.0e}"),
+        Some(value) => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn side(times: &[f64]) -> Option<Side> {
+        Some(Side { unit: "ns/pte".to_owned(), times: times.to_vec(), ..Side::default() })
+    }
+
+    #[test]
+    fn a_row_without_ours_has_no_ratio() {
+        let row = Compared { name: "map_range", theirs: side(&[16.0]), ours: None, limit: None };
+        let value = row.json();
+        assert_eq!((&value["ours"], &value["ratio"], &value["reached"]), (&Value::Null, &Value::Null, &Value::Null));
+        assert_eq!(value["linux"]["median"], 16.0);
+    }
+
+    #[test]
+    fn a_ratio_is_of_medians() {
+        let row = Compared {
+            name: "map_pages",
+            theirs: side(&[40.0, 50.0, 90.0]),
+            ours: side(&[9.0, 10.0, 90.0]),
+            limit: None,
+        };
+        assert_eq!((row.ratio(), row.reached()), (Some(0.2), Some(true)));
+        assert_eq!(row.cells()[2..5], ["50.0", "40.0-90.0", "10.0"]);
+    }
+}

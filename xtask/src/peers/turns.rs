@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Programs that do one operation at a time, as they are told: so that two of them take turns on one machine.
+//!
+//! Invariant: a program that was started has ended when its `Process` is gone.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::subprocess;
+use crate::workspace::Workspace;
+
+/// Our bench, built.
+#[derive(Debug)]
+pub struct Bench {
+    /// The program.
+    pub program: PathBuf,
+    /// The operations that it has.
+    pub operations: Vec<String>,
+}
+
+/// Builds our bench for this machine.
+pub fn build_bench(workspace: &Workspace) -> anyhow::Result<Bench> {
+    let mut cargo = Command::new("cargo");
+    cargo.current_dir(workspace.root()).args(["build", "--release", "--package", PACKAGE]);
+    cargo.arg("--message-format=json-render-diagnostics");
+    let messages = subprocess::read(&mut cargo)?;
+    let program = messages.lines().filter_map(executable).next_back();
+    let program = program.with_context(|| format!("Cargo built no program of {PACKAGE}"))?;
+    let names = subprocess::read(Command::new(&program).args(["engine", "--list"]))?;
+    Ok(Bench { program, operations: names.lines().map(str::to_owned).collect() })
+}
+
+const PACKAGE: &str = "twofold-bench";
+
+/// The program that a message of Cargo's names, if it is ours.
+fn executable(message: &str) -> Option<PathBuf> {
+    #[derive(Deserialize)]
+    struct Message {
+        executable: Option<PathBuf>,
+    }
+    let path = serde_json::from_str::<Message>(message).ok()?.executable?;
+    path.file_stem().is_some_and(|name| name == PACKAGE).then_some(path)
+}
+
+/// What was done once.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Answer {
+    /// Which operation.
+    pub name: String,
+    /// What its figures are per: `ns/pte`, `ns/block`.
+    pub unit: String,
+    /// Nanoseconds, where it was timed.
+    pub ns: Option<f64>,
+    /// Events, where it was counted.
+    #[serde(flatten)]
+    pub counts: Counts,
+    /// Bytes of the process in huge pages, where it says so.
+    pub huge_page_bytes: Option<u64>,
+}
+
+/// Events per unit; `None` where nobody knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Counts {
+    /// TLB invalidations.
+    pub tlbi: Option<f64>,
+    /// Data synchronization barriers.
+    pub dsb: Option<f64>,
+    /// Data cache lines cleaned.
+    pub lines_cleaned: Option<f64>,
+    /// Table pages taken, and given back.
+    pub tables: Option<f64>,
+    /// Atomic read-modify-writes.
+    pub atomics: Option<f64>,
+}
+
+/// A program that waits for the name of an operation.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    questions: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Process {
+    /// Starts it.
+    pub fn start(program: &Path, arguments: &[&str]) -> anyhow::Result<Self> {
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("{name} does not start"))?;
+        let (questions, answers) = (child.stdin.take(), child.stdout.take());
+        let answers = BufReader::new(answers.context("no pipe")?);
+        Ok(Self { name, child, questions, answers })
+    }
+
+    /// Has one operation done.
+    pub fn ask(&mut self, operation: &str) -> anyhow::Result<Answer> {
+        let ended = || format!("{} ended at {operation}; it said why above", self.name);
+        let questions = self.questions.as_mut().context("asked after the end")?;
+        // Not as the cause: a closed pipe of theirs is not our own output's.
+        let asked = writeln!(questions, "{operation}");
+        let mut line = String::new();
+        let answered = self.answers.read_line(&mut line);
+        if asked.is_err() || answered.is_err() || line.is_empty() {
+            bail!("{}", ended());
+        }
+        let answer: Answer =
+            serde_json::from_str(&line).with_context(|| format!("{} answered {operation} with {line}", self.name))?;
+        if answer.name != operation {
+            bail!("{} did {} instead of {operation}", self.name, answer.name);
+        }
+        Ok(answer)
+    }
+
+    /// Lets it end, and makes sure that all was well to the end.
+    pub fn end(mut self) -> anyhow::Result<()> {
+        drop(self.questions.take());
+        let status = self.child.wait()?;
+        if !status.success() {
+            bail!("{} ended with {status}; it said why above", self.name);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.questions.take());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Process {
+        Process::start(Path::new("/bin/sh"), &["-c", script]).unwrap()
+    }
+
+    #[test]
+    fn questions_are_answered() {
+        let mut process =
+            shell(r#"while read name; do echo "{\"name\":\"$name\",\"unit\":\"ns/pte\",\"ns\":1.5}"; done"#);
+        for name in ["one", "two"] {
+            let answer = process.ask(name).unwrap();
+            assert_eq!((answer.name.as_str(), answer.ns, answer.counts), (name, Some(1.5), Counts::default()));
+        }
+        process.end().unwrap();
+    }
+
+    #[test]
+    fn an_early_end_is_an_error() {
+        assert!(shell("read name; exit 1").ask("one").unwrap_err().to_string().contains("ended at one"));
+        let mut gone = shell("exit 1");
+        let _ = gone.child.wait();
+        let error = gone.ask("one").unwrap_err();
+        assert!(!crate::output::is_closed(&error), "{error:#}");
+        assert!(shell("exit 3").end().unwrap_err().to_string().contains("exit status: 3"));
+        let mut wrong = shell(r#"read name; echo '{"name":"two","unit":"ns/pte","tlbi":null}'"#);
+        assert!(wrong.ask("one").unwrap_err().to_string().contains("instead of one"));
+    }
+
+    #[test]
+    fn the_program_is_found_among_messages() {
+        let message = r#"{"reason":"compiler-artifact","executable":"/t/release/twofold-bench"}"#;
+        assert_eq!(executable(message), Some("/t/release/twofold-bench".into()));
+        assert_eq!(executable(r#"{"reason":"build-finished","success":true}"#), None);
+        assert_eq!(executable(r#"{"executable":"/t/release/other"}"#), None);
+    }
+}
