@@ -28,7 +28,7 @@
 //! | `mapped.pages_4k`, `.blocks_2m`, `.blocks_1g` | leaves installed |
 //! | `tables.allocated`, `.freed` | table pages, the root included |
 //! | `tlbi.OPERATION` | TLB invalidations by instruction |
-//! | `barriers.dsb`, `.dmb`, `.isb` | barriers of the engine |
+//! | `barriers.dsb`, `.isb` | barriers of the engine |
 //! | `cache.lines_cleaned`, `.lines_invalidated`, `.icache_all` | D-cache lines cleaned (and invalidated) to PoC, I-cache lines and whole I-caches invalidated |
 //! | `memory.frames_zeroed` | 4 KiB frames zeroed before the guest saw them |
 //! | `el2_instructions.total` | instructions retired at EL2 from the guest's first entry; only with [`COUNT`](crate::bundle::flags::COUNT) |

@@ -16,9 +16,7 @@ pub const GICR_SIZE: u64 = 0x2_0000;
 pub const UART_BASE: u64 = 0x0900_0000;
 /// Size of the PL011 UART in bytes.
 pub const UART_SIZE: u64 = 0x1000;
-/// The UART's interrupt: SPI 1.
-pub const UART_SPI: u32 = 1;
 /// Start of guest RAM.
 pub const RAM_BASE: u64 = 0x4000_0000;
-/// The most vCPUs that a guest may have: as many redistributors as fit before the UART.
+/// The most vCPUs that a guest may have; their redistributors fit before the UART.
 pub const MAX_CPUS: u32 = 64;

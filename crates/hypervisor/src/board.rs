@@ -90,7 +90,9 @@ impl Board {
             uart_interrupts: interrupts(root, "arm,pl011", UART)?,
             dtb: dtb.clone(),
         };
-        for used in [image, dtb].into_iter().chain(bundle) {
+        // A frame at address 0 would be a null pointer.
+        let null = 0..4096;
+        for used in [image, dtb, null].into_iter().chain(bundle) {
             push(&mut board.reserved, used, RESERVED)?;
         }
         board.read_reserved(fdt)?;

@@ -106,7 +106,8 @@ boot_entry:
     mov     x0, x20
     b       {start}
 
-// Where PSCI CPU_ON starts a CPU: x0 is its `Cpu`. It reads no memory before its MMU is on.
+// Where PSCI CPU_ON starts a CPU: x0 is its `Cpu`. Before its MMU is on it reads nothing but constants in .text, which
+// is clean to the point of coherency.
 .global secondary_entry
 secondary_entry:
     mov     x19, x0
@@ -129,6 +130,7 @@ known_state:
 
 // Cleans and invalidates [x0, x1) to the point of coherency.
 clean_and_invalidate:
+    dsb     sy                          // stores made with the MMU off are not ordered with what follows
     mrs     x2, ctr_el0
     ubfx    x2, x2, #16, #4             // DminLine: log2 of the words in the smallest line
     mov     x3, #4

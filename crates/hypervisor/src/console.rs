@@ -66,7 +66,11 @@ fn put(byte: u8) {
     let (data, flags) = ((base + DR) as *mut u32, (base + FR) as *const u32);
     // SAFETY: `init` was called with this base, whose caller promised a mapped PL011.
     unsafe {
-        while flags.read_volatile() & TXFF != 0 {}
+        // Bounded: the guest owns the UART and may have stopped it, and a report must end.
+        let mut patience = 1 << 20;
+        while flags.read_volatile() & TXFF != 0 && patience != 0 {
+            patience -= 1;
+        }
         data.write_volatile(u32::from(byte));
     }
 }

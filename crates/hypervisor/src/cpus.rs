@@ -25,7 +25,7 @@ const MAX_CPUS: usize = twofold_abi::virt::MAX_CPUS as usize;
 /// Why a CPU could not be started.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum StartError {
-    /// The board has no CPU of this number, or it is the boot CPU.
+    /// The board has no CPU of this number.
     #[error("there is no CPU {0} to start")]
     NoSuchCpu(usize),
     /// The firmware refused.
@@ -36,10 +36,13 @@ pub enum StartError {
 /// Starts the CPU in place `index` of [`Board::cpus`]: it runs `main(index)`, and turns itself off when that
 /// returns.
 pub fn start(board: &Board, index: usize, main: fn(usize)) -> Result<(), StartError> {
-    let mpidr = *board.cpus.get(index).filter(|_| index != 0).ok_or(StartError::NoSuchCpu(index))?;
+    let mpidr = *board.cpus.get(index).ok_or(StartError::NoSuchCpu(index))?;
     let cpu = &AREAS[index].cpu;
     cpu.index.store(index, Ordering::Relaxed);
     *cpu.main.lock() = Some(main);
+    // The call to the firmware orders nothing: what the new CPU reads has to be there before it.
+    // SAFETY: a barrier changes nothing.
+    unsafe { core::arch::asm!("dsb ishst", options(nostack, preserves_flags)) };
     power::cpu_on(mpidr, secondary_entry as *const () as u64, &raw const *cpu as u64)
         .map_err(|error| StartError::Firmware(index, error))
 }

@@ -63,8 +63,8 @@ pub(crate) fn init(board: Option<&Board>, uart: Option<&Range<u64>>) -> Result<(
     Ok(())
 }
 
-/// Turns the MMU on with `root` as the level-0 table, turning it off first if it is on. It touches no memory,
-/// so nobody sees a mixture of the two maps.
+/// Turns the MMU on with `root` as the level-0 table, turning it off first if it is on. It touches no memory
+/// but constants in .text, so nobody sees a mixture of the two maps.
 ///
 /// # Safety
 /// `root` must map the running code, its stack and all that it uses to where they are, and stay as it is.

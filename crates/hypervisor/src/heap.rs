@@ -21,9 +21,3 @@ pub unsafe fn add(memory: Range<u64>) {
     // SAFETY: the caller's promise.
     unsafe { HEAP.lock().add_to_heap(memory.start as usize, memory.end as usize) };
 }
-
-/// Bytes that were asked for and not given back.
-#[must_use]
-pub fn used() -> usize {
-    HEAP.lock().stats_alloc_user()
-}

@@ -13,14 +13,19 @@ use twofold_stage2::{Donated, Pa};
 use crate::board::Board;
 use crate::heap;
 
+/// The least that EL2 needs for itself.
 const HEAP_SIZE: u64 = 4 << 20;
+/// What it needs on top for each so many bytes of RAM: the records of guest memory.
+const RAM_PER_HEAP: u64 = 4096;
 const PAGE: u64 = 4096;
 
 /// Gives the heap its memory, and returns all other RAM that nobody uses.
 pub fn take_over(board: &Board) -> Vec<Donated> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     assert!(!TAKEN.swap(true, Ordering::Relaxed), "RAM is taken over once");
-    let heap = board.free(HEAP_SIZE, PAGE).expect("a machine that holds this image has 4 MiB more");
+    let ram: u64 = board.ram.iter().map(|range| range.end - range.start).sum();
+    let size = (HEAP_SIZE + ram / RAM_PER_HEAP).next_multiple_of(PAGE);
+    let heap = board.free(size, PAGE).expect("a machine that holds this image has room for a heap");
     // SAFETY: free RAM, mapped one to one, and taken once.
     unsafe { heap::add(heap.clone()) };
 

@@ -3,8 +3,8 @@
 //!
 //! The report goes to the serial port and, line by line, to the control channel.
 //!
-//! Invariant: there is one report, and it ends. The first CPU that comes here writes it; other CPUs stop; if the
-//! reporting CPU comes here again, something in the report itself failed, and it exits at once. The report takes no lock
+//! Invariant: there is one report, and it ends. The first CPU that comes here writes it; others that come stop
+//! (where a guest runs it goes on until the end); if the reporting CPU comes here again, something in the report itself failed, and it exits at once. The report takes no lock
 //! and no memory.
 
 use core::fmt::{self, Write};

@@ -6,7 +6,7 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use smccc::psci::{self, AffinityState, Error, LowestAffinityLevel, Version};
+use smccc::psci::{self, AffinityState, Error, LowestAffinityLevel};
 use smccc::{Hvc, Smc};
 
 use crate::semihosting;
@@ -35,11 +35,6 @@ pub fn park() -> ! {
         // SAFETY: waiting changes nothing.
         unsafe { asm!("wfi", options(nomem, nostack, preserves_flags)) };
     }
-}
-
-/// The version of the firmware's PSCI.
-pub fn version() -> Result<Version, Error> {
-    call(psci::version::<Smc>, psci::version::<Hvc>)
 }
 
 /// Starts a CPU at physical address `entry` with `context` in x0.

@@ -30,7 +30,11 @@ const INTERNAL_FAILURE: i64 = -6;
 
 /// Answers the call with these arguments (x0 to x3) of vCPU `index`.
 pub fn call(vm: &'static Vm, index: usize, arguments: &[u64; 4]) -> Reply {
-    let [function, first, second, third] = *arguments;
+    const CALL_64: u64 = 1 << 30;
+    let [function, ..] = *arguments;
+    // A 32-bit call has 32-bit arguments.
+    let mask = if function & CALL_64 == 0 { u64::from(u32::MAX) } else { u64::MAX };
+    let [first, second, third] = [arguments[1] & mask, arguments[2] & mask, arguments[3] & mask];
     let result = match function as u32 {
         psci::PSCI_VERSION => 1 << 16 | 1,
         psci::PSCI_FEATURES => features(first as u32),

@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 
 use twofold_abi::{exit, virt};
-use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, Slot};
+use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, SECTION, Slot};
 use twofold_stage2::{Donated, Geometry, Granule, Ipa, Pa, Vmid};
 
 use crate::board::Board;
@@ -53,6 +53,12 @@ pub enum StartupError {
         /// What is free, in MiB.
         free: u64,
     },
+    /// A device that it would be given is not what the guest's memory map says.
+    #[error("this machine's {device} is too small, or in several parts: the guest would be given what lies behind it")]
+    Device {
+        /// Which.
+        device: &'static str,
+    },
     /// There are fewer CPUs than it wants.
     #[error("the guest wants {wanted} vCPUs, but this machine has {cpus} CPUs: each vCPU needs one")]
     NoCpus {
@@ -81,12 +87,13 @@ fn make(board: &'static Board, config: &Config<'_>, free: Vec<Donated>) -> Resul
     let features = platform::features();
     let mut frames = Frames::new(features);
     free.into_iter().for_each(|range| frames.add(range));
-    // Beside the RAM itself: its tables, and what alignment to sections may cost.
-    let spare = config.memory / 512 + (8 << 20);
-    if frames.free() * 4096 < config.memory.saturating_add(spare) {
-        let free = (frames.free() * 4096).saturating_sub(spare) >> 20;
-        return Err(StartupError::NoMemory { wanted: config.memory >> 20, free });
+    // Beside its RAM, in sections, a guest needs tables: they too may take whole sections apart.
+    let tables = (config.memory / 512).saturating_add(4 << 20);
+    let free = (frames.sections() * SECTION).saturating_sub(tables);
+    if free < config.memory.div_ceil(SECTION).saturating_mul(SECTION) {
+        return Err(StartupError::NoMemory { wanted: config.memory >> 20, free: free >> 20 });
     }
+    check_devices(board)?;
     let layout = Layout::new(config)?;
     let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &features).map_err(MemoryError::from)?;
     // SAFETY: EL2 maps all RAM one to one, and `free` is RAM that nothing else uses.
@@ -99,10 +106,22 @@ fn make(board: &'static Board, config: &Config<'_>, free: Vec<Donated>) -> Resul
     layout.load(config, &blob, &mut memory)?;
     log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);
     log!("{geometry:?} {features:?}");
-    // A VMID of a firmware's or a boot loader's guest may be in the TLB.
-    memory.stage2().invalidate_all();
     let vm = Vm::new(board, memory, config.cpus as usize, config.flags, vcpu::run);
     Ok((vm, layout))
+}
+
+/// The devices are passed through: each has to fill its slot, or the guest would reach what lies behind.
+fn check_devices(board: &Board) -> Result<(), StartupError> {
+    let [redistributors] = &board.gicr[..] else { return Err(StartupError::Device { device: "GIC redistributor" }) };
+    let devices = [
+        ("GIC distributor", &board.gicd, virt::GICD_SIZE),
+        ("GIC redistributor", redistributors, board.cpus.len() as u64 * virt::GICR_SIZE),
+        ("UART", &board.uart, virt::UART_SIZE),
+    ];
+    match devices.into_iter().find(|(_, range, size)| range.end - range.start < *size) {
+        Some((device, ..)) => Err(StartupError::Device { device }),
+        None => Ok(()),
+    }
 }
 
 /// The smallest IPA space that holds the guest's RAM: up to 34 bits a walk has two levels.

@@ -47,7 +47,6 @@ struct Vcpu {
 
 /// Exception classes of ESR_EL2 (Arm ARM D23.2).
 mod class {
-    pub const WAIT: u64 = 0x01;
     pub const HVC: u64 = 0x16;
     pub const SMC: u64 = 0x17;
     pub const INSTRUCTION_ABORT: u64 = 0x20;
@@ -70,10 +69,9 @@ impl Vcpu {
             class::HVC => self.call(),
             class::SMC => {
                 // Trapped before it was executed: the guest goes on behind it.
-                self.context.pc += 4;
+                self.context.skip();
                 self.call();
             }
-            class::WAIT => self.context.pc += 4,
             _ => inject::undefined(&mut self.context),
         }
     }

@@ -96,6 +96,8 @@ impl Vm {
             write_sysreg!(VTTBR_EL2, memory.stage2().vttbr());
         }
         isb();
+        // A CPU that was off heard no invalidation, and may hold what firmware or its last vCPU left under this VMID.
+        memory.stage2().invalidate_all();
     }
 
     pub(crate) fn counts_instructions(&self) -> bool {
@@ -129,9 +131,11 @@ impl Vm {
         power::exit(status)
     }
 
-    /// The guest cannot go on.
+    /// The guest cannot go on, which is no defect of EL2's.
     pub(crate) fn fail(&self, why: fmt::Arguments) -> ! {
-        panic!("the guest cannot go on: {why}")
+        control::error(format_args!("the guest cannot go on: {why}"));
+        control::end("error");
+        power::exit(exit::CANNOT_START)
     }
 }
 
@@ -150,13 +154,14 @@ impl VcpuSlot {
     }
 }
 
-/// HCR_EL2 for the guest: AArch64, its memory behind stage 2, SMC trapped, set/way cache operations made to clean,
+/// HCR_EL2 for the guest: AArch64, its memory behind stage 2, SMC and IMPLEMENTATION DEFINED registers trapped (on some
+/// cores those read caches), set/way cache operations made to clean,
 /// and all that it may use by itself left to it (pointer authentication, SCXTNUM, allocation tags).
 pub fn hcr(features: &Features) -> u64 {
     const VM: u64 = 1 << 0;
     const SWIO: u64 = 1 << 1;
-    const PTW: u64 = 1 << 2;
     const TSC: u64 = 1 << 19;
+    const TIDCP: u64 = 1 << 20;
     const RW: u64 = 1 << 31;
     const APK: u64 = 1 << 40;
     const API: u64 = 1 << 41;
@@ -164,5 +169,5 @@ pub fn hcr(features: &Features) -> u64 {
     const EN_SCXT: u64 = 1 << 53;
     const ATA: u64 = 1 << 56;
     let fwb = if features.forced_write_back { FWB } else { 0 };
-    VM | SWIO | PTW | TSC | RW | APK | API | EN_SCXT | ATA | fwb
+    VM | SWIO | TSC | TIDCP | RW | APK | API | EN_SCXT | ATA | fwb
 }

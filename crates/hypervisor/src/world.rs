@@ -56,6 +56,14 @@ impl Context {
         x[0] = x0;
         Self { x, pc, pstate: Self::EL1H_MASKED, host: [0; 2] }
     }
+
+    /// Goes on behind the A64 instruction that trapped, as if it had been executed: BTYPE and SS end with it.
+    pub fn skip(&mut self) {
+        const BTYPE: u64 = 3 << 10;
+        const SINGLE_STEP: u64 = 1 << 21;
+        self.pc = self.pc.wrapping_add(4);
+        self.pstate &= !(BTYPE | SINGLE_STEP);
+    }
 }
 
 /// Runs the guest until it comes back.
@@ -130,8 +138,9 @@ pub unsafe fn init_cpu(hcr: u64) {
     let sme = id_field(pfr1, 24) != 0;
     let gic_registers = id_field(pfr0, 24) != 0;
     let pmu = matches!(id_field(read_sysreg!(ID_AA64DFR0_EL1), 8), 1..0xf);
-    // HPMN: all event counters are the guest's.
-    let mdcr = if pmu { (read_sysreg!(PMCR_EL0) >> 11) & 0x1f } else { 0 };
+    // HPMN: all event counters are the guest's. HPMD, HCCD: they stand still at EL2.
+    const NOT_AT_EL2: u64 = 1 << 17 | 1 << 23;
+    let mdcr = if pmu { (read_sysreg!(PMCR_EL0) >> 11) & 0x1f | NOT_AT_EL2 } else { 0 };
     let (midr, mpidr) = (read_sysreg!(MIDR_EL1), read_sysreg!(MPIDR_EL1));
     // Bits 8 (TZ) and 12 (TSM) trap SVE and SME, and are RES1 without them.
     let cptr = 0x33ff & !(u64::from(sve) << 8) & !(u64::from(sme) << 12);
@@ -155,6 +164,8 @@ pub unsafe fn init_cpu(hcr: u64) {
         write_sysreg!(VMPIDR_EL2, mpidr);
         if gic_registers {
             write_sysreg!(S3_4_C12_C9_5, 0xf); // ICC_SRE_EL2: system registers at EL2 and EL1
+            isb();
+            write_sysreg!(S3_4_C12_C11_0, 0); // ICH_HCR_EL2: no access to the CPU interface traps
         }
         write_sysreg!(SCTLR_EL1, 0x30d0_0800); // MMU and caches off, little-endian, RES1 bits
     }

@@ -13,7 +13,8 @@ use crate::guest::Bundle;
 /// The CPU model where none is asked for. Without `pauth-impdef` pointer authentication is about four
 /// times slower under TCG.
 pub const CPU_DEFAULT: &str = "max,pauth-impdef=on";
-/// Bytes of the machine beside the guest and its bundle: the hypervisor, its tables, and what alignment costs.
+/// Bytes of the machine beside the guest, its bundle, and a 128th of these for tables and records: the hypervisor, and
+/// what alignment costs.
 pub const HYPERVISOR_MEMORY: u64 = 192 << 20;
 /// The least memory of the machine in bytes.
 pub const MACHINE_MEMORY_MIN: u64 = 512 << 20;
@@ -66,7 +67,7 @@ impl Machine {
             Loaded::Guest { bundle, memory } => memory + bundle.size,
         };
         // -m counts MiB.
-        (used + HYPERVISOR_MEMORY).max(MACHINE_MEMORY_MIN).next_multiple_of(1 << 20)
+        (used + used / 128 + HYPERVISOR_MEMORY).max(MACHINE_MEMORY_MIN).next_multiple_of(1 << 20)
     }
 
     /// QEMU's arguments; the image's control channel is written to the file `control`.
@@ -161,7 +162,7 @@ mod tests {
         let arguments = arguments(&machine(), Serial::Pipe);
         assert!(has(&arguments, "-M", "virt,virtualization=on,gic-version=3"));
         assert!(has(&arguments, "-cpu", "max,pauth-impdef=on"));
-        assert!(has(&arguments, "-m", "744M"));
+        assert!(has(&arguments, "-m", "749M"));
         assert!(has(&arguments, "-smp", "2"));
         assert!(has(&arguments, "-serial", "stdio"));
         assert!(has(&arguments, "-monitor", "none"));

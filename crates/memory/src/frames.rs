@@ -9,6 +9,8 @@ use alloc::vec::Vec;
 use buddy_system_allocator::FrameAllocator;
 use twofold_stage2::{Donated, Error, Features, Geometry, Pa, Root, Run, TablePage, TableSource};
 
+use crate::ram::SECTION;
+
 /// Bytes of a frame.
 pub(crate) const FRAME: u64 = 4096;
 
@@ -49,6 +51,15 @@ impl Frames {
     /// How many frames are free.
     pub fn free(&self) -> u64 {
         self.free_frames
+    }
+
+    /// How many whole sections the donated ranges hold, taken or not: the most that guest RAM can be made of.
+    pub fn sections(&self) -> u64 {
+        let whole = |range: &Range| {
+            let (start, end) = (range.donated.start().raw(), range.donated.start().raw() + range.donated.size());
+            (end / SECTION).saturating_sub(start.div_ceil(SECTION))
+        };
+        self.ranges.iter().map(whole).sum()
     }
 
     /// A run of `count` frames, a power of two, aligned to its size. Its content is whatever was there before.

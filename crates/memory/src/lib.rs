@@ -26,4 +26,5 @@ mod slots;
 pub use fault::{Answer, Done, GuestFault};
 pub use frames::Frames;
 pub use guest::{Counts, Error, GuestMemory, Pages};
+pub use ram::SECTION;
 pub use slots::{Backing, Slot, SlotError};

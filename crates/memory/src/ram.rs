@@ -11,8 +11,8 @@ use twofold_stage2::{Features, Ipa, IpaRange, Pa, Platform, Run};
 
 use crate::frames::{FRAME, Frames};
 
-/// Bytes of a section: a level 2 block of the 4 KiB granule.
-pub(crate) const SECTION: u64 = 2 << 20;
+/// Bytes of a section, the unit in which guest RAM takes its frames: a level 2 block of the 4 KiB granule.
+pub const SECTION: u64 = 2 << 20;
 const PAGES: u64 = SECTION / FRAME;
 
 /// The backing of one slot of RAM.

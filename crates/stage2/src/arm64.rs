@@ -2,7 +2,7 @@
 //! The real instructions. An embedder supplies only where frames are mapped ([`FrameMap`]).
 //!
 //! To be used at EL2 with `HCR_EL2.TGE` = 0, so that EL1&0 operations mean the guest's regime. Each `asm!`
-//! is a compiler barrier for memory, so program order is the order of execution.
+//! that orders or changes memory is a compiler barrier for it, so program order is the order of execution.
 
 use core::arch::asm;
 use core::ptr::NonNull;
@@ -113,7 +113,7 @@ unsafe impl<M: FrameMap> Platform for Arm64<M> {
     #[inline(always)]
     fn ic(&self, operation: Ic, address: usize) {
         match operation {
-            // `nomem`: what orders it after stores, and fetches after it, is the barrier around a run of these.
+            // `nomem`: what orders it after stores, and fetches after it, are the barriers before and after a run of these.
             // SAFETY: invalidating an instruction cache changes no data.
             Ic::Ivau => unsafe { asm!("ic ivau, {}", in(reg) address, options(nomem, nostack, preserves_flags)) },
             Ic::IallUis => instruction!("ic ialluis"),

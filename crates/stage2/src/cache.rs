@@ -41,6 +41,9 @@ pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa
     if features.instruction_cache_coherent {
         return;
     }
+    // What was written there is to be seen by the fetches that follow the invalidation. It need not be cleaned to the
+    // point of unification: with FEAT_S2FWB data caches are coherent with it (CTR_EL0.IDC), without it `clean` ran.
+    platform.dsb(Domain::Ish);
     let lines = size / features.instruction_line;
     if features.instruction_cache_pipt && lines <= MOST_INSTRUCTION_LINES {
         let start = platform.pointer(pa).addr().get();

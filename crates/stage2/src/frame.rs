@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The memory that the engine works on: donated ranges, and the table pages cut from them.
 //!
-//! The invariant that makes the rest safe: donated memory is never behind a Rust reference. The engine reaches
-//! tables by atomic accesses and guest memory by cache instructions or volatile stores only, so two owners
-//! of one frame are a bug of the guest's world, never undefined behaviour in this one.
+//! The invariant that makes the rest safe: donated memory is behind no Rust reference but the engine's own to
+//! entries, which are atomic; guest memory is reached by cache instructions or volatile stores only. Beyond that, a
+//! frame has one owner: who cuts the same page from a range twice, once for a table and once for a guest, lets that
+//! guest forge entries. Types do not prevent this yet; [`Donated`]'s functions say so each.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

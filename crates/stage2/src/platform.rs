@@ -40,7 +40,8 @@ pub unsafe trait Platform {
     /// `MRS VTTBR_EL2`.
     fn vttbr(&self) -> u64;
 
-    /// `MSR VTTBR_EL2`. Only the engine calls it, and it restores what it found.
+    /// `MSR VTTBR_EL2`. The engine calls it around a flush for a guest that is not loaded, and restores what it found;
+    /// entering a guest is its user's.
     fn load_vttbr(&self, value: u64);
 
     /// Where the byte at `pa` is mapped.

@@ -127,7 +127,7 @@ impl<P: Platform> Stage2<P> {
 
     /// The table that an entry of this tree points to.
     pub(crate) fn table(&self, entry: Descriptor) -> Table<'_> {
-        // SAFETY: only `link` makes table entries, from pages it was given, and a page leaves the tree only by
+        // SAFETY: only `map` makes table entries, from pages it was given, and a page leaves the tree only by
         // `&mut self`.
         unsafe { Table::at(&self.platform, entry.address(), self.geometry.granule().entries()) }
     }

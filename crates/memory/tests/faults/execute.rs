@@ -46,10 +46,12 @@ fn data_is_mapped_without_execution() {
 fn a_fetch_maps_for_execution_after_the_instruction_cache_was_invalidated() {
     let (by_line, pa) = record(PIPT, &[], Translation, Execute);
     let invalidate = Event::InvalidateCode(pa, PAGE);
-    assert_eq!(by_line, [invalidate, Event::Dsb(Domain::Ish), sees(pa, Access::ALL), Event::Dsb(Domain::IshSt)]);
+    let seen = Event::Dsb(Domain::Ish);
+    assert_eq!(by_line, [seen, invalidate, Event::Dsb(Domain::Ish), sees(pa, Access::ALL), Event::Dsb(Domain::IshSt)]);
     let (all, pa) = record(FORCED, &[], Translation, Execute);
     let invalidate = Event::InvalidateAllCode;
-    assert_eq!(all, [invalidate, Event::Dsb(Domain::Ish), sees(pa, Access::ALL), Event::Dsb(Domain::IshSt)]);
+    let seen = Event::Dsb(Domain::Ish);
+    assert_eq!(all, [seen, invalidate, Event::Dsb(Domain::Ish), sees(pa, Access::ALL), Event::Dsb(Domain::IshSt)]);
 }
 
 #[test]
@@ -57,6 +59,7 @@ fn without_forced_write_back_code_is_cleaned_before_the_instruction_cache_is_inv
     let (record, pa) = record(Features { instruction_cache_pipt: true, ..PLAIN }, &[], Translation, Execute);
     let expected = [
         Event::Clean(pa, PAGE),
+        Event::Dsb(Domain::Ish),
         Event::Dsb(Domain::Ish),
         Event::InvalidateCode(pa, PAGE),
         Event::Dsb(Domain::Ish),
@@ -72,7 +75,7 @@ fn a_fetch_from_mapped_data_widens_after_the_instruction_cache_was_invalidated()
         let (record, pa) = record(features, &[Write], Permission, Execute);
         let exact = features.instruction_cache_pipt;
         let invalidate = if exact { Event::InvalidateCode(pa, PAGE) } else { Event::InvalidateAllCode };
-        let mut expected = vec![invalidate, Event::Dsb(Domain::Ish), sees(pa, Access::ALL)];
+        let mut expected = vec![Event::Dsb(Domain::Ish), invalidate, Event::Dsb(Domain::Ish), sees(pa, Access::ALL)];
         expected.extend(local_invalidation(BASE + PAGE));
         assert_eq!(record, expected);
     }
@@ -81,7 +84,8 @@ fn a_fetch_from_mapped_data_widens_after_the_instruction_cache_was_invalidated()
 #[test]
 fn a_stale_translation_fault_on_a_fetch_widens_too() {
     let (record, pa) = record(PIPT, &[Read], Translation, Execute);
-    let mut expected = vec![Event::InvalidateCode(pa, PAGE), Event::Dsb(Domain::Ish), sees(pa, Access::ALL)];
+    let mut expected =
+        vec![Event::Dsb(Domain::Ish), Event::InvalidateCode(pa, PAGE), Event::Dsb(Domain::Ish), sees(pa, Access::ALL)];
     expected.extend(local_invalidation(BASE + PAGE));
     assert_eq!(record, expected);
 }
@@ -108,8 +112,8 @@ fn a_fetch_makes_the_whole_block_executable() {
         let exact = features.instruction_cache_pipt && features.instruction_line > 64;
         let invalidate = if exact { Event::InvalidateCode(pa, SECTION) } else { Event::InvalidateAllCode };
         let sees = Event::Sees(BASE, Some(Sight { level: 2, pa, access: Access::ALL }));
-        assert_eq!(record[..3], [invalidate, Event::Dsb(Domain::Ish), sees]);
-        assert_eq!(record[3..], local_invalidation(BASE));
+        assert_eq!(record[..4], [Event::Dsb(Domain::Ish), invalidate, Event::Dsb(Domain::Ish), sees]);
+        assert_eq!(record[4..], local_invalidation(BASE));
         assert_eq!(guest.fault_of(BASE + (SECTION - 4), Execute), None);
     }
 }

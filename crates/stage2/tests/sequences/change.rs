@@ -103,7 +103,7 @@ fn without_writes_hardware_may_not_grant_them_either() {
 /// Allowing execution is the same whoever allows it: instruction caches first.
 #[test]
 fn execution_is_granted_after_invalidating_code() {
-    let code = [Event::InvalidateCode(frame(0), KIB_4), Event::Dsb(Domain::Ish)];
+    let code = [Event::Dsb(Domain::Ish), Event::InvalidateCode(frame(0), KIB_4), Event::Dsb(Domain::Ish)];
     let granted = [sees(BASE, 3, frame(0), Access::ALL)];
     let mut guest = guest(Features { instruction_cache_pipt: true, ..HINTS });
     guest.watch(BASE);

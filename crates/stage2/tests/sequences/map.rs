@@ -7,8 +7,10 @@ use twofold_stage2::{Error, Memory};
 
 const TAKE_TWO: [Event; 2] = [Event::Take(Pa::new(0x8_4001_0000)), Event::Take(Pa::new(0x8_4001_1000))];
 const CLEAN: [Event; 2] = [Event::Clean(Pa::new(0x10_0000_0000), KIB_4), Event::Dsb(Domain::Ish)];
-const CODE: [Event; 2] = [Event::InvalidateCode(Pa::new(0x10_0000_0000), KIB_4), Event::Dsb(Domain::Ish)];
-const ALL_CODE: [Event; 2] = [Event::InvalidateAllCode, Event::Dsb(Domain::Ish)];
+/// What was written there before is to be seen by what is fetched after.
+const CODE: [Event; 3] =
+    [Event::Dsb(Domain::Ish), Event::InvalidateCode(Pa::new(0x10_0000_0000), KIB_4), Event::Dsb(Domain::Ish)];
+const ALL_CODE: [Event; 3] = [Event::Dsb(Domain::Ish), Event::InvalidateAllCode, Event::Dsb(Domain::Ish)];
 
 const FWB: Features = Features { forced_write_back: true, ..PLAIN };
 const PIPT: Features = Features { instruction_cache_pipt: true, ..PLAIN };
@@ -92,7 +94,7 @@ fn a_block_is_maintained_as_a_whole() {
     assert_eq!(guest.stage2.map(BASE, frame(0), Level::L2, &attributes, &mut guest.pool), Ok(Mapped::New));
     let expected = [
         &[Event::Take(table(0)), Event::Clean(frame(0), MIB_2), Event::Dsb(Domain::Ish)],
-        &[Event::InvalidateCode(frame(0), MIB_2), Event::Dsb(Domain::Ish)][..],
+        &[Event::Dsb(Domain::Ish), Event::InvalidateCode(frame(0), MIB_2), Event::Dsb(Domain::Ish)][..],
         &[sees(BASE, 2, frame(0), Access::ALL), Event::Dsb(Domain::IshSt)],
     ];
     assert_eq!(guest.events(), expected.concat());
