@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use twofold_abi::virt::MAX_CPUS;
 use twofold_launch::{Pages, machine};
 
 use crate::size::Size;
@@ -91,11 +92,12 @@ pub struct RunOptions {
     /// Text to put at the end of the guest's command line
     #[arg(long, value_name = "TEXT")]
     pub append: Option<String>,
-    /// Guest memory in bytes, or with K, M or G (powers of 1024); at least 64M, a multiple of 4K
+    /// Guest memory in bytes, or with K, M or G (powers of 1024); a multiple of 4K, at least 64M, and 128M
+    /// where Debian's Linux checks itself
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub memory: Size,
     /// Number of vCPUs, 1 to 64
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS)))]
     pub cpus: u32,
     /// Size of the mappings of guest memory
     #[arg(long, value_enum, default_value_t = PagesOption::Auto)]
@@ -180,7 +182,7 @@ Examples:
   cargo xtask run                                  Linux's console; Ctrl-A X leaves
   cargo xtask run --check --count                  boots, checks, counts, and prints a table
   cargo xtask run --check --pages blocks --memory 1G --cpus 2
-  cargo xtask run --kernel Image --initrd root.cpio --append 'init=/bin/sh'
+  cargo xtask run --kernel Image --initrd root.cpio --append 'rdinit=/bin/sh'
   cargo xtask run --check --json figures.json
 
 Environment:
@@ -232,7 +234,9 @@ mod tests {
 
     #[test]
     fn bad_values_are_refused() {
-        for bad in [&["--pages", "16k"][..], &["--memory", "much"], &["--guest", "bsd"], &["--cpus", "-1"]] {
+        for bad in
+            [&["--pages", "16k"][..], &["--memory", "much"], &["--guest", "bsd"], &["--cpus", "0"], &["--cpus", "65"]]
+        {
             let arguments = [&["xtask", "run"], bad].concat();
             assert!(Arguments::try_parse_from(&arguments).is_err(), "{bad:?}");
         }

@@ -29,8 +29,10 @@ pub struct Selected {
     pub initrd: Option<PathBuf>,
     /// What was fetched for it.
     pub versions: Option<Versions>,
-    /// A few words for a person; where Linux could not be had, why.
+    /// A few words for a person.
     pub words: String,
+    /// Why it is the bare-metal guest, where Linux was wanted first.
+    pub fallback: Option<String>,
 }
 
 /// The kinds of guest.
@@ -80,8 +82,10 @@ pub fn select(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Sel
             Ok(fetched) => linux(workspace, fetched, initrd.clone()),
             Err(error) if workspace.stop().is_requested() => Err(error),
             Err(error) if guest == GuestOption::Auto && initrd.is_none() => {
-                let why = format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ");
-                Ok(bare(workspace, format!("bare-metal guest, because Debian's kernel cannot be fetched: {why}")))
+                let why = fetch::in_one_line(&error);
+                let why = format!("Debian's kernel cannot be fetched: {why}");
+                let selected = bare(workspace, format!("bare-metal guest, because {why}"));
+                Ok(Selected { fallback: Some(why), ..selected })
             }
             Err(error) => Err(error.context(
                 "Debian's kernel cannot be fetched (give one with --kernel, or run the bare-metal guest with --guest bare)",
@@ -92,7 +96,8 @@ pub fn select(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Sel
 
 /// The bare-metal guest.
 pub fn bare(workspace: &Workspace, words: String) -> Selected {
-    Selected { kind: Kind::Bare, kernel: workspace.image(build::GUEST.name), initrd: None, versions: None, words }
+    let kernel = workspace.image(build::GUEST.name);
+    Selected { kind: Kind::Bare, kernel, initrd: None, versions: None, words, fallback: None }
 }
 
 impl Kind {
@@ -154,6 +159,12 @@ impl Boot<'_> {
             }
             return Ok(outcome);
         }
+        if self.terminal && verdict == Verdict::Reset {
+            // Most likely asked for at the prompt; what led to it is on the terminal above.
+            bail!(
+                "the guest asked for a reset (`reboot`, or a panic) and was ended; `poweroff -f` ends it with status 0"
+            );
+        }
         let tail = outcome.console.tail(20).join("\n");
         let console = if tail.is_empty() { String::new() } else { format!("\nThe console's last lines:\n{tail}") };
         let logs = directory.keep();
@@ -175,12 +186,13 @@ fn linux(workspace: &Workspace, fetched: fetch::Fetched, initrd: Option<PathBuf>
         initrd: Some(initrd),
         versions: Some(fetched.versions),
         words: format!("{} ({source})", packages.join(", ")),
+        fallback: None,
     })
 }
 
 fn own(kernel: &Path, initrd: Option<PathBuf>) -> Selected {
     let words = kernel.display().to_string();
-    Selected { kind: Kind::Own, kernel: kernel.to_owned(), initrd, versions: None, words }
+    Selected { kind: Kind::Own, kernel: kernel.to_owned(), initrd, versions: None, words, fallback: None }
 }
 
 /// Renamed into place, since another run may be reading the one before.

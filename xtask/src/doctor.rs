@@ -5,7 +5,8 @@
 
 use std::process::{Command, ExitCode};
 
-use twofold_launch::Qemu;
+use twofold_launch::qemu::{OLDEST, VARIABLE};
+use twofold_launch::{Qemu, QemuError};
 
 use crate::fetch;
 use crate::figures;
@@ -21,7 +22,7 @@ pub fn command(workspace: &Workspace) -> anyhow::Result<ExitCode> {
         [finding.name.to_owned(), finding.state.word().to_owned(), finding.detail.clone(), finding.fix.clone()]
     });
     output::line(&figures::plain_table(["what", "state", "version or reason", "to fix it"], rows))?;
-    let blocked = findings.iter().any(|finding| finding.state == State::Blocks);
+    let blocked = findings.iter().any(|finding| matches!(finding.state, State::Blocks | State::TooOld));
     Ok(if blocked { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -34,6 +35,8 @@ enum State {
     Fallback,
     /// Missing, and a person has to do something.
     Blocks,
+    /// There, older than what is needed, and a person has to do something.
+    TooOld,
 }
 
 struct Finding {
@@ -50,6 +53,7 @@ impl State {
             Self::Later => "will be installed",
             Self::Fallback => "not here",
             Self::Blocks => "MISSING",
+            Self::TooOld => "TOO OLD",
         }
     }
 }
@@ -111,10 +115,17 @@ fn qemu() -> Finding {
         Ok(qemu) => return Finding::ok("qemu", format!("{} ({})", qemu.version(), qemu.program().display())),
         Err(error) => error,
     };
-    let missing = matches!(error, twofold_launch::QemuError::Missing { .. });
-    let state = if missing && install::may_install_packages() { State::Later } else { State::Blocks };
-    let fix = install::package_command(install::QEMU_PACKAGE)
-        .unwrap_or_else(|| "install QEMU 7.2 or later (qemu-system-aarch64) by your system's means".to_owned());
+    let state = match error {
+        QemuError::Missing { .. } if install::may_install_packages() => State::Later,
+        QemuError::TooOld { .. } => State::TooOld,
+        _ => State::Blocks,
+    };
+    let fix = match (Qemu::named(), install::package_command(install::QEMU_PACKAGE)) {
+        // A package does not change what the variable names.
+        (Some(_), _) => format!("unset {VARIABLE}, or name QEMU {OLDEST} or later in it"),
+        (None, Some(command)) => command,
+        (None, None) => format!("install QEMU {OLDEST} or later (qemu-system-aarch64) by your system's means"),
+    };
     Finding { name: "qemu", state, detail: error.to_string(), fix }
 }
 

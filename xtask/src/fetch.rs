@@ -15,6 +15,7 @@ use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use twofold_launch::image::Image;
 
+use crate::output;
 use crate::subprocess;
 use crate::workspace::Workspace;
 
@@ -48,11 +49,27 @@ pub fn cached(workspace: &Workspace) -> Option<Fetched> {
     (kernel.is_file() && busybox.is_file()).then_some(Fetched { kernel, busybox, versions, cached: true })
 }
 
-/// The guest from the cache, or from Debian where it is not there or `refresh` is asked for.
+/// The guest from the cache, or from Debian where it is not there or `refresh` is asked for. A refresh that fails says
+/// so and leaves what is in the cache.
 pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Fetched> {
     if let (false, Some(fetched)) = (refresh, cached(workspace)) {
         return Ok(fetched);
     }
+    match (fetch_new(workspace), cached(workspace)) {
+        (Err(error), Some(kept)) if !workspace.stop().is_requested() => {
+            output::line(&format!("not fetched again, so the guest in the cache is used: {}", in_one_line(&error)))?;
+            Ok(kept)
+        }
+        (fetched, _) => fetched,
+    }
+}
+
+/// `error` and its causes without line ends.
+pub fn in_one_line(error: &anyhow::Error) -> String {
+    format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn fetch_new(workspace: &Workspace) -> anyhow::Result<Fetched> {
     let cache = workspace.guest_cache();
     fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
     let directory = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot write the cache")?;

@@ -5,11 +5,13 @@
 //! them under names of its own. The file appears whole or not at all.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde_json::{Map, Value, json};
+use tempfile::NamedTempFile;
 use twofold_launch::{Qemu, Report};
 
 use crate::boot::{Kind, Selected};
@@ -93,23 +95,48 @@ pub fn json(report: &Report, described: &Described<'_>) -> Value {
 /// Writes `value` to `path`, whole or not at all.
 pub fn write(path: &Path, value: &Value) -> anyhow::Result<()> {
     let failed = || format!("cannot write {}", path.display());
-    let directory = directory_of(path);
-    let file = tempfile::Builder::new()
-        // As any other file of the user's, and not for their eyes only.
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
-        .tempfile_in(&directory)
-        .with_context(failed)?;
+    // Again, since a run ago: what is replaced must be a file, whoever we are.
+    let target = target_of(path)?;
+    let file = temporary_beside(&target).with_context(failed)?;
     fs::write(file.path(), serde_json::to_string_pretty(value)? + "\n").with_context(failed)?;
-    file.persist(path).with_context(failed)?;
+    file.persist(target).with_context(failed)?;
     Ok(())
 }
 
 /// Whether `path` can be written later: a run of a minute should not end in that surprise.
 pub fn check_path(path: &Path) -> anyhow::Result<()> {
-    let directory = directory_of(path);
+    let target = target_of(path)?;
+    let directory = directory_of(&target);
     anyhow::ensure!(directory.is_dir(), "--json: there is no directory {}; make it first", directory.display());
-    anyhow::ensure!(!path.is_dir(), "--json: {} is a directory; give a file", path.display());
+    // Made and dropped: no look at permissions says as much.
+    temporary_beside(&target)
+        .with_context(|| format!("--json: cannot write to the directory {}", directory.display()))?;
     Ok(())
+}
+
+/// The file that `path` stands for: where it is a link, what the link points to is replaced, never the link. What is
+/// there and no file is refused: a rename would put a file in the place of a device.
+fn target_of(path: &Path) -> anyhow::Result<PathBuf> {
+    let shown = path.display();
+    if ["-", "/dev/stdout", "/dev/stderr"].iter().any(|name| path == Path::new(name)) {
+        bail!("--json: {shown} is where the table goes; name a file");
+    }
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => bail!("--json: {shown} is a directory; give a file"),
+        Ok(metadata) if !metadata.is_file() => bail!("--json: {shown} is a device or a pipe, not a file; name a file"),
+        Ok(_) => fs::canonicalize(path).with_context(|| format!("--json: cannot follow {shown}")),
+        Err(_) if path.is_symlink() => bail!("--json: {shown} is a link to nothing; name a file"),
+        // That there is no such directory is for the caller to say.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(path.to_owned()),
+        Err(error) => Err(error).with_context(|| format!("--json: cannot use {shown}")),
+    }
+}
+
+fn temporary_beside(target: &Path) -> std::io::Result<NamedTempFile> {
+    tempfile::Builder::new()
+        // As any other file of the user's, and not for their eyes only.
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
+        .tempfile_in(directory_of(target))
 }
 
 fn directory_of(path: &Path) -> PathBuf {
@@ -122,6 +149,7 @@ fn directory_of(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn a_report_is_written_whole() {
@@ -141,5 +169,22 @@ mod tests {
         assert!(check_path(Path::new("x.json")).is_ok());
         assert!(check_path(directory.path()).is_err());
         assert!(check_path(&directory.path().join("no/x.json")).is_err());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        for name in ["-", "/dev/null", "/dev/stdout"] {
+            assert!(check_path(Path::new(name)).unwrap_err().to_string().contains("name a file"), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_link_stays_and_its_target_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+        symlink(&file, &link).unwrap();
+        assert!(check_path(&link).unwrap_err().to_string().contains("a link to nothing"));
+        fs::write(&file, "old").unwrap();
+        check_path(&link).unwrap();
+        write(&link, &json!(1)).unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "1\n");
     }
 }

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use twofold_launch::guest;
+
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(u64);
@@ -34,12 +36,7 @@ impl FromStr for Size {
 
 impl fmt::Display for Size {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = [(30, "G"), (20, "M"), (10, "K")];
-        let unit = units.iter().find(|(shift, _)| self.0 > 0 && self.0.is_multiple_of(1 << shift));
-        match unit {
-            Some((shift, name)) => write!(formatter, "{}{name}", self.0 >> shift),
-            None => write!(formatter, "{}", self.0),
-        }
+        formatter.write_str(&guest::size(self.0))
     }
 }
 

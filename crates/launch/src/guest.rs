@@ -26,6 +26,15 @@ pub const PAGE_SIZE: u64 = 4096;
 /// With [`Pages::Blocks`], guest memory is a multiple of this many bytes.
 pub const BLOCK_SIZE: u64 = 2 << 20;
 
+/// A number of bytes as options take it: with the largest of K, M and G of which it is a whole number.
+pub fn size(bytes: u64) -> String {
+    let unit = [(30, "G"), (20, "M"), (10, "K")].into_iter().find(|(shift, _)| bytes.is_multiple_of(1 << shift));
+    match unit {
+        Some((shift, name)) if bytes > 0 => format!("{}{name}", bytes >> shift),
+        _ => bytes.to_string(),
+    }
+}
+
 /// How large the mappings of guest memory may be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pages {
@@ -92,12 +101,12 @@ pub enum GuestError {
     #[error(transparent)]
     Kernel(#[from] ImageError),
     /// The initrd is unreadable.
-    #[error("cannot read the initrd {path}: {source}; give the path of a cpio archive, compressed or not")]
+    #[error("cannot read the initrd {path}: {why}; give the path of a cpio archive, compressed or not")]
     Initrd {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// The initrd is empty.
     #[error("the initrd {0} is empty; give a cpio archive, compressed or not, or none at all")]
@@ -106,13 +115,16 @@ pub enum GuestError {
     #[error(transparent)]
     DoesNotFit(#[from] DoesNotFit),
     /// Less than [`MEMORY_MIN`].
-    #[error("{0} bytes of guest memory are too few; give at least {min}M (`--memory {min}M`)", min = MEMORY_MIN >> 20)]
+    #[error("`--memory {}` is too little; give at least {min}M", size(*.0), min = MEMORY_MIN >> 20)]
     MemoryTooSmall(u64),
     /// More than [`MEMORY_MAX`].
-    #[error("{0} bytes of guest memory are too many; give at most {max}G", max = MEMORY_MAX >> 30)]
+    #[error("`--memory {}` is too much; give at most {max}G", size(*.0), max = MEMORY_MAX >> 30)]
     MemoryTooLarge(u64),
     /// Not a multiple of the page or block.
-    #[error("{memory} bytes of guest memory are not a multiple of {unit}, the {name}; the next one is {}", memory.next_multiple_of(*unit))]
+    #[error(
+        "`--memory {}` is not a multiple of {}, the {name}; the next one is {}",
+        size(*memory), size(*unit), size(memory.next_multiple_of(*unit))
+    )]
     MemoryUnaligned {
         /// What was asked for, in bytes.
         memory: u64,
@@ -131,12 +143,12 @@ pub enum GuestError {
     #[error("the guest's command line has a control character in it; give one line of plain text")]
     CommandLineControl,
     /// The bundle cannot be written.
-    #[error("cannot write the guest bundle {path}: {source}; is there room on the disk?")]
+    #[error("cannot write the guest bundle {path}: {why}; is there room on the disk?")]
     Write {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
 }
 
@@ -146,6 +158,11 @@ impl Guest {
         self.check_settings()?;
         let image = Image::open(&self.kernel)?;
         Ok(Layout::new(&image, self.initrd_size()?, self.memory)?)
+    }
+
+    /// Checks the initrd by itself, for a kernel that is not there yet.
+    pub fn check_initrd(&self) -> Result<(), GuestError> {
+        self.initrd_size().map(drop)
     }
 
     /// Checks memory, vCPUs and command line: what needs no file.
@@ -178,14 +195,14 @@ impl Guest {
     /// Checks the guest and writes its bundle to `path`.
     pub fn write_bundle(&self, path: &Path) -> Result<Bundle, GuestError> {
         self.check()?;
-        let kernel_error = |source| ImageError::Unreadable { path: self.kernel.clone(), source };
+        let kernel_error = |why| ImageError::Unreadable { path: self.kernel.clone(), why };
         let mut kernel = File::open(&self.kernel).map_err(kernel_error)?;
         let kernel_size = kernel.metadata().map_err(kernel_error)?.len();
         let initrd_size = self.initrd_size()?;
         let header = self.header(kernel_size, initrd_size);
         let initrd_offset = header.initrd_offset.get();
 
-        let failed = |source| GuestError::Write { path: path.to_owned(), source };
+        let failed = |why| GuestError::Write { path: path.to_owned(), why };
         let mut file = File::create(path).map_err(failed)?;
         file.write_all(header.as_bytes()).map_err(failed)?;
         // Padding is a hole: it reads as zeros and costs nothing.
@@ -193,8 +210,7 @@ impl Guest {
         copy_exactly(&mut kernel, &mut file, kernel_size).map_err(failed)?;
         file.seek(SeekFrom::Start(initrd_offset)).map_err(failed)?;
         if let Some(initrd) = &self.initrd {
-            let mut initrd_file =
-                File::open(initrd).map_err(|source| GuestError::Initrd { path: initrd.clone(), source })?;
+            let mut initrd_file = File::open(initrd).map_err(|why| GuestError::Initrd { path: initrd.clone(), why })?;
             copy_exactly(&mut initrd_file, &mut file, initrd_size).map_err(failed)?;
         }
         let size = (initrd_offset + initrd_size).next_multiple_of(ALIGN);
@@ -224,7 +240,7 @@ impl Guest {
         let Some(path) = &self.initrd else {
             return Ok(0);
         };
-        let failed = |source| GuestError::Initrd { path: path.clone(), source };
+        let failed = |why| GuestError::Initrd { path: path.clone(), why };
         let metadata = File::open(path).and_then(|file| file.metadata()).map_err(failed)?;
         if metadata.is_dir() {
             return Err(failed(io::Error::from(io::ErrorKind::IsADirectory)));
@@ -352,13 +368,13 @@ mod tests {
         let cases = [
             (files.refused(|guest| guest.memory = 32 << 20), "at least 64M"),
             (files.refused(|guest| guest.memory = 1 << 40), "at most 255G"),
-            (files.refused(|guest| guest.memory += 100), "not a multiple of 4096"),
+            (files.refused(|guest| guest.memory += 100), "not a multiple of 4K"),
             (
                 files.refused(|guest| {
                     guest.memory += 4096;
                     guest.pages = Pages::Blocks;
                 }),
-                "not a multiple of 2097152",
+                "not a multiple of 2M",
             ),
             (files.refused(|guest| guest.cpus = 0), "1 to 64"),
             (files.refused(|guest| guest.cpus = 65), "1 to 64"),

@@ -28,12 +28,12 @@ pub struct Image {
 #[derive(Debug, Error)]
 pub enum ImageError {
     /// The file cannot be read.
-    #[error("cannot read the kernel {path}: {source}; give the path of an arm64 Image")]
+    #[error("cannot read the kernel {path}: {why}; give the path of an arm64 Image")]
     Unreadable {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// The file is something else.
     #[error("{path} is not an arm64 Image: {what}")]
@@ -48,7 +48,7 @@ pub enum ImageError {
 impl Image {
     /// Reads the header of the kernel at `path`.
     pub fn open(path: &Path) -> Result<Self, ImageError> {
-        let unreadable = |source| ImageError::Unreadable { path: path.to_owned(), source };
+        let unreadable = |why| ImageError::Unreadable { path: path.to_owned(), why };
         let file = File::open(path).map_err(unreadable)?;
         let metadata = file.metadata().map_err(unreadable)?;
         if metadata.is_dir() {

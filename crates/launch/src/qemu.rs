@@ -4,7 +4,6 @@
 //! Invariant: a [`Qemu`] is a program that answered `--version` with [`OLDEST`] or later.
 
 use std::env;
-use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,7 +35,11 @@ pub struct Version {
 pub struct Qemu {
     program: PathBuf,
     version: Version,
+    sandbox: bool,
 }
+
+/// No processes of its own, no other privileges.
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny";
 
 /// Why there is no QEMU to use, and what to do.
 #[derive(Debug, Error)]
@@ -44,6 +47,12 @@ pub enum QemuError {
     /// The program is not there.
     #[error("QEMU is missing: {program} was not found; `cargo xtask doctor` says how to install it")]
     Missing {
+        /// What was looked for.
+        program: PathBuf,
+    },
+    /// The program that [`VARIABLE`] names is not there.
+    #[error("{VARIABLE} names {program}, which was not found; unset it or name another one in it")]
+    NamedMissing {
         /// What was looked for.
         program: PathBuf,
     },
@@ -71,8 +80,15 @@ pub enum QemuError {
 impl Qemu {
     /// The QEMU named by [`VARIABLE`], or [`PROGRAM`] from `PATH`.
     pub fn find() -> Result<Self, QemuError> {
-        let named = env::var_os(VARIABLE).filter(|name| !name.is_empty());
-        Self::at(Path::new(named.as_deref().unwrap_or(OsStr::new(PROGRAM))))
+        match Self::named() {
+            Some(program) => Self::at(&program).map_err(QemuError::of_the_variable),
+            None => Self::at(Path::new(PROGRAM)),
+        }
+    }
+
+    /// What [`VARIABLE`] names, if it is set.
+    pub fn named() -> Option<PathBuf> {
+        env::var_os(VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from)
     }
 
     /// The QEMU at `program`, a path or a name to be found in `PATH`.
@@ -94,7 +110,16 @@ impl Qemu {
         if found < OLDEST {
             return Err(QemuError::TooOld { program: program.to_owned(), found });
         }
-        Ok(Self { program: program.to_owned(), version: found })
+        // A QEMU that was built without seccomp refuses the option.
+        let asked = Command::new(program).args(["-sandbox", SANDBOX, "--version"]).output();
+        let sandbox = asked.is_ok_and(|output| output.status.success());
+        Ok(Self { program: program.to_owned(), version: found, sandbox })
+    }
+
+    /// What keeps the guest from the host's programs: QEMU serves its semihosting calls too, and one of them runs a
+    /// command. With this, that ends QEMU. Empty where QEMU has no sandbox.
+    pub fn sandbox(&self) -> &'static [&'static str] {
+        if self.sandbox { &["-sandbox", SANDBOX] } else { &[] }
     }
 
     /// The program to start.
@@ -105,6 +130,16 @@ impl Qemu {
     /// Its version.
     pub fn version(&self) -> Version {
         self.version
+    }
+}
+
+impl QemuError {
+    /// The others say what to do about the variable whether it is set or not.
+    fn of_the_variable(self) -> Self {
+        match self {
+            Self::Missing { program } => Self::NamedMissing { program },
+            other => other,
+        }
     }
 }
 
@@ -156,6 +191,8 @@ mod tests {
         let at = |fake: &Fake| Qemu::at(&fake.program).unwrap_err().to_string();
         let missing = Qemu::at(Path::new("no-such-qemu")).unwrap_err().to_string();
         assert!(missing.contains("doctor"), "{missing}");
+        let named = Qemu::at(Path::new("no-such-qemu")).unwrap_err().of_the_variable().to_string();
+        assert!(named.contains(VARIABLE) && named.contains("no-such-qemu"), "{named}");
         let old = at(&Fake::new("echo 'QEMU emulator version 6.2.0'"));
         assert!(old.contains("6.2.0") && old.contains("7.2.0 or later"), "{old}");
         let foreign = at(&Fake::new("echo hello"));

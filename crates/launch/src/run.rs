@@ -72,20 +72,20 @@ pub struct Console {
 #[derive(Debug, Error)]
 pub enum RunError {
     /// QEMU did not start.
-    #[error("cannot start {program}: {source}; `cargo xtask doctor` says what is missing")]
+    #[error("cannot start {program}: {why}; `cargo xtask doctor` says what is missing")]
     Start {
         /// The program.
         program: PathBuf,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// A log cannot be written or read.
-    #[error("cannot use {path}: {source}; is the disk full?")]
+    #[error("cannot use {path}: {why}; is the disk full?")]
     Log {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// The time limit passed.
     #[error(
@@ -100,6 +100,11 @@ pub enum RunError {
         /// The end of the console.
         last: String,
     },
+    /// The time limit passed, and the console was on the terminal, which keeps no log.
+    #[error(
+        "the guest did not end within {} s and was ended; give a longer --timeout, or none", .0.as_secs()
+    )]
+    TimedOutOnTerminal(Duration),
     /// [`Stop::request`] was called.
     #[error("stopped")]
     Stopped,
@@ -137,11 +142,11 @@ impl Launch<'_> {
     /// Runs with the console read by the launcher: logged, and given to `on_line` line by line.
     pub fn run(&self, mut on_line: impl FnMut(&str)) -> Result<Outcome, RunError> {
         let log_path = self.directory.join(CONSOLE_LOG);
-        let log_error = |source| RunError::Log { path: log_path.clone(), source };
+        let log_error = |why| RunError::Log { path: log_path.clone(), why };
         let mut log = File::create(&log_path).map_err(log_error)?;
         let mut child = self.start(Serial::Pipe)?;
         let lines = child.lines();
-        let deadline = self.timeout.map(|limit| Instant::now() + limit);
+        let deadline = self.deadline();
         let mut console = Console::default();
         let mut take = |line: String| -> Result<(), RunError> {
             writeln!(log, "{line}").map_err(log_error)?;
@@ -177,7 +182,7 @@ impl Launch<'_> {
     /// Runs with the console on the terminal, which QEMU leaves by Ctrl-A X.
     pub fn run_on_terminal(&self) -> Result<Outcome, RunError> {
         let terminal = Terminal::save();
-        let deadline = self.timeout.map(|limit| Instant::now() + limit);
+        let deadline = self.deadline();
         let mut child = self.start(Serial::Terminal)?;
         let ended = self.wait(&mut child, deadline);
         drop(child);
@@ -185,23 +190,27 @@ impl Launch<'_> {
         match ended? {
             Ok(status) => self.outcome(status, Console::default()),
             Err(End::Stopped) => Err(RunError::Stopped),
-            Err(End::TimedOut(limit)) => Err(self.timed_out(limit, &Console::default())),
+            Err(End::TimedOut(limit)) => Err(RunError::TimedOutOnTerminal(limit)),
         }
+    }
+
+    /// A limit beyond what the clock can count is none.
+    fn deadline(&self) -> Option<Instant> {
+        Instant::now().checked_add(self.timeout?)
     }
 
     fn start(&self, serial: Serial) -> Result<Running, RunError> {
         let control = self.directory.join(CONTROL_LOG);
         let stderr = self.directory.join(STDERR_LOG);
         // Empty, so that a QEMU that fails early leaves no control log of an earlier launch.
-        File::create(&control).map_err(|source| RunError::Log { path: control.clone(), source })?;
+        File::create(&control).map_err(|why| RunError::Log { path: control.clone(), why })?;
         let mut command = Command::new(self.qemu.program());
-        command.args(self.machine.arguments(serial, &control));
+        command.args(self.qemu.sandbox()).args(self.machine.arguments(serial, &control));
         if serial == Serial::Pipe {
-            let stderr = File::create(&stderr).map_err(|source| RunError::Log { path: stderr, source })?;
+            let stderr = File::create(&stderr).map_err(|why| RunError::Log { path: stderr, why })?;
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         }
-        let child =
-            command.spawn().map_err(|source| RunError::Start { program: self.qemu.program().to_owned(), source })?;
+        let child = command.spawn().map_err(|why| RunError::Start { program: self.qemu.program().to_owned(), why })?;
         Ok(Running { child })
     }
 
@@ -209,7 +218,7 @@ impl Launch<'_> {
     fn wait(&self, child: &mut Running, deadline: Option<Instant>) -> Result<Result<ExitStatus, End>, RunError> {
         loop {
             let polled = child.child.try_wait();
-            let lost = |source| RunError::Start { program: self.qemu.program().to_owned(), source };
+            let lost = |why| RunError::Start { program: self.qemu.program().to_owned(), why };
             if let Some(status) = polled.map_err(lost)? {
                 return Ok(Ok(status));
             }
@@ -236,7 +245,7 @@ impl Launch<'_> {
             match fs::read(&path) {
                 Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-                Err(source) => Err(RunError::Log { path, source }),
+                Err(why) => Err(RunError::Log { path, why }),
             }
         };
         let control = Control::parse(&read(CONTROL_LOG)?);
@@ -386,7 +395,7 @@ mod tests {
 
     /// A fake that answers `--version` and then runs `script`.
     fn fake(script: &str) -> Fake {
-        Fake::new(&format!("if [ \"$1\" = --version ]; then echo 'QEMU emulator version 8.0.0'; exit 0; fi\n{script}"))
+        Fake::new(&format!("case \"$*\" in *--version) echo 'QEMU emulator version 8.0.0'; exit 0;; esac\n{script}"))
     }
 
     /// The script writes its process id, which `exec` keeps.
@@ -414,6 +423,13 @@ mod tests {
         assert_eq!(Verdict::new(&outcome, true), Verdict::Ok);
         let log = fs::read_to_string(fake.directory.path().join(CONSOLE_LOG)).unwrap();
         assert_eq!(log, "hello\nguest check: ok\n");
+    }
+
+    #[test]
+    fn a_limit_beyond_the_clock_is_none() {
+        let fake = fake("echo 'twofold:end power-off' > \"$control\"; exit 0");
+        let (result, _) = launch(&fake, Some(Duration::from_secs(u64::MAX)), &Stop::default());
+        assert_eq!(Verdict::new(&result.unwrap(), false), Verdict::Ok);
     }
 
     #[test]

@@ -109,6 +109,10 @@ impl fmt::Display for Verdict {
             Self::CannotStart(why) => write!(formatter, "the guest could not be started: {why}"),
             Self::TestFailed(tests) => write!(formatter, "failed: {tests}"),
             Self::Left => write!(formatter, "QEMU was left before the guest powered off"),
+            Self::Qemu(Some(status), text) if text.contains("annot allocate memory") => write!(
+                formatter,
+                "QEMU ended with status {status}: {text}; this machine lacks the memory for it: give a smaller --memory"
+            ),
             Self::Qemu(Some(status), text) => {
                 write!(formatter, "QEMU ended with status {status}: {}", said(text))
             }
@@ -141,6 +145,13 @@ mod tests {
         let mut taken = Console::default();
         console.iter().for_each(|line| taken.take(line));
         Outcome { status, console: taken, control: Control::parse(control), stderr: "bad argument\n".to_owned() }
+    }
+
+    #[test]
+    fn a_host_short_of_memory_is_advised() {
+        let text = "qemu-system-aarch64: cannot set up guest memory 'mach-virt.ram': Cannot allocate memory";
+        let verdict = Verdict::Qemu(Some(1), text.to_owned()).to_string();
+        assert!(verdict.contains(text) && verdict.contains("smaller --memory"), "{verdict}");
     }
 
     #[test]

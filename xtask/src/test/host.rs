@@ -45,7 +45,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         }
     }
     // One after the other: each of them uses all CPUs, and they share Cargo's lock.
-    let mut tally = harness(steps, 1, options);
+    let mut tally = harness(steps, 1, options)?;
     tally.add(*inner.lock().map_err(|_| anyhow::anyhow!("a test panicked")).context("counting tests")?);
     Ok(tally)
 }
@@ -94,7 +94,7 @@ fn results(text: &str) -> Tally {
         let count = |what: &str| {
             line.split([';', '.']).filter_map(|part| part.trim().strip_suffix(what)?.trim().parse::<u64>().ok()).sum()
         };
-        tally.add(Tally { passed: count("passed"), failed: count("failed") });
+        tally.add(Tally { passed: count("passed"), failed: count("failed"), selected: 0 });
     }
     tally
 }
@@ -128,7 +128,7 @@ test result: ok. 37 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; fin
 
     #[test]
     fn results_are_summed() {
-        assert_eq!(results(TEXT), Tally { passed: 38, failed: 1 });
+        assert_eq!(results(TEXT), Tally { passed: 38, failed: 1, selected: 0 });
         assert_eq!(results("nothing"), Tally::default());
     }
 

@@ -2,7 +2,7 @@
 //! `cargo xtask test`: the suites by name.
 //!
 //! Every suite is a list of named tests for one harness. Invariant: the last line is `N passed, N failed` over all
-//! suites, and the exit status is 0 only when nothing failed; a suite that cannot start is one failed test.
+//! suites, and the exit status is 0 only when nothing failed and the filters named a test; a suite that cannot start is one failed test.
 
 mod el2;
 mod host;
@@ -38,19 +38,26 @@ pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<E
         }
         match run {
             Ok(part) => tally.add(part),
+            Err(error) if output::is_closed(&error) => return Err(error),
             Err(error) => {
                 output::error(&format!("the suite {name} cannot start: {error:#}"));
-                tally.failed += 1;
+                tally.add(Tally { failed: 1, selected: 1, ..Tally::default() });
             }
         }
         if !options.list {
             output::line(&format!("suite {name}: {:.1} s\n", start.elapsed().as_secs_f64()))?;
         }
     }
+    // A filter with a slip in it must not pass for a success.
+    let lost = tally.selected == 0 && !options.filters.is_empty();
+    if lost {
+        let filters = options.filters.join("`, `");
+        output::error(&format!("no test has `{filters}` in its name; --list gives the names"));
+    }
     if !options.list {
         output::line(&format!("{} passed, {} failed", tally.passed, tally.failed))?;
     }
-    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if tally.failed == 0 && !lost { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// How much of a suite.
@@ -69,6 +76,8 @@ pub struct Tally {
     pub passed: u64,
     /// Tests that failed.
     pub failed: u64,
+    /// Tests that the filters left, listed or run.
+    pub selected: u64,
 }
 
 impl Tally {
@@ -76,6 +85,7 @@ impl Tally {
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
+        self.selected += other.selected;
     }
 }
 
@@ -88,12 +98,21 @@ fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions)
 }
 
 /// Runs `trials` that the filters name, `threads` at a time.
-fn harness(trials: Vec<Trial>, threads: usize, options: &TestOptions) -> Tally {
+fn harness(trials: Vec<Trial>, threads: usize, options: &TestOptions) -> anyhow::Result<Tally> {
     let wanted = |trial: &Trial| {
         options.filters.is_empty() || options.filters.iter().any(|filter| trial.name().contains(filter.as_str()))
     };
     let trials: Vec<_> = trials.into_iter().filter(wanted).collect();
-    let arguments = Arguments { test_threads: Some(threads), list: options.list, ..Arguments::default() };
+    let selected = trials.len() as u64;
+    if options.list {
+        // By ourselves: the harness panics when the reader of its list is gone (`| head`).
+        for trial in &trials {
+            let kind = if trial.kind().is_empty() { String::new() } else { format!("[{}] ", trial.kind()) };
+            output::line(&format!("{kind}{}: test", trial.name()))?;
+        }
+        return Ok(Tally { selected, ..Tally::default() });
+    }
+    let arguments = Arguments { test_threads: Some(threads), ..Arguments::default() };
     let conclusion = libtest_mimic::run(&arguments, trials);
-    Tally { passed: conclusion.num_passed, failed: conclusion.num_failed }
+    Ok(Tally { passed: conclusion.num_passed, failed: conclusion.num_failed, selected })
 }
