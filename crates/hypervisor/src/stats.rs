@@ -165,14 +165,8 @@ fn for_each_class(mut each: impl FnMut(&str, &mut dyn Iterator<Item = usize>)) {
     each(OTHER, &mut (0..CLASSES).filter(|class| name(*class) == OTHER));
 }
 
-const NAMES: [(usize, &str); 6] = [
-    (0x01, "wfi"),
-    (0x16, "hvc"),
-    (0x17, "smc"),
-    (0x18, "system_register"),
-    (0x20, "instruction_abort"),
-    (0x24, DATA_ABORT),
-];
+const NAMES: [(usize, &str); 5] =
+    [(0x16, "hvc"), (0x17, "smc"), (0x18, "system_register"), (0x20, "instruction_abort"), (0x24, DATA_ABORT)];
 const DATA_ABORT: &str = "data_abort";
 const OTHER: &str = "other";
 

@@ -155,8 +155,8 @@ impl VcpuSlot {
 }
 
 /// HCR_EL2 for the guest: AArch64, its memory behind stage 2, SMC and IMPLEMENTATION DEFINED registers trapped (on some
-/// cores those read caches), set/way cache operations made to clean,
-/// and all that it may use by itself left to it (pointer authentication, SCXTNUM, allocation tags).
+/// cores those read caches), set/way cache operations made to clean, and all that it may use by itself left to it
+/// (pointer authentication, SCXTNUM, allocation tags). Not PTW: stage-1 tables in device memory would fault for ever.
 pub fn hcr(features: &Features) -> u64 {
     const VM: u64 = 1 << 0;
     const SWIO: u64 = 1 << 1;

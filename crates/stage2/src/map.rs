@@ -80,7 +80,8 @@ impl<P: Platform> Stage2<P> {
         if old.is_table(level) {
             return Err(Error::TableInTheWay { ipa, level });
         }
-        if old.is_valid() && old.address() == pa && same_memory(old, new, self) {
+        let same_memory = old.attributes(self.features()).memory == attributes.memory;
+        if old.is_valid() && old.address() == pa && same_memory {
             return Ok(Mapped::Already(old));
         }
         let outcome = if old.is_valid() { Mapped::Replaced(self.break_leaf(cell, ipa, level)) } else { Mapped::New };
@@ -221,9 +222,4 @@ fn why_no_leaf((ipa, ipa_bits): (Ipa, u32), (pa, pa_bits): (Pa, u32), size: u64)
     } else {
         Error::OutsidePa { pa, bits: pa_bits }
     }
-}
-
-/// Whether two leaves differ at most in permissions, flags and software bits.
-fn same_memory<P: Platform>(old: Descriptor, new: Descriptor, stage2: &Stage2<P>) -> bool {
-    old.attributes(stage2.features()).memory == new.attributes(stage2.features()).memory
 }
