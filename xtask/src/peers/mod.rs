@@ -108,6 +108,7 @@ fn compare(sides: &Sides<'_>, names: &[&'static str], runs: u32, stop: &Stop) ->
                 side.count(process.ask(row.name)?);
             }
         }
+        row.check_units()?;
     }
     theirs.end()?;
     ours.end()?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Theirs beside ours: as a table and as JSON.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Value, json};
@@ -47,8 +47,9 @@ pub struct Side {
 }
 
 impl Side {
-    /// Sets what was counted.
+    /// Sets what was counted, and per what.
     pub fn count(&mut self, answer: Answer) {
+        self.unit = answer.unit;
         self.counts = answer.counts;
         self.huge_page_bytes = answer.huge_page_bytes;
     }
@@ -56,7 +57,6 @@ impl Side {
     /// Adds a run.
     pub fn add(&mut self, answer: Answer) -> anyhow::Result<()> {
         self.times.push(answer.ns.context("an answer without a time")?);
-        self.unit = answer.unit;
         Ok(())
     }
 
@@ -66,6 +66,16 @@ impl Side {
 }
 
 impl Compared {
+    /// Makes sure that both sides count the same things: a ratio of a block's time to an entry's would be a figure too.
+    pub fn check_units(&self) -> anyhow::Result<()> {
+        if let (Some(theirs), Some(ours)) = (&self.theirs, &self.ours)
+            && theirs.unit != ours.unit
+        {
+            bail!("{}: Linux's figure is in {}, ours in {}", self.name, theirs.unit, ours.unit);
+        }
+        Ok(())
+    }
+
     fn medians(&self) -> (Option<f64>, Option<f64>) {
         let median = |side: &Option<Side>| side.as_ref()?.spread().map(|spread| spread.median);
         (median(&self.theirs), median(&self.ours))
@@ -280,6 +290,18 @@ mod tests {
         let value = row.json();
         assert_eq!((&value["ours"], &value["ratio"], &value["reached"]), (&Value::Null, &Value::Null, &Value::Null));
         assert_eq!(value["linux"]["median"], 16.0);
+    }
+
+    #[test]
+    fn a_ratio_is_of_one_unit() {
+        let blocks = |times| side(times).map(|side| Side { unit: "ns/block".to_owned(), ..side });
+        let mut row = Compared { name: "coalesce_2m", theirs: blocks(&[4000.0]), ours: blocks(&[160.0]), limit: None };
+        row.check_units().unwrap();
+        assert_eq!((row.unit(), row.reached()), ("ns/block", Some(true)));
+        row.ours = side(&[0.3]);
+        assert!(row.check_units().unwrap_err().to_string().contains("ns/block, ours in ns/pte"));
+        row.ours = None;
+        row.check_units().unwrap();
     }
 
     #[test]
