@@ -8,31 +8,66 @@
 //! * I side: invalidated where execution is granted, unless `CTR_EL0.DIC`.
 
 use crate::platform::{Dc, Domain, Ic, Platform};
-use crate::{Access, Features, Memory, Pa};
+use crate::{Attributes, Features, Memory, Pa};
 
 /// Beyond this many lines by address, invalidating the whole instruction cache costs less.
 const MOST_INSTRUCTION_LINES: u64 = 1024;
 
-/// Makes the frame at `pa` ready for a new mapping of `size` bytes.
+/// Whether a new mapping with these attributes takes any maintenance on this CPU.
 #[inline(always)]
+pub(crate) fn needed(features: &Features, attributes: &Attributes) -> bool {
+    past_the_cache(features, attributes.memory) || fetched(features, attributes)
+}
+
+#[inline(always)]
+fn past_the_cache(features: &Features, memory: Memory) -> bool {
+    match memory {
+        Memory::Normal => !features.forced_write_back,
+        Memory::NonCacheable => true,
+        Memory::Device => false,
+    }
+}
+
+#[inline(always)]
+fn fetched(features: &Features, attributes: &Attributes) -> bool {
+    attributes.access.execute && attributes.memory != Memory::Device && !features.instruction_cache_coherent
+}
+
+/// Makes the frame at `pa` ready for a new mapping of `size` bytes.
 pub(crate) fn before_map<P: Platform>(
     platform: &P,
     features: &Features,
     (pa, size): (Pa, u64),
-    memory: Memory,
-    access: Access,
+    attributes: &Attributes,
 ) {
-    let past_the_cache = match memory {
-        Memory::Normal => !features.forced_write_back,
-        Memory::NonCacheable => true,
-        Memory::Device => false,
-    };
-    if past_the_cache {
+    if past_the_cache(features, attributes.memory) {
         clean(platform, features, pa, size);
     }
-    if memory != Memory::Device && access.execute {
+    if fetched(features, attributes) {
         before_execute(platform, features, (pa, size));
     }
+}
+
+/// Makes it ready for a block that replaces smaller mappings; `all_mapped`: it was cleaned when they were made.
+pub(crate) fn before_coalesce<P: Platform>(
+    platform: &P,
+    features: &Features,
+    (pa, size): (Pa, u64),
+    attributes: &Attributes,
+    all_mapped: bool,
+) {
+    if past_the_cache(features, attributes.memory) && !all_mapped {
+        clean(platform, features, pa, size);
+    }
+    if fetched(features, attributes) {
+        before_execute(platform, features, (pa, size));
+    }
+}
+
+/// Takes back a frame that a guest has used past the caches, after the flush that ended its access.
+#[inline(always)]
+pub(crate) fn after_unmap<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64)) {
+    clean(platform, features, pa, size);
 }
 
 /// Makes the frame at `pa` ready to be executed.
@@ -54,14 +89,12 @@ pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa
     platform.dsb(Domain::Ish);
 }
 
-#[inline(never)]
+#[inline]
 fn clean<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
     let start = platform.pointer(pa).addr().get();
-    each_line(start, size, features.data_line, |line| {
-        // SAFETY: the frame is one that the engine maps for a guest, so the platform maps it too, and cleaning
-        // changes no data.
-        unsafe { platform.dc(Dc::Civac, line) };
-    });
+    // SAFETY: the frame is one that the engine maps for a guest, so the platform maps it too, and cleaning changes no
+    // data.
+    unsafe { platform.dc_lines(Dc::Civac, start, size, features.data_line) };
     platform.dsb(Domain::Ish);
 }
 

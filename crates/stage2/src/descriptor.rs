@@ -53,6 +53,11 @@ impl Access {
         (self.read || !other.read) && (self.write || !other.write) && (self.execute || !other.execute)
     }
 
+    /// What both allow.
+    pub const fn intersection(self, other: Self) -> Self {
+        Self { read: self.read && other.read, write: self.write && other.write, execute: self.execute && other.execute }
+    }
+
     /// What either allows.
     pub const fn union(self, other: Self) -> Self {
         Self { read: self.read || other.read, write: self.write || other.write, execute: self.execute || other.execute }
@@ -92,16 +97,16 @@ impl Descriptor {
     /// The entry that maps nothing.
     pub const INVALID: Self = Self(0);
 
-    const VALID: u64 = 1 << 0;
+    pub(crate) const VALID: u64 = 1 << 0;
     /// Set in a table's entry, and in a page's at level 3; clear in a block's.
     const TABLE_OR_PAGE: u64 = 1 << 1;
     const MEMORY_SHIFT: u32 = 2;
     const MEMORY: u64 = 0xf << Self::MEMORY_SHIFT;
     const READ: u64 = 1 << 6;
-    const WRITE: u64 = 1 << 7;
+    pub(crate) const WRITE: u64 = 1 << 7;
     const INNER_SHAREABLE: u64 = 3 << 8;
-    const ACCESSED: u64 = 1 << 10;
-    const DIRTY_BY_HARDWARE: u64 = 1 << 51;
+    pub(crate) const ACCESSED: u64 = 1 << 10;
+    pub(crate) const DIRTY_BY_HARDWARE: u64 = 1 << 51;
     /// XN\[1\]: without FEAT_XNX the only bit there is; with it, and XN\[0\] clear, it denies both levels.
     const EXECUTE_NEVER: u64 = 1 << 54;
     const SOFTWARE_SHIFT: u32 = 55;
@@ -177,24 +182,45 @@ impl Descriptor {
         Self(self.0 | Self::ACCESSED)
     }
 
-    /// The same leaf without DBM: hardware grants no write.
-    pub const fn without_hardware_dirty(self) -> Self {
-        Self(self.0 & !Self::DIRTY_BY_HARDWARE)
-    }
-
     /// Whether hardware recorded a write: DBM is set and the entry has become writable.
     pub const fn is_hardware_dirty(self) -> bool {
         let both = Self::DIRTY_BY_HARDWARE | Self::WRITE;
         self.0 & both == both
     }
 
-    /// An invalid entry that carries an address, to chain tables that no walk reaches any more.
-    pub(crate) const fn link(next: Option<Pa>) -> Self {
-        match next {
-            // Bit 1 tells a page at address 0 from the end.
-            Some(pa) => Self(pa.raw() & Self::ADDRESS | Self::TABLE_OR_PAGE),
-            None => Self::INVALID,
-        }
+    /// An entry that somebody is changing: invalid for hardware, and nobody else's to change.
+    pub(crate) const BUSY: Self = Self(Self::TABLE_OR_PAGE);
+
+    /// Whether hardware records writes in this leaf.
+    pub(crate) const fn is_armed(self) -> bool {
+        let both = Self::DIRTY_BY_HARDWARE | Self::VALID;
+        self.0 & both == both
+    }
+
+    /// The same entry without these bits.
+    pub(crate) const fn without(self, bits: u64) -> Self {
+        Self(self.0 & !bits)
+    }
+
+    /// The bits that say which type of memory it is.
+    pub(crate) const fn memory_bits(self) -> u64 {
+        self.0 & Self::MEMORY
+    }
+
+    /// Whether the two differ by nothing but what hardware records: accesses, and writes where it is to.
+    pub(crate) const fn differs_by_records_only(self, other: Self) -> bool {
+        let records = if self.is_armed() { Self::ACCESSED | Self::WRITE } else { Self::ACCESSED };
+        (self.0 ^ other.0) & !records == 0
+    }
+
+    /// The first leaf of `level` of those that map what this block maps.
+    pub(crate) const fn part(self, level: Level) -> Self {
+        Self(if level.raw() == 3 { self.0 | Self::TABLE_OR_PAGE } else { self.0 })
+    }
+
+    /// The same leaf for the memory `bytes` further on.
+    pub(crate) const fn advanced(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
     }
 }
 
@@ -307,14 +333,5 @@ mod tests {
         let entry = Descriptor::table(Pa::new(0x1000));
         assert!(entry.is_table(Level::L2) && !entry.is_leaf(Level::L2));
         assert!(!entry.is_table(Level::L3) && entry.is_leaf(Level::L3));
-    }
-
-    #[test]
-    fn a_link_is_invalid() {
-        assert!(!Descriptor::link(Some(Pa::new(0x7000))).is_valid());
-        assert_eq!(Descriptor::link(Some(Pa::new(0x7000))).address(), Pa::new(0x7000));
-        assert_eq!(Descriptor::link(None), Descriptor::INVALID);
-        assert!(!Descriptor::link(Some(Pa::new(0))).is_valid());
-        assert_ne!(Descriptor::link(Some(Pa::new(0))), Descriptor::INVALID, "RAM may start at 0");
     }
 }

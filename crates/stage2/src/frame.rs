@@ -179,7 +179,7 @@ impl Root {
     }
 }
 
-/// Where table pages come from and go back to. Asked only at the moment one is needed (source S4).
+/// Where table pages come from and go back to. Asked only at the moment one is needed (source S4), with no lock held.
 pub trait TableSource {
     /// A page, whatever it holds; `None` when dry.
     fn take(&mut self) -> Option<TablePage>;

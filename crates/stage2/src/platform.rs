@@ -6,7 +6,8 @@
 
 use core::ptr::NonNull;
 
-use crate::Pa;
+use crate::cache::each_line;
+use crate::{Pa, Record};
 
 /// Executes instructions, and says where frames are.
 ///
@@ -14,7 +15,8 @@ use crate::Pa;
 ///
 /// For each frame that the engine is given (a [`Donated`](crate::Donated) range), [`pointer`](Self::pointer)
 /// returns where it is mapped, readable and writable, for as long as the platform lives, and no Rust
-/// reference or object of another kind ever covers that memory. On a CPU the instructions are executed as
+/// reference or object of another kind ever covers that memory; [`record`](Self::record) returns a record that belongs
+/// to this frame alone. On a CPU the instructions are executed as
 /// asked for, in program order.
 pub unsafe trait Platform {
     /// `TLBI operation, operand`. The operand of an operation that takes none is 0.
@@ -34,6 +36,17 @@ pub unsafe trait Platform {
     /// [`Dc::Zva`] nothing in it is needed any more.
     unsafe fn dc(&self, operation: Dc, address: usize);
 
+    /// `DC operation` for each line of `line` bytes in the `size` bytes from `start`.
+    ///
+    /// # Safety
+    ///
+    /// As [`dc`](Self::dc), for all of them.
+    #[inline]
+    unsafe fn dc_lines(&self, operation: Dc, start: usize, size: u64, line: u64) {
+        // SAFETY: promised by the caller.
+        each_line(start, size, line, |line| unsafe { self.dc(operation, line) });
+    }
+
     /// `IC operation, address`. The address is 0 where the operation takes none.
     fn ic(&self, operation: Ic, address: usize);
 
@@ -46,6 +59,23 @@ pub unsafe trait Platform {
 
     /// Where the byte at `pa` is mapped.
     fn pointer(&self, pa: Pa) -> NonNull<u8>;
+
+    /// The record of the frame at `pa`, which is or was a table: each frame that is given as a table has one of its own,
+    /// for as long as the platform lives.
+    ///
+    /// Several CPUs lock the records of their tables all the time. Where few frames are tables and are known to be,
+    /// records that lie a cache line apart keep them out of each other's way.
+    fn record(&self, pa: Pa) -> &Record;
+
+    /// Waits a moment for another CPU, before the engine looks again.
+    #[inline]
+    fn pause(&self) {
+        core::hint::spin_loop();
+    }
+
+    /// An atomic read-modify-write of an entry or a record is done: for those who count them.
+    #[inline(always)]
+    fn on_atomic(&self) {}
 }
 
 /// TLB invalidations of the EL1&0 translation regime (Arm ARM D8.16). `Is`: on all CPUs of the inner

@@ -1,131 +1,190 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Changing what the guest may do with memory that stays mapped.
+//! Taking access away from memory that stays mapped.
 //!
-//! Permissions may change without a break (Arm ARM D8.16.1). Narrowing has to reach every CPU before it holds:
-//! the caller gets a [`Pending`] flush. Widening is invalidated on this CPU only.
+//! Permissions may change without a break (Arm ARM D8.16.1), but less access has to reach every CPU before it holds:
+//! the caller gets a [`Pending`] flush. Where hardware records writes (DBM), bits are cleared by read-modify-write, so
+//! that a record made at this moment is not lost; elsewhere by stores, which may lose an access flag that is being
+//! set: the guest's next access sets it again.
 
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::descent::Locked;
+use crate::pass::Pass;
 use crate::platform::Platform;
-use crate::tlb::{Changed, Pending};
-use crate::walk::{Entry, Visitor};
-use crate::{Access, Descriptor, Error, Ipa, IpaRange, Leaf, Memory, Stage2, TableSource, cache};
-
-/// What [`Stage2::relax`] found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Relaxed {
-    /// The leaf allows more than before.
-    Widened,
-    /// The leaf allowed it already: this CPU's TLB was stale.
-    Already,
-}
+use crate::record::Counts;
+use crate::table::ROW;
+use crate::tlb::{Changed, Span};
+use crate::{Access, Descriptor, Error, Ipa, IpaRange, Pending, Stage2, TableSource};
 
 impl<P: Platform> Stage2<P> {
-    /// Sets the access of everything mapped in `range`. What is not mapped stays so. Blocks that reach beyond the
-    /// range are split, which takes table pages.
+    /// Takes write access from everything mapped in `range`: hardware may not grant writes either (DBM goes), so what
+    /// it recorded has to be collected before ([`clean`](Self::clean)). A block that reaches beyond the range is
+    /// protected as a whole.
     ///
-    /// Without `access.write` hardware may not grant writes either: DBM goes.
+    /// Memory may be read as of that moment only after the flush.
+    ///
+    /// # Errors
+    ///
+    /// The range is not made of whole pages inside the IPA space.
+    pub fn write_protect(&self, range: IpaRange) -> Result<Pending<'_, P>, Error> {
+        self.geometry().check(&range)?;
+        let mut pass = WriteProtect { changed: Changed::default() };
+        self.pass(&range, &mut pass);
+        Ok(Pending::new(self, pass.changed))
+    }
+
+    /// The same for those of the 64 pages from `first` on whose bits are set in `mask`, and not for the pages between.
+    ///
+    /// # Errors
+    ///
+    /// A page is not in the IPA space, or `first` is not aligned.
+    pub fn write_protect_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P>, Error> {
+        let page = self.geometry().granule().size();
+        let mut changed = Changed::default();
+        let mut left = mask;
+        while left != 0 {
+            // One run of set bits after the other.
+            let start = left.trailing_zeros();
+            let end = start + (left >> start).trailing_ones();
+            left &= u64::MAX.checked_shl(end).unwrap_or(0);
+            let at = |bit: u32| first.checked_add(u64::from(bit) * page);
+            let run = at(start).zip(at(end)).map(|(start, end)| start..end);
+            let run = run.ok_or(Error::OutsideIpa { ipa: first, bits: self.geometry().ipa_bits() });
+            match run.and_then(|run| self.geometry().check(&run).map(|()| run)) {
+                Ok(run) => {
+                    let mut pass = WriteProtect { changed };
+                    self.pass(&run, &mut pass);
+                    changed = pass.changed;
+                }
+                Err(error) => {
+                    let _ = Pending::new(self, changed).complete();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Pending::new(self, changed))
+    }
+
+    /// Takes everything that is not in `keep` from what is mapped in `range`. Blocks that reach beyond the range are
+    /// split, which takes table pages. Without `keep.write` hardware may not grant writes either: DBM goes.
     ///
     /// # Errors
     ///
     /// As [`map`](Self::map); nothing was protected then.
     pub fn protect(
-        &mut self,
+        &self,
         range: IpaRange,
-        access: Access,
+        keep: Access,
         tables: &mut impl TableSource,
     ) -> Result<Pending<'_, P>, Error> {
         self.split_ends(&range, tables)?;
-        let mut visitor = Protect { stage2: self, access, changed: Changed::default() };
-        self.walk(range, &mut visitor)?;
-        Ok(Pending::new(self.tlb(), visitor.changed))
-    }
-
-    /// Takes the recorded writes out of the leaves in `range` that hardware marks (DBM): each such leaf becomes
-    /// clean, and `dirty` is told of it. Blocks are reported whole.
-    ///
-    /// Only after the flush is complete may the memory be read: until then a guest may write through its TLB
-    /// without a record.
-    pub fn clean(&mut self, range: IpaRange, dirty: &mut dyn FnMut(Leaf)) -> Result<Pending<'_, P>, Error> {
-        let mut visitor = Clean { changed: Changed::default(), dirty };
-        self.walk(range, &mut visitor)?;
-        Ok(Pending::new(self.tlb(), visitor.changed))
-    }
-
-    /// Lets the guest do `access` too, and sets the access flag, at the leaf that maps `ipa`: the answer to a
-    /// permission or access flag fault. This CPU's TLB is invalidated in any case, since it may be what was stale.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotMapped`]; the guest will fault for translation next.
-    pub fn relax(&mut self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
-        let (cell, leaf) = self.find(ipa).ok_or(Error::NotMapped { ipa })?;
-        self.before_access(leaf.descriptor, access, self.geometry().granule().span(leaf.level));
-        let (old, new) = cell.update(|old| old.with_access(old.access().union(access)).with_accessed());
-        self.tlb().invalidate_local(leaf.ipa, leaf.level);
-        Ok(if old == new { Relaxed::Already } else { Relaxed::Widened })
-    }
-
-    /// Cache maintenance before a leaf of `size` bytes is given `access`.
-    fn before_access(&self, leaf: Descriptor, access: Access, size: u64) {
-        let memory = leaf.attributes(self.features()).memory;
-        if access.execute && !leaf.access().execute && memory != Memory::Device {
-            cache::before_execute(self.platform(), self.features(), (leaf.address(), size));
-        }
-    }
-
-    /// Splits the blocks that reach across the ends of `range`.
-    pub(crate) fn split_ends(&mut self, range: &IpaRange, tables: &mut impl TableSource) -> Result<(), Error> {
-        self.geometry().check(range)?;
-        self.split_before(range.start, tables)?;
-        if range.end < self.geometry().end() {
-            self.split_before(range.end, tables)?;
-        }
-        Ok(())
+        let mut pass = Protect { keep, changed: Changed::default() };
+        self.pass(&range, &mut pass);
+        Ok(Pending::new(self, pass.changed))
     }
 }
 
-fn protected(old: Descriptor, access: Access) -> Descriptor {
-    let new = old.with_access(access);
-    if access.write { new } else { new.without_hardware_dirty() }
-}
-
-/// Sets the access of each valid leaf.
-struct Protect<'a, P: Platform> {
-    stage2: &'a Stage2<P>,
-    access: Access,
+/// Takes write access.
+struct WriteProtect {
     changed: Changed,
 }
 
-impl<P: Platform> Visitor for Protect<'_, P> {
-    type Error = Error;
+impl<P: Platform> Pass<P> for WriteProtect {
+    #[inline(always)]
+    fn wants(counts: Counts) -> bool {
+        counts.writable() > 0
+    }
 
-    fn leaf(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
-        if entry.descriptor.is_valid() {
-            self.stage2.before_access(entry.descriptor, self.access, entry.span);
-            let (old, new) = entry.cell.update(|old| protected(old, self.access));
+    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+        let mut span = Span::default();
+        if locked.counts.armed() > 0 {
+            for index in indexes.clone() {
+                let old = locked.load(index);
+                if old.is_valid() && old.raw() & WRITES != 0 {
+                    let old = locked.table.entry(index).clear(WRITES, locked.stage2.platform());
+                    locked.counts -= Counts::of(old, locked.level);
+                    locked.counts += Counts::of(old.without(WRITES), locked.level);
+                    span.add(index - indexes.start);
+                }
+            }
+        } else {
+            let done = write_protect_cells(locked.table.cells(indexes.start, indexes.end), &mut span);
+            locked.counts.remove_writable(done);
+        }
+        let shift = locked.stage2.geometry().granule().span_shift(locked.level);
+        self.changed.leaves(span.addresses(first, shift), locked.level);
+    }
+}
+
+/// The bits that let a guest write, or hardware let it write.
+const WRITES: u64 = Descriptor::WRITE | Descriptor::DIRTY_BY_HARDWARE;
+
+/// Takes write access from the leaves in `cells`, where hardware records no writes; returns from how many.
+#[inline(always)]
+fn write_protect_cells(cells: &[AtomicU64], span: &mut Span) -> u64 {
+    let (rows, rest) = cells.as_chunks::<ROW>();
+    let mut done = 0;
+    let mut row = |cells: &[AtomicU64], at: usize| {
+        let writable = write_protect_row(cells);
+        if writable != 0 {
+            done += u64::from(if writable == 0xff { 8 } else { writable.count_ones() });
+            span.add_mask(at, writable);
+        }
+    };
+    for (number, cells) in rows.iter().enumerate() {
+        row(cells, number * ROW);
+    }
+    if !rest.is_empty() {
+        row(rest, rows.len() * ROW);
+    }
+    done
+}
+
+/// The same for at most eight, and which.
+#[inline(always)]
+fn write_protect_row(cells: &[AtomicU64]) -> u32 {
+    // An invalid entry has no bit set, as none is busy.
+    let mut writable = 0;
+    for (index, cell) in cells.iter().enumerate() {
+        writable |= (cell.load(Ordering::Relaxed) & Descriptor::WRITE) << index;
+    }
+    if writable != 0 {
+        for cell in cells {
+            cell.store(cell.load(Ordering::Relaxed) & !Descriptor::WRITE, Ordering::Relaxed);
+        }
+    }
+    (writable >> Descriptor::WRITE.trailing_zeros()) as u32
+}
+
+/// Takes what is not in `keep`.
+struct Protect {
+    keep: Access,
+    changed: Changed,
+}
+
+impl<P: Platform> Pass<P> for Protect {
+    #[inline(always)]
+    fn wants(counts: Counts) -> bool {
+        counts.leaves() > 0
+    }
+
+    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+        let keep = self.keep;
+        let mut span = Span::default();
+        for index in indexes.clone() {
+            if !locked.load(index).is_valid() {
+                continue;
+            }
+            let (old, new) = locked.change(index, |old| {
+                let new = old.with_access(old.access().intersection(keep));
+                if keep.write { new } else { new.without(Descriptor::DIRTY_BY_HARDWARE) }
+            });
             if old != new {
-                self.changed.leaf(entry.range(), entry.level);
+                span.add(index - indexes.start);
             }
         }
-        Ok(())
-    }
-}
-
-/// Cleans each leaf that hardware has marked dirty.
-struct Clean<'a> {
-    changed: Changed,
-    dirty: &'a mut dyn FnMut(Leaf),
-}
-
-impl Visitor for Clean<'_> {
-    type Error = Error;
-
-    fn leaf(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
-        if entry.descriptor.is_valid() && entry.descriptor.is_hardware_dirty() {
-            let (old, _) = entry.cell.update(|old| old.with_access(Access { write: false, ..old.access() }));
-            self.changed.leaf(entry.range(), entry.level);
-            (self.dirty)(Leaf { ipa: entry.ipa, level: entry.level, descriptor: old });
-        }
-        Ok(())
+        let shift = locked.stage2.geometry().granule().span_shift(locked.level);
+        self.changed.leaves(span.addresses(first, shift), locked.level);
     }
 }

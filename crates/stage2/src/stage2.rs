@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One guest's translation tables.
 //!
-//! The tree belongs to one [`Stage2`]; changes take `&mut self`, so there is one writer at a time, beside the
-//! walks of hardware, which may read any entry and set access flag and dirty state in it.
+//! Operations take `&self`: CPUs change the tree side by side, by the protocol in the crate's documentation, while
+//! hardware walks it and sets access flag and dirty state.
 
-use core::sync::atomic::AtomicU64;
-
+use crate::descent::{Place, Unlinked};
 use crate::platform::{Domain, Platform};
-use crate::table::{Cell, Table};
-use crate::tlb::Tlb;
+use crate::record::Counts;
+use crate::table::Table;
+use crate::tlb::{Thresholds, Tlb};
 use crate::{Descriptor, Error, Features, Geometry, Ipa, Level, Root, TablePage, Vmid, registers};
 
 /// The stage-2 tables of one guest, and the TLB maintenance that goes with each change.
@@ -19,6 +19,8 @@ pub struct Stage2<P> {
     geometry: Geometry,
     root: Root,
     vttbr: u64,
+    thresholds: Thresholds,
+    pub(crate) unlinked: Unlinked,
 }
 
 /// A leaf that was found.
@@ -45,10 +47,13 @@ impl<P: Platform> Stage2<P> {
             return Err(Error::Root { root: root.pa(), size: geometry.root_size() });
         }
         root.zero(&platform, &features);
+        platform.record(root.pa()).lock(&platform);
+        platform.record(root.pa()).unlock(Counts::EMPTY);
         // The guest may be entered before anything is mapped.
         platform.dsb(Domain::IshSt);
         let vttbr = registers::vttbr(root.pa(), vmid, &features);
-        Ok(Self { platform, features, geometry, root, vttbr })
+        let (thresholds, unlinked) = (Thresholds::DEFAULT, Unlinked::default());
+        Ok(Self { platform, features, geometry, root, vttbr, thresholds, unlinked })
     }
 
     /// The shape of the tables.
@@ -76,7 +81,14 @@ impl<P: Platform> Stage2<P> {
         registers::vtcr(&self.geometry, &self.features)
     }
 
+    /// Sets up to where invalidations go by address.
+    #[must_use]
+    pub fn with_thresholds(self, thresholds: Thresholds) -> Self {
+        Self { thresholds, ..self }
+    }
+
     /// The leaf that maps `ipa`, if any.
+    #[inline]
     pub fn look_up(&self, ipa: Ipa) -> Option<Leaf> {
         self.find(ipa).map(|(_, leaf)| leaf)
     }
@@ -92,50 +104,55 @@ impl<P: Platform> Stage2<P> {
         self.tlb().invalidate_stage1_local();
     }
 
-    /// The leaf that maps `ipa`, and its entry in memory.
-    pub(crate) fn find(&self, ipa: Ipa) -> Option<(Cell<'_>, Leaf)> {
+    /// The leaf that maps `ipa`, and where its entry is. An entry that somebody is changing is waited for.
+    #[inline(always)]
+    pub(crate) fn find(&self, ipa: Ipa) -> Option<(Place<'_>, Leaf)> {
         if ipa >= self.geometry.end() {
             return None;
         }
-        let mut table = self.root();
-        let mut level = self.geometry.root_level();
         loop {
-            let cell = table.entry(self.geometry.index(ipa, level));
-            let descriptor = cell.load();
-            match level.below() {
-                Some(below) if descriptor.is_table(level) => {
-                    table = self.table(descriptor);
-                    level = below;
-                }
-                _ if !descriptor.is_valid() => return None,
-                _ => {
-                    let ipa = ipa.align_down(self.geometry.granule().span(level));
-                    return Some((cell, Leaf { ipa, level, descriptor }));
-                }
+            let place = self.descend(ipa, Level::L3);
+            if !self.is_still(&place) {
+                continue;
             }
+            if place.entry.is_valid() {
+                let ipa = ipa.align_down(self.geometry.granule().span(place.level));
+                return Some((place, Leaf { ipa, level: place.level, descriptor: place.entry }));
+            }
+            if place.entry == Descriptor::INVALID {
+                return None;
+            }
+            self.platform.pause();
         }
     }
 
     pub(crate) fn tlb(&self) -> Tlb<'_, P> {
-        Tlb { platform: &self.platform, features: &self.features, geometry: &self.geometry, vttbr: self.vttbr }
+        Tlb {
+            platform: &self.platform,
+            features: &self.features,
+            geometry: &self.geometry,
+            thresholds: self.thresholds,
+            vttbr: self.vttbr,
+        }
     }
 
+    #[inline(always)]
     pub(crate) fn root(&self) -> Table<'_> {
         // SAFETY: the root is this tree's, with this many entries, for as long as it lives.
         unsafe { Table::at(&self.platform, self.root.pa(), self.geometry.root_entries()) }
     }
 
-    /// The table that an entry of this tree points to.
+    /// The table that an entry of this tree points to, or pointed to a moment ago.
+    #[inline(always)]
     pub(crate) fn table(&self, entry: Descriptor) -> Table<'_> {
-        // SAFETY: only `map` makes table entries, from pages it was given, and a page leaves the tree only by
-        // `&mut self`.
+        // SAFETY: table entries are made from donated pages only.
         unsafe { Table::at(&self.platform, entry.address(), self.geometry.granule().entries()) }
     }
 
     /// A page's entries, before it is linked.
-    pub(crate) fn unlinked(&self, page: &TablePage) -> Table<'_> {
-        // SAFETY: the page is owned, so no other tree has it.
-        unsafe { Table::at(&self.platform, page.pa(), TablePage::SIZE as usize / size_of::<AtomicU64>()) }
+    #[inline(always)]
+    pub(crate) fn table_in(&self, page: &TablePage) -> Table<'_> {
+        self.table(Descriptor::table(page.pa()))
     }
 
     pub(crate) fn into_root(self) -> Root {

@@ -2,8 +2,14 @@
 //! A table in memory, and the accesses to its entries.
 //!
 //! An entry of a linked table is touched by atomic accesses only, since walks read it and hardware may set its
-//! access flag and dirty state at any time: a store where the old value is of no interest (invalid entries),
-//! a read-modify-write everywhere else.
+//! access flag and dirty state at any time. Who holds the table's lock is the only software that writes:
+//!
+//! * a store where the old value is of no interest (invalid entries), and where hardware may add an access flag at
+//!   most, which is then lost: the guest's next access sets it again;
+//! * a read-modify-write where hardware may record a write (DBM), and wherever the old value counts.
+//!
+//! The accesses are as wide as an entry. Rows of eight are read and written one after the other with nothing between:
+//! that is as fast as this CPU's vectors, as memory is what they wait for (`twofold-bench engine`: `limit_read`).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,27 +18,59 @@ use crate::{Descriptor, Pa};
 
 /// The entries of a table, or of all the concatenated tables of a root.
 #[derive(Clone, Copy)]
-pub(crate) struct Table<'a>(&'a [AtomicU64]);
+pub(crate) struct Table<'a> {
+    pa: Pa,
+    entries: &'a [AtomicU64],
+}
+
+/// The entries of a cache line of 64 bytes.
+pub(crate) const ROW: usize = 8;
 
 impl<'a> Table<'a> {
     /// The `entries` entries from `pa`.
     ///
     /// # Safety
     ///
-    /// `pa` is a table page or a root of this tree's, with so many entries, and stays one for `'a`.
+    /// `pa` is a page or a root that was donated for tables, with so many entries.
+    #[inline(always)]
     pub(crate) unsafe fn at<P: Platform>(platform: &'a P, pa: Pa, entries: usize) -> Self {
         let pointer = platform.pointer(pa).cast::<AtomicU64>();
-        // SAFETY: a table page is donated memory, mapped while the platform lives and aligned to 4 KiB; `AtomicU64`
-        // is the only type that ever refers to it, and any 64 bits are a value of it.
-        Self(unsafe { core::slice::from_raw_parts(pointer.as_ptr(), entries) })
+        // SAFETY: a table page is donated memory, mapped while the platform lives and aligned to 4 KiB; it is only ever
+        // accessed atomically or by instructions, and any 64 bits are a value of `AtomicU64`. That holds for what was a
+        // table when it was looked up and is something else by now, too.
+        Self { pa, entries: unsafe { core::slice::from_raw_parts(pointer.as_ptr(), entries) } }
     }
 
+    #[inline(always)]
+    pub(crate) fn pa(self) -> Pa {
+        self.pa
+    }
+
+    #[inline(always)]
     pub(crate) fn len(self) -> usize {
-        self.0.len()
+        self.entries.len()
     }
 
+    #[inline(always)]
     pub(crate) fn entry(self, index: usize) -> Cell<'a> {
-        Cell(&self.0[index])
+        Cell(&self.entries[index])
+    }
+
+    /// The entries from `start` to `end`.
+    #[inline(always)]
+    pub(crate) fn cells(self, start: usize, end: usize) -> &'a [AtomicU64] {
+        &self.entries[start..end]
+    }
+
+    /// Writes `count` leaves from `first` on, each mapping `step` bytes behind the one before, into a table that no walk
+    /// sees yet, or over invalid entries of a table that is locked.
+    #[inline(always)]
+    pub(crate) fn fill(self, index: usize, count: usize, first: Descriptor, step: u64) {
+        let mut raw = first.raw();
+        for cell in &self.entries[index..index + count] {
+            cell.store(raw, Ordering::Relaxed);
+            raw = raw.wrapping_add(step);
+        }
     }
 }
 
@@ -41,34 +79,47 @@ impl<'a> Table<'a> {
 pub(crate) struct Cell<'a>(&'a AtomicU64);
 
 impl Cell<'_> {
-    /// What is there now. Acquire: who finds a table sees the entries that were written before it was linked.
+    /// What is there now. Acquire: who finds a table sees the entries that were written before it was linked, and who
+    /// finds what came after a table was given away sees that it was.
+    #[inline(always)]
     pub(crate) fn load(self) -> Descriptor {
         Descriptor::from_raw(self.0.load(Ordering::Acquire))
     }
 
-    /// Makes an entry that was invalid. Release: the table or the frame it leads to is ready.
-    pub(crate) fn make(self, new: Descriptor) {
+    /// Writes an entry under the table's lock. Release: the table or the frame it leads to is ready.
+    #[inline(always)]
+    pub(crate) fn store(self, new: Descriptor) {
         self.0.store(new.raw(), Ordering::Release);
     }
 
-    /// Writes an entry of a table that is not linked yet, or not any more.
-    pub(crate) fn fill(self, new: Descriptor) {
-        self.0.store(new.raw(), Ordering::Relaxed);
+    /// Writes an entry, and tells what it was at that moment, with what hardware had added to it.
+    #[inline(always)]
+    pub(crate) fn exchange<P: Platform>(self, new: Descriptor, platform: &P) -> Descriptor {
+        platform.on_atomic();
+        Descriptor::from_raw(self.0.swap(new.raw(), Ordering::AcqRel))
     }
 
-    /// Breaks an entry, and tells what it was at that moment, with what hardware had added to it.
-    pub(crate) fn take(self) -> Descriptor {
-        Descriptor::from_raw(self.0.swap(Descriptor::INVALID.raw(), Ordering::AcqRel))
+    /// Clears these bits, and tells what the entry was at that moment.
+    #[inline(always)]
+    pub(crate) fn clear<P: Platform>(self, bits: u64, platform: &P) -> Descriptor {
+        platform.on_atomic();
+        Descriptor::from_raw(self.0.fetch_and(!bits, Ordering::AcqRel))
     }
 
     /// Changes a valid leaf in place by `change`, repeated until hardware did not interfere; returns old and new.
-    pub(crate) fn update(self, change: impl Fn(Descriptor) -> Descriptor) -> (Descriptor, Descriptor) {
+    #[inline(always)]
+    pub(crate) fn update<P: Platform>(
+        self,
+        platform: &P,
+        change: impl Fn(Descriptor) -> Descriptor,
+    ) -> (Descriptor, Descriptor) {
         let mut old = self.load();
         loop {
             let new = change(old);
             if new == old {
                 return (old, new);
             }
+            platform.on_atomic();
             let exchanged = self.0.compare_exchange_weak(old.raw(), new.raw(), Ordering::AcqRel, Ordering::Acquire);
             match exchanged {
                 Ok(_) => return (old, new),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! TLB maintenance: operands, the sequence around them, and the flush that may not be forgotten.
+//! TLB maintenance: operands, and the sequence around them.
 //!
 //! The rule this module keeps (Arm ARM D8.16): after an entry was narrowed or removed, nothing that the old
 //! entry gave access to is reused before
@@ -13,108 +13,8 @@
 //! Where everything of the VMID goes, `VMALLS12E1IS` stands for 2 to 4. Widening is done on this CPU alone:
 //! another CPU's old entry causes at most one more fault, which ends here again.
 
-use core::marker::PhantomData;
-
 use crate::platform::{Domain, Platform, Tlbi};
 use crate::{Features, Geometry, Granule, Ipa, IpaRange, Level};
-
-/// A proof that the TLB invalidation for a change has completed on all CPUs. It holds the borrow of the tables, so
-/// that it is spent before their next change, and allows nothing that comes after.
-///
-/// ```
-/// # use twofold_stage2::*;
-/// fn unmap<P: Platform>(tables: &mut Stage2<P>, range: IpaRange, pool: &mut impl TableSource) -> Result<(), Error> {
-///     let (pending, detached) = tables.unmap(range, pool, &mut |_| ())?;
-///     let flushed = pending.complete();
-///     detached.free(flushed, pool);
-///     Ok(())
-/// }
-/// ```
-///
-/// It cannot be made by hand:
-///
-/// ```compile_fail,E0451
-/// # use twofold_stage2::*;
-/// let forged = Flushed { vttbr: 0, tables: core::marker::PhantomData };
-/// ```
-///
-/// It cannot be used twice:
-///
-/// ```compile_fail,E0382
-/// # use twofold_stage2::*;
-/// fn twice<P: Platform>(one: Detached<'_, P>, two: Detached<'_, P>, flushed: Flushed<'_>, pool: &mut impl TableSource) {
-///     one.free(flushed, pool);
-///     two.free(flushed, pool);
-/// }
-/// ```
-///
-/// One from an earlier change is of no use:
-///
-/// ```compile_fail,E0499
-/// # use twofold_stage2::*;
-/// fn early<P: Platform>(tables: &mut Stage2<P>, range: IpaRange, pool: &mut impl TableSource) -> Result<(), Error> {
-///     let flushed = tables.protect(range.clone(), Access::READ, pool)?.complete();
-///     let (pending, detached) = tables.unmap(range, pool, &mut |_| ())?;
-///     detached.free(flushed, pool);
-///     let _ = pending.complete();
-///     Ok(())
-/// }
-/// ```
-#[derive(Debug)]
-#[must_use = "what was removed may be freed with this"]
-pub struct Flushed<'a> {
-    /// Whose entries were invalidated.
-    pub(crate) vttbr: u64,
-    tables: PhantomData<&'a ()>,
-}
-
-/// A change whose TLB invalidation is still to come.
-///
-/// [`complete`](Self::complete) it before anything that the old entries reached is reused. Dropping it is a
-/// mistake, made harmless by invalidating the whole VMID; with debug assertions it panics.
-///
-/// ```compile_fail
-/// #![deny(unused_must_use)]
-/// # use twofold_stage2::*;
-/// fn forgets<P: Platform>(tables: &mut Stage2<P>, range: IpaRange, pool: &mut impl TableSource) -> Result<(), Error> {
-///     tables.protect(range, Access::READ, pool)?;
-///     Ok(())
-/// }
-/// ```
-#[must_use = "call complete(): until then, guests may still use the old entries"]
-pub struct Pending<'a, P: Platform> {
-    tlb: Tlb<'a, P>,
-    changed: Changed,
-}
-
-impl<'a, P: Platform> Pending<'a, P> {
-    pub(crate) fn new(tlb: Tlb<'a, P>, changed: Changed) -> Self {
-        Self { tlb, changed }
-    }
-
-    /// Invalidates what has changed, on all CPUs, and waits until that is complete.
-    pub fn complete(self) -> Flushed<'a> {
-        let mut this = core::mem::ManuallyDrop::new(self);
-        if let Some(scope) = this.changed.0.take() {
-            this.tlb.invalidate(&scope);
-        }
-        Flushed { vttbr: this.tlb.vttbr, tables: PhantomData }
-    }
-
-    /// Whether there is anything to invalidate.
-    pub fn is_empty(&self) -> bool {
-        self.changed.0.is_none()
-    }
-}
-
-impl<P: Platform> Drop for Pending<'_, P> {
-    fn drop(&mut self) {
-        if self.changed.0.is_some() {
-            self.tlb.invalidate_vmid();
-            debug_assert!(false, "a pending flush was dropped: {:?}", self.changed);
-        }
-    }
-}
 
 /// Which entries were changed: the span from the first to the last, and what they were.
 #[derive(Clone, Debug, Default)]
@@ -131,9 +31,12 @@ pub(crate) struct Scope {
 }
 
 impl Changed {
-    /// Adds a changed leaf.
-    pub(crate) fn leaf(&mut self, range: IpaRange, level: Level) {
-        self.add(Scope { range, level: Some(level), tables: false });
+    /// Adds the leaves of a span; an empty one changes nothing.
+    #[inline(always)]
+    pub(crate) fn leaves(&mut self, range: IpaRange, level: Level) {
+        if range.start < range.end {
+            self.add(Scope { range, level: Some(level), tables: false });
+        }
     }
 
     /// Adds a removed table.
@@ -141,6 +44,22 @@ impl Changed {
         self.add(Scope { range, level: None, tables: true });
     }
 
+    /// Adds what another change changed.
+    pub(crate) fn join(&mut self, other: Self) {
+        if let Some(scope) = other.0 {
+            self.add(scope);
+        }
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Scope> {
+        self.0.take()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    #[inline(always)]
     fn add(&mut self, new: Scope) {
         self.0 = Some(match self.0.take() {
             None => new,
@@ -153,20 +72,65 @@ impl Changed {
     }
 }
 
+/// Which entries of a table were changed, from the first to the last, counted from where the change began.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Span {
+    start: usize,
+    end: usize,
+}
+
+impl Span {
+    #[inline(always)]
+    pub(crate) fn add(&mut self, at: usize) {
+        self.add_mask(at, 1);
+    }
+
+    /// Adds those from `at` on whose bits are set. Ascending, and not none.
+    #[inline(always)]
+    pub(crate) fn add_mask(&mut self, at: usize, mask: u32) {
+        if self.end == 0 {
+            self.start = at + mask.trailing_zeros() as usize;
+        }
+        self.end = at + mask.ilog2() as usize + 1;
+    }
+
+    /// Their addresses, of leaves of `1 << shift` bytes of which the first is at `first`.
+    #[inline(always)]
+    pub(crate) fn addresses(self, first: Ipa, shift: u32) -> IpaRange {
+        first + ((self.start as u64) << shift)..first + ((self.end as u64) << shift)
+    }
+}
+
 /// The TLB as one guest's tables see it.
 pub(crate) struct Tlb<'a, P: Platform> {
     pub(crate) platform: &'a P,
     pub(crate) features: &'a Features,
     pub(crate) geometry: &'a Geometry,
+    pub(crate) thresholds: Thresholds,
     /// The guest's `VTTBR_EL2`.
     pub(crate) vttbr: u64,
 }
 
-/// Without FEAT_TLBIRANGE, the most single invalidations before the whole VMID goes: beyond it the guest's
-/// refills cost less than the broadcasts.
-const MOST_SINGLES: u64 = 64;
-/// With it, the most pages by range: what one operand of the largest scale covers.
-const MOST_RANGED: u64 = 32 << 16;
+/// Up to where invalidations go by address; beyond, everything of the VMID goes at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Without FEAT_TLBIRANGE, the most leaves that are invalidated one by one: 64, unless set. Beyond it, refilling the
+    /// TLB costs the guest less than the broadcasts.
+    pub singles: u64,
+    /// With it, the most pages by range: what one operand of the largest scale covers (2 Mi, 8 GiB), unless set.
+    pub ranged_pages: u64,
+}
+
+impl Thresholds {
+    /// 64 leaves, and 2 Mi pages.
+    pub const DEFAULT: Self = Self { singles: 64, ranged_pages: 32 << 16 };
+}
+
+impl Default for Thresholds {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
 
 impl<P: Platform> Tlb<'_, P> {
     /// Invalidates the entries of `scope` on all CPUs.
@@ -177,7 +141,7 @@ impl<P: Platform> Tlb<'_, P> {
         let singles = (scope.range.end - scope.range.start) / step;
         let pages = (scope.range.end - scope.range.start) >> granule.shift();
         let p = self.platform;
-        if singles == 1 || (!self.features.tlbi_range && singles <= MOST_SINGLES) {
+        if singles == 1 || (!self.features.tlbi_range && singles <= self.thresholds.singles) {
             self.by_ipa(|| {
                 let mut ipa = scope.range.start;
                 while ipa < scope.range.end {
@@ -185,7 +149,7 @@ impl<P: Platform> Tlb<'_, P> {
                     ipa = ipa + step;
                 }
             });
-        } else if self.features.tlbi_range && pages <= MOST_RANGED {
+        } else if self.features.tlbi_range && pages <= self.thresholds.ranged_pages {
             self.by_ipa(|| {
                 let operation = if scope.tables { Tlbi::Ripas2E1Is } else { Tlbi::Ripas2Le1Is };
                 for part in range_parts(scope.range.start, pages, granule) {
@@ -349,7 +313,7 @@ mod tests {
         }
 
         #[test]
-        fn range_parts_cover_each_page_once(start in 0u64..1 << 30, pages in 1u64..=MOST_RANGED) {
+        fn range_parts_cover_each_page_once(start in 0u64..1 << 30, pages in 1u64..=Thresholds::DEFAULT.ranged_pages) {
             let mut next = start << 12;
             for part in range_parts(Ipa::new(start << 12), pages, Granule::KIB_4) {
                 let (base, count) = match part {
@@ -365,7 +329,7 @@ mod tests {
         }
 
         #[test]
-        fn a_range_takes_few_operands(pages in 1u64..=MOST_RANGED) {
+        fn a_range_takes_few_operands(pages in 1u64..=Thresholds::DEFAULT.ranged_pages) {
             prop_assert!(range_parts(Ipa::new(0), pages, Granule::KIB_4).count() <= 5);
         }
     }

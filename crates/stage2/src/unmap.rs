@@ -1,115 +1,276 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Unmapping: leaves out first, then the tables that have become empty, then the flush, then the freeing.
+//! Unmapping: out of the tree first, then the flush, then the rest.
 //!
-//! A frame or a table page is reused only after the flush: what is removed is handed over together with a
-//! [`Pending`], and tables are freed only against the [`Flushed`] that completing it returns.
+//! A table of which everything goes is taken out as a whole, with all below it, without a look at its entries; so is
+//! a table with its last entry. To take one out, its parent and it are locked, in that order, and it is counted
+//! ([`Unlinked`](crate::descent::Unlinked)); then each table below is locked for a moment, which waits for whoever is
+//! inside. From there on nobody comes in.
+//!
+//! Single leaves are told of at once, as they were when they were broken. Without FEAT_S2FWB the guest may have
+//! written past the caches, or left lines of them behind: each frame is cleaned and invalidated after the flush that
+//! ends the guest's access, as Linux does, so for single leaves the flush is not put off.
 
+use core::ops::Range;
+
+use crate::descent::{Locked, Moment, Moved};
+use crate::detached::{Chain, Link};
 use crate::platform::Platform;
-use crate::tlb::{Changed, Flushed, Pending};
-use crate::walk::{Entry, Visitor};
-use crate::{Descriptor, Error, IpaRange, Leaf, Pa, Root, Stage2, TablePage, TableSource};
+use crate::table::Table;
+use crate::tlb::{Changed, Scope, Span};
+use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Pa, Pending, Root, Stage2, TableSource};
 
-/// Tables that were taken out of a tree, and may still be read by walks that began before.
+/// Who is told of each leaf that is removed: [`Unwatched`], or a closure that takes a [`Leaf`], with what hardware had
+/// recorded in it. The frame may be reused, or its content trusted not to change, only after the flush.
 ///
-/// They are not freed without the flush:
-///
-/// ```compile_fail,E0061
-/// # use twofold_stage2::*;
-/// fn at_once<P: Platform>(detached: Detached<'_, P>, pool: &mut impl TableSource) {
-///     detached.free(pool);
-/// }
-/// ```
-#[derive(Debug)]
-#[must_use = "free() them after the flush, or their pages are lost"]
-pub struct Detached<'a, P: Platform> {
-    stage2: &'a Stage2<P>,
-    /// The last one detached; each one's first entry is an invalid entry that holds the address of the next.
-    chain: Option<Pa>,
+/// A leaf of a table that goes as a whole is told of when the [`Flushed`](crate::Flushed) is spent, others at once.
+pub trait Removed {
+    /// Whether anybody is told.
+    const WATCHES: bool;
+
+    /// A leaf was removed.
+    fn leaf(&mut self, leaf: Leaf);
 }
 
-impl<P: Platform> Detached<'_, P> {
-    /// Gives the pages back to `tables`, and returns how many that were.
-    ///
-    /// # Panics
-    ///
-    /// Where the flush was another guest's.
-    pub fn free(self, flushed: Flushed<'_>, tables: &mut impl TableSource) -> usize {
-        assert_eq!(flushed.vttbr, self.stage2.vttbr(), "the flush was another guest's");
-        let mut count = 0;
-        let mut next = self.chain;
-        while let Some(pa) = next {
-            let link = self.stage2.table(Descriptor::table(pa)).entry(0).load();
-            next = (link != Descriptor::INVALID).then_some(link.address());
-            tables.give(TablePage::from_tree(pa, self.stage2.features()));
-            count += 1;
-        }
-        count
+/// Nobody is told: what is removed need not be read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unwatched;
+
+impl Removed for Unwatched {
+    const WATCHES: bool = false;
+
+    fn leaf(&mut self, _: Leaf) {}
+}
+
+impl<F: FnMut(Leaf)> Removed for F {
+    const WATCHES: bool = true;
+
+    #[inline(always)]
+    fn leaf(&mut self, leaf: Leaf) {
+        self(leaf);
     }
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Unmaps `range`. `removed` is told of each leaf that was mapped, with what hardware had recorded in it; its
-    /// frame may be reused, or its content trusted not to change, only after the flush is complete.
+    /// Unmaps `range`, and tells `removed`. Blocks that reach beyond it are split before.
     ///
     /// # Errors
     ///
     /// As [`map`](Self::map), where blocks reach beyond the range; nothing was unmapped then.
-    pub fn unmap(
-        &mut self,
+    pub fn unmap<R: Removed>(
+        &self,
         range: IpaRange,
         tables: &mut impl TableSource,
-        removed: &mut dyn FnMut(Leaf),
-    ) -> Result<(Pending<'_, P>, Detached<'_, P>), Error> {
+        removed: R,
+    ) -> Result<Pending<'_, P, R>, Error> {
         self.split_ends(&range, tables)?;
-        let mut visitor =
-            Unmap { stage2: self, range: range.clone(), changed: Changed::default(), chain: None, removed };
-        self.walk(range, &mut visitor)?;
-        let (changed, chain) = (visitor.changed, visitor.chain);
-        Ok((Pending::new(self.tlb(), changed), Detached { stage2: self, chain }))
+        let mut unmap = Unmap { stage2: self, changed: Changed::default(), detached: Chain::default(), removed };
+        let mut at = range.start;
+        while at < range.end {
+            let mut then = self.unlinked.now();
+            // What is done stays done: `at` is where it ended.
+            let _ = unmap.table(self.root(), self.geometry().root_level(), &mut then, &mut at, range.end);
+        }
+        Ok(Pending::with_tables(self, unmap.changed, unmap.detached, unmap.removed))
     }
 
-    /// Unmaps everything, gives all table pages back, and returns the root's memory.
+    /// Unmaps everything, tells `removed`, gives all table pages back, and returns the root's memory.
     ///
     /// The guest must not be running: its `VTTBR_EL2` names the root until another is loaded.
-    pub fn destroy(mut self, tables: &mut impl TableSource, removed: &mut dyn FnMut(Leaf)) -> Result<Root, Error> {
-        let all = crate::Ipa::new(0)..self.geometry().end();
-        let (pending, detached) = self.unmap(all, tables, removed)?;
-        let flushed = pending.complete();
-        detached.free(flushed, tables);
+    pub fn destroy(self, tables: &mut impl TableSource, removed: impl Removed) -> Result<Root, Error> {
+        self.unmap(Ipa::new(0)..self.geometry().end(), tables, removed)?.complete().free(tables);
         Ok(self.into_root())
     }
+
+    /// Locks a table below one that is locked, when nothing in it is busy.
+    pub(crate) fn lock_quiet(&self, table: Pa, level: Level) -> Locked<'_, P> {
+        loop {
+            if let Ok(locked) = self.lock_whatever(table, self.geometry().granule().entries(), level).quiet() {
+                return locked;
+            }
+        }
+    }
+
+    /// Counts the table that is locked as taken out, and waits until nobody is inside any table below.
+    pub(crate) fn close(&self, locked: &Locked<'_, P>) {
+        self.unlinked.count(self.platform());
+        self.wait_below(locked);
+    }
+
+    fn wait_below(&self, locked: &Locked<'_, P>) {
+        let Some(below) = locked.level.below() else { return };
+        if locked.counts.tables() == 0 {
+            return;
+        }
+        for index in 0..locked.table.len() {
+            let entry = locked.load(index);
+            if entry.is_table(locked.level) {
+                self.wait_below(&self.lock_quiet(entry.address(), below));
+            }
+        }
+    }
 }
 
-struct Unmap<'a, 'b, P: Platform> {
+/// The most single leaves that are broken at once.
+const BATCH: usize = 64;
+
+struct Unmap<'a, P: Platform, R> {
     stage2: &'a Stage2<P>,
-    range: IpaRange,
     changed: Changed,
-    chain: Option<Pa>,
-    removed: &'b mut dyn FnMut(Leaf),
+    detached: Chain,
+    removed: R,
 }
 
-impl<P: Platform> Visitor for Unmap<'_, '_, P> {
-    const TABLE_AFTER: bool = true;
-    type Error = Error;
-
-    fn leaf(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
-        if entry.descriptor.is_valid() {
-            let descriptor = entry.cell.take();
-            self.changed.leaf(entry.range(), entry.level);
-            (self.removed)(Leaf { ipa: entry.ipa, level: entry.level, descriptor });
+impl<P: Platform, R: Removed> Unmap<'_, P, R> {
+    /// Unmaps the part from `at` to `end` of a table.
+    fn table(
+        &mut self,
+        table: Table<'_>,
+        level: Level,
+        then: &mut Moment,
+        at: &mut Ipa,
+        end: Ipa,
+    ) -> Result<(), Moved> {
+        let geometry = *self.stage2.geometry();
+        let shift = geometry.granule().span_shift(level);
+        let mut index = geometry.index(*at, level);
+        while index < table.len() && *at < end {
+            let here = at.align_down(1 << shift);
+            let next = here + (1 << shift);
+            let entry = table.entry(index).load();
+            if !self.stage2.unlinked.is_still(*then) {
+                return Err(Moved);
+            }
+            match level.below() {
+                Some(below) if entry.is_table(level) => {
+                    let part = *at..next.min(end);
+                    // A table of level 1 would be too much to take out at once: its parts are.
+                    if part == (here..next) && below > Level::L1 {
+                        self.unlink((table, level, index), here, &part, false, then)?;
+                    } else {
+                        self.table(self.stage2.table(entry), below, then, at, end)?;
+                        self.unlink((table, level, index), here, &part, true, then)?;
+                    }
+                    *at = next;
+                }
+                _ if entry == Descriptor::INVALID => *at = next,
+                _ => self.leaves((table, level, index), *then, at, end)?,
+            }
+            index += ((*at - here) >> shift) as usize;
         }
         Ok(())
     }
 
-    /// A table that is wholly in the range holds nothing any more. Walks that are inside find invalid entries.
-    fn table_after(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
-        let covered = entry.range();
-        if covered.start >= self.range.start && covered.end <= self.range.end {
-            let table = entry.cell.take();
-            self.changed.table(covered);
-            self.stage2.table(table).entry(0).fill(Descriptor::link(self.chain));
-            self.chain = Some(table.address());
+    /// Takes the table out that the entry at `here` leads to; `if_empty`: only where nothing is left in it. `part` is what
+    /// goes of what it maps.
+    fn unlink(
+        &mut self,
+        (table, level, index): (Table<'_>, Level, usize),
+        here: Ipa,
+        part: &IpaRange,
+        if_empty: bool,
+        then: &mut Moment,
+    ) -> Result<(), Moved> {
+        let stage2 = self.stage2;
+        let Some(below) = level.below() else { return Ok(()) };
+        if if_empty {
+            let entry = table.entry(index).load();
+            if !stage2.unlinked.is_still(*then) || !entry.is_table(level) {
+                return Err(Moved);
+            }
+            let counts = stage2.platform().record(entry.address()).peek();
+            if counts.live() > 0 || counts.busy() > 0 {
+                return Ok(());
+            }
         }
+        let mut parent = stage2.lock_table(table.pa(), table.len(), level, *then)?;
+        let entry = parent.load(index);
+        if !entry.is_table(level) {
+            return Err(Moved);
+        }
+        let child = stage2.lock_quiet(entry.address(), below);
+        if if_empty && child.counts.live() > 0 {
+            return Ok(());
+        }
+        stage2.close(&child);
+        parent.take_unrecorded(index);
+        // The parent is locked, so it is in the tree at this moment too.
+        *then = stage2.unlinked.now();
+        drop(child);
+        drop(parent);
+        self.changed.table(part.clone());
+        self.detached.push(Link { table: entry.address(), level: below, ipa: here }, stage2);
         Ok(())
+    }
+
+    /// Breaks the leaves from `index` on, as far as the next table, the end of this one, or `end`.
+    fn leaves(
+        &mut self,
+        (table, level, index): (Table<'_>, Level, usize),
+        then: Moment,
+        at: &mut Ipa,
+        end: Ipa,
+    ) -> Result<(), Moved> {
+        let shift = self.stage2.geometry().granule().span_shift(level);
+        let first = at.align_down(1 << shift);
+        let locked = self.stage2.lock_table(table.pa(), table.len(), level, then)?.quiet()?;
+        let wanted = ((end - first - 1) >> shift) as usize + 1;
+        let last = table.len().min(index.saturating_add(wanted));
+        let done = if R::WATCHES || !self.stage2.features().forced_write_back {
+            self.take_told(locked, index..last.min(index + BATCH), first)
+        } else {
+            self.take_quietly(locked, index..last, first)
+        };
+        *at = first + (((done - index) as u64) << shift);
+        Ok(())
+    }
+
+    /// Breaks leaves of which nobody has to know; returns where it ended.
+    fn take_quietly(&mut self, mut locked: Locked<'_, P>, indexes: Range<usize>, first: Ipa) -> usize {
+        let mut span = Span::default();
+        for index in indexes.clone() {
+            let entry = locked.load(index);
+            if entry.is_table(locked.level) {
+                return self.taken(&locked, span, first, index);
+            }
+            if entry.is_valid() {
+                locked.take_unrecorded(index);
+                span.add(index - indexes.start);
+            }
+        }
+        self.taken(&locked, span, first, indexes.end)
+    }
+
+    fn taken(&mut self, locked: &Locked<'_, P>, span: Span, first: Ipa, done: usize) -> usize {
+        let shift = self.stage2.geometry().granule().span_shift(locked.level);
+        self.changed.leaves(span.addresses(first, shift), locked.level);
+        done
+    }
+
+    /// Breaks leaves, at most a batch, and tells of them; returns where it ended.
+    fn take_told(&mut self, mut locked: Locked<'_, P>, indexes: Range<usize>, first: Ipa) -> usize {
+        let (stage2, level) = (self.stage2, locked.level);
+        let mut old = [Descriptor::INVALID; BATCH];
+        let mut span = Span::default();
+        let mut done = indexes.start;
+        while done < indexes.end && !locked.load(done).is_table(level) {
+            if locked.load(done).is_valid() {
+                old[done - indexes.start] = locked.take(done);
+                span.add(done - indexes.start);
+            }
+            done += 1;
+        }
+        drop(locked);
+        let shift = stage2.geometry().granule().span_shift(level);
+        let range = span.addresses(first, shift);
+        if !stage2.features().forced_write_back && range.start < range.end {
+            stage2.tlb().invalidate(&Scope { range, level: Some(level), tables: false });
+        } else {
+            self.changed.leaves(range, level);
+        }
+        for (number, descriptor) in old.into_iter().enumerate().filter(|(_, old)| old.is_valid()) {
+            let ipa = first + ((number as u64) << shift);
+            stage2.tell_removed(Leaf { ipa, level, descriptor }, &mut self.removed);
+        }
+        done
     }
 }

@@ -2,14 +2,20 @@
 //! The walk over a range: which entries a visitor sees, and in what order.
 //!
 //! The contract is Linux's (source S0): a leaf visit also sees invalid entries; an entry is read again after a
-//! visit, so that a table which the visitor installed is entered, and one which it removed is not; the
+//! visit, so that a table which the visitor had installed is entered, and one which it had removed is not; the
 //! address advances at leaves, and over tables that are passed over; a table's post visit comes even where its
 //! child was passed over; an error ends the walk before anything else happens.
 //!
+//! A walk holds no lock and goes on beside all other operations. A visitor may call any of them. Where a table is taken
+//! out while the walk is in it, the walk comes down again from the root and goes on at the address it had reached; what
+//! it finds there by then may be a block that began before. No entry is visited twice, and a table whose visit before was
+//! made gets its visit after.
+//!
 //! Visitor and levels to skip are constants of a type: what a walk does not use costs nothing.
 
+use crate::descent::{Moment, Moved};
 use crate::platform::Platform;
-use crate::table::Cell;
+use crate::table::Table;
 use crate::{Descriptor, Error, Ipa, IpaRange, Level, Levels, Stage2};
 
 /// What a walk calls.
@@ -26,27 +32,27 @@ pub trait Visitor {
     type Error;
 
     /// A leaf or an invalid entry.
-    fn leaf(&mut self, entry: &Entry<'_>) -> Result<(), Self::Error> {
+    fn leaf(&mut self, entry: &Entry) -> Result<(), Self::Error> {
         let _ = entry;
         Ok(())
     }
 
     /// A table, before its entries.
-    fn table_before(&mut self, entry: &Entry<'_>) -> Result<(), Self::Error> {
+    fn table_before(&mut self, entry: &Entry) -> Result<(), Self::Error> {
         let _ = entry;
         Ok(())
     }
 
     /// A table, after its entries.
-    fn table_after(&mut self, entry: &Entry<'_>) -> Result<(), Self::Error> {
+    fn table_after(&mut self, entry: &Entry) -> Result<(), Self::Error> {
         let _ = entry;
         Ok(())
     }
 }
 
 /// An entry that a visitor is shown.
-pub struct Entry<'a> {
-    pub(crate) cell: Cell<'a>,
+#[derive(Clone, Debug)]
+pub struct Entry {
     /// What was read there.
     pub descriptor: Descriptor,
     /// The first address that the entry covers, whether the range starts there or later.
@@ -57,7 +63,7 @@ pub struct Entry<'a> {
     pub span: u64,
 }
 
-impl Entry<'_> {
+impl Entry {
     /// The addresses that the entry covers.
     pub fn range(&self) -> IpaRange {
         self.ipa..self.ipa + self.span
@@ -71,72 +77,91 @@ impl<P: Platform> Stage2<P> {
         V::Error: From<Error>,
     {
         self.geometry().check(&range)?;
-        let root_level = self.geometry().root_level();
-        if V::SKIP.contains(root_level) {
+        if V::SKIP.contains(self.geometry().root_level()) {
             return Ok(());
         }
-        let mut at = range.start;
-        self.walk_table(None, root_level, &mut at, range.end, visitor)
+        let mut walk = Walk { stage2: self, visitor, at: range.start, end: range.end, visited: [None; 4] };
+        while walk.at < walk.end {
+            let then = self.unlinked.now();
+            match walk.table(self.root(), self.geometry().root_level(), then) {
+                Ok(()) | Err(Stop::Moved) => {}
+                Err(Stop::Error(error)) => return Err(error),
+            }
+        }
+        Ok(())
     }
+}
 
-    /// Walks the part before `end` of a table; `parent` is the entry that points to it, `None` for the root.
-    fn walk_table<V: Visitor>(
-        &self,
-        parent: Option<Descriptor>,
-        level: Level,
-        at: &mut Ipa,
-        end: Ipa,
-        visitor: &mut V,
-    ) -> Result<(), V::Error> {
-        let table = match parent {
-            Some(entry) => self.table(entry),
-            None => self.root(),
-        };
-        let mut index = self.geometry().index(*at, level);
-        while index < table.len() && *at < end {
-            self.walk_entry(table.entry(index), level, at, end, visitor)?;
+/// Why a table is left early.
+enum Stop<E> {
+    /// It may not be in the tree any more.
+    Moved,
+    /// The visitor wants no more.
+    Error(E),
+}
+
+impl<E> From<Moved> for Stop<E> {
+    fn from(_: Moved) -> Self {
+        Self::Moved
+    }
+}
+
+struct Walk<'a, 'v, P: Platform, V> {
+    stage2: &'a Stage2<P>,
+    visitor: &'v mut V,
+    at: Ipa,
+    end: Ipa,
+    /// For each level, where the entry is that was visited and is not left yet; the table that was entered there.
+    visited: [Option<(Ipa, Option<Descriptor>)>; 4],
+}
+
+impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
+    /// Walks the part from `at` to `end` of a table.
+    fn table(&mut self, table: Table<'_>, level: Level, then: Moment) -> Result<(), Stop<V::Error>> {
+        let mut index = self.stage2.geometry().index(self.at, level);
+        while index < table.len() && self.at < self.end {
+            self.entry(table, index, level, then)?;
             index += 1;
         }
         Ok(())
     }
 
     #[inline]
-    fn walk_entry<V: Visitor>(
-        &self,
-        cell: Cell<'_>,
-        level: Level,
-        at: &mut Ipa,
-        end: Ipa,
-        visitor: &mut V,
-    ) -> Result<(), V::Error> {
-        let span = self.geometry().granule().span(level);
-        let ipa = at.align_down(span);
-        let mut descriptor = cell.load();
-        let entry = |descriptor| Entry { cell, descriptor, ipa, level, span };
-        if descriptor.is_table(level) {
-            if V::TABLE_BEFORE {
-                visitor.table_before(&entry(descriptor))?;
-                descriptor = cell.load();
-            }
-        } else if V::LEAF {
-            visitor.leaf(&entry(descriptor))?;
-            descriptor = cell.load();
-        }
-        let child = match level.below() {
-            Some(child) if descriptor.is_table(level) => child,
-            _ => {
-                *at = ipa + span;
-                return Ok(());
-            }
+    fn entry(&mut self, table: Table<'_>, index: usize, level: Level, then: Moment) -> Result<(), Stop<V::Error>> {
+        let (stage2, number) = (self.stage2, usize::from(level.raw()));
+        let span = stage2.geometry().granule().span(level);
+        let ipa = self.at.align_down(span);
+        let read = || {
+            let descriptor = table.entry(index).load();
+            if stage2.unlinked.is_still(then) { Ok(descriptor) } else { Err(Stop::Moved) }
         };
-        if V::SKIP.contains(child) {
-            *at = ipa + span;
-        } else {
-            self.walk_table(Some(descriptor), child, at, end, visitor)?;
+        let entry = |descriptor| Entry { descriptor, ipa, level, span };
+        let mut descriptor = read()?;
+        // Where the walk has come back to an entry that it visited, it goes on from there.
+        if self.visited[number].is_none_or(|(at, _)| at != ipa) {
+            self.visited[number] = Some((ipa, None));
+            if descriptor.is_table(level) {
+                if V::TABLE_BEFORE {
+                    self.visitor.table_before(&entry(descriptor)).map_err(Stop::Error)?;
+                    descriptor = read()?;
+                }
+            } else if V::LEAF {
+                self.visitor.leaf(&entry(descriptor)).map_err(Stop::Error)?;
+                descriptor = read()?;
+            }
         }
-        if V::TABLE_AFTER {
-            visitor.table_after(&entry(descriptor))?;
+        if let Some(child) = level.below().filter(|_| descriptor.is_table(level)) {
+            self.visited[number] = Some((ipa, Some(descriptor)));
+            if !V::SKIP.contains(child) {
+                self.table(stage2.table(descriptor), child, then)?;
+            }
         }
-        Ok(())
+        let after = self.visited[number].and_then(|(_, entered)| entered);
+        self.visited[number] = None;
+        self.at = ipa + span;
+        match after {
+            Some(descriptor) if V::TABLE_AFTER => self.visitor.table_after(&entry(descriptor)).map_err(Stop::Error),
+            _ => Ok(()),
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use twofold_stage2::Pa;
+use twofold_stage2::{Pa, Record};
 
 /// The root, aligned for 16 tables.
 pub const ROOT: Pa = Pa::new(0x8_4000_0000);
@@ -23,6 +23,7 @@ const ROOT_SIZE: u64 = 16 * 4096;
 pub struct Arena {
     start: NonNull<u8>,
     layout: Layout,
+    records: Vec<Record>,
 }
 
 impl Arena {
@@ -31,7 +32,8 @@ impl Arena {
         let layout = Layout::from_size_align(size as usize, ROOT_SIZE as usize).unwrap();
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("out of memory");
-        let arena = Self { start, layout };
+        let records = (0..size / 4096).map(|_| Record::new()).collect();
+        let arena = Self { start, layout, records };
         arena.spoil(ROOT, size);
         arena
     }
@@ -40,6 +42,14 @@ impl Arena {
         let offset = pa.raw().checked_sub(ROOT.raw()).filter(|offset| *offset < self.layout.size() as u64)?;
         // SAFETY: the offset is inside the allocation.
         Some(unsafe { self.start.add(offset as usize) })
+    }
+
+    /// The record of a page of the arena.
+    pub fn record(&self, pa: Pa) -> &Record {
+        let Some(record) = pa.raw().checked_sub(ROOT.raw()).and_then(|at| self.records.get(at as usize / 4096)) else {
+            panic!("the engine wants the record of {pa}, where no table ever was");
+        };
+        record
     }
 
     /// The PA of what is mapped at `address`.

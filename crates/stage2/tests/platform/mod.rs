@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
-use twofold_stage2::{Access, Donated, Features, Geometry, Granule, Ipa, Pa, Platform, Stage2, TablePage, Vmid};
+use twofold_stage2::{Access, Donated, Features, Geometry, Granule, Ipa, Pa, Platform, Record, Stage2, TablePage, Vmid};
 
 use memory::{Arena, FRAMES, ROOT, TABLES};
 use mmu::{Mmu, Scan};
@@ -211,6 +211,10 @@ unsafe impl Platform for Host {
 
     fn pointer(&self, pa: Pa) -> NonNull<u8> {
         self.0.arena.pointer(pa).unwrap_or_else(|| memory::frame_pointer(pa))
+    }
+
+    fn record(&self, pa: Pa) -> &Record {
+        self.0.arena.record(pa)
     }
 }
 

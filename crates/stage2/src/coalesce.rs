@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Coalescing: a block takes the place of the table that maps the same memory in pieces (source S4).
+//!
+//! In this order: what the table did not map is cleaned; the table's entry is broken; the flush completes; the block is
+//! made; then the table is looked through for what hardware had recorded in it, and freed. Between break and make,
+//! while the guest faults there, is the flush alone: the longest part, freeing, comes behind.
+//!
+//! The table that is broken is taken out as one that is unmapped (module `unmap`): nobody is inside any more. Its
+//! pages are freed at once: what may still come is stopped by the count, not by waiting (module `descent`).
+
+use crate::descent::{Moved, Place};
+use crate::detached::{Link, Look};
+use crate::map::Mapped;
+use crate::platform::Platform;
+use crate::tlb::Scope;
+use crate::{Attributes, Descriptor, Error, Ipa, Leaf, Level, Pa, Stage2, TableSource, cache};
+
+/// What [`Stage2::coalesce`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Coalesced {
+    /// The block is there, and so many table pages less.
+    Done {
+        /// Pages that were given back.
+        tables: u64,
+    },
+    /// There was no table: as [`Stage2::map`] found it.
+    Mapped(Mapped),
+}
+
+impl<P: Platform> Stage2<P> {
+    /// Maps `pa` at `ipa` by one block of `level`, which takes the place of smaller mappings. The frames behind what is
+    /// mapped already have to be those of the block: nobody is told of others.
+    ///
+    /// `dirty` is told of each leaf, of the mappings that went, in which hardware had recorded a write. What is not
+    /// mapped yet is cleaned as for a new mapping, if this CPU needs it; the whole block, where not all of it was mapped.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](Self::map).
+    pub fn coalesce(
+        &self,
+        ipa: Ipa,
+        pa: Pa,
+        level: Level,
+        attributes: &Attributes,
+        tables: &mut impl TableSource,
+        dirty: &mut dyn FnMut(Leaf),
+    ) -> Result<Coalesced, Error> {
+        self.check_leaf(ipa, pa, level)?;
+        let below = level.below().ok_or(Error::NoLeafAtLevel { level })?;
+        let span = self.geometry().granule().span(level);
+        let new = Descriptor::leaf(pa, level, attributes, self.features());
+        let mut ready = !cache::needed(self.features(), attributes);
+        loop {
+            let place = self.descend(ipa, level);
+            if place.level < level || !place.entry.is_table(level) {
+                match self.map(ipa, pa, level, attributes, tables) {
+                    Err(Error::TableInTheWay { .. }) => continue,
+                    mapped => return mapped.map(Coalesced::Mapped),
+                }
+            }
+            if !ready {
+                // Pages that are mapped from here on are cleaned by whoever maps them.
+                if let Ok(Claim { full }) = self.claim(&place, below) {
+                    cache::before_coalesce(self.platform(), self.features(), (pa, span), attributes, full);
+                    ready = true;
+                }
+                continue;
+            }
+            let Ok(parent) = self.lock(&place) else { continue };
+            let entry = parent.load(place.index);
+            if !entry.is_table(level) {
+                continue;
+            }
+            let child = self.lock_quiet(entry.address(), below);
+            self.close(&child);
+            let Ok(busy) = parent.make_busy(place.index) else { continue };
+            drop(child);
+            self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true });
+            busy.make(new);
+            self.publish();
+            let link = Link { table: entry.address(), level: below, ipa };
+            let mut harvest = |leaf: Leaf| {
+                if leaf.descriptor.is_hardware_dirty() {
+                    dirty(leaf);
+                }
+            };
+            return Ok(Coalesced::Done { tables: self.free_tree(link, Look::Armed, tables, &mut harvest) });
+        }
+    }
+
+    /// Makes this CPU the one that cleans for the block which is going to replace a table: several may fault there at
+    /// once, and cleaning takes its time (source S4).
+    fn claim(&self, place: &Place<'_>, below: Level) -> Result<Claim, Moved> {
+        if !self.is_still(place) {
+            return Err(Moved);
+        }
+        let (table, entries) = (place.entry.address(), self.geometry().granule().entries());
+        let locked = self.lock_table(table, entries, below, place.then)?;
+        let record = self.platform().record(table);
+        if record.link() == CLAIMED {
+            self.platform().pause();
+            return Err(Moved);
+        }
+        record.set_link(CLAIMED);
+        Ok(Claim { full: locked.counts.leaves() == entries as u64 })
+    }
+}
+
+/// In the record of a table that is linked: somebody cleans for the block that is going to replace it.
+const CLAIMED: u64 = 1;
+
+struct Claim {
+    /// All of the table's entries are leaves, so that all of the memory was cleaned when it was mapped.
+    full: bool,
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The way down to an entry, without locks, and the lock at its end.
+//!
+//! Tables are taken out of the tree, and their pages used again, while others are on their way through them. What keeps
+//! that safe is one count, [`Unlinked`], of the tables that were ever taken out:
+//!
+//! * whoever takes a table out counts *before* the page can become anything else, and while it holds the table's lock;
+//! * whoever descends reads the count first, and again after each entry that it is going to follow. Where it is still
+//!   the same, every table it has come through was in the tree when its entry was read, so the entry is one;
+//! * who has locked the table at the end, and finds the count still the same, has a table that is in the tree and
+//!   stays there until it is unlocked.
+//!
+//! Where the count has moved, the descent begins anew: it has done nothing yet. No reader writes anything, registers
+//! anywhere, or makes a free wait.
+//!
+//! Why the check after an entry is enough: an entry that was read from a page given away meanwhile was written after
+//! the count (program order, and the barriers of the flush in between), and is read with acquire before the count is
+//! read again, so the count that is read is a new one.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::platform::Platform;
+use crate::record::{Counts, Record};
+use crate::table::{Cell, Table};
+use crate::{Descriptor, Ipa, Level, Pa, Stage2};
+
+/// How many tables were ever taken out of a tree. Alone in its cache line, since everybody reads it and hardly anybody
+/// writes.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct Unlinked(AtomicU64);
+
+impl Unlinked {
+    /// The count before a descent.
+    #[inline(always)]
+    pub(crate) fn now(&self) -> Moment {
+        Moment(self.0.load(Ordering::Acquire))
+    }
+
+    /// Whether nothing was taken out since, as far as everything is concerned that was read, with acquire, before.
+    #[inline(always)]
+    pub(crate) fn is_still(&self, then: Moment) -> bool {
+        self.0.load(Ordering::Relaxed) == then.0
+    }
+
+    /// Counts one table, or a table and all below it.
+    pub(crate) fn count<P: Platform>(&self, platform: &P) {
+        platform.on_atomic();
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// What [`Unlinked`] was.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moment(u64);
+
+/// Where a descent ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) table: Table<'a>,
+    pub(crate) level: Level,
+    pub(crate) index: usize,
+    /// What was found there. To be believed only after [`Stage2::is_still`], or under the lock.
+    pub(crate) entry: Descriptor,
+    pub(crate) then: Moment,
+}
+
+/// A table was taken out of the tree meanwhile, or somebody else is at it: the descent has to begin anew.
+#[derive(Debug)]
+pub(crate) struct Moved;
+
+impl<P: Platform> Stage2<P> {
+    /// Goes down towards `ipa`'s entry in the table of `level`, as far as there are tables. `ipa` is inside the IPA
+    /// space.
+    #[inline(always)]
+    pub(crate) fn descend(&self, ipa: Ipa, level: Level) -> Place<'_> {
+        loop {
+            if let Ok(place) = self.descend_once(ipa, level) {
+                return place;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn descend_once(&self, ipa: Ipa, level: Level) -> Result<Place<'_>, Moved> {
+        let then = self.unlinked.now();
+        let mut at = self.geometry().root_level();
+        let mut table = self.root();
+        let mut index = self.geometry().index(ipa, at);
+        let mut entry = table.entry(index).load();
+        // The root is never taken out: what is read there is an entry.
+        while at < level && entry.is_table(at) {
+            let Some(below) = at.below() else { break };
+            table = self.table(entry);
+            at = below;
+            index = self.geometry().index_below_root(ipa, at);
+            entry = table.entry(index).load();
+            if at < level && !self.unlinked.is_still(then) {
+                return Err(Moved);
+            }
+        }
+        Ok(Place { table, level: at, index, entry, then })
+    }
+
+    /// Whether what was read at that place was there.
+    #[inline(always)]
+    pub(crate) fn is_still(&self, place: &Place<'_>) -> bool {
+        self.unlinked.is_still(place.then)
+    }
+
+    /// Locks the table of a place, if it is still there.
+    #[inline(always)]
+    pub(crate) fn lock(&self, place: &Place<'_>) -> Result<Locked<'_, P>, Moved> {
+        self.lock_table(place.table.pa(), place.table.len(), place.level, place.then)
+    }
+
+    /// Locks a table that was found at `then`, if it is still there.
+    #[inline(always)]
+    pub(crate) fn lock_table(
+        &self,
+        pa: Pa,
+        entries: usize,
+        level: Level,
+        then: Moment,
+    ) -> Result<Locked<'_, P>, Moved> {
+        let locked = self.lock_whatever(pa, entries, level);
+        if self.unlinked.is_still(then) { Ok(locked) } else { Err(Moved) }
+    }
+
+    /// Locks a table that cannot have been taken out, since the one above is locked, or something in it is busy.
+    #[inline(always)]
+    pub(crate) fn lock_whatever(&self, pa: Pa, entries: usize, level: Level) -> Locked<'_, P> {
+        // SAFETY: the caller had it from a root or from an entry of this tree.
+        let table = unsafe { Table::at(self.platform(), pa, entries) };
+        let record = self.platform().record(pa);
+        let counts = record.lock(self.platform());
+        Locked { stage2: self, table, record, level, counts }
+    }
+}
+
+/// A table whose lock is held. Its counts are kept with every change, and its record is written when it is dropped.
+pub(crate) struct Locked<'a, P: Platform> {
+    pub(crate) stage2: &'a Stage2<P>,
+    pub(crate) table: Table<'a>,
+    record: &'a Record,
+    pub(crate) level: Level,
+    pub(crate) counts: Counts,
+}
+
+impl<'a, P: Platform> Locked<'a, P> {
+    #[inline(always)]
+    pub(crate) fn load(&self, index: usize) -> Descriptor {
+        self.table.entry(index).load()
+    }
+
+    /// Makes an entry that was invalid.
+    #[inline(always)]
+    pub(crate) fn make(&mut self, index: usize, new: Descriptor) {
+        self.counts += Counts::of(new, self.level);
+        self.table.entry(index).store(new);
+    }
+
+    /// Breaks an entry, and tells what it was in the end.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, index: usize) -> Descriptor {
+        let old = self.table.entry(index).exchange(Descriptor::INVALID, self.stage2.platform());
+        self.counts -= Counts::of(old, self.level);
+        old
+    }
+
+    /// Breaks an entry where nobody asks what hardware recorded in it.
+    #[inline(always)]
+    pub(crate) fn take_unrecorded(&mut self, index: usize) {
+        let cell = self.table.entry(index);
+        self.counts -= Counts::of(cell.load(), self.level);
+        cell.store(Descriptor::INVALID);
+    }
+
+    /// Breaks an entry, and lets nobody else have it until [`Busy::make`].
+    pub(crate) fn make_busy(mut self, index: usize) -> Result<Busy<'a, P>, Moved> {
+        if self.counts.is_as_busy_as_can_be() {
+            self.stage2.platform().pause();
+            return Err(Moved);
+        }
+        let old = self.table.entry(index).exchange(Descriptor::BUSY, self.stage2.platform());
+        self.counts -= Counts::of(old, self.level);
+        self.counts += Counts::BUSY;
+        Ok(Busy { stage2: self.stage2, table: self.table, level: self.level, index, old })
+    }
+
+    /// Changes a valid leaf, by a store where hardware records no writes in it; returns old and new.
+    #[inline(always)]
+    pub(crate) fn change(
+        &mut self,
+        index: usize,
+        change: impl Fn(Descriptor) -> Descriptor,
+    ) -> (Descriptor, Descriptor) {
+        let cell = self.table.entry(index);
+        let (old, new) = self.change_cell(cell, change);
+        self.counts += Counts::of(new, self.level);
+        self.counts -= Counts::of(old, self.level);
+        (old, new)
+    }
+
+    #[inline(always)]
+    fn change_cell(&self, cell: Cell<'_>, change: impl Fn(Descriptor) -> Descriptor) -> (Descriptor, Descriptor) {
+        let old = cell.load();
+        if old.is_armed() {
+            return cell.update(self.stage2.platform(), change);
+        }
+        let new = change(old);
+        if new != old {
+            cell.store(new);
+        }
+        (old, new)
+    }
+
+    /// The table, if nothing in it is busy; otherwise it is unlocked, and may be taken out once that is over.
+    #[inline(always)]
+    pub(crate) fn quiet(self) -> Result<Self, Moved> {
+        if self.counts.busy() == 0 {
+            return Ok(self);
+        }
+        self.stage2.platform().pause();
+        Err(Moved)
+    }
+}
+
+impl<P: Platform> Drop for Locked<'_, P> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.record.unlock(self.counts);
+    }
+}
+
+/// An entry that is invalid and belongs to whoever broke it, while no lock is held: others wait for what it becomes.
+#[must_use = "make() the entry, or everybody waits for ever"]
+pub(crate) struct Busy<'a, P: Platform> {
+    stage2: &'a Stage2<P>,
+    table: Table<'a>,
+    level: Level,
+    index: usize,
+    /// What was broken.
+    pub(crate) old: Descriptor,
+}
+
+impl<P: Platform> Busy<'_, P> {
+    /// Makes the entry.
+    pub(crate) fn make(self, new: Descriptor) {
+        let mut locked = self.stage2.lock_whatever(self.table.pa(), self.table.len(), self.level);
+        locked.counts -= Counts::BUSY;
+        locked.make(self.index, new);
+    }
+}

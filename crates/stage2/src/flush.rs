@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The flush that may not be forgotten, and what it keeps until it is complete.
+//!
+//! A change that takes something away returns a [`Pending`]. Table pages that left the tree are inside it, and there
+//! is no way to them but to [`complete`](Pending::complete) it: that gives a [`Flushed`], which is spent to free them.
+
+use crate::detached::Chain;
+use crate::platform::Platform;
+use crate::tlb::Changed;
+use crate::unmap::{Removed, Unwatched};
+use crate::{Stage2, TableSource};
+
+/// A change whose TLB invalidation is still to come.
+///
+/// [`complete`](Self::complete) it before anything that the old entries reached is reused. Several changes are
+/// [`joined`](Self::join) to be invalidated at once. Dropping one is a mistake, made harmless by invalidating the whole
+/// VMID; with debug assertions it panics.
+///
+/// ```
+/// # use twofold_stage2::*;
+/// fn unmap<P: Platform>(tables: &Stage2<P>, range: IpaRange, pool: &mut impl TableSource) -> Result<(), Error> {
+///     let pending = tables.unmap(range, pool, Unwatched)?;
+///     let flushed = pending.complete();
+///     flushed.free(pool);
+///     Ok(())
+/// }
+/// ```
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # use twofold_stage2::*;
+/// fn forgets<P: Platform>(tables: &Stage2<P>, range: IpaRange) -> Result<(), Error> {
+///     tables.write_protect(range)?;
+///     Ok(())
+/// }
+/// ```
+///
+/// Nothing is freed before the flush:
+///
+/// ```compile_fail,E0599
+/// # use twofold_stage2::*;
+/// fn early<P: Platform>(tables: &Stage2<P>, range: IpaRange, pool: &mut impl TableSource) -> Result<(), Error> {
+///     tables.unmap(range, pool, Unwatched)?.free(pool);
+///     Ok(())
+/// }
+/// ```
+#[must_use = "call complete(): until then, guests may still use the old entries"]
+pub struct Pending<'a, P: Platform, R: Removed = Unwatched> {
+    stage2: &'a Stage2<P>,
+    changed: Changed,
+    detached: Chain,
+    removed: Option<R>,
+}
+
+impl<'a, P: Platform> Pending<'a, P> {
+    pub(crate) fn new(stage2: &'a Stage2<P>, changed: Changed) -> Self {
+        Self { stage2, changed, detached: Chain::default(), removed: None }
+    }
+
+    /// Adds another change of the same tables, to be invalidated with this one.
+    ///
+    /// # Panics
+    ///
+    /// Where it is a change of other tables.
+    pub fn join(&mut self, other: Self) {
+        assert!(core::ptr::eq(self.stage2, other.stage2), "a flush is of one guest's tables");
+        let mut other = core::mem::ManuallyDrop::new(other);
+        self.changed.join(core::mem::take(&mut other.changed));
+        self.detached.join(core::mem::take(&mut other.detached), self.stage2);
+    }
+}
+
+impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
+    pub(crate) fn with_tables(stage2: &'a Stage2<P>, changed: Changed, detached: Chain, removed: R) -> Self {
+        Self { stage2, changed, detached, removed: Some(removed) }
+    }
+
+    /// Invalidates what has changed, on all CPUs, and waits until that is complete.
+    pub fn complete(mut self) -> Flushed<'a, P, R> {
+        self.flush();
+        let (detached, removed) = (core::mem::take(&mut self.detached), self.removed.take());
+        Flushed { stage2: self.stage2, detached, removed }
+    }
+
+    /// Whether there is anything to invalidate.
+    pub fn is_empty(&self) -> bool {
+        self.changed.is_empty()
+    }
+
+    fn flush(&mut self) {
+        if let Some(scope) = self.changed.take() {
+            self.stage2.tlb().invalidate(&scope);
+        }
+    }
+}
+
+impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
+    fn drop(&mut self) {
+        if !self.changed.is_empty() {
+            self.stage2.invalidate_all();
+            debug_assert!(false, "a pending flush was dropped: {:?}", self.changed);
+        }
+    }
+}
+
+/// A change whose TLB invalidation has completed on all CPUs, with the tables that it took out.
+///
+/// It cannot be made by hand:
+///
+/// ```compile_fail,E0451
+/// # use twofold_stage2::*;
+/// fn forged<P: Platform>(stage2: &Stage2<P>) -> Flushed<'_, P> {
+///     Flushed { stage2, detached: Default::default(), removed: None }
+/// }
+/// ```
+///
+/// It cannot be used twice:
+///
+/// ```compile_fail,E0382
+/// # use twofold_stage2::*;
+/// fn twice<P: Platform>(flushed: Flushed<'_, P>, pool: &mut impl TableSource) {
+///     flushed.free(pool);
+///     flushed.free(pool);
+/// }
+/// ```
+#[must_use = "free() what was taken out, or its pages are lost"]
+pub struct Flushed<'a, P: Platform, R: Removed = Unwatched> {
+    stage2: &'a Stage2<P>,
+    detached: Chain,
+    removed: Option<R>,
+}
+
+impl<P: Platform, R: Removed> Flushed<'_, P, R> {
+    /// Tells what was in the tables that were taken out, gives their pages to `tables`, and returns how many.
+    pub fn free(mut self, tables: &mut impl TableSource) -> u64 {
+        let detached = core::mem::take(&mut self.detached);
+        match &mut self.removed {
+            Some(removed) => detached.free(self.stage2, tables, removed),
+            None => detached.free(self.stage2, tables, &mut Unwatched),
+        }
+    }
+}
+
+impl<P: Platform, R: Removed> Drop for Flushed<'_, P, R> {
+    fn drop(&mut self) {
+        debug_assert!(self.detached.is_empty(), "tables that were taken out were not freed");
+    }
+}

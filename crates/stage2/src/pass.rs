@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A pass over a range, for maintenance: each table that has something to do is locked once, and handed over as a whole.
+//!
+//! Invariant: an entry that was mapped before the pass began, and stayed so, is seen. A table is passed over only where
+//! its counts say that there is nothing to do, and it was in the tree when they were read. An entry that somebody is
+//! changing is waited for: what it becomes may be what the pass is there to change.
+//!
+//! A pass visits as much of a table as there is between two tables; what it does to a visitor's result happens
+//! without any lock.
+
+use core::ops::Range;
+
+use crate::descent::{Locked, Moment, Moved};
+use crate::platform::Platform;
+use crate::record::Counts;
+use crate::table::Table;
+use crate::{Descriptor, Ipa, IpaRange, Level, Stage2};
+
+/// What a pass does.
+pub(crate) trait Pass<P: Platform> {
+    /// Levels below which nothing is looked at: the deepest level of tables that are visited.
+    const DEEPEST: Level = Level::L3;
+
+    /// Whether the leaves of a table with these counts are of interest.
+    fn wants(counts: Counts) -> bool;
+
+    /// Some entries, none of which is a table or busy, under the table's lock.
+    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa);
+
+    /// What is to be done about them without the lock, directly after.
+    fn unlocked(&mut self, level: Level, first: Ipa) {
+        let _ = (level, first);
+    }
+}
+
+impl<P: Platform> Stage2<P> {
+    /// Passes over `range`, which has to be checked.
+    pub(crate) fn pass<V: Pass<P>>(&self, range: &IpaRange, visitor: &mut V) {
+        let mut at = range.start;
+        while at < range.end {
+            let then = self.unlinked.now();
+            let level = self.geometry().root_level();
+            // What is done stays done: `at` is where it ended.
+            let _ = self.pass_table(self.root(), level, then, &mut at, range.end, visitor);
+        }
+    }
+
+    fn pass_table<V: Pass<P>>(
+        &self,
+        table: Table<'_>,
+        level: Level,
+        then: Moment,
+        at: &mut Ipa,
+        end: Ipa,
+        visitor: &mut V,
+    ) -> Result<(), Moved> {
+        if level == Level::L3 {
+            let index = self.geometry().index(*at, level);
+            return self.pass_entries(table, level, index, then, at, end, visitor);
+        }
+        let shift = self.geometry().granule().span_shift(level);
+        let mut index = self.geometry().index(*at, level);
+        while index < table.len() && *at < end {
+            let here = at.align_down(1 << shift);
+            let next = here + (1 << shift);
+            let entry = table.entry(index).load();
+            if !self.unlinked.is_still(then) {
+                return Err(Moved);
+            }
+            match level.below() {
+                Some(below) if entry.is_table(level) => {
+                    if below <= V::DEEPEST {
+                        let counts = self.platform().record(entry.address()).peek();
+                        if !self.unlinked.is_still(then) {
+                            return Err(Moved);
+                        }
+                        if counts.tables() > 0 || counts.busy() > 0 || V::wants(counts) {
+                            self.pass_table(self.table(entry), below, then, at, end, visitor)?;
+                        }
+                    }
+                    *at = next;
+                }
+                _ if entry == Descriptor::INVALID => *at = next,
+                _ => self.pass_entries(table, level, index, then, at, end, visitor)?,
+            }
+            index += ((*at - here) >> shift) as usize;
+        }
+        Ok(())
+    }
+
+    /// The entries from `index` on, as far as the next table, the end of this one, or `end`.
+    #[allow(clippy::too_many_arguments, reason = "the place, and the walk's own state")]
+    fn pass_entries<V: Pass<P>>(
+        &self,
+        table: Table<'_>,
+        level: Level,
+        index: usize,
+        then: Moment,
+        at: &mut Ipa,
+        end: Ipa,
+        visitor: &mut V,
+    ) -> Result<(), Moved> {
+        let shift = self.geometry().granule().span_shift(level);
+        let first = at.align_down(1 << shift);
+        let mut locked = self.lock_table(table.pa(), table.len(), level, then)?.quiet()?;
+        let most = (index + MOST_ENTRIES).min(table.len());
+        let wanted = ((end - first - 1) >> shift) as usize + 1;
+        let mut last = most.min(index.saturating_add(wanted));
+        if level < Level::L3 {
+            last = (index..last).find(|index| locked.load(*index).is_table(level)).unwrap_or(last);
+        }
+        if V::wants(locked.counts) && index < last {
+            visitor.entries(&mut locked, index..last, first);
+            drop(locked);
+            visitor.unlocked(level, first);
+        }
+        *at = first + (((last - index) as u64) << shift);
+        Ok(())
+    }
+}
+
+/// The most entries that are handed over at once: those of a table with the 4 KiB granule.
+pub(crate) const MOST_ENTRIES: usize = 512;

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The record of a table: its lock, and what is in it.
+//!
+//! Each frame that may become a table has a record beside it, never inside: a frame can turn into guest memory while
+//! somebody who came too late still waits for the lock that it had as a table. What is counted is changed under the
+//! lock alone; without it, the counts are a hint that was true a moment ago.
+//!
+//! The counts are what lets a walk pass over 2 MiB or 1 GiB where nothing is to do. They are one word with the lock, so
+//! that keeping them costs no access to memory: unlocking writes them.
+
+use core::ops::{AddAssign, SubAssign};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::platform::Platform;
+use crate::{Descriptor, Level, Pa};
+
+/// What the engine keeps about a frame while it is a table: 16 bytes, zero at first.
+///
+/// An embedder keeps one for each frame that may become a table ([`Platform::record`](crate::Platform::record)), and
+/// never looks inside.
+#[derive(Debug, Default)]
+#[repr(align(16))]
+pub struct Record {
+    /// The lock in bit 0, the counts above.
+    state: AtomicU64,
+    /// Of a table that was taken out of its tree: the next one, and where it was.
+    link: AtomicU64,
+}
+
+impl Record {
+    /// The record of a frame that was no table yet.
+    pub const fn new() -> Self {
+        Self { state: AtomicU64::new(0), link: AtomicU64::new(0) }
+    }
+
+    /// Locks the table, and tells its counts. Whoever holds the lock is the only one who changes its entries, but for
+    /// access flags and dirty state, which hardware sets at any time.
+    #[inline(always)]
+    pub(crate) fn lock<P: Platform>(&self, platform: &P) -> Counts {
+        let state = self.state.load(Ordering::Relaxed);
+        platform.on_atomic();
+        let locked = state | LOCKED;
+        if state & LOCKED == 0
+            && self.state.compare_exchange_weak(state, locked, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        {
+            return Counts(state);
+        }
+        self.lock_slowly(platform)
+    }
+
+    /// Waits for longer and longer: who comes second to a table is best off far behind the first.
+    #[cold]
+    fn lock_slowly<P: Platform>(&self, platform: &P) -> Counts {
+        let mut pauses = 1;
+        loop {
+            for _ in 0..pauses {
+                platform.pause();
+            }
+            pauses = (2 * pauses).min(MOST_PAUSES);
+            let state = self.state.load(Ordering::Relaxed);
+            if state & LOCKED != 0 {
+                continue;
+            }
+            platform.on_atomic();
+            let locked = state | LOCKED;
+            if self.state.compare_exchange(state, locked, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Counts(state);
+            }
+        }
+    }
+
+    /// Unlocks it, with these counts from now on.
+    #[inline(always)]
+    pub(crate) fn unlock(&self, counts: Counts) {
+        self.state.store(counts.0, Ordering::Release);
+    }
+
+    /// What was counted a moment ago. Acquire: who finds a count as it was left sees the entries as they were left.
+    #[inline(always)]
+    pub(crate) fn peek(&self) -> Counts {
+        Counts(self.state.load(Ordering::Acquire) & !LOCKED)
+    }
+
+    /// Remembers where a table that was taken out was, and the next one of its chain.
+    pub(crate) fn set_link(&self, link: u64) {
+        self.link.store(link, Ordering::Relaxed);
+    }
+
+    pub(crate) fn link(&self) -> u64 {
+        self.link.load(Ordering::Relaxed)
+    }
+}
+
+/// The most that is waited between two looks at a lock.
+const MOST_PAUSES: u32 = 64;
+
+const LOCKED: u64 = 1;
+
+/// What is in a table. Fields of 14 bits, since a root of 16 tables has up to 8192 entries; adding is adding words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts(u64);
+
+const FIELD: u64 = (1 << 14) - 1;
+const WRITABLE_SHIFT: u32 = 1;
+const ARMED_SHIFT: u32 = 15;
+const LIVE_SHIFT: u32 = 29;
+const TABLES_SHIFT: u32 = 43;
+const BUSY_SHIFT: u32 = 57;
+
+impl Counts {
+    /// Nothing.
+    pub(crate) const EMPTY: Self = Self(0);
+    /// An entry that somebody is changing.
+    pub(crate) const BUSY: Self = Self(1 << BUSY_SHIFT);
+    /// The most entries that may be busy at once.
+    const MOST_BUSY: u64 = (1 << 7) - 1;
+
+    /// What one entry of a table at `level` counts for.
+    #[inline(always)]
+    pub(crate) const fn of(entry: Descriptor, level: Level) -> Self {
+        let raw = entry.raw();
+        if entry.is_table(level) {
+            return Self(1 << LIVE_SHIFT | 1 << TABLES_SHIFT);
+        }
+        let valid = raw & 1;
+        let armed = raw >> DBM_BIT & valid;
+        let writable = raw >> WRITE_BIT & valid | armed;
+        Self(valid << LIVE_SHIFT | armed << ARMED_SHIFT | writable << WRITABLE_SHIFT)
+    }
+
+    /// A word that is kept where counts were. Bit 0 is clear.
+    pub(crate) const fn from_raw(raw: u64) -> Self {
+        Self(raw)
+    }
+
+    /// That word.
+    pub(crate) const fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// So many times this.
+    pub(crate) const fn times(self, count: u64) -> Self {
+        Self(self.0 * count)
+    }
+
+    /// Entries that are valid.
+    pub(crate) const fn live(self) -> u64 {
+        self.0 >> LIVE_SHIFT & FIELD
+    }
+
+    /// Entries that are tables.
+    pub(crate) const fn tables(self) -> u64 {
+        self.0 >> TABLES_SHIFT & FIELD
+    }
+
+    /// Leaves that the guest may write, or that hardware would make writable.
+    pub(crate) const fn writable(self) -> u64 {
+        self.0 >> WRITABLE_SHIFT & FIELD
+    }
+
+    /// Leaves whose writes hardware records (DBM).
+    pub(crate) const fn armed(self) -> u64 {
+        self.0 >> ARMED_SHIFT & FIELD
+    }
+
+    /// Leaves.
+    pub(crate) const fn leaves(self) -> u64 {
+        self.live() - self.tables()
+    }
+
+    /// Entries that somebody is changing.
+    pub(crate) const fn busy(self) -> u64 {
+        self.0 >> BUSY_SHIFT
+    }
+
+    /// Whether no further entry may become busy.
+    pub(crate) const fn is_as_busy_as_can_be(self) -> bool {
+        self.busy() == Self::MOST_BUSY
+    }
+
+    /// So many leaves fewer that may be written, none of which hardware records.
+    pub(crate) fn remove_writable(&mut self, count: u64) {
+        self.0 -= count << WRITABLE_SHIFT;
+    }
+}
+
+const WRITE_BIT: u32 = 7;
+const DBM_BIT: u32 = 51;
+
+impl AddAssign for Counts {
+    #[inline(always)]
+    fn add_assign(&mut self, other: Self) {
+        self.0 = self.0.wrapping_add(other.0);
+    }
+}
+
+impl SubAssign for Counts {
+    #[inline(always)]
+    fn sub_assign(&mut self, other: Self) {
+        self.0 = self.0.wrapping_sub(other.0);
+    }
+}
+
+/// The records of some ranges of memory, for an embedder that keeps them in arrays.
+#[derive(Clone, Copy, Debug)]
+pub struct Records {
+    ranges: &'static [RecordRange],
+}
+
+/// The records of the frames from one on.
+#[derive(Debug)]
+pub struct RecordRange {
+    /// The first frame.
+    pub first: Pa,
+    /// One record for each frame of 4 KiB from there on.
+    pub records: &'static [Record],
+}
+
+impl Records {
+    /// The records in these ranges.
+    pub const fn new(ranges: &'static [RecordRange]) -> Self {
+        Self { ranges }
+    }
+
+    /// The record of the frame at `pa`.
+    ///
+    /// # Panics
+    ///
+    /// Where there is none.
+    #[inline(always)]
+    pub fn of(&self, pa: Pa) -> &'static Record {
+        for range in self.ranges {
+            let frame = pa.raw().wrapping_sub(range.first.raw()) >> 12;
+            if let Some(record) = range.records.get(frame as usize) {
+                return record;
+            }
+        }
+        panic!("the frame at {pa} has no record, so it cannot be a table");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, Attributes, Features};
+
+    #[test]
+    fn an_entry_counts_for_what_it_is() {
+        let features = Features::NONE;
+        let leaf = |access, dirty_by_hardware| {
+            let attributes = Attributes { dirty_by_hardware, ..Attributes::ram(access) };
+            Counts::of(Descriptor::leaf(Pa::new(0x1000), Level::L3, &attributes, &features), Level::L3)
+        };
+        let seen = |counts: Counts| (counts.live(), counts.tables(), counts.writable(), counts.armed());
+        assert_eq!(seen(leaf(Access::READ, false)), (1, 0, 0, 0));
+        assert_eq!(seen(leaf(Access::READ_WRITE, false)), (1, 0, 1, 0));
+        assert_eq!(seen(leaf(Access::READ, true)), (1, 0, 1, 1));
+        assert_eq!(seen(leaf(Access::READ_WRITE, true)), (1, 0, 1, 1));
+        let table = Descriptor::table(Pa::new(0x1000));
+        assert_eq!(seen(Counts::of(table, Level::L2)), (1, 1, 0, 0));
+        assert_eq!(seen(Counts::of(table, Level::L3)), (1, 0, 0, 0), "a page, not a table");
+        assert_eq!(Counts::of(Descriptor::INVALID, Level::L3), Counts::EMPTY);
+        assert_eq!(Counts::of(Descriptor::BUSY, Level::L2), Counts::EMPTY);
+    }
+
+    #[test]
+    fn the_largest_root_fits_the_counts() {
+        let all = Descriptor::leaf(
+            Pa::new(0),
+            Level::L1,
+            &Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::ALL) },
+            &Features::NONE,
+        );
+        let mut counts = Counts::of(all, Level::L1).times(8192);
+        counts += Counts::BUSY;
+        assert_eq!((counts.live(), counts.tables(), counts.writable(), counts.armed()), (8192, 0, 8192, 8192));
+        assert_eq!((counts.busy(), counts.0 & LOCKED), (1, 0));
+    }
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Splitting: a block is replaced by a table that maps the same, so that its parts can be changed.
+//!
+//! Eager splitting (source S0) does it ahead of need, before the guest's writes would fault for it one by one. The new
+//! table is filled where no walk sees it; then there is one break-before-make (Arm ARM D8.16.1), and no lock is held
+//! while it flushes. Only tables that have blocks in them are visited: entries of level 3 are never looked at, nor
+//! tables without blocks, which their records tell.
+//!
+//! What hardware records in a block between the filling and the break is put into the new table before it is linked.
+
+use core::ops::ControlFlow;
+
+use crate::descent::{Moment, Moved, Place};
+use crate::detached::{Link, Look};
+use crate::platform::Platform;
+use crate::record::Counts;
+use crate::table::Table;
+use crate::tlb::Scope;
+use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Stage2, TablePage, TableSource};
+
+/// How far [`Stage2::split`] came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Split {
+    /// Blocks that were replaced.
+    pub blocks: u64,
+    /// Before this address nothing is left to split.
+    pub done: Ipa,
+    /// Why that is not the end of the range, if it is not.
+    pub stopped: Option<Stopped>,
+}
+
+/// Why a split ended early. Nothing is wrong: what is left is split when the guest writes there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// There were no more table pages.
+    Dry,
+    /// The caller did not want to go on.
+    Asked,
+}
+
+impl<P: Platform> Stage2<P> {
+    /// Splits all blocks in `range` down to pages.
+    ///
+    /// It goes in chunks of `chunk` bytes, a power of two (1 GiB fits most uses; 2 MiB keeps the time between two
+    /// yields short). Before each, `between` is called, with no lock held, and is told how many table pages the chunk
+    /// can take: the place to fill `tables`, to let others run, or to break off.
+    ///
+    /// A block of 1 GiB takes 513 pages if there are so many, and is then replaced once; with fewer it is split level
+    /// by level. That pages run out is no error: what is left stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// The range is not made of whole pages inside the IPA space, or `chunk` is smaller than a page.
+    pub fn split<T: TableSource>(
+        &self,
+        range: IpaRange,
+        chunk: u64,
+        tables: &mut T,
+        mut between: impl FnMut(&mut T, usize) -> ControlFlow<()>,
+    ) -> Result<Split, Error> {
+        self.geometry().check(&range)?;
+        let page = self.geometry().granule().size();
+        if !chunk.is_power_of_two() || chunk < page {
+            return Err(Error::Misaligned { address: chunk, size: page });
+        }
+        let mut split = Split { blocks: 0, done: range.start, stopped: None };
+        while split.done < range.end {
+            let end = Ipa::new((split.done.raw() | (chunk - 1)).saturating_add(1)).min(range.end);
+            if between(tables, self.pages_to_split(end - split.done)).is_break() {
+                split.stopped = Some(Stopped::Asked);
+                break;
+            }
+            if self.split_chunk(&mut split, end, tables).is_err() {
+                split.stopped = Some(Stopped::Dry);
+                break;
+            }
+        }
+        Ok(split)
+    }
+
+    /// Table pages that splitting `size` bytes can take: one for each block of level 2, and of level 1.
+    fn pages_to_split(&self, size: u64) -> usize {
+        let blocks = |level| size.div_ceil(self.geometry().granule().span(level)) as usize;
+        blocks(Level::L2) + if size >= self.geometry().granule().span(Level::L1) { blocks(Level::L1) } else { 0 }
+    }
+
+    fn split_chunk(&self, split: &mut Split, end: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
+        while split.done < end {
+            match self.next_block(split.done, end) {
+                None => split.done = end,
+                Some((ipa, place)) => {
+                    split.done = ipa;
+                    split.blocks += u64::from(self.split_block(ipa, &place, Level::L3, tables)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first block from `from` on, or an entry that somebody is changing, if there is one before `end`.
+    fn next_block(&self, from: Ipa, end: Ipa) -> Option<(Ipa, Place<'_>)> {
+        let mut at = from;
+        while at < end {
+            let root = self.descend(at, self.geometry().root_level());
+            if let Ok(Some(found)) = self.next_block_in(&root, &mut at, end) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    fn next_block_in<'a>(
+        &'a self,
+        start: &Place<'a>,
+        at: &mut Ipa,
+        end: Ipa,
+    ) -> Result<Option<(Ipa, Place<'a>)>, Moved> {
+        let &Place { table, level, then, .. } = start;
+        let Some(below) = level.below() else { return Ok(None) };
+        let span = self.geometry().granule().span(level);
+        let mut index = self.geometry().index(*at, level);
+        while index < table.len() && *at < end {
+            let here = at.align_down(span);
+            let entry = table.entry(index).load();
+            if !self.unlinked.is_still(then) {
+                return Err(Moved);
+            }
+            if entry.is_table(level) {
+                if below < Level::L3 && self.may_hold_blocks(entry, below, then)? {
+                    let child = Place { table: self.table(entry), level: below, index: 0, entry, then };
+                    if let Some(found) = self.next_block_in(&child, at, end)? {
+                        return Ok(Some(found));
+                    }
+                }
+            } else if entry != Descriptor::INVALID {
+                return Ok(Some((here, Place { index, entry, ..*start })));
+            }
+            *at = here + span;
+            index += 1;
+        }
+        Ok(None)
+    }
+
+    /// Whether there are blocks in the table of `level`, which is above 3, that an entry leads to, or below it.
+    fn may_hold_blocks(&self, entry: Descriptor, level: Level, then: Moment) -> Result<bool, Moved> {
+        let counts = self.platform().record(entry.address()).peek();
+        if self.unlinked.is_still(then) {
+            Ok(counts.leaves() > 0 || counts.busy() > 0 || level < Level::L2)
+        } else {
+            Err(Moved)
+        }
+    }
+
+    /// Splits the blocks that reach across the ends of `range`, which is checked.
+    pub(crate) fn split_ends(&self, range: &IpaRange, tables: &mut impl TableSource) -> Result<(), Error> {
+        self.geometry().check(range)?;
+        self.split_before(range.start, tables)?;
+        if range.end < self.geometry().end() {
+            self.split_before(range.end, tables)?;
+        }
+        Ok(())
+    }
+
+    /// Splits what maps `ipa` until a leaf begins there, or nothing is mapped.
+    fn split_before(&self, ipa: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
+        if ipa.is_aligned(self.geometry().granule().span(self.geometry().root_level())) {
+            return Ok(());
+        }
+        while let Some((place, leaf)) = self.find(ipa) {
+            let Leaf { ipa: start, level, .. } = leaf;
+            let (Some(below), false) = (level.below(), start == ipa) else { break };
+            self.split_block(start, &place, below, tables)?;
+        }
+        Ok(())
+    }
+
+    /// Replaces a block by tables down to `level`, or to the one below where pages are short. Whether it did: somebody
+    /// may have been faster, or be at it.
+    pub(crate) fn split_block(
+        &self,
+        ipa: Ipa,
+        place: &Place<'_>,
+        level: Level,
+        tables: &mut impl TableSource,
+    ) -> Result<bool, Error> {
+        let &Place { level: at, index, entry: block, .. } = place;
+        let Some(below) = at.below().filter(|_| block.is_leaf(at)) else {
+            self.platform().pause();
+            return Ok(false);
+        };
+        // Down to `level` at once, or one level after the other.
+        let built = self.build(block, at, level, tables).or_else(|| self.build(block, at, below, tables));
+        let new = built.ok_or(Error::NoTablePage { ipa, level: below })?;
+        let busy = self.lock(place).and_then(|locked| {
+            if locked.load(index).differs_by_records_only(block) { locked.make_busy(index) } else { Err(Moved) }
+        });
+        let Ok(busy) = busy else {
+            let _ = self.free_tree(Link { table: new.pa(), level: below, ipa }, Look::Nowhere, tables, &mut |_| ());
+            return Ok(false);
+        };
+        let range = ipa..ipa + self.geometry().granule().span(at);
+        self.tlb().invalidate(&Scope { range, level: Some(at), tables: false });
+        if busy.old != block {
+            self.refill(self.table_in(&new), below, busy.old.part(below));
+        }
+        busy.make(Descriptor::table(new.pa()));
+        self.publish();
+        Ok(true)
+    }
+
+    /// A table that maps what `block`, of level `at`, maps, with leaves of level `to`. `None`, and all pages given back,
+    /// where there are not enough.
+    fn build(&self, block: Descriptor, at: Level, to: Level, tables: &mut impl TableSource) -> Option<TablePage> {
+        let below = at.below()?;
+        let page = tables.take()?;
+        let (part, entries) = (block.part(below), self.geometry().granule().entries());
+        let table = self.table_in(&page);
+        let mut one = part;
+        if below == to {
+            table.fill(0, entries, part, self.geometry().granule().span(below));
+        } else {
+            let span = self.geometry().granule().span(below);
+            for index in 0..entries {
+                let Some(child) = self.build(part.advanced(index as u64 * span), below, to, tables) else {
+                    let built = (0..index).map(|index| table.entry(index).load().address());
+                    for child in built {
+                        tables.give(TablePage::from_tree(child, self.features()));
+                    }
+                    tables.give(page);
+                    return None;
+                };
+                one = Descriptor::table(child.pa());
+                table.entry(index).store(one);
+            }
+        }
+        self.set_counts(&page, Counts::of(one, below).times(entries as u64));
+        Some(page)
+    }
+
+    /// Writes what hardware recorded in a block meanwhile into the tables that are going to replace it.
+    #[cold]
+    fn refill(&self, table: Table<'_>, level: Level, first: Descriptor) {
+        let span = self.geometry().granule().span(level);
+        match level.below() {
+            Some(below) if table.entry(0).load().is_table(level) => {
+                for index in 0..table.len() {
+                    let part = first.advanced(index as u64 * span).part(below);
+                    self.refill(self.table(table.entry(index).load()), below, part);
+                }
+            }
+            _ => table.fill(0, table.len(), first, span),
+        }
+    }
+}
