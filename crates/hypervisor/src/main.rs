@@ -9,6 +9,6 @@ use twofold_hypervisor::{memory, start};
 twofold_hypervisor::entry!(main);
 
 fn main(board: &'static Board) -> ! {
-    let free = memory::take_over(board);
-    start::run(board, memory::bundle(board), free)
+    let taken = memory::take_over(board);
+    start::run(board, memory::bundle(board), taken)
 }

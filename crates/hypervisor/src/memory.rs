@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine's RAM, handed out once: a heap for EL2, the rest for guests and tables.
+//! The machine's RAM, handed out once: a heap for EL2, records of frames, the rest for guests and tables.
 //!
 //! The invariant: [`take_over`] is called once, and what it hands out neither overlaps itself nor anything in
 //! [`Board::reserved`].
@@ -8,10 +8,11 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use twofold_stage2::{Donated, Pa};
+use twofold_stage2::arm64::{Arm64, IdentityMap};
+use twofold_stage2::{Donated, Pa, Record, RecordRange, Records};
 
 use crate::board::Board;
-use crate::heap;
+use crate::{heap, platform};
 
 /// The least that EL2 needs for itself.
 const HEAP_SIZE: u64 = 4 << 20;
@@ -19,8 +20,16 @@ const HEAP_SIZE: u64 = 4 << 20;
 const RAM_PER_HEAP: u64 = 4096;
 const PAGE: u64 = 4096;
 
-/// Gives the heap its memory, and returns all other RAM that nobody uses.
-pub fn take_over(board: &Board) -> Vec<Donated> {
+/// What there is for guests.
+pub struct Taken {
+    /// RAM that nobody uses.
+    pub free: Vec<Donated>,
+    /// The records of all RAM.
+    pub records: Records,
+}
+
+/// Gives the heap its memory, and the engine its records; the rest is free.
+pub fn take_over(board: &Board) -> Taken {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     assert!(!TAKEN.swap(true, Ordering::Relaxed), "RAM is taken over once");
     let ram: u64 = board.ram.iter().map(|range| range.end - range.start).sum();
@@ -31,6 +40,7 @@ pub fn take_over(board: &Board) -> Vec<Donated> {
 
     let mut used: Vec<Range<u64>> = board.reserved.iter().cloned().chain([heap]).collect();
     used.sort_by_key(|range| range.start);
+    let records = make_records(board, &mut used);
     let mut free = Vec::new();
     for ram in &board.ram {
         let mut start = ram.start;
@@ -40,7 +50,45 @@ pub fn take_over(board: &Board) -> Vec<Donated> {
         }
         donate(start..ram.end, &mut free);
     }
-    free
+    Taken { free, records }
+}
+
+/// Puts the records of each range of RAM where nothing is in `used`, which they are added to.
+fn make_records(board: &Board, used: &mut Vec<Range<u64>>) -> Records {
+    let mut ranges = Vec::new();
+    for ram in &board.ram {
+        let frames = (ram.end - ram.start) / PAGE;
+        let size = (frames * size_of::<Record>() as u64).next_multiple_of(PAGE);
+        let place = free(board, used, size).expect("a machine that holds this image has room for records");
+        // SAFETY: free RAM, mapped one to one.
+        let memory = unsafe { Donated::new(Pa::new(place.start), size) };
+        // SAFETY: EL2 maps all RAM one to one, and no table is made here.
+        let platform = Arm64::new(unsafe { IdentityMap::new(Records::new(&[])) });
+        let run = memory.run(Pa::new(place.start), size).expect("whole pages of what is donated");
+        run.zero(&platform, &platform::features());
+        let first = core::ptr::with_exposed_provenance(place.start as usize);
+        // SAFETY: zeroed just now, which is what a record begins as; taken once, and only ever used as records.
+        let records = unsafe { core::slice::from_raw_parts(first, frames as usize) };
+        ranges.push(RecordRange { first: Pa::new(ram.start), records });
+        used.push(place);
+        used.sort_by_key(|range| range.start);
+    }
+    Records::new(ranges.leak())
+}
+
+/// The last `size` bytes of RAM, a multiple of the page size, that are in none of the ranges in `used`.
+fn free(board: &Board, used: &[Range<u64>], size: u64) -> Option<Range<u64>> {
+    board.ram.iter().rev().find_map(|ram| {
+        let mut end = ram.end & !(PAGE - 1);
+        for range in used.iter().rev().filter(|range| range.start < ram.end && range.end > ram.start) {
+            if end.saturating_sub(range.end.next_multiple_of(PAGE)) >= size {
+                break;
+            }
+            end = end.min(range.start & !(PAGE - 1));
+        }
+        let start = end.checked_sub(size)?;
+        (start >= ram.start).then_some(start..end)
+    })
 }
 
 /// What the boot loader passed as an initrd; empty where it passed none.

@@ -8,7 +8,7 @@ use core::ptr::NonNull;
 
 use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use twofold_stage2::{Features, IdRegisters, Pa};
+use twofold_stage2::{Features, IdRegisters, Pa, Record, Records};
 
 use crate::read_sysreg;
 
@@ -47,9 +47,9 @@ impl Counted {
     /// # Safety
     ///
     /// As [`IdentityMap::new`].
-    pub unsafe fn new() -> Self {
+    pub unsafe fn new(records: Records) -> Self {
         // SAFETY: promised by the caller.
-        Self { arm64: Arm64::new(unsafe { IdentityMap::new() }), counts: InstructionCounts::default() }
+        Self { arm64: Arm64::new(unsafe { IdentityMap::new(records) }), counts: InstructionCounts::default() }
     }
 
     /// What was executed so far.
@@ -142,5 +142,10 @@ unsafe impl Platform for Counted {
     #[inline(always)]
     fn pointer(&self, pa: Pa) -> NonNull<u8> {
         self.arm64.pointer(pa)
+    }
+
+    #[inline(always)]
+    fn record(&self, pa: Pa) -> &Record {
+        self.arm64.record(pa)
     }
 }

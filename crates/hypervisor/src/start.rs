@@ -8,22 +8,23 @@ use alloc::vec::Vec;
 
 use twofold_abi::{exit, virt};
 use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, SECTION, Slot};
-use twofold_stage2::{Donated, Geometry, Granule, Ipa, Pa, Vmid};
+use twofold_stage2::{Geometry, Granule, Ipa, Pa, Vmid};
 
 use crate::board::Board;
 use crate::config::{Config, ConfigError};
 use crate::load::{Layout, LoadError};
+use crate::memory::Taken;
 use crate::platform::{self, Counted};
 use crate::vm::{self, Vm};
 use crate::{control, device_tree, error, log, panic, power, println, vcpu};
 
-/// Makes the guest and runs it. `bundle` is what the boot loader left in memory; `free` is RAM that is nobody's.
-pub fn run(board: &'static Board, bundle: &[u8], free: Vec<Donated>) -> ! {
+/// Makes the guest and runs it. `bundle` is what the boot loader left in memory; `taken` is the rest of it.
+pub fn run(board: &'static Board, bundle: &[u8], taken: Taken) -> ! {
     let config = match Config::from_bundle(bundle) {
         Ok(config) => config,
         Err(error) => cannot_start(&error.into()),
     };
-    match make(board, &config, free) {
+    match make(board, &config, taken) {
         Ok((vm, layout)) => {
             let vm = vm.install();
             panic::set_last_exits(vm::write_last_exits);
@@ -80,13 +81,13 @@ pub fn cannot_start(why: &StartupError) -> ! {
     power::exit(exit::CANNOT_START)
 }
 
-fn make(board: &'static Board, config: &Config<'_>, free: Vec<Donated>) -> Result<(Vm, Layout), StartupError> {
+fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm, Layout), StartupError> {
     if config.cpus as usize > board.cpus.len() {
         return Err(StartupError::NoCpus { wanted: config.cpus, cpus: board.cpus.len() });
     }
     let features = platform::features();
     let mut frames = Frames::new(features);
-    free.into_iter().for_each(|range| frames.add(range));
+    taken.free.into_iter().for_each(|range| frames.add(range));
     // Beside its RAM, in sections, a guest needs tables: they too may take whole sections apart.
     let tables = (config.memory / 512).saturating_add(4 << 20);
     let free = (frames.sections() * SECTION).saturating_sub(tables);
@@ -96,8 +97,8 @@ fn make(board: &'static Board, config: &Config<'_>, free: Vec<Donated>) -> Resul
     check_devices(board)?;
     let layout = Layout::new(config)?;
     let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &features).map_err(MemoryError::from)?;
-    // SAFETY: EL2 maps all RAM one to one, and `free` is RAM that nothing else uses.
-    let platform = unsafe { Counted::new() };
+    // SAFETY: EL2 maps all RAM one to one, and `taken` is RAM that nothing else uses.
+    let platform = unsafe { Counted::new(taken.records) };
     let mut memory = GuestMemory::new(platform, geometry, VMID, frames, config.pages)?;
     for slot in slots(config, board) {
         memory.add_slot(slot)?;

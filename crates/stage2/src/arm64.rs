@@ -7,23 +7,26 @@
 use core::arch::asm;
 use core::ptr::NonNull;
 
-use crate::Pa;
 use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
+use crate::{Pa, Record, Records};
 
 /// Where frames are mapped.
 ///
 /// # Safety
 ///
 /// As for [`Platform`]: each frame that the engine is given is mapped there, readable, writable and
-/// write-back cacheable, and no Rust object covers it.
+/// write-back cacheable, and no Rust object covers it; each that is given as a table has a record of its own.
 pub unsafe trait FrameMap {
     /// Where the byte at `pa` is mapped.
     fn pointer(&self, pa: Pa) -> NonNull<u8>;
+
+    /// The record of the frame at `pa`.
+    fn record(&self, pa: Pa) -> &Record;
 }
 
-/// Frames are mapped at their physical addresses.
+/// Frames are mapped at their physical addresses, and have these records.
 #[derive(Clone, Copy, Debug)]
-pub struct IdentityMap(());
+pub struct IdentityMap(Records);
 
 impl IdentityMap {
     /// States that frames are mapped one to one.
@@ -31,9 +34,9 @@ impl IdentityMap {
     /// # Safety
     ///
     /// Each frame that the engine will be given is mapped at its own physical address, readable, writable
-    /// and write-back cacheable, and no Rust object covers it.
-    pub const unsafe fn new() -> Self {
-        Self(())
+    /// and write-back cacheable, and no Rust object covers it. `records` are nobody else's.
+    pub const unsafe fn new(records: Records) -> Self {
+        Self(records)
     }
 }
 
@@ -42,6 +45,11 @@ unsafe impl FrameMap for IdentityMap {
     fn pointer(&self, pa: Pa) -> NonNull<u8> {
         let address = core::num::NonZeroUsize::new(pa.raw() as usize);
         NonNull::with_exposed_provenance(address.expect("no frame is at physical address 0"))
+    }
+
+    #[inline(always)]
+    fn record(&self, pa: Pa) -> &Record {
+        self.0.of(pa)
     }
 }
 
@@ -137,5 +145,10 @@ unsafe impl<M: FrameMap> Platform for Arm64<M> {
     #[inline(always)]
     fn pointer(&self, pa: Pa) -> NonNull<u8> {
         self.frames.pointer(pa)
+    }
+
+    #[inline(always)]
+    fn record(&self, pa: Pa) -> &Record {
+        self.frames.record(pa)
     }
 }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use twofold_stage2::Pa;
+use twofold_stage2::{Pa, Record};
 
 /// What another guest left in the caches. A walk takes it for a table with bits that no table has.
 pub const LEFT_IN_CACHE: u8 = 0xff;
@@ -19,6 +19,7 @@ pub struct Bank {
     layout: Layout,
     cached: NonNull<u8>,
     past_caches: RefCell<Vec<u8>>,
+    records: Vec<Record>,
 }
 
 impl Bank {
@@ -29,7 +30,9 @@ impl Bank {
         let cached = NonNull::new(unsafe { alloc(layout) }).expect("out of memory");
         // SAFETY: it was just allocated with this size.
         unsafe { cached.as_ptr().write_bytes(LEFT_IN_CACHE, size as usize) };
-        Self { start, layout, cached, past_caches: RefCell::new(vec![LEFT_IN_MEMORY; size as usize]) }
+        let past_caches = RefCell::new(vec![LEFT_IN_MEMORY; size as usize]);
+        let records = (0..size.div_ceil(4096)).map(|_| Record::new()).collect();
+        Self { start, layout, cached, past_caches, records }
     }
 
     pub fn has(&self, pa: Pa, size: u64) -> bool {
@@ -46,6 +49,12 @@ impl Bank {
         assert!(self.has(pa, 1));
         // SAFETY: the offset is inside the allocation.
         unsafe { self.cached.add((pa - self.start) as usize) }
+    }
+
+    /// The record of a frame, in case it becomes a table.
+    pub fn record(&self, pa: Pa) -> &Record {
+        assert!(self.has(pa, 1));
+        &self.records[((pa - self.start) / 4096) as usize]
     }
 
     pub fn word(&self, pa: Pa) -> u64 {

@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
-use twofold_stage2::{Donated, Features, Ipa, Pa, Platform};
+use twofold_stage2::{Donated, Features, Ipa, Pa, Platform, Record};
 
 use bank::Bank;
 use platform::mmu::Mmu;
@@ -213,5 +213,9 @@ unsafe impl Platform for Host {
 
     fn pointer(&self, pa: Pa) -> NonNull<u8> {
         self.0.bank(pa).pointer(pa)
+    }
+
+    fn record(&self, pa: Pa) -> &Record {
+        self.0.bank(pa).record(pa)
     }
 }

@@ -40,7 +40,7 @@ impl Demand {
         let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &machine.features)?;
         let frames = machine.used_frames(32 * BLOCK_2M)?;
         // SAFETY: EL2 maps all RAM one to one; the frames are nobody else's.
-        let platform = unsafe { Omit::new() };
+        let platform = unsafe { Omit::new(machine.records) };
         let memory = GuestMemory::new(platform, geometry, VMID, frames, pages)?;
         let mut guest = Self { memory, agent: Agent::new(AGENT.raw()) };
         guest.add_ram(AGENT..AGENT + PAGE, true)?;

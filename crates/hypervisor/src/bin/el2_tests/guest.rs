@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use twofold_hypervisor::sysreg::isb;
 use twofold_hypervisor::write_sysreg;
 use twofold_stage2::{
-    Access, Attributes, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Pa, Relaxed, Stage2, Vmid,
+    Access, Attributes, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed, Stage2, Vmid,
 };
 
 use crate::agent::{self, Agent};
@@ -44,7 +44,7 @@ impl Guest {
         let root = machine.frames.take_root(&geometry).ok_or_else(|| Failure::new("no memory for a root"))??;
         // SAFETY: EL2 maps all RAM one to one; the frames come from `memory::take_over`, and none is ever reused for
         // anything but guests.
-        let platform = unsafe { Omit::new() };
+        let platform = unsafe { Omit::new(machine.records) };
         let stage2 = Stage2::new(platform, machine.features, geometry, vmid, root)?;
         let mut guest = Self { stage2, agent: Agent::new(AGENT.raw()) };
         let program = machine.page()?;
@@ -94,10 +94,10 @@ impl Guest {
     }
 
     /// [`Stage2::unmap`], the flush, the freeing. Returns what was mapped and how many tables were freed.
-    pub fn unmap(&mut self, machine: &mut Machine, range: IpaRange) -> Outcome<(Vec<Leaf>, usize)> {
+    pub fn unmap(&mut self, machine: &mut Machine, range: IpaRange) -> Outcome<(Vec<Leaf>, u64)> {
         let mut removed = Vec::new();
-        let (pending, detached) = self.stage2.unmap(range, &mut machine.frames, &mut |leaf| removed.push(leaf))?;
-        let freed = detached.free(pending.complete(), &mut machine.frames);
+        let pending = self.stage2.unmap(range, &mut machine.frames, |leaf| removed.push(leaf))?;
+        let freed = pending.complete().free(&mut machine.frames);
         Ok((removed, freed))
     }
 
@@ -108,9 +108,9 @@ impl Guest {
     }
 
     /// [`Stage2::clean`] and the flush. Returns what was dirty.
-    pub fn clean(&mut self, range: IpaRange) -> Outcome<Vec<Leaf>> {
+    pub fn clean(&mut self, range: IpaRange) -> Outcome<Vec<Marked>> {
         let mut dirty = Vec::new();
-        let _ = self.stage2.clean(range, &mut |leaf| dirty.push(leaf))?.complete();
+        let _ = self.stage2.clean(range, &mut |marked| dirty.push(marked))?.complete();
         Ok(dirty)
     }
 

@@ -9,7 +9,7 @@ use core::arch::asm;
 use twofold_hypervisor::board::Board;
 use twofold_hypervisor::{memory, platform, vm, world};
 use twofold_memory::Frames;
-use twofold_stage2::{Donated, Features, Pa};
+use twofold_stage2::{Donated, Features, Pa, Records};
 
 use crate::check::{Failure, Outcome};
 
@@ -21,6 +21,8 @@ pub struct Machine {
     pub features: Features,
     /// Memory for guests and tables.
     pub frames: Frames,
+    /// The records of all RAM.
+    pub records: Records,
 }
 
 /// Memory for a guest, which EL2 reads and writes too.
@@ -42,10 +44,11 @@ impl Machine {
     pub fn take_over(board: &'static Board) -> Self {
         let features = platform::features();
         let mut frames = Frames::new(features);
-        memory::take_over(board).into_iter().for_each(|range| frames.add(range));
+        let taken = memory::take_over(board);
+        taken.free.into_iter().for_each(|range| frames.add(range));
         // SAFETY: no guest has run on this CPU; it is the value that the hypervisor itself uses.
         unsafe { world::init_cpu(vm::hcr(&features)) };
-        Self { board, features, frames }
+        Self { board, features, frames, records: taken.records }
     }
 
     /// A page.

@@ -9,9 +9,9 @@ use core::arch::asm;
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
 
-use twofold_stage2::Pa;
 use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
+use twofold_stage2::{Pa, Record, Records};
 
 /// What is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,9 +53,9 @@ impl Omit {
     ///
     /// As [`IdentityMap::new`]. Who leaves something out takes care that no stale entry leads to memory that is
     /// anything but a frame of that guest's.
-    pub unsafe fn new() -> Self {
+    pub unsafe fn new(records: Records) -> Self {
         // SAFETY: promised by the caller.
-        let arm64 = Arm64::new(unsafe { IdentityMap::new() });
+        let arm64 = Arm64::new(unsafe { IdentityMap::new(records) });
         Self { arm64, left_out: Cell::new(LeftOut::Nothing), executed: RefCell::default() }
     }
 
@@ -133,5 +133,9 @@ unsafe impl Platform for Omit {
 
     fn pointer(&self, pa: Pa) -> NonNull<u8> {
         self.arm64.pointer(pa)
+    }
+
+    fn record(&self, pa: Pa) -> &Record {
+        self.arm64.record(pa)
     }
 }
