@@ -10,7 +10,7 @@
 //! tries again. Every answer makes progress, so no guest faults for ever on one access.
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
-use twofold_stage2::{Access, Attributes, Ipa, IpaRange, Level, Mapped, Pa, Platform, Relaxed};
+use twofold_stage2::{Access, Attributes, Execute, Ipa, IpaRange, Level, Mapped, Pa, Platform, Relaxed};
 
 use crate::frames::FRAME;
 use crate::guest::{Counts, Error, GuestMemory, Pages};
@@ -77,7 +77,8 @@ impl<P: Platform> GuestMemory<P> {
         let done = match &mut slot.content {
             Content::Ram(ram) => {
                 let mut backed = ram.back(page, &mut self.frames).ok_or(Error::NoFrames { ipa: page })?;
-                let execute = fault.access == AccessKind::Execute || self.stage2.features().instruction_cache_coherent;
+                let code = fault.access == AccessKind::Execute || self.stage2.features().instruction_cache_coherent;
+                let execute = if code { Execute::ALWAYS } else { Execute::NEVER };
                 let attributes = Attributes::ram(Access { read: true, write: slot.writable, execute });
                 let Self { stage2, frames, counts, .. } = self;
                 let block = match self.pages {
@@ -160,7 +161,7 @@ fn wanted(access: AccessKind) -> Access {
     match access {
         AccessKind::Read => Access::READ,
         AccessKind::Write => Access::READ_WRITE,
-        AccessKind::Execute => Access { execute: true, ..Access::READ },
+        AccessKind::Execute => Access { execute: Execute::ALWAYS, ..Access::READ },
     }
 }
 

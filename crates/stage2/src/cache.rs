@@ -30,7 +30,7 @@ fn past_the_cache(features: &Features, memory: Memory) -> bool {
 
 #[inline(always)]
 fn fetched(features: &Features, attributes: &Attributes) -> bool {
-    attributes.access.execute && attributes.memory != Memory::Device && !features.instruction_cache_coherent
+    attributes.access.execute.any() && attributes.memory != Memory::Device && !features.instruction_cache_coherent
 }
 
 /// Makes the frame at `pa` ready for a new mapping of `size` bytes.

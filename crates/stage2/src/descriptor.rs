@@ -1,120 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One entry of a translation table: 64 bits that are nothing, a table, or a leaf (Arm ARM D8.3).
 //!
-//! Reading attributes back is the inverse of writing them, for the same [`Features`].
+//! Reading attributes back is the inverse of writing them, for the same [`Features`] and an access that they can say
+//! ([`Access::check`]).
 
 use core::fmt;
 
-use crate::{Features, Level, Pa};
+use crate::{Access, Attributes, Execute, Features, Level, Memory, Pa, Shareability};
 
 /// The bits of a translation table entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Descriptor(u64);
 
-/// What a leaf lets the guest do and how memory behaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attributes {
-    /// Memory type.
-    pub memory: Memory,
-    /// What the guest may do.
-    pub access: Access,
-    /// The access flag; where it is clear, the first access faults unless hardware sets it.
-    pub accessed: bool,
-    /// Dirty bit modifier: a write to an entry that may not be written makes hardware grant and record it
-    /// (FEAT_HAFDBS, `VTCR_EL2.HD`). Without `access.write` this is the state "writable, clean".
-    pub dirty_by_hardware: bool,
-    /// Four bits that hardware ignores, for the owner of the mapping. Only the low four are kept.
-    pub software: u8,
-}
-
-/// The permissions of a leaf.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
-    /// Loads.
-    pub read: bool,
-    /// Stores.
-    pub write: bool,
-    /// Instruction fetches, at EL0 and at EL1.
-    pub execute: bool,
-}
-
-impl Access {
-    /// Nothing.
-    pub const NONE: Self = Self { read: false, write: false, execute: false };
-    /// Loads.
-    pub const READ: Self = Self { read: true, ..Self::NONE };
-    /// Loads and stores.
-    pub const READ_WRITE: Self = Self { write: true, ..Self::READ };
-    /// All.
-    pub const ALL: Self = Self { execute: true, ..Self::READ_WRITE };
-
-    /// Whether everything that `other` allows is allowed.
-    pub const fn covers(self, other: Self) -> bool {
-        (self.read || !other.read) && (self.write || !other.write) && (self.execute || !other.execute)
-    }
-
-    /// What both allow.
-    pub const fn intersection(self, other: Self) -> Self {
-        Self { read: self.read && other.read, write: self.write && other.write, execute: self.execute && other.execute }
-    }
-
-    /// What either allows.
-    pub const fn union(self, other: Self) -> Self {
-        Self { read: self.read || other.read, write: self.write || other.write, execute: self.execute || other.execute }
-    }
-}
-
-/// The memory type of a leaf.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
-    /// Normal, write-back cacheable, inner shareable: RAM.
-    Normal,
-    /// Normal, not cacheable.
-    NonCacheable,
-    /// Device-nGnRE: registers.
-    Device,
-}
-
-impl Attributes {
-    /// RAM with this access, flagged as accessed.
-    pub const fn ram(access: Access) -> Self {
-        Self { memory: Memory::Normal, access, accessed: true, dirty_by_hardware: false, software: 0 }
-    }
-
-    /// Device registers, loads and stores, never executable.
-    pub const fn device() -> Self {
-        Self {
-            memory: Memory::Device,
-            access: Access::READ_WRITE,
-            accessed: true,
-            dirty_by_hardware: false,
-            software: 0,
-        }
-    }
-}
-
 impl Descriptor {
     /// The entry that maps nothing.
     pub const INVALID: Self = Self(0);
 
+    /// Hardware looks at the entry.
     pub(crate) const VALID: u64 = 1 << 0;
     /// Set in a table's entry, and in a page's at level 3; clear in a block's.
     const TABLE_OR_PAGE: u64 = 1 << 1;
     const MEMORY_SHIFT: u32 = 2;
     const MEMORY: u64 = 0xf << Self::MEMORY_SHIFT;
+    /// S2AP\[0\].
     const READ: u64 = 1 << 6;
+    /// S2AP\[1\]. Hardware sets it where [`DIRTY_BY_HARDWARE`](Self::DIRTY_BY_HARDWARE) is set.
     pub(crate) const WRITE: u64 = 1 << 7;
-    const INNER_SHAREABLE: u64 = 3 << 8;
+    const SHAREABILITY_SHIFT: u32 = 8;
+    const SHAREABILITY: u64 = 3 << Self::SHAREABILITY_SHIFT;
+    /// The access flag.
     pub(crate) const ACCESSED: u64 = 1 << 10;
+    /// DBM.
     pub(crate) const DIRTY_BY_HARDWARE: u64 = 1 << 51;
-    /// XN\[1\]: without FEAT_XNX the only bit there is; with it, and XN\[0\] clear, it denies both levels.
-    const EXECUTE_NEVER: u64 = 1 << 54;
+    const EXECUTE_NEVER_SHIFT: u32 = 53;
+    const EXECUTE_NEVER: u64 = 3 << Self::EXECUTE_NEVER_SHIFT;
     const SOFTWARE_SHIFT: u32 = 55;
     const SOFTWARE: u64 = 0xf << Self::SOFTWARE_SHIFT;
     /// Output address or next table, bits 47 to 12.
     const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
     /// The bits that say what a guest may do; a change of these alone needs no break.
-    const PERMISSIONS: u64 = Self::READ | Self::WRITE | Self::EXECUTE_NEVER;
+    pub(crate) const PERMISSIONS: u64 = Self::READ | Self::WRITE | Self::EXECUTE_NEVER;
 
     /// The entry with these bits.
     pub const fn from_raw(raw: u64) -> Self {
@@ -163,23 +88,72 @@ impl Descriptor {
         decode(self.0, features)
     }
 
-    /// What a leaf lets the guest do.
+    /// What a leaf lets the guest do. This needs no [`Features`]: the encodings that a CPU without FEAT_XNX is given
+    /// mean the same with it.
     pub const fn access(self) -> Access {
         Access {
             read: self.0 & Self::READ != 0,
-            write: self.0 & Self::WRITE != 0,
-            execute: self.0 & Self::EXECUTE_NEVER == 0,
+            write: self.is_writable(),
+            execute: match (self.0 & Self::EXECUTE_NEVER) >> Self::EXECUTE_NEVER_SHIFT {
+                0b00 => Execute::ALWAYS,
+                0b01 => Execute::EL0,
+                0b11 => Execute::EL1,
+                _ => Execute::NEVER,
+            },
         }
     }
 
     /// The same leaf with another access.
-    pub const fn with_access(self, access: Access) -> Self {
-        Self((self.0 & !Self::PERMISSIONS) | permissions(access))
+    pub const fn with_access(self, access: Access, features: &Features) -> Self {
+        Self((self.0 & !Self::PERMISSIONS) | permissions(access, features))
+    }
+
+    /// The same leaf, which allows `access` too.
+    pub const fn with_more(self, access: Access, features: &Features) -> Self {
+        let data = self.0 | data_bits(access);
+        // The two that faults ask for take no decoding; the rest is the general case.
+        match access.execute {
+            Execute::NEVER => Self(data),
+            Execute::ALWAYS => Self(data & !Self::EXECUTE_NEVER),
+            _ => self.with_access(self.access().union(access), features),
+        }
+    }
+
+    /// Whether a leaf lets the guest write, without hardware's having to grant it first: S2AP\[1\].
+    pub const fn is_writable(self) -> bool {
+        self.0 & Self::WRITE != 0
+    }
+
+    /// The same leaf without S2AP\[1\]. Where DBM is set that makes it clean: the next write is granted, and recorded.
+    pub const fn without_write(self) -> Self {
+        Self(self.0 & !Self::WRITE)
+    }
+
+    /// Whether the access flag is set.
+    pub const fn is_accessed(self) -> bool {
+        self.0 & Self::ACCESSED != 0
     }
 
     /// The same leaf with its access flag set.
     pub const fn with_accessed(self) -> Self {
         Self(self.0 | Self::ACCESSED)
+    }
+
+    /// The same leaf with its access flag clear: the next access that no TLB answers faults, or has hardware set it.
+    pub const fn without_accessed(self) -> Self {
+        Self(self.0 & !Self::ACCESSED)
+    }
+
+    /// Whether hardware may write to the entry to grant and record a write: it is valid, and DBM is set. Only hardware
+    /// with `VTCR_EL2.HD` set does.
+    pub const fn is_armed(self) -> bool {
+        let both = Self::VALID | Self::DIRTY_BY_HARDWARE;
+        self.0 & both == both
+    }
+
+    /// The same leaf without DBM: hardware grants no write.
+    pub const fn without_hardware_dirty(self) -> Self {
+        Self(self.0 & !Self::DIRTY_BY_HARDWARE)
     }
 
     /// Whether hardware recorded a write: DBM is set and the entry has become writable.
@@ -190,12 +164,6 @@ impl Descriptor {
 
     /// An entry that somebody is changing: invalid for hardware, and nobody else's to change.
     pub(crate) const BUSY: Self = Self(Self::TABLE_OR_PAGE);
-
-    /// Whether hardware records writes in this leaf.
-    pub(crate) const fn is_armed(self) -> bool {
-        let both = Self::DIRTY_BY_HARDWARE | Self::VALID;
-        self.0 & both == both
-    }
 
     /// The same entry without these bits.
     pub(crate) const fn without(self, bits: u64) -> Self {
@@ -234,16 +202,30 @@ const fn memory_bits(memory: Memory, features: &Features) -> u64 {
     }
 }
 
-const fn permissions(access: Access) -> u64 {
-    (if access.read { Descriptor::READ } else { 0 })
-        | (if access.write { Descriptor::WRITE } else { 0 })
-        | (if access.execute { 0 } else { Descriptor::EXECUTE_NEVER })
+/// XN\[1:0\] (Arm ARM D8.4). Without FEAT_XNX bit 0 is RES0, and bit 1 denies both levels: what only one of them is to
+/// have neither gets. That is never more than was asked for; [`Access::check`] tells who asks.
+const fn execute_bits(execute: Execute, features: &Features) -> u64 {
+    match execute {
+        Execute::ALWAYS => 0b00,
+        Execute::EL0 if features.execute_per_el => 0b01,
+        Execute::EL1 if features.execute_per_el => 0b11,
+        _ => 0b10,
+    }
+}
+
+/// S2AP.
+const fn data_bits(access: Access) -> u64 {
+    (if access.read { Descriptor::READ } else { 0 }) | (if access.write { Descriptor::WRITE } else { 0 })
+}
+
+const fn permissions(access: Access, features: &Features) -> u64 {
+    data_bits(access) | execute_bits(access.execute, features) << Descriptor::EXECUTE_NEVER_SHIFT
 }
 
 const fn encode(a: &Attributes, features: &Features) -> u64 {
     memory_bits(a.memory, features) << Descriptor::MEMORY_SHIFT
-        | permissions(a.access)
-        | Descriptor::INNER_SHAREABLE
+        | permissions(a.access, features)
+        | (a.shareability as u64) << Descriptor::SHAREABILITY_SHIFT
         | (if a.accessed { Descriptor::ACCESSED } else { 0 })
         | (if a.dirty_by_hardware { Descriptor::DIRTY_BY_HARDWARE } else { 0 })
         | (a.software as u64 & 0xf) << Descriptor::SOFTWARE_SHIFT
@@ -252,6 +234,7 @@ const fn encode(a: &Attributes, features: &Features) -> u64 {
 const fn decode(raw: u64, features: &Features) -> Attributes {
     let memory = (raw & Descriptor::MEMORY) >> Descriptor::MEMORY_SHIFT;
     Attributes {
+        // What the engine never writes is taken for the type that promises least.
         memory: if memory == memory_bits(Memory::Normal, features) {
             Memory::Normal
         } else if memory == memory_bits(Memory::NonCacheable, features) {
@@ -259,8 +242,14 @@ const fn decode(raw: u64, features: &Features) -> Attributes {
         } else {
             Memory::Device
         },
+        shareability: match (raw & Descriptor::SHAREABILITY) >> Descriptor::SHAREABILITY_SHIFT {
+            0b00 => Shareability::NonShareable,
+            0b11 => Shareability::InnerShareable,
+            // 0b01 is reserved: taken for the widest, so that no coherency is lost where it is written again.
+            _ => Shareability::OuterShareable,
+        },
         access: Descriptor(raw).access(),
-        accessed: raw & Descriptor::ACCESSED != 0,
+        accessed: Descriptor(raw).is_accessed(),
         dirty_by_hardware: raw & Descriptor::DIRTY_BY_HARDWARE != 0,
         software: ((raw & Descriptor::SOFTWARE) >> Descriptor::SOFTWARE_SHIFT) as u8,
     }
@@ -278,35 +267,95 @@ mod tests {
 
     use super::*;
 
+    fn any_access() -> impl Strategy<Value = Access> {
+        any::<(bool, bool, bool, bool)>().prop_map(|(read, write, el0, el1)| Access {
+            read,
+            write,
+            execute: Execute { el0, el1 },
+        })
+    }
+
     fn any_attributes() -> impl Strategy<Value = Attributes> {
         let memory = prop_oneof![Just(Memory::Normal), Just(Memory::NonCacheable), Just(Memory::Device)];
-        let bits = any::<(bool, bool, bool, bool, bool)>();
-        (memory, bits, 0u8..16).prop_map(|(memory, (read, write, execute, accessed, dbm), software)| {
-            let access = Access { read, write, execute };
-            Attributes { memory, access, accessed, dirty_by_hardware: dbm, software }
+        let shareability = prop_oneof![
+            Just(Shareability::NonShareable),
+            Just(Shareability::OuterShareable),
+            Just(Shareability::InnerShareable),
+        ];
+        (memory, shareability, any_access(), any::<(bool, bool)>(), 0u8..16).prop_map(
+            |(memory, shareability, access, (accessed, dirty_by_hardware), software)| Attributes {
+                memory,
+                shareability,
+                access,
+                accessed,
+                dirty_by_hardware,
+                software,
+            },
+        )
+    }
+
+    fn any_features() -> impl Strategy<Value = Features> {
+        any::<(bool, bool)>().prop_map(|(forced_write_back, execute_per_el)| Features {
+            forced_write_back,
+            execute_per_el,
+            ..Features::NONE
         })
+    }
+
+    /// What a CPU with these features is told where it is to be told `access`.
+    fn sayable(access: Access, features: &Features) -> Access {
+        match access.check(features) {
+            Ok(()) => access,
+            Err(_) => Access { execute: Execute::NEVER, ..access },
+        }
     }
 
     proptest! {
         #[test]
         fn reading_is_the_inverse_of_writing(
-            attributes in any_attributes(), fwb: bool, page in 0u64..1 << 36, level in 1u8..=3,
+            attributes in any_attributes(), features in any_features(), page in 0u64..1 << 36, level in 1u8..=3,
         ) {
-            let features = Features { forced_write_back: fwb, ..Features::NONE };
             let level = Level::new(level).unwrap();
             let pa = Pa::new(page << 12);
             let leaf = Descriptor::leaf(pa, level, &attributes, &features);
             prop_assert!(leaf.is_leaf(level) && !leaf.is_table(level));
             prop_assert_eq!(leaf.address(), pa);
-            prop_assert_eq!(leaf.attributes(&features), attributes);
+            let access = sayable(attributes.access, &features);
+            prop_assert_eq!(leaf.attributes(&features), Attributes { access, ..attributes });
         }
 
         #[test]
-        fn changing_access_changes_nothing_else(attributes in any_attributes(), read: bool, write: bool, execute: bool) {
-            let features = Features::NONE;
-            let access = Access { read, write, execute };
-            let leaf = Descriptor::leaf(Pa::new(0x1000), Level::L3, &attributes, &features).with_access(access);
-            prop_assert_eq!(leaf.attributes(&features), Attributes { access, ..attributes });
+        fn changing_access_changes_nothing_else(
+            attributes in any_attributes(), access in any_access(), features in any_features(),
+        ) {
+            let leaf = Descriptor::leaf(Pa::new(0x1000), Level::L3, &attributes, &features);
+            let changed = leaf.with_access(access, &features);
+            let access = sayable(access, &features);
+            prop_assert_eq!(changed.attributes(&features), Attributes { access, ..attributes });
+            prop_assert_eq!((changed.raw() ^ leaf.raw()) & !Descriptor::PERMISSIONS, 0);
+        }
+
+        #[test]
+        fn more_access_is_the_union(
+            attributes in any_attributes(), more in any_access(), features in any_features(),
+        ) {
+            let leaf = Descriptor::leaf(Pa::new(0x1000), Level::L3, &attributes, &features);
+            let expected = leaf.with_access(leaf.access().union(more), &features);
+            prop_assert_eq!(leaf.with_more(more, &features), expected);
+            prop_assert!(leaf.access().union(more).covers(expected.access()));
+        }
+
+        #[test]
+        fn one_bit_is_asked_for_and_changed(raw: u64) {
+            let entry = Descriptor::from_raw(raw);
+            prop_assert_eq!(entry.is_writable(), raw >> 7 & 1 == 1);
+            prop_assert_eq!(entry.without_write().raw(), raw & !(1 << 7));
+            prop_assert_eq!(entry.is_accessed(), raw >> 10 & 1 == 1);
+            prop_assert_eq!(entry.with_accessed().raw(), raw | 1 << 10);
+            prop_assert_eq!(entry.without_accessed().raw(), raw & !(1 << 10));
+            prop_assert_eq!(entry.without_hardware_dirty().raw(), raw & !(1 << 51));
+            prop_assert_eq!(entry.is_armed(), raw & 1 == 1 && raw >> 51 & 1 == 1);
+            prop_assert_eq!(entry.is_hardware_dirty(), raw >> 7 & 1 == 1 && raw >> 51 & 1 == 1);
         }
     }
 
@@ -325,7 +374,82 @@ mod tests {
         assert_eq!(Descriptor::leaf(pa, Level::L3, &Attributes::device(), &fwb).raw(), 0x0040_0000_8060_07c7);
         let dbm = Attributes { dirty_by_hardware: true, software: 0b1001, ..no_execute };
         assert_eq!(Descriptor::leaf(pa, Level::L3, &dbm, &fwb).raw(), 0x04c8_0000_8060_075b);
+        let software = Attributes { software: 0xff, ..all };
+        assert_eq!(Descriptor::leaf(pa, Level::L3, &software, &fwb).raw(), 0x0780_0000_8060_07db, "four bits");
         assert_eq!(Descriptor::table(pa).raw(), 0x8060_0003);
+    }
+
+    /// XN is bits 54 and 53.
+    #[test]
+    fn execute_never_as_the_manual_has_it() {
+        let plain = Features::NONE;
+        let xnx = Features { execute_per_el: true, ..plain };
+        for (execute, raw, raw_without) in [
+            (Execute::ALWAYS, 0x0000_0000_8060_07ff, 0x0000_0000_8060_07ff),
+            (Execute::EL0, 0x0020_0000_8060_07ff, 0x0040_0000_8060_07ff),
+            (Execute::NEVER, 0x0040_0000_8060_07ff, 0x0040_0000_8060_07ff),
+            (Execute::EL1, 0x0060_0000_8060_07ff, 0x0040_0000_8060_07ff),
+        ] {
+            let attributes = Attributes::ram(Access { execute, ..Access::READ_WRITE });
+            let leaf = |features| Descriptor::leaf(Pa::new(0x8060_0000), Level::L3, &attributes, features);
+            assert_eq!(leaf(&xnx).raw(), raw, "{execute:?}");
+            assert_eq!(leaf(&plain).raw(), raw_without, "{execute:?}");
+            assert_eq!(leaf(&xnx).access(), attributes.access);
+        }
+    }
+
+    /// SH is bits 9 and 8; 0b01 is reserved.
+    #[test]
+    fn shareability_as_the_manual_has_it() {
+        let ram = Attributes::ram(Access::ALL);
+        for (shareability, raw) in [
+            (Shareability::NonShareable, 0x4ff),
+            (Shareability::OuterShareable, 0x6ff),
+            (Shareability::InnerShareable, 0x7ff),
+        ] {
+            let attributes = Attributes { shareability, ..ram };
+            assert_eq!(Descriptor::leaf(Pa::new(0), Level::L3, &attributes, &Features::NONE).raw(), raw);
+        }
+        let reserved = Descriptor::from_raw(0x5ff).attributes(&Features::NONE);
+        assert_eq!(reserved, Attributes { shareability: Shareability::OuterShareable, ..ram });
+    }
+
+    /// The 16 values of MemAttr: those that the engine writes are read as what they are, all others as Device.
+    #[test]
+    fn a_memory_type_that_is_not_written_reads_as_device() {
+        for (forced_write_back, normal) in [(false, 0b1111), (true, 0b0110)] {
+            let features = Features { forced_write_back, ..Features::NONE };
+            for bits in 0..16 {
+                let expected = match bits {
+                    0b0101 => Memory::NonCacheable,
+                    bits if bits == normal => Memory::Normal,
+                    _ => Memory::Device,
+                };
+                let read = Descriptor::from_raw(0x703 | bits << 2).attributes(&features).memory;
+                assert_eq!(read, expected, "MemAttr {bits:#06b}, FWB {forced_write_back}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_bit_is_in_two_fields() {
+        let fields = [
+            (Descriptor::VALID, 1),
+            (Descriptor::TABLE_OR_PAGE, 1),
+            (Descriptor::MEMORY, 4),
+            (Descriptor::READ, 1),
+            (Descriptor::WRITE, 1),
+            (Descriptor::SHAREABILITY, 2),
+            (Descriptor::ACCESSED, 1),
+            (Descriptor::ADDRESS, 36),
+            (Descriptor::DIRTY_BY_HARDWARE, 1),
+            (Descriptor::EXECUTE_NEVER, 2),
+            (Descriptor::SOFTWARE, 4),
+        ];
+        assert!(fields.iter().all(|(mask, bits)| mask.count_ones() == *bits));
+        // What is in none: 63 to 59, 52 (contiguous), 50 to 48, 11.
+        assert_eq!(fields.iter().fold(0, |all, (mask, _)| all ^ mask), !0xf817_0000_0000_0800);
+        assert_eq!(fields.iter().fold(0, |all, (mask, _)| all | mask), !0xf817_0000_0000_0800);
     }
 
     #[test]

@@ -56,8 +56,10 @@ impl Chain {
             let this = next?;
             let record = stage2.platform().record(this.table);
             let link = record.link();
-            next = Level::new((link & 3) as u8).filter(|level| *level > Level::L0).map(|level| {
-                Link { table: Pa::new(link & !3), level, ipa: Ipa::new(record.peek().raw()) }
+            next = Level::new((link & 3) as u8).filter(|level| *level > Level::L0).map(|level| Link {
+                table: Pa::new(link & !3),
+                level,
+                ipa: Ipa::new(record.peek().raw()),
             });
             Some(this)
         })
@@ -102,8 +104,7 @@ impl<P: Platform> Stage2<P> {
         leaf: &mut impl FnMut(Leaf),
     ) -> u64 {
         let mut freed = 1;
-        let leaves = look == Look::All
-            || (look == Look::Armed && self.platform().record(pa).peek().armed() > 0);
+        let leaves = look == Look::All || (look == Look::Armed && self.platform().record(pa).peek().armed() > 0);
         if leaves || level < Level::L3 {
             let table = self.table(Descriptor::table(pa));
             let span = self.geometry().granule().span(level);

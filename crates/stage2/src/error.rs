@@ -64,6 +64,9 @@ pub enum Error {
         /// The size of the space.
         bits: u32,
     },
+    /// Execution is to be allowed at one of EL0 and EL1, which takes FEAT_XNX.
+    #[error("this CPU cannot allow execution at EL0 or EL1 alone (no FEAT_XNX): allow it at both or at neither")]
+    ExecuteNeedsXnx,
     /// No leaf exists at that level.
     #[error("level {level} has no leaf with this granule")]
     NoLeafAtLevel {

@@ -14,6 +14,8 @@ pub struct Features {
     pub hardware_dirty_state: bool,
     /// FEAT_S2FWB: stage 2 can force write-back, so that no guest access bypasses the data cache.
     pub forced_write_back: bool,
+    /// FEAT_XNX: stage 2 tells execution at EL0 and at EL1 apart.
+    pub execute_per_el: bool,
     /// FEAT_TLBIRANGE: TLB invalidation by range.
     pub tlbi_range: bool,
     /// FEAT_TTL: level hints in TLB invalidations.
@@ -52,6 +54,7 @@ impl Features {
         hardware_access_flag: false,
         hardware_dirty_state: false,
         forced_write_back: false,
+        execute_per_el: false,
         tlbi_range: false,
         tlbi_level_hint: false,
         common_not_private: false,
@@ -74,6 +77,7 @@ impl Features {
             hardware_access_flag: hafdbs >= 1,
             hardware_dirty_state: hafdbs >= 2,
             forced_write_back: field(id.id_aa64mmfr2, 40) >= 1,
+            execute_per_el: field(id.id_aa64mmfr1, 28) >= 1,
             tlbi_range: field(id.id_aa64isar0, 56) >= 2,
             tlbi_level_hint: field(id.id_aa64mmfr2, 48) >= 1,
             common_not_private: field(id.id_aa64mmfr2, 0) >= 1,
@@ -114,6 +118,7 @@ mod tests {
                 hardware_access_flag: true,
                 hardware_dirty_state: true,
                 forced_write_back: true,
+                execute_per_el: true,
                 tlbi_range: true,
                 tlbi_level_hint: true,
                 common_not_private: true,

@@ -36,6 +36,7 @@ pub mod walk;
 
 mod address;
 mod age;
+mod attributes;
 mod cache;
 mod coalesce;
 mod descent;
@@ -60,8 +61,9 @@ mod unmap;
 
 pub use address::{Ipa, IpaRange, Pa, Vmid};
 pub use age::Marked;
+pub use attributes::{Access, Attributes, Execute, Memory, Shareability};
 pub use coalesce::Coalesced;
-pub use descriptor::{Access, Attributes, Descriptor, Memory};
+pub use descriptor::Descriptor;
 pub use error::Error;
 pub use features::{Features, IdRegisters};
 pub use flush::{Flushed, Pending};

@@ -26,7 +26,9 @@ impl<P: Platform> Stage2<P> {
     ) -> Result<(), Error> {
         self.geometry().check(&range)?;
         let page = self.geometry().granule().size();
-        let last = pa.checked_add(range.end - range.start - page).ok_or(Error::OutsidePa { pa, bits: self.features().pa_bits })?;
+        let last = pa
+            .checked_add(range.end - range.start - page)
+            .ok_or(Error::OutsidePa { pa, bits: self.features().pa_bits })?;
         self.check_leaf(range.start, pa, Level::L3)?;
         self.check_leaf(range.start, last, Level::L3)?;
         let mut at = range.start;
@@ -68,7 +70,10 @@ impl<P: Platform> Stage2<P> {
             return Ok(span);
         }
         let below = place.level.below().unwrap_or(Level::L3);
-        if left >= span && ipa.is_aligned(span) && (below == Level::L3 || (below >= largest && self.fits(ipa, pa, left, below))) {
+        if left >= span
+            && ipa.is_aligned(span)
+            && (below == Level::L3 || (below >= largest && self.fits(ipa, pa, left, below)))
+        {
             return self.link_full(&place, below, (ipa, pa), attributes, tables);
         }
         self.add_table(&place, ipa, tables)?;

@@ -170,14 +170,14 @@ impl<P: Platform> Pass<P> for Protect {
     }
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
-        let keep = self.keep;
+        let (keep, features) = (self.keep, locked.stage2.features());
         let mut span = Span::default();
         for index in indexes.clone() {
             if !locked.load(index).is_valid() {
                 continue;
             }
             let (old, new) = locked.change(index, |old| {
-                let new = old.with_access(old.access().intersection(keep));
+                let new = old.with_access(old.access().intersection(keep), features);
                 if keep.write { new } else { new.without(Descriptor::DIRTY_BY_HARDWARE) }
             });
             if old != new {

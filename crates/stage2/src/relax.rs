@@ -27,7 +27,7 @@ impl<P: Platform> Stage2<P> {
     ///
     /// [`Error::NotMapped`]; the guest will fault for translation next.
     pub fn relax(&self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
-        let widen = |old: Descriptor| old.with_access(old.access().union(access)).with_accessed();
+        let widen = |old: Descriptor| old.with_more(access, self.features()).with_accessed();
         let (changed, at, level) = self.change_leaf(ipa, access, widen)?;
         self.tlb().invalidate_local(at, level);
         Ok(if changed { Relaxed::Widened } else { Relaxed::Already })
@@ -56,7 +56,7 @@ impl<P: Platform> Stage2<P> {
                 return Ok((false, leaf.ipa, leaf.level));
             }
             // Before the lock: it takes its time. What was seen is looked at again below.
-            let execute = access.execute && !leaf.descriptor.access().execute;
+            let execute = access.execute.any() && !leaf.descriptor.access().execute.any();
             if execute {
                 self.before_execute(leaf.descriptor, leaf.level);
             }

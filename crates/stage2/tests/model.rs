@@ -19,7 +19,9 @@ use proptest::test_runner::{RngSeed, TestRunner};
 use platform::mmu::{Leaf, Scan};
 use platform::tlb::RemoteTlb;
 use platform::{GIB, Guest, KIB_4, MIB_2, PLAIN, VMID};
-use twofold_stage2::{Access, Attributes, Error, Features, Ipa, Level, Mapped, Memory, Pa, Relaxed};
+use twofold_stage2::{
+    Access, Attributes, Error, Execute, Features, Ipa, Level, Mapped, Memory, Pa, Relaxed, Shareability,
+};
 
 const MOST_OPERATIONS: usize = 60;
 const TABLE_PAGES: u64 = 256;
@@ -111,7 +113,8 @@ fn agree(ipa_bits: u32) {
         ..ProptestConfig::default()
     };
     let scenario = (any_features(), prop::collection::vec(any_operation(), 1..=MOST_OPERATIONS));
-    let outcome = TestRunner::new(config).run(&scenario, |(features, operations)| {
+    let outcome = TestRunner::new(config).run(&scenario, |(features, mut operations)| {
+        operations.iter_mut().for_each(|operation| operation.fit(&features));
         run(features, ipa_bits, &operations);
         Ok(())
     });
@@ -163,6 +166,17 @@ fn observed(guest: &mut Guest, model: &mut Model, scan: &mut Scan, operation: &O
 }
 
 impl Operation {
+    /// Asks for no more than entries of such a CPU can say.
+    fn fit(&mut self, features: &Features) {
+        if let Action::Map { attributes: Attributes { access, .. }, .. }
+        | Action::Protect(access)
+        | Action::Relax(access) = &mut self.action
+            && access.check(features).is_err()
+        {
+            access.execute = Execute::NEVER;
+        }
+    }
+
     fn start(&self, end: u64) -> u64 {
         // The first place is where spaces begin; the second is where they end; the third crosses a table of level 1
         // where there is more than one.
@@ -378,8 +392,10 @@ impl Model {
 }
 
 fn attributes(leaf: &Leaf, features: &Features) -> Attributes {
+    assert!(features.execute_per_el || leaf.raw >> 53 & 1 == 0, "XN[0] of {leaf:x?} is reserved without FEAT_XNX");
     Attributes {
         memory: leaf.memory(features.forced_write_back),
+        shareability: leaf.shareability(),
         access: leaf.access(),
         accessed: leaf.accessed(),
         dirty_by_hardware: leaf.dirty_by_hardware(),
@@ -388,11 +404,12 @@ fn attributes(leaf: &Leaf, features: &Features) -> Attributes {
 }
 
 fn any_features() -> impl Strategy<Value = Features> {
-    let bits = any::<(bool, bool, bool, bool)>();
-    bits.prop_map(|(tlbi_range, tlbi_level_hint, forced_write_back, zero)| Features {
+    let bits = any::<(bool, bool, bool, bool, bool)>();
+    bits.prop_map(|(tlbi_range, tlbi_level_hint, forced_write_back, execute_per_el, zero)| Features {
         tlbi_range,
         tlbi_level_hint,
         forced_write_back,
+        execute_per_el,
         zero_block: if zero { 64 } else { 0 },
         // Caches are not looked at here: a 1 GiB block is not to take its millions of lines.
         data_line: MIB_2,
@@ -437,14 +454,20 @@ fn any_operation() -> impl Strategy<Value = Operation> {
 }
 
 fn any_access() -> impl Strategy<Value = Access> {
-    any::<(bool, bool, bool)>().prop_map(|(read, write, execute)| Access { read, write, execute })
+    any::<(bool, bool, bool, bool)>().prop_map(|(read, write, el0, el1)| Access {
+        read,
+        write,
+        execute: Execute { el0, el1 },
+    })
 }
 
 fn any_attributes() -> impl Strategy<Value = Attributes> {
     let memory = prop_oneof![3 => Just(Memory::Normal), 1 => Just(Memory::NonCacheable)];
-    (memory, any_access(), any::<(bool, bool)>(), 0u8..16).prop_map(
-        |(memory, access, (accessed, dirty_by_hardware), software)| Attributes {
+    let shareability = prop_oneof![3 => Just(Shareability::InnerShareable), 1 => Just(Shareability::OuterShareable)];
+    (memory, shareability, any_access(), any::<(bool, bool)>(), 0u8..16).prop_map(
+        |(memory, shareability, access, (accessed, dirty_by_hardware), software)| Attributes {
             memory,
+            shareability,
             access,
             accessed,
             dirty_by_hardware,

@@ -11,7 +11,7 @@ use crate::machine::guest::{Outcome, local_invalidation};
 use crate::machine::platform::{Event, Sight};
 use crate::machine::{PAGE, SECTION};
 
-const READ_EXECUTE: Access = Access { execute: true, ..Access::READ };
+const READ_EXECUTE: Access = Access { write: false, ..Access::ALL };
 /// Invalidation by address is exact.
 const PIPT: Features = Features { instruction_cache_pipt: true, ..FORCED };
 

@@ -102,7 +102,7 @@ fn neighbours_keep_their_own_rules() {
 
 #[test]
 fn a_slot_that_may_not_be_written_is_read() {
-    for (features, access) in [(PLAIN, Access::READ), (COHERENT, Access { execute: true, ..Access::READ })] {
+    for (features, access) in [(PLAIN, Access::READ), (COHERENT, Access { write: false, ..Access::ALL })] {
         for (pages, level) in [(Pages::Small, Level::L3), (Pages::Largest, Level::L2)] {
             let mut guest = Guest::new(features, pages, 3);
             guest.add(BASE, SECTION, Backing::Ram, false);

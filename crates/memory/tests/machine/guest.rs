@@ -7,7 +7,7 @@ use std::rc::Rc;
 use twofold_memory::{Answer, Backing, Error, Frames, GuestFault, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::{Domain, Tlbi};
-use twofold_stage2::{Access, Features, Geometry, Granule, Ipa, Pa, Vmid};
+use twofold_stage2::{Access, Execute, Features, Geometry, Granule, Ipa, Pa, Vmid};
 
 use super::platform::mmu::{Leaf, Scan};
 use super::platform::tlb::Reach;
@@ -125,7 +125,7 @@ pub fn needed(access: AccessKind) -> Access {
     match access {
         AccessKind::Read => Access::READ,
         AccessKind::Write => Access { write: true, ..Access::NONE },
-        AccessKind::Execute => Access { execute: true, ..Access::NONE },
+        AccessKind::Execute => Access { execute: Execute::ALWAYS, ..Access::NONE },
     }
 }
 

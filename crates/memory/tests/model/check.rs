@@ -73,7 +73,8 @@ pub fn maintenance(guest: &Guest, ipa: Ipa, answer: Answer, before: Option<Leaf>
 /// That what has become executable was invalidated, completely, before.
 fn code(guest: &Guest, ipa: Ipa, before: Option<Leaf>, after: Option<Leaf>, record: &[Event]) {
     let invalidation = |event: &Event| matches!(event, Event::InvalidateAllCode | Event::InvalidateCode(..));
-    let new = before.is_none_or(|leaf| !leaf.access().execute) && after.is_some_and(|leaf| leaf.access().execute);
+    let new =
+        before.is_none_or(|leaf| !leaf.access().execute.any()) && after.is_some_and(|leaf| leaf.access().execute.any());
     if !new || guest.machine.features.instruction_cache_coherent {
         assert!(!record.iter().any(invalidation), "for nothing: {record:?}");
         return;
@@ -86,6 +87,7 @@ fn code(guest: &Guest, ipa: Ipa, before: Option<Leaf>, after: Option<Leaf>, reco
     }
     assert_eq!(record[at + 1], Event::Dsb(Domain::Ish));
     let page = ipa.align_down(PAGE);
-    let visible = |event: &Event| matches!(event, Event::Sees(at, Some(sight)) if *at == page && sight.access.execute);
+    let visible =
+        |event: &Event| matches!(event, Event::Sees(at, Some(sight)) if *at == page && sight.access.execute.any());
     assert!(record.iter().position(visible).unwrap() > at, "executable before it was invalidated: {record:?}");
 }

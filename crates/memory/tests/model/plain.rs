@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use twofold_memory::{Answer, Backing, Counts, Done, Pages, Slot};
 use twofold_stage2::fault::{AccessKind, FaultKind};
-use twofold_stage2::{Access, Features, Ipa, Level, Pa};
+use twofold_stage2::{Access, Execute, Features, Ipa, Level, Pa};
 
 use crate::machine::{GIB, PAGE, SECTION};
 use crate::scenario::{From, Place, Scenario};
@@ -154,7 +154,9 @@ impl Model {
             if kind != FaultKind::AccessFlag {
                 leaf.access.read = true;
                 leaf.access.write |= access == AccessKind::Write;
-                leaf.access.execute |= access == AccessKind::Execute;
+                if access == AccessKind::Execute {
+                    leaf.access.execute = Execute::ALWAYS;
+                }
             }
             let done = if leaf.access == before { Done::Stale } else { Done::Widened };
             return Expected { answer: Answer::Retry(done), leaf: Some(start) };
@@ -183,7 +185,8 @@ impl Model {
         };
         let start = ipa.align_down(size);
         let device = pa.is_some();
-        let execute = !device && (access == AccessKind::Execute || self.features.instruction_cache_coherent);
+        let code = !device && (access == AccessKind::Execute || self.features.instruction_cache_coherent);
+        let execute = if code { Execute::ALWAYS } else { Execute::NEVER };
         let leaf = Leaf { level, size, access: Access { read: true, write: slot.writable, execute }, pa, device };
         assert_eq!(self.leaves.insert(start, leaf), None);
         let first_touch = !device && self.make_ready(start, size) > 0;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use twofold_stage2::{Access, Ipa, Memory, Pa};
+use twofold_stage2::{Access, Execute, Ipa, Memory, Pa, Shareability};
 
 /// The stage-2 translation regime as the two registers set it up.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +130,7 @@ impl Mmu {
         assert_eq!(raw & 0xf817_0000_0000_0800, 0, "leaf {raw:#x} has reserved bits set");
         assert!(leaf.pa().is_aligned(span(level)), "leaf {raw:#x} is not aligned for level {level}");
         assert_eq!(leaf.pa().raw() >> self.pa_bits, 0, "output address of {raw:#x} is too wide");
-        assert_eq!(raw >> 8 & 3, 0b11, "inner shareable");
+        assert_ne!(raw >> 8 & 3, 0b01, "SH of {raw:#x} is reserved");
         leaf
     }
 }
@@ -153,14 +153,25 @@ impl Leaf {
         self.pa() + (ipa - self.ipa)
     }
 
-    /// S2AP and XN.
+    /// S2AP and XN, as a CPU with FEAT_XNX has it; without it, 0b00 and 0b10 are all that there is, and mean the same.
     pub fn access(&self) -> Access {
-        let execute = match self.raw >> 53 & 3 {
-            0b00 => true,
-            0b10 => false,
-            other => panic!("XN {other:#b} tells the exception levels apart"),
+        let (el1, el0) = match self.raw >> 53 & 3 {
+            0b00 => (true, true),
+            0b01 => (false, true),
+            0b10 => (false, false),
+            _ => (true, false),
         };
+        let execute = Execute { el0, el1 };
         Access { read: self.raw >> 6 & 1 == 1, write: self.raw >> 7 & 1 == 1, execute }
+    }
+
+    /// SH.
+    pub fn shareability(&self) -> Shareability {
+        match self.raw >> 8 & 3 {
+            0b00 => Shareability::NonShareable,
+            0b10 => Shareability::OuterShareable,
+            _ => Shareability::InnerShareable,
+        }
     }
 
     pub fn accessed(&self) -> bool {

@@ -16,7 +16,9 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
-use twofold_stage2::{Access, Donated, Features, Geometry, Granule, Ipa, Pa, Platform, Record, Stage2, TablePage, Vmid};
+use twofold_stage2::{
+    Access, Donated, Features, Geometry, Granule, Ipa, Pa, Platform, Record, Stage2, TablePage, Vmid,
+};
 
 use memory::{Arena, FRAMES, ROOT, TABLES};
 use mmu::{Mmu, Scan};

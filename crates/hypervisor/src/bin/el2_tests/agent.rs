@@ -27,6 +27,8 @@ pub enum Command {
     Fetch,
     /// Loads 64 bits at EL0.
     LoadAtEl0,
+    /// Calls a function at EL0.
+    FetchAtEl0,
     /// Nothing.
     Rest,
 }
@@ -82,6 +84,7 @@ impl Agent {
             Command::Store => (&raw const agent_store, Context::EL1H_MASKED),
             Command::Fetch => (&raw const agent_fetch, Context::EL1H_MASKED),
             Command::LoadAtEl0 => (&raw const agent_load_at_el0, EL0_MASKED),
+            Command::FetchAtEl0 => (&raw const agent_fetch_at_el0, EL0_MASKED),
             Command::Rest => (&raw const agent_rest, Context::EL1H_MASKED),
         };
         self.context = Context::new(self.base + offset(code), address);
@@ -147,6 +150,7 @@ unsafe extern "C" {
     static agent_store: u8;
     static agent_fetch: u8;
     static agent_load_at_el0: u8;
+    static agent_fetch_at_el0: u8;
     static agent_rest: u8;
     static agent_end: u8;
 }
@@ -172,10 +176,14 @@ global_asm!(
     "agent_load_at_el0:",
     "    ldr x0, [x0]",
     "    svc #0",
+    "agent_fetch_at_el0:",
+    "    blr x0",
+    "    svc #0",
     "agent_rest:",
     "    hvc #0",
     "agent_end:",
-    ".global agent_start, agent_load, agent_store, agent_fetch, agent_load_at_el0, agent_rest, agent_end",
+    ".global agent_start, agent_load, agent_store, agent_fetch, agent_load_at_el0, agent_fetch_at_el0",
+    ".global agent_rest, agent_end",
     ".popsection",
     vector_0 = const VECTOR_0,
 );

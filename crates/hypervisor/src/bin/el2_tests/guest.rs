@@ -8,7 +8,8 @@ use alloc::vec::Vec;
 use twofold_hypervisor::sysreg::isb;
 use twofold_hypervisor::write_sysreg;
 use twofold_stage2::{
-    Access, Attributes, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed, Stage2, Vmid,
+    Access, Attributes, Execute, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed, Stage2,
+    Vmid,
 };
 
 use crate::agent::{self, Agent};
@@ -49,7 +50,7 @@ impl Guest {
         let mut guest = Self { stage2, agent: Agent::new(AGENT.raw()) };
         let program = machine.page()?;
         program.fill(agent::program());
-        let readable = Attributes::ram(Access { execute: true, ..Access::READ });
+        let readable = Attributes::ram(Access { execute: Execute::ALWAYS, ..Access::READ });
         guest.map(machine, AGENT, program.pa, Level::L3, &readable)?;
         guest.load_tables();
         guest.stage2.invalidate_all();

@@ -3,10 +3,11 @@
 
 use alloc::format;
 
+use twofold_hypervisor::log;
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind};
-use twofold_stage2::{Access, Attributes, Ipa, Level, Relaxed};
+use twofold_stage2::{Access, Attributes, Execute, Ipa, Level, Relaxed};
 
-use crate::agent;
+use crate::agent::{self, Command};
 use crate::check::{Failure, Outcome};
 use crate::exit::{Exit, Stopped};
 use crate::guest::{Guest, HERE, VMID, page_at};
@@ -17,6 +18,7 @@ tests!(
     permissions::a_store_to_a_read_only_block_faults_until_it_is_relaxed,
     permissions::a_load_of_a_write_only_page_faults_until_it_is_relaxed,
     permissions::a_call_into_data_faults_until_it_is_relaxed,
+    permissions::code_of_one_level_faults_at_the_other_until_it_is_relaxed,
     permissions::taking_the_write_permission_away_holds,
     permissions::relaxing_what_is_allowed_already_changes_nothing,
     permissions::a_clear_access_flag_is_set,
@@ -86,8 +88,34 @@ fn a_call_into_data_faults_until_it_is_relaxed(mut machine: Machine) -> Outcome 
     frame.write(0, agent::function(77));
     guest.load(HERE)?;
     stopped_by(guest.fetch(HERE), FaultKind::Permission, AccessKind::Execute, Level::L3, HERE)?;
-    check_eq!(guest.relax(HERE, Access { execute: true, ..Access::READ })?, Relaxed::Widened, "relaxing");
+    check_eq!(guest.relax(HERE, Access { execute: Execute::ALWAYS, ..Access::READ })?, Relaxed::Widened, "relaxing");
     check_eq!(guest.fetch(HERE)?, 77, "the call");
+    Ok(())
+}
+
+fn code_of_one_level_faults_at_the_other_until_it_is_relaxed(mut machine: Machine) -> Outcome {
+    if !machine.features.execute_per_el {
+        log!("skipped: this CPU does not tell execution at EL0 and at EL1 apart (FEAT_XNX)");
+        return Ok(());
+    }
+    let (el0, el1) = (Command::FetchAtEl0, Command::Fetch);
+    for (execute, allowed, refused) in [(Execute::EL0, el0, el1), (Execute::EL1, el1, el0)] {
+        let (mut guest, frame) = Guest::with_page(&mut machine, Access { execute, ..Access::READ })?;
+        frame.write(0, agent::function(78));
+        for turn in ["cold", "warm"] {
+            let call = guest.agent.run(refused, HERE.raw(), 0);
+            stopped_by(call, FaultKind::Permission, AccessKind::Execute, Level::L3, HERE)?;
+            check_eq!(guest.agent.run(allowed, HERE.raw(), 0)?, 78, "{allowed:?}, {turn}");
+        }
+        check_eq!(
+            guest.relax(HERE, Access { execute: Execute::ALWAYS, ..Access::READ })?,
+            Relaxed::Widened,
+            "relaxing"
+        );
+        for command in [refused, allowed] {
+            check_eq!(guest.agent.run(command, HERE.raw(), 0)?, 78, "{command:?}, relaxed");
+        }
+    }
     Ok(())
 }
 

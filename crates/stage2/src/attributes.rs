@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a leaf says beside its address, as types that cannot hold a reserved encoding.
+
+use crate::{Error, Features};
+
+/// What a leaf lets the guest do and how memory behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Memory type.
+    pub memory: Memory,
+    /// Which observers the guest's accesses are coherent with.
+    pub shareability: Shareability,
+    /// What the guest may do.
+    pub access: Access,
+    /// The access flag; where it is clear, the first access faults unless hardware sets it.
+    pub accessed: bool,
+    /// Dirty bit modifier: a write to an entry that may not be written makes hardware grant and record it
+    /// (FEAT_HAFDBS, `VTCR_EL2.HD`). Without `access.write` this is the state "writable, clean".
+    pub dirty_by_hardware: bool,
+    /// Four bits that hardware ignores, for the owner of the mapping. Only the low four are kept.
+    pub software: u8,
+}
+
+/// The permissions of a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Loads.
+    pub read: bool,
+    /// Stores.
+    pub write: bool,
+    /// Instruction fetches.
+    pub execute: Execute,
+}
+
+/// The exception levels at which the guest may fetch instructions.
+///
+/// Only a CPU with FEAT_XNX tells them apart: see [`Access::check`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Execute {
+    /// At EL0.
+    pub el0: bool,
+    /// At EL1.
+    pub el1: bool,
+}
+
+/// The memory type of a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Normal, write-back cacheable: RAM.
+    Normal,
+    /// Normal, not cacheable.
+    NonCacheable,
+    /// Device-nGnRE: registers.
+    Device,
+}
+
+/// The shareability of a leaf, as SH\[1:0\] encodes it. It matters for cacheable memory alone: hardware takes the other
+/// types as outer shareable, whatever is written here (Arm ARM D8.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shareability {
+    /// One CPU's.
+    NonShareable = 0b00,
+    /// All that the system keeps coherent.
+    OuterShareable = 0b10,
+    /// All CPUs that one operating system runs on.
+    InnerShareable = 0b11,
+}
+
+impl Attributes {
+    /// RAM with this access, inner shareable, flagged as accessed.
+    pub const fn ram(access: Access) -> Self {
+        Self {
+            memory: Memory::Normal,
+            shareability: Shareability::InnerShareable,
+            access,
+            accessed: true,
+            dirty_by_hardware: false,
+            software: 0,
+        }
+    }
+
+    /// Device registers, loads and stores, never executable.
+    pub const fn device() -> Self {
+        Self { memory: Memory::Device, ..Self::ram(Access::READ_WRITE) }
+    }
+}
+
+impl Access {
+    /// Nothing.
+    pub const NONE: Self = Self { read: false, write: false, execute: Execute::NEVER };
+    /// Loads.
+    pub const READ: Self = Self { read: true, ..Self::NONE };
+    /// Loads and stores.
+    pub const READ_WRITE: Self = Self { write: true, ..Self::READ };
+    /// All.
+    pub const ALL: Self = Self { execute: Execute::ALWAYS, ..Self::READ_WRITE };
+
+    /// Whether everything that `other` allows is allowed.
+    pub const fn covers(self, other: Self) -> bool {
+        (self.read || !other.read) && (self.write || !other.write) && self.execute.covers(other.execute)
+    }
+
+    /// What both allow.
+    pub const fn intersection(self, other: Self) -> Self {
+        Self {
+            read: self.read && other.read,
+            write: self.write && other.write,
+            execute: self.execute.intersection(other.execute),
+        }
+    }
+
+    /// What either allows.
+    pub const fn union(self, other: Self) -> Self {
+        Self {
+            read: self.read || other.read,
+            write: self.write || other.write,
+            execute: self.execute.union(other.execute),
+        }
+    }
+
+    /// Whether a leaf can say this on such a CPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ExecuteNeedsXnx`]. A leaf that is made nevertheless allows execution at neither level.
+    pub const fn check(self, features: &Features) -> Result<(), Error> {
+        if self.execute.el0 != self.execute.el1 && !features.execute_per_el {
+            return Err(Error::ExecuteNeedsXnx);
+        }
+        Ok(())
+    }
+}
+
+impl Execute {
+    /// At no level.
+    pub const NEVER: Self = Self { el0: false, el1: false };
+    /// At both levels.
+    pub const ALWAYS: Self = Self { el0: true, el1: true };
+    /// At EL0 only.
+    pub const EL0: Self = Self { el0: true, el1: false };
+    /// At EL1 only.
+    pub const EL1: Self = Self { el0: false, el1: true };
+
+    /// Whether it is allowed at some level.
+    pub const fn any(self) -> bool {
+        self.el0 || self.el1
+    }
+
+    /// Whether it is allowed wherever `other` allows it.
+    pub const fn covers(self, other: Self) -> bool {
+        (self.el0 || !other.el0) && (self.el1 || !other.el1)
+    }
+
+    /// Where both allow it.
+    pub const fn intersection(self, other: Self) -> Self {
+        Self { el0: self.el0 && other.el0, el1: self.el1 && other.el1 }
+    }
+
+    /// Where either allows it.
+    pub const fn union(self, other: Self) -> Self {
+        Self { el0: self.el0 || other.el0, el1: self.el1 || other.el1 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXECUTE: [Execute; 4] = [Execute::NEVER, Execute::EL0, Execute::EL1, Execute::ALWAYS];
+
+    fn every_access() -> impl Iterator<Item = Access> + Clone {
+        let data = [(false, false), (true, false), (false, true), (true, true)];
+        data.into_iter().flat_map(|(read, write)| EXECUTE.map(|execute| Access { read, write, execute }))
+    }
+
+    #[test]
+    fn the_union_is_the_least_that_covers_both() {
+        for (one, other) in every_access().flat_map(|one| every_access().map(move |other| (one, other))) {
+            let both = one.union(other);
+            let covering = every_access().filter(|access| access.covers(one) && access.covers(other));
+            assert!(covering.clone().all(|access| access.covers(both)), "{one:?} and {other:?}");
+            assert!(both.covers(one) && both.covers(other), "{one:?} and {other:?}");
+            assert_eq!(one.covers(other), both == one, "{one:?} and {other:?}");
+        }
+    }
+
+    #[test]
+    fn levels_are_told_apart_with_xnx_only() {
+        let xnx = Features { execute_per_el: true, ..Features::NONE };
+        for access in every_access() {
+            let apart = [Execute::EL0, Execute::EL1].contains(&access.execute);
+            assert_eq!(access.check(&xnx), Ok(()));
+            assert_eq!(access.check(&Features::NONE), if apart { Err(Error::ExecuteNeedsXnx) } else { Ok(()) });
+            assert_eq!(access.execute.any(), access.execute != Execute::NEVER);
+        }
+    }
+}
