@@ -4,8 +4,6 @@
 //! The invariant: either everything that the guest needs is there before its first instruction, or it is not
 //! started.
 
-use alloc::vec::Vec;
-
 use twofold_abi::{exit, virt};
 use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, SECTION, Slot};
 use twofold_stage2::{Geometry, Granule, Ipa, Pa, Vmid};

@@ -48,6 +48,7 @@ impl<P: Platform> Stage2<P> {
         dirty: &mut dyn FnMut(Leaf),
     ) -> Result<Coalesced, Error> {
         self.check_leaf(ipa, pa, level)?;
+        attributes.access.check(self.features())?;
         let below = level.below().ok_or(Error::NoLeafAtLevel { level })?;
         let span = self.geometry().granule().span(level);
         let new = Descriptor::leaf(pa, level, attributes, self.features());

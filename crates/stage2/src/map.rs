@@ -39,7 +39,7 @@ impl<P: Platform> Stage2<P> {
     ///
     /// # Errors
     ///
-    /// Addresses that do not fit; [`Error::TableInTheWay`] where smaller mappings are ([`coalesce`](Self::coalesce)
+    /// Addresses that do not fit; [`Error::ExecuteNeedsXnx`]; [`Error::TableInTheWay`] where smaller mappings are ([`coalesce`](Self::coalesce)
     /// replaces them); [`Error::NoTablePage`], after which the same call may be repeated.
     #[inline(always)] // the way that has nothing to do but to fill an entry is short, above all for a level that is known
     pub fn map(
@@ -51,6 +51,7 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
         self.check_leaf(ipa, pa, level)?;
+        attributes.access.check(self.features())?;
         let new = Descriptor::leaf(pa, level, attributes, self.features());
         if !cache::needed(self.features(), attributes) {
             let place = self.descend(ipa, level);

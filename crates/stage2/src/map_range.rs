@@ -30,6 +30,7 @@ impl<P: Platform> Stage2<P> {
             .checked_add(range.end - range.start - page)
             .ok_or(Error::OutsidePa { pa, bits: self.features().pa_bits })?;
         self.check_leaf(range.start, pa, Level::L3)?;
+        attributes.access.check(self.features())?;
         self.check_leaf(range.start, last, Level::L3)?;
         let mut at = range.start;
         while at < range.end {

@@ -25,8 +25,9 @@ impl<P: Platform> Stage2<P> {
     ///
     /// # Errors
     ///
-    /// [`Error::NotMapped`]; the guest will fault for translation next.
+    /// [`Error::NotMapped`]; the guest will fault for translation next. [`Error::ExecuteNeedsXnx`].
     pub fn relax(&self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
+        access.check(self.features())?;
         let widen = |old: Descriptor| old.with_more(access, self.features()).with_accessed();
         let (changed, at, level) = self.change_leaf(ipa, access, widen)?;
         self.tlb().invalidate_local(at, level);
