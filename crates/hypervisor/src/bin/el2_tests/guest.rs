@@ -108,10 +108,14 @@ impl Guest {
         Ok(())
     }
 
-    /// [`Stage2::clean`] and the flush. Returns what was dirty.
-    pub fn clean(&mut self, range: IpaRange) -> Outcome<Vec<Marked>> {
+    /// [`Stage2::clean`] and the flush. Returns which leaves were dirty.
+    pub fn clean(&mut self, range: IpaRange) -> Outcome<Vec<(Ipa, Level)>> {
+        let granule = self.stage2.geometry().granule();
         let mut dirty = Vec::new();
-        let _ = self.stage2.clean(range, &mut |marked| dirty.push(marked))?.complete();
+        let tell = &mut |marked: Marked| {
+            dirty.extend(marked.leaves(granule.span(marked.level)).map(|leaf| (leaf, marked.level)));
+        };
+        let _ = self.stage2.clean(range, tell)?.complete();
         Ok(dirty)
     }
 

@@ -98,7 +98,7 @@ fn a_write_is_recorded(mut machine: Machine, level: Level) -> Outcome {
             place.store(level, place.frame.size - 8, round)?;
             let dirty = place.guest.clean(place.leaf..place.leaf + place.span)?;
             check_eq!(dirty.len(), 1, "dirty leaves in round {round}");
-            check_eq!((dirty[0].ipa, dirty[0].level), (place.leaf, level), "the dirty leaf");
+            check_eq!(dirty[0], (place.leaf, level), "the dirty leaf");
             check!(!place.is_dirty()?, "cleaning left the leaf dirty");
             check_eq!(place.guest.load(place.ipa)?, round, "a load of what is clean");
             check!(!place.is_dirty()?, "a load after cleaning was recorded as a write");
@@ -207,7 +207,7 @@ fn many_pages_are_recorded_one_by_one(mut machine: Machine) -> Outcome {
             place.store(Level::L3, 0, page + round as u64)?;
         }
         let dirty = place.guest.clean(HERE..HERE + COUNT * PAGE)?;
-        let found = dirty.iter().map(|leaf| (leaf.ipa - HERE) / PAGE);
+        let found = dirty.iter().map(|(leaf, _)| (*leaf - HERE) / PAGE);
         check!(found.eq((0..COUNT).step_by(round)), "round {round}: {} leaves are dirty", dirty.len());
     }
     Ok(())
