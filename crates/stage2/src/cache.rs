@@ -101,24 +101,26 @@ fn clean<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
 /// Calls `operation` with the address of each line of `line` bytes in the `size` bytes from `start`.
 #[inline(always)]
 pub(crate) fn each_line(start: usize, size: u64, line: u64, operation: impl Fn(usize)) {
-    let (line, end) = (line as usize, start + size as usize);
-    let four = |at: usize| {
-        operation(at);
-        operation(at + line);
-        operation(at + 2 * line);
-        operation(at + 3 * line);
-    };
+    let (lines, line) = ((size / line) as usize, line as usize);
     let mut at = start;
-    // Written out: one look at the end for sixteen lines is worth a third of the work.
-    while end - at >= 16 * line {
-        four(at);
-        four(at + 4 * line);
-        four(at + 8 * line);
-        four(at + 12 * line);
-        at += 16 * line;
-    }
-    while at < end {
+    let mut one = || {
         operation(at);
         at += line;
+    };
+    let mut four = || {
+        one();
+        one();
+        one();
+        one();
+    };
+    // Written out, and counted down: looking for the end at each line would be most of the work.
+    for _ in 0..lines / 16 {
+        four();
+        four();
+        four();
+        four();
+    }
+    for _ in 0..lines % 16 {
+        one();
     }
 }

@@ -63,8 +63,8 @@ impl<P: Platform> Stage2<P> {
             }
             if !ready {
                 // Pages that are mapped from here on are cleaned by whoever maps them.
-                if let Ok(Claim { full }) = self.claim(&place, below) {
-                    cache::before_coalesce(self.platform(), self.features(), (pa, span), attributes, full);
+                if let Ok(Claim { cleaned }) = self.claim(&place, below, new) {
+                    cache::before_coalesce(self.platform(), self.features(), (pa, span), attributes, cleaned);
                     ready = true;
                 }
                 continue;
@@ -75,9 +75,8 @@ impl<P: Platform> Stage2<P> {
                 continue;
             }
             let child = self.lock_quiet(entry.address(), below);
-            self.close(&child);
             let Ok(busy) = parent.make_busy(place.index) else { continue };
-            drop(child);
+            let _ = self.close(child);
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true });
             busy.make(new);
             self.publish();
@@ -93,7 +92,7 @@ impl<P: Platform> Stage2<P> {
 
     /// Makes this CPU the one that cleans for the block which is going to replace a table: several may fault there at
     /// once, and cleaning takes its time (source S4).
-    fn claim(&self, place: &Place<'_>, below: Level) -> Result<Claim, Moved> {
+    fn claim(&self, place: &Place<'_>, below: Level, new: Descriptor) -> Result<Claim, Moved> {
         if !self.is_still(place) {
             return Err(Moved);
         }
@@ -105,7 +104,11 @@ impl<P: Platform> Stage2<P> {
             return Err(Moved);
         }
         record.set_link(CLAIMED);
-        Ok(Claim { full: locked.counts.leaves() == entries as u64 })
+        let is_same = |index| {
+            let old = locked.load(index);
+            old.is_leaf(below) && old.memory_bits() == new.memory_bits()
+        };
+        Ok(Claim { cleaned: (0..entries).all(is_same) })
     }
 }
 
@@ -113,6 +116,6 @@ impl<P: Platform> Stage2<P> {
 const CLAIMED: u64 = 1;
 
 struct Claim {
-    /// All of the table's entries are leaves, so that all of the memory was cleaned when it was mapped.
-    full: bool,
+    /// All of the table's entries are leaves of the same type of memory: all of it was cleaned when they were made.
+    cleaned: bool,
 }

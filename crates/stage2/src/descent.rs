@@ -4,11 +4,12 @@
 //! Tables are taken out of the tree, and their pages used again, while others are on their way through them. What keeps
 //! that safe is one count, [`Unlinked`], of the tables that were ever taken out:
 //!
-//! * whoever takes a table out counts *before* the page can become anything else, and while it holds the table's lock;
+//! * whoever takes a table out breaks the entry that leads to it, then counts, while it holds the locks of the table and
+//!   of the one above; only later can the page become anything else;
 //! * whoever descends reads the count first, and again after each entry that it is going to follow. Where it is still
 //!   the same, every table it has come through was in the tree when its entry was read, so the entry is one;
 //! * who has locked the table at the end, and finds the count still the same, has a table that is in the tree and
-//!   stays there until it is unlocked.
+//!   stays there until it is unlocked: a break that it did not see would have been counted before it got the lock.
 //!
 //! Where the count has moved, the descent begins anew: it has done nothing yet. No reader writes anything, registers
 //! anywhere, or makes a free wait.
@@ -43,10 +44,10 @@ impl Unlinked {
         self.0.load(Ordering::Relaxed) == then.0
     }
 
-    /// Counts one table, or a table and all below it.
-    pub(crate) fn count<P: Platform>(&self, platform: &P) {
+    /// Counts one table, or a table and all below it, whose entry was broken. Tells what the count was.
+    pub(crate) fn count<P: Platform>(&self, platform: &P) -> Moment {
         platform.on_atomic();
-        self.0.fetch_add(1, Ordering::AcqRel);
+        Moment(self.0.fetch_add(1, Ordering::AcqRel))
     }
 }
 
@@ -54,12 +55,20 @@ impl Unlinked {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment(u64);
 
+impl Moment {
+    /// The moment after one table more.
+    pub(crate) fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
+
 /// Where a descent ended.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) table: Table<'a>,
     pub(crate) level: Level,
     pub(crate) index: usize,
+    pub(crate) cell: Cell<'a>,
     /// What was found there. To be believed only after [`Stage2::is_still`], or under the lock.
     pub(crate) entry: Descriptor,
     pub(crate) then: Moment,
@@ -86,20 +95,25 @@ impl<P: Platform> Stage2<P> {
         let then = self.unlinked.now();
         let mut at = self.geometry().root_level();
         let mut table = self.root();
-        let mut index = self.geometry().index(ipa, at);
-        let mut entry = table.entry(index).load();
+        let mut shift = self.geometry().root_shift();
+        let mut index = (ipa.raw() >> shift) as usize;
+        let mut cell = table.entry(index);
+        let mut entry = cell.load();
         // The root is never taken out: what is read there is an entry.
         while at < level && entry.is_table(at) {
             let Some(below) = at.below() else { break };
             table = self.table(entry);
             at = below;
-            index = self.geometry().index_below_root(ipa, at);
-            entry = table.entry(index).load();
+            // Counted along: the root's level is known at run time only.
+            shift -= self.geometry().granule().stride();
+            index = (ipa.raw() >> shift) as usize & (self.geometry().granule().entries() - 1);
+            cell = table.entry(index);
+            entry = cell.load();
             if at < level && !self.unlinked.is_still(then) {
                 return Err(Moved);
             }
         }
-        Ok(Place { table, level: at, index, entry, then })
+        Ok(Place { table, level: at, index, cell, entry, then })
     }
 
     /// Whether what was read at that place was there.
@@ -156,8 +170,14 @@ impl<'a, P: Platform> Locked<'a, P> {
     /// Makes an entry that was invalid.
     #[inline(always)]
     pub(crate) fn make(&mut self, index: usize, new: Descriptor) {
+        self.make_in(self.table.entry(index), new);
+    }
+
+    /// The same for an entry of this table that is at hand.
+    #[inline(always)]
+    pub(crate) fn make_in(&mut self, cell: Cell<'_>, new: Descriptor) {
         self.counts += Counts::of(new, self.level);
-        self.table.entry(index).store(new);
+        cell.store(new);
     }
 
     /// Breaks an entry, and tells what it was in the end.

@@ -31,6 +31,11 @@ impl Granule {
         Self::SHIFT
     }
 
+    /// Bits of an address that a level resolves.
+    pub(crate) const fn stride(self) -> u32 {
+        Self::STRIDE
+    }
+
     /// Entries of one table.
     pub const fn entries(self) -> usize {
         1 << Self::STRIDE
@@ -108,6 +113,8 @@ pub struct Geometry {
     granule: Granule,
     ipa_bits: u32,
     root_level: Level,
+    /// log2 of the bytes that an entry of the root covers: every walk begins with it.
+    root_shift: u32,
 }
 
 /// The most root tables that may be concatenated: 16 (Arm ARM D8.2).
@@ -124,7 +131,8 @@ impl Geometry {
         while Granule::SHIFT + levels * Granule::STRIDE + CONCATENATED_BITS < ipa_bits {
             levels += 1;
         }
-        Ok(Self { granule, ipa_bits, root_level: Level((4 - levels) as u8) })
+        let root_level = Level((4 - levels) as u8);
+        Ok(Self { granule, ipa_bits, root_level, root_shift: granule.span_shift(root_level) })
     }
 
     /// The granule.
@@ -142,9 +150,14 @@ impl Geometry {
         self.root_level
     }
 
+    /// log2 of the bytes that an entry of the root covers.
+    pub(crate) const fn root_shift(&self) -> u32 {
+        self.root_shift
+    }
+
     /// Entries of the root, all its concatenated tables together.
     pub const fn root_entries(&self) -> usize {
-        1 << (self.ipa_bits - self.granule.span_shift(self.root_level))
+        1 << (self.ipa_bits - self.root_shift)
     }
 
     /// Tables that make up the root: 1, 2, 4, 8 or 16.

@@ -58,15 +58,15 @@ impl<P: Platform> Stage2<P> {
             if place.level == level
                 && place.entry == Descriptor::INVALID
                 && let Ok(mut locked) = self.lock(&place)
-                && locked.load(place.index) == Descriptor::INVALID
+                && place.cell.load() == Descriptor::INVALID
             {
-                locked.make(place.index, new);
+                locked.make_in(place.cell, new);
                 drop(locked);
                 self.publish();
                 return Ok(Mapped::New);
             }
         }
-        self.map_slowly(ipa, new, level, attributes, tables)
+        self.map_slowly(ipa, new, level, tables)
     }
 
     /// The rest of [`map`](Self::map): tables are missing, something is there, or caches have to be cleaned.
@@ -77,7 +77,6 @@ impl<P: Platform> Stage2<P> {
         ipa: Ipa,
         new: Descriptor,
         level: Level,
-        attributes: &Attributes,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
         loop {
@@ -93,13 +92,13 @@ impl<P: Platform> Stage2<P> {
                     let below = place.level.below().unwrap_or(level);
                     let start = ipa.align_down(self.geometry().granule().span(place.level));
                     self.split_block(start, &place, below, tables)?;
-                } else if let Ok(mapped) = self.fill_entry(&place, ipa, new, attributes) {
+                } else if let Ok(mapped) = self.fill_entry(&place, ipa, new) {
                     return Ok(mapped);
                 }
             } else if old == Descriptor::INVALID && place.level < level {
                 self.add_table(&place, ipa, tables)?;
             } else if old == Descriptor::INVALID {
-                if let Ok(mapped) = self.fill_entry(&place, ipa, new, attributes) {
+                if let Ok(mapped) = self.fill_entry(&place, ipa, new) {
                     return Ok(mapped);
                 }
             } else if old.is_table(place.level) {
@@ -114,33 +113,28 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Makes the entry of a place, over what was seen there.
-    fn fill_entry(
-        &self,
-        place: &Place<'_>,
-        ipa: Ipa,
-        new: Descriptor,
-        attributes: &Attributes,
-    ) -> Result<Mapped, Moved> {
+    fn fill_entry(&self, place: &Place<'_>, ipa: Ipa, new: Descriptor) -> Result<Mapped, Moved> {
         let mut locked = self.lock(place)?;
         if !locked.load(place.index).differs_by_records_only(place.entry) {
             return Err(Moved);
         }
         let span = self.geometry().granule().span(place.level);
         let was_there = place.entry.is_valid();
-        let before_make = || cache::before_map(self.platform(), self.features(), (new.address(), span), attributes);
-        if !was_there && !cache::needed(self.features(), attributes) {
+        let attributes = new.attributes(self.features());
+        // A page's lines are few. All else takes its time: nobody else has the entry, but the table is not locked.
+        if !was_there && (place.level == Level::L3 || !cache::needed(self.features(), &attributes)) {
+            cache::before_map(self.platform(), self.features(), (new.address(), span), &attributes);
             locked.make(place.index, new);
             drop(locked);
             self.publish();
             return Ok(Mapped::New);
         }
-        // It takes its time, during which the table is not locked, but nobody else has the entry.
         let busy = locked.make_busy(place.index)?;
         let old = busy.old;
         if was_there {
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: Some(place.level), tables: false });
         }
-        before_make();
+        cache::before_map(self.platform(), self.features(), (new.address(), span), &attributes);
         busy.make(new);
         self.publish();
         Ok(if was_there { Mapped::Replaced(old) } else { Mapped::New })
@@ -197,6 +191,7 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn set_counts(&self, page: &TablePage, counts: Counts) {
         let record = self.platform().record(page.pa());
         record.lock(self.platform());
+        record.set_link(0);
         record.unlock(counts);
     }
 }

@@ -60,15 +60,13 @@ impl<P: Platform> Stage2<P> {
             } else {
                 Level::L3
             };
-            let _ = self.map(ipa, pa, level, attributes, tables)?;
-            return Ok(self.geometry().granule().span(level));
+            return self.map_one(ipa, pa, level, attributes, tables);
         }
         if place.level == Level::L3 {
             return Ok(self.fill_run(&place, pa, left, attributes));
         }
         if place.level >= largest && place.level > Level::L0 && self.fits(ipa, pa, left, place.level) {
-            let _ = self.map(ipa, pa, place.level, attributes, tables)?;
-            return Ok(span);
+            return self.map_one(ipa, pa, place.level, attributes, tables);
         }
         let below = place.level.below().unwrap_or(Level::L3);
         if left >= span
@@ -79,6 +77,22 @@ impl<P: Platform> Stage2<P> {
         }
         self.add_table(&place, ipa, tables)?;
         Ok(0)
+    }
+
+    /// One leaf, unless a table is there by now.
+    fn map_one(
+        &self,
+        ipa: Ipa,
+        pa: Pa,
+        level: Level,
+        attributes: &Attributes,
+        tables: &mut impl TableSource,
+    ) -> Result<u64, Error> {
+        match self.map(ipa, pa, level, attributes, tables) {
+            Ok(_) => Ok(self.geometry().granule().span(level)),
+            Err(Error::TableInTheWay { .. }) => Ok(0),
+            Err(error) => Err(error),
+        }
     }
 
     fn fits(&self, ipa: Ipa, pa: Pa, left: u64, level: Level) -> bool {

@@ -114,7 +114,8 @@ impl<P: Platform> Stage2<P> {
             drop(locked);
             visitor.unlocked(level, first);
         }
-        *at = first + (((last - index) as u64) << shift);
+        // Not back, where a table is by now.
+        *at = (*at).max(first + (((last - index) as u64) << shift));
         Ok(())
     }
 }

@@ -71,16 +71,21 @@ impl<P: Platform> Stage2<P> {
     ///
     /// # Errors
     ///
-    /// As [`map`](Self::map); nothing was protected then.
+    /// As [`map`](Self::map); nothing was protected then, unless somebody puts blocks together meanwhile.
     pub fn protect(
         &self,
         range: IpaRange,
         keep: Access,
         tables: &mut impl TableSource,
     ) -> Result<Pending<'_, P>, Error> {
-        self.split_ends(&range, tables)?;
-        let mut pass = Protect { keep, changed: Changed::default() };
-        self.pass(&range, &mut pass);
+        let mut pass = Protect { range: range.clone(), keep, changed: Changed::default(), beyond: true };
+        while core::mem::take(&mut pass.beyond) {
+            if let Err(error) = self.split_ends(&range, tables) {
+                let _ = Pending::new(self, pass.changed).complete();
+                return Err(error);
+            }
+            self.pass(&range, &mut pass);
+        }
         Ok(Pending::new(self, pass.changed))
     }
 }
@@ -159,8 +164,11 @@ fn write_protect_row(cells: &[AtomicU64]) -> u32 {
 
 /// Takes what is not in `keep`.
 struct Protect {
+    range: IpaRange,
     keep: Access,
     changed: Changed,
+    /// A block reached beyond the range: somebody put it together again after the ends were split.
+    beyond: bool,
 }
 
 impl<P: Platform> Pass<P> for Protect {
@@ -171,9 +179,15 @@ impl<P: Platform> Pass<P> for Protect {
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
         let (keep, features) = (self.keep, locked.stage2.features());
+        let shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let mut span = Span::default();
         for index in indexes.clone() {
+            let start = first + (((index - indexes.start) as u64) << shift);
             if !locked.load(index).is_valid() {
+                continue;
+            }
+            if start < self.range.start || start + (1 << shift) > self.range.end {
+                self.beyond = true;
                 continue;
             }
             let (old, new) = locked.change(index, |old| {
@@ -184,7 +198,6 @@ impl<P: Platform> Pass<P> for Protect {
                 span.add(index - indexes.start);
             }
         }
-        let shift = locked.stage2.geometry().granule().span_shift(locked.level);
         self.changed.leaves(span.addresses(first, shift), locked.level);
     }
 }

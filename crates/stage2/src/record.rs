@@ -37,12 +37,9 @@ impl Record {
     /// access flags and dirty state, which hardware sets at any time.
     #[inline(always)]
     pub(crate) fn lock<P: Platform>(&self, platform: &P) -> Counts {
-        let state = self.state.load(Ordering::Relaxed);
         platform.on_atomic();
-        let locked = state | LOCKED;
-        if state & LOCKED == 0
-            && self.state.compare_exchange_weak(state, locked, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        {
+        let state = self.state.fetch_or(LOCKED, Ordering::Acquire);
+        if state & LOCKED == 0 {
             return Counts(state);
         }
         self.lock_slowly(platform)
@@ -204,11 +201,13 @@ impl SubAssign for Counts {
 /// The records of some ranges of memory, for an embedder that keeps them in arrays.
 #[derive(Clone, Copy, Debug)]
 pub struct Records {
-    ranges: &'static [RecordRange],
+    /// Apart from the others, since most machines have no more.
+    first: RecordRange,
+    others: &'static [RecordRange],
 }
 
 /// The records of the frames from one on.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct RecordRange {
     /// The first frame.
     pub first: Pa,
@@ -217,9 +216,15 @@ pub struct RecordRange {
 }
 
 impl Records {
+    /// No records: where no table is ever made.
+    pub const NONE: Self = Self { first: RecordRange { first: Pa::new(0), records: &[] }, others: &[] };
+
     /// The records in these ranges.
     pub const fn new(ranges: &'static [RecordRange]) -> Self {
-        Self { ranges }
+        match ranges {
+            [first, others @ ..] => Self { first: *first, others },
+            [] => Self::NONE,
+        }
     }
 
     /// The record of the frame at `pa`.
@@ -229,13 +234,23 @@ impl Records {
     /// Where there is none.
     #[inline(always)]
     pub fn of(&self, pa: Pa) -> &'static Record {
-        for range in self.ranges {
-            let frame = pa.raw().wrapping_sub(range.first.raw()) >> 12;
-            if let Some(record) = range.records.get(frame as usize) {
-                return record;
-            }
+        match self.first.of(pa) {
+            Some(record) => record,
+            None => self.of_others(pa),
         }
-        panic!("the frame at {pa} has no record, so it cannot be a table");
+    }
+
+    #[cold]
+    fn of_others(&self, pa: Pa) -> &'static Record {
+        let record = self.others.iter().find_map(|range| range.of(pa));
+        record.unwrap_or_else(|| panic!("the frame at {pa} has no record, so it cannot be a table"))
+    }
+}
+
+impl RecordRange {
+    #[inline(always)]
+    fn of(&self, pa: Pa) -> Option<&'static Record> {
+        self.records.get((pa.raw().wrapping_sub(self.first.raw()) >> 12) as usize)
     }
 }
 

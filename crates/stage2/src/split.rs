@@ -67,7 +67,7 @@ impl<P: Platform> Stage2<P> {
         let mut split = Split { blocks: 0, done: range.start, stopped: None };
         while split.done < range.end {
             let end = Ipa::new((split.done.raw() | (chunk - 1)).saturating_add(1)).min(range.end);
-            if between(tables, self.pages_to_split(end - split.done)).is_break() {
+            if between(tables, self.pages_to_split(split.done, end)).is_break() {
                 split.stopped = Some(Stopped::Asked);
                 break;
             }
@@ -79,10 +79,14 @@ impl<P: Platform> Stage2<P> {
         Ok(split)
     }
 
-    /// Table pages that splitting `size` bytes can take: one for each block of level 2, and of level 1.
-    fn pages_to_split(&self, size: u64) -> usize {
-        let blocks = |level| size.div_ceil(self.geometry().granule().span(level)) as usize;
-        blocks(Level::L2) + if size >= self.geometry().granule().span(Level::L1) { blocks(Level::L1) } else { 0 }
+    /// Table pages that splitting a range can take: one for each block of level 2, and of level 1, that it touches.
+    fn pages_to_split(&self, start: Ipa, end: Ipa) -> usize {
+        let touched = |level| {
+            let shift = self.geometry().granule().span_shift(level);
+            (((end.raw() - 1) >> shift) - (start.raw() >> shift) + 1) as usize
+        };
+        let level_1 = if self.geometry().root_level() < Level::L2 { touched(Level::L1) } else { 0 };
+        touched(Level::L2) + level_1
     }
 
     fn split_chunk(&self, split: &mut Split, end: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
@@ -90,8 +94,11 @@ impl<P: Platform> Stage2<P> {
             match self.next_block(split.done, end) {
                 None => split.done = end,
                 Some((ipa, place)) => {
-                    split.done = ipa;
-                    split.blocks += u64::from(self.split_block(ipa, &place, Level::L3, tables)?);
+                    split.done = split.done.max(ipa);
+                    // At once where the chunk has all of it, and pages for all of it.
+                    let whole = ipa >= split.done && end - ipa >= self.geometry().granule().span(place.level);
+                    let level = if whole { Level::L3 } else { place.level.below().unwrap_or(Level::L3) };
+                    split.blocks += u64::from(self.split_block(ipa, &place, level, tables)?);
                 }
             }
         }
@@ -122,19 +129,20 @@ impl<P: Platform> Stage2<P> {
         let mut index = self.geometry().index(*at, level);
         while index < table.len() && *at < end {
             let here = at.align_down(span);
-            let entry = table.entry(index).load();
+            let cell = table.entry(index);
+            let entry = cell.load();
             if !self.unlinked.is_still(then) {
                 return Err(Moved);
             }
             if entry.is_table(level) {
                 if below < Level::L3 && self.may_hold_blocks(entry, below, then)? {
-                    let child = Place { table: self.table(entry), level: below, index: 0, entry, then };
+                    let child = Place { table: self.table(entry), level: below, ..*start };
                     if let Some(found) = self.next_block_in(&child, at, end)? {
                         return Ok(Some(found));
                     }
                 }
             } else if entry != Descriptor::INVALID {
-                return Ok(Some((here, Place { index, entry, ..*start })));
+                return Ok(Some((here, Place { index, cell, entry, ..*start })));
             }
             *at = here + span;
             index += 1;

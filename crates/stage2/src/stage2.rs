@@ -19,6 +19,7 @@ pub struct Stage2<P> {
     geometry: Geometry,
     root: Root,
     vttbr: u64,
+    root_entries: usize,
     thresholds: Thresholds,
     pub(crate) unlinked: Unlinked,
 }
@@ -53,7 +54,8 @@ impl<P: Platform> Stage2<P> {
         platform.dsb(Domain::IshSt);
         let vttbr = registers::vttbr(root.pa(), vmid, &features);
         let (thresholds, unlinked) = (Thresholds::DEFAULT, Unlinked::default());
-        Ok(Self { platform, features, geometry, root, vttbr, thresholds, unlinked })
+        let root_entries = geometry.root_entries();
+        Ok(Self { platform, features, geometry, root, vttbr, root_entries, thresholds, unlinked })
     }
 
     /// The shape of the tables.
@@ -139,7 +141,7 @@ impl<P: Platform> Stage2<P> {
     #[inline(always)]
     pub(crate) fn root(&self) -> Table<'_> {
         // SAFETY: the root is this tree's, with this many entries, for as long as it lives.
-        unsafe { Table::at(&self.platform, self.root.pa(), self.geometry.root_entries()) }
+        unsafe { Table::at(&self.platform, self.root.pa(), self.root_entries) }
     }
 
     /// The table that an entry of this tree points to, or pointed to a moment ago.

@@ -55,22 +55,29 @@ impl<P: Platform> Stage2<P> {
     ///
     /// # Errors
     ///
-    /// As [`map`](Self::map), where blocks reach beyond the range; nothing was unmapped then.
+    /// As [`map`](Self::map), where blocks reach beyond the range; nothing was unmapped then, unless somebody puts blocks
+    /// together meanwhile.
     pub fn unmap<R: Removed>(
         &self,
         range: IpaRange,
         tables: &mut impl TableSource,
         removed: R,
     ) -> Result<Pending<'_, P, R>, Error> {
-        self.split_ends(&range, tables)?;
-        let mut unmap = Unmap { stage2: self, changed: Changed::default(), detached: Chain::default(), removed };
-        let mut at = range.start;
-        while at < range.end {
-            let mut then = self.unlinked.now();
-            // What is done stays done: `at` is where it ended.
-            let _ = unmap.table(self.root(), self.geometry().root_level(), &mut then, &mut at, range.end);
+        let detached = Chain::default();
+        let mut unmap = Unmap { stage2: self, range, changed: Changed::default(), detached, removed, beyond: true };
+        while core::mem::take(&mut unmap.beyond) {
+            if let Err(error) = self.split_ends(&unmap.range, tables) {
+                unmap.pending().complete().free(tables);
+                return Err(error);
+            }
+            let (mut at, end) = (unmap.range.start, unmap.range.end);
+            while at < end {
+                let mut then = self.unlinked.now();
+                // What is done stays done: `at` is where it ended.
+                let _ = unmap.table(self.root(), self.geometry().root_level(), &mut then, &mut at, end);
+            }
         }
-        Ok(Pending::with_tables(self, unmap.changed, unmap.detached, unmap.removed))
+        Ok(unmap.pending())
     }
 
     /// Unmaps everything, tells `removed`, gives all table pages back, and returns the root's memory.
@@ -90,10 +97,12 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// Counts the table that is locked as taken out, and waits until nobody is inside any table below.
-    pub(crate) fn close(&self, locked: &Locked<'_, P>) {
-        self.unlinked.count(self.platform());
-        self.wait_below(locked);
+    /// Counts a table that is locked, and whose entry in the table above, locked too, was broken just now; waits until
+    /// nobody is inside any table below. Tells what the count was.
+    pub(crate) fn close(&self, locked: Locked<'_, P>) -> Moment {
+        let then = self.unlinked.count(self.platform());
+        self.wait_below(&locked);
+        then
     }
 
     fn wait_below(&self, locked: &Locked<'_, P>) {
@@ -115,12 +124,19 @@ const BATCH: usize = 64;
 
 struct Unmap<'a, P: Platform, R> {
     stage2: &'a Stage2<P>,
+    range: IpaRange,
     changed: Changed,
     detached: Chain,
     removed: R,
+    /// A block reached beyond the range: somebody put it together again after the ends were split.
+    beyond: bool,
 }
 
-impl<P: Platform, R: Removed> Unmap<'_, P, R> {
+impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
+    fn pending(self) -> Pending<'a, P, R> {
+        Pending::with_tables(self.stage2, self.changed, self.detached, self.removed)
+    }
+
     /// Unmaps the part from `at` to `end` of a table.
     fn table(
         &mut self,
@@ -148,6 +164,8 @@ impl<P: Platform, R: Removed> Unmap<'_, P, R> {
                         self.unlink((table, level, index), here, &part, false, then)?;
                     } else {
                         self.table(self.stage2.table(entry), below, then, at, end)?;
+                        // Not left behind: if somebody was in the way, once more from the start of this part.
+                        *at = part.start;
                         self.unlink((table, level, index), here, &part, true, then)?;
                     }
                     *at = next;
@@ -191,14 +209,16 @@ impl<P: Platform, R: Removed> Unmap<'_, P, R> {
         if if_empty && child.counts.live() > 0 {
             return Ok(());
         }
-        stage2.close(&child);
         parent.take_unrecorded(index);
-        // The parent is locked, so it is in the tree at this moment too.
-        *then = stage2.unlinked.now();
-        drop(child);
+        let before = stage2.close(child);
         drop(parent);
         self.changed.table(part.clone());
         self.detached.push(Link { table: entry.address(), level: below, ipa: here }, stage2);
+        // Unless somebody else counted too, the tables above are still in the tree.
+        if before != *then {
+            return Err(Moved);
+        }
+        *then = before.next();
         Ok(())
     }
 
@@ -220,7 +240,8 @@ impl<P: Platform, R: Removed> Unmap<'_, P, R> {
         } else {
             self.take_quietly(locked, index..last, first)
         };
-        *at = first + (((done - index) as u64) << shift);
+        // Not back, where a table is by now.
+        *at = (*at).max(first + (((done - index) as u64) << shift));
         Ok(())
     }
 
@@ -232,12 +253,22 @@ impl<P: Platform, R: Removed> Unmap<'_, P, R> {
             if entry.is_table(locked.level) {
                 return self.taken(&locked, span, first, index);
             }
-            if entry.is_valid() {
+            if entry.is_valid() && self.is_inside(first, index - indexes.start, locked.level) {
                 locked.take_unrecorded(index);
                 span.add(index - indexes.start);
             }
         }
         self.taken(&locked, span, first, indexes.end)
+    }
+
+    /// Whether a leaf, `number` leaves behind `first`, is in the range as a whole.
+    #[inline(always)]
+    fn is_inside(&mut self, first: Ipa, number: usize, level: Level) -> bool {
+        let shift = self.stage2.geometry().granule().span_shift(level);
+        let start = first + ((number as u64) << shift);
+        let inside = level == Level::L3 || (start >= self.range.start && start + (1 << shift) <= self.range.end);
+        self.beyond |= !inside;
+        inside
     }
 
     fn taken(&mut self, locked: &Locked<'_, P>, span: Span, first: Ipa, done: usize) -> usize {
@@ -253,7 +284,7 @@ impl<P: Platform, R: Removed> Unmap<'_, P, R> {
         let mut span = Span::default();
         let mut done = indexes.start;
         while done < indexes.end && !locked.load(done).is_table(level) {
-            if locked.load(done).is_valid() {
+            if locked.load(done).is_valid() && self.is_inside(first, done - indexes.start, level) {
                 old[done - indexes.start] = locked.take(done);
                 span.add(done - indexes.start);
             }
