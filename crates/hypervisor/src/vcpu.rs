@@ -83,8 +83,8 @@ impl Vcpu {
         let ipa = if fault.hpfar_is_valid() { Some(ipa_from_hpfar(read_sysreg!(HPFAR_EL2))) } else { translate(far) };
         // Where its own tables have changed meanwhile, the guest tries again.
         let Some(ipa) = ipa else { return };
-        let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
-        match self.vm.memory().fault(&fault) {
+        let (kind, access) = (fault.kind, fault.access);
+        match self.vm.memory().fault(&GuestFault { ipa, kind, access }) {
             Ok(Answer::Retry(Done::Mapped { level, first_touch })) => {
                 if first_touch {
                     self.meter.first_touch(level);
@@ -95,7 +95,8 @@ impl Vcpu {
                 self.stats.external();
                 inject::external_abort(&mut self.context, esr, far);
             }
-            Err(error) => self.vm.fail(format_args!("{fault:x?}: {error}")),
+            // Made anew: one that is printed lies in memory all the time.
+            Err(error) => self.vm.fail(format_args!("{:x?}: {error}", GuestFault { ipa, kind, access })),
         }
     }
 

@@ -13,37 +13,41 @@ use crate::{Attributes, Features, Memory, Pa};
 /// Beyond this many lines by address, invalidating the whole instruction cache costs less.
 const MOST_INSTRUCTION_LINES: u64 = 1024;
 
-/// Whether a new mapping with these attributes takes any maintenance on this CPU.
-#[inline(always)]
-pub(crate) fn needed(features: &Features, attributes: &Attributes) -> bool {
-    past_the_cache(features, attributes.memory) || fetched(features, attributes)
+/// The maintenance that a new mapping takes on this CPU.
+#[derive(Clone, Copy)]
+pub(crate) struct Upkeep {
+    clean: bool,
+    fetch: bool,
 }
 
-#[inline(always)]
-fn past_the_cache(features: &Features, memory: Memory) -> bool {
-    match memory {
-        Memory::Normal => !features.forced_write_back,
-        Memory::NonCacheable => true,
-        Memory::Device => false,
+impl Upkeep {
+    #[inline(always)]
+    pub(crate) fn new(features: &Features, attributes: &Attributes) -> Self {
+        Self {
+            clean: match attributes.memory {
+                Memory::Normal => !features.forced_write_back,
+                Memory::NonCacheable => true,
+                Memory::Device => false,
+            },
+            fetch: attributes.access.execute.any()
+                && attributes.memory != Memory::Device
+                && !features.instruction_cache_coherent,
+        }
     }
-}
 
-#[inline(always)]
-fn fetched(features: &Features, attributes: &Attributes) -> bool {
-    attributes.access.execute.any() && attributes.memory != Memory::Device && !features.instruction_cache_coherent
+    /// Whether there is any.
+    #[inline(always)]
+    pub(crate) fn is_needed(self) -> bool {
+        self.clean || self.fetch
+    }
 }
 
 /// Makes the frame at `pa` ready for a new mapping of `size` bytes.
-pub(crate) fn before_map<P: Platform>(
-    platform: &P,
-    features: &Features,
-    (pa, size): (Pa, u64),
-    attributes: &Attributes,
-) {
-    if past_the_cache(features, attributes.memory) {
+pub(crate) fn before_map<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64), upkeep: Upkeep) {
+    if upkeep.clean {
         clean(platform, features, pa, size);
     }
-    if fetched(features, attributes) {
+    if upkeep.fetch {
         before_execute(platform, features, (pa, size));
     }
 }
@@ -52,16 +56,11 @@ pub(crate) fn before_map<P: Platform>(
 pub(crate) fn before_coalesce<P: Platform>(
     platform: &P,
     features: &Features,
-    (pa, size): (Pa, u64),
-    attributes: &Attributes,
+    frame: (Pa, u64),
+    upkeep: Upkeep,
     all_mapped: bool,
 ) {
-    if past_the_cache(features, attributes.memory) && !all_mapped {
-        clean(platform, features, pa, size);
-    }
-    if fetched(features, attributes) {
-        before_execute(platform, features, (pa, size));
-    }
+    before_map(platform, features, frame, Upkeep { clean: upkeep.clean && !all_mapped, ..upkeep });
 }
 
 /// Takes back a frame that a guest has used past the caches, after the flush that ended its access.

@@ -8,6 +8,7 @@
 //! The table that is broken is taken out as one that is unmapped (module `unmap`): nobody is inside any more. Its
 //! pages are freed at once: what may still come is stopped by the count, not by waiting (module `descent`).
 
+use crate::cache::Upkeep;
 use crate::descent::{Moved, Place};
 use crate::detached::{Link, Look};
 use crate::map::Mapped;
@@ -52,7 +53,8 @@ impl<P: Platform> Stage2<P> {
         let below = level.below().ok_or(Error::NoLeafAtLevel { level })?;
         let span = self.geometry().granule().span(level);
         let new = Descriptor::leaf(pa, level, attributes, self.features());
-        let mut ready = !cache::needed(self.features(), attributes);
+        let upkeep = Upkeep::new(self.features(), attributes);
+        let mut ready = !upkeep.is_needed();
         loop {
             let place = self.descend(ipa, level);
             if place.level < level || !place.entry.is_table(level) {
@@ -64,7 +66,7 @@ impl<P: Platform> Stage2<P> {
             if !ready {
                 // Pages that are mapped from here on are cleaned by whoever maps them.
                 if let Ok(Claim { cleaned }) = self.claim(&place, below, new) {
-                    cache::before_coalesce(self.platform(), self.features(), (pa, span), attributes, cleaned);
+                    cache::before_coalesce(self.platform(), self.features(), (pa, span), upkeep, cleaned);
                     ready = true;
                 }
                 continue;

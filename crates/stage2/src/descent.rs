@@ -222,6 +222,22 @@ impl<'a, P: Platform> Locked<'a, P> {
         (old, new)
     }
 
+    /// Replaces a valid leaf that is still `old` by `new`.
+    #[inline(always)]
+    pub(crate) fn replace_in(&mut self, cell: Cell<'_>, old: Descriptor, new: Descriptor) -> Result<(), Moved> {
+        if cell.load() != old {
+            return Err(Moved);
+        }
+        if old.is_armed() {
+            cell.replace(old, new, self.stage2.platform())?;
+        } else {
+            cell.store(new);
+        }
+        self.counts += Counts::of(new, self.level);
+        self.counts -= Counts::of(old, self.level);
+        Ok(())
+    }
+
     #[inline(always)]
     fn change_cell(&self, cell: Cell<'_>, change: impl Fn(Descriptor) -> Descriptor) -> (Descriptor, Descriptor) {
         let old = cell.load();

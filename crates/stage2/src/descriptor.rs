@@ -170,9 +170,9 @@ impl Descriptor {
         Self(self.0 & !bits)
     }
 
-    /// The bits that say which type of memory it is.
+    /// The bits that say which type of memory it is, and with whom it is coherent.
     pub(crate) const fn memory_bits(self) -> u64 {
-        self.0 & Self::MEMORY
+        self.0 & (Self::MEMORY | Self::SHAREABILITY)
     }
 
     /// Whether the two differ by nothing but what hardware records: accesses, and writes where it is to.
@@ -356,6 +356,7 @@ mod tests {
             prop_assert_eq!(entry.without_hardware_dirty().raw(), raw & !(1 << 51));
             prop_assert_eq!(entry.is_armed(), raw & 1 == 1 && raw >> 51 & 1 == 1);
             prop_assert_eq!(entry.is_hardware_dirty(), raw >> 7 & 1 == 1 && raw >> 51 & 1 == 1);
+            prop_assert_eq!(entry.memory_bits(), raw & 0x33c, "MemAttr and SH");
         }
     }
 

@@ -63,8 +63,8 @@ impl<'a, P: Platform> Pending<'a, P> {
     ///
     /// Where it is a change of other tables.
     pub fn join(&mut self, other: Self) {
-        assert!(core::ptr::eq(self.stage2, other.stage2), "a flush is of one guest's tables");
         let mut other = core::mem::ManuallyDrop::new(other);
+        assert!(core::ptr::eq(self.stage2, other.stage2), "a flush is of one guest's tables");
         self.changed.join(core::mem::take(&mut other.changed));
         self.detached.join(core::mem::take(&mut other.detached), self.stage2);
     }

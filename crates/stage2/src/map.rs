@@ -10,6 +10,7 @@
 //! ([`Mapped::Already`]), and have cleaned no cache and kept no table page: pages are taken before the lock, and
 //! go back if somebody else was faster.
 
+use crate::cache::Upkeep;
 use crate::descent::{Moved, Place};
 use crate::platform::{Domain, Platform};
 use crate::record::Counts;
@@ -53,7 +54,7 @@ impl<P: Platform> Stage2<P> {
         self.check_leaf(ipa, pa, level)?;
         attributes.access.check(self.features())?;
         let new = Descriptor::leaf(pa, level, attributes, self.features());
-        if !cache::needed(self.features(), attributes) {
+        if !Upkeep::new(self.features(), attributes).is_needed() {
             let place = self.descend(ipa, level);
             if place.level == level
                 && place.entry == Descriptor::INVALID
@@ -79,6 +80,8 @@ impl<P: Platform> Stage2<P> {
         level: Level,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
+        // Read back: kept since the beginning, they would cost the short way something.
+        let upkeep = Upkeep::new(self.features(), &new.attributes(self.features()));
         loop {
             let place = self.descend(ipa, level);
             let old = place.entry;
@@ -92,13 +95,13 @@ impl<P: Platform> Stage2<P> {
                     let below = place.level.below().unwrap_or(level);
                     let start = ipa.align_down(self.geometry().granule().span(place.level));
                     self.split_block(start, &place, below, tables)?;
-                } else if let Ok(mapped) = self.fill_entry(&place, ipa, new) {
+                } else if let Ok(mapped) = self.fill_entry(&place, ipa, new, upkeep) {
                     return Ok(mapped);
                 }
             } else if old == Descriptor::INVALID && place.level < level {
                 self.add_table(&place, ipa, tables)?;
             } else if old == Descriptor::INVALID {
-                if let Ok(mapped) = self.fill_entry(&place, ipa, new) {
+                if let Ok(mapped) = self.fill_entry(&place, ipa, new, upkeep) {
                     return Ok(mapped);
                 }
             } else if old.is_table(place.level) {
@@ -113,17 +116,16 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Makes the entry of a place, over what was seen there.
-    fn fill_entry(&self, place: &Place<'_>, ipa: Ipa, new: Descriptor) -> Result<Mapped, Moved> {
+    fn fill_entry(&self, place: &Place<'_>, ipa: Ipa, new: Descriptor, upkeep: Upkeep) -> Result<Mapped, Moved> {
         let mut locked = self.lock(place)?;
         if !locked.load(place.index).differs_by_records_only(place.entry) {
             return Err(Moved);
         }
         let span = self.geometry().granule().span(place.level);
         let was_there = place.entry.is_valid();
-        let attributes = new.attributes(self.features());
-        // A page's lines are few. All else takes its time: nobody else has the entry, but the table is not locked.
-        if !was_there && (place.level == Level::L3 || !cache::needed(self.features(), &attributes)) {
-            cache::before_map(self.platform(), self.features(), (new.address(), span), &attributes);
+        // A page's lines are few: the table stays locked. All else takes its time: the entry is nobody else's meanwhile.
+        if !was_there && (place.level == Level::L3 || !upkeep.is_needed()) {
+            cache::before_map(self.platform(), self.features(), (new.address(), span), upkeep);
             locked.make(place.index, new);
             drop(locked);
             self.publish();
@@ -134,7 +136,7 @@ impl<P: Platform> Stage2<P> {
         if was_there {
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: Some(place.level), tables: false });
         }
-        cache::before_map(self.platform(), self.features(), (new.address(), span), &attributes);
+        cache::before_map(self.platform(), self.features(), (new.address(), span), upkeep);
         busy.make(new);
         self.publish();
         Ok(if was_there { Mapped::Replaced(old) } else { Mapped::New })

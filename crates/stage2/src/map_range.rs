@@ -4,6 +4,7 @@
 //! Where a table is there already, its invalid entries are filled under its lock, a run at a time. What is mapped
 //! otherwise is replaced leaf by leaf, as [`map`](crate::Stage2::map) does.
 
+use crate::cache::Upkeep;
 use crate::descent::Place;
 use crate::platform::Platform;
 use crate::record::Counts;
@@ -115,7 +116,7 @@ impl<P: Platform> Stage2<P> {
         let entries = self.geometry().granule().entries();
         self.table_in(&page).fill(0, entries, first, self.geometry().granule().span(level));
         self.set_counts(&page, Counts::of(first, level).times(entries as u64));
-        cache::before_map(self.platform(), self.features(), (pa, span), attributes);
+        cache::before_map(self.platform(), self.features(), (pa, span), Upkeep::new(self.features(), attributes));
         match self.link(place, page) {
             Ok(()) => Ok(span),
             Err(page) => {
@@ -132,7 +133,8 @@ impl<P: Platform> Stage2<P> {
         let free = |index: &usize| place.table.entry(place.index + index).load() == Descriptor::INVALID;
         // Caches before the lock. Fewer entries may be free when it is taken.
         let seen = (0..most).take_while(free).count();
-        cache::before_map(self.platform(), self.features(), (pa, seen as u64 * page), attributes);
+        let upkeep = Upkeep::new(self.features(), attributes);
+        cache::before_map(self.platform(), self.features(), (pa, seen as u64 * page), upkeep);
         let Ok(mut locked) = self.lock(place) else { return 0 };
         let count = (0..seen).take_while(free).count();
         let first = Descriptor::leaf(pa, Level::L3, attributes, self.features());

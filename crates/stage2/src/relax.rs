@@ -6,8 +6,9 @@
 //! would fault for ever on what its TLB holds. An entry without access flag is in no TLB, so that setting the flag
 //! needs no invalidation at all (Arm ARM D8.5.1).
 
+use crate::descent::Moved;
 use crate::platform::Platform;
-use crate::{Access, Descriptor, Error, Ipa, Level, Memory, Stage2, cache};
+use crate::{Access, Descriptor, Error, Ipa, Leaf, Level, Memory, Stage2, cache};
 
 /// What [`Stage2::relax`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,25 +52,46 @@ impl<P: Platform> Stage2<P> {
         access: Access,
         change: impl Fn(Descriptor) -> Descriptor,
     ) -> Result<(bool, Ipa, Level), Error> {
+        let changed = self.change_leaf_once(ipa, access, &change);
+        changed.unwrap_or_else(|Moved| self.change_leaf_again(ipa, access, change))
+    }
+
+    /// Apart, so that the way that everybody takes is no loop.
+    #[cold]
+    #[inline(never)]
+    fn change_leaf_again(
+        &self,
+        ipa: Ipa,
+        access: Access,
+        change: impl Fn(Descriptor) -> Descriptor,
+    ) -> Result<(bool, Ipa, Level), Error> {
         loop {
-            let (place, leaf) = self.find(ipa).ok_or(Error::NotMapped { ipa })?;
-            if change(leaf.descriptor) == leaf.descriptor {
-                return Ok((false, leaf.ipa, leaf.level));
+            if let Ok(changed) = self.change_leaf_once(ipa, access, &change) {
+                return changed;
             }
-            // Before the lock: it takes its time. What was seen is looked at again below.
-            let execute = access.execute.any() && !leaf.descriptor.access().execute.any();
-            if execute {
-                self.before_execute(leaf.descriptor, leaf.level);
-            }
-            let Ok(mut locked) = self.lock(&place) else { continue };
-            let now = locked.load(place.index);
-            let same = now.is_leaf(leaf.level) && now.address() == leaf.descriptor.address();
-            if !same || (execute && now.memory_bits() != leaf.descriptor.memory_bits()) {
-                continue;
-            }
-            let (old, new) = locked.change(place.index, &change);
-            return Ok((old != new, leaf.ipa, leaf.level));
         }
+    }
+
+    #[inline(always)]
+    fn change_leaf_once(
+        &self,
+        ipa: Ipa,
+        access: Access,
+        change: impl Fn(Descriptor) -> Descriptor,
+    ) -> Result<Result<(bool, Ipa, Level), Error>, Moved> {
+        let Some((place, Leaf { ipa, level, descriptor: old })) = self.find(ipa) else {
+            return Ok(Err(Error::NotMapped { ipa }));
+        };
+        let new = change(old);
+        if new == old {
+            return Ok(Ok((false, ipa, level)));
+        }
+        // Before the lock: it takes its time. Where the leaf is another one by then, that one gets its own.
+        if access.execute.any() && !old.access().execute.any() {
+            self.before_execute(old, level);
+        }
+        self.lock(&place)?.replace_in(place.cell, old, new)?;
+        Ok(Ok((true, ipa, level)))
     }
 
     /// Cache maintenance before a leaf may be executed.

@@ -13,6 +13,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::descent::Moved;
 use crate::platform::Platform;
 use crate::{Descriptor, Pa};
 
@@ -104,6 +105,14 @@ impl Cell<'_> {
     pub(crate) fn clear<P: Platform>(self, bits: u64, platform: &P) -> Descriptor {
         platform.on_atomic();
         Descriptor::from_raw(self.0.fetch_and(!bits, Ordering::AcqRel))
+    }
+
+    /// Replaces an entry that is still `old`; hardware may have recorded something in it.
+    #[inline(always)]
+    pub(crate) fn replace<P: Platform>(self, old: Descriptor, new: Descriptor, platform: &P) -> Result<(), Moved> {
+        platform.on_atomic();
+        let replaced = self.0.compare_exchange(old.raw(), new.raw(), Ordering::AcqRel, Ordering::Relaxed);
+        replaced.map(|_| ()).map_err(|_| Moved)
     }
 
     /// Changes a valid leaf in place by `change`, repeated until hardware did not interfere; returns old and new.
