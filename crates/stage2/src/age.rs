@@ -84,6 +84,9 @@ impl Default for Found {
 impl Found {
     #[inline(always)]
     fn add(&mut self, at: usize, mask: u32) {
+        if mask == 0 {
+            return;
+        }
         self.masks[at / 64] |= u64::from(mask) << (at % 64);
     }
 
@@ -112,29 +115,39 @@ impl<P: Platform> Pass<P> for Age<'_> {
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, _: Ipa) {
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
-        let armed = locked.counts.armed() > 0;
         let cells = locked.table.cells(indexes.start, indexes.end);
-        for (number, cells) in cells.chunks(ROW).enumerate() {
-            let young = marked::<{ Descriptor::ACCESSED }>(cells);
-            if young == 0 {
-                continue;
-            }
-            self.found.add(number * ROW, young);
-            for (index, cell) in cells.iter().enumerate() {
-                // Where hardware may record a write at this moment, the bit alone is taken.
-                if armed && young & 1 << index != 0 {
-                    let index = indexes.start + number * ROW + index;
+        if locked.counts.armed() > 0 {
+            // Where hardware may record a write at this moment, the bit alone is taken.
+            for (at, index) in indexes.enumerate() {
+                if locked.load(index).is_accessed() {
                     locked.table.entry(index).clear(Descriptor::ACCESSED, locked.stage2.platform());
-                } else if !armed {
-                    cell.store(cell.load(Ordering::Relaxed) & !Descriptor::ACCESSED, Ordering::Relaxed);
+                    self.found.add(at, 1);
                 }
             }
+            return;
         }
+        let (rows, rest) = cells.as_chunks::<ROW>();
+        for (number, cells) in rows.iter().enumerate() {
+            self.found.add(number * ROW, age_row(cells));
+        }
+        self.found.add(rows.len() * ROW, age_row(rest));
     }
 
     fn unlocked(&mut self, level: Level, first: Ipa) {
         self.found.tell(level, first, self.young);
     }
+}
+
+/// Takes the access flags of at most eight leaves, where hardware records no writes; which had one.
+#[inline(always)]
+fn age_row(cells: &[AtomicU64]) -> u32 {
+    let young = marked::<{ Descriptor::ACCESSED }>(cells);
+    if young != 0 {
+        for cell in cells {
+            cell.store(cell.load(Ordering::Relaxed) & !Descriptor::ACCESSED, Ordering::Relaxed);
+        }
+    }
+    young
 }
 
 /// Makes leaves clean that hardware has marked dirty.

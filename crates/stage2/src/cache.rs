@@ -63,12 +63,6 @@ pub(crate) fn before_coalesce<P: Platform>(
     before_map(platform, features, frame, Upkeep { clean: upkeep.clean && !all_mapped, ..upkeep });
 }
 
-/// Takes back a frame that a guest has used past the caches, after the flush that ended its access.
-#[inline(always)]
-pub(crate) fn after_unmap<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64)) {
-    clean(platform, features, pa, size);
-}
-
 /// Makes the frame at `pa` ready to be executed.
 #[inline(never)]
 pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64)) {
@@ -88,13 +82,18 @@ pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa
     platform.dsb(Domain::Ish);
 }
 
-#[inline]
 fn clean<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
+    clean_lines(platform, features, pa, size);
+    platform.dsb(Domain::Ish);
+}
+
+/// Cleans and invalidates memory to the point of coherency; complete after the next `DSB ISH`.
+#[inline(always)]
+pub(crate) fn clean_lines<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
     let start = platform.pointer(pa).addr().get();
     // SAFETY: the frame is one that the engine maps for a guest, so the platform maps it too, and cleaning changes no
     // data.
     unsafe { platform.dc_lines(Dc::Civac, start, size, features.data_line) };
-    platform.dsb(Domain::Ish);
 }
 
 /// Calls `operation` with the address of each line of `line` bytes in the `size` bytes from `start`.

@@ -175,6 +175,16 @@ impl Descriptor {
         self.0 & (Self::MEMORY | Self::SHAREABILITY)
     }
 
+    /// The bits of normal cacheable memory, for [`is_of_memory`](Self::is_of_memory).
+    pub(crate) const fn normal_memory(features: &Features) -> u64 {
+        memory_bits(Memory::Normal, features) << Self::MEMORY_SHIFT
+    }
+
+    /// Whether its type of memory is this one.
+    pub(crate) const fn is_of_memory(self, bits: u64) -> bool {
+        self.0 & Self::MEMORY == bits
+    }
+
     /// Whether the two differ by nothing but what hardware records: accesses, and writes where it is to.
     pub(crate) const fn differs_by_records_only(self, other: Self) -> bool {
         let records = if self.is_armed() { Self::ACCESSED | Self::WRITE } else { Self::ACCESSED };

@@ -8,10 +8,13 @@
 //!
 //! The chain is kept in the tables' records, as hardware still reads the pages.
 
-use crate::platform::Platform;
+use core::sync::atomic::Ordering;
+
+use crate::platform::{Domain, Platform};
 use crate::record::Counts;
+use crate::table::Table;
 use crate::unmap::Removed;
-use crate::{Descriptor, Ipa, Leaf, Level, Memory, Pa, Stage2, TablePage, TableSource, cache};
+use crate::{Descriptor, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, cache};
 
 /// Tables that were taken out.
 #[derive(Debug, Default)]
@@ -73,10 +76,14 @@ impl Chain {
         tables: &mut impl TableSource,
         removed: &mut R,
     ) -> u64 {
-        let look = if R::WATCHES || !stage2.features().forced_write_back { Look::All } else { Look::Nowhere };
+        let cleans = !stage2.features().forced_write_back;
         let mut freed = 0;
         for link in self.links(stage2) {
-            freed += stage2.free_tree(link, look, tables, &mut |leaf| stage2.tell_removed(leaf, removed));
+            freed += if R::WATCHES || cleans {
+                stage2.free_tree(link, Look::Everywhere { cleans }, tables, &mut |leaf| removed.leaf(leaf))
+            } else {
+                stage2.free_tree(link, Look::Nowhere, tables, &mut |_| ())
+            };
         }
         freed
     }
@@ -89,8 +96,11 @@ pub(crate) enum Look {
     Nowhere,
     /// Where hardware records writes.
     Armed,
-    /// Everywhere.
-    All,
+    /// Everywhere; what they map is taken back from guests that may have used it past the caches.
+    Everywhere {
+        /// Whether there are such guests.
+        cleans: bool,
+    },
 }
 
 impl<P: Platform> Stage2<P> {
@@ -104,37 +114,75 @@ impl<P: Platform> Stage2<P> {
         leaf: &mut impl FnMut(Leaf),
     ) -> u64 {
         let mut freed = 1;
-        let leaves = look == Look::All || (look == Look::Armed && self.platform().record(pa).peek().armed() > 0);
-        if leaves || level < Level::L3 {
-            let table = self.table(Descriptor::table(pa));
+        let table = self.table(Descriptor::table(pa));
+        if let Some(below) = level.below() {
             let span = self.geometry().granule().span(level);
             for index in 0..table.len() {
-                let descriptor = table.entry(index).load();
-                let ipa = ipa + index as u64 * span;
-                match level.below() {
-                    Some(below) if descriptor.is_table(level) => {
-                        let link = Link { table: descriptor.address(), level: below, ipa };
-                        freed += self.free_tree(link, look, tables, leaf);
-                    }
-                    _ if leaves && descriptor.is_valid() => leaf(Leaf { ipa, level, descriptor }),
-                    _ => {}
+                let entry = table.entry(index).load();
+                if entry.is_table(level) {
+                    let link = Link { table: entry.address(), level: below, ipa: ipa + index as u64 * span };
+                    freed += self.free_tree(link, look, tables, leaf);
                 }
             }
+        }
+        let wanted = match look {
+            Look::Nowhere => false,
+            Look::Armed => self.platform().record(pa).peek().armed() > 0,
+            Look::Everywhere { cleans } => {
+                if cleans {
+                    self.clean_leaves(table, level);
+                }
+                true
+            }
+        };
+        if wanted {
+            self.tell_leaves(table, level, ipa, leaf);
         }
         tables.give(TablePage::from_tree(pa, self.features()));
         freed
     }
 
-    /// What is to be done about a leaf that was removed, after the flush.
+    /// Calls `leaf` with each leaf of a table that nobody changes any more.
     #[inline(always)]
+    fn tell_leaves(&self, table: Table<'_>, level: Level, ipa: Ipa, leaf: &mut impl FnMut(Leaf)) {
+        let span = self.geometry().granule().span(level);
+        let mut ipa = ipa;
+        for row in table.rows() {
+            // Read before any is told: what is told may be written somewhere.
+            for raw in row.each_ref().map(|cell| cell.load(Ordering::Relaxed)) {
+                let descriptor = Descriptor::from_raw(raw);
+                if descriptor.is_leaf(level) {
+                    leaf(Leaf { ipa, level, descriptor });
+                }
+                ipa = ipa + span;
+            }
+        }
+    }
+
+    /// Takes the memory behind the leaves of a table back from a guest that may have used it past the caches. After the
+    /// flush that ended its access.
+    fn clean_leaves(&self, table: Table<'_>, level: Level) {
+        let span = self.geometry().granule().span(level);
+        let normal = Descriptor::normal_memory(self.features());
+        for row in table.rows() {
+            for descriptor in row.each_ref().map(|cell| Descriptor::from_raw(cell.load(Ordering::Relaxed))) {
+                if descriptor.is_leaf(level) && descriptor.is_of_memory(normal) {
+                    cache::clean_lines(self.platform(), self.features(), descriptor.address(), span);
+                }
+            }
+        }
+        self.platform().dsb(Domain::Ish);
+    }
+
+    /// The same for one that was removed alone, which is told of then.
     pub(crate) fn tell_removed<R: Removed>(&self, leaf: Leaf, removed: &mut R) {
-        if !self.features().forced_write_back && leaf.descriptor.attributes(self.features()).memory == Memory::Normal {
+        let normal = Descriptor::normal_memory(self.features());
+        if !self.features().forced_write_back && leaf.descriptor.is_of_memory(normal) {
             let size = self.geometry().granule().span(leaf.level);
-            cache::after_unmap(self.platform(), self.features(), (leaf.descriptor.address(), size));
+            cache::clean_lines(self.platform(), self.features(), leaf.descriptor.address(), size);
+            self.platform().dsb(Domain::Ish);
         }
-        if R::WATCHES {
-            removed.leaf(leaf);
-        }
+        removed.leaf(leaf);
     }
 
     /// Writes a word where the counts of a table were that was taken out. Somebody who came too late may hold its lock.

@@ -65,17 +65,19 @@ impl<'a, P: Platform> Pending<'a, P> {
     pub fn join(&mut self, other: Self) {
         let mut other = core::mem::ManuallyDrop::new(other);
         assert!(core::ptr::eq(self.stage2, other.stage2), "a flush is of one guest's tables");
-        self.changed.join(core::mem::take(&mut other.changed));
+        self.changed.join(other.changed);
         self.detached.join(core::mem::take(&mut other.detached), self.stage2);
     }
 }
 
 impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
+    #[inline(always)]
     pub(crate) fn with_tables(stage2: &'a Stage2<P>, changed: Changed, detached: Chain, removed: R) -> Self {
         Self { stage2, changed, detached, removed: Some(removed) }
     }
 
     /// Invalidates what has changed, on all CPUs, and waits until that is complete.
+    #[inline(always)]
     pub fn complete(mut self) -> Flushed<'a, P, R> {
         self.flush();
         let (detached, removed) = (core::mem::take(&mut self.detached), self.removed.take());
@@ -87,14 +89,17 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
         self.changed.is_empty()
     }
 
+    #[inline(always)]
     fn flush(&mut self) {
-        if let Some(scope) = self.changed.take() {
-            self.stage2.tlb().invalidate(&scope);
+        if !self.changed.is_empty() {
+            self.stage2.tlb().invalidate(&self.changed.scope());
+            self.changed = Changed::default();
         }
     }
 }
 
 impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
+    #[inline(always)]
     fn drop(&mut self) {
         if !self.changed.is_empty() {
             self.stage2.invalidate_all();
@@ -132,7 +137,11 @@ pub struct Flushed<'a, P: Platform, R: Removed = Unwatched> {
 
 impl<P: Platform, R: Removed> Flushed<'_, P, R> {
     /// Tells what was in the tables that were taken out, gives their pages to `tables`, and returns how many.
+    #[inline(always)]
     pub fn free(mut self, tables: &mut impl TableSource) -> u64 {
+        if self.detached.is_empty() {
+            return 0;
+        }
         let detached = core::mem::take(&mut self.detached);
         match &mut self.removed {
             Some(removed) => detached.free(self.stage2, tables, removed),
@@ -142,6 +151,7 @@ impl<P: Platform, R: Removed> Flushed<'_, P, R> {
 }
 
 impl<P: Platform, R: Removed> Drop for Flushed<'_, P, R> {
+    #[inline(always)]
     fn drop(&mut self) {
         debug_assert!(self.detached.is_empty(), "tables that were taken out were not freed");
     }

@@ -27,6 +27,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// [`Error::NotMapped`]; the guest will fault for translation next. [`Error::ExecuteNeedsXnx`].
+    #[inline(always)]
     pub fn relax(&self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
         access.check(self.features())?;
         let widen = |old: Descriptor| old.with_more(access, self.features()).with_accessed();
@@ -40,6 +41,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// [`Error::NotMapped`]; the guest will fault for translation next.
+    #[inline(always)]
     pub fn make_young(&self, ipa: Ipa) -> Result<bool, Error> {
         self.change_leaf(ipa, Access::NONE, Descriptor::with_accessed).map(|(changed, ..)| changed)
     }

@@ -43,8 +43,8 @@ impl<P: Platform> Stage2<P> {
     /// Splits all blocks in `range` down to pages.
     ///
     /// It goes in chunks of `chunk` bytes, a power of two (1 GiB fits most uses; 2 MiB keeps the time between two
-    /// yields short). Before each, `between` is called, with no lock held, and is told how many table pages the chunk
-    /// can take: the place to fill `tables`, to let others run, or to break off.
+    /// yields short). Before each in which there are blocks, `between` is called, with no lock held, and is told how many
+    /// table pages the chunk can take: the place to fill `tables`, to let others run, or to break off.
     ///
     /// A block of 1 GiB takes 513 pages if there are so many, and is then replaced once; with fewer it is split level
     /// by level. That pages run out is no error: what is left stays as it is.
@@ -65,17 +65,20 @@ impl<P: Platform> Stage2<P> {
             return Err(Error::Misaligned { address: chunk, size: page });
         }
         let mut split = Split { blocks: 0, done: range.start, stopped: None };
-        while split.done < range.end {
+        // Nothing is asked for, and nobody is bothered, where there is nothing to split.
+        while let Some((block, _)) = self.next_block(split.done, range.end) {
+            split.done = split.done.max(block);
             let end = Ipa::new((split.done.raw() | (chunk - 1)).saturating_add(1)).min(range.end);
             if between(tables, self.pages_to_split(split.done, end)).is_break() {
                 split.stopped = Some(Stopped::Asked);
-                break;
+                return Ok(split);
             }
             if self.split_chunk(&mut split, end, tables).is_err() {
                 split.stopped = Some(Stopped::Dry);
-                break;
+                return Ok(split);
             }
         }
+        split.done = range.end;
         Ok(split)
     }
 

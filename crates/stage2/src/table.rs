@@ -63,6 +63,12 @@ impl<'a> Table<'a> {
         &self.entries[start..end]
     }
 
+    /// All entries, row by row: a table is made of whole rows.
+    #[inline(always)]
+    pub(crate) fn rows(self) -> &'a [[AtomicU64; ROW]] {
+        self.entries.as_chunks().0
+    }
+
     /// Writes `count` leaves from `first` on, each mapping `step` bytes behind the one before, into a table that no walk
     /// sees yet, or over invalid entries of a table that is locked.
     #[inline(always)]

@@ -16,9 +16,61 @@
 use crate::platform::{Domain, Platform, Tlbi};
 use crate::{Features, Geometry, Granule, Ipa, IpaRange, Level};
 
-/// Which entries were changed: the span from the first to the last, and what they were.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Changed(Option<Scope>);
+/// Which entries were changed: the span from the first to the last, and what they were. Words, as it is moved a lot.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Changed {
+    start: Ipa,
+    /// Where it is not behind `start`, nothing was changed.
+    end: Ipa,
+    /// A bit for each level of leaves in it.
+    levels: u64,
+    /// Whether tables were removed too, so that walk entries have to go as well.
+    tables: bool,
+}
+
+impl Changed {
+    /// Leaves of one level.
+    #[inline(always)]
+    pub(crate) fn leaves_of(range: IpaRange, level: Level) -> Self {
+        Self { start: range.start, end: range.end, levels: 1 << level.raw(), tables: false }
+    }
+
+    /// Adds the leaves of a span; an empty one changes nothing.
+    #[inline(always)]
+    pub(crate) fn leaves(&mut self, range: IpaRange, level: Level) {
+        self.join(Self::leaves_of(range, level));
+    }
+
+    /// Adds a removed table.
+    pub(crate) fn table(&mut self, range: IpaRange) {
+        self.join(Self { start: range.start, end: range.end, levels: 0, tables: true });
+    }
+
+    /// Adds what another change changed.
+    #[inline(always)]
+    pub(crate) fn join(&mut self, other: Self) {
+        if self.is_empty() {
+            *self = other;
+        } else if !other.is_empty() {
+            self.start = self.start.min(other.start);
+            self.end = self.end.max(other.end);
+            self.levels |= other.levels;
+            self.tables |= other.tables;
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.start >= self.end
+    }
+
+    /// What has to be invalidated.
+    pub(crate) fn scope(&self) -> Scope {
+        let one = self.levels.is_power_of_two() && !self.tables;
+        let level = if one { Level::new(self.levels.trailing_zeros() as u8) } else { None };
+        Scope { range: self.start..self.end, level, tables: self.tables }
+    }
+}
 
 /// A span of addresses whose entries go.
 #[derive(Clone, Debug)]
@@ -28,48 +80,6 @@ pub(crate) struct Scope {
     pub(crate) level: Option<Level>,
     /// Whether tables were removed too, so that walk entries have to go as well.
     pub(crate) tables: bool,
-}
-
-impl Changed {
-    /// Adds the leaves of a span; an empty one changes nothing.
-    #[inline(always)]
-    pub(crate) fn leaves(&mut self, range: IpaRange, level: Level) {
-        if range.start < range.end {
-            self.add(Scope { range, level: Some(level), tables: false });
-        }
-    }
-
-    /// Adds a removed table.
-    pub(crate) fn table(&mut self, range: IpaRange) {
-        self.add(Scope { range, level: None, tables: true });
-    }
-
-    /// Adds what another change changed.
-    pub(crate) fn join(&mut self, other: Self) {
-        if let Some(scope) = other.0 {
-            self.add(scope);
-        }
-    }
-
-    pub(crate) fn take(&mut self) -> Option<Scope> {
-        self.0.take()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_none()
-    }
-
-    #[inline(always)]
-    fn add(&mut self, new: Scope) {
-        self.0 = Some(match self.0.take() {
-            None => new,
-            Some(old) => Scope {
-                range: old.range.start.min(new.range.start)..old.range.end.max(new.range.end),
-                level: if old.level == new.level { old.level } else { None },
-                tables: old.tables || new.tables,
-            },
-        });
-    }
 }
 
 /// Which entries of a table were changed, from the first to the last, counted from where the change began.

@@ -57,7 +57,48 @@ impl<P: Platform> Stage2<P> {
     ///
     /// As [`map`](Self::map), where blocks reach beyond the range; nothing was unmapped then, unless somebody puts blocks
     /// together meanwhile.
+    #[inline(always)] // what is returned stays in registers: read back in one piece, what was written in two waits
     pub fn unmap<R: Removed>(
+        &self,
+        range: IpaRange,
+        tables: &mut impl TableSource,
+        mut removed: R,
+    ) -> Result<Pending<'_, P, R>, Error> {
+        if self.unmap_page(&range, &mut removed).is_ok() {
+            let changed = Changed::leaves_of(range, Level::L3);
+            return Ok(Pending::with_tables(self, changed, Chain::default(), removed));
+        }
+        self.unmap_slowly(range, tables, removed)
+    }
+
+    /// The short way, for one page of many in its table.
+    #[inline(always)]
+    fn unmap_page<R: Removed>(&self, range: &IpaRange, removed: &mut R) -> Result<(), Moved> {
+        let (ipa, page) = (range.start, self.geometry().granule().size());
+        let is_page = range.end.raw() == ipa.raw().wrapping_add(page) && ipa.is_aligned(page);
+        if !is_page || ipa >= self.geometry().end() || !self.features().forced_write_back {
+            return Err(Moved);
+        }
+        let place = self.descend(ipa, Level::L3);
+        if place.level != Level::L3 {
+            return Err(Moved);
+        }
+        let mut locked = self.lock(&place)?;
+        if locked.counts.live() <= 1 || !place.cell.load().is_valid() {
+            return Err(Moved);
+        }
+        if R::WATCHES {
+            let descriptor = locked.take(place.index);
+            drop(locked);
+            removed.leaf(Leaf { ipa, level: Level::L3, descriptor });
+        } else {
+            locked.take_unrecorded(place.index);
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn unmap_slowly<R: Removed>(
         &self,
         range: IpaRange,
         tables: &mut impl TableSource,
