@@ -21,6 +21,10 @@ pub(crate) struct Upkeep {
 }
 
 impl Upkeep {
+    /// None.
+    #[cfg(feature = "baselines")]
+    pub(crate) const NONE: Self = Self { clean: false, fetch: false };
+
     #[inline(always)]
     pub(crate) fn new(features: &Features, attributes: &Attributes) -> Self {
         Self {

@@ -48,6 +48,19 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
         dirty: &mut dyn FnMut(Leaf),
     ) -> Result<Coalesced, Error> {
+        self.coalesce_in_order::<false>(ipa, pa, level, attributes, tables, dirty)
+    }
+
+    /// The same, with the old table freed before the block is made if it is to be `FREE_FIRST`.
+    pub(crate) fn coalesce_in_order<const FREE_FIRST: bool>(
+        &self,
+        ipa: Ipa,
+        pa: Pa,
+        level: Level,
+        attributes: &Attributes,
+        tables: &mut impl TableSource,
+        dirty: &mut dyn FnMut(Leaf),
+    ) -> Result<Coalesced, Error> {
         self.check_leaf(ipa, pa, level)?;
         attributes.access.check(self.features())?;
         let below = level.below().ok_or(Error::NoLeafAtLevel { level })?;
@@ -80,15 +93,17 @@ impl<P: Platform> Stage2<P> {
             let Ok(busy) = parent.make_busy(place.index) else { continue };
             let _ = self.close(child);
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true });
-            busy.make(new);
-            self.publish();
-            let link = Link { table: entry.address(), level: below, ipa };
             let mut harvest = |leaf: Leaf| {
                 if leaf.descriptor.is_hardware_dirty() {
                     dirty(leaf);
                 }
             };
-            return Ok(Coalesced::Done { tables: self.free_tree(link, Look::Armed, tables, &mut harvest) });
+            let link = Link { table: entry.address(), level: below, ipa };
+            let mut free = || self.free_tree(link, Look::Armed, tables, &mut harvest);
+            let freed_first = if FREE_FIRST { free() } else { 0 };
+            busy.make(new);
+            self.publish();
+            return Ok(Coalesced::Done { tables: if FREE_FIRST { freed_first } else { free() } });
         }
     }
 

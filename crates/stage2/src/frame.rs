@@ -188,6 +188,18 @@ pub trait TableSource {
     fn give(&mut self, page: TablePage);
 }
 
+impl<T: TableSource + ?Sized> TableSource for &mut T {
+    #[inline]
+    fn take(&mut self) -> Option<TablePage> {
+        T::take(self)
+    }
+
+    #[inline]
+    fn give(&mut self, page: TablePage) {
+        T::give(self, page);
+    }
+}
+
 /// `size` is a multiple of 4 KiB, which is a multiple of every `DC ZVA` block there is (at most 2 KiB).
 fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
     let start = platform.pointer(pa);

@@ -10,24 +10,54 @@
 //!
 //! * **Operands and sequences are encoded in this crate and nowhere else** (modules [`tlb`] and `cache`).
 //! * A valid entry never changes its output address, type or size without break-before-make (module `map`).
-//! * Nothing that an old entry reached is given back before the flush that ends its life has completed: the
-//!   types [`Pending`], [`Flushed`] and [`Detached`] say so.
+//! * Nothing that an old entry reached is given back before the flush that ends its life has completed: table pages
+//!   are inside a [`Pending`] until [`Pending::complete`] makes it a [`Flushed`], which is spent to free them.
 //! * An operation that fails leaves valid tables and can be repeated.
 //!
 //! # Locking
 //!
-//! One writer: operations that change a tree take `&mut self`. Hardware walks and updates of access flag and
-//! dirty state happen at any time, so every access to an entry is atomic, and every change of a valid leaf a
-//! read-modify-write (module `table`).
+//! Operations take `&self`. Faults on different tables never wait for each other, and maintenance runs beside them.
+//!
+//! **What is shared, and who may write it.** Each table has a lock, which is in its [`Record`] together with the
+//! table's counts (valid entries, tables among them, leaves that may be written, leaves whose writes hardware records,
+//! busy entries). Software changes an entry of a table that is in the tree under that table's lock only. Hardware walks
+//! all the time, and sets access flags, and dirty state where DBM is set: there, changes are read-modify-writes;
+//! elsewhere they are stores, and an access flag that is set in the same moment may be lost.
+//!
+//! **Descending.** Nobody locks on the way down. A count of the tables that were ever taken out of the tree is read
+//! before, and again before what was read is followed or believed; if it has moved, the descent begins anew (module
+//! `descent`, which has the argument). Who locks the table at the end and finds the count still the same has a table
+//! that is in the tree, and stays until it is unlocked. So a table's page is given away as soon as its flush is complete:
+//! there is no grace period, readers register nowhere, and a descent costs no atomic read-modify-write and no fence. What
+//! it asks of the embedder is that donated frames stay mapped for the engine ([`Platform`]).
+//!
+//! **Locks are held for a moment.** For one change, or one pass over the entries of one table; never while a TLB is
+//! flushed, a block's lines are cleaned, a callback runs or a page is taken from a [`TableSource`]. What takes longer makes
+//! the entry *busy*: invalid for hardware, and nobody else's to change. Who finds it so looks again, and a table with a
+//! busy entry is not taken out.
+//!
+//! **Order.** A table, then the one below it; never upward. Three places hold two: taking a table out, taking out what is
+//! below it, and coalescing. Making a busy entry is the only thing its owner has to do with a lock, and it holds no other
+//! then, so waiting for it under the lock of the table above is safe.
+//!
+//! **Taking a table out.** Lock the table above and the table, when nothing in it is busy; break the entry; count; lock
+//! and unlock each table below, which waits for whoever is inside; unlock. From then on nobody comes in. Its leaves are
+//! looked at after the flush, when hardware is out too.
+//!
+//! **A lost race is an outcome**: a fault that finds the entry changed looks again, and ends as
+//! [`Mapped::Already`] or [`Relaxed::Already`]. A maintenance pass waits for what is busy instead of stepping over it,
+//! since what it becomes may be what the pass has to change. It passes over a table only where the table's counts say
+//! that there is nothing to do, and that table was in the tree when they were read.
 //!
 //! # Not yet
 //!
-//! Other granules than 4 KiB, changes from several CPUs at once, splitting ahead of need and putting blocks
-//! together again.
+//! Other granules than 4 KiB.
 #![cfg_attr(not(test), no_std)]
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 pub mod arm64;
+#[cfg(feature = "baselines")]
+pub mod baselines;
 
 pub mod fault;
 pub mod platform;
@@ -50,6 +80,7 @@ mod geometry;
 mod map;
 mod map_range;
 mod pass;
+mod pool;
 mod protect;
 mod record;
 mod registers;
@@ -71,6 +102,7 @@ pub use frame::{Donated, Root, Run, TablePage, TableSource};
 pub use geometry::{Geometry, Granule, Level, Levels};
 pub use map::Mapped;
 pub use platform::Platform;
+pub use pool::Pool;
 pub use record::{Record, RecordRange, Records};
 pub use relax::Relaxed;
 pub use split::{Split, Stopped};

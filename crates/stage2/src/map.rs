@@ -82,6 +82,18 @@ impl<P: Platform> Stage2<P> {
     ) -> Result<Mapped, Error> {
         // Read back: kept since the beginning, they would cost the short way something.
         let upkeep = Upkeep::new(self.features(), &new.attributes(self.features()));
+        self.map_with(ipa, new, level, upkeep, tables)
+    }
+
+    /// Maps with this maintenance of caches.
+    pub(crate) fn map_with(
+        &self,
+        ipa: Ipa,
+        new: Descriptor,
+        level: Level,
+        upkeep: Upkeep,
+        tables: &mut impl TableSource,
+    ) -> Result<Mapped, Error> {
         loop {
             let place = self.descend(ipa, level);
             let old = place.entry;

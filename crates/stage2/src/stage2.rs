@@ -95,6 +95,17 @@ impl<P: Platform> Stage2<P> {
         self.find(ipa).map(|(_, leaf)| leaf)
     }
 
+    /// How many table pages mapping a leaf of `level` at `ipa` would take now: 0 where its table is there, which is what
+    /// most faults find. For who keeps pages ready ([`Pool`](crate::Pool)).
+    #[inline]
+    pub fn tables_needed(&self, ipa: Ipa, level: Level) -> usize {
+        if ipa >= self.geometry.end() {
+            return 0;
+        }
+        let place = self.descend(ipa, level);
+        usize::from(level.raw().saturating_sub(place.level.raw()))
+    }
+
     /// Invalidates every TLB entry of this guest, of both stages, on all CPUs.
     pub fn invalidate_all(&self) {
         self.tlb().invalidate_vmid();

@@ -43,6 +43,13 @@ pub trait Visitor {
         Ok(())
     }
 
+    /// Whether a table is passed over as if its level were skipped. Asked after the visit, for what is there by then.
+    #[inline(always)]
+    fn passes_over(&self, entry: &Entry) -> bool {
+        let _ = entry;
+        false
+    }
+
     /// A table, after its entries.
     fn table_after(&mut self, entry: &Entry) -> Result<(), Self::Error> {
         let _ = entry;
@@ -152,7 +159,7 @@ impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
         }
         if let Some(child) = level.below().filter(|_| descriptor.is_table(level)) {
             self.visited[number] = Some((ipa, Some(descriptor)));
-            if !V::SKIP.contains(child) {
+            if !V::SKIP.contains(child) && !self.visitor.passes_over(&entry(descriptor)) {
                 self.table(stage2.table(descriptor), child, then)?;
             }
         }

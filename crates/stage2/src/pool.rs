@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A vCPU's own table pages, in front of a source that it shares with others.
+//!
+//! Most faults need no table (source S4), and the engine asks for a page only when one is missing, with no lock held. So a
+//! pool need not be filled for a fault; it saves the way to the shared source, and keeps the pages of lost races where
+//! they are needed next. Before a split, which takes hundreds, it is filled.
+
+use crate::{TablePage, TableSource};
+
+/// At most `N` pages, and the source they come from. What is in it goes back when it is dropped.
+#[derive(Debug)]
+pub struct Pool<S: TableSource, const N: usize> {
+    source: S,
+    pages: [Option<TablePage>; N],
+    ready: usize,
+}
+
+impl<S: TableSource, const N: usize> Pool<S, N> {
+    /// An empty one.
+    pub const fn new(source: S) -> Self {
+        Self { source, pages: [const { None }; N], ready: 0 }
+    }
+
+    /// How many pages are ready.
+    pub const fn ready(&self) -> usize {
+        self.ready
+    }
+
+    /// Has `pages` ready, or as many as fit and the source has; returns how many are.
+    #[inline]
+    pub fn top_up(&mut self, pages: usize) -> usize {
+        while self.ready < pages.min(N) {
+            let Some(page) = self.source.take() else { break };
+            self.pages[self.ready] = Some(page);
+            self.ready += 1;
+        }
+        self.ready
+    }
+}
+
+impl<S: TableSource, const N: usize> TableSource for Pool<S, N> {
+    #[inline]
+    fn take(&mut self) -> Option<TablePage> {
+        match self.ready.checked_sub(1) {
+            Some(last) => {
+                self.ready = last;
+                self.pages[last].take()
+            }
+            None => self.source.take(),
+        }
+    }
+
+    #[inline]
+    fn give(&mut self, page: TablePage) {
+        match self.pages.get_mut(self.ready) {
+            Some(place) => {
+                *place = Some(page);
+                self.ready += 1;
+            }
+            None => self.source.give(page),
+        }
+    }
+}
+
+impl<S: TableSource, const N: usize> Drop for Pool<S, N> {
+    fn drop(&mut self) {
+        for page in self.pages.iter_mut().filter_map(Option::take) {
+            self.source.give(page);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Donated, Features, Pa};
+
+    /// Pages by number; `asked` counts how often one was wanted.
+    struct Pages {
+        donated: Donated,
+        free: Vec<u64>,
+        asked: usize,
+    }
+
+    impl Pages {
+        fn new(count: u64) -> Self {
+            // SAFETY: nothing is accessed through it here.
+            let donated = unsafe { Donated::new(Pa::new(0x10_0000), count * TablePage::SIZE) };
+            Self { donated, free: (0..count).collect(), asked: 0 }
+        }
+    }
+
+    impl TableSource for Pages {
+        fn take(&mut self) -> Option<TablePage> {
+            self.asked += 1;
+            let pa = self.donated.start() + self.free.pop()? * TablePage::SIZE;
+            self.donated.table_page(pa, &Features::NONE)
+        }
+
+        fn give(&mut self, page: TablePage) {
+            self.free.push((page.pa() - self.donated.start()) / TablePage::SIZE);
+        }
+    }
+
+    #[test]
+    fn what_is_ready_is_not_asked_for() {
+        let mut source = Pages::new(8);
+        let mut pool: Pool<_, 4> = Pool::new(&mut source);
+        assert_eq!(pool.top_up(3), 3);
+        assert_eq!(pool.top_up(2), 3);
+        let page = pool.take().unwrap();
+        pool.give(page);
+        drop(pool);
+        assert_eq!(source.asked, 3);
+    }
+
+    #[test]
+    fn it_holds_no_more_than_it_has_room_for() {
+        let mut source = Pages::new(8);
+        let mut pool: Pool<_, 4> = Pool::new(&mut source);
+        assert_eq!(pool.top_up(6), 4);
+        let pages: Vec<_> = core::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(pages.len(), 8, "the source's too");
+        pages.into_iter().for_each(|page| pool.give(page));
+        assert_eq!(pool.ready(), 4);
+    }
+
+    #[test]
+    fn every_page_goes_back() {
+        let mut source = Pages::new(8);
+        let mut pool: Pool<_, 4> = Pool::new(&mut source);
+        pool.top_up(4);
+        drop(pool);
+        source.free.sort_unstable();
+        assert_eq!(source.free, (0..8).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_dry_source_is_no_harm() {
+        let mut source = Pages::new(1);
+        let mut pool: Pool<_, 4> = Pool::new(&mut source);
+        assert_eq!(pool.top_up(4), 1);
+        assert!(pool.take().is_some_and(|page| {
+            pool.give(page);
+            true
+        }));
+        assert!(pool.take().is_some());
+    }
+}
