@@ -39,7 +39,7 @@ pub struct Program {
 pub fn command(workspace: &Workspace) -> anyhow::Result<ExitCode> {
     let steps = Steps::new(workspace.stop().clone());
     steps.step("target", || {
-        install::target()?;
+        install::target(install::TARGET)?;
         Ok(((), TARGET.to_owned()))
     })?;
     for program in [HYPERVISOR, EL2_TESTS, GUEST] {

@@ -86,7 +86,7 @@ fn program(name: &'static str) -> Finding {
 }
 
 fn target() -> Finding {
-    if install::has_target() {
+    if install::has_target(install::TARGET) {
         return Finding::ok("rust target", install::TARGET);
     }
     by_rustup("rust target", install::TARGET, format!("rustup target add {}", install::TARGET))

@@ -16,6 +16,8 @@ use crate::subprocess;
 
 /// The target of the bare-metal images: no FP or SIMD registers, which belong to the guest.
 pub const TARGET: &str = "aarch64-unknown-none-softfloat";
+/// Linux on arm64, for which the engine has to build too.
+pub const ARM64_LINUX: &str = "aarch64-unknown-linux-gnu";
 /// Debian's package with `qemu-system-aarch64`.
 pub const QEMU_PACKAGE: &str = "qemu-system-arm";
 const APT_LISTS: &str = "/var/lib/apt/lists";
@@ -39,12 +41,12 @@ pub fn program(name: &str, package: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The Rust target of the images.
-pub fn target() -> anyhow::Result<()> {
-    if has_target() {
+/// A Rust target.
+pub fn target(name: &str) -> anyhow::Result<()> {
+    if has_target(name) {
         return Ok(());
     }
-    rustup(&["target", "add", TARGET])
+    rustup(&["target", "add", name])
 }
 
 /// A component of the Rust toolchain, by the name of its program: `rustfmt` or `clippy`.
@@ -57,10 +59,10 @@ pub fn component(name: &str, program: &str) -> anyhow::Result<()> {
     rustup(&["component", "add", name])
 }
 
-/// Whether the Rust target of the images is installed.
-pub fn has_target() -> bool {
+/// Whether a Rust target is installed.
+pub fn has_target(name: &str) -> bool {
     let mut command = Command::new("rustc");
-    command.args(["--print", "target-libdir", "--target", TARGET]);
+    command.args(["--print", "target-libdir", "--target", name]);
     let Ok(path) = subprocess::read(&mut command) else { return false };
     // The directory may be there and empty: what counts is `core` in it.
     fs::read_dir(PathBuf::from(path.trim())).is_ok_and(|mut entries| {

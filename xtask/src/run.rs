@@ -33,7 +33,7 @@ pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Ex
     refuse(options, mode, fetch::cached(workspace).map(|fetched| fetched.kernel))?;
     let steps = Steps::new(workspace.stop().clone());
     let qemu = steps.step("tools", || {
-        install::target()?;
+        install::target(install::TARGET)?;
         let qemu = install::qemu()?;
         let words = format!("QEMU {}, Rust target {}", qemu.version(), install::TARGET);
         Ok((qemu, words))

@@ -6,7 +6,7 @@
 //! frame has one owner: who cuts the same page from a range twice, once for a table and once for a guest, lets that
 //! guest forge entries. Types do not prevent this yet; [`Donated`]'s functions say so each.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::cache::each_line;
 use crate::platform::{Dc, Platform};
@@ -186,6 +186,15 @@ pub trait TableSource {
 
     /// Takes a page back that no walk can reach any more.
     fn give(&mut self, page: TablePage);
+}
+
+/// A page to be filled. It may have been a table, and a descent that is late may still read it: what it reads of the new
+/// content is ordered after the count of the table's removal (module `descent`), whoever removed it.
+#[inline]
+pub(crate) fn take(tables: &mut impl TableSource) -> Option<TablePage> {
+    let page = tables.take();
+    fence(Ordering::Release);
+    page
 }
 
 impl<T: TableSource + ?Sized> TableSource for &mut T {

@@ -15,7 +15,7 @@ use crate::descent::{Moved, Place};
 use crate::platform::{Domain, Platform};
 use crate::record::Counts;
 use crate::tlb::Scope;
-use crate::{Attributes, Descriptor, Error, Ipa, Level, Pa, Stage2, TablePage, TableSource, cache};
+use crate::{Attributes, Descriptor, Error, Ipa, Level, Pa, Stage2, TablePage, TableSource, cache, frame};
 
 /// What mapping found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl<P: Platform> Stage2<P> {
     /// Puts an empty table where nothing is, or gives its page back if somebody else was faster.
     pub(crate) fn add_table(&self, place: &Place<'_>, ipa: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
         let below = place.level.below().ok_or(Error::NoLeafAtLevel { level: place.level })?;
-        let page = tables.take().ok_or(Error::NoTablePage { ipa, level: below })?;
+        let page = frame::take(tables).ok_or(Error::NoTablePage { ipa, level: below })?;
         page.zero(self.platform());
         self.set_counts(&page, Counts::EMPTY);
         if let Err(page) = self.link(place, page) {

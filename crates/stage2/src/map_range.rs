@@ -8,7 +8,7 @@ use crate::cache::Upkeep;
 use crate::descent::Place;
 use crate::platform::Platform;
 use crate::record::Counts;
-use crate::{Attributes, Descriptor, Error, Ipa, IpaRange, Level, Pa, Stage2, TableSource, cache};
+use crate::{Attributes, Descriptor, Error, Ipa, IpaRange, Level, Pa, Stage2, TableSource, cache, frame};
 
 impl<P: Platform> Stage2<P> {
     /// Maps `range` to the memory from `pa` on, by the largest leaves that fit, but none above `largest`: 3 maps pages
@@ -111,7 +111,7 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
     ) -> Result<u64, Error> {
         let span = self.geometry().granule().span(place.level);
-        let page = tables.take().ok_or(Error::NoTablePage { ipa, level })?;
+        let page = frame::take(tables).ok_or(Error::NoTablePage { ipa, level })?;
         let first = Descriptor::leaf(pa, level, attributes, self.features());
         let entries = self.geometry().granule().entries();
         self.table_in(&page).fill(0, entries, first, self.geometry().granule().span(level));

@@ -16,7 +16,7 @@ use crate::platform::Platform;
 use crate::record::Counts;
 use crate::table::Table;
 use crate::tlb::Scope;
-use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Stage2, TablePage, TableSource};
+use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Stage2, TablePage, TableSource, frame};
 
 /// How far [`Stage2::split`] came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,7 +224,7 @@ impl<P: Platform> Stage2<P> {
     /// where there are not enough.
     fn build(&self, block: Descriptor, at: Level, to: Level, tables: &mut impl TableSource) -> Option<TablePage> {
         let below = at.below()?;
-        let page = tables.take()?;
+        let page = frame::take(tables)?;
         let (part, entries) = (block.part(below), self.geometry().granule().entries());
         let table = self.table_in(&page);
         let mut one = part;

@@ -22,7 +22,7 @@ use crate::workspace::Workspace;
 
 /// Runs the suite: on the CPU that has everything, and in full on each of [`CPUS`].
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
-    install::target()?;
+    install::target(install::TARGET)?;
     let image = Arc::new(Image { workspace: workspace.clone(), qemu: install::qemu()? });
     build::images(workspace, &[build::EL2_TESTS])?;
     let tests = image.run("list", machine::CPU_DEFAULT, ended_well)?.control.tests;

@@ -19,7 +19,8 @@ use crate::workspace::Workspace;
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
     if !options.list {
-        install::target()?;
+        install::target(install::TARGET)?;
+        install::target(install::ARM64_LINUX)?;
         install::component("rustfmt", "fmt")?;
         install::component("clippy", "clippy")?;
     }
@@ -29,6 +30,11 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         step("clippy_host", cargo(workspace, &["clippy", "--all-targets", "--", "-D", "warnings"])),
         step("clippy_hypervisor", clippy(workspace, build::HYPERVISOR.package)),
         step("clippy_guest", clippy(workspace, build::GUEST.package)),
+        step("engine_builds_for_arm64_linux", {
+            let mut check = cargo(workspace, &["check", "--package", "twofold-stage2", "--target"]);
+            check.arg(install::ARM64_LINUX);
+            check
+        }),
         step("documentation", {
             let mut doc = cargo(workspace, &["doc", "--no-deps"]);
             doc.env("RUSTDOCFLAGS", "-D warnings");

@@ -33,7 +33,7 @@ use crate::workspace::Workspace;
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
     if !options.list {
         // Once, here, so that no test's time or limit has it in.
-        install::target()?;
+        install::target(install::TARGET)?;
         install::qemu()?;
         build::images(workspace, &[build::HYPERVISOR, build::GUEST])?;
     }
