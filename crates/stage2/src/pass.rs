@@ -18,9 +18,6 @@ use crate::{Descriptor, Ipa, IpaRange, Level, Stage2};
 
 /// What a pass does.
 pub(crate) trait Pass<P: Platform> {
-    /// Levels below which nothing is looked at: the deepest level of tables that are visited.
-    const DEEPEST: Level = Level::L3;
-
     /// Whether the leaves of a table with these counts are of interest.
     fn wants(counts: Counts) -> bool;
 
@@ -69,14 +66,12 @@ impl<P: Platform> Stage2<P> {
             }
             match level.below() {
                 Some(below) if entry.is_table(level) => {
-                    if below <= V::DEEPEST {
-                        let counts = self.platform().record(entry.address()).peek();
-                        if !self.unlinked.is_still(then) {
-                            return Err(Moved);
-                        }
-                        if counts.tables() > 0 || counts.busy() > 0 || V::wants(counts) {
-                            self.pass_table(self.table(entry), below, then, at, end, visitor)?;
-                        }
+                    let counts = self.platform().record(entry.address()).peek();
+                    if !self.unlinked.is_still(then) {
+                        return Err(Moved);
+                    }
+                    if counts.tables() > 0 || counts.busy() > 0 || V::wants(counts) {
+                        self.pass_table(self.table(entry), below, then, at, end, visitor)?;
                     }
                     *at = next;
                 }
