@@ -18,7 +18,7 @@ pub struct Arguments {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// The stage-2 engine on this CPU: nanoseconds per page table entry, one thread
+    /// The stage-2 engine on this CPU: nanoseconds per page table entry, one thread and two
     #[command(after_help = ENGINE_HELP)]
     Engine(EngineOptions),
 }
@@ -89,7 +89,10 @@ const ENGINE_HELP: &str = "\
 Each operation is done on the whole of the guest's memory, 4 KiB pages in tables in real memory; the guest's own
 memory does not exist and is never touched. TLB invalidations, barriers and cache operations cost nothing here and are
 counted, per entry, in a run of their own. The operations take turns, so that what disturbs the machine disturbs all
-of them. Figures are nanoseconds per page table entry, or per block where it says so.
+of them. Figures are nanoseconds of CPU time per page table entry, or per block where it says so.
+
+Where there are two CPUs, two threads follow: their rate on one guest's tables by that of one thread, as ratios of time
+on the wall, so on a machine that does nothing else.
 
 Examples:
   cargo run --release -p twofold-bench -- engine

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What hardware recorded in leaves, collected: accesses (age) and writes (dirty state).
+//! What hardware recorded in leaves, collected: accesses (age) and writes (clean, disarm).
 //!
 //! Collecting accesses needs no flush: a TLB that still holds the entry delays the next record, no more. Collecting
 //! writes does: until the flush is complete, a guest may write through its TLB without a record.
@@ -15,7 +15,7 @@ use crate::platform::Platform;
 use crate::record::Counts;
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
-use crate::{Descriptor, Error, Ipa, IpaRange, Level, Pending, Stage2};
+use crate::{Descriptor, Error, Ipa, IpaRange, Level, Narrowed, Pending, Stage2};
 
 /// Leaves that hardware had marked: up to 64 of the same level, side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,11 +61,29 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// The range is not made of whole pages inside the IPA space.
-    pub fn clean(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P>, Error> {
+    pub fn clean(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Narrowed>, Error> {
         self.geometry().check(&range)?;
+        self.pending.count(self.platform());
         let mut pass = Clean { found: Found::default(), changed: Changed::default(), dirty };
         self.pass(&range, &mut pass);
-        Ok(Pending::new(self, pass.changed))
+        Ok(Pending::narrowed(self, pass.changed, range))
+    }
+}
+
+impl<P: Platform> Stage2<P> {
+    /// Takes write access, and DBM, from the leaves in `range` whose writes hardware records, and tells which were dirty up
+    /// to that moment: the way from hardware's records to [`write_protect`](Self::write_protect), at which no record is
+    /// lost. Other leaves stay as they are. Blocks are told of, and changed, whole.
+    ///
+    /// # Errors
+    ///
+    /// The range is not made of whole pages inside the IPA space.
+    pub fn disarm(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Narrowed>, Error> {
+        self.geometry().check(&range)?;
+        self.pending.count(self.platform());
+        let mut pass = Disarm { found: Found::default(), changed: Changed::default(), dirty };
+        self.pass(&range, &mut pass);
+        Ok(Pending::narrowed(self, pass.changed, range))
     }
 }
 
@@ -184,6 +202,39 @@ impl<P: Platform> Pass<P> for Clean<'_> {
                 self.found.add(number * ROW, dirty);
                 span.add_mask(number * ROW, dirty);
             }
+        }
+        self.changed.leaves(span.addresses(first, self.found.shift), locked.level);
+    }
+
+    fn unlocked(&mut self, level: Level, first: Ipa) {
+        self.found.tell(level, first, self.dirty);
+    }
+}
+
+/// Ends hardware's records.
+struct Disarm<'a> {
+    found: Found,
+    changed: Changed,
+    dirty: &'a mut dyn FnMut(Marked),
+}
+
+impl<P: Platform> Pass<P> for Disarm<'_> {
+    #[inline(always)]
+    fn wants(counts: Counts) -> bool {
+        counts.armed() > 0
+    }
+
+    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+        const BITS: u64 = Descriptor::WRITE | Descriptor::DIRTY_BY_HARDWARE;
+        self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
+        let mut span = Span::default();
+        for (at, index) in indexes.enumerate() {
+            if !locked.load(index).is_armed() {
+                continue;
+            }
+            let old = locked.clear(index, BITS);
+            self.found.add(at, u32::from(old.is_hardware_dirty()));
+            span.add(at);
         }
         self.changed.leaves(span.addresses(first, self.found.shift), locked.level);
     }

@@ -68,6 +68,7 @@ impl<P: Platform> Stage2<P> {
         let new = Descriptor::leaf(pa, level, attributes, self.features());
         let upkeep = Upkeep::new(self.features(), attributes);
         let mut ready = !upkeep.is_needed();
+        let mut other_memory = false;
         loop {
             let place = self.descend(ipa, level);
             if place.level < level || !place.entry.is_table(level) {
@@ -78,9 +79,10 @@ impl<P: Platform> Stage2<P> {
             }
             if !ready {
                 // Pages that are mapped from here on are cleaned by whoever maps them.
-                if let Ok(Claim { cleaned }) = self.claim(&place, below, new) {
-                    cache::before_coalesce(self.platform(), self.features(), (pa, span), upkeep, cleaned);
-                    ready = true;
+                if let Ok(claim) = self.claim(&place, below, new) {
+                    let (platform, features) = (self.platform(), self.features());
+                    cache::before_coalesce(platform, features, (pa, span), upkeep, claim.cleaned);
+                    (ready, other_memory) = (true, claim.other_memory);
                 }
                 continue;
             }
@@ -89,10 +91,15 @@ impl<P: Platform> Stage2<P> {
             if !entry.is_table(level) {
                 continue;
             }
-            let child = self.lock_quiet(entry.address(), below);
+            let entries = self.geometry().granule().entries();
+            let Ok(child) = self.lock_whatever(entry.address(), entries, below).quiet() else { continue };
             let Ok(busy) = parent.make_busy(place.index) else { continue };
             let _ = self.close(child);
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true });
+            if other_memory {
+                // The guest may have written past the caches until now.
+                cache::before_map(self.platform(), self.features(), (pa, span), upkeep);
+            }
             let mut harvest = |leaf: Leaf| {
                 if leaf.descriptor.is_hardware_dirty() {
                     dirty(leaf);
@@ -121,11 +128,10 @@ impl<P: Platform> Stage2<P> {
             return Err(Moved);
         }
         record.set_link(CLAIMED);
-        let is_same = |index| {
-            let old = locked.load(index);
-            old.is_leaf(below) && old.memory_bits() == new.memory_bits()
-        };
-        Ok(Claim { cleaned: (0..entries).all(is_same) })
+        let old = |index| locked.load(index);
+        let is_same = |index| old(index).is_leaf(below) && old(index).memory_bits() == new.memory_bits();
+        let is_other = |index| old(index).is_leaf(below) && old(index).memory_bits() != new.memory_bits();
+        Ok(Claim { cleaned: (0..entries).all(is_same), other_memory: (0..entries).any(is_other) })
     }
 }
 
@@ -135,4 +141,6 @@ const CLAIMED: u64 = 1;
 struct Claim {
     /// All of the table's entries are leaves of the same type of memory: all of it was cleaned when they were made.
     cleaned: bool,
+    /// Some are leaves of another type.
+    other_memory: bool,
 }

@@ -180,32 +180,42 @@ impl<'a, P: Platform> Locked<'a, P> {
         cell.store(new);
     }
 
-    /// Breaks an entry, and tells what it was in the end.
+    /// Breaks an entry for good, and tells what it was in the end. The flush is to come.
     #[inline(always)]
     pub(crate) fn take(&mut self, index: usize) -> Descriptor {
-        let old = self.table.entry(index).exchange(Descriptor::INVALID, self.stage2.platform());
+        let old = self.table.entry(index).exchange(Descriptor::STALE, self.stage2.platform());
         self.counts -= Counts::of(old, self.level);
         old
     }
 
-    /// Breaks an entry where nobody asks what hardware recorded in it.
+    /// The same where nobody asks what hardware recorded in it.
     #[inline(always)]
     pub(crate) fn take_unrecorded(&mut self, index: usize) {
         let cell = self.table.entry(index);
         self.counts -= Counts::of(cell.load(), self.level);
-        cell.store(Descriptor::INVALID);
+        cell.store(Descriptor::STALE);
     }
 
     /// Breaks an entry, and lets nobody else have it until [`Busy::make`].
     pub(crate) fn make_busy(mut self, index: usize) -> Result<Busy<'a, P>, Moved> {
         if self.counts.is_as_busy_as_can_be() {
-            self.stage2.platform().pause();
+            let platform = self.stage2.platform();
+            drop(self);
+            platform.pause();
             return Err(Moved);
         }
         let old = self.table.entry(index).exchange(Descriptor::BUSY, self.stage2.platform());
         self.counts -= Counts::of(old, self.level);
         self.counts += Counts::BUSY;
         Ok(Busy { stage2: self.stage2, table: self.table, level: self.level, index, old })
+    }
+
+    /// Clears bits of a valid leaf, and tells what it was in the end.
+    pub(crate) fn clear(&mut self, index: usize, bits: u64) -> Descriptor {
+        let old = self.table.entry(index).clear(bits, self.stage2.platform());
+        self.counts -= Counts::of(old, self.level);
+        self.counts += Counts::of(old.without(bits), self.level);
+        old
     }
 
     /// Changes a valid leaf, by a store where hardware records no writes in it; returns old and new.
@@ -257,7 +267,10 @@ impl<'a, P: Platform> Locked<'a, P> {
         if self.counts.busy() == 0 {
             return Ok(self);
         }
-        self.stage2.platform().pause();
+        // Not with the lock, which is what the owner of the busy entry needs.
+        let platform = self.stage2.platform();
+        drop(self);
+        platform.pause();
         Err(Moved)
     }
 }

@@ -165,6 +165,16 @@ impl Descriptor {
     /// An entry that somebody is changing: invalid for hardware, and nobody else's to change.
     pub(crate) const BUSY: Self = Self(Self::TABLE_OR_PAGE);
 
+    /// An entry that was removed, by a change whose flush may not be complete: nothing may be made of it before another
+    /// one is (Arm ARM D8.16.1: the invalidation lies between break and make, whoever does either).
+    pub(crate) const STALE: Self = Self(1 << 2);
+
+    /// Whether nothing is there, and nobody is changing that.
+    #[inline(always)]
+    pub(crate) const fn is_vacant(self) -> bool {
+        self.0 & !Self::STALE.0 == 0
+    }
+
     /// The same entry without these bits.
     pub(crate) const fn without(self, bits: u64) -> Self {
         Self(self.0 & !bits)

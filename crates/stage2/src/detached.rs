@@ -62,7 +62,7 @@ impl Chain {
             next = Level::new((link & 3) as u8).filter(|level| *level > Level::L0).map(|level| Link {
                 table: Pa::new(link & !3),
                 level,
-                ipa: Ipa::new(record.peek().raw()),
+                ipa: Ipa::new(record.last().raw()),
             });
             Some(this)
         })
@@ -127,7 +127,7 @@ impl<P: Platform> Stage2<P> {
         }
         let wanted = match look {
             Look::Nowhere => false,
-            Look::Armed => self.platform().record(pa).peek().armed() > 0,
+            Look::Armed => self.platform().record(pa).last().armed() > 0,
             Look::Everywhere { cleans } => {
                 if cleans {
                     self.clean_leaves(table, level);

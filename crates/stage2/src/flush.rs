@@ -4,11 +4,13 @@
 //! A change that takes something away returns a [`Pending`]. Table pages that left the tree are inside it, and there
 //! is no way to them but to [`complete`](Pending::complete) it: that gives a [`Flushed`], which is spent to free them.
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
 use crate::detached::Chain;
 use crate::platform::Platform;
 use crate::tlb::Changed;
 use crate::unmap::{Removed, Unwatched};
-use crate::{Stage2, TableSource};
+use crate::{IpaRange, Leaf, Stage2, TableSource};
 
 /// A change whose TLB invalidation is still to come.
 ///
@@ -52,11 +54,7 @@ pub struct Pending<'a, P: Platform, R: Removed = Unwatched> {
     removed: Option<R>,
 }
 
-impl<'a, P: Platform> Pending<'a, P> {
-    pub(crate) fn new(stage2: &'a Stage2<P>, changed: Changed) -> Self {
-        Self { stage2, changed, detached: Chain::default(), removed: None }
-    }
-
+impl<P: Platform, R: Join> Pending<'_, P, R> {
     /// Adds another change of the same tables, to be invalidated with this one.
     ///
     /// # Panics
@@ -67,6 +65,17 @@ impl<'a, P: Platform> Pending<'a, P> {
         assert!(core::ptr::eq(self.stage2, other.stage2), "a flush is of one guest's tables");
         self.changed.join(other.changed);
         self.detached.join(core::mem::take(&mut other.detached), self.stage2);
+        if let (Some(removed), Some(other)) = (&mut self.removed, other.removed.take()) {
+            removed.join(other);
+        }
+    }
+}
+
+impl<'a, P: Platform> Pending<'a, P, Narrowed> {
+    /// A change of access in `range`, which [`PendingChanges::count`] counted before it began.
+    pub(crate) fn narrowed(stage2: &'a Stage2<P>, changed: Changed, range: IpaRange) -> Self {
+        let removed = Some(Narrowed { count: 1, range });
+        Self { stage2, changed, detached: Chain::default(), removed }
     }
 }
 
@@ -80,6 +89,9 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
     #[inline(always)]
     pub fn complete(mut self) -> Flushed<'a, P, R> {
         self.flush();
+        if let Some(Narrowed { count, .. }) = self.removed.as_ref().and_then(Removed::narrowed) {
+            self.stage2.pending.done(*count, self.stage2.platform());
+        }
         let (detached, removed) = (core::mem::take(&mut self.detached), self.removed.take());
         Flushed { stage2: self.stage2, detached, removed }
     }
@@ -91,6 +103,12 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
 
     #[inline(always)]
     fn flush(&mut self) {
+        let narrowed = self.removed.as_ref().and_then(Removed::narrowed);
+        if let Some(Narrowed { count, range }) = narrowed
+            && self.stage2.pending.others(*count)
+        {
+            self.changed.join(Changed::anything_in(range.clone()));
+        }
         if !self.changed.is_empty() {
             self.stage2.tlb().invalidate(&self.changed.scope());
             self.changed = Changed::default();
@@ -103,8 +121,73 @@ impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
     fn drop(&mut self) {
         if !self.changed.is_empty() {
             self.stage2.invalidate_all();
-            debug_assert!(false, "a pending flush was dropped: {:?}", self.changed);
         }
+        if let Some(Narrowed { count, .. }) = self.removed.as_ref().and_then(Removed::narrowed) {
+            self.stage2.pending.done(*count, self.stage2.platform());
+        }
+        debug_assert!(self.changed.is_empty(), "a pending flush was dropped: {:?}", self.changed);
+    }
+}
+
+/// What a change took: access, in a range.
+#[derive(Debug)]
+pub struct Narrowed {
+    /// How many such changes it is.
+    count: u64,
+    /// Where they were asked for.
+    range: IpaRange,
+}
+
+impl Removed for Narrowed {
+    const WATCHES: bool = false;
+
+    fn leaf(&mut self, _: Leaf) {}
+
+    fn narrowed(&self) -> Option<&Narrowed> {
+        Some(self)
+    }
+}
+
+/// Changes that can be flushed together.
+pub trait Join: Removed {
+    /// Adds what another one took.
+    fn join(&mut self, other: Self);
+}
+
+impl Join for Narrowed {
+    fn join(&mut self, other: Self) {
+        self.count += other.count;
+        self.range = self.range.start.min(other.range.start)..self.range.end.max(other.range.end);
+    }
+}
+
+impl Join for Unwatched {
+    fn join(&mut self, _: Self) {}
+}
+
+/// How many changes of access have begun and are not flushed yet.
+///
+/// One that finds an access gone already did not change it, but may be asked to vouch for it: where the one that did is
+/// still to be flushed, it flushes all that it was asked for. (What is unmapped is marked instead: `Descriptor::STALE`.)
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct PendingChanges(AtomicU64);
+
+impl PendingChanges {
+    /// One is about to begin: whoever sees what it does finds it counted.
+    pub(crate) fn count<P: Platform>(&self, platform: &P) {
+        platform.on_atomic();
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether there are others than these.
+    fn others(&self, own: u64) -> bool {
+        self.0.load(Ordering::Acquire) > own
+    }
+
+    fn done<P: Platform>(&self, count: u64, platform: &P) {
+        platform.on_atomic();
+        self.0.fetch_sub(count, Ordering::AcqRel);
     }
 }
 

@@ -97,7 +97,7 @@ pub use coalesce::Coalesced;
 pub use descriptor::Descriptor;
 pub use error::Error;
 pub use features::{Features, IdRegisters};
-pub use flush::{Flushed, Pending};
+pub use flush::{Flushed, Join, Narrowed, Pending};
 pub use frame::{Donated, Root, Run, TablePage, TableSource};
 pub use geometry::{Geometry, Granule, Level, Levels};
 pub use map::Mapped;

@@ -2,7 +2,8 @@
 //! Mapping: a page or a block, with the table pages that lead to it.
 //!
 //! From nothing to something needs no TLB invalidation: the architecture caches no entry that faults for
-//! translation. From something to something else goes by break-before-make (Arm ARM D8.16.1): invalid, flush,
+//! translation. But where something was removed and the flush may still be pending, it has to come first
+//! (`Descriptor::STALE`). From something to something else goes by break-before-make (Arm ARM D8.16.1): invalid, flush,
 //! cache maintenance, then the new entry. A block that is in the way of a smaller mapping is first replaced,
 //! by the same rule, with a table that maps what it mapped.
 //!
@@ -15,7 +16,9 @@ use crate::descent::{Moved, Place};
 use crate::platform::{Domain, Platform};
 use crate::record::Counts;
 use crate::tlb::Scope;
-use crate::{Attributes, Descriptor, Error, Ipa, Level, Pa, Stage2, TablePage, TableSource, cache, frame};
+use crate::{
+    Attributes, Descriptor, Error, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, Unwatched, cache, frame,
+};
 
 /// What mapping found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,9 +113,9 @@ impl<P: Platform> Stage2<P> {
                 } else if let Ok(mapped) = self.fill_entry(&place, ipa, new, upkeep) {
                     return Ok(mapped);
                 }
-            } else if old == Descriptor::INVALID && place.level < level {
+            } else if old.is_vacant() && place.level < level {
                 self.add_table(&place, ipa, tables)?;
-            } else if old == Descriptor::INVALID {
+            } else if old.is_vacant() {
                 if let Ok(mapped) = self.fill_entry(&place, ipa, new, upkeep) {
                     return Ok(mapped);
                 }
@@ -135,8 +138,9 @@ impl<P: Platform> Stage2<P> {
         }
         let span = self.geometry().granule().span(place.level);
         let was_there = place.entry.is_valid();
+        let stale = place.entry == Descriptor::STALE;
         // A page's lines are few: the table stays locked. All else takes its time: the entry is nobody else's meanwhile.
-        if !was_there && (place.level == Level::L3 || !upkeep.is_needed()) {
+        if place.entry == Descriptor::INVALID && (place.level == Level::L3 || !upkeep.is_needed()) {
             cache::before_map(self.platform(), self.features(), (new.address(), span), upkeep);
             locked.make(place.index, new);
             drop(locked);
@@ -147,6 +151,11 @@ impl<P: Platform> Stage2<P> {
         let old = busy.old;
         if was_there {
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: Some(place.level), tables: false });
+            if old.address() != new.address() {
+                self.tell_removed(Leaf { ipa, level: place.level, descriptor: old }, &mut Unwatched);
+            }
+        } else if stale {
+            self.flush_stale(ipa, place.level);
         }
         cache::before_map(self.platform(), self.features(), (new.address(), span), upkeep);
         busy.make(new);
@@ -157,26 +166,52 @@ impl<P: Platform> Stage2<P> {
     /// Puts an empty table where nothing is, or gives its page back if somebody else was faster.
     pub(crate) fn add_table(&self, place: &Place<'_>, ipa: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
         let below = place.level.below().ok_or(Error::NoLeafAtLevel { level: place.level })?;
-        let page = frame::take(tables).ok_or(Error::NoTablePage { ipa, level: below })?;
+        let Some(page) = frame::take(tables) else {
+            let gone = !self.is_still(place) || place.cell.load() != place.entry;
+            return if gone { Ok(()) } else { Err(Error::NoTablePage { ipa, level: below }) };
+        };
         page.zero(self.platform());
         self.set_counts(&page, Counts::EMPTY);
-        if let Err(page) = self.link(place, page) {
+        if let Err(page) = self.link(ipa, place.level, page) {
             tables.give(page);
         }
         Ok(())
     }
 
-    /// Links a table where nothing is; `Err` with the page where something is by now.
-    pub(crate) fn link(&self, place: &Place<'_>, page: TablePage) -> Result<(), TablePage> {
-        let Ok(mut locked) = self.lock(place) else { return Err(page) };
-        if locked.load(place.index) != Descriptor::INVALID {
-            return Err(page);
+    /// Links a table to `ipa`'s entry of `level`; `Err` with the page where something is there by now. What was done since
+    /// the last descent may have taken its time: so it goes down anew.
+    pub(crate) fn link(&self, ipa: Ipa, level: Level, page: TablePage) -> Result<(), TablePage> {
+        let new = Descriptor::table(page.pa());
+        loop {
+            let place = self.descend(ipa, level);
+            let Ok(mut locked) = self.lock(&place) else { continue };
+            let old = locked.load(place.index);
+            if place.level != level || !old.is_vacant() {
+                return Err(page);
+            }
+            // From here on the tree owns the page.
+            if old == Descriptor::INVALID {
+                locked.make(place.index, new);
+                drop(locked);
+            } else if let Ok(busy) = locked.make_busy(place.index) {
+                self.flush_stale(ipa, level);
+                busy.make(new);
+            } else {
+                continue;
+            }
+            self.publish();
+            return Ok(());
         }
-        // From here on the tree owns the page.
-        locked.make(place.index, Descriptor::table(page.pa()));
-        drop(locked);
-        self.publish();
-        Ok(())
+    }
+
+    /// Invalidates what an entry of `level` led to, a leaf or a table, that was removed by a change whose own flush may be
+    /// still to come.
+    #[cold]
+    fn flush_stale(&self, ipa: Ipa, level: Level) {
+        let span = self.geometry().granule().span(level);
+        let start = ipa.align_down(span);
+        let leaf = (level == Level::L3).then_some(level);
+        self.tlb().invalidate(&Scope { range: start..start + span, level: leaf, tables: level < Level::L3 });
     }
 
     /// Whether a leaf of this kind may be there at all.

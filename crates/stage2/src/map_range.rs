@@ -64,7 +64,7 @@ impl<P: Platform> Stage2<P> {
             return self.map_one(ipa, pa, level, attributes, tables);
         }
         if place.level == Level::L3 {
-            return Ok(self.fill_run(&place, pa, left, attributes));
+            return Ok(self.fill_run(&place, ipa, pa, left, attributes));
         }
         if place.level >= largest && place.level > Level::L0 && self.fits(ipa, pa, left, place.level) {
             return self.map_one(ipa, pa, place.level, attributes, tables);
@@ -117,7 +117,7 @@ impl<P: Platform> Stage2<P> {
         self.table_in(&page).fill(0, entries, first, self.geometry().granule().span(level));
         self.set_counts(&page, Counts::of(first, level).times(entries as u64));
         cache::before_map(self.platform(), self.features(), (pa, span), Upkeep::new(self.features(), attributes));
-        match self.link(place, page) {
+        match self.link(ipa, place.level, page) {
             Ok(()) => Ok(span),
             Err(page) => {
                 tables.give(page);
@@ -127,7 +127,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Fills the invalid entries from a place of level 3 on; returns how many bytes that are.
-    fn fill_run(&self, place: &Place<'_>, pa: Pa, left: u64, attributes: &Attributes) -> u64 {
+    fn fill_run(&self, place: &Place<'_>, ipa: Ipa, pa: Pa, left: u64, attributes: &Attributes) -> u64 {
         let page = self.geometry().granule().size();
         let most = (place.table.len() - place.index).min((left / page) as usize);
         let free = |index: &usize| place.table.entry(place.index + index).load() == Descriptor::INVALID;
@@ -135,7 +135,13 @@ impl<P: Platform> Stage2<P> {
         let seen = (0..most).take_while(free).count();
         let upkeep = Upkeep::new(self.features(), attributes);
         cache::before_map(self.platform(), self.features(), (pa, seen as u64 * page), upkeep);
-        let Ok(mut locked) = self.lock(place) else { return 0 };
+        // That may have taken its time.
+        let place = self.descend(ipa, Level::L3);
+        let free = |index: &usize| place.table.entry(place.index + index).load() == Descriptor::INVALID;
+        if place.level != Level::L3 {
+            return 0;
+        }
+        let Ok(mut locked) = self.lock(&place) else { return 0 };
         let count = (0..seen).take_while(free).count();
         let first = Descriptor::leaf(pa, Level::L3, attributes, self.features());
         // The frames are ready before a walk can find them.

@@ -9,12 +9,13 @@
 //! without any lock.
 
 use core::ops::Range;
+use core::sync::atomic::{Ordering, fence};
 
 use crate::descent::{Locked, Moment, Moved};
 use crate::platform::Platform;
 use crate::record::Counts;
 use crate::table::Table;
-use crate::{Descriptor, Ipa, IpaRange, Level, Stage2};
+use crate::{Ipa, IpaRange, Level, Stage2};
 
 /// What a pass does.
 pub(crate) trait Pass<P: Platform> {
@@ -70,12 +71,12 @@ impl<P: Platform> Stage2<P> {
                     if !self.unlinked.is_still(then) {
                         return Err(Moved);
                     }
-                    if counts.tables() > 0 || counts.busy() > 0 || V::wants(counts) {
+                    if counts.is_none_or(|counts| counts.tables() > 0 || counts.busy() > 0 || V::wants(counts)) {
                         self.pass_table(self.table(entry), below, then, at, end, visitor)?;
                     }
                     *at = next;
                 }
-                _ if entry == Descriptor::INVALID => *at = next,
+                _ if entry.is_vacant() => *at = next,
                 _ => self.pass_entries(table, level, index, then, at, end, visitor)?,
             }
             index += ((*at - here) >> shift) as usize;
@@ -105,6 +106,8 @@ impl<P: Platform> Stage2<P> {
             last = (index..last).find(|index| locked.load(*index).is_table(level)).unwrap_or(last);
         }
         if V::wants(locked.counts) && index < last {
+            // For descents that are late, as in `frame::take`: a visitor's stores are relaxed.
+            fence(Ordering::Release);
             visitor.entries(&mut locked, index..last, first);
             drop(locked);
             visitor.unlocked(level, first);

@@ -15,11 +15,11 @@ use crate::platform::Platform;
 use crate::record::Counts;
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
-use crate::{Access, Descriptor, Error, Ipa, IpaRange, Pending, Stage2, TableSource};
+use crate::{Access, Descriptor, Error, Ipa, IpaRange, Narrowed, Pending, Stage2, TableSource};
 
 impl<P: Platform> Stage2<P> {
     /// Takes write access from everything mapped in `range`: hardware may not grant writes either (DBM goes), so what
-    /// it recorded has to be collected before ([`clean`](Self::clean)). A block that reaches beyond the range is
+    /// it recorded has to be collected instead ([`disarm`](Self::disarm)). A block that reaches beyond the range is
     /// protected as a whole.
     ///
     /// Memory may be read as of that moment only after the flush.
@@ -27,11 +27,12 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// The range is not made of whole pages inside the IPA space.
-    pub fn write_protect(&self, range: IpaRange) -> Result<Pending<'_, P>, Error> {
+    pub fn write_protect(&self, range: IpaRange) -> Result<Pending<'_, P, Narrowed>, Error> {
         self.geometry().check(&range)?;
+        self.pending.count(self.platform());
         let mut pass = WriteProtect { changed: Changed::default() };
         self.pass(&range, &mut pass);
-        Ok(Pending::new(self, pass.changed))
+        Ok(Pending::narrowed(self, pass.changed, range))
     }
 
     /// The same for those of the 64 pages from `first` on whose bits are set in `mask`, and not for the pages between.
@@ -39,31 +40,26 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// A page is not in the IPA space, or `first` is not aligned.
-    pub fn write_protect_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P>, Error> {
-        let page = self.geometry().granule().size();
-        let mut changed = Changed::default();
+    pub fn write_protect_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Narrowed>, Error> {
+        let (page, bits) = (self.geometry().granule().size(), self.geometry().ipa_bits());
+        // From the first bit that is set to the last.
+        let (skipped, count) = (mask.trailing_zeros() % 64, 64 - mask.leading_zeros());
+        let at = |bit: u32| first.checked_add(u64::from(bit) * page);
+        let range = at(skipped).zip(at(count.max(1))).map(|(start, end)| start..end);
+        let range = range.ok_or(Error::OutsideIpa { ipa: first, bits })?;
+        self.geometry().check(&range)?;
+        self.pending.count(self.platform());
+        let mut pass = WriteProtect { changed: Changed::default() };
         let mut left = mask;
         while left != 0 {
             // One run of set bits after the other.
             let start = left.trailing_zeros();
             let end = start + (left >> start).trailing_ones();
             left &= u64::MAX.checked_shl(end).unwrap_or(0);
-            let at = |bit: u32| first.checked_add(u64::from(bit) * page);
-            let run = at(start).zip(at(end)).map(|(start, end)| start..end);
-            let run = run.ok_or(Error::OutsideIpa { ipa: first, bits: self.geometry().ipa_bits() });
-            match run.and_then(|run| self.geometry().check(&run).map(|()| run)) {
-                Ok(run) => {
-                    let mut pass = WriteProtect { changed };
-                    self.pass(&run, &mut pass);
-                    changed = pass.changed;
-                }
-                Err(error) => {
-                    let _ = Pending::new(self, changed).complete();
-                    return Err(error);
-                }
-            }
+            let at = |bit: u32| first + u64::from(bit) * page;
+            self.pass(&(at(start)..at(end)), &mut pass);
         }
-        Ok(Pending::new(self, changed))
+        Ok(Pending::narrowed(self, pass.changed, range))
     }
 
     /// Takes everything that is not in `keep` from what is mapped in `range`. Blocks that reach beyond the range are
@@ -77,16 +73,18 @@ impl<P: Platform> Stage2<P> {
         range: IpaRange,
         keep: Access,
         tables: &mut impl TableSource,
-    ) -> Result<Pending<'_, P>, Error> {
+    ) -> Result<Pending<'_, P, Narrowed>, Error> {
+        self.geometry().check(&range)?;
+        self.pending.count(self.platform());
         let mut pass = Protect { range: range.clone(), keep, changed: Changed::default(), beyond: true };
         while core::mem::take(&mut pass.beyond) {
             if let Err(error) = self.split_ends(&range, tables) {
-                let _ = Pending::new(self, pass.changed).complete();
+                let _ = Pending::narrowed(self, pass.changed, range).complete();
                 return Err(error);
             }
             self.pass(&range, &mut pass);
         }
-        Ok(Pending::new(self, pass.changed))
+        Ok(Pending::narrowed(self, pass.changed, range))
     }
 }
 
@@ -107,9 +105,7 @@ impl<P: Platform> Pass<P> for WriteProtect {
             for index in indexes.clone() {
                 let old = locked.load(index);
                 if old.is_valid() && old.raw() & WRITES != 0 {
-                    let old = locked.table.entry(index).clear(WRITES, locked.stage2.platform());
-                    locked.counts -= Counts::of(old, locked.level);
-                    locked.counts += Counts::of(old.without(WRITES), locked.level);
+                    let _ = locked.clear(index, WRITES);
                     span.add(index - indexes.start);
                 }
             }

@@ -71,9 +71,17 @@ impl Record {
         self.state.store(counts.0, Ordering::Release);
     }
 
-    /// What was counted a moment ago. Acquire: who finds a count as it was left sees the entries as they were left.
+    /// What was counted a moment ago; `None` while somebody is changing it. Acquire: who finds a count as it was left sees
+    /// the entries as they were left. An entry is changed after the lock is taken, so whoever has seen the change finds
+    /// the lock, or what was counted after it.
     #[inline(always)]
-    pub(crate) fn peek(&self) -> Counts {
+    pub(crate) fn peek(&self) -> Option<Counts> {
+        let state = self.state.load(Ordering::Acquire);
+        (state & LOCKED == 0).then_some(Counts(state))
+    }
+
+    /// What was kept for a table that was taken out ([`Counts::from_raw`]), or counted in one that nobody changes any more.
+    pub(crate) fn last(&self) -> Counts {
         Counts(self.state.load(Ordering::Acquire) & !LOCKED)
     }
 

@@ -10,7 +10,7 @@
 
 use core::ops::ControlFlow;
 
-use crate::descent::{Moment, Moved, Place};
+use crate::descent::{Busy, Moment, Moved, Place};
 use crate::detached::{Link, Look};
 use crate::platform::Platform;
 use crate::record::Counts;
@@ -144,7 +144,7 @@ impl<P: Platform> Stage2<P> {
                         return Ok(Some(found));
                     }
                 }
-            } else if entry != Descriptor::INVALID {
+            } else if !entry.is_vacant() {
                 return Ok(Some((here, Place { index, cell, entry, ..*start })));
             }
             *at = here + span;
@@ -157,7 +157,7 @@ impl<P: Platform> Stage2<P> {
     fn may_hold_blocks(&self, entry: Descriptor, level: Level, then: Moment) -> Result<bool, Moved> {
         let counts = self.platform().record(entry.address()).peek();
         if self.unlinked.is_still(then) {
-            Ok(counts.leaves() > 0 || counts.busy() > 0 || level < Level::L2)
+            Ok(level < Level::L2 || counts.is_none_or(|counts| counts.leaves() > 0 || counts.busy() > 0))
         } else {
             Err(Moved)
         }
@@ -195,18 +195,18 @@ impl<P: Platform> Stage2<P> {
         level: Level,
         tables: &mut impl TableSource,
     ) -> Result<bool, Error> {
-        let &Place { level: at, index, entry: block, .. } = place;
+        let &Place { level: at, entry: block, .. } = place;
         let Some(below) = at.below().filter(|_| block.is_leaf(at)) else {
             self.platform().pause();
             return Ok(false);
         };
         // Down to `level` at once, or one level after the other.
         let built = self.build(block, at, level, tables).or_else(|| self.build(block, at, below, tables));
-        let new = built.ok_or(Error::NoTablePage { ipa, level: below })?;
-        let busy = self.lock(place).and_then(|locked| {
-            if locked.load(index).differs_by_records_only(block) { locked.make_busy(index) } else { Err(Moved) }
-        });
-        let Ok(busy) = busy else {
+        let Some(new) = built else {
+            let gone = !self.is_still(place) || place.cell.load() != block;
+            return if gone { Ok(false) } else { Err(Error::NoTablePage { ipa, level: below }) };
+        };
+        let Some(busy) = self.break_block(ipa, at, block) else {
             let _ = self.free_tree(Link { table: new.pa(), level: below, ipa }, Look::Nowhere, tables, &mut |_| ());
             return Ok(false);
         };
@@ -218,6 +218,21 @@ impl<P: Platform> Stage2<P> {
         busy.make(Descriptor::table(new.pa()));
         self.publish();
         Ok(true)
+    }
+
+    /// Breaks a block, unless it is another one by now. Filling a table takes its time, in which others may have taken
+    /// tables out: so it goes down anew.
+    fn break_block(&self, ipa: Ipa, at: Level, block: Descriptor) -> Option<Busy<'_, P>> {
+        loop {
+            let place = self.descend(ipa, at);
+            let Ok(locked) = self.lock(&place) else { continue };
+            if place.level != at || !locked.load(place.index).differs_by_records_only(block) {
+                return None;
+            }
+            if let Ok(busy) = locked.make_busy(place.index) {
+                return Some(busy);
+            }
+        }
     }
 
     /// A table that maps what `block`, of level `at`, maps, with leaves of level `to`. `None`, and all pages given back,

@@ -5,6 +5,7 @@
 //! hardware walks it and sets access flag and dirty state.
 
 use crate::descent::{Place, Unlinked};
+use crate::flush::PendingChanges;
 use crate::platform::{Domain, Platform};
 use crate::record::Counts;
 use crate::table::Table;
@@ -22,6 +23,7 @@ pub struct Stage2<P> {
     root_entries: usize,
     thresholds: Thresholds,
     pub(crate) unlinked: Unlinked,
+    pub(crate) pending: PendingChanges,
 }
 
 /// A leaf that was found.
@@ -55,7 +57,17 @@ impl<P: Platform> Stage2<P> {
         let vttbr = registers::vttbr(root.pa(), vmid, &features);
         let (thresholds, unlinked) = (Thresholds::DEFAULT, Unlinked::default());
         let root_entries = geometry.root_entries();
-        Ok(Self { platform, features, geometry, root, vttbr, root_entries, thresholds, unlinked })
+        Ok(Self {
+            platform,
+            features,
+            geometry,
+            root,
+            vttbr,
+            root_entries,
+            thresholds,
+            unlinked,
+            pending: PendingChanges::default(),
+        })
     }
 
     /// The shape of the tables.
@@ -132,7 +144,7 @@ impl<P: Platform> Stage2<P> {
                 let ipa = ipa.align_down(self.geometry.granule().span(place.level));
                 return Some((place, Leaf { ipa, level: place.level, descriptor: place.entry }));
             }
-            if place.entry == Descriptor::INVALID {
+            if place.entry.is_vacant() {
                 return None;
             }
             self.platform.pause();

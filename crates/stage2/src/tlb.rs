@@ -35,6 +35,11 @@ impl Changed {
         Self { start: range.start, end: range.end, levels: 1 << level.raw(), tables: false }
     }
 
+    /// Leaves of any level.
+    pub(crate) fn anything_in(range: IpaRange) -> Self {
+        Self { start: range.start, end: range.end, levels: 0xf, tables: false }
+    }
+
     /// Adds the leaves of a span; an empty one changes nothing.
     #[inline(always)]
     pub(crate) fn leaves(&mut self, range: IpaRange, level: Level) {

@@ -6,6 +6,9 @@
 //! ([`Unlinked`](crate::descent::Unlinked)); then each table below is locked for a moment, which waits for whoever is
 //! inside. From there on nobody comes in.
 //!
+//! What was removed is marked ([`Descriptor::STALE`]) rather than empty: who maps there before the flush is complete flushes
+//! first, and another removal of the same addresses flushes for it too.
+//!
 //! Single leaves are told of at once, as they were when they were broken. Without FEAT_S2FWB the guest may have
 //! written past the caches, or left lines of them behind: each frame is cleaned and invalidated after the flush that
 //! ends the guest's access, as Linux does, so for single leaves the flush is not put off.
@@ -14,6 +17,7 @@ use core::ops::Range;
 
 use crate::descent::{Locked, Moment, Moved};
 use crate::detached::{Chain, Link};
+use crate::flush::Narrowed;
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::tlb::{Changed, Scope, Span};
@@ -29,6 +33,13 @@ pub trait Removed {
 
     /// A leaf was removed.
     fn leaf(&mut self, leaf: Leaf);
+
+    /// What was taken, where it is access and no mapping.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn narrowed(&self) -> Option<&Narrowed> {
+        None
+    }
 }
 
 /// Nobody is told: what is removed need not be read.
@@ -135,6 +146,10 @@ impl<P: Platform> Stage2<P> {
             if let Ok(locked) = self.lock_whatever(table, self.geometry().granule().entries(), level).quiet() {
                 return locked;
             }
+            // Whoever is at it needs the lock to be done.
+            while self.platform().record(table).last().busy() > 0 {
+                self.platform().pause();
+            }
         }
     }
 
@@ -212,6 +227,10 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
                     *at = next;
                 }
                 _ if entry == Descriptor::INVALID => *at = next,
+                _ if entry == Descriptor::STALE => {
+                    self.stale(here, 0, level);
+                    *at = next;
+                }
                 _ => self.leaves((table, level, index), *then, at, end)?,
             }
             index += ((*at - here) >> shift) as usize;
@@ -237,7 +256,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
                 return Err(Moved);
             }
             let counts = stage2.platform().record(entry.address()).peek();
-            if counts.live() > 0 || counts.busy() > 0 {
+            if counts.is_some_and(|counts| counts.live() > 0 || counts.busy() > 0) {
                 return Ok(());
             }
         }
@@ -246,7 +265,9 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         if !entry.is_table(level) {
             return Err(Moved);
         }
-        let child = stage2.lock_quiet(entry.address(), below);
+        // Where something is busy in it, the table above is not kept from others meanwhile.
+        let entries = stage2.geometry().granule().entries();
+        let child = stage2.lock_whatever(entry.address(), entries, below).quiet()?;
         if if_empty && child.counts.live() > 0 {
             return Ok(());
         }
@@ -297,6 +318,8 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
             if entry.is_valid() && self.is_inside(first, index - indexes.start, locked.level) {
                 locked.take_unrecorded(index);
                 span.add(index - indexes.start);
+            } else if entry == Descriptor::STALE {
+                self.stale(first, index - indexes.start, locked.level);
             }
         }
         self.taken(&locked, span, first, indexes.end)
@@ -312,6 +335,19 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         inside
     }
 
+    /// Somebody else removed what was there, `number` entries behind `first`, and the flush may be pending: ours is to hold
+    /// for it too. Above level 3 it may have been a table.
+    #[cold]
+    fn stale(&mut self, first: Ipa, number: usize, level: Level) {
+        let span = self.stage2.geometry().granule().span(level);
+        let start = first + number as u64 * span;
+        if level == Level::L3 {
+            self.changed.leaves(start..start + span, level);
+        } else {
+            self.changed.table(start..start + span);
+        }
+    }
+
     fn taken(&mut self, locked: &Locked<'_, P>, span: Span, first: Ipa, done: usize) -> usize {
         let shift = self.stage2.geometry().granule().span_shift(locked.level);
         self.changed.leaves(span.addresses(first, shift), locked.level);
@@ -325,9 +361,12 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         let mut span = Span::default();
         let mut done = indexes.start;
         while done < indexes.end && !locked.load(done).is_table(level) {
-            if locked.load(done).is_valid() && self.is_inside(first, done - indexes.start, level) {
+            let entry = locked.load(done);
+            if entry.is_valid() && self.is_inside(first, done - indexes.start, level) {
                 old[done - indexes.start] = locked.take(done);
                 span.add(done - indexes.start);
+            } else if entry == Descriptor::STALE {
+                self.stale(first, done - indexes.start, level);
             }
             done += 1;
         }

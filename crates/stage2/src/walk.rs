@@ -8,8 +8,8 @@
 //!
 //! A walk holds no lock and goes on beside all other operations. A visitor may call any of them. Where a table is taken
 //! out while the walk is in it, the walk comes down again from the root and goes on at the address it had reached; what
-//! it finds there by then may be a block that began before. No entry is visited twice, and a table whose visit before was
-//! made gets its visit after.
+//! it finds there by then may be a block that began before, which is visited. No entry is visited twice otherwise, and a
+//! table whose visit before was made gets its visit after.
 //!
 //! Visitor and levels to skip are constants of a type: what a walk does not use costs nothing.
 
@@ -139,14 +139,21 @@ impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
         let span = stage2.geometry().granule().span(level);
         let ipa = self.at.align_down(span);
         let read = || {
-            let descriptor = table.entry(index).load();
+            let mut descriptor = table.entry(index).load();
+            // What somebody is changing is neither there nor gone.
+            while descriptor == Descriptor::BUSY && stage2.unlinked.is_still(then) {
+                stage2.platform().pause();
+                descriptor = table.entry(index).load();
+            }
             if stage2.unlinked.is_still(then) { Ok(descriptor) } else { Err(Stop::Moved) }
         };
         let entry = |descriptor| Entry { descriptor, ipa, level, span };
         let mut descriptor = read()?;
-        // Where the walk has come back to an entry that it visited, it goes on from there.
-        if self.visited[number].is_none_or(|(at, _)| at != ipa) {
-            self.visited[number] = Some((ipa, None));
+        // Where the walk has come back to an entry that it visited, it goes on from there; but what was a table when it
+        // was entered, and is none now, was not seen as it is.
+        let entered = self.visited[number].filter(|(at, _)| *at == ipa);
+        if entered.is_none_or(|(_, table)| table.is_some() && !descriptor.is_table(level)) {
+            self.visited[number] = Some((ipa, entered.and_then(|(_, table)| table)));
             if descriptor.is_table(level) {
                 if V::TABLE_BEFORE {
                     self.visitor.table_before(&entry(descriptor)).map_err(Stop::Error)?;

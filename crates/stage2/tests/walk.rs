@@ -57,15 +57,15 @@ impl<F: FnMut(Visit) -> Result<(), Stop>, const SKIP: u8> Visitor for Record<F, 
     const SKIP: Levels = levels(SKIP);
     type Error = Stop;
 
-    fn leaf(&mut self, entry: &Entry<'_>) -> Result<(), Stop> {
+    fn leaf(&mut self, entry: &Entry) -> Result<(), Stop> {
         self.visit(Leaf(entry.level.raw(), entry.ipa))
     }
 
-    fn table_before(&mut self, entry: &Entry<'_>) -> Result<(), Stop> {
+    fn table_before(&mut self, entry: &Entry) -> Result<(), Stop> {
         self.visit(Before(entry.level.raw(), entry.ipa))
     }
 
-    fn table_after(&mut self, entry: &Entry<'_>) -> Result<(), Stop> {
+    fn table_after(&mut self, entry: &Entry) -> Result<(), Stop> {
         self.visit(After(entry.level.raw(), entry.ipa))
     }
 }
@@ -228,14 +228,14 @@ fn visits_that_are_not_asked_for_do_not_come() {
         const LEAF: bool = false;
         const TABLE_BEFORE: bool = true;
         type Error = Error;
-        fn leaf(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
+        fn leaf(&mut self, entry: &Entry) -> Result<(), Error> {
             panic!("{:?}", entry.range());
         }
-        fn table_before(&mut self, _: &Entry<'_>) -> Result<(), Error> {
+        fn table_before(&mut self, _: &Entry) -> Result<(), Error> {
             self.0 += 1;
             Ok(())
         }
-        fn table_after(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
+        fn table_after(&mut self, entry: &Entry) -> Result<(), Error> {
             panic!("{:?}", entry.range());
         }
     }

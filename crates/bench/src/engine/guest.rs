@@ -4,11 +4,12 @@
 //! Invariant: an operation's figure depends on no other operation: each starts from tables that were made for it, in
 //! the same places of the same arena.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use twofold_stage2::walk::{Entry, Visitor};
 use twofold_stage2::{
-    Access, Attributes, Donated, Features, Geometry, Granule, Ipa, IpaRange, Level, Mapped, Pa, Stage2, TablePage,
+    Attributes, Donated, Features, Geometry, Granule, Ipa, IpaRange, Level, Mapped, Pa, Platform, Stage2, TablePage,
     TableSource, Vmid,
 };
 
@@ -22,7 +23,9 @@ const VMID: Vmid = Vmid::new(1);
 
 /// Bytes.
 pub const PAGE: u64 = 4 << 10;
-/// Bytes.
+/// Bytes of a block of level 2.
+pub const BLOCK: u64 = 2 << 20;
+/// Bytes, and those of a block of level 1.
 pub const GIB: u64 = 1 << 30;
 /// The bits of the IPA space: the root is two tables of level 1.
 pub const IPA_BITS: u32 = 40;
@@ -38,6 +41,8 @@ pub enum Start {
     PagesNotForced(Attributes),
     /// Every page with the second attributes, but each tenth with the first.
     OneInTen(Attributes, Attributes),
+    /// All of the guest's memory, by blocks of this level.
+    Blocks(Level, Attributes),
 }
 
 /// What has to be in them after it.
@@ -47,6 +52,8 @@ pub enum End {
     Nothing,
     /// All of the guest's memory, by pages with these attributes.
     Pages(Attributes),
+    /// All of the guest's memory, by blocks of this level.
+    Blocks(Level, Attributes),
 }
 
 /// Why there is no figure.
@@ -73,14 +80,8 @@ impl<const COUNT: bool> Guest<COUNT> {
     /// A guest with `size` bytes of memory and tables in `arena` alone.
     pub fn new(arena: Arena, counts: Rc<Counts>, size: u64, start: Start) -> Result<Self, Failure> {
         let features = if matches!(start, Start::PagesNotForced(_)) { NOT_FORCED } else { FEATURES };
-        let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &features)?;
-        // SAFETY: the arena's memory is behind no reference but the engine's own, and `Free` maps it for ever.
-        let donated = unsafe { Donated::new(TABLES, arena.size()) };
-        let root = donated.root(TABLES, &geometry)?;
-        let stage2 = Stage2::new(Free::new(arena, counts), features, geometry, VMID, root)?;
-        // As where a vCPU of this guest runs.
-        twofold_stage2::Platform::load_vttbr(stage2.platform(), stage2.vttbr());
-        let pool = Pool::new(donated, features, TABLES + geometry.root_size());
+        let stage2 = tables(Free::new(arena, counts), features)?;
+        let pool = Pool::new(features, POOL, arena.size() - (POOL - TABLES));
         let mut guest = Self { stage2: Some(stage2), pool, size };
         guest.start(start)?;
         guest.pool.turned_over = 0;
@@ -88,21 +89,24 @@ impl<const COUNT: bool> Guest<COUNT> {
     }
 
     fn start(&mut self, start: Start) -> Result<(), Failure> {
-        for page in 0..self.pages() {
-            let attributes = match &start {
-                Start::Empty => return Ok(()),
-                Start::OneInTen(one, _) if page.is_multiple_of(10) => one,
-                Start::Pages(all) | Start::PagesNotForced(all) | Start::OneInTen(_, all) => all,
-            };
-            self.map_page(page, attributes)?;
-        }
-        Ok(())
+        let (largest, attributes) = match start {
+            Start::Empty => return Ok(()),
+            Start::OneInTen(one, all) => {
+                return (0..self.pages())
+                    .try_for_each(|page| self.map_page(page, if page.is_multiple_of(10) { &one } else { &all }));
+            }
+            Start::Pages(attributes) | Start::PagesNotForced(attributes) => (Level::L3, attributes),
+            Start::Blocks(level, attributes) => (level, attributes),
+        };
+        let range = self.range();
+        let (stage2, pool) = self.parts()?;
+        Ok(stage2.map_range(range, FRAMES, largest, &attributes, pool)?)
     }
 
     /// The tables and the pool.
     #[inline(always)]
-    pub fn parts(&mut self) -> Result<(&mut Stage2<Free<COUNT>>, &mut Pool), Failure> {
-        Ok((self.stage2.as_mut().ok_or(DESTROYED)?, &mut self.pool))
+    pub fn parts(&mut self) -> Result<(&Stage2<Free<COUNT>>, &mut Pool), Failure> {
+        Ok((self.stage2.as_ref().ok_or(DESTROYED)?, &mut self.pool))
     }
 
     /// The tables to destroy, and the pool.
@@ -114,10 +118,7 @@ impl<const COUNT: bool> Guest<COUNT> {
     #[inline(always)]
     pub fn map_page(&mut self, page: u64, attributes: &Attributes) -> Result<(), Failure> {
         let (stage2, pool) = self.parts()?;
-        match stage2.map(ipa(page), FRAMES + page * PAGE, Level::L3, attributes, pool)? {
-            Mapped::New => Ok(()),
-            _ => Err(Failure::Unexpected("something was mapped already")),
-        }
+        map_page(stage2, pool, page, attributes)
     }
 
     /// Number of pages, a power of two.
@@ -127,7 +128,7 @@ impl<const COUNT: bool> Guest<COUNT> {
 
     /// The addresses of all of its memory.
     pub fn range(&self) -> IpaRange {
-        GUEST..GUEST + self.size
+        range(self.size)
     }
 
     /// The addresses of all of its memory, `step` bytes at a time.
@@ -148,21 +149,61 @@ impl<const COUNT: bool> Guest<COUNT> {
 
     /// Whether `end` is what is in the tables.
     pub fn check(&self, end: End) -> Result<(), Failure> {
-        let (size, tables, attributes) = match end {
-            End::Nothing => (0, 0, Attributes::ram(Access::NONE)),
-            End::Pages(attributes) => (self.size, table_pages(self.size), attributes),
+        let (size, leaves) = match end {
+            End::Nothing => (0, None),
+            End::Pages(attributes) => (self.size, Some((Level::L3, attributes))),
+            End::Blocks(level, attributes) => (self.size, Some((level, attributes))),
         };
-        if self.pool.used() != tables {
+        if self.pool.used() != leaves.map_or(0, |(level, _)| table_pages_down_to(level, self.size)) {
             return Err(Failure::Unexpected("table pages were lost, or more were taken than are needed"));
         }
         let Some(stage2) = &self.stage2 else { return Ok(()) };
-        let mut look = Look { attributes, features: *stage2.features(), bytes: 0 };
-        stage2.walk(self.range(), &mut look)?;
-        if look.bytes != size {
+        if mapped_bytes(stage2, self.size, leaves)? != size {
             return Err(Failure::Unexpected("not everything is mapped, or unmapped, as it should be"));
         }
         Ok(())
     }
+}
+
+/// Where pages for tables begin: the root is before.
+pub const POOL: Pa = Pa::new(TABLES.raw() + 4 * PAGE);
+
+/// Empty tables of a guest whose root is at the arena's start.
+pub fn tables<P: Platform>(platform: P, features: Features) -> Result<Stage2<P>, Failure> {
+    let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &features)?;
+    // SAFETY: the arena's memory is behind no reference but the engine's own, and the platforms map it for ever.
+    let donated = unsafe { Donated::new(TABLES, POOL - TABLES) };
+    let root = donated.root(TABLES, &geometry)?;
+    let stage2 = Stage2::new(platform, features, geometry, VMID, root)?;
+    // As where a vCPU of this guest runs.
+    stage2.platform().load_vttbr(stage2.vttbr());
+    Ok(stage2)
+}
+
+/// Maps a page where nothing is.
+#[inline(always)]
+pub fn map_page<P: Platform>(
+    stage2: &Stage2<P>,
+    pool: &mut Pool,
+    page: u64,
+    attributes: &Attributes,
+) -> Result<(), Failure> {
+    match stage2.map(ipa(page), frame(page), Level::L3, attributes, pool)? {
+        Mapped::New => Ok(()),
+        _ => Err(Failure::Unexpected("something was mapped already")),
+    }
+}
+
+/// How much of a guest's memory is mapped, all of it to where it should be, and if `leaves` says so, by leaves of this
+/// level with these attributes alone.
+pub fn mapped_bytes<P: Platform>(
+    stage2: &Stage2<P>,
+    size: u64,
+    leaves: Option<(Level, Attributes)>,
+) -> Result<u64, Failure> {
+    let mut look = Look { leaves, features: *stage2.features(), bytes: 0 };
+    stage2.walk(range(size), &mut look)?;
+    Ok(look.bytes)
 }
 
 const DESTROYED: Failure = Failure::Unexpected("the tables are destroyed already");
@@ -173,13 +214,33 @@ pub fn ipa(page: u64) -> Ipa {
     GUEST + page * PAGE
 }
 
-/// Table pages below the root that map `size` bytes by pages.
-pub fn table_pages(size: u64) -> u64 {
-    size / (2 << 20) + size / GIB
+/// The frame behind a page.
+#[inline(always)]
+pub fn frame(page: u64) -> Pa {
+    FRAMES + page * PAGE
 }
 
+/// The addresses of `size` bytes of memory.
+pub fn range(size: u64) -> IpaRange {
+    GUEST..GUEST + size
+}
+
+/// Table pages below the root that map `size` bytes by pages.
+pub fn table_pages(size: u64) -> u64 {
+    table_pages_down_to(Level::L3, size)
+}
+
+fn table_pages_down_to(level: Level, size: u64) -> u64 {
+    [(Level::L2, GIB), (Level::L3, BLOCK)]
+        .iter()
+        .filter(|(below, _)| *below <= level)
+        .map(|(_, span)| size / span)
+        .sum()
+}
+
+/// A page's number of `pages` in an order that no prefetcher knows.
 #[inline(always)]
-fn scattered(page: u64, pages: u64) -> u64 {
+pub fn scattered(page: u64, pages: u64) -> u64 {
     let (mask, half) = (pages - 1, pages.ilog2() / 2);
     // Each step can be undone: a shift to the right by itself, a product with an odd number by its inverse.
     let step = |page: u64, odd: u64| {
@@ -199,8 +260,11 @@ pub struct Pool {
 }
 
 impl Pool {
-    fn new(donated: Donated, features: Features, first: Pa) -> Self {
-        let all = (donated.size() - (first - donated.start())) / TablePage::SIZE;
+    /// The `size` bytes from `first` on.
+    pub fn new(features: Features, first: Pa, size: u64) -> Self {
+        // SAFETY: the arena's memory is behind no reference but the engine's own, and the platforms map it for ever.
+        let donated = unsafe { Donated::new(first, size) };
+        let all = size / TablePage::SIZE;
         let free = (0..all).rev().map(|page| first + page * TablePage::SIZE).collect();
         Self { donated, features, free, all, turned_over: 0 }
     }
@@ -224,9 +288,50 @@ impl TableSource for Pool {
     }
 }
 
+/// Pages that are ready before somebody needs them, as a split wants them. They come out in the order in which they
+/// came in, so that tables lie side by side as they do where the pool is asked itself: memory is written faster so.
+pub struct Ready<'a> {
+    pool: &'a mut Pool,
+    pages: VecDeque<TablePage>,
+}
+
+impl<'a> Ready<'a> {
+    /// None yet.
+    pub fn new(pool: &'a mut Pool) -> Self {
+        Self { pool, pages: VecDeque::new() }
+    }
+
+    /// Takes pages from the pool until there are so many, as far as it has them.
+    pub fn fill(&mut self, pages: usize) {
+        while self.pages.len() < pages
+            && let Some(page) = self.pool.take()
+        {
+            self.pages.push_back(page);
+        }
+    }
+}
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        self.pages.drain(..).for_each(|page| self.pool.give(page));
+    }
+}
+
+impl TableSource for Ready<'_> {
+    #[inline]
+    fn take(&mut self) -> Option<TablePage> {
+        self.pages.pop_front()
+    }
+
+    #[inline]
+    fn give(&mut self, page: TablePage) {
+        self.pages.push_front(page);
+    }
+}
+
 /// Looks at every leaf.
 struct Look {
-    attributes: Attributes,
+    leaves: Option<(Level, Attributes)>,
     features: Features,
     bytes: u64,
 }
@@ -234,15 +339,15 @@ struct Look {
 impl Visitor for Look {
     type Error = Failure;
 
-    fn leaf(&mut self, entry: &Entry<'_>) -> Result<(), Failure> {
+    fn leaf(&mut self, entry: &Entry) -> Result<(), Failure> {
         if !entry.descriptor.is_valid() {
             return Ok(());
         }
-        if entry.descriptor.address() != FRAMES + (entry.ipa - GUEST) || entry.level != Level::L3 {
-            return Err(Failure::Unexpected("a page leads elsewhere"));
+        if entry.descriptor.address() != FRAMES + (entry.ipa - GUEST) {
+            return Err(Failure::Unexpected("a leaf leads elsewhere"));
         }
-        if entry.descriptor.attributes(&self.features) != self.attributes {
-            return Err(Failure::Unexpected("a page has other attributes than it should have"));
+        if self.leaves.is_some_and(|leaf| leaf != (entry.level, entry.descriptor.attributes(&self.features))) {
+            return Err(Failure::Unexpected("a leaf has another level, or other attributes, than it should have"));
         }
         self.bytes += entry.span;
         Ok(())

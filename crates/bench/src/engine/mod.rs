@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `twofold-bench engine`: the stage-2 engine on this CPU.
 //!
-//! One thread, tables in real memory, no guest memory, instructions of the architecture for free. Invariant: all
-//! operations take turns, one run of each after the other, so that none of them has the machine's good hours alone.
+//! Tables in real memory, no guest memory, instructions of the architecture for free; one thread, and at the end two
+//! (module `threads`). Invariant: all operations take turns, one run of each after the other, so that none of them has
+//! the machine's good hours alone.
 
 mod arena;
 mod guest;
@@ -12,6 +13,8 @@ mod platform;
 mod report;
 mod row;
 mod steps;
+mod threads;
+mod visits;
 
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -26,22 +29,20 @@ use limits::{LIMITS, Limit};
 use operations::ROWS;
 use report::{Configuration, Measured, Report};
 use row::{PerUnit, Row};
+use visits::Visits;
 
 /// `twofold-bench engine`.
 pub fn command(options: &EngineOptions) -> anyhow::Result<()> {
     let size = options.size.bytes();
     if options.list {
-        return ROWS.iter().try_for_each(|row| output::line(row.name));
+        let names = ROWS.iter().map(|row| row.name).chain(threads::ROWS.iter().map(|row| row.name));
+        return names.into_iter().try_for_each(output::line);
     }
     let arena = Arena::map((table_pages(size) + SPARE) * guest::PAGE)?;
     if let Some(what) = options.steps {
         return steps::serve(what, arena, size);
     }
-    let rows: Vec<&Row> = match &options.only[..] {
-        [] => ROWS.iter().collect(),
-        names => names.iter().map(|name| operation(name)).collect::<anyhow::Result<_>>()?,
-    };
-    let report = measure(&rows, options, arena)?;
+    let report = measure(&Chosen::of(&options.only)?, options, arena)?;
     output::line(&report.shown())?;
     if let Some(path) = &options.json {
         output::json(path, &report)?;
@@ -58,6 +59,30 @@ enum Subject {
     Limit(&'static Limit),
 }
 
+/// What is to be measured.
+struct Chosen {
+    rows: Vec<&'static Row>,
+    threads: Vec<&'static threads::Row>,
+    visits: bool,
+}
+
+impl Chosen {
+    /// Everything, or what is named.
+    fn of(names: &[String]) -> anyhow::Result<Self> {
+        if names.is_empty() {
+            return Ok(Self { rows: ROWS.iter().collect(), threads: threads::ROWS.iter().collect(), visits: true });
+        }
+        let mut chosen = Self { rows: Vec::new(), threads: Vec::new(), visits: false };
+        for name in names {
+            match threads::ROWS.iter().find(|row| row.name == name) {
+                Some(row) => chosen.threads.push(row),
+                None => chosen.rows.push(operation(name)?),
+            }
+        }
+        Ok(chosen)
+    }
+}
+
 fn find(name: &str) -> anyhow::Result<Subject> {
     match LIMITS.iter().find(|limit| limit.name == name) {
         Some(limit) => Ok(Subject::Limit(limit)),
@@ -72,9 +97,11 @@ fn operation(name: &str) -> anyhow::Result<&'static Row> {
     }
 }
 
-fn measure(rows: &[&Row], options: &EngineOptions, arena: Arena) -> anyhow::Result<Report> {
-    let size = options.size.bytes();
-    let progress = progress((rows.len() as u64) * (u64::from(options.runs) + 1))?;
+fn measure(chosen: &Chosen, options: &EngineOptions, arena: Arena) -> anyhow::Result<Report> {
+    let (size, rows) = (options.size.bytes(), &chosen.rows);
+    let steps =
+        rows.len() as u64 * (u64::from(options.runs) + 1) + chosen.threads.len() as u64 * u64::from(options.runs);
+    let progress = progress(steps)?;
     let mut counts = Vec::new();
     let mut times = vec![Vec::new(); rows.len()];
     let mut limits = vec![Vec::new(); LIMITS.len()];
@@ -94,13 +121,38 @@ fn measure(rows: &[&Row], options: &EngineOptions, arena: Arena) -> anyhow::Resu
             times.push(limit.time(arena, size));
         }
     }
+    let visits = if chosen.visits { Some(Visits::count(arena, size).context("visits")?) } else { None };
+    let configuration = Configuration::new(size, options.runs);
+    let threads = measure_threads(&chosen.threads, options, &progress)?;
     progress.finish_and_clear();
     let operations = rows.iter().zip(&times).zip(counts);
     let operations = operations.filter_map(|((row, times), counts)| measured(row.name, row.unit, times, counts));
     let limits = LIMITS.iter().zip(&limits);
     let limits = limits.filter_map(|(limit, times)| measured(limit.name, row::Unit::Page, times, PerUnit::default()));
-    let configuration = Configuration::new(size, options.runs);
-    Ok(Report::new(operations.collect(), limits.collect(), configuration))
+    Ok(Report::new(operations.collect(), limits.collect(), threads, visits, configuration))
+}
+
+/// `None` where there is one CPU only.
+fn measure_threads(
+    rows: &[&threads::Row],
+    options: &EngineOptions,
+    progress: &ProgressBar,
+) -> anyhow::Result<Option<Vec<threads::Measured>>> {
+    let Some(cpus) = threads::two_cpus() else { return Ok(None) };
+    if rows.is_empty() {
+        return Ok(Some(Vec::new()));
+    }
+    let size = options.size.bytes();
+    let arena = Arena::map(threads::arena_bytes(size))?;
+    let mut runs = vec![Vec::new(); rows.len()];
+    for _ in 0..options.runs {
+        for (row, runs) in rows.iter().zip(&mut runs) {
+            progress.set_message(row.name);
+            runs.push(row.once(arena, size, cpus).with_context(|| row.name)?);
+            progress.inc(1);
+        }
+    }
+    Ok(Some(rows.iter().zip(&runs).filter_map(|(row, runs)| threads::Measured::of(row, runs)).collect()))
 }
 
 fn measured(name: &'static str, unit: row::Unit, times: &[f64], counts: PerUnit) -> Option<Measured> {
@@ -123,14 +175,15 @@ mod tests {
     fn every_operation_leads_to_what_it_should() {
         let arena = Arena::map((table_pages(SIZE) + SPARE) * guest::PAGE).unwrap();
         for row in ROWS {
-            let counts = row.count(arena, SIZE).unwrap_or_else(|error| panic!("{}: {error}", row.name));
-            assert!(counts.atomics.is_none(), "{}", row.name);
+            row.count(arena, SIZE).unwrap_or_else(|error| panic!("{}: {error}", row.name));
         }
     }
 
     #[test]
     fn names_are_different() {
-        let mut names: Vec<_> = ROWS.iter().map(|row| row.name).chain(LIMITS.iter().map(|limit| limit.name)).collect();
+        let limits = LIMITS.iter().map(|limit| limit.name);
+        let threads = threads::ROWS.iter().map(|row| row.name);
+        let mut names: Vec<_> = ROWS.iter().map(|row| row.name).chain(limits).chain(threads).collect();
         let count = names.len();
         names.sort_unstable();
         names.dedup();

@@ -2,32 +2,45 @@
 //! The operations, one row each.
 //!
 //! To add one: a function of its name, and a line in [`ROWS`] with what it starts from and what it has to lead to.
-//! Names and meanings are those of `peers/linux`, whose driver does the same with Linux's own code. Operations that
-//! the engine does not have are not here.
+//! Names and meanings are those of `peers/linux`, whose driver does the same with Linux's own code.
 
 use std::hint::black_box;
+use std::ops::ControlFlow;
 
-use twofold_stage2::{Access, Attributes, Level, Relaxed};
+use twofold_stage2::{
+    Access, Attributes, Coalesced, Features, IpaRange, Leaf, Level, Pending, Relaxed, Split, Stage2, Unwatched,
+};
 
-use super::guest::{End, Failure, GIB, Guest, PAGE, Start, ipa};
+use super::guest::{BLOCK, End, Failure, GIB, Guest, PAGE, Pool, Ready, Start, frame, ipa};
+use super::platform::Free;
 use super::row::{Row, Unit, row};
 
 /// All rows, in the order in which they are printed.
 pub const ROWS: &[Row] = &[
     row!(map_pages, Unit::Page, Start::Empty, End::Pages(WRITABLE)),
     row!(map_pages_scattered, Unit::Page, Start::Empty, End::Pages(WRITABLE)),
+    row!(map_range, Unit::Page, Start::Empty, End::Pages(WRITABLE)),
+    row!(split_2m, Unit::Page, Start::Blocks(Level::L2, WRITABLE), End::Pages(WRITABLE)),
+    row!(split_1g, Unit::Page, Start::Blocks(Level::L1, WRITABLE), End::Pages(WRITABLE)),
+    row!(split_again, Unit::Page, Start::Pages(WRITABLE), End::Pages(WRITABLE)),
+    row!(split_again_sections, Unit::Page, Start::Pages(WRITABLE), End::Pages(WRITABLE)),
     row!(protect, Unit::Page, Start::Pages(WRITABLE), End::Pages(READABLE)),
     row!(protect_sections, Unit::Page, Start::Pages(WRITABLE), End::Pages(READABLE)),
     row!(protect_again, Unit::Page, Start::Pages(READABLE), End::Pages(READABLE)),
+    row!(protect_split_sections, Unit::Page, Start::Pages(WRITABLE), End::Pages(READABLE)),
     row!(relax, Unit::Page, Start::Pages(READABLE), End::Pages(WRITABLE)),
     row!(relax_scattered, Unit::Page, Start::Pages(READABLE), End::Pages(WRITABLE)),
     row!(young, Unit::Page, Start::Pages(OLD), End::Pages(WRITABLE)),
+    row!(age, Unit::Page, Start::Pages(WRITABLE), End::Pages(OLD)),
     row!(lookup, Unit::Page, Start::Pages(WRITABLE), End::Pages(WRITABLE)),
+    row!(coalesce_2m, Unit::Block, Start::Pages(WRITABLE), End::Blocks(Level::L2, WRITABLE)),
+    row!(coalesce_1g, Unit::Gib, Start::Pages(WRITABLE), End::Blocks(Level::L1, WRITABLE)),
     row!(unmap, Unit::Page, Start::Pages(WRITABLE), End::Nothing),
     row!(unmap_pages, Unit::Page, Start::Pages(WRITABLE), End::Nothing),
     row!(destroy, Unit::Page, Start::Pages(WRITABLE), End::Nothing),
     row!(unmap_harvest, Unit::Page, Start::PagesNotForced(DIRTY), End::Nothing),
     row!(protect_dbm, Unit::Page, Start::Pages(DIRTY), End::Pages(READABLE)),
+    row!(age_dbm, Unit::Page, Start::Pages(DIRTY), End::Pages(DIRTY_OLD)),
     row!(scan_dirty_clean, Unit::Page, Start::Pages(CLEAN), End::Pages(CLEAN)),
     row!(scan_dirty_1in10, Unit::Page, Start::OneInTen(DIRTY, CLEAN), End::Pages(CLEAN)),
 ];
@@ -37,6 +50,8 @@ const READABLE: Attributes = Attributes::ram(Access::READ);
 const OLD: Attributes = Attributes { accessed: false, ..WRITABLE };
 /// Writes are recorded by hardware, and there was one.
 const DIRTY: Attributes = Attributes { dirty_by_hardware: true, ..WRITABLE };
+/// The same, but nothing was accessed since.
+const DIRTY_OLD: Attributes = Attributes { accessed: false, ..DIRTY };
 /// Writes are recorded by hardware, and there was none.
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..READABLE };
 
@@ -53,20 +68,98 @@ fn map_pages_scattered<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<()
     (0..guest.pages()).try_for_each(|page| guest.map_page(guest.scattered(page), &WRITABLE))
 }
 
+/// Everything in one call.
+fn map_range<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    let range = guest.range();
+    let (stage2, pool) = guest.parts()?;
+    Ok(stage2.map_range(range, frame(0), Level::L3, &WRITABLE, pool)?)
+}
+
+/// Splits all blocks of 2 MiB in one call, which asks for pages each 1 GiB.
+fn split_2m<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    split(guest)
+}
+
+/// The same of blocks of 1 GiB.
+fn split_1g<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    split(guest)
+}
+
+fn split<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    let range = guest.range();
+    let (stage2, pool) = guest.parts()?;
+    let mut ready = Ready::new(pool);
+    let split = stage2.split(range, GIB, &mut ready, |ready, pages| {
+        ready.fill(pages);
+        ControlFlow::Continue(())
+    })?;
+    if split.blocks > 0 && split.stopped.is_none() { Ok(()) } else { Err(NOT_SPLIT) }
+}
+
+/// Where everything is split already, in one call.
+fn split_again<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    let range = guest.range();
+    let (stage2, pool) = guest.parts()?;
+    split_nothing(stage2, pool, range)
+}
+
+/// The same in calls of 64 pages.
+fn split_again_sections<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    let mut sections = guest.steps(SECTION);
+    let (stage2, pool) = guest.parts()?;
+    sections.try_for_each(|section| split_nothing(stage2, pool, section))
+}
+
+#[inline(always)]
+fn split_nothing<const COUNT: bool>(
+    stage2: &Stage2<Free<COUNT>>,
+    pool: &mut Pool,
+    range: IpaRange,
+) -> Result<(), Failure> {
+    match stage2.split(range, GIB, pool, |_, _| ControlFlow::Continue(()))? {
+        Split { blocks: 0, stopped: None, .. } => Ok(()),
+        _ => Err(NOT_SPLIT),
+    }
+}
+
+const NOT_SPLIT: Failure = Failure::Unexpected("other blocks were split than there are");
+
 /// Takes the writes from everything in one call, with the flush.
 fn protect<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let range = guest.range();
     let (stage2, pool) = guest.parts()?;
-    let _flushed = stage2.protect(range, Access::READ, pool)?.complete();
+    stage2.write_protect(range)?.complete().free(pool);
     Ok(())
 }
 
-/// The same in calls of 64 pages. Each has its flush: the engine has no way yet to put them together.
+/// The same in calls of 64 pages, with one flush.
 fn protect_sections<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    protect_each_section(guest, |_, _, _| Ok(()))
+}
+
+/// The same, and splits each section, as KVM does for a word of its dirty log. Everything is split already.
+fn protect_split_sections<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    protect_each_section(guest, split_nothing)
+}
+
+#[inline(always)]
+fn protect_each_section<const COUNT: bool>(
+    guest: &mut Guest<COUNT>,
+    then: impl Fn(&Stage2<Free<COUNT>>, &mut Pool, IpaRange) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let sections = guest.steps(SECTION);
     let (stage2, pool) = guest.parts()?;
+    let mut all: Option<Pending<'_, _>> = None;
     for section in sections {
-        let _flushed = stage2.protect(section, Access::READ, pool)?.complete();
+        let pending = stage2.write_protect(section.clone())?;
+        match &mut all {
+            Some(all) => all.join(pending),
+            None => all = Some(pending),
+        }
+        then(stage2, pool, section)?;
+    }
+    if let Some(all) = all {
+        all.complete().free(pool);
     }
     Ok(())
 }
@@ -83,25 +176,46 @@ fn protect_dbm<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failur
 
 /// The answer to a write fault, page by page in ascending order.
 fn relax<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
-    (0..guest.pages()).try_for_each(|page| relax_page(guest, page, Access::READ_WRITE))
+    (0..guest.pages()).try_for_each(|page| relax_page(guest, page))
 }
 
 /// The same all over the guest's memory.
 fn relax_scattered<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
-    (0..guest.pages()).try_for_each(|page| relax_page(guest, guest.scattered(page), Access::READ_WRITE))
-}
-
-/// The answer to an access flag fault: no more access than there is, and the flag.
-fn young<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
-    (0..guest.pages()).try_for_each(|page| relax_page(guest, page, Access::NONE))
+    (0..guest.pages()).try_for_each(|page| relax_page(guest, guest.scattered(page)))
 }
 
 #[inline(always)]
-fn relax_page<const COUNT: bool>(guest: &mut Guest<COUNT>, page: u64, access: Access) -> Result<(), Failure> {
-    match guest.parts()?.0.relax(ipa(page), access)? {
+fn relax_page<const COUNT: bool>(guest: &mut Guest<COUNT>, page: u64) -> Result<(), Failure> {
+    match guest.parts()?.0.relax(ipa(page), Access::READ_WRITE)? {
         Relaxed::Widened => Ok(()),
         Relaxed::Already => Err(Failure::Unexpected("there was nothing to relax")),
     }
+}
+
+/// The answer to an access flag fault.
+fn young<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    let pages = guest.pages();
+    let (stage2, _) = guest.parts()?;
+    for page in 0..pages {
+        if !stage2.make_young(ipa(page))? {
+            return Err(Failure::Unexpected("a page was young already"));
+        }
+    }
+    Ok(())
+}
+
+/// Collects the access flags of everything in one call.
+fn age<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    let (range, pages) = (guest.range(), guest.pages());
+    let (stage2, _) = guest.parts()?;
+    let mut young = 0;
+    stage2.age(range, &mut |marked| young += u64::from(marked.mask.count_ones()))?;
+    if young == pages { Ok(()) } else { Err(Failure::Unexpected("not all young pages were found")) }
+}
+
+/// Where hardware may be writing the entries.
+fn age_dbm<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    age(guest)
 }
 
 /// The leaf of each page in ascending order.
@@ -117,20 +231,36 @@ fn lookup<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Replaces the pages of each 2 MiB by a block, with flush and freeing.
+fn coalesce_2m<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    coalesce(guest, Level::L2, BLOCK)
+}
+
+/// The same of each 1 GiB.
+fn coalesce_1g<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    coalesce(guest, Level::L1, GIB)
+}
+
+fn coalesce<const COUNT: bool>(guest: &mut Guest<COUNT>, level: Level, span: u64) -> Result<(), Failure> {
+    let (blocks, pages) = (guest.steps(span), span / PAGE);
+    let (stage2, pool) = guest.parts()?;
+    for (block, number) in blocks.zip(0..) {
+        match stage2.coalesce(block.start, frame(number * pages), level, &WRITABLE, pool, &mut |_| ())? {
+            Coalesced::Done { .. } => {}
+            Coalesced::Mapped(_) => return Err(Failure::Unexpected("there was nothing to replace")),
+        }
+    }
+    Ok(())
+}
+
 /// Unmaps everything 1 GiB a call, with flush and freeing.
 fn unmap<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     unmap_steps(guest, GIB)
 }
 
-/// The same page by page.
+/// The same page by page. A table goes with its last page.
 fn unmap_pages<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
-    unmap_steps(guest, PAGE)?;
-    // What no single page covers stays linked: an engine that frees a table with its last page has nothing left here.
-    let range = guest.range();
-    let (stage2, pool) = guest.parts()?;
-    let (pending, detached) = stage2.unmap(range, pool, &mut |_| ())?;
-    detached.free(pending.complete(), pool);
-    Ok(())
+    unmap_steps(guest, PAGE)
 }
 
 #[inline(always)]
@@ -138,8 +268,7 @@ fn unmap_steps<const COUNT: bool>(guest: &mut Guest<COUNT>, step: u64) -> Result
     let steps = guest.steps(step);
     let (stage2, pool) = guest.parts()?;
     for range in steps {
-        let (pending, detached) = stage2.unmap(range, pool, &mut |_| ())?;
-        detached.free(pending.complete(), pool);
+        stage2.unmap(range, pool, Unwatched)?.complete().free(pool);
     }
     Ok(())
 }
@@ -149,26 +278,39 @@ fn unmap_harvest<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Fail
     let (steps, pages) = (guest.steps(GIB), guest.pages());
     let (stage2, pool) = guest.parts()?;
     let features = *stage2.features();
-    let (mut frames, mut accessed, mut dirty) = (0, 0, 0);
+    let mut seen = Harvest::default();
     for range in steps {
-        let (pending, detached) = stage2.unmap(range, pool, &mut |leaf| {
-            frames ^= leaf.descriptor.address().raw();
-            accessed += u64::from(leaf.descriptor.attributes(&features).accessed);
-            dirty += u64::from(leaf.descriptor.is_hardware_dirty());
-        })?;
-        detached.free(pending.complete(), pool);
+        let pending = stage2.unmap(range, pool, |leaf: Leaf| seen.see(leaf, &features))?;
+        pending.complete().free(pool);
     }
-    black_box(frames);
-    if (accessed, dirty) != (pages, pages) {
+    black_box(seen.frames);
+    if (seen.accessed, seen.dirty) != (pages, pages) {
         return Err(Failure::Unexpected("what hardware recorded was lost"));
     }
     Ok(())
 }
 
+/// What is taken from leaves.
+#[derive(Default)]
+struct Harvest {
+    frames: u64,
+    accessed: u64,
+    dirty: u64,
+}
+
+impl Harvest {
+    #[inline(always)]
+    fn see(&mut self, leaf: Leaf, features: &Features) {
+        self.frames ^= leaf.descriptor.address().raw();
+        self.accessed += u64::from(leaf.descriptor.attributes(features).accessed);
+        self.dirty += u64::from(leaf.descriptor.is_hardware_dirty());
+    }
+}
+
 /// Unmaps and frees everything, the root too.
 fn destroy<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let (stage2, pool) = guest.take()?;
-    let _root = stage2.destroy(pool, &mut |_| ())?;
+    let _root = stage2.destroy(pool, Unwatched)?;
     Ok(())
 }
 
@@ -185,8 +327,9 @@ fn scan_dirty_1in10<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), F
 
 fn scan_dirty<const COUNT: bool>(guest: &mut Guest<COUNT>, marked: u64) -> Result<(), Failure> {
     let range = guest.range();
-    let (stage2, _) = guest.parts()?;
+    let (stage2, pool) = guest.parts()?;
     let mut found = 0;
-    let _flushed = stage2.clean(range, &mut |_| found += 1)?.complete();
+    let pending = stage2.clean(range, &mut |marked| found += u64::from(marked.mask.count_ones()))?;
+    pending.complete().free(pool);
     if found == marked { Ok(()) } else { Err(Failure::Unexpected("not all marked pages were found")) }
 }

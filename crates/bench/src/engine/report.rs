@@ -9,6 +9,8 @@ use twofold_stage2::Features;
 use super::guest::IPA_BITS;
 use super::platform::FEATURES;
 use super::row::{PerUnit, Unit};
+use super::threads;
+use super::visits::Visits;
 use crate::machine::{Machine, huge_pages};
 use crate::statistics::Spread;
 
@@ -17,6 +19,9 @@ use crate::statistics::Spread;
 pub struct Report {
     operations: Vec<Measured>,
     limits: Vec<Measured>,
+    /// `None` where there is one CPU only.
+    threads: Option<Vec<threads::Measured>>,
+    visits: Option<Visits>,
     configuration: Configuration,
     machine: Machine,
 }
@@ -70,7 +75,7 @@ impl Configuration {
         let huge =
             self.huge_page_bytes.map_or_else(String::new, |bytes| format!(", {} MiB in huge pages", bytes >> 20));
         format!(
-            "{} build {}, {} GiB of guest memory in {} KiB pages, {} bits of IPA{huge}, {}, one thread, its CPU time, medians of {}; \
+            "{} build {}, {} GiB of guest memory in {} KiB pages, {} bits of IPA{huge}, {}, one thread, its CPU time (two threads: time on the wall), medians of {}; \
              TLBI, DSB and cache operations are free and counted",
             self.build,
             self.version,
@@ -85,28 +90,69 @@ impl Configuration {
 
 impl Report {
     /// Of these rows, on this machine.
-    pub fn new(operations: Vec<Measured>, limits: Vec<Measured>, configuration: Configuration) -> Self {
-        Self { operations, limits, configuration, machine: Machine::this() }
+    pub fn new(
+        operations: Vec<Measured>,
+        limits: Vec<Measured>,
+        threads: Option<Vec<threads::Measured>>,
+        visits: Option<Visits>,
+        configuration: Configuration,
+    ) -> Self {
+        Self { operations, limits, threads, visits, configuration, machine: Machine::this() }
     }
 
     /// For people.
     pub fn shown(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-        table.set_header(["operation", "unit", "median", "min", "max", "tlbi", "dsb", "lines", "tables", "atomics"]);
-        for row in self.operations.iter().chain(&self.limits) {
+        let parts = [
+            Some(self.operations_shown()),
+            self.visits.map(visits_shown),
+            self.threads_shown(),
+            Some(format!("machine: {}\nwhat: {}", self.machine.shown(), self.configuration.shown())),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
+    }
+
+    fn operations_shown(&self) -> String {
+        let rows = self.operations.iter().chain(&self.limits).map(|row| {
             let (spread, counts) = (row.spread, row.counts);
             let mut cells = vec![row.name.to_owned(), row.unit.name().to_owned()];
             cells.extend([spread.median, spread.min, spread.max].map(nanoseconds));
             cells.extend([counts.tlbi, counts.dsb, counts.lines_cleaned, counts.tables, counts.atomics].map(events));
-            table.add_row(cells);
-        }
-        for column in table.column_iter_mut().skip(2) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        let lines: Vec<_> = table.lines().map(|line| line.trim_end().to_owned()).collect();
-        format!("{}\n\nmachine: {}\nwhat: {}", lines.join("\n"), self.machine.shown(), self.configuration.shown())
+            cells
+        });
+        let header = ["operation", "unit", "median", "min", "max", "tlbi", "dsb", "lines", "tables", "atomics"];
+        table(&header, rows, 2)
     }
+
+    fn threads_shown(&self) -> Option<String> {
+        let Some(rows) = &self.threads else {
+            return Some("two threads: not measured, there is one CPU only".to_owned());
+        };
+        let rows = rows.iter().map(|row| {
+            let (name, ratios, times, share) = row.cells();
+            let ratios = ratios.map(|ratio| format!("{ratio:.2}"));
+            let share = format!("{:.0} %", share * 100.0);
+            std::iter::once(name.to_owned()).chain(ratios).chain(times.map(nanoseconds)).chain([share]).collect()
+        });
+        let header = ["two threads", "ratio", "min", "max", "bar", "one ns/page", "two ns/page", "of their CPUs"];
+        (rows.len() > 0).then(|| table(&header, rows, 1))
+    }
+}
+
+fn visits_shown(visits: Visits) -> String {
+    let Visits { every_level, leaves_skipped } = visits;
+    format!("entries visited, all split: {every_level} at every level, {leaves_skipped} with level 3 skipped")
+}
+
+/// A table whose first columns are `words`.
+fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>, words: usize) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.iter().copied());
+    table.add_rows(rows);
+    for column in table.column_iter_mut().skip(words) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
 }
 
 /// With three digits that mean something.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use serde::Serialize;
 
 use super::arena::Arena;
-use super::guest::{End, Failure, Guest, PAGE, Start};
+use super::guest::{BLOCK, End, Failure, GIB, Guest, PAGE, Start};
 use super::platform::Counts;
 use crate::clock::Moment;
 
@@ -50,6 +50,12 @@ pub enum Unit {
     /// A page table entry of level 3.
     #[serde(rename = "ns/pte")]
     Page,
+    /// A block of 2 MiB.
+    #[serde(rename = "ns/block")]
+    Block,
+    /// A block of 1 GiB.
+    #[serde(rename = "ns/block")]
+    Gib,
 }
 
 impl Unit {
@@ -57,6 +63,7 @@ impl Unit {
     pub fn name(self) -> &'static str {
         match self {
             Self::Page => "ns/pte",
+            Self::Block | Self::Gib => "ns/block",
         }
     }
 
@@ -64,6 +71,8 @@ impl Unit {
     pub fn count(self, size: u64) -> u64 {
         match self {
             Self::Page => size / PAGE,
+            Self::Block => size / BLOCK,
+            Self::Gib => size / GIB,
         }
     }
 }
@@ -79,7 +88,7 @@ pub struct PerUnit {
     pub lines_cleaned: Option<f64>,
     /// Table pages taken, and given back.
     pub tables: Option<f64>,
-    /// Atomic read-modify-writes. The platform does not see them.
+    /// Atomic read-modify-writes.
     pub atomics: Option<f64>,
 }
 
@@ -106,7 +115,7 @@ impl Row {
             dsb: per_unit(counts.dsb.get()),
             lines_cleaned: per_unit(counts.lines_cleaned.get()),
             tables: per_unit(guest.tables_turned_over()),
-            atomics: None,
+            atomics: per_unit(counts.atomics.get()),
         };
         guest.check(self.end)?;
         Ok(result)

@@ -64,6 +64,8 @@ pub struct Sight {
 
 /// Called with each event as it happens, and the VTTBR that was loaded.
 type Hook = Box<dyn FnMut(&Event, u64)>;
+/// Called before each atomic read-modify-write.
+type AtomicHook = Box<dyn FnMut()>;
 
 /// One CPU, its memory, and the record.
 pub struct Machine {
@@ -74,6 +76,7 @@ pub struct Machine {
     guest: Cell<Option<Mmu>>,
     watched: RefCell<Vec<(Ipa, Option<Sight>)>>,
     hook: RefCell<Option<Hook>>,
+    atomic_hook: RefCell<Option<AtomicHook>>,
 }
 
 impl Machine {
@@ -86,11 +89,17 @@ impl Machine {
             guest: Cell::new(None),
             watched: RefCell::default(),
             hook: RefCell::default(),
+            atomic_hook: RefCell::default(),
         })
     }
 
     pub fn set_hook(&self, hook: impl FnMut(&Event, u64) + 'static) {
         *self.hook.borrow_mut() = Some(Box::new(hook));
+    }
+
+    /// Between two events there is no other place where something can happen unseen than these.
+    pub fn set_atomic_hook(&self, hook: impl FnMut() + 'static) {
+        *self.atomic_hook.borrow_mut() = Some(Box::new(hook));
     }
 
     pub fn loaded(&self) -> u64 {
@@ -218,6 +227,16 @@ unsafe impl Platform for Host {
     fn record(&self, pa: Pa) -> &Record {
         self.0.arena.record(pa)
     }
+
+    fn pause(&self) {
+        panic!("the engine waits for another CPU, and there is none");
+    }
+
+    fn on_atomic(&self) {
+        if let Some(hook) = &mut *self.0.atomic_hook.borrow_mut() {
+            hook();
+        }
+    }
 }
 
 /// Table pages, each of which is either here or with the tree.
@@ -226,7 +245,7 @@ pub struct Pool {
     donated: Donated,
     free: Vec<Pa>,
     pub out: BTreeSet<Pa>,
-    /// How many more may be taken.
+    /// How many more may be taken; what is given back may be taken again.
     pub limit: usize,
 }
 
@@ -245,6 +264,15 @@ impl twofold_stage2::TableSource for Pool {
         self.machine.record(Event::Give(pa));
         self.machine.arena.spoil(pa, KIB_4);
         self.free.push(pa);
+        self.limit = self.limit.saturating_add(1);
+    }
+}
+
+impl Drop for Pool {
+    /// The test is over. Hooks may hold the machine that they are in.
+    fn drop(&mut self) {
+        let hooks = (self.machine.hook.take(), self.machine.atomic_hook.take());
+        drop(hooks);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Error, Relaxed};
+use twofold_stage2::{Error, Marked, Relaxed};
 
 const WRITABLE: u64 = 1 << 7;
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
@@ -100,7 +100,6 @@ fn without_writes_hardware_may_not_grant_them_either() {
     assert!(guest.events().ends_with(&flush), "a TLB that still grants writes has to be told");
 }
 
-/// Allowing execution is the same whoever allows it: instruction caches first.
 #[test]
 fn execution_is_granted_after_invalidating_code() {
     let code = [Event::Dsb(Domain::Ish), Event::InvalidateCode(frame(0), KIB_4), Event::Dsb(Domain::Ish)];
@@ -111,11 +110,6 @@ fn execution_is_granted_after_invalidating_code() {
     map(&mut guest, BASE, frame(0), Level::L3, &RAM);
     assert_eq!(guest.stage2.relax(BASE, Access::ALL), Ok(Relaxed::Widened));
     assert_eq!(guest.events(), [&code[..], &granted, &on_this_cpu(BASE, 3)].concat());
-
-    let _ = guest.stage2.protect(range(BASE, KIB_4), Access::READ_WRITE, &mut guest.pool).unwrap().complete();
-    guest.events();
-    let _ = guest.stage2.protect(range(BASE, KIB_4), Access::ALL, &mut guest.pool).unwrap().complete();
-    assert_eq!(guest.events(), [&code[..], &granted, &by_leaf(BASE, Some(3))].concat());
 }
 
 /// Devices have no lines; here they have not even a pointer.
@@ -125,8 +119,6 @@ fn execution_of_a_device_touches_no_cache() {
     map(&mut guest, BASE, Pa::new(0x0900_0000), Level::L3, &Attributes::device());
     assert_eq!(guest.stage2.relax(BASE, Access::ALL), Ok(Relaxed::Widened));
     assert_eq!(guest.events(), on_this_cpu(BASE, 3));
-    let _ = guest.stage2.protect(range(BASE, KIB_4), Access::READ, &mut guest.pool).unwrap().complete();
-    let _ = guest.stage2.protect(range(BASE, KIB_4), Access::ALL, &mut guest.pool).unwrap().complete();
     assert_eq!(guest.walk(BASE).unwrap().access(), Access::ALL);
 }
 
@@ -184,14 +176,13 @@ fn cleaning_takes_the_recorded_writes_and_flushes_them() {
     guest.watch(dirty);
 
     let mut told = Vec::new();
-    let pending = guest.stage2.clean(range(BASE, 8 * KIB_4), &mut |leaf| told.push(leaf)).unwrap();
+    let pending = guest.stage2.clean(range(BASE, 8 * KIB_4), &mut |marked| told.push(marked)).unwrap();
     let cleaning = guest.machine.events();
     let _ = pending.complete();
 
     assert_eq!(cleaning, [sees(dirty, 3, frame(2 * KIB_4), Access::READ)]);
     assert_eq!(guest.events(), by_leaf(dirty, Some(3)));
-    assert_eq!(told.iter().map(|leaf| leaf.ipa).collect::<Vec<_>>(), [dirty]);
-    assert!(told[0].descriptor.is_hardware_dirty());
+    assert_eq!(told, [Marked { ipa: BASE, level: Level::L3, mask: 0b100 }]);
     assert!(guest.walk(dirty).unwrap().dirty_by_hardware(), "hardware goes on recording");
     assert!(guest.walk(BASE + 4 * KIB_4).unwrap().access().write);
 

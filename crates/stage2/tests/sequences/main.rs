@@ -8,9 +8,14 @@
 mod platform;
 
 mod change;
+mod coalesce;
 mod flush;
 mod map;
 mod map_over;
+mod peers;
+mod pending;
+mod protect;
+mod split;
 mod unmap;
 
 use platform::tlb::Reach;

@@ -5,7 +5,13 @@ use super::*;
 use crate::platform::{KIB_4, MIB_2, frame, table};
 use twofold_stage2::{Error, Memory};
 
-const TAKE_TWO: [Event; 2] = [Event::Take(Pa::new(0x8_4001_0000)), Event::Take(Pa::new(0x8_4001_1000))];
+/// Each table is made visible when it is linked: another CPU may map below it at once.
+const TAKE_TWO: [Event; 4] = [
+    Event::Take(Pa::new(0x8_4001_0000)),
+    Event::Dsb(Domain::IshSt),
+    Event::Take(Pa::new(0x8_4001_1000)),
+    Event::Dsb(Domain::IshSt),
+];
 const CLEAN: [Event; 2] = [Event::Clean(Pa::new(0x10_0000_0000), KIB_4), Event::Dsb(Domain::Ish)];
 /// What was written there before is to be seen by what is fetched after.
 const CODE: [Event; 3] =
@@ -93,8 +99,9 @@ fn a_block_is_maintained_as_a_whole() {
     let attributes = Attributes::ram(Access::ALL);
     assert_eq!(guest.stage2.map(BASE, frame(0), Level::L2, &attributes, &mut guest.pool), Ok(Mapped::New));
     let expected = [
-        &[Event::Take(table(0)), Event::Clean(frame(0), MIB_2), Event::Dsb(Domain::Ish)],
-        &[Event::Dsb(Domain::Ish), Event::InvalidateCode(frame(0), MIB_2), Event::Dsb(Domain::Ish)][..],
+        &TAKE_TWO[..2],
+        &[Event::Clean(frame(0), MIB_2), Event::Dsb(Domain::Ish)],
+        &[Event::Dsb(Domain::Ish), Event::InvalidateCode(frame(0), MIB_2), Event::Dsb(Domain::Ish)],
         &[sees(BASE, 2, frame(0), Access::ALL), Event::Dsb(Domain::IshSt)],
     ];
     assert_eq!(guest.events(), expected.concat());
@@ -106,7 +113,7 @@ fn beyond_so_many_lines_all_code_is_invalidated() {
     let mut guest = guest(Features { instruction_line: 1024, forced_write_back: true, ..PIPT });
     let attributes = Attributes::ram(Access::ALL);
     assert_eq!(guest.stage2.map(BASE, frame(0), Level::L2, &attributes, &mut guest.pool), Ok(Mapped::New));
-    let expected = [&[Event::Take(table(0))], &ALL_CODE[..], &[Event::Dsb(Domain::IshSt)]];
+    let expected = [&TAKE_TWO[..2], &ALL_CODE, &[Event::Dsb(Domain::IshSt)]];
     assert_eq!(guest.events(), expected.concat());
 }
 
@@ -119,8 +126,10 @@ fn tables_are_zeroed_before_they_are_linked() {
     let expected = [
         Event::Take(table(0)),
         Event::Zero(table(0), KIB_4),
+        Event::Dsb(Domain::IshSt),
         Event::Take(table(1)),
         Event::Zero(table(1), KIB_4),
+        Event::Dsb(Domain::IshSt),
         Event::Dsb(Domain::IshSt),
     ];
     assert_eq!(guest.events(), expected);

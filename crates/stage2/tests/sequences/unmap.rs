@@ -3,15 +3,18 @@
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame, table};
+use twofold_stage2::{Leaf, Memory, Thresholds, Unwatched};
+
+const WRITABLE: u64 = 1 << 7;
 
 /// Unmaps, completes, frees; returns what was recorded up to the end of the flush and after it.
 fn unmap(guest: &mut Guest, range: IpaRange) -> (Vec<Event>, Vec<Event>) {
     guest.events();
-    let (pending, detached) = guest.stage2.unmap(range, &mut guest.pool, &mut |_| ()).unwrap();
+    let pending = guest.stage2.unmap(range, &mut guest.pool, Unwatched).unwrap();
     guest.machine.events();
     let flushed = pending.complete();
     let flush = guest.machine.events();
-    detached.free(flushed, &mut guest.pool);
+    flushed.free(&mut guest.pool);
     (flush, guest.events())
 }
 
@@ -23,19 +26,37 @@ fn flush(guest: &mut Guest, range: IpaRange) -> Vec<Event> {
     flush
 }
 
+/// A guest whose first table of pages stays whatever else is unmapped, by its last page.
+fn guest_with_table(features: Features) -> Guest {
+    let mut guest = guest(features);
+    map_pages(&mut guest, BASE + 511 * KIB_4, frame(511 * KIB_4), 1);
+    guest
+}
+
+fn gives(events: &[Event]) -> usize {
+    assert!(events.iter().all(|event| matches!(event, Event::Give(_))), "{events:x?}");
+    events.len()
+}
+
+/// Those of several leaves of a level, one by one.
+fn singles(count: u64, span: u64, level: u8) -> Vec<Event> {
+    let leaf = |index| (Tlbi::Ipas2Le1Is, Reach::At(BASE + index * span, Some(level)));
+    by_ipa(&(0..count).map(leaf).collect::<Vec<_>>())
+}
+
 #[test]
 fn a_leaf_is_gone_before_its_flush() {
     for (level, size) in [(Level::L3, KIB_4), (Level::L2, MIB_2), (Level::L1, GIB)] {
         let mut guest = guest(HINTS);
         map(&mut guest, BASE, frame(0), level, &RAM);
+        map(&mut guest, BASE + size, frame(size), level, &RAM);
         guest.watch(BASE);
         let mut removed = Vec::new();
-        let (pending, detached) =
-            guest.stage2.unmap(range(BASE, size), &mut guest.pool, &mut |leaf| removed.push(leaf)).unwrap();
+        let pending = guest.stage2.unmap(range(BASE, size), &mut guest.pool, |leaf: Leaf| removed.push(leaf)).unwrap();
         let unmapping = guest.machine.events();
         let flushed = pending.complete();
         let flush = guest.machine.events();
-        assert_eq!(detached.free(flushed, &mut guest.pool), 0);
+        assert_eq!(flushed.free(&mut guest.pool), 0);
 
         assert_eq!(unmapping, vec![sees_nothing(BASE)]);
         assert_eq!(flush, by_leaf(BASE, Some(level.raw())));
@@ -50,50 +71,108 @@ fn what_hardware_recorded_is_handed_over() {
     let mut guest = guest(HINTS);
     let clean = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
     map(&mut guest, BASE, frame(0), Level::L3, &clean);
-    guest.machine.hardware_sets(guest.walk(BASE).unwrap().entry, 1 << 7);
+    guest.machine.hardware_sets(guest.walk(BASE).unwrap().entry, WRITABLE);
     let mut dirty = None;
-    let removed = &mut |leaf: twofold_stage2::Leaf| dirty = Some(leaf.descriptor.is_hardware_dirty());
-    let (pending, _) = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, removed).unwrap();
-    let _ = pending.complete();
+    let removed = |leaf: Leaf| dirty = Some(leaf.descriptor.is_hardware_dirty());
+    let _ = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, removed).unwrap().complete().free(&mut guest.pool);
     assert_eq!(dirty, Some(true));
+}
+
+/// The posted combined dirty log reads dirty state before the break: a write through a TLB or a walk that is still under
+/// way is lost. Here hardware writes when the flush has nearly ended.
+#[test]
+fn what_hardware_records_in_a_table_until_its_flush_is_complete_is_handed_over() {
+    let mut guest = guest(RANGES);
+    let clean = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+    for page in 0..4 {
+        map(&mut guest, BASE + page * KIB_4, frame(page * KIB_4), Level::L3, &clean);
+    }
+    let (machine, entry) = (guest.machine.clone(), guest.walk(BASE + 2 * KIB_4).unwrap().entry);
+    guest.machine.set_hook(move |event, _| {
+        if matches!(event, Event::Tlbi(Tlbi::VmallE1Is, _)) {
+            machine.hardware_sets(entry, WRITABLE);
+        }
+    });
+    let mut told = Vec::new();
+    let removed = |leaf: Leaf| told.push((leaf.ipa, leaf.descriptor.is_hardware_dirty()));
+    let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, removed).unwrap();
+    pending.complete().free(&mut guest.pool);
+    assert_eq!(told, [0, 1, 2, 3].map(|page| (BASE + page * KIB_4, page == 2)));
 }
 
 #[test]
 fn no_level_is_hinted_at_without_the_feature() {
-    let mut guest = guest(Features { tlbi_level_hint: false, ..HINTS });
+    let mut guest = guest_with_table(Features { tlbi_level_hint: false, ..HINTS });
     map_pages(&mut guest, BASE, frame(0), 1);
     assert_eq!(flush(&mut guest, range(BASE, KIB_4)), by_leaf(BASE, None));
 }
 
 #[test]
 fn without_range_operations_each_page_goes_alone() {
-    let mut guest = guest(HINTS);
+    let mut guest = guest_with_table(HINTS);
     map_pages(&mut guest, BASE, frame(0), 65);
-    let singles = |pages: u64| {
-        let leaf = |page| (Tlbi::Ipas2Le1Is, Reach::At(BASE + page * KIB_4, Some(3)));
-        by_ipa(&(0..pages).map(leaf).collect::<Vec<_>>())
-    };
-    assert_eq!(flush(&mut guest, range(BASE, 2 * KIB_4)), singles(2));
+    assert_eq!(flush(&mut guest, range(BASE, 2 * KIB_4)), singles(2, KIB_4, 3));
     map_pages(&mut guest, BASE, frame(0), 2);
-    assert_eq!(flush(&mut guest, range(BASE, 64 * KIB_4)), singles(64));
+    assert_eq!(flush(&mut guest, range(BASE, 64 * KIB_4)), singles(64, KIB_4, 3));
     map_pages(&mut guest, BASE, frame(0), 64);
     assert_eq!(flush(&mut guest, range(BASE, 65 * KIB_4)), by_vmid());
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "full tables take too long there")]
+fn the_threshold_without_range_operations_can_be_moved_both_ways() {
+    for most in [0, 1, 3, 200] {
+        let mut guest = guest_with_table(HINTS);
+        let thresholds = Thresholds { singles: most, ranged_pages: 0 };
+        guest.stage2 = guest.stage2.with_thresholds(thresholds);
+        for count in [1, most, most + 1] {
+            map_pages(&mut guest, BASE, frame(0), count);
+            // One leaf always goes alone.
+            let expected = if count <= most.max(1) { singles(count, KIB_4, 3) } else { by_vmid() };
+            if count > 0 {
+                assert_eq!(flush(&mut guest, range(BASE, count * KIB_4)), expected, "{count} of {most}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_threshold_with_range_operations_can_be_moved_both_ways() {
+    let by_range = |size| by_ipa(&[(Tlbi::Ripas2Le1Is, Reach::Range(BASE, BASE + size, Some(1)))]);
+    for (most, giga_bytes, expected) in [
+        (GIB / KIB_4, 2, by_vmid()),
+        (2 * GIB / KIB_4, 2, by_range(2 * GIB)),
+        (2 * GIB / KIB_4, 3, by_vmid()),
+        // One operand of the largest scale covers 8 GiB: the ninth takes another.
+        (
+            9 * GIB / KIB_4,
+            9,
+            by_ipa(&[
+                (Tlbi::Ripas2Le1Is, Reach::Range(BASE, BASE + 8 * GIB, Some(1))),
+                (Tlbi::Ripas2Le1Is, Reach::Range(BASE + 8 * GIB, BASE + 9 * GIB, Some(1))),
+            ]),
+        ),
+    ] {
+        let mut guest = guest(RANGES);
+        guest.stage2 = guest.stage2.with_thresholds(Thresholds { singles: 1000, ranged_pages: most });
+        (0..giga_bytes).for_each(|at| map(&mut guest, BASE + at * GIB, frame(at * GIB), Level::L1, &RAM));
+        assert_eq!(flush(&mut guest, range(BASE, giga_bytes * GIB)), expected, "{giga_bytes} GiB of {most} pages");
+    }
+}
+
+#[test]
 fn blocks_go_one_by_one_not_page_by_page() {
     let mut guest = guest(HINTS);
-    for index in 0..3 {
+    for index in 0..4 {
         map(&mut guest, BASE + index * MIB_2, frame(index * MIB_2), Level::L2, &RAM);
     }
-    let leaf = |index| (Tlbi::Ipas2Le1Is, Reach::At(BASE + index * MIB_2, Some(2)));
-    assert_eq!(flush(&mut guest, range(BASE, 3 * MIB_2)), by_ipa(&[leaf(0), leaf(1), leaf(2)]));
+    assert_eq!(flush(&mut guest, range(BASE, 3 * MIB_2)), singles(3, MIB_2, 2));
 }
 
 /// 66 pages are 64 by scale 1 and 2 by scale 0.
 #[test]
 fn with_range_operations_a_few_take_all() {
-    let mut guest = guest(RANGES);
+    let mut guest = guest_with_table(RANGES);
     map_pages(&mut guest, BASE, frame(0), 66);
     let (middle, end) = (BASE + 64 * KIB_4, BASE + 66 * KIB_4);
     let parts = [
@@ -105,7 +184,7 @@ fn with_range_operations_a_few_take_all() {
 
 #[test]
 fn an_odd_page_goes_alone() {
-    let mut guest = guest(RANGES);
+    let mut guest = guest_with_table(RANGES);
     map_pages(&mut guest, BASE, frame(0), 5);
     let expected = [
         (Tlbi::Ripas2Le1Is, Reach::Range(BASE, BASE + 4 * KIB_4, Some(3))),
@@ -116,9 +195,9 @@ fn an_odd_page_goes_alone() {
 
 #[test]
 fn one_leaf_is_a_single_operation_even_with_ranges() {
-    let mut guest = guest(RANGES);
-    map(&mut guest, BASE, frame(0), Level::L2, &RAM);
-    assert_eq!(flush(&mut guest, range(BASE, MIB_2)), by_leaf(BASE, Some(2)));
+    let mut guest = guest_with_table(RANGES);
+    map(&mut guest, BASE + MIB_2, frame(0), Level::L2, &RAM);
+    assert_eq!(flush(&mut guest, range(BASE + MIB_2, MIB_2)), by_leaf(BASE + MIB_2, Some(2)));
 }
 
 /// No level is common to both.
@@ -126,7 +205,7 @@ fn one_leaf_is_a_single_operation_even_with_ranges() {
 fn leaves_of_two_levels_go_without_a_hint() {
     let mut guest = guest(RANGES);
     map(&mut guest, BASE, frame(0), Level::L2, &RAM);
-    map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 2);
+    map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 3);
     let end = BASE + MIB_2 + 2 * KIB_4;
     let flush = flush(&mut guest, BASE..end);
     let reaches = [
@@ -148,7 +227,7 @@ fn beyond_the_largest_range_the_whole_guest_goes() {
     let reach = Reach::Range(BASE, end, Some(1));
     assert_eq!(flush(&mut guest, BASE..end), by_ipa(&[(Tlbi::Ripas2Le1Is, reach)]));
     map_8_gib(&mut guest);
-    map_pages(&mut guest, end, frame(8 * GIB), 1);
+    map_pages(&mut guest, end, frame(8 * GIB), 2);
     assert_eq!(flush(&mut guest, BASE..end + KIB_4), by_vmid());
 }
 
@@ -157,10 +236,11 @@ fn beyond_the_largest_range_the_whole_guest_goes() {
 fn a_table_is_freed_after_its_flush() {
     let mut guest = guest(RANGES);
     map_pages(&mut guest, BASE, frame(0), 3);
+    map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 1);
     let (flush, freed) = unmap(&mut guest, range(BASE, MIB_2));
     assert_eq!(flush, by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + MIB_2, None))]));
     assert_eq!(freed, [Event::Give(table(1))]);
-    assert_eq!(guest.scan().links.len(), 1);
+    assert_eq!(guest.scan().links.len(), 2);
 }
 
 /// The leaf behind it changes nothing for the table's walk entries.
@@ -169,8 +249,9 @@ fn a_table_among_leaves_decides_for_all() {
     let mut guest = guest(RANGES);
     map(&mut guest, BASE, frame(0), Level::L2, &RAM);
     map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 1);
-    map(&mut guest, BASE + 2 * MIB_2, frame(2 * MIB_2), Level::L2, &RAM);
-    map(&mut guest, BASE + 3 * MIB_2, frame(3 * MIB_2), Level::L2, &RAM);
+    for index in 2..5 {
+        map(&mut guest, BASE + index * MIB_2, frame(index * MIB_2), Level::L2, &RAM);
+    }
     let (flush, freed) = unmap(&mut guest, range(BASE, 4 * MIB_2));
     assert_eq!(flush, by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + 4 * MIB_2, None))]));
     assert_eq!(freed, [Event::Give(table(1))]);
@@ -181,27 +262,50 @@ fn without_range_operations_a_table_takes_the_whole_guest() {
     let mut guest = guest(HINTS);
     map_pages(&mut guest, BASE, frame(0), 3);
     let (flush, freed) = unmap(&mut guest, range(BASE, MIB_2));
-    assert_eq!((flush, freed), (by_vmid(), vec![Event::Give(table(1))]));
+    assert_eq!((flush, gives(&freed)), (by_vmid(), 2));
 }
 
-/// A table without a leaf in it can be in a walk cache all the same.
+/// One invalidation, by address and of all levels, ends the leaf and the walk entries that led to it.
+#[test]
+fn a_table_goes_with_its_last_entry() {
+    for (features, level, size, tables) in
+        [(HINTS, Level::L3, KIB_4, 2), (RANGES, Level::L3, KIB_4, 2), (RANGES, Level::L2, MIB_2, 1)]
+    {
+        let mut guest = guest(features);
+        map(&mut guest, BASE, frame(0), level, &RAM);
+        let (flush, freed) = unmap(&mut guest, range(BASE, size));
+        let reach = if size == KIB_4 {
+            (Tlbi::Ipas2E1Is, Reach::At(BASE, None))
+        } else {
+            (Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + size, None))
+        };
+        assert_eq!((flush, gives(&freed)), (by_ipa(&[reach]), tables));
+        assert_eq!(guest.scan(), platform::mmu::Scan::default());
+    }
+}
+
+/// A table that a mapping left empty, since its page was taken and then there was none for the next level, can be in a
+/// walk cache all the same.
 #[test]
 fn an_empty_table_is_flushed_before_it_is_freed() {
     let mut guest = guest(RANGES);
-    map_pages(&mut guest, BASE, frame(0), 1);
-    flush(&mut guest, range(BASE, KIB_4));
-    let (flush, freed) = unmap(&mut guest, range(BASE, MIB_2));
-    assert_eq!(flush, by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + MIB_2, None))]));
-    assert_eq!(freed, [Event::Give(table(1))]);
+    guest.pool.limit = 1;
+    assert!(guest.stage2.map(BASE, frame(0), Level::L3, &RAM, &mut guest.pool).is_err());
+    let (flush, freed) = unmap(&mut guest, range(BASE, GIB));
+    assert_eq!(flush, by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + GIB, None))]));
+    assert_eq!(freed, [Event::Give(table(0))]);
 }
 
 #[test]
-fn a_table_that_is_partly_in_the_range_stays() {
+fn a_table_that_is_partly_in_the_range_stays_while_something_is_in_it() {
     let mut guest = guest(RANGES);
-    map_pages(&mut guest, BASE, frame(0), 4);
+    map_pages(&mut guest, BASE, frame(0), 5);
     let expected = by_ipa(&[(Tlbi::Ripas2Le1Is, Reach::Range(BASE, BASE + 4 * KIB_4, Some(3)))]);
-    assert_eq!(flush(&mut guest, range(BASE, MIB_2 - KIB_4)), expected);
+    assert_eq!(flush(&mut guest, range(BASE, 4 * KIB_4)), expected);
     assert_eq!(guest.pool.out.len(), 2);
+    let (flush, freed) = unmap(&mut guest, range(BASE + KIB_4, MIB_2 - KIB_4));
+    assert!(flush.contains(&Event::Tlbi(Tlbi::Ipas2E1Is, Reach::At(BASE + 511 * KIB_4, None))), "{flush:x?}");
+    assert_eq!(gives(&freed), 2);
 }
 
 #[test]
@@ -213,13 +317,12 @@ fn destroying_gives_every_page_back_and_flushes_once() {
     let root = guest.machine.loaded() & 0xffff_ffff_f000;
     let mut removed = 0;
     let (stage2, mut pool) = (guest.stage2, guest.pool);
-    let back = stage2.destroy(&mut pool, &mut |_| removed += 1).unwrap();
+    let back = stage2.destroy(&mut pool, |_| removed += 1).unwrap();
     assert_eq!((back.pa().raw(), back.size(), removed), (root, KIB_4, 5));
     let events = guest.machine.events();
     let (flush, freed) = events.split_at(4);
     assert_eq!(flush, by_vmid());
-    assert!(freed.iter().all(|event| matches!(event, Event::Give(_))));
-    assert_eq!((freed.len(), pool.out.len()), (7, 0));
+    assert_eq!((gives(freed), pool.out.len()), (7, 0));
 }
 
 #[test]
@@ -229,11 +332,11 @@ fn unmapping_a_part_of_a_block_leaves_the_rest() {
     let (page, neighbour) = (BASE + 3 * KIB_4, BASE + 4 * KIB_4);
     guest.watch(page);
     guest.watch(neighbour);
-    let (pending, detached) = guest.stage2.unmap(range(page, KIB_4), &mut guest.pool, &mut |_| ()).unwrap();
+    let pending = guest.stage2.unmap(range(page, KIB_4), &mut guest.pool, Unwatched).unwrap();
     let unmapping = guest.machine.events();
     let flushed = pending.complete();
     let flush = guest.machine.events();
-    assert_eq!(detached.free(flushed, &mut guest.pool), 0);
+    assert_eq!(flushed.free(&mut guest.pool), 0);
 
     let rw = Access::READ_WRITE;
     let expected = [
@@ -245,4 +348,39 @@ fn unmapping_a_part_of_a_block_leaves_the_rest() {
     assert_eq!(unmapping, expected.concat());
     assert_eq!(flush, by_leaf(page, Some(3)));
     assert_eq!(guest.scan().leaves.len(), 511);
+}
+
+/// What the guest wrote past the caches, or they hold of its memory, is settled when it cannot write any more.
+#[test]
+fn without_forced_write_back_each_leaf_is_cleaned_after_its_flush() {
+    let mut guest = guest_with_table(Features { tlbi_level_hint: true, ..PLAIN });
+    map_pages(&mut guest, BASE, frame(0), 3);
+    guest.watch(BASE);
+    let pending = guest.stage2.unmap(range(BASE, 2 * KIB_4), &mut guest.pool, Unwatched).unwrap();
+    assert!(pending.is_empty());
+    let _ = pending.complete();
+    let cleaned = |page| [Event::Clean(frame(page * KIB_4), KIB_4), Event::Dsb(Domain::Ish)];
+    assert_eq!(guest.events(), [&[sees_nothing(BASE)], &singles(2, KIB_4, 3)[..], &cleaned(0), &cleaned(1)].concat());
+}
+
+#[test]
+fn the_leaves_of_a_table_are_cleaned_after_its_flush_and_before_it_is_freed() {
+    let mut guest = guest(Features { tlbi_range: true, ..PLAIN });
+    map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 1);
+    map_pages(&mut guest, BASE, frame(0), 2);
+    let (flush, freed) = unmap(&mut guest, range(BASE, MIB_2));
+    assert_eq!(flush, by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + MIB_2, None))]));
+    // Those side by side at once.
+    assert_eq!(freed, [Event::Clean(frame(0), 2 * KIB_4), Event::Dsb(Domain::Ish), Event::Give(table(2))]);
+}
+
+/// A device has no lines, and memory that the guest never had cached none that its writes could be hidden behind.
+#[test]
+fn what_is_not_normal_memory_is_not_cleaned_when_it_goes() {
+    for memory in [Memory::Device, Memory::NonCacheable] {
+        let mut guest = guest_with_table(PLAIN);
+        map(&mut guest, BASE, frame(0), Level::L3, &Attributes { memory, ..RAM });
+        let _ = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, Unwatched).unwrap().complete();
+        assert_eq!(guest.events(), by_leaf(BASE, None));
+    }
 }

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How many entries a walk reads where everything is split already: what a split would cost that knew of nothing better
+//! than to look (source S0).
+
+use std::ops::ControlFlow;
+use std::rc::Rc;
+
+use serde::Serialize;
+use twofold_stage2::walk::{Entry, Visitor};
+use twofold_stage2::{Access, Attributes, Level, Levels};
+
+use super::arena::Arena;
+use super::guest::{End, Failure, GIB, Guest, Start};
+
+/// Visits of one walk each over all of a guest's memory: every entry that is read is visited once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Visits {
+    /// With entries of every level.
+    pub every_level: u64,
+    /// Where entries of level 3, which are leaves always, are skipped.
+    pub leaves_skipped: u64,
+}
+
+impl Visits {
+    /// Counts them in blocks of 1 GiB that were split to pages.
+    pub fn count(arena: Arena, size: u64) -> Result<Self, Failure> {
+        let mut guest = Guest::<false>::new(arena, Rc::default(), size, Start::Blocks(Level::L1, WRITABLE))?;
+        let range = guest.range();
+        let (stage2, pool) = guest.parts()?;
+        let _ = stage2.split(range.clone(), GIB, pool, |_, _| ControlFlow::Continue(()))?;
+        let (mut every, mut skipping) = (Every(0), Skipping(0));
+        stage2.walk(range.clone(), &mut every)?;
+        stage2.walk(range, &mut skipping)?;
+        guest.check(End::Pages(WRITABLE))?;
+        Ok(Self { every_level: every.0, leaves_skipped: skipping.0 })
+    }
+}
+
+const WRITABLE: Attributes = Attributes::ram(Access::READ_WRITE);
+
+/// Counts every entry.
+struct Every(u64);
+
+impl Visitor for Every {
+    const TABLE_BEFORE: bool = true;
+    type Error = Failure;
+
+    fn leaf(&mut self, _: &Entry) -> Result<(), Failure> {
+        self.0 += 1;
+        Ok(())
+    }
+
+    fn table_before(&mut self, _: &Entry) -> Result<(), Failure> {
+        self.0 += 1;
+        Ok(())
+    }
+}
+
+/// Counts every entry above level 3.
+struct Skipping(u64);
+
+impl Visitor for Skipping {
+    const TABLE_BEFORE: bool = true;
+    const SKIP: Levels = Levels::NONE.with(Level::L3);
+    type Error = Failure;
+
+    fn leaf(&mut self, _: &Entry) -> Result<(), Failure> {
+        self.0 += 1;
+        Ok(())
+    }
+
+    fn table_before(&mut self, _: &Entry) -> Result<(), Failure> {
+        self.0 += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::guest::{PAGE, table_pages};
+    use super::*;
+
+    #[test]
+    fn every_entry_is_visited_once() {
+        let arena = Arena::map((table_pages(2 * GIB) + 16) * PAGE).unwrap();
+        let visits = Visits::count(arena, 2 * GIB).unwrap();
+        assert_eq!(visits, Visits { every_level: 2 * (512 * 512 + 512 + 1), leaves_skipped: 2 * (512 + 1) });
+    }
+}

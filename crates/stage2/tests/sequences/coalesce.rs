@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Coalescing: clean, break, flush, make, and only then look through what went, and free it.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::*;
+use crate::platform::{KIB_4, MIB_2, frame, table};
+use twofold_stage2::{Coalesced, Leaf, Memory};
+
+const WRITABLE: u64 = 1 << 7;
+const RW: Access = Access::READ_WRITE;
+const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+const NO_FWB: Features = Features { forced_write_back: false, ..RANGES };
+
+fn coalesce(guest: &mut Guest, ipa: Ipa, level: Level, attributes: &Attributes) -> (Coalesced, Vec<Leaf>) {
+    let mut told = Vec::new();
+    let dirty = &mut |leaf| told.push(leaf);
+    let pa = frame(ipa - BASE);
+    let outcome = guest.stage2.coalesce(ipa, pa, level, attributes, &mut guest.pool, dirty);
+    (outcome.unwrap(), told)
+}
+
+fn done(tables: u64) -> (Coalesced, Vec<Leaf>) {
+    (Coalesced::Done { tables }, vec![])
+}
+
+/// The flush of a table of so many bytes: of walk entries too.
+fn by_table(size: u64) -> Vec<Event> {
+    by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + size, None))])
+}
+
+/// Fills a block with pages in one go.
+fn map_full(guest: &mut Guest, ipa: Ipa, attributes: &Attributes) {
+    let range = range(ipa, MIB_2);
+    guest.stage2.map_range(range, frame(ipa - BASE), Level::L3, attributes, &mut guest.pool).unwrap();
+    guest.events();
+}
+
+#[test]
+fn the_block_is_made_when_the_flush_is_complete_and_the_table_freed_after_that() {
+    let mut guest = guest(RANGES);
+    map_pages(&mut guest, BASE, frame(0), 4);
+    let (mapped, free) = (BASE, BASE + 9 * KIB_4);
+    guest.watch(mapped);
+    guest.watch(free);
+    assert_eq!(coalesce(&mut guest, BASE, Level::L2, &RAM), done(1));
+    let expected = [
+        vec![sees_nothing(mapped)],
+        by_table(MIB_2),
+        vec![sees(mapped, 2, frame(0), RW), sees(free, 2, frame(9 * KIB_4), RW), Event::Dsb(Domain::IshSt)],
+        vec![Event::Give(table(1))],
+    ];
+    assert_eq!(guest.events(), expected.concat());
+}
+
+/// A table of level 2 goes with the tables that are in it; blocks and pages are one block then.
+#[test]
+fn a_block_of_1_gib_takes_the_place_of_all_that_is_below() {
+    let mut guest = guest(RANGES);
+    map_pages(&mut guest, BASE, frame(0), 1);
+    map_full(&mut guest, BASE + MIB_2, &RAM);
+    map(&mut guest, BASE + 2 * MIB_2, frame(2 * MIB_2), Level::L2, &RAM);
+    guest.watch(BASE + MIB_2);
+    assert_eq!(coalesce(&mut guest, BASE, Level::L1, &RAM), done(3));
+    let events = guest.events();
+    let (begin, frees) = events.split_at(events.len() - 3);
+    let made = vec![sees(BASE + MIB_2, 1, frame(MIB_2), RW), Event::Dsb(Domain::IshSt)];
+    assert_eq!(begin, [vec![sees_nothing(BASE + MIB_2)], by_table(GIB), made].concat());
+    assert!(frees.iter().all(|event| matches!(event, Event::Give(_))), "{frees:x?}");
+    assert!(guest.pool.out.is_empty());
+    assert_eq!(guest.scan().leaves.len(), 1);
+}
+
+/// Reading dirty state before the break, as the posted combined dirty log does, loses what is written through a TLB up to
+/// the end of the flush. Here hardware writes at each of its steps.
+#[test]
+fn what_hardware_records_until_the_end_of_the_flush_is_told() {
+    for last_step in [Event::Dsb(Domain::IshSt), Event::Tlbi(Tlbi::VmallE1Is, Reach::Vmid)] {
+        let mut guest = guest(RANGES);
+        for page in [0, 1, 2, 511] {
+            map(&mut guest, BASE + page * KIB_4, frame(page * KIB_4), Level::L3, &CLEAN);
+        }
+        let before = guest.walk(BASE + KIB_4).unwrap().entry;
+        guest.machine.hardware_sets(before, WRITABLE);
+        let (machine, entry) = (guest.machine.clone(), guest.walk(BASE + 511 * KIB_4).unwrap().entry);
+        let written = Rc::new(Cell::new(false));
+        let is_written = written.clone();
+        guest.machine.set_hook(move |event, _| {
+            if *event == last_step && !is_written.replace(true) {
+                machine.hardware_sets(entry, WRITABLE);
+            }
+        });
+        let (outcome, told) = coalesce(&mut guest, BASE, Level::L2, &CLEAN);
+        assert_eq!(outcome, Coalesced::Done { tables: 1 });
+        assert!(told.iter().all(|leaf| leaf.descriptor.is_hardware_dirty() && leaf.level == Level::L3));
+        let told: Vec<_> = told.iter().map(|leaf| (leaf.ipa, leaf.descriptor.address())).collect();
+        assert_eq!(told, [1, 511].map(|page| (BASE + page * KIB_4, frame(page * KIB_4))));
+        assert!(!guest.walk(BASE).unwrap().access().write, "the block is as it was asked for");
+    }
+}
+
+#[test]
+fn writes_that_hardware_does_not_record_are_not_told() {
+    let mut guest = guest(RANGES);
+    map_pages(&mut guest, BASE, frame(0), 2);
+    assert_eq!(coalesce(&mut guest, BASE, Level::L2, &CLEAN), done(1));
+}
+
+/// Each of them was cleaned when it was mapped, and the guest has used them since.
+#[test]
+#[cfg_attr(miri, ignore = "full tables take too long there")]
+fn what_is_fully_mapped_is_not_cleaned_again() {
+    let mut guest = guest(NO_FWB);
+    map_full(&mut guest, BASE, &RAM);
+    assert_eq!(coalesce(&mut guest, BASE, Level::L2, &RAM), done(1));
+    let events = guest.events();
+    assert!(!events.iter().any(|event| matches!(event, Event::Clean(..))), "{events:x?}");
+}
+
+#[test]
+fn what_is_partly_mapped_is_cleaned_as_a_whole_before_the_break() {
+    let mut guest = guest(NO_FWB);
+    map_full(&mut guest, BASE, &RAM);
+    let unmapped = range(BASE + 7 * KIB_4, KIB_4);
+    let pending = guest.stage2.unmap(unmapped, &mut guest.pool, twofold_stage2::Unwatched).unwrap();
+    pending.complete().free(&mut guest.pool);
+    guest.watch(BASE);
+    assert_eq!(coalesce(&mut guest, BASE, Level::L2, &RAM), done(1));
+    let cleaned = vec![Event::Clean(frame(0), MIB_2), Event::Dsb(Domain::Ish)];
+    let made = vec![sees(BASE, 2, frame(0), RW), Event::Dsb(Domain::IshSt), Event::Give(table(1))];
+    assert_eq!(guest.events(), [cleaned, vec![sees_nothing(BASE)], by_table(MIB_2), made].concat());
+}
+
+/// They were made ready for another type: for forced write-back not at all.
+#[test]
+#[cfg_attr(miri, ignore = "full tables take too long there")]
+fn pages_of_another_type_were_not_cleaned_for_this_one() {
+    for (features, of_pages, of_block) in
+        [(RANGES, Memory::Normal, Memory::NonCacheable), (NO_FWB, Memory::Device, Memory::Normal)]
+    {
+        let mut guest = guest(features);
+        map_full(&mut guest, BASE, &Attributes { memory: of_pages, ..RAM });
+        let block = Attributes { memory: of_block, ..RAM };
+        assert_eq!(coalesce(&mut guest, BASE, Level::L2, &block), done(1));
+        assert!(guest.events().starts_with(&[Event::Clean(frame(0), MIB_2), Event::Dsb(Domain::Ish)]));
+    }
+}
+
+/// It has no lines; elsewhere than here not even a pointer.
+#[test]
+fn a_device_is_never_cleaned() {
+    let mut guest = guest(NO_FWB);
+    let device = Attributes::device();
+    map(&mut guest, BASE, Pa::new(0x0800_0000), Level::L3, &device);
+    guest.watch(BASE);
+    let uart = Pa::new(0x0800_0000);
+    let outcome =
+        guest.stage2.coalesce(BASE, uart, Level::L2, &device, &mut guest.pool, &mut |leaf| panic!("{leaf:?}"));
+    assert_eq!(outcome, Ok(Coalesced::Done { tables: 1 }));
+    let made = vec![sees(BASE, 2, uart, RW), Event::Dsb(Domain::IshSt), Event::Give(table(1))];
+    assert_eq!(guest.events(), [vec![sees_nothing(BASE)], by_table(MIB_2), made].concat());
+}
+
+/// Whoever cleaned for a block leaves no mark behind on the page of its table.
+#[test]
+#[cfg_attr(miri, ignore = "full tables take too long there")]
+fn a_table_page_that_was_coalesced_is_used_and_coalesced_again() {
+    let mut guest = guest(NO_FWB);
+    for at in 0..3 {
+        let ipa = BASE + at * MIB_2;
+        map_full(&mut guest, ipa, &RAM);
+        assert_eq!(coalesce(&mut guest, ipa, Level::L2, &RAM), done(1));
+    }
+    // By way of a table that went with the one above.
+    let _ = coalesce(&mut guest, BASE, Level::L1, &RAM);
+    map_full(&mut guest, BASE + GIB, &RAM);
+    assert_eq!(coalesce(&mut guest, BASE + GIB, Level::L2, &RAM), done(1));
+}
+
+#[test]
+fn where_no_table_is_it_is_a_mapping() {
+    let mut guest = guest(HINTS);
+    let outcome = coalesce(&mut guest, BASE, Level::L2, &RAM).0;
+    assert_eq!(outcome, Coalesced::Mapped(Mapped::New));
+    guest.events();
+    let entry = guest.stage2.look_up(BASE).unwrap().descriptor;
+    assert_eq!(coalesce(&mut guest, BASE, Level::L2, &RAM).0, Coalesced::Mapped(Mapped::Already(entry)));
+    assert_eq!(guest.events(), []);
+}
+
+/// Code is invalidated once, before the break.
+#[test]
+fn executable_memory_is_made_ready_before_the_break() {
+    let mut guest = guest(Features { instruction_cache_pipt: true, ..RANGES });
+    map_pages(&mut guest, BASE, frame(0), 1);
+    guest.watch(BASE);
+    assert_eq!(coalesce(&mut guest, BASE, Level::L2, &Attributes::ram(Access::ALL)), done(1));
+    let code = vec![Event::Dsb(Domain::Ish), Event::InvalidateCode(frame(0), MIB_2), Event::Dsb(Domain::Ish)];
+    let made = vec![sees(BASE, 2, frame(0), Access::ALL), Event::Dsb(Domain::IshSt), Event::Give(table(1))];
+    assert_eq!(guest.events(), [code, vec![sees_nothing(BASE)], by_table(MIB_2), made].concat());
+}

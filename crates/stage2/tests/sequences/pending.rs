@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What happens between a change and its flush: nobody makes anything of what is still in a TLB, and nobody vouches for
+//! what another one has changed and not flushed yet.
+
+use super::*;
+use crate::platform::{KIB_4, MIB_2, frame, table};
+use twofold_stage2::{Marked, Unwatched};
+
+/// Break-before-make has its invalidation between the two, whoever does either (Arm ARM D8.16.1).
+#[test]
+fn a_page_that_is_mapped_before_the_flush_of_the_old_one_flushes_first() {
+    let mut guest = guest(HINTS);
+    map_pages(&mut guest, BASE, frame(0), 2);
+    let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, Unwatched).unwrap();
+    guest.watch(BASE);
+    let outcome = guest.stage2.map(BASE, frame(GIB), Level::L3, &RAM, &mut guest.pool);
+    assert_eq!(outcome, Ok(Mapped::New));
+    let made = [sees(BASE, 3, frame(GIB), Access::READ_WRITE), Event::Dsb(Domain::IshSt)];
+    assert_eq!(guest.machine.events(), [&by_leaf(BASE, Some(3))[..], &made].concat());
+    let _ = pending.complete();
+}
+
+/// The walk entry that led to the table has to go as well, and the pages that it led to.
+#[test]
+fn a_block_that_is_mapped_before_the_flush_of_a_table_flushes_first() {
+    let mut guest = guest(RANGES);
+    map_pages(&mut guest, BASE, frame(0), 2);
+    map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 1);
+    let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, Unwatched).unwrap();
+    guest.watch(BASE);
+    let outcome = guest.stage2.map(BASE, frame(0), Level::L2, &RAM, &mut guest.pool);
+    assert_eq!(outcome, Ok(Mapped::New));
+    let flush = by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + MIB_2, None))]);
+    let made = [sees(BASE, 2, frame(0), Access::READ_WRITE), Event::Dsb(Domain::IshSt)];
+    assert_eq!(guest.machine.events(), [&flush[..], &made].concat());
+    pending.complete().free(&mut guest.pool);
+}
+
+#[test]
+fn a_table_that_is_linked_before_the_flush_of_the_old_one_flushes_first() {
+    let mut guest = guest(RANGES);
+    map_pages(&mut guest, BASE, frame(0), 2);
+    map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 1);
+    let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, Unwatched).unwrap();
+    guest.watch(BASE + KIB_4);
+    let outcome = guest.stage2.map(BASE + KIB_4, frame(GIB), Level::L3, &RAM, &mut guest.pool);
+    assert_eq!(outcome, Ok(Mapped::New));
+    let flush = by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + MIB_2, None))]);
+    let made =
+        [Event::Dsb(Domain::IshSt), sees(BASE + KIB_4, 3, frame(GIB), Access::READ_WRITE), Event::Dsb(Domain::IshSt)];
+    assert_eq!(guest.machine.events(), [&[Event::Take(table(3))], &flush[..], &made].concat());
+    pending.complete().free(&mut guest.pool);
+}
+
+/// Whoever unmaps what another one has unmapped may reuse what was there after its own flush.
+#[test]
+fn unmapping_what_is_unmapped_already_flushes_it_too() {
+    let mut guest = guest(RANGES);
+    map_pages(&mut guest, BASE, frame(0), 4);
+    let first = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, Unwatched).unwrap();
+    guest.events();
+    let second = guest.stage2.unmap(range(BASE, 2 * KIB_4), &mut guest.pool, Unwatched).unwrap();
+    let _ = second.complete();
+    let both = by_ipa(&[(Tlbi::Ripas2Le1Is, Reach::Range(BASE, BASE + 2 * KIB_4, Some(3)))]);
+    assert_eq!(guest.machine.events(), both);
+    let _ = first.complete();
+}
+
+/// The page is protected already, but a TLB may still let the guest write.
+#[test]
+fn protecting_what_another_change_has_protected_flushes_it_too() {
+    let mut guest = guest(HINTS);
+    map_pages(&mut guest, BASE, frame(0), 2);
+    let first = guest.stage2.write_protect(range(BASE, KIB_4)).unwrap();
+    let second = guest.stage2.write_protect(range(BASE, KIB_4)).unwrap();
+    assert!(second.is_empty(), "it changed nothing itself");
+    let _ = second.complete();
+    assert_eq!(guest.machine.events(), by_leaf(BASE, None));
+    let _ = first.complete();
+    guest.machine.events();
+    // With nothing pending there is nothing to do.
+    let _ = guest.stage2.write_protect(range(BASE, KIB_4)).unwrap().complete();
+    assert_eq!(guest.machine.events(), []);
+}
+
+/// From hardware's records to write protection, in one step: a write is either told of or refused.
+#[test]
+fn disarming_tells_what_was_written_and_takes_the_rest() {
+    let mut guest = guest(HINTS);
+    let clean = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+    for page in 0..3 {
+        map(&mut guest, BASE + page * KIB_4, frame(page * KIB_4), Level::L3, &clean);
+    }
+    map(&mut guest, BASE + 3 * KIB_4, frame(3 * KIB_4), Level::L3, &RAM);
+    guest.machine.hardware_sets(guest.walk(BASE + KIB_4).unwrap().entry, 1 << 7);
+    let mut told = Vec::new();
+    let _ = guest.stage2.disarm(range(BASE, 4 * KIB_4), &mut |marked| told.push(marked)).unwrap().complete();
+    assert_eq!(told, [Marked { ipa: BASE, level: Level::L3, mask: 0b10 }]);
+    for page in 0..3 {
+        let leaf = guest.walk(BASE + page * KIB_4).unwrap();
+        assert!(!leaf.access().write && !leaf.dirty_by_hardware(), "page {page}");
+    }
+    assert!(guest.walk(BASE + 3 * KIB_4).unwrap().access().write, "one that hardware does not record stays");
+}

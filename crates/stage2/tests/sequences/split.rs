@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Splitting ahead of need: filled where no walk sees it, one break, one flush, one make.
+
+use std::cell::Cell;
+use std::ops::ControlFlow;
+use std::rc::Rc;
+
+use super::*;
+use crate::platform::{KIB_4, MIB_2, Pool, frame, table};
+use twofold_stage2::{Error, Split, Stopped};
+
+const WRITABLE: u64 = 1 << 7;
+const ACCESSED: u64 = 1 << 10;
+const RW: Access = Access::READ_WRITE;
+const CLEAN: Attributes = Attributes { dirty_by_hardware: true, accessed: false, ..Attributes::ram(Access::READ) };
+
+fn split(guest: &mut Guest, range: IpaRange, chunk: u64) -> Split {
+    guest.stage2.split(range, chunk, &mut guest.pool, |_, _| ControlFlow::Continue(())).unwrap()
+}
+
+fn done(blocks: u64, end: Ipa) -> Split {
+    Split { blocks, done: end, stopped: None }
+}
+
+fn is_break(event: &Event) -> bool {
+    matches!(event, Event::Sees(_, None))
+}
+
+#[test]
+fn a_block_of_2_mib_takes_one_page_and_one_break() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L2, &RAM);
+    let (first, last) = (BASE, BASE + 511 * KIB_4);
+    guest.watch(first);
+    guest.watch(last);
+    assert_eq!(split(&mut guest, range(BASE, MIB_2), GIB), done(1, BASE + MIB_2));
+    let expected = [
+        vec![Event::Take(table(1)), sees_nothing(first), sees_nothing(last)],
+        by_leaf(BASE, Some(2)),
+        vec![sees(first, 3, frame(0), RW), sees(last, 3, frame(511 * KIB_4), RW), Event::Dsb(Domain::IshSt)],
+    ];
+    assert_eq!(guest.events(), expected.concat());
+    assert_eq!(guest.scan().leaves.len(), 512);
+}
+
+/// All pages are taken, and filled, before the break; behind it nothing is left to be done but the flush.
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
+fn a_block_of_1_gib_takes_513_pages_and_one_break() {
+    let mut guest = Guest::with_pages(HINTS, IPA_BITS, 513);
+    map(&mut guest, BASE, frame(0), Level::L1, &RAM);
+    let last = BASE + (GIB - KIB_4);
+    guest.watch(last);
+    assert_eq!(split(&mut guest, range(BASE, GIB), GIB), done(1, BASE + GIB));
+    let events = guest.events();
+    let (takes, rest) = events.split_at(513);
+    assert!(takes.iter().all(|event| matches!(event, Event::Take(_))), "{takes:x?}");
+    let made = vec![sees(last, 3, frame(GIB - KIB_4), RW), Event::Dsb(Domain::IshSt)];
+    assert_eq!(rest, [vec![sees_nothing(last)], by_leaf(BASE, Some(1)), made].concat());
+    let scan = guest.scan();
+    assert_eq!((scan.leaves.len(), scan.links.len()), (512 * 512, 513));
+    assert!(scan.leaves.iter().all(|leaf| leaf.level == 3 && leaf.pa() == frame(leaf.ipa - BASE)));
+}
+
+/// What a walk finds at any instruction is the block, nothing while the flush lasts, or the page.
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
+fn a_table_is_complete_before_it_is_linked() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L2, &RAM);
+    let (machine, mmu) = (guest.machine.clone(), guest.mmu());
+    let seen = Rc::new(Cell::new(0));
+    let count = seen.clone();
+    guest.machine.set_atomic_hook(move || {
+        for page in 0..512 {
+            let found = mmu.translate(&|pa| machine.read(pa), BASE + page * KIB_4);
+            assert!(found.is_err() || found.unwrap().output(BASE + page * KIB_4) == frame(page * KIB_4));
+        }
+        count.set(count.get() + 1);
+    });
+    let _ = split(&mut guest, range(BASE, MIB_2), GIB);
+    assert!(seen.get() > 1);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
+fn with_one_page_a_large_block_is_split_by_one_level() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L1, &RAM);
+    guest.watch(BASE);
+    guest.pool.limit = 1;
+    let outcome = split(&mut guest, range(BASE, GIB), GIB);
+    assert_eq!(outcome, Split { blocks: 1, done: BASE, stopped: Some(Stopped::Dry) });
+    let events: Vec<_> = guest.events();
+    let seen: Vec<_> = events.iter().filter(|event| matches!(event, Event::Sees(..))).collect();
+    assert_eq!(seen, [&sees_nothing(BASE), &sees(BASE, 2, frame(0), RW)], "{events:x?}");
+    assert_eq!((guest.scan().leaves.len(), guest.pool.out.len()), (512, 1), "and no page more is held back");
+
+    guest.pool.limit = 3;
+    let outcome = split(&mut guest, range(BASE, GIB), GIB);
+    assert_eq!(outcome, Split { blocks: 3, done: BASE + 3 * MIB_2, stopped: Some(Stopped::Dry) });
+    assert_eq!(guest.scan().leaves.len(), 509 + 3 * 512);
+}
+
+#[test]
+fn without_a_page_nothing_is_broken_and_nothing_is_wrong() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L2, &RAM);
+    guest.watch(BASE);
+    guest.pool.limit = 0;
+    let outcome = split(&mut guest, range(BASE, GIB), MIB_2);
+    assert_eq!(outcome, Split { blocks: 0, done: BASE, stopped: Some(Stopped::Dry) });
+    assert_eq!(guest.events(), []);
+}
+
+#[test]
+fn where_the_caller_breaks_off_it_goes_on_later() {
+    let mut guest = guest(HINTS);
+    (0..4).for_each(|at| map(&mut guest, BASE + at * MIB_2, frame(at * MIB_2), Level::L2, &RAM));
+    let all = range(BASE, 4 * MIB_2);
+    let mut chunks = 0;
+    let between = |_: &mut Pool, _| {
+        chunks += 1;
+        if chunks <= 2 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    };
+    let outcome = guest.stage2.split(all.clone(), MIB_2, &mut guest.pool, between).unwrap();
+    assert_eq!(outcome, Split { blocks: 2, done: BASE + 2 * MIB_2, stopped: Some(Stopped::Asked) });
+    assert_eq!(split(&mut guest, outcome.done..all.end, MIB_2), done(2, all.end));
+}
+
+/// A caller that provides what it is told is never dry, wherever the range begins and whatever the chunk is.
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
+fn what_is_announced_is_enough() {
+    for (level, offset, size) in [
+        (Level::L1, 0, GIB),
+        (Level::L1, MIB_2 - KIB_4, 2 * KIB_4),
+        (Level::L1, MIB_2 / 2, MIB_2),
+        (Level::L2, 0, MIB_2),
+        (Level::L2, KIB_4, KIB_4),
+    ] {
+        for chunk in [KIB_4, MIB_2, GIB] {
+            let mut guest = Guest::with_pages(HINTS, IPA_BITS, 514);
+            map(&mut guest, BASE, frame(0), level, &RAM);
+            guest.pool.limit = 0;
+            let all = range(BASE + offset, size);
+            // A chunk of a page in a range of 1 GiB is the same story 512 times.
+            let chunk = if size == GIB { chunk.max(MIB_2) } else { chunk };
+            let between = |pool: &mut Pool, most: usize| {
+                pool.limit = most;
+                ControlFlow::Continue(())
+            };
+            let outcome = guest.stage2.split(all.clone(), chunk, &mut guest.pool, between).unwrap();
+            assert_eq!((outcome.stopped, outcome.done), (None, all.end), "{level} {offset:#x} {size:#x} {chunk:#x}");
+        }
+    }
+}
+
+#[test]
+fn entries_of_level_3_are_not_looked_at_again() {
+    let mut guest = guest(HINTS);
+    map_pages(&mut guest, BASE, frame(0), 8);
+    guest.pool.limit = 0;
+    assert_eq!(split(&mut guest, range(BASE, GIB), GIB), done(0, BASE + GIB));
+    assert_eq!(guest.events(), []);
+}
+
+/// How many atomics a split of a block does; at the one numbered `moment`, hardware records a write in the block, if it
+/// is still there. Returns how many leaves there are, and in how many the write is recorded.
+fn split_with_a_write_at(moment: usize, level: Level, size: u64) -> (usize, usize, usize) {
+    let mut guest = Guest::with_pages(HINTS, IPA_BITS, 513);
+    map(&mut guest, BASE, frame(0), level, &CLEAN);
+    let entry = guest.walk(BASE).unwrap().entry;
+    let (machine, atomics) = (guest.machine.clone(), Rc::new(Cell::new(0)));
+    let at = atomics.clone();
+    guest.machine.set_atomic_hook(move || {
+        if at.get() == moment && machine.read(entry) & 3 == 1 {
+            machine.hardware_sets(entry, WRITABLE | ACCESSED);
+        }
+        at.set(at.get() + 1);
+    });
+    assert_eq!(split(&mut guest, range(BASE, size), GIB).stopped, None);
+    let scan = guest.scan();
+    let recorded = scan.leaves.iter().filter(|leaf| leaf.access().write && leaf.accessed()).count();
+    (atomics.get(), scan.leaves.len(), recorded)
+}
+
+/// The posted combined dirty log applies a stale value again: what was recorded since is lost. The read-modify-write that
+/// breaks the block is one of the moments, so up to there every record is in every part.
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
+fn what_hardware_records_between_filling_and_break_is_in_the_parts() {
+    for (level, size) in [(Level::L2, MIB_2), (Level::L1, GIB)] {
+        let (atomics, parts, none) = split_with_a_write_at(usize::MAX, level, size);
+        assert_eq!((parts as u64, none), (size / KIB_4, 0));
+        let moments = (0..atomics).filter(|moment| moment % 97 == 0 || moment + 5 >= atomics);
+        let recorded: Vec<_> = moments.map(|moment| split_with_a_write_at(moment, level, size).2).collect();
+        let before_the_break = recorded.iter().take_while(|recorded| **recorded == parts).count();
+        assert!(before_the_break >= 2, "{recorded:?}");
+        assert!(recorded[before_the_break..].iter().all(|recorded| *recorded == 0), "{recorded:?}");
+    }
+}
+
+#[test]
+fn a_chunk_is_a_power_of_two_and_no_less_than_a_page() {
+    let mut guest = guest(HINTS);
+    for chunk in [0, 1, 2048, 3 * KIB_4] {
+        let outcome = guest.stage2.split(range(BASE, GIB), chunk, &mut guest.pool, |_, _| panic!("nothing to do"));
+        assert_eq!(outcome, Err(Error::Misaligned { address: chunk, size: KIB_4 }));
+    }
+}
+
+#[test]
+fn a_split_waits_once_for_each_block_and_not_for_each_part() {
+    let mut guest = guest(HINTS);
+    (0..3).for_each(|at| map(&mut guest, BASE + at * MIB_2, frame(at * MIB_2), Level::L2, &RAM));
+    guest.watch(BASE);
+    let _ = split(&mut guest, range(BASE, 3 * MIB_2), GIB);
+    let events = guest.events();
+    assert_eq!(events.iter().filter(|event| is_break(event)).count(), 1, "of the one that is watched");
+    assert_eq!(events.iter().filter(|event| matches!(event, Event::Tlbi(Tlbi::Ipas2Le1Is, _))).count(), 3);
+    assert_eq!(events.iter().filter(|event| matches!(event, Event::Tlbi(..))).count(), 6);
+}

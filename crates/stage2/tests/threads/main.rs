@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves that operations may run side by side: with real threads, at random and, where two meet, at every step that one
+//! can be interrupted at.
+//!
+//! Random runs print their seed; `TWOFOLD_SEED` takes it, for the same operations, if not for the same moments.
+
+#[path = "../platform/mmu.rs"]
+#[allow(dead_code, reason = "each test uses its own part")]
+mod mmu;
+
+// Thousands of guests, each with its threads: too long where each step is interpreted.
+#[cfg(not(miri))]
+mod duel;
+mod faults;
+mod maintenance;
+mod shared;
+
+use std::hash::{BuildHasher, RandomState};
+
+use shared::{Crew, Guest, home};
+use twofold_stage2::{Access, Attributes, Features, Ipa, IpaRange, Level};
+
+const KIB_4: u64 = 4 << 10;
+const MIB_2: u64 = 2 << 20;
+const GIB: u64 = 1 << 30;
+
+/// No cache maintenance, which takes its time.
+const FWB: Features = Features { forced_write_back: true, tlbi_range: true, ..LINES };
+/// Lines that are long.
+const LINES: Features = Features { data_line: 2048, instruction_cache_coherent: true, ..Features::NONE };
+const READ: Attributes = Attributes::ram(Access::READ);
+const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
+const BASE: Ipa = Ipa::new(4 * GIB);
+
+/// Numbers that look random (xorshift64*).
+pub struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end
+    }
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("TWOFOLD_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(0));
+    println!("TWOFOLD_SEED={seed}");
+    seed
+}
+
+/// Runs `body` in so many threads, each with its number and random numbers of its own.
+fn in_threads(count: u64, seed: u64, body: impl Fn(u64, &mut Random, &Crew) + Sync) {
+    let crew = Crew::new(count);
+    std::thread::scope(|scope| {
+        for number in 0..count {
+            let (body, crew) = (&body, &crew);
+            scope.spawn(move || {
+                let _member = crew.join();
+                let mut random = Random(seed.wrapping_mul(2 * number + 3) | 1);
+                shared::jitter(random.below(u64::from(u32::MAX)));
+                body(number, &mut random, crew);
+            });
+        }
+    });
+}
+
+fn range(start: Ipa, size: u64) -> IpaRange {
+    start..start + size
+}
+
+/// Fewer where each step is interpreted.
+const fn volume(natively: u64, by_miri: u64) -> u64 {
+    if cfg!(miri) { by_miri } else { natively }
+}
