@@ -21,7 +21,7 @@ use crate::report as json;
 use crate::steps::Steps;
 use crate::workspace::Workspace;
 
-use bars::ROWS;
+use bars::{ROWS, peer};
 use linux::Programs;
 use report::{Compared, Comparison};
 use spread::Spread;
@@ -95,18 +95,16 @@ fn compare(sides: &Sides<'_>, names: &[&'static str], runs: u32, stop: &Stop) ->
         .iter()
         .map(|name| Compared {
             name,
-            theirs: linux::OPERATIONS.contains(name).then(report::Side::default),
+            theirs: peer(name).map(|_| report::Side::default()),
             ours: sides.bench.operations.iter().any(|ours| ours == name).then(report::Side::default),
             limit: None,
         })
         .collect();
     let (mut theirs, mut ours) = (sides.theirs(true)?, sides.ours(true)?);
     for row in &mut rows {
-        for (side, process) in [(&mut row.theirs, &mut theirs), (&mut row.ours, &mut ours)] {
+        for (side, process, name) in row.sides(&mut theirs, &mut ours) {
             stopped(stop)?;
-            if let Some(side) = side {
-                side.count(process.ask(row.name)?);
-            }
+            side.count(process.ask(name)?);
         }
         row.check_units()?;
     }
@@ -117,11 +115,9 @@ fn compare(sides: &Sides<'_>, names: &[&'static str], runs: u32, stop: &Stop) ->
     let mut limits = Vec::new();
     for _ in 0..runs {
         for row in &mut rows {
-            for (side, process) in [(&mut row.theirs, &mut theirs), (&mut row.ours, &mut ours)] {
+            for (side, process, name) in row.sides(&mut theirs, &mut ours) {
                 stopped(stop)?;
-                if let Some(side) = side {
-                    side.add(process.ask(row.name)?)?;
-                }
+                side.add(process.ask(name)?)?;
             }
         }
         limits.push(ours.ask(bars::READING)?.ns.context("a limit without a time")?);

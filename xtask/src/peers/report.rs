@@ -6,7 +6,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Value, json};
 
-use super::bars::{Bar, bar};
+use super::bars::{Bar, bar, peer};
 use super::linux::{PACKAGE, Programs, Source};
 use super::spread::Spread;
 use super::turns::{Answer, Counts};
@@ -66,6 +66,17 @@ impl Side {
 }
 
 impl Compared {
+    /// The sides that there are, each with the program that does it and the operation's name there.
+    pub fn sides<'a, T>(
+        &'a mut self,
+        theirs: &'a mut T,
+        ours: &'a mut T,
+    ) -> impl Iterator<Item = (&'a mut Side, &'a mut T, &'static str)> {
+        let theirs = self.theirs.as_mut().zip(peer(self.name)).map(|(side, peer)| (side, theirs, peer));
+        let ours = self.ours.as_mut().map(|side| (side, ours, self.name));
+        theirs.into_iter().chain(ours)
+    }
+
     /// Makes sure that both sides count the same things: a ratio of a block's time to an entry's would be a figure too.
     pub fn check_units(&self) -> anyhow::Result<()> {
         if let (Some(theirs), Some(ours)) = (&self.theirs, &self.ours)

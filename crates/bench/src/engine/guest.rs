@@ -35,6 +35,8 @@ pub const IPA_BITS: u32 = 40;
 pub enum Start {
     /// Nothing.
     Empty,
+    /// The same without FEAT_S2FWB.
+    EmptyNotForced,
     /// All of the guest's memory, by pages.
     Pages(Attributes),
     /// The same without FEAT_S2FWB.
@@ -79,7 +81,8 @@ pub struct Guest<const COUNT: bool> {
 impl<const COUNT: bool> Guest<COUNT> {
     /// A guest with `size` bytes of memory and tables in `arena` alone.
     pub fn new(arena: Arena, counts: Rc<Counts>, size: u64, start: Start) -> Result<Self, Failure> {
-        let features = if matches!(start, Start::PagesNotForced(_)) { NOT_FORCED } else { FEATURES };
+        let features =
+            if matches!(start, Start::EmptyNotForced | Start::PagesNotForced(_)) { NOT_FORCED } else { FEATURES };
         let stage2 = tables(Free::new(arena, counts), features)?;
         let pool = Pool::new(features, POOL, arena.size() - (POOL - TABLES));
         let mut guest = Self { stage2: Some(stage2), pool, size };
@@ -90,7 +93,7 @@ impl<const COUNT: bool> Guest<COUNT> {
 
     fn start(&mut self, start: Start) -> Result<(), Failure> {
         let (largest, attributes) = match start {
-            Start::Empty => return Ok(()),
+            Start::Empty | Start::EmptyNotForced => return Ok(()),
             Start::OneInTen(one, all) => {
                 return (0..self.pages())
                     .try_for_each(|page| self.map_page(page, if page.is_multiple_of(10) { &one } else { &all }));

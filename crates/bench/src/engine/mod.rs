@@ -6,6 +6,7 @@
 //! the machine's good hours alone.
 
 mod arena;
+mod before;
 mod guest;
 mod limits;
 mod operations;
@@ -26,7 +27,6 @@ use crate::statistics::Spread;
 use arena::Arena;
 use guest::table_pages;
 use limits::{LIMITS, Limit};
-use operations::ROWS;
 use report::{Configuration, Measured, Report};
 use row::{PerUnit, Row};
 use visits::Visits;
@@ -35,7 +35,7 @@ use visits::Visits;
 pub fn command(options: &EngineOptions) -> anyhow::Result<()> {
     let size = options.size.bytes();
     if options.list {
-        let names = ROWS.iter().map(|row| row.name).chain(threads::ROWS.iter().map(|row| row.name));
+        let names = rows().map(|row| row.name).chain(threads::ROWS.iter().map(|row| row.name));
         return names.into_iter().try_for_each(output::line);
     }
     let arena = Arena::map((table_pages(size) + SPARE) * guest::PAGE)?;
@@ -70,7 +70,7 @@ impl Chosen {
     /// Everything, or what is named.
     fn of(names: &[String]) -> anyhow::Result<Self> {
         if names.is_empty() {
-            return Ok(Self { rows: ROWS.iter().collect(), threads: threads::ROWS.iter().collect(), visits: true });
+            return Ok(Self { rows: rows().collect(), threads: threads::ROWS.iter().collect(), visits: true });
         }
         let mut chosen = Self { rows: Vec::new(), threads: Vec::new(), visits: false };
         for name in names {
@@ -90,8 +90,13 @@ fn find(name: &str) -> anyhow::Result<Subject> {
     }
 }
 
+/// All rows of one thread, in the order in which they are printed.
+fn rows() -> impl Iterator<Item = &'static Row> {
+    operations::ROWS.iter().chain(before::ROWS)
+}
+
 fn operation(name: &str) -> anyhow::Result<&'static Row> {
-    match ROWS.iter().find(|row| row.name == name) {
+    match rows().find(|row| row.name == name) {
         Some(row) => Ok(row),
         None => bail!("there is no operation `{name}`; --list names them"),
     }
@@ -174,7 +179,7 @@ mod tests {
     #[test]
     fn every_operation_leads_to_what_it_should() {
         let arena = Arena::map((table_pages(SIZE) + SPARE) * guest::PAGE).unwrap();
-        for row in ROWS {
+        for row in rows() {
             row.count(arena, SIZE).unwrap_or_else(|error| panic!("{}: {error}", row.name));
         }
     }
@@ -183,7 +188,7 @@ mod tests {
     fn names_are_different() {
         let limits = LIMITS.iter().map(|limit| limit.name);
         let threads = threads::ROWS.iter().map(|row| row.name);
-        let mut names: Vec<_> = ROWS.iter().map(|row| row.name).chain(limits).chain(threads).collect();
+        let mut names: Vec<_> = rows().map(|row| row.name).chain(limits).chain(threads).collect();
         let count = names.len();
         names.sort_unstable();
         names.dedup();

@@ -45,7 +45,7 @@ pub const ROWS: &[Row] = &[
     row!(scan_dirty_1in10, Unit::Page, Start::OneInTen(DIRTY, CLEAN), End::Pages(CLEAN)),
 ];
 
-const WRITABLE: Attributes = Attributes::ram(Access::READ_WRITE);
+pub const WRITABLE: Attributes = Attributes::ram(Access::READ_WRITE);
 const READABLE: Attributes = Attributes::ram(Access::READ);
 const OLD: Attributes = Attributes { accessed: false, ..WRITABLE };
 /// Writes are recorded by hardware, and there was one.
@@ -149,7 +149,7 @@ fn protect_each_section<const COUNT: bool>(
 ) -> Result<(), Failure> {
     let sections = guest.steps(SECTION);
     let (stage2, pool) = guest.parts()?;
-    let mut all: Option<Pending<'_, _>> = None;
+    let mut all: Option<Pending<'_, _, _>> = None;
     for section in sections {
         let pending = stage2.write_protect(section.clone())?;
         match &mut all {

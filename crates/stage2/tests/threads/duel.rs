@@ -123,7 +123,7 @@ fn at_every_step(guest: fn() -> Guest, first: Operation, second: Operation, chec
             meetings += 1;
             check(&guest);
             guest.check_and_destroy();
-            if !phase.first_was_there || !phase.second_was_there || j >= 8 {
+            if !phase.first_was_there || !phase.second_was_there || j >= 20 {
                 break phase;
             }
             j += 1;

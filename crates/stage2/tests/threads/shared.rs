@@ -27,6 +27,8 @@ const FRAMES_TO_POINTER: u64 = 0x7000_0000_0000;
 pub enum Step {
     Atomic,
     Instruction,
+    /// A table, or its record, is about to be looked at: between what led there and what is found there.
+    Look,
     Pause,
 }
 
@@ -196,12 +198,14 @@ unsafe impl Platform for Cpus {
             let address = (pa.raw() + FRAMES_TO_POINTER) as usize;
             return NonNull::without_provenance(std::num::NonZero::new(address).unwrap());
         }
-        let index = self.0.first + ((pa.raw() - ROOT.raw()) / 8) as usize;
+        step(Step::Look);
+        let index = self.0.first + (pa.raw().wrapping_sub(ROOT.raw()) / 8) as usize;
         assert!(pa >= ROOT && index + 512 <= self.0.words.len(), "somebody follows garbage to {pa}");
         NonNull::from(&self.0.words[index..]).cast()
     }
 
     fn record(&self, pa: Pa) -> &Record {
+        step(Step::Look);
         let index = pa.raw().checked_sub(ROOT.raw()).map_or(usize::MAX, |at| (at / KIB_4) as usize);
         self.0.records.get(index).unwrap_or_else(|| panic!("somebody follows garbage to the record of {pa}"))
     }

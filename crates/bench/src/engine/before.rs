@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The states before the engine's techniques (`twofold_stage2::baselines`), one row each: what a technique gains is the
+//! difference to the row that it is named after, in the same run.
+//!
+//! Names are `<operation>_<rule>`. `cargo xtask peers linux` sets each beside Linux's figure for the operation, which none of
+//! them may exceed: a state before is the same engine with one rule changed, not a worse one.
+
+use twofold_stage2::baselines::{EveryLevel, SkipChildren, SkipLeaves, SplitPolicy};
+use twofold_stage2::{Coalesced, Level, Mapped, Pool};
+
+use super::guest::{BLOCK, End, Failure, Guest, PAGE, Start, frame, ipa};
+use super::operations::WRITABLE;
+use super::row::{Row, Unit, row};
+
+/// All of them.
+pub const ROWS: &[Row] = &[
+    row!(split_2m_every_level, Unit::Page, Start::Blocks(Level::L2, WRITABLE), End::Pages(WRITABLE)),
+    row!(split_2m_skip_children, Unit::Page, Start::Blocks(Level::L2, WRITABLE), End::Pages(WRITABLE)),
+    row!(split_2m_skip_leaves, Unit::Page, Start::Blocks(Level::L2, WRITABLE), End::Pages(WRITABLE)),
+    row!(split_again_every_level, Unit::Page, Start::Pages(WRITABLE), End::Pages(WRITABLE)),
+    row!(split_again_skip_children, Unit::Page, Start::Pages(WRITABLE), End::Pages(WRITABLE)),
+    row!(split_again_skip_leaves, Unit::Page, Start::Pages(WRITABLE), End::Pages(WRITABLE)),
+    row!(map_pages_clean_on_abort, Unit::Page, Start::EmptyNotForced, End::Pages(WRITABLE)),
+    row!(map_pages_top_up_always, Unit::Page, Start::Empty, End::Pages(WRITABLE)),
+    row!(coalesce_2m_free_first, Unit::Block, Start::Pages(WRITABLE), End::Blocks(Level::L2, WRITABLE)),
+];
+
+/// Every entry is visited, also those of tables that were made just now: as Linux 6.12 does it.
+fn split_2m_every_level<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    split::<EveryLevel, COUNT>(guest)
+}
+
+/// Tables that were made just now are passed over.
+fn split_2m_skip_children<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    split::<SkipChildren, COUNT>(guest)
+}
+
+/// No table of level 3 is entered (source S0).
+fn split_2m_skip_leaves<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    split::<SkipLeaves, COUNT>(guest)
+}
+
+/// The same three where everything is split already.
+fn split_again_every_level<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    split::<EveryLevel, COUNT>(guest)
+}
+
+fn split_again_skip_children<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    split::<SkipChildren, COUNT>(guest)
+}
+
+fn split_again_skip_leaves<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    split::<SkipLeaves, COUNT>(guest)
+}
+
+fn split<S: SplitPolicy, const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    let range = guest.range();
+    let (stage2, pool) = guest.parts()?;
+    stage2.split_by::<S>(range, pool)?;
+    Ok(())
+}
+
+/// Each fault cleans before it looks (source S4), on a CPU without FEAT_S2FWB.
+fn map_pages_clean_on_abort<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    let pages = guest.pages();
+    let (stage2, pool) = guest.parts()?;
+    (0..pages).try_for_each(|page| {
+        is_new(stage2.map_cleaning_on_abort(ipa(page), frame(page), Level::L3, &WRITABLE, pool)?)
+    })
+}
+
+/// Each fault fills its pool, as if it might need a table at every level (source S4).
+fn map_pages_top_up_always<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    let pages = guest.pages();
+    let (stage2, pool) = guest.parts()?;
+    let mut pool: Pool<_, 4> = Pool::new(pool);
+    (0..pages).try_for_each(|page| {
+        is_new(stage2.map_topping_up_always(ipa(page), frame(page), Level::L3, &WRITABLE, &mut pool)?)
+    })
+}
+
+#[inline(always)]
+fn is_new(mapped: Mapped) -> Result<(), Failure> {
+    if mapped == Mapped::New { Ok(()) } else { Err(Failure::Unexpected("something was mapped already")) }
+}
+
+/// The old table is freed before the block is made (source S4).
+fn coalesce_2m_free_first<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+    let blocks = guest.steps(BLOCK);
+    let (stage2, pool) = guest.parts()?;
+    for (block, number) in blocks.zip(0..) {
+        let output = frame(number * BLOCK / PAGE);
+        match stage2.coalesce_freeing_first(block.start, output, Level::L2, &WRITABLE, pool, &mut |_| ())? {
+            Coalesced::Done { .. } => {}
+            Coalesced::Mapped(_) => return Err(Failure::Unexpected("there was nothing to replace")),
+        }
+    }
+    Ok(())
+}
