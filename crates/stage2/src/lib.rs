@@ -44,6 +44,11 @@
 //! and unlock each table below, which waits for whoever is inside; unlock. From then on nobody comes in. Its leaves are
 //! looked at after the flush, when hardware is out too.
 //!
+//! **Between a change and its flush.** [`Pending`] holds no lock. What was unmapped is *stale*: invalid for hardware, and
+//! marked, so that whoever makes something of it, before the flush or after, invalidates first (break-before-make has its
+//! invalidation in the middle, whoever does either). Changes of access that are not flushed yet are counted: one that
+//! completes beside others invalidates all that it was asked for, since it may have found done what another one did.
+//!
 //! **A lost race is an outcome**: a fault that finds the entry changed looks again, and ends as
 //! [`Mapped::Already`] or [`Relaxed::Already`]. A maintenance pass waits for what is busy instead of stepping over it,
 //! since what it becomes may be what the pass has to change. It passes over a table only where the table's counts say

@@ -69,7 +69,8 @@ fn a_block_is_cleaned_by_one_vcpu_only() {
 #[test]
 fn a_page_is_cleaned_by_one_vcpu_only() {
     let (pages, threads, seed) = (volume(1024, 8), 3, seed());
-    let guest = Guest::new(LINES, 40, 4);
+    // Three tables, and pages that each may hold for a moment, at two levels, where another one's is linked instead.
+    let guest = Guest::new(LINES, 40, 3 + 2 * threads);
     in_threads(threads, seed, |_, _, _| {
         for ipa in (0..pages).map(|page| BASE + page * KIB_4) {
             let _ = guest.stage2.map(ipa, home(ipa), Level::L3, &RAM, &mut &guest.pool).unwrap();
