@@ -124,6 +124,8 @@ impl<P: Platform> Stage2<P> {
         let locked = self.lock_table(table, entries, below, place.then)?;
         let record = self.platform().record(table);
         if record.link() == CLAIMED {
+            // Not with the lock, which is what the claimer needs.
+            drop(locked);
             self.platform().pause();
             return Err(Moved);
         }
