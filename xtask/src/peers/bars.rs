@@ -91,6 +91,24 @@ pub fn bar(name: &str) -> Option<Bar> {
     ROWS.iter().find(|row| row.name == name).map(|row| row.bar)
 }
 
+/// Why the row `name` counts more TLBIs, barriers or cache lines of ours than of Linux's.
+pub fn reason(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "map_pages" | "map_pages_scattered" | "map_pages_top_up_always" | "map_range" => {
+            "a table is published when it is linked, once in 512 pages"
+        }
+        name if name.starts_with("protect") => "by range up to 8 GiB; all of the guest's entries go beyond it only",
+        "destroy" => "pages go back when the flush is complete; Linux leaves the flush to who hands the VMID out again",
+        "map_pages_clean_on_abort" => {
+            "on a CPU without FEAT_S2FWB, where there is something to clean; Linux's is with it"
+        }
+        name if name.starts_with("split_") => {
+            "each block is back as soon as its flush is complete; Linux publishes all of them at the end of the walk"
+        }
+        _ => return None,
+    })
+}
+
 impl Bar {
     /// Whether `ours` is low enough beside `theirs` and the time of `reading`, all in nanoseconds; `None` where one
     /// of them is missing.

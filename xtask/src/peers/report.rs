@@ -6,7 +6,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Value, json};
 
-use super::bars::{Bar, bar, peer};
+use super::bars::{Bar, bar, peer, reason};
 use super::linux::{PACKAGE, Programs, Source};
 use super::spread::Spread;
 use super::turns::{Answer, Counts};
@@ -109,7 +109,7 @@ impl Compared {
     fn cells(&self) -> Vec<String> {
         let (theirs, ours) = self.medians();
         let reference = match bar(self.name) {
-            Some(Bar::Ratio(linux, _)) => Some(linux),
+            Some(Bar::Ratio(linux, reach)) if linux != reach => Some(linux),
             _ => None,
         };
         let range = |side: &Option<Side>| {
@@ -145,6 +145,20 @@ impl Compared {
         std::iter::once(self.name.to_owned()).chain(pairs).collect()
     }
 
+    /// Where ours are more, and why.
+    fn note(&self) -> Option<String> {
+        let (theirs, ours) = (self.theirs.as_ref()?.counts, self.ours.as_ref()?.counts);
+        let events = [
+            ("TLBI", theirs.tlbi, ours.tlbi),
+            ("DSB", theirs.dsb, ours.dsb),
+            ("lines", theirs.lines_cleaned, ours.lines_cleaned),
+        ];
+        let more = events.into_iter().filter(|(_, theirs, ours)| ours > theirs).map(|(name, ..)| name);
+        let more: Vec<_> = more.collect();
+        let why = reason(self.name).unwrap_or("no reason is known");
+        (!more.is_empty()).then(|| format!("{}: more {}: {why}", self.name, more.join(", ")))
+    }
+
     fn json(&self) -> Value {
         let side = |side: &Option<Side>| {
             side.as_ref().and_then(|side| {
@@ -157,6 +171,7 @@ impl Compared {
         json!({
             "name": self.name,
             "unit": self.unit(),
+            "note": self.note(),
             "linux": side(&self.theirs),
             "ours": side(&self.ours),
             "ratio": self.ratio(),
@@ -209,8 +224,9 @@ impl Comparison<'_> {
             self.huge().map(|bytes| bytes.map_or_else(dash, |bytes| format!("{} MiB", bytes >> 20))).join(" and ");
         let reached = self.rows.iter().filter(|row| row.reached() == Some(true)).count();
         let with_bar = self.rows.iter().filter(|row| row.reached().is_some()).count();
+        let notes: String = self.rows.iter().filter_map(Compared::note).map(|note| format!("{note}.\n")).collect();
         format!(
-            "{times}\n\n{events}\n\n\
+            "{times}\n\n{events}\n\n{notes}\n\
              {reached} of {with_bar} bars reached; {} operations without a figure of ours.\n\
              Linux: pgtable.c of {PACKAGE} {}, unmodified, in user space, {}, -O2.\n\
              Both: {} GiB of guest memory in 4 KiB pages, {huge} in huge pages, one thread, its CPU time, operations in turn, medians of {}; TLBI, DSB and \
