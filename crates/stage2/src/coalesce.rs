@@ -121,12 +121,14 @@ impl<P: Platform> Stage2<P> {
             return Err(Moved);
         }
         let (table, entries) = (place.entry.address(), self.geometry().granule().entries());
-        let locked = self.lock_table(table, entries, below, place.then)?;
         let record = self.platform().record(table);
+        // Looked at before the lock, which is what the claimer needs in the end.
         if record.link() == CLAIMED {
-            // Not with the lock, which is what the claimer needs.
-            drop(locked);
             self.platform().pause();
+            return Err(Moved);
+        }
+        let locked = self.lock_table(table, entries, below, place.then)?;
+        if record.link() == CLAIMED {
             return Err(Moved);
         }
         record.set_link(CLAIMED);

@@ -4,14 +4,19 @@
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Marked, Unwatched};
+use twofold_stage2::{Leaf, Marked, Removed, Unwatched};
 
 /// Break-before-make has its invalidation between the two, whoever does either (Arm ARM D8.16.1).
 #[test]
 fn a_page_that_is_mapped_before_the_flush_of_the_old_one_flushes_first() {
+    mapped_before_the_flush(Unwatched);
+    mapped_before_the_flush(|_: Leaf| ());
+}
+
+fn mapped_before_the_flush(removed: impl Removed) {
     let mut guest = guest(HINTS);
     map_pages(&mut guest, BASE, frame(0), 2);
-    let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, Unwatched).unwrap();
+    let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, removed).unwrap();
     guest.watch(BASE);
     let outcome = guest.stage2.map(BASE, frame(GIB), Level::L3, &RAM, &mut guest.pool);
     assert_eq!(outcome, Ok(Mapped::New));
