@@ -7,6 +7,7 @@
 //!   the guest wrote. Not for a mapping that FEAT_S2FWB forces to be cached; never for devices.
 //! * I side: invalidated where execution is granted, unless `CTR_EL0.DIC`.
 
+use crate::lines::each_line;
 use crate::platform::{Dc, Domain, Ic, Platform};
 use crate::{Attributes, Features, Memory, Pa};
 
@@ -98,31 +99,4 @@ pub(crate) fn clean_lines<P: Platform>(platform: &P, features: &Features, pa: Pa
     // SAFETY: the frame is one that the engine maps for a guest, so the platform maps it too, and cleaning changes no
     // data.
     unsafe { platform.dc_lines(Dc::Civac, start, size, features.data_line) };
-}
-
-/// Calls `operation` with the address of each line of `line` bytes in the `size` bytes from `start`.
-#[inline(always)]
-pub(crate) fn each_line(start: usize, size: u64, line: u64, operation: impl Fn(usize)) {
-    let (lines, line) = ((size / line) as usize, line as usize);
-    let mut at = start;
-    let mut one = || {
-        operation(at);
-        at += line;
-    };
-    let mut four = || {
-        one();
-        one();
-        one();
-        one();
-    };
-    // Written out, and counted down: looking for the end at each line would be most of the work.
-    for _ in 0..lines / 16 {
-        four();
-        four();
-        four();
-        four();
-    }
-    for _ in 0..lines % 16 {
-        one();
-    }
 }

@@ -238,10 +238,10 @@ impl<'a, P: Platform> Locked<'a, P> {
         if cell.load() != old {
             return Err(Moved);
         }
-        if old.is_armed() {
-            cell.replace(old, new, self.stage2.platform())?;
-        } else {
+        if !old.is_armed() {
             cell.store(new);
+        } else if !cell.replace(old, new, self.stage2.platform()) {
+            return Err(Moved);
         }
         self.counts += Counts::of(new, self.level);
         self.counts -= Counts::of(old, self.level);

@@ -12,8 +12,8 @@ use core::sync::atomic::Ordering;
 
 use crate::platform::{Domain, Platform};
 use crate::record::Counts;
+use crate::removed::Removed;
 use crate::table::Table;
-use crate::unmap::Removed;
 use crate::{Descriptor, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, cache};
 
 /// Tables that were taken out.

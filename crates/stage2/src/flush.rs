@@ -8,9 +8,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::detached::Chain;
 use crate::platform::Platform;
+use crate::removed::{Join, Narrowed, Removed, Unwatched};
 use crate::tlb::Changed;
-use crate::unmap::{Removed, Unwatched};
-use crate::{IpaRange, Leaf, Stage2, TableSource};
+use crate::{IpaRange, Stage2, TableSource};
 
 /// A change whose TLB invalidation is still to come.
 ///
@@ -127,42 +127,6 @@ impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
         }
         debug_assert!(self.changed.is_empty(), "a pending flush was dropped: {:?}", self.changed);
     }
-}
-
-/// What a change took: access, in a range.
-#[derive(Debug)]
-pub struct Narrowed {
-    /// How many such changes it is.
-    count: u64,
-    /// Where they were asked for.
-    range: IpaRange,
-}
-
-impl Removed for Narrowed {
-    const WATCHES: bool = false;
-
-    fn leaf(&mut self, _: Leaf) {}
-
-    fn narrowed(&self) -> Option<&Narrowed> {
-        Some(self)
-    }
-}
-
-/// Changes that can be flushed together.
-pub trait Join: Removed {
-    /// Adds what another one took.
-    fn join(&mut self, other: Self);
-}
-
-impl Join for Narrowed {
-    fn join(&mut self, other: Self) {
-        self.count += other.count;
-        self.range = self.range.start.min(other.range.start)..self.range.end.max(other.range.end);
-    }
-}
-
-impl Join for Unwatched {
-    fn join(&mut self, _: Self) {}
 }
 
 /// How many changes of access have begun and are not flushed yet.

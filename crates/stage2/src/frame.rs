@@ -8,7 +8,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::cache::each_line;
+use crate::lines::each_line;
 use crate::platform::{Dc, Platform};
 use crate::{Error, Features, Geometry, Pa};
 

@@ -6,7 +6,7 @@
 
 use core::ptr::NonNull;
 
-use crate::cache::each_line;
+use crate::lines::each_line;
 use crate::{Pa, Record};
 
 /// Executes instructions, and says where frames are.

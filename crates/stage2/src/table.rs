@@ -13,7 +13,6 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::descent::Moved;
 use crate::platform::Platform;
 use crate::{Descriptor, Pa};
 
@@ -113,12 +112,11 @@ impl Cell<'_> {
         Descriptor::from_raw(self.0.fetch_and(!bits, Ordering::AcqRel))
     }
 
-    /// Replaces an entry that is still `old`; hardware may have recorded something in it.
+    /// Replaces an entry, if it is still `old`: hardware may have recorded something in it. Whether it was.
     #[inline(always)]
-    pub(crate) fn replace<P: Platform>(self, old: Descriptor, new: Descriptor, platform: &P) -> Result<(), Moved> {
+    pub(crate) fn replace<P: Platform>(self, old: Descriptor, new: Descriptor, platform: &P) -> bool {
         platform.on_atomic();
-        let replaced = self.0.compare_exchange(old.raw(), new.raw(), Ordering::AcqRel, Ordering::Relaxed);
-        replaced.map(|_| ()).map_err(|_| Moved)
+        self.0.compare_exchange(old.raw(), new.raw(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Changes a valid leaf in place by `change`, repeated until hardware did not interfere; returns old and new.

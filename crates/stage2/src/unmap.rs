@@ -17,49 +17,11 @@ use core::ops::Range;
 
 use crate::descent::{Locked, Moment, Moved};
 use crate::detached::{Chain, Link};
-use crate::flush::Narrowed;
 use crate::platform::Platform;
+use crate::removed::Removed;
 use crate::table::Table;
 use crate::tlb::{Changed, Scope, Span};
 use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Pa, Pending, Root, Stage2, TableSource};
-
-/// Who is told of each leaf that is removed: [`Unwatched`], or a closure that takes a [`Leaf`], with what hardware had
-/// recorded in it. The frame may be reused, or its content trusted not to change, only after the flush.
-///
-/// A leaf of a table that goes as a whole is told of when the [`Flushed`](crate::Flushed) is spent, others at once.
-pub trait Removed {
-    /// Whether anybody is told.
-    const WATCHES: bool;
-
-    /// A leaf was removed.
-    fn leaf(&mut self, leaf: Leaf);
-
-    /// What was taken, where it is access and no mapping.
-    #[doc(hidden)]
-    #[inline(always)]
-    fn narrowed(&self) -> Option<&Narrowed> {
-        None
-    }
-}
-
-/// Nobody is told: what is removed need not be read.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Unwatched;
-
-impl Removed for Unwatched {
-    const WATCHES: bool = false;
-
-    fn leaf(&mut self, _: Leaf) {}
-}
-
-impl<F: FnMut(Leaf)> Removed for F {
-    const WATCHES: bool = true;
-
-    #[inline(always)]
-    fn leaf(&mut self, leaf: Leaf) {
-        self(leaf);
-    }
-}
 
 impl<P: Platform> Stage2<P> {
     /// Unmaps `range`, and tells `removed`. Blocks that reach beyond it are split before.

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A range of memory, line by line, for instructions that take one line each.
+
+/// Calls `operation` with the address of each line of `line` bytes in the `size` bytes from `start`.
+#[inline(always)]
+pub(crate) fn each_line(start: usize, size: u64, line: u64, operation: impl Fn(usize)) {
+    let (lines, line) = ((size / line) as usize, line as usize);
+    let mut at = start;
+    let mut one = || {
+        operation(at);
+        at += line;
+    };
+    let mut four = || {
+        one();
+        one();
+        one();
+        one();
+    };
+    // Written out, and counted down: looking for the end at each line would be most of the work.
+    for _ in 0..lines / 16 {
+        four();
+        four();
+        four();
+        four();
+    }
+    for _ in 0..lines % 16 {
+        one();
+    }
+}
