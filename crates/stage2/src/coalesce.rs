@@ -132,10 +132,14 @@ impl<P: Platform> Stage2<P> {
             return Err(Moved);
         }
         record.set_link(CLAIMED);
-        let old = |index| locked.load(index);
-        let is_same = |index| old(index).is_leaf(below) && old(index).memory_bits() == new.memory_bits();
-        let is_other = |index| old(index).is_leaf(below) && old(index).memory_bits() != new.memory_bits();
-        Ok(Claim { cleaned: (0..entries).all(is_same), other_memory: (0..entries).any(is_other) })
+        let mut claim = Claim { cleaned: true, other_memory: false };
+        for index in 0..entries {
+            let old = locked.load(index);
+            let same = old.is_leaf(below) && old.memory_bits() == new.memory_bits();
+            claim.cleaned &= same;
+            claim.other_memory |= !same && old.is_leaf(below);
+        }
+        Ok(claim)
     }
 }
 
