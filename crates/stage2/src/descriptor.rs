@@ -124,11 +124,6 @@ impl Descriptor {
         self.0 & Self::WRITE != 0
     }
 
-    /// The same leaf without S2AP\[1\]. Where DBM is set that makes it clean: the next write is granted, and recorded.
-    pub const fn without_write(self) -> Self {
-        Self(self.0 & !Self::WRITE)
-    }
-
     /// Whether the access flag is set.
     pub const fn is_accessed(self) -> bool {
         self.0 & Self::ACCESSED != 0
@@ -139,21 +134,11 @@ impl Descriptor {
         Self(self.0 | Self::ACCESSED)
     }
 
-    /// The same leaf with its access flag clear: the next access that no TLB answers faults, or has hardware set it.
-    pub const fn without_accessed(self) -> Self {
-        Self(self.0 & !Self::ACCESSED)
-    }
-
     /// Whether hardware may write to the entry to grant and record a write: it is valid, and DBM is set. Only hardware
     /// with `VTCR_EL2.HD` set does.
     pub const fn is_armed(self) -> bool {
         let both = Self::VALID | Self::DIRTY_BY_HARDWARE;
         self.0 & both == both
-    }
-
-    /// The same leaf without DBM: hardware grants no write.
-    pub const fn without_hardware_dirty(self) -> Self {
-        Self(self.0 & !Self::DIRTY_BY_HARDWARE)
     }
 
     /// Whether hardware recorded a write: DBM is set and the entry has become writable.
@@ -369,11 +354,8 @@ mod tests {
         fn one_bit_is_asked_for_and_changed(raw: u64) {
             let entry = Descriptor::from_raw(raw);
             prop_assert_eq!(entry.is_writable(), raw >> 7 & 1 == 1);
-            prop_assert_eq!(entry.without_write().raw(), raw & !(1 << 7));
             prop_assert_eq!(entry.is_accessed(), raw >> 10 & 1 == 1);
             prop_assert_eq!(entry.with_accessed().raw(), raw | 1 << 10);
-            prop_assert_eq!(entry.without_accessed().raw(), raw & !(1 << 10));
-            prop_assert_eq!(entry.without_hardware_dirty().raw(), raw & !(1 << 51));
             prop_assert_eq!(entry.is_armed(), raw & 1 == 1 && raw >> 51 & 1 == 1);
             prop_assert_eq!(entry.is_hardware_dirty(), raw >> 7 & 1 == 1 && raw >> 51 & 1 == 1);
             prop_assert_eq!(entry.memory_bits(), raw & 0x33c, "MemAttr and SH");
