@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A machine in a Linux process, without privileges: real memory, vCPU threads that run guest programs, and a software
+//! MMU that walks the engine's own tables.
+
+mod arena;
+mod fast;
+mod interrupts;
+pub mod program;
+mod tlbi;
+mod turns;
+mod walk;
