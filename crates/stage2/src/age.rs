@@ -7,11 +7,11 @@
 //! What is found is told after the table was unlocked, so the caller may do what it likes.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::descent::Locked;
 use crate::pass::{MOST_ENTRIES, Pass};
 use crate::platform::Platform;
+use crate::primitive::{Ordering, Word};
 use crate::record::Counts;
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
@@ -137,7 +137,7 @@ impl<P: Platform> Pass<P> for Age<'_> {
         if locked.counts.armed() > 0 {
             // Where hardware may record a write at this moment, the bit alone is taken.
             for (at, index) in indexes.enumerate() {
-                if locked.load(index).is_accessed() {
+                if locked.entry(index).is_accessed() {
                     locked.table.entry(index).clear(Descriptor::ACCESSED, locked.stage2.platform());
                     self.found.add(at, 1);
                 }
@@ -158,7 +158,7 @@ impl<P: Platform> Pass<P> for Age<'_> {
 
 /// Takes the access flags of at most eight leaves, where hardware records no writes; which had one.
 #[inline(always)]
-fn age_row(cells: &[AtomicU64]) -> u32 {
+fn age_row(cells: &[Word]) -> u32 {
     let young = marked::<{ Descriptor::ACCESSED }>(cells);
     if young != 0 {
         for cell in cells {
@@ -229,7 +229,7 @@ impl<P: Platform> Pass<P> for Disarm<'_> {
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let mut span = Span::default();
         for (at, index) in indexes.enumerate() {
-            if !locked.load(index).is_armed() {
+            if !locked.entry(index).is_armed() {
                 continue;
             }
             let old = locked.clear(index, BITS);
@@ -246,7 +246,7 @@ impl<P: Platform> Pass<P> for Disarm<'_> {
 
 /// Which of at most eight entries have this bit. An invalid entry has none, as none is busy.
 #[inline(always)]
-fn marked<const BIT: u64>(cells: &[AtomicU64]) -> u32 {
+fn marked<const BIT: u64>(cells: &[Word]) -> u32 {
     let mut mask = 0;
     for (index, cell) in cells.iter().enumerate() {
         mask |= (cell.load(Ordering::Relaxed) >> BIT.trailing_zeros() & 1) << index;

@@ -9,6 +9,7 @@
 
 use crate::lines::each_line;
 use crate::platform::{Dc, Domain, Ic, Platform};
+use crate::primitive;
 use crate::{Attributes, Features, Memory, Pa};
 
 /// Beyond this many lines by address, invalidating the whole instruction cache costs less.
@@ -48,7 +49,13 @@ impl Upkeep {
 }
 
 /// Makes the frame at `pa` ready for a new mapping of `size` bytes.
-pub(crate) fn before_map<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64), upkeep: Upkeep) {
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn before_map<P: Platform>(platform: &P, features: &Features, frame: (Pa, u64), upkeep: Upkeep) {
+    primitive::step!(());
+    make_ready(platform, features, frame, upkeep);
+}
+
+fn make_ready<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64), upkeep: Upkeep) {
     if upkeep.clean {
         clean(platform, features, pa, size);
     }
@@ -58,6 +65,7 @@ pub(crate) fn before_map<P: Platform>(platform: &P, features: &Features, (pa, si
 }
 
 /// Makes it ready for a block that replaces smaller mappings; `all_mapped`: it was cleaned when they were made.
+#[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn before_coalesce<P: Platform>(
     platform: &P,
     features: &Features,
@@ -65,7 +73,8 @@ pub(crate) fn before_coalesce<P: Platform>(
     upkeep: Upkeep,
     all_mapped: bool,
 ) {
-    before_map(platform, features, frame, Upkeep { clean: upkeep.clean && !all_mapped, ..upkeep });
+    primitive::step!(());
+    make_ready(platform, features, frame, Upkeep { clean: upkeep.clean && !all_mapped, ..upkeep });
 }
 
 /// Makes the frame at `pa` ready to be executed.
@@ -76,27 +85,28 @@ pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa
     }
     // What was written there is to be seen by the fetches that follow the invalidation. It need not be cleaned to the
     // point of unification: with FEAT_S2FWB data caches are coherent with it (CTR_EL0.IDC), without it `clean` ran.
-    platform.dsb(Domain::Ish);
+    primitive::dsb(platform, Domain::Ish);
     let lines = size / features.instruction_line;
     if features.instruction_cache_pipt && lines <= MOST_INSTRUCTION_LINES {
         let start = platform.pointer(pa).addr().get();
-        each_line(start, size, features.instruction_line, |line| platform.ic(Ic::Ivau, line));
+        each_line(start, size, features.instruction_line, |line| primitive::ic(platform, Ic::Ivau, line));
     } else {
-        platform.ic(Ic::IallUis, 0);
+        primitive::ic(platform, Ic::IallUis, 0);
     }
-    platform.dsb(Domain::Ish);
+    primitive::dsb(platform, Domain::Ish);
 }
 
 fn clean<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
     clean_lines(platform, features, pa, size);
-    platform.dsb(Domain::Ish);
+    primitive::dsb(platform, Domain::Ish);
 }
 
 /// Cleans and invalidates memory to the point of coherency; complete after the next `DSB ISH`.
 #[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn clean_lines<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
     let start = platform.pointer(pa).addr().get();
     // SAFETY: the frame is one that the engine maps for a guest, so the platform maps it too, and cleaning changes no
     // data.
-    unsafe { platform.dc_lines(Dc::Civac, start, size, features.data_line) };
+    unsafe { primitive::dc_lines(platform, Dc::Civac, start, size, features.data_line) };
 }

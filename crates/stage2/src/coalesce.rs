@@ -87,7 +87,7 @@ impl<P: Platform> Stage2<P> {
                 continue;
             }
             let Ok(parent) = self.lock(&place) else { continue };
-            let entry = parent.load(place.index);
+            let entry = parent.entry(place.index);
             if !entry.is_table(level) {
                 continue;
             }
@@ -124,7 +124,7 @@ impl<P: Platform> Stage2<P> {
         let record = self.platform().record(table);
         // Looked at before the lock, which is what the claimer needs in the end.
         if record.link() == CLAIMED {
-            self.platform().pause();
+            self.platform().pause(1);
             return Err(Moved);
         }
         let locked = self.lock_table(table, entries, below, place.then)?;
@@ -134,7 +134,7 @@ impl<P: Platform> Stage2<P> {
         record.set_link(CLAIMED);
         let mut claim = Claim { cleaned: true, other_memory: false };
         for index in 0..entries {
-            let old = locked.load(index);
+            let old = locked.entry(index);
             let same = old.is_leaf(below) && old.memory_bits() == new.memory_bits();
             claim.cleaned &= same;
             claim.other_memory |= !same && old.is_leaf(below);

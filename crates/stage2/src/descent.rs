@@ -18,9 +18,8 @@
 //! the count (program order, and the barriers of the flush in between), and is read with acquire before the count is
 //! read again, so the count that is read is a new one.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use crate::platform::Platform;
+use crate::primitive::{self, Ordering, Word};
 use crate::record::{Counts, Record};
 use crate::table::{Cell, Table};
 use crate::{Descriptor, Ipa, Level, Pa, Stage2};
@@ -29,22 +28,25 @@ use crate::{Descriptor, Ipa, Level, Pa, Stage2};
 /// writes.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(crate) struct Unlinked(AtomicU64);
+pub(crate) struct Unlinked(Word);
 
 impl Unlinked {
     /// The count before a descent.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn now(&self) -> Moment {
         Moment(self.0.load(Ordering::Acquire))
     }
 
     /// Whether nothing was taken out since, as far as everything is concerned that was read, with acquire, before.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn is_still(&self, then: Moment) -> bool {
-        self.0.load(Ordering::Relaxed) == then.0
+        primitive::check(self.0.load(Ordering::Relaxed) == then.0)
     }
 
     /// Counts one table, or a table and all below it, whose entry was broken. Tells what the count was.
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn count<P: Platform>(&self, platform: &P) -> Moment {
         platform.on_atomic();
         Moment(self.0.fetch_add(1, Ordering::AcqRel))
@@ -98,7 +100,7 @@ impl<P: Platform> Stage2<P> {
         let mut shift = self.geometry().root_shift();
         let mut index = (ipa.raw() >> shift) as usize;
         let mut cell = table.entry(index);
-        let mut entry = cell.load();
+        let mut entry = cell.look();
         // The root is never taken out: what is read there is an entry.
         while at < level && entry.is_table(at) {
             let Some(below) = at.below() else { break };
@@ -108,7 +110,7 @@ impl<P: Platform> Stage2<P> {
             shift -= self.geometry().granule().stride();
             index = (ipa.raw() >> shift) as usize & (self.geometry().granule().entries() - 1);
             cell = table.entry(index);
-            entry = cell.load();
+            entry = cell.look();
             if at < level && !self.unlinked.is_still(then) {
                 return Err(Moved);
             }
@@ -118,18 +120,21 @@ impl<P: Platform> Stage2<P> {
 
     /// Whether what was read at that place was there.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn is_still(&self, place: &Place<'_>) -> bool {
         self.unlinked.is_still(place.then)
     }
 
     /// Locks the table of a place, if it is still there.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn lock(&self, place: &Place<'_>) -> Result<Locked<'_, P>, Moved> {
         self.lock_table(place.table.pa(), place.table.len(), place.level, place.then)
     }
 
     /// Locks a table that was found at `then`, if it is still there.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn lock_table(
         &self,
         pa: Pa,
@@ -143,6 +148,7 @@ impl<P: Platform> Stage2<P> {
 
     /// Locks a table that cannot have been taken out, since the one above is locked, or something in it is busy.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn lock_whatever(&self, pa: Pa, entries: usize, level: Level) -> Locked<'_, P> {
         // SAFETY: the caller had it from a root or from an entry of this tree.
         let table = unsafe { Table::at(self.platform(), pa, entries) };
@@ -163,25 +169,28 @@ pub(crate) struct Locked<'a, P: Platform> {
 
 impl<'a, P: Platform> Locked<'a, P> {
     #[inline(always)]
-    pub(crate) fn load(&self, index: usize) -> Descriptor {
-        self.table.entry(index).load()
+    pub(crate) fn entry(&self, index: usize) -> Descriptor {
+        self.table.entry(index).read()
     }
 
     /// Makes an entry that was invalid.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn make(&mut self, index: usize, new: Descriptor) {
         self.make_in(self.table.entry(index), new);
     }
 
     /// The same for an entry of this table that is at hand.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn make_in(&mut self, cell: Cell<'_>, new: Descriptor) {
         self.counts += Counts::of(new, self.level);
-        cell.store(new);
+        cell.write(new);
     }
 
     /// Breaks an entry for good, and tells what it was in the end. The flush is to come.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take(&mut self, index: usize) -> Descriptor {
         let old = self.table.entry(index).exchange(Descriptor::STALE, self.stage2.platform());
         self.counts -= Counts::of(old, self.level);
@@ -190,18 +199,20 @@ impl<'a, P: Platform> Locked<'a, P> {
 
     /// The same where nobody asks what hardware recorded in it.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take_unrecorded(&mut self, index: usize) {
         let cell = self.table.entry(index);
-        self.counts -= Counts::of(cell.load(), self.level);
-        cell.store(Descriptor::STALE);
+        self.counts -= Counts::of(cell.read(), self.level);
+        cell.write(Descriptor::STALE);
     }
 
     /// Breaks an entry, and lets nobody else have it until [`Busy::make`].
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn make_busy(mut self, index: usize) -> Result<Busy<'a, P>, Moved> {
         if self.counts.is_as_busy_as_can_be() {
             let platform = self.stage2.platform();
             drop(self);
-            platform.pause();
+            platform.pause(1);
             return Err(Moved);
         }
         let old = self.table.entry(index).exchange(Descriptor::BUSY, self.stage2.platform());
@@ -211,6 +222,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     }
 
     /// Clears bits of a valid leaf, and tells what it was in the end.
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn clear(&mut self, index: usize, bits: u64) -> Descriptor {
         let old = self.table.entry(index).clear(bits, self.stage2.platform());
         self.counts -= Counts::of(old, self.level);
@@ -235,11 +247,11 @@ impl<'a, P: Platform> Locked<'a, P> {
     /// Replaces a valid leaf that is still `old` by `new`.
     #[inline(always)]
     pub(crate) fn replace_in(&mut self, cell: Cell<'_>, old: Descriptor, new: Descriptor) -> Result<(), Moved> {
-        if cell.load() != old {
+        if cell.read() != old {
             return Err(Moved);
         }
         if !old.is_armed() {
-            cell.store(new);
+            cell.write(new);
         } else if !cell.replace(old, new, self.stage2.platform()) {
             return Err(Moved);
         }
@@ -250,27 +262,28 @@ impl<'a, P: Platform> Locked<'a, P> {
 
     #[inline(always)]
     fn change_cell(&self, cell: Cell<'_>, change: impl Fn(Descriptor) -> Descriptor) -> (Descriptor, Descriptor) {
-        let old = cell.load();
+        let old = cell.read();
         if old.is_armed() {
             return cell.update(self.stage2.platform(), change);
         }
         let new = change(old);
         if new != old {
-            cell.store(new);
+            cell.write(new);
         }
         (old, new)
     }
 
     /// The table, if nothing in it is busy; otherwise it is unlocked, and may be taken out once that is over.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn quiet(self) -> Result<Self, Moved> {
-        if self.counts.busy() == 0 {
+        if primitive::check(self.counts.busy() == 0) {
             return Ok(self);
         }
         // Not with the lock, which is what the owner of the busy entry needs.
         let platform = self.stage2.platform();
         drop(self);
-        platform.pause();
+        platform.pause(1);
         Err(Moved)
     }
 }

@@ -8,13 +8,12 @@
 //!
 //! The chain is kept in the tables' records, as hardware still reads the pages.
 
-use core::sync::atomic::Ordering;
-
 use crate::platform::{Domain, Platform};
+use crate::primitive::{self, Ordering};
 use crate::record::Counts;
 use crate::removed::Removed;
 use crate::table::Table;
-use crate::{Descriptor, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, cache};
+use crate::{Descriptor, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, cache, frame};
 
 /// Tables that were taken out.
 #[derive(Debug, Default)]
@@ -118,7 +117,7 @@ impl<P: Platform> Stage2<P> {
         if let Some(below) = level.below() {
             let span = self.geometry().granule().span(level);
             for index in 0..table.len() {
-                let entry = table.entry(index).load();
+                let entry = table.entry(index).read();
                 if entry.is_table(level) {
                     let link = Link { table: entry.address(), level: below, ipa: ipa + index as u64 * span };
                     freed += self.free_tree(link, look, tables, leaf);
@@ -138,7 +137,7 @@ impl<P: Platform> Stage2<P> {
         if wanted {
             self.tell_leaves(table, level, ipa, leaf);
         }
-        tables.give(TablePage::from_tree(pa, self.features()));
+        frame::give(tables, TablePage::from_tree(pa, self.features()));
         freed
     }
 
@@ -171,7 +170,7 @@ impl<P: Platform> Stage2<P> {
                 }
             }
         }
-        self.platform().dsb(Domain::Ish);
+        primitive::dsb(self.platform(), Domain::Ish);
     }
 
     /// The same for one that was removed alone, which is told of then.
@@ -180,7 +179,7 @@ impl<P: Platform> Stage2<P> {
         if !self.features().forced_write_back && leaf.descriptor.is_of_memory(normal) {
             let size = self.geometry().granule().span(leaf.level);
             cache::clean_lines(self.platform(), self.features(), leaf.descriptor.address(), size);
-            self.platform().dsb(Domain::Ish);
+            primitive::dsb(self.platform(), Domain::Ish);
         }
         removed.leaf(leaf);
     }

@@ -4,10 +4,9 @@
 //! A change that takes something away returns a [`Pending`]. Table pages that left the tree are inside it, and there
 //! is no way to them but to [`complete`](Pending::complete) it: that gives a [`Flushed`], which is spent to free them.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use crate::detached::Chain;
 use crate::platform::Platform;
+use crate::primitive::{self, Ordering, Word};
 use crate::removed::{Join, Narrowed, Removed, Unwatched};
 use crate::tlb::Changed;
 use crate::{IpaRange, Stage2, TableSource};
@@ -119,13 +118,14 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
 impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.changed.is_empty() {
+        let forgotten = !self.changed.is_empty();
+        if forgotten {
             self.stage2.invalidate_all();
         }
         if let Some(Narrowed { count, .. }) = self.removed.as_ref().and_then(Removed::narrowed) {
             self.stage2.pending.done(*count, self.stage2.platform());
         }
-        debug_assert!(self.changed.is_empty(), "a pending flush was dropped: {:?}", self.changed);
+        primitive::dropped(forgotten, "a pending flush was dropped");
     }
 }
 
@@ -135,20 +135,23 @@ impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
 /// still to be flushed, it flushes all that it was asked for. (What is unmapped is marked instead: `Descriptor::STALE`.)
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(crate) struct PendingChanges(AtomicU64);
+pub(crate) struct PendingChanges(Word);
 
 impl PendingChanges {
     /// One is about to begin: whoever sees what it does finds it counted.
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn count<P: Platform>(&self, platform: &P) {
         platform.on_atomic();
         self.0.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Whether there are others than these.
+    #[cfg_attr(feature = "checked", track_caller)]
     fn others(&self, own: u64) -> bool {
         self.0.load(Ordering::Acquire) > own
     }
 
+    #[cfg_attr(feature = "checked", track_caller)]
     fn done<P: Platform>(&self, count: u64, platform: &P) {
         platform.on_atomic();
         self.0.fetch_sub(count, Ordering::AcqRel);
@@ -200,6 +203,6 @@ impl<P: Platform, R: Removed> Flushed<'_, P, R> {
 impl<P: Platform, R: Removed> Drop for Flushed<'_, P, R> {
     #[inline(always)]
     fn drop(&mut self) {
-        debug_assert!(self.detached.is_empty(), "tables that were taken out were not freed");
+        primitive::dropped(!self.detached.is_empty(), "tables that were taken out were not freed");
     }
 }

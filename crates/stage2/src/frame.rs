@@ -6,10 +6,8 @@
 //! frame has one owner: who cuts the same page from a range twice, once for a table and once for a guest, lets that
 //! guest forge entries. Types do not prevent this yet; [`Donated`]'s functions say so each.
 
-use core::sync::atomic::{AtomicU64, Ordering, fence};
-
-use crate::lines::each_line;
 use crate::platform::{Dc, Platform};
+use crate::primitive::{self, Ordering, Word};
 use crate::{Error, Features, Geometry, Pa};
 
 /// A range of physical memory that belongs to guests and tables alone.
@@ -98,11 +96,13 @@ impl Run {
             "no page {offset:#x} bytes into {self:?}"
         );
         zero(platform, features.zero_block, self.pa + offset, TablePage::SIZE);
+        primitive::data_written(self.pa + offset, TablePage::SIZE);
     }
 
     /// Zeroes all of it.
     pub fn zero<P: Platform>(&self, platform: &P, features: &Features) {
         zero(platform, features.zero_block, self.pa, self.size);
+        primitive::data_written(self.pa, self.size);
     }
 
     /// Writes `bytes` from `offset` on. The guest must not have it mapped: what the guest's caches hold is not cleaned.
@@ -126,6 +126,7 @@ impl Run {
             // SAFETY: as above; bytes need no alignment.
             unsafe { start.add(words * 8 + index).write_volatile(*byte) };
         }
+        primitive::data_written(pa, bytes.len() as u64);
     }
 }
 
@@ -193,8 +194,18 @@ pub trait TableSource {
 #[inline]
 pub(crate) fn take(tables: &mut impl TableSource) -> Option<TablePage> {
     let page = tables.take();
-    fence(Ordering::Release);
+    primitive::release_fence();
+    if let Some(page) = &page {
+        primitive::page_taken(page.pa);
+    }
     page
+}
+
+/// A page that is no table any more, to where it came from.
+#[inline]
+pub(crate) fn give(tables: &mut impl TableSource, page: TablePage) {
+    primitive::page_freed(page.pa);
+    tables.give(page);
 }
 
 impl<T: TableSource + ?Sized> TableSource for &mut T {
@@ -213,13 +224,13 @@ impl<T: TableSource + ?Sized> TableSource for &mut T {
 fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
     let start = platform.pointer(pa);
     if zero_block != 0 {
-        // SAFETY: the block is in a frame that was donated, and its owner wants it zeroed.
-        each_line(start.addr().get(), size, zero_block, |block| unsafe { platform.dc(Dc::Zva, block) });
+        // SAFETY: the blocks are in a frame that was donated, and its owner wants it zeroed.
+        unsafe { primitive::dc_lines(platform, Dc::Zva, start.addr().get(), size, zero_block) };
     } else {
         for index in 0..size as usize / 8 {
             // SAFETY: the frame was donated, so it is mapped for as long as the platform lives and only atomic or
             // volatile accesses reach it; `index` stays inside, and frames are aligned.
-            let word = unsafe { start.cast::<AtomicU64>().add(index).as_ref() };
+            let word = unsafe { start.cast::<Word>().add(index).as_ref() };
             word.store(0, Ordering::Relaxed);
         }
     }

@@ -87,6 +87,10 @@ mod map;
 mod map_range;
 mod pass;
 mod pool;
+#[cfg(feature = "checked")]
+pub mod primitive;
+#[cfg(not(feature = "checked"))]
+mod primitive;
 mod protect;
 mod record;
 mod registers;

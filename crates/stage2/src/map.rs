@@ -14,6 +14,7 @@
 use crate::cache::Upkeep;
 use crate::descent::{Moved, Place};
 use crate::platform::{Domain, Platform};
+use crate::primitive;
 use crate::record::Counts;
 use crate::tlb::Scope;
 use crate::{
@@ -62,7 +63,7 @@ impl<P: Platform> Stage2<P> {
             if place.level == level
                 && place.entry == Descriptor::INVALID
                 && let Ok(mut locked) = self.lock(&place)
-                && place.cell.load() == Descriptor::INVALID
+                && place.cell.read() == Descriptor::INVALID
             {
                 locked.make_in(place.cell, new);
                 drop(locked);
@@ -125,7 +126,7 @@ impl<P: Platform> Stage2<P> {
                 }
             } else {
                 // Somebody is changing it.
-                self.platform().pause();
+                self.platform().pause(1);
             }
         }
     }
@@ -133,7 +134,7 @@ impl<P: Platform> Stage2<P> {
     /// Makes the entry of a place, over what was seen there.
     fn fill_entry(&self, place: &Place<'_>, ipa: Ipa, new: Descriptor, upkeep: Upkeep) -> Result<Mapped, Moved> {
         let mut locked = self.lock(place)?;
-        if !locked.load(place.index).differs_by_records_only(place.entry) {
+        if !locked.entry(place.index).differs_by_records_only(place.entry) {
             return Err(Moved);
         }
         let span = self.geometry().granule().span(place.level);
@@ -167,13 +168,13 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn add_table(&self, place: &Place<'_>, ipa: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
         let below = place.level.below().ok_or(Error::NoLeafAtLevel { level: place.level })?;
         let Some(page) = frame::take(tables) else {
-            let gone = !self.is_still(place) || place.cell.load() != place.entry;
+            let gone = !self.is_still(place) || place.cell.look() != place.entry;
             return if gone { Ok(()) } else { Err(Error::NoTablePage { ipa, level: below }) };
         };
         page.zero(self.platform());
         self.set_counts(&page, Counts::EMPTY);
         if let Err(page) = self.link(ipa, place.level, page) {
-            tables.give(page);
+            frame::give(tables, page);
         }
         Ok(())
     }
@@ -185,7 +186,7 @@ impl<P: Platform> Stage2<P> {
         loop {
             let place = self.descend(ipa, level);
             let Ok(mut locked) = self.lock(&place) else { continue };
-            let old = locked.load(place.index);
+            let old = locked.entry(place.index);
             if place.level != level || !old.is_vacant() {
                 return Err(page);
             }
@@ -232,7 +233,7 @@ impl<P: Platform> Stage2<P> {
     /// Makes new entries visible to walks before the guest is entered again; otherwise it might fault once more.
     #[inline(always)]
     pub(crate) fn publish(&self) {
-        self.platform().dsb(Domain::IshSt);
+        primitive::dsb(self.platform(), Domain::IshSt);
     }
 
     /// Says what is in a table that is not linked yet. Somebody who came too late may still hold the lock that the page

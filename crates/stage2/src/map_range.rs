@@ -7,6 +7,7 @@
 use crate::cache::Upkeep;
 use crate::descent::Place;
 use crate::platform::Platform;
+use crate::primitive;
 use crate::record::Counts;
 use crate::{Attributes, Descriptor, Error, Ipa, IpaRange, Level, Pa, Stage2, TableSource, cache, frame};
 
@@ -130,14 +131,14 @@ impl<P: Platform> Stage2<P> {
     fn fill_run(&self, place: &Place<'_>, ipa: Ipa, pa: Pa, left: u64, attributes: &Attributes) -> u64 {
         let page = self.geometry().granule().size();
         let most = (place.table.len() - place.index).min((left / page) as usize);
-        let free = |index: &usize| place.table.entry(place.index + index).load() == Descriptor::INVALID;
+        let free = |index: &usize| place.table.entry(place.index + index).read() == Descriptor::INVALID;
         // Caches before the lock. Fewer entries may be free when it is taken.
         let seen = (0..most).take_while(free).count();
         let upkeep = Upkeep::new(self.features(), attributes);
         cache::before_map(self.platform(), self.features(), (pa, seen as u64 * page), upkeep);
         // That may have taken its time.
         let place = self.descend(ipa, Level::L3);
-        let free = |index: &usize| place.table.entry(place.index + index).load() == Descriptor::INVALID;
+        let free = |index: &usize| place.table.entry(place.index + index).read() == Descriptor::INVALID;
         if place.level != Level::L3 {
             return 0;
         }
@@ -145,7 +146,7 @@ impl<P: Platform> Stage2<P> {
         let count = (0..seen).take_while(free).count();
         let first = Descriptor::leaf(pa, Level::L3, attributes, self.features());
         // The frames are ready before a walk can find them.
-        core::sync::atomic::fence(core::sync::atomic::Ordering::Release);
+        primitive::release_fence();
         locked.table.fill(place.index, count, first, page);
         locked.counts += Counts::of(first, Level::L3).times(count as u64);
         count as u64 * page

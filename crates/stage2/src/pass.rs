@@ -9,10 +9,10 @@
 //! without any lock.
 
 use core::ops::Range;
-use core::sync::atomic::{Ordering, fence};
 
 use crate::descent::{Locked, Moment, Moved};
 use crate::platform::Platform;
+use crate::primitive;
 use crate::record::Counts;
 use crate::table::Table;
 use crate::{Ipa, IpaRange, Level, Stage2};
@@ -61,7 +61,7 @@ impl<P: Platform> Stage2<P> {
         while index < table.len() && *at < end {
             let here = at.align_down(1 << shift);
             let next = here + (1 << shift);
-            let entry = table.entry(index).load();
+            let entry = table.entry(index).look();
             if !self.unlinked.is_still(then) {
                 return Err(Moved);
             }
@@ -103,11 +103,11 @@ impl<P: Platform> Stage2<P> {
         let wanted = ((end - first - 1) >> shift) as usize + 1;
         let mut last = most.min(index.saturating_add(wanted));
         if level < Level::L3 {
-            last = (index..last).find(|index| locked.load(*index).is_table(level)).unwrap_or(last);
+            last = (index..last).find(|index| locked.entry(*index).is_table(level)).unwrap_or(last);
         }
         if V::wants(locked.counts) && index < last {
             // For descents that are late, as in `frame::take`: a visitor's stores are relaxed.
-            fence(Ordering::Release);
+            primitive::release_fence();
             visitor.entries(&mut locked, index..last, first);
             drop(locked);
             visitor.unlocked(level, first);

@@ -67,10 +67,12 @@ pub unsafe trait Platform {
     /// records that lie a cache line apart keep them out of each other's way.
     fn record(&self, pa: Pa) -> &Record;
 
-    /// Waits a moment for another CPU, before the engine looks again.
+    /// Waits for another CPU, for about so many `YIELD`s, before the engine looks again.
     #[inline]
-    fn pause(&self) {
-        core::hint::spin_loop();
+    fn pause(&self, yields: u32) {
+        for _ in 0..yields {
+            core::hint::spin_loop();
+        }
     }
 
     /// An atomic read-modify-write of an entry or a record is done: for those who count them.

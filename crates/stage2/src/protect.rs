@@ -7,11 +7,11 @@
 //! set: the guest's next access sets it again.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::descent::Locked;
 use crate::pass::Pass;
 use crate::platform::Platform;
+use crate::primitive::{Ordering, Word};
 use crate::record::Counts;
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
@@ -103,7 +103,7 @@ impl<P: Platform> Pass<P> for WriteProtect {
         let mut span = Span::default();
         if locked.counts.armed() > 0 {
             for index in indexes.clone() {
-                let old = locked.load(index);
+                let old = locked.entry(index);
                 if old.is_valid() && old.raw() & WRITES != 0 {
                     let _ = locked.clear(index, WRITES);
                     span.add(index - indexes.start);
@@ -123,10 +123,10 @@ const WRITES: u64 = Descriptor::WRITE | Descriptor::DIRTY_BY_HARDWARE;
 
 /// Takes write access from the leaves in `cells`, where hardware records no writes; returns from how many.
 #[inline(always)]
-fn write_protect_cells(cells: &[AtomicU64], span: &mut Span) -> u64 {
+fn write_protect_cells(cells: &[Word], span: &mut Span) -> u64 {
     let (rows, rest) = cells.as_chunks::<ROW>();
     let mut done = 0;
-    let mut row = |cells: &[AtomicU64], at: usize| {
+    let mut row = |cells: &[Word], at: usize| {
         let writable = write_protect_row(cells);
         if writable != 0 {
             done += u64::from(if writable == 0xff { 8 } else { writable.count_ones() });
@@ -144,7 +144,7 @@ fn write_protect_cells(cells: &[AtomicU64], span: &mut Span) -> u64 {
 
 /// The same for at most eight, and which.
 #[inline(always)]
-fn write_protect_row(cells: &[AtomicU64]) -> u32 {
+fn write_protect_row(cells: &[Word]) -> u32 {
     // An invalid entry has no bit set, as none is busy.
     let mut writable = 0;
     for (index, cell) in cells.iter().enumerate() {
@@ -179,7 +179,7 @@ impl<P: Platform> Pass<P> for Protect {
         let mut span = Span::default();
         for index in indexes.clone() {
             let start = first + (((index - indexes.start) as u64) << shift);
-            if !locked.load(index).is_valid() {
+            if !locked.entry(index).is_valid() {
                 continue;
             }
             if start < self.range.start || start + (1 << shift) > self.range.end {

@@ -8,11 +8,10 @@
 //! The counts are what lets a walk pass over 2 MiB or 1 GiB where nothing is to do. They are one word with the lock, so
 //! that keeping them costs no access to memory: unlocking writes them.
 
-use core::ops::{AddAssign, SubAssign};
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use crate::platform::Platform;
+use crate::primitive::{LOCKED, Ordering, Word};
 use crate::{Descriptor, Level, Pa};
+use core::ops::{AddAssign, SubAssign};
 
 /// What the engine keeps about a frame while it is a table: 16 bytes, zero at first.
 ///
@@ -22,44 +21,43 @@ use crate::{Descriptor, Level, Pa};
 #[repr(align(16))]
 pub struct Record {
     /// The lock in bit 0, the counts above.
-    state: AtomicU64,
+    state: Word,
     /// Of a table that was taken out of its tree: the next one, and where it was.
-    link: AtomicU64,
+    link: Word,
 }
 
 impl Record {
     /// The record of a frame that was no table yet.
+    #[cfg(not(loom))]
     pub const fn new() -> Self {
-        Self { state: AtomicU64::new(0), link: AtomicU64::new(0) }
+        Self { state: Word::new(0), link: Word::new(0) }
     }
 
     /// Locks the table, and tells its counts. Whoever holds the lock is the only one who changes its entries, but for
     /// access flags and dirty state, which hardware sets at any time.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn lock<P: Platform>(&self, platform: &P) -> Counts {
         platform.on_atomic();
-        let state = self.state.fetch_or(LOCKED, Ordering::Acquire);
-        if state & LOCKED == 0 {
-            return Counts(state);
+        match self.state.try_lock() {
+            Some(state) => Counts(state),
+            None => self.lock_slowly(platform),
         }
-        self.lock_slowly(platform)
     }
 
     /// Waits, and takes its time: CPUs that go through the same tables side by side would meet at each of them, and take
     /// the line from each other for every page. Who has waited for longer than the other needs for the rest of a table
     /// is one table behind, and they do not meet again (`twofold-bench engine`: rows `sections` and `pages`).
     #[cold]
+    #[cfg_attr(feature = "checked", track_caller)]
     fn lock_slowly<P: Platform>(&self, platform: &P) -> Counts {
         loop {
-            for _ in 0..PAUSES {
-                platform.pause();
-            }
+            platform.pause(PAUSES);
             if self.state.load(Ordering::Relaxed) & LOCKED != 0 {
                 continue;
             }
             platform.on_atomic();
-            let state = self.state.fetch_or(LOCKED, Ordering::Acquire);
-            if state & LOCKED == 0 {
+            if let Some(state) = self.state.try_lock() {
                 return Counts(state);
             }
         }
@@ -68,7 +66,7 @@ impl Record {
     /// Unlocks it, with these counts from now on.
     #[inline(always)]
     pub(crate) fn unlock(&self, counts: Counts) {
-        self.state.store(counts.0, Ordering::Release);
+        self.state.unlock(counts.0);
     }
 
     /// What was counted a moment ago; `None` while somebody is changing it. Acquire: who finds a count as it was left sees
@@ -97,8 +95,6 @@ impl Record {
 
 /// Pauses between two looks at a lock: about 2 us, half a table's worth of faults.
 const PAUSES: u32 = 128;
-
-const LOCKED: u64 = 1;
 
 /// What is in a table. Fields of 14 bits, since a root of 16 tables has up to 8192 entries; adding is adding words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

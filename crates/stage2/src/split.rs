@@ -133,7 +133,7 @@ impl<P: Platform> Stage2<P> {
         while index < table.len() && *at < end {
             let here = at.align_down(span);
             let cell = table.entry(index);
-            let entry = cell.load();
+            let entry = cell.look();
             if !self.unlinked.is_still(then) {
                 return Err(Moved);
             }
@@ -197,13 +197,13 @@ impl<P: Platform> Stage2<P> {
     ) -> Result<bool, Error> {
         let &Place { level: at, entry: block, .. } = place;
         let Some(below) = at.below().filter(|_| block.is_leaf(at)) else {
-            self.platform().pause();
+            self.platform().pause(1);
             return Ok(false);
         };
         // Down to `level` at once, or one level after the other.
         let built = self.build(block, at, level, tables).or_else(|| self.build(block, at, below, tables));
         let Some(new) = built else {
-            let gone = !self.is_still(place) || place.cell.load() != block;
+            let gone = !self.is_still(place) || place.cell.look() != block;
             return if gone { Ok(false) } else { Err(Error::NoTablePage { ipa, level: below }) };
         };
         let Some(busy) = self.break_block(ipa, at, block) else {
@@ -226,7 +226,7 @@ impl<P: Platform> Stage2<P> {
         loop {
             let place = self.descend(ipa, at);
             let Ok(locked) = self.lock(&place) else { continue };
-            if place.level != at || !locked.load(place.index).differs_by_records_only(block) {
+            if place.level != at || !locked.entry(place.index).differs_by_records_only(block) {
                 return None;
             }
             if let Ok(busy) = locked.make_busy(place.index) {
@@ -249,15 +249,15 @@ impl<P: Platform> Stage2<P> {
             let span = self.geometry().granule().span(below);
             for index in 0..entries {
                 let Some(child) = self.build(part.advanced(index as u64 * span), below, to, tables) else {
-                    let built = (0..index).map(|index| table.entry(index).load().address());
+                    let built = (0..index).map(|index| table.entry(index).read().address());
                     for child in built {
-                        tables.give(TablePage::from_tree(child, self.features()));
+                        frame::give(tables, TablePage::from_tree(child, self.features()));
                     }
-                    tables.give(page);
+                    frame::give(tables, page);
                     return None;
                 };
                 one = Descriptor::table(child.pa());
-                table.entry(index).store(one);
+                table.entry(index).write(one);
             }
         }
         self.set_counts(&page, Counts::of(one, below).times(entries as u64));
@@ -269,10 +269,10 @@ impl<P: Platform> Stage2<P> {
     fn refill(&self, table: Table<'_>, level: Level, first: Descriptor) {
         let span = self.geometry().granule().span(level);
         match level.below() {
-            Some(below) if table.entry(0).load().is_table(level) => {
+            Some(below) if table.entry(0).read().is_table(level) => {
                 for index in 0..table.len() {
                     let part = first.advanced(index as u64 * span).part(below);
-                    self.refill(self.table(table.entry(index).load()), below, part);
+                    self.refill(self.table(table.entry(index).read()), below, part);
                 }
             }
             _ => table.fill(0, table.len(), first, span),

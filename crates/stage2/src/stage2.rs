@@ -7,6 +7,7 @@
 use crate::descent::{Place, Unlinked};
 use crate::flush::PendingChanges;
 use crate::platform::{Domain, Platform};
+use crate::primitive;
 use crate::record::Counts;
 use crate::table::Table;
 use crate::tlb::{Thresholds, Tlb};
@@ -49,14 +50,15 @@ impl<P: Platform> Stage2<P> {
         if root.size() < geometry.root_size() {
             return Err(Error::Root { root: root.pa(), size: geometry.root_size() });
         }
+        let vttbr = registers::vttbr(root.pa(), vmid, &features);
+        let root_entries = geometry.root_entries();
+        primitive::root(root.pa(), Some(root_entries), vttbr, registers::vtcr(&geometry, &features));
         root.zero(&platform, &features);
         platform.record(root.pa()).lock(&platform);
         platform.record(root.pa()).unlock(Counts::EMPTY);
         // The guest may be entered before anything is mapped.
-        platform.dsb(Domain::IshSt);
-        let vttbr = registers::vttbr(root.pa(), vmid, &features);
+        primitive::dsb(&platform, Domain::IshSt);
         let (thresholds, unlinked) = (Thresholds::DEFAULT, Unlinked::default());
-        let root_entries = geometry.root_entries();
         Ok(Self {
             platform,
             features,
@@ -147,7 +149,7 @@ impl<P: Platform> Stage2<P> {
             if place.entry.is_vacant() {
                 return None;
             }
-            self.platform.pause();
+            self.platform.pause(1);
         }
     }
 
@@ -181,6 +183,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     pub(crate) fn into_root(self) -> Root {
+        primitive::root(self.root.pa(), None, self.vttbr, self.vtcr());
         self.root
     }
 }

@@ -11,16 +11,15 @@
 //! The accesses are as wide as an entry. Rows of eight are read and written one after the other with nothing between:
 //! that is as fast as this CPU's vectors, as memory is what they wait for (`twofold-bench engine`: `limit_read`).
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use crate::platform::Platform;
+use crate::primitive::{Ordering, Word};
 use crate::{Descriptor, Pa};
 
 /// The entries of a table, or of all the concatenated tables of a root.
 #[derive(Clone, Copy)]
 pub(crate) struct Table<'a> {
     pa: Pa,
-    entries: &'a [AtomicU64],
+    entries: &'a [Word],
 }
 
 /// The entries of a cache line of 64 bytes.
@@ -34,9 +33,9 @@ impl<'a> Table<'a> {
     /// `pa` is a page or a root that was donated for tables, with so many entries.
     #[inline(always)]
     pub(crate) unsafe fn at<P: Platform>(platform: &'a P, pa: Pa, entries: usize) -> Self {
-        let pointer = platform.pointer(pa).cast::<AtomicU64>();
+        let pointer = platform.pointer(pa).cast::<Word>();
         // SAFETY: a table page is donated memory, mapped while the platform lives and aligned to 4 KiB; it is only ever
-        // accessed atomically or by instructions, and any 64 bits are a value of `AtomicU64`. That holds for what was a
+        // accessed atomically or by instructions, and any 64 bits are a value of `Word`. That holds for what was a
         // table when it was looked up and is something else by now, too.
         Self { pa, entries: unsafe { core::slice::from_raw_parts(pointer.as_ptr(), entries) } }
     }
@@ -58,13 +57,13 @@ impl<'a> Table<'a> {
 
     /// The entries from `start` to `end`.
     #[inline(always)]
-    pub(crate) fn cells(self, start: usize, end: usize) -> &'a [AtomicU64] {
+    pub(crate) fn cells(self, start: usize, end: usize) -> &'a [Word] {
         &self.entries[start..end]
     }
 
     /// All entries, row by row: a table is made of whole rows.
     #[inline(always)]
-    pub(crate) fn rows(self) -> &'a [[AtomicU64; ROW]] {
+    pub(crate) fn rows(self) -> &'a [[Word; ROW]] {
         self.entries.as_chunks().0
     }
 
@@ -82,24 +81,34 @@ impl<'a> Table<'a> {
 
 /// One entry in memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Cell<'a>(&'a AtomicU64);
+pub(crate) struct Cell<'a>(&'a Word);
 
 impl Cell<'_> {
-    /// What is there now. Acquire: who finds a table sees the entries that were written before it was linked, and who
-    /// finds what came after a table was given away sees that it was.
+    /// What is there now, for who descends. Acquire: who finds a table sees the entries that were written before it was
+    /// linked, and who finds what came after a table was given away sees that it was.
     #[inline(always)]
-    pub(crate) fn load(self) -> Descriptor {
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn look(self) -> Descriptor {
         Descriptor::from_raw(self.0.load(Ordering::Acquire))
+    }
+
+    /// What is there now, for who holds the table's lock, or has the table alone.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn read(self) -> Descriptor {
+        Descriptor::from_raw(self.0.load(Ordering::Relaxed))
     }
 
     /// Writes an entry under the table's lock. Release: the table or the frame it leads to is ready.
     #[inline(always)]
-    pub(crate) fn store(self, new: Descriptor) {
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn write(self, new: Descriptor) {
         self.0.store(new.raw(), Ordering::Release);
     }
 
     /// Writes an entry, and tells what it was at that moment, with what hardware had added to it.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn exchange<P: Platform>(self, new: Descriptor, platform: &P) -> Descriptor {
         platform.on_atomic();
         Descriptor::from_raw(self.0.swap(new.raw(), Ordering::AcqRel))
@@ -107,6 +116,7 @@ impl Cell<'_> {
 
     /// Clears these bits, and tells what the entry was at that moment.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn clear<P: Platform>(self, bits: u64, platform: &P) -> Descriptor {
         platform.on_atomic();
         Descriptor::from_raw(self.0.fetch_and(!bits, Ordering::AcqRel))
@@ -114,27 +124,28 @@ impl Cell<'_> {
 
     /// Replaces an entry, if it is still `old`: hardware may have recorded something in it. Whether it was.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn replace<P: Platform>(self, old: Descriptor, new: Descriptor, platform: &P) -> bool {
         platform.on_atomic();
-        self.0.compare_exchange(old.raw(), new.raw(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.0.compare_exchange(old.raw(), new.raw(), Ordering::AcqRel).is_ok()
     }
 
     /// Changes a valid leaf in place by `change`, repeated until hardware did not interfere; returns old and new.
     #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn update<P: Platform>(
         self,
         platform: &P,
         change: impl Fn(Descriptor) -> Descriptor,
     ) -> (Descriptor, Descriptor) {
-        let mut old = self.load();
+        let mut old = self.read();
         loop {
             let new = change(old);
             if new == old {
                 return (old, new);
             }
             platform.on_atomic();
-            let exchanged = self.0.compare_exchange_weak(old.raw(), new.raw(), Ordering::AcqRel, Ordering::Acquire);
-            match exchanged {
+            match self.0.compare_exchange(old.raw(), new.raw(), Ordering::AcqRel) {
                 Ok(_) => return (old, new),
                 Err(now) => old = Descriptor::from_raw(now),
             }

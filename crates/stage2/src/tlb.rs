@@ -14,6 +14,7 @@
 //! another CPU's old entry causes at most one more fault, which ends here again.
 
 use crate::platform::{Domain, Platform, Tlbi};
+use crate::primitive;
 use crate::{Features, Geometry, Granule, Ipa, IpaRange, Level};
 
 /// Which entries were changed: the span from the first to the last, and what they were. Words, as it is moved a lot.
@@ -149,7 +150,13 @@ impl Default for Thresholds {
 
 impl<P: Platform> Tlb<'_, P> {
     /// Invalidates the entries of `scope` on all CPUs.
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn invalidate(&self, scope: &Scope) {
+        primitive::step!(());
+        self.invalidate_scope(scope);
+    }
+
+    fn invalidate_scope(&self, scope: &Scope) {
         let granule = self.geometry.granule();
         let level = scope.level;
         let step = level.map_or(granule.size(), |level| granule.span(level));
@@ -171,7 +178,7 @@ impl<P: Platform> Tlb<'_, P> {
                     match part {
                         Part::Single(ipa) => self.single(ipa, level, scope.tables),
                         Part::Range { start, scale, num } => {
-                            p.tlbi(operation, range_operand(start, scale, num, level, granule));
+                            primitive::tlbi(p, operation, range_operand(start, scale, num, level, granule));
                         }
                     }
                 }
@@ -182,34 +189,46 @@ impl<P: Platform> Tlb<'_, P> {
     }
 
     /// Invalidates everything of this VMID on all CPUs.
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn invalidate_vmid(&self) {
+        primitive::step!(());
+        self.whole_vmid();
+    }
+
+    fn whole_vmid(&self) {
         self.as_current_vmid(|| {
-            self.platform.dsb(Domain::IshSt);
-            self.platform.tlbi(Tlbi::VmallS12E1Is, 0);
-            self.platform.dsb(Domain::Ish);
-            self.platform.isb();
+            primitive::dsb(self.platform, Domain::IshSt);
+            primitive::tlbi(self.platform, Tlbi::VmallS12E1Is, 0);
+            primitive::dsb(self.platform, Domain::Ish);
+            primitive::isb(self.platform);
         });
     }
 
     /// Invalidates the leaf at `ipa` on this CPU, after its access was widened.
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn invalidate_local(&self, ipa: Ipa, level: Level) {
+        primitive::step!(());
+        self.leaf_on_this_cpu(ipa, level);
+    }
+
+    fn leaf_on_this_cpu(&self, ipa: Ipa, level: Level) {
         self.as_current_vmid(|| {
             let p = self.platform;
-            p.dsb(Domain::NshSt);
-            p.tlbi(Tlbi::Ipas2E1, single_operand(ipa, self.hint(Some(level))));
-            p.dsb(Domain::Nsh);
-            p.tlbi(Tlbi::VmallE1, 0);
-            p.dsb(Domain::Nsh);
-            p.isb();
+            primitive::dsb(p, Domain::NshSt);
+            primitive::tlbi(p, Tlbi::Ipas2E1, single_operand(ipa, self.hint(Some(level))));
+            primitive::dsb(p, Domain::Nsh);
+            primitive::tlbi(p, Tlbi::VmallE1, 0);
+            primitive::dsb(p, Domain::Nsh);
+            primitive::isb(p);
         });
     }
 
     /// Invalidates stage-1 and combined entries of this VMID on this CPU.
     pub(crate) fn invalidate_stage1_local(&self) {
         self.as_current_vmid(|| {
-            self.platform.tlbi(Tlbi::VmallE1, 0);
-            self.platform.dsb(Domain::Nsh);
-            self.platform.isb();
+            primitive::tlbi(self.platform, Tlbi::VmallE1, 0);
+            primitive::dsb(self.platform, Domain::Nsh);
+            primitive::isb(self.platform);
         });
     }
 
@@ -217,18 +236,18 @@ impl<P: Platform> Tlb<'_, P> {
     fn by_ipa(&self, stage2: impl FnOnce()) {
         self.as_current_vmid(|| {
             let p = self.platform;
-            p.dsb(Domain::IshSt);
+            primitive::dsb(p, Domain::IshSt);
             stage2();
-            p.dsb(Domain::Ish);
-            p.tlbi(Tlbi::VmallE1Is, 0);
-            p.dsb(Domain::Ish);
-            p.isb();
+            primitive::dsb(p, Domain::Ish);
+            primitive::tlbi(p, Tlbi::VmallE1Is, 0);
+            primitive::dsb(p, Domain::Ish);
+            primitive::isb(p);
         });
     }
 
     fn single(&self, ipa: Ipa, level: Option<Level>, tables: bool) {
         let operation = if tables { Tlbi::Ipas2E1Is } else { Tlbi::Ipas2Le1Is };
-        self.platform.tlbi(operation, single_operand(ipa, self.hint(level)));
+        primitive::tlbi(self.platform, operation, single_operand(ipa, self.hint(level)));
     }
 
     /// The level hint that may be given: FEAT_TTL has none for level 0 with the 4 KiB granule.
@@ -243,11 +262,11 @@ impl<P: Platform> Tlb<'_, P> {
         if saved == self.vttbr {
             return body();
         }
-        self.platform.load_vttbr(self.vttbr);
-        self.platform.isb();
+        primitive::load_vttbr(self.platform, self.vttbr);
+        primitive::isb(self.platform);
         body();
-        self.platform.load_vttbr(saved);
-        self.platform.isb();
+        primitive::load_vttbr(self.platform, saved);
+        primitive::isb(self.platform);
     }
 }
 

@@ -18,6 +18,7 @@ use core::ops::Range;
 use crate::descent::{Locked, Moment, Moved};
 use crate::detached::{Chain, Link};
 use crate::platform::Platform;
+use crate::primitive;
 use crate::removed::Removed;
 use crate::table::Table;
 use crate::tlb::{Changed, Scope, Span};
@@ -57,7 +58,7 @@ impl<P: Platform> Stage2<P> {
             return Err(Moved);
         }
         let mut locked = self.lock(&place)?;
-        if locked.counts.live() <= 1 || !place.cell.load().is_valid() {
+        if locked.counts.live() <= 1 || !place.cell.read().is_valid() {
             return Err(Moved);
         }
         if R::WATCHES {
@@ -110,7 +111,7 @@ impl<P: Platform> Stage2<P> {
             }
             // Whoever is at it needs the lock to be done.
             while self.platform().record(table).last().busy() > 0 {
-                self.platform().pause();
+                self.platform().pause(1);
             }
         }
     }
@@ -123,13 +124,15 @@ impl<P: Platform> Stage2<P> {
         then
     }
 
+    #[cfg_attr(feature = "checked", track_caller)]
     fn wait_below(&self, locked: &Locked<'_, P>) {
+        primitive::step!(());
         let Some(below) = locked.level.below() else { return };
         if locked.counts.tables() == 0 {
             return;
         }
         for index in 0..locked.table.len() {
-            let entry = locked.load(index);
+            let entry = locked.entry(index);
             if entry.is_table(locked.level) {
                 self.wait_below(&self.lock_quiet(entry.address(), below));
             }
@@ -170,7 +173,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         while index < table.len() && *at < end {
             let here = at.align_down(1 << shift);
             let next = here + (1 << shift);
-            let entry = table.entry(index).load();
+            let entry = table.entry(index).look();
             if !self.stage2.unlinked.is_still(*then) {
                 return Err(Moved);
             }
@@ -213,7 +216,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         let stage2 = self.stage2;
         let Some(below) = level.below() else { return Ok(()) };
         if if_empty {
-            let entry = table.entry(index).load();
+            let entry = table.entry(index).look();
             if !stage2.unlinked.is_still(*then) || !entry.is_table(level) {
                 return Err(Moved);
             }
@@ -223,7 +226,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
             }
         }
         let mut parent = stage2.lock_table(table.pa(), table.len(), level, *then)?;
-        let entry = parent.load(index);
+        let entry = parent.entry(index);
         if !entry.is_table(level) {
             return Err(Moved);
         }
@@ -273,7 +276,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
     fn take_quietly(&mut self, mut locked: Locked<'_, P>, indexes: Range<usize>, first: Ipa) -> usize {
         let mut span = Span::default();
         for index in indexes.clone() {
-            let entry = locked.load(index);
+            let entry = locked.entry(index);
             if entry.is_table(locked.level) {
                 return self.taken(&locked, span, first, index);
             }
@@ -322,8 +325,8 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         let mut old = [Descriptor::INVALID; BATCH];
         let mut span = Span::default();
         let mut done = indexes.start;
-        while done < indexes.end && !locked.load(done).is_table(level) {
-            let entry = locked.load(done);
+        while done < indexes.end && !locked.entry(done).is_table(level) {
+            let entry = locked.entry(done);
             if entry.is_valid() && self.is_inside(first, done - indexes.start, level) {
                 old[done - indexes.start] = locked.take(done);
                 span.add(done - indexes.start);

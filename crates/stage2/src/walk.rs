@@ -139,11 +139,11 @@ impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
         let span = stage2.geometry().granule().span(level);
         let ipa = self.at.align_down(span);
         let read = || {
-            let mut descriptor = table.entry(index).load();
+            let mut descriptor = table.entry(index).look();
             // What somebody is changing is neither there nor gone.
             while descriptor == Descriptor::BUSY && stage2.unlinked.is_still(then) {
-                stage2.platform().pause();
-                descriptor = table.entry(index).load();
+                stage2.platform().pause(1);
+                descriptor = table.entry(index).look();
             }
             if stage2.unlinked.is_still(then) { Ok(descriptor) } else { Err(Stop::Moved) }
         };

@@ -228,7 +228,7 @@ unsafe impl Platform for Host {
         self.0.arena.record(pa)
     }
 
-    fn pause(&self) {
+    fn pause(&self, _: u32) {
         panic!("the engine waits for another CPU, and there is none");
     }
 

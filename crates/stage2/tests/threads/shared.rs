@@ -210,7 +210,7 @@ unsafe impl Platform for Cpus {
         self.0.records.get(index).unwrap_or_else(|| panic!("somebody follows garbage to the record of {pa}"))
     }
 
-    fn pause(&self) {
+    fn pause(&self, _: u32) {
         step(Step::Pause);
     }
 

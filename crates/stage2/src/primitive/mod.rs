@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What everything else is made of: words that CPUs share, fences, and the architecture's instructions.
+//!
+//! Nothing else in this crate touches an atomic or asks the platform for an instruction. So there is one place
+//!
+//! * where every access and its ordering is reported, with its call site, to an observer (feature `checked`): to a model of
+//!   what CPUs and walks may see, or to a trace;
+//! * where the model checker's atomics take the place of the real ones (`--cfg loom`);
+//! * where one step can be left out or weakened, to see whether a test notices (`--cfg mutants`).
+//!
+//! Without these, each function here is the one instruction that it is named after. `#[track_caller]` stands on what is a
+//! step of a protocol: `cargo xtask mutants` takes the calls of such functions for its list.
+
+#[cfg(feature = "checked")]
+mod checked;
+#[cfg(mutants)]
+mod mutants;
+
+#[cfg(feature = "checked")]
+pub use checked::{Access, Observer, observe};
+
+#[cfg(feature = "checked")]
+use core::panic::Location;
+#[cfg(not(loom))]
+use core::sync::atomic::AtomicU64;
+pub(crate) use core::sync::atomic::Ordering;
+
+#[cfg(loom)]
+use loom::sync::atomic::AtomicU64;
+
+use crate::Pa;
+use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
+
+#[cfg(all(mutants, not(feature = "checked")))]
+compile_error!("mutants are chosen by call site: they need the feature `checked`");
+
+/// 64 bits that CPUs share: an entry, a record's word, a count.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub(crate) struct Word(AtomicU64);
+
+/// The bit of a word that is a lock.
+pub(crate) const LOCKED: u64 = 1;
+
+/// Calls the observer, if there is one, in place of the access itself.
+macro_rules! observed {
+    ($observer:ident => $instead:expr, $access:expr) => {{
+        #[cfg(all(feature = "checked", not(loom)))]
+        if let Some($observer) = checked::observer() {
+            return $instead;
+        }
+        $access
+    }};
+}
+
+/// With mutants, gives up the function it stands in where the call of it is the one that is left out.
+macro_rules! step {
+    ($otherwise:expr) => {
+        #[cfg(mutants)]
+        if $crate::primitive::is_left_out(core::panic::Location::caller()) {
+            return $otherwise;
+        }
+    };
+}
+pub(crate) use step;
+
+impl Word {
+    #[cfg(not(loom))]
+    pub(crate) const fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn load(&self, order: Ordering) -> u64 {
+        #[cfg(mutants)]
+        let order = mutants::ordering(order, Location::caller());
+        observed!(observer => observer.load(&self.0, Access { order, site: Location::caller() }), self.0.load(order))
+    }
+
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn store(&self, value: u64, order: Ordering) {
+        step!(());
+        #[cfg(mutants)]
+        let order = mutants::ordering(order, Location::caller());
+        observed!(
+            observer => observer.store(&self.0, value, Access { order, site: Location::caller() }),
+            self.0.store(value, order)
+        );
+    }
+
+    /// Tells the value before.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.modify(order, |_| value, |word, order| word.swap(value, order))
+    }
+
+    /// Tells the value before.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn fetch_and(&self, mask: u64, order: Ordering) -> u64 {
+        self.modify(order, |old| old & mask, |word, order| word.fetch_and(mask, order))
+    }
+
+    /// Tells the value before.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.modify(order, |old| old.wrapping_add(value), |word, order| word.fetch_add(value, order))
+    }
+
+    /// Tells the value before.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.modify(order, |old| old.wrapping_sub(value), |word, order| word.fetch_sub(value, order))
+    }
+
+    /// A read-modify-write that cannot fail; where it is to be observed, by what it does.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    #[cfg_attr(
+        any(not(feature = "checked"), loom),
+        allow(unused_variables, reason = "only an observer asks what it does")
+    )]
+    fn modify(
+        &self,
+        order: Ordering,
+        change: impl Fn(u64) -> u64,
+        access: impl Fn(&AtomicU64, Ordering) -> u64,
+    ) -> u64 {
+        step!(self.0.load(Ordering::Relaxed));
+        #[cfg(mutants)]
+        if mutants::is_apart(Location::caller()) {
+            let old = self.load(Ordering::Relaxed);
+            self.store(change(old), order);
+            return old;
+        }
+        #[cfg(mutants)]
+        let order = mutants::ordering(order, Location::caller());
+        observed!(
+            observer => {
+                let access = Access { order, site: Location::caller() };
+                observer.update(&self.0, &mut |old| Some(change(old)), access).unwrap_or_else(|now| now)
+            },
+            access(&self.0, order)
+        )
+    }
+
+    /// Writes `new` where `old` is; `Err` with what is there instead. `order` is that of success; of failure, acquire.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
+        #[cfg(mutants)]
+        if mutants::is_apart(Location::caller()) {
+            let now = self.load(Ordering::Relaxed);
+            if now == old {
+                self.store(new, order);
+            }
+            return if now == old { Ok(old) } else { Err(now) };
+        }
+        #[cfg(mutants)]
+        let order = mutants::ordering(order, Location::caller());
+        observed!(
+            observer => {
+                let access = Access { order, site: Location::caller() };
+                observer.update(&self.0, &mut |now| (now == old).then_some(new), access)
+            },
+            self.0.compare_exchange(old, new, order, Ordering::Acquire)
+        )
+    }
+
+    /// Takes the lock that is bit 0, unless somebody has it; tells the other bits.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn try_lock(&self) -> Option<u64> {
+        #[cfg(mutants)]
+        if mutants::leaves_lock_out(&self.0, Location::caller()) {
+            return Some(self.0.load(Ordering::Relaxed) & !LOCKED);
+        }
+        let order = Ordering::Acquire;
+        #[cfg(mutants)]
+        let order = mutants::ordering(order, Location::caller());
+        observed!(observer => observer.try_lock(&self.0, Access { order, site: Location::caller() }), {
+            let state = self.0.fetch_or(LOCKED, order);
+            (state & LOCKED == 0).then_some(state)
+        })
+    }
+
+    /// Gives the lock back, with these other bits.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn unlock(&self, value: u64) {
+        #[cfg(mutants)]
+        if mutants::left_lock_out(&self.0) {
+            let locked = self.0.load(Ordering::Relaxed) & LOCKED;
+            return self.0.store(value | locked, Ordering::Relaxed);
+        }
+        let order = Ordering::Release;
+        #[cfg(mutants)]
+        let order = mutants::ordering(order, Location::caller());
+        observed!(
+            observer => observer.unlock(&self.0, value, Access { order, site: Location::caller() }),
+            self.0.store(value, order)
+        );
+    }
+}
+
+/// What came before is ordered before the stores that come after.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn release_fence() {
+    step!(());
+    observed!(observer => observer.release_fence(Location::caller()), fence(Ordering::Release));
+}
+
+/// The result of a look that decides whether what was read before may be believed; with mutants, what it would say if
+/// nobody looked.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn check(result: bool) -> bool {
+    step!(true);
+    result
+}
+
+/// `TLBI operation, operand`.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn tlbi<P: Platform>(platform: &P, operation: Tlbi, operand: u64) {
+    step!(());
+    #[cfg(mutants)]
+    let (operation, operand) = mutants::invalidation(operation, operand, Location::caller());
+    about_to();
+    platform.tlbi(operation, operand);
+}
+
+/// `DSB domain`.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn dsb<P: Platform>(platform: &P, domain: Domain) {
+    step!(());
+    #[cfg(mutants)]
+    let domain = mutants::barrier(domain, Location::caller());
+    about_to();
+    platform.dsb(domain);
+}
+
+/// `ISB`.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn isb<P: Platform>(platform: &P) {
+    step!(());
+    about_to();
+    platform.isb();
+}
+
+/// `DC operation` on each line of `line` bytes in the `size` bytes from `start`.
+///
+/// # Safety
+///
+/// As [`Platform::dc_lines`].
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) unsafe fn dc_lines<P: Platform>(platform: &P, operation: Dc, start: usize, size: u64, line: u64) {
+    step!(());
+    about_to();
+    // SAFETY: promised by the caller.
+    unsafe { platform.dc_lines(operation, start, size, line) };
+}
+
+/// `IC operation, address`.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn ic<P: Platform>(platform: &P, operation: Ic, address: usize) {
+    step!(());
+    about_to();
+    platform.ic(operation, address);
+}
+
+/// `MSR VTTBR_EL2`.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn load_vttbr<P: Platform>(platform: &P, value: u64) {
+    step!(());
+    about_to();
+    platform.load_vttbr(value);
+}
+
+/// A page is now a table's.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn page_taken(page: Pa) {
+    let _ = page;
+    observed!(observer => observer.page_taken(page, Location::caller()), ());
+}
+
+/// A page is no table's any more: it may become anything.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn page_freed(page: Pa) {
+    let _ = page;
+    observed!(observer => observer.page_freed(page, Location::caller()), ());
+}
+
+/// The hypervisor wrote to memory that is, or is going to be, a guest's.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn data_written(start: Pa, size: u64) {
+    let _ = (start, size);
+    observed!(observer => observer.data_written(start, size, Location::caller()), ());
+}
+
+/// A root begins to be one, or is none any more.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn root(start: Pa, entries: Option<usize>, vttbr: u64, vtcr: u64) {
+    let _ = (start, entries, vttbr, vtcr);
+    observed!(observer => observer.root(start, entries, vttbr, vtcr, Location::caller()), ());
+}
+
+/// What must not happen did, in a destructor, which cannot return it: a pending flush or a table was dropped.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn dropped(happened: bool, what: &'static str) {
+    observed!(observer => if happened { observer.dropped(what) }, ());
+    debug_assert!(!happened, "{what}");
+}
+
+/// The instruction that comes next is at this place.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+fn about_to() {
+    observed!(observer => observer.about_to(Location::caller()), ());
+}
+
+/// Whether this call is the one that is left out.
+#[cfg(mutants)]
+pub(crate) fn is_left_out(site: &'static Location<'static>) -> bool {
+    mutants::is_left_out(site)
+}
+
+#[cfg(not(loom))]
+use core::sync::atomic::fence;
+#[cfg(loom)]
+use loom::sync::atomic::fence;

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Mutants: all in one build, one of them chosen at run time by `TWOFOLD_MUTANT=FILE:LINE:COLUMN:KIND`.
+//!
+//! The call site is what `#[track_caller]` tells, and the list of all is generated from the source by
+//! `cargo xtask mutants`, so a step that is added is on it. The kinds:
+//!
+//! * `omit`: the step is not done; a lock is not taken, a look says what is hoped for;
+//! * `no-acquire`, `no-release`: the access has half of its ordering;
+//! * `apart`: a read-modify-write is a load, and a store later;
+//! * `local`: an invalidation, or a barrier, reaches this CPU only;
+//! * `stores`: a barrier waits for stores only;
+//! * `shift`: an invalidation's operand is shifted once more, as peers had it.
+
+extern crate std;
+
+use core::cell::RefCell;
+use core::panic::Location;
+use core::sync::atomic::Ordering;
+use std::string::String;
+use std::sync::OnceLock;
+use std::vec::Vec;
+
+use crate::platform::{Domain, Tlbi};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Omit,
+    NoAcquire,
+    NoRelease,
+    Apart,
+    Local,
+    Stores,
+    Shift,
+}
+
+struct Mutant {
+    file: String,
+    line: u32,
+    column: u32,
+    kind: Kind,
+}
+
+fn chosen() -> Option<&'static Mutant> {
+    static CHOSEN: OnceLock<Option<Mutant>> = OnceLock::new();
+    CHOSEN.get_or_init(|| std::env::var("TWOFOLD_MUTANT").ok().map(|text| parse(&text))).as_ref()
+}
+
+fn parse(text: &str) -> Mutant {
+    let mut parts = text.rsplitn(4, ':');
+    let mut next = || parts.next().unwrap_or_else(|| panic!("TWOFOLD_MUTANT={text}: want FILE:LINE:COLUMN:KIND"));
+    let kind = match next() {
+        "omit" => Kind::Omit,
+        "no-acquire" => Kind::NoAcquire,
+        "no-release" => Kind::NoRelease,
+        "apart" => Kind::Apart,
+        "local" => Kind::Local,
+        "stores" => Kind::Stores,
+        "shift" => Kind::Shift,
+        other => panic!("TWOFOLD_MUTANT={text}: no kind {other}"),
+    };
+    let column = next().parse().unwrap_or_else(|error| panic!("TWOFOLD_MUTANT={text}: column: {error}"));
+    let line = next().parse().unwrap_or_else(|error| panic!("TWOFOLD_MUTANT={text}: line: {error}"));
+    Mutant { file: next().into(), line, column, kind }
+}
+
+/// Whether the mutant is of this kind, and at this call. Notes that it was reached.
+fn is(kind: Kind, site: &Location<'_>) -> bool {
+    let Some(mutant) = chosen() else { return false };
+    let here = mutant.line == site.line() && mutant.column == site.column() && site.file().ends_with(&mutant.file);
+    if here && mutant.kind == kind {
+        reached();
+    }
+    here && mutant.kind == kind
+}
+
+/// Says once that the mutant was executed: who judges tells "not caught" from "never reached" by it.
+fn reached() {
+    static SAID: OnceLock<()> = OnceLock::new();
+    SAID.get_or_init(|| std::eprintln!("mutant reached"));
+}
+
+pub(super) fn is_left_out(site: &Location<'_>) -> bool {
+    is(Kind::Omit, site)
+}
+
+pub(super) fn is_apart(site: &Location<'_>) -> bool {
+    is(Kind::Apart, site)
+}
+
+pub(super) fn ordering(order: Ordering, site: &Location<'_>) -> Ordering {
+    match order {
+        Ordering::Acquire if is(Kind::NoAcquire, site) => Ordering::Relaxed,
+        Ordering::AcqRel if is(Kind::NoAcquire, site) => Ordering::Release,
+        Ordering::Release if is(Kind::NoRelease, site) => Ordering::Relaxed,
+        Ordering::AcqRel if is(Kind::NoRelease, site) => Ordering::Acquire,
+        order => order,
+    }
+}
+
+pub(super) fn barrier(domain: Domain, site: &Location<'_>) -> Domain {
+    match domain {
+        Domain::Ish if is(Kind::Stores, site) => Domain::IshSt,
+        Domain::Nsh if is(Kind::Stores, site) => Domain::NshSt,
+        Domain::Ish if is(Kind::Local, site) => Domain::Nsh,
+        Domain::IshSt if is(Kind::Local, site) => Domain::NshSt,
+        domain => domain,
+    }
+}
+
+pub(super) fn invalidation(operation: Tlbi, operand: u64, site: &Location<'_>) -> (Tlbi, u64) {
+    if is(Kind::Shift, site) {
+        return (operation, operand >> 12);
+    }
+    let local = match operation {
+        Tlbi::Ipas2E1Is | Tlbi::Ipas2Le1Is => Tlbi::Ipas2E1,
+        Tlbi::VmallE1Is => Tlbi::VmallE1,
+        operation => operation,
+    };
+    (if local != operation && is(Kind::Local, site) { local } else { operation }, operand)
+}
+
+std::thread_local! {
+    /// The locks that this thread believes to hold, and does not.
+    static NOT_HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(super) fn leaves_lock_out<T>(word: &T, site: &Location<'_>) -> bool {
+    let left_out = is(Kind::Omit, site);
+    if left_out {
+        NOT_HELD.with_borrow_mut(|locks| locks.push(core::ptr::from_ref(word).addr()));
+    }
+    left_out
+}
+
+pub(super) fn left_lock_out<T>(word: &T) -> bool {
+    let address = core::ptr::from_ref(word).addr();
+    NOT_HELD.with_borrow_mut(|locks| match locks.iter().rposition(|lock| *lock == address) {
+        Some(at) => {
+            locks.swap_remove(at);
+            true
+        }
+        None => false,
+    })
+}
