@@ -2,10 +2,12 @@
 //! A machine in a Linux process, without privileges: real memory, vCPU threads that run guest programs, and a software
 //! MMU that walks the engine's own tables.
 
-mod arena;
+pub mod arena;
 mod fast;
 mod interrupts;
 pub mod program;
 mod tlbi;
 mod turns;
+#[cfg(feature = "unforgiving")]
+pub mod unforgiving;
 mod walk;

@@ -1,2 +1,348 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! To be written.
+//! What a TLB invalidation reaches, decoded bit by bit from the manual (Arm ARM C5.5, D8.16) and not from the engine.
+//!
+//! Invariant: a reach holds what every CPU has to forget, and no more. What some CPUs would forget too is not in it,
+//! and an operand that leaves it to the CPU is an error.
+#![allow(dead_code, reason = "who decodes operands is still to come")]
+
+use twofold_stage2::Features;
+use twofold_stage2::platform::Tlbi;
+
+use crate::walk::span;
+
+/// Which entries of the current VMID go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reach {
+    /// Of those of stage 2 alone.
+    pub(crate) stage2: Option<Which>,
+    /// Whether all of stage 1, and all that combine both stages, go.
+    pub(crate) stage1_and_combined: bool,
+    /// On all CPUs of the inner shareable domain, not on this one alone.
+    pub(crate) broadcast: bool,
+}
+
+/// Which stage-2 entries go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// All of them.
+    All,
+    /// Those that translate an address in a range.
+    Range {
+        /// The first address, in bytes.
+        start: u64,
+        /// The address behind the last one. Of an operation by one address: of its page.
+        end: u64,
+        /// The level of the leaf, where the operand says it.
+        level: Option<u8>,
+        /// Leaves only.
+        last_level_only: bool,
+    },
+}
+
+/// An operand that no CPU with these features has to make sense of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("TLBI {operation:?}, {operand:#x}: {why}")]
+pub(crate) struct OperandError {
+    /// The operation.
+    pub(crate) operation: Tlbi,
+    /// What it was given.
+    pub(crate) operand: u64,
+    /// What is wrong with it.
+    pub(crate) why: Wrong,
+}
+
+/// What can be wrong with an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Wrong {
+    /// The operation takes none.
+    #[error("the operation takes no operand")]
+    Superfluous,
+    /// The CPU does not have the operation.
+    #[error("undefined without FEAT_TLBIRANGE")]
+    Undefined,
+    /// These bits are set although they are RES0.
+    #[error("bits {0:#x} are reserved")]
+    Reserved(u64),
+    /// TG or TTL names another granule than 4 KiB, or none: nothing has to be invalidated.
+    #[error("not for the 4 KiB granule")]
+    Granule,
+    /// The start of a range is not aligned to the level that the operand gives: the range is UNPREDICTABLE.
+    #[error("{start:#x} is not aligned for level {level}")]
+    Misaligned {
+        /// Where the range starts.
+        start: u64,
+        /// The level.
+        level: u8,
+    },
+}
+
+impl Reach {
+    /// What a CPU with these features has to forget.
+    pub(crate) fn decode(operation: Tlbi, operand: u64, features: &Features) -> Result<Self, OperandError> {
+        let wrong = |why| OperandError { operation, operand, why };
+        let by_ipa = |last, broadcast| Ok(Self::stage2(single(operand, last, features).map_err(wrong)?, broadcast));
+        let by_range = |last| Ok(Self::stage2(range(operand, last, features).map_err(wrong)?, true));
+        let all = |stage2, broadcast| match operand {
+            0 => Ok(Self { stage2, stage1_and_combined: true, broadcast }),
+            _ => Err(wrong(Wrong::Superfluous)),
+        };
+        match operation {
+            Tlbi::Ipas2E1 => by_ipa(false, false),
+            Tlbi::Ipas2E1Is => by_ipa(false, true),
+            Tlbi::Ipas2Le1Is => by_ipa(true, true),
+            Tlbi::Ripas2E1Is => by_range(false),
+            Tlbi::Ripas2Le1Is => by_range(true),
+            Tlbi::VmallE1 => all(None, false),
+            Tlbi::VmallE1Is => all(None, true),
+            Tlbi::VmallS12E1Is => all(Some(Which::All), true),
+        }
+    }
+
+    /// An operation by IPA is not required to reach entries that combine both stages.
+    fn stage2(which: Which, broadcast: bool) -> Self {
+        Self { stage2: Some(which), stage1_and_combined: false, broadcast }
+    }
+}
+
+impl Which {
+    /// Whether the entry goes that was found at `level`, and translates `span` bytes from `ipa` or, where `is_table`,
+    /// is on the way to them.
+    pub(crate) fn hits(&self, ipa: u64, span: u64, level: u8, is_table: bool) -> bool {
+        match *self {
+            Self::All => true,
+            Self::Range { start, end, level: hint, last_level_only } => {
+                // A hint names the level of the leaf: tables are above it.
+                let named = match hint {
+                    Some(hint) if is_table => level < hint,
+                    Some(hint) => level == hint,
+                    None => true,
+                };
+                named && !(is_table && last_level_only) && start < ipa.saturating_add(span) && ipa < end
+            }
+        }
+    }
+}
+
+/// The operand of an operation by IPA: NS 63, RES0 62 to 48, TTL 47 to 44, RES0 43 to 40, IPA\[51:48\] 39 to 36 (RES0
+/// without FEAT_LPA), IPA\[47:12\] 35 to 0.
+fn single(operand: u64, last_level_only: bool, features: &Features) -> Result<Which, Wrong> {
+    let ttl = operand >> 44 & 0xf;
+    // TTL is RES0 without FEAT_TTL; where its upper half is 0 it says nothing, and its lower half is RES0.
+    let ttl_reserved = match (features.tlbi_level_hint, ttl >> 2) {
+        (false, _) => 0b1111,
+        (true, 0) => 0b0011,
+        (true, _) => 0,
+    };
+    // NS is RES0 in Non-secure state.
+    reserved(operand, !0 << 48 | ttl_reserved << 44 | 0xff << 36)?;
+    let level = match ttl {
+        0b0000 => None,
+        0b0101..=0b0111 => Some((ttl & 3) as u8),
+        // 0b0100 needs FEAT_LPA2; 0b10xx and 0b11xx are the other granules.
+        _ => return Err(Wrong::Granule),
+    };
+    let start = (operand & 0xf_ffff_ffff) << 12;
+    Ok(Which::Range { start, end: start + span(3), level, last_level_only })
+}
+
+/// The operand of an operation by range: NS 63, RES0 62 to 48, TG 47 to 46, SCALE 45 to 44, NUM 43 to 39, TTL 38 to 37,
+/// BaseADDR 36 to 0 in units of the granule. TTL is a part of FEAT_TLBIRANGE, and needs no FEAT_TTL.
+fn range(operand: u64, last_level_only: bool, features: &Features) -> Result<Which, Wrong> {
+    if !features.tlbi_range {
+        return Err(Wrong::Undefined);
+    }
+    reserved(operand, !0 << 48)?;
+    if operand >> 46 & 3 != 0b01 {
+        return Err(Wrong::Granule);
+    }
+    let (scale, num) = (operand >> 44 & 3, operand >> 39 & 0x1f);
+    let start = (operand & 0x1f_ffff_ffff) << 12;
+    let level = Some((operand >> 37 & 3) as u8).filter(|&level| level != 0);
+    if let Some(level) = level
+        && !start.is_multiple_of(span(level))
+    {
+        return Err(Wrong::Misaligned { start, level });
+    }
+    let pages = (num + 1) << (5 * scale + 1);
+    Ok(Which::Range { start, end: start + pages * span(3), level, last_level_only })
+}
+
+fn reserved(operand: u64, mask: u64) -> Result<(), Wrong> {
+    match operand & mask {
+        0 => Ok(()),
+        bits => Err(Wrong::Reserved(bits)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use twofold_stage2::tlb::{range_operand, single_operand};
+    use twofold_stage2::{Granule, Ipa, Level};
+
+    use super::*;
+
+    const ALL: Features = Features { tlbi_range: true, tlbi_level_hint: true, ..Features::NONE };
+    const OPERATIONS: [Tlbi; 8] = [
+        Tlbi::Ipas2E1,
+        Tlbi::Ipas2E1Is,
+        Tlbi::Ipas2Le1Is,
+        Tlbi::Ripas2E1Is,
+        Tlbi::Ripas2Le1Is,
+        Tlbi::VmallE1,
+        Tlbi::VmallE1Is,
+        Tlbi::VmallS12E1Is,
+    ];
+
+    fn decode(operation: Tlbi, operand: u64) -> Result<Reach, OperandError> {
+        Reach::decode(operation, operand, &ALL)
+    }
+
+    fn which(operation: Tlbi, operand: u64) -> Which {
+        decode(operation, operand).unwrap().stage2.unwrap()
+    }
+
+    #[test]
+    fn what_each_operation_is_for() {
+        // (stage 2, stage 1 and combined, on all CPUs, leaves only)
+        for (operation, operand, expected) in [
+            (Tlbi::Ipas2E1, 5, (true, false, false, false)),
+            (Tlbi::Ipas2E1Is, 5, (true, false, true, false)),
+            (Tlbi::Ipas2Le1Is, 5, (true, false, true, true)),
+            (Tlbi::Ripas2E1Is, 1 << 46, (true, false, true, false)),
+            (Tlbi::Ripas2Le1Is, 1 << 46, (true, false, true, true)),
+            (Tlbi::VmallE1, 0, (false, true, false, false)),
+            (Tlbi::VmallE1Is, 0, (false, true, true, false)),
+            (Tlbi::VmallS12E1Is, 0, (true, true, true, false)),
+        ] {
+            let reach = decode(operation, operand).unwrap();
+            let leaves = matches!(reach.stage2, Some(Which::Range { last_level_only: true, .. }));
+            let seen = (reach.stage2.is_some(), reach.stage1_and_combined, reach.broadcast, leaves);
+            assert_eq!(seen, expected, "{operation:?}");
+        }
+    }
+
+    #[test]
+    fn operands_spelled_out() {
+        let range = |start, end, level| Which::Range { start, end, level, last_level_only: false };
+        assert_eq!(which(Tlbi::Ipas2E1Is, 0x4_0201), range(0x4020_1000, 0x4020_2000, None));
+        assert_eq!(which(Tlbi::Ipas2E1Is, 0x6000_0004_0200), range(0x4020_0000, 0x4020_1000, Some(2)));
+        // TG 4 KiB, SCALE 1, NUM 7, TTL 3: 8 << 6 pages.
+        let operand = 1 << 46 | 1 << 44 | 7 << 39 | 3 << 37 | 0x4_0000;
+        assert_eq!(which(Tlbi::Ripas2E1Is, operand), range(0x4000_0000, 0x4020_0000, Some(3)));
+        // SCALE 3, NUM 31: the most there is, 8 GiB.
+        assert_eq!(which(Tlbi::Ripas2E1Is, 1 << 46 | 3 << 44 | 31 << 39), range(0, 8 << 30, None));
+    }
+
+    #[test]
+    fn operands_that_are_none() {
+        let plain = Features::NONE;
+        for (operation, operand, features, why) in [
+            (Tlbi::VmallE1, 1, ALL, Wrong::Superfluous),
+            (Tlbi::VmallE1Is, 1 << 48, ALL, Wrong::Superfluous),
+            (Tlbi::VmallS12E1Is, 0x4_0000, ALL, Wrong::Superfluous),
+            (Tlbi::Ipas2E1, 1 << 63 | 5, ALL, Wrong::Reserved(1 << 63)),
+            (Tlbi::Ipas2E1Is, 1 << 48 | 5, ALL, Wrong::Reserved(1 << 48)),
+            (Tlbi::Ipas2Le1Is, 1 << 40, ALL, Wrong::Reserved(1 << 40)),
+            (Tlbi::Ipas2Le1Is, 1 << 36, ALL, Wrong::Reserved(1 << 36)),
+            (Tlbi::Ipas2Le1Is, 0b0011 << 44, ALL, Wrong::Reserved(0b0011 << 44)),
+            (Tlbi::Ipas2Le1Is, 0b0111 << 44, plain, Wrong::Reserved(0b0111 << 44)),
+            (Tlbi::Ipas2E1Is, 0b0100 << 44, ALL, Wrong::Granule),
+            (Tlbi::Ipas2E1Is, 0b1011 << 44, ALL, Wrong::Granule),
+            (Tlbi::Ipas2Le1Is, 0b1110 << 44, ALL, Wrong::Granule),
+            (Tlbi::Ripas2E1Is, 1 << 62 | 1 << 46, ALL, Wrong::Reserved(1 << 62)),
+            (Tlbi::Ripas2Le1Is, 1 << 48 | 1 << 46, ALL, Wrong::Reserved(1 << 48)),
+            (Tlbi::Ripas2E1Is, 0, ALL, Wrong::Granule),
+            (Tlbi::Ripas2E1Is, 0b10 << 46, ALL, Wrong::Granule),
+            (Tlbi::Ripas2Le1Is, 0b11 << 46, ALL, Wrong::Granule),
+            (Tlbi::Ripas2Le1Is, 1 << 46, plain, Wrong::Undefined),
+            (Tlbi::Ripas2Le1Is, 1 << 46 | 2 << 37 | 0x201, ALL, Wrong::Misaligned { start: 0x20_1000, level: 2 }),
+            (Tlbi::Ripas2E1Is, 1 << 46 | 1 << 37 | 0x200, ALL, Wrong::Misaligned { start: 0x20_0000, level: 1 }),
+        ] {
+            assert_eq!(Reach::decode(operation, operand, &features), Err(OperandError { operation, operand, why }));
+        }
+        let range = Features { tlbi_range: true, ..plain };
+        assert!(Reach::decode(Tlbi::Ripas2E1Is, 1 << 46 | 3 << 37, &range).is_ok(), "its TTL needs no FEAT_TTL");
+    }
+
+    #[test]
+    fn an_error_says_what_it_is_about() {
+        let error = decode(Tlbi::Ipas2E1Is, 1 << 48 | 5).unwrap_err();
+        assert_eq!(error.to_string(), "TLBI Ipas2E1Is, 0x1000000000005: bits 0x1000000000000 are reserved");
+    }
+
+    #[test]
+    fn an_address_hits_what_translates_it() {
+        let at = which(Tlbi::Ipas2E1Is, 0x4_0201);
+        assert!(at.hits(0x4020_1000, span(3), 3, false));
+        assert!(at.hits(0x4020_0000, span(2), 2, false), "a block, by an address in its middle");
+        assert!(at.hits(0x4000_0000, span(1), 1, true), "a table on the way");
+        assert!(!at.hits(0x4020_0000, span(3), 3, false), "the page before");
+        assert!(!at.hits(0x4020_2000, span(3), 3, false), "the page behind");
+        assert!(!at.hits(0x4040_0000, span(2), 2, false));
+    }
+
+    #[test]
+    fn a_hint_of_another_level_hits_nothing() {
+        let at = which(Tlbi::Ipas2E1Is, 0x6000_0004_0200);
+        assert!(at.hits(0x4020_0000, span(2), 2, false));
+        assert!(at.hits(0x4000_0000, span(1), 1, true), "the table above");
+        assert!(!at.hits(0x4020_0000, span(3), 3, false));
+        assert!(!at.hits(0x4000_0000, span(1), 1, false));
+        assert!(!at.hits(0x4020_0000, span(2), 2, true), "a table is no leaf of this level");
+    }
+
+    #[test]
+    fn the_last_level_alone_hits_no_table() {
+        for operation in [Tlbi::Ipas2Le1Is, Tlbi::Ripas2Le1Is] {
+            let operand = if operation == Tlbi::Ripas2Le1Is { 1 << 46 | 0x4_0200 } else { 0x4_0200 };
+            let at = which(operation, operand);
+            assert!(at.hits(0x4020_0000, span(3), 3, false));
+            assert!(!at.hits(0x4020_0000, span(2), 2, true));
+        }
+    }
+
+    #[test]
+    fn everything_is_everything() {
+        assert!(Which::All.hits(0, span(3), 3, false) && Which::All.hits(1 << 47, span(0), 0, true));
+    }
+
+    proptest! {
+        #[test]
+        fn no_operand_panics(index in 0usize..8, operand: u64, low in 0u64..1 << 48, ranges: bool, hints: bool) {
+            let features = Features { tlbi_range: ranges, tlbi_level_hint: hints, ..Features::NONE };
+            for operand in [operand, low] {
+                if let Ok(Reach { stage2: Some(which), .. }) = Reach::decode(OPERATIONS[index], operand, &features) {
+                    which.hits(0, span(0), 0, true);
+                    which.hits(!0xfff, span(3), 3, false);
+                }
+            }
+        }
+
+        /// What the engine encodes is what a CPU takes it for.
+        #[test]
+        fn the_engines_operands(page in 0u64..1 << 36, level in 0u8..=3, scale in 0u32..4, num in 0u32..32) {
+            let hint = Level::new(level).filter(|level| *level != Level::L0);
+            let level = (level != 0).then_some(level);
+            let start = page << 12;
+            let one = Which::Range { start, end: start + 4096, level, last_level_only: true };
+            prop_assert_eq!(which(Tlbi::Ipas2Le1Is, single_operand(Ipa::new(start), hint)), one);
+
+            let start = start & !(span(level.unwrap_or(3)) - 1);
+            let pages = u64::from(num + 1) << (5 * scale + 1);
+            let operand = range_operand(Ipa::new(start), scale, num, hint, Granule::KIB_4);
+            let many = Which::Range { start, end: start + (pages << 12), level, last_level_only: false };
+            prop_assert_eq!(which(Tlbi::Ripas2E1Is, operand), many);
+        }
+
+        /// A range hits a leaf just where some page of it is one of the leaf's.
+        #[test]
+        fn a_range_hits_leaves_by_page(start in 0u64..2048, num in 0u64..32, leaf in 0u64..2048, level in 2u8..=3) {
+            let operand = 1 << 46 | num << 39 | start;
+            let size = span(level);
+            let leaf = (leaf << 12) & !(size - 1);
+            let common = (start..start + 2 * (num + 1)).any(|page| (leaf..leaf + size).contains(&(page << 12)));
+            prop_assert_eq!(which(Tlbi::Ripas2E1Is, operand).hits(leaf, size, level, false), common);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a guest's store costs in the fast mode when the TLB has its page, beside a plain store to the same words: the
+//! machine's limit. `cargo bench -p twofold-machine`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::time::{ClockId, clock_gettime};
+use twofold_machine::arena::{Arena, ArenaOptions, Backing};
+use twofold_machine::fast::{FastMachine, FastPlatform, FastVcpu};
+use twofold_machine::interrupts::Interrupts;
+use twofold_machine::program::{Ended, Exit, Instructions, Program};
+use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot};
+use twofold_stage2::fault::{Fault, ipa_from_hpfar};
+use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
+    // `cargo test --benches` only wants to know that it builds.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return Ok(());
+    }
+    println!("ns a store, of {RUNS} runs each, interleaved, of {STORES} stores: quartiles and median");
+    for pages in [64, 1024] {
+        let (guest, plain) = measure(pages)?;
+        println!("{pages:5} pages: guest {}   plain store {}", quartiles(guest), quartiles(plain));
+    }
+    Ok(())
+}
+
+const RUNS: usize = 15;
+const STORES: u64 = 1 << 24;
+const PAGE: u64 = 4 << 10;
+const RAM: Ipa = Ipa::new(0x4000_0000);
+const SIZE: u64 = 16 << 20;
+const FEATURES: Features = Features {
+    vmid_bits: 16,
+    hardware_access_flag: true,
+    hardware_dirty_state: true,
+    forced_write_back: true,
+    tlbi_range: true,
+    tlbi_level_hint: true,
+    ..Features::NONE
+};
+
+/// Stores to one page after the other.
+struct Stores {
+    pages: u64,
+    at: u64,
+    end: u64,
+}
+
+impl Program for Stores {
+    fn run<C: Instructions>(&mut self, cpu: &mut C) -> Result<Ended, Exit> {
+        while self.at < self.end {
+            cpu.store(RAM.raw() + word(self.at, self.pages), self.at)?;
+            self.at += 1;
+        }
+        Ok(Ended)
+    }
+}
+
+/// Page after page, and in each another word, so that they are not all in one set of the host's cache.
+#[inline(always)]
+fn word(at: u64, pages: u64) -> u64 {
+    let page = at & (pages - 1);
+    page * PAGE + (at * 72 & (PAGE - 8))
+}
+
+fn measure(pages: u64) -> Result<(Vec<f64>, Vec<f64>), Failure> {
+    let arena = Arc::new(Arena::new(&ArenaOptions::new(2 * SIZE, Backing::Anonymous))?);
+    let machine = FastMachine::new(Arc::clone(&arena), FEATURES, 1)?;
+    let mut frames = Frames::new(FEATURES);
+    frames.add(arena.donate());
+    let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES)?;
+    let platform = FastPlatform(Arc::clone(&machine));
+    let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Small)?;
+    memory.add_slot(Slot { range: RAM..RAM + SIZE, backing: twofold_memory::Backing::Ram, writable: true })?;
+    let registers = (memory.stage2().vttbr(), memory.stage2().vtcr());
+    let mut vcpu = FastVcpu::new(&machine, 0, registers, Arc::new(Interrupts::new()))?;
+    enter(&mut vcpu, &mut memory, &mut Stores { pages, at: 0, end: pages })?;
+
+    // Pages of a section lie side by side.
+    let first = memory.stage2().look_up(RAM).ok_or("nothing is mapped")?.descriptor.address();
+    let last = memory.stage2().look_up(RAM + (pages - 1) * PAGE).ok_or("nothing is mapped")?.descriptor.address();
+    let (mut guest, mut plain) = (Vec::new(), Vec::new());
+    for _ in 0..RUNS {
+        guest.push(time(|| enter(&mut vcpu, &mut memory, &mut Stores { pages, at: 0, end: STORES }))?);
+        plain.push(time(|| {
+            if last - first != (pages - 1) * PAGE {
+                return Err("the guest's pages do not lie side by side".into());
+            }
+            let start = arena.pointer(first).ok_or("no memory")?.cast::<AtomicU64>();
+            for at in 0..STORES {
+                // SAFETY: inside the pages that the guest stores to, which lie side by side in the arena.
+                unsafe { start.byte_add(word(at, pages) as usize).as_ref() }.store(at, Ordering::Relaxed);
+            }
+            Ok(())
+        })?);
+    }
+    Ok((guest, plain))
+}
+
+/// Runs the program to its end, and maps what it touches.
+fn enter(vcpu: &mut FastVcpu, memory: &mut GuestMemory<FastPlatform>, program: &mut Stores) -> Result<(), Failure> {
+    loop {
+        match vcpu.run(program) {
+            Ok(Ended) => return Ok(()),
+            Err(Exit::Abort(abort)) => {
+                let Fault { kind, access, .. } = Fault::from_syndrome(abort.esr).ok_or("no fault of the tables")?;
+                let _ = memory.fault(&GuestFault { ipa: ipa_from_hpfar(abort.hpfar), kind, access })?;
+            }
+            Err(exit) => return Err(format!("the guest was left: {exit:?}").into()),
+        }
+    }
+}
+
+/// Nanoseconds of this thread's CPU time for each store.
+fn time(body: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
+    let now = || {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+    };
+    let start = now();
+    body()?;
+    Ok((now() - start) / STORES as f64)
+}
+
+fn quartiles(mut runs: Vec<f64>) -> String {
+    runs.sort_by(f64::total_cmp);
+    let at = |quarter: usize| runs[(runs.len() - 1) * quarter / 4];
+    format!("{:.2} [{:.2}, {:.2}]", at(2), at(1), at(3))
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the machine's frames are made of. The names are those of KVM's selftests, whose options the benches share.
+
+use std::fmt;
+
+use super::system::System;
+use super::{FRAME, GIB, MIB_2};
+
+/// What the machine's frames are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Backing {
+    /// Anonymous memory in pages of 4 KiB.
+    Anonymous,
+    /// Anonymous memory in transparent huge pages, where the system finds some.
+    AnonymousThp,
+    /// Huge pages of 2 MiB from the system's pool.
+    AnonymousHugetlb2M,
+    /// Huge pages of 1 GiB from the system's pool.
+    AnonymousHugetlb1G,
+    /// A memory file, mapped shared, in pages of 4 KiB.
+    Shmem,
+}
+
+impl Backing {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Anonymous, Self::AnonymousThp, Self::AnonymousHugetlb2M, Self::AnonymousHugetlb1G, Self::Shmem];
+
+    /// Its name on a command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Anonymous => "anonymous",
+            Self::AnonymousThp => "anonymous_thp",
+            Self::AnonymousHugetlb2M => "anonymous_hugetlb_2mb",
+            Self::AnonymousHugetlb1G => "anonymous_hugetlb_1gb",
+            Self::Shmem => "shmem",
+        }
+    }
+
+    /// Bytes of the pages that it is handed out in.
+    pub const fn page(self) -> u64 {
+        match self {
+            Self::Anonymous | Self::Shmem => FRAME,
+            Self::AnonymousThp | Self::AnonymousHugetlb2M => MIB_2,
+            Self::AnonymousHugetlb1G => GIB,
+        }
+    }
+
+    /// Whether the system keeps it apart from its free memory.
+    pub(super) const fn is_from_pool(self) -> bool {
+        matches!(self, Self::AnonymousHugetlb2M | Self::AnonymousHugetlb1G)
+    }
+
+    /// The largest pages that there are of instead, for so many bytes.
+    pub(super) fn next_best(self, bytes: u64, system: &System) -> Self {
+        if self == Self::AnonymousHugetlb1G && system.free_huge_pages(MIB_2) >= bytes.div_ceil(MIB_2) {
+            Self::AnonymousHugetlb2M
+        } else if system.has_transparent_huge_pages() {
+            Self::AnonymousThp
+        } else {
+            Self::Anonymous
+        }
+    }
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

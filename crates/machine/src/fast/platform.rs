@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The fast machine as the engine's platform: TLBIs and barriers reach the vCPUs' TLBs, caches are coherent.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
+use twofold_stage2::{Pa, Platform, Record};
+
+use super::FastMachine;
+use super::thread::Thread;
+use crate::tlbi::{Reach, Which};
+
+/// The machine, for the engine. The thread that calls is the CPU that executes.
+#[derive(Clone, Debug)]
+pub struct FastPlatform(pub Arc<FastMachine>);
+
+impl FastPlatform {
+    fn thread<R>(&self, body: impl FnOnce(&Thread) -> R) -> R {
+        Thread::with(self.0.id, body)
+    }
+
+    /// Zeroes by atomic stores: an engine's descent that came too late may still read what was a table.
+    fn zero(&self, start: usize, size: u64) {
+        let Some(word) = self.0.arena.pa_of(start).and_then(|pa| self.0.arena.pointer(pa)) else { return };
+        let word = word.cast::<AtomicU64>();
+        for index in 0..size as usize / size_of::<AtomicU64>() {
+            // SAFETY: the callers were promised whole blocks of frames that the engine was given, which lie in the arena;
+            // they are aligned to their size, and reached by atomic or volatile accesses alone.
+            unsafe { word.add(index).as_ref() }.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+// SAFETY: the engine is given what the arena donates, which `pointer` finds and which stays mapped as long as the machine,
+// which this holds; the arena has a record for each frame that may become a table. Instructions are executed in program
+// order: see `super` for TLBIs and barriers; for the order of stores between threads a barrier is a fence.
+unsafe impl Platform for FastPlatform {
+    /// What no CPU has to make sense of removes all there is: it is the unforgiving mode that says so.
+    fn tlbi(&self, operation: Tlbi, operand: u64) {
+        let all = Reach { stage2: Some(Which::All), stage1_and_combined: true, broadcast: true };
+        let reach = Reach::decode(operation, operand, &self.0.features).unwrap_or(all);
+        self.thread(|thread| {
+            let vmid = (thread.vttbr() >> 48) as u16;
+            thread.tell(self.0.invalidate(vmid, &reach, thread.cpu()));
+        });
+    }
+
+    fn dsb(&self, domain: Domain) {
+        match domain {
+            Domain::IshSt | Domain::NshSt => fence(Ordering::Release),
+            Domain::Nsh => fence(Ordering::SeqCst),
+            Domain::Ish => match self.thread(Thread::take_told) {
+                0 => fence(Ordering::SeqCst),
+                told => self.0.complete(told),
+            },
+        }
+    }
+
+    fn isb(&self) {}
+
+    unsafe fn dc(&self, operation: Dc, address: usize) {
+        if operation == Dc::Zva {
+            self.zero(address, self.0.features.zero_block);
+        }
+    }
+
+    unsafe fn dc_lines(&self, operation: Dc, start: usize, size: u64, _: u64) {
+        if operation == Dc::Zva {
+            self.zero(start, size);
+        }
+    }
+
+    fn ic(&self, _: Ic, _: usize) {}
+
+    fn vttbr(&self) -> u64 {
+        self.thread(Thread::vttbr)
+    }
+
+    fn load_vttbr(&self, value: u64) {
+        self.thread(|thread| thread.load_vttbr(value));
+    }
+
+    /// Of what the arena does not have, such as a device, an address that may not be accessed.
+    #[inline]
+    fn pointer(&self, pa: Pa) -> NonNull<u8> {
+        self.0.arena.pointer(pa).unwrap_or(NonNull::dangling())
+    }
+
+    #[inline]
+    fn record(&self, pa: Pa) -> &Record {
+        let record = self.0.arena.record(pa);
+        record.unwrap_or_else(|| panic!("the frame at {pa} has no record, so it cannot be a table"))
+    }
+}

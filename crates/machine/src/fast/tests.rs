@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What nobody outside can arrange: an access that is parked in its middle, a walk that an invalidation overtakes, and a
+//! kernel without `membarrier`.
+
+use std::sync::Barrier;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use twofold_stage2::platform::{Domain, Tlbi};
+use twofold_stage2::{
+    Access, Attributes, Geometry, Granule, Ipa, Level, Pa, Platform, Stage2, TablePage, TableSource, Unwatched, Vmid,
+};
+
+use super::cpu::{EXECUTE, NEVER, Page, READ, WRITE};
+use super::*;
+use crate::arena::{ArenaOptions, Backing};
+use crate::interrupts::Interrupts;
+use crate::program::{Exit, Instructions};
+use crate::tlbi::Which;
+
+const FEATURES: Features = Features { vmid_bits: 16, tlbi_level_hint: true, tlbi_range: true, ..Features::NONE };
+const VMID: u16 = 3;
+const RAM: Pa = Pa::new(1 << 30);
+const FRAME: u64 = 4096;
+const VA: u64 = 0x1_0000;
+
+fn machine(cpus: usize, membarrier: bool) -> Arc<FastMachine> {
+    let arena = Arena::new(&ArenaOptions::new(4 << 20, Backing::Anonymous)).unwrap();
+    let registered = rustix::thread::membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
+    FastMachine::with(Arc::new(arena), FEATURES, cpus, membarrier && registered)
+}
+
+fn page(machine: &FastMachine) -> Result<Page, ()> {
+    Ok(Page { at: machine.arena().pointer(RAM).unwrap(), level: 3, allows: READ | WRITE })
+}
+
+#[test]
+fn an_entry_is_found_for_what_it_allows_alone() {
+    let machine = machine(1, true);
+    let cpu = &machine.cpus[0];
+    cpu.load(VMID, false);
+    cpu.fill(VA, || page(&machine)).unwrap();
+    machine.arena().store(RAM + 0xff8, 77).unwrap();
+    let read = |va, needed| cpu.access(va, needed, |word| word.load(Ordering::Relaxed));
+    assert_eq!(read(VA + 0xff8, READ), Some(77));
+    assert_eq!(read(VA + 0xff8, WRITE), Some(77));
+    assert_eq!(read(VA + 0xff8, EXECUTE), None);
+    assert_eq!(read(VA + 0xff8, READ | NEVER), None, "a kick");
+    assert_eq!(read(VA + 0xff9, READ), None, "not aligned");
+    for bit in 12..64 {
+        assert_eq!(read((VA + 0xff8) ^ 1 << bit, READ), None, "bit {bit} is another page's");
+    }
+    cpu.load(VMID, false);
+    assert_eq!(read(VA + 0xff8, READ), None, "another time");
+}
+
+#[test]
+fn a_walk_that_an_invalidation_overtakes_begins_anew() {
+    let machine = machine(1, true);
+    let cpu = &machine.cpus[0];
+    cpu.load(VMID, false);
+    let all = Reach { stage2: Some(Which::All), stage1_and_combined: true, broadcast: true };
+    let mut walks = 0;
+    let filled = cpu.fill(VA, || {
+        walks += 1;
+        // What it removes is not there yet.
+        assert!(walks > 1 || cpu.forget(VMID, &all));
+        assert!(!cpu.forget(VMID + 1, &all), "another guest's");
+        page(&machine)
+    });
+    assert_eq!((filled, walks), (Ok(()), 2));
+    assert!(cpu.access(VA, READ, |_| ()).is_some());
+}
+
+#[test]
+fn a_barrier_waits_for_an_access_that_was_begun() {
+    for membarrier in [true, false] {
+        let machine = machine(1, membarrier);
+        let cpu = &machine.cpus[0];
+        cpu.load(VMID, false);
+        cpu.fill(VA, || page(&machine)).unwrap();
+        let looked_up = Barrier::new(2);
+        let (returned, stored) = (AtomicBool::new(false), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let platform = FastPlatform(Arc::clone(&machine));
+                platform.load_vttbr(u64::from(VMID) << 48);
+                looked_up.wait();
+                platform.tlbi(Tlbi::VmallS12E1Is, 0);
+                platform.dsb(Domain::Ish);
+                returned.store(true, Ordering::SeqCst);
+                assert!(stored.load(Ordering::SeqCst), "the barrier returned, and a store is still to come");
+            });
+            let done = cpu.access(VA, WRITE, |word| {
+                looked_up.wait();
+                // A barrier that does not wait has the time to return.
+                for _ in 0..10_000 {
+                    if returned.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    thread::yield_now();
+                }
+                word.store(1, Ordering::Relaxed);
+                stored.store(true, Ordering::SeqCst);
+            });
+            assert!(done.is_some());
+        });
+        assert!(cpu.access(VA, WRITE, |_| ()).is_none(), "the entry is gone");
+    }
+}
+
+struct Tables(Vec<TablePage>);
+
+impl TableSource for Tables {
+    fn take(&mut self) -> Option<TablePage> {
+        self.0.pop()
+    }
+
+    fn give(&mut self, page: TablePage) {
+        self.0.push(page);
+    }
+}
+
+/// A page goes from frame to frame while two vCPUs write to it. What one writes after the content was taken along is lost,
+/// and missed at the next look.
+#[test]
+fn no_write_is_lost_when_a_page_moves() {
+    const MOVES: usize = 1000;
+    const IPA: Ipa = Ipa::new(0x8000_0000);
+    for membarrier in [true, false] {
+        let machine = machine(2, membarrier);
+        let donated = machine.arena().donate();
+        let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+        let root = donated.root(RAM, &geometry).unwrap();
+        let pages = (16..32).filter_map(|frame| donated.table_page(RAM + frame * FRAME, &FEATURES));
+        let mut tables = Tables(pages.collect());
+        let stage2 =
+            Stage2::new(FastPlatform(Arc::clone(&machine)), FEATURES, geometry, Vmid::new(VMID), root).unwrap();
+        let frames = [RAM + 64 * FRAME, RAM + 65 * FRAME];
+        let attributes = Attributes::ram(Access::READ_WRITE);
+        let _ = stage2.map(IPA, frames[0], Level::L3, &attributes, &mut tables).unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for index in 0..2 {
+                let (machine, over, registers) = (&machine, &over, (stage2.vttbr(), stage2.vtcr()));
+                scope.spawn(move || {
+                    let mut vcpu = FastVcpu::new(machine, index, registers, Arc::new(Interrupts::new())).unwrap();
+                    let va = IPA.raw() + 8 * index as u64;
+                    let mut last = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        let read = again(|| vcpu.load(va));
+                        if read != last {
+                            over.store(true, Ordering::Relaxed);
+                            panic!("vCPU {index} wrote {last} and reads {read}");
+                        }
+                        last += 1;
+                        again(|| vcpu.store(va, last));
+                    }
+                    assert!(last > 0);
+                });
+            }
+            for at in 0..MOVES {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let (from, to) = (frames[at % 2], frames[(at + 1) % 2]);
+                let pending = stage2.unmap(IPA..IPA + FRAME, &mut tables, Unwatched).unwrap();
+                pending.complete().free(&mut tables);
+                for word in [0, 8] {
+                    let value = machine.arena().load(from + word).unwrap();
+                    machine.arena().store(to + word, value).unwrap();
+                }
+                let _ = stage2.map(IPA, to, Level::L3, &attributes, &mut tables).unwrap();
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+/// The instruction, as often as it takes until the page is there.
+fn again<R>(mut instruction: impl FnMut() -> Result<R, Exit>) -> R {
+    loop {
+        match instruction() {
+            Ok(result) => return result,
+            Err(Exit::Abort(_)) => thread::yield_now(),
+            Err(exit) => panic!("{exit:?}"),
+        }
+    }
+}
+
+#[test]
+fn as_many_cpus_as_make_sense() {
+    let most = |asked, available| CpusError::check_on(asked, available).map_err(|error| error.most);
+    assert_eq!(most(16, 2), Ok(()));
+    assert_eq!(most(17, 2), Err(16));
+    assert_eq!(most(64, 100), Ok(()));
+    assert_eq!(most(65, 100), Err(64));
+    assert_eq!(most(0, 100), Err(64));
+    let text = CpusError::check_on(100, 2).unwrap_err().to_string();
+    assert_eq!(text, "100 vCPUs: this machine has 2 CPUs, and runs 1 to 16; take 16");
+}

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A vCPU of the fast mode: a guest's registers, on a CPU that it has to itself.
+//!
+//! Invariant: the CPU's TLB holds entries for the registers as they were when it was last loaded; whoever may change them
+//! empties it, and nothing is put in before it is loaded anew.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use twofold_stage2::Pa;
+
+use super::cpu::{Cpu, EXECUTE, NEVER, Page, READ, WRITE};
+use super::thread::Thread;
+use super::FastMachine;
+use crate::arena::Arena;
+use crate::interrupts::Interrupts;
+use crate::program::{Abort, Ended, Exit, Instructions, Program, Stage1Registers};
+use crate::tlbi::Reach;
+use crate::walk::stage1::{self, GuestTables};
+use crate::walk::stage2::{self, Entries, Leaf2, Stage2Fault};
+use crate::walk::{Access, AccessKind, El, FaultKind, Unmodelled, syndrome};
+
+/// A vCPU on one CPU of a machine.
+#[derive(Debug)]
+pub struct FastVcpu {
+    cpu: Arc<Cpu>,
+    interrupts: Arc<Interrupts>,
+    /// It keeps what the CPU's entries lead to.
+    machine: Arc<FastMachine>,
+    index: usize,
+    vttbr: u64,
+    stage2: stage2::Regime,
+    registers: Stage1Registers,
+    /// `None` until the TLB is loaded for the registers as they are.
+    stage1: Option<Result<stage1::Regime, Unmodelled>>,
+    /// What the hypervisor answered to the last call.
+    answer: Option<u64>,
+}
+
+/// Why there is no such vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VcpuError {
+    /// The machine does not have that CPU.
+    #[error("CPU {index}: the machine has {cpus}, from 0 on")]
+    NoCpu {
+        /// The CPU that was asked for.
+        index: usize,
+        /// How many there are.
+        cpus: usize,
+    },
+    /// Another vCPU has it.
+    #[error("CPU {index} has a vCPU already")]
+    Taken {
+        /// The CPU that was asked for.
+        index: usize,
+    },
+    /// Registers that the architecture reserves, or that are not modelled.
+    #[error("{what} is {value:#x}: {why}")]
+    Registers {
+        /// The register.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+impl FastVcpu {
+    /// A vCPU on CPU `index`, in the guest that these two registers set up, with its stage 1 off.
+    ///
+    /// # Errors
+    ///
+    /// The CPU is taken or there is none, or the registers make no sense.
+    pub fn new(
+        machine: &Arc<FastMachine>,
+        index: usize,
+        (vttbr, vtcr): (u64, u64),
+        interrupts: Arc<Interrupts>,
+    ) -> Result<Self, VcpuError> {
+        let stage2 = regime(machine, vttbr, vtcr)?;
+        let cpu = machine.cpus.get(index).ok_or(VcpuError::NoCpu { index, cpus: machine.cpus() })?;
+        if !cpu.take() {
+            return Err(VcpuError::Taken { index });
+        }
+        Ok(Self {
+            cpu: Arc::clone(cpu),
+            interrupts,
+            machine: Arc::clone(machine),
+            index,
+            vttbr,
+            stage2,
+            registers: Stage1Registers::default(),
+            stage1: None,
+            answer: None,
+        })
+    }
+
+    /// Enters the guest. The thread is the CPU until it runs another's vCPU.
+    ///
+    /// # Errors
+    ///
+    /// Why the vCPU left its guest.
+    pub fn run<P: Program>(&mut self, program: &mut P) -> Result<Ended, Exit> {
+        Thread::with(self.machine.id, |thread| thread.set_cpu(self.index, self.vttbr));
+        program.run(self)
+    }
+
+    /// Loads another guest's registers.
+    ///
+    /// # Errors
+    ///
+    /// They make no sense; nothing was changed.
+    pub fn load_guest(&mut self, vttbr: u64, vtcr: u64) -> Result<(), VcpuError> {
+        self.stage2 = regime(&self.machine, vttbr, vtcr)?;
+        self.vttbr = vttbr;
+        self.changed();
+        Ok(())
+    }
+
+    /// Answers the guest's hypercall: it finds `value` when it goes on.
+    pub fn answer(&mut self, value: u64) {
+        self.answer = Some(value);
+    }
+
+    /// What reaches it from outside.
+    pub fn interrupts(&self) -> &Arc<Interrupts> {
+        &self.interrupts
+    }
+
+    /// `AT S1E1R`: `PAR_EL1` for `va`, with the IPA in bits 47 to 12, or bit 0 set where the guest's tables have none.
+    pub fn translate_stage1(&mut self, va: u64) -> u64 {
+        const FAILED: u64 = 1;
+        let Ok(stage1) = stage1::Regime::new(&self.registers) else { return FAILED };
+        let read = Access::new(AccessKind::Read, El::El1);
+        match stage1.walk(va, read, &mut Memory { arena: &self.machine.arena, stage2: &self.stage2 }) {
+            Ok(leaf) => (leaf.ipa | va & (leaf.size - 1)) & !0xfff,
+            Err(_) => FAILED,
+        }
+    }
+
+    #[inline(always)]
+    fn access<R>(&mut self, va: u64, kind: AccessKind, act: impl Fn(&AtomicU64) -> R) -> Result<R, Exit> {
+        loop {
+            // A kick needs what no entry allows.
+            let needed = needs(kind) | self.interrupts.kicked() & NEVER;
+            if let Some(result) = self.cpu.access(va, needed, &act) {
+                return Ok(result);
+            }
+            self.miss(va, kind)?;
+        }
+    }
+
+    /// The TLB does not have it, or somebody wants this vCPU out.
+    #[cold]
+    #[inline(never)]
+    fn miss(&mut self, va: u64, kind: AccessKind) -> Result<(), Exit> {
+        if self.interrupts.take_kick() {
+            return Err(Exit::Kicked);
+        }
+        let access = Access::new(kind, El::El1);
+        if va & 7 != 0 {
+            return Err(Exit::Stage1(own_fault(ALIGNMENT, access, va)));
+        }
+        let stage1 = match self.loaded() {
+            Ok(stage1) => stage1,
+            // A CPU would do as it likes: the fault is the guest's, and the guest gets it.
+            Err(_) => return Err(Exit::Stage1(syndrome::stage1(FaultKind::AddressSize, 0, access, va))),
+        };
+        let memory = Memory { arena: &self.machine.arena, stage2: &self.stage2 };
+        self.cpu.fill(va, || walk(&stage1, memory, va, access))
+    }
+
+    /// Stage 1 as the registers have it, and the TLB loaded for it.
+    fn loaded(&mut self) -> Result<stage1::Regime, Unmodelled> {
+        let (cpu, vmid, registers) = (&self.cpu, self.stage2.vmid, &self.registers);
+        *self.stage1.get_or_insert_with(|| {
+            cpu.load(vmid, registers.sctlr & MMU_ON != 0);
+            stage1::Regime::new(registers)
+        })
+    }
+
+    /// What the TLB holds is not for the registers as they will be.
+    fn changed(&mut self) {
+        self.cpu.empty();
+        self.stage1 = None;
+    }
+}
+
+impl Instructions for FastVcpu {
+    #[inline(always)]
+    fn load(&mut self, va: u64) -> Result<u64, Exit> {
+        self.access(va, AccessKind::Read, |word| word.load(Ordering::Relaxed))
+    }
+
+    #[inline(always)]
+    fn store(&mut self, va: u64, value: u64) -> Result<(), Exit> {
+        self.access(va, AccessKind::Write, |word| word.store(value, Ordering::Relaxed))
+    }
+
+    #[inline(always)]
+    fn fetch(&mut self, va: u64) -> Result<u64, Exit> {
+        self.access(va, AccessKind::Execute, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn hypercall(&mut self, arguments: [u64; 4]) -> Result<u64, Exit> {
+        self.answer.take().ok_or(Exit::Hypercall(arguments))
+    }
+
+    fn wait_for_interrupt(&mut self) -> Result<(), Exit> {
+        if self.interrupts.take_kick() {
+            Err(Exit::Kicked)
+        } else if self.interrupts.pending() != 0 {
+            Ok(())
+        } else {
+            Err(Exit::WaitForInterrupt)
+        }
+    }
+
+    fn take_interrupts(&mut self) -> u64 {
+        self.interrupts.take()
+    }
+
+    fn stage1(&mut self) -> &mut Stage1Registers {
+        self.changed();
+        &mut self.registers
+    }
+
+    fn invalidate_stage1(&mut self) {
+        let reach = Reach { stage2: None, stage1_and_combined: true, broadcast: true };
+        let told = self.machine.invalidate(self.stage2.vmid, &reach, Some(self.index));
+        if told != 0 {
+            self.machine.complete(told);
+        }
+    }
+}
+
+impl Drop for FastVcpu {
+    fn drop(&mut self) {
+        self.cpu.give();
+    }
+}
+
+/// `SCTLR_EL1.M`.
+const MMU_ON: u64 = 1 << 0;
+
+/// xFSC of a synchronous external abort, not on a walk.
+const EXTERNAL: u64 = 0b01_0000;
+/// xFSC of an alignment fault.
+const ALIGNMENT: u64 = 0b10_0001;
+
+/// A fault that the guest's EL1 takes, of a status that no walk ends with.
+fn own_fault(status: u64, access: Access, va: u64) -> Abort {
+    let abort = syndrome::stage1(FaultKind::AddressSize, 0, access, va);
+    Abort { esr: abort.esr & !0x3f | status, ..abort }
+}
+
+/// Both stages, to where the page is and what it allows as its entries are now.
+fn walk(stage1: &stage1::Regime, mut memory: Memory<'_>, va: u64, access: Access) -> Result<Page, Exit> {
+    let first = stage1.walk(va, access, &mut memory).map_err(|fault| match fault {
+        stage1::Fault::Stage1(kind, level) => Exit::Stage1(syndrome::stage1(kind, level, access, va)),
+        stage1::Fault::Stage2(fault, access) => Exit::Abort(syndrome::stage2(&fault, access, va)),
+        stage1::Fault::Unmodelled(_) => Exit::Stage1(syndrome::stage1(FaultKind::Translation, 0, access, va)),
+    })?;
+    let ipa = first.ipa | va & (first.size - 1);
+    let second = memory.walk(ipa, access).map_err(|fault| Exit::Abort(syndrome::stage2(&fault, access, va)))?;
+    let pa = Pa::new(stage2::output(second.raw, second.level, ipa)).align_down(1 << 12);
+    // Nothing answers there.
+    let at = memory.arena.pointer(pa).ok_or(Exit::Stage1(own_fault(EXTERNAL, access, va)))?;
+    let allowed = [AccessKind::Read, AccessKind::Write, AccessKind::Execute].into_iter().filter(|&kind| {
+        let access = Access { kind, ..access };
+        let as_it_is = first.descriptor.map(|descriptor| descriptor.raw);
+        stage1.grant(&first, access) == Ok(as_it_is) && stage2::allows(second.raw, access)
+    });
+    let allows = allowed.fold(needs(access.kind), |allows, kind| allows | needs(kind));
+    Ok(Page { at, level: second.level, allows })
+}
+
+#[inline(always)]
+const fn needs(kind: AccessKind) -> u64 {
+    match kind {
+        AccessKind::Read => READ,
+        AccessKind::Write => WRITE,
+        AccessKind::Execute => EXECUTE,
+    }
+}
+
+fn regime(machine: &FastMachine, vttbr: u64, vtcr: u64) -> Result<stage2::Regime, VcpuError> {
+    let regime = stage2::Regime::new(vttbr, vtcr, &machine.features);
+    regime.map_err(|Unmodelled { what, value, why }| VcpuError::Registers { what, value, why })
+}
+
+/// Guest memory and tables as walks see them. Where no memory is, a walk reads 0, which is nothing.
+#[derive(Clone, Copy)]
+struct Memory<'a> {
+    arena: &'a Arena,
+    stage2: &'a stage2::Regime,
+}
+
+impl Memory<'_> {
+    fn walk(&mut self, ipa: u64, access: Access) -> Result<Leaf2, Stage2Fault> {
+        let regime = *self.stage2;
+        regime.walk(ipa, access, self)
+    }
+
+    fn read(&self, pa: u64) -> u64 {
+        self.arena.load(Pa::new(pa)).unwrap_or(0)
+    }
+
+    fn update(&self, pa: u64, old: u64, new: u64) -> Result<(), u64> {
+        self.arena.compare_exchange(Pa::new(pa), old, new).unwrap_or(Err(0)).map(|_| ())
+    }
+}
+
+impl Entries for Memory<'_> {
+    fn stage2(&mut self, pa: u64) -> u64 {
+        self.read(pa)
+    }
+
+    fn update_stage2(&mut self, pa: u64, old: u64, new: u64) -> Result<(), u64> {
+        self.update(pa, old, new)
+    }
+}
+
+impl GuestTables for Memory<'_> {
+    fn translate(&mut self, ipa: u64, access: Access) -> Result<u64, Stage2Fault> {
+        let leaf = self.walk(ipa, access)?;
+        Ok(stage2::output(leaf.raw, leaf.level, ipa))
+    }
+
+    fn stage1(&mut self, pa: u64) -> u64 {
+        self.read(pa)
+    }
+
+    fn update_stage1(&mut self, pa: u64, old: u64, new: u64) -> Result<(), u64> {
+        self.update(pa, old, new)
+    }
+}

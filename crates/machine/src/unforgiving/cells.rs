@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Words that CPUs share, each with the values that somebody may still see.
+//!
+//! Loads and stores follow the C++ memory model by vector clocks, as model checkers do: a load may tell any value but one
+//! that is known to be overwritten. What a CPU knows comes by acquire from release. Barriers of the architecture add
+//! nothing to what *software* sees here: the engine has to be right by the orderings of its accesses alone.
+//!
+//! A table walk is another observer. What it knows comes by `DSB` only (Arm ARM D8.2.6: a store is sure to be seen by
+//! walks once a `DSB` after it is complete), and from entry to entry by the address that the first one gave: who sees a
+//! table's entry sees what was ordered before it. That much is the architecture's, so there an acquire by whoever wrote
+//! it counts too.
+//!
+//! Invariant: memory holds the last value. A read-modify-write, of software or of hardware, reads that one.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::clock::{CPUS, Clock, Moment};
+
+/// The words of a machine.
+pub(crate) struct Cells {
+    cpus: usize,
+    /// Of words that somebody may see an old value of.
+    histories: HashMap<usize, History, BuildHasherDefault<AddressHasher>>,
+    /// What each CPU's software knows.
+    known: [Clock; CPUS],
+    /// What it knew at its last release fence.
+    fenced: [Clock; CPUS],
+    /// What each CPU's walks know.
+    walks: [Clock; CPUS],
+}
+
+#[derive(Clone, Copy)]
+struct Value {
+    raw: u64,
+    moment: Moment,
+    /// What software learns that reads this with acquire.
+    tells: Clock,
+    /// What a walk learns.
+    tells_walks: Clock,
+    /// The machine's step at which it was stored.
+    step: u64,
+}
+
+struct History {
+    /// The oldest first; never empty.
+    values: Vec<Value>,
+    /// How many values were dropped before the first.
+    dropped: u32,
+    /// Up to which value each CPU has read.
+    read: [u32; CPUS],
+    read_by_walks: [u32; CPUS],
+}
+
+/// A value as somebody read it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) raw: u64,
+    /// When it was stored; 0 where that is long known to everybody.
+    pub(crate) step: u64,
+    /// Whether it is the last.
+    pub(crate) newest: bool,
+    /// What a walk goes on with.
+    pub(crate) learned: Clock,
+}
+
+/// More values than this are not kept: the oldest is taken to be known by then.
+const KEPT: usize = 8;
+
+impl Cells {
+    pub(crate) fn new(cpus: usize) -> Self {
+        let nothing = [Clock::default(); CPUS];
+        Self { cpus, histories: HashMap::default(), known: nothing, fenced: nothing, walks: nothing }
+    }
+
+    /// A load by software. `choose` picks one of so many values, 0 being the newest.
+    pub(crate) fn load(
+        &mut self,
+        cpu: usize,
+        word: &AtomicU64,
+        order: Ordering,
+        choose: &mut dyn FnMut(usize) -> usize,
+    ) -> u64 {
+        let Some(history) = self.histories.get_mut(&address(word)) else { return word.load(Ordering::Relaxed) };
+        let at = history.pick(&self.known[cpu], history.read[cpu], choose);
+        let value = history.values[at];
+        history.read[cpu] = history.dropped + at as u32;
+        if order == Ordering::Acquire {
+            self.known[cpu].join(&value.tells);
+        }
+        value.raw
+    }
+
+    /// A store by software; returns the value before, and when it was made.
+    pub(crate) fn store(
+        &mut self,
+        cpu: usize,
+        word: &AtomicU64,
+        raw: u64,
+        order: Ordering,
+        step: u64,
+    ) -> (u64, Moment) {
+        self.put(cpu, word, raw, matches!(order, Ordering::Release | Ordering::AcqRel), None, step)
+    }
+
+    /// A read-modify-write by software, of the last value; returns that.
+    pub(crate) fn update(
+        &mut self,
+        cpu: usize,
+        word: &AtomicU64,
+        change: &mut dyn FnMut(u64) -> Option<u64>,
+        order: Ordering,
+        step: u64,
+    ) -> Result<(u64, Moment), u64> {
+        let last = self.histories.get(&address(word)).and_then(|history| history.values.last()).copied();
+        if matches!(order, Ordering::Acquire | Ordering::AcqRel)
+            && let Some(last) = last
+        {
+            self.known[cpu].join(&last.tells);
+        }
+        let old = word.load(Ordering::Relaxed);
+        let Some(new) = change(old) else { return Err(old) };
+        let release = matches!(order, Ordering::Release | Ordering::AcqRel);
+        let (_, moment) = self.put(cpu, word, new, release, last, step);
+        Ok((old, moment))
+    }
+
+    /// A change that hardware makes on its walk: of the last value, told by whoever stored that.
+    pub(crate) fn hardware_update(&mut self, word: &AtomicU64, old: u64, new: u64, step: u64) -> Result<(), u64> {
+        let now = word.load(Ordering::Relaxed);
+        if now != old {
+            return Err(now);
+        }
+        // Where everybody knows the old value, everybody may as well know the new one.
+        if let Some(history) = self.histories.get_mut(&address(word)) {
+            let last = history.values[history.values.len() - 1];
+            history.push(Value { raw: new, step, ..last });
+        }
+        word.store(new, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn put(
+        &mut self,
+        cpu: usize,
+        word: &AtomicU64,
+        raw: u64,
+        release: bool,
+        continued: Option<Value>,
+        step: u64,
+    ) -> (u64, Moment) {
+        let old = word.load(Ordering::Relaxed);
+        word.store(raw, Ordering::Relaxed);
+        let moment = self.known[cpu].tick(cpu);
+        let mut tells = if release { self.known[cpu] } else { self.fenced[cpu] };
+        let mut tells_walks = if release { self.known[cpu] } else { self.known[cpu].with_own(cpu, &self.fenced[cpu]) };
+        if let Some(before) = continued {
+            // A release sequence goes on through a read-modify-write.
+            tells.join(&before.tells);
+            tells_walks.join(&before.tells_walks);
+        }
+        let value = Value { raw, moment, tells, tells_walks, step };
+        let first = || {
+            let nobody = Clock::default();
+            Value { raw: old, moment: Moment::default(), tells: nobody, tells_walks: nobody, step: 0 }
+        };
+        let history = self.histories.entry(address(word)).or_insert_with(|| History::new(first()));
+        history.push(value);
+        let newest = history.dropped + history.values.len() as u32 - 1;
+        history.read[cpu] = newest;
+        history.forget(&self.known[..self.cpus], &self.walks[..self.cpus]);
+        (old, moment)
+    }
+
+    /// Something else that this CPU writes.
+    pub(crate) fn event(&mut self, cpu: usize) -> Moment {
+        self.known[cpu].tick(cpu)
+    }
+
+    /// A release fence.
+    pub(crate) fn fence(&mut self, cpu: usize) {
+        self.fenced[cpu] = self.known[cpu];
+    }
+
+    /// A `DSB`: what came before is visible to the walks of this CPU, or of all.
+    pub(crate) fn publish(&mut self, cpu: usize, everywhere: bool) {
+        let known = self.known[cpu];
+        if everywhere {
+            self.walks[..self.cpus].iter_mut().for_each(|walk| walk.join(&known));
+        } else {
+            self.walks[cpu].join(&known);
+        }
+    }
+
+    /// What a CPU's walk knows when it begins.
+    pub(crate) fn walk(&self, cpu: usize) -> Clock {
+        self.walks[cpu]
+    }
+
+    /// What a CPU's software knows.
+    pub(crate) fn known(&self, cpu: usize) -> &Clock {
+        &self.known[cpu]
+    }
+
+    /// A walk reads an entry; `walk` is what it knows by now.
+    pub(crate) fn walk_load(
+        &mut self,
+        cpu: usize,
+        word: &AtomicU64,
+        walk: &Clock,
+        choose: &mut dyn FnMut(usize) -> usize,
+    ) -> Seen {
+        let Some(history) = self.histories.get_mut(&address(word)) else {
+            return Seen { raw: word.load(Ordering::Relaxed), step: 0, newest: true, learned: *walk };
+        };
+        let at = history.pick(walk, history.read_by_walks[cpu], choose);
+        let value = history.values[at];
+        history.read_by_walks[cpu] = history.dropped + at as u32;
+        let mut learned = *walk;
+        learned.join(&value.tells_walks);
+        Seen { raw: value.raw, step: value.step, newest: at + 1 == history.values.len(), learned }
+    }
+
+    /// Whether a store is known to the walks of a CPU.
+    pub(crate) fn is_published(&self, moment: Moment, cpu: usize) -> bool {
+        self.walks[cpu].knows(moment)
+    }
+
+    /// What a walk learns that sees the last value of a word; `None` where that is long known.
+    pub(crate) fn last_tells_walks(&self, word: &AtomicU64) -> Option<Clock> {
+        Some(self.histories.get(&address(word))?.values.last()?.tells_walks)
+    }
+
+    /// Who stored the last value of a word; `None` where that is long known.
+    pub(crate) fn last_moment(&self, word: &AtomicU64) -> Option<Moment> {
+        Some(self.histories.get(&address(word))?.values.last()?.moment)
+    }
+
+    /// Everybody knows the last value of these words: they are new to the machine, or nobody uses them any more.
+    pub(crate) fn settle(&mut self, word: &AtomicU64) {
+        self.histories.remove(&address(word));
+    }
+}
+
+impl History {
+    fn new(first: Value) -> Self {
+        Self { values: vec![first], dropped: 0, read: [0; CPUS], read_by_walks: [0; CPUS] }
+    }
+
+    /// One of the values that may be seen by who knows this, and has read up to there.
+    #[inline]
+    fn pick(&self, known: &Clock, read: u32, choose: &mut dyn FnMut(usize) -> usize) -> usize {
+        let last = self.values.len() - 1;
+        let newest_known = self.values.iter().rposition(|value| known.knows(value.moment)).unwrap_or(0);
+        let oldest = newest_known.max(read.saturating_sub(self.dropped) as usize);
+        if oldest >= last { last } else { last - choose(last - oldest + 1) }
+    }
+
+    fn push(&mut self, value: Value) {
+        self.values.push(value);
+        if self.values.len() > KEPT {
+            self.drop_first(1);
+        }
+    }
+
+    /// Drops what nobody may see any more.
+    fn forget(&mut self, known: &[Clock], walks: &[Clock]) {
+        let by_all = |value: &Value| known.iter().chain(walks).all(|clock| clock.knows(value.moment));
+        if let Some(first) = self.values.iter().rposition(by_all) {
+            self.drop_first(first);
+        }
+    }
+
+    fn drop_first(&mut self, count: usize) {
+        self.values.drain(..count);
+        self.dropped += count as u32;
+    }
+}
+
+fn address(word: &AtomicU64) -> usize {
+    std::ptr::from_ref(word).addr()
+}
+
+/// Addresses of words are numbers enough.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        self.0 = (self.0 ^ (address as u64 >> 3)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+    }
+}

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A vCPU in its guest: accesses through both stages, by what TLBs may hold or by a walk.
+//!
+//! An access has two halves, the translation and what it is for, between which other CPUs run. A barrier that completes an
+//! invalidation waits for those that are between them.
+
+use std::sync::atomic::Ordering;
+
+use twofold_stage2::{Ipa, Pa};
+
+use super::breach::{Change, Rule};
+use super::clock::Clock;
+use super::machine::{Context, CpuHandle};
+use super::model::{Broken, DIRTY_BY_HARDWARE, Model, Outcome, WRITE};
+use super::stale::{Kind, Stale};
+use super::tables::Standing;
+use crate::program::{Exit, Instructions, Stage1Registers};
+use crate::walk::stage1::{self, GuestTables};
+use crate::walk::stage2::{self, Entries, Regime, Stage2Fault};
+use crate::walk::{Access, AccessKind, El, FaultKind, syndrome};
+
+/// A vCPU in its guest.
+pub struct Guest<'a> {
+    cpu: &'a CpuHandle,
+    regime: Regime,
+    vmid: u16,
+    vcpu: u32,
+    stage1: Stage1Registers,
+    answer: Option<u64>,
+    interrupts: u64,
+    /// The access that faulted last, and how often in a row: with what in the TLB, if it was that.
+    faulted: Option<(u64, AccessKind, Option<(u64, u64)>, u32)>,
+    between: Option<Box<dyn FnMut() + Send + 'a>>,
+}
+
+/// An access that faults so often in a row, though each fault was answered, gets nowhere.
+const MOST_FAULTS: u32 = 64;
+
+impl CpuHandle {
+    /// Enters a guest as one of its vCPUs, with `VTTBR_EL2` and `VTCR_EL2` as they are given. `ERET` synchronizes the
+    /// context.
+    ///
+    /// # Panics
+    ///
+    /// Where the registers say what no engine of ours does.
+    pub fn enter(&self, vttbr: u64, vtcr: u64, vcpu: u32) -> Guest<'_> {
+        let (vmid, features) = self.context.event(|model, cpu| {
+            model.cpus[cpu].vttbr = vttbr;
+            model.synchronize(cpu)?;
+            let vmid = model.vmid(vttbr);
+            match model.cpus[cpu].vcpus.get(&vmid) {
+                Some(other) if *other != vcpu => {
+                    let what = format!("vCPU {vcpu} enters with VMID {vmid}, where vCPU {other} ran last");
+                    Err(Broken::new(Rule::OtherVcpu, what))
+                }
+                _ => Ok((vmid, model.features)),
+            }
+        });
+        let regime = Regime::new(vttbr, vtcr, &features);
+        let regime = regime.unwrap_or_else(|error| panic!("VTTBR_EL2 {vttbr:#x}, VTCR_EL2 {vtcr:#x}: {error}"));
+        let (answer, faulted, between) = (None, None, None);
+        let stage1 = Stage1Registers::default();
+        Guest { cpu: self, regime, vmid, vcpu, stage1, answer, interrupts: 0, faulted, between }
+    }
+}
+
+impl<'a> Guest<'a> {
+    /// The answer to the hypercall that it left for.
+    pub fn answer(&mut self, value: u64) {
+        self.answer = Some(value);
+    }
+
+    /// Interrupts become pending: a bit for each line.
+    pub fn raise(&mut self, lines: u64) {
+        self.interrupts |= lines;
+    }
+
+    /// Does `body` in each access, between its halves.
+    pub fn between_halves(&mut self, body: impl FnMut() + Send + 'a) {
+        self.between = Some(Box::new(body));
+    }
+
+    /// The fault was answered by something else than more access: what comes next is another one.
+    pub fn forget_fault(&mut self) {
+        self.faulted = None;
+    }
+
+    fn access(&mut self, va: u64, kind: AccessKind, value: u64) -> Result<u64, Exit> {
+        let context = &self.cpu.context;
+        let access = Access::new(kind, El::El1);
+        let translated = context.event(|model, cpu| {
+            let translated = self.translate(model, context, cpu, va, access)?;
+            model.cpus[cpu].accesses = translated.is_ok();
+            if translated.is_ok() {
+                model.cpus[cpu].vcpus.insert(self.vmid, self.vcpu);
+            }
+            Ok(translated)
+        });
+        let translation = match translated {
+            Ok(translation) => translation,
+            Err(Failed { exit, stale }) => {
+                self.note_fault(va, kind, stale);
+                return Err(exit);
+            }
+        };
+        self.faulted = None;
+        if let Some(between) = &mut self.between {
+            between();
+        }
+        let result = context.event(|model, cpu| {
+            model.cpus[cpu].accesses = false;
+            perform(model, cpu, &translation, kind, value)
+        });
+        context.progress();
+        Ok(result)
+    }
+
+    /// A fault that comes again and again is one.
+    fn note_fault(&mut self, va: u64, kind: AccessKind, stale: Option<(u64, u64)>) {
+        let again = self.faulted.filter(|(at, how, ..)| (*at, *how) == (va, kind));
+        let times = again.map_or(1, |(.., times)| times + 1);
+        let same_entry = stale.is_some() && again.is_some_and(|(_, _, before, _)| before == stale);
+        if same_entry || times > MOST_FAULTS {
+            let entry = stale.map_or(0, |(entry, _)| entry);
+            let what = match same_entry {
+                true => format!("{kind:?} of {va:#x} faults again by an entry that this CPU was to forget"),
+                false => format!("{kind:?} of {va:#x} has faulted {times} times in a row"),
+            };
+            self.cpu.context.report(Broken::new(Rule::NoProgress, what).at(va, &[entry]));
+        }
+        self.faulted = Some((va, kind, stale, times));
+    }
+
+    fn translate(
+        &self,
+        model: &mut Model,
+        context: &Context,
+        cpu: usize,
+        va: u64,
+        access: Access,
+    ) -> Outcome<Result<Translation, Failed>> {
+        let regime = match stage1::Regime::new(&self.stage1) {
+            Ok(regime) => regime,
+            Err(error) => return Err(Broken::new(Rule::Content, format!("the guest's stage 1: {error}"))),
+        };
+        let mut walker = Walker::new(model, context, cpu, self);
+        let leaf = match regime.walk(va, access, &mut walker) {
+            Ok(leaf) => leaf,
+            Err(stage1::Fault::Stage2(fault, access)) => return walker.failed(&fault, access, va),
+            Err(stage1::Fault::Stage1(kind, level)) => {
+                walker.check()?;
+                let exit = Exit::Stage1(syndrome::stage1(kind, level, access, va));
+                return Ok(Err(Failed { exit, stale: None }));
+            }
+            Err(stage1::Fault::Unmodelled(error)) => {
+                return Err(Broken::new(Rule::Content, format!("the guest's stage 1: {error}")));
+            }
+        };
+        let ipa = leaf.ipa + (va - leaf.va);
+        match walker.leaf(ipa, access) {
+            Ok((pa, raw)) => {
+                walker.check()?;
+                let cached = stage2::is_cached(raw, walker.model.features.forced_write_back, leaf.cacheable);
+                Ok(Ok(Translation { pa, ipa, cached }))
+            }
+            Err(fault) => walker.failed(&fault, access, va),
+        }
+    }
+}
+
+/// Where an access goes.
+struct Translation {
+    pa: u64,
+    ipa: u64,
+    cached: bool,
+}
+
+struct Failed {
+    exit: Exit,
+    /// The stale entry that it was by: where, and since when.
+    stale: Option<(u64, u64)>,
+}
+
+/// The second half of an access.
+fn perform(model: &mut Model, cpu: usize, to: &Translation, kind: AccessKind, value: u64) -> Outcome<u64> {
+    let arena = model.arena.clone();
+    let Some(word) = arena.word(Pa::new(to.pa & !7)) else {
+        let what = format!("CPU {cpu} reaches {:#x}, where nothing is", to.pa);
+        return Err(Broken::new(Rule::Content, what).at(to.ipa, &[]));
+    };
+    if let Some(page) = model.tables.of(to.pa) {
+        let what = format!("a guest reaches {:#x}, which is a table ({:x?})", to.pa, page.standing);
+        return Err(Broken::new(Rule::FrameReusedTooEarly, what).at(to.ipa, &[]));
+    }
+    match kind {
+        AccessKind::Write => {
+            word.store(value, Ordering::Relaxed);
+            if !to.cached {
+                model.lines.write_past(to.pa);
+            }
+            return Ok(0);
+        }
+        AccessKind::Read if !to.cached && model.lines.is_dirty(to.pa) => {
+            let what = format!("{:#x} is read past the cache, and what the hypervisor wrote there is not clean", to.pa);
+            return Err(Broken::new(Rule::NotCleaned, what).at(to.ipa, &[]));
+        }
+        AccessKind::Execute if !model.features.instruction_cache_coherent && model.lines.is_old_code(to.pa) => {
+            let what = format!("the instruction at {:#x} may be what was there before", to.pa);
+            return Err(Broken::new(Rule::StaleInstruction, what).at(to.ipa, &[]));
+        }
+        _ => {}
+    }
+    Ok(word.load(Ordering::Relaxed))
+}
+
+/// Reads tables as a CPU's walk may see them.
+struct Walker<'m, 'g> {
+    model: &'m mut Model,
+    context: &'m Context,
+    cpu: usize,
+    guest: &'m Guest<'g>,
+    knows: Clock,
+    /// A rule that the walk found broken.
+    broken: Option<Box<Broken>>,
+    /// It read an old entry, of which this CPU itself made the new one.
+    missed_own: Option<u64>,
+    stale: Option<(u64, u64)>,
+}
+
+impl<'m, 'g> Walker<'m, 'g> {
+    fn new(model: &'m mut Model, context: &'m Context, cpu: usize, guest: &'m Guest<'g>) -> Self {
+        let knows = model.cells.walk(cpu);
+        Self { model, context, cpu, guest, knows, broken: None, missed_own: None, stale: None }
+    }
+
+    fn check(&mut self) -> Outcome {
+        self.broken.take().map_or(Ok(()), Err)
+    }
+
+    fn failed(mut self, fault: &Stage2Fault, access: Access, va: u64) -> Outcome<Result<Translation, Failed>> {
+        self.check()?;
+        if let Some(entry) = self.missed_own {
+            let what = "a walk misses what its own CPU wrote before it entered the guest";
+            return Err(Broken::new(Rule::NoProgress, what).at(fault.ipa, &[entry]));
+        }
+        Ok(Err(Failed { exit: Exit::Abort(syndrome::stage2(fault, access, va)), stale: self.stale }))
+    }
+
+    /// Where an address leads, by a TLB's entry or by a walk.
+    fn leaf(&mut self, ipa: u64, access: Access) -> Result<(u64, u64), Stage2Fault> {
+        if let Some(stale) = self.pick_stale(ipa) {
+            let granted = self.guest.regime.grant(stale.raw, access);
+            // A write that hardware would have to grant goes by the descriptor in memory.
+            let as_it_is = granted.is_ok_and(|granted| granted == stale.raw);
+            if as_it_is && stale.kind == Kind::Leaf {
+                return Ok((stage2::output(stale.raw, stale.level, ipa), stale.raw));
+            }
+            if granted.is_err() {
+                self.stale = Some((stale.entry, stale.step));
+                return Err(Stage2Fault { kind: FaultKind::Permission, level: stale.level, ipa });
+            }
+        }
+        self.knows = self.model.cells.walk(self.cpu);
+        let regime = self.guest.regime;
+        let leaf = regime.walk(ipa, access, self)?;
+        Ok((stage2::output(leaf.raw, leaf.level, ipa), leaf.raw))
+    }
+
+    /// One of the stale entries that this CPU may hold for the address, or none.
+    fn pick_stale(&self, ipa: u64) -> Option<Stale> {
+        if self.model.stale.is_empty() {
+            return None;
+        }
+        let range = Ipa::new(ipa)..Ipa::new(ipa + 1);
+        let held = |stale: &&Stale| {
+            stale.vmid == self.guest.vmid
+                && stale.cpus() >> self.cpu & 1 == 1
+                && stale.kind != Kind::Table
+                && stale.overlaps(&range)
+        };
+        let candidates: Vec<&Stale> = self.model.stale.iter().filter(held).collect();
+        if candidates.is_empty() || self.context.draw(2) == 0 {
+            return None;
+        }
+        candidates.get(self.context.draw(candidates.len() as u64) as usize).map(|stale| **stale)
+    }
+
+    fn word(&self, pa: u64) -> Option<std::sync::Arc<crate::arena::Arena>> {
+        self.model.arena.word(Pa::new(pa)).map(|_| self.model.arena.clone())
+    }
+}
+
+impl Entries for Walker<'_, '_> {
+    fn stage2(&mut self, pa: u64) -> u64 {
+        let arena = self.word(pa);
+        let Some(word) = arena.as_ref().and_then(|arena| arena.word(Pa::new(pa))) else { return 0 };
+        let Some(page) = self.model.tables.of(pa) else {
+            let what = format!("a walk reads {pa:#x}, which is in no table");
+            self.broken.get_or_insert_with(|| Broken::new(Rule::TableFreedTooEarly, what).at(0, &[pa]));
+            return 0;
+        };
+        let context = self.context;
+        let seen = self.model.cells.walk_load(self.cpu, word, &self.knows, &mut |values| context.choose(values));
+        let place = match page.standing {
+            Standing::Linked(place) | Standing::Unlinked(place) => place.ipa_of(pa),
+            Standing::Loose => 0,
+        };
+        if page.standing == Standing::Loose || (seen.step < page.taken && !seen.newest) {
+            let what = format!("a walk reads {:#x} from {pa:#x}, from before that page became this table", seen.raw);
+            self.broken.get_or_insert_with(|| Broken::new(Rule::TableNotReady, what).at(place, &[pa]));
+            return 0;
+        }
+        self.knows = seen.learned;
+        let by_itself = |moment: super::clock::Moment| usize::from(moment.cpu) == self.cpu && moment.time > 0;
+        if !seen.newest && self.model.cells.last_moment(word).is_some_and(by_itself) {
+            self.missed_own = Some(pa);
+        }
+        seen.raw
+    }
+
+    fn update_stage2(&mut self, pa: u64, old: u64, new: u64) -> Result<(), u64> {
+        let arena = self.model.arena.clone();
+        let Some(word) = arena.word(Pa::new(pa)) else { return Err(0) };
+        let step = self.model.step;
+        self.model.cells.hardware_update(word, old, new, step)?;
+        self.model.note(Change { step, cpu: self.cpu, entry: Pa::new(pa), old, new, site: None });
+        debug_assert!(
+            (old ^ new) & !(1 << 10 | WRITE) == 0
+                && (old & new & WRITE != 0 || old & DIRTY_BY_HARDWARE != 0 || (old ^ new) & WRITE == 0)
+        );
+        Ok(())
+    }
+}
+
+impl GuestTables for Walker<'_, '_> {
+    fn translate(&mut self, ipa: u64, access: Access) -> Result<u64, Stage2Fault> {
+        self.leaf(ipa, access).map(|(pa, _)| pa)
+    }
+
+    fn stage1(&mut self, pa: u64) -> u64 {
+        self.model.arena.load(Pa::new(pa)).unwrap_or(0)
+    }
+
+    fn update_stage1(&mut self, pa: u64, old: u64, new: u64) -> Result<(), u64> {
+        self.model.arena.compare_exchange(Pa::new(pa), old, new).unwrap_or(Err(0)).map(|_| ())
+    }
+}
+
+impl Instructions for Guest<'_> {
+    fn load(&mut self, va: u64) -> Result<u64, Exit> {
+        self.access(va, AccessKind::Read, 0)
+    }
+
+    fn store(&mut self, va: u64, value: u64) -> Result<(), Exit> {
+        self.access(va, AccessKind::Write, value).map(|_| ())
+    }
+
+    fn fetch(&mut self, va: u64) -> Result<u64, Exit> {
+        self.access(va, AccessKind::Execute, 0)
+    }
+
+    fn hypercall(&mut self, arguments: [u64; 4]) -> Result<u64, Exit> {
+        self.answer.take().ok_or(Exit::Hypercall(arguments))
+    }
+
+    fn wait_for_interrupt(&mut self) -> Result<(), Exit> {
+        if self.interrupts == 0 { Err(Exit::WaitForInterrupt) } else { Ok(()) }
+    }
+
+    fn take_interrupts(&mut self) -> u64 {
+        std::mem::take(&mut self.interrupts)
+    }
+
+    fn stage1(&mut self) -> &mut Stage1Registers {
+        &mut self.stage1
+    }
+
+    fn invalidate_stage1(&mut self) {
+        self.cpu.context.point();
+    }
+}

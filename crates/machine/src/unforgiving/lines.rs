@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What caches may hold of frames, line by line: no contents, but who would read something else than was written.
+//!
+//! * A line that was written through the cache is read past it, by a guest whose accesses are not cached, only after it was
+//!   cleaned (Arm ARM D7.5.9);
+//! * what a guest may have written past the cache is read through it only after the line was invalidated;
+//! * what was written is executed only after the instruction cache was invalidated, when the write was complete (D7.5.10).
+
+use std::collections::BTreeMap;
+
+use super::clock::{Clock, Moment};
+use super::tables::PAGE;
+
+/// The lines of frames, of which there is something to be known.
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    pages: BTreeMap<u64, PageLines>,
+}
+
+/// A bit for each line of 64 bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct PageLines {
+    /// Written through the cache, and not cleaned.
+    dirty: u64,
+    /// By a guest past the cache, and not invalidated.
+    past: u64,
+    /// Written, and the instruction cache not invalidated.
+    code: u64,
+    /// The hypervisor's last write.
+    written: Moment,
+}
+
+pub(crate) const LINE: u64 = 64;
+
+impl Lines {
+    /// The hypervisor writes, through the cache.
+    pub(crate) fn write(&mut self, start: u64, size: u64, moment: Moment) {
+        self.each(start, size, true, |lines, mask| {
+            lines.dirty |= mask;
+            lines.past &= !mask;
+            lines.code |= mask;
+            lines.written = moment;
+        });
+    }
+
+    /// The guest writes past the cache.
+    pub(crate) fn write_past(&mut self, word: u64) {
+        self.each(word, 8, true, |lines, mask| lines.past |= mask);
+    }
+
+    /// Whether a read past the cache misses what was written.
+    pub(crate) fn is_dirty(&self, word: u64) -> bool {
+        self.any(word, 8, |lines| lines.dirty)
+    }
+
+    /// Whether a read through the cache may miss what was written.
+    pub(crate) fn is_past(&self, start: u64, size: u64) -> bool {
+        self.any(start, size, |lines| lines.past)
+    }
+
+    /// Whether a fetch may miss what was written.
+    pub(crate) fn is_old_code(&self, word: u64) -> bool {
+        self.any(word, 8, |lines| lines.code)
+    }
+
+    /// Lines were cleaned and invalidated.
+    pub(crate) fn clean(&mut self, start: u64, size: u64) {
+        self.each(start, size, false, |lines, mask| {
+            lines.dirty &= !mask;
+            lines.past &= !mask;
+        });
+    }
+
+    /// The instruction cache was invalidated, there or everywhere, for what was complete by then.
+    pub(crate) fn invalidate_code(&mut self, range: Option<(u64, u64)>, complete: &Clock) {
+        let (start, size) = range.unwrap_or((0, u64::MAX));
+        self.each(start, size, false, |lines, mask| {
+            if complete.knows(lines.written) {
+                lines.code &= !mask;
+            }
+        });
+    }
+
+    /// Whether all that was written there is known.
+    pub(crate) fn is_known(&self, start: u64, size: u64, known: &Clock) -> bool {
+        self.pages.range(start & !(PAGE - 1)..start.saturating_add(size)).all(|(_, lines)| known.knows(lines.written))
+    }
+
+    fn any(&self, start: u64, size: u64, bits: impl Fn(&PageLines) -> u64) -> bool {
+        self.pages
+            .range(start & !(PAGE - 1)..start.saturating_add(size))
+            .any(|(page, lines)| bits(lines) & mask(*page, start, size) != 0)
+    }
+
+    fn each(&mut self, start: u64, size: u64, makes: bool, mut change: impl FnMut(&mut PageLines, u64)) {
+        let first = start & !(PAGE - 1);
+        if makes {
+            let mut page = first;
+            while page < start + size {
+                self.pages.entry(page).or_default();
+                page += PAGE;
+            }
+        }
+        for (page, lines) in self.pages.range_mut(first..start.saturating_add(size)) {
+            change(lines, mask(*page, start, size));
+        }
+    }
+}
+
+/// The lines of a page that are in a range.
+fn mask(page: u64, start: u64, size: u64) -> u64 {
+    let first = start.saturating_sub(page) / LINE;
+    let end = (start.saturating_add(size) - page).min(PAGE).div_ceil(LINE);
+    if end - first >= 64 { u64::MAX } else { ((1 << (end - first)) - 1) << first }
+}

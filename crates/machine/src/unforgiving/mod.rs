@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The unforgiving mode: the strictest reading of the architecture, and no stricter.
+//!
+//! The engine's own code runs here, on threads that take turns by a seed, and every access it makes to what CPUs share, and
+//! every instruction, comes to a model (`model`) of what others may see: of words (`cells`), of TLBs (`stale`), of caches
+//! (`lines`). Nothing is left to chance that can be decided: a TLB holds whatever it may hold. The first rule that is
+//! broken ends the run with a [`Breach`], which names the rule, the entry, its last changes and the seed that does it again.
+//!
+//! `docs/mmu-rules.md` has the rules.
+
+mod breach;
+mod cells;
+mod clock;
+mod guest;
+mod lines;
+mod machine;
+mod model;
+mod stale;
+mod tables;
+
+pub use breach::{Breach, Change, Rule};
+pub use guest::Guest;
+pub use machine::{CpuHandle, Hosted, Machine, MachineError, Options, Program};
+pub use model::Withdrawn;

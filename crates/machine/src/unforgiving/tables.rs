@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Which pages are tables, and where in which tree.
+
+use std::collections::HashMap;
+
+use crate::walk;
+
+/// Pages that are tables, and the roots of trees.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    pages: HashMap<u64, Page>,
+    roots: Vec<Root>,
+}
+
+/// A page that is a table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Page {
+    /// Since which step of the machine.
+    pub(crate) taken: u64,
+    pub(crate) standing: Standing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// In no tree yet.
+    Loose,
+    /// In a tree.
+    Linked(Place),
+    /// Taken out of one.
+    Unlinked(Place),
+}
+
+/// Where a table is in its tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) root: usize,
+    /// What its first entry translates.
+    pub(crate) ipa: u64,
+    pub(crate) level: u8,
+}
+
+/// The root of a tree. It is kept when the tree is gone: its entries may be cached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Root {
+    pub(crate) pa: u64,
+    pub(crate) entries: usize,
+    pub(crate) level: u8,
+    pub(crate) vmid: u16,
+    pub(crate) alive: bool,
+    /// The CPUs that have had it loaded since everything of its VMID was invalidated.
+    pub(crate) exposed: u8,
+    pub(crate) was_loaded: bool,
+}
+
+pub(crate) const PAGE: u64 = 4096;
+
+impl Place {
+    /// The address that an entry of the table translates, or the first of them.
+    pub(crate) fn ipa_of(self, entry: u64) -> u64 {
+        self.ipa + (entry % PAGE / 8) * walk::span(self.level)
+    }
+}
+
+impl Tables {
+    pub(crate) fn take(&mut self, page: u64, step: u64) {
+        self.pages.insert(page, Page { taken: step, standing: Standing::Loose });
+    }
+
+    pub(crate) fn free(&mut self, page: u64) -> Option<Page> {
+        self.pages.remove(&page)
+    }
+
+    /// The table that a word is in.
+    pub(crate) fn of(&self, word: u64) -> Option<Page> {
+        self.pages.get(&(word & !(PAGE - 1))).copied()
+    }
+
+    pub(crate) fn set(&mut self, page: u64, standing: Standing) {
+        if let Some(page) = self.pages.get_mut(&page) {
+            page.standing = standing;
+        }
+    }
+
+    /// A root begins to be one.
+    pub(crate) fn add_root(&mut self, (pa, entries, level): (u64, usize, u8), vmid: u16, step: u64) {
+        let root = self.roots.len();
+        self.roots.push(Root { pa, entries, level, vmid, alive: true, exposed: 0, was_loaded: false });
+        for (number, page) in (0..(entries as u64 * 8).div_ceil(PAGE)).map(|number| (number, pa + number * PAGE)) {
+            let place = Place { root, ipa: number * 512 * walk::span(level), level };
+            self.pages.insert(page, Page { taken: step, standing: Standing::Linked(place) });
+        }
+    }
+
+    /// A root is none any more.
+    pub(crate) fn remove_root(&mut self, pa: u64) {
+        if let Some(root) = self.roots.iter_mut().find(|root| root.alive && root.pa == pa) {
+            root.alive = false;
+            for number in 0..(root.entries as u64 * 8).div_ceil(PAGE) {
+                self.pages.remove(&(pa + number * PAGE));
+            }
+        }
+    }
+
+    pub(crate) fn root(&self, root: usize) -> &Root {
+        &self.roots[root]
+    }
+
+    pub(crate) fn roots_mut(&mut self) -> &mut [Root] {
+        &mut self.roots
+    }
+
+    pub(crate) fn roots(&self) -> &[Root] {
+        &self.roots
+    }
+
+    /// The tree that is at this place now.
+    pub(crate) fn find_root(&self, pa: u64) -> Option<usize> {
+        self.roots.iter().position(|root| root.alive && root.pa == pa)
+    }
+
+    /// The page whose record has the lock of the table that a page belongs to: of a root of several, the first.
+    pub(crate) fn locked_by(&self, page: u64) -> u64 {
+        let root = |root: &&Root| root.alive && (root.pa..root.pa + root.entries as u64 * 8).contains(&page);
+        self.roots.iter().find(root).map_or(page, |root| root.pa)
+    }
+}

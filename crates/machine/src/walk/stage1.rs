@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The walk of a guest's own stage 1, the EL1&0 regime as `SCTLR_EL1`, `TCR_EL1`, `TTBR0_EL1`, `TTBR1_EL1` and
+//! `MAIR_EL1` set it up (Arm ARM D8.2, D8.4, D8.5).
+//!
+//! Invariant: a descriptor of the guest's is at an IPA. It is read where stage 2 lets a stage-1 walk read, and changed,
+//! by hardware's updates alone, where stage 2 lets it write.
+
+use super::stage2::Stage2Fault;
+use super::{
+    ACCESSED, Access, DIRTY_BY_HARDWARE, El, FaultKind, Purpose, Shape, Tables, Unmodelled, address, offset,
+    output_bits, require, span, span_shift,
+};
+use crate::program::Stage1Registers;
+
+/// The guest's memory, with its tables in it.
+pub(crate) trait GuestTables {
+    /// Stage 2: where `ipa` is for `access`, which is a walk's or an update's.
+    ///
+    /// # Errors
+    ///
+    /// The fault that stage 2 ends with.
+    fn translate(&mut self, ipa: u64, access: Access) -> Result<u64, Stage2Fault>;
+
+    /// The descriptor at `pa`, as this walk sees it.
+    fn stage1(&mut self, pa: u64) -> u64;
+
+    /// Replaces the descriptor at `pa` if it is `old`.
+    ///
+    /// # Errors
+    ///
+    /// What is there instead: the walk begins anew from it.
+    fn update_stage1(&mut self, pa: u64, old: u64, new: u64) -> Result<(), u64>;
+}
+
+/// The stage-1 translation regime of one vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Regime {
+    /// `None` where the MMU is off.
+    tables: Option<Control>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Control {
+    /// What TTBR0 and TTBR1 translate; `None` where EPD turns walks off.
+    halves: [Option<Half>; 2],
+    asid: u16,
+    /// IPS.
+    ipa_bits: u32,
+    /// HA.
+    access_flag: bool,
+    /// HD, which needs HA.
+    dirty_state: bool,
+    mair: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Half {
+    root: u64,
+    va_bits: u32,
+}
+
+/// The page or block that translates an address, or with the MMU off the page itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Leaf1 {
+    /// The first address that it translates.
+    pub(crate) va: u64,
+    /// What that becomes.
+    pub(crate) ipa: u64,
+    /// Bytes that it translates.
+    pub(crate) size: u64,
+    /// Its descriptor, after hardware's update; `None` with the MMU off.
+    pub(crate) descriptor: Option<Descriptor1>,
+    /// The way there.
+    pub(crate) tables: Tables<Descriptor1>,
+    /// The address space that it belongs to, unless it is global.
+    pub(crate) asid: u16,
+    /// Whether it is the same in all address spaces.
+    pub(crate) global: bool,
+    /// Whether it is write-back or write-through memory, as far as stage 1 is concerned.
+    pub(crate) cacheable: bool,
+}
+
+/// A descriptor that a walk used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Descriptor1 {
+    /// The level at which it was found.
+    pub(crate) level: u8,
+    /// Where the guest has it.
+    pub(crate) ipa: u64,
+    /// Where it is.
+    pub(crate) pa: u64,
+    /// Its value.
+    pub(crate) raw: u64,
+}
+
+/// Why a walk ended without a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A fault of stage 1, at this level.
+    Stage1(FaultKind, u8),
+    /// A fault of stage 2 on a descriptor, in a walk or update (`Access::purpose`).
+    Stage2(Stage2Fault, Access),
+    /// The guest uses what is not modelled.
+    Unmodelled(Unmodelled),
+}
+
+impl Regime {
+    /// The regime as the registers set it up.
+    pub(crate) fn new(registers: &Stage1Registers) -> Result<Self, Unmodelled> {
+        const MMU_ON: u64 = 1 << 0;
+        const WRITE_IMPLIES_XN: u64 = 1 << 19;
+        const BIG_ENDIAN: u64 = 1 << 25;
+        let &Stage1Registers { sctlr, tcr, ttbr0, ttbr1, mair } = registers;
+        require(sctlr & (WRITE_IMPLIES_XN | BIG_ENDIAN) == 0, "SCTLR_EL1", sctlr, "WXN and EE are not modelled")?;
+        if sctlr & MMU_ON == 0 {
+            return Ok(Self { tables: None });
+        }
+        // All from HWU059 (43) on, TBI1 and TBI0, 35, and 6.
+        const RESERVED: u64 = !0 << 43 | 3 << 37 | 1 << 35 | 1 << 6;
+        let control = |holds, why| require(holds, "TCR_EL1", tcr, why);
+        control(tcr & RESERVED == 0, "bits are set that are reserved or not modelled")?;
+        let ipa_bits = output_bits(tcr >> 32 & 7);
+        control(ipa_bits.is_some(), "IPS is more than 48 bits")?;
+        let (access_flag, dirty_state) = (tcr >> 39 & 1 == 1, tcr >> 40 & 1 == 1);
+        // A1 chooses the register, AS the size.
+        let asid = if tcr >> 22 & 1 == 1 { ttbr1 } else { ttbr0 } >> 48;
+        let asid = if tcr >> 36 & 1 == 1 { asid } else { asid & 0xff };
+        Ok(Self {
+            tables: Some(Control {
+                halves: [
+                    half(tcr, 0, 0b00, ("TTBR0_EL1", ttbr0))?,
+                    // TG1 has numbers of its own.
+                    half(tcr, 16, 0b10, ("TTBR1_EL1", ttbr1))?,
+                ],
+                asid: asid as u16,
+                ipa_bits: ipa_bits.unwrap_or_default(),
+                access_flag,
+                dirty_state: access_flag && dirty_state,
+                mair,
+            }),
+        })
+    }
+
+    /// The leaf that lets `access`, an instruction's own, reach `va` as far as stage 1 is concerned.
+    pub(crate) fn walk(&self, va: u64, access: Access, memory: &mut impl GuestTables) -> Result<Leaf1, Fault> {
+        match &self.tables {
+            Some(control) => control.walk(va, access, memory),
+            None => untranslated(va),
+        }
+    }
+
+    /// What a leaf has to be for `access`, from memory or from a TLB: its descriptor where that allows it as it is,
+    /// else with hardware's updates, which have to be made in memory first; `None` with the MMU off, where all is
+    /// allowed.
+    pub(crate) fn grant(&self, leaf: &Leaf1, access: Access) -> Result<Option<u64>, FaultKind> {
+        match (&self.tables, leaf.descriptor) {
+            (Some(control), Some(descriptor)) => control.grant(descriptor.raw, access).map(Some),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// What TCR's half from bit `at` on, and its TTBR, set up.
+fn half(tcr: u64, at: u32, granule: u64, (name, ttbr): (&'static str, u64)) -> Result<Option<Half>, Unmodelled> {
+    let field = tcr >> at;
+    if field >> 7 & 1 == 1 {
+        return Ok(None);
+    }
+    let control = |holds, why| require(holds, "TCR_EL1", tcr, why);
+    let tsz = (field & 0x3f) as u32;
+    control((16..=39).contains(&tsz), "TxSZ is out of bounds")?;
+    control(field >> 14 & 3 == granule, "TGx is not 4 KiB")?;
+    control(field >> 8 & 0xf == 0b0101, "walks are not write-back")?;
+    control(field >> 12 & 3 == 0b11, "walks are not inner shareable")?;
+    let half = Half { root: ttbr & 0x0000_ffff_ffff_fffe, va_bits: 64 - tsz };
+    let root_size = 8u64 << (half.va_bits - span_shift(half.root_level()));
+    require(half.root.is_multiple_of(root_size), name, ttbr, "the root is not aligned to its size")?;
+    Ok(Some(half))
+}
+
+impl Half {
+    /// The deepest level at which one table covers all addresses.
+    fn root_level(&self) -> u8 {
+        4 - (self.va_bits - 12).div_ceil(9) as u8
+    }
+}
+
+/// With the MMU off an address stays what it is, and may be of 48 bits.
+fn untranslated(va: u64) -> Result<Leaf1, Fault> {
+    if va >> 48 != 0 {
+        return Err(Fault::Stage1(FaultKind::AddressSize, 0));
+    }
+    let (size, page) = (span(3), va & !(span(3) - 1));
+    let tables = Tables::default();
+    Ok(Leaf1 { va: page, ipa: page, size, descriptor: None, tables, asid: 0, global: true, cacheable: false })
+}
+
+impl Control {
+    fn walk(&self, va: u64, access: Access, memory: &mut impl GuestTables) -> Result<Leaf1, Fault> {
+        let fault = |kind, level| Fault::Stage1(kind, level);
+        // Bit 55 chooses the half, and all above the half's size has to be as it is.
+        let upper = va >> 55 & 1 == 1;
+        let half = self.halves[usize::from(upper)].ok_or(fault(FaultKind::Translation, 0))?;
+        if (if upper { !va } else { va }) >> half.va_bits != 0 {
+            return Err(fault(FaultKind::Translation, 0));
+        }
+        let within = va & (u64::MAX >> (64 - half.va_bits));
+        let mut level = half.root_level();
+        if half.root >> self.ipa_bits != 0 {
+            return Err(fault(FaultKind::AddressSize, 0));
+        }
+        let mut tables = Tables::default();
+        let mut at = read(memory, level, half.root + (within >> span_shift(level)) * 8, access)?;
+        loop {
+            let shape = Shape::of(at.raw, level);
+            if shape == Shape::Invalid {
+                return Err(fault(FaultKind::Translation, level));
+            }
+            let target = address(at.raw, level);
+            if target >> self.ipa_bits != 0 {
+                return Err(fault(FaultKind::AddressSize, level));
+            }
+            if shape == Shape::Table {
+                // NSTable has no meaning here; APTable, UXNTable and PXNTable would.
+                let plain = at.raw >> 59 & 0xf == 0;
+                require(plain, "a stage-1 table descriptor", at.raw, "hierarchical permissions are not modelled")
+                    .map_err(Fault::Unmodelled)?;
+                tables.push(at);
+                level += 1;
+                at = read(memory, level, target + offset(within, level), access)?;
+                continue;
+            }
+            let new = self.grant(at.raw, access).map_err(|kind| fault(kind, level))?;
+            if new != at.raw && !update(memory, &mut at, new, access)? {
+                continue;
+            }
+            return Ok(Leaf1 {
+                va: va & !(span(level) - 1),
+                ipa: target,
+                size: span(level),
+                descriptor: Some(at),
+                tables,
+                asid: self.asid,
+                global: at.raw & NOT_GLOBAL == 0,
+                cacheable: self.is_cacheable(at.raw),
+            });
+        }
+    }
+
+    /// `raw` with hardware's updates, if it allows `access` then.
+    fn grant(&self, raw: u64, access: Access) -> Result<u64, FaultKind> {
+        if raw & ACCESSED == 0 && !self.access_flag {
+            return Err(FaultKind::AccessFlag);
+        }
+        // An entry with DBM counts as writable, whoever asks; it becomes so by a write.
+        let armed = self.dirty_state && raw & DIRTY_BY_HARDWARE != 0;
+        let effective = if armed { raw & !READ_ONLY } else { raw };
+        if !allows(effective, access) {
+            return Err(FaultKind::Permission);
+        }
+        Ok(ACCESSED | if access.writes() { effective } else { raw })
+    }
+
+    /// By `MAIR_EL1`'s byte for AttrIndx (Arm ARM D23.2): inner and outer both write-back or write-through.
+    fn is_cacheable(&self, raw: u64) -> bool {
+        const DEVICE: u64 = 0b0000;
+        const NON_CACHEABLE: u64 = 0b0100;
+        let attributes = self.mair >> (8 * (raw >> 2 & 7)) & 0xff;
+        [attributes >> 4, attributes & 0xf].iter().all(|&field| field != DEVICE && field != NON_CACHEABLE)
+    }
+}
+
+/// Reads the descriptor at `ipa`.
+fn read(memory: &mut impl GuestTables, level: u8, ipa: u64, access: Access) -> Result<Descriptor1, Fault> {
+    let pa = translate(memory, ipa, access.with(Purpose::Stage1Walk))?;
+    Ok(Descriptor1 { level, ipa, pa, raw: memory.stage1(pa) })
+}
+
+/// Makes `new` of a descriptor, in memory and in `at`. `false` where it is not any more what was read: `at` is what it
+/// is.
+fn update(memory: &mut impl GuestTables, at: &mut Descriptor1, new: u64, access: Access) -> Result<bool, Fault> {
+    // Stage 2 may have moved the page since it was read.
+    at.pa = translate(memory, at.ipa, access.with(Purpose::Stage1Update))?;
+    let updated = memory.update_stage1(at.pa, at.raw, new);
+    at.raw = updated.err().unwrap_or(new);
+    Ok(updated.is_ok())
+}
+
+fn translate(memory: &mut impl GuestTables, ipa: u64, access: Access) -> Result<u64, Fault> {
+    memory.translate(ipa, access).map_err(|fault| Fault::Stage2(fault, access))
+}
+
+/// AP\[1\]: EL0 has access.
+const EL0: u64 = 1 << 6;
+/// AP\[2\].
+const READ_ONLY: u64 = 1 << 7;
+/// nG.
+const NOT_GLOBAL: u64 = 1 << 11;
+/// PXN, execute-never at EL1.
+const EL1_EXECUTE_NEVER: u64 = 1 << 53;
+/// UXN, execute-never at EL0.
+const EL0_EXECUTE_NEVER: u64 = 1 << 54;
+
+/// Whether AP, PXN and UXN of a leaf allow an instruction's own access (Arm ARM D8.4.1). What EL0 may write EL1 does
+/// not execute; what EL0 may not read it may execute.
+fn allows(raw: u64, access: Access) -> bool {
+    let writable = raw & READ_ONLY == 0;
+    let el0_data = raw & EL0 != 0;
+    let (data, executable) = match access.el {
+        El::El0 => (el0_data, raw & EL0_EXECUTE_NEVER == 0),
+        El::El1 => (true, raw & EL1_EXECUTE_NEVER == 0 && !(el0_data && writable)),
+    };
+    if access.executes() { executable } else { data && (writable || !access.writes()) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,598 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The walk of stage 2, as `VTTBR_EL2` and `VTCR_EL2` set it up (Arm ARM D8.2, D8.4, D8.5).
+//!
+//! Invariant: a descriptor is changed by hardware's two updates alone, each a compare-and-exchange of the value that
+//! the walk has read: the access flag, by any walk, and S2AP\[1\] where DBM is set, by a write that nothing else
+//! forbids.
+
+use twofold_stage2::Features;
+
+use super::{
+    ACCESSED, Access, DIRTY_BY_HARDWARE, El, FaultKind, Shape, Tables, Unmodelled, address, offset, output_bits,
+    require, span, span_shift,
+};
+
+/// The tables' memory.
+pub(crate) trait Entries {
+    /// The descriptor at `pa`, as this walk sees it.
+    fn stage2(&mut self, pa: u64) -> u64;
+
+    /// Replaces the descriptor at `pa` if it is `old`.
+    ///
+    /// # Errors
+    ///
+    /// What is there instead: the walk begins anew from it.
+    fn update_stage2(&mut self, pa: u64, old: u64, new: u64) -> Result<(), u64>;
+}
+
+/// The stage-2 translation regime of one guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Regime {
+    /// The tag of its entries in TLBs.
+    pub(crate) vmid: u16,
+    root: u64,
+    root_level: u8,
+    ipa_bits: u32,
+    pa_bits: u32,
+    /// HA.
+    access_flag: bool,
+    /// HD, which needs HA.
+    dirty_state: bool,
+}
+
+/// A page or block that a walk found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Leaf2 {
+    /// The first address that it translates.
+    pub(crate) ipa: u64,
+    /// Where it was found: 1, 2 or 3.
+    pub(crate) level: u8,
+    /// The descriptor, after hardware's update.
+    pub(crate) raw: u64,
+    /// Where the descriptor is.
+    pub(crate) entry: u64,
+    /// The way there.
+    pub(crate) tables: Tables<Table2>,
+}
+
+/// A table descriptor that a walk went through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Table2 {
+    /// Where it was found.
+    pub(crate) level: u8,
+    /// Where the descriptor is.
+    pub(crate) entry: u64,
+    /// The descriptor.
+    pub(crate) raw: u64,
+}
+
+/// Why a walk ended without a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stage2Fault {
+    /// What was wrong.
+    pub(crate) kind: FaultKind,
+    /// The level of the descriptor that ended the walk.
+    pub(crate) level: u8,
+    /// The address that was to be translated, to the byte.
+    pub(crate) ipa: u64,
+}
+
+impl Regime {
+    /// The regime as the registers set it up on a CPU with these features.
+    pub(crate) fn new(vttbr: u64, vtcr: u64, features: &Features) -> Result<Self, Unmodelled> {
+        // NSA, NSW, HWU62 to HWU59, 24, 23, 20, and all from DS (32) on.
+        const RESERVED: u64 = !0 << 32 | 0x3f << 25 | 1 << 24 | 1 << 23 | 1 << 20;
+        let control = |holds, why| require(holds, "VTCR_EL2", vtcr, why);
+        control(vtcr & RESERVED == 0, "bits are set that are reserved or not modelled")?;
+        control(vtcr >> 31 & 1 == 1, "bit 31 is RES1")?;
+        control(vtcr >> 14 & 3 == 0b00, "TG0 is not 4 KiB")?;
+        control(vtcr >> 8 & 0xf == 0b0101, "walks are not write-back")?;
+        control(vtcr >> 12 & 3 == 0b11, "walks are not inner shareable")?;
+
+        let t0sz = (vtcr & 0x3f) as u32;
+        control((16..=39).contains(&t0sz), "T0SZ is out of bounds")?;
+        let ipa_bits = 64 - t0sz;
+        control(ipa_bits <= features.pa_bits, "the IPA space is larger than the CPU's physical one")?;
+        let sl0 = vtcr >> 6 & 3;
+        control(sl0 != 3, "SL0 is reserved")?;
+        let root_level = 2 - sl0 as u8;
+        // A root table has 2 to 512 descriptors, and up to 16 tables are concatenated (Arm ARM D8.2.2).
+        let root_bits = ipa_bits.checked_sub(span_shift(root_level)).filter(|bits| (1..=9 + 4).contains(bits));
+        control(root_bits.is_some(), "SL0 does not fit to T0SZ")?;
+        let root_size = 8u64 << root_bits.unwrap_or_default();
+        let pa_bits = output_bits(vtcr >> 16 & 7);
+        control(pa_bits.is_some(), "PS is more than 48 bits")?;
+        // What is more than the CPU has is taken for what it has.
+        let pa_bits = pa_bits.unwrap_or_default().min(features.pa_bits);
+
+        let vmid_16 = vtcr >> 19 & 1 == 1;
+        control(!vmid_16 || features.vmid_bits == 16, "VS without FEAT_VMID16")?;
+        let (access_flag, dirty_state) = (vtcr >> 21 & 1 == 1, vtcr >> 22 & 1 == 1);
+        control(!access_flag || features.hardware_access_flag, "HA without FEAT_HAFDBS")?;
+        control(!dirty_state || features.hardware_dirty_state, "HD without FEAT_HAFDBS")?;
+
+        let base = |holds, why| require(holds, "VTTBR_EL2", vttbr, why);
+        base(vttbr & 1 == 0 || features.common_not_private, "CnP without FEAT_TTCNP")?;
+        base(vmid_16 || vttbr >> 56 == 0, "VMID of 16 bits where VS is 0")?;
+        let root = vttbr & 0x0000_ffff_ffff_fffe;
+        base(root.is_multiple_of(root_size), "the root is not aligned to its size")?;
+        base(root >> pa_bits == 0, "the root is beyond PS")?;
+        Ok(Self {
+            vmid: (vttbr >> 48) as u16,
+            root,
+            root_level,
+            ipa_bits,
+            pa_bits,
+            access_flag,
+            dirty_state: access_flag && dirty_state,
+        })
+    }
+
+    /// The leaf that lets `access` reach `ipa`.
+    pub(crate) fn walk(&self, ipa: u64, access: Access, entries: &mut impl Entries) -> Result<Leaf2, Stage2Fault> {
+        self.descend(ipa, entries, |raw| self.grant(raw, access))
+    }
+
+    /// The leaf that a speculative walk puts into the TLB. It may set an access flag, grants no write, and ends without
+    /// a word where a TLB may hold nothing: of a descriptor that leads to any other fault than for permission.
+    pub(crate) fn speculate(&self, ipa: u64, entries: &mut impl Entries) -> Option<Leaf2> {
+        self.descend(ipa, entries, |raw| self.accessed(raw)).ok()
+    }
+
+    /// What a leaf has to be for `access`, from memory or from a TLB: `raw` where it allows it as it is, else `raw`
+    /// with hardware's updates, which have to be made in memory first.
+    pub(crate) fn grant(&self, raw: u64, access: Access) -> Result<u64, FaultKind> {
+        let accessed = self.accessed(raw)?;
+        let granted = if self.dirty_state && raw & DIRTY_BY_HARDWARE != 0 && access.writes() {
+            accessed | WRITE
+        } else {
+            accessed
+        };
+        if allows(granted, access) { Ok(granted) } else { Err(FaultKind::Permission) }
+    }
+
+    fn accessed(&self, raw: u64) -> Result<u64, FaultKind> {
+        if self.access_flag || raw & ACCESSED != 0 { Ok(raw | ACCESSED) } else { Err(FaultKind::AccessFlag) }
+    }
+
+    fn descend(
+        &self,
+        ipa: u64,
+        entries: &mut impl Entries,
+        update: impl Fn(u64) -> Result<u64, FaultKind>,
+    ) -> Result<Leaf2, Stage2Fault> {
+        let fault = |kind, level| Stage2Fault { kind, level, ipa };
+        if ipa >> self.ipa_bits != 0 {
+            return Err(fault(FaultKind::Translation, 0));
+        }
+        let mut tables = Tables::default();
+        let mut level = self.root_level;
+        // The index is of all concatenated tables together.
+        let mut entry = self.root + (ipa >> span_shift(level)) * 8;
+        let mut raw = entries.stage2(entry);
+        loop {
+            let shape = Shape::of(raw, level);
+            if shape == Shape::Invalid {
+                return Err(fault(FaultKind::Translation, level));
+            }
+            let target = address(raw, level);
+            if target >> self.pa_bits != 0 {
+                return Err(fault(FaultKind::AddressSize, level));
+            }
+            if shape == Shape::Table {
+                tables.push(Table2 { level, entry, raw });
+                level += 1;
+                entry = target + offset(ipa, level);
+                raw = entries.stage2(entry);
+                continue;
+            }
+            let new = update(raw).map_err(|kind| fault(kind, level))?;
+            if new != raw
+                && let Err(now) = entries.update_stage2(entry, raw, new)
+            {
+                raw = now;
+                continue;
+            }
+            return Ok(Leaf2 { ipa: ipa & !(span(level) - 1), level, raw: new, entry, tables });
+        }
+    }
+}
+
+/// S2AP\[0\].
+const READ: u64 = 1 << 6;
+/// S2AP\[1\].
+const WRITE: u64 = 1 << 7;
+
+/// Whether S2AP and XN of a leaf allow `access`, as they are. XN is read as FEAT_XNX has it; the two encodings that
+/// there are without it mean the same. Execution asks for no permission to read.
+pub(crate) fn allows(raw: u64, access: Access) -> bool {
+    let executable = match raw >> 53 & 3 {
+        0b00 => true,
+        0b01 => access.el == El::El0,
+        0b10 => false,
+        _ => access.el == El::El1,
+    };
+    (!access.reads() || raw & READ != 0) && (!access.writes() || raw & WRITE != 0) && (!access.executes() || executable)
+}
+
+/// What a leaf of `level` makes of `ipa`.
+pub(crate) const fn output(raw: u64, level: u8, ipa: u64) -> u64 {
+    address(raw, level) | ipa & (span(level) - 1)
+}
+
+/// Whether the guest's accesses through a leaf go through the data cache, when stage 1 says `stage1_cacheable`
+/// (Arm ARM D8.6.5; with FEAT_S2FWB and `HCR_EL2.FWB` set, D8.6.6).
+pub(crate) const fn is_cached(raw: u64, forced_write_back: bool, stage1_cacheable: bool) -> bool {
+    let (high, low) = (raw >> 4 & 3, raw >> 2 & 3);
+    if forced_write_back {
+        // 0b0110 forces write-back, 0b0111 leaves it to stage 1; 0b0101 is non-cacheable, 0b00xx a device.
+        high == 0b01 && (low == 0b10 || low == 0b11 && stage1_cacheable)
+    } else {
+        // Outer and inner: 0b10 is write-through, 0b11 write-back; an outer 0b00 is a device.
+        high >= 0b10 && low >= 0b10 && stage1_cacheable
+    }
+}
+
+/// The bits of a valid descriptor that are set although the architecture reserves them, or give them a meaning that
+/// nothing here knows of (contiguous, nT): what a walk passes over, and whoever makes tables must not use.
+pub(crate) const fn reserved_bits(raw: u64, level: u8, features: &Features) -> u64 {
+    const CONTIGUOUS: u64 = 1 << 52;
+    let reserved = match Shape::of(raw, level) {
+        Shape::Invalid => 0,
+        Shape::Table => 0x1f << 59 | 7 << 48,
+        Shape::Leaf => {
+            let xn_0 = if features.execute_per_el { 0 } else { 1 << 53 };
+            let dbm = if features.hardware_dirty_state { 0 } else { DIRTY_BY_HARDWARE };
+            // Of a block also the address bits below its size, nT among them.
+            CONTIGUOUS | 7 << 48 | 1 << 11 | xn_0 | dbm | (span(level) - 1) & !0xfff
+        }
+    };
+    raw & reserved
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::super::{AccessKind, Purpose};
+    use super::*;
+
+    const ALL: Features = Features {
+        vmid_bits: 16,
+        hardware_access_flag: true,
+        hardware_dirty_state: true,
+        execute_per_el: true,
+        common_not_private: true,
+        ..Features::NONE
+    };
+    /// 40 bits of IPA from level 1 (two tables), 40 bits of PA, write-back and inner shareable walks.
+    const VTCR: u64 = 1 << 31 | 2 << 16 | 0b11 << 12 | 0b0101 << 8 | 1 << 6 | 24;
+    const HA: u64 = 1 << 21;
+    const HD: u64 = 1 << 22;
+    const ROOT: u64 = 0x8000_0000;
+    const L2: u64 = 0x8000_3000;
+    const L3: u64 = 0x8000_4000;
+    const TABLE: u64 = 0b11;
+    const BLOCK: u64 = 0b01;
+    const PAGE: u64 = 0b11;
+    const DBM: u64 = DIRTY_BY_HARDWARE;
+    const FAR_FRAME: u64 = 1 << 41;
+    /// In the second root table.
+    const ADDRESS: u64 = 513 << 30 | 5 << 21 | 7 << 12 | 0x234;
+
+    const LOAD: Access = Access::new(AccessKind::Read, El::El1);
+    const STORE: Access = Access::new(AccessKind::Write, El::El1);
+    const FETCH: Access = Access::new(AccessKind::Execute, El::El1);
+
+    #[derive(Default)]
+    struct Ram {
+        words: BTreeMap<u64, u64>,
+        /// What another CPU writes just before the next update.
+        race: Option<u64>,
+        updates: Vec<(u64, u64)>,
+    }
+
+    impl Entries for Ram {
+        fn stage2(&mut self, pa: u64) -> u64 {
+            assert!(pa.is_multiple_of(8));
+            self.words.get(&pa).copied().unwrap_or(0)
+        }
+
+        fn update_stage2(&mut self, pa: u64, old: u64, new: u64) -> Result<(), u64> {
+            if let Some(now) = self.race.take() {
+                self.words.insert(pa, now);
+            }
+            let now = self.stage2(pa);
+            if now != old {
+                return Err(now);
+            }
+            self.words.insert(pa, new);
+            self.updates.push((old, new));
+            Ok(())
+        }
+    }
+
+    fn regime(bits: u64) -> Regime {
+        Regime::new(ROOT, VTCR | bits, &ALL).unwrap()
+    }
+
+    /// Where the descriptor of `level` for `ADDRESS` is.
+    fn entry(level: u8) -> u64 {
+        [0, ROOT + 513 * 8, L2 + 5 * 8, L3 + 7 * 8][usize::from(level)]
+    }
+
+    /// Tables that lead to `leaf` at `level`.
+    fn ram(level: u8, leaf: u64) -> Ram {
+        let mut ram = Ram::default();
+        for (above, table) in [(1, L2), (2, L3)].into_iter().take(usize::from(level) - 1) {
+            ram.words.insert(entry(above), table | TABLE);
+        }
+        ram.words.insert(entry(level), leaf);
+        ram
+    }
+
+    #[test]
+    fn the_shapes_that_registers_give() {
+        // (T0SZ, SL0, root level, bytes of the root)
+        for (t0sz, sl0, level, size) in [
+            (39, 0, 2, 16 * 8),
+            (32, 0, 2, 4 * 4096),
+            (30, 0, 2, 16 * 4096),
+            (33, 1, 1, 16),
+            (25, 1, 1, 4096),
+            (21, 1, 1, 16 * 4096),
+            (24, 2, 0, 16),
+            (16, 2, 0, 4096),
+        ] {
+            let vtcr = VTCR & !0xff | sl0 << 6 | t0sz;
+            let regime = Regime::new(5 << 48 | size | 1, vtcr, &ALL).unwrap();
+            assert_eq!((regime.vmid, regime.root, regime.root_level), (5, size, level), "T0SZ {t0sz}");
+            // The root is aligned to its size, and no more.
+            assert!(Regime::new(size / 2, vtcr, &ALL).is_err(), "T0SZ {t0sz}");
+        }
+    }
+
+    #[test]
+    fn registers_that_are_refused() {
+        let low = |t0sz: u64, sl0: u64| VTCR & !0xff | sl0 << 6 | t0sz;
+        for (vttbr, vtcr, features) in [
+            (ROOT, VTCR & !(1 << 31), ALL),
+            (ROOT, VTCR | 1 << 14, ALL),
+            (ROOT, VTCR & !(0b01 << 10), ALL),
+            (ROOT, VTCR & !(0b01 << 12), ALL),
+            (ROOT, VTCR | 1 << 20, ALL),
+            (ROOT, VTCR | 1 << 25, ALL),
+            (ROOT, VTCR | 1 << 32, ALL),
+            (ROOT, VTCR | 0b110 << 16, ALL),
+            (ROOT, low(15, 2), ALL),
+            (ROOT, low(40, 0), ALL),
+            (ROOT, low(24, 3), ALL),
+            (ROOT, low(25, 2), ALL),
+            (ROOT, low(20, 1), ALL),
+            (ROOT, low(34, 1), ALL),
+            (ROOT, low(29, 0), ALL),
+            (ROOT, VTCR, Features { pa_bits: 39, ..ALL }),
+            (ROOT, VTCR | 1 << 19, Features { vmid_bits: 8, ..ALL }),
+            (ROOT, VTCR | HA, Features { hardware_access_flag: false, ..ALL }),
+            (ROOT, VTCR | HA | HD, Features { hardware_dirty_state: false, ..ALL }),
+            (ROOT | 1, VTCR, Features { common_not_private: false, ..ALL }),
+            (ROOT | 0x100 << 48, VTCR, ALL),
+            (ROOT | 0x1000, VTCR, ALL),
+            (1 << 41, VTCR, ALL),
+        ] {
+            assert!(Regime::new(vttbr, vtcr, &features).is_err(), "{vttbr:#x} {vtcr:#x} {features:?}");
+        }
+        let error = Regime::new(ROOT | 0x1000, VTCR, &ALL).unwrap_err();
+        assert_eq!(error.to_string(), "VTTBR_EL2 is 0x80001000: the root is not aligned to its size");
+        assert!(Regime::new(ROOT | 0xabcd << 48 | 1, VTCR | 1 << 19 | HA | HD, &ALL).is_ok());
+    }
+
+    #[test]
+    fn leaves_of_every_level() {
+        for (level, bits, pa) in [(1, BLOCK, 3 << 30), (2, BLOCK, 0x60_0000), (3, PAGE, 0x9000)] {
+            let raw = pa | bits | ACCESSED | READ;
+            let leaf = regime(0).walk(ADDRESS, LOAD, &mut ram(level, raw)).unwrap();
+            assert_eq!((leaf.level, leaf.raw, leaf.entry), (level, raw, entry(level)));
+            assert_eq!(leaf.ipa, ADDRESS & !(span(level) - 1));
+            assert_eq!(output(raw, level, ADDRESS), pa + ADDRESS % span(level));
+            let way: Vec<_> = leaf.tables.iter().map(|table| (table.level, table.entry, table.raw)).collect();
+            let expected = [(1, entry(1), L2 | TABLE), (2, entry(2), L3 | TABLE)];
+            assert_eq!(way, expected[..usize::from(level) - 1]);
+        }
+    }
+
+    #[test]
+    fn faults_of_the_walk() {
+        use FaultKind::{AccessFlag, AddressSize, Translation};
+        let nothing = regime(0).walk(1 << 40, LOAD, &mut Ram::default());
+        assert_eq!(nothing, Err(Stage2Fault { kind: Translation, level: 0, ipa: 1 << 40 }));
+        for (level, raw, kind) in [
+            (1, 0, Translation),
+            (1, 0b10, Translation),
+            (2, !1, Translation),
+            (3, BLOCK | ACCESSED | READ, Translation),
+            (1, FAR_FRAME | TABLE, AddressSize),
+            (2, FAR_FRAME | BLOCK | ACCESSED, AddressSize),
+            (3, FAR_FRAME | PAGE, AddressSize),
+            (2, BLOCK | READ, AccessFlag),
+            (3, PAGE, AccessFlag),
+        ] {
+            let fault = regime(0).walk(ADDRESS, LOAD, &mut ram(level, raw));
+            assert_eq!(fault, Err(Stage2Fault { kind, level, ipa: ADDRESS }), "{raw:#x}");
+        }
+        // PS may be more than the CPU has.
+        let narrow = Regime::new(ROOT, VTCR & !(7 << 16) | 5 << 16, &Features { pa_bits: 40, ..ALL }).unwrap();
+        let wide = narrow.walk(ADDRESS, LOAD, &mut ram(3, FAR_FRAME | PAGE | ACCESSED | READ));
+        assert_eq!(wide, Err(Stage2Fault { kind: AddressSize, level: 3, ipa: ADDRESS }));
+        let level_0 = Regime::new(ROOT, VTCR & !0xff | 2 << 6 | 24, &ALL).unwrap();
+        let mut block = Ram { words: BTreeMap::from([(ROOT, BLOCK | ACCESSED | READ)]), ..Ram::default() };
+        assert_eq!(level_0.walk(0, LOAD, &mut block).unwrap_err().level, 0, "no blocks of 512 GiB");
+    }
+
+    #[test]
+    fn what_is_granted() {
+        use FaultKind::{AccessFlag, Permission};
+        const RW: u64 = READ | WRITE;
+        let walk = STORE.with(Purpose::Stage1Walk);
+        let update = LOAD.with(Purpose::Stage1Update);
+        for (control, raw, access, expected) in [
+            (0, ACCESSED | READ, LOAD, Ok(ACCESSED | READ)),
+            (0, READ, LOAD, Err(AccessFlag)),
+            (HA, READ, LOAD, Ok(ACCESSED | READ)),
+            (HA, READ, STORE, Err(Permission)),
+            (0, ACCESSED | WRITE, LOAD, Err(Permission)),
+            (0, ACCESSED | WRITE, STORE, Ok(ACCESSED | WRITE)),
+            (HA | HD, ACCESSED | READ | DBM, STORE, Ok(ACCESSED | RW | DBM)),
+            (HA | HD, READ | DBM, STORE, Ok(ACCESSED | RW | DBM)),
+            (HA | HD, DBM, STORE, Ok(ACCESSED | WRITE | DBM)),
+            (HA | HD, READ | DBM, LOAD, Ok(ACCESSED | READ | DBM)),
+            (HA | HD, READ | DBM, FETCH, Ok(ACCESSED | READ | DBM)),
+            (HA | HD, READ | DBM, walk, Ok(ACCESSED | READ | DBM)),
+            (HA | HD, READ | DBM, update, Ok(ACCESSED | RW | DBM)),
+            (HA | HD, DBM, update, Err(Permission)),
+            (HA | HD, READ, STORE, Err(Permission)),
+            (HA, READ | DBM, STORE, Err(Permission)),
+            // HD alone is nothing.
+            (HD, ACCESSED | READ | DBM, STORE, Err(Permission)),
+            (0, ACCESSED | READ, update, Err(Permission)),
+            (0, ACCESSED | WRITE, walk, Err(Permission)),
+        ] {
+            assert_eq!(regime(control).grant(raw, access), expected, "{control:#x} {raw:#x} {access:?}");
+            // And so in a walk, which leaves a refused entry as it is.
+            let mut ram = ram(3, raw | PAGE);
+            let walked = regime(control).walk(ADDRESS, access, &mut ram);
+            assert_eq!(walked.map(|leaf| leaf.raw).map_err(|fault| fault.kind), expected.map(|raw| raw | PAGE));
+            assert_eq!(ram.words[&entry(3)], expected.unwrap_or(raw) | PAGE);
+        }
+    }
+
+    #[test]
+    fn who_may_execute() {
+        let el0 = Access { el: El::El0, ..FETCH };
+        for (xn, at_el0, at_el1) in [(0b00, true, true), (0b01, true, false), (0b10, false, false), (0b11, false, true)]
+        {
+            // S2AP has no say.
+            assert_eq!((allows(xn << 53, el0), allows(xn << 53, FETCH)), (at_el0, at_el1), "{xn:#b}");
+            assert!(allows(xn << 53 | READ, LOAD), "and XN none in loads");
+            assert!(allows(xn << 53 | READ, FETCH.with(Purpose::Stage1Walk)), "nor in walks for a fetch");
+        }
+    }
+
+    #[test]
+    fn an_entry_that_changes_meanwhile_is_walked_anew() {
+        let raw = PAGE | READ | DBM;
+        let regime = regime(HA | HD);
+        // Another CPU was faster.
+        let mut faster = Ram { race: Some(raw | ACCESSED | WRITE), ..ram(3, raw) };
+        assert_eq!(regime.walk(ADDRESS, STORE, &mut faster).unwrap().raw, raw | ACCESSED | WRITE);
+        assert_eq!(faster.updates, []);
+        // Another CPU has read it: this one's write is still to be recorded.
+        let mut read = Ram { race: Some(raw | ACCESSED), ..ram(3, raw) };
+        assert_eq!(regime.walk(ADDRESS, STORE, &mut read).unwrap().raw, raw | ACCESSED | WRITE);
+        assert_eq!(read.updates, [(raw | ACCESSED, raw | ACCESSED | WRITE)]);
+        // It was unmapped.
+        let mut gone = Ram { race: Some(0), ..ram(3, raw) };
+        assert_eq!(regime.walk(ADDRESS, STORE, &mut gone).unwrap_err().kind, FaultKind::Translation);
+        // A block became a table.
+        let mut split = Ram { race: Some(L3 | TABLE), ..ram(2, BLOCK | READ) };
+        split.words.insert(entry(3), raw | ACCESSED);
+        let leaf = regime.walk(ADDRESS, LOAD, &mut split).unwrap();
+        assert_eq!((leaf.level, leaf.tables.len(), leaf.raw), (3, 2, raw | ACCESSED));
+    }
+
+    #[test]
+    fn speculation_sets_the_access_flag_and_no_more() {
+        let raw = PAGE | DBM;
+        let mut armed = ram(3, raw);
+        assert_eq!(regime(HA | HD).speculate(ADDRESS, &mut armed).unwrap().raw, raw | ACCESSED);
+        assert_eq!(armed.updates, [(raw, raw | ACCESSED)]);
+        let mut old = ram(3, raw);
+        assert_eq!(regime(0).speculate(ADDRESS, &mut old), None);
+        assert_eq!(old.updates, []);
+        assert_eq!(regime(HA).speculate(ADDRESS, &mut ram(2, 0)), None);
+        assert_eq!(regime(HA).speculate(1 << 40, &mut Ram::default()), None);
+    }
+
+    #[test]
+    fn memory_types() {
+        // (MemAttr, cached without FWB, cached with it), each for stage 1 saying no and yes
+        for (memory, without, with) in [
+            (0b0000, [false, false], [false, false]),
+            (0b0001, [false, false], [false, false]),
+            (0b0011, [false, false], [false, false]),
+            (0b0101, [false, false], [false, false]),
+            (0b0110, [false, false], [true, true]),
+            (0b0111, [false, false], [false, true]),
+            (0b1010, [false, true], [false, false]),
+            (0b1111, [false, true], [false, false]),
+        ] {
+            let cached = |fwb| [false, true].map(|stage1| is_cached(memory << 2, fwb, stage1));
+            assert_eq!((cached(false), cached(true)), (without, with), "{memory:#06b}");
+        }
+    }
+
+    #[test]
+    fn bits_that_are_reserved() {
+        let page = 0x1234_5000 | PAGE | ACCESSED | READ | 0xf << 55 | 1 << 63;
+        for (raw, level, features, expected) in [
+            (page, 3, ALL, 0),
+            (page | 0b11 << 53 | DBM, 3, ALL, 0),
+            (page | 0b11 << 53 | DBM, 3, Features::NONE, 1 << 53 | DBM),
+            (page | 1 << 52 | 1 << 48 | 1 << 11, 3, ALL, 1 << 52 | 1 << 48 | 1 << 11),
+            (0x4021_f000 | BLOCK, 2, ALL, 0x1_f000),
+            (0x4020_0000 | BLOCK, 1, ALL, 0x20_0000),
+            (L3 | TABLE | 0xff << 51 | 0x3ff << 2, 2, ALL, 0),
+            (L3 | TABLE | 1 << 63 | 1 << 59 | 1 << 50, 2, ALL, 1 << 63 | 1 << 59 | 1 << 50),
+            (!1, 2, ALL, 0),
+        ] {
+            assert_eq!(reserved_bits(raw, level, &features), expected, "{raw:#x} at level {level}");
+        }
+    }
+
+    /// Memory that is full of anything.
+    struct Noise(u64, BTreeMap<u64, u64>);
+
+    impl Entries for Noise {
+        fn stage2(&mut self, pa: u64) -> u64 {
+            let mut word = (self.0 ^ pa).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            word ^= word >> 29;
+            // Mostly small addresses, and valid: otherwise walks end at once.
+            *self.1.entry(pa).or_insert(word.wrapping_mul(0xbf58_476d_1ce4_e5b9) & !(0xf << 44) | 1)
+        }
+
+        fn update_stage2(&mut self, pa: u64, old: u64, new: u64) -> Result<(), u64> {
+            assert_eq!(self.1.insert(pa, new), Some(old));
+            assert_eq!((old ^ new) & !(ACCESSED | WRITE), 0, "{old:#x} became {new:#x}");
+            Ok(())
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn registers_never_panic(vttbr: u64, vtcr: u64, low in 0u64..1 << 23) {
+            let _ = Regime::new(vttbr, vtcr, &ALL);
+            let _ = Regime::new(0, 1 << 31 | 0b11 << 12 | 0b0101 << 8 | low & 0x6f_00ff, &ALL);
+        }
+
+        #[test]
+        fn a_walk_of_anything_ends_well(seed: u64, ipa in 0u64..1 << 41, flags in 0u64..4, kind in 0usize..3) {
+            let kind = [AccessKind::Read, AccessKind::Write, AccessKind::Execute][kind];
+            let access = Access::new(kind, if seed & 1 == 0 { El::El0 } else { El::El1 });
+            let mut noise = Noise(seed, BTreeMap::new());
+            let regime = Regime::new(ROOT, VTCR & !(7 << 16) | 5 << 16 | flags << 21, &ALL).unwrap();
+            if let Ok(leaf) = regime.walk(ipa, access, &mut noise) {
+                prop_assert!(allows(leaf.raw, access) && leaf.raw & ACCESSED != 0);
+                prop_assert_eq!(noise.1[&leaf.entry], leaf.raw);
+                prop_assert!((leaf.ipa..leaf.ipa + span(leaf.level)).contains(&ipa));
+                prop_assert_eq!(output(leaf.raw, leaf.level, ipa) % span(leaf.level), ipa % span(leaf.level));
+                prop_assert_eq!(leaf.tables.len(), usize::from(leaf.level) - 1);
+                // And again: nothing is left to do.
+                let count = noise.1.len();
+                prop_assert_eq!(regime.walk(ipa, access, &mut noise), Ok(leaf));
+                prop_assert_eq!(noise.1.len(), count);
+            }
+        }
+    }
+}

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The engine on the unforgiving machine.
+
+mod basics;
+mod world;

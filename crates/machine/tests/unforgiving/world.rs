@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A machine with one guest's tables on it.
+
+use std::sync::{Mutex, PoisonError};
+
+use twofold_machine::arena::{ArenaOptions, Backing};
+use twofold_machine::unforgiving::{Hosted, Machine, Options};
+use twofold_stage2::{Donated, Features, Geometry, Granule, Pa, Stage2, TablePage, TableSource, Vmid};
+
+pub const PAGE: u64 = 4 << 10;
+pub const MIB_2: u64 = 2 << 20;
+pub const GIB: u64 = 1 << 30;
+
+/// All that makes the engine's sequences shorter.
+pub const MODERN: Features = Features {
+    pa_bits: 48,
+    vmid_bits: 16,
+    hardware_access_flag: true,
+    hardware_dirty_state: true,
+    forced_write_back: true,
+    execute_per_el: true,
+    tlbi_range: true,
+    tlbi_level_hint: true,
+    common_not_private: true,
+    instruction_cache_coherent: false,
+    instruction_cache_pipt: true,
+    data_line: 64,
+    instruction_line: 64,
+    zero_block: 64,
+};
+
+/// Armv8.0, with records of accesses and writes. Long lines: cleaning a large block is not 16 Mi calls.
+pub const PLAIN: Features = Features {
+    hardware_access_flag: true,
+    hardware_dirty_state: true,
+    data_line: 2048,
+    instruction_line: 2048,
+    ..Features::NONE
+};
+
+/// Table pages, shared.
+pub struct Pages {
+    donated: Donated,
+    features: Features,
+    free: Mutex<Vec<Pa>>,
+}
+
+impl Pages {
+    pub fn new(machine: &Machine, features: Features, count: u64) -> Self {
+        let donated = machine.arena().donate();
+        let first = donated.start() + ROOTS * 16 * PAGE;
+        let free = (0..count).rev().map(|number| first + number * PAGE).collect();
+        Self { donated, features, free: Mutex::new(free) }
+    }
+
+    pub fn ready(&self) -> usize {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+impl TableSource for &Pages {
+    fn take(&mut self) -> Option<TablePage> {
+        let pa = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        self.donated.table_page(pa, &self.features)
+    }
+
+    fn give(&mut self, page: TablePage) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(page.pa());
+    }
+}
+
+/// Room for so many roots at the start of memory.
+pub const ROOTS: u64 = 8;
+
+/// A machine, its table pages, and where its guests' frames begin.
+pub struct World {
+    pub machine: Machine,
+    pub pages: Pages,
+    pub features: Features,
+}
+
+impl World {
+    /// With `memory` bytes, of which 16 MiB are for tables.
+    pub fn new(features: Features, cpus: usize, seed: u64, memory: u64) -> Self {
+        let mut memory = ArenaOptions::new(memory, Backing::Anonymous);
+        memory.tables = Some(TABLES);
+        let machine = Machine::new(Options { cpus, seed, events_between_switches: 24, features, memory });
+        let machine = machine.unwrap_or_else(|error| panic!("{error}"));
+        let pages = Pages::new(&machine, features, 2048);
+        Self { machine, pages, features }
+    }
+
+    /// The empty tables of a guest, to be made as a CPU of the machine.
+    pub fn tables(&self, number: u64, vmid: u16, ipa_bits: u32) -> Stage2<Hosted> {
+        let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &self.features).unwrap();
+        let root = self.pages.donated.root(self.machine.arena().base() + number * 16 * PAGE, &geometry).unwrap();
+        Stage2::new(self.machine.platform(), self.features, geometry, Vmid::new(vmid), root).unwrap()
+    }
+
+    /// A frame, `offset` bytes into those of the guests.
+    pub fn frame(&self, offset: u64) -> Pa {
+        self.machine.arena().base() + TABLES + offset
+    }
+}
+
+const TABLES: u64 = 16 << 20;
