@@ -6,10 +6,12 @@
 //! * [`bundle`]: the file that carries a guest's kernel, initrd and settings to the hypervisor.
 //! * [`control`]: the lines that the hypervisor writes for its launcher.
 //! * [`exit`]: the exit statuses of the image under QEMU.
+//! * [`trace`]: the lines of a trace, written and read.
 //! * [`virt`]: the memory map that every guest sees.
 #![no_std]
 
 pub mod bundle;
 pub mod control;
 pub mod exit;
+pub mod trace;
 pub mod virt;

@@ -65,7 +65,7 @@ impl Program for Stores {
 #[inline(always)]
 fn word(at: u64, pages: u64) -> u64 {
     let page = at & (pages - 1);
-    page * PAGE + (at * 72 & (PAGE - 8))
+    page * PAGE + ((at * 72) & (PAGE - 8))
 }
 
 fn measure(pages: u64) -> Result<(Vec<f64>, Vec<f64>), Failure> {

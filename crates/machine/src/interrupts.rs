@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What reaches one vCPU from outside: interrupts, its timer, and whoever wants it out of its guest.
 //!
-//! Invariant: nothing is lost. What is raised stays pending until it is taken, and whoever waits returns for what was raised
-//! before the wait as for what comes during it: lines change and waiters are told under one lock.
+//! Invariant: nothing is lost. What is raised stays pending until it is taken, and whoever waits returns for what was
+//! raised before the wait as for what comes during it: lines change and waiters are told under one lock.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -210,7 +210,11 @@ mod tests {
         std::thread::scope(|scope| {
             for kick in [false, true] {
                 let waiter = scope.spawn(|| interrupts.wait());
-                if kick { interrupts.kick() } else { interrupts.raise(DEVICE) }
+                if kick {
+                    interrupts.kick()
+                } else {
+                    interrupts.raise(DEVICE)
+                }
                 let woken = waiter.join().unwrap();
                 assert_eq!(woken, if kick { Woken::Kicked } else { Woken::Pending });
                 interrupts.take();

@@ -3,8 +3,8 @@
 //! MMU that walks the engine's own tables.
 
 pub mod arena;
-mod fast;
-mod interrupts;
+pub mod fast;
+pub mod interrupts;
 pub mod program;
 mod tlbi;
 mod turns;

@@ -72,6 +72,8 @@ pub mod walk;
 mod address;
 mod age;
 mod attributes;
+#[cfg(feature = "checked")]
+mod audit;
 mod cache;
 mod coalesce;
 mod descent;
@@ -83,6 +85,8 @@ mod flush;
 mod frame;
 mod geometry;
 mod lines;
+#[cfg(all(test, loom))]
+mod loom;
 mod map;
 mod map_range;
 mod pass;
@@ -104,6 +108,8 @@ mod unmap;
 pub use address::{Ipa, IpaRange, Pa, Vmid};
 pub use age::Marked;
 pub use attributes::{Access, Attributes, Execute, Memory, Shareability};
+#[cfg(feature = "checked")]
+pub use audit::Miscounted;
 pub use coalesce::Coalesced;
 pub use descriptor::Descriptor;
 pub use error::Error;

@@ -121,7 +121,7 @@ impl<P: Platform> Stage2<P> {
         match self.link(ipa, place.level, page) {
             Ok(()) => Ok(span),
             Err(page) => {
-                tables.give(page);
+                frame::give(tables, page);
                 Ok(0)
             }
         }

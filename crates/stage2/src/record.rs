@@ -83,6 +83,12 @@ impl Record {
         Counts(self.state.load(Ordering::Acquire) & !LOCKED)
     }
 
+    /// The lock and the counts, as they are.
+    #[cfg(feature = "checked")]
+    pub(crate) fn word(&self) -> u64 {
+        self.state.load(Ordering::Acquire)
+    }
+
     /// Remembers where a table that was taken out was, and the next one of its chain.
     pub(crate) fn set_link(&self, link: u64) {
         self.link.store(link, Ordering::Relaxed);

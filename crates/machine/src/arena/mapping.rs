@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A range of the process's addresses, and what the system puts behind it.
 //!
-//! Invariant: the range is this mapping's alone from `reserve` until it is dropped, and what `back` and `back_sparsely` were
-//! asked for is readable and writable.
+//! Invariant: the range is this mapping's alone from `reserve` until it is dropped, and what `back` and `back_sparsely`
+//! were asked for is readable and writable.
 
 use std::ops::Range;
 use std::ptr::{self, NonNull};
@@ -97,7 +97,11 @@ impl Mapping {
     /// Puts the same `chunk` bytes behind everything from `offset` on, over and over.
     pub(super) fn back_sparsely(&mut self, offset: u64, chunk: u64) -> Result<(), ArenaError> {
         let size = self.size - offset;
-        self.map_file(offset..self.size, chunk).map_err(|errno| ArenaError::Refused { what: "map memory", size, errno })?;
+        self.map_file(offset..self.size, chunk).map_err(|errno| ArenaError::Refused {
+            what: "map memory",
+            size,
+            errno,
+        })?;
         // Few tables of the host's own, if it will.
         self.advise(offset, size, Advice::LinuxHugepage);
         Ok(())

@@ -3,15 +3,16 @@
 //!
 //! Invariants:
 //!
-//! * What lies behind an arena stays mapped, readable and writable, for as long as the arena lives, and is reached by atomic
-//!   or volatile accesses through its pointers alone: no Rust reference but one to an atomic word ever covers it.
-//! * A frame is congruent: physical and virtual address are the same modulo 1 GiB, so that a block of the guest's can be a
-//!   huge page of the host's.
+//! * What lies behind an arena stays mapped, readable and writable, for as long as the arena lives, and is reached by
+//!   atomic or volatile accesses through its pointers alone: no Rust reference but one to an atomic word ever covers
+//!   it.
+//! * A frame is congruent: physical and virtual address are the same modulo 1 GiB, so that a block of the guest's can
+//!   be a huge page of the host's.
 //! * No physical address is the pointer it is found at (the one is below the other), so that mixing them up shows.
 //! * Nothing is touched before it is known that it fits: what does not is an error, and never work for the OOM killer.
 //!
-//! Behind the dense memory, which has frames of its own, there may be sparse memory: one small piece of a file, mapped over
-//! and over. It makes sizes beyond the machine, and is good for guests that are measured and not checked.
+//! Behind the dense memory, which has frames of its own, there may be sparse memory: one small piece of a file, mapped
+//! over and over. It makes sizes beyond the machine, and is good for guests that are measured and not checked.
 
 mod backing;
 mod error;
@@ -102,8 +103,8 @@ impl Arena {
         self.backing
     }
 
-    /// Where the byte at `pa` is mapped; `None` where no memory is. It may be accessed until the arena is dropped, by atomic
-    /// or volatile accesses.
+    /// Where the byte at `pa` is mapped; `None` where no memory is. It may be accessed until the arena is dropped, by
+    /// atomic or volatile accesses.
     #[inline(always)]
     pub fn pointer(&self, pa: Pa) -> Option<NonNull<u8>> {
         let offset = pa.raw().wrapping_sub(self.base.raw());
@@ -128,8 +129,9 @@ impl Arena {
     pub fn record(&self, pa: Pa) -> Option<&Record> {
         let frame = pa.raw().wrapping_sub(self.base.raw()) / FRAME;
         let record = self.records.at(frame.checked_mul(size_of::<Record>() as u64)?)?.cast::<Record>();
-        // SAFETY: it lies in the records' mapping, which is a multiple of a record's size and aligned to a page. What was
-        // never written there is zero, which is `Record::new()` (a test says so), and nothing else is ever kept there.
+        // SAFETY: it lies in the records' mapping, which is a multiple of a record's size and aligned to a page. What
+        // was never written there is zero, which is `Record::new()` (a test says so), and nothing else is ever kept
+        // there.
         Some(unsafe { record.as_ref() })
     }
 
@@ -139,11 +141,11 @@ impl Arena {
         Some(self.base + self.records.offset_of(address)? / size_of::<Record>() as u64 * FRAME)
     }
 
-    /// The dense memory, for guests and tables. A frame has one owner: call it once, or cut what it returns into parts that
-    /// do not overlap. Who uses it keeps the arena alive for as long as the platform that finds it.
+    /// The dense memory, for guests and tables. A frame has one owner: call it once, or cut what it returns into parts
+    /// that do not overlap. Who uses it keeps the arena alive for as long as the platform that finds it.
     pub fn donate(&self) -> Donated {
-        // SAFETY: the range is mapped, readable and writable, for as long as the arena lives, and behind no reference but to
-        // atomic words (the module's invariant); a platform over the arena has `pointer` to map it.
+        // SAFETY: the range is mapped, readable and writable, for as long as the arena lives, and behind no reference
+        // but to atomic words (the module's invariant); a platform over the arena has `pointer` to map it.
         unsafe { Donated::new(self.base, self.dense) }
     }
 
@@ -158,8 +160,8 @@ impl Arena {
     #[inline(always)]
     pub fn word(&self, pa: Pa) -> Option<&AtomicU64> {
         let word = self.pointer(pa).filter(|_| pa.is_aligned(8))?.cast::<AtomicU64>();
-        // SAFETY: inside the mapping, which ends at a multiple of 8; aligned, since the mapping is and `pa` is; and behind no
-        // reference of another kind.
+        // SAFETY: inside the mapping, which ends at a multiple of 8; aligned, since the mapping is and `pa` is; and
+        // behind no reference of another kind.
         Some(unsafe { word.as_ref() })
     }
 
@@ -176,8 +178,8 @@ impl Arena {
         Some(())
     }
 
-    /// Makes `new` of the word at `pa` if it is `old`, with acquire and release ordering; the error is what it is instead.
-    /// `None` where there is none.
+    /// Makes `new` of the word at `pa` if it is `old`, with acquire and release ordering; the error is what it is
+    /// instead. `None` where there is none.
     #[inline(always)]
     pub fn compare_exchange(&self, pa: Pa, old: u64, new: u64) -> Option<Result<u64, u64>> {
         Some(self.word(pa)?.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire))

@@ -15,8 +15,8 @@ impl System {
         Self { root: "/".into() }
     }
 
-    /// Bytes that can be taken without anybody being killed for it: what the system has, or what the control groups of this
-    /// process leave, where that is less.
+    /// Bytes that can be taken without anybody being killed for it: what the system has, or what the control groups of
+    /// this process leave, where that is less.
     pub(super) fn available(&self) -> Option<u64> {
         let free = self.value("proc/meminfo", "MemAvailable:")? << 10;
         Some(self.left_in_control_groups().map_or(free, |left| free.min(left)))
@@ -54,8 +54,10 @@ impl System {
                 _ if controllers.split(',').any(|name| name == "memory") => &[&FIRST],
                 _ => &[],
             };
-            // Each group of the path has a limit of its own. In a container it may be that the root is all that is seen.
-            let at = |layout: &Layout| Path::new(path).ancestors().filter_map(|group| self.left_in(layout, group)).min();
+            // Each group of the path has a limit of its own. In a container it may be that the root is all that is
+            // seen.
+            let at =
+                |layout: &Layout| Path::new(path).ancestors().filter_map(|group| self.left_in(layout, group)).min();
             layouts.iter().filter_map(|layout| at(layout)).min()
         });
         left.min()

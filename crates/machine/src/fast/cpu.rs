@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One CPU's TLB, and what others have to know of it.
 //!
-//! Invariants: `inside`, `loaded` and the entries' pages are written by the CPU's own thread alone; others clear tags and
-//! count `epoch`. A page that was ever put into an entry lies in the machine's arena. The steps A, I, M and L are those
-//! of the argument in [`super`].
+//! Invariants: `inside`, `loaded` and the entries' pages are written by the CPU's own thread alone; others clear tags
+//! and count `epoch`. A page that was ever put into an entry lies in the machine's arena. The steps A, I, M and L are
+//! those of the argument in [`super`].
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -76,8 +76,7 @@ const COMBINED: u64 = 1 << 16;
 impl Cpu {
     /// A CPU with nothing in its TLB.
     pub(super) fn new(fenced: bool) -> Self {
-        let shared =
-            Shared { epoch: AtomicU64::new(0), loaded: AtomicU64::new(0), taken: AtomicBool::new(false) };
+        let shared = Shared { epoch: AtomicU64::new(0), loaded: AtomicU64::new(0), taken: AtomicBool::new(false) };
         let entries = [const { Entry { tag: AtomicU64::new(0), page: AtomicPtr::new(ptr::null_mut()) } }; ENTRIES];
         Self { inside: AtomicU64::new(0), fenced, shared, entries }
     }
@@ -103,9 +102,10 @@ impl Cpu {
         let found = tag & (PAGE | WITHIN_WORD | needed) == va & (PAGE | WITHIN_WORD) | needed;
         let result = found.then(|| {
             let page = entry.page.load(Ordering::Relaxed);
-            // SAFETY: a tag that allows something has a page in the arena beside it, written by this thread before; the arena
-            // lives as long as the machine, which whoever calls this holds. The word is aligned, as bits 2 to 0 are 0, and
-            // inside the page. All that reaches guest memory is atomic, or volatile where the guest is not running.
+            // SAFETY: a tag that allows something has a page in the arena beside it, written by this thread before; the
+            // arena lives as long as the machine, which whoever calls this holds. The word is aligned, as bits 2 to 0
+            // are 0, and inside the page. All that reaches guest memory is atomic, or volatile where the guest is not
+            // running.
             let word = unsafe { &*page.add((va & !PAGE) as usize).cast::<AtomicU64>() };
             act(word)
         });
@@ -161,11 +161,7 @@ impl Cpu {
         if loaded & !COMBINED != LOADED | u64::from(vmid) {
             return false;
         }
-        let which = if loaded & COMBINED == 0 {
-            reach.stage2
-        } else {
-            reach.stage1_and_combined.then_some(Which::All)
-        };
+        let which = if loaded & COMBINED == 0 { reach.stage2 } else { reach.stage1_and_combined.then_some(Which::All) };
         let Some(which) = which else { return false };
         self.shared.epoch.fetch_add(1, Ordering::SeqCst); // I1
         fence(Ordering::SeqCst);
@@ -225,7 +221,8 @@ impl Entry {
         self.tag.store(0, Ordering::Relaxed);
     }
 
-    /// A stage-2 entry's address is an IPA. Should the CPU put another page here meanwhile, that one goes: it will walk again.
+    /// A stage-2 entry's address is an IPA. Should the CPU put another page here meanwhile, that one goes: it will walk
+    /// again.
     fn clear_if(&self, which: &Which) {
         let tag = self.tag.load(Ordering::Relaxed);
         let level = (tag >> LEVEL_SHIFT & 3) as u8;

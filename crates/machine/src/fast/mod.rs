@@ -3,47 +3,50 @@
 //!
 //! # What a TLB holds
 //!
-//! Pages of 4 KiB, whatever leaf they are from, in a table that an address indexes directly. While the guest's stage 1 is
-//! off these are stage-2 entries, which TLBIs by IPA remove one by one, and `VMALLE1` leaves alone. While it is on they
-//! combine both stages: TLBIs by IPA need not remove them, and `VMALLE1`, which the engine sends after, removes all. A TLB
-//! holds the entries of one guest and one setting of its stage 1: what changes either empties it.
+//! Pages of 4 KiB, whatever leaf they are from, in a table that an address indexes directly. While the guest's stage 1
+//! is off these are stage-2 entries, which TLBIs by IPA remove one by one, and `VMALLE1` leaves alone. While it is on
+//! they combine both stages: TLBIs by IPA need not remove them, and `VMALLE1`, which the engine sends after, removes
+//! all. A TLB holds the entries of one guest and one setting of its stage 1: what changes either empties it.
 //!
-//! Writes are cached as allowed where S2AP\[1\] is set, so that the first write after it was cleared and the TLB invalidated
-//! walks the tables, and finds DBM there. The same goes for stage 1.
+//! Writes are cached as allowed where S2AP\[1\] is set, so that the first write after it was cleared and the TLB
+//! invalidated walks the tables, and finds DBM there. The same goes for stage 1.
 //!
 //! # When an invalidation is complete
 //!
-//! `DSB ISH` after a TLBI returns only when no CPU reaches anything by what was invalidated. It costs a guest's access no
-//! fence and no atomic read-modify-write:
+//! `DSB ISH` after a TLBI returns only when no CPU reaches anything by what was invalidated. It costs a guest's access
+//! no fence and no atomic read-modify-write:
 //!
 //! * An access (A1) stores its address to its CPU's `inside`, (A2) looks its entry up, (A3) does what it does, and (A4)
-//!   stores 0 to `inside`, or the next access its address, with release ordering. A compiler fence is between A1 and A2.
-//! * An invalidation, after the tables were changed, (I1) counts the CPU's `epoch` up, (I2) clears the tags it reaches; at
-//!   the DSB it (I3) has a full barrier executed on every CPU that runs a thread of this process (`membarrier`), and (I4)
-//!   waits for each of these CPUs until `inside` is 0 or not what it was.
+//!   stores 0 to `inside`, or the next access its address, with release ordering. A compiler fence is between A1 and
+//!   A2.
+//! * An invalidation, after the tables were changed, (I1) counts the CPU's `epoch` up, (I2) clears the tags it reaches;
+//!   at the DSB it (I3) has a full barrier executed on every CPU that runs a thread of this process (`membarrier`), and
+//!   (I4) waits for each of these CPUs until `inside` is 0 or not what it was.
 //!
 //! *No access by an old entry is under way after I4.* The access's thread executes a full barrier during I3, or is not
 //! running, which is one. If A1 is before it, A1 is visible to I4, which sees it or what the thread stored to `inside`
-//! after: in the first case I4 waits for that, and sees A3 done, by release and acquire, in the second it sees this at once.
-//! If A1 is after the barrier, so is A2, and it finds the tag cleared.
+//! after: in the first case I4 waits for that, and sees A3 done, by release and acquire, in the second it sees this at
+//! once. If A1 is after the barrier, so is A2, and it finds the tag cleared.
 //!
-//! *No old entry comes back.* A miss walks inside an access too: (M1) as A1, with a fence; (M2) reads `epoch`; (M3) walks;
-//! (M4) stores the entry; (M5) executes a full fence; (M6) reads `epoch` again, and if it moved, clears the tag and begins
-//! anew; (M7) as A4. Of M4, fence, M6 and I1, fence, I2 either M6 sees the count or I2 sees the tag. If it saw neither in M2,
-//! M3 may have read the old tables, and then I1 is not before M2, so the entry is gone by M7, for which I4 waits. If M2 saw
-//! it, M3 sees the tables as they were changed before I1.
+//! *No old entry comes back.* A miss walks inside an access too: (M1) as A1, with a full fence; (M2) reads `epoch`;
+//! (M3) walks; (M4) stores the entry; (M5) executes a full fence; (M6) reads `epoch` again and, if it moved, clears the
+//! tag and begins anew; (M7) as A4. A full fence is also between I1 and I2, so M6 sees the count or I2 sees the tag. An
+//! M2 that reads the new count is followed by a walk that sees the tables as they were changed before it. One that
+//! reads the old count may be followed by a walk of the old tables: then either I2 removes what it found, or M6 does,
+//! and I4 waits for M7.
 //!
-//! *No CPU is forgotten.* The invalidation passes over CPUs that have another guest loaded. A CPU that loads a guest (L1)
-//! empties its TLB, (L2) stores whose it is, (L3) executes a full fence, before it walks. The invalidation has a full fence
-//! between the change of the tables and its look: it sees L2, or the walks see the change.
+//! *No CPU is forgotten.* The invalidation passes over CPUs that have another guest loaded. A CPU that loads a guest
+//! (L1) empties its TLB, (L2) stores whose it is, (L3) executes a full fence, before it walks. The invalidation has a
+//! full fence between the change of the tables and its look: it sees L2, or the walks see the change.
 //!
-//! Where the kernel has no `membarrier`, an access executes a full fence between A1 and A2, and I3 is one. With x
-//! for A1 and y for the tag that is the same argument.
+//! Where the kernel has no `membarrier`, an access executes a full fence between A1 and A2, and I3 is one: either I4
+//! sees A1, or A2 sees I2. An access then costs several times as much.
 //!
 //! # What it does not tell
 //!
-//! Blocks take as many entries as they have pages, where real TLBs have one for all. A walk is about as slow as software is.
-//! No entry is dropped for want of room elsewhere than at its own index.
+//! A block takes as many entries as the guest uses pages of it, where real TLBs have one for all. A walk costs what
+//! software takes for it. With stage 1 off, a flush costs a guest the entries that it names; CPUs may drop more at
+//! `VMALLE1`.
 
 mod cpu;
 mod platform;
@@ -79,7 +82,7 @@ pub struct FastMachine {
 
 /// More CPUs than make sense, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{asked} vCPUs: this machine has {available} CPUs, and runs 1 to {most}; take {}", if *asked == 0 { 1 } else { *most })]
+#[error("{asked} vCPUs: this machine has {available} CPUs, and runs 1 to {most}; take {}", asked.clamp(&1, most))]
 pub struct CpusError {
     /// How many were asked for.
     pub asked: usize,
@@ -141,7 +144,8 @@ impl FastMachine {
     }
 
     /// Makes CPUs forget what `reach` names of a guest; `own` is the CPU that asks, if it is one. Those that have to be
-    /// waited for come back, a bit for each. The one that asks is not left out: its vCPU may be another thread's by now.
+    /// waited for come back, a bit for each. The one that asks is not left out: its vCPU may be another thread's by
+    /// now.
     fn invalidate(&self, vmid: u16, reach: &Reach, own: Option<usize>) -> u64 {
         // Tables that were changed before are seen by whoever loads the guest after this.
         fence(Ordering::SeqCst);

@@ -26,16 +26,16 @@ impl FastPlatform {
         let Some(word) = self.0.arena.pa_of(start).and_then(|pa| self.0.arena.pointer(pa)) else { return };
         let word = word.cast::<AtomicU64>();
         for index in 0..size as usize / size_of::<AtomicU64>() {
-            // SAFETY: the callers were promised whole blocks of frames that the engine was given, which lie in the arena;
-            // they are aligned to their size, and reached by atomic or volatile accesses alone.
+            // SAFETY: the callers were promised whole blocks of frames that the engine was given, which lie in the
+            // arena; they are aligned to their size, and reached by atomic or volatile accesses alone.
             unsafe { word.add(index).as_ref() }.store(0, Ordering::Relaxed);
         }
     }
 }
 
-// SAFETY: the engine is given what the arena donates, which `pointer` finds and which stays mapped as long as the machine,
-// which this holds; the arena has a record for each frame that may become a table. Instructions are executed in program
-// order: see `super` for TLBIs and barriers; for the order of stores between threads a barrier is a fence.
+// SAFETY: the engine is given what the arena donates, which `pointer` finds and which stays mapped as long as the
+// machine, which this holds; the arena has a record for each frame that may become a table. Instructions are executed
+// in program order: see `super` for TLBIs and barriers; for the order of stores between threads a barrier is a fence.
 unsafe impl Platform for FastPlatform {
     /// What no CPU has to make sense of removes all there is: it is the unforgiving mode that says so.
     fn tlbi(&self, operation: Tlbi, operand: u64) {

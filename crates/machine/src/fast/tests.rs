@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What nobody outside can arrange: an access that is parked in its middle, a walk that an invalidation overtakes, and a
-//! kernel without `membarrier`.
+//! What nobody outside can arrange: an access that is parked in its middle, a walk that an invalidation overtakes, and
+//! a kernel without `membarrier`.
 
 use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
@@ -70,6 +70,18 @@ fn a_walk_that_an_invalidation_overtakes_begins_anew() {
     });
     assert_eq!((filled, walks), (Ok(()), 2));
     assert!(cpu.access(VA, READ, |_| ()).is_some());
+
+    let mut walks = 0;
+    let filled = cpu.fill(VA, || {
+        walks += 1;
+        if walks > 1 {
+            return Err(());
+        }
+        assert!(cpu.forget(VMID, &all));
+        page(&machine)
+    });
+    assert_eq!(filled, Err(()), "there is nothing any more");
+    assert!(cpu.access(VA, READ, |_| ()).is_none(), "what the first walk found");
 }
 
 #[test]
@@ -121,11 +133,11 @@ impl TableSource for Tables {
     }
 }
 
-/// A page goes from frame to frame while two vCPUs write to it. What one writes after the content was taken along is lost,
-/// and missed at the next look.
+/// A page goes from frame to frame while two vCPUs write to it. What one writes after the content was taken along is
+/// lost, and missed at the next look.
 #[test]
 fn no_write_is_lost_when_a_page_moves() {
-    const MOVES: usize = 1000;
+    const MOVES: usize = 300;
     const IPA: Ipa = Ipa::new(0x8000_0000);
     for membarrier in [true, false] {
         let machine = machine(2, membarrier);

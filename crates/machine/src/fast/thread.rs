@@ -2,7 +2,8 @@
 //! What belongs to the thread that executes an instruction: as far as the engine is concerned each is a CPU.
 //!
 //! Invariant: what is kept is of one machine, the last that the thread had to do with. Nothing is lost when it turns to
-//! another: an invalidation and its barrier are in one call of the engine's, and `VTTBR_EL2` is loaded by whoever needs it.
+//! another: an invalidation and its barrier are in one call of the engine's, and `VTTBR_EL2` is loaded by whoever needs
+//! it.
 
 use std::cell::Cell;
 

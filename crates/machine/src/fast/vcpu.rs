@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A vCPU of the fast mode: a guest's registers, on a CPU that it has to itself.
 //!
-//! Invariant: the CPU's TLB holds entries for the registers as they were when it was last loaded; whoever may change them
-//! empties it, and nothing is put in before it is loaded anew.
+//! Invariant: the CPU's TLB holds entries for the registers as they were when it was last loaded; whoever may change
+//! them empties it, and nothing is put in before it is loaded anew.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::Pa;
 
+use super::FastMachine;
 use super::cpu::{Cpu, EXECUTE, NEVER, Page, READ, WRITE};
 use super::thread::Thread;
-use super::FastMachine;
 use crate::arena::Arena;
 use crate::interrupts::Interrupts;
 use crate::program::{Abort, Ended, Exit, Instructions, Program, Stage1Registers};

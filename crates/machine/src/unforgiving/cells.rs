@@ -173,6 +173,13 @@ impl Cells {
         (old, moment)
     }
 
+    /// Everybody's software learns what everybody knows: threads begin, or have ended.
+    pub(crate) fn meet(&mut self) {
+        let mut all = Clock::default();
+        self.known.iter().for_each(|known| all.join(known));
+        self.known = [all; CPUS];
+    }
+
     /// Something else that this CPU writes.
     pub(crate) fn event(&mut self, cpu: usize) -> Moment {
         self.known[cpu].tick(cpu)
@@ -227,9 +234,11 @@ impl Cells {
         self.walks[cpu].knows(moment)
     }
 
-    /// What a walk learns that sees the last value of a word; `None` where that is long known.
-    pub(crate) fn last_tells_walks(&self, word: &AtomicU64) -> Option<Clock> {
-        Some(self.histories.get(&address(word))?.values.last()?.tells_walks)
+    /// What a walk knows, on whichever CPU, that sees the last value of a word.
+    pub(crate) fn last_tells_walks(&self, word: &AtomicU64) -> Clock {
+        let known = self.walks[..self.cpus].iter().copied().reduce(Clock::common).unwrap_or_default();
+        let last = self.histories.get(&address(word)).and_then(|history| history.values.last());
+        last.map_or(known, |last| known.with(&last.tells_walks))
     }
 
     /// Who stored the last value of a word; `None` where that is long known.
@@ -297,5 +306,180 @@ impl Hasher for AddressHasher {
 
     fn write_usize(&mut self, address: usize) {
         self.0 = (self.0 ^ (address as u64 >> 3)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+    use super::*;
+
+    /// All values that a CPU may load.
+    fn may_load(cells: &Cells, cpu: usize, word: &AtomicU64, order: Ordering) -> Vec<u64> {
+        let mut values = Vec::new();
+        let mut count = 1;
+        while values.len() < count {
+            let (pick, mut cells) = (values.len(), copy(cells));
+            let mut choose = |values| {
+                count = values;
+                pick
+            };
+            values.push(cells.load(cpu, word, order, &mut choose));
+        }
+        values
+    }
+
+    /// All values that a CPU's walk may read.
+    fn may_walk(cells: &Cells, cpu: usize, word: &AtomicU64, walk: &Clock) -> Vec<u64> {
+        let mut values = Vec::new();
+        let mut count = 1;
+        while values.len() < count {
+            let (pick, mut cells) = (values.len(), copy(cells));
+            let mut choose = |values| {
+                count = values;
+                pick
+            };
+            values.push(cells.walk_load(cpu, word, walk, &mut choose).raw);
+        }
+        values
+    }
+
+    fn copy(cells: &Cells) -> Cells {
+        let history = |(at, history): (&usize, &History)| {
+            let &History { ref values, dropped, read, read_by_walks } = history;
+            (*at, History { values: values.clone(), dropped, read, read_by_walks })
+        };
+        Cells { histories: cells.histories.iter().map(history).collect(), ..*cells }
+    }
+
+    fn words<const N: usize>() -> [AtomicU64; N] {
+        std::array::from_fn(|_| AtomicU64::new(0))
+    }
+
+    #[test]
+    fn a_load_tells_any_value_that_is_not_known_to_be_overwritten() {
+        let (mut cells, [word]) = (Cells::new(2), words());
+        cells.store(0, &word, 1, Relaxed, 1);
+        cells.store(0, &word, 2, Relaxed, 2);
+        assert_eq!(may_load(&cells, 1, &word, Acquire), [2, 1, 0]);
+        assert_eq!(may_load(&cells, 0, &word, Relaxed), [2], "who stored knows");
+    }
+
+    #[test]
+    fn who_has_read_a_value_reads_none_before_it() {
+        let (mut cells, [word]) = (Cells::new(2), words());
+        cells.store(0, &word, 1, Relaxed, 1);
+        cells.store(0, &word, 2, Relaxed, 2);
+        assert_eq!(cells.load(1, &word, Relaxed, &mut |_| 1), 1);
+        assert_eq!(may_load(&cells, 1, &word, Relaxed), [2, 1]);
+    }
+
+    #[test]
+    fn acquire_from_release_tells_what_was_before() {
+        for (store, load, told) in
+            [(Release, Acquire, true), (Relaxed, Acquire, false), (Release, Relaxed, false), (Relaxed, Relaxed, false)]
+        {
+            let (mut cells, [data, flag]) = (Cells::new(2), words());
+            cells.store(0, &data, 1, Relaxed, 1);
+            cells.store(0, &flag, 1, store, 2);
+            assert_eq!(cells.load(1, &flag, load, &mut |_| 0), 1);
+            let values: &[u64] = if told { &[1] } else { &[1, 0] };
+            assert_eq!(may_load(&cells, 1, &data, Relaxed), values, "{store:?}, {load:?}");
+        }
+    }
+
+    #[test]
+    fn a_release_fence_orders_what_was_before_it() {
+        let (mut cells, [before, after, flag]) = (Cells::new(2), words());
+        cells.store(0, &before, 1, Relaxed, 1);
+        cells.fence(0);
+        cells.store(0, &after, 1, Relaxed, 2);
+        cells.store(0, &flag, 1, Relaxed, 3);
+        cells.load(1, &flag, Acquire, &mut |_| 0);
+        assert_eq!(may_load(&cells, 1, &before, Relaxed), [1]);
+        assert_eq!(may_load(&cells, 1, &after, Relaxed), [1, 0]);
+    }
+
+    #[test]
+    fn a_read_modify_write_is_of_the_last_value_and_goes_on_with_what_that_tells() {
+        let (mut cells, [data, word]) = (Cells::new(3), words());
+        cells.store(0, &data, 1, Relaxed, 1);
+        cells.store(0, &word, 4, Release, 2);
+        let done = cells.update(1, &word, &mut |old| Some(old + 1), Relaxed, 3).map(|(old, _)| old);
+        assert_eq!((done, word.load(Relaxed)), (Ok(4), 5));
+        // Relaxed, it tells its own CPU nothing, and who acquires from it what the one before released.
+        assert_eq!(may_load(&cells, 1, &data, Relaxed), [1, 0]);
+        cells.load(2, &word, Acquire, &mut |_| 0);
+        assert_eq!(may_load(&cells, 2, &data, Relaxed), [1]);
+        let refused = cells.update(2, &word, &mut |old| (old == 4).then_some(0), AcqRel, 4);
+        assert_eq!((refused.map(|(old, _)| old), word.load(Relaxed)), (Err(5), 5));
+    }
+
+    #[test]
+    fn walks_see_what_a_barrier_published() {
+        let (mut cells, [word]) = (Cells::new(2), words());
+        let (_, moment) = cells.store(0, &word, 1, Release, 1);
+        assert_eq!(may_walk(&cells, 0, &word, &cells.walk(0)), [1, 0], "its own CPU's, too");
+        cells.publish(0, false);
+        assert!(cells.is_published(moment, 0) && !cells.is_published(moment, 1));
+        assert_eq!(may_walk(&cells, 0, &word, &cells.walk(0)), [1]);
+        assert_eq!(may_walk(&cells, 1, &word, &cells.walk(1)), [1, 0]);
+        cells.publish(0, true);
+        assert_eq!(may_walk(&cells, 1, &word, &cells.walk(1)), [1]);
+    }
+
+    /// From entry to entry, by the address that the first one gave.
+    #[test]
+    fn a_walk_that_sees_an_entry_sees_what_was_ordered_before_it() {
+        for (order, below) in [(Release, &[1][..]), (Relaxed, &[1, 0])] {
+            let (mut cells, [leaf, table]) = (Cells::new(2), words());
+            cells.store(0, &leaf, 1, Relaxed, 1);
+            cells.store(0, &table, 1, order, 2);
+            let seen = cells.walk_load(1, &table, &cells.walk(1), &mut |_| 0);
+            assert_eq!((seen.raw, seen.newest, seen.step), (1, true, 2));
+            assert_eq!(may_walk(&cells, 1, &leaf, &seen.learned), below, "{order:?}");
+        }
+    }
+
+    /// A barrier orders no less, also before a plain store.
+    #[test]
+    fn what_every_walk_knows_need_not_be_told() {
+        let (mut cells, [data, entry]) = (Cells::new(2), words());
+        let (_, written) = cells.store(0, &data, 1, Relaxed, 1);
+        cells.store(0, &entry, 1, Relaxed, 2);
+        assert!(!cells.last_tells_walks(&entry).knows(written));
+        cells.publish(0, false);
+        assert!(!cells.last_tells_walks(&entry).knows(written), "CPU 1's walks do not");
+        cells.publish(0, true);
+        assert!(cells.last_tells_walks(&entry).knows(written));
+    }
+
+    #[test]
+    fn hardware_changes_the_last_value_or_none() {
+        let (mut cells, [word]) = (Cells::new(2), words());
+        cells.store(0, &word, 1, Relaxed, 1);
+        assert_eq!(cells.hardware_update(&word, 0, 8, 2), Err(1));
+        assert_eq!(cells.hardware_update(&word, 1, 9, 3), Ok(()));
+        assert_eq!((word.load(Relaxed), may_load(&cells, 1, &word, Relaxed)), (9, vec![9, 1, 0]));
+        assert_eq!(may_load(&cells, 0, &word, Relaxed), [9], "who knows the old value finds the new one");
+    }
+
+    #[test]
+    fn what_is_settled_is_known_to_all() {
+        let (mut cells, [word]) = (Cells::new(2), words());
+        assert_eq!(may_load(&cells, 1, &word, Relaxed), [0]);
+        cells.store(0, &word, 1, Relaxed, 1);
+        assert!(cells.last_moment(&word).is_some());
+        cells.settle(&word);
+        assert_eq!((may_load(&cells, 1, &word, Relaxed), cells.last_moment(&word)), (vec![1], None));
+    }
+
+    #[test]
+    fn so_many_values_are_kept() {
+        let (mut cells, [word]) = (Cells::new(2), words());
+        (1..20).for_each(|value| drop(cells.store(0, &word, value, Relaxed, value)));
+        let newest: Vec<u64> = (20 - KEPT as u64..20).rev().collect();
+        assert_eq!(may_load(&cells, 1, &word, Relaxed), newest);
     }
 }

@@ -24,6 +24,20 @@ impl Clock {
         }
     }
 
+    /// The same, with what another one knows.
+    pub(crate) fn with(mut self, other: &Self) -> Self {
+        self.join(other);
+        self
+    }
+
+    /// What both know.
+    pub(crate) fn common(mut self, other: Self) -> Self {
+        for (mine, other) in self.0.iter_mut().zip(other.0) {
+            *mine = (*mine).min(other);
+        }
+        self
+    }
+
     /// Counts a store of this CPU's, and tells which it is.
     #[inline]
     pub(crate) fn tick(&mut self, cpu: usize) -> Moment {
@@ -42,5 +56,38 @@ impl Clock {
     pub(crate) fn with_own(mut self, cpu: usize, from: &Self) -> Self {
         self.0[cpu] = from.0[cpu];
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_known_to_who_made_it_and_to_who_learned_of_it() {
+        let [mut one, mut other] = [Clock::default(); 2];
+        let (first, second) = (one.tick(0), one.tick(0));
+        assert!(one.knows(first) && one.knows(second) && !other.knows(first));
+        other.tick(1);
+        other.join(&one);
+        assert!(other.knows(second) && !one.knows(Moment { cpu: 1, time: 1 }));
+        assert_eq!(one.with(&other), other);
+    }
+
+    #[test]
+    fn what_was_always_there_is_known_to_all() {
+        assert!(Clock::default().knows(Moment::default()));
+    }
+
+    #[test]
+    fn what_both_know_is_the_less_of_each() {
+        let [mut one, mut other] = [Clock::default(); 2];
+        let (shared, own) = (one.tick(0), other.tick(1));
+        other.join(&one);
+        let newer = one.tick(0);
+        let common = one.common(other);
+        assert!(common.knows(shared) && !common.knows(newer) && !common.knows(own));
+        let replaced = one.with_own(0, &other);
+        assert!(replaced.knows(shared) && !replaced.knows(newer));
     }
 }

@@ -23,6 +23,8 @@ use crate::walk::{Access, AccessKind, El, FaultKind, syndrome};
 pub struct Guest<'a> {
     cpu: &'a CpuHandle,
     regime: Regime,
+    vttbr: u64,
+    vtcr: u64,
     vmid: u16,
     vcpu: u32,
     stage1: Stage1Registers,
@@ -60,7 +62,7 @@ impl CpuHandle {
         let regime = regime.unwrap_or_else(|error| panic!("VTTBR_EL2 {vttbr:#x}, VTCR_EL2 {vtcr:#x}: {error}"));
         let (answer, faulted, between) = (None, None, None);
         let stage1 = Stage1Registers::default();
-        Guest { cpu: self, regime, vmid, vcpu, stage1, answer, interrupts: 0, faulted, between }
+        Guest { cpu: self, regime, vttbr, vtcr, vmid, vcpu, stage1, answer, interrupts: 0, faulted, between }
     }
 }
 
@@ -89,6 +91,7 @@ impl<'a> Guest<'a> {
         let context = &self.cpu.context;
         let access = Access::new(kind, El::El1);
         let translated = context.event(|model, cpu| {
+            self.come_back(model, cpu)?;
             let translated = self.translate(model, context, cpu, va, access)?;
             model.cpus[cpu].accesses = translated.is_ok();
             if translated.is_ok() {
@@ -115,17 +118,28 @@ impl<'a> Guest<'a> {
         Ok(result)
     }
 
+    /// Back from the hypervisor, if that did anything: `ERET` synchronizes the context, and the guest runs by what
+    /// `VTTBR_EL2` says now.
+    fn come_back(&mut self, model: &mut Model, cpu: usize) -> Outcome {
+        model.synchronize(cpu)?;
+        let vttbr = model.cpus[cpu].vttbr;
+        if vttbr != self.vttbr {
+            let unusable =
+                |error| Broken::new(Rule::Content, format!("the guest goes on with VTTBR_EL2 {vttbr:#x}: {error}"));
+            self.regime = Regime::new(vttbr, self.vtcr, &model.features).map_err(unusable)?;
+            (self.vttbr, self.vmid) = (vttbr, model.vmid(vttbr));
+        }
+        Ok(())
+    }
+
     /// A fault that comes again and again is one.
     fn note_fault(&mut self, va: u64, kind: AccessKind, stale: Option<(u64, u64)>) {
         let again = self.faulted.filter(|(at, how, ..)| (*at, *how) == (va, kind));
         let times = again.map_or(1, |(.., times)| times + 1);
-        let same_entry = stale.is_some() && again.is_some_and(|(_, _, before, _)| before == stale);
-        if same_entry || times > MOST_FAULTS {
+        if times > MOST_FAULTS {
             let entry = stale.map_or(0, |(entry, _)| entry);
-            let what = match same_entry {
-                true => format!("{kind:?} of {va:#x} faults again by an entry that this CPU was to forget"),
-                false => format!("{kind:?} of {va:#x} has faulted {times} times in a row"),
-            };
+            let by = if stale.is_some() { ", by an entry that TLBs may hold" } else { "" };
+            let what = format!("{kind:?} of {va:#x} has faulted {times} times in a row{by}");
             self.cpu.context.report(Broken::new(Rule::NoProgress, what).at(va, &[entry]));
         }
         self.faulted = Some((va, kind, stale, times));
@@ -222,15 +236,15 @@ struct Walker<'m, 'g> {
     knows: Clock,
     /// A rule that the walk found broken.
     broken: Option<Box<Broken>>,
-    /// It read an old entry, of which this CPU itself made the new one.
-    missed_own: Option<u64>,
     stale: Option<(u64, u64)>,
+    /// The access hit entries of two sizes.
+    conflict: bool,
 }
 
 impl<'m, 'g> Walker<'m, 'g> {
     fn new(model: &'m mut Model, context: &'m Context, cpu: usize, guest: &'m Guest<'g>) -> Self {
         let knows = model.cells.walk(cpu);
-        Self { model, context, cpu, guest, knows, broken: None, missed_own: None, stale: None }
+        Self { model, context, cpu, guest, knows, broken: None, stale: None, conflict: false }
     }
 
     fn check(&mut self) -> Outcome {
@@ -239,9 +253,8 @@ impl<'m, 'g> Walker<'m, 'g> {
 
     fn failed(mut self, fault: &Stage2Fault, access: Access, va: u64) -> Outcome<Result<Translation, Failed>> {
         self.check()?;
-        if let Some(entry) = self.missed_own {
-            let what = "a walk misses what its own CPU wrote before it entered the guest";
-            return Err(Broken::new(Rule::NoProgress, what).at(fault.ipa, &[entry]));
+        if self.conflict {
+            return Ok(Err(Failed { exit: Exit::Abort(syndrome::conflict(access, va)), stale: None }));
         }
         Ok(Err(Failed { exit: Exit::Abort(syndrome::stage2(fault, access, va)), stale: self.stale }))
     }
@@ -252,6 +265,10 @@ impl<'m, 'g> Walker<'m, 'g> {
             let granted = self.guest.regime.grant(stale.raw, access);
             // A write that hardware would have to grant goes by the descriptor in memory.
             let as_it_is = granted.is_ok_and(|granted| granted == stale.raw);
+            if self.conflicts(&stale, ipa) {
+                self.conflict = true;
+                return Err(Stage2Fault { kind: FaultKind::Translation, level: stale.level, ipa });
+            }
             if as_it_is && stale.kind == Kind::Leaf {
                 return Ok((stage2::output(stale.raw, stale.level, ipa), stale.raw));
             }
@@ -279,10 +296,22 @@ impl<'m, 'g> Walker<'m, 'g> {
                 && stale.overlaps(&range)
         };
         let candidates: Vec<&Stale> = self.model.stale.iter().filter(held).collect();
+        // What it has run into already, a TLB holds.
+        if let Some((.., Some(hit), _)) = self.guest.faulted
+            && let Some(stale) = candidates.iter().find(|stale| (stale.entry, stale.step) == hit)
+        {
+            return Some(**stale);
+        }
         if candidates.is_empty() || self.context.draw(2) == 0 {
             return None;
         }
         candidates.get(self.context.draw(candidates.len() as u64) as usize).map(|stale| **stale)
+    }
+
+    /// Whether this access hits an old entry and the one of another size that is there now, where CPUs may say so.
+    fn conflicts(&self, stale: &Stale, ipa: u64) -> bool {
+        let resized = || self.model.leaf_of(stale.root, ipa).is_some_and(|(_, level)| level != stale.level);
+        self.model.bbm.aborts() && resized() && self.context.draw(2) == 0
     }
 
     fn word(&self, pa: u64) -> Option<std::sync::Arc<crate::arena::Arena>> {
@@ -293,16 +322,16 @@ impl<'m, 'g> Walker<'m, 'g> {
 impl Entries for Walker<'_, '_> {
     fn stage2(&mut self, pa: u64) -> u64 {
         let arena = self.word(pa);
-        let Some(word) = arena.as_ref().and_then(|arena| arena.word(Pa::new(pa))) else { return 0 };
         let Some(page) = self.model.tables.of(pa) else {
             let what = format!("a walk reads {pa:#x}, which is in no table");
             self.broken.get_or_insert_with(|| Broken::new(Rule::TableFreedTooEarly, what).at(0, &[pa]));
             return 0;
         };
+        let Some(word) = arena.as_ref().and_then(|arena| arena.word(Pa::new(pa))) else { return 0 };
         let context = self.context;
         let seen = self.model.cells.walk_load(self.cpu, word, &self.knows, &mut |values| context.choose(values));
         let place = match page.standing {
-            Standing::Linked(place) | Standing::Unlinked(place) => place.ipa_of(pa),
+            Standing::Linked(place) | Standing::Unlinked(place, _) | Standing::Closed(place) => place.ipa_of(pa),
             Standing::Loose => 0,
         };
         if page.standing == Standing::Loose || (seen.step < page.taken && !seen.newest) {
@@ -311,10 +340,6 @@ impl Entries for Walker<'_, '_> {
             return 0;
         }
         self.knows = seen.learned;
-        let by_itself = |moment: super::clock::Moment| usize::from(moment.cpu) == self.cpu && moment.time > 0;
-        if !seen.newest && self.model.cells.last_moment(word).is_some_and(by_itself) {
-            self.missed_own = Some(pa);
-        }
         seen.raw
     }
 

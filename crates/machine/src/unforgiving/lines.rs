@@ -113,3 +113,77 @@ fn mask(page: u64, start: u64, size: u64) -> u64 {
     let end = (start.saturating_add(size) - page).min(PAGE).div_ceil(LINE);
     if end - first >= 64 { u64::MAX } else { ((1 << (end - first)) - 1) << first }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: u64 = 0x4000_0000;
+
+    fn written(start: u64, size: u64) -> Lines {
+        let mut lines = Lines::default();
+        lines.write(start, size, Moment { cpu: 0, time: 1 });
+        lines
+    }
+
+    #[test]
+    fn masks_of_parts_of_a_page() {
+        for (start, size, expected) in [
+            (START, 1, 1),
+            (START + 63, 2, 0b11),
+            (START + 64, 64, 0b10),
+            (START, PAGE, u64::MAX),
+            (START - 8, 16, 1),
+            (START + PAGE - 64, 4 * PAGE, 1 << 63),
+            (START - PAGE, 8 * PAGE, u64::MAX),
+        ] {
+            assert_eq!(mask(START, start, size), expected, "{start:#x}, {size:#x}");
+        }
+    }
+
+    #[test]
+    fn a_line_is_dirty_until_it_is_cleaned() {
+        let mut lines = written(START + PAGE - 8, 16);
+        for word in [START + PAGE - 64, START + PAGE - 8, START + PAGE, START + PAGE + 56] {
+            assert!(lines.is_dirty(word), "{word:#x}");
+        }
+        assert!(!lines.is_dirty(START + PAGE - 72) && !lines.is_dirty(START + PAGE + 64));
+        lines.clean(START, PAGE);
+        assert!(!lines.is_dirty(START + PAGE - 8) && lines.is_dirty(START + PAGE));
+    }
+
+    #[test]
+    fn what_was_written_past_the_cache_is_not_read_through_it_until_the_line_is_invalidated() {
+        let mut lines = Lines::default();
+        lines.write_past(START + 128);
+        assert!(lines.is_past(START, PAGE) && !lines.is_past(START, 128) && !lines.is_dirty(START + 128));
+        lines.clean(START + 128, 64);
+        assert!(!lines.is_past(START, PAGE));
+        // Who writes the line through the cache has it there.
+        lines.write_past(START);
+        lines.write(START, 64, Moment { cpu: 0, time: 1 });
+        assert!(!lines.is_past(START, 64));
+    }
+
+    #[test]
+    fn code_is_old_until_it_is_invalidated_after_its_write_is_complete() {
+        let mut lines = written(START, 2 * PAGE);
+        let (nothing, mut complete) = (Clock::default(), Clock::default());
+        complete.tick(0);
+        lines.invalidate_code(None, &nothing);
+        assert!(lines.is_old_code(START));
+        lines.invalidate_code(Some((START, 64)), &complete);
+        assert!(!lines.is_old_code(START) && lines.is_old_code(START + 64));
+        lines.invalidate_code(None, &complete);
+        assert!(!lines.is_old_code(START + 64) && !lines.is_old_code(START + PAGE));
+    }
+
+    #[test]
+    fn a_frame_is_known_to_who_knows_its_last_write() {
+        let lines = written(START + PAGE, 8);
+        let (nothing, mut knows) = (Clock::default(), Clock::default());
+        knows.tick(0);
+        assert!(lines.is_known(START, PAGE, &nothing) && !lines.is_known(START, 2 * PAGE, &nothing));
+        assert!(lines.is_known(START, 2 * PAGE, &knows));
+    }
+}

@@ -14,8 +14,9 @@ use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use twofold_stage2::primitive::{Access, Observer, observe};
 use twofold_stage2::{Features, Ipa, IpaRange, Pa, Record};
 
+use super::bbm::Bbm;
 use super::breach::{Breach, Rule};
-use super::clock::CPUS;
+use super::clock::{CPUS, Clock};
 use super::model::{Broken, Model, Outcome, Withdrawn};
 use super::tables::PAGE;
 use crate::arena::{Arena, ArenaError, ArenaOptions};
@@ -32,6 +33,8 @@ pub struct Options {
     pub events_between_switches: u32,
     /// The CPUs' features.
     pub features: Features,
+    /// And which changes of a mapping's size they take without a break.
+    pub bbm: Bbm,
     /// Memory.
     pub memory: ArenaOptions,
 }
@@ -70,7 +73,7 @@ pub(crate) struct Context {
     pub(crate) cpu: usize,
     turns: Arc<Turns>,
     /// Where the next instruction is in the source.
-    site: Cell<Option<&'static Location<'static>>>,
+    pub(super) site: Cell<Option<&'static Location<'static>>>,
 }
 
 thread_local! {
@@ -97,7 +100,7 @@ impl Machine {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| observe(Some(&ROUTER)));
         let arena = Arc::new(Arena::new(&options.memory)?);
-        let model = Model::new(options.features, arena.clone(), options.cpus);
+        let model = Model::new((options.features, options.bbm), arena.clone(), options.cpus);
         let shared = Shared { options, arena, model: Mutex::new(model), breach: Mutex::new(None) };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -166,6 +169,7 @@ impl Machine {
                 });
             }
         });
+        self.lock().cells.meet();
         let breach = self.shared.breach.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(breach) = breach {
             return Err(breach);
@@ -241,11 +245,16 @@ impl CpuHandle {
         });
     }
 
-    /// A flush of these tables has returned, which was to end `withdrawn` in `range`: of all that was changed up to the
-    /// step `since` nothing may be cached any more.
-    pub fn expect_flushed(&self, vttbr: u64, range: &IpaRange, since: u64, withdrawn: Withdrawn) {
+    /// What this CPU knows of the others' changes, before an operation.
+    pub fn knowledge(&self) -> Knowledge {
+        Knowledge(self.context.silently(|model, cpu| Ok(*model.cells.known(cpu))))
+    }
+
+    /// A flush of these tables has returned, which was to end `withdrawn` in `range`: of all that this CPU knew to have
+    /// changed before the operation, whoever changed it, nothing may be cached any more.
+    pub fn expect_flushed(&self, vttbr: u64, range: &IpaRange, before: &Knowledge, withdrawn: Withdrawn) {
         let root = vttbr & super::model::ROOT;
-        self.context.event(|model, _| model.check_flushed(root, range, since, withdrawn));
+        self.context.event(|model, _| model.check_flushed(root, range, &before.0, withdrawn));
     }
 
     /// The program found what must not be: reported as a breach.
@@ -253,6 +262,10 @@ impl CpuHandle {
         self.context.report(Broken::new(Rule::Content, what))
     }
 }
+
+/// What a CPU knows of the others' changes.
+#[derive(Clone, Copy, Debug)]
+pub struct Knowledge(Clock);
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Model> {
@@ -476,7 +489,7 @@ impl Context {
         }
     }
 
-    fn store(&self, word: &AtomicU64, value: u64, access: Access) {
+    pub(super) fn store(&self, word: &AtomicU64, value: u64, access: Access) {
         self.site.set(Some(access.site));
         let what = self.word(word);
         let body = |model: &mut Model, cpu: usize| {
@@ -501,7 +514,12 @@ impl Context {
         if access.order == Ordering::Relaxed { self.silently(body) } else { self.event(body) }
     }
 
-    fn update(&self, word: &AtomicU64, change: &mut dyn FnMut(u64) -> Option<u64>, access: Access) -> Result<u64, u64> {
+    pub(super) fn update(
+        &self,
+        word: &AtomicU64,
+        change: &mut dyn FnMut(u64) -> Option<u64>,
+        access: Access,
+    ) -> Result<u64, u64> {
         self.site.set(Some(access.site));
         let what = self.word(word);
         self.event(|model, cpu| {
@@ -524,7 +542,7 @@ impl Context {
         })
     }
 
-    fn load(&self, word: &AtomicU64, access: Access) -> u64 {
+    pub(super) fn load(&self, word: &AtomicU64, access: Access) -> u64 {
         self.site.set(Some(access.site));
         let is_own = access.order == Ordering::Relaxed && matches!(self.word(word), Word::Entry(_));
         let body = |model: &mut Model, cpu: usize| {
@@ -533,7 +551,7 @@ impl Context {
         if is_own { self.silently(body) } else { self.event(body) }
     }
 
-    fn try_lock(&self, word: &AtomicU64, access: Access) -> Option<u64> {
+    pub(super) fn try_lock(&self, word: &AtomicU64, access: Access) -> Option<u64> {
         self.site.set(Some(access.site));
         let what = self.word(word);
         self.event(|model, cpu| {
@@ -553,7 +571,7 @@ impl Context {
         })
     }
 
-    fn unlock(&self, word: &AtomicU64, value: u64, access: Access) {
+    pub(super) fn unlock(&self, word: &AtomicU64, value: u64, access: Access) {
         self.site.set(Some(access.site));
         let what = self.word(word);
         self.event(|model, cpu| {
@@ -567,7 +585,7 @@ impl Context {
     }
 }
 
-const LOCKED: u64 = 1;
+pub(super) const LOCKED: u64 = 1;
 
 // SAFETY: a word's value is changed by one thread at a time, whoever has the turn, by atomic accesses; loads tell values
 // that were stored there, by the memory model's rules. Threads that are no CPU do the accesses themselves.

@@ -8,7 +8,9 @@
 //!
 //! `docs/mmu-rules.md` has the rules.
 
+mod bbm;
 mod breach;
+mod by_hand;
 mod cells;
 mod clock;
 mod guest;
@@ -18,7 +20,8 @@ mod model;
 mod stale;
 mod tables;
 
+pub use bbm::Bbm;
 pub use breach::{Breach, Change, Rule};
 pub use guest::Guest;
-pub use machine::{CpuHandle, Hosted, Machine, MachineError, Options, Program};
+pub use machine::{CpuHandle, Hosted, Knowledge, Machine, MachineError, Options, Program};
 pub use model::Withdrawn;

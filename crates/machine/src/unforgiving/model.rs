@@ -11,6 +11,7 @@ use std::sync::Arc;
 use twofold_stage2::platform::{Domain, Ic, Tlbi};
 use twofold_stage2::{Features, Ipa, IpaRange, Pa};
 
+use super::bbm::Bbm;
 use super::breach::{Change, Rule};
 use super::cells::Cells;
 use super::clock::{Clock, Moment};
@@ -49,6 +50,7 @@ pub(crate) type Outcome<T = ()> = Result<T, Box<Broken>>;
 /// The machine's state.
 pub(crate) struct Model {
     pub(crate) features: Features,
+    pub(crate) bbm: Bbm,
     pub(crate) arena: Arc<Arena>,
     pub(crate) cells: Cells,
     pub(crate) stale: StaleEntries,
@@ -69,6 +71,8 @@ pub(crate) struct Cpu {
     pub(crate) effective: u64,
     /// The pages whose locks it has, in the order in which it took them.
     locks: Vec<u64>,
+    /// The tables that it took out since its last invalidation.
+    unlinked: Vec<u64>,
     /// Whether it is between a translation and the access that it is for.
     pub(crate) accesses: bool,
     /// Lines that it cleaned, and what it invalidated of instruction caches: not complete yet.
@@ -86,9 +90,10 @@ pub(crate) struct Cpu {
 const REMEMBERED: usize = 1 << 16;
 
 impl Model {
-    pub(crate) fn new(features: Features, arena: Arc<Arena>, cpus: usize) -> Self {
+    pub(crate) fn new((features, bbm): (Features, Bbm), arena: Arc<Arena>, cpus: usize) -> Self {
         Self {
             features,
+            bbm,
             arena,
             cells: Cells::new(cpus),
             stale: StaleEntries::default(),
@@ -140,10 +145,20 @@ impl Model {
         };
         match page.standing {
             Standing::Loose => Ok(()),
-            Standing::Unlinked(_) if old == new => Ok(()),
-            Standing::Unlinked(place) => {
+            Standing::Unlinked(..) | Standing::Closed(_) if old == new => Ok(()),
+            Standing::Closed(place) => {
                 let what = format!("{old:#x} -> {new:#x} is written in a table that was taken out of the tree");
                 Err(Broken::new(Rule::LateWrite, what).at(place.ipa_of(pa), &[pa]))
+            }
+            // Who was inside may end what it does, until that is flushed: what it made is flushed too then.
+            Standing::Unlinked(place, unlinked) => {
+                self.stale.changed_too(pa, moment);
+                self.written_in_tree(cpu, place, pa, (old, new), moment)?;
+                if Shape::of(new, place.level) == Shape::Leaf {
+                    let (root, at) = (*self.tables.root(place.root), (place.ipa_of(pa), place.level, pa));
+                    self.add_stale(&root, place.root, at, (new, Kind::Leaf, true), unlinked);
+                }
+                Ok(())
             }
             Standing::Linked(place) => self.written_in_tree(cpu, place, pa, (old, new), moment),
         }
@@ -166,7 +181,9 @@ impl Model {
             return Err(Broken::new(Rule::NoLock, what).at(ipa, &[pa]));
         }
         let (was, is) = (Shape::of(old, level), Shape::of(new, level));
-        if was != Shape::Invalid && is != Shape::Invalid && !is_same_mapping(old, new, level) {
+        let resized = self.is_resized(old, new, ipa, level);
+        let same = resized || is_same_mapping(old & !self.flags(old, level), new & !self.flags(new, level), level);
+        if was != Shape::Invalid && is != Shape::Invalid && !same {
             let what = format!("{old:#018x} becomes {new:#018x} in one step, a {was:?} of level {level} a {is:?}");
             return Err(Broken::new(Rule::LiveChange, what).at(ipa, &[pa]));
         }
@@ -177,6 +194,9 @@ impl Model {
         match was {
             Shape::Table if old & ADDRESS != new & ADDRESS || is != Shape::Table => {
                 self.unlink((old & ADDRESS, root), (ipa, level, pa), old, moment);
+            }
+            Shape::Leaf if resized => {
+                self.add_stale(&root, place.root, (ipa, level, pa), (old, Kind::Leaf, false), moment);
             }
             Shape::Leaf if gave_more(old, new) => {
                 self.add_stale(&root, place.root, (ipa, level, pa), (old, Kind::Leaf, is == Shape::Invalid), moment);
@@ -190,7 +210,7 @@ impl Model {
             Shape::Table if was != Shape::Table => {
                 self.link(new & ADDRESS, Place { root: place.root, ipa, level: level + 1 }, pa)
             }
-            Shape::Leaf if was == Shape::Invalid => self.check_frame(pa, ipa, level, new),
+            Shape::Leaf if was == Shape::Invalid => self.check_frame(pa, ipa, (level, new)),
             _ => Ok(()),
         }
     }
@@ -201,18 +221,22 @@ impl Model {
         let is_table = Shape::of(new, place.level) == Shape::Table;
         let vmid = self.tables.root(place.root).vmid;
         for stale in self.stale.iter().filter(|stale| stale.vmid == vmid && stale.root == place.root) {
-            if !stale.overlaps(&range) || stale.kind == Kind::Narrower {
+            // Break-before-make has no context synchronization in it (Arm ARM D8.16.1).
+            if !stale.overlaps(&range) || stale.kind == Kind::Narrower || stale.is_gone() {
                 continue;
             }
             let conflicts = match stale.kind {
                 // A walk goes on through the old table, below an entry that is a leaf or another table by now.
-                Kind::Table => stale.entry == pa && (!is_table || stale.raw & ADDRESS != new & ADDRESS),
+                Kind::Table => {
+                    stale.entry == pa && if is_table { stale.raw & ADDRESS != new & ADDRESS } else { !self.bbm.allows(new) }
+                }
                 // A table is no TLB entry of its own; what is made in it is looked at then, or when it is linked.
-                Kind::Leaf if is_table => stale.entry == pa,
+                Kind::Leaf if is_table => stale.entry == pa && !self.is_resized(stale.raw, new, ipa, place.level),
                 Kind::Leaf => {
                     let offset = ipa.max(stale.ipa);
                     let output = |raw: u64, start: u64, level| walk::stage2::output(raw, level, start);
-                    stale.level != place.level
+                    let block = if stale.level < place.level { stale.raw } else { new };
+                    stale.level != place.level && !self.bbm.allows(block)
                         || output(stale.raw, offset, stale.level) != output(new, offset, place.level)
                         || (stale.raw ^ new) & MEMORY != 0
                 }
@@ -226,22 +250,62 @@ impl Model {
         Ok(())
     }
 
+    /// Whether a block gives its place to a table, or takes one's, that maps the same, where CPUs take that without a break.
+    fn is_resized(&self, old: u64, new: u64, ipa: u64, level: u8) -> bool {
+        let (block, table) = match (Shape::of(old, level), Shape::of(new, level)) {
+            (Shape::Leaf, Shape::Table) => (old, new),
+            (Shape::Table, Shape::Leaf) => (new, old),
+            _ => return false,
+        };
+        self.bbm.allows(block) && self.maps_the_same(table & ADDRESS, (ipa, level + 1), (block, level))
+    }
+
+    /// Whether what is mapped by a table is mapped as by this block.
+    fn maps_the_same(&self, table: u64, (ipa, level): (u64, u8), (block, above): (u64, u8)) -> bool {
+        (0..PAGE / 8).all(|index| {
+            let (raw, here) = (self.read(table + index * 8), ipa + index * walk::span(level));
+            match Shape::of(raw, level) {
+                Shape::Invalid => true,
+                Shape::Table => self.maps_the_same(raw & ADDRESS, (here, level + 1), (block, above)),
+                Shape::Leaf => {
+                    let output = |raw, level| walk::stage2::output(raw, level, here);
+                    output(raw, level) == output(block, above) && (raw ^ block) & MEMORY == 0
+                }
+            }
+        })
+    }
+
+    /// The bits of a block that are no address where CPUs have FEAT_BBM.
+    fn flags(&self, raw: u64, level: u8) -> u64 {
+        if level < 3 && Shape::of(raw, level) == Shape::Leaf { self.bbm.flags() } else { 0 }
+    }
+
+    /// The leaf that translates an address now, and its level.
+    pub(crate) fn leaf_of(&self, root: usize, ipa: u64) -> Option<(u64, u8)> {
+        let root = self.tables.root(root);
+        let (mut level, mut entry) = (root.level, root.pa + ipa / walk::span(root.level) * 8);
+        loop {
+            let raw = self.read(entry);
+            match Shape::of(raw, level) {
+                Shape::Invalid => return None,
+                Shape::Leaf => return Some((raw, level)),
+                Shape::Table => level += 1,
+            }
+            entry = (raw & ADDRESS) + ipa / walk::span(level) % (PAGE / 8) * 8;
+        }
+    }
+
     /// A table is linked: all that is in it has to be visible before, down to the last table.
     fn link(&mut self, page: u64, place: Place, entry: u64) -> Outcome {
         let Some(Page { taken, standing: Standing::Loose }) = self.tables.of(page) else {
             let what = format!("{page:#x} is linked, and is no page that was taken for a table");
             return Err(Broken::new(Rule::LateWrite, what).at(place.ipa, &[entry]));
         };
-        let told = self.arena.word(Pa::new(entry)).and_then(|word| self.cells.last_tells_walks(word));
+        let told = self.arena.word(Pa::new(entry)).map(|word| self.cells.last_tells_walks(word)).unwrap_or_default();
         for index in 0..PAGE / 8 {
             let at = page + index * 8;
             let Some(word) = self.arena.word(Pa::new(at)) else { continue };
-            let written = self.cells.last_moment(word);
-            let visible = match (written, told) {
-                (Some(moment), Some(told)) => told.knows(moment),
-                _ => false,
-            };
-            if !visible {
+            if !self.cells.last_moment(word).is_some_and(|written| told.knows(written)) {
                 let what = format!(
                     "the table at {page:#x} is linked, and a walk may still see what was in it before step {taken}, \
                      in entry {index}"
@@ -259,7 +323,10 @@ impl Model {
                 Shape::Table => {
                     self.link(raw & ADDRESS, Place { root: place.root, ipa: here, level: place.level + 1 }, at)?;
                 }
-                Shape::Leaf => self.check_make_leaf(place, at, here, raw)?,
+                Shape::Leaf => {
+                    self.check_make_leaf(place, at, here, raw)?;
+                    self.check_frame(entry, here, (place.level, raw))?;
+                }
             }
         }
         Ok(())
@@ -270,9 +337,9 @@ impl Model {
         if self.stale.is_empty() { Ok(()) } else { self.check_make(place, pa, ipa, raw) }
     }
 
-    /// What is behind a new leaf has to be written before.
-    fn check_frame(&self, pa: u64, ipa: u64, level: u8, new: u64) -> Outcome {
-        let told = self.arena.word(Pa::new(pa)).and_then(|word| self.cells.last_tells_walks(word)).unwrap_or_default();
+    /// What is behind a new leaf has to be written before: before the entry at `pa` leads to it.
+    fn check_frame(&self, pa: u64, ipa: u64, (level, new): (u8, u64)) -> Outcome {
+        let told = self.arena.word(Pa::new(pa)).map(|word| self.cells.last_tells_walks(word)).unwrap_or_default();
         let start = walk::stage2::output(new, level, ipa);
         if self.lines.is_known(start, walk::span(level), &told) {
             return Ok(());
@@ -285,7 +352,8 @@ impl Model {
     fn unlink(&mut self, (page, root): (u64, Root), (ipa, level, pa): (u64, u8, u64), raw: u64, moment: Moment) {
         let Some(Page { standing: Standing::Linked(place), .. }) = self.tables.of(page) else { return };
         self.add_stale(&root, place.root, (ipa, level, pa), (raw, Kind::Table, true), moment);
-        self.tables.set(page, Standing::Unlinked(place));
+        self.tables.set(page, Standing::Unlinked(place, moment));
+        self.cpus[usize::from(moment.cpu)].unlinked.push(page);
         for index in 0..PAGE / 8 {
             let at = page + index * 8;
             let raw = self.read(at);
@@ -367,20 +435,21 @@ impl Model {
         Err(Broken::new(Rule::FrameReusedTooEarly, what).at(stale.ipa, &[stale.entry]))
     }
 
-    /// A flush that was to end `access` in `range`, for all that was changed before `since`, is complete.
-    pub(crate) fn check_flushed(&self, root: u64, range: &IpaRange, since: u64, access: Withdrawn) -> Outcome {
+    /// A flush that was to end `access` in `range`, also where that was changed before `since`, is complete.
+    pub(crate) fn check_flushed(&self, root: u64, range: &IpaRange, since: &Clock, access: Withdrawn) -> Outcome {
         let Some(root) = self.tables.find_root(root) else { return Ok(()) };
+        let both = WRITE | DIRTY_BY_HARDWARE;
         let remains = |stale: &&Stale| {
             let writes = stale.raw & WRITE != 0 || stale.raw & DIRTY_BY_HARDWARE != 0;
             let counts = match access {
                 Withdrawn::Everything => true,
                 Withdrawn::Writes => stale.kind == Kind::Leaf && !stale.removed && writes,
-                Withdrawn::Records => stale.kind == Kind::Leaf && !stale.removed && stale.raw & WRITE != 0,
+                Withdrawn::Records => stale.kind == Kind::Leaf && !stale.removed && stale.raw & both == both,
             };
-            stale.root == root && stale.step <= since && stale.kind != Kind::Narrower && counts && stale.overlaps(range)
+            stale.root == root && since.knows(stale.changed) && stale.kind != Kind::Narrower && counts && stale.overlaps(range)
         };
         let Some(stale) = self.stale.iter().find(remains) else { return Ok(()) };
-        let what = format!("a flush is complete, and there may be a {}", stale.held());
+        let what = format!("a flush of {:?} ({access:?}) is complete, and there may be a {}", range, stale.held());
         Err(Broken::new(Rule::StillCached, what).at(stale.ipa, &[stale.entry]))
     }
 
@@ -392,6 +461,7 @@ impl Model {
                 let what = format!("the root at {start:#x} is given away while VTTBR_EL2 of CPU {cpu} names it");
                 return Err(Broken::new(Rule::TableFreedTooEarly, what));
             }
+            self.abandon(start);
             self.tables.remove_root(start);
             return Ok(());
         };
@@ -400,11 +470,27 @@ impl Model {
         Ok(())
     }
 
+    /// What is still in a tree that is none any more may be cached, as what is taken out of one. No walk reads it again.
+    fn abandon(&mut self, start: u64) {
+        let Some(number) = self.tables.find_root(start) else { return };
+        let root = *self.tables.root(number);
+        for index in 0..root.entries as u64 {
+            let (at, here) = (start + index * 8, index * walk::span(root.level));
+            let raw = self.read(at);
+            let (place, long_ago) = ((here, root.level, at), Moment::default());
+            match Shape::of(raw, root.level) {
+                Shape::Invalid => {}
+                Shape::Table => self.unlink((raw & ADDRESS, root), place, raw, long_ago),
+                Shape::Leaf => self.add_stale(&root, number, place, (raw, Kind::Leaf, true), long_ago),
+            }
+        }
+    }
+
     // Locks.
 
     pub(crate) fn locked(&mut self, cpu: usize, page: u64) -> Outcome {
         let level = |page: u64| match self.tables.of(page).map(|page| page.standing) {
-            Some(Standing::Linked(place) | Standing::Unlinked(place)) => Some(place.level),
+            Some(Standing::Linked(place) | Standing::Unlinked(place, _) | Standing::Closed(place)) => Some(place.level),
             _ => None,
         };
         if let (Some(new), Some(&above)) = (level(page), self.cpus[cpu].locks.last())
@@ -440,6 +526,11 @@ impl Model {
     pub(crate) fn tlbi(&mut self, cpu: usize, operation: Tlbi, operand: u64) -> Outcome {
         let reach = Reach::decode(operation, operand, &self.features)
             .map_err(|error| Broken::new(Rule::Operand, error.to_string()))?;
+        for page in std::mem::take(&mut self.cpus[cpu].unlinked) {
+            if let Some(Page { standing: Standing::Unlinked(place, _), .. }) = self.tables.of(page) {
+                self.tables.set(page, Standing::Closed(place));
+            }
+        }
         let vmid = self.vmid(self.cpus[cpu].effective);
         let cpus = if reach.broadcast { self.all() } else { 1 << cpu };
         let cells = &self.cells;
@@ -551,7 +642,7 @@ pub enum Withdrawn {
     Everything,
     /// Writes, and hardware's granting them, to what is still mapped.
     Writes,
-    /// Writes that hardware does not record, to what is still mapped.
+    /// Writes that hardware recorded and would not record again, to what is still mapped.
     Records,
 }
 

@@ -121,6 +121,11 @@ impl Stale {
         self.stage2 | self.combined | self.unsynchronized
     }
 
+    /// Whether no TLB holds it any more, and the CPU that saw to that has only to synchronize its context.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.stage2 | self.combined == 0
+    }
+
     pub(crate) fn overlaps(&self, range: &IpaRange) -> bool {
         self.ipa < range.end.raw() && range.start.raw() < self.ipa + self.size()
     }
@@ -134,7 +139,14 @@ impl Stale {
             _ => "stage-2 and combined entry",
         };
         let cpus: Vec<_> = (0..8).filter(|cpu| self.cpus() >> cpu & 1 == 1).map(|cpu| cpu.to_string()).collect();
-        format!("{what} {:#018x} of level {} at IPA {:#x} on CPU {}", self.raw, self.level, self.ipa, cpus.join(", "))
+        format!(
+            "{what} {:#018x} of level {} at IPA {:#x}, changed at step {}, on CPU {}",
+            self.raw,
+            self.level,
+            self.ipa,
+            self.step,
+            cpus.join(", ")
+        )
     }
 }
 
@@ -196,6 +208,11 @@ impl StaleEntries {
         self.issued.push(Invalidation { by, cpus, names });
     }
 
+    /// An entry in a table that was taken out is changed too: from here on this change alone ends its life as well.
+    pub(crate) fn changed_too(&mut self, entry: u64, changed: Moment) {
+        self.entries.iter_mut().filter(|stale| stale.entry == entry).for_each(|stale| stale.changed = changed);
+    }
+
     /// A `DSB` for loads and stores completes what this CPU issued, on these CPUs.
     pub(crate) fn complete(&mut self, by: usize, cpus: CpuSet) {
         for invalidation in self.issued.iter_mut().filter(|invalidation| invalidation.by == by) {
@@ -215,6 +232,8 @@ impl StaleEntries {
                 if before & own != 0 && (stale.stage2 | stale.combined) & own == 0 {
                     stale.unsynchronized |= own;
                 }
+                // Elsewhere what another CPU's own invalidation waits for is done by this one.
+                stale.unsynchronized &= !(on & !own & !(stale.stage2 | stale.combined));
             }
         }
         self.issued.retain(|invalidation| invalidation.cpus != 0);
@@ -234,5 +253,159 @@ impl StaleEntries {
 
     fn sweep(&mut self) {
         self.entries.retain(|stale| stale.cpus() != 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use twofold_stage2::Features;
+    use twofold_stage2::platform::Tlbi;
+
+    use super::*;
+
+    const VMID: u16 = 3;
+    const IPA: u64 = 0x4020_1000;
+    const BOTH: CpuSet = 0b11;
+
+    fn leaf(level: u8, kind: Kind) -> Stale {
+        let ipa = IPA & !(walk::span(level) - 1);
+        let moment = Moment { cpu: 0, time: 1 };
+        Stale::new((VMID, 0), (ipa, level, 0x8000), (0x4000_07df, kind, true), (moment, 1), BOTH)
+    }
+
+    fn with(stale: Stale) -> StaleEntries {
+        let mut entries = StaleEntries::default();
+        entries.add(stale);
+        entries
+    }
+
+    /// CPU 0 issues it, for both; everything was visible before.
+    fn issue(entries: &mut StaleEntries, operation: Tlbi, operand: u64) {
+        let features = Features { tlbi_level_hint: true, ..Features::NONE };
+        let reach = Reach::decode(operation, operand, &features).unwrap();
+        entries.issue(0, VMID, &reach, if reach.broadcast { BOTH } else { 1 }, |_, _| true);
+    }
+
+    #[test]
+    fn stage_2_first_and_what_is_combined_after_it() {
+        let mut entries = with(leaf(3, Kind::Leaf));
+        issue(&mut entries, Tlbi::Ipas2E1Is, IPA >> 12);
+        entries.complete(0, BOTH);
+        assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [BOTH]);
+        issue(&mut entries, Tlbi::VmallE1Is, 0);
+        entries.complete(0, BOTH);
+        // CPU 0 has to synchronize yet.
+        assert_eq!(entries.iter().map(|stale| (stale.cpus(), stale.is_gone())).collect::<Vec<_>>(), [(1, true)]);
+        entries.synchronize(1);
+        assert!(!entries.is_empty());
+        entries.synchronize(0);
+        assert!(entries.is_empty());
+    }
+
+    /// It could be made anew from the stage-2 entry.
+    #[test]
+    fn what_is_combined_comes_back_while_the_stage_2_entry_is_there() {
+        for wait in [false, true] {
+            let mut entries = with(leaf(3, Kind::Leaf));
+            issue(&mut entries, Tlbi::VmallE1Is, 0);
+            if wait {
+                entries.complete(0, BOTH);
+            }
+            issue(&mut entries, Tlbi::Ipas2E1Is, IPA >> 12);
+            entries.complete(0, BOTH);
+            entries.synchronize(0);
+            assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [BOTH], "{wait}");
+        }
+    }
+
+    #[test]
+    fn everything_of_the_vmid_goes_at_once() {
+        let mut entries = with(leaf(3, Kind::Leaf));
+        entries.add(Stale { vmid: 4, ..leaf(3, Kind::Leaf) });
+        issue(&mut entries, Tlbi::VmallS12E1Is, 0);
+        assert_eq!(entries.iter().count(), 2, "nothing goes before the barrier");
+        assert!(entries.is_pending(0) && !entries.is_pending(1));
+        entries.complete(1, BOTH);
+        assert_eq!(entries.iter().count(), 2, "nothing goes by another CPU's");
+        entries.complete(0, BOTH);
+        entries.synchronize(0);
+        assert_eq!(entries.iter().map(|stale| stale.vmid).collect::<Vec<_>>(), [4]);
+    }
+
+    #[test]
+    fn a_barrier_completes_as_far_as_it_reaches() {
+        let mut entries = with(leaf(3, Kind::Leaf));
+        issue(&mut entries, Tlbi::VmallS12E1Is, 0);
+        entries.complete(0, 0b01);
+        entries.synchronize(0);
+        assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [0b10]);
+        entries.complete(0, BOTH);
+        assert!(entries.is_empty());
+    }
+
+    #[test]
+    fn a_change_that_walks_do_not_see_yet_is_not_invalidated() {
+        let mut entries = with(leaf(3, Kind::Leaf));
+        let reach = Reach::decode(Tlbi::VmallS12E1Is, 0, &Features::NONE).unwrap();
+        entries.issue(0, VMID, &reach, BOTH, |_, cpu| cpu == 1);
+        entries.complete(0, BOTH);
+        assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [0b01]);
+    }
+
+    #[test]
+    fn a_table_is_a_walk_entry_and_never_combined() {
+        let mut entries = with(leaf(2, Kind::Table));
+        issue(&mut entries, Tlbi::Ipas2Le1Is, IPA >> 12);
+        entries.complete(0, BOTH);
+        assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [BOTH], "leaves alone");
+        issue(&mut entries, Tlbi::Ipas2E1Is, IPA >> 12);
+        entries.complete(0, BOTH);
+        entries.synchronize(0);
+        assert!(entries.is_empty());
+    }
+
+    #[test]
+    fn another_address_or_level_is_not_named() {
+        for (level, operand, goes) in [
+            (3, IPA >> 12, true),
+            (3, (IPA >> 12) + 1, false),
+            (2, IPA >> 12, true),
+            (3, 0b0111 << 44 | IPA >> 12, true),
+            (3, 0b0110 << 44 | IPA >> 12, false),
+        ] {
+            let mut entries = with(leaf(level, Kind::Leaf));
+            issue(&mut entries, Tlbi::Ipas2E1Is, operand);
+            entries.complete(0, BOTH);
+            issue(&mut entries, Tlbi::VmallE1Is, 0);
+            entries.complete(0, BOTH);
+            entries.synchronize(0);
+            assert_eq!(entries.is_empty(), goes, "level {level}, {operand:#x}");
+        }
+    }
+
+    #[test]
+    fn one_that_no_cpu_may_hold_is_none() {
+        let nobody = Stale { stage2: 0, combined: 0, ..leaf(3, Kind::Leaf) };
+        assert!(with(nobody).is_empty());
+    }
+
+    #[test]
+    fn narrower_ones_are_forgotten_when_there_are_many() {
+        let mut entries = with(leaf(3, Kind::Leaf));
+        (0..2 * MOST_NARROWER).for_each(|_| entries.add(leaf(3, Kind::Narrower)));
+        assert_eq!(entries.iter().count(), MOST_NARROWER + 1);
+        assert_eq!(entries.iter().filter(|stale| stale.kind == Kind::Leaf).count(), 1);
+        // They are found by their numbers still.
+        issue(&mut entries, Tlbi::VmallS12E1Is, 0);
+        entries.complete(0, BOTH);
+        entries.synchronize(0);
+        assert!(entries.is_empty());
+    }
+
+    #[test]
+    fn in_words() {
+        let stale = leaf(3, Kind::Leaf);
+        assert!(stale.held().starts_with("stage-2 and combined entry 0x00000000400007df of level 3 at IPA 0x40201000"));
+        assert!(stale.held().contains("CPU 0, 1"), "{}", stale.held());
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::clock::Moment;
 use crate::walk;
 
 /// Pages that are tables, and the roots of trees.
@@ -26,8 +27,10 @@ pub(crate) enum Standing {
     Loose,
     /// In a tree.
     Linked(Place),
-    /// Taken out of one.
-    Unlinked(Place),
+    /// Taken out of one, by the breaking of an entry above.
+    Unlinked(Place, Moment),
+    /// And who did has begun to flush: nobody may be inside any more.
+    Closed(Place),
 }
 
 /// Where a table is in its tree.
@@ -122,5 +125,61 @@ impl Tables {
     pub(crate) fn locked_by(&self, page: u64) -> u64 {
         let root = |root: &&Root| root.alive && (root.pa..root.pa + root.entries as u64 * 8).contains(&page);
         self.roots.iter().find(root).map_or(page, |root| root.pa)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: u64 = 0x4000_0000;
+
+    /// A root of two tables at level 1.
+    fn with_root() -> Tables {
+        let mut tables = Tables::default();
+        tables.add_root((ROOT, 1024, 1), 3, 7);
+        tables
+    }
+
+    #[test]
+    fn the_second_table_of_a_root_goes_on_where_the_first_ends() {
+        let tables = with_root();
+        let place = |page| match tables.of(page).map(|page| page.standing) {
+            Some(Standing::Linked(place)) => place,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(place(ROOT).ipa_of(ROOT + 8), 1 << 30);
+        assert_eq!(place(ROOT + PAGE + 8).ipa_of(ROOT + PAGE + 8), 513 << 30);
+        assert!(tables.of(ROOT + 2 * PAGE).is_none());
+    }
+
+    #[test]
+    fn all_tables_of_a_root_have_the_lock_of_the_first() {
+        let tables = with_root();
+        assert_eq!([ROOT, ROOT + PAGE, ROOT + 2 * PAGE].map(|page| tables.locked_by(page)), [ROOT, ROOT, ROOT + 2 * PAGE]);
+    }
+
+    #[test]
+    fn a_root_that_is_none_any_more_is_remembered_and_not_found() {
+        let mut tables = with_root();
+        tables.remove_root(ROOT);
+        assert_eq!((tables.find_root(ROOT), tables.roots().len()), (None, 1));
+        assert!(tables.of(ROOT).is_none() && tables.of(ROOT + PAGE).is_none());
+        assert_eq!(tables.locked_by(ROOT + PAGE), ROOT + PAGE);
+        tables.add_root((ROOT, 1024, 1), 4, 8);
+        assert_eq!(tables.find_root(ROOT), Some(1));
+        assert_eq!((tables.root(0).vmid, tables.root(1).vmid), (3, 4));
+    }
+
+    #[test]
+    fn a_page_is_a_table_from_its_taking_to_its_freeing() {
+        let mut tables = Tables::default();
+        let page = ROOT + 5 * PAGE;
+        tables.take(page, 9);
+        let taken = tables.of(page + 8).expect("a table");
+        assert_eq!((taken.taken, taken.standing), (9, Standing::Loose));
+        tables.set(page, Standing::Closed(Place { root: 0, ipa: 0, level: 3 }));
+        assert_ne!(tables.of(page).expect("a table").standing, Standing::Loose);
+        assert!(tables.free(page).is_some() && tables.of(page).is_none() && tables.free(page).is_none());
     }
 }

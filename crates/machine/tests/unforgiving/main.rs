@@ -2,4 +2,6 @@
 //! The engine on the unforgiving machine.
 
 mod basics;
+mod random;
+mod rules;
 mod world;

@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use twofold_machine::arena::{ArenaOptions, Backing};
-use twofold_machine::unforgiving::{Hosted, Machine, Options};
+use twofold_machine::unforgiving::{Bbm, Hosted, Machine, Options};
 use twofold_stage2::{Donated, Features, Geometry, Granule, Pa, Stage2, TablePage, TableSource, Vmid};
 
 pub const PAGE: u64 = 4 << 10;
@@ -43,6 +43,7 @@ pub struct Pages {
     donated: Donated,
     features: Features,
     free: Mutex<Vec<Pa>>,
+    count: u64,
 }
 
 impl Pages {
@@ -50,11 +51,12 @@ impl Pages {
         let donated = machine.arena().donate();
         let first = donated.start() + ROOTS * 16 * PAGE;
         let free = (0..count).rev().map(|number| first + number * PAGE).collect();
-        Self { donated, features, free: Mutex::new(free) }
+        Self { donated, features, free: Mutex::new(free), count }
     }
 
-    pub fn ready(&self) -> usize {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).len()
+    /// Those that are given out.
+    pub fn out(&self) -> u64 {
+        self.count - self.free.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
     }
 }
 
@@ -82,9 +84,14 @@ pub struct World {
 impl World {
     /// With `memory` bytes, of which 16 MiB are for tables.
     pub fn new(features: Features, cpus: usize, seed: u64, memory: u64) -> Self {
+        Self::with(features, Bbm::default(), cpus, seed, memory)
+    }
+
+    /// The same on CPUs with this level of FEAT_BBM.
+    pub fn with(features: Features, bbm: Bbm, cpus: usize, seed: u64, memory: u64) -> Self {
         let mut memory = ArenaOptions::new(memory, Backing::Anonymous);
         memory.tables = Some(TABLES);
-        let machine = Machine::new(Options { cpus, seed, events_between_switches: 24, features, memory });
+        let machine = Machine::new(Options { cpus, seed, events_between_switches: 24, features, bbm, memory });
         let machine = machine.unwrap_or_else(|error| panic!("{error}"));
         let pages = Pages::new(&machine, features, 2048);
         Self { machine, pages, features }

@@ -1,0 +1,564 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Guests in the fast mode: what they read is what they wrote, and what the engine took away is gone.
+
+use std::sync::Arc;
+use std::thread;
+
+use twofold_machine::arena::{Arena, ArenaOptions, Backing};
+use twofold_machine::fast::{CpusError, FastMachine, FastPlatform, FastVcpu, VcpuError};
+use twofold_machine::interrupts::{Interrupts, Line};
+use twofold_machine::program::{Abort, Ended, Exit, Instructions, Program};
+use twofold_memory::{Answer, Frames, GuestFault, GuestMemory, Pages, Slot};
+use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar, ipa_from_par};
+use twofold_stage2::platform::{Domain, Tlbi};
+use twofold_stage2::tlb::single_operand;
+use twofold_stage2::{
+    Access, Attributes, Donated, Features, Geometry, Granule, Ipa, Level, Pa, Platform, Stage2, TablePage, TableSource,
+    Unwatched, Vmid,
+};
+
+const PAGE: u64 = 4096;
+const MIB_2: u64 = 2 << 20;
+const RAM: Ipa = Ipa::new(0x4000_0000);
+
+/// What spares TLB and cache maintenance.
+const FEATURES: Features = Features {
+    vmid_bits: 16,
+    hardware_access_flag: true,
+    hardware_dirty_state: true,
+    forced_write_back: true,
+    tlbi_range: true,
+    tlbi_level_hint: true,
+    zero_block: 64,
+    ..Features::NONE
+};
+
+fn machine(cpus: usize) -> Arc<FastMachine> {
+    let arena = Arena::new(&ArenaOptions::new(32 << 20, Backing::Anonymous)).unwrap();
+    FastMachine::new(Arc::new(arena), FEATURES, cpus).unwrap()
+}
+
+/// Tables without slots, for what only the engine can be asked for.
+struct Guest {
+    machine: Arc<FastMachine>,
+    stage2: Stage2<FastPlatform>,
+    tables: Source,
+}
+
+struct Source {
+    donated: Donated,
+    next: u64,
+    free: Vec<TablePage>,
+}
+
+impl TableSource for Source {
+    fn take(&mut self) -> Option<TablePage> {
+        self.free.pop().or_else(|| {
+            self.next += 1;
+            self.donated.table_page(self.donated.start() + self.next * PAGE, &FEATURES)
+        })
+    }
+
+    fn give(&mut self, page: TablePage) {
+        self.free.push(page);
+    }
+}
+
+/// Of a frame for guests: the tables are below.
+fn frame(number: u64) -> Pa {
+    Pa::new(0x4000_0000 + 4 * MIB_2 + number * PAGE)
+}
+
+impl Guest {
+    fn new(features: Features) -> Self {
+        Self::on(&FastMachine::new(Arc::clone(machine(1).arena()), features, 2).unwrap(), features, 1)
+    }
+
+    /// The guest of this VMID, with tables of its own.
+    fn on(machine: &Arc<FastMachine>, features: Features, vmid: u16) -> Self {
+        let donated = machine.arena().donate();
+        let geometry = Geometry::new(Granule::KIB_4, 40, &features).unwrap();
+        let first = u64::from(vmid - 1) * 64;
+        let root = donated.root(donated.start() + first * PAGE, &geometry).unwrap();
+        let platform = FastPlatform(Arc::clone(machine));
+        let stage2 = Stage2::new(platform, features, geometry, Vmid::new(vmid), root).unwrap();
+        let tables = Source { donated, next: first + 2, free: Vec::new() };
+        Self { machine: Arc::clone(machine), stage2, tables }
+    }
+
+    fn map(&mut self, ipa: Ipa, pa: Pa, level: Level, attributes: &Attributes) {
+        let _ = self.stage2.map(ipa, pa, level, attributes, &mut self.tables).unwrap();
+    }
+
+    fn unmap(&mut self, ipa: Ipa, size: u64) {
+        let pending = self.stage2.unmap(ipa..ipa + size, &mut self.tables, Unwatched).unwrap();
+        pending.complete().free(&mut self.tables);
+    }
+
+    fn vcpu(&self, cpu: usize) -> FastVcpu {
+        let registers = (self.stage2.vttbr(), self.stage2.vtcr());
+        FastVcpu::new(&self.machine, cpu, registers, Arc::new(Interrupts::new())).unwrap()
+    }
+
+    /// Where the leaf of `ipa` is, found by its value among the tables: for what the engine must not know of.
+    fn entry(&self, ipa: Ipa) -> Pa {
+        let raw = self.stage2.look_up(ipa).unwrap().descriptor.raw();
+        let words = (0..4 * MIB_2 / 8).map(|word| Pa::new(0x4000_0000 + word * 8));
+        let mut found = words.filter(|pa| self.machine.arena().load(*pa) == Some(raw));
+        let entry = found.next().unwrap();
+        assert_eq!(found.next(), None);
+        entry
+    }
+}
+
+fn ram() -> Attributes {
+    Attributes::ram(Access::READ_WRITE)
+}
+
+fn fault(exit: Exit) -> Option<(FaultKind, AccessKind, u8)> {
+    let Exit::Abort(abort) = exit else { panic!("{exit:?}") };
+    Fault::from_syndrome(abort.esr).map(|fault| (fault.kind, fault.access, fault.level.raw()))
+}
+
+/// Writes a word into each page, reads it back, executes it, and takes the state along from exit to exit.
+struct Toucher {
+    pages: u64,
+    at: u64,
+}
+
+impl Program for Toucher {
+    fn run<C: Instructions>(&mut self, cpu: &mut C) -> Result<Ended, Exit> {
+        while self.at < 3 * self.pages {
+            let (round, page) = (self.at / self.pages, self.at % self.pages);
+            let va = RAM.raw() + page * PAGE + page % 512 * 8;
+            match round {
+                0 => cpu.store(va, !page)?,
+                1 => assert_eq!(cpu.load(va)?, !page),
+                _ => assert_eq!(cpu.fetch(va)?, !page),
+            }
+            self.at += 1;
+        }
+        Ok(Ended)
+    }
+}
+
+/// The life of a fault as at EL2: syndrome, address, answer.
+#[test]
+fn a_guest_finds_what_it_wrote_wherever_it_was_mapped() {
+    const TOUCHED: u64 = 3000;
+    for pages in [Pages::Small, Pages::Largest] {
+        let machine = machine(1);
+        let mut frames = Frames::new(FEATURES);
+        frames.add(machine.arena().donate());
+        let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+        let platform = FastPlatform(Arc::clone(&machine));
+        let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, pages).unwrap();
+        let range = RAM..RAM + 8 * MIB_2;
+        memory.add_slot(Slot { range, backing: twofold_memory::Backing::Ram, writable: true }).unwrap();
+        let registers = (memory.stage2().vttbr(), memory.stage2().vtcr());
+        let mut vcpu = FastVcpu::new(&machine, 0, registers, Arc::new(Interrupts::new())).unwrap();
+        let mut program = Toucher { pages: TOUCHED, at: 0 };
+        let mut faults = [0; 4];
+        loop {
+            let abort = match vcpu.run(&mut program) {
+                Ok(Ended) => break,
+                Err(Exit::Abort(abort)) => abort,
+                Err(exit) => panic!("{exit:?}"),
+            };
+            let fault = Fault::from_syndrome(abort.esr).unwrap();
+            let ipa = if fault.hpfar_is_valid() {
+                ipa_from_hpfar(abort.hpfar)
+            } else {
+                ipa_from_par(vcpu.translate_stage1(abort.far)).unwrap()
+            };
+            assert_eq!(ipa.raw(), abort.far & !(PAGE - 1), "stage 1 is off");
+            let Fault { kind, access, .. } = fault;
+            let answer = memory.fault(&GuestFault { ipa, kind, access }).unwrap();
+            assert!(matches!(answer, Answer::Retry(_)), "{answer:?}");
+            faults[kind as usize] += 1;
+        }
+        let leaves = if pages == Pages::Small { TOUCHED } else { (TOUCHED * PAGE).div_ceil(MIB_2) };
+        assert_eq!(faults, [0, leaves, 0, leaves], "each leaf is mapped, and then made executable");
+        for page in [0, TOUCHED - 1] {
+            let leaf = memory.stage2().look_up(RAM + page * PAGE).unwrap();
+            let pa = leaf.descriptor.address() + (RAM + page * PAGE - leaf.ipa) + page % 512 * 8;
+            assert_eq!(machine.arena().load(pa), Some(!page));
+        }
+    }
+}
+
+#[test]
+fn what_is_unmapped_is_gone_on_every_cpu_and_the_rest_is_not() {
+    let mut guest = Guest::new(FEATURES);
+    for page in 0..3 {
+        guest.map(RAM + page * PAGE, frame(page), Level::L3, &ram());
+    }
+    let mut vcpus = [guest.vcpu(0), guest.vcpu(1)];
+    for vcpu in &mut vcpus {
+        (0..3).for_each(|page| vcpu.store(RAM.raw() + page * PAGE, page).unwrap());
+    }
+    // Behind the engine's back, so that it is seen who still has the entry.
+    guest.machine.arena().store(guest.entry(RAM + PAGE), 0).unwrap();
+    guest.unmap(RAM, PAGE);
+    for vcpu in &mut vcpus {
+        let gone = vcpu.store(RAM.raw(), 9).unwrap_err();
+        assert_eq!(fault(gone), Some((FaultKind::Translation, AccessKind::Write, 3)));
+        assert_eq!(vcpu.load(RAM.raw() + PAGE), Ok(1), "an invalidation by address takes one page");
+        assert_eq!(vcpu.load(RAM.raw() + 2 * PAGE), Ok(2));
+    }
+    guest.stage2.invalidate_all();
+    for vcpu in &mut vcpus {
+        assert!(vcpu.load(RAM.raw() + PAGE).is_err());
+        assert_eq!(vcpu.load(RAM.raw() + 2 * PAGE), Ok(2));
+    }
+}
+
+/// Whether the operand has the block's level or not.
+#[test]
+fn a_block_goes_with_all_its_pages() {
+    for features in [FEATURES, Features { tlbi_level_hint: false, tlbi_range: false, ..FEATURES }] {
+        let mut guest = Guest::new(features);
+        guest.map(RAM, Pa::new(0x4000_0000 + 4 * MIB_2), Level::L2, &ram());
+        guest.map(RAM + MIB_2, frame(600), Level::L3, &ram());
+        let mut vcpu = guest.vcpu(0);
+        let touched = [0, 1, 200, 511, 512].map(|page| RAM.raw() + page * PAGE);
+        for va in touched {
+            vcpu.store(va, va).unwrap();
+        }
+        guest.unmap(RAM, MIB_2);
+        for va in &touched[..4] {
+            let gone = fault(vcpu.load(*va).unwrap_err());
+            assert_eq!(gone, Some((FaultKind::Translation, AccessKind::Read, 2)), "{va:#x}");
+        }
+        assert_eq!(vcpu.load(touched[4]), Ok(touched[4]));
+    }
+}
+
+/// An operand may have any address in the block that its level means.
+#[test]
+fn a_block_goes_by_an_address_in_its_middle() {
+    let mut guest = Guest::new(FEATURES);
+    guest.map(RAM, Pa::new(0x4000_0000 + 4 * MIB_2), Level::L2, &ram());
+    let mut vcpu = guest.vcpu(0);
+    let touched = [0, 511].map(|page| RAM.raw() + page * PAGE);
+    for va in touched {
+        vcpu.store(va, va).unwrap();
+    }
+    let entry = guest.entry(RAM);
+    guest.machine.arena().store(entry, 0).unwrap();
+    let platform = guest.stage2.platform();
+    platform.load_vttbr(guest.stage2.vttbr());
+    platform.tlbi(Tlbi::Ipas2Le1Is, single_operand(RAM + 5 * PAGE, Some(Level::L2)));
+    platform.dsb(Domain::Ish);
+    for va in touched {
+        assert!(vcpu.load(va).is_err(), "{va:#x}");
+    }
+}
+
+/// DBM: a write is recorded when it goes through the tables, which it does not while the TLB allows it.
+#[test]
+fn a_write_is_recorded_after_the_flush_and_not_before() {
+    let mut guest = Guest::new(FEATURES);
+    let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+    guest.map(RAM, frame(0), Level::L3, &armed);
+    let dirty = |guest: &Guest| guest.stage2.look_up(RAM).unwrap().descriptor.access().write;
+    let mut vcpu = guest.vcpu(0);
+    vcpu.load(RAM.raw()).unwrap();
+    assert!(!dirty(&guest), "a read is none");
+    vcpu.store(RAM.raw(), 1).unwrap();
+    assert!(dirty(&guest));
+
+    let mut marked = Vec::new();
+    let pending = guest.stage2.clean(RAM..RAM + PAGE, &mut |leaves| marked.extend(leaves.leaves(PAGE))).unwrap();
+    assert_eq!(marked, [RAM]);
+    vcpu.store(RAM.raw(), 2).unwrap();
+    assert!(!dirty(&guest), "the TLB still allows it");
+    let _ = pending.complete();
+    vcpu.store(RAM.raw(), 3).unwrap();
+    assert!(dirty(&guest));
+
+    let _ = guest.stage2.write_protect(RAM..RAM + PAGE).unwrap().complete();
+    let refused = vcpu.store(RAM.raw(), 4).unwrap_err();
+    assert_eq!(fault(refused), Some((FaultKind::Permission, AccessKind::Write, 3)));
+    assert_eq!(vcpu.load(RAM.raw()), Ok(3));
+}
+
+#[test]
+fn an_access_sets_the_access_flag() {
+    let mut guest = Guest::new(FEATURES);
+    guest.map(RAM, frame(0), Level::L3, &ram());
+    let young = |guest: &Guest| {
+        let mut young = 0;
+        guest.stage2.age(RAM..RAM + PAGE, &mut |_| young += 1).unwrap();
+        young
+    };
+    young(&guest);
+    assert_eq!(young(&guest), 0);
+    let mut vcpu = guest.vcpu(0);
+    vcpu.load(RAM.raw()).unwrap();
+    assert_eq!(young(&guest), 1);
+    vcpu.load(RAM.raw()).unwrap();
+    assert_eq!(young(&guest), 0, "the TLB has it");
+    guest.stage2.invalidate_all();
+    vcpu.load(RAM.raw()).unwrap();
+    assert_eq!(young(&guest), 1);
+}
+
+#[test]
+fn one_guests_invalidations_leave_anothers_entries() {
+    let mut first = Guest::new(FEATURES);
+    let mut second = Guest::on(&first.machine, FEATURES, 2);
+    first.map(RAM, frame(0), Level::L3, &ram());
+    second.map(RAM, frame(1), Level::L3, &ram());
+    let (mut a, mut b) = (first.vcpu(0), second.vcpu(1));
+    a.store(RAM.raw(), 1).unwrap();
+    b.store(RAM.raw(), 2).unwrap();
+    assert_eq!((a.load(RAM.raw()), b.load(RAM.raw())), (Ok(1), Ok(2)));
+    let entry = first.entry(RAM);
+    first.machine.arena().store(entry, 0).unwrap();
+    second.stage2.invalidate_all();
+    assert_eq!(a.load(RAM.raw()), Ok(1), "still in its TLB");
+
+    // A CPU that gets another guest keeps nothing.
+    a.load_guest(second.stage2.vttbr(), second.stage2.vtcr()).unwrap();
+    assert_eq!(a.load(RAM.raw()), Ok(2));
+    a.load_guest(first.stage2.vttbr(), first.stage2.vtcr()).unwrap();
+    assert!(a.load(RAM.raw()).is_err());
+}
+
+/// Local ones reach the CPU of the thread that executes them, and no other.
+#[test]
+fn local_invalidations_are_local() {
+    struct Load;
+    impl Program for Load {
+        fn run<C: Instructions>(&mut self, cpu: &mut C) -> Result<Ended, Exit> {
+            cpu.load(RAM.raw()).map(|_| Ended)
+        }
+    }
+    let mut guest = Guest::new(FEATURES);
+    guest.map(RAM, frame(0), Level::L3, &ram());
+    let (mut here, mut there) = (guest.vcpu(0), guest.vcpu(1));
+    thread::scope(|scope| scope.spawn(|| there.run(&mut Load)).join().unwrap().unwrap());
+    here.run(&mut Load).unwrap();
+    let entry = guest.entry(RAM);
+    guest.machine.arena().store(entry, 0).unwrap();
+    let platform = guest.stage2.platform();
+    platform.tlbi(Tlbi::VmallE1, 0);
+    platform.dsb(Domain::Nsh);
+    assert_eq!(here.load(RAM.raw()), Ok(0), "what stage 2 alone has stays");
+    platform.tlbi(Tlbi::Ipas2E1, RAM.raw() >> 12);
+    platform.dsb(Domain::Nsh);
+    assert!(here.load(RAM.raw()).is_err());
+    assert_eq!(there.load(RAM.raw()), Ok(0));
+}
+
+mod stage1 {
+    //! A guest with tables of its own: one table of level 3, for 2 MiB from `VA` on.
+
+    use super::*;
+
+    /// Where its tables are, level 1 to 3, in its own addresses and mapped to the same frames.
+    const TABLES: u64 = RAM.raw();
+    const DATA: u64 = RAM.raw() + 8 * PAGE;
+    pub const VA: u64 = 0x20_0000;
+
+    const LEAF: u64 = 0b11 | 3 << 8;
+    const ACCESSED: u64 = 1 << 10;
+    const READ_ONLY: u64 = 1 << 7;
+    const DBM: u64 = 1 << 51;
+
+    /// 39 bits of address below, none above; 48 bits of IPA; HA and HD.
+    const TCR: u64 = 25 | 0b0101 << 8 | 3 << 12 | 1 << 23 | 5 << 32 | 1 << 39 | 1 << 40;
+
+    pub fn guest() -> (Guest, FastVcpu) {
+        let mut guest = Guest::new(FEATURES);
+        let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+        for page in 0..16 {
+            guest.map(RAM + page * PAGE, frame(page), Level::L3, &armed);
+        }
+        let mut vcpu = guest.vcpu(0);
+        vcpu.store(TABLES, (TABLES + PAGE) | 0b11).unwrap();
+        vcpu.store(TABLES + PAGE + (VA >> 21) * 8, (TABLES + 2 * PAGE) | 0b11).unwrap();
+        set(&mut vcpu, 0, DATA | LEAF | ACCESSED);
+        set(&mut vcpu, 1, (DATA + PAGE) | LEAF | ACCESSED | READ_ONLY);
+        set(&mut vcpu, 2, (DATA + 2 * PAGE) | LEAF | READ_ONLY | DBM);
+        // Stage 2 lets it be written from here on.
+        vcpu.store(DATA + PAGE, 0).unwrap();
+        turn_on(&mut vcpu, true);
+        (guest, vcpu)
+    }
+
+    fn entry(page: u64) -> u64 {
+        TABLES + 2 * PAGE + page * 8
+    }
+
+    fn set(vcpu: &mut FastVcpu, page: u64, raw: u64) {
+        vcpu.store(entry(page), raw).unwrap();
+    }
+
+    fn turn_on(vcpu: &mut FastVcpu, on: bool) {
+        let registers = vcpu.stage1();
+        (registers.sctlr, registers.tcr, registers.ttbr0) = (u64::from(on), TCR, TABLES);
+    }
+
+    #[test]
+    fn both_stages_are_asked() {
+        let (guest, mut vcpu) = guest();
+        vcpu.store(VA + 8, 7).unwrap();
+        assert_eq!(guest.machine.arena().load(frame(8) + 8), Some(7));
+        assert_eq!(vcpu.load(VA + PAGE), Ok(0));
+        let Exit::Stage1(Abort { esr, far, .. }) = vcpu.store(VA + PAGE, 1).unwrap_err() else { panic!() };
+        assert_eq!((esr & 0x7f, far), (1 << 6 | 0b1111, VA + PAGE), "a write, permission, level 3");
+        let Exit::Stage1(Abort { esr, .. }) = vcpu.load(VA + 5 * PAGE).unwrap_err() else { panic!() };
+        assert_eq!(esr & 0x7f, 0b0111, "a read, translation, level 3");
+        assert_eq!(ipa_from_par(vcpu.translate_stage1(VA + PAGE + 8)), Some(Ipa::new(DATA + PAGE)));
+        assert_eq!(ipa_from_par(vcpu.translate_stage1(VA + 5 * PAGE)), None);
+
+        // With the MMU off again an address is what it was.
+        turn_on(&mut vcpu, false);
+        assert_eq!(vcpu.load(DATA + 8), Ok(7));
+    }
+
+    #[test]
+    fn hardware_updates_the_guests_tables_and_stage_2_records_it() {
+        let (guest, mut vcpu) = guest();
+        let cleaned = |guest: &Guest| {
+            let mut marked = Vec::new();
+            let mut note = |leaves: twofold_stage2::Marked| marked.extend(leaves.leaves(PAGE));
+            let _ = guest.stage2.clean(RAM..RAM + 16 * PAGE, &mut note).unwrap().complete();
+            marked
+        };
+        cleaned(&guest);
+        assert_eq!(vcpu.load(VA), Ok(0));
+        assert_eq!(cleaned(&guest), [], "its access flag was set before");
+        assert_eq!(vcpu.load(VA + 2 * PAGE), Ok(0));
+        assert_eq!(cleaned(&guest), [RAM + 2 * PAGE], "the page of its table");
+        let at = frame(2) + 2 * 8;
+        assert_eq!(guest.machine.arena().load(at).unwrap() & (ACCESSED | READ_ONLY), ACCESSED | READ_ONLY);
+        vcpu.store(VA + 2 * PAGE, 1).unwrap();
+        assert_eq!(guest.machine.arena().load(at).unwrap() & (ACCESSED | READ_ONLY), ACCESSED);
+        assert_eq!(cleaned(&guest), [RAM + 2 * PAGE, Ipa::new(DATA + 2 * PAGE)]);
+    }
+
+    #[test]
+    fn the_guest_invalidates_for_itself() {
+        let (guest, mut vcpu) = guest();
+        assert_eq!(vcpu.load(VA), Ok(0));
+        // Another CPU of the guest's gives the page away.
+        guest.machine.arena().store(frame(2), 0).unwrap();
+        assert_eq!(vcpu.load(VA), Ok(0), "the TLB has it");
+        vcpu.invalidate_stage1();
+        assert!(matches!(vcpu.load(VA), Err(Exit::Stage1(_))));
+    }
+
+    /// Where entries combine both stages it is `VMALLE1` that removes them.
+    #[test]
+    fn what_stage_2_takes_away_is_gone() {
+        let (mut guest, mut vcpu) = guest();
+        vcpu.store(VA, 1).unwrap();
+        guest.unmap(Ipa::new(DATA), PAGE);
+        let gone = vcpu.store(VA, 2).unwrap_err();
+        assert_eq!(fault(gone), Some((FaultKind::Translation, AccessKind::Write, 3)));
+        let Exit::Abort(abort) = gone else { panic!() };
+        assert_eq!((abort.far, ipa_from_hpfar(abort.hpfar)), (VA, Ipa::new(DATA)));
+
+        guest.unmap(RAM + 2 * PAGE, PAGE);
+        let Exit::Abort(abort) = vcpu.load(VA + PAGE).unwrap_err() else { panic!() };
+        assert!(Fault::from_syndrome(abort.esr).unwrap().stage1_walk);
+        assert_eq!(ipa_from_hpfar(abort.hpfar), RAM + 2 * PAGE);
+    }
+
+    #[test]
+    fn registers_that_make_no_sense_are_the_guests_own_fault() {
+        let (_guest, mut vcpu) = guest();
+        vcpu.stage1().tcr |= 1 << 6;
+        assert!(matches!(vcpu.load(VA), Err(Exit::Stage1(_))));
+    }
+}
+
+#[test]
+fn an_address_that_is_odd_or_nobodys() {
+    let mut guest = Guest::new(FEATURES);
+    guest.map(RAM, frame(0), Level::L3, &ram());
+    guest.map(RAM + PAGE, Pa::new(0x900_0000), Level::L3, &Attributes::device());
+    let mut vcpu = guest.vcpu(0);
+    let status = |exit| match exit {
+        Err(Exit::Stage1(abort)) => abort.esr & 0x3f,
+        other => panic!("{other:?}"),
+    };
+    vcpu.load(RAM.raw()).unwrap();
+    assert_eq!(status(vcpu.load(RAM.raw() + 4)), 0b10_0001, "alignment");
+    assert_eq!(status(vcpu.load(RAM.raw() + PAGE)), 0b01_0000, "external abort");
+    assert_eq!(status(vcpu.load(1 << 48)), 0b00_0000, "address size");
+    assert_eq!(fault(vcpu.load(1 << 47).unwrap_err()), Some((FaultKind::Translation, AccessKind::Read, 0)));
+}
+
+struct Spin;
+
+impl Program for Spin {
+    fn run<C: Instructions>(&mut self, cpu: &mut C) -> Result<Ended, Exit> {
+        loop {
+            cpu.store(RAM.raw(), 1)?;
+        }
+    }
+}
+
+#[test]
+fn a_kick_ends_a_run_and_no_more_than_that() {
+    let mut guest = Guest::new(FEATURES);
+    guest.map(RAM, frame(0), Level::L3, &ram());
+    let mut vcpu = guest.vcpu(0);
+    let interrupts = Arc::clone(vcpu.interrupts());
+    vcpu.store(RAM.raw(), 0).unwrap();
+    interrupts.kick();
+    assert_eq!(vcpu.store(RAM.raw(), 1), Err(Exit::Kicked), "though the TLB has the page");
+    assert_eq!(vcpu.load(RAM.raw()), Ok(0));
+    thread::scope(|scope| {
+        let runs = scope.spawn(|| vcpu.run(&mut Spin));
+        while guest.machine.arena().load(frame(0)) != Some(1) {
+            thread::yield_now();
+        }
+        interrupts.kick();
+        assert_eq!(runs.join().unwrap(), Err(Exit::Kicked));
+    });
+    assert_eq!(vcpu.store(RAM.raw(), 2), Ok(()), "once");
+    interrupts.kick();
+    assert_eq!(vcpu.wait_for_interrupt(), Err(Exit::Kicked));
+}
+
+#[test]
+fn waiting_interrupts_and_calls() {
+    let guest = Guest::new(FEATURES);
+    let mut vcpu = guest.vcpu(0);
+    assert_eq!(vcpu.wait_for_interrupt(), Err(Exit::WaitForInterrupt));
+    vcpu.interrupts().raise(Line::new(5).unwrap());
+    assert_eq!(vcpu.wait_for_interrupt(), Ok(()));
+    assert_eq!((vcpu.take_interrupts(), vcpu.take_interrupts()), (1 << 5, 0));
+    assert_eq!(vcpu.hypercall([1, 2, 3, 4]), Err(Exit::Hypercall([1, 2, 3, 4])));
+    vcpu.answer(9);
+    assert_eq!(vcpu.hypercall([1, 2, 3, 4]), Ok(9));
+    assert_eq!(vcpu.hypercall([1, 2, 3, 4]), Err(Exit::Hypercall([1, 2, 3, 4])), "the next one");
+}
+
+#[test]
+fn a_cpu_has_one_vcpu() {
+    let guest = Guest::new(FEATURES);
+    let (vttbr, vtcr) = (guest.stage2.vttbr(), guest.stage2.vtcr());
+    let ask = |index, vtcr| FastVcpu::new(&guest.machine, index, (vttbr, vtcr), Arc::new(Interrupts::new()));
+    let first = ask(0, vtcr).unwrap();
+    assert_eq!(ask(0, vtcr).unwrap_err(), VcpuError::Taken { index: 0 });
+    assert_eq!(ask(2, vtcr).unwrap_err(), VcpuError::NoCpu { index: 2, cpus: 2 });
+    assert!(matches!(ask(1, 0).unwrap_err(), VcpuError::Registers { what: "VTCR_EL2", .. }));
+    drop(first);
+    ask(0, vtcr).unwrap();
+}
+
+#[test]
+fn more_cpus_than_make_sense_are_refused() {
+    let arena = Arc::new(Arena::new(&ArenaOptions::new(MIB_2, Backing::Anonymous)).unwrap());
+    let error = FastMachine::new(Arc::clone(&arena), FEATURES, 1000).unwrap_err();
+    assert!(error.most <= 64 && error.most <= 8 * error.available, "{error}");
+    assert_eq!(FastMachine::new(Arc::clone(&arena), FEATURES, error.most).unwrap().cpus(), error.most);
+    assert_eq!(CpusError::check(error.most), Ok(()));
+    assert!(FastMachine::new(arena, FEATURES, 0).is_err());
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Random operations of several CPUs on the same tables, with their guests' accesses in between: nothing is broken, each
+//! value that a guest reads was written there, and in the end the records are right and every page is back.
+//!
+//! `TWOFOLD_OPERATIONS=10000000` is what the full suite runs; what was done with effect is printed (`--nocapture`).
+
+mod counts;
+mod operation;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use twofold_machine::unforgiving::{CpuHandle, Hosted, Program};
+use twofold_stage2::{Features, Stage2, TablePage, TableSource, Thresholds, Unwatched};
+
+use crate::world::{GIB, MODERN, PLAIN, Pages, World};
+use counts::Counts;
+use operation::Worker;
+
+/// Operations in one run of one machine.
+const AT_ONCE: u64 = 50_000;
+
+fn operations(quick: u64) -> u64 {
+    std::env::var("TWOFOLD_OPERATIONS").ok().and_then(|count| count.parse().ok()).unwrap_or(quick)
+}
+
+fn seed() -> u64 {
+    std::env::var("TWOFOLD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}
+
+#[test]
+fn judge_random_operations() {
+    random_operations(MODERN, operations(6_000), seed());
+}
+
+#[test]
+fn judge_random_operations_of_armv8_0() {
+    random_operations(PLAIN, operations(6_000), seed());
+}
+
+#[test]
+fn judge_random_operations_with_two_bits_of_vmid() {
+    let few = Features { vmid_bits: 2, tlbi_range: false, ..MODERN };
+    random_operations(few, operations(3_000), seed());
+}
+
+/// Table pages, of which there are none at times.
+pub struct Scarce<'a> {
+    pages: &'a Pages,
+    cpu: &'a CpuHandle,
+    /// In so many requests one is refused; 0 for none.
+    pub one_in: u64,
+}
+
+impl TableSource for Scarce<'_> {
+    fn take(&mut self) -> Option<TablePage> {
+        if self.one_in > 0 && self.cpu.draw(self.one_in) == 0 {
+            return None;
+        }
+        let mut pages = self.pages;
+        pages.take()
+    }
+
+    fn give(&mut self, page: TablePage) {
+        let mut pages = self.pages;
+        pages.give(page);
+    }
+}
+
+/// The tables of the guests, which share the machine.
+struct Guests {
+    tables: Vec<Stage2<Hosted>>,
+}
+
+fn random_operations(features: Features, total: u64, first_seed: u64) {
+    const CPUS: usize = 4;
+    let counts = Mutex::new(Counts::default());
+    let mut done = 0;
+    let mut seed = first_seed;
+    while done < total {
+        let now = AT_ONCE.min(total - done);
+        let world = World::new(features, CPUS, seed, 5 * GIB);
+        let left = AtomicU64::new(now);
+        let guests = world.machine.alone(|cpu| {
+            let singles = Thresholds { singles: 8, ..Thresholds::DEFAULT };
+            let tables = (0..2).map(|number| world.tables(number, number as u16 + 1, 36).with_thresholds(singles));
+            let tables: Vec<_> = tables.collect();
+            operation::write_guest_tables(&world, tables.len());
+            cpu.load(0);
+            Guests { tables }
+        });
+        let guests = guests.unwrap_or_else(|breach| panic!("{breach}"));
+        let programs = (0..CPUS).map(|_| -> Program<'_> {
+            Box::new(|cpu| {
+                let mut worker = Worker::new(cpu, &world, &guests.tables);
+                while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+                    worker.step();
+                }
+                let mine = worker.end();
+                counts.lock().unwrap().add(&mine);
+            })
+        });
+        let ended = world.machine.run(programs.collect());
+        ended.unwrap_or_else(|breach| panic!("{breach}"));
+        world.machine.alone(|_| end(&world, guests)).unwrap_or_else(|breach| panic!("{breach}"));
+        done += now;
+        seed += 1;
+    }
+    println!("{}", counts.into_inner().unwrap());
+}
+
+/// The records are right, and every page comes back.
+fn end(world: &World, guests: Guests) {
+    let in_trees: u64 =
+        guests.tables.iter().map(|tables| tables.audit().unwrap_or_else(|error| panic!("{error}"))).sum();
+    assert_eq!(world.pages.out(), in_trees, "pages are lost");
+    for tables in guests.tables {
+        tables.destroy(&mut &world.pages, Unwatched).unwrap();
+    }
+    assert_eq!(world.pages.out(), 0, "pages are lost");
+}

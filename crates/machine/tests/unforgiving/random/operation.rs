@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One CPU's part: an operation on a guest's tables, or the guest's accesses.
+//!
+//! Each page of a guest's is mapped to one of two frames that are its own, so whatever is read there was written there.
+
+use std::cell::RefCell;
+use std::ops::ControlFlow;
+
+use twofold_machine::program::{Abort, Exit, Instructions, Stage1Registers};
+use twofold_machine::unforgiving::{CpuHandle, Guest, Hosted, Withdrawn};
+use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar};
+use twofold_stage2::{
+    Access, Attributes, Coalesced, Error, Execute, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed, Removed,
+    Stage2,
+};
+
+use super::Scarce;
+use super::counts::Counts;
+use crate::world::{GIB, MIB_2, PAGE, World};
+
+/// The operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Map,
+    Replace,
+    MapRange,
+    Unmap,
+    Protect,
+    WriteProtect,
+    WriteProtectMask,
+    Relax,
+    MakeYoung,
+    Age,
+    Clean,
+    Disarm,
+    Split,
+    Coalesce,
+}
+
+impl Kind {
+    pub const ALL: [Self; 14] = [
+        Self::Map,
+        Self::Replace,
+        Self::MapRange,
+        Self::Unmap,
+        Self::Protect,
+        Self::WriteProtect,
+        Self::WriteProtectMask,
+        Self::Relax,
+        Self::MakeYoung,
+        Self::Age,
+        Self::Clean,
+        Self::Disarm,
+        Self::Split,
+        Self::Coalesce,
+    ];
+
+    /// Whether it can have an effect on such leaves.
+    pub fn applies(self, level: u8, dirty_by_hardware: bool) -> bool {
+        match self {
+            Self::Clean | Self::Disarm => dirty_by_hardware,
+            Self::Split | Self::Coalesce => level < 3,
+            _ => true,
+        }
+    }
+}
+
+/// Where a guest's memory is: some sections of 2 MiB, and a block of 1 GiB.
+const SECTIONS: u64 = GIB;
+const SECTION_COUNT: u64 = 3;
+const BLOCK: u64 = 2 * GIB;
+/// The page of the first section that has the guest's own table.
+pub const TABLE: u64 = SECTIONS + 100 * PAGE;
+
+/// The pages of a section that are used most: neighbours, and the ends of what is looked at together.
+const PAGES: [u64; 8] = [0, 1, 2, 63, 64, 65, 510, 511];
+
+/// One of the two frames of a page of a guest's.
+pub fn frame(world: &World, guest: usize, ipa: u64, choice: u64) -> Pa {
+    if ipa >= BLOCK {
+        return Pa::new(BLOCK + (guest as u64 * 2 + choice) * GIB + (ipa - BLOCK));
+    }
+    let section = (ipa - SECTIONS) / MIB_2;
+    let number = (guest as u64 * 2 + choice) * SECTION_COUNT + section;
+    world.frame(number * MIB_2 + ipa % MIB_2)
+}
+
+/// The guest's own tables: one of level 1, whose entries map everything to itself and are marked when they are used.
+pub fn write_guest_tables(world: &World, guests: usize) {
+    for guest in 0..guests {
+        for choice in 0..2 {
+            for entry in 0..8 {
+                let raw = entry * GIB | 0b01 | 3 << 8;
+                let at = frame(world, guest, TABLE + entry * 8, choice);
+                world.machine.arena().store(at, raw).expect("the frame is there");
+            }
+        }
+    }
+}
+
+/// The registers for them: 39 bits, 4 KiB, one half, access flags by hardware.
+const STAGE1: Stage1Registers =
+    Stage1Registers { sctlr: 1, tcr: 1 << 39 | 5 << 32 | 1 << 23 | 0x35 << 8 | 25, ttbr0: TABLE, ttbr1: 0, mair: 0xff };
+
+pub struct Worker<'a> {
+    cpu: &'a CpuHandle,
+    world: &'a World,
+    tables: &'a [Stage2<Hosted>],
+    /// The vCPU that ran here last, of each guest.
+    vcpus: Vec<Option<u32>>,
+    pages: Scarce<'a>,
+    counts: Counts,
+}
+
+/// Collects what is told of leaves that were removed.
+struct Told<'a>(&'a RefCell<Vec<Leaf>>);
+
+impl Removed for Told<'_> {
+    const WATCHES: bool = true;
+
+    fn leaf(&mut self, leaf: Leaf) {
+        self.0.borrow_mut().push(leaf);
+    }
+}
+
+impl<'a> Worker<'a> {
+    pub fn new(cpu: &'a CpuHandle, world: &'a World, tables: &'a [Stage2<Hosted>]) -> Self {
+        let pages = Scarce { pages: &world.pages, cpu, one_in: 40 };
+        Self { cpu, world, tables, vcpus: vec![None; tables.len()], pages, counts: Counts::default() }
+    }
+
+    pub fn end(self) -> Counts {
+        self.cpu.load(0);
+        self.counts
+    }
+
+    /// One operation, and at times what the guest does.
+    pub fn step(&mut self) {
+        let guest = self.cpu.draw(2) as usize;
+        if self.cpu.draw(3) == 0 {
+            self.run_guest(guest);
+        }
+        let kind = Kind::ALL[self.cpu.draw(Kind::ALL.len() as u64) as usize];
+        if let Err(error) = self.operation(kind, guest) {
+            match error {
+                Error::NoTablePage { .. } | Error::TableInTheWay { .. } | Error::NotMapped { .. } => {}
+                other => self.cpu.report(format!("{kind:?}: {other}")),
+            }
+        }
+    }
+
+    fn page(&self) -> u64 {
+        let page = PAGES[self.cpu.draw(PAGES.len() as u64) as usize] * PAGE;
+        if self.cpu.draw(3) == 0 {
+            return BLOCK + [0, 1, 511][self.cpu.draw(3) as usize] * MIB_2 + page;
+        }
+        SECTIONS + self.cpu.draw(SECTION_COUNT) * MIB_2 + page
+    }
+
+    fn range(&self) -> IpaRange {
+        let page = self.page();
+        let (start, size) = match self.cpu.draw(16) {
+            0..8 => (page, PAGE * (1 + self.cpu.draw(3))),
+            8..11 => (page & !(64 * PAGE - 1), 64 * PAGE),
+            11..14 => (page & !(MIB_2 - 1), MIB_2),
+            _ if page >= BLOCK => (BLOCK, GIB),
+            _ => (SECTIONS, SECTION_COUNT * MIB_2),
+        };
+        let end = if page >= BLOCK { BLOCK + GIB } else { SECTIONS + SECTION_COUNT * MIB_2 };
+        Ipa::new(start)..Ipa::new((start + size).min(end))
+    }
+
+    /// A leaf's level and where one of that level is, around a page.
+    fn leaf_around(&self, page: u64) -> (Level, u64) {
+        let level = match self.cpu.draw(4) {
+            0 if page >= BLOCK => 1,
+            0 | 1 => 2,
+            _ => 3,
+        };
+        let span = [0, GIB, MIB_2, PAGE][usize::from(level)];
+        (Level::new(level).unwrap(), page & !(span - 1))
+    }
+
+    fn access(&self) -> Access {
+        match self.cpu.draw(5) {
+            0 => Access::READ,
+            1 => Access::ALL,
+            2 => Access { execute: Execute::ALWAYS, ..Access::READ },
+            _ => Access::READ_WRITE,
+        }
+    }
+
+    fn attributes(&self) -> Attributes {
+        let dirty_by_hardware = self.world.features.hardware_dirty_state && self.cpu.draw(2) == 0;
+        Attributes { dirty_by_hardware, ..Attributes::ram(self.access()) }
+    }
+
+    fn operation(&mut self, kind: Kind, guest: usize) -> Result<(), Error> {
+        let (cpu, tables) = (self.cpu, &self.tables[guest]);
+        let (page, range, attributes) = (self.page(), self.range(), self.attributes());
+        let before_it = cpu.knowledge();
+        match kind {
+            Kind::Map | Kind::Replace => {
+                let (level, ipa) = self.leaf_around(page);
+                let pa = frame(self.world, guest, ipa, cpu.draw(2));
+                let mapped = tables.map(Ipa::new(ipa), pa, level, &attributes, &mut self.pages)?;
+                let kind = match mapped {
+                    Mapped::New => Kind::Map,
+                    Mapped::Replaced(_) => Kind::Replace,
+                    Mapped::Already(_) => return Ok(()),
+                };
+                self.counts.effect(kind, level.raw(), attributes.dirty_by_hardware);
+            }
+            Kind::MapRange => {
+                let largest = Level::new(1 + cpu.draw(3) as u8).unwrap();
+                let size = (range.end - range.start).min(if largest == Level::L1 { GIB } else { 2 * MIB_2 });
+                let pa = frame(self.world, guest, range.start.raw(), cpu.draw(2));
+                let range = range.start..range.start + size;
+                let before = tables.look_up(range.start);
+                tables.map_range(range.clone(), pa, largest, &attributes, &mut self.pages)?;
+                match tables.look_up(range.start) {
+                    Some(leaf) if before != Some(leaf) => self.effect(kind, &leaf),
+                    _ => {}
+                }
+            }
+            Kind::Unmap => {
+                let told = RefCell::default();
+                let pending = tables.unmap(range.clone(), &mut self.pages, Told(&told))?;
+                let flushed = pending.complete();
+                cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Everything);
+                flushed.free(&mut self.pages);
+                let told = told.into_inner();
+                told.iter().take(4).for_each(|leaf| self.effect(kind, leaf));
+            }
+            Kind::Protect => {
+                let before = tables.look_up(range.start);
+                let keep = if cpu.draw(2) == 0 { Access::READ } else { self.access() };
+                let pending = tables.protect(range.clone(), keep, &mut self.pages)?;
+                let any = !pending.is_empty();
+                let _ = pending.complete();
+                if !keep.write {
+                    cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Writes);
+                }
+                self.effect_if(any, kind, before);
+            }
+            Kind::WriteProtect | Kind::WriteProtectMask => {
+                let before = tables.look_up(range.start);
+                let (pending, range) = if kind == Kind::WriteProtect {
+                    (tables.write_protect(range.clone())?, range)
+                } else {
+                    let mask = 1 << cpu.draw(3) | 1 << cpu.draw(8);
+                    let end = range.start + PAGE * u64::from(64 - u64::leading_zeros(mask));
+                    (tables.write_protect_mask(range.start, mask)?, range.start..end)
+                };
+                let any = !pending.is_empty();
+                let _ = pending.complete();
+                if kind == Kind::WriteProtect {
+                    cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Writes);
+                }
+                self.effect_if(any, kind, before);
+            }
+            Kind::Relax => {
+                let before = tables.look_up(Ipa::new(page));
+                if tables.relax(Ipa::new(page), self.access())? == Relaxed::Widened {
+                    self.effect_if(true, kind, before);
+                }
+            }
+            Kind::MakeYoung => {
+                let before = tables.look_up(Ipa::new(page));
+                if tables.make_young(Ipa::new(page))? {
+                    self.effect_if(true, kind, before);
+                }
+            }
+            Kind::Age => {
+                let mut told = Vec::new();
+                tables.age(range, &mut |marked| told.push(marked))?;
+                self.effects_of(kind, guest, &told);
+            }
+            Kind::Clean => {
+                let mut told = Vec::new();
+                let _ = tables.clean(range.clone(), &mut |marked| told.push(marked))?.complete();
+                cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Records);
+                told.iter().for_each(|marked| self.counts.effect(kind, marked.level.raw(), true));
+            }
+            Kind::Disarm => {
+                let before = tables.look_up(range.start);
+                let pending = tables.disarm(range, &mut |_| ())?;
+                let any = !pending.is_empty();
+                let _ = pending.complete();
+                self.effect_if(any && before.is_some_and(|leaf| leaf.descriptor.is_armed()), kind, before);
+            }
+            Kind::Split => {
+                let before = tables.look_up(range.start);
+                // All of 1 GiB at once is much work, and rare.
+                let is_all = range.end - range.start == GIB;
+                let range = if is_all && cpu.draw(64) != 0 { range.start..range.start + MIB_2 } else { range };
+                let chunk = if is_all { GIB } else { PAGE << cpu.draw(10) };
+                let split = tables.split(range, chunk, &mut self.pages, |_, _| ControlFlow::Continue(()))?;
+                self.effect_if(split.blocks > 0, kind, before.filter(|leaf| leaf.level < Level::L3));
+            }
+            Kind::Coalesce => {
+                let level = if page >= BLOCK && cpu.draw(2) == 0 { Level::L1 } else { Level::L2 };
+                let ipa = page & !(if level == Level::L1 { GIB } else { MIB_2 } - 1);
+                let pa = frame(self.world, guest, ipa, cpu.draw(2));
+                let coalesced = tables.coalesce(Ipa::new(ipa), pa, level, &attributes, &mut self.pages, &mut |_| ())?;
+                if let Coalesced::Done { .. } = coalesced {
+                    self.counts.effect(kind, level.raw(), attributes.dirty_by_hardware);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn effect(&mut self, kind: Kind, leaf: &Leaf) {
+        self.counts.effect(kind, leaf.level.raw(), leaf.descriptor.is_armed());
+    }
+
+    fn effect_if(&mut self, any: bool, kind: Kind, leaf: Option<Leaf>) {
+        if let (true, Some(leaf)) = (any, leaf) {
+            self.effect(kind, &leaf);
+        }
+    }
+
+    fn effects_of(&mut self, kind: Kind, guest: usize, told: &[Marked]) {
+        for marked in told.iter().take(4) {
+            let first = marked.ipa.raw()
+                + u64::from(marked.mask.trailing_zeros()) * [0, GIB, MIB_2, PAGE][usize::from(marked.level.raw())];
+            if let Some(leaf) = self.tables[guest].look_up(Ipa::new(first)) {
+                self.effect(kind, &leaf);
+            }
+        }
+    }
+
+    /// Some accesses of the guest's, whose faults are answered, but for some.
+    fn run_guest(&mut self, number: usize) {
+        let tables = &self.tables[number];
+        let vcpu = self.cpu.draw(2) as u32;
+        self.cpu.load(tables.vttbr());
+        if self.vcpus[number].is_some_and(|last| last != vcpu) {
+            tables.invalidate_for_other_vcpu();
+        }
+        self.vcpus[number] = Some(vcpu);
+        let mut guest = self.cpu.enter(tables.vttbr(), tables.vtcr(), vcpu);
+        if self.cpu.draw(2) == 0 {
+            *guest.stage1() = STAGE1;
+        }
+        for _ in 0..1 + self.cpu.draw(6) {
+            let ipa = self.page() + 8 * self.cpu.draw(2);
+            guest.forget_fault();
+            let what = self.cpu.draw(8);
+            while let Err(exit) = self.access_once(&mut guest, ipa, what) {
+                self.counts.faults += 1;
+                let Exit::Abort(abort) = exit else { self.cpu.report(format!("the guest left for {exit:?}")) };
+                if self.cpu.draw(8) == 0 || !self.answer(number, &abort, &mut guest) {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn access_once(&mut self, guest: &mut Guest<'_>, ipa: u64, what: u64) -> Result<(), Exit> {
+        match what {
+            0..4 => {
+                guest.store(ipa, ipa / PAGE)?;
+                self.counts.stores += 1;
+            }
+            4..7 => {
+                let value = guest.load(ipa)?;
+                if value != 0 && value != ipa / PAGE {
+                    self.cpu.report(format!("{ipa:#x} holds {value:#x}, which was never written there"));
+                }
+                self.counts.loads += 1;
+            }
+            _ => {
+                guest.fetch(ipa)?;
+                self.counts.fetches += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a fault as a hypervisor does; whether the guest may go on.
+    fn answer(&mut self, number: usize, abort: &Abort, guest: &mut Guest<'_>) -> bool {
+        let tables = &self.tables[number];
+        let fault = Fault::from_syndrome(abort.esr).unwrap_or_else(|| panic!("{abort:?}"));
+        // The guest's own tables map everything to itself, so `AT` would tell what FAR_EL2 does.
+        let ipa = if fault.hpfar_is_valid() { ipa_from_hpfar(abort.hpfar) } else { Ipa::new(abort.far & !0xfff) };
+        let wanted = match fault.access {
+            AccessKind::Read => Access::READ,
+            AccessKind::Write => Access::READ_WRITE,
+            AccessKind::Execute => Access { execute: Execute::ALWAYS, ..Access::READ },
+        };
+        let answered = match fault.kind {
+            FaultKind::Translation => {
+                let (level, start) = self.leaf_around(ipa.raw());
+                let pa = frame(self.world, number, start, self.cpu.draw(2));
+                let attributes = self.attributes();
+                match tables.map(Ipa::new(start), pa, level, &attributes, &mut self.pages) {
+                    Err(Error::TableInTheWay { .. }) => {
+                        let pa = frame(self.world, number, ipa.raw(), self.cpu.draw(2));
+                        tables.map(ipa, pa, Level::L3, &attributes, &mut self.pages).map(|_| ())
+                    }
+                    mapped => mapped.map(|_| ()),
+                }
+            }
+            FaultKind::AccessFlag => tables.make_young(ipa).map(|_| ()),
+            FaultKind::Permission => tables.relax(ipa, wanted).map(|_| ()),
+        };
+        match answered {
+            Ok(()) => true,
+            // Whoever removes it has still to flush: until then the guest may run into what its TLB holds.
+            Err(Error::NotMapped { .. }) => {
+                guest.forget_fault();
+                true
+            }
+            Err(Error::NoTablePage { .. }) => false,
+            Err(error) => self.cpu.report(format!("{fault:?} at {ipa}: {error}")),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! R19, and what two CPUs do at the same moment: an access has two halves.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use twofold_machine::program::Instructions;
+use twofold_machine::unforgiving::{Bbm, Breach, Rule, Withdrawn};
+use twofold_stage2::Platform;
+use twofold_stage2::platform::{Domain, Tlbi};
+
+use super::hand::{BASE, Hand, Machinery, READ_WRITE, ipa, pages};
+use super::{SEEDS, allowed_in_a_race, reported_in_a_race};
+use crate::world::{MODERN, PAGE};
+
+// R19
+
+#[test]
+fn two_cpus_that_wait_for_each_other_are_reported() {
+    let waits = |hand: &Hand| {
+        loop {
+            hand.cpu.pause();
+        }
+    };
+    let ended = Machinery::new(MODERN, Bbm::default(), 2, 1).race(waits, waits);
+    assert_eq!(ended.unwrap_err().rule, Rule::Livelock);
+}
+
+#[test]
+fn a_lock_that_is_never_given_back_is_reported() {
+    let locks = |hand: &Hand| hand.cpu.lock(hand.tree.level_3);
+    let ended = Machinery::new(MODERN, Bbm::default(), 2, 1).race(locks, locks);
+    assert_eq!(ended.unwrap_err().rule, Rule::Livelock);
+}
+
+#[test]
+fn a_cpu_that_waits_for_one_that_works_is_allowed() {
+    let works = |hand: &Hand| {
+        hand.locked(hand.entry(0), || {
+            for index in 0..512 {
+                hand.cpu.write_entry(hand.entry(index), hand.leaf(index, &READ_WRITE), Relaxed);
+                hand.cpu.pause();
+            }
+        });
+    };
+    allowed_in_a_race(works, |hand| hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE)));
+}
+
+// An access begins, and ends.
+
+/// CPU 1 stores, and between its look-up and its store does nothing for a while; CPU 0 takes the page away meanwhile. `true`
+/// where CPU 0's barrier was over before that store was.
+fn overtaken(seed: u64, barrier: Domain) -> bool {
+    let (inside, outside) = (AtomicBool::new(false), AtomicBool::new(false));
+    let machinery = Machinery::new(MODERN, Bbm::default(), 2, seed);
+    machinery.alone(|hand| hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE))).unwrap();
+    let mut overtaken = false;
+    let ended = machinery.race(
+        |hand| {
+            while !inside.load(Relaxed) {
+                hand.cpu.pause();
+            }
+            hand.make(hand.entry(0), 0);
+            hand.tlbi(Tlbi::VmallS12E1Is, 0);
+            hand.dsb(barrier);
+            overtaken = !outside.load(Relaxed) || hand.content(0) != 7;
+        },
+        |hand| {
+            let mut guest = hand.enter(0);
+            guest.between_halves(|| {
+                inside.store(true, Relaxed);
+                (0..100).for_each(|_| hand_over(&machinery));
+                outside.store(true, Relaxed);
+            });
+            guest.store(BASE, 7).unwrap();
+        },
+    );
+    ended.unwrap_or_else(|breach| panic!("seed {seed}: {breach}"));
+    overtaken
+}
+
+/// The other CPU runs.
+fn hand_over(machinery: &Machinery) {
+    machinery.world.machine.platform().pause(1);
+}
+
+#[test]
+fn a_barrier_waits_for_an_access_that_began_under_the_old_entry() {
+    assert!((0..SEEDS).all(|seed| !overtaken(seed, Domain::Ish)));
+}
+
+/// One for stores alone completes no invalidation, and waits for nothing.
+#[test]
+fn a_barrier_that_completes_nothing_does_not_wait() {
+    assert!((0..SEEDS).all(|seed| overtaken(seed, Domain::IshSt)));
+}
+
+/// A guest stores all the time; its page is unmapped, `flush` is done, and nothing may land in the frame any more.
+fn stored_while_unmapped(seed: u64, flush: impl Fn(&Hand) + Sync) -> Result<(), Breach> {
+    let done = AtomicBool::new(false);
+    let machinery = Machinery::new(MODERN, Bbm::default(), 2, seed);
+    machinery.race(
+        |hand| {
+            hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
+            while hand.content(0) == 0 {
+                hand.cpu.pause();
+            }
+            hand.make(hand.entry(0), 0);
+            flush(hand);
+            let before = hand.content(0);
+            (0..50).for_each(|_| hand.cpu.pause());
+            if hand.content(0) != before {
+                hand.cpu.report("a guest stored to a frame that it does not have any more".to_owned());
+            }
+            done.store(true, Relaxed);
+        },
+        |hand| {
+            let mut guest = hand.enter(0);
+            for value in 1.. {
+                if guest.store(BASE, value).is_err() {
+                    hand.cpu.pause();
+                }
+                guest.forget_fault();
+                if done.load(Relaxed) {
+                    break;
+                }
+            }
+        },
+    )
+}
+
+#[test]
+fn nothing_lands_in_a_frame_behind_its_flush() {
+    for seed in 0..SEEDS {
+        let ended = stored_while_unmapped(seed, |hand| hand.flush(ipa(0)));
+        ended.unwrap_or_else(|breach| panic!("seed {seed}: {breach}"));
+    }
+}
+
+/// And where there is none, or for this CPU alone, something does.
+#[test]
+fn something_lands_in_a_frame_without_its_flush() {
+    let flushes: [fn(&Hand); 2] = [|_| (), |hand| hand.flush_here(ipa(0))];
+    for flush in flushes {
+        let breaches: Vec<_> = (0..SEEDS).filter_map(|seed| stored_while_unmapped(seed, flush).err()).collect();
+        assert!(breaches.len() > 5 && breaches.iter().all(|breach| breach.rule == Rule::Content));
+    }
+}
+
+/// A change of this CPU's is invalidated by another one, which has seen it.
+#[test]
+fn a_flush_by_who_has_seen_the_change_is_for_it_too() {
+    allowed_in_a_race(
+        |hand| {
+            hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
+            hand.set(hand.entry(0), 0);
+        },
+        |hand| {
+            let seen = hand.locked(hand.entry(0), || hand.cpu.read_entry(hand.entry(0), Relaxed));
+            if seen == 0 {
+                hand.flush(ipa(0));
+                hand.expect_flushed(pages(0..1), Withdrawn::Everything);
+            }
+        },
+    );
+}
+
+/// Who has not seen it has a flush that may come before the change.
+#[test]
+fn a_flush_by_who_has_not_seen_the_change_is_not_for_it() {
+    reported_in_a_race(
+        Rule::FrameReusedTooEarly,
+        |hand| {
+            hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
+            hand.set(hand.entry(0), 0);
+        },
+        |hand| {
+            (0..10).for_each(|_| hand.cpu.pause());
+            hand.flush(ipa(0));
+            hand.cpu.reuse(hand.frame(0), PAGE);
+        },
+    );
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Defects that were found in others who do this job, as small rogue code: each is reported, or loses what a test then finds.
+
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+
+use twofold_machine::program::Instructions;
+use twofold_machine::unforgiving::{Bbm, Rule, Withdrawn};
+use twofold_stage2::Platform;
+use twofold_stage2::platform::{Domain, Tlbi};
+use twofold_stage2::tlb::single_operand;
+
+use super::hand::{ARMED, BASE, Hand, Machinery, READ_WRITE, VMID, WRITE, ipa, pages};
+use super::records::loses;
+use super::reported;
+use crate::world::{MODERN, PAGE};
+
+/// A page is unmapped and `flush` done; nothing of it may be cached then.
+#[track_caller]
+fn leaves_something(flush: fn(&Hand)) {
+    reported(Rule::StillCached, |hand| {
+        hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
+        hand.set(hand.entry(0), 0);
+        flush(hand);
+        hand.expect_flushed(pages(0..1), Withdrawn::Everything);
+    });
+}
+
+/// `TLBI VAE2IS` is for EL2's own stage 1: for a guest's entries it is no instruction at all.
+#[test]
+fn peer_axvm_invalidates_another_regime() {
+    leaves_something(|hand| {
+        hand.dsb(Domain::IshSt);
+        hand.dsb(Domain::Ish);
+        hand.platform.isb();
+    });
+}
+
+#[test]
+fn peer_axvm_does_not_shift_the_operand() {
+    leaves_something(|hand| {
+        hand.dsb(Domain::IshSt);
+        hand.tlbi(Tlbi::Ipas2E1Is, ipa(0).raw());
+        hand.dsb(Domain::Ish);
+        hand.tlbi(Tlbi::VmallE1Is, 0);
+        hand.dsb(Domain::Ish);
+        hand.platform.isb();
+    });
+}
+
+#[test]
+fn peer_axvm_has_no_barrier_before() {
+    leaves_something(|hand| {
+        hand.by_ipa(ipa(0));
+        hand.dsb(Domain::Ish);
+        hand.tlbi(Tlbi::VmallE1Is, 0);
+        hand.dsb(Domain::Ish);
+        hand.platform.isb();
+    });
+}
+
+#[test]
+fn peer_hvisor_flushes_nothing() {
+    leaves_something(|_| {});
+}
+
+#[test]
+fn peer_bao_and_aarch64_paging_do_not_invalidate_combined_entries() {
+    leaves_something(|hand| {
+        hand.dsb(Domain::IshSt);
+        hand.by_ipa(ipa(0));
+        hand.dsb(Domain::Ish);
+        hand.platform.isb();
+    });
+}
+
+/// The guest that was loaded goes on with a VTTBR_EL2 that has no tables in it.
+#[test]
+fn peer_bao_restores_the_vmid_alone() {
+    reported(Rule::TableFreedTooEarly, |hand| {
+        hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
+        let other = Hand::tree(hand.cpu, hand.world, 1, 4);
+        let mut guest = hand.enter(0);
+        guest.store(BASE, 7).unwrap();
+        let saved = hand.platform.vttbr();
+        hand.platform.load_vttbr(other.vttbr);
+        hand.platform.isb();
+        hand.flush_all();
+        hand.platform.load_vttbr(saved & 0xffff << 48);
+        hand.platform.isb();
+        let _ = guest.load(BASE);
+    });
+}
+
+/// What comes back whole is a guest that goes on.
+#[test]
+fn what_bao_should_restore_is_allowed() {
+    super::allowed(|hand| {
+        hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
+        let other = Hand::tree(hand.cpu, hand.world, 1, 4);
+        let mut guest = hand.enter(0);
+        guest.store(BASE, 7).unwrap();
+        let saved = hand.platform.vttbr();
+        hand.platform.load_vttbr(other.vttbr);
+        hand.platform.isb();
+        hand.flush_all();
+        hand.platform.load_vttbr(saved);
+        hand.platform.isb();
+        assert_eq!(guest.load(BASE), Ok(7));
+    });
+}
+
+#[test]
+fn peer_hafnium_and_op_tee_name_another_ipa_space() {
+    const NON_SECURE: u64 = 1 << 63;
+    reported(Rule::Operand, |hand| hand.tlbi(Tlbi::Ipas2E1Is, NON_SECURE | single_operand(ipa(0), None)));
+}
+
+/// The address is in units of 4 KiB whatever the granule; by 64 KiB it is another one.
+#[test]
+fn peer_zephyr_and_page_table_multiarch_shift_the_operand_by_the_granule() {
+    leaves_something(|hand| {
+        hand.dsb(Domain::IshSt);
+        hand.tlbi(Tlbi::Ipas2E1Is, ipa(0).raw() >> 16);
+        hand.dsb(Domain::Ish);
+        hand.tlbi(Tlbi::VmallE1Is, 0);
+        hand.dsb(Domain::Ish);
+        hand.platform.isb();
+    });
+}
+
+#[test]
+fn peer_genode_s_detached_memory_stays_reachable() {
+    reported(Rule::FrameReusedTooEarly, |hand| {
+        hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
+        hand.make(hand.entry(0), 0);
+        hand.cpu.reuse(hand.frame(0), PAGE);
+    });
+}
+
+/// Two guests whose VMIDs are the same in the bits that there are.
+#[test]
+fn peer_freebsd_s_vmids_alias() {
+    reported(Rule::VmidReused, |hand| {
+        let other = Hand::tree(hand.cpu, hand.world, 1, VMID);
+        hand.cpu.enter(other.vttbr, other.vtcr, 0);
+    });
+}
+
+/// Invalidates where nothing was changed, and where something was does not.
+#[test]
+fn peer_dirty_log_inverts_its_test() {
+    loses(|hand| {
+        let armed = hand.leaf(0, &ARMED);
+        let old = hand.locked(hand.entry(0), || hand.cpu.exchange_entry(hand.entry(0), armed, AcqRel));
+        if old == armed {
+            hand.flush(ipa(0));
+        }
+        old & WRITE != 0
+    });
+}
+
+/// What hardware records between the load and the store is overwritten.
+#[test]
+fn peer_dirty_log_stores_plainly() {
+    loses(|hand| {
+        let entry = hand.entry(0);
+        let old = hand.locked(entry, || {
+            let old = hand.cpu.read_entry(entry, Relaxed);
+            hand.cpu.write_entry(entry, old & !WRITE, Release);
+            old
+        });
+        hand.flush(ipa(0));
+        old & WRITE != 0
+    });
+}
+
+/// What hardware has recorded meanwhile makes the exchange fail, and the next one takes it away unseen.
+#[test]
+fn peer_dirty_log_applies_a_stale_value_again() {
+    loses(|hand| {
+        let entry = hand.entry(0);
+        let first = hand.locked(entry, || {
+            let first = hand.cpu.read_entry(entry, Relaxed);
+            let (mut old, new) = (first, first & !WRITE);
+            while let Err(now) = hand.cpu.replace_entry(entry, old, new, AcqRel) {
+                old = now;
+            }
+            first
+        });
+        hand.flush(ipa(0));
+        first & WRITE != 0
+    });
+}
+
+/// Hardware records until the break.
+#[test]
+fn peer_dirty_log_reads_before_the_break() {
+    loses(|hand| {
+        let entry = hand.entry(0);
+        let old = hand.locked(entry, || {
+            let old = hand.cpu.read_entry(entry, Relaxed);
+            hand.cpu.write_entry(entry, 0, Release);
+            old
+        });
+        hand.flush(ipa(0));
+        hand.make(entry, hand.leaf(0, &ARMED));
+        old & WRITE != 0
+    });
+}
+
+/// With the access flag set.
+#[test]
+fn peer_casemate_swaps_the_output_address_of_a_live_leaf() {
+    let machinery = Machinery::new(MODERN, Bbm::default(), 2, 1);
+    let ended = machinery.alone(|hand| {
+        hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
+        hand.enter(0).store(BASE, 7).unwrap();
+        hand.locked(hand.entry(0), || hand.cpu.exchange_entry(hand.entry(0), hand.leaf(1, &READ_WRITE), AcqRel));
+    });
+    assert_eq!(ended.unwrap_err().rule, Rule::LiveChange);
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Changes of a mapping's size without a break, on CPUs that take them (FEAT_BBM), and what those may do about it.
+
+use twofold_machine::program::{Exit, Instructions};
+use twofold_machine::unforgiving::{Bbm, Breach, Rule, Withdrawn};
+use twofold_stage2::{Attributes, Ipa, Memory, Pa};
+
+use super::SEEDS;
+use super::hand::{BASE, Hand, Machinery, READ_WRITE, table};
+use crate::world::{MIB_2, MODERN, PAGE};
+
+/// The block's address: the second entry of the table of level 2.
+const BLOCK: u64 = BASE + MIB_2;
+/// nT.
+const NOT_TRANSLATED: u64 = 1 << 16;
+
+fn on(bbm: Bbm, seed: u64, body: impl Fn(&Hand) + Sync) -> Result<(), Breach> {
+    Machinery::new(MODERN, bbm, 2, seed).alone(&body)
+}
+
+#[track_caller]
+fn reported(rule: Rule, bbm: Bbm, body: impl Fn(&Hand) + Sync) {
+    assert_eq!(on(bbm, 1, body).err().map(|breach| breach.rule), Some(rule), "{bbm:?}");
+}
+
+#[track_caller]
+fn allowed(bbm: Bbm, body: impl Fn(&Hand) + Sync) {
+    on(bbm, 1, body).unwrap_or_else(|breach| panic!("{bbm:?}: {breach}"));
+}
+
+fn entry(hand: &Hand) -> Pa {
+    hand.tree.level_2 + 8
+}
+
+/// A table that maps as the first block does, or the frames from `first` on.
+fn parts(hand: &Hand, first: u64, attributes: &Attributes) -> Pa {
+    let page = hand.page();
+    hand.fill(page, |index| hand.leaf(first + index, attributes));
+    page
+}
+
+fn flush_block(hand: &Hand) {
+    hand.flush_all();
+    hand.expect_flushed(Ipa::new(BLOCK)..Ipa::new(BLOCK + MIB_2), Withdrawn::Everything);
+}
+
+fn split(hand: &Hand, flags: u64) {
+    hand.make(entry(hand), hand.block(0, &READ_WRITE) | flags);
+    hand.make(entry(hand), table(parts(hand, 0, &READ_WRITE)));
+    flush_block(hand);
+}
+
+fn coalesce(hand: &Hand, flags: u64) {
+    let old = parts(hand, 0, &READ_WRITE);
+    hand.make(entry(hand), table(old));
+    hand.make(entry(hand), hand.block(0, &READ_WRITE) | flags);
+    flush_block(hand);
+    hand.cpu.free_page(old);
+}
+
+#[test]
+fn at_level_0_a_size_is_not_changed_live() {
+    for change in [split, coalesce] {
+        reported(Rule::LiveChange, Bbm::Level0, |hand| change(hand, 0));
+    }
+}
+
+#[test]
+fn at_level_1_a_size_is_changed_live_where_the_block_is_marked() {
+    for change in [split, coalesce] {
+        reported(Rule::LiveChange, Bbm::Level1, |hand| change(hand, 0));
+        allowed(Bbm::Level1, |hand| change(hand, NOT_TRANSLATED));
+    }
+    // The mark itself is no part of the address there.
+    allowed(Bbm::Level1, |hand| {
+        hand.make(entry(hand), hand.block(0, &READ_WRITE));
+        hand.make(entry(hand), hand.block(0, &READ_WRITE) | NOT_TRANSLATED);
+        hand.flush_all();
+        hand.make(entry(hand), table(parts(hand, 0, &READ_WRITE)));
+    });
+    reported(Rule::LiveChange, Bbm::Level0, |hand| {
+        hand.make(entry(hand), hand.block(0, &READ_WRITE));
+        hand.make(entry(hand), hand.block(0, &READ_WRITE) | NOT_TRANSLATED);
+    });
+}
+
+#[test]
+fn at_level_2_a_size_is_changed_live() {
+    for change in [split, coalesce] {
+        allowed(Bbm::Level2, |hand| change(hand, 0));
+    }
+}
+
+/// A size, and nothing else.
+#[test]
+fn at_level_2_nothing_else_is_changed_live() {
+    let other = Attributes { memory: Memory::NonCacheable, ..READ_WRITE };
+    reported(Rule::LiveChange, Bbm::Level2, |hand| {
+        hand.make(entry(hand), hand.block(0, &READ_WRITE));
+        hand.make(entry(hand), table(parts(hand, 1, &READ_WRITE)));
+    });
+    reported(Rule::LiveChange, Bbm::Level2, |hand| {
+        hand.make(entry(hand), table(parts(hand, 0, &other)));
+        hand.make(entry(hand), hand.block(0, &READ_WRITE));
+    });
+    reported(Rule::LiveChange, Bbm::Level2, |hand| {
+        hand.make(entry(hand), hand.block(0, &READ_WRITE));
+        hand.make(entry(hand), hand.block(1, &READ_WRITE));
+    });
+}
+
+/// Nor is the invalidation spared.
+#[test]
+fn at_level_2_the_old_entry_stays_until_it_is_invalidated() {
+    reported(Rule::StillCached, Bbm::Level2, |hand| {
+        hand.make(entry(hand), hand.block(0, &READ_WRITE));
+        hand.make(entry(hand), table(parts(hand, 0, &READ_WRITE)));
+        hand.expect_flushed(Ipa::new(BLOCK)..Ipa::new(BLOCK + MIB_2), Withdrawn::Everything);
+    });
+    reported(Rule::TableFreedTooEarly, Bbm::Level2, |hand| {
+        let old = parts(hand, 0, &READ_WRITE);
+        hand.make(entry(hand), table(old));
+        hand.make(entry(hand), hand.block(0, &READ_WRITE));
+        hand.cpu.free_page(old);
+    });
+    // The new pages are others' to change only then.
+    reported(Rule::MakeBeforeFlush, Bbm::Level2, |hand| {
+        hand.make(entry(hand), hand.block(0, &READ_WRITE));
+        let new = parts(hand, 0, &READ_WRITE);
+        hand.make(entry(hand), table(new));
+        hand.make(new, 0);
+        hand.make(new, hand.leaf(600, &READ_WRITE));
+    });
+}
+
+#[test]
+fn at_level_2_a_broken_block_becomes_pages_of_the_same_without_an_invalidation_between() {
+    let body = |hand: &Hand| {
+        hand.make(entry(hand), hand.block(0, &READ_WRITE));
+        let new = parts(hand, 0, &READ_WRITE);
+        hand.make(entry(hand), 0);
+        hand.make(entry(hand), table(new));
+    };
+    allowed(Bbm::Level2, body);
+    reported(Rule::MakeBeforeFlush, Bbm::Level0, body);
+}
+
+/// What a guest's stores met that come after a change of size whose flush is `flushed`: conflicts, and stores.
+fn met(bbm: Bbm, flags: u64, flushed: bool) -> (usize, usize) {
+    let mut met = (0, 0);
+    for seed in 0..SEEDS {
+        let machinery = Machinery::new(MODERN, bbm, 1, seed);
+        let stored = machinery.alone(|hand| {
+            hand.make(entry(hand), hand.block(0, &READ_WRITE) | flags);
+            hand.make(entry(hand), table(parts(hand, 0, &READ_WRITE)));
+            if flushed {
+                hand.flush_all();
+            }
+            let mut guest = hand.enter(0);
+            let stored = match guest.store(BLOCK + 5 * PAGE, 7) {
+                Ok(()) => true,
+                Err(Exit::Abort(abort)) => {
+                    // A data abort with the status of a TLB conflict, which tells no address.
+                    assert_eq!((abort.esr >> 26, abort.esr & 0x3f, abort.far), (0x24, 0b11_0000, BLOCK + 5 * PAGE));
+                    assert_eq!(abort.hpfar, u64::MAX);
+                    // The answer: everything of the VMID goes, and the guest tries again.
+                    hand.flush_all();
+                    guest.store(BLOCK + 5 * PAGE, 7).expect("there is nothing to hit but the new entry");
+                    false
+                }
+                Err(exit) => panic!("{exit:?}"),
+            };
+            assert_eq!(hand.content(5), 7);
+            stored
+        });
+        match stored.unwrap_or_else(|breach| panic!("seed {seed}: {breach}")) {
+            true => met.1 += 1,
+            false => met.0 += 1,
+        }
+    }
+    met
+}
+
+#[test]
+fn at_level_2_an_access_may_hit_both_sizes_until_the_old_one_is_invalidated() {
+    let (conflicts, stores) = met(Bbm::Level2, 0, false);
+    assert!(conflicts > 0 && stores > 0, "{conflicts} conflicts, {stores} stores");
+    assert_eq!(met(Bbm::Level2, 0, true).0, 0);
+}
+
+#[test]
+fn at_level_1_no_access_ends_as_a_conflict() {
+    assert_eq!(met(Bbm::Level1, NOT_TRANSLATED, false).0, 0);
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `cargo xtask trace-check`: judges a trace (`docs/trace.md`) by its text alone.
+//!
+//! Invariant: nothing here comes from the engine. What an entry, an operand or a barrier means is written from the
+//! manual once more, so that a mistake there is none here.
+
+mod check;
+mod flush;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Write;
+use std::fs;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use twofold_abi::trace::{Header, Line, is_comment};
+
+use crate::arguments::TraceCheckOptions;
+use crate::output;
+use check::Checker;
+
+/// Checks the trace, and prints each breach; fails where there is one.
+pub fn command(options: &TraceCheckOptions) -> anyhow::Result<ExitCode> {
+    let file = &options.file;
+    let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    let report = check(&text).with_context(|| file.display().to_string())?;
+    for finding in report.lost.iter().chain(&report.breaches) {
+        output::line(finding)?;
+    }
+    output::line(&format!("trace: {} events, {} breaches", report.events, report.breaches.len()))?;
+    Ok(if report.breaches.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What a trace says.
+#[derive(Debug)]
+struct Report {
+    events: usize,
+    /// Where lines are missing, for people.
+    lost: Vec<String>,
+    /// What was wrong, for people.
+    breaches: Vec<String>,
+}
+
+fn check(text: &str) -> anyhow::Result<Report> {
+    let mut lines = text.lines().zip(1..);
+    let (header, _) = lines.next().context("the file is empty")?;
+    Header::parse(header)?;
+    let mut events = Vec::new();
+    for (text, number) in lines.filter(|(text, _)| !is_comment(text)) {
+        let line = Line::parse(text).with_context(|| format!("line {number}"))?;
+        events.push(Numbered { number, line });
+    }
+    events.sort_by_key(|event| event.line.seq);
+    let mut neighbours = events.iter().zip(events.iter().skip(1));
+    if let Some((first, second)) = neighbours.find(|(first, second)| first.line.seq == second.line.seq) {
+        bail!("line {}: line {} has the number {} too", second.number, first.number, first.line.seq);
+    }
+    let mut checker = Checker::default();
+    for (at, event) in events.iter().enumerate() {
+        checker.event(at, &event.line).with_context(|| format!("line {}", event.number))?;
+    }
+    let lost = checker.lost.iter().map(|at| format!("{}\n    nothing from before it is known after it", events[*at]));
+    let breaches = checker.breaches.iter().map(|breach| {
+        let mut text = format!("{}\n    {}", events[breach.at], breach.what);
+        if let Some(since) = breach.since {
+            // Writing to a string does not fail.
+            let _ = write!(text, "\n    since {}", events[since]);
+        }
+        text
+    });
+    Ok(Report { events: events.len(), lost: lost.collect(), breaches: breaches.collect() })
+}
+
+/// An event, and the number of its line in the file.
+struct Numbered<'a> {
+    number: usize,
+    line: Line<'a>,
+}
+
+impl std::fmt::Display for Numbered<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "line {}: {}", self.number, self.line)
+    }
+}

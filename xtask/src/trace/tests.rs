@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Traces written by hand, right ones and each with one mistake.
+
+use super::*;
+
+const DOCUMENT: &str = include_str!("../../../docs/trace.md");
+
+/// The lines of the documentation's example: a break-before-make.
+fn example() -> Vec<&'static str> {
+    let example = DOCUMENT.split("```trace\n").nth(1).expect("an example");
+    example.split("```").next().expect("its end").lines().collect()
+}
+
+/// The example with another line in place of the one with this number, or none.
+fn example_with(seq: u64, instead: Option<&str>) -> Report {
+    let prefix = format!("{seq} ");
+    let text: Vec<String> = example()
+        .into_iter()
+        .filter_map(|line| match instead {
+            _ if !line.starts_with(&prefix) => Some(line.to_owned()),
+            instead => instead.map(|event| format!("{seq} {event} @t.rs:1:1")),
+        })
+        .collect();
+    assert_ne!(text, example(), "{seq}");
+    check(&text.join("\n")).unwrap()
+}
+
+/// What is wrong with a trace of these events, given without their numbers: how many breaches, each with this text.
+fn breaches(events: &[&str]) -> Vec<String> {
+    let lines = events.iter().zip(1..).map(|(event, seq)| format!("{seq} {event} @t.rs:1:1\n"));
+    check(&format!("twofold-trace 1 machine\n{}", lines.collect::<String>())).unwrap().breaches
+}
+
+/// A tree of VMID 3 with its root, of level 1, at 0x10000; a table of level 2 at 0x20000, of level 3 at 0x30000, and a
+/// page at IPA 0x1000 in it. CPU 0 holds no lock.
+const TREE: &[&str] = &[
+    "0 root.made 0x10000 512 0x3000000010000 0x80023559",
+    "0 dc zva 0x10000 0x1000",
+    "0 table.taken 0x20000",
+    "0 dc zva 0x20000 0x1000",
+    "0 table.taken 0x30000",
+    "0 dc zva 0x30000 0x1000",
+    "0 write 0x30008 0x0 0x800008000147f store relaxed",
+    "0 write 0x20000 0x0 0x30003 store relaxed",
+    "0 lock.taken 0x10000",
+    "0 write 0x10000 0x0 0x20003 store release",
+    "0 lock.released 0x10000",
+];
+
+const FLUSH_VMID: &[&str] = &["0 dsb ishst", "0 tlbi vmalls12e1is 0x0 0x3000000010000", "0 dsb ish"];
+
+fn locked<'a>(lock: &'a [&'a str; 2], body: &[&'a str]) -> Vec<&'a str> {
+    [&lock[..1], body, &lock[1..]].concat()
+}
+
+const ROOT: [&str; 2] = ["0 lock.taken 0x10000", "0 lock.released 0x10000"];
+const LEVEL_2: [&str; 2] = ["0 lock.taken 0x20000", "0 lock.released 0x20000"];
+const LEVEL_3: [&str; 2] = ["0 lock.taken 0x30000", "0 lock.released 0x30000"];
+
+#[track_caller]
+fn is_right(parts: &[&[&str]]) {
+    assert_eq!(breaches(&parts.concat()), [""; 0]);
+}
+
+#[track_caller]
+fn is_wrong(parts: &[&[&str]], what: &str) {
+    let found = breaches(&parts.concat());
+    assert!(found.len() == 1 && found[0].contains(what), "{found:#?}");
+}
+
+#[test]
+fn the_example_is_right() {
+    let report = check(&example().join("\n")).unwrap();
+    assert_eq!(report.breaches, [""; 0]);
+    assert_eq!(report.events, example().iter().filter(|line| !is_comment(line)).count() - 1);
+}
+
+#[test]
+fn without_one_line_the_example_is_wrong() {
+    let not_flushed = "is made where something was broken";
+    for (seq, what) in [
+        (534, "does not have the lock"),
+        (535, "as far as the trace tells"),
+        (536, "has that lock"),
+        (537, not_flushed),
+        (538, not_flushed),
+        (539, not_flushed),
+        (540, not_flushed),
+        (541, not_flushed),
+        (543, "does not have the lock"),
+    ] {
+        let found = example_with(seq, None).breaches;
+        assert!(found.iter().any(|breach| breach.contains(what)), "{seq}: {found:#?}");
+    }
+    // On the hypervisor, nobody tells what hardware records.
+    assert_eq!(example_with(20, None).breaches, [""; 0]);
+}
+
+#[test]
+fn with_one_line_weakened_the_example_is_wrong() {
+    for (seq, instead) in [
+        (537, "0 dsb nshst"),
+        (538, "0 tlbi ipas2e1 0x600000040000 0x3000041000000"),
+        (538, "0 tlbi ipas2le1is 0x600000040200 0x3000041000000"),
+        (538, "0 tlbi ipas2le1is 0x700000040000 0x3000041000000"),
+        (538, "0 tlbi ipas2le1is 0x600040000000 0x3000041000000"),
+        (538, "0 tlbi ipas2le1is 0x600000040000 0x2000041000000"),
+        (538, "0 tlbi vmalle1is 0x0 0x3000041000000"),
+        (538, "0 tlbi ripas2le1is 0x3000040000 0x3000041000000"),
+        (539, "0 dsb ishst"),
+        (539, "0 dsb nsh"),
+        (539, "1 dsb ish"),
+        (540, "0 tlbi vmalle1 0x0 0x3000041000000"),
+        (541, "0 dsb ishst"),
+    ] {
+        let found = example_with(seq, Some(instead)).breaches;
+        let said = found.len() == 1 && found[0].contains("is made where something was broken");
+        assert!(said && found[0].contains("since line "), "{seq} {instead}: {found:#?}");
+    }
+    for (seq, instead) in [
+        (538, "0 tlbi ipas2e1is 0x40123 0x3000041000000"),
+        (538, "0 tlbi ripas2le1is 0x404000040000 0x3000041000000"),
+        (538, "0 tlbi vmalls12e1is 0x0 0x3000041000000"),
+        (537, "0 dsb ish"),
+        (542, "0 brandnew 0x1 two"),
+    ] {
+        assert_eq!(example_with(seq, Some(instead)).breaches, [""; 0], "{seq} {instead}");
+    }
+}
+
+#[test]
+fn a_breach_names_its_lines() {
+    let found = example_with(541, Some("0 dsb ishst")).breaches;
+    let lines: Vec<&str> = found[0].lines().collect();
+    let number = |start: &str| example().iter().position(|line| line.starts_with(start)).unwrap() + 1;
+    assert!(lines[0].starts_with(&format!("line {}: 544 0 write 0x41002000", number("544 "))), "{}", found[0]);
+    assert!(lines[1].ends_with("no VMALLE1IS and DSB ISH after its TLBI was complete"), "{}", found[0]);
+    assert!(lines[2].starts_with(&format!("    since line {}: 535 0 write", number("535 "))), "{}", found[0]);
+}
+
+#[test]
+fn lines_are_read_in_the_order_of_their_numbers() {
+    let mut lines = example();
+    lines[1..].reverse();
+    let text: Vec<_> = lines.into_iter().filter(|line| !line.is_empty()).collect();
+    assert_eq!(check(&text.join("\n")).unwrap().breaches, [""; 0]);
+}
+
+#[test]
+fn a_valid_entry_changes_its_permissions_only() {
+    let change = |new: &str| {
+        let write = format!("0 write 0x30008 0x800008000147f {new} rmw acqrel");
+        breaches(&[TREE, &locked(&LEVEL_3, &[&write])].concat())
+    };
+    // S2AP, DBM, AF, XN, software's bits.
+    for new in ["0x800008000143f", "0x8000147f", "0x800008000107f", "0x7e80000800014ff"] {
+        assert_eq!(change(new), [""; 0], "{new}");
+    }
+    // Address, memory type, shareability, size (contiguous), type.
+    for new in ["0x800008000247f", "0x8000080001443", "0x800008000177f", "0x1800008000147f"] {
+        let found = change(new);
+        assert!(found.len() == 1 && found[0].contains("without a break"), "{new}: {found:#?}");
+    }
+    let [old, new] = ["0x30003", "0x40003"];
+    let write = format!("0 write 0x20000 {old} {new} rmw acqrel");
+    let both = locked(&LEVEL_2, &locked(&LEVEL_3, &[&write]));
+    is_wrong(&[TREE, &["0 table.taken 0x40000"], &both], "without a break");
+}
+
+#[test]
+fn locks_are_taken_and_released_by_one_cpu() {
+    is_right(&[TREE, &locked(&LEVEL_2, &locked(&LEVEL_3, &[]))]);
+    is_wrong(&[TREE, &["0 lock.taken 0x20000", "1 lock.taken 0x20000"]], "CPU 0 has that lock");
+    is_wrong(&[TREE, &["0 lock.taken 0x20000", "1 lock.released 0x20000"]], "CPU 0 has that lock");
+    is_wrong(&[TREE, &["0 lock.released 0x20000"]], "nobody has that lock");
+    let unmap = "0 write 0x30008 0x800008000147f 0x4 rmw acqrel";
+    is_wrong(&[TREE, &[unmap]], "CPU 0 does not have the lock of the table 0x30000");
+    is_wrong(&[TREE, &locked(&LEVEL_2, &[unmap])], "CPU 0 does not have the lock of the table 0x30000");
+    let other = ["1 lock.taken 0x30000", "1 lock.released 0x30000"];
+    is_wrong(&[TREE, &locked(&other, &[unmap])], "CPU 0 does not have the lock of the table 0x30000");
+}
+
+/// The lock of concatenated root tables is that of the first.
+#[test]
+fn a_root_has_one_lock() {
+    let root = ["0 root.made 0x10000 1024 0x3000000010000 0x80023558", "0 dc zva 0x10000 0x2000"];
+    let block = ["0 write 0x11000 0x0 0x800000000047d store release"];
+    is_right(&[&root, &ROOT, &locked(&ROOT, &block)]);
+    is_wrong(&[&root, &ROOT, &block], "does not have the lock of the table 0x10000");
+    is_wrong(&[&root, &locked(&["0 lock.taken 0x11000", "0 lock.released 0x11000"], &ROOT), &block], "0x10000");
+}
+
+const UNLINK: [&str; 3] = ["0 lock.taken 0x30000", "0 write 0x20000 0x30003 0x4 rmw acqrel", "0 lock.released 0x30000"];
+
+#[test]
+fn a_table_is_freed_after_its_flush() {
+    let (unlink, free) = (locked(&LEVEL_2, &UNLINK), ["0 table.freed 0x30000"]);
+    is_right(&[TREE, &unlink, FLUSH_VMID, &free]);
+    is_wrong(&[TREE, &free], "still in the tree");
+    is_wrong(&[TREE, &locked(&LEVEL_2, &UNLINK[1..2])], "does not have the lock of the table 0x30000");
+    is_wrong(&[TREE, &unlink, &free, FLUSH_VMID], "walks may still reach the table");
+    is_wrong(&[TREE, FLUSH_VMID, &unlink, &free], "walks may still reach the table");
+    is_wrong(&[TREE, &unlink, &FLUSH_VMID[..2], &free], "walks may still reach the table");
+    // By address: the table by any of its addresses, its page by its own.
+    let by_ipa = |tlbi| {
+        let vmid = ["0 dsb ish", "0 tlbi vmalle1is 0x0 0x3000000010000", "0 dsb ish"];
+        breaches(&[TREE, &unlink, &["0 dsb ishst", tlbi], &vmid, &free].concat())
+    };
+    assert_eq!(by_ipa("0 tlbi ipas2e1is 0x1 0x3000000010000"), [""; 0]);
+    assert_eq!(by_ipa("0 tlbi ripas2e1is 0x478000000000 0x3000000010000"), [""; 0], "32 pages");
+    for (tlbi, what) in [
+        ("0 tlbi ipas2le1is 0x1 0x3000000010000", "the table of level 2 at IPA 0x0"),
+        ("0 tlbi ipas2e1is 0x2 0x3000000010000", "the leaf of level 3 at IPA 0x1000"),
+        ("0 tlbi ipas2e1is 0x700000000001 0x3000000010000", "the table of level 2 at IPA 0x0"),
+    ] {
+        let found = by_ipa(tlbi);
+        assert!(found.len() == 1 && found[0].contains(what), "{tlbi}: {found:#?}");
+    }
+}
+
+/// All that hangs below a table that is taken out goes with it.
+#[test]
+fn tables_below_are_taken_out_too() {
+    let unlink = locked(&ROOT, &locked(&LEVEL_2, &["0 write 0x10000 0x20003 0x4 rmw acqrel"]));
+    let free = ["0 table.freed 0x30000", "0 table.freed 0x20000"];
+    is_right(&[TREE, &unlink, FLUSH_VMID, &free]);
+    is_wrong(&[TREE, &unlink, &free[..1], FLUSH_VMID], "walks may still reach the table");
+    // Who was inside still makes a leaf there: it is to be flushed too.
+    let late = locked(&LEVEL_3, &["0 write 0x30010 0x0 0x80002473 store release"]);
+    is_right(&[TREE, &unlink, &late, FLUSH_VMID, &free]);
+    is_wrong(&[TREE, &unlink, FLUSH_VMID, &late, &free[..1]], "the leaf of level 3 at IPA 0x2000");
+}
+
+/// What was unmapped is flushed before something is mapped there, by whoever does either, in whichever table.
+#[test]
+fn a_flush_may_be_another_cpus() {
+    let unmap = locked(&LEVEL_3, &["0 write 0x30008 0x800008000147f 0x4 rmw acqrel"]);
+    let map = locked(&LEVEL_3, &["0 write 0x30008 0x4 0x80002473 store release"]);
+    let other = ["1 dsb ishst", "1 tlbi vmalls12e1is 0x0 0x3000000010000", "1 dsb ish"];
+    is_right(&[TREE, &unmap, &other, &map]);
+    is_wrong(&[TREE, &unmap, &map, FLUSH_VMID], "the leaf of level 3 at IPA 0x1000");
+    // The empty table goes, and is flushed by one address; the page is not.
+    let flush = [
+        "0 dsb ishst",
+        "0 tlbi ipas2e1is 0x5 0x3000000010000",
+        "0 dsb ish",
+        "0 tlbi vmalle1is 0x0 0x3000000010000",
+        "0 dsb ish",
+        "0 table.freed 0x30000",
+    ];
+    let block = locked(&LEVEL_2, &["0 write 0x20000 0x4 0x80000471 store release"]);
+    let unlink = locked(&LEVEL_2, &UNLINK);
+    is_wrong(&[TREE, &unmap, &unlink, &flush, &block], "the leaf of level 3 at IPA 0x1000");
+    is_right(&[TREE, &unmap, &unlink, &flush, FLUSH_VMID, &block]);
+}
+
+#[test]
+fn pages_have_one_use() {
+    is_wrong(&[TREE, &["0 table.taken 0x30000"]], "a table that is in use");
+    is_wrong(&[&["0 table.taken 0x30000", "0 table.taken 0x30000"]], "taken already");
+    is_right(&[&["0 table.taken 0x30000", "0 table.freed 0x30000", "0 table.taken 0x30000"]]);
+    is_wrong(&[&["0 table.taken 0x30000", "0 table.freed 0x30000", "0 table.freed 0x30000"]], "freed already");
+    let link = locked(&LEVEL_2, &["0 write 0x20008 0x0 0x40003 store release"]);
+    is_right(&[TREE, &["0 table.taken 0x40000"], &link]);
+    is_wrong(&[TREE, &["0 table.taken 0x40000", "0 table.freed 0x40000"], &link], "a free page");
+    let twice = locked(&LEVEL_2, &["0 write 0x20008 0x0 0x30003 store release"]);
+    is_wrong(&[TREE, &twice], "in use elsewhere");
+    is_wrong(&[TREE, &["0 dc zva 0x20000 0x1000"]], "zeroed");
+    is_right(&[TREE, &["0 dc zva 0x21000 0x1000", "0 root.freed 0x10000"]]);
+    is_wrong(&[TREE, &locked(&LEVEL_2, &UNLINK), &["0 root.freed 0x10000"]], "the root is freed");
+}
+
+#[test]
+fn hardware_records_and_does_no_more() {
+    // AF and S2AP[1] are clear, DBM is set.
+    let tree = [TREE, &locked(&LEVEL_3, &["0 write 0x30010 0x0 0x8000080002073 store release"])].concat();
+    let hardware = |pa: &str, old: &str, new: &str| {
+        let hardware = format!("1 hardware {pa} {old} {new}");
+        breaches(&[&tree[..], &[&hardware]].concat())
+    };
+    for new in ["0x8000080002473", "0x80000800020f3", "0x80000800024f3"] {
+        assert_eq!(hardware("0x30010", "0x8000080002073", new), [""; 0]);
+    }
+    for (pa, old, new, what) in [
+        ("0x30010", "0x8000080002073", "0x8000080002033", "no more"),
+        ("0x30010", "0x8000080002073", "0x8000080003473", "no more"),
+        ("0x30010", "0x8000080002473", "0x80000800024f3", "as far as the trace tells"),
+        ("0x30018", "0x0", "0x400", "no more"),
+    ] {
+        let found = hardware(pa, old, new);
+        assert!(found.len() == 1 && found[0].contains(what), "{new}: {found:#?}");
+    }
+    let unlink = [&locked(&LEVEL_2, &UNLINK)[..], FLUSH_VMID, &["0 table.freed 0x30000"]].concat();
+    let late = ["1 hardware 0x30010 0x8000080002073 0x8000080002473"];
+    is_right(&[&tree, &unlink[..5], &late, &unlink[5..]]);
+    let found = breaches(&[&tree[..], &unlink, &late].concat());
+    assert!(found[0].contains("a walk reached a table that is freed"), "{found:#?}");
+}
+
+#[test]
+fn after_a_loss_it_begins_anew() {
+    let lines = |events: &[&str]| {
+        let lines = events.iter().zip(1..).map(|(event, seq)| format!("{seq} {event} @t.rs:1:1\n"));
+        check(&format!("twofold-trace 1 hypervisor\n{}", lines.collect::<String>())).unwrap()
+    };
+    let lost =
+        ["0 lost 7", "0 lock.released 0x20000", "0 write 0x20000 0x5 0x0 store release", "0 table.freed 0x30000"];
+    let report = lines(&[TREE, &lost].concat());
+    assert_eq!((report.breaches.len(), report.lost.len()), (0, 1), "{report:#?}");
+    let report = lines(&[TREE, &lost, TREE, &["0 table.freed 0x30000"]].concat());
+    assert_eq!(report.breaches.len(), 1, "{report:#?}");
+}
+
+#[test]
+fn what_is_no_trace_is_an_error() {
+    let error = |text: &str| format!("{:#}", check(text).unwrap_err());
+    assert!(error("").contains("empty"));
+    assert!(error("hello").contains("no trace"));
+    assert!(error("twofold-trace 9 machine").contains("version 9"));
+    let cut = format!("{}\n# a comment\n2 0 write 0x8 0x", "twofold-trace 1 machine\n1 0 isb @-");
+    assert!(error(&cut).starts_with("line 4: the field `old` is not"), "{}", error(&cut));
+    let twice = "twofold-trace 1 machine\n1 0 isb @-\n1 1 isb @-";
+    assert!(error(twice).contains("line 3: line 2 has the number 1 too"), "{}", error(twice));
+    let root = |fields: &str| error(&format!("twofold-trace 1 machine\n1 0 root.made {fields} @-"));
+    assert!(root("0x10000 512 0x0 0x8000").contains("granule"));
+    assert!(root("0x10000 4294967295 0x0 0x0").contains("16 tables"));
+}
