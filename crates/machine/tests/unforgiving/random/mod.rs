@@ -93,8 +93,10 @@ fn random_operations(features: Features, total: u64, first_seed: u64) {
         let programs = (0..CPUS).map(|_| -> Program<'_> {
             Box::new(|cpu| {
                 let mut worker = Worker::new(cpu, &world, &guests.tables);
-                while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
-                    worker.step();
+                while left.load(Ordering::Relaxed) > 0 {
+                    let done = worker.step();
+                    let _ =
+                        left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| Some(left.saturating_sub(done)));
                 }
                 let mine = worker.end();
                 counts.lock().unwrap().add(&mine);

@@ -72,6 +72,9 @@ const BLOCK: u64 = 2 * GIB;
 /// The page of the first section that has the guest's own table.
 pub const TABLE: u64 = SECTIONS + 100 * PAGE;
 
+/// What leaves of each level span.
+const SPANS: [u64; 4] = [0, GIB, MIB_2, PAGE];
+
 /// The pages of a section that are used most: neighbours, and the ends of what is looked at together.
 const PAGES: [u64; 8] = [0, 1, 2, 63, 64, 65, 510, 511];
 
@@ -110,6 +113,7 @@ pub struct Worker<'a> {
     vcpus: Vec<Option<u32>>,
     pages: Scarce<'a>,
     counts: Counts,
+    operations: u64,
 }
 
 /// Collects what is told of leaves that were removed.
@@ -126,7 +130,7 @@ impl Removed for Told<'_> {
 impl<'a> Worker<'a> {
     pub fn new(cpu: &'a CpuHandle, world: &'a World, tables: &'a [Stage2<Hosted>]) -> Self {
         let pages = Scarce { pages: &world.pages, cpu, one_in: 40 };
-        Self { cpu, world, tables, vcpus: vec![None; tables.len()], pages, counts: Counts::default() }
+        Self { cpu, world, tables, vcpus: vec![None; tables.len()], pages, counts: Counts::default(), operations: 0 }
     }
 
     pub fn end(self) -> Counts {
@@ -134,19 +138,69 @@ impl<'a> Worker<'a> {
         self.counts
     }
 
-    /// One operation, and at times what the guest does.
-    pub fn step(&mut self) {
+    /// One operation with what it takes to have an effect, and at times what the guest does. Returns how many operations.
+    pub fn step(&mut self) -> u64 {
         let guest = self.cpu.draw(2) as usize;
-        if self.cpu.draw(3) == 0 {
+        if self.cpu.draw(6) == 0 {
             self.run_guest(guest);
         }
         let kind = Kind::ALL[self.cpu.draw(Kind::ALL.len() as u64) as usize];
-        if let Err(error) = self.operation(kind, guest) {
-            match error {
-                Error::NoTablePage { .. } | Error::TableInTheWay { .. } | Error::NotMapped { .. } => {}
-                other => self.cpu.report(format!("{kind:?}: {other}")),
-            }
+        let level = 1 + self.cpu.draw(3) as u8;
+        let page = if level == 1 { BLOCK + self.page() % GIB } else { self.page() };
+        let before = self.operations;
+        // As often as not, whatever is there is taken as it is.
+        if self.cpu.draw(4) != 0 {
+            let prepared = self.prepare(kind, guest, level, page);
+            self.tolerate(kind, prepared);
         }
+        let done = self.operation(kind, guest, level, page);
+        self.tolerate(kind, done);
+        self.operations - before
+    }
+
+    fn tolerate(&self, kind: Kind, done: Result<(), Error>) {
+        match done {
+            Ok(()) | Err(Error::NoTablePage { .. } | Error::TableInTheWay { .. } | Error::NotMapped { .. }) => {}
+            Err(other) => self.cpu.report(format!("{kind:?}: {other}")),
+        }
+    }
+
+    /// Puts a leaf of this level there, in the state that gives the operation something to do.
+    fn prepare(&mut self, kind: Kind, guest: usize, level: u8, page: u64) -> Result<(), Error> {
+        let span = SPANS[usize::from(level)];
+        let start = Ipa::new(page & !(span - 1));
+        if kind == Kind::Map || kind == Kind::MapRange && self.cpu.draw(2) == 0 {
+            return self.unmap(guest, start..start + span);
+        }
+        if kind == Kind::Coalesce {
+            return Ok(());
+        }
+        let wanted = self.attributes();
+        let is_there = self.tables[guest]
+            .look_up(start)
+            .is_some_and(|leaf| leaf.level.raw() == level && leaf.descriptor.is_armed() == wanted.dirty_by_hardware);
+        if !is_there {
+            let kind = if level < 3 { Kind::Coalesce } else { Kind::Map };
+            self.put(kind, guest, Level::new(level).unwrap(), start.raw(), &wanted)?;
+        }
+        let tables = &self.tables[guest];
+        match kind {
+            Kind::Clean | Kind::Disarm => self.store_once(guest, page),
+            Kind::MakeYoung => {
+                self.operations += 1;
+                tables.age(start..start + span, &mut |_| ())?;
+            }
+            Kind::Relax => {
+                self.operations += 1;
+                if wanted.dirty_by_hardware {
+                    let _ = tables.protect(start..start + span, Access::READ_WRITE, &mut self.pages)?.complete();
+                } else {
+                    let _ = tables.write_protect(start..start + span)?.complete();
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     fn page(&self) -> u64 {
@@ -177,7 +231,7 @@ impl<'a> Worker<'a> {
             0 | 1 => 2,
             _ => 3,
         };
-        let span = [0, GIB, MIB_2, PAGE][usize::from(level)];
+        let span = SPANS[usize::from(level)];
         (Level::new(level).unwrap(), page & !(span - 1))
     }
 
@@ -195,24 +249,65 @@ impl<'a> Worker<'a> {
         Attributes { dirty_by_hardware, ..Attributes::ram(self.access()) }
     }
 
-    fn operation(&mut self, kind: Kind, guest: usize) -> Result<(), Error> {
-        let (cpu, tables) = (self.cpu, &self.tables[guest]);
-        let (page, range, attributes) = (self.page(), self.range(), self.attributes());
+    /// Maps a leaf, or puts one in the place of what is smaller.
+    fn put(&mut self, kind: Kind, guest: usize, level: Level, ipa: u64, attributes: &Attributes) -> Result<(), Error> {
+        self.operations += 1;
+        let (tables, pa) = (&self.tables[guest], frame(self.world, guest, ipa, self.cpu.draw(2)));
+        let kind = if kind == Kind::Coalesce {
+            match tables.coalesce(Ipa::new(ipa), pa, level, attributes, &mut self.pages, &mut |_| ())? {
+                Coalesced::Done { .. } => Kind::Coalesce,
+                Coalesced::Mapped(Mapped::New) => Kind::Map,
+                Coalesced::Mapped(Mapped::Replaced(_)) => Kind::Replace,
+                Coalesced::Mapped(Mapped::Already(_)) => return Ok(()),
+            }
+        } else {
+            match tables.map(Ipa::new(ipa), pa, level, attributes, &mut self.pages)? {
+                Mapped::New => Kind::Map,
+                Mapped::Replaced(_) => Kind::Replace,
+                Mapped::Already(_) => return Ok(()),
+            }
+        };
+        self.counts.effect(kind, level.raw(), attributes.dirty_by_hardware);
+        Ok(())
+    }
+
+    fn unmap(&mut self, guest: usize, range: IpaRange) -> Result<(), Error> {
+        self.operations += 1;
+        let (cpu, tables, told) = (self.cpu, &self.tables[guest], RefCell::default());
+        let before_it = cpu.knowledge();
+        let flushed = tables.unmap(range.clone(), &mut self.pages, Told(&told))?.complete();
+        cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Everything);
+        flushed.free(&mut self.pages);
+        told.into_inner().iter().take(4).for_each(|leaf| self.effect(Kind::Unmap, leaf));
+        Ok(())
+    }
+
+    fn operation(&mut self, kind: Kind, guest: usize, level: u8, page: u64) -> Result<(), Error> {
+        let (cpu, attributes) = (self.cpu, self.attributes());
+        let span = SPANS[usize::from(level)];
+        // Mostly the leaf alone, or a bit of it; at times anything.
+        let leaf = Ipa::new(page & !(span - 1))..Ipa::new((page & !(span - 1)) + span);
+        let range = match cpu.draw(4) {
+            0 => self.range(),
+            1 => Ipa::new(page)..Ipa::new(page + PAGE),
+            _ => leaf.clone(),
+        };
+        match kind {
+            Kind::Map | Kind::Replace | Kind::Coalesce => {
+                let level = if kind == Kind::Coalesce { level.min(2) } else { level };
+                let ipa = page & !(SPANS[usize::from(level)] - 1);
+                return self.put(kind, guest, Level::new(level).unwrap(), ipa, &attributes);
+            }
+            Kind::Unmap => return self.unmap(guest, range),
+            _ => self.operations += 1,
+        }
+        let tables = &self.tables[guest];
         let before_it = cpu.knowledge();
         match kind {
-            Kind::Map | Kind::Replace => {
-                let (level, ipa) = self.leaf_around(page);
-                let pa = frame(self.world, guest, ipa, cpu.draw(2));
-                let mapped = tables.map(Ipa::new(ipa), pa, level, &attributes, &mut self.pages)?;
-                let kind = match mapped {
-                    Mapped::New => Kind::Map,
-                    Mapped::Replaced(_) => Kind::Replace,
-                    Mapped::Already(_) => return Ok(()),
-                };
-                self.counts.effect(kind, level.raw(), attributes.dirty_by_hardware);
-            }
+            Kind::Map | Kind::Replace | Kind::Coalesce | Kind::Unmap => {}
             Kind::MapRange => {
-                let largest = Level::new(1 + cpu.draw(3) as u8).unwrap();
+                let range = if range.end - range.start > 2 * MIB_2 { leaf } else { range };
+                let largest = Level::new(if level == 1 { 1 } else { 1 + cpu.draw(3) as u8 }).unwrap();
                 let size = (range.end - range.start).min(if largest == Level::L1 { GIB } else { 2 * MIB_2 });
                 let pa = frame(self.world, guest, range.start.raw(), cpu.draw(2));
                 let range = range.start..range.start + size;
@@ -222,15 +317,6 @@ impl<'a> Worker<'a> {
                     Some(leaf) if before != Some(leaf) => self.effect(kind, &leaf),
                     _ => {}
                 }
-            }
-            Kind::Unmap => {
-                let told = RefCell::default();
-                let pending = tables.unmap(range.clone(), &mut self.pages, Told(&told))?;
-                let flushed = pending.complete();
-                cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Everything);
-                flushed.free(&mut self.pages);
-                let told = told.into_inner();
-                told.iter().take(4).for_each(|leaf| self.effect(kind, leaf));
             }
             Kind::Protect => {
                 let before = tables.look_up(range.start);
@@ -293,19 +379,10 @@ impl<'a> Worker<'a> {
                 let before = tables.look_up(range.start);
                 // All of 1 GiB at once is much work, and rare.
                 let is_all = range.end - range.start == GIB;
-                let range = if is_all && cpu.draw(64) != 0 { range.start..range.start + MIB_2 } else { range };
+                let range = if is_all && cpu.draw(256) != 0 { range.start..range.start + MIB_2 } else { range };
                 let chunk = if is_all { GIB } else { PAGE << cpu.draw(10) };
                 let split = tables.split(range, chunk, &mut self.pages, |_, _| ControlFlow::Continue(()))?;
                 self.effect_if(split.blocks > 0, kind, before.filter(|leaf| leaf.level < Level::L3));
-            }
-            Kind::Coalesce => {
-                let level = if page >= BLOCK && cpu.draw(2) == 0 { Level::L1 } else { Level::L2 };
-                let ipa = page & !(if level == Level::L1 { GIB } else { MIB_2 } - 1);
-                let pa = frame(self.world, guest, ipa, cpu.draw(2));
-                let coalesced = tables.coalesce(Ipa::new(ipa), pa, level, &attributes, &mut self.pages, &mut |_| ())?;
-                if let Coalesced::Done { .. } = coalesced {
-                    self.counts.effect(kind, level.raw(), attributes.dirty_by_hardware);
-                }
             }
         }
         Ok(())
@@ -323,16 +400,15 @@ impl<'a> Worker<'a> {
 
     fn effects_of(&mut self, kind: Kind, guest: usize, told: &[Marked]) {
         for marked in told.iter().take(4) {
-            let first = marked.ipa.raw()
-                + u64::from(marked.mask.trailing_zeros()) * [0, GIB, MIB_2, PAGE][usize::from(marked.level.raw())];
+            let first =
+                marked.ipa.raw() + u64::from(marked.mask.trailing_zeros()) * SPANS[usize::from(marked.level.raw())];
             if let Some(leaf) = self.tables[guest].look_up(Ipa::new(first)) {
                 self.effect(kind, &leaf);
             }
         }
     }
 
-    /// Some accesses of the guest's, whose faults are answered, but for some.
-    fn run_guest(&mut self, number: usize) {
+    fn enter(&mut self, number: usize) -> Guest<'a> {
         let tables = &self.tables[number];
         let vcpu = self.cpu.draw(2) as u32;
         self.cpu.load(tables.vttbr());
@@ -344,6 +420,20 @@ impl<'a> Worker<'a> {
         if self.cpu.draw(2) == 0 {
             *guest.stage1() = STAGE1;
         }
+        guest
+    }
+
+    /// A store of the guest's, without a word where it faults.
+    fn store_once(&mut self, number: usize, ipa: u64) {
+        let mut guest = self.enter(number);
+        if guest.store(ipa, ipa / PAGE).is_ok() {
+            self.counts.stores += 1;
+        }
+    }
+
+    /// Some accesses of the guest's, whose faults are answered, but for some.
+    fn run_guest(&mut self, number: usize) {
+        let mut guest = self.enter(number);
         for _ in 0..1 + self.cpu.draw(6) {
             let ipa = self.page() + 8 * self.cpu.draw(2);
             guest.forget_fault();

@@ -48,8 +48,8 @@ fn a_cpu_that_waits_for_one_that_works_is_allowed() {
 
 // An access begins, and ends.
 
-/// CPU 1 stores, and between its look-up and its store does nothing for a while; CPU 0 takes the page away meanwhile. `true`
-/// where CPU 0's barrier was over before that store was.
+/// CPU 1 stores, and between its look-up and its store does nothing for a while; CPU 0 takes the page away meanwhile.
+/// `true` where CPU 0's barrier was over before that store was.
 fn overtaken(seed: u64, barrier: Domain) -> bool {
     let (inside, outside) = (AtomicBool::new(false), AtomicBool::new(false));
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, seed);

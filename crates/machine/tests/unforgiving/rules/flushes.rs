@@ -7,7 +7,7 @@ use twofold_machine::program::Instructions;
 use twofold_machine::unforgiving::{Bbm, Breach, Rule, Withdrawn};
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::{range_operand, single_operand};
-use twofold_stage2::{Access, Attributes, Granule, Ipa, Level, Platform, Unwatched};
+use twofold_stage2::{Access, Attributes, Features, Granule, Ipa, Level, Platform, Unwatched};
 
 use super::hand::{ACCESSED, ARMED, BASE, Hand, Machinery, READ, READ_WRITE, VMID, ipa, pages, table};
 use super::{allowed, reported};
@@ -153,6 +153,20 @@ fn a_frame_that_was_never_accessed_is_reused_at_once() {
         assert_eq!(old & ACCESSED, 0);
         hand.cpu.reuse(hand.frame(0), PAGE);
     });
+}
+
+/// Just before a plain store, a walk may have set the flag and cached the entry, if hardware does that.
+#[test]
+fn a_frame_whose_access_flag_hardware_may_have_set_is_reported() {
+    let unmapped_plainly = |hand: &Hand| {
+        hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE) & !ACCESSED);
+        hand.set(hand.entry(0), 0);
+        hand.cpu.reuse(hand.frame(0), PAGE);
+    };
+    reported(Rule::FrameReusedTooEarly, unmapped_plainly);
+    let by_software = Features { hardware_access_flag: false, hardware_dirty_state: false, ..MODERN };
+    let ended = Machinery::new(by_software, Bbm::default(), 2, 1).alone(unmapped_plainly);
+    ended.unwrap_or_else(|breach| panic!("{breach}"));
 }
 
 // R5

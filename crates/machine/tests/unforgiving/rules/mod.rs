@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The rules of `docs/mmu-rules.md`, one by one: what breaks one is reported as that, and what comes near to it is allowed.
+//! The rules of `docs/mmu-rules.md`, one by one: what breaks one is reported as that, and what comes near to it is
+//! allowed.
 //!
 //! What is reported is done by hand: a hypervisor that writes its own tables, and has one step wrong.
 
@@ -21,7 +22,8 @@ use twofold_machine::unforgiving::{Bbm, Breach, Rule};
 
 use crate::world::{MODERN, PLAIN};
 
-/// Where chance decides, what has to be found is to be found in one of so many runs, and what is allowed in all of them.
+/// Where chance decides, what has to be found is to be found in one of so many runs, and what is allowed in all of
+/// them.
 const SEEDS: u64 = 60;
 
 /// Does it as CPU 0 of a machine with two, on CPUs with all features, and on some with hardly any.

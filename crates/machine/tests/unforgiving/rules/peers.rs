@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Defects that were found in others who do this job, as small rogue code: each is reported, or loses what a test then finds.
+//! Defects that were found in others who do this job, as small rogue code: each is reported, or loses what a test then
+//! finds.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 

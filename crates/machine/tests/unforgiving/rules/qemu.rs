@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where QEMU's TLB is stale without an invalidation, and where QEMU hides that one is missing: all of it is reported here.
+//! Where QEMU's TLB is stale without an invalidation, and where QEMU hides that one is missing: all of it is reported
+//! here.
 //!
-//! A cleaned page without an invalidation, and a page of guest tables whose stage-2 entry stays, are in `records`; stores
-//! that land behind an invalidation of one CPU, in `concurrency`; caches in `caches`, conflicts in `sizes`.
+//! A cleaned page without an invalidation, and a page of guest tables whose stage-2 entry stays, are in `records`;
+//! stores that land behind an invalidation of one CPU, in `concurrency`; caches in `caches`, conflicts in `sizes`.
 
 use twofold_machine::program::Instructions;
 use twofold_machine::unforgiving::{Bbm, Rule, Withdrawn};

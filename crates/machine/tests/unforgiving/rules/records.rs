@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Dirty logs by hardware's records: a guest stores, and what the log does not know of is lost.
 //!
-//! No rule of the machine's is broken by that. What shows it is the machine's guest, which writes, and its hardware, which
-//! records, at the worst moment.
+//! No rule of the machine's is broken by that. What shows it is the machine's guest, which writes, and its hardware,
+//! which records, at the worst moment.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -23,8 +23,8 @@ fn now(hand: &Hand) -> u64 {
     hand.world.machine.arena().load(hand.entry(0)).expect("an entry")
 }
 
-/// CPU 1's guest stores to a page now and then, CPU 0 copies it wherever `round` says that it was dirty. Whether at any time the page was
-/// clean, and not as it was copied.
+/// CPU 1's guest stores to a page now and then, CPU 0 copies it wherever `round` says that it was dirty. Whether at any
+/// time the page was clean, and not as it was copied.
 pub fn is_lost(seed: u64, round: Round) -> Result<bool, Breach> {
     let (mut lost, done) = (false, AtomicBool::new(false));
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, seed);
@@ -128,8 +128,8 @@ fn a_page_that_is_cleaned_without_an_invalidation_is_reported() {
     });
 }
 
-/// The guest's stage 1, in pages 10 to 12 of its memory: it maps the 2 MiB from [`BASE`] on as they are. It may not write to
-/// page 1, but hardware may grant that, and then writes to page 12.
+/// The guest's stage 1, in pages 10 to 12 of its memory: it maps the 2 MiB from [`BASE`] on as they are. It may not
+/// write to page 1, but hardware may grant that, and then writes to page 12.
 fn guest_tables(hand: &Hand) -> Stage1Registers {
     const TABLE_OR_PAGE: u64 = 3;
     const ACCESSED_SHAREABLE: u64 = 1 << 10 | 3 << 8;
@@ -178,4 +178,3 @@ fn a_page_of_guest_tables_that_is_cleaned_without_invalidating_stage_2_loses_an_
     assert!(lost(without) > 0);
     assert_eq!(lost(|hand| hand.flush(ipa(12))), 0);
 }
-

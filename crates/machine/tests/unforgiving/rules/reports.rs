@@ -30,9 +30,16 @@ fn a_report_names_rule_entry_changes_and_seed() {
     assert_eq!(seen, [(entry, 0, Some((true, line + 3))), (entry, 0, Some((true, line + 4)))]);
     assert!(changes[0].step < changes[1].step && changes[0].new == changes[1].old);
     let text = breach.unwrap_err().to_string();
-    for part in
-        ["R1", "LiveChange", &format!("{entry}"), &format!("{}", ipa(5)), "CPU 0", file!(), "TWOFOLD_SEED=", "mmu-rules"]
-    {
+    for part in [
+        "R1",
+        "LiveChange",
+        &format!("{entry}"),
+        &format!("{}", ipa(5)),
+        "CPU 0",
+        file!(),
+        "TWOFOLD_SEED=",
+        "mmu-rules",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
