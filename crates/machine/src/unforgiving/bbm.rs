@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Which changes of a mapping's size the CPUs take without a break (FEAT_BBM), and what they may do about it.
 //!
-//! Invariant: what is allowed here is a block and a table that map the same, one in the place of the other. All else that
-//! needs a break needs one at every level of the feature (Arm ARM D8.16.1).
+//! Invariant: what is allowed here is a block and a table that map the same, one in the place of the other. All else
+//! that needs a break needs one at every level of the feature (Arm ARM D8.16.1).
 
 /// The level of FEAT_BBM (`ID_AA64MMFR2_EL1.BBM`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The way to run other code than our engine on the machine: what a hypervisor does that writes its own tables.
 //!
-//! It says of itself what the engine's accesses say by themselves: which word, in which order, under whose lock, which pages
-//! are tables. Instructions go through the [platform](super::Machine::platform). The model takes the one for the other, so
-//! both may work on the same tree, as far as the other code keeps the engine's locks.
+//! It says of itself what the engine's accesses say by themselves: which word, in which order, under whose lock, which
+//! pages are tables. Instructions go through the [platform](super::Machine::platform). The model takes the one for the
+//! other, so both may work on the same tree, as far as the other code keeps the engine's locks.
 
 use std::panic::Location;
 use std::ptr;

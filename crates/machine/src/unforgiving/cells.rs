@@ -478,7 +478,9 @@ mod tests {
     #[test]
     fn so_many_values_are_kept() {
         let (mut cells, [word]) = (Cells::new(2), words());
-        (1..20).for_each(|value| drop(cells.store(0, &word, value, Relaxed, value)));
+        for value in 1..20 {
+            cells.store(0, &word, value, Relaxed, value);
+        }
         let newest: Vec<u64> = (20 - KEPT as u64..20).rev().collect();
         assert_eq!(may_load(&cells, 1, &word, Relaxed), newest);
     }

@@ -17,7 +17,7 @@ use twofold_stage2::{Features, Ipa, IpaRange, Pa, Record};
 use super::bbm::Bbm;
 use super::breach::{Breach, Rule};
 use super::clock::{CPUS, Clock};
-use super::model::{Broken, Model, Outcome, Withdrawn};
+use super::model::{ACCESSED, Broken, Model, Outcome, Withdrawn};
 use super::tables::PAGE;
 use crate::arena::{Arena, ArenaError, ArenaOptions};
 use crate::turns::{Stop, Turns};
@@ -218,6 +218,14 @@ impl CpuHandle {
     /// Lets others run, as who waits for them does.
     pub fn pause(&self) {
         self.context.pass();
+    }
+
+    /// The programs have met at a barrier of their own: each knows by now what any of them did.
+    pub fn meet(&self) {
+        self.context.silently(|model, _| {
+            model.cells.meet();
+            Ok(())
+        });
     }
 
     /// `MSR VTTBR_EL2; ISB`.
@@ -506,6 +514,9 @@ impl Context {
             match what {
                 Word::Entry(pa) => {
                     self.progress();
+                    // A walk may have set the access flag, and cached the entry, just before the store (Arm ARM D8.5.1).
+                    let flagged = old & 1 == 1 && model.features.hardware_access_flag;
+                    let old = if flagged { old | ACCESSED } else { old };
                     model.written(cpu, pa, (old, value), moment, Some(access.site))
                 }
                 _ => Ok(()),

@@ -156,7 +156,10 @@ mod tests {
     #[test]
     fn all_tables_of_a_root_have_the_lock_of_the_first() {
         let tables = with_root();
-        assert_eq!([ROOT, ROOT + PAGE, ROOT + 2 * PAGE].map(|page| tables.locked_by(page)), [ROOT, ROOT, ROOT + 2 * PAGE]);
+        assert_eq!(
+            [ROOT, ROOT + PAGE, ROOT + 2 * PAGE].map(|page| tables.locked_by(page)),
+            [ROOT, ROOT, ROOT + 2 * PAGE]
+        );
     }
 
     #[test]

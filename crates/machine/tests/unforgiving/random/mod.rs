@@ -6,6 +6,7 @@
 
 mod counts;
 mod operation;
+mod writes;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};

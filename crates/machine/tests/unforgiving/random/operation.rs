@@ -302,7 +302,6 @@ impl<'a> Worker<'a> {
             _ => self.operations += 1,
         }
         let tables = &self.tables[guest];
-        let before_it = cpu.knowledge();
         match kind {
             Kind::Map | Kind::Replace | Kind::Coalesce | Kind::Unmap => {}
             Kind::MapRange => {
@@ -323,9 +322,10 @@ impl<'a> Worker<'a> {
                 let keep = if cpu.draw(2) == 0 { Access::READ } else { self.access() };
                 let pending = tables.protect(range.clone(), keep, &mut self.pages)?;
                 let any = !pending.is_empty();
+                let seen = cpu.knowledge();
                 let _ = pending.complete();
                 if !keep.write {
-                    cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Writes);
+                    cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Writes);
                 }
                 self.effect_if(any, kind, before);
             }
@@ -339,9 +339,10 @@ impl<'a> Worker<'a> {
                     (tables.write_protect_mask(range.start, mask)?, range.start..end)
                 };
                 let any = !pending.is_empty();
+                let seen = cpu.knowledge();
                 let _ = pending.complete();
                 if kind == Kind::WriteProtect {
-                    cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Writes);
+                    cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Writes);
                 }
                 self.effect_if(any, kind, before);
             }
@@ -364,15 +365,19 @@ impl<'a> Worker<'a> {
             }
             Kind::Clean => {
                 let mut told = Vec::new();
-                let _ = tables.clean(range.clone(), &mut |marked| told.push(marked))?.complete();
-                cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Records);
+                let pending = tables.clean(range.clone(), &mut |marked| told.push(marked))?;
+                let seen = cpu.knowledge();
+                let _ = pending.complete();
+                cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Records);
                 told.iter().for_each(|marked| self.counts.effect(kind, marked.level.raw(), true));
             }
             Kind::Disarm => {
                 let before = tables.look_up(range.start);
-                let pending = tables.disarm(range, &mut |_| ())?;
+                let pending = tables.disarm(range.clone(), &mut |_| ())?;
                 let any = !pending.is_empty();
+                let seen = cpu.knowledge();
                 let _ = pending.complete();
+                cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Records);
                 self.effect_if(any && before.is_some_and(|leaf| leaf.descriptor.is_armed()), kind, before);
             }
             Kind::Split => {

@@ -85,6 +85,21 @@ fn a_leaf_where_nothing_was_is_seen_by_the_next_access() {
     });
 }
 
+/// `ERET` is a context synchronization, also for an invalidation that had no `ISB`.
+#[test]
+fn the_way_into_the_guest_ends_an_invalidation() {
+    never_reported(|hand| {
+        hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
+        let mut guest = hand.enter(0);
+        guest.store(BASE, 7).unwrap();
+        hand.make(hand.entry(0), 0);
+        hand.tlbi(Tlbi::VmallS12E1Is, 0);
+        hand.dsb(Domain::Ish);
+        assert_eq!(fault(guest.store(BASE, 8).unwrap_err()), FaultKind::Translation);
+        hand.expect_flushed(pages(0..1), Withdrawn::Everything);
+    });
+}
+
 /// A store becomes visible to walks in the end; without a barrier, nobody says when.
 #[test]
 fn a_leaf_that_is_made_without_a_barrier_may_be_missed_for_a_while() {

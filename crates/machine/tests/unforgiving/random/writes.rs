@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! No write is lost: a page that no record tells of is what it was when it was last copied.
+//!
+//! Guests write through leaves in which hardware records it (DBM), while others split, coalesce, age, protect, unmap and map
+//! anew. Each record that an operation tells of goes into a log. Round after round one CPU collects what hardware
+//! recorded, and when the flush is complete and everybody rests, each page that is not in the log is compared with its
+//! copy.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use twofold_machine::program::Instructions;
+use twofold_machine::unforgiving::{CpuHandle, Hosted, Program};
+use twofold_stage2::{
+    Access, Attributes, Coalesced, Features, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Removed, Stage2, Unwatched,
+};
+
+use super::{operations, seed};
+use crate::world::{MIB_2, MODERN, PAGE, PLAIN, World};
+
+const CPUS: usize = 4;
+const SECTION: u64 = 1 << 30;
+const RANGE: IpaRange = Ipa::new(SECTION)..Ipa::new(SECTION + 2 * MIB_2);
+/// The pages that are written: in two sections, some side by side.
+const PAGES: [u64; 10] = [0, 1, 2, 63, 64, 511, 512, 513, 700, 1023];
+
+#[test]
+fn judge_no_write_is_lost() {
+    no_write_is_lost(MODERN, operations(6_000).min(500_000), seed());
+}
+
+#[test]
+fn judge_no_write_is_lost_on_armv8_0_with_dirty_state() {
+    no_write_is_lost(PLAIN, operations(6_000).min(500_000), seed());
+}
+
+struct Log<'a> {
+    world: &'a World,
+    tables: &'a Stage2<Hosted>,
+    written: Mutex<BTreeSet<u64>>,
+    /// What was in a page's word when it was copied.
+    copies: Mutex<[u64; PAGES.len()]>,
+    /// CPUs that rest, and whether they are to.
+    resting: AtomicU64,
+    /// Those that have ended.
+    ended: AtomicU64,
+    rest: AtomicU64,
+    left: AtomicU64,
+    lost: AtomicU64,
+    compared: AtomicU64,
+}
+
+/// Tells the log of writes that hardware had recorded in leaves that went.
+struct Told<'a>(&'a RefCell<Vec<Leaf>>);
+
+impl Removed for Told<'_> {
+    const WATCHES: bool = true;
+
+    fn leaf(&mut self, leaf: Leaf) {
+        self.0.borrow_mut().push(leaf);
+    }
+}
+
+impl Log<'_> {
+    fn note(&self, ipa: Ipa, span: u64) {
+        let mut written = self.written.lock().unwrap();
+        written.extend(
+            (0..span / PAGE).map(|page| (ipa.raw() - SECTION) / PAGE + page).filter(|page| PAGES.contains(page)),
+        );
+    }
+
+    fn note_leaf(&self, leaf: &Leaf) {
+        if leaf.descriptor.is_hardware_dirty() {
+            self.note(leaf.ipa, if leaf.level == Level::L3 { PAGE } else { MIB_2 });
+        }
+    }
+
+    fn note_marked(&self, marked: &Marked) {
+        let span = if marked.level == Level::L3 { PAGE } else { MIB_2 };
+        marked.leaves(span).for_each(|ipa| self.note(ipa, span));
+    }
+
+    /// Where a page's word is: each page has one frame.
+    fn word(&self, page: u64) -> twofold_stage2::Pa {
+        self.world.frame(page * PAGE)
+    }
+}
+
+fn no_write_is_lost(features: Features, total: u64, first_seed: u64) {
+    const AT_ONCE: u64 = 25_000;
+    let (mut done, mut seed, mut compared) = (0, first_seed, 0);
+    while done < total {
+        let now = AT_ONCE.min(total - done);
+        let world = World::new(features, CPUS, seed, 64 << 20);
+        let tables = world.machine.alone(|cpu| {
+            let tables = world.tables(0, 1, 40);
+            cpu.load(0);
+            tables
+        });
+        let tables = tables.unwrap_or_else(|breach| panic!("{breach}"));
+        let log = Log {
+            world: &world,
+            tables: &tables,
+            written: Mutex::default(),
+            copies: Mutex::default(),
+            resting: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            rest: AtomicU64::new(0),
+            left: AtomicU64::new(now),
+            lost: AtomicU64::new(0),
+            compared: AtomicU64::new(0),
+        };
+        let programs = (0..CPUS).map(|number| -> Program<'_> {
+            let log = &log;
+            Box::new(move |cpu| if number == 0 { collect(cpu, log) } else { work(cpu, log) })
+        });
+        world.machine.run(programs.collect()).unwrap_or_else(|breach| panic!("{breach}"));
+        compared += log.compared.load(Ordering::Relaxed);
+        assert_eq!(log.lost.load(Ordering::Relaxed), 0, "writes were lost: TWOFOLD_SEED={seed} does it again");
+        let ended = world.machine.alone(|_| tables.destroy(&mut &world.pages, Unwatched).map(|_| ()));
+        ended.unwrap_or_else(|breach| panic!("{breach}")).unwrap();
+        assert_eq!(world.pages.out(), 0);
+        done += now;
+        seed += 1;
+    }
+    println!("{compared} pages compared, 0 lost");
+}
+
+/// Collects, waits until all rest, compares, copies; again and again.
+fn collect(cpu: &CpuHandle, log: &Log<'_>) {
+    while log.left.load(Ordering::Relaxed) > 0 {
+        let range = if cpu.draw(2) == 0 { RANGE } else { RANGE.start..RANGE.start + MIB_2 };
+        let pending = log.tables.clean(range, &mut |marked| log.note_marked(&marked)).unwrap();
+        let _ = pending.complete();
+        log.rest.store(1, Ordering::Relaxed);
+        while log.resting.load(Ordering::Relaxed) + log.ended.load(Ordering::Relaxed) < CPUS as u64 - 1 {
+            cpu.pause();
+        }
+        cpu.meet();
+        let mut copies = log.copies.lock().unwrap();
+        let mut written = log.written.lock().unwrap();
+        for (copy, page) in copies.iter_mut().zip(PAGES) {
+            let ipa = Ipa::new(SECTION + page * PAGE);
+            let now = log.world.machine.arena().load(log.word(page)).unwrap();
+            let recorded = log.tables.look_up(ipa).is_some_and(|leaf| leaf.descriptor.is_hardware_dirty());
+            if *copy != now && !written.contains(&page) && !recorded {
+                log.lost.fetch_add(1, Ordering::Relaxed);
+            }
+            log.compared.fetch_add(1, Ordering::Relaxed);
+            // What hardware still records is found in the next round.
+            if written.remove(&page) && !recorded {
+                *copy = now;
+            } else if recorded {
+                written.insert(page);
+            }
+        }
+        drop((copies, written));
+        log.rest.store(0, Ordering::Relaxed);
+        while log.resting.load(Ordering::Relaxed) > 0 {
+            cpu.pause();
+        }
+    }
+    log.rest.store(0, Ordering::Relaxed);
+}
+
+/// Lets the guest write, and changes the tables.
+fn work(cpu: &CpuHandle, log: &Log<'_>) {
+    let (world, tables) = (log.world, log.tables);
+    let mut pages = &world.pages;
+    let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+    let mut value = cpu.number() as u64;
+    while log.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+        if log.rest.load(Ordering::Relaxed) == 1 {
+            log.resting.fetch_add(1, Ordering::Relaxed);
+            while log.rest.load(Ordering::Relaxed) == 1 {
+                cpu.pause();
+            }
+            log.resting.fetch_sub(1, Ordering::Relaxed);
+        }
+        let page = PAGES[cpu.draw(PAGES.len() as u64) as usize];
+        let ipa = Ipa::new(SECTION + page * PAGE);
+        let section = Ipa::new(ipa.raw() & !(MIB_2 - 1));
+        let whole = section..section + MIB_2;
+        match cpu.draw(12) {
+            0..6 => {
+                // A vCPU of its own for each CPU, and each comes back to where it was.
+                cpu.load(tables.vttbr());
+                let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), cpu.number() as u32);
+                value += 8;
+                if guest.store(ipa.raw(), value).is_err() {
+                    let mapped = tables.map(ipa, log.word(page), Level::L3, &armed, &mut pages);
+                    if let Ok(Mapped::Replaced(old)) = mapped {
+                        log.note_leaf(&Leaf { ipa, level: Level::L3, descriptor: old });
+                    }
+                }
+            }
+            6 => {
+                let split = tables.split(whole, MIB_2, &mut pages, |_, _| ControlFlow::Continue(()));
+                assert!(split.is_ok());
+            }
+            7 => {
+                let pa = world.frame(section.raw() - SECTION);
+                let coalesced =
+                    tables.coalesce(section, pa, Level::L2, &armed, &mut pages, &mut |leaf| log.note_leaf(&leaf));
+                if let Ok(Coalesced::Mapped(Mapped::Replaced(old))) = coalesced {
+                    log.note_leaf(&Leaf { ipa: section, level: Level::L2, descriptor: old });
+                }
+            }
+            8 => tables.age(whole, &mut |_| ()).unwrap(),
+            9 => {
+                let keep = Access { write: true, ..Access::READ };
+                let _ = tables.protect(ipa..ipa + PAGE, keep, &mut pages).map(|pending| pending.complete());
+            }
+            10 => {
+                let told = RefCell::default();
+                let range = if cpu.draw(4) == 0 { whole } else { ipa..ipa + PAGE };
+                if let Ok(pending) = tables.unmap(range, &mut pages, Told(&told)) {
+                    pending.complete().free(&mut pages);
+                }
+                told.borrow().iter().for_each(|leaf| log.note_leaf(leaf));
+            }
+            _ => {
+                let _ = tables.relax(ipa, Access { execute: twofold_stage2::Execute::ALWAYS, ..Access::READ });
+            }
+        }
+    }
+    log.ended.fetch_add(1, Ordering::Relaxed);
+    cpu.load(0);
+}
