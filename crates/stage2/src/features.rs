@@ -47,6 +47,33 @@ pub struct IdRegisters {
 }
 
 impl Features {
+    /// Each of them by its name; 1 for yes.
+    pub fn named(&self) -> [(&'static str, u64); 14] {
+        /// A field that is missing here does not compile.
+        macro_rules! named {
+            ($($name:ident),*) => {{
+                let Self { $($name),* } = *self;
+                [$((stringify!($name), $name.into())),*]
+            }};
+        }
+        named!(
+            pa_bits,
+            vmid_bits,
+            hardware_access_flag,
+            hardware_dirty_state,
+            forced_write_back,
+            execute_per_el,
+            tlbi_range,
+            tlbi_level_hint,
+            common_not_private,
+            instruction_cache_coherent,
+            instruction_cache_pipt,
+            data_line,
+            instruction_line,
+            zero_block
+        )
+    }
+
     /// Armv8.0 and nothing more, with 48-bit physical addresses and 64-byte lines.
     pub const NONE: Self = Self {
         pa_bits: 48,
@@ -85,7 +112,12 @@ impl Features {
             instruction_cache_pipt: id.ctr >> 14 & 3 == 3,
             data_line: 4 << field(id.ctr, 16),
             instruction_line: 4 << field(id.ctr, 0),
-            zero_block: if id.dczid >> 4 & 1 == 1 { 0 } else { 4 << field(id.dczid, 0) },
+            zero_block: match field(id.dczid, 0) {
+                words @ 0..=9 if id.dczid >> 4 & 1 == 0 => 4 << words,
+                // Prohibited (DZP), or reserved: no block is larger than 2 KiB (Arm ARM, DCZID_EL0). A page holds whole
+                // blocks then.
+                _ => 0,
+            },
         }
     }
 }
@@ -136,5 +168,13 @@ mod tests {
         let features = Features::from_registers(&IdRegisters { dczid: 0x10, ..Default::default() });
         let none = Features { pa_bits: 32, data_line: 4, instruction_line: 4, ..Features::NONE };
         assert_eq!(features, none);
+    }
+
+    #[test]
+    fn blocks_that_no_cpu_zeroes_are_not_used() {
+        let blocks =
+            (0..16).map(|dczid| Features::from_registers(&IdRegisters { dczid, ..Default::default() }).zero_block);
+        let expected = [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 0, 0, 0, 0, 0, 0];
+        assert!(blocks.eq(expected));
     }
 }

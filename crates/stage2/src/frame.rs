@@ -8,7 +8,7 @@
 
 use crate::platform::{Dc, Platform};
 use crate::primitive::{self, Ordering, Word};
-use crate::{Error, Features, Geometry, Pa};
+use crate::{Error, Features, Geometry, Granule, Pa};
 
 /// A range of physical memory that belongs to guests and tables alone.
 #[derive(Debug, PartialEq, Eq)]
@@ -227,7 +227,8 @@ fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
         // SAFETY: the blocks are in a frame that was donated, and its owner wants it zeroed.
         unsafe { primitive::dc_lines(platform, Dc::Zva, start.addr().get(), size, zero_block) };
     } else {
-        for index in 0..size as usize / 8 {
+        let granule = Granule::KIB_4;
+        for index in 0..(size >> granule.shift()) as usize * granule.entries() {
             // SAFETY: the frame was donated, so it is mapped for as long as the platform lives and only atomic or
             // volatile accesses reach it; `index` stays inside, and frames are aligned.
             let word = unsafe { start.cast::<Word>().add(index).as_ref() };

@@ -19,7 +19,8 @@ impl Granule {
     pub const KIB_4: Self = Self(());
 
     const SHIFT: u32 = 12;
-    const STRIDE: u32 = Self::SHIFT - 3;
+    /// For the model checker a table has two entries: every step of every operation, and few of a kind.
+    const STRIDE: u32 = if cfg!(loom) { 1 } else { Self::SHIFT - 3 };
 
     /// The size of a page in bytes.
     pub const fn size(self) -> u64 {
@@ -118,13 +119,14 @@ pub struct Geometry {
 }
 
 /// The most root tables that may be concatenated: 16 (Arm ARM D8.2).
-const CONCATENATED_BITS: u32 = 4;
+const CONCATENATED_BITS: u32 = if cfg!(loom) { 0 } else { 4 };
 
 impl Geometry {
     /// The shape for an IPA space of `ipa_bits` (32 to 48, and at most the CPU's physical address size).
     pub const fn new(granule: Granule, ipa_bits: u32, features: &Features) -> Result<Self, Error> {
         let most = if features.pa_bits < 48 { features.pa_bits } else { 48 };
-        if ipa_bits < 32 || ipa_bits > most {
+        let least = if cfg!(loom) { Granule::SHIFT + Granule::STRIDE } else { 32 };
+        if ipa_bits < least || ipa_bits > most {
             return Err(Error::IpaBits { ipa_bits, most });
         }
         let mut levels = 1;

@@ -236,6 +236,11 @@ impl Records {
         }
     }
 
+    /// The ranges.
+    pub fn ranges(&self) -> impl Iterator<Item = RecordRange> {
+        core::iter::once(self.first).chain(self.others.iter().copied())
+    }
+
     /// The record of the frame at `pa`.
     ///
     /// # Panics

@@ -6,7 +6,7 @@
 //! would fault for ever on what its TLB holds. An entry without access flag is in no TLB, so that setting the flag
 //! needs no invalidation at all (Arm ARM D8.5.1).
 
-use crate::descent::Moved;
+use crate::descent::{Locked, Moved, Place};
 use crate::platform::Platform;
 use crate::{Access, Descriptor, Error, Ipa, Leaf, Level, Memory, Stage2, cache};
 
@@ -88,11 +88,40 @@ impl<P: Platform> Stage2<P> {
         if new == old {
             return Ok(Ok((false, ipa, level)));
         }
-        // Before the lock: it takes its time. Where the leaf is another one by then, that one gets its own.
+        let mut locked = self.lock(&place)?;
         if access.execute.any() && !old.access().execute.any() {
-            self.before_execute(old, level);
+            return self.make_executable(locked, &place, (ipa, level), change);
         }
-        self.lock(&place)?.replace_in(place.cell, old, new)?;
+        locked.replace_in(place.cell, old, new)?;
+        Ok(Ok((true, ipa, level)))
+    }
+
+    /// The same where caches have to be maintained before. The leaf is nobody else's meanwhile: were it unmapped and mapped
+    /// again in between, alike, with new content in its frame, that content would be executed as it was before.
+    #[cold]
+    fn make_executable(
+        &self,
+        mut locked: Locked<'_, P>,
+        place: &Place<'_>,
+        (ipa, level): (Ipa, Level),
+        change: impl Fn(Descriptor) -> Descriptor,
+    ) -> Result<Result<(bool, Ipa, Level), Error>, Moved> {
+        let old = locked.entry(place.index);
+        if !old.differs_by_records_only(place.entry) {
+            return Err(Moved);
+        }
+        // As in `map`: a page's lines are few.
+        if level == Level::L3 {
+            self.before_execute(old, level);
+            locked.replace_in(place.cell, old, change(old))?;
+        } else {
+            // Broken and made the same, but for what it allows: that takes no invalidation in between (Arm ARM D8.16.1).
+            let busy = locked.make_busy(place.index)?;
+            self.before_execute(busy.old, level);
+            let new = change(busy.old);
+            busy.make(new);
+            self.publish();
+        }
         Ok(Ok((true, ipa, level)))
     }
 

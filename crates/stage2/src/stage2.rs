@@ -44,7 +44,8 @@ impl<P: Platform> Stage2<P> {
     /// The VMID is the caller's to keep apart from other guests'. If the VMID was in use before, its entries have to
     /// be invalidated ([`invalidate_all`](Self::invalidate_all)) before the guest runs.
     pub fn new(platform: P, features: Features, geometry: Geometry, vmid: Vmid, root: Root) -> Result<Self, Error> {
-        if u32::from(vmid.raw()).checked_shr(features.vmid_bits).unwrap_or(0) != 0 {
+        let fits = u32::from(vmid.raw()).checked_shr(features.vmid_bits).unwrap_or(0) == 0;
+        if !primitive::check(fits) {
             return Err(Error::Vmid { vmid: vmid.raw(), bits: features.vmid_bits });
         }
         if root.size() < geometry.root_size() {

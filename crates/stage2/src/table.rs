@@ -22,8 +22,8 @@ pub(crate) struct Table<'a> {
     entries: &'a [Word],
 }
 
-/// The entries of a cache line of 64 bytes.
-pub(crate) const ROW: usize = 8;
+/// The entries of a cache line of 64 bytes; of a table, for the model checker.
+pub(crate) const ROW: usize = if cfg!(loom) { 2 } else { 8 };
 
 impl<'a> Table<'a> {
     /// The `entries` entries from `pa`.
@@ -106,12 +106,15 @@ impl Cell<'_> {
         self.0.store(new.raw(), Ordering::Release);
     }
 
-    /// Writes an entry, and tells what it was at that moment, with what hardware had added to it.
+    /// Writes an entry that leads nowhere, and tells what it was at that moment, with what hardware had added to it.
+    ///
+    /// Relaxed, as the others below: who changes an entry has the table's lock, which orders that for whoever has it next,
+    /// and who comes without it is stopped by what is counted later.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn exchange<P: Platform>(self, new: Descriptor, platform: &P) -> Descriptor {
         platform.on_atomic();
-        Descriptor::from_raw(self.0.swap(new.raw(), Ordering::AcqRel))
+        Descriptor::from_raw(self.0.swap(new.raw(), Ordering::Relaxed))
     }
 
     /// Clears these bits, and tells what the entry was at that moment.
@@ -119,7 +122,7 @@ impl Cell<'_> {
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn clear<P: Platform>(self, bits: u64, platform: &P) -> Descriptor {
         platform.on_atomic();
-        Descriptor::from_raw(self.0.fetch_and(!bits, Ordering::AcqRel))
+        Descriptor::from_raw(self.0.fetch_and(!bits, Ordering::Relaxed))
     }
 
     /// Replaces an entry, if it is still `old`: hardware may have recorded something in it. Whether it was.
@@ -127,7 +130,7 @@ impl Cell<'_> {
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn replace<P: Platform>(self, old: Descriptor, new: Descriptor, platform: &P) -> bool {
         platform.on_atomic();
-        self.0.compare_exchange(old.raw(), new.raw(), Ordering::AcqRel).is_ok()
+        self.0.compare_exchange(old.raw(), new.raw(), Ordering::Relaxed).is_ok()
     }
 
     /// Changes a valid leaf in place by `change`, repeated until hardware did not interfere; returns old and new.
@@ -145,7 +148,7 @@ impl Cell<'_> {
                 return (old, new);
             }
             platform.on_atomic();
-            match self.0.compare_exchange(old.raw(), new.raw(), Ordering::AcqRel) {
+            match self.0.compare_exchange(old.raw(), new.raw(), Ordering::Relaxed) {
                 Ok(_) => return (old, new),
                 Err(now) => old = Descriptor::from_raw(now),
             }

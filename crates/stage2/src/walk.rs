@@ -113,13 +113,22 @@ impl<E> From<Moved> for Stop<E> {
     }
 }
 
+#[derive(Clone, Copy)]
+struct Visited {
+    ipa: Ipa,
+    /// Whether it was a table, before or when it was entered.
+    table: bool,
+    entered: Option<Descriptor>,
+}
+
 struct Walk<'a, 'v, P: Platform, V> {
     stage2: &'a Stage2<P>,
     visitor: &'v mut V,
     at: Ipa,
     end: Ipa,
-    /// For each level, where the entry is that was visited and is not left yet; the table that was entered there.
-    visited: [Option<(Ipa, Option<Descriptor>)>; 4],
+    /// For each level, where the entry is that was visited and is not left yet; whether a table was visited; the table that
+    /// was entered there.
+    visited: [Option<Visited>; 4],
 }
 
 impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
@@ -150,10 +159,11 @@ impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
         let entry = |descriptor| Entry { descriptor, ipa, level, span };
         let mut descriptor = read()?;
         // Where the walk has come back to an entry that it visited, it goes on from there; but what was a table when it
-        // was entered, and is none now, was not seen as it is.
-        let entered = self.visited[number].filter(|(at, _)| *at == ipa);
-        if entered.is_none_or(|(_, table)| table.is_some() && !descriptor.is_table(level)) {
-            self.visited[number] = Some((ipa, entered.and_then(|(_, table)| table)));
+        // was visited or entered, and is none now, was not seen as it is.
+        let visited = self.visited[number].filter(|visited| visited.ipa == ipa);
+        if visited.is_none_or(|visited| visited.table && !descriptor.is_table(level)) {
+            let entered = visited.and_then(|visited| visited.entered);
+            self.visited[number] = Some(Visited { ipa, table: descriptor.is_table(level), entered });
             if descriptor.is_table(level) {
                 if V::TABLE_BEFORE {
                     self.visitor.table_before(&entry(descriptor)).map_err(Stop::Error)?;
@@ -165,12 +175,12 @@ impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
             }
         }
         if let Some(child) = level.below().filter(|_| descriptor.is_table(level)) {
-            self.visited[number] = Some((ipa, Some(descriptor)));
+            self.visited[number] = Some(Visited { ipa, table: true, entered: Some(descriptor) });
             if !V::SKIP.contains(child) && !self.visitor.passes_over(&entry(descriptor)) {
                 self.table(stage2.table(descriptor), child, then)?;
             }
         }
-        let after = self.visited[number].and_then(|(_, entered)| entered);
+        let after = self.visited[number].and_then(|visited| visited.entered);
         self.visited[number] = None;
         self.at = ipa + span;
         match after {

@@ -13,6 +13,8 @@
 
 #[cfg(feature = "checked")]
 mod checked;
+#[cfg(loom)]
+mod modelled;
 #[cfg(mutants)]
 mod mutants;
 
@@ -26,7 +28,7 @@ use core::sync::atomic::AtomicU64;
 pub(crate) use core::sync::atomic::Ordering;
 
 #[cfg(loom)]
-use loom::sync::atomic::AtomicU64;
+use modelled::AtomicU64;
 
 use crate::Pa;
 use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
@@ -67,11 +69,6 @@ pub(crate) use step;
 impl Word {
     #[cfg(not(loom))]
     pub(crate) const fn new(value: u64) -> Self {
-        Self(AtomicU64::new(value))
-    }
-
-    #[cfg(loom)]
-    pub(crate) fn new(value: u64) -> Self {
         Self(AtomicU64::new(value))
     }
 
@@ -154,7 +151,7 @@ impl Word {
         )
     }
 
-    /// Writes `new` where `old` is; `Err` with what is there instead. `order` is that of success; of failure, acquire.
+    /// Writes `new` where `old` is; `Err` with what is there instead. `order` is that of success; failure orders nothing.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
@@ -167,13 +164,18 @@ impl Word {
             return if now == old { Ok(old) } else { Err(now) };
         }
         #[cfg(mutants)]
+        if mutants::is_forced(Location::caller()) {
+            self.store(new, order);
+            return Ok(old);
+        }
+        #[cfg(mutants)]
         let order = mutants::ordering(order, Location::caller());
         observed!(
             observer => {
                 let access = Access { order, site: Location::caller() };
                 observer.update(&self.0, &mut |now| (now == old).then_some(new), access)
             },
-            self.0.compare_exchange(old, new, order, Ordering::Acquire)
+            self.0.compare_exchange(old, new, order, Ordering::Relaxed)
         )
     }
 
@@ -289,6 +291,8 @@ pub(crate) fn ic<P: Platform>(platform: &P, operation: Ic, address: usize) {
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn load_vttbr<P: Platform>(platform: &P, value: u64) {
     step!(());
+    #[cfg(mutants)]
+    let value = mutants::vttbr(value, Location::caller());
     about_to();
     platform.load_vttbr(value);
 }

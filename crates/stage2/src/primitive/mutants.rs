@@ -4,12 +4,17 @@
 //! The call site is what `#[track_caller]` tells, and the list of all is generated from the source by
 //! `cargo xtask mutants`, so a step that is added is on it. The kinds:
 //!
-//! * `omit`: the step is not done; a lock is not taken, a look says what is hoped for;
+//! * `omit`: the step is not done; a look says what is hoped for;
+//! * `unlocked`: a lock is not taken, though what is behind it is looked at;
 //! * `no-acquire`, `no-release`: the access has half of its ordering;
 //! * `apart`: a read-modify-write is a load, and a store later;
 //! * `local`: an invalidation, or a barrier, reaches this CPU only;
 //! * `stores`: a barrier waits for stores only;
-//! * `shift`: an invalidation's operand is shifted once more, as peers had it.
+//! * `force`: a compare-and-exchange stores what it was given, whatever is there (the posted combined dirty log);
+//! * `leaf`: an invalidation that removes walk entries leaves them;
+//! * `shift`, `unshifted`, `other-space`: an invalidation's operand is shifted once more (Zephyr), not at all (axvm), or of
+//!   the other security state's addresses (Hafnium);
+//! * `vmid-only`: a VTTBR is written back without its table (Bao).
 
 extern crate std;
 
@@ -25,12 +30,18 @@ use crate::platform::{Domain, Tlbi};
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Omit,
+    Unlocked,
     NoAcquire,
     NoRelease,
     Apart,
     Local,
     Stores,
     Shift,
+    Unshifted,
+    OtherSpace,
+    Leaf,
+    Force,
+    VmidOnly,
 }
 
 struct Mutant {
@@ -50,12 +61,18 @@ fn parse(text: &str) -> Mutant {
     let mut next = || parts.next().unwrap_or_else(|| panic!("TWOFOLD_MUTANT={text}: want FILE:LINE:COLUMN:KIND"));
     let kind = match next() {
         "omit" => Kind::Omit,
+        "unlocked" => Kind::Unlocked,
         "no-acquire" => Kind::NoAcquire,
         "no-release" => Kind::NoRelease,
         "apart" => Kind::Apart,
         "local" => Kind::Local,
         "stores" => Kind::Stores,
         "shift" => Kind::Shift,
+        "unshifted" => Kind::Unshifted,
+        "other-space" => Kind::OtherSpace,
+        "leaf" => Kind::Leaf,
+        "force" => Kind::Force,
+        "vmid-only" => Kind::VmidOnly,
         other => panic!("TWOFOLD_MUTANT={text}: no kind {other}"),
     };
     let column = next().parse().unwrap_or_else(|error| panic!("TWOFOLD_MUTANT={text}: column: {error}"));
@@ -108,8 +125,22 @@ pub(super) fn barrier(domain: Domain, site: &Location<'_>) -> Domain {
 }
 
 pub(super) fn invalidation(operation: Tlbi, operand: u64, site: &Location<'_>) -> (Tlbi, u64) {
-    if is(Kind::Shift, site) {
-        return (operation, operand >> 12);
+    for (kind, operand) in [
+        (Kind::Shift, operand >> 12),
+        (Kind::Unshifted, operand << 12),
+        (Kind::OtherSpace, operand ^ 1 << 63),
+    ] {
+        if is(kind, site) {
+            return (operation, operand);
+        }
+    }
+    let leaf = match operation {
+        Tlbi::Ipas2E1Is => Tlbi::Ipas2Le1Is,
+        Tlbi::Ripas2E1Is => Tlbi::Ripas2Le1Is,
+        operation => operation,
+    };
+    if leaf != operation && is(Kind::Leaf, site) {
+        return (leaf, operand);
     }
     let local = match operation {
         Tlbi::Ipas2E1Is | Tlbi::Ipas2Le1Is => Tlbi::Ipas2E1,
@@ -119,26 +150,37 @@ pub(super) fn invalidation(operation: Tlbi, operand: u64, site: &Location<'_>) -
     (if local != operation && is(Kind::Local, site) { local } else { operation }, operand)
 }
 
-std::thread_local! {
+pub(super) fn is_forced(site: &Location<'_>) -> bool {
+    is(Kind::Force, site)
+}
+
+pub(super) fn vttbr(value: u64, site: &Location<'_>) -> u64 {
+    if is(Kind::VmidOnly, site) { value & 0xffff << 48 } else { value }
+}
+
+#[cfg(loom)]
+use loom::thread_local;
+#[cfg(not(loom))]
+use std::thread_local;
+
+thread_local! {
     /// The locks that this thread believes to hold, and does not.
-    static NOT_HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static NOT_HELD: RefCell<Vec<usize>> = RefCell::new(Vec::new());
 }
 
 pub(super) fn leaves_lock_out<T>(word: &T, site: &Location<'_>) -> bool {
-    let left_out = is(Kind::Omit, site);
+    let left_out = is(Kind::Unlocked, site);
     if left_out {
-        NOT_HELD.with_borrow_mut(|locks| locks.push(core::ptr::from_ref(word).addr()));
+        NOT_HELD.with(|locks| locks.borrow_mut().push(core::ptr::from_ref(word).addr()));
     }
     left_out
 }
 
 pub(super) fn left_lock_out<T>(word: &T) -> bool {
     let address = core::ptr::from_ref(word).addr();
-    NOT_HELD.with_borrow_mut(|locks| match locks.iter().rposition(|lock| *lock == address) {
-        Some(at) => {
-            locks.swap_remove(at);
-            true
-        }
-        None => false,
+    NOT_HELD.with(|locks| {
+        let mut locks = locks.borrow_mut();
+        let at = locks.iter().rposition(|lock| *lock == address);
+        at.map(|at| locks.swap_remove(at)).is_some()
     })
 }

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Two changes of access that find the same: whichever ends first, when it is complete an invalidation has begun after the
+//! entry was changed, whoever changed it.
+
+use std::sync::Arc;
+
+use super::guest::{BLOCK, FWB, Guest, PAGE, range};
+use super::machine::{Machine, Pages, Watch};
+use super::model;
+use crate::primitive::Ordering;
+use crate::{Access, Attributes, Ipa, Level};
+
+type Change = fn(&Guest, &mut Pages);
+
+fn both_are_flushed(attributes: Attributes, changes: [Change; 2]) {
+    model(2, move || {
+        let guest = Guest::on(Machine::new(4, Watch::Flushes), FWB, 2);
+        let (mut here, mut there) = (guest.pages(0..2, false), guest.pages(2..3, false));
+        guest.map_as(0, Level::L3, &attributes, &mut here);
+        let guest = Arc::new(guest);
+        let at_other = guest.clone();
+        let other = loom::thread::spawn(move || {
+            changes[1](&at_other, &mut there);
+            is_flushed(&at_other);
+            there
+        });
+        changes[0](&guest, &mut here);
+        is_flushed(&guest);
+        let there = other.join().expect("no panic");
+        let flushes = flushes(&guest);
+        changes[0](&guest, &mut here);
+        assert_eq!(self::flushes(&guest), flushes, "something is pending for ever");
+        guest.check(&[here, there]);
+    });
+}
+
+fn flushes(guest: &Guest) -> u64 {
+    guest.machine().0.flushes.as_ref().expect("counted").load(Ordering::Relaxed)
+}
+
+fn is_flushed(guest: &Guest) {
+    assert!(flushes(guest) > 0, "the guest may still do what was taken");
+}
+
+const WRITE_PROTECT: Change = |guest, _| guest.write_protect(0, BLOCK);
+const DISARM: Change = |guest, _| {
+    let _ = guest.stage2.disarm(range(0, BLOCK), &mut |_| ()).expect("disarmed").complete();
+};
+const CLEAN: Change = |guest, _| {
+    let _ = guest.stage2.clean(range(0, BLOCK), &mut |_| ()).expect("cleaned").complete();
+};
+const PROTECT: Change = |guest, pages| {
+    let _ = guest.stage2.protect(range(0, PAGE), Access::READ, pages).expect("protected").complete();
+};
+const MASK: Change = |guest, _| {
+    let _ = guest.stage2.write_protect_mask(Ipa::new(0), 1).expect("protected").complete();
+};
+
+#[test]
+fn both_take_writing() {
+    let ram = Attributes::ram(Access::READ_WRITE);
+    both_are_flushed(ram, [WRITE_PROTECT, WRITE_PROTECT]);
+    both_are_flushed(ram, [WRITE_PROTECT, PROTECT]);
+    both_are_flushed(ram, [PROTECT, PROTECT]);
+    both_are_flushed(ram, [MASK, MASK]);
+}
+
+#[test]
+fn both_end_or_take_records() {
+    let dirty = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ_WRITE) };
+    both_are_flushed(dirty, [CLEAN, CLEAN]);
+    both_are_flushed(dirty, [DISARM, DISARM]);
+    both_are_flushed(dirty, [DISARM, WRITE_PROTECT]);
+    both_are_flushed(dirty, [CLEAN, DISARM]);
+}

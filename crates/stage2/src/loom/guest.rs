@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A guest with tiny tables, operations on it as tests want them, and what has to hold when all have ended.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Mutex;
+
+use super::machine::{Machine, Pages, Watch};
+use crate::platform::Platform;
+use crate::record::Counts;
+use crate::{
+    Access, Attributes, Descriptor, Features, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Pa, Stage2,
+    TableSource, Unwatched, Vmid,
+};
+
+pub(super) const PAGE: u64 = Granule::KIB_4.span(Level::L3);
+pub(super) const BLOCK: u64 = Granule::KIB_4.span(Level::L2);
+pub(super) const LARGE: u64 = Granule::KIB_4.span(Level::L1);
+
+pub(super) const READ: Attributes = Attributes::ram(Access::READ);
+pub(super) const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
+/// Clean, and hardware records writes.
+pub(super) const ARMED: Attributes = Attributes { dirty_by_hardware: true, ..READ };
+
+/// No cache maintenance.
+pub(super) const FWB: Features =
+    Features { forced_write_back: true, instruction_cache_coherent: true, ..Features::NONE };
+
+pub(super) struct Guest {
+    pub(super) stage2: Stage2<Machine>,
+    pages: usize,
+    /// For each page, how often it was found not to be mapped and mapped, less how often its removal was told of. No lock
+    /// of the checker's: nobody learns anything from it.
+    balance: Mutex<BTreeMap<u64, i32>>,
+}
+
+/// The frame that is mapped at `ipa`, always.
+pub(super) fn home(ipa: Ipa) -> Pa {
+    Pa::new(0x8000_0000 + ipa.raw())
+}
+
+impl Guest {
+    /// With an IPA space of so many levels of tables, two entries each, and so many pages for tables.
+    pub(super) fn new(levels: u32, pages: usize) -> Self {
+        Self::on(Machine::new(1 + pages, Watch::Nothing), FWB, levels)
+    }
+
+    pub(super) fn on(machine: Machine, features: Features, levels: u32) -> Self {
+        let geometry = Geometry::new(Granule::KIB_4, Granule::KIB_4.shift() + levels, &features).expect("a shape");
+        let donated = machine.donated();
+        let root = donated.root(donated.start(), &geometry).expect("the first frame");
+        let pages = (donated.size() / PAGE) as usize - 1;
+        let stage2 = Stage2::new(machine, features, geometry, Vmid::new(1), root).expect("a guest");
+        Self { stage2, pages, balance: Mutex::default() }
+    }
+
+    pub(super) fn machine(&self) -> &Machine {
+        self.stage2.platform()
+    }
+
+    /// Pages for tables; full of junk each time they are taken, if it `spoils` them.
+    pub(super) fn pages(&self, numbers: std::ops::Range<usize>, spoils: bool) -> Pages {
+        assert!(numbers.end <= self.pages);
+        Pages::new(self.machine(), numbers.start + 1..numbers.end + 1, spoils)
+    }
+
+    fn count(&self, ipa: Ipa, size: u64, by: i32) {
+        let mut balance = self.balance.lock().expect("no panic");
+        (0..size / PAGE).for_each(|page| *balance.entry(ipa.raw() + page * PAGE).or_default() += by);
+    }
+
+    pub(super) fn map_as(&self, at: u64, level: Level, attributes: &Attributes, pages: &mut impl TableSource) {
+        let ipa = Ipa::new(at);
+        if self.stage2.map(ipa, home(ipa), level, attributes, pages).expect("mapped") == Mapped::New {
+            self.count(ipa, Granule::KIB_4.span(level), 1);
+        }
+    }
+
+    pub(super) fn map(&self, at: u64, level: Level, pages: &mut impl TableSource) {
+        self.map_as(at, level, &RAM, pages);
+    }
+
+    /// Unmaps, flushes and frees; what is removed is told of.
+    pub(super) fn unmap(&self, start: u64, size: u64, pages: &mut impl TableSource) {
+        let each = |leaf: Leaf| {
+            assert_eq!(leaf.descriptor.address(), home(leaf.ipa), "{leaf:?}");
+            self.count(leaf.ipa, Granule::KIB_4.span(leaf.level), -1);
+        };
+        let pending = self.stage2.unmap(range(start, size), pages, each).expect("unmapped");
+        pending.complete().free(pages);
+    }
+
+    /// The same where nobody wants to know.
+    pub(super) fn unmap_quietly(&self, start: u64, size: u64, pages: &mut impl TableSource) {
+        let pending = self.stage2.unmap(range(start, size), pages, Unwatched).expect("unmapped");
+        pending.complete().free(pages);
+    }
+
+    pub(super) fn split(&self, start: u64, size: u64, pages: &mut impl TableSource) {
+        let split = self.stage2.split(range(start, size), size, pages, |_, _| ControlFlow::Continue(()));
+        assert_eq!(split.expect("split").stopped, None);
+    }
+
+    pub(super) fn coalesce(&self, at: u64, level: Level, attributes: &Attributes, pages: &mut Pages) {
+        let ipa = Ipa::new(at);
+        let coalesced = self.stage2.coalesce(ipa, home(ipa), level, attributes, pages, &mut |_| ());
+        let _ = coalesced.expect("coalesced");
+    }
+
+    pub(super) fn map_range(&self, start: u64, size: u64, largest: Level, pages: &mut Pages) {
+        let range = range(start, size);
+        self.stage2.map_range(range.clone(), home(range.start), largest, &RAM, pages).expect("mapped");
+    }
+
+    pub(super) fn write_protect(&self, start: u64, size: u64) {
+        let _ = self.stage2.write_protect(range(start, size)).expect("protected").complete();
+    }
+
+    /// Whether something is there that may be accessed like this now.
+    pub(super) fn relax(&self, at: u64, access: Access) -> bool {
+        self.stage2.relax(Ipa::new(at), access).is_ok()
+    }
+
+    /// Whether something is there.
+    pub(super) fn make_young(&self, at: u64) -> bool {
+        self.stage2.make_young(Ipa::new(at)).is_ok()
+    }
+
+    /// What maps that page; it is what has to be there.
+    pub(super) fn look_up(&self, at: u64) -> Option<Leaf> {
+        let leaf = self.stage2.look_up(Ipa::new(at))?;
+        assert_eq!(leaf.descriptor.address(), home(leaf.ipa), "{leaf:?} is somewhere else's, or nobody's");
+        Some(leaf)
+    }
+
+    pub(super) fn is_mapped(&self, at: u64) -> bool {
+        self.look_up(at).is_some()
+    }
+
+    /// When nobody is at it any more: that each table's record says what is in it, that nothing is locked or busy, that
+    /// each leaf maps what it should, and that each page is in the tree or in one of `pools`, once. Tells what is mapped,
+    /// page by page.
+    pub(super) fn check(&self, pools: &[Pages]) -> BTreeMap<u64, Descriptor> {
+        let mut seen = Seen { guest: self, leaves: BTreeMap::new(), tables: Vec::new() };
+        let root = self.machine().donated().start();
+        seen.table(root, self.stage2.geometry().root_level(), Ipa::new(0));
+        seen.tables.extend(pools.iter().flat_map(|pool| pool.free.iter()).map(|page| page.pa()));
+        seen.tables.sort_unstable();
+        let all = (0..=self.pages as u64).map(|number| root + number * PAGE);
+        assert_eq!(seen.tables, all.collect::<Vec<_>>(), "pages are lost, or somewhere twice");
+        seen.leaves
+    }
+
+    /// The same, where nothing was coalesced, and all that was removed was told of: that what was mapped, and not removed,
+    /// is there.
+    pub(super) fn check_balance(&self, pools: &[Pages]) -> BTreeMap<u64, Descriptor> {
+        let mapped = self.check(pools);
+        for (page, balance) in &*self.balance.lock().expect("no panic") {
+            assert_eq!(*balance, i32::from(mapped.contains_key(page)), "{page:#x} was lost, or removed twice");
+        }
+        mapped
+    }
+}
+
+struct Seen<'a> {
+    guest: &'a Guest,
+    leaves: BTreeMap<u64, Descriptor>,
+    tables: Vec<Pa>,
+}
+
+impl Seen<'_> {
+    fn table(&mut self, pa: Pa, level: Level, start: Ipa) {
+        let (machine, span) = (self.guest.machine(), Granule::KIB_4.span(level));
+        let mut counts = Counts::EMPTY;
+        self.tables.push(pa);
+        for index in 0..Granule::KIB_4.entries() {
+            let (entry, ipa) = (machine.read(pa, index), start + index as u64 * span);
+            assert_ne!(entry, Descriptor::BUSY, "{ipa} is busy for ever");
+            counts += Counts::of(entry, level);
+            if entry.is_table(level) {
+                self.table(entry.address(), level.below().expect("a level"), ipa);
+            } else if entry.is_valid() {
+                assert_eq!(entry.address(), home(ipa), "{entry:?} maps {ipa}");
+                self.leaves.extend((0..span / PAGE).map(|page| (ipa.raw() + page * PAGE, entry)));
+            }
+        }
+        let record = machine.record(pa);
+        assert_eq!(record.peek(), Some(counts), "the record of the level {level} table at {start}");
+        assert_eq!(record.link(), 0, "the table at {start} is in a chain, or claimed");
+    }
+}
+
+pub(super) fn range(start: u64, size: u64) -> IpaRange {
+    Ipa::new(start)..Ipa::new(start + size)
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Hardware records a write while software changes the entry: the record is where it can be found, in the entry or with
+//! whoever was told.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::guest::{ARMED, BLOCK, FWB, Guest, PAGE, READ, home, range};
+use super::machine::{Machine, Pages, Watch};
+use super::model;
+use crate::{Access, Attributes, Ipa, Leaf, Level, Mapped, Marked, Memory, Pa};
+
+const CLEAN: Attributes = Attributes { accessed: false, ..ARMED };
+
+/// What software does; it tells whether it was told of a write.
+type Operation = fn(&Guest, &mut Pages) -> bool;
+
+fn is_not_lost(levels: u32, leaves: &'static [(u64, Level)], operation: Operation) {
+    model(3, move || {
+        let guest = Guest::on(Machine::new(7, Watch::Hardware), FWB, levels);
+        let mut pages = guest.pages(0..6, false);
+        leaves.iter().for_each(|(at, level)| guest.map_as(*at, *level, &CLEAN, &mut pages));
+        let (table, machine) = (table_of_first_page(&guest), guest.machine().clone());
+        let written = Arc::new(AtomicBool::new(false));
+        let hardware = loom::thread::spawn({
+            let written = written.clone();
+            move || written.store(machine.hardware_writes(table, 0), Ordering::Relaxed)
+        });
+        let told = operation(&guest, &mut pages);
+        hardware.join().expect("no panic");
+        let dirty = guest.check(&[pages]).get(&0).is_some_and(|entry| entry.is_hardware_dirty());
+        assert!(!written.load(Ordering::Relaxed) || told || dirty, "a write was recorded, and nobody knows");
+    });
+}
+
+fn table_of_first_page(guest: &Guest) -> Pa {
+    let mut table = guest.machine().donated().start();
+    let mut level = guest.stage2.geometry().root_level();
+    loop {
+        let entry = guest.machine().read(table, 0);
+        match level.below() {
+            Some(below) if entry.is_table(level) => (table, level) = (entry.address(), below),
+            _ => return table,
+        }
+    }
+}
+
+const PAGES: &[(u64, Level)] = &[(0, Level::L3), (PAGE, Level::L3)];
+
+/// Whether the first page is among what was told.
+fn tells(collect: impl FnOnce(&mut dyn FnMut(Marked))) -> bool {
+    let mut told = false;
+    collect(&mut |marked| told |= marked.mask & 1 != 0);
+    told
+}
+
+#[test]
+fn while_writes_are_collected() {
+    is_not_lost(2, PAGES, |guest, _| {
+        tells(|told| drop(guest.stage2.clean(range(0, BLOCK), told).expect("cleaned").complete()))
+    });
+    is_not_lost(2, PAGES, |guest, _| {
+        tells(|told| drop(guest.stage2.disarm(range(0, BLOCK), told).expect("disarmed").complete()))
+    });
+}
+
+#[test]
+fn while_accesses_are_collected() {
+    is_not_lost(2, PAGES, |guest, _| {
+        assert!(guest.make_young(0));
+        guest.stage2.age(range(0, BLOCK), &mut |_| ()).expect("aged");
+        false
+    });
+}
+
+#[test]
+fn while_access_changes() {
+    is_not_lost(2, PAGES, |guest, _| {
+        assert!(guest.relax(0, Access { execute: crate::Execute::ALWAYS, ..Access::READ }));
+        false
+    });
+    is_not_lost(2, PAGES, |guest, pages| {
+        let keep = Access { read: false, ..Access::READ_WRITE };
+        let _ = guest.stage2.protect(range(0, PAGE), keep, pages).expect("protected").complete();
+        false
+    });
+}
+
+fn unmap(guest: &Guest, size: u64, pages: &mut Pages) -> bool {
+    let mut told = false;
+    let each = |leaf: Leaf| told |= leaf.ipa == Ipa::new(0) && leaf.descriptor.is_hardware_dirty();
+    guest.stage2.unmap(range(0, size), pages, each).expect("unmapped").complete().free(pages);
+    told
+}
+
+#[test]
+fn while_it_is_unmapped() {
+    is_not_lost(2, PAGES, |guest, pages| unmap(guest, PAGE, pages));
+    is_not_lost(2, &[(0, Level::L3)], |guest, pages| unmap(guest, PAGE, pages));
+    is_not_lost(2, PAGES, |guest, pages| unmap(guest, BLOCK, pages));
+    is_not_lost(2, &[(0, Level::L2)], |guest, pages| unmap(guest, BLOCK, pages));
+    is_not_lost(3, PAGES, |guest, pages| unmap(guest, 2 * BLOCK, pages));
+}
+
+#[test]
+fn while_it_is_replaced() {
+    is_not_lost(2, PAGES, |guest, pages| {
+        let device = Attributes { memory: Memory::Device, ..READ };
+        match guest.stage2.map(Ipa::new(0), home(Ipa::new(0)), Level::L3, &device, pages) {
+            Ok(Mapped::Replaced(old)) => old.is_hardware_dirty(),
+            mapped => panic!("{mapped:?}"),
+        }
+    });
+}
+
+fn coalesce(guest: &Guest, level: Level, pages: &mut Pages) -> bool {
+    let mut told = false;
+    let mut each = |leaf: Leaf| told |= leaf.ipa == Ipa::new(0);
+    let (ipa, pa) = (Ipa::new(0), home(Ipa::new(0)));
+    let _ = guest.stage2.coalesce(ipa, pa, level, &CLEAN, pages, &mut each).expect("coalesced");
+    told
+}
+
+#[test]
+fn while_it_is_coalesced() {
+    is_not_lost(2, PAGES, |guest, pages| coalesce(guest, Level::L2, pages));
+    is_not_lost(3, PAGES, |guest, pages| coalesce(guest, Level::L1, pages));
+}
+
+#[test]
+fn while_it_is_split() {
+    is_not_lost(2, &[(0, Level::L2)], |guest, pages| {
+        guest.split(0, BLOCK, pages);
+        false
+    });
+    is_not_lost(3, &[(0, Level::L1)], |guest, pages| {
+        guest.split(0, 2 * BLOCK, pages);
+        false
+    });
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Whoever is on the way down while a table is taken out, and its page is another table, or a guest's, by the time it is
+//! reached: does nothing there, and believes nothing that is read there.
+//!
+//! There is no grace period; the count of tables that were taken out is all that keeps this so (module `descent`).
+
+use std::sync::Arc;
+
+use super::guest::{ARMED, BLOCK, Guest, LARGE, PAGE, RAM, READ, home, range};
+use super::machine::Pages;
+use super::{Operation, meet, model};
+use crate::walk::{Entry, Visitor};
+use crate::{Access, Attributes, Error, Ipa, Level, Mapped, Memory};
+
+/// So many levels, and in a table of level 3 the first page; nobody knows what is in pages that were given away.
+fn page(levels: u32, spoils: bool) -> (Guest, [Pages; 2]) {
+    let guest = Guest::new(levels, 7);
+    let (own, mut takers) = (guest.pages(4..7, spoils), guest.pages(0..4, spoils));
+    guest.map_as(0, Level::L3, &ARMED, &mut takers);
+    (guest, [own, takers])
+}
+
+fn small() -> (Guest, [Pages; 2]) {
+    page(2, false)
+}
+
+fn spoiled() -> (Guest, [Pages; 2]) {
+    page(2, true)
+}
+
+fn large() -> (Guest, [Pages; 2]) {
+    page(3, false)
+}
+
+/// Maps a page elsewhere, with tables of the pages that are at hand.
+fn reuse(guest: &Guest, pages: &mut Pages) {
+    let end = guest.stage2.geometry().end().raw();
+    guest.map(end / 2, Level::L3, pages);
+}
+
+/// What unmaps the table, and uses its page at once.
+const UNMAPS: [(fn() -> (Guest, [Pages; 2]), Operation); 5] = [
+    (small, |guest, pages| {
+        guest.unmap_quietly(0, BLOCK, pages);
+        reuse(guest, pages);
+    }),
+    (small, |guest, pages| {
+        guest.unmap_quietly(0, PAGE, pages);
+        reuse(guest, pages);
+    }),
+    (spoiled, |guest, pages| {
+        guest.unmap_quietly(0, BLOCK, pages);
+        reuse(guest, pages);
+    }),
+    (large, |guest, pages| {
+        guest.unmap_quietly(0, LARGE, pages);
+        reuse(guest, pages);
+    }),
+    (large, |guest, pages| {
+        guest.unmap_quietly(0, BLOCK, pages);
+        reuse(guest, pages);
+    }),
+];
+
+/// What puts a block in its place: all is mapped all the time.
+const COALESCES: [(fn() -> (Guest, [Pages; 2]), Operation); 3] = [
+    (small, |guest, pages| {
+        guest.coalesce(0, Level::L2, &RAM, pages);
+        reuse(guest, pages);
+    }),
+    (spoiled, |guest, pages| {
+        guest.coalesce(0, Level::L2, &RAM, pages);
+        reuse(guest, pages);
+    }),
+    (large, |guest, pages| {
+        guest.coalesce(0, Level::L1, &RAM, pages);
+        reuse(guest, pages);
+    }),
+];
+
+/// Whoever does this to the first pages does it to no other.
+fn comes_late(operation: Operation) {
+    for (guest, taker) in UNMAPS.into_iter().chain(COALESCES) {
+        meet(1, guest, [operation, taker], |guest, pools| {
+            let mapped = guest.check(pools);
+            let other = mapped[&(guest.stage2.geometry().end().raw() / 2)];
+            assert_eq!((other.access(), other.is_accessed()), (Access::READ_WRITE, true), "another's page was changed");
+        });
+    }
+}
+
+/// What is there all the time is found all the time.
+fn finds(operation: Operation) {
+    for (guest, taker) in COALESCES {
+        meet(1, guest, [operation, taker], |guest, pools| {
+            guest.check(pools);
+        });
+    }
+}
+
+#[test]
+fn a_look() {
+    comes_late(|guest, _| {
+        guest.look_up(0);
+    });
+    finds(|guest, _| assert!(guest.look_up(0).is_some()));
+}
+
+#[test]
+fn a_fault() {
+    comes_late(|guest, pages| {
+        guest.map(PAGE, Level::L3, pages);
+    });
+}
+
+#[test]
+fn a_fault_for_other_memory() {
+    comes_late(|guest, pages| {
+        let device = Attributes { memory: Memory::Device, ..READ };
+        guest.map_as(0, Level::L3, &device, pages);
+    });
+}
+
+#[test]
+fn a_permission_fault() {
+    comes_late(|guest, _| {
+        guest.relax(0, Access::ALL);
+    });
+    finds(|guest, _| assert!(guest.relax(0, Access::ALL)));
+}
+
+#[test]
+fn an_access_flag_fault() {
+    comes_late(|guest, _| {
+        guest.make_young(0);
+    });
+}
+
+#[test]
+fn unmapping_a_page() {
+    comes_late(|guest, pages| guest.unmap(0, PAGE, pages));
+}
+
+#[test]
+fn unmapping_a_table() {
+    comes_late(|guest, pages| guest.unmap(0, BLOCK, pages));
+}
+
+#[test]
+fn write_protecting() {
+    comes_late(|guest, _| guest.write_protect(0, BLOCK));
+}
+
+#[test]
+fn protecting_a_page() {
+    comes_late(|guest, pages| {
+        let _ = guest.stage2.protect(range(0, PAGE), Access::NONE, pages).expect("protected").complete();
+    });
+}
+
+#[test]
+fn collecting_accesses() {
+    comes_late(|guest, _| guest.stage2.age(range(0, BLOCK), &mut |_| ()).expect("aged"));
+}
+
+#[test]
+fn collecting_writes() {
+    comes_late(|guest, _| {
+        let _ = guest.stage2.clean(range(0, BLOCK), &mut |_| ()).expect("cleaned").complete();
+    });
+}
+
+#[test]
+fn ending_records() {
+    comes_late(|guest, _| {
+        let _ = guest.stage2.disarm(range(0, BLOCK), &mut |_| ()).expect("disarmed").complete();
+    });
+}
+
+#[test]
+fn splitting() {
+    comes_late(|guest, pages| guest.split(0, BLOCK, pages));
+}
+
+#[test]
+fn coalescing() {
+    comes_late(|guest, pages| guest.coalesce(0, Level::L2, &RAM, pages));
+}
+
+#[test]
+fn mapping_a_range() {
+    comes_late(|guest, pages| guest.map_range(0, PAGE, Level::L3, pages));
+}
+
+/// Sees each address that is mapped, once.
+struct Walk(u64);
+
+impl Visitor for Walk {
+    type Error = Error;
+
+    fn leaf(&mut self, entry: &Entry) -> Result<(), Error> {
+        if entry.descriptor.is_leaf(entry.level) {
+            assert_eq!(entry.descriptor.address(), super::guest::home(entry.ipa));
+            assert!(entry.range().end.raw() > self.0, "{entry:?} again");
+            self.0 = entry.range().end.raw();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_walk() {
+    comes_late(|guest, _| guest.stage2.walk(range(0, BLOCK), &mut Walk(0)).expect("walked"));
+    finds(|guest, _| {
+        let mut walk = Walk(0);
+        guest.stage2.walk(range(0, PAGE), &mut walk).expect("walked");
+        assert!(walk.0 > 0, "the first page is mapped all the time");
+    });
+}
+
+#[test]
+fn asking_for_what_a_fault_takes() {
+    comes_late(|guest, _| assert!(guest.stage2.tables_needed(Ipa::new(PAGE), Level::L3) <= 2));
+}
+
+/// What another table leads to is not taken for what is looked for, if it looks the same: two addresses of one frame.
+#[test]
+fn a_fault_does_not_find_the_same_frame_elsewhere() {
+    let second_page = || {
+        let guest = Guest::new(2, 7);
+        let (own, mut takers) = (guest.pages(4..7, false), guest.pages(0..4, false));
+        guest.map(PAGE, Level::L3, &mut takers);
+        (guest, [own, takers])
+    };
+    let map_first = |guest: &Guest, pages: &mut Pages, at| {
+        guest.stage2.map(Ipa::new(at), home(Ipa::new(0)), Level::L3, &RAM, pages).expect("mapped")
+    };
+    model(1, move || {
+        let (guest, [mut own, mut takers]) = second_page();
+        let guest = Arc::new(guest);
+        let there = guest.clone();
+        let taker = loom::thread::spawn(move || {
+            there.unmap_quietly(0, BLOCK, &mut takers);
+            let _ = map_first(&there, &mut takers, BLOCK);
+        });
+        assert_eq!(map_first(&guest, &mut own, 0), Mapped::New, "it was never mapped before");
+        taker.join().expect("no panic");
+    });
+}
+
+/// Nor is a table, where a block is to be mapped.
+#[test]
+fn a_fault_does_not_find_another_table() {
+    let second_block = || {
+        let guest = Guest::new(3, 9);
+        let (own, mut takers) = (guest.pages(4..9, false), guest.pages(0..4, false));
+        guest.map(BLOCK, Level::L2, &mut takers);
+        (guest, [own, takers])
+    };
+    meet(1, second_block, [|guest, pages| guest.map(0, Level::L2, pages), UNMAPS[3].1], |guest, pools| {
+        guest.check(pools);
+    });
+}

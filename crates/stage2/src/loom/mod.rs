@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What CPUs do at the same time, in every order that the memory model allows.
+//!
+//! The engine itself, on tables of two entries, run by the model checker `loom`: each test is a few operations that meet,
+//! and says what has to be true whichever way they went. Accesses are ordered by what the engine says to the compiler and
+//! by nothing else, barriers included, so an ordering that is too weak shows here on any host.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p twofold-stage2 --lib loom::` runs them, with two preemptions of a thread
+//! at most, or as many as `LOOM_MAX_PREEMPTIONS` says.
+
+mod flush;
+mod guest;
+mod hardware;
+mod late;
+mod lock;
+mod machine;
+mod meetings;
+mod pool;
+mod published;
+mod reused;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use guest::Guest;
+use machine::Pages;
+
+/// Runs `body` in every order, with at most so many preemptions, unless the environment asks for others.
+fn model(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+    builder.max_branches = 20_000;
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = runs.clone();
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        body();
+    });
+    println!("{} orders", runs.load(Ordering::Relaxed));
+}
+
+/// What a thread does, with pages of its own.
+type Operation = fn(&Guest, &mut Pages);
+
+/// Runs operations side by side on the guest that `guest` makes, and `check`s what they leave behind; the pools are what
+/// was left over of the first, and then of each operation's.
+fn meet<const N: usize>(
+    preemptions: usize,
+    guest: fn() -> (Guest, [Pages; N]),
+    operations: [Operation; N],
+    check: impl Fn(&Guest, &[Pages; N]) + Send + Sync + 'static,
+) {
+    model(preemptions, move || {
+        let (guest, pools) = guest();
+        let guest = Arc::new(guest);
+        let mut work = operations.into_iter().zip(pools);
+        let (here, mut own) = work.next().expect("an operation");
+        let others = work.map(|(operation, mut pages)| {
+            let guest = guest.clone();
+            loom::thread::spawn(move || {
+                operation(&guest, &mut pages);
+                pages
+            })
+        });
+        let others: Vec<_> = others.collect();
+        here(&guest, &mut own);
+        let mut pools = vec![own];
+        pools.extend(others.into_iter().map(|other| other.join().expect("no panic")));
+        let Ok(pools) = pools.try_into() else { unreachable!("one for each operation") };
+        check(&guest, &pools);
+    });
+}

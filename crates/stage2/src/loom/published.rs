@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Who finds a new entry finds what it leads to: the table, complete, and nothing of what was in its page before; the
+//! frame, as it was filled; the record's counts.
+
+use std::sync::Arc;
+
+use super::guest::{BLOCK, Guest, LARGE, PAGE, RAM, READ};
+use super::machine::Pages;
+use super::{Operation, meet, model};
+use crate::primitive::{Ordering, Word};
+use crate::{Access, Attributes, Level, Memory};
+
+fn guest(levels: u32, block: Option<Level>) -> (Guest, [Pages; 2]) {
+    let guest = Guest::new(levels, 4);
+    let mut pages = guest.pages(0..4, true);
+    if let Some(level) = block {
+        guest.map(0, level, &mut pages);
+    }
+    let none = guest.pages(0..0, true);
+    (guest, [pages, none])
+}
+
+const LOOK: Operation = |guest, _| {
+    guest.look_up(PAGE);
+};
+const IS_FOUND: Operation = |guest, _| assert!(guest.is_mapped(PAGE));
+
+fn done(guest: &Guest, pools: &[Pages; 2]) {
+    guest.check(pools);
+}
+
+#[test]
+fn a_new_table_is_empty() {
+    meet(3, || guest(2, None), [|guest, pages| guest.map(0, Level::L3, pages), LOOK], done);
+    meet(3, || guest(2, None), [|guest, pages| guest.map(PAGE, Level::L3, pages), LOOK], done);
+    meet(3, || guest(3, None), [|guest, pages| guest.map(0, Level::L3, pages), LOOK], done);
+    meet(3, || guest(4, None), [|guest, pages| guest.map(0, Level::L3, pages), LOOK], done);
+}
+
+#[test]
+fn a_full_table_is_full() {
+    meet(3, || guest(2, None), [|guest, pages| guest.map_range(0, BLOCK, Level::L3, pages), LOOK], done);
+    meet(3, || guest(3, None), [|guest, pages| guest.map_range(0, LARGE, Level::L2, pages), LOOK], done);
+    meet(3, || guest(2, Some(Level::L2)), [|guest, pages| guest.split(0, BLOCK, pages), IS_FOUND], done);
+    meet(3, || guest(3, Some(Level::L1)), [|guest, pages| guest.split(0, LARGE, pages), IS_FOUND], done);
+}
+
+/// Whoever finds the first page mapped finds in its frame what was written before it was mapped.
+fn fills(levels: u32, before: fn(&Guest, &mut Pages), map: Operation) {
+    model(3, move || {
+        let (guest, [mut pages, _]) = guest(levels, None);
+        before(&guest, &mut pages);
+        let (guest, frame) = (Arc::new(guest), Arc::new(Word::default()));
+        let (at_other, to_fill) = (guest.clone(), frame.clone());
+        let other = loom::thread::spawn(move || {
+            to_fill.store(1, Ordering::Relaxed);
+            map(&at_other, &mut pages);
+        });
+        if guest.look_up(0).is_some_and(|leaf| leaf.descriptor.access() == Access::READ_WRITE) {
+            assert_eq!(frame.load(Ordering::Relaxed), 1, "the frame was not filled yet");
+        }
+        other.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_frame_is_filled_before() {
+    let map: Operation = |guest, pages| guest.map(0, Level::L3, pages);
+    let range: Operation = |guest, pages| guest.map_range(0, BLOCK, Level::L3, pages);
+    let nothing: Operation = |_, _| ();
+    let table: Operation = |guest, pages| guest.map(PAGE, Level::L3, pages);
+    let other: Operation = |guest, pages| {
+        guest.map_as(0, Level::L3, &Attributes { memory: Memory::Device, ..READ }, pages);
+    };
+    let removed: Operation = |guest, pages| {
+        guest.map(0, Level::L3, pages);
+        guest.map(PAGE, Level::L3, pages);
+        guest.unmap(0, PAGE, pages);
+    };
+    for before in [nothing, table, other, removed] {
+        fills(2, before, map);
+    }
+    for before in [nothing, table] {
+        fills(2, before, range);
+    }
+    fills(2, nothing, |guest, pages| guest.map_range(0, BLOCK, Level::L2, pages));
+    fills(2, table, |guest, pages| guest.coalesce(0, Level::L2, &RAM, pages));
+    fills(2, nothing, |guest, pages| {
+        guest.map_as(0, Level::L3, &READ, pages);
+        assert!(guest.relax(0, Access::READ_WRITE));
+    });
+}
