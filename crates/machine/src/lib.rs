@@ -10,4 +10,5 @@ mod tlbi;
 mod turns;
 #[cfg(feature = "unforgiving")]
 pub mod unforgiving;
+pub mod vm;
 mod walk;

@@ -41,6 +41,12 @@ pub trait Instructions {
     /// Takes the interrupts that are pending: a bit for each line.
     fn take_interrupts(&mut self) -> u64;
 
+    /// `MRS CNTVCT_EL0`: the virtual counter.
+    fn counter(&mut self) -> u64;
+
+    /// `MSR CNTV_CVAL_EL0`: raises [`Line::TIMER`](crate::interrupts::Line::TIMER) once the counter is there.
+    fn set_timer(&mut self, deadline: u64);
+
     /// The guest's own registers for stage 1.
     fn stage1(&mut self) -> &mut Stage1Registers;
 
@@ -59,12 +65,24 @@ pub struct Stage1Registers {
     pub mair: u64,
 }
 
+/// What a vCPU is beside its program, and goes along with it to another CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// The guest's own registers for stage 1.
+    pub stage1: Stage1Registers,
+    /// What the hypervisor answered to the last call, until the guest is told.
+    pub answer: Option<u64>,
+    /// An abort that the hypervisor raised in the guest, which the access that is repeated ends with, as
+    /// [`Exit::Stage1`].
+    pub abort: Option<Abort>,
+}
+
 /// Why a vCPU left its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// A stage-2 fault, as the hypervisor's registers tell of it.
     Abort(Abort),
-    /// A stage-1 fault, which is the guest's own.
+    /// A stage-1 fault, or an external abort: the guest's own.
     Stage1(Abort),
     /// `HVC`.
     Hypercall([u64; 4]),

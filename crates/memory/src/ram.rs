@@ -5,7 +5,9 @@
 //! Which of its pages are ready is kept in one bit each: a page is zeroed once, just before it is first mapped,
 //! and never again while the slot lives.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::mem;
 
 use twofold_stage2::{Features, Ipa, IpaRange, Pa, Platform, Run};
 
@@ -14,12 +16,20 @@ use crate::frames::{FRAME, Frames};
 /// Bytes of a section, the unit in which guest RAM takes its frames: a level 2 block of the 4 KiB granule.
 pub const SECTION: u64 = 2 << 20;
 const PAGES: u64 = SECTION / FRAME;
+/// Bytes whose sections are kept together, from the first touch of one of them: a slot may be far larger than what its
+/// guest uses, and than what the host has.
+const PART: u64 = 8192 * SECTION;
 
 /// The backing of one slot of RAM.
 pub(crate) struct Ram {
-    /// Where the first section starts, at or below the slot.
+    /// The sections of the part at hand, which is that of the last touch.
+    sections: Box<[Section]>,
+    /// Where it starts.
     start: Ipa,
-    sections: Vec<Section>,
+    /// The slot, in whole sections.
+    range: IpaRange,
+    /// Those of the others that were touched.
+    parts: Box<[Box<[Section]>]>,
 }
 
 #[derive(Default)]
@@ -40,19 +50,44 @@ impl Ram {
     /// Backing for `range`, none of it taken yet.
     pub(crate) fn new(range: &IpaRange) -> Self {
         let start = range.start.align_down(SECTION);
-        let count = (range.end - start).div_ceil(SECTION);
-        Self { start, sections: (0..count).map(|_| Section::default()).collect() }
+        let size = (range.end - start).next_multiple_of(SECTION);
+        let parts = (0..size.div_ceil(PART)).map(|_| Box::default()).collect();
+        Self { range: start..start + size, start, sections: Box::default(), parts }
     }
 
-    /// The page at `ipa`, for which frames are taken if its section has none. `None` when none are left.
+    /// The page at `ipa`, for which frames are taken if its section has none. `None` when none are left, or when the
+    /// host has no memory to keep the section.
     #[inline]
     pub(crate) fn back(&mut self, ipa: Ipa, frames: &mut Frames) -> Option<BackedPage<'_>> {
-        let offset = ipa - self.start;
+        // An address below the part at hand wraps around, and is far behind its end.
+        let mut offset = ipa.raw().wrapping_sub(self.start.raw());
+        if offset / SECTION >= self.sections.len() as u64 {
+            self.turn_to(ipa)?;
+            offset = ipa - self.start;
+        }
         let Section { frames: run, ready } = &mut self.sections[(offset / SECTION) as usize];
         if run.is_none() {
             *run = Some(frames.take(PAGES)?);
         }
         Some(BackedPage { frames: run.as_ref()?, ready, offset: offset % SECTION })
+    }
+
+    /// Takes the part with `ipa` at hand.
+    #[cold]
+    fn turn_to(&mut self, ipa: Ipa) -> Option<()> {
+        let number = |at: Ipa| ((at - self.range.start) / PART) as usize;
+        let (before, now) = (number(self.start), number(ipa));
+        mem::swap(&mut self.sections, &mut self.parts[before]);
+        mem::swap(&mut self.sections, &mut self.parts[now]);
+        self.start = self.range.start + now as u64 * PART;
+        if self.sections.is_empty() {
+            let count = ((self.range.end - self.start).min(PART) / SECTION) as usize;
+            let mut sections = Vec::new();
+            sections.try_reserve_exact(count).ok()?;
+            sections.resize_with(count, Section::default);
+            self.sections = sections.into();
+        }
+        Some(())
     }
 }
 

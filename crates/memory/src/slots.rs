@@ -49,6 +49,14 @@ pub enum SlotError {
         /// Where the device is.
         device: Pa,
     },
+    /// Its device's registers do not end below the last physical address that there is: they would go on at 0.
+    #[error("the slot from {start} is given a device at {device}, which ends beyond the last physical address")]
+    DeviceOutside {
+        /// Its first byte.
+        start: Ipa,
+        /// Where the device is.
+        device: Pa,
+    },
     /// Another slot has some of the addresses.
     #[error("the slot from {start} overlaps the one from {other}")]
     Overlap {
@@ -94,10 +102,13 @@ impl Slots {
         if start >= end || !start.is_aligned(FRAME) || !end.is_aligned(FRAME) {
             return Err(SlotError::Misaligned { start, end });
         }
-        if let Backing::Device(device) = slot.backing
-            && !device.is_aligned(FRAME)
-        {
-            return Err(SlotError::DeviceMisaligned { start, device });
+        if let Backing::Device(device) = slot.backing {
+            if !device.is_aligned(FRAME) {
+                return Err(SlotError::DeviceMisaligned { start, device });
+            }
+            if device.raw().checked_add(end - start).is_none() {
+                return Err(SlotError::DeviceOutside { start, device });
+            }
         }
         if end > limit {
             return Err(SlotError::OutsideIpa { end, limit });
@@ -169,5 +180,11 @@ mod tests {
         assert!(matches!(slots.add(slot(0xffff_f000, 0x1_0000_1000), limit), Err(SlotError::OutsideIpa { .. })));
         let odd = Slot { backing: Backing::Device(Pa::new(0x0900_0800)), ..slot(0x8000, 0x9000) };
         assert!(matches!(slots.add(odd, limit), Err(SlotError::DeviceMisaligned { .. })));
+        // The second page would be at physical address 0.
+        let device = Pa::new(0xffff_ffff_ffff_f000);
+        let wraps = Slot { backing: Backing::Device(device), ..slot(0x8000, 0xa000) };
+        assert_eq!(slots.add(wraps, limit), Err(SlotError::DeviceOutside { start: Ipa::new(0x8000), device }));
+        let fits = Slot { backing: Backing::Device(Pa::new(0xffff_ffff_ffff_d000)), ..slot(0x8000, 0xa000) };
+        assert_eq!(slots.add(fits, limit), Ok(()));
     }
 }

@@ -149,6 +149,13 @@ impl Arena {
         unsafe { Donated::new(self.base, self.dense) }
     }
 
+    /// `size` bytes of the dense memory, `offset` bytes into it, in the place of all of it; `None` where it ends before.
+    pub fn donate_part(&self, offset: u64, size: u64) -> Option<Donated> {
+        let fits = offset.checked_add(size).is_some_and(|end| end <= self.dense);
+        // SAFETY: as in `donate`.
+        fits.then(|| unsafe { Donated::new(self.base + offset, size) })
+    }
+
     /// The sparse memory, for guests alone: a table there would be several.
     pub fn donate_sparse(&self) -> Option<Donated> {
         let start = self.base + self.dense;

@@ -13,8 +13,8 @@ use super::FastMachine;
 use super::cpu::{Cpu, EXECUTE, NEVER, Page, READ, WRITE};
 use super::thread::Thread;
 use crate::arena::Arena;
-use crate::interrupts::Interrupts;
-use crate::program::{Abort, Ended, Exit, Instructions, Program, Stage1Registers};
+use crate::interrupts::{Interrupts, Line};
+use crate::program::{Abort, Ended, Exit, Instructions, Program, Stage1Registers, State};
 use crate::tlbi::Reach;
 use crate::walk::stage1::{self, GuestTables};
 use crate::walk::stage2::{self, Entries, Leaf2, Stage2Fault};
@@ -30,11 +30,9 @@ pub struct FastVcpu {
     index: usize,
     vttbr: u64,
     stage2: stage2::Regime,
-    registers: Stage1Registers,
+    state: State,
     /// `None` until the TLB is loaded for the registers as they are.
     stage1: Option<Result<stage1::Regime, Unmodelled>>,
-    /// What the hypervisor answered to the last call.
-    answer: Option<u64>,
 }
 
 /// Why there is no such vCPU.
@@ -90,9 +88,8 @@ impl FastVcpu {
             index,
             vttbr,
             stage2,
-            registers: Stage1Registers::default(),
+            state: State::default(),
             stage1: None,
-            answer: None,
         })
     }
 
@@ -120,7 +117,23 @@ impl FastVcpu {
 
     /// Answers the guest's hypercall: it finds `value` when it goes on.
     pub fn answer(&mut self, value: u64) {
-        self.answer = Some(value);
+        self.state.answer = Some(value);
+    }
+
+    /// Raises an abort in the guest: the access that it left for ends with that.
+    pub fn raise(&mut self, abort: Abort) {
+        self.state.abort = Some(abort);
+    }
+
+    /// What goes along to another CPU.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Goes on as what was another CPU's vCPU.
+    pub fn set_state(&mut self, state: State) {
+        self.state = state;
+        self.changed();
     }
 
     /// What reaches it from outside.
@@ -131,7 +144,7 @@ impl FastVcpu {
     /// `AT S1E1R`: `PAR_EL1` for `va`, with the IPA in bits 47 to 12, or bit 0 set where the guest's tables have none.
     pub fn translate_stage1(&mut self, va: u64) -> u64 {
         const FAILED: u64 = 1;
-        let Ok(stage1) = stage1::Regime::new(&self.registers) else { return FAILED };
+        let Ok(stage1) = stage1::Regime::new(&self.state.stage1) else { return FAILED };
         let read = Access::new(AccessKind::Read, El::El1);
         match stage1.walk(va, read, &mut Memory { arena: &self.machine.arena, stage2: &self.stage2 }) {
             Ok(leaf) => (leaf.ipa | va & (leaf.size - 1)) & !0xfff,
@@ -158,6 +171,10 @@ impl FastVcpu {
         if self.interrupts.take_kick() {
             return Err(Exit::Kicked);
         }
+        // No TLB has what the hypervisor refused, so the access that is repeated comes here.
+        if let Some(abort) = self.state.abort.take() {
+            return Err(Exit::Stage1(abort));
+        }
         let access = Access::new(kind, El::El1);
         if va & 7 != 0 {
             return Err(Exit::Stage1(own_fault(ALIGNMENT, access, va)));
@@ -173,7 +190,7 @@ impl FastVcpu {
 
     /// Stage 1 as the registers have it, and the TLB loaded for it.
     fn loaded(&mut self) -> Result<stage1::Regime, Unmodelled> {
-        let (cpu, vmid, registers) = (&self.cpu, self.stage2.vmid, &self.registers);
+        let (cpu, vmid, registers) = (&self.cpu, self.stage2.vmid, &self.state.stage1);
         *self.stage1.get_or_insert_with(|| {
             cpu.load(vmid, registers.sctlr & MMU_ON != 0);
             stage1::Regime::new(registers)
@@ -204,7 +221,7 @@ impl Instructions for FastVcpu {
     }
 
     fn hypercall(&mut self, arguments: [u64; 4]) -> Result<u64, Exit> {
-        self.answer.take().ok_or(Exit::Hypercall(arguments))
+        self.state.answer.take().ok_or(Exit::Hypercall(arguments))
     }
 
     fn wait_for_interrupt(&mut self) -> Result<(), Exit> {
@@ -221,9 +238,17 @@ impl Instructions for FastVcpu {
         self.interrupts.take()
     }
 
+    fn counter(&mut self) -> u64 {
+        self.interrupts.counter()
+    }
+
+    fn set_timer(&mut self, deadline: u64) {
+        self.interrupts.set_timer(deadline, Line::TIMER);
+    }
+
     fn stage1(&mut self) -> &mut Stage1Registers {
         self.changed();
-        &mut self.registers
+        &mut self.state.stage1
     }
 
     fn invalidate_stage1(&mut self) {

@@ -120,7 +120,7 @@ impl CpuHandle {
 
     /// What is reported meanwhile is of the caller's place.
     #[track_caller]
-    fn tell<R>(&self, body: impl FnOnce(&Context) -> R) -> R {
+    pub(super) fn tell<R>(&self, body: impl FnOnce(&Context) -> R) -> R {
         self.context.site.set(Some(Location::caller()));
         let result = body(&self.context);
         self.context.site.set(None);

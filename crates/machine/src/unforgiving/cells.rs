@@ -180,6 +180,11 @@ impl Cells {
         self.known = [all; CPUS];
     }
 
+    /// Software on this CPU is told what another one knew.
+    pub(crate) fn learn(&mut self, cpu: usize, other: &Clock) {
+        self.known[cpu].join(other);
+    }
+
     /// Something else that this CPU writes.
     pub(crate) fn event(&mut self, cpu: usize) -> Moment {
         self.known[cpu].tick(cpu)

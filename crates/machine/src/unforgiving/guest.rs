@@ -4,8 +4,11 @@
 //! An access has two halves, the translation and what it is for, between which other CPUs run. A barrier that completes an
 //! invalidation waits for those that are between them.
 
+use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use twofold_abi::trace::Event;
 use twofold_stage2::{Ipa, Pa};
 
 use super::breach::{Change, Rule};
@@ -14,7 +17,8 @@ use super::machine::{Context, CpuHandle};
 use super::model::{Broken, DIRTY_BY_HARDWARE, Model, Outcome, WRITE};
 use super::stale::{Kind, Stale};
 use super::tables::Standing;
-use crate::program::{Exit, Instructions, Stage1Registers};
+use crate::interrupts::{Interrupts, Line};
+use crate::program::{Abort, Exit, Instructions, Stage1Registers, State};
 use crate::walk::stage1::{self, GuestTables};
 use crate::walk::stage2::{self, Entries, Regime, Stage2Fault};
 use crate::walk::{Access, AccessKind, El, FaultKind, syndrome};
@@ -22,14 +26,15 @@ use crate::walk::{Access, AccessKind, El, FaultKind, syndrome};
 /// A vCPU in its guest.
 pub struct Guest<'a> {
     cpu: &'a CpuHandle,
+    /// From where in the source.
+    entered: &'static Location<'static>,
     regime: Regime,
     vttbr: u64,
     vtcr: u64,
     vmid: u16,
     vcpu: u32,
-    stage1: Stage1Registers,
-    answer: Option<u64>,
-    interrupts: u64,
+    state: State,
+    interrupts: Arc<Interrupts>,
     /// The access that faulted last, and how often in a row: with what in the TLB, if it was that.
     faulted: Option<(u64, AccessKind, Option<(u64, u64)>, u32)>,
     between: Option<Box<dyn FnMut() + Send + 'a>>,
@@ -45,36 +50,66 @@ impl CpuHandle {
     /// # Panics
     ///
     /// Where the registers say what no engine of ours does.
+    #[track_caller]
     pub fn enter(&self, vttbr: u64, vtcr: u64, vcpu: u32) -> Guest<'_> {
-        let (vmid, features) = self.context.event(|model, cpu| {
-            model.cpus[cpu].vttbr = vttbr;
-            model.synchronize(cpu)?;
-            let vmid = model.vmid(vttbr);
-            match model.cpus[cpu].vcpus.get(&vmid) {
-                Some(other) if *other != vcpu => {
-                    let what = format!("vCPU {vcpu} enters with VMID {vmid}, where vCPU {other} ran last");
-                    Err(Broken::new(Rule::OtherVcpu, what))
+        let entered = Location::caller();
+        let (vmid, features) = self.tell(|context| {
+            context.event(|model, cpu| {
+                model.load_vttbr(cpu, vttbr);
+                model.synchronize(cpu)?;
+                let vmid = model.vmid(vttbr);
+                match model.cpus[cpu].vcpus.get(&vmid) {
+                    Some(other) if *other != vcpu => {
+                        let what = format!("vCPU {vcpu} enters with VMID {vmid}, where vCPU {other} ran last");
+                        Err(Broken::new(Rule::OtherVcpu, what))
+                    }
+                    _ => Ok((vmid, model.features)),
                 }
-                _ => Ok((vmid, model.features)),
-            }
+            })
         });
         let regime = Regime::new(vttbr, vtcr, &features);
         let regime = regime.unwrap_or_else(|error| panic!("VTTBR_EL2 {vttbr:#x}, VTCR_EL2 {vtcr:#x}: {error}"));
-        let (answer, faulted, between) = (None, None, None);
-        let stage1 = Stage1Registers::default();
-        Guest { cpu: self, regime, vttbr, vtcr, vmid, vcpu, stage1, answer, interrupts: 0, faulted, between }
+        let (state, interrupts) = (State::default(), Arc::new(Interrupts::without_time()));
+        let (faulted, between) = (None, None);
+        Guest { cpu: self, entered, regime, vttbr, vtcr, vmid, vcpu, state, interrupts, faulted, between }
     }
 }
 
 impl<'a> Guest<'a> {
     /// The answer to the hypercall that it left for.
     pub fn answer(&mut self, value: u64) {
-        self.answer = Some(value);
+        self.state.answer = Some(value);
     }
 
-    /// Interrupts become pending: a bit for each line.
-    pub fn raise(&mut self, lines: u64) {
-        self.interrupts |= lines;
+    /// Raises an abort in the guest: the access that it left for ends with that.
+    pub fn raise(&mut self, abort: Abort) {
+        self.state.abort = Some(abort);
+        self.forget_fault();
+    }
+
+    /// What goes along to another CPU.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The same vCPU with what came along from another CPU, and what reaches it from outside: only from CPUs of this
+    /// machine, so that equal runs are equal.
+    #[must_use]
+    pub fn with(self, state: State, interrupts: Arc<Interrupts>) -> Self {
+        Self { state, interrupts, ..self }
+    }
+
+    /// `AT S1E1R`: `PAR_EL1` for `va`, with the IPA in bits 47 to 12, or bit 0 set where the guest's tables have none.
+    pub fn translate_stage1(&mut self, va: u64) -> u64 {
+        const FAILED: u64 = 1;
+        let Ok(regime) = stage1::Regime::new(&self.state.stage1) else { return FAILED };
+        let (context, read) = (&self.cpu.context, Access::new(AccessKind::Read, El::El1));
+        context.event(|model, cpu| {
+            let mut walker = Walker::new(model, context, cpu, self);
+            let leaf = regime.walk(va, read, &mut walker);
+            walker.check()?;
+            Ok(leaf.map_or(FAILED, |leaf| (leaf.ipa | va & (leaf.size - 1)) & !0xfff))
+        })
     }
 
     /// Does `body` in each access, between its halves.
@@ -88,6 +123,12 @@ impl<'a> Guest<'a> {
     }
 
     fn access(&mut self, va: u64, kind: AccessKind, value: u64) -> Result<u64, Exit> {
+        if self.interrupts.kicked() != 0 && self.interrupts.take_kick() {
+            return Err(Exit::Kicked);
+        }
+        if let Some(abort) = self.state.abort.take() {
+            return Err(Exit::Stage1(abort));
+        }
         let context = &self.cpu.context;
         let access = Access::new(kind, El::El1);
         let translated = context.event(|model, cpu| {
@@ -96,6 +137,8 @@ impl<'a> Guest<'a> {
             model.cpus[cpu].accesses = translated.is_ok();
             if translated.is_ok() {
                 model.cpus[cpu].vcpus.insert(self.vmid, self.vcpu);
+            } else {
+                model.trace_outside();
             }
             Ok(translated)
         });
@@ -129,6 +172,7 @@ impl<'a> Guest<'a> {
             self.regime = Regime::new(vttbr, self.vtcr, &model.features).map_err(unusable)?;
             (self.vttbr, self.vmid) = (vttbr, model.vmid(vttbr));
         }
+        model.trace_inside(self.vcpu, vttbr, self.entered);
         Ok(())
     }
 
@@ -153,7 +197,7 @@ impl<'a> Guest<'a> {
         va: u64,
         access: Access,
     ) -> Outcome<Result<Translation, Failed>> {
-        let regime = match stage1::Regime::new(&self.stage1) {
+        let regime = match stage1::Regime::new(&self.state.stage1) {
             Ok(regime) => regime,
             Err(error) => return Err(Broken::new(Rule::Content, format!("the guest's stage 1: {error}"))),
         };
@@ -348,6 +392,7 @@ impl Entries for Walker<'_, '_> {
         let Some(word) = arena.word(Pa::new(pa)) else { return Err(0) };
         let step = self.model.step;
         self.model.cells.hardware_update(word, old, new, step)?;
+        self.model.trace(Event::Hardware { pa, old, new });
         self.model.note(Change { step, cpu: self.cpu, entry: Pa::new(pa), old, new, site: None });
         debug_assert!(
             (old ^ new) & !(1 << 10 | WRITE) == 0
@@ -385,19 +430,33 @@ impl Instructions for Guest<'_> {
     }
 
     fn hypercall(&mut self, arguments: [u64; 4]) -> Result<u64, Exit> {
-        self.answer.take().ok_or(Exit::Hypercall(arguments))
+        self.state.answer.take().ok_or(Exit::Hypercall(arguments))
     }
 
     fn wait_for_interrupt(&mut self) -> Result<(), Exit> {
-        if self.interrupts == 0 { Err(Exit::WaitForInterrupt) } else { Ok(()) }
+        if self.interrupts.take_kick() {
+            Err(Exit::Kicked)
+        } else if self.interrupts.pending() != 0 {
+            Ok(())
+        } else {
+            Err(Exit::WaitForInterrupt)
+        }
     }
 
     fn take_interrupts(&mut self) -> u64 {
-        std::mem::take(&mut self.interrupts)
+        self.interrupts.take()
+    }
+
+    fn counter(&mut self) -> u64 {
+        self.interrupts.counter()
+    }
+
+    fn set_timer(&mut self, deadline: u64) {
+        self.interrupts.set_timer(deadline, Line::TIMER);
     }
 
     fn stage1(&mut self) -> &mut Stage1Registers {
-        &mut self.stage1
+        &mut self.state.stage1
     }
 
     fn invalidate_stage1(&mut self) {

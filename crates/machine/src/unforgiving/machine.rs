@@ -4,12 +4,15 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::panic::{self, AssertUnwindSafe, Location};
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 
+use twofold_abi::trace::{self, Event, How};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use twofold_stage2::primitive::{Access, Observer, observe};
 use twofold_stage2::{Features, Ipa, IpaRange, Pa, Record};
@@ -19,6 +22,7 @@ use super::breach::{Breach, Rule};
 use super::clock::{CPUS, Clock};
 use super::model::{ACCESSED, Broken, Model, Outcome, Withdrawn};
 use super::tables::PAGE;
+use super::trace::Trace;
 use crate::arena::{Arena, ArenaError, ArenaOptions};
 use crate::turns::{Stop, Turns};
 
@@ -37,6 +41,9 @@ pub struct Options {
     pub bbm: Bbm,
     /// Memory.
     pub memory: ArenaOptions,
+    /// The file for a trace (`docs/trace.md`). Without it `TWOFOLD_TRACE` names one: the second machine of a process
+    /// writes to that name with `.1` behind it, and so on.
+    pub trace: Option<PathBuf>,
 }
 
 /// Why there is no machine.
@@ -51,6 +58,14 @@ pub enum MachineError {
     /// No memory.
     #[error(transparent)]
     Memory(#[from] ArenaError),
+    /// No trace.
+    #[error("the trace cannot be written to {path}: {why}; name a file in a directory that is there")]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        why: io::Error,
+    },
 }
 
 /// An unforgiving machine.
@@ -88,7 +103,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// It cannot have so many CPUs, or so much memory.
+    /// It cannot have so many CPUs, or so much memory, or its trace cannot be written.
     pub fn new(mut options: Options) -> Result<Self, MachineError> {
         if !(1..=CPUS).contains(&options.cpus) {
             return Err(MachineError::Cpus { asked: options.cpus });
@@ -100,7 +115,8 @@ impl Machine {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| observe(Some(&ROUTER)));
         let arena = Arc::new(Arena::new(&options.memory)?);
-        let model = Model::new((options.features, options.bbm), arena.clone(), options.cpus);
+        let mut model = Model::new((options.features, options.bbm), arena.clone(), options.cpus);
+        model.trace = Trace::new(options.trace.take(), &options.features, options.cpus)?;
         let shared = Shared { options, arena, model: Mutex::new(model), breach: Mutex::new(None) };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -108,6 +124,11 @@ impl Machine {
     /// Its memory.
     pub fn arena(&self) -> &Arena {
         &self.shared.arena
+    }
+
+    /// How many CPUs it has.
+    pub fn cpus(&self) -> usize {
+        self.shared.options.cpus
     }
 
     /// The seed that it goes by.
@@ -170,6 +191,7 @@ impl Machine {
             }
         });
         self.lock().cells.meet();
+        self.lock().trace_flush();
         let breach = self.shared.breach.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(breach) = breach {
             return Err(breach);
@@ -220,6 +242,19 @@ impl CpuHandle {
         self.context.pass();
     }
 
+    /// What another CPU knew is known here too from now on: it was handed over, as through a lock.
+    pub fn learn(&self, other: &Knowledge) {
+        self.context.silently(|model, cpu| {
+            model.cells.learn(cpu, &other.0);
+            Ok(())
+        });
+    }
+
+    /// How many TLB invalidations this CPU has issued.
+    pub fn invalidations(&self) -> u64 {
+        self.context.silently(|model, cpu| Ok(model.cpus[cpu].invalidations))
+    }
+
     /// The programs have met at a barrier of their own: each knows by now what any of them did.
     pub fn meet(&self) {
         self.context.silently(|model, _| {
@@ -229,10 +264,13 @@ impl CpuHandle {
     }
 
     /// `MSR VTTBR_EL2; ISB`.
+    #[track_caller]
     pub fn load(&self, vttbr: u64) {
-        self.context.event(|model, cpu| {
-            model.cpus[cpu].vttbr = vttbr;
-            model.synchronize(cpu)
+        self.tell(|context| {
+            context.event(|model, cpu| {
+                model.load_vttbr(cpu, vttbr);
+                model.isb(cpu)
+            });
         });
     }
 
@@ -262,7 +300,7 @@ impl CpuHandle {
     /// changed before the operation, whoever changed it, nothing may be cached any more.
     pub fn expect_flushed(&self, vttbr: u64, range: &IpaRange, before: &Knowledge, withdrawn: Withdrawn) {
         let root = vttbr & super::model::ROOT;
-        self.context.event(|model, _| model.check_flushed(root, range, &before.0, withdrawn));
+        self.context.event(|model, cpu| model.check_flushed(cpu, root, range, &before.0, withdrawn));
     }
 
     /// The program found what must not be: reported as a breach.
@@ -318,12 +356,20 @@ impl Context {
     pub(crate) fn silently<R>(&self, body: impl FnOnce(&mut Model, usize) -> Outcome<R>) -> R {
         let mut model = self.shared.lock();
         model.step += 1;
+        model.trace_at(self.cpu, self.site.get());
         let outcome = body(&mut model, self.cpu);
         drop(model);
         match outcome {
             Ok(result) => result,
             Err(broken) => self.report(broken),
         }
+    }
+
+    /// For the trace alone.
+    fn trace(&self, event: Event<'_>) {
+        let mut model = self.shared.lock();
+        model.trace_at(self.cpu, self.site.get());
+        model.trace(event);
     }
 
     pub(crate) fn choose(&self, values: usize) -> usize {
@@ -366,6 +412,23 @@ pub struct Hosted {
 }
 
 impl Hosted {
+    /// Takes a lock of the hypervisor's own, bit 0 of a word, which the engine does not know of: who has it next sees what
+    /// was done under it. To a thread that is no CPU it is no lock.
+    #[track_caller]
+    pub(crate) fn lock(&self, word: &AtomicU64) {
+        let access = Access { order: Ordering::Acquire, site: Location::caller() };
+        while Context::current(|context| context.try_lock(word, access)) == Some(None) {
+            self.pause(1);
+        }
+    }
+
+    /// Gives it back.
+    #[track_caller]
+    pub(crate) fn unlock(&self, word: &AtomicU64) {
+        let access = Access { order: Ordering::Release, site: Location::caller() };
+        Context::current(|context| context.unlock(word, 0, access));
+    }
+
     fn event(&self, body: impl FnOnce(&mut Model, usize) -> Outcome) {
         Context::current(|context| context.event(body));
     }
@@ -395,7 +458,7 @@ unsafe impl Platform for Hosted {
     }
 
     fn isb(&self) {
-        self.event(Model::synchronize);
+        self.event(Model::isb);
     }
 
     unsafe fn dc(&self, operation: Dc, address: usize) {
@@ -415,6 +478,7 @@ unsafe impl Platform for Hosted {
                     zero(word, pa + offset);
                 }
             }
+            Context::current(|context| context.trace(Event::Dc { operation: trace::Dc::Zva, pa: pa.raw(), size }));
         } else {
             self.event(|model, cpu| model.clean(cpu, pa.raw(), size));
         }
@@ -435,7 +499,7 @@ unsafe impl Platform for Hosted {
 
     fn load_vttbr(&self, value: u64) {
         self.event(|model, cpu| {
-            model.cpus[cpu].vttbr = value;
+            model.load_vttbr(cpu, value);
             Ok(())
         });
     }
@@ -514,6 +578,7 @@ impl Context {
             match what {
                 Word::Entry(pa) => {
                     self.progress();
+                    model.trace(Event::Write { pa, old, new: value, how: How::Store, order: access.order.into() });
                     // A walk may have set the access flag, and cached the entry, just before the store (Arm ARM D8.5.1).
                     let flagged = old & 1 == 1 && model.features.hardware_access_flag;
                     let old = if flagged { old | ACCESSED } else { old };
@@ -544,6 +609,7 @@ impl Context {
             match model.cells.update(cpu, word, &mut change, access.order, step) {
                 Ok((old, moment)) => {
                     if let Word::Entry(pa) = what {
+                        model.trace(Event::Write { pa, old, new, how: How::Rmw, order: access.order.into() });
                         model.written(cpu, pa, (old, new), moment, Some(access.site))?;
                     }
                     Ok(Ok(old))
@@ -635,6 +701,7 @@ unsafe impl Observer for Router {
         let fenced = Context::current(|context| {
             context.site.set(Some(site));
             context.silently(|model, cpu| {
+                model.trace(Event::Fence { order: trace::Order::Release });
                 model.cells.fence(cpu);
                 Ok(())
             });
@@ -662,6 +729,7 @@ unsafe impl Observer for Router {
         Context::current(|context| {
             context.site.set(Some(site));
             context.silently(|model, cpu| {
+                model.trace(Event::DataWritten { pa: start.raw(), size });
                 let moment = model.cells.event(cpu);
                 model.lines.write(start.raw(), size, moment);
                 Ok(())

@@ -6,7 +6,7 @@
 //! (`lines`). Nothing is left to chance that can be decided: a TLB holds whatever it may hold. The first rule that is
 //! broken ends the run with a [`Breach`], which names the rule, the entry, its last changes and the seed that does it again.
 //!
-//! `docs/mmu-rules.md` has the rules.
+//! `docs/mmu-rules.md` has the rules. A run may be recorded (`trace`), for who would rather check it by its text.
 
 mod bbm;
 mod breach;
@@ -19,6 +19,7 @@ mod machine;
 mod model;
 mod stale;
 mod tables;
+mod trace;
 
 pub use bbm::Bbm;
 pub use breach::{Breach, Change, Rule};

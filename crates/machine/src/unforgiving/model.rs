@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
 use std::sync::Arc;
 
+use twofold_abi::trace::{self, Event};
 use twofold_stage2::platform::{Domain, Ic, Tlbi};
 use twofold_stage2::{Features, Ipa, IpaRange, Pa};
 
@@ -18,6 +19,7 @@ use super::clock::{Clock, Moment};
 use super::lines::Lines;
 use super::stale::{CpuSet, Kind, Stale, StaleEntries};
 use super::tables::{PAGE, Page, Place, Root, Standing, Tables};
+use super::trace::Trace;
 use crate::arena::Arena;
 use crate::tlbi::Reach;
 use crate::walk;
@@ -58,6 +60,7 @@ pub(crate) struct Model {
     pub(crate) lines: Lines,
     pub(crate) cpus: Vec<Cpu>,
     pub(crate) step: u64,
+    pub(super) trace: Option<Trace>,
     /// The last changes of entries.
     changes: VecDeque<Change>,
 }
@@ -78,6 +81,10 @@ pub(crate) struct Cpu {
     /// Lines that it cleaned, and what it invalidated of instruction caches: not complete yet.
     cleaned: Vec<(u64, u64)>,
     code: Vec<(Option<(u64, u64)>, Clock)>,
+    /// TLB invalidations that it issued.
+    pub(crate) invalidations: u64,
+    /// The step of its last `DSB` for loads and stores.
+    barrier: u64,
     /// What was complete at its last `DSB ISH`.
     complete: Clock,
     /// Of each VMID, the vCPU whose stage-1 entries may be cached.
@@ -101,6 +108,7 @@ impl Model {
             lines: Lines::default(),
             cpus: (0..cpus).map(|_| Cpu::default()).collect(),
             step: 0,
+            trace: None,
             changes: VecDeque::new(),
         }
     }
@@ -228,7 +236,8 @@ impl Model {
             let conflicts = match stale.kind {
                 // A walk goes on through the old table, below an entry that is a leaf or another table by now.
                 Kind::Table => {
-                    stale.entry == pa && if is_table { stale.raw & ADDRESS != new & ADDRESS } else { !self.bbm.allows(new) }
+                    stale.entry == pa
+                        && if is_table { stale.raw & ADDRESS != new & ADDRESS } else { !self.bbm.allows(new) }
                 }
                 // A table is no TLB entry of its own; what is made in it is looked at then, or when it is linked.
                 Kind::Leaf if is_table => stale.entry == pa && !self.is_resized(stale.raw, new, ipa, place.level),
@@ -391,6 +400,7 @@ impl Model {
     // Pages.
 
     pub(crate) fn page_taken(&mut self, page: u64) -> Outcome {
+        self.trace(Event::TableTaken { pa: page });
         if let Some(Page { standing, .. }) = self.tables.of(page) {
             let what = format!("{page:#x} is taken for a table, and is one: {standing:x?}");
             return Err(Broken::new(Rule::TableFreedTooEarly, what).at(0, &[page]));
@@ -402,6 +412,7 @@ impl Model {
     }
 
     pub(crate) fn page_freed(&mut self, page: u64) -> Outcome {
+        self.trace(Event::TableFreed { pa: page });
         if let Some(Page { standing: Standing::Linked(place), .. }) = self.tables.of(page) {
             let what = format!("the table at {page:#x} is freed, and still in the tree");
             return Err(Broken::new(Rule::TableFreedTooEarly, what).at(place.ipa, &[]));
@@ -436,19 +447,40 @@ impl Model {
     }
 
     /// A flush that was to end `access` in `range`, also where that was changed before `since`, is complete.
-    pub(crate) fn check_flushed(&self, root: u64, range: &IpaRange, since: &Clock, access: Withdrawn) -> Outcome {
+    pub(crate) fn check_flushed(
+        &self,
+        cpu: usize,
+        root: u64,
+        range: &IpaRange,
+        since: &Clock,
+        access: Withdrawn,
+    ) -> Outcome {
         let Some(root) = self.tables.find_root(root) else { return Ok(()) };
         let both = WRITE | DIRTY_BY_HARDWARE;
-        let remains = |stale: &&Stale| {
+        let matters = |stale: &Stale| {
             let writes = stale.raw & WRITE != 0 || stale.raw & DIRTY_BY_HARDWARE != 0;
             let counts = match access {
                 Withdrawn::Everything => true,
                 Withdrawn::Writes => stale.kind == Kind::Leaf && !stale.removed && writes,
                 Withdrawn::Records => stale.kind == Kind::Leaf && !stale.removed && stale.raw & both == both,
             };
-            stale.root == root && since.knows(stale.changed) && stale.kind != Kind::Narrower && counts && stale.overlaps(range)
+            stale.root == root
+                && since.knows(stale.changed)
+                && stale.kind != Kind::Narrower
+                && counts
+                && stale.overlaps(range)
         };
-        let Some(stale) = self.stale.iter().find(remains) else { return Ok(()) };
+        // Another CPU's flush is complete for this one when it knows, or when a barrier of its own came later.
+        let (known, barrier) = (self.cells.known(cpu), self.cpus[cpu].barrier);
+        let unknown =
+            |(stale, moment, step): &&(Stale, Moment, u64)| matters(stale) && *step > barrier && !known.knows(*moment);
+        if let Some((stale, ..)) = self.stale.gone().find(unknown) {
+            let what = format!(
+                "a flush of {range:?} ({access:?}) relies on another CPU's, and cannot know that it is complete"
+            );
+            return Err(Broken::new(Rule::StillCached, what).at(stale.ipa, &[stale.entry]));
+        }
+        let Some(stale) = self.stale.iter().find(|stale| matters(stale)) else { return Ok(()) };
         let what = format!("a flush of {:?} ({access:?}) is complete, and there may be a {}", range, stale.held());
         Err(Broken::new(Rule::StillCached, what).at(stale.ipa, &[stale.entry]))
     }
@@ -456,6 +488,7 @@ impl Model {
     /// A root begins to be one, or is none any more.
     pub(crate) fn root(&mut self, start: u64, entries: Option<usize>, vttbr: u64, vtcr: u64) -> Outcome {
         let Some(entries) = entries else {
+            self.trace(Event::RootFreed { pa: start });
             let loaded = |cpu: &Cpu| cpu.effective & ROOT == start;
             if let Some(cpu) = self.cpus.iter().position(loaded) {
                 let what = format!("the root at {start:#x} is given away while VTTBR_EL2 of CPU {cpu} names it");
@@ -465,6 +498,7 @@ impl Model {
             self.tables.remove_root(start);
             return Ok(());
         };
+        self.trace(Event::RootMade { pa: start, entries: entries as u32, vttbr, vtcr });
         let level = 2 - (vtcr >> 6 & 3) as u8;
         self.tables.add_root((start, entries, level), self.vmid(vttbr), self.step);
         Ok(())
@@ -489,6 +523,7 @@ impl Model {
     // Locks.
 
     pub(crate) fn locked(&mut self, cpu: usize, page: u64) -> Outcome {
+        self.trace(Event::LockTaken { pa: page });
         let level = |page: u64| match self.tables.of(page).map(|page| page.standing) {
             Some(Standing::Linked(place) | Standing::Unlinked(place, _) | Standing::Closed(place)) => Some(place.level),
             _ => None,
@@ -505,6 +540,7 @@ impl Model {
     }
 
     pub(crate) fn unlocked(&mut self, cpu: usize, page: u64) -> Outcome {
+        self.trace(Event::LockReleased { pa: page });
         match self.cpus[cpu].locks.iter().rposition(|held| *held == page) {
             Some(at) => {
                 self.cpus[cpu].locks.remove(at);
@@ -524,6 +560,8 @@ impl Model {
     }
 
     pub(crate) fn tlbi(&mut self, cpu: usize, operation: Tlbi, operand: u64) -> Outcome {
+        let word = trace::Tlbi::ALL[operation as usize];
+        self.trace(Event::Tlbi { operation: word, operand, vttbr: self.cpus[cpu].vttbr });
         let reach = Reach::decode(operation, operand, &self.features)
             .map_err(|error| Broken::new(Rule::Operand, error.to_string()))?;
         for page in std::mem::take(&mut self.cpus[cpu].unlinked) {
@@ -531,6 +569,7 @@ impl Model {
                 self.tables.set(page, Standing::Closed(place));
             }
         }
+        self.cpus[cpu].invalidations += 1;
         let vmid = self.vmid(self.cpus[cpu].effective);
         let cpus = if reach.broadcast { self.all() } else { 1 << cpu };
         let cells = &self.cells;
@@ -542,13 +581,16 @@ impl Model {
     }
 
     pub(crate) fn dsb(&mut self, cpu: usize, domain: Domain) {
+        self.trace(Event::Dsb { domain: trace::Domain::ALL[domain as usize] });
         let everywhere = matches!(domain, Domain::Ish | Domain::IshSt);
         self.cells.publish(cpu, everywhere);
         if matches!(domain, Domain::IshSt | Domain::NshSt) {
             return;
         }
         let cpus = if everywhere { self.all() } else { 1 << cpu };
-        self.stale.complete(cpu, cpus);
+        let now = (self.cells.event(cpu), self.step);
+        self.stale.complete(cpu, cpus, now);
+        self.cpus[cpu].barrier = self.step;
         self.complete_stage1(cpu, everywhere);
         if everywhere {
             for (start, size) in std::mem::take(&mut self.cpus[cpu].cleaned) {
@@ -614,6 +656,7 @@ impl Model {
 
     /// Lines are cleaned and invalidated to the point of coherency.
     pub(crate) fn clean(&mut self, cpu: usize, start: u64, size: u64) -> Outcome {
+        self.trace(Event::Dc { operation: trace::Dc::Civac, pa: start, size });
         self.cpus[cpu].cleaned.push((start, size));
         Ok(())
     }
@@ -623,8 +666,22 @@ impl Model {
         self.stale.is_pending(cpu) && self.cpus.iter().enumerate().any(|(other, state)| other != cpu && state.accesses)
     }
 
+    /// `MSR VTTBR_EL2`.
+    pub(crate) fn load_vttbr(&mut self, cpu: usize, vttbr: u64) {
+        self.trace(Event::Vttbr { vttbr });
+        self.cpus[cpu].vttbr = vttbr;
+    }
+
+    /// `ISB`.
+    pub(crate) fn isb(&mut self, cpu: usize) -> Outcome {
+        self.trace(Event::Isb);
+        self.synchronize(cpu)
+    }
+
     pub(crate) fn ic(&mut self, cpu: usize, operation: Ic, line: Option<(u64, u64)>) {
         let range = if operation == Ic::IallUis { None } else { line };
+        let (pa, size) = range.unwrap_or_default();
+        self.trace(Event::Ic { operation: trace::Ic::ALL[operation as usize], pa, size });
         let complete = self.cpus[cpu].complete;
         self.cpus[cpu].code.push((range, complete));
     }

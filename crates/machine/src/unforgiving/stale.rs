@@ -12,6 +12,8 @@
 //! * it is complete at a `DSB` for loads and stores, of the CPU that issued it, and a domain that reaches the CPU in
 //!   question; on the issuing CPU, at its next context synchronization.
 
+use std::collections::VecDeque;
+
 use twofold_stage2::IpaRange;
 
 use super::clock::Moment;
@@ -61,12 +63,16 @@ pub(crate) enum Kind {
 }
 
 const MOST_NARROWER: usize = 64;
+/// As many are remembered that are gone.
+const MOST_GONE: usize = 256;
 
 /// All of them, and the invalidations that are under way.
 #[derive(Debug, Default)]
 pub(crate) struct StaleEntries {
     entries: Vec<Stale>,
     added: u64,
+    /// The last that went, and what told the CPU that saw to it that they are gone.
+    gone: VecDeque<(Stale, Moment, u64)>,
     issued: Vec<Invalidation>,
 }
 
@@ -172,6 +178,11 @@ impl StaleEntries {
         self.entries.iter()
     }
 
+    /// The last that went, with the completion of their invalidation and its step.
+    pub(crate) fn gone(&self) -> impl Iterator<Item = &(Stale, Moment, u64)> {
+        self.gone.iter()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -214,7 +225,7 @@ impl StaleEntries {
     }
 
     /// A `DSB` for loads and stores completes what this CPU issued, on these CPUs.
-    pub(crate) fn complete(&mut self, by: usize, cpus: CpuSet) {
+    pub(crate) fn complete(&mut self, by: usize, cpus: CpuSet, (moment, step): (Moment, u64)) {
         for invalidation in self.issued.iter_mut().filter(|invalidation| invalidation.by == by) {
             let now = invalidation.cpus & cpus;
             invalidation.cpus &= !now;
@@ -222,7 +233,7 @@ impl StaleEntries {
                 let on = on & now;
                 let Ok(at) = self.entries.binary_search_by_key(id, |stale| stale.id) else { continue };
                 let stale = &mut self.entries[at];
-                let (before, own) = (stale.cpus(), 1 << by);
+                let (before, own, was_gone) = (stale.cpus(), 1 << by, stale.is_gone());
                 if *part != Part::Combined {
                     stale.stage2 &= !on;
                 }
@@ -234,6 +245,12 @@ impl StaleEntries {
                 }
                 // Elsewhere what another CPU's own invalidation waits for is done by this one.
                 stale.unsynchronized &= !(on & !own & !(stale.stage2 | stale.combined));
+                if !was_gone && stale.is_gone() {
+                    if self.gone.len() == MOST_GONE {
+                        self.gone.pop_front();
+                    }
+                    self.gone.push_back((*stale, moment, step));
+                }
             }
         }
         self.issued.retain(|invalidation| invalidation.cpus != 0);

@@ -2,6 +2,8 @@
 //! The engine on the unforgiving machine.
 
 mod basics;
+mod come_and_go;
+mod directed;
 mod random;
 mod rules;
 mod world;

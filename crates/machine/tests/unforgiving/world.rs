@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A machine with one guest's tables on it.
 
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use twofold_machine::arena::{ArenaOptions, Backing};
 use twofold_machine::unforgiving::{Bbm, Hosted, Machine, Options};
-use twofold_stage2::{Donated, Features, Geometry, Granule, Pa, Stage2, TablePage, TableSource, Vmid};
+use twofold_stage2::{Donated, Features, Geometry, Granule, Pa, Run, Stage2, TablePage, TableSource, Vmid};
 
 pub const PAGE: u64 = 4 << 10;
 pub const MIB_2: u64 = 2 << 20;
@@ -89,10 +90,30 @@ impl World {
 
     /// The same on CPUs with this level of FEAT_BBM.
     pub fn with(features: Features, bbm: Bbm, cpus: usize, seed: u64, memory: u64) -> Self {
+        Self::of(Self::options(features, bbm, cpus, seed, memory))
+    }
+
+    /// The same, recorded in a file.
+    pub fn recorded(features: Features, cpus: usize, seed: u64, memory: u64, file: PathBuf) -> Self {
+        Self::of(Options { trace: Some(file), ..Self::options(features, Bbm::default(), cpus, seed, memory) })
+    }
+
+    /// The same with so many table pages.
+    pub fn with_table_pages(features: Features, cpus: usize, seed: u64, memory: u64, count: u64) -> Self {
+        let world = Self::new(features, cpus, seed, memory);
+        let pages = Pages::new(&world.machine, features, count);
+        Self { pages, ..world }
+    }
+
+    fn options(features: Features, bbm: Bbm, cpus: usize, seed: u64, memory: u64) -> Options {
         let mut memory = ArenaOptions::new(memory, Backing::Anonymous);
         memory.tables = Some(TABLES);
-        let machine = Machine::new(Options { cpus, seed, events_between_switches: 24, features, bbm, memory });
-        let machine = machine.unwrap_or_else(|error| panic!("{error}"));
+        Options { cpus, seed, events_between_switches: 24, features, bbm, memory, trace: None }
+    }
+
+    fn of(options: Options) -> Self {
+        let features = options.features;
+        let machine = Machine::new(options).unwrap_or_else(|error| panic!("{error}"));
         let pages = Pages::new(&machine, features, 2048);
         Self { machine, pages, features }
     }
@@ -102,6 +123,11 @@ impl World {
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &self.features).unwrap();
         let root = self.pages.donated.root(self.machine.arena().base() + number * 16 * PAGE, &geometry).unwrap();
         Stage2::new(self.machine.platform(), self.features, geometry, Vmid::new(vmid), root).unwrap()
+    }
+
+    /// Frames of the guests, for the hypervisor to write to.
+    pub fn run(&self, offset: u64, size: u64) -> Run {
+        self.pages.donated.run(self.frame(offset), size).unwrap()
     }
 
     /// A frame, `offset` bytes into those of the guests.

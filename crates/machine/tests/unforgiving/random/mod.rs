@@ -18,37 +18,41 @@ use crate::world::{GIB, MODERN, PLAIN, Pages, World};
 use counts::Counts;
 use operation::Worker;
 
+pub const CPUS: usize = 4;
+/// Two blocks of 1 GiB for each of two guests, and what is smaller.
+pub const MEMORY: u64 = 5 * GIB;
+
 /// Operations in one run of one machine.
 const AT_ONCE: u64 = 50_000;
 
-fn operations(quick: u64) -> u64 {
+pub fn operations(quick: u64) -> u64 {
     std::env::var("TWOFOLD_OPERATIONS").ok().and_then(|count| count.parse().ok()).unwrap_or(quick)
 }
 
-fn seed() -> u64 {
+pub fn seed() -> u64 {
     std::env::var("TWOFOLD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }
 
 #[test]
 fn judge_random_operations() {
-    random_operations(MODERN, operations(6_000), seed());
+    random_operations(|seed| World::new(MODERN, CPUS, seed, MEMORY), operations(6_000), seed());
 }
 
 #[test]
 fn judge_random_operations_of_armv8_0() {
-    random_operations(PLAIN, operations(6_000), seed());
+    random_operations(|seed| World::new(PLAIN, CPUS, seed, MEMORY), operations(6_000), seed());
 }
 
 #[test]
 fn judge_random_operations_with_two_bits_of_vmid() {
     let few = Features { vmid_bits: 2, tlbi_range: false, ..MODERN };
-    random_operations(few, operations(3_000), seed());
+    random_operations(|seed| World::new(few, CPUS, seed, MEMORY), operations(3_000), seed());
 }
 
 /// Table pages, of which there are none at times.
 pub struct Scarce<'a> {
-    pages: &'a Pages,
-    cpu: &'a CpuHandle,
+    pub pages: &'a Pages,
+    pub cpu: &'a CpuHandle,
     /// In so many requests one is refused; 0 for none.
     pub one_in: u64,
 }
@@ -73,14 +77,14 @@ struct Guests {
     tables: Vec<Stage2<Hosted>>,
 }
 
-fn random_operations(features: Features, total: u64, first_seed: u64) {
-    const CPUS: usize = 4;
+/// So many on a machine for each seed.
+pub fn random_operations(machine: impl Fn(u64) -> World, total: u64, first_seed: u64) {
     let counts = Mutex::new(Counts::default());
     let mut done = 0;
     let mut seed = first_seed;
     while done < total {
         let now = AT_ONCE.min(total - done);
-        let world = World::new(features, CPUS, seed, 5 * GIB);
+        let world = machine(seed);
         let left = AtomicU64::new(now);
         let guests = world.machine.alone(|cpu| {
             let singles = Thresholds { singles: 8, ..Thresholds::DEFAULT };

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The machine's trace: a line of text for each event, in a file (`docs/trace.md`).
+//!
+//! Invariant: events come one after the other, since whoever has one has the turn, and each writes its line before the
+//! next one comes. So the lines stand in the order in which things happened.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::panic::Location;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use twofold_abi::trace::{Event, Header, Line, Source};
+use twofold_stage2::Features;
+
+use super::machine::MachineError;
+use super::model::Model;
+
+/// The environment variable that names a file: of the first machine of the process; of the others with `.1`, `.2` and so
+/// on behind it.
+const VARIABLE: &str = "TWOFOLD_TRACE";
+
+/// A trace that is being written.
+pub(crate) struct Trace {
+    path: PathBuf,
+    /// None any more after an error.
+    file: Option<BufWriter<File>>,
+    last: u64,
+    /// Who has the event that is told of next, and where in the source.
+    cpu: usize,
+    site: Option<&'static Location<'static>>,
+    /// The guest that each CPU is in: vCPU, and `VTTBR_EL2`.
+    inside: Vec<Option<(u32, u64)>>,
+}
+
+impl Trace {
+    /// The trace of a machine, in the file that was asked for or else in the one that the environment names.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub(crate) fn new(asked: Option<PathBuf>, features: &Features, cpus: usize) -> Result<Option<Self>, MachineError> {
+        let Some(path) = asked.or_else(from_environment) else { return Ok(None) };
+        let file = File::create(&path).map_err(|why| MachineError::Trace { path: path.clone(), why })?;
+        let site = Some(Location::caller());
+        let file = Some(BufWriter::with_capacity(1 << 16, file));
+        let mut trace = Self { path, file, last: 0, cpu: 0, site, inside: vec![None; cpus] };
+        trace.write(|file| writeln!(file, "{}", Header { source: Source::Machine }));
+        for (name, value) in features.named() {
+            trace.event(Event::Feature { name, value });
+        }
+        Ok(Some(trace))
+    }
+
+    fn event(&mut self, event: Event<'_>) {
+        // The guest's own walks are told of while the CPU is in it; for anything else it has left.
+        if matches!(event, Event::Hardware { .. }) {
+            return self.line(event, None);
+        }
+        self.leave();
+        self.line(event, self.site);
+    }
+
+    fn leave(&mut self) {
+        if let Some((vcpu, _)) = self.inside[self.cpu].take() {
+            self.line(Event::GuestLeft { vcpu }, None);
+        }
+    }
+
+    fn line(&mut self, event: Event<'_>, site: Option<&'static Location<'static>>) {
+        self.last += 1;
+        let line = Line { seq: self.last, cpu: self.cpu as u32, event, site: site.map(Into::into) };
+        self.write(|file| writeln!(file, "{line}"));
+    }
+
+    /// What cannot be written ends the trace, not the run: that goes on as it would without.
+    fn write(&mut self, body: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
+        if let Some(Err(error)) = self.file.as_mut().map(body) {
+            eprintln!("the trace {} is cut off: {error}", self.path.display());
+            self.file = None;
+        }
+    }
+}
+
+impl Model {
+    /// What is told of next is done by this CPU, at this place.
+    #[inline]
+    pub(crate) fn trace_at(&mut self, cpu: usize, site: Option<&'static Location<'static>>) {
+        if let Some(trace) = &mut self.trace {
+            (trace.cpu, trace.site) = (cpu, site);
+        }
+    }
+
+    /// It is this.
+    #[inline]
+    pub(crate) fn trace(&mut self, event: Event<'_>) {
+        if let Some(trace) = &mut self.trace {
+            trace.event(event);
+        }
+    }
+
+    /// The CPU is in a guest from here on.
+    pub(crate) fn trace_inside(&mut self, vcpu: u32, vttbr: u64, site: &'static Location<'static>) {
+        let Some(trace) = &mut self.trace else { return };
+        if trace.inside[trace.cpu] != Some((vcpu, vttbr)) {
+            trace.leave();
+            trace.line(Event::GuestEntered { vcpu, vttbr }, Some(site));
+            trace.inside[trace.cpu] = Some((vcpu, vttbr));
+        }
+    }
+
+    /// And has left it.
+    pub(crate) fn trace_outside(&mut self) {
+        if let Some(trace) = &mut self.trace {
+            trace.leave();
+        }
+    }
+
+    /// All CPUs are off: whoever reads the file finds all lines in it.
+    pub(crate) fn trace_flush(&mut self) {
+        if let Some(trace) = &mut self.trace {
+            for cpu in 0..trace.inside.len() {
+                trace.cpu = cpu;
+                trace.leave();
+            }
+            trace.write(BufWriter::flush);
+        }
+    }
+}
+
+fn from_environment() -> Option<PathBuf> {
+    static MACHINES: AtomicU64 = AtomicU64::new(0);
+    let mut path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty())?;
+    match MACHINES.fetch_add(1, Ordering::Relaxed) {
+        0 => {}
+        number => path.push(format!(".{number}")),
+    }
+    Some(path.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use twofold_abi::trace;
+    use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
+
+    /// Recorders find the trace's word for an instruction by the number of the platform's.
+    #[test]
+    fn instructions_are_numbered_as_in_the_trace() {
+        fn names(all: &[impl Debug]) -> Vec<String> {
+            all.iter().map(|one| format!("{one:?}")).collect()
+        }
+        let tlbi = [
+            Tlbi::Ipas2E1,
+            Tlbi::Ipas2E1Is,
+            Tlbi::Ipas2Le1Is,
+            Tlbi::Ripas2E1Is,
+            Tlbi::Ripas2Le1Is,
+            Tlbi::VmallE1,
+            Tlbi::VmallE1Is,
+            Tlbi::VmallS12E1Is,
+        ];
+        assert_eq!(names(trace::Tlbi::ALL), names(&tlbi));
+        assert!(tlbi.iter().enumerate().all(|(number, one)| *one as usize == number));
+        let domains = [Domain::IshSt, Domain::Ish, Domain::NshSt, Domain::Nsh];
+        assert_eq!(names(trace::Domain::ALL), names(&domains));
+        assert!(domains.iter().enumerate().all(|(number, one)| *one as usize == number));
+        assert_eq!(names(trace::Dc::ALL), names(&[Dc::Civac, Dc::Zva]));
+        assert_eq!((Dc::Civac as usize, Dc::Zva as usize), (0, 1));
+        assert_eq!(names(trace::Ic::ALL), names(&[Ic::Ivau, Ic::IallUis]));
+        assert_eq!((Ic::Ivau as usize, Ic::IallUis as usize), (0, 1));
+    }
+}

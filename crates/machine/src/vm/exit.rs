@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a guest's exit leads to: the hypervisor's part, as `crates/hypervisor` has it (`vcpu`, `inject`).
+
+use twofold_memory::{Answer, GuestFault};
+use twofold_stage2::fault::{Fault, ipa_from_hpfar, ipa_from_par};
+
+use super::{Cpu, Host, InGuest, Left, RunError, Vcpu, Vm};
+use crate::interrupts::Woken;
+use crate::program::{Abort, Ended, Exit, Program};
+
+impl<H: Host> Vm<H> {
+    /// Answers exits until one is the caller's.
+    pub(super) fn exits<C: Cpu<Host = H>, P: Program>(
+        &self,
+        cpu: &C,
+        guest: &mut C::Guest<'_>,
+        vcpu: &mut Vcpu<P>,
+        mut call: impl FnMut([u64; 4]) -> u64,
+    ) -> Result<Left, RunError> {
+        loop {
+            match guest.run(&mut vcpu.program) {
+                Ok(Ended) => return Ok(Left::Ended),
+                Err(Exit::Abort(abort)) => self.abort(guest, &abort)?,
+                Err(Exit::Stage1(abort)) => return Ok(Left::Fault(abort)),
+                Err(Exit::Hypercall(arguments)) => guest.answer(call(arguments)),
+                Err(Exit::WaitForInterrupt) => match cpu.wait(vcpu.interrupts()) {
+                    Woken::Pending => {}
+                    Woken::Kicked => return Ok(Left::Kicked),
+                },
+                Err(Exit::Kicked) => return Ok(Left::Kicked),
+            }
+        }
+    }
+
+    fn abort(&self, guest: &mut impl InGuest, abort: &Abort) -> Result<(), RunError> {
+        let Some(fault) = Fault::from_syndrome(abort.esr) else {
+            self.odd_abort(guest, abort);
+            return Ok(());
+        };
+        let ipa = if fault.hpfar_is_valid() {
+            Some(ipa_from_hpfar(abort.hpfar))
+        } else {
+            ipa_from_par(guest.translate_stage1(abort.far))
+        };
+        // Where its own tables have changed meanwhile, the guest tries again.
+        let Some(ipa) = ipa else { return Ok(()) };
+        let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
+        let answer = self.memory().fault(&fault);
+        match answer.map_err(|error| RunError::Memory { fault, error })? {
+            Answer::Retry(_) => {}
+            Answer::ExternalAbort => guest.raise(external(abort)),
+        }
+        Ok(())
+    }
+
+    /// An abort that is no fault of the tables' content.
+    fn odd_abort(&self, guest: &mut impl InGuest, abort: &Abort) {
+        const TLB_CONFLICT: u64 = 0b11_0000;
+        if abort.esr & STATUS == TLB_CONFLICT {
+            self.memory().stage2().invalidate_all();
+        } else {
+            // The bus refused, or the address is too wide: the guest hears of it as of its own.
+            guest.raise(external(abort));
+        }
+    }
+}
+
+/// xFSC.
+const STATUS: u64 = 0x3f;
+
+/// The synchronous external abort that EL1 takes for an access of its own that came to EL2 as this abort (Arm ARM D1.3,
+/// D23.2).
+fn external(abort: &Abort) -> Abort {
+    const SYNCHRONOUS_EXTERNAL: u64 = 0b01_0000;
+    const WRITE: u64 = 1 << 6;
+    const LONG_INSTRUCTION: u64 = 1 << 25;
+    const INSTRUCTION_ABORT: u64 = 0x20;
+    const UNKNOWN: u64 = u64::MAX;
+    let class = abort.esr >> 26 & 0x3f;
+    let write = if class == INSTRUCTION_ABORT { 0 } else { abort.esr & WRITE };
+    // From EL1 itself the class is the one of "the same level", which is one more.
+    let esr = (class + 1) << 26 | LONG_INSTRUCTION | write | SYNCHRONOUS_EXTERNAL;
+    Abort { esr, far: abort.far, hpfar: UNKNOWN }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_external_abort_is_taken_by_el1_from_el1() {
+        let taken = |esr| external(&Abort { esr, far: 0x1234, hpfar: 0x40_2010 });
+        assert_eq!(taken(0x9200_0047).esr, 0x9600_0050, "a write");
+        assert_eq!(taken(0x9200_0007).esr, 0x9600_0010, "a read");
+        assert_eq!(taken(0x8200_000f).esr, 0x8600_0010, "a fetch");
+        assert_eq!(taken(0x9200_0007).far, 0x1234);
+    }
+}

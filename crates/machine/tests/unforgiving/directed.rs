@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a random run meets too rarely: one CPU's operation between the halves of another's, and what must not fault.
+
+use twofold_machine::program::Instructions;
+use twofold_machine::unforgiving::{CpuHandle, Hosted, Program, Withdrawn};
+use twofold_stage2::{
+    Access, Attributes, Execute, Ipa, IpaRange, Level, Mapped, Narrowed, Pending, Relaxed, Stage2, Unwatched,
+};
+
+use crate::world::{MODERN, PAGE, PLAIN, World};
+
+const START: u64 = 1 << 30;
+
+fn page(number: u64) -> Ipa {
+    Ipa::new(START + number * PAGE)
+}
+
+/// A guest with 64 pages that are mapped so, and loaded.
+fn mapped(world: &World, cpu: &CpuHandle, attributes: &Attributes) -> Stage2<Hosted> {
+    let tables = world.tables(0, 1, 40);
+    cpu.load(tables.vttbr());
+    for number in 0..64 {
+        let mapped = tables.map(page(number), world.frame(number * PAGE), Level::L3, attributes, &mut &world.pages);
+        assert_eq!(mapped, Ok(Mapped::New));
+    }
+    tables
+}
+
+#[test]
+fn judge_what_was_mapped_or_allowed_does_not_fault() {
+    for features in [MODERN, PLAIN] {
+        let world = World::new(features, 1, 1, 64 << 20);
+        let ended = world.machine.alone(|cpu| {
+            let tables = mapped(&world, cpu, &Attributes::ram(Access::READ));
+            let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+            for number in 0..64 {
+                assert!(guest.load(page(number).raw()).is_ok(), "page {number} was mapped, and faults");
+                assert_eq!(tables.relax(page(number), Access::READ_WRITE), Ok(Relaxed::Widened));
+                guest.forget_fault();
+                let stored = guest.store(page(number).raw(), 1);
+                assert!(stored.is_ok(), "page {number} was made writable, and faults: {stored:?}");
+            }
+            // The first address of a new guest's: its root is visible to walks.
+            for vmid in 2..8 {
+                let other = world.tables(1, vmid, 40);
+                cpu.load(other.vttbr());
+                let mut guest = cpu.enter(other.vttbr(), other.vtcr(), 0);
+                assert!(guest.load(START).is_err());
+                cpu.load(0);
+                other.destroy(&mut &world.pages, Unwatched).unwrap();
+            }
+            cpu.load(0);
+            tables.destroy(&mut &world.pages, Unwatched).unwrap();
+        });
+        ended.unwrap_or_else(|breach| panic!("{breach}"));
+    }
+}
+
+/// The changes of access, by the same interface.
+fn change<'a>(
+    which: usize,
+    tables: &'a Stage2<Hosted>,
+    world: &World,
+    range: IpaRange,
+) -> Pending<'a, Hosted, Narrowed> {
+    match which {
+        0 => tables.write_protect(range),
+        1 => tables.write_protect_mask(range.start, u64::MAX),
+        2 => tables.protect(range, Access::READ, &mut &world.pages),
+        3 => tables.clean(range, &mut |_| ()),
+        _ => tables.disarm(range, &mut |_| ()),
+    }
+    .unwrap()
+}
+
+/// One CPU changes access, and flushes later; meanwhile another is asked for the same: what it finds done, it vouches for.
+#[test]
+fn judge_who_finds_it_done_flushes_for_the_other() {
+    for features in [MODERN, PLAIN] {
+        for first in 0..5 {
+            for second in 0..5 {
+                let world = World::new(features, 1, 1, 64 << 20);
+                let ended = world.machine.alone(|cpu| {
+                    let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+                    // Hardware's records are collected by two of the five only.
+                    let tables = mapped(&world, cpu, &armed);
+                    let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+                    (0..64).for_each(|number| guest.store(page(number).raw(), 1).unwrap());
+                    let (range, withdrawn) = (page(0)..page(64), Withdrawn::Everything);
+                    let pending = change(first, &tables, &world, range.clone());
+                    // On the same CPU: what matters is that the first is not complete.
+                    let other = change(second, &tables, &world, range.clone());
+                    let seen = cpu.knowledge();
+                    let _ = other.complete();
+                    cpu.expect_flushed(tables.vttbr(), &range, &seen, withdrawn);
+                    let _ = pending.complete();
+                    // All is flushed: who changes nothing flushes nothing.
+                    let idle = change(second, &tables, &world, range.clone());
+                    assert!(second == 3 || idle.is_empty());
+                    let before = cpu.invalidations();
+                    let _ = idle.complete();
+                    assert_eq!(cpu.invalidations(), before, "changes {first} and {second}: nothing is pending");
+                    cpu.load(0);
+                    tables.destroy(&mut &world.pages, Unwatched).unwrap();
+                });
+                ended.unwrap_or_else(|breach| panic!("changes {first} and {second}: {breach}"));
+            }
+        }
+    }
+}
+
+/// The same from two CPUs: the second knows that the first one's flush is complete, or flushes itself.
+#[test]
+fn judge_who_relies_on_a_flush_knows_that_it_is_complete() {
+    for seed in 1..=40 {
+        let world = World::new(MODERN, 2, seed, 64 << 20);
+        let tables = world.machine.alone(|cpu| {
+            let tables = mapped(&world, cpu, &Attributes::ram(Access::READ_WRITE));
+            let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+            (0..64).for_each(|number| guest.store(page(number).raw(), 1).unwrap());
+            cpu.load(0);
+            tables
+        });
+        let tables = tables.unwrap_or_else(|breach| panic!("{breach}"));
+        let programs = (0..2).map(|_| -> Program<'_> {
+            Box::new(|cpu| {
+                for round in 0..40 {
+                    let range = page(0)..page(8);
+                    let pending = change(cpu.draw(3) as usize, &tables, &world, range.clone());
+                    let seen = cpu.knowledge();
+                    let _ = pending.complete();
+                    cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Writes);
+                    if round % 4 == cpu.number() {
+                        let _ = tables.relax(page(cpu.draw(8)), Access::READ_WRITE);
+                    }
+                }
+            })
+        });
+        world.machine.run(programs.collect()).unwrap_or_else(|breach| panic!("{breach}"));
+        let ended = world.machine.alone(|_| tables.destroy(&mut &world.pages, Unwatched).map(|_| ()));
+        ended.unwrap_or_else(|breach| panic!("{breach}")).unwrap();
+    }
+}
+
+/// VMIDs that the CPU does not have are refused; those that it has are told apart.
+#[test]
+fn judge_a_vmid_fits_the_cpu() {
+    let world = World::new(twofold_stage2::Features { vmid_bits: 2, ..MODERN }, 1, 1, 64 << 20);
+    let ended = world.machine.alone(|_| {
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.tables(0, 4, 40)));
+        assert!(refused.is_err(), "VMID 4 is 0 on a CPU with 2 bits");
+    });
+    ended.unwrap_or_else(|breach| panic!("{breach}"));
+}
+
+/// Executable memory: the instructions that a guest fetches are those that were written.
+#[test]
+fn judge_code_is_fetched_as_it_was_written() {
+    for features in [MODERN, PLAIN] {
+        for execute_later in [false, true] {
+            let world = World::new(features, 1, 1, 64 << 20);
+            let ended = world.machine.alone(|cpu| {
+                let tables = world.tables(0, 1, 40);
+                cpu.load(tables.vttbr());
+                let all = Access { execute: Execute::ALWAYS, ..Access::READ };
+                let access = if execute_later { Access::READ } else { all };
+                let run = world.run(0, 64 * PAGE);
+                for number in 0..64 {
+                    run.zero_page(&world.machine.platform(), &features, number * PAGE);
+                    let pa = world.frame(number * PAGE);
+                    let mapped = tables.map(page(number), pa, Level::L3, &Attributes::ram(access), &mut &world.pages);
+                    assert_eq!(mapped, Ok(Mapped::New));
+                    if execute_later {
+                        assert_eq!(tables.relax(page(number), all), Ok(Relaxed::Widened));
+                    }
+                    let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+                    assert_eq!(guest.fetch(page(number).raw()), Ok(0));
+                }
+                cpu.load(0);
+                tables.destroy(&mut &world.pages, Unwatched).unwrap();
+            });
+            ended.unwrap_or_else(|breach| panic!("{breach}"));
+        }
+    }
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Virtual machines in the fast mode.
+
+mod programs;
+mod scenarios;
+mod single;
+mod threads;
+
+use std::sync::Arc;
+
+use twofold_machine::arena::{Arena, ArenaOptions, Backing};
+use twofold_machine::fast::{FastMachine, FastPlatform};
+use twofold_machine::interrupts::Interrupts;
+use twofold_stage2::Features;
+
+use scenarios::{PART, Room};
+
+/// What spares TLB and cache maintenance.
+const FEATURES: Features = Features {
+    vmid_bits: 16,
+    hardware_access_flag: true,
+    hardware_dirty_state: true,
+    forced_write_back: true,
+    tlbi_range: true,
+    tlbi_level_hint: true,
+    zero_block: 64,
+    ..Features::NONE
+};
+
+/// A machine with memory for so many virtual machines.
+fn machine(cpus: usize, parts: u64) -> Arc<FastMachine> {
+    let arena = Arena::new(&ArenaOptions::new(parts * PART, Backing::Anonymous)).unwrap();
+    FastMachine::new(Arc::new(arena), FEATURES, cpus).unwrap()
+}
+
+fn room(machine: &Arc<FastMachine>) -> Room<'_, FastPlatform> {
+    let platform = FastPlatform(Arc::clone(machine));
+    Room { arena: machine.arena(), platform, features: FEATURES, interrupts: Interrupts::new }
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! vCPUs on threads.
+
+use std::sync::Arc;
+use std::thread;
+
+use twofold_machine::fast::CpusError;
+use twofold_machine::interrupts::Line;
+use twofold_machine::vm::{FastCpu, Left, Vm};
+use twofold_memory::Pages;
+
+use crate::programs::{Op, Script, Sum, WorkingSet};
+use crate::scenarios::{RAM, check_working_set};
+use crate::{machine, room};
+
+#[test]
+fn four_vcpus_find_what_was_written_wherever_it_was_mapped() {
+    const VCPUS: u64 = 4;
+    const TOUCHED: u64 = 3001;
+    for pages in [Pages::Small, Pages::Largest] {
+        let machine = machine(VCPUS as usize, 1);
+        let room = room(&machine);
+        let vm = Vm::new(room.memory(0, 1, pages));
+        let program = |vcpu| WorkingSet::new(RAM.raw(), TOUCHED, 9, (vcpu, VCPUS));
+        let mut vcpus: Vec<_> = (0..VCPUS).map(|vcpu| room.vcpu(program(vcpu))).collect();
+        let left = vm.run_all(&machine, &mut vcpus, |_, _| 0).unwrap();
+        assert_eq!(left, [Ok(Left::Ended); VCPUS as usize]);
+        check_working_set(&room, &vm, &vcpus);
+        let mapped = vm.memory().counts().mapped;
+        assert_eq!(mapped, if pages == Pages::Small { [0, 0, 0, TOUCHED] } else { [0, 0, 6, 0] }, "each leaf once");
+    }
+}
+
+/// Kicked out again and again, and moved to another CPU and another thread each time.
+#[test]
+fn a_guest_goes_on_where_it_was_on_another_cpu() {
+    let machine = machine(3, 1);
+    let room = room(&machine);
+    let vm = Vm::new(room.memory(0, 1, Pages::Small));
+    let mut vcpu = room.vcpu(Sum::new(RAM.raw(), 1_000_000));
+    let interrupts = Arc::clone(vcpu.interrupts());
+    let mut moves = 0;
+    let mut left = Left::Kicked;
+    while left == Left::Kicked {
+        let cpu = FastCpu { machine: Arc::clone(&machine), number: moves % 3 };
+        let before = vcpu.program().at();
+        left = thread::scope(|scope| {
+            let running = scope.spawn(|| vm.run(&cpu, &mut vcpu, |_| 0));
+            if moves < 50 {
+                interrupts.kick();
+            }
+            running.join().unwrap().unwrap()
+        });
+        assert!(vcpu.program().at() >= before);
+        moves += 1;
+    }
+    assert_eq!((left, moves), (Left::Ended, 51));
+    let mut check = room.vcpu(Script::new(&[Op::Load(RAM.raw(), vcpu.program().expected())]));
+    let cpu = FastCpu { machine: Arc::clone(&machine), number: 0 };
+    assert_eq!(vm.run(&cpu, &mut check, |_| 0), Ok(Left::Ended));
+}
+
+/// While it waits, its thread sleeps.
+#[test]
+fn who_waits_is_woken_by_another_thread() {
+    let machine = machine(2, 1);
+    let room = room(&machine);
+    let vm = Vm::new(room.memory(0, 1, Pages::Small));
+    let waits = Script::new(&[Op::Call([1; 4], 0), Op::Wait(1 << 9), Op::Store(RAM.raw(), 9), Op::Wait(1 << 10)]);
+    let mut vcpus = [room.vcpu(waits), room.vcpu(Script::new(&[Op::Call([2; 4], 0)]))];
+    let waiter = Arc::clone(vcpus[0].interrupts());
+    let line = |number| Line::new(number).unwrap();
+    let left = vm.run_all(&machine, &mut vcpus, |_, [call, ..]| {
+        if call == 2 {
+            waiter.raise(line(9));
+            while waiter.pending() != 0 {
+                thread::yield_now();
+            }
+            waiter.raise(line(10));
+        }
+        0
+    });
+    assert_eq!(left, Ok(vec![Ok(Left::Ended); 2]));
+}
+
+#[test]
+fn more_vcpus_than_cpus_are_refused() {
+    let machine = machine(2, 1);
+    let room = room(&machine);
+    let vm = Vm::new(room.memory(0, 1, Pages::Small));
+    for asked in [0, 3, 100] {
+        let mut vcpus: Vec<_> = (0..asked).map(|_| room.vcpu(Script::new(&[]))).collect();
+        let refused = vm.run_all(&machine, &mut vcpus, |_, _| 0).unwrap_err();
+        assert_eq!(refused, CpusError { asked, available: 2, most: 2 });
+    }
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves that a guest costs the host's heap what it touches of its slots, not what they span, and that where even that
+//! is too much the guest's fault says so.
+
+#[path = "machine/mod.rs"]
+mod machine;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::ptr::null_mut;
+
+use machine::SECTION;
+use machine::guest::Guest;
+use machine::platform::PLAIN;
+use twofold_memory::{Error, Pages};
+use twofold_stage2::Ipa;
+use twofold_stage2::fault::{AccessKind, FaultKind};
+
+/// The host's heap, which refuses what is larger than a thread says.
+struct Heap;
+
+thread_local! {
+    static MOST: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+#[global_allocator]
+static HEAP: Heap = Heap;
+
+// SAFETY: it is the system's, or refuses.
+unsafe impl GlobalAlloc for Heap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.size() > MOST.get() {
+            return null_mut();
+        }
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises; `alloc` had it from there.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[test]
+fn a_slot_may_be_as_large_as_the_address_space() {
+    // The word for each 128 MiB that nobody touched, and what the test's own machine takes.
+    MOST.set(16 << 20);
+    let end = 1 << 48;
+    let mut guest = Guest::with_ipa_bits(PLAIN, Pages::Largest, 4, 48);
+    guest.add_ram(Ipa::new(0), end);
+    for ipa in [0, end / 2, end - 1] {
+        guest.reach(Ipa::new(ipa), AccessKind::Write);
+    }
+}
+
+#[test]
+fn a_host_without_memory_is_an_error() {
+    for ipa in [0, SECTION * 1000 + 0x123] {
+        let mut guest = Guest::new(PLAIN, Pages::Small, 2);
+        guest.add_ram(Ipa::new(0), 1 << 32);
+        let (page, free) = (Ipa::new(ipa & !0xfff), guest.memory.frames().free());
+        MOST.set(4096);
+        let refused = guest.fault(Ipa::new(ipa), FaultKind::Translation, AccessKind::Read);
+        let written = guest.memory.write(Ipa::new(ipa), &[1]);
+        MOST.set(usize::MAX);
+        assert_eq!((refused, written), (Err(Error::NoFrames { ipa: page }), Err(Error::NoFrames { ipa: page })));
+        assert_eq!((guest.memory.frames().free(), guest.walk(page)), (free, None));
+        guest.reach(Ipa::new(ipa), AccessKind::Read);
+    }
+}
