@@ -25,9 +25,18 @@ pub struct Arguments {
 pub enum Command {
     /// Builds the images: the hypervisor, the EL2 tests, the bare-metal guest
     Build,
+    /// Says which lines of the engine the tests on the host execute
+    #[command(after_help = "Exit status: 1 where it is less than 90 % of the lines of stage2 or of memory.")]
+    Coverage(CoverageOptions),
     /// Says what is there, what is missing, and the exact command for each
     #[command(after_help = "Exit status: 1 when something is missing that `cargo xtask run` cannot install by itself.")]
     Doctor,
+    /// Fuzzes what reads outside bytes; installs cargo-fuzz and a nightly toolchain where they are missing
+    #[command(after_help = FUZZ_HELP)]
+    Fuzz(FuzzOptions),
+    /// Leaves out or weakens each step of the engine, one at a time, and says which nobody noticed
+    #[command(after_help = MUTANTS_HELP)]
+    Mutants(MutantsOptions),
     /// Measures others' code for the same job beside ours, in one run
     #[command(after_help = PEERS_HELP)]
     Peers(PeersOptions),
@@ -37,6 +46,53 @@ pub enum Command {
     /// Runs the suites: host, el2, linux
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestOptions),
+    /// Checks a trace by its text alone: locks, break-before-make, flushes before tables are freed
+    #[command(after_help = "The format, and what is checked: docs/trace.md. Exit status: 1 where there is a breach.")]
+    TraceCheck(TraceCheckOptions),
+}
+
+/// Options of `fuzz`.
+#[derive(Args, Clone, Debug)]
+pub struct FuzzOptions {
+    /// Which target; without it, one after the other
+    pub target: Option<String>,
+    /// Seconds for each target
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: u32,
+    /// Copies new inputs to fuzz/corpus that reach code which those there do not
+    #[arg(long)]
+    pub keep: bool,
+}
+
+/// Options of `coverage`.
+#[derive(Args, Clone, Debug)]
+pub struct CoverageOptions {
+    /// Writes each line with its count to DIR as HTML
+    #[arg(long, value_name = "DIR")]
+    pub html: Option<PathBuf>,
+}
+
+/// Options of `mutants`.
+#[derive(Args, Clone, Debug, Default)]
+pub struct MutantsOptions {
+    /// Only mutants with one of these in their names: FILE:LINE:COLUMN:KIND, or FUNCTION/CALL/KIND
+    #[arg(long, value_name = "FILTER,...", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// One mutant for each thing that is called and each kind: at most a minute, when all is built
+    #[arg(long)]
+    pub quick: bool,
+    /// Lists the mutants and judges none
+    #[arg(long)]
+    pub list: bool,
+    /// How many are judged at a time; as many as there are CPUs, unless given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub jobs: Option<u16>,
+    /// Runs the tests at EL2 as well that leave out steps of the hypervisor's own sequences, in QEMU
+    #[arg(long)]
+    pub el2: bool,
+    /// Writes the outcomes to FILE as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 /// Options of `peers`.
@@ -83,6 +139,9 @@ pub struct RunOptions {
     /// Writes the figures to FILE as JSON. Implies --check
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Writes what is done to the guest's tables to FILE, line by line (docs/trace.md). Not with --count
+    #[arg(long, value_name = "FILE", conflicts_with = "count")]
+    pub trace: Option<PathBuf>,
     /// An uncompressed arm64 Image, instead of Debian's kernel
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
@@ -131,6 +190,14 @@ pub struct TestOptions {
     /// Lists the tests and runs none
     #[arg(long)]
     pub list: bool,
+}
+
+/// Options of `trace-check`.
+#[derive(Args, Clone, Debug)]
+pub struct TraceCheckOptions {
+    /// The trace
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
 }
 
 /// A suite of tests.
@@ -184,6 +251,7 @@ Examples:
   cargo xtask run --check --pages blocks --memory 1G --cpus 2
   cargo xtask run --kernel Image --initrd root.cpio --append 'rdinit=/bin/sh'
   cargo xtask run --check --json figures.json
+  cargo xtask run --check --trace trace.txt        then: cargo xtask trace-check trace.txt
 
 Environment:
   TWOFOLD_QEMU         the QEMU to use, instead of qemu-system-aarch64 from PATH
@@ -191,6 +259,19 @@ Environment:
   TWOFOLD_GUEST_CACHE  the directory that keeps the fetched guest, instead of target/guest
 
 Exit status: 0 when the guest powered off (with --check: and its check passed), else not 0.";
+
+const MUTANTS_HELP: &str = "\
+Each call of a barrier, TLB invalidation, cache operation, lock or ordered access is left out or weakened, and tests run
+until one of them fails. What no test executes, or what only makes one run into its time limit, is not caught.
+
+Examples:
+  cargo xtask mutants
+  cargo xtask mutants --quick
+  cargo xtask mutants --only tlb.rs --jobs 1
+  cargo xtask mutants --list
+
+The last line is `mutants: N of M caught`. Exit status: 1 when one is not caught that xtask/src/mutants/excused.rs does not
+name.";
 
 const PEERS_HELP: &str = "\
 Linux's page-table code is fetched, compiled for this machine as it is, and runs as a program of its own. One operation
@@ -204,6 +285,17 @@ Examples:
 
 Environment:
   TWOFOLD_APT_GET      the apt-get to fetch the source with, instead of the one from PATH";
+
+const FUZZ_HELP: &str = "\
+The targets are the functions of fuzz/targets; what they read is listed there. The inputs in fuzz/corpus are where it
+starts, and are replayed by `cargo test`. What it finds is kept below target/fuzz.
+
+Examples:
+  cargo xtask fuzz                             every target, a minute each
+  cargo xtask fuzz engine --seconds 600
+  cargo xtask fuzz trace --keep                new inputs become part of the tests
+
+Exit status: 1 when a target fails; the command that shows it again is printed.";
 
 const TEST_EXAMPLES: &str = "\
 Examples:

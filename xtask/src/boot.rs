@@ -5,10 +5,11 @@
 //! failed; the logs of the latest good run take the place of those before.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use twofold_abi::control::TRACE_ARGUMENT;
 use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
 use twofold_launch::{Guest, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict};
 
@@ -63,6 +64,8 @@ pub struct Boot<'a> {
     pub timeout: Option<Duration>,
     /// Whether the console is the terminal.
     pub terminal: bool,
+    /// The file for the trace, by the hypervisor that writes one.
+    pub trace: Option<&'a Path>,
 }
 
 /// The guest that `options` ask for, fetched where need be.
@@ -121,9 +124,9 @@ impl Boot<'_> {
         let bundle_path = directory.path().join("guest.bundle");
         let bundle = self.guest.write_bundle(&bundle_path)?;
         let machine = Machine {
-            image: workspace.image(build::HYPERVISOR.name),
+            image: self.hypervisor().image(workspace),
             loaded: Loaded::Guest { bundle, memory: self.guest.memory },
-            append: None,
+            append: self.trace_argument()?,
             cpu: self.cpu.to_owned(),
             cpus: self.guest.cpus,
             deterministic: self.deterministic,
@@ -146,6 +149,18 @@ impl Boot<'_> {
                 Err(error.into())
             }
         }
+    }
+
+    fn hypervisor(&self) -> build::Program {
+        if self.trace.is_some() { build::TRACING_HYPERVISOR } else { build::HYPERVISOR }
+    }
+
+    /// QEMU's directory is any: the file's whole path.
+    fn trace_argument(&self) -> anyhow::Result<Option<String>> {
+        let Some(trace) = self.trace else { return Ok(None) };
+        let path = path::absolute(trace).context("the current directory is gone")?;
+        let path = path.to_str().with_context(|| format!("--trace: {} is not Unicode", path.display()))?;
+        Ok(Some(format!("{TRACE_ARGUMENT}{path}")))
     }
 
     fn judge(&self, outcome: Outcome, directory: tempfile::TempDir, runs: &Path) -> anyhow::Result<Outcome> {

@@ -6,7 +6,7 @@
 //! ends where the last file-backed byte does; the arm64 Image header is the first thing the linker puts there.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail, ensure};
@@ -21,11 +21,14 @@ use crate::subprocess;
 use crate::workspace::Workspace;
 
 /// The hypervisor.
-pub const HYPERVISOR: Program = Program { package: "twofold-hypervisor", name: "twofold" };
+pub const HYPERVISOR: Program = Program::new("twofold-hypervisor", "twofold");
+/// The hypervisor that writes a trace.
+pub const TRACING_HYPERVISOR: Program = Program { feature: Some("trace"), ..HYPERVISOR };
 /// The tests of the engine at EL2.
-pub const EL2_TESTS: Program = Program { package: "twofold-hypervisor", name: "el2-tests" };
+pub const EL2_TESTS: Program = Program::new("twofold-hypervisor", "el2-tests");
 /// The bare-metal guest.
-pub const GUEST: Program = Program { package: "twofold-guest", name: "guest" };
+pub const GUEST: Program = Program::new("twofold-guest", "guest");
+
 /// A program that becomes an image.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
@@ -33,6 +36,23 @@ pub struct Program {
     pub package: &'static str,
     /// Its name, which is the image's as well.
     pub name: &'static str,
+    /// The feature of its package that it is built with. It has a directory of its own then.
+    pub feature: Option<&'static str>,
+}
+
+impl Program {
+    const fn new(package: &'static str, name: &'static str) -> Self {
+        Self { package, name, feature: None }
+    }
+
+    /// Where its image is.
+    pub fn image(self, workspace: &Workspace) -> PathBuf {
+        self.directory(workspace).join(format!("{}.img", self.name))
+    }
+
+    fn directory(self, workspace: &Workspace) -> PathBuf {
+        self.feature.map_or_else(|| workspace.images(), |feature| workspace.images().join(feature))
+    }
 }
 
 /// `cargo xtask build`.
@@ -59,12 +79,16 @@ pub fn images(workspace: &Workspace, programs: &[Program]) -> anyhow::Result<u64
     for program in programs {
         // One at a time: together, Cargo would give the guest the hypervisor's features of a shared crate.
         let mut cargo = cargo(workspace, "build", program.package);
+        if let Some(feature) = program.feature {
+            // The last directory counts.
+            cargo.args(["--features", feature, "--target-dir"]).arg(program.directory(workspace));
+        }
         subprocess::show(cargo.args(["--bin", program.name]))?;
     }
     let mut size = 0;
     for program in programs {
-        let elf = workspace.images().join(TARGET).join("release").join(program.name);
-        size += flatten_file(&elf, &workspace.image(program.name))?;
+        let elf = program.directory(workspace).join(TARGET).join("release").join(program.name);
+        size += flatten_file(&elf, &program.image(workspace))?;
     }
     Ok(size)
 }

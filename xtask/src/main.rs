@@ -7,11 +7,14 @@
 mod arguments;
 mod boot;
 mod build;
+mod coverage;
 mod doctor;
 mod fetch;
 mod figures;
+mod fuzz;
 mod initramfs;
 mod install;
+mod mutants;
 mod output;
 mod peers;
 mod report;
@@ -20,6 +23,7 @@ mod size;
 mod steps;
 mod subprocess;
 mod test;
+mod trace;
 mod workspace;
 
 use std::process::ExitCode;
@@ -62,9 +66,13 @@ fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
     let workspace = Workspace::find(stop.clone())?;
     match arguments.command {
         Command::Build => build::command(&workspace),
+        Command::Coverage(options) => coverage::command(&workspace, &options),
         Command::Doctor => doctor::command(&workspace),
+        Command::Fuzz(options) => fuzz::command(&workspace, &options),
+        Command::Mutants(options) => mutants::command(&workspace, &options),
         Command::Peers(options) => peers::command(&workspace, &options),
         Command::Run(options) => run::command(&workspace, &options),
         Command::Test(options) => test::command(&workspace, &options),
+        Command::TraceCheck(options) => trace::command(&options),
     }
 }

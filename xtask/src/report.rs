@@ -96,7 +96,7 @@ pub fn json(report: &Report, described: &Described<'_>) -> Value {
 pub fn write(path: &Path, value: &Value) -> anyhow::Result<()> {
     let failed = || format!("cannot write {}", path.display());
     // Again, since a run ago: what is replaced must be a file, whoever we are.
-    let target = target_of(path)?;
+    let target = target_of("--json", path)?;
     let file = temporary_beside(&target).with_context(failed)?;
     fs::write(file.path(), serde_json::to_string_pretty(value)? + "\n").with_context(failed)?;
     file.persist(target).with_context(failed)?;
@@ -105,30 +105,35 @@ pub fn write(path: &Path, value: &Value) -> anyhow::Result<()> {
 
 /// Whether `path` can be written later: a run of a minute should not end in that surprise.
 pub fn check_path(path: &Path) -> anyhow::Result<()> {
-    let target = target_of(path)?;
+    check_file("--json", path)
+}
+
+/// The same for the file of another option.
+pub fn check_file(option: &str, path: &Path) -> anyhow::Result<()> {
+    let target = target_of(option, path)?;
     let directory = directory_of(&target);
-    anyhow::ensure!(directory.is_dir(), "--json: there is no directory {}; make it first", directory.display());
+    anyhow::ensure!(directory.is_dir(), "{option}: there is no directory {}; make it first", directory.display());
     // Made and dropped: no look at permissions says as much.
     temporary_beside(&target)
-        .with_context(|| format!("--json: cannot write to the directory {}", directory.display()))?;
+        .with_context(|| format!("{option}: cannot write to the directory {}", directory.display()))?;
     Ok(())
 }
 
 /// The file that `path` stands for: where it is a link, what the link points to is replaced, never the link. What is
 /// there and no file is refused: a rename would put a file in the place of a device.
-fn target_of(path: &Path) -> anyhow::Result<PathBuf> {
+fn target_of(option: &str, path: &Path) -> anyhow::Result<PathBuf> {
     let shown = path.display();
     if ["-", "/dev/stdout", "/dev/stderr"].iter().any(|name| path == Path::new(name)) {
-        bail!("--json: {shown} is where the table goes; name a file");
+        bail!("{option}: {shown} is where the table goes; name a file");
     }
     match fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => bail!("--json: {shown} is a directory; give a file"),
-        Ok(metadata) if !metadata.is_file() => bail!("--json: {shown} is a device or a pipe, not a file; name a file"),
-        Ok(_) => fs::canonicalize(path).with_context(|| format!("--json: cannot follow {shown}")),
-        Err(_) if path.is_symlink() => bail!("--json: {shown} is a link to nothing; name a file"),
+        Ok(metadata) if metadata.is_dir() => bail!("{option}: {shown} is a directory; give a file"),
+        Ok(metadata) if !metadata.is_file() => bail!("{option}: {shown} is a device or a pipe, not a file; name a file"),
+        Ok(_) => fs::canonicalize(path).with_context(|| format!("{option}: cannot follow {shown}")),
+        Err(_) if path.is_symlink() => bail!("{option}: {shown} is a link to nothing; name a file"),
         // That there is no such directory is for the caller to say.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(path.to_owned()),
-        Err(error) => Err(error).with_context(|| format!("--json: cannot use {shown}")),
+        Err(error) => Err(error).with_context(|| format!("{option}: cannot use {shown}")),
     }
 }
 

@@ -39,8 +39,12 @@ pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Ex
         Ok((qemu, words))
     })?;
     steps.step("build", || {
-        build::images(workspace, &[build::HYPERVISOR, build::GUEST])?;
-        Ok(((), "the hypervisor and the bare-metal guest".to_owned()))
+        let (hypervisor, words) = match options.trace {
+            Some(_) => (build::TRACING_HYPERVISOR, "the hypervisor, with a trace, and the bare-metal guest"),
+            None => (build::HYPERVISOR, "the hypervisor and the bare-metal guest"),
+        };
+        build::images(workspace, &[hypervisor, build::GUEST])?;
+        Ok(((), words.to_owned()))
     })?;
     let selected = steps.step("guest", || {
         let selected = boot::select(workspace, options)?;
@@ -66,7 +70,7 @@ pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Res
         flags: flags::COUNT,
     };
     let timeout = Some(Duration::from_secs(CHECK_TIMEOUT));
-    let boot = Boot { label: "touch", guest, cpu, deterministic: true, checked: false, timeout, terminal: false };
+    let boot = Boot { label: "touch", guest, cpu, deterministic: true, checked: false, timeout, terminal: false, trace: None };
     let outcome = boot.run(workspace, qemu)?;
     FirstTouch::of(&outcome.control.report).context("the hypervisor did not report its first touches")
 }
@@ -90,8 +94,8 @@ impl Mode {
         match (explicit, terminal) {
             (true, _) => Self::Check { count: options.count },
             (false, true) => Self::Console,
-            // Counting takes one vCPU: whoever asks for more gets the check alone.
-            (false, false) => Self::Check { count: options.cpus == 1 },
+            // Counting takes one vCPU, and nobody who writes a trace: whoever asks for that gets the check alone.
+            (false, false) => Self::Check { count: options.cpus == 1 && options.trace.is_none() },
         }
     }
 
@@ -111,6 +115,9 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
     }
     if let Some(path) = &options.json {
         report::check_path(path)?;
+    }
+    if let Some(path) = &options.trace {
+        report::check_file("--trace", path)?;
     }
     // Without an initrd of the user's there is nothing to learn from a kernel that is ours.
     let kernel = options.kernel.clone().or(debian.filter(|_| options.initrd.is_some()));
@@ -165,6 +172,7 @@ fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a
         checked: mode != Mode::Console,
         timeout: limit.filter(|seconds| *seconds > 0).map(Duration::from_secs),
         terminal: mode == Mode::Console,
+        trace: options.trace.as_deref(),
     }
 }
 
@@ -176,6 +184,7 @@ fn console(workspace: &Workspace, options: &RunOptions, qemu: &Qemu, selected: &
     })?;
     let left = outcome.control.end.is_none();
     output::line(if left { "\nLeft before the guest powered off." } else { "The guest powered off." })?;
+    trace_is_there(options)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -203,6 +212,7 @@ fn check(
     output::line("")?;
     output::line(&table(options, selected, &outcome, touch))?;
     output::line(NEXT)?;
+    trace_is_there(options)?;
     if let Some(path) = &options.json {
         let described = Described {
             selected,
@@ -224,6 +234,11 @@ fn check(
     // Nobody gets here without the guest having said so itself.
     output::line(CHECK_OK)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn trace_is_there(options: &RunOptions) -> anyhow::Result<()> {
+    let Some(path) = &options.trace else { return Ok(()) };
+    output::line(&format!("The trace is in {0}; `cargo xtask trace-check {0}` checks it.", path.display()))
 }
 
 const NEXT: &str = "
@@ -272,6 +287,8 @@ mod tests {
         assert_eq!(Mode::new(&options(&["--check"]), false), Mode::Check { count: false });
         assert_eq!(Mode::new(&options(&["--count"]), true), Mode::Check { count: true });
         assert_eq!(Mode::new(&options(&["--json", "x"]), true), Mode::Check { count: false });
+        assert_eq!(Mode::new(&options(&["--trace", "x"]), true), Mode::Console);
+        assert_eq!(Mode::new(&options(&["--trace", "x"]), false), Mode::Check { count: false });
     }
 
     #[test]
@@ -287,6 +304,7 @@ mod tests {
         assert!(refused(&["--memory", "100000001"]).contains("multiple of 4K"));
         assert!(refused(&["--kernel", "no/such/file"]).contains("no/such/file"));
         assert!(refused(&["--json", "no/such/file"]).contains("no directory"));
+        assert!(refused(&["--trace", "no/such/file"]).contains("--trace: there is no directory"));
     }
 
     #[test]

@@ -57,6 +57,16 @@ impl Workspace {
         path.strip_prefix(&self.root).unwrap_or(path)
     }
 
+    /// Cargo's directories for programs with mutants inside.
+    pub fn mutants(&self) -> PathBuf {
+        self.target.join("mutants")
+    }
+
+    /// Cargo's directory for programs that count lines, and what they counted.
+    pub fn coverage(&self) -> PathBuf {
+        self.target.join("coverage")
+    }
+
     /// The images, and Cargo's directory for them.
     pub fn images(&self) -> PathBuf {
         self.target.join("image")

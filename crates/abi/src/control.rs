@@ -39,6 +39,9 @@
 /// The word on the image's own command line (`/chosen` `bootargs`) that says that semihosting is there: the image then
 /// speaks on the control channel, and ends with `SYS_EXIT_EXTENDED`.
 pub const BOOT_ARGUMENT: &str = "twofold.semihosting";
+/// The last words on that command line, if the image is one that writes a trace: the rest of the line is the file's name,
+/// as whoever serves semihosting calls finds it.
+pub const TRACE_ARGUMENT: &str = "twofold.trace=";
 /// Starts a line with something a person may want to know.
 pub const LOG: &str = "twofold:log";
 /// Starts the line that says why the guest could not be started.

@@ -29,6 +29,9 @@ pub enum Error {
     /// There is more of something than the lists here hold.
     #[error("too many {0}")]
     TooMany(&'static str),
+    /// Two CPUs are said to be the same one.
+    #[error("/cpus has two CPUs with MPIDR {0:#x}")]
+    SameCpu(u64),
     /// The CPU that runs is not among the CPUs.
     #[error("/cpus has no CPU with this one's MPIDR")]
     BootCpuMissing,
@@ -73,7 +76,7 @@ impl Board {
         let root = fdt.root();
         let chosen = root.child("chosen");
         let bundle = chosen.and_then(bundle);
-        let gic = find(root, &["arm,gic-v3"]).ok_or(Error::NodeMissing(GIC))?;
+        let gic = find(root, &["arm,gic-v3"], GIC)?;
         let gicd = gic.region(0).ok_or(Error::Property(GIC, "reg"))?;
         let mut board = Self {
             ram: ram(root)?,
@@ -103,12 +106,12 @@ impl Board {
     #[must_use]
     pub fn free(&self, size: u64, align: u64) -> Option<Range<u64>> {
         self.ram.iter().find_map(|ram| {
-            let mut start = ram.start.next_multiple_of(align);
+            let mut start = ram.start.checked_next_multiple_of(align)?;
             loop {
                 let end = start.checked_add(size).filter(|end| *end <= ram.end)?;
                 match self.reserved.iter().find(|used| used.start < end && start < used.end) {
                     None => return Some(start..end),
-                    Some(used) => start = used.end.next_multiple_of(align),
+                    Some(used) => start = used.end.checked_next_multiple_of(align)?,
                 }
             }
         })
@@ -145,13 +148,13 @@ pub(crate) fn has_boot_argument(fdt: Fdt<'static>, word: &str) -> bool {
 
 /// The PL011 of the tree.
 pub(crate) fn uart(fdt: Fdt<'static>) -> Result<Range<u64>, Error> {
-    let uart = find(fdt.root(), &["arm,pl011"]).ok_or(Error::NodeMissing(UART))?;
+    let uart = find(fdt.root(), &["arm,pl011"], UART)?;
     uart.region(0).ok_or(Error::Property(UART, "reg"))
 }
 
 /// How to call the firmware.
 pub(crate) fn conduit(fdt: Fdt<'static>) -> Result<Conduit, Error> {
-    let psci = find(fdt.root(), &["arm,psci-1.0", "arm,psci-0.2"]).ok_or(Error::NodeMissing(PSCI))?;
+    let psci = find(fdt.root(), &["arm,psci-1.0", "arm,psci-0.2"], PSCI)?;
     match psci.node.property("method").and_then(|method| method.value_as::<&str>().ok()) {
         Some("smc") => Ok(Conduit::Smc),
         Some("hvc") => Ok(Conduit::Hvc),
@@ -161,6 +164,8 @@ pub(crate) fn conduit(fdt: Fdt<'static>) -> Result<Conduit, Error> {
 
 /// As many as there are stacks for.
 const MAX_CPUS: usize = twofold_abi::virt::MAX_CPUS as usize;
+/// Levels of nodes, each of which takes some of a stack that is small.
+const MAX_LEVELS: usize = 16;
 /// Five interrupts of three cells each, and one to spare.
 const MAX_INTERRUPT_CELLS: usize = 16;
 
@@ -202,7 +207,11 @@ fn cpus(fdt: Fdt<'static>) -> Result<ArrayVec<u64, MAX_CPUS>, Error> {
     let mut cpus = ArrayVec::new();
     for cpu in node.children().filter(|node| is_device_type(node, "cpu") && is_used(node)) {
         let id = cpu.reg().ok().flatten().and_then(|mut reg| reg.next()?.address::<u64>().ok());
-        push(&mut cpus, id.ok_or(Error::Property(CPU, "reg"))?, "CPUs")?;
+        let id = id.ok_or(Error::Property(CPU, "reg"))?;
+        if cpus.contains(&id) {
+            return Err(Error::SameCpu(id));
+        }
+        push(&mut cpus, id, "CPUs")?;
     }
     let this = read_sysreg!(MPIDR_EL1) & AFFINITY;
     let place = cpus.iter().position(|cpu| *cpu == this).ok_or(Error::BootCpuMissing)?;
@@ -216,7 +225,7 @@ fn interrupts(
     compatible: &str,
     name: &'static str,
 ) -> Result<ArrayVec<u32, MAX_INTERRUPT_CELLS>, Error> {
-    let device = find(root, &[compatible]).ok_or(Error::NodeMissing(name))?;
+    let device = find(root, &[compatible], name)?;
     let property = device.node.property("interrupts").ok_or(Error::Property(name, "interrupts"))?;
     let mut interrupts = ArrayVec::new();
     for cell in property.value().as_chunks::<4>().0 {
@@ -251,19 +260,29 @@ impl Device {
     }
 }
 
-/// The first device below `bus` that is compatible with one of `compatible` and in use.
-fn find(bus: FdtNode<'static>, compatible: &[&str]) -> Option<Device> {
-    bus.children().find_map(|node| {
+/// The first device that is compatible with one of `compatible` and in use; `name` is what is missing otherwise.
+fn find(root: FdtNode<'static>, compatible: &[&str], name: &'static str) -> Result<Device, Error> {
+    find_below(root, compatible, MAX_LEVELS)?.ok_or(Error::NodeMissing(name))
+}
+
+/// The first such device below `bus`, at most so many levels down.
+fn find_below(bus: FdtNode<'static>, compatible: &[&str], levels: usize) -> Result<Option<Device>, Error> {
+    let found = bus.children().find_map(|node| {
+        let Some(levels) = levels.checked_sub(1) else { return Some(Err(Error::TooMany("levels of buses"))) };
         if is_used(&node) && compatible.iter().any(|name| node.is_compatible(name)) {
             let regions = regions(node).into_iter().flatten().flatten().take(16).collect();
-            return Some(Device { node, regions });
+            return Some(Ok(Device { node, regions }));
         }
-        let mut device = find(node, compatible)?;
+        let mut device = match find_below(node, compatible, levels).transpose()? {
+            Ok(device) => device,
+            error => return Some(error),
+        };
         for region in &mut device.regions {
             *region = from_child_bus(node, region)?;
         }
-        Some(device)
-    })
+        Some(Ok(device))
+    });
+    found.transpose()
 }
 
 /// An address range on the bus `bus`, as its parent sees it (the property `ranges`).

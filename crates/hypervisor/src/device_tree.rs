@@ -58,13 +58,14 @@ fn memory(config: &Config<'_>) -> DeviceTreeNode {
 
 fn cpus(config: &Config<'_>, board: &Board) -> DeviceTreeNode {
     let mut node = DeviceTreeNode::new_unchecked("cpus");
-    set(&mut node, "#address-cells", 1u32);
+    // One cell would not hold Aff3.
+    set(&mut node, "#address-cells", 2u32);
     set(&mut node, "#size-cells", 0u32);
     for mpidr in board.cpus.iter().take(config.cpus as usize) {
         let mut cpu = DeviceTreeNode::new_unchecked(format!("cpu@{mpidr:x}"));
         set(&mut cpu, "device_type", "cpu");
         set(&mut cpu, "compatible", "arm,armv8");
-        set(&mut cpu, "reg", *mpidr as u32);
+        set(&mut cpu, "reg", *mpidr);
         set(&mut cpu, "enable-method", "psci");
         node.add_child(cpu);
     }

@@ -37,6 +37,8 @@
 //! | [`pmu`] | counts instructions at EL2 |
 //! | [`sysreg`] | reads and writes system registers |
 //!
+//! With the feature `trace` there is `trace`, too: what the engine does, line by line.
+//!
 //! EL2 runs with interrupts masked and without FP/SIMD registers; both belong to the guest.
 #![no_std]
 
@@ -63,6 +65,8 @@ pub mod semihosting;
 pub mod start;
 pub mod stats;
 pub mod sysreg;
+#[cfg(feature = "trace")]
+pub mod trace;
 pub mod vcpu;
 pub mod vectors;
 pub mod vm;

@@ -18,6 +18,13 @@ pub struct Counted {
     counts: InstructionCounts,
 }
 
+/// What the engine runs on: counted, and in images with the feature `trace` told of as well.
+#[cfg(not(feature = "trace"))]
+pub type EnginePlatform = Counted;
+/// What the engine runs on: counted, and in images with the feature `trace` told of as well.
+#[cfg(feature = "trace")]
+pub type EnginePlatform = crate::trace::Traced<Counted>;
+
 /// How often each kind of instruction was executed for the engine.
 #[derive(Default)]
 pub struct InstructionCounts {

@@ -24,6 +24,8 @@ pub enum Conduit {
 /// Ends the image: by semihosting with `status`; without it the machine is switched off; without PSCI the CPU
 /// sleeps.
 pub fn exit(status: i32) -> ! {
+    #[cfg(feature = "trace")]
+    crate::trace::end();
     semihosting::exit(status);
     let _ = system_off();
     park()

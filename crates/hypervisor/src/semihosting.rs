@@ -28,6 +28,33 @@ pub fn write(text: &CStr) {
     call(SYS_WRITE0, text.as_ptr().cast());
 }
 
+/// A file of whoever listens.
+#[cfg(feature = "trace")]
+pub struct File(u64);
+
+#[cfg(feature = "trace")]
+impl File {
+    /// Creates the file, or empties the one that is there (`SYS_OPEN`).
+    pub fn create(path: &CStr) -> Option<Self> {
+        const SYS_OPEN: u64 = 0x01;
+        /// "wb" of ISO C.
+        const WRITE: u64 = 5;
+        let block = [path.as_ptr().expose_provenance() as u64, WRITE, path.count_bytes() as u64];
+        let handle = call(SYS_OPEN, block.as_ptr().cast())?;
+        (handle != u64::MAX).then_some(Self(handle))
+    }
+
+    /// Writes at its end, in one piece (`SYS_WRITE`). The error is how many bytes are not written.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), u64> {
+        const SYS_WRITE: u64 = 0x05;
+        let block = [self.0, bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64];
+        match call(SYS_WRITE, block.as_ptr().cast()) {
+            Some(0) => Ok(()),
+            left => Err(left.unwrap_or(bytes.len() as u64)),
+        }
+    }
+}
+
 /// Ends the emulator with `status` (`SYS_EXIT_EXTENDED`). Returns only where semihosting is not enabled.
 pub fn exit(status: i32) {
     let block = [STOPPED_APPLICATION_EXIT, i64::from(status) as u64];
@@ -39,10 +66,13 @@ const SYS_EXIT_EXTENDED: u64 = 0x20;
 /// ADP_Stopped_ApplicationExit.
 const STOPPED_APPLICATION_EXIT: u64 = 0x20026;
 
-fn call(operation: u64, parameter: *const u8) {
+/// `None` where semihosting is not enabled.
+fn call(operation: u64, parameter: *const u8) -> Option<u64> {
     if !is_enabled() {
-        return;
+        return None;
     }
-    // SAFETY: semihosting is enabled, and both operations only read what `parameter` points to.
-    unsafe { asm!("hlt #0xf000", inout("x0") operation => _, in("x1") parameter, options(nostack, readonly)) };
+    let result;
+    // SAFETY: semihosting is enabled, and the operations here only read what `parameter` points to.
+    unsafe { asm!("hlt #0xf000", inout("x0") operation => result, in("x1") parameter, options(nostack, readonly)) };
+    Some(result)
 }

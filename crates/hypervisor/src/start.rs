@@ -13,6 +13,8 @@ use crate::config::{Config, ConfigError};
 use crate::load::{Layout, LoadError};
 use crate::memory::Taken;
 use crate::platform::{self, Counted};
+#[cfg(feature = "trace")]
+use crate::trace;
 use crate::vm::{self, Vm};
 use crate::{control, device_tree, error, log, panic, power, println, vcpu};
 
@@ -44,6 +46,10 @@ pub enum StartupError {
     /// Its memory cannot be made.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// It was to be traced.
+    #[cfg(feature = "trace")]
+    #[error(transparent)]
+    Trace(#[from] trace::TraceError),
     /// There is less memory than it wants.
     #[error("the guest wants {wanted} MiB, but this machine has {free} MiB free: use a smaller --memory")]
     NoMemory {
@@ -84,6 +90,8 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
         return Err(StartupError::NoCpus { wanted: config.cpus, cpus: board.cpus.len() });
     }
     let features = platform::features();
+    #[cfg(feature = "trace")]
+    trace::begin(board, &features, &taken.free, taken.records.ranges())?;
     let mut frames = Frames::new(features);
     taken.free.into_iter().for_each(|range| frames.add(range));
     // Beside its RAM, in sections, a guest needs tables: they too may take whole sections apart.
@@ -97,6 +105,8 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &features).map_err(MemoryError::from)?;
     // SAFETY: EL2 maps all RAM one to one, and `taken` is RAM that nothing else uses.
     let platform = unsafe { Counted::new(taken.records) };
+    #[cfg(feature = "trace")]
+    let platform = trace::Traced::new(platform, &features);
     let mut memory = GuestMemory::new(platform, geometry, VMID, frames, config.pages)?;
     for slot in slots(config, board) {
         memory.add_slot(slot)?;

@@ -19,6 +19,8 @@ use crate::sysreg::isb;
 use crate::vm::{End, Vm};
 use crate::world::{self, Context, Trap};
 use crate::{inject, power, read_sysreg, write_sysreg};
+#[cfg(feature = "trace")]
+use {crate::trace, twofold_abi::trace::Event};
 
 /// Runs vCPU `index` from `entry` on this CPU, until it is switched off.
 pub fn run(vm: &'static Vm, index: usize, entry: u64, argument: u64) -> ! {
@@ -55,8 +57,12 @@ mod class {
 
 impl Vcpu {
     fn turn(&mut self) {
+        #[cfg(feature = "trace")]
+        trace::event(Event::GuestEntered { vcpu: self.index as u32, vttbr: read_sysreg!(VTTBR_EL2) });
         // SAFETY: `confine_this_cpu` set the CPU up for this guest, and nothing here gives it PSTATE at EL2.
         let trap = unsafe { world::enter(&mut self.context) };
+        #[cfg(feature = "trace")]
+        trace::event(Event::GuestLeft { vcpu: self.index as u32 });
         let esr = read_sysreg!(ESR_EL2);
         self.meter.turn(esr, self.stats);
         self.stats.exit(esr, self.context.pc);

@@ -15,15 +15,17 @@ use twofold_stage2::Features;
 
 use crate::board::Board;
 use crate::cpus::{self, StartError};
-use crate::platform::Counted;
+use crate::platform::EnginePlatform;
 use crate::stats::{self, Stats};
 use crate::sysreg::isb;
 use crate::{control, power, world, write_sysreg};
+#[cfg(feature = "trace")]
+use {crate::trace, twofold_abi::trace::Event};
 
 /// The virtual machine.
 pub struct Vm {
     board: &'static Board,
-    memory: Mutex<GuestMemory<Counted>>,
+    memory: Mutex<GuestMemory<EnginePlatform>>,
     hcr: u64,
     flags: u32,
     run: RunVcpu,
@@ -64,7 +66,7 @@ pub fn write_last_exits(out: &mut dyn Write) {
 
 impl Vm {
     /// A virtual machine with `cpus` vCPUs, the first of them on; `flags` are the bundle's.
-    pub fn new(board: &'static Board, memory: GuestMemory<Counted>, cpus: usize, flags: u32, run: RunVcpu) -> Self {
+    pub fn new(board: &'static Board, memory: GuestMemory<EnginePlatform>, cpus: usize, flags: u32, run: RunVcpu) -> Self {
         let vcpus = board.cpus.iter().take(cpus).enumerate().map(|(index, mpidr)| VcpuSlot {
             mpidr: *mpidr,
             on: AtomicBool::new(index == 0),
@@ -81,7 +83,7 @@ impl Vm {
     }
 
     /// The guest's memory, for one fault.
-    pub(crate) fn memory(&self) -> MutexGuard<'_, GuestMemory<Counted>> {
+    pub(crate) fn memory(&self) -> MutexGuard<'_, GuestMemory<EnginePlatform>> {
         self.memory.lock()
     }
 
@@ -96,6 +98,11 @@ impl Vm {
             write_sysreg!(VTTBR_EL2, memory.stage2().vttbr());
         }
         isb();
+        #[cfg(feature = "trace")]
+        {
+            trace::event(Event::Vttbr { vttbr: memory.stage2().vttbr() });
+            trace::event(Event::Isb);
+        }
         // A CPU that was off heard no invalidation, and may hold what firmware or its last vCPU left under this VMID.
         memory.stage2().invalidate_all();
     }

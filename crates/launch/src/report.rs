@@ -108,7 +108,7 @@ impl Report {
     }
 
     /// The figures nested by the dots of their keys. A key that is also the start of another one keeps
-    /// its own figure under `self`.
+    /// its own figure under `self`, which is no part of a key.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut root = Map::new();
         for (key, value) in self.iter() {
@@ -141,9 +141,11 @@ fn split_word(text: &str) -> (&str, &str) {
     (word, rest.trim_start())
 }
 
+/// `self` is where JSON has the figure of a key that is also the start of another one.
 fn is_key(key: &str) -> bool {
-    key.split('.')
-        .all(|part| !part.is_empty() && part.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_')))
+    key.split('.').all(|part| {
+        !part.is_empty() && part != "self" && part.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'))
+    })
 }
 
 #[cfg(test)]
@@ -178,6 +180,7 @@ mod tests {
     #[test]
     fn ignores_what_it_does_not_know() {
         let text = "twofold:news all well\nhello\n\ntwofold:stat\ntwofold:stat A.b 1\ntwofold:stat a..b 1\n\
+                    twofold:stat a.self 1\ntwofold:stat self 1\ntwofold:stat self.a 1\n\
                     twofold:stat a -1\ntwofold:stat a 1 2\ntwofold:stat a x\ntwofold:pass\ntwofold:statistic a 1";
         assert_eq!(Control::parse(text), Control::default());
     }

@@ -6,6 +6,7 @@
 
 mod readme;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -84,6 +85,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
             .refused(&["--check", "--guest", "bare", "--append", "touch=100G"], &["asked for a reset", "touch: FAILED"])
     }),
     ("access_where_nothing_is", Depth::Quick, wild),
+    ("trace_of_a_run", Depth::Quick, trace),
     ("panic_at_el2", Depth::Quick, panic),
     ("guest_runs_no_command_of_the_host", Depth::Quick, host_command),
     ("interrupted_run_leaves_nothing", Depth::Quick, interrupt),
@@ -147,6 +149,7 @@ impl Suite {
             checked: false,
             timeout: Some(Duration::from_secs(60)),
             terminal: false,
+            trace: None,
         };
         boot.run(&self.workspace, &install::qemu()?)
     }
@@ -335,6 +338,28 @@ fn wild(suite: &Suite) -> anyhow::Result<()> {
     ensure!(console.contains("external abort at 0xb000000"), "no external abort in:\n{console}");
     let aborts = outcome.control.report.get("faults.external");
     ensure!(aborts == Some(1), "faults.external is {aborts:?}, not 1");
+    Ok(())
+}
+
+/// What the hypervisor writes while it runs the bare-metal guest, the checker of traces reads and finds in order.
+fn trace(suite: &Suite) -> anyhow::Result<()> {
+    let path = suite.path("a trace");
+    let file = text(&path)?;
+    let said = suite.run(&["--check", "--guest", "bare", "--cpus", "2", "--trace", file])?;
+    ensure!(said.contains("trace-check"), "it does not say what to do with the trace:\n{said}");
+    let checked = Command::new(suite.workspace.command()).args(["trace-check", file]).output()?;
+    let checked = Ended::of(checked);
+    let last = checked.stdout.lines().last().unwrap_or_default();
+    ensure!(checked.ok && last.ends_with(" 0 breaches"), "trace-check:\n{}{}", checked.stdout, checked.stderr);
+    // The checker passes over what it does not find: here is what has to be there.
+    let trace = fs::read_to_string(&path)?;
+    ensure!(trace.ends_with('\n'), "the last line is cut off");
+    let field = |number| -> BTreeSet<_> { trace.lines().skip(1).filter_map(|line| line.split(' ').nth(number)).collect() };
+    let (cpus, kinds) = (field(1), field(2));
+    let expected = ["feature", "root.made", "dc", "lock.taken", "lock.released", "dsb", "isb", "vttbr", "table.taken"];
+    let later = ["fence", "write", "data.written", "tlbi", "ic", "guest.entered", "guest.left"];
+    ensure!(cpus == BTreeSet::from(["0", "1"]), "lines of CPUs {cpus:?}");
+    ensure!(kinds == expected.into_iter().chain(later).collect(), "lines of kinds {kinds:?}");
     Ok(())
 }
 

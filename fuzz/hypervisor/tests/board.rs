@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves what is made of trees at an edge: memory at the last address, deep buses, CPUs with equal and with large
+//! affinities.
+
+use std::iter;
+
+use dtoolkit::fdt::Fdt;
+use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
+use twofold_abi::virt;
+use twofold_fuzz_hypervisor::BOOT_CPU;
+use twofold_fuzz_hypervisor::board::{Board, Error};
+use twofold_fuzz_hypervisor::config::Config;
+use twofold_fuzz_hypervisor::device_tree;
+use twofold_fuzz_hypervisor::load::Layout;
+use twofold_fuzz_hypervisor::power::Conduit;
+use twofold_memory::Pages;
+use twofold_stage2::Ipa;
+
+const PAGE: u64 = 4096;
+/// The start of the last page that there is.
+const LAST: u64 = 0xffff_ffff_ffff_f000;
+const UART: &str = "pl011@9000000";
+
+fn machine(cpus: &[u64]) -> Board {
+    Board {
+        ram: iter::once(virt::RAM_BASE..virt::RAM_BASE + (1 << 30)).collect(),
+        reserved: Default::default(),
+        no_map: Default::default(),
+        gicd: 0..0,
+        gicr: Default::default(),
+        uart: 0..0,
+        psci: Conduit::Smc,
+        cpus: cpus.iter().copied().collect(),
+        bundle: None,
+        bootargs: "",
+        timer_interrupts: [1, 13, 4].into_iter().collect(),
+        uart_interrupts: [0, 1, 4].into_iter().collect(),
+        dtb: 0..0,
+    }
+}
+
+/// The tree of a guest with these CPUs, which is that of a machine as well.
+fn tree(cpus: &[u64]) -> DeviceTree {
+    let config = Config {
+        kernel: &[],
+        initrd: &[],
+        command_line: "",
+        memory: 1 << 30,
+        cpus: cpus.len() as u32,
+        pages: Pages::Largest,
+        flags: 0,
+    };
+    let at = Ipa::new(virt::RAM_BASE);
+    let blob = device_tree::build(&config, &Layout { kernel: at, initrd: at, device_tree: at }, &machine(cpus));
+    DeviceTree::from_fdt(&Fdt::new(&blob).unwrap())
+}
+
+fn read(tree: &DeviceTree) -> Result<Board, Error> {
+    Board::read(Fdt::new(tree.to_dtb().leak()).unwrap(), 0x4020_0000..0x4030_0000)
+}
+
+fn set<T: dtoolkit::ToPropertyValue>(node: &mut DeviceTreeNode, name: &str, value: T) {
+    node.add_property(DeviceTreeProperty::new_unchecked(name, value));
+}
+
+/// The tree with its UART below so many buses.
+fn with_buses(buses: usize) -> DeviceTree {
+    let mut tree = tree(&[BOOT_CPU]);
+    let mut device = tree.root.remove_child(UART).unwrap();
+    for _ in 0..buses {
+        let mut bus = DeviceTreeNode::new_unchecked("bus");
+        set(&mut bus, "#address-cells", 2u32);
+        set(&mut bus, "#size-cells", 2u32);
+        set(&mut bus, "ranges", &[0u8; 0][..]);
+        bus.add_child(device);
+        device = bus;
+    }
+    tree.root.add_child(device);
+    tree
+}
+
+#[test]
+fn nothing_is_free_behind_the_last_address() {
+    let mut board = machine(&[BOOT_CPU]);
+    board.ram = iter::once(LAST + 1..u64::MAX).collect();
+    assert_eq!(board.free(PAGE, PAGE), None);
+    board.ram = iter::once(LAST - PAGE..u64::MAX).collect();
+    assert_eq!(board.free(PAGE, PAGE), Some(LAST - PAGE..LAST));
+    // What is used ends in the last page.
+    board.reserved.push(LAST - PAGE..LAST + 1);
+    assert_eq!(board.free(PAGE, PAGE), None);
+    // There may be more RAM elsewhere.
+    board.ram.push(virt::RAM_BASE..virt::RAM_BASE + PAGE);
+    assert_eq!(board.free(PAGE, PAGE), Some(virt::RAM_BASE..virt::RAM_BASE + PAGE));
+}
+
+#[test]
+fn buses_are_followed_so_far_as_the_stack_lasts() {
+    let uart = virt::UART_BASE..virt::UART_BASE + virt::UART_SIZE;
+    for buses in [0, 1, 15] {
+        assert_eq!(read(&with_buses(buses)).map(|board| board.uart), Ok(uart.clone()), "below {buses} buses");
+    }
+    for buses in [16, 17, 1000] {
+        assert_eq!(read(&with_buses(buses)).err(), Some(Error::TooMany("levels of buses")), "below {buses} buses");
+    }
+}
+
+#[test]
+fn no_two_cpus_are_the_same() {
+    let mut tree = tree(&[BOOT_CPU, 0x100, 2]);
+    set(tree.find_node_mut("/cpus/cpu@2").unwrap(), "reg", 0x100u64);
+    assert_eq!(read(&tree).err(), Some(Error::SameCpu(0x100)));
+}
+
+#[test]
+fn the_guest_is_told_each_part_of_an_affinity() {
+    let cpus = [BOOT_CPU, 1, 0x01_0000_0000, 0xff_00ff_ffff];
+    assert_eq!(read(&tree(&cpus)).map(|board| board.cpus), Ok(cpus.into_iter().collect()));
+}

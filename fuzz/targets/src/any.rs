@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Bytes as what the engine takes.
+
+use arbitrary::{Result, Unstructured};
+use twofold_stage2::{Access, Attributes, Execute, Features, Memory, Shareability};
+
+/// From one byte.
+pub fn access(u: &mut Unstructured<'_>) -> Result<Access> {
+    let [read, write, el0, el1, ..] = flags(u)?;
+    Ok(Access { read, write, execute: Execute { el0, el1 } })
+}
+
+pub fn attributes(u: &mut Unstructured<'_>) -> Result<Attributes> {
+    let memory = [Memory::Normal, Memory::NonCacheable, Memory::Device];
+    let shareability = [Shareability::NonShareable, Shareability::OuterShareable, Shareability::InnerShareable];
+    let [accessed, dirty_by_hardware, ..] = flags(u)?;
+    Ok(Attributes {
+        memory: *u.choose(&memory)?,
+        shareability: *u.choose(&shareability)?,
+        access: access(u)?,
+        accessed,
+        dirty_by_hardware,
+        software: u.int_in_range(0..=15)?,
+    })
+}
+
+/// A CPU with `base`'s sizes and any choice of what decides about operands and descriptors.
+pub fn features(u: &mut Unstructured<'_>, base: Features) -> Result<Features> {
+    let [tlbi_range, tlbi_level_hint, forced_write_back, execute_per_el, zero, coherent, pipt, common] = flags(u)?;
+    Ok(Features {
+        tlbi_range,
+        tlbi_level_hint,
+        forced_write_back,
+        execute_per_el,
+        instruction_cache_coherent: coherent,
+        instruction_cache_pipt: pipt,
+        common_not_private: common,
+        zero_block: if zero { 64 } else { 0 },
+        ..base
+    })
+}
+
+/// The bits of a byte, lowest first.
+pub fn flags(u: &mut Unstructured<'_>) -> Result<[bool; 8]> {
+    let byte: u8 = u.arbitrary()?;
+    Ok(std::array::from_fn(|bit| byte >> bit & 1 == 1))
+}

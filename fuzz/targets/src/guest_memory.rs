@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A guest's memory under any slots, any loader's writes and any faults, beside a list of slots and the bytes that were
+//! written. The machine and its CPU are those of `memory`'s own tests.
+
+use std::collections::BTreeMap;
+
+use arbitrary::{Result, Unstructured};
+use twofold_memory::{Answer, Backing, Done, Error, Frames, Pages, Slot, SlotError};
+use twofold_stage2::fault::{AccessKind, FaultKind};
+use twofold_stage2::{Features, Ipa, Pa};
+
+use crate::any;
+use crate::machine::guest::{Guest, IPA_BITS, Outcome, needed};
+use crate::machine::{GIB, Machine, PAGE, RAM, SECTION};
+
+/// Frames: some by the page, and as many sections as make it likely that they run out.
+const SINGLES: Pa = Pa::new(0x9_0000_0000);
+const SINGLE_PAGES: u64 = 24;
+const SECTIONS: u64 = 2;
+const MOST_OPERATIONS: usize = 32;
+/// What is shared by most addresses, so that they meet.
+const BASE: u64 = GIB;
+
+/// A slot is taken or refused by the rule, and what is refused leaves no trace; a fault answers as the slot says, makes
+/// progress, and maps what was written there and zeros around it; no frame has two uses.
+pub fn guest_memory(data: &[u8]) {
+    let _ = run(&mut Unstructured::new(data));
+}
+
+fn run(u: &mut Unstructured<'_>) -> Result<()> {
+    let base = Features { data_line: 2048, instruction_line: 2048, ..Features::NONE };
+    let features = any::features(u, base)?;
+    // As lines: large, so that a section does not take tens of thousands.
+    let features = Features { zero_block: features.zero_block / 64 * 2048, ..features };
+    let mut world = World::new(features, if u.arbitrary()? { Pages::Largest } else { Pages::Small });
+    for _ in 0..MOST_OPERATIONS {
+        if u.is_empty() {
+            break;
+        }
+        match u.int_in_range(0..=5)? {
+            0 => world.add_slot(slot(u)?),
+            1 | 2 => {
+                let (kind, access) = (kind(u)?, access(u)?);
+                world.fault(Ipa::new(address(u)?), kind, access);
+            }
+            3 => {
+                let access = access(u)?;
+                world.touch(Ipa::new(address(u)?), access);
+            }
+            4 => {
+                let at = Ipa::new(address(u)?);
+                let bytes = vec![u.arbitrary::<u8>()? | 1; u.int_in_range(0..=3 * PAGE as usize)?];
+                world.write(at, &bytes);
+            }
+            _ => {
+                let byte = u.arbitrary()?;
+                world.store(Ipa::new(address(u)?), byte);
+            }
+        }
+    }
+    world.check_contents();
+    world.check_uses();
+    Ok(())
+}
+
+/// The guest, and what it must be.
+struct World {
+    guest: Guest,
+    slots: Vec<Slot>,
+    /// Pages that are not all zero.
+    contents: BTreeMap<Ipa, Vec<u8>>,
+}
+
+impl World {
+    fn new(features: Features, pages: Pages) -> Self {
+        let banks = [(SINGLES, SINGLE_PAGES * PAGE), (RAM, SECTIONS * SECTION)];
+        let machine = Machine::new(features, &banks);
+        let mut frames = Frames::new(features);
+        banks.iter().for_each(|(start, size)| frames.add(machine.donate(*start, *size)));
+        Self { guest: Guest::on(machine, frames, pages, IPA_BITS), slots: Vec::new(), contents: BTreeMap::new() }
+    }
+
+    fn add_slot(&mut self, slot: Slot) {
+        let (start, end) = (slot.range.start, slot.range.end);
+        let limit = Ipa::new(1 << IPA_BITS);
+        let overlaps = |other: &Slot| other.range.start < end && start < other.range.end;
+        let pages = start < end && start.is_aligned(PAGE) && end.is_aligned(PAGE);
+        let before = self.guest.scan();
+        match self.guest.memory.add_slot(slot.clone()) {
+            Ok(()) => {
+                assert!(pages && end <= limit && !self.slots.iter().any(overlaps), "{slot:?} was taken");
+                if let Backing::Device(device) = slot.backing {
+                    let ends = device.raw().checked_add(end - start).is_some();
+                    assert!(device.is_aligned(PAGE) && ends, "{slot:?} was taken");
+                }
+                self.slots.push(slot);
+            }
+            Err(Error::Slot(error)) => match error {
+                SlotError::Misaligned { .. } => assert!(!pages),
+                SlotError::OutsideIpa { .. } => assert!(end > limit),
+                SlotError::DeviceMisaligned { device, .. } => assert!(!device.is_aligned(PAGE)),
+                SlotError::DeviceOutside { device, .. } => {
+                    assert!(device.raw().checked_add(end - start).is_none());
+                }
+                SlotError::Overlap { other, .. } => {
+                    let named = self.slots.iter().find(|slot| slot.range.start == other);
+                    assert!(named.is_some_and(overlaps), "{slot:?} and {other}");
+                }
+            },
+            Err(error) => panic!("{slot:?}: {error}"),
+        }
+        assert_eq!(self.guest.scan(), before);
+    }
+
+    fn slot(&self, ipa: Ipa) -> Option<&Slot> {
+        self.slots.iter().find(|slot| slot.range.contains(&ipa))
+    }
+
+    fn is_ram(&self, ipa: Ipa) -> bool {
+        self.slot(ipa).is_some_and(|slot| slot.backing == Backing::Ram)
+    }
+
+    /// Whether the access is refused with an abort, whatever is mapped.
+    fn aborts(&self, ipa: Ipa, access: AccessKind) -> bool {
+        self.slot(ipa).is_none_or(|slot| match access {
+            AccessKind::Read => false,
+            AccessKind::Write => !slot.writable,
+            AccessKind::Execute => slot.backing != Backing::Ram,
+        })
+    }
+
+    /// Any fault, whether or not the tables give reason to it: a TLB may be stale.
+    fn fault(&mut self, ipa: Ipa, kind: FaultKind, access: AccessKind) {
+        let before = self.guest.scan();
+        let was_mapped = self.guest.walk(ipa).is_some();
+        let outcome = self.guest.fault(ipa, kind, access);
+        let after = self.guest.scan();
+        match outcome {
+            Ok(Answer::ExternalAbort) => {
+                assert!(self.aborts(ipa, access), "{access:?} at {ipa}");
+                assert_eq!(before, after);
+            }
+            Ok(Answer::Retry(done)) => {
+                assert!(!self.aborts(ipa, access), "{access:?} at {ipa}");
+                match done {
+                    Done::Mapped { .. } => {
+                        assert!(!was_mapped && kind == FaultKind::Translation);
+                        self.check_leaf(ipa);
+                        self.check_new(ipa);
+                    }
+                    Done::Widened => assert!(was_mapped),
+                    Done::Stale => assert_eq!(before, after),
+                }
+                if let Some(leaf) = self.guest.walk(ipa).filter(|_| was_mapped && kind != FaultKind::AccessFlag) {
+                    assert!(leaf.access().covers(needed(access)), "{kind:?} for {access:?} at {ipa}: {leaf:x?}");
+                }
+            }
+            Err(error) => {
+                self.check_error(ipa, &error);
+                assert_eq!(before.leaves, after.leaves, "{error}");
+            }
+        }
+    }
+
+    /// What can be wrong with an access that is allowed: there is no memory left, or no such device.
+    fn check_error(&self, ipa: Ipa, error: &Error) {
+        use twofold_stage2::Error as Stage2;
+        let slot = self.slot(ipa).unwrap_or_else(|| panic!("{ipa}: {error}"));
+        let frames = self.guest.memory.frames().free();
+        match (error, slot.backing) {
+            (Error::NoFrames { .. }, Backing::Ram) => assert!(frames < SECTIONS * SECTION / PAGE),
+            (Error::Stage2(Stage2::NoTablePage { .. }), _) => assert_eq!(frames, 0),
+            (Error::Stage2(Stage2::OutsidePa { .. }), Backing::Device(device)) => {
+                let pa = u128::from(device.raw()) + u128::from(ipa - slot.range.start);
+                assert!(pa >> self.guest.machine.features.pa_bits != 0, "{error}");
+            }
+            _ => panic!("{ipa}: {error}"),
+        }
+    }
+
+    /// The guest's access, with the faults that it takes; where it ends.
+    fn touch(&mut self, ipa: Ipa, access: AccessKind) -> Option<Pa> {
+        match self.guest.touch(ipa, access) {
+            Ok(Outcome::Reaches(pa, _)) => {
+                assert!(!self.aborts(ipa, access), "{access:?} at {ipa} reaches {pa}");
+                self.check_leaf(ipa);
+                Some(pa)
+            }
+            Ok(Outcome::Aborts) => {
+                assert!(self.aborts(ipa, access), "{access:?} at {ipa}");
+                None
+            }
+            Err(error) => {
+                self.check_error(ipa, &error);
+                None
+            }
+        }
+    }
+
+    /// The guest stores a byte, if it may, and finds it there afterwards.
+    fn store(&mut self, at: Ipa, byte: u8) {
+        let Some(pa) = self.touch(at, AccessKind::Write).filter(|_| self.is_ram(at)) else { return };
+        self.guest.machine.bank(pa).store(pa, &[byte]);
+        self.set(at, byte);
+    }
+
+    /// A loader's bytes, where nothing is mapped yet.
+    fn write(&mut self, at: Ipa, bytes: &[u8]) {
+        let pages =
+            (at.raw() / PAGE..=at.raw().saturating_add(bytes.len() as u64) / PAGE).map(|page| Ipa::new(page * PAGE));
+        if pages.into_iter().any(|page| self.guest.walk(page).is_some()) {
+            return;
+        }
+        let before = self.guest.scan();
+        let stored = match self.guest.memory.write(at, bytes) {
+            Ok(()) => bytes.len() as u64,
+            Err(Error::NoRam { ipa }) => {
+                assert!(!self.is_ram(ipa));
+                ipa - at
+            }
+            Err(Error::NoFrames { ipa }) => {
+                assert!(self.is_ram(ipa));
+                ipa.raw().saturating_sub(at.raw())
+            }
+            Err(error) => panic!("{at}: {error}"),
+        };
+        assert_eq!(self.guest.scan(), before);
+        for (offset, byte) in bytes.iter().enumerate().take(stored as usize) {
+            let ipa = at + offset as u64;
+            assert!(self.is_ram(ipa), "{ipa} was written");
+            self.set(ipa, *byte);
+        }
+    }
+
+    fn set(&mut self, at: Ipa, byte: u8) {
+        let page = at.align_down(PAGE);
+        self.contents.entry(page).or_insert_with(|| vec![0; PAGE as usize])[(at - page) as usize] = byte;
+    }
+
+    /// That the leaf is inside its slot, and where the address leads.
+    fn check_leaf(&self, ipa: Ipa) {
+        let leaf = self.guest.walk(ipa).unwrap_or_else(|| panic!("{ipa} is not mapped"));
+        let slot = self.slot(ipa).expect("what is mapped has a slot");
+        assert!(slot.range.start <= leaf.ipa && leaf.end() <= slot.range.end, "{leaf:x?} reaches beyond {slot:?}");
+        assert!(slot.writable || !leaf.access().write, "{leaf:x?}");
+        match slot.backing {
+            Backing::Device(device) => {
+                assert_eq!(leaf.output(ipa).raw(), device.raw() + (ipa - slot.range.start));
+                assert!(!leaf.access().execute.any(), "{leaf:x?}");
+            }
+            Backing::Ram => {
+                let page = ipa.align_down(PAGE);
+                let pa = leaf.output(page);
+                assert!(self.guest.machine.bank(pa).load(pa, PAGE) == self.content(page), "{page}");
+            }
+        }
+    }
+
+    /// That a guest which runs with its caches off finds the same in a leaf that was mapped just now.
+    fn check_new(&self, ipa: Ipa) {
+        let Some(leaf) = self.guest.walk(ipa).filter(|_| self.is_ram(ipa)) else { return };
+        let written = self.contents.range(leaf.ipa..leaf.end()).map(|(page, _)| *page);
+        for page in written.chain([ipa.align_down(PAGE)]) {
+            self.guest.machine.check_page(leaf.output(page), &self.content(page));
+        }
+    }
+
+    fn content(&self, page: Ipa) -> Vec<u8> {
+        self.contents.get(&page).cloned().unwrap_or_else(|| vec![0; PAGE as usize])
+    }
+
+    /// That the guest's loads find what was loaded and stored, and nothing else.
+    fn check_contents(&self) {
+        for leaf in self.guest.scan().leaves {
+            for ipa in (leaf.ipa.raw()..leaf.end().raw()).step_by(PAGE as usize).map(Ipa::new) {
+                if self.is_ram(ipa) {
+                    let pa = leaf.output(ipa);
+                    assert!(self.guest.machine.bank(pa).load(pa, PAGE) == self.content(ipa), "{ipa}");
+                }
+            }
+        }
+    }
+
+    /// That tables and RAM share no frame.
+    fn check_uses(&self) {
+        let scan = self.guest.scan();
+        let root = (self.guest.root(), self.guest.memory.stage2().geometry().root_size());
+        let mut used: Vec<(Pa, u64)> = scan.links.iter().map(|link| (link.table, PAGE)).chain([root]).collect();
+        used.extend(scan.leaves.iter().filter(|leaf| self.is_ram(leaf.ipa)).map(|leaf| (leaf.pa(), leaf.span())));
+        used.sort();
+        for pair in used.windows(2) {
+            assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{:x?} and {:x?} share frames", pair[0], pair[1]);
+        }
+    }
+}
+
+fn slot(u: &mut Unstructured<'_>) -> Result<Slot> {
+    let start = address(u)?;
+    let sizes = [0, PAGE, 3 * PAGE, SECTION - PAGE, SECTION, 3 * SECTION, GIB, 2 * GIB];
+    let end = if u.arbitrary()? { start.wrapping_add(*u.choose(&sizes)?) } else { address(u)? };
+    let ram = u.arbitrary()?;
+    let device = address(u)?;
+    let backing = if ram { Backing::Ram } else { Backing::Device(Pa::new(device)) };
+    Ok(Slot { range: Ipa::new(start)..Ipa::new(end), backing, writable: u.arbitrary()? })
+}
+
+/// Any number; but mostly one that is near to others.
+fn address(u: &mut Unstructured<'_>) -> Result<u64> {
+    let any: u32 = u.arbitrary()?;
+    let near = u64::from(any >> 16 & 3) * SECTION + u64::from(any >> 8 & 3) * PAGE;
+    let inside = u64::from(any & 0xff) * 16;
+    Ok(match any >> 28 {
+        0..=7 => BASE + near,
+        8 | 9 => BASE + near + inside,
+        10 => BASE + 2 * GIB - near,
+        11 => (1 << IPA_BITS) - near,
+        12 => u64::MAX - near - inside,
+        13 => 0u64.wrapping_sub(near),
+        14 => u.arbitrary::<u64>()? & !0xfff & ((1 << IPA_BITS) - 1),
+        _ => u.arbitrary()?,
+    })
+}
+
+fn kind(u: &mut Unstructured<'_>) -> Result<FaultKind> {
+    Ok(*u.choose(&[FaultKind::Translation, FaultKind::Permission, FaultKind::AccessFlag])?)
+}
+
+fn access(u: &mut Unstructured<'_>) -> Result<AccessKind> {
+    Ok(*u.choose(&[AccessKind::Read, AccessKind::Write, AccessKind::Execute])?)
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! ID registers of any CPU (Arm ARM D23.2).
+
+use arbitrary::{Result, Unstructured};
+use twofold_stage2::{Features, IdRegisters};
+
+/// Features are what an engine can work with, and written into registers they are read as the same.
+pub fn id_registers(data: &[u8]) {
+    let _ = read(&mut Unstructured::new(data));
+}
+
+fn read(u: &mut Unstructured<'_>) -> Result<()> {
+    let features = Features::from_registers(&IdRegisters {
+        id_aa64mmfr0: u.arbitrary()?,
+        id_aa64mmfr1: u.arbitrary()?,
+        id_aa64mmfr2: u.arbitrary()?,
+        id_aa64isar0: u.arbitrary()?,
+        ctr: u.arbitrary()?,
+        dczid: u.arbitrary()?,
+    });
+    assert!((32..=48).contains(&features.pa_bits) && [8, 16].contains(&features.vmid_bits));
+    assert!(features.hardware_access_flag || !features.hardware_dirty_state, "one is an addition to the other");
+    assert!(features.data_line.is_power_of_two() && features.instruction_line.is_power_of_two());
+    assert!(features.zero_block == 0 || (4..=2048).contains(&features.zero_block));
+    assert!(features.zero_block == 0 || features.zero_block.is_power_of_two());
+    assert_eq!(Features::from_registers(&write(&features)), features);
+    Ok(())
+}
+
+/// The fields that the engine reads, as the manual places them.
+fn write(features: &Features) -> IdRegisters {
+    let field = |value: bool, shift: u32| u64::from(value) << shift;
+    let pa_range = [32, 36, 40, 42, 44, 48].iter().position(|bits| *bits == features.pa_bits);
+    let log2_words = |bytes: u64| u64::from(bytes.ilog2()) - 2;
+    IdRegisters {
+        id_aa64mmfr0: pa_range.expect("one of the sizes that there are") as u64,
+        id_aa64mmfr1: u64::from(features.hardware_access_flag)
+            + u64::from(features.hardware_dirty_state)
+            + field(features.vmid_bits == 16, 5)
+            + field(features.execute_per_el, 28),
+        id_aa64mmfr2: field(features.common_not_private, 0)
+            + field(features.forced_write_back, 40)
+            + field(features.tlbi_level_hint, 48),
+        id_aa64isar0: field(features.tlbi_range, 57),
+        ctr: log2_words(features.instruction_line)
+            + (if features.instruction_cache_pipt { 3 << 14 } else { 2 << 14 })
+            + (log2_words(features.data_line) << 16)
+            + field(features.instruction_cache_coherent, 29),
+        dczid: if features.zero_block == 0 { 1 << 4 } else { log2_words(features.zero_block) },
+    }
+}

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A number of bytes, as an option of `cargo xtask` takes it.
+
+use twofold_launch::guest;
+
+#[path = "../../../xtask/src/size.rs"]
+mod option;
+
+use option::Size;
+
+/// Any text is refused with advice or is a number, and that number is written as a text that is read as the same.
+pub fn size(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    match text.parse::<Size>() {
+        Ok(size) => {
+            same(size.bytes());
+            assert_eq!(size.to_string(), guest::size(size.bytes()));
+        }
+        Err(advice) => assert!(!advice.is_empty()),
+    }
+    same(data.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte)));
+}
+
+fn same(bytes: u64) {
+    let text = guest::size(bytes);
+    assert_eq!(text.parse().map(Size::bytes), Ok(bytes), "{text}");
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Mutants that cannot be caught, and why.
+//!
+//! Each is named with its reason in every report, and counts as not caught. Invariant: an entry stands for exactly one
+//! mutant of the list; one that has none any more is an error.
+
+use anyhow::bail;
+
+use super::sites::Mutant;
+
+/// A mutant that need not be caught.
+#[derive(Debug)]
+pub struct Excused {
+    /// Its file, from the top of the checkout.
+    pub file: &'static str,
+    /// Its function, call and kind, as [`Mutant::label`] has them: lines move.
+    pub label: &'static str,
+    /// Why nothing can notice it.
+    pub reason: &'static str,
+}
+
+/// All of them.
+pub const EXCUSED: &[Excused] = &[];
+
+/// Why a mutant is excused, if it is.
+pub fn reason(mutant: &Mutant) -> Option<&'static str> {
+    EXCUSED.iter().find(|excused| stands_for(excused, mutant)).map(|excused| excused.reason)
+}
+
+/// Whether each entry stands for one of `mutants`, which are all there are.
+pub fn check(mutants: &[Mutant]) -> anyhow::Result<()> {
+    match EXCUSED.iter().find(|excused| mutants.iter().filter(|mutant| stands_for(excused, mutant)).count() != 1) {
+        Some(Excused { file, label, .. }) => {
+            bail!("mutants/excused.rs: {file} {label} is not one mutant; --list names all")
+        }
+        None => Ok(()),
+    }
+}
+
+fn stands_for(excused: &Excused, mutant: &Mutant) -> bool {
+    mutant.site.file == excused.file && mutant.label() == excused.label
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A test program: run until its first failure, its end, or its time is up.
+//!
+//! Invariant: when [`Program::run`] returns, the program does not run any more.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use twofold_launch::Stop;
+
+/// A program of tests, and a word that it may say on standard error.
+pub struct Program {
+    /// How it is called.
+    pub command: Command,
+    /// The word.
+    pub word: &'static str,
+}
+
+/// How a program ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// All its tests passed.
+    Passed,
+    /// This test failed; or it ended some other way that is no success.
+    Failed(Option<String>),
+    /// Its time was up.
+    TimeLimit,
+}
+
+/// What there is to know of a run.
+#[derive(Debug)]
+pub struct Ran {
+    /// How it ended.
+    pub end: End,
+    /// Whether it said the word.
+    pub said: bool,
+    /// How long it took.
+    pub took: Duration,
+    /// The end of its standard error.
+    pub last_words: String,
+}
+
+impl Program {
+    /// Runs it for so long at most.
+    pub fn run(mut self, limit: Duration, stop: &Stop) -> anyhow::Result<Ran> {
+        let start = Instant::now();
+        let name = self.command.get_program().to_string_lossy().into_owned();
+        let command = self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = Running(command.spawn().with_context(|| format!("cannot start {name}"))?);
+        let stdout = child.0.stdout.take().context("a program without standard output")?;
+        let stderr = child.0.stderr.take().context("a program without standard error")?;
+        let lines = lines(stdout);
+        let words = listen(stderr, self.word);
+        let end = child.follow(&lines, start + limit, stop);
+        child.end();
+        let (said, last_words) = words.join().map_err(|_| anyhow::anyhow!("reading {name} panicked"))?;
+        Ok(Ran { end: end?, said, took: start.elapsed(), last_words })
+    }
+}
+
+/// A program that does not outlive this value.
+struct Running(Child);
+
+impl Running {
+    fn follow(&mut self, lines: &Receiver<String>, deadline: Instant, stop: &Stop) -> anyhow::Result<End> {
+        let mut tests = Tests::default();
+        loop {
+            match lines.recv_timeout(LOOK) {
+                Ok(line) => {
+                    if tests.failed(&line) {
+                        return Ok(End::Failed(tests.running));
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if stop.is_requested() {
+                bail!("stopped");
+            }
+            if Instant::now() >= deadline {
+                return Ok(End::TimeLimit);
+            }
+        }
+        let status = self.0.wait().context("a program that cannot be waited for")?;
+        Ok(if status.success() { End::Passed } else { End::Failed(tests.running) })
+    }
+
+    fn end(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// How long a request to end waits at most.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The test harness's lines, one test after the other: `test NAME ... ok`, with the test's own output anywhere behind the
+/// dots.
+#[derive(Default)]
+struct Tests {
+    running: Option<String>,
+}
+
+impl Tests {
+    /// Takes a line; whether the test that runs failed.
+    fn failed(&mut self, line: &str) -> bool {
+        if let Some((name, _)) = line.strip_prefix("test ").and_then(|line| line.split_once(" ... ")) {
+            self.running = Some(name.trim_end_matches(" - should panic").to_owned());
+        }
+        if line.ends_with("ok") {
+            // Were it a test's own word, its name would be lost, and nothing else.
+            self.running = None;
+        }
+        line == "FAILED" || line.starts_with("test ") && line.ends_with("FAILED")
+    }
+}
+
+fn lines(stdout: impl Read + Send + 'static) -> Receiver<String> {
+    let (send, receive) = mpsc::channel();
+    thread::spawn(move || {
+        let lines = BufReader::new(stdout).split(b'\n').map_while(Result::ok);
+        for line in lines {
+            if send.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                return;
+            }
+        }
+    });
+    receive
+}
+
+/// Reads standard error to its end: whether `word` was said, and the last lines.
+fn listen(stderr: impl Read + Send + 'static, word: &'static str) -> JoinHandle<(bool, String)> {
+    thread::spawn(move || {
+        let (mut said, mut last) = (false, VecDeque::new());
+        for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            said |= line.contains(word);
+            if last.len() == LAST_LINES {
+                last.pop_front();
+            }
+            last.push_back(line);
+        }
+        (said, Vec::from(last).join("\n"))
+    })
+}
+
+const LAST_LINES: usize = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(script: &str, limit: Duration) -> Ran {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Program { command, word: "reached" }.run(limit, &Stop::default()).unwrap()
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_failure_ends_it_at_once() {
+        let ran = run("echo 'test a::b ... ok'; echo 'test a::c ... FAILED'; exec sleep 1000", LONG);
+        assert_eq!((ran.end, ran.said), (End::Failed(Some("a::c".to_owned())), false));
+        let ran = run("echo mutant reached >&2; echo 'test a ... 5 orders'; echo FAILED; exec sleep 1000", LONG);
+        assert_eq!((ran.end, ran.said), (End::Failed(Some("a".to_owned())), true));
+    }
+
+    #[test]
+    fn how_it_ends_is_what_counts() {
+        assert_eq!(run("echo 'test a ... ok'", LONG).end, End::Passed);
+        assert_eq!(run("echo 'test a ... ok'; exit 1", LONG).end, End::Failed(None));
+        let ran = run("echo 'test a ... '; echo why >&2; kill -9 $$", LONG);
+        assert_eq!((ran.end, ran.last_words.as_str()), (End::Failed(Some("a".to_owned())), "why"));
+    }
+
+    #[test]
+    fn a_time_limit_is_no_failure() {
+        let ran = run("exec sleep 1000", Duration::from_millis(1));
+        assert_eq!(ran.end, End::TimeLimit);
+    }
+
+    #[test]
+    fn a_request_ends_it() {
+        let stop = Stop::default();
+        stop.request();
+        let mut command = Command::new("sleep");
+        command.arg("1000");
+        assert!(Program { command, word: "" }.run(LONG, &stop).is_err());
+    }
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What became of all mutants: as text and as JSON.
+//!
+//! Invariant: the last line is `mutants: N of M caught`. Who is not caught was named before, when that was known, with the
+//! command that shows it again: a run of minutes that is broken off is not for nothing.
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use serde_json::{Value, json};
+
+use super::excused;
+use super::peers::Defect;
+use super::sites::{Kind, Mutant};
+use super::verdicts::Outcome;
+
+/// The line of a mutant that was not caught and is not excused.
+pub fn survivor(mutant: &Mutant, outcome: &Outcome) -> Option<String> {
+    let is_named = !outcome.is_caught() && excused::reason(mutant).is_none();
+    is_named.then(|| format!("{}: {}: cargo xtask mutants --only {mutant}", mutant.label(), described(outcome)))
+}
+
+/// All mutants that were judged.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Each with its outcome.
+    pub rows: Vec<(Mutant, Outcome)>,
+    /// Others' defects, each with the row that it is.
+    pub defects: Vec<(&'static Defect, usize)>,
+    /// How many tests of the hypervisor ran with one of its own steps left out, if that was asked for.
+    pub hypervisor: Option<u64>,
+}
+
+impl Report {
+    /// Whether all were caught that are not excused.
+    pub fn is_good(&self) -> bool {
+        self.rows.iter().all(|(mutant, outcome)| outcome.is_caught() || excused::reason(mutant).is_some())
+    }
+
+    /// For people.
+    pub fn shown(&self) -> String {
+        let mut text = String::new();
+        for (mutant, outcome) in &self.rows {
+            match (outcome.is_caught(), excused::reason(mutant)) {
+                (false, Some(reason)) => text += &format!("excused: {mutant} ({}): {reason}\n", mutant.label()),
+                (true, Some(_)) => text += &format!("caught, and excused for nothing: {mutant} ({})\n", mutant.label()),
+                (_, None) => {}
+            }
+        }
+        if !text.is_empty() {
+            text += "\n";
+        }
+        text += &self.kinds();
+        text += "\n\n";
+        if !self.defects.is_empty() {
+            text += &self.peers();
+            text += "\n\n";
+        }
+        if let Some(tests) = self.hypervisor {
+            text += &format!("hypervisor: {tests} tests at EL2 with a step left out, and without\n");
+        }
+        let caught = self.rows.iter().filter(|(_, outcome)| outcome.is_caught()).count();
+        text + &format!("mutants: {caught} of {} caught", self.rows.len())
+    }
+
+    fn kinds(&self) -> String {
+        let rows = Kind::ALL.into_iter().filter_map(|kind| {
+            let of: Vec<_> = self.rows.iter().filter(|(mutant, _)| mutant.kind == kind).collect();
+            let count = |word: &str| of.iter().filter(|(_, outcome)| outcome.word() == word).count().to_string();
+            let excused =
+                of.iter().filter(|(mutant, outcome)| !outcome.is_caught() && excused::reason(mutant).is_some());
+            let cells = [of.len().to_string(), count("caught"), count("survived"), count("hung"), count("not reached")];
+            let row = [kind.name().to_owned()].into_iter().chain(cells).chain([excused.count().to_string()]);
+            (!of.is_empty()).then(|| row.collect())
+        });
+        table(&["kind", "mutants", "caught", "survived", "hung", "not reached", "of these excused"], rows, 1)
+    }
+
+    fn peers(&self) -> String {
+        let rows = self.defects.iter().map(|(defect, row)| {
+            let (mutant, outcome) = &self.rows[*row];
+            vec![defect.peer.to_owned(), defect.what.to_owned(), mutant.label(), described(outcome)]
+        });
+        table(&["peer", "defect", "mutant", "outcome"], rows, 4)
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let rows = self.rows.iter().map(|(mutant, outcome)| {
+            json!({
+                "mutant": mutant.to_string(),
+                "label": mutant.label(),
+                "kind": mutant.kind.name(),
+                "result": outcome,
+                "excused": excused::reason(mutant),
+            })
+        });
+        let defects = self.defects.iter().map(|(defect, row)| {
+            json!({ "peer": defect.peer, "defect": defect.what, "mutant": self.rows[*row].0.to_string() })
+        });
+        json!({
+            "mutants": rows.collect::<Vec<_>>(),
+            "peers": defects.collect::<Vec<_>>(),
+            "caught": self.rows.iter().filter(|(_, outcome)| outcome.is_caught()).count(),
+            "hypervisor_tests": self.hypervisor,
+        })
+    }
+}
+
+fn described(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Caught { by, test: Some(test) } => format!("caught by {by}: {test}"),
+        Outcome::Caught { by, test: None } => format!("caught by {by}"),
+        Outcome::Survived { judges } => format!("survived {}", judges.join(", ")),
+        Outcome::Hung { judge } => format!("hung in {judge}"),
+        Outcome::NotReached => "not reached".to_owned(),
+    }
+}
+
+/// A table whose first columns are words.
+fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>, words: usize) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.iter().copied());
+    table.add_rows(rows);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if index >= words {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mutants::sites::Site;
+
+    fn mutant(line: usize, kind: Kind) -> Mutant {
+        let (file, function, call) = ("crates/x/src/a.rs".to_owned(), "A::f".to_owned(), "dsb".to_owned());
+        Mutant { site: Site { file, line, column: 9, function, call, number: 2 }, kind }
+    }
+
+    fn caught() -> Outcome {
+        Outcome::Caught { by: "machine unforgiving".to_owned(), test: Some("judge_a".to_owned()) }
+    }
+
+    #[test]
+    fn a_survivor_has_its_command_and_is_a_failure() {
+        let survived = Outcome::Survived { judges: vec!["stage2 model".to_owned()] };
+        let text = survivor(&mutant(2, Kind::Stores), &survived).unwrap();
+        let command = "cargo xtask mutants --only crates/x/src/a.rs:2:9:stores";
+        assert_eq!(text, format!("A::f/dsb#2/stores: survived stage2 model: {command}"));
+        assert_eq!(survivor(&mutant(1, Kind::Omit), &caught()), None);
+        let rows = vec![(mutant(1, Kind::Omit), caught()), (mutant(2, Kind::Stores), survived)];
+        let report = Report { rows, ..Report::default() };
+        assert!(report.shown().ends_with("\nmutants: 1 of 2 caught"));
+        assert!(!report.is_good());
+    }
+
+    #[test]
+    fn hanging_and_not_being_reached_are_failures() {
+        for outcome in [Outcome::Hung { judge: "j".to_owned() }, Outcome::NotReached] {
+            let report = Report { rows: vec![(mutant(1, Kind::Omit), outcome)], ..Report::default() };
+            assert!(!report.is_good());
+            assert!(report.shown().ends_with("mutants: 0 of 1 caught"));
+        }
+    }
+
+    #[test]
+    fn all_caught_is_good() {
+        let report = Report { rows: vec![(mutant(1, Kind::Omit), caught())], ..Report::default() };
+        assert!(report.is_good());
+        assert_eq!(report.json()["mutants"][0]["result"]["outcome"], "caught");
+        assert_eq!(report.shown().lines().last(), Some("mutants: 1 of 1 caught"));
+    }
+}

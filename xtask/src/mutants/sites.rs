@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The list of all mutants, from the source.
+//!
+//! What can be left out or weakened is said once, in `stage2::primitive`: by `step!`, and by the calls of its module
+//! `mutants`. From there it is followed through the functions with `track_caller` to where such a function is called from
+//! one without: that is a site, and the place that `Location::caller()` tells. Invariant: a step that is added is on the
+//! list, or the list is an error; nothing is named here.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{bail, ensure};
+use proc_macro2::LineColumn;
+
+use super::source::{Call, Function, Source, Words};
+
+/// What is changed at a site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The step is not done.
+    Omit,
+    /// A lock is not taken.
+    Unlocked,
+    /// The access is no acquire.
+    NoAcquire,
+    /// The access is no release.
+    NoRelease,
+    /// A read-modify-write is a load and a store.
+    Apart,
+    /// A compare-and-exchange does not compare.
+    Force,
+    /// An instruction reaches this CPU only.
+    Local,
+    /// A barrier waits for stores only.
+    Stores,
+    /// An invalidation leaves walk entries.
+    Leaf,
+    /// An operand is shifted once more.
+    Shift,
+    /// An operand is not shifted.
+    Unshifted,
+    /// An operand is of the other security state's addresses.
+    OtherSpace,
+    /// A VTTBR without its table.
+    VmidOnly,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::Omit,
+        Self::Unlocked,
+        Self::NoAcquire,
+        Self::NoRelease,
+        Self::Apart,
+        Self::Force,
+        Self::Local,
+        Self::Stores,
+        Self::Leaf,
+        Self::Shift,
+        Self::Unshifted,
+        Self::OtherSpace,
+        Self::VmidOnly,
+    ];
+
+    /// As `TWOFOLD_MUTANT` has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Omit => "omit",
+            Self::Unlocked => "unlocked",
+            Self::NoAcquire => "no-acquire",
+            Self::NoRelease => "no-release",
+            Self::Apart => "apart",
+            Self::Force => "force",
+            Self::Local => "local",
+            Self::Stores => "stores",
+            Self::Leaf => "leaf",
+            Self::Shift => "shift",
+            Self::Unshifted => "unshifted",
+            Self::OtherSpace => "other-space",
+            Self::VmidOnly => "vmid-only",
+        }
+    }
+}
+
+/// A call that a mutant changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// The file, from the top of the checkout.
+    pub file: String,
+    /// Line, from 1.
+    pub line: usize,
+    /// Column, from 1, in characters.
+    pub column: usize,
+    /// The function that it is in, with its type.
+    pub function: String,
+    /// What is called.
+    pub call: String,
+    /// The how manyeth call of that in the function, from 1.
+    pub number: usize,
+}
+
+/// One change at one site.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mutant {
+    /// Where.
+    pub site: Site,
+    /// What.
+    pub kind: Kind,
+}
+
+/// As `TWOFOLD_MUTANT` has it.
+impl fmt::Display for Mutant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Site { file, line, column, .. } = &self.site;
+        write!(f, "{file}:{line}:{column}:{}", self.kind.name())
+    }
+}
+
+impl Mutant {
+    /// What stays the same when lines are added: function, call and kind.
+    pub fn label(&self) -> String {
+        let Site { function, call, number, .. } = &self.site;
+        let number = if *number > 1 { format!("#{number}") } else { String::new() };
+        format!("{function}/{call}{number}/{}", self.kind.name())
+    }
+}
+
+/// Where the primitives are.
+const PRIMITIVE: &str = "crates/stage2/src/primitive/mod.rs";
+/// Who watches, and who mutates.
+const NOT_READ: [&str; 2] = ["primitive/checked.rs", "primitive/mutants.rs"];
+/// Primitives that tell somebody something, and do nothing.
+const TELLING: [&str; 6] = ["page_taken", "page_freed", "data_written", "root", "dropped", "about_to"];
+
+/// All mutants of the checkout at `root`, in the order of files and lines.
+pub fn list(root: &Path) -> anyhow::Result<Vec<Mutant>> {
+    let mut source = Source::default();
+    for directory in ["crates/stage2/src", "crates/memory/src"] {
+        source.read(root, directory, &NOT_READ)?;
+    }
+    list_of(&source)
+}
+
+fn list_of(source: &Source) -> anyhow::Result<Vec<Mutant>> {
+    let mut mutants = Vec::new();
+    let primitives = source.functions.iter().filter(|function| function.file == PRIMITIVE && function.tells_caller);
+    for function in primitives.filter(|function| !TELLING.contains(&function.name.as_str())) {
+        let none = changes(source, function, &mut Vec::new())?.is_empty();
+        ensure!(!none, "{PRIMITIVE}: nothing in `{}` can be changed; add `step!` or a mutant", function.name);
+    }
+    // A primitive's closures are the access itself.
+    let callers = source.functions.iter().filter(|function| function.file != PRIMITIVE || !function.tells_caller);
+    for function in callers {
+        let mut seen: Vec<&str> = Vec::new();
+        for call in function.calls.iter().filter(|call| call.in_closure || !function.tells_caller) {
+            let Some(called) = callee(source, function, call)? else { continue };
+            seen.push(&call.name);
+            let mut kinds = BTreeSet::new();
+            for change in changes(source, called, &mut Vec::new())? {
+                let Some(found) = change.kinds(call) else {
+                    bail!("{}: `{}` has to be told its {} by name", at(function, call.place), call.name, change.what());
+                };
+                kinds.extend(found);
+            }
+            let owner = function.owner.as_ref().unwrap_or(&function.module);
+            let site = Site {
+                file: function.file.clone(),
+                line: call.place.line,
+                column: call.place.column + 1,
+                function: format!("{owner}::{}", function.name),
+                call: call.name.clone(),
+                number: seen.iter().filter(|name| **name == call.name).count(),
+            };
+            mutants.extend(kinds.into_iter().map(|kind| Mutant { site: site.clone(), kind }));
+        }
+    }
+    mutants.sort_by(|a, b| (&a.site.file, a.site.line, a.site.column).cmp(&(&b.site.file, b.site.line, b.site.column)));
+    Ok(mutants)
+}
+
+/// What can be changed about a function: by the words of its arguments, where they are known already.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Change {
+    Is(Kind),
+    Ordering,
+    Barrier,
+    Invalidation,
+}
+
+impl Change {
+    /// The kinds that it comes to with these arguments; `None` where they do not tell.
+    fn kinds(&self, call: &Call) -> Option<Vec<Kind>> {
+        let is = |names: &[&str]| call.arguments.iter().any(|words| names.iter().any(|name| words.contains(*name)));
+        let (acquire, release) = (is(&["Acquire", "AcqRel"]), is(&["Release", "AcqRel"]));
+        let (waits, broadcast) = (is(&["Ish", "Nsh"]), is(&["Ish", "IshSt"]));
+        let pick = |kinds: &[(bool, Kind)]| kinds.iter().filter(|(is, _)| *is).map(|(_, kind)| *kind).collect();
+        match self {
+            Self::Is(kind) => Some(vec![*kind]),
+            Self::Ordering if acquire || release || is(&["Relaxed"]) => {
+                Some(pick(&[(acquire, Kind::NoAcquire), (release, Kind::NoRelease)]))
+            }
+            Self::Barrier if waits || broadcast || is(&["NshSt"]) => {
+                Some(pick(&[(broadcast, Kind::Local), (waits, Kind::Stores)]))
+            }
+            Self::Invalidation if is(&["Tlbi"]) => {
+                let local = is(&["Ipas2E1Is", "Ipas2Le1Is", "VmallE1Is"]);
+                let everything = call.arguments.last().is_some_and(|operand| *operand == Words::from(["0".to_owned()]));
+                let walks = is(&["Ipas2E1Is", "Ripas2E1Is"]);
+                Some(pick(&[
+                    (local, Kind::Local),
+                    (walks, Kind::Leaf),
+                    (!everything, Kind::Shift),
+                    (!everything, Kind::Unshifted),
+                    (!everything, Kind::OtherSpace),
+                ]))
+            }
+            _ => None,
+        }
+    }
+
+    fn what(&self) -> &'static str {
+        match self {
+            Self::Is(_) => "kind",
+            Self::Ordering => "ordering",
+            Self::Barrier => "domain",
+            Self::Invalidation => "operation",
+        }
+    }
+}
+
+/// What can be changed where `function` is called: by itself, and by what it does in its caller's name.
+fn changes(source: &Source, function: &Function, above: &mut Vec<String>) -> anyhow::Result<BTreeSet<Change>> {
+    let name = full_name(function);
+    let mut found = BTreeSet::new();
+    if above.contains(&name) {
+        return Ok(found);
+    }
+    above.push(name);
+    if function.is_step {
+        found.insert(Change::Is(Kind::Omit));
+    }
+    for call in function.calls.iter().filter(|call| !call.in_closure) {
+        let inner = match (call.qualifier.as_deref(), call.name.as_str()) {
+            (Some("mutants"), "leaves_lock_out") => BTreeSet::from([Change::Is(Kind::Unlocked)]),
+            (Some("mutants"), "is_apart") => BTreeSet::from([Change::Is(Kind::Apart)]),
+            (Some("mutants"), "is_forced") => BTreeSet::from([Change::Is(Kind::Force)]),
+            (Some("mutants"), "vttbr") => BTreeSet::from([Change::Is(Kind::VmidOnly)]),
+            (Some("mutants"), "ordering") => BTreeSet::from([Change::Ordering]),
+            (Some("mutants"), "barrier") => BTreeSet::from([Change::Barrier]),
+            (Some("mutants"), "invalidation") => BTreeSet::from([Change::Invalidation]),
+            _ => match callee(source, function, call)? {
+                Some(called) => changes(source, called, above)?,
+                None => continue,
+            },
+        };
+        for change in inner {
+            match change.kinds(call) {
+                Some(kinds) => found.extend(kinds.into_iter().map(Change::Is)),
+                // Whoever calls this function says.
+                None => drop(found.insert(change)),
+            }
+        }
+    }
+    above.pop();
+    Ok(found)
+}
+
+/// The function with `track_caller` that is called, if it is one.
+fn callee<'a>(source: &'a Source, from: &Function, call: &Call) -> anyhow::Result<Option<&'a Function>> {
+    let is_meant = |function: &&Function| {
+        let is_visible = function.is_public || same_crate(&function.file, &from.file);
+        let arguments =
+            call.arguments.len() - usize::from(call.receiver.is_none() && function.is_method).min(call.arguments.len());
+        is_visible && function.name == call.name && function.arguments == arguments
+    };
+    let is_reachable = |function: &&Function| match (&call.receiver, &call.qualifier) {
+        (Some(_), _) => function.is_method,
+        (None, Some(qualifier)) => {
+            function.owner.as_ref() == Some(qualifier) || function.owner.is_none() && function.module == *qualifier
+        }
+        (None, None) => function.owner.is_none() && function.module == from.module,
+    };
+    let mut found: Vec<_> = source.functions.iter().filter(is_meant).filter(is_reachable).collect();
+    if found.iter().all(|function| !function.tells_caller) {
+        return Ok(None);
+    }
+    if let Some(kind) = call.receiver.as_ref().and_then(|receiver| source.type_of(receiver, from)) {
+        found.retain(|function| function.owner.as_ref() == Some(&kind));
+    }
+    match found[..] {
+        [] => Ok(None),
+        [one] => Ok(Some(one).filter(|function| function.tells_caller)),
+        _ => {
+            let names: Vec<_> = found.iter().map(|function| full_name(function)).collect();
+            bail!("{}: this may be {}: rename one of them", at(from, call.place), names.join(" or "))
+        }
+    }
+}
+
+fn full_name(function: &Function) -> String {
+    format!("{}::{}", function.owner.as_ref().unwrap_or(&function.module), function.name)
+}
+
+fn same_crate(one: &str, other: &str) -> bool {
+    let name = |file: &str| file.split('/').nth(1).map(str::to_owned);
+    name(one) == name(other)
+}
+
+fn at(function: &Function, place: LineColumn) -> String {
+    format!("{}:{}:{}", function.file, place.line, place.column + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORD: &str = "
+        pub struct Word(AtomicU64);
+        impl Word {
+            #[cfg_attr(feature = \"checked\", track_caller)]
+            fn load(&self, order: Ordering) -> u64 {
+                #[cfg(mutants)]
+                let order = mutants::ordering(order, Location::caller());
+                observed!(o => o.load(&self.0), self.0.load(order))
+            }
+            #[cfg_attr(feature = \"checked\", track_caller)]
+            fn store(&self, value: u64, order: Ordering) {
+                step!(());
+                #[cfg(mutants)]
+                let order = mutants::ordering(order, Location::caller());
+            }
+            #[cfg_attr(feature = \"checked\", track_caller)]
+            fn replace(&self, value: u64, order: Ordering) {
+                #[cfg(mutants)]
+                if mutants::is_apart(Location::caller()) { self.store(value, order); }
+                #[cfg(mutants)]
+                let order = mutants::ordering(order, Location::caller());
+            }
+            #[cfg_attr(feature = \"checked\", track_caller)]
+            fn unlock(&self, value: u64) {
+                let order = Ordering::Release;
+                #[cfg(mutants)]
+                let order = mutants::ordering(order, Location::caller());
+            }
+        }
+        #[cfg_attr(feature = \"checked\", track_caller)]
+        fn tlbi(p: &P, operation: Tlbi, operand: u64) { step!(()); mutants::invalidation(operation, operand, here()); }
+        #[cfg_attr(feature = \"checked\", track_caller)]
+        fn dsb(p: &P, domain: Domain) { step!(()); mutants::barrier(domain, here()); }
+        #[cfg_attr(feature = \"checked\", track_caller)]
+        fn root(p: &P) {}
+    ";
+
+    fn list(text: &str) -> anyhow::Result<Vec<String>> {
+        let mut source = Source::default();
+        source.read_text(PRIMITIVE, WORD)?;
+        source.read_text("crates/stage2/src/thing.rs", text)?;
+        Ok(list_of(&source)?.into_iter().map(|mutant| mutant.label()).collect())
+    }
+
+    #[test]
+    fn kinds_follow_from_what_is_written() {
+        let text = "fn f(w: &Word) { w.load(Ordering::Acquire); w.load(Ordering::Relaxed); w.store(1, Ordering::Release);
+            w.replace(1, Ordering::AcqRel); primitive::tlbi(p, Tlbi::VmallE1Is, 0); primitive::tlbi(p, Tlbi::Ipas2E1, x);
+            primitive::dsb(p, Domain::Ish); primitive::dsb(p, Domain::NshSt); }";
+        let expected = [
+            "thing::f/load/no-acquire",
+            "thing::f/store/omit",
+            "thing::f/store/no-release",
+            "thing::f/replace/no-acquire",
+            "thing::f/replace/no-release",
+            "thing::f/replace/apart",
+            "thing::f/tlbi/omit",
+            "thing::f/tlbi/local",
+            "thing::f/tlbi#2/omit",
+            "thing::f/tlbi#2/shift",
+            "thing::f/tlbi#2/unshifted",
+            "thing::f/tlbi#2/other-space",
+            "thing::f/dsb/omit",
+            "thing::f/dsb/local",
+            "thing::f/dsb/stores",
+            "thing::f/dsb#2/omit",
+        ];
+        assert_eq!(list(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_site_is_where_nobody_passes_it_on() {
+        let text = "struct Cell { word: Word }
+            impl Cell {
+                #[cfg_attr(feature = \"checked\", track_caller)]
+                fn look(&self) -> u64 { self.word.load(Ordering::Acquire) }
+                #[cfg_attr(feature = \"checked\", track_caller)]
+                fn later(&self) { let f = || self.look(); f() }
+            }
+            fn above(cell: &Cell) { cell.look(); cell.later(); }";
+        assert_eq!(list(text).unwrap(), ["Cell::later/look/no-acquire", "thing::above/look/no-acquire"]);
+    }
+
+    #[test]
+    fn what_is_called_is_told_apart_by_type() {
+        let text = "struct Record { state: Word }
+            impl Record { fn unlock(&self, counts: Counts) { self.state.unlock(counts.0); } }
+            fn f(record: &Record) { record.unlock(c); }";
+        assert_eq!(list(text).unwrap(), ["Record::unlock/unlock/no-release"]);
+        let error = list(&format!("{text} fn g() {{ what().unlock(c); }}")).unwrap_err().to_string();
+        assert!(error.contains("thing.rs:3:") && error.contains("Word::unlock or Record::unlock"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_an_error() {
+        let error = list("fn f(w: &Word, order: Ordering) { w.load(order); }").unwrap_err().to_string();
+        assert!(error.contains("thing.rs:1:") && error.contains("ordering by name"), "{error}");
+    }
+
+    #[test]
+    fn a_primitive_without_a_mutant_is_an_error() {
+        let mut source = Source::default();
+        let text = "#[cfg_attr(feature = \"checked\", track_caller)] fn fresh(p: &P) { p.fresh(); }";
+        source.read_text(PRIMITIVE, text).unwrap();
+        assert!(list_of(&source).unwrap_err().to_string().contains("nothing in `fresh` can be changed"));
+    }
+
+    fn root() -> &'static Path {
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+    }
+
+    #[test]
+    fn the_engine_has_mutants_of_every_kind() {
+        let mutants = super::list(root()).unwrap();
+        for kind in Kind::ALL {
+            assert!(mutants.iter().any(|mutant| mutant.kind == kind), "{kind:?}");
+        }
+        let names: BTreeSet<_> = mutants.iter().map(ToString::to_string).collect();
+        assert_eq!(names.len(), mutants.len());
+    }
+
+    /// What is understood at run time is written there and here.
+    #[test]
+    fn every_kind_is_known_at_run_time() {
+        let text = std::fs::read_to_string(root().join("crates/stage2/src/primitive/mutants.rs")).unwrap();
+        for kind in Kind::ALL {
+            assert!(text.contains(&format!("\"{}\" => Kind::", kind.name())), "{kind:?}");
+        }
+        assert_eq!(text.matches("\" => Kind::").count(), Kind::ALL.len());
+    }
+}

@@ -1,0 +1,612 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The engine's source, read: its functions, which of them tell their caller's place, and what each of them calls.
+//!
+//! Invariant: no call that is written in a function is missing, be it in a closure or among a macro's arguments. Tests are
+//! not read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use proc_macro2::LineColumn;
+use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+use syn::{Attribute, Expr, FnArg, ItemFn, Member, Meta, Pat, ReturnType, Signature, Token, Type};
+
+/// Words that stand in an expression, with those that its local variables were made of.
+pub type Words = BTreeSet<String>;
+
+/// What was read.
+#[derive(Debug, Default)]
+pub struct Source {
+    /// All functions, in the order of the text.
+    pub functions: Vec<Function>,
+    /// For each name of a field, the types that have one, and the field's type there.
+    fields: BTreeMap<String, BTreeMap<String, String>>,
+    /// Modules with files of their own, as paths without an ending, and whether they are no part of what runs on a CPU,
+    /// whichever way they are declared.
+    aside: BTreeMap<PathBuf, bool>,
+}
+
+/// A function.
+#[derive(Debug, Default)]
+pub struct Function {
+    /// Its file, from the top of the checkout.
+    pub file: String,
+    /// The module it is in: the file's name, or its directory's for `mod.rs`.
+    pub module: String,
+    /// The type it is a function of.
+    pub owner: Option<String>,
+    /// Its name.
+    pub name: String,
+    /// How many arguments it takes, beside `self`.
+    pub arguments: usize,
+    /// Whether it takes `self`.
+    pub is_method: bool,
+    /// Whether other crates see it.
+    pub is_public: bool,
+    /// Whether it has `track_caller`: what it does is put down to the place it is called at.
+    pub tells_caller: bool,
+    /// Whether it can be left out as a whole (`step!`).
+    pub is_step: bool,
+    /// What it calls.
+    pub calls: Vec<Call>,
+    returns: Option<String>,
+    variables: BTreeMap<String, Vec<Origin>>,
+    words: BTreeMap<String, Words>,
+}
+
+/// A call.
+#[derive(Debug)]
+pub struct Call {
+    /// Where `Location::caller()` is told to be: the method's name, or the start of a path.
+    pub place: LineColumn,
+    /// The last name before the function's: of a type or a module, if there is one.
+    pub qualifier: Option<String>,
+    /// The function's name.
+    pub name: String,
+    /// What it is a method of; `None` where it is called by a path.
+    pub receiver: Option<Origin>,
+    /// The words of each argument.
+    pub arguments: Vec<Words>,
+    /// Whether it is in a closure, which passes nobody's place on.
+    pub in_closure: bool,
+}
+
+/// Where a value comes from, as far as that tells its type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// `self`.
+    This,
+    /// A variable.
+    Variable(String),
+    /// The field of this name.
+    Field(Box<Self>, String),
+    /// What the method of this name returned, or the function, which is nobody's.
+    Returned(Box<Self>, String),
+    /// A value of this type.
+    Of(String),
+    /// Anything else.
+    Unknown,
+}
+
+impl Source {
+    /// Reads the Rust files below `directory` of the checkout at `root`, but for those that `skipped` names.
+    pub fn read(&mut self, root: &Path, directory: &str, skipped: &[&str]) -> anyhow::Result<()> {
+        for path in files(&root.join(directory))? {
+            let file = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+            if !skipped.iter().any(|name| file.ends_with(name)) {
+                let text = fs::read_to_string(&path).with_context(|| format!("cannot read {file}"))?;
+                self.read_text(&file, &text)?;
+            }
+        }
+        let aside: Vec<_> = self.aside.iter().filter(|(_, aside)| **aside).map(|(module, _)| module).collect();
+        let aside = |file: &str| aside.iter().any(|module| Path::new(file).with_extension("").starts_with(module));
+        self.functions.retain(|function| !aside(&function.file));
+        Ok(())
+    }
+
+    /// Reads one file's text.
+    pub fn read_text(&mut self, file: &str, text: &str) -> anyhow::Result<()> {
+        let parsed = syn::parse_file(text).with_context(|| format!("cannot parse {file}"))?;
+        let mut reader = Reader { source: self, file, owner: None, open: Vec::new(), closures: 0 };
+        reader.visit_file(&parsed);
+        Ok(())
+    }
+
+    /// The type of a value in `function`, where it is clear.
+    pub fn type_of(&self, origin: &Origin, function: &Function) -> Option<String> {
+        self.type_within(origin, function, 8)
+    }
+
+    fn type_within(&self, origin: &Origin, function: &Function, depth: u32) -> Option<String> {
+        let depth = depth.checked_sub(1)?;
+        let types: BTreeSet<String> = match origin {
+            Origin::This => return function.owner.clone(),
+            Origin::Of(name) => return Some(name.clone()),
+            Origin::Unknown => return None,
+            Origin::Field(of, name) => {
+                let of = self.type_within(of, function, depth);
+                let fields = self.fields.get(name)?.iter();
+                fields
+                    .filter(|(owner, _)| of.as_ref().is_none_or(|of| of == *owner))
+                    .map(|(_, kind)| kind.clone())
+                    .collect()
+            }
+            Origin::Returned(of, name) => {
+                let of = self.type_within(of, function, depth);
+                let named = self.functions.iter().filter(|function| function.name == *name);
+                // A type parameter has what its traits have.
+                let known = of.filter(|of| self.functions.iter().any(|function| function.owner.as_ref() == Some(of)));
+                let named = named.filter(|function| known.is_none() || function.owner == known);
+                named.map(|function| function.returns.clone()).collect::<Option<_>>()?
+            }
+            Origin::Variable(name) => {
+                let origins = function.variables.get(name)?;
+                origins.iter().map(|origin| self.type_within(origin, function, depth)).collect::<Option<_>>()?
+            }
+        };
+        let mut types = types.into_iter();
+        types.next().filter(|_| types.next().is_none())
+    }
+}
+
+/// The Rust files below a directory, in order.
+fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let entries = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(files(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+struct Reader<'a> {
+    source: &'a mut Source,
+    file: &'a str,
+    owner: Option<String>,
+    /// The functions that we are in, each inside the one before.
+    open: Vec<Function>,
+    closures: u32,
+}
+
+impl Reader<'_> {
+    fn function(
+        &mut self,
+        attributes: &[Attribute],
+        is_public: bool,
+        signature: &Signature,
+        body: Option<&syn::Block>,
+    ) {
+        if is_aside(attributes) {
+            return;
+        }
+        let path = Path::new(self.file);
+        let stem = path.file_stem().filter(|stem| *stem != "mod").or_else(|| path.parent()?.file_name());
+        let receivers = signature.inputs.iter().filter(|input| matches!(input, FnArg::Receiver(_))).count();
+        let mut function = Function {
+            file: self.file.to_owned(),
+            module: stem.unwrap_or_default().to_string_lossy().into_owned(),
+            owner: self.owner.clone(),
+            name: signature.ident.to_string(),
+            arguments: signature.inputs.len() - receivers,
+            is_method: receivers > 0,
+            is_public,
+            tells_caller: attributes.iter().any(|attribute| words(&attribute.meta).contains("track_caller")),
+            returns: match &signature.output {
+                ReturnType::Type(_, kind) => self.head(kind),
+                ReturnType::Default => None,
+            },
+            ..Function::default()
+        };
+        for input in &signature.inputs {
+            if let FnArg::Typed(input) = input {
+                let origin = self.head(&input.ty).map_or(Origin::Unknown, Origin::Of);
+                bind(&input.pat, &origin, &mut function.variables);
+            }
+        }
+        let closures = std::mem::take(&mut self.closures);
+        self.open.push(function);
+        body.into_iter().for_each(|body| self.visit_block(body));
+        self.closures = closures;
+        if let Some(function) = self.open.pop() {
+            self.source.functions.push(function);
+        }
+    }
+
+    /// The name of a type, without references, and of what is inside of `Option` and `Result`.
+    fn head(&self, kind: &Type) -> Option<String> {
+        match kind {
+            Type::Reference(reference) => self.head(&reference.elem),
+            Type::Path(path) => {
+                let last = path.path.segments.last()?;
+                match (last.ident.to_string().as_str(), &last.arguments) {
+                    ("Option" | "Result", syn::PathArguments::AngleBracketed(inner)) => match inner.args.first()? {
+                        syn::GenericArgument::Type(kind) => self.head(kind),
+                        _ => None,
+                    },
+                    ("Self", _) => self.owner.clone(),
+                    (name, _) => Some(name.to_owned()),
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// An argument's words, and those of what its variables were bound to.
+    fn words_of(&self, argument: &Expr) -> Words {
+        let mut found = words(argument);
+        let Some(function) = self.open.last() else { return found };
+        let mut new: Vec<_> = found.iter().cloned().collect();
+        while let Some(word) = new.pop() {
+            for word in function.words.get(&word).into_iter().flatten() {
+                if found.insert(word.clone()) {
+                    new.push(word.clone());
+                }
+            }
+        }
+        found
+    }
+
+    fn call(&mut self, place: LineColumn, names: (Option<String>, String), receiver: Option<Origin>, list: &Arguments) {
+        let arguments = list.iter().map(|argument| self.words_of(argument)).collect();
+        let in_closure = self.closures > 0;
+        if let Some(function) = self.open.last_mut() {
+            let (qualifier, name) = names;
+            function.calls.push(Call { place, qualifier, name, receiver, arguments, in_closure });
+        }
+    }
+
+    fn bound(&mut self, pattern: &Pat, value: &Expr) {
+        let found = words(value);
+        if let Some(function) = self.open.last_mut() {
+            let mut variables = BTreeMap::new();
+            bind(pattern, &origin(value), &mut variables);
+            for (name, origins) in variables {
+                function.words.entry(name.clone()).or_default().extend(found.clone());
+                function.variables.entry(name).or_default().extend(origins);
+            }
+        }
+    }
+}
+
+type Arguments = Punctuated<Expr, Token![,]>;
+
+impl<'ast> Visit<'ast> for Reader<'_> {
+    fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
+        let is_aside = is_aside(&module.attrs);
+        if module.content.is_none() {
+            let path = Path::new(self.file);
+            let is_root = ["lib.rs", "mod.rs"].iter().any(|name| path.ends_with(name));
+            let inside = if is_root { path.with_file_name("") } else { path.with_extension("") };
+            let aside = self.source.aside.entry(inside.join(module.ident.to_string())).or_insert(true);
+            *aside &= is_aside;
+        } else if !is_aside {
+            visit::visit_item_mod(self, module);
+        }
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+        for (index, field) in item.fields.iter().enumerate() {
+            let name = field.ident.as_ref().map_or_else(|| index.to_string(), ToString::to_string);
+            if let Some(kind) = self.head(&field.ty) {
+                self.source.fields.entry(name).or_default().insert(item.ident.to_string(), kind);
+            }
+        }
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        let outer = self.owner.take();
+        self.owner = self.head(&item.self_ty);
+        visit::visit_item_impl(self, item);
+        self.owner = outer;
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast ItemFn) {
+        // A function inside another is nobody's method.
+        let outer = self.owner.take();
+        self.function(&item.attrs, is_public(&item.vis), &item.sig, Some(&item.block));
+        self.owner = outer;
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.function(&item.attrs, is_public(&item.vis), &item.sig, Some(&item.block));
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        let outer = self.owner.replace(item.ident.to_string());
+        visit::visit_item_trait(self, item);
+        self.owner = outer;
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        self.function(&item.attrs, true, &item.sig, item.default.as_ref());
+    }
+
+    fn visit_expr_closure(&mut self, closure: &'ast syn::ExprClosure) {
+        self.closures += 1;
+        visit::visit_expr_closure(self, closure);
+        self.closures -= 1;
+    }
+
+    fn visit_local(&mut self, local: &'ast syn::Local) {
+        if let Some(init) = &local.init {
+            self.bound(&local.pat, &init.expr);
+        }
+        visit::visit_local(self, local);
+    }
+
+    fn visit_expr_let(&mut self, binding: &'ast syn::ExprLet) {
+        self.bound(&binding.pat, &binding.expr);
+        visit::visit_expr_let(self, binding);
+    }
+
+    fn visit_expr_if(&mut self, condition: &'ast syn::ExprIf) {
+        // What a mutant does instead is no step of the protocol.
+        if condition.attrs.iter().any(is_of_mutants) {
+            self.visit_expr(&condition.cond);
+        } else {
+            visit::visit_expr_if(self, condition);
+        }
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        let names = (None, call.method.to_string());
+        self.call(call.method.span().start(), names, Some(origin(&call.receiver)), &call.args);
+        visit::visit_expr_method_call(self, call);
+    }
+
+    fn visit_expr_call(&mut self, call: &'ast syn::ExprCall) {
+        if let Expr::Path(function) = &*call.func {
+            let mut segments = function.path.segments.iter().rev().map(|segment| segment.ident.to_string());
+            let name = segments.next().unwrap_or_default();
+            let qualifier = match &function.qself {
+                Some(own) => self.head(&own.ty),
+                None => segments.next(),
+            };
+            let qualifier = if qualifier.as_deref() == Some("Self") { self.owner.clone() } else { qualifier };
+            self.call(call.func.span().start(), (qualifier, name), None, &call.args);
+        }
+        visit::visit_expr_call(self, call);
+    }
+
+    fn visit_macro(&mut self, invocation: &'ast syn::Macro) {
+        let name = invocation.path.segments.last().map(|segment| segment.ident.to_string()).unwrap_or_default();
+        match name.as_str() {
+            "step" => self.open.iter_mut().last().into_iter().for_each(|function| function.is_step = true),
+            // The access itself, and who does it instead.
+            "observed" => {}
+            _ => {
+                if let Ok(arguments) = invocation.parse_body_with(Arguments::parse_terminated) {
+                    arguments.iter().for_each(|argument| self.visit_expr(argument));
+                }
+            }
+        }
+    }
+}
+
+/// Where an expression's value comes from.
+fn origin(value: &Expr) -> Origin {
+    match value {
+        Expr::Path(path) => match path.path.get_ident().map(ToString::to_string) {
+            Some(name) if name == "self" => Origin::This,
+            Some(name) => Origin::Variable(name),
+            None => Origin::Unknown,
+        },
+        Expr::Field(field) => {
+            let name = match &field.member {
+                Member::Named(name) => name.to_string(),
+                Member::Unnamed(index) => index.index.to_string(),
+            };
+            Origin::Field(origin(&field.base).into(), name)
+        }
+        Expr::MethodCall(call) => Origin::Returned(origin(&call.receiver).into(), call.method.to_string()),
+        Expr::Call(call) => match &*call.func {
+            Expr::Path(path) => match path.path.segments.last() {
+                Some(last) => Origin::Returned(Origin::Unknown.into(), last.ident.to_string()),
+                None => Origin::Unknown,
+            },
+            _ => Origin::Unknown,
+        },
+        Expr::Reference(reference) => origin(&reference.expr),
+        Expr::Paren(paren) => origin(&paren.expr),
+        Expr::Try(attempt) => origin(&attempt.expr),
+        Expr::Unary(unary) => origin(&unary.expr),
+        _ => Origin::Unknown,
+    }
+}
+
+/// Binds the variables of a pattern: one alone, or inside `Some` or `Ok`, is the value; others are parts of it.
+fn bind(pattern: &Pat, value: &Origin, variables: &mut BTreeMap<String, Vec<Origin>>) {
+    match pattern {
+        Pat::Ident(ident) => variables.entry(ident.ident.to_string()).or_default().push(value.clone()),
+        Pat::Type(typed) => bind(&typed.pat, value, variables),
+        Pat::Reference(reference) => bind(&reference.pat, value, variables),
+        Pat::TupleStruct(inside) if inside.elems.len() == 1 => bind(&inside.elems[0], value, variables),
+        Pat::TupleStruct(inside) => {
+            inside.elems.iter().for_each(|pattern| bind(pattern, &Origin::Unknown, variables));
+        }
+        Pat::Tuple(tuple) => tuple.elems.iter().for_each(|pattern| bind(pattern, &Origin::Unknown, variables)),
+        Pat::Struct(parts) => {
+            for part in &parts.fields {
+                let origin = match &part.member {
+                    Member::Named(name) => Origin::Field(value.clone().into(), name.to_string()),
+                    Member::Unnamed(_) => Origin::Unknown,
+                };
+                bind(&part.pat, &origin, variables);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The identifiers and literals of a piece of source.
+fn words(tokens: &impl quote::ToTokens) -> Words {
+    fn collect(stream: proc_macro2::TokenStream, words: &mut Words) {
+        for token in stream {
+            match token {
+                proc_macro2::TokenTree::Group(group) => collect(group.stream(), words),
+                proc_macro2::TokenTree::Ident(ident) => drop(words.insert(ident.to_string())),
+                proc_macro2::TokenTree::Literal(literal) => drop(words.insert(literal.to_string())),
+                proc_macro2::TokenTree::Punct(_) => {}
+            }
+        }
+    }
+    let mut found = Words::new();
+    collect(tokens.to_token_stream(), &mut found);
+    found
+}
+
+/// Whether it is no part of what runs on a CPU: a test, the model checker's, or what only checks.
+fn is_aside(attributes: &[Attribute]) -> bool {
+    let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
+    conditions.filter_map(|attribute| attribute.parse_args().ok()).any(|condition| holds(&condition) == Some(false))
+}
+
+/// Whether a condition holds for the code whose mutants are listed; `None` where that depends.
+fn holds(condition: &Meta) -> Option<bool> {
+    let parts = |list: &syn::MetaList| {
+        let parts = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated);
+        parts.into_iter().flatten().map(|part| holds(&part)).collect::<Vec<_>>()
+    };
+    match condition {
+        Meta::Path(path) if path.is_ident("test") || path.is_ident("loom") => Some(false),
+        Meta::NameValue(pair) if pair.path.is_ident("feature") && words(&pair.value).contains("\"checked\"") => {
+            Some(false)
+        }
+        Meta::List(list) if list.path.is_ident("not") => parts(list).into_iter().next().flatten().map(|part| !part),
+        Meta::List(list) if list.path.is_ident("all") => parts(list).contains(&Some(false)).then_some(false),
+        Meta::List(list) if list.path.is_ident("any") => {
+            parts(list).iter().all(|part| *part == Some(false)).then_some(false)
+        }
+        _ => None,
+    }
+}
+
+/// Whether a condition is `#[cfg(mutants)]`.
+fn is_of_mutants(attribute: &Attribute) -> bool {
+    attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Path>().is_ok_and(|path| path.is_ident("mutants"))
+}
+
+fn is_public(visibility: &syn::Visibility) -> bool {
+    matches!(visibility, syn::Visibility::Public(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Source {
+        let mut source = Source::default();
+        source.read_text("crates/x/src/thing.rs", text).unwrap();
+        source
+    }
+
+    fn places(source: &Source, function: &str) -> Vec<(String, usize, usize, bool)> {
+        let function = source.functions.iter().find(|found| found.name == function).unwrap();
+        let place = |call: &Call| (call.name.clone(), call.place.line, call.place.column + 1, call.in_closure);
+        function.calls.iter().map(place).collect()
+    }
+
+    /// The places of the very same text by `Location::caller()`, which the compiler gave.
+    #[test]
+    fn a_call_is_where_the_compiler_says() {
+        use std::cell::RefCell;
+        use std::panic::Location;
+        std::thread_local!(static SEEN: RefCell<Vec<(usize, usize)>> = const { RefCell::new(Vec::new()) });
+        struct Word;
+        impl Word {
+            #[track_caller]
+            fn look(&self) -> bool {
+                let here = Location::caller();
+                SEEN.with_borrow_mut(|seen| seen.push((here.line() as usize, here.column() as usize)));
+                true
+            }
+        }
+        unsafe fn touch<T>(word: &Word, _: T) {
+            word.look();
+        }
+        fn calls(word: &Word) {
+            word.look();
+            let _ = (word, "é").0.look();
+            assert!(word.look(), "{}", Word::look(word));
+            Some(word).into_iter().for_each(|word| assert!(word.look()));
+            // SAFETY: it is safe.
+            unsafe { touch::<u8>(word, 1) };
+        }
+        calls(&Word);
+        let source = read(include_str!("source.rs"));
+        assert!(source.functions.iter().all(|function| function.name != "calls"), "tests are not read");
+        let text = include_str!("source.rs").replace("#[cfg(test)]", "            ");
+        let source = read(&text);
+        let mut found = places(&source, "calls");
+        found.extend(places(&source, "touch"));
+        let looks: BTreeSet<_> =
+            found.iter().filter(|call| call.0 == "look").map(|(_, line, column, _)| (*line, *column)).collect();
+        // `assert!` evaluates its message only when it fails.
+        let seen: BTreeSet<_> = SEEN.with_borrow(|seen| seen.iter().copied().collect());
+        assert_eq!((seen.len(), looks.len()), (5, 6));
+        assert!(seen.is_subset(&looks), "{seen:?} {looks:?}");
+    }
+
+    #[test]
+    fn closures_and_macros_are_read() {
+        let source = read("fn f() { let x = || a.b(1); assert!(c::d(2, 3), \"{}\", e()); }");
+        let names: Vec<_> = places(&source, "f").into_iter().map(|(name, .., closure)| (name, closure)).collect();
+        assert_eq!(names, [("b".to_owned(), true), ("d".to_owned(), false), ("e".to_owned(), false)]);
+    }
+
+    #[test]
+    fn what_only_tests_is_not_read() {
+        let source = read(
+            "#[cfg(test)] fn a() {} #[cfg(all(test, loom))] fn b() {} #[cfg(feature = \"checked\")] fn c() {}
+             #[cfg(not(loom))] fn d() {} #[cfg(not(miri))] fn e() {} #[cfg(any(test, mutants))] fn f() {}
+             mod g { #[cfg(loom)] mod h { fn i() {} } fn j() {} }",
+        );
+        let names: String = source.functions.iter().map(|function| function.name.as_str()).collect();
+        assert_eq!(names, "defj");
+
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("lib.rs"), "#[cfg(all(test, loom))] mod loom; mod thing;").unwrap();
+        std::fs::write(directory.path().join("thing.rs"), "fn k() {}").unwrap();
+        std::fs::create_dir(directory.path().join("loom")).unwrap();
+        std::fs::write(directory.path().join("loom/mod.rs"), "fn l() {}").unwrap();
+        let mut source = Source::default();
+        source.read(directory.path(), ".", &[]).unwrap();
+        let names: Vec<_> = source.functions.iter().map(|function| function.name.as_str()).collect();
+        assert_eq!(names, ["k"]);
+    }
+
+    #[test]
+    fn types_are_followed() {
+        let source = read(
+            "struct A { state: Word } struct Word;
+             impl A { fn find(&self) -> Option<&A> { self.other() }
+                      fn f(&self, b: &Word) { let Some(x) = self.find() else { return }; x.go(); b.go(); self.state.go(); y.go() } }",
+        );
+        let function = source.functions.iter().find(|function| function.name == "f").unwrap();
+        let types: Vec<_> = function
+            .calls
+            .iter()
+            .filter(|call| call.name == "go")
+            .map(|call| source.type_of(call.receiver.as_ref().unwrap(), function))
+            .collect();
+        assert_eq!(types, [Some("A".to_owned()), Some("Word".to_owned()), Some("Word".to_owned()), None]);
+    }
+
+    #[test]
+    fn an_argument_has_the_words_of_its_variables() {
+        let source = read("fn f() { let op = if x { Tlbi::One } else { Tlbi::Two }; tlbi(p, op, 0); }");
+        let call = &source.functions[0].calls[0];
+        assert!(call.arguments[1].is_superset(&["One", "Two"].map(str::to_owned).into()));
+        assert_eq!(call.arguments[2], Words::from(["0".to_owned()]));
+    }
+}
