@@ -203,7 +203,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     pub(crate) fn take_unrecorded(&mut self, index: usize) {
         let cell = self.table.entry(index);
         self.counts -= Counts::of(cell.read(), self.level);
-        cell.write(Descriptor::STALE);
+        cell.set(Descriptor::STALE);
     }
 
     /// Breaks an entry, and lets nobody else have it until [`Busy::make`].
@@ -251,7 +251,7 @@ impl<'a, P: Platform> Locked<'a, P> {
             return Err(Moved);
         }
         if !old.is_armed() {
-            cell.write(new);
+            cell.set(new);
         } else if !cell.replace(old, new, self.stage2.platform()) {
             return Err(Moved);
         }
@@ -268,7 +268,7 @@ impl<'a, P: Platform> Locked<'a, P> {
         }
         let new = change(old);
         if new != old {
-            cell.write(new);
+            cell.set(new);
         }
         (old, new)
     }

@@ -138,11 +138,11 @@ impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
 pub(crate) struct PendingChanges(Word);
 
 impl PendingChanges {
-    /// One is about to begin: whoever sees what it does finds it counted.
+    /// One is about to begin: whoever sees what it does, by the lock of the table, finds it counted.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn count<P: Platform>(&self, platform: &P) {
         platform.on_atomic();
-        self.0.fetch_add(1, Ordering::AcqRel);
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether there are others than these.

@@ -106,6 +106,14 @@ impl Cell<'_> {
         self.0.store(new.raw(), Ordering::Release);
     }
 
+    /// Changes a leaf in what it allows, or writes an entry that leads nowhere, under the table's lock. Relaxed: what the
+    /// leaf leads to was ready when it was made.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn set(self, new: Descriptor) {
+        self.0.store(new.raw(), Ordering::Relaxed);
+    }
+
     /// Writes an entry that leads nowhere, and tells what it was at that moment, with what hardware had added to it.
     ///
     /// Relaxed, as the others below: who changes an entry has the table's lock, which orders that for whoever has it next,

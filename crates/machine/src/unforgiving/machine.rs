@@ -21,7 +21,7 @@ use super::bbm::Bbm;
 use super::breach::{Breach, Rule};
 use super::clock::{CPUS, Clock};
 use super::model::{ACCESSED, Broken, Model, Outcome, Withdrawn};
-use super::tables::PAGE;
+use super::tables::{PAGE, Standing};
 use super::trace::Trace;
 use crate::arena::{Arena, ArenaError, ArenaOptions};
 use crate::turns::{Stop, Turns};
@@ -587,7 +587,15 @@ impl Context {
                 _ => Ok(()),
             }
         };
-        if access.order == Ordering::Relaxed { self.silently(body) } else { self.event(body) }
+        // Another CPU's walk may come in between, wherever one may be.
+        let is_quiet = access.order == Ordering::Relaxed && !self.is_in_tree(&what);
+        if is_quiet { self.silently(body) } else { self.event(body) }
+    }
+
+    fn is_in_tree(&self, word: &Word) -> bool {
+        let Word::Entry(pa) = word else { return false };
+        let page = self.shared.lock().tables.of(*pa);
+        page.is_some_and(|page| page.standing != Standing::Loose)
     }
 
     pub(super) fn update(

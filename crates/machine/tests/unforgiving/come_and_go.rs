@@ -56,7 +56,7 @@ fn tables_come_and_go(features: Features, total: u64, first_seed: u64) {
     const AT_ONCE: u64 = 4_000;
     let (mut done, mut seed) = (0, first_seed);
     while done < total {
-        let world = World::with_table_pages(features, CPUS, seed, 64 << 20, TABLES);
+        let world = World::narrow(features, CPUS, seed, (TABLES, 8));
         let guests = world.machine.alone(|cpu| {
             let guests: Vec<_> = (0..GUESTS).map(|guest| world.tables(guest, guest as u16 + 1, 40)).collect();
             guests.iter().for_each(|tables| cpu.load(tables.vttbr()));
@@ -207,7 +207,7 @@ fn frames_change_hands(features: Features, total: u64, first_seed: u64) {
     const AT_ONCE: u64 = 4_000;
     let (mut done, mut seed) = (0, first_seed);
     while done < total {
-        let world = World::new(features, CPUS, seed, 64 << 20);
+        let world = World::narrow(features, CPUS, seed, (64, 12));
         let frames =
             Frames { world: &world, free: Mutex::new((0..FRAMES).map(|number| (number * PAGE, None)).collect()) };
         let tables = world.machine.alone(|cpu| {
@@ -245,7 +245,8 @@ fn change_hands(cpu: &CpuHandle, frames: &Frames<'_>, tables: &Stage2<Hosted>) {
     let ipa = Ipa::new(START + number * PAGE);
     if cpu.draw(4) == 0 {
         let told = RefCell::default();
-        let range = ipa..ipa + PAGE * (1 + cpu.draw(16 - number));
+        let whole = Ipa::new(START)..Ipa::new(START + MIB_2);
+        let range = if cpu.draw(6) == 0 { whole } else { ipa..ipa + PAGE * (1 + cpu.draw(16 - number)) };
         tables.unmap(range, &mut pages, Told(&told)).unwrap().complete().free(&mut pages);
         told.into_inner().into_iter().for_each(|leaf: Leaf| frames.give(cpu, leaf.descriptor.address()));
         return;

@@ -4,10 +4,10 @@
 use twofold_machine::program::Instructions;
 use twofold_machine::unforgiving::{CpuHandle, Hosted, Program, Withdrawn};
 use twofold_stage2::{
-    Access, Attributes, Execute, Ipa, IpaRange, Level, Mapped, Narrowed, Pending, Relaxed, Stage2, Unwatched,
+    Access, Attributes, Execute, Ipa, IpaRange, Level, Mapped, Memory, Narrowed, Pending, Relaxed, Stage2, Unwatched,
 };
 
-use crate::world::{MODERN, PAGE, PLAIN, World};
+use crate::world::{MIB_2, MODERN, PAGE, PLAIN, World};
 
 const START: u64 = 1 << 30;
 
@@ -180,6 +180,73 @@ fn judge_code_is_fetched_as_it_was_written() {
                 tables.destroy(&mut &world.pages, Unwatched).unwrap();
             });
             ended.unwrap_or_else(|breach| panic!("{breach}"));
+        }
+    }
+}
+
+/// What the block maps and the pages did not is cleaned before it is mapped; and all of it where the guest may have written
+/// past the cache.
+#[test]
+fn judge_a_block_that_takes_the_place_of_pages_is_clean() {
+    for type_of_memory in [Memory::Normal, Memory::NonCacheable] {
+        let world = World::new(PLAIN, 1, 1, 64 << 20);
+        let ended = world.machine.alone(|cpu| {
+            let tables = world.tables(0, 1, 40);
+            cpu.load(tables.vttbr());
+            world.run(0, MIB_2).zero(&world.machine.platform(), &PLAIN);
+            let attributes = Attributes { memory: type_of_memory, ..Attributes::ram(Access::READ_WRITE) };
+            let mapped = tables.map(page(0), world.frame(0), Level::L3, &attributes, &mut &world.pages);
+            assert_eq!(mapped, Ok(Mapped::New));
+            let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+            guest.store(page(0).raw(), 1).unwrap();
+            let normal = Attributes::ram(Access::READ_WRITE);
+            let done = tables.coalesce(page(0), world.frame(0), Level::L2, &normal, &mut &world.pages, &mut |_| ());
+            assert!(done.is_ok());
+            if type_of_memory == Memory::NonCacheable {
+                cpu.reads(world.frame(0), PAGE);
+            }
+            // With the MMU off, the guest reads past the cache.
+            assert_eq!(guest.load(page(7).raw()), Ok(0));
+            cpu.load(0);
+            tables.destroy(&mut &world.pages, Unwatched).unwrap();
+        });
+        ended.unwrap_or_else(|breach| panic!("{breach}"));
+    }
+}
+
+/// The same for what is mapped by ranges, from nothing and into tables that are there.
+#[test]
+fn judge_a_range_is_clean_when_it_is_mapped() {
+    for size in [PAGE, 8 * PAGE, MIB_2, 2 * MIB_2] {
+        for largest in [Level::L2, Level::L3] {
+            for execute in [Execute::NEVER, Execute::ALWAYS] {
+                let world = World::new(PLAIN, 1, 1, 64 << 20);
+                let ended = world.machine.alone(|cpu| {
+                    let tables = world.tables(0, 1, 40);
+                    cpu.load(tables.vttbr());
+                    world.run(0, 4 * MIB_2).zero(&world.machine.platform(), &PLAIN);
+                    let attributes = Attributes::ram(Access { execute, ..Access::READ_WRITE });
+                    for start in [0, 2 * MIB_2 - size.min(MIB_2)] {
+                        let ipa = Ipa::new(START + start);
+                        let mapped = tables.map_range(
+                            ipa..ipa + size,
+                            world.frame(start),
+                            largest,
+                            &attributes,
+                            &mut &world.pages,
+                        );
+                        assert_eq!(mapped, Ok(()));
+                        let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+                        for at in [0, size - PAGE] {
+                            assert_eq!(guest.load((ipa + at).raw()), Ok(0));
+                            assert!(execute == Execute::NEVER || guest.fetch((ipa + at).raw()) == Ok(0));
+                        }
+                    }
+                    cpu.load(0);
+                    tables.destroy(&mut &world.pages, Unwatched).unwrap();
+                });
+                ended.unwrap_or_else(|breach| panic!("{breach}"));
+            }
         }
     }
 }

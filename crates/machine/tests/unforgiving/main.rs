@@ -6,4 +6,5 @@ mod come_and_go;
 mod directed;
 mod random;
 mod rules;
+mod vm;
 mod world;

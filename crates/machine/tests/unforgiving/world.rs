@@ -98,10 +98,11 @@ impl World {
         Self::of(Options { trace: Some(file), ..Self::options(features, Bbm::default(), cpus, seed, memory) })
     }
 
-    /// The same with so many table pages.
-    pub fn with_table_pages(features: Features, cpus: usize, seed: u64, memory: u64, count: u64) -> Self {
-        let world = Self::new(features, cpus, seed, memory);
-        let pages = Pages::new(&world.machine, features, count);
+    /// With so many table pages, and so many events between two switches on average.
+    pub fn narrow(features: Features, cpus: usize, seed: u64, (pages, events): (u64, u32)) -> Self {
+        let options = Self::options(features, Bbm::default(), cpus, seed, 64 << 20);
+        let world = Self::of(Options { events_between_switches: events, ..options });
+        let pages = Pages::new(&world.machine, features, pages);
         Self { pages, ..world }
     }
 

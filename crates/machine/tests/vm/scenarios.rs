@@ -77,7 +77,7 @@ impl<H: Host> Room<'_, H> {
 /// What is where; what is not there, and what may not be done.
 pub fn slots<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     use AccessKind::{Execute, Read, Write};
-    for (vmid, pages) in [(1, Pages::Small), (2, Pages::Largest)] {
+    for (vmid, part, pages) in [(1, part, Pages::Small), (2, part + 1, Pages::Largest)] {
         let mut memory = room.memory(part, vmid, pages);
         memory.write(READ_ONLY + (PAGE - 8), &[7; 16]).unwrap();
         let vm = Vm::new(memory);
@@ -127,7 +127,7 @@ pub fn own_faults<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
 
 /// What a loader wrote is executed, and what the guest wrote itself.
 pub fn code<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
-    for (vmid, pages) in [(3, Pages::Small), (4, Pages::Largest)] {
+    for (vmid, part, pages) in [(3, part, Pages::Small), (4, part + 1, Pages::Largest)] {
         let mut memory = room.memory(part, vmid, pages);
         memory.write(RAM + 16, &0xd65f_03c0_u64.to_ne_bytes()).unwrap();
         let vm = Vm::new(memory);
@@ -244,7 +244,7 @@ impl OwnTables {
 
 /// Both stages; address spaces; hardware's updates; the guest's own invalidation.
 pub fn stage1<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
-    for (vmid, pages) in [(7, Pages::Small), (8, Pages::Largest)] {
+    for (vmid, part, pages) in [(7, part, Pages::Small), (8, part + 1, Pages::Largest)] {
         let vm = Vm::new(room.memory(part, vmid, pages));
         let own = OwnTables { tables: RAM.raw() + MIB_2 - 4 * PAGE, data: RAM.raw() + 2 * MIB_2 - 2 * PAGE };
         let off = Op::Stage1(Stage1Registers::default());
@@ -345,7 +345,11 @@ pub fn stage1_updates_fault_as_writes<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C,
     room.script(&vm, cpu, &[enter, Op::Load(VA + PAGE, 0)]);
     assert_eq!(writable(), [own.table(0, 3), own.page(0, 1)], "the table, and what was not mapped before");
     protect();
-    room.script(&vm, cpu, &[enter, Op::Load(VA + PAGE, 0), Op::Store(VA + 2 * PAGE, 1), own.has(0, 2, PROTECTED, false)]);
+    room.script(
+        &vm,
+        cpu,
+        &[enter, Op::Load(VA + PAGE, 0), Op::Store(VA + 2 * PAGE, 1), own.has(0, 2, PROTECTED, false)],
+    );
     assert_eq!(writable(), [own.table(0, 3), own.page(0, 2)]);
     vm.destroy().unwrap();
 }
@@ -402,7 +406,9 @@ pub fn out_of_frames<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     let lacks = |left: Result<Left, RunError>| match left {
         Ok(Left::Ended) => None,
         Err(RunError::Memory { error: Error::NoFrames { .. }, .. }) => Some(Unit::Section),
-        Err(RunError::Memory { error: Error::Stage2(twofold_stage2::Error::NoTablePage { .. }), .. }) => Some(Unit::Table),
+        Err(RunError::Memory { error: Error::Stage2(twofold_stage2::Error::NoTablePage { .. }), .. }) => {
+            Some(Unit::Table)
+        }
         other => panic!("{other:?}"),
     };
 

@@ -18,7 +18,7 @@ fn on_a_cpu(parts: u64, scenario: impl Fn(&Room<'_, FastPlatform>, &FastCpu, u64
 
 #[test]
 fn what_is_not_there_or_not_allowed_is_an_external_abort() {
-    on_a_cpu(1, scenarios::slots);
+    on_a_cpu(2, scenarios::slots);
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn who_takes_no_abort_is_left_with_it() {
 
 #[test]
 fn what_was_written_is_executed() {
-    on_a_cpu(1, scenarios::code);
+    on_a_cpu(2, scenarios::code);
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn interrupts_wake_who_waits() {
 
 #[test]
 fn a_guest_has_tables_of_its_own() {
-    on_a_cpu(1, scenarios::stage1);
+    on_a_cpu(2, scenarios::stage1);
 }
 
 #[test]

@@ -25,7 +25,7 @@ const CPUS: usize = 4;
 const SECTION: u64 = 1 << 30;
 const RANGE: IpaRange = Ipa::new(SECTION)..Ipa::new(SECTION + 2 * MIB_2);
 /// The pages that are written: in two sections, some side by side.
-const PAGES: [u64; 10] = [0, 1, 2, 63, 64, 511, 512, 513, 700, 1023];
+const PAGES: [u64; 6] = [0, 1, 63, 511, 512, 1023];
 
 #[test]
 fn judge_no_write_is_lost() {
@@ -94,7 +94,7 @@ fn no_write_is_lost(features: Features, total: u64, first_seed: u64) {
     let (mut done, mut seed, mut compared) = (0, first_seed, 0);
     while done < total {
         let now = AT_ONCE.min(total - done);
-        let world = World::new(features, CPUS, seed, 64 << 20);
+        let world = World::narrow(features, CPUS, seed, (64, 5));
         let tables = world.machine.alone(|cpu| {
             let tables = world.tables(0, 1, 40);
             cpu.load(0);
