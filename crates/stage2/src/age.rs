@@ -63,7 +63,7 @@ impl<P: Platform> Stage2<P> {
     /// The range is not made of whole pages inside the IPA space.
     pub fn clean(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Narrowed>, Error> {
         self.geometry().check(&range)?;
-        self.pending.count(self.platform());
+        self.begin_to_narrow();
         let mut pass = Clean { found: Found::default(), changed: Changed::default(), dirty };
         self.pass(&range, &mut pass);
         Ok(Pending::narrowed(self, pass.changed, range))
@@ -80,7 +80,7 @@ impl<P: Platform> Stage2<P> {
     /// The range is not made of whole pages inside the IPA space.
     pub fn disarm(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Narrowed>, Error> {
         self.geometry().check(&range)?;
-        self.pending.count(self.platform());
+        self.begin_to_narrow();
         let mut pass = Disarm { found: Found::default(), changed: Changed::default(), dirty };
         self.pass(&range, &mut pass);
         Ok(Pending::narrowed(self, pass.changed, range))
@@ -195,7 +195,7 @@ impl<P: Platform> Pass<P> for Clean<'_> {
             let mut left = dirty;
             while left != 0 {
                 let index = indexes.start + number * ROW + left.trailing_zeros() as usize;
-                locked.table.entry(index).clear(Descriptor::WRITE, locked.stage2.platform());
+                locked.take_bits(index, Descriptor::WRITE);
                 left &= left - 1;
             }
             if dirty != 0 {

@@ -192,7 +192,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take(&mut self, index: usize) -> Descriptor {
-        let old = self.table.entry(index).exchange(Descriptor::STALE, self.stage2.platform());
+        let old = self.replace_by(index, Descriptor::STALE);
         self.counts -= Counts::of(old, self.level);
         old
     }
@@ -215,10 +215,34 @@ impl<'a, P: Platform> Locked<'a, P> {
             platform.pause(1);
             return Err(Moved);
         }
-        let old = self.table.entry(index).exchange(Descriptor::BUSY, self.stage2.platform());
+        let old = self.replace_by(index, Descriptor::BUSY);
         self.counts -= Counts::of(old, self.level);
         self.counts += Counts::BUSY;
         Ok(Busy { stage2: self.stage2, table: self.table, level: self.level, index, old })
+    }
+
+    /// Writes an entry that leads nowhere, and tells what was there in the end: where hardware records writes, by one access.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    fn replace_by(&self, index: usize, new: Descriptor) -> Descriptor {
+        let cell = self.table.entry(index);
+        let old = cell.read();
+        if old.is_armed() {
+            return cell.exchange(new, self.stage2.platform());
+        }
+        cell.set(new);
+        old
+    }
+
+    /// Takes bits from a valid leaf of which it does not matter what hardware records meanwhile: it is told already, or
+    /// nobody asks.
+    #[inline(always)]
+    pub(crate) fn take_bits(&mut self, index: usize, bits: u64) {
+        let cell = self.table.entry(index);
+        let old = cell.read();
+        cell.set(old.without(bits));
+        self.counts -= Counts::of(old, self.level);
+        self.counts += Counts::of(old.without(bits), self.level);
     }
 
     /// Clears bits of a valid leaf, and tells what it was in the end.

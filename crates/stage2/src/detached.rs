@@ -184,10 +184,8 @@ impl<P: Platform> Stage2<P> {
         removed.leaf(leaf);
     }
 
-    /// Writes a word where the counts of a table were that was taken out. Somebody who came too late may hold its lock.
+    /// Writes a word where the counts of a table were that was taken out.
     fn set_state(&self, table: Pa, state: u64) {
-        let record = self.platform().record(table);
-        record.lock(self.platform());
-        record.unlock(Counts::from_raw(state));
+        self.platform().record(table).reset(Counts::from_raw(state), self.platform());
     }
 }

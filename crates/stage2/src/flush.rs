@@ -88,11 +88,17 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
     #[inline(always)]
     pub fn complete(mut self) -> Flushed<'a, P, R> {
         self.flush();
+        self.end();
+        let (detached, removed) = (core::mem::take(&mut self.detached), self.removed.take());
+        Flushed { stage2: self.stage2, detached, removed }
+    }
+
+    /// A change of access is flushed: others need not flush for it.
+    #[inline(always)]
+    fn end(&self) {
         if let Some(Narrowed { count, .. }) = self.removed.as_ref().and_then(Removed::narrowed) {
             self.stage2.pending.done(*count, self.stage2.platform());
         }
-        let (detached, removed) = (core::mem::take(&mut self.detached), self.removed.take());
-        Flushed { stage2: self.stage2, detached, removed }
     }
 
     /// Whether there is anything to invalidate.
@@ -122,10 +128,15 @@ impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
         if forgotten {
             self.stage2.invalidate_all();
         }
-        if let Some(Narrowed { count, .. }) = self.removed.as_ref().and_then(Removed::narrowed) {
-            self.stage2.pending.done(*count, self.stage2.platform());
-        }
+        self.end();
         primitive::dropped(forgotten, "a pending flush was dropped");
+    }
+}
+
+impl<P: Platform> Stage2<P> {
+    /// A change of access is about to begin, and ends with its [`Pending`].
+    pub(crate) fn begin_to_narrow(&self) {
+        self.pending.count(self.platform());
     }
 }
 
@@ -154,7 +165,7 @@ impl PendingChanges {
     #[cfg_attr(feature = "checked", track_caller)]
     fn done<P: Platform>(&self, count: u64, platform: &P) {
         platform.on_atomic();
-        self.0.fetch_sub(count, Ordering::AcqRel);
+        self.0.fetch_sub(count, Ordering::Release);
     }
 }
 

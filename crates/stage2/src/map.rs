@@ -168,7 +168,7 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn add_table(&self, place: &Place<'_>, ipa: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
         let below = place.level.below().ok_or(Error::NoLeafAtLevel { level: place.level })?;
         let Some(page) = frame::take(tables) else {
-            let gone = !self.is_still(place) || place.cell.look() != place.entry;
+            let gone = place.cell.read() != place.entry;
             return if gone { Ok(()) } else { Err(Error::NoTablePage { ipa, level: below }) };
         };
         page.zero(self.platform());
@@ -236,13 +236,11 @@ impl<P: Platform> Stage2<P> {
         primitive::dsb(self.platform(), Domain::IshSt);
     }
 
-    /// Says what is in a table that is not linked yet. Somebody who came too late may still hold the lock that the page
-    /// had when it was another table.
+    /// Says what is in a table that is not linked yet.
     pub(crate) fn set_counts(&self, page: &TablePage, counts: Counts) {
         let record = self.platform().record(page.pa());
-        record.lock(self.platform());
+        record.reset(counts, self.platform());
         record.set_link(0);
-        record.unlock(counts);
     }
 }
 

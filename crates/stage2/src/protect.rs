@@ -29,7 +29,7 @@ impl<P: Platform> Stage2<P> {
     /// The range is not made of whole pages inside the IPA space.
     pub fn write_protect(&self, range: IpaRange) -> Result<Pending<'_, P, Narrowed>, Error> {
         self.geometry().check(&range)?;
-        self.pending.count(self.platform());
+        self.begin_to_narrow();
         let mut pass = WriteProtect { changed: Changed::default() };
         self.pass(&range, &mut pass);
         Ok(Pending::narrowed(self, pass.changed, range))
@@ -48,7 +48,7 @@ impl<P: Platform> Stage2<P> {
         let range = at(skipped).zip(at(count.max(1))).map(|(start, end)| start..end);
         let range = range.ok_or(Error::OutsideIpa { ipa: first, bits })?;
         self.geometry().check(&range)?;
-        self.pending.count(self.platform());
+        self.begin_to_narrow();
         let mut pass = WriteProtect { changed: Changed::default() };
         let mut left = mask;
         while left != 0 {
@@ -75,7 +75,7 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
     ) -> Result<Pending<'_, P, Narrowed>, Error> {
         self.geometry().check(&range)?;
-        self.pending.count(self.platform());
+        self.begin_to_narrow();
         let mut pass = Protect { range: range.clone(), keep, changed: Changed::default(), beyond: true };
         while core::mem::take(&mut pass.beyond) {
             if let Err(error) = self.split_ends(&range, tables) {
@@ -105,7 +105,7 @@ impl<P: Platform> Pass<P> for WriteProtect {
             for index in indexes.clone() {
                 let old = locked.entry(index);
                 if old.is_valid() && old.raw() & WRITES != 0 {
-                    let _ = locked.clear(index, WRITES);
+                    locked.take_bits(index, WRITES);
                     span.add(index - indexes.start);
                 }
             }

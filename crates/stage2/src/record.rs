@@ -78,9 +78,17 @@ impl Record {
         (state & LOCKED == 0).then_some(Counts(state))
     }
 
-    /// What was kept for a table that was taken out ([`Counts::from_raw`]), or counted in one that nobody changes any more.
+    /// Says what is in a table that nobody else has. Somebody who came too late may still hold the lock that the page had as
+    /// another table, and would write what was counted in that.
+    pub(crate) fn reset<P: Platform>(&self, counts: Counts, platform: &P) {
+        self.lock(platform);
+        self.unlock(counts);
+    }
+
+    /// What was kept for a table that was taken out ([`Counts::from_raw`]), or counted in one that nobody changes any more:
+    /// whoever asks has had its lock since, or has it alone.
     pub(crate) fn last(&self) -> Counts {
-        Counts(self.state.load(Ordering::Acquire) & !LOCKED)
+        Counts(self.state.load(Ordering::Relaxed) & !LOCKED)
     }
 
     /// The lock and the counts, as they are.

@@ -203,7 +203,7 @@ impl<P: Platform> Stage2<P> {
         // Down to `level` at once, or one level after the other.
         let built = self.build(block, at, level, tables).or_else(|| self.build(block, at, below, tables));
         let Some(new) = built else {
-            let gone = !self.is_still(place) || place.cell.look() != block;
+            let gone = place.cell.read() != block;
             return if gone { Ok(false) } else { Err(Error::NoTablePage { ipa, level: below }) };
         };
         let Some(busy) = self.break_block(ipa, at, block) else {

@@ -55,8 +55,7 @@ impl<P: Platform> Stage2<P> {
         let root_entries = geometry.root_entries();
         primitive::root(root.pa(), Some(root_entries), vttbr, registers::vtcr(&geometry, &features));
         root.zero(&platform, &features);
-        platform.record(root.pa()).lock(&platform);
-        platform.record(root.pa()).unlock(Counts::EMPTY);
+        platform.record(root.pa()).reset(Counts::EMPTY, &platform);
         // The guest may be entered before anything is mapped.
         primitive::dsb(&platform, Domain::IshSt);
         let (thresholds, unlinked) = (Thresholds::DEFAULT, Unlinked::default());

@@ -83,8 +83,8 @@ pub(crate) struct Cpu {
     code: Vec<(Option<(u64, u64)>, Clock)>,
     /// TLB invalidations that it issued.
     pub(crate) invalidations: u64,
-    /// The step of its last `DSB` for loads and stores.
-    barrier: u64,
+    /// Its last `DSB`s for loads and stores, and their steps.
+    barriers: VecDeque<(Moment, u64)>,
     /// What was complete at its last `DSB ISH`.
     complete: Clock,
     /// Of each VMID, the vCPU whose stage-1 entries may be cached.
@@ -95,6 +95,8 @@ pub(crate) struct Cpu {
 
 /// So many changes are remembered for reports.
 const REMEMBERED: usize = 1 << 16;
+/// And so many barriers of each CPU.
+const BARRIERS: usize = 64;
 
 impl Model {
     pub(crate) fn new((features, bbm): (Features, Bbm), arena: Arc<Arena>, cpus: usize) -> Self {
@@ -189,6 +191,9 @@ impl Model {
             return Err(Broken::new(Rule::NoLock, what).at(ipa, &[pa]));
         }
         let (was, is) = (Shape::of(old, level), Shape::of(new, level));
+        if is != Shape::Invalid {
+            self.expose(place.root);
+        }
         let resized = self.is_resized(old, new, ipa, level);
         let same = resized || is_same_mapping(old & !self.flags(old, level), new & !self.flags(new, level), level);
         if was != Shape::Invalid && is != Shape::Invalid && !same {
@@ -470,10 +475,11 @@ impl Model {
                 && counts
                 && stale.overlaps(range)
         };
-        // Another CPU's flush is complete for this one when it knows, or when a barrier of its own came later.
-        let (known, barrier) = (self.cells.known(cpu), self.cpus[cpu].barrier);
-        let unknown =
-            |(stale, moment, step): &&(Stale, Moment, u64)| matters(stale) && *step > barrier && !known.knows(*moment);
+        // Another CPU's flush is complete for this one when a barrier is known that came after it.
+        let known = self.cells.known(cpu);
+        let mut barriers = self.cpus.iter().flat_map(|cpu| &cpu.barriers).filter(|(moment, _)| known.knows(*moment));
+        let last = barriers.next().map_or(0, |first| barriers.fold(first.1, |last, (_, step)| last.max(*step)));
+        let unknown = |(stale, _, step): &&(Stale, Moment, u64)| matters(stale) && *step > last;
         if let Some((stale, ..)) = self.stale.gone().find(unknown) {
             let what = format!(
                 "a flush of {range:?} ({access:?}) relies on another CPU's, and cannot know that it is complete"
@@ -590,7 +596,10 @@ impl Model {
         let cpus = if everywhere { self.all() } else { 1 << cpu };
         let now = (self.cells.event(cpu), self.step);
         self.stale.complete(cpu, cpus, now);
-        self.cpus[cpu].barrier = self.step;
+        if self.cpus[cpu].barriers.len() == BARRIERS {
+            self.cpus[cpu].barriers.pop_front();
+        }
+        self.cpus[cpu].barriers.push_back(now);
         self.complete_stage1(cpu, everywhere);
         if everywhere {
             for (start, size) in std::mem::take(&mut self.cpus[cpu].cleaned) {
@@ -621,13 +630,29 @@ impl Model {
         }
     }
 
-    /// Everything of a VMID is invalidated: only who has a tree loaded now may hold entries of it again.
+    /// Everything of a VMID is invalidated: only who has a tree loaded now, with something in it, may hold entries of it
+    /// again.
     fn forget_exposure(&mut self, vmid: u16) {
-        let loaded: Vec<u64> = self.cpus.iter().map(|cpu| cpu.effective & ROOT).collect();
-        for root in self.tables.roots_mut().iter_mut().filter(|root| root.vmid == vmid) {
-            let now = |(number, pa): (usize, &u64)| if root.alive && *pa == root.pa { 1u8 << number } else { 0 };
-            root.exposed = loaded.iter().enumerate().map(now).sum();
+        for number in 0..self.tables.roots().len() {
+            let root = *self.tables.root(number);
+            if root.vmid != vmid {
+                continue;
+            }
+            let holds = |index: u64| Shape::of(self.read(root.pa + index * 8), root.level) != Shape::Invalid;
+            let holds = root.alive && (0..root.entries as u64).any(holds);
+            self.tables.roots_mut()[number].exposed = 0;
+            if holds {
+                self.expose(number);
+            }
         }
+    }
+
+    /// Something is in a tree: whoever has it loaded may hold that.
+    fn expose(&mut self, number: usize) {
+        let pa = self.tables.root(number).pa;
+        let loaded = self.cpus.iter().enumerate().filter(|(_, cpu)| cpu.effective & ROOT == pa);
+        let loaded: CpuSet = loaded.map(|(cpu, _)| 1 << cpu).sum();
+        self.tables.roots_mut()[number].exposed |= loaded;
     }
 
     /// A context synchronization: `ISB`, or entering a guest.
@@ -640,7 +665,10 @@ impl Model {
         self.cpus[cpu].effective = vttbr;
         let (vmid, pa) = (self.vmid(vttbr), vttbr & ROOT);
         let Some(number) = self.tables.find_root(pa) else { return Ok(()) };
-        let other = |(at, root): (usize, &Root)| at != number && root.vmid == vmid && root.exposed >> cpu & 1 == 1;
+        let held = |at: usize| self.stale.iter().any(|stale| stale.root == at && stale.cpus() >> cpu & 1 == 1);
+        let other = |(at, root): (usize, &Root)| {
+            at != number && root.vmid == vmid && (root.exposed >> cpu & 1 == 1 || held(at))
+        };
         if let Some(at) = self.tables.roots().iter().enumerate().position(other) {
             let before = self.tables.root(at).pa;
             let what = format!(

@@ -283,6 +283,7 @@ mod tests {
     const VMID: u16 = 3;
     const IPA: u64 = 0x4020_1000;
     const BOTH: CpuSet = 0b11;
+    const NOW: (Moment, u64) = (Moment { cpu: 0, time: 2 }, 2);
 
     fn leaf(level: u8, kind: Kind) -> Stale {
         let ipa = IPA & !(walk::span(level) - 1);
@@ -307,10 +308,10 @@ mod tests {
     fn stage_2_first_and_what_is_combined_after_it() {
         let mut entries = with(leaf(3, Kind::Leaf));
         issue(&mut entries, Tlbi::Ipas2E1Is, IPA >> 12);
-        entries.complete(0, BOTH);
+        entries.complete(0, BOTH, NOW);
         assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [BOTH]);
         issue(&mut entries, Tlbi::VmallE1Is, 0);
-        entries.complete(0, BOTH);
+        entries.complete(0, BOTH, NOW);
         // CPU 0 has to synchronize yet.
         assert_eq!(entries.iter().map(|stale| (stale.cpus(), stale.is_gone())).collect::<Vec<_>>(), [(1, true)]);
         entries.synchronize(1);
@@ -326,10 +327,10 @@ mod tests {
             let mut entries = with(leaf(3, Kind::Leaf));
             issue(&mut entries, Tlbi::VmallE1Is, 0);
             if wait {
-                entries.complete(0, BOTH);
+                entries.complete(0, BOTH, NOW);
             }
             issue(&mut entries, Tlbi::Ipas2E1Is, IPA >> 12);
-            entries.complete(0, BOTH);
+            entries.complete(0, BOTH, NOW);
             entries.synchronize(0);
             assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [BOTH], "{wait}");
         }
@@ -342,9 +343,9 @@ mod tests {
         issue(&mut entries, Tlbi::VmallS12E1Is, 0);
         assert_eq!(entries.iter().count(), 2, "nothing goes before the barrier");
         assert!(entries.is_pending(0) && !entries.is_pending(1));
-        entries.complete(1, BOTH);
+        entries.complete(1, BOTH, NOW);
         assert_eq!(entries.iter().count(), 2, "nothing goes by another CPU's");
-        entries.complete(0, BOTH);
+        entries.complete(0, BOTH, NOW);
         entries.synchronize(0);
         assert_eq!(entries.iter().map(|stale| stale.vmid).collect::<Vec<_>>(), [4]);
     }
@@ -353,10 +354,10 @@ mod tests {
     fn a_barrier_completes_as_far_as_it_reaches() {
         let mut entries = with(leaf(3, Kind::Leaf));
         issue(&mut entries, Tlbi::VmallS12E1Is, 0);
-        entries.complete(0, 0b01);
+        entries.complete(0, 0b01, NOW);
         entries.synchronize(0);
         assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [0b10]);
-        entries.complete(0, BOTH);
+        entries.complete(0, BOTH, NOW);
         assert!(entries.is_empty());
     }
 
@@ -365,7 +366,7 @@ mod tests {
         let mut entries = with(leaf(3, Kind::Leaf));
         let reach = Reach::decode(Tlbi::VmallS12E1Is, 0, &Features::NONE).unwrap();
         entries.issue(0, VMID, &reach, BOTH, |_, cpu| cpu == 1);
-        entries.complete(0, BOTH);
+        entries.complete(0, BOTH, NOW);
         assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [0b01]);
     }
 
@@ -373,10 +374,10 @@ mod tests {
     fn a_table_is_a_walk_entry_and_never_combined() {
         let mut entries = with(leaf(2, Kind::Table));
         issue(&mut entries, Tlbi::Ipas2Le1Is, IPA >> 12);
-        entries.complete(0, BOTH);
+        entries.complete(0, BOTH, NOW);
         assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [BOTH], "leaves alone");
         issue(&mut entries, Tlbi::Ipas2E1Is, IPA >> 12);
-        entries.complete(0, BOTH);
+        entries.complete(0, BOTH, NOW);
         entries.synchronize(0);
         assert!(entries.is_empty());
     }
@@ -392,9 +393,9 @@ mod tests {
         ] {
             let mut entries = with(leaf(level, Kind::Leaf));
             issue(&mut entries, Tlbi::Ipas2E1Is, operand);
-            entries.complete(0, BOTH);
+            entries.complete(0, BOTH, NOW);
             issue(&mut entries, Tlbi::VmallE1Is, 0);
-            entries.complete(0, BOTH);
+            entries.complete(0, BOTH, NOW);
             entries.synchronize(0);
             assert_eq!(entries.is_empty(), goes, "level {level}, {operand:#x}");
         }
@@ -414,7 +415,7 @@ mod tests {
         assert_eq!(entries.iter().filter(|stale| stale.kind == Kind::Leaf).count(), 1);
         // They are found by their numbers still.
         issue(&mut entries, Tlbi::VmallS12E1Is, 0);
-        entries.complete(0, BOTH);
+        entries.complete(0, BOTH, NOW);
         entries.synchronize(0);
         assert!(entries.is_empty());
     }

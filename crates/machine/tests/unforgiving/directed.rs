@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a random run meets too rarely: one CPU's operation between the halves of another's, and what must not fault.
 
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use twofold_machine::program::Instructions;
 use twofold_machine::unforgiving::{CpuHandle, Hosted, Program, Withdrawn};
 use twofold_stage2::{
@@ -248,5 +251,96 @@ fn judge_a_range_is_clean_when_it_is_mapped() {
                 ended.unwrap_or_else(|breach| panic!("{breach}"));
             }
         }
+    }
+}
+
+/// What one CPU mapped does not fault on another that was told of it.
+#[test]
+fn judge_what_another_cpu_mapped_does_not_fault() {
+    for seed in 1..=20 {
+        let world = World::narrow(MODERN, 2, seed, (64, 4));
+        let tables = world.machine.alone(|cpu| {
+            let tables = world.tables(0, 1, 40);
+            cpu.load(0);
+            tables
+        });
+        let tables = tables.unwrap_or_else(|breach| panic!("{breach}"));
+        let told = AtomicU64::new(0);
+        let maps: Program<'_> = Box::new(|cpu| {
+            for number in 0..32 {
+                let (pa, attributes) = (world.frame(number * PAGE), Attributes::ram(Access::READ_WRITE));
+                let mapped = tables.map(page(number), pa, Level::L3, &attributes, &mut &world.pages);
+                assert_eq!(mapped, Ok(Mapped::New));
+                cpu.meet();
+                told.store(number + 1, Ordering::Relaxed);
+            }
+        });
+        let uses: Program<'_> = Box::new(|cpu| {
+            cpu.load(tables.vttbr());
+            let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+            for number in 0..32 {
+                while told.load(Ordering::Relaxed) <= number {
+                    cpu.pause();
+                }
+                let stored = guest.store(page(number).raw(), 1);
+                assert!(stored.is_ok(), "page {number} was mapped by another CPU, and faults: {stored:?}");
+            }
+            cpu.load(0);
+        });
+        world.machine.run(vec![maps, uses]).unwrap_or_else(|breach| panic!("{breach}"));
+    }
+}
+
+/// Several CPUs take write access from the same memory, which another one splits and maps anew all the time, read-only: when
+/// one has, nothing there can be written any more, whoever took it.
+#[test]
+fn judge_a_pass_misses_nothing() {
+    for seed in 1..=60 {
+        let features = if seed % 2 == 0 { MODERN } else { PLAIN };
+        let world = World::narrow(features, 4, seed, (64, 3));
+        let whole = page(0)..page(512);
+        let tables = world.machine.alone(|cpu| {
+            let tables = world.tables(0, 1, 40);
+            cpu.load(tables.vttbr());
+            let attributes = Attributes { dirty_by_hardware: seed % 4 < 2, ..Attributes::ram(Access::READ_WRITE) };
+            let mapped = tables.map(page(0), world.frame(0), Level::L2, &attributes, &mut &world.pages);
+            assert_eq!(mapped, Ok(Mapped::New));
+            let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+            guest.store(page(0).raw(), 1).unwrap();
+            cpu.load(0);
+            tables
+        });
+        let tables = tables.unwrap_or_else(|breach| panic!("{breach}"));
+        let protects = |range: IpaRange| -> Program<'_> {
+            let tables = &tables;
+            Box::new(move |cpu| {
+                for _ in 0..3 {
+                    (0..cpu.draw(40)).for_each(|_| cpu.pause());
+                    let _ = tables.write_protect(range.clone()).unwrap().complete();
+                    cpu.meet();
+                    let seen = cpu.knowledge();
+                    cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Writes);
+                    for number in [0, 1, 100, 511] {
+                        let writable =
+                            |leaf: &twofold_stage2::Leaf| leaf.descriptor.is_writable() || leaf.descriptor.is_armed();
+                        let leaf =
+                            tables.look_up(page(number)).filter(|leaf| range.contains(&leaf.ipa) && writable(leaf));
+                        assert!(leaf.is_none(), "page {number} was protected: {leaf:?}, seed {seed}");
+                    }
+                }
+            })
+        };
+        let changes: Program<'_> = Box::new(|cpu| {
+            for _ in 0..3 {
+                let split = tables.split(whole.clone(), MIB_2, &mut &world.pages, |_, _| ControlFlow::Continue(()));
+                assert!(split.is_ok());
+                (0..cpu.draw(20)).for_each(|_| cpu.pause());
+                let block = Attributes::ram(Access::READ);
+                let done = tables.coalesce(page(0), world.frame(0), Level::L2, &block, &mut &world.pages, &mut |_| ());
+                assert!(done.is_ok());
+            }
+        });
+        let programs = vec![protects(whole.clone()), changes, protects(whole.clone()), protects(page(0)..page(512))];
+        world.machine.run(programs).unwrap_or_else(|breach| panic!("{breach}"));
     }
 }

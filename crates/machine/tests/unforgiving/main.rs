@@ -5,6 +5,7 @@ mod basics;
 mod come_and_go;
 mod directed;
 mod random;
+mod recorded;
 mod rules;
 mod vm;
 mod world;

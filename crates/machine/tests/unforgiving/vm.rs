@@ -234,10 +234,10 @@ fn more_vcpus_than_cpus_are_refused() {
     }
 }
 
-/// Each of two CPUs runs a vCPU of each virtual machine, turn by turn.
-fn in_turns(machine: &Machine, room: &Room<'_, Hosted>, vms: &[Vm<Hosted>]) -> Result<(), Breach> {
+/// Each of two CPUs runs a vCPU of each virtual machine, turn by turn; each time with other words.
+fn in_turns(machine: &Machine, room: &Room<'_, Hosted>, vms: &[Vm<Hosted>], time: u64) -> Result<(), Breach> {
     let run = |cpu: &CpuHandle| {
-        let sum = || Sum::new(RAM.raw() + cpu.number() as u64 * 8, 60, 20);
+        let sum = || Sum::new(RAM.raw() + (2 * time + cpu.number() as u64) * 8, 60, 20);
         let mut vcpus: Vec<_> = vms.iter().map(|vm| (vm, room.vcpu(sum()), Left::Kicked)).collect();
         while vcpus.iter().any(|(.., left)| *left == Left::Kicked) {
             for (vm, vcpu, left) in vcpus.iter_mut().filter(|(.., left)| *left == Left::Kicked) {
@@ -266,12 +266,12 @@ fn generations(features: Features, seed: u64, end: impl Fn(Vm<Hosted>) + Sync) -
     let vm = |part| machine.alone(|_| Vm::new(room.memory(part, 2 + part as u16 % 2, Pages::Small)));
     let mut vms = vec![vm(0)?, vm(1)?];
     for generation in 0..GENERATIONS {
-        in_turns(&machine, &room, &vms)?;
+        in_turns(&machine, &room, &vms, generation)?;
         let oldest = vms.remove(0);
         machine.alone(|_| end(oldest))?;
         vms.push(vm(2 + generation)?);
     }
-    in_turns(&machine, &room, &vms)
+    in_turns(&machine, &room, &vms, GENERATIONS)
 }
 
 #[test]

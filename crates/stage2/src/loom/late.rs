@@ -229,7 +229,9 @@ fn a_fault_does_not_find_the_same_frame_elsewhere() {
     let second_page = || {
         let guest = Guest::new(2, 7);
         let (own, mut takers) = (guest.pages(4..7, false), guest.pages(0..4, false));
+        guest.map(0, Level::L3, &mut takers);
         guest.map(PAGE, Level::L3, &mut takers);
+        guest.unmap(0, PAGE, &mut takers);
         (guest, [own, takers])
     };
     let map_first = |guest: &Guest, pages: &mut Pages, at| {
@@ -243,7 +245,7 @@ fn a_fault_does_not_find_the_same_frame_elsewhere() {
             there.unmap_quietly(0, BLOCK, &mut takers);
             let _ = map_first(&there, &mut takers, BLOCK);
         });
-        assert_eq!(map_first(&guest, &mut own, 0), Mapped::New, "it was never mapped before");
+        assert_eq!(map_first(&guest, &mut own, 0), Mapped::New, "it was unmapped before");
         taker.join().expect("no panic");
     });
 }
@@ -254,7 +256,9 @@ fn a_fault_does_not_find_another_table() {
     let second_block = || {
         let guest = Guest::new(3, 9);
         let (own, mut takers) = (guest.pages(4..9, false), guest.pages(0..4, false));
+        guest.map(0, Level::L2, &mut takers);
         guest.map(BLOCK, Level::L2, &mut takers);
+        guest.unmap(0, BLOCK, &mut takers);
         (guest, [own, takers])
     };
     meet(1, second_block, [|guest, pages| guest.map(0, Level::L2, pages), UNMAPS[3].1], |guest, pools| {

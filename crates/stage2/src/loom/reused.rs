@@ -22,7 +22,7 @@ fn page() -> (Guest, [Pages; 3]) {
 fn is_not_seen_at_first_page(attributes: &'static [fn(&Guest, &mut Pages)], change: Operation) {
     for reuse in attributes {
         for look in LOOKS {
-            meet(1, page, [look, *reuse, change], |guest, pools| drop(guest.check(pools)));
+            meet(2, page, [look, *reuse, change], |guest, pools| drop(guest.check(pools)));
         }
     }
 }

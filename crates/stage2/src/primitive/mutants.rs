@@ -125,11 +125,9 @@ pub(super) fn barrier(domain: Domain, site: &Location<'_>) -> Domain {
 }
 
 pub(super) fn invalidation(operation: Tlbi, operand: u64, site: &Location<'_>) -> (Tlbi, u64) {
-    for (kind, operand) in [
-        (Kind::Shift, operand >> 12),
-        (Kind::Unshifted, operand << 12),
-        (Kind::OtherSpace, operand ^ 1 << 63),
-    ] {
+    for (kind, operand) in
+        [(Kind::Shift, operand >> 12), (Kind::Unshifted, operand << 12), (Kind::OtherSpace, operand ^ 1 << 63)]
+    {
         if is(kind, site) {
             return (operation, operand);
         }

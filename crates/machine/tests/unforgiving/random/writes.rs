@@ -210,6 +210,10 @@ fn work(cpu: &CpuHandle, log: &Log<'_>) {
                 }
             }
             8 => tables.age(whole, &mut |_| ()).unwrap(),
+            9 if cpu.draw(3) == 0 => {
+                let disarmed = tables.disarm(ipa..ipa + PAGE, &mut |marked| log.note_marked(&marked)).unwrap();
+                let _ = disarmed.complete();
+            }
             9 => {
                 let keep = Access { write: true, ..Access::READ };
                 let _ = tables.protect(ipa..ipa + PAGE, keep, &mut pages).map(|pending| pending.complete());
