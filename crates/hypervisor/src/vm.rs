@@ -66,7 +66,13 @@ pub fn write_last_exits(out: &mut dyn Write) {
 
 impl Vm {
     /// A virtual machine with `cpus` vCPUs, the first of them on; `flags` are the bundle's.
-    pub fn new(board: &'static Board, memory: GuestMemory<EnginePlatform>, cpus: usize, flags: u32, run: RunVcpu) -> Self {
+    pub fn new(
+        board: &'static Board,
+        memory: GuestMemory<EnginePlatform>,
+        cpus: usize,
+        flags: u32,
+        run: RunVcpu,
+    ) -> Self {
         let vcpus = board.cpus.iter().take(cpus).enumerate().map(|(index, mpidr)| VcpuSlot {
             mpidr: *mpidr,
             on: AtomicBool::new(index == 0),

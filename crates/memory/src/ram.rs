@@ -7,7 +7,6 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::mem;
 
 use twofold_stage2::{Features, Ipa, IpaRange, Pa, Platform, Run};
 
@@ -16,20 +15,16 @@ use crate::frames::{FRAME, Frames};
 /// Bytes of a section, the unit in which guest RAM takes its frames: a level 2 block of the 4 KiB granule.
 pub const SECTION: u64 = 2 << 20;
 const PAGES: u64 = SECTION / FRAME;
-/// Bytes whose sections are kept together, from the first touch of one of them: a slot may be far larger than what its
-/// guest uses, and than what the host has.
-const PART: u64 = 8192 * SECTION;
+/// Sections that are kept together, from the first touch of one of them: a slot may be far larger than what its guest
+/// uses, and than what there is.
+const PART: usize = 64;
 
 /// The backing of one slot of RAM.
 pub(crate) struct Ram {
-    /// The sections of the part at hand, which is that of the last touch.
-    sections: Box<[Section]>,
-    /// Where it starts.
+    /// Where the first section starts, at or below the slot.
     start: Ipa,
-    /// The slot, in whole sections.
-    range: IpaRange,
-    /// Those of the others that were touched.
-    parts: Box<[Box<[Section]>]>,
+    /// Its sections; `None` where nobody touched one.
+    parts: Box<[Option<Box<[Section; PART]>>]>,
 }
 
 #[derive(Default)]
@@ -50,44 +45,35 @@ impl Ram {
     /// Backing for `range`, none of it taken yet.
     pub(crate) fn new(range: &IpaRange) -> Self {
         let start = range.start.align_down(SECTION);
-        let size = (range.end - start).next_multiple_of(SECTION);
-        let parts = (0..size.div_ceil(PART)).map(|_| Box::default()).collect();
-        Self { range: start..start + size, start, sections: Box::default(), parts }
+        let count = (range.end - start).div_ceil(PART as u64 * SECTION);
+        Self { start, parts: (0..count).map(|_| None).collect() }
     }
 
-    /// The page at `ipa`, for which frames are taken if its section has none. `None` when none are left, or when the
-    /// host has no memory to keep the section.
+    /// The page at `ipa`, for which frames are taken if its section has none. `None` when none are left, or no memory on
+    /// the heap to keep them.
     #[inline]
     pub(crate) fn back(&mut self, ipa: Ipa, frames: &mut Frames) -> Option<BackedPage<'_>> {
-        // An address below the part at hand wraps around, and is far behind its end.
-        let mut offset = ipa.raw().wrapping_sub(self.start.raw());
-        if offset / SECTION >= self.sections.len() as u64 {
-            self.turn_to(ipa)?;
-            offset = ipa - self.start;
-        }
-        let Section { frames: run, ready } = &mut self.sections[(offset / SECTION) as usize];
-        if run.is_none() {
-            *run = Some(frames.take(PAGES)?);
-        }
-        Some(BackedPage { frames: run.as_ref()?, ready, offset: offset % SECTION })
+        let offset = ipa - self.start;
+        let index = (offset / SECTION) as usize;
+        let (part, place) = (index / PART, index % PART);
+        let is_taken = self.parts[part].as_ref().is_some_and(|part| part[place].frames.is_some());
+        let section = if is_taken { &mut self.parts[part].as_mut()?[place] } else { self.take(index, frames)? };
+        Some(BackedPage { frames: section.frames.as_ref()?, ready: &mut section.ready, offset: ipa.raw() % SECTION })
     }
 
-    /// Takes the part with `ipa` at hand.
+    /// Takes frames for a section that has none, and memory on the heap for its part if it is the first of it.
     #[cold]
-    fn turn_to(&mut self, ipa: Ipa) -> Option<()> {
-        let number = |at: Ipa| ((at - self.range.start) / PART) as usize;
-        let (before, now) = (number(self.start), number(ipa));
-        mem::swap(&mut self.sections, &mut self.parts[before]);
-        mem::swap(&mut self.sections, &mut self.parts[now]);
-        self.start = self.range.start + now as u64 * PART;
-        if self.sections.is_empty() {
-            let count = ((self.range.end - self.start).min(PART) / SECTION) as usize;
+    fn take(&mut self, index: usize, frames: &mut Frames) -> Option<&mut Section> {
+        let part = &mut self.parts[index / PART];
+        if part.is_none() {
             let mut sections = Vec::new();
-            sections.try_reserve_exact(count).ok()?;
-            sections.resize_with(count, Section::default);
-            self.sections = sections.into();
+            sections.try_reserve_exact(PART).ok()?;
+            sections.resize_with(PART, Section::default);
+            *part = sections.try_into().ok();
         }
-        Some(())
+        let section = &mut part.as_mut()?[index % PART];
+        section.frames = Some(frames.take(PAGES)?);
+        Some(section)
     }
 }
 

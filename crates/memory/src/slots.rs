@@ -75,7 +75,8 @@ pub enum SlotError {
     },
 }
 
-/// A slot as it is kept.
+/// A slot as it is kept. Its size is a power of two, so that a fault finds it by a shift.
+#[repr(align(64))]
 pub(crate) struct Kept {
     pub(crate) range: IpaRange,
     pub(crate) writable: bool,

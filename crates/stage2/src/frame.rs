@@ -181,6 +181,9 @@ impl Root {
 }
 
 /// Where table pages come from and go back to. Asked only at the moment one is needed (source S4), with no lock held.
+///
+/// Where CPUs share pages, whoever takes one has to see what whoever gave it did before, as with anything that is handed over
+/// by a lock: so a descent that is late sees that the table it is in is none any more.
 pub trait TableSource {
     /// A page, whatever it holds; `None` when dry.
     fn take(&mut self) -> Option<TablePage>;

@@ -313,6 +313,24 @@ impl CpuHandle {
 #[derive(Clone, Copy, Debug)]
 pub struct Knowledge(Clock);
 
+impl Knowledge {
+    /// That of the CPU which this thread is; `None` where it is none. For what hands things from one CPU to another by a
+    /// lock of the host's, of which the machine does not know.
+    pub fn of_this_cpu() -> Option<Self> {
+        Context::current(|context| Self(context.silently(|model, cpu| Ok(*model.cells.known(cpu)))))
+    }
+
+    /// The CPU that this thread is learns it.
+    pub fn learn(&self) {
+        Context::current(|context| {
+            context.silently(|model, cpu| {
+                model.cells.learn(cpu, &self.0);
+                Ok(())
+            });
+        });
+    }
+}
+
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)

@@ -355,5 +355,9 @@ fn judge_virtual_machine() {
             })
         })();
         ended.unwrap_or_else(|breach: Breach| panic!("{breach}"));
+        let ended = generations(Features { vmid_bits: 2, ..features }, 1, |vm| {
+            vm.destroy().unwrap();
+        });
+        ended.unwrap_or_else(|breach| panic!("{breach}"));
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use twofold_machine::arena::{ArenaOptions, Backing};
-use twofold_machine::unforgiving::{Bbm, Hosted, Machine, Options};
+use twofold_machine::unforgiving::{Bbm, Hosted, Knowledge, Machine, Options};
 use twofold_stage2::{Donated, Features, Geometry, Granule, Pa, Run, Stage2, TablePage, TableSource, Vmid};
 
 pub const PAGE: u64 = 4 << 10;
@@ -43,7 +43,8 @@ pub const PLAIN: Features = Features {
 pub struct Pages {
     donated: Donated,
     features: Features,
-    free: Mutex<Vec<Pa>>,
+    /// With what was known when it was given back: the lock hands that over.
+    free: Mutex<Vec<(Pa, Option<Knowledge>)>>,
     count: u64,
 }
 
@@ -51,7 +52,7 @@ impl Pages {
     pub fn new(machine: &Machine, features: Features, count: u64) -> Self {
         let donated = machine.arena().donate();
         let first = donated.start() + ROOTS * 16 * PAGE;
-        let free = (0..count).rev().map(|number| first + number * PAGE).collect();
+        let free = (0..count).rev().map(|number| (first + number * PAGE, None)).collect();
         Self { donated, features, free: Mutex::new(free), count }
     }
 
@@ -63,12 +64,13 @@ impl Pages {
 
 impl TableSource for &Pages {
     fn take(&mut self) -> Option<TablePage> {
-        let pa = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        let (pa, known) = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        known.iter().for_each(Knowledge::learn);
         self.donated.table_page(pa, &self.features)
     }
 
     fn give(&mut self, page: TablePage) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(page.pa());
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push((page.pa(), Knowledge::of_this_cpu()));
     }
 }
 

@@ -112,8 +112,10 @@ fn a_fetch_makes_the_whole_block_executable() {
         let exact = features.instruction_cache_pipt && features.instruction_line > 64;
         let invalidate = if exact { Event::InvalidateCode(pa, SECTION) } else { Event::InvalidateAllCode };
         let sees = Event::Sees(BASE, Some(Sight { level: 2, pa, access: Access::ALL }));
-        assert_eq!(record[..4], [Event::Dsb(Domain::Ish), invalidate, Event::Dsb(Domain::Ish), sees]);
-        assert_eq!(record[4..], local_invalidation(BASE));
+        // Nobody else may map it while that takes its time.
+        let (gone, dsb) = (Event::Sees(BASE, None), Event::Dsb(Domain::Ish));
+        assert_eq!(record[..6], [gone, dsb.clone(), invalidate, dsb, sees, Event::Dsb(Domain::IshSt)]);
+        assert_eq!(record[6..], local_invalidation(BASE));
         assert_eq!(guest.fault_of(BASE + (SECTION - 4), Execute), None);
     }
 }
