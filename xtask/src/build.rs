@@ -78,11 +78,7 @@ pub fn command(workspace: &Workspace) -> anyhow::Result<ExitCode> {
 pub fn images(workspace: &Workspace, programs: &[Program]) -> anyhow::Result<u64> {
     for program in programs {
         // One at a time: together, Cargo would give the guest the hypervisor's features of a shared crate.
-        let mut cargo = cargo(workspace, "build", program.package);
-        if let Some(feature) = program.feature {
-            // The last directory counts.
-            cargo.args(["--features", feature, "--target-dir"]).arg(program.directory(workspace));
-        }
+        let mut cargo = cargo(workspace, "build", *program);
         subprocess::show(cargo.args(["--bin", program.name]))?;
     }
     let mut size = 0;
@@ -93,12 +89,13 @@ pub fn images(workspace: &Workspace, programs: &[Program]) -> anyhow::Result<u64
     Ok(size)
 }
 
-/// Cargo with `command` on `package`, for the bare-metal target and with its flags.
-pub fn cargo(workspace: &Workspace, command: &str, package: &str) -> Command {
+/// Cargo with `command` on the package of `program`, for the bare-metal target and with its flags.
+pub fn cargo(workspace: &Workspace, command: &str, program: Program) -> Command {
     let mut cargo = Command::new("cargo");
-    cargo.current_dir(workspace.root()).args([command, "--release", "--package", package]);
+    cargo.current_dir(workspace.root()).args([command, "--release", "--package", program.package]);
+    cargo.args(program.feature.iter().flat_map(|feature| ["--features", feature]));
     // A directory of its own: other flags would make every host build start anew.
-    cargo.args(["--target", TARGET, "--target-dir"]).arg(workspace.images());
+    cargo.args(["--target", TARGET, "--target-dir"]).arg(program.directory(workspace));
     cargo.env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f"));
     cargo
 }

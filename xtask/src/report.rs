@@ -128,7 +128,9 @@ fn target_of(option: &str, path: &Path) -> anyhow::Result<PathBuf> {
     }
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => bail!("{option}: {shown} is a directory; give a file"),
-        Ok(metadata) if !metadata.is_file() => bail!("{option}: {shown} is a device or a pipe, not a file; name a file"),
+        Ok(metadata) if !metadata.is_file() => {
+            bail!("{option}: {shown} is a device or a pipe, not a file; name a file")
+        }
         Ok(_) => fs::canonicalize(path).with_context(|| format!("{option}: cannot follow {shown}")),
         Err(_) if path.is_symlink() => bail!("{option}: {shown} is a link to nothing; name a file"),
         // That there is no such directory is for the caller to say.

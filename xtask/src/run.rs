@@ -70,7 +70,8 @@ pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Res
         flags: flags::COUNT,
     };
     let timeout = Some(Duration::from_secs(CHECK_TIMEOUT));
-    let boot = Boot { label: "touch", guest, cpu, deterministic: true, checked: false, timeout, terminal: false, trace: None };
+    let boot =
+        Boot { label: "touch", guest, cpu, deterministic: true, checked: false, timeout, terminal: false, trace: None };
     let outcome = boot.run(workspace, qemu)?;
     FirstTouch::of(&outcome.control.report).context("the hypervisor did not report its first touches")
 }

@@ -7,6 +7,7 @@ pub mod fast;
 pub mod interrupts;
 pub mod program;
 mod tlbi;
+#[cfg(feature = "unforgiving")]
 mod turns;
 #[cfg(feature = "unforgiving")]
 pub mod unforgiving;

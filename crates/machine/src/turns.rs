@@ -173,6 +173,7 @@ impl Turns {
     }
 
     /// Points and passes so far. With the seed it names a moment of the run.
+    #[cfg(test)]
     pub(crate) fn step(&self) -> u64 {
         self.holder.steps.load(Relaxed)
     }

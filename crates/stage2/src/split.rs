@@ -257,7 +257,7 @@ impl<P: Platform> Stage2<P> {
                     return None;
                 };
                 one = Descriptor::table(child.pa());
-                table.entry(index).write(one);
+                table.entry(index).set(one);
             }
         }
         self.set_counts(&page, Counts::of(one, below).times(entries as u64));

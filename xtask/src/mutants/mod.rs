@@ -34,14 +34,14 @@ pub fn command(workspace: &Workspace, options: &MutantsOptions) -> anyhow::Resul
         json::check_path(path)?;
     }
     let all = sites::list(workspace.root())?;
-    excused::check(&all)?;
-    let defects = peers::DEFECTS.iter().map(|defect| Ok((defect, all[peers::number(defect, &all)?].clone())));
-    let defects = defects.collect::<anyhow::Result<Vec<_>>>()?;
-    let chosen = choose(all, options)?;
+    let chosen = choose(all.clone(), options)?;
     if options.list {
         chosen.iter().try_for_each(|mutant| output::line(&format!("{mutant}  {}", mutant.label())))?;
         return Ok(ExitCode::SUCCESS);
     }
+    excused::check(&all)?;
+    let defects = peers::DEFECTS.iter().map(|defect| Ok((defect, &all[peers::number(defect, &all)?])));
+    let defects = defects.collect::<anyhow::Result<Vec<_>>>()?;
 
     let steps = Steps::new(workspace.stop().clone());
     let mut judges = steps.step("build", || {

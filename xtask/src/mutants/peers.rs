@@ -72,7 +72,7 @@ pub const DEFECTS: &[Defect] = &[
         peer: "the combined dirty log",
         what: "a plain store against hardware's update",
         file: "crates/stage2/src/age.rs",
-        label: "Clean::entries/clear/apart",
+        label: "Disarm::entries/clear/apart",
     },
     Defect {
         peer: "the combined dirty log",

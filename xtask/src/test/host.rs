@@ -28,8 +28,10 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
     let mut steps = vec![
         step("format", cargo(workspace, &["fmt", "--all", "--check"])),
         step("clippy_host", cargo(workspace, &["clippy", "--all-targets", "--", "-D", "warnings"])),
-        step("clippy_hypervisor", clippy(workspace, build::HYPERVISOR.package)),
-        step("clippy_guest", clippy(workspace, build::GUEST.package)),
+        step("clippy_machine", machine(cargo(workspace, &["clippy", "--all-targets"]), &["--", "-D", "warnings"])),
+        step("clippy_hypervisor", clippy(workspace, build::HYPERVISOR)),
+        step("clippy_hypervisor_with_trace", clippy(workspace, build::TRACING_HYPERVISOR)),
+        step("clippy_guest", clippy(workspace, build::GUEST)),
         step("engine_builds_for_arm64_linux", {
             let mut check = cargo(workspace, &["check", "--package", "twofold-stage2", "--target"]);
             check.arg(install::ARM64_LINUX);
@@ -40,6 +42,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             doc.env("RUSTDOCFLAGS", "-D warnings");
             doc
         }),
+        counted("unforgiving_machine", machine(cargo(workspace, &["test", "--no-fail-fast"]), &[]), &inner),
         counted("unit_tests", cargo(workspace, &["test", "--no-fail-fast"]), &inner),
     ];
     if depth == Depth::Full {
@@ -62,8 +65,14 @@ fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
     command
 }
 
-fn clippy(workspace: &Workspace, package: &str) -> Command {
-    let mut clippy = build::cargo(workspace, "clippy", package);
+/// For the hosted machine in its unforgiving mode, which needs the engine built for it.
+fn machine(mut command: Command, more: &[&str]) -> Command {
+    command.args(["--package", "twofold-machine", "--features", "twofold-machine/unforgiving"]).args(more);
+    command
+}
+
+fn clippy(workspace: &Workspace, program: build::Program) -> Command {
+    let mut clippy = build::cargo(workspace, "clippy", program);
     clippy.args(["--", "-D", "warnings"]);
     clippy
 }

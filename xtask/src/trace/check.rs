@@ -189,7 +189,10 @@ impl Checker {
         }
         if old.is_valid() {
             self.broken(at, place, old, at);
-        } else if new.is_valid()
+        }
+        self.flushes.take(|debt| debt.is_undone_by(place, new));
+        if !old.is_valid()
+            && new.is_valid()
             && let Some(debt) = self.flushes.take(|debt| {
                 // Who was inside a table that was taken out does not know: what it does is flushed with the rest.
                 debt.is_in(place.tree, place.range()) && Some(debt.group) != place.gone
@@ -211,7 +214,7 @@ impl Checker {
     fn broken(&mut self, at: usize, place: Place, entry: Entry, group: usize) {
         let Some(tree) = self.tables.trees.get(&place.tree) else { return };
         let table = entry.table_at(place.level);
-        self.flushes.owe(Debt::new(place, tree.vmid, table.is_some(), at, group));
+        self.flushes.owe(Debt::new(place, tree.vmid, entry, at, group));
         let Some(table) = table else { return };
         for (place, entry) in self.tables.take_out(table, group) {
             self.broken(at, place, entry, group);

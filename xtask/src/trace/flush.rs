@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use twofold_abi::trace::{Domain, Tlbi};
 
-use super::tables::Place;
+use super::tables::{Entry, Place};
 
 /// An entry that was broken, and is not flushed.
 pub struct Debt {
@@ -24,6 +24,8 @@ pub struct Debt {
     vmid: u16,
     range: Range<u64>,
     level: u32,
+    /// What it was.
+    entry: Entry,
     /// It led to a table: operations for the last level are not enough.
     table: bool,
     /// When the invalidation of stage 2 was complete.
@@ -31,9 +33,17 @@ pub struct Debt {
 }
 
 impl Debt {
-    pub fn new(place: Place, vmid: u16, table: bool, at: usize, group: usize) -> Self {
+    pub fn new(place: Place, vmid: u16, entry: Entry, at: usize, group: usize) -> Self {
         let (tree, level) = (place.tree, place.level);
-        Self { tree, at, group, vmid, range: place.range(), level, table, invalidated: None }
+        let table = entry.table_at(level).is_some();
+        Self { tree, at, group, vmid, range: place.range(), level, entry, table, invalidated: None }
+    }
+
+    /// Whether it is of a leaf that `new` puts back, but for what may change without a break: then nothing is broken any
+    /// more, and what a TLB still holds is as good as after such a change (Arm ARM D8.16.1).
+    pub fn is_undone_by(&self, place: Place, new: Entry) -> bool {
+        let same_place = (self.tree, &self.range) == (place.tree, &place.range());
+        same_place && !self.table && self.group == self.at && !self.entry.needs_break_before(new, self.level)
     }
 
     /// Whether it is of something in `range` of that tree.

@@ -167,6 +167,19 @@ fn a_valid_entry_changes_its_permissions_only() {
     is_wrong(&[TREE, &["0 table.taken 0x40000"], &both], "without a break");
 }
 
+/// So the engine makes a block executable: nobody else finds it while its frame is made ready.
+#[test]
+fn a_leaf_may_be_put_back_with_other_permissions() {
+    const BREAK: &str = "0 write 0x30008 0x800008000147f 0x2 rmw acqrel";
+    let back = |make| locked(&LEVEL_3, &[BREAK, make]);
+    let executable = back("0 write 0x30008 0x2 0x80000800014ff store release");
+    // Nothing is left to be flushed.
+    is_right(&[TREE, &executable, &["0 root.freed 0x10000"]]);
+    let not_flushed = "is made where something was broken";
+    is_wrong(&[TREE, &back("0 write 0x30008 0x2 0x800008000247f store release")], not_flushed);
+    is_wrong(&[TREE, &back("0 write 0x30008 0x2 0x800008000144f store release")], not_flushed);
+}
+
 #[test]
 fn locks_are_taken_and_released_by_one_cpu() {
     is_right(&[TREE, &locked(&LEVEL_2, &locked(&LEVEL_3, &[]))]);

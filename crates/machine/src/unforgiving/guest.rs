@@ -36,8 +36,17 @@ pub struct Guest<'a> {
     state: State,
     interrupts: Arc<Interrupts>,
     /// The access that faulted last, and how often in a row: with what in the TLB, if it was that.
-    faulted: Option<(u64, AccessKind, Option<(u64, u64)>, u32)>,
+    faulted: Option<Faulted>,
     between: Option<Box<dyn FnMut() + Send + 'a>>,
+}
+
+/// An access that faulted: how often in a row, and by which entry that TLBs may hold, where it was and since which step.
+#[derive(Clone, Copy)]
+struct Faulted {
+    va: u64,
+    kind: AccessKind,
+    stale: Option<(u64, u64)>,
+    times: u32,
 }
 
 /// An access that faults so often in a row, though each fault was answered, gets nowhere.
@@ -178,15 +187,15 @@ impl<'a> Guest<'a> {
 
     /// A fault that comes again and again is one.
     fn note_fault(&mut self, va: u64, kind: AccessKind, stale: Option<(u64, u64)>) {
-        let again = self.faulted.filter(|(at, how, ..)| (*at, *how) == (va, kind));
-        let times = again.map_or(1, |(.., times)| times + 1);
+        let again = self.faulted.filter(|before| (before.va, before.kind) == (va, kind));
+        let times = again.map_or(1, |before| before.times + 1);
         if times > MOST_FAULTS {
             let entry = stale.map_or(0, |(entry, _)| entry);
             let by = if stale.is_some() { ", by an entry that TLBs may hold" } else { "" };
             let what = format!("{kind:?} of {va:#x} has faulted {times} times in a row{by}");
             self.cpu.context.report(Broken::new(Rule::NoProgress, what).at(va, &[entry]));
         }
-        self.faulted = Some((va, kind, stale, times));
+        self.faulted = Some(Faulted { va, kind, stale, times });
     }
 
     fn translate(
@@ -341,7 +350,7 @@ impl<'m, 'g> Walker<'m, 'g> {
         };
         let candidates: Vec<&Stale> = self.model.stale.iter().filter(held).collect();
         // What it has run into already, a TLB holds.
-        if let Some((.., Some(hit), _)) = self.guest.faulted
+        if let Some(Faulted { stale: Some(hit), .. }) = self.guest.faulted
             && let Some(stale) = candidates.iter().find(|stale| (stale.entry, stale.step) == hit)
         {
             return Some(**stale);

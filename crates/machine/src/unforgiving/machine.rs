@@ -31,7 +31,7 @@ use crate::turns::{Stop, Turns};
 pub struct Options {
     /// CPUs, 1 to 8.
     pub cpus: usize,
-    /// Of all that is left to chance. `TWOFOLD_SEED` takes its place.
+    /// Of all that is left to chance.
     pub seed: u64,
     /// Between two switches from one CPU to another are so many events on average.
     pub events_between_switches: u32,
@@ -107,9 +107,6 @@ impl Machine {
     pub fn new(mut options: Options) -> Result<Self, MachineError> {
         if !(1..=CPUS).contains(&options.cpus) {
             return Err(MachineError::Cpus { asked: options.cpus });
-        }
-        if let Some(seed) = std::env::var("TWOFOLD_SEED").ok().and_then(|seed| seed.parse().ok()) {
-            options.seed = seed;
         }
         static ROUTER: &dyn Observer = &Router;
         static ONCE: Once = Once::new();
@@ -303,6 +300,13 @@ impl CpuHandle {
         self.context.event(|model, cpu| model.check_flushed(cpu, root, range, &before.0, withdrawn));
     }
 
+    /// A leaf at `ipa` gives more than before, and this CPU was told: an `AT` here has to see it (Arm ARM D8.16), with no
+    /// guest entered in between.
+    pub fn expect_fresh(&self, vttbr: u64, ipa: Ipa) {
+        let root = vttbr & super::model::ROOT;
+        self.context.event(|model, cpu| model.check_fresh(cpu, root, ipa));
+    }
+
     /// The program found what must not be: reported as a breach.
     pub fn report(&self, what: String) -> ! {
         self.context.report(Broken::new(Rule::Content, what))
@@ -403,6 +407,7 @@ impl Context {
         self.turns.progress();
     }
 
+    #[allow(clippy::boxed_local, reason = "as it comes out of an event")]
     pub(crate) fn report(&self, broken: Box<Broken>) -> ! {
         let model = self.shared.lock();
         let Broken { rule, what, ipa, entries } = *broken;

@@ -491,6 +491,16 @@ impl Model {
         Err(Broken::new(Rule::StillCached, what).at(stale.ipa, &[stale.entry]))
     }
 
+    /// What this CPU did about an address of a tree is done, down to the context synchronization.
+    pub(crate) fn check_fresh(&self, cpu: usize, root: u64, ipa: Ipa) -> Outcome {
+        let range = ipa..ipa + PAGE;
+        let root = self.tables.find_root(root);
+        let held = |stale: &&Stale| Some(stale.root) == root && stale.cpus() >> cpu & 1 == 1 && stale.overlaps(&range);
+        let Some(stale) = self.stale.iter().find(held) else { return Ok(()) };
+        let what = format!("this CPU was to forget it, and may use a {}", stale.held());
+        Err(Broken::new(Rule::StillCached, what).at(stale.ipa, &[stale.entry]))
+    }
+
     /// A root begins to be one, or is none any more.
     pub(crate) fn root(&mut self, start: u64, entries: Option<usize>, vttbr: u64, vtcr: u64) -> Outcome {
         let Some(entries) = entries else {

@@ -56,7 +56,7 @@ fn tables_come_and_go(features: Features, total: u64, first_seed: u64) {
     const AT_ONCE: u64 = 4_000;
     let (mut done, mut seed) = (0, first_seed);
     while done < total {
-        let world = World::narrow(features, CPUS, seed, (TABLES, 8));
+        let world = World::narrow(features, CPUS, seed, (TABLES, if seed % 2 == 0 { 8 } else { 40 }));
         let guests = world.machine.alone(|cpu| {
             let guests: Vec<_> = (0..GUESTS).map(|guest| world.tables(guest, guest as u16 + 1, 40)).collect();
             guests.iter().for_each(|tables| cpu.load(tables.vttbr()));

@@ -2,6 +2,7 @@
 //! What a random run meets too rarely: one CPU's operation between the halves of another's, and what must not fault.
 
 use std::ops::ControlFlow;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_machine::program::Instructions;
@@ -39,6 +40,7 @@ fn judge_what_was_mapped_or_allowed_does_not_fault() {
             for number in 0..64 {
                 assert!(guest.load(page(number).raw()).is_ok(), "page {number} was mapped, and faults");
                 assert_eq!(tables.relax(page(number), Access::READ_WRITE), Ok(Relaxed::Widened));
+                cpu.expect_fresh(tables.vttbr(), page(number));
                 guest.forget_fault();
                 let stored = guest.store(page(number).raw(), 1);
                 assert!(stored.is_ok(), "page {number} was made writable, and faults: {stored:?}");
@@ -254,20 +256,19 @@ fn judge_a_range_is_clean_when_it_is_mapped() {
     }
 }
 
-/// What one CPU mapped does not fault on another that was told of it.
+/// What one CPU mapped does not fault on another that was told of it; nor does it find anything in tables that were made
+/// just now.
 #[test]
 fn judge_what_another_cpu_mapped_does_not_fault() {
     for seed in 1..=20 {
         let world = World::narrow(MODERN, 2, seed, (64, 4));
-        let tables = world.machine.alone(|cpu| {
-            let tables = world.tables(0, 1, 40);
-            cpu.load(0);
-            tables
-        });
-        let tables = tables.unwrap_or_else(|breach| panic!("{breach}"));
+        let made = OnceLock::new();
         let told = AtomicU64::new(0);
         let maps: Program<'_> = Box::new(|cpu| {
-            for number in 0..32 {
+            let tables = made.get_or_init(|| world.tables(0, 1, 40));
+            cpu.meet();
+            told.store(1, Ordering::Relaxed);
+            for number in 1..32 {
                 let (pa, attributes) = (world.frame(number * PAGE), Attributes::ram(Access::READ_WRITE));
                 let mapped = tables.map(page(number), pa, Level::L3, &attributes, &mut &world.pages);
                 assert_eq!(mapped, Ok(Mapped::New));
@@ -276,9 +277,15 @@ fn judge_what_another_cpu_mapped_does_not_fault() {
             }
         });
         let uses: Program<'_> = Box::new(|cpu| {
+            while told.load(Ordering::Relaxed) == 0 {
+                cpu.pause();
+            }
+            let tables = made.get().unwrap();
             cpu.load(tables.vttbr());
             let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
-            for number in 0..32 {
+            (0..32).for_each(|section| assert!(guest.load(START + (section << 30)).is_err(), "nothing is mapped"));
+            guest.forget_fault();
+            for number in 1..32 {
                 while told.load(Ordering::Relaxed) <= number {
                     cpu.pause();
                 }
@@ -342,5 +349,70 @@ fn judge_a_pass_misses_nothing() {
         });
         let programs = vec![protects(whole.clone()), changes, protects(whole.clone()), protects(page(0)..page(512))];
         world.machine.run(programs).unwrap_or_else(|breach| panic!("{breach}"));
+    }
+}
+
+/// Hardware records a write at the moment at which its records are ended, or its access flags are taken: it is told, or still
+/// recorded.
+#[test]
+fn judge_no_write_is_lost_at_the_moment() {
+    for seed in 1..=400 {
+        let world = World::narrow(MODERN, 2, seed, (64, 2));
+        let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+        let tables = world.machine.alone(|cpu| {
+            let tables = world.tables(0, 1, 40);
+            cpu.load(tables.vttbr());
+            let mapped = tables.map(page(0), world.frame(0), Level::L3, &armed, &mut &world.pages);
+            assert_eq!(mapped, Ok(Mapped::New));
+            let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+            guest.load(page(0).raw()).unwrap();
+            cpu.load(0);
+            tables
+        });
+        let tables = tables.unwrap_or_else(|breach| panic!("{breach}"));
+        let told = AtomicU64::new(0);
+        let writes: Program<'_> = Box::new(|cpu| {
+            cpu.load(tables.vttbr());
+            let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+            (0..cpu.draw(12)).for_each(|_| cpu.pause());
+            // Where it faults, nothing was written.
+            let _ = guest.store(page(0).raw(), 1);
+            cpu.load(0);
+        });
+        let ends: Program<'_> = Box::new(|cpu| {
+            let (range, mut tell) = (page(0)..page(1), |_| told.store(1, Ordering::Relaxed));
+            match seed % 5 {
+                0 => tables.age(range, &mut |_| ()).unwrap(),
+                1 => {
+                    let _ = tables.disarm(range, &mut tell).unwrap().complete();
+                }
+                2 => {
+                    let _ = tables.protect(range, Access::READ_WRITE, &mut &world.pages).unwrap().complete();
+                }
+                3 => {
+                    let _ = tables.relax(page(0), Access { execute: Execute::EL1, ..Access::READ });
+                }
+                _ => {
+                    let replaced = tables.map(page(0), world.frame(PAGE), Level::L3, &armed, &mut &world.pages);
+                    if let Ok(Mapped::Replaced(old)) = replaced
+                        && old.is_hardware_dirty()
+                    {
+                        told.store(1, Ordering::Relaxed);
+                    }
+                }
+            }
+            let _ = cpu;
+        });
+        world.machine.run(vec![writes, ends]).unwrap_or_else(|breach| panic!("{breach}"));
+        let ended = world.machine.alone(|_| {
+            let written = world.machine.arena().load(world.frame(0)) == Some(1);
+            let leaf = tables.look_up(page(0)).unwrap();
+            let recorded = leaf.descriptor.is_hardware_dirty() && leaf.descriptor.address() == world.frame(0);
+            assert!(
+                !written || recorded || told.load(Ordering::Relaxed) == 1,
+                "seed {seed}: a write is lost: {leaf:?}"
+            );
+        });
+        ended.unwrap_or_else(|breach| panic!("{breach}"));
     }
 }

@@ -105,7 +105,7 @@ impl Memory {
             Event::TableTaken { pa } => {
                 assert!(self.tables.insert(pa), "{}", place());
                 // Whatever was written there since it was one last.
-                (0..PAGE / 8).for_each(|index| drop(self.words.remove(&(pa + index * 8))));
+                self.words.retain(|word, _| !(pa..pa + PAGE).contains(word));
             }
             Event::TableFreed { pa } => assert!(self.tables.remove(&pa), "{}", place()),
             Event::LockTaken { pa } => assert_eq!(self.locks.insert(pa, line.cpu), None, "{}", place()),

@@ -18,6 +18,7 @@ mod meetings;
 mod pool;
 mod published;
 mod reused;
+mod same_frame;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

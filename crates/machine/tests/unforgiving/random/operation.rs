@@ -93,7 +93,7 @@ pub fn write_guest_tables(world: &World, guests: usize) {
     for guest in 0..guests {
         for choice in 0..2 {
             for entry in 0..8 {
-                let raw = entry * GIB | 0b01 | 3 << 8;
+                let raw = (entry * GIB) | 0b01 | (3 << 8);
                 let at = frame(world, guest, TABLE + entry * 8, choice);
                 world.machine.arena().store(at, raw).expect("the frame is there");
             }

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One frame at two addresses: an entry that looks as expected is taken for the one that is looked for only in a table that
+//! is where it was.
+
+use std::sync::Arc;
+
+use super::guest::{BLOCK, Guest, LARGE, PAGE, READ, home};
+use super::machine::Pages;
+use super::model;
+use crate::{Access, Attributes, Ipa, Level, Mapped, Memory};
+
+/// Maps the frame that is at home at 0, at this address; no caches are cleaned.
+fn map(guest: &Guest, at: u64, level: Level, pages: &mut Pages) -> Mapped {
+    guest.stage2.map(Ipa::new(at), home(Ipa::new(0)), level, &READ, pages).expect("mapped")
+}
+
+/// While its table is taken out at 0, and used for the same frame in the upper half, `late` is done to 0. Tells what is there
+/// in the end: the entry in the upper half.
+fn meets_twin(
+    levels: u32,
+    level: Level,
+    before: fn(&Guest, &mut Pages),
+    late: fn(&Guest, &mut Pages),
+    check: fn(&Guest, Ipa),
+) {
+    model(1, move || {
+        let guest = Guest::new(levels, 9);
+        let (mut own, mut takers) = (guest.pages(4..9, false), guest.pages(0..4, false));
+        let half = guest.stage2.geometry().end().raw() / 2;
+        map(&guest, 0, level, &mut takers);
+        before(&guest, &mut takers);
+        let guest = Arc::new(guest);
+        let there = guest.clone();
+        let taker = loom::thread::spawn(move || {
+            there.unmap_quietly(0, half, &mut takers);
+            assert_eq!(map(&there, half, level, &mut takers), Mapped::New);
+        });
+        late(&guest, &mut own);
+        taker.join().expect("no panic");
+        check(&guest, Ipa::new(half));
+    });
+}
+
+fn nothing(_: &Guest, _: &mut Pages) {}
+
+#[test]
+fn a_fault() {
+    let unmapped = |guest: &Guest, pages: &mut Pages| {
+        guest.map(PAGE, Level::L3, pages);
+        guest.unmap_quietly(0, PAGE, pages);
+    };
+    meets_twin(
+        2,
+        Level::L3,
+        unmapped,
+        |guest, pages| assert_eq!(map(guest, 0, Level::L3, pages), Mapped::New, "it was unmapped before"),
+        |_, _| (),
+    );
+}
+
+#[test]
+fn a_fault_for_other_memory() {
+    meets_twin(
+        2,
+        Level::L3,
+        nothing,
+        |guest, pages| {
+            let device = Attributes { memory: Memory::Device, ..READ };
+            guest.map_as(0, Level::L3, &device, pages);
+        },
+        |guest, twin| {
+            let leaf = guest.stage2.look_up(twin).expect("mapped").descriptor;
+            assert_eq!(leaf.attributes(guest.stage2.features()).memory, Memory::Normal, "another's page was replaced");
+        },
+    );
+}
+
+#[test]
+fn a_permission_fault() {
+    meets_twin(
+        2,
+        Level::L3,
+        nothing,
+        |guest, _| {
+            guest.relax(0, Access::ALL);
+        },
+        |guest, twin| {
+            let leaf = guest.stage2.look_up(twin).expect("mapped").descriptor;
+            assert_eq!(leaf.access(), Access::READ, "another's page was widened");
+        },
+    );
+}
+
+#[test]
+fn a_split() {
+    assert_eq!(LARGE, 2 * BLOCK);
+    meets_twin(
+        3,
+        Level::L2,
+        nothing,
+        |guest, pages| guest.split(0, BLOCK, pages),
+        |guest, twin| {
+            assert_eq!(guest.stage2.look_up(twin).expect("mapped").level, Level::L2, "another's block was split")
+        },
+    );
+}
