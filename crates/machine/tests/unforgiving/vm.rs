@@ -92,6 +92,11 @@ fn a_guest_has_tables_of_its_own() {
 }
 
 #[test]
+fn a_vcpus_registers_go_along() {
+    alone(1, scenarios::registers_go_along);
+}
+
+#[test]
 fn updates_of_a_guests_tables_are_recorded() {
     alone(1, scenarios::stage1_updates_are_recorded);
 }
@@ -178,6 +183,16 @@ fn guests_go_on_where_they_were_on_another_cpu() {
         let moves = moved(machine, room, 0, 500)?;
         assert!(moves > 10, "{moves}");
         Ok(())
+    });
+}
+
+/// So that its tables may go.
+#[test]
+fn a_cpu_that_has_left_a_guest_does_not_walk_its_tables() {
+    alone(1, |room, cpu, part| {
+        let vm = Vm::new(room.memory(part, 1, Pages::Small));
+        assert_eq!(vm.run(cpu, &mut room.vcpu(Script::new(&[Op::Store(RAM.raw(), 1)])), |_| 0), Ok(Left::Ended));
+        assert_eq!(room.platform.vttbr(), 0);
     });
 }
 

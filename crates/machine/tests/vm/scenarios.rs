@@ -288,6 +288,30 @@ pub fn stage1<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     }
 }
 
+/// Its registers are a vCPU's own, and are there again when it goes on.
+pub fn registers_go_along<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
+    let vm = Vm::new(room.memory(part, 16, Pages::Small));
+    let own = OwnTables { tables: RAM.raw(), data: RAM.raw() + 6 * PAGE };
+    room.script(&vm, cpu, &own.make());
+    let program = |space: u64| {
+        let write = [own.enter(space), Op::Store(VA, space), Op::Call([0; 4], 7)];
+        let read = [Op::Load(VA, space), Op::Call([0; 4], 7), Op::Load(VA, space)];
+        room.vcpu(Script::new(&[write, read].concat()))
+    };
+    let mut vcpus = [program(0), program(1)];
+    for expected in [Left::Kicked, Left::Kicked, Left::Ended] {
+        for vcpu in &mut vcpus {
+            let interrupts = Arc::clone(vcpu.interrupts());
+            let left = vm.run(cpu, vcpu, |_| {
+                interrupts.kick();
+                7
+            });
+            assert_eq!(left, Ok(expected));
+        }
+    }
+    vm.destroy().unwrap();
+}
+
 /// Hardware's update of a guest's table is a write to the page that it is in: with hardware's records in stage 2.
 pub fn stage1_updates_are_recorded<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     const PAGES: u64 = 12;

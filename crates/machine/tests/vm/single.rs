@@ -47,6 +47,11 @@ fn a_guest_has_tables_of_its_own() {
 }
 
 #[test]
+fn a_vcpus_registers_go_along() {
+    on_a_cpu(1, scenarios::registers_go_along);
+}
+
+#[test]
 fn updates_of_a_guests_tables_are_recorded() {
     on_a_cpu(1, scenarios::stage1_updates_are_recorded);
 }

@@ -15,7 +15,7 @@ type Change = fn(&Guest, &mut Pages);
 fn both_are_flushed(attributes: Attributes, changes: [Change; 2]) {
     model(2, move || {
         let guest = Guest::on(Machine::new(4, Watch::Flushes), FWB, 2);
-        let (mut here, mut there) = (guest.pages(0..2, false), guest.pages(2..3, false));
+        let (mut here, mut there) = (guest.pages(0..2), guest.pages(2..3));
         guest.map_as(0, Level::L3, &attributes, &mut here);
         let guest = Arc::new(guest);
         let at_other = guest.clone();

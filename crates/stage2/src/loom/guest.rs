@@ -58,10 +58,15 @@ impl Guest {
         self.stage2.platform()
     }
 
-    /// Pages for tables; full of junk each time they are taken, if it `spoils` them.
-    pub(super) fn pages(&self, numbers: std::ops::Range<usize>, spoils: bool) -> Pages {
+    /// Pages for tables.
+    pub(super) fn pages(&self, numbers: std::ops::Range<usize>) -> Pages {
+        self.spoiled_pages(numbers, None)
+    }
+
+    /// The same; whatever is in no table is full of `junk`.
+    pub(super) fn spoiled_pages(&self, numbers: std::ops::Range<usize>, junk: Option<Descriptor>) -> Pages {
         assert!(numbers.end <= self.pages);
-        Pages::new(self.machine(), numbers.start + 1..numbers.end + 1, spoils)
+        Pages::new(self.machine(), numbers.start + 1..numbers.end + 1, junk)
     }
 
     fn count(&self, ipa: Ipa, size: u64, by: i32) {
@@ -80,14 +85,22 @@ impl Guest {
         self.map_as(at, level, &RAM, pages);
     }
 
-    /// Unmaps, flushes and frees; what is removed is told of.
-    pub(super) fn unmap(&self, start: u64, size: u64, pages: &mut impl TableSource) {
+    /// Unmaps, flushes and frees; how many leaves that was told of.
+    pub(super) fn unmap_told(&self, start: u64, size: u64, pages: &mut impl TableSource) -> u64 {
+        let mut told = 0;
         let each = |leaf: Leaf| {
             assert_eq!(leaf.descriptor.address(), home(leaf.ipa), "{leaf:?}");
             self.count(leaf.ipa, Granule::KIB_4.span(leaf.level), -1);
+            told += 1;
         };
         let pending = self.stage2.unmap(range(start, size), pages, each).expect("unmapped");
         pending.complete().free(pages);
+        told
+    }
+
+    /// The same where the number does not matter.
+    pub(super) fn unmap(&self, start: u64, size: u64, pages: &mut impl TableSource) {
+        self.unmap_told(start, size, pages);
     }
 
     /// The same where nobody wants to know.

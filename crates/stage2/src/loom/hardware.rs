@@ -18,7 +18,7 @@ type Operation = fn(&Guest, &mut Pages) -> bool;
 fn is_not_lost(levels: u32, leaves: &'static [(u64, Level)], operation: Operation) {
     model(3, move || {
         let guest = Guest::on(Machine::new(7, Watch::Hardware), FWB, levels);
-        let mut pages = guest.pages(0..6, false);
+        let mut pages = guest.pages(0..6);
         leaves.iter().for_each(|(at, level)| guest.map_as(*at, *level, &CLEAN, &mut pages));
         let (table, machine) = (table_of_first_page(&guest), guest.machine().clone());
         let written = Arc::new(AtomicBool::new(false));

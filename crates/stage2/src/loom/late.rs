@@ -5,33 +5,37 @@
 //! There is no grace period; the count of tables that were taken out is all that keeps this so (module `descent`).
 
 use super::guest::{ARMED, BLOCK, Guest, LARGE, PAGE, RAM, READ, range};
-use super::machine::Pages;
+use super::machine::{BUSY, Pages, WILD};
 use super::{Operation, meet};
 use crate::walk::{Entry, Visitor};
-use crate::{Access, Attributes, Error, Ipa, Level, Memory};
+use crate::{Access, Attributes, Descriptor, Error, Ipa, Level, Memory};
 
-/// So many levels, and in a table of level 3 the first page; nobody knows what is in pages that were given away.
-fn page(levels: u32, spoils: bool) -> (Guest, [Pages; 2]) {
+/// So many levels, and in a table of level 3 the first page; what is in pages that were given away.
+fn page(levels: u32, junk: Option<Descriptor>) -> (Guest, [Pages; 2]) {
     let guest = Guest::new(levels, 7);
-    let (own, mut takers) = (guest.pages(4..7, spoils), guest.pages(0..4, spoils));
+    let (own, mut takers) = (guest.spoiled_pages(4..7, junk), guest.spoiled_pages(0..4, junk));
     guest.map_as(0, Level::L3, &ARMED, &mut takers);
     (guest, [own, takers])
 }
 
 fn small() -> (Guest, [Pages; 2]) {
-    page(2, false)
+    page(2, None)
 }
 
-fn spoiled() -> (Guest, [Pages; 2]) {
-    page(2, true)
+fn small_wild() -> (Guest, [Pages; 2]) {
+    page(2, Some(WILD))
+}
+
+fn small_busy() -> (Guest, [Pages; 2]) {
+    page(2, Some(BUSY))
 }
 
 fn large() -> (Guest, [Pages; 2]) {
-    page(3, false)
+    page(3, None)
 }
 
-fn large_spoiled() -> (Guest, [Pages; 2]) {
-    page(3, true)
+fn large_wild() -> (Guest, [Pages; 2]) {
+    page(3, Some(WILD))
 }
 
 /// Maps a page elsewhere, with tables of the pages that are at hand.
@@ -50,7 +54,7 @@ const UNMAPS: [(fn() -> (Guest, [Pages; 2]), Operation); 6] = [
         guest.unmap_quietly(0, PAGE, pages);
         reuse(guest, pages);
     }),
-    (spoiled, |guest, pages| {
+    (small_wild, |guest, pages| {
         guest.unmap_quietly(0, BLOCK, pages);
         reuse(guest, pages);
     }),
@@ -62,27 +66,31 @@ const UNMAPS: [(fn() -> (Guest, [Pages; 2]), Operation); 6] = [
         guest.unmap_quietly(0, BLOCK, pages);
         reuse(guest, pages);
     }),
-    (large_spoiled, |guest, pages| {
+    (large_wild, |guest, pages| {
         reuse(guest, pages);
         guest.unmap_quietly(0, LARGE, pages);
     }),
 ];
 
 /// What puts a block in its place: all is mapped all the time.
-const COALESCES: [(fn() -> (Guest, [Pages; 2]), Operation); 4] = [
+const COALESCES: [(fn() -> (Guest, [Pages; 2]), Operation); 5] = [
     (small, |guest, pages| {
         guest.coalesce(0, Level::L2, &RAM, pages);
         reuse(guest, pages);
     }),
-    (spoiled, |guest, pages| {
+    (small_wild, |guest, pages| {
         guest.coalesce(0, Level::L2, &RAM, pages);
         reuse(guest, pages);
+    }),
+    (small_busy, |guest, pages| {
+        reuse(guest, pages);
+        guest.coalesce(0, Level::L2, &RAM, pages);
     }),
     (large, |guest, pages| {
         guest.coalesce(0, Level::L1, &RAM, pages);
         reuse(guest, pages);
     }),
-    (large_spoiled, |guest, pages| {
+    (large_wild, |guest, pages| {
         reuse(guest, pages);
         guest.coalesce(0, Level::L1, &RAM, pages);
     }),
@@ -233,6 +241,18 @@ fn a_walk() {
     });
 }
 
+/// It waits for an entry of a table that is none any more when it looks again.
+#[test]
+fn a_walk_that_waits() {
+    let replace_and_coalesce: Operation = |guest, pages| {
+        guest.map_as(0, Level::L3, &Attributes { memory: Memory::Device, ..READ }, pages);
+        guest.coalesce(0, Level::L2, &RAM, pages);
+        reuse(guest, pages);
+    };
+    let walk: Operation = |guest, _| guest.stage2.walk(range(0, BLOCK), &mut Walk(0)).expect("walked");
+    meet(1, small, [replace_and_coalesce, walk], |guest, pools| drop(guest.check(pools)));
+}
+
 #[test]
 fn asking_for_what_a_fault_takes() {
     comes_late(|guest, _| assert!(guest.stage2.tables_needed(Ipa::new(PAGE), Level::L3) <= 2));
@@ -243,7 +263,7 @@ fn asking_for_what_a_fault_takes() {
 fn a_fault_does_not_find_another_table() {
     let second_block = || {
         let guest = Guest::new(3, 9);
-        let (own, mut takers) = (guest.pages(4..9, false), guest.pages(0..4, false));
+        let (own, mut takers) = (guest.pages(4..9), guest.pages(0..4));
         guest.map(0, Level::L2, &mut takers);
         guest.map(BLOCK, Level::L2, &mut takers);
         guest.unmap(0, BLOCK, &mut takers);

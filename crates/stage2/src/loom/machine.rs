@@ -17,8 +17,10 @@ use crate::{Descriptor, Donated, Features, Granule, Pa, Record, TablePage, Table
 /// Where tables are.
 const TABLES: Pa = Pa::new(0x10_0000);
 
-/// What was in memory before: a page that no test maps.
-const JUNK: Descriptor = Descriptor::from_raw(0xbad_bad_0000 | 0x7c3);
+/// What memory may hold that is no table: what looks like a table where none is, or a page that no test maps.
+pub(super) const WILD: Descriptor = Descriptor::from_raw(0xbad_bad_0000 | 0x7c3);
+/// What may be there too, and for ever: what looks like an entry that somebody is changing.
+pub(super) const BUSY: Descriptor = Descriptor::BUSY;
 
 /// Who has waited so often gets to the end by one order only.
 const MOST_PAUSES: usize = 6;
@@ -91,9 +93,9 @@ impl Machine {
     }
 
     /// Somebody else's now: anything is written there. What comes after a flush is behind its barriers.
-    fn spoil(&self, page: &TablePage) {
+    fn spoil(&self, page: &TablePage, junk: Descriptor) {
         for entry in &self.frame(page.pa()).expect("a frame").entries {
-            entry.store(JUNK.raw(), Ordering::Release);
+            entry.store(junk.raw(), Ordering::Release);
         }
     }
 }
@@ -148,18 +150,18 @@ unsafe impl Platform for Machine {
 pub(super) struct Pages {
     machine: Machine,
     pub(super) free: Vec<TablePage>,
-    /// Whether others write to a page between its being given and taken.
-    spoils: bool,
+    /// What others write to a page between its being given and taken.
+    junk: Option<Descriptor>,
 }
 
 impl Pages {
-    /// These pages of a machine, the last one first; full of junk if it `spoils` them.
-    pub(super) fn new(machine: &Machine, numbers: std::ops::Range<usize>, spoils: bool) -> Self {
+    /// These pages of a machine.
+    pub(super) fn new(machine: &Machine, numbers: std::ops::Range<usize>, junk: Option<Descriptor>) -> Self {
         let page = |number| {
             let pa = TABLES + number as u64 * TablePage::SIZE;
             machine.donated().table_page(pa, &Features::NONE).expect("a page")
         };
-        let mut pages = Self { machine: machine.clone(), free: Vec::new(), spoils };
+        let mut pages = Self { machine: machine.clone(), free: Vec::new(), junk };
         numbers.rev().map(page).for_each(|page| pages.give(page));
         pages
     }
@@ -171,8 +173,8 @@ impl TableSource for Pages {
     }
 
     fn give(&mut self, page: TablePage) {
-        if self.spoils {
-            self.machine.spoil(&page);
+        if let Some(junk) = self.junk {
+            self.machine.spoil(&page, junk);
         }
         self.free.push(page);
     }

@@ -13,7 +13,7 @@ const NON_CACHEABLE: Attributes = Attributes { memory: Memory::NonCacheable, ..R
 /// So many levels, and these leaves.
 fn guest(levels: u32, leaves: &[(u64, Level)]) -> (Guest, [Pages; 2]) {
     let guest = Guest::new(levels, 9);
-    let (mut first, second) = (guest.pages(0..5, false), guest.pages(5..9, false));
+    let (mut first, second) = (guest.pages(0..5), guest.pages(5..9));
     leaves.iter().for_each(|(at, level)| guest.map(*at, *level, &mut first));
     (guest, [first, second])
 }
@@ -113,7 +113,10 @@ fn a_page_is_replaced_and() {
     meet(2, page, [REPLACE, IS_FOUND], |guest, pools| drop(guest.check(pools)));
     meet(2, page, [REPLACE, RELAX], |guest, pools| drop(guest.check(pools)));
     balanced(page, [REPLACE, FAULT]);
-    balanced(page, [REPLACE, UNMAP_PAGE]);
+    balanced(
+        page,
+        [REPLACE, |guest, pages| assert_eq!(guest.unmap_told(0, PAGE, pages), 1, "it is there all the time")],
+    );
     balanced(page, [REPLACE, UNMAP_BLOCK]);
     all_are(page, [REPLACE, WRITE_PROTECT], |_, access| !access.write);
     meet(2, pages, [REPLACE, COALESCE], |guest, pools| drop(guest.check(pools)));

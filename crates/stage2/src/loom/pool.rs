@@ -35,7 +35,7 @@ fn work(guest: &Guest, source: &Mutex<Pages>, at: u64) {
 fn pages_go_round() {
     model(1, || {
         let guest = Arc::new(Guest::new(2, 4));
-        let source = Arc::new(Mutex::new(guest.pages(0..4, false)));
+        let source = Arc::new(Mutex::new(guest.pages(0..4)));
         let (there, theirs) = (guest.clone(), source.clone());
         let other = loom::thread::spawn(move || work(&there, &theirs, PAGE));
         work(&guest, &source, 0);

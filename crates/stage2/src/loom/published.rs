@@ -5,18 +5,18 @@
 use std::sync::Arc;
 
 use super::guest::{BLOCK, Guest, LARGE, PAGE, RAM, READ};
-use super::machine::Pages;
+use super::machine::{Pages, WILD};
 use super::{Operation, meet, model};
 use crate::primitive::{Ordering, Word};
 use crate::{Access, Attributes, Level, Memory};
 
 fn guest(levels: u32, block: Option<Level>) -> (Guest, [Pages; 2]) {
     let guest = Guest::new(levels, 4);
-    let mut pages = guest.pages(0..4, true);
+    let mut pages = guest.spoiled_pages(0..4, Some(WILD));
     if let Some(level) = block {
         guest.map(0, level, &mut pages);
     }
-    let none = guest.pages(0..0, true);
+    let none = guest.spoiled_pages(0..0, Some(WILD));
     (guest, [pages, none])
 }
 

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use super::guest::{ARMED, BLOCK, Guest, PAGE, RAM, READ, range};
-use super::machine::Pages;
 use super::{Operation, meet, model};
 use crate::{Access, Attributes, Ipa, Level, Memory};
 
@@ -16,7 +15,7 @@ use crate::{Access, Attributes, Ipa, Level, Memory};
 fn is_not_seen_at_first_page(attributes: Attributes, change: Operation) {
     model(2, move || {
         let guest = Guest::new(2, 6);
-        let (mut pages, mut others) = (guest.pages(0..3, false), guest.pages(3..6, false));
+        let (mut pages, mut others) = (guest.pages(0..3), guest.pages(3..6));
         guest.map(0, Level::L3, &mut pages);
         let guest = Arc::new(guest);
         let there = guest.clone();
@@ -112,8 +111,7 @@ fn what_is_clean_again() {
 fn what_is_mapped_while_another_table_goes() {
     let tables = || {
         let guest = Guest::new(2, 4);
-        let (none, mut first, mut second) =
-            (guest.pages(0..0, false), guest.pages(0..2, false), guest.pages(2..4, false));
+        let (none, mut first, mut second) = (guest.pages(0..0), guest.pages(0..2), guest.pages(2..4));
         guest.map(0, Level::L3, &mut first);
         guest.map(BLOCK, Level::L3, &mut second);
         (guest, [none, first, second])

@@ -25,9 +25,9 @@ fn meets_twin(
 ) {
     model(1, move || {
         let guest = Guest::new(levels, 9);
-        let (mut own, mut takers) = (guest.pages(4..9, false), guest.pages(0..4, false));
+        let (mut own, mut takers) = (guest.pages(4..9), guest.pages(0..4));
         let half = guest.stage2.geometry().end().raw() / 2;
-        map(&guest, 0, level, &mut takers);
+        assert_eq!(map(&guest, 0, level, &mut takers), Mapped::New);
         before(&guest, &mut takers);
         let guest = Arc::new(guest);
         let there = guest.clone();
