@@ -268,14 +268,15 @@ impl<'a, P: Platform> Locked<'a, P> {
         (old, new)
     }
 
-    /// Replaces a valid leaf that is still `old` by `new`.
+    /// Replaces a valid leaf that is still `old` by `new`. Release: a pass that sees what the leaf allows now must find the
+    /// lock, or what is counted then, not what was counted before.
     #[inline(always)]
     pub(crate) fn replace_in(&mut self, cell: Cell<'_>, old: Descriptor, new: Descriptor) -> Result<(), Moved> {
         if cell.read() != old {
             return Err(Moved);
         }
         if !old.is_armed() {
-            cell.set(new);
+            cell.write(new);
         } else if !cell.replace(old, new, self.stage2.platform()) {
             return Err(Moved);
         }

@@ -99,7 +99,7 @@ impl Cell<'_> {
         Descriptor::from_raw(self.0.load(Ordering::Relaxed))
     }
 
-    /// Writes an entry under the table's lock. Release: the table or the frame it leads to is ready.
+    /// Writes an entry under the table's lock. Release: the table or the frame it leads to is ready, and the lock is taken.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn write(self, new: Descriptor) {
@@ -133,12 +133,13 @@ impl Cell<'_> {
         Descriptor::from_raw(self.0.fetch_and(!bits, Ordering::Relaxed))
     }
 
-    /// Replaces an entry, if it is still `old`: hardware may have recorded something in it. Whether it was.
+    /// Replaces an entry, if it is still `old`: hardware may have recorded something in it. Whether it was. Release, as
+    /// [`write`](Self::write).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn replace<P: Platform>(self, old: Descriptor, new: Descriptor, platform: &P) -> bool {
         platform.on_atomic();
-        self.0.compare_exchange(old.raw(), new.raw(), Ordering::Relaxed).is_ok()
+        self.0.compare_exchange(old.raw(), new.raw(), Ordering::Release).is_ok()
     }
 
     /// Changes a valid leaf in place by `change`, repeated until hardware did not interfere; returns old and new.

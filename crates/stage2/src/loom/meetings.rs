@@ -4,6 +4,7 @@
 use super::guest::{ARMED, BLOCK, Guest, LARGE, PAGE, RAM, READ, home, range};
 use super::machine::Pages;
 use super::{Operation, meet};
+use crate::descent::Unlinked;
 use crate::walk::{Entry, Visitor};
 use crate::{Access, Attributes, Error, Ipa, Level, Memory};
 
@@ -136,6 +137,17 @@ fn a_table_is_unmapped_and() {
     balanced(page, [UNMAP_BLOCK, FAULT]);
     balanced(pages, [UNMAP_BLOCK, UNMAP_BLOCK]);
     balanced(pages, [UNMAP_BLOCK, |guest, pages| guest.map(0, Level::L3, pages)]);
+}
+
+/// Each is counted: who read the count between the two finds that it moved.
+#[test]
+fn two_tables_are_unmapped() {
+    let tables = || guest(2, &[(0, Level::L3), (BLOCK, Level::L3)]);
+    meet(2, tables, [UNMAP_BLOCK, |guest, pages| guest.unmap(BLOCK, BLOCK, pages)], |guest, pools| {
+        guest.check_balance(pools);
+        let both = Unlinked::default().now().next().next();
+        assert!(guest.stage2.unlinked.is_still(both), "two tables are counted as one");
+    });
 }
 
 #[test]

@@ -6,22 +6,23 @@
 
 use std::sync::Arc;
 
-use super::guest::{ARMED, BLOCK, Guest, PAGE, RAM, READ, range};
-use super::{Operation, meet, model};
+use super::guest::{ARMED, BLOCK, Guest, LARGE, PAGE, RAM, READ, range};
+use super::{Operation, model};
 use crate::{Access, Attributes, Ipa, Level, Memory};
 
-/// The first page is mapped and young all the time: who looks for it finds it so, while the table that maps it is coalesced
-/// and used for a page at `BLOCK`, and then another CPU does `change` there.
-fn is_not_seen_at_first_page(attributes: Attributes, change: Operation) {
+/// The first page is mapped all the time: who looks for it finds it, while the table of `level` that leads to it becomes a
+/// block, and is used for a page in the upper half, and then another CPU does `change` there.
+fn is_not_seen_below(level: Level, attributes: Attributes, change: Operation) {
     model(2, move || {
-        let guest = Guest::new(2, 6);
-        let (mut pages, mut others) = (guest.pages(0..3), guest.pages(3..6));
+        let guest = Guest::new(4 - u32::from(level.raw()), 8);
+        let (mut pages, mut others) = (guest.pages(0..5), guest.pages(5..8));
         guest.map(0, Level::L3, &mut pages);
         let guest = Arc::new(guest);
         let there = guest.clone();
         let reuse = loom::thread::spawn(move || {
-            there.coalesce(0, Level::L2, &RAM, &mut pages);
-            there.map_as(BLOCK, Level::L3, &attributes, &mut pages);
+            there.coalesce(0, level, &RAM, &mut pages);
+            let half = there.stage2.geometry().end().raw() / 2;
+            there.map_as(half, Level::L3, &attributes, &mut pages);
             let then = loom::thread::spawn(move || {
                 change(&there, &mut others);
                 others
@@ -31,6 +32,10 @@ fn is_not_seen_at_first_page(attributes: Attributes, change: Operation) {
         assert!(guest.is_mapped(0), "the first page is mapped all the time");
         guest.check(&reuse.join().expect("no panic"));
     });
+}
+
+fn is_not_seen_at_first_page(attributes: Attributes, change: Operation) {
+    is_not_seen_below(Level::L2, attributes, change);
 }
 
 const OLD: Attributes = Attributes { accessed: false, ..READ };
@@ -75,6 +80,12 @@ fn what_is_unmapped() {
 }
 
 #[test]
+fn what_is_unmapped_as_a_table() {
+    is_not_seen_below(Level::L1, RAM, |guest, pages| guest.unmap(LARGE, BLOCK, pages));
+    is_not_seen_below(Level::L1, RAM, |guest, pages| guest.unmap(LARGE, PAGE, pages));
+}
+
+#[test]
 fn what_is_write_protected() {
     is_not_seen_at_first_page(RAM, |guest, _| guest.write_protect(BLOCK, BLOCK));
     is_not_seen_at_first_page(DIRTY, |guest, _| guest.write_protect(BLOCK, BLOCK));
@@ -104,25 +115,4 @@ fn what_is_clean_again() {
     is_not_seen_at_first_page(DIRTY, |guest, _| {
         let _ = guest.stage2.disarm(range(BLOCK, BLOCK), &mut |_| ()).expect("disarmed").complete();
     });
-}
-
-/// Each table that is taken out counts, also where two are at once.
-#[test]
-fn what_is_mapped_while_another_table_goes() {
-    let tables = || {
-        let guest = Guest::new(2, 4);
-        let (none, mut first, mut second) = (guest.pages(0..0), guest.pages(0..2), guest.pages(2..4));
-        guest.map(0, Level::L3, &mut first);
-        guest.map(BLOCK, Level::L3, &mut second);
-        (guest, [none, first, second])
-    };
-    let operations: [Operation; 3] = [
-        |guest, _| assert!(guest.is_mapped(0), "the first page is mapped all the time"),
-        |guest, pages| {
-            guest.coalesce(0, Level::L2, &RAM, pages);
-            guest.map(BLOCK, Level::L3, pages);
-        },
-        |guest, pages| guest.unmap_quietly(BLOCK, BLOCK, pages),
-    ];
-    meet(2, tables, operations, |guest, pools| drop(guest.check(pools)));
 }
