@@ -121,7 +121,9 @@ impl World {
         let page = ipa.align_down(PAGE);
         self.guest.machine.watch_nothing();
         if page < self.guest.memory.stage2().geometry().end() {
-            self.guest.machine.watch(page, self.model.is_ram(page).then(|| self.model.content(page)));
+            // What is mapped already may be broken and made again; what the guest wrote there is in its caches, and stays.
+            let is_new = before.is_none() && self.model.is_ram(page);
+            self.guest.machine.watch(page, is_new.then(|| self.model.content(page)));
         }
         self.guest.machine.events();
 
