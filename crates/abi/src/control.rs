@@ -7,7 +7,8 @@
 //! ```text
 //! twofold:log TEXT             something a person may want to know
 //! twofold:error TEXT           why the guest could not be started
-//! twofold:stat KEY VALUE       one figure, a decimal u64; KEY is dotted, its parts are [a-z0-9_]
+//! twofold:stat KEY VALUE       one figure, a decimal u64; KEY is dotted, its parts are [a-z0-9_] and
+//!                              not `self`, which a reader keeps for the figure of a part that has parts
 //! twofold:end HOW              the last line: power-off, reset, panic, error, tests
 //! twofold:test NAME [expect=N] one test of a test image (its answer to `list`); N: the exit status that it has to
 //!                              end with, if not that of success

@@ -269,7 +269,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     }
 
     /// Replaces a valid leaf that is still `old` by `new`. Release: a pass that sees what the leaf allows now must find the
-    /// lock, or what is counted then, not what was counted before.
+    /// lock, or what is counted then, not what was counted before. Where hardware records writes it is counted already.
     #[inline(always)]
     pub(crate) fn replace_in(&mut self, cell: Cell<'_>, old: Descriptor, new: Descriptor) -> Result<(), Moved> {
         if cell.read() != old {

@@ -42,7 +42,8 @@ impl<P: Platform> Stage2<P> {
     /// Empty tables with this root, which is zeroed.
     ///
     /// The VMID is the caller's to keep apart from other guests'. If the VMID was in use before, its entries have to
-    /// be invalidated ([`invalidate_all`](Self::invalidate_all)) before the guest runs.
+    /// be invalidated ([`invalidate_all`](Self::invalidate_all), of these tables or of those before) when no CPU has those
+    /// loaded any more, and before the guest runs.
     pub fn new(platform: P, features: Features, geometry: Geometry, vmid: Vmid, root: Root) -> Result<Self, Error> {
         let fits = u32::from(vmid.raw()).checked_shr(features.vmid_bits).unwrap_or(0) == 0;
         if !primitive::check(fits) {

@@ -133,13 +133,12 @@ impl Cell<'_> {
         Descriptor::from_raw(self.0.fetch_and(!bits, Ordering::Relaxed))
     }
 
-    /// Replaces an entry, if it is still `old`: hardware may have recorded something in it. Whether it was. Release, as
-    /// [`write`](Self::write).
+    /// Replaces an entry, if it is still `old`: hardware may have recorded something in it. Whether it was.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn replace<P: Platform>(self, old: Descriptor, new: Descriptor, platform: &P) -> bool {
         platform.on_atomic();
-        self.0.compare_exchange(old.raw(), new.raw(), Ordering::Release).is_ok()
+        self.0.compare_exchange(old.raw(), new.raw(), Ordering::Relaxed).is_ok()
     }
 
     /// Changes a valid leaf in place by `change`, repeated until hardware did not interfere; returns old and new.

@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use twofold_stage2::Pa;
 use twofold_stage2::primitive::Access;
 
-use super::machine::{Context, CpuHandle, LOCKED};
+use super::context::Context;
+use super::machine::CpuHandle;
+use super::observer::LOCKED;
 
 impl CpuHandle {
     /// Loads the entry at `pa`.

@@ -13,8 +13,10 @@ use twofold_stage2::{Ipa, Pa};
 
 use super::breach::{Change, Rule};
 use super::clock::Clock;
-use super::machine::{Context, CpuHandle};
-use super::model::{Broken, DIRTY_BY_HARDWARE, Model, Outcome, WRITE};
+use super::context::Context;
+use super::machine::CpuHandle;
+use super::model::{Broken, Model, Outcome};
+use super::shape::{DIRTY_BY_HARDWARE, WRITE};
 use super::stale::{Kind, Stale};
 use super::tables::Standing;
 use crate::interrupts::{Interrupts, Line};

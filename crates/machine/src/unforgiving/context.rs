@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a thread is: a CPU of a machine, which waits for its turn, has events, and is unwound at a breach.
+//!
+//! Invariant: a thread that gives up its turn does not have the model locked.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::panic::{self, AssertUnwindSafe, Location};
+use std::sync::{Arc, PoisonError};
+use std::thread;
+
+use twofold_abi::trace::Event;
+use twofold_stage2::Ipa;
+
+use super::breach::{Breach, Rule};
+use super::machine::Shared;
+use super::model::{Broken, Model, Outcome};
+use crate::turns::{Stop, Turns};
+
+/// What a thread is: a CPU of a machine.
+#[derive(Clone)]
+pub(crate) struct Context {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) cpu: usize,
+    turns: Arc<Turns>,
+    /// Where the next instruction is in the source.
+    pub(super) site: Cell<Option<&'static Location<'static>>>,
+}
+
+thread_local! {
+    static CONTEXT: RefCell<Option<Context>> = const { RefCell::new(None) };
+}
+
+/// What unwinds a thread whose machine has stopped.
+struct Stopped;
+
+impl Context {
+    pub(super) fn new(shared: Arc<Shared>, cpu: usize, turns: Arc<Turns>) -> Self {
+        Self { shared, cpu, turns, site: Cell::new(None) }
+    }
+
+    /// This thread is the CPU while it runs a program.
+    ///
+    /// # Errors
+    ///
+    /// What the program panicked with, unless its machine has stopped.
+    pub(super) fn run(self, program: impl FnOnce()) -> Result<(), Box<dyn Any + Send>> {
+        CONTEXT.set(Some(self));
+        let ended = panic::catch_unwind(AssertUnwindSafe(program));
+        CONTEXT.set(None);
+        match ended {
+            Err(payload) if !payload.is::<Stopped>() => Err(payload),
+            _ => Ok(()),
+        }
+    }
+
+    /// What this thread is, unless its machine has stopped.
+    pub(super) fn current<R>(body: impl FnOnce(&Self) -> R) -> Option<R> {
+        if thread::panicking() {
+            return None;
+        }
+        CONTEXT.with_borrow(|context| context.as_ref().map(body))
+    }
+
+    /// Another CPU may run here.
+    pub(crate) fn point(&self) {
+        if self.turns.point(self.cpu).is_err() {
+            panic::resume_unwind(Box::new(Stopped));
+        }
+    }
+
+    /// Another CPU has to run here.
+    pub(crate) fn pass(&self) {
+        match self.turns.pass(self.cpu) {
+            Ok(()) => {}
+            Err(Stop::Stuck { .. }) => {
+                self.report(Broken::new(Rule::Livelock, "every CPU waits for another"));
+            }
+            Err(_) => panic::resume_unwind(Box::new(Stopped)),
+        }
+    }
+
+    /// One event, at a point.
+    pub(crate) fn event<R>(&self, body: impl FnOnce(&mut Model, usize) -> Outcome<R>) -> R {
+        self.point();
+        self.silently(body)
+    }
+
+    /// One event, with what came before.
+    pub(crate) fn silently<R>(&self, body: impl FnOnce(&mut Model, usize) -> Outcome<R>) -> R {
+        let mut model = self.shared.lock();
+        model.step += 1;
+        model.trace_at(self.cpu, self.site.get());
+        let outcome = body(&mut model, self.cpu);
+        drop(model);
+        match outcome {
+            Ok(result) => result,
+            Err(broken) => self.report(broken),
+        }
+    }
+
+    /// For the trace alone.
+    pub(super) fn trace(&self, event: Event<'_>) {
+        let mut model = self.shared.lock();
+        model.trace_at(self.cpu, self.site.get());
+        model.trace(event);
+    }
+
+    pub(crate) fn choose(&self, values: usize) -> usize {
+        if self.turns.draw(2) == 0 { 0 } else { self.turns.draw(values as u64) as usize }
+    }
+
+    pub(crate) fn draw(&self, below: u64) -> u64 {
+        self.turns.draw(below)
+    }
+
+    /// Something was done: nobody waits in vain.
+    pub(crate) fn progress(&self) {
+        self.turns.progress();
+    }
+
+    #[allow(clippy::boxed_local, reason = "as it comes out of an event")]
+    pub(crate) fn report(&self, broken: Box<Broken>) -> ! {
+        let model = self.shared.lock();
+        let Broken { rule, what, ipa, entries } = *broken;
+        let breach = Breach {
+            rule,
+            what,
+            ipa: ipa.map(Ipa::new),
+            cpu: self.cpu,
+            step: model.step,
+            seed: self.shared.options.seed,
+            site: self.site.get(),
+            changes: model.changes_of(&entries),
+        };
+        drop(model);
+        self.shared.breach.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(breach);
+        self.turns.halt();
+        panic::resume_unwind(Box::new(Stopped))
+    }
+}

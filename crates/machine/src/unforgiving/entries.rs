@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What it means that an entry is written: by its rules, what the entry was may become what it is; and what it was, TLBs
+//! may hold from now on.
+//!
+//! Invariant: a page's standing follows the entries above it. It is linked from the write that leads to it on, with all
+//! the tables below it, and unlinked, with them, from the write that ends that.
+
+use std::panic::Location;
+
+use twofold_stage2::{Ipa, Pa};
+
+use super::breach::{Change, Rule};
+use super::clock::Moment;
+use super::model::{Broken, Model, Outcome};
+use super::shape::{ACCESSED, ADDRESS, MEMORY, ROOT, Shape, gave_less, gave_more, is_same_mapping};
+use super::stale::{CpuSet, Kind, Stale};
+use super::tables::{PAGE, Page, Place, Root, Standing};
+use crate::walk;
+
+impl Model {
+    /// Software has written an entry, or a word of a page that may be a table.
+    pub(crate) fn written(
+        &mut self,
+        cpu: usize,
+        pa: u64,
+        (old, new): (u64, u64),
+        moment: Moment,
+        site: Option<&'static Location<'static>>,
+    ) -> Outcome {
+        if old != new {
+            self.note(Change { step: self.step, cpu, entry: Pa::new(pa), old, new, site });
+        }
+        let Some(page) = self.tables.of(pa) else {
+            let what = format!("{old:#x} -> {new:#x} is written to {pa:#x}, which is in no table");
+            return Err(Broken::new(Rule::LateWrite, what).at(0, &[pa]));
+        };
+        match page.standing {
+            Standing::Loose => Ok(()),
+            Standing::Unlinked(..) | Standing::Closed(_) if old == new => Ok(()),
+            Standing::Closed(place) => {
+                let what = format!("{old:#x} -> {new:#x} is written in a table that was taken out of the tree");
+                Err(Broken::new(Rule::LateWrite, what).at(place.ipa_of(pa), &[pa]))
+            }
+            // Who was inside may end what it does, until that is flushed: what it made is flushed too then.
+            Standing::Unlinked(place, unlinked) => {
+                self.stale.changed_too(pa, moment);
+                self.written_in_tree(cpu, place, pa, (old, new), moment)?;
+                if Shape::of(new, place.level) == Shape::Leaf {
+                    let (root, at) = (*self.tables.root(place.root), (place.ipa_of(pa), place.level, pa));
+                    self.add_stale(&root, place.root, at, (new, Kind::Leaf, true), unlinked);
+                }
+                Ok(())
+            }
+            Standing::Linked(place) => self.written_in_tree(cpu, place, pa, (old, new), moment),
+        }
+    }
+
+    fn written_in_tree(
+        &mut self,
+        cpu: usize,
+        place: Place,
+        pa: u64,
+        (old, new): (u64, u64),
+        moment: Moment,
+    ) -> Outcome {
+        let (level, ipa) = (place.level, place.ipa_of(pa));
+        let holder = self.tables.locked_by(pa & !(PAGE - 1));
+        // Until a root is loaded for the first time, it is its maker's alone.
+        let is_new = place.level == self.tables.root(place.root).level && !self.tables.root(place.root).was_loaded;
+        if !is_new && !self.cpus[cpu].locks.contains(&holder) {
+            let what = format!("{old:#x} -> {new:#x}, without the lock of the table at {holder:#x}");
+            return Err(Broken::new(Rule::NoLock, what).at(ipa, &[pa]));
+        }
+        let (was, is) = (Shape::of(old, level), Shape::of(new, level));
+        if is != Shape::Invalid {
+            self.expose(place.root);
+        }
+        let resized = self.is_resized(old, new, ipa, level);
+        let same = resized || is_same_mapping(old & !self.flags(old, level), new & !self.flags(new, level), level);
+        if was != Shape::Invalid && is != Shape::Invalid && !same {
+            let what = format!("{old:#018x} becomes {new:#018x} in one step, a {was:?} of level {level} a {is:?}");
+            return Err(Broken::new(Rule::LiveChange, what).at(ipa, &[pa]));
+        }
+        if was == Shape::Invalid && is != Shape::Invalid {
+            self.check_make(place, pa, ipa, new)?;
+        }
+        let root = *self.tables.root(place.root);
+        match was {
+            Shape::Table if old & ADDRESS != new & ADDRESS || is != Shape::Table => {
+                self.unlink((old & ADDRESS, root), (ipa, level, pa), old, moment);
+            }
+            Shape::Leaf if resized => {
+                self.add_stale(&root, place.root, (ipa, level, pa), (old, Kind::Leaf, false), moment);
+            }
+            Shape::Leaf if gave_more(old, new) => {
+                self.add_stale(&root, place.root, (ipa, level, pa), (old, Kind::Leaf, is == Shape::Invalid), moment);
+            }
+            Shape::Leaf if is == Shape::Leaf && gave_less(old, new) => {
+                self.add_stale(&root, place.root, (ipa, level, pa), (old, Kind::Narrower, false), moment);
+            }
+            _ => {}
+        }
+        match is {
+            Shape::Table if was != Shape::Table => {
+                self.link(new & ADDRESS, Place { root: place.root, ipa, level: level + 1 }, pa)
+            }
+            Shape::Leaf if was == Shape::Invalid => self.check_frame(pa, ipa, (level, new)),
+            _ => Ok(()),
+        }
+    }
+
+    /// An entry is made where none was.
+    fn check_make(&self, place: Place, pa: u64, ipa: u64, new: u64) -> Outcome {
+        let range = Ipa::new(ipa)..Ipa::new(ipa + walk::span(place.level));
+        let is_table = Shape::of(new, place.level) == Shape::Table;
+        let vmid = self.tables.root(place.root).vmid;
+        for stale in self.stale.iter().filter(|stale| stale.vmid == vmid && stale.root == place.root) {
+            // Break-before-make has no context synchronization in it (Arm ARM D8.16.1).
+            if !stale.overlaps(&range) || stale.kind == Kind::Narrower || stale.is_gone() {
+                continue;
+            }
+            let conflicts = match stale.kind {
+                // A walk goes on through the old table, below an entry that is a leaf or another table by now.
+                Kind::Table => {
+                    stale.entry == pa
+                        && if is_table { stale.raw & ADDRESS != new & ADDRESS } else { !self.bbm.allows(new) }
+                }
+                // A table is no TLB entry of its own; what is made in it is looked at then, or when it is linked.
+                Kind::Leaf if is_table => stale.entry == pa && !self.is_resized(stale.raw, new, ipa, place.level),
+                Kind::Leaf => {
+                    let offset = ipa.max(stale.ipa);
+                    let output = |raw: u64, start: u64, level| walk::stage2::output(raw, level, start);
+                    let block = if stale.level < place.level { stale.raw } else { new };
+                    stale.level != place.level && !self.bbm.allows(block)
+                        || output(stale.raw, offset, stale.level) != output(new, offset, place.level)
+                        || (stale.raw ^ new) & MEMORY != 0
+                }
+                Kind::Narrower => false,
+            };
+            if conflicts {
+                let what = format!("{new:#018x} of level {} is made while TLBs may hold {}", place.level, stale.held());
+                return Err(Broken::new(Rule::MakeBeforeFlush, what).at(ipa, &[pa, stale.entry]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a block gives its place to a table, or takes one's, that maps the same, where CPUs take that without a break.
+    fn is_resized(&self, old: u64, new: u64, ipa: u64, level: u8) -> bool {
+        let (block, table) = match (Shape::of(old, level), Shape::of(new, level)) {
+            (Shape::Leaf, Shape::Table) => (old, new),
+            (Shape::Table, Shape::Leaf) => (new, old),
+            _ => return false,
+        };
+        self.bbm.allows(block) && self.maps_the_same(table & ADDRESS, (ipa, level + 1), (block, level))
+    }
+
+    /// Whether what is mapped by a table is mapped as by this block.
+    fn maps_the_same(&self, table: u64, (ipa, level): (u64, u8), (block, above): (u64, u8)) -> bool {
+        (0..PAGE / 8).all(|index| {
+            let (raw, here) = (self.read(table + index * 8), ipa + index * walk::span(level));
+            match Shape::of(raw, level) {
+                Shape::Invalid => true,
+                Shape::Table => self.maps_the_same(raw & ADDRESS, (here, level + 1), (block, above)),
+                Shape::Leaf => {
+                    let output = |raw, level| walk::stage2::output(raw, level, here);
+                    output(raw, level) == output(block, above) && (raw ^ block) & MEMORY == 0
+                }
+            }
+        })
+    }
+
+    /// The bits of a block that are no address where CPUs have FEAT_BBM.
+    fn flags(&self, raw: u64, level: u8) -> u64 {
+        if level < 3 && Shape::of(raw, level) == Shape::Leaf { self.bbm.flags() } else { 0 }
+    }
+
+    /// A table is linked: all that is in it has to be visible before, down to the last table.
+    fn link(&mut self, page: u64, place: Place, entry: u64) -> Outcome {
+        let Some(Page { taken, standing: Standing::Loose }) = self.tables.of(page) else {
+            let what = format!("{page:#x} is linked, and is no page that was taken for a table");
+            return Err(Broken::new(Rule::LateWrite, what).at(place.ipa, &[entry]));
+        };
+        let told = self.arena.word(Pa::new(entry)).map(|word| self.cells.last_tells_walks(word)).unwrap_or_default();
+        for index in 0..PAGE / 8 {
+            let at = page + index * 8;
+            let Some(word) = self.arena.word(Pa::new(at)) else { continue };
+            if !self.cells.last_moment(word).is_some_and(|written| told.knows(written)) {
+                let what = format!(
+                    "the table at {page:#x} is linked, and a walk may still see what was in it before step {taken}, \
+                     in entry {index}"
+                );
+                return Err(Broken::new(Rule::TableNotReady, what).at(place.ipa, &[entry, at]));
+            }
+        }
+        self.tables.set(page, Standing::Linked(place));
+        for index in 0..PAGE / 8 {
+            let at = page + index * 8;
+            let raw = self.read(at);
+            let here = place.ipa_of(at);
+            match Shape::of(raw, place.level) {
+                Shape::Invalid => {}
+                Shape::Table => {
+                    self.link(raw & ADDRESS, Place { root: place.root, ipa: here, level: place.level + 1 }, at)?;
+                }
+                Shape::Leaf => {
+                    self.check_make_leaf(place, at, here, raw)?;
+                    self.check_frame(entry, here, (place.level, raw))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A leaf in a table that is linked now.
+    fn check_make_leaf(&self, place: Place, pa: u64, ipa: u64, raw: u64) -> Outcome {
+        if self.stale.is_empty() { Ok(()) } else { self.check_make(place, pa, ipa, raw) }
+    }
+
+    /// What is behind a new leaf has to be written before: before the entry at `pa` leads to it.
+    fn check_frame(&self, pa: u64, ipa: u64, (level, new): (u8, u64)) -> Outcome {
+        let told = self.arena.word(Pa::new(pa)).map(|word| self.cells.last_tells_walks(word)).unwrap_or_default();
+        let start = walk::stage2::output(new, level, ipa);
+        if self.lines.is_known(start, walk::span(level), &told) {
+            return Ok(());
+        }
+        let what = format!("the leaf {new:#018x} may be seen before what the hypervisor wrote to its frame");
+        Err(Broken::new(Rule::FrameNotReady, what).at(ipa, &[pa]))
+    }
+
+    /// A table's entry is broken: it, and all that was reached through it, may be cached.
+    pub(super) fn unlink(
+        &mut self,
+        (page, root): (u64, Root),
+        (ipa, level, pa): (u64, u8, u64),
+        raw: u64,
+        moment: Moment,
+    ) {
+        let Some(Page { standing: Standing::Linked(place), .. }) = self.tables.of(page) else { return };
+        self.add_stale(&root, place.root, (ipa, level, pa), (raw, Kind::Table, true), moment);
+        self.tables.set(page, Standing::Unlinked(place, moment));
+        self.cpus[usize::from(moment.cpu)].unlinked.push(page);
+        for index in 0..PAGE / 8 {
+            let at = page + index * 8;
+            let raw = self.read(at);
+            let here = place.ipa_of(at);
+            match Shape::of(raw, place.level) {
+                Shape::Invalid => {}
+                Shape::Table => self.unlink((raw & ADDRESS, root), (here, place.level, at), raw, moment),
+                Shape::Leaf => {
+                    self.add_stale(&root, place.root, (here, place.level, at), (raw, Kind::Leaf, true), moment);
+                }
+            }
+        }
+    }
+
+    pub(super) fn add_stale(
+        &mut self,
+        root: &Root,
+        number: usize,
+        place: (u64, u8, u64),
+        (raw, kind, removed): (u64, Kind, bool),
+        moment: Moment,
+    ) {
+        // Without access flag no TLB holds it (Arm ARM D8.5.1).
+        if kind == Kind::Table || raw & ACCESSED != 0 {
+            self.stale.add(Stale::new(
+                (root.vmid, number),
+                place,
+                (raw, kind, removed),
+                (moment, self.step),
+                root.exposed,
+            ));
+        }
+    }
+
+    /// Something is in a tree: whoever has it loaded may hold that.
+    pub(super) fn expose(&mut self, number: usize) {
+        let pa = self.tables.root(number).pa;
+        let loaded = self.cpus.iter().enumerate().filter(|(_, cpu)| cpu.effective & ROOT == pa);
+        let loaded: CpuSet = loaded.map(|(cpu, _)| 1 << cpu).sum();
+        self.tables.roots_mut()[number].exposed |= loaded;
+    }
+}

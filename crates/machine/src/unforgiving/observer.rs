@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The observer: takes the engine's accesses to the machine whose CPU the thread is, where each is an event.
+//!
+//! Invariant: a word changes in the same event in which the model is told of it. Threads that are no CPU do the accesses
+//! themselves.
+
+use std::panic::Location;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use twofold_abi::trace::{self, Event, How};
+use twofold_stage2::primitive::{Access, Observer, observe};
+use twofold_stage2::{Pa, Record};
+
+use super::breach::Rule;
+use super::context::Context;
+use super::model::{Broken, Model};
+use super::shape::ACCESSED;
+use super::tables::{PAGE, Standing};
+
+/// The bit of a lock's word that says that someone has it.
+pub(super) const LOCKED: u64 = 1;
+
+/// From now on the engine's accesses come here.
+pub(super) fn install() {
+    static ROUTER: &dyn Observer = &Router;
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| observe(Some(&ROUTER)));
+}
+
+/// Takes the engine's accesses to the machine whose CPU the thread is.
+struct Router;
+
+// SAFETY: a word's value is changed by one thread at a time, whoever has the turn, by atomic accesses; loads tell values
+// that were stored there, by the memory model's rules. Threads that are no CPU do the accesses themselves.
+unsafe impl Observer for Router {
+    fn load(&self, word: &AtomicU64, access: Access) -> u64 {
+        Context::current(|context| context.load(word, access)).unwrap_or_else(|| word.load(access.order))
+    }
+
+    fn store(&self, word: &AtomicU64, value: u64, access: Access) {
+        if Context::current(|context| context.store(word, value, access)).is_none() {
+            word.store(value, access.order);
+        }
+    }
+
+    fn update(&self, word: &AtomicU64, change: &mut dyn FnMut(u64) -> Option<u64>, access: Access) -> Result<u64, u64> {
+        match Context::current(|context| context.update(word, change, access)) {
+            Some(result) => result,
+            None => word.fetch_update(access.order, Ordering::Acquire, change),
+        }
+    }
+
+    fn try_lock(&self, word: &AtomicU64, access: Access) -> Option<u64> {
+        Context::current(|context| context.try_lock(word, access)).unwrap_or_else(|| {
+            let state = word.fetch_or(LOCKED, access.order);
+            (state & LOCKED == 0).then_some(state)
+        })
+    }
+
+    fn unlock(&self, word: &AtomicU64, value: u64, access: Access) {
+        if Context::current(|context| context.unlock(word, value, access)).is_none() {
+            word.store(value, access.order);
+        }
+    }
+
+    fn release_fence(&self, site: &'static Location<'static>) {
+        let fenced = Context::current(|context| {
+            context.site.set(Some(site));
+            context.silently(|model, cpu| {
+                model.trace(Event::Fence { order: trace::Order::Release });
+                model.cells.fence(cpu);
+                Ok(())
+            });
+        });
+        if fenced.is_none() {
+            std::sync::atomic::fence(Ordering::Release);
+        }
+    }
+
+    fn page_taken(&self, page: Pa, site: &'static Location<'static>) {
+        Context::current(|context| {
+            context.site.set(Some(site));
+            context.silently(|model, _| model.page_taken(page.raw()));
+        });
+    }
+
+    fn page_freed(&self, page: Pa, site: &'static Location<'static>) {
+        Context::current(|context| {
+            context.site.set(Some(site));
+            context.event(|model, _| model.page_freed(page.raw()));
+        });
+    }
+
+    fn data_written(&self, start: Pa, size: u64, site: &'static Location<'static>) {
+        Context::current(|context| {
+            context.site.set(Some(site));
+            context.silently(|model, cpu| {
+                model.trace(Event::DataWritten { pa: start.raw(), size });
+                let moment = model.cells.event(cpu);
+                model.lines.write(start.raw(), size, moment);
+                Ok(())
+            });
+        });
+    }
+
+    fn root(&self, start: Pa, entries: Option<usize>, vttbr: u64, vtcr: u64, site: &'static Location<'static>) {
+        Context::current(|context| {
+            context.site.set(Some(site));
+            context.silently(|model, _| model.root(start.raw(), entries, vttbr, vtcr));
+        });
+    }
+
+    fn dropped(&self, what: &'static str) {
+        let reported = Context::current(|context| -> () { context.report(Broken::new(Rule::Dropped, what)) });
+        if reported.is_none() && !thread::panicking() {
+            panic!("{what}");
+        }
+    }
+
+    fn about_to(&self, site: &'static Location<'static>) {
+        Context::current(|context| context.site.set(Some(site)));
+    }
+}
+
+impl Context {
+    pub(super) fn store(&self, word: &AtomicU64, value: u64, access: Access) {
+        self.site.set(Some(access.site));
+        let what = self.word(word);
+        let body = |model: &mut Model, cpu: usize| {
+            if let Word::Entry(pa) = what
+                && model.tables.of(pa).is_none()
+                && (value, access.order) == (0, Ordering::Relaxed)
+            {
+                // A frame is zeroed, of which the engine tells as a whole.
+                word.store(0, Ordering::Relaxed);
+                return Ok(());
+            }
+            let step = model.step;
+            let (old, moment) = model.cells.store(cpu, word, value, access.order, step);
+            match what {
+                Word::Entry(pa) => {
+                    self.progress();
+                    model.trace(Event::Write { pa, old, new: value, how: How::Store, order: access.order.into() });
+                    // A walk may have set the access flag, and cached the entry, just before the store (Arm ARM D8.5.1).
+                    let flagged = old & 1 == 1 && model.features.hardware_access_flag;
+                    let old = if flagged { old | ACCESSED } else { old };
+                    model.written(cpu, pa, (old, value), moment, Some(access.site))
+                }
+                _ => Ok(()),
+            }
+        };
+        // Another CPU's walk may come in between, wherever one may be.
+        let is_quiet = access.order == Ordering::Relaxed && !self.is_in_tree(&what);
+        if is_quiet { self.silently(body) } else { self.event(body) }
+    }
+
+    pub(super) fn load(&self, word: &AtomicU64, access: Access) -> u64 {
+        self.site.set(Some(access.site));
+        let is_own = access.order == Ordering::Relaxed && matches!(self.word(word), Word::Entry(_));
+        let body = |model: &mut Model, cpu: usize| {
+            Ok(model.cells.load(cpu, word, access.order, &mut |values| self.choose(values)))
+        };
+        if is_own { self.silently(body) } else { self.event(body) }
+    }
+
+    pub(super) fn update(
+        &self,
+        word: &AtomicU64,
+        change: &mut dyn FnMut(u64) -> Option<u64>,
+        access: Access,
+    ) -> Result<u64, u64> {
+        self.site.set(Some(access.site));
+        let what = self.word(word);
+        self.event(|model, cpu| {
+            let step = model.step;
+            let mut new = 0;
+            let mut change = |old| {
+                let changed = change(old);
+                new = changed.unwrap_or(0);
+                changed
+            };
+            match model.cells.update(cpu, word, &mut change, access.order, step) {
+                Ok((old, moment)) => {
+                    if let Word::Entry(pa) = what {
+                        model.trace(Event::Write { pa, old, new, how: How::Rmw, order: access.order.into() });
+                        model.written(cpu, pa, (old, new), moment, Some(access.site))?;
+                    }
+                    Ok(Ok(old))
+                }
+                Err(now) => Ok(Err(now)),
+            }
+        })
+    }
+
+    pub(super) fn try_lock(&self, word: &AtomicU64, access: Access) -> Option<u64> {
+        self.site.set(Some(access.site));
+        let what = self.word(word);
+        self.event(|model, cpu| {
+            let step = model.step;
+            let taken = model.cells.update(
+                cpu,
+                word,
+                &mut |old| (old & LOCKED == 0).then_some(old | LOCKED),
+                access.order,
+                step,
+            );
+            match (taken, what) {
+                (Ok((old, _)), Word::Lock(page)) => model.locked(cpu, page).map(|()| Some(old)),
+                (Ok((old, _)), _) => Ok(Some(old)),
+                (Err(_), _) => Ok(None),
+            }
+        })
+    }
+
+    pub(super) fn unlock(&self, word: &AtomicU64, value: u64, access: Access) {
+        self.site.set(Some(access.site));
+        let what = self.word(word);
+        self.event(|model, cpu| {
+            if let Word::Lock(page) = what {
+                model.unlocked(cpu, page)?;
+            }
+            let step = model.step;
+            model.cells.store(cpu, word, value, access.order, step);
+            Ok(())
+        });
+    }
+
+    fn word(&self, word: &AtomicU64) -> Word {
+        let address = std::ptr::from_ref(word).addr();
+        if let Some(pa) = self.shared.arena.pa_of(address) {
+            return Word::Entry(pa.raw());
+        }
+        match self.shared.arena.frame_of_record(address) {
+            Some(page) if address.is_multiple_of(size_of::<Record>()) => Word::Lock(page.raw()),
+            _ => Word::Other,
+        }
+    }
+
+    fn is_in_tree(&self, word: &Word) -> bool {
+        let Word::Entry(pa) = word else { return false };
+        let page = self.shared.lock().tables.of(*pa);
+        page.is_some_and(|page| page.standing != Standing::Loose)
+    }
+}
+
+/// What a word is.
+enum Word {
+    /// In the machine's memory.
+    Entry(u64),
+    /// The first word of the record of the page there.
+    Lock(u64),
+    Other,
+}
+
+const _: () = assert!(PAGE == twofold_stage2::TablePage::SIZE);

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What it means that a page becomes a table, or a root, that its lock is taken, and that it becomes something else.
+//!
+//! Invariant: what becomes something else is reached by no CPU any more, through no entry that a TLB may hold. Locks are
+//! taken from the root down.
+
+use twofold_abi::trace::Event;
+use twofold_stage2::Pa;
+
+use super::breach::Rule;
+use super::clock::Moment;
+use super::model::{Broken, Cpu, Model, Outcome};
+use super::shape::{ADDRESS, ROOT, Shape};
+use super::stale::{Kind, Stale};
+use super::tables::{PAGE, Page, Standing};
+use crate::walk;
+
+impl Model {
+    pub(crate) fn page_taken(&mut self, page: u64) -> Outcome {
+        self.trace(Event::TableTaken { pa: page });
+        if let Some(Page { standing, .. }) = self.tables.of(page) {
+            let what = format!("{page:#x} is taken for a table, and is one: {standing:x?}");
+            return Err(Broken::new(Rule::TableFreedTooEarly, what).at(0, &[page]));
+        }
+        self.check_frame_free(page, PAGE)?;
+        self.settle(page);
+        self.tables.take(page, self.step);
+        Ok(())
+    }
+
+    pub(crate) fn page_freed(&mut self, page: u64) -> Outcome {
+        self.trace(Event::TableFreed { pa: page });
+        if let Some(Page { standing: Standing::Linked(place), .. }) = self.tables.of(page) {
+            let what = format!("the table at {page:#x} is freed, and still in the tree");
+            return Err(Broken::new(Rule::TableFreedTooEarly, what).at(place.ipa, &[]));
+        }
+        let reaches = |stale: &&Stale| stale.kind == Kind::Table && stale.raw & ADDRESS == page;
+        if let Some(stale) = self.stale.iter().find(reaches) {
+            let what = format!("the table at {page:#x} is freed while there may be a {}", stale.held());
+            return Err(Broken::new(Rule::TableFreedTooEarly, what).at(stale.ipa, &[stale.entry]));
+        }
+        self.tables.free(page);
+        self.settle(page);
+        Ok(())
+    }
+
+    /// A frame is about to become something else: no entry may lead there any more.
+    pub(crate) fn check_frame_free(&self, start: u64, size: u64) -> Outcome {
+        let reaches = |stale: &&Stale| {
+            let output = walk::stage2::output(stale.raw, stale.level, stale.ipa);
+            stale.kind == Kind::Leaf && output < start + size && start < output + stale.size()
+        };
+        let Some(stale) = self.stale.iter().find(reaches) else { return Ok(()) };
+        let what = format!("the frame at {start:#x} becomes something else while there may be a {}", stale.held());
+        Err(Broken::new(Rule::FrameReusedTooEarly, what).at(stale.ipa, &[stale.entry]))
+    }
+
+    /// A root begins to be one, or is none any more.
+    pub(crate) fn root(&mut self, start: u64, entries: Option<usize>, vttbr: u64, vtcr: u64) -> Outcome {
+        let Some(entries) = entries else {
+            self.trace(Event::RootFreed { pa: start });
+            let loaded = |cpu: &Cpu| cpu.effective & ROOT == start;
+            if let Some(cpu) = self.cpus.iter().position(loaded) {
+                let what = format!("the root at {start:#x} is given away while VTTBR_EL2 of CPU {cpu} names it");
+                return Err(Broken::new(Rule::TableFreedTooEarly, what));
+            }
+            self.abandon(start);
+            self.tables.remove_root(start);
+            return Ok(());
+        };
+        self.trace(Event::RootMade { pa: start, entries: entries as u32, vttbr, vtcr });
+        let level = 2 - (vtcr >> 6 & 3) as u8;
+        self.tables.add_root((start, entries, level), self.vmid(vttbr), self.step);
+        Ok(())
+    }
+
+    pub(crate) fn locked(&mut self, cpu: usize, page: u64) -> Outcome {
+        self.trace(Event::LockTaken { pa: page });
+        let level = |page: u64| match self.tables.of(page).map(|page| page.standing) {
+            Some(Standing::Linked(place) | Standing::Unlinked(place, _) | Standing::Closed(place)) => Some(place.level),
+            _ => None,
+        };
+        if let (Some(new), Some(&above)) = (level(page), self.cpus[cpu].locks.last())
+            && let Some(above) = level(above)
+            && new <= above
+        {
+            let what = format!("a table of level {new} is locked by who has the lock of one of level {above}");
+            return Err(Broken::new(Rule::LockOrder, what));
+        }
+        self.cpus[cpu].locks.push(page);
+        Ok(())
+    }
+
+    pub(crate) fn unlocked(&mut self, cpu: usize, page: u64) -> Outcome {
+        self.trace(Event::LockReleased { pa: page });
+        match self.cpus[cpu].locks.iter().rposition(|held| *held == page) {
+            Some(at) => {
+                self.cpus[cpu].locks.remove(at);
+                Ok(())
+            }
+            None => {
+                let what = format!("the lock of the table at {page:#x} is given back by who does not have it");
+                Err(Broken::new(Rule::LockOrder, what))
+            }
+        }
+    }
+
+    fn settle(&mut self, page: u64) {
+        for index in 0..PAGE / 8 {
+            if let Some(word) = self.arena.word(Pa::new(page + index * 8)) {
+                self.cells.settle(word);
+            }
+        }
+    }
+
+    /// What is still in a tree that is none any more may be cached, as what is taken out of one. No walk reads it again.
+    fn abandon(&mut self, start: u64) {
+        let Some(number) = self.tables.find_root(start) else { return };
+        let root = *self.tables.root(number);
+        for index in 0..root.entries as u64 {
+            let (at, here) = (start + index * 8, index * walk::span(root.level));
+            let raw = self.read(at);
+            let (place, long_ago) = ((here, root.level, at), Moment::default());
+            match Shape::of(raw, root.level) {
+                Shape::Invalid => {}
+                Shape::Table => self.unlink((raw & ADDRESS, root), place, raw, long_ago),
+                Shape::Leaf => self.add_stale(&root, number, place, (raw, Kind::Leaf, true), long_ago),
+            }
+        }
+    }
+}

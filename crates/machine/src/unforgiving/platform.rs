@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The platform that the engine runs on here: each instruction is an event of the CPU that the thread is.
+//!
+//! Invariant: to a thread that is no CPU, instructions are nothing, but for zeroes in memory.
+
+use std::panic::Location;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use twofold_abi::trace::{self, Event};
+use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
+use twofold_stage2::primitive::Access;
+use twofold_stage2::{Pa, Record};
+
+use super::context::Context;
+use super::machine::Shared;
+use super::model::{Model, Outcome};
+
+/// The engine's platform.
+#[derive(Clone)]
+pub struct Hosted {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Hosted {
+    /// Takes a lock of the hypervisor's own, bit 0 of a word, which the engine does not know of: who has it next sees what
+    /// was done under it. To a thread that is no CPU it is no lock.
+    #[track_caller]
+    pub(crate) fn lock(&self, word: &AtomicU64) {
+        let access = Access { order: Ordering::Acquire, site: Location::caller() };
+        while Context::current(|context| context.try_lock(word, access)) == Some(None) {
+            self.pause(1);
+        }
+    }
+
+    /// Gives it back.
+    #[track_caller]
+    pub(crate) fn unlock(&self, word: &AtomicU64) {
+        let access = Access { order: Ordering::Release, site: Location::caller() };
+        Context::current(|context| context.unlock(word, 0, access));
+    }
+
+    fn event(&self, body: impl FnOnce(&mut Model, usize) -> Outcome) {
+        Context::current(|context| context.event(body));
+    }
+}
+
+// SAFETY: `pointer` and `record` are the arena's, which lives as long as any clone of this; its memory is accessed by
+// atomics only, and each frame has a record of its own.
+unsafe impl Platform for Hosted {
+    fn tlbi(&self, operation: Tlbi, operand: u64) {
+        self.event(|model, cpu| model.tlbi(cpu, operation, operand));
+    }
+
+    fn dsb(&self, domain: Domain) {
+        Context::current(|context| {
+            context.point();
+            // An access that began under an old entry ends before the barrier does.
+            if domain == Domain::Ish {
+                while context.silently(|model, cpu| Ok(model.waits_for_accesses(cpu))) {
+                    context.pass();
+                }
+            }
+            context.silently(|model, cpu| {
+                model.dsb(cpu, domain);
+                Ok(())
+            });
+        });
+    }
+
+    fn isb(&self) {
+        self.event(Model::isb);
+    }
+
+    unsafe fn dc(&self, operation: Dc, address: usize) {
+        let line = match operation {
+            Dc::Civac => self.shared.options.features.data_line,
+            Dc::Zva => self.shared.options.features.zero_block,
+        };
+        // SAFETY: promised by the caller.
+        unsafe { self.dc_lines(operation, address & !(line as usize - 1), line, line) };
+    }
+
+    unsafe fn dc_lines(&self, operation: Dc, start: usize, size: u64, _: u64) {
+        let Some(pa) = self.shared.arena.pa_of(start) else { return };
+        if operation == Dc::Zva {
+            for offset in (0..size).step_by(8) {
+                if let Some(word) = self.shared.arena.word(pa + offset) {
+                    zero(word, pa + offset);
+                }
+            }
+            Context::current(|context| context.trace(Event::Dc { operation: trace::Dc::Zva, pa: pa.raw(), size }));
+        } else {
+            self.event(|model, cpu| model.clean(cpu, pa.raw(), size));
+        }
+    }
+
+    fn ic(&self, operation: Ic, address: usize) {
+        let line = self.shared.options.features.instruction_line;
+        let range = self.shared.arena.pa_of(address).map(|pa| (pa.raw() & !(line - 1), line));
+        self.event(|model, cpu| {
+            model.ic(cpu, operation, range);
+            Ok(())
+        });
+    }
+
+    fn vttbr(&self) -> u64 {
+        Context::current(|context| context.silently(|model, cpu| Ok(model.cpus[cpu].vttbr))).unwrap_or(0)
+    }
+
+    fn load_vttbr(&self, value: u64) {
+        self.event(|model, cpu| {
+            model.load_vttbr(cpu, value);
+            Ok(())
+        });
+    }
+
+    fn pointer(&self, pa: Pa) -> NonNull<u8> {
+        self.shared.arena.pointer(pa).unwrap_or_else(|| panic!("the machine has no memory at {pa}"))
+    }
+
+    fn record(&self, pa: Pa) -> &Record {
+        self.shared.arena.record(pa).unwrap_or_else(|| panic!("the frame at {pa} has no record"))
+    }
+
+    fn pause(&self, _: u32) {
+        if Context::current(Context::pass).is_none() {
+            thread::yield_now();
+        }
+    }
+}
+
+/// Zeroes a word as `DC ZVA` does: of a table, an entry; of a frame, data, of which the engine tells as a whole.
+fn zero(word: &AtomicU64, pa: Pa) {
+    let done = Context::current(|context| {
+        context.silently(|model, cpu| {
+            if model.tables.of(pa.raw()).is_none() {
+                word.store(0, Ordering::Relaxed);
+                return Ok(());
+            }
+            let (step, site) = (model.step, context.site.get());
+            let (old, moment) = model.cells.store(cpu, word, 0, Ordering::Relaxed, step);
+            model.written(cpu, pa.raw(), (old, 0), moment, site)
+        });
+    });
+    if done.is_none() {
+        word.store(0, Ordering::Relaxed);
+    }
+}

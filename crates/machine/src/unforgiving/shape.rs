@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What is in an entry: its shape, its bits, and what a change of them gives or takes.
+//!
+//! Invariant: it is from the manual (Arm ARM D8.3), not from the engine, whose mistakes are to be found by it.
+
+/// What an entry is, found at a level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Invalid,
+    Table,
+    Leaf,
+}
+
+impl Shape {
+    pub(crate) fn of(raw: u64, level: u8) -> Self {
+        match raw & 3 {
+            0b11 if level < 3 => Self::Table,
+            0b11 => Self::Leaf,
+            0b01 if level == 1 || level == 2 => Self::Leaf,
+            _ => Self::Invalid,
+        }
+    }
+}
+
+pub(crate) const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+/// BADDR of `VTTBR_EL2`.
+pub(crate) const ROOT: u64 = 0x0000_ffff_ffff_fffe;
+const READ: u64 = 1 << 6;
+pub(crate) const WRITE: u64 = 1 << 7;
+/// MemAttr and SH.
+pub(super) const MEMORY: u64 = 0xf << 2 | 3 << 8;
+pub(crate) const ACCESSED: u64 = 1 << 10;
+pub(crate) const DIRTY_BY_HARDWARE: u64 = 1 << 51;
+const EXECUTE_NEVER: u64 = 3 << 53;
+
+/// Whether two valid entries map, or lead to, the same: a change that needs no break (Arm ARM D8.16.1).
+pub(super) fn is_same_mapping(old: u64, new: u64, level: u8) -> bool {
+    Shape::of(old, level) == Shape::of(new, level) && (old ^ new) & (ADDRESS | MEMORY) == 0
+}
+
+/// Whether a leaf let a guest do, or hardware grant, what the new entry does not.
+pub(super) fn gave_more(old: u64, new: u64) -> bool {
+    let lost = |bits: u64| old & bits & !new != 0;
+    new & 1 == 0 || lost(READ) || lost(WRITE) || lost(DIRTY_BY_HARDWARE) || !executes_all(old, new)
+}
+
+/// Whether the new leaf gives what the old one did not.
+pub(super) fn gave_less(old: u64, new: u64) -> bool {
+    new & !old & (READ | WRITE) != 0 || !executes_all(new, old)
+}
+
+/// Whether what `one` lets execute, `other` does.
+fn executes_all(one: u64, other: u64) -> bool {
+    let at = |raw: u64| match (raw & EXECUTE_NEVER) >> 53 {
+        0b00 => 0b11,
+        0b01 => 0b01,
+        0b11 => 0b10,
+        _ => 0b00,
+    };
+    at(one) & !at(other) == 0
+}
