@@ -46,10 +46,13 @@ impl Unlinked {
     }
 
     /// Counts one table, or a table and all below it, whose entry was broken. Tells what the count was.
+    ///
+    /// Release: the break comes first. Who finds that nobody else has counted since its descent began knows of all that was
+    /// counted before.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn count<P: Platform>(&self, platform: &P) -> Moment {
         platform.on_atomic();
-        Moment(self.0.fetch_add(1, Ordering::AcqRel))
+        Moment(self.0.fetch_add(1, Ordering::Release))
     }
 }
 
@@ -203,7 +206,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     pub(crate) fn take_unrecorded(&mut self, index: usize) {
         let cell = self.table.entry(index);
         self.counts -= Counts::of(cell.read(), self.level);
-        cell.set(Descriptor::STALE);
+        cell.write(Descriptor::STALE);
     }
 
     /// Breaks an entry, and lets nobody else have it until [`Busy::make`].
@@ -230,7 +233,7 @@ impl<'a, P: Platform> Locked<'a, P> {
         if old.is_armed() {
             return cell.exchange(new, self.stage2.platform());
         }
-        cell.set(new);
+        cell.write(new);
         old
     }
 

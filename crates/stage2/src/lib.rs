@@ -85,6 +85,7 @@ mod flush;
 mod frame;
 mod geometry;
 mod lines;
+mod lock;
 #[cfg(all(test, loom))]
 mod loom;
 mod map;
@@ -117,6 +118,7 @@ pub use features::{Features, IdRegisters};
 pub use flush::{Flushed, Pending};
 pub use frame::{Donated, Root, Run, TablePage, TableSource};
 pub use geometry::{Geometry, Granule, Level, Levels};
+pub use lock::{Lock, LockGuard};
 pub use map::Mapped;
 pub use platform::Platform;
 pub use pool::Pool;

@@ -99,15 +99,16 @@ impl Cell<'_> {
         Descriptor::from_raw(self.0.load(Ordering::Relaxed))
     }
 
-    /// Writes an entry under the table's lock. Release: the table or the frame it leads to is ready, and the lock is taken.
+    /// Writes an entry under the table's lock. Release: the table or the frame it leads to is ready, and the lock is taken;
+    /// and who comes too late, to a page that is another table by now, sees that it is (module `descent`).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn write(self, new: Descriptor) {
         self.0.store(new.raw(), Ordering::Release);
     }
 
-    /// Changes a leaf in what it allows, or writes an entry that leads nowhere, under the table's lock. Relaxed: what the
-    /// leaf leads to was ready when it was made.
+    /// Changes a leaf in what it allows, under the table's lock and behind a release fence, or writes into a table that nobody
+    /// else has. Relaxed: what the leaf leads to was ready when it was made.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn set(self, new: Descriptor) {
@@ -116,8 +117,8 @@ impl Cell<'_> {
 
     /// Writes an entry that leads nowhere, and tells what it was at that moment, with what hardware had added to it.
     ///
-    /// Relaxed, as the others below: who changes an entry has the table's lock, which orders that for whoever has it next,
-    /// and who comes without it is stopped by what is counted later.
+    /// Relaxed, as the others below: who changes an entry has the table's lock, which orders that for whoever has it next;
+    /// and to who comes too late, a read-modify-write orders what the store before it did.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn exchange<P: Platform>(self, new: Descriptor, platform: &P) -> Descriptor {

@@ -28,11 +28,9 @@ pub struct Judge {
     pub name: String,
     program: PathBuf,
     directory: PathBuf,
-    /// Of its tests, those with this in their names.
-    filter: &'static str,
+    asked: Asked,
     /// Whether CPUs that meet are all it can judge, not instructions.
     meetings_only: bool,
-    rank: u32,
     /// How long it takes without a mutant.
     usual: Duration,
 }
@@ -55,9 +53,30 @@ struct Build {
     flags: &'static str,
     /// Its own directory: with other flags everything is built anew.
     directory: &'static str,
-    /// Which of them judge: the target's name, a filter for its tests, in which order they are asked.
-    judges: &'static [(&'static str, &'static str, u32)],
+    /// Which of them judge.
+    judges: &'static [Asked],
     meetings_only: bool,
+}
+
+/// What of a test program is asked, and when.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// The target's name.
+    target: &'static str,
+    /// Of its tests, those with this in their names.
+    filter: &'static str,
+    /// Who is asked first.
+    rank: u32,
+    /// How many preemptions the model checker tries. With two it is minutes for all its tests.
+    preemptions: u32,
+}
+
+const fn all(target: &'static str, rank: u32) -> Asked {
+    some(target, "", rank)
+}
+
+const fn some(target: &'static str, filter: &'static str, rank: u32) -> Asked {
+    Asked { target, filter, rank, preemptions: 1 }
 }
 
 /// The machine's own comes first, as it is made to notice; then by cost. What is compared with others' is no judge.
@@ -68,13 +87,13 @@ const BUILDS: [Build; 2] = [
         flags: "--cfg mutants",
         directory: "tests",
         judges: &[
-            ("unforgiving", "judge_", 0),
-            ("walk", "", 1),
-            ("baselines", "", 1),
-            ("sequences", "", 1),
-            ("faults", "", 1),
-            ("model", "", 2),
-            ("threads", "", 3),
+            some("unforgiving", "judge_", 0),
+            all("walk", 1),
+            all("baselines", 1),
+            all("sequences", 1),
+            all("faults", 1),
+            all("model", 2),
+            all("threads", 3),
         ],
         meetings_only: false,
     },
@@ -83,7 +102,10 @@ const BUILDS: [Build; 2] = [
         features: &["twofold-stage2/checked"],
         flags: "--cfg mutants --cfg loom",
         directory: "loom",
-        judges: &[("twofold_stage2", "loom::", 4)],
+        judges: &[
+            some("twofold_stage2", "loom::", 4),
+            Asked { target: "twofold_stage2", filter: "loom::reused", rank: 5, preemptions: 2 },
+        ],
         meetings_only: true,
     },
 ];
@@ -131,7 +153,7 @@ pub fn measure(judges: &mut [Judge], stop: &Stop) -> anyhow::Result<()> {
             }
         }
     }
-    judges.sort_by_key(|judge| (judge.rank, judge.usual));
+    judges.sort_by_key(|judge| (judge.asked.rank, judge.usual));
     Ok(())
 }
 
@@ -165,16 +187,15 @@ impl Judge {
     fn program(&self, mutant: Option<&str>) -> Program {
         let mut command = Command::new(&self.program);
         command.current_dir(&self.directory).args(["--nocapture", "--test-threads=1"]);
-        if !self.filter.is_empty() {
-            command.arg(self.filter);
+        if !self.asked.filter.is_empty() {
+            command.arg(self.asked.filter);
         }
         command.env_remove(CHOICE).env("RUST_BACKTRACE", "0");
         command.envs(mutant.map(|mutant| (CHOICE, mutant)));
         // A few cases, the same each time; a failure is neither made smaller nor kept in the source.
         command.env("PROPTEST_CASES", "24").env("PROPTEST_RNG_SEED", "1").env("PROPTEST_MAX_SHRINK_ITERS", "0");
         command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
-        // All orders with one preemption: with two it is minutes for each mutant.
-        command.env("LOOM_MAX_PREEMPTIONS", "1");
+        command.env("LOOM_MAX_PREEMPTIONS", self.asked.preemptions.to_string());
         Program { command, word: "mutant reached" }
     }
 }
@@ -187,7 +208,7 @@ impl Build {
             command.arg("--lib");
         } else {
             // Nothing else: it would take its time to build.
-            command.args(self.judges.iter().flat_map(|(name, ..)| ["--test", name]));
+            command.args(self.judges.iter().flat_map(|asked| ["--test", asked.target]));
         }
         for package in self.packages {
             command.args(["--package", package]);
@@ -213,23 +234,28 @@ impl Build {
     /// The judges among the programs that Cargo says it made.
     fn judges_of(&self, messages: &str) -> Vec<Judge> {
         let messages = messages.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
-        let programs = messages.filter_map(|message| {
-            let (target, directory) = (message.target?, message.manifest_path?.parent()?.to_owned());
-            let (_, filter, rank) = self.judges.iter().find(|(name, ..)| *name == target.name)?;
-            let package = directory.file_name()?.to_string_lossy().into_owned();
-            let own = if self.meetings_only { "loom" } else { &target.name };
-            Some(Judge {
-                name: format!("{package} {own}"),
-                program: message.executable?,
-                directory,
-                filter,
-                meetings_only: self.meetings_only,
-                rank: *rank,
-                usual: Duration::ZERO,
-            })
-        });
+        let programs = messages.flat_map(|message| self.judges_in(message).unwrap_or_default());
         // Named once, were Cargo to say it twice.
         programs.map(|judge| (judge.name.clone(), judge)).collect::<BTreeMap<_, _>>().into_values().collect()
+    }
+
+    fn judges_in(&self, message: Message) -> Option<Vec<Judge>> {
+        let (target, directory) = (message.target?, message.manifest_path?.parent()?.to_owned());
+        let (program, package) = (message.executable?, directory.file_name()?.to_string_lossy().into_owned());
+        let asked = self.judges.iter().filter(|asked| asked.target == target.name);
+        let judge = |asked: &Asked| Judge {
+            // The model checker's tests are in the library.
+            name: format!(
+                "{package} {}",
+                if self.meetings_only { asked.filter.trim_matches(':') } else { asked.target }
+            ),
+            program: program.clone(),
+            directory: directory.clone(),
+            asked: *asked,
+            meetings_only: self.meetings_only,
+            usual: Duration::ZERO,
+        };
+        Some(asked.map(judge).collect())
     }
 }
 
@@ -273,7 +299,7 @@ mod tests {
 {"reason":"compiler-artifact","manifest_path":"/w/crates/machine/Cargo.toml","target":{"name":"trace"},"executable":"/t/trace-1"}
 {"reason":"build-finished","success":true}"#;
         let judges = BUILDS[0].judges_of(text);
-        let names: Vec<_> = judges.iter().map(|judge| (judge.name.as_str(), judge.filter)).collect();
+        let names: Vec<_> = judges.iter().map(|judge| (judge.name.as_str(), judge.asked.filter)).collect();
         assert_eq!(names, [("machine unforgiving", "judge_"), ("stage2 sequences", "")]);
         assert_eq!(judges[1].directory, std::path::Path::new("/w/crates/stage2"));
     }
