@@ -84,7 +84,7 @@ impl Layout {
         &self,
         config: &Config<'_>,
         device_tree: &[u8],
-        memory: &mut GuestMemory<P>,
+        memory: &GuestMemory<P>,
     ) -> Result<(), twofold_memory::Error> {
         memory.write(self.kernel, config.kernel)?;
         memory.write(self.initrd, config.initrd)?;

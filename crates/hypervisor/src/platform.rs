@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The engine's platform on this CPU, which counts what the engine asks for.
 //!
-//! Whoever owns the engine owns the counts: they are plain cells, and the engine's lock is theirs.
+//! All CPUs count together, each in between the others: by atomics that order nothing.
 
-use core::cell::Cell;
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
@@ -15,6 +15,8 @@ use crate::read_sysreg;
 /// The instructions of this CPU, counted.
 pub struct Counted {
     arm64: Arm64<IdentityMap>,
+    /// Lines of the instruction cache in a page.
+    lines_per_page: u64,
     counts: InstructionCounts,
 }
 
@@ -28,12 +30,12 @@ pub type EnginePlatform = crate::trace::Traced<Counted>;
 /// How often each kind of instruction was executed for the engine.
 #[derive(Default)]
 pub struct InstructionCounts {
-    tlbi: [Cell<u64>; 8],
-    dsb: Cell<u64>,
-    isb: Cell<u64>,
-    lines_cleaned: Cell<u64>,
-    lines_invalidated: Cell<u64>,
-    icache_all: Cell<u64>,
+    tlbi: [AtomicU64; 8],
+    dsb: AtomicU64,
+    isb: AtomicU64,
+    lines_cleaned: AtomicU64,
+    lines_invalidated: AtomicU64,
+    icache_all: AtomicU64,
 }
 
 /// The operations, in the order in which they are counted.
@@ -56,7 +58,9 @@ impl Counted {
     /// As [`IdentityMap::new`].
     pub unsafe fn new(records: Records) -> Self {
         // SAFETY: promised by the caller.
-        Self { arm64: Arm64::new(unsafe { IdentityMap::new(records) }), counts: InstructionCounts::default() }
+        let arm64 = Arm64::new(unsafe { IdentityMap::new(records) });
+        let lines_per_page = (PAGE / features().instruction_line).max(1);
+        Self { arm64, lines_per_page, counts: InstructionCounts::default() }
     }
 
     /// What was executed so far.
@@ -68,14 +72,15 @@ impl Counted {
 impl InstructionCounts {
     /// Calls `each` with every count's key and value.
     pub fn for_each(&self, mut each: impl FnMut(&str, &str, u64)) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         for ((_, name), count) in TLBI.iter().zip(&self.tlbi) {
-            each("tlbi", name, count.get());
+            each("tlbi", name, get(count));
         }
-        each("barriers", "dsb", self.dsb.get());
-        each("barriers", "isb", self.isb.get());
-        each("cache", "lines_cleaned", self.lines_cleaned.get());
-        each("cache", "lines_invalidated", self.lines_invalidated.get());
-        each("cache", "icache_all", self.icache_all.get());
+        each("barriers", "dsb", get(&self.dsb));
+        each("barriers", "isb", get(&self.isb));
+        each("cache", "lines_cleaned", get(&self.lines_cleaned));
+        each("cache", "lines_invalidated", get(&self.lines_invalidated));
+        each("cache", "icache_all", get(&self.icache_all));
     }
 }
 
@@ -91,48 +96,60 @@ pub fn features() -> Features {
     })
 }
 
-/// One more.
-fn count(counter: &Cell<u64>) {
-    counter.set(counter.get() + 1);
+/// So many more.
+fn count(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
 }
+
+const PAGE: u64 = 4096;
 
 // SAFETY: everything is forwarded to `Arm64`, which is a platform.
 unsafe impl Platform for Counted {
     #[inline(always)]
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         if let Some(index) = TLBI.iter().position(|(other, _)| *other == operation) {
-            count(&self.counts.tlbi[index]);
+            count(&self.counts.tlbi[index], 1);
         }
         self.arm64.tlbi(operation, operand);
     }
 
     #[inline(always)]
     fn dsb(&self, domain: Domain) {
-        count(&self.counts.dsb);
+        count(&self.counts.dsb, 1);
         self.arm64.dsb(domain);
     }
 
     #[inline(always)]
     fn isb(&self) {
-        count(&self.counts.isb);
+        count(&self.counts.isb, 1);
         self.arm64.isb();
     }
 
     #[inline(always)]
     unsafe fn dc(&self, operation: Dc, address: usize) {
+        // SAFETY: promised by the caller.
+        unsafe { self.dc_lines(operation, address, 1, 1) };
+    }
+
+    #[inline(always)]
+    unsafe fn dc_lines(&self, operation: Dc, start: usize, size: u64, line: u64) {
         if operation == Dc::Civac {
-            count(&self.counts.lines_cleaned);
+            count(&self.counts.lines_cleaned, size.checked_div(line).unwrap_or(0));
         }
         // SAFETY: promised by the caller.
-        unsafe { self.arm64.dc(operation, address) };
+        unsafe { self.arm64.dc_lines(operation, start, size, line) };
     }
 
     #[inline(always)]
     fn ic(&self, operation: Ic, address: usize) {
-        count(match operation {
-            Ic::Ivau => &self.counts.lines_invalidated,
-            Ic::IallUis => &self.counts.icache_all,
-        });
+        match operation {
+            // The engine makes whole pages executable, line by line: to count each one would cost more than the line.
+            Ic::Ivau if (address as u64).is_multiple_of(PAGE) => {
+                count(&self.counts.lines_invalidated, self.lines_per_page);
+            }
+            Ic::Ivau => {}
+            Ic::IallUis => count(&self.counts.icache_all, 1),
+        }
         self.arm64.ic(operation, address);
     }
 

@@ -112,7 +112,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
         memory.add_slot(slot)?;
     }
     let blob = device_tree::build(config, &layout, board);
-    layout.load(config, &blob, &mut memory)?;
+    layout.load(config, &blob, &memory)?;
     log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);
     log!("{geometry:?} {features:?}");
     let vm = Vm::new(board, memory, config.cpus as usize, config.flags, vcpu::run);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The one virtual machine: what all its vCPUs share, and its end.
 //!
-//! Locking: there is one lock, around the guest's memory. Each CPU takes it for one fault at a time, holds no
-//! other meanwhile, and never enters the guest with it.
+//! Locking: there is none around the guest's memory, which has its own inside. Each CPU answers its vCPU's faults beside
+//! the others, and no lock is held when it enters the guest.
 
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use spin::{Mutex, MutexGuard, Once};
+use spin::{Mutex, Once};
 use twofold_abi::{bundle, exit};
 use twofold_memory::GuestMemory;
 use twofold_stage2::Features;
@@ -25,7 +25,7 @@ use {crate::trace, twofold_abi::trace::Event};
 /// The virtual machine.
 pub struct Vm {
     board: &'static Board,
-    memory: Mutex<GuestMemory<EnginePlatform>>,
+    memory: GuestMemory<EnginePlatform>,
     hcr: u64,
     flags: u32,
     run: RunVcpu,
@@ -80,7 +80,7 @@ impl Vm {
             start: Mutex::new((0, 0)),
         });
         let hcr = hcr(memory.stage2().features());
-        Self { board, hcr, flags, run, vcpus: vcpus.collect(), memory: Mutex::new(memory) }
+        Self { board, hcr, flags, run, vcpus: vcpus.collect(), memory }
     }
 
     /// Makes it the virtual machine of this image.
@@ -88,29 +88,29 @@ impl Vm {
         VM.call_once(|| self)
     }
 
-    /// The guest's memory, for one fault.
-    pub(crate) fn memory(&self) -> MutexGuard<'_, GuestMemory<EnginePlatform>> {
-        self.memory.lock()
+    /// The guest's memory.
+    pub(crate) fn memory(&self) -> &GuestMemory<EnginePlatform> {
+        &self.memory
     }
 
     /// Sets this CPU up so that a guest on it sees nothing but this virtual machine.
     pub(crate) fn confine_this_cpu(&self) {
         // SAFETY: a CPU comes here before its first vCPU is entered; the value keeps EL2 as it is.
         unsafe { world::init_cpu(self.hcr) };
-        let memory = self.memory();
+        let stage2 = self.memory.stage2();
         // SAFETY: the registers decide what guests see; EL2 has tables of its own.
         unsafe {
-            write_sysreg!(VTCR_EL2, memory.stage2().vtcr());
-            write_sysreg!(VTTBR_EL2, memory.stage2().vttbr());
+            write_sysreg!(VTCR_EL2, stage2.vtcr());
+            write_sysreg!(VTTBR_EL2, stage2.vttbr());
         }
         isb();
         #[cfg(feature = "trace")]
         {
-            trace::event(Event::Vttbr { vttbr: memory.stage2().vttbr() });
+            trace::event(Event::Vttbr { vttbr: stage2.vttbr() });
             trace::event(Event::Isb);
         }
         // A CPU that was off heard no invalidation, and may hold what firmware or its last vCPU left under this VMID.
-        memory.stage2().invalidate_all();
+        stage2.invalidate_all();
     }
 
     pub(crate) fn counts_instructions(&self) -> bool {
@@ -131,11 +131,10 @@ impl Vm {
         })
     }
 
-    /// The guest is over: reports, and ends.
+    /// The guest is over: reports, and ends. What a vCPU does that runs on until then is counted, or not.
     pub(crate) fn end(&self, end: End) -> ! {
-        let memory = self.memory();
-        let engine = memory.stage2().platform().counts();
-        stats::report(self.vcpus.iter().map(|vcpu| &vcpu.stats), &memory.counts(), engine);
+        let engine = self.memory.stage2().platform().counts();
+        stats::report(self.vcpus.iter().map(|vcpu| &vcpu.stats), &self.memory.counts(), engine);
         let (how, status) = match end {
             End::PowerOff => ("power-off", exit::POWER_OFF),
             End::Reset => ("reset", exit::RESET),

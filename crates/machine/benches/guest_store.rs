@@ -79,14 +79,14 @@ fn measure(pages: u64) -> Result<(Vec<f64>, Vec<f64>), Failure> {
     memory.add_slot(Slot { range: RAM..RAM + SIZE, backing: twofold_memory::Backing::Ram, writable: true })?;
     let registers = (memory.stage2().vttbr(), memory.stage2().vtcr());
     let mut vcpu = FastVcpu::new(&machine, 0, registers, Arc::new(Interrupts::new()))?;
-    enter(&mut vcpu, &mut memory, &mut Stores { pages, at: 0, end: pages })?;
+    enter(&mut vcpu, &memory, &mut Stores { pages, at: 0, end: pages })?;
 
     // Pages of a section lie side by side.
     let first = memory.stage2().look_up(RAM).ok_or("nothing is mapped")?.descriptor.address();
     let last = memory.stage2().look_up(RAM + (pages - 1) * PAGE).ok_or("nothing is mapped")?.descriptor.address();
     let (mut guest, mut plain) = (Vec::new(), Vec::new());
     for _ in 0..RUNS {
-        guest.push(time(|| enter(&mut vcpu, &mut memory, &mut Stores { pages, at: 0, end: STORES }))?);
+        guest.push(time(|| enter(&mut vcpu, &memory, &mut Stores { pages, at: 0, end: STORES }))?);
         plain.push(time(|| {
             if last - first != (pages - 1) * PAGE {
                 return Err("the guest's pages do not lie side by side".into());
@@ -103,7 +103,7 @@ fn measure(pages: u64) -> Result<(Vec<f64>, Vec<f64>), Failure> {
 }
 
 /// Runs the program to its end, and maps what it touches.
-fn enter(vcpu: &mut FastVcpu, memory: &mut GuestMemory<FastPlatform>, program: &mut Stores) -> Result<(), Failure> {
+fn enter(vcpu: &mut FastVcpu, memory: &GuestMemory<FastPlatform>, program: &mut Stores) -> Result<(), Failure> {
     loop {
         match vcpu.run(program) {
             Ok(Ended) => return Ok(()),

@@ -10,11 +10,11 @@
 //! tries again. Every answer makes progress, so no guest faults for ever on one access.
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
-use twofold_stage2::{Access, Attributes, Execute, Ipa, IpaRange, Level, Mapped, Pa, Platform, Relaxed};
+use twofold_stage2::{Access, Attributes, Execute, Ipa, IpaRange, Level, Lock, Mapped, Pa, Platform, Relaxed};
 
 use crate::frames::FRAME;
-use crate::guest::{Counts, Error, GuestMemory, Pages};
-use crate::ram::SECTION;
+use crate::guest::{Error, GuestMemory, Pages};
+use crate::ram::{Ram, SECTION};
 use crate::slots::{Content, Kept};
 
 /// A stage-2 fault of the guest's.
@@ -60,7 +60,7 @@ impl<P: Platform> GuestMemory<P> {
     /// # Errors
     ///
     /// No frames or table pages are left; the guest may try again when there are some.
-    pub fn fault(&mut self, fault: &GuestFault) -> Result<Answer, Error> {
+    pub fn fault(&self, fault: &GuestFault) -> Result<Answer, Error> {
         match fault.kind {
             FaultKind::Translation => self.map(fault),
             FaultKind::Permission => self.relax(fault, wanted(fault.access)),
@@ -68,52 +68,15 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    fn map(&mut self, fault: &GuestFault) -> Result<Answer, Error> {
+    fn map(&self, fault: &GuestFault) -> Result<Answer, Error> {
         let page = fault.ipa.align_down(FRAME);
         let Some(slot) = self.slots.find(page) else { return Ok(Answer::ExternalAbort) };
         if !allows(slot, fault.access) {
             return Ok(Answer::ExternalAbort);
         }
-        let done = match &mut slot.content {
-            Content::Ram(ram) => {
-                let mut backed = ram.back(page, &mut self.frames).ok_or(Error::NoFrames { ipa: page })?;
-                let code = fault.access == AccessKind::Execute || self.stage2.features().instruction_cache_coherent;
-                let execute = if code { Execute::ALWAYS } else { Execute::NEVER };
-                let attributes = Attributes::ram(Access { read: true, write: slot.writable, execute });
-                let Self { stage2, frames, counts, .. } = self;
-                let block = match self.pages {
-                    // A section is the largest run of frames there is: 1 GiB would have to be zeroed in one fault.
-                    Pages::Largest => block_around(page, &slot.range).and_then(|ipa| {
-                        let zeroed = backed.make_section_ready(stage2.platform(), stage2.features());
-                        counts.frames_zeroed += zeroed;
-                        match stage2.map(ipa, backed.section_pa(), Level::L2, &attributes, frames) {
-                            // Some of it is mapped by pages: add one.
-                            Err(twofold_stage2::Error::TableInTheWay { .. }) => None,
-                            mapped => Some(counts.leaf(mapped, Level::L2, zeroed > 0)),
-                        }
-                    }),
-                    Pages::Small => None,
-                };
-                block.unwrap_or_else(|| {
-                    let zeroed = backed.make_ready(stage2.platform(), stage2.features());
-                    counts.frames_zeroed += zeroed;
-                    let mapped = stage2.map(page, backed.pa(), Level::L3, &attributes, frames);
-                    counts.leaf(mapped, Level::L3, zeroed > 0)
-                })
-            }
-            Content::Device(start) => {
-                let pa = *start + (page - slot.range.start);
-                let attributes =
-                    Attributes { access: Access { write: slot.writable, ..Access::READ }, ..Attributes::device() };
-                // The largest leaf that fits; the page always does. Above the root there is none.
-                let (granule, root) = (self.stage2.geometry().granule(), self.stage2.geometry().root_level());
-                let leaves = [Level::L1, Level::L2, Level::L3].into_iter().filter(|level| *level >= root);
-                let mut leaves =
-                    leaves.filter_map(|level| Some((level, fits(&slot.range, page, pa, granule.span(level))?)));
-                let (level, (ipa, pa)) = leaves.next().unwrap_or((Level::L3, (page, pa)));
-                let mapped = self.stage2.map(ipa, pa, level, &attributes, &mut self.frames);
-                self.counts.leaf(mapped, level, false)
-            }
+        let done = match &slot.content {
+            Content::Ram(ram) => self.map_ram(page, slot, ram, fault.access),
+            Content::Device(start) => self.map_device(page, slot, *start),
         };
         match done? {
             Some(done) => Ok(Answer::Retry(done)),
@@ -121,7 +84,72 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    fn relax(&mut self, fault: &GuestFault, access: Access) -> Result<Answer, Error> {
+    /// Maps a page of RAM, or a block around it; `None` where it is mapped already.
+    #[inline(always)]
+    fn map_ram(&self, page: Ipa, slot: &Kept, ram: &Lock<Ram>, access: AccessKind) -> Result<Option<Done>, Error> {
+        let attributes = || {
+            let code = access == AccessKind::Execute || self.stage2.features().instruction_cache_coherent;
+            let execute = if code { Execute::ALWAYS } else { Execute::NEVER };
+            Attributes::ram(Access { read: true, write: slot.writable, execute })
+        };
+        // A section is the largest run of frames there is: 1 GiB would have to be zeroed in one fault.
+        if self.pages == Pages::Largest
+            && let Some(ipa) = block_around(page, &slot.range)
+        {
+            let (pa, first_touch) = self.make_ready(page, ram, Level::L2)?;
+            match self.stage2.map(ipa, pa, Level::L2, &attributes(), &mut self.tables()) {
+                // Some of it is mapped by pages: add one.
+                Err(twofold_stage2::Error::TableInTheWay { .. }) => {}
+                mapped => return self.count(mapped, Level::L2, first_touch),
+            }
+        }
+        let (pa, first_touch) = self.make_ready(page, ram, Level::L3)?;
+        let mapped = self.stage2.map(page, pa, Level::L3, &attributes(), &mut self.tables());
+        self.count(mapped, Level::L3, first_touch)
+    }
+
+    /// Has a page backed and made ready, or for a leaf of level 2 the section around it; where that is, and whether frames
+    /// were zeroed. The slot's lock is free again when it is mapped.
+    #[inline(always)]
+    fn make_ready(&self, page: Ipa, ram: &Lock<Ram>, level: Level) -> Result<(Pa, bool), Error> {
+        let (platform, features) = (self.stage2.platform(), self.stage2.features());
+        let mut ram = ram.lock(platform);
+        let mut backed = ram.back(page, &self.frames, platform).ok_or(Error::NoFrames { ipa: page })?;
+        Ok(match level {
+            Level::L2 => (backed.section_pa(), backed.make_section_ready(platform, features)),
+            _ => (backed.pa(), backed.make_ready(platform, features)),
+        })
+    }
+
+    fn map_device(&self, page: Ipa, slot: &Kept, start: Pa) -> Result<Option<Done>, Error> {
+        let pa = start + (page - slot.range.start);
+        let access = Access { write: slot.writable, ..Access::READ };
+        let attributes = Attributes { access, ..Attributes::device() };
+        // The largest leaf that fits; the page always does. Above the root there is none.
+        let (granule, root) = (self.stage2.geometry().granule(), self.stage2.geometry().root_level());
+        let leaves = [Level::L1, Level::L2, Level::L3].into_iter().filter(|level| *level >= root);
+        let mut leaves = leaves.filter_map(|level| Some((level, fits(&slot.range, page, pa, granule.span(level))?)));
+        let (level, (ipa, pa)) = leaves.next().unwrap_or((Level::L3, (page, pa)));
+        let mapped = self.stage2.map(ipa, pa, level, &attributes, &mut self.tables());
+        self.count(mapped, level, false)
+    }
+
+    /// Counts what mapping a leaf led to; `None` where it was there already.
+    #[inline(always)]
+    fn count(
+        &self,
+        mapped: Result<Mapped, twofold_stage2::Error>,
+        level: Level,
+        first_touch: bool,
+    ) -> Result<Option<Done>, Error> {
+        if let Mapped::Already(_) = mapped? {
+            return Ok(None);
+        }
+        self.leaves.count(level, first_touch);
+        Ok(Some(Done::Mapped { level, first_touch }))
+    }
+
+    fn relax(&self, fault: &GuestFault, access: Access) -> Result<Answer, Error> {
         match self.slots.find(fault.ipa) {
             Some(slot) if allows(slot, fault.access) => {}
             _ => return Ok(Answer::ExternalAbort),
@@ -162,23 +190,6 @@ fn wanted(access: AccessKind) -> Access {
         AccessKind::Read => Access::READ,
         AccessKind::Write => Access::READ_WRITE,
         AccessKind::Execute => Access { execute: Execute::ALWAYS, ..Access::READ },
-    }
-}
-
-impl Counts {
-    /// Counts what mapping a leaf led to; `None` where it was there already.
-    fn leaf(
-        &mut self,
-        mapped: Result<Mapped, twofold_stage2::Error>,
-        level: Level,
-        first_touch: bool,
-    ) -> Result<Option<Done>, Error> {
-        if let Mapped::Already(_) = mapped? {
-            return Ok(None);
-        }
-        self.mapped[level.raw() as usize] += 1;
-        self.first_touches[level.raw() as usize] += u64::from(first_touch);
-        Ok(Some(Done::Mapped { level, first_touch }))
     }
 }
 

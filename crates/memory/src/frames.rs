@@ -2,7 +2,8 @@
 //! The free memory of the machine: 4 KiB frames and naturally aligned runs of them.
 //!
 //! What is behind it is the buddy allocator of a crate; here the invariant is kept that every frame handed
-//! out lies in a donated range.
+//! out lies in a donated range. A guest has its frames in a lock, the last one that is taken: nothing here waits for
+//! anything, and whoever gets a frame sees what was done to it by whoever gave it back.
 
 use alloc::vec::Vec;
 

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A guest's memory as a whole: its slots, its tables, and the frames it draws on.
+//!
+//! Invariant: what several vCPUs change is in a lock, or a count that orders nothing; the locks' order is a slot's backing,
+//! then the frames, and neither is held while the engine works on the tables.
 
-use twofold_stage2::{Geometry, Ipa, Platform, Stage2, Vmid};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use twofold_stage2::{Geometry, Ipa, Level, Lock, LockGuard, Platform, Stage2, TablePage, TableSource, Vmid};
 
 use crate::frames::{FRAME, Frames};
 use crate::slots::{Content, Kept, Slot, SlotError, Slots};
@@ -19,18 +24,18 @@ pub enum Pages {
 pub struct GuestMemory<P: Platform> {
     pub(crate) stage2: Stage2<P>,
     pub(crate) slots: Slots,
-    pub(crate) frames: Frames,
+    pub(crate) frames: Lock<Frames>,
     pub(crate) pages: Pages,
-    pub(crate) counts: Counts,
+    pub(crate) leaves: Leaves,
 }
 
-/// What was done so far.
+/// What was done so far. While vCPUs run, one number may be ahead of another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Leaves that were mapped, by level: index 3 counts pages, 2 and 1 blocks.
     pub mapped: [u64; 4],
-    /// Translation faults that zeroed frames and mapped them, by level as above. What a loader wrote before, or what an
-    /// attempt zeroed that then lacked a table page, is not counted.
+    /// Translation faults that zeroed frames and mapped them, by level as above. What a loader wrote before, what an
+    /// attempt zeroed that then lacked a table page, or what one vCPU zeroed and another one mapped first, is not counted.
     pub first_touches: [u64; 4],
     /// Frames that were zeroed.
     pub frames_zeroed: u64,
@@ -75,18 +80,19 @@ impl<P: Platform> GuestMemory<P> {
         let features = frames.features();
         let root = frames.take_root(&geometry).ok_or(Error::NoRoot { size: geometry.root_size() })??;
         let stage2 = Stage2::new(platform, features, geometry, vmid, root)?;
-        Ok(Self { stage2, slots: Slots::default(), frames, pages, counts: Counts::default() })
+        Ok(Self { stage2, slots: Slots::default(), frames: Lock::new(frames), pages, leaves: Leaves::default() })
     }
 
-    /// Gives the addresses of `slot` their meaning. Nothing is mapped yet.
+    /// Gives the addresses of `slot` their meaning. Nothing is mapped yet. No vCPU runs meanwhile: who finds a slot takes
+    /// no lock for it.
     pub fn add_slot(&mut self, slot: Slot) -> Result<(), Error> {
         Ok(self.slots.add(slot, self.stage2.geometry().end())?)
     }
 
     /// Writes into the guest's RAM, as a loader does before the guest runs; pages that were never touched are
     /// zero around it. The bytes are clean to the point of coherency when the page is mapped, so this is not for
-    /// pages that are.
-    pub fn write(&mut self, ipa: Ipa, bytes: &[u8]) -> Result<(), Error> {
+    /// pages that are, or that a vCPU may touch meanwhile.
+    pub fn write(&self, ipa: Ipa, bytes: &[u8]) -> Result<(), Error> {
         let mut at = ipa;
         let mut left = bytes;
         while !left.is_empty() {
@@ -95,9 +101,11 @@ impl<P: Platform> GuestMemory<P> {
             let Some(Kept { content: Content::Ram(ram), .. }) = self.slots.find(at) else {
                 return Err(Error::NoRam { ipa: at });
             };
-            let mut backed = ram.back(page, &mut self.frames).ok_or(Error::NoFrames { ipa: page })?;
-            self.counts.frames_zeroed += backed.make_ready(self.stage2.platform(), self.stage2.features());
-            backed.write(self.stage2.platform(), at - page, now);
+            let platform = self.stage2.platform();
+            let mut ram = ram.lock(platform);
+            let mut backed = ram.back(page, &self.frames, platform).ok_or(Error::NoFrames { ipa: page })?;
+            backed.make_ready(platform, self.stage2.features());
+            backed.write(platform, at - page, now);
             at = at + now.len() as u64;
             left = later;
         }
@@ -109,19 +117,59 @@ impl<P: Platform> GuestMemory<P> {
         &self.stage2
     }
 
-    /// The frames that the guest draws on.
-    pub fn frames(&self) -> &Frames {
-        &self.frames
+    /// The frames that the guest draws on, locked: faults wait for them. Whoever holds them asks nothing else of this guest
+    /// that needs them, or counts them, or it waits for itself: the engine is given [`tables`](Self::tables).
+    pub fn frames(&self) -> LockGuard<'_, Frames> {
+        self.frames.lock(self.stage2.platform())
     }
 
-    /// The frames that the guest draws on, to add to them.
-    pub fn frames_mut(&mut self) -> &mut Frames {
-        &mut self.frames
+    /// The frames as the engine takes table pages from them, and gives them back: locked for each of them.
+    pub fn tables(&self) -> impl TableSource + '_ {
+        Tables(self)
     }
 
     /// What was done so far.
     pub fn counts(&self) -> Counts {
-        let (tables_allocated, tables_freed) = self.frames.table_counts();
-        Counts { tables_allocated, tables_freed, ..self.counts }
+        let (tables_allocated, tables_freed) = self.frames().table_counts();
+        let frames_zeroed = self.slots.ram().map(|ram| ram.lock(self.stage2.platform()).zeroed()).sum();
+        let leaves = self.leaves.read();
+        Counts {
+            mapped: leaves.map(|[first_touches, others]| first_touches + others),
+            first_touches: leaves.map(|[first_touches, _]| first_touches),
+            frames_zeroed,
+            tables_allocated,
+            tables_freed,
+        }
+    }
+}
+
+/// The frames of a guest, locked for one table page at a time. The engine asks with none of its own locks held, and faults
+/// hold no slot's then.
+struct Tables<'a, P: Platform>(&'a GuestMemory<P>);
+
+impl<P: Platform> TableSource for Tables<'_, P> {
+    fn take(&mut self) -> Option<TablePage> {
+        TableSource::take(&mut *self.0.frames())
+    }
+
+    fn give(&mut self, page: TablePage) {
+        self.0.frames().give(page);
+    }
+}
+
+/// Leaves that were mapped, by level, as vCPUs count them beside each other: first touches, and all others. Relaxed: they
+/// order nothing, and nothing is decided by them.
+#[derive(Default)]
+pub(crate) struct Leaves([[AtomicU64; 2]; 4]);
+
+impl Leaves {
+    /// One more.
+    #[inline]
+    pub(crate) fn count(&self, level: Level, first_touch: bool) {
+        self.0[level.raw() as usize][usize::from(!first_touch)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> [[u64; 2]; 4] {
+        self.0.each_ref().map(|level| level.each_ref().map(|leaves| leaves.load(Ordering::Relaxed)))
     }
 }

@@ -12,6 +12,24 @@
 //! * Execution is granted only when the guest fetches, so that instruction caches are maintained for code alone
 //!   (source S4), unless the CPU needs no such maintenance.
 //! * No unsafe code: memory is reached through `stage2` only.
+//!
+//! # Locking
+//!
+//! Everything but [`GuestMemory::add_slot`] takes `&self`: faults of several vCPUs run beside each other, and beside
+//! maintenance of the tables. Slots are added while no vCPU runs, so nobody locks to find one. Two kinds of
+//! [`Lock`](twofold_stage2::Lock) are left, and they are taken in this order:
+//!
+//! 1. **A RAM slot's backing** (module `ram`): held while a page gets frames and is made ready, so a page is zeroed by one
+//!    vCPU, and whoever finds it ready sees the zeroes. Faults in other slots, and on devices, do not wait for it.
+//! 2. **The frames** (module `frames`): held for the moment in which some are taken or given back.
+//!
+//! Neither is held while the engine works on the tables. A table page that it asks for is taken from the frames under
+//! their lock, as whatever else is ([`GuestMemory::tables`]).
+//!
+//! So two vCPUs may fault at the same page at once. One finds it not ready and zeroes it, while the other waits; then both
+//! map it, in any order: to one of them the engine answers that the same is mapped there already, so it relaxes instead,
+//! as after any stale fault. That a page is ready and not mapped, in between or because table pages ran out, is of no
+//! importance to anybody: it has its frames and its content, and whoever faults there next maps it.
 #![no_std]
 #![forbid(unsafe_code)]
 

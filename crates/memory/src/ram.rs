@@ -4,11 +4,15 @@
 //! A section's frames are contiguous, so that it can be mapped by pages or as a block without moving anything.
 //! Which of its pages are ready is kept in one bit each: a page is zeroed once, just before it is first mapped,
 //! and never again while the slot lives.
+//!
+//! Invariant: all of this is reached under the slot's lock alone, and a page's bit is set under it after the page was
+//! zeroed. So who finds the bit set sees the zeroes, and may map the page with no lock held. Frames are taken while the
+//! slot's lock is held, and not the other way round.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use twofold_stage2::{Features, Ipa, IpaRange, Pa, Platform, Run};
+use twofold_stage2::{Features, Ipa, IpaRange, Lock, Pa, Platform, Run};
 
 use crate::frames::{FRAME, Frames};
 
@@ -24,8 +28,12 @@ pub(crate) struct Ram {
     /// Where the first section starts, at or below the slot.
     start: Ipa,
     /// Its sections; `None` where nobody touched one.
-    parts: Box<[Option<Box<[Section; PART]>>]>,
+    parts: Box<[Option<Part>]>,
+    /// Frames that were zeroed.
+    zeroed: u64,
 }
+
+type Part = Box<[Section; PART]>;
 
 #[derive(Default)]
 struct Section {
@@ -37,6 +45,7 @@ struct Section {
 pub(crate) struct BackedPage<'a> {
     frames: &'a Run,
     ready: &'a mut [u64; PAGES as usize / 64],
+    zeroed: &'a mut u64,
     /// The page's place in the section, in bytes.
     offset: u64,
 }
@@ -46,35 +55,50 @@ impl Ram {
     pub(crate) fn new(range: &IpaRange) -> Self {
         let start = range.start.align_down(SECTION);
         let count = (range.end - start).div_ceil(PART as u64 * SECTION);
-        Self { start, parts: (0..count).map(|_| None).collect() }
+        Self { start, parts: (0..count).map(|_| None).collect(), zeroed: 0 }
+    }
+
+    /// How many frames were zeroed.
+    pub(crate) fn zeroed(&self) -> u64 {
+        self.zeroed
     }
 
     /// The page at `ipa`, for which frames are taken if its section has none. `None` when none are left, or no memory on
     /// the heap to keep them.
     #[inline]
-    pub(crate) fn back(&mut self, ipa: Ipa, frames: &mut Frames) -> Option<BackedPage<'_>> {
+    pub(crate) fn back<P: Platform>(
+        &mut self,
+        ipa: Ipa,
+        frames: &Lock<Frames>,
+        platform: &P,
+    ) -> Option<BackedPage<'_>> {
         let offset = ipa - self.start;
         let index = (offset / SECTION) as usize;
-        let (part, place) = (index / PART, index % PART);
-        let is_taken = self.parts[part].as_ref().is_some_and(|part| part[place].frames.is_some());
-        let section = if is_taken { &mut self.parts[part].as_mut()?[place] } else { self.take(index, frames)? };
-        Some(BackedPage { frames: section.frames.as_ref()?, ready: &mut section.ready, offset: ipa.raw() % SECTION })
+        let (part, place) = (&mut self.parts[index / PART], index % PART);
+        let is_taken = part.as_ref().is_some_and(|part| part[place].frames.is_some());
+        let section = if is_taken { &mut part.as_mut()?[place] } else { take(part, place, frames, platform)? };
+        let (frames, ready) = (section.frames.as_ref()?, &mut section.ready);
+        Some(BackedPage { frames, ready, zeroed: &mut self.zeroed, offset: ipa.raw() % SECTION })
     }
+}
 
-    /// Takes frames for a section that has none, and memory on the heap for its part if it is the first of it.
-    #[cold]
-    fn take(&mut self, index: usize, frames: &mut Frames) -> Option<&mut Section> {
-        let part = &mut self.parts[index / PART];
-        if part.is_none() {
-            let mut sections = Vec::new();
-            sections.try_reserve_exact(PART).ok()?;
-            sections.resize_with(PART, Section::default);
-            *part = sections.try_into().ok();
-        }
-        let section = &mut part.as_mut()?[index % PART];
-        section.frames = Some(frames.take(PAGES)?);
-        Some(section)
+/// Takes frames for a section that has none, and memory on the heap for its part if it is the first of it.
+#[cold]
+fn take<'a, P: Platform>(
+    part: &'a mut Option<Part>,
+    place: usize,
+    frames: &Lock<Frames>,
+    platform: &P,
+) -> Option<&'a mut Section> {
+    if part.is_none() {
+        let mut sections = Vec::new();
+        sections.try_reserve_exact(PART).ok()?;
+        sections.resize_with(PART, Section::default);
+        *part = sections.try_into().ok();
     }
+    let section = &mut part.as_mut()?[place];
+    section.frames = Some(frames.lock(platform).take(PAGES)?);
+    Some(section)
 }
 
 impl BackedPage<'_> {
@@ -88,20 +112,21 @@ impl BackedPage<'_> {
         self.frames.pa()
     }
 
-    /// Zeroes the page unless it is ready. Returns how many frames were zeroed.
+    /// Zeroes the page unless it is ready. Returns whether it had to.
     #[inline]
-    pub(crate) fn make_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> u64 {
+    pub(crate) fn make_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> bool {
         self.make_page_ready(self.offset / FRAME, platform, features)
     }
 
-    /// Zeroes the pages of the section that are not ready. Returns how many frames were zeroed.
-    pub(crate) fn make_section_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> u64 {
+    /// Zeroes the pages of the section that are not ready. Returns whether there were any.
+    pub(crate) fn make_section_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> bool {
         if *self.ready == [0; 8] {
             self.frames.zero(platform, features);
             *self.ready = [!0; 8];
-            return PAGES;
+            *self.zeroed += PAGES;
+            return true;
         }
-        (0..PAGES).map(|page| self.make_page_ready(page, platform, features)).sum()
+        (0..PAGES).fold(false, |zeroed, page| self.make_page_ready(page, platform, features) | zeroed)
     }
 
     /// Writes into the page, which is ready and not mapped.
@@ -110,13 +135,14 @@ impl BackedPage<'_> {
     }
 
     #[inline]
-    fn make_page_ready<P: Platform>(&mut self, page: u64, platform: &P, features: &Features) -> u64 {
+    fn make_page_ready<P: Platform>(&mut self, page: u64, platform: &P, features: &Features) -> bool {
         let (word, bit) = (&mut self.ready[page as usize / 64 % 8], 1 << (page % 64));
         if *word & bit != 0 {
-            return 0;
+            return false;
         }
         self.frames.zero_page(platform, features, page * FRAME);
         *word |= bit;
-        1
+        *self.zeroed += 1;
+        true
     }
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Slots: which guest addresses mean something, and what.
 //!
-//! The invariant: slots are sorted, do not overlap, and are made of whole pages.
+//! The invariant: slots are sorted, do not overlap, and are made of whole pages. They stay as they are while vCPUs run, so
+//! finding one takes no lock; what changes then is behind a slot of RAM, and has a lock there.
 
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
-use twofold_stage2::{Ipa, IpaRange, Pa};
+use twofold_stage2::{Ipa, IpaRange, Lock, Pa};
 
 use crate::frames::FRAME;
 use crate::ram::Ram;
@@ -75,8 +77,9 @@ pub enum SlotError {
     },
 }
 
-/// A slot as it is kept. Its size is a power of two, so that a fault finds it by a shift.
-#[repr(align(64))]
+/// A slot as it is kept. Its size is a power of two, so that a fault finds it by a shift; and no other slot is in the lines
+/// that the lock's holder writes to.
+#[repr(align(128))]
 pub(crate) struct Kept {
     pub(crate) range: IpaRange,
     pub(crate) writable: bool,
@@ -85,7 +88,7 @@ pub(crate) struct Kept {
 
 /// A slot's [`Backing`], with what belongs to it.
 pub(crate) enum Content {
-    Ram(Ram),
+    Ram(Lock<Ram>),
     Device(Pa),
 }
 
@@ -93,8 +96,9 @@ pub(crate) enum Content {
 #[derive(Default)]
 pub(crate) struct Slots {
     sorted: Vec<Kept>,
-    /// Where the last search ended: faults come in runs.
-    last: usize,
+    /// Where the last search ended, whoever's it was: faults come in runs. It is a hint that orders nothing, and every
+    /// value of it is right: what is there is checked to hold the address.
+    last: AtomicUsize,
 }
 
 impl Slots {
@@ -122,23 +126,30 @@ impl Slots {
             }
         }
         let content = match slot.backing {
-            Backing::Ram => Content::Ram(Ram::new(&slot.range)),
+            Backing::Ram => Content::Ram(Lock::new(Ram::new(&slot.range))),
             Backing::Device(start) => Content::Device(start),
         };
         self.sorted.insert(at, Kept { range: slot.range, writable: slot.writable, content });
         Ok(())
     }
 
+    /// What is behind each slot of RAM.
+    pub(crate) fn ram(&self) -> impl Iterator<Item = &Lock<Ram>> {
+        self.sorted.iter().filter_map(|slot| match &slot.content {
+            Content::Ram(ram) => Some(ram),
+            Content::Device(_) => None,
+        })
+    }
+
     /// The slot that holds `ipa`.
-    pub(crate) fn find(&mut self, ipa: Ipa) -> Option<&mut Kept> {
-        let holds = |slot: &&mut Kept| slot.range.contains(&ipa);
-        // Not `if let`: the borrow of what is returned would last to the end.
-        if self.sorted.get_mut(self.last).as_ref().is_none_or(|slot| !holds(slot)) {
-            let after = self.sorted.partition_point(|slot| slot.range.start <= ipa);
-            self.last = after.checked_sub(1)?;
-            return self.sorted.get_mut(self.last).filter(holds);
+    pub(crate) fn find(&self, ipa: Ipa) -> Option<&Kept> {
+        let holds = |slot: &&Kept| slot.range.contains(&ipa);
+        if let Some(slot) = self.sorted.get(self.last.load(Ordering::Relaxed)).filter(holds) {
+            return Some(slot);
         }
-        self.sorted.get_mut(self.last)
+        let index = self.sorted.partition_point(|slot| slot.range.start <= ipa).checked_sub(1)?;
+        self.last.store(index, Ordering::Relaxed);
+        self.sorted.get(index).filter(holds)
     }
 }
 
@@ -157,7 +168,7 @@ mod tests {
         for (start, end) in [(0x4000, 0x6000), (0x1000, 0x2000), (0x2000, 0x3000)] {
             slots.add(slot(start, end), limit).unwrap();
         }
-        let mut start = |ipa| slots.find(Ipa::new(ipa)).map(|kept| kept.range.start.raw());
+        let start = |ipa| slots.find(Ipa::new(ipa)).map(|kept| kept.range.start.raw());
         assert_eq!(start(0xfff), None);
         assert_eq!(start(0x1000), Some(0x1000));
         assert_eq!(start(0x1fff), Some(0x1000));

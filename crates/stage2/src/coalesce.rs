@@ -117,6 +117,10 @@ impl<P: Platform> Stage2<P> {
     /// Makes this CPU the one that cleans for the block which is going to replace a table: several may fault there at
     /// once, and cleaning takes its time (source S4).
     fn claim(&self, place: &Place<'_>, below: Level, new: Descriptor) -> Result<Claim, Moved> {
+        // Or it may be no table's, and have no record.
+        if !self.is_still(place) {
+            return Err(Moved);
+        }
         let (table, entries) = (place.entry.address(), self.geometry().granule().entries());
         let record = self.platform().record(table);
         // Looked at before the lock, which is what the claimer needs in the end.

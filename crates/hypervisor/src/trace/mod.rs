@@ -15,6 +15,7 @@ use core::ops::Range;
 use core::panic::Location;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use arrayvec::ArrayVec;
 use spin::{Mutex, Once};
 use twofold_abi::control::TRACE_ARGUMENT;
 use twofold_abi::trace::{Event, Header, Line, Source};
@@ -72,16 +73,17 @@ pub fn event(event: Event<'_>) {
     line(event, Some(Location::caller()));
 }
 
-/// Writes what is left. No line is lost of who holds no lock of the guest's memory.
+/// Writes what is left. A CPU that runs on waits at its next line from now on, for ever: so no line is written without
+/// those that it rests on.
 pub fn end() {
     const PATIENCE: u32 = 1 << 20;
     let Some(trace) = TRACE.get() else { return };
-    for cpu in &trace.cpus {
-        // Bounded: this may be the end of a CPU that failed while it wrote a line.
-        if let Some(mut cpu) = (0..PATIENCE).find_map(|_| cpu.try_lock()) {
-            cpu.flush(&trace.file);
-        }
-    }
+    // Bounded: this may be the end of a CPU that failed while it wrote a line.
+    let lock = |cpu| (0..PATIENCE).find_map(|_| Mutex::try_lock(cpu));
+    let mut stopped: ArrayVec<_, { twofold_abi::virt::MAX_CPUS as usize }> =
+        trace.cpus.iter().filter_map(lock).collect();
+    stopped.iter_mut().for_each(|cpu| cpu.flush(&trace.file));
+    core::mem::forget(stopped);
 }
 
 static TRACE: Once<Trace> = Once::new();

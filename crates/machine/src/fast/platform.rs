@@ -4,6 +4,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::thread;
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::{Pa, Platform, Record};
@@ -92,5 +93,10 @@ unsafe impl Platform for FastPlatform {
     fn record(&self, pa: Pa) -> &Record {
         let record = self.0.arena.record(pa);
         record.unwrap_or_else(|| panic!("the frame at {pa} has no record, so it cannot be a table"))
+    }
+
+    /// There may be more CPUs than the system has: whoever is waited for gets one.
+    fn pause(&self, _: u32) {
+        thread::yield_now();
     }
 }

@@ -246,14 +246,19 @@ impl Cells {
         last.map_or(known, |last| known.with(&last.tells_walks))
     }
 
-    /// Who stored the last value of a word; `None` where that is long known.
-    pub(crate) fn last_moment(&self, word: &AtomicU64) -> Option<Moment> {
-        Some(self.histories.get(&address(word))?.values.last()?.moment)
+    /// Nothing has to be kept of a word whose last value all software knows: it is no table's at the moment, so no walk reads
+    /// it, and a descent that is late learns nothing from it.
+    pub(crate) fn settle(&mut self, word: &AtomicU64) {
+        let last = self.histories.get(&address(word)).and_then(|history| history.values.last());
+        if last.is_some_and(|last| self.known[..self.cpus].iter().all(|clock| clock.knows(last.moment))) {
+            self.histories.remove(&address(word));
+        }
     }
 
-    /// Everybody knows the last value of these words: they are new to the machine, or nobody uses them any more.
-    pub(crate) fn settle(&mut self, word: &AtomicU64) {
-        self.histories.remove(&address(word));
+    /// Who stored the last value of a word, and in which step of the machine's; `None` where nobody ever did.
+    pub(crate) fn last_stored(&self, word: &AtomicU64) -> Option<(Moment, u64)> {
+        let last = self.histories.get(&address(word))?.values.last()?;
+        Some((last.moment, last.step))
     }
 }
 
@@ -280,9 +285,13 @@ impl History {
 
     /// Drops what nobody may see any more.
     fn forget(&mut self, known: &[Clock], walks: &[Clock]) {
-        let by_all = |value: &Value| known.iter().chain(walks).all(|clock| clock.knows(value.moment));
-        if let Some(first) = self.values.iter().rposition(by_all) {
-            self.drop_first(first);
+        if self.values.len() == 1 {
+            return;
+        }
+        let by_all = known.iter().chain(walks).copied().reduce(Clock::common).unwrap_or_default();
+        match self.values.iter().rposition(|value| by_all.knows(value.moment)) {
+            None | Some(0) => {}
+            Some(first) => self.drop_first(first),
         }
     }
 
@@ -471,13 +480,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_settled_is_known_to_all() {
+    fn what_all_know_is_settled() {
         let (mut cells, [word]) = (Cells::new(2), words());
         assert_eq!(may_load(&cells, 1, &word, Relaxed), [0]);
         cells.store(0, &word, 1, Relaxed, 1);
-        assert!(cells.last_moment(&word).is_some());
         cells.settle(&word);
-        assert_eq!((may_load(&cells, 1, &word, Relaxed), cells.last_moment(&word)), (vec![1], None));
+        assert_eq!(may_load(&cells, 1, &word, Relaxed), [1, 0], "the other CPU may still find the old value");
+        assert!(cells.last_stored(&word).is_some_and(|(_, step)| step == 1));
+        cells.meet();
+        cells.settle(&word);
+        assert_eq!((may_load(&cells, 1, &word, Relaxed), cells.last_stored(&word)), (vec![1], None));
     }
 
     #[test]

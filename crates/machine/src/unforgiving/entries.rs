@@ -46,7 +46,8 @@ impl Model {
                 self.stale.changed_too(pa, moment);
                 self.written_in_tree(cpu, place, pa, (old, new), moment)?;
                 if Shape::of(new, place.level) == Shape::Leaf {
-                    let (root, at) = (*self.tables.root(place.root), (place.ipa_of(pa), place.level, pa));
+                    let (mut root, at) = (*self.tables.root(place.root), (place.ipa_of(pa), place.level, pa));
+                    root.exposed &= self.reaches(place.root, at.0);
                     self.add_stale(&root, place.root, at, (new, Kind::Leaf, true), unlinked);
                 }
                 Ok(())
@@ -185,7 +186,8 @@ impl Model {
         for index in 0..PAGE / 8 {
             let at = page + index * 8;
             let Some(word) = self.arena.word(Pa::new(at)) else { continue };
-            if !self.cells.last_moment(word).is_some_and(|written| told.knows(written)) {
+            let filled = self.cells.last_stored(word).is_some_and(|(moment, step)| step >= taken && told.knows(moment));
+            if !filled {
                 let what = format!(
                     "the table at {page:#x} is linked, and a walk may still see what was in it before step {taken}, \
                      in entry {index}"
@@ -252,6 +254,14 @@ impl Model {
                 }
             }
         }
+    }
+
+    /// The CPUs that may still hold an entry of a table that leads, or led, to what translates `ipa`: nobody else walks
+    /// through a table that was taken out.
+    fn reaches(&self, root: usize, ipa: u64) -> CpuSet {
+        let range = Ipa::new(ipa)..Ipa::new(ipa + 1);
+        let leads = |stale: &&Stale| stale.root == root && stale.kind == Kind::Table && stale.overlaps(&range);
+        self.stale.iter().filter(leads).fold(0, |cpus, stale| cpus | stale.in_tlbs())
     }
 
     pub(super) fn add_stale(

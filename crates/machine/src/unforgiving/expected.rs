@@ -52,7 +52,9 @@ impl Model {
         let known = self.cells.known(cpu);
         let mut barriers = self.cpus.iter().flat_map(|cpu| &cpu.barriers).filter(|(moment, _)| known.knows(*moment));
         let last = barriers.next().map_or(0, |first| barriers.fold(first.1, |last, (_, step)| last.max(*step)));
-        let unknown = |(stale, _, step): &&(Stale, Moment, u64)| matters(stale) && *step > last;
+        // As many barriers are remembered as it takes; the one in question may be older.
+        let unknown =
+            |(stale, complete, step): &&(Stale, Moment, u64)| matters(stale) && *step > last && !known.knows(*complete);
         if let Some((stale, ..)) = self.stale.gone().find(unknown) {
             let what = format!(
                 "a flush of {range:?} ({access:?}) relies on another CPU's, and cannot know that it is complete"

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use twofold_stage2::{Features, Ipa, IpaRange, Pa};
 
 use super::bbm::Bbm;
@@ -141,10 +142,12 @@ impl Machine {
         let seed = self.shared.options.seed ^ self.lock().step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let turns = Arc::new(Turns::new(cpus, seed, self.shared.options.events_between_switches));
         let panicked: Mutex<Option<Box<dyn Any + Send>>> = Mutex::new(None);
+        let core = sched_getcpu();
         thread::scope(|scope| {
             for (cpu, program) in programs.into_iter().take(cpus).enumerate() {
                 let (turns, panicked, shared) = (turns.clone(), &panicked, self.shared.clone());
                 scope.spawn(move || {
+                    stay_on(core);
                     let context = Context::new(shared, cpu, turns.clone());
                     let handle = CpuHandle { context: context.clone() };
                     let _entered = turns.enter(cpu);
@@ -175,6 +178,16 @@ impl Machine {
         let step = self.lock().step;
         let (rule, what) = (Rule::Livelock, what.to_owned());
         Breach { rule, what, ipa: None, cpu: 0, step, seed: self.seed(), site: None, changes: Vec::new() }
+    }
+}
+
+/// Keeps this thread where the others are: one of them runs at a time, and to wake one on another core takes longer than
+/// what it then does. Where the system does not let it, it is slower.
+fn stay_on(core: usize) {
+    let mut cores = CpuSet::new();
+    if core < CpuSet::MAX_CPU {
+        cores.set(core);
+        let _ = sched_setaffinity(None, &cores);
     }
 }
 

@@ -44,6 +44,14 @@ impl Model {
         Ok(())
     }
 
+    fn settle(&mut self, page: u64) {
+        for index in 0..PAGE / 8 {
+            if let Some(word) = self.arena.word(Pa::new(page + index * 8)) {
+                self.cells.settle(word);
+            }
+        }
+    }
+
     /// A frame is about to become something else: no entry may lead there any more.
     pub(crate) fn check_frame_free(&self, start: u64, size: u64) -> Outcome {
         let reaches = |stale: &&Stale| {
@@ -101,14 +109,6 @@ impl Model {
             None => {
                 let what = format!("the lock of the table at {page:#x} is given back by who does not have it");
                 Err(Broken::new(Rule::LockOrder, what))
-            }
-        }
-    }
-
-    fn settle(&mut self, page: u64) {
-        for index in 0..PAGE / 8 {
-            if let Some(word) = self.arena.word(Pa::new(page + index * 8)) {
-                self.cells.settle(word);
             }
         }
     }

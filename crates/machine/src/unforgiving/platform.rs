@@ -3,7 +3,6 @@
 //!
 //! Invariant: to a thread that is no CPU, instructions are nothing, but for zeroes in memory.
 
-use std::panic::Location;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +10,6 @@ use std::thread;
 
 use twofold_abi::trace::{self, Event};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use twofold_stage2::primitive::Access;
 use twofold_stage2::{Pa, Record};
 
 use super::context::Context;
@@ -25,23 +23,6 @@ pub struct Hosted {
 }
 
 impl Hosted {
-    /// Takes a lock of the hypervisor's own, bit 0 of a word, which the engine does not know of: who has it next sees what
-    /// was done under it. To a thread that is no CPU it is no lock.
-    #[track_caller]
-    pub(crate) fn lock(&self, word: &AtomicU64) {
-        let access = Access { order: Ordering::Acquire, site: Location::caller() };
-        while Context::current(|context| context.try_lock(word, access)) == Some(None) {
-            self.pause(1);
-        }
-    }
-
-    /// Gives it back.
-    #[track_caller]
-    pub(crate) fn unlock(&self, word: &AtomicU64) {
-        let access = Access { order: Ordering::Release, site: Location::caller() };
-        Context::current(|context| context.unlock(word, 0, access));
-    }
-
     fn event(&self, body: impl FnOnce(&mut Model, usize) -> Outcome) {
         Context::current(|context| context.event(body));
     }

@@ -127,9 +127,14 @@ impl Stale {
         self.stage2 | self.combined | self.unsynchronized
     }
 
-    /// Whether no TLB holds it any more, and the CPU that saw to that has only to synchronize its context.
+    /// The CPUs whose TLBs may hold it. The one that saw to it that none does may have to synchronize its context yet.
+    pub(crate) fn in_tlbs(&self) -> CpuSet {
+        self.stage2 | self.combined
+    }
+
+    /// Whether no TLB holds it any more.
     pub(crate) fn is_gone(&self) -> bool {
-        self.stage2 | self.combined == 0
+        self.in_tlbs() == 0
     }
 
     pub(crate) fn overlaps(&self, range: &IpaRange) -> bool {

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a virtual machine asks of a CPU, in whichever mode.
 
+use twofold_stage2::Platform;
+
 use crate::fast::VcpuError;
 use crate::interrupts::{Interrupts, Woken};
 use crate::program::{Abort, Ended, Exit, Instructions, Program, State};
-use crate::vm::{Host, Vcpu};
+use crate::vm::Vcpu;
 
 /// A CPU of the machine, to run vCPUs on.
 pub trait Cpu {
-    /// The engine's platform there.
-    type Host: Host;
+    /// The engine's platform there, of which each virtual machine has one.
+    type Host: Platform + Clone;
 
     /// A vCPU in its guest.
     type Guest<'a>: InGuest

@@ -2,13 +2,14 @@
 //! What a guest's exit leads to: the hypervisor's part, as `crates/hypervisor` has it (`vcpu`, `inject`).
 
 use twofold_memory::{Answer, GuestFault};
+use twofold_stage2::Platform;
 use twofold_stage2::fault::{Fault, ipa_from_hpfar, ipa_from_par};
 
-use super::{Cpu, Host, InGuest, Left, RunError, Vcpu, Vm};
+use super::{Cpu, InGuest, Left, RunError, Vcpu, Vm};
 use crate::interrupts::Woken;
 use crate::program::{Abort, Ended, Exit, Program};
 
-impl<H: Host> Vm<H> {
+impl<H: Platform> Vm<H> {
     /// Answers exits until one is the caller's.
     pub(super) fn exits<C: Cpu<Host = H>, P: Program>(
         &self,
@@ -45,7 +46,7 @@ impl<H: Host> Vm<H> {
         // Where its own tables have changed meanwhile, the guest tries again.
         let Some(ipa) = ipa else { return Ok(()) };
         let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
-        let answer = self.memory().fault(&fault);
+        let answer = self.memory.fault(&fault);
         match answer.map_err(|error| RunError::Memory { fault, error })? {
             Answer::Retry(_) => {}
             Answer::ExternalAbort => guest.raise(external(abort)),
@@ -57,7 +58,7 @@ impl<H: Host> Vm<H> {
     fn odd_abort(&self, guest: &mut impl InGuest, abort: &Abort) {
         const TLB_CONFLICT: u64 = 0b11_0000;
         if abort.esr & STATUS == TLB_CONFLICT {
-            self.memory().stage2().invalidate_all();
+            self.memory.stage2().invalidate_all();
         } else {
             // The bus refused, or the address is too wide: the guest hears of it as of its own.
             guest.raise(external(abort));

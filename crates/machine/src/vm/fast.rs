@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use super::{Cpu, Host, InGuest, Left, RunError, Vcpu, Vm};
+use super::{Cpu, InGuest, Left, RunError, Vcpu, Vm};
 use crate::fast::{CpusError, FastMachine, FastPlatform, FastVcpu, VcpuError};
 use crate::interrupts::{Interrupts, Woken};
 use crate::program::{Abort, Ended, Exit, Program, State};
@@ -17,8 +17,6 @@ pub struct FastCpu {
     /// Its number there.
     pub number: usize,
 }
-
-impl Host for FastPlatform {}
 
 impl Cpu for FastCpu {
     type Host = FastPlatform;

@@ -8,15 +8,14 @@
 //!
 //! Invariants:
 //!
-//! * The one lock, around the guest's memory, is held for one fault, and never while a guest runs. The unforgiving mode
-//!   knows of it as of any lock ([`Host`]): whoever waits for it gives way.
+//! * Nothing is locked while a guest runs. Its memory has its own locks, which are held while it answers; whoever waits for
+//!   one gives way, as the platform has it (`Platform::pause`).
 //! * No vCPU enters where another one of its guest ran last, before that one's stage-1 entries went.
 //! * Every exit makes progress, or is handed to the caller.
 
 mod cpu;
 mod exit;
 mod fast;
-mod lock;
 #[cfg(feature = "unforgiving")]
 mod unforgiving;
 mod vcpu;
@@ -24,21 +23,19 @@ mod vcpu;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use twofold_memory::{Error, GuestFault, GuestMemory};
-use twofold_stage2::{Ipa, TablePage, TableSource, Unwatched};
+use twofold_stage2::{Ipa, Platform, Unwatched};
 
 use crate::fast::VcpuError;
 use crate::program::{Abort, Program};
 pub use cpu::{Cpu, InGuest};
 pub use fast::FastCpu;
-use lock::Lock;
-pub use lock::{Host, Locked};
 #[cfg(feature = "unforgiving")]
 pub use unforgiving::RunAllError;
 pub use vcpu::Vcpu;
 
 /// A virtual machine: what its vCPUs share.
-pub struct Vm<H: Host> {
-    memory: Lock<H, GuestMemory<H>>,
+pub struct Vm<H: Platform> {
+    memory: GuestMemory<H>,
     /// `VTTBR_EL2` and `VTCR_EL2`.
     registers: (u64, u64),
     /// The vCPU that ran last on each CPU, as far as this guest is concerned.
@@ -73,17 +70,16 @@ pub enum RunError {
     Cpu(#[from] VcpuError),
 }
 
-impl<H: Host> Vm<H> {
+impl<H: Platform> Vm<H> {
     /// The virtual machine of this memory. Its VMID is the caller's to keep apart.
     pub fn new(memory: GuestMemory<H>) -> Self {
-        let tables = memory.stage2();
-        let (host, registers) = (tables.platform().clone(), (tables.vttbr(), tables.vtcr()));
-        Self { memory: Lock::new(host, memory), registers, last: [const { AtomicU32::new(NOBODY) }; CPUS] }
+        let registers = (memory.stage2().vttbr(), memory.stage2().vtcr());
+        Self { memory, registers, last: [const { AtomicU32::new(NOBODY) }; CPUS] }
     }
 
-    /// The guest's memory, locked. Whoever holds it on a CPU of the unforgiving mode may wait for nobody else.
-    pub fn memory(&self) -> Locked<'_, H, GuestMemory<H>> {
-        self.memory.lock()
+    /// The guest's memory.
+    pub fn memory(&self) -> &GuestMemory<H> {
+        &self.memory
     }
 
     /// Runs a vCPU on this CPU, from where it was left; `call` answers its hypercalls.
@@ -101,7 +97,7 @@ impl<H: Host> Vm<H> {
         // They have the VMID in common, but not what their stage 1 says (Arm ARM D8.16). What firmware or an earlier guest
         // left is as foreign, so the first one invalidates too.
         if last.swap(vcpu.number, Ordering::Relaxed) != vcpu.number {
-            self.memory().stage2().invalidate_for_other_vcpu();
+            self.memory.stage2().invalidate_for_other_vcpu();
         }
         let mut guest = cpu.enter(self.registers, vcpu).inspect_err(|_| last.store(NOBODY, Ordering::Relaxed))?;
         let left = self.exits(cpu, &mut guest, vcpu, call);
@@ -118,27 +114,11 @@ impl<H: Host> Vm<H> {
     ///
     /// The tables cannot be emptied.
     pub fn destroy(self) -> Result<GuestMemory<H>, Error> {
-        let mut memory = self.memory.into_inner();
-        let mut pages = Returned::default();
+        let Self { memory, .. } = self;
         let all = Ipa::new(0)..memory.stage2().geometry().end();
-        memory.stage2().unmap(all, &mut pages, Unwatched)?.complete().free(&mut pages);
+        memory.stage2().unmap(all, &mut memory.tables(), Unwatched)?.complete().free(&mut memory.tables());
         memory.stage2().invalidate_all();
-        pages.0.into_iter().for_each(|page| memory.frames_mut().give(page));
         Ok(memory)
-    }
-}
-
-/// The pages of what was the tree: nothing of it is split, so none is taken.
-#[derive(Default)]
-struct Returned(Vec<TablePage>);
-
-impl TableSource for Returned {
-    fn take(&mut self) -> Option<TablePage> {
-        None
-    }
-
-    fn give(&mut self, page: TablePage) {
-        self.0.push(page);
     }
 }
 

@@ -2,9 +2,8 @@
 //! Virtual machines in the unforgiving mode: vCPUs on CPUs that take turns.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
-use super::{Cpu, Host, InGuest, Left, RunError, Vcpu, Vm};
+use super::{Cpu, InGuest, Left, RunError, Vcpu, Vm};
 use crate::fast::{CpusError, VcpuError};
 use crate::interrupts::{Interrupts, Woken};
 use crate::program::{Abort, Ended, Exit, Program, State};
@@ -19,16 +18,6 @@ pub enum RunAllError {
     /// A rule was broken.
     #[error(transparent)]
     Breach(#[from] Breach),
-}
-
-impl Host for Hosted {
-    fn lock(&self, word: &AtomicU64) {
-        self.lock(word);
-    }
-
-    fn unlock(&self, word: &AtomicU64) {
-        self.unlock(word);
-    }
 }
 
 impl Cpu for CpuHandle {

@@ -5,6 +5,8 @@
 mod programs;
 #[path = "../vm/scenarios.rs"]
 mod scenarios;
+#[path = "../vm/together.rs"]
+mod together;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -52,7 +54,17 @@ fn alone(parts: u64, scenario: impl Fn(&Room<'_, Hosted>, &CpuHandle, u64) + Syn
 
 /// Runs each vCPU to its end.
 fn run_all<P: program::Program>(vm: &Vm<Hosted>, machine: &Machine, vcpus: &mut [Vcpu<P>]) -> Result<(), Breach> {
-    let left = match vm.run_all(machine, vcpus, |_, _| 0) {
+    run_all_with(vm, machine, vcpus, |_, _| 0)
+}
+
+/// The same, with answers to their calls.
+fn run_all_with<P: program::Program>(
+    vm: &Vm<Hosted>,
+    machine: &Machine,
+    vcpus: &mut [Vcpu<P>],
+    call: impl Fn(usize, [u64; 4]) -> u64 + Sync,
+) -> Result<(), Breach> {
+    let left = match vm.run_all(machine, vcpus, call) {
         Ok(left) => left,
         Err(RunAllError::Breach(breach)) => return Err(breach),
         Err(RunAllError::Vcpus(error)) => panic!("{error}"),
@@ -130,6 +142,59 @@ fn four_vcpus_find_what_was_written_wherever_it_was_mapped() {
     on_each_machine(4, 2, |machine, room| {
         working_set(machine, room, 0, Pages::Small)?;
         working_set(machine, room, 1, Pages::Largest)
+    });
+}
+
+/// Four vCPUs touch the same pages at once.
+fn at_once(machine: &Machine, room: &Room<'_, Hosted>, part: u64, pages: Pages) -> Result<(), Breach> {
+    let vm = machine.alone(|_| Vm::new(room.memory(part, 1 + part as u16, pages)))?;
+    let before = together::Before::new(vm.memory());
+    let mut vcpus: Vec<_> = (0..together::VCPUS).map(|vcpu| room.vcpu(together::program(vcpu))).collect();
+    let meetings = together::Meetings::default();
+    run_all_with(&vm, machine, &mut vcpus, |_, [number, ..]| {
+        meetings.meet(number, &room.platform);
+        0
+    })?;
+    before.check(vm.memory(), pages);
+    machine.alone(|_| before.check_destroyed(&vm.destroy().unwrap()))
+}
+
+#[test]
+fn pages_that_four_vcpus_touch_at_once_are_zeroed_once() {
+    on_each_machine(4, 2, |machine, room| {
+        at_once(machine, room, 0, Pages::Small)?;
+        at_once(machine, room, 1, Pages::Largest)
+    });
+}
+
+/// Four vCPUs use pages that a fifth CPU unmaps, a few times.
+fn unmapped_beside(machine: &Machine, room: &Room<'_, Hosted>, part: u64, pages: Pages) -> Result<(), Breach> {
+    let vm = machine.alone(|_| Vm::new(room.memory(part, 1 + part as u16, pages)))?;
+    let mut vcpus: Vec<_> = (0..together::VCPUS).map(|vcpu| room.vcpu(together::working_set(vcpu))).collect();
+    let run = |vcpu| {
+        let vm = &vm;
+        move |cpu: &CpuHandle| assert_eq!(vm.run(cpu, vcpu, |_| 0), Ok(Left::Ended))
+    };
+    let mut programs: Vec<Program<'_>> = vcpus.iter_mut().map(|vcpu| Box::new(run(vcpu)) as Program<'_>).collect();
+    programs.push(Box::new(|cpu| {
+        for _ in 0..10 {
+            together::unmap(&vm);
+            (0..cpu.draw(200)).for_each(|_| cpu.pause());
+        }
+    }));
+    machine.run(programs)?;
+    machine.alone(|cpu| {
+        assert_eq!(vm.run(cpu, &mut room.vcpu(together::check(&vcpus)), |_| 0), Ok(Left::Ended));
+        assert_eq!(vm.memory().counts().frames_zeroed, together::zeroed(pages));
+        vm.destroy().unwrap();
+    })
+}
+
+#[test]
+fn what_is_unmapped_beside_faults_comes_back_as_it_was() {
+    on_each_machine(5, 2, |machine, room| {
+        unmapped_beside(machine, room, 0, Pages::Small)?;
+        unmapped_beside(machine, room, 1, Pages::Largest)
     });
 }
 

@@ -5,6 +5,7 @@ mod programs;
 mod scenarios;
 mod single;
 mod threads;
+mod together;
 
 use std::sync::Arc;
 

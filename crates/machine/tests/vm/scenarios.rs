@@ -6,10 +6,10 @@ use std::sync::Arc;
 use twofold_machine::arena::Arena;
 use twofold_machine::interrupts::{Interrupts, Line};
 use twofold_machine::program::Stage1Registers;
-use twofold_machine::vm::{Cpu, Host, Left, RunError, Vcpu, Vm};
+use twofold_machine::vm::{Cpu, Left, RunError, Vcpu, Vm};
 use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::AccessKind;
-use twofold_stage2::{Access, Attributes, Features, Geometry, Granule, Ipa, Level, Pa, Vmid};
+use twofold_stage2::{Access, Attributes, Features, Geometry, Granule, Ipa, Level, Pa, Platform, Vmid};
 
 use super::programs::{Op, PAGE, Script, WorkingSet};
 
@@ -38,7 +38,7 @@ pub struct Room<'a, H> {
 /// Bytes of each part.
 pub const PART: u64 = 16 * MIB_2;
 
-impl<H: Host> Room<'_, H> {
+impl<H: Platform + Clone> Room<'_, H> {
     /// Memory in part `part`, but for its last 2 MiB: RAM, as much of it again that may only be read, and a device whose
     /// registers are in those.
     pub fn memory(&self, part: u64, vmid: u16, pages: Pages) -> GuestMemory<H> {
@@ -78,7 +78,7 @@ impl<H: Host> Room<'_, H> {
 pub fn slots<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     use AccessKind::{Execute, Read, Write};
     for (vmid, part, pages) in [(1, part, Pages::Small), (2, part + 1, Pages::Largest)] {
-        let mut memory = room.memory(part, vmid, pages);
+        let memory = room.memory(part, vmid, pages);
         memory.write(READ_ONLY + (PAGE - 8), &[7; 16]).unwrap();
         let vm = Vm::new(memory);
         let (read_only, device) = (READ_ONLY.raw(), DEVICE.raw());
@@ -128,7 +128,7 @@ pub fn own_faults<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
 /// What a loader wrote is executed, and what the guest wrote itself.
 pub fn code<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     for (vmid, part, pages) in [(3, part, Pages::Small), (4, part + 1, Pages::Largest)] {
-        let mut memory = room.memory(part, vmid, pages);
+        let memory = room.memory(part, vmid, pages);
         memory.write(RAM + 16, &0xd65f_03c0_u64.to_ne_bytes()).unwrap();
         let vm = Vm::new(memory);
         let (loaded, written, both) = (RAM.raw() + 16, RAM.raw() + MIB_2 + 16, RAM.raw() + 16 + 8);
@@ -393,7 +393,7 @@ struct Drops<'a, 'r, H> {
     sections: u64,
 }
 
-impl<H: Host> Drops<'_, '_, H> {
+impl<H> Drops<'_, '_, H> {
     fn add(&mut self, unit: Unit, frames: &mut Frames) {
         let (offset, size) = match unit {
             // The first two pages are the root's.
@@ -443,7 +443,7 @@ pub fn out_of_frames<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     let mut vcpu = room.vcpu(Script::new(&program()));
     while let Some(unit) = lacks(vm.run(cpu, &mut vcpu, |_| 0)) {
         asked.push(unit);
-        drops.add(unit, vm.memory().frames_mut());
+        drops.add(unit, &mut vm.memory().frames());
     }
     use Unit::{Section, Table};
     assert_eq!(asked, [Section, Table, Table, Section, Table, Section, Table, Table]);
@@ -453,11 +453,11 @@ pub fn out_of_frames<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     for n in 0..asked.len() {
         let mut drops = Drops { room, part: part + 1 + n as u64, tables: 0, sections: 0 };
         let vm = empty(&drops, 12 + n as u16);
-        asked[..n].iter().for_each(|unit| drops.add(*unit, vm.memory().frames_mut()));
+        asked[..n].iter().for_each(|unit| drops.add(*unit, &mut vm.memory().frames()));
         let mut vcpu = room.vcpu(Script::new(&program()));
         assert_eq!(lacks(vm.run(cpu, &mut vcpu, |_| 0)), Some(asked[n]), "after {n}");
         assert_eq!(lacks(vm.run(cpu, &mut vcpu, |_| 0)), Some(asked[n]), "and again");
-        asked[n..].iter().for_each(|unit| drops.add(*unit, vm.memory().frames_mut()));
+        asked[n..].iter().for_each(|unit| drops.add(*unit, &mut vm.memory().frames()));
         assert_eq!(lacks(vm.run(cpu, &mut vcpu, |_| 0)), None, "after {n} and the others");
         let counts = vm.memory().counts();
         assert_eq!((counts.frames_zeroed, counts.tables_allocated), (6, 2 + 5));
@@ -467,7 +467,7 @@ pub fn out_of_frames<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
 }
 
 /// Whatever all vCPUs of a working set have written in the end is in memory.
-pub fn check_working_set<H: Host>(room: &Room<'_, H>, vm: &Vm<H>, vcpus: &[Vcpu<WorkingSet>]) {
+pub fn check_working_set<H: Platform>(room: &Room<'_, H>, vm: &Vm<H>, vcpus: &[Vcpu<WorkingSet>]) {
     let memory = vm.memory();
     for WorkingSet { start, pages, rounds, vcpu, .. } in vcpus.iter().map(Vcpu::program) {
         for page in 0..*pages {

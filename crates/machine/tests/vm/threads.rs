@@ -2,6 +2,7 @@
 //! vCPUs on threads.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use twofold_machine::fast::CpusError;
@@ -11,7 +12,7 @@ use twofold_memory::Pages;
 
 use crate::programs::{Op, Script, Sum, WorkingSet};
 use crate::scenarios::{RAM, check_working_set};
-use crate::{machine, room};
+use crate::{machine, room, together};
 
 #[test]
 fn four_vcpus_find_what_was_written_wherever_it_was_mapped() {
@@ -28,6 +29,49 @@ fn four_vcpus_find_what_was_written_wherever_it_was_mapped() {
         check_working_set(&room, &vm, &vcpus);
         let mapped = vm.memory().counts().mapped;
         assert_eq!(mapped, if pages == Pages::Small { [0, 0, 0, TOUCHED] } else { [0, 0, 6, 0] }, "each leaf once");
+    }
+}
+
+#[test]
+fn pages_that_four_vcpus_touch_at_once_are_zeroed_once() {
+    for pages in [Pages::Small, Pages::Largest] {
+        let machine = machine(together::VCPUS as usize, 1);
+        let room = room(&machine);
+        let vm = Vm::new(room.memory(0, 1, pages));
+        let before = together::Before::new(vm.memory());
+        let mut vcpus: Vec<_> = (0..together::VCPUS).map(|vcpu| room.vcpu(together::program(vcpu))).collect();
+        let meetings = together::Meetings::default();
+        let left = vm.run_all(&machine, &mut vcpus, |_, [number, ..]| {
+            meetings.meet(number, &room.platform);
+            0
+        });
+        assert_eq!(left, Ok(vec![Ok(Left::Ended); together::VCPUS as usize]));
+        before.check(vm.memory(), pages);
+        before.check_destroyed(&vm.destroy().unwrap());
+    }
+}
+
+#[test]
+fn what_is_unmapped_beside_faults_comes_back_as_it_was() {
+    for pages in [Pages::Small, Pages::Largest] {
+        let machine = machine(together::VCPUS as usize, 1);
+        let room = room(&machine);
+        let vm = Vm::new(room.memory(0, 1, pages));
+        let mut vcpus: Vec<_> = (0..together::VCPUS).map(|vcpu| room.vcpu(together::working_set(vcpu))).collect();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    together::unmap(&vm);
+                }
+            });
+            let left = vm.run_all(&machine, &mut vcpus, |_, _| 0);
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(left, Ok(vec![Ok(Left::Ended); together::VCPUS as usize]));
+        });
+        let cpu = FastCpu { machine: Arc::clone(&machine), number: 0 };
+        assert_eq!(vm.run(&cpu, &mut room.vcpu(together::check(&vcpus)), |_| 0), Ok(Left::Ended));
+        assert_eq!(vm.memory().counts().frames_zeroed, together::zeroed(pages));
     }
 }
 

@@ -28,7 +28,7 @@ fn poor(features: Features, pages: Pages, sections: u64, frames: u64) -> Guest {
 
 fn add(guest: &mut Guest, offset: u64, size: u64) {
     let more = guest.machine.donate(MORE + offset, size);
-    guest.memory.frames_mut().add(more);
+    guest.memory.frames().add(more);
 }
 
 /// That the fault fails with `error`, however often it is tried, and that nothing is mapped at `ipa` then.
@@ -172,7 +172,7 @@ fn no_root() {
 fn frames_that_others_hold_are_not_the_guests() {
     let mut guest = poor(PLAIN, Pages::Small, 1, TABLES);
     guest.add_ram(BASE, SECTION);
-    let run: Option<Run> = guest.memory.frames_mut().take(512);
+    let run: Option<Run> = guest.memory.frames().take(512);
     assert!(run.is_some());
     fails(&mut guest, BASE, Read, Error::NoFrames { ipa: BASE });
 }

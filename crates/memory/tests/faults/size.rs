@@ -95,7 +95,7 @@ fn put_table_in_the_way(guest: &mut Guest, section: Ipa) -> Pa {
     let neighbour = guest.reach(section + SECTION, Read);
     let entry = guest.walk(section + SECTION).unwrap().entry;
     assert_eq!(guest.machine.mmu().translate(&|pa| guest.machine.word(pa), section), Err(2));
-    let table = guest.memory.frames_mut().take(1).unwrap().pa();
+    let table = guest.memory.frames().take(1).unwrap().pa();
     guest.machine.bank(table).zero(table, PAGE);
     // The entry before the neighbour's, in the same table of level 2.
     let entry = Pa::new(entry.raw() - 8);

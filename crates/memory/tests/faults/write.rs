@@ -87,7 +87,7 @@ fn later_bytes_win_and_leave_the_others() {
 
 #[test]
 fn nothing_is_nothing_anywhere() {
-    let mut guest = guest(PLAIN, Pages::Largest, SECTION);
+    let guest = guest(PLAIN, Pages::Largest, SECTION);
     let free = guest.memory.frames().free();
     for ipa in [BASE, BASE + SECTION, Ipa::new(0), Ipa::new(u64::MAX)] {
         assert_eq!(guest.memory.write(ipa, &[]), Ok(()));
@@ -100,7 +100,7 @@ fn what_is_no_ram_is_refused_with_its_address() {
     let mut guest = Guest::new(FORCED, Pages::Small, 8);
     guest.add_ram(BASE, SECTION);
     guest.add(BASE + SECTION, PAGE, Backing::Device(Pa::new(0x20_0000_0000)), true);
-    let mut refused = |at: Ipa, size, ipa| {
+    let refused = |at: Ipa, size, ipa| {
         let free = guest.memory.frames().free();
         assert_eq!(guest.memory.write(at, &pattern(size)), Err(Error::NoRam { ipa }));
         free - guest.memory.frames().free()

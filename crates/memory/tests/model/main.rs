@@ -178,7 +178,7 @@ impl World {
             assert!(range.0 + size <= range.1, "{error}, after all was given");
             let more = self.guest.machine.donate(range.0, size);
             range.0 = range.0 + size;
-            self.guest.memory.frames_mut().add(more);
+            self.guest.memory.frames().add(more);
         }
         unreachable!()
     }

@@ -4,15 +4,18 @@
 //!
 //! There is no grace period; the count of tables that were taken out is all that keeps this so (module `descent`).
 
-use super::guest::{ARMED, BLOCK, Guest, LARGE, PAGE, RAM, READ, range};
-use super::machine::{BUSY, Pages, WILD};
+use super::guest::{ARMED, BLOCK, FWB, Guest, LARGE, PAGE, RAM, READ, range};
+use super::machine::{BUSY, Machine, Pages, WILD, Watch};
 use super::{Operation, meet};
 use crate::walk::{Entry, Visitor};
-use crate::{Access, Attributes, Descriptor, Error, Ipa, Level, Memory};
+use crate::{Access, Attributes, Descriptor, Error, Features, Ipa, Level, Memory};
 
 /// So many levels, and in a table of level 3 the first page; what is in pages that were given away.
 fn page(levels: u32, junk: Option<Descriptor>) -> (Guest, [Pages; 2]) {
-    let guest = Guest::new(levels, 13);
+    page_in(Guest::new(levels, 13), junk)
+}
+
+fn page_in(guest: Guest, junk: Option<Descriptor>) -> (Guest, [Pages; 2]) {
     let (own, mut takers) = (guest.spoiled_pages(7..13, junk), guest.spoiled_pages(0..7, junk));
     guest.map_as(0, Level::L3, &ARMED, &mut takers);
     (guest, [own, takers])
@@ -223,6 +226,19 @@ fn splitting() {
 #[test]
 fn coalescing() {
     comes_late(|guest, pages| guest.coalesce(0, Level::L2, &RAM, pages));
+}
+
+/// What is executed is made ready before, by one CPU: the mark that says so is beside the table that is found.
+#[test]
+fn coalescing_what_is_executed() {
+    let guest = || {
+        let features = Features { instruction_cache_coherent: false, ..FWB };
+        page_in(Guest::on(Machine::new(14, Watch::Nothing), features, 3), Some(WILD))
+    };
+    let coalesce: Operation = |guest, pages| guest.coalesce(0, Level::L2, &Attributes::ram(Access::ALL), pages);
+    meet(1, guest, [coalesce, UNMAP_LARGE], |guest, pools| {
+        guest.check(pools);
+    });
 }
 
 #[test]

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! vCPUs that touch pages at the same time, in either mode: whoever zeroes a page and whoever maps it, it is zeroed once,
+//! each vCPU finds what all have written, and no frame is lost.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use twofold_machine::vm::{Vcpu, Vm};
+use twofold_memory::{Counts, GuestMemory, Pages};
+use twofold_stage2::{Ipa, IpaRange, Platform, Unwatched};
+
+use super::programs::{Op, PAGE, Script, WorkingSet};
+use super::scenarios::{MIB_2, RAM};
+
+pub const VCPUS: u64 = 4;
+/// Pages that all of them touch, and as many that each has for itself.
+const SHARED: u64 = 64;
+/// Half of them in one section, half in the next.
+const START: u64 = RAM.raw() + MIB_2 - SHARED / 2 * PAGE;
+/// With a section of its own for each vCPU.
+const SECTIONS: u64 = 2 + VCPUS;
+
+/// Where a vCPU writes in a shared page.
+fn shared(page: u64, vcpu: u64) -> u64 {
+    START + page * PAGE + vcpu * 8
+}
+
+/// Where it writes in one of its own.
+fn own(page: u64, vcpu: u64) -> u64 {
+    RAM.raw() + (2 + vcpu) * MIB_2 + page * PAGE
+}
+
+/// Touches a shared page and one of its own, again and again, each after all have met; then finds what all have written.
+pub fn program(vcpu: u64) -> Script {
+    let value = |page, vcpu| page << 8 | (vcpu + 1);
+    let meet = |number| Op::Call([number; 4], 0);
+    let touch = |page| {
+        let word = value(page, vcpu);
+        [meet(page), Op::Store(shared(page, vcpu), word), Op::Store(own(page, vcpu), word)]
+    };
+    let find = |page| {
+        let all = (0..VCPUS).map(move |vcpu| Op::Load(shared(page, vcpu), value(page, vcpu)));
+        all.chain([Op::Load(shared(page, VCPUS), 0), Op::Load(own(page, vcpu), value(page, vcpu))])
+    };
+    let mut operations: Vec<_> = (0..SHARED).flat_map(touch).collect();
+    operations.push(meet(SHARED));
+    operations.extend((0..SHARED).flat_map(find));
+    Script::new(&operations)
+}
+
+/// Where vCPUs wait for each other, as the hypervisor answers their calls.
+#[derive(Default)]
+pub struct Meetings(AtomicU64);
+
+impl Meetings {
+    /// A vCPU comes to the meeting of this number, and leaves when all are there.
+    pub fn meet(&self, number: u64, platform: &impl Platform) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        while self.0.load(Ordering::Relaxed) < (number + 1) * VCPUS {
+            platform.pause(1);
+        }
+    }
+}
+
+/// What there was before the programs, of which the check afterwards takes account.
+pub struct Before {
+    free: u64,
+    counts: Counts,
+}
+
+impl Before {
+    pub fn new<H: Platform>(memory: &GuestMemory<H>) -> Self {
+        Self { counts: memory.counts(), free: memory.frames().free() }
+    }
+
+    /// Each frame was zeroed once, each leaf mapped once; and what is not free is behind RAM, or a table.
+    pub fn check<H: Platform>(&self, memory: &GuestMemory<H>, pages: Pages) {
+        let counts = memory.counts();
+        let touched = SHARED * (1 + VCPUS);
+        let (mapped, zeroed, tables) = match pages {
+            Pages::Small => ([0, 0, 0, touched], touched, 1 + SECTIONS),
+            Pages::Largest => ([0, 0, SECTIONS, 0], SECTIONS * MIB_2 / PAGE, 1),
+        };
+        assert_eq!((counts.mapped, counts.frames_zeroed), (mapped, zeroed));
+        // Who zeroes a page need not be who maps it.
+        assert!(counts.first_touches.iter().sum::<u64>() <= mapped.iter().sum());
+        assert_eq!(counts.tables_allocated - counts.tables_freed, self.counts.tables_allocated + tables);
+        assert_eq!(memory.frames().free() + SECTIONS * MIB_2 / PAGE + tables, self.free, "frames are lost");
+    }
+
+    /// The same when nothing is mapped any more.
+    pub fn check_destroyed<H: Platform>(&self, memory: &GuestMemory<H>) {
+        let counts = memory.counts();
+        assert_eq!(counts.tables_allocated - counts.tables_freed, self.counts.tables_allocated);
+        assert_eq!(memory.frames().free() + SECTIONS * MIB_2 / PAGE, self.free, "frames are lost");
+    }
+}
+
+/// What [`unmap`] takes from a [`working_set`], again and again.
+const WORKING_SET: IpaRange = RAM..Ipa::new(RAM.raw() + 2 * MIB_2);
+/// Pages of a working set, in both sections.
+const TOUCHED: u64 = 61;
+
+/// Uses pages that are unmapped all the time.
+pub fn working_set(vcpu: u64) -> WorkingSet {
+    WorkingSet::new(START, TOUCHED, 3, (vcpu, VCPUS))
+}
+
+/// How many frames that takes.
+pub fn zeroed(pages: Pages) -> u64 {
+    if pages == Pages::Small { TOUCHED } else { (WORKING_SET.end - WORKING_SET.start) / PAGE }
+}
+
+/// Takes all that a working set has mapped, while its vCPUs run. They get it back as it was.
+pub fn unmap<H: Platform>(vm: &Vm<H>) {
+    let (stage2, mut tables) = (vm.memory().stage2(), vm.memory().tables());
+    stage2.unmap(WORKING_SET, &mut tables, Unwatched).unwrap().complete().free(&mut tables);
+}
+
+/// Finds what each of them wrote last, wherever that is mapped now.
+pub fn check(vcpus: &[Vcpu<WorkingSet>]) -> Script {
+    let words = |set: &WorkingSet| {
+        let (vcpu, last) = (set.vcpu, set.rounds - 1);
+        let word = |page| Op::Load(set.word(page, vcpu), WorkingSet::value(vcpu, page, last));
+        (0..TOUCHED).map(word).collect::<Vec<_>>()
+    };
+    Script::new(&vcpus.iter().flat_map(|vcpu| words(vcpu.program())).collect::<Vec<_>>())
+}
