@@ -209,6 +209,8 @@ pub enum Suite {
     El2,
     /// Whole guests, and what the command does with bad input
     Linux,
+    /// Whether the tests notice: mutants, the model checker, volumes; about an hour in full. No QEMU
+    Proof,
 }
 
 /// Values of `--pages`.
@@ -300,7 +302,7 @@ Exit status: 1 when a target fails; the command that shows it again is printed."
 const TEST_EXAMPLES: &str = "\
 Examples:
   cargo xtask test                 the quick tier of every suite
-  cargo xtask test el2             one suite in full
+  cargo xtask test el2             one suite in full (host, el2, linux, proof)
   cargo xtask test linux fallback  the tests of it with \"fallback\" in their names
   cargo xtask test --soak          everything in full
 

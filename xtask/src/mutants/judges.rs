@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -138,21 +140,22 @@ pub fn build(workspace: &Workspace) -> anyhow::Result<Vec<Judge>> {
     Ok(judges)
 }
 
-/// Runs each judge without a mutant: it has to pass, and that is how long it takes. Sorts them by who is asked first.
-pub fn measure(judges: &mut [Judge], stop: &Stop) -> anyhow::Result<()> {
-    for judge in judges.iter_mut() {
-        let ran = judge.program(None).run(WITHOUT_MUTANT, stop)?;
-        judge.usual = ran.took;
-        match ran.end {
-            End::Passed => {}
-            End::TimeLimit => {
-                bail!("{} does not end within {} s without a mutant", judge.name, WITHOUT_MUTANT.as_secs())
-            }
-            End::Failed(test) => {
-                bail!("{} fails without a mutant: {}\n{}", judge.name, test.unwrap_or_default(), ran.last_words)
-            }
+/// Runs each judge without a mutant, `jobs` at a time: it has to pass, and that is how long it takes. Sorts them by who is
+/// asked first.
+pub fn measure(judges: &mut [Judge], jobs: usize, stop: &Stop) -> anyhow::Result<()> {
+    let next = Mutex::new(judges.iter_mut());
+    let work = || {
+        while let Some(judge) = next.lock().ok().and_then(|mut next| next.next()) {
+            judge.measure(stop)?;
         }
-    }
+        anyhow::Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        let join =
+            |worker: thread::ScopedJoinHandle<'_, _>| worker.join().unwrap_or_else(|_| bail!("a worker panicked"));
+        workers.into_iter().try_for_each(join)
+    })?;
     judges.sort_by_key(|judge| (judge.asked.rank, judge.usual));
     Ok(())
 }
@@ -161,6 +164,20 @@ pub fn measure(judges: &mut [Judge], stop: &Stop) -> anyhow::Result<()> {
 const WITHOUT_MUTANT: Duration = Duration::from_secs(300);
 
 impl Judge {
+    fn measure(&mut self, stop: &Stop) -> anyhow::Result<()> {
+        let ran = self.program(None).run(WITHOUT_MUTANT, stop)?;
+        self.usual = ran.took;
+        match ran.end {
+            End::Passed => Ok(()),
+            End::TimeLimit => {
+                bail!("{} does not end within {} s without a mutant", self.name, WITHOUT_MUTANT.as_secs())
+            }
+            End::Failed(test) => {
+                bail!("{} fails without a mutant: {}\n{}", self.name, test.unwrap_or_default(), ran.last_words)
+            }
+        }
+    }
+
     /// Whether it can notice such a mutant at all.
     pub fn is_for(&self, mutant: &Mutant) -> bool {
         !(self.meetings_only && INSTRUCTIONS.contains(&mutant.site.call.as_str()))

@@ -44,17 +44,17 @@ pub fn command(workspace: &Workspace, options: &MutantsOptions) -> anyhow::Resul
     let defects = defects.collect::<anyhow::Result<Vec<_>>>()?;
 
     let steps = Steps::new(workspace.stop().clone());
+    let jobs = options.jobs.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from);
     let mut judges = steps.step("build", || {
         let judges = judges::build(workspace)?;
         let words = format!("{} judges", judges.len());
         Ok((judges, words))
     })?;
     steps.step("judges", || {
-        judges::measure(&mut judges, workspace.stop())?;
+        judges::measure(&mut judges, jobs, workspace.stop())?;
         let names: Vec<_> = judges.iter().map(|judge| judge.name.as_str()).collect();
         Ok(((), format!("pass without a mutant: {}", names.join(", "))))
     })?;
-    let jobs = options.jobs.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from);
     let outcomes = steps.step("mutants", || {
         let outcomes = verdicts::all(&chosen, &judges, jobs, workspace.stop(), |mutant, outcome| {
             report::survivor(mutant, outcome).map_or(Ok(()), |line| output::line(&line))

@@ -59,14 +59,14 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
     Ok(tally)
 }
 
-fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
+pub(super) fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(workspace.root()).args(arguments);
     command
 }
 
 /// For the hosted machine in its unforgiving mode, which needs the engine built for it.
-fn machine(mut command: Command, more: &[&str]) -> Command {
+pub(super) fn machine(mut command: Command, more: &[&str]) -> Command {
     command.args(["--package", "twofold-machine", "--features", "twofold-machine/unforgiving"]).args(more);
     command
 }
@@ -77,7 +77,7 @@ fn clippy(workspace: &Workspace, program: build::Program) -> Command {
     clippy
 }
 
-fn step(name: &str, mut command: Command) -> Trial {
+pub(super) fn step(name: &str, mut command: Command) -> Trial {
     Trial::test(name, move || {
         let typed = subprocess::shown(&command);
         subprocess::quiet(&mut command).map_err(|error| Failed::from(format!("`{typed}`\n{error:#}")))

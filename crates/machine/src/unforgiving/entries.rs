@@ -46,9 +46,8 @@ impl Model {
                 self.stale.changed_too(pa, moment);
                 self.written_in_tree(cpu, place, pa, (old, new), moment)?;
                 if Shape::of(new, place.level) == Shape::Leaf {
-                    let (mut root, at) = (*self.tables.root(place.root), (place.ipa_of(pa), place.level, pa));
-                    root.exposed &= self.reaches(place.root, at.0);
-                    self.add_stale(&root, place.root, at, (new, Kind::Leaf, true), unlinked);
+                    let (root, at) = (*self.tables.root(place.root), (place.ipa_of(pa), place.level, pa));
+                    self.add_stale_below(&root, place.root, at, new, unlinked);
                 }
                 Ok(())
             }
@@ -253,6 +252,15 @@ impl Model {
                     self.add_stale(&root, place.root, (here, place.level, at), (raw, Kind::Leaf, true), moment);
                 }
             }
+        }
+    }
+
+    /// A leaf in a table that was taken out.
+    fn add_stale_below(&mut self, root: &Root, number: usize, place: (u64, u8, u64), raw: u64, moment: Moment) {
+        let cpus = root.exposed & self.reaches(number, place.0);
+        if raw & ACCESSED != 0 && cpus != 0 {
+            let what = (raw, Kind::Leaf, true);
+            self.stale.add_below(Stale::new((root.vmid, number), place, what, (moment, self.step), cpus));
         }
     }
 

@@ -14,10 +14,10 @@
 
 use std::collections::VecDeque;
 
-use twofold_stage2::IpaRange;
+use twofold_stage2::{Ipa, IpaRange};
 
 use super::clock::Moment;
-use crate::tlbi::Reach;
+use crate::tlbi::{Reach, Which};
 use crate::walk;
 
 /// A set of CPUs.
@@ -82,6 +82,8 @@ struct Invalidation {
     by: usize,
     /// For which CPUs it is not complete.
     cpus: CpuSet,
+    vmid: u16,
+    reach: Reach,
     names: Vec<(u64, CpuSet, Part)>,
 }
 
@@ -137,6 +139,17 @@ impl Stale {
         self.in_tlbs() == 0
     }
 
+    /// What of it an invalidation that reaches so far removes.
+    fn part_in(&self, reach: &Reach) -> Option<Part> {
+        let hits = |which: Which| which.hits(self.ipa, self.size(), self.level, self.kind == Kind::Table);
+        match (reach.stage2.is_some_and(hits), reach.stage1_and_combined) {
+            (false, false) => None,
+            (true, false) => Some(Part::Stage2),
+            (false, true) => Some(Part::Combined),
+            (true, true) => Some(Part::Both),
+        }
+    }
+
     pub(crate) fn overlaps(&self, range: &IpaRange) -> bool {
         self.ipa < range.end.raw() && range.start.raw() < self.ipa + self.size()
     }
@@ -179,6 +192,21 @@ impl StaleEntries {
         self.entries.push(Stale { id: self.added, ..stale });
     }
 
+    /// A leaf was made in a table that is out of the tree: a walk finds it by way of an entry that a TLB still holds, and
+    /// an invalidation that is under way for that entry, and reaches the leaf, leaves neither.
+    pub(crate) fn add_below(&mut self, stale: Stale) {
+        let range = Ipa::new(stale.ipa)..Ipa::new(stale.ipa + stale.size());
+        let above = |above: &&Stale| above.root == stale.root && above.kind == Kind::Table && above.overlaps(&range);
+        let above: Vec<u64> = self.entries.iter().filter(above).map(|stale| stale.id).collect();
+        self.add(stale);
+        for issued in self.issued.iter_mut().filter(|issued| issued.vmid == stale.vmid) {
+            let Some(part @ (Part::Stage2 | Part::Both)) = stale.part_in(&issued.reach) else { continue };
+            let names = issued.names.iter().filter(|(id, ..)| above.contains(id));
+            let on = names.fold(0, |on, (_, cpus, _)| on | cpus);
+            issued.names.push((self.added, on, part));
+        }
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Stale> {
         self.entries.iter()
     }
@@ -203,15 +231,7 @@ impl StaleEntries {
     ) {
         let mut names = Vec::new();
         for stale in self.entries.iter().filter(|stale| stale.vmid == vmid) {
-            let is_table = stale.kind == Kind::Table;
-            let by_stage2 =
-                reach.stage2.is_some_and(|which| which.hits(stale.ipa, stale.size(), stale.level, is_table));
-            let part = match (by_stage2, reach.stage1_and_combined) {
-                (false, false) => continue,
-                (true, false) => Part::Stage2,
-                (false, true) => Part::Combined,
-                (true, true) => Part::Both,
-            };
+            let Some(part) = stale.part_in(reach) else { continue };
             let at = |cpu: &usize| cpus >> cpu & 1 == 1 && published(stale.changed, *cpu);
             let mut on = (0..8).filter(at).fold(0, |set, cpu| set | 1 << cpu);
             if part == Part::Combined {
@@ -221,7 +241,7 @@ impl StaleEntries {
                 names.push((stale.id, on, part));
             }
         }
-        self.issued.push(Invalidation { by, cpus, names });
+        self.issued.push(Invalidation { by, cpus, vmid, reach: *reach, names });
     }
 
     /// An entry in a table that was taken out is changed too: from here on this change alone ends its life as well.

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `proof`: whether the tests notice, and what only volume shows. No QEMU.
+//!
+//! Each step is a test. The quick tier has one mutant of each kind; in full it is all mutants, every order that the model
+//! checker tries, ten million random operations, and the lines that tests execute.
+
+use std::process::Command;
+
+use super::host::{cargo, machine, step};
+use super::{Depth, Tally, harness};
+use crate::arguments::TestOptions;
+use crate::workspace::Workspace;
+
+/// Runs the suite.
+pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
+    let own = |arguments: &[&str]| {
+        let mut command = Command::new(workspace.command());
+        command.current_dir(workspace.root()).args(arguments);
+        command
+    };
+    let steps = match depth {
+        Depth::Quick => vec![step("mutants_quick", own(&["mutants", "--quick"]))],
+        Depth::Full => vec![
+            step("mutants", own(&["mutants"])),
+            step("orders_with_one_preemption", loom(workspace, "loom::", "1")),
+            step("orders_of_reused_tables_with_two", loom(workspace, "loom::reused", "2")),
+            step("ten_million_random_operations", operations(workspace)),
+            step("coverage", own(&["coverage"])),
+        ],
+    };
+    // One after the other: each of them uses all CPUs.
+    harness(steps, 1, options)
+}
+
+/// The model checker's tests with this in their names.
+fn loom(workspace: &Workspace, filter: &str, preemptions: &str) -> Command {
+    let mut command = cargo(workspace, &["test", "--release", "--package", "twofold-stage2", "--lib", filter]);
+    command.env("RUSTFLAGS", "--cfg loom").env("LOOM_MAX_PREEMPTIONS", preemptions);
+    // With other flags everything is built anew: apart, so that nothing else is.
+    command.env("CARGO_TARGET_DIR", workspace.mutants().join("loom-release"));
+    command
+}
+
+fn operations(workspace: &Workspace) -> Command {
+    let name = ["--test", "unforgiving", "--", "--exact", "random::judge_random_operations"];
+    let mut command = machine(cargo(workspace, &["test", "--release"]), &name);
+    command.env("TWOFOLD_OPERATIONS", "10000000");
+    command
+}
