@@ -195,7 +195,14 @@ impl<'a, P: Platform> Locked<'a, P> {
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take(&mut self, index: usize) -> Descriptor {
-        let old = self.replace_by(index, Descriptor::STALE);
+        let cell = self.table.entry(index);
+        let mut old = cell.read();
+        // Where hardware records writes, by one access.
+        if old.is_armed() {
+            old = cell.exchange(Descriptor::STALE, self.stage2.platform());
+        } else {
+            cell.write(Descriptor::STALE);
+        }
         self.counts -= Counts::of(old, self.level);
         old
     }
@@ -218,23 +225,17 @@ impl<'a, P: Platform> Locked<'a, P> {
             platform.pause(1);
             return Err(Moved);
         }
-        let old = self.replace_by(index, Descriptor::BUSY);
+        let cell = self.table.entry(index);
+        let mut old = cell.read();
+        // Who comes too late, and finds it busy, looks again: it orders nothing.
+        if old.is_armed() {
+            old = cell.exchange(Descriptor::BUSY, self.stage2.platform());
+        } else {
+            cell.set(Descriptor::BUSY);
+        }
         self.counts -= Counts::of(old, self.level);
         self.counts += Counts::BUSY;
         Ok(Busy { stage2: self.stage2, table: self.table, level: self.level, index, old })
-    }
-
-    /// Writes an entry that leads nowhere, and tells what was there in the end: where hardware records writes, by one access.
-    #[inline(always)]
-    #[cfg_attr(feature = "checked", track_caller)]
-    fn replace_by(&self, index: usize, new: Descriptor) -> Descriptor {
-        let cell = self.table.entry(index);
-        let old = cell.read();
-        if old.is_armed() {
-            return cell.exchange(new, self.stage2.platform());
-        }
-        cell.write(new);
-        old
     }
 
     /// Takes bits from a valid leaf of which it does not matter what hardware records meanwhile: it is told already, or

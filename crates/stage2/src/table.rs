@@ -107,8 +107,8 @@ impl Cell<'_> {
         self.0.store(new.raw(), Ordering::Release);
     }
 
-    /// Changes a leaf in what it allows, under the table's lock and behind a release fence, or writes into a table that nobody
-    /// else has. Relaxed: what the leaf leads to was ready when it was made.
+    /// Changes a leaf in what it allows, under the table's lock and behind a release fence, or makes an entry busy, or writes
+    /// into a table that nobody else has. Relaxed: what the leaf leads to was ready when it was made.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn set(self, new: Descriptor) {

@@ -36,6 +36,21 @@ pub const EXCUSED: &[Excused] = &[
         label: "Record::reset/lock/no-acquire",
         reason: "who held the lock of that page came too late, and has changed nothing that is to be seen",
     },
+    Excused {
+        file: "crates/memory/src/guest.rs",
+        label: "GuestMemory::counts/lock/unlocked",
+        reason: "a number is read, and nothing is decided by it",
+    },
+    Excused {
+        file: "crates/memory/src/guest.rs",
+        label: "GuestMemory::counts/lock/no-acquire",
+        reason: "a number is read, and nothing is decided by it",
+    },
+    Excused {
+        file: "crates/memory/src/guest.rs",
+        label: "GuestMemory::write/lock/no-acquire",
+        reason: "who maps the page takes the lock after that, and sees all that was written",
+    },
 ];
 
 /// Why a mutant is excused, if it is.

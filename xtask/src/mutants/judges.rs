@@ -96,6 +96,7 @@ const BUILDS: [Build; 2] = [
             all("faults", 1),
             all("model", 2),
             all("threads", 3),
+            some("vm", "threads::", 3),
         ],
         meetings_only: false,
     },

@@ -17,7 +17,8 @@ use twofold_machine::interrupts::{Interrupts, Line};
 use twofold_machine::program::{self, Instructions};
 use twofold_machine::unforgiving::{Bbm, Breach, CpuHandle, Hosted, Machine, Options, Program, Rule};
 use twofold_machine::vm::{Left, RunAllError, Vcpu, Vm};
-use twofold_memory::Pages;
+use twofold_memory::{GuestFault, Pages};
+use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::{Domain, Platform};
 use twofold_stage2::{Features, Pa};
 
@@ -121,6 +122,42 @@ fn updates_of_a_guests_tables_fault_as_writes() {
 #[test]
 fn a_guest_goes_on_when_there_are_frames_again() {
     alone(9, scenarios::out_of_frames);
+}
+
+/// CPUs that load a guest's memory at once, in the same section, into a page in turn: all of it is there, and frames are taken
+/// once.
+#[test]
+fn judge_loaders_work_beside_each_other() -> Result<(), Breach> {
+    const CPUS: usize = 4;
+    const PAGES: u64 = 8;
+    for seed in 1..=20 {
+        let machine = machine((MODERN, Bbm::default()), CPUS, seed, 1);
+        let memory = machine.alone(|_| room(&machine, MODERN).memory(0, 1, Pages::Small))?;
+        let (tables, free) = machine.alone(|_| (memory.counts().tables_allocated, memory.frames().free()))?;
+        let word = |page: u64, cpu: u64| RAM + page * PAGE + cpu * 8;
+        let loads = |cpu: &CpuHandle| {
+            let number = cpu.number() as u64;
+            (0..PAGES).for_each(|page| memory.write(word(page, number), &(page << 8 | number).to_le_bytes()).unwrap());
+        };
+        machine.run((0..CPUS).map(|_| -> Program<'_> { Box::new(loads) }).collect())?;
+        machine.alone(|_| {
+            for page in 0..PAGES {
+                let fault = GuestFault { ipa: word(page, 0), kind: FaultKind::Translation, access: AccessKind::Read };
+                assert!(memory.fault(&fault).is_ok());
+                let frame = memory.stage2().look_up(fault.ipa).unwrap().descriptor.address();
+                for cpu in 0..CPUS as u64 {
+                    assert_eq!(
+                        machine.arena().load(frame + cpu * 8),
+                        Some(page << 8 | cpu),
+                        "seed {seed}, page {page}"
+                    );
+                }
+            }
+            let tables = memory.counts().tables_allocated - tables;
+            assert_eq!((memory.counts().frames_zeroed, memory.frames().free() + 512 + tables), (PAGES, free));
+        })?;
+    }
+    Ok(())
 }
 
 /// Four vCPUs on four CPUs, each of which touches all of a working set.

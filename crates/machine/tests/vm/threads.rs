@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! vCPUs on threads.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use twofold_machine::fast::CpusError;
 use twofold_machine::interrupts::Line;
 use twofold_machine::vm::{FastCpu, Left, Vm};
 use twofold_memory::Pages;
+use twofold_stage2::TableSource;
 
-use crate::programs::{Op, Script, Sum, WorkingSet};
-use crate::scenarios::{RAM, check_working_set};
+use crate::programs::{Op, PAGE, Script, Sum, WorkingSet};
+use crate::scenarios::{MIB_2, RAM, RAM_SIZE, check_working_set};
 use crate::{machine, room, together};
 
 #[test]
@@ -48,6 +50,43 @@ fn pages_that_four_vcpus_touch_at_once_are_zeroed_once() {
         assert_eq!(left, Ok(vec![Ok(Left::Ended); together::VCPUS as usize]));
         before.check(vm.memory(), pages);
         before.check_destroyed(&vm.destroy().unwrap());
+    }
+}
+
+/// Table pages are taken and given back while RAM takes its frames: none has two owners, and none is lost.
+#[test]
+fn frames_have_one_owner_at_a_time() {
+    for _ in 0..20 {
+        let machine = machine(1, 1);
+        let room = room(&machine);
+        let memory = room.memory(0, 1, Pages::Small);
+        let free = memory.frames().free();
+        let sections = RAM_SIZE / MIB_2;
+        let owned: Mutex<BTreeSet<_>> = Mutex::default();
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let mut tables = memory.tables();
+                    while !ended.load(Ordering::Relaxed) {
+                        let pages: Vec<_> = (0..8).map_while(|_| tables.take()).collect();
+                        for page in &pages {
+                            assert!(owned.lock().unwrap().insert(page.pa()), "{} has two owners", page.pa());
+                        }
+                        for page in pages {
+                            owned.lock().unwrap().remove(&page.pa());
+                            tables.give(page);
+                        }
+                    }
+                });
+            }
+            for section in (0..sections).cycle().take(20 * sections as usize) {
+                memory.write(RAM + section * MIB_2, &[1]).unwrap();
+                thread::yield_now();
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(memory.frames().free() + sections * MIB_2 / PAGE, free, "frames are lost");
     }
 }
 
