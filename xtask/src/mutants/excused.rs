@@ -51,6 +51,18 @@ pub const EXCUSED: &[Excused] = &[
         label: "GuestMemory::write/lock/no-acquire",
         reason: "who maps the page takes the lock after that, and sees all that was written",
     },
+    // Both while `memory` coalesces nothing: what is read too late of a page that was given on is a zero then, as good as what
+    // was there; anything else is written behind the lock of the page's record, which hands over the same.
+    Excused {
+        file: "crates/memory/src/guest.rs",
+        label: "GuestMemory::frames/lock/no-acquire",
+        reason: "the lock of a table page's record hands over what this one does, before anything but zeroes is there",
+    },
+    Excused {
+        file: "crates/memory/src/ram.rs",
+        label: "ram::take/lock/no-acquire",
+        reason: "what is taken is zeroed first, and whoever maps it takes the slot's lock after that",
+    },
 ];
 
 /// Why a mutant is excused, if it is.
