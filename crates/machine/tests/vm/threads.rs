@@ -63,12 +63,11 @@ fn frames_have_one_owner_at_a_time() {
         let free = memory.frames().free();
         let sections = RAM_SIZE / MIB_2;
         let owned: Mutex<BTreeSet<_>> = Mutex::default();
-        let ended = AtomicBool::new(false);
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
                     let mut tables = memory.tables();
-                    while !ended.load(Ordering::Relaxed) {
+                    for _ in 0..300 {
                         let pages: Vec<_> = (0..8).map_while(|_| tables.take()).collect();
                         for page in &pages {
                             assert!(owned.lock().unwrap().insert(page.pa()), "{} has two owners", page.pa());
@@ -84,7 +83,6 @@ fn frames_have_one_owner_at_a_time() {
                 memory.write(RAM + section * MIB_2, &[1]).unwrap();
                 thread::yield_now();
             }
-            ended.store(true, Ordering::Relaxed);
         });
         assert_eq!(memory.frames().free() + sections * MIB_2 / PAGE, free, "frames are lost");
     }
