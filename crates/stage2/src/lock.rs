@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A lock for what belongs to a guest beside its tables: frames, counts, logs.
+//! A lock for what belongs to a guest beside its tables: frames, and what is behind its RAM.
 //!
 //! Invariant: whoever has the guard is the only one who reaches the value, and sees what was done under every guard
 //! before. It is taken and given back as a table's is ([`primitive`](crate::primitive)), so what checks the engine's locks
@@ -52,16 +52,6 @@ impl<T> Lock<T> {
                 }
             }
         }
-    }
-
-    /// The value, for who has the lock alone.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut()
-    }
-
-    /// The value, and no lock any more.
-    pub fn into_inner(self) -> T {
-        self.value.into_inner()
     }
 }
 
@@ -155,6 +145,6 @@ mod tests {
                 });
             }
         });
-        assert_eq!(lock.into_inner(), (4 * ROUNDS, 4 * ROUNDS));
+        assert_eq!(*lock.lock(&Waits), (4 * ROUNDS, 4 * ROUNDS));
     }
 }
