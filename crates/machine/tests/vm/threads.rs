@@ -53,6 +53,34 @@ fn pages_that_four_vcpus_touch_at_once_are_zeroed_once() {
     }
 }
 
+/// Who holds the frames has them alone: a first touch that needs some waits, wherever its section is.
+#[test]
+fn who_holds_the_frames_has_them_alone() {
+    let machine = machine(1, 1);
+    let room = room(&machine);
+    let memory = room.memory(0, 1, Pages::Small);
+    let is_written = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let frames = memory.frames();
+        let free = frames.free();
+        let writer = scope.spawn(|| {
+            memory.write(RAM, &[1]).unwrap();
+            is_written.store(true, Ordering::Release);
+        });
+        // Long enough for a write that does not wait; one that does outlasts any number of these.
+        for _ in 0..20_000 {
+            if is_written.load(Ordering::Acquire) {
+                break;
+            }
+            thread::yield_now();
+        }
+        assert!(!is_written.load(Ordering::Acquire), "it did not wait");
+        assert_eq!(frames.free(), free, "taken from under who holds them");
+        drop(frames);
+        writer.join().unwrap();
+    });
+}
+
 /// Table pages are taken and given back while RAM takes its frames: none has two owners, and none is lost.
 #[test]
 fn frames_have_one_owner_at_a_time() {
