@@ -56,6 +56,14 @@ impl Unlinked {
     }
 }
 
+#[cfg(feature = "checked")]
+impl<P: Platform> Stage2<P> {
+    /// How often a table was taken out of the tree, a table and all below it being once.
+    pub fn taken_out(&self) -> u64 {
+        self.unlinked.now().0
+    }
+}
+
 /// What [`Unlinked`] was.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment(u64);

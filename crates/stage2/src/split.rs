@@ -10,7 +10,7 @@
 
 use core::ops::ControlFlow;
 
-use crate::descent::{Busy, Moment, Moved, Place};
+use crate::descent::{Busy, Moved, Place};
 use crate::detached::{Link, Look};
 use crate::platform::Platform;
 use crate::record::Counts;
@@ -138,7 +138,7 @@ impl<P: Platform> Stage2<P> {
                 return Err(Moved);
             }
             if entry.is_table(level) {
-                if below < Level::L3 && self.may_hold_blocks(entry, below, then)? {
+                if below < Level::L3 && self.may_hold_blocks(entry, below) {
                     let child = Place { table: self.table(entry), level: below, ..*start };
                     if let Some(found) = self.next_block_in(&child, at, end)? {
                         return Ok(Some(found));
@@ -153,14 +153,11 @@ impl<P: Platform> Stage2<P> {
         Ok(None)
     }
 
-    /// Whether there are blocks in the table of `level`, which is above 3, that an entry leads to, or below it.
-    fn may_hold_blocks(&self, entry: Descriptor, level: Level, then: Moment) -> Result<bool, Moved> {
+    /// Whether there are blocks in the table of `level`, which is above 3, that an entry led to a moment ago, or below it. Of
+    /// a table that was taken out since, any answer will do: the blocks that were in it are gone.
+    fn may_hold_blocks(&self, entry: Descriptor, level: Level) -> bool {
         let counts = self.platform().record(entry.address()).peek();
-        if self.unlinked.is_still(then) {
-            Ok(level < Level::L2 || counts.is_none_or(|counts| counts.leaves() > 0 || counts.busy() > 0))
-        } else {
-            Err(Moved)
-        }
+        level < Level::L2 || counts.is_none_or(|counts| counts.leaves() > 0 || counts.busy() > 0)
     }
 
     /// Splits the blocks that reach across the ends of `range`, which is checked.

@@ -352,6 +352,45 @@ fn judge_a_pass_misses_nothing() {
     }
 }
 
+/// Each table that is taken out is counted, whoever takes out another one meanwhile: a descent that began before must see it.
+#[test]
+fn judge_each_table_that_is_taken_out_is_counted() {
+    const ROUNDS: u64 = 30;
+    for seed in 1..=20 {
+        let world = World::narrow(MODERN, 2, seed, (64, 4));
+        let section = |cpu: u64, number: u64| Ipa::new(START + (cpu << 30) + number * MIB_2);
+        let attributes = Attributes::ram(Access::READ_WRITE);
+        let map = |tables: &Stage2<Hosted>, ipa| {
+            let mapped = tables.map(ipa, world.frame(0), Level::L3, &attributes, &mut &world.pages);
+            assert_eq!(mapped, Ok(Mapped::New));
+        };
+        let tables = world.machine.alone(|_| {
+            let tables = world.tables(0, 1, 40);
+            // The tables above stay.
+            (0..2).for_each(|cpu| map(&tables, section(cpu, 1)));
+            tables
+        });
+        let tables = tables.unwrap_or_else(|breach| panic!("{breach}"));
+        let before = tables.taken_out();
+        let programs = (0..2).map(|_| -> Program<'_> {
+            Box::new(|cpu| {
+                let ipa = section(cpu.number() as u64, 0);
+                for _ in 0..ROUNDS {
+                    map(&tables, ipa);
+                    let unmapped = tables.unmap(ipa..ipa + MIB_2, &mut &world.pages, Unwatched);
+                    unmapped.unwrap().complete().free(&mut &world.pages);
+                }
+            })
+        });
+        world.machine.run(programs.collect()).unwrap_or_else(|breach| panic!("{breach}"));
+        let ended = world.machine.alone(|_| {
+            assert_eq!(tables.taken_out() - before, 2 * ROUNDS, "seed {seed}");
+            tables.destroy(&mut &world.pages, Unwatched).map(|_| ())
+        });
+        ended.unwrap_or_else(|breach| panic!("{breach}")).unwrap();
+    }
+}
+
 /// Hardware records a write at the moment at which its records are ended, or its access flags are taken: it is told, or still
 /// recorded.
 #[test]
@@ -362,7 +401,8 @@ fn judge_no_write_is_lost_at_the_moment() {
         let tables = world.machine.alone(|cpu| {
             let tables = world.tables(0, 1, 40);
             cpu.load(tables.vttbr());
-            let mapped = tables.map(page(0), world.frame(0), Level::L3, &armed, &mut &world.pages);
+            let level = if seed % 6 == 5 { Level::L2 } else { Level::L3 };
+            let mapped = tables.map(page(0), world.frame(0), level, &armed, &mut &world.pages);
             assert_eq!(mapped, Ok(Mapped::New));
             let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
             guest.load(page(0).raw()).unwrap();
@@ -381,7 +421,7 @@ fn judge_no_write_is_lost_at_the_moment() {
         });
         let ends: Program<'_> = Box::new(|cpu| {
             let (range, mut tell) = (page(0)..page(1), |_| told.store(1, Ordering::Relaxed));
-            match seed % 5 {
+            match seed % 6 {
                 0 => tables.age(range, &mut |_| ()).unwrap(),
                 1 => {
                     let _ = tables.disarm(range, &mut tell).unwrap().complete();
@@ -389,7 +429,8 @@ fn judge_no_write_is_lost_at_the_moment() {
                 2 => {
                     let _ = tables.protect(range, Access::READ_WRITE, &mut &world.pages).unwrap().complete();
                 }
-                3 => {
+                // A page is changed as it is, a block is broken and made.
+                3 | 5 => {
                     let _ = tables.relax(page(0), Access { execute: Execute::EL1, ..Access::READ });
                 }
                 _ => {
