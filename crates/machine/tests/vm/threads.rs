@@ -34,28 +34,9 @@ fn four_vcpus_find_what_was_written_wherever_it_was_mapped() {
     }
 }
 
-#[test]
-fn pages_that_four_vcpus_touch_at_once_are_zeroed_once() {
-    for pages in [Pages::Small, Pages::Largest] {
-        let machine = machine(together::VCPUS as usize, 1);
-        let room = room(&machine);
-        let vm = Vm::new(room.memory(0, 1, pages));
-        let before = together::Before::new(vm.memory());
-        let mut vcpus: Vec<_> = (0..together::VCPUS).map(|vcpu| room.vcpu(together::program(vcpu))).collect();
-        let meetings = together::Meetings::default();
-        let left = vm.run_all(&machine, &mut vcpus, |_, [number, ..]| {
-            meetings.meet(number, &room.platform);
-            0
-        });
-        assert_eq!(left, Ok(vec![Ok(Left::Ended); together::VCPUS as usize]));
-        before.check(vm.memory(), pages);
-        before.check_destroyed(&vm.destroy().unwrap());
-    }
-}
-
 /// Who holds the frames has them alone: a first touch that needs some waits, wherever its section is.
 #[test]
-fn who_holds_the_frames_has_them_alone() {
+fn a_holder_of_the_frames_has_them_alone() {
     let machine = machine(1, 1);
     let room = room(&machine);
     let memory = room.memory(0, 1, Pages::Small);
@@ -79,6 +60,25 @@ fn who_holds_the_frames_has_them_alone() {
         drop(frames);
         writer.join().unwrap();
     });
+}
+
+#[test]
+fn pages_that_four_vcpus_touch_at_once_are_zeroed_once() {
+    for pages in [Pages::Small, Pages::Largest] {
+        let machine = machine(together::VCPUS as usize, 1);
+        let room = room(&machine);
+        let vm = Vm::new(room.memory(0, 1, pages));
+        let before = together::Before::new(vm.memory());
+        let mut vcpus: Vec<_> = (0..together::VCPUS).map(|vcpu| room.vcpu(together::program(vcpu))).collect();
+        let meetings = together::Meetings::default();
+        let left = vm.run_all(&machine, &mut vcpus, |_, [number, ..]| {
+            meetings.meet(number, &room.platform);
+            0
+        });
+        assert_eq!(left, Ok(vec![Ok(Left::Ended); together::VCPUS as usize]));
+        before.check(vm.memory(), pages);
+        before.check_destroyed(&vm.destroy().unwrap());
+    }
 }
 
 /// Table pages are taken and given back while RAM takes its frames: none has two owners, and none is lost.
