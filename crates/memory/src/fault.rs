@@ -6,12 +6,15 @@
 //! 3. Make the memory ready: zeroed where it was never touched. Only then map it; the engine does the cache
 //!    maintenance that this CPU needs in between.
 //!
+//! 4. Where that lets the guest write, see whether it is logged, and mark it (module [`dirty`](crate::dirty)).
+//!
 //! A fault that finds everything in place already was stale: the TLB of this CPU is invalidated and the guest
 //! tries again. Every answer makes progress, so no guest faults for ever on one access.
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Access, Attributes, Execute, Ipa, IpaRange, Level, Lock, Mapped, Pa, Platform, Relaxed};
 
+use crate::dirty::Running;
 use crate::frames::FRAME;
 use crate::guest::{Error, GuestMemory, Pages};
 use crate::ram::{Ram, SECTION};
@@ -84,28 +87,44 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
+    /// What RAM is mapped with: for code, or whatever if this CPU's caches need no maintenance for that.
+    pub(crate) fn ram_attributes(&self, write: bool, code: bool, dirty_by_hardware: bool) -> Attributes {
+        let code = code || self.stage2.features().instruction_cache_coherent;
+        let execute = if code { Execute::ALWAYS } else { Execute::NEVER };
+        Attributes { dirty_by_hardware, ..Attributes::ram(Access { read: true, write, execute }) }
+    }
+
     /// Maps a page of RAM, or a block around it; `None` where it is mapped already.
     #[inline(always)]
     fn map_ram(&self, page: Ipa, slot: &Kept, ram: &Lock<Ram>, access: AccessKind) -> Result<Option<Done>, Error> {
-        let attributes = || {
-            let code = access == AccessKind::Execute || self.stage2.features().instruction_cache_coherent;
-            let execute = if code { Execute::ALWAYS } else { Execute::NEVER };
-            Attributes::ram(Access { read: true, write: slot.writable, execute })
-        };
+        let running = slot.tracking.running();
+        // While a log runs, what is not written is not writable, unless hardware records that it is.
+        let write = slot.writable && (running.is_none() || access == AccessKind::Write);
+        let armed = slot.writable && running.is_some_and(Running::maps_armed);
+        let attributes = self.ram_attributes(write, access == AccessKind::Execute, armed);
         // A section is the largest run of frames there is: 1 GiB would have to be zeroed in one fault.
         if self.pages == Pages::Largest
+            && running.is_none()
             && let Some(ipa) = block_around(page, &slot.range)
         {
             let (pa, first_touch) = self.make_ready(page, ram, Level::L2)?;
-            match self.stage2.map(ipa, pa, Level::L2, &attributes(), &mut self.tables()) {
+            match self.stage2.map(ipa, pa, Level::L2, &attributes, &mut self.tables()) {
                 // Some of it is mapped by pages: add one.
                 Err(twofold_stage2::Error::TableInTheWay { .. }) => {}
-                mapped => return self.count(mapped, Level::L2, first_touch),
+                mapped => {
+                    let done = self.count(mapped, Level::L2, first_touch)?;
+                    self.note_writes(slot, ipa..ipa + SECTION, running);
+                    return Ok(done);
+                }
             }
         }
         let (pa, first_touch) = self.make_ready(page, ram, Level::L3)?;
-        let mapped = self.stage2.map(page, pa, Level::L3, &attributes(), &mut self.tables());
-        self.count(mapped, Level::L3, first_touch)
+        let mapped = self.stage2.map(page, pa, Level::L3, &attributes, &mut self.tables());
+        let done = self.count(mapped, Level::L3, first_touch)?;
+        if write || armed {
+            self.note_writes(slot, page..page + FRAME, running);
+        }
+        Ok(done)
     }
 
     /// Has a page backed and made ready, or for a leaf of level 2 the section around it; where that is, and whether frames
@@ -150,15 +169,33 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     fn relax(&self, fault: &GuestFault, access: Access) -> Result<Answer, Error> {
-        match self.slots.find(fault.ipa) {
-            Some(slot) if allows(slot, fault.access) => {}
+        let slot = match self.slots.find(fault.ipa) {
+            Some(slot) if allows(slot, fault.access) => slot,
             _ => return Ok(Answer::ExternalAbort),
-        }
-        match self.stage2.relax(fault.ipa, access) {
+        };
+        let relaxed = if access.write { self.relax_write(slot, fault.ipa, access) } else { self.stage2.relax(fault.ipa, access) };
+        match relaxed {
             Ok(Relaxed::Widened) => Ok(Answer::Retry(Done::Widened)),
             // Not mapped: what the guest ran into is gone already, and it will fault for that next.
             Ok(Relaxed::Already) | Err(twofold_stage2::Error::NotMapped { .. }) => Ok(Answer::Retry(Done::Stale)),
             Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl<P: Platform> GuestMemory<P> {
+    /// Lets the guest write, and has it in the log if one runs.
+    #[inline(always)]
+    fn relax_write(&self, slot: &Kept, ipa: Ipa, access: Access) -> Result<Relaxed, twofold_stage2::Error> {
+        match (slot.tracking.running(), slot.tracking.log()) {
+            (Some(running), Some(log)) => self.relax_logged(slot, log, ipa, access, running),
+            _ => {
+                let relaxed = self.stage2.relax(ipa, access)?;
+                // Where a log was started meanwhile, of a page or of a block: there are none larger.
+                let section = ipa.align_down(SECTION);
+                self.note_writes(slot, section..section + SECTION, None);
+                Ok(relaxed)
+            }
         }
     }
 }

@@ -76,6 +76,18 @@ impl Frames {
         Some((range, Pa::new(first as u64 * FRAME)))
     }
 
+    /// Takes a run back that nothing reaches any more, and that was [taken](Self::take) here.
+    pub(crate) fn give_run(&mut self, run: &Run) {
+        self.give_frames(run.pa(), run.size() / FRAME);
+    }
+
+    fn give_frames(&mut self, pa: Pa, count: u64) {
+        let range = self.ranges.iter_mut().find(|range| range.donated.contains(pa, count * FRAME));
+        let range = range.expect("frames are handed out from donated ranges only");
+        range.free.dealloc((pa.raw() / FRAME) as usize, count as usize);
+        self.free_frames += count;
+    }
+
     /// The features of the CPUs that the frames are used on.
     pub fn features(&self) -> Features {
         self.features
@@ -105,10 +117,7 @@ impl TableSource for Frames {
     }
 
     fn give(&mut self, page: TablePage) {
-        let range = self.ranges.iter_mut().find(|range| range.donated.contains(page.pa(), FRAME));
-        let range = range.expect("table pages are handed out from donated ranges only");
-        range.free.dealloc((page.pa().raw() / FRAME) as usize, 1);
+        self.give_frames(page.pa(), 1);
         self.tables_given += 1;
-        self.free_frames += 1;
     }
 }

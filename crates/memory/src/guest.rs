@@ -6,10 +6,12 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use twofold_stage2::{Geometry, Ipa, Level, Lock, LockGuard, Platform, Stage2, TablePage, TableSource, Vmid};
+use twofold_stage2::{
+    Geometry, Ipa, Level, Lock, LockGuard, Platform, Stage2, TablePage, TableSource, Unwatched, Vmid,
+};
 
 use crate::frames::{FRAME, Frames};
-use crate::slots::{Content, Kept, Slot, SlotError, Slots};
+use crate::slots::{Content, Kept, Slot, SlotError, SlotId, Slots};
 
 /// How large the mappings of a guest's RAM may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,20 +87,45 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Gives the addresses of `slot` their meaning. Nothing is mapped yet. No vCPU runs meanwhile: who finds a slot takes
     /// no lock for it.
-    pub fn add_slot(&mut self, slot: Slot) -> Result<(), Error> {
+    pub fn add_slot(&mut self, slot: Slot) -> Result<SlotId, Error> {
         Ok(self.slots.add(slot, self.stage2.geometry().end())?)
     }
 
-    /// Writes into the guest's RAM, as a loader does before the guest runs; pages that were never touched are
-    /// zero around it. The bytes are clean to the point of coherency when the page is mapped, so this is not for
-    /// pages that are, or that a vCPU may touch meanwhile.
+    /// Takes a slot away: nothing of it is mapped any more, and its frames are free when this returns. No vCPU runs
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// It is gone already; its tables cannot be emptied, and it stays.
+    pub fn remove_slot(&mut self, slot: SlotId) -> Result<(), Error> {
+        let range = self.slots.get(slot).ok_or(SlotError::Gone)?.range.clone();
+        // Blocks at its ends may be split for that. They are the slot's own: none reaches beyond.
+        self.stage2.unmap(range, &mut self.tables(), Unwatched)?.complete().free(&mut self.tables());
+        if let Some(Kept { content: Content::Ram(ram), .. }) = self.slots.remove(slot) {
+            let mut frames = self.frames();
+            ram.into_inner().into_frames().for_each(|run| frames.give_run(&run));
+        }
+        Ok(())
+    }
+
+    /// Writes into the guest's RAM: what a loader does before the guest runs, and the gate for what a device or the
+    /// hypervisor writes while it does, as a running dirty log has it when this returns. Pages that were never touched are
+    /// zero around it.
+    ///
+    /// Into a page that is not mapped yet the bytes are clean to the point of coherency when it is. A page that is mapped is
+    /// written through this CPU's caches, which a guest sees that has its own on, or whose accesses are forced to be
+    /// write-back (FEAT_S2FWB).
+    ///
+    /// # Errors
+    ///
+    /// There is no RAM, or no frames are left: what comes before was written.
     pub fn write(&self, ipa: Ipa, bytes: &[u8]) -> Result<(), Error> {
         let mut at = ipa;
         let mut left = bytes;
         while !left.is_empty() {
             let page = at.align_down(FRAME);
             let (now, later) = left.split_at(left.len().min((FRAME - (at - page)) as usize));
-            let Some(Kept { content: Content::Ram(ram), .. }) = self.slots.find(at) else {
+            let Some(slot @ Kept { content: Content::Ram(ram), .. }) = self.slots.find(at) else {
                 return Err(Error::NoRam { ipa: at });
             };
             let platform = self.stage2.platform();
@@ -106,7 +133,36 @@ impl<P: Platform> GuestMemory<P> {
             let mut backed = ram.back(page, &self.frames, platform).ok_or(Error::NoFrames { ipa: page })?;
             backed.make_ready(platform, self.stage2.features());
             backed.write(platform, at - page, now);
+            drop(ram);
+            self.note_writes(slot, page..page + FRAME, None);
             at = at + now.len() as u64;
+            left = later;
+        }
+        Ok(())
+    }
+
+    /// Reads the guest's RAM, by this CPU's caches: what it holds at this moment, zeroes where it was never touched. Beside
+    /// vCPUs that write there each byte is one that was written.
+    ///
+    /// # Errors
+    ///
+    /// There is no RAM.
+    pub fn read(&self, ipa: Ipa, bytes: &mut [u8]) -> Result<(), Error> {
+        let mut at = ipa;
+        let mut left = bytes;
+        while !left.is_empty() {
+            let page = at.align_down(FRAME);
+            let count = left.len().min((FRAME - (at - page)) as usize);
+            let (now, later) = left.split_at_mut(count);
+            let Some(Kept { content: Content::Ram(ram), .. }) = self.slots.find(at) else {
+                return Err(Error::NoRam { ipa: at });
+            };
+            let platform = self.stage2.platform();
+            match ram.lock(platform).ready_page(page) {
+                Some((run, offset)) => run.read(platform, offset + (at - page), now),
+                None => now.fill(0),
+            }
+            at = at + count as u64;
             left = later;
         }
         Ok(())

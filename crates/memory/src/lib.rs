@@ -15,15 +15,16 @@
 //!
 //! # Locking
 //!
-//! Everything but [`GuestMemory::add_slot`] takes `&self`: faults of several vCPUs run beside each other, and beside
-//! maintenance of the tables. Slots are added while no vCPU runs, so nobody locks to find one. Two kinds of
+//! Everything but adding and removing slots takes `&self`: faults of several vCPUs run beside each other, and beside
+//! maintenance of the tables. Slots come and go while no vCPU runs, so nobody locks to find one. Three kinds of
 //! [`Lock`](twofold_stage2::Lock) are left, and they are taken in this order:
 //!
-//! 1. **A RAM slot's backing** (module `ram`): held while a page gets frames and is made ready, so a page is zeroed by one
+//! 1. **A slot's dirty log** (module [`dirty`]): held by who starts, stops, reads or clears it. Faults do not take it.
+//! 2. **A RAM slot's backing** (module `ram`): held while a page gets frames and is made ready, so a page is zeroed by one
 //!    vCPU, and whoever finds it ready sees the zeroes. Faults in other slots, and on devices, do not wait for it.
-//! 2. **The frames** (module `frames`): held for the moment in which some are taken or given back.
+//! 3. **The frames** (module `frames`): held for the moment in which some are taken or given back.
 //!
-//! Neither is held while the engine works on the tables. A table page that it asks for is taken from the frames under
+//! The last two are not held while the engine works on the tables. A table page that it asks for is taken from the frames under
 //! their lock, as whatever else is ([`GuestMemory::tables`]).
 //!
 //! So two vCPUs may fault at the same page at once. One finds it not ready and zeroes it, while the other waits; then both
@@ -35,6 +36,7 @@
 
 extern crate alloc;
 
+pub mod dirty;
 mod fault;
 mod frames;
 mod guest;
@@ -45,4 +47,4 @@ pub use fault::{Answer, Done, GuestFault};
 pub use frames::Frames;
 pub use guest::{Counts, Error, GuestMemory, Pages};
 pub use ram::SECTION;
-pub use slots::{Backing, Slot, SlotError};
+pub use slots::{Backing, Slot, SlotError, SlotId};

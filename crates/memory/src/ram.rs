@@ -82,6 +82,31 @@ impl Ram {
     }
 }
 
+impl Ram {
+    /// Where the frames of the section at `ipa` are, if there are any and all their pages are ready.
+    pub(crate) fn ready_section(&self, ipa: Ipa) -> Option<Pa> {
+        let index = ((ipa - self.start) / SECTION) as usize;
+        let section = &self.parts[index / PART].as_ref()?[index % PART];
+        let frames = section.frames.as_ref()?;
+        (section.ready == [!0; 8]).then_some(frames.pa())
+    }
+
+    /// Where a page is, if it was ever touched.
+    pub(crate) fn ready_page(&self, ipa: Ipa) -> Option<(&Run, u64)> {
+        let offset = ipa - self.start;
+        let index = (offset / SECTION) as usize;
+        let section = &self.parts[index / PART].as_ref()?[index % PART];
+        let page = (offset % SECTION / FRAME) as usize;
+        let is_ready = section.ready[page / 64] >> (page % 64) & 1 == 1;
+        section.frames.as_ref().filter(|_| is_ready).map(|frames| (frames, offset % SECTION))
+    }
+
+    /// All its frames, which are not the slot's any more.
+    pub(crate) fn into_frames(self) -> impl Iterator<Item = Run> {
+        self.parts.into_iter().flatten().flat_map(|part| *part).filter_map(|section| section.frames)
+    }
+}
+
 /// Takes frames for a section that has none, and memory on the heap for its part if it is the first of it.
 #[cold]
 fn take<'a, P: Platform>(

@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use twofold_stage2::{Ipa, IpaRange, Lock, Pa};
 
+use crate::dirty::Tracking;
 use crate::frames::FRAME;
 use crate::ram::Ram;
 
@@ -31,6 +32,10 @@ pub enum Backing {
     /// The registers of a device that the guest is given, from this physical address on.
     Device(Pa),
 }
+
+/// A slot, as long as it is there: no other one ever gets the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlotId(u64);
 
 /// Why a slot was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -67,6 +72,9 @@ pub enum SlotError {
         /// The first byte of the other one.
         other: Ipa,
     },
+    /// There is no such slot any more.
+    #[error("the slot is gone")]
+    Gone,
     /// It reaches beyond the IPA space.
     #[error("the slot to {end} is beyond the IPA space, which ends at {limit}")]
     OutsideIpa {
@@ -83,6 +91,8 @@ pub enum SlotError {
 pub(crate) struct Kept {
     pub(crate) range: IpaRange,
     pub(crate) writable: bool,
+    pub(crate) tracking: Tracking,
+    id: SlotId,
     pub(crate) content: Content,
 }
 
@@ -99,10 +109,12 @@ pub(crate) struct Slots {
     /// Where the last search ended, whoever's it was: faults come in runs. It is a hint that orders nothing, and every
     /// value of it is right: what is there is checked to hold the address.
     last: AtomicUsize,
+    /// How many there ever were.
+    ids: u64,
 }
 
 impl Slots {
-    pub(crate) fn add(&mut self, slot: Slot, limit: Ipa) -> Result<(), SlotError> {
+    pub(crate) fn add(&mut self, slot: Slot, limit: Ipa) -> Result<SlotId, SlotError> {
         let IpaRange { start, end } = slot.range;
         if start >= end || !start.is_aligned(FRAME) || !end.is_aligned(FRAME) {
             return Err(SlotError::Misaligned { start, end });
@@ -129,8 +141,21 @@ impl Slots {
             Backing::Ram => Content::Ram(Lock::new(Ram::new(&slot.range))),
             Backing::Device(start) => Content::Device(start),
         };
-        self.sorted.insert(at, Kept { range: slot.range, writable: slot.writable, content });
-        Ok(())
+        self.ids += 1;
+        let (id, tracking) = (SlotId(self.ids), Tracking::default());
+        self.sorted.insert(at, Kept { range: slot.range, writable: slot.writable, tracking, id, content });
+        Ok(id)
+    }
+
+    /// A slot that is there.
+    pub(crate) fn get(&self, id: SlotId) -> Option<&Kept> {
+        self.sorted.iter().find(|slot| slot.id == id)
+    }
+
+    /// Takes a slot out.
+    pub(crate) fn remove(&mut self, id: SlotId) -> Option<Kept> {
+        let at = self.sorted.iter().position(|slot| slot.id == id)?;
+        Some(self.sorted.remove(at))
     }
 
     /// What is behind each slot of RAM.
@@ -197,6 +222,6 @@ mod tests {
         let wraps = Slot { backing: Backing::Device(device), ..slot(0x8000, 0xa000) };
         assert_eq!(slots.add(wraps, limit), Err(SlotError::DeviceOutside { start: Ipa::new(0x8000), device }));
         let fits = Slot { backing: Backing::Device(Pa::new(0xffff_ffff_ffff_d000)), ..slot(0x8000, 0xa000) };
-        assert_eq!(slots.add(fits, limit), Ok(()));
+        assert!(slots.add(fits, limit).is_ok());
     }
 }

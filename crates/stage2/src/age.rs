@@ -88,9 +88,10 @@ impl<P: Platform> Stage2<P> {
 }
 
 /// What was found in one table.
-struct Found {
+pub(crate) struct Found {
     masks: [u64; MOST_ENTRIES / 64],
-    shift: u32,
+    /// Of a leaf's size.
+    pub(crate) shift: u32,
 }
 
 impl Default for Found {
@@ -100,8 +101,9 @@ impl Default for Found {
 }
 
 impl Found {
+    /// Adds those from `at` on whose bits are set: at most eight, or as many as there are.
     #[inline(always)]
-    fn add(&mut self, at: usize, mask: u32) {
+    pub(crate) fn add(&mut self, at: usize, mask: u32) {
         if mask == 0 {
             return;
         }
@@ -109,7 +111,7 @@ impl Found {
     }
 
     /// Tells what was found from `first` on, and forgets it.
-    fn tell(&mut self, level: Level, first: Ipa, to: &mut dyn FnMut(Marked)) {
+    pub(crate) fn tell(&mut self, level: Level, first: Ipa, to: &mut dyn FnMut(Marked)) {
         for (number, mask) in self.masks.iter_mut().enumerate() {
             if *mask != 0 {
                 let ipa = first + ((number as u64 * 64) << self.shift);
@@ -246,7 +248,7 @@ impl<P: Platform> Pass<P> for Disarm<'_> {
 
 /// Which of at most eight entries have this bit. An invalid entry has none, as none is busy.
 #[inline(always)]
-fn marked<const BIT: u64>(cells: &[Word]) -> u32 {
+pub(crate) fn marked<const BIT: u64>(cells: &[Word]) -> u32 {
     let mut mask = 0;
     for (index, cell) in cells.iter().enumerate() {
         mask |= (cell.load(Ordering::Relaxed) >> BIT.trailing_zeros() & 1) << index;

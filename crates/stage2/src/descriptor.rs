@@ -141,6 +141,11 @@ impl Descriptor {
         self.0 & both == both
     }
 
+    /// The same leaf, whose writes hardware records from now on.
+    pub(crate) const fn with_dirty_by_hardware(self) -> Self {
+        Self(self.0 | Self::DIRTY_BY_HARDWARE)
+    }
+
     /// Whether hardware recorded a write: DBM is set and the entry has become writable.
     pub const fn is_hardware_dirty(self) -> bool {
         let both = Self::DIRTY_BY_HARDWARE | Self::WRITE;

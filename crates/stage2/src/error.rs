@@ -81,6 +81,17 @@ pub enum Error {
         /// The block's level.
         level: Level,
     },
+    /// A block is where a page was asked for: split it first.
+    #[error("a level {level} block maps {ipa}, where a page is needed")]
+    BlockInTheWay {
+        /// The address.
+        ipa: Ipa,
+        /// The block's level.
+        level: Level,
+    },
+    /// Hardware is to record writes, which takes FEAT_HAFDBS with dirty state.
+    #[error("this CPU records no writes in its tables (FEAT_HAFDBS without dirty state)")]
+    NoDirtyState,
     /// The source of table pages ran dry. What was done so far stands; try again with more.
     #[error("no table page for level {level} at {ipa}")]
     NoTablePage {

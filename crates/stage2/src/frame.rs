@@ -130,6 +130,31 @@ impl Run {
     }
 }
 
+impl Run {
+    /// Reads from `offset` on, word by word where it is a multiple of 8. The guest may be writing there.
+    ///
+    /// # Panics
+    ///
+    /// Where there are not so many bytes.
+    pub fn read<P: Platform>(&self, platform: &P, offset: u64, bytes: &mut [u8]) {
+        let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.size);
+        assert!(fits, "{} bytes at {offset:#x} are not in {self:?}", bytes.len());
+        let pa = self.pa + offset;
+        let start = platform.pointer(pa);
+        let words = if pa.is_aligned(8) { bytes.len() / 8 } else { 0 };
+        let (whole, rest) = bytes.split_at_mut(words * 8);
+        for (index, word) in whole.as_chunks_mut().0.iter_mut().enumerate() {
+            // SAFETY: inside donated memory, so mapped while the platform lives and behind no reference; frames are
+            // aligned and `pa` is a multiple of 8.
+            *word = unsafe { start.cast::<u64>().add(index).read_volatile() }.to_ne_bytes();
+        }
+        for (index, byte) in rest.iter_mut().enumerate() {
+            // SAFETY: as above; bytes need no alignment.
+            *byte = unsafe { start.add(words * 8 + index).read_volatile() };
+        }
+    }
+}
+
 /// A page that holds, or is going to hold, a table. It has one owner: a table tree, or a [`TableSource`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a table page that is dropped is lost: give it back to its source"]

@@ -71,6 +71,7 @@ pub mod walk;
 
 mod address;
 mod age;
+mod arm;
 mod attributes;
 #[cfg(feature = "checked")]
 mod audit;
@@ -92,10 +93,7 @@ mod map;
 mod map_range;
 mod pass;
 mod pool;
-#[cfg(feature = "checked")]
 pub mod primitive;
-#[cfg(not(feature = "checked"))]
-mod primitive;
 mod protect;
 mod record;
 mod registers;

@@ -29,6 +29,11 @@ impl<T> Lock<T> {
         Self { word: Word::default(), value: UnsafeCell::new(value) }
     }
 
+    /// The value, of which nobody else knows any more.
+    pub fn into_inner(self) -> T {
+        self.value.into_inner()
+    }
+
     /// Waits until nobody has it, and takes it.
     #[inline]
     #[cfg_attr(feature = "checked", track_caller)]

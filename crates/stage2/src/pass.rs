@@ -15,7 +15,7 @@ use crate::platform::Platform;
 use crate::primitive;
 use crate::record::Counts;
 use crate::table::Table;
-use crate::{Ipa, IpaRange, Level, Stage2};
+use crate::{Error, Ipa, IpaRange, Level, Stage2};
 
 /// What a pass does.
 pub(crate) trait Pass<P: Platform> {
@@ -32,6 +32,34 @@ pub(crate) trait Pass<P: Platform> {
 }
 
 impl<P: Platform> Stage2<P> {
+    /// From the first of the 64 pages from `first` on whose bits are set in `mask` to the last.
+    ///
+    /// # Errors
+    ///
+    /// A page is not in the IPA space, or `first` is not aligned.
+    pub(crate) fn masked_range(&self, first: Ipa, mask: u64) -> Result<IpaRange, Error> {
+        let (page, bits) = (self.geometry().granule().size(), self.geometry().ipa_bits());
+        let (skipped, count) = (mask.trailing_zeros() % 64, 64 - mask.leading_zeros());
+        let at = |bit: u32| first.checked_add(u64::from(bit) * page);
+        let range = at(skipped).zip(at(count.max(1))).map(|(start, end)| start..end);
+        let range = range.ok_or(Error::OutsideIpa { ipa: first, bits })?;
+        self.geometry().check(&range)?;
+        Ok(range)
+    }
+
+    /// Passes over those of the 64 pages from `first` on whose bits are set in `mask`: one run of them after the other.
+    /// The mask has to be [checked](Self::masked_range).
+    pub(crate) fn pass_masked<V: Pass<P>>(&self, first: Ipa, mask: u64, visitor: &mut V) {
+        let at = |bit: u32| first + u64::from(bit) * self.geometry().granule().size();
+        let mut left = mask;
+        while left != 0 {
+            let start = left.trailing_zeros();
+            let end = start + (left >> start).trailing_ones();
+            left &= u64::MAX.checked_shl(end).unwrap_or(0);
+            self.pass(&(at(start)..at(end)), visitor);
+        }
+    }
+
     /// Passes over `range`, which has to be checked.
     pub(crate) fn pass<V: Pass<P>>(&self, range: &IpaRange, visitor: &mut V) {
         let mut at = range.start;

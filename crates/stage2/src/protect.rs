@@ -41,24 +41,10 @@ impl<P: Platform> Stage2<P> {
     ///
     /// A page is not in the IPA space, or `first` is not aligned.
     pub fn write_protect_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Narrowed>, Error> {
-        let (page, bits) = (self.geometry().granule().size(), self.geometry().ipa_bits());
-        // From the first bit that is set to the last.
-        let (skipped, count) = (mask.trailing_zeros() % 64, 64 - mask.leading_zeros());
-        let at = |bit: u32| first.checked_add(u64::from(bit) * page);
-        let range = at(skipped).zip(at(count.max(1))).map(|(start, end)| start..end);
-        let range = range.ok_or(Error::OutsideIpa { ipa: first, bits })?;
-        self.geometry().check(&range)?;
+        let range = self.masked_range(first, mask)?;
         self.begin_to_narrow();
         let mut pass = WriteProtect { changed: Changed::default() };
-        let mut left = mask;
-        while left != 0 {
-            // One run of set bits after the other.
-            let start = left.trailing_zeros();
-            let end = start + (left >> start).trailing_ones();
-            left &= u64::MAX.checked_shl(end).unwrap_or(0);
-            let at = |bit: u32| first + u64::from(bit) * page;
-            self.pass(&(at(start)..at(end)), &mut pass);
-        }
+        self.pass_masked(first, mask, &mut pass);
         Ok(Pending::narrowed(self, pass.changed, range))
     }
 

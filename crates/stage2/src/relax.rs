@@ -31,7 +31,22 @@ impl<P: Platform> Stage2<P> {
     pub fn relax(&self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
         access.check(self.features())?;
         let widen = |old: Descriptor| old.with_more(access, self.features()).with_accessed();
-        let (changed, at, level) = self.change_leaf(ipa, access, widen)?;
+        let (changed, at, level) = self.change_leaf::<false>(ipa, access, widen)?;
+        self.tlb().invalidate_local(at, level);
+        Ok(if changed { Relaxed::Widened } else { Relaxed::Already })
+    }
+
+    /// The same for a page alone: the answer where the pages that are written are told apart, so that no block may become
+    /// writable.
+    ///
+    /// # Errors
+    ///
+    /// As [`relax`](Self::relax); [`Error::BlockInTheWay`], which is left as it is: [`split`](Self::split) it.
+    #[inline(always)]
+    pub fn relax_page(&self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
+        access.check(self.features())?;
+        let widen = |old: Descriptor| old.with_more(access, self.features()).with_accessed();
+        let (changed, at, level) = self.change_leaf::<true>(ipa, access, widen)?;
         self.tlb().invalidate_local(at, level);
         Ok(if changed { Relaxed::Widened } else { Relaxed::Already })
     }
@@ -43,39 +58,39 @@ impl<P: Platform> Stage2<P> {
     /// [`Error::NotMapped`]; the guest will fault for translation next.
     #[inline(always)]
     pub fn make_young(&self, ipa: Ipa) -> Result<bool, Error> {
-        self.change_leaf(ipa, Access::NONE, Descriptor::with_accessed).map(|(changed, ..)| changed)
+        self.change_leaf::<false>(ipa, Access::NONE, Descriptor::with_accessed).map(|(changed, ..)| changed)
     }
 
     /// Changes the leaf that maps `ipa`; whether that changed anything, and where it is.
     #[inline(always)]
-    fn change_leaf(
+    fn change_leaf<const PAGES_ONLY: bool>(
         &self,
         ipa: Ipa,
         access: Access,
         change: impl Fn(Descriptor) -> Descriptor,
     ) -> Result<(bool, Ipa, Level), Error> {
-        let changed = self.change_leaf_once(ipa, access, &change);
-        changed.unwrap_or_else(|Moved| self.change_leaf_again(ipa, access, change))
+        let changed = self.change_leaf_once::<PAGES_ONLY>(ipa, access, &change);
+        changed.unwrap_or_else(|Moved| self.change_leaf_again::<PAGES_ONLY>(ipa, access, change))
     }
 
     /// Apart, so that the way that everybody takes is no loop.
     #[cold]
     #[inline(never)]
-    fn change_leaf_again(
+    fn change_leaf_again<const PAGES_ONLY: bool>(
         &self,
         ipa: Ipa,
         access: Access,
         change: impl Fn(Descriptor) -> Descriptor,
     ) -> Result<(bool, Ipa, Level), Error> {
         loop {
-            if let Ok(changed) = self.change_leaf_once(ipa, access, &change) {
+            if let Ok(changed) = self.change_leaf_once::<PAGES_ONLY>(ipa, access, &change) {
                 return changed;
             }
         }
     }
 
     #[inline(always)]
-    fn change_leaf_once(
+    fn change_leaf_once<const PAGES_ONLY: bool>(
         &self,
         ipa: Ipa,
         access: Access,
@@ -84,6 +99,9 @@ impl<P: Platform> Stage2<P> {
         let Some((place, Leaf { ipa, level, descriptor: old })) = self.find(ipa) else {
             return Ok(Err(Error::NotMapped { ipa }));
         };
+        if PAGES_ONLY && level < Level::L3 {
+            return Ok(Err(Error::BlockInTheWay { ipa, level }));
+        }
         let new = change(old);
         if new == old {
             return Ok(Ok((false, ipa, level)));

@@ -92,6 +92,11 @@ unsafe impl Observer for Watch {
         line(Event::Fence { order: Order::Release }, Some(site));
     }
 
+    fn full_fence(&self, site: &'static Location<'static>) {
+        fence(Ordering::SeqCst);
+        line(Event::Fence { order: Order::SeqCst }, Some(site));
+    }
+
     fn page_taken(&self, page: Pa, site: &'static Location<'static>) {
         line(Event::TableTaken { pa: page.raw() }, Some(site));
     }

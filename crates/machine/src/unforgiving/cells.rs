@@ -27,6 +27,8 @@ pub(crate) struct Cells {
     known: [Clock; CPUS],
     /// What it knew at its last release fence.
     fenced: [Clock; CPUS],
+    /// What was known at the full fences so far.
+    at_full_fences: Clock,
     /// What each CPU's walks know.
     walks: [Clock; CPUS],
 }
@@ -71,7 +73,8 @@ const KEPT: usize = 8;
 impl Cells {
     pub(crate) fn new(cpus: usize) -> Self {
         let nothing = [Clock::default(); CPUS];
-        Self { cpus, histories: HashMap::default(), known: nothing, fenced: nothing, walks: nothing }
+        let at_full_fences = Clock::default();
+        Self { cpus, histories: HashMap::default(), known: nothing, fenced: nothing, at_full_fences, walks: nothing }
     }
 
     /// A load by software. `choose` picks one of so many values, 0 being the newest.
@@ -192,6 +195,13 @@ impl Cells {
 
     /// A release fence.
     pub(crate) fn fence(&mut self, cpu: usize) {
+        self.fenced[cpu] = self.known[cpu];
+    }
+
+    /// A full fence: what was stored before those that came before it is not overlooked after it.
+    pub(crate) fn full_fence(&mut self, cpu: usize) {
+        self.known[cpu].join(&self.at_full_fences);
+        self.at_full_fences = self.known[cpu];
         self.fenced[cpu] = self.known[cpu];
     }
 

@@ -79,6 +79,21 @@ unsafe impl Observer for Router {
         }
     }
 
+    fn full_fence(&self, site: &'static Location<'static>) {
+        let fenced = Context::current(|context| {
+            context.site.set(Some(site));
+            // Two CPUs' fences have an order, which is theirs to meet in.
+            context.event(|model, cpu| {
+                model.trace(Event::Fence { order: trace::Order::SeqCst });
+                model.cells.full_fence(cpu);
+                Ok(())
+            });
+        });
+        if fenced.is_none() {
+            std::sync::atomic::fence(Ordering::SeqCst);
+        }
+    }
+
     fn page_taken(&self, page: Pa, site: &'static Location<'static>) {
         Context::current(|context| {
             context.site.set(Some(site));

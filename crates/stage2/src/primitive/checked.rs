@@ -45,6 +45,9 @@ pub unsafe trait Observer: Sync {
     /// A release fence.
     fn release_fence(&self, site: &'static Location<'static>);
 
+    /// A fence of all with all: `DMB ISH`.
+    fn full_fence(&self, site: &'static Location<'static>);
+
     /// A page is now a table's.
     fn page_taken(&self, page: Pa, site: &'static Location<'static>);
 

@@ -25,7 +25,7 @@ pub use checked::{Access, Observer, observe};
 use core::panic::Location;
 #[cfg(not(loom))]
 use core::sync::atomic::AtomicU64;
-pub(crate) use core::sync::atomic::Ordering;
+pub use core::sync::atomic::Ordering;
 
 #[cfg(loom)]
 use modelled::AtomicU64;
@@ -36,10 +36,10 @@ use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
 #[cfg(all(mutants, not(feature = "checked")))]
 compile_error!("mutants are chosen by call site: they need the feature `checked`");
 
-/// 64 bits that CPUs share: an entry, a record's word, a count.
+/// 64 bits that CPUs share: an entry, a record's word, a count, bits of a log.
 #[derive(Debug, Default)]
 #[repr(transparent)]
-pub(crate) struct Word(AtomicU64);
+pub struct Word(AtomicU64);
 
 /// The bit of a word that is a lock.
 pub(crate) const LOCKED: u64 = 1;
@@ -67,22 +67,25 @@ macro_rules! step {
 pub(crate) use step;
 
 impl Word {
+    /// A word with this value.
     #[cfg(not(loom))]
-    pub(crate) const fn new(value: u64) -> Self {
+    pub const fn new(value: u64) -> Self {
         Self(AtomicU64::new(value))
     }
 
+    /// The value.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn load(&self, order: Ordering) -> u64 {
+    pub fn load(&self, order: Ordering) -> u64 {
         #[cfg(mutants)]
         let order = mutants::ordering(order, Location::caller());
         observed!(observer => observer.load(&self.0, Access { order, site: Location::caller() }), self.0.load(order))
     }
 
+    /// Writes the value.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn store(&self, value: u64, order: Ordering) {
+    pub fn store(&self, value: u64, order: Ordering) {
         step!(());
         #[cfg(mutants)]
         let order = mutants::ordering(order, Location::caller());
@@ -99,11 +102,18 @@ impl Word {
         self.modify(order, |_| value, |word, order| word.swap(value, order))
     }
 
-    /// Tells the value before.
+    /// Clears the bits that are not in `mask`. Tells the value before.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn fetch_and(&self, mask: u64, order: Ordering) -> u64 {
+    pub fn fetch_and(&self, mask: u64, order: Ordering) -> u64 {
         self.modify(order, |old| old & mask, |word, order| word.fetch_and(mask, order))
+    }
+
+    /// Sets the bits in `mask`. Tells the value before.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub fn fetch_or(&self, mask: u64, order: Ordering) -> u64 {
+        self.modify(order, |old| old | mask, |word, order| word.fetch_or(mask, order))
     }
 
     /// Tells the value before.
@@ -191,7 +201,10 @@ impl Word {
         #[cfg(mutants)]
         let order = mutants::ordering(order, Location::caller());
         observed!(observer => observer.try_lock(&self.0, Access { order, site: Location::caller() }), {
+            #[cfg(not(loom))]
             let state = self.0.fetch_or(LOCKED, order);
+            #[cfg(loom)]
+            let state = self.0.lock(LOCKED, order);
             (state & LOCKED == 0).then_some(state)
         })
     }
@@ -221,6 +234,15 @@ impl Word {
 pub(crate) fn release_fence() {
     step!(());
     observed!(observer => observer.release_fence(Location::caller()), fence(Ordering::Release));
+}
+
+/// What came before is ordered before all that comes after: of two CPUs that each write one thing and then look at what the
+/// other writes, one finds it.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub fn full_fence() {
+    step!(());
+    observed!(observer => observer.full_fence(Location::caller()), fence(Ordering::SeqCst));
 }
 
 /// The result of a look that decides whether what was read before may be believed; with mutants, what it would say if

@@ -45,8 +45,12 @@ impl AtomicU64 {
         self.value().fetch_sub(value, order)
     }
 
-    /// For locks: nothing is written where the bits are set.
     pub(super) fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+        self.value().fetch_or(bits, order)
+    }
+
+    /// Sets the bits of a lock: nothing is written where they are set.
+    pub(super) fn lock(&self, bits: u64, order: Ordering) -> u64 {
         let (value, mut old) = (self.value(), 0);
         while old & bits != bits {
             match value.compare_exchange(old, old | bits, order, Ordering::Relaxed) {

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Bits that many CPUs set and one takes: a bit for each page, and one above for each word of them.
+//!
+//! Whoever looks for bits reads the words above, so that costs what is set, not what there is.
+//!
+//! Invariant: a bit that is set is found by the next search, or by one that begins after whoever is setting it is done. A
+//! bit is set by a read-modify-write, always: a look that finds it set already may see what somebody is taking at this
+//! moment. Who sets the first bit of a word sets the bit above after it; who finds a word empty clears the bit above, then
+//! looks at the word again.
+//!
+//! Ordering: setting is release, taking is acquire: who takes a bit sees what was done before it was set.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use twofold_stage2::primitive::{Ordering, Word};
+
+/// So many bits.
+#[derive(Debug)]
+pub(crate) struct Bits {
+    words: Box<[Word]>,
+    above: Box<[Word]>,
+    count: u64,
+}
+
+/// Bits of a word.
+pub(crate) const WORD: u64 = 64;
+
+impl Bits {
+    /// `count` bits, none of which is set. `None` where there is no memory for them.
+    pub(crate) fn new(count: u64) -> Option<Self> {
+        let words = words_of(count);
+        Some(Self { words: zeroed(words)?, above: zeroed(words_of(words))?, count })
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Sets one.
+    #[inline]
+    pub(crate) fn set(&self, bit: u64) {
+        self.set_in(bit / WORD, 1 << (bit % WORD));
+    }
+
+    /// Sets those of a word that are in `mask`.
+    #[inline]
+    pub(crate) fn set_in(&self, word: u64, mask: u64) {
+        if self.words[word as usize].fetch_or(mask, Ordering::Release) == 0 {
+            self.above[(word / WORD) as usize].fetch_or(1 << (word % WORD), Ordering::Release);
+        }
+    }
+
+    /// Sets those of the 64 from `first` on, wherever that is in a word, that are in `mask`. What would be behind the last
+    /// bit is none.
+    pub(crate) fn set_from(&self, first: u64, mask: u64) {
+        let (word, shift) = (first / WORD, first % WORD);
+        let set = |word: u64, mask: u64| {
+            let mask = mask & self.inside(word);
+            if mask != 0 {
+                self.set_in(word, mask);
+            }
+        };
+        set(word, mask << shift);
+        if shift != 0 {
+            set(word + 1, mask >> (WORD - shift));
+        }
+    }
+
+    /// Sets those from `start` to `end`.
+    pub(crate) fn set_run(&self, start: u64, end: u64) {
+        let mut at = start;
+        while at < end {
+            let next = (at / WORD + 1) * WORD;
+            let length = next.min(end) - at;
+            self.set_in(at / WORD, (u64::MAX >> (WORD - length)) << (at % WORD));
+            at = next;
+        }
+    }
+
+    /// Whether a bit is set, as far as can be told.
+    #[inline]
+    pub(crate) fn is_set(&self, bit: u64) -> bool {
+        self.word(bit / WORD) >> (bit % WORD) & 1 == 1
+    }
+
+    /// The bits of a word.
+    #[inline]
+    pub(crate) fn word(&self, word: u64) -> u64 {
+        self.words[word as usize].load(Ordering::Acquire)
+    }
+
+    /// Clears those of a word that are in `mask`, and tells which of them were set.
+    #[inline]
+    pub(crate) fn take(&self, word: u64, mask: u64) -> u64 {
+        let cell = &self.words[word as usize];
+        // Nothing is written where there is nothing to take.
+        if cell.load(Ordering::Relaxed) & mask == 0 {
+            return 0;
+        }
+        let old = cell.fetch_and(!mask, Ordering::Acquire);
+        if old & !mask == 0 {
+            self.tidy(word);
+        }
+        old & mask
+    }
+
+    /// The words from `start` on and before `end` that have bits set, ascending.
+    pub(crate) fn words_set(&self, start: u64, end: u64) -> impl Iterator<Item = u64> {
+        let mut above = start / WORD;
+        let first_and_later = u64::MAX << (start % WORD);
+        let mut left = if start < end { self.above(above) & first_and_later } else { 0 };
+        core::iter::from_fn(move || {
+            while left == 0 {
+                above += 1;
+                if above * WORD >= end {
+                    return None;
+                }
+                left = self.above(above);
+            }
+            let word = above * WORD + u64::from(left.trailing_zeros());
+            left &= left - 1;
+            (word < end).then_some(word)
+        })
+    }
+
+    /// How many words have bits set, or had.
+    pub(crate) fn words_set_count(&self) -> u64 {
+        (0..self.above.len() as u64).map(|above| u64::from(self.above(above).count_ones())).sum()
+    }
+
+    /// All words there are.
+    pub(crate) fn words(&self) -> u64 {
+        self.words.len() as u64
+    }
+
+    /// Which bits of a word there are.
+    pub(crate) fn inside(&self, word: u64) -> u64 {
+        match self.count.saturating_sub(word * WORD) {
+            0 => 0,
+            left if left < WORD => u64::MAX >> (WORD - left),
+            _ => u64::MAX,
+        }
+    }
+
+    /// Sets all. Nobody takes any meanwhile.
+    pub(crate) fn fill(&self) {
+        let all = |cells: &[Word], count: u64| {
+            let (last, others) = cells.split_last().unzip();
+            others.into_iter().flatten().for_each(|cell| cell.store(u64::MAX, Ordering::Relaxed));
+            // Release: who finds one sees what was done before.
+            last.into_iter().for_each(|cell| cell.store(u64::MAX >> ((WORD - count % WORD) % WORD), Ordering::Release));
+        };
+        all(&self.words, self.count);
+        all(&self.above, self.words());
+    }
+
+    /// Clears all. Nobody sets any meanwhile whose loss matters.
+    pub(crate) fn clear(&self) {
+        for (number, above) in self.above.iter().enumerate() {
+            let mut left = above.load(Ordering::Acquire);
+            above.store(0, Ordering::Relaxed);
+            while left != 0 {
+                let word = number * WORD as usize + left.trailing_zeros() as usize;
+                self.words[word].store(0, Ordering::Relaxed);
+                left &= left - 1;
+            }
+        }
+    }
+
+    fn above(&self, above: u64) -> u64 {
+        self.above[above as usize].load(Ordering::Acquire)
+    }
+
+    /// Clears the bit above a word that was found empty. Both by read-modify-write: who sets a bit of the word meanwhile,
+    /// and then the bit above, comes before this, and is seen, or after it.
+    fn tidy(&self, word: u64) {
+        let (above, bit) = (&self.above[(word / WORD) as usize], 1 << (word % WORD));
+        above.fetch_and(!bit, Ordering::Acquire);
+        if self.words[word as usize].load(Ordering::Acquire) != 0 {
+            above.fetch_or(bit, Ordering::Release);
+        }
+    }
+}
+
+fn words_of(bits: u64) -> u64 {
+    bits.div_ceil(WORD)
+}
+
+fn zeroed(count: u64) -> Option<Box<[Word]>> {
+    let mut words = Vec::new();
+    words.try_reserve_exact(count as usize).ok()?;
+    words.resize_with(count as usize, Word::default);
+    Some(words.into_boxed_slice())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn all(bits: &Bits) -> BTreeSet<u64> {
+        let of = |word: u64| (0..WORD).filter(move |bit| bits.word(word) >> bit & 1 == 1).map(move |bit| word * WORD + bit);
+        bits.words_set(0, bits.words()).flat_map(of).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_set_is_found_until_it_is_taken(
+            count in 1u64..10_000,
+            steps in proptest::collection::vec((0u8..4, any::<u64>(), any::<u64>()), 1..60),
+        ) {
+            let bits = Bits::new(count).unwrap();
+            let mut model = BTreeSet::new();
+            for (kind, at, mask) in steps {
+                let first = at % count;
+                let masked = (0..WORD).filter(|bit| mask >> bit & 1 == 1).map(|bit| first + bit).filter(|bit| *bit < count);
+                match kind {
+                    0 => {
+                        bits.set(first);
+                        model.insert(first);
+                    }
+                    1 => {
+                        bits.set_from(first, mask);
+                        model.extend(masked);
+                    }
+                    2 => {
+                        let end = (first + mask % 300).min(count);
+                        bits.set_run(first, end);
+                        model.extend(first..end);
+                    }
+                    _ => {
+                        let word = first / WORD;
+                        let taken = bits.take(word, mask);
+                        let had = (0..WORD).filter(|bit| mask >> bit & 1 == 1 && model.remove(&(word * WORD + bit)));
+                        prop_assert_eq!(taken, had.fold(0, |all, bit| all | 1 << bit));
+                    }
+                }
+                prop_assert_eq!(&all(&bits), &model);
+                prop_assert!(bits.words_set_count() >= bits.words_set(0, bits.words()).count() as u64);
+            }
+            bits.clear();
+            prop_assert_eq!(all(&bits), BTreeSet::new());
+            prop_assert_eq!(bits.words_set_count(), 0);
+            bits.fill();
+            prop_assert_eq!(all(&bits), (0..count).collect::<BTreeSet<_>>());
+        }
+
+        #[test]
+        fn a_search_stays_between_its_ends(set in proptest::collection::btree_set(0u64..300, 0..20), start in 0u64..300, end in 0u64..300) {
+            let bits = Bits::new(300 * WORD).unwrap();
+            set.iter().for_each(|word| bits.set(word * WORD));
+            let found: BTreeSet<_> = bits.words_set(start, end).collect();
+            prop_assert_eq!(found, set.into_iter().filter(|word| (start..end).contains(word)).collect::<BTreeSet<_>>());
+        }
+    }
+
+    #[test]
+    fn bits_that_several_threads_set_are_each_taken() {
+        const COUNT: u64 = 64 * 64 * 3;
+        const ROUNDS: u64 = if cfg!(miri) { 40 } else { 20_000 };
+        let bits = Bits::new(COUNT).unwrap();
+        let taken = std::sync::atomic::AtomicU64::new(0);
+        let over = std::sync::atomic::AtomicU64::new(0);
+        let take_all = || {
+            for word in bits.words_set(0, bits.words()) {
+                let found = bits.take(word, u64::MAX);
+                taken.fetch_add(u64::from(found.count_ones()), Ordering::Relaxed);
+            }
+        };
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (bits, over) = (&bits, &over);
+                scope.spawn(move || {
+                    // Each bit is one thread's, and is set again only once it was taken.
+                    for round in 0..ROUNDS {
+                        let bit = (round * 7 % (COUNT / 3)) * 3 + thread;
+                        while bits.is_set(bit) {
+                            std::thread::yield_now();
+                        }
+                        bits.set(bit);
+                    }
+                    over.fetch_add(1, Ordering::Release);
+                });
+            }
+            while over.load(Ordering::Acquire) < 3 {
+                take_all();
+                std::thread::yield_now();
+            }
+        });
+        take_all();
+        assert_eq!(taken.into_inner(), 3 * ROUNDS);
+        assert_eq!(all(&bits), BTreeSet::new());
+    }
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Clearing: the bits are taken, the pages protected, and the flush completes, in this order (KVM's, and for its reason: a
+//! page that is read before the flush may miss what a TLB still lets be written).
+//!
+//! Pages are protected whose bits were set, and not those between. Words that are full are gathered: one pass over all of
+//! them.
+
+use core::ops::Range;
+
+use twofold_stage2::{IpaRange, Narrowed, Pending, Platform};
+
+use super::bits::WORD;
+use super::{DirtyLog, DirtyPages, Held, LEAST_CHUNK, LogError, Tracker};
+use crate::frames::FRAME;
+
+impl<P: Platform> DirtyLog<'_, P> {
+    /// Clears those of `pages` pages from `first_page` on whose bits are set in `mask`: bit `n` of the words, taken
+    /// together, stands for the page behind the `n` first ones. When this returns these pages may be read: what is written
+    /// to one after that puts it into the log again.
+    ///
+    /// Only pages that are in the log are protected. It may be called beside faults, and for pieces of the slot.
+    ///
+    /// # Errors
+    ///
+    /// The log does not run, or is cleared by [`get`](Self::get). `first_page` is no multiple of 64; `pages` is none, and they
+    /// do not end with the slot; they reach beyond it; the mask has not a bit for each. Nothing is cleared then.
+    pub fn clear(&self, first_page: u64, pages: u64, mask: &[u64]) -> Result<(), LogError> {
+        let slot = self.pages();
+        if !first_page.is_multiple_of(WORD) {
+            return Err(LogError::Misaligned { page: first_page });
+        }
+        let end = first_page.checked_add(pages).filter(|end| *end <= slot);
+        let end = end.ok_or(LogError::BeyondSlot { page: first_page, pages, slot })?;
+        if !pages.is_multiple_of(WORD) && end != slot {
+            return Err(LogError::Length { pages, slot });
+        }
+        if mask.len() as u64 != pages.div_ceil(WORD) {
+            return Err(LogError::Mask { words: mask.len(), pages });
+        }
+        self.clear_words((first_page / WORD..).zip(mask.iter().copied()))
+    }
+
+    /// Clears what a [`get`](Self::get) has told.
+    ///
+    /// # Errors
+    ///
+    /// As [`clear`](Self::clear); the pages are of a larger slot.
+    pub fn clear_these(&self, dirty: &DirtyPages) -> Result<(), LogError> {
+        let slot = self.pages();
+        if let Some(word) = dirty.words().last().filter(|word| word.first_page >= slot) {
+            return Err(LogError::BeyondSlot { page: word.first_page, pages: WORD, slot });
+        }
+        self.clear_words(dirty.words().iter().map(|word| (word.first_page / WORD, word.mask)))
+    }
+
+    fn clear_words(&self, words: impl Iterator<Item = (u64, u64)>) -> Result<(), LogError> {
+        let held = self.held()?;
+        if held.running.tracker() == Tracker::WriteProtect {
+            return Err(LogError::ClearedByGet);
+        }
+        // Where everything was protected at the start, it was split there.
+        let options = &held.own.options;
+        let mut clearing = held.clearing(if options.all_dirty { options.chunk } else { 0 });
+        let mut result = Ok(());
+        for (word, mask) in words {
+            result = clearing.word(word, mask).map(|_| ());
+            if result.is_err() {
+                break;
+            }
+        }
+        clearing.finish().and(result)
+    }
+
+}
+
+impl<'a, P: Platform> Held<'a, P> {
+    /// Begins to clear; so much is split at once before it is protected.
+    pub(super) fn clearing(&self, chunk: u64) -> Clearing<'_, 'a, P> {
+        Clearing { held: self, chunk, split: 0, full: 0..0, full_is_armed: false, pending: None }
+    }
+}
+
+/// A clear that is under way.
+pub(super) struct Clearing<'l, 'a, P: Platform> {
+    held: &'l Held<'a, P>,
+    /// How much is split at once before it is protected; 0: nothing.
+    chunk: u64,
+    /// Up to this page there are no blocks.
+    split: u64,
+    /// Pages whose bits were taken, and that are still to be protected, all of them.
+    full: Range<u64>,
+    full_is_armed: bool,
+    pending: Option<Pending<'l, P, Narrowed>>,
+}
+
+impl<P: Platform> Clearing<'_, '_, P> {
+    /// Takes the bits of a word that are in `mask`, and protects these pages, or is going to. Tells which they are.
+    pub(super) fn word(&mut self, word: u64, mask: u64) -> Result<u64, LogError> {
+        let pages = &self.held.log.pages;
+        let (first, inside) = (word * WORD, pages.inside(word));
+        if pages.word(word) & mask & inside == 0 {
+            return Ok(0);
+        }
+        self.split_before(first)?;
+        let taken = pages.take(word, mask & inside);
+        let arms = self.arms(first);
+        if taken == inside {
+            let end = first + u64::from(inside.count_ones());
+            if self.full.end != first || self.full_is_armed != arms {
+                self.protect_full()?;
+                self.full = first..first;
+                self.full_is_armed = arms;
+            }
+            self.full.end = end;
+        } else {
+            let (stage2, ipa) = (&self.held.memory.stage2, self.held.ipa(first));
+            let pending =
+                if arms { stage2.arm_clean_mask(ipa, taken) } else { stage2.write_protect_mask(ipa, taken) };
+            // What is not protected is not clear.
+            self.add(pending.inspect_err(|_| pages.set_in(word, taken))?);
+        }
+        Ok(taken)
+    }
+
+    /// The end of it: everything is protected, and the flush complete.
+    pub(super) fn finish(mut self) -> Result<(), LogError> {
+        let result = self.protect_full();
+        if let Some(pending) = self.pending.take() {
+            let _ = pending.complete();
+        }
+        result
+    }
+
+    /// Whether hardware records these pages from now on.
+    fn arms(&self, first: u64) -> bool {
+        match self.held.running.tracker() {
+            Tracker::Hardware => true,
+            // Its sections are words.
+            Tracker::Adaptive => self.held.log.armed.is_set(first / WORD),
+            Tracker::WriteProtect | Tracker::Manual | Tracker::Combined => false,
+        }
+    }
+
+    fn protect_full(&mut self) -> Result<(), LogError> {
+        let full = core::mem::take(&mut self.full);
+        if full.is_empty() {
+            return Ok(());
+        }
+        let stage2 = &self.held.memory.stage2;
+        let range = self.addresses(&full);
+        let pending = if self.full_is_armed { stage2.arm_clean(range) } else { stage2.write_protect(range) };
+        self.add(pending.inspect_err(|_| self.held.log.pages.set_run(full.start, full.end))?);
+        Ok(())
+    }
+
+    /// Splits what blocks there are in the chunk of a word.
+    fn split_before(&mut self, first: u64) -> Result<(), LogError> {
+        if first < self.split || self.chunk == 0 && !self.held.running.maps_armed() {
+            return Ok(());
+        }
+        // What one table of pages maps at least, so that it is looked for once.
+        let (held, span) = (self.held, self.chunk.max(LEAST_CHUNK));
+        let around = held.ipa(first).align_down(span);
+        let (start, end) = (held.slot.range.start, held.slot.range.end);
+        let range = around.max(start)..around.checked_add(span).unwrap_or(end).min(end);
+        self.split = (range.end - start) / FRAME;
+        held.split(range, span)
+    }
+
+    fn addresses(&self, pages: &Range<u64>) -> IpaRange {
+        self.held.ipa(pages.start)..self.held.ipa(pages.end)
+    }
+}
+
+impl<'l, P: Platform> Clearing<'l, '_, P> {
+    fn add(&mut self, pending: Pending<'l, P, Narrowed>) {
+        match &mut self.pending {
+            None => self.pending = Some(pending),
+            Some(all) => all.join(pending),
+        }
+    }
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Telling which pages are dirty: what hardware recorded is collected first, by way of the tracker.
+//!
+//! Invariant: what is told is in the caller's list when the call has returned, and not before: by then, where the tracker
+//! clears as it tells, these pages are protected, and may be read.
+
+use core::ops::Range;
+
+use twofold_stage2::{IpaRange, Marked, Platform};
+
+use super::bits::WORD;
+use super::options::SECTION;
+use super::{DirtyLog, DirtyPages, Held, LogError, Tracker};
+use crate::frames::FRAME;
+
+impl<P: Platform> DirtyLog<'_, P> {
+    /// Tells which pages are dirty. With [`Tracker::WriteProtect`] they are clear when this returns, and may be read; with the
+    /// others they stay in the log until they are [cleared](Self::clear).
+    ///
+    /// What it costs follows the number of words that have dirty pages, and of pages that hardware records, not the size of
+    /// the slot.
+    ///
+    /// # Errors
+    ///
+    /// The log does not run; no memory is left for the list, which is empty then, and the log as it was.
+    pub fn get(&self, dirty: &mut DirtyPages) -> Result<(), LogError> {
+        dirty.clear();
+        let mut held = self.held()?;
+        match held.running.tracker() {
+            Tracker::WriteProtect => return held.get_and_clear(dirty),
+            Tracker::Manual => {}
+            Tracker::Hardware => held.look_through()?,
+            Tracker::Combined => held.end_records()?,
+            Tracker::Adaptive => held.look_at_armed()?,
+        }
+        held.tell(dirty)
+    }
+}
+
+impl<P: Platform> Held<'_, P> {
+    /// Lists what is in the log.
+    fn tell(&self, dirty: &mut DirtyPages) -> Result<(), LogError> {
+        let pages = &self.log.pages;
+        dirty.reserve(pages.words_set_count())?;
+        for word in pages.words_set(0, pages.words()) {
+            if !dirty.has_room() {
+                // More than there were a moment ago.
+                dirty.reserve(1).inspect_err(|_| dirty.clear())?;
+            }
+            dirty.push(word, pages.word(word));
+        }
+        Ok(())
+    }
+
+    /// Takes what is in the log, and protects it.
+    fn get_and_clear(&self, dirty: &mut DirtyPages) -> Result<(), LogError> {
+        let pages = &self.log.pages;
+        let mut result = dirty.reserve(pages.words_set_count());
+        let mut clearing = self.clearing(0);
+        for word in pages.words_set(0, pages.words()) {
+            if result.is_err() {
+                break;
+            }
+            if !dirty.has_room() {
+                result = dirty.reserve(1);
+                continue;
+            }
+            let taken = clearing.word(word, u64::MAX);
+            match taken {
+                Ok(taken) => dirty.push(word, taken),
+                Err(error) => result = Err(error),
+            }
+        }
+        let result = clearing.finish().and(result);
+        if result.is_err() {
+            // Protected they may be; told they are not.
+            dirty.words().iter().for_each(|word| pages.set_in(word.first_page / WORD, word.mask));
+            dirty.clear();
+        }
+        result
+    }
+
+    /// Marks what hardware recorded, and leaves it recorded: what is written on costs nothing until it is cleared.
+    fn look_through(&self) -> Result<(), LogError> {
+        let range = self.slot.range.clone();
+        Ok(self.memory.stage2.dirty(range, &mut |marked| self.log.mark_found(self.slot, &marked))?)
+    }
+
+    /// Ends hardware's records of the sections that are armed, and marks what it recorded (source S3). The section's bit goes
+    /// first: who arms it again meanwhile sets it again. What was recorded is looked at after the flush: until then hardware
+    /// may record.
+    fn end_records(&self) -> Result<(), LogError> {
+        let (armed, sealed, stage2) = (&self.log.armed, &self.log.sealed, &self.memory.stage2);
+        let mut pending = None;
+        for word in armed.words_set(0, armed.words()) {
+            let sections = armed.take(word, u64::MAX);
+            sealed.set_in(word, sections);
+            for sections in runs(word, sections) {
+                let seal = stage2.seal(self.sections(&sections))?;
+                match &mut pending {
+                    None => pending = Some(seal),
+                    Some(pending) => pending.join(seal),
+                }
+            }
+        }
+        if let Some(pending) = pending {
+            let _ = pending.complete();
+        }
+        for word in sealed.words_set(0, sealed.words()) {
+            for sections in runs(word, sealed.take(word, u64::MAX)) {
+                let range = self.sections(&sections);
+                stage2.written(range, &mut |marked| self.log.mark_found(self.slot, &marked))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks what hardware recorded in the sections that are armed, and ends the records of those that are cold.
+    fn look_at_armed(&mut self) -> Result<(), LogError> {
+        let (armed, stage2) = (&self.log.armed, &self.memory.stage2);
+        self.log.heat.next_round();
+        let mut pending = None;
+        for word in armed.words_set(0, armed.words()) {
+            let sections = armed.word(word);
+            let mut dirty = 0;
+            for run in runs(word, sections) {
+                let mut found = |marked: Marked| {
+                    self.log.mark_found(self.slot, &marked);
+                    dirty |= self.sections_of(&marked, word);
+                };
+                stage2.dirty(self.sections(&run), &mut found)?;
+            }
+            let cold = ones(sections).filter(|bit| self.own.cold.looked(word * WORD + bit, dirty >> bit & 1 == 1));
+            for run in runs(word, cold.fold(0, |cold, bit| cold | 1 << bit)) {
+                run.clone().for_each(|section| {
+                    armed.take(word, 1 << (section % WORD));
+                });
+                let range = self.sections(&run);
+                let disarm = stage2.disarm(range, &mut |marked| self.log.mark_found(self.slot, &marked))?;
+                match &mut pending {
+                    None => pending = Some(disarm),
+                    Some(pending) => pending.join(disarm),
+                }
+            }
+        }
+        if let Some(pending) = pending {
+            let _ = pending.complete();
+        }
+        Ok(())
+    }
+
+    /// Which sections of a word some pages are in.
+    fn sections_of(&self, marked: &Marked, word: u64) -> u64 {
+        let first = (marked.ipa - self.slot.range.start) / FRAME;
+        let section = |page: u64| (page / SECTION - word * WORD) % WORD;
+        let (low, high) = (first + u64::from(marked.mask.trailing_zeros()), first + u64::from(marked.mask.ilog2()));
+        1 << section(low) | 1 << section(high)
+    }
+
+    /// The addresses of some sections.
+    fn sections(&self, sections: &Range<u64>) -> IpaRange {
+        let (pages, count) = (self.running.section(), self.log.pages.count());
+        self.ipa(sections.start * pages)..self.ipa((sections.end * pages).min(count))
+    }
+}
+
+/// The runs of bits that are set in a word, as numbers of the bits among all.
+fn runs(word: u64, bits: u64) -> impl Iterator<Item = Range<u64>> {
+    let mut left = bits;
+    core::iter::from_fn(move || {
+        let start = left.checked_ilog2().map(|_| left.trailing_zeros())?;
+        let length = (left >> start).trailing_ones();
+        left &= u64::MAX.checked_shl(start + length).unwrap_or(0);
+        let start = word * WORD + u64::from(start);
+        Some(start..start + u64::from(length))
+    })
+}
+
+/// The bits that are set in a word.
+fn ones(bits: u64) -> impl Iterator<Item = u64> {
+    let mut left = bits;
+    core::iter::from_fn(move || {
+        let bit = left.checked_ilog2().map(|_| left.trailing_zeros())?;
+        left &= left - 1;
+        Some(u64::from(bit))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn runs_are_cut_at_the_ends_of_a_word() {
+        assert_eq!(runs(0, 0).count(), 0);
+        assert_eq!(runs(2, 0b1011).collect::<Vec<_>>(), [128..130, 131..132]);
+        assert_eq!(runs(1, u64::MAX).collect::<Vec<_>>(), [64..128]);
+        assert_eq!(runs(0, 1 << 63).collect::<Vec<_>>(), [63..64]);
+        assert_eq!(ones(1 << 63 | 0b101).collect::<Vec<_>>(), [0, 2, 63]);
+    }
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Having hardware record writes page by page (DBM, FEAT_HAFDBS), and reading what it recorded.
+//!
+//! A leaf is *armed* while DBM is set: where it may not be written (S2AP\[1\] clear) it is *clean*, and the first write makes
+//! hardware set S2AP\[1\], without a fault: *dirty*. Without DBM the same leaf is read-only. Blocks are never armed here: a
+//! record of one would say nothing of its pages.
+//!
+//! Arming needs no flush: an entry in a TLB from before causes at most one more fault, which
+//! [`relax`](Stage2::relax) ends. Making clean does, as taking any write access. Hardware changes an armed leaf at any
+//! time, so such a leaf is changed by read-modify-writes (source S3 lost writes by a plain store).
+
+use core::ops::Range;
+
+use crate::age::{Found, marked};
+use crate::descent::Locked;
+use crate::pass::Pass;
+use crate::platform::Platform;
+use crate::record::Counts;
+use crate::table::ROW;
+use crate::tlb::{Changed, Span};
+use crate::{Descriptor, Error, Ipa, IpaRange, Level, Marked, Narrowed, Pending, Stage2};
+
+impl<P: Platform> Stage2<P> {
+    /// Arms the pages that are mapped in `range`. What may be written stays so, and counts as dirty; what may not is clean
+    /// from now on, and hardware may make it dirty: it is the caller who knows that the guest may write all of it. Blocks
+    /// stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// The range is not made of whole pages inside the IPA space; [`Error::NoDirtyState`].
+    pub fn arm(&self, range: IpaRange) -> Result<(), Error> {
+        self.check_dirty_state()?;
+        self.geometry().check(&range)?;
+        self.pass(&range, &mut Arm);
+        Ok(())
+    }
+
+    /// Arms the pages that are mapped in `range`, and makes them clean. Blocks are write-protected, whole.
+    ///
+    /// Memory may be read as of that moment only after the flush.
+    ///
+    /// # Errors
+    ///
+    /// As [`arm`](Self::arm).
+    pub fn arm_clean(&self, range: IpaRange) -> Result<Pending<'_, P, Narrowed>, Error> {
+        self.check_dirty_state()?;
+        self.geometry().check(&range)?;
+        self.begin_to_narrow();
+        let mut pass = ArmClean { changed: Changed::default() };
+        self.pass(&range, &mut pass);
+        Ok(Pending::narrowed(self, pass.changed, range))
+    }
+
+    /// The same for those of the 64 pages from `first` on whose bits are set in `mask`, and not for the pages between.
+    ///
+    /// # Errors
+    ///
+    /// A page is not in the IPA space, or `first` is not aligned; [`Error::NoDirtyState`].
+    pub fn arm_clean_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Narrowed>, Error> {
+        self.check_dirty_state()?;
+        let range = self.masked_range(first, mask)?;
+        self.begin_to_narrow();
+        let mut pass = ArmClean { changed: Changed::default() };
+        self.pass_masked(first, mask, &mut pass);
+        Ok(Pending::narrowed(self, pass.changed, range))
+    }
+
+    /// Ends hardware's records in `range`, and keeps them: what was dirty may be written on, what was clean may not be
+    /// written any more. After the flush nothing is added, and [`written`](Self::written) tells what was recorded.
+    ///
+    /// # Errors
+    ///
+    /// The range is not made of whole pages inside the IPA space.
+    pub fn seal(&self, range: IpaRange) -> Result<Pending<'_, P, Narrowed>, Error> {
+        self.geometry().check(&range)?;
+        self.begin_to_narrow();
+        let mut pass = Seal { changed: Changed::default() };
+        self.pass(&range, &mut pass);
+        Ok(Pending::narrowed(self, pass.changed, range))
+    }
+
+    /// Tells which of the armed leaves in `range` are dirty, and changes nothing: a hint, while the guest runs, of what was
+    /// written up to now.
+    ///
+    /// # Errors
+    ///
+    /// The range is not made of whole pages inside the IPA space.
+    pub fn dirty(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<(), Error> {
+        self.geometry().check(&range)?;
+        self.pass(&range, &mut Look::<true> { found: Found::default(), told: dirty });
+        Ok(())
+    }
+
+    /// Tells which leaves in `range` may be written, armed or not, and changes nothing. Clean ones are not among them.
+    ///
+    /// # Errors
+    ///
+    /// The range is not made of whole pages inside the IPA space.
+    pub fn written(&self, range: IpaRange, written: &mut dyn FnMut(Marked)) -> Result<(), Error> {
+        self.geometry().check(&range)?;
+        self.pass(&range, &mut Look::<false> { found: Found::default(), told: written });
+        Ok(())
+    }
+
+    fn check_dirty_state(&self) -> Result<(), Error> {
+        if self.features().hardware_dirty_state { Ok(()) } else { Err(Error::NoDirtyState) }
+    }
+}
+
+/// Arms pages.
+struct Arm;
+
+impl<P: Platform> Pass<P> for Arm {
+    #[inline(always)]
+    fn wants(counts: Counts) -> bool {
+        counts.leaves() > counts.armed()
+    }
+
+    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, _: Ipa) {
+        if locked.level < Level::L3 {
+            return;
+        }
+        for index in indexes {
+            if locked.entry(index).is_valid() {
+                locked.change(index, Descriptor::with_dirty_by_hardware);
+            }
+        }
+    }
+}
+
+/// Arms pages, and makes them clean.
+struct ArmClean {
+    changed: Changed,
+}
+
+impl<P: Platform> Pass<P> for ArmClean {
+    #[inline(always)]
+    fn wants(counts: Counts) -> bool {
+        counts.leaves() > 0
+    }
+
+    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+        let mut span = Span::default();
+        let arms = if locked.level == Level::L3 { Descriptor::DIRTY_BY_HARDWARE } else { 0 };
+        for (at, index) in indexes.enumerate() {
+            if !locked.entry(index).is_valid() {
+                continue;
+            }
+            let clean = |old: Descriptor| Descriptor::from_raw(old.without(WRITES).raw() | arms);
+            let (old, _) = locked.change(index, clean);
+            if old.is_writable() {
+                span.add(at);
+            }
+        }
+        let shift = locked.stage2.geometry().granule().span_shift(locked.level);
+        self.changed.leaves(span.addresses(first, shift), locked.level);
+    }
+}
+
+/// The bits that let a guest write, or hardware let it write.
+const WRITES: u64 = Descriptor::WRITE | Descriptor::DIRTY_BY_HARDWARE;
+
+/// Ends hardware's records.
+struct Seal {
+    changed: Changed,
+}
+
+impl<P: Platform> Pass<P> for Seal {
+    #[inline(always)]
+    fn wants(counts: Counts) -> bool {
+        counts.armed() > 0
+    }
+
+    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+        let mut span = Span::default();
+        for (at, index) in indexes.enumerate() {
+            if locked.entry(index).is_armed() {
+                locked.clear(index, Descriptor::DIRTY_BY_HARDWARE);
+                span.add(at);
+            }
+        }
+        let shift = locked.stage2.geometry().granule().span_shift(locked.level);
+        self.changed.leaves(span.addresses(first, shift), locked.level);
+    }
+}
+
+/// Looks for what may be written: if it is armed, or all.
+struct Look<'a, const ARMED: bool> {
+    found: Found,
+    told: &'a mut dyn FnMut(Marked),
+}
+
+impl<P: Platform, const ARMED: bool> Pass<P> for Look<'_, ARMED> {
+    #[inline(always)]
+    fn wants(counts: Counts) -> bool {
+        if ARMED { counts.armed() > 0 } else { counts.writable() > 0 }
+    }
+
+    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, _: Ipa) {
+        self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
+        let cells = locked.table.cells(indexes.start, indexes.end);
+        for (number, cells) in cells.chunks(ROW).enumerate() {
+            let mut written = marked::<{ Descriptor::WRITE }>(cells);
+            if ARMED && written != 0 {
+                written &= marked::<{ Descriptor::DIRTY_BY_HARDWARE }>(cells);
+            }
+            self.found.add(number * ROW, written);
+        }
+    }
+
+    fn unlocked(&mut self, level: Level, first: Ipa) {
+        self.found.tell(level, first, self.told);
+    }
+}
