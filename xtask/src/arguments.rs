@@ -37,6 +37,9 @@ pub enum Command {
     /// Leaves out or weakens each step of the engine, one at a time, and says which nobody noticed
     #[command(after_help = MUTANTS_HELP)]
     Mutants(MutantsOptions),
+    /// Keeps a copy of a guest's memory by what its dirty log tells, and compares: nothing may be lost
+    #[command(after_help = ORACLE_HELP)]
+    Oracle(OracleOptions),
     /// Measures others' code for the same job beside ours, in one run
     #[command(after_help = PEERS_HELP)]
     Peers(PeersOptions),
@@ -93,6 +96,63 @@ pub struct MutantsOptions {
     /// Writes the outcomes to FILE as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// Options of `oracle`.
+#[derive(Args, Clone, Debug)]
+pub struct OracleOptions {
+    /// Where the guest runs
+    #[arg(long, value_enum, default_value_t = Place::Machine)]
+    pub on: Place,
+    /// Only this tracker
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub tracker: Option<TrackerOption>,
+    /// Pages to compare for each tracker; 10 million, of a control 6 million, unless given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub comparisons: Option<u64>,
+    /// What is chosen at random is chosen by this; TWOFOLD_SEED stands for it, and without both it is another each time
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Runs logs with a known defect instead, each of which has to lose pages
+    #[arg(long, conflicts_with = "tracker")]
+    pub controls: bool,
+}
+
+/// Where a guest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Place {
+    /// On the hosted machine: guest programs, a software MMU, native speed
+    Machine,
+    /// Under the hypervisor, in QEMU: Linux
+    Hypervisor,
+}
+
+/// A tracker of a dirty log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TrackerOption {
+    /// The first write to a page faults; what is told is cleared
+    WriteProtect,
+    /// The same, cleared apart
+    Manual,
+    /// Hardware records writes
+    Hardware,
+    /// A write that faults has hardware record the writes around it
+    Combined,
+    /// Both, as past rounds suggest
+    Adaptive,
+}
+
+impl TrackerOption {
+    /// As it is given.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::WriteProtect => "write-protect",
+            Self::Manual => "manual",
+            Self::Hardware => "hardware",
+            Self::Combined => "combined",
+            Self::Adaptive => "adaptive",
+        }
+    }
 }
 
 /// Options of `peers`.
@@ -275,6 +335,19 @@ Examples:
 The last line is `mutants: N of M caught`. Exit status: 1 when one is not caught that xtask/src/mutants/excused.rs does not
 name.";
 
+const ORACLE_HELP: &str = "\
+Four vCPUs and a device write to a guest's memory without pause, while its dirty log is read and cleared, pages are
+copied, and the log is stopped and started anew. Every few rounds all of them are held, and each page that the log calls
+clean is compared with its copy. Only pages that were dirty in an earlier round count.
+
+Examples:
+  cargo xtask oracle                                   every tracker, 10 million comparisons each
+  cargo xtask oracle --tracker combined --comparisons 1000000 --seed 7
+  cargo xtask oracle --controls                        what has to lose pages does
+
+A line for each tracker: `oracle: NAME: N compared, N re-dirtied, N lost`. For each control: `control: NAME: lost N`.
+Exit status: 1 where a page was lost; with --controls, where one lost none.";
+
 const PEERS_HELP: &str = "\
 Linux's page-table code is fetched, compiled for this machine as it is, and runs as a program of its own. One operation
 of theirs and one of ours take turns; the figures are nanoseconds per page table entry, or per block where it says so.
@@ -324,6 +397,13 @@ mod tests {
         let Command::Run(options) = arguments.command else { panic!("not run") };
         assert_eq!(options.memory.bytes(), 512 << 20);
         assert_eq!((options.cpus, options.pages, options.guest), (1, PagesOption::Auto, GuestOption::Auto));
+    }
+
+    #[test]
+    fn trackers_are_called_what_they_are_named() {
+        for tracker in TrackerOption::value_variants() {
+            assert_eq!(tracker.to_possible_value().map(|value| value.get_name() == tracker.name()), Some(true));
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod fuzz;
 mod initramfs;
 mod install;
 mod mutants;
+mod oracle;
 mod output;
 mod peers;
 mod report;
@@ -70,6 +71,7 @@ fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
         Command::Doctor => doctor::command(&workspace),
         Command::Fuzz(options) => fuzz::command(&workspace, &options),
         Command::Mutants(options) => mutants::command(&workspace, &options),
+        Command::Oracle(options) => oracle::command(&workspace, &options),
         Command::Peers(options) => peers::command(&workspace, &options),
         Command::Run(options) => run::command(&workspace, &options),
         Command::Test(options) => test::command(&workspace, &options),

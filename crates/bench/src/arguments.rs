@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use twofold_memory::dirty::Tracker;
 
-/// Measures Twofold, and prints a table.
+/// Measures Twofold, or puts it to the proof, and prints what comes out.
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true)]
 pub struct Arguments {
@@ -21,6 +22,9 @@ pub enum Command {
     /// The stage-2 engine on this CPU: nanoseconds per page table entry, one thread and two
     #[command(after_help = ENGINE_HELP)]
     Engine(EngineOptions),
+    /// The dirty logs on the hosted machine: keeps a copy by what a log tells, and compares
+    #[command(after_help = ORACLE_HELP)]
+    Oracle(OracleOptions),
 }
 
 /// Options of `engine`.
@@ -45,6 +49,39 @@ pub struct EngineOptions {
     /// how another program runs them in turn with its own
     #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["runs", "json", "only"])]
     pub steps: Option<Steps>,
+}
+
+/// Options of `oracle`.
+#[derive(Args, Clone, Debug)]
+pub struct OracleOptions {
+    /// Only this tracker: write-protect, manual, hardware, combined or adaptive
+    #[arg(long, value_name = "NAME")]
+    pub tracker: Option<TrackerName>,
+    /// Pages to compare for each tracker
+    #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub comparisons: u64,
+    /// What is chosen at random is chosen by this; TWOFOLD_SEED stands for it, and without both it is another each time
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Copies a page before it is cleared, which is wrong: a control that has to lose pages
+    #[arg(long)]
+    pub copy_first: bool,
+}
+
+/// A tracker, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrackerName(pub Tracker);
+
+impl FromStr for TrackerName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Tracker::ALL.into_iter().find(|tracker| tracker.name() == text);
+        named.map(Self).ok_or_else(|| {
+            let names = Tracker::ALL.map(Tracker::name).join(", ");
+            format!("there is no tracker `{text}`; there are {names}")
+        })
+    }
 }
 
 /// What a step answers with.
@@ -100,6 +137,17 @@ Examples:
   cargo run --release -p twofold-bench -- engine --size 1G --json engine.json
   cargo xtask peers linux                    the same beside Linux's own code, in one run";
 
+const ORACLE_HELP: &str = "\
+Four vCPUs and a device write to a guest's memory without pause, while its dirty log is read and cleared, pages are
+copied, and the log is stopped and started anew. Every few rounds all of them are held, and each page that the log calls
+clean is compared with its copy. Only pages that were dirty in an earlier round count.
+
+Examples:
+  cargo run --release -p twofold-bench -- oracle --comparisons 1000000
+  cargo run --release -p twofold-bench -- oracle --tracker combined --seed 7
+
+A line for each tracker: `oracle: NAME: N compared, N re-dirtied, N lost`. Exit status: 1 where a page was lost.";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,6 +156,12 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn trackers_have_names() {
+        assert_eq!("write-protect".parse(), Ok(TrackerName(Tracker::WriteProtect)));
+        assert!("dirty-ring".parse::<TrackerName>().is_err_and(|error| error.contains("adaptive")));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold-bench`: how long Twofold takes for what it does.
+//! `twofold-bench`: how long Twofold takes for what it does, and whether its dirty logs miss a write.
 //!
 //! Invariant: a figure is printed only where the operation that it is of was done and its outcome checked in the
 //! same process; what is not known is absent or `null`.
@@ -8,6 +8,7 @@ mod arguments;
 mod clock;
 mod engine;
 mod machine;
+mod oracle;
 mod output;
 mod statistics;
 
@@ -18,8 +19,11 @@ use clap::Parser;
 use arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
-    let Arguments { command: Command::Engine(options) } = Arguments::parse();
-    match engine::command(&options) {
+    let done = match Arguments::parse().command {
+        Command::Engine(options) => engine::command(&options),
+        Command::Oracle(options) => oracle::command(&options),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output is gone (`| head`): there is nobody to tell.
         Err(error) if output::is_closed(&error) => ExitCode::from(CLOSED),

@@ -21,7 +21,7 @@ use crate::subprocess;
 use crate::workspace::Workspace;
 
 /// Chooses the mutant; `stage2::primitive` reads it.
-const CHOICE: &str = "TWOFOLD_MUTANT";
+pub const CHOICE: &str = "TWOFOLD_MUTANT";
 
 /// A test program.
 #[derive(Debug)]

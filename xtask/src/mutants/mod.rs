@@ -25,6 +25,7 @@ use crate::report as json;
 use crate::steps::Steps;
 use crate::workspace::Workspace;
 
+pub use judges::CHOICE;
 use report::Report;
 use sites::Mutant;
 
@@ -76,6 +77,17 @@ pub fn command(workspace: &Workspace, options: &MutantsOptions) -> anyhow::Resul
         json::write(path, &report.json())?;
     }
     Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The mutant with this label in a file, as [`CHOICE`] has it.
+pub fn find(workspace: &Workspace, file: &str, label: &str) -> anyhow::Result<String> {
+    let all = sites::list(workspace.root())?;
+    let mut found = all.iter().filter(|mutant| mutant.site.file == file && mutant.label() == label);
+    match (found.next(), found.next()) {
+        (Some(mutant), None) => Ok(mutant.to_string()),
+        (None, _) => bail!("there is no mutant {label} in {file}; `cargo xtask mutants --list` names all"),
+        (Some(_), Some(_)) => bail!("there are several mutants {label} in {file}"),
+    }
 }
 
 /// The mutants that are asked for.

@@ -172,6 +172,15 @@ impl Arena {
         Some(unsafe { word.as_ref() })
     }
 
+    /// The `count` words from `pa` on, a multiple of 8; `None` where not all of them are there.
+    pub fn words(&self, pa: Pa, count: u64) -> Option<&[AtomicU64]> {
+        let first = self.pointer(pa).filter(|_| pa.is_aligned(8))?.cast::<AtomicU64>();
+        let offset = pa.raw() - self.base.raw();
+        count.checked_mul(8).filter(|size| *size <= self.memory.size() - offset)?;
+        // SAFETY: as in `word`; the last of them is inside the mapping too.
+        Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), count as usize) })
+    }
+
     /// Reads the word at `pa`, with acquire ordering; `None` where there is none.
     #[inline(always)]
     pub fn load(&self, pa: Pa) -> Option<u64> {

@@ -3,6 +3,7 @@
 
 mod basics;
 mod come_and_go;
+mod controls;
 mod directed;
 mod random;
 mod recorded;

@@ -93,7 +93,7 @@ impl<P: Platform> Held<'_, P> {
         let (armed, sealed, stage2) = (&self.log.armed, &self.log.sealed, &self.memory.stage2);
         let mut pending = None;
         for word in armed.words_set(0, armed.words()) {
-            let sections = armed.take(word, u64::MAX);
+            let sections = armed.take(word, u64::MAX) & self.inside(word);
             sealed.set_in(word, sections);
             for sections in runs(word, sections) {
                 let seal = stage2.seal(self.sections(&sections))?;
@@ -121,7 +121,7 @@ impl<P: Platform> Held<'_, P> {
         self.log.heat.next_round();
         let mut pending = None;
         for word in armed.words_set(0, armed.words()) {
-            let sections = armed.word(word);
+            let sections = armed.word(word) & self.inside(word);
             let mut dirty = 0;
             for run in runs(word, sections) {
                 let mut found = |marked: Marked| {
@@ -155,6 +155,16 @@ impl<P: Platform> Held<'_, P> {
         let section = |page: u64| (page / SECTION - word * WORD) % WORD;
         let (low, high) = (first + u64::from(marked.mask.trailing_zeros()), first + u64::from(marked.mask.ilog2()));
         1 << section(low) | 1 << section(high)
+    }
+
+    /// Which sections of a word there are. A fault that comes too late, for a log that had smaller ones, may have named others
+    /// before it found that this one runs.
+    fn inside(&self, word: u64) -> u64 {
+        let sections = self.log.pages.count().div_ceil(self.running.section());
+        match sections.saturating_sub(word * WORD) {
+            0 => 0,
+            left => u64::MAX >> (WORD - left.min(WORD)),
+        }
     }
 
     /// The addresses of some sections.

@@ -147,6 +147,7 @@ impl Word {
         #[cfg(mutants)]
         if mutants::is_apart(Location::caller()) {
             let old = self.load(Ordering::Relaxed);
+            mutants::later();
             self.store(change(old), order);
             return old;
         }
@@ -168,6 +169,7 @@ impl Word {
         #[cfg(mutants)]
         if mutants::is_apart(Location::caller()) {
             let now = self.load(Ordering::Relaxed);
+            mutants::later();
             if now == old {
                 self.store(new, order);
             }

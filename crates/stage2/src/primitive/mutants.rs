@@ -104,6 +104,12 @@ pub(super) fn is_apart(site: &Location<'_>) -> bool {
     is(Kind::Apart, site)
 }
 
+/// Between the load and the store of what is apart: long enough for another CPU to come in between, where no machine sees to
+/// it that one does.
+pub(super) fn later() {
+    (0..50).for_each(|_| core::hint::spin_loop());
+}
+
 pub(super) fn ordering(order: Ordering, site: &Location<'_>) -> Ordering {
     match order {
         Ordering::Acquire if is(Kind::NoAcquire, site) => Ordering::Relaxed,

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The collector: it gets, clears and copies as a migration does, in rounds, while the guest is written to; and every few
+//! rounds it has everybody held, gets once more, and compares.
+//!
+//! After some rounds the log is stopped, some blocks are put together, and it is started anew, in another way: so blocks are
+//! split and put together all the time.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use twofold_machine::fast::FastPlatform;
+use twofold_memory::dirty::{DirtyLog, DirtyPages, DirtyWord, LogOptions, Tracker};
+
+use super::crew::Crew;
+use super::guest::{Guest, PAGES};
+use super::random::Random;
+use super::shadow::{Lost, Shadow, Tally};
+
+/// The order in which a page is cleared and copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Cleared first: as it has to be.
+    ClearFirst,
+    /// Copied first: what is written in between is lost. For a control.
+    CopyFirst,
+}
+
+/// Collects what one tracker tells.
+pub struct Collector<'a> {
+    guest: &'a Guest,
+    crew: &'a Crew,
+    log: DirtyLog<'a, FastPlatform>,
+    tracker: Tracker,
+    order: Order,
+    random: Random,
+    shadow: Shadow,
+    dirty: DirtyPages,
+    tally: Tally,
+    round: u64,
+    lost: &'a dyn Fn(u64, &Lost),
+}
+
+impl<'a> Collector<'a> {
+    /// A collector that has done nothing yet. `lost` is told of each page that is lost, and in which round.
+    pub fn new(
+        (guest, crew): (&'a Guest, &'a Crew),
+        (tracker, order): (Tracker, Order),
+        random: Random,
+        lost: &'a dyn Fn(u64, &Lost),
+    ) -> anyhow::Result<Self> {
+        let (log, shadow) = (guest.log()?, Shadow::new());
+        let (dirty, tally) = (DirtyPages::new(), Tally::default());
+        Ok(Self { guest, crew, log, tracker, order, random, shadow, dirty, tally, round: 0, lost })
+    }
+
+    /// Goes on until so many pages were compared, or `stop` is set; `progress` is told after each comparison how many.
+    pub fn run(mut self, comparisons: u64, stop: &AtomicBool, progress: impl Fn(u64)) -> anyhow::Result<Tally> {
+        while self.tally.compared < comparisons && !stop.load(Ordering::Relaxed) {
+            self.start()?;
+            // More than the tracker waits for with what is cold.
+            for _ in 0..self.random.of_any_size(7) {
+                self.gather()?;
+                if self.random.once_in(6) {
+                    self.compare()?;
+                    progress(self.tally.compared);
+                }
+                self.wait();
+            }
+            self.log.stop()?;
+            self.rejoin()?;
+        }
+        Ok(self.tally)
+    }
+
+    fn start(&mut self) -> anyhow::Result<()> {
+        let random = &mut self.random;
+        let all_dirty = self.tracker != Tracker::WriteProtect && random.once_in(2);
+        let chunk = [0, 4 << 10, 64 << 10, 2 << 20, 8 << 20][random.below(5) as usize];
+        let section = 8 << random.below(7);
+        self.log.start(&LogOptions { tracker: self.tracker, all_dirty, chunk, section })?;
+        self.shadow.forget();
+        if !all_dirty {
+            // Nothing is in the log, so all is to be known from here on.
+            (0..PAGES).for_each(|page| self.shadow.copy(self.guest, page));
+        }
+        Ok(())
+    }
+
+    /// A round: asks the log, clears some or all of what it tells, and copies that.
+    fn gather(&mut self) -> anyhow::Result<()> {
+        self.round += 1;
+        self.get()?;
+        if self.tracker == Tracker::WriteProtect {
+            return Ok(());
+        }
+        let dirty = std::mem::take(&mut self.dirty);
+        match self.random.below(4) {
+            0 => self.clear_pieces(dirty.words())?,
+            1 => self.clear_unseen()?,
+            _ => self.clear(&dirty.words().iter().flat_map(|word| word.pages()).collect::<Vec<_>>(), |log| {
+                log.clear_these(&dirty)
+            })?,
+        }
+        self.dirty = dirty;
+        Ok(())
+    }
+
+    /// What the log tells is dirty. Where that has cleared it too, it is copied.
+    fn get(&mut self) -> anyhow::Result<()> {
+        self.log.get(&mut self.dirty)?;
+        for page in self.dirty.pages() {
+            self.tally.redirtied += u64::from(self.shadow.told(page));
+        }
+        if self.tracker == Tracker::WriteProtect {
+            self.dirty.pages().for_each(|page| self.shadow.copy(self.guest, page));
+        }
+        Ok(())
+    }
+
+    /// Clears a few words at a time, and in each of them most pages of those that were told, or all; some are left for
+    /// another round.
+    fn clear_pieces(&mut self, words: &[DirtyWord]) -> anyhow::Result<()> {
+        let mut left = words;
+        while !left.is_empty() {
+            let (piece, others) = left.split_at(left.len().min(self.random.of_any_size(4) as usize));
+            left = others;
+            if self.random.once_in(4) {
+                continue;
+            }
+            let first = piece[0].first_page;
+            let end = piece[piece.len() - 1].first_page + 64;
+            let mut mask = vec![0; ((end - first) / 64) as usize];
+            for word in piece {
+                let some = if self.random.once_in(2) { u64::MAX } else { self.random.next() | self.random.next() };
+                mask[((word.first_page - first) / 64) as usize] = word.mask & some;
+            }
+            self.clear_masked(first, &mask)?;
+        }
+        Ok(())
+    }
+
+    /// Clears pages of which the log may not have told yet: that is allowed, if they are copied.
+    fn clear_unseen(&mut self) -> anyhow::Result<()> {
+        let words = PAGES.div_ceil(64);
+        let first = self.random.below(words);
+        let count = self.random.of_any_size(4).min(words - first);
+        self.clear_masked(first * 64, &vec![u64::MAX; count as usize])
+    }
+
+    fn clear_masked(&mut self, first: u64, mask: &[u64]) -> anyhow::Result<()> {
+        let pages = (mask.len() as u64 * 64).min(PAGES - first);
+        let cleared: Vec<_> = (0..pages).filter(|page| mask[(page / 64) as usize] >> (page % 64) & 1 == 1).collect();
+        let cleared: Vec<_> = cleared.into_iter().map(|page| first + page).collect();
+        self.clear(&cleared, |log| log.clear(first, pages, mask))
+    }
+
+    /// Clears pages, and copies them; or the other way round.
+    fn clear(
+        &mut self,
+        pages: &[u64],
+        clear: impl FnOnce(&DirtyLog<'_, FastPlatform>) -> Result<(), twofold_memory::dirty::LogError>,
+    ) -> anyhow::Result<()> {
+        let copy = |shadow: &mut Shadow| pages.iter().for_each(|page| shadow.copy(self.guest, *page));
+        match self.order {
+            Order::ClearFirst => {
+                clear(&self.log)?;
+                copy(&mut self.shadow);
+            }
+            Order::CopyFirst => {
+                copy(&mut self.shadow);
+                clear(&self.log)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// With nobody writing, what another `get` does not tell of is as it was copied.
+    fn compare(&mut self) -> anyhow::Result<()> {
+        self.crew.hold()?;
+        self.get()?;
+        let (round, lost) = (self.round, self.lost);
+        self.tally += self.shadow.compare(self.guest, |page| lost(round, page));
+        self.crew.let_go();
+        Ok(())
+    }
+
+    /// Lets the guest have all CPUs for a moment, sometimes.
+    fn wait(&mut self) {
+        match self.random.below(4) {
+            0 => thread::sleep(Duration::from_micros(self.random.of_any_size(10))),
+            1 => thread::yield_now(),
+            _ => {}
+        }
+    }
+
+    /// Puts some blocks together, from anywhere on.
+    fn rejoin(&mut self) -> anyhow::Result<()> {
+        let _ = self.log.rejoin(self.random.below(PAGES), self.random.below(8))?;
+        Ok(())
+    }
+}

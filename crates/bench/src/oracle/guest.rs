@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The guest that is watched: its memory, and where in the machine's each of its pages is.
+//!
+//! Invariant: all pages have frames before anything else happens, and keep them: so the oracle finds a page without asking
+//! the memory that it judges.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use anyhow::Context;
+use twofold_machine::arena::{Arena, ArenaOptions, Backing};
+use twofold_machine::fast::{FastMachine, FastPlatform};
+use twofold_machine::program::Stage1Registers;
+use twofold_machine::vm::Vm;
+use twofold_memory::dirty::DirtyLog;
+use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
+use twofold_stage2::fault::{AccessKind, FaultKind};
+use twofold_stage2::{Features, Geometry, Granule, Ipa, Pa, Vmid};
+
+use super::random::Random;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4 << 10;
+/// Pages of the guest's RAM, about 16 MiB: few, so that each is written, cleared and compared again and again. No multiple of
+/// 64: the last word of a log is not full.
+pub const PAGES: u64 = 4077;
+/// vCPUs, each with a CPU and a thread of its own.
+pub const VCPUS: usize = 4;
+
+/// A guest on a machine.
+pub struct Guest {
+    /// The virtual machine.
+    pub vm: Vm<FastPlatform>,
+    /// What it runs on.
+    pub machine: Arc<FastMachine>,
+    /// Where its RAM begins.
+    pub start: Ipa,
+    slot: SlotId,
+    frames: Vec<Pa>,
+}
+
+/// Where RAM begins, or a bit behind.
+const RAM: Ipa = Ipa::new(0x4000_0000);
+/// A slot of its own for the guest's stage-1 tables, which the guest does not write to.
+const TABLES: Ipa = Ipa::new(0x2000_0000);
+const MIB_2: u64 = 2 << 20;
+const FEATURES: Features = Features {
+    vmid_bits: 16,
+    hardware_access_flag: true,
+    hardware_dirty_state: true,
+    forced_write_back: true,
+    tlbi_range: true,
+    tlbi_level_hint: true,
+    ..Features::NONE
+};
+
+impl Guest {
+    /// A guest whose pages all hold something. Its RAM begins on a boundary of 2 MiB or, as often, does not.
+    pub fn new(random: &mut Random) -> anyhow::Result<Self> {
+        let start = RAM + if random.once_in(2) { 0 } else { random.below(MIB_2 / PAGE) * PAGE };
+        let arena = Arc::new(Arena::new(&ArenaOptions::new(24 * MIB_2, Backing::Anonymous))?);
+        let machine = FastMachine::new(arena, FEATURES, VCPUS)?;
+        let mut frames = Frames::new(FEATURES);
+        frames.add(machine.arena().donate());
+        let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES)?;
+        let platform = FastPlatform(Arc::clone(&machine));
+        let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest)?;
+        let ram = |range| Slot { range, backing: twofold_memory::Backing::Ram, writable: true };
+        let slot = memory.add_slot(ram(start..start + PAGES * PAGE))?;
+        memory.add_slot(ram(TABLES..TABLES + PAGE))?;
+        write_stage1_tables(&memory)?;
+        let frames = (0..PAGES).map(|page| touch(&memory, start + page * PAGE)).collect::<anyhow::Result<_>>()?;
+        Ok(Self { vm: Vm::new(memory), machine, start, slot, frames })
+    }
+
+    /// The guest's memory.
+    pub fn memory(&self) -> &GuestMemory<FastPlatform> {
+        self.vm.memory()
+    }
+
+    /// The log of its RAM.
+    pub fn log(&self) -> anyhow::Result<DirtyLog<'_, FastPlatform>> {
+        Ok(self.memory().dirty_log(self.slot)?)
+    }
+
+    /// What a page holds: the guest may be writing to it.
+    pub fn page(&self, page: u64) -> &[AtomicU64] {
+        let words = self.machine.arena().words(self.frames[page as usize], PAGE / 8);
+        words.expect("a page's frame is in the arena that the frames came from")
+    }
+}
+
+/// Writes something to a page, has it mapped, and tells where it is.
+fn touch(memory: &GuestMemory<FastPlatform>, ipa: Ipa) -> anyhow::Result<Pa> {
+    memory.write(ipa, &ipa.raw().to_ne_bytes())?;
+    let _ = memory.fault(&GuestFault { ipa, kind: FaultKind::Translation, access: AccessKind::Read })?;
+    let leaf = memory.stage2().look_up(ipa).with_context(|| format!("{ipa} is not mapped"))?;
+    Ok(leaf.descriptor.address() + (ipa - leaf.ipa))
+}
+
+/// The registers of a guest whose stage 1 maps the first 4 GiB as they are: 39 bits of address below, none above, 48 bits of
+/// IPA. What it translates is cached as entries that combine both stages, which an invalidation by IPA leaves.
+pub fn stage1() -> Stage1Registers {
+    const TCR: u64 = 25 | 0b0101 << 8 | 3 << 12 | 1 << 23 | 5 << 32;
+    Stage1Registers { sctlr: 1, tcr: TCR, ttbr0: TABLES.raw(), ttbr1: 0, mair: 0xff }
+}
+
+/// A table of level 1, with blocks: inner shareable, accessed.
+fn write_stage1_tables(memory: &GuestMemory<FastPlatform>) -> anyhow::Result<()> {
+    const BLOCK: u64 = 0b01 | 3 << 8 | 1 << 10;
+    for gib in 0..4 {
+        memory.write(TABLES + gib * 8, &(gib << 30 | BLOCK).to_ne_bytes())?;
+    }
+    Ok(())
+}

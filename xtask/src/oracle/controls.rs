@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Negative controls: the same oracle on logs that have a known defect. One that loses nothing says that the oracle is blind.
+//!
+//! Most are mutants of the engine: the defect is one step that is left out or weakened, and everything else is as it is.
+
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, bail};
+
+use super::bench;
+use crate::arguments::{OracleOptions, TrackerOption};
+use crate::mutants;
+use crate::output;
+use crate::subprocess;
+use crate::workspace::Workspace;
+
+/// A defect.
+struct Control {
+    name: &'static str,
+    defect: Defect,
+    /// The tracker that it is judged by.
+    tracker: TrackerOption,
+}
+
+enum Defect {
+    /// A step of the engine's: file and label of the mutant.
+    Mutant(&'static str, &'static str),
+    /// The collector's: an option of the oracle's.
+    Option(&'static str),
+}
+
+const CONTROLS: [Control; 4] = [
+    Control {
+        name: "no-flush",
+        defect: Defect::Mutant("crates/stage2/src/flush.rs", "Pending::flush/invalidate/omit"),
+        tracker: TrackerOption::Manual,
+    },
+    Control {
+        name: "stage-2-only",
+        defect: Defect::Mutant("crates/stage2/src/tlb.rs", "Tlb::by_ipa/tlbi/omit"),
+        tracker: TrackerOption::Manual,
+    },
+    Control {
+        name: "plain-store",
+        defect: Defect::Mutant("crates/stage2/src/arm.rs", "Seal::entries/clear/apart"),
+        tracker: TrackerOption::Combined,
+    },
+    Control { name: "read-before-flush", defect: Defect::Option("--copy-first"), tracker: TrackerOption::Manual },
+];
+
+/// Runs all of them.
+pub fn run(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<ExitCode> {
+    subprocess::show(&mut mutated(workspace, "build"))?;
+    let mut blind = false;
+    for control in &CONTROLS {
+        let lost = control.lost(workspace, options)?;
+        output::line(&format!("control: {}: lost {lost}", control.name))?;
+        blind |= lost == 0;
+    }
+    Ok(if blind { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+impl Control {
+    /// How many pages the oracle finds lost.
+    fn lost(&self, workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<u64> {
+        let mut oracle = mutated(workspace, "run");
+        oracle.args(["--quiet", "--", "oracle", "--tracker", self.tracker.name()]);
+        oracle.args(["--comparisons", &options.comparisons.unwrap_or(COMPARISONS).to_string()]);
+        oracle.args(options.seed.iter().flat_map(|seed| ["--seed".to_owned(), seed.to_string()]));
+        match self.defect {
+            Defect::Mutant(file, label) => drop(oracle.env(mutants::CHOICE, mutants::find(workspace, file, label)?)),
+            Defect::Option(option) => drop(oracle.arg(option)),
+        }
+        let output = oracle.stdin(Stdio::null()).output().context("cargo does not start")?;
+        if workspace.stop().is_requested() {
+            bail!("stopped");
+        }
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        lost(&stdout).with_context(|| format!("the control {} did not end as an oracle does\n{stderr}", self.name))
+    }
+}
+
+/// Enough for the defect that shows least.
+const COMPARISONS: u64 = 6_000_000;
+
+/// Cargo with `command` on the bench with all mutants inside, apart from what is built without.
+fn mutated(workspace: &Workspace, command: &str) -> Command {
+    let mut cargo = bench(workspace, command);
+    cargo.args(["--features", "twofold-stage2/checked"]).env_remove(mutants::CHOICE);
+    cargo.env("RUSTFLAGS", "--cfg mutants").env("CARGO_TARGET_DIR", workspace.mutants().join("oracle"));
+    cargo
+}
+
+/// What a line `oracle: NAME: N compared, N re-dirtied, N lost` ends with.
+fn lost(text: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with("oracle: "))?;
+    line.strip_suffix(" lost")?.rsplit(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use twofold_launch::Stop;
+
+    use super::*;
+
+    #[test]
+    fn each_mutant_is_there() {
+        let workspace = Workspace::find(Stop::default()).unwrap();
+        for control in &CONTROLS {
+            if let Defect::Mutant(file, label) = control.defect {
+                mutants::find(&workspace, file, label).unwrap_or_else(|error| panic!("{}: {error}", control.name));
+            }
+        }
+    }
+
+    #[test]
+    fn losses_are_read() {
+        assert_eq!(lost("oracle: manual: 2000 compared, 17 re-dirtied, 12 lost\n"), Some(12));
+        assert_eq!(lost("oracle: manual: 2000 compared"), None);
+        assert_eq!(lost(""), None);
+    }
+}
