@@ -107,7 +107,7 @@ pub struct OracleOptions {
     /// Only this tracker
     #[arg(long, value_enum, value_name = "NAME")]
     pub tracker: Option<TrackerOption>,
-    /// Pages to compare for each tracker; 10 million, of a control 6 million, unless given
+    /// Pages to compare for each tracker; 10 million, on the hypervisor 500,000, of a control 6 million, unless given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub comparisons: Option<u64>,
     /// What is chosen at random is chosen by this; TWOFOLD_SEED stands for it, and without both it is another each time

@@ -9,7 +9,7 @@ use std::path::{self, Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use twofold_abi::control::TRACE_ARGUMENT;
+use twofold_abi::control::{ORACLE_ARGUMENT, TRACE_ARGUMENT};
 use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
 use twofold_launch::{Guest, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict};
 
@@ -64,8 +64,19 @@ pub struct Boot<'a> {
     pub timeout: Option<Duration>,
     /// Whether the console is the terminal.
     pub terminal: bool,
-    /// The file for the trace, by the hypervisor that writes one.
-    pub trace: Option<&'a Path>,
+    /// The hypervisor.
+    pub image: Image<'a>,
+}
+
+/// The hypervisors that there are.
+#[derive(Clone, Copy, Debug)]
+pub enum Image<'a> {
+    /// The one that is released.
+    Plain,
+    /// The one that writes a trace to this file.
+    Tracing(&'a Path),
+    /// The one with the oracle, which is told this.
+    Oracle(&'a str),
 }
 
 /// The guest that `options` ask for, fetched where need be.
@@ -124,9 +135,10 @@ impl Boot<'_> {
         let bundle_path = directory.path().join("guest.bundle");
         let bundle = self.guest.write_bundle(&bundle_path)?;
         let machine = Machine {
-            image: self.hypervisor().image(workspace),
+            image: self.image.program().image(workspace),
             loaded: Loaded::Guest { bundle, memory: self.guest.memory },
-            append: self.trace_argument()?,
+            spare_memory: self.image.spare_memory(&self.guest),
+            append: self.image.argument()?,
             cpu: self.cpu.to_owned(),
             cpus: self.guest.cpus,
             deterministic: self.deterministic,
@@ -151,18 +163,6 @@ impl Boot<'_> {
         }
     }
 
-    fn hypervisor(&self) -> build::Program {
-        if self.trace.is_some() { build::TRACING_HYPERVISOR } else { build::HYPERVISOR }
-    }
-
-    /// QEMU's directory is any: the file's whole path.
-    fn trace_argument(&self) -> anyhow::Result<Option<String>> {
-        let Some(trace) = self.trace else { return Ok(None) };
-        let path = path::absolute(trace).context("the current directory is gone")?;
-        let path = path.to_str().with_context(|| format!("--trace: {} is not Unicode", path.display()))?;
-        Ok(Some(format!("{TRACE_ARGUMENT}{path}")))
-    }
-
     fn judge(&self, outcome: Outcome, directory: tempfile::TempDir, runs: &Path) -> anyhow::Result<Outcome> {
         let verdict = Verdict::new(&outcome, self.checked);
         // On a terminal a person left, and knows.
@@ -184,6 +184,35 @@ impl Boot<'_> {
         let console = if tail.is_empty() { String::new() } else { format!("\nThe console's last lines:\n{tail}") };
         let logs = directory.keep();
         Err(anyhow!("{verdict}{console}\nThe logs are in {}", logs.display()))
+    }
+}
+
+impl Image<'_> {
+    fn program(self) -> build::Program {
+        match self {
+            Self::Plain => build::HYPERVISOR,
+            Self::Tracing(_) => build::TRACING_HYPERVISOR,
+            Self::Oracle(_) => build::ORACLE_HYPERVISOR,
+        }
+    }
+
+    /// The oracle keeps a copy of the guest's memory.
+    fn spare_memory(self, guest: &Guest) -> u64 {
+        if matches!(self, Self::Oracle(_)) { 2 * guest.memory } else { 0 }
+    }
+
+    /// What the image's own command line has for it.
+    fn argument(self) -> anyhow::Result<Option<String>> {
+        match self {
+            Self::Plain => Ok(None),
+            // QEMU's directory is any: the file's whole path.
+            Self::Tracing(trace) => {
+                let path = path::absolute(trace).context("the current directory is gone")?;
+                let path = path.to_str().with_context(|| format!("--trace: {} is not Unicode", path.display()))?;
+                Ok(Some(format!("{TRACE_ARGUMENT}{path}")))
+            }
+            Self::Oracle(what) => Ok(Some(format!("{ORACLE_ARGUMENT}{what}"))),
+        }
     }
 }
 

@@ -24,6 +24,8 @@ use crate::workspace::Workspace;
 pub const HYPERVISOR: Program = Program::new("twofold-hypervisor", "twofold");
 /// The hypervisor that writes a trace.
 pub const TRACING_HYPERVISOR: Program = Program { feature: Some("trace"), ..HYPERVISOR };
+/// The hypervisor that holds its guest's dirty log against the guest's memory.
+pub const ORACLE_HYPERVISOR: Program = Program { feature: Some("oracle"), ..HYPERVISOR };
 /// The tests of the engine at EL2.
 pub const EL2_TESTS: Program = Program::new("twofold-hypervisor", "el2-tests");
 /// The bare-metal guest.

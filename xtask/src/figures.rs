@@ -95,6 +95,11 @@ pub fn plain_table<const N: usize>(header: [&str; N], rows: impl Iterator<Item =
     aligned(header.map(str::to_owned).to_vec(), rows.map(|row| row.to_vec()), false)
 }
 
+/// A table whose columns but the first are numbers.
+pub fn number_table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    aligned(header.iter().map(|head| (*head).to_owned()).collect(), rows, true)
+}
+
 /// A number with commas: 1234567 is 1,234,567.
 pub fn thousands(number: u64) -> String {
     let digits = number.to_string();

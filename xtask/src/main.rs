@@ -8,6 +8,7 @@ mod arguments;
 mod boot;
 mod build;
 mod coverage;
+mod dirty_log;
 mod doctor;
 mod fetch;
 mod figures;

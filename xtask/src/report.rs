@@ -15,6 +15,7 @@ use tempfile::NamedTempFile;
 use twofold_launch::{Qemu, Report};
 
 use crate::boot::{Kind, Selected};
+use crate::dirty_log::DirtyLogs;
 use crate::figures::{FirstTouch, KVM_FIRST_TOUCH};
 use crate::subprocess;
 
@@ -41,6 +42,8 @@ pub struct Described<'a> {
     pub check: &'a str,
     /// The run that only touches.
     pub touch: Option<FirstTouch>,
+    /// The run that measures dirty logs.
+    pub logs: Option<DirtyLogs>,
 }
 
 /// The whole report.
@@ -83,6 +86,9 @@ pub fn json(report: &Report, described: &Described<'_>) -> Value {
                 "kvm_with_host_kernel": KVM_FIRST_TOUCH,
             }),
         );
+    }
+    if let Some(logs) = &described.logs {
+        root.insert("dirty_log".to_owned(), logs.json());
     }
     if let (Some(Value::Object(instructions)), Some(touch)) =
         (root.get_mut("el2_instructions"), FirstTouch::of(report).or(described.touch))

@@ -15,8 +15,9 @@ use twofold_launch::check::CHECK_OK;
 use twofold_launch::{Guest, Outcome, Pages, Qemu, machine};
 
 use crate::arguments::{GuestOption, RunOptions};
-use crate::boot::{self, Boot, Kind, Selected};
+use crate::boot::{self, Boot, Image, Kind, Selected};
 use crate::build;
+use crate::dirty_log::DirtyLogs;
 use crate::fetch;
 use crate::figures::{FirstTouch, Rows};
 use crate::install;
@@ -70,8 +71,16 @@ pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Res
         flags: flags::COUNT,
     };
     let timeout = Some(Duration::from_secs(CHECK_TIMEOUT));
-    let boot =
-        Boot { label: "touch", guest, cpu, deterministic: true, checked: false, timeout, terminal: false, trace: None };
+    let boot = Boot {
+        label: "touch",
+        guest,
+        cpu,
+        deterministic: true,
+        checked: false,
+        timeout,
+        terminal: false,
+        image: Image::Plain,
+    };
     let outcome = boot.run(workspace, qemu)?;
     FirstTouch::of(&outcome.control.report).context("the hypervisor did not report its first touches")
 }
@@ -173,7 +182,7 @@ fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a
         checked: mode != Mode::Console,
         timeout: limit.filter(|seconds| *seconds > 0).map(Duration::from_secs),
         terminal: mode == Mode::Console,
-        trace: options.trace.as_deref(),
+        image: options.trace.as_deref().map_or(Image::Plain, Image::Tracing),
     }
 }
 
@@ -202,16 +211,23 @@ fn check(
         let outcome = boot.run(workspace, qemu)?;
         Ok((outcome, "to power-off, with the guest's own check".to_owned()))
     })?;
-    let touch = if count {
-        Some(steps.step("first touch", || {
+    let (mut touch, mut logs) = (None, None);
+    if count {
+        touch = Some(steps.step("first touch", || {
             let touch = first_touch(workspace, qemu, &options.cpu)?;
             Ok((touch, "64 MiB, page by page, by the bare-metal guest".to_owned()))
-        })?)
-    } else {
-        None
-    };
+        })?);
+        logs = Some(steps.step("dirty log", || {
+            let logs = DirtyLogs::count(workspace, qemu, &options.cpu, Duration::from_secs(CHECK_TIMEOUT))?;
+            Ok((logs, "the same pages again and again, tracker by tracker".to_owned()))
+        })?);
+    }
     output::line("")?;
     output::line(&table(options, selected, &outcome, touch))?;
+    if let Some(logs) = &logs {
+        output::line("")?;
+        output::line(&logs.table())?;
+    }
     output::line(NEXT)?;
     trace_is_there(options)?;
     if let Some(path) = &options.json {
@@ -226,6 +242,7 @@ fn check(
             deterministic: count,
             check: "ok",
             touch,
+            logs,
         };
         report::write(path, &report::json(&outcome.control.report, &described))?;
     }

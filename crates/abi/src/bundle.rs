@@ -22,6 +22,8 @@ pub mod flags {
     pub const COUNT: u32 = 1 << 0;
     /// Panic at EL2 at the guest's first call of PSCI, so that the report can be tested.
     pub const TEST_PANIC: u32 = 1 << 1;
+    /// Let the guest drive its own dirty log ([`vendor`](crate::vendor)), so that it can be measured.
+    pub const DIRTY_LOG: u32 = 1 << 2;
 }
 
 /// Values of [`Header::pages`]: how large the mappings of guest RAM may be.

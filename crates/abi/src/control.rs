@@ -36,6 +36,12 @@
 //! | `el2_instructions.by_exit.KIND` | the same by the exit that caused them; their sum is the total |
 //! | `el2_instructions.first_touch_4k`, `.first_touch_2m`, `.first_touch_1g` | the part of the total spent on first touches of that mapping size |
 //! | `first_touches.pages_4k`, `.blocks_2m`, `.blocks_1g` | how many first touches that were |
+//! | `el2_instructions.write_fault` | the part of the total spent on writes to what is mapped read-only |
+//! | `faults.write` | how many such writes there were |
+//! | `dirty_log.TRACKER.iterations`, `.pages`, `.faults` | with [`DIRTY_LOG`](crate::bundle::flags::DIRTY_LOG), what a log of that [tracker](crate::vendor::TRACKERS) went through after it was first cleared: gets, the pages that they told of, writes that faulted |
+//! | `dirty_log.TRACKER.fault.instructions`, `.get`, `.clear` | instructions at EL2 for all of these faults, gets, clears; with [`COUNT`](crate::bundle::flags::COUNT) |
+//! | `dirty_log.TRACKER.fault.tlbi`, `.get`, `.clear`; `.fault.dsb` ... | TLB invalidations and DSBs for all of these |
+//! | `oracle.TRACKER.compared`, `.redirtied`, `.lost`, `.rounds`, `.starts` | of an image with the feature `oracle`: pages that were found as the log has them, found dirty again, found changed without a word of the log; rounds, and logs started |
 
 /// The word on the image's own command line (`/chosen` `bootargs`) that says that semihosting is there: the image then
 /// speaks on the control channel, and ends with `SYS_EXIT_EXTENDED`.
@@ -43,6 +49,8 @@ pub const BOOT_ARGUMENT: &str = "twofold.semihosting";
 /// The last words on that command line, if the image is one that writes a trace: the rest of the line is the file's name,
 /// as whoever serves semihosting calls finds it.
 pub const TRACE_ARGUMENT: &str = "twofold.trace=";
+/// On that command line, if the image is one with the oracle: what follows is `TRACKER,...:COMPARISONS:SEED`.
+pub const ORACLE_ARGUMENT: &str = "twofold.oracle=";
 /// Starts a line with something a person may want to know.
 pub const LOG: &str = "twofold:log";
 /// Starts the line that says why the guest could not be started.

@@ -7,6 +7,7 @@
 //! * [`control`]: the lines that the hypervisor writes for its launcher.
 //! * [`exit`]: the exit statuses of the image under QEMU.
 //! * [`trace`]: the lines of a trace, written and read.
+//! * [`vendor`]: calls of a guest of ours, beside PSCI.
 //! * [`virt`]: the memory map that every guest sees.
 #![no_std]
 
@@ -14,4 +15,5 @@ pub mod bundle;
 pub mod control;
 pub mod exit;
 pub mod trace;
+pub mod vendor;
 pub mod virt;

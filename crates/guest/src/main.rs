@@ -11,6 +11,7 @@
 
 mod boot;
 mod check;
+mod dirty;
 mod exceptions;
 mod memory;
 mod mmu;
@@ -56,6 +57,8 @@ enum Failure<'a> {
     Check(#[from] check::Failure),
     #[error("touch: FAILED: {0}")]
     Touch(#[from] touch::Failure),
+    #[error("dirty: FAILED: {0}")]
+    Dirty(#[from] dirty::Failure),
     #[error("wild: FAILED: {0}")]
     Wild(wild::Failure),
 }
@@ -77,6 +80,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
     match Program::parse(arguments).map_err(Failure::Program)? {
         Program::Check => check::run(&memory)?,
         Program::Touch { bytes } => touch::run(&memory, bytes)?,
+        Program::Dirty { bytes } => dirty::run(&memory, bytes)?,
         Program::Hang => {
             println!("hanging");
             psci::wait_forever()

@@ -11,6 +11,8 @@ pub enum Program {
     Check,
     /// `touch=SIZE`: touches so many bytes of fresh RAM.
     Touch { bytes: u64 },
+    /// `dirty=SIZE`: measures the dirty log of so many bytes of RAM.
+    Dirty { bytes: u64 },
     /// `hang`: does nothing for ever.
     Hang,
     /// `wild=ADDRESS`: loads from where nothing is.
@@ -20,8 +22,8 @@ pub enum Program {
 /// Why [`Program::parse`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure<'a> {
-    #[error("touch= needs a size such as 64M, not {0:?}")]
-    Size(&'a str),
+    #[error("{key}= needs a size such as 64M, not {value:?}")]
+    Size { key: &'a str, value: &'a str },
     #[error("wild= needs an address such as 0xb000000, not {0:?}")]
     Address(&'a str),
 }
@@ -34,7 +36,8 @@ impl Program {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
             program = match key {
                 "check" => Self::Check,
-                "touch" => Self::Touch { bytes: size(value).ok_or(Failure::Size(value))? },
+                "touch" => Self::Touch { bytes: size(value).ok_or(Failure::Size { key, value })? },
+                "dirty" => Self::Dirty { bytes: size(value).ok_or(Failure::Size { key, value })? },
                 "hang" => Self::Hang,
                 "wild" => Self::Wild { address: hexadecimal(value).ok_or(Failure::Address(value))? },
                 _ => program,

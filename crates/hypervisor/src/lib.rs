@@ -17,6 +17,7 @@
 //! | [`config`], [`load`], [`device_tree`] | what the guest is to be, where it goes, what it is told |
 //! | [`vcpu`] | enter, leave, answer, enter again |
 //! | [`psci`], [`inject`] | what the guest asks for, and what is done to it |
+//! | [`log_calls`] | the dirty log, as a guest drives its own to measure it |
 //! | [`stats`] | what it all cost |
 //! | [`memory`], [`platform`] | RAM and instructions for the engine |
 //!
@@ -37,7 +38,8 @@
 //! | [`pmu`] | counts instructions at EL2 |
 //! | [`sysreg`] | reads and writes system registers |
 //!
-//! With the feature `trace` there is `trace`, too: what the engine does, line by line.
+//! With the feature `trace` there is `trace`, too: what the engine does, line by line. With the feature `oracle` there is
+//! `oracle`: it holds the dirty log against the guest's memory.
 //!
 //! EL2 runs with interrupts masked and without FP/SIMD registers; both belong to the guest.
 #![no_std]
@@ -55,7 +57,10 @@ pub mod el2_mmu;
 pub mod heap;
 pub mod inject;
 pub mod load;
+pub mod log_calls;
 pub mod memory;
+#[cfg(feature = "oracle")]
+pub mod oracle;
 pub mod panic;
 pub mod platform;
 pub mod pmu;

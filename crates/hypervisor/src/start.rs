@@ -12,6 +12,8 @@ use crate::board::Board;
 use crate::config::{Config, ConfigError};
 use crate::load::{Layout, LoadError};
 use crate::memory::Taken;
+#[cfg(feature = "oracle")]
+use crate::oracle;
 use crate::platform::{self, Counted};
 #[cfg(feature = "trace")]
 use crate::trace;
@@ -50,6 +52,10 @@ pub enum StartupError {
     #[cfg(feature = "trace")]
     #[error(transparent)]
     Trace(#[from] trace::TraceError),
+    /// Its log was to be held against its memory.
+    #[cfg(feature = "oracle")]
+    #[error(transparent)]
+    Oracle(#[from] oracle::OracleError),
     /// There is less memory than it wants.
     #[error("the guest wants {wanted} MiB, but this machine has {free} MiB free: use a smaller --memory")]
     NoMemory {
@@ -92,6 +98,8 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let features = platform::features();
     #[cfg(feature = "trace")]
     trace::begin(board, &features, &taken.free, taken.records.ranges())?;
+    #[cfg(feature = "oracle")]
+    oracle::begin(board, config.cpus)?;
     let mut frames = Frames::new(features);
     taken.free.into_iter().for_each(|range| frames.add(range));
     // Beside its RAM, in sections, a guest needs tables: they too may take whole sections apart.
@@ -108,14 +116,15 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     #[cfg(feature = "trace")]
     let platform = trace::Traced::new(platform, &features);
     let mut memory = GuestMemory::new(platform, geometry, VMID, frames, config.pages)?;
-    for slot in slots(config, board) {
+    for slot in devices(board) {
         memory.add_slot(slot)?;
     }
+    let ram = memory.add_slot(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
     let blob = device_tree::build(config, &layout, board);
     layout.load(config, &blob, &memory)?;
     log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);
     log!("{geometry:?} {features:?}");
-    let vm = Vm::new(board, memory, config.cpus as usize, config.flags, vcpu::run);
+    let vm = Vm::new(board, (memory, ram), config.cpus as usize, config.flags, vcpu::run);
     Ok((vm, layout))
 }
 
@@ -138,19 +147,17 @@ fn ipa_bits(config: &Config<'_>) -> u32 {
     (virt::RAM_BASE.saturating_add(config.memory) - 1).ilog2().saturating_add(1).max(32)
 }
 
-fn slots(config: &Config<'_>, board: &Board) -> impl Iterator<Item = Slot> {
-    let slot = |start: u64, size: u64, backing| Slot {
-        range: Ipa::new(start)..Ipa::new(start + size),
-        backing,
-        writable: true,
-    };
+fn slot(start: u64, size: u64, backing: Backing) -> Slot {
+    Slot { range: Ipa::new(start)..Ipa::new(start + size), backing, writable: true }
+}
+
+fn devices(board: &Board) -> impl Iterator<Item = Slot> {
     let redistributors = board.cpus.len() as u64 * virt::GICR_SIZE;
     let device = |physical: &core::ops::Range<u64>| Backing::Device(Pa::new(physical.start));
     [
         slot(virt::GICD_BASE, virt::GICD_SIZE, device(&board.gicd)),
         slot(virt::GICR_BASE, redistributors, device(&board.gicr[0])),
         slot(virt::UART_BASE, virt::UART_SIZE, device(&board.uart)),
-        slot(virt::RAM_BASE, config.memory, Backing::Ram),
     ]
     .into_iter()
 }

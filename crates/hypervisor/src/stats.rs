@@ -19,9 +19,10 @@ use crate::pmu::Counter;
 pub struct Stats {
     /// By exception class (ESR_EL2.EC).
     exits: [AtomicU64; CLASSES],
-    /// Instructions at EL2 by what they were for: the class of the exit, or a first touch.
+    /// Instructions at EL2 by what they were for: the class of the exit, or a [`Purpose`].
     instructions: [AtomicU64; PURPOSES],
     faults: [AtomicU64; 4],
+    write_faults: AtomicU64,
     last: [LastExit; LAST],
     next: AtomicUsize,
 }
@@ -32,10 +33,38 @@ struct LastExit {
     pc: AtomicU64,
 }
 
+/// What an exit turned out to be for, beyond its class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A first touch that mapped a leaf of this level.
+    FirstTouch(Level),
+    /// A write to what was mapped read-only, and is writable now.
+    WriteFault,
+    /// A vendor call before the log is first cleared, or the end of it.
+    LogStart,
+    /// A vendor call that gets the log.
+    LogGet,
+    /// A vendor call that clears the log.
+    LogClear,
+}
+
 const CLASSES: usize = 64;
-/// The classes, then first touches by the level that was mapped.
-const PURPOSES: usize = CLASSES + 4;
+/// The classes, then the purposes.
+const PURPOSES: usize = CLASSES + 8;
 const LAST: usize = 8;
+
+impl Purpose {
+    const fn index(self) -> usize {
+        CLASSES
+            + match self {
+                Self::FirstTouch(level) => level.raw() as usize,
+                Self::WriteFault => 4,
+                Self::LogStart => 5,
+                Self::LogGet => 6,
+                Self::LogClear => 7,
+            }
+    }
+}
 
 impl Default for Stats {
     fn default() -> Self {
@@ -43,6 +72,7 @@ impl Default for Stats {
             exits: [const { AtomicU64::new(0) }; CLASSES],
             instructions: [const { AtomicU64::new(0) }; PURPOSES],
             faults: Default::default(),
+            write_faults: AtomicU64::new(0),
             last: Default::default(),
             next: AtomicUsize::new(0),
         }
@@ -63,6 +93,21 @@ impl Stats {
     /// A stage-2 fault.
     pub fn fault(&self, kind: FaultKind) {
         add(&self.faults[kind as usize], 1);
+    }
+
+    /// A write to what was mapped read-only, and is writable now.
+    pub fn write_fault(&self) {
+        add(&self.write_faults, 1);
+    }
+
+    /// How many of these there were.
+    pub fn write_faults(&self) -> u64 {
+        get(&self.write_faults)
+    }
+
+    /// Instructions that were put down to a purpose, this exit's not yet among them.
+    pub fn instructions(&self, purpose: Purpose) -> u64 {
+        get(&self.instructions[purpose.index()])
     }
 
     /// An access that was answered with an external abort.
@@ -115,9 +160,10 @@ impl Meter {
         }
     }
 
-    /// This turn is a first touch that mapped a leaf of `level`.
-    pub fn first_touch(&mut self, level: Level) {
-        self.purpose = CLASSES + level.raw() as usize;
+    /// What this turn is for.
+    #[inline(always)]
+    pub fn is_for(&mut self, purpose: Purpose) {
+        self.purpose = purpose.index();
     }
 }
 
@@ -136,6 +182,7 @@ pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Count
     by_level("first_touches", &|level| memory.first_touches[level]);
     by_level("mapped", &|level| memory.mapped[level]);
     stat("faults", "first_touch", memory.first_touches.iter().sum());
+    stat("faults", "write", sum(&Stats::write_faults));
     for_each_class(|name, of| stat("exits", name, of.map(|class| sum(&|s| get(&s.exits[class]))).sum()));
     stat("tables", "allocated", memory.tables_allocated);
     stat("tables", "freed", memory.tables_freed);
@@ -144,18 +191,27 @@ pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Count
     let total = sum(&|stats| stats.instructions.iter().map(get).sum());
     if total != 0 {
         stat("el2_instructions", "total", total);
-        let first_touch = |level: usize| sum(&|stats| get(&stats.instructions[CLASSES + level]));
+        let spent = |purpose| sum(&|stats| stats.instructions(purpose));
         for_each_class(|name, of| {
             let other: u64 = of.map(|class| sum(&|stats| get(&stats.instructions[class]))).sum();
             // A first touch is an abort; that of an instruction fetch is counted here with the others.
-            let touches = if name == DATA_ABORT { (0..4).map(first_touch).sum() } else { 0 };
-            stat("el2_instructions.by_exit", name, other + touches);
+            let known: u64 = match name {
+                DATA_ABORT => {
+                    spent(Purpose::WriteFault) + LEVELS.map(Purpose::FirstTouch).map(spent).iter().sum::<u64>()
+                }
+                HVC => [Purpose::LogStart, Purpose::LogGet, Purpose::LogClear].map(spent).iter().sum(),
+                _ => 0,
+            };
+            stat("el2_instructions.by_exit", name, other + known);
         });
-        for (level, name) in [(3, "first_touch_4k"), (2, "first_touch_2m"), (1, "first_touch_1g")] {
-            stat("el2_instructions", name, first_touch(level));
+        for (level, name) in LEVELS.into_iter().skip(1).zip(["first_touch_1g", "first_touch_2m", "first_touch_4k"]) {
+            stat("el2_instructions", name, spent(Purpose::FirstTouch(level)));
         }
+        stat("el2_instructions", "write_fault", spent(Purpose::WriteFault));
     }
 }
+
+const LEVELS: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];
 
 /// Calls `each` with the name of each group of exception classes and its members.
 fn for_each_class(mut each: impl FnMut(&str, &mut dyn Iterator<Item = usize>)) {
@@ -166,7 +222,8 @@ fn for_each_class(mut each: impl FnMut(&str, &mut dyn Iterator<Item = usize>)) {
 }
 
 const NAMES: [(usize, &str); 5] =
-    [(0x16, "hvc"), (0x17, "smc"), (0x18, "system_register"), (0x20, "instruction_abort"), (0x24, DATA_ABORT)];
+    [(0x16, HVC), (0x17, "smc"), (0x18, "system_register"), (0x20, "instruction_abort"), (0x24, DATA_ABORT)];
+const HVC: &str = "hvc";
 const DATA_ABORT: &str = "data_abort";
 const OTHER: &str = "other";
 

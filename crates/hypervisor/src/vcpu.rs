@@ -10,11 +10,14 @@ use core::arch::asm;
 
 use twofold_memory::{Answer, Done, GuestFault};
 use twofold_stage2::Ipa;
-use twofold_stage2::fault::{Fault, ipa_from_hpfar, ipa_from_par};
+use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar, ipa_from_par};
 
+use crate::log_calls::LogCalls;
+#[cfg(feature = "oracle")]
+use crate::oracle::{self, Oracle};
 use crate::pmu::Counter;
 use crate::psci::{self, Reply};
-use crate::stats::{Meter, Stats};
+use crate::stats::{Meter, Purpose, Stats};
 use crate::sysreg::isb;
 use crate::vm::{End, Vm};
 use crate::world::{self, Context, Trap};
@@ -33,6 +36,9 @@ pub fn run(vm: &'static Vm, index: usize, entry: u64, argument: u64) -> ! {
         context: Context::new(entry, argument),
         stats: &vm.vcpus[index].stats,
         meter: Meter::new(counter),
+        log: LogCalls::default(),
+        #[cfg(feature = "oracle")]
+        oracle: Oracle::planned(),
     };
     loop {
         vcpu.turn();
@@ -45,12 +51,17 @@ struct Vcpu {
     context: Context,
     stats: &'static Stats,
     meter: Meter,
+    log: LogCalls,
+    #[cfg(feature = "oracle")]
+    oracle: Oracle,
 }
 
 /// Exception classes of ESR_EL2 (Arm ARM D23.2).
 mod class {
     pub const HVC: u64 = 0x16;
     pub const SMC: u64 = 0x17;
+    #[cfg(feature = "oracle")]
+    pub const SYSTEM_REGISTER: u64 = 0x18;
     pub const INSTRUCTION_ABORT: u64 = 0x20;
     pub const DATA_ABORT: u64 = 0x24;
 }
@@ -67,12 +78,26 @@ impl Vcpu {
         self.meter.turn(esr, self.stats);
         self.stats.exit(esr, self.context.pc);
         assert!(trap == Trap::Sync, "a physical {trap:?} came to EL2, though all interrupts are the guest's");
+        #[cfg(feature = "oracle")]
+        if self.oracle.comes_first() {
+            self.oracle.exit(self.vm);
+            return self.answer(esr);
+        }
+        self.answer(esr);
+        #[cfg(feature = "oracle")]
+        self.oracle.exit(self.vm);
+    }
+
+    #[inline(always)]
+    fn answer(&mut self, esr: u64) {
         if let Some(fault) = Fault::from_syndrome(esr) {
             return self.fault(&fault, esr);
         }
         match esr >> 26 & 0x3f {
             class::DATA_ABORT | class::INSTRUCTION_ABORT => self.odd_abort(esr),
             class::HVC => self.call(),
+            #[cfg(feature = "oracle")]
+            class::SYSTEM_REGISTER if oracle::write_translation_register(esr, &mut self.context) => {}
             class::SMC => {
                 // Trapped before it was executed: the guest goes on behind it.
                 self.context.skip();
@@ -93,10 +118,16 @@ impl Vcpu {
         match self.vm.memory().fault(&GuestFault { ipa, kind, access }) {
             Ok(Answer::Retry(Done::Mapped { level, first_touch })) => {
                 if first_touch {
-                    self.meter.first_touch(level);
+                    self.meter.is_for(Purpose::FirstTouch(level));
                 }
             }
-            Ok(Answer::Retry(_)) => {}
+            Ok(Answer::Retry(Done::Widened)) => {
+                if access == AccessKind::Write {
+                    self.stats.write_fault();
+                    self.meter.is_for(Purpose::WriteFault);
+                }
+            }
+            Ok(Answer::Retry(Done::Stale)) => {}
             Ok(Answer::ExternalAbort) => {
                 self.stats.external();
                 inject::external_abort(&mut self.context, esr, far);
@@ -121,6 +152,12 @@ impl Vcpu {
     fn call(&mut self) {
         assert!(!self.vm.panics_on_call(), "panic at the guest's first call, as the bundle asks for");
         let [a, b, c, d, ..] = self.context.x;
+        if self.vm.lets_guest_log()
+            && let Some(answer) = self.log.call(self.vm, self.stats, &mut self.meter, [a, b, c, d])
+        {
+            self.context.x[0] = answer as u64;
+            return;
+        }
         match psci::call(self.vm, self.index, &[a, b, c, d]) {
             Reply::Return(value) => self.context.x[0] = value,
             Reply::Off => power::cpu_off(),

@@ -10,7 +10,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use spin::{Mutex, Once};
 use twofold_abi::{bundle, exit};
-use twofold_memory::GuestMemory;
+use twofold_memory::dirty::{DirtyLog, LogError};
+use twofold_memory::{GuestMemory, SlotId};
 use twofold_stage2::Features;
 
 use crate::board::Board;
@@ -26,6 +27,7 @@ use {crate::trace, twofold_abi::trace::Event};
 pub struct Vm {
     board: &'static Board,
     memory: GuestMemory<EnginePlatform>,
+    ram: SlotId,
     hcr: u64,
     flags: u32,
     run: RunVcpu,
@@ -65,10 +67,10 @@ pub fn write_last_exits(out: &mut dyn Write) {
 }
 
 impl Vm {
-    /// A virtual machine with `cpus` vCPUs, the first of them on; `flags` are the bundle's.
+    /// A virtual machine with `cpus` vCPUs, the first of them on, whose RAM is this slot; `flags` are the bundle's.
     pub fn new(
         board: &'static Board,
-        memory: GuestMemory<EnginePlatform>,
+        (memory, ram): (GuestMemory<EnginePlatform>, SlotId),
         cpus: usize,
         flags: u32,
         run: RunVcpu,
@@ -80,7 +82,7 @@ impl Vm {
             start: Mutex::new((0, 0)),
         });
         let hcr = hcr(memory.stage2().features());
-        Self { board, hcr, flags, run, vcpus: vcpus.collect(), memory }
+        Self { board, hcr, flags, run, vcpus: vcpus.collect(), ram, memory }
     }
 
     /// Makes it the virtual machine of this image.
@@ -91,6 +93,11 @@ impl Vm {
     /// The guest's memory.
     pub(crate) fn memory(&self) -> &GuestMemory<EnginePlatform> {
         &self.memory
+    }
+
+    /// The dirty log of its RAM.
+    pub(crate) fn dirty_log(&self) -> Result<DirtyLog<'_, EnginePlatform>, LogError> {
+        self.memory.dirty_log(self.ram)
     }
 
     /// Sets this CPU up so that a guest on it sees nothing but this virtual machine.
@@ -115,6 +122,10 @@ impl Vm {
 
     pub(crate) fn counts_instructions(&self) -> bool {
         self.flags & bundle::flags::COUNT != 0
+    }
+
+    pub(crate) fn lets_guest_log(&self) -> bool {
+        self.flags & bundle::flags::DIRTY_LOG != 0
     }
 
     pub(crate) fn panics_on_call(&self) -> bool {
@@ -181,5 +192,8 @@ pub fn hcr(features: &Features) -> u64 {
     const EN_SCXT: u64 = 1 << 53;
     const ATA: u64 = 1 << 56;
     let fwb = if features.forced_write_back { FWB } else { 0 };
-    VM | SWIO | TSC | TIDCP | RW | APK | API | EN_SCXT | ATA | fwb
+    // Each change of process comes to EL2, for the oracle to have its rounds in between.
+    const TVM: u64 = 1 << 26;
+    let tvm = if cfg!(feature = "oracle") { TVM } else { 0 };
+    VM | SWIO | TSC | TIDCP | RW | APK | API | EN_SCXT | ATA | fwb | tvm
 }

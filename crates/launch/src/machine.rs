@@ -40,6 +40,8 @@ pub struct Machine {
     pub image: PathBuf,
     /// What it works on.
     pub loaded: Loaded,
+    /// Bytes of memory beyond what the image needs to run that.
+    pub spare_memory: u64,
     /// What the image's own command line (`bootargs`) has after [`BOOT_ARGUMENT`], if anything.
     pub append: Option<String>,
     /// CPU model, as QEMU's `-cpu` takes it.
@@ -67,7 +69,7 @@ impl Machine {
             Loaded::Guest { bundle, memory } => memory + bundle.size,
         };
         // -m counts MiB.
-        (used + used / 128 + HYPERVISOR_MEMORY).max(MACHINE_MEMORY_MIN).next_multiple_of(1 << 20)
+        (used + used / 128 + self.spare_memory + HYPERVISOR_MEMORY).max(MACHINE_MEMORY_MIN).next_multiple_of(1 << 20)
     }
 
     /// QEMU's arguments; the image's control channel is written to the file `control`.
@@ -141,6 +143,7 @@ mod tests {
         Machine {
             image: "twofold.img".into(),
             loaded: Loaded::Guest { bundle: Bundle { path: "guest.bundle".into(), size: 40 << 20 }, memory: 512 << 20 },
+            spare_memory: 0,
             append: None,
             cpu: CPU_DEFAULT.to_owned(),
             cpus: 2,

@@ -381,6 +381,7 @@ mod tests {
         let machine = Machine {
             image: "twofold.img".into(),
             loaded: Loaded::Nothing,
+            spare_memory: 0,
             append: None,
             cpu: CPU_DEFAULT.to_owned(),
             cpus: 1,

@@ -8,6 +8,9 @@
 //!
 //! 4. Where that lets the guest write, see whether it is logged, and mark it (module [`dirty`](crate::dirty)).
 //!
+//! What the first touch of a page does not need is out of line, so that it has the registers to itself
+//! (`cargo xtask test linux budget`).
+//!
 //! A fault that finds everything in place already was stale: the TLB of this CPU is invalidated and the guest
 //! tries again. Every answer makes progress, so no guest faults for ever on one access.
 
@@ -66,7 +69,8 @@ impl<P: Platform> GuestMemory<P> {
     pub fn fault(&self, fault: &GuestFault) -> Result<Answer, Error> {
         match fault.kind {
             FaultKind::Translation => self.map(fault),
-            FaultKind::Permission => self.relax(fault, wanted(fault.access)),
+            FaultKind::Permission if fault.access == AccessKind::Write => self.allow_write(fault.ipa),
+            FaultKind::Permission => self.allow(fault),
             FaultKind::AccessFlag => self.relax(fault, Access::NONE),
         }
     }
@@ -77,13 +81,9 @@ impl<P: Platform> GuestMemory<P> {
         if !allows(slot, fault.access) {
             return Ok(Answer::ExternalAbort);
         }
-        let done = match &slot.content {
-            Content::Ram(ram) => self.map_ram(page, slot, ram, fault.access),
-            Content::Device(start) => self.map_device(page, slot, *start),
-        };
-        match done? {
-            Some(done) => Ok(Answer::Retry(done)),
-            None => self.relax(fault, wanted(fault.access)),
+        match &slot.content {
+            Content::Ram(ram) => self.map_ram(page, slot, ram, fault),
+            Content::Device(start) => self.map_device(page, slot, *start, fault),
         }
     }
 
@@ -94,37 +94,63 @@ impl<P: Platform> GuestMemory<P> {
         Attributes { dirty_by_hardware, ..Attributes::ram(Access { read: true, write, execute }) }
     }
 
-    /// Maps a page of RAM, or a block around it; `None` where it is mapped already.
+    /// Maps a page of RAM, or a block around it.
     #[inline(always)]
-    fn map_ram(&self, page: Ipa, slot: &Kept, ram: &Lock<Ram>, access: AccessKind) -> Result<Option<Done>, Error> {
-        let running = slot.tracking.running();
-        // While a log runs, what is not written is not writable, unless hardware records that it is.
-        let write = slot.writable && (running.is_none() || access == AccessKind::Write);
-        let armed = slot.writable && running.is_some_and(Running::maps_armed);
-        let attributes = self.ram_attributes(write, access == AccessKind::Execute, armed);
-        // A section is the largest run of frames there is: 1 GiB would have to be zeroed in one fault.
+    fn map_ram(&self, page: Ipa, slot: &Kept, ram: &Lock<Ram>, fault: &GuestFault) -> Result<Answer, Error> {
+        if let Some(running) = slot.tracking.running() {
+            return self.map_logged(page, slot, ram, fault, running);
+        }
         if self.pages == Pages::Largest
-            && running.is_none()
-            && let Some(ipa) = block_around(page, &slot.range)
+            && let Some(answer) = self.map_block(page, slot, ram, fault)
         {
-            let (pa, first_touch) = self.make_ready(page, ram, Level::L2)?;
-            match self.stage2.map(ipa, pa, Level::L2, &attributes, &mut self.tables()) {
-                // Some of it is mapped by pages: add one.
-                Err(twofold_stage2::Error::TableInTheWay { .. }) => {}
-                mapped => {
-                    let done = self.count(mapped, Level::L2, first_touch)?;
-                    self.note_writes(slot, ipa..ipa + SECTION, running);
-                    return Ok(done);
-                }
+            return answer;
+        }
+        let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
+        let (pa, first_touch) = self.make_ready(page, ram, Level::L3)?;
+        let mapped = self.stage2.map(page, pa, Level::L3, &attributes, &mut self.tables())?;
+        self.note_writes(slot, page..page + FRAME, None);
+        self.mapped(mapped, Level::L3, first_touch, fault)
+    }
+
+    /// Maps the section around a page as a block; `None` where it does not fit the slot, or some of it is mapped by pages. A
+    /// section is the largest run of frames there is: 1 GiB would have to be zeroed in one fault.
+    #[inline(never)]
+    fn map_block(&self, page: Ipa, slot: &Kept, ram: &Lock<Ram>, fault: &GuestFault) -> Option<Result<Answer, Error>> {
+        let ipa = block_around(page, &slot.range)?;
+        let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
+        let (pa, first_touch) = match self.make_ready(page, ram, Level::L2) {
+            Ok(ready) => ready,
+            Err(error) => return Some(Err(error)),
+        };
+        match self.stage2.map(ipa, pa, Level::L2, &attributes, &mut self.tables()) {
+            Err(twofold_stage2::Error::TableInTheWay { .. }) => None,
+            Err(error) => Some(Err(error.into())),
+            Ok(mapped) => {
+                self.note_writes(slot, ipa..ipa + SECTION, None);
+                Some(self.mapped(mapped, Level::L2, first_touch, fault))
             }
         }
+    }
+
+    /// Maps a page while a log runs: what is not written is not writable, unless hardware records that it is.
+    #[cold]
+    fn map_logged(
+        &self,
+        page: Ipa,
+        slot: &Kept,
+        ram: &Lock<Ram>,
+        fault: &GuestFault,
+        running: Running,
+    ) -> Result<Answer, Error> {
+        let write = slot.writable && fault.access == AccessKind::Write;
+        let armed = slot.writable && running.maps_armed();
+        let attributes = self.ram_attributes(write, fault.access == AccessKind::Execute, armed);
         let (pa, first_touch) = self.make_ready(page, ram, Level::L3)?;
-        let mapped = self.stage2.map(page, pa, Level::L3, &attributes, &mut self.tables());
-        let done = self.count(mapped, Level::L3, first_touch)?;
+        let mapped = self.stage2.map(page, pa, Level::L3, &attributes, &mut self.tables())?;
         if write || armed {
-            self.note_writes(slot, page..page + FRAME, running);
+            self.note_writes(slot, page..page + FRAME, Some(running));
         }
-        Ok(done)
+        self.mapped(mapped, Level::L3, first_touch, fault)
     }
 
     /// Has a page backed and made ready, or for a leaf of level 2 the section around it; where that is, and whether frames
@@ -140,7 +166,8 @@ impl<P: Platform> GuestMemory<P> {
         })
     }
 
-    fn map_device(&self, page: Ipa, slot: &Kept, start: Pa) -> Result<Option<Done>, Error> {
+    #[inline(never)]
+    fn map_device(&self, page: Ipa, slot: &Kept, start: Pa, fault: &GuestFault) -> Result<Answer, Error> {
         let pa = start + (page - slot.range.start);
         let access = Access { write: slot.writable, ..Access::READ };
         let attributes = Attributes { access, ..Attributes::device() };
@@ -149,54 +176,63 @@ impl<P: Platform> GuestMemory<P> {
         let leaves = [Level::L1, Level::L2, Level::L3].into_iter().filter(|level| *level >= root);
         let mut leaves = leaves.filter_map(|level| Some((level, fits(&slot.range, page, pa, granule.span(level))?)));
         let (level, (ipa, pa)) = leaves.next().unwrap_or((Level::L3, (page, pa)));
-        let mapped = self.stage2.map(ipa, pa, level, &attributes, &mut self.tables());
-        self.count(mapped, level, false)
+        let mapped = self.stage2.map(ipa, pa, level, &attributes, &mut self.tables())?;
+        self.mapped(mapped, level, false, fault)
     }
 
-    /// Counts what mapping a leaf led to; `None` where it was there already.
+    /// What mapping a leaf leads to, which is counted. Where it was there already, the guest ran into something else, or into
+    /// nothing any more.
     #[inline(always)]
-    fn count(
-        &self,
-        mapped: Result<Mapped, twofold_stage2::Error>,
-        level: Level,
-        first_touch: bool,
-    ) -> Result<Option<Done>, Error> {
-        if let Mapped::Already(_) = mapped? {
-            return Ok(None);
+    fn mapped(&self, mapped: Mapped, level: Level, first_touch: bool, fault: &GuestFault) -> Result<Answer, Error> {
+        if let Mapped::Already(_) = mapped {
+            return self.allow(fault);
         }
         self.leaves.count(level, first_touch);
-        Ok(Some(Done::Mapped { level, first_touch }))
+        Ok(Answer::Retry(Done::Mapped { level, first_touch }))
     }
 
+    /// Allows the access that has faulted, at the leaf that is there.
+    #[cold]
+    fn allow(&self, fault: &GuestFault) -> Result<Answer, Error> {
+        match fault.access {
+            AccessKind::Write => self.allow_write(fault.ipa),
+            access => self.relax(fault, wanted(access)),
+        }
+    }
+
+    #[inline(never)]
     fn relax(&self, fault: &GuestFault, access: Access) -> Result<Answer, Error> {
-        let slot = match self.slots.find(fault.ipa) {
-            Some(slot) if allows(slot, fault.access) => slot,
+        if !self.slots.find(fault.ipa).is_some_and(|slot| allows(slot, fault.access)) {
+            return Ok(Answer::ExternalAbort);
+        }
+        answer(self.stage2.relax(fault.ipa, access))
+    }
+
+    /// Lets the guest write, and has it in the log if one runs.
+    #[inline(never)]
+    fn allow_write(&self, ipa: Ipa) -> Result<Answer, Error> {
+        let slot = match self.slots.find(ipa) {
+            Some(slot) if slot.writable => slot,
             _ => return Ok(Answer::ExternalAbort),
         };
-        let relaxed = if access.write { self.relax_write(slot, fault.ipa, access) } else { self.stage2.relax(fault.ipa, access) };
-        match relaxed {
-            Ok(Relaxed::Widened) => Ok(Answer::Retry(Done::Widened)),
-            // Not mapped: what the guest ran into is gone already, and it will fault for that next.
-            Ok(Relaxed::Already) | Err(twofold_stage2::Error::NotMapped { .. }) => Ok(Answer::Retry(Done::Stale)),
-            Err(error) => Err(error.into()),
+        if let Some((running, log)) = slot.tracking.running_log() {
+            return answer(self.relax_logged(slot, log, ipa, running));
         }
+        let relaxed = self.stage2.relax(ipa, Access::READ_WRITE);
+        // Where a log was started meanwhile, of a page or of a block: there are none larger.
+        let section = ipa.align_down(SECTION);
+        self.note_writes(slot, section..section + SECTION, None);
+        answer(relaxed)
     }
 }
 
-impl<P: Platform> GuestMemory<P> {
-    /// Lets the guest write, and has it in the log if one runs.
-    #[inline(always)]
-    fn relax_write(&self, slot: &Kept, ipa: Ipa, access: Access) -> Result<Relaxed, twofold_stage2::Error> {
-        match (slot.tracking.running(), slot.tracking.log()) {
-            (Some(running), Some(log)) => self.relax_logged(slot, log, ipa, access, running),
-            _ => {
-                let relaxed = self.stage2.relax(ipa, access)?;
-                // Where a log was started meanwhile, of a page or of a block: there are none larger.
-                let section = ipa.align_down(SECTION);
-                self.note_writes(slot, section..section + SECTION, None);
-                Ok(relaxed)
-            }
-        }
+#[inline(always)]
+fn answer(relaxed: Result<Relaxed, twofold_stage2::Error>) -> Result<Answer, Error> {
+    match relaxed {
+        Ok(Relaxed::Widened) => Ok(Answer::Retry(Done::Widened)),
+        // Not mapped: what the guest ran into is gone already, and it will fault for that next.
+        Ok(Relaxed::Already) | Err(twofold_stage2::Error::NotMapped { .. }) => Ok(Answer::Retry(Done::Stale)),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -222,10 +258,10 @@ fn allows(slot: &Kept, access: AccessKind) -> bool {
     }
 }
 
+/// Writes have a way of their own.
 fn wanted(access: AccessKind) -> Access {
     match access {
-        AccessKind::Read => Access::READ,
-        AccessKind::Write => Access::READ_WRITE,
+        AccessKind::Read | AccessKind::Write => Access::READ,
         AccessKind::Execute => Access { execute: Execute::ALWAYS, ..Access::READ },
     }
 }

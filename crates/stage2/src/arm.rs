@@ -15,6 +15,7 @@ use crate::age::{Found, marked};
 use crate::descent::Locked;
 use crate::pass::Pass;
 use crate::platform::Platform;
+use crate::primitive::{Ordering, Word};
 use crate::record::Counts;
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
@@ -143,7 +144,17 @@ impl<P: Platform> Pass<P> for ArmClean {
         let mut span = Span::default();
         let arms = if locked.level == Level::L3 { Descriptor::DIRTY_BY_HARDWARE } else { 0 };
         for (at, index) in indexes.enumerate() {
-            if !locked.entry(index).is_valid() {
+            let cell = locked.table.entry(index);
+            let entry = cell.read();
+            // Armed it stays, and is counted as it was: one bit goes, and only where it is set.
+            if arms != 0 && entry.is_armed() {
+                if entry.is_writable() {
+                    cell.clear(Descriptor::WRITE, locked.stage2.platform());
+                    span.add(at);
+                }
+                continue;
+            }
+            if !entry.is_valid() {
                 continue;
             }
             let clean = |old: Descriptor| Descriptor::from_raw(old.without(WRITES).raw() | arms);
@@ -199,16 +210,28 @@ impl<P: Platform, const ARMED: bool> Pass<P> for Look<'_, ARMED> {
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, _: Ipa) {
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let cells = locked.table.cells(indexes.start, indexes.end);
-        for (number, cells) in cells.chunks(ROW).enumerate() {
-            let mut written = marked::<{ Descriptor::WRITE }>(cells);
-            if ARMED && written != 0 {
-                written &= marked::<{ Descriptor::DIRTY_BY_HARDWARE }>(cells);
-            }
-            self.found.add(number * ROW, written);
+        let written = |cells: &[Word]| if ARMED { dirty(cells) } else { marked::<{ Descriptor::WRITE }>(cells) };
+        let (rows, rest) = cells.as_chunks::<ROW>();
+        for (number, cells) in rows.iter().enumerate() {
+            self.found.add(number * ROW, written(cells));
         }
+        self.found.add(rows.len() * ROW, written(rest));
     }
 
     fn unlocked(&mut self, level: Level, first: Ipa) {
         self.found.tell(level, first, self.told);
     }
+}
+
+/// Which of at most eight entries hardware recorded a write in.
+#[inline(always)]
+fn dirty(cells: &[Word]) -> u32 {
+    const APART: u32 = Descriptor::DIRTY_BY_HARDWARE.trailing_zeros() - Descriptor::WRITE.trailing_zeros();
+    let mut mask = 0;
+    for (index, cell) in cells.iter().enumerate() {
+        // The one bit is where the other one is, then.
+        let entry = cell.load(Ordering::Relaxed);
+        mask |= (entry & entry >> APART & Descriptor::WRITE) << index;
+    }
+    (mask >> Descriptor::WRITE.trailing_zeros()) as u32
 }

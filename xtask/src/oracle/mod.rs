@@ -5,21 +5,49 @@
 //! controls, where each of them lost some.
 
 mod controls;
+pub mod hypervisor;
 
+use std::env;
 use std::process::{Command, ExitCode};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 
-use crate::arguments::{OracleOptions, Place};
+use crate::arguments::{OracleOptions, Place, TrackerOption};
+use crate::output;
+use crate::steps::Steps;
 use crate::subprocess;
 use crate::workspace::Workspace;
+use hypervisor::Plan;
 
 /// `cargo xtask oracle`.
 pub fn command(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<ExitCode> {
     match options.on {
         Place::Machine if options.controls => controls::run(workspace, options),
         Place::Machine => on_machine(workspace, options),
-        Place::Hypervisor => bail!("there is no oracle on the hypervisor yet; take --on machine"),
+        Place::Hypervisor if options.controls => bail!("the controls run on the machine; leave --on hypervisor out"),
+        Place::Hypervisor => on_hypervisor(workspace, options),
+    }
+}
+
+/// One boot of Linux for all trackers.
+fn on_hypervisor(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<ExitCode> {
+    let comparisons = options.comparisons.unwrap_or(hypervisor::COMPARISONS);
+    let seed = options.seed.map_or_else(seed, Ok)?;
+    let plan = Plan::new(options.tracker.map(TrackerOption::name), comparisons, seed)?;
+    let all = hypervisor::run(workspace, &plan, &Steps::new(workspace.stop().clone()))?;
+    for found in &all {
+        output::line(&found.to_string())?;
+    }
+    all.iter().try_for_each(|found| found.check(comparisons)).with_context(|| format!("with --seed {seed}"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// TWOFOLD_SEED, or another one each time.
+fn seed() -> anyhow::Result<u64> {
+    match env::var("TWOFOLD_SEED") {
+        Ok(seed) => seed.parse().with_context(|| format!("TWOFOLD_SEED is {seed:?}, which is no number")),
+        Err(_) => Ok(SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| u64::from(now.subsec_nanos()))),
     }
 }
 

@@ -76,6 +76,7 @@ impl Image {
         let machine = Machine {
             image: self.workspace.image(build::EL2_TESTS.name),
             loaded: Loaded::Nothing,
+            spare_memory: 0,
             append: Some(append.to_owned()),
             cpu: cpu.to_owned(),
             cpus: 2,

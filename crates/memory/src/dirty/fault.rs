@@ -5,7 +5,7 @@
 use core::ops::ControlFlow;
 
 use twofold_stage2::primitive::full_fence;
-use twofold_stage2::{Access, Error, IpaRange, Ipa, Platform, Relaxed};
+use twofold_stage2::{Access, Error, Ipa, IpaRange, Platform, Relaxed};
 
 use super::{Log, Running, Tracker};
 use crate::frames::FRAME;
@@ -36,41 +36,49 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// Lets the guest write to a page of a slot whose log runs, and marks it. A block is split, so that no more than the page
-    /// is written; where there is no page for a table, all of the block is.
-    pub(crate) fn relax_logged(
-        &self,
-        slot: &Kept,
-        log: &Log,
-        ipa: Ipa,
-        access: Access,
-        then: Running,
-    ) -> Result<Relaxed, Error> {
-        let page = ipa.align_down(FRAME);
-        let page = page..page + FRAME;
-        let mut relaxed = self.stage2.relax_page(ipa, access);
-        let mut leaf = page.clone();
-        while let Err(Error::BlockInTheWay { .. }) = relaxed {
-            let on = |_: &mut _, _| ControlFlow::Continue(());
-            let split = self.stage2.split(page.clone(), FRAME, &mut self.tables(), on)?;
-            if split.stopped.is_some() {
-                // No block of RAM is larger (module `fault` of the crate).
-                let section = ipa.align_down(SECTION);
-                leaf = section..section + SECTION;
-                relaxed = self.stage2.relax(ipa, access);
-            } else {
-                relaxed = self.stage2.relax_page(ipa, access);
-            }
+    /// Lets the guest write to a page of a slot whose log runs, and marks it.
+    #[inline(always)]
+    pub(crate) fn relax_logged(&self, slot: &Kept, log: &Log, ipa: Ipa, then: Running) -> Result<Relaxed, Error> {
+        let relaxed = match self.stage2.relax_page(ipa, Access::READ_WRITE) {
+            Ok(relaxed) => relaxed,
+            Err(Error::BlockInTheWay { .. }) => self.relax_block(slot, ipa, then)?,
+            Err(error) => return Err(error),
+        };
+        let number = (ipa - slot.range.start) / FRAME;
+        full_fence();
+        if slot.tracking.running().is_some() {
+            log.pages.set(number);
         }
-        let relaxed = relaxed?;
-        self.note_writes(slot, leaf, Some(then));
-        self.arm_around(slot, log, page.start, then)?;
+        if then.arms_around() {
+            self.arm_around(slot, log, number, then)?;
+        }
         Ok(relaxed)
     }
 
-    /// A write to a page has faulted: where that is the tracker's way, hardware records what is written around it from now on.
-    fn arm_around(&self, slot: &Kept, log: &Log, page: Ipa, then: Running) -> Result<(), Error> {
-        let number = (page - slot.range.start) / FRAME;
+    /// The same where the page is part of a block, which is split, so that no more than the page is written. Where there is
+    /// no page for a table, all of the block is, and marked.
+    #[cold]
+    fn relax_block(&self, slot: &Kept, ipa: Ipa, then: Running) -> Result<Relaxed, Error> {
+        let page = ipa.align_down(FRAME);
+        loop {
+            let on = |_: &mut _, _| ControlFlow::Continue(());
+            let split = self.stage2.split(page..page + FRAME, FRAME, &mut self.tables(), on)?;
+            if split.stopped.is_some() {
+                let relaxed = self.stage2.relax(ipa, Access::READ_WRITE)?;
+                // No block of RAM is larger (module `fault` of the crate).
+                let section = ipa.align_down(SECTION);
+                self.note_writes(slot, section..section + SECTION, Some(then));
+                return Ok(relaxed);
+            }
+            match self.stage2.relax_page(ipa, Access::READ_WRITE) {
+                Err(Error::BlockInTheWay { .. }) => {}
+                relaxed => return relaxed,
+            }
+        }
+    }
+
+    /// A write to a page has faulted: hardware records what is written around it from now on.
+    fn arm_around(&self, slot: &Kept, log: &Log, number: u64, then: Running) -> Result<(), Error> {
         let section = then.section();
         let pages = match then.tracker() {
             Tracker::Combined => number / section * section..(number / section + 1) * section,

@@ -69,6 +69,12 @@ impl Tracking {
         (running != 0).then_some(Running(running))
     }
 
+    /// What runs now, and its log: there is one where something runs.
+    #[inline(always)]
+    pub(crate) fn running_log(&self) -> Option<(Running, &Log)> {
+        Some((self.running()?, self.log()?))
+    }
+
     /// It runs from now on.
     pub(super) fn run(&self, own: &mut Own, options: &LogOptions) -> Running {
         own.starts += 1;
@@ -104,6 +110,12 @@ impl Running {
     #[inline]
     pub(crate) fn tracker(self) -> Tracker {
         Tracker::ALL[(self.0 as usize & 7).saturating_sub(1) % Tracker::ALL.len()]
+    }
+
+    /// Whether a write that faults has hardware record others: the trackers from [`Tracker::Combined`] on.
+    #[inline]
+    pub(super) fn arms_around(self) -> bool {
+        self.0 & 4 != 0
     }
 
     /// Pages of a section.

@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 
 use twofold_hypervisor::inject;
-use twofold_memory::{Answer, Backing, Done, GuestFault, GuestMemory, Pages, Slot};
+use twofold_memory::{Answer, Backing, Done, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::{Geometry, Granule, Ipa, IpaRange};
 
 use crate::agent::{self, Agent, Command};
@@ -18,6 +18,8 @@ use crate::omit::Omit;
 pub struct Demand {
     pub memory: GuestMemory<Omit>,
     pub agent: Agent,
+    /// Its RAM at [`RAM`].
+    pub ram: SlotId,
 }
 
 /// What an access took.
@@ -41,10 +43,10 @@ impl Demand {
         let frames = machine.used_frames(32 * BLOCK_2M)?;
         // SAFETY: EL2 maps all RAM one to one; the frames are nobody else's.
         let platform = unsafe { Omit::new(machine.records) };
-        let memory = GuestMemory::new(platform, geometry, VMID, frames, pages)?;
-        let mut guest = Self { memory, agent: Agent::new(AGENT.raw()) };
-        guest.add_ram(AGENT..AGENT + PAGE, true)?;
-        guest.add_ram(RAM..RAM + ram, true)?;
+        let mut memory = GuestMemory::new(platform, geometry, VMID, frames, pages)?;
+        memory.add_slot(slot(AGENT..AGENT + PAGE, true))?;
+        let ram = memory.add_slot(slot(RAM..RAM + ram, true))?;
+        let mut guest = Self { memory, agent: Agent::new(AGENT.raw()), ram };
         guest.memory.write(AGENT, agent::program())?;
         load_tables(guest.memory.stage2().vtcr(), guest.memory.stage2().vttbr());
         guest.memory.stage2().invalidate_all();
@@ -53,8 +55,8 @@ impl Demand {
     }
 
     /// More RAM.
-    pub fn add_ram(&mut self, range: IpaRange, writable: bool) -> Outcome {
-        Ok(self.memory.add_slot(Slot { range, backing: Backing::Ram, writable })?)
+    pub fn add_ram(&mut self, range: IpaRange, writable: bool) -> Outcome<SlotId> {
+        Ok(self.memory.add_slot(slot(range, writable))?)
     }
 
     pub fn load(&mut self, ipa: Ipa) -> Outcome<Access> {
@@ -90,4 +92,8 @@ impl Demand {
         let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
         self.memory.fault(&fault).map_err(Failure::from)
     }
+}
+
+fn slot(range: IpaRange, writable: bool) -> Slot {
+    Slot { range, backing: Backing::Ram, writable }
 }

@@ -30,6 +30,7 @@ macro_rules! tests {
 mod abort;
 mod bundle;
 mod dirty;
+mod dirty_log;
 mod first_touch;
 mod guest_tables;
 mod mapping;
@@ -47,6 +48,7 @@ pub fn all() -> impl Iterator<Item = &'static Test> {
         splitting::TESTS,
         permissions::TESTS,
         dirty::TESTS,
+        dirty_log::TESTS,
         guest_tables::TESTS,
         staleness::TESTS,
         vcpus::TESTS,

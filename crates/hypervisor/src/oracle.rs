@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Holds the dirty log against the guest's memory while the guest runs, in images with the feature `oracle`.
+//!
+//! The oracle keeps a copy of the guest's RAM. Each round it gets the log, compares every page that the log does not tell of
+//! with its copy, clears, and copies what was told. A page that differs is *lost*: it was written, and the log has no word of
+//! it. Counted as compared are only pages that the guest had written, and the log had told of, in a round before.
+//!
+//! A round is where the guest is not asked: after a number of exits that is drawn anew each time, before or after the exit is
+//! answered. The GIC is the guest's, so no timer brings EL2 in; but the guest's writes to its translation registers trap
+//! (HCR_EL2.TVM), and so each change of process does, wherever it is. Every few rounds the log stops, blocks come back while
+//! the guest runs, and it starts anew, with other options: pages are split and put together all the time.
+//!
+//! Invariant: nothing is read of a page between the `get` that does not tell of it and the comparison but by this CPU, which
+//! is the only one that the guest has.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use spin::Once;
+use twofold_abi::control::{ORACLE_ARGUMENT, STAT};
+use twofold_abi::vendor::TRACKERS;
+use twofold_abi::virt::RAM_BASE;
+use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
+use twofold_stage2::Ipa;
+
+use crate::board::Board;
+use crate::vm::{End, Vm};
+use crate::world::Context;
+use crate::{control, log, write_sysreg};
+
+/// Reads what is to be done from the image's own command line.
+///
+/// # Errors
+///
+/// It does not say, or there is more than one vCPU.
+pub fn begin(board: &Board, cpus: u32) -> Result<(), OracleError> {
+    let plan = board.bootargs.split_once(ORACLE_ARGUMENT).and_then(|(_, text)| Plan::parse(text));
+    let plan = plan.ok_or(OracleError::Argument)?;
+    if cpus != 1 {
+        return Err(OracleError::Cpus { cpus });
+    }
+    PLAN.call_once(|| plan);
+    Ok(())
+}
+
+/// Why the oracle cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum OracleError {
+    /// The argument is missing, or wrong.
+    #[error("this image wants `{ORACLE_ARGUMENT}TRACKER,...:COMPARISONS:SEED`: start it with `cargo xtask oracle`")]
+    Argument,
+    /// A page could be written while it is compared.
+    #[error("the oracle watches one vCPU, not {cpus}")]
+    Cpus {
+        /// How many there are.
+        cpus: u32,
+    },
+}
+
+/// The oracle.
+pub struct Oracle {
+    plan: &'static Plan,
+    random: Random,
+    /// Which of the trackers it is.
+    turn: usize,
+    state: State,
+    /// Exits to the next round.
+    exits: u64,
+    dirty: DirtyPages,
+    copy: Vec<Option<Box<Page>>>,
+    /// Whether the guest was seen to write a page.
+    written: Vec<bool>,
+    page: Box<Page>,
+    counts: Counts,
+}
+
+type Page = [u8; PAGE];
+const PAGE: usize = 4096;
+
+/// What is to be done.
+struct Plan {
+    /// Indexes of [`Tracker::ALL`].
+    trackers: Vec<usize>,
+    comparisons: u64,
+    seed: u64,
+    /// A control: of the pages that a log tells, one is taken for untold each round, so that pages have to be lost.
+    is_deaf: bool,
+}
+
+enum State {
+    /// No log runs, and blocks come back from this page on.
+    Joining(u64),
+    /// A log runs for so many rounds more; `all_told`: what the next `get` tells is everything, written or not.
+    Running { rounds: u64, all_told: bool },
+}
+
+#[derive(Default)]
+struct Counts {
+    compared: u64,
+    redirtied: u64,
+    lost: u64,
+    rounds: u64,
+    starts: u64,
+    blocks: u64,
+}
+
+static PLAN: Once<Plan> = Once::new();
+
+impl Oracle {
+    /// An oracle that has not seen anything yet. After [`begin`].
+    pub fn planned() -> Self {
+        let plan = PLAN.get().expect("the plan was read before there was a guest");
+        Self {
+            plan,
+            random: Random(plan.seed),
+            turn: 0,
+            state: State::Joining(0),
+            exits: 1,
+            dirty: DirtyPages::new(),
+            copy: Vec::new(),
+            written: Vec::new(),
+            page: empty(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Whether a round is before the exit's answer, and not after it.
+    pub fn comes_first(&mut self) -> bool {
+        self.random.below(2) == 0
+    }
+
+    /// The guest has left.
+    pub fn exit(&mut self, vm: &Vm) {
+        self.exits -= 1;
+        if self.exits == 0 {
+            // From every exit to tens of thousands of them: no length is favoured.
+            let most = 1 << self.random.below(17);
+            self.exits = 1 + self.random.below(most);
+            if let Err(error) = self.round(vm) {
+                vm.fail(format_args!("the oracle: {error}"));
+            }
+        }
+    }
+
+    fn round(&mut self, vm: &Vm) -> Result<(), LogError> {
+        let dirty = vm.dirty_log()?;
+        match self.state {
+            State::Joining(page) => {
+                let joined = dirty.rejoin(page, 1 + self.random.below(16))?;
+                self.counts.blocks += joined.blocks;
+                match joined.next {
+                    Some(next) => self.state = State::Joining(next),
+                    None => self.start(vm)?,
+                }
+            }
+            State::Running { rounds, all_told } => {
+                self.look(vm, all_told)?;
+                self.state = State::Running { rounds: rounds.saturating_sub(1), all_told: false };
+                if self.counts.compared >= self.plan.comparisons {
+                    dirty.stop()?;
+                    self.finish(vm);
+                } else if rounds == 0 {
+                    dirty.stop()?;
+                    self.state = State::Joining(0);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a log of the tracker whose turn it is, with options that are drawn.
+    fn start(&mut self, vm: &Vm) -> Result<(), LogError> {
+        let dirty = vm.dirty_log()?;
+        let tracker = self.tracker();
+        let options = LogOptions {
+            all_dirty: tracker != Tracker::WriteProtect && self.random.below(2) == 0,
+            chunk: [0, 64 << 10, 2 << 20, 32 << 20][self.random.below(4) as usize],
+            section: 8 << self.random.below(7),
+            ..LogOptions::new(tracker)
+        };
+        match dirty.start(&options) {
+            Err(LogError::NoDirtyState) => {
+                log!("oracle: {}: not on this CPU", tracker.name());
+                self.next_turn(vm);
+                return Ok(());
+            }
+            other => other?,
+        }
+        self.counts.starts += 1;
+        let pages = dirty.pages() as usize;
+        self.copy.resize_with(pages, || None);
+        self.written.resize(pages, false);
+        if !options.all_dirty {
+            // Nothing is in the log: so all is to stay as it is now, until it is told.
+            (0..pages).for_each(|page| self.copy_page(vm, page));
+        }
+        self.state = State::Running { rounds: 2 + self.random.below(20), all_told: options.all_dirty };
+        Ok(())
+    }
+
+    /// A round: get, compare, clear, copy.
+    fn look(&mut self, vm: &Vm, all_told: bool) -> Result<(), LogError> {
+        let log = vm.dirty_log()?;
+        let mut told = core::mem::take(&mut self.dirty);
+        log.get(&mut told)?;
+        let unheard = told.pages().find(|page| self.plan.is_deaf && !all_told && self.written[*page as usize]);
+        self.compare(vm, &told, unheard);
+        if self.tracker() != Tracker::WriteProtect {
+            log.clear_these(&told)?;
+        }
+        for page in told.pages() {
+            let page = page as usize;
+            self.copy_page(vm, page);
+            if !all_told {
+                self.counts.redirtied += u64::from(self.written[page]);
+                self.written[page] = true;
+            }
+        }
+        self.dirty = told;
+        self.counts.rounds += 1;
+        Ok(())
+    }
+
+    /// Compares all pages that were not told, or not heard of.
+    fn compare(&mut self, vm: &Vm, told: &DirtyPages, unheard: Option<u64>) {
+        let mut words = told.words().iter().peekable();
+        for page in 0..self.copy.len() {
+            let first = page as u64 / 64 * 64;
+            while words.next_if(|word| word.first_page < first).is_some() {}
+            let is_told =
+                words.peek().is_some_and(|word| word.first_page == first && word.mask >> (page % 64) & 1 == 1);
+            if is_told && unheard != Some(page as u64) {
+                continue;
+            }
+            self.read(vm, page);
+            let same = self.copy[page].as_ref().map_or_else(|| is_zero(&self.page), |copy| is_same(copy, &self.page));
+            self.counts.compared += u64::from(self.written[page]);
+            if !same {
+                self.counts.lost += 1;
+                if self.counts.lost <= 4 {
+                    let name = self.tracker().name();
+                    log!("oracle: {name}: page {page} was written in round {}, and is in no log", self.counts.rounds);
+                }
+                // It is told of once.
+                self.copy_page(vm, page);
+            }
+        }
+    }
+
+    fn copy_page(&mut self, vm: &Vm, page: usize) {
+        self.read(vm, page);
+        if is_zero(&self.page) {
+            self.copy[page] = None;
+        } else {
+            let copy = self.copy[page].get_or_insert_with(empty);
+            core::mem::swap(copy, &mut self.page);
+        }
+    }
+
+    fn read(&mut self, vm: &Vm, page: usize) {
+        let ipa = Ipa::new(RAM_BASE) + (page * PAGE) as u64;
+        vm.memory().read(ipa, &mut self.page[..]).expect("the log is of a slot of RAM");
+    }
+
+    fn tracker(&self) -> Tracker {
+        Tracker::ALL[self.plan.trackers[self.turn]]
+    }
+
+    /// This tracker is done.
+    fn finish(&mut self, vm: &Vm) {
+        let name = TRACKERS[self.plan.trackers[self.turn]];
+        let counts = core::mem::take(&mut self.counts);
+        for (what, value) in [
+            ("compared", counts.compared),
+            ("redirtied", counts.redirtied),
+            ("lost", counts.lost),
+            ("rounds", counts.rounds),
+            ("starts", counts.starts),
+            ("blocks", counts.blocks),
+        ] {
+            control::line(STAT, format_args!("oracle.{name}.{what} {value}"));
+        }
+        self.next_turn(vm);
+    }
+
+    fn next_turn(&mut self, vm: &Vm) {
+        self.turn += 1;
+        if self.turn == self.plan.trackers.len() {
+            vm.end(End::PowerOff);
+        }
+        self.written.fill(false);
+        self.state = State::Joining(0);
+    }
+}
+
+impl Plan {
+    /// `TRACKER,...:COMPARISONS:SEED`, and `:deaf` for the control.
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split_ascii_whitespace().next()?.split(':');
+        let number = |name: &str| Tracker::ALL.iter().position(|tracker| tracker.name() == name);
+        let plan = Self {
+            trackers: parts.next()?.split(',').map(number).collect::<Option<Vec<_>>>()?,
+            comparisons: parts.next()?.parse().ok()?,
+            // The generator stands still at 0.
+            seed: parts.next()?.parse::<u64>().ok()? | 1 << 63,
+            is_deaf: match parts.next() {
+                None => false,
+                Some("deaf") => true,
+                Some(_) => return None,
+            },
+        };
+        (!plan.trackers.is_empty()).then_some(plan)
+    }
+}
+
+/// Does what a trapped write to one of the guest's translation registers was to do. Whether it was one.
+pub fn write_translation_register(esr: u64, context: &mut Context) -> bool {
+    let register = (esr >> 5 & 0x1f) as usize;
+    let value = context.x.get(register).copied().unwrap_or(0);
+    // Op0, Op2, Op1, CRn, CRm, and the direction: the syndrome without Rt.
+    const fn write_to(crn: u64, crm: u64, op2: u64) -> u64 {
+        3 << 20 | op2 << 17 | crn << 10 | crm << 1
+    }
+    const SCTLR: u64 = write_to(1, 0, 0);
+    const TTBR0: u64 = write_to(2, 0, 0);
+    const TTBR1: u64 = write_to(2, 0, 1);
+    const TCR: u64 = write_to(2, 0, 2);
+    const AFSR0: u64 = write_to(5, 1, 0);
+    const AFSR1: u64 = write_to(5, 1, 1);
+    const ESR: u64 = write_to(5, 2, 0);
+    const FAR: u64 = write_to(6, 0, 0);
+    const MAIR: u64 = write_to(10, 2, 0);
+    const AMAIR: u64 = write_to(10, 3, 0);
+    const CONTEXTIDR: u64 = write_to(13, 0, 1);
+    // SAFETY: registers of the guest's own, which it writes by itself where nothing traps; EL2 uses none of them.
+    unsafe {
+        match esr & 0x3f_fc1f {
+            SCTLR => write_sysreg!(SCTLR_EL1, value),
+            TTBR0 => write_sysreg!(TTBR0_EL1, value),
+            TTBR1 => write_sysreg!(TTBR1_EL1, value),
+            TCR => write_sysreg!(TCR_EL1, value),
+            AFSR0 => write_sysreg!(AFSR0_EL1, value),
+            AFSR1 => write_sysreg!(AFSR1_EL1, value),
+            ESR => write_sysreg!(ESR_EL1, value),
+            FAR => write_sysreg!(FAR_EL1, value),
+            MAIR => write_sysreg!(MAIR_EL1, value),
+            AMAIR => write_sysreg!(AMAIR_EL1, value),
+            CONTEXTIDR => write_sysreg!(CONTEXTIDR_EL1, value),
+            _ => return false,
+        }
+    }
+    context.skip();
+    true
+}
+
+/// Xorshift (Marsaglia): all that matters is that it repeats.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        // The high bits, which are better mixed.
+        (self.0 >> 20) % end
+    }
+}
+
+/// On the heap from the start: EL2's stack is small.
+fn empty() -> Box<Page> {
+    alloc::vec![0; PAGE].into_boxed_slice().try_into().expect("it has the length of a page")
+}
+
+fn is_zero(page: &Page) -> bool {
+    lines(page).all(|line| words(line).fold(0, |all, word| all | word) == 0)
+}
+
+fn is_same(one: &Page, other: &Page) -> bool {
+    let differs = |(one, other)| words(one).zip(words(other)).fold(0, |all, (one, other)| all | (one ^ other));
+    lines(one).zip(lines(other)).all(|both| differs(both) == 0)
+}
+
+fn lines(page: &Page) -> impl Iterator<Item = &[u8; 64]> {
+    page.as_chunks().0.iter()
+}
+
+fn words(line: &[u8; 64]) -> impl Iterator<Item = u64> {
+    line.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word))
+}
