@@ -158,8 +158,9 @@ impl<P: Platform> Pass<P> for ArmClean {
                 continue;
             }
             let clean = |old: Descriptor| Descriptor::from_raw(old.without(WRITES).raw() | arms);
-            let (old, _) = locked.change(index, clean);
-            if old.is_writable() {
+            let (old, new) = locked.change(index, clean);
+            // Of a block that was armed, a TLB lets hardware grant writes.
+            if old.raw() & !new.raw() & WRITES != 0 {
                 span.add(at);
             }
         }

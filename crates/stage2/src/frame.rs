@@ -128,9 +128,7 @@ impl Run {
         }
         primitive::data_written(pa, bytes.len() as u64);
     }
-}
 
-impl Run {
     /// Reads from `offset` on, word by word where it is a multiple of 8. The guest may be writing there.
     ///
     /// # Panics

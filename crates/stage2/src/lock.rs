@@ -151,5 +151,6 @@ mod tests {
             }
         });
         assert_eq!(*lock.lock(&Waits), (4 * ROUNDS, 4 * ROUNDS));
+        assert_eq!(lock.into_inner(), (4 * ROUNDS, 4 * ROUNDS));
     }
 }

@@ -278,7 +278,9 @@ fn callee<'a>(source: &'a Source, from: &Function, call: &Call) -> anyhow::Resul
     let is_reachable = |function: &&Function| match (&call.receiver, &call.qualifier) {
         (Some(_), _) => function.is_method,
         (None, Some(qualifier)) => {
-            function.owner.as_ref() == Some(qualifier) || function.owner.is_none() && function.module == *qualifier
+            // From above it may be anybody's that is passed on there.
+            let is_module = function.module == *qualifier || ["crate", "self", "super"].contains(&qualifier.as_str());
+            function.owner.as_ref() == Some(qualifier) || function.owner.is_none() && is_module
         }
         (None, None) => function.owner.is_none() && function.module == from.module,
     };
@@ -384,6 +386,16 @@ mod tests {
             "thing::f/dsb#2/omit",
         ];
         assert_eq!(list(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_step_that_is_imported_is_found() {
+        let calls = "fn f(p: &P) { dsb(p, Domain::Ish); } fn g(p: &P) { wait(p, Domain::NshSt); }";
+        for import in ["primitive::{Tlbi, dsb, dsb as wait}", "{super::dsb, crate::dsb as wait}"] {
+            let found = list(&format!("use {import}; {calls}")).unwrap();
+            assert_eq!(found, ["thing::f/dsb/omit", "thing::f/dsb/local", "thing::f/dsb/stores", "thing::g/dsb/omit"]);
+        }
+        assert_eq!(list(calls).unwrap(), [""; 0], "a closure may have the name of a step");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use proc_macro2::LineColumn;
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
-use syn::{Attribute, Expr, FnArg, ItemFn, Member, Meta, Pat, ReturnType, Signature, Token, Type};
+use syn::{Attribute, Expr, FnArg, ItemFn, Member, Meta, Pat, ReturnType, Signature, Token, Type, UseTree};
 
 /// Words that stand in an expression, with those that its local variables were made of.
 pub type Words = BTreeSet<String>;
@@ -111,7 +111,9 @@ impl Source {
     /// Reads one file's text.
     pub fn read_text(&mut self, file: &str, text: &str) -> anyhow::Result<()> {
         let parsed = syn::parse_file(text).with_context(|| format!("cannot parse {file}"))?;
-        let mut reader = Reader { source: self, file, owner: None, open: Vec::new(), closures: 0 };
+        let mut imports = Imports::default();
+        imports.visit_file(&parsed);
+        let mut reader = Reader { source: self, file, imports, owner: None, open: Vec::new(), closures: 0 };
         reader.visit_file(&parsed);
         Ok(())
     }
@@ -172,6 +174,7 @@ fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
 struct Reader<'a> {
     source: &'a mut Source,
     file: &'a str,
+    imports: Imports,
     owner: Option<String>,
     /// The functions that we are in, each inside the one before.
     open: Vec<Function>,
@@ -280,6 +283,32 @@ impl Reader<'_> {
 
 type Arguments = Punctuated<Expr, Token![,]>;
 
+/// What a file calls by its name alone though it is another module's: by the name here, that module's last name, and the name
+/// there.
+#[derive(Default)]
+struct Imports(BTreeMap<String, (String, String)>);
+
+impl Imports {
+    fn read(&mut self, module: Option<&str>, tree: &UseTree) {
+        let mut add = |here: &syn::Ident, there: &syn::Ident| {
+            module.map(|module| self.0.insert(here.to_string(), (module.to_owned(), there.to_string())))
+        };
+        match tree {
+            UseTree::Path(path) => self.read(Some(&path.ident.to_string()), &path.tree),
+            UseTree::Group(group) => group.items.iter().for_each(|tree| self.read(module, tree)),
+            UseTree::Name(name) => drop(add(&name.ident, &name.ident)),
+            UseTree::Rename(name) => drop(add(&name.rename, &name.ident)),
+            UseTree::Glob(_) => {}
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Imports {
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        self.read(None, &item.tree);
+    }
+}
+
 impl<'ast> Visit<'ast> for Reader<'_> {
     fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
         let is_aside = is_aside(&module.attrs);
@@ -371,6 +400,10 @@ impl<'ast> Visit<'ast> for Reader<'_> {
             let qualifier = match &function.qself {
                 Some(own) => self.head(&own.ty),
                 None => segments.next(),
+            };
+            let (qualifier, name) = match self.imports.0.get(&name) {
+                Some((module, name)) if qualifier.is_none() => (Some(module.clone()), name.clone()),
+                _ => (qualifier, name),
             };
             let qualifier = if qualifier.as_deref() == Some("Self") { self.owner.clone() } else { qualifier };
             self.call(call.func.span().start(), (qualifier, name), None, &call.args);

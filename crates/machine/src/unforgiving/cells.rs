@@ -425,6 +425,51 @@ mod tests {
         assert_eq!(may_load(&cells, 1, &after, Relaxed), [1, 0]);
     }
 
+    /// Two CPUs write a word each, and look at the other's (store buffering).
+    #[test]
+    fn of_two_full_fences_the_later_one_s_cpu_finds_what_was_before_the_other() {
+        type Fence = fn(&mut Cells, usize);
+        let nothing: Fence = |_, _| ();
+        let (full, release): (Fence, Fence) = (Cells::full_fence, Cells::fence);
+        for (fences, found) in
+            [([full, full], true), ([nothing; 2], false), ([full, nothing], false), ([release; 2], false)]
+        {
+            let (mut cells, [one, other]) = (Cells::new(2), words());
+            cells.store(0, &one, 1, Relaxed, 1);
+            fences[0](&mut cells, 0);
+            assert_eq!(may_load(&cells, 0, &other, Relaxed), [0], "nobody has written it yet");
+            cells.store(1, &other, 1, Relaxed, 2);
+            fences[1](&mut cells, 1);
+            let values: &[u64] = if found { &[1] } else { &[1, 0] };
+            assert_eq!(may_load(&cells, 1, &one, Relaxed), values);
+        }
+    }
+
+    #[test]
+    fn a_full_fence_tells_what_was_learned_before_the_other_and_nothing_later() {
+        let (mut cells, [data, flag, later]) = (Cells::new(3), words());
+        cells.store(0, &data, 1, Relaxed, 1);
+        cells.store(0, &flag, 1, Release, 2);
+        // CPU 1 learns it, then comes to its fence.
+        cells.load(1, &flag, Acquire, &mut |_| 0);
+        cells.full_fence(1);
+        cells.store(1, &later, 1, Relaxed, 3);
+        cells.full_fence(2);
+        assert_eq!(may_load(&cells, 2, &data, Relaxed), [1]);
+        assert_eq!(may_load(&cells, 2, &later, Relaxed), [1, 0]);
+    }
+
+    /// As a release fence does.
+    #[test]
+    fn a_full_fence_orders_what_was_before_it_before_the_stores_after_it() {
+        let (mut cells, [data, flag]) = (Cells::new(2), words());
+        cells.store(0, &data, 1, Relaxed, 1);
+        cells.full_fence(0);
+        cells.store(0, &flag, 1, Relaxed, 2);
+        cells.load(1, &flag, Acquire, &mut |_| 0);
+        assert_eq!(may_load(&cells, 1, &data, Relaxed), [1]);
+    }
+
     #[test]
     fn a_read_modify_write_is_of_the_last_value_and_goes_on_with_what_that_tells() {
         let (mut cells, [data, word]) = (Cells::new(3), words());

@@ -39,7 +39,8 @@ fn judge_what_was_mapped_or_allowed_does_not_fault() {
             let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
             for number in 0..64 {
                 assert!(guest.load(page(number).raw()).is_ok(), "page {number} was mapped, and faults");
-                assert_eq!(tables.relax(page(number), Access::READ_WRITE), Ok(Relaxed::Widened));
+                let relax = if number % 2 == 0 { Stage2::relax } else { Stage2::relax_page };
+                assert_eq!(relax(&tables, page(number), Access::READ_WRITE), Ok(Relaxed::Widened));
                 cpu.expect_fresh(tables.vttbr(), page(number));
                 guest.forget_fault();
                 let stored = guest.store(page(number).raw(), 1);
@@ -70,24 +71,30 @@ fn change<'a>(
 ) -> Pending<'a, Hosted, Narrowed> {
     match which {
         0 => tables.write_protect(range),
-        1 => tables.write_protect_mask(range.start, u64::MAX),
+        1 => tables.write_protect_mask(range.start, u64::MAX >> (64 - (range.end - range.start) / PAGE)),
         2 => tables.protect(range, Access::READ, &mut &world.pages),
         3 => tables.clean(range, &mut |_| ()),
-        _ => tables.disarm(range, &mut |_| ()),
+        4 => tables.disarm(range, &mut |_| ()),
+        5 => tables.arm_clean(range),
+        6 => tables.arm_clean_mask(range.start, u64::MAX >> (64 - (range.end - range.start) / PAGE)),
+        _ => tables.seal(range),
     }
     .unwrap()
 }
+
+/// How many changes there are.
+const CHANGES: usize = 8;
 
 /// One CPU changes access, and flushes later; meanwhile another is asked for the same: what it finds done, it vouches for.
 #[test]
 fn judge_who_finds_it_done_flushes_for_the_other() {
     for features in [MODERN, PLAIN] {
-        for first in 0..5 {
-            for second in 0..5 {
+        for first in 0..CHANGES {
+            for second in 0..CHANGES {
                 let world = World::new(features, 1, 1, 64 << 20);
                 let ended = world.machine.alone(|cpu| {
                     let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
-                    // Hardware's records are collected by two of the five only.
+                    // What hardware records is changed by all, and collected by some only.
                     let tables = mapped(&world, cpu, &armed);
                     let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
                     (0..64).for_each(|number| guest.store(page(number).raw(), 1).unwrap());
@@ -131,7 +138,9 @@ fn judge_who_relies_on_a_flush_knows_that_it_is_complete() {
             Box::new(|cpu| {
                 for round in 0..40 {
                     let range = page(0)..page(8);
-                    let pending = change(cpu.draw(3) as usize, &tables, &world, range.clone());
+                    let takes_writes = [0, 1, 2, 5, 6];
+                    let which = takes_writes[cpu.draw(takes_writes.len() as u64) as usize];
+                    let pending = change(which, &tables, &world, range.clone());
                     let seen = cpu.knowledge();
                     let _ = pending.complete();
                     cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Writes);
@@ -299,10 +308,16 @@ fn judge_what_another_cpu_mapped_does_not_fault() {
 }
 
 /// Several CPUs take write access from the same memory, which another one splits and maps anew all the time, read-only: when
-/// one has, nothing there can be written any more, whoever took it.
+/// one has, nothing there can be written any more, whoever took it; or nothing without hardware's recording it; or what
+/// hardware recorded is all that there is.
 #[test]
 fn judge_a_pass_misses_nothing() {
-    for seed in 1..=60 {
+    for seed in 1..=120 {
+        let takes = match seed {
+            ..=60 => Takes::Writes,
+            61..=90 => Takes::UnrecordedWrites,
+            _ => Takes::Records,
+        };
         let features = if seed % 2 == 0 { MODERN } else { PLAIN };
         let world = World::narrow(features, 4, seed, (64, 3));
         let whole = page(0)..page(512);
@@ -323,15 +338,24 @@ fn judge_a_pass_misses_nothing() {
             Box::new(move |cpu| {
                 for _ in 0..3 {
                     (0..cpu.draw(40)).for_each(|_| cpu.pause());
-                    let _ = tables.write_protect(range.clone()).unwrap().complete();
+                    let pending = match takes {
+                        Takes::Writes => tables.write_protect(range.clone()),
+                        Takes::UnrecordedWrites => tables.arm_clean(range.clone()),
+                        Takes::Records => tables.seal(range.clone()),
+                    };
+                    let _ = pending.unwrap().complete();
                     cpu.meet();
                     let seen = cpu.knowledge();
-                    cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Writes);
+                    let withdrawn = if takes == Takes::Records { Withdrawn::Records } else { Withdrawn::Writes };
+                    cpu.expect_flushed(tables.vttbr(), &range, &seen, withdrawn);
                     for number in [0, 1, 100, 511] {
-                        let writable =
-                            |leaf: &twofold_stage2::Leaf| leaf.descriptor.is_writable() || leaf.descriptor.is_armed();
+                        let is_left = |leaf: &twofold_stage2::Leaf| match takes {
+                            Takes::Writes => leaf.descriptor.is_writable() || leaf.descriptor.is_armed(),
+                            Takes::UnrecordedWrites => leaf.descriptor.is_writable(),
+                            Takes::Records => leaf.descriptor.is_armed(),
+                        };
                         let leaf =
-                            tables.look_up(page(number)).filter(|leaf| range.contains(&leaf.ipa) && writable(leaf));
+                            tables.look_up(page(number)).filter(|leaf| range.contains(&leaf.ipa) && is_left(leaf));
                         assert!(leaf.is_none(), "page {number} was protected: {leaf:?}, seed {seed}");
                     }
                 }
@@ -350,6 +374,14 @@ fn judge_a_pass_misses_nothing() {
         let programs = vec![protects(whole.clone()), changes, protects(whole.clone()), protects(page(0)..page(512))];
         world.machine.run(programs).unwrap_or_else(|breach| panic!("{breach}"));
     }
+}
+
+/// What a pass is to end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    Writes,
+    UnrecordedWrites,
+    Records,
 }
 
 /// Each table that is taken out is counted, whoever takes out another one meanwhile: a descent that began before must see it.
@@ -395,13 +427,13 @@ fn judge_each_table_that_is_taken_out_is_counted() {
 /// recorded.
 #[test]
 fn judge_no_write_is_lost_at_the_moment() {
-    for seed in 1..=400 {
+    for seed in 1..=600 {
         let world = World::narrow(MODERN, 2, seed, (64, 2));
         let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
         let tables = world.machine.alone(|cpu| {
             let tables = world.tables(0, 1, 40);
             cpu.load(tables.vttbr());
-            let level = if seed % 6 == 5 { Level::L2 } else { Level::L3 };
+            let level = if seed % 9 == 5 { Level::L2 } else { Level::L3 };
             let mapped = tables.map(page(0), world.frame(0), level, &armed, &mut &world.pages);
             assert_eq!(mapped, Ok(Mapped::New));
             let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
@@ -421,7 +453,7 @@ fn judge_no_write_is_lost_at_the_moment() {
         });
         let ends: Program<'_> = Box::new(|cpu| {
             let (range, mut tell) = (page(0)..page(1), |_| told.store(1, Ordering::Relaxed));
-            match seed % 6 {
+            match seed % 9 {
                 0 => tables.age(range, &mut |_| ()).unwrap(),
                 1 => {
                     let _ = tables.disarm(range, &mut tell).unwrap().complete();
@@ -432,6 +464,18 @@ fn judge_no_write_is_lost_at_the_moment() {
                 // A page is changed as it is, a block is broken and made.
                 3 | 5 => {
                     let _ = tables.relax(page(0), Access { execute: Execute::EL1, ..Access::READ });
+                }
+                6 => {
+                    let _ = tables.relax_page(page(0), Access { execute: Execute::EL1, ..Access::READ });
+                }
+                // What was recorded when the records ended may still be written; they go on at once, or not.
+                7 | 8 => {
+                    let pending = tables.seal(range.clone()).unwrap();
+                    if seed % 9 == 8 {
+                        tables.arm(range.clone()).unwrap();
+                    }
+                    let _ = pending.complete();
+                    tables.written(range, &mut tell).unwrap();
                 }
                 _ => {
                     let replaced = tables.map(page(0), world.frame(PAGE), Level::L3, &armed, &mut &world.pages);
@@ -455,5 +499,46 @@ fn judge_no_write_is_lost_at_the_moment() {
             );
         });
         ended.unwrap_or_else(|breach| panic!("{breach}"));
+    }
+}
+
+/// Memory is read after the flush: what is written later, hardware records, or it is not written.
+#[test]
+fn judge_what_is_read_after_the_flush_is_not_written_unseen() {
+    // Those that leave nothing writable.
+    const CLEANING: [usize; 7] = [0, 1, 2, 3, 4, 5, 6];
+    for seed in 1..=420 {
+        let world = World::narrow(MODERN, 2, seed, (64, 3));
+        let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+        let tables = world.machine.alone(|cpu| {
+            let tables = mapped(&world, cpu, &armed);
+            cpu.load(0);
+            tables
+        });
+        let tables = tables.unwrap_or_else(|breach| panic!("{breach}"));
+        let value = || world.machine.arena().load(world.frame(0)).unwrap();
+        let copy = AtomicU64::new(0);
+        let writes: Program<'_> = Box::new(|cpu| {
+            cpu.load(tables.vttbr());
+            let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+            for number in 1..12 {
+                (0..cpu.draw(4)).for_each(|_| cpu.pause());
+                if guest.store(page(0).raw(), number).is_err() {
+                    break;
+                }
+            }
+            cpu.load(0);
+        });
+        let reads: Program<'_> = Box::new(|cpu| {
+            (0..cpu.draw(20)).for_each(|_| cpu.pause());
+            let which = CLEANING[seed as usize % CLEANING.len()];
+            let _ = change(which, &tables, &world, page(0)..page(1)).complete();
+            copy.store(value(), Ordering::Relaxed);
+        });
+        world.machine.run(vec![writes, reads]).unwrap_or_else(|breach| panic!("{breach}"));
+        let leaf =
+            world.machine.alone(|_| tables.look_up(page(0)).unwrap()).unwrap_or_else(|breach| panic!("{breach}"));
+        let seen = value() == copy.load(Ordering::Relaxed) || leaf.descriptor.is_hardware_dirty();
+        assert!(seen, "seed {seed}: a write came after the flush, and nobody knows: {leaf:?}");
     }
 }

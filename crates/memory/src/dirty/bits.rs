@@ -149,8 +149,7 @@ impl Bits {
         let all = |cells: &[Word], count: u64| {
             let (last, others) = cells.split_last().unzip();
             others.into_iter().flatten().for_each(|cell| cell.store(u64::MAX, Ordering::Relaxed));
-            // Release: who finds one sees what was done before.
-            last.into_iter().for_each(|cell| cell.store(u64::MAX >> ((WORD - count % WORD) % WORD), Ordering::Release));
+            last.into_iter().for_each(|cell| cell.store(u64::MAX >> ((WORD - count % WORD) % WORD), Ordering::Relaxed));
         };
         all(&self.words, self.count);
         all(&self.above, self.words());

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::guest::{ARMED, BLOCK, FWB, Guest, PAGE, READ, home, range};
 use super::machine::{Machine, Pages, Watch};
 use super::model;
-use crate::{Access, Attributes, Ipa, Leaf, Level, Mapped, Marked, Memory, Pa};
+use crate::{Access, Attributes, Features, Ipa, Leaf, Level, Mapped, Marked, Memory, Pa};
 
 const CLEAN: Attributes = Attributes { accessed: false, ..ARMED };
 
@@ -17,7 +17,8 @@ type Operation = fn(&Guest, &mut Pages) -> bool;
 
 fn is_not_lost(levels: u32, leaves: &'static [(u64, Level)], operation: Operation) {
     model(3, move || {
-        let guest = Guest::on(Machine::new(7, Watch::Hardware), FWB, levels);
+        let features = Features { hardware_dirty_state: true, ..FWB };
+        let guest = Guest::on(Machine::new(7, Watch::Hardware), features, levels);
         let mut pages = guest.pages(0..6);
         leaves.iter().for_each(|(at, level)| guest.map_as(*at, *level, &CLEAN, &mut pages));
         let (table, machine) = (table_of_first_page(&guest), guest.machine().clone());
@@ -64,6 +65,23 @@ fn while_writes_are_collected() {
     });
 }
 
+/// After the flush, what may be written was, or might have been.
+#[test]
+fn while_records_end() {
+    is_not_lost(2, PAGES, |guest, _| {
+        drop(guest.stage2.seal(range(0, BLOCK)).expect("sealed").complete());
+        tells(|told| guest.stage2.written(range(0, BLOCK), told).expect("looked"))
+    });
+}
+
+#[test]
+fn while_it_is_armed_again() {
+    is_not_lost(2, PAGES, |guest, _| {
+        guest.stage2.arm(range(0, BLOCK)).expect("armed");
+        false
+    });
+}
+
 #[test]
 fn while_accesses_are_collected() {
     is_not_lost(2, PAGES, |guest, _| {
@@ -77,6 +95,11 @@ fn while_accesses_are_collected() {
 fn while_access_changes() {
     is_not_lost(2, PAGES, |guest, _| {
         assert!(guest.relax(0, Access { execute: crate::Execute::ALWAYS, ..Access::READ }));
+        false
+    });
+    is_not_lost(2, PAGES, |guest, _| {
+        let more = Access { execute: crate::Execute::ALWAYS, ..Access::READ };
+        assert!(guest.stage2.relax_page(Ipa::new(0), more).is_ok());
         false
     });
     is_not_lost(2, PAGES, |guest, pages| {

@@ -4,8 +4,9 @@
 use super::*;
 
 pub fn any_features() -> impl Strategy<Value = Features> {
-    let bits = any::<(bool, bool, bool, bool, bool)>();
-    bits.prop_map(|(tlbi_range, tlbi_level_hint, forced_write_back, execute_per_el, zero)| Features {
+    let bits = any::<(bool, bool, bool, bool, bool, bool)>();
+    bits.prop_map(|(tlbi_range, tlbi_level_hint, forced_write_back, execute_per_el, zero, plain)| Features {
+        hardware_dirty_state: !plain,
         tlbi_range,
         tlbi_level_hint,
         forced_write_back,
@@ -34,6 +35,12 @@ pub fn any_operation() -> impl Strategy<Value = Operation> {
         2 => Just(Action::MakeYoung),
         2 => Just(Action::Age),
         2 => Just(Action::Clean),
+        2 => Just(Action::Arm),
+        2 => Just(Action::ArmClean),
+        2 => any_mask().prop_map(Action::ArmCleanMask),
+        2 => Just(Action::Seal),
+        2 => Just(Action::Look),
+        2 => any_access().prop_map(Action::RelaxPage),
         4 => prop::sample::select(vec![KIB_4, MIB_2, GIB]).prop_map(Action::Split),
         6 => (1u8..=2, any_attributes()).prop_map(|(level, attributes)| Action::Coalesce { level, attributes }),
         4 => Just(Action::HardwareWrites),

@@ -122,6 +122,8 @@ fn observed(guest: &mut Guest, model: &mut Model, scan: &mut Scan, operation: &O
     let outcome = operation.apply(guest, model, &before);
 
     let after = guest.scan();
+    #[cfg(feature = "checked")]
+    guest.stage2.audit().unwrap();
     tlb.borrow().check(&after);
     model.check(guest, &after);
     assert_eq!(after.links.iter().map(|link| link.table).collect::<BTreeSet<_>>(), guest.pool.out);

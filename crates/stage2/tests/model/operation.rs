@@ -28,6 +28,13 @@ pub enum Action {
     MakeYoung,
     Age,
     Clean,
+    Arm,
+    ArmClean,
+    ArmCleanMask(u64),
+    Seal,
+    /// Asks which are dirty, and which may be written.
+    Look,
+    RelaxPage(Access),
     /// In chunks of so many bytes.
     Split(u64),
     Coalesce {
@@ -67,7 +74,8 @@ impl Operation {
         | Action::MapRange { attributes: Attributes { access, .. }, .. }
         | Action::Coalesce { attributes: Attributes { access, .. }, .. }
         | Action::Protect(access)
-        | Action::Relax(access) = &mut self.action
+        | Action::Relax(access)
+        | Action::RelaxPage(access) = &mut self.action
             && access.check(features).is_err()
         {
             access.execute = Execute::NEVER;
@@ -92,8 +100,9 @@ impl Operation {
             Action::Map { level, .. } | Action::Coalesce { level, .. } => span(level),
             Action::MapRange { large: true, .. } => GIB + MIB_2,
             Action::MapRange { large: false, .. } => self.size.min(3 * MIB_2 / 2),
-            Action::WriteProtectMask(_) => 64 * KIB_4,
-            Action::Relax(_) | Action::MakeYoung | Action::HardwareWrites | Action::HardwareAccesses => KIB_4,
+            Action::WriteProtectMask(_) | Action::ArmCleanMask(_) => 64 * KIB_4,
+            Action::Relax(_) | Action::RelaxPage(_) => KIB_4,
+            Action::MakeYoung | Action::HardwareWrites | Action::HardwareAccesses => KIB_4,
             _ => self.size,
         };
         start..start.saturating_add(size).min(end)
@@ -103,7 +112,7 @@ impl Operation {
     pub fn lines(&self, end: u64) -> Vec<u64> {
         let range = self.range(end);
         let mut lines = vec![range.start, range.end];
-        if let Action::WriteProtectMask(mask) = self.action {
+        if let Action::WriteProtectMask(mask) | Action::ArmCleanMask(mask) = self.action {
             lines.extend(runs(range.start, mask).flat_map(|run| [run.start, run.end]).filter(|at| *at <= end));
         }
         lines
@@ -144,7 +153,7 @@ impl Operation {
                 model.update_mapped(whole(before, &ipas), forbid_writes);
             }
             Action::WriteProtectMask(mask) => write_protect_mask(guest, model, before, ipa, mask),
-            Action::Relax(access) => relax(guest, model, before, ipa, access),
+            Action::Relax(access) => relaxed(guest.stage2.relax(ipa, access), model, before, ipa, access),
             Action::MakeYoung => make_young(guest, model, before, ipa),
             Action::Age => {
                 let young = marked(before, &ipas, |leaf| leaf.accessed());
@@ -162,6 +171,29 @@ impl Operation {
                     attributes.access.write &= !is_dirty(attributes);
                 });
             }
+            Action::Arm => arm(guest, model, before, &ipas),
+            Action::ArmClean => arm_clean(guest, model, before, &ipas),
+            Action::ArmCleanMask(mask) => arm_clean_mask(guest, model, before, ipa, mask),
+            Action::Seal => {
+                let _ = guest.stage2.seal(ipas.clone()).unwrap().complete();
+                model.update_mapped(whole(before, &ipas), |attributes| attributes.dirty_by_hardware = false);
+            }
+            Action::Look => {
+                let [mut dirty, mut written] = [vec![], vec![]];
+                guest.stage2.dirty(ipas.clone(), &mut |marked| tell(&mut dirty, marked)).unwrap();
+                guest.stage2.written(ipas.clone(), &mut |marked| tell(&mut written, marked)).unwrap();
+                let is_dirty = |leaf: &Leaf| leaf.dirty_by_hardware() && leaf.access().write;
+                assert_eq!(dirty, marked(before, &ipas, is_dirty));
+                assert_eq!(written, marked(before, &ipas, |leaf| leaf.access().write));
+                assert_eq!(guest.events(), []);
+            }
+            Action::RelaxPage(access) => match guest.walk(ipa).filter(|leaf| leaf.level < 3) {
+                Some(block) => {
+                    let in_the_way = Error::BlockInTheWay { ipa: block.ipa, level: Level::new(block.level).unwrap() };
+                    assert_eq!(guest.stage2.relax_page(ipa, access), Err(in_the_way));
+                }
+                None => relaxed(guest.stage2.relax_page(ipa, access), model, before, ipa, access),
+            },
             Action::Split(chunk) => return split(guest, before, ipas, chunk, self.pages),
             Action::Coalesce { level, ref attributes } => {
                 return coalesce(guest, model, before, ipa, level, attributes);
@@ -287,8 +319,75 @@ fn runs(first: u64, mask: u64) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-fn relax(guest: &mut Guest, model: &mut Model, before: &Scan, ipa: Ipa, access: Access) {
-    let outcome = guest.stage2.relax(ipa, access);
+fn arm(guest: &Guest, model: &mut Model, before: &Scan, range: &Range<Ipa>) {
+    let Some(pages) = pages(model, before, range) else { return };
+    let outcome = guest.stage2.arm(range.clone());
+    assert_eq!(guest.events(), [], "a TLB that holds less is no harm");
+    if !is_armed(guest, outcome) {
+        return;
+    }
+    for page in pages {
+        model.update_mapped(page, |attributes| attributes.dirty_by_hardware = true);
+    }
+}
+
+fn arm_clean(guest: &Guest, model: &mut Model, before: &Scan, range: &Range<Ipa>) {
+    let Some(pages) = pages(model, before, range) else { return };
+    let outcome = guest.stage2.arm_clean(range.clone()).map(|pending| drop(pending.complete()));
+    if is_armed(guest, outcome) {
+        armed_clean(model, before, range, pages);
+    }
+}
+
+fn arm_clean_mask(guest: &Guest, model: &mut Model, before: &Scan, first: Ipa, mask: u64) {
+    let end = model.end;
+    let outside = runs(first.raw(), mask).any(|run| run.end > end);
+    let ranges: Vec<_> = runs(first.raw(), mask).map(|run| Ipa::new(run.start)..Ipa::new(run.end)).collect();
+    let parts = |range| if outside { Some(vec![]) } else { pages(model, before, range) };
+    let Some(parts) = ranges.iter().map(parts).collect::<Option<Vec<_>>>() else { return };
+    let outcome = guest.stage2.arm_clean_mask(first, mask).map(|pending| drop(pending.complete()));
+    if !guest.stage2.features().hardware_dirty_state || outside {
+        return assert!(outcome.is_err());
+    }
+    assert_eq!(outcome, Ok(()));
+    ranges.iter().zip(parts).for_each(|(range, pages)| armed_clean(model, before, range, pages));
+}
+
+/// Blocks are not armed, but protected whole.
+fn armed_clean(model: &mut Model, before: &Scan, range: &Range<Ipa>, pages: Vec<Range<u64>>) {
+    model.update_mapped(whole(before, range), forbid_writes);
+    for page in pages {
+        model.update_mapped(page, |attributes| attributes.dirty_by_hardware = true);
+    }
+}
+
+/// Whether something was armed: not by a CPU that records no writes.
+fn is_armed(guest: &Guest, outcome: Result<(), Error>) -> bool {
+    let records = guest.stage2.features().hardware_dirty_state;
+    assert_eq!(outcome, if records { Ok(()) } else { Err(Error::NoDirtyState) });
+    records
+}
+
+/// Where pages are mapped in `range`, between the model's lines; `None` where a block and pages are between two of them, as
+/// after a split that ran dry.
+fn pages(model: &Model, before: &Scan, range: &Range<Ipa>) -> Option<Vec<Range<u64>>> {
+    let lines = model.pages.range(range.start.raw()..range.end.raw()).map(|(at, _)| *at);
+    let ends = lines.clone().skip(1).chain([range.end.raw()]);
+    let mut found = Vec::new();
+    for (start, end) in lines.zip(ends) {
+        let (pages, blocks): (Vec<_>, Vec<_>) =
+            touched(before, &(Ipa::new(start)..Ipa::new(end))).partition(|leaf| leaf.level == 3);
+        match (pages.is_empty(), blocks.is_empty()) {
+            (false, false) => return None,
+            (false, true) => found.push(start..end),
+            (true, _) => {}
+        }
+    }
+    Some(found)
+}
+
+/// What the outcome of widening a leaf has to be, and what follows from it.
+fn relaxed(outcome: Result<Relaxed, Error>, model: &mut Model, before: &Scan, ipa: Ipa, access: Access) {
     let Some(old) = model.at(ipa) else { return assert_eq!(outcome, Err(Error::NotMapped { ipa })) };
     let already = old.attributes.access.covers(access) && old.attributes.accessed;
     assert_eq!(outcome, Ok(if already { Relaxed::Already } else { Relaxed::Widened }));

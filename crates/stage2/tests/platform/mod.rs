@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::{
-    Access, Donated, Features, Geometry, Granule, Ipa, Pa, Platform, Record, Stage2, TablePage, Vmid,
+    Access, Donated, Features, Geometry, Granule, Ipa, Pa, Platform, Record, Run, Stage2, TablePage, Vmid,
 };
 
 use memory::{Arena, FRAMES, ROOT, TABLES};
@@ -247,6 +247,13 @@ pub struct Pool {
     pub out: BTreeSet<Pa>,
     /// How many more may be taken; what is given back may be taken again.
     pub limit: usize,
+}
+
+impl Pool {
+    /// The first pages of the pool, which nobody has taken yet, as memory of a guest's.
+    pub fn run(&self, pages: u64) -> Run {
+        self.donated.run(TABLES, pages * KIB_4).unwrap()
+    }
 }
 
 impl twofold_stage2::TableSource for Pool {

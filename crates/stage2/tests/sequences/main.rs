@@ -7,6 +7,7 @@
 #[path = "../platform/mod.rs"]
 mod platform;
 
+mod arm;
 mod change;
 mod coalesce;
 mod flush;

@@ -33,12 +33,19 @@ pub enum Kind {
     Age,
     Clean,
     Disarm,
+    Arm,
+    ArmClean,
+    ArmCleanMask,
+    Seal,
+    Dirty,
+    Written,
+    RelaxPage,
     Split,
     Coalesce,
 }
 
 impl Kind {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 21] = [
         Self::Map,
         Self::Replace,
         Self::MapRange,
@@ -51,6 +58,13 @@ impl Kind {
         Self::Age,
         Self::Clean,
         Self::Disarm,
+        Self::Arm,
+        Self::ArmClean,
+        Self::ArmCleanMask,
+        Self::Seal,
+        Self::Dirty,
+        Self::Written,
+        Self::RelaxPage,
         Self::Split,
         Self::Coalesce,
     ];
@@ -58,7 +72,9 @@ impl Kind {
     /// Whether it can have an effect on such leaves.
     pub fn applies(self, level: u8, dirty_by_hardware: bool) -> bool {
         match self {
-            Self::Clean | Self::Disarm => dirty_by_hardware,
+            Self::Clean | Self::Disarm | Self::Seal | Self::Dirty => dirty_by_hardware,
+            Self::Arm => level == 3 && !dirty_by_hardware,
+            Self::RelaxPage => level == 3,
             Self::Split | Self::Coalesce => level < 3,
             _ => true,
         }
@@ -185,12 +201,12 @@ impl<'a> Worker<'a> {
         }
         let tables = &self.tables[guest];
         match kind {
-            Kind::Clean | Kind::Disarm => self.store_once(guest, page),
+            Kind::Clean | Kind::Disarm | Kind::Dirty | Kind::Written => self.store_once(guest, page),
             Kind::MakeYoung => {
                 self.operations += 1;
                 tables.age(start..start + span, &mut |_| ())?;
             }
-            Kind::Relax => {
+            Kind::Relax | Kind::RelaxPage => {
                 self.operations += 1;
                 if wanted.dirty_by_hardware {
                     let _ = tables.protect(start..start + span, Access::READ_WRITE, &mut self.pages)?.complete();
@@ -379,6 +395,53 @@ impl<'a> Worker<'a> {
                 let _ = pending.complete();
                 cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Records);
                 self.effect_if(any && before.is_some_and(|leaf| leaf.descriptor.is_armed()), kind, before);
+            }
+            Kind::Arm => {
+                let before = tables.look_up(range.start);
+                tables.arm(range.clone())?;
+                let after = tables.look_up(range.start);
+                self.effect_if(before != after, kind, before.filter(|leaf| leaf.level == Level::L3));
+            }
+            Kind::ArmClean | Kind::ArmCleanMask => {
+                let before = tables.look_up(range.start);
+                let pending = if kind == Kind::ArmClean {
+                    tables.arm_clean(range.clone())?
+                } else {
+                    tables.arm_clean_mask(range.start, 1 | 1 << cpu.draw(8))?
+                };
+                let any = !pending.is_empty();
+                let seen = cpu.knowledge();
+                let _ = pending.complete();
+                if kind == Kind::ArmClean {
+                    cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Writes);
+                }
+                self.effect_if(any, kind, before);
+            }
+            Kind::Seal => {
+                let before = tables.look_up(range.start);
+                let pending = tables.seal(range.clone())?;
+                let any = !pending.is_empty();
+                let seen = cpu.knowledge();
+                let _ = pending.complete();
+                cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Records);
+                self.effect_if(any && before.is_some_and(|leaf| leaf.descriptor.is_armed()), kind, before);
+            }
+            Kind::Dirty | Kind::Written => {
+                let mut told = Vec::new();
+                if kind == Kind::Dirty {
+                    tables.dirty(range, &mut |marked| told.push(marked))?;
+                } else {
+                    tables.written(range, &mut |marked| told.push(marked))?;
+                }
+                self.effects_of(kind, guest, &told);
+            }
+            Kind::RelaxPage => {
+                let before = tables.look_up(Ipa::new(page));
+                match tables.relax_page(Ipa::new(page), self.access()) {
+                    Ok(Relaxed::Already) | Err(Error::BlockInTheWay { .. }) => {}
+                    Ok(Relaxed::Widened) => self.effect_if(true, kind, before),
+                    Err(error) => return Err(error),
+                }
             }
             Kind::Split => {
                 let before = tables.look_up(range.start);

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A dirty log at the moments that decide: a fault while it starts, marks while they are taken, two who want its lock. What
+//! software may see late, it sees late here: what holds, holds by fences, orderings and locks alone.
+//!
+//! Memory that is written past the guest's tables is played by [`Word`]s, so that a copy may miss a write too.
+
+use std::sync::Mutex;
+
+use twofold_machine::arena::{ArenaOptions, Backing};
+use twofold_machine::unforgiving::{Bbm, CpuHandle, Hosted, Machine, Options, Program};
+use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
+use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
+use twofold_stage2::fault::{AccessKind, FaultKind};
+use twofold_stage2::primitive::{Ordering, Word};
+use twofold_stage2::{Geometry, Granule, Ipa, Level, Vmid};
+
+use crate::world::{MIB_2, MODERN, PAGE};
+
+/// A section of 64 pages that two tables map: 32 pages before what the second one maps.
+const START: Ipa = Ipa::new((1 << 30) - 32 * PAGE);
+const SIZE: u64 = 3 * MIB_2;
+
+/// A guest with one slot on a machine whose CPUs take turns at nearly each event.
+struct Logged {
+    machine: Machine,
+    memory: GuestMemory<Hosted>,
+    slot: SlotId,
+}
+
+impl Logged {
+    fn new(cpus: usize, seed: u64, pages: Pages) -> Self {
+        let memory = ArenaOptions::new(32 << 20, Backing::Anonymous);
+        let options = Options {
+            cpus,
+            seed,
+            events_between_switches: 2 + (seed % 3) as u32,
+            features: MODERN,
+            bbm: Bbm::default(),
+            memory,
+            trace: None,
+        };
+        let machine = Machine::new(options).unwrap_or_else(|error| panic!("{error}"));
+        let made = machine.alone(|_| {
+            let mut frames = Frames::new(MODERN);
+            frames.add(machine.arena().donate_part(0, 32 << 20).unwrap());
+            let geometry = Geometry::new(Granule::KIB_4, 40, &MODERN).unwrap();
+            let mut memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(1), frames, pages).unwrap();
+            let backing = twofold_memory::Backing::Ram;
+            let slot = memory.add_slot(Slot { range: START..START + SIZE, backing, writable: true }).unwrap();
+            (memory, slot)
+        });
+        let (memory, slot) = made.unwrap_or_else(|breach| panic!("{breach}"));
+        Self { machine, memory, slot }
+    }
+
+    /// As CPU 0, alone.
+    fn alone<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        self.machine.alone(|_| body()).unwrap_or_else(|breach| panic!("{breach}"))
+    }
+
+    fn together(&self, programs: Vec<Program<'_>>) {
+        self.machine.run(programs).unwrap_or_else(|breach| panic!("{breach}"));
+    }
+
+    fn start(&self, tracker: Tracker) -> Result<(), LogError> {
+        let options = LogOptions { all_dirty: false, ..LogOptions::new(tracker) };
+        self.memory.dirty_log(self.slot)?.start(&options)
+    }
+
+    fn stop(&self) -> Result<(), LogError> {
+        self.memory.dirty_log(self.slot)?.stop()
+    }
+
+    /// What is dirty, and clears it. What it tells of may be read then.
+    fn collect(&self) -> DirtyPages {
+        let (log, mut dirty) = (self.memory.dirty_log(self.slot).unwrap(), DirtyPages::new());
+        log.get(&mut dirty).unwrap();
+        if log.tracker() != Some(Tracker::WriteProtect) {
+            log.clear_these(&dirty).unwrap();
+        }
+        dirty
+    }
+
+    /// These pages are mapped, and may not be written: a log has run.
+    fn protected(&self, pages: impl IntoIterator<Item = u64>) {
+        for page in pages {
+            self.fault(page, FaultKind::Translation, AccessKind::Read);
+        }
+        self.start(Tracker::WriteProtect).unwrap();
+        self.stop().unwrap();
+    }
+
+    fn fault(&self, page: u64, kind: FaultKind, access: AccessKind) {
+        let answer = self.memory.fault(&GuestFault { ipa: START + page * PAGE, kind, access });
+        assert!(answer.is_ok(), "{answer:?}");
+    }
+
+    /// The guest may write to the page from now on.
+    fn write(&self, page: u64) {
+        self.fault(page, FaultKind::Permission, AccessKind::Write);
+    }
+
+    /// While no vCPU runs: what may be written without a record of hardware's is in the log, and nothing is armed that the
+    /// log does not look at.
+    fn check(&self, seed: u64, armed_allowed: bool) {
+        let (log, mut dirty) = (self.memory.dirty_log(self.slot).unwrap(), DirtyPages::new());
+        log.get(&mut dirty).unwrap();
+        for page in 0..SIZE / PAGE {
+            let Some(leaf) = self.memory.stage2().look_up(START + page * PAGE) else { continue };
+            let seen = !leaf.descriptor.is_writable() || leaf.descriptor.is_armed() || dirty.contains(page);
+            assert!(seen, "seed {seed}: page {page} may be written, and is not in the log: {leaf:?}");
+            assert!(armed_allowed || !leaf.descriptor.is_armed(), "seed {seed}: nobody looks at page {page}: {leaf:?}");
+        }
+    }
+}
+
+/// Who lets the guest write sees that a log runs, or whoever starts it sees what may be written.
+#[test]
+fn judge_a_fault_while_a_log_starts_is_seen() {
+    for seed in 1..=300 {
+        let guest = Logged::new(2, seed, Pages::Small);
+        guest.alone(|| guest.protected([0]));
+        guest.together(vec![
+            Box::new(|cpu| {
+                wait(cpu, 30);
+                guest.write(0);
+            }),
+            Box::new(|_| guest.start(Tracker::Manual).unwrap()),
+        ]);
+        guest.alone(|| guest.check(seed, false));
+    }
+}
+
+/// The same for who writes to memory past the tables, and says so then.
+#[test]
+fn judge_a_write_past_the_tables_while_a_log_starts_is_seen() {
+    for seed in 1..=300 {
+        let guest = Logged::new(2, seed, Pages::Small);
+        guest.alone(|| guest.protected([0]));
+        let (data, copy) = (Word::new(0), Mutex::new(0));
+        guest.together(vec![
+            Box::new(|cpu| {
+                wait(cpu, 30);
+                data.store(1, Ordering::Relaxed);
+                guest.memory.dirty_log(guest.slot).unwrap().mark(START..START + PAGE);
+            }),
+            Box::new(|_| {
+                guest.start(Tracker::Manual).unwrap();
+                *copy.lock().unwrap() = data.load(Ordering::Relaxed);
+            }),
+        ]);
+        let told = guest.alone(|| guest.collect().contains(0));
+        assert!(told || copy.into_inner().unwrap() == 1, "seed {seed}: a write is lost");
+    }
+}
+
+/// What was armed for a log that has ended is not armed for the next one, which does not look there: be it in the table of
+/// the page that was written, or in the next one.
+#[test]
+fn judge_what_was_armed_for_another_log_is_undone() {
+    for seed in 1..=300 {
+        let guest = Logged::new(2, seed, Pages::Small);
+        guest.alone(|| {
+            guest.protected([0, 40]);
+            guest.start(Tracker::Combined).unwrap();
+        });
+        guest.together(vec![
+            Box::new(|cpu| {
+                wait(cpu, 30);
+                guest.write(0);
+            }),
+            Box::new(|cpu| {
+                wait(cpu, 30);
+                guest.stop().unwrap();
+                guest.start(Tracker::Manual).unwrap();
+            }),
+        ]);
+        guest.alone(|| guest.check(seed, false));
+    }
+}
+
+/// A section whose records end while somebody arms it again: its bit is set, or nothing in it is armed.
+#[test]
+fn judge_what_is_armed_is_looked_at() {
+    for seed in 1..=150 {
+        let guest = Logged::new(2, seed, Pages::Small);
+        guest.alone(|| {
+            guest.protected([0, 1, 40]);
+            guest.start(Tracker::Combined).unwrap();
+        });
+        guest.together(vec![
+            Box::new(|cpu| {
+                for page in [0, 1, 40, 0] {
+                    wait(cpu, 20);
+                    guest.write(page);
+                }
+            }),
+            Box::new(|cpu| {
+                for _ in 0..3 {
+                    wait(cpu, 20);
+                    guest.collect();
+                }
+            }),
+        ]);
+        guest.alone(|| {
+            guest.check(seed, true);
+            // That `get` has ended all records.
+            guest.check(seed, false);
+        });
+    }
+}
+
+/// Marks of several CPUs, in one word and in several, while they are taken: each is told, and who is told of it sees what was
+/// written before it.
+#[test]
+fn judge_marks_are_taken_or_stay() {
+    const MARKED: [u64; 4] = [0, 1, 64, 130];
+    for (seed, tracker) in (1..=120).flat_map(|seed| [(seed, Tracker::WriteProtect), (seed, Tracker::Manual)]) {
+        let guest = Logged::new(3, seed, Pages::Small);
+        guest.alone(|| guest.start(tracker).unwrap());
+        let data: [Word; MARKED.len()] = Default::default();
+        let copies = Mutex::new([0; MARKED.len()]);
+        // Each page is one CPU's.
+        let marks = |own: [usize; 2]| -> Program<'_> {
+            let (guest, data) = (&guest, &data);
+            Box::new(move |cpu| {
+                for round in 1..=6 {
+                    let at = own[cpu.draw(2) as usize];
+                    data[at].store(round, Ordering::Relaxed);
+                    let page = START + MARKED[at] * PAGE;
+                    guest.memory.dirty_log(guest.slot).unwrap().mark(page..page + PAGE);
+                }
+            })
+        };
+        let collects: Program<'_> = Box::new(|cpu| {
+            for _ in 0..6 {
+                wait(cpu, 6);
+                let told = guest.collect();
+                let mut copies = copies.lock().unwrap();
+                for (at, page) in MARKED.into_iter().enumerate().filter(|(_, page)| told.contains(*page)) {
+                    copies[at] = data[at].load(Ordering::Relaxed);
+                    assert!(page < SIZE / PAGE);
+                }
+            }
+        });
+        guest.together(vec![marks([0, 2]), collects, marks([1, 3])]);
+        let left = guest.alone(|| {
+            let told = guest.collect();
+            let now = data.each_ref().map(|word| word.load(Ordering::Relaxed));
+            (told, now)
+        });
+        let (told, now) = left;
+        for ((page, copy), now) in MARKED.into_iter().zip(copies.into_inner().unwrap()).zip(now) {
+            assert!(copy == now || told.contains(page), "seed {seed}, {tracker:?}: page {page} was {copy}, is {now}");
+        }
+    }
+}
+
+/// What is in a log is told until it is cleared, and not again; at first it is nothing, or all.
+#[test]
+fn judge_what_was_cleared_is_not_told_again() {
+    for tracker in Tracker::ALL {
+        let guest = Logged::new(1, 1, Pages::Small);
+        guest.alone(|| {
+            let log = guest.memory.dirty_log(guest.slot).unwrap();
+            for all_dirty in [false, tracker != Tracker::WriteProtect] {
+                log.start(&LogOptions { all_dirty, ..LogOptions::new(tracker) }).unwrap();
+                let count = if all_dirty { SIZE / PAGE } else { 0 };
+                assert_eq!(guest.collect().count(), count, "{tracker:?}");
+                log.mark(START + PAGE..START + 3 * PAGE);
+                assert_eq!(guest.collect().pages().collect::<Vec<_>>(), [1, 2], "{tracker:?}");
+                assert!(guest.collect().is_empty(), "{tracker:?}");
+                log.mark(START..START + PAGE);
+                log.stop().unwrap();
+            }
+        });
+    }
+}
+
+/// Writes that fault close to each other, in one round, have hardware record what is around.
+#[test]
+fn judge_faults_of_one_round_arm_what_is_around() {
+    // In the same 2 MiB of the slot, in sections of 64 pages: a third one, where nothing has faulted.
+    for (same_round, armed) in [(true, true), (false, false)] {
+        let guest = Logged::new(1, 1, Pages::Small);
+        guest.alone(|| {
+            guest.protected([0, 100, 200]);
+            guest.start(Tracker::Adaptive).unwrap();
+            guest.write(0);
+            if !same_round {
+                guest.collect();
+            }
+            guest.write(100);
+            let leaf = guest.memory.stage2().look_up(START + 200 * PAGE).unwrap();
+            assert_eq!(leaf.descriptor.is_armed(), armed, "in one round: {same_round}");
+        });
+    }
+}
+
+/// A log that begins while somebody is late with a mark for the one before: what is marked after that is told.
+#[test]
+fn judge_a_late_mark_does_not_hide_later_ones() {
+    for seed in 1..=300 {
+        let guest = Logged::new(2, seed, Pages::Small);
+        guest.alone(|| guest.start(Tracker::Manual).unwrap());
+        let mark = |page: u64| {
+            let page = START + page * PAGE;
+            guest.memory.dirty_log(guest.slot).unwrap().mark(page..page + PAGE);
+        };
+        guest.together(vec![
+            Box::new(|cpu| {
+                wait(cpu, 12);
+                mark(5);
+            }),
+            Box::new(|cpu| {
+                wait(cpu, 12);
+                guest.stop().unwrap();
+                guest.start(Tracker::Manual).unwrap();
+            }),
+        ]);
+        let told = guest.alone(|| {
+            mark(6);
+            guest.collect()
+        });
+        assert!(told.contains(6), "seed {seed}: a mark is lost");
+    }
+}
+
+#[test]
+fn judge_one_starts_it_and_one_stops_it() {
+    for seed in 1..=150 {
+        let guest = Logged::new(2, seed, Pages::Small);
+        let both = |operation: &(dyn Fn() -> Result<(), LogError> + Sync)| {
+            let done = Mutex::new(Vec::new());
+            let programs = (0..2).map(|_| -> Program<'_> {
+                Box::new(|_| {
+                    let result = operation();
+                    done.lock().unwrap().push(result);
+                })
+            });
+            guest.together(programs.collect());
+            done.into_inner().unwrap().iter().filter(|done| done.is_ok()).count()
+        };
+        assert_eq!(both(&|| guest.start(Tracker::Manual)), 1, "seed {seed}: two have started it");
+        assert_eq!(both(&|| guest.stop()), 1, "seed {seed}: two have stopped it");
+    }
+}
+
+/// Blocks come back only while no log runs.
+#[test]
+fn judge_no_block_comes_back_while_a_log_starts() {
+    for seed in 1..=60 {
+        let guest = Logged::new(2, seed, Pages::Largest);
+        guest.alone(|| {
+            // All of a section is ready, and mapped by pages.
+            let page = 32;
+            guest.fault(page, FaultKind::Translation, AccessKind::Read);
+            guest.start(Tracker::WriteProtect).unwrap();
+            guest.stop().unwrap();
+            let leaf = guest.memory.stage2().look_up(START + page * PAGE).unwrap();
+            assert_eq!(leaf.level, Level::L3, "{leaf:?}");
+        });
+        guest.together(vec![
+            Box::new(|cpu| {
+                wait(cpu, 10);
+                // That the log runs by now is as good.
+                let _ = guest.memory.dirty_log(guest.slot).unwrap().rejoin(0, 1);
+            }),
+            Box::new(|cpu| {
+                wait(cpu, 10);
+                guest.start(Tracker::Manual).unwrap();
+            }),
+        ]);
+        guest.alone(|| guest.check(seed, false));
+    }
+}
+
+fn wait(cpu: &CpuHandle, most: u64) {
+    (0..cpu.draw(most)).for_each(|_| cpu.pause());
+}

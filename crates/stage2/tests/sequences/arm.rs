@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Hardware's records of writes, page by page: what arming, making clean and ending them change, what they leave, what they
+//! flush, and what is told of what was recorded.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::*;
+use crate::platform::{KIB_4, MIB_2, frame};
+use twofold_stage2::{Error, Marked, Relaxed};
+
+const WRITABLE: u64 = 1 << 7;
+/// A CPU that records writes.
+const RECORDS: Features = Features { hardware_access_flag: true, hardware_dirty_state: true, ..HINTS };
+const READ: Attributes = Attributes::ram(Access::READ);
+const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..READ };
+const DIRTY: Attributes = Attributes { dirty_by_hardware: true, ..RAM };
+
+fn page(number: u64) -> Ipa {
+    BASE + number * KIB_4
+}
+
+fn pages(start: u64, end: u64) -> IpaRange {
+    page(start)..page(end)
+}
+
+/// Pages from [`BASE`] on, a letter each: `r`ead-only, `w`ritable without a record, `c`lean, `d`irty, `-` not mapped.
+fn guest_with(features: Features, pages: &str) -> Guest {
+    let mut guest = guest(features);
+    for (number, letter) in pages.chars().enumerate() {
+        let attributes = match letter {
+            'r' => READ,
+            'w' => RAM,
+            'c' => CLEAN,
+            'd' => DIRTY,
+            _ => continue,
+        };
+        let offset = number as u64 * KIB_4;
+        map(&mut guest, BASE + offset, frame(offset), Level::L3, &attributes);
+    }
+    guest
+}
+
+/// The same letters of what is there now. What is kept of the tables has to agree.
+fn letters(guest: &Guest, count: u64) -> String {
+    #[cfg(feature = "checked")]
+    guest.stage2.audit().unwrap();
+    let letter = |number| match guest.walk(page(number)).map(|leaf| (leaf.dirty_by_hardware(), leaf.access().write)) {
+        None => '-',
+        Some((false, false)) => 'r',
+        Some((false, true)) => 'w',
+        Some((true, false)) => 'c',
+        Some((true, true)) => 'd',
+    };
+    (0..count).map(letter).collect()
+}
+
+/// All of these letters.
+const EACH: &str = "rwcd-w";
+
+/// The flush of so many single pages, and of those between.
+fn by_pages(start: u64, end: u64) -> Vec<Event> {
+    let each: Vec<_> = (start..end).map(|number| (Tlbi::Ipas2Le1Is, Reach::At(page(number), Some(3)))).collect();
+    by_ipa(&each)
+}
+
+/// What an operation locks: tables, and the words that it counts in.
+fn atomics(guest: &Guest, operation: impl FnOnce(&Guest)) -> u64 {
+    let count = Rc::new(Cell::new(0));
+    let counted = count.clone();
+    guest.machine.set_atomic_hook(move || counted.set(counted.get() + 1));
+    operation(guest);
+    guest.machine.set_atomic_hook(|| ());
+    count.get()
+}
+
+#[test]
+fn arming_takes_nothing_and_flushes_nothing() {
+    let guest = guest_with(RECORDS, EACH);
+    assert_eq!(guest.stage2.arm(pages(0, 6)), Ok(()));
+    assert_eq!((letters(&guest, 6).as_str(), guest.events()), ("cdcd-d", vec![]));
+    // Frames, memory type, access flags: all else stays.
+    for number in [0, 1] {
+        let leaf = guest.walk(page(number)).unwrap();
+        assert_eq!((leaf.pa(), leaf.accessed(), leaf.access().read), (frame(number * KIB_4), true, true));
+    }
+}
+
+#[test]
+fn only_what_is_in_the_range_is_armed() {
+    let guest = guest_with(RECORDS, "wrwrw");
+    assert_eq!(guest.stage2.arm(pages(1, 3)), Ok(()));
+    assert_eq!(letters(&guest, 5), "wcdrw");
+}
+
+#[test]
+fn making_clean_arms_and_flushes_what_could_be_written() {
+    let guest = guest_with(RECORDS, EACH);
+    let pending = guest.stage2.arm_clean(pages(0, 6)).unwrap();
+    assert_eq!((letters(&guest, 6).as_str(), guest.machine.events()), ("cccc-c", vec![]));
+    let _ = pending.complete();
+    // From the first that could be written to the last.
+    assert_eq!(guest.events(), by_pages(1, 6));
+    let pending = guest.stage2.arm_clean(pages(0, 6)).unwrap();
+    assert!(pending.is_empty(), "all of it is clean");
+    drop(pending);
+}
+
+/// A TLB's entry from before allows less: it costs a fault at most.
+#[test]
+fn what_could_not_be_written_is_armed_without_a_flush() {
+    let guest = guest_with(RECORDS, "rcr");
+    let pending = guest.stage2.arm_clean(pages(0, 3)).unwrap();
+    assert!(pending.is_empty());
+    let _ = pending.complete();
+    assert_eq!((letters(&guest, 3).as_str(), guest.events()), ("ccc", vec![]));
+}
+
+#[test]
+fn a_mask_makes_its_pages_clean_and_none_between() {
+    let guest = guest_with(Features { tlbi_range: true, ..RECORDS }, &"wd".repeat(33));
+    let mask = 1 << 1 | 1 << 2 | 1 << 40 | 1 << 63;
+    let _ = guest.stage2.arm_clean_mask(page(1), mask).unwrap().complete();
+    let expected: String =
+        (0..66).map(|number| if [2, 3, 41, 64].contains(&number) { 'c' } else { ['w', 'd'][number % 2] }).collect();
+    assert_eq!(letters(&guest, 66), expected);
+    assert!(matches!(guest.events()[1], Event::Tlbi(Tlbi::Ripas2Le1Is, _)));
+    let pending = guest.stage2.arm_clean_mask(page(1), 0).unwrap();
+    assert!(pending.is_empty());
+    drop(pending);
+    assert_eq!((letters(&guest, 66), guest.events()), (expected, vec![]));
+}
+
+#[test]
+fn ending_records_keeps_them_and_flushes_all_that_was_armed() {
+    let guest = guest_with(RECORDS, EACH);
+    let pending = guest.stage2.seal(pages(0, 6)).unwrap();
+    assert_eq!((letters(&guest, 6).as_str(), guest.machine.events()), ("rwrw-w", vec![]));
+    let _ = pending.complete();
+    assert_eq!(guest.events(), by_pages(2, 4));
+    let pending = guest.stage2.seal(pages(0, 6)).unwrap();
+    assert!(pending.is_empty());
+    drop(pending);
+}
+
+/// Records of a block would say nothing of its pages.
+#[test]
+fn blocks_are_not_armed() {
+    for (attributes, block) in [(RAM, 'w'), (READ, 'r'), (DIRTY, 'd'), (CLEAN, 'c')] {
+        let mut guest = guest(RECORDS);
+        map(&mut guest, BASE, frame(0), Level::L2, &attributes);
+        map(&mut guest, BASE + MIB_2, frame(MIB_2), Level::L3, &RAM);
+        guest.stage2.arm(range(BASE, 2 * MIB_2)).unwrap();
+        assert_eq!((letters(&guest, 1), letters(&guest, 513).pop()), (block.to_string(), Some('d')));
+        // A part of it is all of it.
+        let _ = guest.stage2.arm_clean(range(page(1), KIB_4)).unwrap().complete();
+        let flush = if block == 'r' { vec![] } else { by_leaf(BASE, Some(2)) };
+        assert_eq!((letters(&guest, 1).as_str(), guest.events()), ("r", flush));
+        assert_eq!(guest.walk(BASE).unwrap().level, 2);
+    }
+}
+
+/// What somebody mapped armed is ended as it is.
+#[test]
+fn records_of_a_block_are_told_of_and_ended_whole() {
+    let mut guest = guest(RECORDS);
+    map(&mut guest, BASE, frame(0), Level::L2, &DIRTY);
+    let block = Marked { ipa: BASE, level: Level::L2, mask: 1 };
+    assert_eq!((dirty(&guest, pages(7, 8)), written(&guest, pages(7, 8))), (vec![block], vec![block]));
+    let _ = guest.stage2.seal(pages(7, 8)).unwrap().complete();
+    assert_eq!((letters(&guest, 1).as_str(), guest.events()), ("w", by_leaf(BASE, Some(2))));
+    assert_eq!((dirty(&guest, pages(7, 8)), written(&guest, pages(7, 8))), (vec![], vec![block]));
+}
+
+fn dirty(guest: &Guest, range: IpaRange) -> Vec<Marked> {
+    let mut told = Vec::new();
+    guest.stage2.dirty(range, &mut |marked| told.push(marked)).unwrap();
+    told
+}
+
+fn written(guest: &Guest, range: IpaRange) -> Vec<Marked> {
+    let mut told = Vec::new();
+    guest.stage2.written(range, &mut |marked| told.push(marked)).unwrap();
+    told
+}
+
+#[test]
+fn looking_tells_what_was_recorded_and_changes_nothing() {
+    let guest = guest_with(RECORDS, EACH);
+    let pages_of = |mask| vec![Marked { ipa: BASE, level: Level::L3, mask }];
+    assert_eq!(dirty(&guest, pages(0, 6)), pages_of(0b001000));
+    assert_eq!(written(&guest, pages(0, 6)), pages_of(0b101010));
+    // Hardware records one more.
+    guest.machine.hardware_sets(guest.walk(page(2)).unwrap().entry, WRITABLE);
+    assert_eq!(dirty(&guest, pages(0, 6)), pages_of(0b001100));
+    assert_eq!(written(&guest, pages(0, 6)), pages_of(0b101110));
+    assert_eq!((letters(&guest, 6).as_str(), guest.events()), ("rwdd-w", vec![]));
+}
+
+/// By 64 from where it was asked for, and again from where a table begins; what is outside is not told of.
+#[test]
+fn what_is_told_begins_where_the_range_does() {
+    let guest = guest_with(RECORDS, &"d".repeat(600));
+    let marked = |number, mask| Marked { ipa: page(number), level: Level::L3, mask };
+    let expected = [marked(435, u64::MAX), marked(499, 0x1fff), marked(512, 0x7)];
+    assert_eq!(dirty(&guest, pages(435, 515)), expected);
+    assert_eq!(written(&guest, pages(435, 515)), expected);
+}
+
+/// A table in which there is nothing to do is not even locked.
+#[test]
+fn tables_with_nothing_to_do_are_passed_over() {
+    let nothing = |_: Marked| panic!("there is nothing");
+    let all = || range(BASE, GIB);
+    // Among what may be written is counted what hardware may let the guest write.
+    for (letter, armed, writable, unarmed) in [("r", 0, 0, 1), ("w", 0, 1, 1), ("c", 1, 1, 0), ("d", 1, 1, 0)] {
+        let guest = guest_with(RECORDS, &letter.repeat(3));
+        let empty = guest_with(RECORDS, "");
+        let locks = |operation: &dyn Fn(&Guest)| atomics(&guest, operation) - atomics(&empty, operation);
+        assert_eq!(locks(&|guest| guest.stage2.dirty(all(), &mut |_| ()).unwrap()), armed, "dirty, {letter}");
+        assert_eq!(locks(&|guest| guest.stage2.written(all(), &mut |_| ()).unwrap()), writable, "written, {letter}");
+        if armed == 0 {
+            guest.stage2.dirty(all(), &mut nothing.clone()).unwrap();
+            let sealed = locks(&|guest| drop(guest.stage2.seal(all()).unwrap().complete()));
+            assert_eq!(sealed, 0, "seal, {letter}");
+        }
+        assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), unarmed, "arm, {letter}");
+        assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), 0, "all is armed, {letter}");
+    }
+}
+
+/// Hardware records a write between the look at an entry and its change.
+#[test]
+fn a_write_at_the_moment_of_a_change_is_kept() {
+    type Operation = fn(&Guest);
+    let seal: Operation = |guest| drop(guest.stage2.seal(pages(0, 1)).unwrap().complete());
+    let arm: Operation = |guest| guest.stage2.arm(pages(0, 2)).unwrap();
+    let relax: Operation = |guest| {
+        let more = Access { execute: twofold_stage2::Execute::ALWAYS, ..Access::READ };
+        assert_eq!(guest.stage2.relax_page(BASE, more), Ok(Relaxed::Widened));
+    };
+    for (operation, expected) in [(seal, "wr"), (arm, "dc"), (relax, "dr")] {
+        let guest = guest_with(RECORDS, "cr");
+        let (machine, entry) = (guest.machine.clone(), guest.walk(BASE).unwrap().entry);
+        guest.machine.set_atomic_hook(move || machine.hardware_sets(entry, WRITABLE));
+        operation(&guest);
+        guest.machine.set_atomic_hook(|| ());
+        assert_eq!(letters(&guest, 2), expected);
+        assert_eq!(written(&guest, pages(0, 1)).len(), 1);
+    }
+}
+
+#[test]
+fn a_page_is_widened_on_this_cpu() {
+    let guest = guest_with(RECORDS, "rc-");
+    for (number, letters_then) in [(0, "wc-"), (1, "wd-")] {
+        guest.watch(page(number));
+        assert_eq!(guest.stage2.relax_page(page(number) + 8, Access::READ_WRITE), Ok(Relaxed::Widened));
+        let widened = vec![sees(page(number), 3, frame(number * KIB_4), Access::READ_WRITE)];
+        assert_eq!(guest.events(), [widened, on_this_cpu(page(number), 3)].concat());
+        assert_eq!(letters(&guest, 3), letters_then);
+        // This CPU's TLB may be what is stale.
+        assert_eq!(guest.stage2.relax_page(page(number), Access::READ_WRITE), Ok(Relaxed::Already));
+        assert_eq!(guest.events(), on_this_cpu(page(number), 3));
+    }
+    assert_eq!(guest.stage2.relax_page(page(2), Access::READ), Err(Error::NotMapped { ipa: page(2) }));
+    assert_eq!(guest.events(), []);
+}
+
+#[test]
+fn a_block_in_the_way_stays_as_it_is() {
+    for (level, attributes) in [(Level::L2, READ), (Level::L1, READ), (Level::L2, CLEAN), (Level::L2, RAM)] {
+        let mut guest = guest(RECORDS);
+        map(&mut guest, BASE, frame(0), level, &attributes);
+        let before = guest.walk(BASE).unwrap().raw;
+        let refused = guest.stage2.relax_page(page(5), Access::READ_WRITE);
+        assert_eq!(refused, Err(Error::BlockInTheWay { ipa: BASE, level }));
+        assert_eq!((guest.walk(BASE).unwrap().raw, guest.events()), (before, vec![]));
+    }
+}
+
+#[test]
+fn ranges_that_are_none_are_refused() {
+    let guest = guest_with(RECORDS, EACH);
+    let end = Ipa::new(1 << IPA_BITS);
+    let stage2 = &guest.stage2;
+    for bad in [BASE + 1..page(6), BASE..page(1) + 8, end..end + KIB_4, BASE..end + KIB_4] {
+        let expected = stage2.age(bad.clone(), &mut |_| ());
+        assert!(expected.is_err());
+        assert_eq!(stage2.arm(bad.clone()), expected);
+        assert_eq!(stage2.arm_clean(bad.clone()).map(drop), expected);
+        assert_eq!(stage2.seal(bad.clone()).map(drop), expected);
+        assert_eq!(stage2.dirty(bad.clone(), &mut |_| ()), expected);
+        assert_eq!(stage2.written(bad, &mut |_| ()), expected);
+    }
+    for (first, mask) in [(BASE + 1, 1), (Ipa::new((1 << IPA_BITS) - KIB_4), 0b11), (Ipa::new(u64::MAX - 0xfff), 2)] {
+        let expected = stage2.write_protect_mask(first, mask).map(drop);
+        assert!(expected.is_err());
+        assert_eq!(stage2.arm_clean_mask(first, mask).map(drop), expected);
+    }
+    assert_eq!((letters(&guest, 6).as_str(), guest.events()), (EACH, vec![]));
+}
+
+/// Of what hardware would never record, none is armed; what it has recorded, on another CPU say, can be told of and ended.
+#[test]
+fn a_cpu_without_records_arms_nothing() {
+    let guest = guest_with(HINTS, EACH);
+    let all = pages(0, 6);
+    assert_eq!(guest.stage2.arm(all.clone()), Err(Error::NoDirtyState));
+    assert_eq!(guest.stage2.arm_clean(all.clone()).map(drop), Err(Error::NoDirtyState));
+    assert_eq!(guest.stage2.arm_clean_mask(BASE, 1).map(drop), Err(Error::NoDirtyState));
+    assert_eq!((letters(&guest, 6).as_str(), guest.events()), (EACH, vec![]));
+    assert_eq!((dirty(&guest, all.clone()).len(), written(&guest, all.clone()).len()), (1, 1));
+    let _ = guest.stage2.seal(all).unwrap().complete();
+    assert_eq!(letters(&guest, 6), "rwrw-w");
+}
+
+/// Several at once, as a log does it: one flush.
+#[test]
+fn sections_that_are_ended_together_are_flushed_once() {
+    let guest = guest_with(Features { tlbi_range: true, ..RECORDS }, &"d".repeat(16));
+    let mut pending = guest.stage2.seal(pages(0, 4)).unwrap();
+    pending.join(guest.stage2.seal(pages(4, 8)).unwrap());
+    pending.join(guest.stage2.seal(pages(12, 16)).unwrap());
+    guest.machine.events();
+    let _ = pending.complete();
+    assert_eq!(guest.events(), by_ipa(&[(Tlbi::Ripas2Le1Is, Reach::Range(page(0), page(16), Some(3)))]));
+    assert_eq!(letters(&guest, 16), "wwwwwwwwddddwwww");
+}
+
+/// Memory of the guest's, as it is at this moment: whatever the alignment, and nothing beside it.
+#[test]
+fn memory_is_read_as_it_was_written() {
+    let guest = guest(RECORDS);
+    let platform = guest.stage2.platform();
+    let run = guest.pool.run(2);
+    let written: Vec<u8> = (0..=255).cycle().take(2 * KIB_4 as usize).collect();
+    run.write(platform, 0, &written);
+    for (offset, length) in [(0, 16), (0, 0), (1, 7), (8, 8), (8, 13), (3, 64), (KIB_4 - 4, 8), (2 * KIB_4 - 1, 1)] {
+        let mut bytes = vec![0xee; length + 2];
+        run.read(platform, offset, &mut bytes[1..=length]);
+        let expected = &written[offset as usize..][..length];
+        assert_eq!(
+            (&bytes[1..=length], bytes[0], bytes[length + 1]),
+            (expected, 0xee, 0xee),
+            "{length} at {offset:#x}"
+        );
+    }
+    for (offset, length) in [(2 * KIB_4, 1), (2 * KIB_4 - 7, 8), (u64::MAX, 2)] {
+        let read = std::panic::AssertUnwindSafe(|| run.read(platform, offset, &mut vec![0; length]));
+        assert!(std::panic::catch_unwind(read).is_err(), "{length} at {offset:#x}");
+    }
+}
