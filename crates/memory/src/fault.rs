@@ -108,7 +108,7 @@ impl<P: Platform> GuestMemory<P> {
         let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
         let (pa, first_touch) = self.make_ready(page, ram, Level::L3)?;
         let mapped = self.stage2.map(page, pa, Level::L3, &attributes, &mut self.tables())?;
-        self.note_writes(slot, page..page + FRAME, None);
+        self.note_writes(slot, page..page + FRAME);
         self.mapped(mapped, Level::L3, first_touch, fault)
     }
 
@@ -126,7 +126,7 @@ impl<P: Platform> GuestMemory<P> {
             Err(twofold_stage2::Error::TableInTheWay { .. }) => None,
             Err(error) => Some(Err(error.into())),
             Ok(mapped) => {
-                self.note_writes(slot, ipa..ipa + SECTION, None);
+                self.note_writes(slot, ipa..ipa + SECTION);
                 Some(self.mapped(mapped, Level::L2, first_touch, fault))
             }
         }
@@ -147,8 +147,11 @@ impl<P: Platform> GuestMemory<P> {
         let attributes = self.ram_attributes(write, fault.access == AccessKind::Execute, armed);
         let (pa, first_touch) = self.make_ready(page, ram, Level::L3)?;
         let mapped = self.stage2.map(page, pa, Level::L3, &attributes, &mut self.tables())?;
-        if write || armed {
-            self.note_writes(slot, page..page + FRAME, Some(running));
+        if armed {
+            // What is written there, hardware records, and has done so if that is why it is mapped.
+            self.note_armed(slot, page..page + FRAME, running);
+        } else if write {
+            self.note_writes(slot, page..page + FRAME);
         }
         self.mapped(mapped, Level::L3, first_touch, fault)
     }
@@ -221,7 +224,7 @@ impl<P: Platform> GuestMemory<P> {
         let relaxed = self.stage2.relax(ipa, Access::READ_WRITE);
         // Where a log was started meanwhile, of a page or of a block: there are none larger.
         let section = ipa.align_down(SECTION);
-        self.note_writes(slot, section..section + SECTION, None);
+        self.note_writes(slot, section..section + SECTION);
         answer(relaxed)
     }
 }

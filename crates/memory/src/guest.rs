@@ -7,7 +7,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::{
-    Geometry, Ipa, Level, Lock, LockGuard, Platform, Stage2, TablePage, TableSource, Unwatched, Vmid,
+    Geometry, Ipa, IpaRange, Leaf, Level, Lock, LockGuard, Platform, Stage2, TablePage, TableSource, Unwatched, Vmid,
 };
 
 use crate::frames::{FRAME, Frames};
@@ -108,6 +108,35 @@ impl<P: Platform> GuestMemory<P> {
         Ok(())
     }
 
+    /// Unmaps a slot's addresses in `range`, beside vCPUs. What is there stays, and is mapped again when it is touched. A
+    /// running dirty log keeps what was written: what hardware recorded is in it when this returns, and no page is cleared
+    /// before the flush that ends the guest's writes.
+    ///
+    /// # Errors
+    ///
+    /// The slot is gone; the range is not made of whole pages; a block reaches beyond it, and no table page is left to split
+    /// that. Nothing was unmapped then.
+    pub fn unmap(&self, slot: SlotId, range: IpaRange) -> Result<(), Error> {
+        let slot = self.slots.get(slot).ok_or(SlotError::Gone)?;
+        let range = range.start.max(slot.range.start)..range.end.min(slot.range.end);
+        if range.start >= range.end {
+            return Ok(());
+        }
+        let (log, tables) = (slot.tracking.log(), &mut self.tables());
+        let own = log.map(|log| log.hold(self.stage2.platform()));
+        let removed = |leaf: Leaf| {
+            if let Some(log) = log.filter(|_| leaf.descriptor.is_hardware_dirty()) {
+                log.mark(slot, &(leaf.ipa..leaf.ipa + FRAME));
+            }
+        };
+        self.stage2.unmap(range.clone(), tables, removed)?.complete().free(tables);
+        if own.is_none() {
+            // The slot's first log may have been started meanwhile.
+            self.note_writes(slot, range);
+        }
+        Ok(())
+    }
+
     /// Writes into the guest's RAM: what a loader does before the guest runs, and the gate for what a device or the
     /// hypervisor writes while it does, as a running dirty log has it when this returns. Pages that were never touched are
     /// zero around it.
@@ -134,7 +163,7 @@ impl<P: Platform> GuestMemory<P> {
             backed.make_ready(platform, self.stage2.features());
             backed.write(platform, at - page, now);
             drop(ram);
-            self.note_writes(slot, page..page + FRAME, None);
+            self.note_writes(slot, page..page + FRAME);
             at = at + now.len() as u64;
             left = later;
         }

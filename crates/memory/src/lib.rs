@@ -19,7 +19,8 @@
 //! maintenance of the tables. Slots come and go while no vCPU runs, so nobody locks to find one. Three kinds of
 //! [`Lock`](twofold_stage2::Lock) are left, and they are taken in this order:
 //!
-//! 1. **A slot's dirty log** (module [`dirty`]): held by who starts, stops, reads or clears it. Faults do not take it.
+//! 1. **A slot's dirty log** (module [`dirty`]): held by who starts, stops, reads or clears it, or unmaps some of the slot.
+//!    Faults do not take it.
 //! 2. **A RAM slot's backing** (module `ram`): held while a page gets frames and is made ready, so a page is zeroed by one
 //!    vCPU, and whoever finds it ready sees the zeroes. Faults in other slots, and on devices, do not wait for it.
 //! 3. **The frames** (module `frames`): held for the moment in which some are taken or given back.

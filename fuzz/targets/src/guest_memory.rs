@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest's memory under any slots, any loader's writes and any faults, beside a list of slots and the bytes that were
-//! written. The machine and its CPU are those of `memory`'s own tests.
+//! A guest's memory under any slots, any loader's writes, any faults and any calls of their dirty logs, beside a list of slots
+//! and the bytes that were written. The machine and its CPU are those of `memory`'s own tests.
 
 use std::collections::BTreeMap;
 
 use arbitrary::{Result, Unstructured};
-use twofold_memory::{Answer, Backing, Done, Error, Frames, Pages, Slot, SlotError};
+use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
+use twofold_memory::{Answer, Backing, Done, Error, Frames, Pages, Slot, SlotError, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};
-use twofold_stage2::{Features, Ipa, Pa};
+use twofold_stage2::{Features, Ipa, IpaRange, Pa};
 
 use crate::any;
 use crate::machine::guest::{Guest, IPA_BITS, Outcome, needed};
@@ -22,13 +23,16 @@ const MOST_OPERATIONS: usize = 32;
 const BASE: u64 = GIB;
 
 /// A slot is taken or refused by the rule, and what is refused leaves no trace; a fault answers as the slot says, makes
-/// progress, and maps what was written there and zeros around it; no frame has two uses.
+/// progress, and maps what was written there and zeros around it; no frame has two uses; a page that a log does not tell of
+/// is as it was when it was last copied.
 pub fn guest_memory(data: &[u8]) {
     let _ = run(&mut Unstructured::new(data));
 }
 
 fn run(u: &mut Unstructured<'_>) -> Result<()> {
-    let base = Features { data_line: 2048, instruction_line: 2048, ..Features::NONE };
+    let records = u.arbitrary()?;
+    let base = Features { hardware_access_flag: records, hardware_dirty_state: records, ..Features::NONE };
+    let base = Features { data_line: 2048, instruction_line: 2048, ..base };
     let features = any::features(u, base)?;
     // As lines: large, so that a section does not take tens of thousands.
     let features = Features { zero_block: features.zero_block / 64 * 2048, ..features };
@@ -37,7 +41,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         if u.is_empty() {
             break;
         }
-        match u.int_in_range(0..=5)? {
+        match u.int_in_range(0..=9)? {
             0 => world.add_slot(slot(u)?),
             1 | 2 => {
                 let (kind, access) = (kind(u)?, access(u)?);
@@ -52,9 +56,20 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
                 let bytes = vec![u.arbitrary::<u8>()? | 1; u.int_in_range(0..=3 * PAGE as usize)?];
                 world.write(at, &bytes);
             }
-            _ => {
+            5 => {
                 let byte = u.arbitrary()?;
                 world.store(Ipa::new(address(u)?), byte);
+            }
+            6 => world.start(u.arbitrary()?, options(u)?),
+            7 => world.copy_dirty(u.arbitrary()?),
+            8 => {
+                let (slot, first, pages, words) = u.arbitrary::<(u8, u16, u16, u8)>()?;
+                let masks = vec![u.arbitrary()?; usize::from(words) % 16];
+                world.clear(slot, (u64::from(first), u64::from(pages)), &masks);
+            }
+            _ => {
+                let (slot, kind) = u.arbitrary()?;
+                world.end(slot, kind, Ipa::new(address(u)?));
             }
         }
     }
@@ -67,9 +82,22 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
 struct World {
     guest: Guest,
     slots: Vec<Slot>,
+    /// In the same order.
+    logs: Vec<Log>,
     /// Pages that are not all zero.
     contents: BTreeMap<Ipa, Vec<u8>>,
+    /// Those of logs that run, as they were when they were last copied.
+    copies: BTreeMap<Ipa, Vec<u8>>,
 }
+
+/// A slot's log.
+struct Log {
+    id: SlotId,
+    runs: Option<Tracker>,
+}
+
+/// A log of as many pages as this is quick to look through.
+const MOST_LOGGED: u64 = 4 * GIB;
 
 impl World {
     fn new(features: Features, pages: Pages) -> Self {
@@ -77,7 +105,14 @@ impl World {
         let machine = Machine::new(features, &banks);
         let mut frames = Frames::new(features);
         banks.iter().for_each(|(start, size)| frames.add(machine.donate(*start, *size)));
-        Self { guest: Guest::on(machine, frames, pages, IPA_BITS), slots: Vec::new(), contents: BTreeMap::new() }
+        let (contents, copies) = (BTreeMap::new(), BTreeMap::new());
+        Self {
+            guest: Guest::on(machine, frames, pages, IPA_BITS),
+            slots: Vec::new(),
+            logs: Vec::new(),
+            contents,
+            copies,
+        }
     }
 
     fn add_slot(&mut self, slot: Slot) {
@@ -87,13 +122,15 @@ impl World {
         let pages = start < end && start.is_aligned(PAGE) && end.is_aligned(PAGE);
         let before = self.guest.scan();
         match self.guest.memory.add_slot(slot.clone()) {
-            Ok(()) => {
+            Ok(id) => {
+                assert!(self.logs.iter().all(|log| log.id != id), "a number is used again");
                 assert!(pages && end <= limit && !self.slots.iter().any(overlaps), "{slot:?} was taken");
                 if let Backing::Device(device) = slot.backing {
                     let ends = device.raw().checked_add(end - start).is_some();
                     assert!(device.is_aligned(PAGE) && ends, "{slot:?} was taken");
                 }
                 self.slots.push(slot);
+                self.logs.push(Log { id, runs: None });
             }
             Err(Error::Slot(error)) => match error {
                 SlotError::Misaligned { .. } => assert!(!pages),
@@ -106,6 +143,7 @@ impl World {
                     let named = self.slots.iter().find(|slot| slot.range.start == other);
                     assert!(named.is_some_and(overlaps), "{slot:?} and {other}");
                 }
+                SlotError::Gone => panic!("{slot:?} is new"),
             },
             Err(error) => panic!("{slot:?}: {error}"),
         }
@@ -149,7 +187,8 @@ impl World {
                         self.check_new(ipa);
                     }
                     Done::Widened => assert!(was_mapped),
-                    Done::Stale => assert_eq!(before, after),
+                    // A log may arm the pages around.
+                    Done::Stale => assert!(before == after || self.logs.iter().any(|log| log.runs.is_some())),
                 }
                 if let Some(leaf) = self.guest.walk(ipa).filter(|_| was_mapped && kind != FaultKind::AccessFlag) {
                     assert!(leaf.access().covers(needed(access)), "{kind:?} for {access:?} at {ipa}: {leaf:x?}");
@@ -199,6 +238,11 @@ impl World {
 
     /// The guest stores a byte, if it may, and finds it there afterwards.
     fn store(&mut self, at: Ipa, byte: u8) {
+        if let Some(leaf) = self.guest.walk(at).filter(|leaf| leaf.dirty_by_hardware()) {
+            // What hardware does first.
+            assert!(leaf.level == 3 && self.guest.machine.features.hardware_dirty_state, "{leaf:x?}");
+            self.guest.machine.bank(leaf.entry).set_word(leaf.entry, leaf.raw | 1 << 7);
+        }
         let Some(pa) = self.touch(at, AccessKind::Write).filter(|_| self.is_ram(at)) else { return };
         self.guest.machine.bank(pa).store(pa, &[byte]);
         self.set(at, byte);
@@ -235,6 +279,152 @@ impl World {
     fn set(&mut self, at: Ipa, byte: u8) {
         let page = at.align_down(PAGE);
         self.contents.entry(page).or_insert_with(|| vec![0; PAGE as usize])[(at - page) as usize] = byte;
+    }
+
+    /// Any of the slots, if there is one.
+    fn any_slot(&self, any: u8) -> Option<usize> {
+        usize::from(any).checked_rem(self.slots.len())
+    }
+
+    /// The first page and the number of pages of a slot.
+    fn range(&self, slot: usize) -> (Ipa, u64) {
+        let IpaRange { start, end } = self.slots[slot].range;
+        (start, (end - start) / PAGE)
+    }
+
+    fn start(&mut self, any: u8, options: LogOptions) {
+        let Some(slot) = self.any_slot(any) else { return };
+        let ((start, pages), Slot { backing, writable, .. }) = (self.range(slot), self.slots[slot].clone());
+        let log = match self.guest.memory.dirty_log(self.logs[slot].id) {
+            Ok(log) => log,
+            Err(LogError::NotRam { start: at }) => return assert!(at == start && backing != Backing::Ram),
+            Err(LogError::ReadOnly { start: at }) => {
+                return assert!(at == start && backing == Backing::Ram && !writable);
+            }
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!((log.pages(), log.tracker()), (pages, self.logs[slot].runs));
+        if pages * PAGE > MOST_LOGGED {
+            return;
+        }
+        let before = self.guest.scan();
+        match log.start(&options) {
+            Ok(()) => {
+                assert_eq!((self.logs[slot].runs, log.tracker()), (None, Some(options.tracker)));
+                self.logs[slot].runs = Some(options.tracker);
+                if !options.all_dirty {
+                    self.copy(start..start + pages * PAGE);
+                }
+                return;
+            }
+            Err(LogError::Running { .. }) => assert!(self.logs[slot].runs.is_some()),
+            Err(LogError::NoDirtyState) => assert!(!self.guest.machine.features.hardware_dirty_state),
+            Err(LogError::AllDirtyNeedsClear) => assert!(options.all_dirty && options.tracker == Tracker::WriteProtect),
+            Err(LogError::Chunk { chunk }) => assert!(chunk != 0 && (chunk < PAGE || !chunk.is_power_of_two())),
+            Err(LogError::Section { pages }) => assert!(!pages.is_power_of_two() || !(8..=512).contains(&pages)),
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(before, self.guest.scan(), "refused, and something was done");
+    }
+
+    /// A round of a migration: what is told is cleared, or stays, and the rest is as it was.
+    fn copy_dirty(&mut self, any: u8) {
+        let Some(slot) = self.any_slot(any) else { return };
+        let Ok(log) = self.guest.memory.dirty_log(self.logs[slot].id) else { return };
+        let (mut dirty, (start, pages)) = (DirtyPages::new(), self.range(slot));
+        let Some(tracker) = self.logs[slot].runs else {
+            return assert_eq!(log.get(&mut dirty), Err(LogError::NotRunning { start }));
+        };
+        log.get(&mut dirty).unwrap();
+        for (ipa, content) in self.contents.range(start..start + pages * PAGE) {
+            let is_copied = || self.copies.get(ipa) == Some(content);
+            assert!(dirty.contains((*ipa - start) / PAGE) || is_copied(), "{ipa} was written, and is in no log");
+        }
+        let cleared = any >= 128 && tracker != Tracker::WriteProtect;
+        if cleared {
+            log.clear_these(&dirty).unwrap();
+        }
+        if cleared || tracker == Tracker::WriteProtect {
+            dirty.pages().for_each(|page| self.copy(start + page * PAGE..start + (page + 1) * PAGE));
+        }
+    }
+
+    fn clear(&mut self, any: u8, (first, pages): (u64, u64), masks: &[u64]) {
+        let Some(slot) = self.any_slot(any) else { return };
+        let Ok(log) = self.guest.memory.dirty_log(self.logs[slot].id) else { return };
+        let (start, count) = self.range(slot);
+        let error = match log.clear(first, pages, masks) {
+            Ok(()) => {
+                assert!(self.logs[slot].runs.is_some_and(|tracker| tracker != Tracker::WriteProtect));
+                assert!(first % 64 == 0 && first + pages <= count && (pages % 64 == 0 || first + pages == count));
+                // As it is read afterwards. What was not cleared stays in the log.
+                return self.copy(start + first * PAGE..start + (first + pages) * PAGE);
+            }
+            Err(error) => error,
+        };
+        let wrong = match error {
+            LogError::Misaligned { page } => page % 64 != 0,
+            LogError::Length { pages, slot } => pages % 64 != 0 && first + pages != slot,
+            LogError::BeyondSlot { page, pages, slot } => page + pages > slot,
+            LogError::Mask { words, pages } => words as u64 != pages.div_ceil(64),
+            LogError::NotRunning { .. } => self.logs[slot].runs.is_none(),
+            LogError::ClearedByGet => self.logs[slot].runs == Some(Tracker::WriteProtect),
+            _ => false,
+        };
+        assert!(wrong, "{error}");
+    }
+
+    /// The end of something: of a log, of its pages, of mappings, of a slot.
+    fn end(&mut self, any: u8, kind: u8, at: Ipa) {
+        let Some(slot) = self.any_slot(any) else { return };
+        let (id, (start, pages)) = (self.logs[slot].id, self.range(slot));
+        match kind % 4 {
+            0 => {
+                let Ok(log) = self.guest.memory.dirty_log(id) else { return };
+                let not_running = Err(LogError::NotRunning { start });
+                assert_eq!(log.stop(), if self.logs[slot].runs.take().is_some() { Ok(()) } else { not_running });
+            }
+            1 => {
+                let Ok(log) = self.guest.memory.dirty_log(id) else { return };
+                match log.rejoin(at.raw() / PAGE % pages, u64::from(kind / 64)) {
+                    Ok(rejoined) => assert!(rejoined.blocks <= u64::from(kind / 64)),
+                    Err(LogError::Running { .. }) => assert!(self.logs[slot].runs.is_some()),
+                    Err(LogError::Stage2(twofold_stage2::Error::NoTablePage { .. })) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            2 => {
+                let page = at.align_down(PAGE);
+                let Some(end) = page.checked_add(u64::from(kind) * PAGE) else { return };
+                match self.guest.memory.unmap(id, page..end) {
+                    Ok(()) => {}
+                    Err(Error::Stage2(twofold_stage2::Error::NoTablePage { .. })) => {
+                        assert_eq!(self.guest.memory.frames().free(), 0);
+                    }
+                    Err(error) => panic!("{page}: {error}"),
+                }
+            }
+            _ => {
+                self.guest.memory.remove_slot(id).unwrap();
+                assert_eq!(self.guest.memory.remove_slot(id), Err(Error::Slot(SlotError::Gone)));
+                assert_eq!(self.guest.memory.dirty_log(id).err(), Some(LogError::SlotGone));
+                self.slots.remove(slot);
+                self.logs.remove(slot);
+                for bytes in [&mut self.contents, &mut self.copies] {
+                    bytes.retain(|ipa, _| !(start..start + pages * PAGE).contains(ipa));
+                }
+            }
+        }
+    }
+
+    /// Copies pages, which are what was written there.
+    fn copy(&mut self, pages: IpaRange) {
+        for (ipa, content) in self.contents.range(pages) {
+            let mut bytes = vec![0; PAGE as usize];
+            self.guest.memory.read(*ipa, &mut bytes).unwrap();
+            assert!(bytes == *content, "{ipa}");
+            self.copies.insert(*ipa, bytes);
+        }
     }
 
     /// That the leaf is inside its slot, and where the address leads.
@@ -327,4 +517,12 @@ fn kind(u: &mut Unstructured<'_>) -> Result<FaultKind> {
 
 fn access(u: &mut Unstructured<'_>) -> Result<AccessKind> {
     Ok(*u.choose(&[AccessKind::Read, AccessKind::Write, AccessKind::Execute])?)
+}
+
+/// Mostly what is taken.
+fn options(u: &mut Unstructured<'_>) -> Result<LogOptions> {
+    let tracker = *u.choose(&Tracker::ALL)?;
+    let chunk = *u.choose(&[0, 2 << 20, 4 << 10, 1 << 30, 1 << 63, 3 << 12, 2048])?;
+    let section = *u.choose(&[64, 8, 512, 16, 4, 1024, 65])?;
+    Ok(LogOptions { tracker, all_dirty: u.arbitrary()?, chunk, section })
 }

@@ -5,6 +5,7 @@ mod basics;
 mod come_and_go;
 mod controls;
 mod directed;
+mod log;
 mod log_judges;
 mod random;
 mod recorded;

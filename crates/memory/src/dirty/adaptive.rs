@@ -45,7 +45,11 @@ pub(super) struct Cold(Box<[u8]>);
 impl Heat {
     /// For so many pages. `None` where there is no memory for it.
     pub(super) fn new(pages: u64) -> Option<Self> {
-        Some(Self { tables: counts(pages / TABLE_PAGES + 1)?, groups: counts(pages / GROUP_PAGES + 1)?, round: Word::default() })
+        Some(Self {
+            tables: counts(pages / TABLE_PAGES + 1)?,
+            groups: counts(pages / GROUP_PAGES + 1)?,
+            round: Word::default(),
+        })
     }
 
     /// A write to `page` has faulted: the pages that hardware is to record from now on, which may be more than there are.

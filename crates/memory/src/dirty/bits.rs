@@ -3,12 +3,13 @@
 //!
 //! Whoever looks for bits reads the words above, so that costs what is set, not what there is.
 //!
-//! Invariant: a bit that is set is found by the next search, or by one that begins after whoever is setting it is done. A
-//! bit is set by a read-modify-write, always: a look that finds it set already may see what somebody is taking at this
-//! moment. Who sets the first bit of a word sets the bit above after it; who finds a word empty clears the bit above, then
-//! looks at the word again.
+//! Invariant: a bit that is set is found by the next search that begins after whoever set it is done. A bit is set by a
+//! read-modify-write, always: a look that finds it set already may see what somebody is taking at this moment. Who has set
+//! one looks whether the bit above is set, whoever set the others: who set the first one may not have come to that. Who
+//! takes the last one clears the bit above, then looks at the word again.
 //!
-//! Ordering: setting is release, taking is acquire: who takes a bit sees what was done before it was set.
+//! Ordering: setting is release, taking is acquire: who takes a bit sees what was done before it was set. That second look is
+//! a read-modify-write too, so it and a setter's have an order: it sees the bit, or the setter sees that the bit above went.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -38,17 +39,13 @@ impl Bits {
         self.count
     }
 
-    /// Sets one.
-    #[inline]
-    pub(crate) fn set(&self, bit: u64) {
-        self.set_in(bit / WORD, 1 << (bit % WORD));
-    }
-
     /// Sets those of a word that are in `mask`.
     #[inline]
     pub(crate) fn set_in(&self, word: u64, mask: u64) {
-        if self.words[word as usize].fetch_or(mask, Ordering::Release) == 0 {
-            self.above[(word / WORD) as usize].fetch_or(1 << (word % WORD), Ordering::Release);
+        self.words[word as usize].fetch_or(mask, Ordering::AcqRel);
+        let (above, bit) = (&self.above[(word / WORD) as usize], 1 << (word % WORD));
+        if above.load(Ordering::Relaxed) & bit == 0 {
+            above.fetch_or(bit, Ordering::Release);
         }
     }
 
@@ -137,11 +134,7 @@ impl Bits {
 
     /// Which bits of a word there are.
     pub(crate) fn inside(&self, word: u64) -> u64 {
-        match self.count.saturating_sub(word * WORD) {
-            0 => 0,
-            left if left < WORD => u64::MAX >> (WORD - left),
-            _ => u64::MAX,
-        }
+        inside(self.count, word)
     }
 
     /// Sets all. Nobody takes any meanwhile.
@@ -155,8 +148,7 @@ impl Bits {
         all(&self.above, self.words());
     }
 
-    /// Clears all. Nobody sets any meanwhile whose loss matters, but somebody may set some: the bit above goes first, and by
-    /// a read-modify-write, so that no word is left with bits and without the one above.
+    /// Clears all. Nobody sets any meanwhile whose loss matters; who sets others of the same word later is found.
     pub(crate) fn clear(&self) {
         for (number, above) in self.above.iter().enumerate() {
             let mut left = above.fetch_and(0, Ordering::Acquire);
@@ -172,14 +164,22 @@ impl Bits {
         self.above[above as usize].load(Ordering::Acquire)
     }
 
-    /// Clears the bit above a word that was found empty. Both by read-modify-write: who sets a bit of the word meanwhile,
-    /// and then the bit above, comes before this, and is seen, or after it.
+    /// Clears the bit above a word that was found empty, unless a bit of the word was set meanwhile.
     fn tidy(&self, word: u64) {
         let (above, bit) = (&self.above[(word / WORD) as usize], 1 << (word % WORD));
         above.fetch_and(!bit, Ordering::Acquire);
-        if self.words[word as usize].load(Ordering::Acquire) != 0 {
+        if self.words[word as usize].fetch_or(0, Ordering::AcqRel) != 0 {
             above.fetch_or(bit, Ordering::Release);
         }
+    }
+}
+
+/// Which bits of a word there are, of so many.
+pub(crate) fn inside(count: u64, word: u64) -> u64 {
+    match count.saturating_sub(word * WORD) {
+        0 => 0,
+        left if left < WORD => u64::MAX >> (WORD - left),
+        _ => u64::MAX,
     }
 }
 
@@ -203,7 +203,8 @@ mod tests {
     use super::*;
 
     fn all(bits: &Bits) -> BTreeSet<u64> {
-        let of = |word: u64| (0..WORD).filter(move |bit| bits.word(word) >> bit & 1 == 1).map(move |bit| word * WORD + bit);
+        let of =
+            |word: u64| (0..WORD).filter(move |bit| bits.word(word) >> bit & 1 == 1).map(move |bit| word * WORD + bit);
         bits.words_set(0, bits.words()).flat_map(of).collect()
     }
 
@@ -220,7 +221,7 @@ mod tests {
                 let masked = (0..WORD).filter(|bit| mask >> bit & 1 == 1).map(|bit| first + bit).filter(|bit| *bit < count);
                 match kind {
                     0 => {
-                        bits.set(first);
+                        bits.set_in(first / WORD, 1 << (first % WORD));
                         model.insert(first);
                     }
                     1 => {
@@ -252,7 +253,7 @@ mod tests {
         #[test]
         fn a_search_stays_between_its_ends(set in proptest::collection::btree_set(0u64..300, 0..20), start in 0u64..300, end in 0u64..300) {
             let bits = Bits::new(300 * WORD).unwrap();
-            set.iter().for_each(|word| bits.set(word * WORD));
+            set.iter().for_each(|word| bits.set_in(*word, 1));
             let found: BTreeSet<_> = bits.words_set(start, end).collect();
             prop_assert_eq!(found, set.into_iter().filter(|word| (start..end).contains(word)).collect::<BTreeSet<_>>());
         }
@@ -267,7 +268,7 @@ mod tests {
         let over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                (0..ROUNDS).for_each(|round| bits.set(round % WORD));
+                (0..ROUNDS).for_each(|round| bits.set_in(0, 1 << (round % WORD)));
                 over.store(true, Ordering::Release);
             });
             while !over.load(Ordering::Acquire) {
@@ -300,7 +301,7 @@ mod tests {
                         while bits.is_set(bit) {
                             std::thread::yield_now();
                         }
-                        bits.set(bit);
+                        bits.set_in(bit / WORD, 1 << (bit % WORD));
                     }
                     over.fetch_add(1, Ordering::Release);
                 });

@@ -34,6 +34,8 @@ impl<P: Platform> DirtyLog<'_, P> {
         let (memory, slot) = (self.memory, self.slot);
         let mut rejoined = Rejoined { blocks: 0, next: None };
         let (Pages::Largest, Content::Ram(ram)) = (memory.pages, &slot.content) else { return Ok(rejoined) };
+        // Where no log was ever started, nothing was split for one.
+        let Some(log) = slot.tracking.log() else { return Ok(rejoined) };
         let platform = memory.stage2.platform();
         let mut at = (slot.range.start + page.min(self.pages()) * FRAME).raw().next_multiple_of(SECTION);
         while let Some(end) = at.checked_add(SECTION).filter(|end| *end <= slot.range.end.raw()) {
@@ -48,10 +50,7 @@ impl<P: Platform> DirtyLog<'_, P> {
                 continue;
             }
             // Held for one section: a log that is to start waits no longer than that.
-            let _own = match slot.tracking.log() {
-                Some(log) => Some(log.own.lock(platform)),
-                None => None,
-            };
+            let _own = log.hold(platform);
             if slot.tracking.running().is_some() {
                 return Err(LogError::Running { start: slot.range.start });
             }

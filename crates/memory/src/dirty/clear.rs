@@ -70,7 +70,6 @@ impl<P: Platform> DirtyLog<'_, P> {
         }
         clearing.finish().and(result)
     }
-
 }
 
 impl<'a, P: Platform> Held<'a, P> {
@@ -107,15 +106,14 @@ impl<P: Platform> Clearing<'_, '_, P> {
         if taken == inside {
             let end = first + u64::from(inside.count_ones());
             if self.full.end != first || self.full_is_armed != arms {
-                self.protect_full()?;
+                self.protect_full().inspect_err(|_| pages.set_in(word, taken))?;
                 self.full = first..first;
                 self.full_is_armed = arms;
             }
             self.full.end = end;
         } else {
             let (stage2, ipa) = (&self.held.memory.stage2, self.held.ipa(first));
-            let pending =
-                if arms { stage2.arm_clean_mask(ipa, taken) } else { stage2.write_protect_mask(ipa, taken) };
+            let pending = if arms { stage2.arm_clean_mask(ipa, taken) } else { stage2.write_protect_mask(ipa, taken) };
             // What is not protected is not clear.
             self.add(pending.inspect_err(|_| pages.set_in(word, taken))?);
         }

@@ -7,6 +7,7 @@ use core::ops::ControlFlow;
 use twofold_stage2::primitive::full_fence;
 use twofold_stage2::{Access, Error, Ipa, IpaRange, Platform, Relaxed};
 
+use super::bits::WORD;
 use super::{Log, Running, Tracker};
 use crate::frames::FRAME;
 use crate::guest::GuestMemory;
@@ -14,25 +15,22 @@ use crate::ram::SECTION;
 use crate::slots::Kept;
 
 impl<P: Platform> GuestMemory<P> {
-    /// A leaf was made that lets the guest write, or that hardware may make one, by who found `then` running. Whoever
-    /// started another log meanwhile did not see it.
+    /// A leaf was made that lets the guest write, or memory was written past the tables: it is marked, if a log runs. Whoever
+    /// starts one later sees the leaf.
     #[inline(always)]
-    pub(crate) fn note_writes(&self, slot: &Kept, leaf: IpaRange, then: Option<Running>) {
+    pub(crate) fn note_writes(&self, slot: &Kept, leaf: IpaRange) {
         full_fence();
-        let now = slot.tracking.running();
-        if now.is_some() || then.is_some() {
-            self.log_leaf(slot, leaf, then, now);
+        if slot.tracking.running().is_some() {
+            mark(slot, &leaf);
         }
     }
 
-    #[inline(never)]
-    fn log_leaf(&self, slot: &Kept, leaf: IpaRange, then: Option<Running>, now: Option<Running>) {
-        let Some(log) = slot.tracking.log() else { return };
-        if now.is_some() {
-            log.mark(slot, &leaf);
-        }
-        if now != then && then.is_some_and(Running::maps_armed) {
-            self.undo_armed(slot, log, leaf);
+    /// Pages were armed for `log`, which looks there for what is written. Whoever started another one meanwhile did not see
+    /// them, and does not look there.
+    pub(crate) fn note_armed(&self, slot: &Kept, pages: IpaRange, log: Running) {
+        full_fence();
+        if slot.tracking.running() != Some(log) {
+            self.undo_armed(slot, pages);
         }
     }
 
@@ -41,13 +39,13 @@ impl<P: Platform> GuestMemory<P> {
     pub(crate) fn relax_logged(&self, slot: &Kept, log: &Log, ipa: Ipa, then: Running) -> Result<Relaxed, Error> {
         let relaxed = match self.stage2.relax_page(ipa, Access::READ_WRITE) {
             Ok(relaxed) => relaxed,
-            Err(Error::BlockInTheWay { .. }) => self.relax_block(slot, ipa, then)?,
+            Err(Error::BlockInTheWay { .. }) => self.relax_block(slot, ipa)?,
             Err(error) => return Err(error),
         };
         let number = (ipa - slot.range.start) / FRAME;
         full_fence();
         if slot.tracking.running().is_some() {
-            log.pages.set(number);
+            log.pages.set_in(number / WORD, 1 << (number % WORD));
         }
         if then.arms_around() {
             self.arm_around(slot, log, number, then)?;
@@ -58,7 +56,7 @@ impl<P: Platform> GuestMemory<P> {
     /// The same where the page is part of a block, which is split, so that no more than the page is written. Where there is
     /// no page for a table, all of the block is, and marked.
     #[cold]
-    fn relax_block(&self, slot: &Kept, ipa: Ipa, then: Running) -> Result<Relaxed, Error> {
+    fn relax_block(&self, slot: &Kept, ipa: Ipa) -> Result<Relaxed, Error> {
         let page = ipa.align_down(FRAME);
         loop {
             let on = |_: &mut _, _| ControlFlow::Continue(());
@@ -67,7 +65,7 @@ impl<P: Platform> GuestMemory<P> {
                 let relaxed = self.stage2.relax(ipa, Access::READ_WRITE)?;
                 // No block of RAM is larger (module `fault` of the crate).
                 let section = ipa.align_down(SECTION);
-                self.note_writes(slot, section..section + SECTION, Some(then));
+                self.note_writes(slot, section..section + SECTION);
                 return Ok(relaxed);
             }
             match self.stage2.relax_page(ipa, Access::READ_WRITE) {
@@ -95,20 +93,25 @@ impl<P: Platform> GuestMemory<P> {
         // First, so that who finds the bit finds what is armed. Until it is set, what hardware records is about to be found.
         self.stage2.arm(range.clone())?;
         log.armed.set_run(sections.start, sections.end);
-        full_fence();
-        if slot.tracking.running() != Some(then) {
-            self.undo_armed(slot, log, range);
-        }
+        self.note_armed(slot, range, then);
         Ok(())
     }
 
-    /// Takes back what was armed for a log that ran, while another may run by now, which does not look there. What was written
-    /// meanwhile is marked.
+    /// Takes back what was armed for a log that runs no more. What was written meanwhile is marked, for the one that runs.
     #[cold]
-    fn undo_armed(&self, slot: &Kept, log: &Log, range: IpaRange) {
-        let undone = self.stage2.disarm(range, &mut |marked| log.mark_found(slot, &marked));
+    fn undo_armed(&self, slot: &Kept, pages: IpaRange) {
+        let Some(log) = slot.tracking.log() else { return };
+        let undone = self.stage2.disarm(pages, &mut |marked| log.mark_found(slot, &marked));
         if let Ok(pending) = undone {
             let _ = pending.complete();
         }
+    }
+}
+
+/// Apart: most faults are answered while no log runs.
+#[inline(never)]
+fn mark(slot: &Kept, leaf: &IpaRange) {
+    if let Some(log) = slot.tracking.log() {
+        log.mark(slot, leaf);
     }
 }

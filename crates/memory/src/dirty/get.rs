@@ -8,7 +8,7 @@ use core::ops::Range;
 
 use twofold_stage2::{IpaRange, Marked, Platform};
 
-use super::bits::WORD;
+use super::bits::{WORD, inside};
 use super::options::SECTION;
 use super::{DirtyLog, DirtyPages, Held, LogError, Tracker};
 use crate::frames::FRAME;
@@ -93,7 +93,7 @@ impl<P: Platform> Held<'_, P> {
         let (armed, sealed, stage2) = (&self.log.armed, &self.log.sealed, &self.memory.stage2);
         let mut pending = None;
         for word in armed.words_set(0, armed.words()) {
-            let sections = armed.take(word, u64::MAX) & self.inside(word);
+            let sections = armed.take(word, u64::MAX) & self.sections_in(word);
             sealed.set_in(word, sections);
             for sections in runs(word, sections) {
                 let seal = stage2.seal(self.sections(&sections))?;
@@ -121,7 +121,7 @@ impl<P: Platform> Held<'_, P> {
         self.log.heat.next_round();
         let mut pending = None;
         for word in armed.words_set(0, armed.words()) {
-            let sections = armed.word(word) & self.inside(word);
+            let sections = armed.word(word) & self.sections_in(word);
             let mut dirty = 0;
             for run in runs(word, sections) {
                 let mut found = |marked: Marked| {
@@ -157,14 +157,9 @@ impl<P: Platform> Held<'_, P> {
         1 << section(low) | 1 << section(high)
     }
 
-    /// Which sections of a word there are. A fault that comes too late, for a log that had smaller ones, may have named others
-    /// before it found that this one runs.
-    fn inside(&self, word: u64) -> u64 {
-        let sections = self.log.pages.count().div_ceil(self.running.section());
-        match sections.saturating_sub(word * WORD) {
-            0 => 0,
-            left => u64::MAX >> (WORD - left.min(WORD)),
-        }
+    /// Which sections of a word there are. Who faulted while another log ran, and is late, may set bits of its sections.
+    fn sections_in(&self, word: u64) -> u64 {
+        inside(self.log.pages.count().div_ceil(self.running.section()), word)
     }
 
     /// The addresses of some sections.
@@ -204,10 +199,11 @@ mod tests {
 
     #[test]
     fn runs_are_cut_at_the_ends_of_a_word() {
-        assert_eq!(runs(0, 0).count(), 0);
-        assert_eq!(runs(2, 0b1011).collect::<Vec<_>>(), [128..130, 131..132]);
-        assert_eq!(runs(1, u64::MAX).collect::<Vec<_>>(), [64..128]);
-        assert_eq!(runs(0, 1 << 63).collect::<Vec<_>>(), [63..64]);
+        let all = |word, bits| runs(word, bits).map(|run| (run.start, run.end)).collect::<Vec<_>>();
+        assert_eq!(all(0, 0), []);
+        assert_eq!(all(2, 0b1011), [(128, 130), (131, 132)]);
+        assert_eq!(all(1, u64::MAX), [(64, 128)]);
+        assert_eq!(all(0, 1 << 63), [(63, 64)]);
         assert_eq!(ones(1 << 63 | 0b101).collect::<Vec<_>>(), [0, 2, 63]);
     }
 }

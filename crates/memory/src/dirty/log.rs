@@ -7,8 +7,8 @@
 use alloc::boxed::Box;
 
 use spin::Once;
-use twofold_stage2::Lock;
 use twofold_stage2::primitive::{Ordering, Word};
+use twofold_stage2::{Lock, LockGuard, Platform};
 
 use super::adaptive::{Cold, Heat};
 use super::bits::Bits;
@@ -33,12 +33,12 @@ pub(crate) struct Log {
     pub(super) sealed: Bits,
     /// Where writes fault.
     pub(super) heat: Heat,
-    /// For who starts, stops, gets, clears, or puts blocks together.
-    pub(super) own: Lock<Own>,
+    /// For who starts, stops, gets, clears, unmaps, or puts blocks together.
+    own: Lock<Own>,
 }
 
 /// What the owner of the log keeps.
-pub(super) struct Own {
+pub(crate) struct Own {
     pub(super) options: LogOptions,
     /// How many times it was started.
     starts: u64,
@@ -92,6 +92,11 @@ impl Tracking {
 }
 
 impl Log {
+    /// Waits until nobody owns it, and does: meanwhile nothing is told, or cleared.
+    pub(crate) fn hold<P: Platform>(&self, platform: &P) -> LockGuard<'_, Own> {
+        self.own.lock(platform)
+    }
+
     fn new(pages: u64) -> Option<Self> {
         let sections = || Bits::new(pages.div_ceil(LEAST_SECTION));
         let options = LogOptions::new(Tracker::WriteProtect);

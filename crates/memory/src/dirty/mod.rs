@@ -25,9 +25,12 @@
 //! *Writes past the guest's tables* (devices, the hypervisor) go through [`GuestMemory::write`](crate::GuestMemory::write), or
 //! are told of by [`mark`](DirtyLog::mark): after the write, or a clear in between would miss it.
 //!
+//! *Pages that are unmapped* while a log runs go by [`GuestMemory::unmap`](crate::GuestMemory::unmap), with the log's lock: a
+//! clear that found them gone would have nothing to flush, while a TLB still lets them be written.
+//!
 //! # Locking
 //!
-//! Each log has a lock, for who starts, stops, gets, clears, or puts blocks together. It is the first one to be taken,
+//! Each log has a lock, for who starts, stops, gets, clears, unmaps, or puts blocks together. It is the first one to be taken,
 //! before a slot's backing and the frames, and held while the engine works on the tables. Faults do not take it.
 //!
 //! # Room for more
@@ -53,8 +56,8 @@ use twofold_stage2::{Ipa, IpaRange, Level, LockGuard, Marked, Platform};
 use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 use crate::slots::{Content, Kept, SlotId};
-pub use blocks::Rejoined;
 use bits::WORD;
+pub use blocks::Rejoined;
 use log::Own;
 pub(crate) use log::{Log, Running, Tracking};
 pub use options::{LogError, LogOptions, Tracker};
@@ -63,7 +66,8 @@ pub use pages::{DirtyPages, DirtyWord};
 /// The dirty log of one slot.
 ///
 /// ```
-/// # use twofold_memory::*;
+/// # use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
+/// # use twofold_memory::{GuestMemory, SlotId};
 /// # use twofold_stage2::Platform;
 /// fn copy<P: Platform>(memory: &GuestMemory<P>, slot: SlotId, mut send: impl FnMut(u64)) -> Result<(), LogError> {
 ///     let log = memory.dirty_log(slot)?;
@@ -134,7 +138,7 @@ impl<'a, P: Platform> DirtyLog<'a, P> {
         }
         let (memory, slot) = (self.memory, self.slot);
         let log = slot.tracking.log_or_new(self.pages())?;
-        let mut own = log.own.lock(memory.stage2.platform());
+        let mut own = log.hold(memory.stage2.platform());
         if slot.tracking.running().is_some() {
             return Err(LogError::Running { start: slot.range.start });
         }
@@ -149,7 +153,7 @@ impl<'a, P: Platform> DirtyLog<'a, P> {
         let running = slot.tracking.run(&mut own, options);
         full_fence();
         let held = Held { memory, slot, log, own, running };
-        if options.all_dirty { Ok(()) } else { held.protect_all() }
+        if options.all_dirty { Ok(()) } else { held.protect_all().inspect_err(|_| slot.tracking.end()) }
     }
 
     /// Stops it: nothing is marked any more. What is protected stays so until the guest writes there, or until blocks are
@@ -176,7 +180,7 @@ impl<'a, P: Platform> DirtyLog<'a, P> {
     fn held(&self) -> Result<Held<'a, P>, LogError> {
         let not_running = LogError::NotRunning { start: self.slot.range.start };
         let log = self.slot.tracking.log().ok_or(not_running)?;
-        let own = log.own.lock(self.memory.stage2.platform());
+        let own = log.hold(self.memory.stage2.platform());
         let running = self.slot.tracking.running().ok_or(not_running)?;
         Ok(Held { memory: self.memory, slot: self.slot, log, own, running })
     }

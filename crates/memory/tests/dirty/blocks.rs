@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves when blocks are split for a log, and that they come back after it, within the budget that is given and not before.
+
+use twofold_memory::Pages;
+use twofold_memory::dirty::{LogError, LogOptions, Rejoined, Tracker};
+use twofold_stage2::fault::AccessKind;
+
+use crate::machine::PAGE;
+use crate::world::{BASE, FEATURES, Mapped, World, all_starts};
+
+/// Levels of the first three sections.
+fn levels(world: &World) -> [Option<u8>; 3] {
+    [0, 512, 1024].map(|page| world.level(page))
+}
+
+const BLOCKS: [Option<u8>; 3] = [Some(2); 3];
+const SPLIT: [Option<u8>; 3] = [Some(3); 3];
+
+#[test]
+fn blocks_are_split_at_the_start_or_as_they_are_cleared_or_written() {
+    for chunk in [0, 4 << 10, 2 << 20, 1 << 30] {
+        let options = LogOptions { chunk, ..LogOptions::new(Tracker::Manual) };
+        // At the start: all of it, or nothing.
+        let world = World::mapped(Mapped::Blocks);
+        world.log().start(&LogOptions { all_dirty: false, ..options }).unwrap();
+        assert_eq!(levels(&world), if chunk == 0 { BLOCKS } else { SPLIT });
+        // As it is cleared: the chunk around.
+        let world = World::mapped(Mapped::Blocks);
+        world.log().start(&options).unwrap();
+        assert_eq!(levels(&world), BLOCKS);
+        world.log().clear(512, 64, &[1]).unwrap();
+        let expected = match chunk {
+            0 => BLOCKS,
+            0x4000_0000 => SPLIT,
+            _ => [Some(2), Some(3), Some(2)],
+        };
+        assert_eq!(levels(&world), expected, "{chunk:#x}");
+        assert_eq!((world.may_write(512), world.may_write(513)), (false, chunk != 0));
+    }
+}
+
+/// Block by block, as they are written; what is read stays a block.
+#[test]
+fn a_write_to_a_protected_block_splits_it() {
+    for tracker in [Tracker::WriteProtect, Tracker::Manual, Tracker::Combined, Tracker::Adaptive] {
+        let mut world = World::mapped(Mapped::Blocks);
+        world.start(LogOptions { all_dirty: false, chunk: 0, ..LogOptions::new(tracker) });
+        world.touch(1024, AccessKind::Read);
+        assert_eq!(levels(&world), BLOCKS);
+        world.write(700);
+        assert_eq!(levels(&world), [Some(2), Some(3), Some(2)]);
+        world.check_told([700]);
+    }
+}
+
+/// No block is armed, and none is made writable, while a log runs.
+#[test]
+fn no_block_can_be_written_unseen() {
+    all_starts(|options, mapped| {
+        let mut world = World::mapped(mapped);
+        world.start(options);
+        world.write_all([0, 600, 1535]);
+        for leaf in world.guest.scan().leaves {
+            assert!(leaf.level == 3 || !leaf.access().write && !leaf.dirty_by_hardware(), "{options:?}: {leaf:x?}");
+        }
+    });
+}
+
+#[test]
+fn blocks_come_back_within_their_budget() {
+    for tracker in Tracker::ALL {
+        let mut world = World::mapped(Mapped::Blocks);
+        world.start(LogOptions::new(tracker));
+        world.write_all((0..world.pages).step_by(7));
+        assert_eq!(levels(&world), SPLIT);
+        let running = Err(LogError::Running { start: BASE });
+        assert_eq!(world.log().rejoin(0, 9), running);
+        assert_eq!(levels(&world), SPLIT, "not before it has stopped");
+        world.log().stop().unwrap();
+        let rejoin = |world: &mut World, page, blocks| world.flushes(|world| world.log().rejoin(page, blocks).unwrap());
+        assert_eq!(rejoin(&mut world, 0, 0), (Rejoined { blocks: 0, next: Some(0) }, 0));
+        assert_eq!(rejoin(&mut world, 0, 2), (Rejoined { blocks: 2, next: Some(1024) }, 2));
+        assert_eq!(levels(&world), [Some(2), Some(2), Some(3)]);
+        assert_eq!(rejoin(&mut world, 1024, 2), (Rejoined { blocks: 1, next: None }, 1));
+        assert_eq!(levels(&world), BLOCKS);
+        assert_eq!(rejoin(&mut world, 0, 9), (Rejoined { blocks: 0, next: None }, 0), "nothing is left to do");
+        assert_eq!(world.level(1536), Some(3), "the rest of the slot is no whole section");
+        // All is there, and may be written.
+        world.copy_pages(0..world.pages);
+        assert_eq!((0..1536).map(|page| world.write(page)).sum::<usize>(), 0);
+        // And split again, and told, by the next one.
+        world.start(LogOptions::new(tracker));
+        world.write_all([0, 1000]);
+        world.check_told([0, 1000]);
+    }
+}
+
+#[test]
+fn what_was_not_touched_as_a_whole_stays_in_pages() {
+    let mut world = World::with(FEATURES, Pages::Largest, BASE, 1024, 64);
+    world.start(LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) });
+    world.write_all(0..511);
+    world.write_all(512..1024);
+    world.log().stop().unwrap();
+    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 1, next: None }));
+    assert_eq!([0, 512].map(|page| world.level(page)), [Some(3), Some(2)]);
+    world.write(511);
+    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 1, next: None }));
+    assert_eq!([0, 512].map(|page| world.level(page)), [Some(2), Some(2)]);
+    world.copy_pages(0..1024);
+}
+
+/// From wherever a caller asks, and where there is nothing to do.
+#[test]
+fn a_rejoin_starts_anywhere() {
+    let mut world = World::new(Pages::Largest);
+    world.write_all(0..world.pages);
+    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }), "no log ever ran");
+    world.start(LogOptions::new(Tracker::Manual));
+    world.log().stop().unwrap();
+    // Section 1 of the three is whole.
+    assert_eq!(world.ipa(509).raw() % (512 * PAGE), 0);
+    for page in [510, world.pages, u64::MAX] {
+        assert_eq!(world.log().rejoin(page, 9), Ok(Rejoined { blocks: 0, next: None }));
+    }
+    assert_eq!(world.log().rejoin(17, 9), Ok(Rejoined { blocks: 1, next: None }));
+    assert_eq!([508, 509, 1020, 1021].map(|page| world.level(page)), [Some(3), Some(2), Some(2), Some(3)]);
+
+    let mut small = World::new(Pages::Small);
+    small.write_all(0..small.pages);
+    small.start(LogOptions::new(Tracker::Manual));
+    small.log().stop().unwrap();
+    assert_eq!(small.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }), "this guest has no blocks");
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves that nothing is lost where table pages run out, whichever the first is that is missing: what cannot be split is
+//! told of as a whole.
+
+use std::collections::BTreeSet;
+
+use twofold_memory::Pages;
+use twofold_memory::dirty::{LogOptions, Rejoined, Tracker};
+
+use crate::machine::PAGE;
+use crate::world::{BASE, FEATURES, Mapped, World, all_starts};
+
+/// Pages of a slot of three whole sections and a bit.
+const PAGES: u64 = 3 * 512 + 70;
+/// Table pages that map it in blocks: one of level 2, one for the bit.
+const TABLES: u64 = 2;
+
+/// The sections of these pages, as far as they could be blocks.
+fn with_sections(pages: &[u64]) -> BTreeSet<u64> {
+    let around = |page: &u64| if *page < 1536 { page / 512 * 512..(page / 512 + 1) * 512 } else { *page..page + 1 };
+    pages.iter().flat_map(around).collect()
+}
+
+#[test]
+fn blocks_that_cannot_be_split_are_told_whole() {
+    all_starts(|options, mapped| {
+        let most = if mapped == Mapped::Blocks { 3 } else { return };
+        for more in 0..=most {
+            let mut world = World::with(FEATURES, Pages::Largest, BASE, PAGES, TABLES + more);
+            world.write_all(0..PAGES);
+            assert_eq!(world.guest.memory.frames().free(), more);
+            world.start(options);
+            for round in 0..3 {
+                let written = [3, 511, 700 + round, 1024, 1535, 1540];
+                for page in written {
+                    assert!(world.write(page) <= 1, "it gets on");
+                    // Whatever is a block, and may be written, is in the log.
+                    world.write(page / 512 * 512 + 9);
+                }
+                let told = world.get();
+                let all: Vec<_> = written.into_iter().chain(written.map(|page| page / 512 * 512 + 9)).collect();
+                assert!(all.iter().all(|page| told.contains(page)), "{options:?}, {more} more: {told:?}");
+                assert!(told.is_subset(&with_sections(&all)));
+                if more == most && round == 0 {
+                    assert_eq!(told, all.into_iter().collect(), "there is a page for each");
+                }
+                world.check_copy(&match options.tracker {
+                    Tracker::WriteProtect => BTreeSet::new(),
+                    _ => told.clone(),
+                });
+                // Some of them, of each section: the rest of a block stays in the log when all of it is protected.
+                let cleared: Vec<_> =
+                    told.iter().copied().filter(|page| page % 512 / 64 == 0 || *page == 511).collect();
+                world.clear_and_copy(cleared);
+            }
+            let dirty = world.get();
+            world.check_copy(&if options.tracker == Tracker::WriteProtect { BTreeSet::new() } else { dirty });
+        }
+    });
+}
+
+/// From nothing mapped at all: some writes find no table page, and are not done.
+#[test]
+fn what_could_not_be_written_is_not_missed() {
+    for tracker in Tracker::ALL {
+        for all_dirty in [false, tracker != Tracker::WriteProtect] {
+            for tables in 0..=5 {
+                let mut world = World::with(FEATURES, Pages::Largest, BASE, PAGES, tables);
+                // All frames of RAM are taken, so that none becomes a table.
+                [0, 600, 1030, 1540].into_iter().for_each(|page| world.device_writes(page));
+                let block = world.try_write(1030).is_ok();
+                assert_eq!(block, tables > 0);
+                world.start(LogOptions { all_dirty, ..LogOptions::new(tracker) });
+                let mut written = Vec::new();
+                for page in [0, 600, 1030, 1100, 1540] {
+                    if world.try_write(page).is_ok() {
+                        written.push(page);
+                    }
+                }
+                assert_eq!(written.is_empty(), tables == 0);
+                // A page takes two; the block's split may have taken the second.
+                assert!(!written.contains(&0) || tables >= 2);
+                assert!(written.contains(&0) || tables <= 2);
+                let told = world.get();
+                assert!(written.iter().all(|page| told.contains(page)), "{tracker:?}, {tables} tables: {told:?}");
+                assert!(told.is_subset(&with_sections(&written)), "{tracker:?}, {tables} tables: {told:?}");
+                // Now there are some.
+                let more = world.guest.machine.donate(crate::world::SPARE, 8 * PAGE);
+                world.guest.memory.frames().add(more);
+                world.clear_and_copy(told);
+                world.write_all([0, 600, 1540]);
+                let told = world.get();
+                assert!([0, 600, 1540].iter().all(|page| told.contains(page)));
+            }
+        }
+    }
+}
+
+/// To put a section together takes no page: it gives one back.
+#[test]
+fn blocks_come_back_without_a_page() {
+    let mut world = World::with(FEATURES, Pages::Largest, BASE, PAGES, TABLES + 3);
+    world.write_all(0..PAGES);
+    world.start(LogOptions::new(Tracker::Manual));
+    assert_eq!(world.guest.memory.frames().free(), 0);
+    world.log().stop().unwrap();
+    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 3, next: None }));
+    assert_eq!(world.guest.memory.frames().free(), 3);
+    world.copy_pages(0..PAGES);
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves which sections are armed, by which writes, and for how long.
+
+use twofold_memory::Pages;
+use twofold_memory::dirty::{LogOptions, Tracker};
+
+use crate::world::{EDGES, World};
+
+fn armed(world: &World) -> Vec<u64> {
+    (0..world.pages).filter(|page| world.is_armed(*page)).collect()
+}
+
+fn world(options: LogOptions) -> World {
+    let mut world = World::new(Pages::Small);
+    world.write_all(0..world.pages);
+    world.start(options);
+    assert_eq!(armed(&world), []);
+    world
+}
+
+#[test]
+fn combined_arms_the_section_of_a_write_and_no_other() {
+    for section in [8, 64, 512] {
+        for page in EDGES {
+            let mut world = world(LogOptions { section, ..LogOptions::new(Tracker::Combined) });
+            assert_eq!(world.write(page), 1);
+            let first = page / section * section;
+            let around = first..(first + section).min(world.pages);
+            assert_eq!(armed(&world), around.clone().collect::<Vec<_>>());
+            // From here on, nothing faults in it.
+            assert_eq!(around.clone().map(|page| world.write(page)).sum::<usize>(), 0);
+            world.check_told(around.clone());
+            // Until it is looked through: hardware's records are over, and what was written may be written on.
+            assert_eq!(armed(&world), []);
+            assert_eq!(around.clone().map(|page| world.write(page)).sum::<usize>(), 0);
+            world.clear_and_copy(around.clone());
+            world.check_told([]);
+            assert_eq!(world.write(page), 1);
+        }
+    }
+}
+
+/// What was only read in an armed section is not told, and faults after the next get.
+#[test]
+fn combined_protects_what_was_armed_and_not_written() {
+    let mut world = world(LogOptions::new(Tracker::Combined));
+    world.write(70);
+    world.check_told([70]);
+    assert_eq!(world.write(71), 1);
+    assert_eq!(world.write(72), 0, "the section is armed again");
+    world.check_told([70, 71, 72]);
+}
+
+#[test]
+fn adaptive_arms_more_where_more_is_written_and_ends_what_is_cold() {
+    let mut world = world(LogOptions::new(Tracker::Adaptive));
+    assert_eq!((world.write(0), world.write(1)), (1, 0));
+    assert!(armed(&world).starts_with(&Vec::from_iter(0..64)), "a fault arms its section at least");
+    world.check_told([0, 1]);
+    world.clear_and_copy([0, 1]);
+    assert_eq!((world.write(1), world.write(0)), (0, 0), "it stays armed");
+    world.check_told([0, 1]);
+    world.clear_and_copy([0, 1]);
+    // Until nothing was written there for long.
+    let (mut rounds, mut flushes) = (0, 0);
+    while !armed(&world).is_empty() {
+        flushes += world.flushes(|world| world.check_told([])).1;
+        rounds += 1;
+        assert!(rounds < 1000, "it stays armed for ever");
+    }
+    assert_eq!(flushes, 1, "one round ends it, and that alone flushes");
+    assert_eq!(world.write(0), 1);
+    world.check_told([0]);
+}
+
+/// A page of an armed section that was mapped, or faulted, apart from it.
+#[test]
+fn adaptive_tells_of_pages_that_are_not_armed_in_a_section_that_is() {
+    let mut world = World::new(Pages::Small);
+    world.start(LogOptions::new(Tracker::Adaptive));
+    // Nothing is mapped when the section is armed.
+    world.write_all(0..64);
+    world.check_told(0..64);
+    for _ in 0..3 {
+        world.clear_and_copy(0..64);
+        world.check_told([]);
+        world.write_all(0..64);
+        world.check_told(0..64);
+    }
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves, for random sequences of all that happens to a slot and its log, that what was written since it was cleared is told,
+//! that no more is told than there is reason to, and that whatever is not told is as it was when it was last read.
+//!
+//! 64 cases, or `PROPTEST_CASES`. A failure prints its smallest case and the seed, which `PROPTEST_RNG_SEED` takes to see it
+//! again. Failures are not kept in files.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+
+use proptest::prelude::*;
+use proptest::test_runner::{RngSeed, TestRunner};
+use twofold_memory::Pages;
+use twofold_memory::dirty::{LogError, LogOptions, Tracker};
+use twofold_stage2::fault::AccessKind;
+
+use crate::world::{BASE, EDGES, FEATURES, World};
+
+const MOST_STEPS: usize = 80;
+
+#[derive(Clone, Debug)]
+struct Scenario {
+    pages: Pages,
+    /// Where the slot starts in its section, and how many pages it has.
+    offset: u64,
+    count: u64,
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// So many pages from there on, so many apart.
+    Write(u64, u64, u64),
+    Touch(u64, AccessKind),
+    DeviceWrite(u64),
+    Get,
+    /// The pages of a few words that are in the mask, or all that are told.
+    Clear(u64, u64, u64),
+    ClearTold,
+    Start(LogOptions),
+    Stop,
+    Rejoin(u64, u64),
+    Unmap(u64, u64),
+    Replace,
+}
+
+fn page() -> impl Strategy<Value = u64> {
+    prop_oneof![3 => prop::sample::select(EDGES.to_vec()), 1 => 0u64..1600]
+}
+
+fn options() -> impl Strategy<Value = LogOptions> {
+    let chunk = prop::sample::select(vec![0, 4 << 10, 2 << 20, 1 << 30]);
+    let section = prop::sample::select(vec![8, 64, 512]);
+    (prop::sample::select(Tracker::ALL.to_vec()), any::<bool>(), chunk, section).prop_map(
+        |(tracker, all_dirty, chunk, section)| {
+            let all_dirty = all_dirty && tracker != Tracker::WriteProtect;
+            LogOptions { tracker, all_dirty, chunk, section }
+        },
+    )
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let kind = prop::sample::select(vec![AccessKind::Read, AccessKind::Execute]);
+    prop_oneof![
+        8 => (page(), 1u64..20, 1u64..70).prop_map(|(page, count, stride)| Step::Write(page, count, stride)),
+        2 => (page(), kind).prop_map(|(page, kind)| Step::Touch(page, kind)),
+        2 => page().prop_map(Step::DeviceWrite),
+        4 => Just(Step::Get),
+        2 => (page(), 1u64..20, any::<u64>()).prop_map(|(page, words, mask)| Step::Clear(page, words, mask)),
+        3 => Just(Step::ClearTold),
+        4 => options().prop_map(Step::Start),
+        2 => Just(Step::Stop),
+        1 => (page(), 0u64..4).prop_map(|(page, blocks)| Step::Rejoin(page, blocks)),
+        1 => (page(), 1u64..1200).prop_map(|(page, count)| Step::Unmap(page, count)),
+        1 => Just(Step::Replace),
+    ]
+}
+
+fn scenario() -> impl Strategy<Value = Scenario> {
+    let pages = prop::sample::select(vec![Pages::Largest, Pages::Largest, Pages::Small]);
+    let offset = prop::sample::select(vec![0, 1, 64, 509]);
+    let steps = prop::collection::vec(step(), 1..=MOST_STEPS);
+    (pages, offset, 1u64..1300, steps).prop_map(|(pages, offset, count, steps)| Scenario {
+        pages,
+        offset,
+        count,
+        steps,
+    })
+}
+
+#[test]
+fn what_is_not_told_is_as_it_was() {
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { ProptestConfig::default().cases } else { 64 };
+    let seed = match ProptestConfig::default().rng_seed {
+        RngSeed::Fixed(seed) => seed,
+        RngSeed::Random => RandomState::new().hash_one(0),
+    };
+    let rng_seed = RngSeed::Fixed(seed);
+    let config = ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() };
+    let outcome = TestRunner::new(config).run(&scenario(), |scenario| {
+        Migration::new(&scenario).run(&scenario.steps);
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("PROPTEST_RNG_SEED={seed}: {error}");
+    }
+}
+
+/// A slot, and what who migrates it should know.
+struct Migration {
+    world: World,
+    options: Option<LogOptions>,
+    /// Pages that were written, or are dirty from the start, since they were last cleared.
+    dirty: BTreeSet<u64>,
+    /// Those that a get has told of since.
+    told: BTreeSet<u64>,
+    /// Pages that were cleared while hardware had a record of them that no get had seen: they are told of once more.
+    recorded: BTreeSet<u64>,
+}
+
+impl Migration {
+    fn new(scenario: &Scenario) -> Self {
+        let start = BASE + scenario.offset * crate::machine::PAGE;
+        let world = World::with(FEATURES, scenario.pages, start, scenario.count, 16);
+        Self { world, options: None, dirty: [].into(), told: [].into(), recorded: [].into() }
+    }
+
+    fn run(&mut self, steps: &[Step]) {
+        for step in steps {
+            self.step(step);
+        }
+        if self.options.is_some() {
+            self.get();
+        }
+        self.world.copy_pages(0..self.world.pages);
+    }
+
+    fn step(&mut self, step: &Step) {
+        let count = self.world.pages;
+        let not_running = LogError::NotRunning { start: self.world.start };
+        match *step {
+            Step::Write(page, pages, stride) => {
+                for page in (0..pages).map(|number| (page + number * stride) % count) {
+                    self.world.write(page);
+                    self.wrote(page);
+                }
+            }
+            Step::Touch(page, kind) => self.world.touch(page % count, kind),
+            Step::DeviceWrite(page) => {
+                self.world.device_writes(page % count);
+                self.wrote(page % count);
+            }
+            Step::Get if self.options.is_some() => self.get(),
+            Step::Get => {
+                let mut dirty = twofold_memory::dirty::DirtyPages::new();
+                assert_eq!(self.world.log().get(&mut dirty), Err(not_running));
+            }
+            Step::Clear(page, words, mask) => {
+                let first = page % count / 64 * 64;
+                let pages = (words * 64).min(count - first);
+                self.clear(first, &vec![mask; pages.div_ceil(64) as usize], pages);
+            }
+            Step::ClearTold => {
+                let mut mask = vec![0; count.div_ceil(64) as usize];
+                self.told.iter().for_each(|page| mask[*page as usize / 64] |= 1 << (page % 64));
+                self.clear(0, &mask, count);
+            }
+            Step::Start(options) => {
+                let started = self.world.log().start(&options);
+                if self.options.is_some() {
+                    return assert_eq!(started, Err(LogError::Running { start: self.world.start }));
+                }
+                assert_eq!(started, Ok(()));
+                self.options = Some(options);
+                self.dirty = if options.all_dirty { (0..count).collect() } else { [].into() };
+                (self.told, self.recorded) = ([].into(), [].into());
+                if !options.all_dirty {
+                    self.world.copy_pages(0..count);
+                }
+            }
+            Step::Stop => {
+                let expected = if self.options.take().is_some() { Ok(()) } else { Err(not_running) };
+                assert_eq!(self.world.log().stop(), expected);
+            }
+            Step::Rejoin(page, blocks) => {
+                let rejoined = self.world.log().rejoin(page, blocks);
+                if let Ok(rejoined) = rejoined {
+                    assert!(rejoined.blocks <= blocks && (rejoined.blocks == 0 || self.options.is_none()));
+                }
+            }
+            Step::Unmap(page, pages) => {
+                let start = page % count;
+                let end = (start + pages).min(count);
+                self.world.guest.memory.unmap(self.world.slot, self.world.ipa(start)..self.world.ipa(end)).unwrap();
+            }
+            Step::Replace => {
+                self.world.replace_slot();
+                self.options = None;
+            }
+        }
+    }
+
+    fn wrote(&mut self, page: u64) {
+        if self.options.is_some() {
+            self.dirty.insert(page);
+        }
+    }
+
+    fn get(&mut self) {
+        let Some(options) = self.options else { return };
+        let told = self.world.get();
+        assert!(self.dirty.is_subset(&told), "not told: {:?}", self.dirty.difference(&told));
+        let reasons: BTreeSet<_> = self.dirty.union(&self.recorded).copied().collect();
+        assert!(told.is_subset(&reasons), "told for no reason: {:?}", told.difference(&reasons));
+        if options.tracker == Tracker::WriteProtect {
+            (self.dirty, self.told) = ([].into(), [].into());
+            self.world.check_copy(&self.told);
+        } else {
+            self.world.check_copy(&told);
+            self.dirty.extend(&told);
+            self.told = told;
+        }
+        self.recorded.clear();
+    }
+
+    fn clear(&mut self, first: u64, mask: &[u64], pages: u64) {
+        let cleared = self.world.log().clear(first, pages, mask);
+        let Some(options) = self.options else {
+            return assert_eq!(cleared, Err(LogError::NotRunning { start: self.world.start }));
+        };
+        if options.tracker == Tracker::WriteProtect {
+            return assert_eq!(cleared, Err(LogError::ClearedByGet));
+        }
+        assert_eq!(cleared, Ok(()));
+        let bits = (0..pages).filter(|page| mask[*page as usize / 64] >> (page % 64) & 1 == 1).map(|page| first + page);
+        for page in bits {
+            if self.dirty.remove(&page) && !self.told.remove(&page) {
+                self.recorded.insert(page);
+            }
+            self.world.copy_pages([page]);
+        }
+    }
+}

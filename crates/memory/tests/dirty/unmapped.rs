@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves that what was written before it was unmapped is told, whoever had recorded it, and that what is unmapped comes back
+//! as it was.
+
+use twofold_memory::dirty::{LogOptions, Tracker};
+use twofold_memory::{Error, Pages};
+use twofold_stage2::fault::AccessKind;
+
+use crate::machine::{PAGE, SECTION};
+use crate::world::{BASE, EDGES, FEATURES, PAGES, START, World};
+
+#[test]
+fn what_was_written_is_told_when_it_is_unmapped() {
+    for tracker in Tracker::ALL {
+        // All of the slot, whose tables go as wholes; each page alone.
+        for at_once in [PAGES, 1] {
+            let mut world = World::new(Pages::Largest);
+            world.write_all(0..PAGES);
+            world.start(LogOptions::new(tracker));
+            world.write_all(EDGES);
+            // Where records are kept, these are in the tables alone.
+            world.write_all(EDGES.map(|page| page ^ 3).into_iter().filter(|page| *page < PAGES));
+            let written = || EDGES.into_iter().flat_map(|page| [page, page ^ 3]).filter(|page| *page < PAGES);
+            for page in (0..PAGES).step_by(at_once as usize) {
+                world.guest.memory.unmap(world.slot, world.ipa(page)..world.ipa(page + at_once)).unwrap();
+            }
+            assert_eq!(world.guest.scan().leaves, []);
+            world.copy_pages(0..0);
+            // It is there again when it is touched, and a read is no write.
+            (0..PAGES).for_each(|page| world.touch(page, AccessKind::Read));
+            world.check_told(written());
+            world.clear_and_copy(written());
+            world.check_told([]);
+            world.write_all([1, 700]);
+            world.check_told([1, 700]);
+        }
+    }
+}
+
+#[test]
+fn a_block_is_split_for_what_stays() {
+    let mut world = World::with(FEATURES, Pages::Largest, BASE, 1024, 64);
+    world.write_all(0..1024);
+    let range = world.ipa(100)..world.ipa(200);
+    let ((), flushes) = world.flushes(|world| world.guest.memory.unmap(world.slot, range.clone()).unwrap());
+    assert!(flushes >= 1);
+    let mapped = |world: &World| (0..1024).filter(|page| world.level(*page).is_some()).count();
+    assert_eq!((mapped(&world), world.level(99), world.level(100)), (924, Some(3), None));
+    assert_eq!((world.level(199), world.level(200), world.level(512)), (None, Some(3), Some(2)));
+    world.copy_pages(0..1024);
+}
+
+#[test]
+fn only_the_slot_is_unmapped_and_only_whole_pages() {
+    let mut world = World::new(Pages::Small);
+    world.write_all(0..PAGES);
+    let before = world.guest.scan();
+    let unmap = |world: &World, start, end| world.guest.memory.unmap(world.slot, start..end);
+    assert_eq!(unmap(&world, BASE, START), Ok(()), "that is before it");
+    assert_eq!(unmap(&world, world.ipa(PAGES), world.ipa(PAGES) + SECTION), Ok(()));
+    assert_eq!(unmap(&world, world.ipa(3), world.ipa(3)), Ok(()));
+    for (start, end) in [(START + 8, START + PAGE), (START, START + 100)] {
+        assert!(matches!(unmap(&world, start, end), Err(Error::Stage2(twofold_stage2::Error::Misaligned { .. }))));
+    }
+    assert_eq!(world.guest.scan(), before);
+    assert_eq!(unmap(&world, BASE, world.ipa(1)), Ok(()));
+    assert_eq!((world.level(0), world.level(1)), (None, Some(3)));
+}
+
+/// Where there is no page to split a block, nothing goes.
+#[test]
+fn a_block_that_cannot_be_split_stays() {
+    let mut world = World::with(FEATURES, Pages::Largest, BASE, 512, 1);
+    world.write_all(0..512);
+    world.start(LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Hardware) });
+    let range = world.ipa(100)..world.ipa(200);
+    let error = world.guest.memory.unmap(world.slot, range).unwrap_err();
+    assert!(matches!(error, Error::Stage2(twofold_stage2::Error::NoTablePage { .. })), "{error}");
+    assert_eq!(world.level(150), Some(2));
+    // And the log is free again.
+    world.write(150);
+    assert!(world.get().contains(&150));
+}

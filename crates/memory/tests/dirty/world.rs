@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A guest with one slot of RAM and its log, and a copy of the slot as who migrates it has it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use twofold_memory::dirty::{DirtyLog, DirtyPages, LogOptions, Tracker};
+use twofold_memory::{Answer, Backing, Error, Frames, Pages, Slot, SlotId};
+use twofold_stage2::fault::{AccessKind, FaultKind};
+use twofold_stage2::platform::Tlbi;
+use twofold_stage2::{Features, Ipa, Pa};
+
+use crate::machine::guest::{Guest, IPA_BITS};
+use crate::machine::platform::{Event, PLAIN};
+use crate::machine::{Host, Machine, PAGE, RAM, SECTION};
+
+/// A CPU that records accesses and writes.
+pub const FEATURES: Features =
+    Features { hardware_access_flag: true, hardware_dirty_state: true, forced_write_back: true, ..PLAIN };
+
+/// Where a slot may be mapped by blocks.
+pub const BASE: Ipa = Ipa::new(4 << 30);
+/// Where it is, in the tests to which that is all the same: no block, and no word of the log, starts there.
+pub const START: Ipa = Ipa::new(BASE.raw() + 3 * PAGE);
+/// Pages of most slots: in three sections, and no multiple of 64.
+pub const PAGES: u64 = 1100;
+/// Pages that lie at an edge: of the slot, of a word, of a table, and of those beside.
+pub const EDGES: [u64; 13] = [0, 1, 62, 63, 64, 127, 128, 508, 509, 510, 1020, 1098, 1099];
+
+/// Frames that nobody has yet.
+pub const SPARE: Pa = Pa::new(0xa_0000_0000);
+/// Single frames are from here on.
+const SINGLES: Pa = Pa::new(0x9_0000_0000);
+
+pub struct World {
+    pub guest: Guest,
+    pub slot: SlotId,
+    pub start: Ipa,
+    pub pages: u64,
+    /// What is in each page that was ever written.
+    contents: BTreeMap<u64, u64>,
+    /// What was in each page when it was last read.
+    copy: BTreeMap<u64, u64>,
+    writes: u64,
+}
+
+impl World {
+    /// With as much memory as anybody could want.
+    pub fn new(pages: Pages) -> Self {
+        Self::with(FEATURES, pages, START, PAGES, 64)
+    }
+
+    /// With this slot, and so many frames for tables below the root.
+    pub fn with(features: Features, pages: Pages, start: Ipa, count: u64, tables: u64) -> Self {
+        let sections = (start + count * PAGE).raw().div_ceil(SECTION) - start.raw() / SECTION;
+        let singles = (2 + tables) * PAGE;
+        let machine = Machine::new(features, &[(SINGLES, singles), (RAM, sections * SECTION), (SPARE, 8 * PAGE)]);
+        let mut frames = Frames::new(features);
+        frames.add(machine.donate(SINGLES, singles));
+        frames.add(machine.donate(RAM, sections * SECTION));
+        let mut guest = Guest::on(machine, frames, pages, IPA_BITS);
+        let slot = Slot { range: start..start + count * PAGE, backing: Backing::Ram, writable: true };
+        let slot = guest.memory.add_slot(slot).unwrap();
+        Self { guest, slot, start, pages: count, contents: BTreeMap::new(), copy: BTreeMap::new(), writes: 0 }
+    }
+
+    /// The same slot anew, with nothing in it.
+    pub fn replace_slot(&mut self) {
+        self.guest.memory.remove_slot(self.slot).unwrap();
+        let range = self.start..self.start + self.pages * PAGE;
+        self.slot = self.guest.memory.add_slot(Slot { range, backing: Backing::Ram, writable: true }).unwrap();
+        self.contents.clear();
+    }
+
+    pub fn log(&self) -> DirtyLog<'_, Host> {
+        self.guest.memory.dirty_log(self.slot).unwrap()
+    }
+
+    pub fn ipa(&self, page: u64) -> Ipa {
+        self.start + page * PAGE
+    }
+
+    /// The guest writes to a page, something that was never there before, on a CPU that records writes where it is told to.
+    /// How many faults that takes.
+    pub fn write(&mut self, page: u64) -> usize {
+        self.try_write(page).unwrap()
+    }
+
+    pub fn try_write(&mut self, page: u64) -> Result<usize, Error> {
+        let ipa = self.ipa(page);
+        let mut faults = 0;
+        let pa = loop {
+            let kind = match self.guest.walk(ipa) {
+                Some(leaf) if leaf.access().write => break leaf.output(ipa),
+                Some(leaf) if leaf.dirty_by_hardware() => {
+                    assert_eq!(leaf.level, 3, "a record of a block tells nothing of its pages");
+                    self.guest.machine.bank(leaf.entry).set_word(leaf.entry, leaf.raw | 1 << 7);
+                    continue;
+                }
+                Some(_) => FaultKind::Permission,
+                None => FaultKind::Translation,
+            };
+            assert!(faults < 2, "page {page} faults for {kind:?} again");
+            let answer = self.guest.fault(ipa, kind, AccessKind::Write)?;
+            assert!(matches!(answer, Answer::Retry(_)), "{answer:?}");
+            faults += 1;
+        };
+        self.writes += 1;
+        self.guest.machine.bank(pa).set_word(pa, self.writes);
+        self.contents.insert(page, self.writes);
+        Ok(faults)
+    }
+
+    /// The guest reads a page, or executes there.
+    pub fn touch(&mut self, page: u64, access: AccessKind) {
+        self.guest.reach(self.ipa(page), access);
+    }
+
+    pub fn write_all(&mut self, pages: impl IntoIterator<Item = u64>) {
+        pages.into_iter().for_each(|page| {
+            self.write(page);
+        });
+    }
+
+    /// A device writes to a page, past the guest's tables.
+    pub fn device_writes(&mut self, page: u64) {
+        self.writes += 1;
+        self.guest.memory.write(self.ipa(page), &self.writes.to_le_bytes()).unwrap();
+        self.contents.insert(page, self.writes);
+    }
+
+    /// Has a log of this kind, and has seen all of the slot.
+    pub fn start(&mut self, options: LogOptions) {
+        self.log().start(&options).unwrap();
+        if options.all_dirty {
+            assert_eq!(self.get(), (0..self.pages).collect());
+            self.clear_and_copy(0..self.pages);
+        } else {
+            self.copy_pages(0..self.pages);
+            assert_eq!(self.get(), [].into());
+        }
+    }
+
+    /// What the log tells. With a tracker that clears by that, it is copied.
+    pub fn get(&mut self) -> BTreeSet<u64> {
+        let told = self.told();
+        if self.log().tracker() == Some(Tracker::WriteProtect) {
+            self.copy_pages(told.iter().copied());
+        }
+        told
+    }
+
+    fn told(&self) -> BTreeSet<u64> {
+        let mut dirty = DirtyPages::new();
+        self.log().get(&mut dirty).unwrap();
+        let told: BTreeSet<_> = dirty.pages().collect();
+        assert!(told.last().is_none_or(|page| *page < self.pages));
+        assert_eq!((dirty.count(), dirty.is_empty()), (told.len() as u64, told.is_empty()));
+        told
+    }
+
+    /// Clears pages as a log takes them: all words, with their bits.
+    pub fn clear(&self, pages: impl IntoIterator<Item = u64>) {
+        let mut mask = vec![0; self.pages.div_ceil(64) as usize];
+        pages.into_iter().for_each(|page| mask[page as usize / 64] |= 1 << (page % 64));
+        self.log().clear(0, self.pages, &mask).unwrap();
+    }
+
+    /// The same, where the tracker does not by itself, and the pages are copied then.
+    pub fn clear_and_copy(&mut self, pages: impl IntoIterator<Item = u64>) {
+        let pages: Vec<_> = pages.into_iter().collect();
+        if self.log().tracker() != Some(Tracker::WriteProtect) {
+            self.clear(pages.iter().copied());
+        }
+        self.copy_pages(pages);
+    }
+
+    /// Reads pages. What is there is what was written.
+    pub fn copy_pages(&mut self, pages: impl IntoIterator<Item = u64>) {
+        for page in pages {
+            let mut word = [0; 8];
+            self.guest.memory.read(self.ipa(page), &mut word).unwrap();
+            let word = u64::from_le_bytes(word);
+            assert_eq!(word, self.contents.get(&page).copied().unwrap_or(0), "page {page}");
+            self.copy.insert(page, word);
+        }
+    }
+
+    /// That pages which are not among these are as they were when they were last read.
+    pub fn check_copy(&self, dirty: &BTreeSet<u64>) {
+        for (page, word) in self.contents.iter().filter(|(page, _)| !dirty.contains(page)) {
+            let copied = self.copy.get(page).copied().unwrap_or(0);
+            assert_eq!(copied, *word, "page {page} was written, and is in no log");
+        }
+    }
+
+    /// What is told now is what was written, and the rest is as it was.
+    pub fn check_told(&mut self, written: impl IntoIterator<Item = u64>) {
+        let told = self.told();
+        self.check_copy(&told);
+        assert_eq!(told, written.into_iter().collect());
+        if self.log().tracker() == Some(Tracker::WriteProtect) {
+            self.copy_pages(told);
+        }
+    }
+
+    /// What is done, and how many flushes that takes: each ends with the invalidation of what combines both stages.
+    pub fn flushes<R>(&mut self, action: impl FnOnce(&mut Self) -> R) -> (R, usize) {
+        self.guest.machine.events();
+        let result = action(self);
+        let events = self.guest.machine.events();
+        let ends = |event: &Event| matches!(event, Event::Tlbi(Tlbi::VmallE1Is | Tlbi::VmallS12E1Is, _));
+        (result, events.into_iter().filter(ends).count())
+    }
+
+    /// The level of what maps a page.
+    pub fn level(&self, page: u64) -> Option<u8> {
+        self.guest.level(self.ipa(page))
+    }
+
+    pub fn may_write(&self, page: u64) -> bool {
+        self.guest.access(self.ipa(page)).is_some_and(|access| access.write)
+    }
+
+    pub fn is_armed(&self, page: u64) -> bool {
+        self.guest.walk(self.ipa(page)).is_some_and(|leaf| leaf.dirty_by_hardware())
+    }
+}
+
+/// All ways to start a log that there are, and how memory is mapped before.
+pub fn all_starts(mut body: impl FnMut(LogOptions, Mapped)) {
+    for tracker in Tracker::ALL {
+        for all_dirty in [false, true].into_iter().filter(|all| !all || tracker != Tracker::WriteProtect) {
+            for mapped in [Mapped::Nothing, Mapped::Pages, Mapped::Blocks, Mapped::Both] {
+                // Where nothing is split, it does not matter how much is at once.
+                let chunks: &[u64] =
+                    if mapped == Mapped::Blocks { &[0, 4 << 10, 2 << 20, 1 << 30] } else { &[2 << 20] };
+                for &chunk in chunks {
+                    body(LogOptions { all_dirty, chunk, ..LogOptions::new(tracker) }, mapped);
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapped {
+    Nothing,
+    Pages,
+    /// Where they fit.
+    Blocks,
+    /// One section in pages, another as a block.
+    Both,
+}
+
+impl World {
+    /// A slot of three whole sections and a bit, mapped like that, all of it written.
+    pub fn mapped(mapped: Mapped) -> Self {
+        let pages = if mapped == Mapped::Pages { Pages::Small } else { Pages::Largest };
+        let mut world = Self::with(FEATURES, pages, BASE, 3 * 512 + 70, 64);
+        if mapped == Mapped::Both {
+            // Section 1, by a log that ran before.
+            world.log().start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) }).unwrap();
+            world.write_all(512..1024);
+            world.log().stop().unwrap();
+        }
+        if mapped != Mapped::Nothing {
+            world.write_all(0..world.pages);
+            let level = if mapped == Mapped::Pages { 3 } else { 2 };
+            let expected = [level, if mapped == Mapped::Both { 3 } else { level }, level, 3].map(Some);
+            assert_eq!([0, 512, 1024, 1536].map(|page| world.level(page)), expected);
+        }
+        world
+    }
+}
