@@ -25,6 +25,12 @@ pub enum Command {
     /// The dirty logs on the hosted machine: keeps a copy by what a log tells, and compares
     #[command(after_help = ORACLE_HELP)]
     Oracle(OracleOptions),
+    /// The dirty log on this CPU: microseconds per operation, beside what it may take
+    #[command(after_help = DIRTY_COSTS_HELP)]
+    DirtyCosts(DirtyCostsOptions),
+    /// Trackers of the dirty log against ways to write: what guest and collector take together
+    #[command(after_help = DIRTY_TABLE_HELP)]
+    DirtyTable(DirtyTableOptions),
 }
 
 /// Options of `engine`.
@@ -82,6 +88,62 @@ impl FromStr for TrackerName {
             format!("there is no tracker `{text}`; there are {names}")
         })
     }
+}
+
+/// Options of `dirty-costs`.
+#[derive(Args, Clone, Debug)]
+pub struct DirtyCostsOptions {
+    /// The slot in bytes, or with M or G (powers of 1024): a power of two from 1G to 256G. The bars are for 16G, and of another
+    /// size in proportion
+    #[arg(long, value_name = "SIZE", default_value = "16G")]
+    pub size: GuestSize,
+    /// Runs of each operation, whose median and quartiles are printed; at least 1
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: u32,
+    /// Writes the figures to FILE as JSON, in nanoseconds
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Measures only the operations with one of these in their names
+    #[arg(long, value_name = "PART,...", value_delimiter = ',')]
+    pub only: Vec<String>,
+}
+
+/// Options of `dirty-table`.
+#[derive(Args, Clone, Debug)]
+pub struct DirtyTableOptions {
+    /// The slot in bytes, or with M or G (powers of 1024): a power of two from 1G to 256G, for which there is memory
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    pub size: GuestSize,
+    /// Rounds of writes, each followed by a get and a clear
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub rounds: u32,
+    /// The guest's writes in a round, of 8 bytes each; as many as it has pages, unless given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    pub writes: Option<u64>,
+    /// Runs of each tracker, whose median and quartiles are printed; at least 1
+    #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: u32,
+    /// Nanoseconds that a fault's way out of the guest and back takes on the machine that is thought of: added for each fault
+    #[arg(long, value_name = "NS,...", value_delimiter = ',', default_values_t = [0, 1500])]
+    pub exit_cost: Vec<u32>,
+    /// Rounds that were recorded, as one more way to write
+    #[arg(long, value_name = "FILE")]
+    pub recorded: Option<PathBuf>,
+    /// These trackers alone
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = tracker, default_values = Tracker::ALL.map(Tracker::name))]
+    pub tracker: Vec<Tracker>,
+    /// Only the ways to write with one of these in their names
+    #[arg(long, value_name = "PART,...", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Writes the figures to FILE as JSON, in nanoseconds
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+fn tracker(name: &str) -> Result<Tracker, String> {
+    let names = || Tracker::ALL.map(Tracker::name).join(", ");
+    let tracker = Tracker::ALL.into_iter().find(|tracker| tracker.name() == name);
+    tracker.ok_or_else(|| format!("there is no tracker `{name}`; there are {}", names()))
 }
 
 /// What a step answers with.
@@ -147,6 +209,30 @@ Examples:
   cargo run --release -p twofold-bench -- oracle --tracker combined --seed 7
 
 A line for each tracker: `oracle: NAME: N compared, N re-dirtied, N lost`. Exit status: 1 where a page was lost.";
+
+const DIRTY_COSTS_HELP: &str = "\
+The slot's tables are in real memory; its pages do not exist and are never touched. Times are microseconds of CPU time
+of one thread. Where an operation has a bar, it may take no longer; if one does, the command fails. The bar of a look at
+all that hardware may have recorded is twice what this machine takes to read the entries, measured in the same run.
+
+Examples:
+  cargo run --release -p twofold-bench -- dirty-costs
+  cargo run --release -p twofold-bench -- dirty-costs --only clear,get --runs 21 --json costs.json";
+
+const DIRTY_TABLE_HELP: &str = "\
+A guest writes, and after each round somebody asks what it wrote and clears it, as for a live migration. Both are on one
+thread, in turns; times are its CPU time, in milliseconds of all rounds together, and writes per second are the guest's
+by the CPU time of both, with the log's start and stop. Each tracker takes its turn in each run. The command fails where
+adaptive is not best, and its interval does not reach 95 % of the best.
+
+Recorded rounds are a text file: its first line `twofold-rounds 1 PAGES`, with the pages of 4 KiB of the slot; behind it
+a line for each round, with the pages that were written in it as runs FIRST+COUNT, or FIRST for one, ascending, with
+spaces between. They are written once each, whatever --writes and --rounds say.
+
+Examples:
+  cargo run --release -p twofold-bench -- dirty-table
+  cargo run --release -p twofold-bench -- dirty-table --only sparse --exit-cost 0,800,3000
+  cargo run --release -p twofold-bench -- dirty-table --size 4G --writes 10000 --tracker manual,hardware,adaptive";
 
 #[cfg(test)]
 mod tests {

@@ -6,6 +6,7 @@
 
 mod arguments;
 mod clock;
+mod dirty;
 mod engine;
 mod machine;
 mod oracle;
@@ -19,12 +20,14 @@ use clap::Parser;
 use arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().command {
-        Command::Engine(options) => engine::command(&options),
-        Command::Oracle(options) => oracle::command(&options),
+    let result = match Arguments::parse().command {
+        Command::Engine(options) => engine::command(&options).map(|()| ExitCode::SUCCESS),
+        Command::Oracle(options) => oracle::command(&options).map(|()| ExitCode::SUCCESS),
+        Command::DirtyCosts(options) => dirty::costs(&options),
+        Command::DirtyTable(options) => dirty::table(&options),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
+    match result {
+        Ok(code) => code,
         // The reader of our output is gone (`| head`): there is nobody to tell.
         Err(error) if output::is_closed(&error) => ExitCode::from(CLOSED),
         Err(error) => {

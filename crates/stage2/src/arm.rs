@@ -62,7 +62,7 @@ impl<P: Platform> Stage2<P> {
         let range = self.masked_range(first, mask)?;
         self.begin_to_narrow();
         let mut pass = ArmClean { changed: Changed::default() };
-        self.pass_masked(first, mask, &mut pass);
+        self.pass_masked(first, mask, &range, &mut pass);
         Ok(Pending::narrowed(self, pass.changed, range))
     }
 
@@ -121,6 +121,10 @@ impl<P: Platform> Pass<P> for Arm {
         if locked.level < Level::L3 {
             return;
         }
+        if locked.counts.armed() == 0 {
+            arm_cells::<false>(locked, &indexes, &mut Span::default());
+            return;
+        }
         for index in indexes {
             if locked.entry(index).is_valid() {
                 locked.change(index, Descriptor::with_dirty_by_hardware);
@@ -142,31 +146,78 @@ impl<P: Platform> Pass<P> for ArmClean {
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
         let mut span = Span::default();
-        let arms = if locked.level == Level::L3 { Descriptor::DIRTY_BY_HARDWARE } else { 0 };
-        for (at, index) in indexes.enumerate() {
-            let cell = locked.table.entry(index);
-            let entry = cell.read();
-            // Armed it stays, and is counted as it was: one bit goes, and only where it is set.
-            if arms != 0 && entry.is_armed() {
-                if entry.is_writable() {
-                    cell.clear(Descriptor::WRITE, locked.stage2.platform());
-                    span.add(at);
-                }
-                continue;
-            }
-            if !entry.is_valid() {
-                continue;
-            }
-            let clean = |old: Descriptor| Descriptor::from_raw(old.without(WRITES).raw() | arms);
-            let (old, new) = locked.change(index, clean);
-            // Of a block that was armed, a TLB lets hardware grant writes.
-            if old.raw() & !new.raw() & WRITES != 0 {
-                span.add(at);
-            }
+        if locked.level == Level::L3 && locked.counts.armed() == 0 {
+            arm_cells::<true>(locked, &indexes, &mut span);
+        } else {
+            clean_one_by_one(locked, &indexes, &mut span);
         }
         let shift = locked.stage2.geometry().granule().span_shift(locked.level);
         self.changed.leaves(span.addresses(first, shift), locked.level);
     }
+}
+
+/// Makes leaves clean of which some are armed, or all are blocks, and arms the pages among them; adds to `span` whose writes
+/// it took.
+#[inline(always)]
+fn clean_one_by_one(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usize>, span: &mut Span) {
+    let arms = if locked.level == Level::L3 { Descriptor::DIRTY_BY_HARDWARE } else { 0 };
+    for (at, index) in indexes.clone().enumerate() {
+        let cell = locked.table.entry(index);
+        let entry = cell.read();
+        // Armed it stays, and is counted as it was: one bit goes, and only where it is set.
+        if arms != 0 && entry.is_armed() {
+            if entry.is_writable() {
+                cell.clear(Descriptor::WRITE, locked.stage2.platform());
+                span.add(at);
+            }
+            continue;
+        }
+        if !entry.is_valid() {
+            continue;
+        }
+        let clean = |old: Descriptor| Descriptor::from_raw(old.without(WRITES).raw() | arms);
+        let (old, new) = locked.change(index, clean);
+        // Of a block that was armed, a TLB lets hardware grant writes.
+        if old.raw() & !new.raw() & WRITES != 0 {
+            span.add(at);
+        }
+    }
+}
+
+/// Arms the leaves of a table of pages in which none is armed yet, so that stores do; with `CLEAN` it takes their write
+/// access too, and adds to `span` whose it took.
+#[inline(always)]
+fn arm_cells<const CLEAN: bool>(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usize>, span: &mut Span) {
+    let (rows, rest) = locked.table.cells(indexes.start, indexes.end).as_chunks::<ROW>();
+    let (mut leaves, mut were_writable) = (0, 0);
+    let mut row = |cells: &[Word], at: usize| {
+        let writable = arm_row::<CLEAN>(cells, &mut leaves);
+        were_writable += u64::from(writable.count_ones());
+        if CLEAN && writable != 0 {
+            span.add_mask(at, writable);
+        }
+    };
+    for (number, cells) in rows.iter().enumerate() {
+        row(cells, number * ROW);
+    }
+    row(rest, rows.len() * ROW);
+    locked.counts.arm(leaves, were_writable);
+}
+
+/// The same for at most eight: adds how many leaves there are, and tells which may be written.
+#[inline(always)]
+fn arm_row<const CLEAN: bool>(cells: &[Word], leaves: &mut u64) -> u32 {
+    let mut writable = 0;
+    for (index, cell) in cells.iter().enumerate() {
+        // An invalid entry has no bit set, as none is busy, and stays as it is.
+        let old = cell.load(Ordering::Relaxed);
+        let leaf = old & Descriptor::VALID;
+        writable |= (old & Descriptor::WRITE) << index;
+        *leaves += leaf;
+        let kept = if CLEAN { old & !Descriptor::WRITE } else { old };
+        cell.store(kept | leaf << Descriptor::DIRTY_BY_HARDWARE.trailing_zeros(), Ordering::Relaxed);
+    }
+    (writable >> Descriptor::WRITE.trailing_zeros()) as u32
 }
 
 /// The bits that let a guest write, or hardware let it write.
@@ -210,13 +261,11 @@ impl<P: Platform, const ARMED: bool> Pass<P> for Look<'_, ARMED> {
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, _: Ipa) {
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
-        let cells = locked.table.cells(indexes.start, indexes.end);
-        let written = |cells: &[Word]| if ARMED { dirty(cells) } else { marked::<{ Descriptor::WRITE }>(cells) };
-        let (rows, rest) = cells.as_chunks::<ROW>();
+        let (rows, rest) = locked.table.cells(indexes.start, indexes.end).as_chunks::<ROW>();
         for (number, cells) in rows.iter().enumerate() {
-            self.found.add(number * ROW, written(cells));
+            self.found.add(number * ROW, written_in::<ARMED>(cells));
         }
-        self.found.add(rows.len() * ROW, written(rest));
+        self.found.add(rows.len() * ROW, written_in::<ARMED>(rest));
     }
 
     fn unlocked(&mut self, level: Level, first: Ipa) {
@@ -224,9 +273,17 @@ impl<P: Platform, const ARMED: bool> Pass<P> for Look<'_, ARMED> {
     }
 }
 
-/// Which of at most eight entries hardware recorded a write in.
+/// Which of at most eight leaves may be written: if they are armed, or all.
 #[inline(always)]
-fn dirty(cells: &[Word]) -> u32 {
+fn written_in<const ARMED: bool>(cells: &[Word]) -> u32 {
+    // Most rows are clean: seen at a glance.
+    let any = cells.iter().fold(0, |any, cell| any | cell.load(Ordering::Relaxed));
+    if any & Descriptor::WRITE == 0 {
+        return 0;
+    }
+    if !ARMED {
+        return marked::<{ Descriptor::WRITE }>(cells);
+    }
     const APART: u32 = Descriptor::DIRTY_BY_HARDWARE.trailing_zeros() - Descriptor::WRITE.trailing_zeros();
     let mut mask = 0;
     for (index, cell) in cells.iter().enumerate() {

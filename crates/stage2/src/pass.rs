@@ -47,16 +47,12 @@ impl<P: Platform> Stage2<P> {
         Ok(range)
     }
 
-    /// Passes over those of the 64 pages from `first` on whose bits are set in `mask`: one run of them after the other.
-    /// The mask has to be [checked](Self::masked_range).
-    pub(crate) fn pass_masked<V: Pass<P>>(&self, first: Ipa, mask: u64, visitor: &mut V) {
-        let at = |bit: u32| first + u64::from(bit) * self.geometry().granule().size();
-        let mut left = mask;
-        while left != 0 {
-            let start = left.trailing_zeros();
-            let end = start + (left >> start).trailing_ones();
-            left &= u64::MAX.checked_shl(end).unwrap_or(0);
-            self.pass(&(at(start)..at(end)), visitor);
+    /// Passes over those of the 64 pages from `first` on whose bits are set in `mask`: `range`, which is from the first of
+    /// them to the last ([`masked_range`](Self::masked_range)), and in that one run of them after the other. The visitor is
+    /// not called without the lock.
+    pub(crate) fn pass_masked<V: Pass<P>>(&self, first: Ipa, mask: u64, range: &IpaRange, visitor: &mut V) {
+        if mask != 0 {
+            self.pass(range, &mut Masked { first, mask, visitor });
         }
     }
 
@@ -148,3 +144,35 @@ impl<P: Platform> Stage2<P> {
 
 /// The most entries that are handed over at once: those of a table with the 4 KiB granule.
 pub(crate) const MOST_ENTRIES: usize = 512;
+
+/// Visits those of 64 pages that are in a mask.
+struct Masked<'a, V> {
+    first: Ipa,
+    mask: u64,
+    visitor: &'a mut V,
+}
+
+impl<P: Platform, V: Pass<P>> Pass<P> for Masked<'_, V> {
+    #[inline(always)]
+    fn wants(counts: Counts) -> bool {
+        V::wants(counts)
+    }
+
+    #[inline(always)]
+    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+        if locked.level < Level::L3 {
+            // A block is larger than 64 pages, so at most two are met, each by a page that is in the mask.
+            return self.visitor.entries(locked, indexes, first);
+        }
+        let shift = locked.stage2.geometry().granule().shift();
+        let skipped = (first - self.first) >> shift;
+        let mut left = self.mask >> skipped & (u64::MAX >> (64 - indexes.len()));
+        while left != 0 {
+            let start = left.trailing_zeros();
+            let end = start + (left >> start).trailing_ones();
+            left &= u64::MAX.checked_shl(end).unwrap_or(0);
+            let run = indexes.start + start as usize..indexes.start + end as usize;
+            self.visitor.entries(locked, run, first + (u64::from(start) << shift));
+        }
+    }
+}

@@ -44,7 +44,7 @@ impl<P: Platform> Stage2<P> {
         let range = self.masked_range(first, mask)?;
         self.begin_to_narrow();
         let mut pass = WriteProtect { changed: Changed::default() };
-        self.pass_masked(first, mask, &mut pass);
+        self.pass_masked(first, mask, &range, &mut pass);
         Ok(Pending::narrowed(self, pass.changed, range))
     }
 

@@ -192,6 +192,12 @@ impl Counts {
         self.busy() == Self::MOST_BUSY
     }
 
+    /// So many leaves more whose writes hardware records, some of which could be written before.
+    pub(crate) fn arm(&mut self, leaves: u64, were_writable: u64) {
+        self.0 += leaves << ARMED_SHIFT;
+        self.0 += (leaves - were_writable) << WRITABLE_SHIFT;
+    }
+
     /// So many leaves fewer that may be written, none of which hardware records.
     pub(crate) fn remove_writable(&mut self, count: u64) {
         self.0 -= count << WRITABLE_SHIFT;

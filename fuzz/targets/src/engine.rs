@@ -114,7 +114,7 @@ fn operation(u: &mut Unstructured<'_>) -> Result<Operation> {
 }
 
 fn action(u: &mut Unstructured<'_>) -> Result<Action> {
-    Ok(match u.int_in_range(0..=14)? {
+    Ok(match u.int_in_range(0..=20)? {
         0 | 1 => Action::Map { level: u.int_in_range(1..=3)?, elsewhere: u.arbitrary()?, attributes: of_memory(u)? },
         2 => Action::MapRange {
             largest: u.int_in_range(1..=3)?,
@@ -133,6 +133,12 @@ fn action(u: &mut Unstructured<'_>) -> Result<Action> {
         11 => Action::Split(*u.choose(&[KIB_4, MIB_2, GIB])?),
         12 => Action::Coalesce { level: u.int_in_range(1..=2)?, attributes: of_memory(u)? },
         13 => Action::HardwareWrites,
+        15 => Action::Arm,
+        16 => Action::ArmClean,
+        17 => Action::ArmCleanMask(u.arbitrary()?),
+        18 => Action::Seal,
+        19 => Action::Look,
+        20 => Action::RelaxPage(any::access(u)?),
         _ => Action::HardwareAccesses,
     })
 }

@@ -5,13 +5,13 @@
 //! (module `threads`). Invariant: all operations take turns, one run of each after the other, so that none of them has
 //! the machine's good hours alone.
 
-mod arena;
+pub mod arena;
 mod before;
 mod guest;
-mod limits;
+pub mod limits;
 mod operations;
 mod platform;
-mod report;
+pub mod report;
 mod row;
 mod steps;
 mod threads;
@@ -165,7 +165,7 @@ fn measured(name: &'static str, unit: row::Unit, times: &[f64], counts: PerUnit)
 }
 
 /// Drawn on a terminal, silent elsewhere.
-fn progress(steps: u64) -> anyhow::Result<ProgressBar> {
+pub fn progress(steps: u64) -> anyhow::Result<ProgressBar> {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} ({eta} left)")?;
     Ok(ProgressBar::new(steps).with_style(style))
 }

@@ -144,7 +144,7 @@ fn visits_shown(visits: Visits) -> String {
 }
 
 /// A table whose first columns are `words`.
-fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>, words: usize) -> String {
+pub fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>, words: usize) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header.iter().copied());

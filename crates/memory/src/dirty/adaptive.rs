@@ -2,17 +2,22 @@
 //! Which sections hardware records: decided by what writes cost so far.
 //!
 //! A write that faults costs a fault. A section of 64 pages whose writes hardware records costs a look at its entries in each
-//! round, written or not, which is a small part of a fault; and ending the records takes an atomic access an entry. So, as
-//! with skis that are rented until renting has cost what buying does:
+//! round, written or not, which is a small part of a fault; and ending the records takes an atomic access an entry, as much as
+//! many looks. So, as with skis that are rented until renting has cost what buying does:
 //!
-//! * a fault arms its section;
-//! * so many faults in a round in the same table's 2 MiB ([`TABLE`]), or in the 32 MiB around ([`GROUP`]), arm all of that: by
-//!   then the faults have cost what arming does;
-//! * a section that was clean for so many rounds in a row ([`COLD`]) that looking at it has cost what ending does is ended.
+//! * a section's second fault arms it ([`Heat`]); the first is forgotten after some rounds ([`MEMORY`]). Where pages are written
+//!   once and never again, this is [`Tracker::Manual`](super::Tracker::Manual);
+//! * so many faults in a round in the same table's 2 MiB ([`TABLE`]), or in the 32 MiB around ([`GROUP`]), arm all of that: there
+//!   are more to come than looking at it costs. Where most is written, this is
+//!   [`Tracker::Hardware`](super::Tracker::Hardware) but for the first few faults;
+//! * a section that was clean for so many rounds in a row ([`COLD`]) that looking at it has cost what ending does is ended
+//!   ([`Cold`]), but no more of them in a round than what is looked at pays for: no `get` takes several times as long as the
+//!   one before.
 //!
-//! What is armed stays so when it is cleared, and no round flushes but where records end. So where everything is written
-//! often this is [`Tracker::Hardware`](super::Tracker::Hardware), where hardly anything is it is
-//! [`Tracker::Manual`](super::Tracker::Manual), and the last round, for which the guest waits, looks at what is hot alone.
+//! What is armed stays so when it is cleared, and no round flushes but where records end. The last round, for which the guest
+//! waits, looks at what is hot alone.
+//!
+//! `docs/adaptive.md` has the measurements that the constants come from.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -20,32 +25,46 @@ use core::ops::Range;
 
 use twofold_stage2::primitive::{Ordering, Word};
 
+use super::bits::{Bits, WORD};
 use super::options::SECTION;
 
 /// Faults in a round after which a table's 2 MiB are armed.
-const TABLE: u64 = 2;
+const TABLE: u64 = 4;
 /// Faults in a round after which the 32 MiB around are armed.
-const GROUP: u64 = 32;
+const GROUP: u64 = 8;
+/// Rounds after which it is forgotten where there were faults.
+const MEMORY: u64 = 8;
 /// Rounds without a write after which a section's records end.
 const COLD: u8 = 16;
+/// So many looks pay for ending the records of a section: the entries' atomic accesses by reads of as many.
+const LOOKS: u64 = 32;
+/// Sections whose records end in a round although nothing pays for it.
+const FREE: u64 = 16;
 
 const TABLE_PAGES: u64 = 512;
 const GROUP_PAGES: u64 = 16 * TABLE_PAGES;
 
 /// How many faults there were, and where. Counted by whoever faults: a count that is lost is of no importance.
 pub(super) struct Heat {
+    /// Sections in which there was a fault lately.
+    sections: Bits,
     tables: Box<[Word]>,
     groups: Box<[Word]>,
     round: Word,
 }
 
-/// For how many rounds in a row each section was clean.
-pub(super) struct Cold(Box<[u8]>);
+/// For how many rounds in a row each section was clean, and how many may end in this one.
+pub(super) struct Cold {
+    rounds: Box<[u8]>,
+    /// What was looked at in this round, in looks, and not spent.
+    paid: u64,
+}
 
 impl Heat {
     /// For so many pages. `None` where there is no memory for it.
     pub(super) fn new(pages: u64) -> Option<Self> {
         Some(Self {
+            sections: Bits::new(pages.div_ceil(SECTION))?,
             tables: counts(pages / TABLE_PAGES + 1)?,
             groups: counts(pages / GROUP_PAGES + 1)?,
             round: Word::default(),
@@ -53,7 +72,7 @@ impl Heat {
     }
 
     /// A write to `page` has faulted: the pages that hardware is to record from now on, which may be more than there are.
-    pub(super) fn fault(&self, page: u64) -> Range<u64> {
+    pub(super) fn fault(&self, page: u64) -> Option<Range<u64>> {
         let round = self.round.load(Ordering::Relaxed);
         let group = count(&self.groups[(page / GROUP_PAGES) as usize], round);
         let table = count(&self.tables[(page / TABLE_PAGES) as usize], round);
@@ -61,16 +80,23 @@ impl Heat {
             GROUP_PAGES
         } else if table == TABLE {
             TABLE_PAGES
-        } else {
+        } else if self.sections.is_set(page / SECTION) {
             SECTION
+        } else {
+            self.sections.set(page / SECTION);
+            return None;
         };
         let first = page / pages * pages;
-        first..first + pages
+        Some(first..first + pages)
     }
 
     /// A new round begins.
     pub(super) fn next_round(&self) {
-        self.round.store(self.round.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let round = self.round.load(Ordering::Relaxed).wrapping_add(1);
+        self.round.store(round, Ordering::Relaxed);
+        if round.is_multiple_of(MEMORY) {
+            self.sections.clear();
+        }
     }
 }
 
@@ -96,22 +122,127 @@ impl Cold {
         let mut rounds = Vec::new();
         rounds.try_reserve_exact(sections).ok()?;
         rounds.resize(sections, 0);
-        Some(Self(rounds.into_boxed_slice()))
+        Some(Self { rounds: rounds.into_boxed_slice(), paid: 0 })
     }
 
     /// Nothing was looked at yet.
     pub(super) fn forget(&mut self) {
-        self.0.fill(0);
+        self.rounds.fill(0);
     }
 
-    /// A section was looked at. Whether it has been clean for long enough.
-    pub(super) fn looked(&mut self, section: u64, dirty: bool) -> bool {
-        let rounds = &mut self.0[section as usize];
-        *rounds = if dirty { 0 } else { *rounds + 1 };
-        let is_cold = *rounds >= COLD;
-        if is_cold {
-            *rounds = 0;
+    /// A new round begins.
+    pub(super) fn next_round(&mut self) {
+        self.paid = FREE * LOOKS;
+    }
+
+    /// The sections of a word were looked at: those that are `armed`, some of which were `dirty`. Tells whose records are to end:
+    /// those that have been clean for long enough, as far as it is paid for.
+    pub(super) fn looked(&mut self, word: u64, armed: u64, dirty: u64) -> u64 {
+        let sections = self.rounds.get_mut((word * WORD) as usize..).unwrap_or_default();
+        let count = sections.len().min(WORD as usize);
+        let (sections, clean) = (&mut sections[..count], armed & !dirty);
+        let mut longest = 0;
+        for (bit, rounds) in sections.iter_mut().enumerate() {
+            *rounds = if clean >> bit & 1 == 1 { rounds.saturating_add(1) } else { 0 };
+            longest = longest.max(*rounds);
         }
-        is_cold
+        self.paid += u64::from(armed.count_ones());
+        let mut ended = 0;
+        if longest >= COLD {
+            for (bit, rounds) in sections.iter_mut().enumerate().filter(|(_, rounds)| **rounds >= COLD) {
+                if self.paid >= LOOKS {
+                    self.paid -= LOOKS;
+                    *rounds = 0;
+                    ended |= 1 << bit;
+                }
+            }
+        }
+        ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGES: u64 = 4 * GROUP_PAGES;
+
+    fn heat() -> Heat {
+        let heat = Heat::new(PAGES).unwrap();
+        heat.next_round();
+        heat
+    }
+
+    #[test]
+    fn the_second_fault_arms_a_section_unless_the_first_is_long_ago() {
+        let heat = heat();
+        assert_eq!(heat.fault(65), None);
+        heat.next_round();
+        assert_eq!(heat.fault(130), None);
+        assert_eq!(heat.fault(127), Some(64..128));
+        (0..MEMORY).for_each(|_| heat.next_round());
+        assert_eq!(heat.fault(131), None);
+    }
+
+    #[test]
+    fn faults_that_lie_close_arm_a_table_and_then_a_group() {
+        let heat = heat();
+        let faults = (0..GROUP_PAGES / SECTION).map(|section| (section, heat.fault(section * SECTION)));
+        let armed: Vec<_> = faults.filter_map(|(section, armed)| Some((section, armed?))).collect();
+        assert_eq!(armed[0], (TABLE - 1, 0..TABLE_PAGES));
+        assert!(armed.contains(&(GROUP - 1, 0..GROUP_PAGES)), "{armed:?}");
+    }
+
+    #[test]
+    fn faults_of_another_round_do_not_count_for_a_table() {
+        let heat = heat();
+        for section in 0..TABLE_PAGES / SECTION {
+            heat.next_round();
+            assert_eq!(heat.fault(section * SECTION), None);
+        }
+    }
+
+    #[test]
+    fn a_section_ends_once_it_was_cold_for_long_enough() {
+        let mut cold = Cold::new(PAGES).unwrap();
+        let mut round = |dirty| {
+            cold.next_round();
+            cold.looked(1, 0b1010, dirty)
+        };
+        assert!((1..COLD).all(|_| round(0b10) == 0));
+        assert_eq!(round(0b10), 0b1000);
+        assert!((1..COLD).all(|_| round(0b1000) == 0));
+        assert_eq!(round(0), 0b10);
+        assert_eq!(round(0), 0, "it begins anew");
+    }
+
+    #[test]
+    fn what_was_not_armed_is_not_cold() {
+        let mut cold = Cold::new(PAGES).unwrap();
+        cold.next_round();
+        assert!((1..COLD).all(|_| cold.looked(0, 1, 0) == 0));
+        assert_eq!(cold.looked(0, 0, 0), 0);
+        assert_eq!(cold.looked(0, 1, 0), 0);
+    }
+
+    #[test]
+    fn what_ends_in_a_round_is_a_part_of_what_is_looked_at() {
+        let mut cold = Cold::new(PAGES).unwrap();
+        let sections = PAGES / SECTION;
+        let mut ended = 0;
+        for _ in 0..COLD {
+            cold.next_round();
+            ended = (0..sections / WORD).map(|word| cold.looked(word, u64::MAX, 0).count_ones()).sum();
+        }
+        assert_eq!(u64::from(ended), FREE + sections / LOOKS);
+    }
+
+    #[test]
+    fn a_word_is_cut_at_the_end() {
+        let mut cold = Cold::new(3 * SECTION).unwrap();
+        cold.next_round();
+        (1..COLD).for_each(|_| assert_eq!(cold.looked(0, u64::MAX, 0), 0));
+        assert_eq!(cold.looked(0, u64::MAX, 0), 0b111);
+        assert_eq!(cold.looked(1, u64::MAX, 0), 0);
     }
 }

@@ -39,6 +39,12 @@ impl Bits {
         self.count
     }
 
+    /// Sets one.
+    #[inline]
+    pub(crate) fn set(&self, bit: u64) {
+        self.set_in(bit / WORD, 1 << (bit % WORD));
+    }
+
     /// Sets those of a word that are in `mask`.
     #[inline]
     pub(crate) fn set_in(&self, word: u64, mask: u64) {
@@ -221,7 +227,7 @@ mod tests {
                 let masked = (0..WORD).filter(|bit| mask >> bit & 1 == 1).map(|bit| first + bit).filter(|bit| *bit < count);
                 match kind {
                     0 => {
-                        bits.set_in(first / WORD, 1 << (first % WORD));
+                        bits.set(first);
                         model.insert(first);
                     }
                     1 => {
@@ -268,7 +274,7 @@ mod tests {
         let over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                (0..ROUNDS).for_each(|round| bits.set_in(0, 1 << (round % WORD)));
+                (0..ROUNDS).for_each(|round| bits.set(round % WORD));
                 over.store(true, Ordering::Release);
             });
             while !over.load(Ordering::Acquire) {
@@ -301,7 +307,7 @@ mod tests {
                         while bits.is_set(bit) {
                             std::thread::yield_now();
                         }
-                        bits.set_in(bit / WORD, 1 << (bit % WORD));
+                        bits.set(bit);
                     }
                     over.fetch_add(1, Ordering::Release);
                 });

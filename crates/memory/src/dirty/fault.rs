@@ -7,7 +7,6 @@ use core::ops::ControlFlow;
 use twofold_stage2::primitive::full_fence;
 use twofold_stage2::{Access, Error, Ipa, IpaRange, Platform, Relaxed};
 
-use super::bits::WORD;
 use super::{Log, Running, Tracker};
 use crate::frames::FRAME;
 use crate::guest::GuestMemory;
@@ -45,7 +44,7 @@ impl<P: Platform> GuestMemory<P> {
         let number = (ipa - slot.range.start) / FRAME;
         full_fence();
         if slot.tracking.running().is_some() {
-            log.pages.set_in(number / WORD, 1 << (number % WORD));
+            log.pages.set(number);
         }
         if then.arms_around() {
             self.arm_around(slot, log, number, then)?;
@@ -80,7 +79,10 @@ impl<P: Platform> GuestMemory<P> {
         let section = then.section();
         let pages = match then.tracker() {
             Tracker::Combined => number / section * section..(number / section + 1) * section,
-            Tracker::Adaptive => log.heat.fault(number),
+            Tracker::Adaptive => match log.heat.fault(number) {
+                Some(pages) => pages,
+                None => return Ok(()),
+            },
             _ => return Ok(()),
         };
         let pages = pages.start..pages.end.min(log.pages.count());

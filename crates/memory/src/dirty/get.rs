@@ -6,7 +6,7 @@
 
 use core::ops::Range;
 
-use twofold_stage2::{IpaRange, Marked, Platform};
+use twofold_stage2::{IpaRange, Marked, Narrowed, Pending, Platform};
 
 use super::bits::{WORD, inside};
 use super::options::SECTION;
@@ -58,15 +58,13 @@ impl<P: Platform> Held<'_, P> {
         let mut result = dirty.reserve(pages.words_set_count());
         let mut clearing = self.clearing(0);
         for word in pages.words_set(0, pages.words()) {
+            if result.is_ok() && !dirty.has_room() {
+                result = dirty.reserve(1);
+            }
             if result.is_err() {
                 break;
             }
-            if !dirty.has_room() {
-                result = dirty.reserve(1);
-                continue;
-            }
-            let taken = clearing.word(word, u64::MAX);
-            match taken {
+            match clearing.word(word, u64::MAX) {
                 Ok(taken) => dirty.push(word, taken),
                 Err(error) => result = Err(error),
             }
@@ -90,35 +88,23 @@ impl<P: Platform> Held<'_, P> {
     /// first: who arms it again meanwhile sets it again. What was recorded is looked at after the flush: until then hardware
     /// may record.
     fn end_records(&self) -> Result<(), LogError> {
-        let (armed, sealed, stage2) = (&self.log.armed, &self.log.sealed, &self.memory.stage2);
+        let (memory, armed, sealed) = (self.memory, &self.log.armed, &self.log.sealed);
         let mut pending = None;
         for word in armed.words_set(0, armed.words()) {
             let sections = armed.take(word, u64::MAX) & self.sections_in(word);
             sealed.set_in(word, sections);
-            for sections in runs(word, sections) {
-                let seal = stage2.seal(self.sections(&sections))?;
-                match &mut pending {
-                    None => pending = Some(seal),
-                    Some(pending) => pending.join(seal),
-                }
+            for run in runs(word, sections) {
+                join(&mut pending, memory.stage2.seal(self.sections(&run))?);
             }
         }
-        if let Some(pending) = pending {
-            let _ = pending.complete();
-        }
-        for word in sealed.words_set(0, sealed.words()) {
-            for sections in runs(word, sealed.take(word, u64::MAX)) {
-                let range = self.sections(&sections);
-                stage2.written(range, &mut |marked| self.log.mark_found(self.slot, &marked))?;
-            }
-        }
-        Ok(())
+        self.written_in_sealed(pending)
     }
 
-    /// Marks what hardware recorded in the sections that are armed, and ends the records of those that are cold.
+    /// Marks what hardware recorded in the sections that are armed, and ends the records of those that are cold, as above.
     fn look_at_armed(&mut self) -> Result<(), LogError> {
-        let (armed, stage2) = (&self.log.armed, &self.memory.stage2);
+        let (memory, armed, sealed) = (self.memory, &self.log.armed, &self.log.sealed);
         self.log.heat.next_round();
+        self.own.cold.next_round();
         let mut pending = None;
         for word in armed.words_set(0, armed.words()) {
             let sections = armed.word(word) & self.sections_in(word);
@@ -128,23 +114,31 @@ impl<P: Platform> Held<'_, P> {
                     self.log.mark_found(self.slot, &marked);
                     dirty |= self.sections_of(&marked, word);
                 };
-                stage2.dirty(self.sections(&run), &mut found)?;
+                memory.stage2.dirty(self.sections(&run), &mut found)?;
             }
-            let cold = ones(sections).filter(|bit| self.own.cold.looked(word * WORD + bit, dirty >> bit & 1 == 1));
-            for run in runs(word, cold.fold(0, |cold, bit| cold | 1 << bit)) {
-                run.clone().for_each(|section| {
-                    armed.take(word, 1 << (section % WORD));
-                });
-                let range = self.sections(&run);
-                let disarm = stage2.disarm(range, &mut |marked| self.log.mark_found(self.slot, &marked))?;
-                match &mut pending {
-                    None => pending = Some(disarm),
-                    Some(pending) => pending.join(disarm),
+            let cold = self.own.cold.looked(word, sections, dirty);
+            if cold != 0 {
+                armed.take(word, cold);
+                sealed.set_in(word, cold);
+                for run in runs(word, cold) {
+                    join(&mut pending, memory.stage2.seal(self.sections(&run))?);
                 }
             }
         }
+        self.written_in_sealed(pending)
+    }
+
+    /// After the flush, marks what was recorded in the sections that were sealed.
+    fn written_in_sealed(&self, pending: Option<Pending<'_, P, Narrowed>>) -> Result<(), LogError> {
+        let (sealed, stage2) = (&self.log.sealed, &self.memory.stage2);
         if let Some(pending) = pending {
             let _ = pending.complete();
+        }
+        for word in sealed.words_set(0, sealed.words()) {
+            for sections in runs(word, sealed.take(word, u64::MAX)) {
+                let range = self.sections(&sections);
+                stage2.written(range, &mut |marked| self.log.mark_found(self.slot, &marked))?;
+            }
         }
         Ok(())
     }
@@ -169,6 +163,14 @@ impl<P: Platform> Held<'_, P> {
     }
 }
 
+/// One flush for all.
+fn join<'a, P: Platform>(all: &mut Option<Pending<'a, P, Narrowed>>, pending: Pending<'a, P, Narrowed>) {
+    match all {
+        None => *all = Some(pending),
+        Some(all) => all.join(pending),
+    }
+}
+
 /// The runs of bits that are set in a word, as numbers of the bits among all.
 fn runs(word: u64, bits: u64) -> impl Iterator<Item = Range<u64>> {
     let mut left = bits;
@@ -178,16 +180,6 @@ fn runs(word: u64, bits: u64) -> impl Iterator<Item = Range<u64>> {
         left &= u64::MAX.checked_shl(start + length).unwrap_or(0);
         let start = word * WORD + u64::from(start);
         Some(start..start + u64::from(length))
-    })
-}
-
-/// The bits that are set in a word.
-fn ones(bits: u64) -> impl Iterator<Item = u64> {
-    let mut left = bits;
-    core::iter::from_fn(move || {
-        let bit = left.checked_ilog2().map(|_| left.trailing_zeros())?;
-        left &= left - 1;
-        Some(u64::from(bit))
     })
 }
 
@@ -204,6 +196,5 @@ mod tests {
         assert_eq!(all(2, 0b1011), [(128, 130), (131, 132)]);
         assert_eq!(all(1, u64::MAX), [(64, 128)]);
         assert_eq!(all(0, 1 << 63), [(63, 64)]);
-        assert_eq!(ones(1 << 63 | 0b101).collect::<Vec<_>>(), [0, 2, 63]);
     }
 }

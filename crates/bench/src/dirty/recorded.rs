@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Rounds that were recorded: a text file, a line for each round.
+//!
+//! ```text
+//! twofold-rounds 1 8192
+//! 0+16 77 4096+512
+//!
+//! 77
+//! ```
+//!
+//! The first line has the format's name, its version, and how many pages of 4 KiB the slot has. Each line behind it is a round:
+//! the pages that the log told in it, ascending, as runs `FIRST+COUNT`, or `FIRST` for a page alone, all decimal, with a space
+//! between. A round in which nothing was written is an empty line.
+//!
+//! Which page was written first, and how often, no log knows: they are written once, in this order.
+
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+
+/// What a guest was seen to write.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Recorded {
+    pages: u64,
+    rounds: Vec<Vec<u32>>,
+}
+
+impl Recorded {
+    /// From a file.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("{} holds no recorded rounds", path.display()))
+    }
+
+    /// Pages of the slot.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// How many rounds there are.
+    pub fn rounds(&self) -> u64 {
+        self.rounds.len() as u64
+    }
+
+    /// The pages of a round.
+    pub fn round(&self, round: u64) -> &[u32] {
+        self.rounds.get(round as usize).map_or(&[], |pages| pages)
+    }
+
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        let mut lines = text.lines();
+        let head = lines.next().and_then(|line| line.strip_prefix("twofold-rounds 1 "));
+        let pages = head.context("line 1: not `twofold-rounds 1 PAGES`")?;
+        let pages: u64 = pages.parse().with_context(|| format!("line 1: `{pages}` is no number of pages"))?;
+        ensure!((1..=MOST_PAGES).contains(&pages), "line 1: {pages} pages; 1 to {MOST_PAGES} are possible");
+        let round = |(number, line)| parse_round(line, pages).with_context(|| format!("line {}", number + 2));
+        let rounds = lines.enumerate().map(round).collect::<Result<Vec<_>, _>>()?;
+        ensure!(!rounds.is_empty(), "there is no round in it");
+        Ok(Self { pages, rounds })
+    }
+}
+
+/// 256 GiB.
+const MOST_PAGES: u64 = 64 << 20;
+
+fn parse_round(line: &str, pages: u64) -> anyhow::Result<Vec<u32>> {
+    let mut round: Vec<u32> = Vec::new();
+    for run in line.split_ascii_whitespace() {
+        let (first, count) = run.split_once('+').unwrap_or((run, "1"));
+        let number = |text: &str| text.parse::<u32>().ok().filter(|number| u64::from(*number) <= pages);
+        let (first, count) = number(first).zip(number(count)).with_context(|| format!("`{run}` is no run of pages"))?;
+        let end = first + count;
+        ensure!(u64::from(end) <= pages, "`{run}` ends behind the slot, which has {pages} pages");
+        ensure!(round.last().is_none_or(|last| *last < first), "`{run}` is not behind the run before it");
+        round.extend(first..end);
+    }
+    Ok(round)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_a_round() {
+        let recorded = Recorded::parse("twofold-rounds 1 100\n0+3 7 98+2\n\n5\n").unwrap();
+        assert_eq!((recorded.pages(), recorded.rounds()), (100, 3));
+        assert_eq!(recorded.round(0), [0, 1, 2, 7, 98, 99]);
+        assert_eq!(recorded.round(1), [0u32; 0]);
+        assert_eq!(recorded.round(2), [5]);
+        assert_eq!(recorded.round(3), [0u32; 0]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_line() {
+        for (text, said) in [
+            ("", "line 1: not"),
+            ("twofold-rounds 2 100\n1\n", "line 1: not"),
+            ("twofold-rounds 1 x\n1\n", "`x` is no number"),
+            ("twofold-rounds 1 0\n1\n", "line 1: 0 pages"),
+            ("twofold-rounds 1 99999999999\n1\n", "99999999999 pages"),
+            ("twofold-rounds 1 100\n", "no round"),
+            ("twofold-rounds 1 100\n1\n2 x\n", "line 3: `x`"),
+            ("twofold-rounds 1 100\n99+2\n", "line 2: `99+2` ends"),
+            ("twofold-rounds 1 100\n4294967295+4294967295\n", "line 2: `4294967295+4294967295` is no run"),
+            ("twofold-rounds 1 100\n5 5\n", "line 2: `5` is not behind"),
+        ] {
+            let error = format!("{:#}", Recorded::parse(text).unwrap_err());
+            assert!(error.contains(said), "{text:?}: {error}");
+        }
+    }
+}
