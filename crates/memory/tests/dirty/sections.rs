@@ -54,10 +54,11 @@ fn combined_protects_what_was_armed_and_not_written() {
 #[test]
 fn adaptive_arms_more_where_more_is_written_and_ends_what_is_cold() {
     let mut world = world(LogOptions::new(Tracker::Adaptive));
-    assert_eq!((world.write(0), world.write(1)), (1, 0));
-    assert!(armed(&world).starts_with(&Vec::from_iter(0..64)), "a fault arms its section at least");
-    world.check_told([0, 1]);
-    world.clear_and_copy([0, 1]);
+    assert_eq!((world.write(0), armed(&world)), (1, vec![]), "one fault is none");
+    assert_eq!((world.write(1), world.write(2)), (1, 0));
+    assert!(armed(&world).starts_with(&Vec::from_iter(0..64)), "the second one arms its section at least");
+    world.check_told([0, 1, 2]);
+    world.clear_and_copy([0, 1, 2]);
     assert_eq!((world.write(1), world.write(0)), (0, 0), "it stays armed");
     world.check_told([0, 1]);
     world.clear_and_copy([0, 1]);
