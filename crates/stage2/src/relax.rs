@@ -29,11 +29,7 @@ impl<P: Platform> Stage2<P> {
     /// [`Error::NotMapped`]; the guest will fault for translation next. [`Error::ExecuteNeedsXnx`].
     #[inline(always)]
     pub fn relax(&self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
-        access.check(self.features())?;
-        let widen = |old: Descriptor| old.with_more(access, self.features()).with_accessed();
-        let (changed, at, level) = self.change_leaf::<false>(ipa, access, widen)?;
-        self.tlb().invalidate_local(at, level);
-        Ok(if changed { Relaxed::Widened } else { Relaxed::Already })
+        self.allow::<false>(ipa, access)
     }
 
     /// The same for a page alone: the answer where the pages that are written are told apart, so that no block may become
@@ -44,11 +40,29 @@ impl<P: Platform> Stage2<P> {
     /// As [`relax`](Self::relax); [`Error::BlockInTheWay`], which is left as it is: [`split`](Self::split) it.
     #[inline(always)]
     pub fn relax_page(&self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
+        self.allow::<true>(ipa, access)
+    }
+
+    #[inline(always)]
+    fn allow<const PAGES_ONLY: bool>(&self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
         access.check(self.features())?;
         let widen = |old: Descriptor| old.with_more(access, self.features()).with_accessed();
-        let (changed, at, level) = self.change_leaf::<true>(ipa, access, widen)?;
-        self.tlb().invalidate_local(at, level);
+        let changed =
+            self.change_leaf::<PAGES_ONLY>(ipa, access, widen).inspect_err(|error| self.forget_gone(error))?;
+        let (changed, at, level) = changed;
+        self.tlb().invalidate_local(at, Some(level));
         Ok(if changed { Relaxed::Widened } else { Relaxed::Already })
+    }
+
+    /// What the guest ran into is gone, by a change whose flush is still to come: until then this CPU may go on with what it
+    /// holds, a table's entry even, and the guest would fault for ever if it waited for whoever is to flush.
+    #[cold]
+    fn forget_gone(&self, error: &Error) {
+        if let Error::NotMapped { ipa } = *error
+            && ipa < self.geometry().end()
+        {
+            self.tlb().invalidate_local(ipa, None);
+        }
     }
 
     /// Sets the access flag of the leaf that maps `ipa`: the answer to an access flag fault. Tells whether it was clear.

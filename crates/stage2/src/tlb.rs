@@ -204,18 +204,18 @@ impl<P: Platform> Tlb<'_, P> {
         });
     }
 
-    /// Invalidates the leaf at `ipa` on this CPU, after its access was widened.
+    /// Invalidates the leaf at `ipa` on this CPU, after its access was widened; without a level, whatever leads there.
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn invalidate_local(&self, ipa: Ipa, level: Level) {
+    pub(crate) fn invalidate_local(&self, ipa: Ipa, level: Option<Level>) {
         primitive::step!(());
         self.leaf_on_this_cpu(ipa, level);
     }
 
-    fn leaf_on_this_cpu(&self, ipa: Ipa, level: Level) {
+    fn leaf_on_this_cpu(&self, ipa: Ipa, level: Option<Level>) {
         self.as_current_vmid(|| {
             let p = self.platform;
             primitive::dsb(p, Domain::NshSt);
-            primitive::tlbi(p, Tlbi::Ipas2E1, single_operand(ipa, self.hint(Some(level))));
+            primitive::tlbi(p, Tlbi::Ipas2E1, single_operand(ipa, self.hint(level)));
             primitive::dsb(p, Domain::Nsh);
             primitive::tlbi(p, Tlbi::VmallE1, 0);
             primitive::dsb(p, Domain::Nsh);

@@ -280,18 +280,18 @@ fn judge_what_was_cleared_is_not_told_again() {
 /// Writes that fault close to each other, in one round, have hardware record what is around.
 #[test]
 fn judge_faults_of_one_round_arm_what_is_around() {
-    // In the same 2 MiB of the slot, in sections of 64 pages: a third one, where nothing has faulted.
+    // Four in the same 2 MiB of the slot arm what is there: a section too in which nothing has faulted.
     for (same_round, armed) in [(true, true), (false, false)] {
         let guest = Logged::new(1, 1, Pages::Small);
         guest.alone(|| {
-            guest.protected([0, 100, 200]);
+            guest.protected([0, 70, 130, 200, 300]);
             guest.start(Tracker::Adaptive).unwrap();
             guest.write(0);
             if !same_round {
                 guest.collect();
             }
-            guest.write(100);
-            let leaf = guest.memory.stage2().look_up(START + 200 * PAGE).unwrap();
+            [70, 130, 200].into_iter().for_each(|page| guest.write(page));
+            let leaf = guest.memory.stage2().look_up(START + 300 * PAGE).unwrap();
             assert_eq!(leaf.descriptor.is_armed(), armed, "in one round: {same_round}");
         });
     }

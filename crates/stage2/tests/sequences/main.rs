@@ -90,10 +90,10 @@ fn by_vmid() -> Vec<Event> {
 }
 
 /// The sequence for one leaf on this CPU only.
-fn on_this_cpu(ipa: Ipa, level: u8) -> Vec<Event> {
+fn on_this_cpu(ipa: Ipa, level: impl Into<Option<u8>>) -> Vec<Event> {
     vec![
         Event::Dsb(Domain::NshSt),
-        Event::Tlbi(Tlbi::Ipas2E1, Reach::At(ipa, Some(level))),
+        Event::Tlbi(Tlbi::Ipas2E1, Reach::At(ipa, level.into())),
         Event::Dsb(Domain::Nsh),
         Event::Tlbi(Tlbi::VmallE1, Reach::Vmid),
         Event::Dsb(Domain::Nsh),
