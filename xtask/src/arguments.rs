@@ -43,6 +43,9 @@ pub enum Command {
     /// Measures others' code for the same job beside ours, in one run
     #[command(after_help = PEERS_HELP)]
     Peers(PeersOptions),
+    /// Records which pages Linux writes while `redis-benchmark -t set` runs in it, for `twofold-bench dirty-table`
+    #[command(after_help = RECORD_HELP)]
+    RecordRedis(RecordOptions),
     /// Boots a guest under the hypervisor, from nothing: installs what is missing, builds, fetches
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunOptions),
@@ -183,6 +186,23 @@ pub struct PeersOptions {
 pub enum Peer {
     /// KVM's stage-2 page-table code, from Debian's package linux-source-6.12
     Linux,
+}
+
+/// Options of `record-redis`.
+#[derive(Args, Clone, Debug)]
+pub struct RecordOptions {
+    /// How many rounds, from one change of process to the next
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub rounds: u32,
+    /// Writes them to FILE, instead of target/redis.rounds
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Seconds after which a guest that has not ended is taken to hang; 0 for no limit
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
+    pub timeout: u64,
+    /// Fetches the guest's packages again, even where they are in the cache
+    #[arg(long)]
+    pub refresh: bool,
 }
 
 /// Options of `run`.
@@ -360,6 +380,20 @@ Examples:
 
 Environment:
   TWOFOLD_APT_GET      the apt-get to fetch the source with, instead of the one from PATH";
+
+const RECORD_HELP: &str = "\
+Debian's Linux boots under the hypervisor with Debian's redis-server, most of whose keys are set; then redis-benchmark
+sets them again, any of them each time, until the guest switches itself off. All of its writes are in the hypervisor's
+dirty log (manual), which is read and cleared at each change of process. The last rounds make the file. In the
+deterministic mode a nanosecond of virtual time is an instruction, and equal images make equal files.
+
+Examples:
+  cargo xtask record-redis
+  cargo xtask record-redis --rounds 1000 --out redis.rounds
+  cargo run --release -p twofold-bench -- dirty-table --only recorded --recorded target/redis.rounds
+
+Environment:
+  TWOFOLD_QEMU, TWOFOLD_APT_GET, TWOFOLD_GUEST_CACHE   as of `run`";
 
 const FUZZ_HELP: &str = "\
 The targets are the functions of fuzz/targets; what they read is listed there. The inputs in fuzz/corpus are where it

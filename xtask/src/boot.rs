@@ -4,12 +4,13 @@
 //! Invariant: a guest runs in a directory of its own below `target/run`, which stays behind only when the run
 //! failed; the logs of the latest good run take the place of those before.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{self, Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use twofold_abi::control::{ORACLE_ARGUMENT, TRACE_ARGUMENT};
+use twofold_abi::control::{ORACLE_ARGUMENT, RECORD_ARGUMENT, TRACE_ARGUMENT};
 use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
 use twofold_launch::{Guest, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict};
 
@@ -77,6 +78,8 @@ pub enum Image<'a> {
     Tracing(&'a Path),
     /// The one with the oracle, which is told this.
     Oracle(&'a str),
+    /// The one that records so many rounds.
+    Recording(u32),
 }
 
 /// The guest that `options` ask for, fetched where need be.
@@ -90,7 +93,7 @@ pub fn select(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Sel
         (_, Some(kernel), None) => {
             let fetched = fetch::fetch(workspace, options.refresh)
                 .context("no busybox for an initrd (give one with --initrd)")?;
-            Ok(own(kernel, Some(make_initrd(workspace, &fetched.busybox)?)))
+            Ok(own(kernel, Some(make_initrd(workspace, INITRD, &fetched.busybox, &BTreeMap::new())?)))
         }
         (guest, None, initrd) => match fetch::fetch(workspace, options.refresh) {
             Ok(fetched) => linux(workspace, fetched, initrd.clone()),
@@ -193,12 +196,17 @@ impl Image<'_> {
             Self::Plain => build::HYPERVISOR,
             Self::Tracing(_) => build::TRACING_HYPERVISOR,
             Self::Oracle(_) => build::ORACLE_HYPERVISOR,
+            Self::Recording(_) => build::RECORDING_HYPERVISOR,
         }
     }
 
-    /// The oracle keeps a copy of the guest's memory.
+    /// The oracle keeps a copy of the guest's memory; a recording is a part of the heap, which is larger for it.
     fn spare_memory(self, guest: &Guest) -> u64 {
-        if matches!(self, Self::Oracle(_)) { 2 * guest.memory } else { 0 }
+        match self {
+            Self::Plain | Self::Tracing(_) => 0,
+            Self::Oracle(_) => 2 * guest.memory,
+            Self::Recording(_) => guest.memory / 8,
+        }
     }
 
     /// What the image's own command line has for it.
@@ -212,6 +220,7 @@ impl Image<'_> {
                 Ok(Some(format!("{TRACE_ARGUMENT}{path}")))
             }
             Self::Oracle(what) => Ok(Some(format!("{ORACLE_ARGUMENT}{what}"))),
+            Self::Recording(rounds) => Ok(Some(format!("{RECORD_ARGUMENT}{rounds}"))),
         }
     }
 }
@@ -219,7 +228,7 @@ impl Image<'_> {
 fn linux(workspace: &Workspace, fetched: fetch::Fetched, initrd: Option<PathBuf>) -> anyhow::Result<Selected> {
     let initrd = match initrd {
         Some(initrd) => initrd,
-        None => make_initrd(workspace, &fetched.busybox)?,
+        None => make_initrd(workspace, INITRD, &fetched.busybox, &BTreeMap::new())?,
     };
     let source = if fetched.cached { "cached" } else { "fetched" };
     let packages: Vec<_> =
@@ -239,11 +248,19 @@ fn own(kernel: &Path, initrd: Option<PathBuf>) -> Selected {
     Selected { kind: Kind::Own, kernel: kernel.to_owned(), initrd, versions: None, words, fallback: None }
 }
 
-/// Renamed into place, since another run may be reading the one before.
-fn make_initrd(workspace: &Workspace, busybox: &Path) -> anyhow::Result<PathBuf> {
+const INITRD: &str = "initramfs.cpio";
+
+/// Makes an initrd of this name, with busybox and these files in it. Renamed into place, since another run may be reading the
+/// one before.
+pub fn make_initrd(
+    workspace: &Workspace,
+    name: &str,
+    busybox: &Path,
+    more: &BTreeMap<String, Vec<u8>>,
+) -> anyhow::Result<PathBuf> {
     let program = fs::read(busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
-    let path = workspace.guest_cache().join("initramfs.cpio");
-    let archive = initramfs::archive(&program).context("cannot make the initramfs")?;
+    let path = workspace.guest_cache().join(name);
+    let archive = initramfs::archive(&program, more).context("cannot make the initramfs")?;
     let file = tempfile::NamedTempFile::new_in(workspace.guest_cache()).context("cannot write the initramfs")?;
     fs::write(file.path(), archive).context("cannot write the initramfs")?;
     file.persist(&path).context("cannot write the initramfs")?;

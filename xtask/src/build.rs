@@ -26,6 +26,8 @@ pub const HYPERVISOR: Program = Program::new("twofold-hypervisor", "twofold");
 pub const TRACING_HYPERVISOR: Program = Program { feature: Some("trace"), ..HYPERVISOR };
 /// The hypervisor that holds its guest's dirty log against the guest's memory.
 pub const ORACLE_HYPERVISOR: Program = Program { feature: Some("oracle"), ..HYPERVISOR };
+/// The hypervisor that records which pages its guest writes.
+pub const RECORDING_HYPERVISOR: Program = Program { feature: Some("record"), ..HYPERVISOR };
 /// The tests of the engine at EL2.
 pub const EL2_TESTS: Program = Program::new("twofold-hypervisor", "el2-tests");
 /// The bare-metal guest.

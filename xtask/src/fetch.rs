@@ -119,13 +119,13 @@ const KERNEL_PACKAGES: [&str; 2] = ["linux-image-6.12-cloud-arm64", "linux-image
 const KERNEL_SERIES: &str = "linux-image-6.12.";
 
 /// Renames `new` to `place`; what is there goes to `old` first.
-fn put(new: &Path, place: &Path, old: &Path) -> anyhow::Result<()> {
+pub fn put(new: &Path, place: &Path, old: &Path) -> anyhow::Result<()> {
     if place.exists() {
         fs::rename(place, old).context("cannot replace the cache")?;
     }
     match fs::rename(new, place) {
         // Another `run` was faster, and its cache is as good as ours.
-        Err(_) if place.join(VERSIONS).is_file() => Ok(()),
+        Err(_) if place.is_dir() => Ok(()),
         renamed => renamed.context("cannot put the cache in its place"),
     }
 }
@@ -187,6 +187,31 @@ impl Apt {
         subprocess::read(Command::new(tool("dpkg")?).arg("-x").arg(&file).arg(&tree))
             .with_context(|| format!("{package} cannot be unpacked"))?;
         Ok((tree, version))
+    }
+
+    /// Downloads `package` with all that it depends on, and unpacks that into one directory; gives it, and the package's
+    /// version.
+    pub fn unpack_all(&self, package: &str) -> anyhow::Result<(PathBuf, String)> {
+        let mut download = self.apt_get()?;
+        subprocess::read(download.args(["install", "--yes", "--no-install-recommends", "--download-only", package]))
+            .with_context(|| format!("{package} cannot be downloaded"))?;
+        let tree = self.directory.join("packages").join("tree");
+        let mut version = None;
+        for file in fs::read_dir(self.directory.join("cache/archives"))?.flatten().map(|entry| entry.path()) {
+            if file.extension().is_none_or(|extension| extension != "deb") {
+                continue;
+            }
+            subprocess::read(Command::new(tool("dpkg")?).arg("-x").arg(&file).arg(&tree))
+                .with_context(|| format!("{} cannot be unpacked", file.display()))?;
+            let field = |name| -> anyhow::Result<String> {
+                let mut query = Command::new(tool("dpkg-deb")?);
+                Ok(subprocess::read(query.arg("-f").arg(&file).arg(name))?.trim().to_owned())
+            };
+            if field("Package")? == package {
+                version = Some(field("Version")?);
+            }
+        }
+        Ok((tree, version.with_context(|| format!("apt-get downloaded no file for {package}"))?))
     }
 
     fn apt_get(&self) -> anyhow::Result<Command> {

@@ -4,14 +4,16 @@
 //! Invariant: equal inputs make equal bytes (no times, no owners, inode numbers by position), so that
 //! counted runs compare.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use cpio::newc::{Builder, ModeFileType, trailer};
 
-/// The archive with `busybox`, a static arm64 program, in it.
-pub fn archive(busybox: &[u8]) -> io::Result<Vec<u8>> {
+/// The archive with `busybox`, a static arm64 program, in it, and with `more`: programs and libraries in `bin` and `lib`.
+pub fn archive(busybox: &[u8], more: &BTreeMap<String, Vec<u8>>) -> io::Result<Vec<u8>> {
     let mut archive = Archive::default();
-    for directory in ["bin", "dev", "proc", "sys", "tmp"] {
+    let lib = if more.is_empty() { None } else { Some("lib") };
+    for directory in ["bin", "dev", "proc", "sys", "tmp"].into_iter().chain(lib) {
         archive.add(directory, ModeFileType::Directory, 0o755, &[])?;
     }
     // The kernel opens /dev/console before init can mount anything.
@@ -19,6 +21,9 @@ pub fn archive(busybox: &[u8]) -> io::Result<Vec<u8>> {
     archive.add_device("dev/null", 0o666, 1, 3)?;
     archive.add("bin/busybox", ModeFileType::Regular, 0o755, busybox)?;
     archive.add("init", ModeFileType::Regular, 0o755, INIT.as_bytes())?;
+    for (name, content) in more {
+        archive.add(name, ModeFileType::Regular, 0o755, content)?;
+    }
     trailer(archive.bytes)
 }
 
@@ -63,7 +68,8 @@ mod tests {
 
     #[test]
     fn the_archive_has_what_the_kernel_needs() {
-        let bytes = archive(b"not really busybox").unwrap();
+        let bytes =
+            archive(b"not really busybox", &BTreeMap::from([("lib/libx.so".to_owned(), b"x".to_vec())])).unwrap();
         let mut rest = &bytes[..];
         let mut entries = Vec::new();
         loop {
@@ -85,6 +91,7 @@ mod tests {
         let init = find("init");
         assert_eq!((init.1, init.4.as_slice()), (0o100755, INIT.as_bytes()));
         assert_eq!(find("bin/busybox").4, b"not really busybox");
+        assert_eq!((find("lib/libx.so").1, find("lib/libx.so").4.as_slice()), (0o100755, &b"x"[..]));
         let parent = entries.iter().position(|entry| entry.0 == "bin");
         let child = entries.iter().position(|entry| entry.0 == "bin/busybox");
         assert!(parent < child, "a directory comes before what is in it");
@@ -92,7 +99,8 @@ mod tests {
 
     #[test]
     fn equal_inputs_make_equal_bytes() {
-        assert_eq!(archive(b"x").unwrap(), archive(b"x").unwrap());
+        let none = BTreeMap::new();
+        assert_eq!(archive(b"x", &none).unwrap(), archive(b"x", &none).unwrap());
     }
 
     #[test]

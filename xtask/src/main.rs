@@ -19,6 +19,8 @@ mod mutants;
 mod oracle;
 mod output;
 mod peers;
+mod record;
+mod redis;
 mod report;
 mod run;
 mod size;
@@ -74,6 +76,7 @@ fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
         Command::Mutants(options) => mutants::command(&workspace, &options),
         Command::Oracle(options) => oracle::command(&workspace, &options),
         Command::Peers(options) => peers::command(&workspace, &options),
+        Command::RecordRedis(options) => record::command(&workspace, &options),
         Command::Run(options) => run::command(&workspace, &options),
         Command::Test(options) => test::command(&workspace, &options),
         Command::TraceCheck(options) => trace::command(&options),

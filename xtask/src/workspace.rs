@@ -90,6 +90,11 @@ impl Workspace {
         self.target.join("peers")
     }
 
+    /// What Redis was seen to write.
+    pub fn recording(&self) -> PathBuf {
+        self.target.join("redis.rounds")
+    }
+
     /// The logs of the latest run, and the directories of those under way.
     pub fn runs(&self) -> anyhow::Result<PathBuf> {
         let path = self.target.join("run");

@@ -9,6 +9,8 @@
 //! twofold:error TEXT           why the guest could not be started
 //! twofold:stat KEY VALUE       one figure, a decimal u64; KEY is dotted, its parts are [a-z0-9_] and
 //!                              not `self`, which a reader keeps for the figure of a part that has parts
+//! twofold:round N RUNS         of an image with the feature `record`: pages of the guest's RAM that it wrote in round N, in
+//!                              runs FIRST+COUNT, ascending; a round that does not fit into one line goes on in the next
 //! twofold:end HOW              the last line: power-off, reset, panic, error, tests
 //! twofold:test NAME [expect=N] one test of a test image (its answer to `list`); N: the exit status that it has to
 //!                              end with, if not that of success
@@ -42,6 +44,7 @@
 //! | `dirty_log.TRACKER.fault.instructions`, `.get`, `.clear` | instructions at EL2 for all of these faults, gets, clears; with [`COUNT`](crate::bundle::flags::COUNT) |
 //! | `dirty_log.TRACKER.fault.tlbi`, `.get`, `.clear`; `.fault.dsb` ... | TLB invalidations and DSBs for all of these |
 //! | `oracle.TRACKER.compared`, `.redirtied`, `.lost`, `.rounds`, `.starts` | of an image with the feature `oracle`: pages that were found as the log has them, found dirty again, found changed without a word of the log; rounds, and logs started |
+//! | `record.rounds`, `.pages`, `.microseconds` | of an image with the feature `record`: rounds that it tells of, pages of the guest's RAM, and what the machine's counter says that they took, the first one left out |
 
 /// The word on the image's own command line (`/chosen` `bootargs`) that says that semihosting is there: the image then
 /// speaks on the control channel, and ends with `SYS_EXIT_EXTENDED`.
@@ -51,12 +54,16 @@ pub const BOOT_ARGUMENT: &str = "twofold.semihosting";
 pub const TRACE_ARGUMENT: &str = "twofold.trace=";
 /// On that command line, if the image is one with the oracle: what follows is `TRACKER,...:COMPARISONS:SEED`.
 pub const ORACLE_ARGUMENT: &str = "twofold.oracle=";
+/// On that command line, if the image is one that records: how many rounds it keeps.
+pub const RECORD_ARGUMENT: &str = "twofold.record=";
 /// Starts a line with something a person may want to know.
 pub const LOG: &str = "twofold:log";
 /// Starts the line that says why the guest could not be started.
 pub const ERROR: &str = "twofold:error";
 /// Starts a line with one figure: key, value.
 pub const STAT: &str = "twofold:stat";
+/// Starts a line with pages that the guest wrote.
+pub const ROUND: &str = "twofold:round";
 /// Starts the last line.
 pub const END: &str = "twofold:end";
 /// Starts a line that names one test of a test image.

@@ -126,7 +126,7 @@ pub struct DirtyTableOptions {
     /// Nanoseconds that a fault's way out of the guest and back takes on the machine that is thought of: added for each fault
     #[arg(long, value_name = "NS,...", value_delimiter = ',', default_values_t = [0, 1500])]
     pub exit_cost: Vec<u32>,
-    /// Rounds that were recorded, as one more way to write
+    /// Rounds that were recorded, instead of those of Redis that come with the program
     #[arg(long, value_name = "FILE")]
     pub recorded: Option<PathBuf>,
     /// These trackers alone
@@ -225,13 +225,16 @@ thread, in turns; times are its CPU time, in milliseconds of all rounds together
 by the CPU time of both, with the log's start and stop. Each tracker takes its turn in each run. The command fails where
 adaptive is not best, and its interval does not reach 95 % of the best.
 
-Recorded rounds are a text file: its first line `twofold-rounds 1 PAGES`, with the pages of 4 KiB of the slot; behind it
-a line for each round, with the pages that were written in it as runs FIRST+COUNT, or FIRST for one, ascending, with
-spaces between. They are written once each, whatever --writes and --rounds say.
+The last way to write was recorded: what Linux wrote with Redis under `redis-benchmark -t set`, in a slot of 256 MiB
+(crates/bench/recordings; `cargo xtask record-redis` makes it). --recorded has another in its place, from a text file: its
+first line `twofold-rounds 1 PAGES`, with the pages of 4 KiB of the slot; behind it a line for each round, with the pages
+that were written in it as runs FIRST+COUNT, or FIRST for one, ascending, with spaces between. They are written once each,
+whatever --writes and --rounds say, in a slot of their own, whatever --size says.
 
 Examples:
   cargo run --release -p twofold-bench -- dirty-table
   cargo run --release -p twofold-bench -- dirty-table --only sparse --exit-cost 0,800,3000
+  cargo run --release -p twofold-bench -- dirty-table --only recorded --recorded target/redis.rounds
   cargo run --release -p twofold-bench -- dirty-table --size 4G --writes 10000 --tracker manual,hardware,adaptive";
 
 #[cfg(test)]

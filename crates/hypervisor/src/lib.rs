@@ -39,7 +39,8 @@
 //! | [`sysreg`] | reads and writes system registers |
 //!
 //! With the feature `trace` there is `trace`, too: what the engine does, line by line. With the feature `oracle` there is
-//! `oracle`: it holds the dirty log against the guest's memory.
+//! `oracle`: it holds the dirty log against the guest's memory; with `record` there is `record`: it keeps what the log tells.
+//! Both come in by `translation_registers`.
 //!
 //! EL2 runs with interrupts masked and without FP/SIMD registers; both belong to the guest.
 #![no_std]
@@ -66,12 +67,16 @@ pub mod platform;
 pub mod pmu;
 pub mod power;
 pub mod psci;
+#[cfg(feature = "record")]
+pub mod record;
 pub mod semihosting;
 pub mod start;
 pub mod stats;
 pub mod sysreg;
 #[cfg(feature = "trace")]
 pub mod trace;
+#[cfg(any(feature = "oracle", feature = "record"))]
+pub mod translation_registers;
 pub mod vcpu;
 pub mod vectors;
 pub mod vm;

@@ -16,8 +16,13 @@ use crate::{heap, platform};
 
 /// The least that EL2 needs for itself.
 const HEAP_SIZE: u64 = 4 << 20;
-/// What it needs on top for each so many bytes of RAM: the records of guest memory; with the oracle, a copy of that.
-const RAM_PER_HEAP: u64 = if cfg!(feature = "oracle") { 3 } else { 4096 };
+/// What it needs on top for each so many bytes of RAM: the records of guest memory; with the oracle, a copy of that; with the
+/// recorder, what was written in hundreds of rounds.
+const RAM_PER_HEAP: u64 = match (cfg!(feature = "oracle"), cfg!(feature = "record")) {
+    (true, _) => 3,
+    (false, true) => 16,
+    (false, false) => 4096,
+};
 const PAGE: u64 = 4096;
 
 /// What there is for guests.

@@ -25,8 +25,7 @@ use twofold_stage2::Ipa;
 
 use crate::board::Board;
 use crate::vm::{End, Vm};
-use crate::world::Context;
-use crate::{control, log, write_sysreg};
+use crate::{control, log};
 
 /// Reads what is to be done from the image's own command line.
 ///
@@ -311,46 +310,6 @@ impl Plan {
         };
         (!plan.trackers.is_empty()).then_some(plan)
     }
-}
-
-/// Does what a trapped write to one of the guest's translation registers was to do. Whether it was one.
-pub fn write_translation_register(esr: u64, context: &mut Context) -> bool {
-    let register = (esr >> 5 & 0x1f) as usize;
-    let value = context.x.get(register).copied().unwrap_or(0);
-    // Op0, Op2, Op1, CRn, CRm, and the direction: the syndrome without Rt.
-    const fn write_to(crn: u64, crm: u64, op2: u64) -> u64 {
-        3 << 20 | op2 << 17 | crn << 10 | crm << 1
-    }
-    const SCTLR: u64 = write_to(1, 0, 0);
-    const TTBR0: u64 = write_to(2, 0, 0);
-    const TTBR1: u64 = write_to(2, 0, 1);
-    const TCR: u64 = write_to(2, 0, 2);
-    const AFSR0: u64 = write_to(5, 1, 0);
-    const AFSR1: u64 = write_to(5, 1, 1);
-    const ESR: u64 = write_to(5, 2, 0);
-    const FAR: u64 = write_to(6, 0, 0);
-    const MAIR: u64 = write_to(10, 2, 0);
-    const AMAIR: u64 = write_to(10, 3, 0);
-    const CONTEXTIDR: u64 = write_to(13, 0, 1);
-    // SAFETY: registers of the guest's own, which it writes by itself where nothing traps; EL2 uses none of them.
-    unsafe {
-        match esr & 0x3f_fc1f {
-            SCTLR => write_sysreg!(SCTLR_EL1, value),
-            TTBR0 => write_sysreg!(TTBR0_EL1, value),
-            TTBR1 => write_sysreg!(TTBR1_EL1, value),
-            TCR => write_sysreg!(TCR_EL1, value),
-            AFSR0 => write_sysreg!(AFSR0_EL1, value),
-            AFSR1 => write_sysreg!(AFSR1_EL1, value),
-            ESR => write_sysreg!(ESR_EL1, value),
-            FAR => write_sysreg!(FAR_EL1, value),
-            MAIR => write_sysreg!(MAIR_EL1, value),
-            AMAIR => write_sysreg!(AMAIR_EL1, value),
-            CONTEXTIDR => write_sysreg!(CONTEXTIDR_EL1, value),
-            _ => return false,
-        }
-    }
-    context.skip();
-    true
 }
 
 /// Xorshift (Marsaglia): all that matters is that it repeats.

@@ -15,6 +15,8 @@ use crate::memory::Taken;
 #[cfg(feature = "oracle")]
 use crate::oracle;
 use crate::platform::{self, Counted};
+#[cfg(feature = "record")]
+use crate::record;
 #[cfg(feature = "trace")]
 use crate::trace;
 use crate::vm::{self, Vm};
@@ -56,6 +58,10 @@ pub enum StartupError {
     #[cfg(feature = "oracle")]
     #[error(transparent)]
     Oracle(#[from] oracle::OracleError),
+    /// Its writes were to be recorded.
+    #[cfg(feature = "record")]
+    #[error(transparent)]
+    Record(#[from] record::RecordError),
     /// There is less memory than it wants.
     #[error("the guest wants {wanted} MiB, but this machine has {free} MiB free: use a smaller --memory")]
     NoMemory {
@@ -100,6 +106,8 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     trace::begin(board, &features, &taken.free, taken.records.ranges())?;
     #[cfg(feature = "oracle")]
     oracle::begin(board, config.cpus)?;
+    #[cfg(feature = "record")]
+    record::begin(board, config.cpus)?;
     let mut frames = Frames::new(features);
     taken.free.into_iter().for_each(|range| frames.add(range));
     // Beside its RAM, in sections, a guest needs tables: they too may take whole sections apart.

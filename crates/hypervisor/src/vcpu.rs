@@ -14,11 +14,15 @@ use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar, ipa_from_par};
 
 use crate::log_calls::LogCalls;
 #[cfg(feature = "oracle")]
-use crate::oracle::{self, Oracle};
+use crate::oracle::Oracle;
 use crate::pmu::Counter;
 use crate::psci::{self, Reply};
+#[cfg(feature = "record")]
+use crate::record::Recorder;
 use crate::stats::{Meter, Purpose, Stats};
 use crate::sysreg::isb;
+#[cfg(any(feature = "oracle", feature = "record"))]
+use crate::translation_registers;
 use crate::vm::{End, Vm};
 use crate::world::{self, Context, Trap};
 use crate::{inject, power, read_sysreg, write_sysreg};
@@ -39,6 +43,8 @@ pub fn run(vm: &'static Vm, index: usize, entry: u64, argument: u64) -> ! {
         log: LogCalls::default(),
         #[cfg(feature = "oracle")]
         oracle: Oracle::planned(),
+        #[cfg(feature = "record")]
+        recorder: Recorder::planned(),
     };
     loop {
         vcpu.turn();
@@ -54,13 +60,15 @@ struct Vcpu {
     log: LogCalls,
     #[cfg(feature = "oracle")]
     oracle: Oracle,
+    #[cfg(feature = "record")]
+    recorder: Recorder,
 }
 
 /// Exception classes of ESR_EL2 (Arm ARM D23.2).
 mod class {
     pub const HVC: u64 = 0x16;
     pub const SMC: u64 = 0x17;
-    #[cfg(feature = "oracle")]
+    #[cfg(any(feature = "oracle", feature = "record"))]
     pub const SYSTEM_REGISTER: u64 = 0x18;
     pub const INSTRUCTION_ABORT: u64 = 0x20;
     pub const DATA_ABORT: u64 = 0x24;
@@ -86,6 +94,8 @@ impl Vcpu {
         self.answer(esr);
         #[cfg(feature = "oracle")]
         self.oracle.exit(self.vm);
+        #[cfg(feature = "record")]
+        self.recorder.exit(self.vm, esr);
     }
 
     #[inline(always)]
@@ -96,8 +106,8 @@ impl Vcpu {
         match esr >> 26 & 0x3f {
             class::DATA_ABORT | class::INSTRUCTION_ABORT => self.odd_abort(esr),
             class::HVC => self.call(),
-            #[cfg(feature = "oracle")]
-            class::SYSTEM_REGISTER if oracle::write_translation_register(esr, &mut self.context) => {}
+            #[cfg(any(feature = "oracle", feature = "record"))]
+            class::SYSTEM_REGISTER if translation_registers::write(esr, &mut self.context) => {}
             class::SMC => {
                 // Trapped before it was executed: the guest goes on behind it.
                 self.context.skip();
@@ -169,6 +179,8 @@ impl Vcpu {
     fn end(&mut self, end: End) -> ! {
         // What this exit cost until here is put down to it.
         self.meter.turn(read_sysreg!(ESR_EL2), self.stats);
+        #[cfg(feature = "record")]
+        self.recorder.tell(self.vm);
         self.vm.end(end)
     }
 }

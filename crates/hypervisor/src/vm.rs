@@ -192,8 +192,8 @@ pub fn hcr(features: &Features) -> u64 {
     const EN_SCXT: u64 = 1 << 53;
     const ATA: u64 = 1 << 56;
     let fwb = if features.forced_write_back { FWB } else { 0 };
-    // Each change of process comes to EL2, for the oracle to have its rounds in between.
+    // Each change of process comes to EL2, for the oracle and the recorder to have their rounds.
     const TVM: u64 = 1 << 26;
-    let tvm = if cfg!(feature = "oracle") { TVM } else { 0 };
+    let tvm = if cfg!(any(feature = "oracle", feature = "record")) { TVM } else { 0 };
     VM | SWIO | TSC | TIDCP | RW | APK | API | EN_SCXT | ATA | fwb | tvm
 }

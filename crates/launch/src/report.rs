@@ -18,6 +18,8 @@ pub struct Control {
     pub errors: Vec<String>,
     /// The figures.
     pub report: Report,
+    /// Pages that the guest wrote, as runs, round by round.
+    pub rounds: Vec<String>,
     /// How it ended: power-off, reset, panic, error, tests. `None`: it did not say so.
     pub end: Option<String>,
     /// A test image's answer to `list`.
@@ -64,6 +66,7 @@ impl Control {
                     self.report.set(key, value);
                 }
             }
+            control::ROUND => self.take_round(rest),
             control::END => self.end = Some(rest.to_owned()),
             control::TEST if !rest.is_empty() => {
                 let (name, expect) = split_word(rest);
@@ -76,6 +79,19 @@ impl Control {
                 self.failed.push((name.to_owned(), why.to_owned()));
             }
             _ => {}
+        }
+    }
+
+    /// The first line of a round that is new, or one more of the last.
+    fn take_round(&mut self, line: &str) {
+        let (number, runs) = split_word(line);
+        let Ok(number) = number.parse::<usize>() else { return };
+        if number == self.rounds.len() {
+            self.rounds.push(String::new());
+        }
+        if let Some(round) = self.rounds.get_mut(number) {
+            round.push_str(if round.is_empty() || runs.is_empty() { "" } else { " " });
+            round.push_str(runs);
         }
     }
 }
@@ -175,6 +191,13 @@ mod tests {
         assert_eq!(control.passed, ["map_page"]);
         assert_eq!(control.failed, [("split".to_owned(), "the entry was 0x3".to_owned())]);
         assert_eq!(control.end.as_deref(), Some("power-off"));
+    }
+
+    #[test]
+    fn a_round_may_have_several_lines() {
+        let text = "twofold:round 0 0+3 9+1\ntwofold:round 0 17+1\ntwofold:round 0\ntwofold:round 1\ntwofold:round 3 1+1\n\
+                    twofold:round x 1+1\ntwofold:round 2 5+2\n";
+        assert_eq!(Control::parse(text).rounds, ["0+3 9+1 17+1", "", "5+2"]);
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         step("clippy_machine", machine(cargo(workspace, &["clippy", "--all-targets"]), &["--", "-D", "warnings"])),
         step("clippy_hypervisor", clippy(workspace, build::HYPERVISOR)),
         step("clippy_hypervisor_with_trace", clippy(workspace, build::TRACING_HYPERVISOR)),
+        step("clippy_hypervisor_with_oracle", clippy(workspace, build::ORACLE_HYPERVISOR)),
+        step("clippy_hypervisor_with_recorder", clippy(workspace, build::RECORDING_HYPERVISOR)),
         step("clippy_guest", clippy(workspace, build::GUEST)),
         step("engine_builds_for_arm64_linux", {
             let mut check = cargo(workspace, &["check", "--package", "twofold-stage2", "--target"]);

@@ -27,7 +27,7 @@ impl Pattern {
             Self::Random => "random",
             Self::Sparse => "sparse 1 in 64",
             Self::Hot => "hot 1 %",
-            Self::Recorded(_) => "recorded",
+            Self::Recorded(recorded) => recorded.name(),
         }
     }
 

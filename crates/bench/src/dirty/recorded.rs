@@ -21,15 +21,27 @@ use anyhow::{Context, ensure};
 /// What a guest was seen to write.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Recorded {
+    name: &'static str,
     pages: u64,
     rounds: Vec<Vec<u32>>,
 }
 
 impl Recorded {
+    /// Redis under `redis-benchmark -t set` in Linux, as `recordings/README.md` tells.
+    pub fn redis() -> anyhow::Result<Self> {
+        let recorded = Self::parse(include_str!("../../recordings/redis.rounds")).context("recordings/redis.rounds")?;
+        Ok(Self { name: "redis", ..recorded })
+    }
+
     /// From a file.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         Self::parse(&text).with_context(|| format!("{} holds no recorded rounds", path.display()))
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &'static str {
+        self.name
     }
 
     /// Pages of the slot.
@@ -56,7 +68,7 @@ impl Recorded {
         let round = |(number, line)| parse_round(line, pages).with_context(|| format!("line {}", number + 2));
         let rounds = lines.enumerate().map(round).collect::<Result<Vec<_>, _>>()?;
         ensure!(!rounds.is_empty(), "there is no round in it");
-        Ok(Self { pages, rounds })
+        Ok(Self { name: "recorded", pages, rounds })
     }
 }
 
@@ -89,6 +101,14 @@ mod tests {
         assert_eq!(recorded.round(1), [0u32; 0]);
         assert_eq!(recorded.round(2), [5]);
         assert_eq!(recorded.round(3), [0u32; 0]);
+    }
+
+    #[test]
+    fn redis_wrote_in_each_round() {
+        let redis = Recorded::redis().unwrap();
+        assert_eq!(redis.name(), "redis");
+        let empty = (0..redis.rounds()).find(|round| redis.round(*round).is_empty());
+        assert_eq!(empty, None);
     }
 
     #[test]

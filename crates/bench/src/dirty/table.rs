@@ -88,9 +88,11 @@ fn measure(options: &DirtyTableOptions) -> anyhow::Result<Report> {
 
 fn patterns(options: &DirtyTableOptions) -> anyhow::Result<Vec<Pattern>> {
     let mut patterns = vec![Pattern::Sequential, Pattern::Random, Pattern::Sparse, Pattern::Hot];
-    if let Some(path) = &options.recorded {
-        patterns.push(Pattern::Recorded(Recorded::read(path)?));
-    }
+    let recorded = match &options.recorded {
+        Some(path) => Recorded::read(path)?,
+        None => Recorded::redis()?,
+    };
+    patterns.push(Pattern::Recorded(recorded));
     patterns.retain(|pattern| {
         options.only.is_empty() || options.only.iter().any(|part| pattern.name().contains(part.as_str()))
     });

@@ -35,7 +35,7 @@ const GROUP: u64 = 8;
 /// Rounds after which it is forgotten where there were faults.
 const MEMORY: u64 = 8;
 /// Rounds without a write after which a section's records end.
-const COLD: u8 = 16;
+const COLD: u8 = 64;
 /// So many looks pay for ending the records of a section: the entries' atomic accesses by reads of as many.
 const LOOKS: u64 = 32;
 /// Sections whose records end in a round although nothing pays for it.

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Writes of the guest to its translation registers, which trap (HCR_EL2.TVM) in images with the feature `oracle` or `record`.
+//!
+//! The GIC is the guest's, so no timer brings EL2 in. Who wants to look at the guest all the same comes by these: each change
+//! of process is one, wherever it is.
+
+use crate::world::Context;
+use crate::write_sysreg;
+
+/// Whether this is an exit for the write that Linux does once at each change of process: TTBR1_EL1, which has the ASID.
+#[cfg(feature = "record")]
+pub fn is_change_of_process(esr: u64) -> bool {
+    const SYSTEM_REGISTER: u64 = 0x18;
+    esr >> 26 & 0x3f == SYSTEM_REGISTER && esr & WITHOUT_RT == TTBR1
+}
+
+/// Does what a trapped write to one of the guest's translation registers was to do. Whether it was one.
+pub fn write(esr: u64, context: &mut Context) -> bool {
+    let register = (esr >> 5 & 0x1f) as usize;
+    let value = context.x.get(register).copied().unwrap_or(0);
+    // SAFETY: registers of the guest's own, which it writes by itself where nothing traps; EL2 uses none of them.
+    unsafe {
+        match esr & WITHOUT_RT {
+            SCTLR => write_sysreg!(SCTLR_EL1, value),
+            TTBR0 => write_sysreg!(TTBR0_EL1, value),
+            TTBR1 => write_sysreg!(TTBR1_EL1, value),
+            TCR => write_sysreg!(TCR_EL1, value),
+            AFSR0 => write_sysreg!(AFSR0_EL1, value),
+            AFSR1 => write_sysreg!(AFSR1_EL1, value),
+            ESR => write_sysreg!(ESR_EL1, value),
+            FAR => write_sysreg!(FAR_EL1, value),
+            MAIR => write_sysreg!(MAIR_EL1, value),
+            AMAIR => write_sysreg!(AMAIR_EL1, value),
+            CONTEXTIDR => write_sysreg!(CONTEXTIDR_EL1, value),
+            _ => return false,
+        }
+    }
+    context.skip();
+    true
+}
+
+/// Op0, Op2, Op1, CRn, CRm, and the direction: the syndrome without Rt.
+const fn write_to(crn: u64, crm: u64, op2: u64) -> u64 {
+    3 << 20 | op2 << 17 | crn << 10 | crm << 1
+}
+
+const WITHOUT_RT: u64 = 0x3f_fc1f;
+const SCTLR: u64 = write_to(1, 0, 0);
+const TTBR0: u64 = write_to(2, 0, 0);
+const TTBR1: u64 = write_to(2, 0, 1);
+const TCR: u64 = write_to(2, 0, 2);
+const AFSR0: u64 = write_to(5, 1, 0);
+const AFSR1: u64 = write_to(5, 1, 1);
+const ESR: u64 = write_to(5, 2, 0);
+const FAR: u64 = write_to(6, 0, 0);
+const MAIR: u64 = write_to(10, 2, 0);
+const AMAIR: u64 = write_to(10, 3, 0);
+const CONTEXTIDR: u64 = write_to(13, 0, 1);

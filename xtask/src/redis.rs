@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Debian's Redis for a guest: its server, its benchmark, and the libraries that they load.
+//!
+//! Which libraries those are, the programs say themselves (DT_NEEDED). Invariant: the cache is complete or not there, as
+//! the kernel's ([`fetch`](crate::fetch)).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, anyhow};
+use object::Endianness;
+use object::elf::DT_NEEDED;
+use object::read::elf::{ElfFile64, FileHeader};
+
+use crate::fetch::{self, Apt};
+use crate::workspace::Workspace;
+
+/// What goes into the initramfs.
+#[derive(Clone, Debug)]
+pub struct Redis {
+    /// Debian's version.
+    pub version: String,
+    /// Programs and libraries by their names in the initramfs: `bin/redis-server`, `lib/libc.so.6`.
+    pub files: BTreeMap<String, Vec<u8>>,
+}
+
+/// Redis from the cache, or from Debian where it is not there or `refresh` is asked for.
+pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Redis> {
+    let place = workspace.guest_cache().join(PLACE);
+    if let (false, Ok(redis)) = (refresh, Redis::read(&place)) {
+        return Ok(redis);
+    }
+    let cache = workspace.guest_cache();
+    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
+    let directory = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot write the cache")?;
+    let apt = Apt::new(directory.path())?;
+    // A source that fails need not be the one that has it.
+    let updated = apt.update();
+    let unpacked = apt.unpack_all(PACKAGE);
+    let (tree, version) = match (unpacked, updated) {
+        (Ok(unpacked), _) => unpacked,
+        (Err(_), Err(error)) | (Err(error), Ok(())) => return Err(error),
+    };
+    let redis = Redis { version, files: gather(&tree)? };
+    let new = directory.path().join("new");
+    redis.write(&new).context("cannot write the cache")?;
+    fetch::put(&new, &place, &directory.path().join("old"))?;
+    Ok(redis)
+}
+
+const PLACE: &str = "redis";
+const VERSION: &str = "version";
+const PACKAGE: &str = "redis-server";
+const PROGRAMS: [&str; 2] = ["redis-server", "redis-benchmark"];
+/// Where Debian has libraries, and the one that loads the others.
+const LIBRARIES: [&str; 4] = ["lib/aarch64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib", "usr/lib"];
+
+/// The programs, and whatever they load, from a tree of unpacked packages.
+fn gather(tree: &Path) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
+    let mut files = BTreeMap::new();
+    let mut wanted: Vec<_> = PROGRAMS.iter().map(|name| ("bin", (*name).to_owned())).collect();
+    while let Some((kind, name)) = wanted.pop() {
+        let path = format!("{kind}/{name}");
+        if files.contains_key(&path) {
+            continue;
+        }
+        let places: &[&str] = if kind == "bin" { &["usr/bin", "bin"] } else { &LIBRARIES };
+        let found = places.iter().map(|place| tree.join(place).join(&name)).find(|file| file.is_file());
+        let found = found.ok_or_else(|| anyhow!("{PACKAGE} and what it depends on have no {name}"))?;
+        let content = fs::read(&found).with_context(|| format!("cannot read {}", found.display()))?;
+        let needed = needed(&content).with_context(|| format!("{name} is no arm64 program"))?;
+        wanted.extend(needed.into_iter().map(|name| ("lib", name)));
+        files.insert(path, content);
+    }
+    Ok(files)
+}
+
+/// The libraries that a program or library names.
+fn needed(elf: &[u8]) -> anyhow::Result<Vec<String>> {
+    let file: ElfFile64<'_, Endianness> = ElfFile64::parse(elf)?;
+    let (endian, header) = (file.endian(), file.elf_header());
+    let table = header.sections(endian, elf)?.dynamic_table(endian, elf)?;
+    let names = table.iter().filter(|entry| entry.tag == DT_NEEDED).map(|entry| table.string(entry));
+    names.map(|name| Ok(String::from_utf8_lossy(name?).into_owned())).collect()
+}
+
+impl Redis {
+    fn read(place: &Path) -> anyhow::Result<Self> {
+        let version = fs::read_to_string(place.join(VERSION))?;
+        let mut files = BTreeMap::new();
+        for directory in ["bin", "lib"] {
+            for entry in fs::read_dir(place.join(directory))? {
+                let entry = entry?;
+                let name = entry.file_name().into_string().map_err(|name| anyhow!("{} is no name", name.display()))?;
+                files.insert(format!("{directory}/{name}"), fs::read(entry.path())?);
+            }
+        }
+        Ok(Self { version, files })
+    }
+
+    fn write(&self, place: &Path) -> anyhow::Result<()> {
+        for directory in ["bin", "lib"] {
+            fs::create_dir_all(place.join(directory))?;
+        }
+        for (name, content) in &self.files {
+            fs::write(place.join(name), content)?;
+        }
+        Ok(fs::write(place.join(VERSION), &self.version)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cached_is_what_was_fetched() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = [("bin/redis-server", "program"), ("lib/libc.so.6", "library")];
+        let files = files.map(|(name, content)| (name.to_owned(), content.as_bytes().to_vec()));
+        let redis = Redis { version: "5:7.0".to_owned(), files: files.into() };
+        redis.write(directory.path()).unwrap();
+        let read = Redis::read(directory.path()).unwrap();
+        assert_eq!((read.version, read.files), (redis.version, redis.files));
+        fs::remove_file(directory.path().join(VERSION)).unwrap();
+        assert!(Redis::read(directory.path()).is_err());
+    }
+
+    #[test]
+    fn a_program_names_its_libraries() {
+        let own = fs::read(std::env::current_exe().unwrap()).unwrap();
+        let needed = needed(&own).unwrap();
+        assert!(needed.iter().any(|name| name.starts_with("libc.so")), "{needed:?}");
+        assert!(super::needed(b"no ELF").is_err());
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = gather(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("no redis-"), "{error}");
+    }
+}
