@@ -24,7 +24,7 @@ use crate::{Descriptor, Error, Ipa, IpaRange, Level, Marked, Narrowed, Pending, 
 impl<P: Platform> Stage2<P> {
     /// Arms the pages that are mapped in `range`. What may be written stays so, and counts as dirty; what may not is clean
     /// from now on, and hardware may make it dirty: it is the caller who knows that the guest may write all of it. Blocks
-    /// stay as they are.
+    /// stay as they are. Who reads, with acquire, what the caller stores after this finds in its own passes what was armed.
     ///
     /// # Errors
     ///

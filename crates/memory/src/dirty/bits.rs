@@ -8,8 +8,11 @@
 //! one looks whether the bit above is set, whoever set the others: who set the first one may not have come to that. Who
 //! takes the last one clears the bit above, then looks at the word again.
 //!
-//! Ordering: setting is release, taking is acquire: who takes a bit sees what was done before it was set. That second look is
-//! a read-modify-write too, so it and a setter's have an order: it sees the bit, or the setter sees that the bit above went.
+//! Ordering: taking is acquire. What is to be seen by who takes a bit is behind a fence that its setter has executed: a full
+//! one ([`super`]), or that of the pass by which it armed, or took, what it tells of. So setting need not be a release. That
+//! second look is a read-modify-write too, so it and a setter's have an order: it sees the bit; or the setter, by acquire
+//! from that look's release, sees that the bit above went. All other looks are hints: what they miss stays set, and is found
+//! by the next search that comes after.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -48,11 +51,8 @@ impl Bits {
     /// Sets those of a word that are in `mask`.
     #[inline]
     pub(crate) fn set_in(&self, word: u64, mask: u64) {
-        self.words[word as usize].fetch_or(mask, Ordering::AcqRel);
-        let (above, bit) = (&self.above[(word / WORD) as usize], 1 << (word % WORD));
-        if above.load(Ordering::Relaxed) & bit == 0 {
-            above.fetch_or(bit, Ordering::Release);
-        }
+        self.words[word as usize].fetch_or(mask, Ordering::Acquire);
+        self.set_above(word);
     }
 
     /// Sets those of the 64 from `first` on, wherever that is in a word, that are in `mask`. What would be behind the last
@@ -82,16 +82,16 @@ impl Bits {
         }
     }
 
-    /// Whether a bit is set, as far as can be told.
+    /// Whether a bit is set: a hint.
     #[inline]
     pub(crate) fn is_set(&self, bit: u64) -> bool {
         self.word(bit / WORD) >> (bit % WORD) & 1 == 1
     }
 
-    /// The bits of a word.
+    /// The bits of a word: a hint.
     #[inline]
     pub(crate) fn word(&self, word: u64) -> u64 {
-        self.words[word as usize].load(Ordering::Acquire)
+        self.words[word as usize].load(Ordering::Relaxed)
     }
 
     /// Clears those of a word that are in `mask`, and tells which of them were set.
@@ -157,25 +157,35 @@ impl Bits {
     /// Clears all. Nobody sets any meanwhile whose loss matters; who sets others of the same word later is found.
     pub(crate) fn clear(&self) {
         for (number, above) in self.above.iter().enumerate() {
-            let mut left = above.fetch_and(0, Ordering::Acquire);
+            let mut left = above.fetch_and(0, Ordering::Relaxed);
             while left != 0 {
                 let word = number * WORD as usize + left.trailing_zeros() as usize;
-                self.words[word].store(0, Ordering::Relaxed);
+                // Release, as the look in `tidy`.
+                self.words[word].store(0, Ordering::Release);
                 left &= left - 1;
             }
         }
     }
 
     fn above(&self, above: u64) -> u64 {
-        self.above[above as usize].load(Ordering::Acquire)
+        self.above[above as usize].load(Ordering::Relaxed)
+    }
+
+    /// Sets the bit above a word, in which bits were set.
+    #[inline]
+    fn set_above(&self, word: u64) {
+        let (above, bit) = (&self.above[(word / WORD) as usize], 1 << (word % WORD));
+        if above.load(Ordering::Relaxed) & bit == 0 {
+            above.fetch_or(bit, Ordering::Relaxed);
+        }
     }
 
     /// Clears the bit above a word that was found empty, unless a bit of the word was set meanwhile.
     fn tidy(&self, word: u64) {
         let (above, bit) = (&self.above[(word / WORD) as usize], 1 << (word % WORD));
-        above.fetch_and(!bit, Ordering::Acquire);
-        if self.words[word as usize].fetch_or(0, Ordering::AcqRel) != 0 {
-            above.fetch_or(bit, Ordering::Release);
+        above.fetch_and(!bit, Ordering::Relaxed);
+        if self.words[word as usize].fetch_or(0, Ordering::Release) != 0 {
+            self.set_above(word);
         }
     }
 }

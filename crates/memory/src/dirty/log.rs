@@ -3,6 +3,8 @@
 //!
 //! Invariant: `running` is written by who holds `own`, and read by everybody. No start has the number of another one, so
 //! who decided something by one and finds the same after is not fooled by a stop and a start in between.
+//!
+//! Who finds that one runs, by acquire, finds its bits as the start left them.
 
 use alloc::boxed::Box;
 
@@ -87,7 +89,8 @@ impl Tracking {
 
     /// Nothing runs any more.
     pub(super) fn end(&self) {
-        self.running.store(0, Ordering::Release);
+        // Nothing is handed over by it.
+        self.running.store(0, Ordering::Relaxed);
     }
 }
 
