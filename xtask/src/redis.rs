@@ -2,7 +2,7 @@
 //! Debian's Redis for a guest: its server, its benchmark, and the libraries that they load.
 //!
 //! Which libraries those are, the programs say themselves (DT_NEEDED). Invariant: the cache is complete or not there, as
-//! the kernel's ([`fetch`](crate::fetch)).
+//! the kernel's ([`crate::fetch`]).
 
 use std::collections::BTreeMap;
 use std::fs;
