@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use twofold_launch::{Qemu, QemuError};
 
 use crate::output;
+use crate::steps::Steps;
 use crate::subprocess;
 
 /// The target of the bare-metal images: no FP or SIMD registers, which belong to the guest.
@@ -21,6 +22,16 @@ pub const ARM64_LINUX: &str = "aarch64-unknown-linux-gnu";
 /// Debian's package with `qemu-system-aarch64`.
 pub const QEMU_PACKAGE: &str = "qemu-system-arm";
 const APT_LISTS: &str = "/var/lib/apt/lists";
+
+/// What it takes to build an image and to start it, as a step of its own.
+pub fn tools(steps: &Steps) -> anyhow::Result<Qemu> {
+    steps.step("tools", || {
+        target(TARGET)?;
+        let qemu = qemu()?;
+        let words = format!("QEMU {}, Rust target {TARGET}", qemu.version());
+        Ok((qemu, words))
+    })
+}
 
 /// QEMU, installed by the system's package manager where it is missing.
 pub fn qemu() -> anyhow::Result<Qemu> {

@@ -28,12 +28,7 @@ use crate::workspace::Workspace;
 /// `cargo xtask record-redis`.
 pub fn command(workspace: &Workspace, options: &RecordOptions) -> anyhow::Result<ExitCode> {
     let steps = Steps::new(workspace.stop().clone());
-    let qemu = steps.step("tools", || {
-        install::target(install::TARGET)?;
-        let qemu = install::qemu()?;
-        let words = format!("QEMU {}, Rust target {}", qemu.version(), install::TARGET);
-        Ok((qemu, words))
-    })?;
+    let qemu = install::tools(&steps)?;
     steps.step("build", || {
         build::images(workspace, &[build::RECORDING_HYPERVISOR])?;
         Ok(((), "the hypervisor, with the recorder".to_owned()))

@@ -33,12 +33,7 @@ pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Ex
     let mode = Mode::new(options, terminal);
     refuse(options, mode, fetch::cached(workspace).map(|fetched| fetched.kernel))?;
     let steps = Steps::new(workspace.stop().clone());
-    let qemu = steps.step("tools", || {
-        install::target(install::TARGET)?;
-        let qemu = install::qemu()?;
-        let words = format!("QEMU {}, Rust target {}", qemu.version(), install::TARGET);
-        Ok((qemu, words))
-    })?;
+    let qemu = install::tools(&steps)?;
     steps.step("build", || {
         let (hypervisor, words) = match options.trace {
             Some(_) => (build::TRACING_HYPERVISOR, "the hypervisor, with a trace, and the bare-metal guest"),

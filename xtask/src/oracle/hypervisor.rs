@@ -81,12 +81,7 @@ impl std::fmt::Display for Found {
 
 /// Builds, fetches and boots what it takes, and says what was found. Trackers that the CPU has not are left out.
 pub fn run(workspace: &Workspace, plan: &Plan, steps: &Steps) -> anyhow::Result<Vec<Found>> {
-    let qemu = steps.step("tools", || {
-        install::target(install::TARGET)?;
-        let qemu = install::qemu()?;
-        let words = format!("QEMU {}, Rust target {}", qemu.version(), install::TARGET);
-        Ok((qemu, words))
-    })?;
+    let qemu = install::tools(steps)?;
     steps.step("build", || {
         build::images(workspace, &[build::ORACLE_HYPERVISOR])?;
         Ok(((), "the hypervisor, with the oracle".to_owned()))
