@@ -49,7 +49,7 @@ pub enum Command {
     /// Boots a guest under the hypervisor, from nothing: installs what is missing, builds, fetches
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunOptions),
-    /// Runs the suites: host, el2, linux
+    /// Runs the suites: host, el2, linux, proof
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestOptions),
     /// Checks a trace by its text alone: locks, break-before-make, flushes before tables are freed

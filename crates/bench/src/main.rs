@@ -8,6 +8,7 @@ mod arguments;
 mod clock;
 mod dirty;
 mod engine;
+mod features;
 mod machine;
 mod oracle;
 mod output;

@@ -14,23 +14,13 @@ use twofold_machine::program::{Ended, Exit, Instructions, Program};
 use twofold_memory::dirty::DirtyLog;
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind};
-use twofold_stage2::{Access, Attributes, Features, Geometry, Granule, Ipa, IpaRange, Level, Pa, Platform, Vmid};
+use twofold_stage2::{Access, Attributes, Geometry, Granule, Ipa, IpaRange, Level, Pa, Platform, Vmid};
+
+use crate::features::TODAY;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4 << 10;
 
-/// A CPU of today.
-const FEATURES: Features = Features {
-    vmid_bits: 16,
-    hardware_access_flag: true,
-    hardware_dirty_state: true,
-    forced_write_back: true,
-    tlbi_range: true,
-    tlbi_level_hint: true,
-    common_not_private: true,
-    instruction_cache_pipt: true,
-    ..Features::NONE
-};
 const RAM: Ipa = Ipa::new(0x4000_0000);
 const IPA_BITS: u32 = 40;
 /// Where the slot's memory would be, if there were any.
@@ -69,10 +59,10 @@ impl Guest {
 
     fn in_arena(arena: Arena, size: u64, frames: Pa) -> anyhow::Result<Self> {
         let arena = Arc::new(arena);
-        let machine = FastMachine::new(Arc::clone(&arena), FEATURES, 1)?;
-        let mut free = Frames::new(FEATURES);
+        let machine = FastMachine::new(Arc::clone(&arena), TODAY, 1)?;
+        let mut free = Frames::new(TODAY);
         free.add(arena.donate_part(0, table_bytes(size)).context("the arena is smaller than was asked for")?);
-        let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &FEATURES)?;
+        let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &TODAY)?;
         let platform = FastPlatform(Arc::clone(&machine));
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), free, Pages::Small)?;
         // As on a CPU that runs this guest.

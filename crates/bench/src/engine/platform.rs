@@ -13,20 +13,10 @@ use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use twofold_stage2::{Features, Pa, Record};
 
 use super::arena::Arena;
+use crate::features::TODAY;
 
-/// A CPU of today: all that spares TLB and cache maintenance.
-pub const FEATURES: Features = Features {
-    vmid_bits: 16,
-    hardware_access_flag: true,
-    hardware_dirty_state: true,
-    forced_write_back: true,
-    tlbi_range: true,
-    tlbi_level_hint: true,
-    common_not_private: true,
-    instruction_cache_pipt: true,
-    zero_block: ZERO_BLOCK as u64,
-    ..Features::NONE
-};
+/// A CPU of today, with the engine's own way to zero.
+pub const FEATURES: Features = Features { zero_block: ZERO_BLOCK as u64, ..TODAY };
 
 /// The same CPU without FEAT_S2FWB.
 pub const NOT_FORCED: Features = Features { forced_write_back: false, ..FEATURES };

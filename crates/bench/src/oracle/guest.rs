@@ -15,9 +15,10 @@ use twofold_machine::vm::Vm;
 use twofold_memory::dirty::DirtyLog;
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Pa, Vmid};
+use twofold_stage2::{Geometry, Granule, Ipa, Pa, Vmid};
 
 use super::random::Random;
+use crate::features::TODAY;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4 << 10;
@@ -44,25 +45,16 @@ const RAM: Ipa = Ipa::new(0x4000_0000);
 /// A slot of its own for the guest's stage-1 tables, which the guest does not write to.
 const TABLES: Ipa = Ipa::new(0x2000_0000);
 const MIB_2: u64 = 2 << 20;
-const FEATURES: Features = Features {
-    vmid_bits: 16,
-    hardware_access_flag: true,
-    hardware_dirty_state: true,
-    forced_write_back: true,
-    tlbi_range: true,
-    tlbi_level_hint: true,
-    ..Features::NONE
-};
 
 impl Guest {
     /// A guest whose pages all hold something. Its RAM begins on a boundary of 2 MiB or, as often, does not.
     pub fn new(random: &mut Random) -> anyhow::Result<Self> {
         let start = RAM + if random.once_in(2) { 0 } else { random.below(MIB_2 / PAGE) * PAGE };
         let arena = Arc::new(Arena::new(&ArenaOptions::new(24 * MIB_2, Backing::Anonymous))?);
-        let machine = FastMachine::new(arena, FEATURES, VCPUS)?;
-        let mut frames = Frames::new(FEATURES);
+        let machine = FastMachine::new(arena, TODAY, VCPUS)?;
+        let mut frames = Frames::new(TODAY);
         frames.add(machine.arena().donate());
-        let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES)?;
+        let geometry = Geometry::new(Granule::KIB_4, 40, &TODAY)?;
         let platform = FastPlatform(Arc::clone(&machine));
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest)?;
         let ram = |range| Slot { range, backing: twofold_memory::Backing::Ram, writable: true };

@@ -25,7 +25,7 @@ use core::ops::Range;
 
 use twofold_stage2::primitive::{Ordering, Word};
 
-use super::bits::{Bits, WORD};
+use super::bits::{Bits, WORD, zeroed};
 use super::options::SECTION;
 
 /// Faults in a round after which a table's 2 MiB are armed.
@@ -65,8 +65,8 @@ impl Heat {
     pub(super) fn new(pages: u64) -> Option<Self> {
         Some(Self {
             sections: Bits::new(pages.div_ceil(SECTION))?,
-            tables: counts(pages / TABLE_PAGES + 1)?,
-            groups: counts(pages / GROUP_PAGES + 1)?,
+            tables: zeroed(pages / TABLE_PAGES + 1)?,
+            groups: zeroed(pages / GROUP_PAGES + 1)?,
             round: Word::default(),
         })
     }
@@ -106,13 +106,6 @@ fn count(cell: &Word, round: u64) -> u64 {
     let new = if old >> 32 == round & u64::from(u32::MAX) { old + 1 } else { round << 32 | 1 };
     cell.store(new, Ordering::Relaxed);
     new & u64::from(u32::MAX)
-}
-
-fn counts(count: u64) -> Option<Box<[Word]>> {
-    let mut words = Vec::new();
-    words.try_reserve_exact(count as usize).ok()?;
-    words.resize_with(count as usize, Word::default);
-    Some(words.into_boxed_slice())
 }
 
 impl Cold {

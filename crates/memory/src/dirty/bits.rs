@@ -203,7 +203,8 @@ fn words_of(bits: u64) -> u64 {
     bits.div_ceil(WORD)
 }
 
-fn zeroed(count: u64) -> Option<Box<[Word]>> {
+/// So many words. `None` where there is no memory for them.
+pub(super) fn zeroed(count: u64) -> Option<Box<[Word]>> {
     let mut words = Vec::new();
     words.try_reserve_exact(count as usize).ok()?;
     words.resize_with(count as usize, Word::default);

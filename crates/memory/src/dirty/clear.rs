@@ -10,7 +10,7 @@ use core::ops::Range;
 use twofold_stage2::{IpaRange, Narrowed, Pending, Platform};
 
 use super::bits::WORD;
-use super::{DirtyLog, DirtyPages, Held, LEAST_CHUNK, LogError, Tracker};
+use super::{DirtyLog, DirtyPages, Held, LEAST_CHUNK, LogError, Tracker, join};
 use crate::frames::FRAME;
 
 impl<P: Platform> DirtyLog<'_, P> {
@@ -115,7 +115,7 @@ impl<P: Platform> Clearing<'_, '_, P> {
             let (stage2, ipa) = (&self.held.memory.stage2, self.held.ipa(first));
             let pending = if arms { stage2.arm_clean_mask(ipa, taken) } else { stage2.write_protect_mask(ipa, taken) };
             // What is not protected is not clear.
-            self.add(pending.inspect_err(|_| pages.set_in(word, taken))?);
+            join(&mut self.pending, pending.inspect_err(|_| pages.set_in(word, taken))?);
         }
         Ok(taken)
     }
@@ -147,7 +147,7 @@ impl<P: Platform> Clearing<'_, '_, P> {
         let stage2 = &self.held.memory.stage2;
         let range = self.addresses(&full);
         let pending = if self.full_is_armed { stage2.arm_clean(range) } else { stage2.write_protect(range) };
-        self.add(pending.inspect_err(|_| self.held.log.pages.set_run(full.start, full.end))?);
+        join(&mut self.pending, pending.inspect_err(|_| self.held.log.pages.set_run(full.start, full.end))?);
         Ok(())
     }
 
@@ -167,14 +167,5 @@ impl<P: Platform> Clearing<'_, '_, P> {
 
     fn addresses(&self, pages: &Range<u64>) -> IpaRange {
         self.held.ipa(pages.start)..self.held.ipa(pages.end)
-    }
-}
-
-impl<'l, P: Platform> Clearing<'l, '_, P> {
-    fn add(&mut self, pending: Pending<'l, P, Narrowed>) {
-        match &mut self.pending {
-            None => self.pending = Some(pending),
-            Some(all) => all.join(pending),
-        }
     }
 }

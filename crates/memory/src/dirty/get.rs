@@ -10,7 +10,7 @@ use twofold_stage2::{IpaRange, Marked, Narrowed, Pending, Platform};
 
 use super::bits::{WORD, inside};
 use super::options::SECTION;
-use super::{DirtyLog, DirtyPages, Held, LogError, Tracker};
+use super::{DirtyLog, DirtyPages, Held, LogError, Tracker, join};
 use crate::frames::FRAME;
 
 impl<P: Platform> DirtyLog<'_, P> {
@@ -160,14 +160,6 @@ impl<P: Platform> Held<'_, P> {
     fn sections(&self, sections: &Range<u64>) -> IpaRange {
         let (pages, count) = (self.running.section(), self.log.pages.count());
         self.ipa(sections.start * pages)..self.ipa((sections.end * pages).min(count))
-    }
-}
-
-/// One flush for all.
-fn join<'a, P: Platform>(all: &mut Option<Pending<'a, P, Narrowed>>, pending: Pending<'a, P, Narrowed>) {
-    match all {
-        None => *all = Some(pending),
-        Some(all) => all.join(pending),
     }
 }
 

@@ -51,7 +51,7 @@ mod pages;
 use core::ops::ControlFlow;
 
 use twofold_stage2::primitive::full_fence;
-use twofold_stage2::{Ipa, IpaRange, Level, LockGuard, Marked, Platform};
+use twofold_stage2::{Ipa, IpaRange, Level, LockGuard, Marked, Narrowed, Pending, Platform};
 
 use crate::frames::FRAME;
 use crate::guest::GuestMemory;
@@ -171,10 +171,7 @@ impl<'a, P: Platform> DirtyLog<'a, P> {
     /// Puts pages into the log, for who wrote to them past the guest's tables, and has done so: with a device's own access to
     /// memory, say. Whatever is outside the slot is of no importance, as is all of it while no log runs.
     pub fn mark(&self, range: IpaRange) {
-        full_fence();
-        if let (Some(log), Some(_)) = (self.slot.tracking.log(), self.slot.tracking.running()) {
-            log.mark(self.slot, &range);
-        }
+        self.memory.note_writes(self.slot, range);
     }
 
     fn held(&self) -> Result<Held<'a, P>, LogError> {
@@ -233,6 +230,14 @@ impl Log {
         if marked.level == Level::L3 {
             self.pages.set_from((marked.ipa - slot.range.start) / FRAME, marked.mask);
         }
+    }
+}
+
+/// One flush for all.
+fn join<'a, P: Platform>(all: &mut Option<Pending<'a, P, Narrowed>>, pending: Pending<'a, P, Narrowed>) {
+    match all {
+        None => *all = Some(pending),
+        Some(all) => all.join(pending),
     }
 }
 

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The CPU that is measured.
+
+use twofold_stage2::Features;
+
+/// A CPU of today: all that spares TLB and cache maintenance.
+pub const TODAY: Features = Features {
+    vmid_bits: 16,
+    hardware_access_flag: true,
+    hardware_dirty_state: true,
+    forced_write_back: true,
+    tlbi_range: true,
+    tlbi_level_hint: true,
+    common_not_private: true,
+    instruction_cache_pipt: true,
+    ..Features::NONE
+};
