@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A pass: what one vCPU does with its memory before it tells the host that it is done.
+//!
+//! Places are accessed one after the other, 8 bytes each: `outer_count` groups, `outer_stride` bytes apart, of `inner_count`
+//! places, `inner_stride` bytes apart. For each of them a number is drawn that decides whether it is written or read, as
+//! `dirty_log_perf_test` does; with `random_order` another one is drawn before, that decides which of the group's places it is,
+//! so some are accessed twice and some never. Numbers are drawn by Park and Miller's generator (CACM 31, 1988) with the
+//! multiplier 48271, which is also that test's: with its seed, the same pages are written.
+//!
+//! A [`Mailbox`] carries passes to a guest that shares nothing else with its host, and what came of them back.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// One pass of one vCPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Pass {
+    /// The first place: a guest's virtual address, a multiple of 8.
+    pub start: u64,
+    /// How many groups.
+    pub outer_count: u64,
+    /// Bytes from one group to the next.
+    pub outer_stride: u64,
+    /// Places in a group.
+    pub inner_count: u64,
+    /// Bytes from one place to the next.
+    pub inner_stride: u64,
+    /// What is written.
+    pub value: u64,
+    /// The generator's state: 1 to 2^31 - 2.
+    pub random: u64,
+    /// How many places of 100 are written; the others are read. 0 to 100.
+    pub write_percent: u64,
+    /// 0: in order. 1: each access is to a place of the group that is drawn.
+    pub random_order: u64,
+}
+
+/// One access of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Where.
+    pub va: u64,
+    /// Whether it is a write.
+    pub write: bool,
+}
+
+impl Pass {
+    /// Places one after the other, all of them written.
+    pub const fn writes(start: u64, count: u64, stride: u64) -> Self {
+        Self {
+            start,
+            outer_count: 1,
+            outer_stride: 0,
+            inner_count: count,
+            inner_stride: stride,
+            value: 1,
+            random: 1,
+            write_percent: 100,
+            random_order: 0,
+        }
+    }
+
+    /// Places one after the other, all of them read.
+    pub const fn reads(start: u64, count: u64, stride: u64) -> Self {
+        Self { write_percent: 0, ..Self::writes(start, count, stride) }
+    }
+
+    /// What it accesses, in order.
+    pub const fn accesses(&self) -> Accesses {
+        Accesses { pass: *self, outer: 0, inner: 0, random: Random(self.random) }
+    }
+}
+
+/// The accesses of a pass, one by one.
+#[derive(Clone, Debug)]
+pub struct Accesses {
+    pass: Pass,
+    outer: u64,
+    inner: u64,
+    random: Random,
+}
+
+impl Accesses {
+    /// The generator's state by now, for a pass that goes on from here.
+    pub const fn random(&self) -> u64 {
+        self.random.0
+    }
+}
+
+impl Iterator for Accesses {
+    type Item = Access;
+
+    #[inline]
+    fn next(&mut self) -> Option<Access> {
+        let pass = &self.pass;
+        if self.inner == pass.inner_count {
+            self.inner = 0;
+            self.outer += 1;
+        }
+        if self.outer >= pass.outer_count || pass.inner_count == 0 {
+            return None;
+        }
+        let place = if pass.random_order == 0 { self.inner } else { self.random.draw() % pass.inner_count };
+        let write = self.random.draw() % 100 < pass.write_percent;
+        self.inner += 1;
+        let offset = self.outer.wrapping_mul(pass.outer_stride).wrapping_add(place.wrapping_mul(pass.inner_stride));
+        Some(Access { va: pass.start.wrapping_add(offset), write })
+    }
+}
+
+/// Park and Miller's generator.
+#[derive(Clone, Copy, Debug)]
+struct Random(u64);
+
+impl Random {
+    #[inline]
+    fn draw(&mut self) -> u64 {
+        self.0 = self.0 * 48271 % ((1 << 31) - 1);
+        self.0
+    }
+}
+
+/// What a guest and its host share, in a page of the guest's that is in no log; little-endian.
+///
+/// The guest tells that it is done (`KVM`: an exit that nothing else leads to). The host then writes passes and their number,
+/// and lets it go on: it does them in order, leaves the generator's state in each, and tells again. With `repeat` it does them
+/// over and over, until `stop` is not 0, which it looks at after each group's end, and at each 64th access at least.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Mailbox {
+    /// How many passes there are: 1 to [`PASSES`].
+    pub count: u64,
+    /// 1: over and over.
+    pub repeat: u64,
+    /// Written by the host while the guest runs.
+    pub stop: u64,
+    /// Accesses that were done since the guest was last let go, counted while it runs.
+    pub done: u64,
+    /// The passes.
+    pub passes: [Pass; PASSES],
+}
+
+/// Passes that a guest does in one go, at most.
+pub const PASSES: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn places_are_accessed_in_order() {
+        let pass = Pass { outer_count: 2, outer_stride: 0x1000, ..Pass::writes(0x8000, 3, 8) };
+        let all: Vec<_> = pass.accesses().map(|access| access.va).collect();
+        assert_eq!(all, [0x8000, 0x8008, 0x8010, 0x9000, 0x9008, 0x9010]);
+        assert!(pass.accesses().all(|access| access.write));
+        assert!(Pass::reads(0x8000, 3, 8).accesses().all(|access| !access.write));
+        assert_eq!(Pass::writes(0, 0, 8).accesses().next(), None);
+    }
+
+    #[test]
+    fn a_share_of_the_places_is_written() {
+        let pass = Pass { write_percent: 25, ..Pass::writes(0, 100_000, 4096) };
+        let written = pass.accesses().filter(|access| access.write).count();
+        assert!((24_000..26_000).contains(&written), "{written}");
+    }
+
+    #[test]
+    fn random_places_are_inside_and_go_everywhere() {
+        let pass = Pass { random_order: 1, ..Pass::writes(0x8000, 1000, 16) };
+        let mut places: Vec<_> = pass.accesses().map(|access| access.va).collect();
+        assert_eq!(places.len(), 1000);
+        assert!(places.iter().all(|va| (0x8000..0x8000 + 16_000).contains(va) && va % 16 == 0));
+        places.sort_unstable();
+        places.dedup();
+        assert!((550..750).contains(&places.len()), "{}", places.len());
+    }
+
+    /// The generator's own check: after 10,000 numbers from 1 on (CACM 36, 1993, for this multiplier).
+    #[test]
+    fn the_generator_is_park_and_millers() {
+        let mut random = Random(1);
+        let last = (0..10_000).map(|_| random.draw()).last();
+        assert_eq!(last, Some(399_268_537));
+    }
+
+    #[test]
+    fn a_pass_goes_on_where_the_one_before_ended() {
+        let pass = Pass { write_percent: 50, ..Pass::writes(0, 64, 8) };
+        let mut first = pass.accesses();
+        first.by_ref().for_each(drop);
+        let second = Pass { random: first.random(), ..pass };
+        let long = Pass { inner_count: 128, ..pass };
+        let writes = |pass: &Pass| pass.accesses().map(|access| access.write).collect::<Vec<_>>();
+        assert_eq!(writes(&long)[64..], writes(&second));
+    }
+}
