@@ -43,7 +43,7 @@ pub enum Command {
     /// Measures others' code for the same job beside ours, in one run
     #[command(after_help = PEERS_HELP)]
     Peers(PeersOptions),
-    /// Records which pages Linux writes while `redis-benchmark -t set` runs in it, for `twofold-bench dirty-table`
+    /// Records which pages Linux writes while `redis-benchmark -t set` runs in it, for `twofold bench dirty-table`
     #[command(after_help = RECORD_HELP)]
     RecordRedis(RecordOptions),
     /// Boots a guest under the hypervisor, from nothing: installs what is missing, builds, fetches
@@ -390,7 +390,7 @@ deterministic mode a nanosecond of virtual time is an instruction, and equal ima
 Examples:
   cargo xtask record-redis
   cargo xtask record-redis --rounds 1000 --out redis.rounds
-  cargo run --release -p twofold-bench -- dirty-table --only recorded --recorded target/redis.rounds
+  cargo run --release -p twofold -- bench dirty-table --only recorded --recorded target/redis.rounds
 
 Environment:
   TWOFOLD_QEMU, TWOFOLD_APT_GET, TWOFOLD_GUEST_CACHE   as of `run`";

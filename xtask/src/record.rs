@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `cargo xtask record-redis`: which pages Linux writes while `redis-benchmark -t set` runs in it, round by round, as the
-//! hypervisor's own dirty log tells, in a file that `twofold-bench dirty-table --recorded` replays on the machine.
+//! hypervisor's own dirty log tells, in a file that `twofold bench dirty-table --recorded` replays on the machine.
 //!
 //! A round is from one change of process to the next. The benchmark has no end of its own: the guest switches itself off
 //! while it runs, and the rounds before that are the ones that are kept. Invariant: a file is there only when the guest's

@@ -4,17 +4,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use twofold_memory::dirty::Tracker;
-
-/// Measures Twofold, or puts it to the proof, and prints what comes out.
-#[derive(Debug, Parser)]
-#[command(version, propagate_version = true)]
-pub struct Arguments {
-    /// What to measure.
-    #[command(subcommand)]
-    pub command: Command,
-}
 
 /// What to measure.
 #[derive(Debug, Subcommand)]
@@ -194,9 +185,9 @@ Where there are two CPUs, two threads follow: their rate on one guest's tables b
 on the wall, so on a machine that does nothing else.
 
 Examples:
-  cargo run --release -p twofold-bench -- engine
-  cargo run --release -p twofold-bench -- engine --only map_pages,protect --runs 21
-  cargo run --release -p twofold-bench -- engine --size 1G --json engine.json
+  cargo run --release -p twofold -- bench engine
+  cargo run --release -p twofold -- bench engine --only map_pages,protect --runs 21
+  cargo run --release -p twofold -- bench engine --size 1G --json engine.json
   cargo xtask peers linux                    the same beside Linux's own code, in one run";
 
 const ORACLE_HELP: &str = "\
@@ -205,8 +196,8 @@ copied, and the log is stopped and started anew. Every few rounds all of them ar
 clean is compared with its copy. Only pages that were dirty in an earlier round count.
 
 Examples:
-  cargo run --release -p twofold-bench -- oracle --comparisons 1000000
-  cargo run --release -p twofold-bench -- oracle --tracker combined --seed 7
+  cargo run --release -p twofold -- bench oracle --comparisons 1000000
+  cargo run --release -p twofold -- bench oracle --tracker combined --seed 7
 
 A line for each tracker: `oracle: NAME: N compared, N re-dirtied, N lost`. Exit status: 1 where a page was lost.";
 
@@ -216,8 +207,8 @@ of one thread. Where an operation has a bar, it may take no longer; if one does,
 all that hardware may have recorded is twice what this machine takes to read the entries, measured in the same run.
 
 Examples:
-  cargo run --release -p twofold-bench -- dirty-costs
-  cargo run --release -p twofold-bench -- dirty-costs --only clear,get --runs 21 --json costs.json";
+  cargo run --release -p twofold -- bench dirty-costs
+  cargo run --release -p twofold -- bench dirty-costs --only clear,get --runs 21 --json costs.json";
 
 const DIRTY_TABLE_HELP: &str = "\
 A guest writes, and after each round somebody asks what it wrote and clears it, as for a live migration. Both are on one
@@ -232,20 +223,14 @@ that were written in it as runs FIRST+COUNT, or FIRST for one, ascending, with s
 whatever --writes and --rounds say, in a slot of their own, whatever --size says.
 
 Examples:
-  cargo run --release -p twofold-bench -- dirty-table
-  cargo run --release -p twofold-bench -- dirty-table --only sparse --exit-cost 0,800,3000
-  cargo run --release -p twofold-bench -- dirty-table --only recorded --recorded target/redis.rounds
-  cargo run --release -p twofold-bench -- dirty-table --size 4G --writes 10000 --tracker manual,hardware,adaptive";
+  cargo run --release -p twofold -- bench dirty-table
+  cargo run --release -p twofold -- bench dirty-table --only sparse --exit-cost 0,800,3000
+  cargo run --release -p twofold -- bench dirty-table --only recorded --recorded target/redis.rounds
+  cargo run --release -p twofold -- bench dirty-table --size 4G --writes 10000 --tracker manual,hardware,adaptive";
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Arguments::command().debug_assert();
-    }
 
     #[test]
     fn trackers_have_names() {

@@ -47,7 +47,7 @@ impl Record {
 
     /// Waits, and takes its time: CPUs that go through the same tables side by side would meet at each of them, and take
     /// the line from each other for every page. Who has waited for longer than the other needs for the rest of a table
-    /// is one table behind, and they do not meet again (`twofold-bench engine`: rows `sections` and `pages`).
+    /// is one table behind, and they do not meet again (`twofold bench engine`: rows `sections` and `pages`).
     #[cold]
     #[cfg_attr(feature = "checked", track_caller)]
     fn lock_slowly<P: Platform>(&self, platform: &P) -> Counts {

@@ -9,7 +9,7 @@
 //! * a read-modify-write where hardware may record a write (DBM), and wherever the old value counts.
 //!
 //! The accesses are as wide as an entry. Rows of eight are read and written one after the other with nothing between:
-//! that is as fast as this CPU's vectors, as memory is what they wait for (`twofold-bench engine`: `limit_read`).
+//! that is as fast as this CPU's vectors, as memory is what they wait for (`twofold bench engine`: `limit_read`).
 
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};

@@ -64,7 +64,7 @@ impl Control {
     /// How many pages the oracle finds lost.
     fn lost(&self, workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<u64> {
         let mut oracle = mutated(workspace, "run");
-        oracle.args(["--quiet", "--", "oracle", "--tracker", self.tracker.name()]);
+        oracle.args(["--quiet", "--", "bench", "oracle", "--tracker", self.tracker.name()]);
         oracle.args(["--comparisons", &options.comparisons.unwrap_or(COMPARISONS).to_string()]);
         oracle.args(options.seed.iter().flat_map(|seed| ["--seed".to_owned(), seed.to_string()]));
         match self.defect {

@@ -51,11 +51,11 @@ fn seed() -> anyhow::Result<u64> {
     }
 }
 
-/// What watches on the machine is `twofold-bench oracle`, which says what it found by itself.
+/// What watches on the machine is `twofold bench oracle`, which says what it found by itself.
 fn on_machine(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<ExitCode> {
     subprocess::show(&mut bench(workspace, "build"))?;
     let mut oracle = bench(workspace, "run");
-    oracle.args(["--quiet", "--", "oracle"]);
+    oracle.args(["--quiet", "--", "bench", "oracle"]);
     oracle.args(["--comparisons", &options.comparisons.unwrap_or(COMPARISONS).to_string()]);
     oracle.args(options.tracker.iter().flat_map(|tracker| ["--tracker", tracker.name()]));
     oracle.args(options.seed.iter().flat_map(|seed| ["--seed".to_owned(), seed.to_string()]));
@@ -72,6 +72,6 @@ const COMPARISONS: u64 = 10_000_000;
 /// Cargo with `command` on the bench, as fast as it can be.
 fn bench(workspace: &Workspace, command: &str) -> Command {
     let mut cargo = Command::new("cargo");
-    cargo.current_dir(workspace.root()).args([command, "--release", "--package", "twofold-bench"]);
+    cargo.current_dir(workspace.root()).args([command, "--release", "--package", "twofold"]);
     cargo
 }

@@ -48,7 +48,7 @@ pub fn command(workspace: &Workspace, options: &PeersOptions) -> anyhow::Result<
         let words = programs.compiler.clone();
         Ok((programs, words))
     })?;
-    let bench = steps.step("build", || Ok((turns::build_bench(workspace)?, "twofold-bench".to_owned())))?;
+    let bench = steps.step("build", || Ok((turns::build_bench(workspace)?, "twofold bench".to_owned())))?;
     let comparison = steps.step("measure", || {
         let sides = Sides { programs: &programs, bench: &bench, size };
         let rows = compare(&sides, &names, options.runs, workspace.stop())?;
@@ -85,7 +85,7 @@ impl Sides<'_> {
 
     fn ours(&self, count: bool) -> anyhow::Result<Process> {
         let what = if count { "count" } else { "time" };
-        Process::start(&self.bench.program, &["engine", "--size", &self.size.to_string(), "--steps", what])
+        Process::start(&self.bench.program, &["bench", "engine", "--size", &self.size.to_string(), "--steps", what])
     }
 }
 

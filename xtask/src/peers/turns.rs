@@ -30,11 +30,11 @@ pub fn build_bench(workspace: &Workspace) -> anyhow::Result<Bench> {
     let messages = subprocess::read(&mut cargo)?;
     let program = messages.lines().filter_map(executable).next_back();
     let program = program.with_context(|| format!("Cargo built no program of {PACKAGE}"))?;
-    let names = subprocess::read(Command::new(&program).args(["engine", "--list"]))?;
+    let names = subprocess::read(Command::new(&program).args(["bench", "engine", "--list"]))?;
     Ok(Bench { program, operations: names.lines().map(str::to_owned).collect() })
 }
 
-const PACKAGE: &str = "twofold-bench";
+const PACKAGE: &str = "twofold";
 
 /// The program that a message of Cargo's names, if it is ours.
 fn executable(message: &str) -> Option<PathBuf> {
@@ -169,8 +169,8 @@ mod tests {
 
     #[test]
     fn the_program_is_found_among_messages() {
-        let message = r#"{"reason":"compiler-artifact","executable":"/t/release/twofold-bench"}"#;
-        assert_eq!(executable(message), Some("/t/release/twofold-bench".into()));
+        let message = r#"{"reason":"compiler-artifact","executable":"/t/release/twofold"}"#;
+        assert_eq!(executable(message), Some("/t/release/twofold".into()));
         assert_eq!(executable(r#"{"reason":"build-finished","success":true}"#), None);
         assert_eq!(executable(r#"{"executable":"/t/release/other"}"#), None);
     }

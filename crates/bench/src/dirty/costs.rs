@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold-bench dirty-costs`: what each operation of the dirty log takes, beside what it may.
+//! `twofold bench dirty-costs`: what each operation of the dirty log takes, beside what it may.
 
 use std::process::ExitCode;
 
 use serde::Serialize;
 
 use super::guest::{Guest, PAGE};
-use super::quartiles::{Quartiles, short};
 use super::rows::{Bar, ROWS, Row};
 use crate::arguments::DirtyCostsOptions;
 use crate::engine::arena::Arena;
@@ -14,8 +13,9 @@ use crate::engine::limits::{LIMITS, Limit};
 use crate::engine::{progress, report};
 use crate::machine::Machine;
 use crate::output;
+use crate::statistics::{Quartiles, short};
 
-/// `twofold-bench dirty-costs`: a failure where a bar is missed.
+/// `twofold bench dirty-costs`: a failure where a bar is missed.
 pub fn command(options: &DirtyCostsOptions) -> anyhow::Result<ExitCode> {
     let size = options.size.bytes();
     let rows: Vec<&Row> = ROWS.iter().filter(|row| chosen(row.name, &options.only)).collect();

@@ -5,11 +5,9 @@
 //! Invariant: one thread does everything, guest and collector in turn, and its CPU time is what is told: what is moved from one
 //! of them to the other stays in the sum. What is measured together takes turns, run by run.
 
-mod bootstrap;
 mod costs;
 mod guest;
 mod patterns;
-mod quartiles;
 mod recorded;
 mod rows;
 mod shown;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Which pages a guest writes in each round.
 
-use super::bootstrap::Random;
 use super::recorded::Recorded;
+use crate::statistics::Random;
 
 /// A way to write to memory.
 #[derive(Debug)]

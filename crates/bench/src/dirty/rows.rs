@@ -7,9 +7,9 @@
 use anyhow::{Context, ensure};
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 
-use super::bootstrap::Random;
 use super::guest::Guest;
 use crate::clock::Moment;
+use crate::statistics::Random;
 
 /// A row.
 pub struct Row {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The table of trackers, for people.
 
-use super::quartiles::short;
 use super::table::{Report, Row};
 use crate::engine::report::table;
+use crate::statistics::short;
 
 /// All of it.
 pub fn shown(report: &Report) -> String {

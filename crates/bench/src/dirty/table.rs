@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold-bench dirty-table`: trackers against ways to write.
+//! `twofold bench dirty-table`: trackers against ways to write.
 
 use std::process::ExitCode;
 
 use serde::Serialize;
 use twofold_memory::dirty::Tracker;
 
-use super::bootstrap::Ratio;
 use super::guest::{Guest, PAGE};
 use super::patterns::Pattern;
-use super::quartiles::Quartiles;
 use super::recorded::Recorded;
 use super::shown;
 use super::span::Span;
@@ -17,8 +15,9 @@ use crate::arguments::DirtyTableOptions;
 use crate::engine::progress;
 use crate::machine::Machine;
 use crate::output;
+use crate::statistics::{Quartiles, Ratio};
 
-/// `twofold-bench dirty-table`: a failure where adaptive is neither best nor as good.
+/// `twofold bench dirty-table`: a failure where adaptive is neither best nor as good.
 pub fn command(options: &DirtyTableOptions) -> anyhow::Result<ExitCode> {
     let report = measure(options)?;
     output::line(&shown::shown(&report))?;

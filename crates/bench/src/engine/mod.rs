@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold-bench engine`: the stage-2 engine on this CPU.
+//! `twofold bench engine`: the stage-2 engine on this CPU.
 //!
 //! Tables in real memory, no guest memory, instructions of the architecture for free; one thread, and at the end two
 //! (module `threads`). Invariant: all operations take turns, one run of each after the other, so that none of them has
@@ -31,7 +31,7 @@ use report::{Configuration, Measured, Report};
 use row::{PerUnit, Row};
 use visits::Visits;
 
-/// `twofold-bench engine`.
+/// `twofold bench engine`.
 pub fn command(options: &EngineOptions) -> anyhow::Result<()> {
     let size = options.size.bytes();
     if options.list {

@@ -5,7 +5,6 @@
 //! After some rounds the log is stopped, some blocks are put together, and it is started anew, in another way: so blocks are
 //! split and put together all the time.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use super::crew::Crew;
 use super::guest::{Guest, PAGES};
 use super::random::Random;
 use super::shadow::{Lost, Shadow, Tally};
+use crate::stop::Stop;
 
 /// The order in which a page is cleared and copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +55,8 @@ impl<'a> Collector<'a> {
     }
 
     /// Goes on until so many pages were compared, or `stop` is set; `progress` is told after each comparison how many.
-    pub fn run(mut self, comparisons: u64, stop: &AtomicBool, progress: impl Fn(u64)) -> anyhow::Result<Tally> {
-        while self.tally.compared < comparisons && !stop.load(Ordering::Relaxed) {
+    pub fn run(mut self, comparisons: u64, stop: &Stop, progress: impl Fn(u64)) -> anyhow::Result<Tally> {
+        while self.tally.compared < comparisons && !stop.is_requested() {
             self.start()?;
             // More than the tracker waits for with what is cold.
             for _ in 0..self.random.of_any_size(7) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold-bench oracle`: whether a dirty log misses a write.
+//! `twofold bench oracle`: whether a dirty log misses a write.
 //!
 //! A copy of a guest's memory is kept by what the log tells alone, while vCPUs and a device write without pause. Every few
 //! rounds all of them are held, and each page that the log calls clean is compared with its copy, byte by byte. Only pages
@@ -14,8 +14,6 @@ mod shadow;
 mod writer;
 
 use std::cell::Cell;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
@@ -24,6 +22,7 @@ use twofold_memory::dirty::Tracker;
 
 use crate::arguments::OracleOptions;
 use crate::output;
+use crate::stop::Stop;
 
 use collector::{Collector, Order};
 use crew::Crew;
@@ -31,11 +30,9 @@ use guest::Guest;
 use random::Random;
 use shadow::{Lost, Tally};
 
-/// `twofold-bench oracle`.
+/// `twofold bench oracle`.
 pub fn command(options: &OracleOptions) -> anyhow::Result<()> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let on_signal = Arc::clone(&stop);
-    ctrlc::set_handler(move || on_signal.store(true, Ordering::Relaxed))?;
+    let stop = Stop::on_signal()?;
     let seed = options.seed.map_or_else(any_seed, Ok)?;
     let chosen = options.tracker.as_ref().map(|tracker| tracker.0);
     let trackers = Tracker::ALL.into_iter().filter(|tracker| chosen.is_none_or(|chosen| chosen == *tracker));
@@ -45,7 +42,7 @@ pub fn command(options: &OracleOptions) -> anyhow::Result<()> {
         let Tally { compared, redirtied, lost: here } = tally;
         output::line(&format!("oracle: {}: {compared} compared, {redirtied} re-dirtied, {here} lost", tracker.name()))?;
         lost += here;
-        if stop.load(Ordering::Relaxed) {
+        if stop.is_requested() {
             bail!("stopped");
         }
     }
@@ -58,7 +55,7 @@ pub fn command(options: &OracleOptions) -> anyhow::Result<()> {
 }
 
 /// Has one tracker watch a new guest.
-fn judge(tracker: Tracker, options: &OracleOptions, seed: u64, stop: &AtomicBool) -> anyhow::Result<Tally> {
+fn judge(tracker: Tracker, options: &OracleOptions, seed: u64, stop: &Stop) -> anyhow::Result<Tally> {
     let order = if options.copy_first { Order::CopyFirst } else { Order::ClearFirst };
     let mut random = Random::new(seed, COLLECTOR);
     let guest = Guest::new(&mut random)?;
@@ -119,7 +116,7 @@ mod tests {
         let print = |round: u64, lost: &Lost| println!("round {round}: {lost:?}");
         let collect = |crew: &Crew| {
             let collector = Collector::new((&guest, crew), (tracker, order), random, &print)?;
-            collector.run(comparisons, &AtomicBool::new(false), |_| {})
+            collector.run(comparisons, &Stop::never(), |_| {})
         };
         Crew::with(&guest, seed, collect).unwrap()
     }

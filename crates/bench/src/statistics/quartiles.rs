@@ -32,7 +32,7 @@ impl Quartiles {
 }
 
 /// What `part` of some sorted numbers is below, between two of them by their distance.
-pub fn between(sorted: &[f64], part: f64) -> f64 {
+pub(super) fn between(sorted: &[f64], part: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
     let at = part * last as f64;
     let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
