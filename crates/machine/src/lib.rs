@@ -4,7 +4,9 @@
 
 pub mod arena;
 pub mod fast;
+pub mod guest_tables;
 pub mod interrupts;
+pub mod passes;
 pub mod program;
 mod tlbi;
 #[cfg(feature = "unforgiving")]

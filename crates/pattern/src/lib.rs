@@ -2,6 +2,7 @@
 //! What the guests of the experiments do, the same wherever they run: on the hosted machine, under the hypervisor, under KVM.
 //!
 //! * [`mode`]: guest modes, by the names and numbers of KVM's selftests.
+//! * [`stage1`]: their tables.
 //! * [`pass`]: one pass of a vCPU over memory, access by access.
 //!
 //! Invariant: what a pass accesses follows from its fields alone. So two machines that were given the same passes have the
@@ -14,3 +15,4 @@ extern crate std;
 
 pub mod mode;
 pub mod pass;
+pub mod stage1;

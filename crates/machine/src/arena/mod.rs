@@ -19,6 +19,7 @@ mod error;
 mod mapping;
 mod system;
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -115,6 +116,12 @@ impl Arena {
     #[inline]
     pub fn pa_of(&self, address: usize) -> Option<Pa> {
         Some(self.base + self.memory.offset_of(address)?)
+    }
+
+    /// Where the arena is mapped, first address and end.
+    pub(crate) fn addresses(&self) -> Range<usize> {
+        let start = self.memory.at(0).map_or(0, |start| start.addr().get());
+        start..start + self.memory.size() as usize
     }
 
     /// Whether other physical addresses have the same frame.

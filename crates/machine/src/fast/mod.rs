@@ -44,11 +44,14 @@
 //!
 //! # What it does not tell
 //!
-//! A block takes as many entries as the guest uses pages of it, where real TLBs have one for all. A walk costs what
-//! software takes for it. With stage 1 off, a flush costs a guest the entries that it names; CPUs may drop more at
-//! `VMALLE1`.
+//! A block, and a page of 16 or 64 KiB of the guest's own, takes as many entries as the guest uses pages of it, where real
+//! TLBs have one for all. A walk costs what software takes for it. Cleaning a cache costs nothing, unless the machine is
+//! made with the host's ([`HostCaches`]). With stage 1 off, a flush costs a guest the entries that it names; CPUs may drop
+//! more at `VMALLE1`.
 
+mod caches;
 mod cpu;
+mod patience;
 mod platform;
 #[cfg(test)]
 mod tests;
@@ -64,6 +67,7 @@ use twofold_stage2::Features;
 
 use crate::arena::Arena;
 use crate::tlbi::Reach;
+pub use caches::HostCaches;
 use cpu::Cpu;
 pub use platform::FastPlatform;
 pub use vcpu::{FastVcpu, VcpuError};
@@ -78,6 +82,8 @@ pub struct FastMachine {
     cpus: Box<[Arc<Cpu>]>,
     /// Whether the kernel executes barriers on other CPUs for this process.
     membarrier: bool,
+    /// What cleaning is done by; `None`: it is nothing.
+    caches: Option<HostCaches>,
 }
 
 /// More CPUs than make sense, or none.
@@ -110,22 +116,42 @@ impl CpusError {
 }
 
 impl FastMachine {
-    /// So many CPUs with these features, over this memory.
+    /// So many CPUs with these features, over this memory. Cleaning a cache is for free.
     ///
     /// # Errors
     ///
     /// More CPUs than make sense.
     pub fn new(arena: Arc<Arena>, features: Features, cpus: usize) -> Result<Arc<Self>, CpusError> {
-        CpusError::check(cpus)?;
-        let membarrier = membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
-        Ok(Self::with(arena, features, cpus, membarrier))
+        Self::with_caches(arena, features, cpus, None)
     }
 
-    fn with(arena: Arc<Arena>, features: Features, cpus: usize, membarrier: bool) -> Arc<Self> {
+    /// The same, where the engine's cleaning of a line is the host's of that memory: it takes the time that it takes.
+    ///
+    /// # Errors
+    ///
+    /// More CPUs than make sense.
+    pub fn with_caches(
+        arena: Arc<Arena>,
+        features: Features,
+        cpus: usize,
+        caches: Option<HostCaches>,
+    ) -> Result<Arc<Self>, CpusError> {
+        CpusError::check(cpus)?;
+        let membarrier = membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
+        Ok(Self::with(arena, features, cpus, caches, membarrier))
+    }
+
+    fn with(
+        arena: Arc<Arena>,
+        features: Features,
+        cpus: usize,
+        caches: Option<HostCaches>,
+        membarrier: bool,
+    ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let cpus = (0..cpus).map(|_| Arc::new(Cpu::new(!membarrier))).collect();
-        Arc::new(Self { id, arena, features, cpus, membarrier })
+        Arc::new(Self { id, arena, features, cpus, membarrier, caches })
     }
 
     /// The memory.
@@ -136,6 +162,11 @@ impl FastMachine {
     /// What the CPUs can do.
     pub fn features(&self) -> &Features {
         &self.features
+    }
+
+    /// What cleaning a line is done by; `None` where it is for free.
+    pub fn caches(&self) -> Option<&HostCaches> {
+        self.caches.as_ref()
     }
 
     /// How many CPUs there are.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The fast machine as the engine's platform: TLBIs and barriers reach the vCPUs' TLBs, caches are coherent.
+//! The fast machine as the engine's platform: TLBIs and barriers reach the vCPUs' TLBs; caches are coherent, and their
+//! cleaning is nothing, or the host's own.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::thread;
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::{Pa, Platform, Record};
@@ -18,6 +18,15 @@ use crate::tlbi::{Reach, Which};
 pub struct FastPlatform(pub Arc<FastMachine>);
 
 impl FastPlatform {
+    /// Cleans the lines of a range, by the host's caches where the machine has them.
+    fn clean(&self, start: usize, size: u64) {
+        if let Some(caches) = &self.0.caches {
+            let range = start..start.saturating_add(size as usize);
+            // SAFETY: the arena is mapped as long as the machine, from page to page.
+            unsafe { caches.clean(range, self.0.arena.addresses()) };
+        }
+    }
+
     fn thread<R>(&self, body: impl FnOnce(&Thread) -> R) -> R {
         Thread::with(self.0.id, body)
     }
@@ -49,6 +58,10 @@ unsafe impl Platform for FastPlatform {
     }
 
     fn dsb(&self, domain: Domain) {
+        self.thread(Thread::goes_on);
+        if let (Some(caches), Domain::Ish | Domain::Nsh) = (&self.0.caches, domain) {
+            caches.barrier();
+        }
         match domain {
             Domain::IshSt | Domain::NshSt => fence(Ordering::Release),
             Domain::Nsh => fence(Ordering::SeqCst),
@@ -62,14 +75,20 @@ unsafe impl Platform for FastPlatform {
     fn isb(&self) {}
 
     unsafe fn dc(&self, operation: Dc, address: usize) {
-        if operation == Dc::Zva {
-            self.zero(address, self.0.features.zero_block);
+        match operation {
+            Dc::Zva => self.zero(address, self.0.features.zero_block),
+            // The line of the guest's CPU, which the host may have several of.
+            Dc::Civac => {
+                let line = self.0.features.data_line;
+                self.clean(address & !(line as usize - 1), line);
+            }
         }
     }
 
     unsafe fn dc_lines(&self, operation: Dc, start: usize, size: u64, _: u64) {
-        if operation == Dc::Zva {
-            self.zero(start, size);
+        match operation {
+            Dc::Zva => self.zero(start, size),
+            Dc::Civac => self.clean(start, size),
         }
     }
 
@@ -96,7 +115,7 @@ unsafe impl Platform for FastPlatform {
     }
 
     /// There may be more CPUs than the system has: whoever is waited for gets one.
-    fn pause(&self, _: u32) {
-        thread::yield_now();
+    fn pause(&self, yields: u32) {
+        self.thread(|thread| thread.wait(yields));
     }
 }

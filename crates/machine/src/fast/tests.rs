@@ -6,16 +6,18 @@ use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
-use twofold_stage2::platform::{Domain, Tlbi};
+use twofold_stage2::platform::{Dc, Domain, Tlbi};
 use twofold_stage2::{
     Access, Attributes, Geometry, Granule, Ipa, Level, Pa, Platform, Stage2, TablePage, TableSource, Unwatched, Vmid,
 };
 
 use super::cpu::{EXECUTE, NEVER, Page, READ, WRITE};
+use super::patience::Patience;
+use super::thread::Thread;
 use super::*;
 use crate::arena::{ArenaOptions, Backing};
 use crate::interrupts::Interrupts;
-use crate::program::{Exit, Instructions};
+use crate::program::{Ended, Exit, Instructions, Program};
 use crate::tlbi::Which;
 
 const FEATURES: Features = Features { vmid_bits: 16, tlbi_level_hint: true, tlbi_range: true, ..Features::NONE };
@@ -27,7 +29,7 @@ const VA: u64 = 0x1_0000;
 fn machine(cpus: usize, membarrier: bool) -> Arc<FastMachine> {
     let arena = Arena::new(&ArenaOptions::new(4 << 20, Backing::Anonymous)).unwrap();
     let registered = rustix::thread::membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
-    FastMachine::with(Arc::new(arena), FEATURES, cpus, membarrier && registered)
+    FastMachine::with(Arc::new(arena), FEATURES, cpus, None, membarrier && registered)
 }
 
 fn page(machine: &FastMachine) -> Result<Page, ()> {
@@ -201,6 +203,68 @@ fn again<R>(mut instruction: impl FnMut() -> Result<R, Exit>) -> R {
             Err(Exit::Abort(_)) => thread::yield_now(),
             Err(exit) => panic!("{exit:?}"),
         }
+    }
+}
+
+/// All of the arena is cleaned and nothing beside it, where nothing is mapped; and no data changes.
+#[test]
+fn cleaning_by_the_host_changes_nothing_and_stays_in_the_arena() {
+    // Hosts without an instruction for it have nothing to test.
+    let Some(caches) = HostCaches::find() else { return };
+    let arena = Arc::new(Arena::new(&ArenaOptions::new(2 << 20, Backing::Anonymous)).unwrap());
+    let machine = FastMachine::with_caches(Arc::clone(&arena), FEATURES, 1, Some(caches)).unwrap();
+    assert_eq!(machine.caches(), Some(&caches));
+    let (platform, addresses) = (FastPlatform(machine), arena.addresses());
+    let word = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..arena.dense() / 8).for_each(|number| arena.store(RAM + number * 8, word(number)).unwrap());
+    let (start, size) = (addresses.start, addresses.len());
+    // As wide as frames can be, and a frame of a device, which is at an address of nothing.
+    for (start, size) in [(start, size), (start - 4096, size + 8192), (start + size, 4096), (8, 4096), (8, start)] {
+        // SAFETY: cleaning changes no data, and beyond the arena there is none.
+        unsafe { platform.dc_lines(Dc::Civac, start, size as u64, 4096) };
+        platform.dsb(Domain::Ish);
+    }
+    // SAFETY: as above.
+    unsafe { platform.dc(Dc::Civac, start + 40) };
+    platform.dsb(Domain::Nsh);
+    for number in 0..arena.dense() / 8 {
+        assert_eq!(arena.load(RAM + number * 8), Some(word(number)));
+    }
+    // SAFETY: the arena is mapped.
+    let cleaned = unsafe { caches.clean(start - 1..start + size + 1, addresses.clone()) };
+    assert_eq!(cleaned, size / caches.line());
+    // SAFETY: as above.
+    assert_eq!(unsafe { caches.clean(0..start, addresses) }, 0);
+}
+
+/// A thread that waits long in one call is as patient as ever in the next.
+#[test]
+fn whoever_does_anything_else_waits_anew() {
+    struct Nothing;
+    impl Program for Nothing {
+        fn run<C: Instructions>(&mut self, _: &mut C) -> Result<Ended, Exit> {
+            Ok(Ended)
+        }
+    }
+    let machine = machine(1, true);
+    let platform = FastPlatform(Arc::clone(&machine));
+    let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+    let root = machine.arena().donate().root(RAM, &geometry).unwrap();
+    let stage2 = Stage2::new(platform.clone(), FEATURES, geometry, Vmid::new(VMID), root).unwrap();
+    let registers = (stage2.vttbr(), stage2.vtcr());
+    let mut vcpu = FastVcpu::new(&machine, 0, registers, Arc::new(Interrupts::new())).unwrap();
+    let is_new = || Thread::with(machine.id, |thread| thread.patience.get() == Patience::NEW);
+    let mut run = || assert_eq!(vcpu.run(&mut Nothing), Ok(Ended));
+    for instruction in
+        [&mut || platform.dsb(Domain::IshSt), &mut || platform.dsb(Domain::Ish), &mut run] as [&mut dyn FnMut(); 3]
+    {
+        platform.pause(1);
+        platform.pause(1);
+        assert!(!is_new());
+        instruction();
+        assert!(is_new());
+        platform.pause(128);
+        assert!(is_new(), "a lock");
     }
 }
 

@@ -7,12 +7,16 @@
 
 use std::cell::Cell;
 
+use super::patience::Patience;
+
 /// This thread's own.
 pub(super) struct Thread {
     machine: Cell<u64>,
     vttbr: Cell<u64>,
     cpu: Cell<Option<usize>>,
     told: Cell<u64>,
+    /// What is left of it since it last did anything but wait.
+    pub(super) patience: Cell<Patience>,
 }
 
 impl Thread {
@@ -21,7 +25,13 @@ impl Thread {
     pub(super) fn with<R>(machine: u64, body: impl FnOnce(&Self) -> R) -> R {
         thread_local! {
             static THIS: Thread = const {
-                Thread { machine: Cell::new(0), vttbr: Cell::new(0), cpu: Cell::new(None), told: Cell::new(0) }
+                Thread {
+                    machine: Cell::new(0),
+                    vttbr: Cell::new(0),
+                    cpu: Cell::new(None),
+                    told: Cell::new(0),
+                    patience: Cell::new(Patience::NEW),
+                }
             };
         }
         THIS.with(|this| {
@@ -53,6 +63,17 @@ impl Thread {
     pub(super) fn set_cpu(&self, cpu: usize, vttbr: u64) {
         self.cpu.set(Some(cpu));
         self.vttbr.set(vttbr);
+        self.goes_on();
+    }
+
+    /// Waits for another thread, the longer the more often it did in a row.
+    pub(super) fn wait(&self, yields: u32) {
+        self.patience.set(self.patience.get().wait(yields));
+    }
+
+    /// It has not waited in vain, or not at all.
+    pub(super) fn goes_on(&self) {
+        self.patience.set(Patience::NEW);
     }
 
     /// The CPUs that its next barrier waits for, a bit for each.

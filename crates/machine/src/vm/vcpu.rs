@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::NOBODY;
 use crate::interrupts::Interrupts;
-use crate::program::State;
+use crate::program::{Stage1Registers, State};
 
 /// A vCPU with its program.
 #[derive(Debug)]
@@ -28,6 +28,13 @@ impl<P> Vcpu<P> {
         Self { program, state: State::default(), number: NEXT.fetch_add(1, Ordering::Relaxed), interrupts }
     }
 
+    /// The same with its stage 1 set up as whoever loads the guest wants it to begin.
+    #[must_use]
+    pub fn with_stage1(mut self, registers: Stage1Registers) -> Self {
+        self.state.stage1 = registers;
+        self
+    }
+
     /// Its number, which no other vCPU of this process has.
     pub fn number(&self) -> u32 {
         self.number
@@ -36,6 +43,11 @@ impl<P> Vcpu<P> {
     /// Its program, as far as it got.
     pub fn program(&self) -> &P {
         &self.program
+    }
+
+    /// The same, to have it do something else when it is run again.
+    pub fn program_mut(&mut self) -> &mut P {
+        &mut self.program
     }
 
     /// Its registers, and what the hypervisor has left in them.

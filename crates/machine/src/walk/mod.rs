@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Table walks of the 4 KiB granule as hardware does them, written from the manual (Arm ARM D8.2, D8.3) and not from
-//! the engine: all they know is the values of registers, and what is in memory.
+//! Table walks as hardware does them, written from the manual (Arm ARM D8.2, D8.3) and not from the engine: all they
+//! know is the values of registers, and what is in memory. Stage 2 is of the 4 KiB granule, stage 1 of any.
 //!
 //! Invariant: a walk keeps nothing between calls. Each descriptor comes from its caller, who decides which of the
 //! values that were ever there is seen, and each update goes through its caller's compare-and-exchange.
 #![allow(dead_code, reason = "who calls the walks is still to come")]
 
+mod granule;
 pub(crate) mod stage1;
 pub(crate) mod stage2;
 pub(crate) mod syndrome;
 
 use core::ops::Deref;
 
+use granule::{Granule, Shape};
 pub(crate) use twofold_stage2::fault::AccessKind;
 
 /// An access as the tables judge it.
@@ -119,52 +121,18 @@ impl<E> Deref for Tables<E> {
     }
 }
 
-/// Bytes that a descriptor found at `level` covers.
+/// Bytes that a descriptor of stage 2 found at `level` covers.
 pub(crate) const fn span(level: u8) -> u64 {
-    1 << span_shift(level)
+    STAGE2.span(level)
 }
 
-const fn span_shift(level: u8) -> u32 {
-    39 - 9 * level as u32
-}
+/// The granule of stage 2, whatever a guest has for its stage 1.
+const STAGE2: Granule = Granule::Kib4;
 
 /// The access flag, in leaves of both stages.
 const ACCESSED: u64 = 1 << 10;
 /// DBM, in leaves of both stages.
 const DIRTY_BY_HARDWARE: u64 = 1 << 51;
-
-/// What a descriptor is, by its last two bits and its level (Arm ARM D8.3.1, D8.3.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
-    Invalid,
-    Table,
-    Leaf,
-}
-
-impl Shape {
-    const fn of(raw: u64, level: u8) -> Self {
-        match (raw & 3, level) {
-            (0b11, 0..=2) => Self::Table,
-            (0b11, _) | (0b01, 1 | 2) => Self::Leaf,
-            // Without FEAT_LPA2 level 0 has no blocks, and a page is never 0b01.
-            _ => Self::Invalid,
-        }
-    }
-}
-
-/// The next table, or a leaf's output: bits 47 to 12, of a block those that are not reserved.
-const fn address(raw: u64, level: u8) -> u64 {
-    let bits = raw & 0x0000_ffff_ffff_f000;
-    match Shape::of(raw, level) {
-        Shape::Leaf => bits & !(span(level) - 1),
-        _ => bits,
-    }
-}
-
-/// Bytes from the start of a table below the root to its descriptor for `address`.
-const fn offset(address: u64, level: u8) -> u64 {
-    (address >> span_shift(level) & 511) * 8
-}
 
 /// Bits of an address by the number that PS and IPS give; those beyond 48 need FEAT_LPA.
 const fn output_bits(field: u64) -> Option<u32> {
@@ -179,38 +147,6 @@ fn require(holds: bool, what: &'static str, value: u64, why: &'static str) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shapes_by_level() {
-        for (bits, level, shape) in [
-            (0b00, 0, Shape::Invalid),
-            (0b01, 0, Shape::Invalid),
-            (0b11, 0, Shape::Table),
-            (0b10, 1, Shape::Invalid),
-            (0b01, 1, Shape::Leaf),
-            (0b11, 1, Shape::Table),
-            (0b01, 2, Shape::Leaf),
-            (0b11, 2, Shape::Table),
-            (0b00, 3, Shape::Invalid),
-            (0b01, 3, Shape::Invalid),
-            (0b10, 3, Shape::Invalid),
-            (0b11, 3, Shape::Leaf),
-        ] {
-            assert_eq!(Shape::of(0x4000_0000 | bits, level), shape, "{bits:#b} at level {level}");
-        }
-    }
-
-    #[test]
-    fn spans_of_the_4k_granule() {
-        assert_eq!([0, 1, 2, 3].map(span), [512 << 30, 1 << 30, 2 << 20, 4 << 10]);
-    }
-
-    #[test]
-    fn a_block_has_no_low_address_bits() {
-        assert_eq!(address(0x0000_8000_403f_f001, 2), 0x0000_8000_4020_0000);
-        assert_eq!(address(0x0000_8000_403f_f003, 2), 0x0000_8000_403f_f000, "a table");
-        assert_eq!(address(0xffff_8000_403f_ffff, 3), 0x0000_8000_403f_f000, "a page");
-    }
 
     #[test]
     fn what_an_access_needs() {

@@ -7,8 +7,8 @@
 
 use super::stage2::Stage2Fault;
 use super::{
-    ACCESSED, Access, DIRTY_BY_HARDWARE, El, FaultKind, Purpose, Shape, Tables, Unmodelled, address, offset,
-    output_bits, require, span, span_shift,
+    ACCESSED, Access, DIRTY_BY_HARDWARE, El, FaultKind, Granule, Purpose, Shape, Tables, Unmodelled, output_bits,
+    require,
 };
 use crate::program::Stage1Registers;
 
@@ -57,6 +57,7 @@ struct Control {
 struct Half {
     root: u64,
     va_bits: u32,
+    granule: Granule,
 }
 
 /// The page or block that translates an address, or with the MMU off the page itself.
@@ -128,9 +129,8 @@ impl Regime {
         Ok(Self {
             tables: Some(Control {
                 halves: [
-                    half(tcr, 0, 0b00, ("TTBR0_EL1", ttbr0))?,
-                    // TG1 has numbers of its own.
-                    half(tcr, 16, 0b10, ("TTBR1_EL1", ttbr1))?,
+                    half(tcr, 0, Granule::of_tg0(tcr >> 14 & 3), ("TTBR0_EL1", ttbr0))?,
+                    half(tcr, 16, Granule::of_tg1(tcr >> 30 & 3), ("TTBR1_EL1", ttbr1))?,
                 ],
                 asid: asid as u16,
                 ipa_bits: ipa_bits.unwrap_or_default(),
@@ -160,28 +160,34 @@ impl Regime {
     }
 }
 
-/// What TCR's half from bit `at` on, and its TTBR, set up.
-fn half(tcr: u64, at: u32, granule: u64, (name, ttbr): (&'static str, u64)) -> Result<Option<Half>, Unmodelled> {
+/// What TCR's half from bit `at` on, with this granule, and its TTBR, set up.
+fn half(
+    tcr: u64,
+    at: u32,
+    granule: Option<Granule>,
+    (name, ttbr): (&'static str, u64),
+) -> Result<Option<Half>, Unmodelled> {
     let field = tcr >> at;
     if field >> 7 & 1 == 1 {
         return Ok(None);
     }
     let control = |holds, why| require(holds, "TCR_EL1", tcr, why);
     let tsz = (field & 0x3f) as u32;
+    // Whatever the granule: beyond are FEAT_LVA, FEAT_LPA2 and FEAT_TTST (Arm ARM D8.2).
     control((16..=39).contains(&tsz), "TxSZ is out of bounds")?;
-    control(field >> 14 & 3 == granule, "TGx is not 4 KiB")?;
+    let reserved = Unmodelled { what: "TCR_EL1", value: tcr, why: "TGx is reserved" };
+    let granule = granule.ok_or(reserved)?;
     control(field >> 8 & 0xf == 0b0101, "walks are not write-back")?;
     control(field >> 12 & 3 == 0b11, "walks are not inner shareable")?;
-    let half = Half { root: ttbr & 0x0000_ffff_ffff_fffe, va_bits: 64 - tsz };
-    let root_size = 8u64 << (half.va_bits - span_shift(half.root_level()));
+    let half = Half { root: ttbr & 0x0000_ffff_ffff_fffe, va_bits: 64 - tsz, granule };
+    let root_size = 8u64 << (half.va_bits - granule.span_shift(half.root_level()));
     require(half.root.is_multiple_of(root_size), name, ttbr, "the root is not aligned to its size")?;
     Ok(Some(half))
 }
 
 impl Half {
-    /// The deepest level at which one table covers all addresses.
     fn root_level(&self) -> u8 {
-        4 - (self.va_bits - 12).div_ceil(9) as u8
+        self.granule.root_level(self.va_bits)
     }
 }
 
@@ -190,7 +196,9 @@ fn untranslated(va: u64) -> Result<Leaf1, Fault> {
     if va >> 48 != 0 {
         return Err(Fault::Stage1(FaultKind::AddressSize, 0));
     }
-    let (size, page) = (span(3), va & !(span(3) - 1));
+    // The smallest there is: what is the same for a page is for each part of it.
+    let size = Granule::Kib4.span(3);
+    let page = va & !(size - 1);
     let tables = Tables::default();
     Ok(Leaf1 { va: page, ipa: page, size, descriptor: None, tables, asid: 0, global: true, cacheable: false })
 }
@@ -204,19 +212,19 @@ impl Control {
         if (if upper { !va } else { va }) >> half.va_bits != 0 {
             return Err(fault(FaultKind::Translation, 0));
         }
-        let within = va & (u64::MAX >> (64 - half.va_bits));
+        let (granule, within) = (half.granule, va & (u64::MAX >> (64 - half.va_bits)));
         let mut level = half.root_level();
         if half.root >> self.ipa_bits != 0 {
             return Err(fault(FaultKind::AddressSize, 0));
         }
         let mut tables = Tables::default();
-        let mut at = read(memory, level, half.root + (within >> span_shift(level)) * 8, access)?;
+        let mut at = read(memory, level, half.root + (within >> granule.span_shift(level)) * 8, access)?;
         loop {
-            let shape = Shape::of(at.raw, level);
+            let shape = granule.shape(at.raw, level);
             if shape == Shape::Invalid {
                 return Err(fault(FaultKind::Translation, level));
             }
-            let target = address(at.raw, level);
+            let target = granule.address(at.raw, level);
             if target >> self.ipa_bits != 0 {
                 return Err(fault(FaultKind::AddressSize, level));
             }
@@ -227,7 +235,7 @@ impl Control {
                     .map_err(Fault::Unmodelled)?;
                 tables.push(at);
                 level += 1;
-                at = read(memory, level, target + offset(within, level), access)?;
+                at = read(memory, level, target + granule.offset(within, level), access)?;
                 continue;
             }
             let new = self.grant(at.raw, access).map_err(|kind| fault(kind, level))?;
@@ -235,9 +243,9 @@ impl Control {
                 continue;
             }
             return Ok(Leaf1 {
-                va: va & !(span(level) - 1),
+                va: va & !(granule.span(level) - 1),
                 ipa: target,
-                size: span(level),
+                size: granule.span(level),
                 descriptor: Some(at),
                 tables,
                 asid: self.asid,

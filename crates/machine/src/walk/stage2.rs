@@ -8,8 +8,7 @@
 use twofold_stage2::Features;
 
 use super::{
-    ACCESSED, Access, DIRTY_BY_HARDWARE, El, FaultKind, Shape, Tables, Unmodelled, address, offset, output_bits,
-    require, span, span_shift,
+    ACCESSED, Access, DIRTY_BY_HARDWARE, El, FaultKind, STAGE2, Shape, Tables, Unmodelled, output_bits, require, span,
 };
 
 /// The tables' memory.
@@ -97,7 +96,7 @@ impl Regime {
         control(sl0 != 3, "SL0 is reserved")?;
         let root_level = 2 - sl0 as u8;
         // A root table has 2 to 512 descriptors, and up to 16 tables are concatenated (Arm ARM D8.2.2).
-        let root_bits = ipa_bits.checked_sub(span_shift(root_level)).filter(|bits| (1..=9 + 4).contains(bits));
+        let root_bits = ipa_bits.checked_sub(STAGE2.span_shift(root_level)).filter(|bits| (1..=9 + 4).contains(bits));
         control(root_bits.is_some(), "SL0 does not fit to T0SZ")?;
         let root_size = 8u64 << root_bits.unwrap_or_default();
         let pa_bits = output_bits(vtcr >> 16 & 7);
@@ -168,21 +167,21 @@ impl Regime {
         let mut tables = Tables::default();
         let mut level = self.root_level;
         // The index is of all concatenated tables together.
-        let mut entry = self.root + (ipa >> span_shift(level)) * 8;
+        let mut entry = self.root + (ipa >> STAGE2.span_shift(level)) * 8;
         let mut raw = entries.stage2(entry);
         loop {
-            let shape = Shape::of(raw, level);
+            let shape = STAGE2.shape(raw, level);
             if shape == Shape::Invalid {
                 return Err(fault(FaultKind::Translation, level));
             }
-            let target = address(raw, level);
+            let target = STAGE2.address(raw, level);
             if target >> self.pa_bits != 0 {
                 return Err(fault(FaultKind::AddressSize, level));
             }
             if shape == Shape::Table {
                 tables.push(Table2 { level, entry, raw });
                 level += 1;
-                entry = target + offset(ipa, level);
+                entry = target + STAGE2.offset(ipa, level);
                 raw = entries.stage2(entry);
                 continue;
             }
@@ -217,7 +216,7 @@ pub(crate) fn allows(raw: u64, access: Access) -> bool {
 
 /// What a leaf of `level` makes of `ipa`.
 pub(crate) const fn output(raw: u64, level: u8, ipa: u64) -> u64 {
-    address(raw, level) | ipa & (span(level) - 1)
+    STAGE2.address(raw, level) | ipa & (span(level) - 1)
 }
 
 /// Whether the guest's accesses through a leaf go through the data cache, when stage 1 says `stage1_cacheable`
@@ -237,7 +236,7 @@ pub(crate) const fn is_cached(raw: u64, forced_write_back: bool, stage1_cacheabl
 /// nothing here knows of (contiguous, nT): what a walk passes over, and whoever makes tables must not use.
 pub(crate) const fn reserved_bits(raw: u64, level: u8, features: &Features) -> u64 {
     const CONTIGUOUS: u64 = 1 << 52;
-    let reserved = match Shape::of(raw, level) {
+    let reserved = match STAGE2.shape(raw, level) {
         Shape::Invalid => 0,
         Shape::Table => 0x1f << 59 | 7 << 48,
         Shape::Leaf => {

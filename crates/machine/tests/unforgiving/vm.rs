@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Virtual machines on the unforgiving machine: whatever their guests do, no rule is broken.
 
+#[path = "../vm/modes.rs"]
+mod modes;
 #[path = "../vm/programs.rs"]
 mod programs;
 #[path = "../vm/scenarios.rs"]
@@ -102,6 +104,16 @@ fn interrupts_wake_who_waits() {
 #[test]
 fn a_guest_has_tables_of_its_own() {
     alone(2, scenarios::stage1);
+}
+
+#[test]
+fn guests_of_each_mode_find_what_they_wrote() {
+    alone(modes::PARTS, modes::what_is_written_is_found);
+}
+
+#[test]
+fn what_stage_2_takes_is_gone_whatever_granule_stage_1_has() {
+    alone(modes::PARTS, modes::what_is_taken_is_gone);
 }
 
 #[test]

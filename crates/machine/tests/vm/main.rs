@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Virtual machines in the fast mode.
 
+mod modes;
+mod passes;
 mod programs;
 mod scenarios;
 mod single;

@@ -8,6 +8,8 @@ use proptest::prelude::*;
 use super::super::AccessKind;
 use super::*;
 
+mod granules;
+
 const HA: u64 = 1 << 39;
 const HD: u64 = 1 << 40;
 const AS: u64 = 1 << 36;
@@ -132,7 +134,10 @@ fn leaves_of_every_level() {
     for (level, bits, ipa) in [(1, BLOCK, 9 << 30), (2, BLOCK, 0x60_0000), (3, PAGE, 0x9000)] {
         let raw = ipa | bits | ACCESSED;
         let leaf = regime(0).walk(ADDRESS, STORE, &mut ram(level, raw)).unwrap();
-        assert_eq!((leaf.va, leaf.ipa, leaf.size), (ADDRESS & !(span(level) - 1), ipa, span(level)));
+        assert_eq!(
+            (leaf.va, leaf.ipa, leaf.size),
+            (ADDRESS & !(Granule::Kib4.span(level) - 1), ipa, Granule::Kib4.span(level))
+        );
         let descriptor = Descriptor1 { level, ipa: entry(level), pa: entry(level) + RAM, raw };
         assert_eq!(leaf.descriptor, Some(descriptor));
         let way: Vec<_> = leaf.tables.iter().map(|table| (table.level, table.ipa, table.pa, table.raw)).collect();
@@ -156,13 +161,6 @@ fn both_halves_and_nothing_between() {
     let off = regime(1 << 7);
     assert_eq!(off.walk(ADDRESS, LOAD, &mut ram), nothing, "EPD0");
     assert!(off.walk(!0x7, LOAD, &mut ram).is_ok());
-}
-
-#[test]
-fn roots_of_every_size() {
-    for (tsz, level) in [(16, 0), (24, 0), (25, 1), (33, 1), (34, 2), (39, 2)] {
-        assert_eq!(Half { root: 0, va_bits: 64 - tsz }.root_level(), level, "TxSZ {tsz}");
-    }
 }
 
 #[test]

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Guest programs that do passes over memory ([`twofold_pattern::pass`]): once, or until they are told to stop.
+//!
+//! Invariant: an access is counted, and the generator moves on, when the access has completed. So whoever leaves the guest
+//! in the middle of a pass finds it where it was.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use twofold_pattern::pass::{Accesses, Pass};
+
+use crate::program::{Ended, Exit, Instructions, Program};
+
+/// Does passes in order, and ends.
+#[derive(Clone, Debug)]
+pub struct Passes {
+    passes: Vec<Pass>,
+    /// The pass that is under way.
+    at: usize,
+    /// How far it got; `None` where it has not begun.
+    accesses: Option<Accesses>,
+}
+
+/// Does passes in order, over and over, until its [`Load`] is stopped.
+#[derive(Clone, Debug)]
+pub struct Repeat<'a> {
+    passes: Passes,
+    load: &'a Load,
+}
+
+/// What one vCPU's [`Repeat`] tells, and is told, while it runs. In a line that nothing else is in.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Load {
+    done: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Passes {
+    /// A program that does these.
+    pub fn new(passes: impl Into<Vec<Pass>>) -> Self {
+        Self { passes: passes.into(), at: 0, accesses: None }
+    }
+
+    /// The passes; in those that are over, the generator's state at their end.
+    pub fn passes(&self) -> &[Pass] {
+        &self.passes
+    }
+
+    /// All of them from the first on, each with the generator's state as it was left.
+    pub fn again(&mut self) {
+        (self.at, self.accesses) = (0, None);
+    }
+
+    /// Goes on until all are done, or `go_on`, which is asked after each access, says no.
+    #[inline(always)]
+    fn go_on<C: Instructions>(&mut self, cpu: &mut C, mut go_on: impl FnMut() -> bool) -> Result<Ended, Exit> {
+        while let Some(pass) = self.passes.get_mut(self.at) {
+            let mut accesses = self.accesses.take().unwrap_or_else(|| pass.accesses());
+            loop {
+                let mut ahead = accesses.clone();
+                let Some(access) = ahead.next() else { break };
+                let done =
+                    if access.write { cpu.store(access.va, pass.value) } else { cpu.load(access.va).map(|_| ()) };
+                if let Err(exit) = done {
+                    self.accesses = Some(accesses);
+                    return Err(exit);
+                }
+                accesses = ahead;
+                if !go_on() {
+                    self.accesses = Some(accesses);
+                    return Ok(Ended);
+                }
+            }
+            pass.random = accesses.random();
+            self.at += 1;
+        }
+        Ok(Ended)
+    }
+}
+
+impl Program for Passes {
+    fn run<C: Instructions>(&mut self, cpu: &mut C) -> Result<Ended, Exit> {
+        self.go_on(cpu, || true)
+    }
+}
+
+impl<'a> Repeat<'a> {
+    /// A program that does these. No other vCPU's may have this `load`.
+    pub fn new(passes: impl Into<Vec<Pass>>, load: &'a Load) -> Self {
+        Self { passes: Passes::new(passes), load }
+    }
+}
+
+impl Program for Repeat<'_> {
+    /// Once stopped it is over; run again after [`Load::start`], it goes on where it was.
+    fn run<C: Instructions>(&mut self, cpu: &mut C) -> Result<Ended, Exit> {
+        let load = self.load;
+        let mut done = load.done();
+        while !load.is_stopped() {
+            self.passes.go_on(cpu, || {
+                done += 1;
+                load.done.store(done, Ordering::Relaxed);
+                !load.is_stopped()
+            })?;
+            if self.passes.at == self.passes.passes.len() {
+                self.passes.again();
+            }
+        }
+        Ok(Ended)
+    }
+}
+
+impl Load {
+    /// Accesses that are done since it was made, for whoever asks, at any time.
+    #[inline]
+    pub fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Ends the program after the access that is under way.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets it go on when it is run again.
+    pub fn start(&self) {
+        self.stop.store(false, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a descriptor is and covers, by the granule of its tables (Arm ARM D8.2, D8.3), without FEAT_LPA and FEAT_LPA2.
+//!
+//! Invariant: levels are 0 to 3, and all arithmetic stays inside 48 bits.
+
+/// The size of pages and tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Granule {
+    /// 4 KiB.
+    Kib4,
+    /// 16 KiB.
+    Kib16,
+    /// 64 KiB.
+    Kib64,
+}
+
+/// What a descriptor is, by its last two bits and its level (Arm ARM D8.3.1, D8.3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Invalid,
+    Table,
+    Leaf,
+}
+
+impl Granule {
+    /// By the number that TG0 has for it; `None` where that is reserved.
+    pub(super) const fn of_tg0(field: u64) -> Option<Self> {
+        match field {
+            0b00 => Some(Self::Kib4),
+            0b01 => Some(Self::Kib64),
+            0b10 => Some(Self::Kib16),
+            _ => None,
+        }
+    }
+
+    /// By TG1's, which are others.
+    pub(super) const fn of_tg1(field: u64) -> Option<Self> {
+        match field {
+            0b01 => Some(Self::Kib16),
+            0b10 => Some(Self::Kib4),
+            0b11 => Some(Self::Kib64),
+            _ => None,
+        }
+    }
+
+    /// Bytes that a descriptor found at `level` covers.
+    pub(crate) const fn span(self, level: u8) -> u64 {
+        1 << self.span_shift(level)
+    }
+
+    pub(super) const fn span_shift(self, level: u8) -> u32 {
+        self.page_shift() + self.index_bits() * (3 - level as u32)
+    }
+
+    /// Bytes from the start of a table below the root to its descriptor for `address`.
+    pub(super) const fn offset(self, address: u64, level: u8) -> u64 {
+        (address >> self.span_shift(level) & ((1 << self.index_bits()) - 1)) * 8
+    }
+
+    /// The deepest level at which one table covers addresses of so many bits, of which there are more than a page has.
+    pub(super) const fn root_level(self, bits: u32) -> u8 {
+        4 - (bits - self.page_shift()).div_ceil(self.index_bits()) as u8
+    }
+
+    /// What a descriptor is. A page is never 0b01.
+    pub(super) const fn shape(self, raw: u64, level: u8) -> Shape {
+        match (raw & 3, level) {
+            (0b11, 0..=2) => Shape::Table,
+            (0b11, _) => Shape::Leaf,
+            (0b01, _) if self.has_blocks(level) => Shape::Leaf,
+            _ => Shape::Invalid,
+        }
+    }
+
+    /// The next table, or a leaf's output: bits 47 down to the granule, of a block those that are not reserved.
+    pub(super) const fn address(self, raw: u64, level: u8) -> u64 {
+        let level = match self.shape(raw, level) {
+            Shape::Leaf => level,
+            _ => 3,
+        };
+        raw & 0x0000_ffff_ffff_ffff & !(self.span(level) - 1)
+    }
+
+    /// Larger blocks are FEAT_LPA's, of 64 KiB, and FEAT_LPA2's, of the others.
+    const fn has_blocks(self, level: u8) -> bool {
+        match self {
+            Self::Kib4 => matches!(level, 1 | 2),
+            Self::Kib16 | Self::Kib64 => level == 2,
+        }
+    }
+
+    pub(super) const fn page_shift(self) -> u32 {
+        match self {
+            Self::Kib4 => 12,
+            Self::Kib16 => 14,
+            Self::Kib64 => 16,
+        }
+    }
+
+    /// A table is a page of descriptors of 8 bytes.
+    const fn index_bits(self) -> u32 {
+        self.page_shift() - 3
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRANULES: [Granule; 3] = [Granule::Kib4, Granule::Kib16, Granule::Kib64];
+
+    #[test]
+    fn shapes_by_level() {
+        use Shape::{Invalid, Leaf, Table};
+        for (bits, level, shapes) in [
+            (0b00, 0, [Invalid; 3]),
+            (0b01, 0, [Invalid; 3]),
+            (0b11, 0, [Table; 3]),
+            (0b10, 1, [Invalid; 3]),
+            (0b01, 1, [Leaf, Invalid, Invalid]),
+            (0b11, 1, [Table; 3]),
+            (0b10, 2, [Invalid; 3]),
+            (0b01, 2, [Leaf; 3]),
+            (0b11, 2, [Table; 3]),
+            (0b00, 3, [Invalid; 3]),
+            (0b01, 3, [Invalid; 3]),
+            (0b10, 3, [Invalid; 3]),
+            (0b11, 3, [Leaf; 3]),
+        ] {
+            let seen = GRANULES.map(|granule| granule.shape(0x4000_0000 | bits, level));
+            assert_eq!(seen, shapes, "{bits:#b} at level {level}");
+        }
+    }
+
+    #[test]
+    fn spans() {
+        let spans = GRANULES.map(|granule| [1, 2, 3].map(|level| granule.span(level)));
+        const KIB: u64 = 1 << 10;
+        assert_eq!(spans[0], [1 << 30, 2048 * KIB, 4 * KIB]);
+        assert_eq!(spans[1], [64 << 30, 32768 * KIB, 16 * KIB]);
+        assert_eq!(spans[2], [4096 << 30, 524_288 * KIB, 64 * KIB]);
+        assert_eq!([Granule::Kib4.span(0), Granule::Kib16.span(0)], [512 << 30, 128 << 40]);
+    }
+
+    #[test]
+    fn a_block_has_no_low_address_bits() {
+        for (granule, block, table) in [
+            (Granule::Kib4, 0x0000_8000_4020_0000, 0x0000_8000_403f_f000),
+            (Granule::Kib16, 0x0000_8000_4000_0000, 0x0000_8000_403f_c000),
+            (Granule::Kib64, 0x0000_8000_4000_0000, 0x0000_8000_403f_0000),
+        ] {
+            assert_eq!(granule.address(0x0000_8000_403f_f001, 2), block, "{granule:?}");
+            assert_eq!(granule.address(0x0000_8000_403f_f003, 2), table, "{granule:?}, a table");
+            assert_eq!(granule.address(0xffff_8000_403f_ffff, 3), table, "{granule:?}, a page");
+        }
+    }
+
+    #[test]
+    fn roots_of_every_size() {
+        for (granule, levels) in [
+            (Granule::Kib4, [(48, 0), (40, 0), (39, 1), (31, 1), (30, 2), (25, 2)]),
+            (Granule::Kib16, [(48, 0), (47, 1), (37, 1), (36, 2), (26, 2), (25, 3)]),
+            (Granule::Kib64, [(48, 1), (43, 1), (42, 2), (30, 2), (29, 3), (25, 3)]),
+        ] {
+            for (bits, level) in levels {
+                assert_eq!(granule.root_level(bits), level, "{granule:?}, {bits} bits");
+            }
+        }
+    }
+}
