@@ -67,7 +67,7 @@ impl Pass {
 
     /// What it accesses, in order.
     pub const fn accesses(&self) -> Accesses {
-        Accesses { pass: *self, outer: 0, inner: 0, random: Random(self.random) }
+        Accesses { pass: *self, outer: 0, inner: 0, random: Random(self.random % MODULUS) }
     }
 }
 
@@ -115,10 +115,12 @@ struct Random(u64);
 impl Random {
     #[inline]
     fn draw(&mut self) -> u64 {
-        self.0 = self.0 * 48271 % ((1 << 31) - 1);
+        self.0 = self.0 * 48271 % MODULUS;
         self.0
     }
 }
+
+const MODULUS: u64 = (1 << 31) - 1;
 
 /// What a guest and its host share, in a page of the guest's that is in no log; little-endian.
 ///
