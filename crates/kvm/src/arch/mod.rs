@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What differs between the two architectures: the guest's code, its registers, what KVM can be asked for.
+//!
+//! Each has the same functions, and a `.s` file that does what a pass says.
+
+use std::slice;
+
+#[cfg(target_arch = "aarch64")]
+mod arm64;
+#[cfg(target_arch = "x86_64")]
+mod tables;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use arm64::*;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::*;
+
+#[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+compile_error!("twofold-kvm has guests for arm64 and x86-64");
+
+/// Where a vCPU starts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start {
+    /// The code, guest-physical and virtual.
+    pub(crate) code: u64,
+    /// Its mailbox, likewise.
+    pub(crate) mailbox: u64,
+    /// What its tables are found by.
+    pub(crate) root: Root,
+}
+
+/// What the guest says by an exit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// It did its passes.
+    Done,
+    /// Its ring of written pages is nearly full.
+    RingFull,
+    /// Anything else, which nothing leads to.
+    Other(String),
+}
+
+/// The guest's code.
+pub(crate) fn code() -> &'static [u8] {
+    let (start, end) = (&raw const twofold_kvm_guest, &raw const twofold_kvm_guest_end);
+    // SAFETY: the assembly puts the one before the other, in one section of read-only data.
+    unsafe { slice::from_raw_parts(start, end.addr() - start.addr()) }
+}
+
+unsafe extern "C" {
+    static twofold_kvm_guest: u8;
+    static twofold_kvm_guest_end: u8;
+}

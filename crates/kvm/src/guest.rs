@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A guest under KVM: its machine, memory, code and vCPUs, made in an order in which nothing is touched before it is known
+//! that all of it fits.
+//!
+//! Invariants: slots stay as they are but for their logs; the memory behind them lives as long as the machine; a mailbox's
+//! passes are written only while its vCPU is stopped.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use kvm_bindings::{
+    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+    KVM_DIRTY_LOG_INITIALLY_SET, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES, kvm_dirty_gfn,
+    kvm_enable_cap, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use twofold_pattern::mode::Mode;
+
+use crate::arch::{self, Root, Shape, Start};
+use crate::error::{KvmError, Unavailable};
+use crate::layout::{FIXED, Layout, Wanted};
+use crate::mapping::{self, Mapping};
+use crate::options::{Backing, Clearing, KvmOptions, Log};
+use crate::ring::Rings;
+use crate::system::System;
+use crate::vcpu::{self, Vcpu};
+
+/// A guest under KVM.
+pub struct KvmGuest {
+    /// Dropped first: threads end before what they use goes.
+    pub(crate) vcpus: Mutex<Vec<Vcpu>>,
+    pub(crate) rings: Option<Arc<Rings>>,
+    pub(crate) vm: Arc<VmFd>,
+    pub(crate) layout: Layout,
+    pub(crate) fixed: Mapping,
+    memory: Mapping,
+    mode: Mode,
+    granted: Granted,
+}
+
+/// Its log may be read by another thread than the one that lets it go.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<KvmGuest>();
+};
+
+/// What the host gave where options leave it to the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// The log: manual clearing may do without bits that are initially set.
+    pub log: Log,
+    /// Bits of guest-physical address.
+    pub address_bits: u32,
+    /// Bytes of a page of the log: the host's.
+    pub page: u64,
+    /// Bytes of the largest page that the backing may be made of.
+    pub backing_page: u64,
+    /// arm64: sizes that KVM splits by. Empty where it splits nothing ahead, and on x86-64.
+    pub chunks: Vec<u64>,
+}
+
+/// Where a virtual address of the test region is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which test slot, from 0 on.
+    pub slot: usize,
+    /// Which of its pages, as logs count them.
+    pub page: u64,
+}
+
+impl KvmGuest {
+    /// Makes the machine and its memory, and starts the vCPUs as far as their first word. Of the test region nothing is
+    /// touched. With a CPU for it in `cpus`, the calling thread is pinned too.
+    ///
+    /// # Errors
+    ///
+    /// [`KvmError::Unavailable`]: nothing runs under KVM here. Others say what was needed, what there is, and what to do;
+    /// they come before memory is touched.
+    pub fn new(options: &KvmOptions) -> Result<Self, KvmError> {
+        let system = System::this();
+        let kvm = open()?;
+        check(options, &kvm)?;
+        let bits = arch::address_bits(&kvm, options.mode)?;
+        let shape = arch::shape(options.mode, bits)?;
+        let page = rustix::param::page_size() as u64;
+        let backing_page = mapping::page(options.backing, &system).unwrap_or(page);
+        let (vcpus, region, slots) = (options.vcpus, options.region, options.slots);
+        let wanted = Wanted { vcpus, region, slots, page: backing_page.max(page), bits, top: arch::top(bits) };
+        let layout = Layout::new(&wanted, &shape)?;
+        check_memory(&layout, options.backing, backing_page, &system)?;
+
+        let vm = arch::create(&kvm, bits)?;
+        // Before there are slots, and vCPUs.
+        let chunks = arch::set_chunk(&vm, options.chunk)?;
+        let log = enable_log_kind(&vm, options.log, page)?;
+        arch::prepare(&vm)?;
+        let fds = (0..vcpus).map(|number| {
+            let fd = vm.create_vcpu(number.into()).map_err(KvmError::refused("KVM_CREATE_VCPU"))?;
+            arch::init(&kvm, &vm, &fd, options.mode)?;
+            Ok(fd)
+        });
+        let fds = fds.collect::<Result<Vec<_>, KvmError>>()?;
+
+        let align = page.max(shape.granule());
+        let fixed = Mapping::new(layout.fixed_size().next_multiple_of(align), align, Backing::Anonymous, &system)?;
+        let memory = Mapping::new(layout.test_size(), wanted.page.max(align), options.backing, &system)?;
+        let root = fill(&fixed, &layout, &shape)?;
+        let rings = rings_of(log, &layout, page, &fds)?;
+        let granted = Granted { log, address_bits: bits, page, backing_page, chunks };
+        let vm = Arc::new(vm);
+        let guest = Self { vcpus: Mutex::default(), rings, vm, layout, fixed, memory, mode: options.mode, granted };
+        guest.set_slot(0, FIXED, guest.fixed.address(), guest.fixed.size(), 0)?;
+        for slot in 0..guest.slots() {
+            guest.set_log(slot, false)?;
+        }
+        guest.start(fds, options, root)?;
+        Ok(guest)
+    }
+
+    /// What the host gave.
+    pub fn granted(&self) -> &Granted {
+        &self.granted
+    }
+
+    /// Its mode.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The virtual addresses that are a vCPU's to access, its whole part of the region; empty where there is no such vCPU.
+    pub fn region(&self, vcpu: usize) -> Range<u64> {
+        self.layout.region(vcpu).unwrap_or_default()
+    }
+
+    /// How many test slots there are.
+    pub fn slots(&self) -> usize {
+        self.layout.slots()
+    }
+
+    /// How many pages a test slot's log has; all slots have as many.
+    pub fn slot_pages(&self) -> u64 {
+        self.layout.slot(0).map_or(0, |slot| (slot.end - slot.start) / self.granted.page)
+    }
+
+    /// In whose log a write to a virtual address is; `None` outside the test region.
+    pub fn place(&self, va: u64) -> Option<Place> {
+        let offset = self.layout.gpa(va)? - self.layout.test();
+        let pages = self.slot_pages();
+        let page = offset / self.granted.page;
+        Some(Place { slot: (page / pages) as usize, page: page % pages })
+    }
+
+    /// The guest-physical address of a virtual one; `None` outside the test region.
+    pub fn gpa(&self, va: u64) -> Option<u64> {
+        self.layout.gpa(va)
+    }
+
+    /// Reads 8 bytes of the guest's memory at a guest-physical address, a multiple of 8; `None` where there is none. While
+    /// it runs it may be changing them.
+    pub fn read_guest(&self, gpa: u64) -> Option<u64> {
+        let fixed = gpa.checked_sub(FIXED).and_then(|offset| self.fixed.word(offset));
+        let test = || gpa.checked_sub(self.layout.test()).and_then(|offset| self.memory.word(offset));
+        Some(fixed.or_else(test)?.load(Ordering::Relaxed))
+    }
+
+    /// Switches the log of a test slot on or off, and leaves everything else of it as it is.
+    pub(crate) fn set_log(&self, slot: usize, on: bool) -> Result<(), KvmError> {
+        let gpa = self.layout.slot(slot).ok_or_else(|| no_slot(slot))?;
+        let address = self.memory.address() + (gpa.start - self.layout.test());
+        let flags = if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
+        self.set_slot(slot as u32 + 1, gpa.start, address, gpa.end - gpa.start, flags)
+    }
+
+    fn set_slot(&self, slot: u32, gpa: u64, address: u64, size: u64, flags: u32) -> Result<(), KvmError> {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags,
+            guest_phys_addr: gpa,
+            memory_size: size,
+            userspace_addr: address,
+        };
+        // SAFETY: the memory is a mapping of this guest's, which lives as long as it does, and nothing of this process is
+        // there but what the mapping hands out: atomic words.
+        unsafe { self.vm.set_user_memory_region(region) }.map_err(KvmError::refused("KVM_SET_USER_MEMORY_REGION"))
+    }
+
+    /// Starts the vCPUs: each tells once that it is there.
+    fn start(&self, fds: Vec<VcpuFd>, options: &KvmOptions, root: Root) -> Result<(), KvmError> {
+        let mut vcpus = self.vcpus.lock().map_err(|_| KvmError::Running)?;
+        for (number, fd) in fds.into_iter().enumerate() {
+            let mailbox = self.layout.mailbox(number);
+            let start = Start { code: FIXED, mailbox, root };
+            arch::start(&fd, &start)?;
+            let cpu = options.cpus.get(number).copied();
+            vcpus.push(Vcpu::spawn(number, fd, self.vm.clone(), self.rings.clone(), cpu)?);
+        }
+        if let Some(cpu) = options.cpus.get(vcpus.len()) {
+            vcpu::pin(*cpu)?;
+        }
+        vcpus.iter().for_each(Vcpu::let_go);
+        let first = vcpus.iter().enumerate().map(|(number, vcpu)| vcpu.wait(number).map(drop));
+        // All are waited for, whatever the first says.
+        first.collect::<Vec<_>>().into_iter().collect()
+    }
+}
+
+pub(crate) fn no_slot(slot: usize) -> KvmError {
+    KvmError::Nowhere(format!("there is no test slot {slot}"))
+}
+
+/// Opens KVM.
+fn open() -> Result<Kvm, KvmError> {
+    let kvm = Kvm::new().map_err(Unavailable::opening)?;
+    match kvm.get_api_version() {
+        12 => Ok(kvm),
+        found => Err(Unavailable::Version { found }.into()),
+    }
+}
+
+/// What can be said before there is a machine.
+fn check(options: &KvmOptions, kvm: &Kvm) -> Result<(), KvmError> {
+    let cpus = options.cpus.len();
+    let vcpus = options.vcpus as usize;
+    if cpus != 0 && cpus != vcpus && cpus != vcpus + 1 {
+        let why = format!(
+            "{cpus} CPUs for {vcpus} vCPUs: name one for each, and one more for the main thread if it is to be pinned"
+        );
+        return Err(KvmError::Options(why));
+    }
+    let limits = [
+        ("vCPUs", u64::from(options.vcpus), kvm.get_max_vcpus() as u64),
+        ("slots", u64::from(options.slots) + 1, kvm.get_nr_memslots() as u64),
+    ];
+    let too_many = limits.into_iter().find(|(_, needed, most)| needed > most);
+    too_many.map_or(Ok(()), |(what, needed, most)| Err(KvmError::TooMany { what, needed, most }))?;
+    vcpu::check_pins(&options.cpus)
+}
+
+/// Whether there is enough memory, huge pages included.
+fn check_memory(layout: &Layout, backing: Backing, page: u64, system: &System) -> Result<(), KvmError> {
+    let size = layout.test_size();
+    if backing.is_from_pool() {
+        let (needed, free) = (size.div_ceil(page), system.free_huge_pages(page));
+        if needed > free {
+            return Err(KvmError::NoHugePages { backing, size: page, needed, free });
+        }
+    }
+    if backing == Backing::AnonymousThp && !system.has_transparent_huge_pages() {
+        return Err(KvmError::NoTransparentHugePages);
+    }
+    // The host's tables and KVM's: 8 bytes each for 4 KiB.
+    let taken = if backing.is_from_pool() { 0 } else { size };
+    let needed = taken + layout.fixed_size() + size / 256;
+    match system.available() {
+        // A sixteenth stays for what the process needs besides.
+        Some(free) if needed > free - free / 16 => Err(KvmError::NoMemory { needed, free }),
+        _ => Ok(()),
+    }
+}
+
+/// Asks for the kind of log, and answers with what it got.
+fn enable_log_kind(vm: &VmFd, log: Log, page: u64) -> Result<Log, KvmError> {
+    let enable = |cap, argument, what| {
+        let mut enabled = kvm_enable_cap { cap, ..Default::default() };
+        enabled.args[0] = argument;
+        vm.enable_cap(&enabled).map_err(KvmError::refused(what))
+    };
+    match log {
+        Log::Bitmap(Clearing::ByGet) => Ok(log),
+        Log::Bitmap(wanted) => {
+            let has = vm.check_extension_raw(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2.into()).max(0) as u32;
+            if has & KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE == 0 {
+                let instead = "it came with Linux 5.2; take the log that is cleared by reading it (-g)";
+                return Err(KvmError::Missing { what: "KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2", instead });
+            }
+            let initially_set = has & KVM_DIRTY_LOG_INITIALLY_SET != 0 && wanted == Clearing::ManualInitiallySet;
+            let bits =
+                KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | if initially_set { KVM_DIRTY_LOG_INITIALLY_SET } else { 0 };
+            enable(
+                KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+                bits.into(),
+                "KVM_ENABLE_CAP(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2)",
+            )?;
+            Ok(Log::Bitmap(if initially_set { Clearing::ManualInitiallySet } else { Clearing::Manual }))
+        }
+        Log::Ring { entries } => {
+            // x86-64 orders memory by itself, and had rings before there was a capability that says so.
+            let caps = [KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_DIRTY_LOG_RING];
+            let caps = if cfg!(target_arch = "x86_64") { &caps[..] } else { &caps[..1] };
+            let found = caps
+                .iter()
+                .find_map(|cap| Some((*cap, vm.check_extension_raw((*cap).into()))).filter(|(_, most)| *most > 0));
+            let Some((cap, most)) = found else {
+                let instead = "it came with Linux 5.11 (x86-64) and 6.3 (arm64); take a bitmap";
+                return Err(KvmError::Missing { what: "KVM_CAP_DIRTY_LOG_RING_ACQ_REL", instead });
+            };
+            let entry = size_of::<kvm_dirty_gfn>() as u64;
+            let (bytes, most) = (u64::from(entries) * entry, most as u64);
+            if !entries.is_power_of_two() || bytes < page || bytes > most {
+                return Err(KvmError::Options(format!(
+                    "a dirty ring of {entries} entries: it takes a power of 2 from {} to {}",
+                    page / entry,
+                    most / entry
+                )));
+            }
+            enable(cap, bytes, "KVM_ENABLE_CAP(KVM_CAP_DIRTY_LOG_RING_ACQ_REL): more entries may do")?;
+            Ok(log)
+        }
+    }
+}
+
+fn rings_of(log: Log, layout: &Layout, page: u64, fds: &[VcpuFd]) -> Result<Option<Arc<Rings>>, KvmError> {
+    let Log::Ring { entries } = log else { return Ok(None) };
+    let pages = |slot| layout.slot(slot).map_or(0, |slot| (slot.end - slot.start) / page);
+    let rings = Rings::new((0..layout.slots()).map(pages));
+    for fd in fds {
+        rings.add(fd, entries).map_err(|errno| KvmError::Refused { what: "mapping a dirty ring", errno })?;
+    }
+    Ok(Some(Arc::new(rings)))
+}
+
+/// Writes code and tables; answers with what the tables are found by.
+fn fill(fixed: &Mapping, layout: &Layout, shape: &Shape) -> Result<Root, KvmError> {
+    for (index, bytes) in arch::code().chunks(8).enumerate() {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        let place =
+            fixed.word(index as u64 * 8).ok_or_else(|| KvmError::Nowhere("the code does not fit".to_owned()))?;
+        place.store(u64::from_le_bytes(word), Ordering::Relaxed);
+    }
+    shape.build(fixed, FIXED, layout.tables_place(), &layout.maps())
+}
+
+/// Whether KVM runs guests here at all; a cheap question.
+///
+/// # Errors
+///
+/// [`KvmError::Unavailable`], with why.
+pub fn available() -> Result<(), KvmError> {
+    open()?.create_vm().map(drop).map_err(|error| {
+        let errno = rustix::io::Errno::from_raw_os_error(error.errno());
+        Unavailable::Create { errno }.into()
+    })
+}
