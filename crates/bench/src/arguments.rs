@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The command line.
 
+mod compare;
+mod show;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueEnum};
 use twofold_memory::dirty::Tracker;
+
+pub use compare::CompareOptions;
+pub use show::ShowOptions;
 
 /// What to measure.
 #[derive(Debug, Subcommand)]
@@ -22,6 +28,12 @@ pub enum Command {
     /// Trackers of the dirty log against ways to write: what guest and collector take together
     #[command(after_help = DIRTY_TABLE_HELP)]
     DirtyTable(DirtyTableOptions),
+    /// Two result files apart: what became faster, what slower, and what shows no difference
+    #[command(after_help = compare::HELP)]
+    Compare(CompareOptions),
+    /// A result file once more: its tables, as a page, as CSV
+    #[command(after_help = show::HELP)]
+    Show(ShowOptions),
 }
 
 /// Options of `engine`.

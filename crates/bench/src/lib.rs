@@ -7,15 +7,20 @@
 
 mod arguments;
 mod clock;
+mod compare;
 mod dirty;
 mod engine;
 mod experiment;
 mod features;
+pub mod host;
 mod machine;
 mod oracle;
 pub mod output;
+mod readable;
+pub mod report;
 pub mod results;
-mod statistics;
+mod show;
+pub mod statistics;
 mod stop;
 
 use std::process::ExitCode;
@@ -34,5 +39,7 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Oracle(options) => oracle::command(options).map(|()| ExitCode::SUCCESS),
         Command::DirtyCosts(options) => dirty::costs(options),
         Command::DirtyTable(options) => dirty::table(options),
+        Command::Compare(options) => compare::command(options),
+        Command::Show(options) => show::command(options),
     }
 }

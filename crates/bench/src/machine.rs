@@ -44,9 +44,17 @@ pub fn huge_pages() -> Option<u64> {
 }
 
 fn model() -> Option<String> {
-    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
+    model_in(&fs::read_to_string("/proc/cpuinfo").ok()?)
+}
+
+/// x86 tells a name; arm64 who made it, and which of theirs it is (MIDR_EL1).
+fn model_in(text: &str) -> Option<String> {
+    let value = |key: &str| {
+        let line = text.lines().find(|line| line.starts_with(key))?;
+        Some(line.split_once(':')?.1.trim())
+    };
+    let arm = || Some(format!("arm64, implementer {} part {}", value("CPU implementer")?, value("CPU part")?));
+    value("model name").map(str::to_owned).or_else(arm)
 }
 
 fn largest_cache() -> Option<u64> {
@@ -66,6 +74,15 @@ fn kib_after(text: &str, key: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cpu_has_a_model() {
+        let text = |lines: &[&str]| model_in(&lines.join("\n"));
+        assert_eq!(text(&["processor\t: 0", "model name\t: AMD EPYC"]).as_deref(), Some("AMD EPYC"));
+        let arm = ["Features\t: fp", "CPU implementer\t: 0x48", "CPU variant\t: 0x1", "CPU part\t: 0xd01"];
+        assert_eq!(text(&arm).as_deref(), Some("arm64, implementer 0x48 part 0xd01"));
+        assert_eq!(text(&["processor : 0"]), None);
+    }
 
     #[test]
     fn kibibytes_are_read() {

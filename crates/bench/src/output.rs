@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use serde::Serialize;
+use tempfile::NamedTempFile;
 
 /// Writes `text` and a line end to standard output.
 pub fn line(text: &str) -> anyhow::Result<()> {
@@ -29,13 +30,21 @@ pub fn is_closed(error: &anyhow::Error) -> bool {
 
 /// Writes `value` to `path` as JSON.
 pub fn json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
+    whole(path, |file| Ok(serde_json::to_writer_pretty(&mut *file, value).map(|()| writeln!(file))??))
+}
+
+/// Writes `text` to `path`.
+pub fn file(path: &Path, text: &str) -> anyhow::Result<()> {
+    whole(path, |file| Ok(file.write_all(text.as_bytes())?))
+}
+
+fn whole(path: &Path, write: impl FnOnce(&mut NamedTempFile) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let write = || -> anyhow::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(directory)?;
-        serde_json::to_writer_pretty(&mut file, value)?;
-        writeln!(file)?;
+    let all = || -> anyhow::Result<()> {
+        let mut file = NamedTempFile::new_in(directory)?;
+        write(&mut file)?;
         file.persist(path)?;
         Ok(())
     };
-    write().with_context(|| format!("cannot write {}", path.display()))
+    all().with_context(|| format!("cannot write {}", path.display()))
 }

@@ -13,7 +13,9 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
+use crate::host;
 use crate::output;
+use crate::statistics::{Quartiles, Ratio};
 
 /// What the first field of a file says.
 pub const FORMAT: &str = "twofold-bench 1";
@@ -29,6 +31,9 @@ pub struct Results {
     pub program: String,
     /// What the figures depend on besides: names and values, in the order in which they are shown. No machine's own name.
     pub host: Vec<(String, String)>,
+    /// What was published, and what it is here; most commands have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub headline: Vec<HeadlineRow>,
     /// The figures.
     pub measurements: Vec<Measurement>,
     /// What changed over time.
@@ -37,6 +42,51 @@ pub struct Results {
     pub notes: Vec<String>,
     /// Whether somebody ended it before its time.
     pub interrupted: bool,
+}
+
+/// One published number, and ours beside it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeadlineRow {
+    /// The document that it is from: `S0`.
+    pub source: String,
+    /// What it is of: `clear, already split`.
+    pub what: String,
+    /// The command that was published with it, as it was.
+    pub command: String,
+    /// The number, as it was: `-44.01% (sd 2.80)`.
+    pub published: String,
+    /// That as a gain: the part of the time before that is gone, 0.4401. `None` where it was not told.
+    pub published_gain: Option<f64>,
+    /// What `before` and `after` are in: `ms`.
+    pub unit: String,
+    /// Ours, with the technique off.
+    pub before: Option<Quartiles>,
+    /// With it.
+    pub after: Option<Quartiles>,
+    /// (before - after) / before, with the interval that holds it 95 times in 100. Negative: it costs.
+    pub gain: Option<Ratio>,
+    /// Where ours ran.
+    pub platform: Platform,
+    /// How ours came about.
+    pub kind: Kind,
+    /// What comes of the two.
+    pub verdict: Verdict,
+    /// What a reader has to know; empty where there is nothing.
+    pub note: String,
+}
+
+/// Whether ours has the shape of what was published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It gains where that gained.
+    SameShape,
+    /// The interval holds both a gain and none.
+    Inconclusive,
+    /// The interval excludes a gain that should be there.
+    Differs,
+    /// There is no figure of ours.
+    NotMeasured,
 }
 
 /// One figure of one variant, run by run.
@@ -97,8 +147,14 @@ pub enum Quantity {
     CpuTime,
     /// Instructions of the hypervisor (at EL2; of the host's kernel).
     Instructions,
-    /// Faults of the guest's.
+    /// Faults of the guest's, of all kinds.
     Faults,
+    /// Those at which nothing was mapped.
+    TranslationFaults,
+    /// Those at which what was mapped did not allow it.
+    PermissionFaults,
+    /// Those at which a mapping had not been used before.
+    AccessFlagFaults,
     /// TLB invalidations.
     Tlbi,
     /// Data synchronization barriers.
@@ -126,6 +182,21 @@ pub enum Kind {
 }
 
 impl Results {
+    /// Of this command on this machine; nothing is measured yet.
+    pub fn begin() -> Self {
+        Self {
+            format: FORMAT.to_owned(),
+            command: command(std::env::args()),
+            program: format!("twofold {}, {} build", env!("CARGO_PKG_VERSION"), build()),
+            host: host::this(),
+            headline: Vec::new(),
+            measurements: Vec::new(),
+            series: Vec::new(),
+            notes: Vec::new(),
+            interrupted: false,
+        }
+    }
+
     /// Reads a file that `--json` wrote.
     ///
     /// # Errors
@@ -182,6 +253,9 @@ impl Quantity {
             Self::CpuTime => "CPU time",
             Self::Instructions => "instructions",
             Self::Faults => "faults",
+            Self::TranslationFaults => "translation faults",
+            Self::PermissionFaults => "permission faults",
+            Self::AccessFlagFaults => "access flag faults",
             Self::Tlbi => "TLBI",
             Self::Dsb => "DSB",
             Self::LinesCleaned => "lines cleaned",
@@ -191,9 +265,26 @@ impl Quantity {
         }
     }
 
+    /// Whether it is what a user waits or pays for, and not how that came about.
+    pub const fn is_cost(self) -> bool {
+        matches!(self, Self::Time | Self::CpuTime | Self::Instructions | Self::Rate)
+    }
+
     /// Whether more of it is better.
     pub const fn more_is_better(self) -> bool {
         matches!(self, Self::Rate)
+    }
+}
+
+impl Verdict {
+    /// Words for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SameShape => "same shape",
+            Self::Inconclusive => "inconclusive",
+            Self::Differs => "differs",
+            Self::NotMeasured => "not measured",
+        }
     }
 }
 
@@ -206,6 +297,21 @@ impl Kind {
             Self::Modelled => "modelled",
         }
     }
+}
+
+/// A command as it was typed, but for the path of the program, which is nobody's business.
+fn command(arguments: impl Iterator<Item = String>) -> String {
+    let quoted = |argument: String| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=,./:+%@".contains(&byte);
+        let plain = !argument.is_empty() && argument.bytes().all(is_plain);
+        if plain { argument } else { format!("'{}'", argument.replace('\'', r"'\''")) }
+    };
+    let arguments = arguments.skip(1).map(quoted);
+    std::iter::once("twofold".to_owned()).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+const fn build() -> &'static str {
+    if cfg!(debug_assertions) { "debug" } else { "release" }
 }
 
 impl fmt::Display for Platform {
@@ -226,6 +332,7 @@ mod tests {
             command: "twofold bench dirty-log".to_owned(),
             program: "0.1.0, release build".to_owned(),
             host: vec![("CPU".to_owned(), "any".to_owned())],
+            headline: vec![],
             measurements: vec![Measurement {
                 experiment: experiment.clone(),
                 platform,
@@ -268,6 +375,13 @@ mod tests {
         let newer = Results { format: "twofold-bench 2".to_owned(), ..results() };
         assert!(error(&serde_json::to_string(&newer).unwrap()).contains("the format `twofold-bench 2`"));
         assert!(format!("{:#}", Results::read(&directory.path().join("none")).unwrap_err()).contains("cannot read"));
+    }
+
+    #[test]
+    fn a_command_can_be_typed_again() {
+        let typed = ["/home/me/twofold", "bench", "dirty-log", "-b", "1G", "--json", "it's mine.json", ""];
+        let wanted = r"twofold bench dirty-log -b 1G --json 'it'\''s mine.json' ''";
+        assert_eq!(command(typed.map(str::to_owned).into_iter()), wanted);
     }
 
     #[test]

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How sure the ratio of two things is that were measured in turns.
+//! How sure the ratio of two things is.
 //!
 //! The runs are drawn again, with repetition, some thousand times, as though the measurement had been done so often; between
-//! what 95 % of the medians lie is the interval (Efron's percentile bootstrap). A run of the one stays with its neighbour of
-//! the other: what disturbed the machine then disturbed both.
+//! what 95 % of the medians lie is the interval (Efron's percentile bootstrap). Where the two were measured in turns, a run of
+//! the one stays with its neighbour of the other: what disturbed the machine then disturbed both. Where they were not, each is
+//! drawn by itself.
 
-use serde::Serialize;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 use super::quartiles::between;
 
 /// A ratio, and the interval that holds it 95 times in 100.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
     /// The median of the runs' ratios.
     pub median: f64,
@@ -24,12 +27,35 @@ impl Ratio {
     /// Of pairs of runs, `of` by `to`. No pairs: all 0.
     pub fn of(of: &[f64], to: &[f64]) -> Self {
         let ratios: Vec<f64> = of.iter().zip(to).map(|(of, to)| of / to).collect();
+        Self::drawn(median(ratios.clone()), |random| random.median_of(&ratios))
+    }
+
+    /// Of runs that have nothing to do with each other, `of` by `to`: the ratio of their medians. None of one: all 0.
+    pub fn apart(of: &[f64], to: &[f64]) -> Self {
+        if of.is_empty() || to.is_empty() {
+            return Self { median: 0.0, low: 0.0, high: 0.0 };
+        }
+        let ratio = median(of.to_vec()) / median(to.to_vec());
+        Self::drawn(ratio, |random| random.median_of(of) / random.median_of(to))
+    }
+
+    /// Whether it is open which of the two is more.
+    pub fn holds_one(&self) -> bool {
+        self.low <= 1.0 && 1.0 <= self.high
+    }
+
+    fn drawn(median: f64, draw: impl Fn(&mut Random) -> f64) -> Self {
         let mut random = Random::new(SEED);
-        let mut medians: Vec<f64> = (0..SAMPLES)
-            .map(|_| median((0..ratios.len()).map(|_| ratios[random.below(ratios.len() as u64) as usize]).collect()))
-            .collect();
-        medians.sort_by(f64::total_cmp);
-        Self { median: median(ratios), low: between(&medians, 0.025), high: between(&medians, 0.975) }
+        let mut drawn: Vec<f64> = (0..SAMPLES).map(|_| draw(&mut random)).collect();
+        drawn.sort_by(f64::total_cmp);
+        Self { median, low: between(&drawn, 0.025), high: between(&drawn, 0.975) }
+    }
+}
+
+/// `0.561 [0.548, 0.580]`
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.3} [{:.3}, {:.3}]", self.median, self.low, self.high)
     }
 }
 
@@ -51,6 +77,11 @@ impl Random {
     /// From a seed, however close to others'.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// The median of as many runs as there are, each drawn from all of them.
+    fn median_of(&mut self, runs: &[f64]) -> f64 {
+        median((0..runs.len()).map(|_| runs[self.below(runs.len() as u64) as usize]).collect())
     }
 
     /// One below `end`.
@@ -81,6 +112,19 @@ mod tests {
         let disturbed = [1.0, 9.0, 1.5, 30.0];
         let half = disturbed.map(|run| run / 2.0);
         assert_eq!(Ratio::of(&half, &disturbed), Ratio { median: 0.5, low: 0.5, high: 0.5 });
+    }
+
+    #[test]
+    fn runs_apart_are_as_sure_as_each_of_them() {
+        let (one, other) = ([9.0, 10.0, 11.0, 10.0, 10.5], [19.0, 20.0, 21.0, 20.0, 20.5]);
+        let ratio = Ratio::apart(&one, &other);
+        assert_eq!(ratio.median, 0.5);
+        assert!(ratio.low < 0.5 && 0.5 < ratio.high && ratio.high < 0.6 && !ratio.holds_one(), "{ratio}");
+        // The order of the runs says nothing.
+        let turned: Vec<f64> = other.iter().rev().copied().collect();
+        assert_eq!(Ratio::apart(&one, &turned).median, 0.5);
+        assert!(Ratio::apart(&[1.0, 5.0, 9.0], &[2.0, 4.0, 9.0]).holds_one());
+        assert_eq!(Ratio::apart(&[], &other), Ratio { median: 0.0, low: 0.0, high: 0.0 });
     }
 
     #[test]

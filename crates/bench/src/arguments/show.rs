@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The options of `show`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Options of `show`.
+#[derive(Args, Clone, Debug)]
+pub struct ShowOptions {
+    /// The file, as `--json` wrote it
+    #[arg(value_name = "FILE.json")]
+    pub file: PathBuf,
+    /// Writes a line for each run to FILE, as CSV
+    #[arg(long, value_name = "FILE.csv")]
+    pub csv: Option<PathBuf>,
+    /// Writes a page with tables and plots to FILE, as HTML in one piece
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+}
+
+pub const HELP: &str = "\
+Example:
+  cargo run --release -p twofold -- bench show results.json --report results.html";

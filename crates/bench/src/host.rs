@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What figures depend on besides the program: the CPU, its caches, the kernel and how it treats memory.
+//!
+//! Invariant: what the kernel does not tell is left out, never guessed; a machine's own name is not told. The kernel's command
+//! line is told whole, since half of it is no use to who runs the experiment again; so who gives a file away looks at it first.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::machine::Machine;
+use crate::readable;
+
+/// The name of the kernel's command line, which is as private as its owner has made it.
+pub const COMMAND_LINE: &str = "kernel command line";
+
+/// The name of what another run has other than this, on the same machine.
+pub const FREE_MEMORY: &str = "free memory";
+
+/// Of this machine: names and values, in the order in which they are shown.
+pub fn this() -> Vec<(String, String)> {
+    let machine = Machine::this();
+    let files = Files(PathBuf::from("/"));
+    let mut told = vec![("CPU", Some(machine.cpu.clone())), ("CPUs", Some(machine.cpus.to_string()))];
+    told.extend(files.told());
+    told.extend([
+        ("architecture", Some(std::env::consts::ARCH.to_owned())),
+        ("kernel", machine.kernel.map(|release| format!("Linux {release}"))),
+        (COMMAND_LINE, files.text("proc/cmdline")),
+    ]);
+    let known =
+        |(name, value): (&str, Option<String>)| Some((name.to_owned(), value.filter(|value| !value.is_empty())?));
+    told.into_iter().filter_map(known).collect()
+}
+
+/// The kernel's files, below a directory.
+struct Files(PathBuf);
+
+impl Files {
+    fn told(&self) -> Vec<(&'static str, Option<String>)> {
+        vec![
+            ("MIDR", self.text("sys/devices/system/cpu/cpu0/regs/identification/midr_el1")),
+            ("under a hypervisor", self.under_a_hypervisor()),
+            ("caches", self.caches()),
+            ("memory", self.memory("MemTotal:")),
+            (FREE_MEMORY, self.memory("MemAvailable:")),
+            ("transparent huge pages", self.chosen("sys/kernel/mm/transparent_hugepage/enabled")),
+            ("huge page pools", self.pools()),
+            ("frequency governor", self.text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+            ("/dev/kvm", Some(if self.0.join("dev/kvm").exists() { "there" } else { "not there" }.to_owned())),
+        ]
+    }
+
+    fn text(&self, path: &str) -> Option<String> {
+        Some(fs::read_to_string(self.0.join(path)).ok()?.trim().to_owned())
+    }
+
+    /// The word in brackets, of a file that lists all there are.
+    fn chosen(&self, path: &str) -> Option<String> {
+        let text = self.text(path)?;
+        Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
+    }
+
+    /// x86 has a flag for it. arm64 has not; what boots there by a device tree may say so in it.
+    fn under_a_hypervisor(&self) -> Option<String> {
+        let flags = self.text("proc/cpuinfo")?;
+        let flags = flags.lines().find(|line| line.starts_with("flags"));
+        let by_tree = self.0.join("proc/device-tree/hypervisor").exists();
+        let is_under = flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")) || by_tree;
+        (is_under || flags.is_some()).then(|| if is_under { "yes" } else { "no" }.to_owned())
+    }
+
+    /// `L1d 48 KiB, L1i 32 KiB, L2 2 MiB, L3 32 MiB`, of the first CPU.
+    fn caches(&self) -> Option<String> {
+        let of = |directory: PathBuf| {
+            let text = |name| Some(fs::read_to_string(directory.join(name)).ok()?.trim().to_owned());
+            let kind = match text("type")?.as_str() {
+                "Data" => "d",
+                "Instruction" => "i",
+                _ => "",
+            };
+            let kib: u64 = text("size")?.strip_suffix('K')?.parse().ok()?;
+            Some(format!("L{}{kind} {}", text("level")?, readable::bytes(kib << 10)))
+        };
+        let directory = fs::read_dir(self.0.join("sys/devices/system/cpu/cpu0/cache")).ok()?;
+        let mut caches: Vec<String> = directory.flatten().filter_map(|entry| of(entry.path())).collect();
+        caches.sort();
+        Some(caches.join(", "))
+    }
+
+    /// `7.6 GiB`
+    fn memory(&self, key: &str) -> Option<String> {
+        let text = self.text("proc/meminfo")?;
+        let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
+        let kib = rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+        Some(format!("{:.1} GiB", kib as f64 / f64::from(1 << 20)))
+    }
+
+    /// `2 MiB: 0 of 0 free, 1 GiB: 16 of 64 free`
+    fn pools(&self) -> Option<String> {
+        let of = |directory: PathBuf| {
+            let kib: u64 =
+                directory.file_name()?.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            let number = |name| fs::read_to_string(directory.join(name)).ok()?.trim().parse::<u64>().ok();
+            let (free, all) = (number("free_hugepages")?, number("nr_hugepages")?);
+            Some((kib, format!("{}: {free} of {all} free", readable::bytes(kib << 10))))
+        };
+        let directory = fs::read_dir(self.0.join("sys/kernel/mm/hugepages")).ok()?;
+        let mut pools: Vec<_> = directory.flatten().filter_map(|entry| of(entry.path())).collect();
+        pools.sort();
+        Some(pools.into_iter().map(|(_, text)| text).collect::<Vec<_>>().join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// A machine made of files.
+    fn files(given: &[(&str, &str)]) -> (tempfile::TempDir, Files) {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in given {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let files = Files(root.path().to_owned());
+        (root, files)
+    }
+
+    fn value(files: &Files, name: &str) -> Option<String> {
+        files.told().into_iter().find(|(other, _)| *other == name).unwrap().1
+    }
+
+    #[test]
+    fn a_server_tells_what_it_is() {
+        let cache = "sys/devices/system/cpu/cpu0/cache";
+        let pool = "sys/kernel/mm/hugepages";
+        let (_root, files) = files(&[
+            ("sys/devices/system/cpu/cpu0/regs/identification/midr_el1", "0x00000000481fd010\n"),
+            (&format!("{cache}/index0/level"), "1\n"),
+            (&format!("{cache}/index0/type"), "Data\n"),
+            (&format!("{cache}/index0/size"), "64K\n"),
+            (&format!("{cache}/index3/level"), "3\n"),
+            (&format!("{cache}/index3/type"), "Unified\n"),
+            (&format!("{cache}/index3/size"), "32768K\n"),
+            ("proc/meminfo", "MemTotal: 33554432 kB\nMemFree: 1 kB\nMemAvailable: 16777216 kB\n"),
+            ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
+            (&format!("{pool}/hugepages-1048576kB/nr_hugepages"), "64\n"),
+            (&format!("{pool}/hugepages-1048576kB/free_hugepages"), "16\n"),
+            (&format!("{pool}/hugepages-2048kB/nr_hugepages"), "0\n"),
+            (&format!("{pool}/hugepages-2048kB/free_hugepages"), "0\n"),
+            ("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance\n"),
+            ("proc/cpuinfo", "processor : 0\nFeatures : fp asimd\n"),
+            ("dev/kvm", ""),
+        ]);
+        let told = |name| value(&files, name).unwrap();
+        assert_eq!(told("MIDR"), "0x00000000481fd010");
+        assert_eq!(told("caches"), "L1d 64 KiB, L3 32 MiB");
+        assert_eq!(told("memory"), "32.0 GiB");
+        assert_eq!(told(FREE_MEMORY), "16.0 GiB");
+        assert_eq!(told("transparent huge pages"), "madvise");
+        assert_eq!(told("huge page pools"), "2 MiB: 0 of 0 free, 1 GiB: 16 of 64 free");
+        assert_eq!(told("frequency governor"), "performance");
+        assert_eq!(told("/dev/kvm"), "there");
+        assert_eq!(value(&files, "under a hypervisor"), None, "arm64 has no flag");
+    }
+
+    #[test]
+    fn a_flag_tells_of_a_hypervisor() {
+        let (_root, under) = files(&[("proc/cpuinfo", "flags\t\t: fpu hypervisor nx\n")]);
+        assert_eq!(value(&under, "under a hypervisor").unwrap(), "yes");
+        let (_root, bare) = files(&[("proc/cpuinfo", "flags\t\t: fpu nx\n")]);
+        assert_eq!(value(&bare, "under a hypervisor").unwrap(), "no");
+        assert_eq!(value(&bare, "memory"), None);
+    }
+
+    #[test]
+    fn this_machine_has_a_cpu_and_no_name() {
+        let told = this();
+        assert_eq!(told[0].0, "CPU");
+        assert!(told.iter().all(|(_, value)| !value.is_empty()));
+        let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        assert!(told.iter().all(|(key, value)| key == COMMAND_LINE || name.trim().is_empty() || value != name.trim()));
+    }
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Figures for people: in a unit that leaves few digits, with three of them that mean something.
+//!
+//! Invariant: all figures that are compared with each other are in one unit; a count is never rounded.
+
+use crate::results::Quantity;
+use crate::statistics::{Quartiles, short};
+
+/// What figures are shown in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Unit {
+    /// Its sign: `ms`. Empty for what is counted.
+    pub name: &'static str,
+    size: f64,
+    is_count: bool,
+}
+
+impl Unit {
+    /// For figures of this quantity, the largest of which is `largest`.
+    pub fn of(quantity: Quantity, largest: f64) -> Self {
+        let fitting = |units: &[(&'static str, f64)]| {
+            let fits = |(_, size): &&(&str, f64)| largest >= *size;
+            let (name, size) = units.iter().rfind(fits).unwrap_or(&units[0]);
+            Self { name, size: *size, is_count: false }
+        };
+        match quantity {
+            Quantity::Time | Quantity::CpuTime => fitting(&[("ns", 1.0), ("µs", 1e3), ("ms", 1e6), ("s", 1e9)]),
+            Quantity::Rate => fitting(&[("/s", 1.0), ("k/s", 1e3), ("M/s", 1e6), ("G/s", 1e9)]),
+            _ => Self { name: "", size: 1.0, is_count: true },
+        }
+    }
+
+    /// A figure in this unit.
+    pub fn scale(self, value: f64) -> f64 {
+        value / self.size
+    }
+
+    /// The same as text, without the unit.
+    pub fn shown(self, value: f64) -> String {
+        if self.is_count { count(value) } else { short(self.scale(value)) }
+    }
+
+    /// What half of the runs are between.
+    pub fn spread(self, of: Quartiles) -> String {
+        format!("{} to {}", self.shown(of.lower), self.shown(of.upper))
+    }
+}
+
+/// `1,234,567`; halves, which medians of counts have, stay.
+pub fn count(value: f64) -> String {
+    let text = if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.1}") };
+    let (whole, rest) = text.split_once('.').map_or((text.as_str(), None), |(whole, rest)| (whole, Some(rest)));
+    let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
+    let mut grouped = sign.to_owned();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    rest.into_iter().for_each(|rest| grouped.extend(['.'].into_iter().chain(rest.chars())));
+    grouped
+}
+
+/// `-39.0 %`, of the part of a whole.
+pub fn percent(part: f64) -> String {
+    // No `-0.0 %`.
+    let text = format!("{:+.1} %", part * 100.0);
+    if text == "-0.0 %" { "+0.0 %".to_owned() } else { text }
+}
+
+/// What a ratio comes to: `-39.0 %`; from three times on `× 3.00`.
+pub fn change(ratio: f64) -> String {
+    if ratio < 3.0 { percent(ratio - 1.0) } else { format!("× {}", short(ratio)) }
+}
+
+/// `+43.0 to +50.0 %`
+pub fn percent_range(low: f64, high: f64) -> String {
+    format!("{} to {}", percent(low).trim_end_matches(" %"), percent(high))
+}
+
+/// `1 GiB`; in the largest unit that needs no fraction.
+pub fn bytes(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let fitting = units.into_iter().find(|(shift, _)| bytes != 0 && bytes.is_multiple_of(1 << shift));
+    fitting.map_or_else(|| format!("{bytes} bytes"), |(shift, name)| format!("{} {name}", bytes >> shift))
+}
+
+/// The value of a setting, below its name.
+pub fn value(key: &str, value: &str) -> String {
+    match value.parse() {
+        Ok(0) if key == "chunk" => "0".to_owned(),
+        Ok(number) if matches!(key, "bytes" | "chunk" | "region") => bytes(number),
+        _ => value.to_owned(),
+    }
+}
+
+/// A setting that says by itself what it is: `4 vCPUs`, `1 GiB`, `chunk 2 MiB`.
+pub fn setting(key: &str, text: &str) -> String {
+    let shown = value(key, text);
+    match key {
+        "bytes" | "mode" | "backing" => shown,
+        "vcpus" if text == "1" => "1 vCPU".to_owned(),
+        "vcpus" => format!("{shown} vCPUs"),
+        _ => format!("{} {shown}", key.replace('_', " ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_leave_few_digits() {
+        let shown = |quantity, largest, value| {
+            let unit = Unit::of(quantity, largest);
+            format!("{} {}", unit.shown(value), unit.name)
+        };
+        assert_eq!(shown(Quantity::Time, 999.0, 12.0), "12.0 ns");
+        assert_eq!(shown(Quantity::CpuTime, 4.4e7, 2.5e7), "25.0 ms");
+        assert_eq!(shown(Quantity::Time, 3e9, 1e8), "0.100 s");
+        assert_eq!(shown(Quantity::Rate, 2.34e7, 2.34e7), "23.4 M/s");
+        assert_eq!(shown(Quantity::Time, 0.0, 0.0), "0.000 ns");
+        assert_eq!(shown(Quantity::Instructions, 1e9, 1_234_567.0), "1,234,567 ");
+    }
+
+    #[test]
+    fn counts_are_whole() {
+        assert_eq!([0.0, 999.0, 1000.0, -262_144.0, 1500.5].map(count), ["0", "999", "1,000", "-262,144", "1,500.5"]);
+    }
+
+    #[test]
+    fn settings_say_what_they_are() {
+        assert_eq!(setting("bytes", "1073741824"), "1 GiB");
+        assert_eq!(setting("bytes", "1610612736"), "1536 MiB");
+        assert_eq!(setting("bytes", "1000"), "1000 bytes");
+        assert_eq!(setting("chunk", "0"), "chunk 0");
+        assert_eq!(setting("vcpus", "1"), "1 vCPU");
+        assert_eq!(setting("exit_cost", "1500"), "exit cost 1500");
+    }
+
+    #[test]
+    fn changes_are_percentages_while_those_are_small() {
+        assert_eq!(percent(-0.0001), "+0.0 %");
+        assert_eq!(percent_range(-0.02, 0.5), "-2.0 to +50.0 %");
+        assert_eq!([0.61, 1.0, 2.9, 30.0].map(change), ["-39.0 %", "+0.0 %", "+190.0 %", "× 30.0"]);
+    }
+}

@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Results as a page: what was published and what it is here, then each experiment with its plots and tables.
+//!
+//! Invariant: every figure of the results is in a table of the page, plots or none.
+
+use maud::{Markup, PreEscaped, html};
+
+use super::figures::figures;
+use super::page::page;
+use super::plot::Error;
+use super::plot::colour::variant;
+use super::plot::gains::{Gain, gains};
+use super::section::{Group, Member, Section, sections};
+use crate::host::COMMAND_LINE;
+use crate::readable;
+use crate::results::{HeadlineRow, Results, Verdict};
+use crate::statistics::{Quartiles, short};
+
+/// The whole page.
+///
+/// # Errors
+///
+/// Results that cannot be drawn, or written as JSON.
+pub fn html(results: &Results) -> anyhow::Result<String> {
+    let sections = sections(results);
+    let mut parts = Vec::new();
+    for (at, section) in sections.iter().enumerate() {
+        let plots = figures(section)?;
+        parts.push(html! {
+            h2 id=(format!("s{at}")) { (section.title()) }
+            p.faint { (section.setup()) }
+            (plots)
+            (warnings(&section.warnings()))
+            @if !section.groups.is_empty() {
+                details {
+                    summary { "All figures: " (count(section)) }
+                    .scroll { (measurements(section)) }
+                }
+            }
+            @if !section.series.is_empty() {
+                details { summary { "All events" } .scroll { (events(section)) } }
+            }
+        });
+    }
+    let headline = if results.headline.is_empty() {
+        html! {}
+    } else {
+        headline(&results.headline)?
+    };
+    let body = html! {
+        h1 { "twofold bench" }
+        pre.command { (results.command) }
+        p.faint { (brief(results)) " " a href="#machine" { "All of the machine" } }
+        @if results.interrupted {
+            p.warning { b { "Interrupted: " } "this is what was measured until then." }
+        }
+        @if !results.notes.is_empty() {
+            ul.plain { @for note in &results.notes { li { (note) } } }
+        }
+        @if sections.len() > 1 {
+            nav { ul {
+                @if !results.headline.is_empty() { li { a href="#headline" { "what was published" } } }
+                @for (at, section) in sections.iter().enumerate() {
+                    li { a href=(format!("#s{at}")) { (section.title()) } }
+                }
+            } }
+        }
+        (headline)
+        @for part in parts { (part) }
+        h2 #machine { "The machine and the program" }
+        (machine(results))
+    };
+    page(&results.command, body, results)
+}
+
+/// What matters most of that, in a line.
+fn brief(results: &Results) -> String {
+    let told = |name: &&str| Some(results.host.iter().find(|(other, _)| other == name)?.1.as_str());
+    let [cpu, cpus, kernel] = ["CPU", "CPUs", "kernel"].map(|name| told(&name));
+    let cpus = cpus.map(|cpus| format!("{cpus} CPUs"));
+    let parts = [cpu, cpus.as_deref(), kernel, Some(results.program.as_str())];
+    format!("{}.", parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
+}
+
+/// What the figures depend on.
+fn machine(results: &Results) -> Markup {
+    let rows = [("program", results.program.as_str())].into_iter();
+    let rows = rows.chain(results.host.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    html! {
+        dl.facts {
+            @for (name, value) in rows {
+                div.long[name == COMMAND_LINE] {
+                    dt { (name) }
+                    dd {
+                        @if name == COMMAND_LINE { code { (value) } } @else { (value) }
+                    }
+                }
+            }
+        }
+        @if results.host.iter().any(|(name, _)| name == COMMAND_LINE) {
+            p.faint { "The kernel's command line is here whole: look at it before you give this page away." }
+        }
+    }
+}
+
+/// What leaves open whether there is a gain; many of them behind a line.
+fn warnings(lines: &[String]) -> Markup {
+    let list = || html! { ul.plain { @for line in lines { li.warning { (line) } } } };
+    html! {
+        @match lines.len() {
+            0 => {}
+            1..=2 => (list()),
+            many => details { summary.warning { "Where the spread swallows the gain: " (many) } (list()) },
+        }
+    }
+}
+
+fn count(section: &Section<'_>) -> usize {
+    section.groups.iter().map(|group| group.members.len()).sum()
+}
+
+/// A line for each variant of each figure.
+fn measurements(section: &Section<'_>) -> Markup {
+    let has_variants = section.has_variants();
+    let is_one = section.variant_keys.len() == 1;
+    let first = section.variants.first().filter(|_| is_one).map_or("", String::as_str);
+    html! {
+        table {
+            thead { tr {
+                @for key in &section.scene_keys { th { (key.replace('_', " ")) } }
+                th { "phase" } th { "what" }
+                @if has_variants { th { (section.variable()) } }
+                th.n { "median" } th {} th.n { "quartiles" } th.n { "runs" } th { "how" }
+                @if has_variants { th.n { "by " (first) } th.n { "95 %" } }
+                @if has_variants && !is_one { th { "what was before" } }
+            } }
+            tbody {
+                @for group in &section.groups {
+                    @for (at, member) in group.members.iter().enumerate() {
+                        tr.head[at == 0 && group.members.len() > 1] { (cells(section, group, member)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn cells(section: &Section<'_>, group: &Group<'_>, member: &Member<'_>) -> Markup {
+    let unit = group.unit();
+    let ratio = member.ratio;
+    html! {
+        @for (key, value) in section.scene_keys.iter().zip(&group.scene) { td { (readable::value(key, value)) } }
+        td { (group.phase) } td { (group.quantity.name()) }
+        @if section.has_variants() { td { (section.variants[member.variant]) } }
+        td.n { (unit.shown(member.quartiles.median)) } td.u { (unit.name) }
+        td.n { (unit.spread(member.quartiles)) } td.n { (member.runs.len()) } td { (group.kind.name()) }
+        @if section.has_variants() {
+            td.n { @if let Some(ratio) = ratio { (format!("{:.3}", ratio.median)) } }
+            td.n.inconclusive[group.is_open(member)] {
+                @if let Some(ratio) = ratio { (format!("{:.3} to {:.3}", ratio.low, ratio.high)) }
+            }
+            @if section.variant_keys.len() > 1 { td { (section.before(member)) } }
+        }
+    }
+}
+
+fn events(section: &Section<'_>) -> Markup {
+    html! {
+        table {
+            thead { tr { th { "series" } th.n { "s" } th { "event" } } }
+            tbody {
+                @for over in &section.series {
+                    @let names = [over.series.name.clone(), section.variants[over.variant].clone(), section.scene(&over.scene)];
+                    @let name = names.iter().filter(|name| !name.is_empty()).cloned().collect::<Vec<_>>().join(", ");
+                    @for (at, event) in &over.series.events {
+                        tr { td { (name) } td.n { (format!("{at:.3}")) } td { (event) } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What was published, and ours beside it: a plot of the gains, and a table.
+fn headline(rows: &[HeadlineRow]) -> Result<Markup, Error> {
+    let shown: Vec<_> = rows.iter().filter(|row| row.gain.is_some()).map(gain).collect();
+    let plot = if shown.is_empty() { String::new() } else { gains("Gains, published and here", &shown)? };
+    Ok(html! {
+        h2 #headline { "What was published, and what it is here" }
+        @if !plot.is_empty() {
+            figure {
+                figcaption.faint {
+                    "The part of the cost that is gone: a dot with its interval is ours, a diamond was published. \
+                     Right of the line is a gain."
+                }
+                (PreEscaped(plot))
+            }
+        }
+        .scroll {
+            table {
+                thead { tr {
+                    th { "source" } th { "what" } th { "shape" } th.n { "gain" } th.n { "published" }
+                    th.n { "before" } th.n { "after" } th {} th { "how" }
+                } }
+                tbody { @for row in rows { (headline_row(row)) } }
+            }
+        }
+    })
+}
+
+fn gain(row: &HeadlineRow) -> Gain {
+    let colour = match row.verdict {
+        Verdict::SameShape => variant(3),
+        Verdict::Differs => variant(6),
+        Verdict::Inconclusive => variant(7),
+        Verdict::NotMeasured => variant(0),
+    };
+    let label = format!("{} {}", row.source, row.what);
+    Gain { label, published: row.published_gain, ours: row.gain, colour }
+}
+
+fn headline_row(row: &HeadlineRow) -> Markup {
+    let median = |of: Option<Quartiles>| {
+        html! {
+            @if let Some(of) = of { (short(of.median)) small { (short(of.lower)) " to " (short(of.upper)) } }
+        }
+    };
+    let class = match row.verdict {
+        Verdict::SameShape => "same_shape",
+        Verdict::Inconclusive => "inconclusive",
+        Verdict::Differs => "differs",
+        Verdict::NotMeasured => "not_measured",
+    };
+    html! {
+        tr {
+            td { (row.source) }
+            td.what {
+                (row.what)
+                @if !row.command.is_empty() { small { code { (row.command) } } }
+                @if !row.note.is_empty() { small { (row.note) } }
+            }
+            td { span.verdict.(class) { (row.verdict.name()) } }
+            td.n {
+                @if let Some(gain) = row.gain {
+                    (readable::percent(gain.median)) small { (readable::percent_range(gain.low, gain.high)) }
+                }
+            }
+            td.published { (row.published) }
+            td.n { (median(row.before)) } td.n { (median(row.after)) }
+            td.u { @if row.before.is_some() || row.after.is_some() { (row.unit) } }
+            td { (row.kind.name()) small { (row.platform) } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::page::data;
+    use super::super::{example, write_html};
+    use super::*;
+
+    /// The cells of all rows, without marks.
+    fn rows(page: &str) -> Vec<Vec<String>> {
+        let text = |cell: &str| {
+            let mut text = String::new();
+            let mut is_text = true;
+            for letter in cell.chars() {
+                match letter {
+                    '<' => is_text = false,
+                    '>' => is_text = true,
+                    _ if is_text => text.push(letter),
+                    _ => {}
+                }
+            }
+            let unescaped = text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"");
+            unescaped.replace("&amp;", "&")
+        };
+        let cells = |row: &str| {
+            let row = row.split("</tr>").next().unwrap_or_default();
+            row.split("<td").skip(1).map(|cell| text(&format!("<td{cell}"))).collect()
+        };
+        page.split("<tr").skip(1).map(cells).collect()
+    }
+
+    #[test]
+    fn every_figure_is_in_a_table() {
+        let results = example::results();
+        let page = html(&results).unwrap();
+        let rows = rows(&page);
+        for section in sections(&results) {
+            for group in &section.groups {
+                for member in &group.members {
+                    let unit = group.unit();
+                    let mut wanted: Vec<String> = section
+                        .scene_keys
+                        .iter()
+                        .zip(&group.scene)
+                        .map(|(key, value)| readable::value(key, value))
+                        .collect();
+                    wanted.extend([group.phase.to_owned(), group.quantity.name().to_owned()]);
+                    wanted.extend(section.has_variants().then(|| section.variants[member.variant].clone()));
+                    let median = Quartiles::of(member.runs.iter().copied()).median;
+                    wanted.extend([unit.shown(median), unit.name.to_owned()]);
+                    assert!(rows.iter().any(|row| row.starts_with(&wanted)), "{wanted:?}");
+                }
+            }
+        }
+        let figures: usize = sections(&results).iter().map(count).sum();
+        assert_eq!(figures, results.measurements.len(), "each is in one section, once");
+        for row in &results.headline {
+            let shown = rows.iter().find(|cells| cells.len() == 9 && cells[1].starts_with(&row.what)).unwrap();
+            assert!(shown[1].contains(&row.command) && shown[1].contains(&row.note) && shown[4] == row.published);
+            assert_eq!(shown[2], row.verdict.name());
+        }
+    }
+
+    #[test]
+    fn a_page_holds_its_results_and_refers_to_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("report.html");
+        let results = example::results();
+        write_html(&path, &results).unwrap();
+        let page = fs::read_to_string(&path).unwrap();
+        assert_eq!(data::<Results>(&page), results);
+        for reference in ["http", "src=", "url(", "@import", "<link", "<img", "<iframe"] {
+            assert!(!page.contains(reference), "{reference}");
+        }
+        // To look at it: TWOFOLD_EXAMPLE=FILE.html cargo test -p twofold-bench refers_to_nothing
+        if let Some(path) = std::env::var_os("TWOFOLD_EXAMPLE") {
+            fs::write(path, page).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_was_typed_and_told_is_text_and_no_markup() {
+        let mut results = example::results();
+        let nasty = "<b>&\"'</script>";
+        let escaped = "&lt;b&gt;&amp;&quot;'&lt;/script&gt;";
+        results.command = nasty.to_owned();
+        results.notes = vec![nasty.to_owned()];
+        results.headline[0].what = nasty.to_owned();
+        results.measurements.iter_mut().for_each(|one| {
+            one.configuration.insert("fixed".to_owned(), nasty.to_owned());
+            one.configuration.insert("mode".to_owned(), format!("{nasty}{}", one.phase));
+            one.phase.push_str(nasty);
+        });
+        results.series.iter_mut().for_each(|one| one.events[0].1 = nasty.to_owned());
+        let page = html(&results).unwrap();
+        assert!(page.matches(escaped).count() > 5);
+        assert!(!page.contains("<b>&") && page.matches("</script>").count() == 2);
+        assert_eq!(data::<Results>(&page), results);
+    }
+
+    #[test]
+    fn a_page_of_nothing_says_so_much() {
+        let results =
+            Results { headline: vec![], measurements: vec![], series: vec![], interrupted: true, ..example::results() };
+        let page = html(&results).unwrap();
+        assert!(page.contains("Interrupted") && !page.contains("<table"));
+        assert_eq!(data::<Results>(&page), results);
+    }
+
+    /// Each element that is opened is closed, in order.
+    #[test]
+    fn a_page_is_well_formed() {
+        let page = html(&example::results()).unwrap();
+        let mut open = Vec::new();
+        let mut rest = page.as_str();
+        while let Some((_, tag)) = rest.split_once('<') {
+            let (tag, behind) = tag.split_once('>').unwrap();
+            rest = behind;
+            let name = tag.split([' ', '\n']).next().unwrap();
+            match name.strip_prefix('/') {
+                Some(name) => assert_eq!(open.pop(), Some(name)),
+                None if tag.ends_with('/') || ["!DOCTYPE", "meta", "br"].contains(&name) => {}
+                None => {
+                    if ["script", "style"].contains(&name) {
+                        rest = rest.split_once(&format!("</{name}>")).unwrap().1;
+                    } else {
+                        open.push(name);
+                    }
+                }
+            }
+        }
+        assert!(open.is_empty(), "{open:?}");
+    }
+}

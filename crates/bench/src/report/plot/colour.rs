@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The colours of plots, by day and by night.
+//!
+//! A plot is drawn in the colours of the day; where the reader's screen is dark, a style sheet puts the others in their place
+//! by rules that name the first. So a plot is right without a style sheet, and with it in both.
+//!
+//! Invariant: each has a contrast of at least 4.5 to 1 with the page that it stands on (the grid has less: it says nothing).
+
+use plotters::style::RGBColor;
+use std::fmt::Write;
+
+/// A colour by day, and by night.
+#[derive(Clone, Copy, Debug)]
+struct Pair(u32, u32);
+
+const INK_PAIR: Pair = Pair(0x1f2328, 0xe6edf3);
+const FAINT_PAIR: Pair = Pair(0x59636e, 0x9da7b1);
+const GRID_PAIR: Pair = Pair(0xd5dbe1, 0x343b44);
+/// Of variants: the first is of what was before.
+const VARIANTS: [Pair; 8] = [
+    Pair(0x6b7280, 0x9aa4b2),
+    Pair(0x0b62b8, 0x6cb6ff),
+    Pair(0xb4500a, 0xffa657),
+    Pair(0x1a7f37, 0x56d364),
+    Pair(0x8250df, 0xd2a8ff),
+    Pair(0x0d7680, 0x4fd1d9),
+    Pair(0xbf3989, 0xff9bce),
+    Pair(0x7d5a1e, 0xd9b36c),
+];
+
+/// Of pages.
+#[cfg(test)]
+const PAGE_PAIR: Pair = Pair(0xffffff, 0x14181d);
+
+/// Of what is read.
+pub const INK: RGBColor = INK_PAIR.day();
+/// Of what is read second.
+pub const FAINT: RGBColor = FAINT_PAIR.day();
+/// Of lines behind.
+pub const GRID: RGBColor = GRID_PAIR.day();
+
+/// Of a variant, by its place; they come again after the eighth.
+pub const fn variant(place: usize) -> RGBColor {
+    VARIANTS[place % VARIANTS.len()].day()
+}
+
+/// The place of the colour of a variant; with nothing beside it, it is not grey.
+pub const fn place(variant: usize, has_variants: bool) -> usize {
+    if has_variants { variant } else { 1 }
+}
+
+/// Rules for plots at night, and for signs of variants in a text: `.v0` to `.v7`.
+pub fn style() -> String {
+    let mut day = String::new();
+    let mut night = String::new();
+    for (place, Pair(light, dark)) in VARIANTS.into_iter().enumerate() {
+        let _ = writeln!(day, ".v{place} {{ background: #{light:06x} }}");
+        let _ = writeln!(night, ".v{place} {{ background: #{dark:06x} }}");
+    }
+    for Pair(light, dark) in [INK_PAIR, FAINT_PAIR, GRID_PAIR].into_iter().chain(VARIANTS) {
+        // As plotters writes them.
+        let _ = writeln!(night, "svg [fill=\"#{light:06X}\"] {{ fill: #{dark:06x} }}");
+        let _ = writeln!(night, "svg [stroke=\"#{light:06X}\"] {{ stroke: #{dark:06x} }}");
+    }
+    format!("{day}@media (prefers-color-scheme: dark) {{\n{night}}}\n")
+}
+
+impl Pair {
+    const fn day(self) -> RGBColor {
+        RGBColor((self.0 >> 16) as u8, (self.0 >> 8) as u8, self.0 as u8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The relative luminance of a colour (WCAG 2.2).
+    fn luminance(colour: u32) -> f64 {
+        let part = |shift: u32| {
+            let value = f64::from((colour >> shift) & 0xff) / 255.0;
+            if value <= 0.04045 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+        };
+        0.2126 * part(16) + 0.7152 * part(8) + 0.0722 * part(0)
+    }
+
+    fn contrast(one: u32, other: u32) -> f64 {
+        let (one, other) = (luminance(one), luminance(other));
+        (one.max(other) + 0.05) / (one.min(other) + 0.05)
+    }
+
+    #[test]
+    fn all_that_says_something_stands_out_by_day_and_by_night() {
+        assert!((contrast(0, 0xff_ffff) - 21.0).abs() < 0.01);
+        for Pair(day, night) in [INK_PAIR, FAINT_PAIR].into_iter().chain(VARIANTS) {
+            assert!(contrast(day, PAGE_PAIR.0) >= 4.5, "{day:06x}: {}", contrast(day, PAGE_PAIR.0));
+            assert!(contrast(night, PAGE_PAIR.1) >= 4.5, "{night:06x}: {}", contrast(night, PAGE_PAIR.1));
+        }
+    }
+
+    #[test]
+    fn the_page_is_what_the_style_sheet_says() {
+        let sheet = include_str!("../style.css");
+        for page in [PAGE_PAIR.0, PAGE_PAIR.1] {
+            assert!(sheet.contains(&format!("--page: #{page:06x}")), "{page:06x}");
+        }
+    }
+}

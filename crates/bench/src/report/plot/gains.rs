@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Changes with their intervals, around a line where nothing changes; beside them what was published.
+//!
+//! Invariant: a change is shown with its whole interval, or not at all.
+
+use plotters::prelude::*;
+use plotters::style::text_anchor::HPos;
+
+use super::colour::{FAINT, GRID, INK};
+use super::{Area, Error, WIDTH, fitting, font, length, svg};
+use crate::statistics::Ratio;
+
+/// A change: parts of the whole, 0.44 for 44 %.
+#[derive(Clone, Debug)]
+pub struct Gain {
+    /// Of what.
+    pub label: String,
+    /// What was published.
+    pub published: Option<f64>,
+    /// What is measured here.
+    pub ours: Option<Ratio>,
+    /// In what colour.
+    pub colour: RGBColor,
+}
+
+/// All of them, one below the other.
+///
+/// # Errors
+///
+/// As [`svg`].
+pub fn gains(title: &str, rows: &[Gain]) -> Result<String, Error> {
+    let ends = rows.iter().flat_map(|row| {
+        let ours = row.ours.map(|of| [of.low, of.median, of.high]);
+        row.published.into_iter().chain(ours.into_iter().flatten())
+    });
+    let finite = ends.filter(|end| end.is_finite());
+    let (low, high) = finite.fold((0.0_f64, 0.0_f64), |(low, high), end| (low.min(end), high.max(end)));
+    let room = ((high - low) * 0.05).max(0.01);
+    svg(rows.len() as u32 * LINE + AXIS + 2 * EDGE, title, |area| draw(area, rows, low - room..high + room))
+}
+
+/// Pixels of a line.
+const LINE: u32 = 22;
+/// Pixels of the axis and its ticks.
+const AXIS: u32 = 22;
+/// Pixels above the first and below the last.
+const EDGE: u32 = 4;
+
+fn draw(area: &Area<'_>, rows: &[Gain], range: std::ops::Range<f64>) -> Result<(), Error> {
+    let longest = rows.iter().map(|row| length(&row.label)).max().unwrap_or(0);
+    let left = longest.min(WIDTH * 11 / 20) + 16;
+    let height = rows.len() as i32 * LINE as i32;
+    let mut chart = ChartBuilder::on(area)
+        .margin_top(EDGE)
+        .margin_bottom(EDGE)
+        .margin_left(left)
+        .margin_right(24)
+        .x_label_area_size(AXIS)
+        .build_cartesian_2d(range.clone(), 0.0..f64::from(height.max(1)))?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .disable_y_axis()
+        .x_labels(((WIDTH - left) / 45).max(2) as usize)
+        .max_light_lines(0)
+        .bold_line_style(GRID)
+        .axis_style(GRID)
+        .x_label_style(font(FAINT, HPos::Center))
+        .x_label_formatter(&|value| format!("{:.0} %", value * 100.0))
+        .draw()?;
+    chart.draw_series([PathElement::new(vec![(0.0, 0.0), (0.0, f64::from(height))], INK.stroke_width(1))])?;
+    for (at, row) in rows.iter().enumerate() {
+        let down = at as i32 * LINE as i32 + LINE as i32 / 2;
+        let label = fitting(&row.label, left - 16);
+        area.draw_text(&label, &font(INK, HPos::Right), (left as i32 - 12, EDGE as i32 + down))?;
+        let y = f64::from(height - down);
+        if let Some(ours) = row.ours.filter(|of| of.low.is_finite() && of.median.is_finite() && of.high.is_finite()) {
+            let style = row.colour.stroke_width(3);
+            chart.draw_series([PathElement::new(vec![(ours.low, y), (ours.high, y)], style)])?;
+            chart.draw_series([Circle::new((ours.median, y), 5, row.colour.filled())])?;
+        }
+        if let Some(published) = row.published.filter(|of| of.is_finite()) {
+            let (x, y) = chart.backend_coord(&(published, y));
+            let diamond = vec![(x, y - 6), (x + 6, y), (x, y + 6), (x - 6, y), (x, y - 6)];
+            area.draw(&PathElement::new(diamond, INK.stroke_width(2)))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::colour::variant;
+    use super::*;
+
+    #[test]
+    fn each_has_its_interval_and_what_was_published() {
+        let ours = Some(Ratio { median: 0.4, low: 0.35, high: 0.45 });
+        let row = |label: &str| Gain { label: label.to_owned(), published: Some(0.44), ours, colour: variant(1) };
+        let rows = [row("one"), Gain { ours: None, ..row("other") }];
+        let text = gains("gains", &rows).unwrap();
+        assert_eq!(text.matches("<circle").count(), 1);
+        assert!(text.contains(">\none\n") && text.contains(">\nother\n"));
+        assert!(gains("none", &[]).is_ok());
+        let strange = Ratio { median: f64::NAN, low: 0.0, high: f64::INFINITY };
+        assert!(gains("strange", &[Gain { ours: Some(strange), ..row("x") }]).is_ok());
+    }
+}

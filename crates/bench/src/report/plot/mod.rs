@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Plots, as SVG that stands in a page.
+//!
+//! Invariant: a plot has no colour that is not in [`colour`], so that a style sheet knows each of them, and no text that is
+//! told by colour alone: what is drawn is in a table beside it as well.
+
+pub mod bars;
+pub mod colour;
+pub mod gains;
+pub mod sizes;
+pub mod time;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+/// Pixels from left to right, of all plots.
+pub const WIDTH: u32 = 640;
+
+/// What drawing fails with.
+pub type Error = DrawingAreaErrorKind<std::io::Error>;
+
+/// Where is drawn.
+pub type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// What `paint` draws, this high, as an element of a page.
+///
+/// # Errors
+///
+/// As `paint`.
+pub fn svg(height: u32, title: &str, paint: impl FnOnce(&Area<'_>) -> Result<(), Error>) -> Result<String, Error> {
+    let mut text = String::new();
+    {
+        let area = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
+        paint(&area)?;
+        area.present()?;
+    }
+    // An element of a page has no need to name its language by an address, and no report is to hold one.
+    let text = text.replacen(r#" xmlns="http://www.w3.org/2000/svg""#, "", 1);
+    let title = maud::html! { (title) }.into_string();
+    Ok(text.replacen("<svg ", &format!(r#"<svg role="img" aria-label="{title}" "#), 1))
+}
+
+/// Pixels of a line of text.
+pub const TEXT: f64 = 12.0;
+
+/// Text in this colour, placed by one of its sides.
+pub fn font(colour: RGBColor, side: HPos) -> TextStyle<'static> {
+    // plotters writes its sizes by 1.24 smaller.
+    ("sans-serif", TEXT * 1.24).into_font().color(&colour).pos(Pos::new(side, VPos::Center))
+}
+
+/// About how many pixels this text is long.
+pub fn length(text: &str) -> u32 {
+    (text.chars().count() as f64 * TEXT * 0.61).ceil() as u32
+}
+
+/// As much of this text as these pixels hold.
+pub fn fitting(text: &str, pixels: u32) -> String {
+    if length(text) <= pixels {
+        return text.to_owned();
+    }
+    let (letters, all) = (text.chars().count() as u32, length(text).max(1));
+    let some = (letters * pixels / all).saturating_sub(1) as usize;
+    format!("{}…", text.chars().take(some).collect::<String>().trim_end())
+}
+
+/// What stands at an axis: `0`, `250`, `1.5`, without digits that say nothing.
+pub fn tick(value: f64) -> String {
+    let scaled = [(1e9, "G"), (1e6, "M"), (1e3, "k")].into_iter().find(|(size, _)| value.abs() >= *size);
+    let (value, sign) = scaled.map_or((value, ""), |(size, sign)| (value / size, sign));
+    let text = format!("{value:.3}");
+    format!("{}{sign}", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_short() {
+        assert_eq!([0.0, 0.5, 250.0, 1500.0, 2e6].map(tick), ["0", "0.5", "250", "1.5k", "2M"]);
+    }
+
+    #[test]
+    fn what_is_too_long_is_cut() {
+        assert_eq!(fitting("clear", 100), "clear");
+        let cut = fitting("anonymous_hugetlb_1gb", 100);
+        assert!(cut.ends_with('…') && length(&cut) <= 100, "{cut}");
+        assert_eq!(fitting("x", 0), "…");
+    }
+
+    #[test]
+    fn a_plot_holds_no_address_and_its_title_is_escaped() {
+        let text = svg(10, "<a> & \"b\"", |_| Ok(())).unwrap();
+        assert!(
+            text.starts_with(r#"<svg role="img" aria-label="&lt;a&gt; &amp; &quot;b&quot;" width="640""#),
+            "{text}"
+        );
+        assert!(!text.contains("http"));
+    }
+}

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Results in the order in which they are read: one section for each experiment and platform, in it what is compared with what.
+//!
+//! A setting that is the same in a whole section is said once. One that is a technique ([`TECHNIQUES`]) and varies makes
+//! variants, which are compared with each other; any other that varies makes scenes, which are not.
+//!
+//! Invariant: each measurement and each series is in one section, once.
+
+use std::collections::BTreeSet;
+
+use crate::readable::{self, Unit};
+use crate::results::{Kind, Measurement, Platform, Quantity, Results, Series};
+use crate::statistics::{Quartiles, Ratio};
+
+/// Settings that are a technique, or what was before it.
+const TECHNIQUES: [&str; 7] = ["split", "cmo", "coalesce", "tables", "tracker", "async", "variant"];
+
+/// What was before, of each of them.
+const BEFORE: [&str; 7] = ["every-level", "on-abort", "free-first", "always", "write-protect", "off", "before"];
+
+/// One experiment on one platform.
+#[derive(Debug)]
+pub struct Section<'a> {
+    /// Which one.
+    pub experiment: &'a str,
+    /// Where.
+    pub platform: Platform,
+    /// Settings that are the same in all of it.
+    pub fixed: Vec<(&'a str, &'a str)>,
+    /// Settings that vary and are no technique.
+    pub scene_keys: Vec<&'a str>,
+    /// Techniques that vary.
+    pub variant_keys: Vec<&'a str>,
+    /// Their values: what was before comes first. One without a name where nothing varies.
+    pub variants: Vec<String>,
+    /// What is compared.
+    pub groups: Vec<Group<'a>>,
+    /// What changed over time.
+    pub series: Vec<Over<'a>>,
+}
+
+/// The variants of one figure.
+#[derive(Debug)]
+pub struct Group<'a> {
+    /// Values of the section's [`scene_keys`](Section::scene_keys); empty where one is not set.
+    pub scene: Vec<&'a str>,
+    /// When.
+    pub phase: &'a str,
+    /// Of what.
+    pub quantity: Quantity,
+    /// How.
+    pub kind: Kind,
+    /// One for each variant that there is, by its place in [`Section::variants`], ascending.
+    pub members: Vec<Member<'a>>,
+}
+
+/// A variant of a figure.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// Its place in [`Section::variants`].
+    pub variant: usize,
+    /// Each run.
+    pub runs: &'a [f64],
+    /// All of them.
+    pub quartiles: Quartiles,
+    /// The variant that it is compared with: the first of the group's that differs from it in one technique and stands before
+    /// it. `None` where there is none.
+    pub before: Option<usize>,
+    /// By that, of runs that were taken in turns. `None` where that has a 0.
+    pub ratio: Option<Ratio>,
+}
+
+/// A variant over time.
+#[derive(Debug)]
+pub struct Over<'a> {
+    /// As [`Group::scene`].
+    pub scene: Vec<&'a str>,
+    /// Its place in [`Section::variants`].
+    pub variant: usize,
+    /// What is told of it.
+    pub series: &'a Series,
+}
+
+/// All sections, in the order in which their experiments were measured.
+pub fn sections(results: &Results) -> Vec<Section<'_>> {
+    let of_measurement = results.measurements.iter().map(|one| (one.experiment.as_str(), one.platform));
+    let of_series = results.series.iter().map(|one| (one.experiment.as_str(), one.platform));
+    let names = in_order(of_measurement.chain(of_series));
+    names.into_iter().map(|(experiment, platform)| Section::of(results, experiment, platform)).collect()
+}
+
+impl<'a> Section<'a> {
+    fn of(results: &'a Results, experiment: &'a str, platform: Platform) -> Self {
+        let is_ours = |of: &str, on: Platform| of == experiment && on == platform;
+        let measurements: Vec<_> =
+            results.measurements.iter().filter(|one| is_ours(&one.experiment, one.platform)).collect();
+        let series: Vec<_> = results.series.iter().filter(|one| is_ours(&one.experiment, one.platform)).collect();
+        let configurations: Vec<_> = measurements
+            .iter()
+            .map(|one| &one.configuration)
+            .chain(series.iter().map(|one| &one.configuration))
+            .collect();
+
+        let keys: BTreeSet<&str> = configurations.iter().flat_map(|one| one.keys()).map(String::as_str).collect();
+        let value = |configuration: &'a std::collections::BTreeMap<String, String>, key: &str| {
+            configuration.get(key).map_or("", String::as_str)
+        };
+        let (mut fixed, mut scene_keys, mut variant_keys) = (Vec::new(), Vec::new(), Vec::new());
+        for key in keys {
+            let first = configurations.first().map_or("", |one| value(one, key));
+            match configurations.iter().all(|one| value(one, key) == first) {
+                true => fixed.push((key, first)),
+                false if TECHNIQUES.contains(&key) => variant_keys.push(key),
+                false => scene_keys.push(key),
+            }
+        }
+
+        let scene = |configuration| scene_keys.iter().map(|key| value(configuration, key)).collect::<Vec<_>>();
+        let values = |configuration| variant_keys.iter().map(|key| value(configuration, key)).collect::<Vec<_>>();
+        let mut variants = in_order(configurations.iter().map(|one| values(one)));
+        variants.sort_by_key(|values| values.iter().filter(|value| !BEFORE.contains(value)).count());
+        let place = |configuration| variants.iter().position(|one| *one == values(configuration)).unwrap_or(0);
+
+        let mut groups: Vec<Group<'a>> = Vec::new();
+        for Measurement { configuration, phase, quantity, kind, runs, .. } in measurements {
+            let scene = scene(configuration);
+            let quartiles = Quartiles::of(runs.iter().copied());
+            let member = Member { variant: place(configuration), runs, quartiles, before: None, ratio: None };
+            let is_same = |group: &&mut Group<'_>| {
+                (group.phase, group.quantity, group.kind) == (phase, *quantity, *kind) && group.scene == scene
+            };
+            match groups.iter_mut().find(is_same) {
+                Some(group) => group.members.push(member),
+                None => {
+                    groups.push(Group { scene, phase, quantity: *quantity, kind: *kind, members: vec![member] });
+                }
+            }
+        }
+        groups.iter_mut().for_each(|group| group.compare(&variants));
+        let over = |one: &'a Series| Over {
+            scene: scene(&one.configuration),
+            variant: place(&one.configuration),
+            series: one,
+        };
+        let mut series: Vec<_> = series.into_iter().map(over).collect();
+        series.sort_by_key(|over| over.variant);
+        let variants = variants.iter().map(|values| variant_name(&variant_keys, values)).collect();
+        Self { experiment, platform, fixed, scene_keys, variant_keys, variants, groups, series }
+    }
+
+    /// `dirty-log on the machine`
+    pub fn title(&self) -> String {
+        let place = match self.platform {
+            Platform::Machine => "the machine",
+            Platform::Hypervisor => "the hypervisor",
+            Platform::Kvm => "KVM",
+        };
+        format!("{} on {place}", self.experiment)
+    }
+
+    /// What is the same in all of it, in one line.
+    pub fn setup(&self) -> String {
+        let mut parts: Vec<_> = self.fixed.iter().map(|(key, value)| readable::setting(key, value)).collect();
+        let kinds = in_order(self.groups.iter().map(|group| group.kind.name()));
+        parts.extend((!kinds.is_empty()).then(|| kinds.join(" and ")));
+        parts.join(", ")
+    }
+
+    /// A scene in one line; empty where there is one only.
+    pub fn scene(&self, values: &[&str]) -> String {
+        let set = self.scene_keys.iter().zip(values).filter(|(_, value)| !value.is_empty());
+        set.map(|(key, value)| readable::setting(key, value)).collect::<Vec<_>>().join(", ")
+    }
+
+    /// What the variants are of: `tracker`.
+    pub fn variable(&self) -> String {
+        self.variant_keys.join(", ")
+    }
+
+    /// The name of what a member is compared with; of one technique alone that is always the first variant.
+    pub fn before(&self, member: &Member<'_>) -> &str {
+        member.before.map_or("", |place| &self.variants[place])
+    }
+
+    /// Whether variants are told apart.
+    pub fn has_variants(&self) -> bool {
+        self.variants.len() > 1
+    }
+
+    /// Where the spread of the runs leaves open whether there is a gain: a line for each variant and quantity.
+    pub fn warnings(&self) -> Vec<String> {
+        let compared: Vec<_> = self
+            .groups
+            .iter()
+            .flat_map(|group| group.members.iter().map(move |member| (group, member)))
+            .filter(|(group, member)| group.quantity.is_cost() && member.ratio.is_some())
+            .collect();
+        let open: Vec<_> = compared.iter().copied().filter(|(group, member)| group.is_open(member)).collect();
+        let lines = in_order(open.iter().map(|(group, member)| (group.quantity, member.variant)));
+        let line = |(quantity, variant): (Quantity, usize)| {
+            let is_of = |pair: &&(&Group<'a>, &Member<'a>)| (pair.0.quantity, pair.1.variant) == (quantity, variant);
+            let phases = in_order(open.iter().filter(is_of).map(|(group, _)| group.phase));
+            let phases = phases.into_iter().map(|phase| {
+                let count = |pairs: &[(&Group<'a>, &Member<'a>)]| {
+                    pairs.iter().filter(is_of).filter(|(group, _)| group.phase == phase).count()
+                };
+                match (count(&open), count(&compared)) {
+                    (some, all) if some < all => format!("{phase} ({some} of {all} settings)"),
+                    _ => phase.to_owned(),
+                }
+            });
+            let phases = phases.collect::<Vec<_>>().join(", ");
+            format!("the spread swallows the gain of {} in {}: {phases}", self.variants[variant], quantity.name())
+        };
+        lines.into_iter().map(line).collect()
+    }
+}
+
+impl Group<'_> {
+    /// For all members, so that they compare.
+    pub fn unit(&self) -> Unit {
+        Unit::of(self.quantity, self.members.iter().map(|member| member.quartiles.median).fold(0.0, f64::max))
+    }
+
+    /// Whether the spread of the runs leaves open which of the member and the first is more. What is the same in each run has
+    /// none.
+    pub fn is_open(&self, member: &Member<'_>) -> bool {
+        self.kind != Kind::Counted && member.ratio.is_some_and(|ratio| ratio.holds_one() && ratio.low < ratio.high)
+    }
+
+    /// Whether there was none of it, in any run.
+    pub fn is_zero(&self) -> bool {
+        self.members.iter().all(|member| member.runs.iter().all(|run| *run == 0.0))
+    }
+
+    /// Puts the members in order, and sets each beside the one that was before it. `variants` are their techniques.
+    fn compare(&mut self, variants: &[Vec<&str>]) {
+        self.members.sort_by_key(|member| member.variant);
+        for at in 1..self.members.len() {
+            let (others, member) = self.members.split_at_mut(at);
+            let Some(member) = member.first_mut() else { continue };
+            let differences = |other: &&Member<'_>| {
+                variants[other.variant]
+                    .iter()
+                    .zip(&variants[member.variant])
+                    .filter(|(one, other)| one != other)
+                    .count()
+            };
+            let Some(before) = others.iter().find(|other| differences(other) == 1) else { continue };
+            member.before = Some(before.variant);
+            if !before.runs.is_empty() && !before.runs.contains(&0.0) && !member.runs.is_empty() {
+                member.ratio = Some(Ratio::of(member.runs, before.runs));
+            }
+        }
+    }
+}
+
+/// Each once, where it came first.
+pub fn in_order<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    all.fold(Vec::new(), |mut seen, one| {
+        if !seen.contains(&one) {
+            seen.push(one);
+        }
+        seen
+    })
+}
+
+/// `combined`; where more than one technique varies `split every-level, tracker combined`.
+fn variant_name(keys: &[&str], values: &[&str]) -> String {
+    match (keys, values) {
+        ([key], [value]) => readable::value(key, value),
+        _ => {
+            let set = keys.iter().zip(values).filter(|(_, value)| !value.is_empty());
+            set.map(|(key, value)| format!("{key} {value}")).collect::<Vec<_>>().join(", ")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example;
+    use super::*;
+
+    #[test]
+    fn what_was_before_comes_first() {
+        let results = example::results();
+        let sections = sections(&results);
+        let titles: Vec<_> = sections.iter().map(Section::title).collect();
+        let wanted = [
+            "dirty-log on the machine",
+            "dirty-log on the hypervisor",
+            "page-table on the machine",
+            "continuous on the machine",
+        ];
+        assert_eq!(titles, wanted);
+        assert_eq!(sections[0].variants, ["every-level", "records"]);
+        assert_eq!(sections[0].scene_keys, ["backing", "mode"]);
+        assert_eq!(sections[0].setup(), "1 GiB, chunk 2 MiB, 1 vCPU, native");
+        assert_eq!(sections[3].variants, ["write-protect", "combined", "adaptive"]);
+    }
+
+    #[test]
+    fn variants_are_compared_within_a_scene() {
+        let results = example::results();
+        let sections = sections(&results);
+        assert_eq!(sections[0].groups.len(), 3 * 4 * 5 * 2);
+        for group in &sections[0].groups {
+            let places: Vec<_> = group.members.iter().map(|member| member.variant).collect();
+            assert_eq!(places, [0, 1]);
+            assert_eq!(group.members[0].ratio, None);
+        }
+        let clear = sections[0].groups.iter().find(|group| group.phase == "clear").unwrap();
+        let ratio = clear.members[1].ratio.unwrap();
+        assert!((ratio.median - 0.56).abs() < 0.04 && !ratio.holds_one(), "{ratio}");
+    }
+
+    #[test]
+    fn two_techniques_that_vary_are_both_named() {
+        let mut results = example::results();
+        results.measurements.retain(|one| one.configuration.contains_key("split"));
+        results.measurements[0].configuration.insert("tracker".to_owned(), "combined".to_owned());
+        let sections = sections(&results);
+        assert!(
+            sections[0].variants.contains(&"split records, tracker combined".to_owned()),
+            "{:?}",
+            sections[0].variants
+        );
+        assert_eq!(sections[0].variants[0], "split every-level");
+    }
+
+    #[test]
+    fn what_is_compared_differs_in_one_technique() {
+        let mut results = example::results();
+        results.measurements.truncate(1);
+        let variants = [("on-abort", "install-first"), ("on-map", "install-first"), ("on-map", "free-first")];
+        results.measurements = variants
+            .into_iter()
+            .zip([8.0, 2.0, 4.0])
+            .map(|((cmo, coalesce), time)| {
+                let mut one = results.measurements[0].clone();
+                one.configuration.extend([("cmo", cmo), ("coalesce", coalesce)].map(|(k, v)| (k.into(), v.into())));
+                one.runs = vec![time; 7];
+                one
+            })
+            .collect();
+        let sections = sections(&results);
+        let wanted = [
+            "cmo on-abort, coalesce install-first",
+            "cmo on-map, coalesce free-first",
+            "cmo on-map, coalesce install-first",
+        ];
+        assert_eq!(sections[0].variants, wanted);
+        let members = &sections[0].groups[0].members;
+        assert_eq!(members.iter().map(|member| member.before).collect::<Vec<_>>(), [None, None, Some(0)]);
+        assert_eq!(members[2].ratio.unwrap().median, 0.25);
+    }
+}

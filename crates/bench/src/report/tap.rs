@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Checks in the Test Anything Protocol, version 14: what kernel developers' harnesses read.
+//!
+//! Invariant: a name or a message cannot be taken for a directive or for another line.
+
+use std::fmt::Write;
+
+/// A line for each check, and what failed below it.
+pub fn tap(checks: &[(String, Result<(), String>)]) -> String {
+    let mut text = format!("{VERSION}\n1..{}\n", checks.len());
+    for (number, (name, outcome)) in (1..).zip(checks) {
+        let not = if outcome.is_ok() { "" } else { "not " };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{not}ok {number} - {}", description(name));
+        if let Err(message) = outcome {
+            // A string of JSON is one of YAML.
+            let _ = writeln!(text, "  ---\n  message: {}\n  ...", serde_json::Value::from(message.as_str()));
+        }
+    }
+    text
+}
+
+/// That nothing was checked, and why.
+pub fn tap_skipped(reason: &str) -> String {
+    format!("{VERSION}\n1..0 # SKIP {}\n", description(reason))
+}
+
+const VERSION: &str = "TAP version 14";
+
+/// In one line, with `#` and `\` as no directive.
+fn description(text: &str) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.replace('\\', r"\\").replace('#', r"\#")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_are_numbered_lines() {
+        let checks = [
+            ("dirty in round 0".to_owned(), Ok(())),
+            ("slot #1 \\ more".to_owned(), Err("page 7: \"lost\"\nok 3".to_owned())),
+        ];
+        let wanted = concat!(
+            "TAP version 14\n1..2\nok 1 - dirty in round 0\nnot ok 2 - slot \\#1 \\\\ more\n",
+            "  ---\n  message: \"page 7: \\\"lost\\\"\\nok 3\"\n  ...\n"
+        );
+        assert_eq!(tap(&checks), wanted);
+    }
+
+    #[test]
+    fn nothing_was_checked() {
+        assert_eq!(tap_skipped("there is no\n/dev/kvm"), "TAP version 14\n1..0 # SKIP there is no /dev/kvm\n");
+        assert_eq!(tap(&[]), "TAP version 14\n1..0\n");
+    }
+}
