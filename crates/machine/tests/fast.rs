@@ -8,6 +8,7 @@ use twofold_machine::arena::{Arena, ArenaOptions, Backing};
 use twofold_machine::fast::{CpusError, FastMachine, FastPlatform, FastVcpu, VcpuError};
 use twofold_machine::interrupts::{Interrupts, Line};
 use twofold_machine::program::{Abort, Ended, Exit, Instructions, Program};
+use twofold_memory::dirty::{DirtyPages, LogOptions, Rejoined, Tracker};
 use twofold_memory::{Answer, Frames, GuestFault, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar, ipa_from_par};
 use twofold_stage2::platform::{Domain, Tlbi};
@@ -185,6 +186,50 @@ fn a_guest_finds_what_it_wrote_wherever_it_was_mapped() {
             assert_eq!(machine.arena().load(pa), Some(!page));
         }
     }
+}
+
+/// Sparse memory has no records, and is no table's; a guest may be given it, by blocks of 1 GiB.
+#[test]
+fn a_guest_is_given_more_than_the_machine_has() {
+    const GIB: u64 = 1 << 30;
+    let options = ArenaOptions { sparse: 4 * GIB, ..ArenaOptions::new(8 << 20, Backing::Anonymous) };
+    let machine = FastMachine::new(Arc::new(Arena::new(&options).unwrap()), FEATURES, 1).unwrap();
+    let mut frames = Frames::new(FEATURES);
+    frames.add(machine.arena().donate());
+    let free = frames.free();
+    let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+    let platform = FastPlatform(Arc::clone(&machine));
+    let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest).unwrap();
+    let frames = machine.arena().donate_sparse().unwrap().run(Pa::new(2 * GIB), 2 * GIB).unwrap();
+    let backing = twofold_memory::Backing::Given { frames, largest: Level::L1 };
+    let slot = memory.add_slot(Slot { range: RAM..RAM + 2 * GIB, backing, writable: true }).unwrap();
+    let write = |vcpu: &mut FastVcpu, at: u64| {
+        let mut faults = 0;
+        while let Err(exit) = vcpu.store(RAM.raw() + at, at) {
+            let (kind, access, _) = fault(exit).unwrap();
+            let answer = memory.fault(&GuestFault { ipa: RAM + at, kind, access }).unwrap();
+            assert!(matches!(answer, Answer::Retry(_)), "{answer:?}");
+            faults += 1;
+        }
+        faults
+    };
+    let registers = (memory.stage2().vttbr(), memory.stage2().vtcr());
+    let mut vcpu = FastVcpu::new(&machine, 0, registers, Arc::new(Interrupts::new())).unwrap();
+    let places = [GIB + 5 * PAGE, 0, GIB - 8, 2 * GIB - PAGE];
+    assert_eq!(places.map(|at| write(&mut vcpu, at)), [1, 1, 0, 0]);
+    let log = memory.dirty_log(slot).unwrap();
+    log.start(&LogOptions { all_dirty: false, chunk: 0, ..LogOptions::new(Tracker::Manual) }).unwrap();
+    assert_eq!(places.map(|at| write(&mut vcpu, at)), [1; 4]);
+    let mut dirty = DirtyPages::new();
+    log.get(&mut dirty).unwrap();
+    let mut pages = places.map(|at| at / PAGE);
+    pages.sort();
+    assert_eq!(dirty.pages().collect::<Vec<_>>(), pages);
+    log.stop().unwrap();
+    assert_eq!(log.rejoin(0, 9), Ok(Rejoined { blocks: 2, next: None }));
+    assert_eq!(places.map(|at| write(&mut vcpu, at)), [0; 4]);
+    // The root is all that is left of the tables.
+    assert_eq!(memory.frames().free(), free - 2);
 }
 
 #[test]

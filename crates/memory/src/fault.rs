@@ -4,8 +4,8 @@
 //! 1. Find the slot; an address without one answers with an external abort, as a bus does.
 //! 2. Find what is behind it, and how large a leaf slot, backing and policy allow.
 //! 3. Make the memory ready: zeroed where it was never touched. Only then map it; the engine does the cache
-//!    maintenance that this CPU needs in between.
-//!
+//!    maintenance that this CPU needs in between. A table that is in a block's way gives way to it (source S4), unless a log
+//!    runs.
 //! 4. Where that lets the guest write, see whether it is logged, and mark it (module [`dirty`](crate::dirty)).
 //!
 //! What the first touch of a page does not need is out of line, so that it has the registers to itself
@@ -14,11 +14,16 @@
 //! A fault that finds everything in place already was stale: the TLB of this CPU is invalidated and the guest
 //! tries again. Every answer makes progress, so no guest faults for ever on one access.
 
+use core::sync::atomic::Ordering;
+
 use twofold_stage2::fault::{AccessKind, FaultKind};
-use twofold_stage2::{Access, Attributes, Execute, Ipa, IpaRange, Level, Lock, Mapped, Pa, Platform, Relaxed};
+use twofold_stage2::{
+    Access, Attributes, Coalesced, Execute, Ipa, IpaRange, Level, Lock, Mapped, Pa, Platform, Relaxed,
+};
 
 use crate::dirty::Running;
 use crate::frames::FRAME;
+use crate::given::{Given, Place};
 use crate::guest::{Error, GuestMemory, Pages};
 use crate::ram::{Ram, SECTION};
 use crate::slots::{Content, Kept};
@@ -83,6 +88,7 @@ impl<P: Platform> GuestMemory<P> {
         }
         match &slot.content {
             Content::Ram(ram) => self.map_ram(page, slot, ram, fault),
+            Content::Given(given) => self.map_given(page, slot, given, fault),
             Content::Device(start) => self.map_device(page, slot, *start, fault),
         }
     }
@@ -98,55 +104,121 @@ impl<P: Platform> GuestMemory<P> {
     #[inline(always)]
     fn map_ram(&self, page: Ipa, slot: &Kept, ram: &Lock<Ram>, fault: &GuestFault) -> Result<Answer, Error> {
         if let Some(running) = slot.tracking.running() {
-            return self.map_logged(page, slot, ram, fault, running);
+            return self.map_logged(page, slot, fault, running);
         }
         if self.pages == Pages::Largest
-            && let Some(answer) = self.map_block(page, slot, ram, fault)
+            && let Some(answer) = self.map_section(page, slot, ram, fault)
         {
             return answer;
         }
         let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
         let (pa, first_touch) = self.make_ready(page, ram, Level::L3)?;
-        let mapped = self.stage2.map(page, pa, Level::L3, &attributes, &mut self.tables())?;
+        let mapped = self.map_leaf(page, pa, Level::L3, &attributes)?;
         self.note_writes(slot, page..page + FRAME);
         self.mapped(mapped, Level::L3, first_touch, fault)
     }
 
-    /// Maps the section around a page as a block; `None` where it does not fit the slot, or some of it is mapped by pages. A
-    /// section is the largest run of frames there is: 1 GiB would have to be zeroed in one fault.
+    /// Maps the section around a page as a block; `None` where it does not fit the slot. A section is the largest run of
+    /// frames there is: 1 GiB would have to be zeroed in one fault.
     #[inline(never)]
-    fn map_block(&self, page: Ipa, slot: &Kept, ram: &Lock<Ram>, fault: &GuestFault) -> Option<Result<Answer, Error>> {
-        let ipa = block_around(page, &slot.range)?;
-        let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
-        let (pa, first_touch) = match self.make_ready(page, ram, Level::L2) {
-            Ok(ready) => ready,
-            Err(error) => return Some(Err(error)),
-        };
-        match self.stage2.map(ipa, pa, Level::L2, &attributes, &mut self.tables()) {
-            Err(twofold_stage2::Error::TableInTheWay { .. }) => None,
-            Err(error) => Some(Err(error.into())),
-            Ok(mapped) => {
-                self.note_writes(slot, ipa..ipa + SECTION);
-                Some(self.mapped(mapped, Level::L2, first_touch, fault))
-            }
-        }
-    }
-
-    /// Maps a page while a log runs: what is not written is not writable, unless hardware records that it is.
-    #[cold]
-    fn map_logged(
+    fn map_section(
         &self,
         page: Ipa,
         slot: &Kept,
         ram: &Lock<Ram>,
         fault: &GuestFault,
-        running: Running,
-    ) -> Result<Answer, Error> {
+    ) -> Option<Result<Answer, Error>> {
+        let ipa = block_around(page, &slot.range)?;
+        let ready = self.make_ready(page, ram, Level::L2);
+        let place = |pa| Place { level: Level::L2, ipa, pa };
+        Some(ready.and_then(|(pa, first_touch)| self.map_place(place(pa), slot, first_touch, fault)))
+    }
+
+    /// Maps memory that was given by the largest leaf that fits.
+    #[inline(never)]
+    fn map_given(&self, page: Ipa, slot: &Kept, given: &Given, fault: &GuestFault) -> Result<Answer, Error> {
+        if let Some(running) = slot.tracking.running() {
+            return self.map_logged(page, slot, fault, running);
+        }
+        let largest = if self.pages == Pages::Largest { given.largest } else { Level::L3 };
+        let pa = given.pa(&slot.range, page);
+        self.map_place(Place::around(page, pa, &slot.range, largest, self.stage2.geometry()), slot, false, fault)
+    }
+
+    /// Maps memory that is ready. A table that is in the way, from a log that has stopped or from an unmap of a part, goes: the
+    /// block takes its place. To a log that starts meanwhile that is all the same (module [`dirty`](crate::dirty)).
+    #[inline(never)]
+    fn map_place(&self, place: Place, slot: &Kept, first_touch: bool, fault: &GuestFault) -> Result<Answer, Error> {
+        let Place { level, ipa, pa } = place;
+        let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
+        let mapped = match self.map_leaf(ipa, pa, level, &attributes) {
+            Err(twofold_stage2::Error::TableInTheWay { .. }) => self.promote(place, &attributes)?,
+            mapped => mapped?,
+        };
+        self.note_writes(slot, place.range(self.stage2.geometry()));
+        self.mapped(mapped, level, first_touch, fault)
+    }
+
+    /// Puts a block in the place of a table (source S4). Nobody is told of what hardware had recorded there: if that is of
+    /// interest to a log, all of the block is marked.
+    #[cold]
+    fn promote(&self, place: Place, attributes: &Attributes) -> Result<Mapped, Error> {
+        #[cfg(feature = "baselines")]
+        if self.before.cleans_on_abort() {
+            return Ok(self.promoted(self.coalesce_cleaned(place, attributes)?));
+        }
+        Ok(self.promoted(self.coalesce(place, attributes)?))
+    }
+
+    /// As if it had been mapped where nothing was; which is counted.
+    fn promoted(&self, coalesced: Coalesced) -> Mapped {
+        match coalesced {
+            Coalesced::Done { .. } => {
+                self.promoted.fetch_add(1, Ordering::Relaxed);
+                Mapped::New
+            }
+            Coalesced::Mapped(mapped) => mapped,
+        }
+    }
+
+    /// Puts a block in the place of what maps the same.
+    pub(crate) fn coalesce(&self, place: Place, attributes: &Attributes) -> Result<Coalesced, twofold_stage2::Error> {
+        #[cfg(feature = "baselines")]
+        if self.before.frees_first() {
+            return self.coalesce_freeing_first(place, attributes);
+        }
+        let Place { level, ipa, pa } = place;
+        self.stage2.coalesce(ipa, pa, level, attributes, &mut self.tables(), &mut |_| ())
+    }
+
+    /// Maps a leaf.
+    #[inline(always)]
+    fn map_leaf(
+        &self,
+        ipa: Ipa,
+        pa: Pa,
+        level: Level,
+        attributes: &Attributes,
+    ) -> Result<Mapped, twofold_stage2::Error> {
+        #[cfg(feature = "baselines")]
+        if self.before.changes_map() {
+            return self.map_as_before(Place { level, ipa, pa }, attributes);
+        }
+        self.stage2.map(ipa, pa, level, attributes, &mut self.tables())
+    }
+
+    /// Maps a page while a log runs: what is not written is not writable, unless hardware records that it is.
+    #[cold]
+    fn map_logged(&self, page: Ipa, slot: &Kept, fault: &GuestFault, running: Running) -> Result<Answer, Error> {
+        let (pa, first_touch) = match &slot.content {
+            Content::Ram(ram) => self.make_ready(page, ram, Level::L3)?,
+            Content::Given(given) => (given.pa(&slot.range, page), false),
+            Content::Device(_) => return Ok(Answer::ExternalAbort),
+        };
         let write = slot.writable && fault.access == AccessKind::Write;
         let armed = slot.writable && running.maps_armed();
         let attributes = self.ram_attributes(write, fault.access == AccessKind::Execute, armed);
-        let (pa, first_touch) = self.make_ready(page, ram, Level::L3)?;
-        let mapped = self.stage2.map(page, pa, Level::L3, &attributes, &mut self.tables())?;
+        let mapped = self.map_leaf(page, pa, Level::L3, &attributes)?;
         if armed {
             // What is written there, hardware records, and has done so if that is why it is mapped.
             self.note_armed(slot, page..page + FRAME, running);
@@ -174,11 +246,7 @@ impl<P: Platform> GuestMemory<P> {
         let pa = start + (page - slot.range.start);
         let access = Access { write: slot.writable, ..Access::READ };
         let attributes = Attributes { access, ..Attributes::device() };
-        // The largest leaf that fits; the page always does. Above the root there is none.
-        let (granule, root) = (self.stage2.geometry().granule(), self.stage2.geometry().root_level());
-        let leaves = [Level::L1, Level::L2, Level::L3].into_iter().filter(|level| *level >= root);
-        let mut leaves = leaves.filter_map(|level| Some((level, fits(&slot.range, page, pa, granule.span(level))?)));
-        let (level, (ipa, pa)) = leaves.next().unwrap_or((Level::L3, (page, pa)));
+        let Place { level, ipa, pa } = Place::around(page, pa, &slot.range, Level::L1, self.stage2.geometry());
         let mapped = self.stage2.map(ipa, pa, level, &attributes, &mut self.tables())?;
         self.mapped(mapped, level, false, fault)
     }
@@ -222,9 +290,8 @@ impl<P: Platform> GuestMemory<P> {
             return answer(self.relax_logged(slot, log, ipa, running));
         }
         let relaxed = self.stage2.relax(ipa, Access::READ_WRITE);
-        // Where a log was started meanwhile, of a page or of a block: there are none larger.
-        let section = ipa.align_down(SECTION);
-        self.note_writes(slot, section..section + SECTION);
+        // Where a log was started meanwhile, of a page or of a block.
+        self.note_writes(slot, slot.around(ipa, self.stage2.geometry()));
         answer(relaxed)
     }
 }
@@ -245,19 +312,11 @@ fn block_around(page: Ipa, slot: &IpaRange) -> Option<Ipa> {
     (start >= slot.start && start.checked_add(SECTION)? <= slot.end).then_some(start)
 }
 
-/// Where a leaf that spans `span` bytes around `page` would lie, if slot and alignment allow one.
-fn fits(slot: &IpaRange, page: Ipa, pa: Pa, span: u64) -> Option<(Ipa, Pa)> {
-    let ipa = page.align_down(span);
-    let start = Pa::new(pa.raw().checked_sub(page - ipa)?);
-    let inside = ipa >= slot.start && ipa.checked_add(span)? <= slot.end;
-    (inside && start.is_aligned(span)).then_some((ipa, start))
-}
-
 fn allows(slot: &Kept, access: AccessKind) -> bool {
     match access {
         AccessKind::Read => true,
         AccessKind::Write => slot.writable,
-        AccessKind::Execute => matches!(slot.content, Content::Ram(_)),
+        AccessKind::Execute => !matches!(slot.content, Content::Device(_)),
     }
 }
 

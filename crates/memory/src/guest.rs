@@ -7,11 +7,12 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::{
-    Geometry, Ipa, IpaRange, Leaf, Level, Lock, LockGuard, Platform, Stage2, TablePage, TableSource, Unwatched, Vmid,
+    Geometry, Ipa, IpaRange, Leaf, Level, Lock, LockGuard, Platform, Run, Stage2, TablePage, TableSource, Unwatched,
+    Vmid,
 };
 
 use crate::frames::{FRAME, Frames};
-use crate::slots::{Content, Kept, Slot, SlotError, SlotId, Slots};
+use crate::slots::{Content, Slot, SlotError, SlotId, Slots};
 
 /// How large the mappings of a guest's RAM may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,9 @@ pub struct GuestMemory<P: Platform> {
     pub(crate) frames: Lock<Frames>,
     pub(crate) pages: Pages,
     pub(crate) leaves: Leaves,
+    pub(crate) promoted: AtomicU64,
+    #[cfg(feature = "baselines")]
+    pub(crate) before: crate::baselines::Before,
 }
 
 /// What was done so far. While vCPUs run, one number may be ahead of another.
@@ -39,6 +43,8 @@ pub struct Counts {
     /// Translation faults that zeroed frames and mapped them, by level as above. What a loader wrote before, what an
     /// attempt zeroed that then lacked a table page, or what one vCPU zeroed and another one mapped first, is not counted.
     pub first_touches: [u64; 4],
+    /// Blocks that took the place of a table which was in a fault's way. They are among those that were mapped.
+    pub promoted: u64,
     /// Frames that were zeroed.
     pub frames_zeroed: u64,
     /// Table pages taken, the root's included.
@@ -82,7 +88,16 @@ impl<P: Platform> GuestMemory<P> {
         let features = frames.features();
         let root = frames.take_root(&geometry).ok_or(Error::NoRoot { size: geometry.root_size() })??;
         let stage2 = Stage2::new(platform, features, geometry, vmid, root)?;
-        Ok(Self { stage2, slots: Slots::default(), frames: Lock::new(frames), pages, leaves: Leaves::default() })
+        Ok(Self {
+            stage2,
+            slots: Slots::default(),
+            frames: Lock::new(frames),
+            pages,
+            leaves: Leaves::default(),
+            promoted: AtomicU64::new(0),
+            #[cfg(feature = "baselines")]
+            before: Default::default(),
+        })
     }
 
     /// Gives the addresses of `slot` their meaning. Nothing is mapped yet. No vCPU runs meanwhile: who finds a slot takes
@@ -91,21 +106,25 @@ impl<P: Platform> GuestMemory<P> {
         Ok(self.slots.add(slot, self.stage2.geometry().end())?)
     }
 
-    /// Takes a slot away: nothing of it is mapped any more, and its frames are free when this returns. No vCPU runs
-    /// meanwhile.
+    /// Takes a slot away: nothing of it is mapped any more, and its frames are free when this returns. Those that it was
+    /// [given](crate::Backing::Given) are the caller's again. No vCPU runs meanwhile.
     ///
     /// # Errors
     ///
     /// It is gone already; its tables cannot be emptied, and it stays.
-    pub fn remove_slot(&mut self, slot: SlotId) -> Result<(), Error> {
+    pub fn remove_slot(&mut self, slot: SlotId) -> Result<Option<Run>, Error> {
         let range = self.slots.get(slot).ok_or(SlotError::Gone)?.range.clone();
         // Blocks at its ends may be split for that. They are the slot's own: none reaches beyond.
         self.stage2.unmap(range, &mut self.tables(), Unwatched)?.complete().free(&mut self.tables());
-        if let Some(Kept { content: Content::Ram(ram), .. }) = self.slots.remove(slot) {
-            let mut frames = self.frames();
-            ram.into_inner().into_frames().for_each(|run| frames.give_run(&run));
+        match self.slots.remove(slot).map(|slot| slot.content) {
+            Some(Content::Ram(ram)) => {
+                let mut frames = self.frames();
+                ram.into_inner().into_frames().for_each(|run| frames.give_run(&run));
+                Ok(None)
+            }
+            Some(Content::Given(given)) => Ok(Some(given.frames)),
+            Some(Content::Device(_)) | None => Ok(None),
         }
-        Ok(())
     }
 
     /// Unmaps a slot's addresses in `range`, beside vCPUs. What is there stays, and is mapped again when it is touched. A
@@ -154,15 +173,17 @@ impl<P: Platform> GuestMemory<P> {
         while !left.is_empty() {
             let page = at.align_down(FRAME);
             let (now, later) = left.split_at(left.len().min((FRAME - (at - page)) as usize));
-            let Some(slot @ Kept { content: Content::Ram(ram), .. }) = self.slots.find(at) else {
-                return Err(Error::NoRam { ipa: at });
-            };
-            let platform = self.stage2.platform();
-            let mut ram = ram.lock(platform);
-            let mut backed = ram.back(page, &self.frames, platform).ok_or(Error::NoFrames { ipa: page })?;
-            backed.make_ready(platform, self.stage2.features());
-            backed.write(platform, at - page, now);
-            drop(ram);
+            let (slot, platform) = (self.slots.find(at).ok_or(Error::NoRam { ipa: at })?, self.stage2.platform());
+            match &slot.content {
+                Content::Ram(ram) => {
+                    let mut ram = ram.lock(platform);
+                    let mut backed = ram.back(page, &self.frames, platform).ok_or(Error::NoFrames { ipa: page })?;
+                    backed.make_ready(platform, self.stage2.features());
+                    backed.write(platform, at - page, now);
+                }
+                Content::Given(given) => given.frames.write(platform, at - slot.range.start, now),
+                Content::Device(_) => return Err(Error::NoRam { ipa: at }),
+            }
             self.note_writes(slot, page..page + FRAME);
             at = at + now.len() as u64;
             left = later;
@@ -183,13 +204,14 @@ impl<P: Platform> GuestMemory<P> {
             let page = at.align_down(FRAME);
             let count = left.len().min((FRAME - (at - page)) as usize);
             let (now, later) = left.split_at_mut(count);
-            let Some(Kept { content: Content::Ram(ram), .. }) = self.slots.find(at) else {
-                return Err(Error::NoRam { ipa: at });
-            };
-            let platform = self.stage2.platform();
-            match ram.lock(platform).ready_page(page) {
-                Some((run, offset)) => run.read(platform, offset + (at - page), now),
-                None => now.fill(0),
+            let (slot, platform) = (self.slots.find(at).ok_or(Error::NoRam { ipa: at })?, self.stage2.platform());
+            match &slot.content {
+                Content::Ram(ram) => match ram.lock(platform).ready_page(page) {
+                    Some((run, offset)) => run.read(platform, offset + (at - page), now),
+                    None => now.fill(0),
+                },
+                Content::Given(given) => given.frames.read(platform, at - slot.range.start, now),
+                Content::Device(_) => return Err(Error::NoRam { ipa: at }),
             }
             at = at + count as u64;
             left = later;
@@ -221,6 +243,7 @@ impl<P: Platform> GuestMemory<P> {
         Counts {
             mapped: leaves.map(|[first_touches, others]| first_touches + others),
             first_touches: leaves.map(|[first_touches, _]| first_touches),
+            promoted: self.promoted.load(Ordering::Relaxed),
             frames_zeroed,
             tables_allocated,
             tables_freed,

@@ -7,8 +7,10 @@
 //! # The rules that are kept here
 //!
 //! * A guest sees no byte that another one wrote: a frame is zeroed before it is first mapped, and keeps its
-//!   content as long as its slot lives, mapped or not (module `ram`).
-//! * A mapping is as large as slot, backing and policy allow ([`GuestMemory::fault`]).
+//!   content as long as its slot lives, mapped or not (module `ram`). What the embedder gives ([`Backing::Given`]) is its own
+//!   affair.
+//! * A mapping is as large as slot, backing and policy allow ([`GuestMemory::fault`]): also where smaller ones were left by a
+//!   dirty log.
 //! * Execution is granted only when the guest fetches, so that instruction caches are maintained for code alone
 //!   (source S4), unless the CPU needs no such maintenance.
 //! * No unsafe code: memory is reached through `stage2` only.
@@ -22,7 +24,8 @@
 //! 1. **A slot's dirty log** (module [`dirty`]): held by who starts, stops, reads or clears it, or unmaps some of the slot.
 //!    Faults do not take it.
 //! 2. **A RAM slot's backing** (module `ram`): held while a page gets frames and is made ready, so a page is zeroed by one
-//!    vCPU, and whoever finds it ready sees the zeroes. Faults in other slots, and on devices, do not wait for it.
+//!    vCPU, and whoever finds it ready sees the zeroes. Faults in other slots, on devices, and in memory that was given, do
+//!    not wait for it.
 //! 3. **The frames** (module `frames`): held for the moment in which some are taken or given back.
 //!
 //! The last two are not held while the engine works on the tables. A table page that it asks for is taken from the frames under
@@ -39,9 +42,12 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+#[cfg(feature = "baselines")]
+pub mod baselines;
 pub mod dirty;
 mod fault;
 mod frames;
+mod given;
 mod guest;
 mod ram;
 mod slots;

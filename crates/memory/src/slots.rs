@@ -7,14 +7,15 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use twofold_stage2::{Ipa, IpaRange, Lock, Pa};
+use twofold_stage2::{Geometry, Ipa, IpaRange, Level, Lock, Pa, Run};
 
 use crate::dirty::Tracking;
 use crate::frames::FRAME;
+use crate::given::Given;
 use crate::ram::Ram;
 
 /// A range of guest addresses with one meaning.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Slot {
     /// The addresses.
     pub range: IpaRange,
@@ -25,10 +26,19 @@ pub struct Slot {
 }
 
 /// What is behind a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Memory of its own, zero at first, taken when it is touched.
     Ram,
+    /// Memory that the embedder provides, with what is in it. It has it back when the slot is removed
+    /// ([`remove_slot`](crate::GuestMemory::remove_slot)); a slot that is refused takes nothing: the run may be cut anew.
+    Given {
+        /// As many bytes as the slot has addresses, in their order. Blocks fit where both are aligned alike.
+        frames: Run,
+        /// The largest leaf that may map it: level 1 for 1 GiB (as hugetlb is mapped by KVM), 2 for 2 MiB (transparent huge
+        /// pages), 3 for 4 KiB.
+        largest: Level,
+    },
     /// The registers of a device that the guest is given, from this physical address on.
     Device(Pa),
 }
@@ -63,6 +73,16 @@ pub enum SlotError {
         start: Ipa,
         /// Where the device is.
         device: Pa,
+    },
+    /// It is given more frames than it has addresses, or fewer.
+    #[error("the slot from {start} has {size} bytes and is given {given}; give it as many")]
+    GivenSize {
+        /// Its first byte.
+        start: Ipa,
+        /// Its size in bytes.
+        size: u64,
+        /// Bytes that it is given.
+        given: u64,
     },
     /// Another slot has some of the addresses.
     #[error("the slot from {start} overlaps the one from {other}")]
@@ -99,7 +119,23 @@ pub(crate) struct Kept {
 /// A slot's [`Backing`], with what belongs to it.
 pub(crate) enum Content {
     Ram(Lock<Ram>),
+    Given(Given),
     Device(Pa),
+}
+
+impl Kept {
+    /// What a leaf around `ipa` may map of this slot, at most.
+    pub(crate) fn around(&self, ipa: Ipa, geometry: &Geometry) -> IpaRange {
+        let largest = match &self.content {
+            // Its sections are the largest blocks.
+            Content::Ram(_) => Level::L2,
+            Content::Given(given) => given.largest,
+            Content::Device(_) => Level::L1,
+        };
+        let span = geometry.granule().span(largest);
+        let start = ipa.align_down(span);
+        start.max(self.range.start)..start.checked_add(span).unwrap_or(self.range.end).min(self.range.end)
+    }
 }
 
 /// All slots of a guest.
@@ -119,13 +155,17 @@ impl Slots {
         if start >= end || !start.is_aligned(FRAME) || !end.is_aligned(FRAME) {
             return Err(SlotError::Misaligned { start, end });
         }
-        if let Backing::Device(device) = slot.backing {
-            if !device.is_aligned(FRAME) {
-                return Err(SlotError::DeviceMisaligned { start, device });
+        match &slot.backing {
+            Backing::Device(device) if !device.is_aligned(FRAME) => {
+                return Err(SlotError::DeviceMisaligned { start, device: *device });
             }
-            if device.raw().checked_add(end - start).is_none() {
-                return Err(SlotError::DeviceOutside { start, device });
+            Backing::Device(device) if device.raw().checked_add(end - start).is_none() => {
+                return Err(SlotError::DeviceOutside { start, device: *device });
             }
+            Backing::Given { frames, .. } if frames.size() != end - start => {
+                return Err(SlotError::GivenSize { start, size: end - start, given: frames.size() });
+            }
+            _ => {}
         }
         if end > limit {
             return Err(SlotError::OutsideIpa { end, limit });
@@ -139,6 +179,8 @@ impl Slots {
         }
         let content = match slot.backing {
             Backing::Ram => Content::Ram(Lock::new(Ram::new(&slot.range))),
+            // Level 0 has no leaves.
+            Backing::Given { frames, largest } => Content::Given(Given { frames, largest: largest.max(Level::L1) }),
             Backing::Device(start) => Content::Device(start),
         };
         self.ids += 1;
@@ -162,7 +204,7 @@ impl Slots {
     pub(crate) fn ram(&self) -> impl Iterator<Item = &Lock<Ram>> {
         self.sorted.iter().filter_map(|slot| match &slot.content {
             Content::Ram(ram) => Some(ram),
-            Content::Device(_) => None,
+            Content::Given(_) | Content::Device(_) => None,
         })
     }
 

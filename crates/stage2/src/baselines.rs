@@ -97,7 +97,25 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
         dirty: &mut dyn FnMut(Leaf),
     ) -> Result<Coalesced, Error> {
-        self.coalesce_in_order::<true>(ipa, pa, level, attributes, tables, dirty)
+        self.coalesce_in_order::<true, false>(ipa, pa, level, attributes, tables, dirty)
+    }
+
+    /// Coalesces what a fault has cleaned before it looked ([`map_cleaning_on_abort`](Self::map_cleaning_on_abort)): nothing is
+    /// cleaned again. The old table is freed first if it is to be `FREE_FIRST`.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](Self::map).
+    pub fn coalesce_cleaned<const FREE_FIRST: bool>(
+        &self,
+        ipa: Ipa,
+        pa: Pa,
+        level: Level,
+        attributes: &Attributes,
+        tables: &mut impl TableSource,
+        dirty: &mut dyn FnMut(Leaf),
+    ) -> Result<Coalesced, Error> {
+        self.coalesce_in_order::<FREE_FIRST, true>(ipa, pa, level, attributes, tables, dirty)
     }
 
     /// Maps, and fills the pool before, as if each fault might need a table at every level.

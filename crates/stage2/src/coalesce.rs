@@ -48,11 +48,12 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
         dirty: &mut dyn FnMut(Leaf),
     ) -> Result<Coalesced, Error> {
-        self.coalesce_in_order::<false>(ipa, pa, level, attributes, tables, dirty)
+        self.coalesce_in_order::<false, false>(ipa, pa, level, attributes, tables, dirty)
     }
 
-    /// The same, with the old table freed before the block is made if it is to be `FREE_FIRST`.
-    pub(crate) fn coalesce_in_order<const FREE_FIRST: bool>(
+    /// The same, with the old table freed before the block is made if it is to be `FREE_FIRST`, and no cache maintenance if
+    /// that was done (`CLEANED`).
+    pub(crate) fn coalesce_in_order<const FREE_FIRST: bool, const CLEANED: bool>(
         &self,
         ipa: Ipa,
         pa: Pa,
@@ -67,7 +68,7 @@ impl<P: Platform> Stage2<P> {
         let span = self.geometry().granule().span(level);
         let new = Descriptor::leaf(pa, level, attributes, self.features());
         let upkeep = Upkeep::new(self.features(), attributes);
-        let mut ready = !upkeep.is_needed();
+        let mut ready = CLEANED || !upkeep.is_needed();
         let mut other_memory = false;
         loop {
             let place = self.descend(ipa, level);

@@ -61,6 +61,26 @@ fn cleaning_on_abort_cleans_what_is_mapped_already() {
     assert!(guest.events().contains(&Event::Clean(frame(0), MIB_2)));
 }
 
+/// Whoever faults for a table that is to be a block has cleaned all of it: it is not cleaned once more.
+#[test]
+fn what_was_cleaned_on_abort_is_coalesced_as_it_is() {
+    for cleaned in [false, true] {
+        let mut guest = Guest::new(PLAIN, 40);
+        let mapped = guest.stage2.map(BASE, frame(0), Level::L3, &RAM, &mut guest.pool);
+        assert_eq!(mapped, Ok(Mapped::New));
+        guest.events();
+        let Guest { stage2, pool, .. } = &mut guest;
+        let coalesced = if cleaned {
+            stage2.coalesce_cleaned::<false>(BASE, frame(0), Level::L2, &RAM, pool, &mut |_| ())
+        } else {
+            stage2.coalesce(BASE, frame(0), Level::L2, &RAM, pool, &mut |_| ())
+        };
+        assert_eq!(coalesced, Ok(Coalesced::Done { tables: 1 }));
+        let cleans = guest.events().iter().any(|event| matches!(event, Event::Clean(..)));
+        assert_eq!(cleans, !cleaned);
+    }
+}
+
 /// Whether the page is given back before the block is seen.
 #[test]
 fn freeing_first_frees_while_nothing_is_mapped() {

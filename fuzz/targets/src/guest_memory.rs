@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 
 use arbitrary::{Result, Unstructured};
 use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
-use twofold_memory::{Answer, Backing, Done, Error, Frames, Pages, Slot, SlotError, SlotId};
+use twofold_memory::{Answer, Done, Error, Frames, Pages, Slot, SlotError, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};
-use twofold_stage2::{Features, Ipa, IpaRange, Pa};
+use twofold_stage2::{Features, Ipa, IpaRange, Level, Pa};
 
 use crate::any;
 use crate::machine::guest::{Guest, IPA_BITS, Outcome, needed};
-use crate::machine::{GIB, Machine, PAGE, RAM, SECTION};
+use crate::machine::{GIB, GIVEN, Machine, PAGE, RAM, SECTION};
 
 /// Frames: some by the page, and as many sections as make it likely that they run out.
 const SINGLES: Pa = Pa::new(0x9_0000_0000);
@@ -78,10 +78,29 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Bytes that are there to be given, to one slot at a time.
+const GIVEN_SIZE: u64 = 3 * SECTION;
+
+/// A slot, as it was added.
+#[derive(Clone, Debug)]
+struct PlainSlot {
+    range: IpaRange,
+    backing: Backing,
+    writable: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Backing {
+    Ram,
+    /// So many pages into what is there to be given, and by leaves of this level at most.
+    Given(u64, Level),
+    Device(Pa),
+}
+
 /// The guest, and what it must be.
 struct World {
     guest: Guest,
-    slots: Vec<Slot>,
+    slots: Vec<PlainSlot>,
     /// In the same order.
     logs: Vec<Log>,
     /// Pages that are not all zero.
@@ -101,10 +120,10 @@ const MOST_LOGGED: u64 = 4 * GIB;
 
 impl World {
     fn new(features: Features, pages: Pages) -> Self {
-        let banks = [(SINGLES, SINGLE_PAGES * PAGE), (RAM, SECTIONS * SECTION)];
+        let banks = [(SINGLES, SINGLE_PAGES * PAGE), (RAM, SECTIONS * SECTION), (GIVEN, GIVEN_SIZE)];
         let machine = Machine::new(features, &banks);
         let mut frames = Frames::new(features);
-        banks.iter().for_each(|(start, size)| frames.add(machine.donate(*start, *size)));
+        banks[..2].iter().for_each(|(start, size)| frames.add(machine.donate(*start, *size)));
         let (contents, copies) = (BTreeMap::new(), BTreeMap::new());
         Self {
             guest: Guest::on(machine, frames, pages, IPA_BITS),
@@ -115,13 +134,32 @@ impl World {
         }
     }
 
-    fn add_slot(&mut self, slot: Slot) {
+    /// What a slot is given is there for it alone, zero, and as much as it needs, or all that there is.
+    fn backing(&self, slot: &PlainSlot) -> twofold_memory::Backing {
+        match slot.backing {
+            Backing::Ram => twofold_memory::Backing::Ram,
+            Backing::Device(device) => twofold_memory::Backing::Device(device),
+            Backing::Given(page, largest) => {
+                self.guest.machine.bank(GIVEN).make_zero();
+                let size = slot.range.end.raw().saturating_sub(slot.range.start.raw());
+                let size = if size.is_multiple_of(PAGE) { size.min(GIVEN_SIZE - page * PAGE) } else { PAGE };
+                self.guest.machine.give(GIVEN + page * PAGE, size, largest)
+            }
+        }
+    }
+
+    fn add_slot(&mut self, slot: PlainSlot) {
         let (start, end) = (slot.range.start, slot.range.end);
         let limit = Ipa::new(1 << IPA_BITS);
-        let overlaps = |other: &Slot| other.range.start < end && start < other.range.end;
+        let is_given = |slot: &PlainSlot| matches!(slot.backing, Backing::Given(..));
+        if is_given(&slot) && self.slots.iter().any(is_given) {
+            return;
+        }
+        let overlaps = |other: &PlainSlot| other.range.start < end && start < other.range.end;
         let pages = start < end && start.is_aligned(PAGE) && end.is_aligned(PAGE);
         let before = self.guest.scan();
-        match self.guest.memory.add_slot(slot.clone()) {
+        let added = Slot { range: slot.range.clone(), backing: self.backing(&slot), writable: slot.writable };
+        match self.guest.memory.add_slot(added) {
             Ok(id) => {
                 assert!(self.logs.iter().all(|log| log.id != id), "a number is used again");
                 assert!(pages && end <= limit && !self.slots.iter().any(overlaps), "{slot:?} was taken");
@@ -139,6 +177,9 @@ impl World {
                 SlotError::DeviceOutside { device, .. } => {
                     assert!(device.raw().checked_add(end - start).is_none());
                 }
+                SlotError::GivenSize { size, given, .. } => {
+                    assert!(is_given(&slot) && size == end - start && size != given)
+                }
                 SlotError::Overlap { other, .. } => {
                     let named = self.slots.iter().find(|slot| slot.range.start == other);
                     assert!(named.is_some_and(overlaps), "{slot:?} and {other}");
@@ -150,12 +191,12 @@ impl World {
         assert_eq!(self.guest.scan(), before);
     }
 
-    fn slot(&self, ipa: Ipa) -> Option<&Slot> {
+    fn slot(&self, ipa: Ipa) -> Option<&PlainSlot> {
         self.slots.iter().find(|slot| slot.range.contains(&ipa))
     }
 
     fn is_ram(&self, ipa: Ipa) -> bool {
-        self.slot(ipa).is_some_and(|slot| slot.backing == Backing::Ram)
+        self.slot(ipa).is_some_and(PlainSlot::is_ram)
     }
 
     /// Whether the access is refused with an abort, whatever is mapped.
@@ -163,14 +204,14 @@ impl World {
         self.slot(ipa).is_none_or(|slot| match access {
             AccessKind::Read => false,
             AccessKind::Write => !slot.writable,
-            AccessKind::Execute => slot.backing != Backing::Ram,
+            AccessKind::Execute => !slot.is_ram(),
         })
     }
 
     /// Any fault, whether or not the tables give reason to it: a TLB may be stale.
     fn fault(&mut self, ipa: Ipa, kind: FaultKind, access: AccessKind) {
         let before = self.guest.scan();
-        let was_mapped = self.guest.walk(ipa).is_some();
+        let was_mapped = self.guest.walk(ipa);
         let outcome = self.guest.fault(ipa, kind, access);
         let after = self.guest.scan();
         match outcome {
@@ -181,16 +222,20 @@ impl World {
             Ok(Answer::Retry(done)) => {
                 assert!(!self.aborts(ipa, access), "{access:?} at {ipa}");
                 match done {
-                    Done::Mapped { .. } => {
-                        assert!(!was_mapped && kind == FaultKind::Translation);
+                    Done::Mapped { level, .. } => {
+                        // What is mapped already by smaller leaves, a block takes the place of.
+                        let grows = was_mapped.is_some_and(|leaf| leaf.level > level.raw());
+                        assert!((was_mapped.is_none() || grows) && kind == FaultKind::Translation);
                         self.check_leaf(ipa);
                         self.check_new(ipa);
                     }
-                    Done::Widened => assert!(was_mapped),
+                    Done::Widened => assert!(was_mapped.is_some()),
                     // A log may arm the pages around.
                     Done::Stale => assert!(before == after || self.logs.iter().any(|log| log.runs.is_some())),
                 }
-                if let Some(leaf) = self.guest.walk(ipa).filter(|_| was_mapped && kind != FaultKind::AccessFlag) {
+                if let Some(leaf) =
+                    self.guest.walk(ipa).filter(|_| was_mapped.is_some() && kind != FaultKind::AccessFlag)
+                {
                     assert!(leaf.access().covers(needed(access)), "{kind:?} for {access:?} at {ipa}: {leaf:x?}");
                 }
             }
@@ -294,12 +339,13 @@ impl World {
 
     fn start(&mut self, any: u8, options: LogOptions) {
         let Some(slot) = self.any_slot(any) else { return };
-        let ((start, pages), Slot { backing, writable, .. }) = (self.range(slot), self.slots[slot].clone());
+        let ((start, pages), PlainSlot { writable, .. }) = (self.range(slot), self.slots[slot].clone());
+        let is_ram = self.slots[slot].is_ram();
         let log = match self.guest.memory.dirty_log(self.logs[slot].id) {
             Ok(log) => log,
-            Err(LogError::NotRam { start: at }) => return assert!(at == start && backing != Backing::Ram),
+            Err(LogError::NotRam { start: at }) => return assert!(at == start && !is_ram),
             Err(LogError::ReadOnly { start: at }) => {
-                return assert!(at == start && backing == Backing::Ram && !writable);
+                return assert!(at == start && is_ram && !writable);
             }
             Err(error) => panic!("{error}"),
         };
@@ -405,7 +451,8 @@ impl World {
                 }
             }
             _ => {
-                self.guest.memory.remove_slot(id).unwrap();
+                let given = self.guest.memory.remove_slot(id).unwrap();
+                assert_eq!(given.is_some(), matches!(self.slots[slot].backing, Backing::Given(..)));
                 assert_eq!(self.guest.memory.remove_slot(id), Err(Error::Slot(SlotError::Gone)));
                 assert_eq!(self.guest.memory.dirty_log(id).err(), Some(LogError::SlotGone));
                 self.slots.remove(slot);
@@ -438,9 +485,13 @@ impl World {
                 assert_eq!(leaf.output(ipa).raw(), device.raw() + (ipa - slot.range.start));
                 assert!(!leaf.access().execute.any(), "{leaf:x?}");
             }
-            Backing::Ram => {
+            Backing::Ram | Backing::Given(..) => {
                 let page = ipa.align_down(PAGE);
                 let pa = leaf.output(page);
+                if let Backing::Given(first, largest) = slot.backing {
+                    assert_eq!(pa, GIVEN + first * PAGE + (page - slot.range.start));
+                    assert!(leaf.level >= largest.raw());
+                }
                 assert!(self.guest.machine.bank(pa).load(pa, PAGE) == self.content(page), "{page}");
             }
         }
@@ -484,14 +535,27 @@ impl World {
     }
 }
 
-fn slot(u: &mut Unstructured<'_>) -> Result<Slot> {
+impl PlainSlot {
+    fn is_ram(&self) -> bool {
+        !matches!(self.backing, Backing::Device(_))
+    }
+}
+
+fn slot(u: &mut Unstructured<'_>) -> Result<PlainSlot> {
     let start = address(u)?;
     let sizes = [0, PAGE, 3 * PAGE, SECTION - PAGE, SECTION, 3 * SECTION, GIB, 2 * GIB];
     let end = if u.arbitrary()? { start.wrapping_add(*u.choose(&sizes)?) } else { address(u)? };
-    let ram = u.arbitrary()?;
+    let kind: u8 = u.arbitrary()?;
     let device = address(u)?;
-    let backing = if ram { Backing::Ram } else { Backing::Device(Pa::new(device)) };
-    Ok(Slot { range: Ipa::new(start)..Ipa::new(end), backing, writable: u.arbitrary()? })
+    let backing = match kind {
+        _ if kind & 1 == 1 => Backing::Ram,
+        _ if kind & 3 == 2 => {
+            let largest = [Level::L1, Level::L2, Level::L2, Level::L3][usize::from(kind >> 2 & 3)];
+            Backing::Given(u64::from(kind >> 4 & 1), largest)
+        }
+        _ => Backing::Device(Pa::new(device)),
+    };
+    Ok(PlainSlot { range: Ipa::new(start)..Ipa::new(end), backing, writable: u.arbitrary()? })
 }
 
 /// Any number; but mostly one that is near to others.

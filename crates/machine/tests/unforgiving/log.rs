@@ -16,7 +16,7 @@ use twofold_machine::unforgiving::{Bbm, Breach, CpuHandle, Hosted, Machine, Opti
 use twofold_machine::vm::{RunError, Vcpu, Vm};
 use twofold_memory::dirty::{DirtyLog, DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot, SlotId};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
+use twofold_stage2::{Features, Geometry, Granule, Ipa, Level, Vmid};
 
 use crate::random::{operations, seed};
 use crate::world::{MIB_2, MODERN, PAGE, PLAIN};
@@ -40,6 +40,8 @@ const CPUS: usize = VCPUS + 2;
 struct Kind {
     features: Features,
     pages: Pages,
+    /// Whether the slot's frames are given.
+    given: bool,
     /// Frames for tables beyond those that map the slot.
     tables: u64,
     /// What happens to the log most of the time.
@@ -97,10 +99,21 @@ impl Migration {
     fn new(machine: &Machine, kind: Kind) -> Self {
         const SECTIONS: u64 = 3;
         let mut frames = Frames::new(kind.features);
-        frames.add(machine.arena().donate_part(0, SECTIONS * MIB_2 + (2 + TABLES + kind.tables) * PAGE).unwrap());
+        let (sections, tables) = (SECTIONS * MIB_2, (2 + TABLES + kind.tables) * PAGE);
+        // First, so that no section is broken up for the root.
+        frames.add(machine.arena().donate_part(sections, tables).unwrap());
+        let backing = if kind.given {
+            // Aligned as the slot is.
+            let given = machine.arena().donate_part(MIB_2 - 3 * PAGE, COUNT * PAGE).unwrap();
+            let frames = given.run(given.start(), given.size()).unwrap();
+            Backing::Given { frames, largest: Level::L2 }
+        } else {
+            frames.add(machine.arena().donate_part(0, sections).unwrap());
+            Backing::Ram
+        };
         let geometry = Geometry::new(Granule::KIB_4, 40, &kind.features).unwrap();
         let mut memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(1), frames, kind.pages).unwrap();
-        let slot = Slot { range: RAM..RAM + COUNT * PAGE, backing: Backing::Ram, writable: true };
+        let slot = Slot { range: RAM..RAM + COUNT * PAGE, backing, writable: true };
         let slot = memory.add_slot(slot).unwrap();
         // All of its frames are taken, so that none becomes a table.
         [0, 3, 515].into_iter().for_each(|page| memory.write(RAM + page * PAGE, &[0]).unwrap());
@@ -250,20 +263,20 @@ impl Migration {
                 Event::Round => self.round(cpu),
                 Event::Restart => {
                     self.log().stop().unwrap();
-                    if cpu.draw(2) == 0 {
-                        let _ = self.log().rejoin(cpu.draw(COUNT), 1 + cpu.draw(2)).unwrap();
+                    match cpu.draw(4) {
+                        0 | 1 => {
+                            let _ = self.log().rejoin(cpu.draw(COUNT), 1 + cpu.draw(2)).unwrap();
+                        }
+                        // Whoever faults there finds tables in the way of a block, and may be late with it.
+                        2 => {
+                            self.unmap(cpu);
+                            (0..cpu.draw(8)).for_each(|_| cpu.pause());
+                        }
+                        _ => {}
                     }
                     self.start(cpu);
                 }
-                Event::Unmap => {
-                    // Alone, or with all others: tables go as wholes. What is long under way has vCPUs fault on and on.
-                    let page = WRITTEN[cpu.draw(WRITTEN.len() as u64) as usize];
-                    let pages = if cpu.draw(2) == 0 { page..page + 1 } else { 0..COUNT };
-                    match self.vm.memory().unmap(self.slot, RAM + pages.start * PAGE..RAM + pages.end * PAGE) {
-                        Ok(()) | Err(Error::Stage2(twofold_stage2::Error::NoTablePage { .. })) => {}
-                        Err(error) => panic!("{error}"),
-                    }
-                }
+                Event::Unmap => self.unmap(cpu),
                 Event::DeviceWrite => {
                     self.vm.memory().write(RAM + BY_DEVICE * PAGE, &self.word().to_le_bytes()).unwrap();
                 }
@@ -271,6 +284,16 @@ impl Migration {
             }
         }
         self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A page alone, or with all others: tables go as wholes. What is long under way has vCPUs fault on and on.
+    fn unmap(&self, cpu: &CpuHandle) {
+        let page = WRITTEN[cpu.draw(WRITTEN.len() as u64) as usize];
+        let pages = if cpu.draw(2) == 0 { page..page + 1 } else { 0..COUNT };
+        match self.vm.memory().unmap(self.slot, RAM + pages.start * PAGE..RAM + pages.end * PAGE) {
+            Ok(()) | Err(Error::Stage2(twofold_stage2::Error::NoTablePage { .. })) => {}
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Round after round, and now and then a look at everything.
@@ -346,7 +369,8 @@ fn no_page_is_lost(features: Features, total: u64) {
         let (pages, tables) =
             [(Pages::Small, 8), (Pages::Largest, 8), (Pages::Largest, seed / 3 % 3)][seed as usize % 3];
         let mostly = [Event::Round, Event::Restart, Event::Unmap, Event::Looks, Event::DeviceWrite][seed as usize % 5];
-        let migrated = migrate(Kind { features, pages, tables, mostly }, seed, AT_ONCE.min(total));
+        let kind = Kind { features, pages, given: seed % 4 < 2, tables, mostly };
+        let migrated = migrate(kind, seed, AT_ONCE.min(total));
         let [compared, told] = migrated.unwrap_or_else(|breach| panic!("{breach}"));
         counts = [counts[0] + compared, counts[1] + told];
     }

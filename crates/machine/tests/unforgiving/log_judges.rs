@@ -493,6 +493,43 @@ fn judge_no_block_comes_back_while_a_log_starts() {
     }
 }
 
+/// A block takes the place of a table in a fault that was under way before the log was started: either it finds the log, and
+/// marks all of it, or whoever starts it finds the block. What hardware recorded in the table meanwhile is in the log too.
+#[test]
+fn judge_a_block_made_by_a_fault_while_a_log_starts_is_seen() {
+    for seed in 1..=160 {
+        let guest = Logged::with_turns(3, seed, Pages::Largest, long_turns(seed));
+        let (page, missing) = (32 + 64, 32 + 70);
+        guest.alone(|| {
+            guest.fault(page, FaultKind::Translation, AccessKind::Read);
+            guest.start(Tracker::WriteProtect).unwrap();
+            guest.stop().unwrap();
+            let at = START + missing * PAGE;
+            guest.memory.unmap(guest.slot, at..at + PAGE).unwrap();
+            let leaf = guest.memory.stage2().look_up(START + page * PAGE).unwrap();
+            assert_eq!(leaf.level, Level::L3, "{leaf:?}");
+        });
+        let tracker = Tracker::ALL[1 + seed as usize % 4];
+        guest.together(vec![
+            Box::new(|cpu| {
+                wait(cpu, 10);
+                guest.fault(missing, FaultKind::Translation, AccessKind::Read);
+            }),
+            Box::new(|cpu| {
+                wait(cpu, 10);
+                guest.start(tracker).unwrap();
+            }),
+            // A page of the same block.
+            Box::new(|cpu| {
+                wait(cpu, 60);
+                guest.write(page);
+            }),
+        ]);
+        let armed_allowed = !matches!(tracker, Tracker::Manual);
+        guest.alone(|| guest.check(seed, armed_allowed));
+    }
+}
+
 /// A block comes back as soon as all of its memory is ready: whoever made the last page so, it is zeroed before a guest finds
 /// it.
 #[test]

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! After a log has stopped: blocks come back, section by section, while the guest runs (source S4).
+//! After a log has stopped: blocks come back, one by one, while the guest runs, ahead of its faults (source S4).
 //!
-//! Invariant: a section is put together only while no log runs, so no block is ever written without a mark for each of its
-//! pages; and only where all its pages are ready, so nothing has to be zeroed for it.
+//! Invariant: a block is put together only while no log runs, so none is ever written without a mark for each of its pages;
+//! and only where all its pages are ready, so nothing has to be zeroed for it.
 
 use twofold_stage2::{Coalesced, Ipa, Level, Mapped, Platform};
 
 use super::{DirtyLog, LogError};
 use crate::frames::FRAME;
+use crate::given::Place;
 use crate::guest::Pages;
 use crate::ram::SECTION;
 use crate::slots::Content;
@@ -23,9 +24,9 @@ pub struct Rejoined {
 }
 
 impl<P: Platform> DirtyLog<'_, P> {
-    /// Puts pages together to blocks of 2 MiB, from `page` on, the slot's first being 0: at most `blocks` of them, each of which
-    /// takes one flush. To be called again and again, with what it told last, in between other work, after the log has
-    /// stopped. Sections that were not touched as a whole stay as they are.
+    /// Puts pages together to the largest blocks that fit, from `page` on, the slot's first being 0: at most `blocks` of them,
+    /// each of which takes one flush. To be called again and again, with what it told last, in between other work, after the
+    /// log has stopped. What was not touched as a whole stays as it is.
     ///
     /// # Errors
     ///
@@ -33,10 +34,10 @@ impl<P: Platform> DirtyLog<'_, P> {
     pub fn rejoin(&self, page: u64, blocks: u64) -> Result<Rejoined, LogError> {
         let (memory, slot) = (self.memory, self.slot);
         let mut rejoined = Rejoined { blocks: 0, next: None };
-        let (Pages::Largest, Content::Ram(ram)) = (memory.pages, &slot.content) else { return Ok(rejoined) };
         // Where no log was ever started, nothing was split for one.
-        let Some(log) = slot.tracking.log() else { return Ok(rejoined) };
+        let Some(log) = slot.tracking.log().filter(|_| memory.pages == Pages::Largest) else { return Ok(rejoined) };
         let platform = memory.stage2.platform();
+        // No block is smaller than a section.
         let mut at = (slot.range.start + page.min(self.pages()) * FRAME).raw().next_multiple_of(SECTION);
         while let Some(end) = at.checked_add(SECTION).filter(|end| *end <= slot.range.end.raw()) {
             let ipa = Ipa::new(at);
@@ -45,22 +46,39 @@ impl<P: Platform> DirtyLog<'_, P> {
                 return Ok(rejoined);
             }
             at = end;
-            let Some(pa) = ram.lock(platform).ready_section(ipa) else { continue };
-            if memory.stage2.look_up(ipa).is_none_or(|leaf| leaf.level < Level::L3) {
+            let Some(place) = self.ready_block(ipa) else { continue };
+            let Some(leaf) = memory.stage2.look_up(ipa) else { continue };
+            at = place.range(memory.stage2.geometry()).end.raw();
+            if leaf.level <= place.level {
                 continue;
             }
-            // Held for one section: a log that is to start waits no longer than that.
+            // Held for one block: a log that is to start waits no longer than that.
             let _own = log.hold(platform);
             if slot.tracking.running().is_some() {
                 return Err(LogError::Running { start: slot.range.start });
             }
             let attributes = memory.ram_attributes(true, false, false);
-            let tables = &mut memory.tables();
-            match memory.stage2.coalesce(ipa, pa, Level::L2, &attributes, tables, &mut |_| ())? {
+            match memory.coalesce(place, &attributes)? {
                 Coalesced::Done { .. } | Coalesced::Mapped(Mapped::New) => rejoined.blocks += 1,
                 Coalesced::Mapped(_) => {}
             }
         }
         Ok(rejoined)
+    }
+
+    /// The largest block that may begin at `ipa`, where a section does, if all of it is ready.
+    fn ready_block(&self, ipa: Ipa) -> Option<Place> {
+        let stage2 = &self.memory.stage2;
+        match &self.slot.content {
+            Content::Ram(ram) => {
+                let pa = ram.lock(stage2.platform()).ready_section(ipa)?;
+                Some(Place { level: Level::L2, ipa, pa })
+            }
+            Content::Given(given) => {
+                let place = given.leaf_from(&self.slot.range, ipa, stage2.geometry());
+                (place.level < Level::L3).then_some(place)
+            }
+            Content::Device(_) => None,
+        }
     }
 }

@@ -97,9 +97,12 @@ impl<P: Platform> Clearing<'_, '_, P> {
     pub(super) fn word(&mut self, word: u64, mask: u64) -> Result<u64, LogError> {
         let pages = &self.held.log.pages;
         let (first, inside) = (word * WORD, pages.inside(word));
-        if pages.word(word) & mask & inside == 0 {
+        let dirty = pages.word(word) & mask & inside;
+        if dirty == 0 {
             return Ok(0);
         }
+        #[cfg(feature = "baselines")]
+        self.split_word(first, dirty)?;
         self.split_before(first)?;
         let taken = pages.take(word, mask & inside);
         let arms = self.arms(first);
@@ -153,16 +156,38 @@ impl<P: Platform> Clearing<'_, '_, P> {
 
     /// Splits what blocks there are in the chunk of a word.
     fn split_before(&mut self, first: u64) -> Result<(), LogError> {
-        if first < self.split || self.chunk == 0 && !self.held.running.maps_armed() {
+        if first < self.split || !self.splits() {
             return Ok(());
         }
-        // What one table of pages maps at least, so that it is looked for once.
-        let (held, span) = (self.held, self.chunk.max(LEAST_CHUNK));
+        let (held, span) = (self.held, self.span());
         let around = held.ipa(first).align_down(span);
         let (start, end) = (held.slot.range.start, held.slot.range.end);
         let range = around.max(start)..around.checked_add(span).unwrap_or(end).min(end);
         self.split = (range.end - start) / FRAME;
         held.split(range, span)
+    }
+
+    /// Where splits are walks, that is done word by word, as in KVM: from the first to the last of the pages that are cleared.
+    #[cfg(feature = "baselines")]
+    fn split_word(&mut self, first: u64, pages: u64) -> Result<(), LogError> {
+        let held = self.held;
+        if !held.memory.before.walks_to_split() || !self.splits() {
+            return Ok(());
+        }
+        // By now there are no blocks.
+        self.split = first + WORD;
+        let (start, end) = (u64::from(pages.trailing_zeros()), u64::from(pages.ilog2()) + 1);
+        held.split(held.ipa(first + start)..held.ipa(first + end), self.span())
+    }
+
+    /// Whether blocks are split at all before they are protected.
+    fn splits(&self) -> bool {
+        self.chunk != 0 || self.held.running.maps_armed()
+    }
+
+    /// How much is split at once: what one table of pages maps at least, so that it is looked for once.
+    fn span(&self) -> u64 {
+        self.chunk.max(LEAST_CHUNK)
     }
 
     fn addresses(&self, pages: &Range<u64>) -> IpaRange {

@@ -10,7 +10,6 @@ use twofold_stage2::{Access, Error, Ipa, IpaRange, Platform, Relaxed};
 use super::{Log, Running, Tracker};
 use crate::frames::FRAME;
 use crate::guest::GuestMemory;
-use crate::ram::SECTION;
 use crate::slots::Kept;
 
 impl<P: Platform> GuestMemory<P> {
@@ -62,9 +61,7 @@ impl<P: Platform> GuestMemory<P> {
             let split = self.stage2.split(page..page + FRAME, FRAME, &mut self.tables(), on)?;
             if split.stopped.is_some() {
                 let relaxed = self.stage2.relax(ipa, Access::READ_WRITE)?;
-                // No block of RAM is larger (module `fault` of the crate).
-                let section = ipa.align_down(SECTION);
-                self.note_writes(slot, section..section + SECTION);
+                self.note_writes(slot, slot.around(ipa, self.stage2.geometry()));
                 return Ok(relaxed);
             }
             match self.stage2.relax_page(ipa, Access::READ_WRITE) {

@@ -25,6 +25,14 @@
 //! *Writes past the guest's tables* (devices, the hypervisor) go through [`GuestMemory::write`](crate::GuestMemory::write), or
 //! are told of by [`mark`](DirtyLog::mark): after the write, or a clear in between would miss it.
 //!
+//! *A block takes the place of a table* after a log has stopped: ahead of faults ([`rejoin`](DirtyLog::rejoin), with the log's
+//! lock), or by a fault that finds the table in its way, without it: a fault waits for nobody who reads a log. To a log that is
+//! started meanwhile such a fault is one that maps a block where nothing was: it makes the block writable, then executes the
+//! full fence, then looks, and marks each of its pages. So either it finds the log and all is marked, what hardware had
+//! recorded in the table included, which nobody else finds any more; or the start's pass, which comes after, finds the block:
+//! a pass waits for an entry that is broken, and sees what it becomes. What is marked for nothing is the price of a fault that
+//! was overtaken by a whole start.
+//!
 //! *Pages that are unmapped* while a log runs go by [`GuestMemory::unmap`](crate::GuestMemory::unmap), with the log's lock: a
 //! clear that found them gone would have nothing to flush, while a TLB still lets them be written.
 //!
@@ -107,8 +115,8 @@ impl<P: Platform> GuestMemory<P> {
         let start = slot.range.start;
         match slot.content {
             Content::Device(_) => Err(LogError::NotRam { start }),
-            Content::Ram(_) if !slot.writable => Err(LogError::ReadOnly { start }),
-            Content::Ram(_) => Ok(DirtyLog { memory: self, slot }),
+            _ if !slot.writable => Err(LogError::ReadOnly { start }),
+            Content::Ram(_) | Content::Given(_) => Ok(DirtyLog { memory: self, slot }),
         }
     }
 }
@@ -202,6 +210,10 @@ impl<P: Platform> Held<'_, P> {
 
     /// Splits what blocks there are, as far as there are table pages: what is left is split when the guest writes there.
     fn split(&self, range: IpaRange, chunk: u64) -> Result<(), LogError> {
+        #[cfg(feature = "baselines")]
+        if self.memory.before.walks_to_split() {
+            return Ok(self.memory.split_as_before(range, chunk)?);
+        }
         let on = |_: &mut _, _| ControlFlow::Continue(());
         let _ = self.memory.stage2.split(range, chunk, &mut self.memory.tables(), on)?;
         Ok(())

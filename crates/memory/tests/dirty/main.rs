@@ -11,6 +11,7 @@ mod machine;
 mod blocks;
 mod costs;
 mod dry;
+mod given;
 mod refused;
 mod rounds;
 mod sections;

@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 use twofold_memory::Pages;
 use twofold_memory::dirty::{LogError, LogOptions, Tracker};
+use twofold_stage2::Level;
 use twofold_stage2::fault::AccessKind;
 
 use crate::world::{BASE, EDGES, FEATURES, World};
@@ -24,6 +25,8 @@ struct Scenario {
     /// Where the slot starts in its section, and how many pages it has.
     offset: u64,
     count: u64,
+    /// By which leaves its frames may be mapped, if they are given.
+    given: Option<Level>,
     steps: Vec<Step>,
 }
 
@@ -79,11 +82,13 @@ fn step() -> impl Strategy<Value = Step> {
 fn scenario() -> impl Strategy<Value = Scenario> {
     let pages = prop::sample::select(vec![Pages::Largest, Pages::Largest, Pages::Small]);
     let offset = prop::sample::select(vec![0, 1, 64, 509]);
+    let given = prop::sample::select(vec![None, None, Some(Level::L2), Some(Level::L3)]);
     let steps = prop::collection::vec(step(), 1..=MOST_STEPS);
-    (pages, offset, 1u64..1300, steps).prop_map(|(pages, offset, count, steps)| Scenario {
+    (pages, offset, 1u64..1300, given, steps).prop_map(|(pages, offset, count, given, steps)| Scenario {
         pages,
         offset,
         count,
+        given,
         steps,
     })
 }
@@ -121,7 +126,10 @@ struct Migration {
 impl Migration {
     fn new(scenario: &Scenario) -> Self {
         let start = BASE + scenario.offset * crate::machine::PAGE;
-        let world = World::with(FEATURES, scenario.pages, start, scenario.count, 16);
+        let world = match scenario.given {
+            None => World::with(FEATURES, scenario.pages, start, scenario.count, 16),
+            Some(largest) => World::given(FEATURES, scenario.pages, start, scenario.count, largest, 16),
+        };
         Self { world, options: None, dirty: [].into(), told: [].into(), recorded: [].into() }
     }
 

@@ -20,7 +20,8 @@ fn a_slot_that_is_removed_gives_its_frames_back() {
         };
         let all = 4 * 512 + 64;
         assert_eq!(counts(&world).0 == all, mapped == Mapped::Nothing);
-        let ((), flushes) = world.flushes(|world| world.guest.memory.remove_slot(world.slot).unwrap());
+        let (given, flushes) = world.flushes(|world| world.guest.memory.remove_slot(world.slot).unwrap());
+        assert_eq!(given, None);
         assert_eq!(flushes, usize::from(mapped != Mapped::Nothing));
         assert_eq!(counts(&world), (all, 2), "all but the root is free");
         assert_eq!(world.guest.scan().leaves, []);

@@ -7,11 +7,11 @@ use twofold_memory::dirty::{DirtyLog, DirtyPages, LogOptions, Tracker};
 use twofold_memory::{Answer, Backing, Error, Frames, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::Tlbi;
-use twofold_stage2::{Features, Ipa, Pa};
+use twofold_stage2::{Features, Ipa, Level, Pa};
 
 use crate::machine::guest::{Guest, IPA_BITS};
 use crate::machine::platform::{Event, PLAIN};
-use crate::machine::{Host, Machine, PAGE, RAM, SECTION};
+use crate::machine::{GIVEN, Host, Machine, PAGE, RAM, SECTION};
 
 /// A CPU that records accesses and writes.
 pub const FEATURES: Features =
@@ -36,6 +36,8 @@ pub struct World {
     pub slot: SlotId,
     pub start: Ipa,
     pub pages: u64,
+    /// Where its frames are, and by which leaves they may be mapped, if they are given.
+    given: Option<(Pa, Level)>,
     /// What is in each page that was ever written.
     contents: BTreeMap<u64, u64>,
     /// What was in each page when it was last read.
@@ -60,14 +62,39 @@ impl World {
         let mut guest = Guest::on(machine, frames, pages, IPA_BITS);
         let slot = Slot { range: start..start + count * PAGE, backing: Backing::Ram, writable: true };
         let slot = guest.memory.add_slot(slot).unwrap();
-        Self { guest, slot, start, pages: count, contents: BTreeMap::new(), copy: BTreeMap::new(), writes: 0 }
+        let (contents, copy) = (BTreeMap::new(), BTreeMap::new());
+        Self { guest, slot, start, pages: count, given: None, contents, copy, writes: 0 }
+    }
+
+    /// With a slot whose frames are given, and may be mapped by leaves of `largest`; so many frames for tables.
+    pub fn given(features: Features, pages: Pages, start: Ipa, count: u64, largest: Level, tables: u64) -> Self {
+        let (singles, given) = ((2 + tables) * PAGE, GIVEN + (start - BASE));
+        let machine = Machine::new(features, &[(SINGLES, singles), (given, count * PAGE)]);
+        let mut frames = Frames::new(features);
+        frames.add(machine.donate(SINGLES, singles));
+        machine.bank(given).make_zero();
+        let mut guest = Guest::on(machine, frames, pages, IPA_BITS);
+        let backing = guest.machine.give(given, count * PAGE, largest);
+        let slot = Slot { range: start..start + count * PAGE, backing, writable: true };
+        let slot = guest.memory.add_slot(slot).unwrap();
+        let (contents, copy) = (BTreeMap::new(), BTreeMap::new());
+        Self { guest, slot, start, pages: count, given: Some((given, largest)), contents, copy, writes: 0 }
     }
 
     /// The same slot anew, with nothing in it.
     pub fn replace_slot(&mut self) {
-        self.guest.memory.remove_slot(self.slot).unwrap();
+        let back = self.guest.memory.remove_slot(self.slot).unwrap();
         let range = self.start..self.start + self.pages * PAGE;
-        self.slot = self.guest.memory.add_slot(Slot { range, backing: Backing::Ram, writable: true }).unwrap();
+        let backing = match (self.given, back) {
+            (None, None) => Backing::Ram,
+            (Some((start, largest)), Some(frames)) => {
+                assert_eq!((frames.pa(), frames.size()), (start, self.pages * PAGE));
+                self.guest.machine.bank(start).make_zero();
+                Backing::Given { frames, largest }
+            }
+            (given, back) => panic!("{given:?} was given, {back:?} came back"),
+        };
+        self.slot = self.guest.memory.add_slot(Slot { range, backing, writable: true }).unwrap();
         self.contents.clear();
     }
 

@@ -9,6 +9,7 @@ mod dry;
 mod execute;
 mod first_touch;
 mod frames;
+mod given;
 mod refused;
 mod size;
 mod size_device;

@@ -2,10 +2,10 @@
 //! Proves how large the mappings of RAM are: pages where the policy says so and at the ragged ends of a slot, and
 //! blocks for each section that lies in the slot as a whole.
 
-use twofold_memory::Counts;
-use twofold_stage2::Pa;
+use twofold_memory::{Backing, Counts, Slot};
 
 use super::*;
+use crate::machine::platform::Event;
 use crate::machine::{PAGE, SECTION};
 
 #[test]
@@ -90,48 +90,56 @@ fn a_section_that_is_in_two_slots_is_pages_of_different_frames() {
     assert_ne!(below.align_down(SECTION), above.align_down(SECTION));
 }
 
-/// Puts a table where the section's block would go, as splitting a block does.
-fn put_table_in_the_way(guest: &mut Guest, section: Ipa) -> Pa {
-    let neighbour = guest.reach(section + SECTION, Read);
-    let entry = guest.walk(section + SECTION).unwrap().entry;
-    assert_eq!(guest.machine.mmu().translate(&|pa| guest.machine.word(pa), section), Err(2));
-    let table = guest.memory.frames().take(1).unwrap().pa();
-    guest.machine.bank(table).zero(table, PAGE);
-    // The entry before the neighbour's, in the same table of level 2.
-    let entry = Pa::new(entry.raw() - 8);
-    guest.machine.bank(entry).set_word(entry, table.raw() | 3);
-    neighbour
+/// A section that is mapped by pages, but for one: as a block it was split when that was unmapped.
+fn without_a_page(features: Features, pages: Pages) -> (Guest, Ipa) {
+    let mut guest = Guest::new(features, pages, 4);
+    let slot = Slot { range: BASE..BASE + 2 * SECTION, backing: Backing::Ram, writable: true };
+    let slot = guest.memory.add_slot(slot).unwrap();
+    for page in 0..512 {
+        let pa = guest.reach(BASE + page * PAGE, Write);
+        guest.machine.bank(pa).store(pa, &page.to_le_bytes());
+    }
+    let missing = BASE + 7 * PAGE;
+    guest.memory.unmap(slot, missing..missing + PAGE).unwrap();
+    assert_eq!([BASE, missing, missing + PAGE].map(|ipa| guest.level(ipa)), [Some(3), None, Some(3)]);
+    (guest, missing)
+}
+
+/// It is broken, flushed, made, and then freed; and nothing of it is zeroed, or moved.
+#[test]
+fn a_table_in_the_way_gives_way_to_a_block() {
+    for (features, access) in [PLAIN, FORCED].into_iter().flat_map(|cpu| [Read, Write, Execute].map(|kind| (cpu, kind)))
+    {
+        let (mut guest, missing) = without_a_page(features, Pages::Largest);
+        let counts = guest.memory.counts();
+        guest.machine.watch(missing, None);
+        guest.machine.events();
+        assert_eq!(guest.fault(missing, Translation, access), Ok(mapped(Level::L2, false)));
+        let events = guest.machine.events();
+        let position = |wanted: &dyn Fn(&Event) -> bool| events.iter().position(wanted);
+        let flushed = position(&|event| matches!(event, Event::Tlbi(..))).unwrap();
+        let seen = position(&|event| matches!(event, Event::Sees(_, Some(sight)) if sight.level == 2)).unwrap();
+        let cleaned = position(&|event| matches!(event, Event::Clean(_, SECTION)));
+        assert!(flushed < seen && cleaned.is_none_or(|cleaned| cleaned < flushed), "{events:?}");
+        assert_eq!(cleaned.is_some(), !features.forced_write_back);
+        for page in 0..512 {
+            let ipa = BASE + page * PAGE;
+            assert_eq!((guest.level(ipa), guest.fault_of(ipa, access)), (Some(2), None));
+            let pa = guest.walk(ipa).unwrap().output(ipa);
+            assert_eq!(guest.machine.bank(pa).load(pa, 8), page.to_le_bytes());
+        }
+        let after = guest.memory.counts();
+        assert_eq!(after.frames_zeroed, counts.frames_zeroed);
+        assert_eq!((after.mapped[2], after.promoted), (counts.mapped[2] + 1, counts.promoted + 1));
+        assert_eq!(after.tables_freed, counts.tables_freed + 1);
+    }
 }
 
 #[test]
-fn where_a_table_is_in_the_way_there_are_pages() {
-    for features in [PLAIN, FORCED] {
-        let mut guest = guest(features, Pages::Largest, 2 * SECTION);
-        put_table_in_the_way(&mut guest, BASE);
-        let zeroes = vec![0; PAGE as usize];
-        for page in [3, 4, 511, 0] {
-            let ipa = BASE + page * PAGE;
-            guest.machine.watch(ipa, Some(zeroes.clone()));
-            assert!(matches!(
-                guest.fault(ipa, Translation, Write),
-                Ok(Answer::Retry(Done::Mapped { level: Level::L3, .. }))
-            ));
-            assert_eq!(guest.level(ipa), Some(3));
-            assert_eq!(guest.fault_of(ipa, Write), None);
-            let pa = guest.reach(ipa, Write);
-            guest.machine.check_page(pa, &zeroes);
-            // What the guest writes is not zeroed when the next page comes.
-            guest.machine.bank(pa).store(pa, b"kept");
-        }
-        for page in [3, 4, 511, 0] {
-            let pa = guest.reach(BASE + page * PAGE, Read);
-            assert_eq!(guest.machine.bank(pa).load(pa, 4), b"kept");
-            assert_eq!(pa.raw() % SECTION, page * PAGE);
-        }
-        assert_eq!(guest.walk(BASE + 5 * PAGE), None, "only what was touched");
-        assert_eq!(guest.memory.counts().mapped, [0, 0, 1, 4]);
-        assert_eq!(guest.memory.counts().frames_zeroed, 1024);
-    }
+fn small_pages_stay_pages_where_one_is_missing() {
+    let (mut guest, missing) = without_a_page(PLAIN, Pages::Small);
+    assert_eq!(guest.fault(missing, Translation, Read), Ok(mapped(Level::L3, false)));
+    assert_eq!([BASE, missing].map(|ipa| guest.level(ipa)), [Some(3); 2]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! RAM as a CPU has it: what is read through the caches, and what is read past them. Both begin as garbage that
 //! somebody left there, and a line gets from one to the other only where it is cleaned.
 
-use std::alloc::{Layout, alloc, dealloc};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,10 +13,14 @@ use twofold_stage2::{Pa, Record};
 pub const LEFT_IN_CACHE: u8 = 0xff;
 /// What another guest left in memory.
 pub const LEFT_IN_MEMORY: u8 = 0xee;
+/// Memory of this size and more is zero at first, and only what is used of it takes any of the host's.
+const LARGE: u64 = 1 << 30;
 
 pub struct Bank {
     start: Pa,
-    layout: Layout,
+    size: u64,
+    /// What was allocated: a page more, since memory that is zero is at no cost where no alignment is asked for.
+    allocation: (NonNull<u8>, Layout),
     cached: NonNull<u8>,
     past_caches: RefCell<Vec<u8>>,
     records: Vec<Record>,
@@ -24,24 +28,27 @@ pub struct Bank {
 
 impl Bank {
     pub fn new(start: Pa, size: u64) -> Self {
-        let layout = Layout::from_size_align(size as usize, 4096).unwrap();
-        assert!(size > 0);
+        let layout = Layout::from_size_align(size as usize + 4096, 8).unwrap();
         // SAFETY: the size is not zero.
-        let cached = NonNull::new(unsafe { alloc(layout) }).expect("out of memory");
-        // SAFETY: it was just allocated with this size.
-        unsafe { cached.as_ptr().write_bytes(LEFT_IN_CACHE, size as usize) };
-        let past_caches = RefCell::new(vec![LEFT_IN_MEMORY; size as usize]);
+        let all = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("out of memory");
+        // SAFETY: less than the page that is there beyond the size.
+        let cached = unsafe { all.add(all.align_offset(4096)) };
+        if size < LARGE {
+            // SAFETY: so much is left of the allocation.
+            unsafe { cached.as_ptr().write_bytes(LEFT_IN_CACHE, size as usize) };
+        }
+        let past_caches = RefCell::new(vec![if size < LARGE { LEFT_IN_MEMORY } else { 0 }; size as usize]);
         let records = (0..size.div_ceil(4096)).map(|_| Record::new()).collect();
-        Self { start, layout, cached, past_caches, records }
+        Self { start, size, allocation: (all, layout), cached, past_caches, records }
     }
 
     pub fn has(&self, pa: Pa, size: u64) -> bool {
-        pa >= self.start && pa - self.start + size <= self.layout.size() as u64
+        pa >= self.start && pa - self.start + size <= self.size
     }
 
     /// The PA of what is mapped at `address`, if it is here.
     pub fn at(&self, address: usize) -> Option<Pa> {
-        let offset = address.checked_sub(self.cached.addr().get()).filter(|offset| *offset < self.layout.size())?;
+        let offset = address.checked_sub(self.cached.addr().get()).filter(|offset| *offset < self.size as usize)?;
         Some(self.start + offset as u64)
     }
 
@@ -77,6 +84,13 @@ impl Bank {
         unsafe { self.pointer(pa).as_ptr().write_bytes(0, size as usize) };
     }
 
+    /// Zeroes all of it, unless it is large: that is done once, before it is used.
+    pub fn make_zero(&self) {
+        if self.size < LARGE {
+            self.zero(self.start, self.size);
+        }
+    }
+
     pub fn store(&self, pa: Pa, bytes: &[u8]) {
         assert!(self.has(pa, bytes.len() as u64));
         // SAFETY: inside the allocation; `bytes` is not, since nothing refers to it; the machine has one thread.
@@ -107,6 +121,6 @@ impl Bank {
 impl Drop for Bank {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout; the machine is gone, and with it every platform.
-        unsafe { dealloc(self.cached.as_ptr(), self.layout) };
+        unsafe { dealloc(self.allocation.0.as_ptr(), self.allocation.1) };
     }
 }

@@ -15,8 +15,9 @@ use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
+use twofold_memory::Backing;
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
-use twofold_stage2::{Donated, Features, Ipa, Pa, Platform, Record};
+use twofold_stage2::{Donated, Features, Ipa, Level, Pa, Platform, Record};
 
 use bank::Bank;
 use platform::mmu::Mmu;
@@ -29,6 +30,8 @@ pub const GIB: u64 = 1 << 30;
 
 /// Where most tests have their RAM.
 pub const RAM: Pa = Pa::new(0x8_4000_0000);
+/// Where they have what they give.
+pub const GIVEN: Pa = Pa::new(0x40_0000_0000);
 
 /// An address whose translation is observed.
 struct Watched {
@@ -46,6 +49,10 @@ pub struct Machine {
     mmu: Cell<Option<Mmu>>,
     watched: RefCell<Vec<Watched>>,
     log: RefCell<Vec<Event>>,
+    /// Atomic read-modify-writes so far: locks that were taken, for the most part.
+    atomics: Cell<u64>,
+    /// How many there had been at each [`Event::Sees`].
+    atomics_at_sights: RefCell<Vec<u64>>,
 }
 
 impl Machine {
@@ -57,6 +64,8 @@ impl Machine {
             mmu: Cell::new(None),
             watched: RefCell::default(),
             log: RefCell::default(),
+            atomics: Cell::new(0),
+            atomics_at_sights: RefCell::default(),
         })
     }
 
@@ -65,6 +74,11 @@ impl Machine {
         assert!(self.banks.iter().any(|bank| bank.has(start, size)));
         // SAFETY: a bank has it, where the engine's accesses, and copies when it is not at work, are the only ones.
         unsafe { Donated::new(start, size) }
+    }
+
+    /// RAM for one slot, which may be mapped by leaves of `largest`.
+    pub fn give(&self, start: Pa, size: u64, largest: Level) -> Backing {
+        Backing::Given { frames: self.donate(start, size).run(start, size).unwrap(), largest }
     }
 
     /// Lets the guest run.
@@ -106,6 +120,11 @@ impl Machine {
         self.log.take()
     }
 
+    /// How many locks were taken up to each [`Event::Sees`] since the last call, and other atomics.
+    pub fn atomics_at_sights(&self) -> Vec<u64> {
+        self.atomics_at_sights.take()
+    }
+
     /// That a guest reads `expected` in the page at `pa`, whatever it does with its caches.
     pub fn check_page(&self, pa: Pa, expected: &[u8]) {
         let bank = self.bank(pa);
@@ -130,6 +149,7 @@ impl Machine {
             if now != watched.seen {
                 watched.seen = now;
                 self.log.borrow_mut().push(Event::Sees(watched.ipa, now));
+                self.atomics_at_sights.borrow_mut().push(self.atomics.get());
             }
         }
     }
@@ -217,5 +237,9 @@ unsafe impl Platform for Host {
 
     fn record(&self, pa: Pa) -> &Record {
         self.0.bank(pa).record(pa)
+    }
+
+    fn on_atomic(&self) {
+        self.0.atomics.set(self.0.atomics.get() + 1);
     }
 }

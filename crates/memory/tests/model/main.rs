@@ -17,7 +17,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
-use twofold_memory::{Answer, Done, Error, Frames};
+use twofold_memory::{Answer, Backing, Done, Error, Frames, Slot};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Ipa, Pa};
 
@@ -61,7 +61,8 @@ impl World {
     fn new(scenario: &Scenario) -> Self {
         let model = Model::new(scenario);
         // Tables may break up a section or two.
-        let banks = [(RAM, (model.sections() + 3) * SECTION), (SINGLES, MOST_SINGLES * PAGE)];
+        let mut banks = vec![(RAM, (model.sections() + 3) * SECTION), (SINGLES, MOST_SINGLES * PAGE)];
+        banks.extend(model.given());
         let machine = Machine::new(scenario.features, &banks);
         let mut frames = Frames::new(scenario.features);
         let singles = (2 + scenario.singles) * PAGE;
@@ -72,7 +73,13 @@ impl World {
         }
         let mut guest = Guest::on(machine, frames, scenario.pages, IPA_BITS);
         for slot in &model.slots {
-            guest.memory.add_slot(slot.clone()).unwrap();
+            let plain::Slot { range, writable, .. } = slot.clone();
+            let backing = match slot.backing {
+                plain::Backing::Ram => Backing::Ram,
+                plain::Backing::Device(registers) => Backing::Device(registers),
+                plain::Backing::Given { start, largest } => guest.machine.give(start, range.end - range.start, largest),
+            };
+            guest.memory.add_slot(Slot { range, backing, writable }).unwrap();
         }
         Self {
             guest,

@@ -3,23 +3,39 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use twofold_memory::{Answer, Backing, Counts, Done, Pages, Slot};
+use twofold_memory::{Answer, Counts, Done, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
-use twofold_stage2::{Access, Execute, Features, Ipa, Level, Pa};
+use twofold_stage2::{Access, Execute, Features, Ipa, IpaRange, Level, Pa};
 
-use crate::machine::{GIB, PAGE, SECTION};
-use crate::scenario::{From, Place, Scenario};
+use crate::machine::bank::LEFT_IN_CACHE;
+use crate::machine::{GIB, GIVEN, PAGE, SECTION};
+use crate::scenario::{From, Kind, Place, Scenario};
 
 /// Aligned for any leaf.
 const BASE: Ipa = Ipa::new(4 * GIB);
 const DEVICES: Pa = Pa::new(0x20_0000_0000);
+
+/// A slot, as it was added.
+#[derive(Clone, Debug)]
+pub struct Slot {
+    pub range: IpaRange,
+    pub backing: Backing,
+    pub writable: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    Ram,
+    Given { start: Pa, largest: Level },
+    Device(Pa),
+}
 
 pub struct Model {
     features: Features,
     pages: Pages,
     pub slots: Vec<Slot>,
     pub leaves: BTreeMap<Ipa, Leaf>,
-    /// Pages that are not all zero.
+    /// Pages that were written.
     contents: BTreeMap<Ipa, Vec<u8>>,
     /// Pages that were made ready.
     ready: BTreeSet<Ipa>,
@@ -44,6 +60,12 @@ pub struct Expected {
     pub leaf: Option<Ipa>,
 }
 
+impl Slot {
+    pub fn is_given(&self) -> bool {
+        matches!(self.backing, Backing::Given { .. })
+    }
+}
+
 impl Model {
     pub fn new(scenario: &Scenario) -> Self {
         let mut at = BASE + SECTION;
@@ -51,9 +73,11 @@ impl Model {
         for (index, plan) in scenario.slots.iter().enumerate() {
             let start = at + plan.gap * PAGE;
             at = start + plan.size * PAGE;
-            let backing = match plan.device {
-                Some(off) => Backing::Device(DEVICES + index as u64 * 16 * GIB + (start - BASE) + off * PAGE),
-                None => Backing::Ram,
+            let place = |all: Pa, off: u64| all + index as u64 * 16 * GIB + (start - BASE) + off * PAGE;
+            let backing = match plan.kind {
+                Kind::Ram => Backing::Ram,
+                Kind::Given(off, largest) => Backing::Given { start: place(GIVEN, off), largest },
+                Kind::Device(off) => Backing::Device(place(DEVICES, off)),
             };
             slots.push(Slot { range: start..at, backing, writable: plan.writable });
         }
@@ -99,7 +123,15 @@ impl Model {
     }
 
     pub fn is_ram(&self, ipa: Ipa) -> bool {
-        self.slot(ipa).is_some_and(|(_, slot)| slot.backing == Backing::Ram)
+        self.slot(ipa).is_some_and(|(_, slot)| !matches!(slot.backing, Backing::Device(_)))
+    }
+
+    /// The ranges of frames that are given.
+    pub fn given(&self) -> impl Iterator<Item = (Pa, u64)> {
+        self.slots.iter().filter_map(|slot| match slot.backing {
+            Backing::Given { start, .. } => Some((start, slot.range.end - slot.range.start)),
+            _ => None,
+        })
     }
 
     pub fn leaf_at(&self, ipa: Ipa) -> Option<Ipa> {
@@ -108,12 +140,19 @@ impl Model {
     }
 
     pub fn content(&self, page: Ipa) -> Vec<u8> {
-        self.contents.get(&page).cloned().unwrap_or_else(|| vec![0; PAGE as usize])
+        self.contents.get(&page).cloned().unwrap_or_else(|| vec![self.untouched(page); PAGE as usize])
+    }
+
+    /// What a page holds that nobody has written. What is given is whatever it was.
+    fn untouched(&self, page: Ipa) -> u8 {
+        let is_given = self.slot(page).is_some_and(|(_, slot)| slot.is_given());
+        if is_given { LEFT_IN_CACHE } else { 0 }
     }
 
     pub fn store(&mut self, at: Ipa, byte: u8) {
         let page = at.align_down(PAGE);
-        self.contents.entry(page).or_insert_with(|| vec![0; PAGE as usize])[(at - page) as usize] = byte;
+        let untouched = self.untouched(page);
+        self.contents.entry(page).or_insert_with(|| vec![untouched; PAGE as usize])[(at - page) as usize] = byte;
     }
 
     /// Stores what is in RAM, as far as there is RAM without a hole; the first address that is none.
@@ -129,9 +168,9 @@ impl Model {
         None
     }
 
-    /// Returns how many frames were not ready.
+    /// Returns how many frames were not ready. What is given always is.
     fn make_ready(&mut self, from: Ipa, size: u64) -> u64 {
-        let (slot, _) = self.slot(from).unwrap();
+        let (slot, Slot { backing: Backing::Ram, .. }) = self.slot(from).unwrap() else { return 0 };
         self.backed.insert((slot, from.align_down(SECTION)));
         let pages = (0..size / PAGE).filter(|page| self.ready.insert(from + page * PAGE)).count() as u64;
         self.counts.frames_zeroed += pages;
@@ -142,7 +181,7 @@ impl Model {
         let abort = Expected { answer: Answer::ExternalAbort, leaf: None };
         let Some((_, slot)) = self.slot(ipa) else { return abort };
         let slot = slot.clone();
-        let ram = slot.backing == Backing::Ram;
+        let ram = self.is_ram(ipa);
         match access {
             AccessKind::Write if !slot.writable => return abort,
             AccessKind::Execute if !ram => return abort,
@@ -172,19 +211,22 @@ impl Model {
             let start = ipa.align_down(size);
             start >= slot.range.start && start + size <= slot.range.end
         };
+        // Both addresses are aligned where the difference is.
+        let output = |to: Pa, start: Ipa| Pa::new(to.raw() + start.raw() - slot.range.start.raw());
+        let fits = |to: Pa| inside(SECTION) && output(to, ipa.align_down(SECTION)).is_aligned(SECTION);
+        let at = |to: Pa, block: bool| {
+            let (level, size) = if block { (2, SECTION) } else { (3, PAGE) };
+            (level, size, Some(output(to, ipa.align_down(size))))
+        };
+        let blocks = self.pages == Pages::Largest;
         let (level, size, pa) = match slot.backing {
-            Backing::Ram if self.pages == Pages::Largest && inside(SECTION) => (2, SECTION, None),
+            Backing::Ram if blocks && inside(SECTION) => (2, SECTION, None),
             Backing::Ram => (3, PAGE, None),
-            Backing::Device(registers) => {
-                // Both addresses are aligned where the difference is.
-                let output = |start: Ipa| Pa::new(registers.raw() + start.raw() - slot.range.start.raw());
-                let fits = |size: u64| inside(size) && output(ipa.align_down(size)).is_aligned(size);
-                let (level, size) = if fits(SECTION) { (2, SECTION) } else { (3, PAGE) };
-                (level, size, Some(output(ipa.align_down(size))))
-            }
+            Backing::Given { start, largest } => at(start, blocks && largest < Level::L3 && fits(start)),
+            Backing::Device(registers) => at(registers, fits(registers)),
         };
         let start = ipa.align_down(size);
-        let device = pa.is_some();
+        let device = matches!(slot.backing, Backing::Device(_));
         let code = !device && (access == AccessKind::Execute || self.features.instruction_cache_coherent);
         let execute = if code { Execute::ALWAYS } else { Execute::NEVER };
         let leaf = Leaf { level, size, access: Access { read: true, write: slot.writable, execute }, pa, device };

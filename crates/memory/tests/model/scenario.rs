@@ -4,8 +4,8 @@
 
 use proptest::prelude::*;
 use twofold_memory::Pages;
-use twofold_stage2::Features;
 use twofold_stage2::fault::{AccessKind, FaultKind};
+use twofold_stage2::{Features, Level};
 
 const MOST_OPERATIONS: usize = 200;
 
@@ -28,8 +28,16 @@ pub struct SlotPlan {
     /// Its size in pages.
     pub size: u64,
     pub writable: bool,
-    /// For a device: how many pages its registers are off from where they would be aligned as the slot is.
-    pub device: Option<u64>,
+    pub kind: Kind,
+}
+
+/// What is behind a slot; where that has a place of its own: how many pages it is off from where it would be aligned as the
+/// slot is.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    Ram,
+    Given(u64, Level),
+    Device(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -77,13 +85,15 @@ fn features() -> impl Strategy<Value = Features> {
 fn slot() -> impl Strategy<Value = SlotPlan> {
     let gap = prop_oneof![3 => Just(0), 1 => 1u64..4, 1 => 505u64..520, 1 => Just(512)];
     let size = prop_oneof![1 => 1u64..5, 2 => 505u64..520, 2 => Just(512), 2 => Just(1024), 3 => 1u64..1200];
-    let off = prop_oneof![2 => Just(0), 1 => 1u64..512];
-    let device = prop_oneof![5 => Just(None), 2 => off.prop_map(Some)];
-    (gap, size, prop::bool::weighted(0.75), device).prop_map(|(gap, size, writable, device)| SlotPlan {
+    let off = || prop_oneof![2 => Just(0), 1 => 1u64..512];
+    let largest = prop::sample::select(vec![Level::L1, Level::L2, Level::L3]);
+    let given = (off(), largest).prop_map(|(off, largest)| Kind::Given(off, largest));
+    let kind = prop_oneof![5 => Just(Kind::Ram), 2 => given, 2 => off().prop_map(Kind::Device)];
+    (gap, size, prop::bool::weighted(0.75), kind).prop_map(|(gap, size, writable, kind)| SlotPlan {
         gap,
         size,
         writable,
-        device,
+        kind,
     })
 }
 

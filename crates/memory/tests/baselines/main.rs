@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves that each policy differs from the way it is done otherwise by its one rule, and in nothing that a guest or a log's
+//! reader sees.
+
+#[path = "../machine/mod.rs"]
+mod machine;
+#[path = "../dirty/world.rs"]
+#[allow(dead_code, reason = "the dirty log's tests use all of it")]
+mod world;
+
+use machine::guest::Guest;
+use machine::platform::{Event, PLAIN};
+use machine::{GIB, PAGE, SECTION};
+use twofold_memory::baselines::{Clean, Coalesce, Policies, Split, TablePages};
+use twofold_memory::dirty::{LogOptions, Rejoined, Tracker};
+use twofold_memory::{Answer, Backing, Done, Pages, Slot};
+use twofold_stage2::fault::{AccessKind, FaultKind};
+use twofold_stage2::platform::Tlbi;
+use twofold_stage2::{Features, Ipa, Level};
+use world::{BASE, FEATURES, World};
+
+const BLOCKS: u64 = 4;
+const PAGES: u64 = BLOCKS * 512;
+const SPLITS: [Split; 4] = [Split::Records, Split::EveryLevel, Split::SkipChildren, Split::SkipLeaves];
+
+/// Four blocks, in tables below a root of level 1.
+fn blocks(policies: Policies) -> World {
+    let mut world = World::with(FEATURES, Pages::Largest, BASE, PAGES, 16);
+    world.guest.memory.set_policies(policies);
+    world.write_all((0..BLOCKS).map(|block| block * 512));
+    assert_eq!(levels(&world), [Some(2); 4]);
+    world
+}
+
+fn levels(world: &World) -> [Option<u8>; 4] {
+    [0, 1, 2, 3].map(|block| world.level(block * 512 + 9))
+}
+
+/// What is done; the entries that it visits, and the blocks that it breaks for that.
+fn visits(world: &mut World, action: impl FnOnce(&mut World)) -> (u64, usize) {
+    let before = world.guest.memory.split_visits();
+    world.guest.machine.events();
+    action(world);
+    let broken = |event: &Event| matches!(event, Event::Tlbi(Tlbi::Ipas2Le1Is | Tlbi::Ipas2E1Is, _));
+    let breaks = world.guest.machine.events().into_iter().filter(broken).count();
+    (world.guest.memory.split_visits() - before, breaks)
+}
+
+/// Of each chunk the root's entry and the block's are visited. What is split already is split by nobody, and costs the same.
+#[test]
+fn a_start_visits_what_the_policy_says() {
+    let leaves = 512;
+    for (split, blocks_split, split_already) in [
+        (Split::Records, 0, 0),
+        (Split::EveryLevel, BLOCKS * (2 + leaves), BLOCKS * (2 + leaves)),
+        (Split::SkipChildren, BLOCKS * 2, BLOCKS * (2 + leaves)),
+        (Split::SkipLeaves, BLOCKS * 2, BLOCKS * 2),
+    ] {
+        let mut world = blocks(Policies { split, ..Policies::default() });
+        let options = LogOptions { all_dirty: false, ..LogOptions::new(Tracker::WriteProtect) };
+        let start = |world: &mut World| world.log().start(&options).unwrap();
+        // One block after the other; before that, all are protected at once.
+        assert_eq!(visits(&mut world, start).0, blocks_split, "{split:?}");
+        assert_eq!(levels(&world), [Some(3); 4], "{split:?}");
+        world.copy_pages(0..PAGES);
+        world.write_all([0, 700, 2047]);
+        world.check_told([0, 700, 2047]);
+        world.log().stop().unwrap();
+        assert_eq!(visits(&mut world, start).0, split_already, "{split:?}");
+    }
+    // The root's entry once, where the chunk is all of it.
+    let mut world = blocks(Policies { split: Split::EveryLevel, ..Policies::default() });
+    let options = LogOptions { all_dirty: false, chunk: GIB, ..LogOptions::new(Tracker::Manual) };
+    assert_eq!(visits(&mut world, |world| world.log().start(&options).unwrap()).0, 1 + BLOCKS * (1 + leaves));
+}
+
+/// Word by word: the first one of a block splits it, and the others walk over what is split.
+#[test]
+fn a_clear_visits_what_the_policy_says() {
+    let (words, leaves) = (8, 64);
+    for (split, first, later) in [
+        (Split::Records, 0, 0),
+        (Split::EveryLevel, words * (2 + leaves), words * (2 + leaves)),
+        (Split::SkipChildren, 2 + (words - 1) * (2 + leaves), words * (2 + leaves)),
+        (Split::SkipLeaves, words * 2, words * 2),
+    ] {
+        let mut world = blocks(Policies { split, ..Policies::default() });
+        world.log().start(&LogOptions::new(Tracker::Manual)).unwrap();
+        assert_eq!(levels(&world), [Some(2); 4]);
+        world.get();
+        let (visited, breaks) = visits(&mut world, |world| world.clear_and_copy(0..PAGES));
+        assert_eq!((visited, levels(&world)), (BLOCKS * first, [Some(3); 4]), "{split:?}");
+        // One for each block, and those that protect.
+        assert!(breaks >= BLOCKS as usize, "{split:?}: {breaks}");
+        world.write_all(0..PAGES);
+        world.check_told(0..PAGES);
+        assert_eq!(visits(&mut world, |world| world.clear_and_copy(0..PAGES)).0, BLOCKS * later, "{split:?}");
+        // Each 16th page, as a guest with pages of 64 KiB writes them: from the first to the last of a word's.
+        let sparse: Vec<_> = (0..PAGES).step_by(16).collect();
+        world.write_all(sparse.iter().copied());
+        world.check_told(sparse.iter().copied());
+        let per_word = if later > words * 2 { 2 + 49 } else { later / words };
+        let (visited, _) = visits(&mut world, |world| world.clear_and_copy(sparse));
+        assert_eq!(visited, BLOCKS * words * per_word, "{split:?}");
+        world.check_told([]);
+        // Nothing is dirty: nothing is split.
+        assert_eq!(visits(&mut world, |world| world.clear(0..PAGES)).0, 0);
+    }
+}
+
+/// Where nothing is to be split ahead, no policy does.
+#[test]
+fn no_policy_splits_without_a_chunk() {
+    for split in SPLITS {
+        for all_dirty in [false, true] {
+            let world = blocks(Policies { split, ..Policies::default() });
+            let options = LogOptions { all_dirty, chunk: 0, ..LogOptions::new(Tracker::Manual) };
+            world.log().start(&options).unwrap();
+            world.clear(0..PAGES);
+            assert_eq!((levels(&world), world.guest.memory.split_visits()), ([Some(2); 4], 0), "{split:?}");
+        }
+    }
+}
+
+/// A chunk has the pages that KVM has for it: a block of 1 GiB goes down level by level, or at once.
+#[test]
+fn a_chunk_bounds_how_much_is_split() {
+    let all = 513;
+    for (split, chunk, first) in [
+        (Split::EveryLevel, SECTION, 3),
+        (Split::SkipLeaves, SECTION, 3),
+        // It passes over what it has made, the chunk's own block included.
+        (Split::SkipChildren, SECTION, 2),
+        (Split::SkipChildren, GIB, 3),
+        (Split::EveryLevel, GIB, 3),
+    ] {
+        let mut world = World::given(FEATURES, Pages::Largest, BASE, GIB / PAGE, Level::L1, 1 + all);
+        world.guest.memory.set_policies(Policies { split, ..Policies::default() });
+        world.write(0);
+        assert_eq!(world.level(0), Some(1));
+        let options = LogOptions { all_dirty: false, chunk, ..LogOptions::new(Tracker::Manual) };
+        world.log().start(&options).unwrap();
+        assert_eq!([0, 512, 262_143].map(|page| world.level(page)), [Some(first), Some(3), Some(3)], "{split:?}");
+        world.copy_pages([0]);
+        // What was left is split by the write.
+        world.write_all([5, 600]);
+        world.check_told([5, 600]);
+    }
+    // A word's clear takes no more than its chunk either.
+    for (chunk, beside) in [(SECTION, 2), (GIB, 3)] {
+        let mut world = World::given(FEATURES, Pages::Largest, BASE, GIB / PAGE, Level::L1, 1 + all);
+        world.guest.memory.set_policies(Policies { split: Split::SkipLeaves, ..Policies::default() });
+        world.write(0);
+        world.log().start(&LogOptions { chunk, ..LogOptions::new(Tracker::Manual) }).unwrap();
+        world.log().clear(0, 64, &[1]).unwrap();
+        assert_eq!([0, 512].map(|page| world.level(page)), [Some(3), Some(beside)], "{chunk:#x}");
+    }
+}
+
+/// Without pages it goes on as far as there are some, and says nothing.
+#[test]
+fn a_walk_without_table_pages_is_no_error() {
+    for split in SPLITS {
+        let mut world = World::with(FEATURES, Pages::Largest, BASE, PAGES, 1 + 2);
+        world.guest.memory.set_policies(Policies { split, ..Policies::default() });
+        world.write_all((0..BLOCKS).map(|block| block * 512));
+        let options = LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) };
+        world.log().start(&options).unwrap();
+        assert_eq!(levels(&world), [Some(3), Some(3), Some(2), Some(2)], "{split:?}");
+    }
+}
+
+/// A section of RAM with these policies, on a CPU whose caches have to be cleaned.
+fn section(policies: Policies) -> (Guest, twofold_memory::SlotId) {
+    let mut guest = Guest::new(PLAIN, Pages::Largest, 4);
+    guest.memory.set_policies(policies);
+    let slot = Slot { range: BASE..BASE + SECTION, backing: Backing::Ram, writable: true };
+    let slot = guest.memory.add_slot(slot).unwrap();
+    (guest, slot)
+}
+
+/// Bytes that a translation fault cleans, and its answer.
+fn cleaned(guest: &mut Guest, ipa: Ipa) -> (u64, Answer) {
+    guest.machine.events();
+    let answer = guest.fault(ipa, FaultKind::Translation, AccessKind::Write).unwrap();
+    let bytes = |event: Event| if let Event::Clean(_, size) = event { size } else { 0 };
+    (guest.machine.events().into_iter().map(bytes).sum(), answer)
+}
+
+const STALE: Answer = Answer::Retry(Done::Stale);
+
+fn mapped(level: Level, first_touch: bool) -> Answer {
+    Answer::Retry(Done::Mapped { level, first_touch })
+}
+
+/// Each vCPU that faults cleans, or the one that maps.
+#[test]
+fn cleaning_on_abort_is_done_by_each_that_faults() {
+    for (clean, late) in [(Clean::OnMap, 0), (Clean::OnAbort, SECTION)] {
+        let (mut guest, slot) = section(Policies { clean, ..Policies::default() });
+        assert_eq!(cleaned(&mut guest, BASE), (SECTION, mapped(Level::L2, true)));
+        assert_eq!(cleaned(&mut guest, BASE + PAGE), (late, STALE));
+        // A block in the place of a table: once, by whichever rule.
+        guest.memory.unmap(slot, BASE..BASE + PAGE).unwrap();
+        assert_eq!(cleaned(&mut guest, BASE), (SECTION, mapped(Level::L2, false)), "{clean:?}");
+        assert_eq!(cleaned(&mut guest, BASE), (late, STALE));
+        let pa = guest.reach(BASE + 7 * PAGE, AccessKind::Read);
+        guest.machine.check_page(pa, &[0; PAGE as usize]);
+    }
+}
+
+/// Whether the table is freed while the block is not there yet: its page goes back under the frames' lock.
+#[test]
+fn freeing_first_frees_while_nothing_is_mapped() {
+    let between = |policies: Policies, by_fault: bool| {
+        let mut guest =
+            Guest::new(Features { forced_write_back: policies.clean == Clean::OnMap, ..PLAIN }, Pages::Largest, 4);
+        guest.memory.set_policies(policies);
+        let slot = Slot { range: BASE..BASE + SECTION, backing: Backing::Ram, writable: true };
+        let slot = guest.memory.add_slot(slot).unwrap();
+        guest.reach(BASE, AccessKind::Write);
+        let log = guest.memory.dirty_log(slot).unwrap();
+        log.start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) }).unwrap();
+        log.stop().unwrap();
+        if by_fault {
+            guest.memory.unmap(slot, BASE + PAGE..BASE + 2 * PAGE).unwrap();
+        }
+        let freed = guest.memory.counts().tables_freed;
+        guest.machine.watch(BASE, None);
+        guest.machine.atomics_at_sights();
+        if by_fault {
+            assert_eq!(cleaned(&mut guest, BASE + PAGE).1, mapped(Level::L2, false));
+        } else {
+            assert_eq!(log_of(&guest, slot).rejoin(0, 1), Ok(Rejoined { blocks: 1, next: None }));
+        }
+        assert_eq!((guest.level(BASE), guest.memory.counts().tables_freed), (Some(2), freed + 1));
+        guest.machine.events();
+        let [broken, made] = guest.machine.atomics_at_sights()[..] else { panic!("it is broken once, and made once") };
+        made - broken
+    };
+    for clean in [Clean::OnMap, Clean::OnAbort] {
+        for by_fault in [false, true] {
+            let count = |coalesce| between(Policies { coalesce, clean, ..Policies::default() }, by_fault);
+            assert_eq!(count(Coalesce::FreeFirst), count(Coalesce::InstallFirst) + 1, "{clean:?} {by_fault}");
+        }
+    }
+}
+
+fn log_of(guest: &Guest, slot: twofold_memory::SlotId) -> twofold_memory::dirty::DirtyLog<'_, machine::Host> {
+    guest.memory.dirty_log(slot).unwrap()
+}
+
+/// A page for each level below the root, although none of the faults but the first needs one.
+#[test]
+fn pages_are_at_hand_for_each_fault() {
+    for (tables, taken) in [(TablePages::WhenNeeded, [2, 2]), (TablePages::Always, [2, 4])] {
+        let mut guest = Guest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 4);
+        guest.memory.set_policies(Policies { tables, ..Policies::default() });
+        guest.add_ram(BASE, SECTION);
+        let root = guest.memory.counts().tables_allocated;
+        for (page, taken) in taken.into_iter().enumerate() {
+            guest.reach(BASE + page as u64 * PAGE, AccessKind::Read);
+            assert_eq!(guest.memory.counts().tables_allocated - root, taken, "{tables:?}");
+        }
+        // From then on nobody asks for more, but where a table is missing.
+        guest.reach(BASE + 9 * PAGE, AccessKind::Read);
+        assert_eq!(guest.memory.counts().tables_allocated - root, taken[1], "{tables:?}");
+        assert_eq!(guest.scan().links.len(), 2);
+    }
+}
+
+/// Whatever the policies, what is written is told, and what is not told is as it was.
+#[test]
+fn a_log_tells_the_same_by_all_policies() {
+    for tracker in Tracker::ALL {
+        for split in SPLITS {
+            for (coalesce, tables) in
+                [(Coalesce::InstallFirst, TablePages::Always), (Coalesce::FreeFirst, TablePages::WhenNeeded)]
+            {
+                let policies = Policies { split, clean: Clean::OnAbort, coalesce, tables };
+                let mut world = blocks(policies);
+                assert_eq!(world.guest.memory.policies(), policies);
+                for round in 0..2 {
+                    world.start(LogOptions::new(tracker));
+                    let written = [0, 5, 63, 64, 512 + round, 2047];
+                    world.write_all(written);
+                    world.check_told(written);
+                    world.clear_and_copy(written);
+                    world.check_told([]);
+                    world.log().stop().unwrap();
+                    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: BLOCKS, next: None }));
+                    assert_eq!(levels(&world), [Some(2); 4]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves that RAM which was given is logged as any other: mapped by blocks of 1 GiB it is split as far as the log wants it,
+//! nothing of a block can be written unseen, and the block comes back when the log has stopped.
+
+use twofold_memory::Pages;
+use twofold_memory::dirty::{DirtyPages, LogOptions, Rejoined, Tracker};
+use twofold_stage2::Level;
+use twofold_stage2::fault::AccessKind;
+
+use crate::machine::{GIB, PAGE};
+use crate::world::{BASE, FEATURES, World};
+
+const IN_GIB: u64 = GIB / PAGE;
+/// Pages in the first section, in the middle, in the last one, and behind the block.
+const WRITTEN: [u64; 5] = [3, 511, 100_000, IN_GIB - 1, IN_GIB + 5];
+/// Table pages that map the slot in leaves as large as they can be; and the most that it takes.
+const FEW: u64 = 2;
+const ALL: u64 = FEW + 1 + 512;
+
+/// A slot of 1 GiB and a bit, mapped.
+fn world(tables: u64) -> World {
+    let mut world = World::given(FEATURES, Pages::Largest, BASE, IN_GIB + 70, Level::L1, tables);
+    world.write_all([0, IN_GIB]);
+    assert_eq!([0, IN_GIB - 1, IN_GIB].map(|page| world.level(page)), [Some(1), Some(1), Some(3)]);
+    world
+}
+
+/// That no block may be written, nor is armed.
+fn check_blocks(world: &World, options: LogOptions) {
+    for leaf in world.guest.scan().leaves {
+        assert!(leaf.level == 3 || !leaf.access().write && !leaf.dirty_by_hardware(), "{options:?}: {leaf:x?}");
+    }
+}
+
+#[test]
+fn blocks_of_a_gigabyte_are_logged() {
+    for tracker in Tracker::ALL {
+        for chunk in [0, 2 << 20, 1 << 30] {
+            let mut world = world(ALL);
+            let options = LogOptions { all_dirty: false, chunk, ..LogOptions::new(tracker) };
+            world.log().start(&options).unwrap();
+            world.copy_pages([0, IN_GIB]);
+            // Eagerly all of it, or nothing; hardware records no blocks.
+            let split = chunk != 0 || tracker == Tracker::Hardware;
+            assert_eq!(world.level(100_000), Some(if split { 3 } else { 1 }), "{options:?}");
+            world.touch(200_000, AccessKind::Read);
+            world.write_all(WRITTEN);
+            check_blocks(&world, options);
+            // Where a write splits, it is what is around it, and no more.
+            assert_eq!(world.level(50_000), Some(if split { 3 } else { 2 }));
+            world.check_told(WRITTEN);
+            world.clear_and_copy(WRITTEN);
+            world.check_told([]);
+            world.write(511);
+            world.check_told([511]);
+            world.log().stop().unwrap();
+            // The block comes back, and may be written.
+            assert_eq!(world.log().rejoin(0, 0), Ok(Rejoined { blocks: 0, next: Some(0) }));
+            assert_eq!(world.flushes(|world| world.log().rejoin(0, 9)), (Ok(Rejoined { blocks: 1, next: None }), 1));
+            assert_eq!([0, IN_GIB - 1, IN_GIB].map(|page| world.level(page)), [Some(1), Some(1), Some(3)]);
+            assert_eq!(world.write(77), 0);
+            world.copy_pages(WRITTEN);
+            assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }));
+        }
+    }
+}
+
+/// All of it is in the log at first; what is cleared is split as it is cleared.
+#[test]
+fn a_clear_splits_its_chunk_of_a_gigabyte() {
+    for tracker in Tracker::ALL.into_iter().filter(|tracker| *tracker != Tracker::WriteProtect) {
+        for (chunk, beside) in [(2 << 20, 2), (1 << 30, 3)] {
+            let mut world = world(ALL);
+            world.log().start(&LogOptions { chunk, ..LogOptions::new(tracker) }).unwrap();
+            assert_eq!(world.level(0), Some(1));
+            world.log().clear(512, 64, &[0b11]).unwrap();
+            assert_eq!([512, 1024].map(|page| world.level(page)), [Some(3), Some(beside)], "{tracker:?}");
+            assert_eq!([512, 514, 1024].map(|page| world.may_write(page)), [false, true, true]);
+            let told = world.get();
+            assert!(!told.contains(&512) && told.contains(&514) && told.contains(&1024));
+        }
+    }
+}
+
+/// Whichever table page is missing: what may be written of a block is told, all of it.
+#[test]
+fn a_gigabyte_that_cannot_be_split_is_told_whole() {
+    for tracker in Tracker::ALL {
+        for more in 0..3 {
+            let mut world = world(FEW + more);
+            world.log().start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
+            world.write_all(WRITTEN);
+            let mut told = DirtyPages::new();
+            world.log().get(&mut told).unwrap();
+            assert!(WRITTEN.iter().all(|page| told.contains(*page)), "{tracker:?}, {more} more");
+            let blocks = world.guest.scan().leaves.into_iter().filter(|leaf| leaf.level < 3);
+            for leaf in blocks.filter(|leaf| leaf.access().write) {
+                let (first, pages) = ((leaf.ipa - BASE) / PAGE, leaf.span() / PAGE);
+                let inside = told.words().iter().filter(|word| (first..first + pages).contains(&word.first_page));
+                assert_eq!(inside.map(|word| u64::from(word.mask.count_ones())).sum::<u64>(), pages, "{leaf:x?}");
+                assert!(tracker != Tracker::WriteProtect, "a get has protected it");
+            }
+        }
+    }
+}
+
+/// Parts of 2 MiB come back where the whole does not: its first page is mapped no more.
+#[test]
+fn smaller_blocks_come_back_where_the_largest_does_not() {
+    let mut world = world(ALL);
+    world.log().start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) }).unwrap();
+    world.log().stop().unwrap();
+    world.guest.memory.unmap(world.slot, world.ipa(0)..world.ipa(1)).unwrap();
+    assert_eq!(world.log().rejoin(0, 600), Ok(Rejoined { blocks: 511, next: None }));
+    assert_eq!([0, 1, 512, IN_GIB - 1].map(|page| world.level(page)), [None, Some(3), Some(2), Some(2)]);
+    // The fault for the page finds the tables in the way, and puts all of it together.
+    world.write(0);
+    assert_eq!([0, 1, 512, IN_GIB - 1].map(|page| world.level(page)), [Some(1); 4]);
+}
+
+/// Neither the slot's ends nor the frames' alignment allow more.
+#[test]
+fn what_fits_comes_back() {
+    for (start, largest, levels) in [
+        (BASE, Level::L1, [Some(2), Some(2)]),
+        (BASE, Level::L2, [Some(2), Some(2)]),
+        (BASE, Level::L3, [Some(3), Some(3)]),
+        (BASE + PAGE, Level::L2, [Some(3), Some(2)]),
+    ] {
+        let mut world = World::given(FEATURES, Pages::Largest, start, 1536, largest, 16);
+        world.write_all(0..1536);
+        let shown = |world: &World| [0, 600].map(|page| world.level(page));
+        assert_eq!(shown(&world), levels);
+        world.start(LogOptions::new(Tracker::Manual));
+        world.write_all([0, 600]);
+        world.check_told([0, 600]);
+        assert_eq!(shown(&world), [Some(3); 2]);
+        world.log().stop().unwrap();
+        let Rejoined { next, .. } = world.log().rejoin(0, 9).unwrap();
+        assert_eq!((next, shown(&world)), (None, levels), "{start} {largest:?}");
+        world.copy_pages(0..1536);
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves of RAM that is given: it is mapped by the largest leaf that slot, frames and giver allow, with what is in it; nothing of
+//! it is zeroed or taken; and whoever gave it has it back.
+
+use twofold_memory::{Backing, Counts, Error, Slot, SlotError};
+use twofold_stage2::{Pa, TableSource};
+
+use super::*;
+use crate::machine::{GIB, GIVEN, Machine, PAGE, RAM, SECTION};
+
+const LEVELS: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];
+
+/// A guest with frames for tables, and a bank of what may be given.
+fn guest(features: Features, pages: Pages, size: u64) -> Guest {
+    let machine = Machine::new(features, &[(RAM, 16 * PAGE), (GIVEN, size)]);
+    let mut frames = twofold_memory::Frames::new(features);
+    frames.add(machine.donate(RAM, 16 * PAGE));
+    Guest::on(machine, frames, pages, crate::machine::guest::IPA_BITS)
+}
+
+/// The level of the leaf that a touch of the page at `at` makes, in a slot from `BASE + start` on whose frames are `off` bytes
+/// from where they are aligned alike.
+fn level(largest: Level, pages: Pages, (start, size, off): (u64, u64, u64), at: u64) -> u8 {
+    let mut guest = guest(FORCED, pages, 3 * GIB);
+    let frames = GIVEN + start + off;
+    let backing = guest.machine.give(frames, size, largest);
+    guest.add(BASE + start, size, backing, true);
+    let ipa = BASE + at;
+    assert_eq!(guest.reach(ipa, Write), frames + (at - start));
+    let Counts { first_touches, frames_zeroed, mapped, .. } = guest.memory.counts();
+    assert_eq!((first_touches, frames_zeroed, mapped.iter().sum()), ([0; 4], 0, 1));
+    let leaf = guest.walk(ipa).unwrap();
+    assert!(BASE + start <= leaf.ipa && leaf.end() <= BASE + start + size);
+    leaf.level
+}
+
+#[test]
+fn it_is_mapped_by_the_largest_leaf_that_fits() {
+    let all = (0, GIB, 0);
+    // As the giver says.
+    assert_eq!(LEVELS.map(|largest| level(largest, Pages::Largest, all, 77 * PAGE)), [1, 1, 2, 3]);
+    assert_eq!(LEVELS.map(|largest| level(largest, Pages::Small, all, 77 * PAGE)), [3; 4]);
+    let of = |slot, at| level(Level::L1, Pages::Largest, slot, at);
+    // As the slot's ends say.
+    let ragged = (GIB - SECTION - PAGE, GIB + 2 * SECTION + 2 * PAGE, 0);
+    let at = [ragged.0, GIB - SECTION, GIB, 2 * GIB - PAGE, 2 * GIB, 2 * GIB + SECTION];
+    assert_eq!(at.map(|at| of(ragged, at)), [3, 2, 1, 1, 2, 3]);
+    // As the frames' alignment says.
+    assert_eq!([SECTION, PAGE, SECTION - PAGE].map(|off| of((0, GIB, off), 0)), [2, 3, 3]);
+}
+
+#[test]
+fn it_is_what_it_was_and_what_is_written() {
+    for (features, pages) in [(PLAIN, Pages::Largest), (FORCED, Pages::Small)] {
+        let mut guest = guest(features, pages, 2 * SECTION);
+        let bank = |guest: &Guest, at: u64, bytes: &[u8]| guest.machine.bank(GIVEN).store(GIVEN + at, bytes);
+        bank(&guest, 3 * PAGE, b"from before");
+        let backing = guest.machine.give(GIVEN, 2 * SECTION, Level::L2);
+        guest.add(BASE, 2 * SECTION, backing, true);
+        // Across two pages, before they are mapped and after.
+        guest.memory.write(BASE + (2 * PAGE - 3), b"loaded").unwrap();
+        let expected = guest.machine.bank(GIVEN).load(GIVEN + 3 * PAGE, PAGE);
+        guest.machine.watch(BASE + 3 * PAGE, Some(expected));
+        for access in [Read, Write, Execute] {
+            assert_eq!(guest.reach(BASE + 3 * PAGE, access), GIVEN + 3 * PAGE);
+        }
+        let mut bytes = [0; 11];
+        guest.memory.read(BASE + 3 * PAGE, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"from before");
+        guest.memory.read(BASE + (2 * PAGE - 3), &mut bytes[..6]).unwrap();
+        assert_eq!(&bytes[..6], b"loaded");
+        let beyond = Err(Error::NoRam { ipa: BASE + 2 * SECTION });
+        assert_eq!(guest.memory.write(BASE + (2 * SECTION - 1), b"xy"), beyond);
+        assert_eq!(guest.memory.read(BASE + (2 * SECTION - 1), &mut bytes), beyond);
+    }
+}
+
+#[test]
+fn who_gave_it_has_it_back() {
+    let mut guest = guest(FORCED, Pages::Largest, SECTION);
+    let free = guest.memory.frames().free();
+    let backing = guest.machine.give(GIVEN, SECTION, Level::L2);
+    let slot = Slot { range: BASE..BASE + SECTION, backing, writable: true };
+    let slot = guest.memory.add_slot(slot).unwrap();
+    guest.reach(BASE, Write);
+    guest.memory.unmap(slot, BASE..BASE + PAGE).unwrap();
+    let run = guest.memory.remove_slot(slot).unwrap().expect("it was given");
+    assert_eq!((run.pa(), run.size(), guest.walk(BASE + PAGE)), (GIVEN, SECTION, None));
+    assert_eq!(guest.memory.remove_slot(slot), Err(Error::Slot(SlotError::Gone)));
+    // The machine's frames are the tables' alone: none of what was given is handed out.
+    let taken = std::iter::from_fn(|| TableSource::take(&mut *guest.memory.frames()));
+    let taken: Vec<_> = taken.map(|page| page.pa()).collect();
+    assert!(taken.len() as u64 <= free && taken.iter().all(|pa| *pa < GIVEN), "{taken:?}");
+}
+
+#[test]
+fn as_many_bytes_as_addresses_are_given() {
+    let mut guest = guest(FORCED, Pages::Largest, 2 * SECTION);
+    for given in [PAGE, SECTION - PAGE, SECTION + PAGE, 2 * SECTION] {
+        let backing = guest.machine.give(GIVEN, given, Level::L2);
+        let refused = guest.memory.add_slot(Slot { range: BASE..BASE + SECTION, backing, writable: true });
+        assert_eq!(refused, Err(Error::Slot(SlotError::GivenSize { start: BASE, size: SECTION, given })));
+    }
+    let backing = guest.machine.give(GIVEN, SECTION, Level::L2);
+    assert!(guest.memory.add_slot(Slot { range: BASE..BASE + SECTION, backing, writable: true }).is_ok());
+}
+
+#[test]
+fn read_only_memory_is_given_too() {
+    let mut guest = guest(PLAIN, Pages::Largest, SECTION);
+    let backing = guest.machine.give(GIVEN, SECTION, Level::L1);
+    guest.add(BASE, SECTION, backing, false);
+    guest.reach(BASE, Execute);
+    assert_eq!(guest.access(BASE).map(|access| access.write), Some(false));
+    for kind in [Translation, Permission] {
+        assert_eq!(guest.fault(BASE, kind, Write), Ok(Answer::ExternalAbort));
+    }
+}
+
+/// The frames end beyond what the CPU can address.
+#[test]
+fn frames_out_of_reach_are_an_error() {
+    let mut guest = guest(FORCED, Pages::Small, PAGE);
+    let start = Pa::new(1 << 49);
+    // SAFETY: there is no memory, and nothing is accessed: no fault gets as far.
+    let frames = unsafe { twofold_stage2::Donated::new(start, PAGE) }.run(start, PAGE).unwrap();
+    guest.add(BASE, PAGE, Backing::Given { frames, largest: Level::L3 }, true);
+    let error = guest.fault(BASE, Translation, Read).unwrap_err();
+    assert!(matches!(error, Error::Stage2(twofold_stage2::Error::OutsidePa { .. })), "{error}");
+}
