@@ -6,7 +6,7 @@
 //! passes are written only while its vCPU is stopped.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use kvm_bindings::{
@@ -30,6 +30,8 @@ use crate::vcpu::{self, Vcpu};
 pub struct KvmGuest {
     /// Dropped first: threads end before what they use goes.
     pub(crate) vcpus: Mutex<Vec<Vcpu>>,
+    /// Whether they do their passes over and over.
+    pub(crate) goes_on: AtomicBool,
     pub(crate) rings: Option<Arc<Rings>>,
     pub(crate) vm: Arc<VmFd>,
     pub(crate) layout: Layout,
@@ -109,12 +111,13 @@ impl KvmGuest {
         let rings = rings_of(log, &layout, page, &fds)?;
         let granted = Granted { log, address_bits: bits, page, backing_page, chunks };
         let vm = Arc::new(vm);
-        let guest = Self { vcpus: Mutex::default(), rings, vm, layout, fixed, memory, mode: options.mode, granted };
+        let (vcpus, goes_on) = (Mutex::default(), AtomicBool::new(false));
+        let guest = Self { vcpus, goes_on, rings, vm, layout, fixed, memory, mode: options.mode, granted };
         guest.set_slot(0, FIXED, guest.fixed.address(), guest.fixed.size(), 0)?;
         for slot in 0..guest.slots() {
             guest.set_log(slot, false)?;
         }
-        guest.start(fds, options, root)?;
+        guest.boot(fds, options, root)?;
         Ok(guest)
     }
 
@@ -186,7 +189,7 @@ impl KvmGuest {
     }
 
     /// Starts the vCPUs: each tells once that it is there.
-    fn start(&self, fds: Vec<VcpuFd>, options: &KvmOptions, root: Root) -> Result<(), KvmError> {
+    fn boot(&self, fds: Vec<VcpuFd>, options: &KvmOptions, root: Root) -> Result<(), KvmError> {
         let mut vcpus = self.vcpus.lock().map_err(|_| KvmError::Running)?;
         for (number, fd) in fds.into_iter().enumerate() {
             let mailbox = self.layout.mailbox(number);

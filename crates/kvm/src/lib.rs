@@ -36,4 +36,4 @@ pub use host::{Host, Pool};
 pub use layout::REGION;
 pub use measure::{Cost, counts_instructions};
 pub use options::{Backing, Clearing, KvmOptions, Log, Region};
-pub use run::{Continuous, RunTime, VcpuTime};
+pub use run::{RunTime, VcpuTime};

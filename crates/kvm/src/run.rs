@@ -52,15 +52,44 @@ impl KvmGuest {
         self.wait(&vcpus)
     }
 
-    /// Each vCPU does its passes over and over, until what is returned is stopped or dropped. Meanwhile logs may be started,
-    /// read, cleared and stopped.
+    /// Each vCPU does its passes over and over, until [`stop`](Self::stop). Meanwhile logs may be started, read, cleared and
+    /// stopped.
     ///
     /// # Errors
     ///
     /// As [`run`](Self::run).
-    pub fn start_continuous(&self, passes: &[Vec<Pass>]) -> Result<Continuous<'_>, KvmError> {
+    pub fn start(&self, passes: &[Vec<Pass>]) -> Result<(), KvmError> {
         self.check_all(passes)?;
-        Ok(Continuous { guest: self, vcpus: self.let_go(passes, true)?, stopped: false })
+        let vcpus = self.let_go(passes, true)?;
+        self.goes_on.store(true, Ordering::Relaxed);
+        drop(vcpus);
+        Ok(())
+    }
+
+    /// Whether all vCPUs that have passes still run. One that does not has stopped where it should not: [`stop`](Self::stop)
+    /// says why.
+    pub fn is_running(&self) -> bool {
+        let Ok(vcpus) = self.vcpus.lock() else { return false };
+        let has_passes = |vcpu| !self.passes_left(vcpu).is_empty();
+        vcpus.iter().enumerate().all(|(number, vcpu)| vcpu.is_busy() || !has_passes(number))
+    }
+
+    /// Stops them after [`start`](Self::start), and what they took.
+    ///
+    /// # Errors
+    ///
+    /// A vCPU had stopped before; they were not started.
+    pub fn stop(&self) -> Result<RunTime, KvmError> {
+        let vcpus = self.vcpus.lock().map_err(|_| KvmError::Running)?;
+        if !self.goes_on.swap(false, Ordering::Relaxed) {
+            return Err(KvmError::Options("the guest was not started, so there is nothing to stop".to_owned()));
+        }
+        for vcpu in 0..vcpus.len() {
+            if let Some(stop) = self.field(vcpu, offset_of!(Mailbox, stop)) {
+                stop.store(1, Ordering::Release);
+            }
+        }
+        self.wait(&vcpus)
     }
 
     /// The passes that a vCPU did last, with the generator's state that it left in each: they go on from here.
@@ -69,7 +98,7 @@ impl KvmGuest {
         (0..count.min(PASSES as u64) as usize).filter_map(|index| self.pass(vcpu, index)).collect()
     }
 
-    /// Accesses that each vCPU did since it was last let go.
+    /// Accesses that each vCPU did since it was last let go; one that runs says so after each 64th, or after a group.
     pub fn accesses(&self) -> Vec<u64> {
         let done = |vcpu| Some(self.field(vcpu, offset_of!(Mailbox, done))?.load(Ordering::Relaxed));
         (0..).map_while(done).collect()
@@ -77,6 +106,10 @@ impl KvmGuest {
 
     fn let_go(&self, passes: &[Vec<Pass>], repeat: bool) -> Result<MutexGuard<'_, Vec<Vcpu>>, KvmError> {
         let vcpus = self.vcpus.try_lock().map_err(|_| KvmError::Running)?;
+        // Changed with the vCPUs locked alone.
+        if self.goes_on.load(Ordering::Relaxed) {
+            return Err(KvmError::Running);
+        }
         if passes.len() != vcpus.len() {
             let why = format!("passes for {} vCPUs were given, and the guest has {}", passes.len(), vcpus.len());
             return Err(KvmError::Options(why));
@@ -153,50 +186,11 @@ impl KvmGuest {
     }
 }
 
-/// vCPUs that go on and on. Dropped, it stops them.
-pub struct Continuous<'g> {
-    guest: &'g KvmGuest,
-    vcpus: MutexGuard<'g, Vec<Vcpu>>,
-    stopped: bool,
-}
-
-impl Continuous<'_> {
-    /// Accesses that each vCPU did so far; a vCPU says so after each 64th, or after a group.
-    pub fn progress(&self) -> Vec<u64> {
-        self.guest.accesses()
-    }
-
-    /// Whether all vCPUs that have passes still run. One that does not has stopped where it should not: [`stop`](Self::stop)
-    /// says why.
-    pub fn is_running(&self) -> bool {
-        let has_passes = |vcpu| !self.guest.passes_left(vcpu).is_empty();
-        self.vcpus.iter().enumerate().all(|(number, vcpu)| vcpu.is_busy() || !has_passes(number))
-    }
-
-    /// Stops them, and what they took.
-    ///
-    /// # Errors
-    ///
-    /// A vCPU had stopped before.
-    pub fn stop(mut self) -> Result<RunTime, KvmError> {
-        self.finish()
-    }
-
-    fn finish(&mut self) -> Result<RunTime, KvmError> {
-        self.stopped = true;
-        for vcpu in 0..self.vcpus.len() {
-            if let Some(stop) = self.guest.field(vcpu, offset_of!(Mailbox, stop)) {
-                stop.store(1, Ordering::Release);
-            }
-        }
-        self.guest.wait(&self.vcpus)
-    }
-}
-
-impl Drop for Continuous<'_> {
+/// vCPUs that go on and on would never let their threads end.
+impl Drop for KvmGuest {
     fn drop(&mut self) {
-        if !self.stopped {
-            let _ = self.finish();
+        if self.goes_on.load(Ordering::Relaxed) {
+            let _ = self.stop();
         }
     }
 }

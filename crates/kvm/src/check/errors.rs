@@ -98,21 +98,21 @@ fn fault() -> Result<(), Stopped> {
         ensure(told, || format!("{error:?}"))?;
         ensure(guest.accesses()[1] == super::PAGES, || format!("{:?} accesses", guest.accesses()))?;
     }
-    let running = guest.start_continuous(&[vec![writes(&guest, 0, 3)], vec![writes(&guest, 1, 3)]])?;
-    while running.is_running() {
+    guest.start(&[vec![writes(&guest, 0, 3)], vec![writes(&guest, 1, 3)]])?;
+    while guest.is_running() {
         thread::sleep(Duration::from_millis(1));
     }
-    let error = running.stop().err();
+    let error = guest.stop().err();
     ensure(matches!(error, Some(KvmError::Guest { vcpu: 0, .. })), || format!("{error:?}"))
 }
 
 fn running() -> Result<(), Stopped> {
     let guest = KvmGuest::new(&options(1))?;
     let passes = [vec![writes(&guest, 0, 1)]];
-    let continuous = guest.start_continuous(&passes)?;
+    guest.start(&passes)?;
     let second = guest.run(&passes).err();
     ensure(second == Some(KvmError::Running), || format!("{second:?}"))?;
-    drop(continuous);
+    guest.stop()?;
     guest.run(&passes)?;
     Ok(())
 }

@@ -209,13 +209,13 @@ fn none_lost(kind: Log) -> Result<(), Stopped> {
         let some = |value| Pass { random_order: 1, write_percent: 70, random: 31 + value, ..writes(&guest, 0, value) };
         (1..5).map(|value| some(value + 10 * vcpu as u64)).collect()
     };
-    let running = guest.start_continuous(&[passes(0), passes(1)])?;
+    guest.start(&[passes(0), passes(1)])?;
     let mut rounds = 0;
-    while running.is_running() && (rounds < 20 || running.progress().iter().any(|done| *done < 8 * PAGES)) {
+    while guest.is_running() && (rounds < 20 || guest.accesses().iter().any(|done| *done < 8 * PAGES)) {
         log.copy(&mut copy)?;
         rounds += 1;
     }
-    running.stop()?;
+    guest.stop()?;
     log.copy(&mut copy)?;
     for (slot, copied) in copy.iter().enumerate() {
         let lost = copied.iter().enumerate().find(|(page, value)| read_page(&guest, slot, *page as u64) != **value);

@@ -115,12 +115,12 @@ fn continuous() -> Result<(), Stopped> {
     let guest = KvmGuest::new(&options(1))?;
     let half = Pass { write_percent: 50, random: 9, inner_count: 333, ..writes(&guest, 0, 4) };
     let passes = vec![Pass { random_order: 1, ..writes(&guest, 0, 3) }, half];
-    let running = guest.start_continuous(slice::from_ref(&passes))?;
+    guest.start(slice::from_ref(&passes))?;
     // It ends only if the guest goes on beyond its two passes.
-    while running.is_running() && running.progress()[0] < 6 * PAGES {
+    while guest.is_running() && guest.accesses()[0] < 6 * PAGES {
         thread::sleep(Duration::from_millis(1));
     }
-    let time = running.stop()?;
+    let time = guest.stop()?;
     let done = time.vcpus[0].accesses;
     ensure(done >= 6 * PAGES, || format!("{time:?}"))?;
     // It stopped anywhere, and left what it had drawn by then.
@@ -134,9 +134,9 @@ fn continuous() -> Result<(), Stopped> {
 fn none() -> Result<(), Stopped> {
     let guest = KvmGuest::new(&options(2))?;
     compare(&guest, &[vec![], vec![writes(&guest, 1, 6)]])?;
-    let running = guest.start_continuous(&[vec![], vec![writes(&guest, 1, 7)]])?;
-    ensure(running.is_running(), || "the second vCPU does not run".to_owned())?;
-    let time = running.stop()?;
+    guest.start(&[vec![], vec![writes(&guest, 1, 7)]])?;
+    ensure(guest.is_running(), || "the second vCPU does not run".to_owned())?;
+    let time = guest.stop()?;
     ensure(time.vcpus[0].accesses == 0, || format!("{time:?}"))
 }
 
