@@ -2,7 +2,11 @@
 //! The command line.
 
 mod compare;
+mod dirty_log;
+mod output;
 mod show;
+mod size;
+mod variants;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,7 +15,10 @@ use clap::{Args, Subcommand, ValueEnum};
 use twofold_memory::dirty::Tracker;
 
 pub use compare::CompareOptions;
+pub use dirty_log::DirtyLogOptions;
+pub use output::OutputOptions;
 pub use show::ShowOptions;
+pub use variants::policies;
 
 /// What to measure.
 #[derive(Debug, Subcommand)]
@@ -28,6 +35,9 @@ pub enum Command {
     /// Trackers of the dirty log against ways to write: what guest and collector take together
     #[command(after_help = DIRTY_TABLE_HELP)]
     DirtyTable(DirtyTableOptions),
+    /// Dirty logging from outside, as KVM's dirty_log_perf_test: how long enabling, writing, reading and clearing take
+    #[command(after_help = dirty_log::HELP)]
+    DirtyLog(Box<DirtyLogOptions>),
     /// Two result files apart: what became faster, what slower, and what shows no difference
     #[command(after_help = compare::HELP)]
     Compare(CompareOptions),

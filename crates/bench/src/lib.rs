@@ -10,7 +10,7 @@ mod clock;
 mod compare;
 mod dirty;
 mod engine;
-mod experiment;
+pub mod experiment;
 mod features;
 pub mod host;
 mod machine;
@@ -39,6 +39,7 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Oracle(options) => oracle::command(options).map(|()| ExitCode::SUCCESS),
         Command::DirtyCosts(options) => dirty::costs(options),
         Command::DirtyTable(options) => dirty::table(options),
+        Command::DirtyLog(options) => experiment::dirty_log::command(options),
         Command::Compare(options) => compare::command(options),
         Command::Show(options) => show::command(options),
     }

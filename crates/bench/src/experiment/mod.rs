@@ -2,5 +2,29 @@
 //! Experiments: what a guest does, what its hypervisor does meanwhile, and what of it is timed. Each is written once, and runs
 //! on every [`Target`](target::Target).
 
+pub mod continuous;
+pub mod dirty_log;
+pub mod machine;
+pub mod outcome;
+pub mod progress;
+pub mod record;
 pub mod setup;
 pub mod target;
+pub mod threads;
+
+use anyhow::bail;
+
+use crate::results::Platform;
+use target::Targets;
+
+/// The guests of a platform.
+///
+/// # Errors
+///
+/// It is not there.
+pub fn on(platform: Platform) -> anyhow::Result<Box<dyn Targets>> {
+    match platform {
+        Platform::Machine => Ok(Box::new(machine::Machines::new())),
+        Platform::Hypervisor | Platform::Kvm => bail!("this program has no guests for {platform}: take --on machine"),
+    }
+}

@@ -3,6 +3,9 @@
 //!
 //! Invariant: what is here names a variant; two variants that are compared differ in one field.
 
+use std::collections::BTreeMap;
+
+use clap::ValueEnum;
 use twofold_memory::dirty::Tracker;
 use twofold_pattern::mode::Mode;
 
@@ -27,8 +30,89 @@ pub struct Setup {
     pub chunk: u64,
     /// Each of the techniques, or what was before it.
     pub policies: Policies,
-    /// Whether the CPU forces guests' accesses to be write-back (FEAT_S2FWB), so that no cache needs cleaning.
+    /// Whether the CPU forces guests' accesses to be write-back (FEAT_S2FWB), so that no cache needs cleaning. Where it does
+    /// not, caches are really cleaned.
     pub forced_write_back: bool,
+    /// The guest's physical address of the memory; `None`: at the end of what the mode has, aligned to the backing's pages.
+    pub offset: Option<u64>,
+    /// Whether the memory is a small piece, mapped over and over: for sizes beyond the machine. Its tables are as real as ever;
+    /// what the guest writes shows in many places.
+    pub sparse: bool,
+    /// The CPU of each vCPU, by its number here; none: where the system puts them.
+    pub pinned: Vec<usize>,
+    /// Nanoseconds that a fault's way out of the guest and back takes besides what it takes here.
+    pub exit_cost: u64,
+}
+
+impl Setup {
+    /// A vCPU with 1 GiB of pages of 4 KiB in one slot, write-protected; every technique as it is.
+    pub fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            vcpus: 1,
+            region: 1 << 30,
+            overlap: false,
+            slots: 1,
+            backing: Backing::Anonymous,
+            tracker: Tracker::Manual,
+            chunk: 2 << 20,
+            policies: Policies::default(),
+            forced_write_back: true,
+            offset: None,
+            sparse: false,
+            pinned: Vec::new(),
+            exit_cost: 0,
+        }
+    }
+
+    /// Bytes of all regions.
+    pub fn memory(&self) -> u64 {
+        if self.overlap { self.region } else { self.region.saturating_mul(self.vcpus as u64) }
+    }
+
+    /// Bytes from the memory's first to the first of a vCPU's region.
+    pub fn region_of(&self, vcpu: usize) -> u64 {
+        if self.overlap { 0 } else { vcpu as u64 * self.region }
+    }
+
+    /// Whether all pages are in the log at first, and protected as they are cleared: with all that clear apart.
+    pub fn starts_dirty(&self) -> bool {
+        self.tracker != Tracker::WriteProtect
+    }
+
+    /// What names this variant in results. What is seldom set is there where it is.
+    pub fn configuration(&self) -> BTreeMap<String, String> {
+        let Self { policies, .. } = self;
+        let mut all = vec![
+            ("mode", self.mode.name.to_owned()),
+            ("vcpus", self.vcpus.to_string()),
+            ("bytes", self.memory().to_string()),
+            ("backing", name(self.backing)),
+            ("tracker", self.tracker.name().to_owned()),
+            ("chunk", self.chunk.to_string()),
+            ("split", name(policies.split)),
+            ("cmo", name(policies.cmo)),
+            ("coalesce", name(policies.coalesce)),
+            ("tables", name(policies.tables)),
+        ];
+        let mut seldom = |is_set: bool, key, value: String| {
+            if is_set {
+                all.push((key, value));
+            }
+        };
+        seldom(self.overlap, "overlap", "yes".to_owned());
+        seldom(self.slots != 1, "slots", self.slots.to_string());
+        seldom(!self.forced_write_back, "forced_write_back", "no".to_owned());
+        seldom(self.offset.is_some(), "offset", format!("{:#x}", self.offset.unwrap_or(0)));
+        seldom(self.sparse, "sparse", "yes".to_owned());
+        seldom(
+            !self.pinned.is_empty(),
+            "pinned",
+            self.pinned.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
+        );
+        seldom(self.exit_cost != 0, "exit_cost", format!("{} ns", self.exit_cost));
+        all.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    }
 }
 
 /// What a guest's memory is made of, by the names of KVM's selftests.
@@ -39,16 +123,37 @@ pub enum Backing {
     Anonymous,
     /// Anonymous memory in transparent huge pages, mapped by blocks of 2 MiB
     AnonymousThp,
-    /// Huge pages of 2 MiB from the system's pool
+    /// Huge pages of 2 MiB: on the machine made of any memory that is contiguous, as only its tables see it
     #[value(name = "anonymous_hugetlb_2mb")]
     AnonymousHugetlb2M,
-    /// Huge pages of 1 GiB: on the machine made of any memory that is contiguous, as only its tables see it
+    /// Huge pages of 1 GiB: on the machine as those of 2 MiB are
     #[value(name = "anonymous_hugetlb_1gb")]
     AnonymousHugetlb1G,
     /// A memory file, mapped by pages of 4 KiB
     Shmem,
     /// Huge pages of a shared pool, of the system's default size
     SharedHugetlb,
+}
+
+impl Backing {
+    /// Bytes of its pages, which are the largest that tables map.
+    pub fn page(self) -> u64 {
+        match self {
+            Self::Anonymous | Self::Shmem => 4 << 10,
+            Self::AnonymousThp | Self::AnonymousHugetlb2M => 2 << 20,
+            Self::AnonymousHugetlb1G => 1 << 30,
+            Self::SharedHugetlb => default_huge_page(),
+        }
+    }
+}
+
+/// Of this system; 2 MiB where it does not tell.
+fn default_huge_page() -> u64 {
+    let size = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("Hugepagesize:"))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    size.filter(|kib| *kib > 0).map_or(2 << 20, |kib| kib << 10)
 }
 
 /// The techniques of the sources, each as it is or as it was before.
@@ -106,4 +211,33 @@ pub enum Tables {
     WhenNeeded,
     /// At each fault, as many as it might need
     Always,
+}
+
+/// What a value is called on a command line.
+fn name<T: ValueEnum>(value: T) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_compared_differs_in_one_word() {
+        let now = Setup::new(Mode::find("p40v48-4k").unwrap());
+        let before = Setup { policies: Policies { split: Split::EveryLevel, ..Policies::default() }, ..now.clone() };
+        let (now, before) = (now.configuration(), before.configuration());
+        let differ: Vec<_> = now.iter().filter(|(key, value)| before.get(*key) != Some(value)).collect();
+        assert_eq!(differ, [(&"split".to_owned(), &"records".to_owned())]);
+        assert_eq!(before["split"], "every-level");
+        assert_eq!(before["backing"], "anonymous");
+    }
+
+    #[test]
+    fn regions_are_one_behind_the_other_or_one() {
+        let two = Setup { vcpus: 2, region: 64, ..Setup::new(Mode::find("6").unwrap()) };
+        assert_eq!((two.memory(), two.region_of(1)), (128, 64));
+        let one = Setup { overlap: true, ..two };
+        assert_eq!((one.memory(), one.region_of(1)), (64, 0));
+    }
 }

@@ -5,10 +5,25 @@
 //! work, and from outside (S2's review: what a user of it waits for).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use twofold_pattern::pass::Pass;
 
+use super::setup::Setup;
 use crate::results::{Platform, Quantity};
+
+/// A place where guests are made.
+pub trait Targets {
+    /// Which one.
+    fn platform(&self) -> Platform;
+
+    /// A new guest, with its memory there and nothing of it touched by the guest. The one before it is gone.
+    ///
+    /// # Errors
+    ///
+    /// It does not fit (told before any memory is touched), or the platform has no such guest.
+    fn make(&mut self, setup: &Setup) -> anyhow::Result<Box<dyn Target>>;
+}
 
 /// A guest with its memory set up, on some platform.
 pub trait Target {
@@ -62,8 +77,8 @@ pub trait Target {
     /// They run already.
     fn start(&mut self, passes: &[Vec<Pass>]) -> anyhow::Result<()>;
 
-    /// Accesses that all vCPUs have done since they were started.
-    fn done(&self) -> u64;
+    /// Tells, on any thread, how far they are.
+    fn meter(&self) -> Meter;
 
     /// Stops them; what they took, in all.
     ///
@@ -71,6 +86,18 @@ pub trait Target {
     ///
     /// As [`run`](Self::run).
     fn stop(&mut self) -> anyhow::Result<Taken>;
+}
+
+/// How far vCPUs are that do their passes over and over.
+pub type Meter = Arc<dyn Fn() -> Progress + Send + Sync>;
+
+/// What vCPUs have done since they were started.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Accesses, of all of them.
+    pub accesses: u64,
+    /// Nanoseconds of CPU time that their threads took since they exist; `None` where the platform does not tell.
+    pub cpu: Option<f64>,
 }
 
 /// What something took: of each quantity that the platform can tell, how much.

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `twofold bench dirty-log`: variants in turns, mode by mode, run by run.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use super::plan::Plan;
+use super::{Check, Run, gains};
+use crate::arguments::DirtyLogOptions;
+use crate::experiment::progress::Progress;
+use crate::experiment::record::leave_out_zeroes;
+use crate::experiment::setup::Setup;
+use crate::experiment::target::Targets;
+use crate::experiment::{self, continuous, outcome, threads};
+use crate::output;
+use crate::report;
+use crate::results::Results;
+use crate::stop::Stop;
+
+/// `twofold bench dirty-log`.
+///
+/// # Errors
+///
+/// Options that contradict each other, files that cannot be written, memory that does not fit, a platform that is not there;
+/// then nothing was measured. A log that told something else than what the guest has written.
+pub fn command(options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
+    let plan = Plan::of(options)?;
+    outcome::check(&options.output)?;
+    plan.collector.map_or(Ok(()), threads::pin)?;
+    let mut targets = match experiment::on(options.on) {
+        Ok(targets) => targets,
+        Err(error) if options.tap => return skip(&error),
+        Err(error) => return Err(error),
+    };
+    let stop = Stop::on_signal()?;
+    if options.tap {
+        return tap(&plan, &mut *targets, &stop);
+    }
+    let mut results = Results::begin();
+    results.notes = plan.notes();
+    if options.continuous {
+        continuous::measure(&mut *targets, &plan.continuous(options), &mut results, &stop)?;
+    } else {
+        measure(&plan, &mut *targets, &mut results, &stop)?;
+        results.notes.extend(gains::told(&results));
+    }
+    leave_out_zeroes(&mut results);
+    outcome::tell(&results, &options.output)
+}
+
+/// Variants take turns: run by run, and in each mode by mode.
+fn measure(plan: &Plan, targets: &mut dyn Targets, results: &mut Results, stop: &Stop) -> anyhow::Result<()> {
+    let progress = Progress::new((u64::from(plan.runs) + 1) * plan.setups.iter().map(Vec::len).sum::<usize>() as u64)?;
+    for run in 0..=plan.runs {
+        for setup in plan.setups.iter().flatten() {
+            progress.doing(format!("{}{}", if run == 0 { "checked: " } else { "" }, shown(setup)));
+            let check = if run == 0 { Check::Exactly } else { Check::No };
+            let Some(measured) = once(plan, targets, setup, check, stop)? else {
+                results.interrupted = true;
+                return Ok(());
+            };
+            if run > 0 {
+                let variant = plan.variant(targets.platform(), setup);
+                measured.record(&variant, results, plan.each);
+            }
+            progress.done();
+        }
+    }
+    Ok(())
+}
+
+/// `None`: somebody wants the program to end.
+fn once(
+    plan: &Plan,
+    targets: &mut dyn Targets,
+    setup: &Setup,
+    check: Check,
+    stop: &Stop,
+) -> anyhow::Result<Option<Run>> {
+    if stop.is_requested() {
+        return Ok(None);
+    }
+    let mut target = targets.make(setup)?;
+    Run::measure(&mut *target, setup, &plan.load, check, stop).with_context(|| shown(setup))
+}
+
+/// Checks alone.
+fn tap(plan: &Plan, targets: &mut dyn Targets, stop: &Stop) -> anyhow::Result<ExitCode> {
+    let mut checks = Vec::new();
+    for setup in plan.setups.iter().flatten() {
+        let outcome = match once(plan, targets, setup, Check::Exactly, stop) {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => break,
+            Err(error) => Err(format!("{error:#}")),
+        };
+        checks.push((format!("dirty-log: what the log tells is what the guest wrote: {}", shown(setup)), outcome));
+    }
+    output::line(report::tap(&checks).trim_end())?;
+    let passed = checks.iter().all(|(_, outcome)| outcome.is_ok());
+    if stop.is_requested() {
+        return Ok(ExitCode::from(outcome::INTERRUPTED));
+    }
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Nothing was checked: as the kernel's tests say it.
+fn skip(error: &anyhow::Error) -> anyhow::Result<ExitCode> {
+    const SKIPPED: u8 = 4;
+    output::line(report::tap_skipped(&format!("{error:#}")).trim_end())?;
+    Ok(ExitCode::from(SKIPPED))
+}
+
+/// What is not as it is unless somebody wants it otherwise.
+fn shown(setup: &Setup) -> String {
+    let usual = Setup::new(setup.mode).configuration();
+    let own = setup.configuration();
+    let set = own.iter().filter(|(key, value)| *key == "tracker" || usual.get(*key) != Some(value));
+    let words = set.map(|(key, value)| if key == "tracker" { value.clone() } else { format!("{key} {value}") });
+    [setup.mode.name.to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(", ")
+}

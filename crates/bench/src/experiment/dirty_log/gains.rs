@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Gains as S0 tells them: for each variant and phase the part of the time that is gone in each guest mode, their mean, and
+//! their deviation. How far modes are apart is no noise: what runs spread over is in the quartiles.
+
+use crate::readable::percent;
+use crate::results::{Measurement, Quantity, Results};
+use crate::statistics::Quartiles;
+
+/// A line for each phase of each variant but the first; none where there is one variant, or one mode.
+pub fn told(results: &Results) -> Vec<String> {
+    let mut lines: Vec<(String, Vec<f64>)> = Vec::new();
+    let is_told = |one: &&Measurement| one.quantity == Quantity::Time && !UNTOLD.contains(&one.phase.as_str());
+    for after in results.measurements.iter().filter(is_told) {
+        let Some((before, what)) = before(results, after) else { continue };
+        let (before, now) = (median(before), median(after));
+        if before <= 0.0 {
+            continue;
+        }
+        let (line, gain) = (format!("{}, {what}", after.phase), (before - now) / before);
+        match lines.iter_mut().find(|(known, _)| *known == line) {
+            Some((_, gains)) => gains.push(gain),
+            None => lines.push((line, vec![gain])),
+        }
+    }
+    let several = lines.into_iter().filter(|(_, gains)| gains.len() > 1);
+    let shown = |(line, gains): (String, Vec<f64>)| {
+        let (mean, deviation) = mean_and_deviation(&gains);
+        let each = gains.iter().map(|gain| percent(-gain)).collect::<Vec<_>>().join(", ");
+        format!(
+            "{line}: {} on the mean of {} modes, with a deviation of {:.2} over the modes ({each})",
+            percent(-mean),
+            gains.len(),
+            deviation * 100.0
+        )
+    };
+    several.map(shown).collect()
+}
+
+/// Phases in which the techniques of this experiment have no part.
+const UNTOLD: [&str; 2] = ["populate", "disable"];
+
+/// The first variant of the same mode and phase, and in words what differs. `None` for that itself.
+fn before<'r>(results: &'r Results, after: &Measurement) -> Option<(&'r Measurement, String)> {
+    let is_beside = |one: &&Measurement| {
+        one.phase == after.phase
+            && one.quantity == after.quantity
+            && one.configuration.get("mode") == after.configuration.get("mode")
+    };
+    let first = results.measurements.iter().find(is_beside)?;
+    let differ = after.configuration.iter().filter(|(key, value)| first.configuration.get(*key) != Some(value));
+    let words: Vec<_> = differ
+        .map(|(key, value)| format!("{key} {value} by {}", first.configuration.get(key).map_or("none", String::as_str)))
+        .collect();
+    (!words.is_empty()).then(|| (first, words.join(", ")))
+}
+
+fn median(measurement: &Measurement) -> f64 {
+    Quartiles::of(measurement.runs.iter().copied()).median
+}
+
+/// The deviation is that of a sample.
+fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (mean, (squares / (count - 1.0).max(1.0)).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::record::{Variant, Who};
+    use crate::experiment::setup::{Policies, Setup, Split};
+    use crate::experiment::target::Taken;
+    use crate::results::Platform;
+    use twofold_pattern::mode::Mode;
+
+    #[test]
+    fn a_gain_is_told_over_modes() {
+        let mut results = Results::begin();
+        for (mode, after) in [("p40v48-4k", 60.0), ("p36v48-4k", 50.0)] {
+            let now = Setup::new(Mode::find(mode).unwrap());
+            let before = Setup { policies: Policies { split: Split::EveryLevel, ..now.policies }, ..now.clone() };
+            for (setup, time) in [(before, 100.0), (now, after)] {
+                let variant = Variant::new("dirty-log", Platform::Machine, &setup);
+                variant.add(&mut results, "clear", Who::Collector, &Taken::from([(Quantity::Time, time)]));
+            }
+        }
+        let lines = told(&results);
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(
+            lines[0].starts_with("clear, split records by every-level: -45.0 % on the mean of 2 modes"),
+            "{lines:?}"
+        );
+        assert!(lines[0].contains("deviation of 7.07"), "{lines:?}");
+    }
+
+    #[test]
+    fn one_mode_has_no_deviation() {
+        let mut results = Results::begin();
+        let setup = Setup::new(Mode::find("p40v48-4k").unwrap());
+        let variant = Variant::new("dirty-log", Platform::Machine, &setup);
+        variant.add(&mut results, "clear", Who::Collector, &Taken::from([(Quantity::Time, 1.0)]));
+        assert!(told(&results).is_empty());
+    }
+}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What `twofold bench dirty-log` is to measure: from options to guests, variant by variant, mode by mode.
+//!
+//! Invariant: what contradicts itself, or what the platform cannot do, is refused here, before anything is set up.
+
+use anyhow::{Context, ensure};
+use twofold_memory::dirty::Tracker;
+use twofold_pattern::mode::{Mode, S0_MODES};
+
+use super::Load;
+use crate::arguments::{self, DirtyLogOptions};
+use crate::experiment::continuous;
+use crate::experiment::record::Variant;
+use crate::experiment::setup::{Backing, Cmo, Coalesce, Policies, Setup, Split, Tables};
+use crate::results::Platform;
+
+/// What is to be measured.
+pub struct Plan {
+    /// What the guest does.
+    pub load: Load,
+    /// For each mode the variants that are compared; what was before comes first.
+    pub setups: Vec<Vec<Setup>>,
+    /// Runs that are counted.
+    pub runs: u32,
+    /// Whether each iteration is told apart.
+    pub each: bool,
+    /// The CPU of the collector.
+    pub collector: Option<usize>,
+}
+
+impl Plan {
+    /// As the options have it.
+    ///
+    /// # Errors
+    ///
+    /// They contradict each other, or are not for that platform.
+    pub fn of(options: &DirtyLogOptions) -> anyhow::Result<Self> {
+        check_platform(options)?;
+        let modes = modes(options);
+        let (pinned, collector) = cpus(&options.cpus, options.vcpus)?;
+        let policies = arguments::policies(&options.policy)?;
+        let cleans = options.policy.iter().any(|choice| choice.key() == "cmo");
+        let region =
+            if options.overlap { options.bytes.0.checked_mul(options.vcpus as u64) } else { Some(options.bytes.0) };
+        let first = Setup {
+            vcpus: options.vcpus,
+            region: region.context("vCPUs times -b are more than 64 bits hold")?,
+            overlap: options.overlap,
+            slots: options.slots,
+            backing: options.backing,
+            chunk: chunk(options.chunk.0)?,
+            forced_write_back: !cleans,
+            offset: options.offset.map(|offset| offset.0),
+            sparse: options.sparse,
+            pinned,
+            exit_cost: options.exit_cost,
+            ..Setup::new(modes[0])
+        };
+        let setups = modes.iter().map(|mode| {
+            let trackers = trackers(options)?;
+            let of = |tracker: &Tracker| {
+                let first = Setup { mode: *mode, tracker: *tracker, ..first.clone() };
+                policies.iter().map(move |policies| Setup { policies: *policies, ..first.clone() }).collect::<Vec<_>>()
+            };
+            let mut variants: Vec<_> = trackers.iter().flat_map(of).collect();
+            variants.sort_by_key(|setup| std::cmp::Reverse(befores(setup)));
+            Ok(variants)
+        });
+        let load = Load {
+            iterations: options.iterations,
+            write_percent: options.write_percent,
+            random_order: options.random_order,
+            seed: options.seed,
+            run_while_disabling: options.run_while_disabling,
+        };
+        let runs = options.runs.unwrap_or(if options.continuous { 3 } else { 7 });
+        let setups = setups.collect::<anyhow::Result<_>>()?;
+        Ok(Self { load, setups, runs, each: options.each, collector })
+    }
+
+    /// What a reader of the figures has to know.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let mut note = |is: bool, text: &str| {
+            if is {
+                notes.push(text.to_owned());
+            }
+        };
+        let all = || self.setups.iter().flatten();
+        note(
+            all().any(|setup| setup.chunk == 0),
+            "a chunk of 0, KVM's default, splits nothing ahead: what is told is no cost of a split",
+        );
+        note(
+            all().any(|setup| !setup.forced_write_back),
+            "the CPU is one without forced write-back, and caches are really cleaned, by this CPU's own instruction",
+        );
+        note(
+            all().any(|setup| setup.sparse),
+            "sparse memory: one small piece, mapped over and over, so caches hold more of it than of real memory",
+        );
+        note(
+            all().any(|setup| setup.exit_cost > 0),
+            "modelled: a fault's exit costs so much more, for each fault, as was said by --exit-cost",
+        );
+        note(
+            all().any(|setup| {
+                matches!(
+                    setup.backing,
+                    Backing::AnonymousHugetlb2M | Backing::AnonymousHugetlb1G | Backing::SharedHugetlb
+                )
+            }),
+            "huge pages are as stage 2 sees them; the system's own may be smaller",
+        );
+        notes
+    }
+
+    /// A variant, as results name it.
+    pub fn variant(&self, platform: Platform, setup: &Setup) -> Variant {
+        let Load { iterations, write_percent, random_order, seed, .. } = self.load;
+        let mut variant = Variant::new("dirty-log", platform, setup).with("iterations", iterations);
+        if write_percent != 100 {
+            variant = variant.with("write_percent", write_percent).with("seed", seed);
+        }
+        if random_order {
+            variant = variant.with("order", "random").with("seed", seed);
+        }
+        variant
+    }
+
+    /// The same guests, without pause.
+    pub fn continuous(&self, options: &DirtyLogOptions) -> continuous::Plan {
+        continuous::Plan {
+            setups: self.setups.clone(),
+            load: self.load,
+            interval: options.interval.0,
+            duration: options.duration.0,
+            runs: self.runs,
+        }
+    }
+}
+
+/// What a platform cannot do.
+fn check_platform(options: &DirtyLogOptions) -> anyhow::Result<()> {
+    let on = options.on;
+    if on == Platform::Machine {
+        return Ok(());
+    }
+    ensure!(options.exit_cost == 0, "--exit-cost is for the machine: on {on} an exit costs what it costs");
+    ensure!(!options.sparse, "--sparse is for the machine");
+    if on == Platform::Kvm {
+        ensure!(options.policy.is_empty(), "--policy is ours: KVM has one way, that of its kernel");
+        let foreign = options.tracker.iter().find(|tracker| tracker.needs_dirty_state());
+        ensure!(
+            foreign.is_none(),
+            "KVM has no tracker `{}`; take write-protect or manual",
+            foreign.map_or("", |one| one.name())
+        );
+    }
+    if on == Platform::Hypervisor {
+        ensure!(!options.continuous, "--continuous tells times, and on {on} nothing but counts is told");
+        ensure!(options.vcpus == 1, "the hypervisor runs one vCPU: -v 1");
+    }
+    Ok(())
+}
+
+/// Those that were named, or S0's; without pause, where no mean over them is told, the first of these.
+fn modes(options: &DirtyLogOptions) -> Vec<Mode> {
+    if options.modes.is_empty() {
+        let count = if options.continuous { 1 } else { S0_MODES.len() };
+        S0_MODES.iter().take(count).filter_map(|name| Mode::find(name)).collect()
+    } else {
+        options.modes.clone()
+    }
+}
+
+fn trackers(options: &DirtyLogOptions) -> anyhow::Result<Vec<Tracker>> {
+    let named = &options.tracker;
+    if options.get_clears {
+        let other = named.iter().find(|tracker| **tracker != Tracker::WriteProtect);
+        let name = other.map_or("", |tracker| tracker.name());
+        ensure!(
+            other.is_none(),
+            "-g is write-protect, where getting the log clears it, and {name} clears apart: leave one out"
+        );
+        return Ok(vec![Tracker::WriteProtect]);
+    }
+    for (at, tracker) in named.iter().enumerate() {
+        ensure!(!named[..at].contains(tracker), "--tracker {} twice", tracker.name());
+    }
+    match named.as_slice() {
+        [] if options.continuous && options.on == Platform::Machine => Ok(Tracker::ALL.to_vec()),
+        [] => Ok(vec![Tracker::Manual]),
+        named => Ok(named.to_vec()),
+    }
+}
+
+fn chunk(bytes: u64) -> anyhow::Result<u64> {
+    let fits = bytes == 0 || bytes.is_power_of_two() && bytes >= 4096;
+    ensure!(fits, "a chunk of {bytes} bytes: take 0, or a power of two of at least 4096");
+    Ok(bytes)
+}
+
+/// Of the vCPUs, and of the collector.
+fn cpus(named: &[usize], vcpus: usize) -> anyhow::Result<(Vec<usize>, Option<usize>)> {
+    let count = named.len();
+    ensure!(
+        count == 0 || count == vcpus || count == vcpus + 1,
+        "-c names {count} CPUs for {vcpus} vCPUs: one for each, and one more for the collector if it is to have one"
+    );
+    Ok((named.iter().take(vcpus).copied().collect(), named.get(vcpus).copied()))
+}
+
+/// How much of a variant is as it was before.
+fn befores(setup: &Setup) -> usize {
+    let Policies { split, cmo, coalesce, tables } = setup.policies;
+    [
+        setup.tracker == Tracker::WriteProtect,
+        split == Split::EveryLevel,
+        cmo == Cmo::OnAbort,
+        coalesce == Coalesce::FreeFirst,
+        tables == Tables::Always,
+    ]
+    .into_iter()
+    .filter(|is| *is)
+    .count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: DirtyLogOptions,
+    }
+
+    fn plan(line: &str) -> anyhow::Result<Plan> {
+        let words = ["dirty-log"].into_iter().chain(line.split_whitespace());
+        Plan::of(&Line::try_parse_from(words)?.options)
+    }
+
+    #[test]
+    fn s0_and_s3_by_their_commands() {
+        let plan = plan("-b 16G -s anonymous_thp -g --policy split=records,every-level").unwrap();
+        assert_eq!(plan.setups.iter().map(|setups| setups[0].mode.name).collect::<Vec<_>>(), S0_MODES);
+        let split = plan.setups[0].iter().map(|setup| setup.policies.split).collect::<Vec<_>>();
+        assert_eq!(split, [Split::EveryLevel, Split::Records], "what was before comes first");
+        let s3 = self::plan("-b 512MB -v 2 -i 5 -m 3 -s anonymous_thp --tracker manual,combined").unwrap();
+        assert_eq!((s3.load.iterations, s3.setups.len()), (5, 1));
+        assert_eq!((s3.setups[0][1].memory(), s3.setups[0][1].tracker), (1 << 30, Tracker::Combined));
+        assert_eq!(self::plan("-o -v 2 -b 1M").unwrap().setups[0][0].region, 2 << 20);
+        let cmo = self::plan("--policy cmo=on-abort").unwrap();
+        assert!(cmo.setups.iter().flatten().all(|setup| !setup.forced_write_back));
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        for line in [
+            "-g --tracker manual",
+            "--tracker manual,manual",
+            "--policy split=records --policy split=every-level",
+            "-c 0 -v 2",
+            "-i 1",
+            "-w 101",
+            "-m p40",
+            "-s hugetlb",
+            "--chunk 3M",
+            "--on kvm --tracker combined",
+            "--on kvm --exit-cost 5",
+            "--on kvm --policy split=records",
+            "--on hypervisor -v 2",
+            "--continuous -i 3",
+            "--interval 5ms",
+            "--tap --json x",
+            "-b 16E",
+        ] {
+            assert!(plan(line).is_err(), "{line}");
+        }
+        assert!(plan("-c 0,1,0 -v 2").is_ok());
+        assert!(plan("-g --tracker write-protect").is_ok());
+    }
+}

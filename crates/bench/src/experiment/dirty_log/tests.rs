@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Logs tell exactly what a guest writes, whichever way it writes and it is logged; on the hosted machine.
+
+use clap::ValueEnum;
+use twofold_memory::dirty::Tracker;
+use twofold_pattern::mode::{MODES, Mode};
+
+use super::*;
+use crate::experiment::machine::Machines;
+use crate::experiment::setup::{Backing, Cmo, Coalesce, Policies, Split, Tables};
+use crate::experiment::target::Targets;
+
+const MIB: u64 = 1 << 20;
+
+fn setup(mode: &str) -> Setup {
+    Setup { region: 16 * MIB, ..Setup::new(Mode::find(mode).unwrap()) }
+}
+
+/// A checked run, in memory that others were in.
+fn run(machines: &mut Machines, setup: &Setup, load: &Load) -> Run {
+    let mut target = machines.make(setup).unwrap_or_else(|error| panic!("{setup:?}: {error:#}"));
+    let run = Run::measure(&mut *target, setup, load, Check::Exactly, &Stop::never());
+    run.unwrap_or_else(|error| panic!("{setup:?}, {load:?}: {error:#}")).unwrap()
+}
+
+/// A quarter of the pages, in an order of the guest's own.
+const SCATTERED: Load = Load { iterations: 3, write_percent: 25, random_order: true, ..Load::DEFAULT };
+
+#[test]
+fn every_mode_with_every_tracker() {
+    let mut machines = Machines::new();
+    let mut modes = 0;
+    for mode in MODES {
+        let setup = setup(mode.name);
+        if machines.make(&setup).is_err() {
+            assert!(mode.pa_bits == Some(52) || mode.va_bits == 64, "{mode} is one that the machine has");
+            continue;
+        }
+        modes += 1;
+        for tracker in Tracker::ALL {
+            run(&mut machines, &Setup { tracker, ..setup.clone() }, &SCATTERED);
+        }
+    }
+    assert_eq!(modes, 11);
+}
+
+#[test]
+fn two_vcpus_apart_and_in_one_region_and_several_slots() {
+    let mut machines = Machines::new();
+    for (overlap, slots) in [(false, 1), (true, 1), (false, 3), (true, 4)] {
+        for tracker in Tracker::ALL {
+            for backing in [Backing::Anonymous, Backing::AnonymousThp] {
+                let region = 12 * MIB;
+                let setup = Setup { vcpus: 2, region, overlap, slots, tracker, backing, ..setup("p40v48-4k") };
+                run(&mut machines, &setup, &SCATTERED);
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_where_somebody_wants_it() {
+    // In the middle of a block, so that none fits.
+    let setup = Setup { offset: Some((5 << 30) + 64 * 1024), backing: Backing::AnonymousThp, ..setup("p40v48-64k") };
+    let run = run(&mut Machines::new(), &setup, &SCATTERED);
+    assert!(run.populate[&Quantity::TranslationFaults] > 256.0, "{run:?}");
+}
+
+#[test]
+fn every_backing_and_chunk() {
+    let mut machines = Machines::new();
+    for backing in [Backing::Anonymous, Backing::AnonymousThp, Backing::Shmem] {
+        for chunk in [0, 4096, 1 << 30] {
+            for tracker in Tracker::ALL {
+                run(&mut machines, &Setup { backing, chunk, tracker, ..setup("p36v48-4k") }, &SCATTERED);
+            }
+        }
+    }
+}
+
+/// In sparse memory, which is not as large as it looks.
+#[test]
+fn blocks_of_1_gib() {
+    let mut machines = Machines::new();
+    let wide = setup("p40v48-64k");
+    for tracker in Tracker::ALL {
+        for chunk in [0, 2 * MIB] {
+            let setup = Setup {
+                region: 1 << 30,
+                backing: Backing::AnonymousHugetlb1G,
+                sparse: true,
+                tracker,
+                chunk,
+                ..wide.clone()
+            };
+            let run = run(&mut machines, &setup, &SCATTERED);
+            assert_eq!(run.populate[&Quantity::Faults], 2.0, "one for the guest's own tables: {setup:?}");
+        }
+    }
+}
+
+#[test]
+fn every_policy() {
+    let mut machines = Machines::new();
+    let here = Setup { vcpus: 2, region: 8 * MIB, backing: Backing::AnonymousThp, ..setup("p40v48-4k") };
+    let policies = |policies| Setup { policies, ..here.clone() };
+    let all = Policies::default();
+    let mut setups: Vec<_> =
+        Split::value_variants().iter().map(|split| policies(Policies { split: *split, ..all })).collect();
+    setups.push(policies(Policies { coalesce: Coalesce::FreeFirst, ..all }));
+    setups.push(policies(Policies { tables: Tables::Always, ..all }));
+    for cmo in [Cmo::OnMap, Cmo::OnAbort] {
+        setups.push(Setup { forced_write_back: false, ..policies(Policies { cmo, ..all }) });
+    }
+    for setup in setups {
+        for tracker in Tracker::ALL {
+            run(&mut machines, &Setup { tracker, ..setup.clone() }, &SCATTERED);
+        }
+    }
+}
+
+#[test]
+fn the_guest_may_run_on_while_logging_ends() {
+    let load = Load { run_while_disabling: true, ..Load::DEFAULT };
+    run(&mut Machines::new(), &Setup { vcpus: 2, ..setup("p40v48-4k") }, &load);
+}
+
+/// As `dirty_log_perf_test -g` and without have it: what is protected when.
+#[test]
+fn faults_come_where_pages_are_protected() {
+    let mut machines = Machines::new();
+    let pages = (16 * MIB / PAGE) as f64;
+    let setup = setup("p40v48-4k");
+    let faults = |run: &Run| run.iterations.iter().map(|round| round.dirty[&Quantity::Faults]).collect::<Vec<_>>();
+    let manual = run(&mut machines, &setup, &Load::DEFAULT);
+    assert_eq!(faults(&manual), [0.0, pages], "nothing is protected before it is cleared");
+    assert_eq!(manual.iterations[0].get[&Quantity::Pages], pages);
+    let at_once = run(&mut machines, &Setup { tracker: Tracker::WriteProtect, ..setup.clone() }, &Load::DEFAULT);
+    assert_eq!(faults(&at_once), [pages, pages], "all is protected when logging is enabled");
+    assert!(at_once.iterations.iter().all(|round| round.clear.is_none()));
+    let hardware = run(&mut machines, &Setup { tracker: Tracker::Hardware, ..setup.clone() }, &Load::DEFAULT);
+    assert_eq!(faults(&hardware), [0.0, 0.0]);
+    // A guest's page of 64 KiB is 16 of the log's, and the first of them is touched.
+    let wide = run(&mut machines, &Setup { mode: Mode::find("p40v48-64k").unwrap(), ..setup }, &Load::DEFAULT);
+    assert_eq!(wide.iterations[1].get[&Quantity::Pages], pages / 16.0);
+}
+
+#[test]
+fn an_exit_costs_what_it_is_said_to() {
+    let mut machines = Machines::new();
+    let setup = Setup { exit_cost: 1_000_000_000, ..setup("p40v48-4k") };
+    let run = run(&mut machines, &setup, &Load::DEFAULT);
+    let dirty = &run.iterations[1].dirty;
+    let least = dirty[&Quantity::Faults] * 1e9;
+    assert!(dirty[&Quantity::Time] >= least && dirty[&Quantity::CpuTime] >= least, "{dirty:?}");
+}
+
+#[test]
+fn a_log_that_tells_too_little_or_too_much_is_wrong() {
+    let setup = setup("p40v48-4k");
+    let passes = Load::DEFAULT.passes(&setup).unwrap();
+    let all: Vec<u64> = (0..16 * MIB / PAGE).collect();
+    let expected = Expected::of(&setup, &passes, false);
+    expected.check(&all).unwrap();
+    let lost = expected.check(&all[1..]).unwrap_err().to_string();
+    assert!(lost.contains("1 pages were written") && lost.contains("page 0"), "{lost}");
+    assert!(expected.check(&[&all[..], &[1 << 40]].concat()).is_err());
+    let none = Expected::of(&setup, &[], false);
+    assert!(none.check(&[7]).unwrap_err().to_string().contains("1 were not"));
+}
+
+#[test]
+fn loads_that_make_no_sense() {
+    let setup = setup("p40v48-4k");
+    for load in [
+        Load { iterations: 1, ..Load::DEFAULT },
+        Load { write_percent: 101, ..Load::DEFAULT },
+        Load { seed: 0, ..Load::DEFAULT },
+        Load { seed: LAST_SEED + 1, ..Load::DEFAULT },
+    ] {
+        assert!(load.passes(&setup).is_err(), "{load:?}");
+    }
+    assert!(Load { seed: LAST_SEED, ..Load::DEFAULT }.passes(&setup).is_ok());
+}

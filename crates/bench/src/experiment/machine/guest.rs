@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The guest: its slots, its stage-1 tables, and how its hypervisor is set up.
+//!
+//! Invariant: its stage-1 tables are in a slot of their own, which has no log: what a walk does there is in none.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use twofold_machine::arena::Arena;
+use twofold_machine::fast::{FastMachine, FastPlatform, HostCaches};
+use twofold_machine::guest_tables::TablesInRam;
+use twofold_machine::program::Stage1Registers;
+use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId, baselines};
+use twofold_pattern::stage1::{Memory, Stage1};
+use twofold_stage2::{Features, Geometry, Granule, Ipa, IpaRange, Level, Vmid};
+
+use super::memory::Plan;
+use crate::experiment::setup::{Cmo, Coalesce, Policies, Setup, Split, Tables};
+use crate::experiment::target::REGION;
+use crate::features::TODAY;
+
+/// A guest in its machine.
+pub struct Guest {
+    /// The machine.
+    pub machine: Arc<FastMachine>,
+    /// The guest's memory.
+    pub memory: GuestMemory<FastPlatform>,
+    /// The slots of its regions.
+    pub slots: Vec<SlotId>,
+    /// Where they begin.
+    pub start: Ipa,
+    /// Its stage 1.
+    pub stage1: Stage1Registers,
+}
+
+impl Guest {
+    /// A guest that has touched nothing yet, in memory that no other guest has.
+    pub fn new(setup: &Setup, plan: &Plan, arena: Arc<Arena>) -> anyhow::Result<Self> {
+        let features = Features { forced_write_back: setup.forced_write_back, ..TODAY };
+        let machine = FastMachine::with_caches(Arc::clone(&arena), features, setup.vcpus, caches(setup)?)?;
+        let (donated, tables) = plan.parts(&arena)?;
+        let mut frames = Frames::new(features);
+        frames.add(tables);
+        let geometry = Geometry::new(Granule::KIB_4, plan.layout.pa_bits(), &features)?;
+        let platform = FastPlatform(Arc::clone(&machine));
+        let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest)?;
+        memory.set_policies(policies(&setup.policies));
+        let own = Ipa::new(0)..Ipa::new(plan.stage1);
+        memory.add_slot(Slot { range: own.clone(), backing: Backing::Ram, writable: true })?;
+        let (size, largest) = (plan.memory / setup.slots as u64, largest(setup.backing.page()));
+        let mut slots = Vec::new();
+        for offset in (0..plan.memory).step_by(size as usize) {
+            let frames = donated.run(donated.start() + offset, size).context("a slot beyond the guest's memory")?;
+            let range = plan.start + offset..plan.start + offset + size;
+            slots.push(memory.add_slot(Slot { range, backing: Backing::Given { frames, largest }, writable: true })?);
+        }
+        let stage1 = stage1(&memory, own, plan)?;
+        Ok(Self { machine, memory, slots, start: plan.start, stage1 })
+    }
+}
+
+/// The largest leaf of memory in such pages.
+fn largest(page: u64) -> Level {
+    match page {
+        ..MIB_2 => Level::L3,
+        MIB_2..GIB => Level::L2,
+        GIB.. => Level::L1,
+    }
+}
+
+const MIB_2: u64 = 2 << 20;
+const GIB: u64 = 1 << 30;
+
+/// The same, as the guest's memory has them.
+fn policies(policies: &Policies) -> baselines::Policies {
+    baselines::Policies {
+        split: match policies.split {
+            Split::Records => baselines::Split::Records,
+            Split::SkipLeaves => baselines::Split::SkipLeaves,
+            Split::SkipChildren => baselines::Split::SkipChildren,
+            Split::EveryLevel => baselines::Split::EveryLevel,
+        },
+        clean: match policies.cmo {
+            Cmo::OnMap => baselines::Clean::OnMap,
+            Cmo::OnAbort => baselines::Clean::OnAbort,
+        },
+        coalesce: match policies.coalesce {
+            Coalesce::InstallFirst => baselines::Coalesce::InstallFirst,
+            Coalesce::FreeFirst => baselines::Coalesce::FreeFirst,
+        },
+        tables: match policies.tables {
+            Tables::WhenNeeded => baselines::TablePages::WhenNeeded,
+            Tables::Always => baselines::TablePages::Always,
+        },
+    }
+}
+
+/// What cleaning is done by: it is for free where the CPU needs none.
+fn caches(setup: &Setup) -> anyhow::Result<Option<HostCaches>> {
+    if setup.forced_write_back {
+        return Ok(None);
+    }
+    let caches = HostCaches::find();
+    caches.map(Some).context("this CPU lets no process clean its caches, so what that costs cannot be measured here")
+}
+
+/// Builds the guest's tables in a range of its RAM, and tells its registers.
+fn stage1(memory: &GuestMemory<FastPlatform>, own: IpaRange, plan: &Plan) -> anyhow::Result<Stage1Registers> {
+    let mut tables = TablesInRam::new(memory, own);
+    let stage1 = Stage1::new(plan.layout, &mut tables)?;
+    stage1.map(&mut tables, REGION, plan.start.raw(), plan.memory, Memory::Normal)?;
+    Ok(stage1.registers().into())
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What memory a guest takes: its own, its stage-1 tables, and those of stage 2; where each of them is.
+//!
+//! Invariant: a plan is made, and held against what the system has, before any memory is touched.
+
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use twofold_machine::arena::{Arena, ArenaError, ArenaOptions, Backing as Made};
+use twofold_machine::fast::CpusError;
+use twofold_pattern::stage1::{Layout, Leaves};
+use twofold_stage2::{Donated, Ipa};
+
+use super::PAGE;
+use crate::experiment::setup::{Backing, Setup};
+use crate::experiment::target::REGION;
+
+/// What a guest takes, in bytes, and where it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Its stage 1.
+    pub layout: Layout,
+    /// Its memory's first byte, as the guest has it.
+    pub start: Ipa,
+    /// All regions of its vCPUs.
+    pub memory: u64,
+    /// The slot with its stage-1 tables, which begins at IPA 0.
+    pub stage1: u64,
+    /// Where in the machine's memory begins what stage 1 and stage 2 are made of, and how much that is.
+    tables: (u64, u64),
+    arena: ArenaOptions,
+}
+
+/// The machine's memory, in which one guest after the other lives.
+pub struct Memory {
+    options: ArenaOptions,
+    arena: Arc<Arena>,
+}
+
+impl Plan {
+    /// For this guest.
+    ///
+    /// # Errors
+    ///
+    /// Sizes that go together with nothing, a mode that is not modelled, or more than its addresses reach.
+    pub fn of(setup: &Setup) -> anyhow::Result<Self> {
+        CpusError::check(setup.vcpus)?;
+        let granule = setup.mode.granule.size();
+        let (memory, slots) = (setup.memory(), setup.slots as u64);
+        ensure!(
+            setup.region > 0 && setup.region.is_multiple_of(granule),
+            "a region of {:#x} bytes is not made of the pages of {}: take a multiple of {granule:#x}",
+            setup.region,
+            setup.mode
+        );
+        ensure!(
+            slots > 0 && (memory / granule).is_multiple_of(slots),
+            "{:#x} bytes cannot be divided among {slots} slots: each has to be a multiple of {granule:#x}",
+            memory
+        );
+        let layout = Layout::new(&setup.mode, WIDEST, Leaves::Pages)?;
+        let page = setup.backing.page();
+        let start = match setup.offset {
+            Some(offset) => offset,
+            None => {
+                let end = 1_u64 << layout.pa_bits();
+                let start = end.checked_sub(memory).with_context(|| {
+                    format!("{memory:#x} bytes are more than the {} bits of {} reach", layout.pa_bits(), setup.mode)
+                })?;
+                start & !(page.max(granule) - 1)
+            }
+        };
+        // In blocks, so that few of the guest's faults are of its own tables.
+        let stage1 = (layout.tables(REGION, start, memory)? * granule).next_multiple_of(SECTION);
+        let tables = stage1 + stage2_tables(memory + stage1, setup);
+        let made = if setup.backing == Backing::Shmem { Made::Shmem } else { Made::AnonymousThp };
+        // Blocks fit where both addresses are aligned alike: so the guest's memory comes first, unless it is sparse.
+        let arena = if setup.sparse {
+            let dense = tables.next_multiple_of(page.max(SECTION));
+            ArenaOptions { sparse: memory, ..ArenaOptions::new(dense, made) }
+        } else {
+            ArenaOptions::new(memory.next_multiple_of(SECTION) + tables, made)
+        };
+        let at = if setup.sparse { 0 } else { memory.next_multiple_of(SECTION) };
+        Ok(Self { layout, start: Ipa::new(start), memory, stage1, tables: (at, tables), arena })
+    }
+
+    /// The machine's memory as the guest's own, and what its tables and its stage-1 tables are made of.
+    ///
+    /// # Errors
+    ///
+    /// It is other memory than was planned for.
+    pub fn parts(&self, arena: &Arena) -> anyhow::Result<(Donated, Donated)> {
+        let (tables, size) = self.tables;
+        let own = match self.arena.sparse {
+            0 => arena.donate_part(0, self.memory),
+            _ => arena.donate_sparse(),
+        };
+        own.zip(arena.donate_part(tables, size)).context(SMALLER)
+    }
+}
+
+const SMALLER: &str = "the machine's memory is smaller than was asked for";
+
+impl Memory {
+    /// Of the shape of this plan, and touched. In huge pages, as tables at EL2 are; in small ones where the system has no
+    /// others.
+    ///
+    /// # Errors
+    ///
+    /// It is more than is free, and nothing was touched.
+    pub fn new(plan: &Plan) -> anyhow::Result<Self> {
+        let options = plan.arena;
+        let arena = match Arena::new(&options) {
+            Err(ArenaError::NoTransparentHugePages { instead }) => {
+                Arena::new(&ArenaOptions { backing: instead, ..options })
+            }
+            arena => arena,
+        };
+        let arena = arena.with_context(|| {
+            let sparse = if options.sparse == 0 { "; --sparse maps a small piece over and over" } else { "" };
+            format!("a guest with {} MiB of memory{sparse}", plan.memory >> 20)
+        })?;
+        // Sparse memory is a file, of which there is little.
+        let own = if options.sparse == 0 { 0..plan.memory } else { 0..0 };
+        let (tables, size) = plan.tables;
+        for offset in own.chain(tables..tables + size).step_by(PAGE as usize) {
+            arena.store(arena.base() + offset, 0).context(SMALLER)?;
+        }
+        Ok(Self { options, arena: Arc::new(arena) })
+    }
+
+    /// Whether it is as a guest of this plan wants it.
+    pub fn is_for(&self, plan: &Plan) -> bool {
+        self.options == plan.arena
+    }
+
+    /// Whether no guest has it.
+    pub fn is_free(&self) -> bool {
+        Arc::strong_count(&self.arena) == 1
+    }
+
+    /// The memory, for a guest that then has it to itself.
+    pub fn arena(&self) -> Arc<Arena> {
+        Arc::clone(&self.arena)
+    }
+}
+
+/// What tables of pages of 4 KiB for so many bytes take at most: those of level 3 and 2, and others.
+fn stage2_tables(bytes: u64, setup: &Setup) -> u64 {
+    let (level3, level2) = (bytes.div_ceil(SECTION), bytes.div_ceil(1 << 30));
+    // A slot may begin inside a table; a vCPU may keep some pages to itself.
+    let others = (setup.slots + setup.vcpus) as u64 * 8;
+    ((level3 + level2 + others) * PAGE + SPARE).next_multiple_of(SECTION)
+}
+
+/// The widest address of a guest's that stage 2 translates.
+const WIDEST: u32 = 48;
+/// What a slot's memory is taken by.
+const SECTION: u64 = 2 << 20;
+/// For the root, and what a buddy allocator cannot use.
+const SPARE: u64 = 2 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use twofold_pattern::mode::Mode;
+
+    fn setup(mode: &str) -> Setup {
+        Setup { region: 64 << 20, ..Setup::new(Mode::find(mode).unwrap()) }
+    }
+
+    #[test]
+    fn memory_is_at_the_end_of_the_modes_addresses() {
+        let start = |setup: &Setup| Plan::of(setup).unwrap().start.raw();
+        assert_eq!(start(&setup("p40v48-4k")), (1 << 40) - (64 << 20));
+        assert_eq!(start(&setup("p36v47-16k")), (1 << 36) - (64 << 20));
+        let large = Setup { backing: Backing::AnonymousHugetlb1G, ..setup("pxxv48-4k") };
+        assert_eq!(start(&large), (1 << 48) - (1 << 30));
+        assert_eq!(start(&Setup { offset: Some(5 << 30), ..setup("p40v48-4k") }), 5 << 30);
+    }
+
+    #[test]
+    fn sizes_that_go_together_with_nothing() {
+        let refused = |setup: Setup| format!("{:#}", Plan::of(&setup).unwrap_err());
+        assert!(refused(Setup { region: 4096, ..setup("p40v48-64k") }).contains("a multiple of 0x10000"));
+        assert!(refused(Setup { slots: 3, ..setup("p40v48-4k") }).contains("3 slots"));
+        assert!(refused(Setup { region: 1 << 37, ..setup("p36v48-4k") }).contains("36 bits"));
+        assert!(refused(Setup { vcpus: 0, ..setup("p40v48-4k") }).contains("0 vCPUs"));
+        assert!(refused(setup("p52v48-4k")).contains("48 bits"));
+        assert!(refused(setup("p47v64-4k")).contains("p47v64-4k"));
+    }
+
+    /// More than any machine has: had it been touched, this process would be no more.
+    #[test]
+    fn what_does_not_fit_is_refused_before_it_is_touched() {
+        let huge = Setup { region: 100 << 40, ..setup("p48v48-4k") };
+        let error = format!("{:#}", Memory::new(&Plan::of(&huge).unwrap()).err().unwrap());
+        assert!(error.contains("needs") && error.contains("free here") && error.contains("--sparse"), "{error}");
+    }
+
+    #[test]
+    fn a_guest_has_its_memory_to_itself() {
+        let memory = Memory::new(&Plan::of(&setup("p40v48-4k")).unwrap()).unwrap();
+        assert!(memory.is_free());
+        let arena = memory.arena();
+        assert!(!memory.is_free());
+        drop(arena);
+        assert!(memory.is_free());
+    }
+
+    #[test]
+    fn sparse_memory_is_behind_the_tables() {
+        let plan =
+            Plan::of(&Setup { sparse: true, backing: Backing::AnonymousHugetlb1G, ..setup("p40v48-4k") }).unwrap();
+        assert_eq!((plan.arena.dense, plan.arena.sparse, plan.tables.0), (1 << 30, 64 << 20, 0));
+        assert!(plan.tables.1 < 1 << 30);
+    }
+}

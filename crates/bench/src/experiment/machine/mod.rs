@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Experiments on the hosted machine: a guest whose vCPUs are threads of this process, and a collector that is the thread
+//! which calls.
+//!
+//! Invariant: what the system does once for its memory (pages, zeroes, page tables of the process) is done before a guest is
+//! there, and again only where memory of another shape is asked for: it is in no figure.
+
+mod guest;
+mod memory;
+mod vcpus;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use twofold_machine::fast::{FastMachine, FastPlatform};
+use twofold_memory::dirty::{DirtyLog, DirtyPages, LogOptions, Tracker};
+use twofold_memory::{GuestMemory, SlotId};
+use twofold_pattern::pass::Pass;
+use twofold_stage2::Ipa;
+
+use super::setup::Setup;
+use super::target::{Meter, Taken, Target, Targets};
+use crate::clock::Moment;
+use crate::results::{Platform, Quantity};
+use guest::Guest;
+use memory::Memory;
+use vcpus::Crew;
+
+/// Hosted machines, one after the other, in the same memory.
+#[derive(Default)]
+pub struct Machines {
+    memory: Option<Memory>,
+}
+
+/// A guest on a hosted machine.
+pub struct MachineTarget {
+    setup: Setup,
+    // Threads end before what they use goes.
+    crew: Crew,
+    guest: Arc<Guest>,
+    /// What each slot's log told last.
+    dirty: Vec<DirtyPages>,
+}
+
+impl Machines {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The guest of this set-up, as what it is on this platform.
+    ///
+    /// # Errors
+    ///
+    /// As [`Targets::make`].
+    pub fn guest(&mut self, setup: &Setup) -> anyhow::Result<MachineTarget> {
+        let plan = memory::Plan::of(setup)?;
+        // Memory of another shape goes before there is new one: both might not fit.
+        let memory = match self.memory.take().filter(|memory| memory.is_for(&plan) && memory.is_free()) {
+            Some(memory) => memory,
+            None => Memory::new(&plan)?,
+        };
+        let arena = memory.arena();
+        self.memory = Some(memory);
+        let guest = Arc::new(Guest::new(setup, &plan, arena)?);
+        let crew = Crew::new(&guest, setup)?;
+        let dirty = guest.slots.iter().map(|_| DirtyPages::new()).collect();
+        Ok(MachineTarget { setup: setup.clone(), crew, guest, dirty })
+    }
+}
+
+impl Targets for Machines {
+    fn platform(&self) -> Platform {
+        Platform::Machine
+    }
+
+    fn make(&mut self, setup: &Setup) -> anyhow::Result<Box<dyn Target>> {
+        Ok(Box::new(self.guest(setup)?))
+    }
+}
+
+impl MachineTarget {
+    /// The guest's memory.
+    pub fn memory(&self) -> &GuestMemory<FastPlatform> {
+        &self.guest.memory
+    }
+
+    /// What it runs on.
+    pub fn machine(&self) -> &Arc<FastMachine> {
+        &self.guest.machine
+    }
+
+    /// The slots that its memory is divided among, in the order of their addresses.
+    pub fn slots(&self) -> &[SlotId] {
+        &self.guest.slots
+    }
+
+    /// The guest's physical address of its memory's first byte.
+    pub fn start(&self) -> Ipa {
+        self.guest.start
+    }
+
+    /// Does something with each slot's log, with what it told last, and tells what that took.
+    fn with_logs(
+        &mut self,
+        mut body: impl FnMut(&DirtyLog<'_, FastPlatform>, &mut DirtyPages) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Taken> {
+        let memory = &self.guest.memory;
+        let tables = memory.counts().tables_allocated;
+        let (start, moment) = (Instant::now(), Moment::now());
+        for (slot, dirty) in self.guest.slots.iter().zip(&mut self.dirty) {
+            body(&memory.dirty_log(*slot)?, dirty)?;
+        }
+        let (cpu, time) = (moment.elapsed(), start.elapsed().as_nanos() as f64);
+        let tables = (memory.counts().tables_allocated - tables) as f64;
+        Ok(Taken::from([(Quantity::Time, time), (Quantity::CpuTime, cpu), (Quantity::Tables, tables)]))
+    }
+}
+
+impl Target for MachineTarget {
+    fn platform(&self) -> Platform {
+        Platform::Machine
+    }
+
+    fn run(&mut self, passes: &mut [Vec<Pass>]) -> anyhow::Result<Taken> {
+        ensure!(passes.len() == self.setup.vcpus, "{} lists of passes for {} vCPUs", passes.len(), self.setup.vcpus);
+        self.crew.run(passes)
+    }
+
+    fn enable_log(&mut self) -> anyhow::Result<Taken> {
+        let Setup { tracker, chunk, .. } = self.setup;
+        let options = LogOptions { chunk, all_dirty: self.setup.starts_dirty(), ..LogOptions::new(tracker) };
+        self.with_logs(|log, _| Ok(log.start(&options)?))
+    }
+
+    fn get_log(&mut self) -> anyhow::Result<Taken> {
+        let mut taken = self.with_logs(|log, dirty| Ok(log.get(dirty)?))?;
+        taken.insert(Quantity::Pages, self.dirty.iter().map(|dirty| dirty.count() as f64).sum());
+        Ok(taken)
+    }
+
+    fn clear_log(&mut self) -> anyhow::Result<Option<Taken>> {
+        if self.setup.tracker == Tracker::WriteProtect {
+            return Ok(None);
+        }
+        self.with_logs(|log, dirty| Ok(log.clear_these(dirty)?)).map(Some)
+    }
+
+    fn disable_log(&mut self) -> anyhow::Result<Taken> {
+        self.with_logs(|log, _| Ok(log.stop()?))
+    }
+
+    fn dirty(&self) -> Vec<u64> {
+        let pages = self.setup.memory() / self.setup.slots as u64 / PAGE;
+        let slots = (0..).step_by(pages as usize).zip(&self.dirty);
+        slots.flat_map(|(first, dirty): (u64, _)| dirty.pages().map(move |page| first + page)).collect()
+    }
+
+    fn start(&mut self, passes: &[Vec<Pass>]) -> anyhow::Result<()> {
+        ensure!(passes.len() == self.setup.vcpus, "{} lists of passes for {} vCPUs", passes.len(), self.setup.vcpus);
+        self.crew.start(passes)
+    }
+
+    fn meter(&self) -> Meter {
+        self.crew.meter()
+    }
+
+    fn stop(&mut self) -> anyhow::Result<Taken> {
+        self.crew.stop().context("the guest was running")
+    }
+}
+
+/// Bytes of a page of stage 2.
+const PAGE: u64 = 4 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::target::REGION;
+    use twofold_pattern::mode::Mode;
+
+    fn setup() -> Setup {
+        Setup { region: 4 << 20, vcpus: 2, ..Setup::new(Mode::find("p40v48-4k").unwrap()) }
+    }
+
+    fn passes(vcpu: u64) -> Vec<Pass> {
+        vec![Pass::writes(REGION + vcpu * (4 << 20), 1024, PAGE)]
+    }
+
+    #[test]
+    fn who_drops_a_guest_that_runs_ends_its_threads() {
+        let mut machines = Machines::new();
+        let mut target = machines.guest(&setup()).unwrap();
+        Target::start(&mut target, &[passes(0), passes(1)]).unwrap();
+        assert!(target.run(&mut [passes(0), passes(1)]).is_err(), "it runs already");
+        // Each thread has it.
+        let guest = Arc::downgrade(&target.guest);
+        drop(target);
+        assert!(guest.upgrade().is_none());
+        assert!(machines.memory.as_ref().is_some_and(Memory::is_free));
+    }
+
+    #[test]
+    fn what_a_guest_should_not_do_is_an_error_and_no_end() {
+        let mut target = Machines::new().guest(&setup()).unwrap();
+        let mut beyond = [passes(0), passes(5)];
+        assert!(target.run(&mut beyond).unwrap_err().to_string().contains("the guest was left"));
+        assert!(target.run(&mut [passes(0)]).is_err(), "a list for each vCPU");
+        assert!(target.stop().is_err(), "it does not run");
+        let taken = target.run(&mut [passes(0), passes(1)]).unwrap();
+        assert!(taken[&Quantity::Time] > 0.0);
+        let what = [Quantity::TranslationFaults, Quantity::PermissionFaults, Quantity::AccessFlagFaults];
+        assert_eq!(what.map(|kind| taken[&kind]).iter().sum::<f64>(), taken[&Quantity::Faults]);
+    }
+
+    #[test]
+    fn memory_is_used_again_where_it_fits_and_is_free() {
+        let mut machines = Machines::new();
+        let base = |target: &MachineTarget| target.machine().arena().pointer(target.machine().arena().base());
+        let first = machines.guest(&setup()).unwrap();
+        let second = machines.guest(&setup()).unwrap();
+        assert_ne!(base(&first), base(&second), "two guests in one memory");
+        let place = base(&second);
+        drop((first, second));
+        assert_eq!(base(&machines.guest(&setup()).unwrap()), place);
+    }
+}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The vCPUs: a thread each, which does what it is told and sleeps in between. (KVM's selftests wait busily there, so a vCPU
+//! too many takes the CPU from those that are measured.)
+//!
+//! Invariant: who has a crew has all its threads; they end before it goes.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use twofold_machine::fast::FastVcpu;
+use twofold_machine::interrupts::Interrupts;
+use twofold_machine::passes::{Load, Passes, Repeat};
+use twofold_machine::program::{Abort, Ended, Exit, Program, State};
+use twofold_memory::{Answer, GuestFault};
+use twofold_pattern::pass::Pass;
+use twofold_stage2::fault::{Fault, FaultKind, ipa_from_hpfar, ipa_from_par};
+
+use super::guest::Guest;
+use crate::clock::Moment;
+use crate::experiment::setup::Setup;
+use crate::experiment::target::{Meter, Progress, Taken};
+use crate::experiment::threads::{ThreadId, pin};
+use crate::results::Quantity;
+
+/// All vCPUs of a guest.
+pub struct Crew {
+    workers: Vec<Worker>,
+    /// Nanoseconds that a fault costs besides.
+    exit_cost: u64,
+    /// Whether they do passes over and over.
+    runs: Option<Instant>,
+}
+
+/// A vCPU's thread.
+struct Worker {
+    orders: Option<Sender<Order>>,
+    reports: Receiver<anyhow::Result<Report>>,
+    load: Arc<Load>,
+    thread: Option<JoinHandle<()>>,
+    id: ThreadId,
+    /// Accesses that were done before it was started last.
+    before: u64,
+}
+
+enum Order {
+    /// Once.
+    Once(Vec<Pass>),
+    /// Until the load is stopped.
+    Repeat(Vec<Pass>),
+}
+
+/// What a vCPU did.
+struct Report {
+    ended: Instant,
+    cpu: f64,
+    faults: Faults,
+    passes: Vec<Pass>,
+}
+
+/// Stage-2 faults, by kind.
+#[derive(Clone, Copy, Debug, Default)]
+struct Faults {
+    translation: u64,
+    permission: u64,
+    access_flag: u64,
+}
+
+impl Crew {
+    /// So many threads, asleep.
+    pub fn new(guest: &Arc<Guest>, setup: &Setup) -> anyhow::Result<Self> {
+        ensure!(
+            setup.pinned.is_empty() || setup.pinned.len() == setup.vcpus,
+            "{} CPUs for {} vCPUs: name one for each",
+            setup.pinned.len(),
+            setup.vcpus
+        );
+        let exit_cost = setup.exit_cost;
+        let mut crew = Self { workers: Vec::new(), exit_cost, runs: None };
+        for number in 0..setup.vcpus {
+            crew.workers.push(Worker::new(guest, number, setup.pinned.get(number).copied(), exit_cost)?);
+        }
+        Ok(crew)
+    }
+
+    /// Has each of them do its passes, and waits for the last.
+    pub fn run(&mut self, passes: &mut [Vec<Pass>]) -> anyhow::Result<Taken> {
+        ensure!(self.runs.is_none(), "the guest runs already");
+        let start = Instant::now();
+        for (worker, passes) in self.workers.iter().zip(&*passes) {
+            worker.order(Order::Once(passes.clone()))?;
+        }
+        let reports = self.reports()?;
+        for (passes, report) in passes.iter_mut().zip(&reports) {
+            passes.clone_from(&report.passes);
+        }
+        Ok(self.taken(start, &reports, self.exit_cost))
+    }
+
+    /// Has each of them do its passes over and over.
+    pub fn start(&mut self, passes: &[Vec<Pass>]) -> anyhow::Result<()> {
+        ensure!(self.runs.is_none(), "the guest runs already");
+        self.runs = Some(Instant::now());
+        for (worker, passes) in self.workers.iter_mut().zip(passes) {
+            worker.before = worker.load.done();
+            worker.load.start();
+            worker.order(Order::Repeat(passes.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// Ends that. What an exit costs besides is in it already: each vCPU was as long about it.
+    pub fn stop(&mut self) -> anyhow::Result<Taken> {
+        let start = self.runs.take().context("the guest does not run")?;
+        self.workers.iter().for_each(|worker| worker.load.stop());
+        let reports = self.reports()?;
+        Ok(self.taken(start, &reports, 0))
+    }
+
+    /// How far they are.
+    pub fn meter(&self) -> Meter {
+        let workers: Vec<_> =
+            self.workers.iter().map(|worker| (Arc::clone(&worker.load), worker.before, worker.id)).collect();
+        Arc::new(move || Progress {
+            // Loads count on from one start to the next.
+            accesses: workers.iter().map(|(load, before, _)| load.done() - before).sum(),
+            cpu: workers.iter().map(|(_, _, id)| id.cpu_time()).sum(),
+        })
+    }
+
+    /// What all of them did: each is waited for, also where one of them failed.
+    fn reports(&self) -> anyhow::Result<Vec<Report>> {
+        let reports: Vec<_> = self.workers.iter().map(Worker::report).collect();
+        reports.into_iter().collect()
+    }
+
+    fn taken(&self, start: Instant, reports: &[Report], exit_cost: u64) -> Taken {
+        let exits = |report: &Report| (report.faults.all() * exit_cost) as f64;
+        let time = |report: &Report| report.ended.duration_since(start).as_nanos() as f64 + exits(report);
+        let sum = |part: fn(&Faults) -> u64| reports.iter().map(|report| part(&report.faults) as f64).sum();
+        Taken::from([
+            (Quantity::Time, reports.iter().map(time).fold(0.0, f64::max)),
+            (Quantity::CpuTime, reports.iter().map(|report| report.cpu + exits(report)).sum()),
+            (Quantity::Faults, sum(Faults::all)),
+            (Quantity::TranslationFaults, sum(|faults| faults.translation)),
+            (Quantity::PermissionFaults, sum(|faults| faults.permission)),
+            (Quantity::AccessFlagFaults, sum(|faults| faults.access_flag)),
+        ])
+    }
+}
+
+impl Worker {
+    fn new(guest: &Arc<Guest>, number: usize, cpu: Option<usize>, exit_cost: u64) -> anyhow::Result<Self> {
+        let stage2 = guest.memory.stage2();
+        let interrupts = Arc::new(Interrupts::new());
+        let mut vcpu = FastVcpu::new(&guest.machine, number, (stage2.vttbr(), stage2.vtcr()), interrupts)?;
+        vcpu.set_state(State { stage1: guest.stage1, ..State::default() });
+        let (orders, ordered) = channel();
+        let (told, reports) = channel();
+        let (ready, is_ready) = channel();
+        let load = Arc::new(Load::default());
+        let mut runner = Runner {
+            guest: Arc::clone(guest),
+            vcpu,
+            load: Arc::clone(&load),
+            exit_cost: Duration::from_nanos(exit_cost),
+        };
+        let thread = thread::Builder::new().name(format!("vcpu {number}")).spawn(move || {
+            if ready.send(cpu.map_or(Ok(()), pin).map(|()| ThreadId::this())).is_err() {
+                return;
+            }
+            // Who ordered is gone when the crew is.
+            while let Ok(order) = ordered.recv() {
+                if told.send(runner.obey(order)).is_err() {
+                    return;
+                }
+            }
+        });
+        let thread = Some(thread.context("no thread for a vCPU")?);
+        let id = is_ready.recv().context("a vCPU's thread ended")??;
+        Ok(Self { orders: Some(orders), reports, load, thread, id, before: 0 })
+    }
+
+    fn order(&self, order: Order) -> anyhow::Result<()> {
+        let orders = self.orders.as_ref().context("a vCPU's thread was told to end")?;
+        orders.send(order).ok().context("a vCPU's thread ended")
+    }
+
+    fn report(&self) -> anyhow::Result<Report> {
+        self.reports.recv().context("a vCPU's thread ended")?
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.load.stop();
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            // If it panicked, its message was printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a vCPU's thread has.
+struct Runner {
+    guest: Arc<Guest>,
+    vcpu: FastVcpu,
+    load: Arc<Load>,
+    exit_cost: Duration,
+}
+
+impl Runner {
+    fn obey(&mut self, order: Order) -> anyhow::Result<Report> {
+        let moment = Moment::now();
+        let (faults, passes) = match order {
+            Order::Once(passes) => {
+                let mut program = Passes::new(passes);
+                (self.run(&mut program, false)?, program.passes().to_vec())
+            }
+            Order::Repeat(passes) => {
+                let load = Arc::clone(&self.load);
+                (self.run(&mut Repeat::new(passes, &load), true)?, Vec::new())
+            }
+        };
+        Ok(Report { ended: Instant::now(), cpu: moment.elapsed(), faults, passes })
+    }
+
+    /// Runs the guest until its program is over, and answers its faults, each of which takes a while longer if `at_length`.
+    fn run(&mut self, program: &mut impl Program, at_length: bool) -> anyhow::Result<Faults> {
+        let (mut faults, mut last, mut again) = (Faults::default(), None, 0);
+        loop {
+            let abort = match self.vcpu.run(program) {
+                Ok(Ended) => return Ok(faults),
+                Err(Exit::Abort(abort)) => abort,
+                Err(exit) => bail!("the guest was left: {exit:?}"),
+            };
+            let fault = self.answer(&abort)?;
+            faults.count(fault.kind);
+            again = if last == Some(fault) { again + 1 } else { 0 };
+            ensure!(again < PATIENCE, "the guest does not get on: {fault:x?}");
+            last = Some(fault);
+            if at_length {
+                spin(self.exit_cost);
+            }
+        }
+    }
+
+    fn answer(&mut self, abort: &Abort) -> anyhow::Result<GuestFault> {
+        let Some(fault) = Fault::from_syndrome(abort.esr) else {
+            bail!("an abort that is no fault of the tables: {abort:?}")
+        };
+        let ipa = if fault.hpfar_is_valid() {
+            Some(ipa_from_hpfar(abort.hpfar))
+        } else {
+            ipa_from_par(self.vcpu.translate_stage1(abort.far))
+        };
+        let ipa = ipa.with_context(|| format!("the guest's tables have nothing at {:#x}", abort.far))?;
+        let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
+        match self.guest.memory.fault(&fault).with_context(|| format!("{fault:x?}"))? {
+            Answer::Retry(_) => Ok(fault),
+            Answer::ExternalAbort => bail!("the guest has nothing at {ipa}"),
+        }
+    }
+}
+
+impl Faults {
+    fn count(&mut self, kind: FaultKind) {
+        match kind {
+            FaultKind::Translation => self.translation += 1,
+            FaultKind::Permission => self.permission += 1,
+            FaultKind::AccessFlag => self.access_flag += 1,
+        }
+    }
+
+    fn all(&self) -> u64 {
+        self.translation + self.permission + self.access_flag
+    }
+}
+
+/// How often the same fault may follow itself: others may take away again what was given, but not for ever.
+const PATIENCE: u32 = 1 << 20;
+
+/// A vCPU that is out of its guest for so long has its CPU to itself meanwhile.
+fn spin(time: Duration) {
+    if time.is_zero() {
+        return;
+    }
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where an experiment's figures go: a table on standard output, and files beside it.
+//!
+//! Invariant: that a file cannot be written is said before the experiment, not after it.
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+
+use crate::arguments::OutputOptions;
+use crate::results::Results;
+use crate::{output, report};
+
+/// Whether all files can be written.
+///
+/// # Errors
+///
+/// Which cannot, and why.
+pub fn check(options: &OutputOptions) -> anyhow::Result<()> {
+    options.files().try_for_each(|(option, path)| check_file(option, path))
+}
+
+/// Tells results, and writes them. What to end the program with: 130, as a shell has it, where somebody has ended it.
+///
+/// # Errors
+///
+/// A file cannot be written after all. The table was printed then.
+pub fn tell(results: &Results, options: &OutputOptions) -> anyhow::Result<ExitCode> {
+    output::line(&report::text(results))?;
+    if let Some(path) = &options.json {
+        results.write(path)?;
+    }
+    if let Some(path) = &options.csv {
+        report::write_csv(path, results)?;
+    }
+    if let Some(path) = &options.report {
+        report::write_html(path, results)?;
+    }
+    Ok(if results.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+/// What a program ends with that somebody has ended: 128 and the number of SIGINT.
+pub const INTERRUPTED: u8 = 130;
+
+fn check_file(option: &str, path: &Path) -> anyhow::Result<()> {
+    let shown = path.display();
+    ensure!(path != Path::new("-"), "{option}: standard output is where the table goes; name a file");
+    if let Ok(there) = fs::metadata(path) {
+        // A file takes the place of what is there.
+        ensure!(there.is_file(), "{option}: {shown} is a directory or a device; name a file");
+    }
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    ensure!(directory.is_dir(), "{option}: there is no directory {}; make it first", directory.display());
+    // Made and dropped: no look at permissions says as much.
+    let trial = tempfile::NamedTempFile::new_in(directory);
+    trial.map(drop).with_context(|| format!("{option}: cannot write to the directory {}", directory.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_cannot_be_written_are_told_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let refused = |path: &Path| check_file("--json", path).err().map(|error| error.to_string());
+        assert_eq!(refused(&directory.path().join("x.json")), None);
+        assert!(refused(directory.path()).unwrap().contains("name a file"));
+        assert!(refused(&directory.path().join("none/x.json")).unwrap().contains("make it first"));
+        assert!(refused(Path::new("/dev/null")).unwrap().contains("name a file"));
+        assert!(refused(Path::new("-")).unwrap().contains("name a file"));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        let options = OutputOptions { csv: Some("/none/x.csv".into()), ..OutputOptions::default() };
+        assert!(check(&options).unwrap_err().to_string().starts_with("--csv"));
+    }
+}

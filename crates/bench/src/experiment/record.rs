@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! From what an experiment took to results.
+//!
+//! Invariant: runs stand in the order in which they were done; whoever adds the same phases in each run, for variants that take
+//! turns, has the runs of one round at one place of their lists.
+
+use std::collections::BTreeMap;
+
+use super::setup::Setup;
+use super::target::Taken;
+use crate::results::{Kind, Measurement, Platform, Quantity, Results};
+
+/// One variant of an experiment, as results name it.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// The experiment.
+    pub experiment: &'static str,
+    /// Where it runs.
+    pub platform: Platform,
+    /// What is set.
+    pub configuration: BTreeMap<String, String>,
+    /// Whether what the guest does has a stated price on top.
+    modelled: bool,
+    /// Whether the guest does the same in each run, to the access.
+    steady: bool,
+}
+
+/// Who does something in a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// The guest, by itself or too.
+    Guest,
+    /// The collector alone.
+    Collector,
+}
+
+impl Variant {
+    /// Of this set-up.
+    pub fn new(experiment: &'static str, platform: Platform, setup: &Setup) -> Self {
+        let (modelled, steady) = (setup.exit_cost > 0, setup.vcpus == 1);
+        Self { experiment, platform, configuration: setup.configuration(), modelled, steady }
+    }
+
+    /// The same, with something set that is no part of the set-up.
+    pub fn with(mut self, key: &str, value: impl ToString) -> Self {
+        self.configuration.insert(key.to_owned(), value.to_string());
+        self
+    }
+
+    /// The same, where what the guest does in a run depends on time.
+    pub fn unsteady(self) -> Self {
+        Self { steady: false, ..self }
+    }
+
+    /// Adds a run's phase.
+    pub fn add(&self, results: &mut Results, phase: &str, who: Who, taken: &Taken) {
+        for (quantity, value) in taken {
+            self.measurement(results, phase, *quantity, self.kind(*quantity, who)).runs.push(*value);
+        }
+    }
+
+    /// How a figure came about. Several vCPUs that meet in a table may take a fault more or less.
+    fn kind(&self, quantity: Quantity, who: Who) -> Kind {
+        match quantity {
+            Quantity::Time | Quantity::CpuTime | Quantity::Rate if self.modelled && who == Who::Guest => Kind::Modelled,
+            Quantity::Time | Quantity::CpuTime | Quantity::Rate => Kind::Native,
+            _ if self.steady => Kind::Counted,
+            _ => Kind::Native,
+        }
+    }
+
+    fn measurement<'r>(
+        &self,
+        results: &'r mut Results,
+        phase: &str,
+        quantity: Quantity,
+        kind: Kind,
+    ) -> &'r mut Measurement {
+        let new = Measurement {
+            experiment: self.experiment.to_owned(),
+            platform: self.platform,
+            configuration: self.configuration.clone(),
+            phase: phase.to_owned(),
+            quantity,
+            kind,
+            runs: Vec::new(),
+        };
+        let all = &mut results.measurements;
+        let at = all.iter().position(|old| old.is_same(&new)).unwrap_or(all.len());
+        if at == all.len() {
+            all.push(new);
+        }
+        &mut all[at]
+    }
+}
+
+/// Leaves out what never was: kinds of faults that there were none of, tables that were never taken.
+pub fn leave_out_zeroes(results: &mut Results) {
+    results.measurements.retain(|one| one.runs.iter().any(|run| *run != 0.0));
+}
+
+/// The sum of several.
+pub fn sum<'t>(all: impl IntoIterator<Item = &'t Taken>) -> Taken {
+    let mut sum = Taken::new();
+    for (quantity, value) in all.into_iter().flatten() {
+        *sum.entry(*quantity).or_default() += value;
+    }
+    sum
+}
+
+/// The mean of several.
+pub fn mean<'t>(all: impl IntoIterator<Item = &'t Taken, IntoIter: ExactSizeIterator>) -> Taken {
+    let all = all.into_iter();
+    let count = all.len() as f64;
+    sum(all).into_iter().map(|(quantity, sum)| (quantity, sum / count)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use twofold_pattern::mode::Mode;
+
+    #[test]
+    fn runs_of_the_same_are_one_measurement() {
+        let setup = Setup::new(Mode::find("p40v48-4k").unwrap());
+        let (here, there) = (
+            Variant::new("x", Platform::Machine, &setup),
+            Variant::new("x", Platform::Machine, &Setup { exit_cost: 9, ..setup.clone() }),
+        );
+        let mut results = Results::begin();
+        for value in [1.0, 2.0] {
+            here.add(&mut results, "dirty", Who::Guest, &Taken::from([(Quantity::Time, value)]));
+            there.add(
+                &mut results,
+                "dirty",
+                Who::Guest,
+                &Taken::from([(Quantity::Time, 3.0), (Quantity::Faults, 4.0)]),
+            );
+        }
+        there.add(&mut results, "get", Who::Collector, &Taken::from([(Quantity::Time, 5.0)]));
+        let found: Vec<_> = results.measurements.iter().map(|one| (one.quantity, one.kind, one.runs.len())).collect();
+        let expected = [
+            (Quantity::Time, Kind::Native, 2),
+            (Quantity::Time, Kind::Modelled, 2),
+            (Quantity::Faults, Kind::Counted, 2),
+            (Quantity::Time, Kind::Native, 1),
+        ];
+        assert_eq!(found, expected);
+        there.add(&mut results, "get", Who::Collector, &Taken::from([(Quantity::Tables, 0.0)]));
+        leave_out_zeroes(&mut results);
+        assert_eq!(results.measurements.len(), expected.len());
+    }
+
+    #[test]
+    fn sums_and_means() {
+        let (one, two) = (Taken::from([(Quantity::Time, 1.0)]), Taken::from([(Quantity::Time, 3.0)]));
+        assert_eq!(sum([&one, &two])[&Quantity::Time], 4.0);
+        assert_eq!(mean([&one, &two])[&Quantity::Time], 2.0);
+    }
+}
