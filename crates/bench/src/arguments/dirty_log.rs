@@ -26,7 +26,7 @@ pub struct DirtyLogOptions {
           value_parser = clap::value_parser!(u32).range(2..=10_000))]
     pub iterations: u32,
     /// Guest mode, by name or by Linux 6.12's number; again for another one: -m p40v48-4k -m 8. Without it the four that S0
-    /// has its mean over, one after the other: p40v48-4k, p40v48-64k, p36v48-4k, p36v48-64k
+    /// has its mean over, one after the other: p40v48-4k, p40v48-64k, p36v48-4k, p36v48-64k; on KVM of x86-64 the only one
     #[arg(short = 'm', long = "mode", value_name = "MODE", value_parser = mode, help_heading = GUEST)]
     pub modes: Vec<Mode>,
     /// What the memory is made of, and so how large its mappings are: -s anonymous_thp. What S0 calls already split (4k pages)
@@ -74,10 +74,13 @@ pub struct DirtyLogOptions {
     /// tables=when-needed|always
     #[arg(long, value_name = "KEY=VALUE,...", help_heading = TECHNIQUES)]
     pub policy: Vec<Choice>,
-    /// Bytes that are split at once ahead of the guest's writes: --chunk 1G. 0, which is KVM's default, splits nothing ahead,
-    /// and so measures no split
-    #[arg(long, value_name = "SIZE", default_value = "2M", help_heading = TECHNIQUES)]
-    pub chunk: Size,
+    /// With --on kvm: a ring of so many pages for each vCPU instead, from which the written ones are taken: --ring 65536
+    #[arg(long, value_name = "PAGES", conflicts_with_all = ["tracker", "get_clears"], help_heading = TECHNIQUES)]
+    pub ring: Option<u32>,
+    /// Bytes that are split at once ahead of the guest's writes; 2M unless given: --chunk 1G. 0, which is KVM's default, splits
+    /// nothing ahead, and so measures no split. For KVM on x86-64 it is a parameter of the kernel's module, and 0 here
+    #[arg(long, value_name = "SIZE", help_heading = TECHNIQUES)]
+    pub chunk: Option<Size>,
     /// Nanoseconds that a fault's way out of the guest and back takes on the machine that is thought of, added for each fault:
     /// --exit-cost 1500. What has it in it is marked `modelled`
     #[arg(long, value_name = "NS", default_value_t = 0, help_heading = TECHNIQUES)]

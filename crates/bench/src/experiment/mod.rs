@@ -4,6 +4,7 @@
 
 pub mod continuous;
 pub mod dirty_log;
+pub mod kvm;
 pub mod machine;
 pub mod outcome;
 pub mod progress;
@@ -25,6 +26,7 @@ use target::Targets;
 pub fn on(platform: Platform) -> anyhow::Result<Box<dyn Targets>> {
     match platform {
         Platform::Machine => Ok(Box::new(machine::Machines::new())),
-        Platform::Hypervisor | Platform::Kvm => bail!("this program has no guests for {platform}: take --on machine"),
+        Platform::Kvm => Ok(Box::new(kvm::Kvms::new()?)),
+        Platform::Hypervisor => bail!("this program has no guests for {platform}: take --on machine"),
     }
 }

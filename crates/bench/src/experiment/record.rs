@@ -37,8 +37,13 @@ pub enum Who {
 impl Variant {
     /// Of this set-up.
     pub fn new(experiment: &'static str, platform: Platform, setup: &Setup) -> Self {
-        let (modelled, steady) = (setup.exit_cost > 0, setup.vcpus == 1);
-        Self { experiment, platform, configuration: setup.configuration(), modelled, steady }
+        let (modelled, steady) = (setup.exit_cost > 0, setup.vcpus == 1 && platform != Platform::Kvm);
+        let mut configuration = setup.configuration();
+        if platform == Platform::Kvm {
+            // They are ours: KVM has the way of its kernel.
+            configuration.retain(|key, _| !POLICIES.contains(&key.as_str()));
+        }
+        Self { experiment, platform, configuration, modelled, steady }
     }
 
     /// The same, with something set that is no part of the set-up.
@@ -93,6 +98,8 @@ impl Variant {
         &mut all[at]
     }
 }
+
+const POLICIES: [&str; 4] = ["split", "cmo", "coalesce", "tables"];
 
 /// Leaves out what never was: kinds of faults that there were none of, tables that were never taken.
 pub fn leave_out_zeroes(results: &mut Results) {

@@ -26,6 +26,8 @@ pub struct Setup {
     pub backing: Backing,
     /// How writes are tracked.
     pub tracker: Tracker,
+    /// KVM: a ring of so many pages for each vCPU instead, from which the written ones are taken.
+    pub ring: Option<u32>,
     /// How much is split at once ahead of the guest's writes; 0: nothing.
     pub chunk: u64,
     /// Each of the techniques, or what was before it.
@@ -55,6 +57,7 @@ impl Setup {
             slots: 1,
             backing: Backing::Anonymous,
             tracker: Tracker::Manual,
+            ring: None,
             chunk: 2 << 20,
             policies: Policies::default(),
             forced_write_back: true,
@@ -88,7 +91,7 @@ impl Setup {
             ("vcpus", self.vcpus.to_string()),
             ("bytes", self.memory().to_string()),
             ("backing", name(self.backing)),
-            ("tracker", self.tracker.name().to_owned()),
+            ("tracker", if self.ring.is_some() { "ring".to_owned() } else { self.tracker.name().to_owned() }),
             ("chunk", self.chunk.to_string()),
             ("split", name(policies.split)),
             ("cmo", name(policies.cmo)),
@@ -100,6 +103,7 @@ impl Setup {
                 all.push((key, value));
             }
         };
+        seldom(self.ring.is_some(), "ring", self.ring.unwrap_or(0).to_string());
         seldom(self.overlap, "overlap", "yes".to_owned());
         seldom(self.slots != 1, "slots", self.slots.to_string());
         seldom(!self.forced_write_back, "forced_write_back", "no".to_owned());

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use twofold_pattern::pass::Pass;
 
 use super::setup::Setup;
-use crate::results::{Platform, Quantity};
+use crate::results::{Platform, Quantity, Results};
 
 /// A place where guests are made.
 pub trait Targets {
@@ -23,12 +23,23 @@ pub trait Targets {
     ///
     /// It does not fit (told before any memory is touched), or the platform has no such guest.
     fn make(&mut self, setup: &Setup) -> anyhow::Result<Box<dyn Target>>;
+
+    /// Adds what a reader of figures has to know of this platform.
+    fn describe(&self, _: &mut Results) {}
 }
 
 /// A guest with its memory set up, on some platform.
 pub trait Target {
     /// Which one.
     fn platform(&self) -> Platform;
+
+    /// Whether all pages are in its log when that starts.
+    fn starts_dirty(&self) -> bool;
+
+    /// Bytes of a page of its log.
+    fn page(&self) -> u64 {
+        4 << 10
+    }
 
     /// Has each vCPU do its passes, one after the other, all vCPUs at once; until the last has done them. The time on the wall
     /// is that of the slowest. The generator's state is left in the passes, as the guest left it.
@@ -66,7 +77,7 @@ pub trait Target {
     /// What the platform says.
     fn disable_log(&mut self) -> anyhow::Result<Taken>;
 
-    /// The pages of 4 KiB that the last get told: their numbers from the memory's first, ascending, over all slots. Memory is
+    /// The [pages](Self::page) that the last get told: their numbers from the memory's first, ascending, over all slots. Memory is
     /// one run of pages in the order of regions, and regions of vCPUs.
     fn dirty(&self) -> Vec<u64>;
 

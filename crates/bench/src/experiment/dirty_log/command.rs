@@ -39,6 +39,7 @@ pub fn command(options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
     }
     let mut results = Results::begin();
     results.notes = plan.notes();
+    targets.describe(&mut results);
     if options.continuous {
         continuous::measure(&mut *targets, &plan.continuous(options), &mut results, &stop)?;
     } else {

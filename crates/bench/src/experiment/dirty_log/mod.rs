@@ -118,9 +118,9 @@ impl Run {
             return Ok(None);
         }
         run.enable = target.enable_log()?;
-        let mut all_dirty = setup.starts_dirty();
+        let (mut all_dirty, page) = (target.starts_dirty(), target.page());
         for number in 1..=load.iterations {
-            let expected = (check == Check::Exactly).then(|| Expected::of(setup, &passes, all_dirty));
+            let expected = (check == Check::Exactly).then(|| Expected::of(setup, &passes, all_dirty, page));
             let dirty = run_checked(target, &mut passes, check)?;
             let get = target.get_log()?;
             if let Some(expected) = expected {
@@ -201,10 +201,10 @@ fn run_checked(target: &mut dyn Target, passes: &mut [Vec<Pass>], check: Check) 
 struct Expected(Vec<bool>);
 
 impl Expected {
-    fn of(setup: &Setup, passes: &[Vec<Pass>], all: bool) -> Self {
-        let mut pages = vec![all; (setup.memory() / PAGE) as usize];
+    fn of(setup: &Setup, passes: &[Vec<Pass>], all: bool, page: u64) -> Self {
+        let mut pages = vec![all; (setup.memory() / page) as usize];
         let writes = passes.iter().flatten().flat_map(Pass::accesses).filter(|access| access.write && !all);
-        writes.for_each(|access| pages[((access.va - REGION) / PAGE) as usize] = true);
+        writes.for_each(|access| pages[((access.va - REGION) / page) as usize] = true);
         Self(pages)
     }
 
@@ -229,8 +229,6 @@ impl Expected {
     }
 }
 
-/// Bytes of a page of a log.
-const PAGE: u64 = 4 << 10;
 /// What is written.
 const VALUE: u64 = 0x5457_4f46_4f4c_4421;
 /// The last state of the generator.

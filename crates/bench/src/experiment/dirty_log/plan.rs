@@ -48,7 +48,8 @@ impl Plan {
             overlap: options.overlap,
             slots: options.slots,
             backing: options.backing,
-            chunk: chunk(options.chunk.0)?,
+            ring: options.ring,
+            chunk: chunk(options.chunk.map_or(default_chunk(options.on), |chunk| chunk.0))?,
             forced_write_back: !cleans,
             offset: options.offset.map(|offset| offset.0),
             sparse: options.sparse,
@@ -143,6 +144,7 @@ impl Plan {
 /// What a platform cannot do.
 fn check_platform(options: &DirtyLogOptions) -> anyhow::Result<()> {
     let on = options.on;
+    ensure!(options.ring.is_none() || on == Platform::Kvm, "--ring is KVM's: take --on kvm");
     if on == Platform::Machine {
         return Ok(());
     }
@@ -166,7 +168,9 @@ fn check_platform(options: &DirtyLogOptions) -> anyhow::Result<()> {
 
 /// Those that were named, or S0's; without pause, where no mean over them is told, the first of these.
 fn modes(options: &DirtyLogOptions) -> Vec<Mode> {
-    if options.modes.is_empty() {
+    if options.modes.is_empty() && options.on == Platform::Kvm && cfg!(target_arch = "x86_64") {
+        vec![twofold_kvm::KvmOptions::native_mode()]
+    } else if options.modes.is_empty() {
         let count = if options.continuous { 1 } else { S0_MODES.len() };
         S0_MODES.iter().take(count).filter_map(|name| Mode::find(name)).collect()
     } else {
@@ -193,6 +197,11 @@ fn trackers(options: &DirtyLogOptions) -> anyhow::Result<Vec<Tracker>> {
         [] => Ok(vec![Tracker::Manual]),
         named => Ok(named.to_vec()),
     }
+}
+
+/// 2 MiB; of KVM's on x86-64 it is a parameter of the module.
+fn default_chunk(on: Platform) -> u64 {
+    if on == Platform::Kvm && cfg!(target_arch = "x86_64") { 0 } else { 2 << 20 }
 }
 
 fn chunk(bytes: u64) -> anyhow::Result<u64> {

@@ -123,6 +123,10 @@ impl Target for MachineTarget {
         Platform::Machine
     }
 
+    fn starts_dirty(&self) -> bool {
+        self.setup.starts_dirty()
+    }
+
     fn run(&mut self, passes: &mut [Vec<Pass>]) -> anyhow::Result<Taken> {
         ensure!(passes.len() == self.setup.vcpus, "{} lists of passes for {} vCPUs", passes.len(), self.setup.vcpus);
         self.crew.run(passes)
