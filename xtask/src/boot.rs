@@ -139,7 +139,7 @@ impl Boot<'_> {
         let bundle = self.guest.write_bundle(&bundle_path)?;
         let machine = Machine {
             image: self.image.program().image(workspace),
-            loaded: Loaded::Guest { bundle, memory: self.guest.memory },
+            loaded: Loaded::Guest { bundle, memory: self.guest.total_memory() },
             spare_memory: self.image.spare_memory(&self.guest),
             append: self.image.argument()?,
             cpu: self.cpu.to_owned(),

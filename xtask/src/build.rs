@@ -28,6 +28,8 @@ pub const TRACING_HYPERVISOR: Program = Program { feature: Some("trace"), ..HYPE
 pub const ORACLE_HYPERVISOR: Program = Program { feature: Some("oracle"), ..HYPERVISOR };
 /// The hypervisor that records which pages its guest writes.
 pub const RECORDING_HYPERVISOR: Program = Program { feature: Some("record"), ..HYPERVISOR };
+/// The hypervisor that has techniques as they were before.
+pub const MEASURING_HYPERVISOR: Program = Program { feature: Some("baselines"), ..HYPERVISOR };
 /// The tests of the engine at EL2.
 pub const EL2_TESTS: Program = Program::new("twofold-hypervisor", "el2-tests");
 /// The bare-metal guest.

@@ -6,12 +6,13 @@
 
 use std::time::Duration;
 
+use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
-use twofold_abi::bundle::flags;
-use twofold_abi::vendor::TRACKERS;
-use twofold_launch::{Guest, Pages, Qemu, Report};
+use twofold_abi::vendor::{TRACKERS, WRITE_PROTECT};
+use twofold_launch::experiment::{DirtyLog as Log, Platform, Program};
+use twofold_launch::{Counted, Experiment, ExperimentError, Pages, Qemu};
+use twofold_pattern::mode::Mode;
 
-use crate::boot::{Boot, Image};
 use crate::build;
 use crate::figures::{self, KVM, thousands};
 use crate::workspace::Workspace;
@@ -22,7 +23,7 @@ pub struct DirtyLogs {
     logs: Vec<DirtyLog>,
 }
 
-/// One tracker's: sums over some iterations, in each of which the guest wrote to all of its 64 MiB, page by page.
+/// One tracker's: sums over some iterations, in each of which the guest wrote to all of 64 MiB, page by page.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DirtyLog {
     tracker: &'static str,
@@ -46,34 +47,54 @@ pub const KVM_ITERATION: u64 = 3_480;
 
 const STEPS: [&str; 3] = ["fault", "get", "clear"];
 
-impl DirtyLogs {
-    /// Boots the bare-metal guest that writes to 64 MiB of 4 KiB pages under each tracker: one vCPU, deterministic.
-    pub fn count(workspace: &Workspace, qemu: &Qemu, cpu: &str, timeout: Duration) -> anyhow::Result<Self> {
-        let guest = Guest {
-            kernel: workspace.image(build::GUEST.name),
-            initrd: None,
-            command_line: "dirty=64M".to_owned(),
-            memory: 128 << 20,
-            cpus: 1,
-            pages: Pages::Small,
-            flags: flags::COUNT | flags::DIRTY_LOG,
-        };
-        let boot = Boot {
-            label: "dirty",
-            guest,
-            cpu,
-            deterministic: true,
-            checked: false,
-            timeout: Some(timeout),
-            terminal: false,
-            image: Image::Plain,
-        };
-        Ok(Self::of(&boot.run(workspace, qemu)?.control.report))
-    }
+/// What the guest writes to.
+const BYTES: u64 = 64 << 20;
+/// One more than are counted: in the first one all pages may be dirty already.
+const ITERATIONS: u32 = 5;
 
-    /// The figures in a report.
-    pub fn of(report: &Report) -> Self {
-        Self { logs: TRACKERS.into_iter().filter_map(|tracker| DirtyLog::of(report, tracker)).collect() }
+impl DirtyLogs {
+    /// Runs the experiment with 4 KiB pages under each tracker that the machine has: one vCPU, deterministic.
+    pub fn count(workspace: &Workspace, qemu: &Qemu, cpu: &str, timeout: Duration) -> anyhow::Result<Self> {
+        let platform = Platform {
+            qemu,
+            image: &workspace.image(build::HYPERVISOR.name),
+            guest: &workspace.image(build::GUEST.name),
+            cpu,
+            timeout: Some(timeout),
+            stop: workspace.stop().clone(),
+        };
+        let mut logs = Vec::new();
+        for (number, tracker) in TRACKERS.into_iter().enumerate() {
+            let log =
+                Log { iterations: ITERATIONS, tracker: number, all_dirty: number != WRITE_PROTECT, ..Log::default() };
+            let experiment = Experiment {
+                program: Program::DirtyLog(log),
+                bytes: BYTES,
+                slots: 1,
+                mode: Mode::find("pxxv48-4k").context("a mode that there is")?,
+                // As few as do, as other guests have: a walk of two levels.
+                ipa_bits: Some(32),
+                pages: Pages::Small,
+                given: None,
+                before: 0,
+                forced_write_back: true,
+            };
+            match experiment.run(&platform) {
+                Ok(counted) => logs.push(DirtyLog::of(&counted, tracker)),
+                Err(ExperimentError::Unsupported(_)) => continue,
+                Err(error) => return Err(error).with_context(|| format!("the dirty log by {tracker}")),
+            }
+        }
+        let written = u64::from(ITERATIONS - 1) * BYTES / 4096;
+        for log in &logs {
+            ensure!(
+                log.pages == written,
+                "{}: {} pages are told of, and {written} were written",
+                log.tracker,
+                log.pages
+            );
+        }
+        Ok(Self { logs })
     }
 
     /// A row for each tracker, and KVM's.
@@ -105,23 +126,21 @@ impl DirtyLogs {
 }
 
 impl DirtyLog {
-    fn of(report: &Report, tracker: &'static str) -> Option<Self> {
-        let figure = |key: &str| report.get(&format!("dirty_log.{tracker}.{key}"));
-        let step = |step: &str| {
-            Some(Step {
-                instructions: figure(&format!("{step}.instructions"))?,
-                tlbi: figure(&format!("{step}.tlbi"))?,
-                dsb: figure(&format!("{step}.dsb"))?,
-            })
+    /// The figures of all iterations but the first.
+    fn of(counted: &Counted, tracker: &'static str) -> Self {
+        let times = |phase| counted.times(phase).iter().skip(1);
+        let step = |phase| Step {
+            instructions: times(phase).map(|time| time.get("instructions")).sum(),
+            tlbi: times(phase).map(|time| time.sum("tlbi")).sum(),
+            dsb: times(phase).map(|time| time.get("barriers.dsb")).sum(),
         };
-        let [fault, get, clear] = STEPS;
-        Some(Self {
+        Self {
             tracker,
-            iterations: figure("iterations").filter(|iterations| *iterations > 0)?,
-            pages: figure("pages").filter(|pages| *pages > 0)?,
-            faults: figure("faults")?,
-            steps: [step(fault)?, step(get)?, step(clear)?],
-        })
+            iterations: times("dirty").count() as u64,
+            pages: times("get").map(|get| get.get("pages")).sum(),
+            faults: times("dirty").map(|dirty| dirty.get("faults.write")).sum(),
+            steps: ["dirty", "get", "clear"].map(step),
+        }
     }
 
     fn row(&self) -> Vec<String> {
@@ -172,22 +191,28 @@ mod tests {
     #[test]
     fn sums_become_figures_for_a_page() {
         let mut text = String::new();
-        for (key, value) in [("iterations", 2), ("pages", 20), ("faults", 10)] {
-            text.push_str(&format!("twofold:stat dirty_log.manual.{key} {value}\n"));
-        }
-        for (number, step) in STEPS.iter().enumerate() {
-            for (key, value) in [("instructions", 4000), ("tlbi", 20), ("dsb", 30)] {
-                text.push_str(&format!("twofold:stat dirty_log.manual.{step}.{key} {}\n", value / (number + 1)));
+        // The first time is none of them.
+        for (time, times) in [(1, 1000), (2, 1), (3, 2)] {
+            let mut stat = |phase, key, value: u64| {
+                text.push_str(&format!("twofold:stat phase.{phase}.{time}.{key} {}\n", value * times));
+            };
+            stat("dirty", "faults.write", 4);
+            stat("get", "pages", 8);
+            for (number, phase) in (1..).zip(["dirty", "get", "clear"]) {
+                stat(phase, "instructions", 1200 / number);
+                stat(phase, "tlbi.vmalle1", 4);
+                stat(phase, "tlbi.ipas2e1", 2);
+                stat(phase, "barriers.dsb", 12 / number);
             }
         }
-        // Of a log that was never got there is nothing to tell.
-        text.push_str("twofold:stat dirty_log.hardware.iterations 0\n");
-        let logs = DirtyLogs::of(&Control::parse(&text).report);
+        let counted = Counted::of(&Control::parse(&text).report);
+        let logs = DirtyLogs { logs: vec![DirtyLog::of(&counted, "manual")] };
         let [log] = &logs.logs[..] else { panic!("{logs:?}") };
-        assert_eq!(log.row(), ["manual", "0.50", "400.0", "200.0", "100.0", "66.7", "366.6", "1.80", "2.75"]);
+        assert_eq!((log.iterations, log.pages, log.faults), (2, 24, 12));
+        assert_eq!(log.row(), ["manual", "0.50", "300.0", "150.0", "75.0", "50.0", "275.0", "2.25", "2.75"]);
         let table = logs.table();
         assert_eq!(table.lines().count(), 3, "{table}");
         assert!(table.lines().last().unwrap().starts_with(KVM), "{table}");
-        assert_eq!(logs.json().pointer("/trackers/manual/per_fault"), Some(&json!(400.0)));
+        assert_eq!(logs.json().pointer("/trackers/manual/per_fault"), Some(&json!(300.0)));
     }
 }

@@ -81,6 +81,8 @@ fn guest(kernel: PathBuf, initrd: PathBuf) -> Guest {
         cpus: 1,
         pages: Pages::Auto,
         flags: 0,
+        test: None,
+        before: 0,
     }
 }
 

@@ -64,6 +64,8 @@ pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Res
         cpus: 1,
         pages: Pages::Small,
         flags: flags::COUNT,
+        test: None,
+        before: 0,
     };
     let timeout = Some(Duration::from_secs(CHECK_TIMEOUT));
     let boot = Boot {
@@ -164,6 +166,8 @@ fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathB
         cpus: options.cpus,
         pages: options.pages.into(),
         flags: bits,
+        test: None,
+        before: 0,
     }
 }
 

@@ -40,9 +40,10 @@
 //! | `first_touches.pages_4k`, `.blocks_2m`, `.blocks_1g` | how many first touches that were |
 //! | `el2_instructions.write_fault` | the part of the total spent on writes to what is mapped read-only |
 //! | `faults.write` | how many such writes there were |
-//! | `dirty_log.TRACKER.iterations`, `.pages`, `.faults` | with [`DIRTY_LOG`](crate::bundle::flags::DIRTY_LOG), what a log of that [tracker](crate::vendor::TRACKERS) went through after it was first cleared: gets, the pages that they told of, writes that faulted |
-//! | `dirty_log.TRACKER.fault.instructions`, `.get`, `.clear` | instructions at EL2 for all of these faults, gets, clears; with [`COUNT`](crate::bundle::flags::COUNT) |
-//! | `dirty_log.TRACKER.fault.tlbi`, `.get`, `.clear`; `.fault.dsb` ... | TLB invalidations and DSBs for all of these |
+//! | `phase.NAME.N.instructions` | with [`MEASURE`](crate::bundle::flags::MEASURE), instructions at EL2 while the guest was in that [phase](crate::vendor::PHASES) for the `N`th time, from 1 on; 0 without [`COUNT`](crate::bundle::flags::COUNT) |
+//! | `phase.NAME.N.faults.KIND`, `.mapped.LEAF`, `.tables.allocated`, `.tables.freed`, `.memory.frames_zeroed`, `.tlbi.OPERATION`, `.barriers.dsb`, `.barriers.isb`, `.cache.lines_cleaned`, `.cache.lines_invalidated`, `.cache.icache_all` | as the figures of the same names, meanwhile; those that are 0 are left out |
+//! | `phase.NAME.N.pages`, `.blocks` | pages that the log told of, blocks that were put together, meanwhile; left out where they are 0 |
+//! | `phase.NAME.N.split.visits` | of an image with the feature `baselines`: entries that walks visited meanwhile to find blocks to split |
 //! | `oracle.TRACKER.compared`, `.redirtied`, `.lost`, `.rounds`, `.starts` | of an image with the feature `oracle`: pages that were found as the log has them, found dirty again, found changed without a word of the log; rounds, and logs started |
 //! | `record.rounds`, `.pages`, `.microseconds` | of an image with the feature `record`: rounds that it tells of, pages of the guest's RAM, and what the machine's counter says that they took, the first one left out |
 

@@ -18,5 +18,8 @@ pub const UART_BASE: u64 = 0x0900_0000;
 pub const UART_SIZE: u64 = 0x1000;
 /// Start of guest RAM.
 pub const RAM_BASE: u64 = 0x4000_0000;
+/// Where an experiment's guest has its [test memory](crate::bundle::Header::test_start) in its virtual addresses, as those of
+/// KVM's selftests have. RAM, which is where it is in both, ends before.
+pub const TEST_VA: u64 = 0xc000_0000;
 /// The most vCPUs that a guest may have; their redistributors fit before the UART.
 pub const MAX_CPUS: u32 = 64;

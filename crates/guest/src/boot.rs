@@ -22,10 +22,29 @@ global_asm!(
 );
 
 unsafe extern "C" {
+    static image_start: u8;
     static image_end: u8;
+    static bss_start: u8;
 }
 
 /// The first address after the image, its bss and its stack: a multiple of 4 KiB.
 pub fn end_of_image() -> u64 {
     (&raw const image_end).addr() as u64
+}
+
+/// Reads each page of the image and its stack, and executes the end of a function in each that has one: so it is no page's first
+/// access, nor its first fetch, when the program comes there later.
+pub fn fetch_everything() {
+    const PAGE: usize = 4096;
+    const RET: u32 = 0xd65f_03c0;
+    let (start, end) = ((&raw const image_start).addr(), (&raw const image_end).addr());
+    for page in (start..end).step_by(PAGE) {
+        let mut words = (page..page + PAGE).step_by(4).map(core::ptr::with_exposed_provenance::<u32>);
+        // SAFETY: the page is the image's, and reading is all that is done to it.
+        let ret = words.find(|word| unsafe { word.read_volatile() } == RET);
+        if let Some(ret) = ret.filter(|_| page < (&raw const bss_start).addr()) {
+            // SAFETY: all that is executed there is the return to here.
+            unsafe { core::mem::transmute::<*const u32, extern "C" fn()>(ret)() };
+        }
+    }
 }

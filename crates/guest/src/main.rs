@@ -11,14 +11,16 @@
 
 mod boot;
 mod check;
-mod dirty;
 mod exceptions;
+mod experiment;
 mod memory;
 mod mmu;
+mod mode;
 mod program;
 mod psci;
 mod touch;
 mod uart;
+mod vendor;
 mod wild;
 
 use dtoolkit::error::{FdtParseError, PropertyError};
@@ -57,8 +59,8 @@ enum Failure<'a> {
     Check(#[from] check::Failure),
     #[error("touch: FAILED: {0}")]
     Touch(#[from] touch::Failure),
-    #[error("dirty: FAILED: {0}")]
-    Dirty(#[from] dirty::Failure),
+    #[error("experiment: FAILED: {0}")]
+    Experiment(#[from] experiment::Failure),
     #[error("wild: FAILED: {0}")]
     Wild(wild::Failure),
 }
@@ -80,7 +82,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
     match Program::parse(arguments).map_err(Failure::Program)? {
         Program::Check => check::run(&memory)?,
         Program::Touch { bytes } => touch::run(&memory, bytes)?,
-        Program::Dirty { bytes } => dirty::run(&memory, bytes)?,
+        Program::Experiment(settings) => experiment::run(&memory, &settings)?,
         Program::Hang => {
             println!("hanging");
             psci::wait_forever()

@@ -4,6 +4,8 @@
 //! A word of ours that is wrong is an error; a word that is not ours is somebody else's (`console=`, for
 //! instance) and is passed over. Of two programs the last one counts, as it does among Linux's arguments.
 
+use crate::experiment::{Settings, WrongWord};
+
 /// What the guest does.
 #[derive(Clone, Copy)]
 pub enum Program {
@@ -11,8 +13,8 @@ pub enum Program {
     Check,
     /// `touch=SIZE`: touches so many bytes of fresh RAM.
     Touch { bytes: u64 },
-    /// `dirty=SIZE`: measures the dirty log of so many bytes of RAM.
-    Dirty { bytes: u64 },
+    /// `experiment=NAME`, and the words that say how.
+    Experiment(Settings),
     /// `hang`: does nothing for ever.
     Hang,
     /// `wild=ADDRESS`: loads from where nothing is.
@@ -26,6 +28,8 @@ pub enum Failure<'a> {
     Size { key: &'a str, value: &'a str },
     #[error("wild= needs an address such as 0xb000000, not {0:?}")]
     Address(&'a str),
+    #[error("{0}")]
+    Experiment(WrongWord<'a>),
 }
 
 impl Program {
@@ -37,7 +41,7 @@ impl Program {
             program = match key {
                 "check" => Self::Check,
                 "touch" => Self::Touch { bytes: size(value).ok_or(Failure::Size { key, value })? },
-                "dirty" => Self::Dirty { bytes: size(value).ok_or(Failure::Size { key, value })? },
+                "experiment" => Self::Experiment(Settings::parse(arguments).map_err(Failure::Experiment)?),
                 "hang" => Self::Hang,
                 "wild" => Self::Wild { address: hexadecimal(value).ok_or(Failure::Address(value))? },
                 _ => program,
@@ -47,7 +51,8 @@ impl Program {
     }
 }
 
-fn size(text: &str) -> Option<u64> {
+/// A size such as `64M`.
+pub fn size(text: &str) -> Option<u64> {
     let (digits, unit) = match text.as_bytes().last()? {
         b'K' => (&text[..text.len() - 1], 1 << 10),
         b'M' => (&text[..text.len() - 1], 1 << 20),
@@ -57,6 +62,7 @@ fn size(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-fn hexadecimal(text: &str) -> Option<u64> {
+/// A number such as `0xb000000`.
+pub fn hexadecimal(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok()
 }

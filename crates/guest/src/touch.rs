@@ -17,13 +17,6 @@ pub struct Failure {
 
 /// Touches `bytes` of free RAM, rounded up to whole pages.
 pub fn run(memory: &Memory, bytes: u64) -> Result<(), Failure> {
-    let pages = touch(memory, bytes, 0)?;
-    println!("touched {pages} pages");
-    Ok(())
-}
-
-/// Writes one word in each page of so much free RAM: its address and `more`. Returns how many pages that are.
-pub fn touch(memory: &Memory, bytes: u64, more: u64) -> Result<u64, Failure> {
     let free = memory.free_bytes();
     if bytes > free {
         return Err(Failure { wanted: bytes, free });
@@ -36,10 +29,11 @@ pub fn touch(memory: &Memory, bytes: u64, more: u64) -> Result<u64, Failure> {
         let end = page + count * PAGE;
         while page < end {
             // SAFETY: the first word of a page of a free range.
-            unsafe { memory::write(page, page + more) };
+            unsafe { memory::write(page, page) };
             page += PAGE;
         }
         left -= count;
     }
-    Ok(pages)
+    println!("touched {pages} pages");
+    Ok(())
 }

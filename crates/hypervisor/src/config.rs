@@ -7,6 +7,7 @@
 use twofold_abi::bundle::{self, Header};
 use twofold_abi::virt;
 use twofold_memory::Pages;
+use twofold_stage2::Level;
 use zerocopy::FromBytes;
 
 /// A guest to start.
@@ -25,6 +26,25 @@ pub struct Config<'a> {
     pub pages: Pages,
     /// Bits of [`bundle::flags`].
     pub flags: u32,
+    /// Bits of its physical addresses, 32 to 48; `None`: as few as will do.
+    pub ipa_bits: Option<u32>,
+    /// RAM to test with, which its device tree does not tell of.
+    pub test: Option<TestMemory>,
+    /// Bits of [`bundle::before`].
+    pub before: u32,
+}
+
+/// Slots of equal size, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TestMemory {
+    /// Where the first one starts, a multiple of 4 KiB.
+    pub start: u64,
+    /// Bytes of one of them, a multiple of 4 KiB that is not 0.
+    pub slot_size: u64,
+    /// How many there are: 1 to 64. The last one ends below 2^64.
+    pub slots: u32,
+    /// Level of the largest leaf, 1 to 3, where they are given their memory; it is a power of two then.
+    pub leaf: Option<Level>,
 }
 
 /// Why a bundle was refused.
@@ -87,12 +107,68 @@ impl<'a> Config<'a> {
             cpus,
             pages,
             flags: header.flags.get(),
+            ipa_bits: ipa_bits(header)?,
+            test: test_memory(header)?,
+            before: before(header)?,
         })
+    }
+
+    /// The byte behind the last one of its RAM, test memory included.
+    pub fn end(&self) -> u64 {
+        let test = self.test.map_or(0, |test| test.start + test.size());
+        virt::RAM_BASE.saturating_add(self.memory).max(test)
     }
 
     /// Whether a bit of [`bundle::flags`] is set.
     pub fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
+    }
+}
+
+impl TestMemory {
+    /// Bytes of all of it.
+    pub fn size(&self) -> u64 {
+        self.slot_size * u64::from(self.slots)
+    }
+}
+
+fn ipa_bits(header: &Header) -> Result<Option<u32>, ConfigError> {
+    match header.ipa_bits.get() {
+        0 => Ok(None),
+        bits @ 32..=48 => Ok(Some(bits)),
+        bits => Err(number("bits of a physical address", bits.into(), "32 to 48, or 0")),
+    }
+}
+
+fn test_memory(header: &Header) -> Result<Option<TestMemory>, ConfigError> {
+    let (start, size, slots) = (header.test_start.get(), header.test_size.get(), header.test_slots.get());
+    if slots == 0 && size == 0 {
+        return Ok(None);
+    }
+    if !(1..=64).contains(&slots) {
+        return Err(number("slots of test memory", slots.into(), "1 to 64"));
+    }
+    let unit = 4096 * u64::from(slots);
+    if size == 0 || !size.is_multiple_of(unit) {
+        return Err(number("bytes of test memory", size, "4096 for each slot, or a multiple of that"));
+    }
+    if !start.is_multiple_of(4096) || start.checked_add(size).is_none() {
+        return Err(number("as the start of test memory", start, "a multiple of 4096, and room behind it"));
+    }
+    let slot_size = size / u64::from(slots);
+    let leaf = match header.test_leaf.get() {
+        0 => None,
+        level @ 1..=3 if slot_size.is_power_of_two() => Level::new(level as u8),
+        1..=3 => return Err(number("bytes in a slot that is given them", slot_size, "a power of two")),
+        level => return Err(number("as the level of leaves", level.into(), "1 to 3, or 0")),
+    };
+    Ok(Some(TestMemory { start, slot_size, slots, leaf }))
+}
+
+fn before(header: &Header) -> Result<u32, ConfigError> {
+    match header.before.get() {
+        bits if bits & !bundle::before::ALL == 0 => Ok(bits),
+        bits => Err(number("as techniques of before", bits.into(), "0 to 31")),
     }
 }
 

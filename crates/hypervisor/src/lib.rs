@@ -17,7 +17,8 @@
 //! | [`config`], [`load`], [`device_tree`] | what the guest is to be, where it goes, what it is told |
 //! | [`vcpu`] | enter, leave, answer, enter again |
 //! | [`psci`], [`inject`] | what the guest asks for, and what is done to it |
-//! | [`log_calls`] | the dirty log, as a guest drives its own to measure it |
+//! | [`vendor`] | calls by which a guest measures itself |
+//! | [`log_calls`], [`phases`] | its dirty log, which it drives itself; an experiment's phases, which it tells apart |
 //! | [`stats`] | what it all cost |
 //! | [`memory`], [`platform`] | RAM and instructions for the engine |
 //!
@@ -40,13 +41,15 @@
 //!
 //! With the feature `trace` there is `trace`, too: what the engine does, line by line. With the feature `oracle` there is
 //! `oracle`: it holds the dirty log against the guest's memory; with `record` there is `record`: it keeps what the log tells.
-//! Both come in by `translation_registers`.
+//! Both come in by `translation_registers`. With `baselines`, that one has techniques done as they were before.
 //!
 //! EL2 runs with interrupts masked and without FP/SIMD registers; both belong to the guest.
 #![no_std]
 
 extern crate alloc;
 
+#[cfg(feature = "baselines")]
+pub mod baselines;
 pub mod board;
 pub mod boot;
 pub mod config;
@@ -63,6 +66,7 @@ pub mod memory;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod panic;
+pub mod phases;
 pub mod platform;
 pub mod pmu;
 pub mod power;
@@ -79,5 +83,6 @@ pub mod trace;
 pub mod translation_registers;
 pub mod vcpu;
 pub mod vectors;
+pub mod vendor;
 pub mod vm;
 pub mod world;

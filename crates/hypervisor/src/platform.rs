@@ -38,30 +38,6 @@ pub struct InstructionCounts {
     icache_all: AtomicU64,
 }
 
-/// TLB invalidations and DSBs, of whatever kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flushes {
-    /// TLB invalidations.
-    pub tlbi: u64,
-    /// DSBs.
-    pub dsb: u64,
-}
-
-impl core::ops::Sub for Flushes {
-    type Output = Self;
-
-    fn sub(self, before: Self) -> Self {
-        Self { tlbi: self.tlbi - before.tlbi, dsb: self.dsb - before.dsb }
-    }
-}
-
-impl core::ops::AddAssign for Flushes {
-    fn add_assign(&mut self, more: Self) {
-        self.tlbi += more.tlbi;
-        self.dsb += more.dsb;
-    }
-}
-
 /// The operations, in the order in which they are counted.
 const TLBI: [(Tlbi, &str); 8] = [
     (Tlbi::Ipas2E1, "ipas2e1"),
@@ -94,12 +70,6 @@ impl Counted {
 }
 
 impl InstructionCounts {
-    /// TLB invalidations and DSBs so far.
-    pub fn flushes(&self) -> Flushes {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Flushes { tlbi: self.tlbi.iter().map(get).sum(), dsb: get(&self.dsb) }
-    }
-
     /// Calls `each` with every count's key and value.
     pub fn for_each(&self, mut each: impl FnMut(&str, &str, u64)) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -4,10 +4,15 @@
 //! The invariant: either everything that the guest needs is there before its first instruction, or it is not
 //! started.
 
+use alloc::vec::Vec;
+
+use twofold_abi::bundle::flags;
 use twofold_abi::{exit, virt};
 use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, SECTION, Slot};
-use twofold_stage2::{Geometry, Granule, Ipa, Pa, Vmid};
+use twofold_stage2::{Geometry, Granule, Ipa, Pa, Platform, Run, Vmid};
 
+#[cfg(feature = "baselines")]
+use crate::baselines;
 use crate::board::Board;
 use crate::config::{Config, ConfigError};
 use crate::load::{Layout, LoadError};
@@ -62,6 +67,10 @@ pub enum StartupError {
     #[cfg(feature = "record")]
     #[error(transparent)]
     Record(#[from] record::RecordError),
+    /// Techniques are to be as they were before, which this image does not know.
+    #[cfg(not(feature = "baselines"))]
+    #[error("the bundle asks for techniques as they were before ({0:#x}); take the image with the feature `baselines`")]
+    NoBaselines(u32),
     /// There is less memory than it wants.
     #[error("the guest wants {wanted} MiB, but this machine has {free} MiB free: use a smaller --memory")]
     NoMemory {
@@ -101,7 +110,12 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     if config.cpus as usize > board.cpus.len() {
         return Err(StartupError::NoCpus { wanted: config.cpus, cpus: board.cpus.len() });
     }
-    let features = platform::features();
+    #[cfg(not(feature = "baselines"))]
+    if config.before != 0 {
+        return Err(StartupError::NoBaselines(config.before));
+    }
+    let mut features = platform::features();
+    features.forced_write_back &= !config.has(flags::NO_FORCED_WRITE_BACK);
     #[cfg(feature = "trace")]
     trace::begin(board, &features, &taken.free, taken.records.ranges())?;
     #[cfg(feature = "oracle")]
@@ -111,10 +125,11 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let mut frames = Frames::new(features);
     taken.free.into_iter().for_each(|range| frames.add(range));
     // Beside its RAM, in sections, a guest needs tables: they too may take whole sections apart.
-    let tables = (config.memory / 512).saturating_add(4 << 20);
+    let wanted = config.memory.saturating_add(config.test.map_or(0, |test| test.size()));
+    let tables = (wanted / 512).saturating_add(4 << 20);
     let free = (frames.sections() * SECTION).saturating_sub(tables);
-    if free < config.memory.div_ceil(SECTION).saturating_mul(SECTION) {
-        return Err(StartupError::NoMemory { wanted: config.memory >> 20, free: free >> 20 });
+    if free < wanted.div_ceil(SECTION).saturating_mul(SECTION) {
+        return Err(StartupError::NoMemory { wanted: wanted >> 20, free: free >> 20 });
     }
     check_devices(board)?;
     let layout = Layout::new(config)?;
@@ -123,16 +138,23 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let platform = unsafe { Counted::new(taken.records) };
     #[cfg(feature = "trace")]
     let platform = trace::Traced::new(platform, &features);
+    let given = given(config, &mut frames, &platform)?;
     let mut memory = GuestMemory::new(platform, geometry, VMID, frames, config.pages)?;
     for slot in devices(board) {
         memory.add_slot(slot)?;
     }
     let ram = memory.add_slot(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
+    #[cfg(feature = "baselines")]
+    memory.set_policies(baselines::policies(config.before));
+    let test = test_slots(config, given).map(|slot| memory.add_slot(slot)).collect::<Result<Vec<_>, _>>()?;
     let blob = device_tree::build(config, &layout, board);
     layout.load(config, &blob, &memory)?;
     log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);
+    if let Some(test) = config.test {
+        log!("guest: {} MiB of test memory at {:#x}, {} slots", test.size() >> 20, test.start, test.slots);
+    }
     log!("{geometry:?} {features:?}");
-    let vm = Vm::new(board, (memory, ram), config.cpus as usize, config.flags, vcpu::run);
+    let vm = Vm::new(board, (memory, ram, test), config.cpus as usize, config.flags, vcpu::run);
     Ok((vm, layout))
 }
 
@@ -150,9 +172,36 @@ fn check_devices(board: &Board) -> Result<(), StartupError> {
     }
 }
 
-/// The smallest IPA space that holds the guest's RAM: up to 34 bits a walk has two levels.
+/// The smallest IPA space that holds the guest's RAM, unless it is given: up to 34 bits a walk has two levels.
 fn ipa_bits(config: &Config<'_>) -> u32 {
-    (virt::RAM_BASE.saturating_add(config.memory) - 1).ilog2().saturating_add(1).max(32)
+    config.ipa_bits.unwrap_or_else(|| (config.end() - 1).ilog2().saturating_add(1).max(32))
+}
+
+/// What the slots of the guest's test memory are given, where they are: zeroes.
+fn given<P: Platform>(config: &Config<'_>, frames: &mut Frames, platform: &P) -> Result<Vec<Run>, StartupError> {
+    let Some(test) = config.test.filter(|test| test.leaf.is_some()) else { return Ok(Vec::new()) };
+    let mut take = || {
+        let frames_free = frames.free();
+        let run = frames
+            .take(test.slot_size / 4096)
+            .ok_or(StartupError::NoMemory { wanted: test.slot_size >> 20, free: frames_free >> 8 })?;
+        run.zero(platform, &frames.features());
+        Ok(run)
+    };
+    (0..test.slots).map(|_| take()).collect()
+}
+
+/// The slots of the guest's test memory.
+fn test_slots(config: &Config<'_>, given: Vec<Run>) -> impl Iterator<Item = Slot> {
+    let slots = config.test.into_iter().flat_map(|test| (0..u64::from(test.slots)).map(move |number| (test, number)));
+    let mut given = given.into_iter();
+    slots.map(move |(test, number)| {
+        let backing = match (test.leaf, given.next()) {
+            (Some(largest), Some(frames)) => Backing::Given { frames, largest },
+            _ => Backing::Ram,
+        };
+        slot(test.start + number * test.slot_size, test.slot_size, backing)
+    })
 }
 
 fn slot(start: u64, size: u64, backing: Backing) -> Slot {

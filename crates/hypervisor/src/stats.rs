@@ -40,17 +40,13 @@ pub enum Purpose {
     FirstTouch(Level),
     /// A write to what was mapped read-only, and is writable now.
     WriteFault,
-    /// A vendor call before the log is first cleared, or the end of it.
-    LogStart,
-    /// A vendor call that gets the log.
-    LogGet,
-    /// A vendor call that clears the log.
-    LogClear,
+    /// A vendor call that tells phases apart.
+    Phase,
 }
 
 const CLASSES: usize = 64;
 /// The classes, then the purposes.
-const PURPOSES: usize = CLASSES + 8;
+const PURPOSES: usize = CLASSES + 6;
 const LAST: usize = 8;
 
 impl Purpose {
@@ -59,9 +55,7 @@ impl Purpose {
             + match self {
                 Self::FirstTouch(level) => level.raw() as usize,
                 Self::WriteFault => 4,
-                Self::LogStart => 5,
-                Self::LogGet => 6,
-                Self::LogClear => 7,
+                Self::Phase => 5,
             }
     }
 }
@@ -108,6 +102,11 @@ impl Stats {
     /// Instructions that were put down to a purpose, this exit's not yet among them.
     pub fn instructions(&self, purpose: Purpose) -> u64 {
         get(&self.instructions[purpose.index()])
+    }
+
+    /// Those that were put down to anything.
+    pub fn all_instructions(&self) -> u64 {
+        self.instructions.iter().map(get).sum()
     }
 
     /// An access that was answered with an external abort.
@@ -167,28 +166,37 @@ impl Meter {
     }
 }
 
-/// Writes the figures of all vCPUs to the control channel.
-pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Counts, engine: &InstructionCounts) {
+/// Calls `each` with group, name and value of what was counted so far, beside exits and instructions; always in this order.
+pub fn for_each_event<'a>(
+    vcpus: impl Iterator<Item = &'a Stats> + Clone,
+    memory: &Counts,
+    engine: &InstructionCounts,
+    mut each: impl FnMut(&str, &str, u64),
+) {
     let sum = |of: &dyn Fn(&Stats) -> u64| vcpus.clone().map(of).sum::<u64>();
     for (index, name) in FAULTS.iter().enumerate() {
-        stat("faults", name, sum(&|stats| get(&stats.faults[index])));
+        each("faults", name, sum(&|stats| get(&stats.faults[index])));
     }
-    let by_level = |group: &str, of: &dyn Fn(usize) -> u64| {
-        for (level, name) in [(3, "4k"), (2, "2m"), (1, "1g")] {
-            let what = if level == 3 { "pages" } else { "blocks" };
-            control::line(twofold_abi::control::STAT, format_args!("{group}.{what}_{name} {}", of(level)));
-        }
-    };
-    by_level("first_touches", &|level| memory.first_touches[level]);
-    by_level("mapped", &|level| memory.mapped[level]);
-    stat("faults", "first_touch", memory.first_touches.iter().sum());
-    stat("faults", "write", sum(&Stats::write_faults));
+    each("faults", "first_touch", memory.first_touches.iter().sum());
+    each("faults", "write", sum(&Stats::write_faults));
+    for (level, name) in LEAVES {
+        each("mapped", name, memory.mapped[level]);
+    }
+    each("tables", "allocated", memory.tables_allocated);
+    each("tables", "freed", memory.tables_freed);
+    each("memory", "frames_zeroed", memory.frames_zeroed);
+    engine.for_each(each);
+}
+
+/// Writes the figures of all vCPUs to the control channel.
+pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Counts, engine: &InstructionCounts) {
+    for_each_event(vcpus.clone(), memory, engine, stat);
+    let sum = |of: &dyn Fn(&Stats) -> u64| vcpus.clone().map(of).sum::<u64>();
+    for (level, name) in LEAVES {
+        stat("first_touches", name, memory.first_touches[level]);
+    }
     for_each_class(|name, of| stat("exits", name, of.map(|class| sum(&|s| get(&s.exits[class]))).sum()));
-    stat("tables", "allocated", memory.tables_allocated);
-    stat("tables", "freed", memory.tables_freed);
-    stat("memory", "frames_zeroed", memory.frames_zeroed);
-    engine.for_each(stat);
-    let total = sum(&|stats| stats.instructions.iter().map(get).sum());
+    let total = sum(&Stats::all_instructions);
     if total != 0 {
         stat("el2_instructions", "total", total);
         let spent = |purpose| sum(&|stats| stats.instructions(purpose));
@@ -199,7 +207,7 @@ pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Count
                 DATA_ABORT => {
                     spent(Purpose::WriteFault) + LEVELS.map(Purpose::FirstTouch).map(spent).iter().sum::<u64>()
                 }
-                HVC => [Purpose::LogStart, Purpose::LogGet, Purpose::LogClear].map(spent).iter().sum(),
+                HVC => spent(Purpose::Phase),
                 _ => 0,
             };
             stat("el2_instructions.by_exit", name, other + known);
@@ -211,6 +219,8 @@ pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Count
     }
 }
 
+/// The leaves that there are, by level.
+const LEAVES: [(usize, &str); 3] = [(3, "pages_4k"), (2, "blocks_2m"), (1, "blocks_1g")];
 const LEVELS: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];
 
 /// Calls `each` with the name of each group of exception classes and its members.

@@ -6,13 +6,13 @@
 //!
 //! [`GuestMemory::fault`]: twofold_memory::GuestMemory::fault
 
+use alloc::boxed::Box;
 use core::arch::asm;
 
 use twofold_memory::{Answer, Done, GuestFault};
 use twofold_stage2::Ipa;
 use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar, ipa_from_par};
 
-use crate::log_calls::LogCalls;
 #[cfg(feature = "oracle")]
 use crate::oracle::Oracle;
 use crate::pmu::Counter;
@@ -23,6 +23,7 @@ use crate::stats::{Meter, Purpose, Stats};
 use crate::sysreg::isb;
 #[cfg(any(feature = "oracle", feature = "record"))]
 use crate::translation_registers;
+use crate::vendor::VendorCalls;
 use crate::vm::{End, Vm};
 use crate::world::{self, Context, Trap};
 use crate::{inject, power, read_sysreg, write_sysreg};
@@ -40,7 +41,7 @@ pub fn run(vm: &'static Vm, index: usize, entry: u64, argument: u64) -> ! {
         context: Context::new(entry, argument),
         stats: &vm.vcpus[index].stats,
         meter: Meter::new(counter),
-        log: LogCalls::default(),
+        vendor: VendorCalls::allowed(vm),
         #[cfg(feature = "oracle")]
         oracle: Oracle::planned(),
         #[cfg(feature = "record")]
@@ -57,7 +58,7 @@ struct Vcpu {
     context: Context,
     stats: &'static Stats,
     meter: Meter,
-    log: LogCalls,
+    vendor: Option<Box<VendorCalls>>,
     #[cfg(feature = "oracle")]
     oracle: Oracle,
     #[cfg(feature = "record")]
@@ -162,8 +163,8 @@ impl Vcpu {
     fn call(&mut self) {
         assert!(!self.vm.panics_on_call(), "panic at the guest's first call, as the bundle asks for");
         let [a, b, c, d, ..] = self.context.x;
-        if self.vm.lets_guest_log()
-            && let Some(answer) = self.log.call(self.vm, self.stats, &mut self.meter, [a, b, c, d])
+        if let Some(vendor) = &mut self.vendor
+            && let Some(answer) = vendor.call(self.vm, &mut self.meter, [a, b, c, d])
         {
             self.context.x[0] = answer as u64;
             return;
@@ -179,6 +180,9 @@ impl Vcpu {
     fn end(&mut self, end: End) -> ! {
         // What this exit cost until here is put down to it.
         self.meter.turn(read_sysreg!(ESR_EL2), self.stats);
+        if let Some(vendor) = &self.vendor {
+            vendor.report(self.vm);
+        }
         #[cfg(feature = "record")]
         self.recorder.tell(self.vm);
         self.vm.end(end)

@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use spin::{Mutex, Once};
 use twofold_abi::{bundle, exit};
+#[cfg(any(feature = "oracle", feature = "record"))]
 use twofold_memory::dirty::{DirtyLog, LogError};
 use twofold_memory::{GuestMemory, SlotId};
 use twofold_stage2::Features;
@@ -27,7 +28,11 @@ use {crate::trace, twofold_abi::trace::Event};
 pub struct Vm {
     board: &'static Board,
     memory: GuestMemory<EnginePlatform>,
+    /// The slot of its RAM.
+    #[cfg(any(feature = "oracle", feature = "record"))]
     ram: SlotId,
+    /// The slots of its test memory, if it has any.
+    test: Vec<SlotId>,
     hcr: u64,
     flags: u32,
     run: RunVcpu,
@@ -67,10 +72,11 @@ pub fn write_last_exits(out: &mut dyn Write) {
 }
 
 impl Vm {
-    /// A virtual machine with `cpus` vCPUs, the first of them on, whose RAM is this slot; `flags` are the bundle's.
+    /// A virtual machine with `cpus` vCPUs, the first of them on, with the slot of its RAM and those of its test memory;
+    /// `flags` are the bundle's.
     pub fn new(
         board: &'static Board,
-        (memory, ram): (GuestMemory<EnginePlatform>, SlotId),
+        (memory, _ram, test): (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>),
         cpus: usize,
         flags: u32,
         run: RunVcpu,
@@ -82,7 +88,17 @@ impl Vm {
             start: Mutex::new((0, 0)),
         });
         let hcr = hcr(memory.stage2().features());
-        Self { board, hcr, flags, run, vcpus: vcpus.collect(), ram, memory }
+        Self {
+            board,
+            hcr,
+            flags,
+            run,
+            vcpus: vcpus.collect(),
+            #[cfg(any(feature = "oracle", feature = "record"))]
+            ram: _ram,
+            test,
+            memory,
+        }
     }
 
     /// Makes it the virtual machine of this image.
@@ -96,8 +112,14 @@ impl Vm {
     }
 
     /// The dirty log of its RAM.
+    #[cfg(any(feature = "oracle", feature = "record"))]
     pub(crate) fn dirty_log(&self) -> Result<DirtyLog<'_, EnginePlatform>, LogError> {
         self.memory.dirty_log(self.ram)
+    }
+
+    /// The slots of its test memory, if it has any.
+    pub(crate) fn test_slots(&self) -> &[SlotId] {
+        &self.test
     }
 
     /// Sets this CPU up so that a guest on it sees nothing but this virtual machine.
@@ -124,8 +146,8 @@ impl Vm {
         self.flags & bundle::flags::COUNT != 0
     }
 
-    pub(crate) fn lets_guest_log(&self) -> bool {
-        self.flags & bundle::flags::DIRTY_LOG != 0
+    pub(crate) fn lets_guest_measure(&self) -> bool {
+        self.flags & bundle::flags::MEASURE != 0
     }
 
     pub(crate) fn panics_on_call(&self) -> bool {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 use twofold_abi::bundle::{self, ALIGN, COMMAND_LINE_MAX, Header};
-use twofold_abi::virt::MAX_CPUS;
+use twofold_abi::virt::{MAX_CPUS, RAM_BASE};
 use zerocopy::IntoBytes;
 
 use crate::image::{Image, ImageError};
@@ -25,6 +25,9 @@ pub const MEMORY_MAX: u64 = 255 << 30;
 pub const PAGE_SIZE: u64 = 4096;
 /// With [`Pages::Blocks`], guest memory is a multiple of this many bytes.
 pub const BLOCK_SIZE: u64 = 2 << 20;
+
+/// What test memory starts on, so that blocks of each size fit: 1 GiB.
+const START_ALIGN: u64 = 1 << 30;
 
 /// A number of bytes as options take it: with the largest of K, M and G of which it is a whole number.
 pub fn size(bytes: u64) -> String {
@@ -83,6 +86,24 @@ pub struct Guest {
     pub pages: Pages,
     /// Bits of [`bundle::flags`].
     pub flags: u32,
+    /// Memory to test with, for guests that are told of it by their command line.
+    pub test: Option<TestMemory>,
+    /// Bits of [`bundle::before`]: techniques that are to be as they were before.
+    pub before: u32,
+}
+
+/// RAM beside the guest's own, in slots of equal size at the top of its address space, as KVM's selftests have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TestMemory {
+    /// Bits of the guest's physical addresses, 32 to 48.
+    pub ipa_bits: u32,
+    /// Bytes of all slots together; of each of them a multiple of [`PAGE_SIZE`].
+    pub size: u64,
+    /// How many slots there are: 1 to 64.
+    pub slots: u32,
+    /// The level of the largest leaf, 1 for 1 GiB to 3 for 4 KiB, where each slot is given its memory at the start: then a power
+    /// of two of bytes. `None`: memory is taken as it is touched.
+    pub leaf: Option<u32>,
 }
 
 /// A bundle file that was written.
@@ -142,6 +163,18 @@ pub enum GuestError {
     /// The command line has a NUL or a line end in it.
     #[error("the guest's command line has a control character in it; give one line of plain text")]
     CommandLineControl,
+    /// The test memory makes no sense, or is in the way.
+    #[error(
+        "{} of test memory in {} slots at the top of {} bits of address, beside {} of RAM at 1G, are not possible: give 1 to 64 \
+         slots of whole pages (given: a power of two of them), 32 to 48 bits, and sizes that fit in there",
+        size(test.size), test.slots, test.ipa_bits, size(*memory)
+    )]
+    TestMemory {
+        /// What was asked for.
+        test: TestMemory,
+        /// Guest RAM in bytes.
+        memory: u64,
+    },
     /// The bundle cannot be written.
     #[error("cannot write the guest bundle {path}: {why}; is there room on the disk?")]
     Write {
@@ -152,7 +185,36 @@ pub enum GuestError {
     },
 }
 
+impl TestMemory {
+    /// Where it starts: as far up as its size allows, on a boundary of 1 GiB, so that blocks fit. 0 where it does not fit.
+    pub fn start(&self) -> u64 {
+        (1u64 << self.ipa_bits.min(48)).saturating_sub(self.size) / START_ALIGN * START_ALIGN
+    }
+
+    fn is_possible(&self, memory: u64) -> bool {
+        (32..=48).contains(&self.ipa_bits)
+            && (1..=64).contains(&self.slots)
+            && self.size > 0
+            && self.size.is_multiple_of(PAGE_SIZE * u64::from(self.slots))
+            && self.start() >= RAM_BASE + memory
+            && self.leaf.is_none_or(|leaf| (1..=3).contains(&leaf) && self.slot_size().is_power_of_two())
+    }
+
+    fn slot_size(&self) -> u64 {
+        self.size / u64::from(self.slots.max(1))
+    }
+}
+
 impl Guest {
+    /// Bytes of memory that the guest takes of its machine: with the memory to test with, and what aligning that may cost.
+    pub fn total_memory(&self) -> u64 {
+        let test = self.test.map_or(0, |test| match test.leaf {
+            Some(_) => test.size.saturating_add(test.slot_size()),
+            None => test.size,
+        });
+        self.memory.saturating_add(test)
+    }
+
     /// Checks all that can be checked on the host, and says where the parts will lie.
     pub fn check(&self) -> Result<Layout, GuestError> {
         self.check_settings()?;
@@ -182,6 +244,9 @@ impl Guest {
         }
         if !(1..=MAX_CPUS).contains(&self.cpus) {
             return Err(GuestError::Cpus(self.cpus));
+        }
+        if let Some(test) = self.test.filter(|test| !test.is_possible(memory)) {
+            return Err(GuestError::TestMemory { test, memory });
         }
         if self.command_line.len() > COMMAND_LINE_MAX {
             return Err(GuestError::CommandLineTooLong(self.command_line.len()));
@@ -233,6 +298,12 @@ impl Guest {
             initrd_offset: (ALIGN + kernel_size).next_multiple_of(ALIGN).into(),
             initrd_size: initrd_size.into(),
             command_line,
+            ipa_bits: self.test.map_or(0, |test| test.ipa_bits).into(),
+            test_slots: self.test.map_or(0, |test| test.slots).into(),
+            test_start: self.test.map_or(0, |test| test.start()).into(),
+            test_size: self.test.map_or(0, |test| test.size).into(),
+            test_leaf: self.test.and_then(|test| test.leaf).unwrap_or(0).into(),
+            before: self.before.into(),
         }
     }
 
@@ -294,6 +365,8 @@ mod tests {
                 cpus: 2,
                 pages: Pages::Small,
                 flags: flags::COUNT,
+                test: None,
+                before: 0,
             }
         }
 

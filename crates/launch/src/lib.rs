@@ -9,9 +9,12 @@
 //! 4. The control channel's lines become a [`Control`] with its [`Report`] of figures ([`report`]).
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
-//! The room knows `twofold-abi` and nobody else: it speaks with the image through files and lines only.
+//! An [`Experiment`] is all of that at once, for figures ([`experiment`]).
+//!
+//! The room knows `twofold-abi`, and of `twofold-pattern` guest modes: it speaks with the image through files and lines only.
 
 pub mod check;
+pub mod experiment;
 pub mod guest;
 pub mod image;
 pub mod layout;
@@ -22,7 +25,8 @@ pub mod run;
 pub mod verdict;
 
 pub use check::Check;
-pub use guest::{Bundle, Guest, GuestError, Pages};
+pub use experiment::{Counted, Experiment, ExperimentError};
+pub use guest::{Bundle, Guest, GuestError, Pages, TestMemory};
 pub use machine::{Loaded, Machine};
 pub use qemu::{Qemu, QemuError};
 pub use report::{Control, Report, Test};

@@ -49,6 +49,9 @@ fn tree(cpus: &[u64]) -> DeviceTree {
         cpus: cpus.len() as u32,
         pages: Pages::Largest,
         flags: 0,
+        ipa_bits: None,
+        test: None,
+        before: 0,
     };
     let at = Ipa::new(virt::RAM_BASE);
     let blob = device_tree::build(&config, &Layout { kernel: at, initrd: at, device_tree: at }, &machine(cpus));

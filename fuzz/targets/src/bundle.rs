@@ -9,7 +9,7 @@ use twofold_abi::bundle::{self, Header};
 use twofold_fuzz_hypervisor::config::{Config, ConfigError};
 use twofold_fuzz_hypervisor::load;
 use twofold_launch::image::Image;
-use twofold_launch::{Guest, GuestError, Pages, guest, layout};
+use twofold_launch::{Guest, GuestError, Pages, TestMemory, guest, layout};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Any bytes are refused, or make a guest whose parts are inside the file and of which both sides think the same.
@@ -27,6 +27,9 @@ pub fn bundle(data: &[u8]) {
     assert_eq!(config.initrd, part(header.initrd_offset.get(), header.initrd_size.get()));
     assert_eq!(config.command_line.as_bytes(), &header.command_line[..header.command_line_size.get() as usize]);
     assert_eq!((config.memory, config.cpus), (header.memory.get(), header.cpus.get()));
+    assert_eq!(config.ipa_bits.unwrap_or(0), header.ipa_bits.get());
+    let test = config.test.map_or((0, 0), |test| (test.start, test.size()));
+    assert!(test == (header.test_start.get(), header.test_size.get()) || config.test.is_none() && test.1 == 0);
     assert!((1..=64).contains(&config.cpus) && config.memory.is_multiple_of(4096) && config.memory > 0);
     check_layout(&config);
 }
@@ -84,6 +87,11 @@ fn write_and_read(u: &mut Unstructured<'_>) -> Result<()> {
     assert_eq!((config.kernel, config.initrd), (&kernel[..], &initrd.unwrap_or_default()[..]));
     assert_eq!((config.command_line, config.memory), (&guest.command_line[..], guest.memory));
     assert_eq!((config.cpus, config.flags), (guest.cpus, guest.flags));
+    assert_eq!(config.before, guest.before);
+    assert_eq!(config.ipa_bits, guest.test.map(|test| test.ipa_bits));
+    let test = config.test.map(|test| (test.start, test.size(), test.slots));
+    assert_eq!(test, guest.test.map(|test| (test.start(), test.size, test.slots)));
+    assert!(guest.test.is_none_or(|test| config.end() <= 1 << test.ipa_bits), "{guest:?}");
     assert_eq!(config.pages == twofold_memory::Pages::Small, guest.pages == Pages::Small);
     assert!(load::Layout::new(&config).is_ok(), "{guest:?}");
     check_layout(&config);
@@ -100,7 +108,17 @@ fn any_guest(u: &mut Unstructured<'_>, kernel: PathBuf, initrd: Option<PathBuf>)
         pages: *u.choose(&[Pages::Auto, Pages::Small, Pages::Blocks])?,
         flags: u.arbitrary()?,
         command_line: u.arbitrary()?,
+        test: if u.arbitrary()? { Some(any_test_memory(u)?) } else { None },
+        before: u.int_in_range(0..=bundle::before::ALL)?,
     })
+}
+
+fn any_test_memory(u: &mut Unstructured<'_>) -> Result<TestMemory> {
+    let slots = if u.arbitrary()? { u.int_in_range(0..=70)? } else { u.arbitrary()? };
+    let size =
+        u.int_in_range(0..=1u64 << 20)?.wrapping_mul(4096).wrapping_mul(slots.into()) + u64::from(u.ratio(1, 10)?);
+    let ipa_bits = u.int_in_range(30..=50)?;
+    Ok(TestMemory { ipa_bits, size, slots, leaf: if u.arbitrary()? { Some(u.int_in_range(0..=4)?) } else { None } })
 }
 
 /// Bytes with an arm64 Image's header before them, mostly a good one.

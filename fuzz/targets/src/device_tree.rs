@@ -86,6 +86,9 @@ fn guest(cpus: u32) -> Config<'static> {
         cpus,
         pages: Pages::Largest,
         flags: 0,
+        ipa_bits: None,
+        test: None,
+        before: 0,
     }
 }
 

@@ -99,6 +99,8 @@ pub fn run(workspace: &Workspace, plan: &Plan, steps: &Steps) -> anyhow::Result<
         cpus: 1,
         pages: Pages::Auto,
         flags: 0,
+        test: None,
+        before: 0,
     };
     let control = if plan.is_deaf { ":deaf" } else { "" };
     let argument = format!("{}:{}:{}{control}", plan.trackers.join(","), plan.comparisons, plan.seed);

@@ -33,6 +33,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         step("clippy_hypervisor_with_trace", clippy(workspace, build::TRACING_HYPERVISOR)),
         step("clippy_hypervisor_with_oracle", clippy(workspace, build::ORACLE_HYPERVISOR)),
         step("clippy_hypervisor_with_recorder", clippy(workspace, build::RECORDING_HYPERVISOR)),
+        step("clippy_hypervisor_with_baselines", clippy(workspace, build::MEASURING_HYPERVISOR)),
         step("clippy_guest", clippy(workspace, build::GUEST)),
         step("engine_builds_for_arm64_linux", {
             let mut check = cargo(workspace, &["check", "--package", "twofold-stage2", "--target"]);

@@ -4,6 +4,7 @@
 //! Each test calls this very program's `run` and judges what a person would see: exit status, words, figures.
 //! Counts are exact, since counted runs are deterministic: they are compared with `==` and with budgets.
 
+mod experiments;
 mod readme;
 
 use std::collections::BTreeSet;
@@ -38,7 +39,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         // Once, here, so that no test's time or limit has it in.
         install::target(install::TARGET)?;
         install::qemu()?;
-        build::images(workspace, &[build::HYPERVISOR, build::GUEST])?;
+        build::images(workspace, &[build::HYPERVISOR, build::MEASURING_HYPERVISOR, build::GUEST])?;
     }
     let suite = Arc::new(Suite {
         workspace: workspace.clone(),
@@ -92,7 +93,14 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("trace_of_a_run", Depth::Quick, trace),
     ("oracle_of_each_tracker", Depth::Full, oracle),
     ("oracle_sees_what_is_not_told", Depth::Full, deaf_oracle),
-    ("log_calls_are_refused_unless_allowed", Depth::Quick, log_calls),
+    ("experiments_are_refused_unless_allowed", Depth::Quick, experiments::not_allowed),
+    ("experiments_tell_what_was_written", Depth::Quick, experiments::tell_what_was_written),
+    ("experiments_repeat", Depth::Quick, experiments::repeat),
+    ("experiment_with_combined_is_worth_it", Depth::Quick, experiments::combined_is_worth_it),
+    ("experiment_with_page_tables", Depth::Quick, experiments::page_table),
+    ("experiment_with_given_memory", Depth::Quick, experiments::given),
+    ("experiments_with_techniques_of_before", Depth::Quick, experiments::before),
+    ("experiments_are_refused_with_a_reason", Depth::Quick, experiments::refused),
     ("panic_at_el2", Depth::Quick, panic),
     ("guest_runs_no_command_of_the_host", Depth::Quick, host_command),
     ("interrupted_run_leaves_nothing", Depth::Quick, interrupt),
@@ -147,7 +155,13 @@ impl Suite {
             cpus: 1,
             pages: Pages::Auto,
             flags,
+            test: None,
+            before: 0,
         };
+        self.boot(guest)
+    }
+
+    fn boot(&self, guest: Guest) -> anyhow::Result<Outcome> {
         let boot = Boot {
             label: "bare",
             guest,
@@ -424,17 +438,6 @@ fn deaf_oracle(suite: &Suite) -> anyhow::Result<()> {
 
 /// Against hangs.
 const ORACLE_LIMIT: Duration = Duration::from_secs(600);
-
-/// A guest that may not drive its own log is told that there are no such calls.
-fn log_calls(suite: &Suite) -> anyhow::Result<()> {
-    let Err(error) = suite.bare("dirty=1M", 0) else { bail!("the guest drove its own log") };
-    let text = format!("{error:#}");
-    ensure!(text.contains("no tracker is there"), "no word of trackers in:\n{text}");
-    let outcome = suite.bare("dirty=1M", flags::DIRTY_LOG)?;
-    let pages = outcome.control.report.get("dirty_log.manual.pages");
-    ensure!(pages >= Some(4 * 256), "dirty_log.manual.pages is {pages:?}");
-    Ok(())
-}
 
 fn panic(suite: &Suite) -> anyhow::Result<()> {
     let Err(error) = suite.bare("check", flags::TEST_PANIC) else { bail!("a panic at EL2 ended well") };

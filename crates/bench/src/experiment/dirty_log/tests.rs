@@ -129,7 +129,7 @@ fn the_guest_may_run_on_while_logging_ends() {
 #[test]
 fn faults_come_where_pages_are_protected() {
     let mut machines = Machines::new();
-    let pages = (16 * MIB / PAGE) as f64;
+    let pages = (16 * MIB / 4096) as f64;
     let setup = setup("p40v48-4k");
     let faults = |run: &Run| run.iterations.iter().map(|round| round.dirty[&Quantity::Faults]).collect::<Vec<_>>();
     let manual = run(&mut machines, &setup, &Load::DEFAULT);
@@ -159,13 +159,13 @@ fn an_exit_costs_what_it_is_said_to() {
 fn a_log_that_tells_too_little_or_too_much_is_wrong() {
     let setup = setup("p40v48-4k");
     let passes = Load::DEFAULT.passes(&setup).unwrap();
-    let all: Vec<u64> = (0..16 * MIB / PAGE).collect();
-    let expected = Expected::of(&setup, &passes, false);
+    let all: Vec<u64> = (0..16 * MIB / 4096).collect();
+    let expected = Expected::of(&setup, &passes, false, 4096);
     expected.check(&all).unwrap();
     let lost = expected.check(&all[1..]).unwrap_err().to_string();
     assert!(lost.contains("1 pages were written") && lost.contains("page 0"), "{lost}");
     assert!(expected.check(&[&all[..], &[1 << 40]].concat()).is_err());
-    let none = Expected::of(&setup, &[], false);
+    let none = Expected::of(&setup, &[], false, 4096);
     assert!(none.check(&[7]).unwrap_err().to_string().contains("1 were not"));
 }
 

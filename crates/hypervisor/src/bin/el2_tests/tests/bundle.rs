@@ -6,8 +6,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use twofold_abi::bundle::{self, Header};
-use twofold_hypervisor::config::{Config, ConfigError};
+use twofold_hypervisor::config::{Config, ConfigError, TestMemory};
 use twofold_hypervisor::load::{Layout, LoadError};
+use twofold_stage2::Level;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::check::Outcome;
@@ -15,6 +16,7 @@ use crate::machine::Machine;
 
 tests!(
     bundle::a_good_one_is_read,
+    bundle::test_memory_is_read,
     bundle::what_is_no_bundle_is_refused,
     bundle::what_reaches_beyond_the_end_is_refused,
     bundle::numbers_out_of_bounds_are_refused,
@@ -54,20 +56,43 @@ fn file(header: &Header, image_size: u64) -> Vec<u8> {
     bytes
 }
 
+/// Test memory: where it starts, its size, and how many slots.
+fn test(header: &mut Header, [start, size, slots]: [u64; 3]) {
+    header.test_start.set(start);
+    header.test_size.set(size);
+    header.test_slots.set(slots as u32);
+}
+
 fn a_good_one_is_read(_: Machine) -> Outcome {
     let bytes = file(&good(), 0x10_0000);
     let config = Config::from_bundle(&bytes)?;
     check_eq!((config.kernel.len(), config.initrd), (PAGE, &[1; 100][..]), "kernel's size, initrd");
     check_eq!((config.command_line, config.memory, config.cpus), ("quiet", MEMORY, 1), "settings");
+    check_eq!((config.ipa_bits, config.test), (None, None), "what only experiments have");
     let layout = Layout::new(&config)?;
     let places = [layout.kernel, layout.initrd, layout.device_tree].map(|ipa| ipa.raw());
     check_eq!(places, [0x4000_0000, 0x4020_0000, 0x4040_0000], "kernel, initrd, device tree");
     Ok(())
 }
 
+fn test_memory_is_read(_: Machine) -> Outcome {
+    let mut header = good();
+    header.ipa_bits.set(36);
+    header.test_leaf.set(2);
+    header.before.set(bundle::before::ALL);
+    test(&mut header, [0xf_ffc0_0000, 4 << 20, 2]);
+    let bytes = file(&header, 0x10_0000);
+    let config = Config::from_bundle(&bytes)?;
+    let expected = TestMemory { start: 0xf_ffc0_0000, slot_size: 2 << 20, slots: 2, leaf: Level::new(2) };
+    check_eq!((config.ipa_bits, config.test), (Some(36), Some(expected)), "IPA bits, test memory");
+    check_eq!(config.before, 31, "techniques of before");
+    check_eq!((config.end(), expected.size()), (1 << 36, 4 << 20), "its end, its size");
+    Ok(())
+}
+
 fn what_is_no_bundle_is_refused(_: Machine) -> Outcome {
-    let other_version = Header { magic: *b"TWOFOLD\x02", ..good() };
-    for bytes in [&[][..], b"TWOFOLD\x01", &[0; 2 * PAGE], other_version.as_bytes()] {
+    let other_version = Header { magic: *b"TWOFOLD\x01", ..good() };
+    for bytes in [&[][..], b"TWOFOLD\x02", &[0; 2 * PAGE], other_version.as_bytes()] {
         let error = Config::from_bundle(bytes).err();
         check_eq!(error, Some(ConfigError::NoBundle), "{} bytes", bytes.len());
     }
@@ -93,7 +118,7 @@ fn what_reaches_beyond_the_end_is_refused(_: Machine) -> Outcome {
 }
 
 fn numbers_out_of_bounds_are_refused(_: Machine) -> Outcome {
-    let changes: [Change; 7] = [
+    let changes: [Change; 19] = [
         |header| header.cpus.set(0),
         |header| header.cpus.set(65),
         |header| header.cpus.set(u32::MAX),
@@ -104,6 +129,24 @@ fn numbers_out_of_bounds_are_refused(_: Machine) -> Outcome {
             header.pages.set(bundle::pages::BLOCKS);
             header.memory.set(MEMORY + 4096);
         },
+        |header| header.ipa_bits.set(31),
+        |header| header.ipa_bits.set(49),
+        |header| test(header, [0, PAGE as u64, 0]),
+        |header| test(header, [0, 65 * PAGE as u64, 65]),
+        |header| test(header, [0, 0, 1]),
+        |header| test(header, [0, 3 * PAGE as u64, 2]),
+        |header| test(header, [0, PAGE as u64 + 1, 1]),
+        |header| test(header, [1, PAGE as u64, 1]),
+        |header| {
+            test(header, [0, PAGE as u64, 1]);
+            header.test_leaf.set(4);
+        },
+        |header| {
+            test(header, [0, 3 * PAGE as u64, 1]);
+            header.test_leaf.set(3);
+        },
+        |header| header.before.set(1 << 5),
+        |header| test(header, [u64::MAX - PAGE as u64 + 1, PAGE as u64, 1]),
     ];
     for (index, change) in changes.into_iter().enumerate() {
         let mut header = good();
@@ -149,7 +192,9 @@ fn no_bytes_bring_it_down(_: Machine) -> Outcome {
     };
     let mut taken = 0;
     for round in 0..20_000 {
-        let mut bytes = file(&good(), random() >> (random() % 64));
+        let mut header = good();
+        test(&mut header, [0xf_ffc0_0000, 4 << 20, 2]);
+        let mut bytes = file(&header, random() >> (random() % 64));
         for _ in 0..1 + random() % 4 {
             let at = random() as usize % if round % 2 == 0 { 72 } else { PAGE + 64 };
             bytes[at] ^= 1 << (random() % 8);

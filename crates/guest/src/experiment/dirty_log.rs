@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `experiment=dirty-log`: populate, enable, per iteration dirty, get and clear, disable.
+//!
+//! A pass touches each page of the guest's granule, so with one of 64 KiB a page of 16 at stage 2. Which pages are written,
+//! and in which order, the generator decides, in a run of its own through all iterations.
+
+use core::slice;
+
+use twofold_abi::vendor::WRITE_PROTECT;
+use twofold_abi::virt::TEST_VA;
+use twofold_pattern::pass::Pass;
+
+use super::{Failure, Settings, access, phase};
+use crate::vendor;
+
+pub fn run(settings: &Settings) -> Result<(), Failure> {
+    let granule = settings.mode.granule.size();
+    let mut pass = Pass { random: settings.seed, ..Pass::writes(TEST_VA, settings.bytes / granule, granule) };
+    access("populate", slice::from_mut(&mut pass))?;
+    pass.write_percent = settings.write_percent;
+    pass.random_order = settings.random_order;
+    phase("enable", || vendor::start_log(settings.tracker, settings.all_dirty, settings.chunk))?;
+    for iteration in 1..=settings.iterations {
+        pass.value = iteration;
+        access("dirty", slice::from_mut(&mut pass))?;
+        let told = phase("get", vendor::get_log)?;
+        let pages = settings.bytes / 4096;
+        if told > pages {
+            return Err(Failure::TooMany { told, pages });
+        }
+        if settings.tracker != WRITE_PROTECT {
+            phase("clear", vendor::clear_log)?;
+        }
+    }
+    phase("disable", vendor::stop_log)?;
+    Ok(())
+}

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Which techniques are done as they were before, in images with the feature `baselines`: what a bundle says, as the memory has it.
+
+use twofold_abi::bundle::before;
+use twofold_memory::baselines::{Clean, Coalesce, Policies, Split, TablePages};
+
+/// The policies that these bits of [`before`] stand for.
+pub fn policies(bits: u32) -> Policies {
+    let is = |bit| bits & bit != 0;
+    Policies {
+        split: match bits & before::SPLIT {
+            before::SPLIT_EVERY_LEVEL => Split::EveryLevel,
+            before::SPLIT_SKIP_CHILDREN => Split::SkipChildren,
+            before::SPLIT_SKIP_LEAVES => Split::SkipLeaves,
+            _ => Split::Records,
+        },
+        clean: if is(before::CLEAN_ON_ABORT) { Clean::OnAbort } else { Clean::OnMap },
+        coalesce: if is(before::COALESCE_FREE_FIRST) { Coalesce::FreeFirst } else { Coalesce::InstallFirst },
+        tables: if is(before::TABLES_ALWAYS) { TablePages::Always } else { TablePages::WhenNeeded },
+    }
+}

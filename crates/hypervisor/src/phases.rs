@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The phases of an experiment, as its guest tells them apart ([`twofold_abi::vendor::PHASE`]), and what each of them took.
+//!
+//! Invariant: what is counted as a phase's is all that was done at EL2 between two of the guest's words, from the vector of each
+//! exit to the way back into the guest; and nothing of what the words themselves took. Nothing is counted in between that
+//! would not be counted anyway, and nothing is written before the guest is over: so phases cost what they cost without this.
+
+use alloc::vec::Vec;
+
+use twofold_abi::{control as channel, vendor};
+
+use crate::control;
+use crate::log_calls::LogCalls;
+use crate::stats::{self, Meter, Purpose};
+use crate::vm::Vm;
+
+/// The phases that one vCPU told apart.
+#[derive(Default)]
+pub struct Phases {
+    now: Option<Phase>,
+    past: Vec<Phase>,
+}
+
+/// A phase, and what had been spent when it began; or, once it is past, what it took.
+struct Phase {
+    /// An index of [`vendor::PHASES`].
+    name: usize,
+    spent: Spent,
+}
+
+#[derive(Clone, Copy)]
+struct Spent {
+    /// But for calls that tell phases apart.
+    instructions: u64,
+    /// Pages that logs told of.
+    pages: u64,
+    /// Blocks that were put together.
+    blocks: u64,
+    /// As [`stats::for_each_event`] has them.
+    events: [u64; EVENTS],
+}
+
+/// Room for the events that are counted.
+const EVENTS: usize = 32;
+
+impl Phases {
+    /// Answers the call with these arguments (x0 and x1); `None` where it is none for phases.
+    pub fn call(&mut self, vm: &Vm, meter: &mut Meter, log: &LogCalls, [function, name]: [u64; 2]) -> Option<i64> {
+        if function != u64::from(vendor::PHASE) {
+            return None;
+        }
+        meter.is_for(Purpose::Phase);
+        if let Some(Phase { name, spent }) = self.now.take() {
+            self.past.push(Phase { name, spent: Spent::by(vm, log).since(&spent) });
+        }
+        if name == vendor::NO_PHASE {
+            return Some(vendor::SUCCESS);
+        }
+        let has_room = self.past.len() < vendor::PHASES_MAX && self.past.try_reserve(1).is_ok();
+        if name >= vendor::PHASES.len() as u64 || !has_room {
+            return Some(vendor::INVALID_PARAMETER);
+        }
+        self.now = Some(Phase { name: name as usize, spent: Spent::by(vm, log) });
+        Some(vendor::SUCCESS)
+    }
+
+    /// Writes what each of them took to the control channel.
+    pub fn report(&self, vm: &Vm) {
+        let mut numbers = [0; vendor::PHASES.len()];
+        for Phase { name, spent } in &self.past {
+            numbers[*name] += 1;
+            let (name, number) = (vendor::PHASES[*name], numbers[*name]);
+            let write = |group: &str, what: &str, value: u64| {
+                if value != 0 {
+                    let dot = if what.is_empty() { "" } else { "." };
+                    control::line(channel::STAT, format_args!("phase.{name}.{number}.{group}{dot}{what} {value}"));
+                }
+            };
+            control::line(channel::STAT, format_args!("phase.{name}.{number}.instructions {}", spent.instructions));
+            write("pages", "", spent.pages);
+            write("blocks", "", spent.blocks);
+            let mut events = spent.events.iter();
+            for_each_event(vm, |group, what, _| write(group, what, *events.next().expect("the events are the same")));
+        }
+    }
+}
+
+impl Spent {
+    /// What was spent up to this exit.
+    fn by(vm: &Vm, log: &LogCalls) -> Self {
+        let mut events = [0; EVENTS];
+        let mut places = events.iter_mut();
+        for_each_event(vm, |_, _, value| *places.next().expect("there is room for all events") = value);
+        let spent = |vcpu: &stats::Stats| vcpu.all_instructions() - vcpu.instructions(Purpose::Phase);
+        let instructions = vm.vcpus.iter().map(|vcpu| spent(&vcpu.stats)).sum();
+        Self { instructions, pages: log.pages_told(), blocks: log.blocks_rejoined(), events }
+    }
+
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            instructions: self.instructions - before.instructions,
+            pages: self.pages - before.pages,
+            blocks: self.blocks - before.blocks,
+            events: core::array::from_fn(|index| self.events[index] - before.events[index]),
+        }
+    }
+}
+
+fn for_each_event(vm: &Vm, mut each: impl FnMut(&str, &str, u64)) {
+    let memory = vm.memory();
+    #[cfg(feature = "baselines")]
+    each("split", "visits", memory.split_visits());
+    let vcpus = vm.vcpus.iter().map(|vcpu| &vcpu.stats);
+    stats::for_each_event(vcpus, &memory.counts(), memory.stage2().platform().counts(), &mut each);
+}

@@ -1,0 +1,539 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Experiments on the hypervisor: the bare-metal guest does what KVM's selftests do, and what it took at EL2 is counted.
+//!
+//! Invariant: one vCPU on a deterministic machine, so the same experiment has the same figures, to the last instruction; and
+//! figures are given only of a guest that did all that it was asked for. They are counts: how long anything took, an emulator
+//! does not know.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use thiserror::Error;
+use twofold_abi::bundle::flags;
+use twofold_abi::vendor::{PHASES, PHASES_MAX, TRACKERS, WRITE_PROTECT};
+use twofold_abi::virt::TEST_VA;
+use twofold_pattern::mode::Mode;
+use twofold_pattern::stage1::{Layout, Leaves, RangeError, Unsupported};
+
+use crate::guest::{Guest, GuestError, PAGE_SIZE, Pages, TestMemory, size};
+use crate::machine::{Loaded, Machine};
+use crate::qemu::Qemu;
+use crate::report::Report;
+use crate::run::{Launch, Outcome, RunError, Stop};
+use crate::verdict::Verdict;
+
+/// An experiment.
+#[derive(Clone, Debug)]
+pub struct Experiment {
+    /// What the guest does.
+    pub program: Program,
+    /// Bytes of memory that it does it with.
+    pub bytes: u64,
+    /// Slots that the memory is made of, of equal size.
+    pub slots: u32,
+    /// The guest's stage 1, and its physical addresses.
+    pub mode: Mode,
+    /// Bits of a guest physical address that the hypervisor has, 32 to 48: where they are to be more than the mode's, or the
+    /// mode leaves them to it (`pxx`; 48 if it is not said).
+    pub ipa_bits: Option<u32>,
+    /// How large the mappings of its memory may be.
+    pub pages: Pages,
+    /// The level of the largest leaf, 1 for 1 GiB (hugetlb) to 3, of memory that is there from the start, in slots of a power of two
+    /// of bytes; `pages` is to allow for it. `None`: memory is taken as it is touched.
+    pub given: Option<u32>,
+    /// Bits of [`twofold_abi::bundle::before`]: techniques as they were before; for an image that knows them.
+    pub before: u32,
+    /// Whether the CPU's forced write-back (FEAT_S2FWB) is used, where it has that. If not, caches are cleaned.
+    pub forced_write_back: bool,
+}
+
+/// What a guest does, phase by phase.
+#[derive(Clone, Debug)]
+pub enum Program {
+    /// As `dirty_log_perf_test`: populate, enable, per iteration dirty, get and (but for write-protect) clear, disable.
+    DirtyLog(DirtyLog),
+    /// As `kvm_page_table_test`: create, enable, update, disable, (rejoin), adjust.
+    PageTable(PageTable),
+}
+
+/// How dirty logging is tried.
+#[derive(Clone, Debug)]
+pub struct DirtyLog {
+    /// How often it is written to the memory: at least once.
+    pub iterations: u32,
+    /// An index of [`TRACKERS`].
+    pub tracker: usize,
+    /// Whether all pages are dirty at first; not with write-protect.
+    pub all_dirty: bool,
+    /// Bytes that are split at once: 0, or a power of two of at least 4 KiB.
+    pub chunk: u64,
+    /// How many pages of 100 are written; the others are read.
+    pub write_percent: u32,
+    /// Whether each access is to a page that is drawn.
+    pub random_order: bool,
+    /// What is drawn with: 1 to 2^31 - 2.
+    pub seed: u32,
+}
+
+/// How tables are tried.
+#[derive(Clone, Debug)]
+pub struct PageTable {
+    /// Bytes of what backs the memory, as the guest is to see it: 4 KiB, or those of a block.
+    pub block: u64,
+    /// Bytes that are split at once when the log starts; 0, as the kernel's has it: block by block, as they are written.
+    pub chunk: u64,
+    /// Whether blocks are put together ahead of the guest's accesses, after the log has stopped.
+    pub rejoin: bool,
+}
+
+impl Default for DirtyLog {
+    /// As the kernel's, with `-g`: two iterations, write-protect, everything written in order; chunks of 2 MiB.
+    fn default() -> Self {
+        Self {
+            iterations: 2,
+            tracker: WRITE_PROTECT,
+            all_dirty: false,
+            chunk: 2 << 20,
+            write_percent: 100,
+            random_order: false,
+            seed: 1,
+        }
+    }
+}
+
+/// What an experiment runs on.
+#[derive(Clone, Debug)]
+pub struct Platform<'a> {
+    /// The QEMU.
+    pub qemu: &'a Qemu,
+    /// The hypervisor's image.
+    pub image: &'a Path,
+    /// The bare-metal guest's.
+    pub guest: &'a Path,
+    /// The CPU's model, as QEMU's `-cpu` takes it.
+    pub cpu: &'a str,
+    /// The limit against hangs.
+    pub timeout: Option<Duration>,
+    /// Ends it from outside.
+    pub stop: Stop,
+}
+
+/// What was counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Each phase by its name: each time that the guest was in it, in order.
+    pub phases: BTreeMap<String, Vec<Phase>>,
+    /// All figures, also those of the whole run.
+    pub report: Report,
+}
+
+/// The figures of a phase, by the keys that [`twofold_abi::control`] lists behind `phase.NAME.N`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Phase(pub Report);
+
+/// Why there are no figures, and what to do.
+#[derive(Debug, Error)]
+pub enum ExperimentError {
+    /// The guest has no such mode.
+    #[error(transparent)]
+    Mode(#[from] Unsupported),
+    /// Its memory does not fit into the mode's addresses.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// The memory is not made of whole pages or blocks.
+    #[error(
+        "{} of memory are not made of {slots} slots of whole {}; the next size that is: {}",
+        size(*bytes), size(*unit), size(*next)
+    )]
+    Bytes {
+        /// What was asked for, in bytes.
+        bytes: u64,
+        /// In how many slots.
+        slots: u32,
+        /// What each slot has to be made of, in bytes.
+        unit: u64,
+        /// Bytes that would do.
+        next: u64,
+    },
+    /// Too few or too many.
+    #[error("{0} iterations are not possible; give 1 to {most}", most = ITERATIONS_MAX)]
+    Iterations(u32),
+    /// There is no such tracker.
+    #[error("there is no tracker {0}; there are 0 to {last}", last = TRACKERS.len() - 1)]
+    Tracker(usize),
+    /// A log that is cleared by reading it cannot tell of all pages first.
+    #[error("write-protect has no start with all pages dirty; take manual, or start with none")]
+    AllDirty,
+    /// No such chunk can be split.
+    #[error("a chunk of {} is not possible; give 0, or a power of two of at least 4K", size(*.0))]
+    Chunk(u64),
+    /// More than all, or a seed that the generator does not have.
+    #[error("{percent} of 100 pages written, drawn from {seed}, are not possible; give 0 to 100, and 1 to 2147483646")]
+    Draws {
+        /// Pages of 100.
+        percent: u32,
+        /// The seed.
+        seed: u32,
+    },
+    /// The backing is neither pages nor blocks.
+    #[error("memory cannot be backed by {}; give 4K, 2M or 1G", size(*.0))]
+    Block(u64),
+    /// Its memory, or a file of it, makes no sense.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// The run did not end.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// There is no room for the run's files.
+    #[error("no directory for the run's files: {0}; is there room in TMPDIR?")]
+    Directory(#[from] io::Error),
+    /// The machine cannot do it.
+    #[error("not on this machine: {0}")]
+    Unsupported(String),
+    /// The guest said why it could not.
+    #[error("the guest: {0}")]
+    Failed(String),
+    /// It ended in another way than it should.
+    #[error("{verdict}{console}")]
+    Ended {
+        /// How.
+        verdict: Verdict,
+        /// The last lines of the console, where the verdict does not say it all.
+        console: String,
+    },
+    /// A phase is missing from the figures.
+    #[error("the hypervisor tells of {found} phases of {expected}; are its image and the guest's of one version?")]
+    Phases {
+        /// How many there are.
+        found: usize,
+        /// How many there should be.
+        expected: usize,
+    },
+}
+
+/// With three phases each, and three beside them.
+const ITERATIONS_MAX: usize = (PHASES_MAX - 3) / 3;
+
+/// What the guest needs beside tables for its test memory.
+const OWN_MEMORY: u64 = 64 << 20;
+
+impl Experiment {
+    /// Runs it, in a directory of its own that is gone afterwards.
+    ///
+    /// # Errors
+    ///
+    /// It makes no sense, before anything is started; or it did not end well.
+    pub fn run(&self, on: &Platform<'_>) -> Result<Counted, ExperimentError> {
+        let guest = self.guest(on.guest)?;
+        let directory = tempfile::Builder::new().prefix("twofold-").tempdir()?;
+        let bundle = guest.write_bundle(&directory.path().join("guest.bundle"))?;
+        let machine = Machine {
+            image: on.image.to_owned(),
+            loaded: Loaded::Guest { bundle, memory: guest.total_memory() },
+            spare_memory: 0,
+            append: None,
+            cpu: on.cpu.to_owned(),
+            cpus: 1,
+            deterministic: true,
+        };
+        let launch = Launch {
+            qemu: on.qemu,
+            machine: &machine,
+            directory: directory.path(),
+            timeout: on.timeout,
+            stop: on.stop.clone(),
+        };
+        self.judge(&launch.run(|_| ())?)
+    }
+
+    /// The guest that does it: `kernel` is the bare-metal guest's image.
+    ///
+    /// # Errors
+    ///
+    /// The experiment makes no sense.
+    pub fn guest(&self, kernel: &Path) -> Result<Guest, ExperimentError> {
+        let ipa_bits = self.ipa_bits.or(self.mode.pa_bits).unwrap_or(48);
+        let layout = Layout::new(&self.mode, ipa_bits, Leaves::Pages)?;
+        let test = TestMemory { ipa_bits, size: self.bytes, slots: self.slots, leaf: self.given };
+        self.check_bytes()?;
+        let words = match &self.program {
+            Program::DirtyLog(program) => program.words()?,
+            Program::PageTable(program) => program.words()?,
+        };
+        let (mode, start, bytes) = (self.mode, test.start(), self.bytes);
+        let command_line = format!("{words} mode={mode} ipa-bits={ipa_bits} at={start:#x} bytes={bytes}");
+        let tables = layout.tables(TEST_VA, start, bytes)? * mode.granule.size();
+        let cache = if self.forced_write_back { 0 } else { flags::NO_FORCED_WRITE_BACK };
+        let guest = Guest {
+            kernel: kernel.to_owned(),
+            initrd: None,
+            command_line,
+            memory: OWN_MEMORY + tables.next_multiple_of(2 << 20),
+            cpus: 1,
+            pages: self.pages,
+            flags: flags::COUNT | flags::MEASURE | cache,
+            test: Some(test),
+            before: self.before,
+        };
+        guest.check_settings()?;
+        Ok(guest)
+    }
+
+    /// How often the guest is in a phase, all in all.
+    fn phases(&self) -> usize {
+        match &self.program {
+            Program::DirtyLog(program) => {
+                let each = if program.tracker == WRITE_PROTECT { 2 } else { 3 };
+                3 + each * program.iterations as usize
+            }
+            Program::PageTable(program) => 5 + usize::from(program.rejoin),
+        }
+    }
+
+    fn check_bytes(&self) -> Result<(), ExperimentError> {
+        let block = match &self.program {
+            Program::DirtyLog(_) => PAGE_SIZE,
+            Program::PageTable(program) => program.block,
+        };
+        let unit = block.max(self.mode.granule.size());
+        let (bytes, slots) = (self.bytes, self.slots);
+        let all = unit.saturating_mul(slots.into());
+        if all == 0 || bytes == 0 || !bytes.is_multiple_of(all) {
+            let next = bytes.max(1).checked_next_multiple_of(all).unwrap_or(all);
+            return Err(ExperimentError::Bytes { bytes, slots, unit, next });
+        }
+        Ok(())
+    }
+
+    fn judge(&self, outcome: &Outcome) -> Result<Counted, ExperimentError> {
+        let verdict = Verdict::new(outcome, false);
+        let console = outcome.console.tail(20);
+        if let (Verdict::Reset, Some(why)) = (&verdict, console.iter().find_map(|line| line.strip_prefix(FAILED))) {
+            // What the hypervisor did not do for it, it gives a reason for.
+            let reason = outcome.control.log.iter().find_map(|line| line.strip_prefix(REASON)?.split_once(": "));
+            let text = reason.map_or(why.trim(), |(_, reason)| reason).to_owned();
+            let is_lacking = UNSUPPORTED.iter().any(|words| why.contains(words));
+            return Err(if is_lacking { ExperimentError::Unsupported(text) } else { ExperimentError::Failed(text) });
+        }
+        if !verdict.is_ok() {
+            let is_told = console.is_empty() || matches!(verdict, Verdict::CannotStart(_));
+            let console =
+                if is_told { String::new() } else { format!("\nThe console's last lines:\n{}", console.join("\n")) };
+            return Err(ExperimentError::Ended { verdict, console });
+        }
+        let counted = Counted::of(&outcome.control.report);
+        let (found, expected) = (counted.phases.values().map(Vec::len).sum(), self.phases());
+        if found == expected { Ok(counted) } else { Err(ExperimentError::Phases { found, expected }) }
+    }
+}
+
+/// How the guest's last line begins when it gives up.
+const FAILED: &str = "guest experiment: FAILED:";
+/// What is in it where it is the machine that lacks something.
+const UNSUPPORTED: [&str; 2] = ["this CPU has no", "LOG_START with -1"];
+/// How the hypervisor's line begins when it refuses a call for a log.
+const REASON: &str = "the guest's call ";
+
+impl DirtyLog {
+    fn words(&self) -> Result<String, ExperimentError> {
+        let Self { iterations, tracker, all_dirty, chunk, write_percent, random_order, seed } = *self;
+        let name = *TRACKERS.get(tracker).ok_or(ExperimentError::Tracker(tracker))?;
+        if !(1..=ITERATIONS_MAX).contains(&(iterations as usize)) {
+            return Err(ExperimentError::Iterations(iterations));
+        }
+        if all_dirty && tracker == WRITE_PROTECT {
+            return Err(ExperimentError::AllDirty);
+        }
+        check_chunk(chunk)?;
+        if write_percent > 100 || !(1..(1 << 31) - 1).contains(&seed) {
+            return Err(ExperimentError::Draws { percent: write_percent, seed });
+        }
+        let (all, random) = (u8::from(all_dirty), u8::from(random_order));
+        Ok(format!(
+            "experiment=dirty-log iterations={iterations} tracker={name} all-dirty={all} chunk={chunk} \
+             write-percent={write_percent} random-order={random} seed={seed}"
+        ))
+    }
+}
+
+impl PageTable {
+    fn words(&self) -> Result<String, ExperimentError> {
+        let Self { block, chunk, rejoin } = *self;
+        if ![4 << 10, 2 << 20, 1 << 30].contains(&block) {
+            return Err(ExperimentError::Block(block));
+        }
+        check_chunk(chunk)?;
+        Ok(format!("experiment=page-table block={block} chunk={chunk} rejoin={}", u8::from(rejoin)))
+    }
+}
+
+fn check_chunk(chunk: u64) -> Result<(), ExperimentError> {
+    let is_possible = chunk == 0 || chunk.is_power_of_two() && chunk >= PAGE_SIZE;
+    if is_possible { Ok(()) } else { Err(ExperimentError::Chunk(chunk)) }
+}
+
+impl Counted {
+    /// The phases in a report.
+    pub fn of(report: &Report) -> Self {
+        let phases = PHASES.iter().filter_map(|name| {
+            let times = (1..).map(|number| Phase::of(report, &format!("phase.{name}.{number}")));
+            let times: Vec<_> = times.map_while(|phase| phase).collect();
+            (!times.is_empty()).then(|| ((*name).to_owned(), times))
+        });
+        Self { phases: phases.collect(), report: report.clone() }
+    }
+
+    /// Each time that the guest was in the phase of this name.
+    pub fn times(&self, name: &str) -> &[Phase] {
+        self.phases.get(name).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Phase {
+    fn of(report: &Report, key: &str) -> Option<Self> {
+        let mut figures = Report::default();
+        report.under(key).for_each(|(key, value)| figures.set(key, value));
+        figures.get("instructions").map(|_| Self(figures))
+    }
+
+    /// The figure of this key; what is not told of is 0.
+    pub fn get(&self, key: &str) -> u64 {
+        self.0.get(key).unwrap_or(0)
+    }
+
+    /// The sum of the figures below `prefix`: `tlbi`, say, for TLB invalidations of all kinds.
+    pub fn sum(&self, prefix: &str) -> u64 {
+        self.0.under(prefix).map(|(_, value)| value).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Control;
+    use crate::run::fake::Fake;
+
+    fn dirty_log() -> Experiment {
+        Experiment {
+            program: Program::DirtyLog(DirtyLog::default()),
+            bytes: 64 << 20,
+            slots: 1,
+            mode: Mode::find("p36v48-64k").unwrap(),
+            ipa_bits: None,
+            pages: Pages::Small,
+            given: None,
+            before: 0,
+            forced_write_back: true,
+        }
+    }
+
+    fn page_table() -> Experiment {
+        let program = Program::PageTable(PageTable { block: 2 << 20, chunk: 0, rejoin: true });
+        Experiment { program, forced_write_back: false, ..dirty_log() }
+    }
+
+    #[test]
+    fn an_experiment_is_words_and_memory_at_the_top() {
+        let guest = dirty_log().guest(Path::new("guest.img")).unwrap();
+        assert_eq!(
+            guest.command_line,
+            "experiment=dirty-log iterations=2 tracker=write_protect all-dirty=0 chunk=2097152 write-percent=100 \
+             random-order=0 seed=1 mode=p36v48-64k ipa-bits=36 at=0xfc0000000 bytes=67108864"
+        );
+        assert_eq!(guest.test, Some(TestMemory { ipa_bits: 36, size: 64 << 20, slots: 1, leaf: None }));
+        assert_eq!(guest.flags, flags::COUNT | flags::MEASURE);
+        let guest = page_table().guest(Path::new("guest.img")).unwrap();
+        assert!(guest.command_line.starts_with("experiment=page-table block=2097152 chunk=0 rejoin=1 mode="));
+        assert_eq!(guest.flags, flags::COUNT | flags::MEASURE | flags::NO_FORCED_WRITE_BACK);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let refused = |experiment: Experiment, word: &str| {
+            let error = experiment.guest(Path::new("guest.img")).unwrap_err().to_string();
+            assert!(error.contains(word), "no {word:?} in {error}");
+        };
+        let log = |change: fn(&mut DirtyLog)| {
+            let mut program = DirtyLog::default();
+            change(&mut program);
+            Experiment { program: Program::DirtyLog(program), ..dirty_log() }
+        };
+        refused(log(|log| log.iterations = 0), "iterations");
+        refused(log(|log| log.iterations = 1000), "iterations");
+        refused(log(|log| log.tracker = 5), "tracker");
+        refused(log(|log| log.all_dirty = true), "write-protect");
+        refused(log(|log| log.chunk = 3 << 20), "chunk");
+        refused(log(|log| log.write_percent = 101), "0 to 100");
+        refused(log(|log| log.seed = 0), "2147483646");
+        refused(Experiment { bytes: 4096, ..dirty_log() }, "64K");
+        refused(Experiment { bytes: 0, ..dirty_log() }, "64K");
+        refused(Experiment { slots: 0, ..dirty_log() }, "slots");
+        refused(Experiment { slots: 3, ..dirty_log() }, "next size");
+        refused(Experiment { bytes: 65 << 20, ..page_table() }, "2M");
+        refused(Experiment { bytes: (1 << 36) - (1 << 30), ..dirty_log() }, "test memory");
+        refused(Experiment { bytes: 1 << 48, ..dirty_log() }, "do not fit");
+        refused(Experiment { ipa_bits: Some(32), ..dirty_log() }, "there are 32");
+        for name in ["p52v48-4k", "p47v64-4k"] {
+            refused(Experiment { mode: Mode::find(name).unwrap(), ..dirty_log() }, name);
+        }
+        let block = PageTable { block: 64 << 10, chunk: 0, rejoin: false };
+        refused(Experiment { program: Program::PageTable(block), ..dirty_log() }, "4K, 2M or 1G");
+    }
+
+    #[test]
+    fn phases_are_read_by_name_and_time() {
+        let text = "twofold:stat phase.dirty.1.instructions 7\ntwofold:stat phase.dirty.2.instructions 0\n\
+                    twofold:stat phase.dirty.1.tlbi.vmalle1 2\ntwofold:stat phase.dirty.1.tlbi.ipas2e1is 3\n\
+                    twofold:stat phase.get.2.instructions 5\ntwofold:stat phase.clear.1.tlbi.vmalle1 5\n";
+        let counted = Counted::of(&Control::parse(text).report);
+        let [first, second] = counted.times("dirty") else { panic!("{counted:?}") };
+        assert_eq!((first.get("instructions"), first.sum("tlbi"), first.get("tlbi.vmalle1")), (7, 5, 2));
+        assert_eq!((second.get("instructions"), second.sum("tlbi")), (0, 0));
+        // The second time without a first, and a phase that took nothing that is counted, are none.
+        assert!(counted.times("get").is_empty() && counted.times("clear").is_empty());
+    }
+
+    /// A stand-in for QEMU that answers so many phases; or the guest's last words.
+    fn run(script: &str) -> Result<Counted, ExperimentError> {
+        let version = "case \"$*\" in *--version) echo 'QEMU emulator version 8.0.0'; exit 0;; esac";
+        let fake = Fake::new(&format!("{version}\n{script}"));
+        let kernel = fake.directory.path().join("kernel");
+        let mut image = vec![0; 64];
+        image[16..24].copy_from_slice(&4096u64.to_le_bytes());
+        image[56..60].copy_from_slice(b"ARM\x64");
+        std::fs::write(&kernel, image).unwrap();
+        let on = Platform {
+            qemu: &Qemu::at(&fake.program).unwrap(),
+            image: &kernel,
+            guest: &kernel,
+            cpu: "max",
+            timeout: None,
+            stop: Stop::default(),
+        };
+        page_table().run(&on)
+    }
+
+    #[test]
+    fn figures_are_of_a_guest_that_did_all() {
+        let phases = |names: &str| {
+            let stat = "echo \"twofold:stat phase.$name.1.instructions 3\" >> \"$control\"";
+            run(&format!("for name in {names}; do {stat}; done; echo 'twofold:end power-off' >> \"$control\"; exit 0"))
+        };
+        let counted = phases("create enable update disable rejoin adjust").unwrap();
+        assert_eq!(counted.times("rejoin")[0].get("instructions"), 3);
+        let error = phases("create enable update disable adjust").unwrap_err();
+        assert!(matches!(error, ExperimentError::Phases { found: 5, expected: 6 }), "{error}");
+    }
+
+    #[test]
+    fn the_guest_says_why_it_could_not() {
+        let error =
+            run("echo 'guest experiment: FAILED: no such granule'; echo 'twofold:end reset' > \"$control\"; exit 16");
+        let error = error.unwrap_err();
+        assert!(matches!(&error, ExperimentError::Failed(why) if why == "no such granule"), "{error}");
+        let error = run("echo last words; exit 17").unwrap_err();
+        assert!(matches!(error, ExperimentError::Ended { .. }) && error.to_string().contains("last words"), "{error}");
+    }
+}
