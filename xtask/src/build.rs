@@ -68,13 +68,10 @@ pub fn command(workspace: &Workspace) -> anyhow::Result<ExitCode> {
         install::target(install::TARGET)?;
         Ok(((), TARGET.to_owned()))
     })?;
-    for program in [HYPERVISOR, EL2_TESTS, GUEST] {
+    for program in [HYPERVISOR, MEASURING_HYPERVISOR, EL2_TESTS, GUEST] {
         steps.step("build", || {
             let size = images(workspace, &[program])?;
-            Ok((
-                (),
-                format!("{} ({} KiB)", workspace.shown(&workspace.image(program.name)).display(), size.div_ceil(1024)),
-            ))
+            Ok(((), format!("{} ({} KiB)", workspace.shown(&program.image(workspace)).display(), size.div_ceil(1024))))
         })?;
     }
     Ok(ExitCode::SUCCESS)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The options of `dirty-log`: those of KVM's `dirty_log_perf_test`, with their meanings there, and ours.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use twofold_memory::dirty::Tracker;
 use twofold_pattern::mode::{MODES, Mode};
@@ -89,6 +91,10 @@ pub struct DirtyLogOptions {
     /// Where the guest runs
     #[arg(long, value_name = "WHERE", value_enum, default_value = "machine", help_heading = MEASURING)]
     pub on: Platform,
+    /// With --on hypervisor: the directory of the images that `cargo xtask build` makes; without it those of this program's
+    /// sources, which are built where they are missing
+    #[arg(long, value_name = "DIR", help_heading = MEASURING)]
+    pub images: Option<PathBuf>,
     /// Runs of each variant that are counted, in turns, after one that is checked and not counted; 7 for medians. With
     /// --continuous 3
     #[arg(long, value_name = "N", help_heading = MEASURING, value_parser = clap::value_parser!(u32).range(1..=10_000))]

@@ -4,6 +4,7 @@
 
 pub mod continuous;
 pub mod dirty_log;
+pub mod hypervisor;
 pub mod kvm;
 pub mod machine;
 pub mod outcome;
@@ -27,6 +28,6 @@ pub fn on(platform: Platform) -> anyhow::Result<Box<dyn Targets>> {
     match platform {
         Platform::Machine => Ok(Box::new(machine::Machines::new())),
         Platform::Kvm => Ok(Box::new(kvm::Kvms::new()?)),
-        Platform::Hypervisor => bail!("this program has no guests for {platform}: take --on machine"),
+        Platform::Hypervisor => bail!("the hypervisor has experiments of its own"),
     }
 }

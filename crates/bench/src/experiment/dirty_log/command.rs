@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::plan::Plan;
-use super::{Check, Run, gains};
+use super::{Check, Run, counted, gains};
 use crate::arguments::DirtyLogOptions;
+use crate::experiment::hypervisor::Hypervisor;
 use crate::experiment::progress::Progress;
 use crate::experiment::record::leave_out_zeroes;
 use crate::experiment::setup::Setup;
@@ -15,7 +16,7 @@ use crate::experiment::target::Targets;
 use crate::experiment::{self, continuous, outcome, threads};
 use crate::output;
 use crate::report;
-use crate::results::Results;
+use crate::results::{Platform, Results};
 use crate::stop::Stop;
 
 /// `twofold bench dirty-log`.
@@ -27,6 +28,9 @@ use crate::stop::Stop;
 pub fn command(options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
     let plan = Plan::of(options)?;
     outcome::check(&options.output)?;
+    if options.on == Platform::Hypervisor {
+        return count(&plan, options);
+    }
     plan.collector.map_or(Ok(()), threads::pin)?;
     let mut targets = match experiment::on(options.on) {
         Ok(targets) => targets,
@@ -46,6 +50,41 @@ pub fn command(options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
         measure(&plan, &mut *targets, &mut results, &stop)?;
         results.notes.extend(gains::told(&results));
     }
+    leave_out_zeroes(&mut results);
+    outcome::tell(&results, &options.output)
+}
+
+/// Under the hypervisor.
+fn count(plan: &Plan, options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
+    let stop = Stop::on_signal()?;
+    let progress = Progress::new(plan.setups.iter().map(Vec::len).sum::<usize>() as u64)?;
+    let hypervisor = Hypervisor::find(options.images.as_deref(), &stop, |what| progress.doing(what.to_owned()));
+    let hypervisor = match hypervisor {
+        Err(error) if options.tap => return skip(&error),
+        hypervisor => hypervisor?,
+    };
+    let mut results = Results::begin();
+    results.notes = plan.notes();
+    hypervisor.describe(&mut results);
+    let mut checks = Vec::new();
+    for setup in plan.setups.iter().flatten() {
+        progress.doing(shown(setup));
+        let counted = counted::measure(plan, &hypervisor, setup, &mut results).with_context(|| shown(setup));
+        if stop.is_requested() {
+            results.interrupted = true;
+            break;
+        }
+        match counted {
+            counted if options.tap => checks.push((checked(setup), counted.map_err(|error| format!("{error:#}")))),
+            counted => counted?,
+        }
+        progress.done();
+    }
+    drop(progress);
+    if options.tap {
+        return told(&checks, &stop);
+    }
+    results.notes.extend(gains::told(&results));
     leave_out_zeroes(&mut results);
     outcome::tell(&results, &options.output)
 }
@@ -95,9 +134,17 @@ fn tap(plan: &Plan, targets: &mut dyn Targets, stop: &Stop) -> anyhow::Result<Ex
             Ok(None) => break,
             Err(error) => Err(format!("{error:#}")),
         };
-        checks.push((format!("dirty-log: what the log tells is what the guest wrote: {}", shown(setup)), outcome));
+        checks.push((checked(setup), outcome));
     }
-    output::line(report::tap(&checks).trim_end())?;
+    told(&checks, stop)
+}
+
+fn checked(setup: &Setup) -> String {
+    format!("dirty-log: what the log tells is what the guest wrote: {}", shown(setup))
+}
+
+fn told(checks: &[(String, Result<(), String>)], stop: &Stop) -> anyhow::Result<ExitCode> {
+    output::line(report::tap(checks).trim_end())?;
     let passed = checks.iter().all(|(_, outcome)| outcome.is_ok());
     if stop.is_requested() {
         return Ok(ExitCode::from(outcome::INTERRUPTED));

@@ -6,6 +6,7 @@
 //! is not one of those that are timed.
 
 mod command;
+mod counted;
 mod gains;
 mod plan;
 
@@ -206,6 +207,10 @@ impl Expected {
         let writes = passes.iter().flatten().flat_map(Pass::accesses).filter(|access| access.write && !all);
         writes.for_each(|access| pages[((access.va - REGION) / page) as usize] = true);
         Self(pages)
+    }
+
+    fn count(&self) -> u64 {
+        self.0.iter().filter(|is| **is).count() as u64
     }
 
     fn check(&self, told: &[u64]) -> anyhow::Result<()> {

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The same under the hypervisor, counted: once, since each run is as the first.
+//!
+//! Invariant: a count is told only of a log that told of as many pages as the guest has written.
+
+use anyhow::{Context, ensure};
+use twofold_launch::Counted;
+
+use super::plan::Plan;
+use super::{Expected, Load};
+use crate::experiment::hypervisor::{self, Hypervisor};
+use crate::experiment::record::{Who, sum};
+use crate::experiment::setup::Setup;
+use crate::results::{Platform, Quantity, Results};
+
+/// Counts one variant, checks it, and adds it to results.
+pub fn measure(plan: &Plan, hypervisor: &Hypervisor, setup: &Setup, results: &mut Results) -> anyhow::Result<()> {
+    let counted = hypervisor.dirty_log(setup, &plan.load)?;
+    check(&counted, setup, &plan.load)?;
+    let variant = plan.variant(Platform::Hypervisor, setup);
+    hypervisor::record(&counted, &variant, results);
+    let rounds = counted.times("dirty").len() as f64;
+    let phases = ["dirty", "get", "clear"].iter().flat_map(|name| counted.times(name));
+    let mut whole = sum(&phases.map(hypervisor::taken).collect::<Vec<_>>());
+    whole.retain(|quantity, _| *quantity == Quantity::Instructions);
+    whole.values_mut().for_each(|all| *all /= rounds);
+    variant.add(results, "iteration", Who::Guest, &whole);
+    Ok(())
+}
+
+/// Whether each get told of as many pages as were written.
+fn check(counted: &Counted, setup: &Setup, load: &Load) -> anyhow::Result<()> {
+    let mut passes = load.passes(setup)?;
+    advance(&mut passes);
+    load.rounds(&mut passes);
+    for (round, get) in counted.times("get").iter().enumerate() {
+        let expected = Expected::of(setup, &passes, round == 0 && setup.starts_dirty(), PAGE).count();
+        let told = get.get("pages");
+        ensure!(told == expected, "iteration {}: the log tells of {told} pages, and {expected} are dirty", round + 1);
+        advance(&mut passes);
+    }
+    let last = counted.times("get").len();
+    (last == load.iterations as usize).then_some(()).with_context(|| format!("{last} iterations were counted"))
+}
+
+/// Where the generators are after these passes.
+fn advance(passes: &mut [Vec<twofold_pattern::pass::Pass>]) {
+    for pass in passes.iter_mut().flatten() {
+        let mut accesses = pass.accesses();
+        accesses.by_ref().for_each(drop);
+        pass.random = accesses.random();
+    }
+}
+
+/// Bytes of a page of the hypervisor's logs.
+const PAGE: u64 = 4 << 10;

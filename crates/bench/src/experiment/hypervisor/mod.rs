@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Experiments under the hypervisor: the bare-metal guest in QEMU does what the machine's guests do, and what it took at EL2 is
+//! counted.
+//!
+//! Invariant: nothing is told but counts, which are the same in each run: so one is enough. How long anything takes, an emulator
+//! does not know.
+
+mod images;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use twofold_abi::bundle::before;
+use twofold_abi::vendor::PHASES;
+use twofold_launch::experiment::{DirtyLog, PageTable, Phase, Platform as On, Program};
+use twofold_launch::{Counted, Experiment, Pages, Qemu, machine};
+
+use super::dirty_log::Load;
+use super::record::{Variant, Who, mean};
+use super::setup::{Backing, Cmo, Coalesce, Policies, Setup, Split, Tables};
+use super::target::Taken;
+use crate::results::{Quantity, Results};
+use crate::stop::Stop;
+pub use images::Images;
+
+/// The hypervisor in QEMU.
+pub struct Hypervisor {
+    qemu: Qemu,
+    images: Images,
+    stop: Stop,
+}
+
+impl Hypervisor {
+    /// With the images of a directory, or of this program's own sources, which are built where they are missing; `doing` is
+    /// told of that.
+    ///
+    /// # Errors
+    ///
+    /// There is no QEMU, or there are no images.
+    pub fn find(directory: Option<&Path>, stop: &Stop, doing: impl Fn(&str)) -> anyhow::Result<Self> {
+        Ok(Self { qemu: Qemu::find()?, images: Images::find(directory, doing)?, stop: stop.clone() })
+    }
+
+    /// What a reader has to know.
+    pub fn describe(&self, results: &mut Results) {
+        results.host.push((
+            "QEMU".to_owned(),
+            format!("{}, -cpu {}, one instruction a nanosecond", self.qemu.version(), machine::CPU_DEFAULT),
+        ));
+        results.notes.push(
+            "counted: instructions at EL2, not time; a TLBI, a barrier or an exit is an instruction like others"
+                .to_owned(),
+        );
+    }
+
+    /// What a dirty log takes.
+    ///
+    /// # Errors
+    ///
+    /// The hypervisor has no such guest, or it did not do what it was told.
+    pub fn dirty_log(&self, setup: &Setup, load: &Load) -> anyhow::Result<Counted> {
+        ensure!(!load.run_while_disabling, "-e takes a second CPU, and the hypervisor's guest has one");
+        let program = DirtyLog {
+            iterations: load.iterations,
+            tracker: setup.tracker as usize,
+            all_dirty: setup.starts_dirty(),
+            chunk: setup.chunk,
+            write_percent: load.write_percent as u32,
+            random_order: load.random_order,
+            seed: u32::try_from(load.seed)?,
+        };
+        self.run(setup, Program::DirtyLog(program))
+    }
+
+    /// What the stages of its tables take.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn page_table(&self, setup: &Setup, rejoin: bool) -> anyhow::Result<Counted> {
+        let program = PageTable { block: setup.backing.page(), chunk: setup.chunk, rejoin };
+        self.run(setup, Program::PageTable(program))
+    }
+
+    fn run(&self, setup: &Setup, program: Program) -> anyhow::Result<Counted> {
+        ensure!(setup.vcpus == 1, "the hypervisor's guest has one vCPU: -v 1");
+        ensure!(setup.offset.is_none() && !setup.sparse, "-p and --sparse are for the machine");
+        let before = before(setup.policies);
+        let experiment = Experiment {
+            program,
+            bytes: setup.memory(),
+            slots: u32::try_from(setup.slots)?,
+            mode: setup.mode,
+            ipa_bits: None,
+            pages: if setup.backing.page() == 4 << 10 { Pages::Small } else { Pages::Auto },
+            given: level(setup.backing),
+            before,
+            forced_write_back: setup.forced_write_back,
+        };
+        let on = On {
+            qemu: &self.qemu,
+            image: if before == 0 { &self.images.plain } else { &self.images.baselines },
+            guest: &self.images.guest,
+            cpu: machine::CPU_DEFAULT,
+            timeout: Some(LIMIT),
+            stop: self.stop.of_launch(),
+        };
+        experiment.run(&on).context("on the hypervisor")
+    }
+}
+
+/// Against hangs.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// The level of the largest leaf, where memory is there from the start; `None` where pages are taken as they are touched.
+fn level(backing: Backing) -> Option<u32> {
+    match backing.page() {
+        0x4000_0000 => Some(1),
+        0x20_0000 => Some(2),
+        _ => None,
+    }
+}
+
+/// What is done as it was before, as the hypervisor is told of it.
+fn before(policies: Policies) -> u32 {
+    let Policies { split, cmo, coalesce, tables } = policies;
+    let split = match split {
+        Split::Records => 0,
+        Split::EveryLevel => before::SPLIT_EVERY_LEVEL,
+        Split::SkipChildren => before::SPLIT_SKIP_CHILDREN,
+        Split::SkipLeaves => before::SPLIT_SKIP_LEAVES,
+    };
+    let bit = |is: bool, bit: u32| if is { bit } else { 0 };
+    split
+        | bit(cmo == Cmo::OnAbort, before::CLEAN_ON_ABORT)
+        | bit(coalesce == Coalesce::FreeFirst, before::COALESCE_FREE_FIRST)
+        | bit(tables == Tables::Always, before::TABLES_ALWAYS)
+}
+
+/// Adds what was counted to results, phase by phase: of those that come again the mean, as on the machine.
+pub fn record(counted: &Counted, variant: &Variant, results: &mut Results) {
+    // In the order of time, as everywhere.
+    for name in PHASES {
+        let times = counted.times(name);
+        if times.is_empty() {
+            continue;
+        }
+        let taken: Vec<_> = times.iter().map(taken).collect();
+        let who = if matches!(name, "get" | "clear" | "enable" | "disable") { Who::Collector } else { Who::Guest };
+        variant.add(results, name, who, &mean(&taken));
+    }
+}
+
+/// What a phase took.
+pub fn taken(phase: &Phase) -> Taken {
+    let faults = ["translation", "permission", "access_flag"].map(|kind| phase.get(&format!("faults.{kind}")));
+    let [translation, permission, access_flag] = faults;
+    [
+        (Quantity::Instructions, phase.get("instructions")),
+        (Quantity::Faults, faults.iter().sum()),
+        (Quantity::TranslationFaults, translation),
+        (Quantity::PermissionFaults, permission),
+        (Quantity::AccessFlagFaults, access_flag),
+        (Quantity::Tlbi, phase.sum("tlbi")),
+        (Quantity::Dsb, phase.get("barriers.dsb")),
+        (Quantity::LinesCleaned, phase.get("cache.lines_cleaned")),
+        (Quantity::Tables, phase.get("tables.allocated")),
+        (Quantity::Pages, phase.get("pages")),
+    ]
+    .map(|(quantity, count)| (quantity, count as f64))
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use twofold_abi::vendor::TRACKERS;
+    use twofold_memory::dirty::Tracker;
+
+    #[test]
+    fn trackers_have_one_number() {
+        for tracker in Tracker::ALL {
+            assert_eq!(TRACKERS[tracker as usize].replace('_', "-"), tracker.name());
+        }
+    }
+
+    #[test]
+    fn policies_are_bits() {
+        assert_eq!(before(Policies::default()), 0);
+        let all = Policies {
+            split: Split::SkipLeaves,
+            cmo: Cmo::OnAbort,
+            coalesce: Coalesce::FreeFirst,
+            tables: Tables::Always,
+        };
+        assert_eq!(before(all), before::ALL);
+    }
+}
