@@ -37,7 +37,7 @@ pub const WRITE_PROTECT: usize = 0;
 
 /// The phases of experiments, as figures name them; those of KVM's `dirty_log_perf_test` and `kvm_page_table_test`.
 pub const PHASES: [&str; 10] =
-    ["populate", "enable", "dirty", "get", "clear", "disable", "create", "update", "rejoin", "adjust"];
+    ["populate", "create", "enable", "dirty", "get", "clear", "update", "disable", "rejoin", "adjust"];
 /// What is counted as no phase's.
 pub const NO_PHASE: u64 = u64::MAX;
 /// The most phases that one guest may go through; further ones are [`INVALID_PARAMETER`].
