@@ -28,6 +28,8 @@ pub enum Command {
     /// Says which lines of the engine the tests on the host execute
     #[command(after_help = "Exit status: 1 where it is less than 90 % of the lines of stage2 or of memory.")]
     Coverage(CoverageOptions),
+    /// Builds the command `twofold` as one static file: target/dist/twofold-aarch64, target/dist/twofold-x86_64
+    Dist(DistOptions),
     /// Says what is there, what is missing, and the exact command for each
     #[command(after_help = "Exit status: 1 when something is missing that `cargo xtask run` cannot install by itself.")]
     Doctor,
@@ -41,7 +43,6 @@ pub enum Command {
     #[command(after_help = ORACLE_HELP)]
     Oracle(OracleOptions),
     /// Measures others' code for the same job beside ours, in one run
-    #[command(after_help = PEERS_HELP)]
     Peers(PeersOptions),
     /// Records which pages Linux writes while `redis-benchmark -t set` runs in it, for `twofold bench dirty-table`
     #[command(after_help = RECORD_HELP)]
@@ -49,7 +50,7 @@ pub enum Command {
     /// Boots a guest under the hypervisor, from nothing: installs what is missing, builds, fetches
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunOptions),
-    /// Runs the suites: host, el2, linux, proof
+    /// Runs the suites: host, el2, linux, kvm, proof
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestOptions),
     /// Checks a trace by its text alone: locks, break-before-make, flushes before tables are freed
@@ -158,12 +159,78 @@ impl TrackerOption {
     }
 }
 
+/// Options of `dist`.
+#[derive(Args, Clone, Debug)]
+pub struct DistOptions {
+    /// Only for this architecture
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub architecture: Option<Architecture>,
+}
+
+/// An architecture that there is a static program for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Architecture {
+    /// arm64
+    Aarch64,
+    /// x86-64
+    #[value(name = "x86_64")]
+    X86_64,
+}
+
+impl Architecture {
+    /// As it is given.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Aarch64 => "aarch64",
+            Self::X86_64 => "x86_64",
+        }
+    }
+
+    /// Rust's target with a C library inside.
+    pub const fn target(self) -> &'static str {
+        match self {
+            Self::Aarch64 => "aarch64-unknown-linux-musl",
+            Self::X86_64 => "x86_64-unknown-linux-musl",
+        }
+    }
+}
+
 /// Options of `peers`.
 #[derive(Args, Clone, Debug)]
 pub struct PeersOptions {
     /// Whose code
-    #[arg(value_enum)]
+    #[command(subcommand)]
     pub peer: Peer,
+}
+
+/// Whose code.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Peer {
+    /// KVM's stage-2 page-table code, from Debian's package linux-source-6.12, timed on this machine
+    #[command(after_help = PEERS_LINUX_HELP)]
+    Linux(PeersLinuxOptions),
+    /// KVM itself, at EL2 in QEMU: the kernel's own selftests in Debian's kernel, instructions counted
+    #[command(after_help = PEERS_KVM_HELP)]
+    Kvm(PeersKvmOptions),
+}
+
+/// Options of `peers kvm`.
+#[derive(Args, Clone, Debug)]
+pub struct PeersKvmOptions {
+    /// Writes the figures to FILE as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Seconds after which Linux, if it has not ended, is taken to hang; 0 for no limit
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
+    pub timeout: u64,
+    /// Fetches the kernel and its source again, even where they are in the cache
+    #[arg(long)]
+    pub refresh: bool,
+}
+
+/// Options of `peers linux`.
+#[derive(Args, Clone, Debug)]
+pub struct PeersLinuxOptions {
     /// Guest memory in bytes, or with K, M or G (powers of 1024): a power of two from 1G to 256G
     #[arg(long, value_name = "SIZE", default_value = "16G")]
     pub size: Size,
@@ -179,13 +246,6 @@ pub struct PeersOptions {
     /// Fetches the peer's source again, even where it is in the cache
     #[arg(long)]
     pub refresh: bool,
-}
-
-/// Whose code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Peer {
-    /// KVM's stage-2 page-table code, from Debian's package linux-source-6.12
-    Linux,
 }
 
 /// Options of `record-redis`.
@@ -289,6 +349,8 @@ pub enum Suite {
     El2,
     /// Whole guests, and what the command does with bad input
     Linux,
+    /// Programs of ours on the KVM of a Linux at EL2, in QEMU; in full, what that KVM costs
+    Kvm,
     /// Whether the tests notice: mutants, the model checker, volumes; about an hour in full. No QEMU
     Proof,
 }
@@ -368,7 +430,7 @@ Examples:
 A line for each tracker: `oracle: NAME: N compared, N re-dirtied, N lost`. For each control: `control: NAME: lost N`.
 Exit status: 1 where a page was lost; with --controls, where one lost none.";
 
-const PEERS_HELP: &str = "\
+const PEERS_LINUX_HELP: &str = "\
 Linux's page-table code is fetched, compiled for this machine as it is, and runs as a program of its own. One operation
 of theirs and one of ours take turns; the figures are nanoseconds per page table entry, or per block where it says so.
 A bar is reached when ours / Linux's of this run is at most what the bar says.
@@ -380,6 +442,22 @@ Examples:
 
 Environment:
   TWOFOLD_APT_GET      the apt-get to fetch the source with, instead of the one from PATH";
+
+const PEERS_KVM_HELP: &str = "\
+Debian's arm64 kernel boots in QEMU at EL2, in the deterministic mode, and runs the kernel's own dirty_log_perf_test and
+kvm_page_table_test, which are built unmodified from its source package. A small file of ours (peers/kvm), linked with them,
+counts the instructions at EL2 of each call of KVM's: a run to the next exit to user space, a get, a clear. Equal runs print
+equal figures. Beside them are the figures of KVM's that README and bars use; and each experiment with a dirty log is done
+once more by the guest of `--on kvm`, which has to find the same pages dirty, and to cost the same within 10 %.
+
+Examples:
+  cargo xtask peers kvm
+  cargo xtask peers kvm --json kvm.json
+
+Exit status: 1 where the two do not agree.
+
+Environment:
+  TWOFOLD_QEMU, TWOFOLD_APT_GET, TWOFOLD_GUEST_CACHE   as of `run`";
 
 const RECORD_HELP: &str = "\
 Debian's Linux boots under the hypervisor with Debian's redis-server, most of whose keys are set; then redis-benchmark
@@ -409,7 +487,7 @@ Exit status: 1 when a target fails; the command that shows it again is printed."
 const TEST_EXAMPLES: &str = "\
 Examples:
   cargo xtask test                 the quick tier of every suite
-  cargo xtask test el2             one suite in full (host, el2, linux, proof)
+  cargo xtask test el2             one suite in full (host, el2, linux, kvm, proof)
   cargo xtask test linux fallback  the tests of it with \"fallback\" in their names
   cargo xtask test --soak          everything in full
 
@@ -431,6 +509,15 @@ mod tests {
         let Command::Run(options) = arguments.command else { panic!("not run") };
         assert_eq!(options.memory.bytes(), 512 << 20);
         assert_eq!((options.cpus, options.pages, options.guest), (1, PagesOption::Auto, GuestOption::Auto));
+    }
+
+    #[test]
+    fn architectures_are_called_what_they_are_named() {
+        for architecture in Architecture::value_variants() {
+            let value = architecture.to_possible_value();
+            assert_eq!(value.map(|value| value.get_name() == architecture.name()), Some(true));
+            assert!(architecture.target().starts_with(architecture.name()));
+        }
     }
 
     #[test]

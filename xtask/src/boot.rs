@@ -93,7 +93,7 @@ pub fn select(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Sel
         (_, Some(kernel), None) => {
             let fetched = fetch::fetch(workspace, options.refresh)
                 .context("no busybox for an initrd (give one with --initrd)")?;
-            Ok(own(kernel, Some(make_initrd(workspace, INITRD, &fetched.busybox, &BTreeMap::new())?)))
+            Ok(own(kernel, Some(make_initrd(workspace, INITRD, initramfs::GUEST, &fetched.busybox, &BTreeMap::new())?)))
         }
         (guest, None, initrd) => match fetch::fetch(workspace, options.refresh) {
             Ok(fetched) => linux(workspace, fetched, initrd.clone()),
@@ -228,7 +228,7 @@ impl Image<'_> {
 fn linux(workspace: &Workspace, fetched: fetch::Fetched, initrd: Option<PathBuf>) -> anyhow::Result<Selected> {
     let initrd = match initrd {
         Some(initrd) => initrd,
-        None => make_initrd(workspace, INITRD, &fetched.busybox, &BTreeMap::new())?,
+        None => make_initrd(workspace, INITRD, initramfs::GUEST, &fetched.busybox, &BTreeMap::new())?,
     };
     let source = if fetched.cached { "cached" } else { "fetched" };
     let packages: Vec<_> =
@@ -250,17 +250,18 @@ fn own(kernel: &Path, initrd: Option<PathBuf>) -> Selected {
 
 const INITRD: &str = "initramfs.cpio";
 
-/// Makes an initrd of this name, with busybox and these files in it. Renamed into place, since another run may be reading the
+/// Makes an initrd of this name, with this first process, busybox and these files in it. Renamed into place, since another run may be reading the
 /// one before.
 pub fn make_initrd(
     workspace: &Workspace,
     name: &str,
+    init: &str,
     busybox: &Path,
     more: &BTreeMap<String, Vec<u8>>,
 ) -> anyhow::Result<PathBuf> {
     let program = fs::read(busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
     let path = workspace.guest_cache().join(name);
-    let archive = initramfs::archive(&program, more).context("cannot make the initramfs")?;
+    let archive = initramfs::archive(init, &program, more).context("cannot make the initramfs")?;
     let file = tempfile::NamedTempFile::new_in(workspace.guest_cache()).context("cannot write the initramfs")?;
     fs::write(file.path(), archive).context("cannot write the initramfs")?;
     file.persist(&path).context("cannot write the initramfs")?;

@@ -9,8 +9,14 @@ use std::io;
 
 use cpio::newc::{Builder, ModeFileType, trailer};
 
-/// The archive with `busybox`, a static arm64 program, in it, and with `more`: programs and libraries in `bin` and `lib`.
-pub fn archive(busybox: &[u8], more: &BTreeMap<String, Vec<u8>>) -> io::Result<Vec<u8>> {
+/// The first process of a guest.
+pub const GUEST: &str = include_str!("../guest/init");
+/// The first process of a host of virtual machines, which does what the lines of `/commands` say.
+pub const HOST: &str = include_str!("../guest/host");
+
+/// The archive with this `init` and with `busybox`, a static arm64 program, in it, and with `more`: programs and libraries in
+/// `bin` and `lib`, and what `init` reads.
+pub fn archive(init: &str, busybox: &[u8], more: &BTreeMap<String, Vec<u8>>) -> io::Result<Vec<u8>> {
     let mut archive = Archive::default();
     let lib = if more.is_empty() { None } else { Some("lib") };
     for directory in ["bin", "dev", "proc", "sys", "tmp"].into_iter().chain(lib) {
@@ -20,14 +26,12 @@ pub fn archive(busybox: &[u8], more: &BTreeMap<String, Vec<u8>>) -> io::Result<V
     archive.add_device("dev/console", 0o600, 5, 1)?;
     archive.add_device("dev/null", 0o666, 1, 3)?;
     archive.add("bin/busybox", ModeFileType::Regular, 0o755, busybox)?;
-    archive.add("init", ModeFileType::Regular, 0o755, INIT.as_bytes())?;
+    archive.add("init", ModeFileType::Regular, 0o755, init.as_bytes())?;
     for (name, content) in more {
         archive.add(name, ModeFileType::Regular, 0o755, content)?;
     }
     trailer(archive.bytes)
 }
-
-const INIT: &str = include_str!("../guest/init");
 
 #[derive(Default)]
 struct Archive {
@@ -69,7 +73,8 @@ mod tests {
     #[test]
     fn the_archive_has_what_the_kernel_needs() {
         let bytes =
-            archive(b"not really busybox", &BTreeMap::from([("lib/libx.so".to_owned(), b"x".to_vec())])).unwrap();
+            archive("script", b"not really busybox", &BTreeMap::from([("lib/libx.so".to_owned(), b"x".to_vec())]))
+                .unwrap();
         let mut rest = &bytes[..];
         let mut entries = Vec::new();
         loop {
@@ -89,7 +94,7 @@ mod tests {
         let console = find("dev/console");
         assert_eq!((console.1, console.2, console.3), (0o020600, 5, 1));
         let init = find("init");
-        assert_eq!((init.1, init.4.as_slice()), (0o100755, INIT.as_bytes()));
+        assert_eq!((init.1, init.4.as_slice()), (0o100755, &b"script"[..]));
         assert_eq!(find("bin/busybox").4, b"not really busybox");
         assert_eq!((find("lib/libx.so").1, find("lib/libx.so").4.as_slice()), (0o100755, &b"x"[..]));
         let parent = entries.iter().position(|entry| entry.0 == "bin");
@@ -100,12 +105,14 @@ mod tests {
     #[test]
     fn equal_inputs_make_equal_bytes() {
         let none = BTreeMap::new();
-        assert_eq!(archive(b"x", &none).unwrap(), archive(b"x", &none).unwrap());
+        assert_eq!(archive(GUEST, b"x", &none).unwrap(), archive(GUEST, b"x", &none).unwrap());
     }
 
     #[test]
     fn init_says_what_the_launcher_waits_for() {
-        assert!(INIT.contains(twofold_launch::check::CHECK_OK));
-        assert!(INIT.contains(twofold_launch::check::CHECK_FAILED));
+        for init in [GUEST, HOST] {
+            assert!(init.contains(twofold_launch::check::CHECK_OK));
+            assert!(init.contains(twofold_launch::check::CHECK_FAILED));
+        }
     }
 }

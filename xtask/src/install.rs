@@ -19,6 +19,8 @@ use crate::subprocess;
 pub const TARGET: &str = "aarch64-unknown-none-softfloat";
 /// Linux on arm64, for which the engine has to build too.
 pub const ARM64_LINUX: &str = "aarch64-unknown-linux-gnu";
+/// What [`arm64_compiler`] installs.
+pub const ARM64_COMPILER: &str = "aarch64-linux-gnu-gcc";
 /// Debian's package with `qemu-system-aarch64`.
 pub const QEMU_PACKAGE: &str = "qemu-system-arm";
 const APT_LISTS: &str = "/var/lib/apt/lists";
@@ -50,6 +52,17 @@ pub fn program(name: &str, package: &str) -> anyhow::Result<()> {
         Some(_) => Ok(()),
         None => install_package(package, name),
     }
+}
+
+/// A C compiler for Linux on arm64, and the static C library for it.
+pub fn arm64_compiler() -> anyhow::Result<()> {
+    program(ARM64_COMPILER, "gcc-aarch64-linux-gnu")?;
+    // What it does not find it gives back as it was asked for.
+    let library = subprocess::read(Command::new(ARM64_COMPILER).arg("-print-file-name=libc.a"))?;
+    if Path::new(library.trim()).is_file() {
+        return Ok(());
+    }
+    install_package("libc6-dev-arm64-cross", "a static C library for arm64")
 }
 
 /// A Rust target.

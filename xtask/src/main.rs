@@ -9,12 +9,14 @@ mod boot;
 mod build;
 mod coverage;
 mod dirty_log;
+mod dist;
 mod doctor;
 mod fetch;
 mod figures;
 mod fuzz;
 mod initramfs;
 mod install;
+mod kvm_host;
 mod mutants;
 mod oracle;
 mod output;
@@ -71,11 +73,12 @@ fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
     match arguments.command {
         Command::Build => build::command(&workspace),
         Command::Coverage(options) => coverage::command(&workspace, &options),
+        Command::Dist(options) => dist::command(&workspace, &options),
         Command::Doctor => doctor::command(&workspace),
         Command::Fuzz(options) => fuzz::command(&workspace, &options),
         Command::Mutants(options) => mutants::command(&workspace, &options),
         Command::Oracle(options) => oracle::command(&workspace, &options),
-        Command::Peers(options) => peers::command(&workspace, &options),
+        Command::Peers(options) => peers::command(&workspace, &options.peer),
         Command::RecordRedis(options) => record::command(&workspace, &options),
         Command::Run(options) => run::command(&workspace, &options),
         Command::Test(options) => test::command(&workspace, &options),

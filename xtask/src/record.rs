@@ -19,6 +19,7 @@ use crate::arguments::RecordOptions;
 use crate::boot::{self, Boot, Image};
 use crate::build;
 use crate::fetch;
+use crate::initramfs;
 use crate::install;
 use crate::output;
 use crate::redis;
@@ -36,7 +37,7 @@ pub fn command(workspace: &Workspace, options: &RecordOptions) -> anyhow::Result
     let guest = steps.step("guest", || {
         let linux = fetch::fetch(workspace, options.refresh)?;
         let redis = redis::fetch(workspace, options.refresh)?;
-        let initrd = boot::make_initrd(workspace, "redis.cpio", &linux.busybox, &redis.files)?;
+        let initrd = boot::make_initrd(workspace, "redis.cpio", initramfs::GUEST, &linux.busybox, &redis.files)?;
         let words = format!("Linux {}, Redis {} in {} files", linux.versions.kernel, redis.version, redis.files.len());
         Ok((guest(linux.kernel, initrd), words))
     })?;

@@ -85,6 +85,11 @@ impl Workspace {
         }
     }
 
+    /// What is given away, and Cargo's directory for it.
+    pub fn dist(&self) -> PathBuf {
+        self.target.join("dist")
+    }
+
     /// The cache of peers' sources, and the programs made of them.
     pub fn peers(&self) -> PathBuf {
         self.target.join("peers")

@@ -103,6 +103,7 @@ impl KvmGuest {
             Ok(fd)
         });
         let fds = fds.collect::<Result<Vec<_>, KvmError>>()?;
+        arch::finish(&vm, vcpus)?;
 
         let align = page.max(shape.granule());
         let fixed = Mapping::new(layout.fixed_size().next_multiple_of(align), align, Backing::Anonymous, &system)?;

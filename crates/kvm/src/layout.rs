@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! guest-physical                                   virtual
+//! 0x0800_0000  its interrupt controller (arm64)    not mapped
 //! 0x1000_0000  nothing: the guest's exits (arm64)  the same
 //! 0x4000_0000  slot 0: code, mailboxes, tables     the same (tables are not mapped)
 //! ...

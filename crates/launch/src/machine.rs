@@ -31,18 +31,26 @@ pub enum Loaded {
         /// Guest RAM in bytes.
         memory: u64,
     },
+    /// Nothing, since the image is no image of ours: a Linux kernel, which runs at EL2 by itself. It has no control channel
+    /// and no semihosting, and a reset ends it.
+    Kernel {
+        /// Its initrd.
+        initrd: PathBuf,
+        /// Its RAM in bytes.
+        memory: u64,
+    },
 }
 
 /// What QEMU starts.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// The flat image of the hypervisor, or a test image.
+    /// The flat image of the hypervisor, or a test image; or a kernel.
     pub image: PathBuf,
     /// What it works on.
     pub loaded: Loaded,
     /// Bytes of memory beyond what the image needs to run that.
     pub spare_memory: u64,
-    /// What the image's own command line (`bootargs`) has after [`BOOT_ARGUMENT`], if anything.
+    /// What the image's own command line (`bootargs`) has after [`BOOT_ARGUMENT`], if anything; all of a kernel's.
     pub append: Option<String>,
     /// CPU model, as QEMU's `-cpu` takes it.
     pub cpu: String,
@@ -67,6 +75,7 @@ impl Machine {
         let used = match &self.loaded {
             Loaded::Nothing => 0,
             Loaded::Guest { bundle, memory } => memory + bundle.size,
+            Loaded::Kernel { memory, .. } => return memory.next_multiple_of(1 << 20),
         };
         // -m counts MiB.
         (used + used / 128 + self.spare_memory + HYPERVISOR_MEMORY).max(MACHINE_MEMORY_MIN).next_multiple_of(1 << 20)
@@ -103,15 +112,20 @@ impl Machine {
                 add("-monitor", "none".into());
             }
         }
-        let mut chardev = OsString::from("file,id=control,path=");
-        chardev.push(escaped(control));
-        add("-chardev", chardev);
-        add("-semihosting-config", "enable=on,target=native,chardev=control".into());
         add("-kernel", self.image.clone().into());
-        if let Loaded::Guest { bundle, .. } = &self.loaded {
-            add("-initrd", bundle.path.clone().into());
-        }
         add("-append", self.boot_arguments().into());
+        match &self.loaded {
+            Loaded::Nothing => add_control(&mut add, control),
+            Loaded::Guest { bundle, .. } => {
+                add_control(&mut add, control);
+                add("-initrd", bundle.path.clone().into());
+            }
+            Loaded::Kernel { initrd, .. } => {
+                add("-initrd", initrd.clone().into());
+                // What our image's exit status is for: a kernel that panicked must not boot again and again.
+                add("-action", "reboot=shutdown".into());
+            }
+        }
         arguments
     }
 }
@@ -119,11 +133,20 @@ impl Machine {
 impl Machine {
     /// The image speaks on the control channel only when told that somebody listens.
     fn boot_arguments(&self) -> String {
-        match &self.append {
-            Some(text) => format!("{BOOT_ARGUMENT} {text}"),
-            None => BOOT_ARGUMENT.to_owned(),
+        match (&self.loaded, &self.append) {
+            (Loaded::Kernel { .. }, text) => text.clone().unwrap_or_default(),
+            (_, Some(text)) => format!("{BOOT_ARGUMENT} {text}"),
+            (_, None) => BOOT_ARGUMENT.to_owned(),
         }
     }
+}
+
+/// Semihosting, and the file that the image's control channel is written to.
+fn add_control(add: &mut impl FnMut(&str, OsString), control: &Path) {
+    let mut chardev = OsString::from("file,id=control,path=");
+    chardev.push(escaped(control));
+    add("-chardev", chardev);
+    add("-semihosting-config", "enable=on,target=native,chardev=control".into());
 }
 
 /// A comma ends a value within an option of QEMU; two are one.
@@ -198,6 +221,29 @@ mod tests {
         assert!(has(&arguments, "-append", "twofold.semihosting run=map"));
         assert!(has(&arguments, "-m", "512M"));
         assert!(!arguments.iter().any(|argument| argument == "-initrd"));
+    }
+
+    #[test]
+    fn a_kernel_by_itself_has_its_own_memory_and_words_and_no_control_channel() {
+        let machine = Machine {
+            image: "vmlinuz".into(),
+            loaded: Loaded::Kernel { initrd: "initramfs.cpio".into(), memory: 1 << 30 },
+            spare_memory: 1 << 30,
+            append: Some("console=ttyAMA0".to_owned()),
+            ..machine()
+        };
+        let arguments = arguments(&machine, Serial::Pipe);
+        for (option, value) in [
+            ("-M", "virt,virtualization=on,gic-version=3"),
+            ("-m", "1024M"),
+            ("-kernel", "vmlinuz"),
+            ("-initrd", "initramfs.cpio"),
+            ("-append", "console=ttyAMA0"),
+            ("-action", "reboot=shutdown"),
+        ] {
+            assert!(has(&arguments, option, value), "{option} {value}");
+        }
+        assert!(!arguments.iter().any(|argument| argument.contains("semihosting") || argument.contains("chardev")));
     }
 
     #[test]

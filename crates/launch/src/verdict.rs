@@ -62,6 +62,17 @@ impl Verdict {
         }
     }
 
+    /// The verdict on a kernel that ran by itself ([`Loaded::Kernel`](crate::Loaded)): it has no control channel, and QEMU ends
+    /// with 0 when it panics as well, so its own word on its check is what counts.
+    pub fn of_kernel(outcome: &Outcome) -> Self {
+        match (outcome.status, &outcome.console.check) {
+            (Some(exit::POWER_OFF), Check::Ok) => Self::Ok,
+            (Some(exit::POWER_OFF), Check::Missing) => Self::CheckMissing,
+            (Some(exit::POWER_OFF), Check::Failed(line)) => Self::CheckFailed(line.clone()),
+            (status, _) => Self::Qemu(status, outcome.stderr.trim().to_owned()),
+        }
+    }
+
     /// Whether it is [`Verdict::Ok`].
     pub fn is_ok(&self) -> bool {
         *self == Self::Ok
@@ -152,6 +163,20 @@ mod tests {
         let text = "qemu-system-aarch64: cannot set up guest memory 'mach-virt.ram': Cannot allocate memory";
         let verdict = Verdict::Qemu(Some(1), text.to_owned()).to_string();
         assert!(verdict.contains(text) && verdict.contains("smaller --memory"), "{verdict}");
+    }
+
+    #[test]
+    fn a_kernel_by_itself_has_to_say_that_it_is_well() {
+        let failed = "guest check: FAILED: no KVM";
+        for (status, console, expected) in [
+            (Some(0), &["guest check: ok"][..], Verdict::Ok),
+            (Some(0), &["Kernel panic - not syncing"][..], Verdict::CheckMissing),
+            (Some(0), &[failed, "guest check: ok"][..], Verdict::CheckFailed(failed.to_owned())),
+            (Some(1), &["guest check: ok"][..], Verdict::Qemu(Some(1), "bad argument".to_owned())),
+            (None, &["guest check: ok"][..], Verdict::Qemu(None, "bad argument".to_owned())),
+        ] {
+            assert_eq!(Verdict::of_kernel(&outcome(status, "", console)), expected, "{status:?} {console:?}");
+        }
     }
 
     #[test]

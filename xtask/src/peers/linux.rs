@@ -10,13 +10,11 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use crate::fetch::Apt;
+use super::source::{self, PACKAGE};
+use crate::fetch;
 use crate::install;
 use crate::subprocess;
 use crate::workspace::Workspace;
-
-/// Debian's package with the source.
-pub const PACKAGE: &str = "linux-source-6.12";
 
 /// What the driver can do.
 #[cfg(test)]
@@ -85,32 +83,15 @@ pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Source> {
         return Ok(source);
     }
     fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
-    install::program("xz", "xz-utils")?;
-    install::program("tar", "tar")?;
     let directory = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot write the cache")?;
-    let apt = Apt::new(directory.path())?;
-    let updated = apt.update();
-    // A source that fails need not be the one that has it: try, and blame it only then.
-    let (tree, version) = match (apt.unpack(PACKAGE), updated) {
-        (Ok(unpacked), _) => unpacked,
-        (Err(_), Err(update)) => return Err(update),
-        (Err(error), Ok(())) => return Err(error),
-    };
+    let (tree, version) = source::unpack(directory.path(), &FILES.map(|(file, _)| file))?;
     let new = directory.path().join("new");
     fs::create_dir_all(new.join("asm"))?;
-    let mut tar = Command::new("tar");
-    tar.arg("-xJf").arg(tree.join(format!("usr/src/{PACKAGE}.tar.xz"))).arg("-C").arg(directory.path());
-    tar.args(FILES.map(|(file, _)| format!("{PACKAGE}/{file}")));
-    subprocess::read(&mut tar).context("the source cannot be unpacked")?;
     for (file, name) in FILES {
-        fs::rename(directory.path().join(PACKAGE).join(file), new.join(name))
-            .with_context(|| format!("{PACKAGE} {version} has no {file}"))?;
+        fs::rename(tree.join(file), new.join(name)).with_context(|| format!("{PACKAGE} {version} has no {file}"))?;
     }
     fs::write(new.join(VERSION), format!("{version}\n"))?;
-    if place.exists() {
-        fs::rename(&place, directory.path().join("old")).context("cannot replace the cache")?;
-    }
-    fs::rename(&new, &place).context("cannot put the cache in its place")?;
+    fetch::put(&new, &place, &directory.path().join("old"))?;
     let source = cached(&place).context("the cache vanished while it was made")?;
     Ok(Source { cached: false, ..source })
 }

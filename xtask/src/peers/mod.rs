@@ -5,8 +5,10 @@
 //! of it is linked with ours, and nothing of it is in this repository.
 
 mod bars;
+pub mod kvm;
 mod linux;
 mod report;
+mod source;
 mod spread;
 mod turns;
 
@@ -15,7 +17,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use twofold_launch::Stop;
 
-use crate::arguments::{Peer, PeersOptions};
+use crate::arguments::{Peer, PeersLinuxOptions};
 use crate::output;
 use crate::report as json;
 use crate::steps::Steps;
@@ -24,12 +26,20 @@ use crate::workspace::Workspace;
 use bars::{ROWS, peer};
 use linux::Programs;
 use report::{Compared, Comparison};
+use source::PACKAGE;
 use spread::Spread;
 use turns::Process;
 
 /// `cargo xtask peers`.
-pub fn command(workspace: &Workspace, options: &PeersOptions) -> anyhow::Result<ExitCode> {
-    let Peer::Linux = options.peer;
+pub fn command(workspace: &Workspace, peer: &Peer) -> anyhow::Result<ExitCode> {
+    match peer {
+        Peer::Linux(options) => beside_linux(workspace, options),
+        Peer::Kvm(options) => kvm::command(workspace, options),
+    }
+}
+
+/// `cargo xtask peers linux`.
+fn beside_linux(workspace: &Workspace, options: &PeersLinuxOptions) -> anyhow::Result<ExitCode> {
     if let Some(path) = &options.json {
         json::check_path(path)?;
     }
@@ -40,7 +50,7 @@ pub fn command(workspace: &Workspace, options: &PeersOptions) -> anyhow::Result<
     let steps = Steps::new(workspace.stop().clone());
     let source = steps.step("fetch", || {
         let source = linux::fetch(workspace, options.refresh)?;
-        let words = format!("{} {}{}", linux::PACKAGE, source.version, if source.cached { ", cached" } else { "" });
+        let words = format!("{} {}{}", PACKAGE, source.version, if source.cached { ", cached" } else { "" });
         Ok((source, words))
     })?;
     let programs = steps.step("build", || {

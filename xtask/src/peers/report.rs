@@ -7,7 +7,8 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Value, json};
 
 use super::bars::{Bar, bar, peer, reason};
-use super::linux::{PACKAGE, Programs, Source};
+use super::linux::{Programs, Source};
+use super::source::PACKAGE;
 use super::spread::Spread;
 use super::turns::{Answer, Counts};
 

@@ -6,8 +6,10 @@
 
 mod el2;
 mod host;
+mod kvm;
 mod linux;
 mod proof;
+mod tap;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -23,7 +25,7 @@ use crate::workspace::Workspace;
 pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<ExitCode> {
     let suites: Vec<_> = match options.suite {
         Some(suite) => vec![suite],
-        None => vec![Suite::Host, Suite::El2, Suite::Linux, Suite::Proof],
+        None => vec![Suite::Host, Suite::El2, Suite::Linux, Suite::Kvm, Suite::Proof],
     };
     let depth = if options.soak || options.suite.is_some() { Depth::Full } else { Depth::Quick };
     let mut tally = Tally::default();
@@ -95,6 +97,7 @@ fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions)
         Suite::Host => host::run(workspace, depth, options),
         Suite::El2 => el2::run(workspace, depth, options),
         Suite::Linux => linux::run(workspace, depth, options),
+        Suite::Kvm => kvm::run(workspace, depth, options),
         Suite::Proof => proof::run(workspace, depth, options),
     }
 }

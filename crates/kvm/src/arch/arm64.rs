@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! arm64: a guest at EL1 with its stage 1 on. No interrupt controller: nothing interrupts it but what KVM does not show it.
+//! arm64: a guest at EL1 with its stage 1 on. Nothing interrupts it but what KVM does not show it.
 
 use std::arch::global_asm;
 use std::mem::offset_of;
@@ -210,6 +210,11 @@ pub(crate) fn init(_kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd, mode: Mode) -> Result<(
         why: format!("this CPU's stage 1 has no granule of {} KiB; take another", mode.granule.size() >> 10),
     };
     if has { Ok(()) } else { Err(lacks()) }
+}
+
+/// After vCPUs: the interrupt controller.
+pub(crate) fn finish(vm: &VmFd, vcpus: u32) -> Result<(), KvmError> {
+    super::gic::create(vm, vcpus)
 }
 
 /// Sets the registers that a vCPU starts with.

@@ -7,6 +7,8 @@ use std::slice;
 
 #[cfg(target_arch = "aarch64")]
 mod arm64;
+#[cfg(target_arch = "aarch64")]
+mod gic;
 #[cfg(target_arch = "x86_64")]
 mod tables;
 #[cfg(target_arch = "x86_64")]

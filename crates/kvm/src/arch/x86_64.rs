@@ -84,6 +84,11 @@ pub(crate) fn prepare(vm: &VmFd) -> Result<(), KvmError> {
     vm.set_tss_address(TSS).map_err(KvmError::refused("KVM_SET_TSS_ADDR"))
 }
 
+/// After vCPUs: nothing.
+pub(crate) fn finish(_vm: &VmFd, _vcpus: u32) -> Result<(), KvmError> {
+    Ok(())
+}
+
 /// Makes a vCPU.
 pub(crate) fn init(kvm: &Kvm, _vm: &VmFd, vcpu: &VcpuFd, _mode: Mode) -> Result<(), KvmError> {
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(KvmError::refused("KVM_GET_SUPPORTED_CPUID"))?;

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `cargo xtask dist`: the command `twofold` as one file that runs anywhere.
+//!
+//! Invariant: what is made needs no library, no other file and no dynamic linker, so it runs from an initramfs as well; and
+//! it takes no C compiler and no linker of the system's to make, since Rust's own target has musl and the toolchain has a
+//! linker.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, bail};
+use object::Endianness;
+use object::elf::{FileHeader64, PT_DYNAMIC, PT_INTERP};
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+
+use crate::arguments::{Architecture, DistOptions};
+use crate::figures::thousands;
+use crate::install;
+use crate::output;
+use crate::steps::Steps;
+use crate::subprocess;
+use crate::workspace::Workspace;
+
+/// The command.
+pub const TWOFOLD: Program = Program { package: "twofold", name: "twofold", is_example: false };
+/// The checks of the experiments' guest under KVM, as TAP.
+pub const KVM_CHECKS: Program = Program { package: "twofold-kvm", name: "selftest", is_example: true };
+/// The experiment of `dirty_log_perf_test` with that guest, KVM's calls told one by one.
+pub const KVM_CALLS: Program = Program { package: "twofold-kvm", name: "calls", is_example: true };
+
+/// A program of the workspace that can be made such a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// Its package.
+    pub package: &'static str,
+    /// Its name there.
+    pub name: &'static str,
+    /// Whether it is one of the package's examples.
+    pub is_example: bool,
+}
+
+/// `cargo xtask dist`.
+pub fn command(workspace: &Workspace, options: &DistOptions) -> anyhow::Result<ExitCode> {
+    let steps = Steps::new(workspace.stop().clone());
+    let architectures: &[_] = match &options.architecture {
+        Some(one) => std::slice::from_ref(one),
+        None => &[Architecture::Aarch64, Architecture::X86_64],
+    };
+    let mut sums = Vec::new();
+    for architecture in architectures {
+        steps.step("target", || {
+            install::target(architecture.target())?;
+            Ok(((), architecture.target().to_owned()))
+        })?;
+        let file = steps.step("build", || {
+            let built = build(workspace, TWOFOLD, *architecture)?;
+            let file = workspace.dist().join(format!("{}-{}", TWOFOLD.name, architecture.name()));
+            fs::copy(&built, &file).with_context(|| format!("cannot write {}", file.display()))?;
+            let size = fs::metadata(&file)?.len();
+            let words = format!("{} ({} bytes)", workspace.shown(&file).display(), thousands(size));
+            Ok((file, words))
+        })?;
+        sums.push(subprocess::read(
+            Command::new("sha256sum").arg(workspace.shown(&file)).current_dir(workspace.root()),
+        )?);
+    }
+    output::line(&format!("\nsha256:\n{}", sums.concat().trim_end()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Builds `program`; gives its path. The target has to be installed.
+pub fn build(workspace: &Workspace, program: Program, architecture: Architecture) -> anyhow::Result<PathBuf> {
+    let target = architecture.target();
+    let Program { package, name, is_example } = program;
+    let (option, folder) = if is_example { ("--example", "release/examples") } else { ("--bin", "release") };
+    let directory = workspace.dist().join("build");
+    let mut cargo = Command::new("cargo");
+    cargo.current_dir(workspace.root()).args(["build", "--release", "--package", package, option, name]);
+    // A directory of its own: other flags would make every host build start anew.
+    cargo.args(["--target", target, "--target-dir"]).arg(&directory);
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f"));
+    subprocess::show(&mut cargo)?;
+    let built = directory.join(target).join(folder).join(name);
+    let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
+    check_static(&bytes).with_context(|| format!("{} would not run by itself", built.display()))?;
+    Ok(built)
+}
+
+/// The linker that comes with Rust. Symbols stay out: a panic says where it was, and that is enough for a command.
+const FLAGS: [&str; 8] = [
+    "-C",
+    "linker=rust-lld",
+    "-C",
+    "target-feature=+crt-static",
+    "-C",
+    "relocation-model=static",
+    "-C",
+    "strip=symbols",
+];
+
+fn check_static(elf: &[u8]) -> anyhow::Result<()> {
+    let file: ElfFile64<'_, Endianness> = ElfFile64::parse(elf)?;
+    let header: &FileHeader64<Endianness> = file.elf_header();
+    let dynamic = header
+        .program_headers(file.endian(), elf)?
+        .iter()
+        .find(|segment| matches!(segment.p_type(file.endian()), PT_INTERP | PT_DYNAMIC));
+    if dynamic.is_some() {
+        bail!("it asks for a dynamic linker");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::env;
+
+    #[test]
+    fn a_program_with_a_dynamic_linker_is_refused() {
+        // This test is one.
+        let own = fs::read(env::current_exe().unwrap()).unwrap();
+        let error = check_static(&own).unwrap_err().to_string();
+        assert!(error.contains("dynamic linker"), "{error}");
+        assert!(check_static(b"#!/bin/sh").is_err());
+    }
+}

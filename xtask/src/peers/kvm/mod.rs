@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `cargo xtask peers kvm`: what KVM itself costs, at EL2 in QEMU, by the kernel's own selftests.
+//!
+//! Debian's kernel boots at EL2 and runs them one after the other; all is counted in instructions at EL2, of KVM and of the
+//! kernel's memory management. What the guest of `--on kvm` makes of the same experiment stands beside it. Invariant: equal
+//! kernels and equal programs give equal figures, whatever the machine, since QEMU runs in its deterministic mode; and nothing
+//! of the peer's is changed but by options that it has.
+
+mod agreement;
+mod calls;
+mod report;
+mod selftests;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde::Serialize;
+use twofold_launch::Qemu;
+
+use crate::arguments::{Architecture, PeersKvmOptions};
+use crate::dist;
+use crate::fetch::{self, Fetched};
+use crate::install;
+use crate::kvm_host::{Host, Ran};
+use crate::output;
+use crate::report as json;
+use crate::steps::Steps;
+use crate::workspace::Workspace;
+
+use agreement::Compared;
+use calls::{DirtyLog, PageTable};
+use selftests::{DIRTY_LOG, PAGE_TABLE, PROGRAMS, Programs, Source};
+
+pub use report::Figure;
+
+/// `cargo xtask peers kvm`.
+pub fn command(workspace: &Workspace, options: &PeersKvmOptions) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &options.json {
+        json::check_path(path)?;
+    }
+    let limit = (options.timeout > 0).then(|| Duration::from_secs(options.timeout));
+    let steps = Steps::new(workspace.stop().clone());
+    let peer = Peer::prepare(workspace, options.refresh, &steps)?;
+    let measured = peer.measure(workspace, limit, &steps)?;
+    output::line(&format!("\n{}", report::shown(&measured)))?;
+    if let Some(path) = &options.json {
+        json::write(path, &report::json(&peer, &measured))?;
+    }
+    measured.check_agreement().context("`--on kvm` and the kernel's own program do not agree")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How far a figure may be from another that it has to agree with, in percent.
+pub const TOLERANCE: f64 = 10.0;
+
+/// The kernel, its selftests, and a QEMU for them.
+#[derive(Debug)]
+pub struct Peer {
+    qemu: Qemu,
+    linux: Fetched,
+    source: Source,
+    programs: Programs,
+    ours: Vec<u8>,
+}
+
+/// What was counted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// Experiments with a dirty log.
+    logs: Vec<Compared>,
+    /// The experiment with a page table.
+    table: PageTable,
+    /// Flushes of one page on the CPU that asks, for each write to a protected page.
+    flushes_of_a_write_fault: f64,
+}
+
+/// How an experiment with a dirty log is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Experiment {
+    /// The memory behind the guest's, as the selftests name it.
+    backing: &'static str,
+    /// Whether the log is cleared by a call of its own; else whoever reads it clears it.
+    is_manual: bool,
+    /// Bytes of blocks that are split at a time, ahead of writes; 0: none.
+    chunk: u64,
+    /// Which pages are written in each round.
+    writes: Writes,
+}
+
+/// Which pages a guest writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Writes {
+    /// All, in order.
+    All,
+    /// A quarter of the accesses is a write, and each is to a page that is drawn; by two vCPUs with half of the memory each,
+    /// since what 6.12's draws is drawn by the second alone ([`SEED`]).
+    Some,
+}
+
+impl Peer {
+    /// Fetches and builds what it takes.
+    pub fn prepare(workspace: &Workspace, refresh: bool, steps: &Steps) -> anyhow::Result<Self> {
+        let qemu = steps.step("tools", || {
+            let qemu = install::qemu()?;
+            install::arm64_compiler()?;
+            let words = format!("QEMU {}, {}", qemu.version(), install::ARM64_COMPILER);
+            Ok((qemu, words))
+        })?;
+        let (linux, source) = steps.step("fetch", || {
+            let linux = fetch::fetch(workspace, refresh)?;
+            let source = selftests::fetch(workspace, refresh)?;
+            let cached = if linux.cached && source.cached { ", cached" } else { "" };
+            let words = format!("Linux {}, selftests of {}{cached}", linux.versions.kernel, source.version);
+            Ok(((linux, source), words))
+        })?;
+        let programs = steps.step("build", || {
+            let programs = selftests::build(workspace, &source)?;
+            let words = format!("{} with {}", PROGRAMS.join(" and "), programs.compiler);
+            Ok((programs, words))
+        })?;
+        let ours = steps.step("build", || {
+            install::target(Architecture::Aarch64.target())?;
+            let file = dist::build(workspace, dist::KVM_CALLS, Architecture::Aarch64)?;
+            let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            Ok((bytes, format!("{}'s example {}", dist::KVM_CALLS.package, dist::KVM_CALLS.name)))
+        })?;
+        Ok(Self { qemu, linux, source, programs, ours })
+    }
+
+    /// Boots once, and counts all of it.
+    pub fn measure(&self, workspace: &Workspace, limit: Option<Duration>, steps: &Steps) -> anyhow::Result<Measured> {
+        let experiments = experiments();
+        let mut commands = vec![
+            // A kernel tests itself for some seconds after it has booted.
+            "sleep 5".to_owned(),
+            // The first one finds memory that nobody had before, which costs more.
+            PLAIN.command(DIRTY_LOG),
+        ];
+        for experiment in &experiments {
+            commands.extend([DIRTY_LOG, dist::KVM_CALLS.name].map(|program| experiment.command(program)));
+        }
+        commands.push(format!("/bin/{PAGE_TABLE} -v 1 -b {SIZE} -m {MODE} -s {}", PLAIN.backing));
+        commands.extend([probe(FLUSH), PLAIN.command(DIRTY_LOG), format!("cat {TRACING}/kprobe_profile")]);
+        let mut programs = BTreeMap::from([(format!("bin/{}", dist::KVM_CALLS.name), self.ours.clone())]);
+        for name in PROGRAMS {
+            programs.insert(format!("bin/{name}"), self.programs.read(name)?);
+        }
+        let host = Host {
+            label: "peer-kvm",
+            programs,
+            commands,
+            cpus: 1,
+            memory: MEMORY,
+            deterministic: true,
+            timeout: limit,
+        };
+        steps.step("measure", || {
+            let ran = host.run(workspace, &self.qemu, &self.linux)?;
+            let words = format!("{} programs in Linux at EL2, in the deterministic mode", 2 * experiments.len() + 3);
+            Ok((Measured::of(experiments, &ran)?, words))
+        })
+    }
+}
+
+impl Measured {
+    /// The figures that README and bars use, beside what was measured now.
+    pub fn figures(&self) -> Vec<Figure> {
+        report::figures(self)
+    }
+
+    /// Whether ours and the kernel's own program agree: on what is dirty in each round, and within [`TOLERANCE`] on what
+    /// writes and clears cost.
+    pub fn check_agreement(&self) -> anyhow::Result<()> {
+        self.logs.iter().try_for_each(|compared| compared.check(TOLERANCE))
+    }
+
+    fn of(experiments: Vec<Experiment>, ran: &[Ran]) -> anyhow::Result<Self> {
+        let mut ran = ran.iter();
+        let mut next = || -> anyhow::Result<&[String]> { ran.next().context("a command is missing")?.ended_well() };
+        let dirty_log = |lines: &[String]| DirtyLog::of(&calls::calls(lines)?);
+        // The wait, and what found the memory first.
+        next()?;
+        next()?;
+        let mut logs = Vec::new();
+        for experiment in experiments {
+            let mut one = |program| {
+                let log = dirty_log(next()?).and_then(|log| experiment.check(&log).map(|()| log));
+                log.with_context(|| format!("`{}`", experiment.command(program)))
+            };
+            let (kernels, ours) = (one(DIRTY_LOG)?, one(dist::KVM_CALLS.name)?);
+            logs.push(Compared { experiment, kernels, ours });
+        }
+        let table = PageTable::of(&calls::calls(next()?)?).context(PAGE_TABLE)?;
+        next()?;
+        let probed = dirty_log(next()?).context("with the probe")?;
+        let faults = PLAIN.protected_rounds(&probed) as u64 * probed.pages;
+        let flushes_of_a_write_fault = hits(next()?, FLUSH)? as f64 / faults as f64;
+        Ok(Self { logs, table, flushes_of_a_write_fault })
+    }
+}
+
+/// What the figures that README and bars use are of.
+const PLAIN: Experiment = Experiment { backing: "anonymous", is_manual: true, chunk: 0, writes: Writes::All };
+
+/// All experiments with a dirty log, [`PLAIN`] first.
+fn experiments() -> Vec<Experiment> {
+    let mut all = Vec::new();
+    for backing in [PLAIN.backing, "anonymous_thp"] {
+        for is_manual in [true, false] {
+            all.extend([0, 2 << 20].map(|chunk| Experiment { backing, is_manual, chunk, ..PLAIN }));
+        }
+    }
+    all.extend([true, false].map(|is_manual| Experiment { is_manual, writes: Writes::Some, ..PLAIN }));
+    all
+}
+
+const SIZE: &str = "64M";
+const HALF: &str = "32M";
+/// What ours draws numbers by. In 6.12 the guest of dirty_log_perf_test never gets to know of `-r`: its first vCPU starts with
+/// 0, the next one with 1, and so on. From 0 nothing but 0 comes, so that one always writes, with `-a` to its first page.
+const SEED: u32 = 0;
+/// PA 40, VA 48, 4K, in 6.12's numbers.
+const MODE: u32 = 6;
+const ROUNDS: usize = 3;
+/// The host's, of which the guest has 64 MiB.
+const MEMORY: u64 = 1 << 30;
+
+impl Experiment {
+    fn command(&self, program: &str) -> String {
+        let get = if self.is_manual { "" } else { " -g" };
+        let writes = match self.writes {
+            Writes::All => format!("-v 1 -b {SIZE}"),
+            Writes::Some if program == DIRTY_LOG => format!("-v 2 -b {HALF} -w 25 -a"),
+            Writes::Some => format!("-v 2 -b {HALF} -w 25 -a -r {SEED}"),
+        };
+        let options = format!("-i {ROUNDS} -m {MODE} -s {}{get} {writes}", self.backing);
+        format!("TWOFOLD_CHUNK={} /bin/{program} {options}", self.chunk)
+    }
+
+    /// Rounds of which each write is to a page that was protected before: with manual clearing everything is dirty to begin
+    /// with, and nothing protected.
+    fn protected_rounds(&self, log: &DirtyLog) -> usize {
+        log.rounds.len() - usize::from(self.is_manual)
+    }
+
+    /// Whether the calls are those that it asks for, and all was dirty where all was written.
+    fn check(&self, log: &DirtyLog) -> anyhow::Result<()> {
+        ensure!(log.rounds.len() == ROUNDS, "{} rounds and not {ROUNDS}", log.rounds.len());
+        for (number, round) in log.rounds.iter().enumerate() {
+            let (dirty, pages) = (round.bitmap.dirty, log.pages);
+            // With manual clearing all is dirty to begin with.
+            let is_all = self.writes == Writes::All || number + self.protected_rounds(log) < log.rounds.len();
+            ensure!(is_all == (dirty == pages), "round {number}: {dirty} of {pages} pages were dirty");
+            ensure!(round.clear.is_some() == self.is_manual, "round {number}: who clears is another");
+        }
+        Ok(())
+    }
+}
+
+const TRACING: &str = "/sys/kernel/tracing";
+/// What KVM does in a write fault that widens an entry's permissions.
+const FLUSH: &str = "__kvm_tlb_flush_vmid_ipa_nsh";
+/// What that function has in it, by the kernel's source (arch/arm64/kvm/hyp/vhe/tlb.c): IPAS2E1 and VMALLE1; DSB NSHST, and
+/// DSB NSH twice.
+const TLBI_OF_A_FLUSH: f64 = 2.0;
+const DSB_OF_A_FLUSH: f64 = 3.0;
+
+/// The command that has the kernel count calls of `function`; from then on each costs more.
+fn probe(function: &str) -> String {
+    format!(
+        "echo 'p:twofold/{function} {function}' > {TRACING}/kprobe_events && echo 1 > {TRACING}/events/twofold/enable"
+    )
+}
+
+/// How often it was called, by the kernel's list: a name, hits, misses.
+fn hits(lines: &[String], function: &str) -> anyhow::Result<u64> {
+    let line = lines
+        .iter()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .find(|line| line.first() == Some(&function));
+    let [_, hits, missed] = line.with_context(|| format!("no {function}"))?[..] else {
+        anyhow::bail!("the kernel's list of probes has another form:\n{}", lines.join("\n"));
+    };
+    ensure!(missed == "0", "{missed} calls of {function} were not counted");
+    Ok(hits.parse()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &str) -> Vec<String> {
+        text.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn probes_are_read() {
+        let text = "  __kvm_tlb_flush_vmid_ipa      36    0\n  __kvm_tlb_flush_vmid_ipa_nsh    16384      0\n";
+        assert_eq!(hits(&lines(text), FLUSH).unwrap(), 16384);
+        assert!(hits(&lines(&text.replace("  0", "  1")), FLUSH).is_err());
+        assert!(hits(&[], FLUSH).is_err());
+    }
+
+    #[test]
+    fn experiments_are_all_and_different() {
+        let all = experiments();
+        assert_eq!((all.len(), all[0]), (10, PLAIN));
+        for (number, experiment) in all.iter().enumerate() {
+            assert!(!all[..number].contains(experiment));
+        }
+        let (last, some) = (all[7].command(DIRTY_LOG), all[9].command(DIRTY_LOG));
+        assert!(last.starts_with("TWOFOLD_CHUNK=2097152 ") && last.ends_with("anonymous_thp -g -v 1 -b 64M"), "{last}");
+        assert!(some.ends_with("anonymous -g -v 2 -b 32M -w 25 -a"), "{some}");
+    }
+}

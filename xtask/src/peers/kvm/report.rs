@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What was counted of KVM: for people, and as JSON.
+//!
+//! Invariant: a figure for a page is a sum of instructions divided by the slot's pages, of one call or of one round.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::agreement::{Compared, percent};
+use super::calls::DirtyLog;
+use super::{DSB_OF_A_FLUSH, Experiment, Measured, Peer, SIZE, TLBI_OF_A_FLUSH, Writes};
+use crate::dirty_log::{KVM_ITERATION, KVM_WRITE_FAULT};
+use crate::figures::{self, KVM, KVM_FIRST_TOUCH};
+
+/// A figure that README or a bar uses, beside what was measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    /// What it is of.
+    pub name: &'static str,
+    /// As it is used; `None` for one that is there to explain another.
+    pub recorded: Option<f64>,
+    /// As it was measured.
+    pub measured: f64,
+}
+
+/// The clearing of a page, as it was recorded.
+const KVM_CLEAR: f64 = 80.0;
+/// Of a write fault, as they were recorded.
+const KVM_TLBI: f64 = 2.0;
+const KVM_DSB: f64 = 3.0;
+
+impl Figure {
+    /// How much more was measured than was recorded, in percent.
+    pub fn difference(&self) -> Option<f64> {
+        self.recorded.map(|recorded| (self.measured / recorded - 1.0) * 100.0)
+    }
+}
+
+/// The figures, of the plain experiments: [`super::PLAIN`], and the page table's.
+pub fn figures(measured: &Measured) -> Vec<Figure> {
+    let log = &measured.logs[0].kernels;
+    let table = &measured.table;
+    let of_a_page = |sum: u64| sum as f64 / log.pages as f64;
+    let of_the_table = |sum: u64| sum as f64 / table.pages as f64;
+    let (last, flushes) = (log.last(), measured.flushes_of_a_write_fault);
+    let clear = last.clear.unwrap_or(0);
+    let figure = |name, recorded, measured| Figure { name, recorded, measured };
+    vec![
+        figure("first touch of a page, VM without GIC", Some(KVM_FIRST_TOUCH as f64), of_the_table(table.create)),
+        figure("first touch of a page", None, of_a_page(log.populate)),
+        figure("write to a protected page, VM without GIC", Some(KVM_WRITE_FAULT as f64), of_the_table(table.update)),
+        figure("write to a protected page", None, of_a_page(last.dirty)),
+        figure("page of a dirty iteration", Some(KVM_ITERATION as f64), of_a_page(last.dirty + last.get + clear)),
+        figure("page of a clear", Some(KVM_CLEAR), of_a_page(clear)),
+        figure("TLBI of a write to a protected page", Some(KVM_TLBI), flushes * TLBI_OF_A_FLUSH),
+        figure("DSB of a write to a protected page", Some(KVM_DSB), flushes * DSB_OF_A_FLUSH),
+    ]
+}
+
+/// The tables.
+pub fn shown(measured: &Measured) -> String {
+    let rows = figures(measured).into_iter().map(|figure| {
+        let recorded = figure.recorded.map_or_else(|| "-".to_owned(), number);
+        let difference = figure.difference().map_or_else(|| "-".to_owned(), |percent| format!("{percent:+.1} %"));
+        vec![figure.name.to_owned(), recorded, number(figure.measured), difference]
+    });
+    let figures = figures::number_table(&[KVM, "recorded", "measured", "difference"], rows);
+    let header = [
+        "EL2 instructions, for a page",
+        "first touch",
+        "enable",
+        "dirty 1",
+        "dirty 2",
+        "dirty 3",
+        "get 3",
+        "clear 1",
+        "clear 3",
+    ];
+    let logs = figures::number_table(
+        &header,
+        measured.logs.iter().map(|compared| row(&compared.experiment, &compared.kernels)),
+    );
+    let header =
+        ["Twofold's `--on kvm` beside that", "dirty 3", "difference", "get or clear 3", "difference", "rounds alike"];
+    let ours = figures::number_table(&header, measured.logs.iter().map(beside));
+    format!(
+        "{figures}\n\n{logs}\n\n{ours}\n\nGuests write to each 4 KiB page of {SIZE}. `manual`: a clear of its own, and all is \
+         dirty to begin with; `get`: get clears.\nA chunk splits blocks ahead of writes, as enable or the first clear \
+         protects them; 0 splits none."
+    )
+}
+
+/// All that was counted.
+pub fn json(peer: &Peer, measured: &Measured) -> Value {
+    let figures = figures(measured).into_iter().map(|figure| {
+        json!({ "name": figure.name, "recorded": figure.recorded, "measured": figure.measured, "percent": figure.difference() })
+    });
+    json!({
+        "versions": {
+            "twofold": env!("CARGO_PKG_VERSION"),
+            "qemu": peer.qemu.version().to_string(),
+            "linux": peer.linux.versions,
+            "selftests": peer.source.version,
+            "compiler": peer.programs.compiler,
+        },
+        "figures": figures.collect::<Vec<_>>(),
+        "dirty_log": measured.logs,
+        "page_table": measured.table,
+        "flushes_of_a_write_fault": measured.flushes_of_a_write_fault,
+    })
+}
+
+/// What ours came to, beside the kernel's own.
+fn beside(compared: &Compared) -> Vec<String> {
+    let mut row = vec![name(&compared.experiment)];
+    for (kernels, ours) in compared.costs() {
+        row.extend([number(ours as f64 / compared.ours.pages as f64), format!("{:+.1} %", percent(kernels, ours))]);
+    }
+    let rounds = compared.kernels.rounds.len();
+    row.push(format!("{} of {rounds}", rounds - compared.rounds_unlike().count()));
+    row
+}
+
+fn row(experiment: &Experiment, log: &DirtyLog) -> Vec<String> {
+    let (first, last) = (&log.rounds[0], log.last());
+    let mut sums = vec![Some(log.populate), Some(log.enable)];
+    sums.extend(log.rounds.iter().map(|round| Some(round.dirty)));
+    sums.extend([Some(last.get), first.clear, last.clear]);
+    let of_a_page = |sum: Option<u64>| sum.map_or_else(|| "-".to_owned(), |sum| number(sum as f64 / log.pages as f64));
+    std::iter::once(name(experiment)).chain(sums.into_iter().map(of_a_page)).collect()
+}
+
+fn name(experiment: &Experiment) -> String {
+    let clearing = if experiment.is_manual { "manual" } else { "get" };
+    let chunk = experiment.chunk >> 20;
+    let chunk = if chunk > 0 { format!("{chunk}M") } else { "0".to_owned() };
+    let writes = if experiment.writes == Writes::All { "" } else { ", -v 2 -w 25 -a" };
+    format!("{}, {clearing}, chunk {chunk}{writes}", experiment.backing)
+}
+
+/// Whole from 1,000 on; below with two places.
+fn number(value: f64) -> String {
+    if value < 1000.0 { format!("{value:.2}") } else { figures::thousands(value.round() as u64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::kvm::PLAIN;
+    use crate::peers::kvm::calls::{Bitmap, PageTable, Round};
+
+    fn measured() -> Measured {
+        let bitmap = Bitmap { pages: 100, dirty: 100, sum: 7 };
+        let round = |dirty| Round { dirty, get: 100, clear: Some(8_000), bitmap };
+        let rounds = vec![round(0), round(300_000), round(339_900)];
+        let log = DirtyLog { pages: 100, populate: 700_000, enable: 50, rounds, disable: 1 };
+        Measured {
+            logs: vec![Compared { experiment: PLAIN, kernels: log.clone(), ours: log }],
+            table: PageTable { pages: 10, create: 95_150, update: 39_800, adjust: 0 },
+            flushes_of_a_write_fault: 1.0,
+        }
+    }
+
+    #[test]
+    fn sums_become_figures_for_a_page() {
+        let figures = figures(&measured());
+        let all: Vec<_> = figures.iter().map(|figure| (figure.measured, figure.difference())).collect();
+        assert_eq!(
+            all[1..6],
+            [(7000.0, None), (3980.0, Some(0.0)), (3399.0, None), (3480.0, Some(0.0)), (80.0, Some(0.0))]
+        );
+        assert_eq!(all[6..], [(2.0, Some(0.0)), (3.0, Some(0.0))]);
+        let touch = all[0].1.unwrap();
+        assert!(all[0].0 == 9515.0 && (touch - 10.0).abs() < 1e-9, "{touch}");
+    }
+
+    #[test]
+    fn tables_have_a_row_for_each() {
+        let text = shown(&measured());
+        let row = |name: &str| {
+            text.lines().find(|line| line.starts_with(name)).unwrap().split_whitespace().collect::<Vec<_>>()
+        };
+        assert_eq!(row("first touch of a page, VM")[8..], ["8,650", "9,515", "+10.0", "%"]);
+        let log = ["7,000", "0.50", "0.00", "3,000", "3,399", "1.00", "80.00", "80.00"];
+        assert_eq!(row("anonymous, manual, chunk 0")[4..], log);
+        let ours = text.lines().filter(|line| line.starts_with("anonymous, manual")).nth(1).unwrap();
+        let ours: Vec<_> = ours.split_whitespace().skip(4).collect();
+        assert_eq!(ours, ["3,399", "+0.0", "%", "80.00", "+0.0", "%", "3", "of", "3"]);
+    }
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The kernel's own selftests of KVM: fetched from Debian, built for arm64 as they are, linked with a counter of ours
+//! (`peers/kvm`).
+//!
+//! The programs are GPL-2.0-only and stay below `target/`. Invariant: the cache is complete or not there, because it is made
+//! beside its place and renamed into it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+
+use crate::fetch;
+use crate::install;
+use crate::peers::source::{self, PACKAGE};
+use crate::subprocess;
+use crate::workspace::Workspace;
+
+/// The programs that are built.
+pub const PROGRAMS: [&str; 2] = [DIRTY_LOG, PAGE_TABLE];
+/// What dirty logging costs.
+pub const DIRTY_LOG: &str = "dirty_log_perf_test";
+/// What creating, updating and adjusting a page table costs.
+pub const PAGE_TABLE: &str = "kvm_page_table_test";
+
+/// The source in the cache.
+#[derive(Debug)]
+pub struct Source {
+    directory: PathBuf,
+    /// The package's version.
+    pub version: String,
+    /// Whether it was there already.
+    pub cached: bool,
+}
+
+/// The programs, built.
+#[derive(Debug)]
+pub struct Programs {
+    directory: PathBuf,
+    /// The compiler's name and version.
+    pub compiler: String,
+}
+
+impl Programs {
+    /// The bytes of one of [`PROGRAMS`].
+    pub fn read(&self, name: &str) -> anyhow::Result<Vec<u8>> {
+        let path = self.directory.join(name);
+        fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+    }
+}
+
+/// The source from the cache, or from Debian where it is not there or `refresh` is asked for.
+pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Source> {
+    let cache = workspace.peers();
+    let place = cache.join("kvm");
+    if let (false, Some(source)) = (refresh, cached(&place)) {
+        return Ok(source);
+    }
+    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
+    let directory = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot write the cache")?;
+    let parts: Vec<_> = FOLDERS.into_iter().chain(HEADERS.map(|(part, _)| part)).chain(SYSTEM_REGISTERS).collect();
+    let (tree, version) = source::unpack(directory.path(), &parts)?;
+    for (part, place) in HEADERS {
+        let place = tree.join(place);
+        fs::create_dir_all(place.parent().unwrap_or(&tree))?;
+        fs::rename(tree.join(part), place).with_context(|| format!("{PACKAGE} {version} has no {part}"))?;
+    }
+    generate_system_registers(&tree)?;
+    fs::write(tree.join(VERSION), format!("{version}\n"))?;
+    fetch::put(&tree, &place, &directory.path().join("old"))?;
+    let source = cached(&place).context("the cache vanished while it was made")?;
+    Ok(Source { cached: false, ..source })
+}
+
+/// Builds the programs, static, with the counter in them.
+pub fn build(workspace: &Workspace, source: &Source) -> anyhow::Result<Programs> {
+    install::arm64_compiler()?;
+    let compiler = subprocess::read(Command::new(install::ARM64_COMPILER).arg("--version"))?;
+    let compiler = compiler.lines().next().unwrap_or(install::ARM64_COMPILER).to_owned();
+    let directory = workspace.peers().join("kvm-programs");
+    fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    // As the kernel's makefile does: the compiler would make a call of memcmp's own loop.
+    let strings = directory.join("string_override.o");
+    let mut gcc = source.compiler();
+    quiet(gcc.args(["-ffreestanding", "-c", STRINGS, "-o"]).arg(&strings), source)?;
+    for program in PROGRAMS {
+        let mut gcc = source.compiler();
+        gcc.arg(format!("{program}.c")).args(LIBRARY).arg(&strings).arg(workspace.root().join("peers/kvm/count.c"));
+        quiet(gcc.args(LINKED).arg("-o").arg(directory.join(program)), source)?;
+    }
+    Ok(Programs { directory, compiler })
+}
+
+const VERSION: &str = "version";
+const SELFTESTS: &str = "tools/testing/selftests/kvm";
+/// Folders and files that are used where they are in the kernel's tree.
+const FOLDERS: [&str; 6] = [
+    SELFTESTS,
+    "tools/testing/selftests/kselftest.h",
+    "tools/testing/selftests/rseq",
+    "tools/lib/rbtree.c",
+    "tools/include",
+    "tools/arch/arm64/include",
+];
+/// Headers that the kernel's `make headers_install` would put below `usr/include`: those that the C library has too old.
+const HEADERS: [(&str, &str); 5] = [
+    ("include/uapi/linux/kvm.h", "usr/include/linux/kvm.h"),
+    ("include/uapi/linux/userfaultfd.h", "usr/include/linux/userfaultfd.h"),
+    ("arch/arm64/include/uapi/asm/kvm.h", "usr/include/asm/kvm.h"),
+    ("arch/arm64/include/uapi/asm/ptrace.h", "usr/include/asm/ptrace.h"),
+    ("arch/arm64/include/uapi/asm/sve_context.h", "usr/include/asm/sve_context.h"),
+];
+/// A script and a table, which make a header.
+const SYSTEM_REGISTERS: [&str; 2] = ["arch/arm64/tools/gen-sysreg.awk", "arch/arm64/tools/sysreg"];
+const GENERATED: &str = "generated";
+
+/// What the selftests' makefile asks for, as far as it bears on the code.
+const FLAGS: [&str; 14] = [
+    "-O2",
+    "-std=gnu99",
+    "-D_GNU_SOURCE=",
+    "-DCONFIG_64BIT",
+    "-U_FORTIFY_SOURCE",
+    "-fno-builtin-memcmp",
+    "-fno-builtin-memcpy",
+    "-fno-builtin-memset",
+    "-fno-builtin-strnlen",
+    "-fno-stack-protector",
+    "-fno-PIE",
+    "-fno-strict-aliasing",
+    "-pthread",
+    "-w",
+];
+const LINKED: [&str; 3] = ["-static", "-no-pie", "-Wl,--wrap=ioctl"];
+const STRINGS: &str = "lib/string_override.c";
+const LIBRARY: [&str; 20] = [
+    "lib/assert.c",
+    "lib/elf.c",
+    "lib/guest_modes.c",
+    "lib/guest_sprintf.c",
+    "lib/io.c",
+    "lib/kvm_util.c",
+    "lib/memstress.c",
+    "lib/rbtree.c",
+    "lib/sparsebit.c",
+    "lib/test_util.c",
+    "lib/ucall_common.c",
+    "lib/userfaultfd_util.c",
+    "lib/aarch64/gic.c",
+    "lib/aarch64/gic_v3.c",
+    "lib/aarch64/gic_v3_its.c",
+    "lib/aarch64/handlers.S",
+    "lib/aarch64/processor.c",
+    "lib/aarch64/spinlock.c",
+    "lib/aarch64/ucall.c",
+    "lib/aarch64/vgic.c",
+];
+
+impl Source {
+    /// The compiler in the selftests' folder, with their flags and headers.
+    fn compiler(&self) -> Command {
+        let mut gcc = Command::new(install::ARM64_COMPILER);
+        gcc.current_dir(self.directory.join(SELFTESTS)).args(FLAGS);
+        for place in ["tools/include", "tools/arch/arm64/include", "usr/include", GENERATED] {
+            gcc.arg("-I").arg(self.directory.join(place));
+        }
+        gcc.args(["-Iinclude", "-Iinclude/aarch64", "-I../rseq", "-I.."]);
+        gcc
+    }
+}
+
+fn quiet(gcc: &mut Command, source: &Source) -> anyhow::Result<()> {
+    subprocess::quiet(gcc).with_context(|| format!("the selftests of {PACKAGE} {} do not compile", source.version))
+}
+
+fn cached(place: &Path) -> Option<Source> {
+    let version = fs::read_to_string(place.join(VERSION)).ok()?.trim().to_owned();
+    let has_programs = PROGRAMS.iter().all(|name| place.join(SELFTESTS).join(format!("{name}.c")).is_file());
+    has_programs.then(|| Source { directory: place.to_owned(), version, cached: true })
+}
+
+/// The header with the names of system registers, which the kernel's makefile makes too.
+fn generate_system_registers(tree: &Path) -> anyhow::Result<()> {
+    install::program("awk", "mawk")?;
+    let mut awk = Command::new("awk");
+    let header = subprocess::read(awk.arg("-f").args(SYSTEM_REGISTERS.map(|part| tree.join(part))))?;
+    let directory = tree.join(GENERATED).join("asm");
+    fs::create_dir_all(&directory)?;
+    fs::write(directory.join("sysreg-defs.h"), header).context("cannot write a header")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_incomplete_cache_is_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let selftests = directory.path().join(SELFTESTS);
+        fs::create_dir_all(&selftests).unwrap();
+        fs::write(directory.path().join(VERSION), "6.12.1-1\n").unwrap();
+        for name in PROGRAMS {
+            assert!(cached(directory.path()).is_none(), "{name} is missing");
+            fs::write(selftests.join(format!("{name}.c")), "").unwrap();
+        }
+        assert_eq!(cached(directory.path()).unwrap().version, "6.12.1-1");
+        fs::remove_file(directory.path().join(VERSION)).unwrap();
+        assert!(cached(directory.path()).is_none());
+    }
+}

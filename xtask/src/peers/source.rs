@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The kernel's source, as Debian has it: parts of it, where they are wanted.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+
+use crate::fetch::Apt;
+use crate::install;
+use crate::subprocess;
+
+/// Debian's package with the source.
+pub const PACKAGE: &str = "linux-source-6.12";
+
+/// Fetches the package and unpacks `parts` of the source, files or folders, somewhere below `directory`; gives the top of that,
+/// and the package's version.
+pub fn unpack(directory: &Path, parts: &[&str]) -> anyhow::Result<(PathBuf, String)> {
+    install::program("xz", "xz-utils")?;
+    install::program("tar", "tar")?;
+    let apt = Apt::new(directory)?;
+    let updated = apt.update();
+    // A source that fails need not be the one that has it: try, and blame it only then.
+    let (tree, version) = match (apt.unpack(PACKAGE), updated) {
+        (Ok(unpacked), _) => unpacked,
+        (Err(_), Err(update)) => return Err(update),
+        (Err(error), Ok(())) => return Err(error),
+    };
+    let mut tar = Command::new("tar");
+    tar.arg("-xJf").arg(tree.join(format!("usr/src/{PACKAGE}.tar.xz"))).arg("-C").arg(directory);
+    tar.args(parts.iter().map(|part| format!("{PACKAGE}/{part}")));
+    subprocess::read(&mut tar).context("the source cannot be unpacked")?;
+    Ok((directory.join(PACKAGE), version))
+}

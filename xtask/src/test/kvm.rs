@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `kvm`: programs of ours in Debian's kernel at EL2, where they have a KVM of arm64's; and in full, what the
+//! kernel's own selftests cost there.
+//!
+//! All programs run in one boot, in turn. Invariant: nothing here needs KVM of the machine that tests.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, ensure};
+use libtest_mimic::{Failed, Trial};
+
+use super::{Depth, Tally, harness, tap};
+use crate::arguments::{Architecture, TestOptions};
+use crate::dist::{self, Program};
+use crate::fetch;
+use crate::install;
+use crate::kvm_host::{Host, Ran};
+use crate::peers::kvm::{Measured, Peer, TOLERANCE};
+use crate::steps::Steps;
+use crate::workspace::Workspace;
+
+/// Runs the suite.
+pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
+    if !options.list {
+        install::target(Architecture::Aarch64.target())?;
+        install::qemu()?;
+    }
+    let suite = Arc::new(Suite { workspace: workspace.clone(), ran: OnceLock::new(), measured: OnceLock::new() });
+    let mut trials = Vec::new();
+    for (number, check) in CHECKS.iter().enumerate() {
+        trials.push(trial(&suite, check.name, move |suite| (check.judge)(&suite.ran()?[number])));
+    }
+    if depth == Depth::Full {
+        trials.push(trial(&suite, "figures_of_kvm_are_as_recorded", figures_are_as_recorded));
+        trials.push(trial(&suite, "twofold_agrees_with_the_kernels_own_test", agrees));
+        trials.push(trial(&suite, "figures_of_kvm_repeat", figures_repeat));
+    }
+    // One after the other: the first one boots for the others.
+    harness(trials, 1, options)
+}
+
+/// A program that is run, and how what came of it is judged.
+struct Check {
+    name: &'static str,
+    program: Program,
+    arguments: &'static str,
+    judge: fn(&Ran) -> anyhow::Result<()>,
+}
+
+const CHECKS: &[Check] = &[
+    Check {
+        name: "twofold_runs_from_an_initramfs",
+        program: dist::TWOFOLD,
+        arguments: "--version",
+        judge: |ran| {
+            let expected = format!("twofold {}", env!("CARGO_PKG_VERSION"));
+            let lines = ran.ended_well()?;
+            ensure!(lines == [expected.as_str()], "it said `{}`, not `{expected}`", lines.join("\n"));
+            Ok(())
+        },
+    },
+    checked("the_experiments_guest_under_kvm", dist::KVM_CHECKS, ""),
+    checked("dirty_log_on_kvm", dist::TWOFOLD, "bench dirty-log --on kvm --tap -b 4M -v 2 -i 3 -w 25 -a"),
+    checked(
+        "dirty_log_on_kvm_that_get_clears",
+        dist::TWOFOLD,
+        "bench dirty-log --on kvm --tap -b 8M -v 2 -m p40v48-4k -s anonymous_thp -g --chunk 2M",
+    ),
+    checked(
+        "dirty_log_on_kvm_by_ring",
+        dist::TWOFOLD,
+        "bench dirty-log --on kvm --tap -b 4M -v 2 -m p40v48-4k -w 50 --ring 1024",
+    ),
+];
+
+/// A program that says in TAP how its own checks went.
+const fn checked(name: &'static str, program: Program, arguments: &'static str) -> Check {
+    Check { name, program, arguments, judge: |ran| tap::judge(ran).map(drop) }
+}
+
+/// A limit against hangs.
+const LIMIT: Duration = Duration::from_secs(1800);
+/// Two, so that vCPUs meet.
+const CPUS: u32 = 2;
+const MEMORY: u64 = 1 << 30;
+
+struct Suite {
+    workspace: Workspace,
+    ran: OnceLock<Result<Vec<Ran>, String>>,
+    measured: OnceLock<Result<(Peer, Measured), String>>,
+}
+
+impl Suite {
+    /// What came of each of [`CHECKS`]: the first call boots.
+    fn ran(&self) -> anyhow::Result<&[Ran]> {
+        let ran = self.ran.get_or_init(|| self.boot().map_err(|error| format!("{error:#}")));
+        ran.as_deref().map_err(|error| anyhow!("{error}"))
+    }
+
+    fn boot(&self) -> anyhow::Result<Vec<Ran>> {
+        let linux = fetch::fetch(&self.workspace, false)?;
+        let mut programs = BTreeMap::new();
+        for Check { program, .. } in CHECKS {
+            let file = dist::build(&self.workspace, *program, Architecture::Aarch64)?;
+            let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            programs.insert(format!("bin/{}", program.name), bytes);
+        }
+        let host = Host {
+            label: "kvm",
+            programs,
+            commands: CHECKS.iter().map(|check| format!("/bin/{} {}", check.program.name, check.arguments)).collect(),
+            cpus: CPUS,
+            memory: MEMORY,
+            deterministic: false,
+            timeout: Some(LIMIT),
+        };
+        host.run(&self.workspace, &install::qemu()?, &linux)
+    }
+
+    fn measured(&self) -> anyhow::Result<&(Peer, Measured)> {
+        let measure = || {
+            let peer = Peer::prepare(&self.workspace, false, &self.steps())?;
+            let measured = peer.measure(&self.workspace, Some(LIMIT), &self.steps())?;
+            Ok((peer, measured))
+        };
+        let measured = self.measured.get_or_init(|| measure().map_err(|error: anyhow::Error| format!("{error:#}")));
+        measured.as_ref().map_err(|error| anyhow!("{error}"))
+    }
+
+    fn steps(&self) -> Steps {
+        Steps::new(self.workspace.stop().clone())
+    }
+}
+
+fn trial(
+    suite: &Arc<Suite>,
+    name: &'static str,
+    test: impl FnOnce(&Suite) -> anyhow::Result<()> + Send + 'static,
+) -> Trial {
+    let suite = Arc::clone(suite);
+    Trial::test(name, move || test(&suite).map_err(|error| Failed::from(format!("{error:#}"))))
+}
+
+/// README and bars compare with what this kernel does, not with what another one did.
+fn figures_are_as_recorded(suite: &Suite) -> anyhow::Result<()> {
+    let (_, measured) = suite.measured()?;
+    for figure in measured.figures() {
+        let difference = figure.difference().unwrap_or(0.0);
+        ensure!(difference.abs() <= TOLERANCE, "{}: {difference:+.1} % ({figure:?})", figure.name);
+    }
+    Ok(())
+}
+
+/// On what is dirty in each round, and on what the writes and the clear cost.
+fn agrees(suite: &Suite) -> anyhow::Result<()> {
+    let (_, measured) = suite.measured()?;
+    measured.check_agreement()
+}
+
+fn figures_repeat(suite: &Suite) -> anyhow::Result<()> {
+    let (peer, first) = suite.measured()?;
+    let second = peer.measure(&suite.workspace, Some(LIMIT), &suite.steps())?;
+    ensure!(*first == second, "two runs differ:\n{first:#?}\n{second:#?}");
+    Ok(())
+}
