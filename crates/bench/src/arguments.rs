@@ -3,7 +3,9 @@
 
 mod compare;
 mod dirty_log;
+mod headline;
 mod output;
+mod page_table;
 mod show;
 mod size;
 mod variants;
@@ -16,7 +18,9 @@ use twofold_memory::dirty::Tracker;
 
 pub use compare::CompareOptions;
 pub use dirty_log::DirtyLogOptions;
+pub use headline::HeadlineOptions;
 pub use output::OutputOptions;
+pub use page_table::PageTableOptions;
 pub use show::ShowOptions;
 pub use variants::policies;
 
@@ -38,6 +42,12 @@ pub enum Command {
     /// Dirty logging from outside, as KVM's dirty_log_perf_test: how long enabling, writing, reading and clearing take
     #[command(after_help = dirty_log::HELP)]
     DirtyLog(Box<DirtyLogOptions>),
+    /// Tables from outside, as KVM's kvm_page_table_test: how long vCPUs take that map, write and read the same memory
+    #[command(after_help = page_table::HELP)]
+    PageTable(Box<PageTableOptions>),
+    /// Every number that the sources published, and ours beside it
+    #[command(after_help = headline::HELP)]
+    Headline(Box<HeadlineOptions>),
     /// Two result files apart: what became faster, what slower, and what shows no difference
     #[command(after_help = compare::HELP)]
     Compare(CompareOptions),

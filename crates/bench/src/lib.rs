@@ -12,6 +12,7 @@ mod dirty;
 mod engine;
 pub mod experiment;
 mod features;
+mod headline;
 pub mod host;
 mod machine;
 mod oracle;
@@ -40,6 +41,8 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::DirtyCosts(options) => dirty::costs(options),
         Command::DirtyTable(options) => dirty::table(options),
         Command::DirtyLog(options) => experiment::dirty_log::command(options),
+        Command::PageTable(options) => experiment::page_table::command(options),
+        Command::Headline(options) => headline::command(options),
         Command::Compare(options) => compare::command(options),
         Command::Show(options) => show::command(options),
     }

@@ -8,11 +8,13 @@ pub mod hypervisor;
 pub mod kvm;
 pub mod machine;
 pub mod outcome;
+pub mod page_table;
 pub mod progress;
 pub mod record;
 pub mod setup;
 pub mod target;
 pub mod threads;
+pub mod window;
 
 use anyhow::bail;
 

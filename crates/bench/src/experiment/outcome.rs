@@ -29,6 +29,16 @@ pub fn check(options: &OutputOptions) -> anyhow::Result<()> {
 /// A file cannot be written after all. The table was printed then.
 pub fn tell(results: &Results, options: &OutputOptions) -> anyhow::Result<ExitCode> {
     output::line(&report::text(results))?;
+    write(results, options)?;
+    Ok(if results.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+/// Writes them.
+///
+/// # Errors
+///
+/// A file cannot be written after all.
+pub fn write(results: &Results, options: &OutputOptions) -> anyhow::Result<()> {
     if let Some(path) = &options.json {
         results.write(path)?;
     }
@@ -38,7 +48,7 @@ pub fn tell(results: &Results, options: &OutputOptions) -> anyhow::Result<ExitCo
     if let Some(path) = &options.report {
         report::write_html(path, results)?;
     }
-    Ok(if results.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    Ok(())
 }
 
 /// What a program ends with that somebody has ended: 128 and the number of SIGINT.

@@ -130,9 +130,11 @@ impl Memory {
         Ok(Self { options, arena: Arc::new(arena) })
     }
 
-    /// Whether it is as a guest of this plan wants it.
+    /// Whether it is as a guest of this plan wants it, or has more of the same: guests that differ in their mode alone take turns
+    /// in one.
     pub fn is_for(&self, plan: &Plan) -> bool {
-        self.options == plan.arena
+        let dense = self.options.dense;
+        dense >= plan.arena.dense && self.options == ArenaOptions { dense, ..plan.arena }
     }
 
     /// Whether no guest has it.

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The page table's experiment, as `kvm_page_table_test` has it: all vCPUs over the same memory, in stages.
+//!
+//! | stage | what the guest does | what its hypervisor does |
+//! |---|---|---|
+//! | create | touches each page of the backing: vCPUs with even numbers write, the others read | maps it by the backing's pages |
+//! | update | while a dirty log runs: small pages are written; of huge ones the first 4 KiB are written, then the second half is read, 4 KiB by 4 KiB | maps by pages of 4 KiB |
+//! | adjust | when no log runs any more: reads all, 4 KiB by 4 KiB | puts blocks together |
+//!
+//! Each vCPU writes to all huge pages, and then reads: the selftest does both huge page by huge page. Nothing is split ahead: then
+//! all pages would be mapped, no read of adjust would fault, and no block would come back. With small pages adjust has no
+//! faults.
+//!
+//! KVM takes a block apart by an empty table: its neighbours are mapped when they are touched. Our engine maps them all at once, so
+//! that nothing is left to do for update's reads, and for adjust. To have the same stages, with the same faults, what is in
+//! huge pages is unmapped when the log has started ([`Between::LogStarted`]); that is in no stage's time.
+//!
+//! Invariant: a stage counts only where what it left is what it had to leave ([`check`]).
+
+mod command;
+
+use anyhow::ensure;
+use serde::Serialize;
+use twofold_memory::dirty::Tracker;
+use twofold_pattern::pass::Pass;
+
+use super::machine::MachineTarget;
+use super::setup::Setup;
+use super::target::{REGION, Taken, Target};
+
+pub use command::command;
+
+/// A stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// Nothing is mapped yet.
+    Create,
+    /// A log runs.
+    Update,
+    /// None runs any more.
+    Adjust,
+}
+
+impl Stage {
+    /// In their order.
+    pub const ALL: [Self; 3] = [Self::Create, Self::Update, Self::Adjust];
+
+    /// Its name in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Adjust => "adjust",
+        }
+    }
+}
+
+/// A moment between stages: nothing of it is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Between {
+    /// `update` comes next.
+    LogStarted,
+    /// This stage is over.
+    After(Stage),
+}
+
+/// What can be seen of a guest from outside, where a platform lets one look: nothing of it is timed.
+pub trait Inspect {
+    /// Bytes of the leaf that maps what is `offset` bytes into the memory; `None` where nothing does.
+    fn leaf(&self, offset: u64) -> Option<u64>;
+
+    /// The word that is `offset` bytes into the memory.
+    fn word(&self, offset: u64) -> Option<u64>;
+}
+
+/// A guest that shall go through the stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stages {
+    bytes: u64,
+    huge: u64,
+    vcpus: usize,
+}
+
+impl Stages {
+    /// Of a setup whose vCPUs share one region, write-protected by a log, with nothing split ahead of writes.
+    ///
+    /// # Errors
+    ///
+    /// It is another.
+    pub fn new(setup: &Setup) -> anyhow::Result<Self> {
+        let huge = setup.backing.page();
+        ensure!(setup.overlap, "the page table's experiment has all vCPUs over one region");
+        ensure!(
+            setup.chunk == 0,
+            "with pages split ahead (chunk {} bytes) nothing faults in `adjust`, and no block comes back: leave the chunk at 0",
+            setup.chunk
+        );
+        ensure!(
+            setup.tracker == Tracker::WriteProtect,
+            "the page table's experiment write-protects all memory when its log starts: {} does not",
+            setup.tracker.name()
+        );
+        ensure!(
+            setup.region > 0 && setup.region.is_multiple_of(huge),
+            "{} bytes are not whole pages of {huge}",
+            setup.region
+        );
+        Ok(Self { bytes: setup.region, huge, vcpus: setup.vcpus })
+    }
+
+    /// Goes through all of them. `between` is called in between: see [`unmap_what_is_huge`](Self::unmap_what_is_huge) and
+    /// [`check`].
+    ///
+    /// # Errors
+    ///
+    /// What the target says, or `between`.
+    pub fn run<T: Target + ?Sized>(
+        &self,
+        target: &mut T,
+        mut between: impl FnMut(&mut T, Between) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Vec<(Stage, Taken)>> {
+        let mut taken = Vec::new();
+        for stage in Stage::ALL {
+            if stage == Stage::Update {
+                target.enable_log()?;
+                between(target, Between::LogStarted)?;
+            }
+            let mut passes: Vec<_> = (0..self.vcpus).map(|vcpu| self.passes(stage, vcpu)).collect();
+            taken.push((stage, target.run(&mut passes)?));
+            if stage == Stage::Update {
+                target.disable_log()?;
+            }
+            between(target, Between::After(stage))?;
+        }
+        Ok(taken)
+    }
+
+    /// What a log's start is followed by on the machine.
+    ///
+    /// # Errors
+    ///
+    /// The tables cannot be changed.
+    pub fn unmap_what_is_huge(&self, target: &MachineTarget) -> anyhow::Result<()> {
+        if !self.is_small() {
+            let range = target.start()..target.start() + self.bytes;
+            for slot in target.slots() {
+                target.memory().unmap(*slot, range.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a vCPU does in a stage.
+    pub fn passes(&self, stage: Stage, vcpu: usize) -> Vec<Pass> {
+        let (pages, blocks) = (self.bytes / PAGE, self.bytes / self.huge);
+        match stage {
+            Stage::Create if vcpu.is_multiple_of(2) => {
+                vec![Pass { value: CREATED, ..Pass::writes(REGION, blocks, self.huge) }]
+            }
+            Stage::Create => vec![Pass::reads(REGION, blocks, self.huge)],
+            Stage::Update if self.is_small() => vec![Pass { value: UPDATED, ..Pass::writes(REGION, pages, PAGE) }],
+            Stage::Update => {
+                let half = self.huge / 2;
+                let reads = Pass::reads(REGION + half, half / PAGE, PAGE);
+                vec![
+                    Pass { value: UPDATED, ..Pass::writes(REGION, blocks, self.huge) },
+                    Pass { outer_count: blocks, outer_stride: self.huge, ..reads },
+                ]
+            }
+            Stage::Adjust => vec![Pass::reads(REGION, pages, PAGE)],
+        }
+    }
+
+    fn is_small(&self) -> bool {
+        self.huge == PAGE
+    }
+}
+
+/// Checks that memory is as a stage has to leave it: what was written is there; `create` left leaves of the backing's size,
+/// `update` pages where it had accesses, and `adjust` leaves of the backing's size again.
+///
+/// # Errors
+///
+/// The first place where it is not so.
+pub fn check(stages: &Stages, stage: Stage, seen: &impl Inspect) -> anyhow::Result<()> {
+    let leaf = if stage == Stage::Update { PAGE } else { stages.huge };
+    for offset in (0..stages.bytes).step_by(stages.huge as usize) {
+        let name = stage.name();
+        let found = seen.leaf(offset);
+        ensure!(
+            found == Some(leaf),
+            "after `{name}` byte {offset:#x} of the guest's memory has to be mapped by {leaf} bytes, and {}",
+            found.map_or("is not mapped".to_owned(), |found| format!("is by {found}"))
+        );
+        let value = if stage == Stage::Create { CREATED } else { UPDATED };
+        let word = seen.word(offset);
+        ensure!(
+            word == Some(value),
+            "after `{name}` byte {offset:#x} of the guest's memory has {word:?} in place of {value}"
+        );
+    }
+    Ok(())
+}
+
+impl Inspect for MachineTarget {
+    fn leaf(&self, offset: u64) -> Option<u64> {
+        let stage2 = self.memory().stage2();
+        let leaf = stage2.look_up(self.start() + offset)?;
+        Some(stage2.geometry().granule().span(leaf.level))
+    }
+
+    fn word(&self, offset: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.memory().read(self.start() + offset, &mut bytes).ok()?;
+        Some(u64::from_le_bytes(bytes))
+    }
+}
+
+/// Bytes of a page of the host's.
+const PAGE: u64 = 4 << 10;
+/// What `create` writes.
+const CREATED: u64 = 1;
+/// What `update` writes.
+const UPDATED: u64 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::machine::Machines;
+    use crate::experiment::setup::Backing;
+    use crate::results::Quantity;
+    use twofold_pattern::mode::{MODES, Mode};
+
+    fn setup(backing: Backing, region: u64, vcpus: usize) -> Setup {
+        let mode = Mode::find("p40v48-4k").unwrap_or(MODES[6]);
+        Setup { backing, region, vcpus, overlap: true, chunk: 0, tracker: Tracker::WriteProtect, ..Setup::new(mode) }
+    }
+
+    /// Goes through the stages, and has each checked; tells the faults of each.
+    fn faults(setup: &Setup) -> Vec<f64> {
+        let stages = Stages::new(setup).unwrap();
+        let mut target = Machines::new().guest(setup).unwrap();
+        let between = |target: &mut MachineTarget, between| match between {
+            Between::LogStarted => stages.unmap_what_is_huge(target),
+            Between::After(stage) => check(&stages, stage, target),
+        };
+        let taken = stages.run(&mut target, between).unwrap();
+        assert_eq!(taken.iter().map(|(stage, _)| *stage).collect::<Vec<_>>(), Stage::ALL);
+        taken.iter().map(|(_, taken)| taken[&Quantity::Faults]).collect()
+    }
+
+    #[test]
+    fn stages_leave_small_pages_where_memory_is_of_those() {
+        let pages = 16384.0;
+        let [create, update, adjust] = faults(&setup(Backing::Anonymous, 64 << 20, 1))[..] else { panic!() };
+        // Its own tables are mapped too as it walks them.
+        assert!((pages..pages + 100.0).contains(&create), "{create}");
+        assert_eq!((update, adjust), (pages, 0.0));
+    }
+
+    #[test]
+    fn stages_leave_blocks_where_memory_is_of_those() {
+        let (blocks, half) = (32.0, 8192.0);
+        let [create, update, adjust] = faults(&setup(Backing::AnonymousThp, 64 << 20, 1))[..] else { panic!() };
+        assert!((blocks..blocks + 100.0).contains(&create), "{create}");
+        assert_eq!(update, blocks + half);
+        assert_eq!(adjust, blocks, "each block comes back by one fault");
+    }
+
+    #[test]
+    fn two_vcpus_leave_the_same_as_one() {
+        faults(&setup(Backing::AnonymousThp, 64 << 20, 2));
+        faults(&setup(Backing::Anonymous, 16 << 20, 3));
+    }
+
+    #[test]
+    fn one_vcpu_reads_what_the_other_writes() {
+        let stages = Stages::new(&setup(Backing::AnonymousThp, 4 << 20, 2)).unwrap();
+        let accesses = |stage, vcpu| stages.passes(stage, vcpu).iter().flat_map(Pass::accesses).collect::<Vec<_>>();
+        assert!(accesses(Stage::Create, 0).iter().all(|access| access.write));
+        assert!(accesses(Stage::Create, 1).iter().all(|access| !access.write));
+        let update = accesses(Stage::Update, 1);
+        assert_eq!(update.iter().filter(|access| access.write).count(), 2);
+        let half =
+            |access: &&twofold_pattern::pass::Access| !access.write && (access.va - REGION) % (2 << 20) >= 1 << 20;
+        assert_eq!(update.iter().filter(half).count(), 512);
+        assert_eq!(update.len(), 514);
+        assert_eq!(accesses(Stage::Adjust, 0).len(), 1024);
+    }
+
+    #[test]
+    fn what_would_measure_nothing_is_refused() {
+        let refused = |setup: Setup| format!("{:#}", Stages::new(&setup).unwrap_err());
+        let thp = setup(Backing::AnonymousThp, 4 << 20, 1);
+        assert!(refused(Setup { chunk: 2 << 20, ..thp.clone() }).contains("leave the chunk at 0"));
+        assert!(refused(Setup { region: 3 << 20, ..thp.clone() }).contains("whole pages"));
+        assert!(refused(Setup { overlap: false, ..thp.clone() }).contains("over one region"));
+        assert!(refused(Setup { tracker: Tracker::Manual, ..thp }).contains("manual does not"));
+    }
+
+    #[test]
+    fn memory_that_is_not_as_it_should_be_is_found() {
+        struct Seen(Option<u64>, u64);
+        impl Inspect for Seen {
+            fn leaf(&self, _: u64) -> Option<u64> {
+                self.0
+            }
+            fn word(&self, _: u64) -> Option<u64> {
+                Some(self.1)
+            }
+        }
+        let stages = Stages::new(&setup(Backing::AnonymousThp, 4 << 20, 1)).unwrap();
+        assert!(check(&stages, Stage::Adjust, &Seen(Some(2 << 20), UPDATED)).is_ok());
+        assert!(check(&stages, Stage::Adjust, &Seen(Some(PAGE), UPDATED)).is_err());
+        assert!(check(&stages, Stage::Update, &Seen(None, UPDATED)).is_err());
+        assert!(check(&stages, Stage::Create, &Seen(Some(2 << 20), UPDATED)).is_err());
+    }
+}

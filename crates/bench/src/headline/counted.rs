@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the hypervisor spends on S3's phases: instructions at EL2, counted in QEMU, the same in each run.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use twofold_launch::Counted;
+use twofold_memory::dirty::Tracker;
+use twofold_pattern::mode::Mode;
+
+use super::part::{Bench, Part, Round};
+use super::row::{Bar, Ours, Pair};
+use super::verdict::Owed;
+use crate::experiment::dirty_log::Load;
+use crate::experiment::hypervisor::{Hypervisor, record};
+use crate::experiment::record::Variant;
+use crate::experiment::setup::Setup;
+use crate::results::{HeadlineRow, Kind, Platform};
+
+/// The dirty log under the hypervisor, write-protected and combined.
+pub struct CountedPart {
+    /// Where the images are; without it those of this workspace.
+    directory: Option<PathBuf>,
+    hypervisor: Option<Hypervisor>,
+    phases: [Pair; 2],
+}
+
+impl CountedPart {
+    /// With images of this directory, or of the workspace.
+    pub fn new(directory: Option<PathBuf>) -> Self {
+        Self { directory, hypervisor: None, phases: Default::default() }
+    }
+}
+
+impl Part for CountedPart {
+    fn name(&self) -> String {
+        "S3: counted on the hypervisor".to_owned()
+    }
+
+    fn begin(&mut self, bench: &mut Bench<'_>) -> anyhow::Result<()> {
+        let doing = |what: &str| bench.progress.doing(what);
+        self.hypervisor = Some(Hypervisor::find(self.directory.as_deref(), bench.stop, doing)?);
+        Ok(())
+    }
+
+    fn is_exact(&self) -> bool {
+        true
+    }
+
+    fn round(&mut self, bench: &mut Bench<'_>, round: Round) -> anyhow::Result<()> {
+        let Some(hypervisor) = &self.hypervisor else { return Ok(()) };
+        // Equal runs are equal: the one that is checked is the one that counts.
+        if round == Round::Timed {
+            return Ok(());
+        }
+        let mode = Mode::find(MODE).context("the mode is gone")?;
+        for (is_after, tracker) in [(false, Tracker::WriteProtect), (true, Tracker::Combined)] {
+            let setup = Setup { tracker, region: BYTES, ..Setup::new(mode) };
+            let counted = hypervisor.dirty_log(&setup, &Load::DEFAULT);
+            if bench.stop.is_requested() {
+                return Ok(());
+            }
+            let counted = counted?;
+            let [dirty, get, clear] = ["dirty", "get", "clear"].map(|phase| last(&counted, phase));
+            ensure!(dirty > 0.0 && get > 0.0, "the hypervisor counted nothing in a phase: {counted:?}");
+            self.phases[0].add(is_after, dirty);
+            self.phases[1].add(is_after, dirty + get + clear);
+            record(&counted, &Variant::new("dirty-log", Platform::Hypervisor, &setup), bench.results);
+        }
+        Ok(())
+    }
+
+    fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow> {
+        let row = |(bar, pair): (&Bar, &Pair)| {
+            match why {
+            Some(why) => bar.missing(why),
+            None => bar.row(&Ours {
+                pair: pair.clone(),
+                unit: "instructions",
+                platform: Platform::Hypervisor,
+                kind: Kind::Counted,
+                note: "`twofold bench dirty-log --on hypervisor -b 64M -m p40v48-4k --tracker write-protect,combined`, the \
+                       second round"
+                    .to_owned(),
+            }),
+        }
+        };
+        BARS.iter().zip(&self.phases).map(row).collect()
+    }
+}
+
+/// Instructions of the last time: the first may differ from those that follow.
+fn last(counted: &Counted, phase: &str) -> f64 {
+    counted.times(phase).last().map_or(0.0, |phase| phase.get("instructions") as f64)
+}
+
+const BARS: [Bar; 2] = [
+    Bar { what: "combined: dirty", shown: "at most 10 % of write-protect", owed: Owed::AtLeast(0.9) },
+    Bar { what: "combined: dirty + get + clear", shown: "at most 60 % of write-protect", owed: Owed::AtLeast(0.4) },
+];
+const BYTES: u64 = 64 << 20;
+const MODE: &str = "p40v48-4k";

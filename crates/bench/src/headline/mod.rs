@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `twofold bench headline`: every number that the sources published, and ours beside it.
+//!
+//! Invariant: no row is left out. What cannot be measured here, or not yet, says so in its place; what is modelled or counted
+//! is marked. The command fails where an interval excludes a gain that should be there, and for nothing else that is measured.
+
+mod counted;
+mod log;
+mod part;
+mod plan;
+pub mod published;
+mod row;
+mod split;
+mod stages;
+pub mod subject;
+pub mod verdict;
+mod walk;
+mod window;
+
+use std::process::ExitCode;
+
+use anyhow::ensure;
+
+use crate::arguments::{HeadlineOptions, OutputOptions};
+use crate::experiment::machine::Machines;
+use crate::experiment::outcome;
+use crate::experiment::progress::Progress;
+use crate::output;
+use crate::results::{HeadlineRow, Results, Verdict};
+use crate::stop::Stop;
+use part::{Bench, Part};
+use plan::Plan;
+use published::PUBLISHED;
+use subject::Subject;
+
+/// `twofold bench headline`.
+///
+/// # Errors
+///
+/// A file that cannot be written, said before anything is measured; a check that failed.
+pub fn command(options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
+    outcome::check(&options.output)?;
+    let stop = Stop::on_signal()?;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut plan = Plan { runs: options.runs, ..Plan::of(plan::free_memory(), cpus, options.full) };
+    if let Some(time) = options.time {
+        plan.time = time.0;
+    }
+    let parts = parts(options);
+    ensure!(!parts.is_empty(), "no part has one of `{}` in its name; --list names them", options.only.join(","));
+    if options.list {
+        parts.iter().try_for_each(|part| output::line(&part.name()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut results = Results::begin();
+    let rows = {
+        let (machines, progress) = (Machines::new(), Progress::new(parts.len() as u64)?);
+        let exit_cost = options.exit_cost;
+        let mut bench = Bench { plan: &plan, exit_cost, machines, results: &mut results, stop: &stop, progress };
+        part::measure(parts, &mut bench)?
+    };
+    results.headline = in_order(rows, options);
+    results.notes = notes(&plan, options);
+    results.interrupted = stop.is_requested();
+    let differs = results.headline.iter().any(|row| row.verdict == Verdict::Differs);
+    let code = tell(&results, options)?;
+    Ok(if differs && !results.interrupted { ExitCode::FAILURE } else { code })
+}
+
+/// The table alone on standard output: all measurements are in the files.
+fn tell(results: &Results, options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
+    let shown = Results { measurements: Vec::new(), ..results.clone() };
+    let code = outcome::tell(&shown, &OutputOptions::default())?;
+    outcome::write(results, &options.output)?;
+    Ok(code)
+}
+
+/// All that can be measured, or those with a word of `--only` in their names. Those that have the same memory are neighbours.
+fn parts(options: &HeadlineOptions) -> Vec<Box<dyn Part>> {
+    let mut parts: Vec<Box<dyn Part>> = Vec::new();
+    parts.extend(window::WindowPart::all().map(|part| Box::new(part) as Box<dyn Part>));
+    parts.push(Box::new(walk::WalkPart::default()));
+    parts.extend(split::SplitPart::all().map(|part| Box::new(part) as Box<dyn Part>));
+    parts.push(Box::new(log::LogPart::default()));
+    parts.extend(stages::StagesPart::all().into_iter().map(|part| Box::new(part) as Box<dyn Part>));
+    parts.push(Box::new(counted::CountedPart::new(options.images.clone())));
+    parts.retain(|part| {
+        let name = part.name();
+        options.only.is_empty() || options.only.iter().any(|word| name.contains(word.as_str()))
+    });
+    parts
+}
+
+/// By source, and within each as its numbers stand; bars come last. With what is not here yet, unless only some were wanted.
+fn in_order(mut rows: Vec<HeadlineRow>, options: &HeadlineOptions) -> Vec<HeadlineRow> {
+    if options.only.is_empty() {
+        let later = PUBLISHED.iter().filter_map(|published| match published.subject {
+            Subject::Later(why) => Some(published.missing(why)),
+            _ => None,
+        });
+        rows.extend(later);
+    }
+    let place = |row: &HeadlineRow| {
+        let is = |published: &published::Published| published.command == row.command && published.what == row.what;
+        PUBLISHED.iter().position(is).unwrap_or(PUBLISHED.len())
+    };
+    rows.sort_by_key(|row| (row.source == "bar", row.source.clone(), place(row)));
+    rows
+}
+
+fn notes(plan: &Plan, options: &HeadlineOptions) -> Vec<String> {
+    let mut notes = vec![
+        format!(
+            "ours: S0's slot {} MiB, S3's regions {} MiB, S4's memory {} GiB at most, {} vCPUs at most{}",
+            plan.slot >> 20,
+            plan.region >> 20,
+            plan.shared_gib,
+            plan.vcpus,
+            if plan.sparse { "; memory is a small piece, mapped over and over" } else { "" }
+        ),
+        "gain: what part of the time before is gone, of runs in turns, with the interval that holds it 95 times in 100"
+            .to_owned(),
+        format!("modelled: {} ns are added for each exit of the guest's, as --exit-cost says", options.exit_cost),
+        "same shape: all of the interval is on the published side, or above the bar; differs: all of it is not"
+            .to_owned(),
+    ];
+    if plan.sparse && !options.full {
+        notes.push("there is too little free memory for memory of its own: contents were not checked".to_owned());
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_published_number_has_its_row_even_where_nothing_can_be_measured() {
+        let options = HeadlineOptions::default();
+        let rows = parts(&options).iter().flat_map(|part| part.rows(Some("no"))).collect();
+        let rows = in_order(rows, &options);
+        for published in PUBLISHED {
+            let is = |row: &&HeadlineRow| row.command == published.command && row.what == published.what;
+            assert_eq!(rows.iter().filter(is).count(), 1, "{published:?}");
+        }
+        assert!(rows.iter().all(|row| row.verdict == Verdict::NotMeasured && !row.note.is_empty()));
+        let sources: Vec<_> = rows.iter().map(|row| row.source.as_str()).collect();
+        assert!(sources.is_sorted_by_key(|source| (*source == "bar", *source)), "{sources:?}");
+        assert_eq!(rows.iter().filter(|row| row.source == "bar").count(), 12);
+    }
+
+    #[test]
+    fn parts_have_names_of_their_own_and_are_found_by_them() {
+        let names: Vec<_> = parts(&HeadlineOptions::default()).iter().map(|part| part.name()).collect();
+        let mut sorted = names.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), names.len(), "{names:?}");
+        let s0 = parts(&HeadlineOptions { only: vec!["S0".to_owned()], ..HeadlineOptions::default() });
+        assert_eq!(s0.len(), 6);
+    }
+}

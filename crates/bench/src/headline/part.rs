@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The parts of the table, one after the other: each has its variants take turns, as often as there is time for.
+//!
+//! Invariant: a part's first round is checked and in no figure; no part takes another one's time, and none has fewer runs than
+//! [`LEAST`] unless somebody ends the program.
+
+use std::time::{Duration, Instant};
+
+use super::plan::Plan;
+use crate::experiment::machine::Machines;
+use crate::experiment::progress::Progress;
+use crate::results::{HeadlineRow, Results};
+use crate::stop::Stop;
+
+/// What is measured together.
+pub trait Part {
+    /// Its name, for a progress bar and for `--only`.
+    fn name(&self) -> String;
+
+    /// Whether it can be measured here.
+    ///
+    /// # Errors
+    ///
+    /// It cannot: there is no memory for it, no second CPU, nothing to run it on.
+    fn begin(&mut self, bench: &mut Bench<'_>) -> anyhow::Result<()>;
+
+    /// One run of each variant, in turns.
+    ///
+    /// # Errors
+    ///
+    /// Something is wrong with what is measured.
+    fn round(&mut self, bench: &mut Bench<'_>, round: Round) -> anyhow::Result<()>;
+
+    /// Whether all rounds are the same, so that one is enough.
+    fn is_exact(&self) -> bool {
+        false
+    }
+
+    /// The rows that came of it; those of a part that cannot be measured say `why`.
+    fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow>;
+}
+
+/// What becomes of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    /// What it leads to is checked. Its figures are dropped.
+    Checked,
+    /// Its figures count.
+    Timed,
+}
+
+/// What parts share.
+pub struct Bench<'a> {
+    /// How large everything is.
+    pub plan: &'a Plan,
+    /// Nanoseconds of an exit, where rows are modelled.
+    pub exit_cost: u64,
+    /// The hosted machine.
+    pub machines: Machines,
+    /// Where runs are kept.
+    pub results: &'a mut Results,
+    /// Whether to end.
+    pub stop: &'a Stop,
+    /// How far it is.
+    pub progress: Progress,
+}
+
+/// Measures all parts; the rows, in their order.
+///
+/// # Errors
+///
+/// What a part cannot go on after.
+pub fn measure(mut parts: Vec<Box<dyn Part>>, bench: &mut Bench<'_>) -> anyhow::Result<Vec<HeadlineRow>> {
+    let start = Instant::now();
+    let mut rows = Vec::new();
+    let count = parts.len();
+    for (at, part) in parts.iter_mut().enumerate() {
+        bench.progress.doing(part.name());
+        let begun = if bench.stop.is_requested() { Err(anyhow::anyhow!(INTERRUPTED)) } else { part.begin(bench) };
+        if let Err(why) = &begun {
+            rows.extend(part.rows(Some(&format!("{why:#}"))));
+        } else {
+            let left = bench.plan.time.saturating_sub(start.elapsed());
+            run(&mut **part, bench, left / (count - at) as u32)?;
+            rows.extend(part.rows(None));
+        }
+        bench.progress.done();
+    }
+    Ok(rows)
+}
+
+/// Rounds of one part, for as long as its share of the time lasts.
+fn run(part: &mut dyn Part, bench: &mut Bench<'_>, share: Duration) -> anyhow::Result<()> {
+    let start = Instant::now();
+    part.round(bench, Round::Checked)?;
+    let wanted = match bench.plan.runs {
+        _ if part.is_exact() => 1,
+        Some(runs) => runs,
+        None => fitting(share, start.elapsed()),
+    };
+    for run in 1..=wanted {
+        if bench.stop.is_requested() {
+            break;
+        }
+        bench.progress.doing(format!("{}, run {run} of {wanted}", part.name()));
+        part.round(bench, Round::Timed)?;
+    }
+    Ok(())
+}
+
+/// How many rounds fit, when one took so long.
+fn fitting(share: Duration, one: Duration) -> u32 {
+    let rounds = share.as_secs_f64() / one.as_secs_f64().max(1e-6);
+    (rounds as u32).saturating_sub(1).clamp(LEAST, MOST)
+}
+
+/// Runs of which a median means something.
+const LEAST: u32 = 7;
+/// More say no more.
+const MOST: u32 = 21;
+/// What rows say that nobody waited for.
+const INTERRUPTED: &str = "interrupted";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::machine::Machines;
+
+    /// A part that counts.
+    #[derive(Default)]
+    struct Counting {
+        is_exact: bool,
+        fails: bool,
+        checked: u32,
+        timed: u32,
+    }
+
+    impl Part for Counting {
+        fn name(&self) -> String {
+            "counting".to_owned()
+        }
+
+        fn begin(&mut self, _: &mut Bench<'_>) -> anyhow::Result<()> {
+            anyhow::ensure!(!self.fails, "there is no memory");
+            Ok(())
+        }
+
+        fn round(&mut self, _: &mut Bench<'_>, round: Round) -> anyhow::Result<()> {
+            *(if round == Round::Checked { &mut self.checked } else { &mut self.timed }) += 1;
+            Ok(())
+        }
+
+        fn is_exact(&self) -> bool {
+            self.is_exact
+        }
+
+        fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow> {
+            let note = why.map_or(format!("{} {}", self.checked, self.timed), str::to_owned);
+            vec![HeadlineRow { note, ..crate::headline::published::PUBLISHED[0].missing("") }]
+        }
+    }
+
+    fn notes(plan: &Plan, parts: Vec<Counting>) -> Vec<String> {
+        let parts: Vec<_> = parts.into_iter().map(|part| Box::new(part) as Box<dyn Part>).collect();
+        let (mut results, stop) = (Results::begin(), Stop::never());
+        let (machines, progress) = (Machines::new(), Progress::new(parts.len() as u64).unwrap());
+        let mut bench = Bench { plan, exit_cost: 0, machines, results: &mut results, stop: &stop, progress };
+        measure(parts, &mut bench).unwrap().into_iter().map(|row| row.note).collect()
+    }
+
+    #[test]
+    fn parts_are_checked_once_and_run_as_often_as_there_is_time() {
+        let plan = Plan::of(8 << 30, 2, false);
+        let exact = Counting { is_exact: true, ..Counting::default() };
+        let fails = Counting { fails: true, ..Counting::default() };
+        let all = notes(&plan, vec![Counting::default(), exact, fails]);
+        assert_eq!(all, ["1 21", "1 1", "there is no memory"]);
+        let none = Plan { time: Duration::ZERO, ..plan };
+        assert_eq!(notes(&none, vec![Counting::default()]), ["1 7"]);
+        assert_eq!(notes(&Plan { runs: Some(3), ..plan }, vec![Counting::default()]), ["1 3"]);
+    }
+}

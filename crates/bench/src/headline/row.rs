@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! From runs to rows of the table: a published number with ours beside it, and what ours has to be.
+//!
+//! Invariant: a row has a verdict only by its own runs. Fewer than [`ENOUGH`] pairs of what is timed have none.
+
+use super::published::Published;
+use super::verdict::{Owed, gain, judge, judge_limit};
+use crate::results::{HeadlineRow, Kind, Platform, Verdict};
+use crate::statistics::{Quartiles, Ratio};
+
+/// Runs of two variants, in turns: those at one place of the lists were done one after the other.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pair {
+    /// With the technique off.
+    pub before: Vec<f64>,
+    /// With it.
+    pub after: Vec<f64>,
+}
+
+impl Pair {
+    /// Adds a run of one of them.
+    pub fn add(&mut self, is_after: bool, value: f64) {
+        (if is_after { &mut self.after } else { &mut self.before }).push(value);
+    }
+
+    /// The same in another unit.
+    pub fn times(&self, factor: f64) -> Self {
+        let times = |runs: &[f64]| runs.iter().map(|run| run * factor).collect();
+        Self { before: times(&self.before), after: times(&self.after) }
+    }
+
+    /// Both, run by run.
+    pub fn plus(&self, other: &Self) -> Self {
+        let plus = |one: &[f64], other: &[f64]| one.iter().zip(other).map(|(one, other)| one + other).collect();
+        Self { before: plus(&self.before, &other.before), after: plus(&self.after, &other.after) }
+    }
+
+    /// What part of the time before is gone; `None` of no runs.
+    pub fn gain(&self) -> Option<Ratio> {
+        let both = self.before.len().min(self.after.len());
+        (both > 0).then(|| gain(&self.before[..both], &self.after[..both]))
+    }
+}
+
+/// Ours, as it is told of in a row.
+#[derive(Clone, Debug)]
+pub struct Ours {
+    /// The runs, in `unit`.
+    pub pair: Pair,
+    /// `ms`.
+    pub unit: &'static str,
+    /// Where they ran.
+    pub platform: Platform,
+    /// How they came about.
+    pub kind: Kind,
+    /// What a reader has to know: first of all our command.
+    pub note: String,
+}
+
+impl Published {
+    /// The number, and ours beside it.
+    pub fn row(&self, ours: &Ours) -> HeadlineRow {
+        let row = HeadlineRow { published_gain: Some(self.figure.gain()), ..self.bare() };
+        beside(row, ours, self.owed())
+    }
+
+    /// The number, and why there is nothing beside it.
+    pub fn missing(&self, why: &str) -> HeadlineRow {
+        HeadlineRow { published_gain: Some(self.figure.gain()), note: why.to_owned(), ..self.bare() }
+    }
+
+    fn bare(&self) -> HeadlineRow {
+        bare(self.source, self.what, self.command, &self.figure.shown())
+    }
+}
+
+/// What is asked of Twofold itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bar {
+    /// What is measured.
+    pub what: &'static str,
+    /// What it has to be, for people.
+    pub shown: &'static str,
+    /// The same.
+    pub owed: Owed,
+}
+
+impl Bar {
+    /// Ours beside it.
+    pub fn row(&self, ours: &Ours) -> HeadlineRow {
+        let published_gain = if let Owed::AtLeast(least) = self.owed { Some(least) } else { None };
+        beside(HeadlineRow { published_gain, ..bare(SOURCE, self.what, "", self.shown) }, ours, self.owed)
+    }
+
+    /// Why there is nothing.
+    pub fn missing(&self, why: &str) -> HeadlineRow {
+        HeadlineRow { note: why.to_owned(), ..bare(SOURCE, self.what, "", self.shown) }
+    }
+}
+
+/// What a figure may be at most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limit {
+    /// What is measured.
+    pub what: &'static str,
+    /// The most, in the unit of the runs.
+    pub most: f64,
+    /// For people.
+    pub shown: &'static str,
+}
+
+impl Limit {
+    /// Ours beside it: what is after is held against the limit.
+    pub fn row(&self, ours: &Ours) -> HeadlineRow {
+        let runs = &ours.pair.after;
+        let figure = Ratio::of(runs, &vec![1.0; runs.len()]);
+        let row = HeadlineRow {
+            after: Some(Quartiles::of(runs.iter().copied())),
+            verdict: enough(runs.len(), ours.kind, judge_limit(self.most, &figure)),
+            ..told(bare(SOURCE, self.what, "", self.shown), ours)
+        };
+        if runs.is_empty() { self.missing(NO_RUN) } else { row }
+    }
+
+    /// Why there is nothing.
+    pub fn missing(&self, why: &str) -> HeadlineRow {
+        HeadlineRow { note: why.to_owned(), ..bare(SOURCE, self.what, "", self.shown) }
+    }
+}
+
+fn beside(row: HeadlineRow, ours: &Ours, owed: Owed) -> HeadlineRow {
+    let Some(gain) = ours.pair.gain() else { return HeadlineRow { note: NO_RUN.to_owned(), ..row } };
+    let runs = ours.pair.before.len().min(ours.pair.after.len());
+    HeadlineRow {
+        before: Some(Quartiles::of(ours.pair.before.iter().copied())),
+        after: Some(Quartiles::of(ours.pair.after.iter().copied())),
+        gain: Some(gain),
+        verdict: enough(runs, ours.kind, judge(owed, &gain)),
+        ..told(row, ours)
+    }
+}
+
+fn told(row: HeadlineRow, ours: &Ours) -> HeadlineRow {
+    let Ours { unit, platform, kind, note, .. } = ours;
+    HeadlineRow { unit: (*unit).to_owned(), platform: *platform, kind: *kind, note: note.clone(), ..row }
+}
+
+/// Of too few runs nothing is said, but of what is the same in each.
+fn enough(runs: usize, kind: Kind, verdict: Verdict) -> Verdict {
+    if kind == Kind::Counted || runs >= ENOUGH { verdict } else { Verdict::Inconclusive }
+}
+
+fn bare(source: &str, what: &str, command: &str, published: &str) -> HeadlineRow {
+    HeadlineRow {
+        source: source.to_owned(),
+        what: what.to_owned(),
+        command: command.to_owned(),
+        published: published.to_owned(),
+        published_gain: None,
+        unit: String::new(),
+        before: None,
+        after: None,
+        gain: None,
+        platform: Platform::Machine,
+        kind: Kind::Native,
+        verdict: Verdict::NotMeasured,
+        note: String::new(),
+    }
+}
+
+/// Pairs of runs from which on an interval says something.
+pub const ENOUGH: usize = 5;
+/// What stands in the place of a source where the bar is our own.
+const SOURCE: &str = "bar";
+const NO_RUN: &str = "no run of it was ended";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headline::published::PUBLISHED;
+
+    fn ours(before: &[f64], after: &[f64], kind: Kind) -> Ours {
+        let pair = Pair { before: before.to_vec(), after: after.to_vec() };
+        Ours { pair, unit: "ms", platform: Platform::Machine, kind, note: "twofold bench ...".to_owned() }
+    }
+
+    #[test]
+    fn a_row_has_all_that_its_source_has() {
+        let published = &PUBLISHED[0];
+        let row = published.row(&ours(&[10.0; 7], &[5.0; 7], Kind::Native));
+        assert_eq!((row.source.as_str(), row.command.as_str()), ("S0", "./dirty_log_perf_test -g -b 64G"));
+        assert_eq!(row.published, "-44.01 % (sd 2.80)");
+        assert_eq!(row.published_gain, Some(0.4401));
+        assert_eq!(row.gain.map(|gain| gain.median), Some(0.5));
+        assert_eq!(row.verdict, Verdict::SameShape);
+        assert_eq!(published.missing("no memory").verdict, Verdict::NotMeasured);
+    }
+
+    #[test]
+    fn few_runs_say_nothing_where_they_may_differ() {
+        let published = &PUBLISHED[0];
+        assert_eq!(published.row(&ours(&[10.0; 2], &[5.0; 2], Kind::Native)).verdict, Verdict::Inconclusive);
+        assert_eq!(published.row(&ours(&[10.0], &[5.0], Kind::Counted)).verdict, Verdict::SameShape);
+        assert_eq!(published.row(&ours(&[10.0], &[], Kind::Native)).verdict, Verdict::NotMeasured);
+    }
+
+    #[test]
+    fn bars_and_limits() {
+        let bar = Bar { what: "x", shown: "at least 25 %", owed: Owed::AtLeast(0.25) };
+        assert_eq!(bar.row(&ours(&[10.0; 7], &[5.0; 7], Kind::Native)).verdict, Verdict::SameShape);
+        assert_eq!(bar.row(&ours(&[10.0; 7], &[9.0; 7], Kind::Native)).verdict, Verdict::Differs);
+        let limit = Limit { what: "x", most: 10.0, shown: "10 ns at most" };
+        assert_eq!(limit.row(&ours(&[], &[9.0; 7], Kind::Native)).verdict, Verdict::SameShape);
+        assert_eq!(limit.row(&ours(&[], &[11.0; 7], Kind::Native)).verdict, Verdict::Differs);
+        assert_eq!(limit.row(&ours(&[], &[], Kind::Native)).verdict, Verdict::NotMeasured);
+    }
+}

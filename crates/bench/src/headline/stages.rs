@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S4's rows: the stages of the page table's experiment, with who cleans caches (patch 1), and when old tables go (patch 2), as
+//! it was before and as it is.
+//!
+//! Figures are CPU time of all vCPUs: theirs had a CPU each, and what one of them spared another one waited for. In patch 1
+//! caches are really cleaned, for a CPU without FEAT_S2FWB; in patch 2 nothing is, as nothing was there. Where pages of 4 KiB
+//! or many blocks are mapped, an exit's price decides: those rows are modelled with a stated one.
+
+use twofold_memory::dirty::Tracker;
+use twofold_pattern::mode::Mode;
+
+use super::part::{Bench, Part, Round};
+use super::published::{PUBLISHED, Published};
+use super::row::{Bar, Ours, Pair};
+use super::subject::{Subject, Technique};
+use super::verdict::Owed;
+use crate::experiment::machine::MachineTarget;
+use crate::experiment::page_table::{Between, Stage, Stages, check};
+use crate::experiment::record::{Variant, Who};
+use crate::experiment::setup::{Backing, Cmo, Coalesce, Policies, Setup};
+use crate::experiment::target::Taken;
+use crate::results::{HeadlineRow, Kind, Platform, Quantity};
+
+/// A command of theirs, with one technique.
+pub struct StagesPart {
+    technique: Technique,
+    backing: Backing,
+    gib: u64,
+    vcpus: usize,
+    setup: Option<Setup>,
+    exit_cost: u64,
+    /// By stage: CPU time, and faults.
+    runs: [(Pair, Pair); 3],
+}
+
+impl StagesPart {
+    /// All of them.
+    pub fn all() -> Vec<Self> {
+        let mut parts: Vec<Self> = Vec::new();
+        for published in PUBLISHED {
+            let Subject::Stage { technique, backing, gib, vcpus, .. } = published.subject else { continue };
+            if !parts.iter().any(|part| part.is_of(published)) {
+                let (setup, exit_cost, runs) = (None, 0, Default::default());
+                parts.push(Self { technique, backing, gib, vcpus, setup, exit_cost, runs });
+            }
+        }
+        parts
+    }
+
+    fn is_of(&self, published: &Published) -> bool {
+        let own = (self.technique, self.backing, self.gib, self.vcpus);
+        matches!(published.subject, Subject::Stage { technique, backing, gib, vcpus, .. }
+            if (technique, backing, gib, vcpus) == own)
+    }
+
+    /// The numbers that it stands beside.
+    fn published(&self) -> impl Iterator<Item = (&'static Published, Stage)> {
+        PUBLISHED.iter().filter(|published| self.is_of(published)).filter_map(|published| match published.subject {
+            Subject::Stage { stage, .. } => Some((published, stage)),
+            _ => None,
+        })
+    }
+
+    fn bar(&self, stage: Stage) -> Option<Bar> {
+        let is =
+            self.technique == Technique::Cmo && self.backing == Backing::AnonymousHugetlb1G && stage == Stage::Create;
+        is.then_some(Bar { what: "1G create, cleaned on map", shown: "at least 75 % less", owed: Owed::AtLeast(0.75) })
+    }
+
+    fn policies(&self, is_after: bool) -> Policies {
+        let now = Policies::default();
+        match self.technique {
+            _ if is_after => now,
+            Technique::Cmo => Policies { cmo: Cmo::OnAbort, ..now },
+            Technique::Coalesce => Policies { coalesce: Coalesce::FreeFirst, ..now },
+        }
+    }
+
+    /// Whether an exit's price decides.
+    fn is_modelled(&self, stage: Stage) -> bool {
+        self.backing.page() < 1 << 30 || stage == Stage::Update
+    }
+
+    fn ours(&self, stage: Stage) -> Ours {
+        let (time, faults) = &self.runs[stage as usize];
+        let native = time.times(1e-6);
+        let policy = match self.technique {
+            Technique::Cmo => "cmo=on-abort,on-map",
+            Technique::Coalesce => "coalesce=free-first,install-first",
+        };
+        let setup = self.setup.as_ref().map(command).unwrap_or_default();
+        let mut note = format!("`twofold bench page-table {setup} --policy {policy}`; CPU time of all vCPUs");
+        let (mut pair, mut kind) = (native.clone(), Kind::Native);
+        if self.is_modelled(stage) {
+            let gain = native.gain().map(|gain| crate::readable::percent(gain.median)).unwrap_or_default();
+            note.push_str(&format!("; {} ns for each exit; with exits for free {gain}", self.exit_cost));
+            (pair, kind) = (native.plus(&faults.times(self.exit_cost as f64 / 1e6)), Kind::Modelled);
+        }
+        Ours { pair, unit: "ms", platform: Platform::Machine, kind, note }
+    }
+}
+
+impl Part for StagesPart {
+    fn name(&self) -> String {
+        let patch = if self.technique == Technique::Cmo { 1 } else { 2 };
+        let command = self.published().next().map_or("", |(published, _)| published.command);
+        format!("S4: patch {patch}: {}", command.rsplit_once("-s ").map_or("", |(_, rest)| rest))
+    }
+
+    fn begin(&mut self, bench: &mut Bench<'_>) -> anyhow::Result<()> {
+        let mode = Mode::find(MODE).ok_or_else(|| anyhow::anyhow!("there is no mode {MODE}"))?;
+        let setup = Setup {
+            vcpus: bench.plan.vcpus(self.vcpus),
+            region: bench.plan.gib(self.gib) << 30,
+            overlap: true,
+            backing: self.backing,
+            tracker: Tracker::WriteProtect,
+            chunk: 0,
+            forced_write_back: self.technique != Technique::Cmo,
+            sparse: bench.plan.sparse,
+            ..Setup::new(mode)
+        };
+        bench.machines.guest(&setup)?;
+        (self.setup, self.exit_cost) = (Some(setup), bench.exit_cost);
+        Ok(())
+    }
+
+    fn round(&mut self, bench: &mut Bench<'_>, round: Round) -> anyhow::Result<()> {
+        let Some(setup) = self.setup.clone() else { return Ok(()) };
+        let mut both = Vec::new();
+        for is_after in [false, true] {
+            let setup = Setup { policies: self.policies(is_after), ..setup.clone() };
+            both.push((once(&setup, round, bench)?, setup));
+        }
+        if round == Round::Checked {
+            return Ok(());
+        }
+        for (is_after, (taken, setup)) in [false, true].into_iter().zip(both) {
+            let variant = Variant::new("page-table", Platform::Machine, &setup);
+            for (stage, taken) in taken {
+                let (time, faults) = &mut self.runs[stage as usize];
+                time.add(is_after, taken[&Quantity::CpuTime]);
+                faults.add(is_after, taken[&Quantity::Faults]);
+                variant.add(bench.results, stage.name(), Who::Guest, &taken);
+            }
+        }
+        Ok(())
+    }
+
+    fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow> {
+        let row = |(published, stage): (&Published, Stage)| {
+            let bar = self.bar(stage);
+            match why {
+                Some(why) => [Some(published.missing(why)), bar.map(|bar| bar.missing(why))],
+                None => {
+                    let ours = self.ours(stage);
+                    [Some(published.row(&ours)), bar.map(|bar| bar.row(&ours))]
+                }
+            }
+        };
+        self.published().flat_map(row).flatten().collect()
+    }
+}
+
+/// All stages of one guest. Memory that is mapped over and over holds what was written last, anywhere: it is not checked.
+fn once(setup: &Setup, round: Round, bench: &mut Bench<'_>) -> anyhow::Result<Vec<(Stage, Taken)>> {
+    let stages = Stages::new(setup)?;
+    let is_checked = round == Round::Checked && !setup.sparse;
+    let mut target = bench.machines.guest(setup)?;
+    stages.run(&mut target, |target: &mut MachineTarget, between| match between {
+        Between::LogStarted => stages.unmap_what_is_huge(target),
+        Between::After(stage) if is_checked => check(&stages, stage, target),
+        Between::After(_) => Ok(()),
+    })
+}
+
+/// The options that make the same guest.
+fn command(setup: &Setup) -> String {
+    format!("-m {MODE} -s {} -b {}G -v {}", setup.configuration()["backing"], setup.region >> 30, setup.vcpus)
+}
+
+/// `-m 4`, as it was numbered then.
+const MODE: &str = "p40v48-4k";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_has_a_part() {
+        let parts = StagesPart::all();
+        assert_eq!(parts.len(), 8);
+        let rows: usize = parts.iter().map(|part| part.published().count()).sum();
+        let all = PUBLISHED.iter().filter(|published| matches!(published.subject, Subject::Stage { .. })).count();
+        assert_eq!(rows, all);
+        assert_eq!(parts[0].name(), "S4: patch 1: anonymous -b 1G -v 80");
+    }
+}
