@@ -3,7 +3,9 @@
 //!
 //! Invariant: no write panics, and a file appears whole or not at all.
 
+use std::fs::Permissions;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::Context;
@@ -38,10 +40,17 @@ pub fn file(path: &Path, text: &str) -> anyhow::Result<()> {
     whole(path, |file| Ok(file.write_all(text.as_bytes())?))
 }
 
+/// A file for everybody that the user's mask lets read it, as others are; a temporary one is its owner's alone otherwise.
+fn readable() -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    builder.permissions(Permissions::from_mode(0o666));
+    builder
+}
+
 fn whole(path: &Path, write: impl FnOnce(&mut NamedTempFile) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let all = || -> anyhow::Result<()> {
-        let mut file = NamedTempFile::new_in(directory)?;
+        let mut file = readable().tempfile_in(directory)?;
         write(&mut file)?;
         file.persist(path)?;
         Ok(())

@@ -276,17 +276,22 @@ impl Quantity {
     }
 }
 
-impl Verdict {
-    /// Words for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::SameShape => "same shape",
-            Self::Inconclusive => "inconclusive",
-            Self::Differs => "differs",
-            Self::NotMeasured => "not measured",
+impl HeadlineRow {
+    /// Words for its verdict: a bar is reached or missed, and has no shape.
+    pub fn verdict(&self) -> &'static str {
+        match (self.verdict, self.source == BAR) {
+            (Verdict::SameShape, false) => "same shape",
+            (Verdict::SameShape, true) => "reached",
+            (Verdict::Inconclusive, _) => "inconclusive",
+            (Verdict::Differs, false) => "differs",
+            (Verdict::Differs, true) => "missed",
+            (Verdict::NotMeasured, _) => "not measured",
         }
     }
 }
+
+/// The source of a row that is a bar of ours.
+pub const BAR: &str = "bar";
 
 impl Kind {
     /// A word for it.

@@ -26,7 +26,7 @@ use crate::experiment::machine::Machines;
 use crate::experiment::outcome;
 use crate::experiment::progress::Progress;
 use crate::output;
-use crate::results::{HeadlineRow, Results, Verdict};
+use crate::results::{BAR, HeadlineRow, Results, Verdict};
 use crate::stop::Stop;
 use part::{Bench, Part};
 use plan::Plan;
@@ -104,7 +104,7 @@ fn in_order(mut rows: Vec<HeadlineRow>, options: &HeadlineOptions) -> Vec<Headli
         let is = |published: &published::Published| published.command == row.command && published.what == row.what;
         PUBLISHED.iter().position(is).unwrap_or(PUBLISHED.len())
     };
-    rows.sort_by_key(|row| (row.source == "bar", row.source.clone(), place(row)));
+    rows.sort_by_key(|row| (row.source == BAR, row.source.clone(), place(row)));
     rows
 }
 
@@ -121,7 +121,7 @@ fn notes(plan: &Plan, options: &HeadlineOptions) -> Vec<String> {
         "gain: what part of the time before is gone, of runs in turns, with the interval that holds it 95 times in 100"
             .to_owned(),
         format!("modelled: {} ns are added for each exit of the guest's, as --exit-cost says", options.exit_cost),
-        "same shape: all of the interval is on the published side, or above the bar; differs: all of it is not"
+        "same shape, reached: all of the interval is on the published side, or above the bar; differs, missed: all of it is not"
             .to_owned(),
     ];
     if plan.sparse && !options.full {
@@ -146,7 +146,7 @@ mod tests {
         assert!(rows.iter().all(|row| row.verdict == Verdict::NotMeasured && !row.note.is_empty()));
         let sources: Vec<_> = rows.iter().map(|row| row.source.as_str()).collect();
         assert!(sources.is_sorted_by_key(|source| (*source == "bar", *source)), "{sources:?}");
-        assert_eq!(rows.iter().filter(|row| row.source == "bar").count(), 12);
+        assert_eq!(rows.iter().filter(|row| row.source == BAR).count(), 12);
     }
 
     #[test]

@@ -76,7 +76,7 @@ const GIB: u64 = 1 << 30;
 const VCPUS_PER_CPU: usize = 8;
 const MOST_VCPUS: usize = 64;
 /// For two CPUs and 8 GiB; what comes beside the runs is in it.
-const FIVE_MINUTES: Duration = Duration::from_secs(270);
+const FIVE_MINUTES: Duration = Duration::from_secs(225);
 const HOUR: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]

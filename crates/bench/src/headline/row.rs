@@ -5,7 +5,7 @@
 
 use super::published::Published;
 use super::verdict::{Owed, gain, judge, judge_limit};
-use crate::results::{HeadlineRow, Kind, Platform, Verdict};
+use crate::results::{BAR, HeadlineRow, Kind, Platform, Verdict};
 use crate::statistics::{Quartiles, Ratio};
 
 /// Runs of two variants, in turns: those at one place of the lists were done one after the other.
@@ -89,12 +89,12 @@ impl Bar {
     /// Ours beside it.
     pub fn row(&self, ours: &Ours) -> HeadlineRow {
         let published_gain = if let Owed::AtLeast(least) = self.owed { Some(least) } else { None };
-        beside(HeadlineRow { published_gain, ..bare(SOURCE, self.what, "", self.shown) }, ours, self.owed)
+        beside(HeadlineRow { published_gain, ..bare(BAR, self.what, "", self.shown) }, ours, self.owed)
     }
 
     /// Why there is nothing.
     pub fn missing(&self, why: &str) -> HeadlineRow {
-        HeadlineRow { note: why.to_owned(), ..bare(SOURCE, self.what, "", self.shown) }
+        HeadlineRow { note: why.to_owned(), ..bare(BAR, self.what, "", self.shown) }
     }
 }
 
@@ -117,14 +117,14 @@ impl Limit {
         let row = HeadlineRow {
             after: Some(Quartiles::of(runs.iter().copied())),
             verdict: enough(runs.len(), ours.kind, judge_limit(self.most, &figure)),
-            ..told(bare(SOURCE, self.what, "", self.shown), ours)
+            ..told(bare(BAR, self.what, "", self.shown), ours)
         };
         if runs.is_empty() { self.missing(NO_RUN) } else { row }
     }
 
     /// Why there is nothing.
     pub fn missing(&self, why: &str) -> HeadlineRow {
-        HeadlineRow { note: why.to_owned(), ..bare(SOURCE, self.what, "", self.shown) }
+        HeadlineRow { note: why.to_owned(), ..bare(BAR, self.what, "", self.shown) }
     }
 }
 
@@ -171,7 +171,6 @@ fn bare(source: &str, what: &str, command: &str, published: &str) -> HeadlineRow
 /// Pairs of runs from which on an interval says something.
 pub const ENOUGH: usize = 5;
 /// What stands in the place of a source where the bar is our own.
-const SOURCE: &str = "bar";
 const NO_RUN: &str = "no run of it was ended";
 
 #[cfg(test)]

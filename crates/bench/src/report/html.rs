@@ -239,7 +239,7 @@ fn headline_row(row: &HeadlineRow) -> Markup {
                 @if !row.command.is_empty() { small { code { (row.command) } } }
                 @if !row.note.is_empty() { small { (row.note) } }
             }
-            td { span.verdict.(class) { (row.verdict.name()) } }
+            td { span.verdict.(class) { (row.verdict()) } }
             td.n {
                 @if let Some(gain) = row.gain {
                     (readable::percent(gain.median)) small { (readable::percent_range(gain.low, gain.high)) }
@@ -312,7 +312,7 @@ mod tests {
         for row in &results.headline {
             let shown = rows.iter().find(|cells| cells.len() == 9 && cells[1].starts_with(&row.what)).unwrap();
             assert!(shown[1].contains(&row.command) && shown[1].contains(&row.note) && shown[4] == row.published);
-            assert_eq!(shown[2], row.verdict.name());
+            assert_eq!(shown[2], row.verdict());
         }
     }
 

@@ -89,7 +89,7 @@ fn headline(rows: &[HeadlineRow]) -> String {
             row.what.clone(),
             row.platform.name().to_owned(),
             row.kind.name().to_owned(),
-            row.verdict.name().to_owned(),
+            row.verdict().to_owned(),
             row.published.clone(),
             median(row.before),
             median(row.after),

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use twofold_memory::dirty::Tracker;
+use twofold_pattern::mode::Mode;
 
 use super::{Between, Stage, Stages, check};
 use crate::arguments::{self, PageTableOptions};
@@ -138,7 +139,7 @@ fn setups(options: &PageTableOptions) -> anyhow::Result<Vec<Setup>> {
         offset: options.offset.map(|offset| offset.0),
         sparse: options.sparse,
         exit_cost: options.exit_cost,
-        ..Setup::new(options.mode)
+        ..Setup::new(options.mode.map_or_else(|| usual_mode(options.on), Ok)?)
     };
     let policies = arguments::policies(&options.policy)?;
     let mut setups: Vec<_> = policies.into_iter().map(|policies| Setup { policies, ..first.clone() }).collect();
@@ -192,6 +193,14 @@ fn notes(setups: &[Setup]) -> Vec<String> {
 fn shown(setup: &Setup) -> String {
     let Policies { cmo, coalesce, split, tables } = setup.policies;
     format!("{} vCPUs, {} bytes, {cmo:?}, {coalesce:?}, {split:?}, {tables:?}", setup.vcpus, setup.region)
+}
+
+/// S4's, by today's name.
+fn usual_mode(on: Platform) -> anyhow::Result<Mode> {
+    if on == Platform::Kvm && cfg!(target_arch = "x86_64") {
+        return Ok(twofold_kvm::KvmOptions::native_mode());
+    }
+    Mode::find("p40v48-4k").context("the usual mode is gone")
 }
 
 #[cfg(test)]
