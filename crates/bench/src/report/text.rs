@@ -122,7 +122,6 @@ fn foot(results: &Results) -> String {
 mod tests {
     use super::super::example;
     use super::*;
-    use crate::results::Verdict;
 
     #[test]
     fn columns_line_up_and_every_figure_has_a_line() {
