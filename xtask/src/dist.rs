@@ -26,8 +26,6 @@ use crate::workspace::Workspace;
 pub const TWOFOLD: Program = Program { package: "twofold", name: "twofold", is_example: false };
 /// The checks of the experiments' guest under KVM, as TAP.
 pub const KVM_CHECKS: Program = Program { package: "twofold-kvm", name: "selftest", is_example: true };
-/// The experiment of `dirty_log_perf_test` with that guest, KVM's calls told one by one.
-pub const KVM_CALLS: Program = Program { package: "twofold-kvm", name: "calls", is_example: true };
 
 /// A program of the workspace that can be made such a file.
 #[derive(Clone, Copy, Debug)]

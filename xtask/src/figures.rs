@@ -10,7 +10,8 @@ use twofold_launch::Report;
 
 /// The heading of every column with figures of KVM's.
 pub const KVM: &str = "KVM with its host kernel (VHE)";
-/// KVM's figure for the first touch of a 4 KiB page: instructions at EL2, counted in the same mode.
+/// KVM's figure for the first touch of a 4 KiB page: instructions at EL2, counted in the same mode, of a VM without GIC
+/// (`kvm_page_table_test`). `cargo xtask peers kvm` measures it, and what it is with one.
 pub const KVM_FIRST_TOUCH: u64 = 8_650;
 
 /// Instructions at EL2 for first touches of 4 KiB pages, by a guest that does nothing else.

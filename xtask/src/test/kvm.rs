@@ -9,7 +9,7 @@ use std::fs;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use libtest_mimic::{Failed, Trial};
 
 use super::{Depth, Tally, harness, tap};
@@ -64,6 +64,19 @@ const CHECKS: &[Check] = &[
     },
     checked("the_experiments_guest_under_kvm", dist::KVM_CHECKS, ""),
     checked("dirty_log_on_kvm", dist::TWOFOLD, "bench dirty-log --on kvm --tap -b 4M -v 2 -i 3 -w 25 -a"),
+    Check {
+        name: "dirty_log_on_kvm_tells_what_was_dirty",
+        program: dist::TWOFOLD,
+        arguments: "bench dirty-log --on kvm --tap -b 4M -v 2 -m p40v48-4k -w 25 -a -r 0",
+        judge: |ran| {
+            tap::judge(ran)?;
+            let gets: Vec<_> = ran.lines.iter().filter(|line| line.starts_with("# get ")).collect();
+            let [first, second] = gets[..] else { bail!("it told of {gets:?}") };
+            ensure!(first.contains(" pages=2048 dirty=2048 "), "`{first}`: all is dirty to begin with");
+            ensure!(!second.contains(" dirty=2048 "), "`{second}`: no more is dirty than was written");
+            Ok(())
+        },
+    },
     checked(
         "dirty_log_on_kvm_that_get_clears",
         dist::TWOFOLD,

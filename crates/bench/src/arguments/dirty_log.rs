@@ -52,9 +52,10 @@ pub struct DirtyLogOptions {
     /// Slots that the memory is divided among: -x 4
     #[arg(short = 'x', long = "slots", value_name = "N", default_value_t = 1, help_heading = GUEST)]
     pub slots: usize,
-    /// What places and writes are drawn by, from 1 to 2147483646; vCPU n has SEED + n: -r 7
+    /// What places and writes are drawn by, up to 2147483646; vCPU n has SEED + n: -r 7. From 0 nothing but 0 comes: with
+    /// -r 0 vCPU 0 always writes, with -a its first page alone, as the first vCPU of Linux 6.12's test does
     #[arg(short = 'r', long = "seed", value_name = "SEED", default_value_t = 1, help_heading = GUEST,
-          value_parser = clap::value_parser!(u64).range(1..=2_147_483_646))]
+          value_parser = clap::value_parser!(u64).range(0..=2_147_483_646))]
     pub seed: u64,
     /// vCPUs run on while logging is disabled
     #[arg(short = 'e', long = "run-while-disabling", help_heading = GUEST)]
@@ -118,8 +119,9 @@ pub struct DirtyLogOptions {
     /// Where figures go.
     #[command(flatten)]
     pub output: OutputOptions,
-    /// Checks alone, as TAP, and no figures: whether each log tells exactly what the guest wrote. Exit status 4 where the
-    /// platform is not there
+    /// Checks alone, as TAP, and no times: whether each log tells exactly what the guest wrote. In comments: which pages were
+    /// dirty in each round, as a number and a sum, and under KVM the kernel's instructions, where they can be counted. Exit
+    /// status 4 where the platform is not there
     #[arg(long, help_heading = "Output", conflicts_with_all = ["json", "csv", "report", "runs"])]
     pub tap: bool,
 }

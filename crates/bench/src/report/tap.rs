@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Checks in the Test Anything Protocol, version 14: what kernel developers' harnesses read.
 //!
-//! Invariant: a name or a message cannot be taken for a directive or for another line.
+//! Invariant: a name, a comment or a message cannot be taken for a directive or for another line.
 
 use std::fmt::Write;
 
-/// A line for each check, and what failed below it.
-pub fn tap(checks: &[(String, Result<(), String>)]) -> String {
+/// A line for each check; below it what is told of it, as comments, or what failed.
+pub fn tap(checks: &[(String, Result<Vec<String>, String>)]) -> String {
     let mut text = format!("{VERSION}\n1..{}\n", checks.len());
     for (number, (name, outcome)) in (1..).zip(checks) {
         let not = if outcome.is_ok() { "" } else { "not " };
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{not}ok {number} - {}", description(name));
-        if let Err(message) = outcome {
+        let _ = match outcome {
+            Ok(comments) => comments.iter().try_for_each(|comment| writeln!(text, "# {}", line(comment))),
             // A string of JSON is one of YAML.
-            let _ = writeln!(text, "  ---\n  message: {}\n  ...", serde_json::Value::from(message.as_str()));
-        }
+            Err(message) => writeln!(text, "  ---\n  message: {}\n  ...", serde_json::Value::from(message.as_str())),
+        };
     }
     text
 }
@@ -29,8 +30,11 @@ const VERSION: &str = "TAP version 14";
 
 /// In one line, with `#` and `\` as no directive.
 fn description(text: &str) -> String {
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.replace('\\', r"\\").replace('#', r"\#")
+    line(text).replace('\\', r"\\").replace('#', r"\#")
+}
+
+fn line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -40,11 +44,11 @@ mod tests {
     #[test]
     fn checks_are_numbered_lines() {
         let checks = [
-            ("dirty in round 0".to_owned(), Ok(())),
+            ("dirty in round 0".to_owned(), Ok(vec!["get 1: dirty=7\nnot ok 1".to_owned()])),
             ("slot #1 \\ more".to_owned(), Err("page 7: \"lost\"\nok 3".to_owned())),
         ];
         let wanted = concat!(
-            "TAP version 14\n1..2\nok 1 - dirty in round 0\nnot ok 2 - slot \\#1 \\\\ more\n",
+            "TAP version 14\n1..2\nok 1 - dirty in round 0\n# get 1: dirty=7 not ok 1\nnot ok 2 - slot \\#1 \\\\ more\n",
             "  ---\n  message: \"page 7: \\\"lost\\\"\\nok 3\"\n  ...\n"
         );
         assert_eq!(tap(&checks), wanted);

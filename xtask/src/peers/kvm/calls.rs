@@ -103,21 +103,40 @@ pub fn calls(lines: &[String]) -> anyhow::Result<Vec<Call>> {
 const PREFIX: &str = "count: ";
 
 fn call(line: &str) -> anyhow::Result<Call> {
-    let words: BTreeMap<_, _> = line.split_whitespace().filter_map(|word| word.split_once('=')).collect();
-    let word = |name: &str| words.get(name).copied().with_context(|| format!("it lacks {name}"));
-    let number = |name: &str| -> anyhow::Result<u64> { Ok(word(name)?.parse()?) };
-    let bitmap = || -> anyhow::Result<Bitmap> {
-        let sum = u64::from_str_radix(word("sum")?, 16)?;
-        Ok(Bitmap { pages: number("pages")?, dirty: number("dirty")?, sum })
-    };
-    let instructions = number("instructions")?;
-    Ok(match word("call")? {
+    let words = Words::of(line);
+    let instructions = words.number("instructions")?;
+    Ok(match words.word("call")? {
         "run" => Call::Run { instructions },
-        "log" => Call::Log { on: number("on")? != 0, pages: number("pages")?, instructions },
-        "get" => Call::Get { bitmap: bitmap()?, instructions },
-        "clear" => Call::Clear { bitmap: bitmap()?, instructions },
+        "log" => Call::Log { on: words.number("on")? != 0, pages: words.number("pages")?, instructions },
+        "get" => Call::Get { bitmap: words.bitmap()?, instructions },
+        "clear" => Call::Clear { bitmap: words.bitmap()?, instructions },
         other => bail!("nobody knows `{other}`"),
     })
+}
+
+/// A line's words of the form `name=value`.
+pub struct Words<'l>(BTreeMap<&'l str, &'l str>);
+
+impl<'l> Words<'l> {
+    /// Of this line.
+    pub fn of(line: &'l str) -> Self {
+        Self(line.split_whitespace().filter_map(|word| word.split_once('=')).collect())
+    }
+
+    /// A number by its name.
+    pub fn number(&self, name: &str) -> anyhow::Result<u64> {
+        Ok(self.word(name)?.parse()?)
+    }
+
+    /// `pages`, `dirty` and `sum`.
+    pub fn bitmap(&self) -> anyhow::Result<Bitmap> {
+        let sum = u64::from_str_radix(self.word("sum")?, 16)?;
+        Ok(Bitmap { pages: self.number("pages")?, dirty: self.number("dirty")?, sum })
+    }
+
+    fn word(&self, name: &str) -> anyhow::Result<&'l str> {
+        self.0.get(name).copied().with_context(|| format!("it lacks {name}"))
+    }
 }
 
 impl DirtyLog {

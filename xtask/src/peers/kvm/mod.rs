@@ -2,14 +2,15 @@
 //! `cargo xtask peers kvm`: what KVM itself costs, at EL2 in QEMU, by the kernel's own selftests.
 //!
 //! Debian's kernel boots at EL2 and runs them one after the other; all is counted in instructions at EL2, of KVM and of the
-//! kernel's memory management. What the guest of `--on kvm` makes of the same experiment stands beside it. Invariant: equal
-//! kernels and equal programs give equal figures, whatever the machine, since QEMU runs in its deterministic mode; and nothing
-//! of the peer's is changed but by options that it has.
+//! kernel's memory management. What `twofold bench dirty-log --on kvm` makes of the same experiment stands beside it.
+//! Invariant: equal kernels and equal programs give equal figures, whatever the machine, since QEMU runs in its deterministic
+//! mode; and nothing of the peer's is changed but by options that it has.
 
 mod agreement;
 mod calls;
 mod report;
 mod selftests;
+mod told;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -124,9 +125,9 @@ impl Peer {
         })?;
         let ours = steps.step("build", || {
             install::target(Architecture::Aarch64.target())?;
-            let file = dist::build(workspace, dist::KVM_CALLS, Architecture::Aarch64)?;
+            let file = dist::build(workspace, dist::TWOFOLD, Architecture::Aarch64)?;
             let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
-            Ok((bytes, format!("{}'s example {}", dist::KVM_CALLS.package, dist::KVM_CALLS.name)))
+            Ok((bytes, format!("{}, static", dist::TWOFOLD.name)))
         })?;
         Ok(Self { qemu, linux, source, programs, ours })
     }
@@ -138,14 +139,14 @@ impl Peer {
             // A kernel tests itself for some seconds after it has booted.
             "sleep 5".to_owned(),
             // The first one finds memory that nobody had before, which costs more.
-            PLAIN.command(DIRTY_LOG),
+            PLAIN.kernels(),
         ];
         for experiment in &experiments {
-            commands.extend([DIRTY_LOG, dist::KVM_CALLS.name].map(|program| experiment.command(program)));
+            commands.extend([experiment.kernels(), experiment.ours()]);
         }
         commands.push(format!("/bin/{PAGE_TABLE} -v 1 -b {SIZE} -m {MODE} -s {}", PLAIN.backing));
-        commands.extend([probe(FLUSH), PLAIN.command(DIRTY_LOG), format!("cat {TRACING}/kprobe_profile")]);
-        let mut programs = BTreeMap::from([(format!("bin/{}", dist::KVM_CALLS.name), self.ours.clone())]);
+        commands.extend([probe(FLUSH), PLAIN.kernels(), format!("cat {TRACING}/kprobe_profile")]);
+        let mut programs = BTreeMap::from([(format!("bin/{}", dist::TWOFOLD.name), self.ours.clone())]);
         for name in PROGRAMS {
             programs.insert(format!("bin/{name}"), self.programs.read(name)?);
         }
@@ -181,22 +182,22 @@ impl Measured {
     fn of(experiments: Vec<Experiment>, ran: &[Ran]) -> anyhow::Result<Self> {
         let mut ran = ran.iter();
         let mut next = || -> anyhow::Result<&[String]> { ran.next().context("a command is missing")?.ended_well() };
-        let dirty_log = |lines: &[String]| DirtyLog::of(&calls::calls(lines)?);
+        let by_calls = |lines: &[String]| DirtyLog::of(&calls::calls(lines)?);
         // The wait, and what found the memory first.
         next()?;
         next()?;
         let mut logs = Vec::new();
         for experiment in experiments {
-            let mut one = |program| {
-                let log = dirty_log(next()?).and_then(|log| experiment.check(&log).map(|()| log));
-                log.with_context(|| format!("`{}`", experiment.command(program)))
+            let checked = |log: anyhow::Result<DirtyLog>, command: String| {
+                log.and_then(|log| experiment.check(&log).map(|()| log)).with_context(|| format!("`{command}`"))
             };
-            let (kernels, ours) = (one(DIRTY_LOG)?, one(dist::KVM_CALLS.name)?);
+            let kernels = checked(by_calls(next()?), experiment.kernels())?;
+            let ours = checked(told::dirty_log(next()?), experiment.ours())?;
             logs.push(Compared { experiment, kernels, ours });
         }
         let table = PageTable::of(&calls::calls(next()?)?).context(PAGE_TABLE)?;
         next()?;
-        let probed = dirty_log(next()?).context("with the probe")?;
+        let probed = by_calls(next()?).context("with the probe")?;
         let faults = PLAIN.protected_rounds(&probed) as u64 * probed.pages;
         let flushes_of_a_write_fault = hits(next()?, FLUSH)? as f64 / faults as f64;
         Ok(Self { logs, table, flushes_of_a_write_fault })
@@ -221,7 +222,8 @@ fn experiments() -> Vec<Experiment> {
 const SIZE: &str = "64M";
 const HALF: &str = "32M";
 /// What ours draws numbers by. In 6.12 the guest of dirty_log_perf_test never gets to know of `-r`: its first vCPU starts with
-/// 0, the next one with 1, and so on. From 0 nothing but 0 comes, so that one always writes, with `-a` to its first page.
+/// 0, the next one with 1, and so on. From 0 nothing but 0 comes, so that one always writes, with `-a` to its first page; and
+/// so does ours.
 const SEED: u32 = 0;
 /// PA 40, VA 48, 4K, in 6.12's numbers.
 const MODE: u32 = 6;
@@ -230,15 +232,26 @@ const ROUNDS: usize = 3;
 const MEMORY: u64 = 1 << 30;
 
 impl Experiment {
-    fn command(&self, program: &str) -> String {
+    /// The command, by the kernel's own program. The chunk is `count.c`'s.
+    fn kernels(&self) -> String {
+        format!("TWOFOLD_CHUNK={} /bin/{DIRTY_LOG} {}", self.chunk, self.options())
+    }
+
+    /// The same by ours.
+    fn ours(&self) -> String {
+        let seed = if self.writes == Writes::All { String::new() } else { format!(" -r {SEED}") };
+        let program = format!("/bin/{} bench dirty-log --on kvm --tap", dist::TWOFOLD.name);
+        format!("{program} --chunk {} {}{seed}", self.chunk, self.options())
+    }
+
+    /// What both are told in the same words.
+    fn options(&self) -> String {
         let get = if self.is_manual { "" } else { " -g" };
         let writes = match self.writes {
             Writes::All => format!("-v 1 -b {SIZE}"),
-            Writes::Some if program == DIRTY_LOG => format!("-v 2 -b {HALF} -w 25 -a"),
-            Writes::Some => format!("-v 2 -b {HALF} -w 25 -a -r {SEED}"),
+            Writes::Some => format!("-v 2 -b {HALF} -w 25 -a"),
         };
-        let options = format!("-i {ROUNDS} -m {MODE} -s {}{get} {writes}", self.backing);
-        format!("TWOFOLD_CHUNK={} /bin/{program} {options}", self.chunk)
+        format!("-i {ROUNDS} -m {MODE} -s {}{get} {writes}", self.backing)
     }
 
     /// Rounds of which each write is to a page that was protected before: with manual clearing everything is dirty to begin
@@ -312,8 +325,16 @@ mod tests {
         for (number, experiment) in all.iter().enumerate() {
             assert!(!all[..number].contains(experiment));
         }
-        let (last, some) = (all[7].command(DIRTY_LOG), all[9].command(DIRTY_LOG));
+        let (last, some) = (all[7].kernels(), all[9].kernels());
         assert!(last.starts_with("TWOFOLD_CHUNK=2097152 ") && last.ends_with("anonymous_thp -g -v 1 -b 64M"), "{last}");
         assert!(some.ends_with("anonymous -g -v 2 -b 32M -w 25 -a"), "{some}");
+    }
+
+    #[test]
+    fn ours_is_told_the_same() {
+        let ours = PLAIN.ours();
+        assert_eq!(ours, "/bin/twofold bench dirty-log --on kvm --tap --chunk 0 -i 3 -m 6 -s anonymous -v 1 -b 64M");
+        let some = experiments()[9].ours();
+        assert!(some.contains(" --chunk 0 -i 3 ") && some.ends_with(" -g -v 2 -b 32M -w 25 -a -r 0"), "{some}");
     }
 }

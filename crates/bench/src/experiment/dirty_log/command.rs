@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::plan::Plan;
-use super::{Check, Run, counted, gains};
+use super::{Check, Run, counted, gains, told};
 use crate::arguments::DirtyLogOptions;
 use crate::experiment::hypervisor::Hypervisor;
 use crate::experiment::progress::Progress;
@@ -75,14 +75,17 @@ fn count(plan: &Plan, options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
             break;
         }
         match counted {
-            counted if options.tap => checks.push((checked(setup), counted.map_err(|error| format!("{error:#}")))),
+            counted if options.tap => {
+                let outcome = counted.map(|()| Vec::new()).map_err(|error| format!("{error:#}"));
+                checks.push((checked(setup), outcome));
+            }
             counted => counted?,
         }
         progress.done();
     }
     drop(progress);
     if options.tap {
-        return told(&checks, &stop);
+        return judged(&checks, &stop);
     }
     results.notes.extend(gains::told(&results));
     leave_out_zeroes(&mut results);
@@ -125,25 +128,25 @@ fn once(
     Run::measure(&mut *target, setup, &plan.load, check, stop).with_context(|| shown(setup))
 }
 
-/// Checks alone.
+/// Checks alone, and what was counted meanwhile.
 fn tap(plan: &Plan, targets: &mut dyn Targets, stop: &Stop) -> anyhow::Result<ExitCode> {
     let mut checks = Vec::new();
     for setup in plan.setups.iter().flatten() {
         let outcome = match once(plan, targets, setup, Check::Exactly, stop) {
-            Ok(Some(_)) => Ok(()),
+            Ok(Some(run)) => Ok(told::lines(&run)),
             Ok(None) => break,
             Err(error) => Err(format!("{error:#}")),
         };
         checks.push((checked(setup), outcome));
     }
-    told(&checks, stop)
+    judged(&checks, stop)
 }
 
 fn checked(setup: &Setup) -> String {
     format!("dirty-log: what the log tells is what the guest wrote: {}", shown(setup))
 }
 
-fn told(checks: &[(String, Result<(), String>)], stop: &Stop) -> anyhow::Result<ExitCode> {
+fn judged(checks: &[(String, Result<Vec<String>, String>)], stop: &Stop) -> anyhow::Result<ExitCode> {
     output::line(report::tap(checks).trim_end())?;
     let passed = checks.iter().all(|(_, outcome)| outcome.is_ok());
     if stop.is_requested() {

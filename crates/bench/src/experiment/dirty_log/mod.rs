@@ -9,6 +9,7 @@ mod command;
 mod counted;
 mod gains;
 mod plan;
+mod told;
 
 use anyhow::{Context, bail, ensure};
 use twofold_pattern::pass::Pass;
@@ -19,6 +20,7 @@ use super::target::{REGION, Taken, Target};
 use crate::results::{Quantity, Results};
 use crate::stop::Stop;
 pub use command::command;
+pub use told::Digest;
 
 /// What the guest does, and how often.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +31,8 @@ pub struct Load {
     pub write_percent: u64,
     /// Whether places are drawn. The first time they are in order.
     pub random_order: bool,
-    /// Of the generator of the first vCPU; the next one has the next. 1 to 2^31 - 2, for all of them.
+    /// Of the generator of the first vCPU; the next one has the next. Up to 2^31 - 2, for all of them. From 0 a generator gives
+    /// nothing but 0: each access is a write, and of places that are drawn it is the first.
     pub seed: u64,
     /// Whether the guest runs on while logging is disabled.
     pub run_while_disabling: bool,
@@ -57,6 +60,8 @@ pub struct Iteration {
     pub get: Taken,
     /// What they took to be cleared; `None` where telling had cleared them.
     pub clear: Option<Taken>,
+    /// What the logs told; where the run is checked.
+    pub told: Option<Digest>,
 }
 
 /// Whether a run is checked.
@@ -77,24 +82,35 @@ impl Load {
     pub(super) fn passes(&self, setup: &Setup) -> anyhow::Result<Vec<Vec<Pass>>> {
         ensure!(self.write_percent <= 100, "{} of 100 pages written", self.write_percent);
         ensure!(self.iterations >= 2, "{} iterations: take 2 at least", self.iterations);
-        let last = self.seed.checked_add(setup.vcpus as u64).filter(|_| self.seed > 0);
+        let last = self.seed.checked_add(setup.vcpus as u64);
         ensure!(
             last.is_some_and(|last| last <= LAST_SEED + 1),
-            "a seed of {}: take 1 to {LAST_SEED}, less a vCPU each",
+            "a seed of {}: take 0 to {LAST_SEED}, less a vCPU each",
             self.seed
         );
         let page = setup.mode.granule.size();
         let pass = |vcpu| {
             let pass = Pass::writes(REGION + setup.region_of(vcpu), setup.region / page, page);
-            vec![Pass { random: self.seed + vcpu as u64, value: VALUE, ..pass }]
+            // A guest has no generator that stands still; `rounds` has a pass that needs none.
+            vec![Pass { random: (self.seed + vcpu as u64).max(1), value: VALUE, ..pass }]
         };
         Ok((0..setup.vcpus).map(pass).collect())
     }
 
     /// The same for a round; the generators go on.
     pub(super) fn rounds(&self, passes: &mut [Vec<Pass>]) {
-        for pass in passes.iter_mut().flatten() {
-            (pass.write_percent, pass.random_order) = (self.write_percent, self.random_order.into());
+        for (vcpu, passes) in passes.iter_mut().enumerate() {
+            let stands_still = self.seed == 0 && vcpu == 0;
+            for pass in passes {
+                if !stands_still {
+                    (pass.write_percent, pass.random_order) = (self.write_percent, self.random_order.into());
+                    continue;
+                }
+                pass.write_percent = if self.write_percent > 0 { 100 } else { 0 };
+                if self.random_order {
+                    pass.inner_stride = 0;
+                }
+            }
         }
     }
 }
@@ -124,11 +140,14 @@ impl Run {
             let expected = (check == Check::Exactly).then(|| Expected::of(setup, &passes, all_dirty, page));
             let dirty = run_checked(target, &mut passes, check)?;
             let get = target.get_log()?;
-            if let Some(expected) = expected {
-                expected.check(&target.dirty()).with_context(|| format!("iteration {number}"))?;
-            }
+            let told = expected.map(|expected| {
+                let pages = target.dirty();
+                expected.check(&pages).with_context(|| format!("iteration {number}"))?;
+                anyhow::Ok(Digest::of(setup.memory() / page, &pages))
+            });
+            let told = told.transpose()?;
             let clear = target.clear_log()?;
-            run.iterations.push(Iteration { dirty, get, clear });
+            run.iterations.push(Iteration { dirty, get, clear, told });
             all_dirty = false;
             if stop.is_requested() {
                 return Ok(None);

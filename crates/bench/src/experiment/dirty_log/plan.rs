@@ -162,6 +162,7 @@ fn check_platform(options: &DirtyLogOptions) -> anyhow::Result<()> {
     if on == Platform::Hypervisor {
         ensure!(!options.continuous, "--continuous tells times, and on {on} nothing but counts is told");
         ensure!(options.vcpus == 1, "the hypervisor runs one vCPU: -v 1");
+        ensure!(options.seed > 0, "the hypervisor's guest draws from 1 on: -r 1");
     }
     Ok(())
 }
@@ -281,6 +282,7 @@ mod tests {
             "--on kvm --exit-cost 5",
             "--on kvm --policy split=records",
             "--on hypervisor -v 2",
+            "--on hypervisor -r 0",
             "--continuous -i 3",
             "--interval 5ms",
             "--tap --json x",
