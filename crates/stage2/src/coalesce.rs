@@ -2,9 +2,8 @@
 //! Coalescing: a block takes the place of the table that maps the same memory in pieces (source S4).
 //!
 //! In this order: what the table did not map is cleaned; the table's entry is broken; the flush completes; the block is
-//! made; then, when nobody is inside any more, the table is looked through for what hardware had recorded in it, and freed.
-//! Between break and make, while the guest faults there, is the flush alone: what is long, waiting at each table and freeing
-//! it, comes behind.
+//! made; then the table is looked through for what hardware had recorded in it, and freed. Between break and make,
+//! while the guest faults there, is the flush alone: the longest part, freeing, comes behind.
 //!
 //! The table that is broken is taken out as one that is unmapped (module `unmap`): nobody is inside any more. Its
 //! pages are freed at once: what may still come is stopped by the count, not by waiting (module `descent`).
@@ -96,9 +95,7 @@ impl<P: Platform> Stage2<P> {
             let entries = self.geometry().granule().entries();
             let Ok(child) = self.lock_whatever(entry.address(), entries, below).quiet() else { continue };
             let Ok(busy) = parent.make_busy(place.index) else { continue };
-            // Who comes from here on finds the count moved, and changes nothing below.
-            let _ = self.unlinked.count(self.platform());
-            drop(child);
+            let _ = self.close(child);
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true });
             if other_memory {
                 // The guest may have written past the caches until now.
@@ -110,11 +107,7 @@ impl<P: Platform> Stage2<P> {
                 }
             };
             let link = Link { table: entry.address(), level: below, ipa };
-            // Whoever was inside before may change what leads nowhere any more, until it is freed.
-            let mut free = || {
-                self.wait_below(&self.lock_quiet(link.table, below));
-                self.free_tree(link, Look::Armed, tables, &mut harvest)
-            };
+            let mut free = || self.free_tree(link, Look::Armed, tables, &mut harvest);
             let freed_first = if FREE_FIRST { free() } else { 0 };
             busy.make(new);
             self.publish();

@@ -125,7 +125,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn wait_below(&self, locked: &Locked<'_, P>) {
+    fn wait_below(&self, locked: &Locked<'_, P>) {
         primitive::step!(());
         let Some(below) = locked.level.below() else { return };
         if locked.counts.tables() == 0 {
