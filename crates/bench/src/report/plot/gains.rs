@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Changes with their intervals, around a line where nothing changes; beside them what was published.
 //!
-//! Invariant: a change is shown with its whole interval, or not at all.
+//! Invariant: a change is shown with its whole interval, or not at all; or where it is a loss that would leave no room for all
+//! others, by its figure at the edge.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -33,12 +34,14 @@ pub fn gains(title: &str, rows: &[Gain]) -> Result<String, Error> {
         let ours = row.ours.map(|of| [of.low, of.median, of.high]);
         row.published.into_iter().chain(ours.into_iter().flatten())
     });
-    let finite = ends.filter(|end| end.is_finite());
+    let finite = ends.filter(|end| end.is_finite() && *end >= FARTHEST);
     let (low, high) = finite.fold((0.0_f64, 0.0_f64), |(low, high), end| (low.min(end), high.max(end)));
     let room = ((high - low) * 0.05).max(0.01);
     svg(rows.len() as u32 * LINE + AXIS + 2 * EDGE, title, |area| draw(area, rows, low - room..high + room))
 }
 
+/// Three times the cost: what lost more is told in figures.
+const FARTHEST: f64 = -2.0;
 /// Pixels of a line.
 const LINE: u32 = 22;
 /// Pixels of the axis and its ticks.
@@ -74,6 +77,11 @@ fn draw(area: &Area<'_>, rows: &[Gain], range: std::ops::Range<f64>) -> Result<(
         let label = fitting(&row.label, left - 16);
         area.draw_text(&label, &font(INK, HPos::Right), (left as i32 - 12, EDGE as i32 + down))?;
         let y = f64::from(height - down);
+        if let Some(far) = far(row) {
+            let (x, _) = chart.backend_coord(&(range.start, y));
+            area.draw_text(&far, &font(row.colour, HPos::Left), (x + 4, EDGE as i32 + down))?;
+            continue;
+        }
         if let Some(ours) = row.ours.filter(|of| of.low.is_finite() && of.median.is_finite() && of.high.is_finite()) {
             let style = row.colour.stroke_width(3);
             chart.draw_series([PathElement::new(vec![(ours.low, y), (ours.high, y)], style)])?;
@@ -88,10 +96,27 @@ fn draw(area: &Area<'_>, rows: &[Gain], range: std::ops::Range<f64>) -> Result<(
     Ok(())
 }
 
+/// What is told instead of a mark, where one would be too far away.
+fn far(row: &Gain) -> Option<String> {
+    let (ours, published) = (row.ours.map(|of| of.median), row.published);
+    let is_far = |of: &Option<f64>| of.is_some_and(|of| of < FARTHEST);
+    let shown = |of: Option<f64>| of.map_or("-".to_owned(), |of| format!("{:.0} times as much", 1.0 - of));
+    (is_far(&ours) || is_far(&published)).then(|| format!("{}; published: {}", shown(ours), shown(published)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::colour::variant;
     use super::*;
+
+    #[test]
+    fn a_great_loss_is_told_and_leaves_room_for_others() {
+        let ours = Some(Ratio { median: -85.0, low: -90.0, high: -80.0 });
+        let row = Gain { label: "get".to_owned(), published: Some(-6913.0), ours, colour: variant(1) };
+        let text = gains("gains", &[row]).unwrap();
+        assert!(text.contains("86 times as much; published: 6914 times as much"), "{text}");
+        assert!(!text.contains("<circle") && !text.contains("00 %"), "{text}");
+    }
 
     #[test]
     fn each_has_its_interval_and_what_was_published() {
