@@ -85,7 +85,7 @@ const fn some(target: &'static str, filter: &'static str, rank: u32) -> Asked {
 const BUILDS: [Build; 2] = [
     Build {
         packages: &["twofold-stage2", "twofold-memory", "twofold-machine"],
-        features: &["twofold-stage2/checked", "twofold-stage2/baselines", "twofold-machine/unforgiving"],
+        features: &["twofold-stage2/checked", "twofold-memory/baselines", "twofold-machine/unforgiving"],
         flags: "--cfg mutants",
         directory: "tests",
         judges: &[
