@@ -35,7 +35,10 @@ pub fn command(options: &PageTableOptions) -> anyhow::Result<ExitCode> {
     };
     let stop = Stop::on_signal()?;
     let mut results = Results::begin();
-    results.notes = notes(&setups);
+    results.notes = notes(&setups, options.on);
+    if let Place::Other(targets) = &place {
+        targets.describe(&mut results);
+    }
     measure(&mut place, &setups, options.runs, &mut results, &stop)?;
     outcome::tell(&results, &options.output)
 }
@@ -167,13 +170,13 @@ fn befores(Policies { split, cmo, coalesce, tables }: Policies) -> usize {
     befores.into_iter().filter(|is| *is).count()
 }
 
-fn notes(setups: &[Setup]) -> Vec<String> {
+fn notes(setups: &[Setup], on: Platform) -> Vec<String> {
     let Some(first) = setups.first() else { return Vec::new() };
     let mut notes =
         vec!["time is up to the slowest vCPU; CPU time is of all vCPUs, so what one spares another".to_owned()];
     if first.backing.page() == 4 << 10 {
         notes.push("with pages of 4 KiB nothing is put together, and `adjust` has no faults".to_owned());
-    } else {
+    } else if on == Platform::Machine {
         notes.push(
             "memory is unmapped as the log starts: so `update` has the faults that it has in KVM (--help)".to_owned(),
         );
