@@ -43,6 +43,11 @@ pub fn huge_pages() -> Option<u64> {
     kib_after(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "AnonHugePages:")
 }
 
+/// Bytes that `/proc/meminfo` tells of by this name, such as `MemAvailable:`; `None` where it does not.
+pub fn memory(name: &str) -> Option<u64> {
+    kib_after(&fs::read_to_string("/proc/meminfo").ok()?, name)
+}
+
 fn model() -> Option<String> {
     model_in(&fs::read_to_string("/proc/cpuinfo").ok()?)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A guest's memory with one of its techniques as it was before: what each is measured against (feature `baselines`, in no
-//! image).
+//! image that is released).
 //!
 //! | technique | before | source |
 //! |---|---|---|

@@ -9,6 +9,8 @@ use clap::ValueEnum;
 use twofold_memory::dirty::Tracker;
 use twofold_pattern::mode::Mode;
 
+use crate::machine;
+
 /// A guest, its memory, and the rules of its hypervisor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
@@ -153,11 +155,7 @@ impl Backing {
 
 /// Of this system; 2 MiB where it does not tell.
 fn default_huge_page() -> u64 {
-    let size = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("Hugepagesize:"))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    });
-    size.filter(|kib| *kib > 0).map_or(2 << 20, |kib| kib << 10)
+    machine::memory("Hugepagesize:").filter(|size| *size > 0).unwrap_or(2 << 20)
 }
 
 /// The techniques of the sources, each as it is or as it was before.

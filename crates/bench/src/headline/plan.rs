@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use crate::machine;
+
 /// Sizes and times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
@@ -65,10 +67,7 @@ impl Plan {
 
 /// Bytes that are free; 0 where the kernel does not tell.
 pub fn free_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) << 10
+    machine::memory("MemAvailable:").unwrap_or(0)
 }
 
 const GIB: u64 = 1 << 30;
