@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Coalescing: a block takes the place of the table that maps the same memory in pieces (source S4).
 //!
-//! In this order: what the table did not map is cleaned; the table's entry is broken; the flush completes; the block is
-//! made; then the table is looked through for what hardware had recorded in it, and freed. Between break and make,
-//! while the guest faults there, is the flush alone: the longest part, freeing, comes behind.
+//! In this order: what the table did not map is cleaned; the tables below it are locked; the table's entry is broken and
+//! counted; they are unlocked; the flush completes; the block is made; then the table is looked through for what hardware
+//! had recorded in it, and freed. Between break and make, while the guest faults there, is little beside the flush: the
+//! longest parts, waiting for whoever is inside and freeing, come before and behind.
 //!
-//! The table that is broken is taken out as one that is unmapped (module `unmap`): nobody is inside any more. Its
-//! pages are freed at once: what may still come is stopped by the count, not by waiting (module `descent`).
+//! The table that is broken is taken out as one that is unmapped (modules `unmap`, `below`): nobody is inside any more.
+//! Its pages are freed at once: what may still come is stopped by the count, not by waiting (module `descent`).
 
 use crate::cache::Upkeep;
 use crate::descent::{Moved, Place};
@@ -94,8 +95,12 @@ impl<P: Platform> Stage2<P> {
             }
             let entries = self.geometry().granule().entries();
             let Ok(child) = self.lock_whatever(entry.address(), entries, below).quiet() else { continue };
+            // Before the break: it takes its time.
+            let held = self.hold_below(&child);
             let Ok(busy) = parent.make_busy(place.index) else { continue };
-            let _ = self.close(child);
+            let _ = self.unlinked.count(self.platform());
+            drop(held);
+            drop(child);
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true });
             if other_memory {
                 // The guest may have written past the caches until now.

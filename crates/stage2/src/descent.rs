@@ -167,6 +167,14 @@ impl<P: Platform> Stage2<P> {
         let counts = record.lock(self.platform());
         Locked { stage2: self, table, record, level, counts }
     }
+
+    /// A table whose lock was [kept](Locked::keep) by this CPU.
+    pub(crate) fn kept(&self, pa: Pa, level: Level) -> Locked<'_, P> {
+        // SAFETY: as when it was locked: while it is, it stays what it is.
+        let table = unsafe { Table::at(self.platform(), pa, self.geometry().granule().entries()) };
+        let record = self.platform().record(pa);
+        Locked { stage2: self, table, record, level, counts: record.last() }
+    }
 }
 
 /// A table whose lock is held. Its counts are kept with every change, and its record is written when it is dropped.
@@ -308,6 +316,11 @@ impl<'a, P: Platform> Locked<'a, P> {
             cell.set(new);
         }
         (old, new)
+    }
+
+    /// Keeps the lock of a table that was not changed, for [`Stage2::kept`] to find it again.
+    pub(crate) fn keep(self) {
+        core::mem::forget(self);
     }
 
     /// The table, if nothing in it is busy; otherwise it is unlocked, and may be taken out once that is over.

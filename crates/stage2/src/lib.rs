@@ -37,12 +37,14 @@
 //! busy entry is not taken out.
 //!
 //! **Order.** A table, then the one below it; never upward. Three places hold two: taking a table out, taking out what is
-//! below it, and coalescing. Making a busy entry is the only thing its owner has to do with a lock, and it holds no other
-//! then, so waiting for it under the lock of the table above is safe.
+//! below it, and coalescing, which holds all below the table that it takes out (module `below`). Making a busy entry is
+//! the only thing its owner has to do with a lock, and it holds no other then, so waiting for it under the lock of the
+//! table above is safe.
 //!
-//! **Taking a table out.** Lock the table above and the table, when nothing in it is busy; break the entry; count; lock
-//! and unlock each table below, which waits for whoever is inside; unlock. From then on nobody comes in. Its leaves are
-//! looked at after the flush, when hardware is out too.
+//! **Taking a table out.** Lock the table above and the table, when nothing in it is busy; break the entry; count; wait
+//! for whoever is inside a table below, by its lock; unlock. From then on nobody comes in. Its leaves are looked at after
+//! the flush, when hardware is out too. A coalesce, whose guest is to find a block there again, locks the tables below
+//! before the break: what takes time is not between break and make.
 //!
 //! **Between a change and its flush.** [`Pending`] holds no lock. What was unmapped is *stale*: invalid for hardware, and
 //! marked, so that whoever makes something of it, before the flush or after, invalidates first (break-before-make has its
@@ -75,6 +77,7 @@ mod arm;
 mod attributes;
 #[cfg(feature = "checked")]
 mod audit;
+mod below;
 mod cache;
 mod coalesce;
 mod descent;

@@ -3,8 +3,8 @@
 //!
 //! A table of which everything goes is taken out as a whole, with all below it, without a look at its entries; so is
 //! a table with its last entry. To take one out, its parent and it are locked, in that order, and it is counted
-//! ([`Unlinked`](crate::descent::Unlinked)); then each table below is locked for a moment, which waits for whoever is
-//! inside. From there on nobody comes in.
+//! ([`Unlinked`](crate::descent::Unlinked)); then whoever is inside a table below is waited for (module `below`). From
+//! there on nobody comes in.
 //!
 //! What was removed is marked ([`Descriptor::STALE`]) rather than empty: who maps there before the flush is complete flushes
 //! first, and another removal of the same addresses flushes for it too.
@@ -18,11 +18,10 @@ use core::ops::Range;
 use crate::descent::{Locked, Moment, Moved};
 use crate::detached::{Chain, Link};
 use crate::platform::Platform;
-use crate::primitive;
 use crate::removed::Removed;
 use crate::table::Table;
 use crate::tlb::{Changed, Scope, Span};
-use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Pa, Pending, Root, Stage2, TableSource};
+use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Pending, Root, Stage2, TableSource};
 
 impl<P: Platform> Stage2<P> {
     /// Unmaps `range`, and tells `removed`. Blocks that reach beyond it are split before.
@@ -101,42 +100,6 @@ impl<P: Platform> Stage2<P> {
     pub fn destroy(self, tables: &mut impl TableSource, removed: impl Removed) -> Result<Root, Error> {
         self.unmap(Ipa::new(0)..self.geometry().end(), tables, removed)?.complete().free(tables);
         Ok(self.into_root())
-    }
-
-    /// Locks a table below one that is locked, when nothing in it is busy.
-    pub(crate) fn lock_quiet(&self, table: Pa, level: Level) -> Locked<'_, P> {
-        loop {
-            if let Ok(locked) = self.lock_whatever(table, self.geometry().granule().entries(), level).quiet() {
-                return locked;
-            }
-            // Whoever is at it needs the lock to be done.
-            while self.platform().record(table).last().busy() > 0 {
-                self.platform().pause(1);
-            }
-        }
-    }
-
-    /// Counts a table that is locked, and whose entry in the table above, locked too, was broken just now; waits until
-    /// nobody is inside any table below. Tells what the count was.
-    pub(crate) fn close(&self, locked: Locked<'_, P>) -> Moment {
-        let then = self.unlinked.count(self.platform());
-        self.wait_below(&locked);
-        then
-    }
-
-    #[cfg_attr(feature = "checked", track_caller)]
-    fn wait_below(&self, locked: &Locked<'_, P>) {
-        primitive::step!(());
-        let Some(below) = locked.level.below() else { return };
-        if locked.counts.tables() == 0 {
-            return;
-        }
-        for index in 0..locked.table.len() {
-            let entry = locked.entry(index);
-            if entry.is_table(locked.level) {
-                self.wait_below(&self.lock_quiet(entry.address(), below));
-            }
-        }
     }
 }
 

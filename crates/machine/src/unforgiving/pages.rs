@@ -2,7 +2,7 @@
 //! What it means that a page becomes a table, or a root, that its lock is taken, and that it becomes something else.
 //!
 //! Invariant: what becomes something else is reached by no CPU any more, through no entry that a TLB may hold. Locks are
-//! taken from the root down.
+//! taken from the root down; beside each other only below one that is taken too.
 
 use twofold_abi::trace::Event;
 use twofold_stage2::Pa;
@@ -12,7 +12,7 @@ use super::clock::Moment;
 use super::model::{Broken, Cpu, Model, Outcome};
 use super::shape::{ADDRESS, ROOT, Shape};
 use super::stale::{Kind, Stale};
-use super::tables::{PAGE, Page, Standing};
+use super::tables::{PAGE, Page, Place, Standing};
 use crate::walk;
 
 impl Model {
@@ -84,16 +84,19 @@ impl Model {
 
     pub(crate) fn locked(&mut self, cpu: usize, page: u64) -> Outcome {
         self.trace(Event::LockTaken { pa: page });
-        let level = |page: u64| match self.tables.of(page).map(|page| page.standing) {
-            Some(Standing::Linked(place) | Standing::Unlinked(place, _) | Standing::Closed(place)) => Some(place.level),
+        let place = |page: u64| match self.tables.of(page).map(|page| page.standing) {
+            Some(Standing::Linked(place) | Standing::Unlinked(place, _) | Standing::Closed(place)) => Some(place),
             _ => None,
         };
-        if let (Some(new), Some(&above)) = (level(page), self.cpus[cpu].locks.last())
-            && let Some(above) = level(above)
-            && new <= above
-        {
-            let what = format!("a table of level {new} is locked by who has the lock of one of level {above}");
-            return Err(Broken::new(Rule::LockOrder, what));
+        let held = || self.cpus[cpu].locks.iter().filter_map(|held| place(*held));
+        if let Some(new) = place(page) {
+            let parent = held().find(|held| held.is_above(new) && held.level + 1 == new.level);
+            let beside = |held: &Place| parent.is_some_and(|parent| parent.is_above(*held));
+            if let Some(held) = held().find(|held| held.level >= new.level && !beside(held)) {
+                let (new, held) = (new.level, held.level);
+                let what = format!("a table of level {new} is locked by who has the lock of one of level {held}");
+                return Err(Broken::new(Rule::LockOrder, what));
+            }
         }
         self.cpus[cpu].locks.push(page);
         Ok(())

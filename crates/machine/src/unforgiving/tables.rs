@@ -62,6 +62,12 @@ impl Place {
     pub(crate) fn ipa_of(self, entry: u64) -> u64 {
         self.ipa + (entry % PAGE / 8) * walk::span(self.level)
     }
+
+    /// Whether this table translates, through others, what the other one does.
+    pub(crate) fn is_above(self, other: Self) -> bool {
+        let size = 512 * walk::span(self.level);
+        self.root == other.root && self.level < other.level && (self.ipa..self.ipa + size).contains(&other.ipa)
+    }
 }
 
 impl Tables {
@@ -151,6 +157,15 @@ mod tests {
         assert_eq!(place(ROOT).ipa_of(ROOT + 8), 1 << 30);
         assert_eq!(place(ROOT + PAGE + 8).ipa_of(ROOT + PAGE + 8), 513 << 30);
         assert!(tables.of(ROOT + 2 * PAGE).is_none());
+    }
+
+    #[test]
+    fn above_is_what_leads_there() {
+        let place = |root, ipa, level| Place { root, ipa, level };
+        let above = place(0, 1 << 30, 2);
+        assert!(above.is_above(place(0, 1 << 30, 3)) && above.is_above(place(0, (2 << 30) - (2 << 20), 3)));
+        assert!(!above.is_above(above) && !above.is_above(place(0, 1 << 30, 1)));
+        assert!(!above.is_above(place(0, 2 << 30, 3)) && !above.is_above(place(1, 1 << 30, 3)));
     }
 
     #[test]

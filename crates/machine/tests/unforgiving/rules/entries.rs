@@ -268,8 +268,42 @@ fn a_lock_taken_upward_is_reported() {
 }
 
 #[test]
+fn a_lock_beside_another_is_reported() {
+    reported(Rule::LockOrder, |hand| {
+        let beside = hand.table();
+        hand.make(hand.tree.level_2 + 8, table(beside));
+        hand.cpu.lock(hand.tree.level_3);
+        hand.cpu.lock(beside);
+    });
+}
+
+#[test]
+fn a_lock_beside_another_s_child_is_reported() {
+    reported(Rule::LockOrder, |hand| {
+        let (above, beside) = (hand.table(), hand.table());
+        hand.make(hand.tree.root, table(above));
+        hand.make(above, table(beside));
+        hand.cpu.lock(hand.tree.root);
+        hand.cpu.lock(hand.tree.level_2);
+        hand.cpu.lock(hand.tree.level_3);
+        hand.cpu.lock(beside);
+    });
+}
+
+#[test]
 fn a_lock_given_back_by_who_does_not_have_it_is_reported() {
     reported(Rule::LockOrder, |hand| hand.cpu.unlock(hand.tree.level_3));
+}
+
+#[test]
+fn locks_beside_each_other_are_allowed_below_a_table_that_is_locked_too() {
+    allowed(|hand| {
+        let beside = hand.table();
+        hand.make(hand.tree.level_2 + 8, table(beside));
+        let locks = [hand.tree.level_2, beside, hand.tree.level_3];
+        locks.into_iter().for_each(|table| hand.cpu.lock(table));
+        locks.into_iter().rev().for_each(|table| hand.cpu.unlock(table));
+    });
 }
 
 #[test]

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The tables below one that is taken out: whoever is inside one of them has to be out before the flush.
+//!
+//! Invariant: between the count ([`Unlinked`](crate::descent::Unlinked)) and the flush each of them is locked once, by
+//! who takes them out. Who had the lock before has done what it had to do, and it is flushed; who gets it after finds
+//! the count moved, and does nothing.
+//!
+//! Two ways, both from the table above, which is locked and in which nothing is busy:
+//!
+//! * *closing*: after the break, each is locked for a moment. Whoever faults there meanwhile finds what it would find
+//!   in the end;
+//! * *holding*: all are locked before the break, and unlocked after the count. Locking 512 tables takes its time: where
+//!   the guest is to find something again after the flush, that is not inside the window (source S4).
+//!
+//! Those that are held are beside each other, which is the one exception from "a table, then the one below it". Only who
+//! has locked the table above locks more than one of them, and of those there is one, so nobody waits in a circle.
+
+use crate::descent::{Locked, Moment};
+use crate::platform::Platform;
+use crate::primitive;
+use crate::{Level, Pa, Stage2};
+
+impl<P: Platform> Stage2<P> {
+    /// Counts a table that is locked, and whose entry in the table above, locked too, was broken just now; waits until
+    /// nobody is inside any table below. Tells what the count was.
+    pub(crate) fn close(&self, locked: Locked<'_, P>) -> Moment {
+        let then = self.unlinked.count(self.platform());
+        self.wait_below(&locked);
+        then
+    }
+
+    #[cfg_attr(feature = "checked", track_caller)]
+    fn wait_below(&self, locked: &Locked<'_, P>) {
+        primitive::step!(());
+        locked.each_below(|table, level| self.wait_below(&self.lock_quiet(table, level)));
+    }
+
+    /// Locks all tables below one that is locked, until what is returned is dropped; there may be none.
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P>) -> Option<HeldBelow<'a, P>> {
+        primitive::step!(None);
+        self.lock_below(above);
+        Some(HeldBelow { above })
+    }
+
+    fn lock_below(&self, above: &Locked<'_, P>) {
+        above.each_below(|table, level| {
+            let locked = self.lock_quiet(table, level);
+            self.lock_below(&locked);
+            locked.keep();
+        });
+    }
+
+    fn unlock_below(&self, above: &Locked<'_, P>) {
+        above.each_below(|table, level| self.unlock_below(&self.kept(table, level)));
+    }
+
+    /// Locks a table below one that is locked, when nothing in it is busy.
+    fn lock_quiet(&self, table: Pa, level: Level) -> Locked<'_, P> {
+        loop {
+            if let Ok(locked) = self.lock_whatever(table, self.geometry().granule().entries(), level).quiet() {
+                return locked;
+            }
+            // Whoever is at it needs the lock to be done.
+            while self.platform().record(table).last().busy() > 0 {
+                self.platform().pause(1);
+            }
+        }
+    }
+}
+
+/// The locks of all tables below one. They are given back before that one's, by which they are found.
+#[must_use = "dropped at once, nothing is held"]
+pub(crate) struct HeldBelow<'a, P: Platform> {
+    above: &'a Locked<'a, P>,
+}
+
+impl<P: Platform> Drop for HeldBelow<'_, P> {
+    fn drop(&mut self) {
+        self.above.stage2.unlock_below(self.above);
+    }
+}
+
+impl<P: Platform> Locked<'_, P> {
+    /// Calls `each` with each table that this one leads to, and its level.
+    fn each_below(&self, mut each: impl FnMut(Pa, Level)) {
+        let Some(below) = self.level.below() else { return };
+        if self.counts.tables() == 0 {
+            return;
+        }
+        for index in 0..self.table.len() {
+            let entry = self.entry(index);
+            if entry.is_table(self.level) {
+                each(entry.address(), below);
+            }
+        }
+    }
+}
