@@ -277,9 +277,12 @@ impl Quantity {
 }
 
 impl HeadlineRow {
-    /// Words for its verdict: a bar is reached or missed, and has no shape.
+    /// Words for its verdict: a bar is reached or missed, and has no shape; nor has what lost there, and is to lose no
+    /// more here.
     pub fn verdict(&self) -> &'static str {
+        let theirs_lost = self.published_gain.is_some_and(|gain| gain < 0.0);
         match (self.verdict, self.source == BAR) {
+            (Verdict::SameShape, false) if theirs_lost => "no worse",
             (Verdict::SameShape, false) => "same shape",
             (Verdict::SameShape, true) => "reached",
             (Verdict::Inconclusive, _) => "inconclusive",

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The tables below one that is taken out: whoever is inside one of them has to be out before the flush.
 //!
-//! Invariant: between the count ([`Unlinked`](crate::descent::Unlinked)) and the flush each of them is locked once, by
-//! who takes them out. Who had the lock before has done what it had to do, and it is flushed; who gets it after finds
-//! the count moved, and does nothing.
+//! Invariant: each of them is locked by who takes them out, after the count ([`Unlinked`](crate::descent::Unlinked)) or
+//! since before it, and unlocked before the flush. Who had the lock before has done what it had to do, and it is flushed;
+//! who gets it after finds the count moved, and does nothing.
+//!
+//! They are of one level, since nothing is taken out as a whole that maps more than the largest block, 1 GiB.
 //!
 //! Two ways, both from the table above, which is locked and in which nothing is busy:
 //!
@@ -32,27 +34,15 @@ impl<P: Platform> Stage2<P> {
     #[cfg_attr(feature = "checked", track_caller)]
     fn wait_below(&self, locked: &Locked<'_, P>) {
         primitive::step!(());
-        locked.each_below(|table, level| self.wait_below(&self.lock_quiet(table, level)));
+        locked.each_below(|table, level| drop(self.lock_quiet(table, level)));
     }
 
     /// Locks all tables below one that is locked, until what is returned is dropped; there may be none.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P>) -> Option<HeldBelow<'a, P>> {
         primitive::step!(None);
-        self.lock_below(above);
+        above.each_below(|table, level| self.lock_quiet(table, level).keep());
         Some(HeldBelow { above })
-    }
-
-    fn lock_below(&self, above: &Locked<'_, P>) {
-        above.each_below(|table, level| {
-            let locked = self.lock_quiet(table, level);
-            self.lock_below(&locked);
-            locked.keep();
-        });
-    }
-
-    fn unlock_below(&self, above: &Locked<'_, P>) {
-        above.each_below(|table, level| self.unlock_below(&self.kept(table, level)));
     }
 
     /// Locks a table below one that is locked, when nothing in it is busy.
@@ -77,7 +67,7 @@ pub(crate) struct HeldBelow<'a, P: Platform> {
 
 impl<P: Platform> Drop for HeldBelow<'_, P> {
     fn drop(&mut self) {
-        self.above.stage2.unlock_below(self.above);
+        self.above.each_below(|table, level| drop(self.above.stage2.kept(table, level)));
     }
 }
 

@@ -123,6 +123,11 @@ fn notes(plan: &Plan, options: &HeadlineOptions) -> Vec<String> {
         format!("modelled: {} ns are added for each exit of the guest's, as --exit-cost says", options.exit_cost),
         "same shape, reached: all of the interval is on the published side, or above the bar; differs, missed: all of it is not"
             .to_owned(),
+        format!(
+            "no worse: theirs lost, and ours loses less, or gains; no longer: by no more than {:.0} %, by which two builds of \
+             one program differ",
+            verdict::SMALL * 100.0
+        ),
     ];
     if plan.sparse && !options.full {
         notes.push("there is too little free memory for memory of its own: contents were not checked".to_owned());

@@ -204,6 +204,16 @@ mod tests {
     }
 
     #[test]
+    fn a_verdict_names_what_it_was_held_against() {
+        let gained = ours(&[10.0; 7], &[5.0; 7], Kind::Native);
+        let of = |is: fn(f64) -> bool| PUBLISHED.iter().find(|published| is(published.figure.gain())).unwrap();
+        assert_eq!(of(|gain| gain > 0.0).row(&gained).verdict(), "same shape");
+        assert_eq!(of(|gain| gain < 0.0).row(&gained).verdict(), "no worse");
+        let bar = Bar { what: "x", shown: "no longer", owed: Owed::NoLoss };
+        assert_eq!(bar.row(&gained).verdict(), "reached");
+    }
+
+    #[test]
     fn bars_and_limits() {
         let bar = Bar { what: "x", shown: "at least 25 %", owed: Owed::AtLeast(0.25) };
         assert_eq!(bar.row(&ours(&[10.0; 7], &[5.0; 7], Kind::Native)).verdict, Verdict::SameShape);

@@ -14,7 +14,7 @@ pub enum Owed {
     Gain,
     /// This part of the time before.
     AtLeast(f64),
-    /// No loss.
+    /// No loss of more than [`SMALL`].
     NoLoss,
     /// Nothing: their gain hangs on what is not here. A plain loss differs all the same.
     Shown,
@@ -58,7 +58,7 @@ fn verdict(there: bool, missing: bool) -> Verdict {
 }
 
 /// A loss of so little is none: two variants of one program differ by that where nothing else does.
-const SMALL: f64 = 0.05;
+pub const SMALL: f64 = 0.05;
 /// A loss of more is seen in any run.
 const PLAIN: f64 = 0.1;
 

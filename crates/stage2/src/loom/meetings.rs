@@ -141,12 +141,20 @@ fn a_table_is_unmapped_and() {
 
 /// Each is counted: who read the count between the two finds that it moved.
 #[test]
-fn two_tables_are_unmapped() {
+fn two_tables_are_taken_out() {
     let tables = || guest(2, &[(0, Level::L3), (BLOCK, Level::L3)]);
-    meet(2, tables, [UNMAP_BLOCK, |guest, pages| guest.unmap(BLOCK, BLOCK, pages)], |guest, pools| {
-        guest.check_balance(pools);
+    let are_counted = |guest: &Guest| {
         let both = Unlinked::default().now().next().next();
         assert!(guest.stage2.unlinked.is_still(both), "two tables are counted as one");
+    };
+    meet(2, tables, [UNMAP_BLOCK, |guest, pages| guest.unmap(BLOCK, BLOCK, pages)], move |guest, pools| {
+        guest.check_balance(pools);
+        are_counted(guest);
+    });
+    let coalesce_next: Operation = |guest, pages| guest.coalesce(BLOCK, Level::L2, &RAM, pages);
+    meet(2, tables, [COALESCE, coalesce_next], move |guest, pools| {
+        guest.check(pools);
+        are_counted(guest);
     });
 }
 
