@@ -41,6 +41,11 @@ impl Upkeep {
         }
     }
 
+    /// Whether what is in data caches is part of it.
+    pub(crate) fn cleans(self) -> bool {
+        self.clean
+    }
+
     /// Whether there is any.
     #[inline(always)]
     pub(crate) fn is_needed(self) -> bool {

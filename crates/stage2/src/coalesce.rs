@@ -14,6 +14,7 @@ use crate::descent::{Moved, Place};
 use crate::detached::{Link, Look};
 use crate::map::Mapped;
 use crate::platform::Platform;
+use crate::table::Table;
 use crate::tlb::Scope;
 use crate::{Attributes, Descriptor, Error, Ipa, Leaf, Level, Pa, Stage2, TableSource, cache};
 
@@ -81,7 +82,7 @@ impl<P: Platform> Stage2<P> {
             }
             if !ready {
                 // Pages that are mapped from here on are cleaned by whoever maps them.
-                if let Ok(claim) = self.claim(&place, below, new) {
+                if let Ok(claim) = self.claim(&place, below, new, upkeep) {
                     let (platform, features) = (self.platform(), self.features());
                     cache::before_coalesce(platform, features, (pa, span), upkeep, claim.cleaned);
                     (ready, other_memory) = (true, claim.other_memory);
@@ -122,7 +123,7 @@ impl<P: Platform> Stage2<P> {
 
     /// Makes this CPU the one that cleans for the block which is going to replace a table: several may fault there at
     /// once, and cleaning takes its time (source S4).
-    fn claim(&self, place: &Place<'_>, below: Level, new: Descriptor) -> Result<Claim, Moved> {
+    fn claim(&self, place: &Place<'_>, below: Level, new: Descriptor, upkeep: Upkeep) -> Result<Claim, Moved> {
         // Or it may be no table's, and have no record.
         if !self.is_still(place) {
             return Err(Moved);
@@ -139,14 +140,27 @@ impl<P: Platform> Stage2<P> {
             return Err(Moved);
         }
         record.set_link(CLAIMED);
+        let nothing_to_clean = Claim { cleaned: true, other_memory: false };
+        Ok(if upkeep.cleans() { self.look_for(new, locked.table, below) } else { nothing_to_clean })
+    }
+
+    /// Looks at all leaves of a table that is locked, and of those below it. Those are not: who changes one from here on
+    /// cleans, and what was done before the break is known then, by their locks.
+    fn look_for(&self, new: Descriptor, table: Table<'_>, level: Level) -> Claim {
         let mut claim = Claim { cleaned: true, other_memory: false };
-        for index in 0..entries {
-            let old = locked.entry(index);
-            let same = old.is_leaf(below) && old.memory_bits() == new.memory_bits();
-            claim.cleaned &= same;
-            claim.other_memory |= !same && old.is_leaf(below);
+        for index in 0..table.len() {
+            let old = table.entry(index).read();
+            let here = match level.below() {
+                Some(below) if old.is_table(level) => self.look_for(new, self.table(old), below),
+                _ => {
+                    let (leaf, same) = (old.is_leaf(level), old.memory_bits() == new.memory_bits());
+                    Claim { cleaned: leaf && same, other_memory: leaf && !same }
+                }
+            };
+            claim.cleaned &= here.cleaned;
+            claim.other_memory |= here.other_memory;
         }
-        Ok(claim)
+        claim
     }
 }
 
@@ -154,7 +168,7 @@ impl<P: Platform> Stage2<P> {
 const CLAIMED: u64 = 1;
 
 struct Claim {
-    /// All of the table's entries are leaves of the same type of memory: all of it was cleaned when they were made.
+    /// All that it maps is mapped, by leaves of the same type of memory: all of it was cleaned when they were made.
     cleaned: bool,
     /// Some are leaves of another type.
     other_memory: bool,

@@ -118,6 +118,30 @@ fn what_is_fully_mapped_is_not_cleaned_again() {
     assert!(!events.iter().any(|event| matches!(event, Event::Clean(..))), "{events:x?}");
 }
 
+/// Looked for in the tables below too: 1 GiB takes far longer to clean than to look through.
+#[test]
+#[cfg_attr(miri, ignore = "full tables take too long there")]
+fn what_is_fully_mapped_by_tables_is_not_cleaned_again() {
+    let cleaned = |memory: Memory, missing: bool| {
+        let mut guest = guest(NO_FWB);
+        map_full(&mut guest, BASE, &Attributes { memory, ..RAM });
+        let blocks = range(BASE + MIB_2, GIB - MIB_2);
+        guest.stage2.map_range(blocks, frame(MIB_2), Level::L2, &RAM, &mut guest.pool).unwrap();
+        if missing {
+            let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, twofold_stage2::Unwatched).unwrap();
+            pending.complete().free(&mut guest.pool);
+        }
+        guest.events();
+        assert_eq!(coalesce(&mut guest, BASE, Level::L1, &RAM), done(2));
+        let cleaned = guest.events().into_iter().filter(|event| matches!(event, Event::Clean(..)));
+        cleaned.inspect(|event| assert_eq!(*event, Event::Clean(frame(0), GIB))).count()
+    };
+    assert_eq!(cleaned(Memory::Normal, false), 0);
+    assert_eq!(cleaned(Memory::Normal, true), 1);
+    // And again after the flush: until then the guest may have written past the caches.
+    assert_eq!(cleaned(Memory::NonCacheable, false), 2);
+}
+
 #[test]
 fn what_is_partly_mapped_is_cleaned_as_a_whole_before_the_break() {
     let mut guest = guest(NO_FWB);
