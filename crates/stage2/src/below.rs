@@ -5,19 +5,20 @@
 //! since before it, and unlocked before the flush. Who had the lock before has done what it had to do, and it is flushed;
 //! who gets it after finds the count moved, and does nothing.
 //!
-//! They are of one level, since nothing is taken out as a whole that maps more than the largest block, 1 GiB.
+//! They are of one level, since nothing is taken out as a whole that maps anything beyond the largest block, 1 GiB.
 //!
 //! Two ways, both from the table above, which is locked and in which nothing is busy:
 //!
 //! * *closing*: after the break, each is locked for a moment. Whoever faults there meanwhile finds what it would find
 //!   in the end;
 //! * *holding*: all are locked before the break, and unlocked after the count. Locking 512 tables takes its time: where
-//!   the guest is to find something again after the flush, that is not inside the window (source S4).
+//!   the guest is to find something again after the flush, that is not inside the window (source S4). The table above
+//!   has to wait for that, and with it whoever is to make another of its entries.
 //!
 //! Those that are held are beside each other, which is the one exception from "a table, then the one below it". Only who
 //! has locked the table above locks more than one of them, and of those there is one, so nobody waits in a circle.
 
-use crate::descent::{Locked, Moment};
+use crate::descent::{Locked, Moment, Moved};
 use crate::platform::Platform;
 use crate::primitive;
 use crate::{Level, Pa, Stage2};
@@ -34,15 +35,20 @@ impl<P: Platform> Stage2<P> {
     #[cfg_attr(feature = "checked", track_caller)]
     fn wait_below(&self, locked: &Locked<'_, P>) {
         primitive::step!(());
-        locked.each_below(|table, level| drop(self.lock_quiet(table, level)));
+        locked.tables_below().for_each(|(table, level)| drop(self.lock_quiet(table, level)));
     }
 
-    /// Locks all tables below one that is locked, until what is returned is dropped; there may be none.
+    /// Locks all tables below one that is locked, until what is returned is dropped; there may be none. Where something is
+    /// busy in one of them, none is kept from others meanwhile: the count has not moved yet, so there might always be more.
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P>) -> Option<HeldBelow<'a, P>> {
-        primitive::step!(None);
-        above.each_below(|table, level| self.lock_quiet(table, level).keep());
-        Some(HeldBelow { above })
+    pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P>) -> Result<HeldBelow<'a, P>, Moved> {
+        let mut held = HeldBelow { above, count: 0 };
+        primitive::step!(Ok(held));
+        for (table, level) in above.tables_below() {
+            self.lock_whatever(table, above.table.len(), level).quiet()?.keep();
+            held.count += 1;
+        }
+        Ok(held)
     }
 
     /// Locks a table below one that is locked, when nothing in it is busy.
@@ -59,30 +65,25 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// The locks of all tables below one. They are given back before that one's, by which they are found.
+/// The locks of the first so many tables below one. They are given back before that one's, by which they are found.
 #[must_use = "dropped at once, nothing is held"]
 pub(crate) struct HeldBelow<'a, P: Platform> {
     above: &'a Locked<'a, P>,
+    count: usize,
 }
 
 impl<P: Platform> Drop for HeldBelow<'_, P> {
     fn drop(&mut self) {
-        self.above.each_below(|table, level| drop(self.above.stage2.kept(table, level)));
+        let tables = self.above.tables_below().take(self.count);
+        tables.for_each(|(table, level)| drop(self.above.stage2.kept(table, level)));
     }
 }
 
 impl<P: Platform> Locked<'_, P> {
-    /// Calls `each` with each table that this one leads to, and its level.
-    fn each_below(&self, mut each: impl FnMut(Pa, Level)) {
-        let Some(below) = self.level.below() else { return };
-        if self.counts.tables() == 0 {
-            return;
-        }
-        for index in 0..self.table.len() {
-            let entry = self.entry(index);
-            if entry.is_table(self.level) {
-                each(entry.address(), below);
-            }
-        }
+    /// The tables that this one leads to, and their level.
+    fn tables_below(&self) -> impl Iterator<Item = (Pa, Level)> {
+        let entries = (0..self.table.len()).map(|index| self.entry(index));
+        let tables = entries.filter(|entry| entry.is_table(self.level)).take(self.counts.tables() as usize);
+        tables.filter_map(|table| Some((table.address(), self.level.below()?)))
     }
 }

@@ -3,8 +3,9 @@
 //!
 //! In this order: what the table did not map is cleaned; the tables below it are locked; the table's entry is broken and
 //! counted; they are unlocked; the flush completes; the block is made; then the table is looked through for what hardware
-//! had recorded in it, and freed. Between break and make, while the guest faults there, is little beside the flush: the
-//! longest parts, waiting for whoever is inside and freeing, come before and behind.
+//! had recorded in it, and freed. Between break and make, while the guest faults there, is little beside the flush, but
+//! where the guest wrote past the caches: what takes longest, waiting for whoever is inside and freeing, comes before and
+//! behind.
 //!
 //! The table that is broken is taken out as one that is unmapped (modules `unmap`, `below`): nobody is inside any more.
 //! Its pages are freed at once: what may still come is stopped by the count, not by waiting (module `descent`).
@@ -36,7 +37,9 @@ impl<P: Platform> Stage2<P> {
     /// mapped already have to be those of the block: nobody is told of others.
     ///
     /// `dirty` is told of each leaf, of the mappings that went, in which hardware had recorded a write. What is not
-    /// mapped yet is cleaned as for a new mapping, if this CPU needs it; the whole block, where not all of it was mapped.
+    /// mapped yet is cleaned as for a new mapping, if this CPU needs it; the whole block, where not all of it was mapped; and
+    /// once more after the flush, where something was mapped as another type of memory, past the caches. Nobody maps such
+    /// a thing there meanwhile, nor is the flush of one that went still pending.
     ///
     /// # Errors
     ///
@@ -97,7 +100,7 @@ impl<P: Platform> Stage2<P> {
             let entries = self.geometry().granule().entries();
             let Ok(child) = self.lock_whatever(entry.address(), entries, below).quiet() else { continue };
             // Before the break: it takes its time.
-            let held = self.hold_below(&child);
+            let Ok(held) = self.hold_below(&child) else { continue };
             let Ok(busy) = parent.make_busy(place.index) else { continue };
             let _ = self.unlinked.count(self.platform());
             drop(held);
@@ -144,8 +147,8 @@ impl<P: Platform> Stage2<P> {
         Ok(if upkeep.cleans() { self.look_for(new, locked.table, below) } else { nothing_to_clean })
     }
 
-    /// Looks at all leaves of a table that is locked, and of those below it. Those are not: who changes one from here on
-    /// cleans, and what was done before the break is known then, by their locks.
+    /// Looks at all leaves of a table that is locked, and of those below it. Those are not, but stay tables: an entry that was
+    /// changed meanwhile was cleaned by who did it, and so that it was is known by their locks, before the break.
     fn look_for(&self, new: Descriptor, table: Table<'_>, level: Level) -> Claim {
         let mut claim = Claim { cleaned: true, other_memory: false };
         for index in 0..table.len() {

@@ -5,7 +5,7 @@
 //! that safe is one count, [`Unlinked`], of the tables that were ever taken out:
 //!
 //! * whoever takes a table out breaks the entry that leads to it, then counts, while it holds the locks of the table and
-//!   of the one above; only later can the page become anything else;
+//!   of the one above, or has made that entry busy; only later can the page become anything else;
 //! * whoever descends reads the count first, and again after each entry that it is going to follow. Where it is still
 //!   the same, every table it has come through was in the tree when its entry was read, so the entry is one;
 //! * who has locked the table at the end, and finds the count still the same, has a table that is in the tree and

@@ -31,8 +31,9 @@
 //! there is no grace period, readers register nowhere, and a descent costs no atomic read-modify-write and no fence. What
 //! it asks of the embedder is that donated frames stay mapped for the engine ([`Platform`]).
 //!
-//! **Locks are held for a moment.** For one change, or one pass over the entries of one table; never while a TLB is
-//! flushed, a block's lines are cleaned, a callback runs or a page is taken from a [`TableSource`]. What takes longer makes
+//! **Locks are held for a moment.** For one change, or one pass over the entries of one table, or of those below one that
+//! is coalesced; never while a TLB is flushed, a block's lines are cleaned, a callback runs or a page is taken from a
+//! [`TableSource`]. What takes longer makes
 //! the entry *busy*: invalid for hardware, and nobody else's to change. Who finds it so looks again, and a table with a
 //! busy entry is not taken out.
 //!

@@ -85,8 +85,8 @@ impl Record {
         self.unlock(counts);
     }
 
-    /// What was kept for a table that was taken out ([`Counts::from_raw`]), or counted in one that nobody changes any more:
-    /// whoever asks has had its lock since, or has it alone.
+    /// What was kept for a table that was taken out ([`Counts::from_raw`]), or counted in one that nobody else changes:
+    /// whoever asks has its lock, has had it since, or has it alone. Otherwise a hint.
     pub(crate) fn last(&self) -> Counts {
         Counts(self.state.load(Ordering::Relaxed) & !LOCKED)
     }

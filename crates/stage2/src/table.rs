@@ -92,7 +92,7 @@ impl Cell<'_> {
         Descriptor::from_raw(self.0.load(Ordering::Acquire))
     }
 
-    /// What is there now, for who holds the table's lock, has the table alone, or makes sure of it by that lock later.
+    /// What is there now, for who holds the table's lock, has the table alone, or can do with what was there.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn read(self) -> Descriptor {

@@ -90,8 +90,8 @@ impl Model {
         };
         let held = || self.cpus[cpu].locks.iter().filter_map(|held| place(*held));
         if let Some(new) = place(page) {
-            let parent = held().find(|held| held.is_above(new) && held.level + 1 == new.level);
-            let beside = |held: &Place| parent.is_some_and(|parent| parent.is_above(*held));
+            let parent = held().find(|held| self.tables.leads_to(*held, new));
+            let beside = |held: &Place| parent.is_some_and(|parent| self.tables.leads_to(parent, *held));
             if let Some(held) = held().find(|held| held.level >= new.level && !beside(held)) {
                 let (new, held) = (new.level, held.level);
                 let what = format!("a table of level {new} is locked by who has the lock of one of level {held}");

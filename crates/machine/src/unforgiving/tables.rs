@@ -62,12 +62,6 @@ impl Place {
     pub(crate) fn ipa_of(self, entry: u64) -> u64 {
         self.ipa + (entry % PAGE / 8) * walk::span(self.level)
     }
-
-    /// Whether this table translates, through others, what the other one does.
-    pub(crate) fn is_above(self, other: Self) -> bool {
-        let size = 512 * walk::span(self.level);
-        self.root == other.root && self.level < other.level && (self.ipa..self.ipa + size).contains(&other.ipa)
-    }
 }
 
 impl Tables {
@@ -122,6 +116,13 @@ impl Tables {
         &self.roots
     }
 
+    /// Whether an entry of one table leads to the other.
+    pub(crate) fn leads_to(&self, one: Place, other: Place) -> bool {
+        // The lock of a root of several pages is that of the first.
+        let size = if one.level == self.root(one.root).level { u64::MAX } else { 512 * walk::span(one.level) };
+        one.root == other.root && one.level + 1 == other.level && (other.ipa).wrapping_sub(one.ipa) < size
+    }
+
     /// The tree that is at this place now.
     pub(crate) fn find_root(&self, pa: u64) -> Option<usize> {
         self.roots.iter().position(|root| root.alive && root.pa == pa)
@@ -160,12 +161,15 @@ mod tests {
     }
 
     #[test]
-    fn above_is_what_leads_there() {
-        let place = |root, ipa, level| Place { root, ipa, level };
-        let above = place(0, 1 << 30, 2);
-        assert!(above.is_above(place(0, 1 << 30, 3)) && above.is_above(place(0, (2 << 30) - (2 << 20), 3)));
-        assert!(!above.is_above(above) && !above.is_above(place(0, 1 << 30, 1)));
-        assert!(!above.is_above(place(0, 2 << 30, 3)) && !above.is_above(place(1, 1 << 30, 3)));
+    fn a_table_leads_to_those_of_the_next_level_in_its_range() {
+        let tables = with_root();
+        let place = |ipa, level| Place { root: 0, ipa, level };
+        let leads = |one: Place, other: Place| tables.leads_to(one, other);
+        let (root, above) = (place(0, 1), place(1 << 30, 2));
+        assert!(leads(above, place(1 << 30, 3)) && leads(above, place((2 << 30) - (2 << 20), 3)));
+        assert!(!leads(above, above) && !leads(above, root) && !leads(root, place(1 << 30, 3)));
+        assert!(!leads(above, place(2 << 30, 3)) && !leads(above, place((1 << 30) - (2 << 20), 3)));
+        assert!(leads(root, above) && leads(root, place(1000 << 30, 2)), "those below its second page too");
     }
 
     #[test]

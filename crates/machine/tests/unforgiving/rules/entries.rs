@@ -268,6 +268,15 @@ fn a_lock_taken_upward_is_reported() {
 }
 
 #[test]
+fn a_lock_taken_upward_is_reported_whatever_is_locked_above() {
+    reported(Rule::LockOrder, |hand| {
+        hand.cpu.lock(hand.tree.root);
+        hand.cpu.lock(hand.tree.level_3);
+        hand.cpu.lock(hand.tree.level_2);
+    });
+}
+
+#[test]
 fn a_lock_beside_another_is_reported() {
     reported(Rule::LockOrder, |hand| {
         let beside = hand.table();
