@@ -192,7 +192,8 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Reads the guest's RAM, by this CPU's caches: what it holds at this moment, zeroes where it was never touched. Beside
-    /// vCPUs that write there each byte is one that was written.
+    /// vCPUs that write there each byte is one that was written; beside [`write`](Self::write) a page of RAM that was not
+    /// given is as it was, or as it is.
     ///
     /// # Errors
     ///
