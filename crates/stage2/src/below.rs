@@ -74,8 +74,8 @@ pub(crate) struct HeldBelow<'a, P: Platform> {
 
 impl<P: Platform> Drop for HeldBelow<'_, P> {
     fn drop(&mut self) {
-        let tables = self.above.tables_below().take(self.count);
-        tables.for_each(|(table, level)| drop(self.above.stage2.kept(table, level)));
+        let tables = (0..self.count).zip(self.above.tables_below());
+        tables.for_each(|(_, (table, level))| drop(self.above.stage2.kept(table, level)));
     }
 }
 
@@ -83,7 +83,7 @@ impl<P: Platform> Locked<'_, P> {
     /// The tables that this one leads to, and their level.
     fn tables_below(&self) -> impl Iterator<Item = (Pa, Level)> {
         let entries = (0..self.table.len()).map(|index| self.entry(index));
-        let tables = entries.filter(|entry| entry.is_table(self.level)).take(self.counts.tables() as usize);
-        tables.filter_map(|table| Some((table.address(), self.level.below()?)))
+        let tables = (0..self.counts.tables()).zip(entries.filter(|entry| entry.is_table(self.level)));
+        tables.filter_map(|(_, table)| Some((table.address(), self.level.below()?)))
     }
 }
