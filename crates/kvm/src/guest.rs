@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
@@ -82,6 +82,7 @@ impl KvmGuest {
     pub fn new(options: &KvmOptions) -> Result<Self, KvmError> {
         let system = System::this();
         let kvm = open()?;
+        keep_one(&kvm);
         check(options, &kvm)?;
         let bits = arch::address_bits(&kvm, options.mode)?;
         let shape = arch::shape(options.mode, bits)?;
@@ -220,6 +221,18 @@ fn open() -> Result<Kvm, KvmError> {
         12 => Ok(kvm),
         found => Err(Unavailable::Version { found }.into()),
     }
+}
+
+/// Keeps a machine without memory until this process ends.
+///
+/// Linux tells KVM that a vCPU's thread is switched away by a branch in its scheduler that it patches in with the first
+/// machine of a host, and out with the last one. Guests that come and go would have it patched again and again, which sends
+/// an interrupt to every CPU; and QEMU's TCG, with several CPUs, now and then loses such a patch for a while: a thread then
+/// came back from KVM_RUN with its guest's TPIDR_EL0.
+fn keep_one(kvm: &Kvm) {
+    static KEPT: OnceLock<Option<VmFd>> = OnceLock::new();
+    // Without it all is as it would be.
+    KEPT.get_or_init(|| kvm.create_vm().ok());
 }
 
 /// What can be said before there is a machine.
