@@ -8,7 +8,7 @@ use super::part::{Bench, Part, Round};
 use super::row::{Bar, Ours, Pair};
 use super::verdict::Owed;
 use crate::experiment::setup::Coalesce;
-use crate::experiment::window::{Inside, Window};
+use crate::experiment::window::{Inside, Run, Window};
 use crate::results::{HeadlineRow, Kind, Platform};
 
 /// The window of one block.
@@ -18,8 +18,8 @@ pub struct WindowPart {
     window: Option<Window>,
     invalid: Pair,
     rebuild: Pair,
-    /// Of the runs: nanoseconds of a look, and rounds in which nothing was seen.
-    looks: Vec<(f64, u32)>,
+    /// All of them, in order.
+    runs: Vec<Run>,
 }
 
 impl WindowPart {
@@ -31,7 +31,7 @@ impl WindowPart {
             window: None,
             invalid: Pair::default(),
             rebuild: Pair::default(),
-            looks: Vec::new(),
+            runs: Vec::new(),
         };
         [part(Level::L1, Inside::Nobody), part(Level::L1, Inside::OneVcpu), part(Level::L2, Inside::Nobody)]
     }
@@ -56,17 +56,18 @@ impl WindowPart {
     }
 
     fn ours(&self, pair: &Pair) -> Ours {
-        let looks = self.looks.len().max(1) as f64;
-        let look = self.looks.iter().map(|(ns, _)| ns).sum::<f64>() / looks;
-        let missed: u32 = self.looks.iter().map(|(_, missed)| missed).sum();
-        let all = 2 * ROUNDS as usize * self.invalid.after.len();
+        let look = self.runs.iter().map(|run| run.look).sum::<f64>() / self.runs.len().max(1) as f64;
+        let sum = |of: fn(&Run) -> u32| self.runs.iter().map(of).sum::<u32>();
+        let (missed, disturbed, all) =
+            (sum(|run| run.missed), sum(|run| run.disturbed), ROUNDS * self.runs.len() as u32);
         let flush = match self.inside {
             Inside::Nobody => "flushes for free",
             Inside::OneVcpu => "a flush is this host's membarrier",
         };
         let note = format!(
             "free-first and install-first, no FEAT_S2FWB, medians of {ROUNDS} rounds; {flush}; a look at the entry every \
-             {look:.0} ns from another CPU; {missed} windows of {all} were shorter, and count as that"
+             {look:.0} ns from another CPU; {missed} windows of {all} were shorter, and count as that; {disturbed} are left out, as \
+             a CPU was lost to others"
         );
         Ours { pair: pair.times(1e-3), unit: "us", platform: Platform::Machine, kind: Kind::Native, note }
     }
@@ -85,19 +86,23 @@ impl Part for WindowPart {
 
     fn round(&mut self, _: &mut Bench<'_>, round: Round) -> anyhow::Result<()> {
         let Some(window) = &mut self.window else { return Ok(()) };
-        for (is_after, order) in [(false, Coalesce::FreeFirst), (true, Coalesce::InstallFirst)] {
-            let run = window.run(order, ROUNDS)?;
-            if round == Round::Timed {
-                self.invalid.add(is_after, run.invalid);
-                self.rebuild.add(is_after, run.rebuild);
-                self.looks.push((run.look, run.missed));
+        let [before, after] = [window.run(Coalesce::FreeFirst, ROUNDS)?, window.run(Coalesce::InstallFirst, ROUNDS)?];
+        if round == Round::Timed {
+            self.runs.extend([before, after]);
+            // Both or neither: what has no other side is no comparison.
+            if let (Some(before), Some(after)) = (before.times, after.times) {
+                for (is_after, times) in [(false, before), (true, after)] {
+                    self.invalid.add(is_after, times.invalid);
+                    self.rebuild.add(is_after, times.rebuild);
+                }
             }
         }
         Ok(())
     }
 
     fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow> {
-        let row = |(bar, pair): (Bar, &Pair)| match why {
+        let is_busy = !self.runs.is_empty() && self.invalid.after.is_empty();
+        let row = |(bar, pair): (Bar, &Pair)| match why.or(is_busy.then_some(BUSY)) {
             Some(why) => bar.missing(why),
             None => bar.row(&self.ours(pair)),
         };
@@ -105,5 +110,6 @@ impl Part for WindowPart {
     }
 }
 
+const BUSY: &str = "other work had one of the two CPUs in each round; run it again when the machine is idle";
 /// Of a run.
 const ROUNDS: u32 = 200;
