@@ -46,6 +46,11 @@ impl Upkeep {
         self.clean
     }
 
+    /// What is left of it where data caches are clean.
+    pub(crate) fn cleaned(self) -> Self {
+        Self { clean: false, ..self }
+    }
+
     /// Whether there is any.
     #[inline(always)]
     pub(crate) fn is_needed(self) -> bool {
@@ -57,29 +62,12 @@ impl Upkeep {
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn before_map<P: Platform>(platform: &P, features: &Features, frame: (Pa, u64), upkeep: Upkeep) {
     primitive::step!(());
-    make_ready(platform, features, frame, upkeep);
-}
-
-fn make_ready<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64), upkeep: Upkeep) {
     if upkeep.clean {
-        clean(platform, features, pa, size);
+        clean(platform, features, frame);
     }
     if upkeep.fetch {
-        before_execute(platform, features, (pa, size));
+        before_execute(platform, features, frame);
     }
-}
-
-/// Makes it ready for a block that replaces smaller mappings; `all_mapped`: it was cleaned when they were made.
-#[cfg_attr(feature = "checked", track_caller)]
-pub(crate) fn before_coalesce<P: Platform>(
-    platform: &P,
-    features: &Features,
-    frame: (Pa, u64),
-    upkeep: Upkeep,
-    all_mapped: bool,
-) {
-    primitive::step!(());
-    make_ready(platform, features, frame, Upkeep { clean: upkeep.clean && !all_mapped, ..upkeep });
 }
 
 /// Makes the frame at `pa` ready to be executed.
@@ -101,7 +89,7 @@ pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa
     primitive::dsb(platform, Domain::Ish);
 }
 
-fn clean<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
+fn clean<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64)) {
     clean_lines(platform, features, pa, size);
     primitive::dsb(platform, Domain::Ish);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Coalescing: a block takes the place of the table that maps the same memory in pieces (source S4).
 //!
-//! In this order: what the table did not map is cleaned; the tables below it are locked; the table's entry is broken and
-//! counted; they are unlocked; the flush completes; the block is made; then the table is looked through for what hardware
+//! In this order: what the table did not map is cleaned (module `holes`); the tables below it are locked; the table's entry is
+//! broken and counted; they are unlocked; the flush completes; the block is made; then the table is looked through for what hardware
 //! had recorded in it, and freed. Between break and make, while the guest faults there, is little beside the flush, but
 //! where the guest wrote past the caches: what takes longest, waiting for whoever is inside and freeing, comes before and
 //! behind.
@@ -37,9 +37,9 @@ impl<P: Platform> Stage2<P> {
     /// mapped already have to be those of the block: nobody is told of others.
     ///
     /// `dirty` is told of each leaf, of the mappings that went, in which hardware had recorded a write. What is not
-    /// mapped yet is cleaned as for a new mapping, if this CPU needs it; the whole block, where not all of it was mapped; and
-    /// once more after the flush, where something was mapped as another type of memory, past the caches. Nobody maps such
-    /// a thing there meanwhile, nor is the flush of one that went still pending.
+    /// mapped yet is cleaned as for a new mapping, if this CPU needs it; the whole block is once more after the flush, where
+    /// something was mapped as another type of memory, past the caches. Nobody maps such a thing there meanwhile, nor is the
+    /// flush of one that went still pending.
     ///
     /// # Errors
     ///
@@ -86,8 +86,10 @@ impl<P: Platform> Stage2<P> {
             if !ready {
                 // Pages that are mapped from here on are cleaned by whoever maps them.
                 if let Ok(claim) = self.claim(&place, below, new, upkeep) {
-                    let (platform, features) = (self.platform(), self.features());
-                    cache::before_coalesce(platform, features, (pa, span), upkeep, claim.cleaned);
+                    if !claim.cleaned {
+                        self.clean_holes(ipa, span, new)?;
+                    }
+                    cache::before_map(self.platform(), self.features(), (pa, span), upkeep.cleaned());
                     (ready, other_memory) = (true, claim.other_memory);
                 }
                 continue;

@@ -89,6 +89,7 @@ mod features;
 mod flush;
 mod frame;
 mod geometry;
+mod holes;
 mod lines;
 mod lock;
 #[cfg(all(test, loom))]

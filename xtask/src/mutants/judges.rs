@@ -123,7 +123,7 @@ const INSTRUCTIONS: [&str; 12] = [
     "load_vttbr",
     "clean_lines",
     "before_map",
-    "before_coalesce",
+    "clean_holes",
     "invalidate",
     "invalidate_vmid",
     "invalidate_local",

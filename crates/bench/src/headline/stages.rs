@@ -90,6 +90,9 @@ impl StagesPart {
         };
         let setup = self.setup.as_ref().map(command).unwrap_or_default();
         let mut note = format!("`twofold bench page-table {setup} --policy {policy}`; CPU time of all vCPUs");
+        if self.technique == Technique::Cmo && stage == Stage::Adjust {
+            note.push_str("; on map what the pages leave out is cleaned, where the source cleans all of the block");
+        }
         let (mut pair, mut kind) = (native.clone(), Kind::Native);
         if self.is_modelled(stage) {
             let gain = native.gain().map(|gain| crate::readable::percent(gain.median)).unwrap_or_default();

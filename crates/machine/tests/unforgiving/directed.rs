@@ -198,11 +198,12 @@ fn judge_code_is_fetched_as_it_was_written() {
     }
 }
 
-/// What the block maps and the pages did not is cleaned before it is mapped; and all of it where the guest may have written
-/// past the cache.
+/// What the block maps and the pages did not is cleaned before it is mapped, and all of it where the guest may have written
+/// past the cache; and what may be executed by then is not fetched as it was.
 #[test]
 fn judge_a_block_that_takes_the_place_of_pages_is_clean() {
-    for type_of_memory in [Memory::Normal, Memory::NonCacheable] {
+    let memories = [Memory::Normal, Memory::NonCacheable];
+    for (type_of_memory, execute) in memories.into_iter().flat_map(|memory| [(memory, false), (memory, true)]) {
         let world = World::new(PLAIN, 1, 1, 64 << 20);
         let ended = world.machine.alone(|cpu| {
             let tables = world.tables(0, 1, 40);
@@ -213,7 +214,7 @@ fn judge_a_block_that_takes_the_place_of_pages_is_clean() {
             assert_eq!(mapped, Ok(Mapped::New));
             let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
             guest.store(page(0).raw(), 1).unwrap();
-            let normal = Attributes::ram(Access::READ_WRITE);
+            let normal = Attributes::ram(if execute { Access::ALL } else { Access::READ_WRITE });
             let done = tables.coalesce(page(0), world.frame(0), Level::L2, &normal, &mut &world.pages, &mut |_| ());
             assert!(done.is_ok());
             if type_of_memory == Memory::NonCacheable {
@@ -221,6 +222,7 @@ fn judge_a_block_that_takes_the_place_of_pages_is_clean() {
             }
             // With the MMU off, the guest reads past the cache.
             assert_eq!(guest.load(page(7).raw()), Ok(0));
+            assert!(!execute || guest.fetch(page(7).raw()) == Ok(0));
             cpu.load(0);
             tables.destroy(&mut &world.pages, Unwatched).unwrap();
         });

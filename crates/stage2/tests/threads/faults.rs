@@ -85,7 +85,8 @@ fn a_table_is_coalesced_and_cleaned_by_one_vcpu_only() {
     let (blocks, threads, seed) = (volume(16, 1), 3, seed());
     let features = Features { data_line: volume(2048, MIB_2 / 4), ..LINES };
     let guest = Guest::new(features, 40, 20);
-    // One page of each.
+    // One page of each is mapped, and the rest is to be cleaned.
+    let hole = MIB_2 - KIB_4;
     for ipa in (0..blocks).map(|block| BASE + block * MIB_2) {
         let _ = guest.stage2.map(ipa, home(ipa), Level::L3, &RAM, &mut &guest.pool).unwrap();
     }
@@ -103,6 +104,6 @@ fn a_table_is_coalesced_and_cleaned_by_one_vcpu_only() {
         }
     });
     assert_eq!(done.into_inner(), blocks);
-    assert_eq!(guest.world.cleaned.load(Ordering::Relaxed), blocks * MIB_2 / features.data_line);
+    assert_eq!(guest.world.cleaned.load(Ordering::Relaxed), blocks * (hole / features.data_line));
     guest.check_and_destroy();
 }
