@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Coalescing: a block takes the place of the table that maps the same memory in pieces (source S4).
 //!
-//! In this order: what the table did not map is cleaned (module `holes`); the tables below it are locked; the table's entry is
-//! broken and counted; they are unlocked; the flush completes; the block is made; then the table is looked through for what hardware
-//! had recorded in it, and freed. Between break and make, while the guest faults there, is little beside the flush, but
-//! where the guest wrote past the caches: what takes longest, waiting for whoever is inside and freeing, comes before and
-//! behind.
+//! In this order: what the table did not map is cleaned (module `holes`); the tables below it are locked; the table's
+//! entry is broken and counted; they are unlocked; the flush completes; the block is made; then the table is looked
+//! through for what hardware had recorded in it, and freed. Between break and make, while the guest faults there, is
+//! little beside the flush, but where the guest wrote past the caches: what takes longest, waiting for whoever is inside
+//! and freeing, comes before and behind.
 //!
 //! The table that is broken is taken out as one that is unmapped (modules `unmap`, `below`): nobody is inside any more.
 //! Its pages are freed at once: what may still come is stopped by the count, not by waiting (module `descent`).
@@ -87,6 +87,7 @@ impl<P: Platform> Stage2<P> {
                 // Pages that are mapped from here on are cleaned by whoever maps them.
                 if let Ok(claim) = self.claim(&place, below, new, upkeep) {
                     if !claim.cleaned {
+                        // Its only error, a range outside of the IPA space, `check_leaf` has ruled out: the claim is not left.
                         self.clean_holes(ipa, span, new)?;
                     }
                     cache::before_map(self.platform(), self.features(), (pa, span), upkeep.cleaned());
@@ -149,7 +150,8 @@ impl<P: Platform> Stage2<P> {
         Ok(if upkeep.cleans() { self.look_for(new, locked.table, below) } else { nothing_to_clean })
     }
 
-    /// Looks at all leaves of a table that is locked, and of those below it. Those are not, but stay tables: an entry that was
+    /// Looks at all leaves of a table that is locked, and of those below it: sooner done than the walk over the holes, which is
+    /// not needed where there are none. Those are not, but stay tables: an entry that was
     /// changed meanwhile was cleaned by who did it, and so that it was is known by their locks, before the break.
     fn look_for(&self, new: Descriptor, table: Table<'_>, level: Level) -> Claim {
         let mut claim = Claim { cleaned: true, other_memory: false };

@@ -4,7 +4,8 @@
 //!
 //! Invariant: what is there from before the walk until the block is made, was cleaned by who mapped it, or is cleaned here. A
 //! leaf of another type of memory is a hole: it may have been made without any cleaning. The walk holds no lock, since
-//! cleaning takes its time; what others map meanwhile they clean, and an entry that they are changing is waited for.
+//! cleaning takes its time; what others map meanwhile they clean, and an entry that they are changing is waited for. What they
+//! unmap meanwhile was clean; who writes there as well is as late for this block as for any mapping that is on its way.
 
 use crate::platform::{Domain, Platform};
 use crate::walk::{Entry, Visitor};
@@ -23,6 +24,7 @@ impl<P: Platform> Stage2<P> {
         let mut holes = Holes { stage2: self, block, range: range.clone(), hole: ipa..ipa };
         self.walk(range, &mut holes)?;
         holes.clean();
+        // Complete before the block is made (S4: clean before make).
         primitive::dsb(self.platform(), Domain::Ish);
         Ok(())
     }

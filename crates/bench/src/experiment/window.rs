@@ -124,21 +124,20 @@ impl Window {
             let watcher = scope.spawn(move || pin(there).map(|()| watch.serve(entry)));
             let run = (1..=rounds).try_for_each(|round| {
                 self.split()?;
-                let lost = switches();
+                let switched = switches();
                 watch.expect(round);
                 let start = Instant::now();
                 let done = self.coalesce(order);
                 let took = start.elapsed().as_nanos() as f64;
                 watch.end(round);
                 done?;
-                let seen = watch.seen(round);
-                if seen == Seen::Lost || switches() != lost {
-                    disturbed += 1;
-                    return Ok(());
-                }
-                match seen {
-                    Seen::For(ns) => invalid.push(ns.get() as f64),
-                    _ => missed += 1,
+                match (watch.seen(round), switches() == switched) {
+                    (Seen::Lost, _) | (_, false) => {
+                        disturbed += 1;
+                        return Ok(());
+                    }
+                    (Seen::Nothing, true) => missed += 1,
+                    (Seen::For(ns), true) => invalid.push(ns.get() as f64),
                 }
                 rebuild.push(took);
                 anyhow::Ok(())

@@ -55,6 +55,17 @@ impl WindowPart {
         }
     }
 
+    fn add(&mut self, before: Run, after: Run) {
+        self.runs.extend([before, after]);
+        // Both or neither: what has no other side is no comparison.
+        if let (Some(before), Some(after)) = (before.times, after.times) {
+            for (is_after, times) in [(false, before), (true, after)] {
+                self.invalid.add(is_after, times.invalid);
+                self.rebuild.add(is_after, times.rebuild);
+            }
+        }
+    }
+
     fn ours(&self, pair: &Pair) -> Ours {
         let look = self.runs.iter().map(|run| run.look).sum::<f64>() / self.runs.len().max(1) as f64;
         let sum = |of: fn(&Run) -> u32| self.runs.iter().map(of).sum::<u32>();
@@ -88,14 +99,7 @@ impl Part for WindowPart {
         let Some(window) = &mut self.window else { return Ok(()) };
         let [before, after] = [window.run(Coalesce::FreeFirst, ROUNDS)?, window.run(Coalesce::InstallFirst, ROUNDS)?];
         if round == Round::Timed {
-            self.runs.extend([before, after]);
-            // Both or neither: what has no other side is no comparison.
-            if let (Some(before), Some(after)) = (before.times, after.times) {
-                for (is_after, times) in [(false, before), (true, after)] {
-                    self.invalid.add(is_after, times.invalid);
-                    self.rebuild.add(is_after, times.rebuild);
-                }
-            }
+            self.add(before, after);
         }
         Ok(())
     }
@@ -113,3 +117,31 @@ impl Part for WindowPart {
 const BUSY: &str = "other work had one of the two CPUs in each round; run it again when the machine is idle";
 /// Of a run.
 const ROUNDS: u32 = 200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::window::Times;
+
+    const LOST: Run = Run { times: None, look: 24.0, missed: 0, disturbed: ROUNDS };
+
+    #[test]
+    fn a_run_that_lost_its_cpus_is_told_and_not_compared() {
+        let [mut part, ..] = WindowPart::all();
+        part.add(LOST, LOST);
+        for row in part.rows(None) {
+            assert_eq!((row.note.as_str(), row.before.is_none()), (BUSY, true));
+        }
+        let seen = |invalid| Run { times: Some(Times { invalid, rebuild: 1e5 }), look: 24.0, missed: 1, disturbed: 2 };
+        part.add(seen(1e4), LOST);
+        assert_eq!((part.invalid.before.len(), part.invalid.after.len()), (0, 0), "it has no other side");
+        part.add(seen(1e4), seen(1e3));
+        let [invalid, rebuild] = &part.rows(None)[..] else { panic!("two rows") };
+        assert_eq!(invalid.before.as_ref().unwrap().median, 10.0, "us");
+        assert_eq!(invalid.gain.as_ref().unwrap().median, 0.9);
+        assert_eq!(rebuild.gain.as_ref().unwrap().median, 0.0);
+        let told =
+            format!("3 windows of {} were shorter, and count as that; {} are left out", 6 * ROUNDS, 3 * ROUNDS + 6);
+        assert!(invalid.note.contains(&told), "{}", invalid.note);
+    }
+}

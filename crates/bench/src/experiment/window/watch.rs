@@ -199,7 +199,7 @@ mod tests {
         });
     }
 
-    /// Three threads on two CPUs, or one: in the end somebody waits for one.
+    /// One thread more than there are CPUs: in the end each has to wait for one.
     #[test]
     fn who_loses_its_cpu_notices() {
         let (stop, ready) = (AtomicBool::new(false), AtomicUsize::new(0));
