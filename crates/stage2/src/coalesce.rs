@@ -150,9 +150,9 @@ impl<P: Platform> Stage2<P> {
         Ok(if upkeep.cleans() { self.look_for(new, locked.table, below) } else { nothing_to_clean })
     }
 
-    /// Looks at all leaves of a table that is locked, and of those below it: sooner done than the walk over the holes, which is
-    /// not needed where there are none. Those are not, but stay tables: an entry that was
-    /// changed meanwhile was cleaned by who did it, and so that it was is known by their locks, before the break.
+    /// Looks at all leaves of a table that is locked, and of those below it: sooner done than the walk over the holes, which
+    /// is not needed where there are none. The tables below are not locked, but stay tables: an entry that was changed
+    /// meanwhile was cleaned by who did it, and so that it was is known by their locks, before the break.
     fn look_for(&self, new: Descriptor, table: Table<'_>, level: Level) -> Claim {
         let mut claim = Claim { cleaned: true, other_memory: false };
         for index in 0..table.len() {
