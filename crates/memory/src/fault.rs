@@ -241,14 +241,22 @@ impl<P: Platform> GuestMemory<P> {
         })
     }
 
+    /// Maps a device's registers by the largest leaf that fits. After an unmap of a part, smaller mappings may be left there:
+    /// they stay, and the guest gets a smaller leaf beside them. No block replaces them: that has a break in it, and the guest
+    /// may be using these registers.
     #[inline(never)]
     fn map_device(&self, page: Ipa, slot: &Kept, start: Pa, fault: &GuestFault) -> Result<Answer, Error> {
         let pa = start + (page - slot.range.start);
         let access = Access { write: slot.writable, ..Access::READ };
         let attributes = Attributes { access, ..Attributes::device() };
-        let Place { level, ipa, pa } = Place::around(page, pa, &slot.range, Level::L1, self.stage2.geometry());
-        let mapped = self.stage2.map(ipa, pa, level, &attributes, &mut self.tables())?;
-        self.mapped(mapped, level, false, fault)
+        let mut largest = Level::L1;
+        loop {
+            let Place { level, ipa, pa } = Place::around(page, pa, &slot.range, largest, self.stage2.geometry());
+            match (self.stage2.map(ipa, pa, level, &attributes, &mut self.tables()), level.below()) {
+                (Err(twofold_stage2::Error::TableInTheWay { .. }), Some(below)) => largest = below,
+                (mapped, _) => return self.mapped(mapped?, level, false, fault),
+            }
+        }
     }
 
     /// What mapping a leaf leads to, which is counted. Where it was there already, the guest ran into something else, or into

@@ -145,3 +145,26 @@ fn a_device_beyond_the_physical_address_space_is_an_error() {
     assert_eq!(guest.fault(BASE, Translation, Read), Err(error));
     assert_eq!(guest.walk(BASE), None);
 }
+
+#[test]
+fn a_device_that_was_partly_unmapped_is_mapped_again_around_what_is_left() {
+    for (size, unmapped, touched, level) in [
+        (SECTION, PAGE, 0, 3),
+        (SECTION, PAGE, PAGE - 1, 3),
+        // A block of 1 GiB, of which 2 MiB and then a page go.
+        (GIB, SECTION, SECTION / 2, 2),
+        (GIB, PAGE, 5, 3),
+    ] {
+        let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
+        let slot = guest.add(BASE, size, Backing::Device(DEVICE), true);
+        guest.reach(BASE, Write);
+        guest.memory.unmap(slot, BASE..BASE + unmapped).unwrap();
+        assert_eq!(guest.walk(BASE + touched), None);
+
+        let context = format!("{unmapped:#x} of {size:#x}, touched at +{touched:#x}");
+        let answer = guest.fault(BASE + touched, Translation, Read);
+        assert_eq!(answer, Ok(mapped(Level::new(level).unwrap(), false)), "{context}");
+        assert_eq!(guest.reach(BASE + touched, Write), DEVICE + touched, "{context}");
+        assert_eq!(guest.reach(BASE + unmapped, Write), DEVICE + unmapped, "{context}: what was left");
+    }
+}

@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 
-use twofold_memory::{Answer, Backing, Error, Frames, GuestFault, GuestMemory, Pages, Slot};
+use twofold_memory::{Answer, Backing, Error, Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::{Access, Execute, Features, Geometry, Granule, Ipa, Pa, Vmid};
@@ -52,8 +52,8 @@ impl Guest {
         Self { machine, memory }
     }
 
-    pub fn add(&mut self, start: Ipa, size: u64, backing: Backing, writable: bool) {
-        self.memory.add_slot(Slot { range: start..start + size, backing, writable }).unwrap();
+    pub fn add(&mut self, start: Ipa, size: u64, backing: Backing, writable: bool) -> SlotId {
+        self.memory.add_slot(Slot { range: start..start + size, backing, writable }).unwrap()
     }
 
     pub fn add_ram(&mut self, start: Ipa, size: u64) {
