@@ -139,6 +139,7 @@ impl Vcpu {
                 }
             }
             Ok(Answer::Retry(Done::Stale)) => {}
+            Ok(Answer::Skip) => self.context.skip(),
             Ok(Answer::ExternalAbort) => {
                 self.stats.external();
                 inject::external_abort(&mut self.context, esr, far);

@@ -32,6 +32,9 @@ pub trait Instructions {
     /// Fetches the instruction word at `va`, to execute it.
     fn fetch(&mut self, va: u64) -> Result<u64, Exit>;
 
+    /// `DC CIVAC`: cleans and invalidates the line at `va`.
+    fn clean(&mut self, va: u64) -> Result<(), Exit>;
+
     /// `HVC`: asks the hypervisor. The exit comes once; the next run of the same instruction tells the answer.
     fn hypercall(&mut self, arguments: [u64; 4]) -> Result<u64, Exit>;
 
@@ -75,6 +78,8 @@ pub struct State {
     /// An abort that the hypervisor raised in the guest, which the access that is repeated ends with, as
     /// [`Exit::Stage1`].
     pub abort: Option<Abort>,
+    /// The hypervisor has the guest go on behind the cache maintenance that it left for: the next run of it does nothing.
+    pub skipped: bool,
 }
 
 /// Why a vCPU left its guest.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The fault path: from a guest's access that stage 2 stopped to what happens next.
 //!
-//! 1. Find the slot; an address without one answers with an external abort, as a bus does.
+//! 1. Find the slot; an address without one answers with an external abort, as a bus does. Cache maintenance there is
+//!    skipped.
 //! 2. Find what is behind it, and how large a leaf slot, backing and policy allow.
 //! 3. Make the memory ready: zeroed where it was never touched. Only then map it; the engine does the cache
 //!    maintenance that this CPU needs in between. A table that is in a block's way gives way to it (source S4), unless a log
@@ -47,6 +48,9 @@ pub enum Answer {
     Retry(Done),
     /// Nothing answers there: the guest gets a synchronous external abort.
     ExternalAbort,
+    /// Cache maintenance where there is no memory: the guest goes on behind the instruction, which has nothing to do. As in
+    /// KVM: a guest that cleans more than it has mapped is careful, not wrong.
+    Skip,
 }
 
 /// What was done before the guest tries again.
@@ -75,6 +79,7 @@ impl<P: Platform> GuestMemory<P> {
         match fault.kind {
             FaultKind::Translation => self.map(fault),
             FaultKind::Permission if fault.access == AccessKind::Write => self.allow_write(fault.ipa),
+            FaultKind::Permission if fault.access == AccessKind::Maintenance => self.allow_invalidation(fault.ipa),
             FaultKind::Permission => self.allow(fault),
             FaultKind::AccessFlag => self.relax(fault, Access::NONE),
         }
@@ -82,7 +87,7 @@ impl<P: Platform> GuestMemory<P> {
 
     fn map(&self, fault: &GuestFault) -> Result<Answer, Error> {
         let page = fault.ipa.align_down(FRAME);
-        let Some(slot) = self.slots.find(page) else { return Ok(Answer::ExternalAbort) };
+        let Some(slot) = self.slots.find(page) else { return Ok(without_slot(fault.access)) };
         if !allows(slot, fault.access) {
             return Ok(Answer::ExternalAbort);
         }
@@ -281,10 +286,21 @@ impl<P: Platform> GuestMemory<P> {
 
     #[inline(never)]
     fn relax(&self, fault: &GuestFault, access: Access) -> Result<Answer, Error> {
-        if !self.slots.find(fault.ipa).is_some_and(|slot| allows(slot, fault.access)) {
+        let Some(slot) = self.slots.find(fault.ipa) else { return Ok(without_slot(fault.access)) };
+        if !allows(slot, fault.access) {
             return Ok(Answer::ExternalAbort);
         }
         answer(self.stage2.relax(fault.ipa, access))
+    }
+
+    /// Lets the guest do a `DC IVAC`, the one operation of these that needs the permission to write: where the guest has it,
+    /// the page is one that is written. A guest must not notice that a log has it protected.
+    #[cold]
+    fn allow_invalidation(&self, ipa: Ipa) -> Result<Answer, Error> {
+        if self.slots.find(ipa).is_none() {
+            return Ok(Answer::Skip);
+        }
+        self.allow_write(ipa)
     }
 
     /// Lets the guest write, and has it in the log if one runs.
@@ -320,9 +336,15 @@ fn block_around(page: Ipa, slot: &IpaRange) -> Option<Ipa> {
     (start >= slot.start && start.checked_add(SECTION)? <= slot.end).then_some(start)
 }
 
+/// What an access to an address that is in no slot leads to.
+#[cold]
+fn without_slot(access: AccessKind) -> Answer {
+    if access == AccessKind::Maintenance { Answer::Skip } else { Answer::ExternalAbort }
+}
+
 fn allows(slot: &Kept, access: AccessKind) -> bool {
     match access {
-        AccessKind::Read => true,
+        AccessKind::Read | AccessKind::Maintenance => true,
         AccessKind::Write => slot.writable,
         AccessKind::Execute => !matches!(slot.content, Content::Device(_)),
     }
@@ -331,7 +353,7 @@ fn allows(slot: &Kept, access: AccessKind) -> bool {
 /// Writes have a way of their own.
 fn wanted(access: AccessKind) -> Access {
     match access {
-        AccessKind::Read | AccessKind::Write => Access::READ,
+        AccessKind::Read | AccessKind::Write | AccessKind::Maintenance => Access::READ,
         AccessKind::Execute => Access { execute: Execute::ALWAYS, ..Access::READ },
     }
 }

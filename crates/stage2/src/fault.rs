@@ -36,6 +36,9 @@ pub enum AccessKind {
     Write,
     /// An instruction fetch.
     Execute,
+    /// Cache maintenance by address: `DC CIVAC`, `IC IVAU` and their like. It changes no memory, though the syndrome calls
+    /// it a write.
+    Maintenance,
 }
 
 impl Fault {
@@ -57,12 +60,17 @@ impl Fault {
         let Some(level) = Level::new((esr & 3) as u8) else { return None };
         let stage1_walk = esr >> 7 & 1 == 1;
         let write = esr >> 6 & 1 == 1;
+        // CM, beside which WnR reads 1. `DC ZVA`, which writes, has it clear. An AT instruction sets it too, but what faults
+        // at stage 2 then is the walk of the guest's tables.
+        let maintenance = esr >> 8 & 1 == 1;
         let access = if stage1_walk {
             // A walk reads. Where it was refused permission it wanted to update an entry, and WnR does not say so:
             // taken for a read, the guest would fault here for ever.
             if matches!(kind, FaultKind::Permission) { AccessKind::Write } else { AccessKind::Read }
         } else if execute {
             AccessKind::Execute
+        } else if maintenance {
+            AccessKind::Maintenance
         } else if write {
             AccessKind::Write
         } else {
@@ -115,6 +123,18 @@ mod tests {
         assert_eq!(decode(0x24, 0x0f, s1ptw).unwrap().access, AccessKind::Write);
         assert_eq!(decode(0x20, 0x0f, s1ptw).unwrap().access, AccessKind::Write);
         assert_eq!(decode(0x24, 0x07, s1ptw).unwrap().access, AccessKind::Read);
+    }
+
+    #[test]
+    fn cache_maintenance_is_no_write() {
+        const CM_AND_WNR: u64 = 1 << 8 | 1 << 6;
+        assert_eq!(decode(0x24, 0x07, CM_AND_WNR).unwrap().access, AccessKind::Maintenance);
+        assert_eq!(decode(0x24, 0x0f, CM_AND_WNR).unwrap().access, AccessKind::Maintenance);
+        assert_eq!(decode(0x24, 0x07, 1 << 6).unwrap().access, AccessKind::Write, "DC ZVA");
+        // `AT S1E1R`, whose walk found nothing.
+        assert_eq!(decode(0x24, 0x07, CM_AND_WNR | 1 << 7).unwrap().access, AccessKind::Read);
+        // Bit 8 of an instruction abort is reserved.
+        assert_eq!(decode(0x20, 0x07, 1 << 8).unwrap().access, AccessKind::Execute);
     }
 
     #[test]

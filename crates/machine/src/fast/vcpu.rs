@@ -125,6 +125,11 @@ impl FastVcpu {
         self.state.abort = Some(abort);
     }
 
+    /// Has it go on behind the cache maintenance that it left for.
+    pub fn skip(&mut self) {
+        self.state.skipped = true;
+    }
+
     /// What goes along to another CPU.
     pub fn state(&self) -> &State {
         &self.state
@@ -220,6 +225,13 @@ impl Instructions for FastVcpu {
         self.access(va, AccessKind::Execute, |word| word.load(Ordering::Relaxed))
     }
 
+    fn clean(&mut self, va: u64) -> Result<(), Exit> {
+        if core::mem::take(&mut self.state.skipped) {
+            return Ok(());
+        }
+        self.access(va, AccessKind::Maintenance, |_| ())
+    }
+
     fn hypercall(&mut self, arguments: [u64; 4]) -> Result<u64, Exit> {
         self.state.answer.take().ok_or(Exit::Hypercall(arguments))
     }
@@ -304,7 +316,8 @@ fn walk(stage1: &stage1::Regime, mut memory: Memory<'_>, va: u64, access: Access
 #[inline(always)]
 const fn needs(kind: AccessKind) -> u64 {
     match kind {
-        AccessKind::Read => READ,
+        // Maintenance needs what a load does.
+        AccessKind::Read | AccessKind::Maintenance => READ,
         AccessKind::Write => WRITE,
         AccessKind::Execute => EXECUTE,
     }

@@ -98,6 +98,12 @@ impl<'a> Guest<'a> {
         self.forget_fault();
     }
 
+    /// Has it go on behind the cache maintenance that it left for.
+    pub fn skip(&mut self) {
+        self.state.skipped = true;
+        self.forget_fault();
+    }
+
     /// What goes along to another CPU.
     pub fn state(&self) -> &State {
         &self.state
@@ -438,6 +444,13 @@ impl Instructions for Guest<'_> {
 
     fn fetch(&mut self, va: u64) -> Result<u64, Exit> {
         self.access(va, AccessKind::Execute, 0)
+    }
+
+    fn clean(&mut self, va: u64) -> Result<(), Exit> {
+        if core::mem::take(&mut self.state.skipped) {
+            return Ok(());
+        }
+        self.access(va, AccessKind::Maintenance, 0).map(|_| ())
     }
 
     fn hypercall(&mut self, arguments: [u64; 4]) -> Result<u64, Exit> {

@@ -53,6 +53,9 @@ pub trait InGuest: Instructions {
     /// Raises an abort: the access that it left for ends with that.
     fn raise(&mut self, abort: Abort);
 
+    /// Has it go on behind the cache maintenance that it left for.
+    fn skip(&mut self);
+
     /// `AT S1E1R`: `PAR_EL1`.
     fn translate_stage1(&mut self, va: u64) -> u64;
 }

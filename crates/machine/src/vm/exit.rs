@@ -49,6 +49,7 @@ impl<H: Platform> Vm<H> {
         let answer = self.memory.fault(&fault);
         match answer.map_err(|error| RunError::Memory { fault, error })? {
             Answer::Retry(_) => {}
+            Answer::Skip => guest.skip(),
             Answer::ExternalAbort => guest.raise(external(abort)),
         }
         Ok(())
@@ -73,12 +74,12 @@ const STATUS: u64 = 0x3f;
 /// D23.2).
 fn external(abort: &Abort) -> Abort {
     const SYNCHRONOUS_EXTERNAL: u64 = 0b01_0000;
-    const WRITE: u64 = 1 << 6;
+    const WRITE_OR_MAINTENANCE: u64 = 1 << 6 | 1 << 8;
     const LONG_INSTRUCTION: u64 = 1 << 25;
     const INSTRUCTION_ABORT: u64 = 0x20;
     const UNKNOWN: u64 = u64::MAX;
     let class = abort.esr >> 26 & 0x3f;
-    let write = if class == INSTRUCTION_ABORT { 0 } else { abort.esr & WRITE };
+    let write = if class == INSTRUCTION_ABORT { 0 } else { abort.esr & WRITE_OR_MAINTENANCE };
     // From EL1 itself the class is the one of "the same level", which is one more.
     let esr = (class + 1) << 26 | LONG_INSTRUCTION | write | SYNCHRONOUS_EXTERNAL;
     Abort { esr, far: abort.far, hpfar: UNKNOWN }
@@ -93,6 +94,7 @@ mod tests {
         let taken = |esr| external(&Abort { esr, far: 0x1234, hpfar: 0x40_2010 });
         assert_eq!(taken(0x9200_0047).esr, 0x9600_0050, "a write");
         assert_eq!(taken(0x9200_0007).esr, 0x9600_0010, "a read");
+        assert_eq!(taken(0x9200_014f).esr, 0x9600_0150, "cache maintenance");
         assert_eq!(taken(0x8200_000f).esr, 0x8600_0010, "a fetch");
         assert_eq!(taken(0x9200_0007).far, 0x1234);
     }

@@ -67,6 +67,10 @@ impl InGuest for Guest<'_> {
         self.raise(abort);
     }
 
+    fn skip(&mut self) {
+        self.skip();
+    }
+
     fn translate_stage1(&mut self, va: u64) -> u64 {
         self.translate_stage1(va)
     }

@@ -48,15 +48,21 @@ const fn lower_level(kind: AccessKind) -> u64 {
     const IL: u64 = 1 << 25;
     let class = match kind {
         AccessKind::Execute => INSTRUCTION_ABORT,
-        AccessKind::Read | AccessKind::Write => DATA_ABORT,
+        AccessKind::Read | AccessKind::Write | AccessKind::Maintenance => DATA_ABORT,
     };
     class << 26 | IL
 }
 
-/// WnR. Of a walk's fault it tells nothing: CPUs leave it clear even where a descriptor could not be updated.
+/// WnR, and CM beside it. Of a walk's fault they tell nothing: CPUs leave WnR clear even where a descriptor could not be
+/// updated.
 const fn write_not_read(access: Access) -> u64 {
-    let write = matches!((access.purpose, access.kind), (Purpose::Own, AccessKind::Write));
-    (write as u64) << 6
+    const WNR: u64 = 1 << 6;
+    const CM: u64 = 1 << 8;
+    match (access.purpose, access.kind) {
+        (Purpose::Own, AccessKind::Write) => WNR,
+        (Purpose::Own, AccessKind::Maintenance) => CM | WNR,
+        _ => 0,
+    }
 }
 
 /// xFSC.
@@ -71,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    const KINDS: [AccessKind; 3] = [AccessKind::Read, AccessKind::Write, AccessKind::Execute];
+    const KINDS: [AccessKind; 4] = [AccessKind::Read, AccessKind::Write, AccessKind::Execute, AccessKind::Maintenance];
     const PURPOSES: [Purpose; 3] = [Purpose::Own, Purpose::Stage1Walk, Purpose::Stage1Update];
     const VA: u64 = 0xffff_8000_1234_5678;
     const IPA: u64 = 0x8765_4321_0abc;
@@ -85,6 +91,8 @@ mod tests {
         let translation = Stage2Fault { kind: FaultKind::Translation, level: 3, ipa: 0x4020_1ff8 };
         let abort = stage2(&translation, access(AccessKind::Write, Purpose::Own), VA);
         assert_eq!((abort.esr, abort.far, abort.hpfar), (0x9200_0047, VA, 0x40_2010));
+        let abort = stage2(&translation, access(AccessKind::Maintenance, Purpose::Own), VA);
+        assert_eq!(abort.esr, 0x9200_0147, "CM, and WnR beside it");
         let permission = Stage2Fault { kind: FaultKind::Permission, level: 2, ipa: 0x4020_1ff8 };
         let abort = stage2(&permission, access(AccessKind::Execute, Purpose::Own), VA);
         assert_eq!((abort.esr, abort.hpfar), (0x8200_000e, UNKNOWN));
@@ -129,7 +137,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(read, 4 * (9 + 9 + 6));
+        assert_eq!(read, 4 * (12 + 12 + 8));
     }
 
     #[test]

@@ -50,6 +50,10 @@ impl Instructions for Recorder {
         Err(Exit::Kicked)
     }
 
+    fn clean(&mut self, _: u64) -> Result<(), Exit> {
+        Err(Exit::Kicked)
+    }
+
     fn hypercall(&mut self, arguments: [u64; 4]) -> Result<u64, Exit> {
         Err(Exit::Hypercall(arguments))
     }

@@ -22,6 +22,8 @@ pub enum Op {
     LoadBits(u64, u64, u64),
     /// Fetches this word there.
     Fetch(u64, u64),
+    /// Cleans the line at an address.
+    Clean(u64),
     /// An access that ends with an abort of the guest's own, of this status.
     Abort(AccessKind, u64, u64),
     /// Calls the hypervisor and gets this answer.
@@ -63,11 +65,13 @@ impl Op {
             Self::Load(va, value) => assert_eq!(cpu.load(va)?, value, "{self:x?}"),
             Self::LoadBits(va, bits, value) => assert_eq!(cpu.load(va)? & bits, value, "{self:x?}"),
             Self::Fetch(va, value) => assert_eq!(cpu.fetch(va)?, value, "{self:x?}"),
+            Self::Clean(va) => cpu.clean(va)?,
             Self::Abort(kind, va, status) => {
                 let done = match kind {
                     AccessKind::Read => cpu.load(va),
                     AccessKind::Write => cpu.store(va, !0).map(|()| 0),
                     AccessKind::Execute => cpu.fetch(va),
+                    AccessKind::Maintenance => cpu.clean(va).map(|()| 0),
                 };
                 match done {
                     Err(Exit::Stage1(abort)) => {

@@ -87,6 +87,10 @@ pub fn slots<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
             &vm,
             cpu,
             &[
+                Op::Clean(NOWHERE),
+                Op::Clean(read_only),
+                Op::Clean(NOWHERE),
+                Op::Abort(Read, NOWHERE, EXTERNAL),
                 Op::Abort(Write, read_only, EXTERNAL),
                 Op::Load(read_only + PAGE - 8, sevens),
                 Op::Abort(Write, read_only + PAGE - 8, EXTERNAL),

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use twofold_memory::Pages;
 use twofold_memory::dirty::{LogOptions, Tracker};
+use twofold_memory::{Answer, Done, Pages};
 use twofold_stage2::IpaRange;
-use twofold_stage2::fault::AccessKind;
+use twofold_stage2::fault::{AccessKind, Fault, FaultKind};
 
 use crate::machine::PAGE;
 use crate::world::{EDGES, World, all_starts};
@@ -31,6 +31,34 @@ fn what_is_written_is_told_and_nothing_else() {
         world.write_all(written.into_iter().chain([2, 70, 600, 1500]));
         world.check_told(written.into_iter().chain([2, 70, 600, 1500]));
     });
+}
+
+/// What a CPU reports for a `DC CIVAC` is not taken for a write.
+#[test]
+fn what_is_cleaned_is_not_written() {
+    let civac = Fault::from_syndrome(0x9200_0147).unwrap().access;
+    all_starts(|options, mapped| {
+        let mut world = World::mapped(mapped);
+        world.start(options);
+        for page in [2, 70, 600, 1500] {
+            world.touch(page, civac);
+            // Without `all_dirty` nothing may be written yet, but what hardware would record.
+            assert!(options.all_dirty || !world.may_write(page), "{options:?}, {mapped:?}: page {page} may be written");
+        }
+        world.check_told([]);
+    });
+}
+
+/// `DC IVAC` needs the permission to write, and has it wherever the guest has, whatever a log has protected.
+#[test]
+fn what_is_invalidated_is_told() {
+    let mut world = World::new(Pages::Small);
+    world.write_all(0..world.pages);
+    world.start(LogOptions::new(Tracker::Manual));
+    world.clear_and_copy(0..world.pages);
+    let answer = world.guest.fault(world.ipa(5), FaultKind::Permission, AccessKind::Maintenance);
+    assert_eq!(answer, Ok(Answer::Retry(Done::Widened)));
+    world.check_told([5]);
 }
 
 #[test]

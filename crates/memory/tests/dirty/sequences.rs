@@ -63,7 +63,7 @@ fn options() -> impl Strategy<Value = LogOptions> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let kind = prop::sample::select(vec![AccessKind::Read, AccessKind::Execute]);
+    let kind = prop::sample::select(vec![AccessKind::Read, AccessKind::Execute, AccessKind::Maintenance]);
     prop_oneof![
         8 => (page(), 1u64..20, 1u64..70).prop_map(|(page, count, stride)| Step::Write(page, count, stride)),
         2 => (page(), kind).prop_map(|(page, kind)| Step::Touch(page, kind)),

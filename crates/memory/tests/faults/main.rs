@@ -10,6 +10,7 @@ mod execute;
 mod first_touch;
 mod frames;
 mod given;
+mod maintenance;
 mod refused;
 mod size;
 mod size_device;

@@ -29,6 +29,8 @@ pub enum Outcome {
     Reaches(Pa, Vec<Answer>),
     /// An external abort.
     Aborts,
+    /// It is skipped.
+    Skipped,
 }
 
 impl Guest {
@@ -80,6 +82,7 @@ impl Guest {
             assert!(answers.len() < 2, "{access:?} at {ipa} does not get on: {answers:?}, then {kind:?}");
             match self.fault(ipa, kind, access)? {
                 Answer::ExternalAbort => return Ok(Outcome::Aborts),
+                Answer::Skip => return Ok(Outcome::Skipped),
                 answer => answers.push(answer),
             }
         }
@@ -123,7 +126,7 @@ impl Guest {
 
 pub fn needed(access: AccessKind) -> Access {
     match access {
-        AccessKind::Read => Access::READ,
+        AccessKind::Read | AccessKind::Maintenance => Access::READ,
         AccessKind::Write => Access { write: true, ..Access::NONE },
         AccessKind::Execute => Access { execute: Execute::ALWAYS, ..Access::NONE },
     }

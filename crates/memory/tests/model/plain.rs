@@ -179,12 +179,17 @@ impl Model {
 
     pub fn fault(&mut self, ipa: Ipa, kind: FaultKind, access: AccessKind) -> Expected {
         let abort = Expected { answer: Answer::ExternalAbort, leaf: None };
-        let Some((_, slot)) = self.slot(ipa) else { return abort };
+        let skip = Expected { answer: Answer::Skip, leaf: None };
+        let Some((_, slot)) = self.slot(ipa) else {
+            return if access == AccessKind::Maintenance { skip } else { abort };
+        };
         let slot = slot.clone();
         let ram = self.is_ram(ipa);
         match access {
             AccessKind::Write if !slot.writable => return abort,
             AccessKind::Execute if !ram => return abort,
+            // `DC IVAC`.
+            AccessKind::Maintenance if kind == FaultKind::Permission && !slot.writable => return abort,
             _ => {}
         }
         if let Some(start) = self.leaf_at(ipa) {
@@ -192,7 +197,8 @@ impl Model {
             let before = leaf.access;
             if kind != FaultKind::AccessFlag {
                 leaf.access.read = true;
-                leaf.access.write |= access == AccessKind::Write;
+                leaf.access.write |=
+                    access == AccessKind::Write || (access == AccessKind::Maintenance && kind == FaultKind::Permission);
                 if access == AccessKind::Execute {
                     leaf.access.execute = Execute::ALWAYS;
                 }

@@ -112,7 +112,7 @@ fn place() -> impl Strategy<Value = Place> {
 }
 
 fn access() -> impl Strategy<Value = AccessKind> {
-    prop::sample::select(vec![AccessKind::Read, AccessKind::Write, AccessKind::Execute])
+    prop::sample::select(vec![AccessKind::Read, AccessKind::Write, AccessKind::Execute, AccessKind::Maintenance])
 }
 
 fn operation() -> impl Strategy<Value = Operation> {

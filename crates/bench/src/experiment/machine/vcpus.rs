@@ -261,7 +261,7 @@ impl Runner {
         let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
         match self.guest.memory.fault(&fault).with_context(|| format!("{fault:x?}"))? {
             Answer::Retry(_) => Ok(fault),
-            Answer::ExternalAbort => bail!("the guest has nothing at {ipa}"),
+            Answer::Skip | Answer::ExternalAbort => bail!("the guest has nothing at {ipa}"),
         }
     }
 }

@@ -79,6 +79,7 @@ impl Demand {
             check!(faults.len() < 8, "the access to {ipa} makes no progress: {faults:?}");
             match self.answer(&stopped)? {
                 Answer::Retry(done) => faults.push(done),
+                Answer::Skip => self.agent.context().skip(),
                 Answer::ExternalAbort => inject::external_abort(self.agent.context(), stopped.esr, stopped.far),
             }
             end = self.agent.resume();

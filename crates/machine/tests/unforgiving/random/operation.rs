@@ -544,7 +544,7 @@ impl<'a> Worker<'a> {
         // The guest's own tables map everything to itself, so `AT` would tell what FAR_EL2 does.
         let ipa = if fault.hpfar_is_valid() { ipa_from_hpfar(abort.hpfar) } else { Ipa::new(abort.far & !0xfff) };
         let wanted = match fault.access {
-            AccessKind::Read => Access::READ,
+            AccessKind::Read | AccessKind::Maintenance => Access::READ,
             AccessKind::Write => Access::READ_WRITE,
             AccessKind::Execute => Access { execute: Execute::ALWAYS, ..Access::READ },
         };
