@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Virtual machines in the fast mode.
 
+mod alone;
 mod modes;
 mod passes;
 mod programs;

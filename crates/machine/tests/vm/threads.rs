@@ -34,56 +34,6 @@ fn four_vcpus_find_what_was_written_wherever_it_was_mapped() {
     }
 }
 
-/// Pages that RAM took are written and read under the slot's lock.
-#[test]
-fn a_read_beside_a_write_finds_all_of_it_or_nothing() {
-    const ROUNDS: u32 = 20_000;
-    let machine = machine(1, 1);
-    let memory = room(&machine).memory(0, 1, Pages::Small);
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            (1..=ROUNDS).for_each(|round| memory.write(RAM, &[round as u8; PAGE as usize]).unwrap());
-            is_over.store(true, Ordering::Release);
-        });
-        let mut page = [0; PAGE as usize];
-        while !is_over.load(Ordering::Acquire) {
-            memory.read(RAM, &mut page).unwrap();
-            assert_eq!(page, [page[0]; PAGE as usize], "a part of a write");
-        }
-        memory.read(RAM, &mut page).unwrap();
-        assert_eq!(page, [ROUNDS as u8; PAGE as usize]);
-    });
-}
-
-/// Who holds the frames has them alone: a first touch that needs some waits, wherever its section is.
-#[test]
-fn a_holder_of_the_frames_has_them_alone() {
-    let machine = machine(1, 1);
-    let room = room(&machine);
-    let memory = room.memory(0, 1, Pages::Small);
-    let is_written = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let frames = memory.frames();
-        let free = frames.free();
-        let writer = scope.spawn(|| {
-            memory.write(RAM, &[1]).unwrap();
-            is_written.store(true, Ordering::Release);
-        });
-        // Long enough for a write that does not wait; one that does outlasts any number of these.
-        for _ in 0..20_000 {
-            if is_written.load(Ordering::Acquire) {
-                break;
-            }
-            thread::yield_now();
-        }
-        assert!(!is_written.load(Ordering::Acquire), "it did not wait");
-        assert_eq!(frames.free(), free, "taken from under who holds them");
-        drop(frames);
-        writer.join().unwrap();
-    });
-}
-
 #[test]
 fn pages_that_four_vcpus_touch_at_once_are_zeroed_once() {
     for pages in [Pages::Small, Pages::Largest] {

@@ -97,6 +97,11 @@ fn while_access_changes() {
         assert!(guest.relax(0, Access { execute: crate::Execute::ALWAYS, ..Access::READ }));
         false
     });
+    // A block is broken while its caches are maintained.
+    is_not_lost(2, &[(0, Level::L2)], |guest, _| {
+        assert!(guest.relax(0, Access { execute: crate::Execute::ALWAYS, ..Access::READ }));
+        false
+    });
     is_not_lost(2, PAGES, |guest, _| {
         let more = Access { execute: crate::Execute::ALWAYS, ..Access::READ };
         assert!(guest.stage2.relax_page(Ipa::new(0), more).is_ok());
