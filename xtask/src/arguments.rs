@@ -79,13 +79,25 @@ pub struct CoverageOptions {
     pub html: Option<PathBuf>,
 }
 
+/// What mutants change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MutantsOf {
+    /// A barrier, TLB invalidation, cache operation, lock or ordered access.
+    Calls,
+    /// A comparison's bound, a condition, an operator, a literal, a constant.
+    Values,
+}
+
 /// Options of `mutants`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct MutantsOptions {
-    /// Only mutants with one of these in their names: FILE:LINE:COLUMN:KIND, or FUNCTION/CALL/KIND
+    /// Mutants of calls or of values alone
+    #[arg(long, value_enum)]
+    pub of: Option<MutantsOf>,
+    /// Only mutants with one of these in their names: FILE:LINE:COLUMN:KIND, FUNCTION/CALL/KIND, or a part of a value's change
     #[arg(long, value_name = "FILTER,...", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// One mutant for each thing that is called and each kind: at most a minute, when all is built
+    /// One mutant for each thing that is called and each kind, and a sample of the values
     #[arg(long)]
     pub quick: bool,
     /// Lists the mutants and judges none
@@ -405,17 +417,19 @@ Environment:
 Exit status: 0 when the guest powered off (with --check: and its check passed), else not 0.";
 
 const MUTANTS_HELP: &str = "\
-Each call of a barrier, TLB invalidation, cache operation, lock or ordered access is left out or weakened, and tests run
-until one of them fails. What no test executes, or what only makes one run into its time limit, is not caught.
+There are two kinds. Of calls: each barrier, TLB invalidation, cache operation, lock or ordered access is left out or
+weakened. Of values: a comparison's bound, a condition, an operator, a literal or a constant is changed. The tests that
+execute a mutant run until one of them fails. A mutant that no test executes, or that only makes one run into its time
+limit, is not caught.
 
 Examples:
   cargo xtask mutants
   cargo xtask mutants --quick
-  cargo xtask mutants --only tlb.rs --jobs 1
+  cargo xtask mutants --of values --only tlb.rs,Stage2::unmap
   cargo xtask mutants --list
 
-The last line is `mutants: N of M caught`. Exit status: 1 when one is not caught that xtask/src/mutants/excused.rs does not
-name.";
+The last line is `mutants: N of M caught`. Exit status: 1 when a mutant is not caught that neither
+xtask/src/mutants/excused.rs nor xtask/src/mutants/values/excused.rs names.";
 
 const ORACLE_HELP: &str = "\
 Four vCPUs and a device write to a guest's memory without pause, while its dirty log is read and cleared, pages are

@@ -69,6 +69,17 @@ mod tests {
         }
     }
 
+    /// Arm ARM D23.2, VTCR_EL2.PS: 32, 36, 40, 42, 44 and 48 bits. A size between two of them takes the larger one.
+    #[test]
+    fn physical_sizes_are_encoded() {
+        let sizes = [(32, 0), (33, 1), (36, 1), (37, 2), (40, 2), (41, 3), (42, 3), (43, 4), (44, 4), (45, 5), (48, 5)];
+        for (pa_bits, encoded) in sizes {
+            let features = Features { pa_bits, ..Features::NONE };
+            let geometry = Geometry::new(Granule::KIB_4, 32, &features).unwrap();
+            assert_eq!(vtcr(&geometry, &features) >> 16 & 7, encoded, "{pa_bits} bits");
+        }
+    }
+
     #[test]
     fn the_vmid_is_in_the_top_bits() {
         let cnp = Features { common_not_private: true, ..Features::NONE };

@@ -11,6 +11,8 @@ mod program;
 mod report;
 mod sites;
 mod source;
+mod tests;
+mod values;
 mod verdicts;
 
 use std::collections::BTreeSet;
@@ -19,7 +21,7 @@ use std::thread;
 
 use anyhow::{Context, bail};
 
-use crate::arguments::MutantsOptions;
+use crate::arguments::{MutantsOf, MutantsOptions};
 use crate::output;
 use crate::report as json;
 use crate::steps::Steps;
@@ -28,6 +30,8 @@ use crate::workspace::Workspace;
 pub use judges::CHOICE;
 use report::Report;
 use sites::Mutant;
+use tests::{TestProgram, Tests};
+use verdicts::in_parallel;
 
 /// `cargo xtask mutants`.
 pub fn command(workspace: &Workspace, options: &MutantsOptions) -> anyhow::Result<ExitCode> {
@@ -35,48 +39,92 @@ pub fn command(workspace: &Workspace, options: &MutantsOptions) -> anyhow::Resul
         json::check_path(path)?;
     }
     let all = sites::list(workspace.root())?;
-    let chosen = choose(all.clone(), options)?;
+    let calls = if options.of == Some(MutantsOf::Values) { Vec::new() } else { choose(all.clone(), options) };
+    let values =
+        if options.of == Some(MutantsOf::Calls) { Vec::new() } else { values::list(workspace.root(), options)? };
+    if calls.is_empty() && values.is_empty() {
+        bail!("no mutant has `{}` in its name; --list gives the names", options.only.join("`, `"));
+    }
     if options.list {
-        chosen.iter().try_for_each(|mutant| output::line(&format!("{mutant}  {}", mutant.label())))?;
+        calls.iter().try_for_each(|mutant| output::line(&format!("{mutant}  {}", mutant.label())))?;
+        values.iter().try_for_each(|value| output::line(value))?;
         return Ok(ExitCode::SUCCESS);
     }
-    excused::check(&all)?;
-    let defects = peers::DEFECTS.iter().map(|defect| Ok((defect, &all[peers::number(defect, &all)?])));
-    let defects = defects.collect::<anyhow::Result<Vec<_>>>()?;
-
     let steps = Steps::new(workspace.stop().clone());
     let jobs = options.jobs.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from);
-    let mut judges = steps.step("build", || {
-        let judges = judges::build(workspace)?;
-        let words = format!("{} judges", judges.len());
-        Ok((judges, words))
+    let calls = match calls.is_empty() {
+        true => None,
+        false => Some(judge_calls(workspace, options, (calls, &all), jobs, &steps)?),
+    };
+    let values = match values.is_empty() {
+        true => None,
+        false => Some(values::judge(workspace, options, jobs, &steps)?),
+    };
+    let (mut caught, mut count, mut is_good) = (0, 0, true);
+    if let Some(report) = &calls {
+        output::line(&format!("\n{}", report.shown()))?;
+        caught += report.caught();
+        count += report.rows.len();
+        is_good &= report.is_good();
+    }
+    if let Some(report) = &values {
+        output::line(&format!("\n{}", report.shown()))?;
+        caught += report.caught().0;
+        count += report.caught().1;
+        is_good &= report.is_good();
+    }
+    output::line(&format!("mutants: {caught} of {count} caught"))?;
+    if let Some(path) = &options.json {
+        let mut report = calls.map_or_else(|| serde_json::json!({}), |report| report.json());
+        if let Some(values) = values {
+            report["values"] = values.json();
+        }
+        json::write(path, &report)?;
+    }
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Judges the mutants of calls that were `chosen` of `all`, `jobs` at a time.
+fn judge_calls(
+    workspace: &Workspace,
+    options: &MutantsOptions,
+    (chosen, all): (Vec<Mutant>, &[Mutant]),
+    jobs: usize,
+    steps: &Steps,
+) -> anyhow::Result<Report> {
+    excused::check(all)?;
+    let defects = peers::DEFECTS.iter().map(|defect| Ok((defect, &all[peers::number(defect, all)?])));
+    let defects = defects.collect::<anyhow::Result<Vec<_>>>()?;
+    let programs = steps.step("build", || {
+        let programs = judges::build(workspace)?;
+        let words = format!("{} test programs", programs.len());
+        Ok((programs, words))
     })?;
-    steps.step("judges", || {
-        judges::measure(&mut judges, jobs, workspace.stop())?;
-        let names: Vec<_> = judges.iter().map(|judge| judge.name.as_str()).collect();
-        Ok(((), format!("pass without a mutant: {}", names.join(", "))))
+    let tests = steps.step("tests", || {
+        let tests = Tests::measure(programs, &workspace.mutants().join("calls"), jobs, workspace.stop())?;
+        let words = format!("{} pass without a mutant", tests.count());
+        Ok((tests, words))
     })?;
     let outcomes = steps.step("mutants", || {
-        let outcomes = verdicts::all(&chosen, &judges, jobs, workspace.stop(), |mutant, outcome| {
-            report::survivor(mutant, outcome).map_or(Ok(()), |line| output::line(&line))
+        let outcomes = in_parallel(&chosen, jobs, |_, mutant, bar| {
+            let is_for = |program: &TestProgram| judges::is_for(program, mutant);
+            let outcome = tests.judge(&mutant.to_string(), is_for, workspace.stop())?;
+            if let Some(line) = report::survivor(mutant, &outcome) {
+                bar.suspend(|| output::line(&line))?;
+            }
+            Ok(outcome)
         })?;
-        let words = format!("{} of them, {jobs} at a time", outcomes.len());
+        let words = format!("{} of calls, {jobs} at a time", outcomes.len());
         Ok((outcomes, words))
     })?;
     let hypervisor = match options.el2 {
         true => Some(steps.step("el2", || Ok((staleness(workspace)?, "staleness".to_owned())))?),
         false => None,
     };
-
     let rows: Vec<_> = chosen.into_iter().zip(outcomes).collect();
     let row = |wanted: &Mutant| rows.iter().position(|(mutant, _)| mutant == wanted);
     let defects = defects.iter().filter_map(|(defect, mutant)| Some((*defect, row(mutant)?))).collect();
-    let report = Report { rows, defects, hypervisor };
-    output::line(&format!("\n{}", report.shown()))?;
-    if let Some(path) = &options.json {
-        json::write(path, &report.json())?;
-    }
-    Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(Report { rows, defects, hypervisor })
 }
 
 /// The mutant with this label in a file, as [`CHOICE`] has it.
@@ -91,21 +139,18 @@ pub fn find(workspace: &Workspace, file: &str, label: &str) -> anyhow::Result<St
 }
 
 /// The mutants that are asked for.
-fn choose(mut mutants: Vec<Mutant>, options: &MutantsOptions) -> anyhow::Result<Vec<Mutant>> {
+fn choose(mut mutants: Vec<Mutant>, options: &MutantsOptions) -> Vec<Mutant> {
     if !options.only.is_empty() {
         let names = |mutant: &Mutant| [mutant.to_string(), mutant.label()];
         let wanted = |name: &String| options.only.iter().any(|only| name.contains(only.as_str()));
         mutants.retain(|mutant| names(mutant).iter().any(wanted));
-        if mutants.is_empty() {
-            bail!("no mutant has `{}` in its name; --list gives the names", options.only.join("`, `"));
-        }
     }
     if options.quick {
         // One of each: what is called, and what becomes of it.
         let mut seen = BTreeSet::new();
         mutants.retain(|mutant| seen.insert((mutant.site.call.clone(), mutant.kind)));
     }
-    Ok(mutants)
+    mutants
 }
 
 /// Runs the tests at EL2 that leave out steps of the hypervisor's own sequences on an emulated CPU; how many there are.
@@ -121,7 +166,7 @@ fn staleness(workspace: &Workspace) -> anyhow::Result<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+mod own_tests {
     use std::path::Path;
 
     use super::*;
@@ -142,7 +187,7 @@ mod tests {
     #[test]
     fn the_quick_ones_have_all_kinds() {
         let options = MutantsOptions { quick: true, ..MutantsOptions::default() };
-        let quick = choose(all(), &options).unwrap();
+        let quick = choose(all(), &options);
         for kind in sites::Kind::ALL {
             assert!(quick.iter().any(|mutant| mutant.kind == kind), "{kind:?}");
         }
@@ -150,10 +195,10 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_nobody_has_is_an_error() {
+    fn a_name_selects_what_has_it() {
         let only = |name: &str| MutantsOptions { only: vec![name.to_owned()], ..MutantsOptions::default() };
-        assert!(choose(all(), &only("no such thing")).is_err());
-        let found = choose(all(), &only("crates/stage2/src/tlb.rs")).unwrap();
+        assert!(choose(all(), &only("no such thing")).is_empty());
+        let found = choose(all(), &only("crates/stage2/src/tlb.rs"));
         assert!(found.iter().all(|mutant| mutant.site.file.ends_with("tlb.rs")) && !found.is_empty());
     }
 }

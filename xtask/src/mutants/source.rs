@@ -499,7 +499,7 @@ fn words(tokens: &impl quote::ToTokens) -> Words {
 }
 
 /// Whether it is no part of what runs on a CPU: a test, the model checker's, or what only checks.
-fn is_aside(attributes: &[Attribute]) -> bool {
+pub fn is_aside(attributes: &[Attribute]) -> bool {
     let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
     conditions.filter_map(|attribute| attribute.parse_args().ok()).any(|condition| holds(&condition) == Some(false))
 }

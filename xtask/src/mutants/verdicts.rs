@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Every mutant before its judges, several at a time.
+//! What became of mutants, several of which are judged at a time.
 //!
-//! Invariant: a mutant counts as caught only where a judge failed that had executed it. One that makes a judge run into
-//! its time limit is not caught by that.
+//! Invariant: a mutant counts as caught only where a test failed that had executed it. One that makes a test run into its
+//! time limit is not caught by that.
 
 use std::io::{self, IsTerminal};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-use twofold_launch::Stop;
-
-use super::judges::{Judge, Verdict};
-use super::sites::Mutant;
 
 /// What became of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -58,85 +55,43 @@ impl Outcome {
     }
 }
 
-/// Judges all `mutants`, `jobs` at a time; the outcomes are in their order. `tell` is told of each at once.
-pub fn all(
-    mutants: &[Mutant],
-    judges: &[Judge],
+/// `work` on each of `items` and its index, `jobs` at a time; the results are in their order. `work` may print by way of the
+/// bar that it is given.
+pub fn in_parallel<T: Sync, R: Send>(
+    items: &[T],
     jobs: usize,
-    stop: &Stop,
-    tell: impl Fn(&Mutant, &Outcome) -> anyhow::Result<()> + Sync,
-) -> anyhow::Result<Vec<Outcome>> {
-    let bar = progress(mutants.len());
+    work: impl Fn(usize, &T, &ProgressBar) -> anyhow::Result<R> + Sync,
+) -> anyhow::Result<Vec<R>> {
+    let bar = progress(items.len());
     let next = AtomicUsize::new(0);
-    let outcomes = Mutex::new(vec![None; mutants.len()]);
-    let work = || {
-        while let Some((index, mutant)) = take(&next, mutants) {
-            let outcome = one(mutant, judges, stop)?;
-            bar.suspend(|| tell(mutant, &outcome))?;
+    let results = Mutex::new(Vec::new());
+    let worker = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else { return anyhow::Ok(()) };
+            // After an error the others need not begin another one.
+            let result = work(index, item, &bar).inspect_err(|_| next.store(items.len(), Ordering::Relaxed))?;
             bar.inc(1);
-            if let Ok(mut outcomes) = outcomes.lock() {
-                outcomes[index] = Some(outcome);
+            if let Ok(mut results) = results.lock() {
+                results.push((index, result));
             }
         }
-        anyhow::Ok(())
     };
     let ended: anyhow::Result<()> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().try_for_each(|worker| {
-            let ended = worker.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a worker panicked")));
-            if ended.is_err() {
-                // The others need not begin another one.
-                next.store(mutants.len(), Ordering::Relaxed);
-            }
-            ended
-        })
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|_| bail!("a worker panicked")))
     });
     bar.finish_and_clear();
     ended?;
-    let outcomes = outcomes.into_inner().map_err(|_| anyhow::anyhow!("a worker panicked"))?;
-    outcomes.into_iter().collect::<Option<_>>().ok_or_else(|| anyhow::anyhow!("a mutant was not judged"))
-}
-
-fn take<'a>(next: &AtomicUsize, mutants: &'a [Mutant]) -> Option<(usize, &'a Mutant)> {
-    let index = next.fetch_add(1, Ordering::Relaxed);
-    Some((index, mutants.get(index)?))
-}
-
-fn one(mutant: &Mutant, judges: &[Judge], stop: &Stop) -> anyhow::Result<Outcome> {
-    let mut found = Vec::new();
-    for judge in judges.iter().filter(|judge| judge.is_for(mutant)) {
-        let (verdict, reached) = judge.judge(mutant, stop)?;
-        let is_caught = matches!(verdict, Verdict::Failed(_));
-        found.push((judge.name.as_str(), verdict, reached));
-        if is_caught {
-            break;
-        }
-    }
-    Ok(outcome(found))
-}
-
-/// What judges' verdicts come to, the last of which may be a failure.
-fn outcome(found: Vec<(&str, Verdict, bool)>) -> Outcome {
-    let mut outcome = Outcome::NotReached;
-    for (name, verdict, reached) in found {
-        match (verdict, &mut outcome) {
-            (Verdict::Failed(test), _) => return Outcome::Caught { by: name.to_owned(), test },
-            (Verdict::Hung, Outcome::Hung { .. }) => {}
-            (Verdict::Hung, _) => outcome = Outcome::Hung { judge: name.to_owned() },
-            (Verdict::Passed, Outcome::Survived { judges }) if reached => judges.push(name.to_owned()),
-            (Verdict::Passed, Outcome::NotReached) if reached => {
-                outcome = Outcome::Survived { judges: vec![name.to_owned()] };
-            }
-            (Verdict::Passed, _) => {}
-        }
-    }
-    outcome
+    let mut results = results.into_inner().map_err(|_| anyhow::anyhow!("a worker panicked"))?;
+    results.sort_by_key(|(index, _)| *index);
+    Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
 /// Drawn on a terminal only.
 fn progress(count: usize) -> ProgressBar {
     let target = if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} mutants, {elapsed} gone, {eta} to go");
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len}, {elapsed} gone, {eta} to go");
     let bar = ProgressBar::with_draw_target(Some(count as u64), target);
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
@@ -146,21 +101,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_fails_has_caught_it() {
-        let found = vec![("a", Verdict::Hung, true), ("b", Verdict::Failed(Some("t".to_owned())), true)];
-        assert_eq!(outcome(found), Outcome::Caught { by: "b".to_owned(), test: Some("t".to_owned()) });
-    }
-
-    #[test]
-    fn a_time_limit_catches_nothing() {
-        let found = vec![("a", Verdict::Passed, true), ("b", Verdict::Hung, true), ("c", Verdict::Passed, true)];
-        assert_eq!(outcome(found), Outcome::Hung { judge: "b".to_owned() });
-    }
-
-    #[test]
-    fn who_has_not_executed_it_does_not_count() {
-        assert_eq!(outcome(vec![("a", Verdict::Passed, false)]), Outcome::NotReached);
-        let found = vec![("a", Verdict::Passed, false), ("b", Verdict::Passed, true), ("c", Verdict::Passed, true)];
-        assert_eq!(outcome(found), Outcome::Survived { judges: vec!["b".to_owned(), "c".to_owned()] });
+    fn results_are_in_order_and_an_error_ends_it() {
+        let doubled = in_parallel(&[1, 2, 3, 4, 5], 3, |index, item, _| Ok((index, item * 2))).unwrap();
+        assert_eq!(doubled, [(0, 2), (1, 4), (2, 6), (3, 8), (4, 10)]);
+        let failed = in_parallel(&[1, 2, 3], 1, |_, item, _| if *item == 2 { bail!("two") } else { Ok(()) });
+        assert_eq!(failed.unwrap_err().to_string(), "two");
     }
 }

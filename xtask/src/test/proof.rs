@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The suite `proof`: whether the tests notice, and what only volume shows. No QEMU.
 //!
-//! Each step is a test. The quick tier has one mutant of each kind, and some comparisons of the dirty logs' oracle; in full it
-//! is all mutants, every order that the model checker tries, ten million random operations, as many comparisons of each dirty
+//! Each step is a test. The quick tier has one mutant of each kind of call, a sample of those of values, and some comparisons
+//! of the dirty logs' oracle; in full it is all mutants, every order that the model checker tries, ten million random operations, as many comparisons of each dirty
 //! log, and the lines that tests execute.
 
 use std::process::Command;
@@ -21,11 +21,13 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
     };
     let steps = match depth {
         Depth::Quick => vec![
-            step("mutants_quick", own(&["mutants", "--quick"])),
+            step("mutants_of_calls_quick", own(&["mutants", "--quick", "--of", "calls"])),
+            step("mutants_of_values_quick", own(&["mutants", "--quick", "--of", "values"])),
             step("dirty_logs_lose_nothing", own(&["oracle", "--comparisons", "200000"])),
         ],
         Depth::Full => vec![
-            step("mutants", own(&["mutants"])),
+            step("mutants_of_calls", own(&["mutants", "--of", "calls"])),
+            step("mutants_of_values", own(&["mutants", "--of", "values"])),
             step("orders_with_one_preemption", loom(workspace, "loom::", "1")),
             step("orders_of_reused_tables_with_two", loom(workspace, "loom::reused", "2")),
             step("ten_million_random_operations", operations(workspace)),

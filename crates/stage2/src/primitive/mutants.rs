@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mutants: all in one build, one of them chosen at run time by `TWOFOLD_MUTANT=FILE:LINE:COLUMN:KIND`.
+//! Mutants: all in one build, one of them chosen at run time by `TWOFOLD_MUTANT=FILE:LINE:COLUMN:KIND`. With
+//! `TWOFOLD_REACHED=FILE` and no mutant, those that are executed are written to the file.
 //!
 //! The call site is what `#[track_caller]` tells, and the list of all is generated from the source by
 //! `cargo xtask mutants`, so a step that is added is on it. The kinds:
@@ -21,13 +22,16 @@ extern crate std;
 use core::cell::RefCell;
 use core::panic::Location;
 use core::sync::atomic::Ordering;
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::string::String;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::vec::Vec;
 
 use crate::platform::{Domain, Tlbi};
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Omit,
     Unlocked,
@@ -51,6 +55,22 @@ struct Mutant {
     kind: Kind,
 }
 
+const NAMES: [(&str, Kind); 13] = [
+    ("omit", Kind::Omit),
+    ("unlocked", Kind::Unlocked),
+    ("no-acquire", Kind::NoAcquire),
+    ("no-release", Kind::NoRelease),
+    ("apart", Kind::Apart),
+    ("local", Kind::Local),
+    ("stores", Kind::Stores),
+    ("shift", Kind::Shift),
+    ("unshifted", Kind::Unshifted),
+    ("other-space", Kind::OtherSpace),
+    ("leaf", Kind::Leaf),
+    ("force", Kind::Force),
+    ("vmid-only", Kind::VmidOnly),
+];
+
 fn chosen() -> Option<&'static Mutant> {
     static CHOSEN: OnceLock<Option<Mutant>> = OnceLock::new();
     CHOSEN.get_or_init(|| std::env::var("TWOFOLD_MUTANT").ok().map(|text| parse(&text))).as_ref()
@@ -59,22 +79,9 @@ fn chosen() -> Option<&'static Mutant> {
 fn parse(text: &str) -> Mutant {
     let mut parts = text.rsplitn(4, ':');
     let mut next = || parts.next().unwrap_or_else(|| panic!("TWOFOLD_MUTANT={text}: want FILE:LINE:COLUMN:KIND"));
-    let kind = match next() {
-        "omit" => Kind::Omit,
-        "unlocked" => Kind::Unlocked,
-        "no-acquire" => Kind::NoAcquire,
-        "no-release" => Kind::NoRelease,
-        "apart" => Kind::Apart,
-        "local" => Kind::Local,
-        "stores" => Kind::Stores,
-        "shift" => Kind::Shift,
-        "unshifted" => Kind::Unshifted,
-        "other-space" => Kind::OtherSpace,
-        "leaf" => Kind::Leaf,
-        "force" => Kind::Force,
-        "vmid-only" => Kind::VmidOnly,
-        other => panic!("TWOFOLD_MUTANT={text}: no kind {other}"),
-    };
+    let name = next();
+    let kind = NAMES.into_iter().find(|(known, _)| *known == name);
+    let (_, kind) = kind.unwrap_or_else(|| panic!("TWOFOLD_MUTANT={text}: no kind {name}"));
     let column = next().parse().unwrap_or_else(|error| panic!("TWOFOLD_MUTANT={text}: column: {error}"));
     let line = next().parse().unwrap_or_else(|error| panic!("TWOFOLD_MUTANT={text}: line: {error}"));
     Mutant { file: next().into(), line, column, kind }
@@ -82,12 +89,29 @@ fn parse(text: &str) -> Mutant {
 
 /// Whether the mutant is of this kind, and at this call. Notes that it was reached.
 fn is(kind: Kind, site: &Location<'_>) -> bool {
-    let Some(mutant) = chosen() else { return false };
+    let Some(mutant) = chosen() else {
+        record(kind, site);
+        return false;
+    };
     let here = mutant.line == site.line() && mutant.column == site.column() && site.file().ends_with(&mutant.file);
     if here && mutant.kind == kind {
         reached();
     }
     here && mutant.kind == kind
+}
+
+/// Without a mutant, writes each of those that are executed to the file that `TWOFOLD_REACHED` names, once.
+fn record(kind: Kind, site: &Location<'_>) {
+    static FILE: OnceLock<Option<String>> = OnceLock::new();
+    static SEEN: Mutex<BTreeSet<(Kind, String, u32, u32)>> = Mutex::new(BTreeSet::new());
+    let Some(path) = FILE.get_or_init(|| std::env::var("TWOFOLD_REACHED").ok()) else { return };
+    let (file, line, column) = (site.file(), site.line(), site.column());
+    if SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert((kind, file.into(), line, column)) {
+        let name = NAMES.iter().find(|(_, known)| *known == kind).map_or("", |(name, _)| name);
+        let text = std::format!("{file}:{line}:{column}:{name} 0\n");
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        file.and_then(|mut file| file.write_all(text.as_bytes())).expect("what is reached is recorded");
+    }
 }
 
 /// Says once that the mutant was executed: who judges tells "not caught" from "never reached" by it.

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tests that judge mutants: which mutants each of them executes, and the verdict on one mutant.
+//!
+//! A mutant is judged by those tests alone that execute it, the fastest first, until one fails. Invariant: a test gives the
+//! same verdict each time. Its seed is fixed, and the limit of an endless loop is a number of evaluations where the mutants
+//! count them. The watchdog on time ends what no limit ends, and its verdict is not "caught".
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use twofold_launch::Stop;
+
+use super::judges::CHOICE;
+use super::program::{End, Program};
+use super::verdicts::{Outcome, in_parallel};
+
+/// A program of tests.
+#[derive(Clone, Debug)]
+pub struct TestProgram {
+    /// Its package and its own name.
+    pub name: String,
+    /// The file.
+    pub program: PathBuf,
+    /// Where it runs.
+    pub directory: PathBuf,
+    /// Of its tests, those with this in their names.
+    pub filter: &'static str,
+    /// How many preemptions the model checker tries, where it has such tests.
+    pub preemptions: u32,
+    /// Whether CPUs that meet are all it can judge, not instructions.
+    pub meetings_only: bool,
+}
+
+/// A test.
+#[derive(Debug)]
+struct Test {
+    program: usize,
+    name: String,
+    took: Duration,
+    /// How often it asks for a mutant, where that is counted.
+    evaluations: u64,
+    reached: BTreeSet<String>,
+}
+
+/// Tests that pass without a mutant.
+#[derive(Debug)]
+pub struct Tests {
+    programs: Vec<TestProgram>,
+    tests: Vec<Test>,
+}
+
+impl Tests {
+    /// Runs each test of `programs` without a mutant, `jobs` at a time, and records in `place` what it executes.
+    pub fn measure(programs: Vec<TestProgram>, place: &Path, jobs: usize, stop: &Stop) -> anyhow::Result<Self> {
+        let mut wanted = Vec::new();
+        for (index, TestProgram { name, program, directory, filter, .. }) in programs.iter().enumerate() {
+            let output = Command::new(program).current_dir(directory).args(["--list", "--format", "terse"]).output();
+            let output = output.with_context(|| format!("{name} does not start"))?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            let tests =
+                text.lines().filter_map(|line| line.strip_suffix(": test")).filter(|test| test.contains(filter));
+            wanted.extend(tests.map(|test| (index, test.to_owned())));
+        }
+        let place = place.join("reached");
+        fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
+        let mut all = Self { programs, tests: Vec::new() };
+        let mut tests = in_parallel(&wanted, jobs, |number, (program, name), _| {
+            all.test(*program, name, &place.join(number.to_string()), stop)
+        })?;
+        tests.sort_by_key(|test| test.took);
+        all.tests = tests;
+        Ok(all)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.tests.len()
+    }
+
+    fn test(&self, program: usize, name: &str, file: &Path, stop: &Stop) -> anyhow::Result<Test> {
+        // One of an earlier run.
+        let _ = fs::remove_file(file);
+        let mut command = self.command(program, [name]);
+        command.env("TWOFOLD_REACHED", file);
+        let ran = Program { command, word: WORD }.run(WITHOUT_MUTANT, stop)?;
+        let judge = &self.programs[program].name;
+        match ran.end {
+            End::Passed => {}
+            End::TimeLimit => bail!("{judge} {name} does not end within {} s", WITHOUT_MUTANT.as_secs()),
+            End::Failed(_) => bail!("{judge} {name} fails without a mutant\n{}", ran.last_words),
+        }
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let lines: Vec<_> = text.lines().filter_map(|line| line.split_once(' ')).collect();
+        let evaluations = lines.iter().filter_map(|(_, count)| count.parse().ok()).max().unwrap_or(0);
+        let reached = lines.iter().map(|(mutant, _)| (*mutant).to_owned()).collect();
+        Ok(Test { program, name: name.to_owned(), took: ran.took, evaluations, reached })
+    }
+
+    /// Judges the mutant that is chosen by `name`, by the programs that are for it.
+    pub fn judge(&self, name: &str, is_for: impl Fn(&TestProgram) -> bool, stop: &Stop) -> anyhow::Result<Outcome> {
+        let (mut passed, mut hung) = (Vec::new(), None);
+        for tests in self.batches(name, is_for) {
+            let program = tests[0].program;
+            let judge = &self.programs[program].name;
+            let took: Duration = tests.iter().map(|test| test.took).sum();
+            // What is recorded is at least half of all evaluations, so this is several times what is usual.
+            let limit = EVALUATIONS + 16 * tests.iter().map(|test| test.evaluations).sum::<u64>();
+            let mut command = self.command(program, tests.iter().map(|test| test.name.as_str()));
+            command.env(CHOICE, name).env("TWOFOLD_EVALUATIONS", limit.to_string());
+            let ran = Program { command, word: WORD }.run(Duration::from_secs(30) + 20 * took, stop)?;
+            match ran.end {
+                End::Failed(test) if !ran.said => {
+                    bail!("{judge} {} fails by itself\n{}", test.unwrap_or_default(), ran.last_words)
+                }
+                End::Failed(test) => return Ok(Outcome::Caught { by: judge.clone(), test }),
+                // What it executes may depend on how its threads run.
+                End::Passed if ran.said && !passed.contains(judge) => passed.push(judge.clone()),
+                End::Passed => {}
+                End::TimeLimit => hung = hung.or(Some(judge.clone())),
+            }
+        }
+        Ok(match hung {
+            Some(judge) => Outcome::Hung { judge },
+            None if passed.is_empty() => Outcome::NotReached,
+            None => Outcome::Survived { judges: passed },
+        })
+    }
+
+    /// The tests that execute a mutant, fast ones first, those of one program and of about the same cost together.
+    fn batches(&self, mutant: &str, is_for: impl Fn(&TestProgram) -> bool) -> Vec<Vec<&Test>> {
+        let mut batches = Vec::new();
+        let is_asked = |test: &&Test| test.reached.contains(mutant) && is_for(&self.programs[test.program]);
+        let mut tests: Vec<_> = self.tests.iter().filter(is_asked).collect();
+        for limit in [Duration::from_millis(30), Duration::from_millis(300), Duration::from_secs(3), Duration::MAX] {
+            let (cheap, others): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| test.took <= limit);
+            tests = others;
+            for program in 0..self.programs.len() {
+                let of: Vec<_> = cheap.iter().copied().filter(|test| test.program == program).collect();
+                // A few at a time: most mutants fail the first of them.
+                batches.extend(of.chunks(AT_A_TIME).map(<[_]>::to_vec));
+            }
+        }
+        batches
+    }
+
+    fn command<'a>(&self, program: usize, tests: impl IntoIterator<Item = &'a str>) -> Command {
+        let TestProgram { program, directory, preemptions, .. } = &self.programs[program];
+        let mut command = Command::new(program);
+        command.current_dir(directory).args(["--nocapture", "--test-threads=1", "--exact"]).args(tests);
+        for name in [CHOICE, "TWOFOLD_REACHED", "TWOFOLD_EVALUATIONS"] {
+            command.env_remove(name);
+        }
+        command.env("RUST_BACKTRACE", "0").env("TWOFOLD_SEED", "1");
+        // A few cases, the same each time; a failure is neither made smaller nor kept in the source.
+        command.env("PROPTEST_CASES", "24").env("PROPTEST_RNG_SEED", "1").env("PROPTEST_MAX_SHRINK_ITERS", "0");
+        command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
+        command.env("LOOM_MAX_PREEMPTIONS", preemptions.to_string());
+        command
+    }
+}
+
+/// What is said when a mutant is executed.
+const WORD: &str = "mutant reached";
+/// The longest that a test may take without a mutant.
+const WITHOUT_MUTANT: Duration = Duration::from_secs(300);
+/// Evaluations that are always allowed.
+const EVALUATIONS: u64 = 10_000_000;
+const AT_A_TIME: usize = 24;

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The crates with all mutants of values inside: a workspace below `target/`, made of this one's files.
+//!
+//! A change that does not compile (a difference of two addresses is no address) is found by the compiler, and left out.
+//! Invariant: nothing outside that workspace is written, and a file that would stay the same is not written either, so that
+//! Cargo builds what changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
+
+use super::super::judges::made;
+use super::super::tests::TestProgram;
+use super::rewrite::rewrite;
+use super::sites::{Shape, Sites, Value};
+use crate::subprocess;
+
+/// The crates that are mutated, or whose tests judge. Each directory of a member of the workspace.
+const MEMBERS: [&str; 5] = ["crates/abi", "crates/pattern", "crates/stage2", "crates/memory", "crates/machine"];
+/// The directories whose sources are mutated, one a crate.
+const MUTATED: [&str; 2] = ["crates/stage2/src", "crates/memory/src"];
+/// Sources without values of the engine's own: primitives, whose mutants are those of calls; tests; what benches compare.
+const NOT_MUTATED: [&str; 6] = ["/primitive/", "/loom/", "/arm64.rs", "/baselines.rs", "/audit.rs", "/tests.rs"];
+/// The switch's crate.
+const SWITCH: &str = include_str!("switch.rs");
+
+/// The workspace with mutants.
+#[derive(Debug)]
+pub struct Copy {
+    place: PathBuf,
+    target: PathBuf,
+    texts: BTreeMap<String, String>,
+    sites: Sites,
+    /// Nodes that do not compile, by file and index.
+    left_out: BTreeSet<(String, usize)>,
+    /// Where nodes are in the files that were written.
+    written: BTreeMap<String, Vec<(usize, Range<usize>)>>,
+}
+
+impl Copy {
+    /// Reads the sources of the checkout at `root`; the workspace is going to be at `place`.
+    pub fn new(root: &Path, place: &Path) -> anyhow::Result<Self> {
+        let (sites, texts) = read(root)?;
+        let (left_out, written) = (BTreeSet::new(), BTreeMap::new());
+        let copy = Self { place: place.join("source"), target: place.join("build"), texts, sites, left_out, written };
+        copy.copy_members(root)?;
+        Ok(copy)
+    }
+
+    /// Writes the sources, and leaves out what does not compile.
+    pub fn compile(&mut self) -> anyhow::Result<()> {
+        for _ in 0..MOST_ATTEMPTS {
+            self.write_sources()?;
+            let mut check = self.cargo(&["check", "--message-format=json"]);
+            check.args(["--package", "twofold-stage2", "--package", "twofold-memory", "--features", FEATURES]);
+            let output = check.stdin(Stdio::null()).output().context("cargo does not start")?;
+            if output.status.success() {
+                return Ok(());
+            }
+            let errors = errors(&String::from_utf8_lossy(&output.stdout));
+            let before = self.left_out.len();
+            for error in &errors {
+                self.leave_out(error);
+            }
+            if self.left_out.len() == before {
+                let texts: String = errors.iter().filter_map(|error| error.rendered.clone()).take(3).collect();
+                let typed = subprocess::shown(&check);
+                bail!("`{typed}` failed\n{texts}{}", String::from_utf8_lossy(&output.stderr));
+            }
+        }
+        bail!("the mutants do not compile after {MOST_ATTEMPTS} attempts, each of which left some out")
+    }
+
+    /// Builds the test programs.
+    pub fn build(&self) -> anyhow::Result<Vec<TestProgram>> {
+        let mut command = self.cargo(&["test", "--no-run", "--message-format=json", "--lib"]);
+        for package in ["stage2", "memory", "machine"] {
+            command.args(["--package", &format!("twofold-{package}")]);
+        }
+        let targets: BTreeSet<_> = JUDGES.iter().map(|(_, target, _)| *target).collect();
+        command.args(targets.iter().filter(|target| !target.starts_with("twofold_")).flat_map(|name| ["--test", name]));
+        command.arg("--features").arg(format!("{FEATURES},twofold-machine/unforgiving"));
+        let output = command.stdin(Stdio::null()).output().context("cargo does not start")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            bail!("the tests with mutants do not build\n{}", String::from_utf8_lossy(&output.stderr));
+        }
+        let mut programs = Vec::new();
+        for (made, program, directory) in made(&text) {
+            let package = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let judge = JUDGES.iter().find(|(of, target, _)| *of == package && *target == made);
+            let (name, preemptions, meetings_only) = (format!("{package} {made}"), 1, false);
+            let program = |filter| TestProgram { name, program, directory, filter, preemptions, meetings_only };
+            programs.extend(judge.map(|(_, _, filter)| program(*filter)));
+        }
+        ensure!(programs.len() == JUDGES.len(), "{} test programs instead of {}", programs.len(), JUDGES.len());
+        Ok(programs)
+    }
+
+    /// A command of Cargo's in the workspace.
+    fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("cargo");
+        command.current_dir(&self.place).args(arguments).args(["--offline"]);
+        command.env("CARGO_TARGET_DIR", &self.target);
+        // What is generated is not to be read.
+        command.env("RUSTFLAGS", "--cap-lints allow");
+        // The switch alone needs it: a const function that is evaluated in two ways.
+        command.env("RUSTC_BOOTSTRAP", "twofold_mutant");
+        // Fast, but with the assertions of a debug build.
+        command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "2").env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+        command
+    }
+
+    /// The mutants, each with the number by which it is chosen; how many sites cannot be switched; and how many changes do
+    /// not compile.
+    pub fn mutants(&self) -> (Vec<(u32, Value)>, usize, usize) {
+        let open = self.sites.nodes.iter().flat_map(|(file, nodes)| {
+            nodes.iter().enumerate().filter(|(index, _)| !self.left_out.contains(&(file.clone(), *index)))
+        });
+        let inside: BTreeSet<_> = open.flat_map(|(_, node)| indexes(&node.shape)).collect();
+        let all = self.sites.values.iter().enumerate().filter(|(index, _)| inside.contains(index));
+        let all: Vec<_> = all.map(|(index, value)| (index as u32 + 1, value.clone())).collect();
+        let lost = self.sites.values.len() - all.len();
+        (all, self.sites.skipped, lost)
+    }
+
+    fn copy_members(&self, root: &Path) -> anyhow::Result<()> {
+        for member in MEMBERS.iter().chain(&["docs"]) {
+            for file in files(&root.join(member))? {
+                let name = file.strip_prefix(root).unwrap_or(&file);
+                if !self.texts.contains_key(&*name.to_string_lossy()) {
+                    let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+                    write(&self.place.join(name), &bytes)?;
+                }
+            }
+        }
+        for name in ["Cargo.toml", "Cargo.lock"] {
+            let text = fs::read_to_string(root.join(name)).with_context(|| format!("cannot read {name}"))?;
+            write(&self.place.join(name), if name == "Cargo.toml" { workspace(&text)? } else { text }.as_bytes())?;
+        }
+        for member in ["crates/stage2", "crates/memory"] {
+            let path = self.place.join(member).join("Cargo.toml");
+            let text = fs::read_to_string(root.join(member).join("Cargo.toml"))?;
+            ensure!(text.contains("\n[dependencies]\n"), "{member}/Cargo.toml has no [dependencies]");
+            let with =
+                text.replacen("[dependencies]\n", "[dependencies]\ntwofold-mutant = { path = \"../mutant\" }\n", 1);
+            write(&path, with.as_bytes())?;
+        }
+        write(&self.place.join("crates/mutant/src/lib.rs"), SWITCH.as_bytes())?;
+        write(&self.place.join("crates/mutant/Cargo.toml"), SWITCH_MANIFEST.as_bytes())
+    }
+
+    fn write_sources(&mut self) -> anyhow::Result<()> {
+        for (file, text) in &self.texts {
+            let nodes = self.sites.nodes.get(file).map_or(&[][..], Vec::as_slice);
+            let new = rewrite(text, nodes, |index| !self.left_out.contains(&(file.clone(), index)));
+            write(&self.place.join(file), new.text.as_bytes())?;
+            self.written.insert(file.clone(), new.nodes);
+        }
+        Ok(())
+    }
+
+    /// Leaves out the innermost node around each place that the compiler complains of.
+    fn leave_out(&mut self, error: &Diagnostic) {
+        for span in error.spans.iter().filter(|span| span.is_primary) {
+            let around = |bytes: &Range<usize>| bytes.start <= span.byte_start && span.byte_end <= bytes.end;
+            let nodes = self.written.get(&span.file_name).into_iter().flatten();
+            let innermost = nodes.filter(|(_, bytes)| around(bytes)).min_by_key(|(_, bytes)| bytes.len());
+            if let Some((index, _)) = innermost {
+                self.left_out.insert((span.file_name.clone(), *index));
+            }
+        }
+    }
+}
+
+/// The test programs: a package, a target, and a part of the names of its tests.
+const JUDGES: [(&str, &str, &str); 10] = [
+    ("stage2", "twofold_stage2", ""),
+    ("stage2", "walk", ""),
+    ("stage2", "sequences", ""),
+    ("stage2", "model", ""),
+    ("memory", "twofold_memory", ""),
+    ("memory", "faults", ""),
+    ("memory", "dirty", ""),
+    ("memory", "heap", ""),
+    ("memory", "model", ""),
+    ("machine", "unforgiving", "judge_"),
+];
+/// The features that the copy is built with, which its tests need.
+const FEATURES: &str = "twofold-stage2/checked,twofold-memory/baselines";
+const MOST_ATTEMPTS: u32 = 40;
+const SWITCH_MANIFEST: &str = "\
+[package]
+name = \"twofold-mutant\"
+version = \"0.0.0\"
+edition = \"2024\"
+publish = false
+";
+
+/// The mutants of the checkout at `root`, and the texts of the files that have them.
+pub fn read(root: &Path) -> anyhow::Result<(Sites, BTreeMap<String, String>)> {
+    let mut sites = Sites::default();
+    let mut texts = BTreeMap::new();
+    for directory in MUTATED {
+        let mut of_crate = Vec::new();
+        for path in files(&root.join(directory))? {
+            let file = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+            if file.ends_with(".rs") && !NOT_MUTATED.iter().any(|name| file.contains(name)) {
+                let text = fs::read_to_string(&path).with_context(|| format!("cannot read {file}"))?;
+                of_crate.push((file, text));
+            }
+        }
+        sites.read(&of_crate)?;
+        texts.extend(of_crate);
+    }
+    Ok((sites, texts))
+}
+
+/// The values that a node changes, by index.
+fn indexes(shape: &Shape) -> Vec<usize> {
+    match shape {
+        Shape::Binary { others, .. } => others.iter().map(|(index, _)| *index).collect(),
+        Shape::Method { other: (index, _), .. } | Shape::Not(index) | Shape::Dropped(index) => vec![*index],
+        Shape::Condition { yes, no } => yes.iter().chain(no).copied().collect(),
+        Shape::Instead(others) => others.iter().map(|(index, _)| *index).collect(),
+    }
+}
+
+/// The workspace's manifest with fewer members.
+fn workspace(text: &str) -> anyhow::Result<String> {
+    let rest = text.split_once("[workspace.package]").context("Cargo.toml has no [workspace.package]")?.1;
+    let members = MEMBERS.iter().map(|member| format!("\"{member}\", "));
+    let members: String = members.chain(["\"crates/mutant\"".to_owned()]).collect();
+    Ok(format!("[workspace]\nresolver = \"3\"\nmembers = [{members}]\n\n[workspace.package]{rest}"))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    if fs::read(path).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    let words = || format!("cannot write {}", path.display());
+    fs::create_dir_all(path.parent().unwrap_or(path)).with_context(words)?;
+    fs::write(path, bytes).with_context(words)
+}
+
+/// The files below a directory, in order.
+fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
+        let path = entry?.path();
+        if path.is_dir() { found.extend(files(&path)?) } else { found.push(path) }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// One line of Cargo's.
+#[derive(Deserialize)]
+struct Message {
+    message: Option<Diagnostic>,
+}
+
+#[derive(Deserialize)]
+struct Diagnostic {
+    level: String,
+    rendered: Option<String>,
+    spans: Vec<Place>,
+}
+
+#[derive(Deserialize)]
+struct Place {
+    file_name: String,
+    byte_start: usize,
+    byte_end: usize,
+    is_primary: bool,
+}
+
+fn errors(messages: &str) -> Vec<Diagnostic> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
+    messages.filter_map(|message| message.message).filter(|message| message.level == "error").collect()
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The mutants of values: a comparison's bound, a condition, an operator, a literal, a constant.
+//!
+//! They are put into a copy of the sources below `target/`, all in one build, and one of them is chosen at run time. The
+//! list comes from the source ([`sites`]). Invariant: a mutant counts as caught only where a test failed that had evaluated
+//! it, or ran into the limit on evaluations. One that runs into the watchdog's time is named, and is not caught.
+
+mod copy;
+mod excused;
+mod rewrite;
+mod sites;
+
+use std::path::Path;
+
+use serde_json::{Value as Json, json};
+
+use super::report::{described, table};
+use super::tests::Tests;
+use super::verdicts::{Outcome, in_parallel};
+use crate::arguments::MutantsOptions;
+use crate::output;
+use crate::steps::Steps;
+use crate::workspace::Workspace;
+use copy::Copy;
+use sites::{Kind, Value};
+
+/// The values that are asked for, and how to judge them.
+#[derive(Debug)]
+pub struct Report {
+    rows: Vec<(Value, Outcome)>,
+    /// Sites that cannot be switched at run time.
+    skipped: usize,
+    /// Changes that do not compile.
+    lost: usize,
+}
+
+/// Every this-many-th mutant is one of the quick ones.
+const QUICK: usize = 24;
+
+/// The names and labels of the mutants that are asked for.
+pub fn list(root: &Path, options: &MutantsOptions) -> anyhow::Result<Vec<String>> {
+    let all = copy::read(root)?.0.values;
+    let all = all.into_iter().enumerate().map(|(index, value)| (index as u32 + 1, value)).collect();
+    Ok(choose(all, options).iter().map(|(_, value)| format!("{value}  {}", value.function)).collect())
+}
+
+/// Judges the mutants that are asked for, `jobs` at a time.
+pub fn judge(workspace: &Workspace, options: &MutantsOptions, jobs: usize, steps: &Steps) -> anyhow::Result<Report> {
+    let place = workspace.mutants().join("values");
+    let mut copy = Copy::new(workspace.root(), &place)?;
+    steps.step("values", || {
+        copy.compile()?;
+        let (all, skipped, lost) = copy.mutants();
+        Ok(((), format!("{} mutants; {lost} more do not compile, {skipped} sites are constant", all.len())))
+    })?;
+    let (all, skipped, lost) = copy.mutants();
+    excused::check(&all.iter().map(|(_, value)| value.clone()).collect::<Vec<_>>())?;
+    let chosen = choose(all, options);
+    let programs = steps.step("build", || {
+        let programs = copy.build()?;
+        let words = format!("{} test programs", programs.len());
+        Ok((programs, words))
+    })?;
+    let tests = steps.step("tests", || {
+        let tests = Tests::measure(programs, &place, jobs, workspace.stop())?;
+        let words = format!("{} pass without a mutant", tests.count());
+        Ok((tests, words))
+    })?;
+    let outcomes = steps.step("mutants", || {
+        let outcomes = in_parallel(&chosen, jobs, |_, (id, value), bar| {
+            let outcome = tests.judge(&id.to_string(), |_| true, workspace.stop())?;
+            if !outcome.is_caught() && excused::reason(value).is_none() {
+                let line = format!("{value}  {}: {}", value.function, described(&outcome));
+                bar.suspend(|| output::line(&line))?;
+            }
+            Ok(outcome)
+        })?;
+        let words = format!("{} of values, {jobs} at a time", outcomes.len());
+        Ok((outcomes, words))
+    })?;
+    let rows = chosen.into_iter().map(|(_, value)| value).zip(outcomes).collect();
+    Ok(Report { rows, skipped, lost })
+}
+
+/// The mutants that are asked for.
+fn choose(mut values: Vec<(u32, Value)>, options: &MutantsOptions) -> Vec<(u32, Value)> {
+    if !options.only.is_empty() {
+        let names = |value: &Value| [value.to_string(), value.label()];
+        let wanted = |name: &String| options.only.iter().any(|only| name.contains(only.as_str()));
+        values.retain(|(_, value)| names(value).iter().any(wanted));
+    }
+    if options.quick {
+        values = values.into_iter().step_by(QUICK).collect();
+    }
+    values
+}
+
+impl Report {
+    /// How many were caught, and how many there are.
+    pub fn caught(&self) -> (usize, usize) {
+        (self.rows.iter().filter(|(_, outcome)| outcome.is_caught()).count(), self.rows.len())
+    }
+
+    /// Whether all were caught that are not excused.
+    pub fn is_good(&self) -> bool {
+        self.rows.iter().all(|(value, outcome)| outcome.is_caught() || excused::reason(value).is_some())
+    }
+
+    /// For people.
+    pub fn shown(&self) -> String {
+        let mut text = String::new();
+        for (value, outcome) in &self.rows {
+            match (outcome.is_caught(), excused::reason(value)) {
+                (false, Some(reason)) => text += &format!("excused: {value}: {reason}\n"),
+                (true, Some(_)) => text += &format!("caught, and excused for nothing: {value}\n"),
+                (_, None) => {}
+            }
+        }
+        let rows = Kind::ALL.into_iter().filter_map(|kind| {
+            let of: Vec<_> = self.rows.iter().filter(|(value, _)| value.kind == kind).collect();
+            let count = |word: &str| of.iter().filter(|(_, outcome)| outcome.word() == word).count().to_string();
+            let excused = of.iter().filter(|(value, outcome)| !outcome.is_caught() && excused::reason(value).is_some());
+            let cells = [of.len().to_string(), count("caught"), count("survived"), count("hung"), count("not reached")];
+            let row = [kind.name().to_owned()].into_iter().chain(cells).chain([excused.count().to_string()]);
+            (!of.is_empty()).then(|| row.collect())
+        });
+        let header = ["kind", "mutants", "caught", "survived", "timed out", "not reached", "of these excused"];
+        text += &format!("\n{}\n\n", table(&header, rows, 1));
+        let Self { skipped, lost, .. } = self;
+        text + &format!(
+            "not judged: {lost} changes that do not compile, {skipped} places that the compiler evaluates\n"
+        )
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Json {
+        let rows = self.rows.iter().map(|(value, outcome)| {
+            json!({
+                "mutant": value.to_string(),
+                "label": value.label(),
+                "kind": value.kind.name(),
+                "result": outcome,
+                "excused": excused::reason(value),
+            })
+        });
+        json!({ "mutants": rows.collect::<Vec<_>>(), "constant": self.skipped, "not_compiled": self.lost })
+    }
+}

@@ -1,0 +1,740 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The list of all mutants of values, from the source.
+//!
+//! A [`Node`] is a place in a file, and a [`Value`] is one change of it. A constant is one value with a node for each of its
+//! uses. Invariant: each node lies inside a function's body and is evaluated at run time; what is not is counted in
+//! [`Sites::skipped`].
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+use anyhow::Context;
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+use syn::{Attribute, BinOp, Expr, Lit, Pat, Signature, Type, UnOp};
+
+use super::super::source::is_aside;
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// Its file, from the top of the checkout.
+    pub file: String,
+    /// Line, from 1.
+    pub line: usize,
+    /// Column, from 1, in characters.
+    pub column: usize,
+    /// The function that it is in, or the constant that it is.
+    pub function: String,
+    /// The kind.
+    pub kind: Kind,
+    /// The expression, and what becomes of it.
+    pub change: String,
+    /// Counts equal changes in the same function, from 1.
+    pub number: usize,
+}
+
+/// What is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The bound of a comparison: `<` as `<=`, `==` as `!=`, `min` as `max`.
+    Bound,
+    /// A condition, or one operand of `&&` or `||`, is missing.
+    Condition,
+    /// An arithmetic or logical operator is exchanged; a `!` or a compound assignment is missing.
+    Operator,
+    /// A literal.
+    Literal,
+    /// A named constant: its lowest bit is missing, or it has one bit more.
+    Constant,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Bound, Self::Condition, Self::Operator, Self::Literal, Self::Constant];
+
+    /// In one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bound => "bound",
+            Self::Condition => "condition",
+            Self::Operator => "operator",
+            Self::Literal => "literal",
+            Self::Constant => "constant",
+        }
+    }
+}
+
+/// As `--only` takes it.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.change)
+    }
+}
+
+impl Value {
+    /// What stays the same when lines are added: the function and the change.
+    pub fn label(&self) -> String {
+        let number = if self.number > 1 { format!(" #{}", self.number) } else { String::new() };
+        format!("{}: {}{number}", self.function, self.change)
+    }
+}
+
+/// An expression that is rewritten.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// The expression's bytes.
+    pub bytes: Range<usize>,
+    /// How.
+    pub shape: Shape,
+}
+
+/// How an expression is rewritten. Each alternative has the index of its [`Value`].
+#[derive(Clone, Debug)]
+pub enum Shape {
+    /// `left op right`, with these other operators.
+    Binary {
+        /// The operator's bytes.
+        operator: Range<usize>,
+        /// Whether the operands are compared by reference: a value may not be movable.
+        by_reference: bool,
+        /// Other operators.
+        others: Vec<(usize, &'static str)>,
+    },
+    /// `left.name(right)`, with this other name.
+    Method {
+        /// The bytes from the dot to the parenthesis, both included.
+        middle: Range<usize>,
+        /// The method.
+        name: String,
+        /// The other one.
+        other: (usize, &'static str),
+    },
+    /// A condition that is taken for true, for false, or either.
+    Condition {
+        /// Always true.
+        yes: Option<usize>,
+        /// Always false.
+        no: Option<usize>,
+    },
+    /// `!operand` without the `!`.
+    Not(usize),
+    /// A statement that is left out.
+    Dropped(usize),
+    /// Other expressions in its place.
+    Instead(Vec<(usize, String)>),
+}
+
+/// All that was found.
+#[derive(Debug, Default)]
+pub struct Sites {
+    /// The changes. The index is what nodes name.
+    pub values: Vec<Value>,
+    /// Each file's nodes. A node comes before those inside it.
+    pub nodes: BTreeMap<String, Vec<Node>>,
+    /// Sites that cannot be switched at run time: in constants, patterns, and lengths of arrays.
+    pub skipped: usize,
+}
+
+impl Sites {
+    /// Reads the files of one crate: each with its text. `only` says which of them are mutated.
+    pub fn read(&mut self, files: &[(String, String)]) -> anyhow::Result<()> {
+        let mut parsed = Vec::new();
+        let mut constants = Constants::default();
+        for (file, text) in files {
+            let syntax = syn::parse_file(text).with_context(|| format!("cannot parse {file}"))?;
+            constants.read(file, &syntax);
+            parsed.push((file, text, syntax));
+        }
+        for (file, text, syntax) in &parsed {
+            let mut reader = Reader { sites: self, constants: &mut constants, file, text, scope: Scope::default() };
+            reader.visit_file(syntax);
+        }
+        self.number();
+        Ok(())
+    }
+
+    /// Numbers equal changes of the same function.
+    fn number(&mut self) {
+        let mut seen = BTreeMap::<_, usize>::new();
+        for value in &mut self.values {
+            let number = seen.entry((value.file.clone(), value.function.clone(), value.change.clone())).or_default();
+            *number += 1;
+            value.number = *number;
+        }
+    }
+}
+
+/// The integer constants of a crate.
+#[derive(Default)]
+struct Constants {
+    all: Vec<Constant>,
+}
+
+struct Constant {
+    file: String,
+    /// The type or the function that it belongs to.
+    owner: Option<String>,
+    name: String,
+    line: usize,
+    column: usize,
+    text: String,
+    /// Its changes, once a use was found.
+    values: Vec<(usize, String)>,
+}
+
+impl Constants {
+    fn read(&mut self, file: &str, syntax: &syn::File) {
+        struct Finder<'a> {
+            constants: &'a mut Constants,
+            file: &'a str,
+            owner: Option<String>,
+        }
+        impl Finder<'_> {
+            fn add(&mut self, name: &syn::Ident, kind: &Type, value: &Expr) {
+                if is_integer(kind) {
+                    let place = name.span().start();
+                    self.constants.all.push(Constant {
+                        file: self.file.to_owned(),
+                        owner: self.owner.clone(),
+                        name: name.to_string(),
+                        line: place.line,
+                        column: place.column + 1,
+                        text: squeezed(&value.span().source_text().unwrap_or_default()),
+                        values: Vec::new(),
+                    });
+                }
+            }
+        }
+        impl<'ast> Visit<'ast> for Finder<'_> {
+            fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+                if !is_elsewhere(&item.attrs) {
+                    visit::visit_item_mod(self, item);
+                }
+            }
+            fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+                let outer = std::mem::replace(&mut self.owner, name_of(&item.self_ty));
+                visit::visit_item_impl(self, item);
+                self.owner = outer;
+            }
+            fn visit_signature(&mut self, signature: &'ast Signature) {
+                // A constant inside a function belongs to that; the next function sets its own.
+                self.owner = Some(signature.ident.to_string());
+            }
+            fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+                let outer = self.owner.clone();
+                visit::visit_item_fn(self, item);
+                self.owner = outer;
+            }
+            fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+                let outer = self.owner.clone();
+                visit::visit_impl_item_fn(self, item);
+                self.owner = outer;
+            }
+            fn visit_item_const(&mut self, item: &'ast syn::ItemConst) {
+                self.add(&item.ident, &item.ty, &item.expr);
+            }
+            fn visit_impl_item_const(&mut self, item: &'ast syn::ImplItemConst) {
+                self.add(&item.ident, &item.ty, &item.expr);
+            }
+        }
+        Finder { constants: self, file, owner: None }.visit_file(syntax);
+    }
+
+    /// The constant that `path` means in a function of `scope`; `None` where that is not clear.
+    fn find(&mut self, file: &str, scope: &Scope, path: &syn::Path) -> Option<&mut Constant> {
+        let mut segments = path.segments.iter().rev().map(|segment| segment.ident.to_string());
+        let name = segments.next()?;
+        let qualifier = segments.next().map(|word| match word.as_str() {
+            "Self" => scope.owner.clone().unwrap_or_default(),
+            _ => word,
+        });
+        let all = &mut self.all;
+        let indexes = |is: &dyn Fn(&Constant) -> bool| {
+            let mut found = (0..all.len()).filter(|index| all[*index].name == name && is(&all[*index]));
+            found.next().filter(|_| found.next().is_none())
+        };
+        let found = match &qualifier {
+            None => indexes(&|one| one.file == file && one.owner == scope.function)
+                .or_else(|| indexes(&|one| one.file == file && one.owner.is_none()))
+                .or_else(|| indexes(&|one| one.owner.is_none())),
+            Some(owner) => indexes(&|one| one.owner.as_ref() == Some(owner)).or_else(|| {
+                let is_module = owner.chars().all(|c| c.is_lowercase() || c == '_');
+                indexes(&|one| is_module && one.owner.is_none() && one.file.ends_with(&format!("{owner}.rs")))
+            }),
+        };
+        found.map(|index| &mut self.all[index])
+    }
+}
+
+/// Where the reader is.
+#[derive(Clone, Default)]
+struct Scope {
+    /// The type whose functions these are.
+    owner: Option<String>,
+    /// The function; `None` outside of any.
+    function: Option<String>,
+    is_const: bool,
+    /// Whether what is read is evaluated by the compiler.
+    is_constant: bool,
+}
+
+struct Reader<'a> {
+    sites: &'a mut Sites,
+    constants: &'a mut Constants,
+    file: &'a str,
+    text: &'a str,
+    scope: Scope,
+}
+
+impl Reader<'_> {
+    fn within(&mut self, scope: Scope, work: impl FnOnce(&mut Self)) {
+        let outer = std::mem::replace(&mut self.scope, scope);
+        work(self);
+        self.scope = outer;
+    }
+
+    fn function(&mut self, signature: &Signature, attributes: &[Attribute], work: impl FnOnce(&mut Self)) {
+        if !is_elsewhere(attributes) && !formats(signature) {
+            let function = Some(signature.ident.to_string());
+            let is_const = signature.constness.is_some();
+            let scope = Scope { function, is_const, is_constant: false, owner: self.scope.owner.clone() };
+            self.within(scope, work);
+        }
+    }
+
+    fn constant(&mut self, work: impl FnOnce(&mut Self)) {
+        self.within(Scope { is_constant: true, ..self.scope.clone() }, work);
+    }
+
+    /// Whether a site here can be switched; counts it if it cannot.
+    fn is_open(&mut self) -> bool {
+        let is_open = self.scope.function.is_some() && !self.scope.is_constant;
+        self.sites.skipped += usize::from(!is_open);
+        is_open
+    }
+
+    fn value(&mut self, kind: Kind, at: proc_macro2::Span, was: &str, becomes: &str) -> usize {
+        let place = at.start();
+        let (owner, function) = (&self.scope.owner, self.scope.function.as_deref().unwrap_or_default());
+        let owner = owner.clone().unwrap_or_else(|| module(self.file));
+        self.sites.values.push(Value {
+            file: self.file.to_owned(),
+            line: place.line,
+            column: place.column + 1,
+            function: format!("{owner}::{function}"),
+            kind,
+            change: format!("{} => {}", squeezed(was), squeezed(becomes)),
+            number: 1,
+        });
+        self.sites.values.len() - 1
+    }
+
+    fn node(&mut self, bytes: Range<usize>, shape: Shape) {
+        self.sites.nodes.entry(self.file.to_owned()).or_default().push(Node { bytes, shape });
+    }
+
+    fn text_of(&self, bytes: &Range<usize>) -> String {
+        self.text.get(bytes.clone()).unwrap_or_default().to_owned()
+    }
+
+    /// A condition as a whole. A chain's parts are looked at one by one.
+    fn condition(&mut self, expression: &Expr, may_be_true: bool) {
+        let is_chain = matches!(expression, Expr::Binary(binary) if matches!(binary.op, BinOp::And(_) | BinOp::Or(_)));
+        if is_chain || matches!(expression, Expr::Let(_) | Expr::Lit(_)) || !self.is_open() {
+            return;
+        }
+        self.taken_for(expression, may_be_true, true);
+    }
+
+    fn taken_for(&mut self, expression: &Expr, yes: bool, no: bool) {
+        let span = expression.span();
+        let (bytes, was) = (span.byte_range(), self.text_of(&span.byte_range()));
+        let yes = yes.then(|| self.value(Kind::Condition, span, &was, "true"));
+        let no = no.then(|| self.value(Kind::Condition, span, &was, "false"));
+        self.node(bytes, Shape::Condition { yes, no });
+    }
+
+    fn binary(&mut self, binary: &syn::ExprBinary) {
+        use BinOp::{Add, BitAnd, BitOr, BitXor, Div, Eq, Ge, Gt, Le, Lt, Mul, Ne, Rem, Shl, Shr, Sub};
+        let (kind, other) = match binary.op {
+            Lt(_) => (Kind::Bound, "<="),
+            Le(_) => (Kind::Bound, "<"),
+            Gt(_) => (Kind::Bound, ">="),
+            Ge(_) => (Kind::Bound, ">"),
+            Eq(_) => (Kind::Bound, "!="),
+            Ne(_) => (Kind::Bound, "=="),
+            Add(_) => (Kind::Operator, "-"),
+            Sub(_) => (Kind::Operator, "+"),
+            Mul(_) | Rem(_) => (Kind::Operator, "/"),
+            Div(_) => (Kind::Operator, "*"),
+            BitAnd(_) => (Kind::Operator, "|"),
+            BitOr(_) => (Kind::Operator, "&"),
+            BitXor(_) => (Kind::Operator, "|"),
+            Shl(_) => (Kind::Operator, ">>"),
+            Shr(_) => (Kind::Operator, "<<"),
+            BinOp::And(_) | BinOp::Or(_) => return self.operands(binary),
+            // The others change their left side.
+            _ => return self.dropped(binary),
+        };
+        if !self.is_open() {
+            return;
+        }
+        let operator = binary.op.span().byte_range();
+        let (left, right) = (binary.left.span().byte_range(), binary.right.span().byte_range());
+        let (was, bytes) = (self.text_of(&(left.start..right.end)), left.start..right.end);
+        let becomes = format!("{} {other} {}", self.text_of(&left), self.text_of(&right));
+        let index = self.value(kind, binary.span(), &was, &becomes);
+        // The operands of a comparison in a const function are integers: a reference to one is compared by a trait, which
+        // the compiler does not evaluate.
+        let by_reference = kind == Kind::Bound && !self.scope.is_const;
+        self.node(bytes, Shape::Binary { operator, by_reference, others: vec![(index, other)] });
+    }
+
+    /// Each operand of `&&` and `||` may be missing.
+    fn operands(&mut self, binary: &syn::ExprBinary) {
+        let is_and = matches!(binary.op, BinOp::And(_));
+        for operand in [&binary.left, &binary.right] {
+            let is_chain =
+                matches!(&**operand, Expr::Binary(inner) if matches!(inner.op, BinOp::And(_) | BinOp::Or(_)));
+            if !is_chain && !matches!(&**operand, Expr::Let(_)) && self.is_open() {
+                self.taken_for(operand, is_and, !is_and);
+            }
+        }
+    }
+
+    fn dropped(&mut self, binary: &syn::ExprBinary) {
+        if self.is_open() {
+            let bytes = binary.span().byte_range();
+            let index = self.value(Kind::Operator, binary.span(), &self.text_of(&bytes), "()");
+            self.node(bytes, Shape::Dropped(index));
+        }
+    }
+
+    fn literal(&mut self, literal: &syn::ExprLit) {
+        if !matches!(literal.lit, Lit::Int(_) | Lit::Bool(_)) || !self.is_open() {
+            return;
+        }
+        let bytes = literal.span().byte_range();
+        let was = self.text_of(&bytes);
+        let others = match &literal.lit {
+            Lit::Bool(value) => vec![(!value.value).to_string()],
+            Lit::Int(number) => numbers(number),
+            _ => Vec::new(),
+        };
+        let others: Vec<_> =
+            others.into_iter().map(|other| (self.value(Kind::Literal, literal.span(), &was, &other), other)).collect();
+        self.node(bytes, Shape::Instead(others));
+    }
+
+    fn path(&mut self, path: &syn::ExprPath) {
+        let name = path.path.segments.last().map(|segment| segment.ident.to_string()).unwrap_or_default();
+        if path.qself.is_some() || !name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_') {
+            return;
+        }
+        let Some(constant) = self.constants.find(self.file, &self.scope, &path.path) else { return };
+        if self.scope.function.is_none() || self.scope.is_constant {
+            // The constant that is made of it is changed itself.
+            return;
+        }
+        if constant.values.is_empty() {
+            let owner = constant.owner.clone().unwrap_or_else(|| module(&constant.file));
+            let changes = [("{} & ({} - 1)", "its lowest bit clear"), ("{} | {} << 1", "a bit more")];
+            let changes = if constant.text == "0" { &[("{} + 1", "1")][..] } else { &changes[..] };
+            for (change, words) in changes {
+                constant.values.push((self.sites.values.len(), (*change).to_owned()));
+                self.sites.values.push(Value {
+                    file: constant.file.clone(),
+                    line: constant.line,
+                    column: constant.column,
+                    function: format!("{owner}::{}", constant.name),
+                    kind: Kind::Constant,
+                    change: format!("{} => {words}", constant.text),
+                    number: 1,
+                });
+            }
+        }
+        let bytes = path.span().byte_range();
+        let text = self.text.get(bytes.clone()).unwrap_or_default();
+        let others = constant.values.iter().map(|(index, change)| (*index, change.replace("{}", text))).collect();
+        self.node(bytes, Shape::Instead(others));
+    }
+
+    fn method(&mut self, call: &syn::ExprMethodCall) {
+        let name = call.method.to_string();
+        let other = match name.as_str() {
+            "min" => "max",
+            "max" => "min",
+            _ => return,
+        };
+        if call.args.len() != 1 || !self.is_open() {
+            return;
+        }
+        let (left, right) = (call.receiver.span().byte_range(), call.args[0].span().byte_range());
+        let (bytes, was) = (call.span().byte_range(), self.text_of(&call.span().byte_range()));
+        let becomes = format!("{}.{other}({})", self.text_of(&left), self.text_of(&right));
+        let index = self.value(Kind::Bound, call.span(), &was, &becomes);
+        let middle = left.end..call.paren_token.span.open().byte_range().end;
+        self.node(bytes, Shape::Method { middle, name, other: (index, other) });
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader<'_> {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if !is_elsewhere(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        if !is_elsewhere(&item.attrs) {
+            let scope = Scope { owner: name_of(&item.self_ty), ..Scope::default() };
+            self.within(scope, |reader| item.items.iter().for_each(|item| reader.visit_impl_item(item)));
+        }
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        let scope = Scope { owner: Some(item.ident.to_string()), ..Scope::default() };
+        self.within(scope, |reader| item.items.iter().for_each(|item| reader.visit_trait_item(item)));
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        self.function(&item.sig, &item.attrs, |reader| reader.visit_block(&item.block));
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.function(&item.sig, &item.attrs, |reader| reader.visit_block(&item.block));
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        if let Some(body) = &item.default {
+            self.function(&item.sig, &item.attrs, |reader| reader.visit_block(body));
+        }
+    }
+
+    fn visit_item_const(&mut self, item: &'ast syn::ItemConst) {
+        self.constant(|reader| reader.visit_expr(&item.expr));
+    }
+
+    fn visit_impl_item_const(&mut self, item: &'ast syn::ImplItemConst) {
+        self.constant(|reader| reader.visit_expr(&item.expr));
+    }
+
+    fn visit_item_static(&mut self, item: &'ast syn::ItemStatic) {
+        self.constant(|reader| reader.visit_expr(&item.expr));
+    }
+
+    fn visit_expr_const(&mut self, block: &'ast syn::ExprConst) {
+        self.constant(|reader| reader.visit_block(&block.block));
+    }
+
+    fn visit_expr_repeat(&mut self, repeat: &'ast syn::ExprRepeat) {
+        self.visit_expr(&repeat.expr);
+        self.constant(|reader| reader.visit_expr(&repeat.len));
+    }
+
+    fn visit_type(&mut self, _: &'ast Type) {}
+
+    fn visit_generic_argument(&mut self, _: &'ast syn::GenericArgument) {}
+
+    fn visit_attribute(&mut self, _: &'ast Attribute) {}
+
+    fn visit_pat(&mut self, pattern: &'ast Pat) {
+        match pattern {
+            Pat::Guard(guarded) => {
+                self.visit_pat(&guarded.pat);
+                self.condition(&guarded.guard, true);
+                self.visit_expr(&guarded.guard);
+            }
+            Pat::Lit(_) | Pat::Range(_) => self.sites.skipped += 1,
+            _ => self.constant(|reader| visit::visit_pat(reader, pattern)),
+        }
+    }
+
+    fn visit_stmt(&mut self, statement: &'ast syn::Stmt) {
+        let attributes = match statement {
+            syn::Stmt::Local(local) => &local.attrs[..],
+            syn::Stmt::Expr(Expr::If(condition), _) => &condition.attrs,
+            syn::Stmt::Expr(Expr::Block(block), _) => &block.attrs,
+            syn::Stmt::Expr(Expr::MethodCall(call), _) => &call.attrs,
+            syn::Stmt::Expr(Expr::Call(call), _) => &call.attrs,
+            _ => &[],
+        };
+        if !is_elsewhere(attributes) {
+            visit::visit_stmt(self, statement);
+        }
+    }
+
+    fn visit_expr_if(&mut self, expression: &'ast syn::ExprIf) {
+        // The compiler decides, and what is there for the model checker alone is left out.
+        if matches!(&*expression.cond, Expr::Macro(asked) if asked.mac.path.is_ident("cfg")) {
+            if let Some((_, otherwise)) = &expression.else_branch {
+                self.visit_expr(otherwise);
+            }
+            return;
+        }
+        self.condition(&expression.cond, true);
+        visit::visit_expr_if(self, expression);
+    }
+
+    fn visit_expr_while(&mut self, expression: &'ast syn::ExprWhile) {
+        // One that is always true has no end, which says nothing.
+        self.condition(&expression.cond, false);
+        visit::visit_expr_while(self, expression);
+    }
+
+    fn visit_expr_binary(&mut self, expression: &'ast syn::ExprBinary) {
+        self.binary(expression);
+        visit::visit_expr_binary(self, expression);
+    }
+
+    fn visit_expr_unary(&mut self, expression: &'ast syn::ExprUnary) {
+        if matches!(expression.op, UnOp::Not(_)) && self.is_open() {
+            let (bytes, operand) = (expression.span().byte_range(), expression.expr.span().byte_range());
+            let (was, becomes) = (self.text_of(&bytes), self.text_of(&operand));
+            let index = self.value(Kind::Operator, expression.span(), &was, &becomes);
+            self.node(bytes, Shape::Not(index));
+        }
+        visit::visit_expr_unary(self, expression);
+    }
+
+    fn visit_expr_lit(&mut self, literal: &'ast syn::ExprLit) {
+        self.literal(literal);
+    }
+
+    fn visit_expr_path(&mut self, path: &'ast syn::ExprPath) {
+        self.path(path);
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        self.method(call);
+        visit::visit_expr_method_call(self, call);
+    }
+}
+
+/// Other values of a literal: one more for a decimal number; for a mask, its lowest bit missing, and one bit more.
+fn numbers(literal: &syn::LitInt) -> Vec<String> {
+    let Ok(value) = literal.base10_parse::<u128>() else { return Vec::new() };
+    let suffix = literal.suffix();
+    let is_mask = ["0x", "0b"].iter().any(|prefix| literal.to_string().starts_with(prefix));
+    match value {
+        0 => vec![format!("1{suffix}")],
+        _ if !is_mask => vec![format!("{}{suffix}", value + 1)],
+        _ => {
+            let more = value | value << 1;
+            let fits =
+                if value > u128::from(u32::MAX) { more <= u128::from(u64::MAX) } else { more <= u128::from(u32::MAX) };
+            let others = [Some(value & (value - 1)), Some(more).filter(|_| fits)];
+            others.into_iter().flatten().map(|other| format!("{other:#x}{suffix}")).collect()
+        }
+    }
+}
+
+/// Whether the code is a test's, an observer's, the benches', another processor's, or prints.
+fn is_elsewhere(attributes: &[Attribute]) -> bool {
+    let names = ["mutants", "\"baselines\"", "target_arch"];
+    let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
+    let is_named = |attribute: &Attribute| {
+        let text = quote::ToTokens::to_token_stream(attribute).to_string();
+        !text.contains("not") && names.iter().any(|name| text.contains(name))
+    };
+    is_aside(attributes) || conditions.into_iter().any(is_named)
+}
+
+/// Whether a function only prints.
+fn formats(signature: &Signature) -> bool {
+    quote::ToTokens::to_token_stream(&signature.inputs).to_string().contains("Formatter")
+}
+
+fn is_integer(kind: &Type) -> bool {
+    name_of(kind).is_some_and(|name| ["u8", "u16", "u32", "u64", "usize", "i64"].contains(&name.as_str()))
+}
+
+/// The last name of a type's path.
+fn name_of(kind: &Type) -> Option<String> {
+    match kind {
+        Type::Path(path) => path.path.segments.last().map(|segment| segment.ident.to_string()),
+        Type::Reference(reference) => name_of(&reference.elem),
+        _ => None,
+    }
+}
+
+/// The module that a file is: its name, or its directory's for `mod.rs`.
+fn module(file: &str) -> String {
+    let mut parts = file.trim_end_matches(".rs").trim_end_matches("/mod").rsplit('/');
+    parts.next().unwrap_or_default().to_owned()
+}
+
+/// On one line, with single spaces.
+fn squeezed(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(text: &str) -> (Vec<String>, usize) {
+        let mut sites = Sites::default();
+        sites.read(&[("crates/x/src/thing.rs".to_owned(), text.to_owned())]).unwrap();
+        (sites.values.iter().map(Value::label).collect(), sites.skipped)
+    }
+
+    #[test]
+    fn each_kind_is_found() {
+        let (found, skipped) = labels("impl A { fn f(&mut self) { if a < b && !c { self.x |= d.min(e) } } }");
+        let expected = [
+            "A::f: a < b => true",
+            "A::f: !c => true",
+            "A::f: a < b => a <= b",
+            "A::f: !c => c",
+            "A::f: self.x |= d.min(e) => ()",
+            "A::f: d.min(e) => d.max(e)",
+        ];
+        assert_eq!((found, skipped), (expected.map(str::to_owned).to_vec(), 0));
+        let (found, _) = labels("fn f() { if a() {} while b() {} match c { d if e() => {} _ => {} } }");
+        let expected = ["a() => true", "a() => false", "b() => false", "e() => true", "e() => false"];
+        assert_eq!(found, expected.map(|change| format!("thing::f: {change}")));
+    }
+
+    #[test]
+    fn literals_and_constants_change_by_a_bit() {
+        let (found, _) = labels("const A: u64 = 0; const B: Pa = Pa(1); fn f() { (0x6, 12u8, true, A, B) }");
+        let expected = ["f: 0x6 => 0x4", "f: 0x6 => 0xe", "f: 12u8 => 13u8", "f: true => false", "A: 0 => 1"];
+        assert_eq!(found, expected.map(|change| format!("thing::{change}")));
+    }
+
+    #[test]
+    fn equal_changes_are_numbered() {
+        let (found, _) = labels("fn f() { g(1); g(1); } fn h() { g(1) }");
+        assert_eq!(found, ["thing::f: 1 => 2", "thing::f: 1 => 2 #2", "thing::h: 1 => 2"]);
+    }
+
+    #[test]
+    fn what_the_compiler_evaluates_is_counted() {
+        let (found, skipped) =
+            labels("const A: u64 = 1 << 3; fn f() { let [_] = [0; 4]; match a { 1..=3 => {} _ => {} } }");
+        assert_eq!((found, skipped), (vec!["thing::f: 0 => 1".to_owned()], 5));
+    }
+
+    #[test]
+    fn tests_printing_and_benches_are_left_out() {
+        let text = "#[cfg(test)] mod t { fn a() { b(1) } } #[cfg(feature = \"baselines\")] fn c() { d(1) }
+            impl fmt::Debug for E { fn fmt(&self, f: &mut fmt::Formatter<'_>) { g(1) } }
+            fn h() { if cfg!(loom) { i(1) } else { j } }";
+        assert_eq!(labels(text), (Vec::new(), 0));
+    }
+
+    /// A file, a function and a change name one mutant, which is what excuses rely on.
+    #[test]
+    fn names_are_unique() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let values = super::super::copy::read(root).unwrap().0.values;
+        let names: std::collections::BTreeSet<_> = values.iter().map(|value| (&value.file, value.label())).collect();
+        assert_eq!(names.len(), values.len());
+        for kind in Kind::ALL {
+            assert!(values.iter().filter(|value| value.kind == kind).count() > 50, "{kind:?}");
+        }
+    }
+}
