@@ -126,6 +126,19 @@ known_state:
     mov     x1, #(1 << 31)              // HCR_EL2.RW
     msr     hcr_el2, x1
     isb
+    // What would give EL2's tables and registers another meaning.
+    mrs     x1, s3_0_c0_c7_3            // ID_AA64MMFR3_EL1; 0 on a CPU that is older
+    tst     x1, #(0xf << 0)             // FEAT_TCR2
+    b.eq    0f
+    msr     s3_4_c2_c0_3, xzr           // TCR2_EL2
+0:  tst     x1, #(0xf << 4)             // FEAT_SCTLR2
+    b.eq    0f
+    msr     s3_4_c1_c0_3, xzr           // SCTLR2_EL2
+0:  mrs     x1, id_aa64pfr1_el1
+    tst     x1, #(0xf << 44)            // FEAT_GCS
+    b.eq    0f
+    msr     s3_4_c2_c5_0, xzr           // GCSCR_EL2
+0:  isb
     ret
 
 // Cleans and invalidates [x0, x1) to the point of coherency.

@@ -30,6 +30,7 @@
 //! | [`el2_mmu`] | the image's own translation tables |
 //! | [`board`] | the machine, as its device tree describes it |
 //! | [`cpus`] | the other CPUs, and each CPU's stacks |
+//! | [`registers`] | which control registers there are, and what each is set to |
 //! | [`world`] | the switch into the guest and back |
 //! | [`vectors`] | where exceptions arrive |
 //! | [`panic`](mod@panic) | the one report before the end |
@@ -73,6 +74,7 @@ pub mod power;
 pub mod psci;
 #[cfg(feature = "record")]
 pub mod record;
+pub mod registers;
 pub mod semihosting;
 pub mod start;
 pub mod stats;

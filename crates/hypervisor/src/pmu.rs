@@ -33,7 +33,7 @@ impl Counter {
     /// Starts the counter, or answers `None` where it is not [`available`].
     ///
     /// # Safety
-    /// After [`init_cpu`](crate::world::init_cpu), which sets MDCR_EL2, and once per CPU.
+    /// After [`registers::set_for`](crate::registers::set_for), which sets MDCR_EL2, and once per CPU.
     #[must_use]
     pub unsafe fn start() -> Option<Self> {
         if !available() {

@@ -19,6 +19,7 @@ use crate::pmu::Counter;
 use crate::psci::{self, Reply};
 #[cfg(feature = "record")]
 use crate::record::Recorder;
+use crate::registers::shut;
 use crate::stats::{Meter, Purpose, Stats};
 use crate::sysreg::isb;
 #[cfg(any(feature = "oracle", feature = "record"))]
@@ -69,7 +70,6 @@ struct Vcpu {
 mod class {
     pub const HVC: u64 = 0x16;
     pub const SMC: u64 = 0x17;
-    #[cfg(any(feature = "oracle", feature = "record"))]
     pub const SYSTEM_REGISTER: u64 = 0x18;
     pub const INSTRUCTION_ABORT: u64 = 0x20;
     pub const DATA_ABORT: u64 = 0x24;
@@ -109,6 +109,7 @@ impl Vcpu {
             class::HVC => self.call(),
             #[cfg(any(feature = "oracle", feature = "record"))]
             class::SYSTEM_REGISTER if translation_registers::write(esr, &mut self.context) => {}
+            class::SYSTEM_REGISTER if shut::answer(esr, &mut self.context.x) => self.context.skip(),
             class::SMC => {
                 // Trapped before it was executed: the guest goes on behind it.
                 self.context.skip();

@@ -18,9 +18,9 @@ use twofold_stage2::Features;
 use crate::board::Board;
 use crate::cpus::{self, StartError};
 use crate::platform::EnginePlatform;
+use crate::registers::{self, Confinement};
 use crate::stats::{self, Stats};
-use crate::sysreg::isb;
-use crate::{control, power, world, write_sysreg};
+use crate::{control, power};
 #[cfg(feature = "trace")]
 use {crate::trace, twofold_abi::trace::Event};
 
@@ -124,15 +124,10 @@ impl Vm {
 
     /// Sets this CPU up so that a guest on it sees nothing but this virtual machine.
     pub(crate) fn confine_this_cpu(&self) {
-        // SAFETY: a CPU comes here before its first vCPU is entered; the value keeps EL2 as it is.
-        unsafe { world::init_cpu(self.hcr) };
         let stage2 = self.memory.stage2();
-        // SAFETY: the registers decide what guests see; EL2 has tables of its own.
-        unsafe {
-            write_sysreg!(VTCR_EL2, stage2.vtcr());
-            write_sysreg!(VTTBR_EL2, stage2.vttbr());
-        }
-        isb();
+        let guest = Confinement { hcr: self.hcr, vtcr: stage2.vtcr(), vttbr: stage2.vttbr() };
+        // SAFETY: a CPU comes here before its first vCPU is entered; the value of HCR_EL2 keeps EL2 as it is.
+        unsafe { registers::set_for(&guest) };
         #[cfg(feature = "trace")]
         {
             trace::event(Event::Vttbr { vttbr: stage2.vttbr() });
@@ -199,23 +194,10 @@ impl VcpuSlot {
     }
 }
 
-/// HCR_EL2 for the guest: AArch64, its memory behind stage 2, SMC and IMPLEMENTATION DEFINED registers trapped (on some
-/// cores those read caches), set/way cache operations made to clean, and all that it may use by itself left to it
-/// (pointer authentication, SCXTNUM, allocation tags). Not PTW: stage-1 tables in device memory would fault for ever.
+/// [`registers::hcr`], with what this image wants besides.
 pub fn hcr(features: &Features) -> u64 {
-    const VM: u64 = 1 << 0;
-    const SWIO: u64 = 1 << 1;
-    const TSC: u64 = 1 << 19;
-    const TIDCP: u64 = 1 << 20;
-    const RW: u64 = 1 << 31;
-    const APK: u64 = 1 << 40;
-    const API: u64 = 1 << 41;
-    const FWB: u64 = 1 << 46;
-    const EN_SCXT: u64 = 1 << 53;
-    const ATA: u64 = 1 << 56;
-    let fwb = if features.forced_write_back { FWB } else { 0 };
     // Each change of process comes to EL2, for the oracle and the recorder to have their rounds.
     const TVM: u64 = 1 << 26;
     let tvm = if cfg!(any(feature = "oracle", feature = "record")) { TVM } else { 0 };
-    VM | SWIO | TSC | TIDCP | RW | APK | API | EN_SCXT | ATA | fwb | tvm
+    registers::hcr(features) | tvm
 }

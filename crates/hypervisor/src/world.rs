@@ -14,9 +14,6 @@
 use core::arch::asm;
 use core::mem::offset_of;
 
-use crate::sysreg::{id_field, isb};
-use crate::{read_sysreg, write_sysreg};
-
 /// The registers of a vCPU that EL2 overwrites. All of them may be changed between two entries.
 #[derive(Clone, Debug)]
 #[repr(C, align(16))] // SP may point to it
@@ -69,8 +66,8 @@ impl Context {
 /// Runs the guest until it comes back.
 ///
 /// # Safety
-/// The CPU must be set up for it: [`init_cpu`] ran, and HCR_EL2, VTTBR_EL2 and VTCR_EL2 confine the guest to memory
-/// and devices that are its own. `context` must not put PSTATE at EL2.
+/// The CPU must be set up for it: [`registers::set_for`](crate::registers::set_for) ran, and HCR_EL2, VTTBR_EL2 and VTCR_EL2
+/// confine the guest to memory and devices that are its own. `context` must not put PSTATE at EL2.
 #[inline]
 pub unsafe fn enter(context: &mut Context) -> Trap {
     let trap: u64;
@@ -123,82 +120,6 @@ pub unsafe fn enter(context: &mut Context) -> Trap {
         1 => Trap::Irq,
         2 => Trap::Fiq,
         _ => Trap::SError,
-    }
-}
-
-/// Sets the controls of EL2 for running a guest on this CPU, and the guest's registers that reset leaves unknown.
-/// The guest may use FP, SIMD, SVE, SME, the PMU's counters, debug registers, timers and the GIC's CPU interface.
-///
-/// # Safety
-/// No guest may have run on this CPU; `hcr` must be a value under which EL2 itself works on (E2H=0, TGE=0).
-pub unsafe fn init_cpu(hcr: u64) {
-    let pfr0 = read_sysreg!(ID_AA64PFR0_EL1);
-    let pfr1 = read_sysreg!(ID_AA64PFR1_EL1);
-    let sve = id_field(pfr0, 32) != 0;
-    let sme = id_field(pfr1, 24) != 0;
-    let gic_registers = id_field(pfr0, 24) != 0;
-    let pmu = matches!(id_field(read_sysreg!(ID_AA64DFR0_EL1), 8), 1..0xf);
-    // HPMN: all event counters are the guest's. HPMD, HCCD: they stand still at EL2.
-    const NOT_AT_EL2: u64 = 1 << 17 | 1 << 23;
-    let mdcr = if pmu { (read_sysreg!(PMCR_EL0) >> 11) & 0x1f | NOT_AT_EL2 } else { 0 };
-    let (midr, mpidr) = (read_sysreg!(MIDR_EL1), read_sysreg!(MPIDR_EL1));
-    // Bits 8 (TZ) and 12 (TSM) trap SVE and SME, and are RES1 without them.
-    let cptr = 0x33ff & !(u64::from(sve) << 8) & !(u64::from(sme) << 12);
-
-    // SAFETY: none of these changes what EL2's own code and memory mean; the registers written exist on this CPU.
-    unsafe {
-        write_sysreg!(HCR_EL2, hcr);
-        write_sysreg!(CPTR_EL2, cptr);
-        isb(); // the next two would be trapped before
-        if sve {
-            write_sysreg!(S3_4_C1_C2_0, 0x1ff); // ZCR_EL2: all vector lengths
-        }
-        if sme {
-            write_sysreg!(S3_4_C1_C2_6, 0x8000_01ff); // SMCR_EL2: likewise, and FA64
-        }
-        write_sysreg!(HSTR_EL2, 0);
-        write_sysreg!(MDCR_EL2, mdcr);
-        write_sysreg!(CNTHCTL_EL2, 3); // EL1 reads the physical counter and owns the physical timer
-        write_sysreg!(CNTVOFF_EL2, 0);
-        write_sysreg!(VPIDR_EL2, midr);
-        write_sysreg!(VMPIDR_EL2, mpidr);
-        if gic_registers {
-            write_sysreg!(S3_4_C12_C9_5, 0xf); // ICC_SRE_EL2: system registers at EL2 and EL1
-            isb();
-            write_sysreg!(S3_4_C12_C11_0, 0); // ICH_HCR_EL2: no access to the CPU interface traps
-        }
-        write_sysreg!(SCTLR_EL1, 0x30d0_0800); // MMU and caches off, little-endian, RES1 bits
-    }
-    leave_to_the_guest();
-    isb();
-}
-
-/// Opens what newer architectures keep shut for a guest until EL2 says otherwise. The guest finds these features in its
-/// ID registers, so it uses them; EL2 itself uses none, and a CPU runs one vCPU only.
-fn leave_to_the_guest() {
-    let mmfr0 = read_sysreg!(ID_AA64MMFR0_EL1);
-    let mmfr1 = read_sysreg!(ID_AA64MMFR1_EL1);
-    if id_field(mmfr1, 40) != 0 {
-        // FEAT_HCX. EnAS0, EnALS, EnASR; MSCEn (memory copy and set); TCR2En, SCTLR2En; GCSEn; EnFPM.
-        const OPEN: u64 = 0b111 | 1 << 11 | 1 << 14 | 1 << 15 | 1 << 22 | 1 << 23;
-        // SAFETY: the register exists, and lets EL1 and EL0 use instructions and registers of their own.
-        unsafe { write_sysreg!(S3_4_C1_C2_2, OPEN) };
-    }
-    if id_field(mmfr0, 56) != 0 {
-        // FEAT_FGT. A bit of a register that came with it traps when set, one of a later feature when clear (its name
-        // begins with n): nothing is to trap.
-        const REGISTERS: u64 = 0b1111_1111_1111 << 52 | 1 << 50;
-        const INSTRUCTIONS: u64 = 0b1_1111 << 55;
-        const DEBUG_READS: u64 = 0b1111 << 59;
-        const DEBUG_WRITES: u64 = 0b111 << 60;
-        // SAFETY: the registers exist, and let EL1 and EL0 use registers and instructions of their own.
-        unsafe {
-            write_sysreg!(S3_4_C1_C1_4, REGISTERS); // HFGRTR_EL2
-            write_sysreg!(S3_4_C1_C1_5, REGISTERS); // HFGWTR_EL2
-            write_sysreg!(S3_4_C1_C1_6, INSTRUCTIONS); // HFGITR_EL2
-            write_sysreg!(S3_4_C3_C1_4, DEBUG_READS); // HDFGRTR_EL2
-            write_sysreg!(S3_4_C3_C1_5, DEBUG_WRITES); // HDFGWTR_EL2
-        }
     }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The hypervisor's files that read what others wrote (a bundle, a device tree), compiled for a host.
+//! The hypervisor's files that can run on a host: those that read what others wrote (a bundle, a device tree), and those
+//! that decide what goes into system registers.
 //!
 //! Invariant: these are the image's own files, not copies; what is written here is only what they take from the machine
 //! around them.
@@ -15,6 +16,10 @@ pub mod config;
 pub mod device_tree;
 #[path = "../../../crates/hypervisor/src/load.rs"]
 pub mod load;
+#[path = "../../../crates/hypervisor/src/registers/mod.rs"]
+pub mod registers;
+
+pub mod faked;
 
 /// What `board` takes from the module of this name.
 pub mod power {
@@ -28,12 +33,30 @@ pub mod power {
     }
 }
 
+/// What `registers` takes from the module of this name.
+pub mod sysreg {
+    /// One field of an ID register: 4 bits from bit `low`.
+    pub const fn id_field(register: u64, low: u32) -> u64 {
+        (register >> low) & 0xf
+    }
+
+    /// Faked registers need no synchronization.
+    pub fn isb() {}
+}
+
 /// The affinity of the CPU that boots.
 pub const BOOT_CPU: u64 = 0;
 
 macro_rules! read_sysreg {
-    (MPIDR_EL1) => {
-        $crate::BOOT_CPU
+    ($name:ident) => {
+        $crate::faked::read(stringify!($name))
     };
 }
 pub(crate) use read_sysreg;
+
+macro_rules! write_sysreg {
+    ($name:ident, $value:expr) => {
+        $crate::faked::write(stringify!($name), $value)
+    };
+}
+pub(crate) use write_sysreg;

@@ -138,7 +138,7 @@ impl GuestTables {
     }
 }
 
-/// SCTLR_EL1 as `world::init_cpu` leaves it.
+/// SCTLR_EL1 as `registers::set_for` leaves it.
 const MMU_AND_CACHES_OFF: u64 = 0x30d0_0800;
 
 fn empty(machine: &mut Machine) -> Outcome<Frame> {

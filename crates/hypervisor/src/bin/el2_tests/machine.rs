@@ -7,7 +7,8 @@ use alloc::vec::Vec;
 use core::arch::asm;
 
 use twofold_hypervisor::board::Board;
-use twofold_hypervisor::{memory, platform, vm, world};
+use twofold_hypervisor::registers::{self, Confinement};
+use twofold_hypervisor::{memory, platform, vm};
 use twofold_memory::Frames;
 use twofold_stage2::{Donated, Features, Pa, Records};
 
@@ -47,7 +48,7 @@ impl Machine {
         let taken = memory::take_over(board);
         taken.free.into_iter().for_each(|range| frames.add(range));
         // SAFETY: no guest has run on this CPU; it is the value that the hypervisor itself uses.
-        unsafe { world::init_cpu(vm::hcr(&features)) };
+        unsafe { registers::set_for(&Confinement { hcr: vm::hcr(&features), ..Confinement::default() }) };
         Self { board, features, frames, records: taken.records }
     }
 

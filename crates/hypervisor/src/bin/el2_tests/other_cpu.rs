@@ -4,7 +4,8 @@
 //! Invariant: it does nothing between two requests, so its TLB changes only by what the first CPU broadcasts.
 
 use spin::Mutex;
-use twofold_hypervisor::{cpus, platform, read_sysreg, vm, world};
+use twofold_hypervisor::registers::{self, Confinement};
+use twofold_hypervisor::{cpus, platform, read_sysreg, vm};
 
 use crate::agent::{Agent, Command};
 use crate::check::Outcome;
@@ -42,7 +43,7 @@ impl OtherCpu {
 
 fn serve(_index: usize) {
     // SAFETY: no guest has run on this CPU; it is the value that the hypervisor itself uses.
-    unsafe { world::init_cpu(vm::hcr(&platform::features())) };
+    unsafe { registers::set_for(&Confinement { hcr: vm::hcr(&platform::features()), ..Confinement::default() }) };
     let mut agent = Agent::new(AGENT.raw());
     loop {
         let request = wait(&REQUEST);

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The control registers of EL2, in the order in which they are set.
+//!
+//! A feature that is not switched between guests, and that the guest has no need of, is shut: what the guest does with its
+//! registers is answered by [`shut`](super::shut).
+
+use super::{ALWAYS, CLEAR, Cpu, Register, register};
+
+/// The table.
+pub const TABLE: &[Register] = &[
+    register!(
+        HCR_EL2,
+        S3_4_C1_C1_0,
+        ALWAYS,
+        |cpu, guest| guest.hcr | traps(cpu),
+        "stage 2 and traps on; error records and LORegions belong to the machine"
+    ),
+    // CPTR_EL2 comes before ZCR_EL2 and SMCR_EL2, which it traps.
+    register!(
+        CPTR_EL2,
+        S3_4_C1_C1_2,
+        ALWAYS,
+        |cpu, _| cptr(cpu),
+        "FP, SIMD, SVE and SME are the guest's; activity monitors and the trace unit are not"
+    ),
+    register!(ZCR_EL2, S3_4_C1_C2_0, Cpu::has_sve, |_, _| 0x1ff, "the guest may use all vector lengths"),
+    register!(
+        SMCR_EL2,
+        S3_4_C1_C2_6,
+        Cpu::has_sme,
+        |_, _| 0x8000_01ff,
+        "the guest may use all vector lengths, and A64 in full in streaming mode"
+    ),
+    register!(HSTR_EL2, S3_4_C1_C1_3, ALWAYS, CLEAR, "no AArch32 coprocessor register traps at EL0"),
+    register!(
+        MDCR_EL2,
+        S3_4_C1_C1_1,
+        ALWAYS,
+        |cpu, _| mdcr(cpu),
+        "debug registers and event counters are the guest's, and stand still at EL2; profiling and trace are shut"
+    ),
+    register!(
+        HCRX_EL2,
+        S3_4_C1_C2_2,
+        Cpu::has_hcx,
+        |_, _| HCRX,
+        "the guest finds these features in its ID registers, and uses them without EL2"
+    ),
+    register!(HFGRTR_EL2, S3_4_C1_C1_4, Cpu::has_fgt, |_, _| OPEN_REGISTERS, "no register of EL1's own traps"),
+    register!(HFGWTR_EL2, S3_4_C1_C1_5, Cpu::has_fgt, |_, _| OPEN_REGISTERS, "no register of EL1's own traps"),
+    register!(
+        HFGITR_EL2,
+        S3_4_C1_C1_6,
+        Cpu::has_fgt,
+        |_, _| OPEN_INSTRUCTIONS,
+        "no instruction traps but those of the branch record buffer"
+    ),
+    register!(
+        HDFGRTR_EL2,
+        S3_4_C3_C1_4,
+        Cpu::has_fgt,
+        CLEAR,
+        "debug registers and the PMU are the guest's; the branch record buffer is shut"
+    ),
+    register!(
+        HDFGWTR_EL2,
+        S3_4_C3_C1_5,
+        Cpu::has_fgt,
+        CLEAR,
+        "debug registers and the PMU are the guest's; the branch record buffer is shut"
+    ),
+    register!(
+        HAFGRTR_EL2,
+        S3_4_C3_C1_6,
+        |cpu| cpu.has_fgt() && cpu.has_amu(),
+        CLEAR,
+        "activity monitors are shut as a whole, by CPTR_EL2.TAM"
+    ),
+    register!(
+        HFGRTR2_EL2,
+        S3_4_C3_C1_2,
+        Cpu::has_fgt2,
+        CLEAR,
+        "shut: PFAR_EL1 has physical addresses, and no guest needs the others"
+    ),
+    register!(HFGWTR2_EL2, S3_4_C3_C1_3, Cpu::has_fgt2, CLEAR, "as HFGRTR2_EL2"),
+    register!(HFGITR2_EL2, S3_4_C3_C1_7, Cpu::has_fgt2, CLEAR, "shut: no guest needs these instructions"),
+    register!(
+        HDFGRTR2_EL2,
+        S3_4_C3_C1_0,
+        Cpu::has_fgt2,
+        |_, _| OPEN_PMU,
+        "the PMU is the guest's; system PMU, trace and step registers are shut"
+    ),
+    register!(HDFGWTR2_EL2, S3_4_C3_C1_1, Cpu::has_fgt2, |_, _| OPEN_PMU, "as HDFGRTR2_EL2"),
+    register!(
+        BRBCR_EL2,
+        S2_4_C9_C0_0,
+        Cpu::has_brbe,
+        CLEAR,
+        "no branch of EL2's is recorded, and none of EL0's for EL2: the guest could read the records"
+    ),
+    register!(
+        TRFCR_EL2,
+        S3_4_C1_C2_1,
+        Cpu::has_trace_filter,
+        CLEAR,
+        "EL2 is not traced, and neither is EL0 on its behalf"
+    ),
+    register!(PMSCR_EL2, S3_4_C9_C9_0, Cpu::has_spe, CLEAR, "EL2 is not sampled"),
+    register!(
+        MPAM2_EL2,
+        S3_4_C10_C5_0,
+        Cpu::has_mpam,
+        |cpu, _| mpam2(cpu),
+        "EL2 uses the default partition, and the guest cannot choose another one"
+    ),
+    register!(
+        MPAMHCR_EL2,
+        S3_4_C10_C4_0,
+        |cpu| cpu.has_mpam() && cpu.mpamidr & MPAMIDR_HAS_HCR != 0,
+        |_, _| TRAP_MPAMIDR,
+        "virtual partitions are off, and the guest is not shown that there are any"
+    ),
+    register!(
+        HACDBSBR_EL2,
+        S3_4_C2_C3_4,
+        Cpu::has_hacdbs,
+        CLEAR,
+        "no list of dirty pages is worked through by hardware"
+    ),
+    register!(
+        CNTHCTL_EL2,
+        S3_4_C14_C1_0,
+        ALWAYS,
+        |_, _| PHYSICAL_COUNTER | PHYSICAL_TIMER,
+        "the guest reads the physical counter and owns the physical timer"
+    ),
+    register!(CNTVOFF_EL2, S3_4_C14_C0_3, ALWAYS, CLEAR, "the virtual counter is the physical one, on all CPUs"),
+    register!(CNTPOFF_EL2, S3_4_C14_C0_6, Cpu::has_physical_offset, CLEAR, "the physical counter has no offset"),
+    register!(CNTHP_CTL_EL2, S3_4_C14_C2_1, ALWAYS, CLEAR, "EL2 has no timer: its interrupt would reach the guest"),
+    register!(
+        CNTHV_CTL_EL2,
+        S3_4_C14_C3_1,
+        Cpu::has_vhe,
+        CLEAR,
+        "EL2 has no timer: its interrupt would reach the guest"
+    ),
+    register!(VPIDR_EL2, S3_4_C0_C0_0, ALWAYS, |cpu, _| cpu.midr, "the guest sees the CPU that it runs on"),
+    register!(VMPIDR_EL2, S3_4_C0_C0_5, ALWAYS, |cpu, _| cpu.mpidr, "a vCPU has the affinity of its CPU"),
+    // ICC_SRE_EL2 comes before ICH_HCR_EL2, which is a memory-mapped register without it.
+    register!(
+        ICC_SRE_EL2,
+        S3_4_C12_C9_5,
+        Cpu::has_gic_registers,
+        |_, _| 0xf,
+        "the GIC's CPU interface is used by system registers, at EL2 and at EL1"
+    ),
+    register!(
+        ICH_HCR_EL2,
+        S3_4_C12_C11_0,
+        Cpu::has_gic_registers,
+        CLEAR,
+        "interrupts are the guest's: there is no virtual interface, and none of its registers traps"
+    ),
+    register!(VTCR_EL2, S3_4_C2_C1_2, ALWAYS, |_, guest| guest.vtcr, "the shape of the guest's stage-2 tables"),
+    register!(VTTBR_EL2, S3_4_C2_C1_0, ALWAYS, |_, guest| guest.vttbr, "the guest's stage-2 tables, and its VMID"),
+];
+
+/// Bits of HCR_EL2 that exist with a feature only.
+fn traps(cpu: &Cpu) -> u64 {
+    const TLOR: u64 = 1 << 35;
+    const TERR: u64 = 1 << 36;
+    bits(cpu.has_lor(), TLOR) | bits(cpu.has_ras(), TERR)
+}
+
+fn cptr(cpu: &Cpu) -> u64 {
+    /// What is RES1, and with SVE and SME the traps of these.
+    const TRAP_VECTORS: u64 = 0x33ff;
+    const TZ: u64 = 1 << 8;
+    const TSM: u64 = 1 << 12;
+    const TTA: u64 = 1 << 20;
+    const TAM: u64 = 1 << 30;
+    TRAP_VECTORS & !bits(cpu.has_sve(), TZ) & !bits(cpu.has_sme(), TSM)
+        | bits(cpu.has_trace_registers(), TTA)
+        | bits(cpu.has_amu(), TAM)
+}
+
+fn mdcr(cpu: &Cpu) -> u64 {
+    // E2PB, E2TB and EnSPM stay 0: buffers belong to EL2, and access to them and to system PMUs traps.
+    const TPMS: u64 = 1 << 14;
+    const TTRF: u64 = 1 << 19;
+    // HPMD, HCCD: the guest's counters stand still at EL2.
+    const NOT_AT_EL2: u64 = 1 << 17 | 1 << 23;
+    // HPMN: all event counters are the guest's.
+    let counters = cpu.pmcr >> 11 & 0x1f;
+    bits(cpu.has_pmu(), counters | NOT_AT_EL2) | bits(cpu.has_spe(), TPMS) | bits(cpu.has_trace_filter(), TTRF)
+}
+
+fn mpam2(cpu: &Cpu) -> u64 {
+    const TRAP_MPAM1: u64 = 1 << 48;
+    const TRAP_MPAM0: u64 = 1 << 49;
+    const TIDR: u64 = 1 << 58;
+    const MPAMIDR_HAS_TIDR: u64 = 1 << 58;
+    TRAP_MPAM0 | TRAP_MPAM1 | bits(cpu.mpamidr & MPAMIDR_HAS_TIDR != 0, TIDR)
+}
+
+/// EnAS0, EnALS, EnASR; MSCEn (memory copy and set); TCR2En, SCTLR2En; GCSEn; EnFPM.
+const HCRX: u64 = 0b111 | 1 << 11 | 1 << 14 | 1 << 15 | 1 << 22 | 1 << 23;
+/// A bit of a register that came with FEAT_FGT traps when it is set; one of a later feature, whose name begins with n, traps
+/// when it is clear. These are the latter.
+const OPEN_REGISTERS: u64 = 0b1111_1111_1111 << 52 | 1 << 50;
+/// nGCSPUSHM_EL1, nGCSSTR_EL1, nGCSEPP; not nBRBINJ and nBRBIALL.
+const OPEN_INSTRUCTIONS: u64 = 0b111 << 57;
+/// nPMICNTR_EL0, nPMICFILTR_EL0, nPMUACR_EL1.
+const OPEN_PMU: u64 = 1 << 2 | 1 << 3 | 1 << 4;
+const MPAMIDR_HAS_HCR: u64 = 1 << 17;
+/// MPAMHCR_EL2: reads of MPAMIDR_EL1 trap.
+const TRAP_MPAMIDR: u64 = 1 << 31;
+/// CNTHCTL_EL2.EL1PCTEN.
+const PHYSICAL_COUNTER: u64 = 1 << 0;
+/// CNTHCTL_EL2.EL1PCEN.
+const PHYSICAL_TIMER: u64 = 1 << 1;
+
+const fn bits(are_set: bool, bits: u64) -> u64 {
+    if are_set { bits } else { 0 }
+}
