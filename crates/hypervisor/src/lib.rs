@@ -13,6 +13,7 @@
 //! | module | is |
 //! |---|---|
 //! | [`start`] | from a bundle to a running guest |
+//! | [`survey`], [`agreement`] | what the guest's CPUs have in common, and which must not run it |
 //! | [`vm`] | the virtual machine: what its vCPUs share, and its end |
 //! | [`config`], [`load`], [`device_tree`] | what the guest is to be, where it goes, what it is told |
 //! | [`vcpu`] | enter, leave, answer, enter again |
@@ -49,6 +50,7 @@
 
 extern crate alloc;
 
+pub mod agreement;
 #[cfg(feature = "baselines")]
 pub mod baselines;
 pub mod board;
@@ -78,6 +80,7 @@ pub mod registers;
 pub mod semihosting;
 pub mod start;
 pub mod stats;
+pub mod survey;
 pub mod sysreg;
 #[cfg(feature = "trace")]
 pub mod trace;

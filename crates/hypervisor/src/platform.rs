@@ -51,15 +51,15 @@ const TLBI: [(Tlbi, &str); 8] = [
 ];
 
 impl Counted {
-    /// The platform of this machine, with memory mapped one to one.
+    /// The platform of a machine whose CPUs have `features` in common, with memory mapped one to one.
     ///
     /// # Safety
     ///
     /// As [`IdentityMap::new`].
-    pub unsafe fn new(records: Records) -> Self {
+    pub unsafe fn new(records: Records, features: &Features) -> Self {
         // SAFETY: promised by the caller.
         let arm64 = Arm64::new(unsafe { IdentityMap::new(records) });
-        let lines_per_page = (PAGE / features().instruction_line).max(1);
+        let lines_per_page = (PAGE / features.instruction_line).max(1);
         Self { arm64, lines_per_page, counts: InstructionCounts::default() }
     }
 
@@ -86,14 +86,19 @@ impl InstructionCounts {
 
 /// The features of this CPU.
 pub fn features() -> Features {
-    Features::from_registers(&IdRegisters {
+    Features::from_registers(&id_registers())
+}
+
+/// The ID registers of this CPU that say what features it has.
+pub fn id_registers() -> IdRegisters {
+    IdRegisters {
         id_aa64mmfr0: read_sysreg!(id_aa64mmfr0_el1),
         id_aa64mmfr1: read_sysreg!(id_aa64mmfr1_el1),
         id_aa64mmfr2: read_sysreg!(id_aa64mmfr2_el1),
         id_aa64isar0: read_sysreg!(id_aa64isar0_el1),
         ctr: read_sysreg!(ctr_el0),
         dczid: read_sysreg!(dczid_el0),
-    })
+    }
 }
 
 /// So many more.

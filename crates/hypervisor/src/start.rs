@@ -19,9 +19,10 @@ use crate::load::{Layout, LoadError};
 use crate::memory::Taken;
 #[cfg(feature = "oracle")]
 use crate::oracle;
-use crate::platform::{self, Counted};
+use crate::platform::Counted;
 #[cfg(feature = "record")]
 use crate::record;
+use crate::survey::{self, SurveyError};
 #[cfg(feature = "trace")]
 use crate::trace;
 use crate::vm::{self, Vm};
@@ -55,6 +56,9 @@ pub enum StartupError {
     /// Its memory cannot be made.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// The CPUs cannot run it together.
+    #[error(transparent)]
+    Cpus(#[from] SurveyError),
     /// It was to be traced.
     #[cfg(feature = "trace")]
     #[error(transparent)]
@@ -114,7 +118,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     if config.before != 0 {
         return Err(StartupError::NoBaselines(config.before));
     }
-    let mut features = platform::features();
+    let mut features = survey::common_features(board, config.cpus as usize)?;
     features.forced_write_back &= !config.has(flags::NO_FORCED_WRITE_BACK);
     #[cfg(feature = "trace")]
     trace::begin(board, &features, &taken.free, taken.records.ranges())?;
@@ -135,7 +139,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let layout = Layout::new(config)?;
     let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &features).map_err(MemoryError::from)?;
     // SAFETY: EL2 maps all RAM one to one, and `taken` is RAM that nothing else uses.
-    let platform = unsafe { Counted::new(taken.records) };
+    let platform = unsafe { Counted::new(taken.records, &features) };
     #[cfg(feature = "trace")]
     let platform = trace::Traced::new(platform, &features);
     let given = given(config, &mut frames, &platform)?;

@@ -20,7 +20,7 @@ use crate::cpus::{self, StartError};
 use crate::platform::EnginePlatform;
 use crate::registers::{self, Confinement};
 use crate::stats::{self, Stats};
-use crate::{control, power};
+use crate::{agreement, control, platform, power};
 #[cfg(feature = "trace")]
 use {crate::trace, twofold_abi::trace::Event};
 
@@ -125,6 +125,9 @@ impl Vm {
     /// Sets this CPU up so that a guest on it sees nothing but this virtual machine.
     pub(crate) fn confine_this_cpu(&self) {
         let stage2 = self.memory.stage2();
+        if let Err(unfit) = agreement::check(cpus::current(), stage2.features(), &platform::features()) {
+            self.fail(format_args!("{unfit}"));
+        }
         let guest = Confinement { hcr: self.hcr, vtcr: stage2.vtcr(), vttbr: stage2.vttbr() };
         // SAFETY: a CPU comes here before its first vCPU is entered; the value of HCR_EL2 keeps EL2 as it is.
         unsafe { registers::set_for(&guest) };

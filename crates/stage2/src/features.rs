@@ -92,6 +92,38 @@ impl Features {
         zero_block: 0,
     };
 
+    /// What two CPUs have in common: tables and maintenance by these features are right on both. A line size is the smaller
+    /// one, so that maintenance by lines misses none; zeroing by the smaller block covers a page on both.
+    #[must_use]
+    pub const fn common(&self, other: &Self) -> Self {
+        const fn least(a: u64, b: u64) -> u64 {
+            if a < b { a } else { b }
+        }
+        Self {
+            pa_bits: least(self.pa_bits as u64, other.pa_bits as u64) as u32,
+            vmid_bits: least(self.vmid_bits as u64, other.vmid_bits as u64) as u32,
+            hardware_access_flag: self.hardware_access_flag & other.hardware_access_flag,
+            hardware_dirty_state: self.hardware_dirty_state & other.hardware_dirty_state,
+            forced_write_back: self.forced_write_back & other.forced_write_back,
+            execute_per_el: self.execute_per_el & other.execute_per_el,
+            tlbi_range: self.tlbi_range & other.tlbi_range,
+            tlbi_level_hint: self.tlbi_level_hint & other.tlbi_level_hint,
+            common_not_private: self.common_not_private & other.common_not_private,
+            instruction_cache_coherent: self.instruction_cache_coherent & other.instruction_cache_coherent,
+            instruction_cache_pipt: self.instruction_cache_pipt & other.instruction_cache_pipt,
+            data_line: least(self.data_line, other.data_line),
+            instruction_line: least(self.instruction_line, other.instruction_line),
+            // 0 is the least: prohibited on one, it is used on neither.
+            zero_block: least(self.zero_block, other.zero_block),
+        }
+    }
+
+    /// The names of those of these features that a CPU with `cpu` cannot keep: it must not run a guest that uses them.
+    pub fn not_kept_by(&self, cpu: &Self) -> impl Iterator<Item = &'static str> {
+        let common = self.common(cpu).named();
+        self.named().into_iter().zip(common).filter(|(used, common)| used != common).map(|((name, _), _)| name)
+    }
+
     /// The features that the ID registers tell (Arm ARM D23.2).
     pub const fn from_registers(id: &IdRegisters) -> Self {
         const PA_BITS: [u32; 7] = [32, 36, 40, 42, 44, 48, 48];
@@ -130,6 +162,49 @@ const fn field(register: u64, shift: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use proptest::prelude::*;
+
+    fn any_features() -> impl Strategy<Value = Features> {
+        any::<[u64; 6]>().prop_map(|[id_aa64mmfr0, id_aa64mmfr1, id_aa64mmfr2, id_aa64isar0, ctr, dczid]| {
+            Features::from_registers(&IdRegisters {
+                id_aa64mmfr0,
+                id_aa64mmfr1,
+                id_aa64mmfr2,
+                id_aa64isar0,
+                ctr,
+                dczid,
+            })
+        })
+    }
+
+    proptest! {
+        /// What is common to CPUs depends neither on their order nor on how often one is asked, and each of them keeps it.
+        #[test]
+        fn each_cpu_keeps_what_is_common(a in any_features(), b in any_features(), c in any_features()) {
+            prop_assert_eq!(a.common(&b), b.common(&a));
+            prop_assert_eq!(a.common(&b).common(&c), a.common(&b.common(&c)));
+            prop_assert_eq!(a.common(&a), a);
+            let common = a.common(&b);
+            for cpu in [&a, &b] {
+                prop_assert_eq!(common.not_kept_by(cpu).next(), None);
+            }
+            // Nothing is given up that both have, and nothing is claimed that one lacks.
+            for ((name, all), (a, b)) in common.named().into_iter().zip(a.named().into_iter().map(|one| one.1).zip(b.named().map(|one| one.1))) {
+                prop_assert_eq!(all, a.min(b), "{}", name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_cpu_that_cannot_keep_a_feature_names_it() {
+        let used = Features { forced_write_back: true, zero_block: 64, ..Features::NONE };
+        let names = |cpu: &Features| used.not_kept_by(cpu).collect::<Vec<_>>();
+        assert!(names(&used).is_empty());
+        assert!(names(&Features { tlbi_range: true, data_line: 128, ..used }).is_empty(), "more is no harm");
+        assert_eq!(names(&Features { forced_write_back: false, ..used }), ["forced_write_back"]);
+        assert_eq!(names(&Features { data_line: 32, zero_block: 0, ..used }), ["data_line", "zero_block"]);
+    }
 
     /// The registers of QEMU 7.2's `-cpu max`, as read there.
     #[test]

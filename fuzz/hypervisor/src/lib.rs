@@ -7,6 +7,8 @@
 
 extern crate alloc;
 
+#[path = "../../../crates/hypervisor/src/agreement.rs"]
+pub mod agreement;
 #[path = "../../../crates/hypervisor/src/board.rs"]
 #[allow(dead_code, reason = "the image asks for parts of a board that is not understood as a whole")]
 pub mod board;

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Asks each CPU that will run a vCPU what it can do, before anything depends on it.
+//!
+//! A CPU is started, reports its ID registers, and goes off again; a vCPU starts it later. The boot CPU waits for each.
+
+use spin::Once;
+use twofold_abi::virt;
+use twofold_stage2::{Features, IdRegisters};
+
+use crate::agreement::{self, Unfit};
+use crate::board::Board;
+use crate::cpus::{self, StartError};
+use crate::{platform, power, read_sysreg};
+
+/// Why the CPUs cannot be used together.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub enum SurveyError {
+    /// One cannot be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// One is not fit.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
+}
+
+/// The features that the first `cpus` CPUs have in common. To be called on CPU 0, before another runs.
+pub fn common_features(board: &Board, cpus: usize) -> Result<Features, SurveyError> {
+    for index in 1..cpus {
+        cpus::start(board, index, |index| {
+            REPORTS[index].call_once(platform::id_registers);
+        })?;
+    }
+    let ram_end = board.ram.iter().map(|ram| ram.end).max().unwrap_or(0);
+    let others = (1..cpus).map(|index| wait(board.cpus[index], &REPORTS[index]));
+    Ok(agreement::agree(platform::features(), others, ram_end)?)
+}
+
+/// What each CPU reported.
+static REPORTS: [Once<IdRegisters>; virt::MAX_CPUS as usize] = [const { Once::new() }; virt::MAX_CPUS as usize];
+
+/// What the CPU reports, once it is off again; `None` where it takes longer than anything explains.
+fn wait(mpidr: u64, report: &Once<IdRegisters>) -> Option<IdRegisters> {
+    const SECONDS: u64 = 20;
+    let start = read_sysreg!(CNTPCT_EL0);
+    let limit = SECONDS * read_sysreg!(CNTFRQ_EL0);
+    loop {
+        if let Some(registers) = report.get()
+            && power::affinity_info(mpidr) == Ok(smccc::psci::AffinityState::Off)
+        {
+            return Some(*registers);
+        }
+        if read_sysreg!(CNTPCT_EL0).wrapping_sub(start) > limit {
+            return None;
+        }
+        core::hint::spin_loop();
+    }
+}
