@@ -199,13 +199,20 @@ impl World {
         self.slot(ipa).is_some_and(PlainSlot::is_ram)
     }
 
-    /// Whether the access is refused with an abort, whatever is mapped.
-    fn aborts(&self, ipa: Ipa, access: AccessKind) -> bool {
-        self.slot(ipa).is_none_or(|slot| match access {
-            AccessKind::Read => false,
-            AccessKind::Write => !slot.writable,
-            AccessKind::Execute => !slot.is_ram(),
-        })
+    /// The answer to an access that a slot does not allow, whatever is mapped; `None` where it is allowed.
+    fn refused(&self, ipa: Ipa, kind: FaultKind, access: AccessKind) -> Option<Answer> {
+        let Some(slot) = self.slot(ipa) else {
+            let skips = access == AccessKind::Maintenance;
+            return Some(if skips { Answer::Skip } else { Answer::ExternalAbort });
+        };
+        let is_allowed = match access {
+            AccessKind::Read => true,
+            // Of cache maintenance, only `DC IVAC` takes a permission fault where it may read.
+            AccessKind::Maintenance => kind != FaultKind::Permission || slot.writable,
+            AccessKind::Write => slot.writable,
+            AccessKind::Execute => slot.is_ram(),
+        };
+        (!is_allowed).then_some(Answer::ExternalAbort)
     }
 
     /// Any fault, whether or not the tables give reason to it: a TLB may be stale.
@@ -215,12 +222,12 @@ impl World {
         let outcome = self.guest.fault(ipa, kind, access);
         let after = self.guest.scan();
         match outcome {
-            Ok(Answer::ExternalAbort) => {
-                assert!(self.aborts(ipa, access), "{access:?} at {ipa}");
+            Ok(answer @ (Answer::ExternalAbort | Answer::Skip)) => {
+                assert_eq!(self.refused(ipa, kind, access), Some(answer), "{kind:?} for {access:?} at {ipa}");
                 assert_eq!(before, after);
             }
             Ok(Answer::Retry(done)) => {
-                assert!(!self.aborts(ipa, access), "{access:?} at {ipa}");
+                assert_eq!(self.refused(ipa, kind, access), None, "{kind:?} for {access:?} at {ipa}");
                 match done {
                     Done::Mapped { level, .. } => {
                         // What is mapped already by smaller leaves, a block takes the place of.
@@ -266,12 +273,13 @@ impl World {
     fn touch(&mut self, ipa: Ipa, access: AccessKind) -> Option<Pa> {
         match self.guest.touch(ipa, access) {
             Ok(Outcome::Reaches(pa, _)) => {
-                assert!(!self.aborts(ipa, access), "{access:?} at {ipa} reaches {pa}");
+                assert_eq!(self.refused(ipa, FaultKind::Translation, access), None, "{access:?} at {ipa} reaches {pa}");
                 self.check_leaf(ipa);
                 Some(pa)
             }
-            Ok(Outcome::Aborts) => {
-                assert!(self.aborts(ipa, access), "{access:?} at {ipa}");
+            Ok(outcome @ (Outcome::Aborts | Outcome::Skipped)) => {
+                let answer = if outcome == Outcome::Skipped { Answer::Skip } else { Answer::ExternalAbort };
+                assert_eq!(self.refused(ipa, FaultKind::Translation, access), Some(answer), "{access:?} at {ipa}");
                 None
             }
             Err(error) => {
@@ -580,7 +588,7 @@ fn kind(u: &mut Unstructured<'_>) -> Result<FaultKind> {
 }
 
 fn access(u: &mut Unstructured<'_>) -> Result<AccessKind> {
-    Ok(*u.choose(&[AccessKind::Read, AccessKind::Write, AccessKind::Execute])?)
+    Ok(*u.choose(&[AccessKind::Read, AccessKind::Write, AccessKind::Execute, AccessKind::Maintenance])?)
 }
 
 /// Mostly what is taken.

@@ -36,11 +36,13 @@ fn fault(esr: u64) {
         (true, _) if kind == FaultKind::Permission => AccessKind::Write,
         (true, _) => AccessKind::Read,
         (false, 0x20) => AccessKind::Execute,
+        // CM: WnR says nothing beside it.
+        (false, _) if bit(8) => AccessKind::Maintenance,
         (false, _) => [AccessKind::Read, AccessKind::Write][usize::from(bit(6))],
     };
     assert_eq!(access, expected);
     let fault = Fault { kind, access, level, stage1_walk };
     assert_eq!(fault.hpfar_is_valid(), kind != FaultKind::Permission || stage1_walk);
-    // EC, S1PTW, WnR and xFSC; the rest of the register says nothing about it.
-    assert_eq!(Fault::from_syndrome(esr & 0xfc00_00ff), Some(fault));
+    // EC, CM, S1PTW, WnR and xFSC; the rest of the register says nothing about it.
+    assert_eq!(Fault::from_syndrome(esr & 0xfc00_01ff), Some(fault));
 }
