@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the hypervisor said on its control channel.
 //!
-//! Invariant: a [`Report`] has each key once (the last value wins) and lists keys in the order of their
-//! names, so that two equal runs print equal reports.
+//! Invariants: a [`Report`] has each key once and lists keys in the order of their names, so that two equal runs print equal
+//! reports. A hypervisor that gives a figure twice, or ends twice, is not believed: the first one counts here, and each
+//! later one is in [`Control::repeated`], which makes the run fail ([`Verdict`](crate::Verdict)).
 
 use std::collections::BTreeMap;
 
@@ -22,6 +23,8 @@ pub struct Control {
     pub rounds: Vec<String>,
     /// How it ended: power-off, reset, panic, error, tests. `None`: it did not say so.
     pub end: Option<String>,
+    /// Lines that give a figure again, or end again, as they are. A good run has none.
+    pub repeated: Vec<String>,
     /// A test image's answer to `list`.
     pub tests: Vec<Test>,
     /// Names of tests that passed.
@@ -63,11 +66,16 @@ impl Control {
             control::STAT => {
                 let (key, value) = split_word(rest);
                 if let (true, Ok(value)) = (is_key(key), value.parse()) {
-                    self.report.set(key, value);
+                    if self.report.get(key).is_none() {
+                        self.report.set(key, value);
+                    } else {
+                        self.repeated.push(line.to_owned());
+                    }
                 }
             }
             control::ROUND => self.take_round(rest),
-            control::END => self.end = Some(rest.to_owned()),
+            control::END if self.end.is_none() => self.end = Some(rest.to_owned()),
+            control::END => self.repeated.push(line.to_owned()),
             control::TEST if !rest.is_empty() => {
                 let (name, expect) = split_word(rest);
                 let expect = expect.strip_prefix("expect=").and_then(|status| status.parse().ok());
@@ -209,9 +217,13 @@ mod tests {
     }
 
     #[test]
-    fn the_last_value_of_a_key_wins() {
-        let control = Control::parse("twofold:stat a.b 1\ntwofold:stat a.b 18446744073709551615");
-        assert_eq!(control.report.iter().collect::<Vec<_>>(), [("a.b", u64::MAX)]);
+    fn what_is_said_again_is_kept_apart() {
+        let again = ["twofold:stat a.b 2", "twofold:stat a.b 1", "twofold:end reset"];
+        let text = format!("twofold:stat a.b 1\n{}\ntwofold:stat c 18446744073709551615\n{}", again[0], again[1]);
+        let control = Control::parse(&format!("{text}\ntwofold:end power-off\n{}\n", again[2]));
+        assert_eq!(control.report.iter().collect::<Vec<_>>(), [("a.b", 1), ("c", u64::MAX)]);
+        assert_eq!(control.end.as_deref(), Some("power-off"));
+        assert_eq!(control.repeated, again);
     }
 
     #[test]

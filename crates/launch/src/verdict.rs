@@ -2,7 +2,7 @@
 //! What a finished launch means.
 //!
 //! Invariant: [`Verdict::Ok`] needs everything at once: QEMU's exit status for a power-off, the
-//! hypervisor's own last word, and for a check the guest's word as well. Whatever is missing makes another
+//! hypervisor's own last word and one report, and for a check the guest's word as well. Whatever is missing makes another
 //! verdict, so that nobody's silence passes for success.
 
 use std::fmt;
@@ -25,6 +25,8 @@ pub enum Verdict {
     Reset,
     /// EL2 panicked; its report.
     Panic(String),
+    /// The hypervisor reported twice; the first line that it repeats.
+    Repeated(String),
     /// The guest could not be started; why.
     CannotStart(String),
     /// Tests failed; which and why.
@@ -44,6 +46,9 @@ impl Verdict {
             _ => None,
         };
         match outcome.status {
+            Some(exit::POWER_OFF | exit::RESET | exit::TEST_FAILED) if !control.repeated.is_empty() => {
+                Self::Repeated(control.repeated[0].clone())
+            }
             Some(exit::POWER_OFF) if control.end.is_none() => Self::Left,
             Some(exit::POWER_OFF) if checked => match &outcome.console.check {
                 Check::Ok => Self::Ok,
@@ -86,6 +91,7 @@ impl Verdict {
             Self::CheckMissing => "check missing",
             Self::Reset => "reset",
             Self::Panic(_) => "panic",
+            Self::Repeated(_) => "repeated",
             Self::CannotStart(_) => "cannot start",
             Self::TestFailed(_) => "test failed",
             Self::Left => "left",
@@ -113,6 +119,11 @@ impl fmt::Display for Verdict {
             Self::Panic(report) => write!(
                 formatter,
                 "the hypervisor panicked at EL2, which is a bug of ours; report it with what follows:\n{report}"
+            ),
+            Self::Repeated(line) => write!(
+                formatter,
+                "the hypervisor reported twice, which is a bug of ours, and no figure of this run counts; report it with \
+                 the control log, which has a second `{line}`"
             ),
             Self::CannotStart(why) if why.is_empty() => {
                 write!(formatter, "the guest could not be started, and the hypervisor gave no reason; see the logs")
@@ -182,6 +193,8 @@ mod tests {
     #[test]
     fn every_status_has_its_verdict() {
         let end = "twofold:end power-off";
+        let twice = "twofold:stat a 1\ntwofold:stat a 2\ntwofold:end power-off";
+        let ends = "twofold:end power-off\ntwofold:end reset";
         let ok = ["guest check: ok"];
         let failed = ["guest check: ok", "guest check: FAILED: sums differ"];
         let check_failed = || Verdict::CheckFailed(failed[1].to_owned());
@@ -193,6 +206,11 @@ mod tests {
             (Some(0), end, &["xguest check: ok"][..], true, Verdict::CheckMissing),
             (Some(0), end, &failed[..], true, check_failed()),
             (Some(0), "", &ok[..], true, Verdict::Left),
+            (Some(0), twice, &ok[..], true, Verdict::Repeated("twofold:stat a 2".to_owned())),
+            (Some(0), ends, &ok[..], true, Verdict::Repeated("twofold:end reset".to_owned())),
+            (Some(16), twice, &failed[..], true, Verdict::Repeated("twofold:stat a 2".to_owned())),
+            (Some(19), ends, &[][..], false, Verdict::Repeated("twofold:end reset".to_owned())),
+            (Some(17), twice, &["last words"][..], true, Verdict::Panic("last words".to_owned())),
             (Some(16), "twofold:end reset", &ok[..], true, Verdict::Reset),
             (Some(16), "twofold:end reset", &failed[..], true, check_failed()),
             (Some(16), "twofold:end reset", &failed[..], false, Verdict::Reset),
