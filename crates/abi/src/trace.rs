@@ -554,6 +554,31 @@ events! {
         /// The number of the vCPU.
         vcpu: u32,
     },
+    /// Each entry that this CPU made before is visible to walks: the CPU relies on that from here on.
+    Visible = "visible",
+    /// No TLB holds what this CPU took away in these addresses before: the CPU relies on that from here on.
+    Flushed = "flushed" {
+        /// The first address.
+        ipa: u64,
+        /// Bytes.
+        size: u64,
+        /// `VTTBR_EL2` of the guest.
+        vttbr: u64,
+    },
+    /// The TLB of this CPU holds nothing older of an address than its leaf is now: the CPU relies on that from here on.
+    FlushedHere = "flushed.here" {
+        /// The address.
+        ipa: u64,
+        /// The level of the leaf; 0 for all levels, tables too.
+        level: u32,
+        /// `VTTBR_EL2` of the guest.
+        vttbr: u64,
+    },
+    /// The next store of this CPU to an entry may overwrite what hardware records there. The CPU does not need that record.
+    Unrecorded = "unrecorded" {
+        /// Where the entry is.
+        pa: u64,
+    },
     /// Lines of this CPU with lower numbers are missing: there was no room for them.
     Lost = "lost" {
         /// How many.

@@ -228,7 +228,9 @@ impl<'a, P: Platform> Locked<'a, P> {
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take_unrecorded(&mut self, index: usize) {
         let cell = self.table.entry(index);
-        self.counts -= Counts::of(cell.read(), self.level);
+        let old = cell.read();
+        self.counts -= Counts::of(old, self.level);
+        cell.unrecorded(old);
         cell.write(Descriptor::STALE);
     }
 
@@ -260,6 +262,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     pub(crate) fn take_bits(&mut self, index: usize, bits: u64) {
         let cell = self.table.entry(index);
         let old = cell.read();
+        cell.unrecorded(old);
         cell.set(old.without(bits));
         self.counts -= Counts::of(old, self.level);
         self.counts += Counts::of(old.without(bits), self.level);

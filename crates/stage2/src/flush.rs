@@ -6,7 +6,7 @@
 
 use crate::detached::Chain;
 use crate::platform::Platform;
-use crate::primitive::{self, Ordering, Word};
+use crate::primitive::{self, Claim, Ordering, Word};
 use crate::removed::{Join, Narrowed, Removed, Unwatched};
 use crate::tlb::Changed;
 use crate::{IpaRange, Stage2, TableSource};
@@ -115,7 +115,9 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
             self.changed.join(Changed::anything_in(range.clone()));
         }
         if !self.changed.is_empty() {
-            self.stage2.tlb().invalidate(&self.changed.scope());
+            let scope = self.changed.scope();
+            self.stage2.tlb().invalidate(&scope);
+            self.stage2.claim_flushed(scope.range);
             self.changed = Changed::default();
         }
     }
@@ -134,6 +136,13 @@ impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
 }
 
 impl<P: Platform> Stage2<P> {
+    /// From here on, nothing that was taken away in `range` is in a TLB.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn claim_flushed(&self, range: IpaRange) {
+        primitive::claim(Claim::Flushed { range, vttbr: self.vttbr() });
+    }
+
     /// A change of access is about to begin, and ends with its [`Pending`].
     pub(crate) fn begin_to_narrow(&self) {
         self.pending.count(self.platform());

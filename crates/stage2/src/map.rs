@@ -14,7 +14,7 @@
 use crate::cache::Upkeep;
 use crate::descent::{Moved, Place};
 use crate::platform::{Domain, Platform};
-use crate::primitive;
+use crate::primitive::{self, Claim};
 use crate::record::Counts;
 use crate::tlb::Scope;
 use crate::{
@@ -234,6 +234,7 @@ impl<P: Platform> Stage2<P> {
     #[inline(always)]
     pub(crate) fn publish(&self) {
         primitive::dsb(self.platform(), Domain::IshSt);
+        primitive::claim(Claim::Visible);
     }
 
     /// Says what is in a table that is not linked yet.

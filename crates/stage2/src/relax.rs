@@ -8,6 +8,7 @@
 
 use crate::descent::{Locked, Moved, Place};
 use crate::platform::Platform;
+use crate::primitive::{self, Claim};
 use crate::{Access, Descriptor, Error, Ipa, Leaf, Level, Memory, Stage2, cache};
 
 /// What [`Stage2::relax`] found.
@@ -50,7 +51,7 @@ impl<P: Platform> Stage2<P> {
         let changed =
             self.change_leaf::<PAGES_ONLY>(ipa, access, widen).inspect_err(|error| self.forget_gone(error))?;
         let (changed, at, level) = changed;
-        self.tlb().invalidate_local(at, Some(level));
+        self.flush_here(at, Some(level));
         Ok(if changed { Relaxed::Widened } else { Relaxed::Already })
     }
 
@@ -61,8 +62,16 @@ impl<P: Platform> Stage2<P> {
         if let Error::NotMapped { ipa } = *error
             && ipa < self.geometry().end()
         {
-            self.tlb().invalidate_local(ipa, None);
+            self.flush_here(ipa, None);
         }
+    }
+
+    /// Invalidates the leaf at `ipa` on this CPU, and relies on that.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    fn flush_here(&self, ipa: Ipa, level: Option<Level>) {
+        self.tlb().invalidate_local(ipa, level);
+        primitive::claim(Claim::FlushedHere { ipa, level, vttbr: self.vttbr() });
     }
 
     /// Sets the access flag of the leaf that maps `ipa`: the answer to an access flag fault. Tells whether it was clear.

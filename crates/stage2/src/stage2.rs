@@ -7,7 +7,7 @@
 use crate::descent::{Place, Unlinked};
 use crate::flush::PendingChanges;
 use crate::platform::{Domain, Platform};
-use crate::primitive;
+use crate::primitive::{self, Claim};
 use crate::record::Counts;
 use crate::table::Table;
 use crate::tlb::{Thresholds, Tlb};
@@ -59,6 +59,7 @@ impl<P: Platform> Stage2<P> {
         platform.record(root.pa()).reset(Counts::EMPTY, &platform);
         // The guest may be entered before anything is mapped.
         primitive::dsb(&platform, Domain::IshSt);
+        primitive::claim(Claim::Visible);
         let (thresholds, unlinked) = (Thresholds::DEFAULT, Unlinked::default());
         Ok(Self {
             platform,

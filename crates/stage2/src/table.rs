@@ -115,6 +115,16 @@ impl Cell<'_> {
         self.0.store(new.raw(), Ordering::Relaxed);
     }
 
+    /// The store that follows may overwrite what hardware records in `old`, which is what the entry was. A trace states it: a
+    /// store over an entry with DBM is a lost record everywhere else.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn unrecorded(self, old: Descriptor) {
+        if old.is_armed() {
+            self.0.unrecorded();
+        }
+    }
+
     /// Writes an entry that leads nowhere, and tells what it was at that moment, with what hardware had added to it.
     ///
     /// Relaxed, as the others below: who changes an entry has the table's lock, which orders that for whoever has it next;

@@ -302,7 +302,8 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         let shift = stage2.geometry().granule().span_shift(level);
         let range = span.addresses(first, shift);
         if !stage2.features().forced_write_back && range.start < range.end {
-            stage2.tlb().invalidate(&Scope { range, level: Some(level), tables: false });
+            stage2.tlb().invalidate(&Scope { range: range.clone(), level: Some(level), tables: false });
+            stage2.claim_flushed(range);
         } else {
             self.changed.leaves(range, level);
         }

@@ -1,84 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is still to be flushed, and what a TLB invalidation flushes (Arm ARM D8.16, C5.5).
+//! What the invalidations and barriers of the CPUs flush (Arm ARM D8.16).
 //!
-//! An entry that was broken is flushed when, in this order: a DSB has made the break visible; a TLBI that names its
+//! An entry that was changed is flushed when, in this order: a DSB has made the change visible; a TLBI that names its
 //! address, level and VMID was issued by that CPU; its DSB is complete; the same again with `VMALLE1IS`, for what was
-//! combined with stage 1 before. `VMALLS12E1IS` stands for both.
+//! combined with stage 1 before. `VMALLS12E1IS` stands for both. The CPU itself goes by that after an ISB.
+//!
+//! On one CPU alone (`flushed.here`), the same sequence does with operations and barriers that reach no other.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Range;
 
-use twofold_abi::trace::{Domain, Tlbi};
+use twofold_abi::trace::Domain;
 
-use super::tables::{Entry, Place};
-
-/// An entry that was broken, and is not flushed.
-pub struct Debt {
-    /// The root of its tree.
-    pub tree: u64,
-    /// When it was broken, or written last in a table that was.
-    pub at: usize,
-    /// The event that broke it, or the table above it.
-    pub group: usize,
-    vmid: u16,
-    range: Range<u64>,
-    level: u32,
-    /// What it was.
-    entry: Entry,
-    /// It led to a table: operations for the last level are not enough.
-    table: bool,
-    /// When the invalidation of stage 2 was complete.
-    invalidated: Option<usize>,
-}
-
-impl Debt {
-    pub fn new(place: Place, vmid: u16, entry: Entry, at: usize, group: usize) -> Self {
-        let (tree, level) = (place.tree, place.level);
-        let table = entry.table_at(level).is_some();
-        Self { tree, at, group, vmid, range: place.range(), level, entry, table, invalidated: None }
-    }
-
-    /// Whether it is of a leaf that `new` puts back, but for what may change without a break: then nothing is broken any
-    /// more, and what a TLB still holds is as good as after such a change (Arm ARM D8.16.1).
-    pub fn is_undone_by(&self, place: Place, new: Entry) -> bool {
-        let same_place = (self.tree, &self.range) == (place.tree, &place.range());
-        same_place && !self.table && self.group == self.at && !self.entry.needs_break_before(new, self.level)
-    }
-
-    /// Whether it is of something in `range` of that tree.
-    pub fn is_in(&self, tree: u64, range: Range<u64>) -> bool {
-        self.tree == tree && overlap(&self.range, &range)
-    }
-}
-
-/// What is missing.
-impl fmt::Display for Debt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.table { "the table" } else { "the leaf" };
-        write!(f, "{what} of level {} at IPA {:#x} is not flushed: ", self.level, self.range.start)?;
-        f.write_str(match self.invalidated {
-            None => "no TLBI that names it between DSB ISHST and DSB ISH",
-            Some(_) => "no VMALLE1IS and DSB ISH after its TLBI was complete",
-        })
-    }
-}
+use super::debts::{Debt, Debts};
+use super::operands::{Named, What};
 
 /// What is to be flushed, and what each CPU is flushing.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Flushes {
-    open: Vec<Debt>,
+    /// No invalidation of stage 2 is complete.
+    open: Debts,
+    /// It is, and the one of what is combined is not.
+    combined: Debts,
     cpus: HashMap<u32, Cpu>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Cpu {
-    /// What was written before this event is visible to walks.
+    /// What was written before this event is visible to walks: of all CPUs, and of this one.
     visible: Option<usize>,
+    visible_here: Option<usize>,
+    /// The TLBIs whose DSB is still to come.
     issued: Vec<Issued>,
+    /// The invalidations of this CPU's own TLB since it last wrote an entry or left a guest.
+    here: Vec<Here>,
+    /// VMALLE1 was issued, for what was complete before.
+    combining: Vec<(usize, u16)>,
+    /// A flush was complete at this event, and no context synchronization came since.
+    unsynchronized: Option<usize>,
 }
 
-/// A TLBI whose DSB is still to come.
+/// A TLBI of all CPUs whose DSB is still to come.
+#[derive(Clone)]
 struct Issued {
     at: usize,
     visible: usize,
@@ -86,110 +49,173 @@ struct Issued {
     what: What,
 }
 
-enum What {
-    /// Stage 2, where an address of `range` is translated.
-    ByIpa {
-        range: Range<u64>,
-        last_level: bool,
-        level: Option<u32>,
-    },
-    /// Stage 1, and what was combined with it.
-    Combined,
-    All,
+/// An invalidation of one CPU's own TLB.
+#[derive(Clone)]
+struct Here {
+    vmid: u16,
+    what: What,
+    /// When stage 2 was complete.
+    complete: Option<usize>,
+    /// So is what is combined.
+    done: bool,
 }
 
 impl Flushes {
     pub fn owe(&mut self, debt: Debt) {
-        self.open.push(debt);
+        self.open.add(debt);
     }
 
-    pub fn find(&self, mut wanted: impl FnMut(&Debt) -> bool) -> Option<&Debt> {
-        self.open.iter().find(|debt| wanted(debt))
+    pub fn of_group(&self, group: usize) -> Option<Debt> {
+        self.open.of_group(group).or_else(|| self.combined.of_group(group)).copied()
     }
 
-    /// Forgets all such debts, and tells the first.
-    pub fn take(&mut self, mut wanted: impl FnMut(&Debt) -> bool) -> Option<Debt> {
-        let mut first = None;
-        for debt in self.open.extract_if(.., |debt| wanted(debt)) {
-            first.get_or_insert(debt);
+    pub fn over(&self, pa: u64) -> Option<Debt> {
+        self.open.over(pa).or_else(|| self.combined.over(pa)).copied()
+    }
+
+    /// Forgets all such debts, and returns the first.
+    pub fn take(&mut self, tree: u64, range: &Range<u64>, mut wanted: impl FnMut(&Debt) -> bool) -> Option<Debt> {
+        let open = self.open.take(tree, range, &mut wanted);
+        let combined = self.combined.take(tree, range, wanted);
+        open.into_iter().chain(combined).min_by_key(|debt| debt.at)
+    }
+
+    /// Forgets what a CPU is to have flushed by now, and returns the first.
+    pub fn take_own(&mut self, tree: u64, range: &Range<u64>, cpu: u32) -> Option<Debt> {
+        let open = self.open.take_own(tree, range, cpu);
+        let combined = self.combined.take_own(tree, range, cpu);
+        open.into_iter().chain(combined).min_by_key(|debt| debt.at)
+    }
+
+    /// A CPU wrote an entry: what it invalidated before is not of use for that one.
+    pub fn wrote(&mut self, cpu: u32) {
+        if let Some(cpu) = self.cpus.get_mut(&cpu) {
+            cpu.begin_here();
         }
-        first
     }
 
     /// A CPU issues an invalidation.
-    pub fn issue(&mut self, at: usize, cpu: u32, operation: Tlbi, operand: u64, vttbr: u64) {
+    pub fn issue(&mut self, at: usize, cpu: u32, vmid: u16, Named { what, broadcast }: Named) {
         let cpu = self.cpus.entry(cpu).or_default();
+        if what == What::Combined {
+            cpu.combining.push((at, vmid));
+        } else if cpu.visible_here.is_some() {
+            cpu.here.push(Here { vmid, what: what.clone(), complete: None, done: false });
+        }
         // Where nothing was made visible before, a walk may bring back what goes.
-        let (Some(visible), Some(what)) = (cpu.visible, decode(operation, operand)) else { return };
-        cpu.issued.push(Issued { at, visible, vmid: (vttbr >> 48) as u16, what });
+        if let (Some(visible), true) = (cpu.visible, broadcast) {
+            cpu.issued.push(Issued { at, visible, vmid, what });
+        }
     }
 
     /// A CPU waits.
     pub fn barrier(&mut self, at: usize, cpu: u32, domain: Domain) {
-        if !matches!(domain, Domain::Ish | Domain::IshSt) {
-            return;
-        }
         let cpu = self.cpus.entry(cpu).or_default();
-        cpu.visible = Some(at);
+        cpu.visible_here = Some(at);
+        if matches!(domain, Domain::Ish | Domain::Nsh) {
+            cpu.complete_here(at);
+        }
+        if matches!(domain, Domain::Ish | Domain::IshSt) {
+            cpu.visible = Some(at);
+        }
         if domain == Domain::Ish {
-            for issued in cpu.issued.drain(..) {
-                self.open.retain_mut(|debt| !issued.completes(debt, at));
+            for issued in std::mem::take(&mut cpu.issued) {
+                self.complete(&issued, at);
             }
         }
     }
-}
 
-impl Issued {
-    /// Complete by now: whether that was the rest of what was to be flushed.
-    fn completes(&self, debt: &mut Debt, now: usize) -> bool {
-        if debt.vmid != self.vmid || debt.at >= self.visible {
-            return false;
-        }
-        match &self.what {
+    /// A CPU's context is synchronized: what it has flushed is gone for itself.
+    pub fn synchronized(&mut self, cpu: u32) {
+        self.cpus.entry(cpu).or_default().unsynchronized = None;
+    }
+
+    /// A CPU is in a guest, and may fill its TLB.
+    pub fn entered(&mut self, cpu: u32) {
+        self.synchronized(cpu);
+        self.wrote(cpu);
+    }
+
+    /// A CPU relies on a flush: the DSB that was not followed by an ISB.
+    pub fn relied_on(&mut self, cpu: u32) -> Option<usize> {
+        let cpu = self.cpus.entry(cpu).or_default();
+        cpu.begin_here();
+        cpu.unsynchronized.take()
+    }
+
+    /// Whether a CPU has flushed this address from its own TLB since it last wrote an entry.
+    pub fn is_flushed_here(&self, cpu: u32, vmid: u16, ipa: u64, leaf_level: u32) -> bool {
+        let named = |what: &What| match what {
             What::ByIpa { range, last_level, level } => {
-                let level_fits = level.is_none_or(|level| level == debt.level && !debt.table);
-                if overlap(range, &debt.range) && level_fits && !(*last_level && debt.table) {
-                    debt.invalidated.get_or_insert(now);
-                }
-                false
+                // Level 0 stands for whatever leads there, tables too.
+                range.contains(&ipa)
+                    && level.is_none_or(|level| level == leaf_level)
+                    && !(*last_level && leaf_level == 0)
             }
-            What::Combined => debt.invalidated.is_some_and(|then| then < self.at),
             What::All => true,
-        }
+            What::Combined => false,
+        };
+        let here = self.cpus.get(&cpu).map_or(&[][..], |cpu| &cpu.here);
+        here.iter().any(|here| here.done && here.vmid == vmid && named(&here.what))
     }
-}
 
-/// What an operation invalidates on all CPUs; `None` for what is of one CPU only, or names nothing.
-fn decode(operation: Tlbi, operand: u64) -> Option<What> {
-    let last_level = matches!(operation, Tlbi::Ipas2Le1Is | Tlbi::Ripas2Le1Is);
-    match operation {
-        Tlbi::Ipas2E1 | Tlbi::VmallE1 => None,
-        Tlbi::Ipas2E1Is | Tlbi::Ipas2Le1Is => {
-            let ipa = (operand & 0xff_ffff_ffff) << 12;
-            // TTL: 0b01 is the 4 KiB granule, and then the level; 0b00 says nothing.
-            let level = match (operand >> 46 & 3, operand >> 44 & 3) {
-                (0b01, level @ 1..) => Some(level as u32),
-                (0b00, _) => None,
-                _ => return None,
-            };
-            Some(What::ByIpa { range: ipa..ipa + 1, last_level, level })
-        }
-        Tlbi::Ripas2E1Is | Tlbi::Ripas2Le1Is => {
-            // TG: 0b01 is the 4 KiB granule.
-            if operand >> 46 & 3 != 0b01 {
-                return None;
+    /// The TLBI is complete on all CPUs.
+    fn complete(&mut self, issued: &Issued, now: usize) {
+        let in_time = |debt: &Debt| debt.vmid == issued.vmid && debt.at < issued.visible;
+        match &issued.what {
+            What::ByIpa { range, last_level, level } => {
+                for tree in self.open.trees() {
+                    let named = self.open.take(tree, range, |debt| {
+                        let level_fits = level.is_none_or(|level| level == debt.level && !debt.table);
+                        in_time(debt) && level_fits && !(*last_level && debt.table)
+                    });
+                    for debt in named {
+                        self.combined.add(Debt { invalidated: Some(now), ..debt });
+                    }
+                }
             }
-            let (scale, num, hint) = (operand >> 44 & 3, operand >> 39 & 0x1f, operand >> 37 & 3);
-            let ipa = (operand & 0x1f_ffff_ffff) << 12;
-            let pages = (num + 1) << (5 * scale + 1);
-            let level = (hint != 0).then_some(hint as u32);
-            Some(What::ByIpa { range: ipa..ipa + (pages << 12), last_level, level })
+            What::Combined => {
+                for tree in self.combined.trees() {
+                    self.combined.take(tree, &EVERYWHERE, |debt| {
+                        in_time(debt) && debt.invalidated.is_some_and(|then| then < issued.at)
+                    });
+                }
+            }
+            What::All => {
+                for tree in self.open.trees() {
+                    self.open.take(tree, &EVERYWHERE, in_time);
+                }
+                for tree in self.combined.trees() {
+                    self.combined.take(tree, &EVERYWHERE, in_time);
+                }
+            }
         }
-        Tlbi::VmallE1Is => Some(What::Combined),
-        Tlbi::VmallS12E1Is => Some(What::All),
     }
 }
 
-fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
-    one.start < other.end && other.start < one.end
+/// All addresses.
+pub const EVERYWHERE: Range<u64> = 0..u64::MAX;
+
+impl Cpu {
+    /// What was invalidated before does not count for what comes.
+    fn begin_here(&mut self) {
+        self.here.clear();
+        self.combining.clear();
+        self.visible_here = None;
+    }
+
+    fn complete_here(&mut self, now: usize) {
+        if !(self.here.is_empty() && self.combining.is_empty() && self.issued.is_empty()) {
+            self.unsynchronized = Some(now);
+        }
+        for (issued, vmid) in self.combining.drain(..) {
+            for here in &mut self.here {
+                here.done |= here.vmid == vmid && here.complete.is_some_and(|then| then < issued);
+            }
+        }
+        for here in &mut self.here {
+            here.complete.get_or_insert(now);
+            here.done |= here.what == What::All;
+        }
+    }
 }

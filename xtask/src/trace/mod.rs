@@ -4,8 +4,16 @@
 //! Invariant: nothing here comes from the engine. What an entry, an operand or a barrier means is written from the
 //! manual once more, so that a mistake there is none here.
 
+mod changes;
 mod check;
+mod debts;
+mod entries;
 mod flush;
+mod frames;
+mod guests;
+mod operands;
+mod publication;
+mod rules;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -63,7 +71,7 @@ fn check(text: &str) -> anyhow::Result<Report> {
     }
     let lost = checker.lost.iter().map(|at| format!("{}\n    nothing from before it is known after it", events[*at]));
     let breaches = checker.breaches.iter().map(|breach| {
-        let mut text = format!("{}\n    {}", events[breach.at], breach.what);
+        let mut text = format!("{}\n    {}\n    {}", events[breach.at], breach.what, breach.rule);
         if let Some(since) = breach.since {
             // Writing to a string does not fail.
             let _ = write!(text, "\n    since {}", events[since]);

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use twofold_abi::trace::{self, Event, How, Order};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use twofold_stage2::primitive::{Access, Observer};
+use twofold_stage2::primitive::{Access, Claim, Observer};
 use twofold_stage2::{Features, Pa, Record};
 
 use super::{TRACE, about_to, instruction, line};
@@ -116,6 +116,25 @@ unsafe impl Observer for Watch {
             None => Event::RootFreed { pa },
         };
         line(event, Some(site));
+    }
+
+    fn claims(&self, claim: Claim, site: &'static Location<'static>) {
+        let event = match claim {
+            Claim::Visible => Event::Visible,
+            Claim::Flushed { range, vttbr } => {
+                Event::Flushed { ipa: range.start.raw(), size: range.end - range.start, vttbr }
+            }
+            Claim::FlushedHere { ipa, level, vttbr } => {
+                Event::FlushedHere { ipa: ipa.raw(), level: level.map_or(0, |level| level.raw().into()), vttbr }
+            }
+        };
+        line(event, Some(site));
+    }
+
+    fn unrecorded(&self, word: &AtomicU64, site: &'static Location<'static>) {
+        if let Word::Entry(pa) = Word::of(word) {
+            line(Event::Unrecorded { pa }, Some(site));
+        }
     }
 
     fn dropped(&self, what: &'static str) {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use twofold_abi::trace::{self, Event, How};
-use twofold_stage2::primitive::{Access, Observer, observe};
+use twofold_stage2::primitive::{Access, Claim, Observer, observe};
 use twofold_stage2::{Pa, Record};
 
 use super::breach::Rule;
@@ -127,6 +127,27 @@ unsafe impl Observer for Router {
         });
     }
 
+    fn claims(&self, claim: Claim, site: &'static Location<'static>) {
+        tell(
+            site,
+            match claim {
+                Claim::Visible => Event::Visible,
+                Claim::Flushed { range, vttbr } => {
+                    Event::Flushed { ipa: range.start.raw(), size: range.end - range.start, vttbr }
+                }
+                Claim::FlushedHere { ipa, level, vttbr } => {
+                    Event::FlushedHere { ipa: ipa.raw(), level: level.map_or(0, |level| level.raw().into()), vttbr }
+                }
+            },
+        );
+    }
+
+    fn unrecorded(&self, word: &AtomicU64, site: &'static Location<'static>) {
+        if let Some(Word::Entry(pa)) = Context::current(|context| context.word(word)) {
+            tell(site, Event::Unrecorded { pa });
+        }
+    }
+
     fn dropped(&self, what: &'static str) {
         let reported = Context::current(|context| -> () { context.report(Broken::new(Rule::Dropped, what)) });
         if reported.is_none() && !thread::panicking() {
@@ -137,6 +158,14 @@ unsafe impl Observer for Router {
     fn about_to(&self, site: &'static Location<'static>) {
         Context::current(|context| context.site.set(Some(site)));
     }
+}
+
+/// Writes what is of interest to the trace alone.
+fn tell(site: &'static Location<'static>, event: Event<'_>) {
+    Context::current(|context| {
+        context.site.set(Some(site));
+        context.trace(event);
+    });
 }
 
 impl Context {

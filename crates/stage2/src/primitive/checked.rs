@@ -8,6 +8,7 @@ use core::panic::Location;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use super::Claim;
 use crate::Pa;
 
 /// How an access is ordered, and where it is in the source.
@@ -59,6 +60,12 @@ pub unsafe trait Observer: Sync {
 
     /// The memory at `start` is a root of so many entries from now on, or (`None`) none any more.
     fn root(&self, start: Pa, entries: Option<usize>, vttbr: u64, vtcr: u64, site: &'static Location<'static>);
+
+    /// The engine relies on this from here on.
+    fn claims(&self, claim: Claim, site: &'static Location<'static>);
+
+    /// The next store of this thread to the entry may overwrite what hardware records there: the engine does not need it.
+    fn unrecorded(&self, word: &AtomicU64, site: &'static Location<'static>);
 
     /// A value that must not be dropped was.
     fn dropped(&self, what: &'static str);

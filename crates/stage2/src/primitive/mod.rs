@@ -30,8 +30,8 @@ pub use core::sync::atomic::Ordering;
 #[cfg(loom)]
 use modelled::AtomicU64;
 
-use crate::Pa;
 use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
+use crate::{Ipa, IpaRange, Level, Pa};
 
 #[cfg(all(mutants, not(feature = "checked")))]
 compile_error!("mutants are chosen by call site: they need the feature `checked`");
@@ -93,6 +93,14 @@ impl Word {
             observer => observer.store(&self.0, value, Access { order, site: Location::caller() }),
             self.0.store(value, order)
         );
+    }
+
+    /// The next store of this CPU to this entry may overwrite what hardware records in it: the caller has that record, or
+    /// does not need it.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn unrecorded(&self) {
+        observed!(observer => observer.unrecorded(&self.0, Location::caller()), ());
     }
 
     /// Tells the value before.
@@ -351,6 +359,39 @@ pub(crate) fn data_written(start: Pa, size: u64) {
 pub(crate) fn root(start: Pa, entries: Option<usize>, vttbr: u64, vtcr: u64) {
     let _ = (start, entries, vttbr, vtcr);
     observed!(observer => observer.root(start, entries, vttbr, vtcr, Location::caller()), ());
+}
+
+/// What the engine relies on once its barriers and invalidations are complete. A trace states it, so that a checker knows by
+/// when they had to be.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "checked"), allow(dead_code, reason = "only an observer reads it"))]
+pub enum Claim {
+    /// Walks see each entry that this CPU made before.
+    Visible,
+    /// No TLB holds what this CPU took away before in these addresses.
+    Flushed {
+        /// The addresses.
+        range: IpaRange,
+        /// `VTTBR_EL2` of the guest.
+        vttbr: u64,
+    },
+    /// The TLB of this CPU holds nothing older of this address than its leaf is now.
+    FlushedHere {
+        /// The address.
+        ipa: Ipa,
+        /// The level of the leaf; `None` for all levels, tables too.
+        level: Option<Level>,
+        /// `VTTBR_EL2` of the guest.
+        vttbr: u64,
+    },
+}
+
+/// The engine relies on this from here on.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn claim(claim: Claim) {
+    let _ = &claim;
+    observed!(observer => observer.claims(claim, Location::caller()), ());
 }
 
 /// What must not happen did, in a destructor, which cannot return it: a pending flush or a table was dropped.

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a line means for tables: pages that become tables and leave, locks, and each write of an entry.
+
+use twofold_abi::trace::{How, Order};
+
+use super::check::{Checker, Lock};
+use super::debts::{Debt, Kind};
+use super::entries::Entry;
+use super::flush::EVERYWHERE;
+use super::rules::Rule;
+use super::tables::{ENTRIES, Page, Place, State, Tree, index_of, page_of};
+
+/// A write of an entry that is in a tree.
+#[derive(Clone, Copy)]
+struct Write {
+    at: usize,
+    cpu: u32,
+    /// What the entry covers.
+    place: Place,
+    /// When it got its old value.
+    since: Option<usize>,
+    old: Entry,
+    new: Entry,
+    order: Order,
+}
+
+impl Checker {
+    pub(super) fn root_made(&mut self, at: usize, cpu: u32, pa: u64, entries: usize, vttbr: u64, vtcr: u64) {
+        let tree = Tree { vttbr, vtcr, entries, made: (cpu, at), linked: None };
+        for page in tree.page_addresses(pa) {
+            self.is_no_guests(at, page);
+            self.tables.pages.insert(page, Page::new(State::Own { since: Some(at) }));
+        }
+        if let Some(before) = self.tables.trees.insert(pa, tree) {
+            self.breach(at, Some(before.made.1), Rule::LateWrite, "the root was made already, and not freed");
+        }
+    }
+
+    pub(super) fn root_freed(&mut self, at: usize, pa: u64) {
+        let Some(tree) = self.tables.trees.remove(&pa) else { return };
+        if let Some((cpu, since)) = self.guests.with_root(pa) {
+            let what = format!("the root is freed, and CPU {cpu} has it loaded");
+            self.breach(at, Some(since), Rule::TableFreedTooEarly, what);
+        }
+        for page in tree.page_addresses(pa) {
+            self.forget(at, page);
+            self.tables.pages.remove(&page);
+        }
+        self.flushes.take(pa, &EVERYWHERE, |debt| debt.kind == Kind::Narrowed);
+        if let Some(debt) = self.flushes.take(pa, &EVERYWHERE, |_| true) {
+            let what = format!("the root is freed, and of its tree {debt}");
+            self.breach(at, Some(debt.at), Rule::TableFreedTooEarly, what);
+        }
+    }
+
+    /// What a table and those below it map is no guest's any more.
+    fn forget(&mut self, at: usize, table: u64) {
+        for (place, entry) in self.tables.take_out(table, at) {
+            self.frames.unmap(entry, place.level);
+            if let Some(table) = entry.table_at(place.level) {
+                self.forget(at, table);
+            }
+        }
+    }
+
+    pub(super) fn table_taken(&mut self, at: usize, pa: u64) {
+        self.is_no_guests(at, pa);
+        let page = Page::new(State::Own { since: Some(at) });
+        match self.tables.pages.insert(pa, page).map(|page| page.state) {
+            None | Some(State::Free { .. }) => {}
+            Some(State::Own { since }) => {
+                self.breach(at, since, Rule::LateWrite, "the page was taken already, and not freed");
+            }
+            Some(State::InTree(_)) => self.breach(at, None, Rule::LateWrite, "the page is a table that is in use"),
+        }
+    }
+
+    /// No guest reaches a page that is going to be a table.
+    fn is_no_guests(&mut self, at: usize, page: u64) {
+        if let Some(level) = self.frames.leaf_over(page) {
+            let what = format!("{page:#x} is going to be a table, and a leaf of level {level} maps it");
+            self.breach(at, None, Rule::FrameReusedTooEarly, what);
+        } else if let Some(debt) = self.flushes.over(page) {
+            let what = format!("{page:#x} is going to be a table, and {debt}");
+            self.breach(at, Some(debt.at), Rule::FrameReusedTooEarly, what);
+        }
+    }
+
+    pub(super) fn table_freed(&mut self, at: usize, pa: u64) {
+        let page = Page::new(State::Free { since: at });
+        match self.tables.pages.insert(pa, page).map(|page| page.state) {
+            // Taken before the trace began.
+            None | Some(State::Own { .. }) => {}
+            Some(State::Free { since }) => {
+                self.breach(at, Some(since), Rule::LateWrite, "the page was freed already");
+            }
+            Some(State::InTree(Place { gone: None, .. })) => {
+                self.breach(at, None, Rule::TableFreedTooEarly, "the table is still in the tree");
+            }
+            Some(State::InTree(Place { gone: Some(group), .. })) => {
+                if let Some(debt) = self.flushes.of_group(group) {
+                    let what = format!("walks may still reach the table: {debt}");
+                    self.breach(at, Some(debt.at), Rule::TableFreedTooEarly, what);
+                }
+            }
+        }
+    }
+
+    pub(super) fn lock_taken(&mut self, at: usize, cpu: u32, pa: u64) {
+        if let Some(lock) = self.locks.insert(pa, Lock { cpu, at }) {
+            self.breach(at, Some(lock.at), Rule::LockOrder, format!("CPU {} has that lock", lock.cpu));
+        }
+        // A CPU that locks a root finds it ready.
+        let Some(tree) = self.tables.trees.get_mut(&pa) else { return };
+        if tree.linked.is_some() {
+            return;
+        }
+        tree.linked = Some((cpu, at));
+        let tree = *tree;
+        self.publication.made(at, cpu);
+        for (number, page) in tree.page_addresses(pa).enumerate() {
+            let place = Place { tree: pa, lock: pa, level: tree.level(), ipa: 0, gone: None };
+            let first = number * ENTRIES;
+            self.link(at, page, place.entry(first), (tree.entries - first).min(ENTRIES), Some(at));
+        }
+    }
+
+    pub(super) fn lock_released(&mut self, at: usize, cpu: u32, pa: u64) {
+        match self.locks.remove(&pa) {
+            Some(lock) if lock.cpu == cpu => {}
+            Some(lock) => {
+                self.breach(at, Some(lock.at), Rule::LockOrder, format!("CPU {} has that lock", lock.cpu));
+            }
+            None if !self.lost.is_empty() => {}
+            None => self.breach(at, None, Rule::LockOrder, "nobody has that lock"),
+        }
+    }
+
+    pub(super) fn write(&mut self, at: usize, cpu: u32, pa: u64, (old, new): (u64, u64), how: How, order: Order) {
+        let (old, new) = (Entry(old), Entry(new));
+        let waived = !self.unrecorded.is_empty() && self.unrecorded.remove(&cpu) == Some(pa);
+        let Some(page) = self.tables.pages.get_mut(&page_of(pa)) else { return };
+        if matches!(page.state, State::Free { .. }) {
+            // It may be anything by now.
+            return;
+        }
+        let (state, last) = (page.state, page.set(index_of(pa), new, at));
+        let since = last.map(|(_, since)| since);
+        if let Some((known, _)) = last
+            && known.differs_beyond_records(old)
+        {
+            self.breach(at, since, Rule::Contradiction, format!("the old value is {known}, as far as the trace says"));
+        }
+        let State::InTree(place) = state else { return };
+        self.needs_lock(at, cpu, place.lock);
+        if let Some(table) = old.table_at(place.level)
+            && new.table_at(place.level) != Some(table)
+        {
+            // Nobody may be inside a table that is taken out.
+            self.needs_lock(at, cpu, table);
+        }
+        let is_tracked = old.is_tracked() && old.table_at(place.level).is_none();
+        if how == How::Store
+            && is_tracked
+            && !waived
+            && self.tables.trees.get(&place.tree).is_some_and(|tree| tree.records_writes())
+        {
+            let what = "a store over an entry with DBM: a write that hardware records at this moment is lost";
+            self.breach(at, since, Rule::RecordLost, what);
+        }
+        self.flushes.wrote(cpu);
+        self.changed(Write { at, cpu, place: place.entry(index_of(pa)), since, old, new, order });
+    }
+
+    fn needs_lock(&mut self, at: usize, cpu: u32, table: u64) {
+        let lock = self.locks.get(&table);
+        if lock.is_none_or(|lock| lock.cpu != cpu) {
+            let since = lock.map(|lock| lock.at);
+            let what = format!("CPU {cpu} does not have the lock of the table {table:#x}");
+            self.breach(at, since, Rule::NoLock, what);
+        }
+    }
+
+    /// Software changed an entry of a tree.
+    fn changed(&mut self, write: Write) {
+        let Write { at, place, old, new, .. } = write;
+        if old.is_valid() && new.is_valid() {
+            if !old.needs_break_before(new, place.level) {
+                return self.narrowed(write);
+            }
+            let what = format!("a valid entry became another without a break: {old}, then {new}");
+            self.breach(at, write.since, Rule::LiveChange, what);
+        }
+        // In a table that was taken out, it is to be flushed already.
+        if old.is_valid() && place.gone.is_none() {
+            self.broken((at, Some(write.cpu)), place, old, at);
+        }
+        if new.is_valid() {
+            self.made(write);
+        }
+    }
+
+    /// A leaf changed in place: less access is to be flushed.
+    fn narrowed(&mut self, Write { at, cpu, place, old, new, .. }: Write) {
+        let is_leaf = old.table_at(place.level).is_none();
+        if is_leaf && place.gone.is_none() && old.allows_more_than(new) {
+            self.owe(place, old, (at, Some(cpu)), Kind::Narrowed);
+        }
+    }
+
+    /// An entry is valid from here on.
+    fn made(&mut self, write: Write) {
+        let Write { at, cpu, place, old, new, order, .. } = write;
+        let undone = self.flushes.take(place.tree, &place.range(), |debt| debt.is_undone_by(place, new));
+        if let Some(debt) = undone {
+            self.narrowed(Write { old: debt.entry, ..write });
+        }
+        // A CPU that was inside a table that was taken out does not know: what it does is flushed with the rest.
+        let remade = |debt: &Debt| debt.group().is_some_and(|group| Some(group) != place.gone);
+        if !old.is_valid()
+            && let Some(debt) = self.flushes.take(place.tree, &place.range(), remade)
+        {
+            let what = format!("the entry is made where something was broken, and {debt}");
+            self.breach(at, Some(debt.at), Rule::MakeBeforeFlush, what);
+        }
+        let ordered = self.publication.ordered_before(at, cpu, order);
+        if place.gone.is_none() {
+            self.publication.made(at, cpu);
+        }
+        if let Some(table) = new.table_at(place.level) {
+            self.is_well_formed(at, place, new);
+            self.link(at, table, place.below(table), ENTRIES, ordered);
+        } else if place.gone.is_none() {
+            let locked = self.locks.get(&place.lock).map(|lock| lock.at);
+            if ordered <= locked && locked.is_some() {
+                self.breach(at, locked, Rule::FrameNotReady, "walks may see the leaf before what its frame holds");
+            }
+            self.mapped(at, place, new);
+        }
+        if let Some(group) = place.gone {
+            self.broken((group, None), place, new, group);
+        }
+    }
+
+    /// A leaf is in a tree from here on.
+    fn mapped(&mut self, at: usize, place: Place, leaf: Entry) {
+        self.is_well_formed(at, place, leaf);
+        self.frames.map(leaf, place.level);
+        let Some(output) = leaf.output_at(place.level) else { return };
+        if let Some(table) = self.tables.table_in(output) {
+            let what = format!("the leaf of level {} at IPA {:#x} maps the table {table:#x}", place.level, place.ipa);
+            self.breach(at, None, Rule::FrameReusedTooEarly, what);
+        }
+    }
+
+    fn is_well_formed(&mut self, at: usize, place: Place, entry: Entry) {
+        let bits = self.tables.trees.get(&place.tree).map_or(48, |tree| tree.physical_bits());
+        if let Some(flaw) = entry.flaw(place.level, bits) {
+            self.breach(at, None, Rule::Malformed, format!("{entry} at IPA {:#x}: {flaw}", place.ipa));
+        }
+    }
+
+    /// What the entry, and all below it, let walks find is to be flushed. `group`: the event that broke it.
+    fn broken(&mut self, (at, cpu): (usize, Option<u32>), place: Place, entry: Entry, group: usize) {
+        self.owe(place, entry, (at, cpu), Kind::Broken { group });
+        if place.gone.is_none() || cpu.is_some() {
+            self.frames.unmap(entry, place.level);
+        }
+        let Some(table) = entry.table_at(place.level) else { return };
+        for (place, entry) in self.tables.take_out(table, group) {
+            self.broken((group, cpu), place, entry, group);
+        }
+    }
+
+    fn owe(&mut self, place: Place, entry: Entry, (at, cpu): (usize, Option<u32>), kind: Kind) {
+        let Some(tree) = self.tables.trees.get(&place.tree) else { return };
+        self.flushes.owe(Debt::new(place, tree.vmid(), entry, at, cpu, kind));
+    }
+
+    /// A table has become part of a tree, with all that hangs on it. `count`: its entries; `ordered`: what was written up to
+    /// there, walks see.
+    fn link(&mut self, at: usize, table: u64, place: Place, count: usize, ordered: Option<usize>) {
+        let is_known = self.tables.pages.contains_key(&table);
+        let page = self.tables.pages.entry(table).or_insert_with(|| Page::new(State::Own { since: None }));
+        let before = std::mem::replace(&mut page.state, State::InTree(place));
+        let (unwritten, written, below) = (page.unwritten(count), page.written, page.valid());
+        match before {
+            State::Own { since: Some(taken) } => {
+                if let Some(index) = unwritten {
+                    let what = format!("entry {index} of the table {table:#x} was not written since it was taken");
+                    self.breach(at, Some(taken), Rule::TableNotReady, what);
+                } else if written > ordered {
+                    let what = format!("walks may see the table {table:#x} before its entries");
+                    self.breach(at, written, Rule::TableNotReady, what);
+                }
+            }
+            State::Own { since: None } => {
+                if !is_known && self.lost.is_empty() {
+                    self.breach(at, None, Rule::LateWrite, format!("no page was taken for the table {table:#x}"));
+                }
+            }
+            State::Free { since } => {
+                self.breach(at, Some(since), Rule::LateWrite, format!("the table {table:#x} is a free page"));
+            }
+            State::InTree(_) => {
+                return self.breach(at, None, Rule::LateWrite, format!("the table {table:#x} is in use elsewhere"));
+            }
+        }
+        for (index, entry) in below {
+            let place = place.entry(index);
+            if let Some(table) = entry.table_at(place.level) {
+                self.is_well_formed(at, place, entry);
+                self.link(at, table, place.below(table), ENTRIES, ordered);
+            } else if place.gone.is_none() {
+                self.mapped(at, place, entry);
+            }
+        }
+    }
+
+    pub(super) fn hardware(&mut self, at: usize, pa: u64, old: u64, new: u64) {
+        let (old, new) = (Entry(old), Entry(new));
+        let Some(page) = self.tables.pages.get_mut(&page_of(pa)) else { return };
+        let (state, last) = (page.state, page.set(index_of(pa), new, at));
+        match state {
+            State::InTree(_) => {}
+            State::Free { since } => {
+                self.breach(at, Some(since), Rule::TableFreedTooEarly, "a walk reached a table that is freed");
+            }
+            State::Own { since } => {
+                self.breach(at, since, Rule::TableFreedTooEarly, "a walk reached a table that is in no tree");
+            }
+        }
+        if let Some((known, since)) = last
+            && known != old
+        {
+            let what = format!("the old value is {known}, as far as the trace says");
+            self.breach(at, Some(since), Rule::Contradiction, what);
+        }
+        if !old.may_be_recorded_as(new) {
+            let what = "hardware sets the access flag, and S2AP[1] where DBM is, of valid entries; no more";
+            self.breach(at, None, Rule::HardwareWrite, what);
+        }
+    }
+
+    pub(super) fn zeroed(&mut self, at: usize, pa: u64, size: u64) {
+        let end = pa.saturating_add(size);
+        let mut in_use = false;
+        for (base, page) in self.tables.pages.range_mut(page_of(pa)..end) {
+            if matches!(page.state, State::Free { .. }) {
+                continue;
+            }
+            in_use |= matches!(page.state, State::InTree(_));
+            for index in 0..ENTRIES {
+                if (pa..end).contains(&(base + index as u64 * 8)) {
+                    page.set(index, Entry(0), at);
+                }
+            }
+        }
+        if in_use {
+            self.breach(at, None, Rule::NoLock, "a table that is in use was zeroed");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Entries whose old value a TLB may still hold: what is still to be flushed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::ops::Range;
+
+use super::entries::{Entry, span_of};
+use super::frames::Frames;
+use super::tables::Place;
+
+/// An entry that was broken, or allows less than before, and is not flushed.
+#[derive(Clone, Copy)]
+pub struct Debt {
+    /// The root of its tree.
+    pub tree: u64,
+    /// When it was changed, or written last in a table that was taken out.
+    pub at: usize,
+    pub vmid: u16,
+    pub ipa: u64,
+    pub level: u32,
+    pub kind: Kind,
+    /// It led to a table: operations for the last level are not enough.
+    pub table: bool,
+    /// What it was.
+    pub entry: Entry,
+    /// The CPU that changed it, and flushes it; `None` where another CPU does, which took out the table.
+    pub cpu: Option<u32>,
+    /// When the invalidation of stage 2 was complete.
+    pub invalidated: Option<usize>,
+}
+
+/// What was done to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It is invalid since. The event that broke it, or the table above it.
+    Broken { group: usize },
+    /// It is valid, and allows less.
+    Narrowed,
+}
+
+impl Debt {
+    pub fn new(place: Place, vmid: u16, entry: Entry, at: usize, cpu: Option<u32>, kind: Kind) -> Self {
+        let (tree, level, table) = (place.tree, place.level, entry.table_at(place.level).is_some());
+        Self { tree, at, vmid, ipa: place.ipa, level, kind, table, entry, cpu, invalidated: None }
+    }
+
+    /// Whether it is of a leaf that `new` puts back, but for what may change without a break: then nothing is broken any
+    /// more, and what a TLB still holds is as good as after such a change (Arm ARM D8.16.1).
+    pub fn is_undone_by(&self, place: Place, new: Entry) -> bool {
+        let same_place = (self.ipa, self.level) == (place.ipa, place.level);
+        same_place
+            && !self.table
+            && self.kind == Kind::Broken { group: self.at }
+            && !self.entry.needs_break_before(new, self.level)
+    }
+
+    /// Whether the leaf that it was maps the page at `pa`.
+    pub fn maps(&self, pa: u64) -> bool {
+        self.entry.output_at(self.level).is_some_and(|output| output.contains(&pa))
+    }
+
+    pub fn group(&self) -> Option<usize> {
+        match self.kind {
+            Kind::Broken { group } => Some(group),
+            Kind::Narrowed => None,
+        }
+    }
+}
+
+/// What is missing.
+impl fmt::Display for Debt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.table { "the table" } else { "the leaf" };
+        write!(f, "{what} of level {} at IPA {:#x} is not flushed: ", self.level, self.ipa)?;
+        f.write_str(match self.invalidated {
+            None => "no TLBI that names it between DSB ISHST and DSB ISH",
+            Some(_) => "no VMALLE1IS and DSB ISH after its TLBI was complete",
+        })
+    }
+}
+
+/// Debts, found by where they are.
+#[derive(Clone, Default)]
+pub struct Debts {
+    /// By level; by tree, address and event.
+    levels: [BTreeMap<(u64, u64, usize), Debt>; 4],
+    /// How many of each group there are.
+    groups: HashMap<usize, usize>,
+    /// What the leaves map that were broken.
+    frames: Frames,
+}
+
+impl Debts {
+    pub fn add(&mut self, debt: Debt) {
+        let before = self.levels[debt.level as usize].insert((debt.tree, debt.ipa, debt.at), debt);
+        if before.is_none()
+            && let Some(group) = debt.group()
+        {
+            *self.groups.entry(group).or_default() += 1;
+            self.frames.map(debt.entry, debt.level);
+        }
+    }
+
+    /// A debt of this group.
+    pub fn of_group(&self, group: usize) -> Option<&Debt> {
+        self.groups.contains_key(&group).then(|| self.iter().find(|debt| debt.group() == Some(group)))?
+    }
+
+    /// A debt of a leaf that maps the page at `pa`.
+    pub fn over(&self, pa: u64) -> Option<&Debt> {
+        self.frames.leaf_over(pa)?;
+        self.iter().find(|debt| debt.group().is_some() && debt.maps(pa))
+    }
+
+    /// Removes the debts of a tree that have to do with addresses in `range` and are `wanted`.
+    pub fn take(&mut self, tree: u64, range: &Range<u64>, mut wanted: impl FnMut(&Debt) -> bool) -> Vec<Debt> {
+        let mut taken = Vec::new();
+        for (level, debts) in self.levels.iter_mut().enumerate() {
+            if debts.is_empty() {
+                continue;
+            }
+            let first = range.start & !(span_of(level as u32) - 1);
+            let inside = (tree, first, 0)..(tree, range.end, 0);
+            let before = taken.len();
+            taken.extend(debts.range(inside).map(|(_, debt)| *debt).filter(|debt| wanted(debt)));
+            for debt in &taken[before..] {
+                debts.remove(&(debt.tree, debt.ipa, debt.at));
+            }
+        }
+        for debt in &taken {
+            let Some(group) = debt.group() else { continue };
+            self.frames.unmap(debt.entry, debt.level);
+            if let Some(count) = self.groups.get_mut(&group) {
+                *count -= 1;
+                if *count == 0 {
+                    self.groups.remove(&group);
+                }
+            }
+        }
+        taken
+    }
+
+    /// Removes those of this CPU's.
+    pub fn take_own(&mut self, tree: u64, range: &Range<u64>, cpu: u32) -> Vec<Debt> {
+        self.take(tree, range, |debt| debt.cpu == Some(cpu))
+    }
+
+    /// The trees that have any.
+    pub fn trees(&self) -> Vec<u64> {
+        let mut trees: Vec<u64> = Vec::new();
+        for debts in &self.levels {
+            let mut from = 0;
+            while let Some(((tree, ..), _)) = debts.range((from, 0, 0)..).next() {
+                trees.push(*tree);
+                from = tree + 1;
+            }
+        }
+        trees.sort_unstable();
+        trees.dedup();
+        trees
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Debt> {
+        self.levels.iter().flat_map(BTreeMap::values)
+    }
+}
