@@ -29,6 +29,8 @@ pub enum Command {
     LoadAtEl0,
     /// Calls a function at EL0.
     FetchAtEl0,
+    /// Cleans and invalidates a line.
+    Clean,
     /// Nothing.
     Rest,
 }
@@ -85,6 +87,7 @@ impl Agent {
             Command::Fetch => (&raw const agent_fetch, Context::EL1H_MASKED),
             Command::LoadAtEl0 => (&raw const agent_load_at_el0, EL0_MASKED),
             Command::FetchAtEl0 => (&raw const agent_fetch_at_el0, EL0_MASKED),
+            Command::Clean => (&raw const agent_clean, Context::EL1H_MASKED),
             Command::Rest => (&raw const agent_rest, Context::EL1H_MASKED),
         };
         self.context = Context::new(self.base + offset(code), address);
@@ -151,6 +154,7 @@ unsafe extern "C" {
     static agent_fetch: u8;
     static agent_load_at_el0: u8;
     static agent_fetch_at_el0: u8;
+    static agent_clean: u8;
     static agent_rest: u8;
     static agent_end: u8;
 }
@@ -179,11 +183,14 @@ global_asm!(
     "agent_fetch_at_el0:",
     "    blr x0",
     "    svc #0",
+    "agent_clean:",
+    "    dc civac, x0",
+    "    hvc #0",
     "agent_rest:",
     "    hvc #0",
     "agent_end:",
     ".global agent_start, agent_load, agent_store, agent_fetch, agent_load_at_el0, agent_fetch_at_el0",
-    ".global agent_rest, agent_end",
+    ".global agent_clean, agent_rest, agent_end",
     ".popsection",
     vector_0 = const VECTOR_0,
 );

@@ -19,6 +19,7 @@ tests!(
     abort::a_call_to_nowhere_is_an_external_abort,
     abort::a_load_from_nowhere_at_el0_is_an_external_abort,
     abort::a_store_to_a_read_only_slot_is_an_external_abort,
+    abort::cache_maintenance_where_nothing_is_does_nothing,
     abort::an_abort_behind_the_guests_mmu_names_the_virtual_address,
 );
 
@@ -115,6 +116,19 @@ fn a_store_to_a_read_only_slot_is_an_external_abort(machine: Machine) -> Outcome
             aborted(end, vector::SAME_LEVEL, class::DATA_ABORT, slot.raw())?;
             check_eq!(guest.load(slot)?.end, Ok(0), "the load, {turn}");
         }
+        Ok(())
+    })
+}
+
+/// A CPU that looks up what it is to clean reports a fault, which is answered by skipping; QEMU, which has no caches, does not.
+fn cache_maintenance_where_nothing_is_does_nothing(machine: Machine) -> Outcome {
+    with_ram(machine, |guest| {
+        guest.run(Command::Clean, NOWHERE, 0)?.end?;
+        let slot = RAM + 2 * BLOCK_2M;
+        guest.add_ram(slot..slot + PAGE, false)?;
+        guest.run(Command::Clean, slot, 0)?.end?;
+        let end = guest.store(slot, 1)?.end;
+        aborted(end, vector::SAME_LEVEL, class::DATA_ABORT, slot.raw())?;
         Ok(())
     })
 }
