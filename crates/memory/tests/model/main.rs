@@ -105,15 +105,14 @@ impl World {
         self.check_contents();
     }
 
-    /// The guest's access, with the faults that a CPU without a TLB takes; `None` where it aborts.
+    /// The guest's access, with the faults that a CPU without a TLB takes; `None` where it aborts or is
+    /// skipped.
     fn touch(&mut self, ipa: Ipa, access: AccessKind) -> Option<Pa> {
         let mut faults = 0;
         while let Some(kind) = self.guest.fault_of(ipa, access) {
             assert!(faults < 1, "{access:?} at {ipa} faults for {kind:?} again");
             faults += 1;
-            if self.fault(ipa, kind, access) == Answer::ExternalAbort {
-                return None;
-            }
+            let Answer::Retry(_) = self.fault(ipa, kind, access) else { return None };
         }
         let reached = self.guest.touch(ipa, access);
         let Ok(Outcome::Reaches(pa, answers)) = reached else { panic!("{reached:?}") };
