@@ -101,6 +101,11 @@ impl Frames {
         Some(root)
     }
 
+    /// Takes the memory of a root back, which no CPU has loaded any more.
+    pub(crate) fn give_root(&mut self, root: Root) {
+        self.give_frames(root.pa(), (root.size() / FRAME).next_power_of_two());
+    }
+
     /// Table pages that were handed out and that came back.
     pub(crate) fn table_counts(&self) -> (u64, u64) {
         (self.tables_taken, self.tables_given)

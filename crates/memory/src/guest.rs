@@ -127,6 +127,24 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
+    /// The end of the guest: its slots go, its tables are empty, and no TLB entry of its VMID is left, which another guest
+    /// may get. All its frames are free again, those of its tables included, and are the caller's, as [`Frames`]. What slots
+    /// were [given](crate::Backing::Given) goes to `given`, run by run. No vCPU runs, and no CPU has the tables loaded.
+    pub fn destroy(self, mut given: impl FnMut(Run)) -> Frames {
+        let Self { stage2, slots, frames, .. } = self;
+        let mut frames = frames.into_inner();
+        let root = stage2.destroy(&mut frames, Unwatched);
+        for content in slots.into_contents() {
+            match content {
+                Content::Ram(ram) => ram.into_inner().into_frames().for_each(|run| frames.give_run(&run)),
+                Content::Given(backing) => given(backing.frames),
+                Content::Device(_) => {}
+            }
+        }
+        frames.give_root(root);
+        frames
+    }
+
     /// Unmaps a slot's addresses in `range`, beside vCPUs. What is there stays, and is mapped again when it is touched. A
     /// running dirty log keeps what was written: what hardware recorded is in it when this returns, and no page is cleared
     /// before the flush that ends the guest's writes.

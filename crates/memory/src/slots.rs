@@ -200,6 +200,11 @@ impl Slots {
         Some(self.sorted.remove(at))
     }
 
+    /// What is behind each slot.
+    pub(crate) fn into_contents(self) -> impl Iterator<Item = Content> {
+        self.sorted.into_iter().map(|slot| slot.content)
+    }
+
     /// What is behind each slot of RAM.
     pub(crate) fn ram(&self) -> impl Iterator<Item = &Lock<Ram>> {
         self.sorted.iter().filter_map(|slot| match &slot.content {

@@ -73,6 +73,7 @@ impl<P: Platform> Stage2<P> {
         let span = self.geometry().granule().span(level);
         let new = Descriptor::leaf(pa, level, attributes, self.features());
         let upkeep = Upkeep::new(self.features(), attributes);
+        self.give_kept(tables);
         let mut ready = CLEANED || !upkeep.is_needed();
         let mut other_memory = false;
         loop {

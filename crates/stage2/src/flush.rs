@@ -5,6 +5,7 @@
 //! is no way to them but to [`complete`](Pending::complete) it: that gives a [`Flushed`], which is spent to free them.
 
 use crate::detached::Chain;
+use crate::kept::Keep;
 use crate::platform::Platform;
 use crate::primitive::{self, Claim, Ordering, Word};
 use crate::removed::{Join, Narrowed, Removed, Unwatched};
@@ -14,8 +15,9 @@ use crate::{IpaRange, Stage2, TableSource};
 /// A change whose TLB invalidation is still to come.
 ///
 /// [`complete`](Self::complete) it before anything that the old entries reached is reused. Several changes are
-/// [`joined`](Self::join) to be invalidated at once. Dropping one is a mistake, made harmless by invalidating the whole
-/// VMID; with debug assertions it panics.
+/// [`joined`](Self::join) to be invalidated at once. A `Pending` that is dropped, as by a `?` behind it, is flushed as
+/// `complete` would flush it. The tree keeps the table pages that were inside, and gives them to the next
+/// [`TableSource`] that an operation brings and that may free pages.
 ///
 /// ```
 /// # use twofold_stage2::*;
@@ -60,8 +62,8 @@ impl<P: Platform, R: Join> Pending<'_, P, R> {
     ///
     /// Where it is a change of other tables.
     pub fn join(&mut self, other: Self) {
-        let mut other = core::mem::ManuallyDrop::new(other);
         assert!(core::ptr::eq(self.stage2, other.stage2), "a flush is of one guest's tables");
+        let mut other = core::mem::ManuallyDrop::new(other);
         self.changed.join(other.changed);
         self.detached.join(core::mem::take(&mut other.detached), self.stage2);
         if let (Some(removed), Some(other)) = (&mut self.removed, other.removed.take()) {
@@ -91,6 +93,15 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
         self.end();
         let (detached, removed) = (core::mem::take(&mut self.detached), self.removed.take());
         Flushed { stage2: self.stage2, detached, removed }
+    }
+
+    /// Invalidates all entries of the VMID, those of stage 1 alone included.
+    pub(crate) fn flush_all(&mut self) {
+        self.stage2.invalidate_all();
+        if !self.changed.is_empty() {
+            self.stage2.claim_flushed(self.changed.scope().range);
+            self.changed = Changed::default();
+        }
     }
 
     /// A change of access is flushed: others need not flush for it.
@@ -123,15 +134,23 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
     }
 }
 
+impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
+    /// The flush of one that is dropped.
+    #[cold]
+    fn complete_late(&mut self) -> Flushed<'a, P, R> {
+        self.flush();
+        self.end();
+        Flushed { stage2: self.stage2, detached: core::mem::take(&mut self.detached), removed: self.removed.take() }
+    }
+}
+
 impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
     #[inline(always)]
     fn drop(&mut self) {
-        let forgotten = !self.changed.is_empty();
-        if forgotten {
-            self.stage2.invalidate_all();
+        // One that was completed has given it away.
+        if self.removed.is_some() {
+            drop(self.complete_late());
         }
-        self.end();
-        primitive::dropped(forgotten, "a pending flush was dropped");
     }
 }
 
@@ -178,7 +197,8 @@ impl PendingChanges {
     }
 }
 
-/// A change whose TLB invalidation has completed on all CPUs, with the tables that it took out.
+/// A change whose TLB invalidation has completed on all CPUs, with the tables that it took out. If it is dropped, the
+/// tree keeps their pages, as those of a [`Pending`].
 ///
 /// It cannot be made by hand:
 ///
@@ -198,7 +218,7 @@ impl PendingChanges {
 ///     flushed.free(pool);
 /// }
 /// ```
-#[must_use = "free() what was taken out, or its pages are lost"]
+#[must_use = "free() the tables that were taken out: until the next operation that frees some, the tree keeps them"]
 pub struct Flushed<'a, P: Platform, R: Removed = Unwatched> {
     stage2: &'a Stage2<P>,
     detached: Chain,
@@ -212,17 +232,29 @@ impl<P: Platform, R: Removed> Flushed<'_, P, R> {
         if self.detached.is_empty() {
             return 0;
         }
+        self.stage2.give_kept(tables);
+        self.free_detached(tables)
+    }
+
+    fn free_detached(&mut self, tables: &mut impl TableSource) -> u64 {
         let detached = core::mem::take(&mut self.detached);
         match &mut self.removed {
             Some(removed) => detached.free(self.stage2, tables, removed),
             None => detached.free(self.stage2, tables, &mut Unwatched),
         }
     }
+
+    #[cold]
+    fn keep(&mut self) {
+        self.free_detached(&mut Keep(self.stage2));
+    }
 }
 
 impl<P: Platform, R: Removed> Drop for Flushed<'_, P, R> {
     #[inline(always)]
     fn drop(&mut self) {
-        primitive::dropped(!self.detached.is_empty(), "tables that were taken out were not freed");
+        if !self.detached.is_empty() {
+            self.keep();
+        }
     }
 }

@@ -90,6 +90,7 @@ mod flush;
 mod frame;
 mod geometry;
 mod holes;
+mod kept;
 mod lines;
 mod lock;
 #[cfg(all(test, loom))]

@@ -167,6 +167,7 @@ impl<P: Platform> Stage2<P> {
     /// Puts an empty table where nothing is, or gives its page back if somebody else was faster.
     pub(crate) fn add_table(&self, place: &Place<'_>, ipa: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
         let below = place.level.below().ok_or(Error::NoLeafAtLevel { level: place.level })?;
+        self.give_kept(tables);
         let Some(page) = frame::take(tables) else {
             let gone = place.cell.read() != place.entry;
             return if gone { Ok(()) } else { Err(Error::NoTablePage { ipa, level: below }) };

@@ -112,6 +112,7 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
     ) -> Result<u64, Error> {
         let span = self.geometry().granule().span(place.level);
+        self.give_kept(tables);
         let page = frame::take(tables).ok_or(Error::NoTablePage { ipa, level })?;
         let first = Descriptor::leaf(pa, level, attributes, self.features());
         let entries = self.geometry().granule().entries();

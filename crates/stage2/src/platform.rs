@@ -75,6 +75,13 @@ pub unsafe trait Platform {
         }
     }
 
+    /// The tables of the root at `root` are dropped, and were not [destroyed](crate::Stage2::destroy): their pages are
+    /// lost. With debug assertions this panics, unless the platform has it otherwise: where all memory goes with the
+    /// platform, nothing is lost.
+    fn abandoned(&self, root: Pa) {
+        debug_assert!(false, "the tables at {root} are dropped and were not destroyed: their pages are lost");
+    }
+
     /// An atomic read-modify-write of an entry or a record is done: for those who count them.
     #[inline(always)]
     fn on_atomic(&self) {}

@@ -64,6 +64,7 @@ impl<P: Platform> Stage2<P> {
         if !chunk.is_power_of_two() || chunk < page {
             return Err(Error::Misaligned { address: chunk, size: page });
         }
+        self.give_kept(tables);
         let mut split = Split { blocks: 0, done: range.start, stopped: None };
         // Nothing is asked for, and nobody is bothered, where there is nothing to split.
         while let Some((block, _)) = self.next_block(split.done, range.end) {
@@ -163,6 +164,7 @@ impl<P: Platform> Stage2<P> {
     /// Splits the blocks that reach across the ends of `range`, which is checked.
     pub(crate) fn split_ends(&self, range: &IpaRange, tables: &mut impl TableSource) -> Result<(), Error> {
         self.geometry().check(range)?;
+        self.give_kept(tables);
         self.split_before(range.start, tables)?;
         if range.end < self.geometry().end() {
             self.split_before(range.end, tables)?;

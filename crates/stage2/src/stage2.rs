@@ -6,6 +6,7 @@
 
 use crate::descent::{Place, Unlinked};
 use crate::flush::PendingChanges;
+use crate::kept::Kept;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
 use crate::record::Counts;
@@ -14,8 +15,11 @@ use crate::tlb::{Thresholds, Tlb};
 use crate::{Descriptor, Error, Features, Geometry, Ipa, Level, Root, TablePage, Vmid, registers};
 
 /// The stage-2 tables of one guest, and the TLB maintenance that goes with each change.
+///
+/// [`destroy`](Self::destroy) them: tables that are dropped lose their pages ([`Platform::abandoned`]), since a CPU may
+/// still walk them.
 #[derive(Debug)]
-pub struct Stage2<P> {
+pub struct Stage2<P: Platform> {
     platform: P,
     features: Features,
     geometry: Geometry,
@@ -25,6 +29,9 @@ pub struct Stage2<P> {
     thresholds: Thresholds,
     pub(crate) unlinked: Unlinked,
     pub(crate) pending: PendingChanges,
+    pub(crate) kept: Kept,
+    /// Cleared by [`destroy`](Self::destroy).
+    is_live: bool,
 }
 
 /// A leaf that was found.
@@ -71,6 +78,8 @@ impl<P: Platform> Stage2<P> {
             thresholds,
             unlinked,
             pending: PendingChanges::default(),
+            kept: Kept::default(),
+            is_live: true,
         })
     }
 
@@ -101,8 +110,9 @@ impl<P: Platform> Stage2<P> {
 
     /// Sets up to where invalidations go by address.
     #[must_use]
-    pub fn with_thresholds(self, thresholds: Thresholds) -> Self {
-        Self { thresholds, ..self }
+    pub fn with_thresholds(mut self, thresholds: Thresholds) -> Self {
+        self.thresholds = thresholds;
+        self
     }
 
     /// The leaf that maps `ipa`, if any.
@@ -184,8 +194,18 @@ impl<P: Platform> Stage2<P> {
         self.table(Descriptor::table(page.pa()))
     }
 
-    pub(crate) fn into_root(self) -> Root {
+    /// The root's memory, when nothing is mapped any more.
+    pub(crate) fn into_root(mut self) -> Root {
         primitive::root(self.root.pa(), None, self.vttbr, self.vtcr());
-        self.root
+        self.is_live = false;
+        Root { pa: self.root.pa, size: self.root.size }
+    }
+}
+
+impl<P: Platform> Drop for Stage2<P> {
+    fn drop(&mut self) {
+        if self.is_live {
+            self.platform.abandoned(self.root.pa());
+        }
     }
 }

@@ -77,29 +77,30 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
         removed: R,
     ) -> Result<Pending<'_, P, R>, Error> {
-        let detached = Chain::default();
-        let mut unmap = Unmap { stage2: self, range, changed: Changed::default(), detached, removed, beyond: true };
+        let mut unmap = Unmap::new(self, range, removed);
         while core::mem::take(&mut unmap.beyond) {
             if let Err(error) = self.split_ends(&unmap.range, tables) {
                 unmap.pending().complete().free(tables);
                 return Err(error);
             }
-            let (mut at, end) = (unmap.range.start, unmap.range.end);
-            while at < end {
-                let mut then = self.unlinked.now();
-                // What is done stays done: `at` is where it ended.
-                let _ = unmap.table(self.root(), self.geometry().root_level(), &mut then, &mut at, end);
-            }
+            unmap.go_through();
         }
         Ok(unmap.pending())
     }
 
-    /// Unmaps everything, tells `removed`, gives all table pages back, and returns the root's memory.
+    /// Unmaps everything, tells `removed`, gives all table pages back, and returns the root's memory. No entry of the VMID
+    /// is left in any TLB: another guest may get it.
     ///
     /// The guest must not be running: its `VTTBR_EL2` names the root until another is loaded.
-    pub fn destroy(self, tables: &mut impl TableSource, removed: impl Removed) -> Result<Root, Error> {
-        self.unmap(Ipa::new(0)..self.geometry().end(), tables, removed)?.complete().free(tables);
-        Ok(self.into_root())
+    pub fn destroy(self, tables: &mut impl TableSource, removed: impl Removed) -> Root {
+        // Nothing reaches beyond all of it.
+        let mut unmap = Unmap::new(&self, Ipa::new(0)..self.geometry().end(), removed);
+        unmap.go_through();
+        let mut pending = unmap.pending();
+        pending.flush_all();
+        pending.complete().free(tables);
+        self.give_kept(tables);
+        self.into_root()
     }
 }
 
@@ -117,6 +118,20 @@ struct Unmap<'a, P: Platform, R> {
 }
 
 impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
+    fn new(stage2: &'a Stage2<P>, range: IpaRange, removed: R) -> Self {
+        Self { stage2, range, changed: Changed::default(), detached: Chain::default(), removed, beyond: true }
+    }
+
+    /// Unmaps what is in the range as a whole.
+    fn go_through(&mut self) {
+        let (mut at, end) = (self.range.start, self.range.end);
+        while at < end {
+            let mut then = self.stage2.unlinked.now();
+            // What is done stays done: `at` is where it ended.
+            let _ = self.table(self.stage2.root(), self.stage2.geometry().root_level(), &mut then, &mut at, end);
+        }
+    }
+
     fn pending(self) -> Pending<'a, P, R> {
         Pending::with_tables(self.stage2, self.changed, self.detached, self.removed)
     }

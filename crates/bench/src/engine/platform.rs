@@ -125,6 +125,9 @@ unsafe impl<const COUNT: bool> Platform for Free<COUNT> {
     }
 
     #[inline(always)]
+    /// All memory goes with the machine.
+    fn abandoned(&self, _: Pa) {}
+
     fn record(&self, pa: Pa) -> &Record {
         // SAFETY: the engine asks for those of tables only, which are in the arena.
         unsafe { self.arena.record(pa) }
@@ -207,6 +210,9 @@ unsafe impl Platform for Shared {
     }
 
     #[inline(always)]
+    /// All memory goes with the machine.
+    fn abandoned(&self, _: Pa) {}
+
     fn record(&self, pa: Pa) -> &Record {
         // SAFETY: the engine asks for those of tables only, which are in the arena.
         unsafe { self.arena.record(pa) }

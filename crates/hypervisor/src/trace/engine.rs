@@ -137,10 +137,6 @@ unsafe impl Observer for Watch {
         }
     }
 
-    fn dropped(&self, what: &'static str) {
-        panic!("{what}");
-    }
-
     fn about_to(&self, site: &'static Location<'static>) {
         about_to(site);
     }
@@ -225,5 +221,9 @@ unsafe impl<P: Platform> Platform for Traced<P> {
 
     fn record(&self, pa: Pa) -> &Record {
         self.platform.record(pa)
+    }
+
+    fn abandoned(&self, root: Pa) {
+        self.platform.abandoned(root);
     }
 }

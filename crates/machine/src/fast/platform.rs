@@ -115,6 +115,9 @@ unsafe impl Platform for FastPlatform {
     }
 
     /// There may be more CPUs than the system has: whoever is waited for gets one.
+    /// All memory goes with the machine.
+    fn abandoned(&self, _: Pa) {}
+
     fn pause(&self, yields: u32) {
         self.thread(|thread| thread.wait(yields));
     }

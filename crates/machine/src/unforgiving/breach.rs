@@ -43,7 +43,7 @@ pub enum Rule {
     OtherVcpu,
     /// R17: an invalidation's operand says something that the architecture reserves.
     Operand,
-    /// R18: a flush or a table was dropped.
+    /// R18: a guest's tables were dropped, and not destroyed.
     Dropped,
     /// R19: nobody gets anywhere.
     Livelock,

@@ -7,15 +7,13 @@
 use std::panic::Location;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 
 use twofold_abi::trace::{self, Event, How};
 use twofold_stage2::primitive::{Access, Claim, Observer, observe};
 use twofold_stage2::{Pa, Record};
 
-use super::breach::Rule;
 use super::context::Context;
-use super::model::{Broken, Model};
+use super::model::Model;
 use super::shape::ACCESSED;
 use super::tables::{PAGE, Standing};
 
@@ -145,13 +143,6 @@ unsafe impl Observer for Router {
     fn unrecorded(&self, word: &AtomicU64, site: &'static Location<'static>) {
         if let Some(Word::Entry(pa)) = Context::current(|context| context.word(word)) {
             tell(site, Event::Unrecorded { pa });
-        }
-    }
-
-    fn dropped(&self, what: &'static str) {
-        let reported = Context::current(|context| -> () { context.report(Broken::new(Rule::Dropped, what)) });
-        if reported.is_none() && !thread::panicking() {
-            panic!("{what}");
         }
     }
 

@@ -12,9 +12,10 @@ use twofold_abi::trace::{self, Event};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use twofold_stage2::{Pa, Record};
 
+use super::breach::Rule;
 use super::context::Context;
 use super::machine::Shared;
-use super::model::{Model, Outcome};
+use super::model::{Broken, Model, Outcome};
 
 /// The engine's platform.
 #[derive(Clone)]
@@ -104,6 +105,14 @@ unsafe impl Platform for Hosted {
 
     fn record(&self, pa: Pa) -> &Record {
         self.shared.arena.record(pa).unwrap_or_else(|| panic!("the frame at {pa} has no record"))
+    }
+
+    /// A rule on a CPU of the machine (R18). Elsewhere the machine is over, and all memory goes with it.
+    fn abandoned(&self, root: Pa) {
+        if !thread::panicking() {
+            let what = format!("the tables at {root} are dropped and were not destroyed");
+            Context::current(|context| -> () { context.report(Broken::new(Rule::Dropped, what)) });
+        }
     }
 
     fn pause(&self, _: u32) {

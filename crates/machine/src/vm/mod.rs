@@ -22,8 +22,8 @@ mod vcpu;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use twofold_memory::{Error, GuestFault, GuestMemory};
-use twofold_stage2::{Ipa, Platform, Unwatched};
+use twofold_memory::{Error, Frames, GuestFault, GuestMemory};
+use twofold_stage2::Platform;
 
 use crate::fast::VcpuError;
 use crate::program::{Abort, Program};
@@ -110,15 +110,9 @@ impl<H: Platform> Vm<H> {
     /// The end of it: nothing is mapped any more, and nothing of its VMID is cached, which another guest may get. No vCPU
     /// may be running. To be called on a CPU of the machine where that is an unforgiving one.
     ///
-    /// # Errors
-    ///
-    /// The tables cannot be emptied.
-    pub fn destroy(self) -> Result<GuestMemory<H>, Error> {
-        let Self { memory, .. } = self;
-        let all = Ipa::new(0)..memory.stage2().geometry().end();
-        memory.stage2().unmap(all, &mut memory.tables(), Unwatched)?.complete().free(&mut memory.tables());
-        memory.stage2().invalidate_all();
-        Ok(memory)
+    /// Its frames are free again; what slots were given is not used any more.
+    pub fn destroy(self) -> Frames {
+        self.memory.destroy(drop)
     }
 }
 

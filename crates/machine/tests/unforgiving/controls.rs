@@ -95,7 +95,7 @@ fn clear(machine: &Machine, cpu: &CpuHandle, (features, tracker): (Features, Tra
 
     log.stop().unwrap();
     cpu.load(0);
-    Vm::new(memory).destroy().unwrap();
+    Vm::new(memory).destroy();
 }
 
 /// The guest writes to each of the pages, and its faults are answered.
@@ -167,5 +167,9 @@ unsafe impl Platform for Without {
 
     fn pause(&self, yields: u32) {
         self.hosted.pause(yields);
+    }
+
+    fn abandoned(&self, root: Pa) {
+        self.hosted.abandoned(root);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use twofold_memory::Frames;
+use twofold_memory::{Backing, Frames};
 use twofold_stage2::{Geometry, Granule, Pa, TablePage, TableSource};
 
 use super::*;
@@ -138,4 +138,27 @@ fn the_books_of_a_guest_are_right() {
         let bytes = guest.machine.bank(pa).load(pa, size);
         assert!(bytes.iter().all(|byte| *byte == LEFT_IN_CACHE), "{pa}");
     }
+    let frames = guest.memory.destroy(|given| panic!("no slot was given {given:?}"));
+    assert_eq!(frames.free(), donated, "those of the RAM, of the tables and of the root are back");
+}
+
+/// Its frames serve another guest then.
+#[test]
+fn a_guest_that_is_destroyed_gives_all_back() {
+    let mut guest = Guest::new(PLAIN, Pages::Largest, 8);
+    let all = guest.memory.frames().free() + 2;
+    let frames = guest.memory.frames().take(512).unwrap();
+    let at = frames.pa();
+    guest.add(BASE + 4 * SECTION, SECTION, Backing::Given { frames, largest: Level::L3 }, true);
+    guest.add_ram(BASE, 2 * SECTION);
+    for ipa in [BASE, BASE + 3 * PAGE, BASE + SECTION, BASE + 4 * SECTION + PAGE] {
+        guest.reach(ipa, Write);
+    }
+    let mut given = Vec::new();
+    let frames = guest.memory.destroy(|run| given.push(run));
+    assert_eq!((frames.free(), given.len()), (all - 512, 1));
+    assert_eq!((given[0].pa(), given[0].size()), (at, SECTION));
+    let mut next = Guest::on(guest.machine, frames, Pages::Small, IPA_BITS);
+    next.add_ram(BASE, SECTION);
+    next.reach(BASE, Write);
 }

@@ -239,6 +239,9 @@ unsafe impl Platform for Host {
         self.0.bank(pa).record(pa)
     }
 
+    /// All memory goes with the machine.
+    fn abandoned(&self, _: Pa) {}
+
     fn on_atomic(&self) {
         self.0.atomics.set(self.0.atomics.get() + 1);
     }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::guest::{BLOCK, FWB, Guest, PAGE, range};
 use super::machine::{Machine, Pages, Watch};
-use super::model;
+use super::{Operation, meet, model};
 use crate::primitive::Ordering;
-use crate::{Access, Attributes, Ipa, Level};
+use crate::{Access, Attributes, Ipa, Level, Unwatched};
 
 type Change = fn(&Guest, &mut Pages);
 
@@ -72,4 +72,31 @@ fn both_end_or_take_records() {
     both_are_flushed(dirty, [DISARM, DISARM]);
     both_are_flushed(dirty, [DISARM, WRITE_PROTECT]);
     both_are_flushed(dirty, [CLEAN, DISARM]);
+}
+
+/// Two flushes are dropped while a third operation gives what was kept back: each page is in one place in the end.
+#[test]
+fn pages_of_dropped_flushes_are_kept_and_given_back_once() {
+    let guest = || {
+        let guest = Guest::new(2, 6);
+        let mut pools = [guest.pages(0..2), guest.pages(2..4), guest.pages(4..6)];
+        guest.map(0, Level::L3, &mut pools[0]);
+        guest.map(BLOCK, Level::L3, &mut pools[1]);
+        (guest, pools)
+    };
+    const DROP_FIRST: Operation = |guest, pages| {
+        drop(guest.stage2.unmap(range(0, BLOCK), pages, Unwatched).expect("unmapped"));
+    };
+    const DROP_SECOND: Operation = |guest, pages| {
+        drop(guest.stage2.unmap(range(BLOCK, BLOCK), pages, Unwatched).expect("unmapped"));
+    };
+    const GIVE: Operation = |guest, pages| {
+        guest.stage2.give_kept(pages);
+    };
+    meet(2, guest, [DROP_FIRST, DROP_SECOND, GIVE], |guest, pools| {
+        let mut last = guest.pages(0..0);
+        guest.stage2.give_kept(&mut last);
+        let pages = |pool: &Pages| pool.free.len();
+        assert_eq!(pools.iter().map(pages).sum::<usize>() + pages(&last), 6, "a page is lost, or somewhere twice");
+    });
 }

@@ -137,6 +137,9 @@ unsafe impl Platform for Machine {
         &self.frame(pa).expect("a table's address").record
     }
 
+    /// All memory goes with the machine.
+    fn abandoned(&self, _: Pa) {}
+
     fn pause(&self, _: u32) {
         let pauses = self.0.pauses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         // Two that wait for a third could take turns for ever: no order is as fair as that, but each would be tried.

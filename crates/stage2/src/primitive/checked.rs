@@ -67,9 +67,6 @@ pub unsafe trait Observer: Sync {
     /// The next store of this thread to the entry may overwrite what hardware records there: the engine does not need it.
     fn unrecorded(&self, word: &AtomicU64, site: &'static Location<'static>);
 
-    /// A value that must not be dropped was.
-    fn dropped(&self, what: &'static str);
-
     /// The platform's next instruction on this thread is at this place.
     fn about_to(&self, site: &'static Location<'static>);
 }

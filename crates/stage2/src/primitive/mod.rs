@@ -394,14 +394,6 @@ pub(crate) fn claim(claim: Claim) {
     observed!(observer => observer.claims(claim, Location::caller()), ());
 }
 
-/// What must not happen did, in a destructor, which cannot return it: a pending flush or a table was dropped.
-#[inline(always)]
-#[cfg_attr(feature = "checked", track_caller)]
-pub(crate) fn dropped(happened: bool, what: &'static str) {
-    observed!(observer => if happened { observer.dropped(what) }, ());
-    debug_assert!(!happened, "{what}");
-}
-
 /// The instruction that comes next is at this place.
 #[inline(always)]
 #[cfg_attr(feature = "checked", track_caller)]

@@ -228,6 +228,9 @@ unsafe impl Platform for Host {
         self.0.arena.record(pa)
     }
 
+    /// All memory goes with the machine.
+    fn abandoned(&self, _: Pa) {}
+
     fn pause(&self, _: u32) {
         panic!("the engine waits for another CPU, and there is none");
     }

@@ -5,8 +5,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
-use crate::platform::{KIB_4, frame};
-use twofold_stage2::Unwatched;
+use crate::platform::{Host, KIB_4, frame};
+use twofold_stage2::{Error, Leaf, Stage2, Unwatched};
 
 /// Another guest's, with CnP.
 const OTHER: u64 = 0x0033_0000_4567_8001;
@@ -92,32 +92,76 @@ fn equal_vmids_do_not_make_equal_guests() {
 }
 
 #[test]
-fn a_forgotten_flush_is_done_for_the_whole_guest_and_panics_with_debug_assertions() {
+fn a_dropped_flush_is_done_as_complete_does_it() {
     let mut guest = guest(HINTS);
     map_pages(&mut guest, BASE, frame(0), 1);
     let pending = guest.stage2.protect(range(BASE, KIB_4), Access::READ, &mut guest.pool).unwrap();
     guest.machine.events();
-    let dropped = catch_unwind(AssertUnwindSafe(|| drop(pending)));
-    assert_eq!(dropped.is_err(), cfg!(debug_assertions));
-    assert_eq!(guest.events(), by_vmid());
+    drop(pending);
+    assert_eq!(guest.events(), by_leaf(BASE, Some(3)));
+    // It is pending no more: with nothing to do, nothing is flushed.
+    let _ = guest.stage2.write_protect(range(BASE, KIB_4)).unwrap().complete();
+    assert_eq!(guest.events(), []);
 }
 
+/// README's example: the second call fails, and the first change is flushed all the same.
 #[test]
-#[cfg(debug_assertions)]
-#[should_panic = "a pending flush was dropped"]
-fn a_forgotten_flush_says_so() {
+fn a_flush_that_an_error_drops_is_done() {
+    fn protect(stage2: &Stage2<Host>, section: IpaRange, other: Ipa, mask: u64) -> Result<(), Error> {
+        let mut pending = stage2.write_protect(section)?;
+        pending.join(stage2.write_protect_mask(other, mask)?);
+        let _ = pending.complete();
+        Ok(())
+    }
     let mut guest = guest(HINTS);
-    map_pages(&mut guest, BASE, frame(0), 1);
-    let _ = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, Unwatched);
+    map_pages(&mut guest, BASE, frame(0), 2);
+    let outcome = protect(&guest.stage2, range(BASE, KIB_4), BASE + 1, 1);
+    assert_eq!(outcome, Err(Error::Misaligned { address: BASE.raw() + 1, size: KIB_4 }));
+    assert_eq!(guest.events(), by_leaf(BASE, Some(3)));
+    assert_eq!(protect(&guest.stage2, range(BASE, KIB_4), BASE, 0b10), Ok(()));
+    assert_eq!(guest.events(), by_leaf(BASE + KIB_4, Some(3)), "only what was not protected before");
 }
 
-/// The invalidation is of one VMID. (What is joined here is empty: a panic that drops a flush would be an abort.)
+/// The tables of a flush that is dropped, before it is complete or after, go back by the next operation that frees some;
+/// and their leaves are told of.
 #[test]
-#[should_panic = "a flush is of one guest's tables"]
+fn tables_of_a_dropped_flush_go_back_with_the_next_operation() {
+    for complete in [false, true] {
+        let mut guest = guest(HINTS);
+        map_pages(&mut guest, BASE, frame(0), 2);
+        map_pages(&mut guest, BASE + GIB, frame(0), 1);
+        let mut told = Vec::new();
+        let out = guest.pool.out.len();
+        let pending = guest.stage2.unmap(range(BASE, GIB), &mut guest.pool, |leaf: Leaf| told.push(leaf.ipa)).unwrap();
+        guest.machine.events();
+        if complete {
+            drop(pending.complete())
+        } else {
+            drop(pending)
+        }
+        assert_eq!(told, [BASE, BASE + KIB_4]);
+        assert!(!guest.machine.events().iter().any(|event| matches!(event, Event::Give(_))), "no source was brought");
+        assert_eq!(guest.pool.out.len(), out);
+        let _ = guest.stage2.unmap(range(BASE + GIB, 2 * KIB_4), &mut guest.pool, Unwatched).unwrap().complete();
+        assert_eq!(guest.pool.out.len(), out - 2, "those of the first GiB");
+        let Guest { stage2, mut pool, .. } = guest;
+        let _root = stage2.destroy(&mut pool, Unwatched);
+        assert_eq!(pool.out.len(), 0);
+    }
+}
+
+/// The invalidation is of one VMID.
+#[test]
 fn flushes_of_two_guests_are_not_joined() {
-    let (one, other) = (guest(HINTS), guest(HINTS));
-    let mut pending = one.stage2.write_protect(range(BASE, KIB_4)).unwrap();
-    pending.join(other.stage2.write_protect(range(BASE, KIB_4)).unwrap());
+    let (mut one, other) = (guest(HINTS), guest(HINTS));
+    map_pages(&mut one, BASE, frame(0), 1);
+    let joined = catch_unwind(AssertUnwindSafe(|| {
+        let mut pending = one.stage2.write_protect(range(BASE, KIB_4)).unwrap();
+        pending.join(other.stage2.write_protect(range(BASE, KIB_4)).unwrap());
+    }));
+    let text = joined.unwrap_err();
+    assert_eq!(text.downcast_ref::<&str>(), Some(&"a flush is of one guest's tables"));
+    assert_eq!(one.events(), by_leaf(BASE, Some(3)), "both are dropped then, and flushed");
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn end(world: &World, guests: Guests) {
         guests.tables.iter().map(|tables| tables.audit().unwrap_or_else(|error| panic!("{error}"))).sum();
     assert_eq!(world.pages.out(), in_trees, "pages are lost");
     for tables in guests.tables {
-        tables.destroy(&mut &world.pages, Unwatched).unwrap();
+        tables.destroy(&mut &world.pages, Unwatched);
     }
     assert_eq!(world.pages.out(), 0, "pages are lost");
 }

@@ -299,33 +299,39 @@ fn an_operand_of_an_address_that_changed_nothing_is_allowed() {
 
 // R18
 
-/// The engine's own types tell of it.
+/// The platform is the one to say so.
 #[test]
-fn a_flush_that_is_dropped_is_reported() {
+fn tables_that_are_dropped_are_reported() {
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, 1);
-    let ended = machinery.alone(|hand| {
-        let (stage2, pages) = (hand.world.tables(1, 4, 40), &hand.world.pages);
-        let attributes = Attributes::ram(Access::READ_WRITE);
-        let mapped = stage2.map(ipa(0), hand.frame(0), Level::L3, &attributes, &mut &*pages);
-        assert!(mapped.is_ok());
-        drop(stage2.unmap(super::hand::pages(0..1), &mut &*pages, Unwatched));
-    });
+    let ended = machinery.alone(|hand| drop(hand.world.tables(1, 4, 40)));
     assert_eq!(ended.unwrap_err().rule, Rule::Dropped);
 }
 
+/// Its table pages and its frame are reused after that.
 #[test]
-fn a_flush_that_is_completed_or_empty_is_dropped() {
+fn a_flush_that_is_dropped_is_done() {
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, 1);
     let ended = machinery.alone(|hand| {
         let (stage2, pages) = (hand.world.tables(1, 4, 40), &hand.world.pages);
+        hand.cpu.load(stage2.vttbr());
         drop(stage2.unmap(super::hand::pages(0..1), &mut &*pages, Unwatched));
         let attributes = Attributes::ram(Access::READ_WRITE);
-        let mapped = stage2.map(ipa(0), hand.frame(0), Level::L3, &attributes, &mut &*pages);
-        assert!(mapped.is_ok());
-        let pending = stage2.unmap(super::hand::pages(0..1), &mut &*pages, Unwatched).unwrap();
-        pending.complete().free(&mut &*pages);
+        for flushed in [false, true] {
+            let mapped = stage2.map(ipa(0), hand.frame(0), Level::L3, &attributes, &mut &*pages);
+            assert!(mapped.is_ok());
+            let pending = stage2.unmap(super::hand::pages(0..1), &mut &*pages, Unwatched).unwrap();
+            if flushed {
+                drop(pending.complete())
+            } else {
+                drop(pending)
+            }
+            hand.cpu.reuse(hand.frame(0), 4096);
+        }
+        hand.cpu.load(hand.tree.vttbr);
+        stage2.destroy(&mut &*pages, Unwatched);
     });
     ended.unwrap_or_else(|breach| panic!("{breach}"));
+    assert_eq!(machinery.world.pages.out(), 2, "those of the tree that is written by hand");
 }
 
 /// What was unlinked below a table is cached by itself.

@@ -88,6 +88,8 @@ impl<'a> Hand<'a> {
     pub fn tree(cpu: &CpuHandle, world: &World, number: u64, vmid: u16) -> Tree {
         let stage2 = world.tables(number, vmid, 40);
         let (vttbr, vtcr) = (stage2.vttbr(), stage2.vtcr());
+        // What it maps is changed by hand from here on.
+        std::mem::forget(stage2);
         let root = Pa::new(vttbr & 0xffff_ffff_f000);
         let tree = Tree { vttbr, vtcr, root, level_2: Pa::new(0), level_3: Pa::new(0) };
         let mut hand = Hand { cpu, platform: world.machine.platform(), world, tree };

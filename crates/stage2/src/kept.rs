@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Table pages of a flush that was dropped: the tree keeps them until an operation brings a source to give them to.
+//!
+//! A destructor has no [`TableSource`]. So a [`Pending`](crate::Pending) or [`Flushed`](crate::Flushed) that is dropped
+//! puts its pages here, after its flush, and the next operation that may free pages gives them back.
+//!
+//! The pages are a stack in their records. A page is pushed by one compare-and-exchange, and all of them are taken by one
+//! swap, so a page that leaves and comes back meanwhile does no harm.
+
+use crate::platform::Platform;
+use crate::primitive::{Ordering, Word};
+use crate::{Pa, Stage2, TablePage, TableSource};
+
+/// The page that was kept last, or 0.
+#[derive(Debug, Default)]
+pub(crate) struct Kept(Word);
+
+/// Keeps what it is given.
+pub(crate) struct Keep<'a, P: Platform>(pub(crate) &'a Stage2<P>);
+
+impl<P: Platform> TableSource for Keep<'_, P> {
+    fn take(&mut self) -> Option<TablePage> {
+        None
+    }
+
+    fn give(&mut self, page: TablePage) {
+        let Self(stage2) = self;
+        let (head, record) = (&stage2.kept.0, stage2.platform().record(page.pa()));
+        loop {
+            let next = head.load(Ordering::Relaxed);
+            record.set_link(next);
+            stage2.platform().on_atomic();
+            // Release: the CPU that takes the page finds the link.
+            if head.compare_exchange(next, page.pa().raw(), Ordering::Release).is_ok() {
+                return;
+            }
+        }
+    }
+}
+
+impl<P: Platform> Stage2<P> {
+    /// Gives the pages that were kept to `tables`, and returns how many. No walk reaches them: their flush is complete.
+    #[inline]
+    pub(crate) fn give_kept(&self, tables: &mut impl TableSource) -> u64 {
+        if self.kept.0.load(Ordering::Relaxed) == 0 { 0 } else { self.give_all_kept(tables) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_all_kept(&self, tables: &mut impl TableSource) -> u64 {
+        self.platform().on_atomic();
+        let mut next = self.kept.0.swap(0, Ordering::Acquire);
+        let mut given = 0;
+        while next != 0 {
+            let page = Pa::new(next);
+            // Before the page is somebody else's.
+            next = self.platform().record(page).link();
+            tables.give(TablePage::from_tree(page, self.features()));
+            given += 1;
+        }
+        given
+    }
+}
