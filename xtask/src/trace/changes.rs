@@ -126,6 +126,7 @@ impl Checker {
     }
 
     pub(super) fn lock_released(&mut self, at: usize, cpu: u32, pa: u64) {
+        self.flushes.wrote(cpu);
         match self.locks.remove(&pa) {
             Some(lock) if lock.cpu == cpu => {}
             Some(lock) => {

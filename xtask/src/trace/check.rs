@@ -99,7 +99,10 @@ impl Checker {
                 let wrong = if self.lost.is_empty() { self.guests.leave(cpu, vcpu) } else { Ok(()) };
                 self.is_right(at, Rule::OtherVcpu, wrong);
             }
-            Event::Visible => self.relied_on_visibility(at, cpu),
+            Event::Visible => {
+                self.relied_on_visibility(at, cpu);
+                self.flushes.wrote(cpu);
+            }
             Event::Flushed { ipa, size, vttbr } => {
                 let range = ipa..ipa.saturating_add(size);
                 if let Some(debt) = self.flushes.take_own(guests::root_of(vttbr), &range, cpu) {

@@ -60,6 +60,11 @@ impl Debt {
         self.entry.output_at(self.level).is_some_and(|output| output.contains(&pa))
     }
 
+    /// The addresses that it translated.
+    pub fn range(&self) -> Range<u64> {
+        self.ipa..self.ipa + span_of(self.level)
+    }
+
     pub fn group(&self) -> Option<usize> {
         match self.kind {
             Kind::Broken { group } => Some(group),
@@ -139,11 +144,6 @@ impl Debts {
             }
         }
         taken
-    }
-
-    /// Removes those of this CPU's.
-    pub fn take_own(&mut self, tree: u64, range: &Range<u64>, cpu: u32) -> Vec<Debt> {
-        self.take(tree, range, |debt| debt.cpu == Some(cpu))
     }
 
     /// The trees that have any.

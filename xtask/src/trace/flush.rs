@@ -82,12 +82,16 @@ impl Flushes {
 
     /// Forgets what a CPU is to have flushed by now, and returns the first.
     pub fn take_own(&mut self, tree: u64, range: &Range<u64>, cpu: u32) -> Option<Debt> {
-        let open = self.open.take_own(tree, range, cpu);
-        let combined = self.combined.take_own(tree, range, cpu);
-        open.into_iter().chain(combined).min_by_key(|debt| debt.at)
+        self.take(tree, range, |debt| debt.cpu == Some(cpu))
     }
 
-    /// A CPU wrote an entry: what it invalidated before is not of use for that one.
+    /// All that a CPU is to flush there.
+    #[cfg(test)]
+    pub fn own(&self, tree: u64, range: &Range<u64>, cpu: u32) -> Vec<Debt> {
+        self.open.clone().take(tree, range, |debt| debt.cpu == Some(cpu))
+    }
+
+    /// A CPU wrote an entry, or ended an operation: what it invalidated before does not count for what it does next.
     pub fn wrote(&mut self, cpu: u32) {
         if let Some(cpu) = self.cpus.get_mut(&cpu) {
             cpu.begin_here();

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Traces written by hand, right ones and each with one mistake.
 
+mod corruptions;
+mod places;
+
 use super::*;
 
-const DOCUMENT: &str = include_str!("../../../docs/trace.md");
+const DOCUMENT: &str = include_str!("../../../../docs/trace.md");
 
 /// The lines of the documentation's example, a break-before-make, with those that are left out there: the 510 other entries
 /// of the new table.

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! True traces, each corrupted at one place after the other: all of them are refused, and the traces as they are accepted.
+//!
+//! The traces are those of the hosted machine's random operations, which are recorded here. `TWOFOLD_TRUE_TRACE=FILE` names
+//! another one, `TWOFOLD_SEED` another seed. Of each corruption some places are drawn; `TWOFOLD_PLACES=1000000` takes all.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::{env, fs};
+
+use twofold_abi::trace::Line;
+
+use super::super::check::Checker;
+use super::places::{self, Edit};
+use super::*;
+
+#[test]
+fn corrupted_traces_are_refused() {
+    let seed = number("TWOFOLD_SEED").unwrap_or(1);
+    let most = number("TWOFOLD_PLACES").unwrap_or(12) as usize;
+    println!("TWOFOLD_SEED={seed} TWOFOLD_PLACES={most}");
+    let mut counts = BTreeMap::new();
+    let mut accepted = Vec::new();
+    let mut random = Random(seed);
+    for text in true_traces(seed) {
+        let lines: Vec<_> = text.lines().skip(1).filter(|line| !is_comment(line)).collect();
+        let mut events: Vec<_> = lines.iter().map(|line| Line::parse(line).unwrap()).collect();
+        events.sort_by_key(|event| event.seq);
+        let mut edits: Vec<(usize, &str, Edit)> = Vec::new();
+        for (name, places) in places::of(&events) {
+            let (all, tried) = counts.entry(name).or_insert((0, 0));
+            let drawn = random.draw(places, most, all);
+            *tried += drawn.len();
+            edits.extend(drawn.into_iter().map(|edit| (edit[0].0, name, edit)));
+        }
+        edits.sort_by_key(|(at, ..)| *at);
+        let mut edits = edits.into_iter().peekable();
+        let mut checker = Checker::default();
+        for (at, event) in events.iter().enumerate() {
+            while let Some((_, name, edit)) = edits.next_if(|(first, ..)| *first == at) {
+                if !is_refused(checker.clone(), &events, at, &edit) {
+                    accepted.push(format!("{name}: {} as {:?}", lines_of(&events, &edit), edit));
+                }
+            }
+            checker.event(at, event).unwrap();
+            assert!(checker.breaches.is_empty(), "{}", checker.breaches[0].what);
+        }
+        println!("{} lines, accepted as they are", events.len());
+    }
+    for (name, (all, tried)) in &counts {
+        println!("{tried:>8} of {all:>8} places refused: {name}");
+    }
+    assert!(accepted.is_empty(), "{} were accepted:\n{}", accepted.len(), accepted.join("\n"));
+    let nowhere: Vec<_> = counts.iter().filter(|(_, (all, _))| *all == 0).map(|(name, _)| name).collect();
+    assert!(nowhere.is_empty() || env::var_os("TWOFOLD_TRUE_TRACE").is_some(), "no place for {nowhere:?}");
+}
+
+/// Whether the checker, which has come to `first`, refuses the rest with other lines in it.
+fn is_refused(mut checker: Checker, events: &[Line<'_>], first: usize, edit: &Edit) -> bool {
+    let edit: BTreeMap<_, _> = edit.iter().copied().collect();
+    for (at, line) in events.iter().enumerate().skip(first) {
+        let line = match edit.get(&at) {
+            Some(None) => continue,
+            Some(Some(event)) => Line { event: *event, ..*line },
+            None => *line,
+        };
+        checker.event(at, &line).unwrap();
+        if !checker.breaches.is_empty() {
+            return true;
+        }
+    }
+    false
+}
+
+fn lines_of(events: &[Line<'_>], edit: &Edit) -> String {
+    edit.iter().take(2).map(|(at, _)| events[*at].to_string()).collect::<Vec<_>>().join("; ")
+}
+
+/// The text of one trace for each kind of CPU.
+fn true_traces(seed: u64) -> Vec<String> {
+    if let Some(file) = env::var_os("TWOFOLD_TRUE_TRACE") {
+        return vec![fs::read_to_string(file).unwrap()];
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("trace");
+    let mut test = Command::new(env!("CARGO"));
+    test.args(["test", "--package", "twofold-machine", "--features", "twofold-machine/unforgiving"])
+        .args(["--test", "unforgiving", "--", "random::judge_random_operations", "--test-threads=1"])
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .env("TWOFOLD_OPERATIONS", number("TWOFOLD_OPERATIONS").unwrap_or(250).to_string())
+        .env("TWOFOLD_SEED", seed.to_string())
+        .env("TWOFOLD_TRACE", &file);
+    let output = test.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    ["trace", "trace.1", "trace.2"].map(|name| fs::read_to_string(directory.path().join(name)).unwrap()).into()
+}
+
+fn number(variable: &str) -> Option<u64> {
+    env::var(variable).ok()?.parse().ok()
+}
+
+/// A generator of the kind of xorshift64*.
+struct Random(u64);
+
+impl Random {
+    /// At most so many of the edits; adds to `all` how many there were.
+    fn draw(&mut self, mut edits: Vec<Edit>, most: usize, all: &mut usize) -> Vec<Edit> {
+        *all += edits.len();
+        for drawn in 0..edits.len().min(most) {
+            self.0 ^= self.0 >> 12;
+            self.0 ^= self.0 << 25;
+            self.0 ^= self.0 >> 27;
+            let other = drawn + (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % (edits.len() - drawn);
+            edits.swap(drawn, other);
+        }
+        edits.truncate(most);
+        edits
+    }
+}

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where in a true trace each corruption applies: places at which the trace is wrong with it.
+
+use std::collections::{HashMap, HashSet};
+
+use twofold_abi::trace::{Dc, Domain, Event, How, Line, Order, Tlbi};
+
+use super::super::check::Checker;
+use super::super::debts::{Debt, Kind};
+use super::super::guests::{root_of, vmid_of};
+use super::super::operands::{Formats, What};
+use super::super::tables::page_of;
+
+/// Events, by their place in the trace, with what is there instead; `None` where nothing is.
+pub type Edit = Vec<(usize, Option<Event<'static>>)>;
+
+/// One kind of corruption, and the places where it applies.
+pub type Places = Vec<(&'static str, Vec<Edit>)>;
+
+/// Of all kinds. The checker is asked for one thing only: which entries are to be flushed when a flush begins.
+pub fn of(events: &[Line<'_>]) -> Places {
+    [&tables(events)[..], &orders(events), &entries(events), &operands(events), &guests(events), &flushes(events)]
+        .concat()
+}
+
+fn is_valid(entry: u64) -> bool {
+    entry & 1 != 0
+}
+
+fn is_tracked(entry: u64) -> bool {
+    is_valid(entry) && entry >> 51 & 1 != 0
+}
+
+/// A page that was taken for a table, and is not linked yet.
+#[derive(Default)]
+struct Taken {
+    /// The events that zeroed it.
+    zeroed: Vec<usize>,
+    /// The events that wrote each entry.
+    written: HashMap<u64, Vec<usize>>,
+    /// Tables that it leads to.
+    below: Vec<u64>,
+    last: usize,
+}
+
+/// Tables that are not filled, or whose link is not ordered after their entries.
+fn tables(events: &[Line<'_>]) -> Places {
+    let (mut zero, mut entry, mut link) = (Vec::new(), Vec::new(), Vec::new());
+    let mut taken: HashMap<u64, Taken> = HashMap::new();
+    let mut ordered: HashMap<u32, usize> = HashMap::new();
+    for (at, line) in events.iter().enumerate() {
+        match line.event {
+            Event::TableTaken { pa } => drop(taken.insert(pa, Taken::default())),
+            Event::TableFreed { pa } => drop(taken.remove(&pa)),
+            Event::Dc { operation: Dc::Zva, pa, .. } => {
+                if let Some(page) = taken.get_mut(&pa) {
+                    page.zeroed.push(at);
+                    page.last = at;
+                }
+            }
+            Event::Fence { .. } | Event::Dsb { domain: Domain::Ish | Domain::IshSt } => {
+                ordered.insert(line.cpu, at);
+            }
+            Event::Write { pa, new, .. } => {
+                let leads_to = new & 0xffff_ffff_f000;
+                let is_link = new & 3 == 3 && taken.contains_key(&leads_to);
+                if let Some(page) = taken.get_mut(&page_of(pa)) {
+                    page.written.entry(pa).or_default().push(at);
+                    page.last = at;
+                    if is_link {
+                        page.below.push(leads_to);
+                    }
+                } else if is_link {
+                    let last = taken[&leads_to].last;
+                    if ordered.get(&line.cpu).is_none_or(|ordered| *ordered < last) {
+                        link.push(relaxed(at, line));
+                    }
+                    linked(&mut taken, leads_to, &mut zero, &mut entry);
+                }
+            }
+            _ => {}
+        }
+    }
+    vec![("a new table is never zeroed", zero), ("one entry is never written", entry), ("a link has no order", link)]
+}
+
+fn linked(taken: &mut HashMap<u64, Taken>, pa: u64, zero: &mut Vec<Edit>, entry: &mut Vec<Edit>) {
+    let Some(page) = taken.remove(&pa) else { return };
+    if page.zeroed.is_empty() {
+        entry.extend(page.written.into_values().map(removed));
+    } else {
+        zero.push(removed(page.zeroed));
+    }
+    page.below.into_iter().for_each(|below| linked(taken, below, zero, entry));
+}
+
+fn removed(events: Vec<usize>) -> Edit {
+    events.into_iter().map(|at| (at, None)).collect()
+}
+
+fn relaxed(at: usize, line: &Line<'_>) -> Edit {
+    let Event::Write { pa, old, new, how, .. } = line.event else { unreachable!("a write") };
+    vec![(at, Some(Event::Write { pa, old, new, how, order: Order::Relaxed }))]
+}
+
+/// Releases that are none, publication that is missing.
+fn orders(events: &[Line<'_>]) -> Places {
+    let (mut all, mut leaf, mut publication) = (Vec::new(), Vec::new(), Vec::new());
+    // By CPU: whether something was ordered since the last lock; the last barrier, its place, and what came since.
+    let mut taken = HashSet::new();
+    let mut ordered: HashMap<u32, bool> = HashMap::new();
+    let mut made: HashMap<u32, bool> = HashMap::new();
+    let mut barrier: HashMap<u32, Option<usize>> = HashMap::new();
+    for (at, line) in events.iter().enumerate() {
+        let publishes = barrier.insert(line.cpu, None).flatten();
+        match line.event {
+            Event::TableTaken { pa } => drop(taken.insert(pa)),
+            Event::TableFreed { pa } => drop(taken.remove(&pa)),
+            Event::LockTaken { .. } => drop(ordered.insert(line.cpu, false)),
+            Event::Fence { .. } => drop(ordered.insert(line.cpu, true)),
+            Event::Dsb { domain: Domain::Ish | Domain::IshSt } => {
+                ordered.insert(line.cpu, true);
+                if made.insert(line.cpu, false) == Some(true) {
+                    barrier.insert(line.cpu, Some(at));
+                }
+            }
+            Event::Visible => publication.extend(publishes.map(|at| vec![(at, None)])),
+            Event::Write { old, new, order: Order::Release, .. } => {
+                all.extend(relaxed(at, line));
+                if is_valid(new) && !is_valid(old) {
+                    made.insert(line.cpu, true);
+                    let is_leaf = !taken.contains(&(new & 0xffff_ffff_f000));
+                    if is_leaf && ordered.get(&line.cpu) == Some(&false) {
+                        leaf.push(relaxed(at, line));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let all = if all.is_empty() { vec![] } else { vec![all] };
+    vec![
+        ("all releases are relaxed", all),
+        ("a leaf is made without a release", leaf),
+        ("a publishing DSB is missing", publication),
+    ]
+}
+
+/// Entries that are written in another way, or with another value.
+fn entries(events: &[Line<'_>]) -> Places {
+    let (mut stores, mut tables, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
+    let mut taken = HashSet::new();
+    for (at, line) in events.iter().enumerate() {
+        match line.event {
+            Event::TableTaken { pa } => drop(taken.insert(pa)),
+            Event::TableFreed { pa } => drop(taken.remove(&pa)),
+            Event::Write { pa, old, new, how, order } => {
+                if how == How::Rmw && is_tracked(old) {
+                    stores.push(vec![(at, Some(Event::Write { pa, old, new, how: How::Store, order }))]);
+                }
+                // A store with release is one to a table in the tree.
+                let is_leaf = is_valid(new) && !taken.contains(&(new & 0xffff_ffff_f000));
+                if order != Order::Release || is_valid(old) || !is_leaf {
+                    continue;
+                }
+                let is_page = new & 2 != 0;
+                let with_address = |address: u64| {
+                    let new = new & !0xffff_ffff_f000 | address;
+                    vec![(at, Some(Event::Write { pa, old, new, how, order }))]
+                };
+                tables.push(with_address(page_of(pa) & if is_page { !0 } else { !0x1f_ffff }));
+                if !is_page {
+                    blocks.push(with_address(new & 0xffff_ffff_f000 | 0x1000));
+                }
+            }
+            _ => {}
+        }
+    }
+    let all = if stores.is_empty() { vec![] } else { vec![stores.concat()] };
+    vec![
+        ("a read-modify-write of a tracked leaf is a store", stores),
+        ("all of them are", all),
+        ("a leaf maps a table", tables),
+        ("a block is misaligned", blocks),
+    ]
+}
+
+/// Operands with bits that are reserved.
+fn operands(events: &[Line<'_>]) -> Places {
+    let (mut reserved, mut superfluous) = (Vec::new(), Vec::new());
+    for (at, line) in events.iter().enumerate() {
+        let Event::Tlbi { operation, operand, vttbr } = line.event else { continue };
+        let with = |operand| vec![(at, Some(Event::Tlbi { operation, operand, vttbr }))];
+        if matches!(operation, Tlbi::VmallE1 | Tlbi::VmallE1Is | Tlbi::VmallS12E1Is) {
+            superfluous.push(with(0x1000));
+        } else {
+            reserved.push(with(operand | 1 << 48));
+            reserved.push(with(operand | 1 << 62));
+            if !matches!(operation, Tlbi::Ripas2E1Is | Tlbi::Ripas2Le1Is) {
+                reserved.push(with(operand | 1 << 40));
+            }
+        }
+    }
+    vec![("reserved bits of an operand are set", reserved), ("an operation without an operand has one", superfluous)]
+}
+
+/// A guest's last entry on a CPU, of a VMID.
+#[derive(Clone, Copy)]
+struct Ran {
+    vcpu: u32,
+    /// The invalidation of stage 1 since then, if there is only one, and it is this CPU's.
+    forgotten: Forgotten,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Forgotten {
+    No,
+    At(usize),
+    Often,
+}
+
+/// Guests with another VMID, and other vCPUs.
+fn guests(events: &[Line<'_>]) -> Places {
+    let (mut vmid, mut vcpus, mut left, mut forget) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut inside: HashMap<u32, (usize, bool)> = HashMap::new();
+    let mut ran: HashMap<(u32, u16), Ran> = HashMap::new();
+    for (at, line) in events.iter().enumerate() {
+        match line.event {
+            Event::GuestEntered { vcpu, vttbr } => {
+                vmid.push(vec![(at, Some(Event::GuestEntered { vcpu, vttbr: vttbr ^ 1 << 48 }))]);
+                left.push(vec![(at, Some(Event::GuestEntered { vcpu: vcpu ^ 1, vttbr }))]);
+                let entry = Ran { vcpu, forgotten: Forgotten::No };
+                let before = ran.insert((line.cpu, vmid_of(vttbr)), entry);
+                let stays = before.is_some_and(|ran| ran.vcpu == vcpu && ran.forgotten == Forgotten::No);
+                inside.insert(line.cpu, (at, stays));
+                if let Some(Ran { vcpu: other, forgotten: Forgotten::At(at) }) = before
+                    && other != vcpu
+                {
+                    forget.push(vec![(at, None)]);
+                }
+            }
+            Event::GuestLeft { vcpu } => {
+                if let Some((entered, true)) = inside.remove(&line.cpu)
+                    && let Event::GuestEntered { vttbr, .. } = events[entered].event
+                {
+                    let other = vcpu ^ 1;
+                    vcpus.push(vec![
+                        (entered, Some(Event::GuestEntered { vcpu: other, vttbr })),
+                        (at, Some(Event::GuestLeft { vcpu: other })),
+                    ]);
+                }
+            }
+            Event::Tlbi { operation, vttbr, .. }
+                if matches!(operation, Tlbi::VmallE1 | Tlbi::VmallE1Is | Tlbi::VmallS12E1Is) =>
+            {
+                for ((cpu, vmid), ran) in &mut ran {
+                    if *vmid == vmid_of(vttbr) && (*cpu == line.cpu || operation != Tlbi::VmallE1) {
+                        let once = ran.forgotten == Forgotten::No && *cpu == line.cpu;
+                        ran.forgotten = if once { Forgotten::At(at) } else { Forgotten::Often };
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    vec![
+        ("a guest is entered with another VMID", vmid),
+        ("another vCPU is entered than left", left),
+        ("another vCPU than the last runs", vcpus),
+        ("a vCPU follows another without VMALLE1", forget),
+    ]
+}
+
+/// Instructions of flushes that guard a narrowing, a removal, or a local relax: each of them left out, and weakened.
+fn flushes(events: &[Line<'_>]) -> Places {
+    let names = [
+        "a narrowing: no DSB",
+        "a narrowing: a DSB is of this CPU",
+        "a narrowing: no DSB for loads",
+        "a narrowing: no TLBI",
+        "a narrowing: a TLBI is of this CPU",
+        "a narrowing: no ISB",
+        "a removal: no DSB",
+        "a removal: a DSB is of this CPU",
+        "a removal: no DSB for loads",
+        "a removal: no TLBI",
+        "a removal: a TLBI is of this CPU",
+        "a removal: no ISB",
+        "a local relax: no DSB",
+        "a local relax: no DSB for loads",
+        "a local relax: no TLBI",
+        "a local relax: a TLBI of another page",
+        "a local relax: no ISB",
+    ];
+    let mut places: HashMap<&str, Vec<Edit>> = HashMap::new();
+    let sequences = sequences(events);
+    let mut formats = Formats::default();
+    let mut checker = Checker::default();
+    for (at, line) in events.iter().enumerate() {
+        if let Event::Feature { name, value } = line.event {
+            formats.feature(name, value);
+        }
+        if let Some(sequence) = sequences.get(&at) {
+            let (debts, guarded) = match events[sequence.claim].event {
+                Event::Flushed { ipa, size, vttbr } => {
+                    let own = checker.flushes.own(root_of(vttbr), &(ipa..ipa + size), line.cpu);
+                    if sequence.others_flush(events, &own) {
+                        checker.event(at, line).unwrap();
+                        continue;
+                    }
+                    let narrowed = own.iter().any(|debt| debt.kind == Kind::Narrowed);
+                    let name = if narrowed { "a narrowing" } else { "a removal" };
+                    (own, name)
+                }
+                _ => (Vec::new(), "a local relax"),
+            };
+            if !debts.is_empty() || guarded == "a local relax" {
+                for (what, edit) in sequence.edits(events, &formats, &debts) {
+                    let name = format!("{guarded}: {what}");
+                    let name = names.iter().find(|known| **known == name).expect("a name");
+                    places.entry(name).or_default().push(edit);
+                }
+            }
+        }
+        checker.event(at, line).unwrap();
+    }
+    names.iter().map(|name| (*name, places.remove(name).unwrap_or_default())).collect()
+}
+
+/// The instructions of one CPU before a claim, with nothing else between.
+struct Sequence {
+    instructions: Vec<usize>,
+    claim: usize,
+}
+
+/// By their first instructions.
+fn sequences(events: &[Line<'_>]) -> HashMap<usize, Sequence> {
+    let mut sequences = HashMap::new();
+    let mut open: HashMap<u32, Vec<usize>> = HashMap::new();
+    for (at, line) in events.iter().enumerate() {
+        let instructions = open.entry(line.cpu).or_default();
+        match line.event {
+            Event::Dsb { domain: Domain::IshSt | Domain::NshSt } => *instructions = vec![at],
+            Event::Tlbi { .. } | Event::Dsb { .. } | Event::Isb | Event::Vttbr { .. } if !instructions.is_empty() => {
+                instructions.push(at);
+            }
+            Event::Flushed { .. } | Event::FlushedHere { .. } if !instructions.is_empty() => {
+                let sequence = Sequence { instructions: std::mem::take(instructions), claim: at };
+                sequences.insert(sequence.instructions[0], sequence);
+            }
+            _ => instructions.clear(),
+        }
+    }
+    sequences
+}
+
+impl Sequence {
+    /// Whether another CPU flushes what is to be flushed, or may.
+    fn others_flush(&self, events: &[Line<'_>], debts: &[Debt]) -> bool {
+        let Some(first) = debts.iter().map(|debt| debt.at).min() else { return false };
+        let cpu = events[self.claim].cpu;
+        let is_flush = |line: &Line<'_>| match line.event {
+            Event::Tlbi { vttbr, .. } => debts.iter().any(|debt| debt.vmid == vmid_of(vttbr)),
+            _ => false,
+        };
+        events[first..self.claim].iter().any(|line| line.cpu != cpu && is_flush(line))
+    }
+
+    fn edits(&self, events: &[Line<'_>], formats: &Formats, debts: &[Debt]) -> Vec<(&'static str, Edit)> {
+        let mut edits = Vec::new();
+        let is_local = matches!(events[self.claim].event, Event::FlushedHere { .. });
+        let isbs = self.instructions.iter().rev().take_while(|at| !matches!(events[**at].event, Event::Dsb { .. }));
+        let isbs = isbs.filter(|at| events[**at].event == Event::Isb).count();
+        let last_barrier = self.instructions.iter().rposition(|at| matches!(events[*at].event, Event::Dsb { .. }));
+        for (number, at) in self.instructions.iter().copied().enumerate() {
+            let instead = |event| vec![(at, Some(event))];
+            match events[at].event {
+                Event::Dsb { domain } => {
+                    edits.push(("no DSB", vec![(at, None)]));
+                    if !is_local {
+                        let local = if domain == Domain::Ish { Domain::Nsh } else { Domain::NshSt };
+                        edits.push(("a DSB is of this CPU", instead(Event::Dsb { domain: local })));
+                    }
+                    if matches!(domain, Domain::Ish | Domain::Nsh) {
+                        edits.push(("no DSB for loads", instead(Event::Dsb { domain: Domain::IshSt })));
+                    }
+                }
+                Event::Tlbi { operation, operand, vttbr } => {
+                    if !is_local && !self.is_needed(events, formats, at, debts) {
+                        continue;
+                    }
+                    edits.push(("no TLBI", vec![(at, None)]));
+                    if is_local && operation == Tlbi::Ipas2E1 {
+                        let other = Event::Tlbi { operation, operand: operand ^ 1, vttbr };
+                        edits.push(("a TLBI of another page", instead(other)));
+                    }
+                    let local = match operation {
+                        Tlbi::Ipas2E1Is | Tlbi::Ipas2Le1Is => Tlbi::Ipas2E1,
+                        Tlbi::VmallE1Is => Tlbi::VmallE1,
+                        _ => continue,
+                    };
+                    edits.push(("a TLBI is of this CPU", instead(Event::Tlbi { operation: local, operand, vttbr })));
+                }
+                Event::Isb if isbs == 1 && last_barrier.is_some_and(|last| number > last) => {
+                    edits.push(("no ISB", vec![(at, None)]));
+                }
+                _ => {}
+            }
+        }
+        edits
+    }
+
+    /// Whether one of the entries that were changed is named by this TLBI alone.
+    fn is_needed(&self, events: &[Line<'_>], formats: &Formats, at: usize, debts: &[Debt]) -> bool {
+        let names = |at: usize, debt: &Debt| {
+            let Event::Tlbi { operation, operand, .. } = events[at].event else { return false };
+            match formats.decode(operation, operand).unwrap().what {
+                What::ByIpa { range, .. } => range.start < debt.range().end && debt.range().start < range.end,
+                What::Combined => false,
+                What::All => true,
+            }
+        };
+        let Event::Tlbi { operation, .. } = events[at].event else { return false };
+        if operation == Tlbi::VmallE1Is {
+            return true;
+        }
+        let alone = |debt: &Debt| self.instructions.iter().filter(|other| names(**other, debt)).count() == 1;
+        debts.iter().any(|debt| names(at, debt) && alone(debt))
+    }
+}
