@@ -28,9 +28,10 @@ fn corrupted_traces_are_refused() {
         events.sort_by_key(|event| event.seq);
         let mut edits: Vec<(usize, &str, Edit)> = Vec::new();
         for (name, places) in places::of(&events) {
-            let (all, tried) = counts.entry(name).or_insert((0, 0));
-            let drawn = random.draw(places, most, all);
-            *tried += drawn.len();
+            let count: &mut Count = counts.entry(name).or_default();
+            count.places += places.len();
+            let drawn = random.draw(places, most);
+            count.tried += drawn.len();
             edits.extend(drawn.into_iter().map(|edit| (edit[0].0, name, edit)));
         }
         edits.sort_by_key(|(at, ..)| *at);
@@ -38,7 +39,9 @@ fn corrupted_traces_are_refused() {
         let mut checker = Checker::default();
         for (at, event) in events.iter().enumerate() {
             while let Some((_, name, edit)) = edits.next_if(|(first, ..)| *first == at) {
-                if !is_refused(checker.clone(), &events, at, &edit) {
+                if is_refused(checker.clone(), &events, at, &edit) {
+                    counts.entry(name).or_default().refused += 1;
+                } else {
                     accepted.push(format!("{name}: {} as {:?}", lines_of(&events, &edit), edit));
                 }
             }
@@ -47,12 +50,20 @@ fn corrupted_traces_are_refused() {
         }
         println!("{} lines, accepted as they are", events.len());
     }
-    for (name, (all, tried)) in &counts {
-        println!("{tried:>8} of {all:>8} places refused: {name}");
+    println!("places   tried refused");
+    for (name, Count { places, tried, refused }) in &counts {
+        println!("{places:>7} {tried:>7} {refused:>7} {name}");
     }
     assert!(accepted.is_empty(), "{} were accepted:\n{}", accepted.len(), accepted.join("\n"));
-    let nowhere: Vec<_> = counts.iter().filter(|(_, (all, _))| *all == 0).map(|(name, _)| name).collect();
+    let nowhere: Vec<_> = counts.iter().filter(|(_, count)| count.places == 0).map(|(name, _)| name).collect();
     assert!(nowhere.is_empty() || env::var_os("TWOFOLD_TRUE_TRACE").is_some(), "no place for {nowhere:?}");
+}
+
+#[derive(Default)]
+struct Count {
+    places: usize,
+    tried: usize,
+    refused: usize,
 }
 
 /// Whether the checker, which has come to `first`, refuses the rest with other lines in it.
@@ -103,9 +114,8 @@ fn number(variable: &str) -> Option<u64> {
 struct Random(u64);
 
 impl Random {
-    /// At most so many of the edits; adds to `all` how many there were.
-    fn draw(&mut self, mut edits: Vec<Edit>, most: usize, all: &mut usize) -> Vec<Edit> {
-        *all += edits.len();
+    /// At most so many of the edits.
+    fn draw(&mut self, mut edits: Vec<Edit>, most: usize) -> Vec<Edit> {
         for drawn in 0..edits.len().min(most) {
             self.0 ^= self.0 >> 12;
             self.0 ^= self.0 << 25;

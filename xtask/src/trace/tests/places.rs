@@ -375,6 +375,8 @@ impl Sequence {
         for (number, at) in self.instructions.iter().copied().enumerate() {
             let instead = |event| vec![(at, Some(event))];
             match events[at].event {
+                // The change is visible already.
+                Event::Dsb { .. } if number == 0 && self.is_visible_before(events, debts) => {}
                 Event::Dsb { domain } => {
                     edits.push(("no DSB", vec![(at, None)]));
                     if !is_local {
@@ -408,6 +410,14 @@ impl Sequence {
             }
         }
         edits
+    }
+
+    /// Whether a barrier for something else came after the last change, so that the first one here is not needed.
+    fn is_visible_before(&self, events: &[Line<'_>], debts: &[Debt]) -> bool {
+        let Some(last) = debts.iter().map(|debt| debt.at).max() else { return false };
+        let (first, cpu) = (self.instructions[0], events[self.claim].cpu);
+        let is_barrier = |line: &Line<'_>| matches!(line.event, Event::Dsb { domain: Domain::Ish | Domain::IshSt });
+        events[last..first].iter().any(|line| line.cpu == cpu && is_barrier(line))
     }
 
     /// Whether one of the entries that were changed is named by this TLBI alone.
