@@ -368,6 +368,32 @@ mod tests {
         }
     }
 
+    /// A level hint that misses a level leaves that level's entries in TLBs.
+    #[test]
+    fn changes_that_are_joined_go_by_the_levels_of_all_of_them_in_any_order() {
+        let at = |index: u64| Ipa::new(index << 21)..Ipa::new((index + 1) << 21);
+        let page = Changed::leaves_of(Ipa::new(1 << 21)..Ipa::new((1 << 21) + (1 << 12)), Level::L3);
+        let (block, below) = (Changed::leaves_of(at(5), Level::L2), Changed::leaves_of(at(0), Level::L2));
+        let mut table = Changed::default();
+        table.table(at(3));
+        let level = |changes: &[Changed]| {
+            let mut all = Changed::default();
+            changes.iter().for_each(|change| all.join(*change));
+            let Scope { range, level, tables } = all.scope();
+            (range.start.raw() >> 21, range.end.raw() >> 21, level, tables)
+        };
+        assert_eq!(level(&[block, below]), (0, 6, Some(Level::L2), false));
+        for changes in [[page, block], [block, page]] {
+            assert_eq!(level(&changes), (1, 6, None, false));
+        }
+        for changes in [[page, below], [below, page]] {
+            assert_eq!(level(&changes), (0, 1, None, false), "the last page ends in the block's neighbour");
+        }
+        for changes in [[block, table], [table, block], [block, Changed::default()], [Changed::default(), table]] {
+            assert_eq!(level(&changes).3, changes.iter().any(|change| change.tables));
+        }
+    }
+
     #[test]
     fn operands_spelled_out() {
         assert_eq!(single_operand(Ipa::new(0x4020_1000), None), 0x4_0201);

@@ -219,7 +219,8 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         drop(parent);
         self.changed.table(part.clone());
         self.detached.push(Link { table: entry.address(), level: below, ipa: here }, stage2);
-        // Unless somebody else counted too, the tables above are still in the tree.
+        // Another CPU has counted between the look at `then`, under the lock, and this count, which is no acquire: what it took
+        // out of a table further up may still be seen here, and would be followed (loom: `unmapping_goes_on_after_a_table`).
         if before != *then {
             return Err(Moved);
         }

@@ -129,6 +129,10 @@ impl<P: Platform> Held<'_, P> {
     }
 
     /// After the flush, marks what was recorded in the sections that were sealed.
+    ///
+    /// A look before the flush would find the same: hardware grants a write by a compare-and-exchange of the descriptor in
+    /// memory, and only where that has DBM set, which `seal` has cleared. So no test can tell the two orders apart. This one
+    /// is as safe if a CPU went by the entry in its TLB, and costs no more.
     fn written_in_sealed(&self, pending: Option<Pending<'_, P, Narrowed>>) -> Result<(), LogError> {
         let (sealed, stage2) = (&self.log.sealed, &self.memory.stage2);
         if let Some(pending) = pending {

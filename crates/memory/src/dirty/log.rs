@@ -31,7 +31,8 @@ pub(crate) struct Log {
     pub(super) pages: Bits,
     /// The sections that are armed.
     pub(super) armed: Bits,
-    /// Those that are being looked through.
+    /// Those that are being looked through, by who owns the log: a get takes all that it sets, so that none are left for the
+    /// next log.
     pub(super) sealed: Bits,
     /// Where writes fault.
     pub(super) heat: Heat,

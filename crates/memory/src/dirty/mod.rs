@@ -151,7 +151,6 @@ impl<'a, P: Platform> DirtyLog<'a, P> {
             return Err(LogError::Running { start: slot.range.start });
         }
         log.armed.clear();
-        log.sealed.clear();
         own.cold.forget();
         if options.all_dirty {
             log.pages.fill();

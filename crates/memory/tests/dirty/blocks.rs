@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Proves when blocks are split for a log, and that they come back after it, within the budget that is given and not before.
 
-use twofold_memory::Pages;
-use twofold_memory::dirty::{LogError, LogOptions, Rejoined, Tracker};
-use twofold_stage2::fault::AccessKind;
+use std::rc::Rc;
+
+use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Rejoined, Tracker};
+use twofold_memory::{Answer, Done, GuestFault, Pages};
+use twofold_stage2::fault::{AccessKind, FaultKind};
 
 use crate::machine::PAGE;
 use crate::world::{BASE, FEATURES, Mapped, World, all_starts};
@@ -109,6 +111,39 @@ fn what_was_not_touched_as_a_whole_stays_in_pages() {
     assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 1, next: None }));
     assert_eq!([0, 512].map(|page| world.level(page)), [Some(2), Some(2)]);
     world.copy_pages(0..1024);
+}
+
+/// A block maps no frame that was never zeroed, wherever in its section that is.
+#[test]
+fn one_page_that_was_not_touched_keeps_a_section_in_pages() {
+    for missing in [0, 200, 447, 511] {
+        let mut world = World::with(FEATURES, Pages::Largest, BASE, 512, 64);
+        world.start(LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) });
+        world.write_all((0..512).filter(|page| *page != missing));
+        world.log().stop().unwrap();
+        assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }), "page {missing}");
+        assert_eq!(world.level(missing), None);
+    }
+}
+
+/// A log that is started just before a block is made writable has not seen that: all of the block is in it.
+#[test]
+fn a_block_that_is_made_writable_as_a_log_starts_is_told_whole() {
+    let protect = LogOptions { all_dirty: false, chunk: 0, ..LogOptions::new(Tracker::Manual) };
+    let world = World::mapped(Mapped::Blocks);
+    world.log().start(&protect).unwrap();
+    world.log().stop().unwrap();
+    let ipa = world.ipa(700);
+    let (machine, memory, slot) = world.into_parts();
+    let other = Rc::clone(&memory);
+    machine.before_next_atomic(move || other.dirty_log(slot).unwrap().start(&protect).unwrap());
+    let fault = GuestFault { ipa, kind: FaultKind::Permission, access: AccessKind::Write };
+    assert_eq!(memory.fault(&fault), Ok(Answer::Retry(Done::Widened)));
+    let log = memory.dirty_log(slot).unwrap();
+    assert_eq!(log.tracker(), Some(Tracker::Manual), "it was started meanwhile");
+    let mut dirty = DirtyPages::new();
+    log.get(&mut dirty).unwrap();
+    assert!(dirty.pages().eq(512..1024), "pages are lost");
 }
 
 /// From wherever a caller asks, and where there is nothing to do.

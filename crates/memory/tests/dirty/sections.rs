@@ -51,6 +51,22 @@ fn combined_protects_what_was_armed_and_not_written() {
     world.check_told([70, 71, 72]);
 }
 
+/// What an earlier log had armed, this one has not.
+#[test]
+fn a_log_arms_anew_what_an_earlier_one_had_armed() {
+    for tracker in [Tracker::Combined, Tracker::Adaptive] {
+        let mut world = world(LogOptions::new(tracker));
+        world.write_all([70, 71, 72]);
+        assert!(!armed(&world).is_empty());
+        world.log().stop().unwrap();
+        world.start(LogOptions { all_dirty: false, ..LogOptions::new(tracker) });
+        assert_eq!(armed(&world), []);
+        let faults = [70, 71, 72].map(|page| world.write(page));
+        assert_eq!((faults[0], faults[2]), (1, 0), "{tracker:?} arms at the first fault, or at the second");
+        world.check_told([70, 71, 72]);
+    }
+}
+
 #[test]
 fn adaptive_arms_more_where_more_is_written_and_ends_what_is_cold() {
     let mut world = world(LogOptions::new(Tracker::Adaptive));

@@ -2,9 +2,10 @@
 //! A guest with one slot of RAM and its log, and a copy of the slot as who migrates it has it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use twofold_memory::dirty::{DirtyLog, DirtyPages, LogOptions, Tracker};
-use twofold_memory::{Answer, Backing, Error, Frames, Pages, Slot, SlotId};
+use twofold_memory::{Answer, Backing, Error, Frames, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::Tlbi;
 use twofold_stage2::{Features, Ipa, Level, Pa};
@@ -79,6 +80,11 @@ impl World {
         let slot = guest.memory.add_slot(slot).unwrap();
         let (contents, copy) = (BTreeMap::new(), BTreeMap::new());
         Self { guest, slot, start, pages: count, given: Some((given, largest)), contents, copy, writes: 0 }
+    }
+
+    /// The machine, the guest's memory and its slot, for who lets one thing happen inside of another.
+    pub fn into_parts(self) -> (Rc<Machine>, Rc<GuestMemory<Host>>, SlotId) {
+        (self.guest.machine, Rc::new(self.guest.memory), self.slot)
     }
 
     /// The same slot anew, with nothing in it.

@@ -53,6 +53,8 @@ pub struct Machine {
     atomics: Cell<u64>,
     /// How many there had been at each [`Event::Sees`].
     atomics_at_sights: RefCell<Vec<u64>>,
+    /// What another CPU does before the next atomic.
+    before_atomic: Cell<Option<Box<dyn FnOnce()>>>,
 }
 
 impl Machine {
@@ -66,6 +68,7 @@ impl Machine {
             log: RefCell::default(),
             atomics: Cell::new(0),
             atomics_at_sights: RefCell::default(),
+            before_atomic: Cell::new(None),
         })
     }
 
@@ -123,6 +126,11 @@ impl Machine {
     /// How many locks were taken up to each [`Event::Sees`] since the last call, and other atomics.
     pub fn atomics_at_sights(&self) -> Vec<u64> {
         self.atomics_at_sights.take()
+    }
+
+    /// Has another CPU do something, once, at a moment at which nothing was changed yet.
+    pub fn before_next_atomic(&self, action: impl FnOnce() + 'static) {
+        self.before_atomic.set(Some(Box::new(action)));
     }
 
     /// That a guest reads `expected` in the page at `pa`, whatever it does with its caches.
@@ -243,6 +251,9 @@ unsafe impl Platform for Host {
     fn abandoned(&self, _: Pa) {}
 
     fn on_atomic(&self) {
+        if let Some(action) = self.0.before_atomic.take() {
+            action();
+        }
         self.0.atomics.set(self.0.atomics.get() + 1);
     }
 }

@@ -187,6 +187,29 @@ fn unmapping_a_table() {
     comes_late(|guest, pages| guest.unmap(0, BLOCK, pages));
 }
 
+/// Between its lock and its count, another CPU has counted too: its own count does not show what that one took out of a
+/// table further up, so it begins anew.
+#[test]
+fn unmapping_goes_on_after_a_table() {
+    let guest = || {
+        let guest = Guest::new(4, 7);
+        let (own, mut takers) = (guest.pages(7..7), guest.pages(0..7));
+        guest.map(0, Level::L2, &mut takers);
+        guest.map(BLOCK, Level::L3, &mut takers);
+        guest.map(LARGE, Level::L3, &mut takers);
+        guest.map(2 * LARGE + BLOCK, Level::L2, &mut takers);
+        (guest, [own, takers])
+    };
+    let unmap: Operation = |guest, pages| guest.unmap_quietly(BLOCK, BLOCK + PAGE, pages);
+    let take_and_reuse: Operation = |guest, pages| {
+        guest.unmap_quietly(LARGE, LARGE, pages);
+        guest.map(2 * LARGE, Level::L3, pages);
+    };
+    meet(1, guest, [unmap, take_and_reuse], |guest, pools| {
+        assert!(guest.check(pools).contains_key(&(2 * LARGE)), "another's page was unmapped");
+    });
+}
+
 #[test]
 fn write_protecting() {
     comes_late(|guest, _| guest.write_protect(0, BLOCK));

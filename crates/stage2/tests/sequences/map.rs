@@ -107,6 +107,15 @@ fn a_block_is_maintained_as_a_whole() {
     assert_eq!(guest.events(), expected.concat());
 }
 
+/// Instruction caches may have other lines than data caches: none is left out, and none invalidated twice.
+#[test]
+fn code_is_invalidated_by_its_own_lines() {
+    for (data_line, instruction_line) in [(128, 64), (64, 128)] {
+        let features = Features { data_line, instruction_line, ..PIPT };
+        maps_with(features, Attributes::ram(Access::ALL), &[&CLEAN, &CODE]);
+    }
+}
+
 /// The limit is a number of lines: 1024 of 2 KiB are a 2 MiB block, and twice as many are too many.
 #[test]
 fn beyond_so_many_lines_all_code_is_invalidated() {

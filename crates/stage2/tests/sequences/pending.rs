@@ -71,6 +71,31 @@ fn unmapping_what_is_unmapped_already_flushes_it_too() {
     let _ = first.complete();
 }
 
+/// Where a table was, walk entries may be left: a flush of leaves alone would let the second caller reuse what they lead to.
+#[test]
+fn unmapping_a_table_that_is_unmapped_already_flushes_its_walk_entries_too() {
+    unmapped_twice(Unwatched);
+    unmapped_twice(|_: Leaf| ());
+}
+
+fn unmapped_twice(removed: impl Removed) {
+    let mut guest = guest(RANGES);
+    map(&mut guest, BASE, frame(0), Level::L2, &RAM);
+    map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 2);
+    map(&mut guest, BASE + 2 * MIB_2, frame(2 * MIB_2), Level::L2, &RAM);
+    let first = guest.stage2.unmap(range(BASE + MIB_2, MIB_2), &mut guest.pool, Unwatched).unwrap();
+    // Alone, and among blocks that go now.
+    let alone = guest.stage2.unmap(range(BASE + MIB_2, MIB_2), &mut guest.pool, Unwatched).unwrap();
+    guest.events();
+    let _ = alone.complete();
+    let table = |start, size| by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(start, start + size, None))]);
+    assert_eq!(guest.machine.events(), table(BASE + MIB_2, MIB_2));
+    let among = guest.stage2.unmap(range(BASE, 2 * MIB_2), &mut guest.pool, removed).unwrap();
+    let _ = among.complete();
+    assert_eq!(guest.machine.events(), table(BASE, 2 * MIB_2));
+    first.complete().free(&mut guest.pool);
+}
+
 /// The page is protected already, but a TLB may still let the guest write.
 #[test]
 fn protecting_what_another_change_has_protected_flushes_it_too() {

@@ -62,6 +62,25 @@ fn a_block_of_1_gib_takes_513_pages_and_one_break() {
     assert!(scan.leaves.iter().all(|leaf| leaf.level == 3 && leaf.pa() == frame(leaf.ipa - BASE)));
 }
 
+/// Another CPU was faster: none of the 513 tables that were filled in vain is lost.
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
+fn all_tables_of_a_split_that_comes_too_late_are_given_back() {
+    const SOFTWARE: u64 = 1 << 55;
+    let mut guest = Guest::with_pages(HINTS, IPA_BITS, 514);
+    map(&mut guest, BASE, frame(0), Level::L1, &RAM);
+    let (machine, entry) = (guest.machine.clone(), guest.walk(BASE).unwrap().entry);
+    let changed = Cell::new(false);
+    guest.machine.set_hook(move |event, _| {
+        if matches!(event, Event::Take(_)) && !changed.replace(true) {
+            machine.write(entry, machine.read(entry) | SOFTWARE);
+        }
+    });
+    assert_eq!(split(&mut guest, range(BASE, GIB), GIB), done(1, BASE + GIB));
+    assert_eq!(guest.pool.out.len(), 513, "the rest came back");
+    assert!(guest.scan().leaves.iter().all(|leaf| leaf.software() == 1));
+}
+
 /// What a walk finds at any instruction is the block, nothing while the flush lasts, or the page.
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
