@@ -34,6 +34,7 @@
 //! | `barriers.dsb`, `.isb` | barriers of the engine |
 //! | `cache.lines_cleaned`, `.lines_invalidated`, `.icache_all` | D-cache lines cleaned (and invalidated) to PoC, I-cache lines and whole I-caches invalidated |
 //! | `memory.frames_zeroed` | 4 KiB frames zeroed before the guest saw them |
+//! | `heap.grown` | bytes of EL2's heap in use beyond those at the guest's first entry |
 //! | `el2_instructions.total` | instructions retired at EL2 from the guest's first entry; only with [`COUNT`](crate::bundle::flags::COUNT) |
 //! | `el2_instructions.by_exit.KIND` | the same by the exit that caused them; their sum is the total |
 //! | `el2_instructions.first_touch_4k`, `.first_touch_2m`, `.first_touch_1g` | the part of the total spent on first touches of that mapping size |

@@ -5,7 +5,7 @@
 //! The command line in the device tree chooses the program (see [`program`]). Each ends by itself: powered off
 //! when all is well, reset after a line that says what is not. Only `hang` never ends.
 //!
-//! One vCPU, no interrupts, no allocator, no floating point.
+//! One vCPU, but for the programs that try what EL2 withstands; no interrupts, no allocator, no floating point.
 #![no_std]
 #![no_main]
 
@@ -13,13 +13,18 @@ mod boot;
 mod check;
 mod exceptions;
 mod experiment;
+mod hypercalls;
 mod memory;
 mod mmu;
 mod mode;
+mod pmu;
 mod program;
 mod psci;
+mod random;
+mod sysregs;
 mod touch;
 mod uart;
+mod vcpus;
 mod vendor;
 mod wild;
 
@@ -61,6 +66,10 @@ enum Failure<'a> {
     Touch(#[from] touch::Failure),
     #[error("experiment: FAILED: {0}")]
     Experiment(#[from] experiment::Failure),
+    #[error("sysregs: FAILED: {0}")]
+    Sysregs(#[from] sysregs::Failure),
+    #[error("hypercalls: FAILED: {0}")]
+    Hypercalls(#[from] hypercalls::Failure),
     #[error("wild: FAILED: {0}")]
     Wild(wild::Failure),
 }
@@ -82,6 +91,9 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
     match Program::parse(arguments).map_err(Failure::Program)? {
         Program::Check => check::run(&memory)?,
         Program::Touch { bytes } => touch::run(&memory, bytes)?,
+        Program::Pmu => pmu::run(&memory)?,
+        Program::Sysregs { step, seed } => sysregs::run(tree, step, seed)?,
+        Program::Hypercalls { count, seed } => hypercalls::run(tree, count, seed)?,
         Program::Experiment(settings) => experiment::run(&memory, &settings)?,
         Program::Hang => {
             println!("hanging");

@@ -13,6 +13,12 @@ pub enum Program {
     Check,
     /// `touch=SIZE`: touches so many bytes of fresh RAM.
     Touch { bytes: u64 },
+    /// `pmu`: stops and resets the PMU's counters, then touches memory.
+    Pmu,
+    /// `sysregs=STEP`: executes every `STEP`th encoding of the system-register space, on four vCPUs.
+    Sysregs { step: u64, seed: u64 },
+    /// `hypercalls=COUNT`: makes so many calls of any kind, on each of four vCPUs.
+    Hypercalls { count: u64, seed: u64 },
     /// `experiment=NAME`, and the words that say how.
     Experiment(Settings),
     /// `hang`: does nothing for ever.
@@ -26,6 +32,8 @@ pub enum Program {
 pub enum Failure<'a> {
     #[error("{key}= needs a size such as 64M, not {value:?}")]
     Size { key: &'a str, value: &'a str },
+    #[error("{key}= needs a number from 1 on, not {value:?}")]
+    Number { key: &'a str, value: &'a str },
     #[error("wild= needs an address such as 0xb000000, not {0:?}")]
     Address(&'a str),
     #[error("{0}")]
@@ -41,6 +49,9 @@ impl Program {
             program = match key {
                 "check" => Self::Check,
                 "touch" => Self::Touch { bytes: size(value).ok_or(Failure::Size { key, value })? },
+                "pmu" => Self::Pmu,
+                "sysregs" => Self::Sysregs { step: number(key, value)?, seed: seed(arguments)? },
+                "hypercalls" => Self::Hypercalls { count: number(key, value)?, seed: seed(arguments)? },
                 "experiment" => Self::Experiment(Settings::parse(arguments).map_err(Failure::Experiment)?),
                 "hang" => Self::Hang,
                 "wild" => Self::Wild { address: hexadecimal(value).ok_or(Failure::Address(value))? },
@@ -49,6 +60,16 @@ impl Program {
         }
         Ok(program)
     }
+}
+
+/// `seed=NUMBER`, wherever it is; 1 where it is not.
+fn seed(arguments: &str) -> Result<u64, Failure<'_>> {
+    let value = arguments.split_ascii_whitespace().find_map(|word| word.strip_prefix("seed="));
+    value.map_or(Ok(1), |value| number("seed", value))
+}
+
+fn number<'a>(key: &'a str, value: &'a str) -> Result<u64, Failure<'a>> {
+    value.parse().ok().filter(|number| *number != 0).ok_or(Failure::Number { key, value })
 }
 
 /// A size such as `64M`.

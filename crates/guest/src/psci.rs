@@ -7,8 +7,18 @@ use core::arch::asm;
 
 use crate::uart::{self, println};
 
+/// The function id of `PSCI_VERSION`.
+pub const VERSION: u32 = 0x8400_0000;
+/// The function id of `CPU_OFF`.
+pub const CPU_OFF: u32 = 0x8400_0002;
+/// The function id of `CPU_ON` with 32-bit arguments.
+pub const CPU_ON_32: u32 = 0x8400_0003;
+/// The function id of `CPU_ON` with 64-bit arguments.
+pub const CPU_ON_64: u32 = 0xc400_0003;
+/// The function id of `AFFINITY_INFO` with 64-bit arguments.
+const AFFINITY_INFO: u32 = 0xc400_0004;
 /// The function id of `SYSTEM_OFF`.
-const SYSTEM_OFF: u32 = 0x8400_0008;
+pub const SYSTEM_OFF: u32 = 0x8400_0008;
 /// The function id of `SYSTEM_RESET`.
 pub const SYSTEM_RESET: u32 = 0x8400_0009;
 
@@ -28,18 +38,44 @@ pub fn reset() -> ! {
 /// Sleeps until somebody else ends the machine.
 pub fn wait_forever() -> ! {
     loop {
-        // SAFETY: waiting changes nothing.
-        unsafe { asm!("wfi", options(nomem, nostack, preserves_flags)) };
+        sleep();
     }
+}
+
+/// Sleeps until something happens.
+pub fn sleep() {
+    // SAFETY: waiting changes nothing.
+    unsafe { asm!("wfi", options(nomem, nostack, preserves_flags)) };
+}
+
+/// The version of PSCI.
+pub fn version() -> i64 {
+    call_with(VERSION, [0; 3])
+}
+
+/// Starts a vCPU at `entry` with `argument` in x0; 0, or an error of PSCI's.
+pub fn cpu_on(affinity: u64, entry: u64, argument: u64) -> i64 {
+    call_with(CPU_ON_64, [affinity, entry, argument])
+}
+
+/// Whether a vCPU is off.
+pub fn is_off(affinity: u64) -> bool {
+    const OFF: i64 = 1;
+    call_with(AFFINITY_INFO, [affinity, 0, 0]) == OFF
 }
 
 fn call(function: u32) -> i32 {
     uart::drain();
-    let answer: i32;
-    // SAFETY: neither function touches memory, and the registers that SMCCC lets a call change are declared.
+    call_with(function, [0; 3]) as i32
+}
+
+fn call_with(function: u32, [a, b, c]: [u64; 3]) -> i64 {
+    let answer: i64;
+    // SAFETY: no function that is called here touches memory that Rust knows of; a vCPU that it starts has memory of its own.
+    // The registers that SMCCC lets a call change are declared.
     unsafe {
-        asm!("hvc #0", inout("w0") function => answer, in("x1") 0, in("x2") 0, in("x3") 0,
-            clobber_abi("C"), options(nostack));
+        asm!("hvc #0", inout("x0") u64::from(function) => answer, inout("x1") a => _, inout("x2") b => _,
+            inout("x3") c => _, clobber_abi("C"), options(nostack));
     }
     answer
 }

@@ -4,6 +4,7 @@
 //! Before [`add`] there is none; an allocation that fails panics, as `alloc` does everywhere.
 
 use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use buddy_system_allocator::LockedHeap;
 
@@ -20,4 +21,20 @@ static HEAP: LockedHeap<ORDERS> = LockedHeap::empty();
 pub unsafe fn add(memory: Range<u64>) {
     // SAFETY: the caller's promise.
     unsafe { HEAP.lock().add_to_heap(memory.start as usize, memory.end as usize) };
+}
+
+/// Says that what is allocated from here on is for a running guest.
+pub fn mark() {
+    MARK.store(used(), Ordering::Relaxed);
+}
+
+/// Bytes that are allocated now, beyond those at [`mark`].
+pub fn grown() -> u64 {
+    used().saturating_sub(MARK.load(Ordering::Relaxed)) as u64
+}
+
+static MARK: AtomicUsize = AtomicUsize::new(0);
+
+fn used() -> usize {
+    HEAP.lock().stats_alloc_actual()
 }

@@ -51,7 +51,10 @@ impl Phases {
         }
         meter.is_for(Purpose::Phase);
         if let Some(Phase { name, spent }) = self.now.take() {
-            self.past.push(Phase { name, spent: Spent::by(vm, log).since(&spent) });
+            match Spent::by(vm, log).since(&spent) {
+                Some(spent) => self.past.push(Phase { name, spent }),
+                None => vm.fail(format_args!("a count fell in the phase {}", vendor::PHASES[name])),
+            }
         }
         if name == vendor::NO_PHASE {
             return Some(vendor::SUCCESS);
@@ -91,18 +94,22 @@ impl Spent {
         let mut events = [0; EVENTS];
         let mut places = events.iter_mut();
         for_each_event(vm, |_, _, value| *places.next().expect("there is room for all events") = value);
-        let spent = |vcpu: &stats::Stats| vcpu.all_instructions() - vcpu.instructions(Purpose::Phase);
-        let instructions = vm.vcpus.iter().map(|vcpu| spent(&vcpu.stats)).sum();
+        let instructions = vm.vcpus.iter().map(|vcpu| vcpu.stats.instructions_but(Purpose::Phase)).sum();
         Self { instructions, pages: log.pages_told(), blocks: log.blocks_rejoined(), events }
     }
 
-    fn since(&self, before: &Self) -> Self {
-        Self {
-            instructions: self.instructions - before.instructions,
-            pages: self.pages - before.pages,
-            blocks: self.blocks - before.blocks,
-            events: core::array::from_fn(|index| self.events[index] - before.events[index]),
+    /// What was spent since `before`; `None` where something was spent back.
+    fn since(&self, before: &Self) -> Option<Self> {
+        let mut events = [0; EVENTS];
+        for (event, (now, before)) in events.iter_mut().zip(self.events.iter().zip(&before.events)) {
+            *event = now.checked_sub(*before)?;
         }
+        Some(Self {
+            instructions: self.instructions.checked_sub(before.instructions)?,
+            pages: self.pages.checked_sub(before.pages)?,
+            blocks: self.blocks.checked_sub(before.blocks)?,
+            events,
+        })
     }
 }
 

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Counts the instructions that a CPU retires at EL2.
 //!
-//! The last event counter is taken from the guest: with MDCR_EL2.HPMN one lower the guest neither sees nor
-//! stops it, and MDCR_EL2.HPME runs it whatever the guest does to PMCR_EL0.
+//! The last event counter is taken from the guest: MDCR_EL2.HPMN one lower, and HPME runs it whatever PMCR_EL0 says. HPMN alone
+//! does not keep a guest away from it everywhere (QEMU 7.2 lowers PMCR_EL0.N and does no more), so while EL2 counts every access
+//! of the guest to the PMU traps; [`shut`](crate::registers::shut) answers as a PMU without event counters.
 //!
-//! Invariant: a [`Counter`] is read on the CPU that started it; it is not `Send`.
+//! Invariant: a [`Counter`] is read on the CPU that started it; it is not `Send`. A count that cannot be is an error, not a
+//! figure.
 
 use core::arch::global_asm;
 use core::marker::PhantomData;
+
+use thiserror::Error;
 
 use crate::sysreg::{id_field, isb};
 use crate::{read_sysreg, write_sysreg};
@@ -18,7 +22,6 @@ pub struct Counter {
     read: extern "C" fn() -> u64,
     mask: u64,
     last: u64,
-    total: u64,
     not_send: PhantomData<*mut ()>,
 }
 
@@ -42,7 +45,7 @@ impl Counter {
         let index = counters() - 1;
         // FEAT_PMUv3p5 has 64-bit event counters; HLP makes those of EL2 overflow there.
         let wide = version() >= 6;
-        let mdcr = (read_sysreg!(MDCR_EL2) & !HPMN) | index | HPME | if wide { HLP } else { 0 };
+        let mdcr = (read_sysreg!(MDCR_EL2) & !HPMN) | index | HPME | TPM | TPMCR | if wide { HLP } else { 0 };
         // SAFETY: the PMU exists, the counter too, and the guest does not run; counting changes nothing else.
         unsafe {
             write_sysreg!(MDCR_EL2, mdcr);
@@ -59,18 +62,33 @@ impl Counter {
             core::mem::transmute::<*const u8, extern "C" fn() -> u64>(function)
         };
         let mask = if wide { u64::MAX } else { u32::MAX.into() };
-        Some(Self { read, mask, last: 0, total: 0, not_send: PhantomData })
+        Some(Self { read, mask, last: 0, not_send: PhantomData })
     }
 
-    /// Instructions since the start. Where the hardware's counter has 32 bits it must be read once in 2^32
-    /// instructions at least.
-    #[inline]
-    pub fn read(&mut self) -> u64 {
-        let now = (self.read)();
-        self.total += now.wrapping_sub(self.last) & self.mask;
+    /// Instructions since the last call, or since the start. Where the hardware's counter has 32 bits it must be read once in
+    /// 2^31 instructions at least.
+    #[inline(always)]
+    pub fn since_last(&mut self) -> Result<u64, Impossible> {
+        let (before, now) = (self.last, (self.read)());
         self.last = now;
-        self.total
+        counted(before, now, self.mask)
     }
+}
+
+/// A counter that did not count what was executed between two readings.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("the counter of instructions at EL2 went from {before} to {now}: it was stopped, set back, or read too late")]
+pub struct Impossible {
+    before: u64,
+    now: u64,
+}
+
+/// What a counter with the bits of `mask` counted from one reading to the next. Something was executed in between, and less
+/// than half of what the counter can hold.
+#[inline(always)]
+pub fn counted(before: u64, now: u64, mask: u64) -> Result<u64, Impossible> {
+    let count = now.wrapping_sub(before) & mask;
+    if count.wrapping_sub(1) < mask / 2 { Ok(count) } else { Err(Impossible { before, now }) }
 }
 
 /// The event: an instruction architecturally executed.
@@ -79,6 +97,10 @@ const INST_RETIRED: u64 = 0x08;
 const EL2_ONLY: u64 = 1 << 31 | 1 << 30 | 1 << 27;
 /// MDCR_EL2: how many counters the guest has.
 const HPMN: u64 = 0x1f;
+/// MDCR_EL2: the guest's accesses to PMCR_EL0 trap.
+const TPMCR: u64 = 1 << 5;
+/// MDCR_EL2: the guest's accesses to the other registers of the PMU trap.
+const TPM: u64 = 1 << 6;
 /// MDCR_EL2: the counters of EL2 run.
 const HPME: u64 = 1 << 7;
 /// MDCR_EL2: the counters of EL2 have 64 bits.

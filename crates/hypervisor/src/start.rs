@@ -26,7 +26,7 @@ use crate::survey::{self, SurveyError};
 #[cfg(feature = "trace")]
 use crate::trace;
 use crate::vm::{self, Vm};
-use crate::{control, device_tree, error, log, panic, power, println, vcpu};
+use crate::{control, device_tree, error, heap, log, panic, power, println, vcpu};
 
 /// Makes the guest and runs it. `bundle` is what the boot loader left in memory; `taken` is the rest of it.
 pub fn run(board: &'static Board, bundle: &[u8], taken: Taken) -> ! {
@@ -38,6 +38,7 @@ pub fn run(board: &'static Board, bundle: &[u8], taken: Taken) -> ! {
         Ok((vm, layout)) => {
             let vm = vm.install();
             panic::set_last_exits(vm::write_last_exits);
+            heap::mark();
             vcpu::run(vm, 0, layout.kernel.raw(), layout.device_tree.raw())
         }
         Err(error) => cannot_start(&error),

@@ -11,9 +11,9 @@ use twofold_memory::Counts;
 use twofold_stage2::Level;
 use twofold_stage2::fault::FaultKind;
 
-use crate::control;
 use crate::platform::InstructionCounts;
-use crate::pmu::Counter;
+use crate::pmu::{Counter, Impossible};
+use crate::{control, heap};
 
 /// One vCPU's counters.
 pub struct Stats {
@@ -109,6 +109,12 @@ impl Stats {
         self.instructions.iter().map(get).sum()
     }
 
+    /// Those that were put down to anything but this purpose. It never falls, however many vCPUs count meanwhile.
+    pub fn instructions_but(&self, purpose: Purpose) -> u64 {
+        let others = self.instructions.iter().enumerate().filter(|(index, _)| *index != purpose.index());
+        others.map(|(_, counter)| get(counter)).sum()
+    }
+
     /// An access that was answered with an external abort.
     pub fn external(&self) {
         add(&self.faults[EXTERNAL], 1);
@@ -137,7 +143,6 @@ const FAULTS: [&str; 4] = ["external", "translation", "access_flag", "permission
 /// the way into the guest, and the way out again.
 pub struct Meter {
     counter: Option<Counter>,
-    before: u64,
     purpose: usize,
 }
 
@@ -145,18 +150,21 @@ impl Meter {
     /// Starts metering, right before the guest is first entered. What is counted until its first exit belongs to
     /// class 0.
     pub fn new(mut counter: Option<Counter>) -> Self {
-        let before = counter.as_mut().map_or(0, Counter::read);
-        Self { counter, before, purpose: 0 }
+        if let Some(counter) = &mut counter {
+            // Of what was executed before the first entry, nothing counts. A counter that stands still fails the first turn.
+            let _ = counter.since_last();
+        }
+        Self { counter, purpose: 0 }
     }
 
     /// The guest has left with `esr`: what was spent since the last turn is put down to what that was for.
-    pub fn turn(&mut self, esr: u64, stats: &Stats) {
+    #[inline(always)]
+    pub fn turn(&mut self, esr: u64, stats: &Stats) -> Result<(), Impossible> {
         if let Some(counter) = &mut self.counter {
-            let now = counter.read();
-            add(&stats.instructions[self.purpose], now - self.before);
-            self.before = now;
+            add(&stats.instructions[self.purpose], counter.since_last()?);
             self.purpose = class(esr);
         }
+        Ok(())
     }
 
     /// What this turn is for.
@@ -195,6 +203,7 @@ pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Count
     for (level, name) in LEAVES {
         stat("first_touches", name, memory.first_touches[level]);
     }
+    stat("heap", "grown", heap::grown());
     for_each_class(|name, of| stat("exits", name, of.map(|class| sum(&|s| get(&s.exits[class]))).sum()));
     let total = sum(&Stats::all_instructions);
     if total != 0 {

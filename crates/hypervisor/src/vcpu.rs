@@ -84,7 +84,7 @@ impl Vcpu {
         #[cfg(feature = "trace")]
         trace::event(Event::GuestLeft { vcpu: self.index as u32 });
         let esr = read_sysreg!(ESR_EL2);
-        self.meter.turn(esr, self.stats);
+        self.measure(esr);
         self.stats.exit(esr, self.context.pc);
         assert!(trap == Trap::Sync, "a physical {trap:?} came to EL2, though all interrupts are the guest's");
         #[cfg(feature = "oracle")]
@@ -97,6 +97,14 @@ impl Vcpu {
         self.oracle.exit(self.vm);
         #[cfg(feature = "record")]
         self.recorder.exit(self.vm, esr);
+    }
+
+    /// Puts down what was executed since the last exit.
+    #[inline(always)]
+    fn measure(&mut self, esr: u64) {
+        if let Err(impossible) = self.meter.turn(esr, self.stats) {
+            self.vm.fail(format_args!("{impossible}"));
+        }
     }
 
     #[inline(always)]
@@ -181,7 +189,7 @@ impl Vcpu {
 
     fn end(&mut self, end: End) -> ! {
         // What this exit cost until here is put down to it.
-        self.meter.turn(read_sysreg!(ESR_EL2), self.stats);
+        self.measure(read_sysreg!(ESR_EL2));
         if let Some(vendor) = &self.vendor {
             vendor.report(self.vm);
         }

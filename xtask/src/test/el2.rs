@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite `el2`: the tests in the image `el2-tests`, each in a QEMU of its own.
+//! The suite `el2`: the tests in the image `el2-tests`, each in a QEMU of its own, and the guests of `guests.rs`.
 //!
 //! The image lists its tests when its command line is `list`, and runs one for `run=NAME`. Invariant: a test
 //! passes only when QEMU's exit status and the image's own words both say so.
@@ -14,7 +14,7 @@ use libtest_mimic::{Failed, Trial};
 use twofold_abi::exit;
 use twofold_launch::{Launch, Loaded, Machine, Outcome, Qemu, Test, Verdict, machine};
 
-use super::{Depth, Tally, harness};
+use super::{Depth, Tally, guests, harness};
 use crate::arguments::TestOptions;
 use crate::build;
 use crate::install;
@@ -23,8 +23,9 @@ use crate::workspace::Workspace;
 /// Runs the suite: on the CPU that has everything, and in full on each of [`CPUS`].
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
     install::target(install::TARGET)?;
-    let image = Arc::new(Image { workspace: workspace.clone(), qemu: install::qemu()? });
-    build::images(workspace, &[build::EL2_TESTS])?;
+    let qemu = install::qemu()?;
+    let image = Arc::new(Image { workspace: workspace.clone(), qemu: qemu.clone() });
+    build::images(workspace, &[build::EL2_TESTS, build::HYPERVISOR, build::GUEST])?;
     let tests = image.run("list", machine::CPU_DEFAULT, ended_well)?.control.tests;
     if tests.is_empty() {
         bail!("the test image lists no test");
@@ -38,6 +39,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             trials.push(Trial::test(name, judge).with_kind(cpu.split(',').next().unwrap_or(cpu)));
         }
     }
+    trials.extend(guests::trials(workspace, &qemu, depth));
     harness(trials, PARALLEL, options)
 }
 

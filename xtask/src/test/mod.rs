@@ -5,6 +5,7 @@
 //! suites, and the exit status is 0 only when nothing failed and the filters named a test; a suite that cannot start is one failed test.
 
 mod el2;
+mod guests;
 mod host;
 mod kvm;
 mod linux;

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `sysregs=STEP`: four vCPUs at once execute every `STEP`th encoding of the system-register space, as a read and as a write with
+//! 15 values.
+//!
+//! The first vCPU watches. One that an encoding kills switches itself off, and is started again behind that encoding, which is
+//! listed; so are the encodings and values that are skipped. A vCPU that makes no progress fails the program by name.
+//!
+//! Success is that each vCPU has executed all, and that EL2 still answers.
+
+mod encoding;
+
+use core::arch::{asm, global_asm};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use dtoolkit::fdt::Fdt;
+use encoding::{ENCODINGS, Encoding};
+
+use crate::random::Random;
+use crate::uart::println;
+use crate::vcpus::{self, WORKERS};
+use crate::{mmu, psci};
+
+/// Why the program failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("{0}")]
+    Vcpus(#[from] vcpus::Failure),
+    #[error("vCPU {vcpu} makes no progress at {encoding}")]
+    Stuck { vcpu: usize, encoding: Encoding },
+    #[error("vCPU {vcpu} was killed {kills} times, and one is enough to stop")]
+    Killed { vcpu: usize, kills: u64 },
+    #[error("vCPU {vcpu} accounts for {found} instructions, not for {expected}")]
+    Lost { vcpu: usize, found: u64, expected: u64 },
+    #[error("EL2 answers PSCI_VERSION with {0:#x}")]
+    NoAnswer(i64),
+}
+
+/// Runs every `step`th encoding; the random values come from `seed`.
+pub fn run(tree: Fdt<'_>, step: u64, seed: u64) -> Result<(), Failure> {
+    let affinities = vcpus::workers(tree)?;
+    println!("sysregs: every {step}th encoding, seed {seed}");
+    for number in 0..ENCODINGS {
+        let encoding = Encoding::of(number);
+        if let Some(why) = encoding.skipped() {
+            println!("sysregs: skips {encoding}: {why}");
+        }
+    }
+    println!("sysregs: skips S3_0_C1_C0_0 with M and WXN, or M and EE: its next instruction cannot be fetched");
+    for (index, affinity) in affinities.into_iter().enumerate() {
+        WORK[index].step.store(step, Ordering::Relaxed);
+        WORK[index].seed.store(seed, Ordering::Relaxed);
+        start(index, affinity)?;
+    }
+    let mut watches = affinities.map(|affinity| Watch { affinity, ..Watch::default() });
+    while watches.iter().any(|watch| !watch.is_over) {
+        vcpus::pause();
+        for (index, watch) in watches.iter_mut().enumerate().filter(|(_, watch)| !watch.is_over) {
+            watch.look(index)?;
+        }
+    }
+    let expected = ENCODINGS.div_ceil(step) * EXECUTED;
+    for (index, work) in WORK.iter().enumerate() {
+        let [executed, undefined, trapped, aborted] =
+            [0, 1, 2, 3].map(|count| work.counts[count].load(Ordering::Acquire));
+        let [skipped, kills] = [&work.skipped, &work.kills].map(|count| count.load(Ordering::Acquire));
+        println!(
+            "sysregs: vCPU {}: {executed} executed, {undefined} undefined, {trapped} trapped, {aborted} aborted, \
+             {skipped} skipped, {kills} kills",
+            index + 1
+        );
+        let found = executed + skipped + kills * EXECUTED;
+        if found != expected {
+            return Err(Failure::Lost { vcpu: index + 1, found, expected });
+        }
+    }
+    match psci::version() {
+        0x1_0001 => Ok(()),
+        other => Err(Failure::NoAnswer(other)),
+    }
+}
+
+/// Instructions for each encoding.
+const EXECUTED: u64 = 16;
+/// Values written.
+const VALUES: usize = 15;
+/// Looks without progress that are too many: a minute.
+const PATIENCE: u64 = 60 * vcpus::LOOKS_A_SECOND;
+/// More kills than these are a defect of this program.
+const KILLS_MAX: u64 = 1000;
+
+/// What one worker does and has done.
+struct Work {
+    step: AtomicU64,
+    seed: AtomicU64,
+    /// Encodings that it is done with.
+    done: AtomicU64,
+    is_over: AtomicU64,
+    /// Executed, undefined, trapped to EL1, aborted.
+    counts: [AtomicU64; 4],
+    skipped: AtomicU64,
+    kills: AtomicU64,
+    code: Code,
+    scratch: Scratch,
+}
+
+/// Room for the two instructions, each with its RET.
+#[repr(C, align(4096))]
+struct Code(UnsafeCell<[u32; 1024]>);
+
+/// What operations by address may do anything to.
+#[repr(C, align(4096))]
+struct Scratch(UnsafeCell<[u8; 4096]>);
+
+// SAFETY: the worker that it belongs to alone writes and executes it.
+unsafe impl Sync for Code {}
+// SAFETY: nothing reads it.
+unsafe impl Sync for Scratch {}
+
+static WORK: [Work; WORKERS] = [const {
+    Work {
+        step: AtomicU64::new(0),
+        seed: AtomicU64::new(0),
+        done: AtomicU64::new(0),
+        is_over: AtomicU64::new(0),
+        counts: [const { AtomicU64::new(0) }; 4],
+        skipped: AtomicU64::new(0),
+        kills: AtomicU64::new(0),
+        code: Code(UnsafeCell::new([0; 1024])),
+        scratch: Scratch(UnsafeCell::new([0; 4096])),
+    }
+}; WORKERS];
+
+impl Work {
+    /// How many encodings there are for it.
+    fn all(&self) -> u64 {
+        ENCODINGS.div_ceil(self.step.load(Ordering::Relaxed))
+    }
+
+    /// The encoding with this number among those of worker `index`: each begins in another quarter.
+    fn encoding(&self, index: usize, number: u64) -> Encoding {
+        let all = self.all();
+        Encoding::of((number + all / WORKERS as u64 * index as u64) % all * self.step.load(Ordering::Relaxed))
+    }
+}
+
+/// What the first vCPU knows of a worker.
+#[derive(Clone, Copy, Default)]
+struct Watch {
+    affinity: u64,
+    done: u64,
+    looks: u64,
+    is_over: bool,
+}
+
+impl Watch {
+    fn look(&mut self, index: usize) -> Result<(), Failure> {
+        let work = &WORK[index];
+        let was_over = work.is_over.load(Ordering::Acquire) != 0;
+        let done = work.done.load(Ordering::Acquire);
+        if psci::is_off(self.affinity) {
+            if was_over {
+                self.is_over = true;
+                return Ok(());
+            }
+            println!("sysregs: vCPU {} was killed by {}, and is started again", index + 1, work.encoding(index, done));
+            let kills = work.kills.fetch_add(1, Ordering::Relaxed) + 1;
+            if kills > KILLS_MAX {
+                return Err(Failure::Killed { vcpu: index + 1, kills });
+            }
+            work.done.store(done + 1, Ordering::Release);
+            return start(index, self.affinity);
+        }
+        self.looks = if done == self.done { self.looks + 1 } else { 0 };
+        self.done = done;
+        if self.looks > PATIENCE {
+            return Err(Failure::Stuck { vcpu: index + 1, encoding: work.encoding(index, done) });
+        }
+        Ok(())
+    }
+}
+
+fn start(index: usize, affinity: u64) -> Result<(), Failure> {
+    match vcpus::start(index, affinity, work) {
+        0 => Ok(()),
+        answer => Err(vcpus::Failure::NotStarted { vcpu: index + 1, answer }.into()),
+    }
+}
+
+/// What a worker runs.
+extern "C" fn work(index: usize) {
+    let work = &WORK[index];
+    loop {
+        let number = work.done.load(Ordering::Relaxed);
+        if number >= work.all() {
+            break;
+        }
+        let encoding = work.encoding(index, number);
+        if encoding.skipped().is_some() {
+            work.skipped.fetch_add(EXECUTED, Ordering::Relaxed);
+        } else {
+            try_out(work, encoding);
+        }
+        work.done.store(number + 1, Ordering::Release);
+    }
+    work.is_over.store(1, Ordering::Release);
+}
+
+fn try_out(work: &Work, encoding: Encoding) {
+    let mut values = values(work, encoding);
+    for value in &mut values {
+        if encoding.skips_value(*value) {
+            work.skipped.fetch_add(1, Ordering::Relaxed);
+            work.counts[0].fetch_sub(1, Ordering::Relaxed);
+            *value = SCTLR_OFF;
+        }
+    }
+    let code = work.code.0.get().cast::<u32>();
+    for (place, instruction) in [encoding.read(), RET, encoding.write(), RET].into_iter().enumerate() {
+        // SAFETY: a word of the worker's own page of code. It is executed with the MMU off: cleaned to the point of coherency.
+        unsafe {
+            let place = code.add(place);
+            place.write_volatile(instruction);
+            asm!("dc civac, {0}", "dsb ish", "ic ivau, {0}", in(reg) place, options(nostack, preserves_flags));
+        }
+    }
+    // SAFETY: barriers; then the trial, which leaves the registers that this program depends on as they were, and changes no
+    // memory but the counts and, by operations on addresses, the scratch page.
+    unsafe {
+        asm!("dsb ish", "isb", options(nostack, preserves_flags));
+        sysregs_trial(code, values.as_ptr(), work.counts.as_ptr());
+    }
+}
+
+fn values(work: &Work, encoding: Encoding) -> [u64; VALUES] {
+    let mut random = Random::new(work.seed.load(Ordering::Relaxed) ^ u64::from(encoding.read()));
+    let scratch = work.scratch.0.get() as u64;
+    let mut values = [
+        0,
+        u64::MAX,
+        1,
+        1 << 63,
+        0x5555_5555_5555_5555,
+        0xaaaa_aaaa_aaaa_aaaa,
+        u32::MAX.into(),
+        0xffff_ffff_0000_0000,
+        SCTLR_OFF,
+        scratch,
+        NOWHERE,
+        0,
+        0,
+        0,
+        0,
+    ];
+    // The last four: two of any bits, one with a single bit, one that lacks a single bit.
+    values[11] = random.next();
+    values[12] = random.next();
+    values[13] = 1 << (random.next() % 64);
+    values[14] = !(1 << (random.next() % 64));
+    values
+}
+
+/// SCTLR_EL1 with the MMU off: its bits that are RES1.
+const SCTLR_OFF: u64 = mmu::SCTLR & !(1 | 1 << 2 | 1 << 12);
+/// Where the guest has neither RAM nor a device.
+const NOWHERE: u64 = 0x20_0000_0000;
+const RET: u32 = 0xd65f_03c0;
+
+unsafe extern "C" {
+    fn sysregs_trial(code: *const u32, values: *const u64, counts: *const AtomicU64);
+}
+
+global_asm!(
+    include_str!("trial.s"),
+    sctlr_off = const SCTLR_OFF,
+    cpu_off_low = const psci::CPU_OFF & 0xffff,
+    cpu_off_high = const psci::CPU_OFF >> 16,
+);

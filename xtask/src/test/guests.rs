@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Guests that try what EL2 withstands, as tests of the suite `el2`: the hypervisor's own image runs the bare-metal guest.
+//!
+//! Invariant: such a test passes only when the guest has done all that it was asked for, when EL2 still answered it, and when
+//! the exits that EL2 counted show that it was EL2 that answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use libtest_mimic::{Failed, Trial};
+use twofold_abi::bundle::flags;
+use twofold_launch::{Guest, Outcome, Pages, Qemu, machine};
+
+use super::Depth;
+use crate::boot::{Boot, Image};
+use crate::build;
+use crate::workspace::Workspace;
+
+/// A test: its name, in which depth it runs, and the guest's words.
+type Case = (&'static str, Depth, fn(&Hostile) -> anyhow::Result<()>);
+
+const CASES: [Case; 5] = [
+    ("hostile::a_sample_of_system_registers", Depth::Quick, |guest| guest.system_registers(61)),
+    ("hostile::every_system_register", Depth::Full, |guest| guest.system_registers(1)),
+    ("hostile::a_sample_of_hypercalls", Depth::Quick, |guest| guest.hypercalls(2_000, 0)),
+    ("hostile::hypercalls_at_random", Depth::Full, |guest| guest.hypercalls(40_000, 0)),
+    ("hostile::hypercalls_of_a_guest_that_may_measure", Depth::Full, |guest| guest.hypercalls(40_000, flags::MEASURE)),
+];
+
+/// vCPUs: one that watches, four that work.
+const CPUS: u32 = 5;
+const WORKERS: u64 = 4;
+
+/// The tests of this depth.
+pub fn trials(workspace: &Workspace, qemu: &Qemu, depth: Depth) -> Vec<Trial> {
+    let hostile = Arc::new(Hostile { workspace: workspace.clone(), qemu: qemu.clone() });
+    let chosen = CASES.into_iter().filter(|(_, of, _)| depth == Depth::Full || *of == Depth::Quick);
+    let trial = |(name, _, run): Case| {
+        let hostile = Arc::clone(&hostile);
+        Trial::test(name, move || run(&hostile).map_err(|error| Failed::from(format!("{error:#}")))).with_kind("max")
+    };
+    chosen.map(trial).collect()
+}
+
+struct Hostile {
+    workspace: Workspace,
+    qemu: Qemu,
+}
+
+impl Hostile {
+    fn boot(&self, command_line: String, flags: u32) -> anyhow::Result<Outcome> {
+        let guest = Guest {
+            kernel: self.workspace.image(build::GUEST.name),
+            initrd: None,
+            command_line,
+            memory: 128 << 20,
+            cpus: CPUS,
+            pages: Pages::Auto,
+            flags,
+            test: None,
+            before: 0,
+        };
+        let boot = Boot {
+            label: "hostile",
+            guest,
+            cpu: machine::CPU_DEFAULT,
+            deterministic: false,
+            checked: false,
+            // Against hangs; the guest has a limit of its own for each vCPU that makes no progress.
+            timeout: Some(Duration::from_secs(1800)),
+            terminal: false,
+            image: Image::Plain,
+        };
+        boot.run(&self.workspace, &self.qemu)
+    }
+
+    /// Every `step`th encoding, as a read and as a write with 15 values, on four vCPUs.
+    fn system_registers(&self, step: u64) -> anyhow::Result<()> {
+        let seed = seed();
+        let outcome = self.boot(format!("sysregs={step} seed={seed}"), 0)?;
+        let console = outcome.console.tail(1000).join("\n");
+        let reports = console.lines().filter(|line| line.contains(" executed, ")).count() as u64;
+        ensure!(reports == WORKERS, "seed {seed}: {reports} of {WORKERS} vCPUs reported:\n{console}");
+        // LORegions and error records trap to EL2 where the guest's encodings reach them.
+        let registers = figure(&outcome, "exits.system_register")?;
+        ensure!(step > 1 || registers >= WORKERS * 100, "seed {seed}: {registers} accesses to registers came to EL2");
+        let calls = figure(&outcome, "exits.hvc")?;
+        ensure!(calls >= 2 * WORKERS, "seed {seed}: {calls} calls came to EL2");
+        self.flushed_at_each_start(&outcome, WORKERS + 1)
+    }
+
+    /// So many calls of any kind by each of four vCPUs.
+    fn hypercalls(&self, count: u64, flags: u32) -> anyhow::Result<()> {
+        let seed = seed();
+        let outcome = self.boot(format!("hypercalls={count} seed={seed}"), flags)?;
+        let exits = figure(&outcome, "exits.hvc")? + figure(&outcome, "exits.smc")?;
+        ensure!(exits >= WORKERS * count, "seed {seed}: {exits} of {} calls came to EL2", WORKERS * count);
+        let console = outcome.console.tail(1000).join("\n");
+        let starts = console
+            .lines()
+            .find_map(|line| line.strip_prefix("hypercalls: ")?.strip_suffix(" starts by the first vCPU"));
+        let starts: u64 = starts.context("the guest does not say how many starts there were")?.parse()?;
+        ensure!(starts > WORKERS, "seed {seed}: no vCPU was started again");
+        self.flushed_at_each_start(&outcome, starts + 1)?;
+        // What EL2 keeps for a vCPU is kept once, however often that starts.
+        let grown = figure(&outcome, "heap.grown")?;
+        ensure!(grown <= HEAP_MOST, "seed {seed}: EL2's heap grew by {grown} bytes in {starts} starts and more");
+        Ok(())
+    }
+
+    /// A CPU that was off heard no invalidation: it makes one of its own before it enters the guest.
+    fn flushed_at_each_start(&self, outcome: &Outcome, starts: u64) -> anyhow::Result<()> {
+        let flushes = figure(outcome, "tlbi.vmalls12e1is")?;
+        ensure!(flushes >= starts, "{flushes} invalidations of everything for {starts} starts of vCPUs");
+        Ok(())
+    }
+}
+
+/// What EL2 may keep for five vCPUs.
+const HEAP_MOST: u64 = 64 << 10;
+
+/// Another one in every run, which a failure names; `TWOFOLD_SEED` repeats it.
+fn seed() -> u64 {
+    let given = std::env::var("TWOFOLD_SEED").ok().and_then(|seed| seed.parse().ok());
+    given.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        1 + now.map_or(0, |now| u64::from(now.subsec_nanos()))
+    })
+}
+
+fn figure(outcome: &Outcome, key: &str) -> anyhow::Result<u64> {
+    outcome.control.report.get(key).with_context(|| format!("EL2 does not report {key}"))
+}
