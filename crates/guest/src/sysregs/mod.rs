@@ -59,7 +59,8 @@ pub fn run(tree: Fdt<'_>, step: u64, seed: u64) -> Result<(), Failure> {
             watch.look(index)?;
         }
     }
-    let expected = ENCODINGS.div_ceil(step) * EXECUTED;
+    // With the BRK.
+    let expected = (ENCODINGS.div_ceil(step) + 1) * EXECUTED;
     for (index, work) in WORK.iter().enumerate() {
         let [executed, undefined, trapped, aborted] =
             [0, 1, 2, 3].map(|count| work.counts[count].load(Ordering::Acquire));
@@ -163,7 +164,14 @@ impl Watch {
                 self.is_over = true;
                 return Ok(());
             }
-            println!("sysregs: vCPU {} was killed by {}, and is started again", index + 1, work.encoding(index, done));
+            match done == work.all() {
+                true => println!("sysregs: vCPU {} was killed by BRK, on purpose, and is started again", index + 1),
+                false => println!(
+                    "sysregs: vCPU {} was killed by {}, and is started again",
+                    index + 1,
+                    work.encoding(index, done)
+                ),
+            }
             let kills = work.kills.fetch_add(1, Ordering::Relaxed) + 1;
             if kills > KILLS_MAX {
                 return Err(Failure::Killed { vcpu: index + 1, kills });
@@ -192,31 +200,33 @@ extern "C" fn work(index: usize) {
     let work = &WORK[index];
     loop {
         let number = work.done.load(Ordering::Relaxed);
-        if number >= work.all() {
+        if number > work.all() {
             break;
+        }
+        if number == work.all() {
+            try_out(work, [BRK, BRK], [0; VALUES]);
         }
         let encoding = work.encoding(index, number);
         if encoding.skipped().is_some() {
             work.skipped.fetch_add(EXECUTED, Ordering::Relaxed);
         } else {
-            try_out(work, encoding);
+            let mut values = values(work, encoding);
+            for value in values.iter_mut().filter(|value| encoding.skips_value(**value)) {
+                work.skipped.fetch_add(1, Ordering::Relaxed);
+                work.counts[0].fetch_sub(1, Ordering::Relaxed);
+                *value = SCTLR_OFF;
+            }
+            try_out(work, [encoding.read(), encoding.write()], values);
         }
         work.done.store(number + 1, Ordering::Release);
     }
     work.is_over.store(1, Ordering::Release);
 }
 
-fn try_out(work: &Work, encoding: Encoding) {
-    let mut values = values(work, encoding);
-    for value in &mut values {
-        if encoding.skips_value(*value) {
-            work.skipped.fetch_add(1, Ordering::Relaxed);
-            work.counts[0].fetch_sub(1, Ordering::Relaxed);
-            *value = SCTLR_OFF;
-        }
-    }
+/// Executes the first instruction once, and the second with each of the values.
+fn try_out(work: &Work, [read, write]: [u32; 2], values: [u64; VALUES]) {
     let code = work.code.0.get().cast::<u32>();
-    for (place, instruction) in [encoding.read(), RET, encoding.write(), RET].into_iter().enumerate() {
+    for (place, instruction) in [read, RET, write, RET].into_iter().enumerate() {
         // SAFETY: a word of the worker's own page of code. It is executed with the MMU off: cleaned to the point of coherency.
         unsafe {
             let place = code.add(place);
@@ -265,6 +275,8 @@ const SCTLR_OFF: u64 = mmu::SCTLR & !(1 | 1 << 2 | 1 << 12);
 /// Where the guest has neither RAM nor a device.
 const NOWHERE: u64 = 0x20_0000_0000;
 const RET: u32 = 0xd65f_03c0;
+/// What kills every vCPU at its end, so that each run shows that one can be started again.
+const BRK: u32 = 0xd420_0000;
 
 unsafe extern "C" {
     fn sysregs_trial(code: *const u32, values: *const u64, counts: *const AtomicU64);
