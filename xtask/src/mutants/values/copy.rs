@@ -21,8 +21,23 @@ use super::sites::{Shape, Sites, Value};
 use crate::subprocess;
 
 /// The crates that are mutated, or whose tests judge. Each directory of a member of the workspace.
-const MEMBERS: [&str; 5] = ["crates/abi", "crates/pattern", "crates/stage2", "crates/memory", "crates/machine"];
-/// The directories whose sources are mutated, one a crate.
+const MEMBERS: [&str; 6] =
+    ["crates/abi", "crates/pattern", "crates/stage2", "crates/memory", "crates/machine", HOSTED_HYPERVISOR];
+/// The crates that are mutated, each as Cargo calls it.
+const MUTATED_MEMBERS: [(&str, &str); 3] = [
+    ("crates/stage2", "twofold-stage2"),
+    ("crates/memory", "twofold-memory"),
+    (HOSTED_HYPERVISOR, "twofold-fuzz-hypervisor"),
+];
+/// The crate that compiles files of the hypervisor for a host.
+const HOSTED_HYPERVISOR: &str = "fuzz/hypervisor";
+/// The hypervisor's own files.
+const HYPERVISOR: &str = "crates/hypervisor/src/";
+/// Those of its files that read outside bytes, which the fuzzer judges.
+const READERS: [&str; 4] = ["board.rs", "config.rs", "device_tree.rs", "load.rs"];
+/// Those that are to be mutated, and are only if a host can compile them.
+const WANTED: [&str; 4] = ["inject.rs", "psci.rs", "vcpu.rs", "world.rs"];
+/// The directories whose sources are mutated as a whole, one a crate.
 const MUTATED: [&str; 2] = ["crates/stage2/src", "crates/memory/src"];
 /// Sources without values of the engine's own: primitives, whose mutants are those of calls; tests; what benches compare.
 const NOT_MUTATED: [&str; 6] = ["/primitive/", "/loom/", "/arm64.rs", "/baselines.rs", "/audit.rs", "/tests.rs"];
@@ -57,7 +72,8 @@ impl Copy {
         for _ in 0..MOST_ATTEMPTS {
             self.write_sources()?;
             let mut check = self.cargo(&["check", "--message-format=json"]);
-            check.args(["--package", "twofold-stage2", "--package", "twofold-memory", "--features", FEATURES]);
+            check.args(MUTATED_MEMBERS.iter().flat_map(|(_, package)| ["--package", package]));
+            check.args(["--features", FEATURES]);
             let output = check.stdin(Stdio::null()).output().context("cargo does not start")?;
             if output.status.success() {
                 return Ok(());
@@ -79,10 +95,10 @@ impl Copy {
     /// Builds the test programs.
     pub fn build(&self) -> anyhow::Result<Vec<TestProgram>> {
         let mut command = self.cargo(&["test", "--no-run", "--message-format=json", "--lib"]);
-        for package in ["stage2", "memory", "machine"] {
-            command.args(["--package", &format!("twofold-{package}")]);
-        }
-        let targets: BTreeSet<_> = JUDGES.iter().map(|(_, target, _)| *target).collect();
+        command.args(MUTATED_MEMBERS.iter().flat_map(|(_, package)| ["--package", package]));
+        command.args(["--package", "twofold-machine"]);
+        let judges = self.judges()?;
+        let targets: BTreeSet<_> = judges.iter().map(|(_, target, _)| target.as_str()).collect();
         command.args(targets.iter().filter(|target| !target.starts_with("twofold_")).flat_map(|name| ["--test", name]));
         command.arg("--features").arg(format!("{FEATURES},twofold-machine/unforgiving"));
         let output = command.stdin(Stdio::null()).output().context("cargo does not start")?;
@@ -93,13 +109,23 @@ impl Copy {
         let mut programs = Vec::new();
         for (made, program, directory) in made(&text) {
             let package = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let judge = JUDGES.iter().find(|(of, target, _)| *of == package && *target == made);
+            let judge = judges.iter().find(|(of, target, _)| *of == package && *target == made);
             let (name, preemptions, meetings_only) = (format!("{package} {made}"), 1, false);
             let program = |filter| TestProgram { name, program, directory, filter, preemptions, meetings_only };
-            programs.extend(judge.map(|(_, _, filter)| program(*filter)));
+            programs.extend(judge.map(|(_, _, filter)| program(filter)));
         }
-        ensure!(programs.len() == JUDGES.len(), "{} test programs instead of {}", programs.len(), JUDGES.len());
+        ensure!(programs.len() == judges.len(), "{} test programs instead of {}", programs.len(), judges.len());
         Ok(programs)
+    }
+
+    /// The test programs that judge: each test of the hosted hypervisor, and those that are named.
+    fn judges(&self) -> anyhow::Result<Vec<(&'static str, String, &'static str)>> {
+        let mut judges: Vec<_> =
+            JUDGES.iter().map(|(of, target, filter)| (*of, (*target).to_owned(), *filter)).collect();
+        for test in files(&self.place.join(HOSTED_HYPERVISOR).join("tests"))? {
+            judges.push(("hypervisor", test.file_stem().unwrap_or_default().to_string_lossy().into_owned(), ""));
+        }
+        Ok(judges)
     }
 
     /// A command of Cargo's in the workspace.
@@ -111,8 +137,8 @@ impl Copy {
         command.env("RUSTFLAGS", "--cap-lints allow");
         // The switch alone needs it: a const function that is evaluated in two ways.
         command.env("RUSTC_BOOTSTRAP", "twofold_mutant");
-        // Fast, but with the assertions of a debug build.
-        command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "2").env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+        // A little faster than a debug build, with its assertions, and built in half the time that level 2 takes.
+        command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1").env("CARGO_PROFILE_DEV_DEBUG", "none");
         command
     }
 
@@ -130,7 +156,7 @@ impl Copy {
     }
 
     fn copy_members(&self, root: &Path) -> anyhow::Result<()> {
-        for member in MEMBERS.iter().chain(&["docs"]) {
+        for member in MEMBERS.iter().chain(&["docs", "crates/hypervisor"]) {
             for file in files(&root.join(member))? {
                 let name = file.strip_prefix(root).unwrap_or(&file);
                 if !self.texts.contains_key(&*name.to_string_lossy()) {
@@ -143,12 +169,15 @@ impl Copy {
             let text = fs::read_to_string(root.join(name)).with_context(|| format!("cannot read {name}"))?;
             write(&self.place.join(name), if name == "Cargo.toml" { workspace(&text)? } else { text }.as_bytes())?;
         }
-        for member in ["crates/stage2", "crates/memory"] {
+        for (member, _) in MUTATED_MEMBERS {
             let path = self.place.join(member).join("Cargo.toml");
             let text = fs::read_to_string(root.join(member).join("Cargo.toml"))?;
             ensure!(text.contains("\n[dependencies]\n"), "{member}/Cargo.toml has no [dependencies]");
-            let with =
-                text.replacen("[dependencies]\n", "[dependencies]\ntwofold-mutant = { path = \"../mutant\" }\n", 1);
+            let with = text.replacen(
+                "[dependencies]\n",
+                "[dependencies]\ntwofold-mutant = { path = \"../../crates/mutant\" }\n",
+                1,
+            );
             write(&path, with.as_bytes())?;
         }
         write(&self.place.join("crates/mutant/src/lib.rs"), SWITCH.as_bytes())?;
@@ -168,11 +197,12 @@ impl Copy {
     /// Leaves out the innermost node around each place that the compiler complains of.
     fn leave_out(&mut self, error: &Diagnostic) {
         for span in error.spans.iter().filter(|span| span.is_primary) {
+            let file = plain(&span.file_name);
             let around = |bytes: &Range<usize>| bytes.start <= span.byte_start && span.byte_end <= bytes.end;
-            let nodes = self.written.get(&span.file_name).into_iter().flatten();
+            let nodes = self.written.get(&file).into_iter().flatten();
             let innermost = nodes.filter(|(_, bytes)| around(bytes)).min_by_key(|(_, bytes)| bytes.len());
             if let Some((index, _)) = innermost {
-                self.left_out.insert((span.file_name.clone(), *index));
+                self.left_out.insert((file.clone(), *index));
             }
         }
     }
@@ -218,7 +248,51 @@ pub fn read(root: &Path) -> anyhow::Result<(Sites, BTreeMap<String, String>)> {
         sites.read(&of_crate)?;
         texts.extend(of_crate);
     }
+    let hypervisor = hosted(root)?;
+    let read = |file: &String| Ok((file.clone(), fs::read_to_string(root.join(file))?));
+    let hypervisor = hypervisor.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
+    sites.read(&hypervisor)?;
+    texts.extend(hypervisor);
     Ok((sites, texts))
+}
+
+/// The hypervisor's files that are mutated: those that the hosted hypervisor has by path.
+fn hosted(root: &Path) -> anyhow::Result<Vec<String>> {
+    let library = root.join(HOSTED_HYPERVISOR).join("src/lib.rs");
+    let text = fs::read_to_string(&library).with_context(|| format!("cannot read {}", library.display()))?;
+    let mut found = Vec::new();
+    for name in text.lines().filter_map(|line| line.split_once(HYPERVISOR)?.1.strip_suffix("\"]")) {
+        match name.strip_suffix("mod.rs") {
+            Some(directory) => {
+                for file in files(&root.join(HYPERVISOR).join(directory))? {
+                    found.push(file.strip_prefix(root).unwrap_or(&file).to_string_lossy().into_owned());
+                }
+            }
+            None if READERS.contains(&name) => {}
+            None => found.push(format!("{HYPERVISOR}{name}")),
+        }
+    }
+    Ok(found)
+}
+
+/// The files that no host compiles though their values are to be mutated.
+pub fn missing(root: &Path) -> anyhow::Result<Vec<String>> {
+    let hosted = hosted(root)?;
+    let wanted = WANTED.iter().map(|name| format!("{HYPERVISOR}{name}"));
+    Ok(wanted.filter(|file| !hosted.contains(file)).collect())
+}
+
+/// A path without `..`: a file that is a module by path has some.
+fn plain(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        if part == ".." {
+            parts.pop();
+        } else {
+            parts.push(part);
+        }
+    }
+    parts.join("/")
 }
 
 /// The values that a node changes, by index.

@@ -32,6 +32,8 @@ pub struct Report {
     skipped: usize,
     /// Changes that do not compile.
     lost: usize,
+    /// Files of the hypervisor that no host compiles.
+    missing: Vec<String>,
 }
 
 /// Every this-many-th mutant is one of the quick ones.
@@ -63,7 +65,7 @@ pub fn judge(workspace: &Workspace, options: &MutantsOptions, jobs: usize, steps
     })?;
     let tests = steps.step("tests", || {
         let tests = Tests::measure(programs, &place, jobs, workspace.stop())?;
-        let words = format!("{} pass without a mutant", tests.count());
+        let words = format!("{} pass without a mutant, and judge", tests.count());
         Ok((tests, words))
     })?;
     let outcomes = steps.step("mutants", || {
@@ -79,7 +81,7 @@ pub fn judge(workspace: &Workspace, options: &MutantsOptions, jobs: usize, steps
         Ok((outcomes, words))
     })?;
     let rows = chosen.into_iter().map(|(_, value)| value).zip(outcomes).collect();
-    Ok(Report { rows, skipped, lost })
+    Ok(Report { rows, skipped, lost, missing: copy::missing(workspace.root())? })
 }
 
 /// The mutants that are asked for.
@@ -143,6 +145,7 @@ impl Report {
                 "excused": excused::reason(value),
             })
         });
-        json!({ "mutants": rows.collect::<Vec<_>>(), "constant": self.skipped, "not_compiled": self.lost })
+        json!({ "mutants": rows.collect::<Vec<_>>(), "constant": self.skipped, "not_compiled": self.lost,
+            "not_hosted": self.missing })
     }
 }
