@@ -124,10 +124,10 @@ unsafe impl<const COUNT: bool> Platform for Free<COUNT> {
         self.arena.pointer(pa)
     }
 
-    #[inline(always)]
     /// All memory goes with the machine.
     fn abandoned(&self, _: Pa) {}
 
+    #[inline(always)]
     fn record(&self, pa: Pa) -> &Record {
         // SAFETY: the engine asks for those of tables only, which are in the arena.
         unsafe { self.arena.record(pa) }
@@ -209,10 +209,10 @@ unsafe impl Platform for Shared {
         self.arena.pointer(pa)
     }
 
-    #[inline(always)]
     /// All memory goes with the machine.
     fn abandoned(&self, _: Pa) {}
 
+    #[inline(always)]
     fn record(&self, pa: Pa) -> &Record {
         // SAFETY: the engine asks for those of tables only, which are in the arena.
         unsafe { self.arena.record(pa) }

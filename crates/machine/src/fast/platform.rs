@@ -114,10 +114,10 @@ unsafe impl Platform for FastPlatform {
         record.unwrap_or_else(|| panic!("the frame at {pa} has no record, so it cannot be a table"))
     }
 
-    /// There may be more CPUs than the system has: whoever is waited for gets one.
     /// All memory goes with the machine.
     fn abandoned(&self, _: Pa) {}
 
+    /// There may be more CPUs than the system has: the one that is waited for gets one.
     fn pause(&self, yields: u32) {
         self.thread(|thread| thread.wait(yields));
     }
