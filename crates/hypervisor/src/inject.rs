@@ -1,68 +1,113 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Exceptions that the hypervisor raises in its guest at EL1, as hardware would (Arm ARM D1.3).
 
-use crate::world::Context;
+use crate::context::Context;
+use crate::sysreg::id_field;
 use crate::{read_sysreg, write_sysreg};
 
-/// A synchronous external abort for the access that `esr` (an abort from a lower level) and `far` describe.
-pub fn external_abort(context: &mut Context, esr: u64, far: u64) {
+/// A synchronous external abort for the access that `esr` (an abort from a lower level) and `far` describe. `walk` is the
+/// level of the guest's own table if the abort is for a walk of stage 1: the level in `esr` is stage 2's.
+pub fn external_abort(context: &mut Context, esr: u64, far: u64, walk: Option<i8>) {
+    const STATUS: u64 = 0x3f;
     const SYNCHRONOUS_EXTERNAL: u64 = 0b01_0000;
+    // Level 0; level -1 is the status before it.
+    const ON_A_WALK: u64 = 0b01_0100;
     const WRITE: u64 = 1 << 6;
+    const FAR_NOT_VALID: u64 = 1 << 10;
     const INSTRUCTION_ABORT: u64 = 0x20;
     let class = esr >> 26 & 0x3f;
     // From EL1 itself the class is the one of "the same level", which is one more.
     let class = class + u64::from(exception_level(context) == 1);
     let write = if class & !1 == INSTRUCTION_ABORT { 0 } else { esr & WRITE };
+    // FnV has a meaning with this status only, in the guest's syndrome as in EL2's.
+    let far_not_valid = if esr & STATUS == SYNCHRONOUS_EXTERNAL { esr & FAR_NOT_VALID } else { 0 };
+    let syndrome = match walk {
+        Some(level) => ON_A_WALK.wrapping_add_signed(level.into()),
+        None => far_not_valid | SYNCHRONOUS_EXTERNAL,
+    };
     // SAFETY: FAR_EL1 belongs to the guest, which is not running.
     unsafe { write_sysreg!(FAR_EL1, far) };
-    synchronous(context, class, write | SYNCHRONOUS_EXTERNAL);
+    let offset = if external_aborts_are_serrors() { SERROR } else { SYNCHRONOUS };
+    take(context, offset, class, write | syndrome);
 }
 
 /// An undefined instruction.
 pub fn undefined(context: &mut Context) {
-    synchronous(context, 0, 0);
+    take(context, SYNCHRONOUS, 0, 0);
 }
 
-fn synchronous(context: &mut Context, class: u64, syndrome: u64) {
+/// Takes an exception to EL1, by the vector at `kind` in the group that the interrupted code belongs to.
+fn take(context: &mut Context, kind: u64, class: u64, syndrome: u64) {
     const LONG_INSTRUCTION: u64 = 1 << 25;
     const STACK_OF_EL1: u64 = 1;
-    let offset = match exception_level(context) {
+    let group = match exception_level(context) {
         1 if context.pstate & STACK_OF_EL1 == 0 => 0x000,
         1 => 0x200,
         _ if context.pstate & AARCH32 == 0 => 0x400,
         _ => 0x600,
     };
+    let pstate = pstate_in_handler(context.pstate);
     // SAFETY: these registers belong to the guest, which is not running.
     unsafe {
         write_sysreg!(ESR_EL1, class << 26 | LONG_INSTRUCTION | syndrome);
         write_sysreg!(ELR_EL1, context.pc);
         write_sysreg!(SPSR_EL1, context.pstate);
     }
-    context.pc = (read_sysreg!(VBAR_EL1) & !0x7ff).wrapping_add(offset);
-    context.pstate = pstate_in_handler(context.pstate, read_sysreg!(SCTLR_EL1));
+    context.pc = (read_sysreg!(VBAR_EL1) & !0x7ff).wrapping_add(group + kind);
+    context.pstate = pstate;
 }
 
-/// PSTATE on entry to EL1 (Arm ARM, AArch64.TakeException): flags and DIT stay, TCO is set, PAN and SSBS are what SCTLR_EL1
-/// says, all else is clear. Bits of features that the CPU lacks are ignored.
-fn pstate_in_handler(before: u64, sctlr: u64) -> u64 {
+/// PSTATE on entry to EL1 (Arm ARM, AArch64.TakeException): flags and DIT stay, TCO is set, PAN, SSBS and ALLINT are what
+/// SCTLR_EL1 says, EXLOCK what GCSCR_EL1 says for an exception from EL1 itself, all else is clear. Bits of features that the
+/// CPU lacks are ignored, but for ALLINT and EXLOCK, which are set only where there is FEAT_NMI and FEAT_GCS.
+fn pstate_in_handler(before: u64) -> u64 {
     const FLAGS: u64 = 0xf << 28;
     const TCO: u64 = 1 << 25;
+    // The same bit after AArch32: SPSR_EL2 does not have it where CPSR does.
     const DIT: u64 = 1 << 24;
     const PAN: u64 = 1 << 22;
     const SSBS: u64 = 1 << 12;
+    const ALLINT: u64 = 1 << 13;
+    const EXLOCK: u64 = 1 << 34;
     const SPAN: u64 = 1 << 23;
     const DSSBS: u64 = 1 << 44;
-    // From AArch32, which only EL0 may use here, DIT is elsewhere.
-    let kept = if before & AARCH32 == 0 { FLAGS | DIT | PAN } else { FLAGS | PAN };
-    let pan = if sctlr & SPAN == 0 { PAN } else { 0 };
-    let ssbs = if sctlr & DSSBS != 0 { SSBS } else { 0 };
-    Context::EL1H_MASKED | before & kept | TCO | pan | ssbs
+    const SPINTMASK: u64 = 1 << 62;
+    const EXLOCKEN: u64 = 1 << 6;
+    let sctlr = read_sysreg!(SCTLR_EL1);
+    let pfr1 = read_sysreg!(ID_AA64PFR1_EL1);
+    let (nmi, gcs) = (id_field(pfr1, 36) != 0, id_field(pfr1, 44) != 0);
+    let bit = |condition: bool, bit: u64| if condition { bit } else { 0 };
+    let exlock = gcs && level_of(before) == 1 && read_sysreg!(S3_0_C2_C5_0) & EXLOCKEN != 0; // GCSCR_EL1
+    Context::EL1H_MASKED
+        | before & (FLAGS | DIT | PAN)
+        | TCO
+        | bit(sctlr & SPAN == 0, PAN)
+        | bit(sctlr & DSSBS != 0, SSBS)
+        | bit(nmi && sctlr & SPINTMASK == 0, ALLINT)
+        | bit(exlock, EXLOCK)
 }
+
+/// Whether the guest takes synchronous external aborts by the SError vector (FEAT_DoubleFault2, SCTLR2_EL1.EASE).
+fn external_aborts_are_serrors() -> bool {
+    const EASE: u64 = 1 << 5;
+    let double_fault_2 = id_field(read_sysreg!(ID_AA64PFR1_EL1), 56) != 0;
+    let sctlr2 = id_field(read_sysreg!(S3_0_C0_C7_3), 4) != 0; // ID_AA64MMFR3_EL1
+    double_fault_2 && sctlr2 && read_sysreg!(S3_0_C1_C0_3) & EASE != 0 // SCTLR2_EL1
+}
+
+/// The first vector of a group.
+const SYNCHRONOUS: u64 = 0x000;
+/// The last one.
+const SERROR: u64 = 0x180;
 
 /// PSTATE.M\[4\].
 const AARCH32: u64 = 1 << 4;
 
-/// 0 or 1.
 fn exception_level(context: &Context) -> u64 {
-    if context.pstate & AARCH32 != 0 { 0 } else { context.pstate >> 2 & 3 }
+    level_of(context.pstate)
+}
+
+/// 0 or 1.
+fn level_of(pstate: u64) -> u64 {
+    if pstate & AARCH32 != 0 { 0 } else { pstate >> 2 & 3 }
 }

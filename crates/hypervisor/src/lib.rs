@@ -32,7 +32,7 @@
 //! | [`board`] | the machine, as its device tree describes it |
 //! | [`cpus`] | the other CPUs, and each CPU's stacks |
 //! | [`registers`] | which control registers there are, and what each is set to |
-//! | [`world`] | the switch into the guest and back |
+//! | [`world`], [`context`] | the switch into the guest and back, and what is switched |
 //! | [`vectors`] | where exceptions arrive |
 //! | [`panic`](mod@panic) | the one report before the end |
 //! | [`console`], [`control`], [`semihosting`] | who hears about it |
@@ -57,6 +57,7 @@ pub mod board;
 pub mod boot;
 pub mod config;
 pub mod console;
+pub mod context;
 pub mod control;
 pub mod cpus;
 pub mod device_tree;

@@ -151,7 +151,7 @@ impl Vcpu {
             Ok(Answer::Skip) => self.context.skip(),
             Ok(Answer::ExternalAbort) => {
                 self.stats.external();
-                inject::external_abort(&mut self.context, esr, far);
+                inject::external_abort(&mut self.context, esr, far, None);
             }
             // Made anew: one that is printed lies in memory all the time.
             Err(error) => self.vm.fail(format_args!("{:x?}: {error}", GuestFault { ipa, kind, access })),
@@ -166,7 +166,7 @@ impl Vcpu {
         } else {
             // The bus refused, or the address is too wide: the guest hears of it as of its own.
             self.stats.external();
-            inject::external_abort(&mut self.context, esr, read_sysreg!(FAR_EL2));
+            inject::external_abort(&mut self.context, esr, read_sysreg!(FAR_EL2), None);
         }
     }
 

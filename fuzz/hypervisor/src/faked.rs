@@ -28,6 +28,12 @@ pub fn set(name: &'static str, value: u64) {
     REGISTERS.with_borrow_mut(|registers| registers.insert(name, value));
 }
 
+/// Sets all registers to 0.
+pub fn reset() {
+    REGISTERS.take();
+    WRITTEN.take();
+}
+
 /// What was written since the last call, in order.
 pub fn take_written() -> Vec<(&'static str, u64)> {
     WRITTEN.take()

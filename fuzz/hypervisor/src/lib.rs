@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The hypervisor's files that can run on a host: those that read what others wrote (a bundle, a device tree), and those
-//! that decide what goes into system registers.
+//! The hypervisor's files that can run on a host: those that read what others wrote (a bundle, a device tree, a guest's
+//! registers), and those that decide what goes into system registers, which are [`faked`].
 //!
 //! Invariant: these are the image's own files, not copies; what is written here is only what they take from the machine
 //! around them.
@@ -14,8 +14,13 @@ pub mod agreement;
 pub mod board;
 #[path = "../../../crates/hypervisor/src/config.rs"]
 pub mod config;
+#[path = "../../../crates/hypervisor/src/context.rs"]
+#[allow(dead_code, reason = "a part of it is for the assembly of the image alone")]
+pub mod context;
 #[path = "../../../crates/hypervisor/src/device_tree.rs"]
 pub mod device_tree;
+#[path = "../../../crates/hypervisor/src/inject.rs"]
+pub mod inject;
 #[path = "../../../crates/hypervisor/src/load.rs"]
 pub mod load;
 #[path = "../../../crates/hypervisor/src/registers/mod.rs"]
@@ -35,7 +40,7 @@ pub mod power {
     }
 }
 
-/// What `registers` takes from the module of this name.
+/// What `inject` and `registers` take from the module of this name.
 pub mod sysreg {
     /// One field of an ID register: 4 bits from bit `low`.
     pub const fn id_field(register: u64, low: u32) -> u64 {

@@ -80,7 +80,9 @@ impl Demand {
             match self.answer(&stopped)? {
                 Answer::Retry(done) => faults.push(done),
                 Answer::Skip => self.agent.context().skip(),
-                Answer::ExternalAbort => inject::external_abort(self.agent.context(), stopped.esr, stopped.far),
+                Answer::ExternalAbort => {
+                    inject::external_abort(self.agent.context(), stopped.esr, stopped.far, None);
+                }
             }
             end = self.agent.resume();
         }

@@ -146,7 +146,7 @@ fn an_abort_behind_the_guests_mmu_names_the_virtual_address(mut machine: Machine
     };
     // As where the guest's memory has no slot.
     check_eq!(stopped.ipa, HERE, "the fault's page");
-    inject::external_abort(guest.agent.context(), stopped.esr, stopped.far);
+    inject::external_abort(guest.agent.context(), stopped.esr, stopped.far, None);
     let end = guest.agent.resume();
     aborted(end, vector::SAME_LEVEL, class::DATA_ABORT, VA + 0x30)?;
     Ok(())
