@@ -155,4 +155,19 @@ mod tests {
         assert_eq!(ipa_from_par(0xff00_0000_4020_1b80), Some(Ipa::new(0x4020_1000)));
         assert_eq!(ipa_from_par(0x40201001), None);
     }
+
+    /// What surrounds a field in its register does not get into it.
+    #[test]
+    fn fields_are_told_from_their_neighbours() {
+        // ISS2 is above the class, and IL below it.
+        const ISS2: u64 = 0x1f << 32;
+        assert_eq!(decode(0x24, 0x07, ISS2).map(|fault| fault.kind), Some(FaultKind::Translation));
+        assert_eq!(decode(0x24, 0x07, 1 << 5), None, "bit 5 is the status's");
+        // HPFAR_EL2: NS is bit 63, and bits 62 to 44 are reserved.
+        assert_eq!(ipa_from_hpfar(0xffff_f000_0000_000f), Ipa::new(0));
+        assert_eq!(ipa_from_hpfar(0x0000_0fff_ffff_fff0), Ipa::new(0x000f_ffff_ffff_f000));
+        // PAR_EL1: attributes above the address, shareability and more below it.
+        assert_eq!(ipa_from_par(0xfff0_0000_0000_0ffe), Some(Ipa::new(0)));
+        assert_eq!(ipa_from_par(0x000f_ffff_ffff_f000), Some(Ipa::new(0x000f_ffff_ffff_f000)));
+    }
 }

@@ -238,6 +238,52 @@ mod tests {
         );
     }
 
+    /// Each feature from its own field alone, at the least value that says it. The value below does not, and all other bits
+    /// of the register do not.
+    #[test]
+    fn each_feature_has_its_own_field() {
+        type Register = fn(&mut IdRegisters) -> &mut u64;
+        type Feature = fn(&Features) -> bool;
+        let fields: [(Register, u32, u64, u64, Feature); 11] = [
+            (|id| &mut id.id_aa64mmfr1, 0, 0xf, 1, |features| features.hardware_access_flag),
+            (|id| &mut id.id_aa64mmfr1, 0, 0xf, 2, |features| features.hardware_dirty_state),
+            (|id| &mut id.id_aa64mmfr1, 4, 0xf, 2, |features| features.vmid_bits == 16),
+            (|id| &mut id.id_aa64mmfr1, 28, 0xf, 1, |features| features.execute_per_el),
+            (|id| &mut id.id_aa64mmfr2, 0, 0xf, 1, |features| features.common_not_private),
+            (|id| &mut id.id_aa64mmfr2, 40, 0xf, 1, |features| features.forced_write_back),
+            (|id| &mut id.id_aa64mmfr2, 48, 0xf, 1, |features| features.tlbi_level_hint),
+            (|id| &mut id.id_aa64isar0, 56, 0xf, 2, |features| features.tlbi_range),
+            (|id| &mut id.ctr, 14, 3, 3, |features| features.instruction_cache_pipt),
+            (|id| &mut id.ctr, 29, 1, 1, |features| features.instruction_cache_coherent),
+            (|id| &mut id.id_aa64mmfr0, 0, 0xf, 5, |features| features.pa_bits == 48),
+        ];
+        for (number, (register, shift, mask, least, has)) in fields.into_iter().enumerate() {
+            let with = |value| {
+                let mut id = IdRegisters { dczid: 0x10, ..Default::default() };
+                *register(&mut id) = value;
+                has(&Features::from_registers(&id))
+            };
+            assert!(with(least << shift), "field {number}");
+            assert!(!with((least - 1) << shift), "field {number}, one less");
+            assert!(!with(!(mask << shift)), "field {number}, its neighbours");
+        }
+    }
+
+    /// Arm ARM D23.2, ID_AA64MMFR0_EL1.PARange: what is more than 48 bits is not used.
+    #[test]
+    fn physical_sizes_are_decoded() {
+        let bits = (0..16)
+            .map(|range| Features::from_registers(&IdRegisters { id_aa64mmfr0: range, ..Default::default() }).pa_bits);
+        assert!(bits.eq([32, 36, 40, 42, 44, 48, 48, 48, 48, 48, 48, 48, 48, 48, 48, 48]));
+    }
+
+    /// Lines are counted in words: CTR_EL0.DminLine, IminLine.
+    #[test]
+    fn lines_are_decoded() {
+        let features = Features::from_registers(&IdRegisters { ctr: 0xfff5_fff3, ..Default::default() });
+        assert_eq!((features.data_line, features.instruction_line), (4 << 5, 4 << 3));
+    }
+
     #[test]
     fn a_cpu_that_says_nothing_has_nothing() {
         let features = Features::from_registers(&IdRegisters { dczid: 0x10, ..Default::default() });

@@ -327,6 +327,44 @@ mod tests {
 
     use super::*;
 
+    fn span(start: u64, end: u64) -> IpaRange {
+        Ipa::new(start << 12)..Ipa::new(end << 12)
+    }
+
+    /// What is invalidated is what is needed for both: neither the order nor which of the two ends later matters.
+    #[test]
+    fn joined_changes_need_what_each_needs() {
+        let page = Changed::leaves_of(span(8, 9), Level::L3);
+        let block = Changed::leaves_of(span(0, 512), Level::L2);
+        let mut table = Changed::default();
+        table.table(span(512, 1024));
+        for (a, b, range, level, tables) in [
+            (page, page, span(8, 9), Some(Level::L3), false),
+            (page, block, span(0, 512), None, false),
+            (page, table, span(8, 1024), None, true),
+            (page, Changed::default(), span(8, 9), Some(Level::L3), false),
+            (page, Changed::leaves_of(span(20, 20), Level::L1), span(8, 9), Some(Level::L3), false),
+            (Changed::anything_in(span(1, 2)), block, span(0, 512), None, false),
+        ] {
+            for (mut one, other) in [(a, b), (b, a)] {
+                one.join(other);
+                let scope = one.scope();
+                assert_eq!((scope.range, scope.level, scope.tables), (range.clone(), level, tables));
+            }
+        }
+        assert!(Changed::default().is_empty() && !page.is_empty());
+    }
+
+    #[test]
+    fn a_span_is_from_the_first_entry_to_the_last() {
+        let mut entries = Span::default();
+        entries.add_mask(8, 0b0110_1000);
+        entries.add(40);
+        entries.add_mask(48, 0b11);
+        assert_eq!(entries.addresses(Ipa::new(0x10_0000), 12), Ipa::new(0x10_b000)..Ipa::new(0x13_2000));
+        assert!(Span::default().addresses(Ipa::new(0x10_0000), 12).is_empty());
+    }
+
     /// What a CPU takes a range operand for, written from the manual and not from the encoder.
     fn decode_range(operand: u64) -> (u64, u64) {
         assert_eq!(operand >> 46 & 3, 1, "TG: 4 KiB");
@@ -399,6 +437,8 @@ mod tests {
         assert_eq!(single_operand(Ipa::new(0x4020_1000), None), 0x4_0201);
         assert_eq!(single_operand(Ipa::new(0x4020_0000), Some(Level::L2)), 0x0000_6000_0004_0200);
         assert_eq!(single_operand(Ipa::new(0x4020_1000), Some(Level::L3)), 0x0000_7000_0004_0201);
+        // What is above the 48 bits of an IPA is not the page's.
+        assert_eq!(single_operand(Ipa::new(0xffff_0000_4020_1000), None), 0x4_0201);
         // 512 pages from 0x40000000: scale 1, num 7, level 3.
         let operand = range_operand(Ipa::new(0x4000_0000), 1, 7, Some(Level::L3), Granule::KIB_4);
         assert_eq!(operand, 1 << 46 | 1 << 44 | 7 << 39 | 3 << 37 | 0x4_0000);

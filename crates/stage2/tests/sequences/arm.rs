@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame};
-use twofold_stage2::{Error, Marked, Relaxed};
+use twofold_stage2::{Error, Marked, Relaxed, Unwatched};
 
 const WRITABLE: u64 = 1 << 7;
 /// A CPU that records writes.
@@ -226,6 +226,32 @@ fn tables_with_nothing_to_do_are_passed_over() {
         }
         assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), unarmed, "arm, {letter}");
         assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), 0, "all is armed, {letter}");
+    }
+}
+
+/// The same for what changes leaves. `-` is a table whose only page was unmapped.
+#[test]
+fn tables_with_nothing_to_change_are_passed_over() {
+    type Operation = fn(&Guest, IpaRange);
+    let operations: [(&str, &str, Operation); 5] = [
+        ("age", "rwcd", |guest, all| guest.stage2.age(all, &mut |_| ()).unwrap()),
+        ("clean", "cd", |guest, all| drop(guest.stage2.clean(all, &mut |_| ()).unwrap().complete())),
+        ("disarm", "cd", |guest, all| drop(guest.stage2.disarm(all, &mut |_| ()).unwrap().complete())),
+        ("arm_clean", "rwcd", |guest, all| drop(guest.stage2.arm_clean(all).unwrap().complete())),
+        ("write_protect", "wcd", |guest, all| drop(guest.stage2.write_protect(all).unwrap().complete())),
+    ];
+    for (name, wants, operation) in operations {
+        for letter in ["r", "w", "c", "d", "-"] {
+            let all = || range(BASE, GIB);
+            let mut guest = guest_with(RECORDS, if letter == "-" { "r" } else { letter });
+            if letter == "-" {
+                let removed = guest.stage2.unmap(pages(0, 1), &mut guest.pool, Unwatched).unwrap();
+                removed.complete().free(&mut guest.pool);
+            }
+            let locks = atomics(&guest, |guest| operation(guest, all()));
+            let of_itself = atomics(&guest_with(RECORDS, ""), |guest| operation(guest, all()));
+            assert_eq!(locks > of_itself, wants.contains(letter), "{name}, {letter}");
+        }
     }
 }
 
