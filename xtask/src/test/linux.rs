@@ -73,6 +73,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("budget_of_a_dirty_iteration", Depth::Quick, dirty_iteration),
     ("counts_repeat_with_4k_pages", Depth::Full, |suite| repeats(suite, "4k")),
     ("counts_repeat_with_blocks", Depth::Full, |suite| repeats(suite, "blocks")),
+    ("counts_are_no_matter_of_the_guests", Depth::Quick, counts_are_kept),
     ("readme_shows_what_is_printed", Depth::Quick, |suite| {
         readme::compare(suite.workspace.root(), &suite.run(&["--check", "--count"])?)
     }),
@@ -162,11 +163,20 @@ impl Suite {
     }
 
     fn boot(&self, guest: Guest) -> anyhow::Result<Outcome> {
+        self.boot_as(guest, false)
+    }
+
+    /// Where every run is the same, so that instructions can be counted.
+    fn boot_counted(&self, guest: Guest) -> anyhow::Result<Outcome> {
+        self.boot_as(guest, true)
+    }
+
+    fn boot_as(&self, guest: Guest, deterministic: bool) -> anyhow::Result<Outcome> {
         let boot = Boot {
             label: "bare",
             guest,
             cpu: machine::CPU_DEFAULT,
-            deterministic: false,
+            deterministic,
             checked: false,
             timeout: Some(Duration::from_secs(60)),
             terminal: false,
@@ -386,6 +396,44 @@ fn host_command(suite: &Suite) -> anyhow::Result<()> {
     let ended = suite.start(&["--check", "--kernel", text(&image)?, "--initrd", text(&image)?], &[])?;
     ensure!(!proof.exists(), "the guest ran a command on this machine");
     ensure!(!ended.ok, "the guest's run passes for a check");
+    Ok(())
+}
+
+/// A guest that stops, resets and reprograms each counter of the PMU: what is counted at EL2 does not change by it.
+fn counts_are_kept(suite: &Suite) -> anyhow::Result<()> {
+    let counted = |command_line: &str| {
+        let guest = Guest {
+            kernel: suite.workspace.image(build::GUEST.name),
+            initrd: None,
+            command_line: command_line.to_owned(),
+            memory: 128 << 20,
+            cpus: 1,
+            pages: Pages::Small,
+            flags: flags::COUNT,
+            test: None,
+            before: 0,
+        };
+        suite.boot_counted(guest)
+    };
+    let (plain, hostile) = (counted("touch=4M")?, counted("pmu")?);
+    let console = hostile.console.tail(20).join("\n");
+    ensure!(console.contains("pmu: 0 event counters"), "the guest sees counters:\n{console}");
+    let report = |outcome: &Outcome, key: &str| outcome.control.report.get(key).with_context(|| format!("no {key}"));
+    let touches = |outcome: &Outcome| {
+        Ok::<_, anyhow::Error>((
+            report(outcome, "first_touches.pages_4k")?,
+            report(outcome, "el2_instructions.first_touch_4k")?,
+        ))
+    };
+    let ((pages, spent), (same_pages, same_spent)) = (touches(&plain)?, touches(&hostile)?);
+    ensure!(
+        pages.abs_diff(same_pages) <= 8,
+        "{pages} first touches, and {same_pages} with the PMU's registers written"
+    );
+    ensure!(
+        spent.abs_diff(same_spent) <= spent / 50,
+        "{pages} first touches took {spent} instructions, and {same_spent} with the PMU's registers written"
+    );
     Ok(())
 }
 
