@@ -38,7 +38,7 @@
 //! | [`console`], [`control`], [`semihosting`] | who hears about it |
 //! | [`power`] | PSCI calls to the firmware, and the end |
 //! | [`heap`] | `alloc` |
-//! | [`pmu`] | counts instructions at EL2 |
+//! | [`pmu`], [`count`] | counts instructions at EL2; refuses a count that cannot be |
 //! | [`sysreg`] | reads and writes system registers |
 //!
 //! With the feature `trace` there is `trace`, too: what the engine does, line by line. With the feature `oracle` there is
@@ -59,6 +59,7 @@ pub mod config;
 pub mod console;
 pub mod context;
 pub mod control;
+pub mod count;
 pub mod cpus;
 pub mod device_tree;
 pub mod el2_mmu;

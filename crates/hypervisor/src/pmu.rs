@@ -5,14 +5,13 @@
 //! does not keep a guest away from it everywhere (QEMU 7.2 lowers PMCR_EL0.N and does no more), so while EL2 counts every access
 //! of the guest to the PMU traps; [`shut`](crate::registers::shut) answers as a PMU without event counters.
 //!
-//! Invariant: a [`Counter`] is read on the CPU that started it; it is not `Send`. A count that cannot be is an error, not a
-//! figure.
+//! Invariant: a [`Counter`] is read on the CPU that started it; it is not `Send`. A count that cannot be is an error
+//! ([`Impossible`]), not a figure.
 
 use core::arch::global_asm;
 use core::marker::PhantomData;
 
-use thiserror::Error;
-
+use crate::count::{Impossible, counted};
 use crate::sysreg::{id_field, isb};
 use crate::{read_sysreg, write_sysreg};
 
@@ -73,22 +72,6 @@ impl Counter {
         self.last = now;
         counted(before, now, self.mask)
     }
-}
-
-/// A counter that did not count what was executed between two readings.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("the counter of instructions at EL2 went from {before} to {now}: it was stopped, set back, or read too late")]
-pub struct Impossible {
-    before: u64,
-    now: u64,
-}
-
-/// What a counter with the bits of `mask` counted from one reading to the next. Something was executed in between, and less
-/// than half of what the counter can hold.
-#[inline(always)]
-pub fn counted(before: u64, now: u64, mask: u64) -> Result<u64, Impossible> {
-    let count = now.wrapping_sub(before) & mask;
-    if count.wrapping_sub(1) < mask / 2 { Ok(count) } else { Err(Impossible { before, now }) }
 }
 
 /// The event: an instruction architecturally executed.

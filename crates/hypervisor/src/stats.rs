@@ -11,8 +11,9 @@ use twofold_memory::Counts;
 use twofold_stage2::Level;
 use twofold_stage2::fault::FaultKind;
 
+use crate::count::Impossible;
 use crate::platform::InstructionCounts;
-use crate::pmu::{Counter, Impossible};
+use crate::pmu::Counter;
 use crate::{control, heap};
 
 /// One vCPU's counters.

@@ -131,6 +131,17 @@ impl Report {
         self.figures.is_empty()
     }
 
+    /// Why these cannot be counts: one is so large that it was below zero, or the parts of the instructions at EL2 are less than
+    /// their total. `None` where nothing is wrong.
+    pub fn impossible(&self) -> Option<String> {
+        if let Some((key, value)) = self.iter().find(|(_, value)| *value > i64::MAX as u64) {
+            return Some(format!("{key} is {value}"));
+        }
+        let total = self.get("el2_instructions.total")?;
+        let parts: u64 = self.under("el2_instructions.by_exit").map(|(_, part)| part).fold(0, u64::saturating_add);
+        (parts < total).then(|| format!("el2_instructions.total is {total}, and its parts are {parts}"))
+    }
+
     /// The figures nested by the dots of their keys. A key that is also the start of another one keeps
     /// its own figure under `self`, which is no part of a key.
     pub fn to_json(&self) -> Map<String, Value> {
@@ -224,6 +235,27 @@ mod tests {
         assert_eq!(control.report.iter().collect::<Vec<_>>(), [("a.b", 1), ("c", u64::MAX)]);
         assert_eq!(control.end.as_deref(), Some("power-off"));
         assert_eq!(control.repeated, again);
+    }
+
+    #[test]
+    fn a_count_below_zero_is_impossible() {
+        let impossible = |text: &str| Control::parse(text).report.impossible();
+        assert_eq!(impossible("twofold:stat a 1\ntwofold:stat b 9223372036854775807"), None);
+        let below = impossible("twofold:stat a 1\ntwofold:stat el2_instructions.total 18446744073709551604");
+        assert_eq!(below.as_deref(), Some("el2_instructions.total is 18446744073709551604"));
+    }
+
+    #[test]
+    fn parts_of_a_total_are_not_less() {
+        let of = |hvc: u64| {
+            let text = format!(
+                "twofold:stat el2_instructions.total 9\ntwofold:stat el2_instructions.by_exit.smc 4\n\
+                 twofold:stat el2_instructions.by_exit.hvc {hvc}"
+            );
+            Control::parse(&text).report.impossible()
+        };
+        assert_eq!(of(5), None);
+        assert_eq!(of(4).as_deref(), Some("el2_instructions.total is 9, and its parts are 8"));
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub enum Verdict {
     Panic(String),
     /// The hypervisor reported twice; the first line that it repeats.
     Repeated(String),
+    /// A figure cannot be a count; which.
+    Miscounted(String),
     /// The guest could not be started; why.
     CannotStart(String),
     /// Tests failed; which and why.
@@ -45,11 +47,13 @@ impl Verdict {
             Check::Failed(line) if checked => Some(Self::CheckFailed(line.clone())),
             _ => None,
         };
+        let impossible = control.report.impossible();
         match outcome.status {
             Some(exit::POWER_OFF | exit::RESET | exit::TEST_FAILED) if !control.repeated.is_empty() => {
                 Self::Repeated(control.repeated[0].clone())
             }
             Some(exit::POWER_OFF) if control.end.is_none() => Self::Left,
+            Some(exit::POWER_OFF) if impossible.is_some() => Self::Miscounted(impossible.unwrap_or_default()),
             Some(exit::POWER_OFF) if checked => match &outcome.console.check {
                 Check::Ok => Self::Ok,
                 Check::Missing => Self::CheckMissing,
@@ -91,6 +95,7 @@ impl Verdict {
             Self::CheckMissing => "check missing",
             Self::Reset => "reset",
             Self::Panic(_) => "panic",
+            Self::Miscounted(_) => "miscounted",
             Self::Repeated(_) => "repeated",
             Self::CannotStart(_) => "cannot start",
             Self::TestFailed(_) => "test failed",
@@ -124,6 +129,11 @@ impl fmt::Display for Verdict {
                 formatter,
                 "the hypervisor reported twice, which is a bug of ours, and no figure of this run counts; report it with \
                  the control log, which has a second `{line}`"
+            ),
+            Self::Miscounted(what) => write!(
+                formatter,
+                "a figure of the hypervisor's cannot be a count ({what}), which is a bug of ours, and no figure of this run \
+                 counts; report it with the control log"
             ),
             Self::CannotStart(why) if why.is_empty() => {
                 write!(formatter, "the guest could not be started, and the hypervisor gave no reason; see the logs")
@@ -195,6 +205,7 @@ mod tests {
         let end = "twofold:end power-off";
         let twice = "twofold:stat a 1\ntwofold:stat a 2\ntwofold:end power-off";
         let ends = "twofold:end power-off\ntwofold:end reset";
+        let below = "twofold:stat a 18446744073709551604\ntwofold:end power-off";
         let ok = ["guest check: ok"];
         let failed = ["guest check: ok", "guest check: FAILED: sums differ"];
         let check_failed = || Verdict::CheckFailed(failed[1].to_owned());
@@ -208,6 +219,7 @@ mod tests {
             (Some(0), "", &ok[..], true, Verdict::Left),
             (Some(0), twice, &ok[..], true, Verdict::Repeated("twofold:stat a 2".to_owned())),
             (Some(0), ends, &ok[..], true, Verdict::Repeated("twofold:end reset".to_owned())),
+            (Some(0), below, &ok[..], true, Verdict::Miscounted("a is 18446744073709551604".to_owned())),
             (Some(16), twice, &failed[..], true, Verdict::Repeated("twofold:stat a 2".to_owned())),
             (Some(19), ends, &[][..], false, Verdict::Repeated("twofold:end reset".to_owned())),
             (Some(17), twice, &["last words"][..], true, Verdict::Panic("last words".to_owned())),

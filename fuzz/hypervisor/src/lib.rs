@@ -17,6 +17,8 @@ pub mod config;
 #[path = "../../../crates/hypervisor/src/context.rs"]
 #[allow(dead_code, reason = "a part of it is for the assembly of the image alone")]
 pub mod context;
+#[path = "../../../crates/hypervisor/src/count.rs"]
+pub mod count;
 #[path = "../../../crates/hypervisor/src/device_tree.rs"]
 pub mod device_tree;
 #[path = "../../../crates/hypervisor/src/inject.rs"]
