@@ -38,7 +38,9 @@ pub fn run(tree: Fdt<'_>, count: u64, seed: u64) -> Result<(), Failure> {
         AFFINITIES[index].store(affinity, Ordering::Relaxed);
         WORK[index].count.store(count, Ordering::Relaxed);
         WORK[index].seed.store(seed.wrapping_add(index as u64), Ordering::Relaxed);
+        vcpus::prepare(index, work);
     }
+    // From here on each of them may be started by another one, too.
     let mut starts = 0;
     for (index, affinity) in affinities.into_iter().enumerate() {
         starts += u64::from(start(index, affinity)?);
@@ -121,7 +123,7 @@ impl Watch {
 fn start(index: usize, affinity: u64) -> Result<bool, Failure> {
     const ALREADY_ON: i64 = -4;
     const ON_PENDING: i64 = -5;
-    match vcpus::start(index, affinity, work) {
+    match vcpus::start(index, affinity) {
         0 => Ok(true),
         ALREADY_ON | ON_PENDING => Ok(false),
         answer => Err(vcpus::Failure::NotStarted { vcpu: index + 1, answer }.into()),

@@ -43,15 +43,20 @@ pub fn workers(tree: Fdt<'_>) -> Result<[u64; WORKERS], Failure> {
     if found > WORKERS { Ok(workers) } else { Err(Failure::TooFew { found }) }
 }
 
-/// Starts worker `index` with this affinity: it runs `function(argument)`, and switches itself off when that returns.
-pub fn start(index: usize, affinity: u64, function: extern "C" fn(usize)) -> i64 {
+/// Says what worker `index` runs when it is started: `function(index)`, after which it switches itself off.
+pub fn prepare(index: usize, function: extern "C" fn(usize)) {
     let seat = &SEATS[index];
     seat.start.stack.store(seat.stack.0.get() as u64 + STACK as u64, Ordering::Relaxed);
     seat.start.function.store(function as *const () as u64, Ordering::Relaxed);
     seat.start.argument.store(index as u64, Ordering::Relaxed);
-    let [entry, argument] = entry(index);
+    let [_, argument] = entry(index);
     // SAFETY: cleans a line, since the vCPU reads it with its MMU off; no data change.
     unsafe { asm!("dsb ish", "dc civac, {}", "dsb sy", in(reg) argument, options(nostack, preserves_flags)) };
+}
+
+/// Starts worker `index`, which is prepared; returns what PSCI does.
+pub fn start(index: usize, affinity: u64) -> i64 {
+    let [entry, argument] = entry(index);
     psci::cpu_on(affinity, entry, argument)
 }
 

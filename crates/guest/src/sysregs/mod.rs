@@ -50,6 +50,7 @@ pub fn run(tree: Fdt<'_>, step: u64, seed: u64) -> Result<(), Failure> {
     for (index, affinity) in affinities.into_iter().enumerate() {
         WORK[index].step.store(step, Ordering::Relaxed);
         WORK[index].seed.store(seed, Ordering::Relaxed);
+        vcpus::prepare(index, work);
         start(index, affinity)?;
     }
     let mut watches = affinities.map(|affinity| Watch { affinity, ..Watch::default() });
@@ -157,10 +158,11 @@ struct Watch {
 impl Watch {
     fn look(&mut self, index: usize) -> Result<(), Failure> {
         let work = &WORK[index];
-        let was_over = work.is_over.load(Ordering::Acquire) != 0;
+        // First: what a vCPU stored before it went off is read after.
+        let is_off = psci::is_off(self.affinity);
         let done = work.done.load(Ordering::Acquire);
-        if psci::is_off(self.affinity) {
-            if was_over {
+        if is_off {
+            if work.is_over.load(Ordering::Acquire) != 0 {
                 self.is_over = true;
                 return Ok(());
             }
@@ -189,7 +191,7 @@ impl Watch {
 }
 
 fn start(index: usize, affinity: u64) -> Result<(), Failure> {
-    match vcpus::start(index, affinity, work) {
+    match vcpus::start(index, affinity) {
         0 => Ok(()),
         answer => Err(vcpus::Failure::NotStarted { vcpu: index + 1, answer }.into()),
     }
