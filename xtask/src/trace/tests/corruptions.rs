@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! True traces, each corrupted at one place after the other: all of them are refused, and the traces as they are accepted.
+//! True traces, each corrupted at one place after the other: all of them are refused by the rule that is broken,
+//! and the traces as they are accepted.
 //!
 //! The traces are those of the hosted machine's random operations, which are recorded here. `TWOFOLD_TRUE_TRACE=FILE` names
 //! another one, `TWOFOLD_SEED` another seed. Of each corruption some places are drawn; `TWOFOLD_PLACES=1000000` takes all.
@@ -11,7 +12,8 @@ use std::{env, fs};
 use twofold_abi::trace::Line;
 
 use super::super::check::Checker;
-use super::places::{self, Edit};
+use super::super::rules::Rule;
+use super::places::{self, Corruption, Edit};
 use super::*;
 
 #[test]
@@ -26,23 +28,25 @@ fn corrupted_traces_are_refused() {
         let lines: Vec<_> = text.lines().skip(1).filter(|line| !is_comment(line)).collect();
         let mut events: Vec<_> = lines.iter().map(|line| Line::parse(line).unwrap()).collect();
         events.sort_by_key(|event| event.seq);
-        let mut edits: Vec<(usize, &str, Edit)> = Vec::new();
-        for (name, places) in places::of(&events) {
+        let mut edits: Vec<(usize, &str, Rule, Edit)> = Vec::new();
+        for Corruption { name, rule, edits: places } in places::of(&events) {
             let count: &mut Count = counts.entry(name).or_default();
             count.places += places.len();
             let drawn = random.draw(places, most);
             count.tried += drawn.len();
-            edits.extend(drawn.into_iter().map(|edit| (edit[0].0, name, edit)));
+            edits.extend(drawn.into_iter().map(|edit| (edit[0].0, name, rule, edit)));
         }
         edits.sort_by_key(|(at, ..)| *at);
         let mut edits = edits.into_iter().peekable();
         let mut checker = Checker::default();
         for (at, event) in events.iter().enumerate() {
-            while let Some((_, name, edit)) = edits.next_if(|(first, ..)| *first == at) {
-                if is_refused(checker.clone(), &events, at, &edit) {
+            while let Some((_, name, rule, edit)) = edits.next_if(|(first, ..)| *first == at) {
+                let found = refused_by(checker.clone(), &events, at, &edit);
+                if found.contains(&rule) {
                     counts.entry(name).or_default().refused += 1;
                 } else {
-                    accepted.push(format!("{name}: {} as {:?}", lines_of(&events, &edit), edit));
+                    let lines = lines_of(&events, &edit);
+                    accepted.push(format!("{name}: {found:?} and not {rule:?} for {lines}: {edit:?}"));
                 }
             }
             checker.event(at, event).unwrap();
@@ -54,7 +58,7 @@ fn corrupted_traces_are_refused() {
     for (name, Count { places, tried, refused }) in &counts {
         println!("{places:>7} {tried:>7} {refused:>7} {name}");
     }
-    assert!(accepted.is_empty(), "{} were accepted:\n{}", accepted.len(), accepted.join("\n"));
+    assert!(accepted.is_empty(), "{} were not refused by their rule:\n{}", accepted.len(), accepted.join("\n"));
     let nowhere: Vec<_> = counts.iter().filter(|(_, count)| count.places == 0).map(|(name, _)| name).collect();
     assert!(nowhere.is_empty() || env::var_os("TWOFOLD_TRUE_TRACE").is_some(), "no place for {nowhere:?}");
 }
@@ -66,8 +70,8 @@ struct Count {
     refused: usize,
 }
 
-/// Whether the checker, which has come to `first`, refuses the rest with other lines in it.
-fn is_refused(mut checker: Checker, events: &[Line<'_>], first: usize, edit: &Edit) -> bool {
+/// The rules by which the checker, which has come to `first`, refuses the first line of the rest with other lines in it.
+fn refused_by(mut checker: Checker, events: &[Line<'_>], first: usize, edit: &Edit) -> Vec<Rule> {
     let edit: BTreeMap<_, _> = edit.iter().copied().collect();
     for (at, line) in events.iter().enumerate().skip(first) {
         let line = match edit.get(&at) {
@@ -77,10 +81,10 @@ fn is_refused(mut checker: Checker, events: &[Line<'_>], first: usize, edit: &Ed
         };
         checker.event(at, &line).unwrap();
         if !checker.breaches.is_empty() {
-            return true;
+            break;
         }
     }
-    false
+    checker.breaches.iter().map(|breach| breach.rule).collect()
 }
 
 fn lines_of(events: &[Line<'_>], edit: &Edit) -> String {

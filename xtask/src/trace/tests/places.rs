@@ -9,13 +9,27 @@ use super::super::check::Checker;
 use super::super::debts::{Debt, Kind};
 use super::super::guests::{root_of, vmid_of};
 use super::super::operands::{Formats, What};
+use super::super::rules::Rule;
 use super::super::tables::page_of;
 
 /// Events, by their place in the trace, with what is there instead; `None` where nothing is.
 pub type Edit = Vec<(usize, Option<Event<'static>>)>;
 
-/// One kind of corruption, and the places where it applies.
-pub type Places = Vec<(&'static str, Vec<Edit>)>;
+/// A kind of corruption.
+#[derive(Clone)]
+pub struct Corruption {
+    pub name: &'static str,
+    /// The rule that it breaks.
+    pub rule: Rule,
+    /// Where it applies.
+    pub edits: Vec<Edit>,
+}
+
+pub type Places = Vec<Corruption>;
+
+fn places<const N: usize>(all: [(&'static str, Rule, Vec<Edit>); N]) -> Places {
+    all.into_iter().map(|(name, rule, edits)| Corruption { name, rule, edits }).collect()
+}
 
 /// Of all kinds. The checker is asked for one thing only: which entries are to be flushed when a flush begins.
 pub fn of(events: &[Line<'_>]) -> Places {
@@ -81,7 +95,11 @@ fn tables(events: &[Line<'_>]) -> Places {
             _ => {}
         }
     }
-    vec![("a new table is never zeroed", zero), ("one entry is never written", entry), ("a link has no order", link)]
+    places([
+        ("a new table is never zeroed", Rule::TableNotReady, zero),
+        ("one entry is never written", Rule::TableNotReady, entry),
+        ("a link has no order", Rule::TableNotReady, link),
+    ])
 }
 
 fn linked(taken: &mut HashMap<u64, Taken>, pa: u64, zero: &mut Vec<Edit>, entry: &mut Vec<Edit>) {
@@ -139,11 +157,11 @@ fn orders(events: &[Line<'_>]) -> Places {
         }
     }
     let all = if all.is_empty() { vec![] } else { vec![all] };
-    vec![
-        ("all releases are relaxed", all),
-        ("a leaf is made without a release", leaf),
-        ("a publishing DSB is missing", publication),
-    ]
+    places([
+        ("all releases are relaxed", Rule::FrameNotReady, all),
+        ("a leaf is made without a release", Rule::FrameNotReady, leaf),
+        ("a publishing DSB is missing", Rule::NotVisible, publication),
+    ])
 }
 
 /// Entries that are written in another way, or with another value.
@@ -177,12 +195,12 @@ fn entries(events: &[Line<'_>]) -> Places {
         }
     }
     let all = if stores.is_empty() { vec![] } else { vec![stores.concat()] };
-    vec![
-        ("a read-modify-write of a tracked leaf is a store", stores),
-        ("all of them are", all),
-        ("a leaf maps a table", tables),
-        ("a block is misaligned", blocks),
-    ]
+    places([
+        ("a read-modify-write of a tracked leaf is a store", Rule::RecordLost, stores),
+        ("all of them are", Rule::RecordLost, all),
+        ("a leaf maps a table", Rule::FrameReusedTooEarly, tables),
+        ("a block is misaligned", Rule::Malformed, blocks),
+    ])
 }
 
 /// Operands with bits that are reserved.
@@ -201,7 +219,10 @@ fn operands(events: &[Line<'_>]) -> Places {
             }
         }
     }
-    vec![("reserved bits of an operand are set", reserved), ("an operation without an operand has one", superfluous)]
+    places([
+        ("reserved bits of an operand are set", Rule::Operand, reserved),
+        ("an operation without an operand has one", Rule::Operand, superfluous),
+    ])
 }
 
 /// A guest's last entry on a CPU, of a VMID.
@@ -263,12 +284,12 @@ fn guests(events: &[Line<'_>]) -> Places {
             _ => {}
         }
     }
-    vec![
-        ("a guest is entered with another VMID", vmid),
-        ("another vCPU is entered than left", left),
-        ("another vCPU than the last runs", vcpus),
-        ("a vCPU follows another without VMALLE1", forget),
-    ]
+    places([
+        ("a guest is entered with another VMID", Rule::OtherTree, vmid),
+        ("another vCPU is entered than left", Rule::OtherVcpu, left),
+        ("another vCPU than the last runs", Rule::OtherVcpu, vcpus),
+        ("a vCPU follows another without VMALLE1", Rule::OtherVcpu, forget),
+    ])
 }
 
 /// Instructions of flushes that guard a narrowing, a removal, or a local relax: each of them left out, and weakened.
@@ -324,7 +345,13 @@ fn flushes(events: &[Line<'_>]) -> Places {
         }
         checker.event(at, line).unwrap();
     }
-    names.iter().map(|name| (*name, places.remove(name).unwrap_or_default())).collect()
+    let of = |name: &'static str| {
+        // What other CPUs hold is R5; what this one holds is R11, and so is progress.
+        let is_local = name.starts_with("a local relax") && !name.ends_with("no ISB");
+        let rule = if is_local { Rule::NoProgress } else { Rule::StillCached };
+        Corruption { name, rule, edits: places.remove(name).unwrap_or_default() }
+    };
+    names.map(of).into()
 }
 
 /// The instructions of one CPU before a claim, with nothing else between.
