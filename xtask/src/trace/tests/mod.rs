@@ -358,3 +358,104 @@ fn what_is_no_trace_is_an_error() {
     assert!(root("0x10000 512 0x0 0x8000").contains("granule"));
     assert!(root("0x10000 4294967295 0x0 0x0").contains("16 tables"));
 }
+
+/// VTCR_EL2.PS of `TREE` is 40 bits.
+#[test]
+fn leaves_are_aligned_and_inside() {
+    let block = |level: &[&'static str; 2], at: &str, entry: &str| {
+        let write = format!("0 write {at} 0x0 {entry} store release");
+        breaches(&[TREE, &locked(level, &[&write])].concat())
+    };
+    assert_eq!(block(&LEVEL_2, "0x20008", "0x400000047d"), [""; 0]);
+    // nT is no address.
+    assert_eq!(block(&LEVEL_2, "0x20008", "0x400001047d"), [""; 0]);
+    for (level, at, entry, what) in [
+        (&LEVEL_2, "0x20008", "0x400000147d", "is not aligned"),
+        (&ROOT, "0x10008", "0x400020047d", "is not aligned"),
+        (&LEVEL_2, "0x20008", "0x1000000047d", "the 40 bits of a physical address"),
+        (&LEVEL_3, "0x30018", "0x4000000479", "at level 3, bits 1:0 of 0b01 are reserved"),
+    ] {
+        let found = block(level, at, entry);
+        assert!(found.len() == 1 && found[0].contains(what), "{entry}: {found:#?}");
+    }
+    let root = ["0 root.made 0x10000 512 0x3000000010000 0x80020090", "0 dc zva 0x10000 0x1000"];
+    let write = locked(&ROOT, &["0 write 0x10008 0x0 0x8000000479 store release"]);
+    is_wrong(&[&root, &write], "a block at level 0 is reserved");
+}
+
+#[test]
+fn a_page_is_a_table_or_a_guests() {
+    let table = ["0 table.taken 0x80001000"];
+    let unmap = locked(&LEVEL_3, &["0 write 0x30008 0x800008000147f 0x4 rmw acqrel"]);
+    is_right(&[TREE, &unmap, FLUSH_VMID, &table]);
+    is_wrong(&[TREE, &table], "a leaf of level 3 maps it");
+    is_wrong(&[TREE, &unmap, &table], "is not flushed");
+    let map = locked(&LEVEL_3, &["0 write 0x30010 0x0 0x2047f store release"]);
+    is_wrong(&[TREE, &map], "maps the table 0x20000");
+    // Linked with the table that it is in.
+    let below = ["0 write 0x40008 0x0 0x1047f store relaxed"];
+    let link = locked(&LEVEL_2, &["0 write 0x20008 0x0 0x40003 store release"]);
+    is_wrong(&[TREE, NEW_TABLE, &below, &link], "maps the table 0x10000");
+}
+
+#[test]
+fn operands_are_of_the_cpus() {
+    let tlbi = |feature: &str, tlbi: &str| breaches(&[feature, tlbi]);
+    let flush = "0 tlbi ipas2e1is 0x600000040000 0x3000000010000";
+    let range = "0 tlbi ripas2e1is 0x478000000000 0x3000000010000";
+    assert_eq!(tlbi("0 feature tlbi_level_hint 0x1", flush), [""; 0]);
+    assert_eq!(tlbi("0 feature tlbi_range 0x1", range), [""; 0]);
+    for (feature, instruction, what) in [
+        ("0 feature tlbi_level_hint 0x0", flush, "0x600000000000 of the operand are reserved"),
+        ("0 feature tlbi_range 0x0", range, "do not have FEAT_TLBIRANGE"),
+        ("0 isb", "0 tlbi ipas2e1is 0x400000040000 0x3000000010000", "no level"),
+        ("0 isb", "0 tlbi ripas2e1is 0x878000000000 0x3000000010000", "TG 0b10"),
+        // Level 2, from a page on.
+        ("0 isb", "0 tlbi ripas2e1is 0x47c000000001 0x3000000010000", "cannot begin at 0x1000"),
+        ("0 isb", "0 tlbi vmalle1is 0x1 0x3000000010000", "takes no operand"),
+    ] {
+        let found = tlbi(feature, instruction);
+        assert!(found.len() == 1 && found[0].contains(what), "{instruction}: {found:#?}");
+    }
+}
+
+#[test]
+fn a_cpu_runs_the_guest_that_it_has_loaded() {
+    const ENTER: [&str; 2] = ["0 guest.entered 0 0x3000000010000", "0 guest.left 0"];
+    let load = ["0 dsb ishst", "0 vttbr 0x3000000010000"];
+    is_right(&[TREE, &load, &ENTER, &ENTER]);
+    is_wrong(&[TREE, &load[..1], &["0 guest.entered 0 0x4000000010000"]], "no tree that there is");
+    is_wrong(&[TREE, &load, &["0 guest.entered 0 0x4000000010000"]], "the CPU has loaded 0x3000000010000");
+    is_wrong(&[TREE, &load, &["0 tlbi vmalle1 0x0 0x3000000010000"]], "no ISB came");
+    is_right(&[TREE, &load, &["0 isb", "0 tlbi vmalle1 0x0 0x3000000010000"]]);
+    is_wrong(&[TREE, &load, &["0 root.freed 0x10000"]], "CPU 0 has it loaded");
+    // Another vCPU, on this CPU or another.
+    let other = ["0 guest.entered 1 0x3000000010000"];
+    let forget = ["0 isb", "0 tlbi vmalle1 0x0 0x3000000010000", "0 dsb nsh"];
+    is_right(&[TREE, &load, &ENTER, &forget, &other]);
+    is_right(&[TREE, &load, &ENTER, &["1 guest.entered 1 0x3000000010000"]]);
+    is_wrong(&[TREE, &load, &ENTER, &other], "vCPU 0");
+    is_wrong(&[TREE, &load, &ENTER, &forget[..2], &other], "vCPU 0");
+    is_wrong(&[TREE, &load, &ENTER[..1], &["0 guest.left 1"]], "inside as vCPU 0");
+}
+
+/// A leaf that is put back with less access is to be flushed as one that was narrowed in place.
+#[test]
+fn less_access_is_flushed() {
+    const NARROW: &str = "0 write 0x30008 0x800008000147f 0x800008000143f rmw acqrel";
+    const RELY: [&str; 2] = ["0 isb", "0 flushed 0x1000 0x1000 0x3000000010000"];
+    let in_place = locked(&LEVEL_3, &[NARROW]);
+    let put_back = locked(
+        &LEVEL_3,
+        &["0 write 0x30008 0x800008000147f 0x2 rmw acqrel", "0 write 0x30008 0x2 0x800008000143f store release"],
+    );
+    for narrow in [in_place, put_back] {
+        is_right(&[TREE, &narrow, FLUSH_VMID, &RELY]);
+        is_wrong(&[TREE, &narrow, &RELY], "the leaf of level 3 at IPA 0x1000 is not flushed");
+        is_wrong(&[TREE, &narrow, FLUSH_VMID, &RELY[1..]], "no ISB");
+        // What another CPU did is its own to flush.
+        is_right(&[TREE, &narrow, &["1 flushed 0x1000 0x1000 0x3000000010000"]]);
+    }
+    let widen = locked(&LEVEL_3, &["0 write 0x30008 0x800008000147f 0x80000800014ff rmw acqrel"]);
+    is_right(&[TREE, &widen, &RELY]);
+}
