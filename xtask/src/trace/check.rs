@@ -74,15 +74,14 @@ impl Checker {
             Event::Write { pa, old, new, how, order } => self.write(at, cpu, pa, (old, new), how, order),
             Event::Hardware { pa, old, new } => self.hardware(at, pa, old, new),
             Event::Dc { operation: Dc::Zva, pa, size } => self.zeroed(at, pa, size),
-            Event::Tlbi { operation, operand, vttbr } => {
-                let named = match self.formats.decode(operation, operand) {
-                    Ok(named) => named,
-                    Err(what) => return Ok(self.breach(at, None, Rule::Operand, what)),
-                };
-                let wrong = self.guests.invalidate(cpu, vttbr, &named);
-                self.is_right(at, Rule::OtherTree, wrong);
-                self.flushes.issue(at, cpu, guests::vmid_of(vttbr), named);
-            }
+            Event::Tlbi { operation, operand, vttbr } => match self.formats.decode(operation, operand) {
+                Ok(named) => {
+                    let wrong = self.guests.invalidate(cpu, vttbr, &named);
+                    self.is_right(at, Rule::OtherTree, wrong);
+                    self.flushes.issue(at, cpu, guests::vmid_of(vttbr), named);
+                }
+                Err(what) => self.breach(at, None, Rule::Operand, what),
+            },
             Event::Dsb { domain } => {
                 self.flushes.barrier(at, cpu, domain);
                 self.guests.barrier(cpu, domain);

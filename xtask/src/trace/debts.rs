@@ -61,6 +61,7 @@ impl Debt {
     }
 
     /// The addresses that it translated.
+    #[cfg(test)]
     pub fn range(&self) -> Range<u64> {
         self.ipa..self.ipa + span_of(self.level)
     }
