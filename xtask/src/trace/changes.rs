@@ -225,13 +225,11 @@ impl Checker {
             self.breach(at, Some(debt.at), Rule::MakeBeforeFlush, what);
         }
         let ordered = self.publication.ordered_before(at, cpu, order);
-        if place.gone.is_none() {
-            self.publication.made(at, cpu);
-        }
+        self.publication.made(at, cpu);
         if let Some(table) = new.table_at(place.level) {
             self.is_well_formed(at, place, new);
             self.link(at, table, place.below(table), ENTRIES, ordered);
-        } else if place.gone.is_none() {
+        } else {
             let locked = self.locks.get(&place.lock).map(|lock| lock.at);
             if ordered <= locked && locked.is_some() {
                 self.breach(at, locked, Rule::FrameNotReady, "walks may see the leaf before what its frame holds");
@@ -243,10 +241,12 @@ impl Checker {
         }
     }
 
-    /// A leaf is in a tree from here on.
+    /// Walks may use a leaf from here on. In a table that was taken out, it is among what is to be flushed.
     fn mapped(&mut self, at: usize, place: Place, leaf: Entry) {
         self.is_well_formed(at, place, leaf);
-        self.frames.map(leaf, place.level);
+        if place.gone.is_none() {
+            self.frames.map(leaf, place.level);
+        }
         let Some(output) = leaf.output_at(place.level) else { return };
         if let Some(table) = self.tables.table_in(output) {
             let what = format!("the leaf of level {} at IPA {:#x} maps the table {table:#x}", place.level, place.ipa);
@@ -312,7 +312,7 @@ impl Checker {
             if let Some(table) = entry.table_at(place.level) {
                 self.is_well_formed(at, place, entry);
                 self.link(at, table, place.below(table), ENTRIES, ordered);
-            } else if place.gone.is_none() {
+            } else {
                 self.mapped(at, place, entry);
             }
         }
