@@ -18,6 +18,7 @@
 //! | [`config`], [`load`], [`device_tree`] | what the guest is to be, where it goes, what it is told |
 //! | [`vcpu`] | enter, leave, answer, enter again |
 //! | [`psci`], [`inject`] | what the guest asks for, and what is done to it |
+//! | [`stage1`] | a walk of the guest's own stage 1 |
 //! | [`vendor`] | calls by which a guest measures itself |
 //! | [`log_calls`], [`phases`] | its dirty log, which it drives itself; an experiment's phases, which it tells apart |
 //! | [`stats`] | what it all cost |
@@ -80,6 +81,7 @@ pub mod psci;
 pub mod record;
 pub mod registers;
 pub mod semihosting;
+pub mod stage1;
 pub mod start;
 pub mod stats;
 pub mod survey;

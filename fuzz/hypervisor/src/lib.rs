@@ -27,6 +27,8 @@ pub mod inject;
 pub mod load;
 #[path = "../../../crates/hypervisor/src/registers/mod.rs"]
 pub mod registers;
+#[path = "../../../crates/hypervisor/src/stage1.rs"]
+pub mod stage1;
 
 pub mod faked;
 

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves the software walk of a guest's stage 1 on tables that are built here from the address bits that each level takes,
+//! for all granules, sizes of the address space and output sizes.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use twofold_fuzz_hypervisor::stage1::{Stage1, Stop};
+
+const MMU_ON: u64 = 1;
+const BIG_ENDIAN: u64 = 1 << 25;
+const TABLE: u64 = 0b11;
+const PAGE: u64 = 0b11;
+const BLOCK: u64 = 0b01;
+/// Attributes that are none of the walk's business: an access flag, shareability, AP, nG, PXN, UXN, a software bit.
+const ATTRIBUTES: u64 = 1 << 60 | 3 << 53 | 1 << 11 | 1 << 10 | 3 << 6 | 5 << 2;
+const TABLE_ATTRIBUTES: u64 = 0x1f << 59;
+
+/// A way of translating.
+#[derive(Clone, Copy, Debug)]
+struct Regime {
+    granule_bits: u32,
+    va_bits: u32,
+    upper: bool,
+    /// 52-bit output addresses.
+    wide: bool,
+}
+
+impl Regime {
+    /// The levels, the first one first: each with its lowest address bit and the number of its bits.
+    fn levels(self) -> Vec<(i8, u32, u32)> {
+        let stride = self.granule_bits - 3;
+        let mut levels = Vec::new();
+        let (mut level, mut low) = (3, self.granule_bits);
+        while low < self.va_bits {
+            levels.insert(0, (level, low, stride.min(self.va_bits - low)));
+            (level, low) = (level - 1, low + stride);
+        }
+        levels
+    }
+
+    /// An address in this half, from any bits.
+    fn va(self, bits: u64) -> u64 {
+        let offset = bits & ((1 << self.va_bits) - 1);
+        if self.upper { !0 << self.va_bits | offset } else { offset }
+    }
+
+    fn tcr(self) -> u64 {
+        let size = 64 - u64::from(self.va_bits);
+        let granule = match (self.granule_bits, self.upper) {
+            (12, false) => 0b00 << 14,
+            (14, false) => 0b10 << 14,
+            (16, false) => 0b01 << 14,
+            (12, true) => 0b10 << 30,
+            (14, true) => 0b01 << 30,
+            _ => 0b11 << 30,
+        };
+        let ips = if self.wide { 0b110 << 32 } else { 0b101 << 32 };
+        let ds = if self.granule_bits != 16 && self.wide { 1 << 59 } else { 0 };
+        // The other half has a size and a granule of its own, and is switched off.
+        let (size, off) = if self.upper { (size << 16 | 20, 1 << 7) } else { (size | 20 << 16, 1 << 23) };
+        let other = if self.upper { 0b01 << 14 } else { 0b11 << 30 };
+        size | granule | other | off | ips | ds
+    }
+
+    fn ttbr(self, root: u64) -> u64 {
+        // An ASID and CnP around it.
+        let low = root & ((1 << 48) - 1);
+        let high = if self.wide { root >> 48 << 2 } else { 0 };
+        0xabcd << 48 | low | high | 1
+    }
+
+    /// An address in a descriptor.
+    fn descriptor(self, address: u64) -> u64 {
+        match (self.wide, self.granule_bits) {
+            (false, _) => address,
+            (true, 16) => address & ((1 << 48) - 1) | address >> 48 << 12,
+            (true, _) => address & ((1 << 50) - 1) | address >> 50 << 8,
+        }
+    }
+
+    fn output_bits(self) -> u32 {
+        if self.wide { 52 } else { 48 }
+    }
+
+    fn has_blocks(self, level: i8) -> bool {
+        let lpa2 = self.wide && self.granule_bits != 16;
+        match self.granule_bits {
+            12 => level == 2 || level == 1 || level == 0 && lpa2,
+            14 => level == 2 || level == 1 && lpa2,
+            _ => level == 2 || level == 1,
+        }
+    }
+}
+
+/// Tables that lead one address to one leaf.
+struct Tables {
+    words: HashMap<u64, u64>,
+    stage1: Stage1,
+    /// Where the walk reads, and at which level.
+    path: Vec<(i8, u64)>,
+}
+
+/// Tables at places drawn from `seed`, whose leaf is at `leaf` and leads to `output`.
+fn tables(regime: Regime, va: u64, leaf: i8, output: u64, seed: u64) -> Tables {
+    let mut random = seed | 1;
+    let mut place = |size_bits: u32| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (random >> 8) & ((1 << regime.output_bits()) - 1) & !((1 << size_bits) - 1)
+    };
+    let (mut words, mut path) = (HashMap::new(), Vec::new());
+    let levels = regime.levels();
+    let first_size = (levels[0].2 + 3).max(6);
+    let root = place(first_size);
+    let mut table = root;
+    for (level, low, bits) in levels {
+        let at = table + (va >> low & ((1 << bits) - 1)) * 8;
+        path.push((level, at));
+        if level == leaf {
+            let kind = if level == 3 { PAGE } else { BLOCK };
+            words.insert(at, regime.descriptor(output & !((1 << low) - 1)) | kind | attributes(regime));
+            break;
+        }
+        table = place(regime.granule_bits);
+        words.insert(at, regime.descriptor(table) | TABLE | TABLE_ATTRIBUTES);
+    }
+    let mut ttbr = [!0; 2];
+    ttbr[usize::from(regime.upper)] = regime.ttbr(root);
+    Tables { words, stage1: Stage1 { sctlr: MMU_ON, tcr: regime.tcr(), ttbr }, path }
+}
+
+/// Bits 9 and 8 are an address with FEAT_LPA2.
+fn attributes(regime: Regime) -> u64 {
+    if regime.wide && regime.granule_bits != 16 { ATTRIBUTES } else { ATTRIBUTES | 3 << 8 }
+}
+
+fn regimes() -> impl Strategy<Value = Regime> {
+    let sizes = prop_oneof![Just(12_u32), Just(14), Just(16)];
+    (sizes, any::<bool>(), any::<bool>()).prop_flat_map(|(granule_bits, upper, wide)| {
+        let largest = if wide || granule_bits == 16 { 52 } else { 48 };
+        (granule_bits + 1..=largest).prop_map(move |va_bits| Regime { granule_bits, va_bits, upper, wide })
+    })
+}
+
+proptest! {
+    #[test]
+    fn an_address_is_found_by_each_kind_of_leaf(
+        regime in regimes(), bits: u64, output: u64, seed: u64, big_endian: bool
+    ) {
+        let va = regime.va(bits);
+        let output = output & ((1 << regime.output_bits()) - 1);
+        for (leaf, low, _) in regime.levels() {
+            if leaf < 3 && !regime.has_blocks(leaf) {
+                continue;
+            }
+            let mut tables = tables(regime, va, leaf, output, seed);
+            let mut path = Vec::new();
+            if big_endian {
+                tables.stage1.sctlr |= BIG_ENDIAN;
+                tables.words.values_mut().for_each(|word| *word = word.swap_bytes());
+            }
+            let found = tables.stage1.walk(va, |at| {
+                path.push(at);
+                tables.words.get(&at).copied()
+            });
+            let offset = (1 << low) - 1;
+            prop_assert_eq!(found, Ok(output & !offset | va & offset), "leaf of level {}", leaf);
+            prop_assert_eq!(path, tables.path.iter().map(|(_, at)| *at).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_walk_that_is_stopped_says_at_which_level(regime in regimes(), bits: u64, seed: u64) {
+        let va = regime.va(bits);
+        let tables = tables(regime, va, 3, 0, seed);
+        for (level, stop) in &tables.path {
+            let unreadable = |at| (at != *stop).then(|| tables.words[&at]);
+            prop_assert_eq!(tables.stage1.walk(va, unreadable), Err(Stop::Unreadable(*level)));
+            let invalid = |at| Some(tables.words[&at] & if at == *stop { !1 } else { !0 });
+            prop_assert_eq!(tables.stage1.walk(va, invalid), Err(Stop::Unmapped(*level)));
+            // A block where there may be none; at level 3 the same bits are reserved.
+            if *level == 3 || !regime.has_blocks(*level) {
+                let block = |at| Some(tables.words[&at] & if at == *stop { !2 } else { !0 });
+                prop_assert_eq!(tables.stage1.walk(va, block), Err(Stop::Unmapped(*level)));
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_the_registers_and_tables_hold_a_walk_ends(
+        sctlr: u64, tcr: u64, ttbr: [u64; 2], va: u64, words: [u64; 5]
+    ) {
+        let mut words = words.into_iter();
+        let end = Stage1 { sctlr, tcr, ttbr }.walk(va, |_| Some(words.next().expect("a walk reads five words at most")));
+        if let Ok(ipa) = end {
+            prop_assert!(ipa < 1 << 56);
+        }
+    }
+}
+
+/// 4 KiB pages, 39 bits below, the upper half off.
+const PLAIN: Regime = Regime { granule_bits: 12, va_bits: 39, upper: false, wide: false };
+const VA: u64 = 0x12_3456_7890;
+
+fn walk(stage1: Stage1, tables: &Tables, va: u64) -> Result<u64, Stop> {
+    stage1.walk(va, |at| tables.words.get(&at).copied())
+}
+
+#[test]
+fn with_the_mmu_off_an_address_is_itself() {
+    let off = Stage1 { sctlr: !MMU_ON, ..Stage1::default() };
+    assert_eq!(off.walk(0xab00_1234_5678_9abc, |_| panic!("nothing is to be read")), Ok(0x1234_5678_9abc));
+}
+
+#[test]
+fn addresses_outside_both_halves_are_not_mapped() {
+    let tables = tables(PLAIN, VA, 3, 0x8000_0000, 1);
+    assert_eq!(walk(tables.stage1, &tables, VA), Ok(0x8000_0890));
+    for va in [VA | 1 << 39, VA | 1 << 54, VA | 1 << 56, VA | 1 << 63, VA | !0 << 39] {
+        assert_eq!(walk(tables.stage1, &tables, va), Err(Stop::Unmapped(0)), "{va:#x}");
+    }
+}
+
+#[test]
+fn a_tag_is_no_part_of_an_address() {
+    const TBI0: u64 = 1 << 37;
+    const TBI1: u64 = 1 << 38;
+    const MTX0: u64 = 1 << 60;
+    const MTX1: u64 = 1 << 61;
+    for upper in [false, true] {
+        let regime = Regime { upper, ..PLAIN };
+        let va = regime.va(VA);
+        let tables = tables(regime, va, 3, 0x8000_0000, 1);
+        let with = |bits: u64| Stage1 { tcr: tables.stage1.tcr | bits, ..tables.stage1 };
+        let (tbi, other_tbi) = if upper { (TBI1, TBI0) } else { (TBI0, TBI1) };
+        let (mtx, other_mtx) = if upper { (MTX1, MTX0) } else { (MTX0, MTX1) };
+        let (top, low) = (va ^ 0x80 << 56, va ^ 0x05 << 56);
+        for (bits, finds_top, finds_low) in [
+            (0, false, false),
+            (tbi, true, true),
+            (mtx, false, true),
+            (tbi | mtx, true, true),
+            (other_tbi | other_mtx, false, false),
+        ] {
+            assert_eq!(walk(with(bits), &tables, top).is_ok(), finds_top, "upper {upper}, {bits:#x}");
+            assert_eq!(walk(with(bits), &tables, low).is_ok(), finds_low, "upper {upper}, {bits:#x}");
+        }
+    }
+}
+
+#[test]
+fn a_half_that_is_switched_off_is_not_walked() {
+    for (upper, epd) in [(false, 1 << 7), (true, 1 << 23)] {
+        let regime = Regime { upper, ..PLAIN };
+        let va = regime.va(VA);
+        let mut tables = tables(regime, va, 3, 0x8000_0000, 1);
+        assert!(walk(tables.stage1, &tables, va).is_ok());
+        tables.stage1.tcr |= epd;
+        assert_eq!(walk(tables.stage1, &tables, va), Err(Stop::Unmapped(0)));
+    }
+}
