@@ -18,7 +18,7 @@
 //! | [`config`], [`load`], [`device_tree`] | what the guest is to be, where it goes, what it is told |
 //! | [`vcpu`] | enter, leave, answer, enter again |
 //! | [`psci`], [`inject`] | what the guest asks for, and what is done to it |
-//! | [`stage1`] | a walk of the guest's own stage 1 |
+//! | [`abort`], [`translate`], [`stage1`] | an abort that wants a look at the guest's own stage 1 |
 //! | [`vendor`] | calls by which a guest measures itself |
 //! | [`log_calls`], [`phases`] | its dirty log, which it drives itself; an experiment's phases, which it tells apart |
 //! | [`stats`] | what it all cost |
@@ -35,6 +35,7 @@
 //! | [`registers`] | which control registers there are, and what each is set to |
 //! | [`world`], [`context`] | the switch into the guest and back, and what is switched |
 //! | [`vectors`] | where exceptions arrive |
+//! | [`exception_table`], [`at`] | instructions of EL2's that a guest can make abort |
 //! | [`panic`](mod@panic) | the one report before the end |
 //! | [`console`], [`control`], [`semihosting`] | who hears about it |
 //! | [`power`] | PSCI calls to the firmware, and the end |
@@ -51,7 +52,9 @@
 
 extern crate alloc;
 
+pub mod abort;
 pub mod agreement;
+pub mod at;
 #[cfg(feature = "baselines")]
 pub mod baselines;
 pub mod board;
@@ -64,6 +67,7 @@ pub mod count;
 pub mod cpus;
 pub mod device_tree;
 pub mod el2_mmu;
+pub mod exception_table;
 pub mod heap;
 pub mod inject;
 pub mod load;
@@ -88,6 +92,7 @@ pub mod survey;
 pub mod sysreg;
 #[cfg(feature = "trace")]
 pub mod trace;
+pub mod translate;
 #[cfg(any(feature = "oracle", feature = "record"))]
 pub mod translation_registers;
 pub mod vcpu;

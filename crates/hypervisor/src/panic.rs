@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The end by a panic or by an exception at EL2: one report, then exit.
+//! The end by a panic or by an exception at EL2: one report, then exit. An exception of an instruction in the
+//! [exception table](crate::exception_table) is not the end.
 //!
 //! The report goes to the serial port and, line by line, to the control channel.
 //!
@@ -14,7 +15,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use spin::Once;
 
 use crate::console::Console;
-use crate::{control, cpus, el2_mmu, power, read_sysreg};
+use crate::{control, cpus, el2_mmu, exception_table, power, read_sysreg, write_sysreg};
 
 /// Sets who writes the last exits of the guest into a report. The first call counts.
 pub fn set_last_exits(write: fn(&mut dyn Write)) {
@@ -45,8 +46,15 @@ pub enum Fatal {
 
 static LAST_EXITS: Once<fn(&mut dyn Write)> = Once::new();
 
-/// A fatal exception, from the vectors, on the emergency stack.
-pub(crate) extern "C" fn exception(fatal: Fatal, frame: &Frame) -> ! {
+/// An exception at EL2, from the vectors, on the emergency stack. Returns only if the exception table has a landing for it,
+/// which ELR_EL2 then points to.
+pub(crate) extern "C" fn exception(fatal: Fatal, frame: &Frame) {
+    if matches!(fatal, Fatal::Sync | Fatal::SError)
+        && let Some(landing) = exception_table::landing(read_sysreg!(ESR_EL2), read_sysreg!(ELR_EL2))
+    {
+        // SAFETY: EL2 goes on where the code that was interrupted has its landing. The vector restores all else.
+        return unsafe { write_sysreg!(ELR_EL2, landing) };
+    }
     report(|out| {
         let cause = match fatal {
             Fatal::Sync if cpus::is_guard(read_sysreg!(FAR_EL2)) => "stack overflow",

@@ -7,12 +7,11 @@
 //! [`GuestMemory::fault`]: twofold_memory::GuestMemory::fault
 
 use alloc::boxed::Box;
-use core::arch::asm;
 
 use twofold_memory::{Answer, Done, GuestFault};
-use twofold_stage2::Ipa;
-use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar, ipa_from_par};
+use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar};
 
+use crate::abort::{self, Located};
 #[cfg(feature = "oracle")]
 use crate::oracle::Oracle;
 use crate::pmu::Counter;
@@ -21,13 +20,12 @@ use crate::psci::{self, Reply};
 use crate::record::Recorder;
 use crate::registers::shut;
 use crate::stats::{Meter, Purpose, Stats};
-use crate::sysreg::isb;
 #[cfg(any(feature = "oracle", feature = "record"))]
 use crate::translation_registers;
 use crate::vendor::VendorCalls;
 use crate::vm::{End, Vm};
 use crate::world::{self, Context, Trap};
-use crate::{inject, power, read_sysreg, write_sysreg};
+use crate::{inject, power, read_sysreg};
 #[cfg(feature = "trace")]
 use {crate::trace, twofold_abi::trace::Event};
 
@@ -131,9 +129,15 @@ impl Vcpu {
     fn fault(&mut self, fault: &Fault, esr: u64) {
         let far = read_sysreg!(FAR_EL2);
         self.stats.fault(fault.kind);
-        let ipa = if fault.hpfar_is_valid() { Some(ipa_from_hpfar(read_sysreg!(HPFAR_EL2))) } else { translate(far) };
-        // Where its own tables have changed meanwhile, the guest tries again.
-        let Some(ipa) = ipa else { return };
+        let ipa = if fault.hpfar_is_valid() {
+            ipa_from_hpfar(read_sysreg!(HPFAR_EL2))
+        } else {
+            match abort::locate(self.vm.memory(), &mut self.context, esr, far) {
+                Located::Page(ipa) => ipa,
+                Located::Retry => return,
+                Located::Aborted => return self.stats.external(),
+            }
+        };
         let (kind, access) = (fault.kind, fault.access);
         match self.vm.memory().fault(&GuestFault { ipa, kind, access }) {
             Ok(Answer::Retry(Done::Mapped { level, first_touch })) => {
@@ -151,7 +155,7 @@ impl Vcpu {
             Ok(Answer::Skip) => self.context.skip(),
             Ok(Answer::ExternalAbort) => {
                 self.stats.external();
-                inject::external_abort(&mut self.context, esr, far, None);
+                abort::refuse(self.vm.memory(), &mut self.context, esr, far, ipa);
             }
             // Made anew: one that is printed lies in memory all the time.
             Err(error) => self.vm.fail(format_args!("{:x?}: {error}", GuestFault { ipa, kind, access })),
@@ -160,13 +164,8 @@ impl Vcpu {
 
     /// An abort that is no fault of the tables' content.
     fn odd_abort(&mut self, esr: u64) {
-        const TLB_CONFLICT: u64 = 0b11_0000;
-        if esr & 0x3f == TLB_CONFLICT {
-            self.vm.memory().stage2().invalidate_all();
-        } else {
-            // The bus refused, or the address is too wide: the guest hears of it as of its own.
+        if abort::odd(self.vm.memory(), &mut self.context, esr) {
             self.stats.external();
-            inject::external_abort(&mut self.context, esr, read_sysreg!(FAR_EL2), None);
         }
     }
 
@@ -197,16 +196,4 @@ impl Vcpu {
         self.recorder.tell(self.vm);
         self.vm.end(end)
     }
-}
-
-/// The page behind a guest's virtual address, by the guest's stage 1 alone; `None` where that has no answer.
-pub fn translate(address: u64) -> Option<Ipa> {
-    let saved = read_sysreg!(PAR_EL1);
-    // SAFETY: a translation changes PAR_EL1 only, which is the guest's and is restored.
-    unsafe { asm!("at s1e1r, {}", in(reg) address, options(nostack, preserves_flags)) };
-    isb();
-    let par = read_sysreg!(PAR_EL1);
-    // SAFETY: the guest's own value.
-    unsafe { write_sysreg!(PAR_EL1, saved) };
-    ipa_from_par(par)
 }

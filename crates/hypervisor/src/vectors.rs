@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The exception vectors of EL2.
 //!
-//! * From EL2 itself, or from AArch32: fatal. The entry takes the emergency stack, saves the registers and goes
-//!   to [`panic::exception`](crate::panic). It spends `TPIDR_EL0` and `TPIDRRO_EL0`, which are the guest's: the guest
-//!   does not run again.
+//! * From EL2 itself, or from AArch32: fatal, but for an instruction of the [exception table](crate::exception_table). The
+//!   entry takes the emergency stack, saves the registers and goes to [`panic::exception`](crate::panic), which returns
+//!   if the instruction is in the table. The entry overwrites `TPIDR_EL0`, which is the guest's.
 //! * From the guest (a lower level, AArch64): the second half of [`world::enter`](crate::world::enter), which fits
 //!   whole into the vector's 32 instructions.
 //!
@@ -31,16 +31,18 @@ global_asm!(
     "    stp x26, x27, [sp, #208]",
     "    stp x28, x29, [sp, #224]",
     ".endm",
-    // A fatal exception.
+    // An exception that is fatal unless the exception table has a landing for it. The frame is below this CPU's `Cpu`, on
+    // the emergency stack.
     ".macro fatal which",
     "    .balign 128",
     "    msr tpidr_el0, x0",
-    "    mov x0, sp",
-    "    msr tpidrro_el0, x0",
-    "    mrs x0, tpidr_el2", // this CPU's `Cpu`, above its emergency stack
+    "    mrs x0, tpidr_el2",
+    "    stur x1, [x0, #8 - {frame_size}]",
+    "    mov x1, sp",
     "    sub sp, x0, #{frame_size}",
     "    mrs x0, tpidr_el0",
-    "    stp x0, x1, [sp]",
+    "    str x0, [sp]",
+    "    str x1, [sp, #248]",
     "    mov x0, \\which",
     "    b fatal_exception",
     ".endm",
@@ -79,10 +81,32 @@ global_asm!(
     ".org exception_vectors + 0x800", // cannot go back: fails if a vector has more than 32 instructions
     "fatal_exception:",
     "    save_x2_to_x29",
-    "    mrs x2, tpidrro_el0",
-    "    stp x30, x2, [sp, #240]",
+    "    str x30, [sp, #240]",
     "    mov x1, sp",
-    "    b {exception}",
+    "    bl {exception}",
+    // It returned, with ELR_EL2 at a landing: all registers as they were, SP included.
+    "    mov x0, sp",
+    "    ldp x30, x1, [x0, #240]",
+    "    mov sp, x1",
+    "    ldp x2, x3, [x0, #16]",
+    "    ldp x4, x5, [x0, #32]",
+    "    ldp x6, x7, [x0, #48]",
+    "    ldp x8, x9, [x0, #64]",
+    "    ldp x10, x11, [x0, #80]",
+    "    ldp x12, x13, [x0, #96]",
+    "    ldp x14, x15, [x0, #112]",
+    "    ldp x16, x17, [x0, #128]",
+    "    ldp x18, x19, [x0, #144]",
+    "    ldp x20, x21, [x0, #160]",
+    "    ldp x22, x23, [x0, #176]",
+    "    ldp x24, x25, [x0, #192]",
+    "    ldp x26, x27, [x0, #208]",
+    "    ldp x28, x29, [x0, #224]",
+    "    ldp x0, x1, [x0]",
+    "    eret",
+    // No speculation past the ERET.
+    "    dsb nsh",
+    "    isb",
     frame_size = const size_of::<Frame>(),
     host = const CONTEXT_HOST,
     x30 = const CONTEXT_X30,

@@ -91,8 +91,12 @@ pub const fn ipa_from_hpfar(hpfar: u64) -> Ipa {
     Ipa::new((hpfar >> 4 & 0xff_ffff_ffff) << 12)
 }
 
-/// The faulting page's address from `PAR_EL1` after `AT S1E1R`; `None` where the guest's tables have changed
-/// meanwhile and the translation failed, so that the guest has to try again.
+/// The faulting page's address from `PAR_EL1` after `AT S1E1R`; `None` where the translation failed.
+///
+/// It fails where the guest's tables have changed meanwhile, and the guest then has to try again. A permission fault (FST 0b0011LL)
+/// is another matter: EL1 may not read the page, by FEAT_S1PIE or FEAT_GCS, and to try again would go on for ever. Ask
+/// `AT S1E1A` then, or walk the guest's stage 1 in software. An external abort on the walk is in no register: it is an exception
+/// of the AT instruction itself.
 pub const fn ipa_from_par(par: u64) -> Option<Ipa> {
     if par & 1 == 1 { None } else { Some(Ipa::new(par & 0x000f_ffff_ffff_f000)) }
 }

@@ -29,6 +29,8 @@ pub mod load;
 pub mod registers;
 #[path = "../../../crates/hypervisor/src/stage1.rs"]
 pub mod stage1;
+#[path = "../../../crates/hypervisor/src/translate.rs"]
+pub mod translate;
 
 pub mod faked;
 
@@ -44,7 +46,20 @@ pub mod power {
     }
 }
 
-/// What `inject` and `registers` take from the module of this name.
+/// What `translate` takes from the module of this name: what each instruction leaves in `PAR_EL1`, as a test has set it.
+pub mod at {
+    /// `AT S1E1R`.
+    pub fn s1e1r(_address: u64) -> u64 {
+        crate::faked::read("AT S1E1R")
+    }
+
+    /// `AT S1E1A`.
+    pub fn s1e1a(_address: u64) -> u64 {
+        crate::faked::read("AT S1E1A")
+    }
+}
+
+/// What `inject`, `registers` and `translate` take from the module of this name.
 pub mod sysreg {
     /// One field of an ID register: 4 bits from bit `low`.
     pub const fn id_field(register: u64, low: u32) -> u64 {

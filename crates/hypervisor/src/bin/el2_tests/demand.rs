@@ -3,9 +3,9 @@
 
 use alloc::vec::Vec;
 
-use twofold_hypervisor::inject;
+use twofold_hypervisor::abort;
 use twofold_memory::{Answer, Backing, Done, GuestFault, GuestMemory, Pages, Slot, SlotId};
-use twofold_stage2::{Geometry, Granule, Ipa, IpaRange};
+use twofold_stage2::{Geometry, Granule, Ipa, IpaRange, Pa};
 
 use crate::agent::{self, Agent, Command};
 use crate::check::{Failure, Outcome};
@@ -34,7 +34,7 @@ pub struct Access {
 /// Where RAM starts that the agent is not in.
 pub const RAM: Ipa = Ipa::new(0x8000_0000);
 /// Where the agent is, in RAM of its own that is too small for blocks.
-const AGENT: Ipa = Ipa::new(0x4000_0000);
+pub const AGENT: Ipa = Ipa::new(0x4000_0000);
 
 impl Demand {
     /// A guest with `ram` bytes of RAM at [`RAM`].
@@ -59,6 +59,11 @@ impl Demand {
         Ok(self.memory.add_slot(slot(range, writable))?)
     }
 
+    /// The registers of a device.
+    pub fn add_device(&mut self, range: IpaRange, start: Pa) -> Outcome<SlotId> {
+        Ok(self.memory.add_slot(Slot { range, backing: Backing::Device(start), writable: true })?)
+    }
+
     pub fn load(&mut self, ipa: Ipa) -> Outcome<Access> {
         self.run(Command::Load, ipa, 0)
     }
@@ -81,7 +86,8 @@ impl Demand {
                 Answer::Retry(done) => faults.push(done),
                 Answer::Skip => self.agent.context().skip(),
                 Answer::ExternalAbort => {
-                    inject::external_abort(self.agent.context(), stopped.esr, stopped.far, None);
+                    let Stopped { esr, far, ipa, .. } = stopped;
+                    abort::refuse(&self.memory, self.agent.context(), esr, far, ipa);
                 }
             }
             end = self.agent.resume();

@@ -3,7 +3,8 @@
 
 use core::fmt;
 
-use twofold_hypervisor::{read_sysreg, vcpu};
+use twofold_hypervisor::read_sysreg;
+use twofold_hypervisor::translate::{Translation, translate};
 use twofold_stage2::Ipa;
 use twofold_stage2::fault::{Fault, ipa_from_hpfar};
 
@@ -55,7 +56,11 @@ impl Exit {
         let far = read_sysreg!(FAR_EL2);
         let stopped = Fault::from_syndrome(esr).and_then(|fault| {
             let hpfar = fault.hpfar_is_valid().then(|| ipa_from_hpfar(read_sysreg!(HPFAR_EL2)));
-            Some(Stopped { fault, ipa: hpfar.or_else(|| vcpu::translate(far))?, esr, far })
+            let ipa = hpfar.or_else(|| match translate(far, |_| None) {
+                Translation::Page(ipa) => Some(ipa),
+                Translation::Aborted(_) | Translation::Unmapped => None,
+            });
+            Some(Stopped { fault, ipa: ipa?, esr, far })
         });
         stopped.map_or(Self::Unexpected { esr, pc }, Self::Fault)
     }

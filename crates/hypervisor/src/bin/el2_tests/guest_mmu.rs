@@ -5,8 +5,8 @@
 //! guest's memory: the last one holds the pages.
 
 use twofold_hypervisor::sysreg::isb;
-use twofold_hypervisor::write_sysreg;
-use twofold_stage2::{Access, Attributes, Ipa, Level};
+use twofold_hypervisor::{read_sysreg, write_sysreg};
+use twofold_stage2::{Access, Attributes, Features, Ipa, Level};
 
 use crate::check::Outcome;
 use crate::guest::{AGENT, Guest};
@@ -31,8 +31,9 @@ pub mod entry {
     /// DBM: hardware may take `READ_ONLY` away, and so records a store.
     pub const DIRTY_BY_HARDWARE: u64 = 1 << 51;
     /// Valid, a page, inner shareable, attribute 0.
-    pub(super) const PAGE: u64 = 3 << 8 | 0b11;
-    pub(super) const TABLE: u64 = 0b11;
+    pub const PAGE: u64 = 3 << 8 | 0b11;
+    /// Valid, a table.
+    pub const TABLE: u64 = 0b11;
 }
 
 impl GuestTables {
@@ -95,23 +96,7 @@ impl GuestTables {
     /// Turns the guest's MMU on with these tables, on this CPU; hardware keeps access flags and dirty state where it
     /// can.
     pub fn turn_on(&self, guest: &mut Guest) {
-        /// 39 bits of VA, 4 KiB, walks write-back and inner shareable, no upper half.
-        const TCR: u64 = 1 << 23 | 3 << 12 | 1 << 10 | 1 << 8 | 25;
-        /// 40 bits of IPA.
-        const IPS: u64 = 2 << 32;
-        const HARDWARE_ACCESSED: u64 = 1 << 39;
-        const HARDWARE_DIRTY: u64 = 1 << 40;
-        const WRITE_BACK: u64 = 0xff;
-        const MMU_AND_CACHES: u64 = 1 << 12 | 1 << 2 | 1;
-        let features = guest.stage2.features();
-        let accessed = if features.hardware_access_flag { HARDWARE_ACCESSED } else { 0 };
-        let dirty = if features.hardware_dirty_state { HARDWARE_DIRTY } else { 0 };
-        // SAFETY: these registers are the guest's, which is not running.
-        unsafe {
-            write_sysreg!(MAIR_EL1, WRITE_BACK);
-            write_sysreg!(TCR_EL1, TCR | IPS | accessed | dirty);
-            write_sysreg!(SCTLR_EL1, MMU_AND_CACHES_OFF | MMU_AND_CACHES);
-        }
+        turn_on(guest.stage2.features());
         self.switch_to();
         guest.agent.move_to(AGENT_VA);
         guest.stage2.invalidate_all();
@@ -119,9 +104,7 @@ impl GuestTables {
 
     /// Turns the guest's MMU off again, on this CPU.
     pub fn turn_off(&self, guest: &mut Guest) {
-        // SAFETY: as above.
-        unsafe { write_sysreg!(SCTLR_EL1, MMU_AND_CACHES_OFF) };
-        isb();
+        turn_off();
         guest.agent.move_to(AGENT.raw());
         guest.stage2.invalidate_all();
     }
@@ -137,6 +120,47 @@ impl GuestTables {
         self.root + index as u64 * PAGE
     }
 }
+
+/// Turns the MMU of this CPU's guest on; the base registers are still to be set. `TTBR1_EL1` translates nothing.
+pub fn turn_on(features: &Features) {
+    /// 39 bits of VA, 4 KiB, walks write-back and inner shareable; the same for the upper half, but with EPD1.
+    const TCR: u64 = EPD1 | 2 << 30 | 25 << 16 | 3 << 12 | 1 << 10 | 1 << 8 | 25;
+    /// 40 bits of IPA.
+    const IPS: u64 = 2 << 32;
+    const HARDWARE_ACCESSED: u64 = 1 << 39;
+    const HARDWARE_DIRTY: u64 = 1 << 40;
+    const WRITE_BACK: u64 = 0xff;
+    const MMU_AND_CACHES: u64 = 1 << 12 | 1 << 2 | 1;
+    let accessed = if features.hardware_access_flag { HARDWARE_ACCESSED } else { 0 };
+    let dirty = if features.hardware_dirty_state { HARDWARE_DIRTY } else { 0 };
+    // SAFETY: these registers are the guest's, which is not running.
+    unsafe {
+        write_sysreg!(MAIR_EL1, WRITE_BACK);
+        write_sysreg!(TCR_EL1, TCR | IPS | accessed | dirty);
+        write_sysreg!(SCTLR_EL1, MMU_AND_CACHES_OFF | MMU_AND_CACHES);
+    }
+    isb();
+}
+
+/// Turns the MMU of this CPU's guest off.
+pub fn turn_off() {
+    // SAFETY: as above.
+    unsafe { write_sysreg!(SCTLR_EL1, MMU_AND_CACHES_OFF) };
+    isb();
+}
+
+/// Lets `TTBR1_EL1` translate the upper half of the guest's addresses, by tables at `root`.
+pub fn turn_upper_half_on(root: Ipa) {
+    // SAFETY: as above.
+    unsafe {
+        write_sysreg!(TTBR1_EL1, root.raw());
+        write_sysreg!(TCR_EL1, read_sysreg!(TCR_EL1) & !EPD1);
+    }
+    isb();
+}
+
+/// TCR_EL1.EPD1.
+const EPD1: u64 = 1 << 23;
 
 /// SCTLR_EL1 as `registers::set_for` leaves it.
 const MMU_AND_CACHES_OFF: u64 = 0x30d0_0800;

@@ -37,6 +37,7 @@ mod mapping;
 mod permissions;
 mod report;
 mod splitting;
+mod stage1_walk;
 mod staleness;
 mod vcpus;
 
@@ -53,6 +54,7 @@ pub fn all() -> impl Iterator<Item = &'static Test> {
         staleness::TESTS,
         vcpus::TESTS,
         abort::TESTS,
+        stage1_walk::TESTS,
         bundle::TESTS,
         report::TESTS,
     ]

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Aborts of the guest that want a look at its own stage 1, and those that its memory has no answer to.
+//!
+//! Every answer makes progress, so no guest takes one abort for ever:
+//! * An external abort is injected where EL2's own walk of the guest's tables meets one. The guest could have met it at the
+//!   same moment, since the walk is of the same tables. To try again instead could go on for ever: the guest's access may
+//!   hit a TLB entry that the tables no longer agree with.
+//! * Where the tables translate the address no longer, this CPU's stage-1 and combined TLB entries go before the guest tries
+//!   again. So the next walk is of the tables as they are, and ends with a fault of their own or with another page.
+
+use twofold_memory::GuestMemory;
+use twofold_stage2::fault::ipa_from_hpfar;
+use twofold_stage2::{Ipa, Platform};
+
+use crate::context::Context;
+use crate::translate::{self, Translation};
+use crate::{inject, read_sysreg};
+
+/// Where to look for the page of a fault whose address is not in `HPFAR_EL2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Located {
+    /// It is this page.
+    Page(Ipa),
+    /// The guest is to try again.
+    Retry,
+    /// The guest has got an external abort.
+    Aborted,
+}
+
+/// Finds the page of the fault that `esr` and `far` describe, whose address is not in `HPFAR_EL2`.
+#[inline(always)]
+pub fn locate<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64, far: u64) -> Located {
+    match translate::translate(far, |ipa| word(memory, ipa)) {
+        Translation::Page(ipa) => Located::Page(ipa),
+        Translation::Aborted(level) => {
+            inject::external_abort(context, esr, far, Some(level));
+            Located::Aborted
+        }
+        Translation::Unmapped => {
+            memory.stage2().invalidate_for_other_vcpu();
+            Located::Retry
+        }
+    }
+}
+
+/// Raises an external abort for the fault that `esr` and `far` describe: nothing answers at `ipa`.
+#[cold]
+pub fn refuse<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64, far: u64, ipa: Ipa) {
+    const STAGE_1_WALK: u64 = 1 << 7;
+    let level = (esr & STAGE_1_WALK != 0).then(|| walk_level(memory, far, ipa));
+    inject::external_abort(context, esr, far, level);
+}
+
+/// Answers an abort that is no fault of the tables' content. Whether the guest got an external abort for it.
+#[cold]
+pub fn odd<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64) -> bool {
+    const TLB_CONFLICT: u64 = 0b11_0000;
+    if esr & 0x3f == TLB_CONFLICT {
+        memory.stage2().invalidate_all();
+        return false;
+    }
+    // The bus refused, or the address is too wide: the guest gets it as its own.
+    refuse(memory, context, esr, read_sysreg!(FAR_EL2), ipa_from_hpfar(read_sysreg!(HPFAR_EL2)));
+    true
+}
+
+/// The level at which the guest's walk for `va` reads from the page at `page`. Where its tables have changed meanwhile, the level
+/// at which a walk ends now.
+fn walk_level<P: Platform>(memory: &GuestMemory<P>, va: u64, page: Ipa) -> i8 {
+    const PAGE_SIZE: u64 = 4 << 10;
+    let read = |ipa| if Ipa::new(ipa).align_down(PAGE_SIZE) == page { None } else { word(memory, ipa) };
+    match translate::stage1().walk(va, read) {
+        Ok(_) => 3,
+        Err(stop) => stop.level(),
+    }
+}
+
+/// A word of the guest's RAM, as this CPU's caches have it. A guest that walks its tables past the caches can make this a stale
+/// one; what it gets wrong then is its own.
+fn word<P: Platform>(memory: &GuestMemory<P>, ipa: u64) -> Option<u64> {
+    let mut bytes = [0; 8];
+    memory.read(Ipa::new(ipa), &mut bytes).ok()?;
+    Some(u64::from_le_bytes(bytes))
+}
