@@ -12,13 +12,14 @@ pub fn external_abort(context: &mut Context, esr: u64, far: u64, walk: Option<i8
     const SYNCHRONOUS_EXTERNAL: u64 = 0b01_0000;
     // Level 0; level -1 is the status before it.
     const ON_A_WALK: u64 = 0b01_0100;
-    const WRITE: u64 = 1 << 6;
+    // WnR, and CM: cache maintenance, for which WnR is set as well.
+    const DATA_ACCESS: u64 = 1 << 6 | 1 << 8;
     const FAR_NOT_VALID: u64 = 1 << 10;
     const INSTRUCTION_ABORT: u64 = 0x20;
     let class = esr >> 26 & 0x3f;
     // From EL1 itself the class is the one of "the same level", which is one more.
     let class = class + u64::from(exception_level(context) == 1);
-    let write = if class & !1 == INSTRUCTION_ABORT { 0 } else { esr & WRITE };
+    let access = if class & !1 == INSTRUCTION_ABORT { 0 } else { esr & DATA_ACCESS };
     // FnV has a meaning with this status only, in the guest's syndrome as in EL2's.
     let far_not_valid = if esr & STATUS == SYNCHRONOUS_EXTERNAL { esr & FAR_NOT_VALID } else { 0 };
     let syndrome = match walk {
@@ -28,7 +29,7 @@ pub fn external_abort(context: &mut Context, esr: u64, far: u64, walk: Option<i8
     // SAFETY: FAR_EL1 belongs to the guest, which is not running.
     unsafe { write_sysreg!(FAR_EL1, far) };
     let offset = if external_aborts_are_serrors() { SERROR } else { SYNCHRONOUS };
-    take(context, offset, class, write | syndrome);
+    take(context, offset, class, access | syndrome);
 }
 
 /// An undefined instruction.

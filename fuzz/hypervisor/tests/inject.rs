@@ -99,6 +99,9 @@ fn an_external_abort_is_the_access_that_was_refused() {
         assert_eq!(syndrome(from_el0, INSTRUCTION_ABORT | WRITE, None), INSTRUCTION_ABORT | EXTERNAL);
     }
     assert_eq!(read("FAR_EL1"), FAR);
+    // Cache maintenance by address.
+    const MAINTENANCE: u64 = DATA_ABORT | 1 << 8 | WRITE;
+    assert_eq!(syndrome(EL0, MAINTENANCE | TRANSLATION_FAULT_3, None), MAINTENANCE | EXTERNAL);
 }
 
 #[test]
