@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The registers of a vCPU, as data: what [`world`](crate::world) switches, and what an answer changes.
+//! The registers of a vCPU, as data: what `world` switches, and what an answer changes.
 
 /// The registers of a vCPU that EL2 overwrites. All of them may be changed between two entries.
 #[derive(Clone, Debug)]
