@@ -262,6 +262,7 @@ mod tests {
             assert!(matches!(slots.add(slot(start, end), limit), Err(SlotError::Misaligned { .. })));
         }
         assert!(matches!(slots.add(slot(0xffff_f000, 0x1_0000_1000), limit), Err(SlotError::OutsideIpa { .. })));
+        assert!(slots.add(slot(0xffff_f000, 0x1_0000_0000), limit).is_ok(), "it ends where the space does");
         let odd = Slot { backing: Backing::Device(Pa::new(0x0900_0800)), ..slot(0x8000, 0x9000) };
         assert!(matches!(slots.add(odd, limit), Err(SlotError::DeviceMisaligned { .. })));
         // The second page would be at physical address 0.

@@ -185,6 +185,16 @@ mod tests {
     }
 
     #[test]
+    fn the_intersection_is_the_most_that_both_cover() {
+        for (one, other) in every_access().flat_map(|one| every_access().map(move |other| (one, other))) {
+            let common = one.intersection(other);
+            assert!(one.covers(common) && other.covers(common), "{one:?} and {other:?}");
+            let mut covered = every_access().filter(|access| one.covers(*access) && other.covers(*access));
+            assert!(covered.all(|access| common.covers(access)), "{one:?} and {other:?}");
+        }
+    }
+
+    #[test]
     fn levels_are_told_apart_with_xnx_only() {
         let xnx = Features { execute_per_el: true, ..Features::NONE };
         for access in every_access() {

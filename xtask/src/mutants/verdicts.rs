@@ -8,10 +8,13 @@ use std::io::{self, IsTerminal};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+
+use crate::output;
 
 /// What became of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -65,6 +68,7 @@ pub fn in_parallel<T: Sync, R: Send>(
     let bar = progress(items.len());
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
+    let said = Mutex::new(Instant::now());
     let worker = || {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
@@ -72,6 +76,9 @@ pub fn in_parallel<T: Sync, R: Send>(
             // After an error the others need not begin another one.
             let result = work(index, item, &bar).inspect_err(|_| next.store(items.len(), Ordering::Relaxed))?;
             bar.inc(1);
+            if bar.is_hidden() && is_time(&said) {
+                output::line(&format!("{:>12} of {}", bar.position(), items.len()))?;
+            }
             if let Ok(mut results) = results.lock() {
                 results.push((index, result));
             }
@@ -87,6 +94,18 @@ pub fn in_parallel<T: Sync, R: Send>(
     results.sort_by_key(|(index, _)| *index);
     Ok(results.into_iter().map(|(_, result)| result).collect())
 }
+
+/// Whether a line is due where no bar is drawn.
+fn is_time(said: &Mutex<Instant>) -> bool {
+    let Ok(mut said) = said.try_lock() else { return false };
+    let is_time = said.elapsed() >= BETWEEN_LINES;
+    if is_time {
+        *said = Instant::now();
+    }
+    is_time
+}
+
+const BETWEEN_LINES: Duration = Duration::from_secs(20);
 
 /// Drawn on a terminal only.
 fn progress(count: usize) -> ProgressBar {
