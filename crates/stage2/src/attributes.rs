@@ -6,7 +6,8 @@ use crate::{Error, Features};
 /// What a leaf lets the guest do and how memory behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Memory type.
+    /// Memory type. The engine maintains data caches for it where that is needed; what is left to the caller is in the crate's
+    /// documentation (*Caches*).
     pub memory: Memory,
     /// Which observers the guest's accesses are coherent with.
     pub shareability: Shareability,
@@ -48,9 +49,12 @@ pub struct Execute {
 pub enum Memory {
     /// Normal, write-back cacheable: RAM.
     Normal,
-    /// Normal, not cacheable.
+    /// Normal, not cacheable: the guest's accesses go past the caches. While memory is mapped so, its owner must not write it
+    /// through a cacheable mapping.
     NonCacheable,
-    /// Device-nGnRE: registers.
+    /// Device-nGnRE: registers, which no cache holds. The engine cleans no lines when such a leaf is made or goes, so RAM that
+    /// is mapped as a device is the caller's to clean and invalidate, before that and after the flush that ends it. A change
+    /// between this and another type at the same address is the engine's.
     Device,
 }
 

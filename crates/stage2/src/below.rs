@@ -42,10 +42,12 @@ impl<P: Platform> Stage2<P> {
     /// busy in one of them, none is kept from others meanwhile: the count has not moved yet, so there might always be more.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P>) -> Result<HeldBelow<'a, P>, Moved> {
-        let mut held = HeldBelow { above, count: 0 };
+        let mut held = HeldBelow { above, count: 0, other_memory: above.has_other_memory() };
         primitive::step!(Ok(held));
         for (table, level) in above.tables_below() {
-            self.lock_whatever(table, above.table.len(), level).quiet()?.keep();
+            let locked = self.lock_whatever(table, above.table.len(), level).quiet()?;
+            held.other_memory |= locked.has_other_memory();
+            locked.keep();
             held.count += 1;
         }
         Ok(held)
@@ -70,6 +72,8 @@ impl<P: Platform> Stage2<P> {
 pub(crate) struct HeldBelow<'a, P: Platform> {
     above: &'a Locked<'a, P>,
     count: usize,
+    /// Whether there may be leaves in any of them, or in that one, that are not normal memory.
+    pub(crate) other_memory: bool,
 }
 
 impl<P: Platform> Drop for HeldBelow<'_, P> {

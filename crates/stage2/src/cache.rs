@@ -5,6 +5,13 @@
 //! * D side: a new mapping of normal memory is cleaned and invalidated to the point of coherency, because a guest
 //!   that runs with its caches off would read past the cache, and what is still dirty in it would later overwrite what
 //!   the guest wrote. Not for a mapping that FEAT_S2FWB forces to be cached; never for devices.
+//! * D side, when it goes: the same memory once more, after the flush that ends the guest's access. EL2's own mapping is
+//!   cacheable, so lines may have been filled from it at any time, and hide what the guest wrote past them. They are clean:
+//!   nothing writes through that mapping meanwhile (the crate's documentation, *Caches*), so no line that is written back
+//!   overwrites what the guest wrote. Without FEAT_S2FWB lines may be dirty too, by the guest's own cached writes: those are
+//!   what the guest wrote, and cleaning keeps them.
+//! * D side, where the type of memory changes at an address: the same, between break and make. What was cached is not written
+//!   back beneath a guest that goes past the caches now; what was written past them is not hidden from one that uses them.
 //! * I side: invalidated where execution is granted, unless `CTR_EL0.DIC`.
 
 use crate::lines::each_line;
@@ -44,6 +51,11 @@ impl Upkeep {
     /// Whether what is in data caches is part of it.
     pub(crate) fn cleans(self) -> bool {
         self.clean
+    }
+
+    /// The same, and what is in data caches too.
+    pub(crate) fn with_cleaning(self) -> Self {
+        Self { clean: true, ..self }
     }
 
     /// What is left of it where data caches are clean.

@@ -37,9 +37,9 @@ impl<P: Platform> Stage2<P> {
     /// mapped already have to be those of the block: nobody is told of others.
     ///
     /// `dirty` is told of each leaf, of the mappings that went, in which hardware had recorded a write. What is not
-    /// mapped yet is cleaned as for a new mapping, if this CPU needs it; the whole block is once more after the flush, where
-    /// something was mapped as another type of memory, past the caches. Nobody maps such a thing there meanwhile, nor is the
-    /// flush of one that went still pending.
+    /// mapped yet is cleaned as for a new mapping, if this CPU needs it; what was mapped as another type of memory is, after
+    /// the flush. The caller must ensure that no mapping of another memory type is added in the range during the call, and
+    /// that no flush of a removed one is pending.
     ///
     /// # Errors
     ///
@@ -105,14 +105,16 @@ impl<P: Platform> Stage2<P> {
             let Ok(child) = self.lock_whatever(entry.address(), entries, below).quiet() else { continue };
             // Before the break: it takes its time.
             let Ok(held) = self.hold_below(&child) else { continue };
+            let other_memory = other_memory || held.other_memory || !new.is_normal_memory(self.features());
+            parent.note_memory(new);
             let Ok(busy) = parent.make_busy(place.index) else { continue };
             let _ = self.unlinked.count(self.platform());
             drop(held);
             drop(child);
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true });
             if other_memory {
-                // The guest may have written past the caches until now.
-                cache::before_map(self.platform(), self.features(), (pa, span), upkeep);
+                // Until now the guest may have written past the caches, or left lines in them.
+                self.clean_others(self.table(entry), below, new);
             }
             let mut harvest = |leaf: Leaf| {
                 if leaf.descriptor.is_hardware_dirty() {
@@ -138,15 +140,15 @@ impl<P: Platform> Stage2<P> {
         let (table, entries) = (place.entry.address(), self.geometry().granule().entries());
         let record = self.platform().record(table);
         // Looked at before the lock, which is what the claimer needs in the end.
-        if record.link() == CLAIMED {
+        if record.link() & CLAIMED != 0 {
             self.platform().pause(1);
             return Err(Moved);
         }
         let locked = self.lock_table(table, entries, below, place.then)?;
-        if record.link() == CLAIMED {
+        if record.link() & CLAIMED != 0 {
             return Err(Moved);
         }
-        record.set_link(CLAIMED);
+        record.set_link(record.link() | CLAIMED);
         let nothing_to_clean = Claim { cleaned: true, other_memory: false };
         Ok(if upkeep.cleans() { self.look_for(new, locked.table, below) } else { nothing_to_clean })
     }

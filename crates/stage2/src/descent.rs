@@ -192,6 +192,25 @@ impl<'a, P: Platform> Locked<'a, P> {
         self.table.entry(index).read()
     }
 
+    /// Notes of which memory a leaf is that is going to be made here.
+    pub(crate) fn note_memory(&self, new: Descriptor) {
+        if !new.is_normal_memory(self.stage2.features()) {
+            self.record.note_other_memory();
+        }
+    }
+
+    /// Whether there may be leaves here whose lines must not stay in caches when they have gone.
+    #[inline(always)]
+    pub(crate) fn leaves_lines(&self) -> bool {
+        !self.stage2.features().forced_write_back || self.has_other_memory()
+    }
+
+    /// Whether there may be leaves here that are not normal memory.
+    #[inline(always)]
+    pub(crate) fn has_other_memory(&self) -> bool {
+        self.record.has_other_memory()
+    }
+
     /// Makes an entry that was invalid.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]

@@ -175,14 +175,32 @@ impl Descriptor {
         self.0 & (Self::MEMORY | Self::SHAREABILITY)
     }
 
-    /// The bits of normal cacheable memory, for [`is_of_memory`](Self::is_of_memory).
-    pub(crate) const fn normal_memory(features: &Features) -> u64 {
-        memory_bits(Memory::Normal, features) << Self::MEMORY_SHIFT
+    /// Whether it is normal cacheable memory.
+    pub(crate) const fn is_normal_memory(self, features: &Features) -> bool {
+        self.is_of(Memory::Normal, features)
     }
 
-    /// Whether its type of memory is this one.
-    pub(crate) const fn is_of_memory(self, bits: u64) -> bool {
-        self.0 & Self::MEMORY == bits
+    /// Whether a guest's accesses by this leaf may go past the caches, and the memory is one that has lines in them: none may
+    /// be left when it has gone (module `cache`).
+    pub(crate) const fn leaves_lines(self, features: &Features) -> bool {
+        self.is_of(Memory::NonCacheable, features)
+            || !features.forced_write_back && self.is_of(Memory::Normal, features)
+    }
+
+    const fn is_of(self, memory: Memory, features: &Features) -> bool {
+        self.0 & Self::MEMORY == memory_bits(memory, features) << Self::MEMORY_SHIFT
+    }
+
+    /// Whether both are of the same type of memory.
+    pub(crate) const fn has_memory_of(self, other: Self) -> bool {
+        (self.0 ^ other.0) & Self::MEMORY == 0
+    }
+
+    /// Whether it is a leaf by which FEAT_S2FWB forces all accesses to be cached.
+    #[inline(always)]
+    pub(crate) const fn is_forced_write_back(self) -> bool {
+        const FORCED: u64 = memory_bits(Memory::Normal, &Features { forced_write_back: true, ..Features::NONE });
+        self.0 & (Self::MEMORY | Self::VALID) == FORCED << Self::MEMORY_SHIFT | Self::VALID
     }
 
     /// Whether the two differ by nothing but what hardware records: accesses, and writes where it is to.

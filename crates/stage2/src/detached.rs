@@ -13,7 +13,7 @@ use crate::primitive::{self, Ordering};
 use crate::record::Counts;
 use crate::removed::Removed;
 use crate::table::Table;
-use crate::{Descriptor, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, cache, frame};
+use crate::{Descriptor, Ipa, Leaf, Level, Pa, Record, Stage2, TablePage, TableSource, cache, frame};
 
 /// Tables that were taken out.
 #[derive(Debug, Default)]
@@ -39,7 +39,8 @@ impl Chain {
         let next = self.first.replace(link);
         let record = stage2.platform().record(link.table);
         // The level of the next one tells that there is one: a table in a chain has no level 0.
-        record.set_link(next.map_or(0, |next| next.table.raw() | u64::from(next.level.raw())));
+        let other_memory = record.link() & Record::OTHER_MEMORY;
+        record.set_link(other_memory | next.map_or(0, |next| next.table.raw() | u64::from(next.level.raw())));
         // Where the next one was is kept where this one's counts were.
         stage2.set_state(link.table, next.map_or(0, |next| next.ipa.raw()));
     }
@@ -59,7 +60,7 @@ impl Chain {
             let record = stage2.platform().record(this.table);
             let link = record.link();
             next = Level::new((link & 3) as u8).filter(|level| *level > Level::L0).map(|level| Link {
-                table: Pa::new(link & !3),
+                table: Pa::new(link & !(TablePage::SIZE - 1)),
                 level,
                 ipa: Ipa::new(record.last().raw()),
             });
@@ -75,30 +76,22 @@ impl Chain {
         tables: &mut impl TableSource,
         removed: &mut R,
     ) -> u64 {
-        let cleans = !stage2.features().forced_write_back;
-        let mut freed = 0;
-        for link in self.links(stage2) {
-            freed += if R::WATCHES || cleans {
-                stage2.free_tree(link, Look::Everywhere { cleans }, tables, &mut |leaf| removed.leaf(leaf))
-            } else {
-                stage2.free_tree(link, Look::Nowhere, tables, &mut |_| ())
-            };
-        }
-        freed
+        let look = Look::Gone { told: R::WATCHES };
+        self.links(stage2).map(|link| stage2.free_tree(link, look, tables, &mut |leaf| removed.leaf(leaf))).sum()
     }
 }
 
 /// In which tables leaves are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// Nobody wants to know.
-    Nowhere,
-    /// Where hardware records writes.
+    /// In none: they were in no tree.
+    Never,
+    /// Where hardware records writes: a block is there now.
     Armed,
-    /// Everywhere; what they map is taken back from guests that may have used it past the caches.
-    Everywhere {
-        /// Whether there are such guests.
-        cleans: bool,
+    /// Wherever a guest may have gone past the caches: what it had is taken back.
+    Gone {
+        /// And everywhere, since each is told.
+        told: bool,
     },
 }
 
@@ -124,14 +117,15 @@ impl<P: Platform> Stage2<P> {
                 }
             }
         }
+        let record = self.platform().record(pa);
         let wanted = match look {
-            Look::Nowhere => false,
-            Look::Armed => self.platform().record(pa).last().armed() > 0,
-            Look::Everywhere { cleans } => {
-                if cleans {
-                    self.clean_leaves(table, level);
+            Look::Never => false,
+            Look::Armed => record.last().armed() > 0,
+            Look::Gone { told } => {
+                if !self.features().forced_write_back || record.has_other_memory() {
+                    self.clean_leaves(table, level, |leaf| leaf.leaves_lines(self.features()));
                 }
-                true
+                told
             }
         };
         if wanted {
@@ -158,25 +152,38 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// Takes the memory behind the leaves of a table back from a guest that may have used it past the caches. After the
-    /// flush that ended its access.
-    fn clean_leaves(&self, table: Table<'_>, level: Level) {
+    /// Cleans what the leaves of another type of memory map, in a table that a block is going to replace and in those below
+    /// it. After the flush that ended the guest's access by them.
+    pub(crate) fn clean_others(&self, table: Table<'_>, level: Level, block: Descriptor) {
+        for index in 0..table.len() {
+            let entry = table.entry(index).read();
+            if let Some(below) = level.below().filter(|_| entry.is_table(level)) {
+                self.clean_others(self.table(entry), below, block);
+            }
+        }
+        self.clean_leaves(table, level, |leaf| leaf.memory_bits() != block.memory_bits());
+    }
+
+    /// Cleans and invalidates the memory behind the leaves of a table that are `wanted`.
+    fn clean_leaves(&self, table: Table<'_>, level: Level, wanted: impl Fn(Descriptor) -> bool) {
         let span = self.geometry().granule().span(level);
-        let normal = Descriptor::normal_memory(self.features());
+        let mut cleaned = false;
         for row in table.rows() {
             for descriptor in row.each_ref().map(|cell| Descriptor::from_raw(cell.load(Ordering::Relaxed))) {
-                if descriptor.is_leaf(level) && descriptor.is_of_memory(normal) {
+                if descriptor.is_leaf(level) && wanted(descriptor) {
                     cache::clean_lines(self.platform(), self.features(), descriptor.address(), span);
+                    cleaned = true;
                 }
             }
         }
-        primitive::dsb(self.platform(), Domain::Ish);
+        if cleaned {
+            primitive::dsb(self.platform(), Domain::Ish);
+        }
     }
 
     /// The same for one that was removed alone, which is told of then.
     pub(crate) fn tell_removed<R: Removed>(&self, leaf: Leaf, removed: &mut R) {
-        let normal = Descriptor::normal_memory(self.features());
-        if !self.features().forced_write_back && leaf.descriptor.is_of_memory(normal) {
+        if leaf.descriptor.leaves_lines(self.features()) {
             let size = self.geometry().granule().span(leaf.level);
             cache::clean_lines(self.platform(), self.features(), leaf.descriptor.address(), size);
             primitive::dsb(self.platform(), Domain::Ish);

@@ -57,6 +57,29 @@
 //! since what it becomes may be what the pass has to change. It passes over a table only where the table's counts say
 //! that there is nothing to do, and that table was in the tree when they were read.
 //!
+//! # Caches
+//!
+//! The owner of memory reaches it by a cacheable mapping, so lines of it may be filled at any time, whatever a guest does.
+//! Cleaning and invalidating (`DC CIVAC`) is what the two sides owe each other.
+//!
+//! *The engine* cleans and invalidates the lines of
+//!
+//! * a leaf that is about to be made, if it is non-cacheable, or normal memory without FEAT_S2FWB: what the owner wrote is in
+//!   memory, and is not written back later;
+//! * such a leaf that goes, after the flush that ends the guest's access: the owner reads what the guest wrote. A leaf alone is
+//!   cleaned before it is told of, a leaf of a table that goes as a whole before its [`Flushed`] has freed that;
+//! * a leaf whose memory type changes at the same address ([`Stage2::map`], [`Stage2::coalesce`]), between its break and its
+//!   make, whichever the types are.
+//!
+//! Nothing of this is done for normal memory that FEAT_S2FWB forces to be cached: all accesses to it are coherent.
+//!
+//! *The caller*
+//!
+//! * writes memory through its own mapping before it is mapped, or while FEAT_S2FWB forces it to be cached. While memory is
+//!   mapped otherwise, the line that such a write makes dirty overwrites what the guest wrote beside it;
+//! * cleans and invalidates RAM that it maps as [`Memory::Device`], before it is mapped and after the flush that ends that:
+//!   the engine never touches the lines of a device, which may have no cacheable mapping at all.
+//!
 //! # Not yet
 //!
 //! Other granules than 4 KiB.

@@ -18,7 +18,8 @@ use crate::primitive::{self, Claim};
 use crate::record::Counts;
 use crate::tlb::Scope;
 use crate::{
-    Attributes, Descriptor, Error, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, Unwatched, cache, frame,
+    Attributes, Descriptor, Error, Ipa, Leaf, Level, Memory, Pa, Stage2, TablePage, TableSource, Unwatched, cache,
+    frame,
 };
 
 /// What mapping found.
@@ -58,7 +59,7 @@ impl<P: Platform> Stage2<P> {
         self.check_leaf(ipa, pa, level)?;
         attributes.access.check(self.features())?;
         let new = Descriptor::leaf(pa, level, attributes, self.features());
-        if !Upkeep::new(self.features(), attributes).is_needed() {
+        if attributes.memory == Memory::Normal && !Upkeep::new(self.features(), attributes).is_needed() {
             let place = self.descend(ipa, level);
             if place.level == level
                 && place.entry == Descriptor::INVALID
@@ -137,6 +138,7 @@ impl<P: Platform> Stage2<P> {
         if !locked.entry(place.index).differs_by_records_only(place.entry) {
             return Err(Moved);
         }
+        locked.note_memory(new);
         let span = self.geometry().granule().span(place.level);
         let was_there = place.entry.is_valid();
         let stale = place.entry == Descriptor::STALE;
@@ -150,10 +152,13 @@ impl<P: Platform> Stage2<P> {
         }
         let busy = locked.make_busy(place.index)?;
         let old = busy.old;
+        let mut upkeep = upkeep;
         if was_there {
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: Some(place.level), tables: false });
             if old.address() != new.address() {
                 self.tell_removed(Leaf { ipa, level: place.level, descriptor: old }, &mut Unwatched);
+            } else if !old.has_memory_of(new) {
+                upkeep = upkeep.with_cleaning();
             }
         } else if stale {
             self.flush_stale(ipa, place.level);
@@ -243,6 +248,13 @@ impl<P: Platform> Stage2<P> {
         let record = self.platform().record(page.pa());
         record.reset(counts, self.platform());
         record.set_link(0);
+    }
+
+    /// Notes of which memory the leaves are in a table that is not linked yet, as in [`Locked`](crate::descent::Locked).
+    pub(crate) fn note_memory(&self, page: &TablePage, leaves: Descriptor) {
+        if !leaves.is_normal_memory(self.features()) {
+            self.platform().record(page.pa()).note_other_memory();
+        }
     }
 }
 

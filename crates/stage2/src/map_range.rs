@@ -118,6 +118,7 @@ impl<P: Platform> Stage2<P> {
         let entries = self.geometry().granule().entries();
         self.table_in(&page).fill(0, entries, first, self.geometry().granule().span(level));
         self.set_counts(&page, Counts::of(first, level).times(entries as u64));
+        self.note_memory(&page, first);
         cache::before_map(self.platform(), self.features(), (pa, span), Upkeep::new(self.features(), attributes));
         match self.link(ipa, place.level, page) {
             Ok(()) => Ok(span),
@@ -148,6 +149,7 @@ impl<P: Platform> Stage2<P> {
         let first = Descriptor::leaf(pa, Level::L3, attributes, self.features());
         // The frames are ready before a walk can find them.
         primitive::release_fence();
+        locked.note_memory(first);
         locked.table.fill(place.index, count, first, page);
         locked.counts += Counts::of(first, Level::L3).times(count as u64);
         count as u64 * page

@@ -22,7 +22,8 @@ use core::ops::{AddAssign, SubAssign};
 pub struct Record {
     /// The lock in bit 0, the counts above.
     state: Word,
-    /// Of a table that was taken out of its tree: the next one, and where it was.
+    /// Of a table that was taken out of its tree: the next one, and where it was. In any table:
+    /// [`OTHER_MEMORY`](Self::OTHER_MEMORY).
     link: Word,
 }
 
@@ -104,6 +105,21 @@ impl Record {
 
     pub(crate) fn link(&self) -> u64 {
         self.link.load(Ordering::Relaxed)
+    }
+
+    /// In the link: some leaf of the table is not normal memory, or was not.
+    pub(crate) const OTHER_MEMORY: u64 = 1 << 2;
+
+    /// Notes that a leaf which is going to be made in the table is not normal memory. Under the table's lock, or before it is
+    /// linked: whoever finds the leaf finds the note.
+    pub(crate) fn note_other_memory(&self) {
+        self.set_link(self.link() | Self::OTHER_MEMORY);
+    }
+
+    /// Whether there may be leaves in the table that are not normal memory.
+    #[inline(always)]
+    pub(crate) fn has_other_memory(&self) -> bool {
+        self.link() & Self::OTHER_MEMORY != 0
     }
 }
 

@@ -64,6 +64,7 @@ impl<P: Platform> Stage2<P> {
         primitive::root(root.pa(), Some(root_entries), vttbr, registers::vtcr(&geometry, &features));
         root.zero(&platform, &features);
         platform.record(root.pa()).reset(Counts::EMPTY, &platform);
+        platform.record(root.pa()).set_link(0);
         // The guest may be entered before anything is mapped.
         primitive::dsb(&platform, Domain::IshSt);
         primitive::claim(Claim::Visible);

@@ -9,9 +9,9 @@
 //! What was removed is marked ([`Descriptor::STALE`]) rather than empty: who maps there before the flush is complete flushes
 //! first, and another removal of the same addresses flushes for it too.
 //!
-//! Single leaves are told of at once, as they were when they were broken. Without FEAT_S2FWB the guest may have
-//! written past the caches, or left lines of them behind: each frame is cleaned and invalidated after the flush that
-//! ends the guest's access, as Linux does, so for single leaves the flush is not put off.
+//! Single leaves are told of at once, as they were when they were broken. Without FEAT_S2FWB, or where memory is mapped
+//! non-cacheable, the guest may have written past the caches, and lines may be left: each frame is cleaned and invalidated
+//! after the flush that ends the guest's access (module `cache`), so for single leaves the flush is not put off.
 
 use core::ops::Range;
 
@@ -57,7 +57,7 @@ impl<P: Platform> Stage2<P> {
             return Err(Moved);
         }
         let mut locked = self.lock(&place)?;
-        if locked.counts.live() <= 1 || !place.cell.read().is_valid() {
+        if locked.counts.live() <= 1 || !place.cell.read().is_forced_write_back() {
             return Err(Moved);
         }
         if R::WATCHES {
@@ -241,7 +241,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         let locked = self.stage2.lock_table(table.pa(), table.len(), level, then)?.quiet()?;
         let wanted = ((end - first - 1) >> shift) as usize + 1;
         let last = table.len().min(index.saturating_add(wanted));
-        let done = if R::WATCHES || !self.stage2.features().forced_write_back {
+        let done = if R::WATCHES || locked.leaves_lines() {
             self.take_told(locked, index..last.min(index + BATCH), first)
         } else {
             self.take_quietly(locked, index..last, first)
@@ -300,7 +300,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
 
     /// Breaks leaves, at most a batch, and tells of them; returns where it ended.
     fn take_told(&mut self, mut locked: Locked<'_, P>, indexes: Range<usize>, first: Ipa) -> usize {
-        let (stage2, level) = (self.stage2, locked.level);
+        let (stage2, level, cleans) = (self.stage2, locked.level, locked.leaves_lines());
         let mut old = [Descriptor::INVALID; BATCH];
         let mut span = Span::default();
         let mut done = indexes.start;
@@ -317,7 +317,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         drop(locked);
         let shift = stage2.geometry().granule().span_shift(level);
         let range = span.addresses(first, shift);
-        if !stage2.features().forced_write_back && range.start < range.end {
+        if cleans && range.start < range.end {
             stage2.tlb().invalidate(&Scope { range: range.clone(), level: Some(level), tables: false });
             stage2.claim_flushed(range);
         } else {

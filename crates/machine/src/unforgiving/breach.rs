@@ -49,11 +49,15 @@ pub enum Rule {
     Livelock,
     /// R20: the tables do not say what they have to, or a guest read what was never written there.
     Content,
+    /// R21: a guest uses in the cache what was written past it while its memory was of another type.
+    HiddenData,
+    /// R22: memory is not cacheable any more, and what was written while it was is still in the cache.
+    LateWriteBack,
 }
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::LiveChange,
         Self::MakeBeforeFlush,
         Self::TableFreedTooEarly,
@@ -74,6 +78,8 @@ impl Rule {
         Self::Dropped,
         Self::Livelock,
         Self::Content,
+        Self::HiddenData,
+        Self::LateWriteBack,
     ];
 
     /// Its number in `docs/mmu-rules.md`.

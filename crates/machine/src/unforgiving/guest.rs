@@ -235,8 +235,10 @@ impl<'a> Guest<'a> {
         match walker.leaf(ipa, access) {
             Ok((pa, raw)) => {
                 walker.check()?;
-                let cached = stage2::is_cached(raw, walker.model.features.forced_write_back, leaf.cacheable);
-                Ok(Ok(Translation { pa, ipa, cached }))
+                let forced = walker.model.features.forced_write_back;
+                let cached = stage2::is_cached(raw, forced, leaf.cacheable);
+                let cacheable = stage2::is_cached(raw, forced, true);
+                Ok(Ok(Translation { pa, ipa, cached, cacheable }))
             }
             Err(fault) => walker.failed(&fault, access, va),
         }
@@ -248,6 +250,8 @@ struct Translation {
     pa: u64,
     ipa: u64,
     cached: bool,
+    /// Whether stage 2 lets it go through the cache at all.
+    cacheable: bool,
 }
 
 struct Failed {
@@ -267,11 +271,21 @@ fn perform(model: &mut Model, cpu: usize, to: &Translation, kind: AccessKind, va
         let what = format!("a guest reaches {:#x}, which is a table ({:x?})", to.pa, page.standing);
         return Err(Broken::new(Rule::FrameReusedTooEarly, what).at(to.ipa, &[]));
     }
+    if to.cached && kind != AccessKind::Maintenance && model.lines.is_hidden(to.pa) {
+        let what = format!("{:#x} is used through the cache, and was written past it as memory of another type", to.pa);
+        return Err(Broken::new(Rule::HiddenData, what).at(to.ipa, &[]));
+    }
+    if !to.cacheable && kind != AccessKind::Maintenance && model.lines.is_cached(to.pa) {
+        let what = format!("{:#x} is no cached memory any more, and what was written as such is in the cache", to.pa);
+        return Err(Broken::new(Rule::LateWriteBack, what).at(to.ipa, &[]));
+    }
     match kind {
         AccessKind::Write => {
             word.store(value, Ordering::Relaxed);
-            if !to.cached {
-                model.lines.write_past(to.pa);
+            if to.cached {
+                model.lines.write_cached(to.pa);
+            } else {
+                model.lines.write_past(to.pa, !to.cacheable);
             }
             return Ok(0);
         }

@@ -3,7 +3,14 @@
 //!
 //! * A line that was written through the cache is read past it, by a guest whose accesses are not cached, only after it was
 //!   cleaned (Arm ARM D7.5.9);
-//! * what a guest may have written past the cache is read through it only after the line was invalidated;
+//! * what a guest may have written past the cache is read through it only after the line was invalidated, by the hypervisor
+//!   and by a guest that stage 2 has let use the cache since;
+//! * what a guest wrote through the cache is out of it before stage 2 has a guest go past it: the line might be written back
+//!   at any time (D7.5.9).
+//!
+//! Which of the two a guest does by its own stage 1, where stage 2 leaves it that choice, is its own business: the last two
+//! are about memory that stage 2 makes non-cacheable, or a device.
+//!
 //! * what was written is executed only after the instruction cache was invalidated, when the write was complete (D7.5.10).
 
 use std::collections::BTreeMap;
@@ -24,6 +31,10 @@ struct PageLines {
     dirty: u64,
     /// By a guest past the cache, and not invalidated.
     past: u64,
+    /// The same, where stage 2 left it no choice.
+    hidden: u64,
+    /// Written by a guest through the cache, and not cleaned.
+    cached: u64,
     /// Written, and the instruction cache not invalidated.
     code: u64,
     /// The hypervisor's last write.
@@ -38,14 +49,33 @@ impl Lines {
         self.each(start, size, true, |lines, mask| {
             lines.dirty |= mask;
             lines.past &= !mask;
+            lines.hidden &= !mask;
             lines.code |= mask;
             lines.written = moment;
         });
     }
 
-    /// The guest writes past the cache.
-    pub(crate) fn write_past(&mut self, word: u64) {
-        self.each(word, 8, true, |lines, mask| lines.past |= mask);
+    /// The guest writes through the cache.
+    pub(crate) fn write_cached(&mut self, word: u64) {
+        self.each(word, 8, true, |lines, mask| lines.cached |= mask);
+    }
+
+    /// The guest writes past the cache, by its own choice or since stage 2 `forces` it to.
+    pub(crate) fn write_past(&mut self, word: u64, forces: bool) {
+        self.each(word, 8, true, |lines, mask| {
+            lines.past |= mask;
+            lines.hidden |= if forces { mask } else { 0 };
+        });
+    }
+
+    /// Whether what a guest wrote past the cache may be hidden from one that uses it.
+    pub(crate) fn is_hidden(&self, word: u64) -> bool {
+        self.any(word, 8, |lines| lines.hidden)
+    }
+
+    /// Whether what a guest wrote through the cache may still be there alone, or be written back at any time.
+    pub(crate) fn is_cached(&self, word: u64) -> bool {
+        self.any(word, 8, |lines| lines.cached)
     }
 
     /// Whether a read past the cache misses what was written.
@@ -68,6 +98,8 @@ impl Lines {
         self.each(start, size, false, |lines, mask| {
             lines.dirty &= !mask;
             lines.past &= !mask;
+            lines.hidden &= !mask;
+            lines.cached &= !mask;
         });
     }
 
@@ -155,14 +187,27 @@ mod tests {
     #[test]
     fn what_was_written_past_the_cache_is_not_read_through_it_until_the_line_is_invalidated() {
         let mut lines = Lines::default();
-        lines.write_past(START + 128);
+        lines.write_past(START + 128, false);
         assert!(lines.is_past(START, PAGE) && !lines.is_past(START, 128) && !lines.is_dirty(START + 128));
         lines.clean(START + 128, 64);
         assert!(!lines.is_past(START, PAGE));
         // Who writes the line through the cache has it there.
-        lines.write_past(START);
+        lines.write_past(START, true);
+        assert!(lines.is_hidden(START) && !lines.is_hidden(START + 128));
         lines.write(START, 64, Moment { cpu: 0, time: 1 });
-        assert!(!lines.is_past(START, 64));
+        assert!(!lines.is_past(START, 64) && !lines.is_hidden(START));
+    }
+
+    #[test]
+    fn what_a_guest_wrote_is_settled_by_cleaning_its_line() {
+        let mut lines = Lines::default();
+        lines.write_cached(START + 8);
+        lines.write_past(START + 64, true);
+        lines.write_past(START + 128, false);
+        assert_eq!([0, 64, 128].map(|line| lines.is_cached(START + line)), [true, false, false]);
+        assert_eq!([0, 64, 128].map(|line| lines.is_hidden(START + line)), [false, true, false]);
+        lines.clean(START, 128);
+        assert!(![0, 64].iter().any(|line| lines.is_cached(START + line) || lines.is_hidden(START + line)));
     }
 
     #[test]

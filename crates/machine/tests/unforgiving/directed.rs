@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_machine::program::Instructions;
 use twofold_machine::unforgiving::{CpuHandle, Hosted, Program, Withdrawn};
+use twofold_stage2::platform::{Dc, Domain};
 use twofold_stage2::{
-    Access, Attributes, Execute, Ipa, IpaRange, Level, Mapped, Memory, Narrowed, Pending, Relaxed, Stage2, Unwatched,
+    Access, Attributes, Coalesced, Execute, Ipa, IpaRange, Level, Mapped, Memory, Narrowed, Pending, Platform, Relaxed,
+    Stage2, Unwatched,
 };
 
 use crate::world::{MIB_2, MODERN, PAGE, PLAIN, World};
@@ -227,6 +229,85 @@ fn judge_a_block_that_takes_the_place_of_pages_is_clean() {
             tables.destroy(&mut &world.pages, Unwatched);
         });
         ended.unwrap_or_else(|breach| panic!("{breach}"));
+    }
+}
+
+/// Each change of a page's type of memory, by each way to it. The guest writes before and after; in the end the owner reads.
+/// What is a caller's to do with RAM that it maps as a device is done here.
+#[test]
+fn judge_memory_may_change_its_type() {
+    const TYPES: [Memory; 3] = [Memory::Normal, Memory::NonCacheable, Memory::Device];
+    for (features, coalesce) in [(MODERN, false), (MODERN, true), (PLAIN, false), (PLAIN, true)] {
+        for (old, new) in TYPES.into_iter().flat_map(|old| TYPES.map(|new| (old, new))) {
+            let world = World::new(features, 1, 1, 64 << 20);
+            let ended = world.machine.alone(|cpu| {
+                let tables = world.tables(0, 1, 40);
+                cpu.load(tables.vttbr());
+                let platform = world.machine.platform();
+                let clean = || {
+                    let start = platform.pointer(world.frame(0)).addr().get();
+                    // SAFETY: the frame is the machine's, and donated.
+                    unsafe { platform.dc_lines(Dc::Civac, start, PAGE, features.data_line) };
+                    platform.dsb(Domain::Ish);
+                };
+                world.run(0, MIB_2).zero(&platform, &features);
+                if old == Memory::Device {
+                    clean();
+                }
+                let [before, after] =
+                    [old, new].map(|memory| Attributes { memory, ..Attributes::ram(Access::READ_WRITE) });
+                let (ipa, pa) = (page(0), world.frame(0));
+                let mapped = tables.map(ipa, pa, Level::L3, &before, &mut &world.pages);
+                assert_eq!(mapped, Ok(Mapped::New));
+                let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+                guest.store(ipa.raw(), 1).unwrap();
+                if coalesce {
+                    let done = tables.coalesce(ipa, pa, Level::L2, &after, &mut &world.pages, &mut |_| ());
+                    assert!(matches!(done, Ok(Coalesced::Done { .. })));
+                } else {
+                    assert!(tables.map(ipa, pa, Level::L3, &after, &mut &world.pages).is_ok());
+                }
+                assert_eq!(guest.load(ipa.raw()), Ok(1));
+                guest.store(ipa.raw() + 8, 2).unwrap();
+                let range = ipa..ipa + if coalesce { MIB_2 } else { PAGE };
+                tables.unmap(range, &mut &world.pages, Unwatched).unwrap().complete().free(&mut &world.pages);
+                if new == Memory::Device {
+                    clean();
+                }
+                cpu.reads(pa, PAGE);
+                cpu.load(0);
+                tables.destroy(&mut &world.pages, Unwatched);
+            });
+            let context = format!("{old:?} becomes {new:?}, FWB {}, coalesce {coalesce}", features.forced_write_back);
+            ended.unwrap_or_else(|breach| panic!("{context}: {breach}"));
+        }
+    }
+}
+
+/// Memory that the guest used past the caches is its owner's again: by pages, in a table that goes, and in part of a block.
+#[test]
+fn judge_memory_that_was_not_cacheable_is_read_by_its_owner() {
+    for (features, level, unmapped) in [MODERN, PLAIN]
+        .into_iter()
+        .flat_map(|features| [(Level::L3, PAGE), (Level::L3, MIB_2), (Level::L2, PAGE)].map(|(a, b)| (features, a, b)))
+    {
+        let world = World::new(features, 1, 1, 64 << 20);
+        let ended = world.machine.alone(|cpu| {
+            let tables = world.tables(0, 1, 40);
+            cpu.load(tables.vttbr());
+            let attributes = Attributes { memory: Memory::NonCacheable, ..Attributes::ram(Access::READ_WRITE) };
+            let whole = page(0)..page(0) + MIB_2;
+            tables.map_range(whole, world.frame(0), level, &attributes, &mut &world.pages).unwrap();
+            let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
+            (0..512).step_by(73).for_each(|number| guest.store(page(number).raw(), 1).unwrap());
+            let range = page(0)..page(0) + unmapped;
+            tables.unmap(range, &mut &world.pages, Unwatched).unwrap().complete().free(&mut &world.pages);
+            cpu.reads(world.frame(0), unmapped);
+            cpu.load(0);
+            tables.destroy(&mut &world.pages, Unwatched);
+            cpu.reads(world.frame(0), MIB_2);
+        });
+        ended.unwrap_or_else(|breach| panic!("FWB {}, {level:?}: {breach}", features.forced_write_back));
     }
 }
 

@@ -45,6 +45,43 @@ fn another_memory_type_is_another_leaf() {
     assert_eq!(guest.walk(BASE).unwrap().memory(true), Memory::NonCacheable);
 }
 
+/// Whichever type becomes whichever at an address: what was cached is not left to be written back beneath the guest, and what
+/// was written past the caches is not left hidden.
+#[test]
+fn memory_of_another_type_is_cleaned_between_break_and_make() {
+    const TYPES: [Memory; 3] = [Memory::Normal, Memory::NonCacheable, Memory::Device];
+    for features in [HINTS, Features { tlbi_level_hint: true, ..PLAIN }] {
+        for (of_old, of_new) in TYPES.into_iter().flat_map(|old| TYPES.map(|new| (old, new))) {
+            let mut guest = guest(features);
+            let [old, new] = [of_old, of_new].map(|memory| Attributes { memory, ..RAM });
+            map(&mut guest, BASE, frame(0), Level::L3, &old);
+            guest.watch(BASE);
+            let outcome = guest.stage2.map(BASE, frame(0), Level::L3, &new, &mut guest.pool);
+            if of_old == of_new {
+                assert!(matches!(outcome, Ok(Mapped::Already(_))));
+                continue;
+            }
+            assert!(matches!(outcome, Ok(Mapped::Replaced(_))));
+            let cleaned = [Event::Clean(frame(0), KIB_4), Event::Dsb(Domain::Ish)];
+            let made = [sees(BASE, 3, frame(0), Access::READ_WRITE), Event::Dsb(Domain::IshSt)];
+            let expected = [&[sees_nothing(BASE)], &by_leaf(BASE, Some(3))[..], &cleaned, &made].concat();
+            assert_eq!(guest.events(), expected, "{of_old:?} becomes {of_new:?}");
+        }
+    }
+}
+
+/// The frame that goes is the one that the owner reads next.
+#[test]
+fn a_frame_that_was_not_cacheable_is_cleaned_when_another_takes_its_place() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L3, &Attributes { memory: Memory::NonCacheable, ..RAM });
+    guest.watch(BASE);
+    assert!(matches!(guest.stage2.map(BASE, frame(GIB), Level::L3, &RAM, &mut guest.pool), Ok(Mapped::Replaced(_))));
+    let cleaned = [Event::Clean(frame(0), KIB_4), Event::Dsb(Domain::Ish)];
+    let made = [sees(BASE, 3, frame(GIB), Access::READ_WRITE), Event::Dsb(Domain::IshSt)];
+    assert_eq!(guest.events(), [&[sees_nothing(BASE)], &by_leaf(BASE, Some(3))[..], &cleaned, &made].concat());
+}
+
 #[test]
 fn what_hardware_recorded_in_the_old_leaf_is_handed_over() {
     let mut guest = guest(HINTS);

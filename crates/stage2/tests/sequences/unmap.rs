@@ -6,6 +6,7 @@ use crate::platform::{KIB_4, MIB_2, frame, table};
 use twofold_stage2::{Leaf, Memory, Thresholds, Unwatched};
 
 const WRITABLE: u64 = 1 << 7;
+const NON_CACHEABLE: Attributes = Attributes { memory: Memory::NonCacheable, ..RAM };
 
 /// Unmaps, completes, frees; returns what was recorded up to the end of the flush and after it.
 fn unmap(guest: &mut Guest, range: IpaRange) -> (Vec<Event>, Vec<Event>) {
@@ -374,13 +375,69 @@ fn the_leaves_of_a_table_are_cleaned_after_its_flush_and_before_it_is_freed() {
     assert_eq!(freed, [Event::Clean(frame(0), 2 * KIB_4), Event::Dsb(Domain::Ish), Event::Give(table(2))]);
 }
 
-/// A device has no lines, and memory that the guest never had cached none that its writes could be hidden behind.
+/// The hypervisor's own mapping is cacheable: lines that were filled from it since the memory was mapped hide what the guest
+/// wrote past them, whatever FEAT_S2FWB forces elsewhere.
 #[test]
-fn what_is_not_normal_memory_is_not_cleaned_when_it_goes() {
-    for memory in [Memory::Device, Memory::NonCacheable] {
-        let mut guest = guest_with_table(PLAIN);
-        map(&mut guest, BASE, frame(0), Level::L3, &Attributes { memory, ..RAM });
+fn memory_that_was_not_cacheable_is_cleaned_after_its_flush() {
+    for features in [PLAIN, HINTS, RANGES] {
+        let level = features.tlbi_level_hint.then_some(3);
+        let mut guest = guest_with_table(features);
+        map(&mut guest, BASE, frame(0), Level::L3, &NON_CACHEABLE);
+        guest.watch(BASE);
         let _ = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, Unwatched).unwrap().complete();
-        assert_eq!(guest.events(), by_leaf(BASE, None));
+        let cleaned = [Event::Clean(frame(0), KIB_4), Event::Dsb(Domain::Ish)];
+        assert_eq!(guest.events(), [&[sees_nothing(BASE)], &by_leaf(BASE, level)[..], &cleaned].concat());
+        // Its neighbours are as they were mapped.
+        let neighbour = BASE + 511 * KIB_4;
+        assert_eq!(guest.stage2.look_up(neighbour).unwrap().descriptor.address(), frame(511 * KIB_4));
+    }
+}
+
+/// With the table that led to it, and all below that.
+#[test]
+fn a_table_of_memory_that_was_not_cacheable_is_cleaned_after_its_flush() {
+    for features in [HINTS, RANGES] {
+        let mut guest = guest(features);
+        map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 1);
+        map_pages(&mut guest, BASE, frame(0), 3);
+        map(&mut guest, BASE + 7 * KIB_4, frame(7 * KIB_4), Level::L3, &NON_CACHEABLE);
+        let (flush, freed) = unmap(&mut guest, range(BASE, MIB_2));
+        assert!(!flush.iter().any(|event| matches!(event, Event::Clean(..))), "{flush:x?}");
+        let cleaned = [Event::Clean(frame(7 * KIB_4), KIB_4), Event::Dsb(Domain::Ish), Event::Give(table(2))];
+        assert_eq!(freed, cleaned, "what is forced to be cached has no stale lines");
+        // The page is another table now, of which nothing is left to be said.
+        map_pages(&mut guest, BASE, frame(0), 1);
+        let (_, freed) = unmap(&mut guest, range(BASE, MIB_2));
+        assert_eq!(freed, [Event::Give(table(2))]);
+    }
+}
+
+/// A part of a block is, too.
+#[test]
+fn a_part_of_a_block_that_was_not_cacheable_is_cleaned_when_it_goes() {
+    let mut guest = guest(HINTS);
+    map(&mut guest, BASE, frame(0), Level::L2, &NON_CACHEABLE);
+    let (flush, freed) = unmap(&mut guest, range(BASE + KIB_4, KIB_4));
+    assert_eq!((flush, freed), (vec![], vec![]), "it was flushed and cleaned at once");
+    guest
+        .stage2
+        .map_range(range(BASE + MIB_2, MIB_2), frame(MIB_2), Level::L3, &NON_CACHEABLE, &mut guest.pool)
+        .unwrap();
+    let (_, freed) = unmap(&mut guest, range(BASE + MIB_2, MIB_2));
+    assert_eq!(freed[0], Event::Clean(frame(MIB_2), MIB_2));
+}
+
+/// It has no lines; elsewhere than here not even a pointer.
+#[test]
+fn a_device_is_not_cleaned_when_it_goes() {
+    for features in [PLAIN, HINTS] {
+        let mut guest = guest_with_table(features);
+        map(&mut guest, BASE, Pa::new(0x0800_0000), Level::L3, &Attributes::device());
+        let _ = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, Unwatched).unwrap().complete();
+        let level = features.tlbi_level_hint.then_some(3);
+        assert_eq!(guest.events(), by_leaf(BASE, level));
+        map(&mut guest, BASE + MIB_2, Pa::new(0x0800_0000), Level::L3, &Attributes::device());
+        let (_, freed) = unmap(&mut guest, range(BASE + MIB_2, MIB_2));
+        assert!(!freed.iter().any(|event| matches!(event, Event::Clean(..))), "{freed:x?}");
     }
 }

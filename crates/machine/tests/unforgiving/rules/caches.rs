@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! R12, R13, R14: lines of caches, data's and instructions'.
+//! R12, R13, R14, R21, R22: lines of caches, data's and instructions'.
 
 use twofold_machine::program::Instructions;
 use twofold_machine::unforgiving::{Bbm, Breach, Rule};
@@ -148,4 +148,57 @@ fn a_page_that_a_guest_wrote_is_read_behind_its_invalidation() {
         });
     });
     allowed(MODERN, |hand| read_by_hypervisor(hand, &READ_WRITE, || {}));
+}
+
+// R21, R22
+
+const DEVICE: Attributes = Attributes { memory: Memory::Device, ..READ_WRITE };
+
+/// A guest writes to a page, which is then mapped as another type of memory; it uses it again.
+fn used_again(hand: &Hand, attributes: [&Attributes; 2], settle: bool) {
+    let [old, new] = attributes;
+    hand.make(hand.entry(0), hand.leaf(0, old));
+    let mut guest = hand.enter(0);
+    guest.store(BASE, 7).unwrap();
+    hand.make(hand.entry(0), 0);
+    hand.flush(ipa(0));
+    if settle {
+        hand.clean(0);
+        hand.dsb(Domain::Ish);
+    }
+    hand.make(hand.entry(0), hand.leaf(0, new));
+    assert_eq!(guest.load(BASE), Ok(7));
+    guest.store(BASE, 8).unwrap();
+}
+
+#[test]
+fn what_was_written_past_the_cache_and_is_cached_now_is_reported() {
+    for old in [NON_CACHEABLE, DEVICE] {
+        reported(Rule::HiddenData, MODERN, |hand| used_again(hand, [&old, &READ_WRITE], false));
+    }
+}
+
+#[test]
+fn what_was_written_past_the_cache_is_cached_behind_its_invalidation() {
+    for old in [NON_CACHEABLE, DEVICE] {
+        allowed(MODERN, |hand| used_again(hand, [&old, &READ_WRITE], true));
+        // Without FEAT_S2FWB stage 2 leaves the choice to the guest, whose MMU is off.
+        allowed(PLAIN, |hand| used_again(hand, [&old, &READ_WRITE], true));
+    }
+}
+
+#[test]
+fn what_was_cached_and_is_not_cacheable_any_more_is_reported() {
+    for new in [NON_CACHEABLE, DEVICE] {
+        reported(Rule::LateWriteBack, MODERN, |hand| used_again(hand, [&READ_WRITE, &new], false));
+    }
+}
+
+#[test]
+fn what_was_cached_is_past_the_cache_behind_its_cleaning() {
+    for new in [NON_CACHEABLE, DEVICE] {
+        allowed(MODERN, |hand| used_again(hand, [&READ_WRITE, &new], true));
+    }
+    // Neither type is cached.
+    allowed(MODERN, |hand| used_again(hand, [&NON_CACHEABLE, &DEVICE], false));
 }
