@@ -9,6 +9,7 @@
 use alloc::boxed::Box;
 
 use twofold_memory::{Answer, Done, GuestFault};
+use twofold_stage2::Ipa;
 use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar};
 
 use crate::abort::{self, Located};
@@ -107,9 +108,15 @@ impl Vcpu {
 
     #[inline(always)]
     fn answer(&mut self, esr: u64) {
-        if let Some(fault) = Fault::from_syndrome(esr) {
-            return self.fault(&fault, esr);
+        match Fault::from_syndrome(esr) {
+            Some(fault) => self.fault(&fault, esr),
+            None => self.other(esr),
         }
+    }
+
+    /// Answers an exit that is no fault. Out of line, so that a fault pays nothing for it.
+    #[inline(never)]
+    fn other(&mut self, esr: u64) {
         match esr >> 26 & 0x3f {
             class::DATA_ABORT | class::INSTRUCTION_ABORT => self.odd_abort(esr),
             class::HVC => self.call(),
@@ -140,26 +147,31 @@ impl Vcpu {
         };
         let (kind, access) = (fault.kind, fault.access);
         match self.vm.memory().fault(&GuestFault { ipa, kind, access }) {
-            Ok(Answer::Retry(Done::Mapped { level, first_touch })) => {
-                if first_touch {
-                    self.meter.is_for(Purpose::FirstTouch(level));
-                }
+            Ok(Answer::Retry(Done::Mapped { level, first_touch: true })) => {
+                self.meter.is_for(Purpose::FirstTouch(level));
             }
+            Ok(Answer::Retry(Done::Mapped { .. } | Done::Stale)) => {}
             Ok(Answer::Retry(Done::Widened)) => {
                 if access == AccessKind::Write {
                     self.stats.write_fault();
                     self.meter.is_for(Purpose::WriteFault);
                 }
             }
-            Ok(Answer::Retry(Done::Stale)) => {}
-            Ok(Answer::Skip) => self.context.skip(),
-            Ok(Answer::ExternalAbort) => {
-                self.stats.external();
-                abort::refuse(self.vm.memory(), &mut self.context, esr, far, ipa);
-            }
+            Ok(refused @ (Answer::Skip | Answer::ExternalAbort)) => self.refused(refused, esr, far, ipa),
             // Made anew: one that is printed lies in memory all the time.
             Err(error) => self.vm.fail(format_args!("{:x?}: {error}", GuestFault { ipa, kind, access })),
         }
+    }
+
+    /// Nothing is there: the guest goes on behind the access, or takes an abort.
+    #[cold]
+    #[inline(never)]
+    fn refused(&mut self, answer: Answer, esr: u64, far: u64, ipa: Ipa) {
+        if answer == Answer::Skip {
+            return self.context.skip();
+        }
+        self.stats.external();
+        abort::refuse(self.vm.memory(), &mut self.context, esr, far, ipa);
     }
 
     /// An abort that is no fault of the tables' content.

@@ -76,10 +76,14 @@ impl<P: Platform> GuestMemory<P> {
     ///
     /// No frames or table pages are left; the guest may try again when there are some.
     pub fn fault(&self, fault: &GuestFault) -> Result<Answer, Error> {
+        if fault.access == AccessKind::Maintenance
+            && let Some(answer) = self.maintain(fault.ipa, fault.kind)
+        {
+            return answer;
+        }
         match fault.kind {
             FaultKind::Translation => self.map(fault),
             FaultKind::Permission if fault.access == AccessKind::Write => self.allow_write(fault.ipa),
-            FaultKind::Permission if fault.access == AccessKind::Maintenance => self.allow_invalidation(fault.ipa),
             FaultKind::Permission => self.allow(fault),
             FaultKind::AccessFlag => self.relax(fault, Access::NONE),
         }
@@ -87,7 +91,7 @@ impl<P: Platform> GuestMemory<P> {
 
     fn map(&self, fault: &GuestFault) -> Result<Answer, Error> {
         let page = fault.ipa.align_down(FRAME);
-        let Some(slot) = self.slots.find(page) else { return Ok(without_slot(fault.access)) };
+        let Some(slot) = self.slots.find(page) else { return Ok(Answer::ExternalAbort) };
         if !allows(slot, fault.access) {
             return Ok(Answer::ExternalAbort);
         }
@@ -286,21 +290,23 @@ impl<P: Platform> GuestMemory<P> {
 
     #[inline(never)]
     fn relax(&self, fault: &GuestFault, access: Access) -> Result<Answer, Error> {
-        let Some(slot) = self.slots.find(fault.ipa) else { return Ok(without_slot(fault.access)) };
-        if !allows(slot, fault.access) {
+        if !self.slots.find(fault.ipa).is_some_and(|slot| allows(slot, fault.access)) {
             return Ok(Answer::ExternalAbort);
         }
         answer(self.stage2.relax(fault.ipa, access))
     }
 
-    /// Lets the guest do a `DC IVAC`, the one operation of these that needs the permission to write: where the guest has it,
-    /// the page is one that is written. A guest must not notice that a log has it protected.
+    /// Answers cache maintenance by address; `None` where it needs what a load does. `DC IVAC` alone needs the permission to
+    /// write. Where the guest has that permission, the page becomes one that is written: a guest must not notice that a log
+    /// has protected it. Kept apart, so that no other fault pays for it.
     #[cold]
-    fn allow_invalidation(&self, ipa: Ipa) -> Result<Answer, Error> {
-        if self.slots.find(ipa).is_none() {
-            return Ok(Answer::Skip);
+    #[inline(never)]
+    fn maintain(&self, ipa: Ipa, kind: FaultKind) -> Option<Result<Answer, Error>> {
+        match kind {
+            _ if self.slots.find(ipa).is_none() => Some(Ok(Answer::Skip)),
+            FaultKind::Permission => Some(self.allow_write(ipa)),
+            FaultKind::Translation | FaultKind::AccessFlag => None,
         }
-        self.allow_write(ipa)
     }
 
     /// Lets the guest write, and has it in the log if one runs.
@@ -334,12 +340,6 @@ fn answer(relaxed: Result<Relaxed, twofold_stage2::Error>) -> Result<Answer, Err
 fn block_around(page: Ipa, slot: &IpaRange) -> Option<Ipa> {
     let start = page.align_down(SECTION);
     (start >= slot.start && start.checked_add(SECTION)? <= slot.end).then_some(start)
-}
-
-/// What an access to an address that is in no slot leads to.
-#[cold]
-fn without_slot(access: AccessKind) -> Answer {
-    if access == AccessKind::Maintenance { Answer::Skip } else { Answer::ExternalAbort }
 }
 
 fn allows(slot: &Kept, access: AccessKind) -> bool {

@@ -59,22 +59,14 @@ impl Fault {
         };
         let Some(level) = Level::new((esr & 3) as u8) else { return None };
         let stage1_walk = esr >> 7 & 1 == 1;
-        let write = esr >> 6 & 1 == 1;
-        // CM, beside which WnR reads 1. `DC ZVA`, which writes, has it clear. An AT instruction sets it too, but what faults
-        // at stage 2 then is the walk of the guest's tables.
-        let maintenance = esr >> 8 & 1 == 1;
-        let access = if stage1_walk {
+        let access = if execute && !stage1_walk {
+            AccessKind::Execute
+        } else if stage1_walk && matches!(kind, FaultKind::Permission) {
             // A walk reads. Where it was refused permission it wanted to update an entry, and WnR does not say so:
             // taken for a read, the guest would fault here for ever.
-            if matches!(kind, FaultKind::Permission) { AccessKind::Write } else { AccessKind::Read }
-        } else if execute {
-            AccessKind::Execute
-        } else if maintenance {
-            AccessKind::Maintenance
-        } else if write {
             AccessKind::Write
         } else {
-            AccessKind::Read
+            ACCESS[(esr >> 6 & 0b111) as usize]
         };
         Some(Self { kind, access, level, stage1_walk })
     }
@@ -85,6 +77,14 @@ impl Fault {
         self.stage1_walk || !matches!(self.kind, FaultKind::Permission)
     }
 }
+
+/// The access that bits 8 to 6 of the syndrome of a data abort name: CM, S1PTW and WnR. CM stands for maintenance whatever WnR
+/// is, which reads 1 then. `DC ZVA`, which writes, has CM clear. An AT instruction sets CM too, but what faults at stage 2 then
+/// is the walk of the guest's tables.
+const ACCESS: [AccessKind; 8] = {
+    use AccessKind::{Maintenance, Read, Write};
+    [Read, Write, Read, Read, Maintenance, Maintenance, Read, Read]
+};
 
 /// The faulting page's address from `HPFAR_EL2`: FIPA is IPA\[51:12\] in bits 43 to 4.
 pub const fn ipa_from_hpfar(hpfar: u64) -> Ipa {
