@@ -14,6 +14,7 @@ mod check;
 mod exceptions;
 mod experiment;
 mod hypercalls;
+mod lifecycle;
 mod memory;
 mod mmu;
 mod mode;
@@ -70,6 +71,8 @@ enum Failure<'a> {
     Sysregs(#[from] sysregs::Failure),
     #[error("hypercalls: FAILED: {0}")]
     Hypercalls(#[from] hypercalls::Failure),
+    #[error("lifecycle: FAILED: {0}")]
+    Lifecycle(#[from] lifecycle::Failure),
     #[error("wild: FAILED: {0}")]
     Wild(wild::Failure),
 }
@@ -99,6 +102,10 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
             println!("hanging");
             psci::wait_forever()
         }
+        Program::Restart { rounds } => lifecycle::restart(rounds)?,
+        Program::Nowhere => lifecycle::nowhere(&memory)?,
+        Program::Together => lifecycle::together()?,
+        Program::Refused { calls } => lifecycle::refused(calls)?,
         Program::Wild { address } => return Err(Failure::Wild(wild::run(address))),
     }
     Ok(())

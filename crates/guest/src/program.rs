@@ -19,6 +19,14 @@ pub enum Program {
     Sysregs { step: u64, seed: u64 },
     /// `hypercalls=COUNT`: makes so many calls of any kind, on each of four vCPUs.
     Hypercalls { count: u64, seed: u64 },
+    /// `restart=ROUNDS`: switches the second vCPU on and off again.
+    Restart { rounds: u64 },
+    /// `nowhere`: has the second vCPU start where no RAM is.
+    Nowhere,
+    /// `together`: has two vCPUs end the guest at the same time.
+    Together,
+    /// `refused=CALLS`: makes calls that are refused.
+    Refused { calls: u64 },
     /// `experiment=NAME`, and the words that say how.
     Experiment(Settings),
     /// `hang`: does nothing for ever.
@@ -52,6 +60,10 @@ impl Program {
                 "pmu" => Self::Pmu,
                 "sysregs" => Self::Sysregs { step: number(key, value)?, seed: seed(arguments)? },
                 "hypercalls" => Self::Hypercalls { count: number(key, value)?, seed: seed(arguments)? },
+                "restart" => Self::Restart { rounds: number(key, value)? },
+                "nowhere" => Self::Nowhere,
+                "together" => Self::Together,
+                "refused" => Self::Refused { calls: number(key, value)? },
                 "experiment" => Self::Experiment(Settings::parse(arguments).map_err(Failure::Experiment)?),
                 "hang" => Self::Hang,
                 "wild" => Self::Wild { address: hexadecimal(value).ok_or(Failure::Address(value))? },

@@ -17,6 +17,7 @@ use spin::Mutex;
 use thiserror::Error;
 
 use crate::board::Board;
+use crate::sysreg::dsb_ishst;
 use crate::{power, read_sysreg};
 
 /// The most CPUs that can be used.
@@ -41,8 +42,7 @@ pub fn start(board: &Board, index: usize, main: fn(usize)) -> Result<(), StartEr
     cpu.index.store(index, Ordering::Relaxed);
     *cpu.main.lock() = Some(main);
     // The call to the firmware orders nothing: what the new CPU reads has to be there before it.
-    // SAFETY: a barrier changes nothing.
-    unsafe { core::arch::asm!("dsb ishst", options(nostack, preserves_flags)) };
+    dsb_ishst();
     power::cpu_on(mpidr, secondary_entry as *const () as u64, &raw const *cpu as u64)
         .map_err(|error| StartError::Firmware(index, error))
 }

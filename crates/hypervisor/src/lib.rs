@@ -19,6 +19,8 @@
 //! | [`vcpu`] | enter, leave, answer, enter again |
 //! | [`psci`], [`inject`] | what the guest asks for, and what is done to it |
 //! | [`abort`], [`translate`], [`stage1`] | an abort that wants a look at the guest's own stage 1 |
+//! | [`claim`] | what only one CPU gets: a vCPU to switch on, the end to report |
+//! | [`refusals`] | calls that were refused, the first of them with reasons |
 //! | [`vendor`] | calls by which a guest measures itself |
 //! | [`log_calls`], [`phases`] | its dirty log, which it drives itself; an experiment's phases, which it tells apart |
 //! | [`stats`] | what it all cost |
@@ -59,6 +61,7 @@ pub mod at;
 pub mod baselines;
 pub mod board;
 pub mod boot;
+pub mod claim;
 pub mod config;
 pub mod console;
 pub mod context;
@@ -83,6 +86,7 @@ pub mod power;
 pub mod psci;
 #[cfg(feature = "record")]
 pub mod record;
+pub mod refusals;
 pub mod registers;
 pub mod semihosting;
 pub mod stage1;
@@ -100,3 +104,8 @@ pub mod vectors;
 pub mod vendor;
 pub mod vm;
 pub mod world;
+
+/// The atomic that [`claim`] is made of. A host test puts another in its place, which lets a second CPU in between.
+pub(crate) mod primitive {
+    pub use core::sync::atomic::{AtomicBool, Ordering};
+}

@@ -7,12 +7,10 @@ use alloc::vec::Vec;
 use twofold_abi::vendor;
 use twofold_memory::dirty::{DirtyLog, DirtyPages, LogError, LogOptions, Tracker};
 
-use crate::log;
 use crate::platform::EnginePlatform;
 use crate::vm::Vm;
 
-/// What the calls of one vCPU have left.
-#[derive(Default)]
+/// What the calls have left.
 pub struct LogCalls {
     /// What was told last, slot by slot.
     told: Vec<DirtyPages>,
@@ -21,15 +19,20 @@ pub struct LogCalls {
 }
 
 impl LogCalls {
+    /// For so many slots of test memory.
+    pub fn new(slots: usize) -> Self {
+        let mut told = Vec::new();
+        told.resize_with(slots, DirtyPages::new);
+        Self { told, pages_told: 0, blocks_rejoined: 0 }
+    }
+
     /// Answers the call with these arguments (x0 to x3); `None` where it is none for a log.
     pub fn call(&mut self, vm: &Vm, arguments: [u64; 4]) -> Option<i64> {
         let [function, tracker, all, chunk] = arguments;
         let function = u32::try_from(function).ok().filter(|function| CALLS.contains(function))?;
-        let slots = vm.test_slots().len();
-        if slots == 0 {
+        if self.told.is_empty() {
             return Some(vendor::NOT_SUPPORTED);
         }
-        self.told.resize_with(slots, DirtyPages::new);
         let result = match function {
             vendor::LOG_START => start(vm, [tracker, all, chunk]),
             vendor::LOG_GET => self.get(vm),
@@ -38,7 +41,7 @@ impl LogCalls {
             _ => self.rejoin(vm),
         };
         Some(result.unwrap_or_else(|error| {
-            log!("the guest's call {function:#x} for its dirty log: {error}");
+            vm.refused(format_args!("the guest's call {function:#x} for its dirty log: {error}"));
             if error == LogError::NoDirtyState { vendor::NOT_SUPPORTED } else { vendor::INVALID_PARAMETER }
         }))
     }

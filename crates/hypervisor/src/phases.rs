@@ -14,10 +14,10 @@ use crate::log_calls::LogCalls;
 use crate::stats::{self, Meter, Purpose};
 use crate::vm::Vm;
 
-/// The phases that one vCPU told apart.
-#[derive(Default)]
+/// The phases that the guest told apart.
 pub struct Phases {
     now: Option<Phase>,
+    /// At most [`vendor::PHASES_MAX`], for which there is room from the start.
     past: Vec<Phase>,
 }
 
@@ -44,8 +44,20 @@ struct Spent {
 const EVENTS: usize = 32;
 
 impl Phases {
-    /// Answers the call with these arguments (x0 and x1); `None` where it is none for phases.
-    pub fn call(&mut self, vm: &Vm, meter: &mut Meter, log: &LogCalls, [function, name]: [u64; 2]) -> Option<i64> {
+    /// None yet, and room for all that there may be.
+    pub fn new() -> Self {
+        Self { now: None, past: Vec::with_capacity(vendor::PHASES_MAX) }
+    }
+
+    /// Answers the call with these arguments (x0 and x1); `None` where it is none for phases. An error names a phase in which a
+    /// count fell.
+    pub fn call(
+        &mut self,
+        vm: &Vm,
+        meter: &mut Meter,
+        log: &LogCalls,
+        [function, name]: [u64; 2],
+    ) -> Option<Result<i64, &'static str>> {
         if function != u64::from(vendor::PHASE) {
             return None;
         }
@@ -53,18 +65,17 @@ impl Phases {
         if let Some(Phase { name, spent }) = self.now.take() {
             match Spent::by(vm, log).since(&spent) {
                 Some(spent) => self.past.push(Phase { name, spent }),
-                None => vm.fail(format_args!("a count fell in the phase {}", vendor::PHASES[name])),
+                None => return Some(Err(vendor::PHASES[name])),
             }
         }
         if name == vendor::NO_PHASE {
-            return Some(vendor::SUCCESS);
+            return Some(Ok(vendor::SUCCESS));
         }
-        let has_room = self.past.len() < vendor::PHASES_MAX && self.past.try_reserve(1).is_ok();
-        if name >= vendor::PHASES.len() as u64 || !has_room {
-            return Some(vendor::INVALID_PARAMETER);
+        if name >= vendor::PHASES.len() as u64 || self.past.len() == vendor::PHASES_MAX {
+            return Some(Ok(vendor::INVALID_PARAMETER));
         }
         self.now = Some(Phase { name: name as usize, spent: Spent::by(vm, log) });
-        Some(vendor::SUCCESS)
+        Some(Ok(vendor::SUCCESS))
     }
 
     /// Writes what each of them took to the control channel.

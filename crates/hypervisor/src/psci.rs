@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! PSCI as the guest sees it (Arm DEN0022), by HVC or SMC.
 //!
-//! The invariant: a vCPU is switched on only from off, by who wins [`VcpuSlot::try_on`](crate::vm).
+//! The module decides; what it decides about is behind [`Vcpus`], so that a host test can put each case to it. The
+//! invariant: a vCPU is switched on only by the CPU that won [`Vcpus::try_on`], and is off again if its start fails.
 
-use smccc::psci::{self, AffinityState};
+use core::fmt;
+
+use smccc::psci;
 
 use crate::cpus::StartError;
-use crate::power;
-use crate::vm::Vm;
 
 /// What a call leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// The caller goes on with this in x0.
     Return(u64),
@@ -21,15 +23,34 @@ pub enum Reply {
     SystemReset,
 }
 
+/// The vCPUs of a guest, by their numbers.
+pub trait Vcpus {
+    /// The vCPU that has this affinity.
+    fn find(&self, mpidr: u64) -> Option<usize>;
+    /// Whether the guest has RAM at this intermediate physical address.
+    fn is_ram(&self, address: u64) -> bool;
+    /// Gives the caller the right to switch a vCPU on. Returns `false` if it is on already.
+    fn try_on(&self, index: usize) -> bool;
+    /// Marks a vCPU off, which the caller switched on or is.
+    fn set_off(&self, index: usize);
+    /// Starts a vCPU, which the caller has the right to, at `entry` with `argument` in x0.
+    fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), StartError>;
+    /// Whether a vCPU is off and can be started.
+    fn is_off(&self, index: usize) -> bool;
+    /// A call was refused for a reason that its answer does not give.
+    fn refused(&self, why: fmt::Arguments);
+}
+
 const SUCCESS: i64 = 0;
 const NOT_SUPPORTED: i64 = -1;
 const INVALID_PARAMETERS: i64 = -2;
 const ALREADY_ON: i64 = -4;
 const ON_PENDING: i64 = -5;
 const INTERNAL_FAILURE: i64 = -6;
+const INVALID_ADDRESS: i64 = -9;
 
 /// Answers the call with these arguments (x0 to x3) of vCPU `index`.
-pub fn call(vm: &'static Vm, index: usize, arguments: &[u64; 4]) -> Reply {
+pub fn call(vcpus: &impl Vcpus, index: usize, arguments: &[u64; 4]) -> Reply {
     const CALL_64: u64 = 1 << 30;
     let [function, ..] = *arguments;
     // A 32-bit call has 32-bit arguments.
@@ -39,12 +60,12 @@ pub fn call(vm: &'static Vm, index: usize, arguments: &[u64; 4]) -> Reply {
         psci::PSCI_VERSION => 1 << 16 | 1,
         psci::PSCI_FEATURES => features(first as u32),
         psci::PSCI_MIGRATE_INFO_TYPE => 2,
-        psci::PSCI_CPU_ON_32 | psci::PSCI_CPU_ON_64 => cpu_on(vm, first, second, third),
-        psci::PSCI_AFFINITY_INFO_32 | psci::PSCI_AFFINITY_INFO_64 => affinity_info(vm, first, second),
+        psci::PSCI_CPU_ON_32 | psci::PSCI_CPU_ON_64 => cpu_on(vcpus, first, second, third),
+        psci::PSCI_AFFINITY_INFO_32 | psci::PSCI_AFFINITY_INFO_64 => affinity_info(vcpus, first, second),
         // A standby state may end at once.
         psci::PSCI_CPU_SUSPEND_32 | psci::PSCI_CPU_SUSPEND_64 => SUCCESS,
         psci::PSCI_CPU_OFF => {
-            vm.vcpus[index].set_off();
+            vcpus.set_off(index);
             return Reply::Off;
         }
         psci::PSCI_SYSTEM_OFF => return Reply::SystemOff,
@@ -72,21 +93,25 @@ fn features(function: u32) -> i64 {
     }
 }
 
-fn cpu_on(vm: &'static Vm, mpidr: u64, entry: u64, context: u64) -> i64 {
-    let Some(target) = vm.vcpus.iter().position(|vcpu| vcpu.mpidr == mpidr) else { return INVALID_PARAMETERS };
-    if !vm.vcpus[target].try_on() {
+fn cpu_on(vcpus: &impl Vcpus, mpidr: u64, entry: u64, context: u64) -> i64 {
+    let Some(target) = vcpus.find(mpidr) else { return INVALID_PARAMETERS };
+    // There the vCPU would abort on its first fetch, and on the first one of its vector, for ever.
+    if !vcpus.is_ram(entry) {
+        return INVALID_ADDRESS;
+    }
+    if !vcpus.try_on(target) {
         return ALREADY_ON;
     }
-    match vm.start_vcpu(target, entry, context) {
+    match vcpus.start(target, entry, context) {
         Ok(()) => SUCCESS,
         Err(error) => {
-            vm.vcpus[target].set_off();
+            vcpus.set_off(target);
             match error {
-                // It said that it is off, and is on its way: the guest may try again.
+                // The vCPU is marked off, but its CPU is still on its way: the guest may try again.
                 StartError::Firmware(_, psci::Error::AlreadyOn) => ALREADY_ON,
                 StartError::Firmware(_, psci::Error::OnPending) => ON_PENDING,
                 _ => {
-                    crate::log!("vCPU {target} cannot be started: {error}");
+                    vcpus.refused(format_args!("vCPU {target} cannot be started: {error}"));
                     INTERNAL_FAILURE
                 }
             }
@@ -94,10 +119,10 @@ fn cpu_on(vm: &'static Vm, mpidr: u64, entry: u64, context: u64) -> i64 {
     }
 }
 
-fn affinity_info(vm: &Vm, mpidr: u64, lowest_level: u64) -> i64 {
-    match vm.vcpus.iter().find(|vcpu| vcpu.mpidr == mpidr && lowest_level == 0) {
-        // Off is off only when its CPU is: until then it cannot be switched on again.
-        Some(vcpu) => i64::from(!vcpu.is_on() && power::affinity_info(mpidr) == Ok(AffinityState::Off)),
-        None => INVALID_PARAMETERS,
+fn affinity_info(vcpus: &impl Vcpus, mpidr: u64, lowest_level: u64) -> i64 {
+    match vcpus.find(mpidr) {
+        // Affinity levels above 0 are deprecated, and need not be supported (DEN0022, AFFINITY_INFO).
+        Some(target) if lowest_level == 0 => i64::from(vcpus.is_off(target)),
+        _ => INVALID_PARAMETERS,
     }
 }

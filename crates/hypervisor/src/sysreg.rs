@@ -32,6 +32,12 @@ pub const fn id_field(register: u64, low: u32) -> u64 {
     (register >> low) & 0xf
 }
 
+/// Waits until what this CPU stored before can be seen by every CPU of the inner shareable domain.
+pub fn dsb_ishst() {
+    // SAFETY: a barrier changes nothing.
+    unsafe { core::arch::asm!("dsb ishst", options(nostack, preserves_flags)) };
+}
+
 /// Waits until what was written to system registers holds for the instructions that follow.
 pub fn isb() {
     // SAFETY: a barrier changes nothing.

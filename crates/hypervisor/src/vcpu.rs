@@ -6,7 +6,7 @@
 //!
 //! [`GuestMemory::fault`]: twofold_memory::GuestMemory::fault
 
-use alloc::boxed::Box;
+use core::mem::needs_drop;
 
 use twofold_memory::{Answer, Done, GuestFault};
 use twofold_stage2::Ipa;
@@ -23,7 +23,6 @@ use crate::registers::shut;
 use crate::stats::{Meter, Purpose, Stats};
 #[cfg(any(feature = "oracle", feature = "record"))]
 use crate::translation_registers;
-use crate::vendor::VendorCalls;
 use crate::vm::{End, Vm};
 use crate::world::{self, Context, Trap};
 use crate::{inject, power, read_sysreg};
@@ -41,7 +40,6 @@ pub fn run(vm: &'static Vm, index: usize, entry: u64, argument: u64) -> ! {
         context: Context::new(entry, argument),
         stats: &vm.vcpus[index].stats,
         meter: Meter::new(counter),
-        vendor: VendorCalls::allowed(vm),
         #[cfg(feature = "oracle")]
         oracle: Oracle::planned(),
         #[cfg(feature = "record")]
@@ -58,12 +56,15 @@ struct Vcpu {
     context: Context,
     stats: &'static Stats,
     meter: Meter,
-    vendor: Option<Box<VendorCalls>>,
     #[cfg(feature = "oracle")]
     oracle: Oracle,
     #[cfg(feature = "record")]
     recorder: Recorder,
 }
+
+/// A CPU that leaves [`run`] switches itself off, and what its vCPU owns is never dropped: so it owns nothing. The oracle and
+/// the recorder do, but they want a guest of one vCPU, which is never started twice.
+const _: () = assert!(!needs_drop::<Vcpu>() || cfg!(any(feature = "oracle", feature = "record")));
 
 /// Exception classes of ESR_EL2 (Arm ARM D23.2).
 mod class {
@@ -184,13 +185,13 @@ impl Vcpu {
     fn call(&mut self) {
         assert!(!self.vm.panics_on_call(), "panic at the guest's first call, as the bundle asks for");
         let [a, b, c, d, ..] = self.context.x;
-        if let Some(vendor) = &mut self.vendor
+        if let Some(vendor) = self.vm.vendor()
             && let Some(answer) = vendor.call(self.vm, &mut self.meter, [a, b, c, d])
         {
             self.context.x[0] = answer as u64;
             return;
         }
-        match psci::call(self.vm, self.index, &[a, b, c, d]) {
+        match psci::call(&self.vm, self.index, &[a, b, c, d]) {
             Reply::Return(value) => self.context.x[0] = value,
             Reply::Off => power::cpu_off(),
             Reply::SystemOff => self.end(End::PowerOff),
@@ -201,9 +202,6 @@ impl Vcpu {
     fn end(&mut self, end: End) -> ! {
         // What this exit cost until here is put down to it.
         self.measure(read_sysreg!(ESR_EL2));
-        if let Some(vendor) = &self.vendor {
-            vendor.report(self.vm);
-        }
         #[cfg(feature = "record")]
         self.recorder.tell(self.vm);
         self.vm.end(end)

@@ -6,20 +6,24 @@
 
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicBool, Ordering};
 
+use smccc::psci::AffinityState;
 use spin::{Mutex, Once};
 use twofold_abi::{bundle, exit};
 #[cfg(any(feature = "oracle", feature = "record"))]
 use twofold_memory::dirty::{DirtyLog, LogError};
 use twofold_memory::{GuestMemory, SlotId};
-use twofold_stage2::Features;
+use twofold_stage2::{Features, Ipa};
 
 use crate::board::Board;
+use crate::claim::Claim;
 use crate::cpus::{self, StartError};
 use crate::platform::EnginePlatform;
+use crate::psci;
+use crate::refusals::Refusals;
 use crate::registers::{self, Confinement};
 use crate::stats::{self, Stats};
+use crate::vendor::VendorCalls;
 use crate::{agreement, control, platform, power};
 #[cfg(feature = "trace")]
 use {crate::trace, twofold_abi::trace::Event};
@@ -36,6 +40,11 @@ pub struct Vm {
     hcr: u64,
     flags: u32,
     run: RunVcpu,
+    /// The calls by which the guest measures itself; `None` if its bundle does not allow them.
+    vendor: Option<VendorCalls>,
+    refusals: Refusals,
+    /// Taken by the CPU that ends the guest.
+    end: Claim,
     /// The vCPUs, in the order of the machine's CPUs.
     pub(crate) vcpus: Vec<VcpuSlot>,
 }
@@ -46,8 +55,8 @@ pub type RunVcpu = fn(&'static Vm, usize, u64, u64) -> !;
 /// What others see of a vCPU.
 pub(crate) struct VcpuSlot {
     pub(crate) mpidr: u64,
-    /// Whether it is on: switched on only by who wins the exchange.
-    on: AtomicBool,
+    /// Taken while it is on.
+    on: Claim,
     pub(crate) stats: Stats,
     /// Where it starts: entry and argument.
     start: Mutex<(u64, u64)>,
@@ -83,7 +92,7 @@ impl Vm {
     ) -> Self {
         let vcpus = board.cpus.iter().take(cpus).enumerate().map(|(index, mpidr)| VcpuSlot {
             mpidr: *mpidr,
-            on: AtomicBool::new(index == 0),
+            on: Claim::new(index == 0),
             stats: Stats::default(),
             start: Mutex::new((0, 0)),
         });
@@ -93,6 +102,9 @@ impl Vm {
             hcr,
             flags,
             run,
+            vendor: (flags & bundle::flags::MEASURE != 0).then(|| VendorCalls::new(test.len())),
+            refusals: Refusals::new(),
+            end: Claim::new(false),
             vcpus: vcpus.collect(),
             #[cfg(any(feature = "oracle", feature = "record"))]
             ram: _ram,
@@ -144,8 +156,14 @@ impl Vm {
         self.flags & bundle::flags::COUNT != 0
     }
 
-    pub(crate) fn lets_guest_measure(&self) -> bool {
-        self.flags & bundle::flags::MEASURE != 0
+    /// The calls by which the guest measures itself; `None` if its bundle does not allow them.
+    pub(crate) fn vendor(&self) -> Option<&VendorCalls> {
+        self.vendor.as_ref()
+    }
+
+    /// A call of the guest's was refused.
+    pub(crate) fn refused(&self, why: fmt::Arguments) {
+        self.refusals.add(why);
     }
 
     pub(crate) fn panics_on_call(&self) -> bool {
@@ -153,7 +171,7 @@ impl Vm {
     }
 
     /// Starts vCPU `index`, whose power state the caller has won, on its CPU.
-    pub(crate) fn start_vcpu(&'static self, index: usize, entry: u64, argument: u64) -> Result<(), StartError> {
+    fn start_vcpu(&'static self, index: usize, entry: u64, argument: u64) -> Result<(), StartError> {
         *self.vcpus[index].start.lock() = (entry, argument);
         cpus::start(self.board, index, |index| {
             let vm = VM.get().expect("only a running virtual machine starts vCPUs");
@@ -164,6 +182,11 @@ impl Vm {
 
     /// The guest is over: reports, and ends. What a vCPU does that runs on until then is counted, or not.
     pub(crate) fn end(&self, end: End) -> ! {
+        self.claim_the_end();
+        if let Some(vendor) = &self.vendor {
+            vendor.report(self);
+        }
+        self.refusals.report();
         let engine = self.memory.stage2().platform().counts();
         stats::report(self.vcpus.iter().map(|vcpu| &vcpu.stats), &self.memory.counts(), engine);
         let (how, status) = match end {
@@ -176,24 +199,51 @@ impl Vm {
 
     /// The guest cannot go on, which is no defect of EL2's.
     pub(crate) fn fail(&self, why: fmt::Arguments) -> ! {
+        self.claim_the_end();
         control::error(format_args!("the guest cannot go on: {why}"));
         control::end("error");
         power::exit(exit::CANNOT_START)
     }
+
+    /// One CPU ends the guest. Another that comes here later stops, so that each figure is reported once.
+    fn claim_the_end(&self) {
+        if !self.end.take() {
+            power::park();
+        }
+    }
 }
 
-impl VcpuSlot {
-    /// Wins the right to switch the vCPU on; false where it is on already.
-    pub(crate) fn try_on(&self) -> bool {
-        !self.on.swap(true, Ordering::AcqRel)
+/// A vCPU is switched on by the CPU that takes its claim.
+impl psci::Vcpus for &'static Vm {
+    fn find(&self, mpidr: u64) -> Option<usize> {
+        self.vcpus.iter().position(|vcpu| vcpu.mpidr == mpidr)
     }
 
-    pub(crate) fn set_off(&self) {
-        self.on.store(false, Ordering::Release);
+    fn is_ram(&self, address: u64) -> bool {
+        // What is not RAM cannot be read.
+        self.memory.read(Ipa::new(address), &mut [0]).is_ok()
     }
 
-    pub(crate) fn is_on(&self) -> bool {
-        self.on.load(Ordering::Acquire)
+    fn try_on(&self, index: usize) -> bool {
+        self.vcpus[index].on.take()
+    }
+
+    fn set_off(&self, index: usize) {
+        self.vcpus[index].on.give_back();
+    }
+
+    fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), StartError> {
+        self.start_vcpu(index, entry, argument)
+    }
+
+    fn is_off(&self, index: usize) -> bool {
+        // Off is off only when its CPU is: until then it cannot be switched on again.
+        let vcpu = &self.vcpus[index];
+        !vcpu.on.is_taken() && power::affinity_info(vcpu.mpidr) == Ok(AffinityState::Off)
+    }
+
+    fn refused(&self, why: fmt::Arguments) {
+        Vm::refused(self, why);
     }
 }
 

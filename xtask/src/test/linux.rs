@@ -6,6 +6,7 @@
 
 mod experiments;
 mod readme;
+mod vcpus;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -102,6 +103,12 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("experiment_with_given_memory", Depth::Quick, experiments::given),
     ("experiments_with_techniques_of_before", Depth::Quick, experiments::before),
     ("experiments_are_refused_with_a_reason", Depth::Quick, experiments::refused),
+    ("vcpus_that_come_and_go_leave_nothing", Depth::Quick, |suite| vcpus::restart(suite, 300)),
+    ("vcpus_that_come_and_go_ten_thousand_times", Depth::Full, |suite| vcpus::restart(suite, 10_000)),
+    ("vcpus_start_in_ram_only", Depth::Quick, vcpus::nowhere),
+    ("vcpus_that_end_together_report_once", Depth::Quick, |suite| vcpus::together(suite, 3)),
+    ("vcpus_that_end_together_report_once_each_time", Depth::Full, |suite| vcpus::together(suite, 50)),
+    ("refused_calls_are_counted", Depth::Quick, vcpus::refused),
     ("panic_at_el2", Depth::Quick, panic),
     ("guest_runs_no_command_of_the_host", Depth::Quick, host_command),
     ("interrupted_run_leaves_nothing", Depth::Quick, interrupt),
@@ -148,7 +155,11 @@ impl Suite {
 
     /// Boots the bare-metal guest from here, for what `run` does not offer.
     fn bare(&self, command_line: &str, flags: u32) -> anyhow::Result<Outcome> {
-        let guest = Guest {
+        self.boot(self.bare_guest(command_line, flags))
+    }
+
+    fn bare_guest(&self, command_line: &str, flags: u32) -> Guest {
+        Guest {
             kernel: self.workspace.image(build::GUEST.name),
             initrd: None,
             command_line: command_line.to_owned(),
@@ -158,8 +169,7 @@ impl Suite {
             flags,
             test: None,
             before: 0,
-        };
-        self.boot(guest)
+        }
     }
 
     fn boot(&self, guest: Guest) -> anyhow::Result<Outcome> {

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Proves what PSCI answers (Arm DEN0022), call by call: which vCPU is meant, where it may start, and what is left of a
+//! start that fails.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+
+use smccc::psci::Error;
+use twofold_fuzz_hypervisor::cpus::StartError;
+use twofold_fuzz_hypervisor::psci::{Reply, Vcpus, call};
+
+const VERSION: u64 = 0x8400_0000;
+const CPU_SUSPEND: u64 = 0x8400_0001;
+const CPU_OFF: u64 = 0x8400_0002;
+const CPU_ON_32: u64 = 0x8400_0003;
+const CPU_ON_64: u64 = 0xc400_0003;
+const AFFINITY_INFO_32: u64 = 0x8400_0004;
+const AFFINITY_INFO_64: u64 = 0xc400_0004;
+const SYSTEM_OFF: u64 = 0x8400_0008;
+const SYSTEM_RESET: u64 = 0x8400_0009;
+const FEATURES: u64 = 0x8400_000a;
+
+const SUCCESS: i64 = 0;
+const NOT_SUPPORTED: i64 = -1;
+const INVALID_PARAMETERS: i64 = -2;
+const ALREADY_ON: i64 = -4;
+const ON_PENDING: i64 = -5;
+const INTERNAL_FAILURE: i64 = -6;
+const INVALID_ADDRESS: i64 = -9;
+
+/// Affinities of the vCPUs; the last one has a part beyond 32 bits.
+const MPIDRS: [u64; 3] = [0, 0x101, 0x1_0000_0002];
+const RAM: u64 = 0x4000_0000;
+/// The upper half of a register that a 32-bit call passes: anything.
+const JUNK: u64 = 0xdead_beef << 32;
+
+#[derive(Default)]
+struct Fake {
+    on: [Cell<bool>; 3],
+    /// What the firmware answers to a start.
+    error: Cell<Option<StartError>>,
+    /// The CPUs that are on their way down: marked off, and still running.
+    leaving: Cell<bool>,
+    started: RefCell<Vec<(usize, u64, u64)>>,
+    refused: RefCell<Vec<String>>,
+}
+
+impl Vcpus for Fake {
+    fn find(&self, mpidr: u64) -> Option<usize> {
+        MPIDRS.iter().position(|of| *of == mpidr)
+    }
+
+    fn is_ram(&self, address: u64) -> bool {
+        (RAM..RAM + 0x1000).contains(&address)
+    }
+
+    fn try_on(&self, index: usize) -> bool {
+        !self.on[index].replace(true)
+    }
+
+    fn set_off(&self, index: usize) {
+        self.on[index].set(false);
+    }
+
+    fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), StartError> {
+        assert!(self.on[index].get(), "vCPU {index} is started without the right to");
+        self.started.borrow_mut().push((index, entry, argument));
+        self.error.get().map_or(Ok(()), Err)
+    }
+
+    fn is_off(&self, index: usize) -> bool {
+        !self.on[index].get() && !self.leaving.get()
+    }
+
+    fn refused(&self, why: fmt::Arguments) {
+        self.refused.borrow_mut().push(why.to_string());
+    }
+}
+
+impl Fake {
+    /// With vCPU 0 on, which makes the calls.
+    fn new() -> Self {
+        let fake = Self::default();
+        fake.on[0].set(true);
+        fake
+    }
+
+    fn answer(&self, arguments: [u64; 4]) -> i64 {
+        match call(self, 0, &arguments) {
+            Reply::Return(value) => value as i64,
+            reply => panic!("{reply:?}"),
+        }
+    }
+
+    fn is_on(&self) -> [bool; 3] {
+        [0, 1, 2].map(|index| self.on[index].get())
+    }
+}
+
+#[test]
+fn a_vcpu_starts_where_it_is_told_to() {
+    let fake = Fake::new();
+    assert_eq!(fake.answer([CPU_ON_64, MPIDRS[2], RAM + 8, 1 << 40 | 7]), SUCCESS);
+    assert_eq!(fake.started.take(), [(2, RAM + 8, 1 << 40 | 7)]);
+    assert_eq!(fake.is_on(), [true, false, true]);
+    assert_eq!(fake.answer([CPU_ON_64, MPIDRS[2], RAM, 0]), ALREADY_ON);
+    assert_eq!(fake.started.take(), []);
+}
+
+#[test]
+fn a_32_bit_call_has_32_bit_arguments() {
+    let fake = Fake::new();
+    assert_eq!(fake.answer([CPU_ON_32, MPIDRS[1] | JUNK, RAM | JUNK, 7 | JUNK]), SUCCESS);
+    assert_eq!(fake.started.take(), [(1, RAM, 7)]);
+    assert_eq!(fake.answer([AFFINITY_INFO_32, MPIDRS[1] | JUNK, JUNK, 0]), 0);
+    // No vCPU of the lower half's number is meant by a call of 64 bits.
+    assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1] | JUNK, RAM, 0]), INVALID_PARAMETERS);
+    assert_eq!(fake.answer([AFFINITY_INFO_64, MPIDRS[1] | JUNK, 0, 0]), INVALID_PARAMETERS);
+    assert_eq!(fake.answer([FEATURES, CPU_ON_64 | JUNK, 0, 0]), SUCCESS);
+}
+
+#[test]
+fn no_vcpu_starts_where_no_ram_is() {
+    let fake = Fake::new();
+    for entry in [0, 0x0900_0000, RAM - 4, RAM + 0x1000, 1 << 48, u64::MAX] {
+        assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1], entry, 0]), INVALID_ADDRESS, "{entry:#x}");
+    }
+    assert_eq!((fake.started.take(), fake.is_on()), (vec![], [true, false, false]));
+    assert_eq!(fake.answer([CPU_ON_64, 0x77, 0, 0]), INVALID_PARAMETERS, "which vCPU is asked first");
+    assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1], RAM, 0]), SUCCESS);
+}
+
+#[test]
+fn a_start_that_fails_leaves_the_vcpu_off() {
+    let fake = Fake::new();
+    for (error, expected) in [
+        (StartError::Firmware(1, Error::AlreadyOn), ALREADY_ON),
+        (StartError::Firmware(1, Error::OnPending), ON_PENDING),
+        (StartError::Firmware(1, Error::InternalFailure), INTERNAL_FAILURE),
+        (StartError::NoSuchCpu(1), INTERNAL_FAILURE),
+    ] {
+        fake.error.set(Some(error));
+        assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1], RAM, 0]), expected, "{error}");
+        assert_eq!(fake.is_on(), [true, false, false], "{error}");
+    }
+    assert_eq!(fake.refused.take().len(), 2, "a reason for each answer that gives none");
+    fake.error.set(None);
+    assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1], RAM, 0]), SUCCESS);
+}
+
+#[test]
+fn affinity_info_is_of_one_vcpu() {
+    const ON: i64 = 0;
+    const OFF: i64 = 1;
+    let fake = Fake::new();
+    for function in [AFFINITY_INFO_32, AFFINITY_INFO_64] {
+        let info = |mpidr, level| fake.answer([function, mpidr, level, 0]);
+        assert_eq!((info(MPIDRS[0], 0), info(MPIDRS[1], 0)), (ON, OFF));
+        assert_eq!(info(0x77, 0), INVALID_PARAMETERS);
+        for level in [1, 2, 3, 4] {
+            assert_eq!(info(MPIDRS[0], level), INVALID_PARAMETERS, "level {level}");
+        }
+    }
+    fake.leaving.set(true);
+    assert_eq!(fake.answer([AFFINITY_INFO_64, MPIDRS[1], 0, 0]), ON, "until its CPU is off");
+}
+
+#[test]
+fn each_function_has_its_answer() {
+    let fake = Fake::new();
+    assert_eq!(fake.answer([VERSION, 0, 0, 0]), 0x1_0001);
+    assert_eq!(fake.answer([CPU_SUSPEND, 0, 0, 0]), SUCCESS);
+    assert_eq!(fake.answer([FEATURES, CPU_ON_64, 0, 0]), SUCCESS);
+    assert_eq!(fake.answer([FEATURES, 0x8400_000e, 0, 0]), NOT_SUPPORTED);
+    for function in [0x8400_000e, 0, u64::MAX] {
+        assert_eq!(fake.answer([function, 0, 0, 0]), NOT_SUPPORTED, "{function:#x}");
+    }
+    assert_eq!(call(&fake, 0, &[SYSTEM_OFF, 0, 0, 0]), Reply::SystemOff);
+    assert_eq!(call(&fake, 0, &[SYSTEM_RESET, 0, 0, 0]), Reply::SystemReset);
+    assert_eq!(fake.is_on(), [true, false, false]);
+    assert_eq!(call(&fake, 0, &[CPU_OFF, 0, 0, 0]), Reply::Off);
+    assert_eq!(fake.is_on(), [false; 3]);
+}
