@@ -300,7 +300,8 @@ pub struct RunOptions {
     /// An initrd, instead of the one that is made from busybox
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// Text to put at the end of the guest's command line
+    /// Text to put at the end of the guest's command line. With --kernel it is the whole command line; such a kernel gets the
+    /// words for Debian's Linux only without --append
     #[arg(long, value_name = "TEXT")]
     pub append: Option<String>,
     /// Guest memory in bytes, or with K, M or G (powers of 1024); a multiple of 4K, at least 64M, and 128M
@@ -405,7 +406,7 @@ Examples:
   cargo xtask run                                  Linux's console; Ctrl-A X leaves
   cargo xtask run --check --count                  boots, checks, counts, and prints a table
   cargo xtask run --check --pages blocks --memory 1G --cpus 2
-  cargo xtask run --kernel Image --initrd root.cpio --append 'rdinit=/bin/sh'
+  cargo xtask run --kernel Image --initrd root.cpio --append 'console=ttyAMA0 rdinit=/bin/sh'
   cargo xtask run --check --json figures.json
   cargo xtask run --check --trace trace.txt        then: cargo xtask trace-check trace.txt
 

@@ -147,28 +147,34 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
 }
 
 fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathBuf>) -> Guest {
+    Guest {
+        kernel,
+        initrd,
+        command_line: command_line(options, mode),
+        memory: options.memory.bytes(),
+        cpus: options.cpus,
+        pages: options.pages.into(),
+        flags: if mode.is_counted() { flags::COUNT } else { 0 },
+        test: None,
+        before: 0,
+    }
+}
+
+fn command_line(options: &RunOptions, mode: Mode) -> String {
+    // A kernel of the user's need not be Linux: what the user gives it is all that it gets.
+    if let (Some(_), Some(words)) = (&options.kernel, &options.append) {
+        return words.clone();
+    }
     let mut words = vec!["console=ttyAMA0", "panic=-1", "loglevel=4"];
     if mode != Mode::Console {
         words.push("twofold.check");
     }
-    let mut bits = 0;
     if mode.is_counted() {
         // Where the kernel lies changes what it does, and with it the counts.
         words.push("nokaslr");
-        bits |= flags::COUNT;
     }
     words.extend(options.append.as_deref());
-    Guest {
-        kernel,
-        initrd,
-        command_line: words.join(" "),
-        memory: options.memory.bytes(),
-        cpus: options.cpus,
-        pages: options.pages.into(),
-        flags: bits,
-        test: None,
-        before: 0,
-    }
+    words.join(" ")
 }
 
 fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a> {
@@ -342,5 +348,15 @@ mod tests {
             line(Mode::Check { count: true }),
             "console=ttyAMA0 panic=-1 loglevel=4 twofold.check nokaslr twofold.x=1"
         );
+    }
+
+    #[test]
+    fn a_kernel_of_the_users_gets_what_was_appended_alone() {
+        let line = |words: &[&str], mode| guest(&options(words), mode, "k".into(), None).command_line;
+        for mode in [Mode::Console, Mode::Check { count: false }, Mode::Check { count: true }] {
+            assert_eq!(line(&["--kernel", "k", "--append", "first second"], mode), "first second");
+            assert_eq!(line(&["--kernel", "k", "--append", ""], mode), "");
+            assert!(line(&["--kernel", "k"], mode).starts_with("console=ttyAMA0"), "{mode:?}");
+        }
     }
 }
