@@ -5,7 +5,7 @@
 //!
 //! 1. [`Guest`] is checked on the host and written as a bundle file (modules [`guest`], [`image`], [`layout`]).
 //! 2. [`Qemu`] is found and must be new enough; [`Machine`] says what it starts (modules [`qemu`], [`machine`]).
-//! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`]).
+//! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`], [`child`]).
 //! 4. The control channel's lines become a [`Control`] with its [`Report`] of figures ([`report`]).
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
@@ -14,6 +14,7 @@
 //! The room knows `twofold-abi`, and of `twofold-pattern` guest modes: it speaks with the image through files and lines only.
 
 pub mod check;
+pub mod child;
 pub mod experiment;
 pub mod guest;
 pub mod image;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Runs one machine: follows its console, ends it in time, and collects what it said.
 //!
-//! Invariant: when [`Launch::run`] returns, however it returns, the QEMU that it started is gone and reaped.
+//! Invariant: when [`Launch::run`] returns, however it returns, the QEMU that it started is gone and reaped. If the launcher is
+//! killed, its QEMU is killed too.
 //! The time limit is there against hangs and never says whether a guest was right.
 
 use std::collections::VecDeque;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use crate::check::Check;
+use crate::child;
 use crate::machine::{Machine, Serial};
 use crate::qemu::Qemu;
 use crate::report::Control;
@@ -210,6 +212,8 @@ impl Launch<'_> {
             let stderr = File::create(&stderr).map_err(|why| RunError::Log { path: stderr, why })?;
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         }
+        // The thread that is here waits for it, so the launcher's death alone is what kills it.
+        child::dies_with_parent(&mut command);
         let child = command.spawn().map_err(|why| RunError::Start { program: self.qemu.program().to_owned(), why })?;
         Ok(Running { child })
     }
@@ -467,6 +471,38 @@ mod tests {
         waiter.join().unwrap();
         assert!(matches!(result.unwrap_err(), RunError::Stopped));
         assert_gone(&fake);
+    }
+
+    /// The launcher is this test once more, in a process of its own: SIGKILL leaves it no time to end its QEMU.
+    #[test]
+    fn a_launcher_that_is_killed_takes_its_qemu_along() {
+        const LAUNCHER: &str = "TWOFOLD_TEST_LAUNCHER";
+        if let Some(directory) = std::env::var_os(LAUNCHER) {
+            let program = Path::new(&directory).join("qemu");
+            let directory = tempfile::TempDir::new_in(directory).unwrap();
+            let _ = launch(&Fake { directory, program }, None, &Stop::default());
+            return;
+        }
+        let fake = fake(SLEEP);
+        let directory = fake.directory.path();
+        let pid = directory.join("pid");
+        let mut launcher = Command::new(std::env::current_exe().unwrap());
+        launcher.args(["--exact", "run::tests::a_launcher_that_is_killed_takes_its_qemu_along"]);
+        let mut launcher = Running { child: launcher.env(LAUNCHER, directory).spawn().unwrap() };
+        while !fs::read_to_string(&pid).is_ok_and(|pid| pid.ends_with('\n')) {
+            assert!(launcher.child.try_wait().unwrap().is_none(), "the launcher ended by itself");
+            thread::sleep(POLL);
+        }
+        launcher.kill();
+        let status = Path::new("/proc").join(fs::read_to_string(&pid).unwrap().trim()).join("stat");
+        // Where nothing reaps orphans it stays as a zombie: state Z.
+        let is_gone = || fs::read_to_string(&status).map_or(true, |status| status.contains(") Z "));
+        // The kernel has sent the signal already; the limit is against waiting for ever where it has not.
+        let limit = Instant::now() + Duration::from_secs(60);
+        while !is_gone() {
+            assert!(Instant::now() < limit, "{} still runs", status.display());
+            thread::sleep(POLL);
+        }
     }
 
     #[test]
