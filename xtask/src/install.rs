@@ -6,7 +6,7 @@
 use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, bail};
 use twofold_launch::{Qemu, QemuError};
@@ -76,7 +76,7 @@ pub fn target(name: &str) -> anyhow::Result<()> {
 /// A component of the Rust toolchain, by the name of its program: `rustfmt` or `clippy`.
 pub fn component(name: &str, program: &str) -> anyhow::Result<()> {
     // The proxies of rustup are always there; whether the component is, they say when asked.
-    let there = Command::new("cargo").args([program, "--version"]).stdin(Stdio::null()).output();
+    let there = subprocess::output(Command::new("cargo").args([program, "--version"]));
     if there.is_ok_and(|output| output.status.success()) {
         return Ok(());
     }

@@ -43,6 +43,7 @@ use workspace::Workspace;
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let stop = Stop::default();
+    subprocess::stop_with(stop.clone());
     match start(arguments, &stop) {
         Ok(code) => code,
         // The reader of our output is gone (`| head`): there is nobody to tell.

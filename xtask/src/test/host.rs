@@ -3,7 +3,7 @@
 //!
 //! Each step of Cargo's is a test; the tests that `cargo test` runs inside are counted too.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
@@ -92,7 +92,7 @@ fn counted(name: &str, mut command: Command, inner: &Arc<Mutex<Tally>>) -> Trial
     let inner = Arc::clone(inner);
     Trial::test(name, move || {
         // Backtraces of tests that are meant to panic bury the one that matters.
-        let output = command.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).output()?;
+        let output = subprocess::output(command.env("RUST_BACKTRACE", "0"))?;
         let stdout = String::from_utf8_lossy(&output.stdout);
         let found = results(&stdout);
         inner.lock().map_err(|_| "a test panicked")?.add(found);

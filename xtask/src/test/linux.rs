@@ -4,6 +4,7 @@
 //! Each test calls this very program's `run` and judges what a person would see: exit status, words, figures.
 //! Counts are exact, since counted runs are deterministic: they are compared with `==` and with budgets.
 
+mod endings;
 mod experiments;
 mod readme;
 mod vcpus;
@@ -12,9 +13,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -31,7 +31,6 @@ use crate::build;
 use crate::install;
 use crate::oracle::hypervisor::{self, Plan};
 use crate::steps::Steps;
-use crate::subprocess;
 use crate::workspace::Workspace;
 
 /// Runs the suite.
@@ -86,7 +85,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("bad_memory", Depth::Quick, bad_memory),
     ("bad_combinations", Depth::Quick, bad_combinations),
     ("bad_qemu", Depth::Quick, bad_qemu),
-    ("guest_that_hangs", Depth::Quick, hang),
+    ("guest_that_hangs", Depth::Quick, endings::hang),
     ("guest_that_resets", Depth::Quick, |suite| {
         suite
             .refused(&["--check", "--guest", "bare", "--append", "touch=100G"], &["asked for a reset", "touch: FAILED"])
@@ -111,7 +110,9 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("refused_calls_are_counted", Depth::Quick, vcpus::refused),
     ("panic_at_el2", Depth::Quick, panic),
     ("guest_runs_no_command_of_the_host", Depth::Quick, host_command),
-    ("interrupted_run_leaves_nothing", Depth::Quick, interrupt),
+    ("interrupted_run_leaves_nothing", Depth::Quick, endings::interrupt),
+    ("interrupted_fetch_ends_at_once", Depth::Quick, endings::interrupt_fetch),
+    ("killed_run_leaves_nothing", Depth::Quick, endings::kill),
 ];
 
 struct Suite {
@@ -378,27 +379,6 @@ fn bad_qemu(suite: &Suite) -> anyhow::Result<()> {
     refused_with(suite.start(&["--check"], &[("TWOFOLD_QEMU", &missing)])?, &["TWOFOLD_QEMU names", "was not found"])
 }
 
-fn hang(suite: &Suite) -> anyhow::Result<()> {
-    let spinning = Spinning::new(suite)?;
-    let ended = spinning.command(suite, &["--timeout", "3"]).output()?;
-    refused_with(Ended::of(ended), &["did not end within 3 s", "--timeout"])?;
-    spinning.is_gone()
-}
-
-fn interrupt(suite: &Suite) -> anyhow::Result<()> {
-    let spinning = Spinning::new(suite)?;
-    let mut command = spinning.command(suite, &["--timeout", "60"]);
-    let mut child = Reaped(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
-    while !spinning.pid.exists() && child.0.try_wait()?.is_none() {
-        thread::sleep(Duration::from_millis(10));
-    }
-    // The shell's own `kill`: the program is in a package that a small Debian does not have.
-    subprocess::read(Command::new("sh").args(["-c", &format!("kill -TERM {}", child.0.id())]))?;
-    let status = child.0.wait()?;
-    ensure!(status.code() == Some(130), "it ended with {status}, not with 130");
-    spinning.is_gone()
-}
-
 /// QEMU serves the guest's semihosting calls too; its sandbox keeps them from starting anything.
 fn host_command(suite: &Suite) -> anyhow::Result<()> {
     let (image, proof) = (suite.path("commanding"), suite.path("command-ran"));
@@ -504,53 +484,6 @@ fn panic(suite: &Suite) -> anyhow::Result<()> {
         ensure!(text.contains(word), "no {word:?} in:\n{text}");
     }
     Ok(())
-}
-
-/// A guest that never ends, in a QEMU whose process is known.
-struct Spinning {
-    arguments: [String; 5],
-    qemu: PathBuf,
-    pid: PathBuf,
-}
-
-impl Spinning {
-    fn new(suite: &Suite) -> anyhow::Result<Self> {
-        let kernel = suite.path("spinning");
-        let initrd = suite.path("small-initrd");
-        fs::write(&kernel, spinning_kernel())?;
-        fs::write(&initrd, b"nothing")?;
-        // The real QEMU behind a script that leaves its process id, which `exec` keeps.
-        let (pid, qemu) = (suite.path("pid"), suite.path("qemu"));
-        let _ = fs::remove_file(&pid);
-        let real = install::qemu()?;
-        let launch = format!("case \"$*\" in *--version) ;; *) echo $$ > '{}';; esac", text(&pid)?);
-        script(&qemu, &format!("{launch}\nexec '{}' \"$@\"", real.program().display()))?;
-        let arguments = ["--check", "--kernel", text(&kernel)?, "--initrd", text(&initrd)?].map(str::to_owned);
-        Ok(Self { arguments, qemu, pid })
-    }
-
-    fn command(&self, suite: &Suite, more: &[&str]) -> Command {
-        let mut command = suite.command();
-        command.args(&self.arguments).args(more).env("TWOFOLD_QEMU", &self.qemu);
-        command
-    }
-
-    fn is_gone(&self) -> anyhow::Result<()> {
-        let pid = fs::read_to_string(&self.pid).context("QEMU was never started")?;
-        let alive = Path::new("/proc").join(pid.trim()).exists();
-        ensure!(!alive, "QEMU (process {}) still runs", pid.trim());
-        Ok(())
-    }
-}
-
-/// Ends a child that a failing test would leave behind.
-struct Reaped(Child);
-
-impl Drop for Reaped {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 fn refused_with(ended: Ended, words: &[&str]) -> anyhow::Result<()> {
