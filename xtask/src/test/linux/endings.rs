@@ -45,7 +45,9 @@ pub fn kill(suite: &Suite) -> anyhow::Result<()> {
     child.0.kill()?;
     child.0.wait()?;
     let pid = fs::read_to_string(&spinning.pid).context("QEMU was never started")?;
-    wait_until(|| is_gone(pid.trim())).with_context(|| format!("QEMU (process {}) still runs", pid.trim()))
+    let ended = wait_until(|| is_gone(pid.trim()));
+    kill_left(&pid);
+    ended.with_context(|| format!("QEMU (process {}) still runs", pid.trim()))
 }
 
 /// An apt-get that hangs does not hear of a signal that only this program gets.
@@ -66,10 +68,7 @@ pub fn interrupt_fetch(suite: &Suite) -> anyhow::Result<()> {
         status.is_some()
     });
     let alive = !is_gone(apt_get.trim());
-    if alive {
-        let pid = apt_get.trim().parse().ok().and_then(Pid::from_raw).context("no process id")?;
-        let _ = kill_process(pid, Signal::KILL);
-    }
+    kill_left(&apt_get);
     ended.context("it waits for the apt-get that hangs")?;
     ensure!(status.is_some_and(|status| status.code() == Some(130)), "it ended with {status:?}, not with 130");
     ensure!(!alive, "apt-get (process {}) still runs", apt_get.trim());
@@ -84,6 +83,14 @@ fn wait_until(mut is_so: impl FnMut() -> bool) -> anyhow::Result<()> {
         thread::sleep(POLL);
     }
     Ok(())
+}
+
+/// Kills what a failing test would leave behind.
+fn kill_left(pid: &str) {
+    let pid = pid.trim();
+    if let (false, Some(pid)) = (is_gone(pid), pid.parse().ok().and_then(Pid::from_raw)) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
 }
 
 /// Whether a process has ended. One that nothing reaps stays as a zombie: state Z.
