@@ -7,7 +7,8 @@
 //!
 //! A guest drives the dirty log of its [test memory](crate::bundle::Header::test_start), and says by [`PHASE`] what it is about to
 //! do. What is done at EL2 until it says so again is counted as that phase's, these words excepted, and goes to the control
-//! channel when the guest is over ([`control`](crate::control), `phase`).
+//! channel when the guest is over ([`control`](crate::control), `phase`). All vCPUs of a guest share one log and one series of
+//! phases. Of the calls that are refused, the first few are listed on the control channel, and the others counted.
 
 /// Starts the log: x1 is an index of [`TRACKERS`], x2 is 1 where all pages are to be dirty at first and 0 where none is, x3
 /// says how many bytes are split at once ahead of the guest's writes, 0 for block by block.

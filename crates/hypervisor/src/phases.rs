@@ -43,12 +43,14 @@ struct Spent {
 /// Room for the events that are counted.
 const EVENTS: usize = 32;
 
-impl Phases {
+impl Default for Phases {
     /// None yet, and room for all that there may be.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self { now: None, past: Vec::with_capacity(vendor::PHASES_MAX) }
     }
+}
 
+impl Phases {
     /// Answers the call with these arguments (x0 and x1); `None` where it is none for phases. An error names a phase in which a
     /// count fell.
     pub fn call(

@@ -13,14 +13,10 @@ use crate::control;
 pub const LISTED: u64 = 8;
 
 /// Counts the refused calls of all vCPUs.
+#[derive(Default)]
 pub struct Refusals(AtomicU64);
 
 impl Refusals {
-    /// None yet.
-    pub const fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
     /// A call was refused: writes the reason if it is one of the first, else only counts.
     pub fn add(&self, why: fmt::Arguments) {
         if self.0.fetch_add(1, Ordering::Relaxed) < LISTED {
@@ -34,11 +30,5 @@ impl Refusals {
         if more != 0 {
             control::log(format_args!("{more} more calls of the guest were refused; their reasons are not listed"));
         }
-    }
-}
-
-impl Default for Refusals {
-    fn default() -> Self {
-        Self::new()
     }
 }

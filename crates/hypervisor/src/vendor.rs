@@ -24,7 +24,7 @@ struct State {
 impl VendorCalls {
     /// For a guest with so many slots of test memory.
     pub fn new(slots: usize) -> Self {
-        Self(Mutex::new(State { log: LogCalls::new(slots), phases: Phases::new() }))
+        Self(Mutex::new(State { log: LogCalls::new(slots), phases: Phases::default() }))
     }
 
     /// Answers the call with these arguments (x0 to x3); `None` where it is none of these calls.

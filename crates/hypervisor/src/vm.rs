@@ -103,7 +103,7 @@ impl Vm {
             flags,
             run,
             vendor: (flags & bundle::flags::MEASURE != 0).then(|| VendorCalls::new(test.len())),
-            refusals: Refusals::new(),
+            refusals: Refusals::default(),
             end: Claim::new(false),
             vcpus: vcpus.collect(),
             #[cfg(any(feature = "oracle", feature = "record"))]

@@ -5,7 +5,7 @@ use twofold_fuzz_hypervisor::refusals::{LISTED, Refusals};
 use twofold_fuzz_hypervisor::{Done, done};
 
 fn lines(refusals: u64) -> Vec<Done> {
-    let all = Refusals::new();
+    let all = Refusals::default();
     (0..refusals).for_each(|number| all.add(format_args!("call {number}")));
     all.report();
     done()
