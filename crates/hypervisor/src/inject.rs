@@ -77,7 +77,7 @@ fn pstate_in_handler(before: u64) -> u64 {
     let sctlr = read_sysreg!(SCTLR_EL1);
     let pfr1 = read_sysreg!(ID_AA64PFR1_EL1);
     let (nmi, gcs) = (id_field(pfr1, 36) != 0, id_field(pfr1, 44) != 0);
-    let bit = |condition: bool, bit: u64| if condition { bit } else { 0 };
+    let bit = |condition: bool, bit: u64| u64::from(condition) * bit;
     let exlock = gcs && level_of(before) == 1 && read_sysreg!(S3_0_C2_C5_0) & EXLOCKEN != 0; // GCSCR_EL1
     Context::EL1H_MASKED
         | before & (FLAGS | DIT | PAN)
@@ -108,7 +108,7 @@ fn exception_level(context: &Context) -> u64 {
     level_of(context.pstate)
 }
 
-/// 0 or 1.
+/// 0 or 1. AArch32 is at EL0 only, where these bits of its mode are clear.
 fn level_of(pstate: u64) -> u64 {
-    if pstate & AARCH32 != 0 { 0 } else { pstate >> 2 & 3 }
+    pstate >> 2 & 3
 }

@@ -119,6 +119,8 @@ fn an_abort_of_a_walk_has_the_level_of_stage_1() {
 fn an_address_that_is_unknown_is_not_declared_valid() {
     assert_eq!(syndrome(EL0, DATA_ABORT | FNV | EXTERNAL, None), DATA_ABORT | FNV | EXTERNAL);
     assert_eq!(syndrome(EL0, INSTRUCTION_ABORT | FNV | EXTERNAL, None), INSTRUCTION_ABORT | FNV | EXTERNAL);
+    assert_eq!(syndrome(EL0, DATA_ABORT | FNV | WRITE | EXTERNAL, None), DATA_ABORT | FNV | WRITE | EXTERNAL);
+    assert_eq!(syndrome(EL0, DATA_ABORT | EXTERNAL, None), DATA_ABORT | EXTERNAL, "it is known");
     // With another status the bit has no meaning, and the address is known.
     assert_eq!(syndrome(EL0, DATA_ABORT | FNV | TRANSLATION_FAULT_3, None), DATA_ABORT | EXTERNAL);
     assert_eq!(syndrome(EL0, DATA_ABORT | FNV | EXTERNAL, Some(3)), DATA_ABORT | 0x17);
@@ -192,6 +194,13 @@ fn the_return_address_is_locked_within_el1() {
         assert_eq!(pstate_after(level, &[GCS]) & EXLOCK, 0);
         assert_eq!(pstate_after(level, &[EXLOCKEN]) & EXLOCK, 0, "without FEAT_GCS");
     }
+}
+
+#[test]
+fn a_vcpu_starts_with_its_argument_alone() {
+    let context = Context::new(PC, 7);
+    assert_eq!((context.pc, context.pstate, context.x[0]), (PC, HANDLER, 7));
+    assert_eq!(context.x[1..], [0; 30]);
 }
 
 #[test]

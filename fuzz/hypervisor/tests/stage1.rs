@@ -15,6 +15,8 @@ const BLOCK: u64 = 0b01;
 /// Attributes that are none of the walk's business: an access flag, shareability, AP, nG, PXN, UXN, a software bit.
 const ATTRIBUTES: u64 = 1 << 60 | 3 << 53 | 1 << 11 | 1 << 10 | 3 << 6 | 5 << 2;
 const TABLE_ATTRIBUTES: u64 = 0x1f << 59;
+/// The same in TCR_EL1: cacheability and shareability of both halves, A1, AS, HA, HD, HPD0 and HPD1.
+const TCR_ATTRIBUTES: u64 = 0x3f << 8 | 0x3f << 24 | 1 << 22 | 1 << 36 | 0xf << 39;
 
 /// A way of translating.
 #[derive(Clone, Copy, Debug)]
@@ -56,11 +58,12 @@ impl Regime {
             _ => 0b11 << 30,
         };
         let ips = if self.wide { 0b110 << 32 } else { 0b101 << 32 };
-        let ds = if self.granule_bits != 16 && self.wide { 1 << 59 } else { 0 };
+        // With 64 KiB, DS has no meaning.
+        let ds = if self.granule_bits == 16 || self.wide { 1 << 59 } else { 0 };
         // The other half has a size and a granule of its own, and is switched off.
         let (size, off) = if self.upper { (size << 16 | 20, 1 << 7) } else { (size | 20 << 16, 1 << 23) };
         let other = if self.upper { 0b01 << 14 } else { 0b11 << 30 };
-        size | granule | other | off | ips | ds
+        size | granule | other | off | ips | ds | TCR_ATTRIBUTES
     }
 
     fn ttbr(self, root: u64) -> u64 {
@@ -129,9 +132,9 @@ fn tables(regime: Regime, va: u64, leaf: i8, output: u64, seed: u64) -> Tables {
     Tables { words, stage1: Stage1 { sctlr: MMU_ON, tcr: regime.tcr(), ttbr }, path }
 }
 
-/// Bits 9 and 8 are an address with FEAT_LPA2.
+/// Bits 9, 8, 49 and 48 are an address with FEAT_LPA2. Without it, the former are attributes, and the latter do not count.
 fn attributes(regime: Regime) -> u64 {
-    if regime.wide && regime.granule_bits != 16 { ATTRIBUTES } else { ATTRIBUTES | 3 << 8 }
+    if regime.wide && regime.granule_bits != 16 { ATTRIBUTES } else { ATTRIBUTES | 3 << 8 | 3 << 48 }
 }
 
 fn regimes() -> impl Strategy<Value = Regime> {
@@ -222,6 +225,17 @@ fn addresses_outside_both_halves_are_not_mapped() {
 }
 
 #[test]
+fn a_half_of_an_impossible_size_is_not_walked() {
+    let tables = tables(PLAIN, VA, 3, 0x8000_0000, 1);
+    // 49 bits without FEAT_LPA2, 53 bits, and no more than a page.
+    for size in [64 - 49, 64 - 53, 64 - 12] {
+        let stage1 = Stage1 { tcr: tables.stage1.tcr & !0x3f | size, ..tables.stage1 };
+        let unread = |_| panic!("nothing is to be read with T0SZ {size}");
+        assert_eq!(stage1.walk(0x890, unread), Err(Stop::Unmapped(0)));
+    }
+}
+
+#[test]
 fn a_tag_is_no_part_of_an_address() {
     const TBI0: u64 = 1 << 37;
     const TBI1: u64 = 1 << 38;
@@ -234,7 +248,7 @@ fn a_tag_is_no_part_of_an_address() {
         let with = |bits: u64| Stage1 { tcr: tables.stage1.tcr | bits, ..tables.stage1 };
         let (tbi, other_tbi) = if upper { (TBI1, TBI0) } else { (TBI0, TBI1) };
         let (mtx, other_mtx) = if upper { (MTX1, MTX0) } else { (MTX0, MTX1) };
-        let (top, low) = (va ^ 0x80 << 56, va ^ 0x05 << 56);
+        let (top, low) = (va ^ 0x10 << 56, va ^ 0x0d << 56);
         for (bits, finds_top, finds_low) in [
             (0, false, false),
             (tbi, true, true),

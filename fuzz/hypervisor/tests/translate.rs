@@ -51,6 +51,8 @@ fn an_abort_of_the_walk_has_its_level() {
         for level in -1..=3_i8 {
             let status = first.wrapping_add_signed(level.into());
             assert_eq!(after(FAULT | status << 1), Translation::Aborted(level), "{status:#x}");
+            // Bits beside the status: RES0, and PTW.
+            assert_eq!(after(FAULT | 3 << 7 | status << 1), Translation::Aborted(level), "{status:#x}");
         }
     }
 }
