@@ -10,7 +10,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use dtoolkit::Node;
 use dtoolkit::fdt::Fdt;
-use dtoolkit::standard::NodeStandard;
 
 use crate::{mmu, psci};
 

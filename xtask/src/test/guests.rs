@@ -20,9 +20,14 @@ use crate::workspace::Workspace;
 /// A test: its name, in which depth it runs, and the guest's words.
 type Case = (&'static str, Depth, fn(&Hostile) -> anyhow::Result<()>);
 
-const CASES: [Case; 5] = [
-    ("hostile::a_sample_of_system_registers", Depth::Quick, |guest| guest.system_registers(61)),
-    ("hostile::every_system_register", Depth::Full, |guest| guest.system_registers(1)),
+const CASES: [Case; 6] = [
+    ("hostile::a_sample_of_system_registers", Depth::Quick, |guest| guest.system_registers(61, machine::CPU_DEFAULT)),
+    ("hostile::a_sample_of_system_registers_on_lesser_cpus", Depth::Full, |guest| {
+        ["neoverse-n1", "cortex-a57", "a64fx"]
+            .into_iter()
+            .try_for_each(|cpu| guest.system_registers(61, cpu).context(cpu))
+    }),
+    ("hostile::every_system_register", Depth::Full, |guest| guest.system_registers(1, machine::CPU_DEFAULT)),
     ("hostile::a_sample_of_hypercalls", Depth::Quick, |guest| guest.hypercalls(2_000, 0)),
     ("hostile::hypercalls_at_random", Depth::Full, |guest| guest.hypercalls(40_000, 0)),
     ("hostile::hypercalls_of_a_guest_that_may_measure", Depth::Full, |guest| guest.hypercalls(40_000, flags::MEASURE)),
@@ -49,7 +54,7 @@ struct Hostile {
 }
 
 impl Hostile {
-    fn boot(&self, command_line: String, flags: u32) -> anyhow::Result<Outcome> {
+    fn boot(&self, command_line: String, flags: u32, cpu: &str) -> anyhow::Result<Outcome> {
         let guest = Guest {
             kernel: self.workspace.image(build::GUEST.name),
             initrd: None,
@@ -64,7 +69,7 @@ impl Hostile {
         let boot = Boot {
             label: "hostile",
             guest,
-            cpu: machine::CPU_DEFAULT,
+            cpu,
             deterministic: false,
             checked: false,
             // Against hangs; the guest has a limit of its own for each vCPU that makes no progress.
@@ -76,9 +81,9 @@ impl Hostile {
     }
 
     /// Every `step`th encoding, as a read and as a write with 15 values, on four vCPUs.
-    fn system_registers(&self, step: u64) -> anyhow::Result<()> {
+    fn system_registers(&self, step: u64, cpu: &str) -> anyhow::Result<()> {
         let seed = seed();
-        let outcome = self.boot(format!("sysregs={step} seed={seed}"), 0)?;
+        let outcome = self.boot(format!("sysregs={step} seed={seed}"), 0, cpu)?;
         let console = outcome.console.tail(1000).join("\n");
         let reports = console.lines().filter(|line| line.contains(" executed, ")).count() as u64;
         ensure!(reports == WORKERS, "seed {seed}: {reports} of {WORKERS} vCPUs reported:\n{console}");
@@ -98,7 +103,7 @@ impl Hostile {
     /// So many calls of any kind by each of four vCPUs.
     fn hypercalls(&self, count: u64, flags: u32) -> anyhow::Result<()> {
         let seed = seed();
-        let outcome = self.boot(format!("hypercalls={count} seed={seed}"), flags)?;
+        let outcome = self.boot(format!("hypercalls={count} seed={seed}"), flags, machine::CPU_DEFAULT)?;
         let exits = figure(&outcome, "exits.hvc")? + figure(&outcome, "exits.smc")?;
         ensure!(exits >= WORKERS * count, "seed {seed}: {exits} of {} calls came to EL2", WORKERS * count);
         let console = outcome.console.tail(1000).join("\n");
