@@ -38,8 +38,8 @@ pub fn command(workspace: &Workspace, options: &MutantsOptions) -> anyhow::Resul
     if let Some(path) = &options.json {
         json::check_path(path)?;
     }
-    let all = sites::list(workspace.root())?;
-    let calls = if options.of == Some(MutantsOf::Values) { Vec::new() } else { choose(all.clone(), options) };
+    let all = if options.of == Some(MutantsOf::Values) { Vec::new() } else { sites::list(workspace.root())? };
+    let calls = choose(all.clone(), options);
     let values =
         if options.of == Some(MutantsOf::Calls) { Vec::new() } else { values::list(workspace.root(), options)? };
     if calls.is_empty() && values.is_empty() {

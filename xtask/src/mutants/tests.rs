@@ -118,7 +118,11 @@ impl Tests {
                 End::Failed(test) if !ran.said => {
                     bail!("{judge} {} fails by itself\n{}", test.unwrap_or_default(), ran.last_words)
                 }
-                End::Failed(test) => return Ok(Outcome::Caught { by: judge.clone(), test }),
+                End::Failed(test) => {
+                    let endless = ran.last_words.contains(TOO_MANY);
+                    let test = test.map(|test| if endless { format!("{test}, which does not end") } else { test });
+                    return Ok(Outcome::Caught { by: judge.clone(), test });
+                }
                 // What it executes may depend on how its threads run.
                 End::Passed if ran.said && !passed.contains(judge) => passed.push(judge.clone()),
                 End::Passed => {}
@@ -177,3 +181,38 @@ const MOST_EVALUATIONS: u64 = 40_000_000;
 /// Evaluations that are always allowed.
 const EVALUATIONS: u64 = 10_000_000;
 const AT_A_TIME: usize = 24;
+
+#[cfg(test)]
+mod own_tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A program of two tests, which both execute mutants 7 to 9. `one` fails with 7, and 8 has no end.
+    const SCRIPT: &str = "#!/bin/sh
+case \"$*\" in *--list*) printf 'one: test\\ntwo: test\\n'; exit;; esac
+[ -z \"$TWOFOLD_REACHED\" ] || { printf '7 1\\n8 2\\n9 16\\n' > \"$TWOFOLD_REACHED\"; exit; }
+echo mutant reached >&2
+echo 'test one ... '
+case $TWOFOLD_MUTANT in 7) echo FAILED;; 8) echo mutant does not end: $TWOFOLD_EVALUATIONS >&2; exit 101;; *) echo ok;; esac
+";
+
+    #[test]
+    fn who_executes_a_mutant_judges_it() {
+        let place = tempfile::tempdir().unwrap();
+        let program = place.path().join("program");
+        fs::write(&program, SCRIPT).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let (name, directory) = ("x y".to_owned(), place.path().to_owned());
+        let program = TestProgram { name, program, directory, filter: "o", preemptions: 1, meetings_only: false };
+        let tests = Tests::measure(vec![program], place.path(), 2, &Stop::default()).unwrap();
+        assert_eq!((tests.count(), tests.tests[0].evaluations), (2, 16));
+        let judge = |mutant| tests.judge(mutant, |_| true, &Stop::default()).unwrap();
+        let caught = |test: &str| Outcome::Caught { by: "x y".to_owned(), test: Some(test.to_owned()) };
+        assert_eq!(judge("7"), caught("one"));
+        assert_eq!(judge("8"), caught("one, which does not end"));
+        assert_eq!(judge("9"), Outcome::Survived { judges: vec!["x y".to_owned()] });
+        assert_eq!(judge("10"), Outcome::NotReached);
+        assert_eq!(tests.judge("7", |_| false, &Stop::default()).unwrap(), Outcome::NotReached);
+    }
+}

@@ -15,7 +15,7 @@ use std::path::Path;
 use serde_json::{Value as Json, json};
 
 use super::report::{described, table};
-use super::tests::Tests;
+use super::tests::{TestProgram, Tests};
 use super::verdicts::{Outcome, in_parallel};
 use crate::arguments::MutantsOptions;
 use crate::output;
@@ -59,7 +59,7 @@ pub fn judge(workspace: &Workspace, options: &MutantsOptions, jobs: usize, steps
     excused::check(&all.iter().map(|(_, value)| value.clone()).collect::<Vec<_>>())?;
     let chosen = choose(all, options);
     let programs = steps.step("build", || {
-        let programs = copy.build()?;
+        let programs = copy.build(chosen.iter().map(|(_, value)| value))?;
         let words = format!("{} test programs", programs.len());
         Ok((programs, words))
     })?;
@@ -70,7 +70,7 @@ pub fn judge(workspace: &Workspace, options: &MutantsOptions, jobs: usize, steps
     })?;
     let outcomes = steps.step("mutants", || {
         let outcomes = in_parallel(&chosen, jobs, |_, (id, value), bar| {
-            let outcome = tests.judge(&id.to_string(), |_| true, workspace.stop())?;
+            let outcome = tests.judge(&id.to_string(), |test| is_own(test, value), workspace.stop())?;
             if !outcome.is_caught() && excused::reason(value).is_none() {
                 let line = format!("{value}  {}: {}", value.function, described(&outcome));
                 bar.suspend(|| output::line(&line))?;
@@ -82,6 +82,11 @@ pub fn judge(workspace: &Workspace, options: &MutantsOptions, jobs: usize, steps
     })?;
     let rows = chosen.into_iter().map(|(_, value)| value).zip(outcomes).collect();
     Ok(Report { rows, skipped, lost, missing: copy::missing(workspace.root())? })
+}
+
+/// Whether a test program is of the mutant's own crate.
+fn is_own(program: &TestProgram, value: &Value) -> bool {
+    program.name.split(' ').next() == Some(copy::judge_of(&value.file))
 }
 
 /// The mutants that are asked for.
