@@ -43,7 +43,7 @@ const QUICK: usize = 24;
 pub fn list(root: &Path, options: &MutantsOptions) -> anyhow::Result<Vec<String>> {
     let all = copy::read(root)?.0.values;
     let all = all.into_iter().enumerate().map(|(index, value)| (index as u32 + 1, value)).collect();
-    Ok(choose(all, options).iter().map(|(_, value)| format!("{value}  {}", value.function)).collect())
+    Ok(choose(all, options).iter().map(|(_, value)| value.to_string()).collect())
 }
 
 /// Judges the mutants that are asked for, `jobs` at a time.
@@ -72,7 +72,7 @@ pub fn judge(workspace: &Workspace, options: &MutantsOptions, jobs: usize, steps
         let outcomes = in_parallel(&chosen, jobs, |_, (id, value), bar| {
             let outcome = tests.judge(&id.to_string(), |test| is_own(test, value), workspace.stop())?;
             if !outcome.is_caught() && excused::reason(value).is_none() {
-                let line = format!("{value}  {}: {}", value.function, described(&outcome));
+                let line = format!("{value}: {}", described(&outcome));
                 bar.suspend(|| output::line(&line))?;
             }
             Ok(outcome)

@@ -69,7 +69,7 @@ impl Kind {
 /// As `--only` takes it.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.change)
+        write!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.label())
     }
 }
 
