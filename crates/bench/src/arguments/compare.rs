@@ -49,7 +49,8 @@ Examples:
   cargo run --release -p twofold -- bench compare before.json after.json --threshold 2% --fail-on-slower
   cargo run --release -p twofold -- bench compare before.json after.json --report change.html
 
-Exit status: 0; with --fail-on-slower 1 where something became slower.";
+Exit status: 0; with --fail-on-slower 1 where something became slower. 1 with an error where the files have nothing in common,
+and with --fail-on-slower where nothing that they have in common has 4 runs on both sides.";
 
 #[cfg(test)]
 mod tests {

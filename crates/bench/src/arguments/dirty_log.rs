@@ -97,7 +97,7 @@ pub struct DirtyLogOptions {
     #[arg(long, value_name = "DIR", help_heading = MEASURING)]
     pub images: Option<PathBuf>,
     /// Runs of each variant that are counted, in turns, after one that is checked and not counted; 7 for medians. With
-    /// --continuous 3
+    /// --continuous 4
     #[arg(long, value_name = "N", help_heading = MEASURING, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub runs: Option<u32>,
     /// Maps a small piece of memory over and over, for sizes beyond this machine

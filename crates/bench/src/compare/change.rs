@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::readable;
 use crate::results::{Kind, Measurement, Platform, Quantity};
-use crate::statistics::{Quartiles, Ratio};
+use crate::statistics::{ENOUGH, Quartiles, Ratio};
 
 /// A figure before and after.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub struct Change {
     pub after: Quartiles,
     /// How many there are of each.
     pub runs: [usize; 2],
-    /// After by before. `None` where there are no runs, or it was 0 before.
+    /// After by before. `None` where there are too few runs, or it was 0 before.
     pub ratio: Option<Ratio>,
     /// What comes of it.
     pub verdict: Verdict,
@@ -61,15 +61,14 @@ pub enum Verdict {
     Fewer,
 }
 
-/// Fewer runs tell nothing: of 3 and 3, all of the one are above all of the other once in 10 times by chance, of 4 and 4 once
-/// in 35 times.
-const RUNS: usize = 4;
-
 impl Change {
     /// Of two measurements of the same thing.
     pub fn of(before: &Measurement, after: &Measurement, threshold: f64) -> Self {
-        let is_defined = !before.runs.is_empty() && !after.runs.is_empty() && !before.runs.contains(&0.0);
-        let ratio = is_defined.then(|| Ratio::apart(&after.runs, &before.runs));
+        let ratio = match before.kind {
+            _ if before.runs.contains(&0.0) => None,
+            Kind::Counted => Ratio::counted(&after.runs, &before.runs),
+            _ => Ratio::apart(&after.runs, &before.runs),
+        };
         let quartiles = |of: &Measurement| Quartiles::of(of.runs.iter().copied());
         let change = Self {
             experiment: before.experiment.clone(),
@@ -97,7 +96,7 @@ impl Change {
             };
         }
         match self.ratio {
-            _ if self.runs.into_iter().any(|runs| runs < RUNS) => Verdict::TooFewRuns,
+            _ if self.runs.into_iter().any(|runs| runs < ENOUGH) => Verdict::TooFewRuns,
             None if before == after => Verdict::NoDifference,
             None => Verdict::FromZero,
             Some(ratio) if ratio.holds_one() || (ratio.median - 1.0).abs() < threshold => Verdict::NoDifference,
@@ -120,7 +119,7 @@ impl Change {
     pub fn size(&self) -> f64 {
         match self.ratio {
             Some(ratio) => ratio.median.ln().abs(),
-            None if self.before.median == self.after.median => 0.0,
+            None if self.before.median == self.after.median || self.verdict == Verdict::TooFewRuns => 0.0,
             None => f64::INFINITY,
         }
     }
@@ -192,6 +191,8 @@ mod tests {
         assert_eq!(verdict(Quantity::Time, Kind::Native, &LOW, &wide), Verdict::NoDifference);
         assert_eq!(verdict(Quantity::Time, Kind::Native, &LOW[..3], &HIGH), Verdict::TooFewRuns);
         assert_eq!(verdict(Quantity::Time, Kind::Native, &[], &[]), Verdict::TooFewRuns);
+        let of = |runs: &[f64]| measurement(Quantity::Time, Kind::Native, runs);
+        assert_eq!(Change::of(&of(&LOW[..3]), &of(&HIGH), 0.05).ratio, None, "three runs have no interval");
     }
 
     #[test]

@@ -11,19 +11,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::ensure;
 use serde::Serialize;
 
 use crate::arguments::CompareOptions;
 use crate::host;
 use crate::output;
 use crate::results::{Measurement, Results};
+use crate::statistics::ENOUGH;
 use change::Change;
 
 /// `twofold bench compare`: a failure where that was asked for and something became slower.
 ///
 /// # Errors
 ///
-/// A file that cannot be read or written, or is none of ours.
+/// A file that cannot be read or written, or is none of ours. Two files that have nothing in common, and where the exit status
+/// is a judgement, two of which nothing in common has enough runs: a gate must not pass because it judged nothing.
 pub fn command(options: &CompareOptions) -> anyhow::Result<ExitCode> {
     let (before, after) = (Results::read(&options.before)?, Results::read(&options.after)?);
     let comparison = Comparison::of(&before, &after, [&options.before, &options.after], options.threshold);
@@ -34,6 +37,7 @@ pub fn command(options: &CompareOptions) -> anyhow::Result<ExitCode> {
     if let Some(path) = &options.report {
         output::file(path, &shown::html(&comparison)?)?;
     }
+    comparison.check(options.fail_on_slower)?;
     let is_slower = comparison.changes.iter().any(|change| change.is_slower(options.threshold));
     Ok(if options.fail_on_slower && is_slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -71,6 +75,23 @@ pub struct Side {
 }
 
 impl Comparison {
+    /// Whether there is anything to say of the two, and where that is asked for, anything to judge.
+    fn check(&self, is_gate: bool) -> anyhow::Result<()> {
+        let Self { before, after, changes, .. } = self;
+        ensure!(
+            !changes.is_empty(),
+            "{} and {} have no figure in common: nothing was compared",
+            before.path,
+            after.path
+        );
+        let is_judged = changes.iter().any(|change| change.verdict != change::Verdict::TooFewRuns);
+        ensure!(
+            is_judged || !is_gate,
+            "--fail-on-slower: no figure has the {ENOUGH} runs in both files that a judgement takes"
+        );
+        Ok(())
+    }
+
     fn of(before: &Results, after: &Results, paths: [&Path; 2], threshold: f64) -> Self {
         let is_same = |one: &Measurement, other: &Measurement| one.is_same(other) && one.kind == other.kind;
         let pairs: Vec<_> = before
@@ -269,6 +290,30 @@ mod tests {
         let page = std::fs::read_to_string(path("changes.html")).unwrap();
         let comparison: Comparison = serde_json::from_str(&written).unwrap();
         assert_eq!(comparison, crate::report::page::data(&page));
+    }
+
+    #[test]
+    fn a_gate_that_judges_nothing_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let before = example::results();
+        before.write(&path("a.json")).unwrap();
+        let mut other = before.clone();
+        other.measurements.iter_mut().for_each(|one| one.phase.push('?'));
+        other.write(&path("other.json")).unwrap();
+        let mut few = before.clone();
+        few.measurements.retain(|one| one.kind != Kind::Counted);
+        few.measurements.iter_mut().for_each(|one| one.runs.truncate(3));
+        let (json, report) = (None, None);
+        let (of_before, of_other) = (path("a.json"), path("other.json"));
+        let options =
+            CompareOptions { before: of_before, after: of_other, threshold: 0.05, fail_on_slower: true, json, report };
+        let error = command(&options).map_err(|error| error.to_string());
+        assert!(error.clone().is_err_and(|error| error.contains("no figure in common")), "{error:?}");
+        assert!(compared(&before, &other).check(false).is_err(), "whether it is a gate or not");
+        assert!(compared(&before, &few).check(false).is_ok());
+        let error = compared(&before, &few).check(true).unwrap_err().to_string();
+        assert!(error.contains("the 4 runs"), "{error}");
     }
 
     #[test]

@@ -10,8 +10,9 @@ use super::{Comparison, Side};
 use crate::engine::report::table;
 use crate::readable::{self, Unit};
 use crate::report::page::page;
-use crate::report::plot::colour::variant;
+use crate::report::plot::colour::{BAD, GOOD, OPEN};
 use crate::report::plot::gains::{Gain, gains};
+use crate::results::Kind;
 
 /// For a terminal: without what there was none of before and after, and not all of what one file has alone.
 pub fn text(comparison: &Comparison) -> String {
@@ -96,7 +97,11 @@ fn cells(change: &Change, varying: &BTreeSet<&str>) -> Vec<String> {
         unit.shown(change.after.median),
         unit.name.to_owned(),
         ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.3}", ratio.median)),
-        ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.3} to {:.3}", ratio.low, ratio.high)),
+        match ratio {
+            None => "-".to_owned(),
+            Some(_) if change.kind == Kind::Counted => "exact".to_owned(),
+            Some(ratio) => format!("{:.3} to {:.3}", ratio.low, ratio.high),
+        },
         change.phase.clone(),
         change.quantity.name().to_owned(),
         format!("{} on {}", change.experiment, change.platform),
@@ -146,8 +151,9 @@ fn gain(change: &Change, varying: &BTreeSet<&str>) -> Option<Gain> {
     let ours = change.ratio.filter(|_| change.verdict.is_difference())?;
     let ours = crate::statistics::Ratio { median: ours.median - 1.0, low: ours.low - 1.0, high: ours.high - 1.0 };
     let colour = match change.verdict {
-        Verdict::Faster | Verdict::Fewer => variant(3),
-        _ => variant(6),
+        Verdict::Faster | Verdict::Fewer => GOOD,
+        Verdict::Slower | Verdict::More => BAD,
+        _ => OPEN,
     };
     let settings = settings(change, varying);
     let parts = [change.phase.as_str(), change.quantity.name(), &settings];

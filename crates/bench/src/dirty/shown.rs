@@ -3,6 +3,7 @@
 
 use super::table::{Report, Row};
 use crate::engine::report::table;
+use crate::report::section::TOO_FEW;
 use crate::statistics::short;
 
 /// All of it.
@@ -51,9 +52,9 @@ fn cells(row: &Row) -> Vec<String> {
         ms(row.cpu_ns.median),
         format!("{:.0}", row.faults.median),
         short(work.median),
-        format!("{} to {}", short(work.lower), short(work.upper)),
-        format!("{:.3}", best.median),
-        format!("{:.3} to {:.3}", best.low, best.high),
+        best.map_or("-".to_owned(), |_| format!("{} to {}", short(work.lower), short(work.upper))),
+        best.map_or("-".to_owned(), |best| format!("{:.3}", best.median)),
+        best.map_or(TOO_FEW.to_owned(), |best| format!("{:.3} to {:.3}", best.low, best.high)),
         if row.is_missed() { "missed".to_owned() } else { String::new() },
     ]
 }

@@ -92,10 +92,16 @@ fn patterns(options: &DirtyTableOptions) -> anyhow::Result<Vec<Pattern>> {
         None => Recorded::redis()?,
     };
     patterns.push(Pattern::Recorded(recorded));
+    let names: Vec<_> = patterns.iter().map(Pattern::name).collect();
     patterns.retain(|pattern| {
         options.only.is_empty() || options.only.iter().any(|part| pattern.name().contains(part.as_str()))
     });
-    anyhow::ensure!(!patterns.is_empty(), "there is no pattern with that in its name");
+    anyhow::ensure!(
+        !patterns.is_empty(),
+        "there is no way to write with `{}` in its name; there are: {}",
+        options.only.join("` or `"),
+        names.join(", ")
+    );
     Ok(patterns)
 }
 
@@ -166,14 +172,14 @@ pub struct Row {
     pub faults: Quartiles,
     /// Writes per second of CPU.
     pub work: Quartiles,
-    /// The same by that of the best tracker in this row.
-    pub of_best: Ratio,
+    /// The same by that of the best tracker in this row; `None` of too few runs.
+    pub of_best: Option<Ratio>,
 }
 
 impl Row {
     /// Whether this is adaptive, and is not as good as it is to be.
     pub fn is_missed(&self) -> bool {
-        self.tracker == Tracker::Adaptive.name() && self.of_best.high < ENOUGH
+        self.tracker == Tracker::Adaptive.name() && self.of_best.is_some_and(|of_best| of_best.high < ENOUGH)
     }
 }
 

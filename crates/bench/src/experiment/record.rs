@@ -4,7 +4,7 @@
 //! Invariant: runs stand in the order in which they were done; whoever adds the same phases in each run, for variants that take
 //! turns, has the runs of one round at one place of their lists.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::setup::Setup;
 use super::target::Taken;
@@ -101,9 +101,14 @@ impl Variant {
 
 const POLICIES: [&str; 4] = ["split", "cmo", "coalesce", "tables"];
 
-/// Leaves out what never was: kinds of faults that there were none of, tables that were never taken.
+/// Leaves out what no variant had: kinds of faults that there were none of, tables that were never taken. A variant that has
+/// none of what another one has keeps its 0.
 pub fn leave_out_zeroes(results: &mut Results) {
-    results.measurements.retain(|one| one.runs.iter().any(|run| *run != 0.0));
+    let name =
+        |one: &Measurement| (one.experiment.clone(), one.platform.name(), one.phase.clone(), one.quantity.name());
+    let some = results.measurements.iter().filter(|one| one.runs.iter().any(|run| *run != 0.0));
+    let some: BTreeSet<_> = some.map(name).collect();
+    results.measurements.retain(|one| some.contains(&name(one)));
 }
 
 /// The sum of several.
@@ -156,6 +161,10 @@ mod tests {
         there.add(&mut results, "get", Who::Collector, &Taken::from([(Quantity::Tables, 0.0)]));
         leave_out_zeroes(&mut results);
         assert_eq!(results.measurements.len(), expected.len());
+        // Beside a variant that has faults, one that has none keeps its 0.
+        here.add(&mut results, "dirty", Who::Guest, &Taken::from([(Quantity::Faults, 0.0)]));
+        leave_out_zeroes(&mut results);
+        assert_eq!(results.measurements.len(), expected.len() + 1);
     }
 
     #[test]

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! From runs to rows of the table: a published number with ours beside it, and what ours has to be.
 //!
-//! Invariant: a row has a verdict only by its own runs. Fewer than [`ENOUGH`] pairs of what is timed have none.
+//! Invariant: a row has a gain, an interval and a verdict only by its own runs. Fewer than [`ENOUGH`] of what is timed have none
+//! of them.
 
 use super::published::Published;
 use super::verdict::{Owed, gain, judge, judge_limit};
 use crate::results::{BAR, HeadlineRow, Kind, Platform, Verdict};
-use crate::statistics::{Quartiles, Ratio};
+use crate::statistics::{ENOUGH, Quartiles, Ratio};
 
 /// Runs of two variants, in turns: those at one place of the lists were done one after the other.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,10 +36,15 @@ impl Pair {
         Self { before: plus(&self.before, &other.before), after: plus(&self.after, &other.after) }
     }
 
-    /// What part of the time before is gone; `None` of no runs.
-    pub fn gain(&self) -> Option<Ratio> {
-        let both = self.before.len().min(self.after.len());
-        (both > 0).then(|| gain(&self.before[..both], &self.after[..both]))
+    /// What part of the time before is gone; `None` of too few runs.
+    pub fn gain(&self, kind: Kind) -> Option<Ratio> {
+        let left = if kind == Kind::Counted { Ratio::counted } else { Ratio::of };
+        left(&self.after, &self.before).map(gain)
+    }
+
+    /// Pairs of runs.
+    fn count(&self) -> usize {
+        self.before.len().min(self.after.len())
     }
 }
 
@@ -112,14 +118,16 @@ pub struct Limit {
 impl Limit {
     /// Ours beside it: what is after is held against the limit.
     pub fn row(&self, ours: &Ours) -> HeadlineRow {
-        let runs = &ours.pair.after;
-        let figure = Ratio::of(runs, &vec![1.0; runs.len()]);
-        let row = HeadlineRow {
-            after: Some(Quartiles::of(runs.iter().copied())),
-            verdict: enough(runs.len(), ours.kind, judge_limit(self.most, &figure)),
-            ..told(bare(BAR, self.what, "", self.shown), ours)
-        };
-        if runs.is_empty() { self.missing(NO_RUN) } else { row }
+        let (runs, ones) = (&ours.pair.after, vec![1.0; ours.pair.after.len()]);
+        if runs.is_empty() {
+            return self.missing(NO_RUN);
+        }
+        let figure = if ours.kind == Kind::Counted { Ratio::counted(runs, &ones) } else { Ratio::of(runs, &ones) };
+        HeadlineRow {
+            after: Some(spread(runs, ours.kind)),
+            verdict: figure.map_or(Verdict::Inconclusive, |figure| judge_limit(self.most, &figure)),
+            ..told(bare(BAR, self.what, "", self.shown), ours, runs.len())
+        }
     }
 
     /// Why there is nothing.
@@ -129,25 +137,36 @@ impl Limit {
 }
 
 fn beside(row: HeadlineRow, ours: &Ours, owed: Owed) -> HeadlineRow {
-    let Some(gain) = ours.pair.gain() else { return HeadlineRow { note: NO_RUN.to_owned(), ..row } };
-    let runs = ours.pair.before.len().min(ours.pair.after.len());
+    let (pair, kind) = (&ours.pair, ours.kind);
+    if pair.count() == 0 {
+        return HeadlineRow { note: NO_RUN.to_owned(), ..row };
+    }
+    let gain = pair.gain(kind);
     HeadlineRow {
-        before: Some(Quartiles::of(ours.pair.before.iter().copied())),
-        after: Some(Quartiles::of(ours.pair.after.iter().copied())),
-        gain: Some(gain),
-        verdict: enough(runs, ours.kind, judge(owed, &gain)),
-        ..told(row, ours)
+        before: Some(spread(&pair.before, kind)),
+        after: Some(spread(&pair.after, kind)),
+        gain,
+        verdict: gain.map_or(Verdict::Inconclusive, |gain| judge(owed, &gain)),
+        ..told(row, ours, pair.count())
     }
 }
 
-fn told(row: HeadlineRow, ours: &Ours) -> HeadlineRow {
+/// The row with ours in it, of so many runs. A row that claims nothing says why.
+fn told(row: HeadlineRow, ours: &Ours, runs: usize) -> HeadlineRow {
     let Ours { unit, platform, kind, note, .. } = ours;
-    HeadlineRow { unit: (*unit).to_owned(), platform: *platform, kind: *kind, note: note.clone(), ..row }
+    let note = if *kind == Kind::Counted || runs >= ENOUGH {
+        note.clone()
+    } else {
+        let few = format!("too few runs: {runs} of {ENOUGH} at least");
+        [note.as_str(), &few].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
+    };
+    HeadlineRow { unit: (*unit).to_owned(), platform: *platform, kind: *kind, note, ..row }
 }
 
-/// Of too few runs nothing is said, but of what is the same in each.
-fn enough(runs: usize, kind: Kind, verdict: Verdict) -> Verdict {
-    if kind == Kind::Counted || runs >= ENOUGH { verdict } else { Verdict::Inconclusive }
+/// The median, and what half of the runs are between where there are enough of them.
+fn spread(runs: &[f64], kind: Kind) -> Quartiles {
+    let of = Quartiles::of(runs.iter().copied());
+    if kind == Kind::Counted || runs.len() < ENOUGH { Quartiles::point(of.median) } else { of }
 }
 
 fn bare(source: &str, what: &str, command: &str, published: &str) -> HeadlineRow {
@@ -168,8 +187,6 @@ fn bare(source: &str, what: &str, command: &str, published: &str) -> HeadlineRow
     }
 }
 
-/// Pairs of runs from which on an interval says something.
-pub const ENOUGH: usize = 5;
 /// What stands in the place of a source where the bar is our own.
 const NO_RUN: &str = "no run of it was ended";
 
@@ -198,7 +215,14 @@ mod tests {
     #[test]
     fn few_runs_say_nothing_where_they_may_differ() {
         let published = &PUBLISHED[0];
-        assert_eq!(published.row(&ours(&[10.0; 2], &[5.0; 2], Kind::Native)).verdict, Verdict::Inconclusive);
+        for few in 1..4 {
+            let row = published.row(&ours(&vec![10.0; few], &vec![5.0; few], Kind::Native));
+            assert_eq!((row.verdict, row.gain), (Verdict::Inconclusive, None), "{few} runs");
+            assert!(row.note.ends_with(&format!("; too few runs: {few} of 4 at least")), "{}", row.note);
+        }
+        let three = published.row(&ours(&[10.0, 20.0, 30.0], &[5.0; 3], Kind::Native));
+        assert_eq!(three.before, Some(Quartiles::point(20.0)), "no interval of three runs");
+        assert_eq!(published.row(&ours(&[10.0; 4], &[5.0; 4], Kind::Native)).verdict, Verdict::SameShape);
         assert_eq!(published.row(&ours(&[10.0], &[5.0], Kind::Counted)).verdict, Verdict::SameShape);
         assert_eq!(published.row(&ours(&[10.0], &[], Kind::Native)).verdict, Verdict::NotMeasured);
     }

@@ -68,7 +68,8 @@ impl SplitPart {
     }
 
     fn ours(&self) -> Ours {
-        let skip = self.pair(SKIP_LEAVES).gain().map(|gain| readable::percent(gain.median)).unwrap_or_default();
+        let skip = self.pair(SKIP_LEAVES).gain(Kind::Native);
+        let skip = skip.map_or("too few runs".to_owned(), |gain| readable::percent(gain.median));
         let options = match self.setups.first() {
             Some(setup) => command(setup, self.scenario),
             None => String::new(),
@@ -86,9 +87,12 @@ impl SplitPart {
         let gains: Vec<f64> = self
             .runs
             .iter()
-            .filter_map(|[before, _, after]| Pair { before: before.clone(), after: after.clone() }.gain())
+            .filter_map(|[before, _, after]| Pair { before: before.clone(), after: after.clone() }.gain(Kind::Native))
             .map(|gain| gain.median)
             .collect();
+        if gains.is_empty() {
+            return "too few runs to compare".to_owned();
+        }
         let mean = gains.iter().sum::<f64>() / gains.len() as f64;
         let variance =
             gains.iter().map(|gain| (gain - mean).powi(2)).sum::<f64>() / (gains.len() as f64 - 1.0).max(1.0);

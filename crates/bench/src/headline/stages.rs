@@ -95,7 +95,8 @@ impl StagesPart {
         }
         let (mut pair, mut kind) = (native.clone(), Kind::Native);
         if self.is_modelled(stage) {
-            let gain = native.gain().map(|gain| crate::readable::percent(gain.median)).unwrap_or_default();
+            let gain = native.gain(Kind::Native);
+            let gain = gain.map_or("too few runs".to_owned(), |gain| crate::readable::percent(gain.median));
             note.push_str(&format!("; {} ns for each exit; with exits for free {gain}", self.exit_cost));
             (pair, kind) = (native.plus(&faults.times(self.exit_cost as f64 / 1e6)), Kind::Modelled);
         }

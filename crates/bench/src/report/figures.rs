@@ -10,7 +10,7 @@ use super::plot::bars::{Bar, Row, bars};
 use super::plot::colour::{self, variant};
 use super::plot::sizes::{Line, sizes};
 use super::plot::time::{over_time, steady};
-use super::section::{Group, Member, Section, in_order};
+use super::section::{Group, Member, Section, TOO_FEW, in_order};
 use crate::readable::{self, Unit};
 use crate::results::Quantity;
 
@@ -40,7 +40,8 @@ pub fn figures(section: &Section<'_>) -> Result<Markup, Error> {
             p.faint {
                 "Bars are medians; the thin lines are what half of the runs are between."
                 @if section.has_variants() {
-                    " A change is the median of those run by run, in brackets where the spread leaves open whether there is one."
+                    " A change is the median of those run by run, in brackets where the spread leaves open whether there is one; fewer \
+                     than 4 runs show none."
                 }
                 @if section.variant_keys.len() > 1 {
                     " It is from the first variant above that differs in one technique; the table names it."
@@ -138,12 +139,14 @@ fn rows(section: &Section<'_>, groups: &[&Group<'_>], unit: Unit) -> Vec<Row> {
         let ratio = member.ratio;
         Bar {
             parts: vec![(unit.scale(of.median), variant(colour::place(member.variant, section.has_variants())))],
-            spread: (member.runs.len() > 1).then(|| (unit.scale(of.lower), unit.scale(of.upper))),
+            spread: group.has_spread(member).then(|| (unit.scale(of.lower), unit.scale(of.upper))),
             value: format!("{} {}", unit.shown(of.median), unit.name).trim_end().to_owned(),
-            remark: ratio.map_or_else(String::new, |ratio| {
-                let change = readable::change(ratio.median);
-                if group.is_open(member) { format!("({change})") } else { change }
-            }),
+            remark: match ratio {
+                _ if member.is_too_few => TOO_FEW.to_owned(),
+                None => String::new(),
+                Some(ratio) if group.is_open(member) => format!("({})", readable::change(ratio.median)),
+                Some(ratio) => readable::change(ratio.median),
+            },
         }
     };
     let rows = groups.iter().flat_map(|group| {

@@ -8,12 +8,12 @@ use maud::{Markup, PreEscaped, html};
 use super::figures::figures;
 use super::page::page;
 use super::plot::Error;
-use super::plot::colour::variant;
+use super::plot::colour::{BAD, GOOD, OPEN};
 use super::plot::gains::{Gain, gains};
 use super::section::{Group, Member, Section, sections};
 use crate::host::COMMAND_LINE;
 use crate::readable;
-use crate::results::{HeadlineRow, Results, Verdict};
+use crate::results::{HeadlineRow, Kind, Results, Verdict};
 use crate::statistics::{Quartiles, short};
 
 /// The whole page.
@@ -153,12 +153,10 @@ fn cells(section: &Section<'_>, group: &Group<'_>, member: &Member<'_>) -> Marku
         td { (group.phase) } td { (group.quantity.name()) }
         @if section.has_variants() { td { (section.variants[member.variant]) } }
         td.n { (unit.shown(member.quartiles.median)) } td.u { (unit.name) }
-        td.n { (unit.spread(member.quartiles)) } td.n { (member.runs.len()) } td { (group.kind.name()) }
+        td.n { (group.quartiles(member)) } td.n { (member.runs.len()) } td { (group.kind.name()) }
         @if section.has_variants() {
             td.n { @if let Some(ratio) = ratio { (format!("{:.3}", ratio.median)) } }
-            td.n.inconclusive[group.is_open(member)] {
-                @if let Some(ratio) = ratio { (format!("{:.3} to {:.3}", ratio.low, ratio.high)) }
-            }
+            td.n.inconclusive[group.is_open(member) || member.is_too_few] { (group.interval(member)) }
             @if section.variant_keys.len() > 1 { td { (section.before(member)) } }
         }
     }
@@ -210,10 +208,9 @@ fn headline(rows: &[HeadlineRow]) -> Result<Markup, Error> {
 
 fn gain(row: &HeadlineRow) -> Gain {
     let colour = match row.verdict {
-        Verdict::SameShape => variant(3),
-        Verdict::Differs => variant(6),
-        Verdict::Inconclusive => variant(7),
-        Verdict::NotMeasured => variant(0),
+        Verdict::SameShape => GOOD,
+        Verdict::Differs => BAD,
+        Verdict::Inconclusive | Verdict::NotMeasured => OPEN,
     };
     let label = format!("{} {}", row.source, row.what);
     Gain { label, published: row.published_gain, ours: row.gain, colour }
@@ -222,7 +219,10 @@ fn gain(row: &HeadlineRow) -> Gain {
 fn headline_row(row: &HeadlineRow) -> Markup {
     let median = |of: Option<Quartiles>| {
         html! {
-            @if let Some(of) = of { (short(of.median)) small { (short(of.lower)) " to " (short(of.upper)) } }
+            @if let Some(of) = of {
+                (short(of.median))
+                @if !of.is_point() { small { (short(of.lower)) " to " (short(of.upper)) } }
+            }
         }
     };
     let class = match row.verdict {
@@ -242,7 +242,8 @@ fn headline_row(row: &HeadlineRow) -> Markup {
             td { span.verdict.(class) { (row.verdict()) } }
             td.n {
                 @if let Some(gain) = row.gain {
-                    (readable::percent(gain.median)) small { (readable::percent_range(gain.low, gain.high)) }
+                    (readable::percent(gain.median))
+                    @if row.kind != Kind::Counted { small { (readable::percent_range(gain.low, gain.high)) } }
                 }
             }
             td.published { (row.published) }
@@ -351,6 +352,22 @@ mod tests {
         assert!(page.matches(escaped).count() > 5);
         assert!(!page.contains("<b>&") && page.matches("</script>").count() == 2);
         assert_eq!(data::<Results>(&page), results);
+    }
+
+    #[test]
+    fn few_runs_show_no_interval_and_no_change() {
+        let mut results = example::results();
+        results.measurements.retain(|one| one.kind != Kind::Counted);
+        results.measurements.iter_mut().for_each(|one| one.runs.truncate(1));
+        results.headline.clear();
+        let page = html(&results).unwrap();
+        let shown = page.split("<script").next().unwrap();
+        assert!(
+            shown.matches("too few runs").count() > 100,
+            "each comparison has its sign of doubt, in plot and table"
+        );
+        assert!(!shown.contains(" to ") || rows(&page).iter().flatten().all(|cell| !cell.contains(" to ")));
+        assert!(!shown.contains(" %\n") && !shown.contains("× "), "a change is drawn");
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod figures;
 mod html;
 pub(crate) mod page;
 pub(crate) mod plot;
-mod section;
+pub mod section;
 mod tap;
 mod text;
 

@@ -10,13 +10,16 @@ use std::collections::BTreeSet;
 
 use crate::readable::{self, Unit};
 use crate::results::{Kind, Measurement, Platform, Quantity, Results, Series};
-use crate::statistics::{Quartiles, Ratio};
+use crate::statistics::{ENOUGH, Quartiles, Ratio};
 
 /// Settings that are a technique, or what was before it.
 const TECHNIQUES: [&str; 7] = ["split", "cmo", "coalesce", "tables", "tracker", "async", "variant"];
 
 /// What was before, of each of them.
 const BEFORE: [&str; 7] = ["every-level", "on-abort", "free-first", "always", "write-protect", "off", "before"];
+
+/// What stands in the place of a change that too few runs do not show.
+pub const TOO_FEW: &str = "too few runs";
 
 /// One experiment on one platform.
 #[derive(Debug)]
@@ -66,8 +69,10 @@ pub struct Member<'a> {
     /// The variant that it is compared with: the first of the group's that differs from it in one technique and stands before
     /// it. `None` where there is none.
     pub before: Option<usize>,
-    /// By that, of runs that were taken in turns. `None` where that has a 0.
+    /// By that, of runs that were taken in turns. `None` where that has a 0, or one of the two has too few runs.
     pub ratio: Option<Ratio>,
+    /// Whether a comparison has too few runs to claim anything.
+    pub is_too_few: bool,
 }
 
 /// A variant over time.
@@ -125,7 +130,8 @@ impl<'a> Section<'a> {
         for Measurement { configuration, phase, quantity, kind, runs, .. } in measurements {
             let scene = scene(configuration);
             let quartiles = Quartiles::of(runs.iter().copied());
-            let member = Member { variant: place(configuration), runs, quartiles, before: None, ratio: None };
+            let member =
+                Member { variant: place(configuration), runs, quartiles, before: None, ratio: None, is_too_few: false };
             let is_same = |group: &&mut Group<'_>| {
                 (group.phase, group.quantity, group.kind) == (phase, *quantity, *kind) && group.scene == scene
             };
@@ -187,8 +193,11 @@ impl<'a> Section<'a> {
         self.variants.len() > 1
     }
 
-    /// Where the spread of the runs leaves open whether there is a gain: a line for each variant and quantity.
+    /// Where the runs are too few for a claim, and where their spread leaves open whether there is a gain: a line for each
+    /// variant and quantity.
     pub fn warnings(&self) -> Vec<String> {
+        let is_too_few = self.groups.iter().flat_map(|group| &group.members).any(|member| member.is_too_few);
+        let few = is_too_few.then(|| format!("fewer than {ENOUGH} runs: no change is claimed"));
         let compared: Vec<_> = self
             .groups
             .iter()
@@ -212,7 +221,7 @@ impl<'a> Section<'a> {
             let phases = phases.collect::<Vec<_>>().join(", ");
             format!("the spread swallows the gain of {} in {}: {phases}", self.variants[variant], quantity.name())
         };
-        lines.into_iter().map(line).collect()
+        few.into_iter().chain(lines.into_iter().map(line)).collect()
     }
 }
 
@@ -226,6 +235,26 @@ impl Group<'_> {
     /// none.
     pub fn is_open(&self, member: &Member<'_>) -> bool {
         self.kind != Kind::Counted && member.ratio.is_some_and(|ratio| ratio.holds_one() && ratio.low < ratio.high)
+    }
+
+    /// What half of the runs are between; `-` where there are too few of them, or all are the same.
+    pub fn quartiles(&self, member: &Member<'_>) -> String {
+        if self.has_spread(member) { self.unit().spread(member.quartiles) } else { "-".to_owned() }
+    }
+
+    /// Whether something is to be said of how far the runs are apart.
+    pub fn has_spread(&self, member: &Member<'_>) -> bool {
+        self.kind != Kind::Counted && member.runs.len() >= ENOUGH
+    }
+
+    /// The interval of a comparison, or why it has none; empty where nothing is compared.
+    pub fn interval(&self, member: &Member<'_>) -> String {
+        match member.ratio {
+            _ if member.is_too_few => TOO_FEW.to_owned(),
+            None => String::new(),
+            Some(_) if self.kind == Kind::Counted => "exact".to_owned(),
+            Some(ratio) => format!("{:.3} to {:.3}", ratio.low, ratio.high),
+        }
     }
 
     /// Whether there was none of it, in any run.
@@ -248,8 +277,11 @@ impl Group<'_> {
             };
             let Some(before) = others.iter().find(|other| differences(other) == 1) else { continue };
             member.before = Some(before.variant);
-            if !before.runs.is_empty() && !before.runs.contains(&0.0) && !member.runs.is_empty() {
-                member.ratio = Some(Ratio::of(member.runs, before.runs));
+            let is_counted = self.kind == Kind::Counted;
+            member.is_too_few = !is_counted && member.runs.len().min(before.runs.len()) < ENOUGH;
+            if !before.runs.contains(&0.0) {
+                let ratio = if is_counted { Ratio::counted } else { Ratio::of };
+                member.ratio = ratio(member.runs, before.runs);
             }
         }
     }
@@ -312,6 +344,28 @@ mod tests {
         let clear = sections[0].groups.iter().find(|group| group.phase == "clear").unwrap();
         let ratio = clear.members[1].ratio.unwrap();
         assert!((ratio.median - 0.56).abs() < 0.04 && !ratio.holds_one(), "{ratio}");
+    }
+
+    #[test]
+    fn few_runs_claim_nothing() {
+        let mut results = example::results();
+        results.measurements.iter_mut().for_each(|one| one.runs.truncate(3));
+        for section in sections(&results) {
+            for (group, member) in section.groups.iter().flat_map(|group| group.members.iter().map(move |m| (group, m)))
+            {
+                let is_counted = group.kind == Kind::Counted;
+                assert_eq!(member.is_too_few, !is_counted && member.before.is_some());
+                assert_eq!(group.quartiles(member), "-");
+                let wanted = match (member.before, is_counted) {
+                    (None, _) => "",
+                    (_, true) => "exact",
+                    (_, false) => TOO_FEW,
+                };
+                assert_eq!(group.interval(member), wanted);
+            }
+            let says_so = section.warnings().contains(&"fewer than 4 runs: no change is claimed".to_owned());
+            assert_eq!(says_so, section.groups.iter().any(|group| group.kind != Kind::Counted));
+        }
     }
 
     #[test]

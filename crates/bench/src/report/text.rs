@@ -57,7 +57,7 @@ fn measurements(section: &Section<'_>) -> String {
             let ratio = member.ratio;
             let cell = |shown: Option<String>| shown.unwrap_or_default();
             cells.push(cell(ratio.map(|ratio| format!("{:.3}", ratio.median))));
-            cells.push(cell(ratio.map(|ratio| format!("{:.3} to {:.3}", ratio.low, ratio.high))));
+            cells.push(group.interval(member));
             cells.push(cell(group.is_open(member).then(|| "open".to_owned())));
             cells.extend((!is_one).then(|| section.before(member).to_owned()));
         }
@@ -74,7 +74,7 @@ fn names(section: &Section<'_>, group: &Group<'_>) -> Vec<String> {
 fn figures(group: &Group<'_>, member: &Member<'_>) -> [String; 4] {
     let unit: Unit = group.unit();
     let of = member.quartiles;
-    [unit.shown(of.median), unit.name.to_owned(), unit.spread(of), member.runs.len().to_string()]
+    [unit.shown(of.median), unit.name.to_owned(), group.quartiles(member), member.runs.len().to_string()]
 }
 
 /// A line for each published number; below them by what command it came about, and what else is to be known.
@@ -151,6 +151,16 @@ mod tests {
             seen += figures;
         }
         assert_eq!(seen, results.measurements.len());
+    }
+
+    #[test]
+    fn few_runs_are_said_to_be_few() {
+        let mut results = example::results();
+        results.measurements.iter_mut().for_each(|one| one.runs.truncate(1));
+        results.headline.clear();
+        let shown = text(&results);
+        assert!(shown.contains("too few runs") && shown.contains("fewer than 4 runs: no change is claimed"), "{shown}");
+        assert!(!shown.contains(" to "), "an interval of one value: {shown}");
     }
 
     #[test]

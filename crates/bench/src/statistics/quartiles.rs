@@ -25,6 +25,16 @@ impl Quartiles {
         Self { lower: at(0.25), median: at(0.5), upper: at(0.75) }
     }
 
+    /// Of one value, or of runs that are all the same: there is nothing between which they lie.
+    pub fn point(median: f64) -> Self {
+        Self { lower: median, median, upper: median }
+    }
+
+    /// Whether there is nothing between which the runs lie.
+    pub fn is_point(self) -> bool {
+        self.lower == self.upper
+    }
+
     /// The same in other units.
     pub fn times(self, factor: f64) -> Self {
         Self { lower: self.lower * factor, median: self.median * factor, upper: self.upper * factor }

@@ -10,6 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::ENOUGH;
 use super::quartiles::between;
 
 /// A ratio, and the interval that holds it 95 times in 100.
@@ -24,19 +25,29 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// Of pairs of runs, `of` by `to`. No pairs: all 0.
-    pub fn of(of: &[f64], to: &[f64]) -> Self {
+    /// Of pairs of runs, `of` by `to`. `None`: there are fewer than [`ENOUGH`] pairs.
+    pub fn of(of: &[f64], to: &[f64]) -> Option<Self> {
         let ratios: Vec<f64> = of.iter().zip(to).map(|(of, to)| of / to).collect();
-        Self::drawn(median(ratios.clone()), |random| random.median_of(&ratios))
+        (ratios.len() >= ENOUGH).then(|| Self::drawn(median(ratios.clone()), |random| random.median_of(&ratios)))
     }
 
-    /// Of runs that have nothing to do with each other, `of` by `to`: the ratio of their medians. None of one: all 0.
-    pub fn apart(of: &[f64], to: &[f64]) -> Self {
-        if of.is_empty() || to.is_empty() {
-            return Self { median: 0.0, low: 0.0, high: 0.0 };
+    /// Of runs that have nothing to do with each other, `of` by `to`: the ratio of their medians. `None`: one of the two has
+    /// fewer than [`ENOUGH`] runs.
+    pub fn apart(of: &[f64], to: &[f64]) -> Option<Self> {
+        if of.len().min(to.len()) < ENOUGH {
+            return None;
         }
         let ratio = median(of.to_vec()) / median(to.to_vec());
-        Self::drawn(ratio, |random| random.median_of(of) / random.median_of(to))
+        Some(Self::drawn(ratio, |random| random.median_of(of) / random.median_of(to)))
+    }
+
+    /// Of what is counted, and so is the same in each run: one run is enough. `None`: one of the two has no run.
+    pub fn counted(of: &[f64], to: &[f64]) -> Option<Self> {
+        if of.is_empty() || to.is_empty() {
+            return None;
+        }
+        let ratio = median(of.to_vec()) / median(to.to_vec());
+        Some(Self { median: ratio, low: ratio, high: ratio })
     }
 
     /// Whether it is open which of the two is more.
@@ -101,30 +112,41 @@ mod tests {
     fn the_interval_is_around_the_median_and_narrow_where_runs_agree() {
         let to = vec![2.0; 11];
         let wide: Vec<f64> = (0..11).map(f64::from).collect();
-        let ratio = Ratio::of(&wide, &to);
+        let ratio = Ratio::of(&wide, &to).unwrap();
         assert_eq!(ratio.median, 2.5);
         assert!(ratio.low < 2.5 && ratio.high > 2.5 && ratio.low >= 0.0 && ratio.high <= 5.0, "{ratio:?}");
-        assert_eq!(Ratio::of(&to, &to), Ratio { median: 1.0, low: 1.0, high: 1.0 });
+        assert_eq!(Ratio::of(&to, &to), Some(Ratio { median: 1.0, low: 1.0, high: 1.0 }));
+    }
+
+    #[test]
+    fn few_runs_have_no_interval_unless_they_are_counted() {
+        let runs = [1.0, 2.0, 3.0, 4.0];
+        for count in 0..4 {
+            assert_eq!(Ratio::of(&runs[..count], &runs), None);
+            assert_eq!(Ratio::apart(&runs, &runs[..count]), None);
+        }
+        assert!(Ratio::of(&runs, &runs).is_some() && Ratio::apart(&runs, &runs).is_some());
+        assert_eq!(Ratio::counted(&[6.0], &[4.0]), Some(Ratio { median: 1.5, low: 1.5, high: 1.5 }));
+        assert_eq!(Ratio::counted(&[], &[4.0]), None);
     }
 
     #[test]
     fn disturbances_of_both_are_none() {
         let disturbed = [1.0, 9.0, 1.5, 30.0];
         let half = disturbed.map(|run| run / 2.0);
-        assert_eq!(Ratio::of(&half, &disturbed), Ratio { median: 0.5, low: 0.5, high: 0.5 });
+        assert_eq!(Ratio::of(&half, &disturbed), Some(Ratio { median: 0.5, low: 0.5, high: 0.5 }));
     }
 
     #[test]
     fn runs_apart_are_as_sure_as_each_of_them() {
         let (one, other) = ([9.0, 10.0, 11.0, 10.0, 10.5], [19.0, 20.0, 21.0, 20.0, 20.5]);
-        let ratio = Ratio::apart(&one, &other);
+        let ratio = Ratio::apart(&one, &other).unwrap();
         assert_eq!(ratio.median, 0.5);
         assert!(ratio.low < 0.5 && 0.5 < ratio.high && ratio.high < 0.6 && !ratio.holds_one(), "{ratio}");
         // The order of the runs says nothing.
         let turned: Vec<f64> = other.iter().rev().copied().collect();
-        assert_eq!(Ratio::apart(&one, &turned).median, 0.5);
-        assert!(Ratio::apart(&[1.0, 5.0, 9.0], &[2.0, 4.0, 9.0]).holds_one());
-        assert_eq!(Ratio::apart(&[], &other), Ratio { median: 0.0, low: 0.0, high: 0.0 });
+        assert_eq!(Ratio::apart(&one, &turned).unwrap().median, 0.5);
+        assert!(Ratio::apart(&[1.0, 4.0, 5.0, 9.0], &[2.0, 4.0, 5.0, 9.0]).unwrap().holds_one());
     }
 
     #[test]

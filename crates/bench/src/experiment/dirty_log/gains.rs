@@ -3,17 +3,18 @@
 //! their deviation. How far modes are apart is no noise: what runs spread over is in the quartiles.
 
 use crate::readable::percent;
-use crate::results::{Measurement, Quantity, Results};
-use crate::statistics::Quartiles;
+use crate::results::{Kind, Measurement, Quantity, Results};
+use crate::statistics::{ENOUGH, Quartiles};
 
-/// A line for each phase of each variant but the first; none where there is one variant, or one mode.
+/// A line for each phase of each variant but the first; none where there is one variant, or one mode, or too few runs.
 pub fn told(results: &Results) -> Vec<String> {
     let mut lines: Vec<(String, Vec<f64>)> = Vec::new();
     let is_told = |one: &&Measurement| one.quantity == Quantity::Time && !UNTOLD.contains(&one.phase.as_str());
     for after in results.measurements.iter().filter(is_told) {
         let Some((before, what)) = before(results, after) else { continue };
+        let is_too_few = after.kind != Kind::Counted && before.runs.len().min(after.runs.len()) < ENOUGH;
         let (before, now) = (median(before), median(after));
-        if before <= 0.0 {
+        if before <= 0.0 || is_too_few {
             continue;
         }
         let (line, gain) = (format!("{}, {what}", after.phase), (before - now) / before);
@@ -83,7 +84,9 @@ mod tests {
             let before = Setup { policies: Policies { split: Split::EveryLevel, ..now.policies }, ..now.clone() };
             for (setup, time) in [(before, 100.0), (now, after)] {
                 let variant = Variant::new("dirty-log", Platform::Machine, &setup);
-                variant.add(&mut results, "clear", Who::Collector, &Taken::from([(Quantity::Time, time)]));
+                for _ in 0..ENOUGH {
+                    variant.add(&mut results, "clear", Who::Collector, &Taken::from([(Quantity::Time, time)]));
+                }
             }
         }
         let lines = told(&results);
@@ -93,6 +96,8 @@ mod tests {
             "{lines:?}"
         );
         assert!(lines[0].contains("deviation of 7.07"), "{lines:?}");
+        results.measurements[0].runs.truncate(3);
+        assert!(told(&results).is_empty(), "one mode is left with enough runs");
     }
 
     #[test]

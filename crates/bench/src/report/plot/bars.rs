@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Bars that lie: one below the other, each with its figure at the right, from 0 on.
+//! Bars that lie: one below the other, each with its figure at the right, from 0 on; what is less than 0 to the left of it.
 //!
-//! Invariant: all bars of a plot have one scale, and it begins at 0: twice as long is twice as much.
+//! Invariant: all bars of a plot have one scale, and each begins at 0: twice as long is twice as much.
+
+use std::ops::Range;
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -39,9 +41,10 @@ pub struct Bar {
 pub fn bars(title: &str, rows: &[Row], unit: &str) -> Result<String, Error> {
     let bars = || rows.iter().flat_map(|row| &row.bars);
     let sum = |bar: &Bar| bar.parts.iter().map(|(size, _)| size).sum::<f64>();
-    let ends = bars().map(|bar| sum(bar).max(bar.spread.map_or(0.0, |(_, upper)| upper)));
-    let end = ends.fold(0.0, f64::max);
-    let end = if end > 0.0 && end.is_finite() { end * 1.03 } else { 1.0 };
+    let ends = bars().flat_map(|bar| [Some(sum(bar)), bar.spread.map(|of| of.0), bar.spread.map(|of| of.1)]).flatten();
+    let (low, high) =
+        ends.filter(|end| end.is_finite()).fold((0.0_f64, 0.0_f64), |(low, high), end| (low.min(end), high.max(end)));
+    let range = if low < high { low * 1.03..high * 1.03 } else { 0.0..1.0 };
 
     let longest = |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| length(text)).max().unwrap_or(0);
     let labels = longest(&mut rows.iter().map(|row| &row.label)).min(WIDTH * 2 / 5);
@@ -50,7 +53,7 @@ pub fn bars(title: &str, rows: &[Row], unit: &str) -> Result<String, Error> {
     let columns = Columns { labels, values, remarks };
 
     let height: u32 = rows.iter().map(Row::height).sum::<u32>() + AXIS + 2 * EDGE;
-    svg(height, title, |area| draw(area, rows, unit, end, &columns))
+    svg(height, title, |area| draw(area, rows, unit, range, &columns))
 }
 
 /// Pixels of a bar, with what is between it and the next.
@@ -79,7 +82,7 @@ impl Row {
     }
 }
 
-fn draw(area: &Area<'_>, rows: &[Row], unit: &str, end: f64, columns: &Columns) -> Result<(), Error> {
+fn draw(area: &Area<'_>, rows: &[Row], unit: &str, range: Range<f64>, columns: &Columns) -> Result<(), Error> {
     let left = if columns.labels == 0 { EDGE } else { columns.labels + SPACE };
     let remarks = if columns.remarks == 0 { 0 } else { columns.remarks + SPACE };
     let right = columns.values + SPACE + remarks + EDGE;
@@ -90,7 +93,7 @@ fn draw(area: &Area<'_>, rows: &[Row], unit: &str, end: f64, columns: &Columns) 
         .margin_left(left)
         .margin_right(right)
         .x_label_area_size(AXIS)
-        .build_cartesian_2d(0.0..end, 0.0..f64::from(height.max(1)))?;
+        .build_cartesian_2d(range.clone(), 0.0..f64::from(height.max(1)))?;
     chart
         .configure_mesh()
         .disable_y_mesh()
@@ -102,6 +105,10 @@ fn draw(area: &Area<'_>, rows: &[Row], unit: &str, end: f64, columns: &Columns) 
         .x_label_style(font(FAINT, HPos::Center))
         .x_label_formatter(&|value| if *value == 0.0 { "0".to_owned() } else { format!("{} {unit}", tick(*value)) })
         .draw()?;
+    if range.start < 0.0 {
+        let zero = vec![(0.0, 0.0), (0.0, f64::from(height))];
+        chart.draw_series([PathElement::new(zero, INK.stroke_width(1))])?;
+    }
 
     let (values, remarks) = ((WIDTH - EDGE - remarks) as i32, (WIDTH - EDGE) as i32);
     let mut top = 0;
@@ -157,6 +164,26 @@ mod tests {
         assert_eq!(widths.len(), 2);
         assert!((widths[1] / widths[0] - 2.0).abs() < 0.02, "{widths:?}");
         assert!(text.contains("clear &amp; more") && text.contains("20 ms"));
+    }
+
+    #[test]
+    fn what_is_less_than_nothing_is_drawn_to_the_left() {
+        let bar =
+            |size| Bar { parts: vec![(size, variant(1))], spread: None, value: String::new(), remark: String::new() };
+        let rows = [Row { label: String::new(), bars: vec![bar(-10.0), bar(20.0)] }];
+        let text = bars("lost", &rows, "ms").unwrap();
+        let place = |line: &str, name: &str| -> f64 {
+            let (_, rest) = line.split_once(&format!(" {name}=\"")).unwrap();
+            rest.split_once('"').unwrap().0.parse().unwrap()
+        };
+        let drawn = text.lines().filter(|line| line.starts_with("<rect") && line.contains("#0B62B8"));
+        let drawn: Vec<_> = drawn.map(|line| (place(line, "x"), place(line, "width"))).collect();
+        let [(left, short), (zero, long)] = drawn[..] else { panic!("two bars, not {drawn:?}: {text}") };
+        assert!(left < zero && (left + short - zero).abs() <= 1.0, "{drawn:?}");
+        assert!((long / short - 2.0).abs() < 0.05, "{drawn:?}");
+        // All of it below 0 has its place too.
+        let text = bars("lost", &[Row { label: String::new(), bars: vec![bar(-10.0)] }], "ms").unwrap();
+        assert!(text.lines().any(|line| line.starts_with("<rect") && place(line, "width") > 100.0), "{text}");
     }
 
     #[test]

@@ -28,6 +28,9 @@ const VARIANTS: [Pair; 8] = [
     Pair(0x7d5a1e, 0xd9b36c),
 ];
 
+/// Of what is better, worse, and open. Blue and orange are told apart by readers who confuse red and green.
+const VERDICTS: [(&str, Pair); 3] = [("good", VARIANTS[1]), ("bad", VARIANTS[2]), ("open", VARIANTS[0])];
+
 /// Of pages.
 #[cfg(test)]
 const PAGE_PAIR: Pair = Pair(0xffffff, 0x14181d);
@@ -39,6 +42,13 @@ pub const FAINT: RGBColor = FAINT_PAIR.day();
 /// Of lines behind.
 pub const GRID: RGBColor = GRID_PAIR.day();
 
+/// Of what is better: faster, a gain, reached.
+pub const GOOD: RGBColor = VERDICTS[0].1.day();
+/// Of what is worse: slower, a loss, missed.
+pub const BAD: RGBColor = VERDICTS[1].1.day();
+/// Of what may be one as well as the other.
+pub const OPEN: RGBColor = VERDICTS[2].1.day();
+
 /// Of a variant, by its place; they come again after the eighth.
 pub const fn variant(place: usize) -> RGBColor {
     VARIANTS[place % VARIANTS.len()].day()
@@ -49,7 +59,8 @@ pub const fn place(variant: usize, has_variants: bool) -> usize {
     if has_variants { variant } else { 1 }
 }
 
-/// Rules for plots at night, and for signs of variants in a text: `.v0` to `.v7`.
+/// Rules for plots at night, for signs of variants in a text (`.v0` to `.v7`), and for words of verdicts: `--good`, `--bad`,
+/// `--open`.
 pub fn style() -> String {
     let mut day = String::new();
     let mut night = String::new();
@@ -57,6 +68,13 @@ pub fn style() -> String {
         let _ = writeln!(day, ".v{place} {{ background: #{light:06x} }}");
         let _ = writeln!(night, ".v{place} {{ background: #{dark:06x} }}");
     }
+    let mut variables = [String::new(), String::new()];
+    for (name, Pair(light, dark)) in VERDICTS {
+        let _ = write!(variables[0], " --{name}: #{light:06x};");
+        let _ = write!(variables[1], " --{name}: #{dark:06x};");
+    }
+    let _ = writeln!(day, ":root {{{} }}", variables[0]);
+    let _ = writeln!(night, ":root {{{} }}", variables[1]);
     for Pair(light, dark) in [INK_PAIR, FAINT_PAIR, GRID_PAIR].into_iter().chain(VARIANTS) {
         // As plotters writes them.
         let _ = writeln!(night, "svg [fill=\"#{light:06X}\"] {{ fill: #{dark:06x} }}");
@@ -96,6 +114,30 @@ mod tests {
             assert!(contrast(day, PAGE_PAIR.0) >= 4.5, "{day:06x}: {}", contrast(day, PAGE_PAIR.0));
             assert!(contrast(night, PAGE_PAIR.1) >= 4.5, "{night:06x}: {}", contrast(night, PAGE_PAIR.1));
         }
+    }
+
+    /// As a reader without red, or without green, sees it (Viénot, Brettel and Mollon, 1999): linear light, by its matrices.
+    #[test]
+    fn better_and_worse_are_told_apart_by_every_eye() {
+        let linear = |colour: u32, shift: u32| (f64::from((colour >> shift) & 0xff) / 255.0).powf(2.2);
+        for (red, green) in [(0.11238, 0.88762), (0.29275, 0.70725)] {
+            let seen = |colour: u32| [linear(colour, 16) * red + linear(colour, 8) * green, linear(colour, 0)];
+            for night in [false, true] {
+                let of = |at: usize| {
+                    let Pair(light, dark) = VERDICTS[at].1;
+                    seen(if night { dark } else { light })
+                };
+                let ([yellow, blue], [other_yellow, other_blue]) = (of(0), of(1));
+                assert!((yellow - other_yellow).hypot(blue - other_blue) > 0.3, "{red} {green} {night}");
+            }
+        }
+    }
+
+    #[test]
+    fn words_and_plots_have_the_same_colours() {
+        assert!(style().contains(":root { --good: #0b62b8; --bad: #b4500a; --open: #6b7280; }"), "{}", style());
+        let sheet = include_str!("../style.css");
+        assert!(!sheet.contains("--good:") && sheet.contains("var(--good)"), "each colour is said once");
     }
 
     #[test]
