@@ -117,7 +117,7 @@ impl FromStr for TrackerName {
 #[derive(Args, Clone, Debug)]
 pub struct DirtyCostsOptions {
     /// The slot in bytes, or with M or G (powers of 1024): a power of two from 1G to 256G. The bars are for 16G, and of another
-    /// size in proportion
+    /// size in proportion; a bar that a smaller slot cannot reach is not judged there
     #[arg(long, value_name = "SIZE", default_value = "16G")]
     pub size: GuestSize,
     /// Runs of each operation, whose median and quartiles are printed; at least 1

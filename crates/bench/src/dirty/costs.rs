@@ -13,13 +13,21 @@ use crate::engine::limits::{LIMITS, Limit};
 use crate::engine::{progress, report};
 use crate::machine::Machine;
 use crate::output;
-use crate::statistics::{Quartiles, short};
+use crate::report::section::TOO_FEW;
+use crate::statistics::{ENOUGH, Quartiles, short};
 
 /// `twofold bench dirty-costs`: a failure where a bar is missed.
 pub fn command(options: &DirtyCostsOptions) -> anyhow::Result<ExitCode> {
     let size = options.size.bytes();
     let rows: Vec<&Row> = ROWS.iter().filter(|row| chosen(row.name, &options.only)).collect();
-    anyhow::ensure!(!rows.is_empty(), "there is no row with that in its name");
+    if rows.is_empty() {
+        let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
+        anyhow::bail!(
+            "there is no operation with `{}` in its name; there are:\n  {}",
+            options.only.join("` or `"),
+            names.join("\n  ")
+        );
+    }
     let report = measure(&rows, size, options.runs)?;
     output::line(&report.shown())?;
     if let Some(path) = &options.json {
@@ -83,21 +91,27 @@ struct Report {
 struct Measured {
     name: &'static str,
     ns: Quartiles,
-    /// What it may take at most; `None` for a row without a bar.
+    /// What it may take at most; `None` for a row without a bar, or one that is not judged.
     bar_ns: Option<f64>,
     /// The median by the bar.
     of_bar: Option<f64>,
+    /// Why a row that has a bar is not judged.
+    not_judged: Option<&'static str>,
 }
 
 impl Measured {
-    /// `reads` are those of the row's own runs, where its bar is made of them. The bars are for 16 GiB: of another size, in
-    /// proportion.
+    /// `reads` are those of the row's own runs, where its bar is made of them.
     fn of(row: &Row, times: &[f64], reads: &[f64], size: u64) -> Self {
         let ns = Quartiles::of(times.iter().copied());
-        let (bar_ns, of_bar) = match row.bar {
+        let not_judged = match row.bar {
+            Some(Bar::FromFullSize(_)) if size < BAR_SIZE => Some("not judged: the bar is for 16 GiB"),
+            Some(_) if times.len() < ENOUGH => Some(TOO_FEW),
+            _ => None,
+        };
+        let (bar_ns, of_bar) = match row.bar.filter(|_| not_judged.is_none()) {
             None => (None, None),
-            Some(Bar::Nanoseconds(bar)) => {
-                let bar = bar * size as f64 / BAR_SIZE;
+            Some(Bar::PerSize(bar) | Bar::FromFullSize(bar)) => {
+                let bar = bar * size as f64 / BAR_SIZE as f64;
                 (Some(bar), Some(ns.median / bar))
             }
             Some(Bar::Reads(count)) => {
@@ -105,7 +119,7 @@ impl Measured {
                 (Some(Quartiles::of(reads.iter().copied()).median * count), Some(Quartiles::of(ratios).median))
             }
         };
-        Self { name: row.name, ns, bar_ns, of_bar }
+        Self { name: row.name, ns, bar_ns, of_bar, not_judged }
     }
 
     fn is_missed(&self) -> bool {
@@ -114,7 +128,7 @@ impl Measured {
 }
 
 /// The size that the bars are for.
-const BAR_SIZE: f64 = (16u64 << 30) as f64;
+const BAR_SIZE: u64 = 16 << 30;
 
 impl Report {
     fn shown(&self) -> String {
@@ -122,7 +136,10 @@ impl Report {
             let [median, lower, upper] = [row.ns.median, row.ns.lower, row.ns.upper].map(|ns| short(ns / 1e3));
             let bar = row.bar_ns.map_or("-".to_owned(), |bar| short(bar / 1e3));
             let of_bar = row.of_bar.map_or("-".to_owned(), |of_bar| format!("{of_bar:.2}"));
-            let verdict = if row.is_missed() { "missed" } else { "" };
+            let verdict = if row.is_missed() { "missed" } else { row.not_judged.unwrap_or_default() };
+            let quartiles =
+                if (self.runs as usize) < ENOUGH { ["-".to_owned(), "-".to_owned()] } else { [lower, upper] };
+            let [lower, upper] = quartiles;
             vec![row.name.to_owned(), median, lower, upper, bar, of_bar, verdict.to_owned()]
         });
         let table = report::table(&["us", "median", "quartile", "quartile", "bar", "of bar", ""], rows, 1);
@@ -143,23 +160,63 @@ impl Report {
 mod tests {
     use super::*;
 
+    const RUNS: [f64; 5] = [3.0, 1.0, 2.0, 2.0, 2.0];
+
     fn row(bar: Option<Bar>) -> Row {
         Row { name: "x", bar, run: |_| Ok(0.0) }
     }
 
     #[test]
     fn bars_are_in_proportion_to_the_size() {
-        let measured = Measured::of(&row(Some(Bar::Nanoseconds(16.0))), &[3.0, 1.0, 2.0], &[], 1 << 30);
+        let of = |bar, runs: &[f64], gib: u64| Measured::of(&row(bar), runs, &[], gib << 30);
+        let measured = of(Some(Bar::PerSize(16.0)), &RUNS, 1);
         assert_eq!((measured.bar_ns, measured.of_bar, measured.is_missed()), (Some(1.0), Some(2.0), true));
-        let measured = Measured::of(&row(Some(Bar::Nanoseconds(16.0))), &[3.0, 1.0, 2.0], &[], 16 << 30);
-        assert!(!measured.is_missed());
-        assert!(!Measured::of(&row(None), &[3.0], &[], 1 << 30).is_missed());
+        assert!(!of(Some(Bar::PerSize(16.0)), &RUNS, 16).is_missed());
+        assert!(!of(None, &RUNS, 1).is_missed());
+    }
+
+    #[test]
+    fn a_bar_that_a_smaller_slot_cannot_reach_is_not_judged_there() {
+        let of = |runs: &[f64], gib: u64| Measured::of(&row(Some(Bar::FromFullSize(16.0))), runs, &[], gib << 30);
+        let small = of(&[100.0; 4], 1);
+        assert_eq!((small.bar_ns, small.of_bar, small.is_missed()), (None, None, false));
+        assert_eq!(small.not_judged, Some("not judged: the bar is for 16 GiB"));
+        assert!(of(&[100.0; 4], 16).is_missed() && !of(&[10.0; 4], 16).is_missed());
+        assert_eq!(of(&[100.0; 4], 64).bar_ns, Some(64.0));
+        let report = Report {
+            rows: vec![small],
+            read_ns: None,
+            bytes: 1 << 30,
+            runs: 4,
+            build: "test",
+            machine: Machine::this(),
+        };
+        assert!(report.shown().contains("not judged: the bar is for 16 GiB"), "{}", report.shown());
+        let names = ROWS.iter().filter(|row| matches!(row.bar, Some(Bar::FromFullSize(_)))).map(|row| row.name);
+        assert_eq!(names.collect::<Vec<_>>(), ["get 1,000 dirty: manual"]);
+    }
+
+    #[test]
+    fn few_runs_are_not_judged() {
+        let measured = Measured::of(&row(Some(Bar::PerSize(1.0))), &[100.0; 3], &[], 16 << 30);
+        assert_eq!((measured.not_judged, measured.is_missed()), (Some("too few runs"), false));
+    }
+
+    #[test]
+    fn a_name_that_no_operation_has_is_answered_with_all() {
+        let (size, only) = ("1G".parse().unwrap(), vec!["nosuch".to_owned()]);
+        let error = command(&DirtyCostsOptions { size, runs: 1, json: None, only }).unwrap_err().to_string();
+        assert!(ROWS.iter().all(|row| error.contains(row.name)), "{error}");
     }
 
     #[test]
     fn what_is_measured_by_reads_is_compared_run_by_run() {
-        let measured =
-            Measured::of(&row(Some(Bar::Reads(2.0))), &[10.0, 100.0, 1000.0], &[10.0, 100.0, 100.0], 1 << 30);
+        let measured = Measured::of(
+            &row(Some(Bar::Reads(2.0))),
+            &[10.0, 100.0, 1000.0, 10.0],
+            &[10.0, 100.0, 100.0, 100.0],
+            1 << 30,
+        );
         assert_eq!((measured.bar_ns, measured.of_bar), (Some(200.0), Some(0.5)));
     }
 }
