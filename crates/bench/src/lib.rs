@@ -10,6 +10,7 @@ mod clock;
 mod compare;
 mod dirty;
 mod engine;
+mod estimate;
 pub mod experiment;
 mod features;
 mod headline;

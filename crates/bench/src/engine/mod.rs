@@ -18,9 +18,10 @@ mod threads;
 mod visits;
 
 use anyhow::{Context, bail};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use crate::arguments::EngineOptions;
+use crate::estimate;
 use crate::output;
 use crate::statistics::Spread;
 
@@ -35,8 +36,7 @@ use visits::Visits;
 pub fn command(options: &EngineOptions) -> anyhow::Result<()> {
     let size = options.size.bytes();
     if options.list {
-        let names = rows().map(|row| row.name).chain(threads::ROWS.iter().map(|row| row.name));
-        return names.into_iter().try_for_each(output::line);
+        return names().try_for_each(output::line);
     }
     let arena = Arena::map((table_pages(size) + SPARE) * guest::PAGE)?;
     if let Some(what) = options.steps {
@@ -95,10 +95,15 @@ fn rows() -> impl Iterator<Item = &'static Row> {
     operations::ROWS.iter().chain(before::ROWS)
 }
 
+/// Of one thread and of two.
+fn names() -> impl Iterator<Item = &'static str> {
+    rows().map(|row| row.name).chain(threads::ROWS.iter().map(|row| row.name))
+}
+
 fn operation(name: &str) -> anyhow::Result<&'static Row> {
     match rows().find(|row| row.name == name) {
         Some(row) => Ok(row),
-        None => bail!("there is no operation `{name}`; --list names them"),
+        None => bail!("there is no operation `{name}`; there are: {}", names().collect::<Vec<_>>().join(", ")),
     }
 }
 
@@ -166,7 +171,7 @@ fn measured(name: &'static str, unit: row::Unit, times: &[f64], counts: PerUnit)
 
 /// Drawn on a terminal, silent elsewhere.
 pub fn progress(steps: u64) -> anyhow::Result<ProgressBar> {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} ({eta} left)")?;
+    let style = estimate::style("{bar:40} {pos}/{len} {msg} ({elapsed} gone{left})")?;
     Ok(ProgressBar::new(steps).with_style(style))
 }
 
@@ -193,6 +198,8 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), count);
-        assert!(find("map_pages").is_ok() && find("limit_read").is_ok() && find("nothing").is_err());
+        assert!(find("map_pages").is_ok() && find("limit_read").is_ok());
+        let error = Chosen::of(&["nothing".to_owned()]).err().unwrap().to_string();
+        assert!(super::names().all(|name| error.contains(name)), "{error}");
     }
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How far an experiment is, on a terminal. Elsewhere nothing is drawn.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
+
+use crate::estimate;
 
 /// A bar, which is gone when it is dropped.
 #[derive(Debug)]
@@ -14,7 +16,7 @@ impl Progress {
     ///
     /// The style of the bar, which is fixed, is none.
     pub fn new(steps: u64) -> anyhow::Result<Self> {
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({elapsed} gone, {eta} left)")?;
+        let style = estimate::style("{bar:30} {pos}/{len} {msg} ({elapsed} gone{left})")?;
         Ok(Self(ProgressBar::new(steps).with_style(style)))
     }
 

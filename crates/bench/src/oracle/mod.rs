@@ -17,10 +17,11 @@ use std::cell::Cell;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use twofold_memory::dirty::Tracker;
 
 use crate::arguments::OracleOptions;
+use crate::estimate;
 use crate::output;
 use crate::stop::Stop;
 
@@ -100,7 +101,7 @@ fn any_seed() -> anyhow::Result<u64> {
 
 /// Drawn on a terminal, silent elsewhere.
 fn progress(comparisons: u64, tracker: Tracker) -> anyhow::Result<ProgressBar> {
-    let style = ProgressStyle::with_template("{msg:13} {bar:40} {pos}/{len} compared ({eta} left)")?;
+    let style = estimate::style("{msg:13} {bar:40} {pos}/{len} compared ({elapsed} gone{left})")?;
     Ok(ProgressBar::new(comparisons).with_style(style).with_message(tracker.name()))
 }
 

@@ -64,8 +64,9 @@ fn build(workspace: &Path) -> anyhow::Result<()> {
     command.args(["xtask", "build"]).current_dir(workspace).stdin(Stdio::null());
     let done = command.output().context("cannot start `cargo xtask build`")?;
     let said = String::from_utf8_lossy(&done.stderr);
-    let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    ensure!(done.status.success(), "`cargo xtask build` failed: {last}");
+    // What came first is why; Cargo's own last word is that it failed.
+    let why = said.lines().find(|line| line.starts_with("error")).unwrap_or_default();
+    ensure!(done.status.success(), "`cargo xtask build` failed: {why}");
     Ok(())
 }
 
