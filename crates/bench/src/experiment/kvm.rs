@@ -179,7 +179,9 @@ fn pages(backing: Backing) -> Pages {
     match backing {
         Backing::Anonymous => Pages::Anonymous,
         Backing::AnonymousThp => Pages::AnonymousThp,
-        Backing::AnonymousHugetlb2M => Pages::AnonymousHugetlb2Mb,
+        // Linux takes the same size for both.
+        Backing::AnonymousHugetlb if backing.page() == 1 << 30 => Pages::AnonymousHugetlb1Gb,
+        Backing::AnonymousHugetlb | Backing::AnonymousHugetlb2M => Pages::AnonymousHugetlb2Mb,
         Backing::AnonymousHugetlb1G => Pages::AnonymousHugetlb1Gb,
         Backing::Shmem => Pages::Shmem,
         Backing::SharedHugetlb => Pages::SharedHugetlb,

@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::ensure;
 use clap::ValueEnum;
 use twofold_memory::dirty::Tracker;
 use twofold_pattern::mode::Mode;
 
-use crate::machine;
+use crate::{machine, readable};
 
 /// A guest, its memory, and the rules of its hypervisor.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,6 +81,28 @@ impl Setup {
         if self.overlap { 0 } else { vcpu as u64 * self.region }
     }
 
+    /// Whether its addresses and sizes are made of whole pages of the guest's.
+    ///
+    /// # Errors
+    ///
+    /// Which option is not, and what it has to be a multiple of.
+    pub fn check_pages(&self) -> anyhow::Result<()> {
+        let (granule, mode) = (self.mode.granule.size(), self.mode);
+        let pages = readable::bytes(granule);
+        ensure!(self.region > 0, "-b 0 is no memory: give its size, such as -b 64M or -b 1G");
+        ensure!(
+            self.region.is_multiple_of(granule),
+            "-b: {} are not made of whole pages of {mode}: give a multiple of {pages}",
+            readable::bytes(self.region)
+        );
+        let offset = self.offset.unwrap_or(0);
+        ensure!(
+            offset.is_multiple_of(granule),
+            "-p {offset:#x} is not the first address of a page of {mode}: give a multiple of {pages}, {granule:#x}"
+        );
+        Ok(())
+    }
+
     /// Whether all pages are in the log at first, and protected as they are cleared: with all that clear apart.
     pub fn starts_dirty(&self) -> bool {
         self.tracker != Tracker::WriteProtect
@@ -129,6 +152,8 @@ pub enum Backing {
     Anonymous,
     /// Anonymous memory in transparent huge pages, mapped by blocks of 2 MiB
     AnonymousThp,
+    /// Huge pages of the system's default size: on the machine as those of 2 MiB are
+    AnonymousHugetlb,
     /// Huge pages of 2 MiB: on the machine made of any memory that is contiguous, as only its tables see it
     #[value(name = "anonymous_hugetlb_2mb")]
     AnonymousHugetlb2M,
@@ -148,7 +173,7 @@ impl Backing {
             Self::Anonymous | Self::Shmem => 4 << 10,
             Self::AnonymousThp | Self::AnonymousHugetlb2M => 2 << 20,
             Self::AnonymousHugetlb1G => 1 << 30,
-            Self::SharedHugetlb => default_huge_page(),
+            Self::AnonymousHugetlb | Self::SharedHugetlb => default_huge_page(),
         }
     }
 }
@@ -233,6 +258,30 @@ mod tests {
         assert_eq!(differ, [(&"split".to_owned(), &"records".to_owned())]);
         assert_eq!(before["split"], "every-level");
         assert_eq!(before["backing"], "anonymous");
+    }
+
+    #[test]
+    fn huge_pages_have_the_names_that_kvm_gives_them() {
+        for name in ["anonymous_hugetlb", "anonymous_hugetlb_2mb", "anonymous_hugetlb_1gb", "shared_hugetlb"] {
+            let backing = Backing::from_str(name, false).unwrap();
+            assert_eq!(super::name(backing), name);
+            assert!(backing.page() >= 2 << 20 || backing.page() == default_huge_page());
+        }
+    }
+
+    #[test]
+    fn what_is_no_whole_page_is_refused_in_the_readers_units() {
+        let setup = Setup::new(Mode::find("p40v48-64k").unwrap());
+        let refused = |setup: &Setup| setup.check_pages().unwrap_err().to_string();
+        assert_eq!(
+            refused(&Setup { region: 0, ..setup.clone() }),
+            "-b 0 is no memory: give its size, such as -b 64M or -b 1G"
+        );
+        let small = refused(&Setup { region: 4096, ..setup.clone() });
+        assert!(small.contains("4 KiB are not") && small.contains("a multiple of 64 KiB"), "{small}");
+        let odd = refused(&Setup { offset: Some(0x1001), ..setup.clone() });
+        assert!(odd.starts_with("-p 0x1001 is not") && odd.contains("64 KiB"), "{odd}");
+        assert!(setup.check_pages().is_ok());
     }
 
     #[test]

@@ -46,8 +46,7 @@ pub fn command(options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
     if let Some(time) = options.time {
         plan.time = time.0;
     }
-    let parts = parts(options);
-    ensure!(!parts.is_empty(), "no part has one of `{}` in its name; --list names them", options.only.join(","));
+    let parts = chosen(options)?;
     if options.list {
         parts.iter().try_for_each(|part| output::line(&part.name()))?;
         return Ok(ExitCode::SUCCESS);
@@ -65,6 +64,15 @@ pub fn command(options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
     let differs = results.headline.iter().any(|row| row.verdict == Verdict::Differs);
     let code = tell(&results, options)?;
     Ok(if differs && !results.interrupted { ExitCode::FAILURE } else { code })
+}
+
+/// As [`parts`]; at least one.
+fn chosen(options: &HeadlineOptions) -> anyhow::Result<Vec<Box<dyn Part>>> {
+    let chosen = parts(options);
+    let all = || parts(&HeadlineOptions { only: Vec::new(), ..options.clone() });
+    let names = || all().iter().map(|part| part.name()).collect::<Vec<_>>().join("\n  ");
+    ensure!(!chosen.is_empty(), "no part has `{}` in its name; there are:\n  {}", options.only.join("` or `"), names());
+    Ok(chosen)
 }
 
 /// The table alone on standard output: all measurements are in the files.
@@ -163,5 +171,8 @@ mod tests {
         assert_eq!(sorted.len(), names.len(), "{names:?}");
         let s0 = parts(&HeadlineOptions { only: vec!["S0".to_owned()], ..HeadlineOptions::default() });
         assert_eq!(s0.len(), 6);
+        let none = chosen(&HeadlineOptions { only: vec!["nosuch".to_owned()], ..HeadlineOptions::default() });
+        let error = none.err().unwrap().to_string();
+        assert!(error.contains("`nosuch`") && names.iter().all(|name| error.contains(name)), "{error}");
     }
 }

@@ -13,6 +13,7 @@ use crate::experiment::continuous;
 use crate::experiment::record::Variant;
 use crate::experiment::setup::{Backing, Cmo, Coalesce, Policies, Setup, Split, Tables};
 use crate::results::Platform;
+use crate::statistics::ENOUGH;
 
 /// What is to be measured.
 pub struct Plan {
@@ -74,8 +75,9 @@ impl Plan {
             seed: options.seed,
             run_while_disabling: options.run_while_disabling,
         };
-        let runs = options.runs.unwrap_or(if options.continuous { 3 } else { 7 });
-        let setups = setups.collect::<anyhow::Result<_>>()?;
+        let runs = options.runs.unwrap_or(if options.continuous { ENOUGH as u32 } else { 7 });
+        let setups = setups.collect::<anyhow::Result<Vec<Vec<_>>>>()?;
+        setups.iter().flatten().try_for_each(Setup::check_pages)?;
         Ok(Self { load, setups, runs, each: options.each, collector })
     }
 
@@ -108,7 +110,10 @@ impl Plan {
             all().any(|setup| {
                 matches!(
                     setup.backing,
-                    Backing::AnonymousHugetlb2M | Backing::AnonymousHugetlb1G | Backing::SharedHugetlb
+                    Backing::AnonymousHugetlb
+                        | Backing::AnonymousHugetlb2M
+                        | Backing::AnonymousHugetlb1G
+                        | Backing::SharedHugetlb
                 )
             }),
             "huge pages are as stage 2 sees them; the system's own may be smaller",
@@ -143,7 +148,11 @@ impl Plan {
 
 /// What a platform cannot do.
 fn check_platform(options: &DirtyLogOptions) -> anyhow::Result<()> {
-    let on = options.on;
+    let (on, interval, duration) = (options.on, options.interval.0, options.duration.0);
+    ensure!(
+        !options.continuous || interval <= duration,
+        "--interval {interval:?} is longer than --duration {duration:?}: the log would be read once, after its end"
+    );
     ensure!(options.ring.is_none() || on == Platform::Kvm, "--ring is KVM's: take --on kvm");
     if on == Platform::Machine {
         return Ok(());
@@ -285,11 +294,20 @@ mod tests {
             "--on hypervisor -r 0",
             "--continuous -i 3",
             "--interval 5ms",
+            "--continuous --interval 5s --duration 1s",
+            "-b 0",
+            "-p 0x1001",
+            "-m p40v48-64k -b 4K",
             "--tap --json x",
             "-b 16E",
         ] {
             assert!(plan(line).is_err(), "{line}");
         }
+        let told = |line: &str| plan(line).err().map(|error| error.to_string()).unwrap_or_default();
+        let told_interval = told("--continuous --interval 5s --duration 1s");
+        assert!(told_interval.contains("--interval 5s is longer than --duration 1s"), "{told_interval}");
+        assert!(told("-b 0").starts_with("-b 0 is no memory"), "{}", told("-b 0"));
+        assert!(plan("--continuous --interval 1s --duration 1s").is_ok());
         assert!(plan("-c 0,1,0 -v 2").is_ok());
         assert!(plan("-g --tracker write-protect").is_ok());
     }

@@ -14,6 +14,7 @@ use twofold_stage2::{Donated, Ipa};
 use super::PAGE;
 use crate::experiment::setup::{Backing, Setup};
 use crate::experiment::target::REGION;
+use crate::readable;
 
 /// What a guest takes, in bytes, and where it is.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,14 +50,16 @@ impl Plan {
         let (memory, slots) = (setup.memory(), setup.slots as u64);
         ensure!(
             setup.region > 0 && setup.region.is_multiple_of(granule),
-            "a region of {:#x} bytes is not made of the pages of {}: take a multiple of {granule:#x}",
-            setup.region,
-            setup.mode
+            "a region of {} is not made of the pages of {}: take a multiple of {}",
+            readable::bytes(setup.region),
+            setup.mode,
+            readable::bytes(granule)
         );
         ensure!(
             slots > 0 && (memory / granule).is_multiple_of(slots),
-            "{:#x} bytes cannot be divided among {slots} slots: each has to be a multiple of {granule:#x}",
-            memory
+            "{} cannot be divided among {slots} slots: each has to be a multiple of {}",
+            readable::bytes(memory),
+            readable::bytes(granule)
         );
         let layout = Layout::new(&setup.mode, WIDEST, Leaves::Pages)?;
         let page = setup.backing.page();
@@ -65,7 +68,8 @@ impl Plan {
             None => {
                 let end = 1_u64 << layout.pa_bits();
                 let start = end.checked_sub(memory).with_context(|| {
-                    format!("{memory:#x} bytes are more than the {} bits of {} reach", layout.pa_bits(), setup.mode)
+                    let memory = readable::bytes(memory);
+                    format!("{memory} are more than the {} bits of {} reach", layout.pa_bits(), setup.mode)
                 })?;
                 start & !(page.max(granule) - 1)
             }
@@ -185,7 +189,7 @@ mod tests {
     #[test]
     fn sizes_that_go_together_with_nothing() {
         let refused = |setup: Setup| format!("{:#}", Plan::of(&setup).unwrap_err());
-        assert!(refused(Setup { region: 4096, ..setup("p40v48-64k") }).contains("a multiple of 0x10000"));
+        assert!(refused(Setup { region: 4096, ..setup("p40v48-64k") }).contains("a multiple of 64 KiB"));
         assert!(refused(Setup { slots: 3, ..setup("p40v48-4k") }).contains("3 slots"));
         assert!(refused(Setup { region: 1 << 37, ..setup("p36v48-4k") }).contains("36 bits"));
         assert!(refused(Setup { vcpus: 0, ..setup("p40v48-4k") }).contains("0 vCPUs"));

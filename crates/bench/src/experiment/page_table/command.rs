@@ -16,6 +16,7 @@ use crate::experiment::record::{Variant, Who};
 use crate::experiment::setup::{Cmo, Coalesce, Policies, Setup, Split, Tables};
 use crate::experiment::target::{Taken, Targets};
 use crate::experiment::{self, outcome};
+use crate::readable;
 use crate::results::{Platform, Results};
 use crate::stop::Stop;
 
@@ -144,6 +145,7 @@ fn setups(options: &PageTableOptions) -> anyhow::Result<Vec<Setup>> {
         exit_cost: options.exit_cost,
         ..Setup::new(options.mode.map_or_else(|| usual_mode(options.on), Ok)?)
     };
+    first.check_pages()?;
     let policies = arguments::policies(&options.policy)?;
     let mut setups: Vec<_> = policies.into_iter().map(|policies| Setup { policies, ..first.clone() }).collect();
     setups.sort_by_key(|setup| std::cmp::Reverse(befores(setup.policies)));
@@ -193,9 +195,12 @@ fn notes(setups: &[Setup], on: Platform) -> Vec<String> {
     notes
 }
 
+/// What is worth a word where a variant fails, in the words of the command line.
 fn shown(setup: &Setup) -> String {
-    let Policies { cmo, coalesce, split, tables } = setup.policies;
-    format!("{} vCPUs, {} bytes, {cmo:?}, {coalesce:?}, {split:?}, {tables:?}", setup.vcpus, setup.region)
+    let configuration = setup.configuration();
+    let told = ["vcpus", "bytes", "cmo", "coalesce", "split", "tables"];
+    let told = told.into_iter().filter_map(|key| Some(readable::setting(key, configuration.get(key)?)));
+    told.collect::<Vec<_>>().join(", ")
 }
 
 /// S4's, by today's name.
@@ -233,6 +238,13 @@ mod tests {
     }
 
     #[test]
+    fn a_variant_is_named_in_the_words_of_the_command_line() {
+        let setup = &setups_of("-v 200 --policy coalesce=free-first").unwrap()[0];
+        let wanted = "200 vCPUs, 1 GiB, cmo on-map, coalesce free-first, split records, tables when-needed";
+        assert_eq!(shown(setup), wanted);
+    }
+
+    #[test]
     fn what_contradicts_itself_is_refused() {
         for line in [
             "-v 0",
@@ -243,6 +255,7 @@ mod tests {
             "--on hypervisor -v 2",
             "--policy cmo=on-map --policy cmo=on-abort",
             "--runs 0",
+            "-p 0x1001",
         ] {
             assert!(setups_of(line).is_err(), "{line}");
         }
