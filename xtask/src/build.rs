@@ -100,6 +100,8 @@ pub fn cargo(workspace: &Workspace, command: &str, program: Program) -> Command 
     // A directory of its own: other flags would make every host build start anew.
     cargo.args(["--target", TARGET, "--target-dir"]).arg(program.directory(workspace));
     cargo.env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f"));
+    // What the programs have in common is compiled once for all of them; a Cargo before 1.91 compiles it for each.
+    cargo.env("CARGO_BUILD_BUILD_DIR", workspace.images().join("build"));
     cargo
 }
 

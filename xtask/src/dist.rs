@@ -38,6 +38,25 @@ pub struct Program {
     pub is_example: bool,
 }
 
+/// How a program is compiled, by a profile of the workspace's Cargo.toml.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// To be given away.
+    Release,
+    /// To be tested, soon.
+    Quick,
+}
+
+impl Profile {
+    /// Its name, which is also that of its directory.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Quick => "quick",
+        }
+    }
+}
+
 /// `cargo xtask dist`.
 pub fn command(workspace: &Workspace, options: &DistOptions) -> anyhow::Result<ExitCode> {
     let steps = Steps::new(workspace.stop().clone());
@@ -52,7 +71,7 @@ pub fn command(workspace: &Workspace, options: &DistOptions) -> anyhow::Result<E
             Ok(((), architecture.target().to_owned()))
         })?;
         let file = steps.step("build", || {
-            let built = build(workspace, TWOFOLD, *architecture)?;
+            let built = build(workspace, TWOFOLD, *architecture, Profile::Release)?;
             let file = workspace.dist().join(format!("{}-{}", TWOFOLD.name, architecture.name()));
             fs::copy(&built, &file).with_context(|| format!("cannot write {}", file.display()))?;
             let size = fs::metadata(&file)?.len();
@@ -68,18 +87,24 @@ pub fn command(workspace: &Workspace, options: &DistOptions) -> anyhow::Result<E
 }
 
 /// Builds `program`; gives its path. The target has to be installed.
-pub fn build(workspace: &Workspace, program: Program, architecture: Architecture) -> anyhow::Result<PathBuf> {
+pub fn build(
+    workspace: &Workspace,
+    program: Program,
+    architecture: Architecture,
+    profile: Profile,
+) -> anyhow::Result<PathBuf> {
+    let profile = profile.name();
     let target = architecture.target();
     let Program { package, name, is_example } = program;
-    let (option, folder) = if is_example { ("--example", "release/examples") } else { ("--bin", "release") };
+    let (option, folder) = if is_example { ("--example", "examples") } else { ("--bin", "") };
     let directory = workspace.dist().join("build");
     let mut cargo = Command::new("cargo");
-    cargo.current_dir(workspace.root()).args(["build", "--release", "--package", package, option, name]);
+    cargo.current_dir(workspace.root()).args(["build", "--profile", profile, "--package", package, option, name]);
     // A directory of its own: other flags would make every host build start anew.
     cargo.args(["--target", target, "--target-dir"]).arg(&directory);
     cargo.env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f"));
     subprocess::show(&mut cargo)?;
-    let built = directory.join(target).join(folder).join(name);
+    let built = directory.join(target).join(profile).join(folder).join(name);
     let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
     check_static(&bytes).with_context(|| format!("{} would not run by itself", built.display()))?;
     Ok(built)

@@ -19,6 +19,11 @@ pub fn error(text: &str) {
     let _ = writeln!(io::stderr().lock(), "error: {text}");
 }
 
+/// Writes a line that is neither result nor error to standard error, where that is possible.
+pub fn remark(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
 /// Whether a person looks at standard output.
 pub fn is_terminal() -> bool {
     io::stdout().is_terminal()

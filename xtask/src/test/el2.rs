@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::Failed;
 use twofold_abi::exit;
 use twofold_launch::{Launch, Loaded, Machine, Outcome, Qemu, Test, Verdict, machine};
 
@@ -36,7 +36,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             let image = Arc::clone(&image);
             let name = test.name.clone();
             let judge = move || image.test(&test, cpu).map_err(|error| Failed::from(format!("{error:#}")));
-            trials.push(Trial::test(name, judge).with_kind(cpu.split(',').next().unwrap_or(cpu)));
+            trials.push(super::trial(&name, judge).with_kind(cpu.split(',').next().unwrap_or(cpu)));
         }
     }
     trials.extend(guests::trials(workspace, &qemu, depth));

@@ -43,7 +43,7 @@ pub fn trials(workspace: &Workspace, qemu: &Qemu, depth: Depth) -> Vec<Trial> {
     let chosen = CASES.into_iter().filter(|(_, of, _)| depth == Depth::Full || *of == Depth::Quick);
     let trial = |(name, _, run): Case| {
         let hostile = Arc::clone(&hostile);
-        Trial::test(name, move || run(&hostile).map_err(|error| Failed::from(format!("{error:#}")))).with_kind("max")
+        super::trial(name, move || run(&hostile).map_err(|error| Failed::from(format!("{error:#}")))).with_kind("max")
     };
     chosen.map(trial).collect()
 }

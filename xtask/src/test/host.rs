@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::Context;
 use libtest_mimic::{Failed, Trial};
 
-use super::{Depth, Tally, harness};
+use super::{Depth, Tally, harness, trial};
 use crate::arguments::TestOptions;
 use crate::build;
 use crate::install;
@@ -24,6 +24,8 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         install::component("rustfmt", "fmt")?;
         install::component("clippy", "clippy")?;
     }
+    // The quick tier has the others in their forgiving build alone.
+    let unforgiving: &[_] = if depth == Depth::Quick { &["--lib", "--test", "unforgiving"] } else { &[] };
     let inner = Arc::new(Mutex::new(Tally::default()));
     let mut steps = vec![
         step("format", cargo(workspace, &["fmt", "--all", "--check"])),
@@ -45,7 +47,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             doc.env("RUSTDOCFLAGS", "-D warnings");
             doc
         }),
-        counted("unforgiving_machine", machine(cargo(workspace, &["test", "--no-fail-fast"]), &[]), &inner),
+        counted("unforgiving_machine", machine(cargo(workspace, &["test", "--no-fail-fast"]), unforgiving), &inner),
         counted("unit_tests", cargo(workspace, &["test", "--no-fail-fast"]), &inner),
     ];
     if depth == Depth::Full {
@@ -81,7 +83,7 @@ fn clippy(workspace: &Workspace, program: build::Program) -> Command {
 }
 
 pub(super) fn step(name: &str, mut command: Command) -> Trial {
-    Trial::test(name, move || {
+    trial(name, move || {
         let typed = subprocess::shown(&command);
         subprocess::quiet(&mut command).map_err(|error| Failed::from(format!("`{typed}`\n{error:#}")))
     })
@@ -90,7 +92,7 @@ pub(super) fn step(name: &str, mut command: Command) -> Trial {
 /// A run of `cargo test`, whose own tests are added to `inner`.
 fn counted(name: &str, mut command: Command, inner: &Arc<Mutex<Tally>>) -> Trial {
     let inner = Arc::clone(inner);
-    Trial::test(name, move || {
+    trial(name, move || {
         // Backtraces of tests that are meant to panic bury the one that matters.
         let output = subprocess::output(command.env("RUST_BACKTRACE", "0"))?;
         let stdout = String::from_utf8_lossy(&output.stdout);

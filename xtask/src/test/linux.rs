@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::Failed;
 use serde_json::Value;
 use twofold_abi::bundle::flags;
 use twofold_abi::virt::RAM_BASE;
@@ -28,6 +28,7 @@ use super::{Depth, Tally, harness};
 use crate::arguments::TestOptions;
 use crate::boot::{Boot, Image};
 use crate::build;
+use crate::fetch;
 use crate::install;
 use crate::oracle::hypervisor::{self, Plan};
 use crate::steps::Steps;
@@ -40,6 +41,8 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         install::target(install::TARGET)?;
         install::qemu()?;
         build::images(workspace, &[build::HYPERVISOR, build::MEASURING_HYPERVISOR, build::GUEST])?;
+        // Two tests that begin together would both fetch it. Where it cannot be fetched, the tests that need it say why.
+        let _ = fetch::fetch(workspace, false);
     }
     let suite = Arc::new(Suite {
         workspace: workspace.clone(),
@@ -52,12 +55,14 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         .filter(|(_, at, _)| depth == Depth::Full || *at == Depth::Quick)
         .map(|(name, _, test)| {
             let suite = Arc::clone(&suite);
-            Trial::test(*name, move || test(&suite).map_err(|error| Failed::from(format!("{error:#}"))))
+            super::trial(name, move || test(&suite).map_err(|error| Failed::from(format!("{error:#}"))))
         })
         .collect();
-    // Two cores: a second QEMU would slow the first one down, not shorten the suite.
-    harness(trials, 1, options)
+    harness(trials, PARALLEL, options)
 }
+
+/// Tests at a time. A QEMU with one CPU has one thread that works.
+const PARALLEL: usize = 2;
 
 type Test = fn(&Suite) -> anyhow::Result<()>;
 
@@ -231,11 +236,11 @@ impl Suite {
         once(&self.blocks, || self.counted("blocks", "blocks.json"))
     }
 
-    /// An apt-get that finds nothing, and an empty cache for the guest.
-    fn without_network(&self, arguments: &[&str]) -> anyhow::Result<Ended> {
-        let apt_get = self.path("apt-get");
+    /// An apt-get that finds nothing, and an empty cache for the guest. The test `of` has its own, as others run meanwhile.
+    fn without_network(&self, of: &str, arguments: &[&str]) -> anyhow::Result<Ended> {
+        let apt_get = self.path(&format!("{of}-apt-get"));
         script(&apt_get, "echo 'E: the network is unreachable' >&2; exit 100")?;
-        let cache = self.path("empty-cache");
+        let cache = self.path(&format!("{of}-cache"));
         self.start(arguments, &[("TWOFOLD_APT_GET", &apt_get), ("TWOFOLD_GUEST_CACHE", &cache)])
     }
 }
@@ -320,14 +325,14 @@ fn repeats(suite: &Suite, pages: &str) -> anyhow::Result<()> {
 }
 
 fn fallback(suite: &Suite) -> anyhow::Result<()> {
-    let ended = suite.without_network(&["--check"])?;
+    let ended = suite.without_network("fallback", &["--check"])?;
     ensure!(ended.ok, "the fallback failed:\n{}{}", ended.stdout, ended.stderr);
     for words in
         ["because Debian's kernel cannot be fetched", "the network is unreachable", "not Linux", "guest check: ok"]
     {
         ensure!(ended.stdout.contains(words), "no {words:?} in:\n{}", ended.stdout);
     }
-    let cache = suite.path("empty-cache");
+    let cache = suite.path("fallback-cache");
     let left: Vec<_> = fs::read_dir(&cache)?.flatten().map(|entry| entry.file_name()).collect();
     ensure!(left.is_empty(), "a failed fetch left {left:?} in the cache");
     Ok(())
@@ -335,7 +340,7 @@ fn fallback(suite: &Suite) -> anyhow::Result<()> {
 
 fn no_fallback(suite: &Suite) -> anyhow::Result<()> {
     let words = ["Debian's kernel cannot be fetched", "the network is unreachable", "--guest bare"];
-    refused_with(suite.without_network(&["--check", "--guest", "linux"])?, &words)
+    refused_with(suite.without_network("no-fallback", &["--check", "--guest", "linux"])?, &words)
 }
 
 fn bad_kernel(suite: &Suite) -> anyhow::Result<()> {

@@ -6,6 +6,7 @@
 
 mod el2;
 mod guests;
+mod heartbeat;
 mod host;
 mod kvm;
 mod linux;
@@ -16,7 +17,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::ValueEnum;
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::arguments::{Suite, TestOptions};
 use crate::output;
@@ -36,7 +37,9 @@ pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<E
         if !options.list {
             output::line(&format!("suite {name}"))?;
         }
-        let run = run(workspace, suite, depth, options);
+        let run = heartbeat::beating(|| {
+            heartbeat::during(&format!("suite {name}: preparing"), || run(workspace, suite, depth, options))
+        });
         if workspace.stop().is_requested() {
             anyhow::bail!("stopped");
         }
@@ -101,6 +104,12 @@ fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions)
         Suite::Kvm => kvm::run(workspace, depth, options),
         Suite::Proof => proof::run(workspace, depth, options),
     }
+}
+
+/// A test, which is named while it runs.
+fn trial(name: &str, test: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
+    let running = name.to_owned();
+    Trial::test(name, move || heartbeat::during(&running, test))
 }
 
 /// Runs `trials` that the filters name, `threads` at a time.

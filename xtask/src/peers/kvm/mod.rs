@@ -125,7 +125,7 @@ impl Peer {
         })?;
         let ours = steps.step("build", || {
             install::target(Architecture::Aarch64.target())?;
-            let file = dist::build(workspace, dist::TWOFOLD, Architecture::Aarch64)?;
+            let file = dist::build(workspace, dist::TWOFOLD, Architecture::Aarch64, dist::Profile::Release)?;
             let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
             Ok((bytes, format!("{}, static", dist::TWOFOLD.name)))
         })?;

@@ -15,14 +15,14 @@ use super::{Ended, Suite, refused_with, script, spinning_kernel, text};
 use crate::install;
 
 pub fn hang(suite: &Suite) -> anyhow::Result<()> {
-    let spinning = Spinning::new(suite)?;
+    let spinning = Spinning::new(suite, "hang")?;
     let ended = spinning.command(suite, &["--timeout", "3"]).output()?;
     refused_with(Ended::of(ended), &["did not end within 3 s", "--timeout"])?;
     spinning.is_gone()
 }
 
 pub fn interrupt(suite: &Suite) -> anyhow::Result<()> {
-    let spinning = Spinning::new(suite)?;
+    let spinning = Spinning::new(suite, "interrupt")?;
     let mut command = spinning.command(suite, &["--timeout", "60"]);
     let mut child = Reaped(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
     while !spinning.pid.exists() && child.0.try_wait()?.is_none() {
@@ -36,7 +36,7 @@ pub fn interrupt(suite: &Suite) -> anyhow::Result<()> {
 
 /// Without a word from this program, QEMU has to be ended by the kernel.
 pub fn kill(suite: &Suite) -> anyhow::Result<()> {
-    let spinning = Spinning::new(suite)?;
+    let spinning = Spinning::new(suite, "kill")?;
     let mut command = spinning.command(suite, &["--timeout", "300"]);
     let mut child = Reaped(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
     while !fs::read_to_string(&spinning.pid).is_ok_and(|pid| pid.ends_with('\n')) && child.0.try_wait()?.is_none() {
@@ -108,13 +108,14 @@ struct Spinning {
 }
 
 impl Spinning {
-    fn new(suite: &Suite) -> anyhow::Result<Self> {
-        let kernel = suite.path("spinning");
-        let initrd = suite.path("small-initrd");
+    /// For the test `of`, whose files are its own: two of them may run at a time.
+    fn new(suite: &Suite, of: &str) -> anyhow::Result<Self> {
+        let path = |name: &str| suite.path(&format!("{of}-{name}"));
+        let (kernel, initrd) = (path("spinning"), path("small-initrd"));
         fs::write(&kernel, spinning_kernel())?;
         fs::write(&initrd, b"nothing")?;
         // The real QEMU behind a script that leaves its process id, which `exec` keeps.
-        let (pid, qemu) = (suite.path("pid"), suite.path("qemu"));
+        let (pid, qemu) = (path("pid"), path("qemu"));
         let _ = fs::remove_file(&pid);
         let real = install::qemu()?;
         let launch = format!("case \"$*\" in *--version) ;; *) echo $$ > '{}';; esac", text(&pid)?);
