@@ -199,11 +199,19 @@ impl Call {
             let affinity = |index: &usize| AFFINITIES[*index].load(Ordering::Relaxed) == arguments[1] & mask;
             if let Some(index) = (0..WORKERS).find(affinity) {
                 [arguments[2], arguments[3]] = vcpus::entry(index);
+                // Or it is not started at all: nothing is there.
+                if random.next().is_multiple_of(4) {
+                    arguments[2] = random.one_of(&OUTSIDE_RAM);
+                }
             }
         }
         Self { instruction, arguments }
     }
 }
+
+/// Entries at which no vCPU can start.
+const OUTSIDE_RAM: [u64; 5] =
+    [0, twofold_abi::virt::UART_BASE, twofold_abi::virt::RAM_BASE - 4, 0x20_0000_0000, u64::MAX - 3];
 
 /// A function of any range: PSCI, the architecture's, the vendors', the standard ones, and any number at all.
 fn function(random: &mut Random) -> u64 {
