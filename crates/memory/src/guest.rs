@@ -7,7 +7,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::{
-    Geometry, Ipa, IpaRange, Leaf, Level, Lock, LockGuard, Platform, Run, Stage2, TablePage, TableSource, Unwatched,
+    Broken, Geometry, Ipa, IpaRange, Level, Lock, LockGuard, Platform, Run, Stage2, TablePage, TableSource, Unwatched,
     Vmid,
 };
 
@@ -133,7 +133,7 @@ impl<P: Platform> GuestMemory<P> {
     pub fn destroy(self, mut given: impl FnMut(Run)) -> Frames {
         let Self { stage2, slots, frames, .. } = self;
         let mut frames = frames.into_inner();
-        let root = stage2.destroy(&mut frames, Unwatched);
+        let (root, _) = stage2.destroy(&mut frames, Unwatched);
         for content in slots.into_contents() {
             match content {
                 Content::Ram(ram) => ram.into_inner().into_frames().for_each(|run| frames.give_run(&run)),
@@ -161,9 +161,9 @@ impl<P: Platform> GuestMemory<P> {
         }
         let (log, tables) = (slot.tracking.log(), &mut self.tables());
         let own = log.map(|log| log.hold(self.stage2.platform()));
-        let removed = |leaf: Leaf| {
-            if let Some(log) = log.filter(|_| leaf.descriptor.is_hardware_dirty()) {
-                log.mark(slot, &(leaf.ipa..leaf.ipa + FRAME));
+        let removed = |leaf: Broken| {
+            if let Some(log) = log.filter(|_| leaf.is_hardware_dirty()) {
+                log.mark(slot, &(leaf.ipa()..leaf.ipa() + FRAME));
             }
         };
         self.stage2.unmap(range.clone(), tables, removed)?.complete().free(tables);

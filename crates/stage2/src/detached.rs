@@ -11,7 +11,7 @@
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Ordering};
 use crate::record::Counts;
-use crate::removed::Removed;
+use crate::removed::{Broken, Removal, Removed};
 use crate::table::Table;
 use crate::{Descriptor, Ipa, Leaf, Level, Pa, Record, Stage2, TablePage, TableSource, cache, frame};
 
@@ -75,9 +75,11 @@ impl Chain {
         stage2: &Stage2<P>,
         tables: &mut impl TableSource,
         removed: &mut R,
+        removal: Removal,
     ) -> u64 {
         let look = Look::Gone { told: R::WATCHES };
-        self.links(stage2).map(|link| stage2.free_tree(link, look, tables, &mut |leaf| removed.leaf(leaf))).sum()
+        let mut leaf = |leaf| removed.leaf(Broken::new(leaf, removal));
+        self.links(stage2).map(|link| stage2.free_tree(link, look, tables, &mut leaf)).sum()
     }
 }
 
@@ -182,13 +184,13 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// The same for one that was removed alone, which is told of then.
-    pub(crate) fn tell_removed<R: Removed>(&self, leaf: Leaf, removed: &mut R) {
+    pub(crate) fn tell_removed<R: Removed>(&self, leaf: Leaf, removed: &mut R, removal: Removal) {
         if leaf.descriptor.leaves_lines(self.features()) {
             let size = self.geometry().granule().span(leaf.level);
             cache::clean_lines(self.platform(), self.features(), leaf.descriptor.address(), size);
             primitive::dsb(self.platform(), Domain::Ish);
         }
-        removed.leaf(leaf);
+        removed.leaf(Broken::new(leaf, removal));
     }
 
     /// Writes a word where the counts of a table were that was taken out.

@@ -8,7 +8,7 @@ use crate::detached::Chain;
 use crate::kept::Keep;
 use crate::platform::Platform;
 use crate::primitive::{self, Claim, Ordering, Word};
-use crate::removed::{Join, Narrowed, Removed, Unwatched};
+use crate::removed::{Freed, Join, Narrowed, Removal, Removed, Unwatched};
 use crate::tlb::Changed;
 use crate::{IpaRange, Stage2, TableSource};
 
@@ -53,6 +53,7 @@ pub struct Pending<'a, P: Platform, R: Removed = Unwatched> {
     changed: Changed,
     detached: Chain,
     removed: Option<R>,
+    removal: Removal,
 }
 
 impl<P: Platform, R: Join> Pending<'_, P, R> {
@@ -76,14 +77,21 @@ impl<'a, P: Platform> Pending<'a, P, Narrowed> {
     /// A change of access in `range`, which [`PendingChanges::count`] counted before it began.
     pub(crate) fn narrowed(stage2: &'a Stage2<P>, changed: Changed, range: IpaRange) -> Self {
         let removed = Some(Narrowed { count: 1, range });
-        Self { stage2, changed, detached: Chain::default(), removed }
+        let removal = stage2.removal::<Narrowed>();
+        Self { stage2, changed, detached: Chain::default(), removed, removal }
     }
 }
 
 impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
     #[inline(always)]
-    pub(crate) fn with_tables(stage2: &'a Stage2<P>, changed: Changed, detached: Chain, removed: R) -> Self {
-        Self { stage2, changed, detached, removed: Some(removed) }
+    pub(crate) fn with_tables(
+        stage2: &'a Stage2<P>,
+        changed: Changed,
+        detached: Chain,
+        removed: R,
+        removal: Removal,
+    ) -> Self {
+        Self { stage2, changed, detached, removed: Some(removed), removal }
     }
 
     /// Invalidates what has changed, on all CPUs, and waits until that is complete.
@@ -92,7 +100,7 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
         self.flush();
         self.end();
         let (detached, removed) = (core::mem::take(&mut self.detached), self.removed.take());
-        Flushed { stage2: self.stage2, detached, removed }
+        Flushed { stage2: self.stage2, detached, removed, removal: self.removal }
     }
 
     /// Invalidates all entries of the VMID, those of stage 1 alone included.
@@ -140,7 +148,8 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
     fn complete_late(&mut self) -> Flushed<'a, P, R> {
         self.flush();
         self.end();
-        Flushed { stage2: self.stage2, detached: core::mem::take(&mut self.detached), removed: self.removed.take() }
+        let (detached, removed) = (core::mem::take(&mut self.detached), self.removed.take());
+        Flushed { stage2: self.stage2, detached, removed, removal: self.removal }
     }
 }
 
@@ -205,7 +214,7 @@ impl PendingChanges {
 /// ```compile_fail,E0451
 /// # use twofold_stage2::*;
 /// fn forged<P: Platform>(stage2: &Stage2<P>) -> Flushed<'_, P> {
-///     Flushed { stage2, detached: Default::default(), removed: None }
+///     Flushed { stage2, detached: Default::default(), removed: None, ..todo!() }
 /// }
 /// ```
 ///
@@ -223,24 +232,27 @@ pub struct Flushed<'a, P: Platform, R: Removed = Unwatched> {
     stage2: &'a Stage2<P>,
     detached: Chain,
     removed: Option<R>,
+    removal: Removal,
 }
 
 impl<P: Platform, R: Removed> Flushed<'_, P, R> {
-    /// Tells what was in the tables that were taken out, gives their pages to `tables`, and returns how many.
+    /// Tells what was in the tables that were taken out, and gives their pages to `tables`. What is returned opens the
+    /// leaves that were removed ([`Broken`](crate::Broken)).
     #[inline(always)]
-    pub fn free(mut self, tables: &mut impl TableSource) -> u64 {
+    pub fn free(mut self, tables: &mut impl TableSource) -> Freed {
+        let removal = self.removal;
         if self.detached.is_empty() {
-            return 0;
+            return Freed { tables: 0, removal };
         }
         self.stage2.give_kept(tables);
-        self.free_detached(tables)
+        Freed { tables: self.free_detached(tables), removal }
     }
 
     fn free_detached(&mut self, tables: &mut impl TableSource) -> u64 {
         let detached = core::mem::take(&mut self.detached);
         match &mut self.removed {
-            Some(removed) => detached.free(self.stage2, tables, removed),
-            None => detached.free(self.stage2, tables, &mut Unwatched),
+            Some(removed) => detached.free(self.stage2, tables, removed, self.removal),
+            None => detached.free(self.stage2, tables, &mut Unwatched, self.removal),
         }
     }
 

@@ -156,7 +156,8 @@ impl<P: Platform> Stage2<P> {
         if was_there {
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: Some(place.level), tables: false });
             if old.address() != new.address() {
-                self.tell_removed(Leaf { ipa, level: place.level, descriptor: old }, &mut Unwatched);
+                let leaf = Leaf { ipa, level: place.level, descriptor: old };
+                self.tell_removed(leaf, &mut Unwatched, self.removal::<Unwatched>());
             } else if !old.has_memory_of(new) {
                 upkeep = upkeep.with_cleaning();
             }

@@ -10,9 +10,10 @@ use crate::kept::Kept;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
 use crate::record::Counts;
+use crate::removed::Removals;
 use crate::table::Table;
 use crate::tlb::{Thresholds, Tlb};
-use crate::{Descriptor, Error, Features, Geometry, Ipa, Level, Root, TablePage, Vmid, registers};
+use crate::{Descriptor, Error, Features, Geometry, Ipa, Level, Pa, Root, TablePage, Vmid, registers};
 
 /// The stage-2 tables of one guest, and the TLB maintenance that goes with each change.
 ///
@@ -30,6 +31,7 @@ pub struct Stage2<P: Platform> {
     pub(crate) unlinked: Unlinked,
     pub(crate) pending: PendingChanges,
     pub(crate) kept: Kept,
+    pub(crate) removals: Removals,
     /// Cleared by [`destroy`](Self::destroy).
     is_live: bool,
 }
@@ -80,6 +82,7 @@ impl<P: Platform> Stage2<P> {
             unlinked,
             pending: PendingChanges::default(),
             kept: Kept::default(),
+            removals: Removals::default(),
             is_live: true,
         })
     }
@@ -180,6 +183,11 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn root(&self) -> Table<'_> {
         // SAFETY: the root is this tree's, with this many entries, for as long as it lives.
         unsafe { Table::at(&self.platform, self.root.pa(), self.root_entries) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn root_pa(&self) -> Pa {
+        self.root.pa
     }
 
     /// The table that an entry of this tree points to, or pointed to a moment ago.

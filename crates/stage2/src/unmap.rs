@@ -9,19 +9,20 @@
 //! What was removed is marked ([`Descriptor::STALE`]) rather than empty: who maps there before the flush is complete flushes
 //! first, and another removal of the same addresses flushes for it too.
 //!
-//! Single leaves are told of at once, as they were when they were broken. Without FEAT_S2FWB, or where memory is mapped
-//! non-cacheable, the guest may have written past the caches, and lines may be left: each frame is cleaned and invalidated
-//! after the flush that ends the guest's access (module `cache`), so for single leaves the flush is not put off.
+//! Single leaves are reported at once, as they were when they were broken, but for their memory ([`Broken`]). Without
+//! FEAT_S2FWB, or where memory is mapped non-cacheable, the guest may have written past the caches, and lines may be left:
+//! each frame is cleaned and invalidated after the flush that ends the guest's access (module `cache`), so for single
+//! leaves the flush is not put off.
 
 use core::ops::Range;
 
 use crate::descent::{Locked, Moment, Moved};
 use crate::detached::{Chain, Link};
 use crate::platform::Platform;
-use crate::removed::Removed;
+use crate::removed::{Broken, Removal, Removed};
 use crate::table::Table;
 use crate::tlb::{Changed, Scope, Span};
-use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Pending, Root, Stage2, TableSource};
+use crate::{Descriptor, Error, Freed, Ipa, IpaRange, Leaf, Level, Pending, Root, Stage2, TableSource};
 
 impl<P: Platform> Stage2<P> {
     /// Unmaps `range`, and tells `removed`. Blocks that reach beyond it are split before.
@@ -37,16 +38,16 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
         mut removed: R,
     ) -> Result<Pending<'_, P, R>, Error> {
-        if self.unmap_page(&range, &mut removed).is_ok() {
+        if let Ok(removal) = self.unmap_page(&range, &mut removed) {
             let changed = Changed::leaves_of(range, Level::L3);
-            return Ok(Pending::with_tables(self, changed, Chain::default(), removed));
+            return Ok(Pending::with_tables(self, changed, Chain::default(), removed, removal));
         }
         self.unmap_slowly(range, tables, removed)
     }
 
     /// The short way, for one page of many in its table.
     #[inline(always)]
-    fn unmap_page<R: Removed>(&self, range: &IpaRange, removed: &mut R) -> Result<(), Moved> {
+    fn unmap_page<R: Removed>(&self, range: &IpaRange, removed: &mut R) -> Result<Removal, Moved> {
         let (ipa, page) = (range.start, self.geometry().granule().size());
         let is_page = range.end.raw() == ipa.raw().wrapping_add(page) && ipa.is_aligned(page);
         if !is_page || ipa >= self.geometry().end() || !self.features().forced_write_back {
@@ -63,11 +64,12 @@ impl<P: Platform> Stage2<P> {
         if R::WATCHES {
             let descriptor = locked.take(place.index);
             drop(locked);
-            removed.leaf(Leaf { ipa, level: Level::L3, descriptor });
-        } else {
-            locked.take_unrecorded(place.index);
+            let removal = self.removal::<R>();
+            removed.leaf(Broken::new(Leaf { ipa, level: Level::L3, descriptor }, removal));
+            return Ok(removal);
         }
-        Ok(())
+        locked.take_unrecorded(place.index);
+        Ok(self.removal::<R>())
     }
 
     #[inline(never)]
@@ -88,19 +90,19 @@ impl<P: Platform> Stage2<P> {
         Ok(unmap.pending())
     }
 
-    /// Unmaps everything, tells `removed`, gives all table pages back, and returns the root's memory. No entry of the VMID
-    /// is left in any TLB: another guest may get it.
+    /// Unmaps everything, tells `removed`, gives all table pages back, and returns the root's memory, and what opens the
+    /// leaves that were removed. No entry of the VMID is left in any TLB: another guest may get it.
     ///
     /// The guest must not be running: its `VTTBR_EL2` names the root until another is loaded.
-    pub fn destroy(self, tables: &mut impl TableSource, removed: impl Removed) -> Root {
+    pub fn destroy(self, tables: &mut impl TableSource, removed: impl Removed) -> (Root, Freed) {
         // Nothing reaches beyond all of it.
         let mut unmap = Unmap::new(&self, Ipa::new(0)..self.geometry().end(), removed);
         unmap.go_through();
         let mut pending = unmap.pending();
         pending.flush_all();
-        pending.complete().free(tables);
+        let freed = pending.complete().free(tables);
         self.give_kept(tables);
-        self.into_root()
+        (self.into_root(), freed)
     }
 }
 
@@ -113,13 +115,15 @@ struct Unmap<'a, P: Platform, R> {
     changed: Changed,
     detached: Chain,
     removed: R,
+    removal: Removal,
     /// A block reached beyond the range: somebody put it together again after the ends were split.
     beyond: bool,
 }
 
 impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
     fn new(stage2: &'a Stage2<P>, range: IpaRange, removed: R) -> Self {
-        Self { stage2, range, changed: Changed::default(), detached: Chain::default(), removed, beyond: true }
+        let (changed, detached, removal) = (Changed::default(), Chain::default(), stage2.removal::<R>());
+        Self { stage2, range, changed, detached, removed, removal, beyond: true }
     }
 
     /// Unmaps what is in the range as a whole.
@@ -133,7 +137,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
     }
 
     fn pending(self) -> Pending<'a, P, R> {
-        Pending::with_tables(self.stage2, self.changed, self.detached, self.removed)
+        Pending::with_tables(self.stage2, self.changed, self.detached, self.removed, self.removal)
     }
 
     /// Unmaps the part from `at` to `end` of a table.
@@ -325,7 +329,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         }
         for (number, descriptor) in old.into_iter().enumerate().filter(|(_, old)| old.is_valid()) {
             let ipa = first + ((number as u64) << shift);
-            stage2.tell_removed(Leaf { ipa, level, descriptor }, &mut self.removed);
+            stage2.tell_removed(Leaf { ipa, level, descriptor }, &mut self.removed, self.removal);
         }
         done
     }

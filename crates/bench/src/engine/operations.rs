@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::ops::ControlFlow;
 
 use twofold_stage2::{
-    Access, Attributes, Coalesced, Features, IpaRange, Leaf, Level, Pending, Relaxed, Split, Stage2, Unwatched,
+    Access, Attributes, Broken, Coalesced, IpaRange, Level, Pending, Relaxed, Split, Stage2, Unwatched,
 };
 
 use super::guest::{BLOCK, End, Failure, GIB, Guest, PAGE, Pool, Ready, Start, frame, ipa};
@@ -273,17 +273,16 @@ fn unmap_steps<const COUNT: bool>(guest: &mut Guest<COUNT>, step: u64) -> Result
     Ok(())
 }
 
-/// Unmaps everything 1 GiB a call, and takes from each leaf its frame, access flag and dirty state.
+/// Unmaps everything 1 GiB a call, and takes from each leaf its address, access flag and dirty state.
 fn unmap_harvest<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let (steps, pages) = (guest.steps(GIB), guest.pages());
     let (stage2, pool) = guest.parts()?;
-    let features = *stage2.features();
     let mut seen = Harvest::default();
     for range in steps {
-        let pending = stage2.unmap(range, pool, |leaf: Leaf| seen.see(leaf, &features))?;
+        let pending = stage2.unmap(range, pool, |leaf: Broken| seen.see(leaf))?;
         pending.complete().free(pool);
     }
-    black_box(seen.frames);
+    black_box(seen.pages);
     if (seen.accessed, seen.dirty) != (pages, pages) {
         return Err(Failure::Unexpected("what hardware recorded was lost"));
     }
@@ -293,17 +292,17 @@ fn unmap_harvest<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Fail
 /// What is taken from leaves.
 #[derive(Default)]
 struct Harvest {
-    frames: u64,
+    pages: u64,
     accessed: u64,
     dirty: u64,
 }
 
 impl Harvest {
     #[inline(always)]
-    fn see(&mut self, leaf: Leaf, features: &Features) {
-        self.frames ^= leaf.descriptor.address().raw();
-        self.accessed += u64::from(leaf.descriptor.attributes(features).accessed);
-        self.dirty += u64::from(leaf.descriptor.is_hardware_dirty());
+    fn see(&mut self, leaf: Broken) {
+        self.pages ^= leaf.ipa().raw();
+        self.accessed += u64::from(leaf.is_accessed());
+        self.dirty += u64::from(leaf.is_hardware_dirty());
     }
 }
 

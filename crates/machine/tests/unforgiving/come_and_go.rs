@@ -11,7 +11,8 @@ use twofold_machine::program::{Exit, Instructions};
 use twofold_machine::unforgiving::{CpuHandle, Hosted, Knowledge, Program};
 use twofold_stage2::fault::{Fault, FaultKind};
 use twofold_stage2::{
-    Access, Attributes, Coalesced, Error, Execute, Features, Ipa, Leaf, Level, Mapped, Pa, Removed, Stage2, Unwatched,
+    Access, Attributes, Broken, Coalesced, Error, Execute, Features, Ipa, Leaf, Level, Mapped, Pa, Removed, Stage2,
+    Unwatched,
 };
 
 use crate::random::{Scarce, operations, seed};
@@ -121,11 +122,14 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
             let range = if cpu.draw(4) == 0 { ipa..ipa + PAGE } else { whole };
             match tables.unmap(range, &mut pages, Told(&told)) {
                 Ok(pending) => {
-                    pending.complete().free(&mut pages);
+                    let freed = pending.complete().free(&mut pages);
+                    told.borrow()
+                        .iter()
+                        .filter_map(|leaf: &Broken| leaf.open(&freed))
+                        .for_each(|leaf| check("unmap", leaf));
                 }
                 Err(error) => tolerate("unmap", Err(error)),
             }
-            told.into_inner().into_iter().for_each(|leaf| check("unmap", leaf));
         }
         6 => {
             let mapped = tables.map(whole.start, frame(world, guest, section), Level::L2, &attributes, &mut pages);
@@ -168,12 +172,12 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
     }
 }
 
-struct Told<'a>(&'a RefCell<Vec<Leaf>>);
+struct Told<'a>(&'a RefCell<Vec<Broken>>);
 
 impl Removed for Told<'_> {
     const WATCHES: bool = true;
 
-    fn leaf(&mut self, leaf: Leaf) {
+    fn leaf(&mut self, leaf: Broken) {
         self.0.borrow_mut().push(leaf);
     }
 }
@@ -247,8 +251,9 @@ fn change_hands(cpu: &CpuHandle, frames: &Frames<'_>, tables: &Stage2<Hosted>) {
         let told = RefCell::default();
         let whole = Ipa::new(START)..Ipa::new(START + MIB_2);
         let range = if cpu.draw(6) == 0 { whole } else { ipa..ipa + PAGE * (1 + cpu.draw(16 - number)) };
-        tables.unmap(range, &mut pages, Told(&told)).unwrap().complete().free(&mut pages);
-        told.into_inner().into_iter().for_each(|leaf: Leaf| frames.give(cpu, leaf.descriptor.address()));
+        let freed = tables.unmap(range, &mut pages, Told(&told)).unwrap().complete().free(&mut pages);
+        let told = told.into_inner().into_iter().filter_map(|leaf: Broken| leaf.open(&freed));
+        told.for_each(|leaf| frames.give(cpu, leaf.descriptor.address()));
         return;
     }
     if cpu.draw(16) == 0 {

@@ -8,7 +8,7 @@ use super::guest::{BLOCK, FWB, Guest, PAGE, range};
 use super::machine::{Machine, Pages, Watch};
 use super::{Operation, meet, model};
 use crate::primitive::Ordering;
-use crate::{Access, Attributes, Ipa, Level, Unwatched};
+use crate::{Access, Attributes, Broken, Ipa, Level, Unwatched};
 
 type Change = fn(&Guest, &mut Pages);
 
@@ -98,5 +98,33 @@ fn pages_of_dropped_flushes_are_kept_and_given_back_once() {
         guest.stage2.give_kept(&mut last);
         let pages = |pool: &Pages| pool.free.len();
         assert_eq!(pools.iter().map(pages).sum::<usize>() + pages(&last), 6, "a page is lost, or somewhere twice");
+    });
+}
+
+/// Two CPUs unmap a page each: what one of them freed does not open the leaf of the other.
+#[test]
+fn removals_that_meet_are_told_apart() {
+    let guest = || {
+        let guest = Guest::new(2, 3);
+        let mut pools = [guest.pages(0..2), guest.pages(2..3)];
+        guest.map(0, Level::L3, &mut pools[0]);
+        guest.map(PAGE, Level::L3, &mut pools[0]);
+        (guest, pools)
+    };
+    model(2, move || {
+        let (guest, [mut here, mut there]) = guest();
+        let guest = Arc::new(guest);
+        let unmap = |guest: &Guest, at: u64, pages: &mut Pages| {
+            let mut removed = None;
+            let pending = guest.stage2.unmap(range(at, PAGE), pages, |leaf: Broken| removed = Some(leaf));
+            let freed = pending.expect("unmapped").complete().free(pages);
+            (removed.expect("it was mapped"), freed)
+        };
+        let at_other = guest.clone();
+        let other = loom::thread::spawn(move || unmap(&at_other, PAGE, &mut there));
+        let (leaf, freed) = unmap(&guest, 0, &mut here);
+        let (other_leaf, other_freed) = other.join().expect("no panic");
+        assert!(leaf.open(&freed).is_some() && other_leaf.open(&other_freed).is_some());
+        assert!(leaf.open(&other_freed).is_none() && other_leaf.open(&freed).is_none());
     });
 }

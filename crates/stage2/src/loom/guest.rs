@@ -9,7 +9,7 @@ use super::machine::{Machine, Pages, Watch};
 use crate::platform::Platform;
 use crate::record::Counts;
 use crate::{
-    Access, Attributes, Descriptor, Features, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Pa, Record,
+    Access, Attributes, Broken, Descriptor, Features, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Pa, Record,
     Stage2, TableSource, Unwatched, Vmid,
 };
 
@@ -88,13 +88,18 @@ impl Guest {
     /// Unmaps, flushes and frees; how many leaves that was told of.
     pub(super) fn unmap_told(&self, start: u64, size: u64, pages: &mut impl TableSource) -> u64 {
         let mut told = 0;
-        let each = |leaf: Leaf| {
-            assert_eq!(leaf.descriptor.address(), home(leaf.ipa), "{leaf:?}");
-            self.count(leaf.ipa, Granule::KIB_4.span(leaf.level), -1);
+        let mut removed = Vec::new();
+        let each = |leaf: Broken| {
+            self.count(leaf.ipa(), Granule::KIB_4.span(leaf.level()), -1);
+            removed.push(leaf);
             told += 1;
         };
         let pending = self.stage2.unmap(range(start, size), pages, each).expect("unmapped");
-        pending.complete().free(pages);
+        let freed = pending.complete().free(pages);
+        for leaf in removed {
+            let leaf = leaf.open(&freed).expect("it was removed here");
+            assert_eq!(leaf.descriptor.address(), home(leaf.ipa), "{leaf:?}");
+        }
         told
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::guest::{ARMED, BLOCK, FWB, Guest, PAGE, READ, home, range};
 use super::machine::{Machine, Pages, Watch};
 use super::model;
-use crate::{Access, Attributes, Features, Ipa, Leaf, Level, Mapped, Marked, Memory, Pa};
+use crate::{Access, Attributes, Broken, Features, Ipa, Leaf, Level, Mapped, Marked, Memory, Pa};
 
 const CLEAN: Attributes = Attributes { accessed: false, ..ARMED };
 
@@ -116,7 +116,7 @@ fn while_access_changes() {
 
 fn unmap(guest: &Guest, size: u64, pages: &mut Pages) -> bool {
     let mut told = false;
-    let each = |leaf: Leaf| told |= leaf.ipa == Ipa::new(0) && leaf.descriptor.is_hardware_dirty();
+    let each = |leaf: Broken| told |= leaf.ipa() == Ipa::new(0) && leaf.is_hardware_dirty();
     guest.stage2.unmap(range(0, size), pages, each).expect("unmapped").complete().free(pages);
     told
 }

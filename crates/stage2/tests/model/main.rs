@@ -106,7 +106,7 @@ fn run(features: Features, ipa_bits: u32, operations: &[Operation]) {
     }
     let (Guest { stage2, mut pool, .. }, mapped) = (guest, model.mapped(0..model.end));
     let mut removed = 0;
-    let tell = |leaf: twofold_stage2::Leaf| removed += platform::mmu::span(leaf.level.raw());
+    let tell = |leaf: twofold_stage2::Broken| removed += platform::mmu::span(leaf.level().raw());
     let _root = stage2.destroy(&mut pool, tell);
     assert_eq!((removed, std::mem::take(&mut pool.out)), (mapped, BTreeSet::new()));
 }

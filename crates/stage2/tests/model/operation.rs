@@ -137,7 +137,9 @@ impl Operation {
                 let mut told = Vec::new();
                 let removed = |leaf| told.push(leaf);
                 let pending = guest.stage2.unmap(ipas.clone(), &mut guest.pool, removed).map_err(dry)?;
-                pending.complete().free(&mut guest.pool);
+                let freed = pending.complete().free(&mut guest.pool);
+                let mut told: Vec<_> =
+                    told.iter().filter_map(|leaf: &twofold_stage2::Broken| leaf.open(&freed)).collect();
                 check_removed(model, guest.stage2.features(), range.clone(), &mut told);
                 model.update(range, |_, page| *page = None);
             }

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
 use crate::platform::{Host, KIB_4, frame};
-use twofold_stage2::{Error, Leaf, Stage2, Unwatched};
+use twofold_stage2::{Broken, Error, Stage2, Unwatched};
 
 /// Another guest's, with CnP.
 const OTHER: u64 = 0x0033_0000_4567_8001;
@@ -132,7 +132,8 @@ fn tables_of_a_dropped_flush_go_back_with_the_next_operation() {
         map_pages(&mut guest, BASE + GIB, frame(0), 1);
         let mut told = Vec::new();
         let out = guest.pool.out.len();
-        let pending = guest.stage2.unmap(range(BASE, GIB), &mut guest.pool, |leaf: Leaf| told.push(leaf.ipa)).unwrap();
+        let pending =
+            guest.stage2.unmap(range(BASE, GIB), &mut guest.pool, |leaf: Broken| told.push(leaf.ipa())).unwrap();
         guest.machine.events();
         if complete {
             drop(pending.complete())

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use super::*;
 use crate::platform::tlb::RemoteTlb;
 use crate::platform::{KIB_4, MIB_2, VMID, frame};
-use twofold_stage2::{Leaf, Memory, Unwatched};
+use twofold_stage2::{Broken, Leaf, Memory, Unwatched};
 
 const WRITABLE: u64 = 1 << 7;
 const ARMED: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
@@ -23,7 +23,7 @@ const TAKING: [Taking; 10] = [
         pending.complete().free(&mut guest.pool);
     }),
     ("unmap and tell", Level::L3, |guest| {
-        let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, |_: Leaf| ()).unwrap();
+        let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, |_: Broken| ()).unwrap();
         pending.complete().free(&mut guest.pool);
     }),
     ("unmap a table", Level::L3, |guest| {
@@ -197,14 +197,14 @@ fn what_hardware_records_at_any_moment_is_kept_or_told() {
         }),
         ("unmap", |guest| {
             let mut told = false;
-            let removed = |leaf: Leaf| told = leaf.descriptor.is_hardware_dirty();
+            let removed = |leaf: Broken| told = leaf.is_hardware_dirty();
             let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, removed).unwrap();
             pending.complete().free(&mut guest.pool);
             told
         }),
         ("unmap a table", |guest| {
             let mut told = false;
-            let removed = |leaf: Leaf| told |= leaf.descriptor.is_hardware_dirty();
+            let removed = |leaf: Broken| told |= leaf.is_hardware_dirty();
             let pending = guest.stage2.unmap(range(BASE, GIB), &mut guest.pool, removed).unwrap();
             pending.complete().free(&mut guest.pool);
             told

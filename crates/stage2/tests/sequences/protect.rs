@@ -140,7 +140,7 @@ fn tables_of_changes_that_are_joined_are_all_freed_after_the_one_flush() {
         // The borrow of the tables outlives that of the pool.
         let range = range(BASE + at * MIB_2, blocks * MIB_2);
         let pool = &mut guest.pool;
-        guest.stage2.unmap(range, pool, twofold_stage2::Unwatched).map(|pending| pending.complete().free(pool))
+        guest.stage2.unmap(range, pool, twofold_stage2::Unwatched).map(|pending| pending.complete().free(pool).tables())
     };
     assert_eq!(unmap(&mut guest, 3, 1), Ok(1));
     guest.events();
@@ -150,7 +150,7 @@ fn tables_of_changes_that_are_joined_are_all_freed_after_the_one_flush() {
     let flushed = pending.complete();
     assert_eq!(guest.machine.events(), by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + 3 * MIB_2, None))]));
     // With the last of them went the table above.
-    assert_eq!(flushed.free(&mut guest.pool), 4);
+    assert_eq!(flushed.free(&mut guest.pool).tables(), 4);
     assert!(guest.pool.out.is_empty());
 }
 

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Leaf, Memory, Thresholds, Unwatched};
+use twofold_stage2::{Broken, Memory, Thresholds, Unwatched};
 
 const WRITABLE: u64 = 1 << 7;
 const NON_CACHEABLE: Attributes = Attributes { memory: Memory::NonCacheable, ..RAM };
@@ -53,11 +53,14 @@ fn a_leaf_is_gone_before_its_flush() {
         map(&mut guest, BASE + size, frame(size), level, &RAM);
         guest.watch(BASE);
         let mut removed = Vec::new();
-        let pending = guest.stage2.unmap(range(BASE, size), &mut guest.pool, |leaf: Leaf| removed.push(leaf)).unwrap();
+        let pending =
+            guest.stage2.unmap(range(BASE, size), &mut guest.pool, |leaf: Broken| removed.push(leaf)).unwrap();
         let unmapping = guest.machine.events();
         let flushed = pending.complete();
         let flush = guest.machine.events();
-        assert_eq!(flushed.free(&mut guest.pool), 0);
+        let freed = flushed.free(&mut guest.pool);
+        assert_eq!(freed.tables(), 0);
+        let removed: Vec<_> = removed.iter().filter_map(|leaf| leaf.open(&freed)).collect();
 
         assert_eq!(unmapping, vec![sees_nothing(BASE)]);
         assert_eq!(flush, by_leaf(BASE, Some(level.raw())));
@@ -74,7 +77,7 @@ fn what_hardware_recorded_is_handed_over() {
     map(&mut guest, BASE, frame(0), Level::L3, &clean);
     guest.machine.hardware_sets(guest.walk(BASE).unwrap().entry, WRITABLE);
     let mut dirty = None;
-    let removed = |leaf: Leaf| dirty = Some(leaf.descriptor.is_hardware_dirty());
+    let removed = |leaf: Broken| dirty = Some(leaf.is_hardware_dirty());
     let _ = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, removed).unwrap().complete().free(&mut guest.pool);
     assert_eq!(dirty, Some(true));
 }
@@ -95,7 +98,7 @@ fn what_hardware_records_in_a_table_until_its_flush_is_complete_is_handed_over()
         }
     });
     let mut told = Vec::new();
-    let removed = |leaf: Leaf| told.push((leaf.ipa, leaf.descriptor.is_hardware_dirty()));
+    let removed = |leaf: Broken| told.push((leaf.ipa(), leaf.is_hardware_dirty()));
     let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, removed).unwrap();
     pending.complete().free(&mut guest.pool);
     assert_eq!(told, [0, 1, 2, 3].map(|page| (BASE + page * KIB_4, page == 2)));
@@ -319,6 +322,7 @@ fn destroying_gives_every_page_back_and_flushes_once() {
     let mut removed = 0;
     let (stage2, mut pool) = (guest.stage2, guest.pool);
     let back = stage2.destroy(&mut pool, |_| removed += 1);
+    let (back, _) = back;
     assert_eq!((back.pa().raw(), back.size(), removed), (root, KIB_4, 5));
     let events = guest.machine.events();
     let (flush, freed) = events.split_at(4);
@@ -337,7 +341,7 @@ fn unmapping_a_part_of_a_block_leaves_the_rest() {
     let unmapping = guest.machine.events();
     let flushed = pending.complete();
     let flush = guest.machine.events();
-    assert_eq!(flushed.free(&mut guest.pool), 0);
+    assert_eq!(flushed.free(&mut guest.pool).tables(), 0);
 
     let rw = Access::READ_WRITE;
     let expected = [

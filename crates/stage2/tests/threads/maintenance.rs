@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
-use twofold_stage2::{Error, Leaf, Unwatched};
+use twofold_stage2::{Broken, Error, Leaf, Unwatched};
 
 const PAGES: u64 = 2 * 512;
 
@@ -53,7 +53,7 @@ fn maintain(guest: &Guest, random: &mut Random) {
             assert!(stage2.coalesce(start, home(start), level, &RAM, pool, told).is_ok());
         }
         6 => {
-            let told = |leaf: Leaf| assert!(leaf.ipa >= part.start && leaf.ipa < part.end);
+            let told = |leaf: Broken| assert!(part.contains(&leaf.ipa()));
             stage2.unmap(part.clone(), pool, told).unwrap().complete().free(pool);
         }
         _ => {

@@ -310,7 +310,7 @@ impl Guest {
             let stays =
                 scan.leaves.iter().skip(1).any(|other| other.ipa.align_down(mmu::span(leaf.level - 1)) == table);
             let pending = self.stage2.unmap(leaf.ipa..leaf.end(), &mut &self.pool, Unwatched).unwrap();
-            assert_eq!(pending.complete().free(&mut &self.pool) == 0, stays);
+            assert_eq!(pending.complete().free(&mut &self.pool).tables() == 0, stays);
         }
         let Self { stage2, pool, .. } = self;
         let _root = stage2.destroy(&mut &pool, Unwatched);

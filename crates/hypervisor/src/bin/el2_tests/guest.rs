@@ -8,8 +8,8 @@ use alloc::vec::Vec;
 use twofold_hypervisor::sysreg::isb;
 use twofold_hypervisor::write_sysreg;
 use twofold_stage2::{
-    Access, Attributes, Execute, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed, Stage2,
-    Vmid,
+    Access, Attributes, Broken, Execute, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed,
+    Stage2, Vmid,
 };
 
 use crate::agent::{self, Agent};
@@ -99,7 +99,8 @@ impl Guest {
         let mut removed = Vec::new();
         let pending = self.stage2.unmap(range, &mut machine.frames, |leaf| removed.push(leaf))?;
         let freed = pending.complete().free(&mut machine.frames);
-        Ok((removed, freed))
+        let removed = removed.iter().filter_map(|leaf: &Broken| leaf.open(&freed)).collect();
+        Ok((removed, freed.tables()))
     }
 
     /// [`Stage2::protect`] and the flush.

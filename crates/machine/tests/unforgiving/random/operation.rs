@@ -10,8 +10,8 @@ use twofold_machine::program::{Abort, Exit, Instructions, Stage1Registers};
 use twofold_machine::unforgiving::{CpuHandle, Guest, Hosted, Withdrawn};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar};
 use twofold_stage2::{
-    Access, Attributes, Coalesced, Error, Execute, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed, Removed,
-    Stage2,
+    Access, Attributes, Broken, Coalesced, Error, Execute, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed,
+    Removed, Stage2,
 };
 
 use super::Scarce;
@@ -133,12 +133,12 @@ pub struct Worker<'a> {
 }
 
 /// Collects what is told of leaves that were removed.
-struct Told<'a>(&'a RefCell<Vec<Leaf>>);
+struct Told<'a>(&'a RefCell<Vec<Broken>>);
 
 impl Removed for Told<'_> {
     const WATCHES: bool = true;
 
-    fn leaf(&mut self, leaf: Leaf) {
+    fn leaf(&mut self, leaf: Broken) {
         self.0.borrow_mut().push(leaf);
     }
 }
@@ -293,8 +293,9 @@ impl<'a> Worker<'a> {
         let before_it = cpu.knowledge();
         let flushed = tables.unmap(range.clone(), &mut self.pages, Told(&told))?.complete();
         cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Everything);
-        flushed.free(&mut self.pages);
-        told.into_inner().iter().take(4).for_each(|leaf| self.effect(Kind::Unmap, leaf));
+        let freed = flushed.free(&mut self.pages);
+        let told = told.into_inner().into_iter().take(4).filter_map(|leaf: Broken| leaf.open(&freed));
+        told.for_each(|leaf| self.effect(Kind::Unmap, &leaf));
         Ok(())
     }
 

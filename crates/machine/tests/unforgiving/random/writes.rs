@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use twofold_machine::program::Instructions;
 use twofold_machine::unforgiving::{CpuHandle, Hosted, Program};
 use twofold_stage2::{
-    Access, Attributes, Coalesced, Features, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Removed, Stage2, Unwatched,
+    Access, Attributes, Broken, Coalesced, Features, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Removed, Stage2,
+    Unwatched,
 };
 
 use super::{operations, seed};
@@ -56,12 +57,12 @@ struct Log<'a> {
 }
 
 /// Tells the log of writes that hardware had recorded in leaves that went.
-struct Told<'a>(&'a RefCell<Vec<Leaf>>);
+struct Told<'a>(&'a RefCell<Vec<Broken>>);
 
 impl Removed for Told<'_> {
     const WATCHES: bool = true;
 
-    fn leaf(&mut self, leaf: Leaf) {
+    fn leaf(&mut self, leaf: Broken) {
         self.0.borrow_mut().push(leaf);
     }
 }
@@ -224,12 +225,12 @@ fn work(cpu: &CpuHandle, log: &Log<'_>) {
                 let _ = tables.protect(ipa..ipa + PAGE, keep, &mut pages).map(|pending| pending.complete());
             }
             10 => {
-                let told = RefCell::default();
+                let told = RefCell::<Vec<Broken>>::default();
                 let range = if cpu.draw(4) == 0 { whole } else { ipa..ipa + PAGE };
                 if let Ok(pending) = tables.unmap(range, &mut pages, Told(&told)) {
-                    pending.complete().free(&mut pages);
+                    let freed = pending.complete().free(&mut pages);
+                    told.borrow().iter().filter_map(|leaf| leaf.open(&freed)).for_each(|leaf| log.note_leaf(&leaf));
                 }
-                told.borrow().iter().for_each(|leaf| log.note_leaf(leaf));
             }
             11 if log.ends_records => {
                 // Until the records go on, writes leave none: all that may be written then counts as written.
