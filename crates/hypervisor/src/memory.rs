@@ -69,7 +69,7 @@ fn make_records(board: &Board, used: &mut Vec<Range<u64>>) -> Records {
         let memory = unsafe { Donated::new(Pa::new(place.start), size) };
         // SAFETY: EL2 maps all RAM one to one, and no table is made here.
         let platform = Arm64::new(unsafe { IdentityMap::new(Records::NONE) });
-        let run = memory.run(Pa::new(place.start), size).expect("whole pages of what is donated");
+        let run = memory.into_run();
         run.zero(&platform, &platform::features());
         let first = core::ptr::with_exposed_provenance(place.start as usize);
         // SAFETY: zeroed just now, which is what a record begins as; taken once, and only ever used as records.

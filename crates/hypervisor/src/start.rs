@@ -145,13 +145,14 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let platform = trace::Traced::new(platform, &features);
     let given = given(config, &mut frames, &platform)?;
     let mut memory = GuestMemory::new(platform, geometry, VMID, frames, config.pages)?;
+    let mut add = |slot| memory.add_slot(slot).map_err(MemoryError::from);
     for slot in devices(board) {
-        memory.add_slot(slot)?;
+        add(slot)?;
     }
-    let ram = memory.add_slot(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
+    let ram = add(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
+    let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
     #[cfg(feature = "baselines")]
     memory.set_policies(baselines::policies(config.before));
-    let test = test_slots(config, given).map(|slot| memory.add_slot(slot)).collect::<Result<Vec<_>, _>>()?;
     let blob = device_tree::build(config, &layout, board);
     layout.load(config, &blob, &memory)?;
     log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);

@@ -14,7 +14,7 @@ use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar, ipa_fr
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::single_operand;
 use twofold_stage2::{
-    Access, Attributes, Donated, Features, Geometry, Granule, Ipa, Level, Pa, Platform, Stage2, TablePage, TableSource,
+    Access, Attributes, Features, Geometry, Granule, Ipa, Level, Pa, Platform, Run, Stage2, TablePage, TableSource,
     Unwatched, Vmid,
 };
 
@@ -47,16 +47,16 @@ struct Guest {
 }
 
 struct Source {
-    donated: Donated,
-    next: u64,
+    rest: Option<Run>,
     free: Vec<TablePage>,
 }
 
 impl TableSource for Source {
     fn take(&mut self) -> Option<TablePage> {
         self.free.pop().or_else(|| {
-            self.next += 1;
-            self.donated.table_page(self.donated.start() + self.next * PAGE, &FEATURES)
+            let (page, rest) = self.rest.take()?.split_at(PAGE).ok()?;
+            self.rest = Some(rest);
+            page.into_table(&FEATURES).ok()
         })
     }
 
@@ -77,13 +77,13 @@ impl Guest {
 
     /// The guest of this VMID, with tables of its own.
     fn on(machine: &Arc<FastMachine>, features: Features, vmid: u16) -> Self {
-        let donated = machine.arena().donate();
         let geometry = Geometry::new(Granule::KIB_4, 40, &features).unwrap();
         let first = u64::from(vmid - 1) * 64;
-        let root = donated.root(donated.start() + first * PAGE, &geometry).unwrap();
+        let part = |first: u64, pages: u64| machine.arena().donate_part(first * PAGE, pages * PAGE).unwrap().into_run();
+        let root = part(first, 2).into_root(&geometry).unwrap();
         let platform = FastPlatform(Arc::clone(machine));
         let stage2 = Stage2::new(platform, features, geometry, Vmid::new(vmid), root).unwrap();
-        let tables = Source { donated, next: first + 2, free: Vec::new() };
+        let tables = Source { rest: Some(part(first + 2, 62)), free: Vec::new() };
         Self { machine: Arc::clone(machine), stage2, tables }
     }
 
@@ -200,7 +200,8 @@ fn a_guest_is_given_more_than_the_machine_has() {
     let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
     let platform = FastPlatform(Arc::clone(&machine));
     let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest).unwrap();
-    let frames = machine.arena().donate_sparse().unwrap().run(Pa::new(2 * GIB), 2 * GIB).unwrap();
+    let frames = machine.arena().donate_sparse().unwrap().into_run();
+    assert_eq!((frames.pa(), frames.size()), (Pa::new(2 * GIB), 2 * GIB));
     let backing = twofold_memory::Backing::Given { frames, largest: Level::L1 };
     let slot = memory.add_slot(Slot { range: RAM..RAM + 2 * GIB, backing, writable: true }).unwrap();
     let write = |vcpu: &mut FastVcpu, at: u64| {

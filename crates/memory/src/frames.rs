@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The free memory of the machine: 4 KiB frames and naturally aligned runs of them.
 //!
-//! What is behind it is the buddy allocator of a crate; here the invariant is kept that every frame handed
-//! out lies in a donated range. A guest has its frames in a lock, the last one that is taken: nothing here waits for
-//! anything, and whoever gets a frame sees what was done to it by whoever gave it back.
+//! Each donated range is kept by maps of 2 MiB ([`FrameMap`]), which own its frames. Memory on the heap is taken when a
+//! range is added, and none to take or give a frame: a fault never depends on what a guest did to the heap.
+//!
+//! Single frames, for tables, come from a map that is in use already, while one has any, and RAM has whole maps. So tables
+//! keep together, and break few runs. A guest has its frames in a lock, the last one that is taken:
+//! nothing here waits for anything, and whoever gets a frame sees what was done to it by whoever gave it back.
 
 use alloc::vec::Vec;
 
-use buddy_system_allocator::FrameAllocator;
-use twofold_stage2::{Donated, Error, Features, Geometry, Pa, Root, Run, TablePage, TableSource};
+use twofold_stage2::{Donated, Error, Features, FrameMap, Geometry, Pa, Root, Run, TablePage, TableSource};
 
 use crate::ram::SECTION;
 
@@ -19,33 +21,42 @@ pub(crate) const FRAME: u64 = 4096;
 pub struct Frames {
     features: Features,
     ranges: Vec<Range>,
+    /// The range from which less than a section was taken the last time.
+    last: usize,
     free_frames: u64,
     tables_taken: u64,
     tables_given: u64,
 }
 
-/// A donated range and what is free of it. One allocator for all would merge free frames of ranges that adjoin into
-/// runs that lie in none.
+/// A donated range, in maps of its sections.
 struct Range {
-    donated: Donated,
-    free: FrameAllocator,
+    start: Pa,
+    size: u64,
+    maps: Vec<FrameMap>,
+    /// No map before this one has a free frame.
+    first_free: usize,
+    /// Where frames were taken from one by one, or given back, the last time.
+    last: usize,
+    /// No map before this one is whole.
+    first_whole: usize,
 }
 
 impl Frames {
     /// No frames yet.
     pub fn new(features: Features) -> Self {
-        Self { features, ranges: Vec::new(), free_frames: 0, tables_taken: 0, tables_given: 0 }
+        Self { features, ranges: Vec::new(), last: 0, free_frames: 0, tables_taken: 0, tables_given: 0 }
     }
 
     /// Adds the whole frames of a range.
     pub fn add(&mut self, range: Donated) {
-        let first = range.start().raw().div_ceil(FRAME);
-        let end = (range.start().raw() + range.size()) / FRAME;
-        if first < end {
-            let mut free = FrameAllocator::new();
-            free.add_frame(first as usize, end as usize);
-            self.free_frames += end - first;
-            self.ranges.push(Range { donated: range, free });
+        self.add_run(range.into_run());
+    }
+
+    /// Adds a run that was taken from elsewhere.
+    pub fn add_run(&mut self, run: Run) {
+        if !run.is_empty() {
+            self.free_frames += run.size() / FRAME;
+            self.ranges.push(Range::new(run));
         }
     }
 
@@ -57,7 +68,7 @@ impl Frames {
     /// How many whole sections the donated ranges hold, taken or not: the most that guest RAM can be made of.
     pub fn sections(&self) -> u64 {
         let whole = |range: &Range| {
-            let (start, end) = (range.donated.start().raw(), range.donated.start().raw() + range.donated.size());
+            let (start, end) = (range.start.raw(), range.start.raw() + range.size);
             (end / SECTION).saturating_sub(start.div_ceil(SECTION))
         };
         self.ranges.iter().map(whole).sum()
@@ -65,27 +76,36 @@ impl Frames {
 
     /// A run of `count` frames, a power of two, aligned to its size. Its content is whatever was there before.
     pub fn take(&mut self, count: u64) -> Option<Run> {
-        let (range, pa) = self.take_frames(count)?;
-        range.run(pa, count * FRAME)
-    }
-
-    fn take_frames(&mut self, count: u64) -> Option<(&Donated, Pa)> {
-        let mut ranges = self.ranges.iter_mut();
-        let (range, first) = ranges.find_map(|range| Some((&range.donated, range.free.alloc(count as usize)?)))?;
+        let run = if count < PER_MAP { self.take_part(count) } else { self.take_whole(count) }?;
         self.free_frames -= count;
-        Some((range, Pa::new(first as u64 * FRAME)))
+        Some(run)
     }
 
-    /// Takes a run back that nothing reaches any more, and that was [taken](Self::take) here.
-    pub(crate) fn give_run(&mut self, run: &Run) {
-        self.give_frames(run.pa(), run.size() / FRAME);
+    fn take_part(&mut self, count: u64) -> Option<Run> {
+        if let Some(run) = self.ranges.get_mut(self.last)?.take_from_last(count) {
+            return Some(run);
+        }
+        let mut ranges = self.ranges.iter_mut().enumerate();
+        let broken = ranges.find_map(|(at, range)| Some((at, range.take_from_broken(count)?)));
+        let mut ranges = self.ranges.iter_mut().enumerate();
+        let (at, run) = broken.or_else(|| ranges.find_map(|(at, range)| Some((at, range.take_part(count)?))))?;
+        self.last = at;
+        Some(run)
     }
 
-    fn give_frames(&mut self, pa: Pa, count: u64) {
-        let range = self.ranges.iter_mut().find(|range| range.donated.contains(pa, count * FRAME));
-        let range = range.expect("frames are handed out from donated ranges only");
-        range.free.dealloc((pa.raw() / FRAME) as usize, count as usize);
+    fn take_whole(&mut self, count: u64) -> Option<Run> {
+        self.ranges.iter_mut().find_map(|range| range.take_whole(count))
+    }
+
+    /// Takes a run back that nothing reaches any more; the run itself where it was not [taken](Self::take) here.
+    pub fn give_run(&mut self, run: Run) -> Result<(), Run> {
+        let count = run.size() / FRAME;
+        match self.ranges.iter_mut().find(|range| range.contains(&run)) {
+            Some(range) => range.give(run),
+            None => return Err(run),
+        }
         self.free_frames += count;
+        Ok(())
     }
 
     /// The features of the CPUs that the frames are used on.
@@ -95,15 +115,16 @@ impl Frames {
 
     /// Memory for a root table; `None` when there is not enough.
     pub fn take_root(&mut self, geometry: &Geometry) -> Option<Result<Root, Error>> {
-        let (range, pa) = self.take_frames((geometry.root_size() / FRAME).next_power_of_two())?;
-        let root = range.root(pa, geometry);
+        let size = geometry.root_size();
+        let run = self.take(size / FRAME)?;
         self.tables_taken += geometry.root_tables() as u64;
-        Some(root)
+        Some(run.into_root(geometry).map_err(|run| Error::Root { root: run.pa(), size }))
     }
 
-    /// Takes the memory of a root back, which no CPU has loaded any more.
-    pub(crate) fn give_root(&mut self, root: Root) {
-        self.give_frames(root.pa(), (root.size() / FRAME).next_power_of_two());
+    /// Takes what was cut from here back.
+    pub(crate) fn give_own(&mut self, run: Run) {
+        let given = self.give_run(run);
+        assert!(given.is_ok(), "{given:?} is from elsewhere");
     }
 
     /// Table pages that were handed out and that came back.
@@ -114,15 +135,112 @@ impl Frames {
 
 impl TableSource for Frames {
     fn take(&mut self) -> Option<TablePage> {
-        let features = self.features;
-        let (range, pa) = self.take_frames(1)?;
-        let page = range.table_page(pa, &features);
+        let page = self.take(1)?.into_table(&self.features).ok();
         self.tables_taken += 1;
         page
     }
 
+    /// # Panics
+    ///
+    /// Where it is not from here.
     fn give(&mut self, page: TablePage) {
-        self.give_frames(page.pa(), 1);
+        self.give_own(page.into_run());
         self.tables_given += 1;
     }
 }
+
+impl Range {
+    fn new(run: Run) -> Self {
+        let (start, size) = (run.pa(), run.size());
+        let mut maps = Vec::with_capacity(size.div_ceil(SECTION) as usize + 1);
+        let mut rest = run;
+        while !rest.is_empty() {
+            let here = (SECTION - rest.pa().raw() % SECTION).min(rest.size());
+            // Whole pages, and no more than there are: neither fails.
+            let Ok((part, behind)) = rest.split_at(here) else { break };
+            maps.extend(FrameMap::new(part));
+            rest = behind;
+        }
+        Self { start, size, maps, first_free: 0, last: 0, first_whole: 0 }
+    }
+
+    fn contains(&self, run: &Run) -> bool {
+        run.pa() >= self.start && run.size() <= self.size && run.pa() - self.start <= self.size - run.size()
+    }
+
+    /// Frames of the map that was used last, if it is broken.
+    fn take_from_last(&mut self, count: u64) -> Option<Run> {
+        take_if_broken(&mut self.maps[self.last], count)
+    }
+
+    /// Frames of a map of which some are out.
+    fn take_from_broken(&mut self, count: u64) -> Option<Run> {
+        self.first_free += self.maps[self.first_free..].iter().take_while(|map| map.free() == 0).count();
+        let first = self.first_free;
+        let mut maps = self.maps[first..].iter_mut().enumerate();
+        let (at, run) = maps.find_map(|(at, map)| Some((first + at, take_if_broken(map, count)?)))?;
+        self.last = at;
+        Some(run)
+    }
+
+    /// Frames of any map.
+    #[cold]
+    fn take_part(&mut self, count: u64) -> Option<Run> {
+        let mut maps = self.maps.iter_mut().enumerate();
+        let (at, run) = maps.find_map(|(at, map)| Some((at, map.take(count)?)))?;
+        self.last = at;
+        Some(run)
+    }
+
+    /// One map or more, as one run.
+    fn take_whole(&mut self, count: u64) -> Option<Run> {
+        if count > PER_MAP {
+            return self.take_maps((count / PER_MAP) as usize);
+        }
+        // What is passed over is not whole for the next one either, until frames come back.
+        self.first_whole += self.maps[self.first_whole..].iter().take_while(|map| map.free() < PER_MAP).count();
+        self.maps.get_mut(self.first_whole)?.take(count)
+    }
+
+    /// So many maps in a row, aligned to their size, as one run.
+    #[cold]
+    fn take_maps(&mut self, count: usize) -> Option<Run> {
+        let number = self.start.raw() / SECTION;
+        let aligned = |at: &usize| (number + *at as u64).is_multiple_of(count as u64);
+        let is_whole = |maps: &[FrameMap]| maps.iter().all(|map| map.free() == PER_MAP);
+        let mut starts = (0..self.maps.len().checked_sub(count - 1)?).filter(aligned);
+        let at = starts.find(|at| is_whole(&self.maps[*at..*at + count]))?;
+        let mut parts = self.maps[at..at + count].iter_mut().filter_map(|map| map.take(PER_MAP));
+        let first = parts.next()?;
+        // They lie behind each other.
+        Some(parts.fold(first, |run, next| run.join(next).unwrap_or_else(|(run, _)| run)))
+    }
+
+    /// Takes a run back that lies in the range.
+    fn give(&mut self, run: Run) {
+        let mut rest = run;
+        while !rest.is_empty() {
+            let at = (rest.pa().raw() / SECTION - self.start.raw() / SECTION) as usize;
+            let here = (SECTION - rest.pa().raw() % SECTION).min(rest.size());
+            let Ok((part, behind)) = rest.split_at(here) else { return };
+            let given = self.maps[at].give(part);
+            debug_assert!(given.is_ok(), "{given:?} lies in the range");
+            self.first_free = self.first_free.min(at);
+            self.last = at;
+            if self.maps[at].free() == PER_MAP {
+                self.first_whole = self.first_whole.min(at);
+            }
+            rest = behind;
+        }
+    }
+}
+
+/// Frames of a map of which some are out, or which has fewer than others.
+fn take_if_broken(map: &mut FrameMap, count: u64) -> Option<Run> {
+    if map.free() == PER_MAP { None } else { map.take(count) }
+}
+
+/// Frames of a map.
+const PER_MAP: u64 = SECTION / FRAME;
+
+const _: () = assert!(FrameMap::SPAN == SECTION, "a section is one map");

@@ -12,7 +12,7 @@ use twofold_stage2::{
 };
 
 use crate::frames::{FRAME, Frames};
-use crate::slots::{Content, Slot, SlotError, SlotId, Slots};
+use crate::slots::{Content, Refused, Slot, SlotError, SlotId, Slots};
 
 /// How large the mappings of a guest's RAM may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +82,13 @@ pub enum Error {
     Slot(#[from] SlotError),
 }
 
+/// What the slot was to be given is lost: to have it back, look at the [`Refused`].
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        Self::Slot(refused.error)
+    }
+}
+
 impl<P: Platform> GuestMemory<P> {
     /// A guest without memory. The VMID is the caller's to keep apart.
     pub fn new(platform: P, geometry: Geometry, vmid: Vmid, mut frames: Frames, pages: Pages) -> Result<Self, Error> {
@@ -102,8 +109,12 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Gives the addresses of `slot` their meaning. Nothing is mapped yet. No vCPU runs meanwhile: who finds a slot takes
     /// no lock for it.
-    pub fn add_slot(&mut self, slot: Slot) -> Result<SlotId, Error> {
-        Ok(self.slots.add(slot, self.stage2.geometry().end())?)
+    ///
+    /// # Errors
+    ///
+    /// The slot comes back, with what is wrong with it.
+    pub fn add_slot(&mut self, slot: Slot) -> Result<SlotId, Refused> {
+        self.slots.add(slot, self.stage2.geometry().end())
     }
 
     /// Takes a slot away: nothing of it is mapped any more, and its frames are free when this returns. Those that it was
@@ -119,7 +130,7 @@ impl<P: Platform> GuestMemory<P> {
         match self.slots.remove(slot).map(|slot| slot.content) {
             Some(Content::Ram(ram)) => {
                 let mut frames = self.frames();
-                ram.into_inner().into_frames().for_each(|run| frames.give_run(&run));
+                ram.into_inner().into_frames().for_each(|run| frames.give_own(run));
                 Ok(None)
             }
             Some(Content::Given(given)) => Ok(Some(given.frames)),
@@ -136,12 +147,12 @@ impl<P: Platform> GuestMemory<P> {
         let (root, _) = stage2.destroy(&mut frames, Unwatched);
         for content in slots.into_contents() {
             match content {
-                Content::Ram(ram) => ram.into_inner().into_frames().for_each(|run| frames.give_run(&run)),
+                Content::Ram(ram) => ram.into_inner().into_frames().for_each(|run| frames.give_own(run)),
                 Content::Given(backing) => given(backing.frames),
                 Content::Device(_) => {}
             }
         }
-        frames.give_root(root);
+        frames.give_own(root.into_run());
         frames
     }
 

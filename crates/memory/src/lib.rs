@@ -56,4 +56,4 @@ pub use fault::{Answer, Done, GuestFault};
 pub use frames::Frames;
 pub use guest::{Counts, Error, GuestMemory, Pages};
 pub use ram::SECTION;
-pub use slots::{Backing, Slot, SlotError, SlotId};
+pub use slots::{Backing, Refused, Slot, SlotError, SlotId};

@@ -31,7 +31,8 @@ pub enum Backing {
     /// Memory of its own, zero at first, taken when it is touched.
     Ram,
     /// Memory that the embedder provides, with what is in it. It has it back when the slot is removed
-    /// ([`remove_slot`](crate::GuestMemory::remove_slot)); a slot that is refused takes nothing: the run may be cut anew.
+    /// ([`remove_slot`](crate::GuestMemory::remove_slot)), or refused ([`Refused`]), or the guest is at its end
+    /// ([`destroy`](crate::GuestMemory::destroy)).
     Given {
         /// As many bytes as the slot has addresses, in their order. Blocks fit where both are aligned alike.
         frames: Run,
@@ -105,6 +106,16 @@ pub enum SlotError {
     },
 }
 
+/// A slot that was refused, with the memory that it would have been given.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct Refused {
+    /// The slot.
+    pub slot: Slot,
+    /// Why.
+    pub error: SlotError,
+}
+
 /// A slot as it is kept. Its size is a power of two, so that a fault finds it by a shift; and no other slot is in the lines
 /// that the lock's holder writes to.
 #[repr(align(128))]
@@ -150,7 +161,25 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    pub(crate) fn add(&mut self, slot: Slot, limit: Ipa) -> Result<SlotId, SlotError> {
+    pub(crate) fn add(&mut self, slot: Slot, limit: Ipa) -> Result<SlotId, Refused> {
+        let at = match self.place_of(&slot, limit) {
+            Ok(at) => at,
+            Err(error) => return Err(Refused { slot, error }),
+        };
+        let content = match slot.backing {
+            Backing::Ram => Content::Ram(Lock::new(Ram::new(&slot.range))),
+            // Level 0 has no leaves.
+            Backing::Given { frames, largest } => Content::Given(Given { frames, largest: largest.max(Level::L1) }),
+            Backing::Device(start) => Content::Device(start),
+        };
+        self.ids += 1;
+        let (id, tracking) = (SlotId(self.ids), Tracking::default());
+        self.sorted.insert(at, Kept { range: slot.range, writable: slot.writable, tracking, id, content });
+        Ok(id)
+    }
+
+    /// Where a slot goes, if there is nothing wrong with it.
+    fn place_of(&self, slot: &Slot, limit: Ipa) -> Result<usize, SlotError> {
         let IpaRange { start, end } = slot.range;
         if start >= end || !start.is_aligned(FRAME) || !end.is_aligned(FRAME) {
             return Err(SlotError::Misaligned { start, end });
@@ -177,16 +206,7 @@ impl Slots {
                 return Err(SlotError::Overlap { start, other: other.start });
             }
         }
-        let content = match slot.backing {
-            Backing::Ram => Content::Ram(Lock::new(Ram::new(&slot.range))),
-            // Level 0 has no leaves.
-            Backing::Given { frames, largest } => Content::Given(Given { frames, largest: largest.max(Level::L1) }),
-            Backing::Device(start) => Content::Device(start),
-        };
-        self.ids += 1;
-        let (id, tracking) = (SlotId(self.ids), Tracking::default());
-        self.sorted.insert(at, Kept { range: slot.range, writable: slot.writable, tracking, id, content });
-        Ok(id)
+        Ok(at)
     }
 
     /// A slot that is there.
@@ -254,22 +274,23 @@ mod tests {
     fn bad_slots_are_refused() {
         let mut slots = Slots::default();
         let limit = Ipa::new(1 << 32);
-        slots.add(slot(0x4000, 0x6000), limit).unwrap();
+        let mut add = |slot| slots.add(slot, limit).map_err(|refused| refused.error);
+        add(slot(0x4000, 0x6000)).unwrap();
         for (start, end) in [(0x5000, 0x7000), (0x3000, 0x5000), (0x3000, 0x7000), (0x4000, 0x6000), (0x4000, 0x5000)] {
-            assert!(matches!(slots.add(slot(start, end), limit), Err(SlotError::Overlap { .. })), "{start:#x}");
+            assert!(matches!(add(slot(start, end)), Err(SlotError::Overlap { .. })), "{start:#x}");
         }
         for (start, end) in [(0x8000, 0x8000), (0x9000, 0x8000), (0x8001, 0x9000), (0x8000, 0x8fff)] {
-            assert!(matches!(slots.add(slot(start, end), limit), Err(SlotError::Misaligned { .. })));
+            assert!(matches!(add(slot(start, end)), Err(SlotError::Misaligned { .. })));
         }
-        assert!(matches!(slots.add(slot(0xffff_f000, 0x1_0000_1000), limit), Err(SlotError::OutsideIpa { .. })));
-        assert!(slots.add(slot(0xffff_f000, 0x1_0000_0000), limit).is_ok(), "it ends where the space does");
+        assert!(matches!(add(slot(0xffff_f000, 0x1_0000_1000)), Err(SlotError::OutsideIpa { .. })));
+        assert!(add(slot(0xffff_f000, 0x1_0000_0000)).is_ok(), "it ends where the space does");
         let odd = Slot { backing: Backing::Device(Pa::new(0x0900_0800)), ..slot(0x8000, 0x9000) };
-        assert!(matches!(slots.add(odd, limit), Err(SlotError::DeviceMisaligned { .. })));
+        assert!(matches!(add(odd), Err(SlotError::DeviceMisaligned { .. })));
         // The second page would be at physical address 0.
         let device = Pa::new(0xffff_ffff_ffff_f000);
         let wraps = Slot { backing: Backing::Device(device), ..slot(0x8000, 0xa000) };
-        assert_eq!(slots.add(wraps, limit), Err(SlotError::DeviceOutside { start: Ipa::new(0x8000), device }));
+        assert_eq!(add(wraps), Err(SlotError::DeviceOutside { start: Ipa::new(0x8000), device }));
         let fits = Slot { backing: Backing::Device(Pa::new(0xffff_ffff_ffff_d000)), ..slot(0x8000, 0xa000) };
-        assert!(slots.add(fits, limit).is_ok());
+        assert!(add(fits).is_ok());
     }
 }

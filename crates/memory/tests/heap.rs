@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that a guest costs the host's heap what it touches of its slots, not what they span, and that where even that
-//! is too much the guest's fault says so.
+//! Proves that a guest costs the host's heap what it touches of its slots, not what they span; that where even that
+//! is too much the guest's fault says so; and that a fault takes nothing else from the heap, which a guest may have filled.
 
 #[path = "machine/mod.rs"]
 mod machine;
@@ -9,12 +9,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ptr::null_mut;
 
-use machine::SECTION;
 use machine::guest::Guest;
 use machine::platform::PLAIN;
-use twofold_memory::{Error, Pages};
-use twofold_stage2::Ipa;
+use machine::{PAGE, SECTION};
+use twofold_memory::{Answer, Done, Error, GuestFault, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
+use twofold_stage2::{Features, Ipa, TableSource};
 
 /// The host's heap, which refuses what is larger than a thread says.
 struct Heap;
@@ -68,4 +68,40 @@ fn a_host_without_memory_is_an_error() {
         assert_eq!((guest.memory.frames().free(), guest.walk(page)), (free, None));
         guest.reach(Ipa::new(ipa), AccessKind::Read);
     }
+}
+
+/// What allocates all the same ends the process.
+#[test]
+fn faults_are_answered_with_a_full_heap() {
+    let mut guest = Guest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 16);
+    guest.add_ram(Ipa::new(0), 256 * SECTION);
+    let (memory, free) = (&guest.memory, guest.memory.frames().free());
+    let touch = |section: u64| {
+        let ipa = Ipa::new(section * SECTION);
+        memory.fault(&GuestFault { ipa, kind: FaultKind::Translation, access: AccessKind::Write })
+    };
+    // A slot keeps its sections in parts of 64, and takes a part at its first touch.
+    assert!(touch(0).is_ok());
+    guest.machine.expect_events(1 << 16);
+    MOST.set(0);
+    for section in 1..8 {
+        let mapped = touch(section);
+        assert!(matches!(mapped, Ok(Answer::Retry(Done::Mapped { first_touch: true, .. }))));
+    }
+    // Another part, for which there is no room.
+    let refused = touch(64);
+    // Frames come and go, one by one and in runs.
+    let mut frames = memory.frames();
+    for _ in 0..1000 {
+        let (page, run) = (TableSource::take(&mut *frames).unwrap(), frames.take(16).unwrap());
+        frames.give(page);
+        assert_eq!(frames.give_run(run), Ok(()));
+    }
+    let large = frames.take(1024).unwrap();
+    assert_eq!(frames.give_run(large), Ok(()));
+    drop(frames);
+    MOST.set(usize::MAX);
+    assert_eq!(refused, Err(Error::NoFrames { ipa: Ipa::new(64 * SECTION) }));
+    assert!(touch(64).is_ok(), "there is room again");
+    assert!(memory.frames().free() < free - 9 * SECTION / PAGE);
 }

@@ -1,14 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The memory that the engine works on: donated ranges, and the table pages cut from them.
+//! The memory that the engine works on: donated ranges, and the pieces cut from them.
 //!
-//! The invariant that makes the rest safe: donated memory is behind no Rust reference but the engine's own to
-//! entries, which are atomic; guest memory is reached by cache instructions or volatile stores only. Beyond that, a
-//! frame has one owner: who cuts the same page from a range twice, once for a table and once for a guest, lets that
-//! guest forge entries. Types do not prevent this yet; [`Donated`]'s functions say so each.
+//! Donated memory is behind no Rust reference but the engine's own to entries, which are atomic; guest memory is reached
+//! by cache instructions or volatile stores only.
+//!
+//! A frame has one owner. [`Donated`], [`Run`], [`TablePage`] and [`Root`] are pieces of memory that turn into each other
+//! by value, and none of them can be copied. So no frame is a table and a guest's memory at once:
+//!
+//! ```
+//! # use twofold_stage2::*;
+//! fn table_and_rest(run: Run, features: &Features) -> Option<(TablePage, Run)> {
+//!     let (page, rest) = run.split_at(TablePage::SIZE).ok()?;
+//!     Some((page.into_table(features).ok()?, rest))
+//! }
+//! ```
+//!
+//! ```compile_fail,E0382
+//! # use twofold_stage2::*;
+//! fn twice(run: Run, features: &Features) -> (Result<TablePage, Run>, Run) {
+//!     (run.into_table(features), run)
+//! }
+//! ```
+//!
+//! ```compile_fail,E0451
+//! # use twofold_stage2::*;
+//! fn forged(other: &Run) -> Run {
+//!     Run { pa: other.pa(), size: other.size() }
+//! }
+//! ```
 
 use crate::platform::{Dc, Platform};
 use crate::primitive::{self, Ordering, Word};
-use crate::{Error, Features, Geometry, Granule, Pa};
+use crate::{Features, Geometry, Granule, Pa};
 
 /// A range of physical memory that belongs to guests and tables alone.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,7 +46,8 @@ impl Donated {
     /// # Safety
     ///
     /// The range is RAM which no Rust object or reference covers, now or as long as the platform lives, and
-    /// which [`Platform::pointer`] maps as that trait demands.
+    /// which [`Platform::pointer`] maps as that trait demands. No part of it is donated a second time while this, or a
+    /// piece of it, is in use.
     pub const unsafe fn new(start: Pa, size: u64) -> Self {
         Self { start, size }
     }
@@ -38,35 +62,15 @@ impl Donated {
         self.size
     }
 
-    /// Whether `size` bytes from `pa` are inside.
-    pub fn contains(&self, pa: Pa, size: u64) -> bool {
-        pa >= self.start && size <= self.size && pa - self.start <= self.size - size
-    }
-
-    /// A page for a table, which the caller gives to nobody else. `None` where it is not inside or not aligned.
-    pub fn table_page(&self, pa: Pa, features: &Features) -> Option<TablePage> {
-        let fits = self.contains(pa, TablePage::SIZE) && pa.is_aligned(TablePage::SIZE);
-        fits.then_some(TablePage { pa, zero_block: features.zero_block })
-    }
-
-    /// Memory for a root table of this shape, which the caller gives to nobody else.
-    pub fn root(&self, pa: Pa, geometry: &Geometry) -> Result<Root, Error> {
-        let size = geometry.root_size();
-        if self.contains(pa, size) && pa.is_aligned(size) {
-            Ok(Root { pa, size })
-        } else {
-            Err(Error::Root { root: pa, size })
-        }
-    }
-
-    /// Memory for guests, which the caller gives to nobody else. `None` where it is not inside, or not whole pages.
-    pub fn run(&self, pa: Pa, size: u64) -> Option<Run> {
-        let pages = pa.is_aligned(TablePage::SIZE) && size.is_multiple_of(TablePage::SIZE);
-        (pages && self.contains(pa, size)).then_some(Run { pa, size })
+    /// Its whole pages. What is before the first and behind the last one is of no use.
+    pub fn into_run(self) -> Run {
+        let start = self.start.raw().next_multiple_of(TablePage::SIZE);
+        let end = (self.start.raw() + self.size) & !(TablePage::SIZE - 1);
+        Run { pa: Pa::new(start), size: end.saturating_sub(start) }
     }
 }
 
-/// Whole pages of donated memory, one after the other, for guests. It has one owner.
+/// Whole pages of donated memory, one after the other. It has one owner.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Run {
     pa: Pa,
@@ -74,6 +78,11 @@ pub struct Run {
 }
 
 impl Run {
+    /// Frames that a [`FrameMap`](crate::FrameMap) owns, and has noted as out.
+    pub(crate) const fn out_of_map(pa: Pa, size: u64) -> Self {
+        Self { pa, size }
+    }
+
     /// Its first byte.
     pub const fn pa(&self) -> Pa {
         self.pa
@@ -82,6 +91,50 @@ impl Run {
     /// Its size in bytes.
     pub const fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Whether it has no page.
+    pub const fn is_empty(&self) -> bool {
+        self.size == 0
+    }
+
+    /// Its first `size` bytes, and the rest; itself where that is more than it has, or not whole pages.
+    pub fn split_at(self, size: u64) -> Result<(Self, Self), Self> {
+        if size > self.size || !size.is_multiple_of(TablePage::SIZE) {
+            return Err(self);
+        }
+        let rest = Self { pa: self.pa + size, size: self.size - size };
+        Ok((Self { pa: self.pa, size }, rest))
+    }
+
+    /// Both as one; both as they are where `next` does not begin where this one ends.
+    pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
+        if self.pa.checked_add(self.size) == Some(next.pa) {
+            Ok(Self { pa: self.pa, size: self.size + next.size })
+        } else {
+            Err((self, next))
+        }
+    }
+
+    /// Its pages, one by one.
+    pub fn into_pages(self) -> impl Iterator<Item = Self> {
+        (0..self.size / TablePage::SIZE)
+            .map(move |page| Self { pa: self.pa + page * TablePage::SIZE, size: TablePage::SIZE })
+    }
+
+    /// A page for a table; itself where it is not one page.
+    pub fn into_table(self, features: &Features) -> Result<TablePage, Self> {
+        if self.size == TablePage::SIZE {
+            Ok(TablePage { pa: self.pa, zero_block: features.zero_block })
+        } else {
+            Err(self)
+        }
+    }
+
+    /// Memory for a root table of this shape; itself where it has another size, or is not aligned to it.
+    pub fn into_root(self, geometry: &Geometry) -> Result<Root, Self> {
+        let size = geometry.root_size();
+        if self.size == size && self.pa.is_aligned(size) { Ok(Root { pa: self.pa, size }) } else { Err(self) }
     }
 
     /// Zeroes the page `offset` bytes in, a multiple of 4 KiB.
@@ -170,6 +223,11 @@ impl TablePage {
         self.pa
     }
 
+    /// The page, as memory for anything.
+    pub fn into_run(self) -> Run {
+        Run { pa: self.pa, size: Self::SIZE }
+    }
+
     pub(crate) fn zero<P: Platform>(&self, platform: &P) {
         zero(platform, self.zero_block, self.pa, Self::SIZE);
     }
@@ -196,6 +254,11 @@ impl Root {
     /// Its size in bytes.
     pub const fn size(&self) -> u64 {
         self.size
+    }
+
+    /// The same as memory for anything.
+    pub fn into_run(self) -> Run {
+        Run { pa: self.pa, size: self.size }
     }
 
     pub(crate) fn zero<P: Platform>(&self, platform: &P, features: &Features) {
@@ -267,28 +330,53 @@ fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_inside() {
+    fn run(start: u64, size: u64) -> Run {
         // SAFETY: nothing is accessed through it here.
-        let donated = unsafe { Donated::new(Pa::new(0x10_0000), 0x3000) };
-        assert!(donated.contains(Pa::new(0x10_0000), 0x3000));
-        assert!(donated.contains(Pa::new(0x10_2000), 0x1000));
-        assert!(!donated.contains(Pa::new(0x10_2000), 0x1001));
-        assert!(!donated.contains(Pa::new(0xf_f000), 0x1000));
-        assert!(!donated.contains(Pa::new(u64::MAX), 1));
-        assert!(donated.table_page(Pa::new(0x10_1000), &Features::NONE).is_some());
-        assert!(donated.table_page(Pa::new(0x10_1008), &Features::NONE).is_none());
-        assert!(donated.table_page(Pa::new(0x10_3000), &Features::NONE).is_none());
+        unsafe { Donated::new(Pa::new(start), size) }.into_run()
+    }
+
+    #[test]
+    fn whole_pages_of_what_is_donated() {
+        let pages = |start, size| {
+            let run = run(start, size);
+            (run.pa().raw(), run.size())
+        };
+        assert_eq!(pages(0x10_0000, 0x3000), (0x10_0000, 0x3000));
+        assert_eq!(pages(0x10_0010, 0x5000), (0x10_1000, 0x4000));
+        assert_eq!(pages(0x10_0fff, 0x1000), (0x10_1000, 0));
+        assert_eq!(pages(0x10_0001, 0x10), (0x10_1000, 0));
+    }
+
+    #[test]
+    fn a_run_is_cut_and_put_together() {
+        let (first, rest) = run(0x10_0000, 0x3000).split_at(0x1000).unwrap();
+        assert_eq!(
+            (first.pa().raw(), first.size(), rest.pa().raw(), rest.size()),
+            (0x10_0000, 0x1000, 0x10_1000, 0x2000)
+        );
+        let (rest, first) = rest.join(first).unwrap_err();
+        let whole = first.join(rest).unwrap();
+        assert_eq!(whole, run(0x10_0000, 0x3000));
+        let whole = whole.split_at(0x800).unwrap_err();
+        let whole = whole.split_at(0x4000).unwrap_err();
+        let pages: Vec<_> = whole.into_pages().map(|page| page.pa().raw()).collect();
+        assert_eq!(pages, [0x10_0000, 0x10_1000, 0x10_2000]);
+    }
+
+    #[test]
+    fn a_table_is_one_page() {
+        let table = run(0x10_0000, 0x1000).into_table(&Features::NONE).unwrap();
+        assert_eq!(table.into_run(), run(0x10_0000, 0x1000));
+        assert!(run(0x10_0000, 0x2000).into_table(&Features::NONE).is_err());
+        assert!(run(0x10_0000, 0).into_table(&Features::NONE).is_err());
     }
 
     #[test]
     fn a_root_is_aligned_to_its_size() {
-        // SAFETY: nothing is accessed through it here.
-        let donated = unsafe { Donated::new(Pa::new(0x10_0000), 0x4000) };
         let geometry = Geometry::new(crate::Granule::KIB_4, 40, &Features::NONE).unwrap();
-        assert!(donated.root(Pa::new(0x10_2000), &geometry).is_ok());
-        let wrong = Pa::new(0x10_1000);
-        assert_eq!(donated.root(wrong, &geometry), Err(Error::Root { root: wrong, size: 0x2000 }));
-        assert!(donated.root(Pa::new(0x10_4000), &geometry).is_err());
+        let root = run(0x10_2000, 0x2000).into_root(&geometry).unwrap();
+        assert_eq!(root.into_run(), run(0x10_2000, 0x2000));
+        assert!(run(0x10_1000, 0x2000).into_root(&geometry).is_err());
+        assert!(run(0x10_0000, 0x4000).into_root(&geometry).is_err());
     }
 }

@@ -75,10 +75,9 @@ mod tests {
     use super::*;
     use crate::{Donated, Features, Pa};
 
-    /// Pages by number; `asked` counts how often one was wanted.
+    /// Pages; `asked` counts how often one was wanted.
     struct Pages {
-        donated: Donated,
-        free: Vec<u64>,
+        free: Vec<TablePage>,
         asked: usize,
     }
 
@@ -86,19 +85,19 @@ mod tests {
         fn new(count: u64) -> Self {
             // SAFETY: nothing is accessed through it here.
             let donated = unsafe { Donated::new(Pa::new(0x10_0000), count * TablePage::SIZE) };
-            Self { donated, free: (0..count).collect(), asked: 0 }
+            let pages = donated.into_run().into_pages();
+            Self { free: pages.filter_map(|page| page.into_table(&Features::NONE).ok()).collect(), asked: 0 }
         }
     }
 
     impl TableSource for Pages {
         fn take(&mut self) -> Option<TablePage> {
             self.asked += 1;
-            let pa = self.donated.start() + self.free.pop()? * TablePage::SIZE;
-            self.donated.table_page(pa, &Features::NONE)
+            self.free.pop()
         }
 
         fn give(&mut self, page: TablePage) {
-            self.free.push((page.pa() - self.donated.start()) / TablePage::SIZE);
+            self.free.push(page);
         }
     }
 
@@ -131,8 +130,9 @@ mod tests {
         let mut pool: Pool<_, 4> = Pool::new(&mut source);
         pool.top_up(4);
         drop(pool);
-        source.free.sort_unstable();
-        assert_eq!(source.free, (0..8).collect::<Vec<_>>());
+        let mut free: Vec<_> = source.free.iter().map(|page| page.pa().raw()).collect();
+        free.sort_unstable();
+        assert_eq!(free, (0..8).map(|page| 0x10_0000 + page * TablePage::SIZE).collect::<Vec<_>>());
     }
 
     #[test]

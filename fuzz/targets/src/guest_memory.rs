@@ -170,7 +170,7 @@ impl World {
                 self.slots.push(slot);
                 self.logs.push(Log { id, runs: None });
             }
-            Err(Error::Slot(error)) => match error {
+            Err(twofold_memory::Refused { error, .. }) => match error {
                 SlotError::Misaligned { .. } => assert!(!pages),
                 SlotError::OutsideIpa { .. } => assert!(end > limit),
                 SlotError::DeviceMisaligned { device, .. } => assert!(!device.is_aligned(PAGE)),
@@ -186,7 +186,6 @@ impl World {
                 }
                 SlotError::Gone => panic!("{slot:?} is new"),
             },
-            Err(error) => panic!("{slot:?}: {error}"),
         }
         assert_eq!(self.guest.scan(), before);
     }

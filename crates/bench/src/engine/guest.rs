@@ -175,8 +175,9 @@ pub const POOL: Pa = Pa::new(TABLES.raw() + 4 * PAGE);
 pub fn tables<P: Platform>(platform: P, features: Features) -> Result<Stage2<P>, Failure> {
     let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &features)?;
     // SAFETY: the arena's memory is behind no reference but the engine's own, and the platforms map it for ever.
-    let donated = unsafe { Donated::new(TABLES, POOL - TABLES) };
-    let root = donated.root(TABLES, &geometry)?;
+    let donated = unsafe { Donated::new(TABLES, geometry.root_size()) };
+    let root = donated.into_run().into_root(&geometry);
+    let root = root.map_err(|run| twofold_stage2::Error::Root { root: run.pa(), size: run.size() })?;
     let stage2 = Stage2::new(platform, features, geometry, VMID, root)?;
     // As where a vCPU of this guest runs.
     stage2.platform().load_vttbr(stage2.vttbr());
@@ -255,9 +256,7 @@ pub fn scattered(page: u64, pages: u64) -> u64 {
 
 /// Pages for tables, the one that was given back last first.
 pub struct Pool {
-    donated: Donated,
-    features: Features,
-    free: Vec<Pa>,
+    free: Vec<TablePage>,
     all: u64,
     turned_over: u64,
 }
@@ -267,9 +266,10 @@ impl Pool {
     pub fn new(features: Features, first: Pa, size: u64) -> Self {
         // SAFETY: the arena's memory is behind no reference but the engine's own, and the platforms map it for ever.
         let donated = unsafe { Donated::new(first, size) };
-        let all = size / TablePage::SIZE;
-        let free = (0..all).rev().map(|page| first + page * TablePage::SIZE).collect();
-        Self { donated, features, free, all, turned_over: 0 }
+        let pages = donated.into_run().into_pages().filter_map(|page| page.into_table(&features).ok());
+        let mut free: Vec<_> = pages.collect();
+        free.reverse();
+        Self { all: free.len() as u64, free, turned_over: 0 }
     }
 
     fn used(&self) -> u64 {
@@ -281,13 +281,13 @@ impl TableSource for Pool {
     #[inline]
     fn take(&mut self) -> Option<TablePage> {
         self.turned_over += 1;
-        self.donated.table_page(self.free.pop()?, &self.features)
+        self.free.pop()
     }
 
     #[inline]
     fn give(&mut self, page: TablePage) {
         self.turned_over += 1;
-        self.free.push(page.pa());
+        self.free.push(page);
     }
 }
 

@@ -143,11 +143,11 @@ fn no_write_is_lost_when_a_page_moves() {
     const IPA: Ipa = Ipa::new(0x8000_0000);
     for membarrier in [true, false] {
         let machine = machine(2, membarrier);
-        let donated = machine.arena().donate();
         let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
-        let root = donated.root(RAM, &geometry).unwrap();
-        let pages = (16..32).filter_map(|frame| donated.table_page(RAM + frame * FRAME, &FEATURES));
-        let mut tables = Tables(pages.collect());
+        let root =
+            machine.arena().donate_part(0, geometry.root_size()).unwrap().into_run().into_root(&geometry).unwrap();
+        let pages = machine.arena().donate_part(16 * FRAME, 16 * FRAME).unwrap().into_run().into_pages();
+        let mut tables = Tables(pages.filter_map(|page| page.into_table(&FEATURES).ok()).collect());
         let stage2 =
             Stage2::new(FastPlatform(Arc::clone(&machine)), FEATURES, geometry, Vmid::new(VMID), root).unwrap();
         let frames = [RAM + 64 * FRAME, RAM + 65 * FRAME];
@@ -249,7 +249,7 @@ fn whoever_does_anything_else_waits_anew() {
     let machine = machine(1, true);
     let platform = FastPlatform(Arc::clone(&machine));
     let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
-    let root = machine.arena().donate().root(RAM, &geometry).unwrap();
+    let root = machine.arena().donate_part(0, geometry.root_size()).unwrap().into_run().into_root(&geometry).unwrap();
     let stage2 = Stage2::new(platform.clone(), FEATURES, geometry, Vmid::new(VMID), root).unwrap();
     let registers = (stage2.vttbr(), stage2.vtcr());
     let mut vcpu = FastVcpu::new(&machine, 0, registers, Arc::new(Interrupts::new())).unwrap();

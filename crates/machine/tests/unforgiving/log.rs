@@ -105,7 +105,7 @@ impl Migration {
         let backing = if kind.given {
             // Aligned as the slot is.
             let given = machine.arena().donate_part(MIB_2 - 3 * PAGE, COUNT * PAGE).unwrap();
-            let frames = given.run(given.start(), given.size()).unwrap();
+            let frames = given.into_run();
             Backing::Given { frames, largest: Level::L2 }
         } else {
             frames.add(machine.arena().donate_part(0, sections).unwrap());

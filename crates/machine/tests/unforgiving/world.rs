@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use twofold_machine::arena::{ArenaOptions, Backing};
 use twofold_machine::unforgiving::{Bbm, Hosted, Knowledge, Machine, Options};
-use twofold_stage2::{Donated, Features, Geometry, Granule, Pa, Run, Stage2, TablePage, TableSource, Vmid};
+use twofold_stage2::{Features, Geometry, Granule, Pa, Run, Stage2, TablePage, TableSource, Vmid};
 
 pub const PAGE: u64 = 4 << 10;
 pub const MIB_2: u64 = 2 << 20;
@@ -41,19 +41,17 @@ pub const PLAIN: Features = Features {
 
 /// Table pages, shared.
 pub struct Pages {
-    donated: Donated,
-    features: Features,
     /// With what was known when it was given back: the lock hands that over.
-    free: Mutex<Vec<(Pa, Option<Knowledge>)>>,
+    free: Mutex<Vec<(TablePage, Option<Knowledge>)>>,
     count: u64,
 }
 
 impl Pages {
     pub fn new(machine: &Machine, features: Features, count: u64) -> Self {
-        let donated = machine.arena().donate();
-        let first = donated.start() + ROOTS * 16 * PAGE;
-        let free = (0..count).rev().map(|number| (first + number * PAGE, None)).collect();
-        Self { donated, features, free: Mutex::new(free), count }
+        let run = machine.arena().donate_part(ROOTS * 16 * PAGE, count * PAGE).unwrap().into_run();
+        let free = run.into_pages().map(|page| (page.into_table(&features).unwrap(), None));
+        let free = free.collect::<Vec<_>>().into_iter().rev().collect();
+        Self { free: Mutex::new(free), count }
     }
 
     /// Those that are given out.
@@ -64,13 +62,13 @@ impl Pages {
 
 impl TableSource for &Pages {
     fn take(&mut self) -> Option<TablePage> {
-        let (pa, known) = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        let (page, known) = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
         known.iter().for_each(Knowledge::learn);
-        self.donated.table_page(pa, &self.features)
+        Some(page)
     }
 
     fn give(&mut self, page: TablePage) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).push((page.pa(), Knowledge::of_this_cpu()));
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push((page, Knowledge::of_this_cpu()));
     }
 }
 
@@ -124,13 +122,14 @@ impl World {
     /// The empty tables of a guest, to be made as a CPU of the machine.
     pub fn tables(&self, number: u64, vmid: u16, ipa_bits: u32) -> Stage2<Hosted> {
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &self.features).unwrap();
-        let root = self.pages.donated.root(self.machine.arena().base() + number * 16 * PAGE, &geometry).unwrap();
+        let root = self.machine.arena().donate_part(number * 16 * PAGE, geometry.root_size()).unwrap();
+        let root = root.into_run().into_root(&geometry).unwrap();
         Stage2::new(self.machine.platform(), self.features, geometry, Vmid::new(vmid), root).unwrap()
     }
 
     /// Frames of the guests, for the hypervisor to write to.
     pub fn run(&self, offset: u64, size: u64) -> Run {
-        self.pages.donated.run(self.frame(offset), size).unwrap()
+        self.machine.arena().donate_part(TABLES + offset, size).unwrap().into_run()
     }
 
     /// A frame, `offset` bytes into those of the guests.

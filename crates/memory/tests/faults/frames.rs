@@ -3,8 +3,9 @@
 
 use std::collections::BTreeSet;
 
+use proptest::prelude::*;
 use twofold_memory::{Backing, Frames};
-use twofold_stage2::{Geometry, Granule, Pa, TablePage, TableSource};
+use twofold_stage2::{Donated, Geometry, Granule, Pa, Run, TablePage, TableSource};
 
 use super::*;
 use crate::machine::bank::LEFT_IN_CACHE;
@@ -161,4 +162,50 @@ fn a_guest_that_is_destroyed_gives_all_back() {
     let mut next = Guest::on(guest.machine, frames, Pages::Small, IPA_BITS);
     next.add_ram(BASE, SECTION);
     next.reach(BASE, Write);
+}
+
+proptest! {
+    /// Each run that is taken was free, is aligned, and lies in one range; and none is refused that there is.
+    #[test]
+    fn frames_are_kept_as_a_set_keeps_them(
+        ranges in prop::collection::vec((0u64..512, 1u64..1600), 1..4),
+        steps in prop::collection::vec((0u32..12, any::<prop::sample::Index>(), prop::bool::weighted(0.4)), 0..120),
+    ) {
+        const APART: u64 = 2048;
+        let mut frames = Frames::new(PLAIN);
+        let mut free: BTreeSet<u64> = BTreeSet::new();
+        let base = |range: usize| RAM.raw() / PAGE + range as u64 * APART;
+        for (range, (first, pages)) in ranges.iter().enumerate() {
+            let start = base(range) + first;
+            let pages = *pages.min(&(APART - first));
+            free.extend(start..start + pages);
+            // SAFETY: there is no memory, and nothing is accessed.
+            frames.add(unsafe { Donated::new(Pa::new(start * PAGE), pages * PAGE) });
+        }
+        let (all, mut out) = (free.len() as u64, Vec::new());
+        for (order, which, gives) in steps {
+            if gives && !out.is_empty() {
+                let run: Run = out.swap_remove(which.index(out.len()));
+                let first = run.pa().raw() / PAGE;
+                free.extend(first..first + run.size() / PAGE);
+                prop_assert_eq!(frames.give_run(run), Ok(()));
+            } else {
+                let count = 1 << order;
+                let fits = |first: u64| (first..first + count).all(|frame| free.contains(&frame));
+                let in_range = |range: usize| (base(range)..base(range + 1)).step_by(count as usize).any(fits);
+                let is_there = (0..ranges.len()).any(in_range);
+                let taken = frames.take(count);
+                prop_assert_eq!(taken.is_some(), is_there, "{} frames", count);
+                if let Some(run) = taken {
+                    let first = run.pa().raw() / PAGE;
+                    prop_assert_eq!((run.size(), first % count), (count * PAGE, 0));
+                    (first..first + count).for_each(|frame| assert!(free.remove(&frame), "it is out already"));
+                    out.push(run);
+                }
+            }
+            prop_assert_eq!(frames.free(), free.len() as u64);
+        }
+        out.into_iter().for_each(|run| assert_eq!(frames.give_run(run), Ok(())));
+        prop_assert_eq!(frames.free(), all);
+    }
 }

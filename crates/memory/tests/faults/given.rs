@@ -98,8 +98,11 @@ fn as_many_bytes_as_addresses_are_given() {
     let mut guest = guest(FORCED, Pages::Largest, 2 * SECTION);
     for given in [PAGE, SECTION - PAGE, SECTION + PAGE, 2 * SECTION] {
         let backing = guest.machine.give(GIVEN, given, Level::L2);
-        let refused = guest.memory.add_slot(Slot { range: BASE..BASE + SECTION, backing, writable: true });
-        assert_eq!(refused, Err(Error::Slot(SlotError::GivenSize { start: BASE, size: SECTION, given })));
+        let slot = Slot { range: BASE..BASE + SECTION, backing, writable: true };
+        let refused = guest.memory.add_slot(slot).unwrap_err();
+        assert_eq!(refused.error, SlotError::GivenSize { start: BASE, size: SECTION, given });
+        let Backing::Given { frames, .. } = refused.slot.backing else { panic!("{refused:?}") };
+        assert_eq!((frames.pa(), frames.size()), (GIVEN, given), "they come back");
     }
     let backing = guest.machine.give(GIVEN, SECTION, Level::L2);
     assert!(guest.memory.add_slot(Slot { range: BASE..BASE + SECTION, backing, writable: true }).is_ok());
@@ -123,7 +126,7 @@ fn frames_out_of_reach_are_an_error() {
     let mut guest = guest(FORCED, Pages::Small, PAGE);
     let start = Pa::new(1 << 49);
     // SAFETY: there is no memory, and nothing is accessed: no fault gets as far.
-    let frames = unsafe { twofold_stage2::Donated::new(start, PAGE) }.run(start, PAGE).unwrap();
+    let frames = unsafe { twofold_stage2::Donated::new(start, PAGE) }.into_run();
     guest.add(BASE, PAGE, Backing::Given { frames, largest: Level::L3 }, true);
     let error = guest.fault(BASE, Translation, Read).unwrap_err();
     assert!(matches!(error, Error::Stage2(twofold_stage2::Error::OutsidePa { .. })), "{error}");

@@ -2,7 +2,7 @@
 //! Proves what answers with an external abort: addresses that no slot has, to the byte, and writes where the slot
 //! forbids them. And that such an access changes nothing.
 
-use twofold_memory::{Backing, Counts, Error, Slot, SlotError};
+use twofold_memory::{Backing, Counts, Slot, SlotError};
 use twofold_stage2::{Access, Pa};
 
 use super::*;
@@ -73,8 +73,8 @@ fn the_first_and_the_last_page_of_the_address_space_can_be_mapped() {
         aborts(&mut guest, Ipa::new(end), &[Read]);
         let (limit, after) = (Ipa::new(end), Ipa::new(end + PAGE));
         let outside = Slot { range: limit..after, backing: Backing::Ram, writable: true };
-        let refused = Error::Slot(SlotError::OutsideIpa { end: after, limit });
-        assert_eq!(guest.memory.add_slot(outside), Err(refused));
+        let refused = guest.memory.add_slot(outside).unwrap_err();
+        assert_eq!(refused.error, SlotError::OutsideIpa { end: after, limit });
     }
 }
 

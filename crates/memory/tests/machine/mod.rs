@@ -81,7 +81,7 @@ impl Machine {
 
     /// RAM for one slot, which may be mapped by leaves of `largest`.
     pub fn give(&self, start: Pa, size: u64, largest: Level) -> Backing {
-        Backing::Given { frames: self.donate(start, size).run(start, size).unwrap(), largest }
+        Backing::Given { frames: self.donate(start, size).into_run(), largest }
     }
 
     /// Lets the guest run.
@@ -160,6 +160,11 @@ impl Machine {
                 self.atomics_at_sights.borrow_mut().push(self.atomics.get());
             }
         }
+    }
+
+    /// Makes room for so many events, where recording one must not allocate.
+    pub fn expect_events(&self, count: usize) {
+        self.log.borrow_mut().reserve(count);
     }
 
     fn record(&self, event: Event) {

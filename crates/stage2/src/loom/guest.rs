@@ -48,8 +48,9 @@ impl Guest {
     pub(super) fn on(machine: Machine, features: Features, levels: u32) -> Self {
         let geometry = Geometry::new(Granule::KIB_4, Granule::KIB_4.shift() + levels, &features).expect("a shape");
         let donated = machine.donated();
-        let root = donated.root(donated.start(), &geometry).expect("the first frame");
         let pages = (donated.size() / PAGE) as usize - 1;
+        let (root, _) = donated.into_run().split_at(PAGE).expect("the first frame");
+        let root = root.into_root(&geometry).expect("a page");
         let stage2 = Stage2::new(machine, features, geometry, Vmid::new(1), root).expect("a guest");
         Self { stage2, pages, balance: Mutex::default() }
     }

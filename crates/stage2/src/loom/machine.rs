@@ -71,7 +71,7 @@ impl Machine {
         self.0.frames.get((offset / TablePage::SIZE) as usize)
     }
 
-    /// All frames as pages, the first of them for the root.
+    /// All frames as pages, the first of them for the root. A test cuts each of them once.
     pub(super) fn donated(&self) -> Donated {
         // SAFETY: the frames live as long as the machine, and are reached as `Word`s alone.
         unsafe { Donated::new(TABLES, self.0.frames.len() as u64 * TablePage::SIZE) }
@@ -166,7 +166,9 @@ impl Pages {
     pub(super) fn new(machine: &Machine, numbers: std::ops::Range<usize>, junk: Option<Descriptor>) -> Self {
         let page = |number| {
             let pa = TABLES + number as u64 * TablePage::SIZE;
-            machine.donated().table_page(pa, &Features::NONE).expect("a page")
+            let (_, rest) = machine.donated().into_run().split_at(pa - TABLES).expect("a page");
+            let (page, _) = rest.split_at(TablePage::SIZE).expect("a page");
+            page.into_table(&Features::NONE).expect("a page")
         };
         let mut pages = Self { machine: machine.clone(), free: Vec::new(), junk };
         numbers.rev().map(page).for_each(|page| pages.give(page));

@@ -245,8 +245,7 @@ unsafe impl Platform for Host {
 /// Table pages, each of which is either here or with the tree.
 pub struct Pool {
     machine: Rc<Machine>,
-    donated: Donated,
-    free: Vec<Pa>,
+    free: Vec<TablePage>,
     pub out: BTreeSet<Pa>,
     /// How many more may be taken; what is given back may be taken again.
     pub limit: usize,
@@ -254,18 +253,19 @@ pub struct Pool {
 
 impl Pool {
     /// The first pages of the pool, which nobody has taken yet, as memory of a guest's.
-    pub fn run(&self, pages: u64) -> Run {
-        self.donated.run(TABLES, pages * KIB_4).unwrap()
+    pub fn run(&mut self, pages: u64) -> Run {
+        let runs = (0..pages).map(|_| self.free.pop().unwrap().into_run());
+        runs.reduce(|run, next| run.join(next).unwrap()).unwrap()
     }
 }
 
 impl twofold_stage2::TableSource for Pool {
     fn take(&mut self) -> Option<TablePage> {
         self.limit = self.limit.checked_sub(1)?;
-        let pa = self.free.pop().expect("the test needs more pages");
-        assert!(self.out.insert(pa));
-        self.machine.record(Event::Take(pa));
-        Some(self.donated.table_page(pa, &self.machine.features).unwrap())
+        let page = self.free.pop().expect("the test needs more pages");
+        assert!(self.out.insert(page.pa()));
+        self.machine.record(Event::Take(page.pa()));
+        Some(page)
     }
 
     fn give(&mut self, page: TablePage) {
@@ -273,7 +273,7 @@ impl twofold_stage2::TableSource for Pool {
         assert!(self.out.remove(&pa), "{pa} was given back, but it was not out");
         self.machine.record(Event::Give(pa));
         self.machine.arena.spoil(pa, KIB_4);
-        self.free.push(pa);
+        self.free.push(page);
         self.limit = self.limit.saturating_add(1);
     }
 }
@@ -304,12 +304,15 @@ impl Guest {
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &features).unwrap();
         // SAFETY: the arena is accessed by atomics only, and `Host` maps it as long as it lives.
         let donated = unsafe { Donated::new(ROOT, TABLES - ROOT + pages * KIB_4) };
-        let root = donated.root(ROOT, &geometry).unwrap();
+        let (root, pages_of_tables) = donated.into_run().split_at(TABLES - ROOT).unwrap();
+        let (root, _) = root.split_at(geometry.root_size()).unwrap();
+        let root = root.into_root(&geometry).unwrap();
         let stage2 = Stage2::new(Host(machine.clone()), features, geometry, Vmid::new(VMID), root).unwrap();
         machine.load(stage2.vttbr());
         machine.guest.set(Some(Mmu::new(stage2.vttbr(), stage2.vtcr())));
-        let free = (0..pages).rev().map(table).collect();
-        let pool = Pool { machine: machine.clone(), donated, free, out: BTreeSet::new(), limit: usize::MAX };
+        let free = pages_of_tables.into_pages().map(|page| page.into_table(&features).unwrap());
+        let free = free.collect::<Vec<_>>().into_iter().rev().collect();
+        let pool = Pool { machine: machine.clone(), free, out: BTreeSet::new(), limit: usize::MAX };
         Self { machine, stage2, pool }
     }
 

@@ -357,7 +357,7 @@ fn sections_that_are_ended_together_are_flushed_once() {
 /// Memory of the guest's, as it is at this moment: whatever the alignment, and nothing beside it.
 #[test]
 fn memory_is_read_as_it_was_written() {
-    let guest = guest(RECORDS);
+    let mut guest = guest(RECORDS);
     let platform = guest.stage2.platform();
     let run = guest.pool.run(2);
     let written: Vec<u8> = (0..=255).cycle().take(2 * KIB_4 as usize).collect();

@@ -225,25 +225,23 @@ unsafe impl Platform for Cpus {
 /// Table pages for all threads; a page that is given is the next that is taken.
 pub struct Pool {
     world: Arc<World>,
-    donated: Donated,
-    features: Features,
-    pages: Mutex<(Vec<Pa>, BTreeSet<Pa>)>,
+    pages: Mutex<(Vec<TablePage>, BTreeSet<Pa>)>,
 }
 
 impl TableSource for &Pool {
     fn take(&mut self) -> Option<TablePage> {
         let mut pages = self.pages.lock().unwrap();
-        let pa = pages.0.pop()?;
-        assert!(pages.1.insert(pa));
-        self.check_garbage(pa);
-        self.donated.table_page(pa, &self.features)
+        let page = pages.0.pop()?;
+        assert!(pages.1.insert(page.pa()));
+        self.check_garbage(page.pa());
+        Some(page)
     }
 
     fn give(&mut self, page: TablePage) {
         let mut pages = self.pages.lock().unwrap();
         assert!(pages.1.remove(&page.pa()), "{} was given back twice", page.pa());
         (0..512).for_each(|index| self.world.word(page.pa() + index * 8).store(GARBAGE, Ordering::Relaxed));
-        pages.0.push(page.pa());
+        pages.0.push(page);
     }
 }
 
@@ -274,11 +272,14 @@ impl Guest {
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &features).unwrap();
         // SAFETY: the arena is accessed by atomics only, and `Cpus` maps it as long as it lives.
         let donated = unsafe { Donated::new(ROOT, ROOT_SIZE + pages * KIB_4) };
-        let root = donated.root(ROOT, &geometry).unwrap();
+        let (root, rest) = donated.into_run().split_at(ROOT_SIZE).unwrap();
+        let (root, _) = root.split_at(geometry.root_size()).unwrap();
+        let root = root.into_root(&geometry).unwrap();
         let stage2 = Stage2::new(Cpus(world.clone()), features, geometry, Vmid::new(1), root).unwrap();
         world.vttbr.store(stage2.vttbr(), Ordering::Relaxed);
-        let free = (0..pages).rev().map(|page| ROOT + ROOT_SIZE + page * KIB_4).collect();
-        let pool = Pool { world: world.clone(), donated, features, pages: Mutex::new((free, BTreeSet::new())) };
+        let free = rest.into_pages().map(|page| page.into_table(&features).unwrap());
+        let free = free.collect::<Vec<_>>().into_iter().rev().collect();
+        let pool = Pool { world: world.clone(), pages: Mutex::new((free, BTreeSet::new())) };
         Self { world, stage2, pool, told: AtomicU64::new(0) }
     }
 
@@ -295,7 +296,7 @@ impl Guest {
         }
         let links: BTreeSet<_> = scan.links.iter().map(|link| link.table).collect();
         assert_eq!(links, self.pool.out(), "pages that are out, and are in the tree");
-        self.pool.pages.lock().unwrap().0.iter().for_each(|pa| self.pool.check_garbage(*pa));
+        self.pool.pages.lock().unwrap().0.iter().for_each(|page| self.pool.check_garbage(page.pa()));
 
         let all = Ipa::new(0)..self.stage2.geometry().end();
         let _ = self.stage2.write_protect(all.clone()).unwrap().complete();

@@ -49,8 +49,10 @@ impl Guest {
         memory.add_slot(Slot { range: own.clone(), backing: Backing::Ram, writable: true })?;
         let (size, largest) = (plan.memory / setup.slots as u64, largest(setup.backing.page()));
         let mut slots = Vec::new();
+        let mut donated = donated.into_run();
         for offset in (0..plan.memory).step_by(size as usize) {
-            let frames = donated.run(donated.start() + offset, size).context("a slot beyond the guest's memory")?;
+            let (frames, rest) = donated.split_at(size).ok().context("a slot beyond the guest's memory")?;
+            donated = rest;
             let range = plan.start + offset..plan.start + offset + size;
             slots.push(memory.add_slot(Slot { range, backing: Backing::Given { frames, largest }, writable: true })?);
         }

@@ -217,8 +217,7 @@ impl<'a> Hand<'a> {
 
     /// Writes to a frame, as a hypervisor does that prepares it for a guest.
     pub fn write(&self, number: u64, value: u64) {
-        let donated = self.world.machine.arena().donate();
-        let run = donated.run(self.frame(number), PAGE).expect("a frame");
+        let run = self.world.run(self.frame(number) - self.world.frame(0), PAGE);
         run.write(&self.platform, 0, &value.to_ne_bytes());
     }
 

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Free frames: up to 2 MiB of donated memory, a bit for each frame.
+//!
+//! An embedder that keeps its frames by such maps needs no heap to take or give one. A map owns its memory, and hands a
+//! frame out as a [`Run`] only while its bit says that it is here: so no frame is handed out twice.
+
+use crate::{Pa, Run};
+
+/// Which of the frames of a run are here, and which are out. The run lies in one naturally aligned 2 MiB.
+#[derive(Debug)]
+pub struct FrameMap {
+    run: Run,
+    /// A bit for each frame of the 2 MiB that is out, or not in the run.
+    out: [u64; WORDS],
+    free: u16,
+}
+
+impl FrameMap {
+    /// Bytes that a map covers at most, from a multiple of it on.
+    pub const SPAN: u64 = 2 << 20;
+
+    /// A map of all of `run`; the run itself where it does not lie in one aligned span.
+    pub fn new(run: Run) -> Result<Self, Run> {
+        let fits = run.pa().raw() % Self::SPAN + run.size() <= Self::SPAN;
+        if !fits {
+            return Err(run);
+        }
+        let (first, count) = (frame_of(run.pa()), (run.size() / FRAME) as usize);
+        let mut map = Self { run, out: [u64::MAX; WORDS], free: count as u16 };
+        map.set(first, count, false);
+        Ok(map)
+    }
+
+    /// How many frames are here.
+    #[inline]
+    pub fn free(&self) -> u64 {
+        u64::from(self.free)
+    }
+
+    /// A run of `count` frames, a power of two, aligned to its size: the first there is.
+    pub fn take(&mut self, count: u64) -> Option<Run> {
+        if count > self.free() || !count.is_power_of_two() {
+            return None;
+        }
+        let first = self.find(count as usize)?;
+        self.set(first, count as usize, true);
+        self.free -= count as u16;
+        let start = self.run.pa().align_down(Self::SPAN) + first as u64 * FRAME;
+        Some(Run::out_of_map(start, count * FRAME))
+    }
+
+    /// Takes a run back; the run itself where it is not from here.
+    pub fn give(&mut self, run: Run) -> Result<(), Run> {
+        let inside = run.pa() >= self.run.pa() && run.pa() - self.run.pa() < self.run.size();
+        if !inside || run.size() > self.run.size() - (run.pa() - self.run.pa()) {
+            return Err(run);
+        }
+        let (first, count) = (frame_of(run.pa()), (run.size() / FRAME) as usize);
+        // Its owner gives it away: these frames are out.
+        self.set(first, count, false);
+        self.free += count as u16;
+        Ok(())
+    }
+
+    /// All of it, if nothing is out.
+    pub fn into_run(self) -> Result<Run, Self> {
+        if self.free() * FRAME == self.run.size() { Ok(self.run) } else { Err(self) }
+    }
+
+    fn find(&self, count: usize) -> Option<usize> {
+        if count >= 64 {
+            let words = count / 64;
+            return (0..WORDS)
+                .step_by(words)
+                .find(|at| self.out[*at..*at + words].iter().all(|word| *word == 0))
+                .map(|at| at * 64);
+        }
+        self.out.iter().enumerate().find_map(|(at, word)| {
+            // Bit n is left where the `count` frames from n on are here, and n is a multiple of it.
+            let mut free = !word;
+            let mut width = 1;
+            while width < count {
+                free &= free >> width;
+                width *= 2;
+            }
+            free &= u64::MAX / ((1 << count) - 1).max(1);
+            (free != 0).then(|| at * 64 + free.trailing_zeros() as usize)
+        })
+    }
+
+    fn set(&mut self, first: usize, count: usize, out: bool) {
+        let (mut at, end) = (first, first + count);
+        while at < end {
+            let bits = (64 - at % 64).min(end - at);
+            let mask = u64::MAX >> (64 - bits) << (at % 64);
+            let word = &mut self.out[at / 64];
+            *word = if out { *word | mask } else { *word & !mask };
+            at += bits;
+        }
+    }
+}
+
+const FRAME: u64 = 4096;
+const WORDS: usize = (FrameMap::SPAN / FRAME / 64) as usize;
+
+/// A frame's number in its span.
+fn frame_of(pa: Pa) -> usize {
+    (pa.raw() % FrameMap::SPAN / FRAME) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Donated;
+
+    fn run(first: u64, pages: u64) -> Run {
+        // SAFETY: nothing is accessed through it here.
+        unsafe { Donated::new(Pa::new(0x4000_0000 + first * FRAME), pages * FRAME) }.into_run()
+    }
+
+    /// The first run that is free and aligned, by looking at each frame.
+    fn expected(free: &BTreeSet<u64>, count: u64) -> Option<u64> {
+        (0..512).step_by(count as usize).find(|first| (*first..first + count).all(|frame| free.contains(&frame)))
+    }
+
+    proptest! {
+        #[test]
+        fn it_keeps_the_books_as_a_set_does(
+            (first, pages) in (0u64..512).prop_flat_map(|first| (Just(first), 0..=512 - first)),
+            steps in prop::collection::vec((0u32..11, any::<prop::sample::Index>(), any::<bool>()), 0..200),
+        ) {
+            let mut map = FrameMap::new(run(first, pages)).unwrap();
+            let mut free: BTreeSet<u64> = (first..first + pages).collect();
+            let mut out: Vec<Run> = Vec::new();
+            for (order, which, gives) in steps {
+                if gives && !out.is_empty() {
+                    let run = out.swap_remove(which.index(out.len()));
+                    let frame = (run.pa() - Pa::new(0x4000_0000)) / FRAME;
+                    free.extend(frame..frame + run.size() / FRAME);
+                    prop_assert_eq!(map.give(run), Ok(()));
+                } else {
+                    let count = 1 << order;
+                    let found = expected(&free, count).filter(|_| count <= 512);
+                    let taken = map.take(count);
+                    prop_assert_eq!(taken.as_ref().map(|run| (run.pa() - Pa::new(0x4000_0000)) / FRAME), found);
+                    if let (Some(run), Some(found)) = (taken, found) {
+                        prop_assert_eq!(run.size(), count * FRAME);
+                        (found..found + count).for_each(|frame| assert!(free.remove(&frame)));
+                        out.push(run);
+                    }
+                }
+                prop_assert_eq!(map.free(), free.len() as u64);
+            }
+            out.into_iter().for_each(|run| assert_eq!(map.give(run), Ok(())));
+            prop_assert_eq!(map.into_run().ok(), Some(run(first, pages)));
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert!(FrameMap::new(run(511, 2)).is_err());
+        let mut map = FrameMap::new(run(8, 8)).unwrap();
+        for strange in [run(7, 1), run(16, 1), run(15, 2), run(512 + 8, 1)] {
+            assert!(map.give(strange).is_err());
+        }
+        assert_eq!((map.take(3), map.take(0)), (None, None));
+        let taken = map.take(8).unwrap();
+        let mut map = map.into_run().unwrap_err();
+        assert_eq!(map.give(taken), Ok(()));
+        assert!(map.into_run().is_ok());
+    }
+}
