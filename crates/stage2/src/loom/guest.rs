@@ -9,8 +9,8 @@ use super::machine::{Machine, Pages, Watch};
 use crate::platform::Platform;
 use crate::record::Counts;
 use crate::{
-    Access, Attributes, Broken, Descriptor, Features, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Pa, Record,
-    Stage2, TableSource, Unwatched, Vmid,
+    Access, Attributes, Broken, Descriptor, Features, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Pa,
+    Record, Stage2, TableSource, Unwatched, Vmid,
 };
 
 pub(super) const PAGE: u64 = Granule::KIB_4.span(Level::L3);
