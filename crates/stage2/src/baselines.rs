@@ -15,7 +15,8 @@ use crate::cache::{self, Upkeep};
 use crate::platform::Platform;
 use crate::walk::{Entry, Visitor};
 use crate::{
-    Attributes, Coalesced, Descriptor, Error, Ipa, IpaRange, Leaf, Level, Levels, Mapped, Pa, Pool, Stage2, TableSource,
+    Attributes, Coalesced, Descriptor, Error, Ipa, IpaRange, Leaf, Level, Levels, Mapped, Memory, Pa, Pool, Stage2,
+    TableSource,
 };
 
 /// Which entries a split visits.
@@ -80,7 +81,11 @@ impl<P: Platform> Stage2<P> {
         let frame = (pa, self.geometry().granule().span(level));
         cache::before_map(self.platform(), self.features(), frame, Upkeep::new(self.features(), attributes));
         let new = Descriptor::leaf(pa, level, attributes, self.features());
-        self.map_with(ipa, new, level, Upkeep::NONE, tables)
+        // Were it no normal memory, it would have to be noted.
+        if attributes.memory == Memory::Normal {
+            return self.map_with::<false>(ipa, new, level, Upkeep::NONE, tables);
+        }
+        self.map_with::<true>(ipa, new, level, Upkeep::NONE, tables)
     }
 
     /// Coalesces, and frees the old table while nothing is mapped: other CPUs fault there all that time.

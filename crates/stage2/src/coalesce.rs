@@ -17,7 +17,7 @@ use crate::map::Mapped;
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::tlb::Scope;
-use crate::{Attributes, Descriptor, Error, Ipa, Leaf, Level, Pa, Stage2, TableSource, cache};
+use crate::{Attributes, Descriptor, Error, Ipa, Leaf, Level, Memory, Pa, Stage2, TableSource, cache};
 
 /// What [`Stage2::coalesce`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,8 +105,10 @@ impl<P: Platform> Stage2<P> {
             let Ok(child) = self.lock_whatever(entry.address(), entries, below).quiet() else { continue };
             // Before the break: it takes its time.
             let Ok(held) = self.hold_below(&child) else { continue };
-            let other_memory = other_memory || held.other_memory || !new.is_normal_memory(self.features());
-            parent.note_memory(new);
+            let other_memory = other_memory || held.other_memory || attributes.memory != Memory::Normal;
+            if attributes.memory != Memory::Normal {
+                parent.note_other_memory();
+            }
             let Ok(busy) = parent.make_busy(place.index) else { continue };
             let _ = self.unlinked.count(self.platform());
             drop(held);

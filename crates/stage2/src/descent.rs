@@ -192,11 +192,9 @@ impl<'a, P: Platform> Locked<'a, P> {
         self.table.entry(index).read()
     }
 
-    /// Notes of which memory a leaf is that is going to be made here.
-    pub(crate) fn note_memory(&self, new: Descriptor) {
-        if !new.is_normal_memory(self.stage2.features()) {
-            self.record.note_other_memory();
-        }
+    /// Notes that a leaf which is going to be made here is not normal memory.
+    pub(crate) fn note_other_memory(&self) {
+        self.record.note_other_memory();
     }
 
     /// Whether there may be leaves here whose lines must not stay in caches when they have gone.

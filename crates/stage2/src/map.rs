@@ -18,8 +18,8 @@ use crate::primitive::{self, Claim};
 use crate::record::Counts;
 use crate::tlb::Scope;
 use crate::{
-    Attributes, Descriptor, Error, Ipa, Leaf, Level, Memory, Pa, Stage2, TablePage, TableSource, Unwatched, cache,
-    frame,
+    Attributes, Descriptor, Error, Ipa, Leaf, Level, Memory, Pa, Record, Stage2, TablePage, TableSource, Unwatched,
+    cache, frame,
 };
 
 /// What mapping found.
@@ -59,7 +59,10 @@ impl<P: Platform> Stage2<P> {
         self.check_leaf(ipa, pa, level)?;
         attributes.access.check(self.features())?;
         let new = Descriptor::leaf(pa, level, attributes, self.features());
-        if attributes.memory == Memory::Normal && !Upkeep::new(self.features(), attributes).is_needed() {
+        if attributes.memory != Memory::Normal {
+            return self.map_slowly::<true>(ipa, new, level, tables);
+        }
+        if !Upkeep::new(self.features(), attributes).is_needed() {
             let place = self.descend(ipa, level);
             if place.level == level
                 && place.entry == Descriptor::INVALID
@@ -72,13 +75,14 @@ impl<P: Platform> Stage2<P> {
                 return Ok(Mapped::New);
             }
         }
-        self.map_slowly(ipa, new, level, tables)
+        self.map_slowly::<false>(ipa, new, level, tables)
     }
 
-    /// The rest of [`map`](Self::map): tables are missing, something is there, or caches have to be cleaned.
+    /// The rest of [`map`](Self::map): tables are missing, something is there, or caches have to be cleaned; or it is `OTHER`
+    /// memory than normal.
     #[cold]
     #[inline(never)]
-    fn map_slowly(
+    fn map_slowly<const OTHER: bool>(
         &self,
         ipa: Ipa,
         new: Descriptor,
@@ -87,11 +91,11 @@ impl<P: Platform> Stage2<P> {
     ) -> Result<Mapped, Error> {
         // Read back: kept since the beginning, they would cost the short way something.
         let upkeep = Upkeep::new(self.features(), &new.attributes(self.features()));
-        self.map_with(ipa, new, level, upkeep, tables)
+        self.map_with::<OTHER>(ipa, new, level, upkeep, tables)
     }
 
-    /// Maps with this maintenance of caches.
-    pub(crate) fn map_with(
+    /// Maps with this maintenance of caches, `OTHER` memory than normal or not.
+    pub(crate) fn map_with<const OTHER: bool>(
         &self,
         ipa: Ipa,
         new: Descriptor,
@@ -112,13 +116,13 @@ impl<P: Platform> Stage2<P> {
                     let below = place.level.below().unwrap_or(level);
                     let start = ipa.align_down(self.geometry().granule().span(place.level));
                     self.split_block(start, &place, below, tables)?;
-                } else if let Ok(mapped) = self.fill_entry(&place, ipa, new, upkeep) {
+                } else if let Ok(mapped) = self.fill_entry::<OTHER>(&place, ipa, new, upkeep) {
                     return Ok(mapped);
                 }
             } else if old.is_vacant() && place.level < level {
                 self.add_table(&place, ipa, tables)?;
             } else if old.is_vacant() {
-                if let Ok(mapped) = self.fill_entry(&place, ipa, new, upkeep) {
+                if let Ok(mapped) = self.fill_entry::<OTHER>(&place, ipa, new, upkeep) {
                     return Ok(mapped);
                 }
             } else if old.is_table(place.level) {
@@ -133,12 +137,20 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Makes the entry of a place, over what was seen there.
-    fn fill_entry(&self, place: &Place<'_>, ipa: Ipa, new: Descriptor, upkeep: Upkeep) -> Result<Mapped, Moved> {
+    fn fill_entry<const OTHER: bool>(
+        &self,
+        place: &Place<'_>,
+        ipa: Ipa,
+        new: Descriptor,
+        upkeep: Upkeep,
+    ) -> Result<Mapped, Moved> {
         let mut locked = self.lock(place)?;
         if !locked.entry(place.index).differs_by_records_only(place.entry) {
             return Err(Moved);
         }
-        locked.note_memory(new);
+        if OTHER {
+            locked.note_other_memory();
+        }
         let span = self.geometry().granule().span(place.level);
         let was_there = place.entry.is_valid();
         let stale = place.entry == Descriptor::STALE;
@@ -179,7 +191,7 @@ impl<P: Platform> Stage2<P> {
             return if gone { Ok(()) } else { Err(Error::NoTablePage { ipa, level: below }) };
         };
         page.zero(self.platform());
-        self.set_counts(&page, Counts::EMPTY);
+        self.set_counts(&page, Counts::EMPTY, false);
         if let Err(page) = self.link(ipa, place.level, page) {
             frame::give(tables, page);
         }
@@ -244,18 +256,11 @@ impl<P: Platform> Stage2<P> {
         primitive::claim(Claim::Visible);
     }
 
-    /// Says what is in a table that is not linked yet.
-    pub(crate) fn set_counts(&self, page: &TablePage, counts: Counts) {
+    /// Says what is in a table that is not linked yet, and whether there are leaves in it that are not normal memory.
+    pub(crate) fn set_counts(&self, page: &TablePage, counts: Counts, other_memory: bool) {
         let record = self.platform().record(page.pa());
         record.reset(counts, self.platform());
-        record.set_link(0);
-    }
-
-    /// Notes of which memory the leaves are in a table that is not linked yet, as in [`Locked`](crate::descent::Locked).
-    pub(crate) fn note_memory(&self, page: &TablePage, leaves: Descriptor) {
-        if !leaves.is_normal_memory(self.features()) {
-            self.platform().record(page.pa()).note_other_memory();
-        }
+        record.set_link(if other_memory { Record::OTHER_MEMORY } else { 0 });
     }
 }
 

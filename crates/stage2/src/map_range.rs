@@ -9,7 +9,7 @@ use crate::descent::Place;
 use crate::platform::Platform;
 use crate::primitive;
 use crate::record::Counts;
-use crate::{Attributes, Descriptor, Error, Ipa, IpaRange, Level, Pa, Stage2, TableSource, cache, frame};
+use crate::{Attributes, Descriptor, Error, Ipa, IpaRange, Level, Memory, Pa, Stage2, TableSource, cache, frame};
 
 impl<P: Platform> Stage2<P> {
     /// Maps `range` to the memory from `pa` on, by the largest leaves that fit, but none above `largest`: 3 maps pages
@@ -117,8 +117,8 @@ impl<P: Platform> Stage2<P> {
         let first = Descriptor::leaf(pa, level, attributes, self.features());
         let entries = self.geometry().granule().entries();
         self.table_in(&page).fill(0, entries, first, self.geometry().granule().span(level));
-        self.set_counts(&page, Counts::of(first, level).times(entries as u64));
-        self.note_memory(&page, first);
+        let other_memory = attributes.memory != Memory::Normal;
+        self.set_counts(&page, Counts::of(first, level).times(entries as u64), other_memory);
         cache::before_map(self.platform(), self.features(), (pa, span), Upkeep::new(self.features(), attributes));
         match self.link(ipa, place.level, page) {
             Ok(()) => Ok(span),
@@ -149,7 +149,9 @@ impl<P: Platform> Stage2<P> {
         let first = Descriptor::leaf(pa, Level::L3, attributes, self.features());
         // The frames are ready before a walk can find them.
         primitive::release_fence();
-        locked.note_memory(first);
+        if attributes.memory != Memory::Normal {
+            locked.note_other_memory();
+        }
         locked.table.fill(place.index, count, first, page);
         locked.counts += Counts::of(first, Level::L3).times(count as u64);
         count as u64 * page

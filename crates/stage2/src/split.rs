@@ -259,8 +259,8 @@ impl<P: Platform> Stage2<P> {
                 table.entry(index).set(one);
             }
         }
-        self.set_counts(&page, Counts::of(one, below).times(entries as u64));
-        self.note_memory(&page, block);
+        let other_memory = !block.is_normal_memory(self.features());
+        self.set_counts(&page, Counts::of(one, below).times(entries as u64), other_memory);
         Some(page)
     }
 
