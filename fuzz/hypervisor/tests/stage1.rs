@@ -12,8 +12,8 @@ const BIG_ENDIAN: u64 = 1 << 25;
 const TABLE: u64 = 0b11;
 const PAGE: u64 = 0b11;
 const BLOCK: u64 = 0b01;
-/// Attributes that are none of the walk's business: an access flag, shareability, AP, nG, PXN, UXN, a software bit.
-const ATTRIBUTES: u64 = 1 << 60 | 3 << 53 | 1 << 11 | 1 << 10 | 3 << 6 | 5 << 2;
+/// Attributes that are none of the walk's business: a software bit, UXN, PXN, DBM, GP, nG, an access flag, AP, an index.
+const ATTRIBUTES: u64 = 1 << 60 | 3 << 53 | 3 << 50 | 1 << 11 | 1 << 10 | 3 << 6 | 5 << 2;
 const TABLE_ATTRIBUTES: u64 = 0x1f << 59;
 /// The same in TCR_EL1: cacheability and shareability of both halves, A1, AS, HA, HD, HPD0 and HPD1.
 const TCR_ATTRIBUTES: u64 = 0x3f << 8 | 0x3f << 24 | 1 << 22 | 1 << 36 | 0xf << 39;
@@ -132,9 +132,15 @@ fn tables(regime: Regime, va: u64, leaf: i8, output: u64, seed: u64) -> Tables {
     Tables { words, stage1: Stage1 { sctlr: MMU_ON, tcr: regime.tcr(), ttbr }, path }
 }
 
-/// Bits 9, 8, 49 and 48 are an address with FEAT_LPA2. Without it, the former are attributes, and the latter do not count.
+/// Bits 9, 8, 49 and 48 are an address with FEAT_LPA2, bits 15 to 12 one with FEAT_LPA. Without the feature they are attributes, or
+/// do not count.
 fn attributes(regime: Regime) -> u64 {
-    if regime.wide && regime.granule_bits != 16 { ATTRIBUTES } else { ATTRIBUTES | 3 << 8 | 3 << 48 }
+    match (regime.granule_bits, regime.wide) {
+        (16, true) => ATTRIBUTES | 3 << 8 | 3 << 48,
+        (16, false) => ATTRIBUTES | 3 << 8 | 3 << 48 | 0xf << 12,
+        (_, true) => ATTRIBUTES,
+        (_, false) => ATTRIBUTES | 3 << 8 | 3 << 48,
+    }
 }
 
 fn regimes() -> impl Strategy<Value = Regime> {
@@ -233,6 +239,11 @@ fn a_half_of_an_impossible_size_is_not_walked() {
         let unread = |_| panic!("nothing is to be read with T0SZ {size}");
         assert_eq!(stage1.walk(0x890, unread), Err(Stop::Unmapped(0)));
     }
+    const KIB_64: u64 = 0b01 << 14;
+    let largest = Stage1 { sctlr: MMU_ON, tcr: KIB_64 | 64 - 52, ttbr: [0; 2] };
+    assert_eq!(largest.walk(0x890, |_| None), Err(Stop::Unreadable(1)));
+    let larger = Stage1 { tcr: KIB_64 | 64 - 53, ..largest };
+    assert_eq!(larger.walk(0x890, |_| None), Err(Stop::Unmapped(0)));
 }
 
 #[test]
