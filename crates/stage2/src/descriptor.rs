@@ -478,6 +478,26 @@ mod tests {
         assert_eq!(fields.iter().fold(0, |all, (mask, _)| all | mask), !0xf817_0000_0000_0800);
     }
 
+    /// What an entry has around a field is not the field's.
+    #[test]
+    fn fields_are_told_from_their_neighbours() {
+        let all = Descriptor::from_raw(u64::MAX);
+        assert_eq!(all.address(), Pa::new(0x0000_ffff_ffff_f000));
+        assert_eq!(all.attributes(&Features::NONE).software, 0xf);
+    }
+
+    /// Hardware sets the access flag of any leaf, and S2AP[1] of one that is armed.
+    #[test]
+    fn records_are_what_hardware_sets() {
+        let leaf = |raw: u64| Descriptor::from_raw(0x4000_0043 | raw);
+        let armed = 1 << 51;
+        assert!(leaf(0).differs_by_records_only(leaf(0)));
+        assert!(leaf(0).differs_by_records_only(leaf(1 << 10)));
+        assert!(!leaf(0).differs_by_records_only(leaf(1 << 7)));
+        assert!(leaf(armed).differs_by_records_only(leaf(armed | 1 << 10 | 1 << 7)));
+        assert!(!leaf(armed).differs_by_records_only(leaf(armed | 1 << 12)));
+    }
+
     #[test]
     fn a_table_encoding_at_level_3_is_a_page() {
         let entry = Descriptor::table(Pa::new(0x1000));

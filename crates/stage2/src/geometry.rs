@@ -225,6 +225,16 @@ mod tests {
         assert_eq!(Granule::KIB_4.span(Level::L0), 512 << 30);
     }
 
+    #[test]
+    fn there_are_four_levels() {
+        let levels = [Level::L0, Level::L1, Level::L2, Level::L3].map(Some);
+        assert_eq!([0, 1, 2, 3].map(Level::new), levels);
+        assert_eq!([4, 5, 255].map(Level::new), [None; 3]);
+        assert_eq!(levels.map(|level| level.and_then(Level::below)), [levels[1], levels[2], levels[3], None]);
+        let some = Levels::NONE.with(Level::L1).with(Level::L3);
+        assert_eq!(levels.map(|level| level.is_some_and(|level| some.contains(level))), [false, true, false, true]);
+    }
+
     /// Arm ARM D8.2, tables of the 4 KiB granule at stage 2: 32 to 34 bits start at level 2 with 4 to 16 tables,
     /// 39 bits fill one table of level 1, 40 to 43 concatenate 2 to 16, 44 need level 0.
     #[test]
@@ -269,6 +279,10 @@ mod tests {
                 Err(Error::IpaBits { most: 48, .. })
             ));
         }
+        let large = Features { pa_bits: 52, ..Features::NONE };
+        assert!(Geometry::new(Granule::KIB_4, 48, &large).is_ok());
+        let refused = Geometry::new(Granule::KIB_4, 49, &large);
+        assert_eq!(refused, Err(Error::IpaBits { ipa_bits: 49, most: 48 }), "more needs FEAT_LPA2");
         let small = Features { pa_bits: 40, ..Features::NONE };
         assert_eq!(Geometry::new(Granule::KIB_4, 41, &small), Err(Error::IpaBits { ipa_bits: 41, most: 40 }));
     }

@@ -214,3 +214,45 @@ fn a_skipped_instruction_has_been_executed() {
         assert_eq!((context.pc, context.pstate), (PC + 4, OTHER), "{bits:#x}");
     }
 }
+
+/// All bits of a register but these.
+fn all_but(register: &'static str, bits: u64) -> (&'static str, u64) {
+    (register, !bits)
+}
+
+#[test]
+fn each_control_is_one_bit() {
+    let plain = pstate_after(EL1H, &[]);
+    assert_eq!(plain, HANDLER | TCO | PAN);
+    let neighbours = all_but("SCTLR_EL1", SPAN.1 | DSSBS.1 | SPINTMASK.1);
+    assert_eq!(pstate_after(EL1H, &[neighbours]), plain);
+    assert_eq!(pstate_after(EL1H, &[neighbours, NMI]), plain | ALLINT);
+    assert_eq!(pstate_after(EL1H, &[SPAN, DSSBS]), HANDLER | TCO | SSBS);
+    assert_eq!(pstate_after(EL1H, &[SPAN, GCS, EXLOCKEN]), HANDLER | TCO | EXLOCK);
+    assert_eq!(pstate_after(EL1H, &[GCS, all_but("S3_0_C2_C5_0", EXLOCKEN.1)]), plain);
+    let mut context = guest(EL1H, &[DOUBLE_FAULT_2, HAS_SCTLR2, all_but("S3_0_C1_C0_3", EASE.1)]);
+    inject::external_abort(&mut context, DATA_ABORT | EXTERNAL, FAR, None);
+    assert_eq!(context.pc, VBAR + 0x200, "EASE is clear");
+}
+
+#[test]
+fn fields_of_a_syndrome_are_told_from_their_neighbours() {
+    const ISS2: u64 = 0x1f << 32;
+    const ISV_AND_SET: u64 = 1 << 24 | 3 << 11;
+    let from_el1 = 0x25 << 26 | LONG | EXTERNAL;
+    assert_eq!(syndrome(EL1H, DATA_ABORT | ISS2 | ISV_AND_SET | EXTERNAL, None), from_el1);
+    assert_eq!(syndrome(EL1H, DATA_ABORT | WRITE | FNV | EXTERNAL, None), from_el1 | WRITE | FNV);
+    // FnV has no meaning beside another status, such as the one next to an external abort's.
+    assert_eq!(syndrome(EL1H, DATA_ABORT | FNV | EXTERNAL | 1, None), from_el1);
+}
+
+#[test]
+fn a_vcpu_starts_as_psci_has_it() {
+    let mut context = Context::new(PC, 7);
+    assert_eq!((context.pc, context.pstate, context.x[0]), (PC, HANDLER, 7));
+    assert_eq!(context.x[1..], [0; 30]);
+    // BTYPE and SS end with the instruction that is skipped.
+    context.pstate = u64::MAX;
+    context.skip();
+    assert_eq!((context.pc, context.pstate), (PC + 4, !(3 << 10 | 1 << 21)));
+}

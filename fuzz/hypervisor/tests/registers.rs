@@ -283,3 +283,11 @@ fn what_is_not_known_is_left_to_the_caller() {
         assert_eq!(x, [7; 31]);
     }
 }
+
+/// Arm ARM D23.2, HCR_EL2: VM, SWIO, TSC, TIDCP, RW, APK, API, EnSCXT, ATA; FWB where the tables rely on it.
+#[test]
+fn the_controls_that_confine_a_guest_are_these_bits() {
+    let bits = [0, 1, 19, 20, 31, 40, 41, 53, 56].iter().fold(0, |all, bit| all | 1u64 << bit);
+    assert_eq!(registers::hcr(&Features::NONE), bits);
+    assert_eq!(registers::hcr(&Features { forced_write_back: true, ..Features::NONE }), bits | 1 << 46);
+}

@@ -377,3 +377,45 @@ fn memory_is_read_as_it_was_written() {
         assert!(std::panic::catch_unwind(read).is_err(), "{length} at {offset:#x}");
     }
 }
+
+/// The pages in this mask, from the first one on.
+fn marked(mask: u64) -> Vec<Marked> {
+    vec![Marked { ipa: BASE, level: Level::L3, mask }]
+}
+
+/// Where hardware may record a write at the same moment, access flags are taken one by one.
+#[test]
+fn accesses_beside_records_are_told_once() {
+    let guest = guest_with(RECORDS, &"c".repeat(20));
+    let young = || {
+        let mut found = Vec::new();
+        guest.stage2.age(pages(0, 20), &mut |pages| found.push(pages)).unwrap();
+        found
+    };
+    assert_eq!(young(), marked((1 << 20) - 1));
+    assert_eq!(young(), []);
+    assert_eq!(guest.stage2.make_young(page(13)), Ok(true));
+    assert_eq!(young(), marked(1 << 13));
+    assert_eq!(letters(&guest, 20), "c".repeat(20));
+}
+
+/// Leaves are looked at by eight.
+#[test]
+fn records_beyond_the_first_eight_leaves_are_collected() {
+    let dirty = |number: u64| if [3, 11, 30].contains(&number) { 'd' } else { 'c' };
+    let guest = guest_with(RECORDS, &(0..40).map(dirty).collect::<String>());
+    let mut found = Vec::new();
+    let _ = guest.stage2.clean(pages(0, 40), &mut |pages| found.push(pages)).unwrap().complete();
+    assert_eq!(found, marked(1 << 3 | 1 << 11 | 1 << 30));
+    assert_eq!(letters(&guest, 40), "c".repeat(40));
+}
+
+/// S2AP\[1\] and DBM go, and no other bit.
+#[test]
+fn ending_records_changes_nothing_else() {
+    const DBM: u64 = 1 << 51;
+    let guest = guest_with(RECORDS, "d");
+    let before = guest.walk(BASE).unwrap().raw;
+    let _ = guest.stage2.disarm(pages(0, 1), &mut |_| ()).unwrap().complete();
+    assert_eq!(guest.walk(BASE).unwrap().raw, before & !(WRITABLE | DBM));
+}

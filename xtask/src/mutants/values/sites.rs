@@ -441,7 +441,9 @@ impl Reader<'_> {
         if constant.values.is_empty() {
             let owner = constant.owner.clone().unwrap_or_else(|| module(&constant.file));
             let changes = [("{} & ({} - 1)", "its lowest bit clear"), ("{} | {} << 1", "a bit more")];
-            let changes = if constant.text == "0" { &[("{} + 1", "1")][..] } else { &changes[..] };
+            let is_zero =
+                syn::parse_str::<syn::LitInt>(&constant.text).is_ok_and(|number| number.base10_digits() == "0");
+            let changes = if is_zero { &[("{} + 1", "1")][..] } else { &changes[..] };
             for (change, words) in changes {
                 constant.values.push((self.sites.values.len(), (*change).to_owned()));
                 self.sites.values.push(Value {
@@ -700,8 +702,8 @@ mod tests {
 
     #[test]
     fn literals_and_constants_change_by_a_bit() {
-        let (found, _) = labels("const A: u64 = 0; const B: Pa = Pa(1); fn f() { (0x6, 12u8, true, A, B) }");
-        let expected = ["f: 0x6 => 0x4", "f: 0x6 => 0xe", "f: 12u8 => 13u8", "f: true => false", "A: 0 => 1"];
+        let (found, _) = labels("const A: u64 = 0x00; const B: Pa = Pa(1); fn f() { (0x6, 12u8, true, A, B) }");
+        let expected = ["f: 0x6 => 0x4", "f: 0x6 => 0xe", "f: 12u8 => 13u8", "f: true => false", "A: 0x00 => 1"];
         assert_eq!(found, expected.map(|change| format!("thing::{change}")));
     }
 
