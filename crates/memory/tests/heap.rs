@@ -97,6 +97,10 @@ fn faults_are_answered_with_a_full_heap() {
         frames.give(page);
         assert_eq!(frames.give_run(run), Ok(()));
     }
+    // In pieces, as after a long time.
+    let mut pages: [_; 64] = std::array::from_fn(|_| TableSource::take(&mut *frames));
+    pages.iter_mut().step_by(2).filter_map(Option::take).for_each(|page| frames.give(page));
+    pages.into_iter().flatten().for_each(|page| frames.give(page));
     let large = frames.take(1024).unwrap();
     assert_eq!(frames.give_run(large), Ok(()));
     drop(frames);
