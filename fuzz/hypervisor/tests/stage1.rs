@@ -240,9 +240,9 @@ fn a_half_of_an_impossible_size_is_not_walked() {
         assert_eq!(stage1.walk(0x890, unread), Err(Stop::Unmapped(0)));
     }
     const KIB_64: u64 = 0b01 << 14;
-    let largest = Stage1 { sctlr: MMU_ON, tcr: KIB_64 | 64 - 52, ttbr: [0; 2] };
+    let largest = Stage1 { sctlr: MMU_ON, tcr: KIB_64 | (64 - 52), ttbr: [0; 2] };
     assert_eq!(largest.walk(0x890, |_| None), Err(Stop::Unreadable(1)));
-    let larger = Stage1 { tcr: KIB_64 | 64 - 53, ..largest };
+    let larger = Stage1 { tcr: KIB_64 | (64 - 53), ..largest };
     assert_eq!(larger.walk(0x890, |_| None), Err(Stop::Unmapped(0)));
 }
 
