@@ -126,7 +126,9 @@ fn no_write_is_lost(features: Features, total: u64, first_seed: u64) {
         world.machine.run(programs.collect()).unwrap_or_else(|breach| panic!("{breach}"));
         compared += log.compared.load(Ordering::Relaxed);
         assert_eq!(log.lost.load(Ordering::Relaxed), 0, "writes were lost: TWOFOLD_SEED={seed} does it again");
-        let ended = world.machine.alone(|_| drop(tables.destroy(&mut &world.pages, Unwatched)));
+        let ended = world.machine.alone(|_| {
+            tables.destroy(&mut &world.pages, Unwatched);
+        });
         ended.unwrap_or_else(|breach| panic!("{breach}"));
         assert_eq!(world.pages.out(), 0);
         done += now;
