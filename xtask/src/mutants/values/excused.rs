@@ -34,12 +34,6 @@ pub const EXCUSED: &[Excused] = &[
     excused(INJECT, "take::STACK_OF_EL1: 1 => a bit more", "PSTATE.M[1] is 0 at EL1"),
     excused(INJECT, "inject::AARCH32: 1 << 4 => a bit more", "bit 5 is 0 where bit 4 is"),
     excused(INJECT, "pstate_in_handler::DIT: 1 << 24 => a bit more", "bit 25 is TCO, which is set in any case"),
-    excused(INJECT, "inject::pstate_in_handler: 0 => 1 #3", "bit 0 is set in a handler's PSTATE in any case"),
-    excused(
-        INJECT,
-        "inject::level_of: pstate & AARCH32 != 0 => false",
-        "only EL0 uses AArch32, and M[3:2] is 0 there too",
-    ),
     excused(CONTEXT, "Context::new: 0 => 1", "x0 is written after that"),
     excused(CONTEXT, "Context::new: 0 => 1 #3", "the switch writes both words before it reads them"),
     excused(TLB, "Changed::anything_in: 0xf => 0xe", "it is more than one level either way"),
