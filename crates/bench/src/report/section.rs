@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Results in the order in which they are read: one section for each experiment and platform, in it what is compared with what.
 //!
-//! A setting that is the same in a whole section is said once. One that is a technique ([`TECHNIQUES`]) and varies makes
+//! A setting that is the same in a whole section is said once. One that is a technique (`TECHNIQUES`) and varies makes
 //! variants, which are compared with each other; any other that varies makes scenes, which are not.
 //!
 //! Invariant: each measurement and each series is in one section, once.
