@@ -200,7 +200,11 @@ fn a_guest_is_given_more_than_the_machine_has() {
     let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
     let platform = FastPlatform(Arc::clone(&machine));
     let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest).unwrap();
-    let frames = machine.arena().donate_sparse().unwrap().into_run();
+    // From a boundary of 1 GiB on.
+    let sparse = machine.arena().donate_sparse().unwrap().into_run();
+    let before = Pa::new(2 * GIB) - sparse.pa();
+    let (_, behind) = sparse.split_at(before).unwrap();
+    let (frames, _) = behind.split_at(2 * GIB).unwrap();
     assert_eq!((frames.pa(), frames.size()), (Pa::new(2 * GIB), 2 * GIB));
     let backing = twofold_memory::Backing::Given { frames, largest: Level::L1 };
     let slot = memory.add_slot(Slot { range: RAM..RAM + 2 * GIB, backing, writable: true }).unwrap();

@@ -27,6 +27,8 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let features = any::features(u, base)?;
     let features = Features { forced_write_back: true, instruction_cache_coherent: true, ..features };
     let ipa_bits = u.int_in_range(32..=features.pa_bits)?;
+    // One type of memory for all: where it changes at an address, the engine cleans what is there.
+    let memory = *u.choose(&[Memory::Normal, Memory::Device])?;
     let mut guest = Guest::with_pages(features, ipa_bits, TABLE_PAGES as u64);
     let mut before = guest.scan();
     for _ in 0..MOST_OPERATIONS {
@@ -34,7 +36,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
             break;
         }
         guest.pool.limit = TABLE_PAGES - guest.pool.out.len();
-        let call = call(u, ipa_bits)?;
+        let call = call(u, ipa_bits, memory)?;
         let outcome = apply(&mut guest, &call);
         let after = guest.scan();
         judge(&guest, &call, outcome, (&before, &after));
@@ -212,7 +214,7 @@ fn refusal(guest: &Guest, call: &Call) -> Option<&'static str> {
     }
 }
 
-fn call(u: &mut Unstructured<'_>, ipa_bits: u32) -> Result<Call> {
+fn call(u: &mut Unstructured<'_>, ipa_bits: u32, memory: Memory) -> Result<Call> {
     let start = address(u, ipa_bits)?;
     let end = if u.arbitrary()? {
         address(u, ipa_bits)?
@@ -223,8 +225,8 @@ fn call(u: &mut Unstructured<'_>, ipa_bits: u32) -> Result<Call> {
     let level = |u: &mut Unstructured<'_>| Ok(Level::new(u.int_in_range(0..=3)?).expect("four levels"));
     let pa = |u: &mut Unstructured<'_>| address(u, ipa_bits).map(Pa::new);
     let operation = match u.int_in_range(0..=15)? {
-        0 | 1 => Operation::Map(pa(u)?, level(u)?, attributes(u)?),
-        2 => Operation::MapRange(pa(u)?, level(u)?, attributes(u)?),
+        0 | 1 => Operation::Map(pa(u)?, level(u)?, attributes(u, memory)?),
+        2 => Operation::MapRange(pa(u)?, level(u)?, attributes(u, memory)?),
         3 => Operation::Unmap,
         4 => Operation::Protect(any::access(u)?),
         5 => Operation::WriteProtect,
@@ -235,7 +237,7 @@ fn call(u: &mut Unstructured<'_>, ipa_bits: u32) -> Result<Call> {
         10 => Operation::Clean,
         11 => Operation::Disarm,
         12 => Operation::Split(if u.arbitrary()? { u.arbitrary()? } else { 1 << u.int_in_range(0..=63)? }),
-        13 => Operation::Coalesce(pa(u)?, level(u)?, attributes(u)?),
+        13 => Operation::Coalesce(pa(u)?, level(u)?, attributes(u, memory)?),
         14 => Operation::Walk,
         _ => Operation::LookUp(level(u)?),
     };
@@ -243,10 +245,8 @@ fn call(u: &mut Unstructured<'_>, ipa_bits: u32) -> Result<Call> {
 }
 
 /// Of memory that needs no cleaning: see [`run`].
-fn attributes(u: &mut Unstructured<'_>) -> Result<Attributes> {
-    let attributes = any::attributes(u)?;
-    let memory = if attributes.memory == Memory::NonCacheable { Memory::Normal } else { attributes.memory };
-    Ok(Attributes { memory, ..attributes })
+fn attributes(u: &mut Unstructured<'_>, memory: Memory) -> Result<Attributes> {
+    Ok(Attributes { memory, ..any::attributes(u)? })
 }
 
 /// Any number; but mostly one that other calls name too.

@@ -100,6 +100,10 @@ unsafe impl Platform for Meets {
         self.0.record(pa)
     }
 
+    fn abandoned(&self, root: Pa) {
+        self.0.abandoned(root);
+    }
+
     fn pause(&self, yields: u32) {
         self.1.moves(Meeting::INSIDE, Meeting::WAITED);
         self.0.pause(yields);
