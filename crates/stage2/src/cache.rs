@@ -16,8 +16,8 @@
 
 use crate::lines::each_line;
 use crate::platform::{Dc, Domain, Ic, Platform};
-use crate::primitive;
-use crate::{Attributes, Features, Memory, Pa};
+use crate::primitive::{self, Ordering, Word};
+use crate::{Attributes, Features, Memory, Pa, Stage2};
 
 /// Beyond this many lines by address, invalidating the whole instruction cache costs less.
 const MOST_INSTRUCTION_LINES: u64 = 1024;
@@ -67,6 +67,25 @@ impl Upkeep {
     #[inline(always)]
     pub(crate) fn is_needed(self) -> bool {
         self.clean || self.fetch
+    }
+}
+
+/// Whether a tree ever mapped memory as non-cacheable. Few do; in all others nothing that goes has to be looked through.
+#[derive(Debug, Default)]
+pub(crate) struct NonCacheable(Word);
+
+impl<P: Platform> Stage2<P> {
+    /// Notes that a leaf of this type of memory is going to be made. The leaf is made under a lock, or linked under one: a CPU
+    /// that finds it there has the note.
+    pub(crate) fn note_memory(&self, memory: Memory) {
+        if memory == Memory::NonCacheable {
+            self.non_cacheable.0.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there may be leaves in this tree whose lines must not stay in caches when they have gone.
+    pub(crate) fn leaves_lines(&self) -> bool {
+        !self.features().forced_write_back || self.non_cacheable.0.load(Ordering::Relaxed) != 0
     }
 }
 

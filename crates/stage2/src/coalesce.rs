@@ -107,6 +107,7 @@ impl<P: Platform> Stage2<P> {
             let Ok(held) = self.hold_below(&child) else { continue };
             let other_memory = other_memory || held.other_memory || attributes.memory != Memory::Normal;
             if attributes.memory != Memory::Normal {
+                self.note_memory(attributes.memory);
                 parent.note_other_memory();
             }
             let Ok(busy) = parent.make_busy(place.index) else { continue };

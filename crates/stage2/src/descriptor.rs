@@ -196,13 +196,6 @@ impl Descriptor {
         (self.0 ^ other.0) & Self::MEMORY == 0
     }
 
-    /// Whether it is a leaf by which FEAT_S2FWB forces all accesses to be cached.
-    #[inline(always)]
-    pub(crate) const fn is_forced_write_back(self) -> bool {
-        const FORCED: u64 = memory_bits(Memory::Normal, &Features { forced_write_back: true, ..Features::NONE });
-        self.0 & (Self::MEMORY | Self::VALID) == FORCED << Self::MEMORY_SHIFT | Self::VALID
-    }
-
     /// Whether the two differ by nothing but what hardware records: accesses, and writes where it is to.
     pub(crate) const fn differs_by_records_only(self, other: Self) -> bool {
         let records = if self.is_armed() { Self::ACCESSED | Self::WRITE } else { Self::ACCESSED };

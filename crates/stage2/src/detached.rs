@@ -13,7 +13,7 @@ use crate::primitive::{self, Ordering};
 use crate::record::Counts;
 use crate::removed::{Broken, Removal, Removed};
 use crate::table::Table;
-use crate::{Descriptor, Ipa, Leaf, Level, Pa, Record, Stage2, TablePage, TableSource, cache, frame};
+use crate::{Descriptor, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, cache, frame};
 
 /// Tables that were taken out.
 #[derive(Debug, Default)]
@@ -39,8 +39,7 @@ impl Chain {
         let next = self.first.replace(link);
         let record = stage2.platform().record(link.table);
         // The level of the next one tells that there is one: a table in a chain has no level 0.
-        let other_memory = record.link() & Record::OTHER_MEMORY;
-        record.set_link(other_memory | next.map_or(0, |next| next.table.raw() | u64::from(next.level.raw())));
+        record.set_link(next.map_or(0, |next| next.table.raw() | u64::from(next.level.raw())));
         // Where the next one was is kept where this one's counts were.
         stage2.set_state(link.table, next.map_or(0, |next| next.ipa.raw()));
     }
@@ -77,23 +76,31 @@ impl Chain {
         removed: &mut R,
         removal: Removal,
     ) -> u64 {
-        let look = Look::Gone { told: R::WATCHES };
-        let mut leaf = |leaf| removed.leaf(Broken::new(leaf, removal));
-        self.links(stage2).map(|link| stage2.free_tree(link, look, tables, &mut leaf)).sum()
+        let cleans = stage2.leaves_lines();
+        let mut freed = 0;
+        for link in self.links(stage2) {
+            freed += if R::WATCHES || cleans {
+                let mut leaf = |leaf| removed.leaf(Broken::new(leaf, removal));
+                stage2.free_tree(link, Look::Everywhere { cleans }, tables, &mut leaf)
+            } else {
+                stage2.free_tree(link, Look::Nowhere, tables, &mut |_| ())
+            };
+        }
+        freed
     }
 }
 
 /// In which tables leaves are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// In none: they were in no tree.
-    Never,
+    /// In none: they were in no tree, or no leaf in them matters.
+    Nowhere,
     /// Where hardware records writes: a block is there now.
     Armed,
-    /// Wherever a guest may have gone past the caches: what it had is taken back.
-    Gone {
-        /// And everywhere, since each is told.
-        told: bool,
+    /// Everywhere: the watcher wants each leaf, or lines must not stay in caches.
+    Everywhere {
+        /// Whether lines may have stayed.
+        cleans: bool,
     },
 }
 
@@ -119,15 +126,14 @@ impl<P: Platform> Stage2<P> {
                 }
             }
         }
-        let record = self.platform().record(pa);
         let wanted = match look {
-            Look::Never => false,
-            Look::Armed => record.last().armed() > 0,
-            Look::Gone { told } => {
-                if !self.features().forced_write_back || record.has_other_memory() {
+            Look::Nowhere => false,
+            Look::Armed => self.platform().record(pa).last().armed() > 0,
+            Look::Everywhere { cleans } => {
+                if cleans {
                     self.clean_leaves(table, level, |leaf| leaf.leaves_lines(self.features()));
                 }
-                told
+                true
             }
         };
         if wanted {

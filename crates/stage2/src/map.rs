@@ -149,6 +149,7 @@ impl<P: Platform> Stage2<P> {
             return Err(Moved);
         }
         if OTHER {
+            self.note_memory(new.attributes(self.features()).memory);
             locked.note_other_memory();
         }
         let span = self.geometry().granule().span(place.level);

@@ -118,6 +118,7 @@ impl<P: Platform> Stage2<P> {
         let entries = self.geometry().granule().entries();
         self.table_in(&page).fill(0, entries, first, self.geometry().granule().span(level));
         let other_memory = attributes.memory != Memory::Normal;
+        self.note_memory(attributes.memory);
         self.set_counts(&page, Counts::of(first, level).times(entries as u64), other_memory);
         cache::before_map(self.platform(), self.features(), (pa, span), Upkeep::new(self.features(), attributes));
         match self.link(ipa, place.level, page) {
@@ -150,6 +151,7 @@ impl<P: Platform> Stage2<P> {
         // The frames are ready before a walk can find them.
         primitive::release_fence();
         if attributes.memory != Memory::Normal {
+            self.note_memory(attributes.memory);
             locked.note_other_memory();
         }
         locked.table.fill(place.index, count, first, page);

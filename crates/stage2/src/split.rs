@@ -206,7 +206,7 @@ impl<P: Platform> Stage2<P> {
             return if gone { Ok(false) } else { Err(Error::NoTablePage { ipa, level: below }) };
         };
         let Some(busy) = self.break_block(ipa, at, block) else {
-            let _ = self.free_tree(Link { table: new.pa(), level: below, ipa }, Look::Never, tables, &mut |_| ());
+            let _ = self.free_tree(Link { table: new.pa(), level: below, ipa }, Look::Nowhere, tables, &mut |_| ());
             return Ok(false);
         };
         let range = ipa..ipa + self.geometry().granule().span(at);

@@ -4,6 +4,7 @@
 //! Operations take `&self`: CPUs change the tree side by side, by the protocol in the crate's documentation, while
 //! hardware walks it and sets access flag and dirty state.
 
+use crate::cache::NonCacheable;
 use crate::descent::{Place, Unlinked};
 use crate::flush::PendingChanges;
 use crate::kept::Kept;
@@ -32,6 +33,7 @@ pub struct Stage2<P: Platform> {
     pub(crate) pending: PendingChanges,
     pub(crate) kept: Kept,
     pub(crate) removals: Removals,
+    pub(crate) non_cacheable: NonCacheable,
     /// Cleared by [`destroy`](Self::destroy).
     is_live: bool,
 }
@@ -83,6 +85,7 @@ impl<P: Platform> Stage2<P> {
             pending: PendingChanges::default(),
             kept: Kept::default(),
             removals: Removals::default(),
+            non_cacheable: NonCacheable::default(),
             is_live: true,
         })
     }

@@ -50,7 +50,7 @@ impl<P: Platform> Stage2<P> {
     fn unmap_page<R: Removed>(&self, range: &IpaRange, removed: &mut R) -> Result<Removal, Moved> {
         let (ipa, page) = (range.start, self.geometry().granule().size());
         let is_page = range.end.raw() == ipa.raw().wrapping_add(page) && ipa.is_aligned(page);
-        if !is_page || ipa >= self.geometry().end() || !self.features().forced_write_back {
+        if !is_page || ipa >= self.geometry().end() || self.leaves_lines() {
             return Err(Moved);
         }
         let place = self.descend(ipa, Level::L3);
@@ -58,7 +58,7 @@ impl<P: Platform> Stage2<P> {
             return Err(Moved);
         }
         let mut locked = self.lock(&place)?;
-        if locked.counts.live() <= 1 || !place.cell.read().is_forced_write_back() {
+        if locked.counts.live() <= 1 || !place.cell.read().is_valid() {
             return Err(Moved);
         }
         if R::WATCHES {
