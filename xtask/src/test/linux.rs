@@ -456,7 +456,8 @@ fn trace(suite: &Suite) -> anyhow::Result<()> {
     ensure!(trace.ends_with('\n'), "the last line is cut off");
     let kinds: BTreeSet<_> = trace.lines().skip(1).filter_map(|line| line.split(' ').nth(2)).collect();
     let expected = ["feature", "root.made", "dc", "lock.taken", "lock.released", "dsb", "isb", "vttbr", "table.taken"];
-    let later = ["fence", "write", "data.written", "tlbi", "ic", "guest.entered", "guest.left"];
+    let later =
+        ["fence", "write", "data.written", "tlbi", "ic", "guest.entered", "guest.left", "visible", "flushed.here"];
     ensure!(kinds == expected.into_iter().chain(later).collect(), "lines of kinds {kinds:?}");
     Ok(())
 }
