@@ -195,6 +195,11 @@ pub mod sysreg {
     pub fn isb() {}
 }
 
+/// The guard pages of all CPUs.
+pub fn guards() -> Vec<core::ops::Range<u64>> {
+    cpus::guards().collect()
+}
+
 /// The affinity of the CPU that boots.
 pub const BOOT_CPU: u64 = 0;
 

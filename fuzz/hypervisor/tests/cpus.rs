@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves how a CPU is started: what it reads is published before the firmware is called, which orders nothing by itself.
+//! Proves how a CPU is started: what it reads is published before the firmware is called, which orders nothing by itself. And
+//! where its stacks and their guard pages are.
 
 use std::iter;
 
 use twofold_abi::virt;
 use twofold_fuzz_hypervisor::board::Board;
-use twofold_fuzz_hypervisor::cpus::{StartError, start};
+use twofold_fuzz_hypervisor::cpus::{StartError, is_guard, stacks, start};
 use twofold_fuzz_hypervisor::power::{Conduit, UNKNOWN_CPU};
-use twofold_fuzz_hypervisor::{Done, done};
+use twofold_fuzz_hypervisor::{Done, done, faked, guards};
 
 fn board(cpus: &[u64]) -> Board {
     Board {
@@ -39,4 +40,32 @@ fn a_cpu_that_is_not_there_is_refused() {
     assert_eq!(done(), []);
     let error = StartError::Firmware(1, smccc::psci::Error::InvalidParameters);
     assert_eq!(start(&board(&[0, UNKNOWN_CPU]), 1, |_| ()), Err(error));
+}
+
+/// A CPU's area: a guard page, 64 KiB of stack, a guard page, 16 KiB of emergency stack, the `Cpu`.
+#[test]
+fn each_stack_is_above_a_guard_page() {
+    const PAGE: usize = 4096;
+    let guards: Vec<_> = guards().into_iter().map(|guard| guard.start as usize..guard.end as usize).collect();
+    assert_eq!(guards.len(), 2 * virt::MAX_CPUS as usize);
+    for of_cpu in guards.chunks(2) {
+        let [guard, emergency_guard] = of_cpu else { panic!("two a CPU") };
+        let stack = guard.end..emergency_guard.start;
+        let emergency = emergency_guard.end..emergency_guard.end + (16 << 10);
+        assert_eq!([guard.len(), emergency_guard.len(), stack.len()], [PAGE, PAGE, 64 << 10]);
+        faked::set("TPIDR_EL2", emergency.end as u64);
+        assert_eq!(stacks(), [stack.clone(), emergency.clone()]);
+        for (address, expected) in [
+            (guard.start - 1, false),
+            (guard.start, true),
+            (guard.end - 1, true),
+            (stack.start, false),
+            (stack.end - 1, false),
+            (stack.end, true),
+            (emergency.start - 1, true),
+            (emergency.start, false),
+        ] {
+            assert_eq!(is_guard(address as u64), expected, "{address:#x} of {of_cpu:#x?}");
+        }
+    }
 }

@@ -16,6 +16,7 @@ const CPU_ON_32: u64 = 0x8400_0003;
 const CPU_ON_64: u64 = 0xc400_0003;
 const AFFINITY_INFO_32: u64 = 0x8400_0004;
 const AFFINITY_INFO_64: u64 = 0xc400_0004;
+const MIGRATE_INFO_TYPE: u64 = 0x8400_0006;
 const SYSTEM_OFF: u64 = 0x8400_0008;
 const SYSTEM_RESET: u64 = 0x8400_0009;
 const FEATURES: u64 = 0x8400_000a;
@@ -171,6 +172,7 @@ fn each_function_has_its_answer() {
     assert_eq!(fake.answer([VERSION, 0, 0, 0]), 0x1_0001);
     assert_eq!(fake.answer([CPU_SUSPEND, 0, 0, 0]), SUCCESS);
     assert_eq!(fake.answer([FEATURES, CPU_ON_64, 0, 0]), SUCCESS);
+    assert_eq!(fake.answer([MIGRATE_INFO_TYPE, 0, 0, 0]), 2, "there is no Trusted OS to migrate");
     assert_eq!(fake.answer([FEATURES, 0x8400_000e, 0, 0]), NOT_SUPPORTED);
     for function in [0x8400_000e, 0, u64::MAX] {
         assert_eq!(fake.answer([function, 0, 0, 0]), NOT_SUPPORTED, "{function:#x}");

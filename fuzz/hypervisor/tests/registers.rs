@@ -146,6 +146,9 @@ fn buffers_that_el3_has_are_left_alone() {
     let trbe = (DFR0, 1 << 44);
     assert_eq!(value(&written(&[spe, ("S3_0_C9_C10_7", OWNED)]), "S3_4_C9_C9_0"), None);
     assert_eq!(value(&written(&[trbe, ("S3_0_C9_C11_7", OWNED)]), "S3_0_C9_C11_0"), None);
+    // The bits beside it say how the buffer's flags are kept.
+    assert_eq!(value(&written(&[spe, ("S3_0_C9_C10_7", !OWNED)]), "S3_4_C9_C9_0"), Some(0));
+    assert_eq!(value(&written(&[trbe, ("S3_0_C9_C11_7", !OWNED)]), "S3_0_C9_C11_0"), Some(0));
 }
 
 #[test]
@@ -173,15 +176,15 @@ fn stage_2_and_the_counter_are_set_on_every_cpu() {
 fn what_belongs_to_the_machine_is_trapped() {
     let hcr = |ids| HcrEl2::from_bits_retain(value(&written(ids), "S3_4_C1_C1_0").unwrap());
     assert!(!hcr(&[]).intersects(HcrEl2::TERR | HcrEl2::TLOR));
-    assert!(hcr(&[(PFR0, 1 << 28)]).contains(HcrEl2::TERR), "error records");
-    assert!(hcr(&[(MMFR1, 1 << 16)]).contains(HcrEl2::TLOR), "LORegions");
+    assert_eq!(hcr(&[(PFR0, 1 << 28)]) - hcr(&[]), HcrEl2::TERR, "error records");
+    assert_eq!(hcr(&[(MMFR1, 1 << 16)]) - hcr(&[]), HcrEl2::TLOR, "LORegions");
 
     const TTA: CptrEl2 = CptrEl2::from_bits_retain(1 << 20);
     let cptr = |ids| CptrEl2::from_bits_retain(value(&written(ids), "S3_4_C1_C1_2").unwrap());
     assert_eq!(cptr(&[]).bits(), 0x33ff, "SVE, SME and what is RES1");
     assert_eq!(cptr(&[(PFR0, 1 << 32), (PFR1, 1 << 24)]).bits(), 0x22ff, "neither SVE nor SME traps");
-    assert!(cptr(&[(PFR0, 1 << 44)]).contains(CptrEl2::TAM), "activity monitors");
-    assert!(cptr(&[(DFR0, 1 << 4)]).contains(TTA), "the trace unit");
+    assert_eq!(cptr(&[(PFR0, 1 << 44)]) - cptr(&[]), CptrEl2::TAM, "activity monitors");
+    assert_eq!(cptr(&[(DFR0, 1 << 4)]) - cptr(&[]), TTA, "the trace unit");
 
     let mdcr = |ids| MdcrEl2::from_bits_retain(value(&written(ids), "S3_4_C1_C1_1").unwrap());
     assert_eq!(mdcr(&[]).bits(), 0);
@@ -189,12 +192,19 @@ fn what_belongs_to_the_machine_is_trapped() {
         mdcr(&[(DFR0, 6 << 8), ("PMCR_EL0", 6 << 11)]),
         MdcrEl2::HPMD | MdcrEl2::HCCD | MdcrEl2::from_bits_retain(6)
     );
+    for counters in [1, 31] {
+        // Around PMCR_EL0.N are bits of other fields.
+        let pmcr = u64::MAX & !(0x1f << 11) | counters << 11;
+        let written = written(&[(DFR0, 1 << 8), ("PMCR_EL0", pmcr)]);
+        assert_eq!(value(&written, "S3_4_C1_C1_1").unwrap() & 0x3f, counters);
+    }
     assert_eq!(mdcr(&[(DFR0, 1 << 32)]), MdcrEl2::TPMS, "profiling");
     assert_eq!(mdcr(&[(DFR0, 1 << 40)]), MdcrEl2::TTRF, "trace filters");
 
     let mpam = |idr| written(&[(PFR0, 1 << 40), ("S3_0_C10_C4_4", idr)]);
     let mpam2 = |idr| Mpam2El2::from_bits_retain(value(&mpam(idr), "S3_4_C10_C5_0").unwrap());
     assert_eq!(mpam2(0), Mpam2El2::TRAPMPAM0EL1 | Mpam2El2::TRAPMPAM1EL1);
+    assert_eq!(mpam2(1 << 59), mpam2(0), "a neighbour of MPAMIDR_EL1.HAS_TIDR");
     assert_eq!(mpam2(1 << 58), Mpam2El2::TRAPMPAM0EL1 | Mpam2El2::TRAPMPAM1EL1 | Mpam2El2::TIDR);
     assert_eq!(value(&mpam(0), "S3_4_C10_C4_0"), None, "MPAMHCR_EL2");
     assert_eq!(value(&mpam(1 << 17), "S3_4_C10_C4_0"), Some(1 << 31), "MPAMHCR_EL2");
@@ -290,4 +300,34 @@ fn the_controls_that_confine_a_guest_are_these_bits() {
     let bits = [0, 1, 19, 20, 31, 40, 41, 53, 56].iter().fold(0, |all, bit| all | 1u64 << bit);
     assert_eq!(registers::hcr(&Features::NONE), bits);
     assert_eq!(registers::hcr(&Features { forced_write_back: true, ..Features::NONE }), bits | 1 << 46);
+}
+
+/// A register that an ID register does not announce is undefined: reading it would end EL2.
+#[test]
+fn what_a_cpu_does_not_have_is_not_read() {
+    let optional = ["PMCR_EL0", "S3_0_C9_C10_7", "S3_0_C9_C11_7", "S3_0_C10_C4_4"];
+    faked::reset();
+    optional.iter().for_each(|name| faked::set(name, 7));
+    let read = || {
+        let cpu = registers::Cpu::read();
+        [cpu.pmcr, cpu.pmbidr, cpu.trbidr, cpu.mpamidr]
+    };
+    assert_eq!(read(), [0; 4]);
+    for (at, (id, field)) in [(DFR0, 8), (DFR0, 32), (DFR0, 44), (PFR0, 40)].into_iter().enumerate() {
+        faked::set(id, 1 << field);
+        let mut expected = [0; 4];
+        expected[at] = 7;
+        assert_eq!(read(), expected, "{}", optional[at]);
+        faked::set(id, 0);
+    }
+    faked::reset();
+}
+
+#[test]
+fn a_row_of_many_registers_has_those_with_a_number() {
+    let many = left::LEFT.iter().flat_map(|left| left.names).find(|name| name.contains('n')).unwrap();
+    assert!(left::row(&many.replace('n', "0")).is_some() && left::row(&many.replace('n', "15")).is_some(), "{many}");
+    for other in ["", "x", "1x", "-1"] {
+        assert!(left::row(&many.replace('n', other)).is_none(), "{many} with {other:?}");
+    }
 }

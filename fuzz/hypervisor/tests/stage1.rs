@@ -284,3 +284,25 @@ fn a_half_that_is_switched_off_is_not_walked() {
         assert_eq!(walk(tables.stage1, &tables, va), Err(Stop::Unmapped(0)));
     }
 }
+
+/// SCTLR_EL1.EE alone says it, not the bits beside it (E0E, UCI).
+#[test]
+fn tables_are_little_endian_whatever_el0s_data_are() {
+    let mut tables = tables(PLAIN, VA, 3, 0x8000_0000, 1);
+    tables.stage1.sctlr |= BIG_ENDIAN >> 1 | BIG_ENDIAN << 1;
+    assert_eq!(walk(tables.stage1, &tables, VA), Ok(0x8000_0890));
+}
+
+/// Without FEAT_LPA2 in use, a size of 52 bits in TCR_EL1.IPS is one of 48 bits for the 4 KiB and 16 KiB granules.
+#[test]
+fn smaller_granules_have_48_bits_whatever_size_is_asked_for() {
+    for granule_bits in [12, 14] {
+        let regime = Regime { granule_bits, ..PLAIN };
+        // With bits in the places where FEAT_LPA has an address.
+        let output = 0x8000_f000 & !((1 << granule_bits) - 1);
+        let mut tables = tables(regime, VA, 3, output, 1);
+        tables.stage1.tcr = tables.stage1.tcr & !(7 << 32) | 0b110 << 32;
+        let offset = VA & ((1 << granule_bits) - 1);
+        assert_eq!(walk(tables.stage1, &tables, VA), Ok(output | offset), "{granule_bits}");
+    }
+}

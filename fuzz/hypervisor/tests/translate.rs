@@ -66,6 +66,12 @@ fn a_page_that_el1_may_not_read_is_found_without_permissions() {
         set("AT S1E1A", FOUND.raw());
         assert_eq!(translate(VA, nothing), Translation::Page(FOUND), "{status:#x}");
     }
+    // Beside S is a bit that says nothing of stage 2.
+    reset();
+    set("S3_0_C0_C6_2", ATS1A);
+    set("AT S1E1R", PERMISSION_FAULT_3 | STAGE_2 << 1);
+    set("AT S1E1A", FOUND.raw());
+    assert_eq!(translate(VA, nothing), Translation::Page(FOUND));
     // Its own faults count as those of S1E1R.
     set("AT S1E1R", PERMISSION_FAULT_3);
     set("AT S1E1A", FAULT | 0x16 << 1);
@@ -89,6 +95,9 @@ fn without_that_instruction_the_tables_are_walked_in_software() {
         }
     };
     assert_eq!(translate(SMALL_VA, entry(Some(FOUND.raw() | 0b11))), Translation::Page(FOUND));
+    // Any page, and without its offset.
+    let odd = FOUND + 0x1000;
+    assert_eq!(translate(SMALL_VA, entry(Some(odd.raw() | 0b11))), Translation::Page(odd));
     assert_eq!(translate(SMALL_VA, entry(Some(0))), Translation::Unmapped);
     // No RAM: hardware was refused there, or would be.
     assert_eq!(translate(SMALL_VA, entry(None)), Translation::Aborted(3));

@@ -11,6 +11,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use rustix::io::Errno;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use twofold_launch::Stop;
 
 /// A program of tests, and a word that it may say on standard error.
@@ -52,6 +54,7 @@ impl Program {
         let name = self.command.get_program().to_string_lossy().into_owned();
         let command = self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = Running(command.spawn().with_context(|| format!("cannot start {name}"))?);
+        child.limit_memory()?;
         let stdout = child.0.stdout.take().context("a program without standard output")?;
         let stderr = child.0.stderr.take().context("a program without standard error")?;
         let lines = lines(stdout);
@@ -90,6 +93,16 @@ impl Running {
         Ok(if status.success() { End::Passed } else { End::Failed(tests.running) })
     }
 
+    /// A mutant that asks for memory without an end fails, instead of the machine.
+    fn limit_memory(&self) -> anyhow::Result<()> {
+        let limit = Rlimit { current: Some(MOST_MEMORY), maximum: Some(MOST_MEMORY) };
+        match prlimit(Some(Pid::from_child(&self.0)), Resource::Data, limit) {
+            // One that has ended needs none.
+            Ok(_) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(error).context("the limit on memory"),
+        }
+    }
+
     fn end(&mut self) {
         // It may have ended by itself.
         let _ = self.0.kill();
@@ -102,6 +115,9 @@ impl Drop for Running {
         self.end();
     }
 }
+
+/// The most memory of its own that a program gets: the tests take a tenth of it.
+const MOST_MEMORY: u64 = 4 << 30;
 
 /// How long a request to end waits at most.
 const LOOK: Duration = Duration::from_millis(50);

@@ -47,6 +47,18 @@ impl Outcome {
         matches!(self, Self::Caught { .. })
     }
 
+    /// What became of it after other judges as well.
+    pub fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Survived { judges }, Self::Survived { judges: others }) => {
+                Self::Survived { judges: [judges, others].concat() }
+            }
+            (one, Self::NotReached) => one,
+            (one @ Self::Hung { .. }, Self::Survived { .. }) => one,
+            (_, other) => other,
+        }
+    }
+
     /// In one word.
     pub fn word(&self) -> &'static str {
         match self {
@@ -118,6 +130,18 @@ fn progress(count: usize) -> ProgressBar {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_worst_of_two_judgements_stays_unless_one_catches() {
+        let survived = |judge: &str| Outcome::Survived { judges: vec![judge.to_owned()] };
+        let caught = Outcome::Caught { by: "b".to_owned(), test: None };
+        let hung = Outcome::Hung { judge: "a".to_owned() };
+        assert_eq!(survived("a").or(survived("b")), Outcome::Survived { judges: vec!["a".to_owned(), "b".to_owned()] });
+        assert_eq!(survived("a").or(Outcome::NotReached), survived("a"));
+        assert_eq!(Outcome::NotReached.or(survived("b")), survived("b"));
+        assert_eq!(hung.clone().or(survived("b")), hung);
+        assert_eq!(hung.or(caught.clone()), caught);
+    }
 
     #[test]
     fn results_are_in_order_and_an_error_ends_it() {

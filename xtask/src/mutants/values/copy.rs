@@ -101,7 +101,10 @@ impl Copy {
         judges.retain(|(of, ..)| wanted.contains(of));
         let targets: BTreeSet<_> = judges.iter().map(|(_, target)| target.as_str()).collect();
         command.args(targets.iter().filter(|target| !target.starts_with("twofold_")).flat_map(|name| ["--test", name]));
-        command.args(["--features", FEATURES]);
+        // A feature of a package that is not built is an error.
+        let features =
+            FEATURES.split(',').filter(|feature| wanted.iter().any(|name| feature.contains(&format!("-{name}/"))));
+        command.arg("--features").arg(features.collect::<Vec<_>>().join(","));
         let output = command.stdin(Stdio::null()).output().context("cargo does not start")?;
         let text = String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
@@ -117,6 +120,24 @@ impl Copy {
         }
         ensure!(programs.len() == judges.len(), "{} test programs instead of {}", programs.len(), judges.len());
         Ok(programs)
+    }
+
+    /// Builds the model checker's tests, which judge what happens where CPUs meet.
+    pub fn build_orders(&self) -> anyhow::Result<TestProgram> {
+        let package = ["--package", "twofold-stage2", "--features", "twofold-stage2/checked"];
+        let mut command = self.cargo(&["test", "--no-run", "--message-format=json", "--lib"]);
+        command.args(package).env("RUSTFLAGS", "--cap-lints allow --cfg loom");
+        // With other flags everything is built anew: apart, so that nothing else is.
+        command.env("CARGO_TARGET_DIR", self.target.with_file_name("loom"));
+        let output = command.stdin(Stdio::null()).output().context("cargo does not start")?;
+        if !output.status.success() {
+            bail!("the orders with mutants do not build\n{}", String::from_utf8_lossy(&output.stderr));
+        }
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (_, program, directory) =
+            made(&text).find(|(name, ..)| name == "twofold_stage2").context("Cargo names no program of stage2")?;
+        let name = "stage2 loom".to_owned();
+        Ok(TestProgram { name, program, directory, filter: "loom::", preemptions: 1, meetings_only: false })
     }
 
     /// The test programs that judge: each test of the hosted hypervisor, and those that are named.

@@ -68,20 +68,55 @@ pub fn judge(workspace: &Workspace, options: &MutantsOptions, jobs: usize, steps
         let words = format!("{} pass without a mutant, and judge", tests.count());
         Ok((tests, words))
     })?;
-    let outcomes = steps.step("mutants", || {
+    let mut outcomes = steps.step("mutants", || {
         let outcomes = in_parallel(&chosen, jobs, |_, (id, value), bar| {
             let outcome = tests.judge(&id.to_string(), |test| is_own(test, value), workspace.stop())?;
-            if !outcome.is_caught() && excused::reason(value).is_none() {
-                let line = format!("{value}: {}", described(&outcome));
-                bar.suspend(|| output::line(&line))?;
+            if is_survivor(value, &outcome) && !is_for_orders(value) {
+                bar.suspend(|| output::line(&format!("{value}: {}", described(&outcome))))?;
             }
             Ok(outcome)
         })?;
         let words = format!("{} of values, {jobs} at a time", outcomes.len());
         Ok((outcomes, words))
     })?;
+    let left: Vec<_> = (0..chosen.len())
+        .filter(|index| is_for_orders(&chosen[*index].1) && is_survivor(&chosen[*index].1, &outcomes[*index]))
+        .collect();
+    if !left.is_empty() {
+        let orders = steps.step("orders", || {
+            let orders = Tests::measure(vec![copy.build_orders()?], &place, jobs, workspace.stop())?;
+            let words =
+                format!("{} tests of the model checker's, for {} mutants that are left", orders.count(), left.len());
+            Ok((orders, words))
+        })?;
+        let judged = steps.step("mutants", || {
+            let judged = in_parallel(&left, jobs, |_, index, bar| {
+                let (id, value) = &chosen[*index];
+                let outcome = outcomes[*index].clone().or(orders.judge(&id.to_string(), |_| true, workspace.stop())?);
+                if !outcome.is_caught() {
+                    bar.suspend(|| output::line(&format!("{value}: {}", described(&outcome))))?;
+                }
+                Ok(outcome)
+            })?;
+            let words = format!("{} of values, {jobs} at a time", judged.len());
+            Ok((judged, words))
+        })?;
+        for (index, outcome) in left.into_iter().zip(judged) {
+            outcomes[index] = outcome;
+        }
+    }
     let rows = chosen.into_iter().map(|(_, value)| value).zip(outcomes).collect();
     Ok(Report { rows, skipped, lost, missing: copy::missing(workspace.root())? })
+}
+
+/// Whether a mutant was neither caught nor is excused.
+fn is_survivor(value: &Value, outcome: &Outcome) -> bool {
+    !outcome.is_caught() && excused::reason(value).is_none()
+}
+
+/// Whether the model checker's tests may catch what the others let pass: they are tests of the engine.
+fn is_for_orders(value: &Value) -> bool {
+    copy::judge_of(&value.file) == "stage2"
 }
 
 /// Whether a test program is of the mutant's own crate.
