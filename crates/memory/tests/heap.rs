@@ -12,7 +12,8 @@ use std::ptr::null_mut;
 use machine::guest::Guest;
 use machine::platform::PLAIN;
 use machine::{PAGE, SECTION};
-use twofold_memory::{Answer, Done, Error, GuestFault, Pages};
+use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
+use twofold_memory::{Answer, Backing, Done, Error, GuestFault, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Features, Ipa, TableSource};
 
@@ -108,4 +109,25 @@ fn faults_are_answered_with_a_full_heap() {
     assert_eq!(refused, Err(Error::NoFrames { ipa: Ipa::new(64 * SECTION) }));
     assert!(touch(64).is_ok(), "there is room again");
     assert!(memory.frames().free() < free - 9 * SECTION / PAGE);
+}
+
+/// What was dirty is so still, and is told when there is room again.
+#[test]
+fn a_log_that_cannot_be_listed_loses_nothing() {
+    let features = Features { forced_write_back: true, ..PLAIN };
+    for tracker in [Tracker::WriteProtect, Tracker::Manual] {
+        let mut guest = Guest::new(features, Pages::Small, 16);
+        let slot = guest.add(Ipa::new(0), SECTION, Backing::Ram, true);
+        let log = guest.memory.dirty_log(slot).unwrap();
+        log.start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
+        log.mark(Ipa::new(0)..Ipa::new(3 * PAGE));
+        let mut dirty = DirtyPages::new();
+        guest.machine.expect_events(1 << 10);
+        MOST.set(0);
+        let refused = log.get(&mut dirty);
+        MOST.set(usize::MAX);
+        assert_eq!((refused, dirty.count()), (Err(LogError::NoMemory), 0));
+        assert_eq!(log.get(&mut dirty), Ok(()));
+        assert!(dirty.pages().eq(0..3), "{tracker:?}");
+    }
 }

@@ -109,8 +109,8 @@ impl Tests {
             let program = tests[0].program;
             let judge = &self.programs[program].name;
             let took: Duration = tests.iter().map(|test| test.took).sum();
-            // What is recorded is at least half of all evaluations, so this is several times what is usual.
-            let limit = EVALUATIONS + 16 * tests.iter().map(|test| test.evaluations).sum::<u64>();
+            // What is recorded is at least half of all evaluations, so this is twice what is usual, or more.
+            let limit = EVALUATIONS + 4 * tests.iter().map(|test| test.evaluations).sum::<u64>();
             let mut command = self.command(program, tests.iter().map(|test| test.name.as_str()));
             command.env(CHOICE, name).env("TWOFOLD_EVALUATIONS", limit.to_string());
             let ran = Program { command, word: WORD }.run(Duration::from_secs(30) + 20 * took, stop)?;
@@ -177,7 +177,7 @@ const WITHOUT_MUTANT: Duration = Duration::from_secs(300);
 const TOO_MANY: &str = "mutant does not end";
 /// A test with more evaluations than this judges no mutant: a survivor would run all the long random tests. The number of
 /// evaluations is the same on each machine, so the verdicts are too.
-const MOST_EVALUATIONS: u64 = 40_000_000;
+const MOST_EVALUATIONS: u64 = 120_000_000;
 /// Evaluations that are always allowed.
 const EVALUATIONS: u64 = 10_000_000;
 const AT_A_TIME: usize = 24;

@@ -209,6 +209,42 @@ mod tests {
         assert_eq!(round(0), 0, "it begins anew");
     }
 
+    /// To the round, from the beginning, after a start, and after it was armed again; in the second word as in the first.
+    #[test]
+    fn a_section_is_cold_after_the_same_number_of_rounds_each_time() {
+        let mut cold = Cold::new(PAGES).unwrap();
+        for word in [0, 1, 1, 0] {
+            for times in 0..2 {
+                let rounds = (1..).find(|_| {
+                    cold.next_round();
+                    cold.looked(word, 1 << 5, 0) != 0
+                });
+                assert_eq!(rounds, Some(COLD), "word {word}, {times} times before");
+            }
+            cold.next_round();
+            assert_eq!(cold.looked(1 - word, 1 << 5, 0), 0, "another section");
+            cold.forget();
+        }
+    }
+
+    #[test]
+    fn a_fault_is_known_until_enough_rounds_are_over() {
+        let heat = Heat::new(PAGES).unwrap();
+        assert_eq!(heat.fault(65), None);
+        (1..MEMORY).for_each(|_| heat.next_round());
+        assert_eq!(heat.fault(66), Some(64..128));
+        heat.next_round();
+        assert_eq!(heat.fault(67), None);
+    }
+
+    /// A counter for each table's pages and each group's, and one for where the slot does not end with them.
+    #[test]
+    fn there_are_as_many_counters_as_pages_need() {
+        let heat = Heat::new(PAGES).unwrap();
+        assert_eq!(heat.tables.len() as u64, PAGES / TABLE_PAGES + 1);
+        assert_eq!(heat.groups.len() as u64, PAGES / GROUP_PAGES + 1);
+    }
+
     #[test]
     fn what_was_not_armed_is_not_cold() {
         let mut cold = Cold::new(PAGES).unwrap();

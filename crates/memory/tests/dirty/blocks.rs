@@ -168,3 +168,68 @@ fn a_rejoin_starts_anywhere() {
     small.log().stop().unwrap();
     assert_eq!(small.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }), "this guest has no blocks");
 }
+
+/// A clear splits the chunks that it protects pages of, from the first one on, and no others; what was split stays so.
+#[test]
+fn a_clear_splits_what_it_clears_and_nothing_else() {
+    for (tracker, chunk) in
+        [(Tracker::Manual, 2 << 20), (Tracker::Manual, 0), (Tracker::Hardware, 2 << 20), (Tracker::Hardware, 0)]
+    {
+        let options = LogOptions { chunk, ..LogOptions::new(tracker) };
+        let splits = chunk != 0 || tracker == Tracker::Hardware;
+        let split = |is_split| Some(if splits && is_split { 3 } else { 2 });
+        let world = World::mapped(Mapped::Blocks);
+        world.log().start(&options).unwrap();
+        world.clear([0]);
+        assert_eq!(levels(&world), [split(true), split(false), split(false)], "{options:?}");
+        let world = World::mapped(Mapped::Blocks);
+        world.log().start(&options).unwrap();
+        world.clear([0, 512]);
+        assert_eq!(levels(&world), [split(true), split(true), split(false)], "{options:?}");
+        world.clear([]);
+        assert_eq!(levels(&world), [split(true), split(true), split(false)], "{options:?}");
+    }
+}
+
+/// Without `all_dirty` a start has split what it could: a clear does not try again.
+#[test]
+fn a_clear_does_not_split_what_the_start_has_left() {
+    let mut world = World::with(FEATURES, Pages::Largest, BASE, 512, 1);
+    world.write_all(0..512);
+    assert_eq!((world.level(0), world.guest.memory.frames().free()), (Some(2), 0));
+    world.log().start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) }).unwrap();
+    world.write(3);
+    let more = world.guest.machine.donate(crate::world::SPARE, 8 * PAGE);
+    world.guest.memory.frames().add(more);
+    world.clear(0..512);
+    assert_eq!(world.level(0), Some(2));
+}
+
+/// Words of which all pages are cleared are protected together, but not what is between them.
+#[test]
+fn a_clear_of_whole_words_leaves_those_between() {
+    for tracker in [Tracker::Manual, Tracker::Hardware] {
+        let mut world = World::mapped(Mapped::Pages);
+        world.log().start(&LogOptions::new(tracker)).unwrap();
+        let cleared = || (0..64).chain(128..256).chain(320..1600);
+        world.copy_pages(0..world.pages);
+        world.clear(cleared());
+        for page in 0..world.pages {
+            assert_eq!(world.may_write(page), !cleared().any(|cleared| cleared == page), "{tracker:?}: page {page}");
+        }
+        world.check_told((0..world.pages).filter(|page| !cleared().any(|cleared| cleared == *page)));
+    }
+}
+
+/// A block that comes back allows what its pages did not all allow: not to be executed. Nor does hardware record its writes.
+#[test]
+fn a_block_that_comes_back_may_be_written_and_not_executed() {
+    let mut world = World::mapped(Mapped::Blocks);
+    world.start(LogOptions::new(Tracker::Hardware));
+    world.log().stop().unwrap();
+    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 3, next: None }));
+    for page in [0, 512, 1024] {
+        let access = world.guest.access(world.ipa(page)).unwrap();
+        assert!(access.write && !access.execute.any() && !world.is_armed(page), "{access:?}");
+    }
+}

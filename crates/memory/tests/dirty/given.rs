@@ -2,10 +2,10 @@
 //! Proves that RAM which was given is logged as any other: mapped by blocks of 1 GiB it is split as far as the log wants it,
 //! nothing of a block can be written unseen, and the block comes back when the log has stopped.
 
-use twofold_memory::Pages;
 use twofold_memory::dirty::{DirtyPages, LogOptions, Rejoined, Tracker};
+use twofold_memory::{Answer, Done, Pages};
 use twofold_stage2::Level;
-use twofold_stage2::fault::AccessKind;
+use twofold_stage2::fault::{AccessKind, FaultKind};
 
 use crate::machine::{GIB, PAGE};
 use crate::world::{BASE, FEATURES, World};
@@ -139,5 +139,21 @@ fn what_fits_comes_back() {
         let Rejoined { next, .. } = world.log().rejoin(0, 9).unwrap();
         assert_eq!((next, shown(&world)), (None, levels), "{start} {largest:?}");
         world.copy_pages(0..1536);
+    }
+}
+
+/// What a log maps page by page may be executed where the guest executed, and no more; nothing of it is zeroed.
+#[test]
+fn pages_that_are_mapped_for_a_log_allow_what_was_asked_for() {
+    for tracker in [Tracker::Manual, Tracker::Hardware] {
+        let mut world = World::given(FEATURES, Pages::Largest, BASE, 600, Level::L2, 64);
+        world.start(LogOptions::new(tracker));
+        for (page, access) in [(3, AccessKind::Read), (4, AccessKind::Execute), (5, AccessKind::Write)] {
+            let answer = world.guest.fault(world.ipa(page), FaultKind::Translation, access);
+            assert_eq!(answer, Ok(Answer::Retry(Done::Mapped { level: Level::L3, first_touch: false })));
+            let found = world.guest.access(world.ipa(page)).unwrap();
+            assert_eq!((found.execute.any(), found.write), (page == 4, page == 5), "{access:?}");
+            assert_eq!(world.is_armed(page), tracker == Tracker::Hardware);
+        }
     }
 }

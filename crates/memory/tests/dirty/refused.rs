@@ -80,6 +80,21 @@ fn pages_of_another_slot() {
     );
 }
 
+/// The first word that is beyond a slot which ends with a word.
+#[test]
+fn a_word_behind_the_slot() {
+    let mut other = World::with(FEATURES, Pages::Small, BASE, 128, 64);
+    other.start(LogOptions::new(Tracker::Manual));
+    other.write(64);
+    let mut dirty = DirtyPages::new();
+    other.log().get(&mut dirty).unwrap();
+    let mut world = World::with(FEATURES, Pages::Small, BASE, 64, 64);
+    world.start(LogOptions::new(Tracker::Manual));
+    let beyond = LogError::BeyondSlot { page: 64, pages: 64, slot: 64 };
+    assert_eq!(world.log().clear_these(&dirty), Err(beyond));
+    assert_eq!(LogOptions::new(Tracker::Manual).chunk, 2 << 20);
+}
+
 #[test]
 fn a_start_of_what_runs() {
     for tracker in Tracker::ALL {

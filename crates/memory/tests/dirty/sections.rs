@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Proves which sections are armed, by which writes, and for how long.
 
-use twofold_memory::Pages;
-use twofold_memory::dirty::{LogOptions, Tracker};
+use std::cell::Cell;
+use std::rc::Rc;
 
-use crate::world::{EDGES, World};
+use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
+use twofold_memory::{Answer, GuestFault, Pages};
+use twofold_stage2::fault::{AccessKind, FaultKind};
+
+use crate::world::{EDGES, FEATURES, START, World};
 
 fn armed(world: &World) -> Vec<u64> {
     (0..world.pages).filter(|page| world.is_armed(*page)).collect()
@@ -103,5 +107,68 @@ fn adaptive_tells_of_pages_that_are_not_armed_in_a_section_that_is() {
         world.check_told([]);
         world.write_all(0..64);
         world.check_told(0..64);
+    }
+}
+
+/// Sections that are written in each round are never cold: the first and the last of a word, in another word, and two that
+/// hardware's record is told of at once, since a table begins between them.
+#[test]
+fn adaptive_keeps_what_is_written_in_each_round() {
+    const WRITTEN: [u64; 7] = [63, 575, 580, 4031, 4095, 4106, 4170];
+    let mut world = World::with(FEATURES, Pages::Small, START, 4300, 64);
+    world.write_all(WRITTEN.map(|page| page ^ 1));
+    world.write_all(WRITTEN);
+    world.start(LogOptions::new(Tracker::Adaptive));
+    // Two faults in each of the sections arm it.
+    world.write_all(WRITTEN.map(|page| page ^ 1));
+    world.write_all(WRITTEN);
+    world.check_told(WRITTEN.into_iter().flat_map(|page| [page, page ^ 1]));
+    world.clear_and_copy(0..world.pages);
+    for round in 0..150 {
+        assert_eq!(WRITTEN.map(|page| world.write(page)), [0; 7], "round {round}");
+        world.check_told(WRITTEN);
+        world.clear_and_copy(WRITTEN);
+    }
+}
+
+/// A log is stopped and another one started at each moment of a write fault. What the fault armed for the first one is not
+/// left armed for one that does not look there, and the write is not lost.
+#[test]
+fn what_a_fault_arms_for_a_log_is_not_left_to_another() {
+    let manual = LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) };
+    for tracker in [Tracker::Combined, Tracker::Hardware] {
+        let mut overtaken = 0;
+        for moment in 1.. {
+            let mut world = World::new(Pages::Small);
+            let first = if tracker == Tracker::Hardware { 10..64 } else { 0..64 };
+            world.write_all(first);
+            world.start(LogOptions { all_dirty: false, ..LogOptions::new(tracker) });
+            let kind = if tracker == Tracker::Hardware { FaultKind::Translation } else { FaultKind::Permission };
+            let ipa = world.ipa(5);
+            let (machine, memory, slot) = world.into_parts();
+            let other = Rc::clone(&memory);
+            let is_over = Rc::new(Cell::new(false));
+            let done = Rc::clone(&is_over);
+            machine.before_atomic(moment, move || {
+                let log = other.dirty_log(slot).unwrap();
+                log.stop().unwrap();
+                log.start(&manual).unwrap();
+                done.set(true);
+            });
+            let fault = GuestFault { ipa, kind, access: AccessKind::Write };
+            assert!(matches!(memory.fault(&fault), Ok(Answer::Retry(_))));
+            if !is_over.get() {
+                break;
+            }
+            overtaken += 1;
+            let mmu = machine.mmu();
+            let leaves = mmu.scan(&|pa| machine.word(pa)).leaves;
+            assert!(leaves.iter().all(|leaf| !leaf.dirty_by_hardware()), "{tracker:?}, at atomic {moment}");
+            let written = leaves.iter().find(|leaf| leaf.ipa == ipa).is_some_and(|leaf| leaf.access().write);
+            let mut dirty = DirtyPages::new();
+            memory.dirty_log(slot).unwrap().get(&mut dirty).unwrap();
+            assert!(!written || dirty.pages().any(|page| page == 5), "{tracker:?}, at atomic {moment}: page 5 is lost");
+        }
+        assert!(overtaken > 1, "{tracker:?} was overtaken {overtaken} times");
     }
 }

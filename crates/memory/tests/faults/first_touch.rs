@@ -155,3 +155,22 @@ fn two_slots_share_no_frame() {
     assert_ne!(one.align_down(SECTION), other.align_down(SECTION));
     guest.machine.check_page(other, &ZEROES);
 }
+
+/// A page that a loader wrote keeps what it wrote, wherever in the section it is, when the section is mapped by a block.
+#[test]
+fn a_block_keeps_what_was_loaded_in_any_of_its_pages() {
+    let loaded: [Vec<u64>; 4] = [vec![0], vec![511], (0..512).step_by(64).collect(), (0..512).collect()];
+    for pages in loaded {
+        let mut guest = guest(FORCED, Pages::Largest, SECTION);
+        for page in &pages {
+            guest.memory.write(BASE + page * PAGE, &[7]).unwrap();
+        }
+        assert_eq!(guest.fault(BASE, Translation, Read), Ok(mapped(Level::L2, pages.len() < 512)));
+        for page in 0..512 {
+            let mut byte = [1];
+            guest.memory.read(BASE + page * PAGE, &mut byte).unwrap();
+            assert_eq!(byte, [if pages.contains(&page) { 7 } else { 0 }], "page {page} of {pages:?}");
+        }
+        assert_eq!(guest.memory.counts().frames_zeroed, 512);
+    }
+}

@@ -209,3 +209,48 @@ proptest! {
         prop_assert_eq!(frames.free(), all);
     }
 }
+
+/// Where a range starts in the middle of what a larger run is aligned to, and where it has no more than the run.
+#[test]
+fn runs_of_several_sections_are_aligned_and_come_back_in_any_pieces() {
+    let first = RAM + SECTION;
+    let machine = Machine::new(PLAIN, &[(first, 7 * SECTION)]);
+    let mut frames = Frames::new(PLAIN);
+    frames.add(machine.donate(first, 7 * SECTION));
+    assert_eq!(frames.sections(), 7);
+    let whole = 4 * SECTION / PAGE;
+    assert!(RAM.is_aligned(4 * SECTION));
+    let run = frames.take(whole).unwrap();
+    assert_eq!((run.pa(), run.size()), (RAM + 4 * SECTION, 4 * SECTION));
+    assert_eq!(frames.take(whole), None, "the rest is not aligned");
+    // Half of the first section, then a piece that reaches into the third one.
+    let (half, rest) = run.split_at(SECTION / 2).unwrap();
+    let (across, rest) = rest.split_at(2 * SECTION).unwrap();
+    for piece in [across, half, rest] {
+        assert_eq!(frames.give_run(piece), Ok(()));
+    }
+    assert_eq!(frames.free(), 7 * SECTION / PAGE);
+    let again = frames.take(whole).unwrap();
+    assert_eq!(again.pa(), RAM + 4 * SECTION);
+
+    let exact = Machine::new(PLAIN, &[(RAM, 4 * SECTION)]);
+    let mut frames = Frames::new(PLAIN);
+    frames.add(exact.donate(RAM, 4 * SECTION));
+    let run = frames.take(whole).unwrap();
+    assert_eq!(frames.take(1), None);
+    // A run from below the range is not of it.
+    let mut others = Frames::new(PLAIN);
+    others.add(machine.donate(first, SECTION));
+    assert_eq!(others.give_run(run).map_err(|run| run.pa()), Err(RAM));
+}
+
+/// A range that is no whole number of sections: only those count that lie inside.
+#[test]
+fn sections_are_counted_where_they_are_whole() {
+    let machine = Machine::new(PLAIN, &[(RAM, 4 * SECTION), (SECOND, SECTION)]);
+    let mut frames = Frames::new(PLAIN);
+    frames.add(machine.donate(RAM + PAGE, 4 * SECTION - 2 * PAGE));
+    assert_eq!(frames.sections(), 2);
+    frames.add(machine.donate(SECOND + PAGE, SECTION - PAGE));
+    assert_eq!(frames.sections(), 2);
+}

@@ -54,7 +54,7 @@ pub struct Machine {
     /// How many there had been at each [`Event::Sees`].
     atomics_at_sights: RefCell<Vec<u64>>,
     /// What another CPU does before the next atomic.
-    before_atomic: Cell<Option<Box<dyn FnOnce()>>>,
+    before_atomic: Cell<Option<(usize, Box<dyn FnOnce()>)>>,
 }
 
 impl Machine {
@@ -130,7 +130,12 @@ impl Machine {
 
     /// Has another CPU do something, once, at a moment at which nothing was changed yet.
     pub fn before_next_atomic(&self, action: impl FnOnce() + 'static) {
-        self.before_atomic.set(Some(Box::new(action)));
+        self.before_atomic(1, action);
+    }
+
+    /// The same at the atomic with this number, the next one being 1.
+    pub fn before_atomic(&self, number: usize, action: impl FnOnce() + 'static) {
+        self.before_atomic.set(Some((number, Box::new(action))));
     }
 
     /// That a guest reads `expected` in the page at `pa`, whatever it does with its caches.
@@ -256,8 +261,10 @@ unsafe impl Platform for Host {
     fn abandoned(&self, _: Pa) {}
 
     fn on_atomic(&self) {
-        if let Some(action) = self.0.before_atomic.take() {
-            action();
+        match self.0.before_atomic.take() {
+            Some((1, action)) => action(),
+            Some((number, action)) => self.0.before_atomic.set(Some((number - 1, action))),
+            None => {}
         }
         self.0.atomics.set(self.0.atomics.get() + 1);
     }
