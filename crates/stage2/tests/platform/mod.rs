@@ -77,6 +77,8 @@ pub struct Machine {
     watched: RefCell<Vec<(Ipa, Option<Sight>)>>,
     hook: RefCell<Option<Hook>>,
     atomic_hook: RefCell<Option<AtomicHook>>,
+    /// Roots of trees that were dropped with all that they hold.
+    pub abandoned: RefCell<Vec<Pa>>,
 }
 
 impl Machine {
@@ -90,6 +92,7 @@ impl Machine {
             watched: RefCell::default(),
             hook: RefCell::default(),
             atomic_hook: RefCell::default(),
+            abandoned: RefCell::default(),
         })
     }
 
@@ -229,7 +232,9 @@ unsafe impl Platform for Host {
     }
 
     /// All memory goes with the machine.
-    fn abandoned(&self, _: Pa) {}
+    fn abandoned(&self, root: Pa) {
+        self.0.abandoned.borrow_mut().push(root);
+    }
 
     fn pause(&self, _: u32) {
         panic!("the engine waits for another CPU, and there is none");

@@ -362,6 +362,21 @@ fn memory_is_read_as_it_was_written() {
     let run = guest.pool.run(2);
     let written: Vec<u8> = (0..=255).cycle().take(2 * KIB_4 as usize).collect();
     run.write(platform, 0, &written);
+    let all = || {
+        let mut bytes = vec![0; written.len()];
+        run.read(platform, 0, &mut bytes);
+        bytes
+    };
+    assert!(all() == written && !run.is_empty());
+    // From any alignment, with any rest, and nothing beside it.
+    for (offset, length) in [(0, 3), (3, 1), (8, 8), (16, 13), (5, 64), (KIB_4 - 4, 8), (2 * KIB_4 - 1, 1)] {
+        let bytes: Vec<u8> = (0..length as u8).map(|byte| byte ^ 0xa5).collect();
+        let mut expected = all();
+        expected[offset as usize..][..length].copy_from_slice(&bytes);
+        run.write(platform, offset, &bytes);
+        assert!(all() == expected, "{length} at {offset:#x}");
+    }
+    run.write(platform, 0, &written);
     for (offset, length) in [(0, 16), (0, 0), (1, 7), (8, 8), (8, 13), (3, 64), (KIB_4 - 4, 8), (2 * KIB_4 - 1, 1)] {
         let mut bytes = vec![0xee; length + 2];
         run.read(platform, offset, &mut bytes[1..=length]);
@@ -418,4 +433,56 @@ fn ending_records_changes_nothing_else() {
     let before = guest.walk(BASE).unwrap().raw;
     let _ = guest.stage2.disarm(pages(0, 1), &mut |_| ()).unwrap().complete();
     assert_eq!(guest.walk(BASE).unwrap().raw, before & !(WRITABLE | DBM));
+}
+
+/// Leaves are changed by eight, and what is left over behind them: each is flushed where it is, and counted.
+#[test]
+fn rows_of_leaves_are_changed_and_flushed_where_they_are() {
+    type Operation = fn(&Guest);
+    let protect: Operation = |guest| drop(guest.stage2.write_protect(pages(0, 20)).unwrap().complete());
+    let arm_clean: Operation = |guest| drop(guest.stage2.arm_clean(pages(0, 20)).unwrap().complete());
+    for (operation, then) in [(protect, "r"), (arm_clean, "c")] {
+        for number in [0, 5, 8, 13, 15, 16, 19] {
+            let letter = |at: u64| if at == number { 'w' } else { 'r' };
+            let guest = guest_with(RECORDS, &(0..20).map(letter).collect::<String>());
+            operation(&guest);
+            assert_eq!(guest.events(), by_leaf(page(number), Some(3)));
+            assert_eq!(letters(&guest, 20), then.repeat(20));
+            operation(&guest);
+            assert_eq!(guest.events(), [], "nothing is left to do");
+        }
+        let guest = guest_with(RECORDS, &"w".repeat(20));
+        let before = guest.walk(page(11)).unwrap().raw;
+        operation(&guest);
+        assert_eq!(letters(&guest, 20), then.repeat(20));
+        let changed = before ^ guest.walk(page(11)).unwrap().raw;
+        assert_eq!(changed, if then == "c" { WRITABLE | 1 << 51 } else { WRITABLE });
+    }
+}
+
+/// What is not mapped between pages that are armed one by one is as it was: another mapping fits there.
+#[test]
+fn arming_leaves_what_is_not_mapped_alone() {
+    type Operation = fn(&Guest);
+    let arm: Operation = |guest| guest.stage2.arm(pages(0, 4)).unwrap();
+    let arm_clean: Operation = |guest| drop(guest.stage2.arm_clean(pages(0, 4)).unwrap().complete());
+    let write_protect: Operation = |guest| drop(guest.stage2.write_protect(pages(0, 4)).unwrap().complete());
+    for (operation, then) in [(arm, "d-cd"), (arm_clean, "c-cc"), (write_protect, "r-rr")] {
+        let mut guest = guest_with(RECORDS, "w-rd");
+        let entry = Pa::new(guest.walk(page(0)).unwrap().entry.raw() + 8);
+        operation(&guest);
+        assert_eq!((letters(&guest, 4).as_str(), guest.machine.read(entry)), (then, 0));
+        map(&mut guest, page(1), frame(GIB), Level::L3, &RAM);
+    }
+}
+
+/// Where hardware records writes, what may not be written anyway is no change, and what may is flushed.
+#[test]
+fn write_protection_beside_records_flushes_what_it_changed() {
+    for (before, start, end) in [("rrwcrr", 2, 4), ("rdrrrr", 1, 2), ("-rr-wd", 4, 6), ("crrrrr", 0, 1)] {
+        let guest = guest_with(RECORDS, before);
+        let _ = guest.stage2.write_protect(pages(0, 6)).unwrap().complete();
+        assert_eq!(guest.events(), by_pages(start, end), "{before}");
+        assert_eq!(letters(&guest, 6), before.replace(['w', 'c', 'd'], "r"));
+    }
 }

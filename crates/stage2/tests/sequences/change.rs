@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Error, Marked, Relaxed};
+use twofold_stage2::{Error, Marked, Relaxed, Stage2, Vmid};
 
 const WRITABLE: u64 = 1 << 7;
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
@@ -192,4 +192,51 @@ fn cleaning_takes_the_recorded_writes_and_flushes_them() {
 
     let pending = guest.stage2.clean(range(BASE, 8 * KIB_4), &mut |leaf| panic!("{leaf:?}")).unwrap();
     assert!(pending.is_empty());
+}
+
+/// The memory of tables that are dropped is lost, which the platform is told of; that of destroyed ones comes back.
+#[test]
+fn tables_that_are_dropped_are_abandoned() {
+    let mut guest = guest(HINTS);
+    map_pages(&mut guest, BASE, frame(0), 1);
+    let machine = guest.machine.clone();
+    let root = Pa::new(guest.stage2.vttbr() & 0xffff_ffff_f000);
+    drop(guest.stage2);
+    assert_eq!(machine.abandoned.take(), [root]);
+    let Guest { stage2, mut pool, machine } = self::guest(HINTS);
+    let (_root, _) = stage2.destroy(&mut pool, twofold_stage2::Unwatched);
+    assert_eq!(machine.abandoned.take(), []);
+}
+
+/// What a fault takes: a page for each table that is missing, and none where nothing can be mapped.
+#[test]
+fn tables_that_are_missing_are_counted() {
+    let mut guest = guest(HINTS);
+    let needed =
+        |guest: &Guest, ipa| [Level::L3, Level::L2, Level::L1].map(|level| guest.stage2.tables_needed(ipa, level));
+    assert_eq!(needed(&guest, BASE), [2, 1, 0]);
+    map(&mut guest, BASE, frame(0), Level::L2, &RAM);
+    assert_eq!(needed(&guest, BASE + MIB_2), [1, 0, 0]);
+    map_pages(&mut guest, BASE + MIB_2, frame(0), 1);
+    assert_eq!(needed(&guest, BASE + MIB_2 + KIB_4), [0; 3]);
+    for behind in [Ipa::new(1 << IPA_BITS), Ipa::new(1 << 50)] {
+        assert_eq!(needed(&guest, behind), [0; 3]);
+    }
+}
+
+#[test]
+fn a_vmid_has_to_fit() {
+    let build = |vmid: u16, vmid_bits: u32| {
+        let guest = guest(HINTS);
+        let features = Features { vmid_bits, ..HINTS };
+        let host = crate::platform::Host(guest.machine.clone());
+        let Guest { stage2, mut pool, .. } = guest;
+        let geometry = *stage2.geometry();
+        let (root, _) = stage2.destroy(&mut pool, twofold_stage2::Unwatched);
+        Stage2::new(host, features, geometry, Vmid::new(vmid), root).map(drop)
+    };
+    assert_eq!((build(0xff, 8), build(0x100, 16), build(0xffff, 16)), (Ok(()), Ok(()), Ok(())));
+    for vmid in [0x100, 0x1ff, 0xffff] {
+        assert_eq!(build(vmid, 8), Err(Error::Vmid { vmid, bits: 8 }));
+    }
 }

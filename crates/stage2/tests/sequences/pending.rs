@@ -166,3 +166,46 @@ fn a_leaf_opens_with_its_own_flush_alone() {
         }
     }
 }
+
+/// Pages that another one has unmapped are flushed where they are, and what was never mapped beside them is not.
+#[test]
+fn what_is_not_flushed_yet_is_flushed_where_it_is() {
+    fn flushes(removed: impl Removed) {
+        let mut guest = guest(HINTS);
+        for number in [0, 1, 4, 5, 6, 9] {
+            map(&mut guest, BASE + number * KIB_4, frame(number * KIB_4), Level::L3, &RAM);
+        }
+        let first = guest.stage2.unmap(range(BASE + 4 * KIB_4, 3 * KIB_4), &mut guest.pool, Unwatched).unwrap();
+        guest.machine.events();
+        let second = guest.stage2.unmap(range(BASE + 2 * KIB_4, 6 * KIB_4), &mut guest.pool, removed).unwrap();
+        let _ = second.complete();
+        let pages = [4, 5, 6].map(|number| (Tlbi::Ipas2Le1Is, Reach::At(BASE + number * KIB_4, Some(3))));
+        assert_eq!(guest.machine.events(), by_ipa(&pages));
+        let _ = first.complete();
+    }
+    flushes(Unwatched);
+    flushes(|_: Broken| ());
+}
+
+/// Two that found the access gone already vouch for all that both were asked for, in either order.
+#[test]
+fn joined_changes_vouch_for_the_ranges_of_both() {
+    let part = |number: u64| range(BASE + number * KIB_4, KIB_4);
+    for (one, other) in [(2, 5), (5, 2)] {
+        let mut guest = guest(RANGES);
+        map_pages(&mut guest, BASE, frame(0), 8);
+        let elsewhere = guest.stage2.write_protect(range(BASE, 8 * KIB_4)).unwrap();
+        let mut joined = guest.stage2.write_protect(part(one)).unwrap();
+        joined.join(guest.stage2.write_protect(part(other)).unwrap());
+        guest.machine.events();
+        let _ = joined.complete();
+        let reach = guest.machine.events();
+        let covers = reach.iter().any(|event| match event {
+            Event::Tlbi(_, Reach::Range(start, end, _)) => *start <= BASE + 2 * KIB_4 && *end >= BASE + 6 * KIB_4,
+            Event::Tlbi(Tlbi::VmallS12E1Is, _) => true,
+            _ => false,
+        });
+        assert!(covers, "{reach:x?}");
+        let _ = elsewhere.complete();
+    }
+}

@@ -240,3 +240,70 @@ fn a_split_waits_once_for_each_block_and_not_for_each_part() {
     assert_eq!(events.iter().filter(|event| matches!(event, Event::Tlbi(Tlbi::Ipas2Le1Is, _))).count(), 3);
     assert_eq!(events.iter().filter(|event| matches!(event, Event::Tlbi(..))).count(), 6);
 }
+
+/// What a chunk can take: a page for each block of level 2, and of level 1, that it touches.
+#[test]
+fn the_caller_is_told_how_many_pages_a_chunk_can_take() {
+    let asked = |ipa_bits: u32, base: Ipa, level: Level, range: IpaRange| {
+        let mut guest = Guest::new(HINTS, ipa_bits);
+        map(&mut guest, base, frame(0), level, &RAM);
+        if level == Level::L2 {
+            map(&mut guest, base + MIB_2, frame(MIB_2), level, &RAM);
+        }
+        let mut asked = Vec::new();
+        let between = |_: &mut Pool, pages| {
+            asked.push(pages);
+            ControlFlow::Break(())
+        };
+        let split = guest.stage2.split(range, GIB, &mut guest.pool, between).unwrap();
+        assert_eq!(split.stopped, Some(Stopped::Asked));
+        asked
+    };
+    assert_eq!(asked(IPA_BITS, BASE, Level::L1, range(BASE, GIB)), [513]);
+    assert_eq!(asked(IPA_BITS, BASE, Level::L1, range(BASE + 5 * KIB_4, KIB_4)), [2]);
+    assert_eq!(asked(IPA_BITS, BASE, Level::L1, range(BASE + (5 * MIB_2 - KIB_4), 2 * KIB_4)), [3]);
+    assert_eq!(asked(IPA_BITS, BASE, Level::L2, range(BASE, 2 * MIB_2)), [3]);
+    // Level 2 is the root there: no block of level 1 can be.
+    let base = Ipa::new(GIB);
+    assert_eq!(asked(32, base, Level::L2, range(base, 2 * MIB_2)), [2]);
+    assert_eq!(asked(32, base, Level::L2, range(base + KIB_4, KIB_4)), [1]);
+}
+
+/// A block of which a chunk has a part alone is split around that part, however many pages there are.
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
+fn a_part_of_a_large_block_takes_two_pages() {
+    let mut guest = Guest::with_pages(HINTS, IPA_BITS, 520);
+    map(&mut guest, BASE, frame(0), Level::L1, &RAM);
+    let out = guest.pool.out.len();
+    assert_eq!(split(&mut guest, range(BASE + 3 * MIB_2, KIB_4), KIB_4).blocks, 2);
+    assert_eq!(guest.pool.out.len(), out + 2);
+    let level = |number: u64| guest.walk(BASE + number * MIB_2).unwrap().level;
+    assert_eq!([2, 3, 4].map(level), [2, 3, 2]);
+}
+
+/// Hardware records a write in a block while it is being split: all its pages have it, each with its own frame.
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
+fn a_record_at_the_last_moment_is_in_each_page() {
+    for (level, pages) in [(Level::L1, 513), (Level::L1, 2), (Level::L2, 1)] {
+        let mut guest = Guest::with_pages(HINTS, IPA_BITS, 600);
+        map(&mut guest, BASE, frame(0), level, &CLEAN);
+        guest.pool.limit = pages;
+        let (machine, entry) = (guest.machine.clone(), guest.walk(BASE).unwrap().entry);
+        let raw = machine.read(entry);
+        guest.machine.set_atomic_hook(move || {
+            if machine.read(entry) == raw {
+                machine.hardware_sets(entry, WRITABLE | ACCESSED);
+            }
+        });
+        let size = if level == Level::L1 { GIB } else { MIB_2 };
+        let _ = split(&mut guest, range(BASE, size), GIB);
+        guest.machine.set_atomic_hook(|| ());
+        for offset in (0..size).step_by(MIB_2 as usize / 4 + KIB_4 as usize) {
+            let leaf = guest.walk(BASE + offset).unwrap();
+            assert_eq!(leaf.output(BASE + offset), frame(offset), "{level:?} with {pages} pages, at {offset:#x}");
+            assert!(leaf.access().write && leaf.accessed());
+        }
+    }
+}

@@ -445,3 +445,42 @@ fn a_device_is_not_cleaned_when_it_goes() {
         assert!(!freed.iter().any(|event| matches!(event, Event::Clean(..))), "{freed:x?}");
     }
 }
+
+/// Each leaf is told with the address that it mapped, whether it goes alone or with its table, or with tables of tables.
+#[test]
+fn leaves_are_told_with_their_addresses() {
+    for features in [HINTS, PLAIN] {
+        let numbers = [0, 3, 4, 511, 512, 3 * 512 + 7];
+        for unmapped in [range(BASE + 3 * KIB_4, 2 * KIB_4), range(BASE, MIB_2), range(BASE, GIB)] {
+            let mut guest = guest(features);
+            for number in numbers {
+                map(&mut guest, BASE + number * KIB_4, frame(number * KIB_4), Level::L3, &RAM);
+            }
+            let mut told = Vec::new();
+            let removed = |leaf: Broken| told.push(leaf);
+            let freed = guest
+                .stage2
+                .unmap(unmapped.clone(), &mut guest.pool, removed)
+                .unwrap()
+                .complete()
+                .free(&mut guest.pool);
+            let told: Vec<_> = told.iter().map(|leaf| (leaf.ipa(), leaf.open(&freed).unwrap())).collect();
+            let told: Vec<_> = told.iter().map(|(ipa, leaf)| (*ipa, leaf.ipa, leaf.descriptor.address())).collect();
+            let expected = numbers.map(|number| (BASE + number * KIB_4, frame(number * KIB_4)));
+            let expected = expected.into_iter().filter(|(ipa, _)| unmapped.contains(ipa));
+            assert_eq!(told, expected.map(|(ipa, pa)| (ipa, ipa, pa)).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// A page that is no page, or is behind the end of the addresses, is refused by the short way too.
+#[test]
+fn a_page_that_is_none_is_refused() {
+    let mut guest = guest(HINTS);
+    map_pages(&mut guest, BASE, frame(0), 4);
+    let end = Ipa::new(1 << IPA_BITS);
+    for start in [BASE + 8, end, end + KIB_4, end + (1 << 45)] {
+        assert!(guest.stage2.unmap(range(start, KIB_4), &mut guest.pool, Unwatched).is_err(), "{start}");
+    }
+    assert_eq!((guest.scan().leaves.len(), guest.events()), (4, vec![]));
+}
