@@ -327,7 +327,10 @@ impl Guest {
         self.machine.events();
     }
 
+    /// The record since the last call. What is counted of the tables has to agree with what is in them.
     pub fn events(&self) -> Vec<Event> {
+        #[cfg(feature = "checked")]
+        self.stage2.audit().unwrap();
         self.machine.events()
     }
 

@@ -292,3 +292,29 @@ fn executable_memory_is_made_ready_before_the_break() {
     let made = vec![sees(BASE, 2, frame(0), Access::ALL), Event::Dsb(Domain::IshSt), Event::Give(table(1))];
     assert_eq!(guest.events(), [code, vec![sees_nothing(BASE)], by_table(MIB_2), made].concat());
 }
+
+/// What a block of pages was is forgotten, but what it is now is not: when it goes, memory that was not cacheable is cleaned,
+/// and memory that FEAT_S2FWB forces to be cached is not, nor is it flushed before its `Pending` is complete.
+#[test]
+fn a_coalesced_block_is_cleaned_when_it_goes_if_it_has_to_be() {
+    for memory in [Memory::NonCacheable, Memory::Normal] {
+        let mut guest = guest(HINTS);
+        map_full(&mut guest, BASE, &RAM);
+        // So that the table of level 2 stays.
+        map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 1);
+        assert_eq!(coalesce(&mut guest, BASE, Level::L2, &Attributes { memory, ..RAM }), done(1));
+        guest.events();
+        let removed = |_: twofold_stage2::Broken| ();
+        let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, removed).unwrap();
+        let before = guest.machine.events();
+        let _ = pending.complete();
+        let after = guest.machine.events();
+        let cleaned = vec![Event::Clean(frame(0), MIB_2), Event::Dsb(Domain::Ish)];
+        let flush = by_leaf(BASE, Some(2));
+        let expected = match memory {
+            Memory::NonCacheable => ([flush, cleaned].concat(), vec![]),
+            _ => (vec![], flush),
+        };
+        assert_eq!((before, after), expected, "{memory:?}");
+    }
+}
