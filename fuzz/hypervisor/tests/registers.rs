@@ -194,7 +194,7 @@ fn what_belongs_to_the_machine_is_trapped() {
     );
     for counters in [1, 31] {
         // Around PMCR_EL0.N are bits of other fields.
-        let pmcr = u64::MAX & !(0x1f << 11) | counters << 11;
+        let pmcr = !(0x1f << 11) | counters << 11;
         let written = written(&[(DFR0, 1 << 8), ("PMCR_EL0", pmcr)]);
         assert_eq!(value(&written, "S3_4_C1_C1_1").unwrap() & 0x3f, counters);
     }

@@ -54,8 +54,11 @@ pub struct Machine {
     /// How many there had been at each [`Event::Sees`].
     atomics_at_sights: RefCell<Vec<u64>>,
     /// What another CPU does before the next atomic.
-    before_atomic: Cell<Option<(usize, Box<dyn FnOnce()>)>>,
+    before_atomic: Cell<Option<(usize, Action)>>,
 }
+
+/// What another CPU does.
+type Action = Box<dyn FnOnce()>;
 
 impl Machine {
     pub fn new(features: Features, banks: &[(Pa, u64)]) -> Rc<Self> {

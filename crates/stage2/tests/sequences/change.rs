@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Error, Marked, Relaxed, Stage2, Vmid};
+use twofold_stage2::{Error, Marked, Relaxed, Vmid};
 
 const WRITABLE: u64 = 1 << 7;
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
@@ -203,7 +203,7 @@ fn tables_that_are_dropped_are_abandoned() {
     let root = Pa::new(guest.stage2.vttbr() & 0xffff_ffff_f000);
     drop(guest.stage2);
     assert_eq!(machine.abandoned.take(), [root]);
-    let Guest { stage2, mut pool, machine } = self::guest(HINTS);
+    let Guest { stage2, mut pool, machine, .. } = self::guest(HINTS);
     let (_root, _) = stage2.destroy(&mut pool, twofold_stage2::Unwatched);
     assert_eq!(machine.abandoned.take(), []);
 }

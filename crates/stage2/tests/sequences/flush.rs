@@ -5,8 +5,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
-use crate::platform::{Host, KIB_4, frame};
-use twofold_stage2::{Broken, Error, Stage2, Unwatched};
+use crate::platform::{KIB_4, frame};
+use twofold_stage2::{Broken, Error, Unwatched};
 
 /// Another guest's, with CnP.
 const OTHER: u64 = 0x0033_0000_4567_8001;

@@ -20,9 +20,9 @@ mod split;
 mod unmap;
 
 use platform::tlb::Reach;
-use platform::{Event, GIB, Guest, PLAIN, Sight};
+use platform::{Event, GIB, Guest, Host, PLAIN, Sight};
 use twofold_stage2::platform::{Domain, Tlbi};
-use twofold_stage2::{Access, Attributes, Features, Ipa, IpaRange, Level, Mapped, Pa};
+use twofold_stage2::{Access, Attributes, Features, Ipa, IpaRange, Level, Mapped, Pa, Stage2};
 
 /// Level hints, and no cache maintenance, which has its own tests.
 const HINTS: Features = Features { tlbi_level_hint: true, forced_write_back: true, ..PLAIN };
@@ -36,9 +36,18 @@ const IPA_BITS: u32 = 40;
 const BASE: Ipa = Ipa::new(4 * GIB);
 
 fn guest(features: Features) -> Guest {
-    let guest = Guest::new(features, IPA_BITS);
+    let mut guest = Guest::new(features, IPA_BITS);
+    guest.check = counts_agree;
     guest.events();
     guest
+}
+
+/// What is kept of the tables agrees with what is in them.
+fn counts_agree(stage2: &Stage2<Host>) {
+    #[cfg(feature = "checked")]
+    stage2.audit().unwrap();
+    #[cfg(not(feature = "checked"))]
+    let _ = stage2;
 }
 
 /// Maps anew, and forgets what was recorded.

@@ -34,18 +34,330 @@ pub const EXCUSED: &[Excused] = &[
     excused(INJECT, "take::STACK_OF_EL1: 1 => a bit more", "PSTATE.M[1] is 0 at EL1"),
     excused(INJECT, "inject::AARCH32: 1 << 4 => a bit more", "bit 5 is 0 where bit 4 is"),
     excused(INJECT, "pstate_in_handler::DIT: 1 << 24 => a bit more", "bit 25 is TCO, which is set in any case"),
-    excused(CONTEXT, "Context::new: 0 => 1", "x0 is written after that"),
     excused(CONTEXT, "Context::new: 0 => 1 #3", "the switch writes both words before it reads them"),
     excused(TLB, "Changed::anything_in: 0xf => 0xe", "it is more than one level either way"),
     excused(TLB, "Changed::anything_in: 0xf => 0x1f", "it is more than one level either way"),
     excused(TLB, "Changed::table: 0 => 1", "the level does not count where a table goes"),
     excused(TLB, "Tlb::hint: *level != Level::L0 => true", "there are no leaves at level 0"),
+    excused(REGISTERS, "registers::hcr: 0 => 1", VM_IS_SET),
+    excused(REGISTERS, "hcr::VM: 1 << 0 => a bit more", "bit 1 is SWIO, which is set in any case"),
+    excused(REGISTERS, "hcr::TSC: 1 << 19 => a bit more", "bit 20 is TIDCP, which is set in any case"),
+    excused(REGISTERS, "hcr::APK: 1 << 40 => a bit more", "bit 41 is API, which is set in any case"),
+    excused(STAGE1, "stage1::TOP_BYTE: 0xff << 56 => a bit more", "there is no bit above bit 63"),
+    excused(
+        STAGE1,
+        "root::BADDR: 0x0000_ffff_ffff_fffe => its lowest bit clear",
+        "the smallest table is of 16 bytes, so bit 1 goes with its alignment",
+    ),
+    excused(TRANSLATE, "translate::PAGE: 0x000f_ffff_ffff_f000 => a bit more", "no output address has 53 bits"),
+    excused(CPUS, "Memory::zero: 0 => 1", "nothing reads a stack before it writes there"),
+    excused(AGE, "Age::wants: counts.leaves() > 0 => counts.leaves() >= 0", NO_LEAVES),
+    excused(ARM, "ArmClean::wants: counts.leaves() > 0 => counts.leaves() >= 0", NO_LEAVES),
+    excused(PROTECT, "Protect::wants: counts.leaves() > 0 => counts.leaves() >= 0", NO_LEAVES),
+    excused(ARM, "Arm::entries: locked.counts.armed() == 0 => false", ONE_BY_ONE),
+    excused(PROTECT, "WriteProtect::entries: locked.counts.armed() > 0 => true", ONE_BY_ONE),
+    excused(PROTECT, "WriteProtect::entries: locked.counts.armed() > 0 => locked.counts.armed() >= 0", ONE_BY_ONE),
+    excused(ARM, "arm::arm_cells: CLEAN => true", "no caller looks at the span where nothing is made clean"),
+    excused(ARM, "arm::arm_row: 0 => 1", BELOW_WRITE),
+    excused(ARM, "arm::written_in: 0 => 1 #4", BELOW_WRITE),
+    excused(PROTECT, "protect::write_protect_row: 0 => 1", BELOW_WRITE),
+    excused(ARM, "arm::written_in: 0 => 1", SAME_ROW),
+    excused(ARM, "arm::written_in: any & Descriptor::WRITE == 0 => false", SAME_ROW),
+    excused(ARM, "arm::written_in: any & Descriptor::WRITE => any | Descriptor::WRITE", SAME_ROW),
+    excused(ARM, "arm::written_in: 0 => 1 #2", SAME_ROW),
+    excused(PROTECT, "protect::write_protect_row: writable != 0 => true", SAME_ROW),
+    excused(PROTECT, "protect::write_protect_row: 0 => 1 #2", SAME_ROW),
+    excused(
+        PROTECT,
+        "protect::write_protect_cells: writable == 0xff => false",
+        "eight bits are counted, and the same is found",
+    ),
+    excused(PROTECT, "protect::write_protect_cells: 0xff => 0x1ff", "eight bits are counted, and the same is found"),
+    excused(PROTECT, "protect::write_protect_cells: !rest.is_empty() => true", "in no cells there is nothing to do"),
+    excused(
+        DESCENT,
+        "Stage2::descend_once: at < level => at <= level #2",
+        "the look after the last entry is one more than is needed",
+    ),
+    excused(
+        DESCENT,
+        "Stage2::descend_once: at < level => true #2",
+        "the look after the last entry is one more than is needed",
+    ),
+    excused(DESCENT, "Locked::take: old.is_armed() => true", ATOMIC),
+    excused(DESCENT, "Locked::make_busy: old.is_armed() => true", ATOMIC),
+    excused(DESCENT, "Locked::change_cell: new != old => true", "the store writes what is there"),
+    excused(DESCENT, "Locked::quiet: 1 => 2", PAUSE),
+    excused(DESCENT, "Locked::make_busy: 1 => 2", PAUSE),
+    excused(BELOW, "Stage2::lock_quiet: 1 => 2", PAUSE),
+    excused(COALESCE, "Stage2::claim: 1 => 2", PAUSE),
+    excused(LOCK, "Lock::lock_slowly: 1 => 2", PAUSE),
+    excused(MAP, "Stage2::map_with: 1 => 2", PAUSE),
+    excused(SPLIT, "Stage2::split_block: 1 => 2", PAUSE),
+    excused(STAGE2, "Stage2::find: 1 => 2", PAUSE),
+    excused(WALK, "Walk::entry: 1 => 2", PAUSE),
+    excused(RECORD, "record::PAUSES: 128 => its lowest bit clear", PAUSE),
+    excused(RECORD, "record::PAUSES: 128 => a bit more", PAUSE),
+    excused(
+        DESCRIPTOR,
+        "Descriptor::is_forced_write_back: self.0 & (Self::MEMORY | Self::VALID) => self.0 | (Self::MEMORY | Self::VALID)",
+        LONG_WAY,
+    ),
+    excused(
+        DESCRIPTOR,
+        "Descriptor::is_forced_write_back: Self::MEMORY | Self::VALID => Self::MEMORY & Self::VALID",
+        LONG_WAY,
+    ),
+    excused(
+        DESCRIPTOR,
+        "Descriptor::is_forced_write_back: FORCED << Self::MEMORY_SHIFT | Self::VALID => FORCED << Self::MEMORY_SHIFT & Self::VALID",
+        LONG_WAY,
+    ),
+    excused(
+        DESCRIPTOR,
+        "Descriptor::is_forced_write_back: FORCED << Self::MEMORY_SHIFT => FORCED >> Self::MEMORY_SHIFT",
+        LONG_WAY,
+    ),
+    excused(
+        DESCRIPTOR,
+        "is_forced_write_back::FORCED: memory_bits(Memory::Normal, &Features { forced_write_back: true, ..Features::NONE }) => its lowest bit clear",
+        LONG_WAY,
+    ),
+    excused(
+        DESCRIPTOR,
+        "is_forced_write_back::FORCED: memory_bits(Memory::Normal, &Features { forced_write_back: true, ..Features::NONE }) => a bit more",
+        LONG_WAY,
+    ),
+    excused(
+        DESCRIPTOR,
+        "Descriptor::has_memory_of: (self.0 ^ other.0) & Self::MEMORY => (self.0 ^ other.0) | Self::MEMORY",
+        OTHER_TYPE,
+    ),
+    excused(DESCRIPTOR, "Descriptor::has_memory_of: self.0 ^ other.0 => self.0 | other.0", OTHER_TYPE),
+    excused(DESCRIPTOR, "Descriptor::has_memory_of: 0 => 1", OTHER_TYPE),
+    excused(MAP, "Stage2::fill_entry: !old.has_memory_of(new) => true", OTHER_TYPE),
+    excused(RECORD, "Record::OTHER_MEMORY: 1 << 2 => a bit more", "bit 3 of a link is free, as bit 2 is"),
+    excused(RECORD, "Record::new: 0 => 1 #2", "the first use of a record sets its link"),
+    excused(STAGE2, "Stage2::new: 0 => 1 #3", "a root is coalesced by no block: nothing reads the claim on it"),
+    excused(
+        UNMAP,
+        "Stage2::unmap_page: !self.features().forced_write_back => false",
+        "the descriptor is asked too, and has the type only with the feature",
+    ),
+    excused(
+        UNMAP,
+        "Stage2::unmap_page: !self.features().forced_write_back => self.features().forced_write_back",
+        LONG_WAY,
+    ),
+    excused(UNMAP, "Stage2::unmap_page: place.level != Level::L3 => true", LONG_WAY),
+    excused(UNMAP, "Stage2::unmap_page: place.level != Level::L3 => place.level == Level::L3", LONG_WAY),
+    excused(UNMAP, "Stage2::unmap_page: 1 => 2", LONG_WAY),
+    excused(UNMAP, "Stage2::unmap_page: R::WATCHES => true", "a leaf is told to a closure that does nothing"),
+    excused(UNMAP, "unmap::BATCH: 64 => a bit more", "how many are broken at once is a matter of time"),
+    excused(DETACHED, "Stage2::free_tree: false => true", "the caller is told nothing it asked for, and does nothing"),
+    excused(
+        DETACHED,
+        "Stage2::free_tree: record.last().armed() > 0 => record.last().armed() >= 0",
+        "what is told of leaves without a record is passed over",
+    ),
+    excused(
+        DETACHED,
+        "Stage2::free_tree: wanted => true",
+        "a caller that is told of leaves it did not ask for passes over them",
+    ),
+    excused(HOLES, "Holes::clean: !self.hole.is_empty() => true", "no line is in an empty hole"),
+    excused(KEPT, "Stage2::give_kept: self.kept.0.load(Ordering::Relaxed) == 0 => false", KEPT_LOOK),
+    excused(FLUSH, "Flushed::free: self.detached.is_empty() => false", "no table is in an empty chain"),
+    excused(FLUSH, "Flushed::drop: !self.detached.is_empty() => true", "no table is in an empty chain"),
+    excused(
+        COALESCE,
+        "Stage2::coalesce_in_order: 0 => 1",
+        "the engine frees after the make; a baseline's count is its own",
+    ),
+    excused(
+        COALESCE,
+        "Stage2::coalesce_in_order: other_memory => true",
+        "the leaves are looked at one by one, and only those of another type are cleaned",
+    ),
+    excused(COALESCE, "Stage2::coalesce_in_order: FREE_FIRST => false", BASELINE),
+    excused(COALESCE, "Stage2::coalesce_in_order: FREE_FIRST => false #2", BASELINE),
+    excused(COALESCE, "Stage2::coalesce_in_order: CLEANED => false", BASELINE),
+    excused(
+        FRAME_MAP,
+        "FrameMap::give: run.pa() - self.run.pa() < self.run.size() => run.pa() - self.run.pa() <= self.run.size()",
+        "a run behind the end is larger than what is left, which is nothing",
+    ),
+    excused(MAP_RANGE, "Stage2::map_some: place.level > Level::L0 => true", NO_L0),
+    excused(MAP_RANGE, "Stage2::map_some: place.level > Level::L0 => place.level >= Level::L0", NO_L0),
+    excused(SPLIT, "Stage2::split_block: busy.old != block => true", "the tables are filled again with what they have"),
+    excused(SPLIT, "Stage2::may_hold_blocks: level < Level::L2 => level <= Level::L2", MAY_HOLD),
+    excused(SPLIT, "Stage2::may_hold_blocks: counts.leaves() > 0 => counts.leaves() >= 0", MAY_HOLD),
+    excused(SPLIT, "Stage2::may_hold_blocks: counts.busy() > 0 => counts.busy() >= 0", MAY_HOLD),
+    excused(SPLIT, "Stage2::next_block_in: self.may_hold_blocks(entry, below) => true", MAY_HOLD),
+    excused(TABLE, "Cell::unrecorded: old.is_armed() => true", TRACE),
+    excused(TABLE, "Cell::unrecorded: old.is_armed() => false", TRACE),
+    excused(TABLE, "Cell::update: new == old => false", "the exchange writes what is there"),
+    excused(ADAPTIVE, "Cold::looked: 0 => 1", "COLD is more than 1"),
+    excused(
+        ADAPTIVE,
+        "Cold::looked: longest >= COLD => true",
+        "the sections are looked at one by one, and the same is found",
+    ),
+    excused(BITS, "Bits::take: cell.load(Ordering::Relaxed) & mask == 0 => false", TAKE_NOTHING),
+    excused(
+        BITS,
+        "Bits::take: cell.load(Ordering::Relaxed) & mask => cell.load(Ordering::Relaxed) | mask",
+        TAKE_NOTHING,
+    ),
+    excused(
+        BITS,
+        "Bits::take: old & !mask == 0 => true",
+        "the bit above is set again where bits are left, and only the log's owner looks for it",
+    ),
+    excused(BITS, "Bits::set_above: above.load(Ordering::Relaxed) & bit == 0 => true", "the bit is set already"),
+    excused(BITS, "bits::inside: left < WORD => left <= WORD", "64 bits are all bits either way"),
+    excused(
+        CLEAR,
+        "Held::clearing: false => true",
+        "an empty run is begun anew, or goes on from the first page: the same run",
+    ),
+    excused(CLEAR, "Clearing::word: taken == inside => false", "a whole word's pages are protected by their mask"),
+    excused(
+        CLEAR,
+        "Clearing::split_before: first < self.split => false",
+        "a chunk that is split has no blocks to split",
+    ),
+    excused(DIRTY_FAULT, "GuestMemory::note_writes: slot.tracking.running().is_some() => true", STOPPED),
+    excused(DIRTY_FAULT, "GuestMemory::relax_logged: slot.tracking.running().is_some() => true", STOPPED),
+    excused(DIRTY_FAULT, "GuestMemory::relax_logged: then.arms_around() => true", ARMS),
+    excused(
+        DIRTY_FAULT,
+        "GuestMemory::arm_around: sections.clone().all(|section| log.armed.is_set(section)) => false",
+        "what is armed is armed again, and stays as it is",
+    ),
+    excused(DIRTY_LOG, "Running::arms_around: self.0 & 4 => self.0 | 4", ARMS),
+    excused(DIRTY_LOG, "Running::arms_around: 4 => 5", ARMS),
+    excused(DIRTY_LOG, "Running::arms_around: 0 => 1", ARMS),
+    excused(DIRTY_LOG, "Tracking::run: 0 => 1", "each tracker is among all of them"),
+    excused(DIRTY_LOG, "Log::new: 0 => 1", "the number of a start is compared with that of another alone"),
+    excused(DIRTY_LOG, "Tracking::run: 7 => 8", "the number of a start is compared with that of another alone"),
+    excused(GET, "Held::get_and_clear: result.is_ok() => true", ROOM),
+    excused(GET, "Held::get_and_clear: !dirty.has_room() => true", ROOM),
+    excused(GET, "Held::get_and_clear: !dirty.has_room() => dirty.has_room()", ROOM),
+    excused(GET, "Held::tell: !dirty.has_room() => true", ROOM),
+    excused(GET, "Held::tell: !dirty.has_room() => false", ROOM),
+    excused(GET, "Held::tell: !dirty.has_room() => dirty.has_room()", ROOM),
+    excused(GET, "Held::tell: 1 => 2", ROOM),
+    excused(GET, "Held::get_and_clear: 1 => 2", ROOM),
+    excused(
+        PAGES,
+        "DirtyPages::has_room: self.words.len() < self.words.capacity() => self.words.len() <= self.words.capacity()",
+        ROOM,
+    ),
+    excused(
+        GET,
+        "Held::end_records: armed.take(word, u64::MAX) & self.sections_in(word) => armed.take(word, u64::MAX) | self.sections_in(word)",
+        NOT_ARMED,
+    ),
+    excused(
+        GET,
+        "Held::look_at_armed: armed.word(word) & self.sections_in(word) => armed.word(word) | self.sections_in(word)",
+        NOT_ARMED,
+    ),
+    excused(GET, "Held::look_at_armed: cold != 0 => true", "no section is in an empty mask"),
+    excused(DIRTY_BLOCKS, "DirtyLog::rejoin: leaf.level <= place.level => false", COALESCED),
+    excused(DIRTY_BLOCKS, "DirtyLog::rejoin: leaf.level <= place.level => leaf.level < place.level", COALESCED),
+    excused(DIRTY_BLOCKS, "DirtyLog::ready_block: place.level < Level::L3 => place.level <= Level::L3", COALESCED),
+    excused(OPTIONS, "LogOptions::check: 512 => 513", "513 is no power of two"),
+    excused(MEMORY_FAULT, "GuestMemory::map_logged: slot.writable => true", LOGGED),
+    excused(MEMORY_FAULT, "GuestMemory::map_logged: slot.writable => true #2", LOGGED),
+    excused(FRAMES, "Frames::take: count < PER_MAP => count <= PER_MAP", ANY_MAP),
+    excused(FRAMES, "Range::new: size.div_ceil(SECTION) as usize + 1 => size.div_ceil(SECTION) as usize - 1", CAPACITY),
+    excused(FRAMES, "Range::new: 1 => 2", CAPACITY),
+    excused(FRAMES, "Range::new: 0 => 1", ANY_MAP),
+    excused(
+        FRAMES,
+        "Range::take_from_broken: self.first_free += self.maps[self.first_free..].iter().take_while(|map| map.free() == 0).count() => ()",
+        ANY_MAP,
+    ),
+    excused(FRAMES, "Range::take_from_broken: 0 => 1", ANY_MAP),
+    excused(FRAMES, "Range::take_whole: count > PER_MAP => true", ANY_MAP),
+    excused(FRAMES, "Range::take_whole: count > PER_MAP => count >= PER_MAP", ANY_MAP),
+    excused(FRAMES, "Range::give: self.first_free.min(at) => self.first_free.max(at)", ANY_MAP),
+    excused(FRAMES, "Range::give: self.maps[at].free() == PER_MAP => true", ANY_MAP),
+    excused(RAM, "BackedPage::make_section_ready: *self.ready == [0; 8] => false", "page by page, the same is zeroed"),
+    excused(RAM, "BackedPage::make_page_ready: 8 => 9", "a page's word is one of eight"),
+    excused(SLOTS, "Slots::add: 1 => 2", "a number is compared with another alone"),
+    excused(
+        SLOTS,
+        "Slots::place_of: other.range.start < start => other.range.start <= start",
+        "a slot that begins at the same address is a neighbour either way",
+    ),
 ];
 
 const SAME_ROW: &str = "the row is looked at entry by entry, and the same is found";
 const COHERENT: &str = "both places ask, and either of them is enough";
 const VALID: &str = "bit 0 is VALID, which the entry has in any case";
 
+const NO_LEAVES: &str = "in a table without leaves there is nothing to do";
+const ONE_BY_ONE: &str = "leaves that hardware records nothing in are changed one by one then, to the same";
+const BELOW_WRITE: &str = "bit 0 is shifted out";
+const ATOMIC: &str = "an exchange does what the store does";
+const PAUSE: &str = "how long a CPU waits is a matter of time";
+const LONG_WAY: &str = "the long way does the same as the short one";
+const OTHER_TYPE: &str = "a leaf that has the address and the type is not replaced at all";
+const KEPT_LOOK: &str = "the look before the swap saves time alone";
+const BASELINE: &str = "what a bench is measured against; the engine has one order";
+const NO_L0: &str = "the CPUs' tables have no leaves at level 0, and none fits";
+const MAY_HOLD: &str = "a table without blocks is looked through, and none is found";
+const TRACE: &str = "the word is for traces, and changes nothing";
+const TAKE_NOTHING: &str = "what has no such bit stays as it is";
+const STOPPED: &str = "a start clears the log, or fills it";
+const ARMS: &str = "the trackers that arm nothing do nothing there either";
+const ROOM: &str = "room is made for each word as it comes, too";
+const NOT_ARMED: &str = "a section that is not armed has no records";
+const COALESCED: &str = "what is mapped by a block already is found so, and counts for nothing";
+const LOGGED: &str = "a slot that has a log may be written";
+const ANY_MAP: &str = "where to look first is a matter of time: the search over all maps comes after";
+const CAPACITY: &str = "a vector grows by itself";
+const VM_IS_SET: &str = "bit 0 is VM, which is set in any case";
+
+const REGISTERS: &str = "crates/hypervisor/src/registers/mod.rs";
+const STAGE1: &str = "crates/hypervisor/src/stage1.rs";
+const TRANSLATE: &str = "crates/hypervisor/src/translate.rs";
+const CPUS: &str = "crates/hypervisor/src/cpus.rs";
+const ARM: &str = "crates/stage2/src/arm.rs";
+const PROTECT: &str = "crates/stage2/src/protect.rs";
+const DESCENT: &str = "crates/stage2/src/descent.rs";
+const BELOW: &str = "crates/stage2/src/below.rs";
+const COALESCE: &str = "crates/stage2/src/coalesce.rs";
+const LOCK: &str = "crates/stage2/src/lock.rs";
+const MAP: &str = "crates/stage2/src/map.rs";
+const SPLIT: &str = "crates/stage2/src/split.rs";
+const STAGE2: &str = "crates/stage2/src/stage2.rs";
+const WALK: &str = "crates/stage2/src/walk.rs";
+const RECORD: &str = "crates/stage2/src/record.rs";
+const UNMAP: &str = "crates/stage2/src/unmap.rs";
+const DETACHED: &str = "crates/stage2/src/detached.rs";
+const HOLES: &str = "crates/stage2/src/holes.rs";
+const KEPT: &str = "crates/stage2/src/kept.rs";
+const FLUSH: &str = "crates/stage2/src/flush.rs";
+const FRAME_MAP: &str = "crates/stage2/src/frame_map.rs";
+const MAP_RANGE: &str = "crates/stage2/src/map_range.rs";
+const TABLE: &str = "crates/stage2/src/table.rs";
+const ADAPTIVE: &str = "crates/memory/src/dirty/adaptive.rs";
+const BITS: &str = "crates/memory/src/dirty/bits.rs";
+const CLEAR: &str = "crates/memory/src/dirty/clear.rs";
+const DIRTY_FAULT: &str = "crates/memory/src/dirty/fault.rs";
+const DIRTY_LOG: &str = "crates/memory/src/dirty/log.rs";
+const GET: &str = "crates/memory/src/dirty/get.rs";
+const PAGES: &str = "crates/memory/src/dirty/pages.rs";
+const DIRTY_BLOCKS: &str = "crates/memory/src/dirty/blocks.rs";
+const OPTIONS: &str = "crates/memory/src/dirty/options.rs";
+const MEMORY_FAULT: &str = "crates/memory/src/fault.rs";
+const FRAMES: &str = "crates/memory/src/frames.rs";
+const RAM: &str = "crates/memory/src/ram.rs";
+const SLOTS: &str = "crates/memory/src/slots.rs";
 const CACHE: &str = "crates/stage2/src/cache.rs";
 const CONTEXT: &str = "crates/hypervisor/src/context.rs";
 const DESCRIPTOR: &str = "crates/stage2/src/descriptor.rs";
