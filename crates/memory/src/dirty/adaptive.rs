@@ -228,6 +228,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_written_in_another_word_keeps_nothing_warm() {
+        let mut cold = Cold::new(PAGES).unwrap();
+        let rounds = (1..).find(|_| {
+            cold.next_round();
+            let ended = cold.looked(0, 1 << 5, 0);
+            assert_eq!(cold.looked(1, 1 << 5, 1 << 5), 0);
+            ended != 0
+        });
+        assert_eq!(rounds, Some(COLD));
+    }
+
+    #[test]
     fn a_fault_is_known_until_enough_rounds_are_over() {
         let heat = Heat::new(PAGES).unwrap();
         assert_eq!(heat.fault(65), None);

@@ -293,6 +293,12 @@ pub const EXCUSED: &[Excused] = &[
         "Slots::place_of: other.range.start < start => other.range.start <= start",
         "a slot that begins at the same address is a neighbour either way",
     ),
+    excused(ADAPTIVE, "Cold::new: 0 => 1 #2", "a round begins with what is free"),
+    excused(
+        GET,
+        "Held::sections_of: page / SECTION - word * WORD => page / SECTION + word * WORD",
+        "a number that is a multiple of 64 more is the same bit",
+    ),
 ];
 
 const SAME_ROW: &str = "the row is looked at entry by entry, and the same is found";
