@@ -100,36 +100,6 @@ pub const EXCUSED: &[Excused] = &[
     excused(RECORD, "record::PAUSES: 128 => a bit more", PAUSE),
     excused(
         DESCRIPTOR,
-        "Descriptor::is_forced_write_back: self.0 & (Self::MEMORY | Self::VALID) => self.0 | (Self::MEMORY | Self::VALID)",
-        LONG_WAY,
-    ),
-    excused(
-        DESCRIPTOR,
-        "Descriptor::is_forced_write_back: Self::MEMORY | Self::VALID => Self::MEMORY & Self::VALID",
-        LONG_WAY,
-    ),
-    excused(
-        DESCRIPTOR,
-        "Descriptor::is_forced_write_back: FORCED << Self::MEMORY_SHIFT | Self::VALID => FORCED << Self::MEMORY_SHIFT & Self::VALID",
-        LONG_WAY,
-    ),
-    excused(
-        DESCRIPTOR,
-        "Descriptor::is_forced_write_back: FORCED << Self::MEMORY_SHIFT => FORCED >> Self::MEMORY_SHIFT",
-        LONG_WAY,
-    ),
-    excused(
-        DESCRIPTOR,
-        "is_forced_write_back::FORCED: memory_bits(Memory::Normal, &Features { forced_write_back: true, ..Features::NONE }) => its lowest bit clear",
-        LONG_WAY,
-    ),
-    excused(
-        DESCRIPTOR,
-        "is_forced_write_back::FORCED: memory_bits(Memory::Normal, &Features { forced_write_back: true, ..Features::NONE }) => a bit more",
-        LONG_WAY,
-    ),
-    excused(
-        DESCRIPTOR,
         "Descriptor::has_memory_of: (self.0 ^ other.0) & Self::MEMORY => (self.0 ^ other.0) | Self::MEMORY",
         OTHER_TYPE,
     ),
@@ -139,27 +109,12 @@ pub const EXCUSED: &[Excused] = &[
     excused(RECORD, "Record::OTHER_MEMORY: 1 << 2 => a bit more", "bit 3 of a link is free, as bit 2 is"),
     excused(RECORD, "Record::new: 0 => 1 #2", "the first use of a record sets its link"),
     excused(STAGE2, "Stage2::new: 0 => 1 #3", "a root is coalesced by no block: nothing reads the claim on it"),
-    excused(
-        UNMAP,
-        "Stage2::unmap_page: !self.features().forced_write_back => false",
-        "the descriptor is asked too, and has the type only with the feature",
-    ),
-    excused(
-        UNMAP,
-        "Stage2::unmap_page: !self.features().forced_write_back => self.features().forced_write_back",
-        LONG_WAY,
-    ),
     excused(UNMAP, "Stage2::unmap_page: place.level != Level::L3 => true", LONG_WAY),
     excused(UNMAP, "Stage2::unmap_page: place.level != Level::L3 => place.level == Level::L3", LONG_WAY),
     excused(UNMAP, "Stage2::unmap_page: 1 => 2", LONG_WAY),
     excused(UNMAP, "Stage2::unmap_page: R::WATCHES => true", "a leaf is told to a closure that does nothing"),
     excused(UNMAP, "unmap::BATCH: 64 => a bit more", "how many are broken at once is a matter of time"),
     excused(DETACHED, "Stage2::free_tree: false => true", "the caller is told nothing it asked for, and does nothing"),
-    excused(
-        DETACHED,
-        "Stage2::free_tree: record.last().armed() > 0 => record.last().armed() >= 0",
-        "what is told of leaves without a record is passed over",
-    ),
     excused(
         DETACHED,
         "Stage2::free_tree: wanted => true",
