@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use twofold_abi::bundle::flags;
 use twofold_abi::{exit, virt};
 use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, SECTION, Slot};
-use twofold_stage2::{Geometry, Granule, Ipa, Pa, Platform, Run, Vmid};
+use twofold_stage2::{Geometry, Granule, Ipa, Pa, Platform, Run, Vmid, Window};
 
 #[cfg(feature = "baselines")]
 use crate::baselines;
@@ -216,7 +216,11 @@ fn slot(start: u64, size: u64, backing: Backing) -> Slot {
 
 fn devices(board: &Board) -> impl Iterator<Item = Slot> {
     let redistributors = board.cpus.len() as u64 * virt::GICR_SIZE;
-    let device = |physical: &core::ops::Range<u64>| Backing::Device(Pa::new(physical.start));
+    let device = |physical: &core::ops::Range<u64>| {
+        // SAFETY: these devices are passed through to the guest, and none of them accesses memory. They are no RAM, and EL2
+        // reaches them by volatile accesses alone.
+        Backing::Device(unsafe { Window::new(Pa::new(physical.start), physical.end - physical.start) })
+    };
     [
         slot(virt::GICD_BASE, virt::GICD_SIZE, device(&board.gicd)),
         slot(virt::GICR_BASE, redistributors, device(&board.gicr[0])),

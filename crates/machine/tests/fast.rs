@@ -15,7 +15,7 @@ use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::single_operand;
 use twofold_stage2::{
     Access, Attributes, Features, Geometry, Granule, Ipa, Level, Pa, Platform, Run, Stage2, TablePage, TableSource,
-    Unwatched, Vmid,
+    Unwatched, Vmid, Window,
 };
 
 const PAGE: u64 = 4096;
@@ -88,7 +88,9 @@ impl Guest {
     }
 
     fn map(&mut self, ipa: Ipa, pa: Pa, level: Level, attributes: &Attributes) {
-        let _ = self.stage2.map(ipa, pa, level, attributes, &mut self.tables).unwrap();
+        // SAFETY: the tests map frames of the arena that are not donated.
+        let window = unsafe { Window::new(pa, Granule::KIB_4.span(level)) };
+        let _ = self.stage2.open(window, ipa).map(level, attributes, &mut self.tables).unwrap();
     }
 
     fn unmap(&mut self, ipa: Ipa, size: u64) {

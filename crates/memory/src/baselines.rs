@@ -17,9 +17,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use spin::Mutex;
 use twofold_stage2::baselines::{EveryLevel, SkipChildren, SkipLeaves};
-use twofold_stage2::{Attributes, Coalesced, Error, IpaRange, Level, Mapped, Platform, TablePage, TableSource};
+use twofold_stage2::{Attributes, Coalesced, Error, Grant, IpaRange, Level, Mapped, Platform, TablePage, TableSource};
 
-use crate::given::Place;
 use crate::guest::GuestMemory;
 
 /// How each technique is done. By default: as everywhere.
@@ -99,45 +98,60 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Maps as the policies say.
     #[inline(never)]
-    pub(crate) fn map_as_before(&self, place: Place, attributes: &Attributes) -> Result<Mapped, Error> {
+    pub(crate) fn map_as_before(
+        &self,
+        level: Level,
+        grant: Grant<'_, P>,
+        attributes: &Attributes,
+    ) -> Result<Mapped, Error> {
         let mut tables = self.tables();
         let spare = || self.before.spare[this_cpu()].0.try_lock();
         let Some(mut pages) = (self.before.policies.tables == TablePages::Always).then(spare).flatten() else {
-            return self.map_and_clean(place, attributes, &mut tables);
+            return self.map_and_clean(level, grant, attributes, &mut tables);
         };
         let levels = usize::from(Level::L3.raw() - self.stage2.geometry().root_level().raw());
         while pages.len() < levels {
             let Some(page) = tables.take() else { break };
             pages.push(page);
         }
-        self.map_and_clean(place, attributes, &mut Spare { pages: &mut pages, source: &mut tables })
+        self.map_and_clean(level, grant, attributes, &mut Spare { pages: &mut pages, source: &mut tables })
     }
 
     fn map_and_clean(
         &self,
-        Place { level, ipa, pa }: Place,
+        level: Level,
+        grant: Grant<'_, P>,
         attributes: &Attributes,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
         match self.before.policies.clean {
-            Clean::OnMap => self.stage2.map(ipa, pa, level, attributes, tables),
-            Clean::OnAbort => self.stage2.map_cleaning_on_abort(ipa, pa, level, attributes, tables),
+            Clean::OnMap => grant.map(level, attributes, tables),
+            Clean::OnAbort => grant.map_cleaning_on_abort(level, attributes, tables),
         }
     }
 
     /// Puts a block in the place of a table, which is freed first.
-    pub(crate) fn coalesce_freeing_first(&self, place: Place, attributes: &Attributes) -> Result<Coalesced, Error> {
-        let Place { level, ipa, pa } = place;
-        self.stage2.coalesce_freeing_first(ipa, pa, level, attributes, &mut self.tables(), &mut |_| ())
+    pub(crate) fn coalesce_freeing_first(
+        &self,
+        level: Level,
+        grant: Grant<'_, P>,
+        attributes: &Attributes,
+    ) -> Result<Coalesced, Error> {
+        grant.coalesce_freeing_first(level, attributes, &mut self.tables(), &mut |_| ())
     }
 
     /// Puts a block in the place of a table for a fault that has cleaned all of it.
-    pub(crate) fn coalesce_cleaned(&self, place: Place, attributes: &Attributes) -> Result<Coalesced, Error> {
-        let (Place { level, ipa, pa }, tables, nobody) = (place, &mut self.tables(), &mut |_| ());
+    pub(crate) fn coalesce_cleaned(
+        &self,
+        level: Level,
+        grant: Grant<'_, P>,
+        attributes: &Attributes,
+    ) -> Result<Coalesced, Error> {
+        let (tables, nobody) = (&mut self.tables(), &mut |_| ());
         if self.before.frees_first() {
-            self.stage2.coalesce_cleaned::<true>(ipa, pa, level, attributes, tables, nobody)
+            grant.coalesce_cleaned::<true>(level, attributes, tables, nobody)
         } else {
-            self.stage2.coalesce_cleaned::<false>(ipa, pa, level, attributes, tables, nobody)
+            grant.coalesce_cleaned::<false>(level, attributes, tables, nobody)
         }
     }
 

@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering;
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{
-    Access, Attributes, Coalesced, Execute, Ipa, IpaRange, Level, Lock, Mapped, Pa, Platform, Relaxed,
+    Access, Attributes, Coalesced, Execute, Grant, Ipa, IpaRange, Level, Lock, Mapped, Platform, Relaxed, Window,
 };
 
 use crate::dirty::Running;
@@ -98,7 +98,7 @@ impl<P: Platform> GuestMemory<P> {
         match &slot.content {
             Content::Ram(ram) => self.map_ram(page, slot, ram, fault),
             Content::Given(given) => self.map_given(page, slot, given, fault),
-            Content::Device(start) => self.map_device(page, slot, *start, fault),
+            Content::Device(window) => self.map_device(page, slot, window, fault),
         }
     }
 
@@ -121,8 +121,8 @@ impl<P: Platform> GuestMemory<P> {
             return answer;
         }
         let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
-        let (pa, first_touch) = self.make_ready(page, ram, Level::L3)?;
-        let mapped = self.map_leaf(page, pa, Level::L3, &attributes)?;
+        let (grant, first_touch) = self.make_ready(page, ram, Level::L3)?;
+        let mapped = self.map_leaf(Level::L3, grant, &attributes)?;
         self.note_writes(slot, page..page + FRAME);
         self.mapped(mapped, Level::L3, first_touch, fault)
     }
@@ -137,10 +137,9 @@ impl<P: Platform> GuestMemory<P> {
         ram: &Lock<Ram>,
         fault: &GuestFault,
     ) -> Option<Result<Answer, Error>> {
-        let ipa = block_around(page, &slot.range)?;
+        block_around(page, &slot.range)?;
         let ready = self.make_ready(page, ram, Level::L2);
-        let place = |pa| Place { level: Level::L2, ipa, pa };
-        Some(ready.and_then(|(pa, first_touch)| self.map_place(place(pa), slot, first_touch, fault)))
+        Some(ready.and_then(|(grant, first_touch)| self.map_ready(Level::L2, grant, slot, first_touch, fault)))
     }
 
     /// Maps memory that was given by the largest leaf that fits.
@@ -151,32 +150,42 @@ impl<P: Platform> GuestMemory<P> {
         }
         let largest = if self.pages == Pages::Largest { given.largest } else { Level::L3 };
         let pa = given.pa(&slot.range, page);
-        self.map_place(Place::around(page, pa, &slot.range, largest, self.stage2.geometry()), slot, false, fault)
+        let geometry = self.stage2.geometry();
+        let place = Place::around(page, pa, &slot.range, largest, geometry);
+        let grant =
+            self.stage2.grant(&given.frames, place.ipa, place.size(geometry)).ok_or(Error::NoRam { ipa: page })?;
+        self.map_ready(place.level, grant, slot, false, fault)
     }
 
     /// Maps memory that is ready. A table that is in the way, from a log that has stopped or from an unmap of a part, goes: the
     /// block takes its place. To a log that starts meanwhile that is all the same (module [`dirty`](crate::dirty)).
     #[inline(never)]
-    fn map_place(&self, place: Place, slot: &Kept, first_touch: bool, fault: &GuestFault) -> Result<Answer, Error> {
-        let Place { level, ipa, pa } = place;
+    fn map_ready(
+        &self,
+        level: Level,
+        grant: Grant<'_, P>,
+        slot: &Kept,
+        first_touch: bool,
+        fault: &GuestFault,
+    ) -> Result<Answer, Error> {
         let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
-        let mapped = match self.map_leaf(ipa, pa, level, &attributes) {
-            Err(twofold_stage2::Error::TableInTheWay { .. }) => self.promote(place, &attributes)?,
+        let mapped = match self.map_leaf(level, grant, &attributes) {
+            Err(twofold_stage2::Error::TableInTheWay { .. }) => self.promote(level, grant, &attributes)?,
             mapped => mapped?,
         };
-        self.note_writes(slot, place.range(self.stage2.geometry()));
+        self.note_writes(slot, grant.ipa()..grant.ipa() + grant.size());
         self.mapped(mapped, level, first_touch, fault)
     }
 
     /// Puts a block in the place of a table (source S4). Nobody is told of what hardware had recorded there: if that is of
     /// interest to a log, all of the block is marked.
     #[cold]
-    fn promote(&self, place: Place, attributes: &Attributes) -> Result<Mapped, Error> {
+    fn promote(&self, level: Level, grant: Grant<'_, P>, attributes: &Attributes) -> Result<Mapped, Error> {
         #[cfg(feature = "baselines")]
         if self.before.cleans_on_abort() {
-            return Ok(self.promoted(self.coalesce_cleaned(place, attributes)?));
+            return Ok(self.promoted(self.coalesce_cleaned(level, grant, attributes)?));
         }
-        Ok(self.promoted(self.coalesce(place, attributes)?))
+        Ok(self.promoted(self.coalesce(level, grant, attributes)?))
     }
 
     /// As if it had been mapped where nothing was; which is counted.
@@ -191,43 +200,48 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Puts a block in the place of what maps the same.
-    pub(crate) fn coalesce(&self, place: Place, attributes: &Attributes) -> Result<Coalesced, twofold_stage2::Error> {
+    pub(crate) fn coalesce(
+        &self,
+        level: Level,
+        grant: Grant<'_, P>,
+        attributes: &Attributes,
+    ) -> Result<Coalesced, twofold_stage2::Error> {
         #[cfg(feature = "baselines")]
         if self.before.frees_first() {
-            return self.coalesce_freeing_first(place, attributes);
+            return self.coalesce_freeing_first(level, grant, attributes);
         }
-        let Place { level, ipa, pa } = place;
-        self.stage2.coalesce(ipa, pa, level, attributes, &mut self.tables(), &mut |_| ())
+        grant.coalesce(level, attributes, &mut self.tables(), &mut |_| ())
     }
 
     /// Maps a leaf.
     #[inline(always)]
     fn map_leaf(
         &self,
-        ipa: Ipa,
-        pa: Pa,
         level: Level,
+        grant: Grant<'_, P>,
         attributes: &Attributes,
     ) -> Result<Mapped, twofold_stage2::Error> {
         #[cfg(feature = "baselines")]
         if self.before.changes_map() {
-            return self.map_as_before(Place { level, ipa, pa }, attributes);
+            return self.map_as_before(level, grant, attributes);
         }
-        self.stage2.map(ipa, pa, level, attributes, &mut self.tables())
+        grant.map(level, attributes, &mut self.tables())
     }
 
     /// Maps a page while a log runs: what is not written is not writable, unless hardware records that it is.
     #[cold]
     fn map_logged(&self, page: Ipa, slot: &Kept, fault: &GuestFault, running: Running) -> Result<Answer, Error> {
-        let (pa, first_touch) = match &slot.content {
+        let (grant, first_touch) = match &slot.content {
             Content::Ram(ram) => self.make_ready(page, ram, Level::L3)?,
-            Content::Given(given) => (given.pa(&slot.range, page), false),
+            Content::Given(given) => {
+                (self.stage2.grant(&given.frames, page, FRAME).ok_or(Error::NoRam { ipa: page })?, false)
+            }
             Content::Device(_) => return Ok(Answer::ExternalAbort),
         };
         let write = slot.writable && fault.access == AccessKind::Write;
         let armed = slot.writable && running.maps_armed();
         let attributes = self.ram_attributes(write, fault.access == AccessKind::Execute, armed);
-        let mapped = self.map_leaf(page, pa, Level::L3, &attributes)?;
+        let mapped = self.map_leaf(Level::L3, grant, &attributes)?;
         if armed {
             // What is written there, hardware records, and has done so if that is why it is mapped.
             self.note_armed(slot, page..page + FRAME, running);
@@ -237,31 +251,37 @@ impl<P: Platform> GuestMemory<P> {
         self.mapped(mapped, Level::L3, first_touch, fault)
     }
 
-    /// Has a page backed and made ready, or for a leaf of level 2 the section around it; where that is, and whether frames
-    /// were zeroed. The slot's lock is free again when it is mapped.
+    /// Has a page backed and made ready, or for a leaf of level 2 the section around it; the right to map that, and whether
+    /// frames were zeroed. The slot's lock is free again when it is mapped.
     #[inline(always)]
-    fn make_ready(&self, page: Ipa, ram: &Lock<Ram>, level: Level) -> Result<(Pa, bool), Error> {
+    fn make_ready(&self, page: Ipa, ram: &Lock<Ram>, level: Level) -> Result<(Grant<'_, P>, bool), Error> {
         let (platform, features) = (self.stage2.platform(), self.stage2.features());
         let mut ram = ram.lock(platform);
-        let mut backed = ram.back(page, &self.frames, platform).ok_or(Error::NoFrames { ipa: page })?;
-        Ok(match level {
-            Level::L2 => (backed.section_pa(), backed.make_section_ready(platform, features)),
-            _ => (backed.pa(), backed.make_ready(platform, features)),
-        })
+        let mut backed = ram.back(page, &self.frames, &self.stage2).ok_or(Error::NoFrames { ipa: page })?;
+        let (zeroed, grant) = match level {
+            Level::L2 => (backed.make_section_ready(platform, features), backed.section_grant(&self.stage2)),
+            _ => (backed.make_ready(platform, features), backed.grant(&self.stage2)),
+        };
+        // The section was lent to these tables for its slot's addresses, so there is a grant.
+        Ok((grant.ok_or(Error::NoRam { ipa: page })?, zeroed))
     }
 
     /// Maps a device's registers by the largest leaf that fits. After an unmap of a part, smaller mappings may be left there:
     /// they stay, and the guest gets a smaller leaf beside them. No block replaces them: that has a break in it, and the guest
     /// may be using these registers.
     #[inline(never)]
-    fn map_device(&self, page: Ipa, slot: &Kept, start: Pa, fault: &GuestFault) -> Result<Answer, Error> {
-        let pa = start + (page - slot.range.start);
+    fn map_device(&self, page: Ipa, slot: &Kept, window: &Window, fault: &GuestFault) -> Result<Answer, Error> {
+        let pa = window.pa() + (page - slot.range.start);
         let access = Access { write: slot.writable, ..Access::READ };
         let attributes = Attributes { access, ..Attributes::device() };
         let mut largest = Level::L1;
         loop {
-            let Place { level, ipa, pa } = Place::around(page, pa, &slot.range, largest, self.stage2.geometry());
-            match (self.stage2.map(ipa, pa, level, &attributes, &mut self.tables()), level.below()) {
+            let Place { level, ipa, .. } = Place::around(page, pa, &slot.range, largest, self.stage2.geometry());
+            let span = self.stage2.geometry().granule().span(level);
+            let part = window.part(ipa - slot.range.start, span);
+            let part = part.ok_or(twofold_stage2::Error::NotGranted { ipa, size: span })?;
+            let mapped = self.stage2.open(part, ipa).map(level, &attributes, &mut self.tables());
+            match (mapped, level.below()) {
                 (Err(twofold_stage2::Error::TableInTheWay { .. }), Some(below)) => largest = below,
                 (mapped, _) => return self.mapped(mapped?, level, false, fault),
             }

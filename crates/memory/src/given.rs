@@ -4,11 +4,11 @@
 //! Invariant: nothing of it ever changes while the slot is there. So nobody takes a lock to find a page, no fault has to make
 //! one ready, and a leaf may be as large as slot, alignment and giver allow.
 
-use twofold_stage2::{Geometry, Ipa, IpaRange, Level, Pa, Run};
+use twofold_stage2::{Geometry, Ipa, IpaRange, Lent, Level, Pa};
 
 /// The frames of one slot, and the level of the largest leaf that may map them.
 pub(crate) struct Given {
-    pub(crate) frames: Run,
+    pub(crate) frames: Lent,
     pub(crate) largest: Level,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Place {
 impl Given {
     /// Where the page at `ipa` is, in a slot of these addresses.
     pub(crate) fn pa(&self, slot: &IpaRange, ipa: Ipa) -> Pa {
-        self.frames.pa() + (ipa - slot.start)
+        self.frames.run().pa() + (ipa - slot.start)
     }
 
     /// The largest leaf that begins with the page at `ipa`.
@@ -46,9 +46,9 @@ impl Place {
         fitting.next().unwrap_or(Self { level: Level::L3, ipa: page, pa })
     }
 
-    /// The addresses that it maps.
-    pub(crate) fn range(&self, geometry: &Geometry) -> IpaRange {
-        self.ipa..self.ipa + geometry.granule().span(self.level)
+    /// How many bytes it maps.
+    pub(crate) fn size(&self, geometry: &Geometry) -> u64 {
+        geometry.granule().span(self.level)
     }
 }
 

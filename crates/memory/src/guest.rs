@@ -7,8 +7,8 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::{
-    Broken, Geometry, Ipa, IpaRange, Level, Lock, LockGuard, Platform, Run, Stage2, TablePage, TableSource, Unwatched,
-    Vmid,
+    Broken, Geometry, Ipa, IpaRange, Lent, Level, Lock, LockGuard, Platform, Run, Stage2, TablePage, TableSource,
+    Unwatched, Vmid,
 };
 
 use crate::frames::{FRAME, Frames};
@@ -114,7 +114,8 @@ impl<P: Platform> GuestMemory<P> {
     ///
     /// The slot comes back, with what is wrong with it.
     pub fn add_slot(&mut self, slot: Slot) -> Result<SlotId, Refused> {
-        self.slots.add(slot, self.stage2.geometry().end())
+        let stage2 = &self.stage2;
+        self.slots.add(slot, stage2.geometry().end(), |run, range| stage2.lend(run, range.start, range))
     }
 
     /// Takes a slot away: nothing of it is mapped any more, and its frames are free when this returns. Those that it was
@@ -126,14 +127,15 @@ impl<P: Platform> GuestMemory<P> {
     pub fn remove_slot(&mut self, slot: SlotId) -> Result<Option<Run>, Error> {
         let range = self.slots.get(slot).ok_or(SlotError::Gone)?.range.clone();
         // Blocks at its ends may be split for that. They are the slot's own: none reaches beyond.
-        self.stage2.unmap(range, &mut self.tables(), Unwatched)?.complete().free(&mut self.tables());
+        let frames = self.frames.get_mut();
+        let vacated = self.stage2.vacate(range, frames)?;
+        let reclaim = |lent| reclaimed(vacated.reclaim(lent));
         match self.slots.remove(slot).map(|slot| slot.content) {
             Some(Content::Ram(ram)) => {
-                let mut frames = self.frames();
-                ram.into_inner().into_frames().for_each(|run| frames.give_own(run));
+                ram.into_inner().into_frames().filter_map(reclaim).for_each(|run| frames.give_own(run));
                 Ok(None)
             }
-            Some(Content::Given(given)) => Ok(Some(given.frames)),
+            Some(Content::Given(given)) => Ok(reclaim(given.frames)),
             Some(Content::Device(_)) | None => Ok(None),
         }
     }
@@ -145,10 +147,13 @@ impl<P: Platform> GuestMemory<P> {
         let Self { stage2, slots, frames, .. } = self;
         let mut frames = frames.into_inner();
         let (root, _) = stage2.destroy(&mut frames, Unwatched);
+        let reclaim = |lent| reclaimed(root.reclaim(lent));
         for content in slots.into_contents() {
             match content {
-                Content::Ram(ram) => ram.into_inner().into_frames().for_each(|run| frames.give_own(run)),
-                Content::Given(backing) => given(backing.frames),
+                Content::Ram(ram) => {
+                    ram.into_inner().into_frames().filter_map(reclaim).for_each(|run| frames.give_own(run));
+                }
+                Content::Given(backing) => reclaim(backing.frames).into_iter().for_each(&mut given),
                 Content::Device(_) => {}
             }
         }
@@ -206,11 +211,11 @@ impl<P: Platform> GuestMemory<P> {
             match &slot.content {
                 Content::Ram(ram) => {
                     let mut ram = ram.lock(platform);
-                    let mut backed = ram.back(page, &self.frames, platform).ok_or(Error::NoFrames { ipa: page })?;
+                    let mut backed = ram.back(page, &self.frames, &self.stage2).ok_or(Error::NoFrames { ipa: page })?;
                     backed.make_ready(platform, self.stage2.features());
                     backed.write(platform, at - page, now);
                 }
-                Content::Given(given) => given.frames.write(platform, at - slot.range.start, now),
+                Content::Given(given) => given.frames.run().write(platform, at - slot.range.start, now),
                 Content::Device(_) => return Err(Error::NoRam { ipa: at }),
             }
             self.note_writes(slot, page..page + FRAME);
@@ -237,10 +242,10 @@ impl<P: Platform> GuestMemory<P> {
             let (slot, platform) = (self.slots.find(at).ok_or(Error::NoRam { ipa: at })?, self.stage2.platform());
             match &slot.content {
                 Content::Ram(ram) => match ram.lock(platform).ready_page(page) {
-                    Some((run, offset)) => run.read(platform, offset + (at - page), now),
+                    Some((lent, offset)) => lent.run().read(platform, offset + (at - page), now),
                     None => now.fill(0),
                 },
-                Content::Given(given) => given.frames.read(platform, at - slot.range.start, now),
+                Content::Given(given) => given.frames.run().read(platform, at - slot.range.start, now),
                 Content::Device(_) => return Err(Error::NoRam { ipa: at }),
             }
             at = at + count as u64;
@@ -279,6 +284,12 @@ impl<P: Platform> GuestMemory<P> {
             tables_freed,
         }
     }
+}
+
+/// What was reclaimed. A slot's frames were lent for its addresses and to its guest's tables, so they always are.
+fn reclaimed(reclaimed: Result<Run, Lent>) -> Option<Run> {
+    debug_assert!(reclaimed.is_ok(), "{reclaimed:?} was lent for other addresses than its slot's");
+    reclaimed.ok()
 }
 
 /// The frames of a guest, locked for one table page at a time. The engine asks with none of its own locks held, and faults

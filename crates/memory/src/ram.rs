@@ -12,7 +12,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use twofold_stage2::{Features, Ipa, IpaRange, Lock, Pa, Platform, Run};
+use twofold_stage2::{Features, Grant, Ipa, IpaRange, Lent, Lock, Platform, Stage2};
 
 use crate::frames::{FRAME, Frames};
 
@@ -25,6 +25,8 @@ const PART: usize = 64;
 
 /// The backing of one slot of RAM.
 pub(crate) struct Ram {
+    /// The slot's addresses: sections at its ends are mapped there only.
+    slot: IpaRange,
     /// Where the first section starts, at or below the slot.
     start: Ipa,
     /// Its sections; `None` where nobody touched one.
@@ -35,19 +37,20 @@ pub(crate) struct Ram {
 
 type Part = Box<[Section; PART]>;
 
+/// Its size is a power of two, so that a fault finds it by a shift.
 #[derive(Default)]
+#[repr(align(128))]
 struct Section {
-    frames: Option<Run>,
+    frames: Option<Lent>,
     ready: [u64; PAGES as usize / 64],
 }
 
 /// A page of guest RAM that has frames behind it, seen with the section it is in.
 pub(crate) struct BackedPage<'a> {
-    frames: &'a Run,
+    frames: &'a Lent,
     ready: &'a mut [u64; PAGES as usize / 64],
     zeroed: &'a mut u64,
-    /// The page's place in the section, in bytes.
-    offset: u64,
+    ipa: Ipa,
 }
 
 impl Ram {
@@ -55,7 +58,7 @@ impl Ram {
     pub(crate) fn new(range: &IpaRange) -> Self {
         let start = range.start.align_down(SECTION);
         let count = (range.end - start).div_ceil(PART as u64 * SECTION);
-        Self { start, parts: (0..count).map(|_| None).collect(), zeroed: 0 }
+        Self { slot: range.start..range.end, start, parts: (0..count).map(|_| None).collect(), zeroed: 0 }
     }
 
     /// How many frames were zeroed.
@@ -70,29 +73,34 @@ impl Ram {
         &mut self,
         ipa: Ipa,
         frames: &Lock<Frames>,
-        platform: &P,
+        stage2: &Stage2<P>,
     ) -> Option<BackedPage<'_>> {
         let offset = ipa - self.start;
         let index = (offset / SECTION) as usize;
         let (part, place) = (&mut self.parts[index / PART], index % PART);
         let is_taken = part.as_ref().is_some_and(|part| part[place].frames.is_some());
-        let section = if is_taken { &mut part.as_mut()?[place] } else { take(part, place, frames, platform)? };
+        let section = if is_taken {
+            &mut part.as_mut()?[place]
+        } else {
+            let lend = Lend { stage2, section: ipa.align_down(SECTION), slot: &self.slot };
+            take(part, place, frames, lend)?
+        };
         let (frames, ready) = (section.frames.as_ref()?, &mut section.ready);
-        Some(BackedPage { frames, ready, zeroed: &mut self.zeroed, offset: ipa.raw() % SECTION })
+        Some(BackedPage { frames, ready, zeroed: &mut self.zeroed, ipa })
     }
 }
 
 impl Ram {
-    /// Where the frames of the section at `ipa` are, if there are any and all their pages are ready.
-    pub(crate) fn ready_section(&self, ipa: Ipa) -> Option<Pa> {
+    /// The frames of the section at `ipa`, if there are any and all their pages are ready.
+    pub(crate) fn ready_section(&self, ipa: Ipa) -> Option<&Lent> {
         let index = ((ipa - self.start) / SECTION) as usize;
         let section = &self.parts[index / PART].as_ref()?[index % PART];
         let frames = section.frames.as_ref()?;
-        (section.ready == [!0; 8]).then_some(frames.pa())
+        (section.ready == [!0; 8]).then_some(frames)
     }
 
     /// Where a page is, if it was ever touched.
-    pub(crate) fn ready_page(&self, ipa: Ipa) -> Option<(&Run, u64)> {
+    pub(crate) fn ready_page(&self, ipa: Ipa) -> Option<(&Lent, u64)> {
         let offset = ipa - self.start;
         let index = (offset / SECTION) as usize;
         let section = &self.parts[index / PART].as_ref()?[index % PART];
@@ -102,9 +110,16 @@ impl Ram {
     }
 
     /// All its frames, which are not the slot's any more.
-    pub(crate) fn into_frames(self) -> impl Iterator<Item = Run> {
+    pub(crate) fn into_frames(self) -> impl Iterator<Item = Lent> {
         self.parts.into_iter().flatten().flat_map(|part| *part).filter_map(|section| section.frames)
     }
+}
+
+/// To which tables the frames of a section are lent, and for which addresses.
+struct Lend<'a, P: Platform> {
+    stage2: &'a Stage2<P>,
+    section: Ipa,
+    slot: &'a IpaRange,
 }
 
 /// Takes frames for a section that has none, and memory on the heap for its part if it is the first of it.
@@ -113,7 +128,7 @@ fn take<'a, P: Platform>(
     part: &'a mut Option<Part>,
     place: usize,
     frames: &Lock<Frames>,
-    platform: &P,
+    lend: Lend<'_, P>,
 ) -> Option<&'a mut Section> {
     if part.is_none() {
         let mut sections = Vec::new();
@@ -122,31 +137,33 @@ fn take<'a, P: Platform>(
         *part = sections.try_into().ok();
     }
     let section = &mut part.as_mut()?[place];
-    section.frames = Some(frames.lock(platform).take(PAGES)?);
+    let run = frames.lock(lend.stage2.platform()).take(PAGES)?;
+    section.frames = Some(lend.stage2.lend(run, lend.section, lend.slot.clone()));
     Some(section)
 }
 
 impl BackedPage<'_> {
-    /// The page's physical address.
-    pub(crate) fn pa(&self) -> Pa {
-        self.section_pa() + self.offset
+    /// The right to map the page.
+    #[inline(always)]
+    pub(crate) fn grant<'a, P: Platform>(&self, stage2: &'a Stage2<P>) -> Option<Grant<'a, P>> {
+        stage2.grant(self.frames, self.ipa, FRAME)
     }
 
-    /// Where the section's frames start.
-    pub(crate) fn section_pa(&self) -> Pa {
-        self.frames.pa()
+    /// The right to map all of the section, which is inside the slot.
+    pub(crate) fn section_grant<'a, P: Platform>(&self, stage2: &'a Stage2<P>) -> Option<Grant<'a, P>> {
+        stage2.grant(self.frames, self.ipa.align_down(SECTION), SECTION)
     }
 
     /// Zeroes the page unless it is ready. Returns whether it had to.
     #[inline]
     pub(crate) fn make_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> bool {
-        self.make_page_ready(self.offset / FRAME, platform, features)
+        self.make_page_ready(self.offset() / FRAME, platform, features)
     }
 
     /// Zeroes the pages of the section that are not ready. Returns whether there were any.
     pub(crate) fn make_section_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> bool {
         if *self.ready == [0; 8] {
-            self.frames.zero(platform, features);
+            self.frames.run().zero(platform, features);
             *self.ready = [!0; 8];
             *self.zeroed += PAGES;
             return true;
@@ -156,7 +173,13 @@ impl BackedPage<'_> {
 
     /// Writes into the page, which is ready and not mapped.
     pub(crate) fn write<P: Platform>(&self, platform: &P, offset: u64, bytes: &[u8]) {
-        self.frames.write(platform, self.offset + offset, bytes);
+        self.frames.run().write(platform, self.offset() + offset, bytes);
+    }
+
+    /// The page's place in the section, in bytes.
+    #[inline]
+    fn offset(&self) -> u64 {
+        self.ipa.raw() % SECTION
     }
 
     #[inline]
@@ -165,7 +188,7 @@ impl BackedPage<'_> {
         if *word & bit != 0 {
             return false;
         }
-        self.frames.zero_page(platform, features, page * FRAME);
+        self.frames.run().zero_page(platform, features, page * FRAME);
         *word |= bit;
         *self.zeroed += 1;
         true

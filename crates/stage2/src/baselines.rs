@@ -5,9 +5,9 @@
 //! | technique | before | source |
 //! |---|---|---|
 //! | splitting visits tables with blocks only | [`EveryLevel`], [`SkipChildren`]; [`SkipLeaves`] is the source's proposal | S0 |
-//! | caches are cleaned by who maps | [`Stage2::map_cleaning_on_abort`] | S4 |
-//! | the block is made before the old table is freed | [`Stage2::coalesce_freeing_first`] | S4 |
-//! | table pages only where a table is missing | [`Stage2::map_topping_up_always`] | S4 |
+//! | caches are cleaned by who maps | [`Grant::map_cleaning_on_abort`] | S4 |
+//! | the block is made before the old table is freed | [`Grant::coalesce_freeing_first`] | S4 |
+//! | table pages only where a table is missing | [`Grant::map_topping_up_always`] | S4 |
 //!
 //! None of the walks here uses the tables' records: they look at entries alone, as Linux's do.
 
@@ -15,7 +15,7 @@ use crate::cache::{self, Upkeep};
 use crate::platform::Platform;
 use crate::walk::{Entry, Visitor};
 use crate::{
-    Attributes, Coalesced, Descriptor, Error, Ipa, IpaRange, Leaf, Level, Levels, Mapped, Memory, Pa, Pool, Stage2,
+    Attributes, Coalesced, Descriptor, Error, Grant, Ipa, IpaRange, Leaf, Level, Levels, Mapped, Memory, Pool, Stage2,
     TableSource,
 };
 
@@ -62,30 +62,32 @@ impl<P: Platform> Stage2<P> {
         self.walk(range, &mut split)?;
         Ok(split.visits)
     }
+}
 
+impl<P: Platform> Grant<'_, P> {
     /// Maps, and cleans before looking whether there is anything to map: each CPU that faults for a block cleans it.
     ///
     /// # Errors
     ///
     /// As [`map`](Self::map).
     pub fn map_cleaning_on_abort(
-        &self,
-        ipa: Ipa,
-        pa: Pa,
+        self,
         level: Level,
         attributes: &Attributes,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
-        self.check_leaf(ipa, pa, level)?;
-        attributes.access.check(self.features())?;
-        let frame = (pa, self.geometry().granule().span(level));
-        cache::before_map(self.platform(), self.features(), frame, Upkeep::new(self.features(), attributes));
-        let new = Descriptor::leaf(pa, level, attributes, self.features());
+        let Self { stage2, ipa, pa, .. } = self;
+        let (features, span) = (stage2.features(), stage2.geometry().granule().span(level));
+        self.check(span)?;
+        stage2.check_leaf(ipa, pa, level)?;
+        attributes.access.check(features)?;
+        cache::before_map(stage2.platform(), features, (pa, span), Upkeep::new(features, attributes));
+        let new = Descriptor::leaf(pa, level, attributes, features);
         // Were it no normal memory, it would have to be noted.
         if attributes.memory == Memory::Normal {
-            return self.map_with::<false>(ipa, new, level, Upkeep::NONE, tables);
+            return stage2.map_with::<false>(ipa, new, level, Upkeep::NONE, tables);
         }
-        self.map_with::<true>(ipa, new, level, Upkeep::NONE, tables)
+        stage2.map_with::<true>(ipa, new, level, Upkeep::NONE, tables)
     }
 
     /// Coalesces, and frees the old table while nothing is mapped: other CPUs fault there all that time.
@@ -94,15 +96,13 @@ impl<P: Platform> Stage2<P> {
     ///
     /// As [`map`](Self::map).
     pub fn coalesce_freeing_first(
-        &self,
-        ipa: Ipa,
-        pa: Pa,
+        self,
         level: Level,
         attributes: &Attributes,
         tables: &mut impl TableSource,
         dirty: &mut dyn FnMut(Leaf),
     ) -> Result<Coalesced, Error> {
-        self.coalesce_in_order::<true, false>(ipa, pa, level, attributes, tables, dirty)
+        self.coalesce_in_order::<true, false>(level, attributes, tables, dirty)
     }
 
     /// Coalesces what a fault has cleaned before it looked ([`map_cleaning_on_abort`](Self::map_cleaning_on_abort)): nothing is
@@ -112,15 +112,13 @@ impl<P: Platform> Stage2<P> {
     ///
     /// As [`map`](Self::map).
     pub fn coalesce_cleaned<const FREE_FIRST: bool>(
-        &self,
-        ipa: Ipa,
-        pa: Pa,
+        self,
         level: Level,
         attributes: &Attributes,
         tables: &mut impl TableSource,
         dirty: &mut dyn FnMut(Leaf),
     ) -> Result<Coalesced, Error> {
-        self.coalesce_in_order::<FREE_FIRST, true>(ipa, pa, level, attributes, tables, dirty)
+        self.coalesce_in_order::<FREE_FIRST, true>(level, attributes, tables, dirty)
     }
 
     /// Maps, and fills the pool before, as if each fault might need a table at every level.
@@ -130,15 +128,13 @@ impl<P: Platform> Stage2<P> {
     /// As [`map`](Self::map).
     #[inline(always)]
     pub fn map_topping_up_always<S: TableSource, const N: usize>(
-        &self,
-        ipa: Ipa,
-        pa: Pa,
+        self,
         level: Level,
         attributes: &Attributes,
         tables: &mut Pool<S, N>,
     ) -> Result<Mapped, Error> {
-        tables.top_up(usize::from(Level::L3.raw() - self.geometry().root_level().raw()));
-        self.map(ipa, pa, level, attributes, tables)
+        tables.top_up(usize::from(Level::L3.raw() - self.stage2.geometry().root_level().raw()));
+        self.map(level, attributes, tables)
     }
 }
 

@@ -17,9 +17,9 @@ use crate::map::Mapped;
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::tlb::Scope;
-use crate::{Attributes, Descriptor, Error, Ipa, Leaf, Level, Memory, Pa, Stage2, TableSource, cache};
+use crate::{Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, Stage2, TableSource, cache};
 
-/// What [`Stage2::coalesce`] did.
+/// What [`Grant::coalesce`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Coalesced {
@@ -28,12 +28,12 @@ pub enum Coalesced {
         /// Pages that were given back.
         tables: u64,
     },
-    /// There was no table: as [`Stage2::map`] found it.
+    /// There was no table: as [`Grant::map`] found it.
     Mapped(Mapped),
 }
 
-impl<P: Platform> Stage2<P> {
-    /// Maps `pa` at `ipa` by one block of `level`, which takes the place of smaller mappings. The frames behind what is
+impl<P: Platform> Grant<'_, P> {
+    /// Maps the start of what is granted by one block of `level`, which takes the place of smaller mappings. The frames behind what is
     /// mapped already have to be those of the block: nobody is told of others.
     ///
     /// `dirty` is told of each leaf, of the mappings that went, in which hardware had recorded a write. What is not
@@ -45,20 +45,32 @@ impl<P: Platform> Stage2<P> {
     ///
     /// As [`map`](Self::map).
     pub fn coalesce(
-        &self,
-        ipa: Ipa,
-        pa: Pa,
+        self,
         level: Level,
         attributes: &Attributes,
         tables: &mut impl TableSource,
         dirty: &mut dyn FnMut(Leaf),
     ) -> Result<Coalesced, Error> {
-        self.coalesce_in_order::<false, false>(ipa, pa, level, attributes, tables, dirty)
+        self.coalesce_in_order::<false, false>(level, attributes, tables, dirty)
     }
 
     /// The same, with the old table freed before the block is made if it is to be `FREE_FIRST`, and no cache maintenance if
     /// that was done (`CLEANED`).
     pub(crate) fn coalesce_in_order<const FREE_FIRST: bool, const CLEANED: bool>(
+        self,
+        level: Level,
+        attributes: &Attributes,
+        tables: &mut impl TableSource,
+        dirty: &mut dyn FnMut(Leaf),
+    ) -> Result<Coalesced, Error> {
+        self.check(self.stage2.geometry().granule().span(level))?;
+        self.stage2.coalesce_to::<FREE_FIRST, CLEANED>(self.ipa, self.pa, level, attributes, tables, dirty)
+    }
+}
+
+impl<P: Platform> Stage2<P> {
+    /// Puts a block that is granted in the place of smaller mappings ([`Grant::coalesce_in_order`]).
+    pub(crate) fn coalesce_to<const FREE_FIRST: bool, const CLEANED: bool>(
         &self,
         ipa: Ipa,
         pa: Pa,
@@ -79,7 +91,7 @@ impl<P: Platform> Stage2<P> {
         loop {
             let place = self.descend(ipa, level);
             if place.level < level || !place.entry.is_table(level) {
-                match self.map(ipa, pa, level, attributes, tables) {
+                match self.map_to(ipa, pa, level, attributes, tables) {
                     Err(Error::TableInTheWay { .. }) => continue,
                     mapped => return mapped.map(Coalesced::Mapped),
                 }

@@ -100,6 +100,14 @@ pub enum Error {
         /// The level of the table that is missing.
         level: Level,
     },
+    /// The right to map is for other memory, addresses or tables.
+    #[error("{size:#x} bytes at {ipa} are not granted: lend memory for them, or open a window")]
+    NotGranted {
+        /// The first address.
+        ipa: Ipa,
+        /// How many bytes were to be mapped.
+        size: u64,
+    },
     /// Nothing is mapped there.
     #[error("{ipa} is not mapped")]
     NotMapped {

@@ -4,8 +4,8 @@
 //! Donated memory is behind no Rust reference but the engine's own to entries, which are atomic; guest memory is reached
 //! by cache instructions or volatile stores only.
 //!
-//! A frame has one owner. [`Donated`], [`Run`], [`TablePage`] and [`Root`] are pieces of memory that turn into each other
-//! by value, and none of them can be copied. So no frame is a table and a guest's memory at once:
+//! A frame has one owner. [`Donated`], [`Run`], [`TablePage`], [`Root`] and [`Lent`](crate::Lent), which a guest may reach, are
+//! pieces of memory that turn into each other by value, and none of them can be copied. So no frame is a table and a guest's memory at once:
 //!
 //! ```
 //! # use twofold_stage2::*;
@@ -313,7 +313,8 @@ impl<T: TableSource + ?Sized> TableSource for &mut T {
 fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
     let start = platform.pointer(pa);
     if zero_block != 0 {
-        // SAFETY: the blocks are in a frame that was donated, and its owner wants it zeroed.
+        // SAFETY: the blocks are in a donated frame that the caller owns, as a run, a page or a root: no table that is linked,
+        // and no guest's but by a run that is lent, whose owner wants it zeroed.
         unsafe { primitive::dc_lines(platform, Dc::Zva, start.addr().get(), size, zero_block) };
     } else {
         let granule = Granule::KIB_4;

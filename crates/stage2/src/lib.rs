@@ -57,6 +57,19 @@
 //! since what it becomes may be what the pass has to change. It passes over a table only where the table's counts say
 //! that there is nothing to do, and that table was in the tree when they were read.
 //!
+//! # What may be mapped
+//!
+//! A guest reaches what its tables map, and the engine cleans it. So it maps only what a [`Grant`] says, and no safe call makes
+//! one for memory that its caller has not vouched for:
+//!
+//! * Donated memory ([`Donated::new`] is unsafe) is lent to a tree by value. While it is lent it is no table, no part of
+//!   another tree, and in no pool of free frames. *The engine* gives it back as a [`Run`] only when nothing of it is mapped and
+//!   the flush is complete ([`Stage2::vacate`], [`Stage2::destroy`]).
+//! * Devices, and RAM that is not donated, are vouched for by [`Window::new`], which is unsafe and says what is promised.
+//!
+//! *The caller* keeps VMIDs of guests apart, and loads no tables that are destroyed: see [`Stage2::new`] and
+//! [`Stage2::destroy`].
+//!
 //! # Caches
 //!
 //! The owner of memory reaches it by a cacheable mapping, so lines of it may be filled at any time, whatever a guest does.
@@ -68,7 +81,7 @@
 //!   memory, and is not written back later;
 //! * such a leaf that goes, after the flush that ends the guest's access: the owner reads what the guest wrote. A leaf alone is
 //!   cleaned before it is told of, a leaf of a table that goes as a whole before its [`Flushed`] has freed that;
-//! * a leaf whose memory type changes at the same address ([`Stage2::map`], [`Stage2::coalesce`]), between its break and its
+//! * a leaf whose memory type changes at the same address ([`Grant::map`], [`Grant::coalesce`]), between its break and its
 //!   make, whichever the types are.
 //!
 //! Nothing of this is done for normal memory that FEAT_S2FWB forces to be cached: all accesses to it are coherent.
@@ -113,6 +126,7 @@ mod flush;
 mod frame;
 mod frame_map;
 mod geometry;
+mod grant;
 mod holes;
 mod kept;
 mod lines;
@@ -147,6 +161,7 @@ pub use flush::{Flushed, Pending};
 pub use frame::{Donated, Root, Run, TablePage, TableSource};
 pub use frame_map::FrameMap;
 pub use geometry::{Geometry, Granule, Level, Levels};
+pub use grant::{Grant, Lent, Vacated, Window};
 pub use lock::{Lock, LockGuard};
 pub use map::Mapped;
 pub use platform::Platform;

@@ -34,6 +34,11 @@ impl<T> Lock<T> {
         self.value.into_inner()
     }
 
+    /// The value, which is borrowed from its only owner.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+
     /// Waits until nobody has it, and takes it.
     #[inline]
     #[cfg_attr(feature = "checked", track_caller)]

@@ -18,8 +18,8 @@ use crate::primitive::{self, Claim};
 use crate::record::Counts;
 use crate::tlb::Scope;
 use crate::{
-    Attributes, Descriptor, Error, Ipa, Leaf, Level, Memory, Pa, Record, Stage2, TablePage, TableSource, Unwatched,
-    cache, frame,
+    Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, Record, Stage2, TablePage, TableSource,
+    Unwatched, cache, frame,
 };
 
 /// What mapping found.
@@ -36,19 +36,29 @@ pub enum Mapped {
     Already(Descriptor),
 }
 
-impl<P: Platform> Stage2<P> {
-    /// Maps `pa` at `ipa` by one leaf of `level`: a page at level 3, a block above. Both addresses have to be
-    /// aligned to what the leaf spans.
+impl<P: Platform> Grant<'_, P> {
+    /// Maps the start of what is granted by one leaf of `level`: a page at level 3, a block above. Both addresses have to be
+    /// aligned to what the leaf spans, and all of the leaf has to be granted.
     ///
     /// Cache maintenance for the new leaf is done here (module `cache`), by whoever really maps it; the frame's content
     /// has to be written before. `tables` is asked only when a table is missing.
     ///
     /// # Errors
     ///
-    /// Addresses that do not fit; [`Error::ExecuteNeedsXnx`]; [`Error::TableInTheWay`] where smaller mappings are ([`coalesce`](Self::coalesce)
-    /// replaces them); [`Error::NoTablePage`], after which the same call may be repeated.
+    /// Addresses that do not fit; [`Error::NotGranted`]; [`Error::ExecuteNeedsXnx`]; [`Error::TableInTheWay`] where smaller
+    /// mappings are ([`coalesce`](Self::coalesce) replaces them); [`Error::NoTablePage`], after which the same call may be
+    /// repeated.
+    #[inline(always)]
+    pub fn map(self, level: Level, attributes: &Attributes, tables: &mut impl TableSource) -> Result<Mapped, Error> {
+        self.check(self.stage2.geometry().granule().span(level))?;
+        self.stage2.map_to(self.ipa, self.pa, level, attributes, tables)
+    }
+}
+
+impl<P: Platform> Stage2<P> {
+    /// Maps what is granted, by one leaf ([`Grant::map`]).
     #[inline(always)] // the way that has nothing to do but to fill an entry is short, above all for a level that is known
-    pub fn map(
+    pub(crate) fn map_to(
         &self,
         ipa: Ipa,
         pa: Pa,
@@ -78,7 +88,7 @@ impl<P: Platform> Stage2<P> {
         self.map_slowly::<false>(ipa, new, level, tables)
     }
 
-    /// The rest of [`map`](Self::map): tables are missing, something is there, or caches have to be cleaned; or it is `OTHER`
+    /// The rest of [`map_to`](Self::map_to): tables are missing, something is there, or caches have to be cleaned; or it is `OTHER`
     /// memory than normal.
     #[cold]
     #[inline(never)]

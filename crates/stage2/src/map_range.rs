@@ -2,23 +2,39 @@
 //! Mapping a range in one call: tables are filled where no walk sees them, and linked when they are full.
 //!
 //! Where a table is there already, its invalid entries are filled under its lock, a run at a time. What is mapped
-//! otherwise is replaced leaf by leaf, as [`map`](crate::Stage2::map) does.
+//! otherwise is replaced leaf by leaf, as [`Grant::map`] does.
 
 use crate::cache::Upkeep;
 use crate::descent::Place;
 use crate::platform::Platform;
 use crate::primitive;
 use crate::record::Counts;
-use crate::{Attributes, Descriptor, Error, Ipa, IpaRange, Level, Memory, Pa, Stage2, TableSource, cache, frame};
+use crate::{
+    Attributes, Descriptor, Error, Grant, Ipa, IpaRange, Level, Memory, Pa, Stage2, TableSource, cache, frame,
+};
 
-impl<P: Platform> Stage2<P> {
-    /// Maps `range` to the memory from `pa` on, by the largest leaves that fit, but none above `largest`: 3 maps pages
-    /// only. Where something smaller is mapped already it stays in pieces.
+impl<P: Platform> Grant<'_, P> {
+    /// Maps all that is granted, by the largest leaves that fit, but none above `largest`: 3 maps pages only. Where something
+    /// smaller is mapped already it stays in pieces.
     ///
     /// # Errors
     ///
     /// As [`map`](Self::map). With [`Error::NoTablePage`] what was mapped so far stays, and the same call goes on.
     pub fn map_range(
+        self,
+        largest: Level,
+        attributes: &Attributes,
+        tables: &mut impl TableSource,
+    ) -> Result<(), Error> {
+        let bits = self.stage2.geometry().ipa_bits();
+        let end = self.ipa.checked_add(self.size).ok_or(Error::OutsideIpa { ipa: self.ipa, bits })?;
+        self.stage2.map_range_to(self.ipa..end, self.pa, largest, attributes, tables)
+    }
+}
+
+impl<P: Platform> Stage2<P> {
+    /// Maps what is granted ([`Grant::map_range`]).
+    pub(crate) fn map_range_to(
         &self,
         range: IpaRange,
         pa: Pa,
@@ -90,7 +106,7 @@ impl<P: Platform> Stage2<P> {
         attributes: &Attributes,
         tables: &mut impl TableSource,
     ) -> Result<u64, Error> {
-        match self.map(ipa, pa, level, attributes, tables) {
+        match self.map_to(ipa, pa, level, attributes, tables) {
             Ok(_) => Ok(self.geometry().granule().span(level)),
             Err(Error::TableInTheWay { .. }) => Ok(0),
             Err(error) => Err(error),

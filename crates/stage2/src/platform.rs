@@ -32,8 +32,8 @@ pub unsafe trait Platform {
     ///
     /// # Safety
     ///
-    /// The line, or for [`Dc::Zva`] the block, lies in a frame that the engine was given, and for
-    /// [`Dc::Zva`] nothing in it is needed any more.
+    /// The line, or for [`Dc::Zva`] the block, lies in a frame that the engine was given, or for [`Dc::Civac`] in a
+    /// [`Window`](crate::Window); and for [`Dc::Zva`] nothing in it is needed any more.
     unsafe fn dc(&self, operation: Dc, address: usize);
 
     /// `DC operation` for each line of `line` bytes in the `size` bytes from `start`.

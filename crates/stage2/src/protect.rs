@@ -53,7 +53,7 @@ impl<P: Platform> Stage2<P> {
     ///
     /// # Errors
     ///
-    /// As [`map`](Self::map); nothing was protected then, unless somebody puts blocks together meanwhile.
+    /// As [`Grant::map`](crate::Grant::map); nothing was protected then, unless somebody puts blocks together meanwhile.
     pub fn protect(
         &self,
         range: IpaRange,

@@ -193,6 +193,11 @@ impl<P: Platform> Stage2<P> {
         self.root.pa
     }
 
+    /// The root itself, which this tree owns.
+    pub(crate) fn root_of(&self) -> &Root {
+        &self.root
+    }
+
     /// The table that an entry of this tree points to, or pointed to a moment ago.
     #[inline(always)]
     pub(crate) fn table(&self, entry: Descriptor) -> Table<'_> {

@@ -29,7 +29,7 @@ impl<P: Platform> Stage2<P> {
     ///
     /// # Errors
     ///
-    /// As [`map`](Self::map), where blocks reach beyond the range; nothing was unmapped then, unless somebody puts blocks
+    /// As [`Grant::map`](crate::Grant::map), where blocks reach beyond the range; nothing was unmapped then, unless somebody puts blocks
     /// together meanwhile.
     #[inline(always)] // what is returned stays in registers: read back in one piece, what was written in two waits
     pub fn unmap<R: Removed>(

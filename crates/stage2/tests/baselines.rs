@@ -3,6 +3,7 @@
 
 mod platform;
 
+use platform::window::{ByAddress as _, device};
 use platform::{Event, GIB, Guest, KIB_4, MIB_2, PLAIN, frame};
 use twofold_stage2::baselines::{EveryLevel, SkipChildren, SkipLeaves, SplitPolicy};
 use twofold_stage2::{Access, Attributes, Coalesced, Features, Ipa, Level, Mapped, Pool};
@@ -56,7 +57,7 @@ fn cleaning_on_abort_cleans_what_is_mapped_already() {
     let already = guest.stage2.map(BASE, frame(0), Level::L2, &RAM, &mut guest.pool);
     assert!(matches!(already, Ok(Mapped::Already(_))));
     assert_eq!(guest.events(), []);
-    let before = guest.stage2.map_cleaning_on_abort(BASE, frame(0), Level::L2, &RAM, &mut guest.pool);
+    let before = guest.stage2.open(device(frame(0)), BASE).map_cleaning_on_abort(Level::L2, &RAM, &mut guest.pool);
     assert!(matches!(before, Ok(Mapped::Already(_))));
     assert!(guest.events().contains(&Event::Clean(frame(0), MIB_2)));
 }
@@ -71,7 +72,7 @@ fn what_was_cleaned_on_abort_is_coalesced_as_it_is() {
         guest.events();
         let Guest { stage2, pool, .. } = &mut guest;
         let coalesced = if cleaned {
-            stage2.coalesce_cleaned::<false>(BASE, frame(0), Level::L2, &RAM, pool, &mut |_| ())
+            stage2.open(device(frame(0)), BASE).coalesce_cleaned::<false>(Level::L2, &RAM, pool, &mut |_| ())
         } else {
             stage2.coalesce(BASE, frame(0), Level::L2, &RAM, pool, &mut |_| ())
         };
@@ -91,7 +92,7 @@ fn freeing_first_frees_while_nothing_is_mapped() {
         guest.watch(BASE);
         let Guest { stage2, pool, .. } = &mut guest;
         let coalesced = if free_first {
-            stage2.coalesce_freeing_first(BASE, frame(0), Level::L2, &RAM, pool, &mut |_| ())
+            stage2.open(device(frame(0)), BASE).coalesce_freeing_first(Level::L2, &RAM, pool, &mut |_| ())
         } else {
             stage2.coalesce(BASE, frame(0), Level::L2, &RAM, pool, &mut |_| ())
         };
@@ -115,6 +116,7 @@ fn topping_up_always_takes_pages_that_nobody_needs() {
     assert_eq!(guest.pool.out.len(), 2);
     let mut pool: Pool<_, 8> = Pool::new(&mut guest.pool);
     let at = 2 * KIB_4;
-    let mapped = guest.stage2.map_topping_up_always(BASE + at, frame(at), Level::L3, &RAM, &mut pool);
+    let grant = guest.stage2.open(device(frame(at)), BASE + at);
+    let mapped = grant.map_topping_up_always(Level::L3, &RAM, &mut pool);
     assert_eq!((mapped, pool.ready()), (Ok(Mapped::New), 2));
 }

@@ -19,11 +19,13 @@ fn guest<P: Platform>(cpu: P, ids: &IdRegisters, memory: Run) -> Result<Stage2<P
 // Each of these takes `&self`: any CPU may call any of them at any time.
 fn maintain<P: Platform>(
     stage2: &Stage2<P>,
-    (ipa, pa): (Ipa, Pa),
+    (lent, ipa): (&Lent, Ipa),
     (slot, other, mask): (IpaRange, Ipa, u64),
     tables: &mut impl TableSource,
 ) -> Result<(), Error> {
-    let _ = stage2.map(ipa, pa, Level::L2, &Attributes::ram(Access::READ_WRITE), tables)?;
+    // The right to map memory that was lent to these tables, for these addresses.
+    let Some(grant) = stage2.grant(lent, ipa, 2 << 20) else { return Ok(()) };
+    let _ = grant.map(Level::L2, &Attributes::ram(Access::READ_WRITE), tables)?;
     let _ = stage2.split(slot.clone(), 1 << 30, tables, |_, _| ControlFlow::Continue(()))?;
 
     let mut pending = stage2.write_protect(slot.clone())?; // what was written, 64 pages at a time ...

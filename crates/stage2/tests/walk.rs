@@ -3,6 +3,7 @@
 
 mod platform;
 
+use platform::window::ByAddress as _;
 use platform::{GIB, Guest, KIB_4, MIB_2, PLAIN, frame, table};
 use twofold_stage2::walk::{Entry, Visitor};
 use twofold_stage2::{Access, Attributes, Error, Features, Ipa, IpaRange, Level, Levels, Pa};

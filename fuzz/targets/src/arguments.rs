@@ -10,6 +10,7 @@ use twofold_stage2::{Access, Attributes, Error, Features, Ipa, IpaRange, Level, 
 
 use crate::any;
 use crate::machine::platform::mmu::Scan;
+use crate::machine::platform::window::ByAddress as _;
 use crate::machine::platform::{self, GIB, Guest, KIB_4, MIB_2, PLAIN};
 
 const TABLE_PAGES: usize = 24;

@@ -138,7 +138,7 @@ impl World {
     fn backing(&self, slot: &PlainSlot) -> twofold_memory::Backing {
         match slot.backing {
             Backing::Ram => twofold_memory::Backing::Ram,
-            Backing::Device(device) => twofold_memory::Backing::Device(device),
+            Backing::Device(device) => crate::machine::device_at(device),
             Backing::Given(page, largest) => {
                 self.guest.machine.bank(GIVEN).make_zero();
                 let size = slot.range.end.raw().saturating_sub(slot.range.start.raw());
@@ -174,6 +174,7 @@ impl World {
                 SlotError::Misaligned { .. } => assert!(!pages),
                 SlotError::OutsideIpa { .. } => assert!(end > limit),
                 SlotError::DeviceMisaligned { device, .. } => assert!(!device.is_aligned(PAGE)),
+                SlotError::WindowSize { .. } => panic!("{error}"),
                 SlotError::DeviceOutside { device, .. } => {
                     assert!(device.raw().checked_add(end - start).is_none());
                 }

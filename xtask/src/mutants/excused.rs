@@ -38,7 +38,7 @@ pub const EXCUSED: &[Excused] = &[
     },
     Excused {
         file: "crates/stage2/src/coalesce.rs",
-        label: "Stage2::coalesce_in_order/make_busy/apart",
+        label: "Stage2::coalesce_to/make_busy/apart",
         reason: "the entry is a table's, in which hardware records nothing: it is broken by a store as it is",
     },
     Excused {

@@ -14,7 +14,7 @@ use twofold_machine::program::{Ended, Exit, Instructions, Program};
 use twofold_memory::dirty::DirtyLog;
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind};
-use twofold_stage2::{Access, Attributes, Geometry, Granule, Ipa, IpaRange, Level, Pa, Platform, Vmid};
+use twofold_stage2::{Access, Attributes, Geometry, Granule, Ipa, IpaRange, Level, Pa, Platform, Vmid, Window};
 
 use crate::features::TODAY;
 
@@ -83,7 +83,9 @@ impl Guest {
     fn map(&self) -> anyhow::Result<()> {
         let attributes = Attributes::ram(Access::READ_WRITE);
         let tables = &mut self.memory.tables();
-        Ok(self.memory.stage2().map_range(self.range(), self.frames, Level::L3, &attributes, tables)?)
+        // SAFETY: it is what of the arena was not donated, or no vCPU runs: nothing is there.
+        let window = unsafe { Window::new(self.frames, self.size) };
+        Ok(self.memory.stage2().open(window, self.range().start).map_range(Level::L3, &attributes, tables)?)
     }
 
     /// The slot's log.

@@ -8,7 +8,7 @@
 use twofold_stage2::baselines::{EveryLevel, SkipChildren, SkipLeaves, SplitPolicy};
 use twofold_stage2::{Coalesced, Level, Mapped, Pool};
 
-use super::guest::{BLOCK, End, Failure, Guest, PAGE, Start, frame, ipa};
+use super::guest::{BLOCK, End, Failure, Guest, PAGE, Start, ipa, window};
 use super::operations::WRITABLE;
 use super::row::{Row, Unit, row};
 
@@ -65,7 +65,7 @@ fn map_pages_clean_on_abort<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Resu
     let pages = guest.pages();
     let (stage2, pool) = guest.parts()?;
     (0..pages).try_for_each(|page| {
-        is_new(stage2.map_cleaning_on_abort(ipa(page), frame(page), Level::L3, &WRITABLE, pool)?)
+        is_new(stage2.open(window(page, PAGE), ipa(page)).map_cleaning_on_abort(Level::L3, &WRITABLE, pool)?)
     })
 }
 
@@ -75,7 +75,7 @@ fn map_pages_top_up_always<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Resul
     let (stage2, pool) = guest.parts()?;
     let mut pool: Pool<_, 4> = Pool::new(pool);
     (0..pages).try_for_each(|page| {
-        is_new(stage2.map_topping_up_always(ipa(page), frame(page), Level::L3, &WRITABLE, &mut pool)?)
+        is_new(stage2.open(window(page, PAGE), ipa(page)).map_topping_up_always(Level::L3, &WRITABLE, &mut pool)?)
     })
 }
 
@@ -89,8 +89,8 @@ fn coalesce_2m_free_first<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result
     let blocks = guest.steps(BLOCK);
     let (stage2, pool) = guest.parts()?;
     for (block, number) in blocks.zip(0..) {
-        let output = frame(number * BLOCK / PAGE);
-        match stage2.coalesce_freeing_first(block.start, output, Level::L2, &WRITABLE, pool, &mut |_| ())? {
+        let grant = stage2.open(window(number * BLOCK / PAGE, BLOCK), block.start);
+        match grant.coalesce_freeing_first(Level::L2, &WRITABLE, pool, &mut |_| ())? {
             Coalesced::Done { .. } => {}
             Coalesced::Mapped(_) => return Err(Failure::Unexpected("there was nothing to replace")),
         }

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use twofold_stage2::walk::{Entry, Visitor};
 use twofold_stage2::{
     Attributes, Donated, Features, Geometry, Granule, Ipa, IpaRange, Level, Mapped, Pa, Platform, Stage2, TablePage,
-    TableSource, Vmid,
+    TableSource, Vmid, Window,
 };
 
 use super::arena::{Arena, TABLES};
@@ -103,7 +103,7 @@ impl<const COUNT: bool> Guest<COUNT> {
         };
         let range = self.range();
         let (stage2, pool) = self.parts()?;
-        Ok(stage2.map_range(range, FRAMES, largest, &attributes, pool)?)
+        Ok(stage2.open(window(0, range.end - range.start), range.start).map_range(largest, &attributes, pool)?)
     }
 
     /// The tables and the pool.
@@ -192,7 +192,7 @@ pub fn map_page<P: Platform>(
     page: u64,
     attributes: &Attributes,
 ) -> Result<(), Failure> {
-    match stage2.map(ipa(page), frame(page), Level::L3, attributes, pool)? {
+    match stage2.open(window(page, PAGE), ipa(page)).map(Level::L3, attributes, pool)? {
         Mapped::New => Ok(()),
         _ => Err(Failure::Unexpected("something was mapped already")),
     }
@@ -222,6 +222,13 @@ pub fn ipa(page: u64) -> Ipa {
 #[inline(always)]
 pub fn frame(page: u64) -> Pa {
     FRAMES + page * PAGE
+}
+
+/// The `size` bytes from a page's frame on.
+#[inline(always)]
+pub fn window(page: u64, size: u64) -> Window {
+    // SAFETY: no CPU walks these tables, and the platforms here execute no `DC CIVAC`: nothing reaches what is mapped.
+    unsafe { Window::new(frame(page), size) }
 }
 
 /// The addresses of `size` bytes of memory.

@@ -11,7 +11,7 @@ use twofold_stage2::{
     Access, Attributes, Broken, Coalesced, IpaRange, Level, Pending, Relaxed, Split, Stage2, Unwatched,
 };
 
-use super::guest::{BLOCK, End, Failure, GIB, Guest, PAGE, Pool, Ready, Start, frame, ipa};
+use super::guest::{BLOCK, End, Failure, GIB, Guest, PAGE, Pool, Ready, Start, ipa, window};
 use super::platform::Free;
 use super::row::{Row, Unit, row};
 
@@ -72,7 +72,7 @@ fn map_pages_scattered<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<()
 fn map_range<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let range = guest.range();
     let (stage2, pool) = guest.parts()?;
-    Ok(stage2.map_range(range, frame(0), Level::L3, &WRITABLE, pool)?)
+    Ok(stage2.open(window(0, range.end - range.start), range.start).map_range(Level::L3, &WRITABLE, pool)?)
 }
 
 /// Splits all blocks of 2 MiB in one call, which asks for pages each 1 GiB.
@@ -245,7 +245,8 @@ fn coalesce<const COUNT: bool>(guest: &mut Guest<COUNT>, level: Level, span: u64
     let (blocks, pages) = (guest.steps(span), span / PAGE);
     let (stage2, pool) = guest.parts()?;
     for (block, number) in blocks.zip(0..) {
-        match stage2.coalesce(block.start, frame(number * pages), level, &WRITABLE, pool, &mut |_| ())? {
+        let grant = stage2.open(window(number * pages, span), block.start);
+        match grant.coalesce(level, &WRITABLE, pool, &mut |_| ())? {
             Coalesced::Done { .. } => {}
             Coalesced::Mapped(_) => return Err(Failure::Unexpected("there was nothing to replace")),
         }

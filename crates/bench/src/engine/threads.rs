@@ -16,7 +16,7 @@ use twofold_stage2::{Access, Attributes, Level, Stage2, TablePage};
 
 use super::arena::{Arena, TABLES};
 use super::guest::{
-    BLOCK, Failure, GIB, PAGE, POOL, Pool, frame, ipa, map_page, mapped_bytes, scattered, table_pages, tables,
+    BLOCK, Failure, GIB, PAGE, POOL, Pool, ipa, map_page, mapped_bytes, scattered, table_pages, tables, window,
 };
 use super::platform::{FEATURES, Shared};
 use crate::clock::Moment;
@@ -174,8 +174,7 @@ fn faults_beside_maintenance(arena: Arena, size: u64, cpus: [usize; 2]) -> Resul
         for (region, number) in (0..size / BLOCK).map(|number| (Region::of(number), number)) {
             let (first, level) = (number * (BLOCK / PAGE), if region == Region::Block { Level::L2 } else { Level::L3 });
             if region != Region::Unmapped {
-                let range = ipa(first)..ipa(first) + BLOCK;
-                slot.stage2.map_range(range, frame(first), level, &READABLE, maintenance)?;
+                slot.stage2.open(window(first, BLOCK), ipa(first)).map_range(level, &READABLE, maintenance)?;
             }
         }
         let (stage2, over) = (&slot.stage2, AtomicBool::new(false));
@@ -240,7 +239,8 @@ fn maintain(stage2: &Stage2<Shared>, pool: &mut Pool, size: u64, over: &AtomicBo
         }
         for first in (first..first + GIB / PAGE).step_by((BLOCK / PAGE) as usize) {
             if Region::of(first / (BLOCK / PAGE)) == Region::Block {
-                let _ = stage2.coalesce(ipa(first), frame(first), Level::L2, &READABLE, pool, &mut |_| ())?;
+                let grant = stage2.open(window(first, BLOCK), ipa(first));
+                let _ = grant.coalesce(Level::L2, &READABLE, pool, &mut |_| ())?;
             }
         }
         if over.load(Ordering::Relaxed) {

@@ -98,7 +98,7 @@ impl Window {
         let root = frames.take_root(&geometry).context("there is no memory for a root table")??;
         let stage2 = Stage2::new(platform, FEATURES, geometry, Vmid::new(1), root)?;
         stage2.platform().load_vttbr(stage2.vttbr());
-        let mapped = stage2.map(IPA, MEMORY, level, &RAM, &mut frames)?;
+        let mapped = stage2.open(memory(level), IPA).map(level, &RAM, &mut frames)?;
         ensure!(mapped == Mapped::New, "the block was mapped already");
         let entry = entry(&arena, &stage2, level)?;
         let inside = match inside {
@@ -164,9 +164,10 @@ impl Window {
 
     fn coalesce(&mut self, order: Coalesce) -> anyhow::Result<()> {
         let (stage2, level, tables) = (&self.stage2, self.level, &mut self.frames);
+        let grant = stage2.open(memory(level), IPA);
         let done = match order {
-            Coalesce::InstallFirst => stage2.coalesce(IPA, MEMORY, level, &RAM, tables, &mut |_| ())?,
-            Coalesce::FreeFirst => stage2.coalesce_freeing_first(IPA, MEMORY, level, &RAM, tables, &mut |_| ())?,
+            Coalesce::InstallFirst => grant.coalesce(level, &RAM, tables, &mut |_| ())?,
+            Coalesce::FreeFirst => grant.coalesce_freeing_first(level, &RAM, tables, &mut |_| ())?,
         };
         let below = if level == Level::L1 { 513 } else { 1 };
         ensure!(
@@ -235,6 +236,12 @@ fn pin(cpu: usize) -> anyhow::Result<()> {
 const FEATURES: Features = Features { forced_write_back: false, ..TODAY };
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 const GIB: u64 = 1 << 30;
+/// The block's memory.
+fn memory(level: Level) -> twofold_stage2::Window {
+    // SAFETY: it is what of the arena was not donated, and a vCPU's alone.
+    unsafe { twofold_stage2::Window::new(MEMORY, Granule::KIB_4.span(level)) }
+}
+
 /// Where the guest has the block.
 const IPA: Ipa = Ipa::new(0x4000_0000);
 /// Where its memory is: behind the tables, at the next multiple of its size.

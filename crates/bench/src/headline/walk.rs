@@ -11,7 +11,7 @@ use twofold_machine::fast::{FastMachine, FastPlatform};
 use twofold_memory::Frames;
 use twofold_stage2::baselines::EveryLevel;
 use twofold_stage2::{
-    Access, Attributes, Geometry, Granule, Ipa, IpaRange, Level, Pa, Platform as _, Stage2, Unwatched, Vmid,
+    Access, Attributes, Geometry, Granule, Ipa, IpaRange, Level, Pa, Platform as _, Stage2, Unwatched, Vmid, Window,
 };
 
 use super::part::{Bench, Part, Round};
@@ -108,7 +108,9 @@ impl Guest {
         };
         let (stage2, tables) = (&self.stage2, &mut self.frames);
         stage2.unmap(RANGE, tables, Unwatched)?.complete().free(tables);
-        stage2.map_range(RANGE, NOWHERE, level, &RAM, tables)?;
+        // SAFETY: no vCPU runs, and nothing is there to be cleaned: the CPU forces write-back.
+        let window = unsafe { Window::new(NOWHERE, RANGE.end - RANGE.start) };
+        stage2.open(window, RANGE.start).map_range(level, &RAM, tables)?;
         let start = Moment::now();
         if is_after {
             let _ = stage2.split(RANGE, CHUNK, tables, |_, _| ControlFlow::Continue(()))?;

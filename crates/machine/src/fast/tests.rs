@@ -9,6 +9,7 @@ use std::thread;
 use twofold_stage2::platform::{Dc, Domain, Tlbi};
 use twofold_stage2::{
     Access, Attributes, Geometry, Granule, Ipa, Level, Pa, Platform, Stage2, TablePage, TableSource, Unwatched, Vmid,
+    Window,
 };
 
 use super::cpu::{EXECUTE, NEVER, Page, READ, WRITE};
@@ -151,8 +152,10 @@ fn no_write_is_lost_when_a_page_moves() {
         let stage2 =
             Stage2::new(FastPlatform(Arc::clone(&machine)), FEATURES, geometry, Vmid::new(VMID), root).unwrap();
         let frames = [RAM + 64 * FRAME, RAM + 65 * FRAME];
+        // SAFETY: these are frames of the arena that are not donated.
+        let windows = frames.map(|frame| unsafe { Window::new(frame, FRAME) });
         let attributes = Attributes::ram(Access::READ_WRITE);
-        let _ = stage2.map(IPA, frames[0], Level::L3, &attributes, &mut tables).unwrap();
+        let _ = stage2.open(windows[0], IPA).map(Level::L3, &attributes, &mut tables).unwrap();
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             for index in 0..2 {
@@ -188,7 +191,7 @@ fn no_write_is_lost_when_a_page_moves() {
                     let value = machine.arena().load(from + word).unwrap();
                     machine.arena().store(to + word, value).unwrap();
                 }
-                let _ = stage2.map(IPA, to, Level::L3, &attributes, &mut tables).unwrap();
+                let _ = stage2.open(windows[(at + 1) % 2], IPA).map(Level::L3, &attributes, &mut tables).unwrap();
             }
             over.store(true, Ordering::Relaxed);
         });

@@ -5,6 +5,7 @@ use twofold_machine::program::{Exit, Instructions};
 use twofold_stage2::fault::{Fault, FaultKind};
 use twofold_stage2::{Access, Attributes, Ipa, Level, Mapped, Unwatched};
 
+use crate::window::ByAddress as _;
 use crate::world::{MODERN, PAGE, PLAIN, World};
 
 fn fault(exit: Exit) -> FaultKind {

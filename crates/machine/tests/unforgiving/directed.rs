@@ -13,6 +13,7 @@ use twofold_stage2::{
     Stage2, Unwatched,
 };
 
+use crate::window::ByAddress as _;
 use crate::world::{MIB_2, MODERN, PAGE, PLAIN, World};
 
 const START: u64 = 1 << 30;

@@ -11,4 +11,6 @@ mod random;
 mod recorded;
 mod rules;
 mod vm;
+#[path = "../../../stage2/tests/platform/window.rs"]
+mod window;
 mod world;

@@ -9,7 +9,7 @@ use twofold_machine::program::Stage1Registers;
 use twofold_machine::vm::{Cpu, Left, RunError, Vcpu, Vm};
 use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::AccessKind;
-use twofold_stage2::{Access, Attributes, Features, Geometry, Granule, Ipa, Level, Pa, Platform, Vmid};
+use twofold_stage2::{Access, Attributes, Features, Geometry, Granule, Ipa, Level, Pa, Platform, Vmid, Window};
 
 use super::programs::{Op, PAGE, Script, WorkingSet};
 
@@ -48,8 +48,14 @@ impl<H: Platform + Clone> Room<'_, H> {
         let slot = |start: Ipa, size, backing, writable| Slot { range: start..start + size, backing, writable };
         memory.add_slot(slot(RAM, RAM_SIZE, Backing::Ram, true)).unwrap();
         memory.add_slot(slot(READ_ONLY, 2 * MIB_2, Backing::Ram, false)).unwrap();
-        memory.add_slot(slot(DEVICE, 2 * PAGE, Backing::Device(self.behind(part)), true)).unwrap();
+        memory.add_slot(slot(DEVICE, 2 * PAGE, Backing::Device(self.window(part)), true)).unwrap();
         memory
+    }
+
+    /// The last 2 MiB of a part, for devices and for frames that no slot has.
+    pub fn window(&self, part: u64) -> Window {
+        // SAFETY: it is what of the arena is not donated: only vCPUs and tests access it.
+        unsafe { Window::new(self.behind(part), MIB_2) }
     }
 
     /// The last 2 MiB of a part.
@@ -321,11 +327,12 @@ pub fn stage1_updates_are_recorded<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, pa
     const PAGES: u64 = 12;
     let vm = Vm::new(room.memory(part, 9, Pages::Small));
     // Frames that no slot has.
-    let frames = room.behind(part) + 64 * PAGE;
+    let offset = 64 * PAGE;
     let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
     for page in 0..PAGES {
-        let (ipa, pa) = (ARMED + page * PAGE, frames + page * PAGE);
-        let _ = vm.memory().stage2().map(ipa, pa, Level::L3, &armed, &mut vm.memory().tables()).unwrap();
+        let frame = room.window(part).part(offset + page * PAGE, PAGE).unwrap();
+        let grant = vm.memory().stage2().open(frame, ARMED + page * PAGE);
+        let _ = grant.map(Level::L3, &armed, &mut vm.memory().tables()).unwrap();
     }
     let dirty = || {
         let mut dirty = Vec::new();

@@ -4,11 +4,10 @@
 //! Invariant: a block is put together only while no log runs, so none is ever written without a mark for each of its pages;
 //! and only where all its pages are ready, so nothing has to be zeroed for it.
 
-use twofold_stage2::{Coalesced, Ipa, Level, Mapped, Platform};
+use twofold_stage2::{Coalesced, Grant, Ipa, Level, Mapped, Platform};
 
 use super::{DirtyLog, LogError};
 use crate::frames::FRAME;
-use crate::given::Place;
 use crate::guest::Pages;
 use crate::ram::SECTION;
 use crate::slots::Content;
@@ -46,10 +45,10 @@ impl<P: Platform> DirtyLog<'_, P> {
                 return Ok(rejoined);
             }
             at = end;
-            let Some(place) = self.ready_block(ipa) else { continue };
+            let Some((level, grant)) = self.ready_block(ipa) else { continue };
             let Some(leaf) = memory.stage2.look_up(ipa) else { continue };
-            at = place.range(memory.stage2.geometry()).end.raw();
-            if leaf.level <= place.level {
+            at = (ipa + grant.size()).raw();
+            if leaf.level <= level {
                 continue;
             }
             // Held for one block: a log that is to start waits no longer than that.
@@ -58,7 +57,7 @@ impl<P: Platform> DirtyLog<'_, P> {
                 return Err(LogError::Running { start: slot.range.start });
             }
             let attributes = memory.ram_attributes(true, false, false);
-            match memory.coalesce(place, &attributes)? {
+            match memory.coalesce(level, grant, &attributes)? {
                 Coalesced::Done { .. } | Coalesced::Mapped(Mapped::New) => rejoined.blocks += 1,
                 Coalesced::Mapped(_) => {}
             }
@@ -66,17 +65,19 @@ impl<P: Platform> DirtyLog<'_, P> {
         Ok(rejoined)
     }
 
-    /// The largest block that may begin at `ipa`, where a section does, if all of it is ready.
-    fn ready_block(&self, ipa: Ipa) -> Option<Place> {
+    /// The largest block that may begin at `ipa`, where a section does, if all of it is ready: its level, and the right to map
+    /// it.
+    fn ready_block(&self, ipa: Ipa) -> Option<(Level, Grant<'_, P>)> {
         let stage2 = &self.memory.stage2;
         match &self.slot.content {
             Content::Ram(ram) => {
-                let pa = ram.lock(stage2.platform()).ready_section(ipa)?;
-                Some(Place { level: Level::L2, ipa, pa })
+                let ram = ram.lock(stage2.platform());
+                Some((Level::L2, stage2.grant(ram.ready_section(ipa)?, ipa, SECTION)?))
             }
             Content::Given(given) => {
                 let place = given.leaf_from(&self.slot.range, ipa, stage2.geometry());
-                (place.level < Level::L3).then_some(place)
+                let grant = stage2.grant(&given.frames, ipa, place.size(stage2.geometry()))?;
+                (place.level < Level::L3).then_some((place.level, grant))
             }
             Content::Device(_) => None,
         }

@@ -5,7 +5,7 @@ use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Backing, Error, Pages, Slot};
 use twofold_stage2::{Features, Pa};
 
-use crate::machine::{PAGE, SECTION};
+use crate::machine::{PAGE, SECTION, device_at};
 use crate::world::{BASE, FEATURES, PAGES, START, World};
 
 /// What a log says of its pages, and what the tables do.
@@ -195,7 +195,7 @@ fn slots_that_have_no_log() {
     let mut add = |start, backing, writable| {
         world.guest.memory.add_slot(Slot { range: start..start + SECTION, backing, writable }).unwrap()
     };
-    let with_device = add(device, Backing::Device(Pa::new(0x20_0000_0000)), true);
+    let with_device = add(device, device_at(Pa::new(0x20_0000_0000)), true);
     let read_only = add(rom, Backing::Ram, false);
     let removed = add(gone, Backing::Ram, true);
     world.guest.memory.remove_slot(removed).unwrap();

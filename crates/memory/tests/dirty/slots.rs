@@ -3,11 +3,11 @@
 //! guest's RAM.
 
 use twofold_memory::dirty::{LogError, LogOptions, Tracker};
-use twofold_memory::{Answer, Backing, Error, GuestFault, Pages, Slot, SlotError};
+use twofold_memory::{Answer, Error, GuestFault, Pages, Slot, SlotError};
 use twofold_stage2::Pa;
 use twofold_stage2::fault::{AccessKind, FaultKind};
 
-use crate::machine::{PAGE, SECTION};
+use crate::machine::{PAGE, SECTION, device_at};
 use crate::world::{BASE, EDGES, FEATURES, Mapped, PAGES, START, World};
 
 #[test]
@@ -65,8 +65,8 @@ fn others_stay_when_one_goes() {
         world.guest.memory.add_slot(Slot { range: start..start + size, backing, writable: true }).unwrap()
     };
     // In the same tables, on both sides.
-    let device = add(&mut world, BASE, 3 * PAGE, Backing::Device(Pa::new(0x20_0000_0000)));
-    let behind = add(&mut world, end, SECTION, Backing::Device(Pa::new(0x30_0000_0000)));
+    let device = add(&mut world, BASE, 3 * PAGE, device_at(Pa::new(0x20_0000_0000)));
+    let behind = add(&mut world, end, SECTION, device_at(Pa::new(0x30_0000_0000)));
     for ipa in [BASE, end] {
         let fault = GuestFault { ipa, kind: FaultKind::Translation, access: AccessKind::Write };
         assert!(matches!(world.guest.memory.fault(&fault), Ok(Answer::Retry(_))));

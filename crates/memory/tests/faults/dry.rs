@@ -8,7 +8,7 @@ use twofold_stage2::{Geometry, Granule, Pa, Run, Vmid};
 use super::*;
 use crate::machine::guest::IPA_BITS;
 use crate::machine::platform::VMID;
-use crate::machine::{Host, Machine, PAGE, RAM, SECTION};
+use crate::machine::{Host, Machine, PAGE, RAM, SECTION, device_at};
 
 /// Memory that is not there from the beginning.
 const MORE: Pa = Pa::new(0x9_0000_0000);
@@ -136,7 +136,7 @@ fn no_table_page() {
 #[test]
 fn a_device_without_table_pages() {
     let mut guest = poor(PLAIN, Pages::Largest, 0, 0);
-    guest.add(BASE, PAGE, twofold_memory::Backing::Device(Pa::new(0x20_0000_0000)), true);
+    guest.add(BASE, PAGE, device_at(Pa::new(0x20_0000_0000)), true);
     fails(&mut guest, BASE, Read, Error::Stage2(twofold_stage2::Error::NoTablePage { ipa: BASE, level: Level::L2 }));
     add(&mut guest, 0, TABLES * PAGE);
     guest.reach(BASE, Read);

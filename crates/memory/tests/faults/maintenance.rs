@@ -6,8 +6,8 @@ use twofold_memory::Backing;
 use twofold_stage2::{Access, Pa};
 
 use super::*;
-use crate::machine::SECTION;
 use crate::machine::guest::Outcome;
+use crate::machine::{SECTION, device_at};
 use AccessKind::Maintenance;
 
 #[test]
@@ -60,7 +60,7 @@ fn what_is_mapped_for_reads_gets_no_more_where_another_vcpu_was_faster() {
 fn a_device_is_mapped_for_it() {
     let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
     let device = Pa::new(0x20_0000_0000);
-    guest.add(BASE, SECTION, Backing::Device(device), false);
+    guest.add(BASE, SECTION, device_at(device), false);
     assert_eq!(guest.reach(BASE + 8, Maintenance), device + 8);
     assert_eq!(guest.access(BASE), Some(Access::READ));
 }

@@ -8,7 +8,8 @@ use twofold_stage2::{Access, Pa};
 use super::*;
 use crate::machine::guest::{IPA_BITS, Outcome};
 use crate::machine::platform::mmu::Scan;
-use crate::machine::{PAGE, SECTION};
+use crate::machine::platform::window::window;
+use crate::machine::{PAGE, SECTION, device_at};
 
 /// All that a fault may change.
 fn state(guest: &Guest) -> (Scan, Counts, u64) {
@@ -79,12 +80,41 @@ fn the_first_and_the_last_page_of_the_address_space_can_be_mapped() {
 }
 
 #[test]
+fn a_device_fills_its_slot_from_its_first_page_on() {
+    let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
+    let mut add = |backing, size| {
+        let slot = Slot { range: BASE..BASE + size, backing, writable: true };
+        guest.memory.add_slot(slot).map_err(|refused| refused.error)
+    };
+    let device = Pa::new(0x0900_0800);
+    assert_eq!(add(device_at(device), PAGE), Err(SlotError::DeviceMisaligned { start: BASE, device }));
+    // The second page would be at physical address 0.
+    let device = Pa::new(0xffff_ffff_ffff_f000);
+    assert_eq!(add(device_at(device), 2 * PAGE), Err(SlotError::DeviceOutside { start: BASE, device }));
+    let smaller = Backing::Device(window(Pa::new(0x0900_0000), 2 * PAGE));
+    let wrong = SlotError::WindowSize { start: BASE, size: 3 * PAGE, window: 2 * PAGE };
+    assert_eq!(add(smaller, 3 * PAGE), Err(wrong));
+    assert!(add(device_at(Pa::new(0xffff_ffff_ffff_d000)), 2 * PAGE).is_ok());
+}
+
+/// What is behind a window's end, which nobody vouched for, is not mapped by a larger leaf.
+#[test]
+fn a_window_is_not_exceeded() {
+    let mut guest = Guest::new(PLAIN, Pages::Largest, 4);
+    let device = Pa::new(0x20_0000_0000);
+    guest.add(BASE, SECTION, Backing::Device(window(device, SECTION)), true);
+    assert_eq!(guest.reach(BASE + PAGE, Write), device + PAGE);
+    assert_eq!(guest.level(BASE), Some(2));
+    aborts(&mut guest, BASE + SECTION, &[Read, Write]);
+}
+
+#[test]
 fn neighbours_keep_their_own_rules() {
     for pages in [Pages::Small, Pages::Largest] {
         let mut guest = Guest::new(PLAIN, pages, 8);
         let device = Pa::new(0x20_0000_0000);
         // In an order that is not theirs.
-        guest.add(BASE + 2 * SECTION, SECTION, Backing::Device(device), true);
+        guest.add(BASE + 2 * SECTION, SECTION, device_at(device), true);
         guest.add(BASE, SECTION, Backing::Ram, true);
         guest.add(BASE + SECTION, SECTION, Backing::Ram, false);
         let ram = guest.reach(BASE + (SECTION - 1), Write);

@@ -2,13 +2,13 @@
 //! Proves that devices are mapped by the largest leaf that slot and both addresses allow, as device memory that is
 //! never executed, and without any of what RAM needs: frames, zeroing, cache maintenance.
 
-use twofold_memory::{Backing, Error};
+use twofold_memory::Error;
 use twofold_stage2::{Access, Memory, Pa};
 
 use super::*;
 use crate::machine::guest::{IPA_BITS, Outcome};
 use crate::machine::platform::Event;
-use crate::machine::{GIB, PAGE, SECTION};
+use crate::machine::{GIB, PAGE, SECTION, device_at};
 
 /// No RAM is here, and it is aligned for any leaf.
 const DEVICE: Pa = Pa::new(0x20_0000_0000);
@@ -27,7 +27,7 @@ struct Case {
 fn check(case: &Case, ipa_bits: u32, pages: Pages) {
     let Case { start, size, pa, at, level } = *case;
     let mut guest = Guest::with_ipa_bits(PLAIN, pages, 1, ipa_bits);
-    guest.add(BASE + start, size, Backing::Device(DEVICE + pa), true);
+    guest.add(BASE + start, size, device_at(DEVICE + pa), true);
     let free = guest.memory.frames().free();
     let tables = guest.memory.counts().tables_allocated;
     guest.machine.events();
@@ -101,7 +101,7 @@ fn where_the_root_is_at_level_2_no_leaf_is_larger_than_its_entries() {
 #[test]
 fn a_leaf_that_would_start_below_physical_address_0_is_not_tried() {
     let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
-    guest.add(BASE + (SECTION - PAGE), PAGE, Backing::Device(Pa::new(0)), true);
+    guest.add(BASE + (SECTION - PAGE), PAGE, device_at(Pa::new(0)), true);
     assert_eq!(
         guest.touch(BASE + (SECTION - 1), Read),
         Ok(Outcome::Reaches(Pa::new(0xfff), vec![mapped(Level::L3, false)]))
@@ -112,7 +112,7 @@ fn a_leaf_that_would_start_below_physical_address_0_is_not_tried() {
 fn code_is_never_fetched_from_a_device() {
     for features in [PLAIN, COHERENT] {
         let mut guest = Guest::new(features, Pages::Largest, 1);
-        guest.add(BASE, GIB, Backing::Device(DEVICE), true);
+        guest.add(BASE, GIB, device_at(DEVICE), true);
         assert_eq!(guest.touch(BASE, Execute), Ok(Outcome::Aborts));
         assert_eq!(guest.walk(BASE), None, "nothing was mapped for it");
         guest.reach(BASE, Write);
@@ -127,7 +127,7 @@ fn code_is_never_fetched_from_a_device() {
 #[test]
 fn a_device_that_may_not_be_written_is_not() {
     let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
-    guest.add(BASE, SECTION, Backing::Device(DEVICE), false);
+    guest.add(BASE, SECTION, device_at(DEVICE), false);
     assert_eq!(guest.touch(BASE, Write), Ok(Outcome::Aborts));
     assert_eq!(guest.walk(BASE), None);
     assert_eq!(guest.reach(BASE + 8, Read), DEVICE + 8);
@@ -140,7 +140,7 @@ fn a_device_that_may_not_be_written_is_not() {
 fn a_device_beyond_the_physical_address_space_is_an_error() {
     let mut guest = Guest::new(Features { pa_bits: 40, ..PLAIN }, Pages::Largest, 1);
     let pa = Pa::new(1 << 40);
-    guest.add(BASE, PAGE, Backing::Device(pa), true);
+    guest.add(BASE, PAGE, device_at(pa), true);
     let error = Error::Stage2(twofold_stage2::Error::OutsidePa { pa, bits: 40 });
     assert_eq!(guest.fault(BASE, Translation, Read), Err(error));
     assert_eq!(guest.walk(BASE), None);
@@ -156,7 +156,7 @@ fn a_device_that_was_partly_unmapped_is_mapped_again_around_what_is_left() {
         (GIB, PAGE, 5, 3),
     ] {
         let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
-        let slot = guest.add(BASE, size, Backing::Device(DEVICE), true);
+        let slot = guest.add(BASE, size, device_at(DEVICE), true);
         guest.reach(BASE, Write);
         guest.memory.unmap(slot, BASE..BASE + unmapped).unwrap();
         assert_eq!(guest.walk(BASE + touched), None);

@@ -2,13 +2,12 @@
 //! Proves that a fault for what is in place already ends: this CPU's TLB is invalidated, nothing else changes, and the
 //! guest tries again.
 
-use twofold_memory::Backing;
 use twofold_stage2::{Access, Pa};
 
 use super::*;
 use crate::machine::guest::{local_invalidation, needed};
 use crate::machine::platform::Event;
-use crate::machine::{PAGE, SECTION};
+use crate::machine::{PAGE, SECTION, device_at};
 
 const ACCESSED: u64 = 1 << 10;
 
@@ -56,7 +55,7 @@ fn another_vcpu_that_wants_more_gets_it() {
 #[test]
 fn a_device_fault_again_finds_all_in_place() {
     let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
-    guest.add(BASE, SECTION, Backing::Device(Pa::new(0x20_0000_0000)), true);
+    guest.add(BASE, SECTION, device_at(Pa::new(0x20_0000_0000)), true);
     guest.reach(BASE + PAGE, Read);
     for (kind, access) in [(Translation, Write), (Permission, Write), (Permission, Read)] {
         changes_nothing(&mut guest, BASE + 3 * PAGE, kind, access, &local_invalidation(BASE));

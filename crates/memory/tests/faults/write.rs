@@ -6,7 +6,7 @@ use twofold_memory::{Backing, Error};
 use twofold_stage2::Pa;
 
 use super::*;
-use crate::machine::{PAGE, SECTION};
+use crate::machine::{PAGE, SECTION, device_at};
 
 /// Bytes that differ from their neighbours and from those a page or a word further on.
 fn pattern(size: u64) -> Vec<u8> {
@@ -99,7 +99,7 @@ fn nothing_is_nothing_anywhere() {
 fn what_is_no_ram_is_refused_with_its_address() {
     let mut guest = Guest::new(FORCED, Pages::Small, 8);
     guest.add_ram(BASE, SECTION);
-    guest.add(BASE + SECTION, PAGE, Backing::Device(Pa::new(0x20_0000_0000)), true);
+    guest.add(BASE + SECTION, PAGE, device_at(Pa::new(0x20_0000_0000)), true);
     let refused = |at: Ipa, size, ipa| {
         let free = guest.memory.frames().free();
         assert_eq!(guest.memory.write(at, &pattern(size)), Err(Error::NoRam { ipa }));

@@ -33,6 +33,11 @@ pub const RAM: Pa = Pa::new(0x8_4000_0000);
 /// Where they have what they give.
 pub const GIVEN: Pa = Pa::new(0x40_0000_0000);
 
+/// A device from `pa` on. No guest accesses it.
+pub fn device_at(pa: Pa) -> Backing {
+    Backing::Device(platform::window::device(pa))
+}
+
 /// An address whose translation is observed.
 struct Watched {
     ipa: Ipa,

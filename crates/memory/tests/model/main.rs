@@ -22,7 +22,7 @@ use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Ipa, Pa};
 
 use machine::guest::{Guest, IPA_BITS, Outcome, needed};
-use machine::{Machine, PAGE, RAM, SECTION};
+use machine::{Machine, PAGE, RAM, SECTION, device_at};
 use plain::{Expected, Model};
 use scenario::{Operation, Scenario};
 
@@ -76,7 +76,7 @@ impl World {
             let plain::Slot { range, writable, .. } = slot.clone();
             let backing = match slot.backing {
                 plain::Backing::Ram => Backing::Ram,
-                plain::Backing::Device(registers) => Backing::Device(registers),
+                plain::Backing::Device(registers) => device_at(registers),
                 plain::Backing::Given { start, largest } => guest.machine.give(start, range.end - range.start, largest),
             };
             guest.memory.add_slot(Slot { range, backing, writable }).unwrap();

@@ -77,7 +77,7 @@ impl Guest {
 
     pub(super) fn map_as(&self, at: u64, level: Level, attributes: &Attributes, pages: &mut impl TableSource) {
         let ipa = Ipa::new(at);
-        if self.stage2.map(ipa, home(ipa), level, attributes, pages).expect("mapped") == Mapped::New {
+        if self.stage2.map_to(ipa, home(ipa), level, attributes, pages).expect("mapped") == Mapped::New {
             self.count(ipa, Granule::KIB_4.span(level), 1);
         }
     }
@@ -122,13 +122,13 @@ impl Guest {
 
     pub(super) fn coalesce(&self, at: u64, level: Level, attributes: &Attributes, pages: &mut Pages) {
         let ipa = Ipa::new(at);
-        let coalesced = self.stage2.coalesce(ipa, home(ipa), level, attributes, pages, &mut |_| ());
+        let coalesced = self.stage2.coalesce_to::<false, false>(ipa, home(ipa), level, attributes, pages, &mut |_| ());
         let _ = coalesced.expect("coalesced");
     }
 
     pub(super) fn map_range(&self, start: u64, size: u64, largest: Level, pages: &mut Pages) {
         let range = range(start, size);
-        self.stage2.map_range(range.clone(), home(range.start), largest, &RAM, pages).expect("mapped");
+        self.stage2.map_range_to(range.clone(), home(range.start), largest, &RAM, pages).expect("mapped");
     }
 
     pub(super) fn write_protect(&self, start: u64, size: u64) {

@@ -134,7 +134,7 @@ fn while_it_is_unmapped() {
 fn while_it_is_replaced() {
     is_not_lost(2, PAGES, |guest, pages| {
         let device = Attributes { memory: Memory::Device, ..READ };
-        match guest.stage2.map(Ipa::new(0), home(Ipa::new(0)), Level::L3, &device, pages) {
+        match guest.stage2.map_to(Ipa::new(0), home(Ipa::new(0)), Level::L3, &device, pages) {
             Ok(Mapped::Replaced(old)) => old.is_hardware_dirty(),
             mapped => panic!("{mapped:?}"),
         }
@@ -145,7 +145,7 @@ fn coalesce(guest: &Guest, level: Level, pages: &mut Pages) -> bool {
     let mut told = false;
     let mut each = |leaf: Leaf| told |= leaf.ipa == Ipa::new(0);
     let (ipa, pa) = (Ipa::new(0), home(Ipa::new(0)));
-    let _ = guest.stage2.coalesce(ipa, pa, level, &CLEAN, pages, &mut each).expect("coalesced");
+    let _ = guest.stage2.coalesce_to::<false, false>(ipa, pa, level, &CLEAN, pages, &mut each).expect("coalesced");
     told
 }
 

@@ -11,7 +11,7 @@ use crate::{Access, Attributes, Ipa, Level, Mapped, Memory};
 
 /// Maps the frame that is at home at 0, at this address; no caches are cleaned.
 fn map(guest: &Guest, at: u64, level: Level, pages: &mut Pages) -> Mapped {
-    guest.stage2.map(Ipa::new(at), home(Ipa::new(0)), level, &READ, pages).expect("mapped")
+    guest.stage2.map_to(Ipa::new(at), home(Ipa::new(0)), level, &READ, pages).expect("mapped")
 }
 
 /// While its table is taken out at 0, and used for the same frame in the upper half, `late` is done to 0. Tells what is there

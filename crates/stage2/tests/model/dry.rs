@@ -6,6 +6,7 @@
 use std::ops::ControlFlow;
 
 use super::*;
+use crate::platform::window::ByAddress as _;
 use twofold_stage2::Unwatched;
 
 const BASE: Ipa = Ipa::new(4 * GIB);

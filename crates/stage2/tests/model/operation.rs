@@ -3,6 +3,7 @@
 
 use std::ops::{ControlFlow, Range};
 
+use super::platform::window::ByAddress as _;
 use super::*;
 use twofold_stage2::{Coalesced, Marked, Split, Stopped};
 

@@ -9,6 +9,7 @@
 pub mod memory;
 pub mod mmu;
 pub mod tlb;
+pub mod window;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

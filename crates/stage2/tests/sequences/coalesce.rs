@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::*;
+use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
 use twofold_stage2::{Coalesced, Leaf, Memory};
 

@@ -5,6 +5,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
+use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, frame};
 use twofold_stage2::{Broken, Error, Unwatched};
 

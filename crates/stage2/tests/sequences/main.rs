@@ -11,6 +11,7 @@ mod arm;
 mod change;
 mod coalesce;
 mod flush;
+mod grant;
 mod map;
 mod map_over;
 mod peers;
@@ -19,6 +20,7 @@ mod protect;
 mod split;
 mod unmap;
 
+use crate::platform::window::ByAddress as _;
 use platform::tlb::Reach;
 use platform::{Event, GIB, Guest, Host, PLAIN, Sight};
 use twofold_stage2::platform::{Domain, Tlbi};

@@ -2,6 +2,7 @@
 //! Mapping where nothing is: cache maintenance, tables, the entry, one barrier, and no TLB invalidation.
 
 use super::*;
+use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
 use twofold_stage2::{Error, Memory};
 

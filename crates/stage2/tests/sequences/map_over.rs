@@ -2,6 +2,7 @@
 //! Mapping where something else is: the old entry goes, is flushed, and only then comes the new one.
 
 use super::*;
+use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
 use twofold_stage2::{Error, Memory};
 

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::platform::tlb::RemoteTlb;
+use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, VMID, frame};
 use twofold_stage2::{Broken, Leaf, Memory, Unwatched};
 

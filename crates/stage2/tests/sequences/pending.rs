@@ -3,6 +3,7 @@
 //! what another one has changed and not flushed yet.
 
 use super::*;
+use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
 use twofold_stage2::{Broken, Marked, Removed, Unwatched};
 

@@ -2,6 +2,7 @@
 //! Unmapping: entries first, then a flush of what they covered, by the cheapest operation; frees at the very end.
 
 use super::*;
+use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
 use twofold_stage2::{Broken, Memory, Thresholds, Unwatched};
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use super::shared::{Step, set_hook};
 use super::*;
+use crate::window::ByAddress as _;
 use twofold_stage2::walk::{Entry, Visitor};
 use twofold_stage2::{Error, Unwatched};
 

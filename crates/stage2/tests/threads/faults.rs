@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
+use crate::window::ByAddress as _;
 use twofold_stage2::{Coalesced, Mapped, Unwatched};
 
 #[test]

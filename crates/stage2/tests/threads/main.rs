@@ -7,6 +7,8 @@
 #[path = "../platform/mmu.rs"]
 #[allow(dead_code, reason = "each test uses its own part")]
 mod mmu;
+#[path = "../platform/window.rs"]
+mod window;
 
 // Thousands of guests, each with its threads: too long where each step is interpreted.
 #[cfg(not(miri))]

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use twofold_hypervisor::abort;
 use twofold_memory::{Answer, Backing, Done, GuestFault, GuestMemory, Pages, Slot, SlotId};
-use twofold_stage2::{Geometry, Granule, Ipa, IpaRange, Pa};
+use twofold_stage2::{Geometry, Granule, Ipa, IpaRange, Pa, Window};
 
 use crate::agent::{self, Agent, Command};
 use crate::check::{Failure, Outcome};
@@ -59,9 +59,11 @@ impl Demand {
         Ok(self.memory.add_slot(slot(range, writable))?)
     }
 
-    /// The registers of a device.
+    /// The registers of a device, which the guest may reach.
     pub fn add_device(&mut self, range: IpaRange, start: Pa) -> Outcome<SlotId> {
-        Ok(self.memory.add_slot(Slot { range, backing: Backing::Device(start), writable: true })?)
+        // SAFETY: the agent accesses what the test asks for, which are registers that a guest may read and write.
+        let window = unsafe { Window::new(start, range.end - range.start) };
+        Ok(self.memory.add_slot(Slot { range, backing: Backing::Device(window), writable: true })?)
     }
 
     pub fn load(&mut self, ipa: Ipa) -> Outcome<Access> {

@@ -8,8 +8,8 @@ use alloc::vec::Vec;
 use twofold_hypervisor::sysreg::isb;
 use twofold_hypervisor::write_sysreg;
 use twofold_stage2::{
-    Access, Attributes, Broken, Execute, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed,
-    Stage2, Vmid,
+    Access, Attributes, Broken, Error, Execute, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa,
+    Relaxed, Stage2, Vmid, Window,
 };
 
 use crate::agent::{self, Agent};
@@ -82,7 +82,7 @@ impl Guest {
         Ok(())
     }
 
-    /// [`Stage2::map`].
+    /// Maps a leaf over what is there.
     pub fn map_over(
         &mut self,
         machine: &mut Machine,
@@ -91,7 +91,22 @@ impl Guest {
         level: Level,
         attributes: &Attributes,
     ) -> Outcome<Mapped> {
-        Ok(self.stage2.map(ipa, pa, level, attributes, &mut machine.frames)?)
+        Ok(self.try_map(machine, ipa, pa, level, attributes)?)
+    }
+
+    /// [`Grant::map`](twofold_stage2::Grant::map).
+    pub fn try_map(
+        &mut self,
+        machine: &mut Machine,
+        ipa: Ipa,
+        pa: Pa,
+        level: Level,
+        attributes: &Attributes,
+    ) -> Result<Mapped, Error> {
+        // SAFETY: the memory is the test's, or what is around that; of it the agent accesses what the test asks for, and EL2
+        // reaches that by volatile accesses alone.
+        let window = unsafe { Window::new(pa, Granule::KIB_4.span(level)) };
+        self.stage2.open(window, ipa).map(level, attributes, &mut machine.frames)
     }
 
     /// [`Stage2::unmap`], the flush, the freeing. Returns what was mapped and how many tables were freed.

@@ -16,6 +16,7 @@ use twofold_stage2::{
 
 use super::Scarce;
 use super::counts::Counts;
+use crate::window::ByAddress as _;
 use crate::world::{GIB, MIB_2, PAGE, World};
 
 /// The operations.

@@ -20,6 +20,7 @@ use twofold_stage2::{
 };
 
 use super::{operations, seed};
+use crate::window::ByAddress as _;
 use crate::world::{MIB_2, MODERN, PAGE, PLAIN, World};
 
 const CPUS: usize = 4;

@@ -11,6 +11,7 @@ use twofold_stage2::{Access, Attributes, Features, Granule, Ipa, Level, Platform
 
 use super::hand::{ACCESSED, ARMED, BASE, Hand, Machinery, READ, READ_WRITE, VMID, ipa, pages, table};
 use super::{allowed, reported};
+use crate::window::ByAddress as _;
 use crate::world::{MODERN, PAGE};
 
 /// A page is mapped and its entry broken.

@@ -9,6 +9,7 @@ use twofold_stage2::{Access, Attributes, Level, Pa};
 
 use super::SEEDS;
 use super::hand::{BASE, Hand, Machinery, READ, READ_WRITE, ipa, pages};
+use crate::window::ByAddress as _;
 use crate::world::MODERN;
 
 #[test]

@@ -118,7 +118,7 @@ fn protecting_a_page_of_a_block_leaves_the_others_writable(mut machine: Machine)
 fn mapping_a_block_over_its_pages_is_refused(mut machine: Machine) -> Outcome {
     let (mut guest, frame) = Guest::with_page(&mut machine, Access::READ_WRITE)?;
     let block = machine.frame(BLOCK_2M)?;
-    let refused = guest.stage2.map(HERE, block.pa, Level::L2, &RAM, &mut machine.frames);
+    let refused = guest.try_map(&mut machine, HERE, block.pa, Level::L2, &RAM);
     let expected = Err(twofold_stage2::Error::TableInTheWay { ipa: HERE, level: Level::L2 });
     check_eq!(refused, expected, "mapping a block there");
     frame.write(0, 5);

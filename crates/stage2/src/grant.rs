@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Grants: the right to map physical memory at guest addresses.
+//!
+//! Only a [`Grant`] maps. There are two ways to get one:
+//!
+//! * Donated memory is lent to a tree by value ([`Stage2::lend`]), and a [`Lent`] run grants what is inside it
+//!   ([`Stage2::grant`]). While it is lent, it can become no table, and no other tree can map it. It becomes a [`Run`] again
+//!   when nothing of it is mapped and the flush is complete: [`Vacated::reclaim`] shows that for a range of a tree that
+//!   lives, [`Root::reclaim`] for a tree that is destroyed.
+//! * For anything else, the caller vouches once, by the unsafe [`Window::new`] ([`Stage2::open`]).
+//!
+//! A physical address alone is no right:
+//!
+//! ```compile_fail,E0599
+//! # use twofold_stage2::*;
+//! fn bare<P: Platform>(stage2: &Stage2<P>, ipa: Ipa, pa: Pa, ram: &Attributes, tables: &mut impl TableSource) {
+//!     let _ = stage2.map(ipa, pa, Level::L3, ram, tables);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0308
+//! # use twofold_stage2::*;
+//! fn bare<P: Platform>(stage2: &Stage2<P>, ipa: Ipa, pa: Pa) -> Grant<'_, P> {
+//!     stage2.open(pa, ipa)
+//! }
+//! ```
+//!
+//! A grant ends before the memory is reclaimed:
+//!
+//! ```compile_fail,E0502
+//! # use twofold_stage2::*;
+//! fn late<P: Platform>(
+//!     stage2: &mut Stage2<P>, lent: Lent, ipa: Ipa, ram: &Attributes, tables: &mut impl TableSource,
+//! ) -> Result<(), Error> {
+//!     let Some(grant) = stage2.grant(&lent, ipa, 4096) else { return Ok(()) };
+//!     let run = stage2.vacate(lent.range(), tables)?.reclaim(lent);
+//!     let _ = grant.map(Level::L3, ram, tables)?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! The same where the grant is used before:
+//!
+//! ```
+//! # use twofold_stage2::*;
+//! fn in_time<P: Platform>(
+//!     stage2: &mut Stage2<P>, lent: Lent, ipa: Ipa, ram: &Attributes, tables: &mut impl TableSource,
+//! ) -> Result<(), Error> {
+//!     let Some(grant) = stage2.grant(&lent, ipa, 4096) else { return Ok(()) };
+//!     let _ = grant.map(Level::L3, ram, tables)?;
+//!     let run = stage2.vacate(lent.range(), tables)?.reclaim(lent);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! A run that is lent is no page for a table:
+//!
+//! ```compile_fail,E0382
+//! # use twofold_stage2::*;
+//! fn both<P: Platform>(stage2: &Stage2<P>, run: Run, range: IpaRange, features: &Features) -> Result<TablePage, Run> {
+//!     let lent = stage2.lend(run, range.start, range);
+//!     run.into_table(features)
+//! }
+//! ```
+
+use core::fmt;
+
+use crate::platform::Platform;
+use crate::{Error, Ipa, IpaRange, Pa, Root, Run, Stage2, TablePage, TableSource, Unwatched};
+
+/// The right to map memory at guest addresses, in the tables that it borrows.
+pub struct Grant<'a, P: Platform> {
+    pub(crate) stage2: &'a Stage2<P>,
+    pub(crate) ipa: Ipa,
+    pub(crate) pa: Pa,
+    pub(crate) size: u64,
+}
+
+/// A run that a tree may map. It has one owner, and becomes a [`Run`] again when the tree cannot reach it any more.
+///
+/// A root has one owner too, so its address names one tree of those that live. A tree that is made later with the same root
+/// takes over the runs that were lent to the one before, of which nothing is mapped.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a lent run that is dropped is lost: reclaim it"]
+pub struct Lent {
+    /// Where it may be mapped, in whole pages: not beyond the run.
+    start: Ipa,
+    size: u64,
+    /// What is mapped at `start`.
+    pa: Pa,
+    root: Pa,
+    run: Run,
+}
+
+/// Physical memory that was not donated, and that a guest may reach: a device's registers, or RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    pa: Pa,
+    size: u64,
+}
+
+/// Addresses at which nothing is mapped, in no TLB either, as long as this borrows the tables.
+#[derive(Debug)]
+pub struct Vacated<'a> {
+    range: IpaRange,
+    root: &'a Root,
+}
+
+impl<P: Platform> Stage2<P> {
+    /// Lends a run to these tables. They may map its first byte at `ipa`, the rest behind it, and all of that inside `range`
+    /// only.
+    pub fn lend(&self, run: Run, ipa: Ipa, range: IpaRange) -> Lent {
+        let end = ipa.checked_add(run.size()).unwrap_or(ipa).min(range.end).align_down(TablePage::SIZE);
+        let start =
+            range.start.max(ipa).raw().checked_next_multiple_of(TablePage::SIZE).unwrap_or(u64::MAX).min(end.raw());
+        // Where nothing can be mapped, `start` may be before `ipa`.
+        let pa = run.pa() + start.saturating_sub(ipa.raw());
+        Lent { start: Ipa::new(start), size: end.raw() - start, pa, root: self.root_pa(), run }
+    }
+
+    /// The right to map `size` bytes of a lent run, from `ipa` on.
+    ///
+    /// `None` where the run is lent to other tables, or for other addresses.
+    #[inline(always)]
+    pub fn grant(&self, lent: &Lent, ipa: Ipa, size: u64) -> Option<Grant<'_, P>> {
+        // Wraps where `ipa` is before the start: then it is not below the size.
+        let offset = ipa.raw().wrapping_sub(lent.start.raw());
+        // What is lent is whole pages, and only whole pages are mapped: a page that begins inside ends there too.
+        let fits = offset < lent.size && (size <= TablePage::SIZE || size <= lent.size - offset);
+        (fits && lent.root == self.root_pa()).then(|| Grant { stage2: self, ipa, pa: lent.pa + offset, size })
+    }
+
+    /// The right to map a window, from `ipa` on.
+    #[inline(always)]
+    pub fn open(&self, window: Window, ipa: Ipa) -> Grant<'_, P> {
+        Grant { stage2: self, ipa, pa: window.pa, size: window.size }
+    }
+
+    /// Unmaps `range` and completes the flush. No grant of these tables is left then, and none is made while the answer
+    /// lives: what was lent for these addresses can be reclaimed.
+    ///
+    /// # Errors
+    ///
+    /// As [`unmap`](Self::unmap).
+    pub fn vacate(&mut self, range: IpaRange, tables: &mut impl TableSource) -> Result<Vacated<'_>, Error> {
+        self.unmap(range.clone(), tables, Unwatched)?.complete().free(tables);
+        Ok(Vacated { range, root: self.root_of() })
+    }
+}
+
+impl Lent {
+    /// The run. The guest may be reading and writing it.
+    pub const fn run(&self) -> &Run {
+        &self.run
+    }
+
+    /// Where it may be mapped.
+    pub fn range(&self) -> IpaRange {
+        self.start..self.start + self.size
+    }
+}
+
+impl Vacated<'_> {
+    /// A run that was lent for these addresses, as memory for anything; itself where it may be mapped elsewhere.
+    pub fn reclaim(&self, lent: Lent) -> Result<Run, Lent> {
+        let range = lent.range();
+        let covers = self.range.start <= range.start && range.end <= self.range.end;
+        if lent.root == self.root.pa() && (covers || range.is_empty()) { Ok(lent.run) } else { Err(lent) }
+    }
+}
+
+impl Root {
+    /// A run that was lent to the tables of this root, which are [destroyed](Stage2::destroy), as memory for anything; itself
+    /// where it was lent to others.
+    pub fn reclaim(&self, lent: Lent) -> Result<Run, Lent> {
+        // A tree that lives owns its root: whoever has it knows that nothing of the tree is mapped.
+        if lent.root == self.pa() { Ok(lent.run) } else { Err(lent) }
+    }
+}
+
+impl Window {
+    /// Vouches for `size` bytes from `pa`.
+    ///
+    /// # Safety
+    ///
+    /// From now on, until nothing of the window is mapped and the flush that ends this is complete:
+    ///
+    /// * the range is a device or RAM that the guest may read, and may write where it is mapped so, as the devices do that the
+    ///   guest controls through it;
+    /// * no Rust object or reference covers it, and it is no donated memory;
+    /// * what is mapped as other memory than [`Memory::Device`](crate::Memory::Device) is RAM, which [`Platform::pointer`] maps
+    ///   as that trait demands of donated memory: its lines are cleaned there.
+    pub const unsafe fn new(pa: Pa, size: u64) -> Self {
+        Self { pa, size }
+    }
+
+    /// Its first byte.
+    pub const fn pa(&self) -> Pa {
+        self.pa
+    }
+
+    /// Its size in bytes.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The `size` bytes that are `offset` bytes in; `None` where they are not inside.
+    #[inline]
+    pub fn part(&self, offset: u64, size: u64) -> Option<Self> {
+        let fits = offset.checked_add(size)? <= self.size;
+        fits.then_some(Self { pa: self.pa.checked_add(offset)?, size })
+    }
+}
+
+impl<P: Platform> Grant<'_, P> {
+    /// The first address at which it maps.
+    pub const fn ipa(&self) -> Ipa {
+        self.ipa
+    }
+
+    /// What it maps there.
+    pub const fn pa(&self) -> Pa {
+        self.pa
+    }
+
+    /// Its size in bytes.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether it reaches as far as `size` bytes.
+    #[inline(always)]
+    pub(crate) fn check(&self, size: u64) -> Result<(), Error> {
+        if size <= self.size { Ok(()) } else { Err(not_granted(self.ipa, size)) }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn not_granted(ipa: Ipa, size: u64) -> Error {
+    Error::NotGranted { ipa, size }
+}
+
+impl<P: Platform> Clone for Grant<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for Grant<'_, P> {}
+
+impl<P: Platform> fmt::Debug for Grant<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ipa, pa, size, .. } = self;
+        write!(f, "Grant({size:#x} bytes at {ipa}, from {pa})")
+    }
+}
