@@ -124,11 +124,7 @@ pub const EXCUSED: &[Excused] = &[
     excused(KEPT, "Stage2::give_kept: self.kept.0.load(Ordering::Relaxed) == 0 => false", KEPT_LOOK),
     excused(FLUSH, "Flushed::free: self.detached.is_empty() => false", "no table is in an empty chain"),
     excused(FLUSH, "Flushed::drop: !self.detached.is_empty() => true", "no table is in an empty chain"),
-    excused(
-        COALESCE,
-        "Stage2::coalesce_to: 0 => 1",
-        "the engine frees after the make; a baseline's count is its own",
-    ),
+    excused(COALESCE, "Stage2::coalesce_to: 0 => 1", "the engine frees after the make; a baseline's count is its own"),
     excused(
         COALESCE,
         "Stage2::coalesce_to: other_memory => true",
