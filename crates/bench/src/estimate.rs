@@ -26,11 +26,11 @@ struct Estimate {
     moments: Vec<(u64, Duration)>,
 }
 
-/// One in so many steps is done.
+/// The part of the steps that has to be done: one in this number.
 const SHARE: u64 = 10;
 /// Fewer steps have no half that says something.
 const LEAST: u64 = 4;
-/// Two estimates agree that differ by less than one part in so many.
+/// Two estimates agree if they differ by less than one part in this number.
 const AGREED: u32 = 4;
 /// More moments than that are thinned out.
 const MOMENTS: usize = 1024;

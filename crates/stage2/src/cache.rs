@@ -130,7 +130,7 @@ fn clean<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64)) 
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn clean_lines<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
     let start = platform.pointer(pa).addr().get();
-    // SAFETY: a guest has it mapped, or is about to, by a grant. So the frame was donated and is lent, or somebody vouched for
+    // SAFETY: a guest has it mapped, or is about to, by a grant. So the frame was donated and is lent, or the embedder vouched for
     // it (`Window::new`): the platform maps it, and it stays what it is until it is unmapped and the flush is complete. All
     // that is cleaned later, what is behind removed leaves, is cleaned before the flush is said to be complete. Cleaning
     // changes no data.

@@ -24,9 +24,9 @@ pub struct Row {
 /// What an operation may take at most.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bar {
-    /// So many nanoseconds with 16 GiB; of work that grows with the slot, so with another size in proportion.
+    /// The limit in nanoseconds at 16 GiB. The work grows with the slot, so the limit scales with its size.
     PerSize(f64),
-    /// So many nanoseconds with 16 GiB; of work that has a part of its own, which a smaller slot does not make less. A larger
+    /// The limit in nanoseconds at 16 GiB, for work that has a part of its own, which a smaller slot does not make less. A larger
     /// slot has so much more, in proportion; with a smaller one the operation is not judged.
     FromFullSize(f64),
     /// So many times what this machine takes to read the entries at all, in the same run.
