@@ -63,6 +63,7 @@ impl Copy {
         let (left_out, written) = (BTreeSet::new(), BTreeMap::new());
         let copy = Self { place: place.join("source"), target: place.join("build"), texts, sites, left_out, written };
         copy.copy_members(root)?;
+        fetch(root)?;
         Ok(copy)
     }
 
@@ -227,6 +228,14 @@ impl Copy {
             }
         }
     }
+}
+
+/// Downloads what the lock file names: the workspace is built without a network, so that its copy of the lock file stays as
+/// it is, but for the switch's crate.
+fn fetch(root: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new("cargo");
+    command.current_dir(root).args(["fetch", "--locked"]);
+    subprocess::quiet(&mut command)
 }
 
 /// The test programs: a package and a target.
