@@ -40,10 +40,18 @@ impl<P: Platform> Stage2<P> {
 
     /// Locks all tables below one that is locked, until what is returned is dropped; there may be none. Where something is
     /// busy in one of them, none is kept from others meanwhile: the count has not moved yet, so there might always be more.
+    #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P>) -> Result<HeldBelow<'a, P>, Moved> {
-        let mut held = HeldBelow { above, count: 0, other_memory: above.has_other_memory() };
+        let held = HeldBelow { above, count: 0, other_memory: above.has_other_memory() };
+        // None below most: they lead to pages.
+        if above.counts.tables() == 0 { Ok(held) } else { self.hold_each(held) }
+    }
+
+    #[cfg_attr(feature = "checked", track_caller)]
+    fn hold_each<'a>(&'a self, mut held: HeldBelow<'a, P>) -> Result<HeldBelow<'a, P>, Moved> {
         primitive::step!(Ok(held));
+        let above = held.above;
         for (table, level) in above.tables_below() {
             let locked = self.lock_whatever(table, above.table.len(), level).quiet()?;
             held.other_memory |= locked.has_other_memory();
@@ -76,10 +84,19 @@ pub(crate) struct HeldBelow<'a, P: Platform> {
     pub(crate) other_memory: bool,
 }
 
-impl<P: Platform> Drop for HeldBelow<'_, P> {
-    fn drop(&mut self) {
+impl<P: Platform> HeldBelow<'_, P> {
+    fn release(&self) {
         let tables = (0..self.count).zip(self.above.tables_below());
         tables.for_each(|(_, (table, level))| drop(self.above.stage2.kept(table, level)));
+    }
+}
+
+impl<P: Platform> Drop for HeldBelow<'_, P> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.count > 0 {
+            self.release();
+        }
     }
 }
 

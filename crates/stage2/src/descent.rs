@@ -245,7 +245,13 @@ impl<'a, P: Platform> Locked<'a, P> {
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take_unrecorded(&mut self, index: usize) {
         let cell = self.table.entry(index);
-        let old = cell.read();
+        self.take_unrecorded_in(cell, cell.read());
+    }
+
+    /// The same for an entry of this table that is at hand, and was read under the lock.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn take_unrecorded_in(&mut self, cell: Cell<'_>, old: Descriptor) {
         self.counts -= Counts::of(old, self.level);
         cell.unrecorded(old);
         cell.write(Descriptor::STALE);

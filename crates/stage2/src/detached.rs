@@ -105,42 +105,60 @@ pub(crate) enum Look {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Frees a table that was taken out, and all below it; calls `leaf` with each leaf where it is to
-    /// `look` for them.
+    /// Frees a table that was taken out, and all below it; calls `leaf` with each leaf where it is to `look` for them.
+    /// Returns how many tables that were.
     pub(crate) fn free_tree(
+        &self,
+        link: Link,
+        look: Look,
+        tables: &mut impl TableSource,
+        leaf: &mut impl FnMut(Leaf),
+    ) -> u64 {
+        let mut freed = 0;
+        let level = link.level;
+        if let Some(below) = level.below() {
+            let (table, span) = (self.table(Descriptor::table(link.table)), self.geometry().granule().span(level));
+            for index in 0..table.len() {
+                let entry = table.entry(index).read();
+                if entry.is_table(level) {
+                    let link = Link { table: entry.address(), level: below, ipa: link.ipa + index as u64 * span };
+                    // Most tables are of the last level, and 512 calls would cost more than what is done in them.
+                    freed += if below == Level::L3 {
+                        self.free_table(link, look, tables, leaf)
+                    } else {
+                        self.free_tree(link, look, tables, leaf)
+                    };
+                }
+            }
+        }
+        freed + self.free_table(link, look, tables, leaf)
+    }
+
+    /// Frees one table, as [`free_tree`](Self::free_tree) does; returns 1.
+    #[inline(always)]
+    fn free_table(
         &self,
         Link { table: pa, level, ipa }: Link,
         look: Look,
         tables: &mut impl TableSource,
         leaf: &mut impl FnMut(Leaf),
     ) -> u64 {
-        let mut freed = 1;
-        let table = self.table(Descriptor::table(pa));
-        if let Some(below) = level.below() {
-            let span = self.geometry().granule().span(level);
-            for index in 0..table.len() {
-                let entry = table.entry(index).read();
-                if entry.is_table(level) {
-                    let link = Link { table: entry.address(), level: below, ipa: ipa + index as u64 * span };
-                    freed += self.free_tree(link, look, tables, leaf);
-                }
-            }
-        }
         let wanted = match look {
             Look::Nowhere => false,
             Look::Armed => self.platform().record(pa).last().armed() > 0,
             Look::Everywhere { cleans } => {
                 if cleans {
+                    let table = self.table(Descriptor::table(pa));
                     self.clean_leaves(table, level, |leaf| leaf.leaves_lines(self.features()));
                 }
                 true
             }
         };
         if wanted {
-            self.tell_leaves(table, level, ipa, leaf);
+            self.tell_leaves(self.table(Descriptor::table(pa)), level, ipa, leaf);
         }
         frame::give(tables, TablePage::from_tree(pa, self.features()));
-        freed
+        1
     }
 
     /// Calls `leaf` with each leaf of a table that nobody changes any more.

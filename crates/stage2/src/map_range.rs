@@ -50,6 +50,8 @@ impl<P: Platform> Stage2<P> {
         self.check_leaf(range.start, pa, Level::L3)?;
         attributes.access.check(self.features())?;
         self.check_leaf(range.start, last, Level::L3)?;
+        self.give_kept(tables);
+        self.note_memory(attributes.memory);
         let mut at = range.start;
         while at < range.end {
             let output = pa + (at - range.start);
@@ -128,13 +130,11 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
     ) -> Result<u64, Error> {
         let span = self.geometry().granule().span(place.level);
-        self.give_kept(tables);
         let page = frame::take(tables).ok_or(Error::NoTablePage { ipa, level })?;
         let first = Descriptor::leaf(pa, level, attributes, self.features());
         let entries = self.geometry().granule().entries();
         self.table_in(&page).fill(0, entries, first, self.geometry().granule().span(level));
         let other_memory = attributes.memory != Memory::Normal;
-        self.note_memory(attributes.memory);
         self.set_counts(&page, Counts::of(first, level).times(entries as u64), other_memory);
         cache::before_map(self.platform(), self.features(), (pa, span), Upkeep::new(self.features(), attributes));
         match self.link(ipa, place.level, page) {
@@ -167,7 +167,6 @@ impl<P: Platform> Stage2<P> {
         // The frames are ready before a walk can find them.
         primitive::release_fence();
         if attributes.memory != Memory::Normal {
-            self.note_memory(attributes.memory);
             locked.note_other_memory();
         }
         locked.table.fill(place.index, count, first, page);

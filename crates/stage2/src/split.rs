@@ -64,11 +64,11 @@ impl<P: Platform> Stage2<P> {
         if !chunk.is_power_of_two() || chunk < page {
             return Err(Error::Misaligned { address: chunk, size: page });
         }
-        self.give_kept(tables);
         let mut split = Split { blocks: 0, done: range.start, stopped: None };
         // Nothing is asked for, and nobody is bothered, where there is nothing to split.
         while let Some((block, _)) = self.next_block(split.done, range.end) {
             split.done = split.done.max(block);
+            self.give_kept(tables);
             let end = Ipa::new((split.done.raw() | (chunk - 1)).saturating_add(1)).min(range.end);
             if between(tables, self.pages_to_split(split.done, end)).is_break() {
                 split.stopped = Some(Stopped::Asked);

@@ -58,7 +58,8 @@ impl<P: Platform> Stage2<P> {
             return Err(Moved);
         }
         let mut locked = self.lock(&place)?;
-        if locked.counts.live() <= 1 || !place.cell.read().is_valid() {
+        let entry = place.cell.read();
+        if locked.counts.live() <= 1 || !entry.is_valid() {
             return Err(Moved);
         }
         if R::WATCHES {
@@ -68,7 +69,7 @@ impl<P: Platform> Stage2<P> {
             removed.leaf(Broken::new(Leaf { ipa, level: Level::L3, descriptor }, removal));
             return Ok(removal);
         }
-        locked.take_unrecorded(place.index);
+        locked.take_unrecorded_in(place.cell, entry);
         Ok(self.removal::<R>())
     }
 
