@@ -11,10 +11,11 @@ mod host;
 mod kvm;
 mod linux;
 mod proof;
+mod slowest;
 mod tap;
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -44,7 +45,10 @@ pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<E
             anyhow::bail!("stopped");
         }
         match run {
-            Ok(part) => tally.add(part),
+            Ok(part) => {
+                slowest::keep(&format!("suite {name}: preparing"), start.elapsed().saturating_sub(part.judging));
+                tally.add(part);
+            }
             Err(error) if output::is_closed(&error) => return Err(error),
             Err(error) => {
                 output::error(&format!("the suite {name} cannot start: {error:#}"));
@@ -62,6 +66,10 @@ pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<E
         output::error(&format!("no test has `{filters}` in its name; --list gives the names"));
     }
     if !options.list {
+        let slowest = slowest::lines();
+        if !slowest.is_empty() {
+            output::line(&format!("slowest parts, some of them beside each other:\n{}\n", slowest.join("\n")))?;
+        }
         output::line(&format!("{} passed, {} failed", tally.passed, tally.failed))?;
     }
     Ok(if tally.failed == 0 && !lost { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -85,6 +93,8 @@ pub struct Tally {
     pub failed: u64,
     /// Tests that the filters left, listed or run.
     pub selected: u64,
+    /// How long the tests took, without what was built for them.
+    pub judging: Duration,
 }
 
 impl Tally {
@@ -93,6 +103,7 @@ impl Tally {
         self.passed += other.passed;
         self.failed += other.failed;
         self.selected += other.selected;
+        self.judging += other.judging;
     }
 }
 
@@ -109,7 +120,7 @@ fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions)
 /// A test, which is named while it runs.
 fn trial(name: &str, test: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
     let running = name.to_owned();
-    Trial::test(name, move || heartbeat::during(&running, test))
+    Trial::test(name, move || heartbeat::during(&running, || slowest::timed(&running, test)))
 }
 
 /// Runs `trials` that the filters name, `threads` at a time.
@@ -128,6 +139,8 @@ fn harness(trials: Vec<Trial>, threads: usize, options: &TestOptions) -> anyhow:
         return Ok(Tally { selected, ..Tally::default() });
     }
     let arguments = Arguments { test_threads: Some(threads), ..Arguments::default() };
+    let start = Instant::now();
     let conclusion = libtest_mimic::run(&arguments, trials);
-    Ok(Tally { passed: conclusion.num_passed, failed: conclusion.num_failed, selected })
+    let judging = start.elapsed();
+    Ok(Tally { passed: conclusion.num_passed, failed: conclusion.num_failed, selected, judging })
 }

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How long the parts of a run took, so that a tier that grows too long shows where.
+//!
+//! Parts may run beside each other: their times do not add up to the run's.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Runs `work`, and keeps how long it took under `name`.
+pub fn timed<T>(name: &str, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = work();
+    keep(name, start.elapsed());
+    result
+}
+
+/// Keeps how long a part took.
+pub fn keep(name: &str, time: Duration) {
+    PARTS.lock().unwrap_or_else(PoisonError::into_inner).push((time, name.to_owned()));
+}
+
+/// The slowest parts of all that were kept, a line each, the slowest first. None below a second.
+pub fn lines() -> Vec<String> {
+    shown(PARTS.lock().unwrap_or_else(PoisonError::into_inner).clone())
+}
+
+/// The most parts that are shown.
+const SHOWN: usize = 10;
+
+static PARTS: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
+
+fn shown(mut parts: Vec<(Duration, String)>) -> Vec<String> {
+    parts.retain(|(time, _)| *time >= Duration::from_secs(1));
+    parts.sort_by(|a, b| b.0.cmp(&a.0));
+    parts.iter().take(SHOWN).map(|(time, name)| format!("{:7.1} s  {name}", time.as_secs_f64())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_ten_come_first_and_short_ones_not_at_all() {
+        let part = |seconds| (Duration::from_secs_f64(seconds), format!("took {seconds}"));
+        let lines = shown(vec![part(2.0), part(0.9), part(104.25), part(1.0)]);
+        assert_eq!(lines, ["  104.2 s  took 104.25", "    2.0 s  took 2", "    1.0 s  took 1"]);
+        assert_eq!(shown((1..20).map(|seconds| part(f64::from(seconds))).collect()).len(), SHOWN);
+    }
+
+    #[test]
+    fn a_part_is_kept_with_its_name() {
+        assert_eq!(timed("a part of this test", || 7), 7);
+        let parts = PARTS.lock().unwrap();
+        assert!(parts.iter().any(|(_, name)| name == "a part of this test"));
+    }
+}
