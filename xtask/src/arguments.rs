@@ -288,6 +288,9 @@ pub struct RunOptions {
     /// one vCPU only
     #[arg(long)]
     pub count: bool,
+    /// Prints every counter instead of ten rows; with --count also what a dirty log costs, tracker by tracker. Implies --check
+    #[arg(long)]
+    pub counters: bool,
     /// Writes the figures to FILE as JSON. Implies --check
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -62,15 +62,33 @@ impl Rows {
         }
     }
 
-    /// Adds instructions at EL2: the boot, a first touch by `touch`, and the boot's own first touches by
-    /// mapping size where it had any.
-    pub fn instructions(&mut self, report: &Report, touch: Option<FirstTouch>) {
+    /// Adds the sums of the report's counts, a row each.
+    pub fn summary(&mut self, report: &Report) {
+        let sum = |prefix| -> u64 { report.under(prefix).map(|(_, value)| value).sum() };
+        let count = |key: &str| report.get(key).unwrap_or(0);
+        // First touches and writes are among the permission and translation faults.
+        let causes = ["access_flag", "external", "permission", "translation"];
+        self.number("stage-2 faults", causes.iter().map(|cause| count(&format!("faults.{cause}"))).sum(), None);
+        self.number("exits to EL2", sum("exits"), None);
+        let sizes = ["mapped.blocks_1g", "mapped.blocks_2m", "mapped.pages_4k"];
+        self.words("mapped: 1G blocks, 2M blocks, 4K pages", &sizes.map(|key| thousands(count(key))).join(", "));
+        self.number("table pages", count("tables.allocated"), None);
+        self.number("TLB invalidations", sum("tlbi"), None);
+    }
+
+    /// Adds instructions at EL2: the boot, and a first touch by `touch`.
+    pub fn main_instructions(&mut self, report: &Report, touch: Option<FirstTouch>) {
         if let Some(total) = report.get("el2_instructions.total") {
             self.number("EL2 instructions: the boot", total, None);
         }
         if let Some(touch) = touch {
             self.number("EL2 instructions: first touch of a 4K page", touch.per_page(), Some(KVM_FIRST_TOUCH));
         }
+    }
+
+    /// The same, and the boot's own first touches by mapping size where it had any.
+    pub fn instructions(&mut self, report: &Report, touch: Option<FirstTouch>) {
+        self.main_instructions(report, touch);
         for (instructions, count, size) in SIZES {
             if let Some(own) = FirstTouch::by_size(report, instructions, count) {
                 self.number(&format!("EL2 instructions: first touch in this boot, {size}"), own.per_page(), None);
@@ -194,6 +212,27 @@ mod tests {
         assert!(!table.contains("2M blocks"));
         let ends: Vec<_> = lines.iter().map(|line| line.len()).collect();
         assert!(ends.iter().all(|end| *end == ends[0]), "the last column ends where its head does:\n{table}");
+    }
+
+    #[test]
+    fn ten_rows_sum_up_what_all_rows_show() {
+        let report = Control::parse(
+            "twofold:stat faults.translation 70\ntwofold:stat faults.permission 4\ntwofold:stat faults.first_touch 47\n\
+             twofold:stat exits.hvc 7\ntwofold:stat exits.data_abort 62\ntwofold:stat mapped.blocks_2m 63\n\
+             twofold:stat tables.allocated 6\ntwofold:stat tables.freed 1\ntwofold:stat tlbi.vmalle1 4\ntwofold:stat tlbi.ipas2e1 5",
+        )
+        .report;
+        let mut rows = Rows::default();
+        rows.summary(&report);
+        let shown: Vec<_> = rows.rows.iter().map(|[name, value, _]| format!("{name}={value}")).collect();
+        let wanted = [
+            "stage-2 faults=74",
+            "exits to EL2=69",
+            "mapped: 1G blocks, 2M blocks, 4K pages=0, 63, 0",
+            "table pages=6",
+            "TLB invalidations=9",
+        ];
+        assert_eq!(shown, wanted);
     }
 
     #[test]

@@ -97,7 +97,7 @@ enum Mode {
 
 impl Mode {
     fn new(options: &RunOptions, terminal: bool) -> Self {
-        let explicit = options.check || options.count || options.json.is_some();
+        let explicit = options.check || options.count || options.counters || options.json.is_some();
         match (explicit, terminal) {
             (true, _) => Self::Check { count: options.count },
             (false, true) => Self::Console,
@@ -222,14 +222,16 @@ fn check(
             let touch = first_touch(workspace, qemu, &options.cpu)?;
             Ok((touch, "64 MiB, page by page, by the bare-metal guest".to_owned()))
         })?);
-        logs = Some(steps.step("dirty log", || {
-            let logs = DirtyLogs::count(workspace, qemu, &options.cpu, Duration::from_secs(CHECK_TIMEOUT))?;
-            Ok((logs, "the same pages again and again, tracker by tracker".to_owned()))
-        })?);
+        if options.counters || options.json.is_some() {
+            logs = Some(steps.step("dirty log", || {
+                let logs = DirtyLogs::count(workspace, qemu, &options.cpu, Duration::from_secs(CHECK_TIMEOUT))?;
+                Ok((logs, "the same pages again and again, tracker by tracker".to_owned()))
+            })?);
+        }
     }
-    output::line("")?;
+    output::line(&console_end(&outcome))?;
     output::line(&table(options, selected, &outcome, touch))?;
-    if let Some(logs) = &logs {
+    if let Some(logs) = logs.as_ref().filter(|_| options.counters) {
         output::line("")?;
         output::line(&logs.table())?;
     }
@@ -264,8 +266,18 @@ fn trace_is_there(options: &RunOptions) -> anyhow::Result<()> {
     output::line(&format!("The trace is in {0}; `cargo xtask trace-check {0}` checks it.", path.display()))
 }
 
+/// The end of what the guest wrote to its console, which shows that a guest ran.
+fn console_end(outcome: &Outcome) -> String {
+    let lines: Vec<_> =
+        outcome.console.tail(CONSOLE_LINES).iter().map(|line| format!("  | {}", line.trim_end())).collect();
+    format!("\nThe guest's console, its last lines:\n{}\n", lines.join("\n"))
+}
+
+/// The most lines of the console that are shown after a check.
+const CONSOLE_LINES: usize = 6;
+
 const NEXT: &str = "
-Next: `cargo xtask run` on a terminal gives the guest's console; `--pages 4k` and `--pages blocks` compare mapping sizes.
+Next: `cargo xtask run` on a terminal gives the guest's console; `cargo xtask run --count --counters` prints every counter.
       `cargo xtask test` runs the quick tier of every suite; `cargo xtask run --help` has more to vary.";
 
 fn table(options: &RunOptions, selected: &Selected, outcome: &Outcome, touch: Option<FirstTouch>) -> String {
@@ -283,9 +295,15 @@ fn table(options: &RunOptions, selected: &Selected, outcome: &Outcome, touch: Op
     if options.cpu != machine::CPU_DEFAULT {
         rows.words("CPU model", &options.cpu);
     }
-    rows.counts(&outcome.control.report);
-    if let Some(touch) = touch {
-        rows.instructions(&outcome.control.report, Some(touch));
+    if options.counters {
+        rows.counts(&outcome.control.report);
+    } else {
+        rows.summary(&outcome.control.report);
+    }
+    match touch {
+        Some(touch) if options.counters => rows.instructions(&outcome.control.report, Some(touch)),
+        Some(touch) => rows.main_instructions(&outcome.control.report, Some(touch)),
+        None => {}
     }
     rows.table(touch.is_some())
 }

@@ -1,104 +1,150 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Stage-2 translation tables for arm64: what a hypervisor maps its guests' memory with.
 //!
-//! `no_std`, no allocator, no knowledge of virtual machines. The user brings a [`Platform`] (on a CPU that is
-//! `arm64::Arm64` and where frames are mapped), memory ([`Donated`]) and a source of table pages
-//! ([`TableSource`]); [`Stage2`] does the rest: which entries to write, in which order, with which TLB
-//! invalidations, barriers and cache operations between.
+//! `no_std`, no allocator, no knowledge of virtual machines. The embedder supplies a [`Platform`] (the architecture's
+//! instructions, and a pointer to each frame), memory ([`Donated`]) and a source of table pages ([`TableSource`]). On a CPU
+//! the platform is [`arm64::Arm64`]. [`Stage2`] does the rest: which entries to
+//! write, in which order, with which TLB invalidations, barriers and cache operations between them.
 //!
-//! # The rules that are kept here
+//! # Example
 //!
-//! * **Operands and sequences are encoded in this crate and nowhere else** (modules [`tlb`] and `cache`).
-//! * A valid entry never changes its output address, type or size without break-before-make (module `map`).
-//! * Nothing that an old entry reached is given back before the flush that ends its life has completed: table pages
-//!   are inside a [`Pending`] until [`Pending::complete`] makes it a [`Flushed`], which is spent to free them.
-//! * An operation that fails leaves valid tables and can be repeated.
+//! Every operation takes `&self`, so any CPU may call any of them at any time. `examples/minimal.rs` is a whole embedder.
+//!
+//! ```
+//! # use core::ops::ControlFlow;
+//! # use twofold_stage2::*;
+//! fn maintain<P: Platform>(
+//!     stage2: &Stage2<P>,
+//!     (lent, ipa): (&Lent, Ipa),
+//!     (slot, other, mask): (IpaRange, Ipa, u64),
+//!     tables: &mut impl TableSource,
+//! ) -> Result<(), Error> {
+//!     // The right to map memory that was lent to these tables, for these addresses.
+//!     let Some(grant) = stage2.grant(lent, ipa, 2 << 20) else { return Ok(()) };
+//!     let _ = grant.map(Level::L2, &Attributes::ram(Access::READ_WRITE), tables)?;
+//!     let _ = stage2.split(slot.clone(), 1 << 30, tables, |_, _| ControlFlow::Continue(()))?;
+//!
+//!     let mut pending = stage2.write_protect(slot.clone())?;
+//!     // If this call fails, `pending` is dropped, which flushes.
+//!     pending.join(stage2.write_protect_mask(other, mask)?);
+//!     let _ = pending.complete(); // one flush for both
+//!
+//!     let mut removed = Vec::new();
+//!     let pending = stage2.unmap(slot, tables, |leaf| removed.push(leaf))?;
+//!     let flushed = pending.complete();
+//!     let freed = flushed.free(tables); // does not compile before the flush
+//!     for leaf in removed.iter().filter_map(|leaf| leaf.open(&freed)) {
+//!         println!("{} is free", leaf.descriptor.address()); // does not compile before `freed`
+//!     }
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # The rules that this crate keeps
+//!
+//! * **This crate encodes every operand and orders every sequence** (modules [`tlb`] and `cache`). The platform only
+//!   executes.
+//! * A valid entry never changes its output address, type or size without break-before-make (Arm ARM DDI 0487K.a, D8.16.1;
+//!   module `map`).
+//! * Nothing that an old entry reached is given back before the flush that ends its life is complete. Table pages stay
+//!   inside a [`Pending`] until [`Pending::complete`] turns it into a [`Flushed`], and freeing them consumes that.
+//! * An operation that fails leaves valid tables, and can be repeated.
 //!
 //! # Locking
 //!
-//! Operations take `&self`. Faults on different tables never wait for each other, and maintenance runs beside them.
+//! Faults on different tables never wait for each other, and maintenance runs beside them.
 //!
-//! **What is shared, and who may write it.** Each table has a lock, which is in its [`Record`] together with the
-//! table's counts (valid entries, tables among them, leaves that may be written, leaves whose writes hardware records,
-//! busy entries). Software changes an entry of a table that is in the tree under that table's lock only. Hardware walks
-//! all the time, and sets access flags, and dirty state where DBM is set: there, changes are read-modify-writes;
-//! elsewhere they are stores, and an access flag that is set in the same moment may be lost.
+//! **Data.** Each table has a [`Record`] beside its frame. The record is one word: the table's lock, and counts of its valid
+//! entries, tables, writable leaves, hardware-tracked leaves (DBM) and busy entries. The tree has a *sequence count* of the
+//! tables that were ever unlinked from it.
 //!
-//! **Descending.** Nobody locks on the way down. A count of the tables that were ever taken out of the tree is read
-//! before, and again before what was read is followed or believed; if it has moved, the descent begins anew (module
-//! `descent`, which has the argument). Who locks the table at the end and finds the count still the same has a table
-//! that is in the tree, and stays until it is unlocked. So a table's page is given away as soon as its flush is complete:
-//! there is no grace period, readers register nowhere, and a descent costs no atomic read-modify-write and no fence. What
-//! it asks of the embedder is that donated frames stay mapped for the engine ([`Platform`]).
+//! **Writers.** Software changes an entry of a linked table only under that table's lock. Hardware changes entries without a
+//! lock: it sets access flags, and the dirty state of leaves with DBM. So a leaf with DBM is changed by a read-modify-write.
+//! Any other entry is changed by a store, which may lose an access flag that hardware sets in the same moment.
 //!
-//! **Locks are held for a moment.** For one change, or one pass over the entries of one table, or of those below one that
-//! is coalesced; never while a TLB is flushed, a block's lines are cleaned, a callback runs or a page is taken from a
-//! [`TableSource`]. What takes longer makes
-//! the entry *busy*: invalid for hardware, and nobody else's to change. Who finds it so looks again, and a table with a
-//! busy entry is not taken out.
+//! **Lockless walk** (module `descent`):
 //!
-//! **Order.** A table, then the one below it; never upward. Three places hold two: taking a table out, taking out what is
-//! below it, and coalescing, which holds all below the table that it takes out (module `below`). Making a busy entry is
-//! the only thing its owner has to do with a lock, and it holds no other then, so waiting for it under the lock of the
-//! table above is safe.
+//! * W1: read the sequence count.
+//! * W2: load an entry with acquire.
+//! * W3: before following or using the entry, read the sequence count again. If it changed, go back to W1.
+//! * W4: to change the entry, lock its table, then read the sequence count again. If it changed, unlock and go back to W1.
 //!
-//! **Taking a table out.** Lock the table above and the table, when nothing in it is busy; break the entry; count; wait
-//! for whoever is inside a table below, by its lock; unlock. From then on nobody comes in. Its leaves are looked at after
-//! the flush, when hardware is out too. A coalesce, whose guest is to find a block there again, locks the tables below
-//! before the break: what takes time is not between break and make.
+//! After W4 the table is linked, and it stays linked until it is unlocked: unlinking takes the same lock (U1) and counts
+//! (U3) before it releases it. The walk writes nothing and registers nowhere, so there is no grace period: a table page is
+//! free as soon as its flush is complete. In return the embedder keeps donated frames mapped for the engine ([`Platform`]), since
+//! a late walk may still read a frame that is no table any more.
 //!
-//! **Between a change and its flush.** [`Pending`] holds no lock. What was unmapped is *stale*: invalid for hardware, and
-//! marked, so that whoever makes something of it, before the flush or after, invalidates first (break-before-make has its
-//! invalidation in the middle, whoever does either). Changes of access that are not flushed yet are counted: one that
-//! completes beside others invalidates all that it was asked for, since it may have found done what another one did.
+//! **Busy entries.** A lock is held for one change, or for one pass over the entries of one table. It is never held while a
+//! TLB is flushed, a block's lines are cleaned, a callback runs, or a page is taken from a [`TableSource`]. An operation
+//! that takes longer makes the entry *busy*: invalid for hardware, and reserved for the operation. A CPU that finds a
+//! busy entry retries. A table with a busy entry is not unlinked.
 //!
-//! **A lost race is an outcome**: a fault that finds the entry changed looks again, and ends as
-//! [`Mapped::Already`] or [`Relaxed::Already`]. A maintenance pass waits for what is busy instead of stepping over it,
-//! since what it becomes may be what the pass has to change. It passes over a table only where the table's counts say
-//! that there is nothing to do, and that table was in the tree when they were read.
+//! **Unlinking a table:**
+//!
+//! * U1: lock the parent, then the table. If an entry of the table is busy, unlock both and retry.
+//! * U2: break the parent's entry.
+//! * U3: increment the sequence count, with release.
+//! * U4: take and release the lock of each table below, so that every CPU that was inside one has left.
+//! * U5: unlock. No walk can enter from here on (W4).
+//! * U6: flush. When the flush is complete, hardware cannot reach the tables either, and their leaves are final.
+//!
+//! A coalesce locks the tables below (U4) before the break (U2), so that only the flush lies between break and make.
+//!
+//! **Lock order.** A table, then a table below it. Three operations hold more than one lock: unlinking, its step U4, and the
+//! coalesce, which holds the siblings below the table that it unlinks (module `below`). The owner of a busy entry needs only
+//! that entry's table lock, and holds no other lock, so waiting for it under the parent's lock cannot deadlock.
+//!
+//! **Between a change and its flush.** [`Pending`] holds no lock. An unmapped entry is marked *stale*: invalid for hardware,
+//! and any CPU that maps there invalidates first, so that break-before-make holds whichever CPU completes it. Permission
+//! downgrades whose flush is pending are counted. An operation that completes beside others flushes its whole range, since it
+//! may have found an access gone whose flush is still to come.
+//!
+//! **Lost races.** A fault that finds its entry changed retries, and returns [`Mapped::Already`] or [`Relaxed::Already`]. A
+//! maintenance pass waits for a busy entry, since the new entry may need the change too. A pass skips a table only where the
+//! table's counts say that it has nothing to do there, and the table was linked when they were read.
 //!
 //! # What may be mapped
 //!
-//! A guest reaches what its tables map, and the engine cleans it. So it maps only what a [`Grant`] says, and no safe call makes
-//! one for memory that its caller has not vouched for:
+//! A guest reaches what its tables map, and the engine cleans it. So only a [`Grant`] maps, and no safe call makes a grant for
+//! memory that its caller has not vouched for:
 //!
 //! * Donated memory ([`Donated::new`] is unsafe) is lent to a tree by value. While it is lent it is no table, no part of
-//!   another tree, and in no pool of free frames. *The engine* gives it back as a [`Run`] only when nothing of it is mapped and
+//!   another tree, and in no pool of free frames. *The engine* returns it as a [`Run`] only when nothing of it is mapped and
 //!   the flush is complete ([`Stage2::vacate`], [`Stage2::destroy`]).
-//! * Devices, and RAM that is not donated, are vouched for by [`Window::new`], which is unsafe and says what is promised.
+//! * The embedder vouches for devices, and for RAM that is not donated, by [`Window::new`], which is unsafe and states what is
+//!   promised.
 //!
-//! *The caller* keeps VMIDs of guests apart, and loads no tables that are destroyed: see [`Stage2::new`] and
+//! *The caller* gives each guest its own VMID, and loads no tables that are destroyed: see [`Stage2::new`] and
 //! [`Stage2::destroy`].
 //!
 //! # Caches
 //!
-//! The owner of memory reaches it by a cacheable mapping, so lines of it may be filled at any time, whatever a guest does.
-//! Cleaning and invalidating (`DC CIVAC`) is what the two sides owe each other.
+//! The owner of memory reaches it by a cacheable mapping, so the cache may fill lines of it at any time, whatever a guest does.
 //!
-//! *The engine* cleans and invalidates the lines of
+//! *The engine* cleans and invalidates (`DC CIVAC`) the lines of
 //!
-//! * a leaf that is about to be made, if it is non-cacheable, or normal memory without FEAT_S2FWB: what the owner wrote is in
-//!   memory, and is not written back later;
-//! * such a leaf that goes, after the flush that ends the guest's access: the owner reads what the guest wrote. A leaf alone is
-//!   cleaned before it is told of, a leaf of a table that goes as a whole before its [`Flushed`] has freed that;
+//! * a leaf that it is about to make, if the leaf is non-cacheable, or normal memory without FEAT_S2FWB: what the owner wrote
+//!   is in memory then, and no later write-back overwrites what the guest writes;
+//! * such a leaf that goes, after the flush that ends the guest's access: the owner reads what the guest wrote. A single leaf
+//!   is cleaned before it is reported. The leaves of a table that goes as a whole are cleaned before its [`Flushed`] is freed;
 //! * a leaf whose memory type changes at the same address ([`Grant::map`], [`Grant::coalesce`]), between its break and its
 //!   make, whichever the types are.
 //!
-//! Nothing of this is done for normal memory that FEAT_S2FWB forces to be cached: all accesses to it are coherent.
+//! Normal memory that FEAT_S2FWB forces to be cached needs none of this: all accesses to it are coherent.
 //!
 //! *The caller*
 //!
-//! * writes memory through its own mapping before it is mapped, or while FEAT_S2FWB forces it to be cached. While memory is
-//!   mapped otherwise, the line that such a write makes dirty overwrites what the guest wrote beside it;
-//! * cleans and invalidates RAM that it maps as [`Memory::Device`], before it is mapped and after the flush that ends that:
-//!   the engine never touches the lines of a device, which may have no cacheable mapping at all.
+//! * writes memory through its own mapping only before it is mapped, or while FEAT_S2FWB forces it to be cached. Otherwise
+//!   the write-back of the dirty line overwrites what the guest wrote to the same line;
+//! * cleans and invalidates RAM that it maps as [`Memory::Device`], before it is mapped and after the flush that ends that.
+//!   The engine never touches the lines of a device, which may have no cacheable mapping at all.
 //!
 //! # Not yet
 //!
-//! Other granules than 4 KiB.
+//! Granules other than 4 KiB.
 #![cfg_attr(not(test), no_std)]
 
-#[cfg(all(target_arch = "aarch64", not(miri)))]
+#[cfg(any(doc, all(target_arch = "aarch64", not(miri))))]
 pub mod arm64;
 #[cfg(feature = "baselines")]
 pub mod baselines;

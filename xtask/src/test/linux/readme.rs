@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Compares what README.md shows of `run --check --count` with what it prints.
+//! Compares what README.md and docs/results.md show of `cargo xtask run` with what it prints.
 //!
 //! The comparison ignores numbers and the width of gaps, so that it holds on every machine and for every kernel of
 //! the series; names of rows, heads of columns and words must be the same.
@@ -9,24 +9,44 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 
-/// Compares the table in the README below `root` with the one in `printed`.
+/// Compares the table in docs/results.md below `root` with what `run --check --count --counters` printed.
 pub fn compare(root: &Path, printed: &str) -> anyhow::Result<()> {
-    let readme = fs::read_to_string(root.join("README.md")).context("cannot read README.md")?;
-    let shown = shown(&readme).context("README.md has no fenced block after `<!-- run --check --count -->`")?;
-    let (shown, printed) = (shape(&shown), shape(printed));
+    let (shown, printed) = (shape(&block(root, "docs/results.md", COUNTERS)?), shape(printed));
     ensure!(
         shown == printed,
-        "README.md shows another table than is printed; copy it again.\nShown:\n{}\nPrinted:\n{}",
+        "docs/results.md shows another table than is printed; copy it again.\nShown:\n{}\nPrinted:\n{}",
         shown.join("\n"),
         printed.join("\n")
     );
     Ok(())
 }
 
-const MARK: &str = "<!-- run --check --count -->";
+/// Looks for each line that README.md below `root` shows in what `run --check --count` printed, in that order.
+pub fn compare_lines(root: &Path, printed: &str) -> anyhow::Result<()> {
+    let printed = shape(printed);
+    let mut rest = printed.iter();
+    let shown = block(root, "README.md", TEN_ROWS)?;
+    ensure!(!shown.trim().is_empty(), "README.md shows nothing of what is printed");
+    for line in shown.lines().map(shape_of_line) {
+        ensure!(
+            rest.any(|other| *other == line),
+            "README.md shows `{line}`, which is not printed, or not there; copy it again.\nPrinted:\n{}",
+            printed.join("\n")
+        );
+    }
+    Ok(())
+}
 
-fn shown(readme: &str) -> Option<String> {
-    let (_, after) = readme.split_once(MARK)?;
+const COUNTERS: &str = "<!-- run --check --count --counters -->";
+const TEN_ROWS: &str = "<!-- run --check --count -->";
+
+fn block(root: &Path, file: &str, mark: &str) -> anyhow::Result<String> {
+    let text = fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}"))?;
+    shown(&text, mark).with_context(|| format!("{file} has no fenced block after `{mark}`"))
+}
+
+fn shown(text: &str, mark: &str) -> Option<String> {
+    let (_, after) = text.split_once(mark)?;
     let mut lines = after.lines().skip_while(|line| !line.trim_start().starts_with("```"));
     lines.next()?;
     let block: Vec<_> = lines.take_while(|line| !line.trim_start().starts_with("```")).collect();
@@ -37,14 +57,13 @@ fn shown(readme: &str) -> Option<String> {
 /// fetched in another.
 fn shape(text: &str) -> Vec<String> {
     let lines = text.lines().skip_while(|line| !line.starts_with("figure "));
-    lines
-        .map(|line| {
-            let digits = line.replace(|character: char| character.is_ascii_digit(), "#");
-            let words = digits.split_whitespace().map(without_runs);
-            words.collect::<Vec<_>>().join(" ")
-        })
-        .filter(|line| !line.is_empty())
-        .collect()
+    lines.map(shape_of_line).filter(|line| !line.is_empty()).collect()
+}
+
+fn shape_of_line(line: &str) -> String {
+    let digits = line.replace(|character: char| character.is_ascii_digit(), "#");
+    let words = digits.split_whitespace().map(without_runs);
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// `#,###,###` and `##.#` become `#`.
@@ -91,8 +110,22 @@ guest check: ok
 
     #[test]
     fn the_block_after_the_mark_is_found() {
-        let readme = format!("# A\n```\nnot this\n```\n{MARK}\n\n```text\n{PRINTED}```\nmore\n");
-        assert_eq!(shown(&readme).unwrap() + "\n", PRINTED);
-        assert_eq!(shown("```\nnone\n```"), None);
+        let text = format!("# A\n```\nnot this\n```\n{COUNTERS}\n\n```text\n{PRINTED}```\nmore\n");
+        assert_eq!(shown(&text, COUNTERS).unwrap() + "\n", PRINTED);
+        assert_eq!(shown("```\nnone\n```", COUNTERS), None);
+    }
+
+    #[test]
+    fn lines_of_the_readme_are_printed_ones_in_their_order() {
+        let directory = tempfile::tempdir().unwrap();
+        let found = |lines: &str| {
+            let readme = format!("{TEN_ROWS}\n```\n{lines}\n```\n");
+            fs::write(directory.path().join("README.md"), readme).unwrap();
+            compare_lines(directory.path(), PRINTED).is_ok()
+        };
+        assert!(found("exits: wfi   89  -\nguest check: ok"));
+        assert!(!found("guest check: ok\nexits: wfi   89  -"), "another order");
+        assert!(!found("exits: wfe   89  -"), "another row");
+        assert!(!found(""), "nothing");
     }
 }
