@@ -8,13 +8,15 @@ mod machine;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ptr::null_mut;
+use std::rc::Rc;
 
 use machine::guest::Guest;
-use machine::platform::PLAIN;
+use machine::platform::{Event, PLAIN};
 use machine::{PAGE, SECTION};
 use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Answer, Backing, Done, Error, GuestFault, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
+use twofold_stage2::platform::Tlbi;
 use twofold_stage2::{Features, Ipa, TableSource};
 
 /// The host's heap, which refuses what is larger than a thread says.
@@ -130,4 +132,45 @@ fn a_log_that_cannot_be_listed_loses_nothing() {
         assert_eq!(log.get(&mut dirty), Ok(()));
         assert!(dirty.pages().eq(0..3), "{tracker:?}");
     }
+}
+
+/// Memory runs out in the middle of a get that clears: there are more dirty pages than a moment before. The pages that it had
+/// taken by then are flushed, and are still in the log.
+#[test]
+fn a_get_that_fails_midway_flushes_and_loses_nothing() {
+    let mut guest = Guest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 16);
+    let slot = guest.add(Ipa::new(0), 10 * SECTION, Backing::Ram, true);
+    let ipa = |page: u64| Ipa::new(page * PAGE);
+    // Four words, for which a list has room exactly. One is whole: it is protected last.
+    let written = || [1, 64].into_iter().chain(128..192).chain([200]);
+    // In a word that the search comes to later.
+    let more = 5000;
+    for page in written().chain([more]) {
+        guest.reach(ipa(page), AccessKind::Write);
+    }
+    let options = LogOptions { all_dirty: false, ..LogOptions::new(Tracker::WriteProtect) };
+    guest.memory.dirty_log(slot).unwrap().start(&options).unwrap();
+    for page in written() {
+        guest.reach(ipa(page), AccessKind::Write);
+    }
+    let (machine, memory) = (guest.machine, Rc::new(guest.memory));
+    machine.events();
+    machine.expect_events(1 << 10);
+    // The first lock is the log's, and there is room when the second one is taken, for the first word.
+    let other = Rc::clone(&memory);
+    machine.before_atomic(2, move || {
+        other.dirty_log(slot).unwrap().mark(ipa(more)..ipa(more + 1));
+        MOST.set(0);
+    });
+    let (log, mut dirty) = (memory.dirty_log(slot).unwrap(), DirtyPages::new());
+    let refused = log.get(&mut dirty);
+    MOST.set(usize::MAX);
+    assert_eq!((refused, dirty.count()), (Err(LogError::NoMemory), 0));
+    let ends = |event: &Event| matches!(event, Event::Tlbi(Tlbi::VmallE1Is | Tlbi::VmallS12E1Is, _));
+    let flushes = machine.events().into_iter().filter(ends);
+    assert_eq!(flushes.count(), 1, "what was protected is flushed");
+    let leaf = |page| machine.mmu().translate(&|pa| machine.word(pa), ipa(page)).unwrap();
+    assert!(written().all(|page| !leaf(page).access().write));
+    assert_eq!(log.get(&mut dirty), Ok(()));
+    assert!(dirty.pages().eq(written().chain([more])), "{dirty:?}");
 }

@@ -53,7 +53,7 @@ impl<P: Platform> DirtyLog<'_, P> {
         self.clear_words(dirty.words().iter().map(|word| (word.first_page / WORD, word.mask)))
     }
 
-    fn clear_words(&self, words: impl Iterator<Item = (u64, u64)>) -> Result<(), LogError> {
+    fn clear_words(&self, mut words: impl Iterator<Item = (u64, u64)>) -> Result<(), LogError> {
         let held = self.held()?;
         if held.running.tracker() == Tracker::WriteProtect {
             return Err(LogError::ClearedByGet);
@@ -61,14 +61,9 @@ impl<P: Platform> DirtyLog<'_, P> {
         // Where everything was protected at the start, it was split there.
         let options = &held.own.options;
         let mut clearing = held.clearing(if options.all_dirty { options.chunk } else { 0 });
-        let mut result = Ok(());
-        for (word, mask) in words {
-            result = clearing.word(word, mask).map(|_| ());
-            if result.is_err() {
-                break;
-            }
-        }
-        clearing.finish().and(result)
+        let cleared = words.try_for_each(|(word, mask)| clearing.word(word, mask).map(|_| ()));
+        // Where it failed midway, the pages before that are protected, and their flush is still to come.
+        clearing.finish().and(cleared)
     }
 }
 
@@ -99,7 +94,7 @@ impl<P: Platform> Clearing<'_, '_, P> {
         let (first, inside) = (word * WORD, pages.inside(word));
         let dirty = pages.word(word) & mask & inside;
         if dirty == 0 {
-            return Ok(0);
+            return Ok(dirty);
         }
         #[cfg(feature = "baselines")]
         self.split_word(first, dirty)?;

@@ -9,6 +9,7 @@ use core::ops::Range;
 use twofold_stage2::{IpaRange, Marked, Narrowed, Pending, Platform};
 
 use super::bits::{WORD, inside};
+use super::clear::Clearing;
 use super::options::SECTION;
 use super::{DirtyLog, DirtyPages, Held, LogError, Tracker, join};
 use crate::frames::FRAME;
@@ -54,28 +55,28 @@ impl<P: Platform> Held<'_, P> {
 
     /// Takes what is in the log, and protects it.
     fn get_and_clear(&self, dirty: &mut DirtyPages) -> Result<(), LogError> {
-        let pages = &self.log.pages;
-        let mut result = dirty.reserve(pages.words_set_count());
         let mut clearing = self.clearing(0);
-        for word in pages.words_set(0, pages.words()) {
-            if result.is_ok() && !dirty.has_room() {
-                result = dirty.reserve(1);
-            }
-            if result.is_err() {
-                break;
-            }
-            match clearing.word(word, u64::MAX) {
-                Ok(taken) => dirty.push(word, taken),
-                Err(error) => result = Err(error),
-            }
-        }
-        let result = clearing.finish().and(result);
-        if result.is_err() {
-            // Protected they may be; told they are not.
-            dirty.words().iter().for_each(|word| pages.set_in(word.first_page / WORD, word.mask));
+        let taken = self.take_all(&mut clearing, dirty);
+        // Where it failed midway, the pages before that are protected, and their flush is still to come.
+        clearing.finish().and(taken).inspect_err(|_| {
+            // The caller does not get these pages, so they go back into the log.
+            dirty.words().iter().for_each(|word| self.log.pages.set_in(word.first_page / WORD, word.mask));
             dirty.clear();
+        })
+    }
+
+    /// Moves what is in the log to the list, up to the first error.
+    fn take_all(&self, clearing: &mut Clearing<'_, '_, P>, dirty: &mut DirtyPages) -> Result<(), LogError> {
+        let pages = &self.log.pages;
+        dirty.reserve(pages.words_set_count())?;
+        for word in pages.words_set(0, pages.words()) {
+            if !dirty.has_room() {
+                // More than there were a moment ago.
+                dirty.reserve(1)?;
+            }
+            dirty.push(word, clearing.word(word, u64::MAX)?);
         }
-        result
+        Ok(())
     }
 
     /// Marks what hardware recorded, and leaves it recorded: what is written on costs nothing until it is cleared.
