@@ -113,7 +113,7 @@ impl<P: Platform> Held<'_, P> {
             for run in runs(word, sections) {
                 let mut found = |marked: Marked| {
                     self.log.mark_found(self.slot, &marked);
-                    dirty |= self.sections_of(&marked, word);
+                    dirty |= self.sections_of(&marked);
                 };
                 memory.stage2.dirty(self.sections(&run), &mut found)?;
             }
@@ -148,10 +148,10 @@ impl<P: Platform> Held<'_, P> {
         Ok(())
     }
 
-    /// Which sections of a word some pages are in.
-    fn sections_of(&self, marked: &Marked, word: u64) -> u64 {
+    /// Which sections some pages are in, all of them in one word of sections: as bits of that word.
+    fn sections_of(&self, marked: &Marked) -> u64 {
         let first = (marked.ipa - self.slot.range.start) / FRAME;
-        let section = |page: u64| (page / SECTION - word * WORD) % WORD;
+        let section = |page: u64| page / SECTION % WORD;
         let (low, high) = (first + u64::from(marked.mask.trailing_zeros()), first + u64::from(marked.mask.ilog2()));
         1 << section(low) | 1 << section(high)
     }

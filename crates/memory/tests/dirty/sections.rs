@@ -6,9 +6,11 @@ use std::rc::Rc;
 
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use twofold_memory::{Answer, GuestFault, Pages};
+use twofold_stage2::Level;
 use twofold_stage2::fault::{AccessKind, FaultKind};
 
-use crate::world::{EDGES, FEATURES, START, World};
+use crate::machine::PAGE;
+use crate::world::{EDGES, FEATURES, PAGES, SPARE, START, World};
 
 fn armed(world: &World) -> Vec<u64> {
     (0..world.pages).filter(|page| world.is_armed(*page)).collect()
@@ -134,12 +136,81 @@ fn adaptive_keeps_what_is_written_in_each_round() {
     assert!(!world.is_armed(1350), "it is cold by now");
 }
 
+/// Hardware's records end in a section that is cold, and in none before or behind it: a page there that is written again after
+/// some rounds takes no fault.
+#[test]
+fn adaptive_ends_the_records_of_a_cold_section_and_no_others() {
+    for (cold, hot) in [(0, 600), (600, 0)] {
+        let mut world = world(LogOptions::new(Tracker::Adaptive));
+        let written = [cold, cold + 1, hot, hot + 1];
+        assert_eq!(written.map(|page| world.write(page)), [1; 4]);
+        world.check_told(written);
+        world.clear_and_copy(written);
+        assert_eq!(armed(&world), (0..64).chain(576..640).collect::<Vec<_>>());
+        let mut rounds_after = 0;
+        for round in 0..1000 {
+            // In turns, so that one page of the section is clean when the other section's records end.
+            let page = hot + round % 2;
+            assert_eq!(world.write(page), 0, "round {round}: page {page}");
+            world.check_told([page]);
+            world.clear_and_copy([page]);
+            rounds_after += u64::from(!world.is_armed(cold));
+            if rounds_after == 2 {
+                break;
+            }
+        }
+        assert_eq!(rounds_after, 2, "it stays armed for ever");
+    }
+}
+
+/// A slot ends in the middle of a section, and another slot begins there. A get of the first slot ends no records of the
+/// second: what hardware recorded there is not lost.
+#[test]
+fn records_end_where_their_slot_ends() {
+    let mut world = World::new(Pages::Small);
+    let (end, size) = (world.ipa(PAGES), 8 * PAGE);
+    let backing = world.guest.machine.give(SPARE, size, Level::L3);
+    let behind = world.guest.add(end, size, backing, true);
+    world.start(LogOptions::new(Tracker::Combined));
+    let hardware = LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Hardware) };
+    world.guest.memory.dirty_log(behind).unwrap().start(&hardware).unwrap();
+    // The last page of one slot is mapped, and its section armed; then the first page of the other.
+    world.touch(PAGES - 1, AccessKind::Read);
+    world.write_all([PAGES - 1, PAGES]);
+    assert!(world.is_armed(PAGES - 1) && world.is_armed(PAGES));
+    assert_eq!(world.get(), [PAGES - 1].into());
+    let mut dirty = DirtyPages::new();
+    world.guest.memory.dirty_log(behind).unwrap().get(&mut dirty).unwrap();
+    assert!(dirty.pages().eq([0]), "{dirty:?}");
+    assert!(!world.is_armed(PAGES - 1) && world.is_armed(PAGES));
+}
+
+/// Sections of another size are an option of combined alone.
+#[test]
+fn adaptive_has_sections_of_one_size() {
+    for section in [8, 64, 512] {
+        let mut world = world(LogOptions { section, ..LogOptions::new(Tracker::Adaptive) });
+        assert_eq!([0, 1].map(|page| world.write(page)), [1; 2]);
+        assert_eq!(armed(&world), (0..64).collect::<Vec<_>>(), "{section}");
+        world.check_told([0, 1]);
+        // The next section of the same table is armed by its own second fault, and by no other's.
+        assert_eq!([64, 65, 66].map(|page| world.write(page)), [1, 1, 0], "{section}");
+        assert_eq!(armed(&world), (0..128).collect::<Vec<_>>(), "{section}");
+        world.check_told([0, 1, 64, 65, 66]);
+    }
+}
+
 /// A log is stopped and another one started at each moment of a write fault. What the fault armed for the first one is not
 /// left armed for one that does not look there, and the write is not lost.
 #[test]
 fn what_a_fault_arms_for_a_log_is_not_left_to_another() {
-    let manual = LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) };
-    for tracker in [Tracker::Combined, Tracker::Hardware] {
+    // Combined after combined: only the number of its start tells the second log from the first.
+    for (tracker, second) in [
+        (Tracker::Combined, Tracker::Manual),
+        (Tracker::Combined, Tracker::Combined),
+        (Tracker::Hardware, Tracker::Manual),
+    ] {
+        let second = LogOptions { all_dirty: false, ..LogOptions::new(second) };
         let mut overtaken = 0;
         for moment in 1.. {
             let mut world = World::new(Pages::Small);
@@ -155,7 +226,7 @@ fn what_a_fault_arms_for_a_log_is_not_left_to_another() {
             machine.before_atomic(moment, move || {
                 let log = other.dirty_log(slot).unwrap();
                 log.stop().unwrap();
-                log.start(&manual).unwrap();
+                log.start(&second).unwrap();
                 done.set(true);
             });
             let fault = GuestFault { ipa, kind, access: AccessKind::Write };
@@ -166,7 +237,7 @@ fn what_a_fault_arms_for_a_log_is_not_left_to_another() {
             overtaken += 1;
             let mmu = machine.mmu();
             let leaves = mmu.scan(&|pa| machine.word(pa)).leaves;
-            assert!(leaves.iter().all(|leaf| !leaf.dirty_by_hardware()), "{tracker:?}, at atomic {moment}");
+            assert!(leaves.iter().all(|leaf| !leaf.dirty_by_hardware()), "{tracker:?}, {second:?}, at atomic {moment}");
             let written = leaves.iter().find(|leaf| leaf.ipa == ipa).is_some_and(|leaf| leaf.access().write);
             let mut dirty = DirtyPages::new();
             memory.dirty_log(slot).unwrap().get(&mut dirty).unwrap();

@@ -190,8 +190,9 @@ pub const EXCUSED: &[Excused] = &[
     excused(DIRTY_LOG, "Running::arms_around: 4 => 5", ARMS),
     excused(DIRTY_LOG, "Running::arms_around: 0 => 1", ARMS),
     excused(DIRTY_LOG, "Tracking::run: 0 => 1", "each tracker is among all of them"),
-    excused(DIRTY_LOG, "Log::new: 0 => 1", "the number of a start is compared with that of another alone"),
-    excused(DIRTY_LOG, "Tracking::run: 7 => 8", "the number of a start is compared with that of another alone"),
+    excused(DIRTY_LOG, "Log::new: 0 => 1", START_NUMBER),
+    excused(DIRTY_LOG, "Tracking::run: 1 => 2", START_NUMBER),
+    excused(DIRTY_LOG, "Tracking::run: 7 => 8", START_NUMBER),
     excused(GET, "Held::take_all: !dirty.has_room() => true", ROOM),
     excused(GET, "Held::tell: !dirty.has_room() => true", ROOM),
     excused(GET, "Held::tell: !dirty.has_room() => false", ROOM),
@@ -241,11 +242,6 @@ pub const EXCUSED: &[Excused] = &[
         "a slot that begins at the same address is a neighbour either way",
     ),
     excused(ADAPTIVE, "Cold::new: 0 => 1 #2", "a round begins with what is free"),
-    excused(
-        GET,
-        "Held::sections_of: page / SECTION - word * WORD => page / SECTION + word * WORD",
-        "a number that is a multiple of 64 more is the same bit",
-    ),
     excused(EL2, "mpam2::TRAP_MPAM1: 1 << 48 => a bit more", "bit 49 is TRAP_MPAM0, which is set in any case"),
 ];
 
@@ -271,6 +267,7 @@ const ARMS: &str = "the trackers that arm nothing do nothing there either";
 const ROOM: &str = "room is made for each word as it comes, too";
 const NOT_ARMED: &str = "a section that is not armed has no records";
 const COALESCED: &str = "what is mapped by a block already is found so, and counts for nothing";
+const START_NUMBER: &str = "the number of a start is compared with that of another alone";
 const LOGGED: &str = "a slot that has a log may be written";
 const ANY_MAP: &str = "where to look first is a matter of time: the search over all maps comes after";
 const CAPACITY: &str = "a vector grows by itself";
