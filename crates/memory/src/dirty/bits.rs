@@ -289,6 +289,18 @@ mod tests {
         assert_eq!(bits.words_set(5, 5).next(), None);
     }
 
+    /// CPU A takes the only bit of a word. Before A clears the bit above, CPU B sets another one, and finds the bit above set.
+    /// So it is A that sets the bit above again.
+    #[test]
+    fn a_bit_that_is_set_before_the_word_is_tidied_is_found() {
+        let bits = Bits::new(2 * WORD).unwrap();
+        bits.set(64);
+        let taken = bits.words[1].fetch_and(0, Ordering::Acquire);
+        bits.set(67);
+        bits.tidy(1);
+        assert_eq!((taken, all(&bits)), (1, [67].into()));
+    }
+
     /// A log is started anew while faults that come too late mark their pages. A word that is left with bits, and without the
     /// one above, would be found by nobody, and stay so: the end shows whether there ever was one.
     #[test]

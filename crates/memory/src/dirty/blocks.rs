@@ -49,6 +49,7 @@ impl<P: Platform> DirtyLog<'_, P> {
             let Some(leaf) = memory.stage2.look_up(ipa) else { continue };
             at = (ipa + grant.size()).raw();
             if leaf.level <= level {
+                // It is a block already: no lock is taken for it.
                 continue;
             }
             // Held for one block: a log that is to start waits no longer than that.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Proves when blocks are split for a log, and that they come back after it, within the budget that is given and not before.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Rejoined, Tracker};
 use twofold_memory::{Answer, Done, GuestFault, Pages};
+use twofold_stage2::Level;
 use twofold_stage2::fault::{AccessKind, FaultKind};
 
 use crate::machine::PAGE;
@@ -146,6 +148,22 @@ fn a_block_that_is_made_writable_as_a_log_starts_is_told_whole() {
     assert!(dirty.pages().eq(512..1024), "pages are lost");
 }
 
+/// Where the blocks are there already, no lock is taken: neither a fault nor another log waits.
+#[test]
+fn a_rejoin_of_blocks_takes_no_lock() {
+    let mut world = World::given(FEATURES, Pages::Largest, BASE, 1024, Level::L2, 8);
+    world.write_all(0..1024);
+    // All is dirty at first, so nothing was split.
+    world.log().start(&LogOptions::new(Tracker::Manual)).unwrap();
+    world.log().stop().unwrap();
+    assert_eq!([0, 512].map(|page| world.level(page)), [Some(2); 2]);
+    let was_taken = Rc::new(Cell::new(false));
+    let taken = Rc::clone(&was_taken);
+    world.guest.machine.before_next_atomic(move || taken.set(true));
+    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }));
+    assert!(!was_taken.get());
+}
+
 /// From wherever a caller asks, and where there is nothing to do.
 #[test]
 fn a_rejoin_starts_anywhere() {
@@ -191,18 +209,21 @@ fn a_clear_splits_what_it_clears_and_nothing_else() {
     }
 }
 
-/// Without `all_dirty` a start has split what it could: a clear does not try again.
+/// Without `all_dirty` a start has split what it could: a clear does not try again, nor does a get that clears.
 #[test]
 fn a_clear_does_not_split_what_the_start_has_left() {
-    let mut world = World::with(FEATURES, Pages::Largest, BASE, 512, 1);
-    world.write_all(0..512);
-    assert_eq!((world.level(0), world.guest.memory.frames().free()), (Some(2), 0));
-    world.log().start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) }).unwrap();
-    world.write(3);
-    let more = world.guest.machine.donate(crate::world::SPARE, 8 * PAGE);
-    world.guest.memory.frames().add(more);
-    world.clear(0..512);
-    assert_eq!(world.level(0), Some(2));
+    for tracker in [Tracker::Manual, Tracker::WriteProtect] {
+        let mut world = World::with(FEATURES, Pages::Largest, BASE, 512, 1);
+        world.write_all(0..512);
+        assert_eq!((world.level(0), world.guest.memory.frames().free()), (Some(2), 0));
+        world.log().start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
+        world.write(3);
+        let more = world.guest.machine.donate(crate::world::SPARE, 8 * PAGE);
+        world.guest.memory.frames().add(more);
+        assert_eq!(world.get(), (0..512).collect());
+        world.clear_and_copy(0..512);
+        assert_eq!((world.level(0), world.may_write(0)), (Some(2), false), "{tracker:?}");
+    }
 }
 
 /// Words of which all pages are cleared are protected together, but not what is between them.

@@ -96,6 +96,19 @@ fn what_could_not_be_written_is_not_missed() {
     }
 }
 
+/// Two blocks are written, and one is cleared. The get that ends hardware's records in both finds the other one, which may be
+/// written and is in the log as a whole, and puts no page of the cleared one there.
+#[test]
+fn a_block_beside_one_that_is_written_stays_clear() {
+    let mut world = World::with(FEATURES, Pages::Largest, BASE, 1024, 1);
+    world.write_all(0..1024);
+    world.start(LogOptions { all_dirty: false, section: 512, ..LogOptions::new(Tracker::Combined) });
+    world.write_all([3, 600]);
+    assert_eq!([0, 512].map(|page| (world.level(page), world.may_write(page))), [(Some(2), true); 2]);
+    world.clear_and_copy(0..512);
+    world.check_told(512..1024);
+}
+
 /// To put a section together takes no page: it gives one back.
 #[test]
 fn blocks_come_back_without_a_page() {

@@ -2,7 +2,9 @@
 //! Proves that what was written before it was unmapped is told, whoever had recorded it, and that what is unmapped comes back
 //! as it was.
 
-use twofold_memory::dirty::{LogOptions, Tracker};
+use std::rc::Rc;
+
+use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use twofold_memory::{Error, Pages};
 use twofold_stage2::fault::AccessKind;
 
@@ -80,4 +82,27 @@ fn a_block_that_cannot_be_split_stays() {
     // And the log is free again.
     world.write(150);
     assert!(world.get().contains(&150));
+}
+
+/// An unmap finds no log, and the slot's first one is started before it comes to the tables. What hardware records for that
+/// log is in it, although the unmap takes the record away.
+#[test]
+fn what_a_first_log_recorded_during_an_unmap_is_told() {
+    let mut world = World::new(Pages::Small);
+    world.write_all(0..10);
+    let (range, written) = (world.ipa(0)..world.ipa(10), world.ipa(5));
+    let (machine, memory, slot) = world.into_parts();
+    let (cpu, other) = (Rc::clone(&machine), Rc::clone(&memory));
+    machine.before_next_atomic(move || {
+        let options = LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Hardware) };
+        other.dirty_log(slot).unwrap().start(&options).unwrap();
+        // The guest writes without a fault.
+        let leaf = cpu.mmu().translate(&|pa| cpu.word(pa), written).unwrap();
+        assert!(leaf.dirty_by_hardware() && !leaf.access().write);
+        cpu.bank(leaf.entry).set_word(leaf.entry, leaf.raw | 1 << 7);
+    });
+    memory.unmap(slot, range).unwrap();
+    let mut dirty = DirtyPages::new();
+    memory.dirty_log(slot).unwrap().get(&mut dirty).unwrap();
+    assert!(dirty.contains(5), "{dirty:?}");
 }

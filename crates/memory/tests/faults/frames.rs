@@ -51,6 +51,18 @@ fn each_whole_frame_of_the_ranges_is_handed_out_once() {
     assert_eq!(drain(&mut frames).len() as u64, count);
 }
 
+/// The search for the range of a frame passes a range that lies above it.
+#[test]
+fn frames_go_back_to_a_range_below_the_first() {
+    let machine = Machine::new(PLAIN, &[(RAM, 2 * PAGE), (SECOND, 2 * PAGE)]);
+    let mut frames = Frames::new(PLAIN);
+    frames.add(machine.donate(SECOND, 2 * PAGE));
+    frames.add(machine.donate(RAM, 2 * PAGE));
+    drain(&mut frames).into_iter().for_each(|page| frames.give(page));
+    let expected = [RAM, RAM + PAGE, SECOND, SECOND + PAGE].map(Pa::raw);
+    assert_eq!(addresses(&drain(&mut frames)), expected.into());
+}
+
 #[test]
 fn a_range_without_a_whole_frame_gives_none() {
     let machine = Machine::new(PLAIN, &[(RAM, 4 * PAGE)]);

@@ -217,6 +217,11 @@ pub const EXCUSED: &[Excused] = &[
     excused(GET, "Held::look_at_armed: cold != 0 => true", "no section is in an empty mask"),
     excused(DIRTY_BLOCKS, "DirtyLog::ready_block: place.level < Level::L3 => place.level <= Level::L3", COALESCED),
     excused(OPTIONS, "LogOptions::check: 512 => 513", "513 is no power of two"),
+    excused(
+        MEMORY_FAULT,
+        "GuestMemory::fault: fault.access == AccessKind::Write => false",
+        "a write reaches allow_write through allow, one call later",
+    ),
     excused(MEMORY_FAULT, "GuestMemory::map_logged: slot.writable => true", LOGGED),
     excused(MEMORY_FAULT, "GuestMemory::map_logged: slot.writable => true #2", LOGGED),
     excused(FRAMES, "Frames::take: count < PER_MAP => count <= PER_MAP", ANY_MAP),
