@@ -5,28 +5,28 @@
 //! Each line is one of the forms below; a reader ignores a line whose first word it does not know.
 //!
 //! ```text
-//! twofold:log TEXT             something a person may want to know
+//! twofold:log TEXT             a note for people
 //! twofold:error TEXT           why the guest could not be started
-//! twofold:stat KEY VALUE       one figure, a decimal u64; KEY is dotted, its parts are [a-z0-9_] and
-//!                              not `self`, which a reader keeps for the figure of a part that has parts
-//! twofold:round N RUNS         of an image with the feature `record`: pages of the guest's RAM that it wrote in round N, in
-//!                              runs FIRST+COUNT, ascending; a round that does not fit into one line goes on in the next
+//! twofold:stat KEY VALUE       one figure, a decimal u64; KEY has dotted parts of [a-z0-9_], none of
+//!                              them `self`: a reader uses that for the figure of a part that has parts
+//! twofold:round N RUNS         an image with the feature `record`: pages of guest RAM that were written in round N, as
+//!                              runs FIRST+COUNT, ascending; a round too long for one line continues on the next
 //! twofold:end HOW              the last line: power-off, reset, panic, error, tests
-//! twofold:test NAME [expect=N] one test of a test image (its answer to `list`); N: the exit status that it has to
-//!                              end with, if not that of success
+//! twofold:test NAME [expect=N] one test of a test image (its answer to `list`); N is the exit status that the test
+//!                              must end with, if it is not success
 //! twofold:pass NAME            a test passed
 //! twofold:fail NAME TEXT       a test failed
 //! ```
 //!
-//! A test that has to end with a panic first writes `twofold:log expect: TEXT` lines: what the one report that follows
-//! has to contain.
+//! A test that must end with a panic first writes `twofold:log expect: TEXT` lines: each TEXT must occur in the one
+//! report that follows.
 //!
 //! # Statistics
 //!
 //! | key | counts |
 //! |---|---|
 //! | `faults.translation`, `.permission`, `.access_flag`, `.external` | stage-2 faults by kind; `external`: answered with an abort into the guest |
-//! | `faults.first_touch` | translation faults for which frames were zeroed: neither the guest nor its loader had touched them |
+//! | `faults.first_touch` | translation faults on frames that neither the guest nor its loader had touched: each frame was zeroed |
 //! | `exits.KIND` | exits from the guest to EL2 by cause, faults included |
 //! | `mapped.pages_4k`, `.blocks_2m`, `.blocks_1g` | leaves installed |
 //! | `tables.allocated`, `.freed` | table pages, the root included |
@@ -38,27 +38,27 @@
 //! | `el2_instructions.total` | instructions retired at EL2 from the guest's first entry; only with [`COUNT`](crate::bundle::flags::COUNT) |
 //! | `el2_instructions.by_exit.KIND` | the same by the exit that caused them; their sum is the total |
 //! | `el2_instructions.first_touch_4k`, `.first_touch_2m`, `.first_touch_1g` | the part of the total spent on first touches of that mapping size |
-//! | `first_touches.pages_4k`, `.blocks_2m`, `.blocks_1g` | how many first touches that were |
-//! | `el2_instructions.write_fault` | the part of the total spent on writes to what is mapped read-only |
-//! | `faults.write` | how many such writes there were |
+//! | `first_touches.pages_4k`, `.blocks_2m`, `.blocks_1g` | the number of these first touches |
+//! | `el2_instructions.write_fault` | the part of the total spent on write faults on read-only mappings |
+//! | `faults.write` | the number of these faults |
 //! | `phase.NAME.N.instructions` | with [`MEASURE`](crate::bundle::flags::MEASURE), instructions at EL2 while the guest was in that [phase](crate::vendor::PHASES) for the `N`th time, from 1 on; 0 without [`COUNT`](crate::bundle::flags::COUNT) |
-//! | `phase.NAME.N.faults.KIND`, `.mapped.LEAF`, `.tables.allocated`, `.tables.freed`, `.memory.frames_zeroed`, `.tlbi.OPERATION`, `.barriers.dsb`, `.barriers.isb`, `.cache.lines_cleaned`, `.cache.lines_invalidated`, `.cache.icache_all` | as the figures of the same names, meanwhile; those that are 0 are left out |
-//! | `phase.NAME.N.pages`, `.blocks` | pages that the log told of, blocks that were put together, meanwhile; left out where they are 0 |
-//! | `phase.NAME.N.split.visits` | of an image with the feature `baselines`: entries that walks visited meanwhile to find blocks to split |
-//! | `oracle.TRACKER.compared`, `.redirtied`, `.lost`, `.rounds`, `.starts` | of an image with the feature `oracle`: pages that were found as the log has them, found dirty again, found changed without a word of the log; rounds, and logs started |
-//! | `record.rounds`, `.pages`, `.microseconds` | of an image with the feature `record`: rounds that it tells of, pages of the guest's RAM, and what the machine's counter says that they took, the first one left out |
+//! | `phase.NAME.N.faults.KIND`, `.mapped.LEAF`, `.tables.allocated`, `.tables.freed`, `.memory.frames_zeroed`, `.tlbi.OPERATION`, `.barriers.dsb`, `.barriers.isb`, `.cache.lines_cleaned`, `.cache.lines_invalidated`, `.cache.icache_all` | as the figures of the same names, during the phase; a figure of 0 is left out |
+//! | `phase.NAME.N.pages`, `.blocks` | pages that the log reported, and blocks that were coalesced, during the phase; a figure of 0 is left out |
+//! | `phase.NAME.N.split.visits` | an image with the feature `baselines`: entries that walks visited during the phase to find blocks to split |
+//! | `oracle.TRACKER.compared`, `.redirtied`, `.lost`, `.rounds`, `.starts` | an image with the feature `oracle`: pages that agree with the log, pages found dirty again, pages changed but not in the log; rounds, and logs started |
+//! | `record.rounds`, `.pages`, `.microseconds` | an image with the feature `record`: rounds reported, pages of guest RAM, and the rounds' time by the machine's counter, without the first round |
 
-/// The word on the image's own command line (`/chosen` `bootargs`) that says that semihosting is there: the image then
-/// speaks on the control channel, and ends with `SYS_EXIT_EXTENDED`.
+/// This word on the image's own command line (`/chosen` `bootargs`) says that semihosting is available. The image then
+/// writes to the control channel, and ends with `SYS_EXIT_EXTENDED`.
 pub const BOOT_ARGUMENT: &str = "twofold.semihosting";
-/// The last words on that command line, if the image is one that writes a trace: the rest of the line is the file's name,
-/// as whoever serves semihosting calls finds it.
+/// The last words on that command line, if the image writes a trace. The rest of the line is the file's name, as the
+/// semihosting server resolves it.
 pub const TRACE_ARGUMENT: &str = "twofold.trace=";
-/// On that command line, if the image is one with the oracle: what follows is `TRACKER,...:COMPARISONS:SEED`.
+/// On that command line, if the image has the oracle. `TRACKER,...:COMPARISONS:SEED` follows.
 pub const ORACLE_ARGUMENT: &str = "twofold.oracle=";
-/// On that command line, if the image is one that records: how many rounds it keeps.
+/// On that command line, if the image records written pages. The number of rounds to keep follows.
 pub const RECORD_ARGUMENT: &str = "twofold.record=";
-/// Starts a line with something a person may want to know.
+/// Starts a line with a note for people.
 pub const LOG: &str = "twofold:log";
 /// Starts the line that says why the guest could not be started.
 pub const ERROR: &str = "twofold:error";

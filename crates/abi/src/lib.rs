@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layouts and numbers shared by the hypervisor, its guests and the launcher.
 //!
-//! Nothing here does anything: this room holds what two sides must agree on, and knows nobody.
+//! This crate holds what two sides must agree on. It has no logic and depends on no other crate of the workspace.
 //!
 //! * [`bundle`]: the file that carries a guest's kernel, initrd and settings to the hypervisor.
 //! * [`control`]: the lines that the hypervisor writes for its launcher.
 //! * [`exit`]: the exit statuses of the image under QEMU.
 //! * [`trace`]: the lines of a trace, written and read.
-//! * [`vendor`]: calls of a guest of ours, beside PSCI.
+//! * [`vendor`]: calls of Twofold's own guests, beside PSCI.
 //! * [`virt`]: the memory map that every guest sees.
 #![no_std]
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The trace: a line of text for each thing that matters to guests' tables, for whoever checks them from outside.
+//! The trace: one line of text for each event that concerns guests' tables, for checkers outside of the hypervisor.
 //!
-//! `docs/trace.md` is the description for readers in other languages. Here, a [`Line`] is written by
-//! [`Display`](fmt::Display) and read by [`Line::parse`], both without memory of their own. Invariant: reading is the
-//! inverse of writing, and the order of fields stands in one place, the table of [`Event`]s.
+//! `docs/trace.md` describes the format for readers in other languages. Here, [`Display`](fmt::Display) writes a
+//! [`Line`] and [`Line::parse`] reads it; neither allocates. Invariant: parsing is the inverse of writing. The table of
+//! [`Event`]s alone defines the order of fields.
 
 use core::fmt;
 use core::panic::Location;
 use core::sync::atomic::Ordering;
 
-/// The version of the format. Kinds, and fields at the end of a kind, are added without a new one.
+/// The version of the format. New kinds, and new fields at the end of a kind, do not change it.
 pub const VERSION: u32 = 1;
 
-/// Whether a line says nothing: it is empty, or a comment.
+/// Whether a line carries no event: it is empty, or a comment.
 pub fn is_comment(text: &str) -> bool {
     text.is_empty() || text.starts_with('#')
 }
@@ -20,7 +20,7 @@ pub fn is_comment(text: &str) -> bool {
 /// The first line of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Where it was recorded.
+    /// Where the trace was recorded.
     pub source: Source,
 }
 
@@ -29,7 +29,7 @@ impl Header {
     ///
     /// # Errors
     ///
-    /// It is none, or of a version that is not [`VERSION`].
+    /// The line is not the header of a trace, or its version is not [`VERSION`].
     pub fn parse(text: &str) -> Result<Self, TraceError> {
         let text = text.strip_prefix(MAGIC).ok_or(TraceError::NotATrace)?;
         let mut fields = Fields(Some(text));
@@ -51,25 +51,25 @@ impl fmt::Display for Header {
 
 const MAGIC: &str = "twofold-trace";
 
-/// Any other line that is no comment.
+/// Any other line that is not a comment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line<'a> {
-    /// Its number in the order of all CPUs: no other line has it, and a CPU's own are ascending.
+    /// Its number in one sequence for all CPUs: unique in the trace, and ascending for each CPU.
     pub seq: u64,
-    /// The CPU that did it.
+    /// The CPU of the event.
     pub cpu: u32,
-    /// What it did.
+    /// What happened.
     pub event: Event<'a>,
-    /// Where in the source; `None` where it was not software.
+    /// The place in the source; `None` if software did not cause the event.
     pub site: Option<Site<'a>>,
 }
 
 impl<'a> Line<'a> {
-    /// Reads a line, given without its end.
+    /// Reads a line, given without its line end.
     ///
     /// # Errors
     ///
-    /// It is cut off, or a field is not what it should be. A kind that is not known is no error: [`Event::Other`].
+    /// The line is cut off, or a field is malformed. An unknown kind is not an error: it becomes [`Event::Other`].
     pub fn parse(text: &'a str) -> Result<Self, TraceError> {
         let (text, site) = match text.split_once(" @") {
             Some((text, site)) => (text, Some(site)),
@@ -100,7 +100,7 @@ impl fmt::Display for Line<'_> {
 /// A place in the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Site<'a> {
-    /// The file, from the workspace's root for its own. White space in it is written as `?`.
+    /// The file; for our own source, relative to the workspace's root. White space in it is written as `?`.
     pub file: &'a str,
     /// The line, from 1.
     pub line: u32,
@@ -136,11 +136,11 @@ impl fmt::Display for Site<'_> {
 /// Why a line cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
-    /// The first line is not the one of a trace.
-    #[error("this is no trace: the first line is not `twofold-trace VERSION SOURCE`")]
+    /// The first line is not the header of a trace.
+    #[error("this is not a trace: the first line is not `twofold-trace VERSION SOURCE`")]
     NotATrace,
     /// It is a trace of another version.
-    #[error("the trace has version {found}, and version {VERSION} is the one that is read here")]
+    #[error("the trace has version {found}, but only version {VERSION} can be read")]
     Version {
         /// Its version.
         found: u32,
@@ -151,19 +151,19 @@ pub enum TraceError {
         /// The first field that is missing.
         field: &'static str,
     },
-    /// A field is not what it should be.
+    /// A field is malformed.
     #[error("the field `{field}` is not {expected}")]
     Malformed {
         /// Which field.
         field: &'static str,
-        /// What it should be.
+        /// What is expected there.
         expected: &'static str,
     },
 }
 
 /// A type of field: how it is written and read.
 trait Field<'a>: Sized {
-    /// What it is, for messages.
+    /// What a value looks like, for messages.
     const EXPECTED: &'static str;
 
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
@@ -184,7 +184,7 @@ impl Field<'_> for u64 {
 
     fn read(text: &str) -> Option<Self> {
         let digits = text.strip_prefix("0x")?;
-        // `from_str_radix` takes signs, too.
+        // `from_str_radix` also accepts signs.
         let plain = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
         if plain { Self::from_str_radix(digits, 16).ok() } else { None }
     }
@@ -225,7 +225,7 @@ fn is_blank(character: char) -> bool {
     character.is_whitespace() || character.is_control()
 }
 
-/// What is left of a line, up to its site.
+/// The rest of a line, up to its site.
 struct Fields<'a>(Option<&'a str>);
 
 impl<'a> Fields<'a> {
@@ -288,35 +288,35 @@ macro_rules! words {
 words! {
     /// Where a trace was recorded.
     Source {
-        /// On the hosted machine.
+        /// By the hosted machine.
         Machine = "machine",
-        /// On the hypervisor.
+        /// By the hypervisor.
         Hypervisor = "hypervisor",
     }
 
     /// How an entry was written.
     How {
-        /// A store: what was there before was read before, and hardware may have changed it in between.
+        /// A store. The old value was read earlier, and hardware may have changed the entry in between.
         Store = "store",
-        /// A read-modify-write: what was there before is exact.
+        /// A read-modify-write: the old value is exact.
         Rmw = "rmw",
     }
 
     /// The memory order of an access or a fence.
     Order {
-        /// None but that of the same location.
+        /// Only the order of accesses to the same location.
         Relaxed = "relaxed",
-        /// What comes after is ordered after its load.
+        /// Later accesses are ordered after its load.
         Acquire = "acquire",
-        /// What comes before is ordered before its store.
+        /// Earlier accesses are ordered before its store.
         Release = "release",
         /// Both.
         AcqRel = "acqrel",
-        /// Both, and a total order of all such.
+        /// Both, and a total order of all `seqcst` accesses.
         SeqCst = "seqcst",
     }
 
-    /// TLB invalidations of the EL1&0 translation regime (Arm ARM D8.16).
+    /// TLB invalidations of the EL1&0 translation regime (Arm ARM DDI 0487K.a, D8.16).
     Tlbi {
         /// Stage 2 entries by IPA, on this CPU.
         Ipas2E1 = "ipas2e1",
@@ -372,7 +372,7 @@ impl From<Ordering> for Order {
             Ordering::Acquire => Self::Acquire,
             Ordering::Release => Self::Release,
             Ordering::AcqRel => Self::AcqRel,
-            // The type may grow; there is no stronger one.
+            // `Ordering` is non-exhaustive, but no order is stronger than `SeqCst`.
             _ => Self::SeqCst,
         }
     }
@@ -384,15 +384,15 @@ macro_rules! events {
         $(#[$doc:meta])*
         $variant:ident = $kind:literal $({ $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? })?
     ),* $(,)?) => {
-        /// What was done. The fields are in the order of the line; addresses are physical.
+        /// What happened. The fields are in the order of the line; addresses are physical.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Event<'a> {
             $($(#[$doc])* $variant $({ $($(#[$field_doc])* $field: $type),* })?,)*
-            /// A kind that is not known here, to be passed over.
+            /// An unknown kind: a reader skips it.
             Other {
                 /// The kind.
                 kind: &'a str,
-                /// Its fields as they stand there, if it has any.
+                /// Its fields as written, if it has any.
                 fields: Option<&'a str>,
             },
         }
@@ -426,14 +426,15 @@ macro_rules! events {
 }
 
 events! {
-    /// What the engine was told of the CPUs, one line for each feature.
+    /// A CPU feature as given to the engine, one line for each feature.
     Feature = "feature" {
         /// The name of a field of `stage2::Features`.
         name: &'a str,
         /// A number, or 1 for yes.
         value: u64,
     },
-    /// Memory is the root of a tree from here on. It is zeroed next, and part of the tree once its lock was taken.
+    /// From here on, memory is the root of a tree. The engine zeroes it next. The root joins the tree when its lock is
+    /// first taken.
     RootMade = "root.made" {
         /// Where it is.
         pa: u64,
@@ -444,17 +445,17 @@ events! {
         /// `VTCR_EL2` of its guest.
         vtcr: u64,
     },
-    /// It is none any more.
+    /// The memory is not a root any more.
     RootFreed = "root.freed" {
         /// Where it is.
         pa: u64,
     },
-    /// A page is the engine's, for a table. It holds whatever it held.
+    /// The engine has allocated a page for a table. The page still holds its old contents.
     TableTaken = "table.taken" {
         /// Where it is.
         pa: u64,
     },
-    /// It is not any more: it may become anything.
+    /// The engine has freed the page: it may be used for anything.
     TableFreed = "table.freed" {
         /// Where it is.
         pa: u64,
@@ -464,34 +465,34 @@ events! {
         /// Where the table is.
         pa: u64,
     },
-    /// It was released.
+    /// The lock was released.
     LockReleased = "lock.released" {
         /// Where the table is.
         pa: u64,
     },
-    /// Software wrote 64 bits of a table, or of a page that is going to be one.
+    /// Software wrote 64 bits of a table, or of a page that will become one.
     Write = "write" {
         /// Where the entry is.
         pa: u64,
-        /// What it was.
+        /// The old value.
         old: u64,
-        /// What it is.
+        /// The new value.
         new: u64,
-        /// By which kind of access.
+        /// The kind of access.
         how: How,
         /// Its order.
         order: Order,
     },
-    /// Hardware wrote an entry: access flag, or dirty state.
+    /// Hardware updated an entry: the access flag, or dirty state.
     Hardware = "hardware" {
         /// Where the entry is.
         pa: u64,
-        /// What it was.
+        /// The old value.
         old: u64,
-        /// What it is.
+        /// The new value.
         new: u64,
     },
-    /// Software wrote to memory that is, or is going to be, a guest's.
+    /// Software wrote to memory that belongs to a guest, or will.
     DataWritten = "data.written" {
         /// The first byte.
         pa: u64,
@@ -502,14 +503,14 @@ events! {
     Tlbi = "tlbi" {
         /// The instruction.
         operation: Tlbi,
-        /// Its register; 0 where it takes none.
+        /// Its register; 0 if it takes none.
         operand: u64,
-        /// `VTTBR_EL2` at that moment, which has the VMID.
+        /// `VTTBR_EL2` at that moment: it holds the VMID.
         vttbr: u64,
     },
     /// `DSB domain`.
     Dsb = "dsb" {
-        /// Which.
+        /// The domain.
         domain: Domain,
     },
     /// `ISB`.
@@ -532,31 +533,31 @@ events! {
     Ic = "ic" {
         /// The instruction.
         operation: Ic,
-        /// The first byte; 0 where it takes no address.
+        /// The first byte; 0 if it takes no address.
         pa: u64,
-        /// Bytes; 0 where it takes no address.
+        /// Bytes; 0 if it takes no address.
         size: u64,
     },
     /// `MSR VTTBR_EL2`.
     Vttbr = "vttbr" {
-        /// What it is now.
+        /// The new value.
         vttbr: u64,
     },
-    /// The CPU goes into a guest.
+    /// The CPU enters a guest.
     GuestEntered = "guest.entered" {
         /// The number of the vCPU.
         vcpu: u32,
         /// `VTTBR_EL2`.
         vttbr: u64,
     },
-    /// The CPU has left it.
+    /// The CPU has left the guest.
     GuestLeft = "guest.left" {
         /// The number of the vCPU.
         vcpu: u32,
     },
-    /// Each entry that this CPU made before is visible to walks: the CPU relies on that from here on.
+    /// From here on the CPU relies on this: walks see each entry that this CPU has made valid.
     Visible = "visible",
-    /// No TLB holds what this CPU took away in these addresses before: the CPU relies on that from here on.
+    /// From here on the CPU relies on this: no TLB holds an entry that this CPU removed from these addresses.
     Flushed = "flushed" {
         /// The first address.
         ipa: u64,
@@ -565,7 +566,7 @@ events! {
         /// `VTTBR_EL2` of the guest.
         vttbr: u64,
     },
-    /// The TLB of this CPU holds nothing older of an address than its leaf is now: the CPU relies on that from here on.
+    /// From here on the CPU relies on this: for this address, its TLB holds nothing older than the present leaf.
     FlushedHere = "flushed.here" {
         /// The address.
         ipa: u64,
@@ -574,12 +575,13 @@ events! {
         /// `VTTBR_EL2` of the guest.
         vttbr: u64,
     },
-    /// The next store of this CPU to an entry may overwrite what hardware records there. The CPU does not need that record.
+    /// The next store of this CPU to an entry may overwrite a record of the hardware there. The CPU does not need that
+    /// record.
     Unrecorded = "unrecorded" {
         /// Where the entry is.
         pa: u64,
     },
-    /// Lines of this CPU with lower numbers are missing: there was no room for them.
+    /// Lines of this CPU with lower numbers are missing, because there was no room for them.
     Lost = "lost" {
         /// How many.
         events: u32,

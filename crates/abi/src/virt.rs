@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The memory map of the virtual machine, in intermediate physical addresses (IPA).
 //!
-//! It is the map of QEMU's `virt` machine, so what is built for `virt` boots here. The *physical*
-//! addresses behind it are whatever the machine's own device tree says.
+//! It is the map of QEMU's `virt` machine, so a guest that is built for `virt` boots here. The machine's own device
+//! tree decides the *physical* addresses behind it.
 
 /// Start of the GICv3 distributor.
 pub const GICD_BASE: u64 = 0x0800_0000;
@@ -18,8 +18,8 @@ pub const UART_BASE: u64 = 0x0900_0000;
 pub const UART_SIZE: u64 = 0x1000;
 /// Start of guest RAM.
 pub const RAM_BASE: u64 = 0x4000_0000;
-/// Where an experiment's guest has its [test memory](crate::bundle::Header::test_start) in its virtual addresses, as those of
-/// KVM's selftests have. RAM, which is where it is in both, ends before.
+/// The virtual address of an experiment's [test memory](crate::bundle::Header::test_start), the same as in KVM's
+/// selftests. RAM, which has the same place in both, ends below it.
 pub const TEST_VA: u64 = 0xc000_0000;
 /// The most vCPUs that a guest may have; their redistributors fit before the UART.
 pub const MAX_CPUS: u32 = 64;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The lines of a trace: reading is the inverse of writing, `docs/trace.md` tells the truth, garbage is refused.
+//! The lines of a trace: reading is the inverse of writing, `docs/trace.md` matches the code, malformed lines are
+//! refused.
 
 use core::panic::Location;
 
@@ -72,7 +73,7 @@ proptest! {
         prop_assert_eq!(Line::parse(&text), Ok(line), "{}", text);
     }
 
-    /// Wherever a line is cut off before the end of its site's mark, it is noticed.
+    /// A line that is cut off anywhere before the end of its site's mark is refused.
     #[test]
     fn a_line_that_is_cut_off_is_refused(line in any_line(), at in any::<Index>()) {
         let text = line.to_string();
@@ -88,7 +89,7 @@ proptest! {
         let _ = (Line::parse(&text), Header::parse(&text));
     }
 
-    /// What a later version puts behind the fields that are known is passed over.
+    /// A reader skips the fields that a later version adds after the known ones.
     #[test]
     fn further_fields_are_passed_over(line in any_line()) {
         prop_assume!(!matches!(line.event, Event::Other { .. }));
@@ -205,7 +206,7 @@ fn the_example_is_a_trace() {
     assert!(last > 0);
 }
 
-/// A row for each kind, with its fields in order and all words that they may be, and no row for another.
+/// The table has one row for each kind, with its fields in order and all words that they may hold, and no other row.
 #[test]
 fn the_table_of_kinds_is_complete() {
     let table = DOCUMENT.split("\n## Kinds\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("the table");

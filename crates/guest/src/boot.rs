@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The entry of the image: `start.s` with its constants.
 //!
-//! Started as Linux is: at EL1 with the MMU off, the image anywhere on a 4 KiB boundary, x0 = DTB. Rust code
-//! runs only once the relocations are applied, `.bss` is zero, the MMU is on, and exceptions can be reported.
+//! The loader starts the image like Linux: at EL1 with the MMU off, at any multiple of 4 KiB, x0 = DTB. Rust code runs
+//! only after relocation, with `.bss` zeroed, the MMU on, and exceptions reportable.
 
 use core::arch::global_asm;
 
@@ -32,18 +32,18 @@ pub fn end_of_image() -> u64 {
     (&raw const image_end).addr() as u64
 }
 
-/// Reads each page of the image and its stack, and executes the end of a function in each that has one: so it is no page's first
-/// access, nor its first fetch, when the program comes there later.
+/// Reads each page of the image and its stack, and in each page that has a RET executes it. So no later access or fetch
+/// of the program is the first one of a page.
 pub fn fetch_everything() {
     const PAGE: usize = 4096;
     const RET: u32 = 0xd65f_03c0;
     let (start, end) = ((&raw const image_start).addr(), (&raw const image_end).addr());
     for page in (start..end).step_by(PAGE) {
         let mut words = (page..page + PAGE).step_by(4).map(core::ptr::with_exposed_provenance::<u32>);
-        // SAFETY: the page is the image's, and reading is all that is done to it.
+        // SAFETY: the page belongs to the image, and the loop only reads it.
         let ret = words.find(|word| unsafe { word.read_volatile() } == RET);
         if let Some(ret) = ret.filter(|_| page < (&raw const bss_start).addr()) {
-            // SAFETY: all that is executed there is the return to here.
+            // SAFETY: the call executes the RET alone, which returns here.
             unsafe { core::mem::transmute::<*const u32, extern "C" fn()>(ret)() };
         }
     }

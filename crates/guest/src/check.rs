@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `check`: the guest checks the machine it runs in.
 //!
-//! Memory it has not touched reads zero, keeps every word it is given, and executes what is written to it; time
-//! passes. Every step is announced before it starts, so that a console that ends early tells where.
+//! Memory that the guest has not touched reads zero, keeps every word written to it, and executes code written to it.
+//! Time passes. Each step is announced before it starts, so a console that ends early shows the step.
 
 use core::arch::{asm, naked_asm};
 use core::ops::Range;
@@ -53,17 +53,17 @@ pub fn run(memory: &Memory) -> Result<(), Failure> {
 
 const WINDOW_MAX: u64 = 64 << 20;
 
-/// Any value does; a constant keeps two runs alike to the instruction.
+/// Any value works; a constant makes two runs execute the same instructions.
 const SEED: u64 = 0x7477_6f66_6f6c_6421;
 
-/// What the word at `address` shall hold. Every step can be undone, so no two addresses share a value, and a
-/// page seen at a wrong address does not go unnoticed.
+/// The value of the word at `address`. Every step can be undone, so no two addresses share a value, and a page mapped
+/// at a wrong address is found.
 fn pattern(address: u64) -> u64 {
     let mixed = (address ^ SEED).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ mixed >> 29
 }
 
-/// Writes the pattern, each page after it was seen to be zero.
+/// Writes the pattern, each page after a check that it is zero.
 fn fill(window: &Range<u64>) -> Result<(), Failure> {
     for page in pages(window) {
         expect_zero(page)?;
@@ -121,8 +121,8 @@ extern "C" fn quintuple(_: u64) -> u64 {
     naked_asm!("add x0, x0, x0, lsl #2", "ret")
 }
 
-/// Copies one function to the fresh `page`, then another over it, and runs both there: the second run shows
-/// instructions that were kept from the first.
+/// Copies one function to the fresh `page`, then another over it, and runs both there. The second run fails if
+/// instructions of the first were kept.
 fn run_code(page: u64) -> Result<(), Failure> {
     expect_zero(page)?;
     for (code, expected) in [(triple as Code, 21), (quintuple as Code, 35)] {
@@ -139,7 +139,7 @@ fn copy_code(code: Code, page: u64) -> Code {
     let from = code as *const u32;
     let to = core::ptr::with_exposed_provenance_mut::<u32>(page as usize);
     for index in 0..CODE_WORDS {
-        // SAFETY: `code` has so many instructions, and the page is free RAM. The line of each instruction is
+        // SAFETY: `code` has `CODE_WORDS` instructions, and the page is free RAM. The line of each instruction is
         // cleaned, so the size of a line does not matter.
         unsafe {
             let instruction = to.add(index);
@@ -147,7 +147,7 @@ fn copy_code(code: Code, page: u64) -> Code {
             asm!("dc cvau, {}", in(reg) instruction, options(nostack, preserves_flags));
         }
     }
-    // SAFETY: barriers, and an invalidation that forgets nothing but copies.
+    // SAFETY: barriers, and an invalidation that discards only copies.
     unsafe {
         asm!("dsb ish", options(nostack, preserves_flags));
         for index in 0..CODE_WORDS {
@@ -155,11 +155,11 @@ fn copy_code(code: Code, page: u64) -> Code {
         }
         asm!("dsb ish", "isb", options(nostack, preserves_flags));
     }
-    // SAFETY: a whole function, of this type and position-independent, now is at `to`, and RAM is executable.
+    // SAFETY: `to` now holds a whole function of this type, position-independent, and RAM is executable.
     unsafe { core::mem::transmute::<*mut u32, Code>(to) }
 }
 
-/// Enough for a slow counter on a fast machine: at 1 MHz a tick is a few thousand instructions.
+/// Enough for a slow counter on a fast machine: at 1 MHz a tick takes a few thousand instructions.
 const COUNTER_READS: u32 = 1_000_000;
 
 fn see_time_pass() -> Result<(), Failure> {
@@ -176,7 +176,7 @@ fn see_time_pass() -> Result<(), Failure> {
 
 fn counter() -> u64 {
     let count: u64;
-    // SAFETY: reading the counter changes nothing. `nomem` is left out, to keep the reads in order.
+    // SAFETY: reading the counter changes nothing. `nomem` is omitted to keep the reads in order.
     unsafe { asm!("isb", "mrs {}, cntvct_el0", out(reg) count, options(nostack, preserves_flags)) };
     count
 }

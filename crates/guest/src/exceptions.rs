@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Exceptions and panics: one line, then a reset.
 //!
-//! Nothing returns from here and nothing hangs: an exception or a panic on the way to the line resets at once
-//! (`vectors.s`). One exception is a success: the external abort that [`expect_external_abort`] announced.
+//! No function here returns or hangs. An exception or a panic before the line is printed resets at once (`vectors.s`).
+//! One exception is a success: the external abort that [`expect_external_abort`] announced.
 
 use core::arch::{asm, global_asm};
 use core::panic::PanicInfo;
@@ -13,7 +13,7 @@ use crate::uart::println;
 
 global_asm!(include_str!("vectors.s"), report = sym report);
 
-/// No address: addresses that can be loaded from have far fewer bits.
+/// Not an address: addresses that can be loaded from have far fewer bits.
 const NONE: u64 = u64::MAX;
 
 static EXPECTED: AtomicU64 = AtomicU64::new(NONE);
@@ -68,7 +68,7 @@ impl Syndrome {
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
-    // SAFETY: TPIDR_EL1 belongs to the reports: not 0 makes an exception from here on reset.
+    // SAFETY: the reports own TPIDR_EL1. A value other than 0 makes a further exception reset.
     let is_nested = unsafe {
         let reporting: u64;
         asm!("mrs {}, tpidr_el1", "msr tpidr_el1, {}", out(reg) reporting, in(reg) 1u64,

@@ -2,10 +2,11 @@
 //! `hypercalls=COUNT`: four vCPUs at once make `COUNT` calls each by HVC and SMC, with any immediate, any function and any
 //! arguments.
 //!
-//! The functions are from every range of SMCCC (Arm DEN0028), most often from those that a hypervisor answers. Left out are the
-//! two that end the machine. A vCPU that switches itself off is started again, by the first vCPU or by a call of another one.
+//! The functions are from every range of SMCCC (Arm DEN0028), most often from those that a hypervisor implements. The
+//! two functions that end the machine are left out. A vCPU that switches itself off is started again, by the first vCPU
+//! or by another worker's call.
 //!
-//! Success is that each vCPU has made its calls, and that EL2 still answers.
+//! The program succeeds if each vCPU has made its calls and EL2 still responds.
 
 use core::arch::asm;
 use core::cell::UnsafeCell;
@@ -29,7 +30,7 @@ pub enum Failure {
     NoAnswer(i64),
 }
 
-/// Makes the calls that `seed` gives.
+/// Makes the calls that `seed` determines.
 pub fn run(tree: Fdt<'_>, count: u64, seed: u64) -> Result<(), Failure> {
     let affinities = vcpus::workers(tree)?;
     println!("hypercalls: {count} by each vCPU, seed {seed}");
@@ -40,7 +41,7 @@ pub fn run(tree: Fdt<'_>, count: u64, seed: u64) -> Result<(), Failure> {
         WORK[index].seed.store(seed.wrapping_add(index as u64), Ordering::Relaxed);
         vcpus::prepare(index, work);
     }
-    // From here on each of them may be started by another one, too.
+    // From here on a worker may also be started by another one.
     let mut starts = 0;
     for (index, affinity) in affinities.into_iter().enumerate() {
         starts += u64::from(start(index, affinity)?);
@@ -59,12 +60,12 @@ pub fn run(tree: Fdt<'_>, count: u64, seed: u64) -> Result<(), Failure> {
     }
 }
 
-/// Looks without progress that are too many: a minute.
+/// The limit of checks without progress: a minute.
 const PATIENCE: u64 = 60 * vcpus::LOOKS_A_SECOND;
-/// Calls for which code is made at once.
+/// The number of calls whose code is written at once.
 const BATCH: usize = 512;
 
-/// What one worker does and has done.
+/// The input and the progress of one worker.
 struct Work {
     count: AtomicU64,
     seed: AtomicU64,
@@ -77,7 +78,7 @@ struct Work {
 #[repr(C, align(4096))]
 struct Code(UnsafeCell<[[u32; 2]; BATCH]>);
 
-// SAFETY: the worker that it belongs to alone writes and executes it.
+// SAFETY: only the worker that owns it writes and executes it.
 unsafe impl Sync for Code {}
 
 static WORK: [Work; WORKERS] = [const {
@@ -92,7 +93,7 @@ static WORK: [Work; WORKERS] = [const {
 
 static AFFINITIES: [AtomicU64; WORKERS] = [const { AtomicU64::new(0) }; WORKERS];
 
-/// What the first vCPU knows of a worker.
+/// The first vCPU's knowledge of a worker.
 #[derive(Clone, Copy, Default)]
 struct Watch {
     done: u64,
@@ -101,7 +102,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Whether the worker was started again.
+    /// Returns whether the worker was started again.
     fn look(&mut self, index: usize, affinity: u64) -> Result<bool, Failure> {
         let work = &WORK[index];
         let done = work.done.load(Ordering::Acquire);
@@ -119,7 +120,7 @@ impl Watch {
     }
 }
 
-/// Starts the worker, unless another one did meanwhile. Whether it was this one.
+/// Starts the worker, unless another vCPU has already done so. Returns whether this call started it.
 fn start(index: usize, affinity: u64) -> Result<bool, Failure> {
     const ALREADY_ON: i64 = -4;
     const ON_PENDING: i64 = -5;
@@ -130,7 +131,7 @@ fn start(index: usize, affinity: u64) -> Result<bool, Failure> {
     }
 }
 
-/// What a worker runs.
+/// The function that a worker runs.
 extern "C" fn work(index: usize) {
     let work = &WORK[index];
     let (count, seed) = (work.count.load(Ordering::Relaxed), work.seed.load(Ordering::Relaxed));
@@ -140,7 +141,7 @@ extern "C" fn work(index: usize) {
         if place == 0 {
             make_code(work, seed, number);
         }
-        // Before the call: one that switches this vCPU off does not come back.
+        // Before the call, because a call that switches this vCPU off does not return.
         work.done.store(number + 1, Ordering::Release);
         // SAFETY: `make_code` put a call and a RET there.
         unsafe { call(work.code.0.get().cast::<[u32; 2]>().add(place).cast(), &Call::of(seed, number).arguments) };
@@ -151,7 +152,7 @@ extern "C" fn work(index: usize) {
     }
 }
 
-/// Writes the calls from `first` on.
+/// Writes the code of the calls from `first` on.
 fn make_code(work: &Work, seed: u64, first: u64) {
     let code = work.code.0.get().cast::<[u32; 2]>();
     for place in 0..BATCH {
@@ -193,13 +194,13 @@ impl Call {
         let instruction = random.one_of(&[HVC, SMC]) | immediate << 5;
         let function = function(&mut random);
         let mut arguments = [function, argument(&mut random), argument(&mut random), argument(&mut random)];
-        // A vCPU that is started elsewhere would be lost to this program: it gets its own entry.
+        // A vCPU that starts elsewhere would be lost to this program, so the call gets the worker's own entry.
         if [psci::CPU_ON_32, psci::CPU_ON_64].contains(&(function as u32)) {
             let mask = if function as u32 == psci::CPU_ON_32 { u32::MAX.into() } else { u64::MAX };
             let affinity = |index: &usize| AFFINITIES[*index].load(Ordering::Relaxed) == arguments[1] & mask;
             if let Some(index) = (0..WORKERS).find(affinity) {
                 [arguments[2], arguments[3]] = vcpus::entry(index);
-                // Or it is not started at all: nothing is there.
+                // In one case of four the entry has no RAM, so the vCPU does not start.
                 if random.next().is_multiple_of(4) {
                     arguments[2] = random.one_of(&OUTSIDE_RAM);
                 }
@@ -240,7 +241,7 @@ fn function(random: &mut Random) -> u64 {
         6 => random.one_of(&RANGES) + random.next() % 0x100,
         _ => random.one_of(&RANGES) + random.next() % 0x1_0000,
     };
-    // Whatever is in its upper half.
+    // The upper half of the register does not matter.
     let ends = [psci::SYSTEM_OFF, psci::SYSTEM_RESET].contains(&(function as u32));
     if ends { psci::VERSION.into() } else { function }
 }
@@ -260,11 +261,12 @@ fn argument(random: &mut Random) -> u64 {
 /// Makes the call at `code`.
 ///
 /// # Safety
-///
+/// `code` points to an HVC or an SMC, followed by a RET.
 /// There is an HVC or an SMC there, and a RET.
 unsafe fn call(code: *const u32, arguments: &[u64; 4]) {
     let [a, b, c, d] = *arguments;
-    // SAFETY: the registers that SMCCC lets a call change are declared, and no function of EL2's changes the guest's memory.
+    // SAFETY: the registers that SMCCC lets a call change are declared, and no function of EL2 changes the guest's
+    // memory.
     unsafe {
         asm!("blr {code}", code = in(reg) code, inout("x0") a => _, inout("x1") b => _, inout("x2") c => _,
             inout("x3") d => _, clobber_abi("C"), options(nostack));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `restart=ROUNDS`, `nowhere`, `together` and `refused=CALLS`: what a guest may do to its second vCPU, and with calls that
-//! are refused.
+//! `restart=ROUNDS`, `nowhere`, `together` and `refused=CALLS`: operations on the second vCPU that a guest may try, and
+//! calls that are refused.
 //!
-//! The second vCPU runs with its MMU off, and neither loads nor stores: all that it has is in its registers.
+//! The second vCPU runs with its MMU off, and neither loads nor stores: it uses only its registers.
 
 use core::arch::{asm, naked_asm};
 
@@ -19,13 +19,13 @@ use crate::vendor::{self, Refused};
 pub enum Failure {
     #[error("{0}")]
     Refused(#[from] Refused),
-    #[error("PSCI answered {answer} to CPU_ON at {entry:#x}, and not {expected}")]
+    #[error("CPU_ON at {entry:#x} returned {answer}, not {expected}")]
     CpuOn { entry: u64, expected: i64, answer: i64 },
-    #[error("call {0} went well, though no log runs")]
+    #[error("call {0} succeeded, although no log runs")]
     NotRefused(u64),
 }
 
-/// Switches the second vCPU on and off again, so many times. Each time it makes a measuring call.
+/// Switches the second vCPU on and off again, `rounds` times. Each time it makes a measuring call.
 pub fn restart(rounds: u64) -> Result<(), Failure> {
     const MANUAL: usize = 1;
     vendor::start_log(MANUAL, false, 0)?;
@@ -38,7 +38,7 @@ pub fn restart(rounds: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Has the second vCPU start where no RAM is, which is refused; then where there is some.
+/// Starts the second vCPU at addresses without RAM, which PSCI refuses; then at one with RAM.
 pub fn nowhere(memory: &Memory) -> Result<(), Failure> {
     let end = memory.banks().iter().map(|bank| bank.end).max().unwrap_or(0);
     for entry in [0, GICD_BASE, UART_BASE, end, 1 << 47, !3] {
@@ -53,7 +53,7 @@ pub fn nowhere(memory: &Memory) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Has both vCPUs ask for SYSTEM_OFF at the same time. Does not return.
+/// Both vCPUs call SYSTEM_OFF at the same time. Does not return.
 pub fn together() -> Result<(), Failure> {
     let (now, frequency): (u64, u64);
     // SAFETY: reading the counter and its frequency changes nothing.
@@ -61,13 +61,13 @@ pub fn together() -> Result<(), Failure> {
         asm!("isb", "mrs {}, cntvct_el0", "mrs {}, cntfrq_el0", out(reg) now, out(reg) frequency,
             options(nostack, preserves_flags));
     }
-    // Long enough for the second vCPU to get there; if it is not, the vCPUs just do not meet.
+    // The delay is long enough for the second vCPU to arrive. If it is not, the vCPUs just do not meet.
     let moment = now + frequency / 10;
     start(end_at as *const () as u64, moment)?;
     end_at(moment)
 }
 
-/// Makes so many calls that are refused: no log runs.
+/// Makes `calls` calls that are refused, because no log runs.
 pub fn refused(calls: u64) -> Result<(), Failure> {
     for call in 0..calls {
         if vendor::get_log().is_ok() {
@@ -86,7 +86,7 @@ const INVALID_ADDRESS: i64 = -9;
 /// The affinity of the second vCPU: QEMU's machine `virt` counts from 0 on.
 const SECOND: u64 = 1;
 
-/// Starts the second vCPU, once it is off.
+/// Starts the second vCPU as soon as it is off.
 fn start(entry: u64, argument: u64) -> Result<(), Failure> {
     loop {
         match psci::cpu_on(SECOND, entry, argument) {
@@ -103,7 +103,7 @@ fn wait_until_off() {
     }
 }
 
-/// Makes a measuring call, and goes off.
+/// Makes a measuring call, and switches itself off.
 #[unsafe(naked)]
 extern "C" fn measure() -> ! {
     naked_asm!(
@@ -130,7 +130,7 @@ extern "C" fn go_off() -> ! {
     )
 }
 
-/// Waits until the counter has come to `moment`, and asks for SYSTEM_OFF.
+/// Waits until the counter reaches `moment`, then calls SYSTEM_OFF.
 #[unsafe(naked)]
 extern "C" fn end_at(moment: u64) -> ! {
     naked_asm!(

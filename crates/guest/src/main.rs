@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A bare-metal guest at EL1, started as Linux is: the image to run where no Linux can be had, and the one
-//! whose every access to memory is known.
+//! A bare-metal guest at EL1, started like Linux. It runs where no Linux image can be had, and its every memory access
+//! is known.
 //!
-//! The command line in the device tree chooses the program (see [`program`]). Each ends by itself: powered off
-//! when all is well, reset after a line that says what is not. Only `hang` never ends.
+//! The command line in the device tree chooses the program (see [`program`]). Each program ends by itself: power-off
+//! after success, or a reset after a line that reports the failure. Only `hang` never ends.
 //!
-//! One vCPU, but for the programs that try what EL2 withstands; no interrupts, no allocator, no floating point.
+//! There is one vCPU, except in the programs that stress EL2. There are no interrupts, no allocator and no floating
+//! point.
 #![no_std]
 #![no_main]
 
@@ -36,7 +37,7 @@ use memory::Memory;
 use program::Program;
 use uart::println;
 
-/// Where `start.s` goes, with the MMU on and `tree` as the loader gave it.
+/// The entry from `start.s`, with the MMU on and the loader's `tree`.
 extern "C" fn main(tree: *const u8) -> ! {
     uart::start();
     match run(tree) {
@@ -81,8 +82,8 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
     if (tree.addr() as u64) < twofold_abi::virt::RAM_BASE || !tree.addr().is_multiple_of(8) {
         return Err(Failure::NoTree(tree));
     }
-    // SAFETY: by the boot protocol x0 is a device tree, which `start.s` has mapped; it is RAM that stays as it
-    // is, because `memory` counts it as taken.
+    // SAFETY: by the boot protocol x0 is a device tree, and `start.s` has mapped it. Its RAM never changes, because
+    // `memory` counts it as taken.
     let tree: Fdt<'static> = unsafe { Fdt::from_raw(tree) }?;
     let memory = Memory::find(tree)?;
     mmu::map(memory.banks());

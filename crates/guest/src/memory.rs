@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! RAM: what the device tree says there is, which of it is free, and the words in it.
+//! RAM: the ranges in the device tree, those of them that are free, and the words in those.
 //!
-//! Free is what nobody has a use for: not the image nor anything below it in its bank (where a loader may keep
-//! its own), not the device tree, the initrd or a reserved range. Free memory is reached by volatile accesses
-//! only, those of words by [`read`] and [`write`]; no reference or slice to it exists, so the accesses are
-//! those that the program spells.
+//! A range is free if nothing uses it. Taken are the image and all below it in its bank (where a loader may keep its
+//! own data), the device tree, the initrd and reserved ranges. Only volatile accesses reach free memory, those of words
+//! through [`read`] and [`write`]. No reference or slice to it exists, so the program makes exactly the accesses that
+//! its source spells out.
 
 use core::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::{boot, mmu};
 /// The size of a page.
 pub const PAGE: u64 = 4096;
 
-/// RAM and what of it is taken.
+/// RAM, and the taken ranges of it.
 pub struct Memory {
     banks: List,
     taken: List,
@@ -68,7 +68,7 @@ impl Memory {
 ///
 /// `address` is a multiple of 8 in a range of [`Memory::free`].
 pub unsafe fn read(address: u64) -> u64 {
-    // SAFETY: free RAM is mapped, and by the module's invariant nothing of Rust's lives in it.
+    // SAFETY: free RAM is mapped, and by the module's invariant holds no Rust object.
     unsafe { core::ptr::with_exposed_provenance::<u64>(address as usize).read_volatile() }
 }
 
@@ -117,7 +117,7 @@ fn initrd(tree: Fdt<'_>) -> Result<Option<(u64, u64)>, Failure> {
     }
 }
 
-/// Calls `each` with start and end of each range in the node's `reg`.
+/// Calls `each` with the start and end of each range in the node's `reg`.
 fn for_each_range(
     node: FdtNode<'_>,
     what: &'static str,
@@ -133,7 +133,7 @@ fn for_each_range(
 
 const LIST_MAX: usize = 16;
 
-/// A few ranges of whole pages, none empty, none beyond what stage 1 maps.
+/// A few ranges of whole pages. None is empty, and none lies beyond the addresses that stage 1 maps.
 #[derive(Default)]
 struct List {
     ranges: [Range<u64>; LIST_MAX],
@@ -165,7 +165,7 @@ impl List {
     }
 }
 
-/// What is left of `next` to `end` beside the `taken` ranges, which may overlap and come in any order.
+/// The parts of `next` to `end` outside of the `taken` ranges, which may overlap and come in any order.
 struct Gaps<'a> {
     next: u64,
     end: u64,

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Stage 1: an identity map of 512 GiB in 1 GiB blocks.
 //!
-//! The first GiB is devices. A GiB with RAM in it is normal memory; any other is device memory, so that nothing
-//! is read there by speculation and a wild load reaches the bus. An entry goes from invalid to valid once and
-//! never changes again, so no TLB maintenance is due.
+//! The first GiB is device memory. A GiB that contains RAM is normal memory. Any other GiB is device memory, so that
+//! speculation reads nothing there and a wild load reaches the bus. An entry changes once, from invalid to valid, so no
+//! TLB maintenance is needed.
 
 use core::arch::asm;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Addresses of more bits than these are not mapped.
+/// Bits of an address that is mapped; a longer address is not.
 pub const ADDRESS_BITS: u32 = 39;
 /// The first address that is not mapped.
 pub const ADDRESS_END: u64 = 1 << ADDRESS_BITS;
@@ -17,7 +17,7 @@ pub const ADDRESS_END: u64 = 1 << ADDRESS_BITS;
 const BLOCK: u64 = 1 << 30;
 const ENTRIES: usize = 512;
 
-/// The level 1 table. `start.s` fills in the first GiB, the image's and the DTB's.
+/// The level 1 table. `start.s` fills in the first GiB, and those of the image and the DTB.
 pub static TABLE: Table = Table([const { AtomicU64::new(0) }; ENTRIES]);
 
 #[repr(C, align(4096))]
@@ -38,10 +38,10 @@ pub const NORMAL: u64 = BLOCK_ENTRY | 1 << 2 | INNER_SHAREABLE | ACCESSED | NOT_
 
 /// TCR_EL1 without IPS: 4K granule, walks write-back and inner shareable, TTBR1 off (EPD1).
 pub const TCR: u64 = (64 - ADDRESS_BITS as u64) | 0b01 << 8 | 0b01 << 10 | 0b11 << 12 | 1 << 23;
-/// SCTLR_EL1: the bits that are 1 where the newer feature is missing, and M, C, SA, I.
+/// SCTLR_EL1: the bits that are RES1 without a newer feature, and M, C, SA, I.
 pub const SCTLR: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
 
-/// Maps what `start.s` has not: RAM as normal memory, the rest as a device.
+/// Maps the entries that `start.s` left: RAM as normal memory, the rest as device memory.
 pub fn map(ram: &[Range<u64>]) {
     for (entry, start) in TABLE.0.iter().zip((0..ADDRESS_END).step_by(BLOCK as usize)) {
         if entry.load(Ordering::Relaxed) != 0 {

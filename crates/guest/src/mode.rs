@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The guest mode that an experiment asks for: its tables, built in free RAM while those of `mmu.rs` are in use, and the way from
-//! these to those.
+//! The guest mode that an experiment asks for. Its tables are built in free RAM while those of `mmu.rs` are in use;
+//! then the guest changes to them.
 
 use core::arch::asm;
 use core::convert::Infallible;
@@ -12,7 +12,7 @@ use twofold_pattern::stage1::{self, Layout, Leaves, Registers, Stage1, TableMemo
 
 use crate::memory::{self, Memory};
 
-/// Why there are no such tables.
+/// Why the mode's tables cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("{0}")]
@@ -27,8 +27,8 @@ pub enum Failure {
     Tables(#[from] stage1::Error<Infallible>),
 }
 
-/// Goes on in tables of the mode's, in which RAM and UART are where they were, and `size` bytes of test memory from `at` on are at
-/// [`TEST_VA`]; physical addresses have so many bits.
+/// Changes to tables of this mode. RAM and the UART stay where they were. The `size` bytes of test memory from `at` on
+/// are mapped at [`TEST_VA`]. Physical addresses have `ipa_bits` bits.
 pub fn enter(memory: &Memory, mode: &Mode, ipa_bits: u32, at: u64, size: u64) -> Result<(), Failure> {
     check_granule(mode.granule)?;
     let layout = Layout::new(mode, ipa_bits, Leaves::Pages)?;
@@ -45,12 +45,12 @@ pub fn enter(memory: &Memory, mode: &Mode, ipa_bits: u32, at: u64, size: u64) ->
         tables.map(&mut free, start, start, end - start, kind)?;
     }
     tables.map(&mut free, TEST_VA, at, size, stage1::Memory::Normal)?;
-    // SAFETY: all RAM is mapped to where it was, and the program has nothing elsewhere but the UART.
+    // SAFETY: all RAM stays mapped at its address, and the program uses nothing else but the UART.
     unsafe { change_to(&tables.registers()) };
     Ok(())
 }
 
-/// Free RAM, table by table from its start.
+/// Free RAM, taken table by table from its start.
 struct Free(Range<u64>);
 
 impl TableMemory for Free {
@@ -70,12 +70,12 @@ impl TableMemory for Free {
     }
 
     fn read(&mut self, ipa: u64) -> Result<u64, Infallible> {
-        // SAFETY: a word of a table that was taken here: its IPA is its address.
+        // SAFETY: a word of a table that `take` returned: its IPA is its address.
         Ok(unsafe { memory::read(ipa) })
     }
 
     fn write(&mut self, ipa: u64, entry: u64) -> Result<(), Infallible> {
-        // SAFETY: as in `read`; nothing else is there.
+        // SAFETY: as in `read`; the table holds nothing else.
         unsafe { memory::write(ipa, entry) };
         Ok(())
     }
@@ -85,11 +85,11 @@ impl TableMemory for Free {
 ///
 /// # Safety
 ///
-/// What the program has use for is mapped to where it was.
+/// Everything that the program uses stays mapped at its address.
 unsafe fn change_to(registers: &Registers) {
     let Registers { sctlr, tcr, ttbr0, mair } = *registers;
-    // SAFETY: by the caller's promise the program goes on where it is. A granule is changed with the MMU off, and what TLBs hold
-    // of the tables before is forgotten (Arm ARM D8.16); nothing in between accesses data.
+    // SAFETY: by the caller's promise the program continues where it is. The MMU is off while the granule changes, and
+    // the TLBs lose the entries of the old tables (Arm ARM DDI 0487K.a, D8.16). Nothing in between accesses data.
     unsafe {
         asm!(
             "dsb ish",
@@ -110,7 +110,7 @@ unsafe fn change_to(registers: &Registers) {
     }
 }
 
-/// Arm ARM D24.2: ID_AA64MMFR0_EL1.TGran4, TGran64, TGran16.
+/// Arm ARM DDI 0487K.a, D24.2: ID_AA64MMFR0_EL1.TGran4, TGran64, TGran16.
 fn check_granule(granule: Granule) -> Result<(), Failure> {
     let register: u64;
     // SAFETY: reading the register changes nothing.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `pmu`: does all that a guest can do to the PMU's counters, then touches memory.
+//! `pmu`: stops and reprograms the PMU's counters in every way that a guest can, then touches memory.
 //!
-//! Whatever EL2 counts must be what it would be without this.
+//! The figures that EL2 counts must not change by this.
 
 use core::arch::asm;
 

@@ -1,37 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which program to run, by the words of the command line.
+//! The program to run, from the words of the command line.
 //!
-//! A word of ours that is wrong is an error; a word that is not ours is somebody else's (`console=`, for
-//! instance) and is passed over. Of two programs the last one counts, as it does among Linux's arguments.
+//! A word of this program with a wrong value is an error. An unknown word (`console=`, for instance) is skipped. If two
+//! words name a program, the last one counts, as with Linux's arguments.
 
 use crate::experiment::{Settings, WrongWord};
 
 /// What the guest does.
 #[derive(Clone, Copy)]
 pub enum Program {
-    /// `check`, and without any word: the guest's own check.
+    /// `check`, and the default: the guest's own check.
     Check,
-    /// `touch=SIZE`: touches so many bytes of fresh RAM.
+    /// `touch=SIZE`: touches `SIZE` bytes of fresh RAM.
     Touch { bytes: u64 },
     /// `pmu`: stops and resets the PMU's counters, then touches memory.
     Pmu,
     /// `sysregs=STEP`: executes every `STEP`th encoding of the system-register space, on four vCPUs.
     Sysregs { step: u64, seed: u64 },
-    /// `hypercalls=COUNT`: makes so many calls of any kind, on each of four vCPUs.
+    /// `hypercalls=COUNT`: makes `COUNT` calls of any kind, on each of four vCPUs.
     Hypercalls { count: u64, seed: u64 },
     /// `restart=ROUNDS`: switches the second vCPU on and off again.
     Restart { rounds: u64 },
-    /// `nowhere`: has the second vCPU start where no RAM is.
+    /// `nowhere`: starts the second vCPU at an address without RAM.
     Nowhere,
-    /// `together`: has two vCPUs end the guest at the same time.
+    /// `together`: two vCPUs end the guest at the same time.
     Together,
     /// `refused=CALLS`: makes calls that are refused.
     Refused { calls: u64 },
-    /// `experiment=NAME`, and the words that say how.
+    /// `experiment=NAME`, and the words of its settings.
     Experiment(Settings),
     /// `hang`: does nothing for ever.
     Hang,
-    /// `wild=ADDRESS`: loads from where nothing is.
+    /// `wild=ADDRESS`: loads from an address with neither RAM nor a device.
     Wild { address: u64 },
 }
 
@@ -74,7 +74,7 @@ impl Program {
     }
 }
 
-/// `seed=NUMBER`, wherever it is; 1 where it is not.
+/// The value of `seed=NUMBER`, at any place in the line; 1 without it.
 fn seed(arguments: &str) -> Result<u64, Failure<'_>> {
     let value = arguments.split_ascii_whitespace().find_map(|word| word.strip_prefix("seed="));
     value.map_or(Ok(1), |value| number("seed", value))

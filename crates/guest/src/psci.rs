@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two ends of every program, by PSCI over HVC: powered off is success, a reset is failure.
+//! The two ends of every program, by PSCI over HVC: power-off is success, a reset is failure.
 //!
-//! Whatever was printed is sent before the machine goes away.
+//! All printed text is sent before the machine ends.
 
 use core::arch::asm;
 
@@ -22,27 +22,27 @@ pub const SYSTEM_OFF: u32 = 0x8400_0008;
 /// The function id of `SYSTEM_RESET`.
 pub const SYSTEM_RESET: u32 = 0x8400_0009;
 
-/// The program has done what it was asked.
+/// Ends the program with success.
 pub fn power_off() -> ! {
     let answer = call(SYSTEM_OFF);
     println!("guest: FAILED: SYSTEM_OFF returned {answer}");
     reset()
 }
 
-/// The program has failed and has said why.
+/// Ends the program with failure, after it has printed why.
 pub fn reset() -> ! {
     call(SYSTEM_RESET);
     wait_forever()
 }
 
-/// Sleeps until somebody else ends the machine.
+/// Sleeps until another vCPU ends the machine.
 pub fn wait_forever() -> ! {
     loop {
         sleep();
     }
 }
 
-/// Sleeps until something happens.
+/// Sleeps until an event wakes the vCPU.
 pub fn sleep() {
     // SAFETY: waiting changes nothing.
     unsafe { asm!("wfi", options(nomem, nostack, preserves_flags)) };
@@ -53,7 +53,7 @@ pub fn version() -> i64 {
     call_with(VERSION, [0; 3])
 }
 
-/// Starts a vCPU at `entry` with `argument` in x0; 0, or an error of PSCI's.
+/// Starts a vCPU at `entry` with `argument` in x0. Returns 0, or an error of PSCI.
 pub fn cpu_on(affinity: u64, entry: u64, argument: u64) -> i64 {
     call_with(CPU_ON_64, [affinity, entry, argument])
 }
@@ -71,8 +71,8 @@ fn call(function: u32) -> i32 {
 
 fn call_with(function: u32, [a, b, c]: [u64; 3]) -> i64 {
     let answer: i64;
-    // SAFETY: no function that is called here touches memory that Rust knows of; a vCPU that it starts has memory of its own.
-    // The registers that SMCCC lets a call change are declared.
+    // SAFETY: none of these functions touches memory that Rust knows of; a vCPU that one of them starts has its own
+    // memory. The registers that SMCCC lets a call change are declared.
     unsafe {
         asm!("hvc #0", inout("x0") u64::from(function) => answer, inout("x1") a => _, inout("x2") b => _,
             inout("x3") c => _, clobber_abi("C"), options(nostack));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Numbers from a seed, the same in every run (SplitMix64).
+//! Pseudo-random numbers from a seed, the same in every run (SplitMix64).
 
 /// The generator.
 pub struct Random(u64);
 
 impl Random {
-    /// Begins with this seed.
+    /// Starts the sequence of this seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }

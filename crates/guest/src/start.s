@@ -2,8 +2,8 @@
 //
 // From the loader to Rust: relocate, zero, turn the MMU on, call main.
 //
-// Nothing here uses memory outside the image, and Rust runs only after the MMU is on: before that, memory
-// is as if it were a device, where an unaligned access faults and an exclusive one need not work.
+// The code uses no memory outside the image, and Rust runs only after the MMU is on. Before that, memory behaves like a
+// device: an unaligned access faults, and an exclusive access need not work.
 
     .section .head, "ax"
 
@@ -24,7 +24,7 @@ start:
     msr     daifset, #0xf
     msr     spsel, #1
 
-    // An exception in here cannot be reported: it resets (vectors.s).
+    // An exception in this code cannot be reported: it resets (vectors.s).
     mov     x1, #1
     msr     tpidr_el1, x1
     adrp    x1, vectors
@@ -32,7 +32,7 @@ start:
     msr     vbar_el1, x1
     isb
 
-    // Relocate. The link address is 0, so every addend lacks just the load address.
+    // Relocate. The link address is 0, so each addend lacks only the load address.
     adrp    x1, image_start
     adrp    x2, relocations_start
     add     x2, x2, :lo12:relocations_start
@@ -57,7 +57,7 @@ start:
     stp     xzr, xzr, [x2], #16
     b       3b
 
-    // Map the UART, this image and the DTB; mmu.rs maps the rest when the DTB has said what there is.
+    // Map the UART, this image and the DTB; mmu.rs maps the rest after it has read the DTB.
 4:  adrp    x2, {table}
     add     x2, x2, :lo12:{table}
     ldr     x3, ={device}
@@ -68,15 +68,15 @@ start:
     orr     x5, x5, x3
     str     x5, [x2, x4, lsl #3]
     lsr     x4, x19, #30
-    cbz     x4, 5f                      // no DTB can be there, and the UART is: main will say so
+    cbz     x4, 5f                      // the UART is there, not a DTB: main reports that
     lsr     x5, x19, #{address_bits}
     cbnz    x5, reset
     lsl     x5, x4, #30
     orr     x5, x5, x3
     str     x5, [x2, x4, lsl #3]
 
-    // The stores above went past the caches. The loader left no dirty line on the image, but there may be clean
-    // ones older than these stores, to be read as soon as the MMU is on.
+    // The stores above bypassed the caches. The loader left no dirty line on the image. But clean lines may be older
+    // than these stores, and would be read once the MMU is on.
 5:  dsb     sy
     mrs     x3, ctr_el0
     ubfx    x3, x3, #16, #4             // DminLine
@@ -110,7 +110,7 @@ start:
     msr     sctlr_el1, x3
     isb
 
-    // Now exceptions can be reported, and a pending SError is better reported than kept.
+    // From here on exceptions can be reported. A pending SError is taken now.
     msr     tpidr_el1, xzr
     adrp    x3, stack_end
     add     x3, x3, :lo12:stack_end

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `touch=SIZE`: first touches, and nothing else.
 //!
-//! One word is written in each page, in order. Between the first and the last touch the program reaches no
-//! fresh memory but those pages, so what a hypervisor counts meanwhile is what they cost.
+//! The program writes one word in each page, in order. Between the first and the last touch it reaches no other fresh
+//! memory, so a hypervisor's counts in between are the cost of these touches.
 
 use crate::memory::{self, Memory, PAGE};
 use crate::uart::println;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The console: the PL011 at its fixed address, polled.
 //!
-//! Only sending, by one vCPU, without interrupts: what is printed is on the wire in order, and [`drain`]
-//! returns when all of it is.
+//! It only sends, from one vCPU, without interrupts. Printed text is sent in order, and [`drain`] returns when all of
+//! it is sent.
 
 use core::arch::asm;
 use core::fmt;
@@ -17,21 +17,21 @@ macro_rules! println {
 }
 pub(crate) use println;
 
-/// Makes the UART send: 8 bits, FIFOs on. Where firmware has done so already, nothing changes.
+/// Enables sending: 8 bits, FIFOs on. If firmware has done so already, nothing changes.
 pub fn start() {
     write(LINE_CONTROL, 0b11 << 5 | 1 << 4);
     write(CONTROL, 1 << 9 | 1 << 8 | 1);
 }
 
-/// What [`println!`] calls.
+/// The function that [`println!`] calls.
 pub fn print_line(text: fmt::Arguments<'_>) {
     let mut console = Console;
-    // `Console` never fails; a `Display` that does has lost its own text and nothing else.
+    // `Console` never fails. A `Display` that fails loses only its own text.
     let _ = fmt::Write::write_fmt(&mut console, text);
     send(b'\n');
 }
 
-/// Waits until everything printed has been sent.
+/// Waits until all printed text has been sent.
 pub fn drain() {
     while read(FLAGS) & BUSY != 0 {}
 }
@@ -58,12 +58,12 @@ fn send(byte: u8) {
     write(DATA, byte.into());
 }
 
-// The accesses are written out because the compiler may use the write-back form of a load or store for a
-// volatile access, and a hypervisor cannot emulate that form from the syndrome alone.
+// The accesses are in assembly because the compiler may use a write-back form of load or store for a volatile access. A
+// hypervisor cannot emulate that form from the syndrome alone.
 
 fn read(register: u64) -> u32 {
     let value: u32;
-    // SAFETY: the address is a register of the UART, mapped as device memory; no memory of Rust's is read.
+    // SAFETY: the address is a register of the UART, mapped as device memory; the load reads no Rust object.
     unsafe {
         asm!("ldr {:w}, [{}]", out(reg) value, in(reg) UART_BASE + register,
             options(nostack, preserves_flags));
@@ -72,7 +72,7 @@ fn read(register: u64) -> u32 {
 }
 
 fn write(register: u64, value: u32) {
-    // SAFETY: as in `read`; no memory of Rust's is written.
+    // SAFETY: as in `read`; the store writes no Rust object.
     unsafe {
         asm!("str {:w}, [{}]", in(reg) value, in(reg) UART_BASE + register,
             options(nostack, preserves_flags));

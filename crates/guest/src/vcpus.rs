@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The other vCPUs: how they are started, and what they may use.
 //!
-//! A vCPU runs a function on a stack of its own, with the MMU on and the map of the first vCPU. It ends by switching itself
-//! off, and may be started again. Invariant: a [`Seat`] belongs to the one vCPU that runs on it.
+//! A vCPU runs a function on its own stack, with the MMU on and the first vCPU's map. It ends by switching itself off,
+//! and may be started again. Invariant: a [`Seat`] belongs to the one vCPU that runs on it.
 
 use core::arch::{asm, global_asm};
 use core::cell::UnsafeCell;
@@ -25,7 +25,7 @@ pub enum Failure {
     NotStarted { vcpu: usize, answer: i64 },
 }
 
-/// The affinities of vCPUs 1 to [`WORKERS`], as the device tree has them.
+/// The affinities of vCPUs 1 to [`WORKERS`], from the device tree.
 pub fn workers(tree: Fdt<'_>) -> Result<[u64; WORKERS], Failure> {
     let mut found = 0;
     let mut workers = [0; WORKERS];
@@ -33,7 +33,7 @@ pub fn workers(tree: Fdt<'_>) -> Result<[u64; WORKERS], Failure> {
         let Some(affinity) = cpu.reg().ok().flatten().and_then(|mut reg| reg.next()?.address::<u64>().ok()) else {
             continue;
         };
-        // The first one runs this.
+        // The first vCPU runs this function.
         if (1..=WORKERS).contains(&found) {
             workers[found - 1] = affinity;
         }
@@ -42,32 +42,32 @@ pub fn workers(tree: Fdt<'_>) -> Result<[u64; WORKERS], Failure> {
     if found > WORKERS { Ok(workers) } else { Err(Failure::TooFew { found }) }
 }
 
-/// Says what worker `index` runs when it is started: `function(index)`, after which it switches itself off.
+/// Sets what worker `index` runs when it is started: `function(index)`, after which it switches itself off.
 pub fn prepare(index: usize, function: extern "C" fn(usize)) {
     let seat = &SEATS[index];
     seat.start.stack.store(seat.stack.0.get() as u64 + STACK as u64, Ordering::Relaxed);
     seat.start.function.store(function as *const () as u64, Ordering::Relaxed);
     seat.start.argument.store(index as u64, Ordering::Relaxed);
     let [_, argument] = entry(index);
-    // SAFETY: cleans a line, since the vCPU reads it with its MMU off; no data change.
+    // SAFETY: cleans a line, because the vCPU reads it with its MMU off; no data change.
     unsafe { asm!("dsb ish", "dc civac, {}", "dsb sy", in(reg) argument, options(nostack, preserves_flags)) };
 }
 
-/// Starts worker `index`, which is prepared; returns what PSCI does.
+/// Starts worker `index`, which must be prepared; returns the result of PSCI.
 pub fn start(index: usize, affinity: u64) -> i64 {
     let [entry, argument] = entry(index);
     psci::cpu_on(affinity, entry, argument)
 }
 
-/// The address at which a worker starts, and what it wants in x0: for calls of PSCI that a program makes by itself.
+/// The entry address of a worker, and its argument in x0, for a program that calls PSCI directly.
 pub fn entry(index: usize) -> [u64; 2] {
     [worker_entry as *const () as u64, &raw const SEATS[index].start as u64]
 }
 
-/// How often the first vCPU looks after the others.
+/// How often the first vCPU checks on the others.
 pub const LOOKS_A_SECOND: u64 = 200;
 
-/// Waits until it is time for the next look.
+/// Waits until the next check is due.
 pub fn pause() {
     let (start, frequency) = (counter(), frequency());
     while counter().wrapping_sub(start) < frequency / LOOKS_A_SECOND {
@@ -89,7 +89,7 @@ fn frequency() -> u64 {
     frequency
 }
 
-/// What a vCPU reads before its MMU is on: its stack's top, its function, and the argument of that.
+/// What a vCPU reads before its MMU is on: the top of its stack, its function, and the function's argument.
 #[repr(C, align(64))]
 struct Start {
     stack: AtomicU64,
@@ -107,7 +107,7 @@ struct Seat {
 #[repr(C, align(16))]
 struct Stack(UnsafeCell<[u8; STACK]>);
 
-// SAFETY: Rust code takes its address only; the vCPU that runs on it alone uses it.
+// SAFETY: Rust code only takes its address; only the vCPU that runs on it uses it.
 unsafe impl Sync for Stack {}
 
 static SEATS: [Seat; WORKERS] = [const {
@@ -121,7 +121,7 @@ unsafe extern "C" {
     fn worker_entry();
 }
 
-// As `start.s`, but for what is done once.
+// Like `start.s`, without the steps that are needed only once.
 global_asm!(
     ".pushsection .text.worker, \"ax\"",
     ".global worker_entry",

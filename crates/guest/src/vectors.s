@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The vector table. No exception is returned from, so no register is saved.
+// The vector table. No exception returns, so no register is saved.
 //
-// TPIDR_EL1 is not 0 while a report is impossible: before the MMU is on, and from the first report on. An
-// exception then resets, so that nothing loops however broken the state is.
+// TPIDR_EL1 is not 0 while a report is impossible: before the MMU is on, and from the first report on. An exception
+// then resets, so that nothing loops even if the state is broken.
 
     .section .text.vectors, "ax"
     .balign 2048
@@ -22,7 +22,7 @@ taken:
     mov     x1, #1
     msr     tpidr_el1, x1
     isb
-    // The stack pointer may be what went wrong.
+    // The stack pointer may be the cause: set it anew.
     adrp    x1, stack_end
     add     x1, x1, :lo12:stack_end
     mov     sp, x1

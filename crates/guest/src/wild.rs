@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `wild=ADDRESS`: a load from where there is neither RAM nor a device.
+//! `wild=ADDRESS`: a load from an address with neither RAM nor a device.
 //!
 //! Success is the external abort, which `exceptions.rs` recognizes; returning from [`run`] is the failure.
 
@@ -7,7 +7,7 @@ use core::arch::asm;
 
 use crate::{exceptions, mmu};
 
-/// Why [`run`] came back.
+/// Why [`run`] returned.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("the load from {address:#x} gave {value:#x}")]
@@ -16,15 +16,15 @@ pub enum Failure {
     TooHigh(u64),
 }
 
-/// Loads the byte at `address`, which ends the program where all is well.
+/// Loads the byte at `address`. The abort ends the program; a return is a failure.
 pub fn run(address: u64) -> Failure {
     if address >= mmu::ADDRESS_END {
         return Failure::TooHigh(address);
     }
     exceptions::expect_external_abort(address);
     let value: u32;
-    // SAFETY: a load changes no memory, and should the address be RAM after all, no reference comes of it. The
-    // barrier keeps an abort that comes late from being taken for somebody else's.
+    // SAFETY: a load changes no memory, and if the address is RAM after all, no reference is made from it. The barrier
+    // keeps a late abort from being attributed to a later access.
     unsafe {
         asm!("ldrb {:w}, [{}]", "dsb sy", out(reg) value, in(reg) address,
             options(nostack, readonly, preserves_flags));

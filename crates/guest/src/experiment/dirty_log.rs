@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `experiment=dirty-log`: populate, enable, per iteration dirty, get and clear, disable.
+//! `experiment=dirty-log`: populate, enable, for each iteration dirty, get and clear, then disable.
 //!
-//! A pass touches each page of the guest's granule, so with one of 64 KiB a page of 16 at stage 2. Which pages are written,
-//! and in which order, the generator decides, in a run of its own through all iterations.
+//! A pass touches each page of the guest's granule: with a granule of 64 KiB, one of 16 pages at stage 2. The generator
+//! decides which pages are written, and in which order. It runs through all iterations in one sequence.
 
 use core::slice;
 

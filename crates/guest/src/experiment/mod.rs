@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `experiment=NAME`: what KVM's `dirty_log_perf_test` and `kvm_page_table_test` do, in one vCPU, told apart in phases for the
-//! hypervisor to count.
+//! `experiment=NAME`: the accesses of KVM's `dirty_log_perf_test` and `kvm_page_table_test`, on one vCPU, divided into
+//! phases that the hypervisor counts.
 //!
-//! Invariant: in a phase the program accesses the test memory as a [`Pass`] says, and no memory besides that it has not
-//! accessed before; so what is counted is what these accesses took.
+//! Invariant: in a phase the program accesses the test memory as a [`Pass`] says, and otherwise only memory that it has
+//! accessed before. So the figures count the cost of these accesses alone.
 
 mod dirty_log;
 mod page_table;
@@ -27,7 +27,7 @@ pub enum Failure {
     Mode(#[from] mode::Failure),
     #[error("{0}")]
     Refused(#[from] Refused),
-    #[error("the log tells of {told} pages of 4 KiB, and there are {pages}")]
+    #[error("the log reports {told} pages of 4 KiB, but there are only {pages}")]
     TooMany { told: u64, pages: u64 },
 }
 
@@ -43,7 +43,7 @@ pub fn run(memory: &Memory, settings: &Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Does what the passes say as the phase of this name.
+/// Makes the accesses of `passes` in the phase of this name.
 fn access(name: &'static str, passes: &mut [Pass]) -> Result<(), Refused> {
     phase(name, || {
         passes.iter_mut().for_each(go);
@@ -51,12 +51,12 @@ fn access(name: &'static str, passes: &mut [Pass]) -> Result<(), Refused> {
     })
 }
 
-/// Does what `pass` says, and leaves the generator's state in it.
+/// Makes the accesses of `pass`, and stores the generator's state in it.
 fn go(pass: &mut Pass) {
     let mut accesses = pass.accesses();
     for access in &mut accesses {
         let place = core::ptr::with_exposed_provenance_mut::<u64>(access.va as usize);
-        // SAFETY: a word of the test memory, which is mapped, and where nothing of Rust's lives.
+        // SAFETY: a word of the test memory, which is mapped and holds no Rust object.
         unsafe {
             if access.write {
                 place.write_volatile(pass.value);
@@ -68,7 +68,7 @@ fn go(pass: &mut Pass) {
     pass.random = accesses.random();
 }
 
-/// Does `what` as the phase of this name.
+/// Runs `what` in the phase of this name.
 fn phase<T>(name: &'static str, what: impl FnOnce() -> Result<T, Refused>) -> Result<T, Refused> {
     vendor::phase(Some(name))?;
     let done = what();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an experiment is to do, by the words of the command line.
+//! The settings of an experiment, from the words of the command line.
 //!
-//! The launcher has checked that it makes sense (`twofold-launch`, `experiment`). What would make the program itself go wrong is
-//! refused here as well: a word of ours that cannot be read, and memory that is not made of whole pages.
+//! The launcher has checked that they make sense (`twofold-launch`, `experiment`). This parser also refuses the words
+//! that would break the program itself: a known word with an unreadable value, and memory that is not whole pages.
 
 use twofold_abi::vendor::{TRACKERS, WRITE_PROTECT};
 use twofold_pattern::mode::Mode;
@@ -18,7 +18,7 @@ pub struct Settings {
     pub mode: Mode,
     /// `ipa-bits=40`: bits of a guest physical address.
     pub ipa_bits: u32,
-    /// `at=0x...`: where the test memory is.
+    /// `at=0x...`: the start of the test memory.
     pub at: u64,
     /// `bytes=64M`: its size, a multiple of the mode's granule.
     pub bytes: u64,
@@ -26,23 +26,23 @@ pub struct Settings {
     pub iterations: u64,
     /// `tracker=combined`, as an index of [`TRACKERS`].
     pub tracker: usize,
-    /// `all-dirty=1`: all pages are dirty at first. Unless it is said, with each tracker that is cleared apart.
+    /// `all-dirty=1`: all pages are dirty at first. The default is 1 for each tracker with a separate clear.
     pub all_dirty: bool,
-    /// `chunk=2M`: how much is split at once.
+    /// `chunk=2M`: the number of bytes to split at once.
     pub chunk: u64,
     /// `write-percent=100`.
     pub write_percent: u64,
     /// `random-order=0`.
     pub random_order: u64,
-    /// `seed=1`: the generator's state at first.
+    /// `seed=1`: the generator's first state.
     pub seed: u64,
     /// `block=4K`: the size of what backs the test memory, a multiple of 4 KiB.
     pub block: u64,
-    /// `rejoin=0`: whether blocks are put together ahead of the guest's accesses, after the log has stopped.
+    /// `rejoin=0`: whether blocks are coalesced after the log has stopped, before the guest's accesses.
     pub rejoin: bool,
 }
 
-/// The experiments that there are.
+/// The experiments.
 #[derive(Clone, Copy)]
 pub enum Name {
     /// As `dirty_log_perf_test`.
@@ -51,9 +51,9 @@ pub enum Name {
     PageTable,
 }
 
-/// A word that cannot be read.
+/// A word with an invalid value.
 #[derive(Debug, thiserror::Error)]
-#[error("{key}={value} makes no sense, or not with the words beside it")]
+#[error("{key}={value} is invalid, alone or with the other words")]
 pub struct WrongWord<'a> {
     key: &'a str,
     value: &'a str,
@@ -106,7 +106,7 @@ impl Settings {
             "seed" => self.seed = value.parse().ok().filter(|seed| (1..(1 << 31) - 1).contains(seed))?,
             "block" => self.block = size(value)?,
             "rejoin" => self.rejoin = is_on()?,
-            // Somebody else's.
+            // Not a word of this program.
             _ => {}
         }
         Some(())

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The encodings of the space of system instructions: op0, op1, CRn, CRm and op2, 16 bits in all.
+//! The encodings of system instructions: op0, op1, CRn, CRm and op2, 16 bits in all.
 
 use core::fmt;
 
-/// How many there are.
+/// The number of encodings.
 pub const ENCODINGS: u64 = 1 << 16;
 
-/// One of them: op0 is in the upper two bits.
+/// One encoding: op0 is in the upper two bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoding(u16);
 
 impl Encoding {
-    /// The encoding with this number, counted around.
+    /// The encoding with this number, modulo [`ENCODINGS`].
     pub const fn of(number: u64) -> Self {
         Self(number as u16)
     }
@@ -22,13 +22,13 @@ impl Encoding {
         SYSTEM | READS | (self.0 as u32) << 5
     }
 
-    /// The instruction that writes (MSR, SYS) x0. Hints, barriers and MSR of an immediate have no register.
+    /// The instruction that writes (MSR, SYS) x0. Hints, barriers and MSR of an immediate have no register operand.
     pub const fn write(self) -> u32 {
         const NO_REGISTER: u32 = 31;
         SYSTEM | (self.0 as u32) << 5 | if self.op0() == 0 { NO_REGISTER } else { 0 }
     }
 
-    /// Why this encoding is not executed; `None` where it is.
+    /// Why this encoding is not executed; `None` if it is.
     pub const fn skipped(self) -> Option<&'static str> {
         match self.fields() {
             [0, 3, 2, 0, 2] => Some("WFE: it may sleep for ever"),
@@ -39,8 +39,8 @@ impl Encoding {
         }
     }
 
-    /// Whether this value must not be written here: it would leave a vCPU that cannot fetch its next instruction, nor its
-    /// vectors, so that nothing in the guest could restart it.
+    /// Whether this value must not be written here. It would leave a vCPU that can fetch neither its next instruction
+    /// nor its vectors, so nothing in the guest could restart it.
     pub const fn skips_value(self, value: u64) -> bool {
         const MMU: u64 = 1;
         const WRITABLE_NOT_EXECUTABLE: u64 = 1 << 19;
@@ -66,5 +66,5 @@ impl fmt::Display for Encoding {
     }
 }
 
-/// The class of instructions.
+/// The fixed bits of this class of instructions.
 const SYSTEM: u32 = 0xd500_0000;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `sysregs=STEP`: four vCPUs at once execute every `STEP`th encoding of the system-register space, as a read and as a write with
-//! 15 values.
+//! `sysregs=STEP`: four vCPUs at once execute every `STEP`th encoding of the system-register space, as a read and as a
+//! write with 15 values.
 //!
-//! The first vCPU watches. One that an encoding kills switches itself off, and is started again behind that encoding, which is
-//! listed; so are the encodings and values that are skipped. A vCPU that makes no progress fails the program by name.
+//! The first vCPU watches the others. A vCPU that is killed by an encoding switches itself off. The first vCPU lists
+//! that encoding and starts the vCPU again after it. Skipped encodings and values are listed too. The program fails if
+//! a vCPU makes no progress, and names that vCPU.
 //!
-//! Success is that each vCPU has executed all, and that EL2 still answers.
+//! The program succeeds if each vCPU has executed all encodings and EL2 still responds.
 
 mod encoding;
 
@@ -28,7 +29,7 @@ pub enum Failure {
     Vcpus(#[from] vcpus::Failure),
     #[error("vCPU {vcpu} makes no progress at {encoding}")]
     Stuck { vcpu: usize, encoding: Encoding },
-    #[error("vCPU {vcpu} was killed {kills} times, and one is enough to stop")]
+    #[error("vCPU {vcpu} was killed {kills} times, which is over the limit")]
     Killed { vcpu: usize, kills: u64 },
     #[error("vCPU {vcpu} accounts for {found} instructions, not for {expected}")]
     Lost { vcpu: usize, found: u64, expected: u64 },
@@ -60,7 +61,7 @@ pub fn run(tree: Fdt<'_>, step: u64, seed: u64) -> Result<(), Failure> {
             watch.look(index)?;
         }
     }
-    // With the BRK.
+    // The one more is the BRK.
     let expected = (ENCODINGS.div_ceil(step) + 1) * EXECUTED;
     for (index, work) in WORK.iter().enumerate() {
         let [executed, undefined, trapped, aborted] =
@@ -82,20 +83,20 @@ pub fn run(tree: Fdt<'_>, step: u64, seed: u64) -> Result<(), Failure> {
     }
 }
 
-/// Instructions for each encoding.
+/// Instructions executed for each encoding.
 const EXECUTED: u64 = 16;
-/// Values written.
+/// Values written to each encoding.
 const VALUES: usize = 15;
-/// Looks without progress that are too many: a minute.
+/// The limit of checks without progress: a minute.
 const PATIENCE: u64 = 60 * vcpus::LOOKS_A_SECOND;
-/// More kills than these are a defect of this program.
+/// More kills than this show a defect of this program.
 const KILLS_MAX: u64 = 1000;
 
-/// What one worker does and has done.
+/// The input and the progress of one worker.
 struct Work {
     step: AtomicU64,
     seed: AtomicU64,
-    /// Encodings that it is done with.
+    /// Encodings that the worker has finished.
     done: AtomicU64,
     is_over: AtomicU64,
     /// Executed, undefined, trapped to EL1, aborted.
@@ -110,11 +111,11 @@ struct Work {
 #[repr(C, align(4096))]
 struct Code(UnsafeCell<[u32; 1024]>);
 
-/// What operations by address may do anything to.
+/// The page that operations by address may change.
 #[repr(C, align(4096))]
 struct Scratch(UnsafeCell<[u8; 4096]>);
 
-// SAFETY: the worker that it belongs to alone writes and executes it.
+// SAFETY: only the worker that owns it writes and executes it.
 unsafe impl Sync for Code {}
 // SAFETY: nothing reads it.
 unsafe impl Sync for Scratch {}
@@ -134,19 +135,19 @@ static WORK: [Work; WORKERS] = [const {
 }; WORKERS];
 
 impl Work {
-    /// How many encodings there are for it.
+    /// The number of encodings for this worker.
     fn all(&self) -> u64 {
         ENCODINGS.div_ceil(self.step.load(Ordering::Relaxed))
     }
 
-    /// The encoding with this number among those of worker `index`: each begins in another quarter.
+    /// The encoding with this number in the sequence of worker `index`: each worker begins in another quarter.
     fn encoding(&self, index: usize, number: u64) -> Encoding {
         let all = self.all();
         Encoding::of((number + all / WORKERS as u64 * index as u64) % all * self.step.load(Ordering::Relaxed))
     }
 }
 
-/// What the first vCPU knows of a worker.
+/// The first vCPU's knowledge of a worker.
 #[derive(Clone, Copy, Default)]
 struct Watch {
     affinity: u64,
@@ -158,7 +159,7 @@ struct Watch {
 impl Watch {
     fn look(&mut self, index: usize) -> Result<(), Failure> {
         let work = &WORK[index];
-        // First: what a vCPU stored before it went off is read after.
+        // Before `done`: the stores of a vCPU that is off are then visible to the loads below.
         let is_off = psci::is_off(self.affinity);
         let done = work.done.load(Ordering::Acquire);
         if is_off {
@@ -197,7 +198,7 @@ fn start(index: usize, affinity: u64) -> Result<(), Failure> {
     }
 }
 
-/// What a worker runs.
+/// The function that a worker runs.
 extern "C" fn work(index: usize) {
     let work = &WORK[index];
     loop {
@@ -225,18 +226,19 @@ extern "C" fn work(index: usize) {
     work.is_over.store(1, Ordering::Release);
 }
 
-/// Executes the first instruction once, and the second with each of the values.
+/// Executes the first instruction once, and the second with each value.
 fn try_out(work: &Work, [read, write]: [u32; 2], values: [u64; VALUES]) {
     let code = work.code.0.get().cast::<u32>();
     for (place, instruction) in [read, RET, write, RET].into_iter().enumerate() {
-        // SAFETY: a word of the worker's own page of code. It is executed with the MMU off: cleaned to the point of coherency.
+        // SAFETY: a word of the worker's own page of code. Execution is with the MMU off, so the word is cleaned to the
+        // point of coherency.
         unsafe {
             let place = code.add(place);
             place.write_volatile(instruction);
             asm!("dc civac, {0}", "dsb ish", "ic ivau, {0}", in(reg) place, options(nostack, preserves_flags));
         }
     }
-    // SAFETY: barriers; then the trial, which leaves the registers that this program depends on as they were, and changes no
+    // SAFETY: barriers, then the trial. The trial preserves the registers that this program depends on. It changes no
     // memory but the counts and, by operations on addresses, the scratch page.
     unsafe {
         asm!("dsb ish", "isb", options(nostack, preserves_flags));
@@ -274,10 +276,10 @@ fn values(work: &Work, encoding: Encoding) -> [u64; VALUES] {
 
 /// SCTLR_EL1 with the MMU off: its bits that are RES1.
 const SCTLR_OFF: u64 = mmu::SCTLR & !(1 | 1 << 2 | 1 << 12);
-/// Where the guest has neither RAM nor a device.
+/// An address with neither RAM nor a device.
 const NOWHERE: u64 = 0x20_0000_0000;
 const RET: u32 = 0xd65f_03c0;
-/// What kills every vCPU at its end, so that each run shows that one can be started again.
+/// This instruction kills every vCPU at its end, so each run shows that a killed vCPU can be started again.
 const BRK: u32 = 0xd420_0000;
 
 unsafe extern "C" {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// sysregs_trial(code, values, counts): executes the read at `code` once and the write at `code + 8` with 15 values in x0, each
-// followed by a RET. Adds to counts: what was executed, undefined, trapped to EL1, aborted.
+// sysregs_trial(code, values, counts) executes the read at `code` once and the write at `code + 8` with 15 values in
+// x0. A RET follows each. It adds to counts: executed, undefined, trapped to EL1, aborted.
 //
-// The MMU is off meanwhile and no memory is read or written, so that no value of a translation register, and no endianness, can
-// harm: all that has to survive is in registers. An exception that none of these explains switches the vCPU off.
+// Meanwhile the MMU is off and no memory is read or written, so no value of a translation register, and no endianness,
+// can do harm: all state that must survive is in registers. An exception with any other cause switches the vCPU off.
 
     .macro  restore
     msr     daifset, #0xf
