@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest's own word on its check, read from its console.
+//! A guest's result of its own check, read from its console.
 //!
 //! Invariant: a failure is never taken back by a later line.
 
-/// The line by which a guest says that its own check passed.
+/// The line by which a guest reports that its own check passed.
 pub const CHECK_OK: &str = "guest check: ok";
-/// The start of the line by which a guest says that its own check failed.
+/// The start of the line by which a guest reports that its own check failed.
 pub const CHECK_FAILED: &str = "guest check: FAILED";
 
-/// What the guest's console said of its own check.
+/// The guest's result of its own check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Check {
-    /// Nothing.
+    /// No result.
     #[default]
     Missing,
-    /// [`CHECK_OK`], and nothing to the contrary.
+    /// [`CHECK_OK`], and no failure.
     Ok,
     /// The text of a line that starts with [`CHECK_FAILED`].
     Failed(String),

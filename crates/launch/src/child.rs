@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A child that does not outlive its parent, however the parent ends.
 //!
-//! A parent that is killed by SIGKILL runs no code any more, so it is the kernel that has to end the child
-//! (`prctl(2)`, PR_SET_PDEATHSIG). Invariant: the signal is set before the child's program starts.
+//! A parent that is killed by SIGKILL runs no more code, so the kernel must end the child (`prctl(2)`,
+//! PR_SET_PDEATHSIG). Invariant: the signal is set before the child's program starts.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -10,15 +10,15 @@ use std::process::Command;
 
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-/// Has the kernel kill the child that `command` starts when the thread that starts it ends. That thread must therefore wait
-/// for the child.
+/// Makes the kernel kill the child that `command` starts when the thread that starts it ends. That thread must
+/// therefore wait for the child.
 ///
 /// The child's own children are not killed with it, and a program that gains privileges (`sudo`) loses the signal.
 pub fn dies_with_parent(command: &mut Command) {
     let parent = getpid();
     let bind = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // A parent that ended before that line sends no signal any more.
+        // If the parent ended before the line above, the kernel sends no signal.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::NotFound)) }
     };
     // SAFETY: between fork and exec only async-signal-safe functions may be called. `bind` makes two system calls; it neither

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Experiments on the hypervisor: the bare-metal guest does what KVM's selftests do, and what it took at EL2 is counted.
+//! Experiments on the hypervisor: the bare-metal guest makes the accesses of KVM's selftests, and EL2 counts their
+//! cost.
 //!
-//! Invariant: one vCPU on a deterministic machine, so the same experiment has the same figures, to the last instruction; and
-//! figures are given only of a guest that did all that it was asked for. They are counts: how long anything took, an emulator
-//! does not know.
+//! Invariants: one vCPU on a deterministic machine, so the same experiment has the same figures, to the last
+//! instruction. Figures come only from a guest that completed the experiment. They are counts, because an emulator says
+//! nothing about time.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,69 +28,73 @@ use crate::verdict::Verdict;
 /// An experiment.
 #[derive(Clone, Debug)]
 pub struct Experiment {
-    /// What the guest does.
+    /// The guest's program.
     pub program: Program,
-    /// Bytes of memory that it does it with.
+    /// Bytes of test memory.
     pub bytes: u64,
-    /// Slots that the memory is made of, of equal size.
+    /// Slots of the test memory, of equal size.
     pub slots: u32,
     /// The guest's stage 1, and its physical addresses.
     pub mode: Mode,
-    /// Bits of a guest physical address that the hypervisor has, 32 to 48: where they are to be more than the mode's, or the
-    /// mode leaves them to it (`pxx`; 48 if it is not said).
+    /// Bits of a guest physical address that the hypervisor provides, 32 to 48. `None`: as many as the mode has, or 48
+    /// if the mode names none (`pxx`).
     pub ipa_bits: Option<u32>,
-    /// How large the mappings of its memory may be.
+    /// How large the mappings of the test memory may be.
     pub pages: Pages,
-    /// The level of the largest leaf, 1 for 1 GiB (hugetlb) to 3, of memory that is there from the start, in slots of a power of two
-    /// of bytes; `pages` is to allow for it. `None`: memory is taken as it is touched.
+    /// The level of the largest leaf, 1 for 1 GiB (hugetlb) to 3. The memory is then allocated at the start, in slots
+    /// whose size is a power of two of bytes, and `pages` must allow for the leaf. `None`: memory is allocated as the
+    /// guest touches it.
     pub given: Option<u32>,
-    /// Bits of [`twofold_abi::bundle::before`]: techniques as they were before; for an image that knows them.
+    /// Bits of [`twofold_abi::bundle::before`]: techniques replaced by their baseline, for an image that has baselines.
     pub before: u32,
-    /// Whether the CPU's forced write-back (FEAT_S2FWB) is used, where it has that. If not, caches are cleaned.
+    /// Whether to use the CPU's forced write-back (FEAT_S2FWB), if it has that. If not, the engine does cache
+    /// maintenance.
     pub forced_write_back: bool,
 }
 
-/// What a guest does, phase by phase.
+/// The phases of a guest's program.
 #[derive(Clone, Debug)]
 pub enum Program {
-    /// As `dirty_log_perf_test`: populate, enable, per iteration dirty, get and (but for write-protect) clear, disable.
+    /// As `dirty_log_perf_test`: populate, enable, for each iteration dirty, get and (except for write-protect) clear,
+    /// disable.
     DirtyLog(DirtyLog),
     /// As `kvm_page_table_test`: create, enable, update, disable, (rejoin), adjust.
     PageTable(PageTable),
 }
 
-/// How dirty logging is tried.
+/// The settings of a dirty-log experiment.
 #[derive(Clone, Debug)]
 pub struct DirtyLog {
-    /// How often it is written to the memory: at least once.
+    /// Passes over the memory while the log runs: at least 1.
     pub iterations: u32,
     /// An index of [`TRACKERS`].
     pub tracker: usize,
-    /// Whether all pages are dirty at first; not with write-protect.
+    /// Whether all pages are dirty at first; impossible with write-protect.
     pub all_dirty: bool,
-    /// Bytes that are split at once: 0, or a power of two of at least 4 KiB.
+    /// Bytes to split at once: 0, or a power of two of at least 4 KiB.
     pub chunk: u64,
-    /// How many pages of 100 are written; the others are read.
+    /// Pages of 100 that are written; the others are read.
     pub write_percent: u32,
-    /// Whether each access is to a page that is drawn.
+    /// Whether each access goes to a random page.
     pub random_order: bool,
-    /// What is drawn with: 1 to 2^31 - 2.
+    /// The generator's seed: 1 to 2^31 - 2.
     pub seed: u32,
 }
 
-/// How tables are tried.
+/// The settings of a page-table experiment.
 #[derive(Clone, Debug)]
 pub struct PageTable {
-    /// Bytes of what backs the memory, as the guest is to see it: 4 KiB, or those of a block.
+    /// Bytes of the backing that the guest assumes: 4 KiB, or the size of a block.
     pub block: u64,
-    /// Bytes that are split at once when the log starts; 0, as the kernel's has it: block by block, as they are written.
+    /// Bytes to split at once when the log starts. 0, as in the kernel's test, splits block by block as the guest
+    /// writes.
     pub chunk: u64,
-    /// Whether blocks are put together ahead of the guest's accesses, after the log has stopped.
+    /// Whether blocks are coalesced after the log has stopped, before the guest's accesses.
     pub rejoin: bool,
 }
 
 impl Default for DirtyLog {
-    /// As the kernel's, with `-g`: two iterations, write-protect, everything written in order; chunks of 2 MiB.
+    /// As the kernel's test with `-g`: two iterations, write-protect, all pages written in order; chunks of 2 MiB.
     fn default() -> Self {
         Self {
             iterations: 2,
@@ -103,43 +108,43 @@ impl Default for DirtyLog {
     }
 }
 
-/// What an experiment runs on.
+/// The programs and the settings that an experiment runs with.
 #[derive(Clone, Debug)]
 pub struct Platform<'a> {
     /// The QEMU.
     pub qemu: &'a Qemu,
     /// The hypervisor's image.
     pub image: &'a Path,
-    /// The bare-metal guest's.
+    /// The bare-metal guest's image.
     pub guest: &'a Path,
     /// The CPU's model, as QEMU's `-cpu` takes it.
     pub cpu: &'a str,
-    /// The limit against hangs.
+    /// The time limit, in case of a hang.
     pub timeout: Option<Duration>,
-    /// Ends it from outside.
+    /// Ends the run from outside.
     pub stop: Stop,
 }
 
-/// What was counted.
+/// The figures of an experiment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// Each phase by its name: each time that the guest was in it, in order.
+    /// The phases by name: one entry for each time that the guest was in the phase, in order.
     pub phases: BTreeMap<String, Vec<Phase>>,
-    /// All figures, also those of the whole run.
+    /// All figures, including those of the whole run.
     pub report: Report,
 }
 
-/// The figures of a phase, by the keys that [`twofold_abi::control`] lists behind `phase.NAME.N`.
+/// The figures of a phase, by the keys that [`twofold_abi::control`] lists after `phase.NAME.N`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Phase(pub Report);
 
-/// Why there are no figures, and what to do.
+/// Why there are no figures, and how to get them.
 #[derive(Debug, Error)]
 pub enum ExperimentError {
     /// The guest has no such mode.
     #[error(transparent)]
     Mode(#[from] Unsupported),
-    /// Its memory does not fit into the mode's addresses.
+    /// The test memory does not fit into the mode's addresses.
     #[error(transparent)]
     Range(#[from] RangeError),
     /// The memory is not made of whole pages or blocks.
@@ -148,29 +153,29 @@ pub enum ExperimentError {
         size(*bytes), size(*unit), size(*next)
     )]
     Bytes {
-        /// What was asked for, in bytes.
+        /// The requested size, in bytes.
         bytes: u64,
-        /// In how many slots.
+        /// The number of slots.
         slots: u32,
-        /// What each slot has to be made of, in bytes.
+        /// The unit of each slot, in bytes.
         unit: u64,
-        /// Bytes that would do.
+        /// The next size that is possible, in bytes.
         next: u64,
     },
-    /// Too few or too many.
+    /// Too few or too many iterations.
     #[error("{0} iterations are not possible; give 1 to {most}", most = ITERATIONS_MAX)]
     Iterations(u32),
     /// There is no such tracker.
     #[error("there is no tracker {0}; there are 0 to {last}", last = TRACKERS.len() - 1)]
     Tracker(usize),
-    /// A log that is cleared by reading it cannot tell of all pages first.
+    /// A log that a get clears cannot start with all pages dirty.
     #[error("write-protect has no start with all pages dirty; take manual, or start with none")]
     AllDirty,
-    /// No such chunk can be split.
+    /// A chunk that cannot be split.
     #[error("a chunk of {} is not possible; give 0, or a power of two of at least 4K", size(*.0))]
     Chunk(u64),
-    /// More than all, or a seed that the generator does not have.
-    #[error("{percent} of 100 pages written, drawn from {seed}, are not possible; give 0 to 100, and 1 to 2147483646")]
+    /// More pages than all, or an invalid seed.
+    #[error("{percent} of 100 pages written, with seed {seed}, are not possible; give 0 to 100, and 1 to 2147483646")]
     Draws {
         /// Pages of 100.
         percent: u32,
@@ -180,51 +185,51 @@ pub enum ExperimentError {
     /// The backing is neither pages nor blocks.
     #[error("memory cannot be backed by {}; give 4K, 2M or 1G", size(*.0))]
     Block(u64),
-    /// Its memory, or a file of it, makes no sense.
+    /// The guest's memory, or one of its files, is invalid.
     #[error(transparent)]
     Guest(#[from] GuestError),
-    /// The run did not end.
+    /// The machine did not end by itself.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// There is no room for the run's files.
+    /// The run's directory cannot be created.
     #[error("no directory for the run's files: {0}; is there room in TMPDIR?")]
     Directory(#[from] io::Error),
-    /// The machine cannot do it.
+    /// The machine lacks a feature that the experiment needs.
     #[error("not on this machine: {0}")]
     Unsupported(String),
-    /// The guest said why it could not.
+    /// The guest reported why it failed.
     #[error("the guest: {0}")]
     Failed(String),
-    /// It ended in another way than it should.
+    /// The run ended in a wrong way.
     #[error("{verdict}{console}")]
     Ended {
-        /// How.
+        /// How it ended.
         verdict: Verdict,
-        /// The last lines of the console, where the verdict does not say it all.
+        /// The last lines of the console, unless the verdict says it all.
         console: String,
     },
     /// A phase is missing from the figures.
-    #[error("the hypervisor tells of {found} phases of {expected}; are its image and the guest's of one version?")]
+    #[error("the hypervisor reports {found} phases, not {expected}; are both images of one version?")]
     Phases {
-        /// How many there are.
+        /// The number of phases reported.
         found: usize,
-        /// How many there should be.
+        /// The number of phases that the experiment has.
         expected: usize,
     },
 }
 
-/// With three phases each, and three beside them.
+/// An iteration has three phases, and the experiment has three others.
 const ITERATIONS_MAX: usize = (PHASES_MAX - 3) / 3;
 
-/// What the guest needs beside tables for its test memory.
+/// Memory of the guest beside its tables for the test memory.
 const OWN_MEMORY: u64 = 64 << 20;
 
 impl Experiment {
-    /// Runs it, in a directory of its own that is gone afterwards.
+    /// Runs the experiment, in a temporary directory of its own.
     ///
     /// # Errors
     ///
-    /// It makes no sense, before anything is started; or it did not end well.
+    /// The settings are invalid (nothing has been started then), or the run failed.
     pub fn run(&self, on: &Platform<'_>) -> Result<Counted, ExperimentError> {
         let guest = self.guest(on.guest)?;
         let directory = tempfile::Builder::new().prefix("twofold-").tempdir()?;
@@ -248,11 +253,11 @@ impl Experiment {
         self.judge(&launch.run(|_| ())?)
     }
 
-    /// The guest that does it: `kernel` is the bare-metal guest's image.
+    /// The guest of this experiment: `kernel` is the bare-metal guest's image.
     ///
     /// # Errors
     ///
-    /// The experiment makes no sense.
+    /// The settings are invalid.
     pub fn guest(&self, kernel: &Path) -> Result<Guest, ExperimentError> {
         let ipa_bits = self.ipa_bits.or(self.mode.pa_bits).unwrap_or(48);
         let layout = Layout::new(&self.mode, ipa_bits, Leaves::Pages)?;
@@ -281,7 +286,7 @@ impl Experiment {
         Ok(guest)
     }
 
-    /// How often the guest is in a phase, all in all.
+    /// The number of phases that the guest goes through, with repetitions.
     fn phases(&self) -> usize {
         match &self.program {
             Program::DirtyLog(program) => {
@@ -311,7 +316,7 @@ impl Experiment {
         let verdict = Verdict::new(outcome, false);
         let console = outcome.console.tail(20);
         if let (Verdict::Reset, Some(why)) = (&verdict, console.iter().find_map(|line| line.strip_prefix(FAILED))) {
-            // What the hypervisor did not do for it, it gives a reason for.
+            // If the hypervisor refused a call, its log has the reason.
             let reason = outcome.control.log.iter().find_map(|line| line.strip_prefix(REASON)?.split_once(": "));
             let text = reason.map_or(why.trim(), |(_, reason)| reason).to_owned();
             let is_lacking = UNSUPPORTED.iter().any(|words| why.contains(words));
@@ -329,11 +334,11 @@ impl Experiment {
     }
 }
 
-/// How the guest's last line begins when it gives up.
+/// The start of the guest's last line if it gives up.
 const FAILED: &str = "guest experiment: FAILED:";
-/// What is in it where it is the machine that lacks something.
+/// Texts in that line that show that the machine lacks a feature.
 const UNSUPPORTED: [&str; 2] = ["this CPU has no", "LOG_START with -1"];
-/// How the hypervisor's line begins when it refuses a call for a log.
+/// The start of the hypervisor's line if it refuses a call for a log.
 const REASON: &str = "the guest's call ";
 
 impl DirtyLog {
@@ -375,7 +380,7 @@ fn check_chunk(chunk: u64) -> Result<(), ExperimentError> {
 }
 
 impl Counted {
-    /// The phases in a report.
+    /// Collects the phases of a report.
     pub fn of(report: &Report) -> Self {
         let phases = PHASES.iter().filter_map(|name| {
             let times = (1..).map(|number| Phase::of(report, &format!("phase.{name}.{number}")));
@@ -398,12 +403,12 @@ impl Phase {
         figures.get("instructions").map(|_| Self(figures))
     }
 
-    /// The figure of this key; what is not told of is 0.
+    /// The figure of this key; a figure that is not reported is 0.
     pub fn get(&self, key: &str) -> u64 {
         self.0.get(key).unwrap_or(0)
     }
 
-    /// The sum of the figures below `prefix`: `tlbi`, say, for TLB invalidations of all kinds.
+    /// The sum of the figures below `prefix`: `tlbi`, for instance, for TLB invalidations of all kinds.
     pub fn sum(&self, prefix: &str) -> u64 {
         self.0.under(prefix).map(|(_, value)| value).sum()
     }
@@ -491,11 +496,11 @@ mod tests {
         let [first, second] = counted.times("dirty") else { panic!("{counted:?}") };
         assert_eq!((first.get("instructions"), first.sum("tlbi"), first.get("tlbi.vmalle1")), (7, 5, 2));
         assert_eq!((second.get("instructions"), second.sum("tlbi")), (0, 0));
-        // The second time without a first, and a phase that took nothing that is counted, are none.
+        // A second time without a first does not count, nor does a phase without instructions.
         assert!(counted.times("get").is_empty() && counted.times("clear").is_empty());
     }
 
-    /// A stand-in for QEMU that answers so many phases; or the guest's last words.
+    /// Runs a stand-in for QEMU with this script.
     fn run(script: &str) -> Result<Counted, ExperimentError> {
         let version = "case \"$*\" in *--version) echo 'QEMU emulator version 8.0.0'; exit 0;; esac";
         let fake = Fake::new(&format!("{version}\n{script}"));

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a guest is made of, and its bundle file.
+//! The parts of a guest, and its bundle file.
 //!
-//! Invariant: a [`Bundle`] is written only from a [`Guest`] that passed every check that the host can make,
-//! and the file is exactly the layout of [`twofold_abi::bundle`]: header, kernel and initrd, each padded
-//! with zeros to [`ALIGN`].
+//! Invariant: a [`Bundle`] is written only from a [`Guest`] that passed every check that the host can make. The file
+//! has exactly the layout of [`twofold_abi::bundle`]: header, kernel and initrd, each padded with zeros to [`ALIGN`].
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -19,17 +18,17 @@ use crate::layout::{DoesNotFit, Layout};
 
 /// The least guest memory in bytes: 64 MiB.
 pub const MEMORY_MIN: u64 = 64 << 20;
-/// The most guest memory in bytes: 255 GiB, what the memory map of QEMU's `virt` keeps for RAM.
+/// The most guest memory in bytes: 255 GiB, the room for RAM in the memory map of QEMU's `virt`.
 pub const MEMORY_MAX: u64 = 255 << 30;
 /// Guest memory is a multiple of this many bytes.
 pub const PAGE_SIZE: u64 = 4096;
 /// With [`Pages::Blocks`], guest memory is a multiple of this many bytes.
 pub const BLOCK_SIZE: u64 = 2 << 20;
 
-/// What test memory starts on, so that blocks of each size fit: 1 GiB.
+/// The alignment of test memory, so that blocks of each size fit: 1 GiB.
 const START_ALIGN: u64 = 1 << 30;
 
-/// A number of bytes as options take it: with the largest of K, M and G of which it is a whole number.
+/// A number of bytes in the form that options take: in the largest of G, M and K that divides it.
 pub fn size(bytes: u64) -> String {
     let unit = [(30, "G"), (20, "M"), (10, "K")].into_iter().find(|(shift, _)| bytes.is_multiple_of(1 << shift));
     match unit {
@@ -86,27 +85,27 @@ pub struct Guest {
     pub pages: Pages,
     /// Bits of [`bundle::flags`].
     pub flags: u32,
-    /// Memory to test with, for guests that are told of it by their command line.
+    /// Test memory; a guest gets its place by the command line.
     pub test: Option<TestMemory>,
-    /// Bits of [`bundle::before`]: techniques that are to be as they were before.
+    /// Bits of [`bundle::before`]: techniques replaced by their baseline.
     pub before: u32,
 }
 
-/// RAM beside the guest's own, in slots of equal size at the top of its address space, as KVM's selftests have it.
+/// RAM beside the guest's own, in slots of equal size at the top of the guest's address space, as in KVM's selftests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TestMemory {
     /// Bits of the guest's physical addresses, 32 to 48.
     pub ipa_bits: u32,
-    /// Bytes of all slots together; of each of them a multiple of [`PAGE_SIZE`].
+    /// Bytes of all slots together. The size of each is a multiple of [`PAGE_SIZE`].
     pub size: u64,
-    /// How many slots there are: 1 to 64.
+    /// The number of slots: 1 to 64.
     pub slots: u32,
-    /// The level of the largest leaf, 1 for 1 GiB to 3 for 4 KiB, where each slot is given its memory at the start: then a power
-    /// of two of bytes. `None`: memory is taken as it is touched.
+    /// The level of the largest leaf, 1 for 1 GiB to 3 for 4 KiB. Each slot is then allocated at the start, and its
+    /// size is a power of two of bytes. `None`: memory is allocated as the guest touches it.
     pub leaf: Option<u32>,
 }
 
-/// A bundle file that was written.
+/// A bundle file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
     /// The file.
@@ -118,7 +117,7 @@ pub struct Bundle {
 /// Why a guest cannot be started, and what to do.
 #[derive(Debug, Error)]
 pub enum GuestError {
-    /// The kernel is unreadable or no arm64 Image.
+    /// The kernel is unreadable or not an arm64 Image.
     #[error(transparent)]
     Kernel(#[from] ImageError),
     /// The initrd is unreadable.
@@ -126,13 +125,13 @@ pub enum GuestError {
     Initrd {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         why: io::Error,
     },
     /// The initrd is empty.
     #[error("the initrd {0} is empty; give a cpio archive, compressed or not, or none at all")]
     EmptyInitrd(PathBuf),
-    /// Kernel, initrd and device tree are more than the memory.
+    /// Kernel, initrd and device tree are larger than the memory.
     #[error(transparent)]
     DoesNotFit(#[from] DoesNotFit),
     /// Less than [`MEMORY_MIN`].
@@ -147,9 +146,9 @@ pub enum GuestError {
         size(*memory), size(*unit), size(memory.next_multiple_of(*unit))
     )]
     MemoryUnaligned {
-        /// What was asked for, in bytes.
+        /// The requested size, in bytes.
         memory: u64,
-        /// What it must be a multiple of, in bytes.
+        /// The unit, in bytes.
         unit: u64,
         /// "page" or the like.
         name: &'static str,
@@ -163,14 +162,14 @@ pub enum GuestError {
     /// The command line has a NUL or a line end in it.
     #[error("the guest's command line has a control character in it; give one line of plain text")]
     CommandLineControl,
-    /// The test memory makes no sense, or is in the way.
+    /// The test memory is invalid, or overlaps the guest's RAM.
     #[error(
-        "{} of test memory in {} slots at the top of {} bits of address, beside {} of RAM at 1G, are not possible: give 1 to 64 \
-         slots of whole pages (given: a power of two of them), 32 to 48 bits, and sizes that fit in there",
+        "{} of test memory in {} slots at the top of a {}-bit address space, beside {} of RAM at 1G, are not possible: give \
+         1 to 64 slots of whole pages (a power of two of pages, if allocated at the start), 32 to 48 bits, and sizes that fit",
         size(test.size), test.slots, test.ipa_bits, size(*memory)
     )]
     TestMemory {
-        /// What was asked for.
+        /// The requested test memory.
         test: TestMemory,
         /// Guest RAM in bytes.
         memory: u64,
@@ -180,13 +179,14 @@ pub enum GuestError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         why: io::Error,
     },
 }
 
 impl TestMemory {
-    /// Where it starts: as far up as its size allows, on a boundary of 1 GiB, so that blocks fit. 0 where it does not fit.
+    /// Where the test memory starts: as high as its size allows, at a multiple of 1 GiB, so that blocks fit. 0 if it
+    /// does not fit.
     pub fn start(&self) -> u64 {
         (1u64 << self.ipa_bits.min(48)).saturating_sub(self.size) / START_ALIGN * START_ALIGN
     }
@@ -206,7 +206,7 @@ impl TestMemory {
 }
 
 impl Guest {
-    /// Bytes of memory that the guest takes of its machine: with the memory to test with, and what aligning that may cost.
+    /// Bytes of machine memory that the guest takes, with its test memory and the cost of aligning that.
     pub fn total_memory(&self) -> u64 {
         let test = self.test.map_or(0, |test| match test.leaf {
             Some(_) => test.size.saturating_add(test.slot_size()),
@@ -215,19 +215,19 @@ impl Guest {
         self.memory.saturating_add(test)
     }
 
-    /// Checks all that can be checked on the host, and says where the parts will lie.
+    /// Makes all checks that are possible on the host, and returns the layout.
     pub fn check(&self) -> Result<Layout, GuestError> {
         self.check_settings()?;
         let image = Image::open(&self.kernel)?;
         Ok(Layout::new(&image, self.initrd_size()?, self.memory)?)
     }
 
-    /// Checks the initrd by itself, for a kernel that is not there yet.
+    /// Checks the initrd alone, for a kernel that does not exist yet.
     pub fn check_initrd(&self) -> Result<(), GuestError> {
         self.initrd_size().map(drop)
     }
 
-    /// Checks memory, vCPUs and command line: what needs no file.
+    /// Checks memory, vCPUs and command line, which need no file.
     pub fn check_settings(&self) -> Result<(), GuestError> {
         let memory = self.memory;
         if memory < MEMORY_MIN {
@@ -270,7 +270,7 @@ impl Guest {
         let failed = |why| GuestError::Write { path: path.to_owned(), why };
         let mut file = File::create(path).map_err(failed)?;
         file.write_all(header.as_bytes()).map_err(failed)?;
-        // Padding is a hole: it reads as zeros and costs nothing.
+        // Padding is a hole in the file: it reads as zeros and takes no space.
         file.seek(SeekFrom::Start(ALIGN)).map_err(failed)?;
         copy_exactly(&mut kernel, &mut file, kernel_size).map_err(failed)?;
         file.seek(SeekFrom::Start(initrd_offset)).map_err(failed)?;
@@ -323,7 +323,7 @@ impl Guest {
     }
 }
 
-/// Copies `size` bytes: a file that changed its size meanwhile must not shift what follows it.
+/// Copies exactly `size` bytes: if the file changes its size meanwhile, the part after it must not move.
 fn copy_exactly(from: &mut File, to: &mut File, size: u64) -> io::Result<()> {
     let copied = io::copy(&mut io::Read::take(from, size), to)?;
     if copied == size { Ok(()) } else { Err(io::Error::other("the file became shorter while it was copied")) }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The arm64 Image format: what a guest kernel must be before it is worth starting.
+//! The arm64 Image format: checks a guest kernel before the start.
 //!
-//! Invariant: an [`Image`] exists only for a file that starts with a valid arm64 Image header, so the
-//! hypervisor never gets a kernel that it would have to refuse.
+//! Invariant: an [`Image`] exists only for a file that starts with a valid arm64 Image header, so the hypervisor never
+//! has to refuse a kernel.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Kernel, initrd and device tree start in 2 MiB steps (the kernel `text_offset` further on), as Linux asks for.
+/// Kernel, initrd and device tree start at multiples of 2 MiB (the kernel `text_offset` further on), as Linux requires.
 pub const BOUNDARY: u64 = 2 << 20;
 
-/// What the header of an arm64 Image says.
+/// The contents of an arm64 Image header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Image {
     /// Where the kernel wants to start, in bytes from a 2 MiB boundary.
@@ -24,7 +24,7 @@ pub struct Image {
     pub file_size: u64,
 }
 
-/// Why a file is no guest kernel, and what to do.
+/// Why a file is not a guest kernel, and what to do.
 #[derive(Debug, Error)]
 pub enum ImageError {
     /// The file cannot be read.
@@ -32,15 +32,15 @@ pub enum ImageError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         why: io::Error,
     },
-    /// The file is something else.
+    /// The file has another format.
     #[error("{path} is not an arm64 Image: {what}")]
     NotAnImage {
         /// The file.
         path: PathBuf,
-        /// What it looks like, and what to do about it.
+        /// The format that it seems to have, and what to do about it.
         what: &'static str,
     },
 }
@@ -61,7 +61,7 @@ impl Image {
 
     /// Reads a header from the first bytes of a file of `file_size` bytes.
     ///
-    /// An error says what the bytes look like instead, and what to do.
+    /// The error names the format that the bytes seem to have, and what to do.
     pub fn parse(head: &[u8], file_size: u64) -> Result<Self, &'static str> {
         if head.get(MAGIC_OFFSET..MAGIC_OFFSET + 4) != Some(MAGIC) {
             return Err(looks_like(head));
@@ -77,7 +77,7 @@ impl Image {
         if text_offset >= BOUNDARY {
             return Err("its text_offset is not below 2 MiB; give an arm64 Image as the kernel's build makes it");
         }
-        // Kernels before 3.17 leave the size 0: then, as ever, no less than the file is needed.
+        // Kernels before 3.17 leave the size 0. The kernel needs at least the file's size in any case.
         Ok(Self { text_offset, image_size: stated.max(file_size), file_size })
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where kernel, initrd and device tree lie in guest memory.
+//! The places of kernel, initrd and device tree in guest memory.
 //!
-//! The hypervisor lays them out by the same rule; here the rule is checked before anything is started, so
-//! that a guest that does not fit is a message on the host. Invariant: in a [`Layout`] the parts follow one
-//! another without overlap, and all of them end within guest RAM.
+//! The hypervisor lays them out by the same rule. The launcher checks the rule before it starts anything, so a guest
+//! that does not fit is an error on the host. Invariant: in a [`Layout`] the parts follow one another without overlap,
+//! and all of them end within guest RAM.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::image::{BOUNDARY, Image};
 /// Bytes kept for the guest's device tree.
 pub const DEVICE_TREE_SIZE: u64 = 64 << 10;
 
-/// Guest-physical address ranges of what a guest starts with.
+/// Guest-physical address ranges of the parts that a guest starts with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// The kernel, zero-initialised data included.
@@ -26,7 +26,7 @@ pub struct Layout {
     pub device_tree: Range<u64>,
 }
 
-/// What does not fit into guest memory.
+/// The part that does not fit into guest memory.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
     "the {part} does not fit: the guest has {} MiB, and kernel, initrd and device tree need {} MiB; \
@@ -38,7 +38,7 @@ pub struct DoesNotFit {
     pub part: &'static str,
     /// Guest RAM in bytes.
     pub memory: u64,
-    /// Guest RAM that would do, in bytes.
+    /// Guest RAM that would be enough, in bytes.
     pub needed: u64,
 }
 
@@ -59,7 +59,7 @@ impl Layout {
             let needed = u64::try_from(device_tree.end - u128::from(RAM_BASE)).unwrap_or(u64::MAX);
             return Err(DoesNotFit { part, memory, needed });
         }
-        // Every end is at most RAM_BASE + memory, which the caller has bounded.
+        // Every end is at most RAM_BASE + memory, and the caller has bounded `memory`.
         let narrow = |range: Range<u128>| range.start as u64..range.end as u64;
         Ok(Self { kernel: narrow(kernel), initrd: narrow(initrd), device_tree: narrow(device_tree) })
     }

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Starts Twofold's image in QEMU and says how it ended.
+//! Starts Twofold's image in QEMU and reports how it ended.
 //!
-//! There is one launcher, used by every command that boots the hypervisor. A launch is:
+//! Every command that boots the hypervisor uses this launcher. A launch has these steps:
 //!
 //! 1. [`Guest`] is checked on the host and written as a bundle file (modules [`guest`], [`image`], [`layout`]).
-//! 2. [`Qemu`] is found and must be new enough; [`Machine`] says what it starts (modules [`qemu`], [`machine`]).
+//! 2. [`Qemu`] is found and must be new enough; [`Machine`] makes its arguments (modules [`qemu`], [`machine`]).
 //! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`], [`child`]).
 //! 4. The control channel's lines become a [`Control`] with its [`Report`] of figures ([`report`]).
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
-//! An [`Experiment`] is all of that at once, for figures ([`experiment`]).
+//! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]).
 //!
-//! The room knows `twofold-abi`, and of `twofold-pattern` guest modes: it speaks with the image through files and lines only.
+//! The crate depends on `twofold-abi`, and on `twofold-pattern` for guest modes: only files and lines connect it with
+//! the image.
 
 pub mod check;
 pub mod child;

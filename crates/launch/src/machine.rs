@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine that QEMU plays, as command-line arguments.
+//! The machine that QEMU emulates, as command-line arguments.
 //!
-//! Invariant: two deterministic machines with equal settings execute the same instructions, to the bit.
+//! Invariant: two deterministic machines with equal settings execute the same instructions.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,15 @@ use twofold_abi::control::BOOT_ARGUMENT;
 
 use crate::guest::Bundle;
 
-/// The CPU model where none is asked for. Without `pauth-impdef` pointer authentication is about four
-/// times slower under TCG.
+/// The default CPU model. Without `pauth-impdef`, pointer authentication makes TCG about four times slower.
 pub const CPU_DEFAULT: &str = "max,pauth-impdef=on";
-/// Bytes of the machine beside the guest, its bundle, and a 128th of these for tables and records: the hypervisor, and
-/// what alignment costs.
+/// Bytes of the machine for the hypervisor and for alignment. Beside these it has the guest, its bundle, and a 128th of
+/// both for tables and their metadata.
 pub const HYPERVISOR_MEMORY: u64 = 192 << 20;
 /// The least memory of the machine in bytes.
 pub const MACHINE_MEMORY_MIN: u64 = 512 << 20;
 
-/// What the image gets to work on.
+/// What the image runs.
 #[derive(Clone, Debug)]
 pub enum Loaded {
     /// Nothing: a test image.
@@ -31,8 +30,8 @@ pub enum Loaded {
         /// Guest RAM in bytes.
         memory: u64,
     },
-    /// Nothing, since the image is no image of ours: a Linux kernel, which runs at EL2 by itself. It has no control channel
-    /// and no semihosting, and a reset ends it.
+    /// Nothing, because the image is not ours: a Linux kernel that runs at EL2 by itself. It has no control channel and
+    /// no semihosting, and a reset ends it.
     Kernel {
         /// Its initrd.
         initrd: PathBuf,
@@ -41,29 +40,30 @@ pub enum Loaded {
     },
 }
 
-/// What QEMU starts.
+/// The settings of QEMU.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// The flat image of the hypervisor, or a test image; or a kernel.
+    /// The flat image of the hypervisor or of a test, or a kernel.
     pub image: PathBuf,
-    /// What it works on.
+    /// What the image runs.
     pub loaded: Loaded,
-    /// Bytes of memory beyond what the image needs to run that.
+    /// Bytes of memory beyond the need of the image and its guest.
     pub spare_memory: u64,
-    /// What the image's own command line (`bootargs`) has after [`BOOT_ARGUMENT`], if anything; all of a kernel's.
+    /// The text after [`BOOT_ARGUMENT`] on the image's own command line (`bootargs`), if any; a kernel's whole command
+    /// line.
     pub append: Option<String>,
     /// CPU model, as QEMU's `-cpu` takes it.
     pub cpu: String,
     /// Number of physical CPUs.
     pub cpus: u32,
-    /// One virtual nanosecond per instruction, and everything the same from run to run. Takes one CPU.
+    /// One virtual nanosecond per instruction, and the same execution in every run. Forces one CPU.
     pub deterministic: bool,
 }
 
-/// Where the console goes.
+/// Where the console's output goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Serial {
-    /// To the terminal; Ctrl-A X leaves.
+    /// To the terminal; Ctrl-A X ends QEMU.
     Terminal,
     /// To standard output, read by the launcher.
     Pipe,
@@ -122,7 +122,8 @@ impl Machine {
             }
             Loaded::Kernel { initrd, .. } => {
                 add("-initrd", initrd.clone().into());
-                // What our image's exit status is for: a kernel that panicked must not boot again and again.
+                // A kernel has no exit status like our image: without this, a kernel that panics would boot again and
+                // again.
                 add("-action", "reboot=shutdown".into());
             }
         }
@@ -131,7 +132,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// The image speaks on the control channel only when told that somebody listens.
+    /// The image writes to the control channel only if its command line says that there is one.
     fn boot_arguments(&self) -> String {
         match (&self.loaded, &self.append) {
             (Loaded::Kernel { .. }, text) => text.clone().unwrap_or_default(),
@@ -141,7 +142,7 @@ impl Machine {
     }
 }
 
-/// Semihosting, and the file that the image's control channel is written to.
+/// Adds semihosting, and the file of the image's control channel.
 fn add_control(add: &mut impl FnMut(&str, OsString), control: &Path) {
     let mut chardev = OsString::from("file,id=control,path=");
     chardev.push(escaped(control));
@@ -149,11 +150,11 @@ fn add_control(add: &mut impl FnMut(&str, OsString), control: &Path) {
     add("-semihosting-config", "enable=on,target=native,chardev=control".into());
 }
 
-/// A comma ends a value within an option of QEMU; two are one.
+/// A comma ends a value within an option of QEMU; a doubled comma stands for one.
 fn escaped(path: &Path) -> OsString {
     match path.to_str() {
         Some(text) => text.replace(',', ",,").into(),
-        // Not Unicode: such a name with a comma in it is beyond help, and QEMU says so.
+        // Not Unicode. If such a name has a comma in it, QEMU reports the error.
         None => path.as_os_str().to_owned(),
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Finds QEMU and refuses one that is too old.
+//! Finds QEMU, and refuses a version that is too old.
 //!
 //! Invariant: a [`Qemu`] is a program that answered `--version` with [`OLDEST`] or later.
 
@@ -11,12 +11,12 @@ use std::process::Command;
 
 use thiserror::Error;
 
-/// The oldest version that has what the image needs: the hardware dirty bit at stage 2, semihosting's
-/// exit status, LPA2.
+/// The oldest version with the features that the image needs: the hardware dirty bit at stage 2, semihosting's exit
+/// status, LPA2.
 pub const OLDEST: Version = Version { major: 7, minor: 2, micro: 0 };
 /// The environment variable that names another QEMU.
 pub const VARIABLE: &str = "TWOFOLD_QEMU";
-/// The program that is looked for where the variable is not set.
+/// The program to look for if the variable is not set.
 pub const PROGRAM: &str = "qemu-system-aarch64";
 
 /// A version of QEMU.
@@ -26,7 +26,7 @@ pub struct Version {
     pub major: u32,
     /// The second number.
     pub minor: u32,
-    /// The third number, 0 where there is none.
+    /// The third number, 0 if there is none.
     pub micro: u32,
 }
 
@@ -38,30 +38,30 @@ pub struct Qemu {
     sandbox: bool,
 }
 
-/// No processes of its own, no other privileges.
+/// Denies child processes and changes of privileges.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny";
 
-/// Why there is no QEMU to use, and what to do.
+/// Why no QEMU is usable, and what to do.
 #[derive(Debug, Error)]
 pub enum QemuError {
     /// The program is not there.
     #[error("QEMU is missing: {program} was not found; `cargo xtask doctor` says how to install it")]
     Missing {
-        /// What was looked for.
+        /// The name that was looked for.
         program: PathBuf,
     },
     /// The program that [`VARIABLE`] names is not there.
     #[error("{VARIABLE} names {program}, which was not found; unset it or name another one in it")]
     NamedMissing {
-        /// What was looked for.
+        /// The name that was looked for.
         program: PathBuf,
     },
-    /// The program does not start, or is no QEMU.
+    /// The program does not start, or is not QEMU.
     #[error("{program} is not usable as QEMU: {why}; unset {VARIABLE} or name another one in it")]
     Unusable {
-        /// What was started.
+        /// The program.
         program: PathBuf,
-        /// What it did.
+        /// What the program did.
         why: String,
     },
     /// The program is older than [`OLDEST`].
@@ -70,7 +70,7 @@ pub enum QemuError {
          in PATH, name it in {VARIABLE}"
     )]
     TooOld {
-        /// What was started.
+        /// The program.
         program: PathBuf,
         /// Its version.
         found: Version,
@@ -86,7 +86,7 @@ impl Qemu {
         }
     }
 
-    /// What [`VARIABLE`] names, if it is set.
+    /// The value of [`VARIABLE`], if it is set.
     pub fn named() -> Option<PathBuf> {
         env::var_os(VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from)
     }
@@ -116,8 +116,8 @@ impl Qemu {
         Ok(Self { program: program.to_owned(), version: found, sandbox })
     }
 
-    /// What keeps the guest from the host's programs: QEMU serves its semihosting calls too, and one of them runs a
-    /// command. With this, that ends QEMU. Empty where QEMU has no sandbox.
+    /// The arguments that keep the guest from the host's programs. QEMU also serves semihosting calls, one of which
+    /// runs a command. With the sandbox that call ends QEMU. Empty if QEMU has no sandbox.
     pub fn sandbox(&self) -> &'static [&'static str] {
         if self.sandbox { &["-sandbox", SANDBOX] } else { &[] }
     }
@@ -134,7 +134,7 @@ impl Qemu {
 }
 
 impl QemuError {
-    /// The others say what to do about the variable whether it is set or not.
+    /// The other errors name the variable whether it is set or not.
     fn of_the_variable(self) -> Self {
         match self {
             Self::Missing { program } => Self::NamedMissing { program },

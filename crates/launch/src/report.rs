@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the hypervisor said on its control channel.
+//! The lines of the hypervisor's control channel, parsed.
 //!
-//! Invariants: a [`Report`] has each key once and lists keys in the order of their names, so that two equal runs print equal
-//! reports. A hypervisor that gives a figure twice, or ends twice, is not believed: the first one counts here, and each
-//! later one is in [`Control::repeated`], which makes the run fail ([`Verdict`](crate::Verdict)).
+//! Invariants: a [`Report`] has each key once and lists keys in the order of their names, so two equal runs print equal
+//! reports. A run whose hypervisor reports a figure twice, or ends twice, fails ([`Verdict`](crate::Verdict)): the
+//! first value is kept, and each later line is in [`Control::repeated`].
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use twofold_abi::{control, exit};
 /// The control channel's lines, sorted by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Control {
-    /// What a person may want to know.
+    /// Notes for people.
     pub log: Vec<String>,
     /// Why the guest could not be started.
     pub errors: Vec<String>,
@@ -21,9 +21,9 @@ pub struct Control {
     pub report: Report,
     /// Pages that the guest wrote, as runs, round by round.
     pub rounds: Vec<String>,
-    /// How it ended: power-off, reset, panic, error, tests. `None`: it did not say so.
+    /// How it ended: power-off, reset, panic, error, tests. `None`: there was no such line.
     pub end: Option<String>,
-    /// Lines that give a figure again, or end again, as they are. A good run has none.
+    /// Lines that repeat a figure or an end, as they are. A good run has none.
     pub repeated: Vec<String>,
     /// A test image's answer to `list`.
     pub tests: Vec<Test>,
@@ -38,7 +38,7 @@ pub struct Control {
 pub struct Test {
     /// Its name.
     pub name: String,
-    /// The exit status that it has to end with.
+    /// The exit status that the test must end with.
     pub expect: i32,
 }
 
@@ -90,7 +90,7 @@ impl Control {
         }
     }
 
-    /// The first line of a round that is new, or one more of the last.
+    /// Starts a new round, or continues the last one.
     fn take_round(&mut self, line: &str) {
         let (number, runs) = split_word(line);
         let Ok(number) = number.parse::<usize>() else { return };
@@ -115,8 +115,8 @@ impl Report {
         self.figures.insert(key.to_owned(), value);
     }
 
-    /// The figures below `prefix`, by the rest of their key, in order of names: `under("tlbi")` has
-    /// `vmalle1is` for `tlbi.vmalle1is`.
+    /// The figures below `prefix`, by the rest of their key, in order of names: `under("tlbi")` has `vmalle1is` for
+    /// `tlbi.vmalle1is`.
     pub fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, u64)> {
         self.iter().filter_map(move |(key, value)| Some((key.strip_prefix(prefix)?.strip_prefix('.')?, value)))
     }
@@ -131,8 +131,8 @@ impl Report {
         self.figures.is_empty()
     }
 
-    /// Why these cannot be counts: one is so large that it was below zero, or the parts of the instructions at EL2 are less than
-    /// their total. `None` where nothing is wrong.
+    /// Why these figures cannot be counts: one is so large that it wrapped below zero, or the parts of the instructions
+    /// at EL2 sum to less than their total. `None` if they can be.
     pub fn impossible(&self) -> Option<String> {
         if let Some((key, value)) = self.iter().find(|(_, value)| *value > i64::MAX as u64) {
             return Some(format!("{key} is {value}"));
@@ -142,8 +142,8 @@ impl Report {
         (parts < total).then(|| format!("el2_instructions.total is {total}, and its parts are {parts}"))
     }
 
-    /// The figures nested by the dots of their keys. A key that is also the start of another one keeps
-    /// its own figure under `self`, which is no part of a key.
+    /// The figures as objects, nested by the dots of their keys. If a key is also a prefix of another one, its own
+    /// figure is stored under `self`, which is never a part of a key.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut root = Map::new();
         for (key, value) in self.iter() {
@@ -176,7 +176,7 @@ fn split_word(text: &str) -> (&str, &str) {
     (word, rest.trim_start())
 }
 
-/// `self` is where JSON has the figure of a key that is also the start of another one.
+/// `self` is reserved: JSON stores there the figure of a key that is also a prefix of another one.
 fn is_key(key: &str) -> bool {
     key.split('.').all(|part| {
         !part.is_empty() && part != "self" && part.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'))

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs one machine: follows its console, ends it in time, and collects what it said.
+//! Runs one machine: follows its console, ends it in time, and collects its output.
 //!
-//! Invariant: when [`Launch::run`] returns, however it returns, the QEMU that it started is gone and reaped. If the launcher is
-//! killed, its QEMU is killed too.
-//! The time limit is there against hangs and never says whether a guest was right.
+//! Invariant: however [`Launch::run`] returns, the QEMU that it started is gone and reaped. If the launcher is killed,
+//! its QEMU is killed too. The time limit only guards against hangs; it never decides whether a guest was right.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -35,37 +34,37 @@ const STDERR_LOG: &str = "qemu.log";
 pub struct Launch<'a> {
     /// The QEMU to start.
     pub qemu: &'a Qemu,
-    /// What it plays.
+    /// The machine that it emulates.
     pub machine: &'a Machine,
-    /// An existing directory for the logs; a launch at a time.
+    /// An existing directory for the logs, used by one launch at a time.
     pub directory: &'a Path,
-    /// The most time it may take; `None`: no limit.
+    /// The time limit; `None`: no limit.
     pub timeout: Option<Duration>,
-    /// Ends it from outside.
+    /// Ends the launch from outside.
     pub stop: Stop,
 }
 
-/// Asks every launch that has a clone of it to end; cheap to clone, safe in a signal handler's thread.
+/// Asks every launch that has a clone of it to end. It is cheap to clone, and safe in a signal handler's thread.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 /// A machine that ended by itself.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// QEMU's exit status; `None` when a signal killed it.
+    /// QEMU's exit status; `None` if a signal killed it.
     pub status: Option<i32>,
-    /// The console; empty when it went to the terminal.
+    /// The console; empty if it was on the terminal.
     pub console: Console,
-    /// What the hypervisor said.
+    /// The hypervisor's lines.
     pub control: Control,
-    /// What QEMU itself said.
+    /// QEMU's own messages.
     pub stderr: String,
 }
 
-/// What is kept of a console.
+/// The part of a console that is kept.
 #[derive(Clone, Debug, Default)]
 pub struct Console {
-    /// The guest's word on its own check.
+    /// The guest's result of its own check.
     pub check: Check,
     lines: VecDeque<String>,
 }
@@ -78,7 +77,7 @@ pub enum RunError {
     Start {
         /// The program.
         program: PathBuf,
-        /// What the system said.
+        /// The system's error.
         why: io::Error,
     },
     /// A log cannot be written or read.
@@ -86,7 +85,7 @@ pub enum RunError {
     Log {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         why: io::Error,
     },
     /// The time limit passed.
@@ -113,19 +112,19 @@ pub enum RunError {
 }
 
 impl Stop {
-    /// Asks to end.
+    /// Asks the launches to end.
     pub fn request(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was asked for.
+    /// Whether [`Stop::request`] was called.
     pub fn is_requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 impl Console {
-    /// Takes one line.
+    /// Adds one line.
     pub fn take(&mut self, line: &str) {
         self.check.take(line);
         if self.lines.len() == KEPT_LINES {
@@ -141,7 +140,7 @@ impl Console {
 }
 
 impl Launch<'_> {
-    /// Runs with the console read by the launcher: logged, and given to `on_line` line by line.
+    /// Runs with the console read by the launcher, which logs each line and passes it to `on_line`.
     pub fn run(&self, mut on_line: impl FnMut(&str)) -> Result<Outcome, RunError> {
         let log_path = self.directory.join(CONSOLE_LOG);
         let log_error = |why| RunError::Log { path: log_path.clone(), why };
@@ -169,7 +168,8 @@ impl Launch<'_> {
         };
         if ended.is_err() {
             child.kill();
-            // What it wrote before it was killed is worth having; whoever else holds the pipe is not waited for.
+            // The output before the kill is worth keeping. The wait is short, because another process may still hold
+            // the pipe.
             while let Ok(line) = lines.recv_timeout(POLL) {
                 take(line)?;
             }
@@ -181,7 +181,7 @@ impl Launch<'_> {
         }
     }
 
-    /// Runs with the console on the terminal, which QEMU leaves by Ctrl-A X.
+    /// Runs with the console on the terminal; Ctrl-A X ends QEMU.
     pub fn run_on_terminal(&self) -> Result<Outcome, RunError> {
         let terminal = Terminal::save();
         let deadline = self.deadline();
@@ -196,7 +196,7 @@ impl Launch<'_> {
         }
     }
 
-    /// A limit beyond what the clock can count is none.
+    /// A limit beyond the range of the clock is no limit.
     fn deadline(&self) -> Option<Instant> {
         Instant::now().checked_add(self.timeout?)
     }
@@ -204,7 +204,7 @@ impl Launch<'_> {
     fn start(&self, serial: Serial) -> Result<Running, RunError> {
         let control = self.directory.join(CONTROL_LOG);
         let stderr = self.directory.join(STDERR_LOG);
-        // Empty, so that a QEMU that fails early leaves no control log of an earlier launch.
+        // An empty file, so that a QEMU that fails early leaves no control log of an earlier launch.
         File::create(&control).map_err(|why| RunError::Log { path: control.clone(), why })?;
         let mut command = Command::new(self.qemu.program());
         command.args(self.qemu.sandbox()).args(self.machine.arguments(serial, &control));
@@ -212,13 +212,13 @@ impl Launch<'_> {
             let stderr = File::create(&stderr).map_err(|why| RunError::Log { path: stderr, why })?;
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         }
-        // The thread that is here waits for it, so the launcher's death alone is what kills it.
+        // This thread waits for the child, so only the launcher's death triggers the kill.
         child::dies_with_parent(&mut command);
         let child = command.spawn().map_err(|why| RunError::Start { program: self.qemu.program().to_owned(), why })?;
         Ok(Running { child })
     }
 
-    /// Waits for the end; polls, since `std` has no wait with a limit.
+    /// Waits for the end. It polls, because `std` has no wait with a limit.
     fn wait(&self, child: &mut Running, deadline: Option<Instant>) -> Result<Result<ExitStatus, End>, RunError> {
         loop {
             let polled = child.child.try_wait();
@@ -266,7 +266,7 @@ impl Launch<'_> {
 const POLL: Duration = Duration::from_millis(10);
 const KEPT_LINES: usize = 400;
 const SHOWN_LINES: usize = 20;
-/// A guest that never ends its line must not fill the host's memory.
+/// The limit keeps a guest that never ends its line from filling the host's memory.
 const LINE_MAX: u64 = 64 << 10;
 
 enum End {
@@ -274,7 +274,7 @@ enum End {
     TimedOut(Duration),
 }
 
-/// A child that does not outlive its owner.
+/// A child that is killed and reaped when its owner drops it.
 struct Running {
     child: Child,
 }
@@ -289,7 +289,7 @@ impl Running {
     }
 
     fn kill(&mut self) {
-        // Errors mean that it is gone already, which is what is wanted.
+        // An error means that the child is already gone, as wanted.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -301,7 +301,7 @@ impl Drop for Running {
     }
 }
 
-/// Gives each line to `take` until it refuses or the stream ends.
+/// Passes each line to `take` until it returns false or the stream ends.
 fn read_lines(stdout: ChildStdout, take: impl Fn(String) -> bool) {
     let mut reader = BufReader::new(stdout);
     let mut bytes = Vec::new();
@@ -319,7 +319,7 @@ fn read_lines(stdout: ChildStdout, take: impl Fn(String) -> bool) {
     }
 }
 
-/// The terminal's settings: QEMU restores them when it ends by itself, not when it is killed.
+/// The terminal's settings. QEMU restores them when it ends by itself, but not when it is killed.
 struct Terminal {
     saved: Option<String>,
 }
@@ -335,7 +335,7 @@ impl Terminal {
 impl Drop for Terminal {
     fn drop(&mut self) {
         if let Some(saved) = &self.saved {
-            // Best effort: there is nobody left to tell.
+            // Best effort: an error here cannot be reported.
             let _ = Command::new("stty").arg(saved).stdin(Stdio::inherit()).status();
         }
     }
@@ -363,8 +363,8 @@ pub(crate) mod fake {
             let find = r#"for word in "$@"; do case "$word" in file,id=control,path=*) control="${word#file,id=control,path=}";; esac; done"#;
             fs::write(&program, format!("#!/bin/sh\n[ \"$1\" = --probe ] && exit 0\n{find}\n{script}\n")).unwrap();
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-            // A thread that forked while the file was open for writing keeps it unexecutable until its
-            // own exec; once it can be executed, it stays so.
+            // A thread that forked while the file was open for writing keeps it unexecutable until its own exec. After
+            // one successful start it stays executable.
             while Command::new(&program).arg("--probe").status().is_err() {
                 thread::yield_now();
             }
@@ -407,7 +407,7 @@ mod tests {
     const SLEEP: &str = "echo $$ > \"$(dirname \"$0\")/pid\"; echo booting; exec sleep 1000";
 
     fn assert_gone(fake: &Fake) {
-        // On a very slow machine it is killed before it writes the file; then there is nothing to look for.
+        // On a very slow machine the script may be killed before it writes the file; then there is nothing to check.
         let Ok(pid) = fs::read_to_string(fake.directory.path().join("pid")) else { return };
         let alive = Path::new("/proc").join(pid.trim()).exists();
         assert!(!alive, "process {pid} still runs");
@@ -473,7 +473,7 @@ mod tests {
         assert_gone(&fake);
     }
 
-    /// The launcher is this test once more, in a process of its own: SIGKILL leaves it no time to end its QEMU.
+    /// This test starts itself as the launcher, in a process of its own: SIGKILL leaves it no time to end its QEMU.
     #[test]
     fn a_launcher_that_is_killed_takes_its_qemu_along() {
         const LAUNCHER: &str = "TWOFOLD_TEST_LAUNCHER";
@@ -495,9 +495,9 @@ mod tests {
         }
         launcher.kill();
         let status = Path::new("/proc").join(fs::read_to_string(&pid).unwrap().trim()).join("stat");
-        // Where nothing reaps orphans it stays as a zombie: state Z.
+        // If nothing reaps orphans, the process stays as a zombie: state Z.
         let is_gone = || fs::read_to_string(&status).map_or(true, |status| status.contains(") Z "));
-        // The kernel has sent the signal already; the limit is against waiting for ever where it has not.
+        // The kernel has already sent the signal; the limit is only there in case it has not.
         let limit = Instant::now() + Duration::from_secs(60);
         while !is_gone() {
             assert!(Instant::now() < limit, "{} still runs", status.display());

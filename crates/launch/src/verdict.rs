@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a finished launch means.
+//! The verdict on a finished launch.
 //!
-//! Invariant: [`Verdict::Ok`] needs everything at once: QEMU's exit status for a power-off, the
-//! hypervisor's own last word and one report, and for a check the guest's word as well. Whatever is missing makes another
-//! verdict, so that nobody's silence passes for success.
+//! Invariant: [`Verdict::Ok`] needs all of these: QEMU's exit status for a power-off, the hypervisor's own last line,
+//! one report, and for a check also the guest's success line. If one is missing, the verdict is another one, so silence
+//! never passes for success.
 
 use std::fmt;
 
@@ -15,32 +15,32 @@ use crate::run::Outcome;
 /// How a launch ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The guest powered off, or the test image's tests passed; a check that was asked for passed.
+    /// The guest powered off, or the test image's tests passed. A requested check passed.
     Ok,
     /// The guest's own check failed.
     CheckFailed(String),
-    /// The guest powered off without a word about its check.
+    /// The guest powered off without a line about its check.
     CheckMissing,
     /// The guest asked for a reset.
     Reset,
-    /// EL2 panicked; its report.
+    /// EL2 panicked; the report.
     Panic(String),
-    /// The hypervisor reported twice; the first line that it repeats.
+    /// The hypervisor reported twice; the first line that is repeated.
     Repeated(String),
-    /// A figure cannot be a count; which.
+    /// A figure cannot be a count; the figure.
     Miscounted(String),
-    /// The guest could not be started; why.
+    /// The guest could not be started; the reason.
     CannotStart(String),
-    /// Tests failed; which and why.
+    /// Tests failed; their names and the reasons.
     TestFailed(String),
-    /// QEMU ended without the image's last word: its window was left, or something else ended it.
+    /// QEMU ended without the image's last line: the user closed it, or something else ended it.
     Left,
-    /// QEMU itself failed; its exit status, if it has one, and what it wrote.
+    /// QEMU itself failed; its exit status, if it has one, and its output.
     Qemu(Option<i32>, String),
 }
 
 impl Verdict {
-    /// The verdict on `outcome`; `checked` when the guest was asked to check itself.
+    /// The verdict on `outcome`; `checked`: the guest was asked to check itself.
     pub fn new(outcome: &Outcome, checked: bool) -> Self {
         let control = &outcome.control;
         let failed_check = || match &outcome.console.check {
@@ -71,8 +71,8 @@ impl Verdict {
         }
     }
 
-    /// The verdict on a kernel that ran by itself ([`Loaded::Kernel`](crate::Loaded)): it has no control channel, and QEMU ends
-    /// with 0 when it panics as well, so its own word on its check is what counts.
+    /// The verdict on a kernel that ran by itself ([`Loaded::Kernel`](crate::Loaded)). It has no control channel, and
+    /// QEMU ends with 0 even if it panics, so only the kernel's own line on its check counts.
     pub fn of_kernel(outcome: &Outcome) -> Self {
         match (outcome.status, &outcome.console.check) {
             (Some(exit::POWER_OFF), Check::Ok) => Self::Ok,
@@ -123,24 +123,24 @@ impl fmt::Display for Verdict {
             ),
             Self::Panic(report) => write!(
                 formatter,
-                "the hypervisor panicked at EL2, which is a bug of ours; report it with what follows:\n{report}"
+                "the hypervisor panicked at EL2, which is a bug in Twofold; report it with this text:\n{report}"
             ),
             Self::Repeated(line) => write!(
                 formatter,
-                "the hypervisor reported twice, which is a bug of ours, and no figure of this run counts; report it with \
-                 the control log, which has a second `{line}`"
+                "the hypervisor reported twice, which is a bug in Twofold, and no figure of this run counts; report it \
+                 with the control log, which has a second `{line}`"
             ),
             Self::Miscounted(what) => write!(
                 formatter,
-                "a figure of the hypervisor's cannot be a count ({what}), which is a bug of ours, and no figure of this run \
-                 counts; report it with the control log"
+                "a figure of the hypervisor cannot be a count ({what}), which is a bug in Twofold, and no figure of this \
+                 run counts; report it with the control log"
             ),
             Self::CannotStart(why) if why.is_empty() => {
                 write!(formatter, "the guest could not be started, and the hypervisor gave no reason; see the logs")
             }
             Self::CannotStart(why) => write!(formatter, "the guest could not be started: {why}"),
             Self::TestFailed(tests) => write!(formatter, "failed: {tests}"),
-            Self::Left => write!(formatter, "QEMU was left before the guest powered off"),
+            Self::Left => write!(formatter, "QEMU was closed before the guest powered off"),
             Self::Qemu(Some(status), text) if text.contains("annot allocate memory") => write!(
                 formatter,
                 "QEMU ended with status {status}: {text}; this machine lacks the memory for it: give a smaller --memory"
@@ -157,7 +157,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// The report is on the control channel; where that has nothing, the console's end is the next best.
+/// The report is on the control channel. If that is empty, the end of the console is the next best.
 fn panic_report(outcome: &Outcome) -> String {
     let lines = [&outcome.control.errors[..], &outcome.control.log[..]].concat();
     if lines.is_empty() { outcome.console.tail(40).join("\n") } else { lines.join("\n") }
