@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Aborts of the guest that want a look at its own stage 1, and those that its memory has no answer to.
+//! Aborts of the guest whose answer needs its own stage 1, and aborts that its memory has no answer to.
 //!
 //! Every answer makes progress, so no guest takes one abort for ever:
-//! * An external abort is injected where EL2's own walk of the guest's tables meets one. The guest could have met it at the
-//!   same moment, since the walk is of the same tables. To try again instead could go on for ever: the guest's access may
-//!   hit a TLB entry that the tables no longer agree with.
-//! * Where the tables translate the address no longer, this CPU's stage-1 and combined TLB entries go before the guest tries
-//!   again. So the next walk is of the tables as they are, and ends with a fault of their own or with another page.
+//! * If EL2's own walk of the guest's tables meets an external abort, EL2 injects one. The guest could have met it at
+//!   the same moment, because it walks the same tables. A retry instead could repeat for ever: the guest's access may
+//!   hit a TLB entry that no longer agrees with the tables.
+//! * If the tables no longer translate the address, EL2 invalidates this CPU's stage-1 and combined TLB entries before
+//!   the guest tries again. So the next walk reads the present tables, and ends with a fault of their own or with
+//!   another page.
 
 use twofold_memory::GuestMemory;
 use twofold_stage2::fault::ipa_from_hpfar;
@@ -16,12 +17,12 @@ use crate::context::Context;
 use crate::translate::{self, Translation};
 use crate::{inject, read_sysreg};
 
-/// Where to look for the page of a fault whose address is not in `HPFAR_EL2`.
+/// The result of locating the page of a fault whose address is not in `HPFAR_EL2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Located {
-    /// It is this page.
+    /// The page is this one.
     Page(Ipa),
-    /// The guest is to try again.
+    /// The guest must try again.
     Retry,
     /// The guest has got an external abort.
     Aborted,
@@ -43,7 +44,7 @@ pub fn locate<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: 
     }
 }
 
-/// Raises an external abort for the fault that `esr` and `far` describe: nothing answers at `ipa`.
+/// Raises an external abort for the fault that `esr` and `far` describe: nothing is at `ipa`.
 #[cold]
 pub fn refuse<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64, far: u64, ipa: Ipa) {
     const STAGE_1_WALK: u64 = 1 << 7;
@@ -51,7 +52,7 @@ pub fn refuse<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: 
     inject::external_abort(context, esr, far, level);
 }
 
-/// Answers an abort that is no fault of the tables' content. Whether the guest got an external abort for it.
+/// Handles an abort whose cause is not the content of the tables. Returns whether the guest got an external abort.
 #[cold]
 pub fn odd<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64) -> bool {
     const TLB_CONFLICT: u64 = 0b11_0000;
@@ -59,13 +60,13 @@ pub fn odd<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64
         memory.stage2().invalidate_all();
         return false;
     }
-    // The bus refused, or the address is too wide: the guest gets it as its own.
+    // The bus refused, or the address is too wide: the guest gets the abort as its own.
     refuse(memory, context, esr, read_sysreg!(FAR_EL2), ipa_from_hpfar(read_sysreg!(HPFAR_EL2)));
     true
 }
 
-/// The level at which the guest's walk for `va` reads from the page at `page`. Where its tables have changed meanwhile, the level
-/// at which a walk ends now.
+/// The level at which the guest's walk for `va` reads from the page at `page`. If its tables have changed meanwhile,
+/// the level at which a walk ends now.
 fn walk_level<P: Platform>(memory: &GuestMemory<P>, va: u64, page: Ipa) -> i8 {
     const PAGE_SIZE: u64 = 4 << 10;
     let read = |ipa| if Ipa::new(ipa).align_down(PAGE_SIZE) == page { None } else { word(memory, ipa) };
@@ -75,8 +76,8 @@ fn walk_level<P: Platform>(memory: &GuestMemory<P>, va: u64, page: Ipa) -> i8 {
     }
 }
 
-/// A word of the guest's RAM, as this CPU's caches have it. A guest that walks its tables past the caches can make this a stale
-/// one; what it gets wrong then is its own.
+/// A word of the guest's RAM, through this CPU's caches. If a guest walks its tables without the caches, the word can
+/// be stale; the error then affects only that guest.
 fn word<P: Platform>(memory: &GuestMemory<P>, ipa: u64) -> Option<u64> {
     let mut bytes = [0; 8];
     memory.read(Ipa::new(ipa), &mut bytes).ok()?;

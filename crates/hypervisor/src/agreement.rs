@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What all CPUs of a guest can do, and which CPU must not run it.
+//! The features that all CPUs of a guest share, and the CPUs that must not run the guest.
 //!
-//! One set of tables serves all CPUs, and one CPU maintains the caches for another. So the engine uses what all of them have,
-//! with the smallest of their cache lines.
+//! One set of tables serves all CPUs, and one CPU does cache maintenance for another. So the engine uses the features
+//! that all of them have, with the smallest of their cache lines.
 //!
 //! Invariant: a CPU that enters the guest keeps every feature that the guest's tables and their maintenance rely on.
 
@@ -12,24 +12,24 @@ use twofold_stage2::{Features, IdRegisters};
 /// A CPU that cannot run the guest.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Unfit {
-    /// It did not report its ID registers in time.
+    /// The CPU did not report its ID registers in time.
     #[error("CPU {cpu} does not answer: use fewer vCPUs")]
     Silent {
         /// Its place among the CPUs.
         cpu: usize,
     },
-    /// It cannot address all of the RAM that EL2 has mapped already.
+    /// The CPU cannot address all of the RAM that EL2 has already mapped.
     #[error("CPU {cpu} has physical addresses of {bits} bits, but there is RAM up to {end:#x}: use fewer vCPUs")]
     ShortAddresses {
         /// Its place among the CPUs.
         cpu: usize,
         /// Bits of its physical addresses.
         bits: u32,
-        /// Where the RAM ends.
+        /// The end of the RAM.
         end: u64,
     },
-    /// It lacks what the guest's tables use already.
-    #[error("CPU {cpu} has not the {feature} that this guest's tables use already")]
+    /// The CPU lacks a feature that the guest's tables already use.
+    #[error("CPU {cpu} lacks {feature}, which this guest's tables already use")]
     Lacks {
         /// Its place among the CPUs.
         cpu: usize,
@@ -38,8 +38,8 @@ pub enum Unfit {
     },
 }
 
-/// The features that CPU 0 and all others have in common. `others` are the ID registers of CPU 1 and up, `None` for one that
-/// did not report them; EL2 has mapped RAM up to `ram_end`.
+/// The features that CPU 0 and all others share. `others` are the ID registers of CPU 1 and up, `None` for a CPU that
+/// did not report them. EL2 has mapped RAM up to `ram_end`.
 pub fn agree(
     boot: Features,
     others: impl IntoIterator<Item = Option<IdRegisters>>,
@@ -54,7 +54,7 @@ pub fn agree(
     })
 }
 
-/// Whether the CPU keeps the features that are in use.
+/// Checks that the CPU has the features that are in use.
 pub fn check(cpu: usize, in_use: &Features, features: &Features) -> Result<(), Unfit> {
     match in_use.not_kept_by(features).next() {
         Some(feature) => Err(Unfit::Lacks { cpu, feature }),

@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Address translation instructions: a guest's stage 1, asked by EL2.
+//! Address translation instructions: EL2 translates by a guest's stage 1.
 //!
-//! They walk the guest's own tables, and an external abort on that walk is an exception at EL2 instead of a result (Arm ARM,
-//! pseudocode `AArch64.AT`). Here it becomes a result: `PAR_EL1` as if the instruction had reported the abort's status there.
+//! They walk the guest's own tables. An external abort on that walk is an exception at EL2, not a result (Arm ARM DDI
+//! 0487K.a, pseudocode `AArch64.AT`). Here it becomes a result: `PAR_EL1` as if the instruction had reported the
+//! abort's status there.
 
 use core::arch::asm;
 
 use crate::exception_table::exception_table_entry;
 use crate::{read_sysreg, write_sysreg};
 
-/// `AT S1E1R`: what `PAR_EL1` says about a read at EL1.
+/// `AT S1E1R`: the `PAR_EL1` of a read at EL1.
 #[inline(always)]
 pub fn s1e1r(address: u64) -> u64 {
     at!("at s1e1r, {address}", address)
 }
 
-/// `AT S1E1A`: the same without a look at permissions. Wants FEAT_ATS1A.
+/// `AT S1E1A`: the same without a check of permissions. Needs FEAT_ATS1A.
 pub fn s1e1a(address: u64) -> u64 {
     at!("sys #0, c7, c9, #2, {address}", address)
 }
 
-/// Executes one of the instructions; `PAR_EL1`, which is the guest's, is as before.
+/// Executes one of the instructions, and preserves the guest's `PAR_EL1`.
 macro_rules! at {
     ($instruction:literal, $address:expr) => {{
         let saved = read_sysreg!(PAR_EL1);
         let par: u64;
-        // SAFETY: a translation changes PAR_EL1 only, which is restored below. An abort comes back by the exception table,
-        // and the landing restores the guest's TPIDR_EL0.
+        // SAFETY: a translation changes only PAR_EL1, which is restored below. An abort returns through the exception
+        // table, and the landing restores the guest's TPIDR_EL0.
         unsafe {
             asm!(
                 "mrs {kept}, tpidr_el0",

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which techniques are done as they were before, in images with the feature `baselines`: what a bundle says, as the memory has it.
+//! The policies of an image with the feature `baselines`: translates the bits of a bundle for the memory.
 
 use twofold_abi::bundle::before;
 use twofold_memory::baselines::{Clean, Coalesce, Policies, Split, TablePages};
 
-/// The policies that these bits of [`before`] stand for.
+/// The policies that these bits of [`before`] select.
 pub fn policies(bits: u32) -> Policies {
     let is = |bit| bits & bit != 0;
     Policies {

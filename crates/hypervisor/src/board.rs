@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The machine, as its device tree describes it.
 //!
-//! [`Board::read`] runs before there is a heap, hence the lists of fixed capacity.
+//! [`Board::read`] runs before there is a heap, so the lists have fixed capacities.
 //!
-//! Invariant: `reserved` holds every part of RAM that somebody uses already (the image, the tree, the bundle, the
-//! firmware), so what [`Board::free`] finds is nobody's.
+//! Invariant: `reserved` holds every part of RAM in use (the image, the tree, the bundle, the firmware), so
+//! [`Board::free`] returns only unused RAM.
 
 use core::ops::Range;
 
@@ -17,22 +17,22 @@ use thiserror::Error;
 use crate::power::Conduit;
 use crate::read_sysreg;
 
-/// What a device tree lacks, or has in a form that is not understood.
+/// Why a device tree cannot be used.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Error {
-    /// A node that must be there is not.
+    /// A required node is missing.
     #[error("no {0}")]
     NodeMissing(&'static str),
     /// A property is missing or malformed.
     #[error("{0}: property {1} is missing or malformed")]
     Property(&'static str, &'static str),
-    /// There is more of something than the lists here hold.
+    /// There are more items than a list holds.
     #[error("too many {0}")]
     TooMany(&'static str),
-    /// Two CPUs are said to be the same one.
+    /// Two CPUs have the same MPIDR.
     #[error("/cpus has two CPUs with MPIDR {0:#x}")]
     SameCpu(u64),
-    /// The CPU that runs is not among the CPUs.
+    /// The running CPU is not among the CPUs.
     #[error("/cpus has no CPU with this one's MPIDR")]
     BootCpuMissing,
 }
@@ -42,9 +42,9 @@ pub enum Error {
 pub struct Board {
     /// The RAM.
     pub ram: ArrayVec<Range<u64>, 8>,
-    /// Parts of RAM that are used. They may overlap.
+    /// Parts of RAM that are in use. They may overlap.
     pub reserved: ArrayVec<Range<u64>, 32>,
-    /// Those of `reserved` that must not even be mapped.
+    /// The parts of `reserved` that must not even be mapped.
     pub no_map: ArrayVec<Range<u64>, 16>,
     /// The GICv3's distributor.
     pub gicd: Range<u64>,
@@ -52,11 +52,11 @@ pub struct Board {
     pub gicr: ArrayVec<Range<u64>, 8>,
     /// The PL011.
     pub uart: Range<u64>,
-    /// How to call the firmware.
+    /// The instruction that calls the firmware.
     pub psci: Conduit,
     /// The affinity of each CPU, as in MPIDR_EL1. The CPU that booted comes first.
     pub cpus: ArrayVec<u64, MAX_CPUS>,
-    /// What the boot loader passed as an initrd.
+    /// The boot loader's initrd, which is the bundle.
     pub bundle: Option<Range<u64>>,
     /// The boot loader's command line.
     pub bootargs: &'static str,
@@ -102,7 +102,7 @@ impl Board {
         Ok(board)
     }
 
-    /// The first `size` bytes of RAM, aligned to `align` (a power of two), that nobody uses.
+    /// The first `size` bytes of unused RAM, aligned to `align` (a power of two).
     #[must_use]
     pub fn free(&self, size: u64, align: u64) -> Option<Range<u64>> {
         self.ram.iter().find_map(|ram| {
@@ -140,7 +140,7 @@ impl Board {
     }
 }
 
-/// Whether the boot loader's command line has this word.
+/// Whether the boot loader's command line contains this word.
 pub(crate) fn has_boot_argument(fdt: Fdt<'static>, word: &str) -> bool {
     let arguments = fdt.root().child("chosen").and_then(bootargs);
     arguments.is_some_and(|arguments| arguments.split_whitespace().any(|other| other == word))
@@ -152,7 +152,7 @@ pub(crate) fn uart(fdt: Fdt<'static>) -> Result<Range<u64>, Error> {
     uart.region(0).ok_or(Error::Property(UART, "reg"))
 }
 
-/// How to call the firmware.
+/// The instruction that calls the firmware.
 pub(crate) fn conduit(fdt: Fdt<'static>) -> Result<Conduit, Error> {
     let psci = find(fdt.root(), &["arm,psci-1.0", "arm,psci-0.2"], PSCI)?;
     match psci.node.property("method").and_then(|method| method.value_as::<&str>().ok()) {
@@ -162,9 +162,9 @@ pub(crate) fn conduit(fdt: Fdt<'static>) -> Result<Conduit, Error> {
     }
 }
 
-/// As many as there are stacks for.
+/// As many as there are stacks.
 const MAX_CPUS: usize = twofold_abi::virt::MAX_CPUS as usize;
-/// Levels of nodes, each of which takes some of a stack that is small.
+/// Levels of nodes: each takes some of the small stack.
 const MAX_LEVELS: usize = 16;
 /// Five interrupts of three cells each, and one to spare.
 const MAX_INTERRUPT_CELLS: usize = 16;
@@ -177,7 +177,7 @@ const RESERVED: &str = "/reserved-memory";
 
 fn ram(root: FdtNode<'static>) -> Result<ArrayVec<Range<u64>, 8>, Error> {
     let mut ram = ArrayVec::new();
-    // A bank with another status is not ours: QEMU's secure RAM, say.
+    // A bank with another status is not ours: QEMU's secure RAM, for instance.
     for node in root.children().filter(|node| is_device_type(node, "memory") && is_used(node)) {
         for region in regions(node).ok_or(Error::Property("/memory", "reg"))? {
             push(&mut ram, region.ok_or(Error::Property("/memory", "reg"))?, "ranges of RAM")?;
@@ -248,7 +248,7 @@ fn bootargs(chosen: FdtNode<'static>) -> Option<&'static str> {
     chosen.properties().find(|property| property.name() == "bootargs")?.value_as().ok()
 }
 
-/// A device: its node, and where its registers are for the CPU.
+/// A device: its node, and its registers in the CPU's address space.
 struct Device {
     node: FdtNode<'static>,
     regions: ArrayVec<Range<u64>, 16>,
@@ -260,12 +260,12 @@ impl Device {
     }
 }
 
-/// The first device that is compatible with one of `compatible` and in use; `name` is what is missing otherwise.
+/// The first device that is compatible with one of `compatible` and in use. `name` is for the error if there is none.
 fn find(root: FdtNode<'static>, compatible: &[&str], name: &'static str) -> Result<Device, Error> {
     find_below(root, compatible, MAX_LEVELS)?.ok_or(Error::NodeMissing(name))
 }
 
-/// The first such device below `bus`, at most so many levels down.
+/// The first such device below `bus`, at most `levels` levels down.
 fn find_below(bus: FdtNode<'static>, compatible: &[&str], levels: usize) -> Result<Option<Device>, Error> {
     let found = bus.children().find_map(|node| {
         let Some(levels) = levels.checked_sub(1) else { return Some(Err(Error::TooMany("levels of buses"))) };
@@ -285,7 +285,7 @@ fn find_below(bus: FdtNode<'static>, compatible: &[&str], levels: usize) -> Resu
     found.transpose()
 }
 
-/// An address range on the bus `bus`, as its parent sees it (the property `ranges`).
+/// Translates an address range on the bus `bus` for its parent bus (the property `ranges`).
 fn from_child_bus(bus: FdtNode<'static>, region: &Range<u64>) -> Option<Range<u64>> {
     if bus.property("ranges")?.value().is_empty() {
         return Some(region.clone());
@@ -298,7 +298,7 @@ fn from_child_bus(bus: FdtNode<'static>, region: &Range<u64>) -> Option<Range<u6
     })
 }
 
-/// The property `reg`; a part of it is `None` where it is no range of 64-bit addresses.
+/// The property `reg`. An item is `None` if it is not a range of 64-bit addresses.
 fn regions(node: FdtNode<'static>) -> Option<impl Iterator<Item = Option<Range<u64>>>> {
     Some(node.reg().ok()??.map(|reg| range(reg.address().ok()?, reg.size().ok()?)))
 }

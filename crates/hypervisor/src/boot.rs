@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! From the boot loader's jump to the image's `main`.
 //!
-//! `boot.s` starts with the MMU off, which means: memory is Device memory (no unaligned access, no
-//! atomics) and stores go past the caches. So it does the least there: it relocates the image, writes a map of
-//! the gigabytes of image and DTB, and turns the MMU on. Rust code runs only after that. `start` then
-//! reads the DTB and replaces the first map by the final one.
+//! `boot.s` starts with the MMU off: memory is Device memory (no unaligned access, no atomics) and stores bypass the
+//! caches. So `boot.s` does as little as possible: it relocates the image, maps the gigabytes that contain image and
+//! DTB, and turns the MMU on. Rust code runs only after that. `start` then reads the DTB and replaces the first map by
+//! the final one.
 //!
-//! Invariant: when `main` runs, the final map of [`el2_mmu`] is in force (no page is both
-//! writable and executable), and the console and PSCI are usable.
+//! Invariant: when `main` runs, the final map of [`el2_mmu`] is in use (no page is both writable and executable), and
+//! the console and PSCI are usable.
 
 use core::arch::global_asm;
 
@@ -21,8 +21,8 @@ use crate::{console, cpus, el2_mmu, power, semihosting};
 #[macro_export]
 macro_rules! entry {
     ($main:path) => {
-        // SAFETY: the name belongs to this macro, and an image uses it once or the link fails; the type is the one that
-        // `boot` declares.
+        // SAFETY: the name belongs to this macro, and the link fails if an image uses it twice. The type is the one
+        // that `boot` declares.
         #[unsafe(no_mangle)]
         fn twofold_main(board: &'static $crate::board::Board) -> ! {
             let main: fn(&'static $crate::board::Board) -> ! = $main;
@@ -43,21 +43,21 @@ static BOARD: Once<Board> = Once::new();
 /// # Safety
 /// `dtb` must point to the device tree that the boot loader passed, and nothing may have changed it.
 unsafe extern "C" fn start(dtb: *const u8) -> ! {
-    // SAFETY: the caller's promise. The tree's memory is among the board's reserved ranges, so it is never
-    // given away and may be borrowed for ever.
+    // SAFETY: the caller's promise. The tree's memory is among the board's reserved ranges, so it is never handed out
+    // and may be borrowed for ever.
     let fdt = unsafe { Fdt::from_raw(dtb) }.expect("x0 is the address of a valid device tree");
     if board::has_boot_argument(fdt, twofold_abi::control::BOOT_ARGUMENT) {
-        // SAFETY: who starts the image with this word says that somebody listens.
+        // SAFETY: with this word, the command line promises that semihosting is served.
         unsafe { semihosting::enable() };
     }
     let board = Board::read(fdt, el2_mmu::image());
-    // Where the board as a whole is not understood, what it takes to say so and to end may be.
+    // Even if the board as a whole cannot be parsed, the UART and PSCI may be usable for a report and an exit.
     let uart = board::uart(fdt).ok();
     let psci = board::conduit(fdt).ok();
 
     let mapped = el2_mmu::init(board.as_ref().ok(), uart.as_ref());
     if let Some(uart) = uart {
-        // SAFETY: the DTB says that a PL011 is there, and the map just made has it as Device memory.
+        // SAFETY: the DTB lists a PL011 there, and the new map has it as Device memory.
         unsafe { console::init(uart.start) };
     }
     if let Some(psci) = psci {

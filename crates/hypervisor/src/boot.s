@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-// From the boot loader's jump to the first line of Rust. See boot.rs for what holds when.
+// From the boot loader's jump to the first line of Rust. boot.rs says which state holds when.
 
 // Puts the run-time address of \symbol into \register.
 .macro address register, symbol
@@ -7,7 +7,7 @@
     add     \register, \register, :lo12:\symbol
 .endm
 
-// What every CPU sets before it uses its stack: x19 holds its `Cpu`.
+// The set-up of every CPU before it uses its stack: x19 holds its `Cpu`.
 .macro set_up_cpu
     msr     tpidr_el2, x19
     ldr     x0, ={stack_below_cpu}
@@ -41,7 +41,7 @@ boot_entry:
     mov     x19, x0                     // the DTB
     bl      known_state
 
-    // Nothing dirty in a cache may be written back over what is stored below with the caches off.
+    // A dirty line of a cache must not be written back over the stores below, which bypass the caches.
     adrp    x0, image_start
     adrp    x1, image_end
     bl      clean_and_invalidate
@@ -60,7 +60,7 @@ boot_entry:
     str     x5, [x0, x3]
     b       0b
 
-    // A first map with the gigabytes of the image and of the DTB (at most 2 MiB long).
+    // A first map with the gigabytes that contain the image and the DTB (at most 2 MiB long).
 1:  address x0, boot_tables
     ldr     x1, =({boot_tables} * 4096)
 0:  stp     xzr, xzr, [x0], #16
@@ -79,7 +79,7 @@ boot_entry:
     add     x0, x0, x19
     bl      map_gigabyte
 
-    // What was read into a cache meanwhile is older than what was stored.
+    // Lines that a cache has read meanwhile are older than these stores.
     adrp    x0, image_start
     adrp    x1, image_end
     bl      clean_and_invalidate
@@ -106,8 +106,8 @@ boot_entry:
     mov     x0, x20
     b       {start}
 
-// Where PSCI CPU_ON starts a CPU: x0 is its `Cpu`. Before its MMU is on it reads nothing but constants in .text, which
-// is clean to the point of coherency.
+// The entry for PSCI CPU_ON: x0 is the CPU's `Cpu`. Before its MMU is on, a CPU reads only constants in .text, which is
+// clean to the point of coherency.
 .global secondary_entry
 secondary_entry:
     mov     x19, x0
@@ -126,7 +126,7 @@ known_state:
     mov     x1, #(1 << 31)              // HCR_EL2.RW
     msr     hcr_el2, x1
     isb
-    // What would give EL2's tables and registers another meaning.
+    // Clear the registers that would change the meaning of EL2's tables and registers.
     mrs     x1, s3_0_c0_c7_3            // ID_AA64MMFR3_EL1; 0 on a CPU that is older
     tst     x1, #(0xf << 0)             // FEAT_TCR2
     b.eq    0f
@@ -143,7 +143,7 @@ known_state:
 
 // Cleans and invalidates [x0, x1) to the point of coherency.
 clean_and_invalidate:
-    dsb     sy                          // stores made with the MMU off are not ordered with what follows
+    dsb     sy                          // stores with the MMU off are not ordered with cache maintenance
     mrs     x2, ctr_el0
     ubfx    x2, x2, #16, #4             // DminLine: log2 of the words in the smallest line
     mov     x3, #4
@@ -171,7 +171,7 @@ map_gigabyte:
     str     x0, [x2, x1, lsl #3]
     ret
 
-// Says through semihosting that EL2 is needed. Where nobody listens, HLT traps to `park`.
+// Reports through semihosting that EL2 is needed. Without semihosting, HLT traps to `park`.
 not_el2:
     adr     x2, park_vectors
     cmp     x1, #(1 << 2)
@@ -198,7 +198,7 @@ not_el2_text:
 
 .balign 2048
 park_vectors:
-    .skip   0x200                       // what matters: synchronous, from the current level with SP_ELx
+    .skip   0x200                       // the vector that is used: synchronous, from the current level with SP_ELx
     b       park
 
 .section .boot_tables, "aw", @nobits

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the guest is to be: read from the bundle, and checked before anything is built from it.
+//! The guest's configuration: read from the bundle, and checked before anything is built from it.
 //!
-//! The bundle comes from outside: every offset and size in it is checked against its length here, and nowhere
-//! later.
+//! The bundle comes from outside: every offset and size in it is checked against its length here, and nowhere later.
 
 use twofold_abi::bundle::{self, Header};
 use twofold_abi::virt;
@@ -22,28 +21,29 @@ pub struct Config<'a> {
     pub memory: u64,
     /// Number of vCPUs.
     pub cpus: u32,
-    /// How large mappings may be.
+    /// The limit on the size of mappings.
     pub pages: Pages,
     /// Bits of [`bundle::flags`].
     pub flags: u32,
-    /// Bits of its physical addresses, 32 to 48; `None`: as few as will do.
+    /// Bits of the guest's physical addresses, 32 to 48; `None`: as few as suffice.
     pub ipa_bits: Option<u32>,
-    /// RAM to test with, which its device tree does not tell of.
+    /// Test memory, which is not in the device tree.
     pub test: Option<TestMemory>,
     /// Bits of [`bundle::before`].
     pub before: u32,
 }
 
-/// Slots of equal size, one behind the other.
+/// Slots of equal size, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TestMemory {
-    /// Where the first one starts, a multiple of 4 KiB.
+    /// The start of the first slot, a multiple of 4 KiB.
     pub start: u64,
-    /// Bytes of one of them, a multiple of 4 KiB that is not 0.
+    /// Bytes of one slot, a multiple of 4 KiB that is not 0.
     pub slot_size: u64,
-    /// How many there are: 1 to 64. The last one ends below 2^64.
+    /// The number of slots: 1 to 64. The last one ends below 2^64.
     pub slots: u32,
-    /// Level of the largest leaf, 1 to 3, where they are given their memory; it is a power of two then.
+    /// Level of the largest leaf, 1 to 3, if the slots are allocated at the start; the size of a slot is then a power
+    /// of two.
     pub leaf: Option<Level>,
 }
 
@@ -51,25 +51,25 @@ pub struct TestMemory {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// Not a bundle.
-    #[error("what was loaded as initrd is no guest bundle of this version: start the image with `cargo xtask run`")]
+    #[error("the initrd is not a guest bundle of this version: start the image with `cargo xtask run`")]
     NoBundle,
-    /// An offset or size leads outside.
+    /// An offset or size points outside of the bundle.
     #[error("the bundle's {what} reaches beyond its end: it was cut off or damaged")]
     CutOff {
-        /// Which part.
+        /// The part of the bundle.
         what: &'static str,
     },
-    /// The command line is no text.
+    /// The command line is not UTF-8.
     #[error("the guest's command line is not UTF-8")]
     CommandLine,
-    /// A number makes no sense.
+    /// A number is out of range.
     #[error("the bundle asks for {value} {what}: {allowed}")]
     Number {
-        /// What it counts.
+        /// The unit of the number.
         what: &'static str,
-        /// What it is.
+        /// The number.
         value: u64,
-        /// What it may be.
+        /// The allowed values.
         allowed: &'static str,
     },
 }
@@ -113,7 +113,7 @@ impl<'a> Config<'a> {
         })
     }
 
-    /// The byte behind the last one of its RAM, test memory included.
+    /// The end of the guest's RAM, test memory included (exclusive).
     pub fn end(&self) -> u64 {
         let test = self.test.map_or(0, |test| test.start + test.size());
         virt::RAM_BASE.saturating_add(self.memory).max(test)
@@ -126,7 +126,7 @@ impl<'a> Config<'a> {
 }
 
 impl TestMemory {
-    /// Bytes of all of it.
+    /// Bytes of all slots together.
     pub fn size(&self) -> u64 {
         self.slot_size * u64::from(self.slots)
     }
@@ -153,13 +153,13 @@ fn test_memory(header: &Header) -> Result<Option<TestMemory>, ConfigError> {
         return Err(number("bytes of test memory", size, "4096 for each slot, or a multiple of that"));
     }
     if !start.is_multiple_of(4096) || start.checked_add(size).is_none() {
-        return Err(number("as the start of test memory", start, "a multiple of 4096, and room behind it"));
+        return Err(number("as the start of test memory", start, "a multiple of 4096, with room after it"));
     }
     let slot_size = size / u64::from(slots);
     let leaf = match header.test_leaf.get() {
         0 => None,
         level @ 1..=3 if slot_size.is_power_of_two() => Level::new(level as u8),
-        1..=3 => return Err(number("bytes in a slot that is given them", slot_size, "a power of two")),
+        1..=3 => return Err(number("bytes in a slot that is allocated at the start", slot_size, "a power of two")),
         level => return Err(number("as the level of leaves", level.into(), "1 to 3, or 0")),
     };
     Ok(Some(TestMemory { start, slot_size, slots, leaf }))
@@ -168,7 +168,7 @@ fn test_memory(header: &Header) -> Result<Option<TestMemory>, ConfigError> {
 fn before(header: &Header) -> Result<u32, ConfigError> {
     match header.before.get() {
         bits if bits & !bundle::before::ALL == 0 => Ok(bits),
-        bits => Err(number("as techniques of before", bits.into(), "0 to 31")),
+        bits => Err(number("as baselines", bits.into(), "0 to 31")),
     }
 }
 

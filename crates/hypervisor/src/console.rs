@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The machine's own serial port, a PL011, polled.
 //!
-//! It is for what is said before the guest owns the port, and for the panic report. The driver is two
-//! registers long and takes no lock, because a report must get out whoever was writing; lines of two CPUs may
-//! mix.
+//! It is for the text before the guest owns the port, and for the panic report. The driver uses two registers and takes
+//! no lock, because a report must get out even if another CPU is writing. So lines of two CPUs may mix.
 
 use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -64,9 +63,9 @@ fn put(byte: u8) {
         return;
     }
     let (data, flags) = ((base + DR) as *mut u32, (base + FR) as *const u32);
-    // SAFETY: `init` was called with this base, whose caller promised a mapped PL011.
+    // SAFETY: `init` was called with this base, and its caller promised a mapped PL011.
     unsafe {
-        // Bounded: the guest owns the UART and may have stopped it, and a report must end.
+        // Bounded: the guest owns the UART and may have stopped it, but a report must end.
         let mut patience = 1 << 20;
         while flags.read_volatile() & TXFF != 0 && patience != 0 {
             patience -= 1;

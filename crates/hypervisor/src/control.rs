@@ -22,28 +22,28 @@ macro_rules! error {
     ($($argument:tt)*) => { $crate::control::error(format_args!($($argument)*)) };
 }
 
-/// Something a person may want to know; [`log!`](crate::log) is shorter.
+/// Writes a note for people; [`log!`](crate::log) is shorter.
 pub fn log(text: fmt::Arguments) {
     line(control::LOG, text);
 }
 
-/// Why the guest could not be started; [`error!`](crate::error) is shorter.
+/// Writes why the guest could not be started; [`error!`](crate::error) is shorter.
 pub fn error(text: fmt::Arguments) {
     line(control::ERROR, text);
 }
 
-/// One figure. `key` is dotted, its parts are `[a-z0-9_]`.
+/// Writes one figure. `key` has dotted parts of `[a-z0-9_]`.
 pub fn stat(key: &str, value: u64) {
     line(control::STAT, format_args!("{key} {value}"));
 }
 
-/// The last line.
+/// Writes the last line.
 pub fn end(how: &str) {
     line(control::END, format_args!("{how}"));
 }
 
-/// A line that starts with `word`, one of the constants of [`twofold_abi::control`]. What does not fit into 1,000
-/// bytes is cut off.
+/// Writes a line that starts with `word`, one of the constants of [`twofold_abi::control`]. A line is cut off at about
+/// 1,000 bytes.
 pub fn line(word: &str, text: fmt::Arguments) {
     if !semihosting::is_enabled() {
         return;

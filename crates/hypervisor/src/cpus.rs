@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine's CPUs: what each owns, and how all but the first are started.
+//! The machine's CPUs: the memory that each owns, and how the secondary ones are started.
 //!
-//! A CPU owns one `Area`: two stacks, each above a guard page, and its `Cpu`, which lies right above the
-//! emergency stack. `TPIDR_EL2` points to the `Cpu` from before the CPU's first use of a stack, so the exception entry
-//! has a good stack in one instruction, whatever happened to the other one.
+//! A CPU owns one `Area`: two stacks, each above a guard page, and its `Cpu`, right above the emergency stack.
+//! `TPIDR_EL2` points to the `Cpu` before the CPU first uses a stack. So the exception entry gets a good stack in one
+//! instruction, even if the other stack is broken.
 //!
-//! Invariant: only CPU `i` uses `AREAS[i]`'s stacks, where `i` is its place in [`Board::cpus`]; the boot CPU
-//! is 0.
+//! Invariant: only CPU `i` uses the stacks of `AREAS[i]`, where `i` is its place in [`Board::cpus`]; the boot CPU is 0.
 
 use core::cell::UnsafeCell;
 use core::mem::offset_of;
@@ -34,20 +33,19 @@ pub enum StartError {
     Firmware(usize, smccc::psci::Error),
 }
 
-/// Starts the CPU in place `index` of [`Board::cpus`]: it runs `main(index)`, and turns itself off when that
-/// returns.
+/// Starts the CPU at place `index` of [`Board::cpus`]. It runs `main(index)`, and turns itself off when that returns.
 pub fn start(board: &Board, index: usize, main: fn(usize)) -> Result<(), StartError> {
     let mpidr = *board.cpus.get(index).ok_or(StartError::NoSuchCpu(index))?;
     let cpu = &AREAS[index].cpu;
     cpu.index.store(index, Ordering::Relaxed);
     *cpu.main.lock() = Some(main);
-    // The call to the firmware orders nothing: what the new CPU reads has to be there before it.
+    // The call to the firmware orders nothing, so these stores must be visible before it.
     dsb_ishst();
     power::cpu_on(mpidr, secondary_entry as *const () as u64, &raw const *cpu as u64)
         .map_err(|error| StartError::Firmware(index, error))
 }
 
-/// The number of the CPU that asks: its place in [`Board::cpus`].
+/// The number of the calling CPU: its place in [`Board::cpus`].
 #[must_use]
 pub fn current() -> usize {
     this().index.load(Ordering::Relaxed)
@@ -76,21 +74,21 @@ pub(crate) fn guards() -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Where a CPU goes on once its MMU is on and its stack is set.
+/// The entry of a secondary CPU, with its MMU on and its stack set.
 pub(crate) extern "C" fn start_secondary(cpu: &'static Cpu) -> ! {
     let main = cpu.main.lock().take();
     main.expect("a CPU is started with something to do")(cpu.index.load(Ordering::Relaxed));
     power::cpu_off()
 }
 
-/// What a CPU can reach through `TPIDR_EL2`.
+/// The memory that a CPU finds through `TPIDR_EL2`.
 #[repr(C, align(4096))]
 pub(crate) struct Cpu {
     index: AtomicUsize,
     main: Mutex<Option<fn(usize)>>,
 }
 
-/// Everything that one CPU owns.
+/// The memory that one CPU owns.
 #[repr(C)]
 pub(crate) struct Area {
     guard: Memory<PAGE>,
@@ -109,7 +107,7 @@ const PAGE: usize = 4096;
 const STACK_SIZE: usize = 64 << 10;
 const EMERGENCY_SIZE: usize = 16 << 10;
 
-/// All zero, so that it costs no byte of the image file.
+/// All zero, so it takes no byte of the image file.
 pub(crate) static AREAS: [Area; MAX_CPUS] = [const {
     Area {
         guard: Memory::zero(),
@@ -124,7 +122,7 @@ pub(crate) static AREAS: [Area; MAX_CPUS] = [const {
 #[repr(C, align(4096))]
 struct Memory<const SIZE: usize>(UnsafeCell<[u8; SIZE]>);
 
-// SAFETY: Rust code takes its address only.
+// SAFETY: Rust code only takes its address.
 unsafe impl<const SIZE: usize> Sync for Memory<SIZE> {}
 
 impl<const SIZE: usize> Memory<SIZE> {
@@ -134,12 +132,12 @@ impl<const SIZE: usize> Memory<SIZE> {
 }
 
 unsafe extern "C" {
-    /// In `boot.s`; wants its `Cpu` in x0.
+    /// In `boot.s`; expects its `Cpu` in x0.
     fn secondary_entry();
 }
 
 fn this() -> &'static Cpu {
     let cpu = read_sysreg!(TPIDR_EL2) as *const Cpu;
-    // SAFETY: from before the first Rust code on, TPIDR_EL2 points to the `Cpu` in this CPU's area, a static.
+    // SAFETY: TPIDR_EL2 points to the `Cpu` in this CPU's area, a static, before any Rust code runs.
     unsafe { &*cpu }
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The device tree that the guest is given: the machine of [`twofold_abi::virt`], with the guest's own RAM,
-//! vCPUs and command line.
+//! The guest's device tree: the machine of [`twofold_abi::virt`], with the guest's own RAM, vCPUs and command line.
 //!
-//! GIC, UART and timer are the machine's own, passed through, so their interrupts and the affinities of the vCPUs
-//! are the machine's.
+//! GIC, UART and timer are the machine's own, passed through. So their interrupts and the affinities of the vCPUs are
+//! the machine's.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -58,7 +57,7 @@ fn memory(config: &Config<'_>) -> DeviceTreeNode {
 
 fn cpus(config: &Config<'_>, board: &Board) -> DeviceTreeNode {
     let mut node = DeviceTreeNode::new_unchecked("cpus");
-    // One cell would not hold Aff3.
+    // One cell cannot hold Aff3.
     set(&mut node, "#address-cells", 2u32);
     set(&mut node, "#size-cells", 0u32);
     for mpidr in board.cpus.iter().take(config.cpus as usize) {
@@ -103,7 +102,7 @@ fn clock() -> DeviceTreeNode {
     set(&mut node, "compatible", "fixed-clock");
     set(&mut node, "phandle", CLOCK_PHANDLE);
     set(&mut node, "#clock-cells", 0u32);
-    // What QEMU's virt says; the PL011's divisors mean nothing there.
+    // The value of QEMU's virt; the PL011's divisors have no effect there.
     set(&mut node, "clock-frequency", 24_000_000u32);
     node
 }
@@ -122,7 +121,7 @@ fn set<T: dtoolkit::ToPropertyValue>(node: &mut DeviceTreeNode, name: &str, valu
     node.add_property(DeviceTreeProperty::new_unchecked(name, value));
 }
 
-/// `reg` of two cells each.
+/// The property `reg`, with two cells for each number.
 fn reg(ranges: &[(u64, u64)]) -> Vec<u8> {
     ranges.iter().flat_map(|(start, size)| [start.to_be_bytes(), size.to_be_bytes()]).flatten().collect()
 }

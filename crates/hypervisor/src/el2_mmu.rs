@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The image's own address space: stage 1 of EL2, every address mapped to itself.
 //!
-//! Invariant: nothing is both writable and executable. The image's text is executable, its constants are
-//! read-only, its data and all other RAM are writable and not executable, and so are the devices, as Device-nGnRE.
-//! Unmapped is everything else: the guard pages below the stacks, and what the firmware keeps for itself
-//! (`no-map`). SCTLR_EL2.WXN makes the CPU hold to it too.
+//! Invariant: no page is both writable and executable. The image's text is executable and its constants are read-only.
+//! Its data and all other RAM are writable and not executable, and so are the devices, as Device-nGnRE. Everything else
+//! is unmapped: the guard pages below the stacks, and the memory that the firmware keeps for itself (`no-map`).
+//! SCTLR_EL2.WXN makes the CPU enforce this too.
 //!
-//! The tables are built once, off line, while the first map of `boot.s` is in force, and never change after.
+//! The tables are built once, offline, while the first map of `boot.s` is in use, and never change afterwards.
 
 use core::arch::naked_asm;
 use core::cell::UnsafeCell;
@@ -34,9 +34,9 @@ pub fn image() -> Range<u64> {
     address(&raw const image_start)..address(&raw const image_end)
 }
 
-/// Builds the tables and switches to them. Of the machine it maps what is given.
+/// Builds the tables and switches to them. They map the image, and the given parts of the machine.
 pub(crate) fn init(board: Option<&Board>, uart: Option<&Range<u64>>) -> Result<(), Error> {
-    // SAFETY: called once, by the boot CPU before any other runs; the tables are not in force yet.
+    // SAFETY: called once, by the boot CPU before any other runs; the tables are not in use yet.
     let mut tables = Tables { tables: unsafe { &mut *TABLES.0.get() }, used: 1 };
 
     for ram in board.iter().flat_map(|board| &board.ram) {
@@ -58,20 +58,20 @@ pub(crate) fn init(board: Option<&Board>, uart: Option<&Range<u64>>) -> Result<(
         tables.map(device, DEVICE)?;
     }
 
-    // SAFETY: the new tables map the image, stack included, as it is linked, and RAM where it was.
+    // SAFETY: the new tables map the image, with its stack, as it is linked, and RAM where it was.
     unsafe { enable(TABLES.0.get().cast(), SCTLR) };
     Ok(())
 }
 
-/// Turns the MMU on with `root` as the level-0 table, turning it off first if it is on. It touches no memory
-/// but constants in .text, so nobody sees a mixture of the two maps.
+/// Turns the MMU on with `root` as the level-0 table, after turning it off if it is on. It touches no memory except
+/// constants in .text, so no access sees a mixture of the two maps.
 ///
 /// # Safety
-/// `root` must map the running code, its stack and all that it uses to where they are, and stay as it is.
+/// `root` must map the running code, its stack and all that it uses at their present addresses, and must not change.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn enable(root: *const Table, sctlr: u64) {
     naked_asm!(
-        "dsb sy", // what was stored, the tables above all, is there before the first walk
+        "dsb sy", // earlier stores, above all to the tables, are visible before the first walk
         "mrs x2, sctlr_el2",
         "bic x2, x2, #1",
         "msr sctlr_el2, x2",
@@ -101,7 +101,7 @@ pub(crate) unsafe extern "C" fn enable(root: *const Table, sctlr: u64) {
 
 /// SCTLR_EL2 for the first map: MMU and caches on, RES1 bits set.
 pub(crate) const SCTLR_BOOT: u64 = 0x30c5_1835;
-/// SCTLR_EL2 for good: [`SCTLR_BOOT`] and WXN, what is writable is not executable.
+/// SCTLR_EL2 of the final map: [`SCTLR_BOOT`] and WXN (writable is not executable).
 pub(crate) const SCTLR: u64 = SCTLR_BOOT | 1 << 19;
 /// A gigabyte of the first map: Normal memory, writable and executable.
 pub(crate) const BOOT_BLOCK: u64 = LEAF | 1;
@@ -150,7 +150,7 @@ struct Tables<'a> {
 }
 
 impl Tables<'_> {
-    /// Maps the pages that `range` touches with `attributes`, whatever they were mapped with before.
+    /// Maps the pages that `range` touches with `attributes`, and replaces any earlier mapping.
     fn map(&mut self, range: &Range<u64>, attributes: u64) -> Result<(), Error> {
         if range.end > 1 << 48 {
             return Err(Error::TooHigh(range.end));
@@ -186,7 +186,7 @@ impl Tables<'_> {
         Ok(())
     }
 
-    /// The table under an entry, made where there is none. A block becomes a table that maps the same.
+    /// The table below an entry, made if there is none. A block becomes a table that maps the same.
     fn table_below(&mut self, table: usize, index: usize, level: u32) -> Result<usize, Error> {
         let entry = self.tables[table].0[index];
         if entry & 0b11 == TABLE {
@@ -216,7 +216,7 @@ fn leaf(output: u64, level: u32, attributes: u64) -> u64 {
 }
 
 unsafe extern "C" {
-    // Set by link.ld; only their addresses mean something.
+    // Set by link.ld; only their addresses are used.
     static image_start: u8;
     static text_end: u8;
     static rodata_end: u8;

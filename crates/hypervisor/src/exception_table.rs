@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The instructions that EL2 executes on a guest's behalf and that may abort, and where EL2 goes on then.
+//! The table of the instructions that EL2 executes on a guest's behalf and that may abort, and where EL2 then
+//! continues.
 //!
-//! A guest decides what such an instruction meets, so an abort of one is no defect of EL2. The table pairs the address of
-//! each with the address of its landing. An exception at EL2 whose return address is in the table continues at the
-//! landing; every other one is fatal ([`panic`](mod@crate::panic)). [`at`](crate::at) is the example to follow: an
-//! instruction joins the table by `exception_table_entry!` in its own `asm!`.
+//! A guest controls whether such an instruction aborts, so its abort is not a defect of EL2. The table pairs the
+//! address of each such instruction with its landing. An exception at EL2 whose return address is in the table
+//! continues at the landing. Every other one is fatal ([`panic`](mod@crate::panic)). An instruction joins the table by
+//! `exception_table_entry!` in its own `asm!`; [`at`](crate::at) is the example to follow.
 //!
-//! What a landing finds:
+//! The state at a landing:
 //! * All general registers, SP and PSTATE are as they were at the instruction.
-//! * `ESR_EL2` and `FAR_EL2` describe the abort. The guest's exit must have been read from them before.
-//! * **`TPIDR_EL0` is overwritten**: the vector needs a first register. It is the guest's. The code that executes the
-//!   instruction reads it before, and the landing writes it back.
+//! * `ESR_EL2` and `FAR_EL2` describe the abort. The values of the guest's exit must have been read before.
+//! * **`TPIDR_EL0`, a register of the guest, is overwritten**, because the vector needs one scratch register. The code
+//!   around the instruction saves it, and the landing restores it.
 //!
-//! An abort that arrives asynchronously, as an SError, needs no entry. `HCR_EL2` has AMO and TGE clear, so EL2 takes no
-//! physical SError: it stays pending and is taken at EL1, by the guest that caused it. With `SCTLR2_EL2.EASE` a
-//! *synchronous* abort uses the SError vector; the table is therefore asked for both vectors.
+//! An asynchronous abort, an SError, needs no entry. `HCR_EL2` has AMO and TGE clear, so EL2 takes no physical SError:
+//! it stays pending, and the guest that caused it takes it at EL1. With `SCTLR2_EL2.EASE` a *synchronous* abort uses
+//! the SError vector, so both vectors consult the table.
 //!
 //! Invariant: only `exception_table_entry!` writes to the section `.exception_table`.
 
-/// A line of `asm!`: the instruction at the label `$instruction` may abort, and EL2 then goes on at the label `$landing`.
+/// A line of `asm!`: the instruction at the label `$instruction` may abort, and EL2 then continues at the label
+/// `$landing`.
 macro_rules! exception_table_entry {
     ($instruction:literal, $landing:literal) => {
         concat!(
@@ -36,7 +38,7 @@ macro_rules! exception_table_entry {
 }
 pub(crate) use exception_table_entry;
 
-/// Where EL2 goes on after the exception that `esr` describes and that would return to `elr`; `None` where it is fatal.
+/// Where EL2 continues after the exception that `esr` describes and that would return to `elr`; `None` if it is fatal.
 pub(crate) fn landing(esr: u64, elr: u64) -> Option<u64> {
     const DATA_ABORT_AT_EL2: u64 = 0x25;
     if esr >> 26 & 0x3f != DATA_ABORT_AT_EL2 {
@@ -45,14 +47,14 @@ pub(crate) fn landing(esr: u64, elr: u64) -> Option<u64> {
     entries().iter().find(|entry| entry.instruction.address() == elr).map(|entry| entry.landing.address())
 }
 
-/// Two places in the image. They are relative, so that the table needs no relocation.
+/// Two places in the image. They are relative, so the table needs no relocation.
 #[repr(C)]
 struct Entry {
     instruction: Relative,
     landing: Relative,
 }
 
-/// A distance from itself.
+/// An offset from its own address.
 #[repr(transparent)]
 struct Relative(i32);
 
@@ -65,13 +67,13 @@ impl Relative {
 fn entries() -> &'static [Entry] {
     let (start, end) = (&raw const exception_table_start, &raw const exception_table_end);
     let count = (end as usize - start as usize) / size_of::<Entry>();
-    // SAFETY: `link.ld` puts the symbols around the section, whose content is entries and nothing else (the invariant).
-    // It is aligned to 8, mapped read-only, and never changes.
+    // SAFETY: `link.ld` puts the symbols around the section, which contains only entries (the invariant). It is aligned
+    // to 8, mapped read-only, and never changes.
     unsafe { core::slice::from_raw_parts(start.cast(), count) }
 }
 
 unsafe extern "C" {
-    // Set by link.ld; only their addresses mean something.
+    // Set by link.ld; only their addresses are used.
     static exception_table_start: u8;
     static exception_table_end: u8;
 }

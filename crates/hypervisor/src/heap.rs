@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The global allocator: a buddy system over memory that `main` gives it.
 //!
-//! Before [`add`] there is none; an allocation that fails panics, as `alloc` does everywhere.
+//! Before [`add`] the heap is empty. An allocation that fails panics, as `alloc` does everywhere.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -17,18 +17,18 @@ static HEAP: LockedHeap<ORDERS> = LockedHeap::empty();
 /// Gives `memory` to the heap, for ever.
 ///
 /// # Safety
-/// The memory must be mapped writable, and nobody else may use it.
+/// The memory must be mapped writable, and nothing else may use it.
 pub unsafe fn add(memory: Range<u64>) {
     // SAFETY: the caller's promise.
     unsafe { HEAP.lock().add_to_heap(memory.start as usize, memory.end as usize) };
 }
 
-/// Says that what is allocated from here on is for a running guest.
+/// Marks the present use: allocations from here on are for a running guest.
 pub fn mark() {
     MARK.store(used(), Ordering::Relaxed);
 }
 
-/// Bytes that are allocated now, beyond those at [`mark`].
+/// Bytes that are allocated now, minus those at [`mark`].
 pub fn grown() -> u64 {
     used().saturating_sub(MARK.load(Ordering::Relaxed)) as u64
 }

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Exceptions that the hypervisor raises in its guest at EL1, as hardware would (Arm ARM D1.3).
+//! Exceptions that the hypervisor raises in its guest at EL1, as hardware would (Arm ARM DDI 0487K.a, D1.3).
 
 use crate::context::Context;
 use crate::sysreg::id_field;
 use crate::{read_sysreg, write_sysreg};
 
-/// A synchronous external abort for the access that `esr` (an abort from a lower level) and `far` describe. `walk` is the
-/// level of the guest's own table if the abort is for a walk of stage 1: the level in `esr` is stage 2's.
+/// Raises a synchronous external abort for the access that `esr` (an abort from a lower level) and `far` describe. If
+/// the abort is for a walk of stage 1, `walk` is the level of the guest's own table, because the level in `esr` is
+/// stage 2's.
 pub fn external_abort(context: &mut Context, esr: u64, far: u64, walk: Option<i8>) {
     const STATUS: u64 = 0x3f;
     const SYNCHRONOUS_EXTERNAL: u64 = 0b01_0000;
-    // Level 0; level -1 is the status before it.
+    // The status for level 0; that of level -1 is one less.
     const ON_A_WALK: u64 = 0b01_0100;
-    // WnR, and CM: cache maintenance, for which WnR is set as well.
+    // WnR, and CM: for cache maintenance WnR is set as well.
     const DATA_ACCESS: u64 = 1 << 6 | 1 << 8;
     const FAR_NOT_VALID: u64 = 1 << 10;
     const INSTRUCTION_ABORT: u64 = 0x20;
     let class = esr >> 26 & 0x3f;
-    // From EL1 itself the class is the one of "the same level", which is one more.
+    // For an exception from EL1 itself the class is that of "the same level", which is one more.
     let class = class + u64::from(exception_level(context) == 1);
     let access = if class & !1 == INSTRUCTION_ABORT { 0 } else { esr & DATA_ACCESS };
-    // FnV has a meaning with this status only, in the guest's syndrome as in EL2's.
+    // FnV is defined for this status only, in the guest's syndrome as in EL2's.
     let far_not_valid = if esr & STATUS == SYNCHRONOUS_EXTERNAL { esr & FAR_NOT_VALID } else { 0 };
     let syndrome = match walk {
         Some(level) => ON_A_WALK.wrapping_add_signed(level.into()),
@@ -32,12 +33,12 @@ pub fn external_abort(context: &mut Context, esr: u64, far: u64, walk: Option<i8
     take(context, offset, class, access | syndrome);
 }
 
-/// An undefined instruction.
+/// Raises the exception for an undefined instruction.
 pub fn undefined(context: &mut Context) {
     take(context, SYNCHRONOUS, 0, 0);
 }
 
-/// Takes an exception to EL1, by the vector at `kind` in the group that the interrupted code belongs to.
+/// Takes an exception to EL1, through the vector at `kind` in the group of the interrupted code.
 fn take(context: &mut Context, kind: u64, class: u64, syndrome: u64) {
     const LONG_INSTRUCTION: u64 = 1 << 25;
     const STACK_OF_EL1: u64 = 1;
@@ -58,13 +59,14 @@ fn take(context: &mut Context, kind: u64, class: u64, syndrome: u64) {
     context.pstate = pstate;
 }
 
-/// PSTATE on entry to EL1 (Arm ARM, AArch64.TakeException): flags and DIT stay, TCO is set, PAN, SSBS and ALLINT are what
-/// SCTLR_EL1 says, EXLOCK what GCSCR_EL1 says for an exception from EL1 itself, all else is clear. Bits of features that the
-/// CPU lacks are ignored, but for ALLINT and EXLOCK, which are set only where there is FEAT_NMI and FEAT_GCS.
+/// PSTATE on entry to EL1 (Arm ARM DDI 0487K.a, pseudocode `AArch64.TakeException`). Flags and DIT are kept, and TCO is
+/// set. PAN, SSBS and ALLINT follow SCTLR_EL1. For an exception from EL1 itself, EXLOCK follows GCSCR_EL1. All other
+/// bits are clear. A CPU ignores the bits of features that it lacks, except ALLINT and EXLOCK, so those are set only
+/// with FEAT_NMI and FEAT_GCS.
 fn pstate_in_handler(before: u64) -> u64 {
     const FLAGS: u64 = 0xf << 28;
     const TCO: u64 = 1 << 25;
-    // The same bit after AArch32: SPSR_EL2 does not have it where CPSR does.
+    // The same bit after AArch32: SPSR_EL2 has DIT at another place than CPSR.
     const DIT: u64 = 1 << 24;
     const PAN: u64 = 1 << 22;
     const SSBS: u64 = 1 << 12;
@@ -98,7 +100,7 @@ fn external_aborts_are_serrors() -> bool {
 
 /// The first vector of a group.
 const SYNCHRONOUS: u64 = 0x000;
-/// The last one.
+/// The last vector of a group.
 const SERROR: u64 = 0x180;
 
 /// PSTATE.M\[4\].
@@ -108,7 +110,7 @@ fn exception_level(context: &Context) -> u64 {
     level_of(context.pstate)
 }
 
-/// 0 or 1. AArch32 is at EL0 only, where these bits of its mode are clear.
+/// 0 or 1. AArch32 runs only at EL0, where these bits of its mode are clear.
 fn level_of(pstate: u64) -> u64 {
     pstate >> 2 & 3
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Twofold's EL2 image: a small hypervisor that runs one guest, and maps its memory as it is touched.
+//! Twofold's EL2 image: a small hypervisor that runs one guest, and maps its memory on first touch.
 //!
 //! An image is a binary that names its main function with [`entry!`]:
 //!
@@ -10,44 +10,45 @@
 //!
 //! The upper half is the virtual machine:
 //!
-//! | module | is |
+//! | module | purpose |
 //! |---|---|
 //! | [`start`] | from a bundle to a running guest |
-//! | [`survey`], [`agreement`] | what the guest's CPUs have in common, and which must not run it |
-//! | [`vm`] | the virtual machine: what its vCPUs share, and its end |
-//! | [`config`], [`load`], [`device_tree`] | what the guest is to be, where it goes, what it is told |
-//! | [`vcpu`] | enter, leave, answer, enter again |
-//! | [`psci`], [`inject`] | what the guest asks for, and what is done to it |
-//! | [`abort`], [`translate`], [`stage1`] | an abort that wants a look at the guest's own stage 1 |
-//! | [`claim`] | what only one CPU gets: a vCPU to switch on, the end to report |
-//! | [`refusals`] | calls that were refused, the first of them with reasons |
+//! | [`survey`], [`agreement`] | the features that the guest's CPUs share, and the CPUs that must not run it |
+//! | [`vm`] | the virtual machine: the state that its vCPUs share, and its end |
+//! | [`config`], [`load`], [`device_tree`] | the guest's configuration, its place in memory, its device tree |
+//! | [`vcpu`] | enter, exit, answer, enter again |
+//! | [`psci`], [`inject`] | power calls of the guest, and exceptions that EL2 raises in it |
+//! | [`abort`], [`translate`], [`stage1`] | aborts whose answer needs the guest's own stage 1 |
+//! | [`claim`] | a right that only one CPU gets: to switch a vCPU on, to report the end |
+//! | [`refusals`] | calls that were refused, the first few with reasons |
 //! | [`vendor`] | calls by which a guest measures itself |
-//! | [`log_calls`], [`phases`] | its dirty log, which it drives itself; an experiment's phases, which it tells apart |
-//! | [`stats`] | what it all cost |
+//! | [`log_calls`], [`phases`] | the dirty log that the guest controls itself; the phases of an experiment |
+//! | [`stats`] | counters, and the report |
 //! | [`memory`], [`platform`] | RAM and instructions for the engine |
 //!
-//! The lower half is everything between that and the machine:
+//! The lower half is everything between the virtual machine and the hardware:
 //!
-//! | module | is |
+//! | module | purpose |
 //! |---|---|
 //! | [`boot`] | from the boot loader's jump to `main` |
 //! | [`el2_mmu`] | the image's own translation tables |
 //! | [`board`] | the machine, as its device tree describes it |
 //! | [`cpus`] | the other CPUs, and each CPU's stacks |
-//! | [`registers`] | which control registers there are, and what each is set to |
-//! | [`world`], [`context`] | the switch into the guest and back, and what is switched |
-//! | [`vectors`] | where exceptions arrive |
-//! | [`exception_table`], [`at`] | instructions of EL2's that a guest can make abort |
+//! | [`registers`] | the control registers, and the value of each |
+//! | [`world`], [`context`] | the switch into the guest and back, and the switched registers |
+//! | [`vectors`] | the exception vectors |
+//! | [`exception_table`], [`at`] | instructions of EL2 that a guest can make abort |
 //! | [`panic`](mod@panic) | the one report before the end |
-//! | [`console`], [`control`], [`semihosting`] | who hears about it |
+//! | [`console`], [`control`], [`semihosting`] | the outputs |
 //! | [`power`] | PSCI calls to the firmware, and the end |
 //! | [`heap`] | `alloc` |
-//! | [`pmu`], [`count`] | counts instructions at EL2; refuses a count that cannot be |
+//! | [`pmu`], [`count`] | counts instructions at EL2, and rejects impossible counts |
 //! | [`sysreg`] | reads and writes system registers |
 //!
-//! With the feature `trace` there is `trace`, too: what the engine does, line by line. With the feature `oracle` there is
-//! `oracle`: it holds the dirty log against the guest's memory; with `record` there is `record`: it keeps what the log tells.
-//! Both come in by `translation_registers`. With `baselines`, that one has techniques done as they were before.
+//! The feature `trace` adds `trace`: the engine's steps, line by line. The feature `oracle` adds `oracle`, which
+//! compares the dirty log with the guest's memory. The feature `record` adds `record`, which keeps the pages of the
+//! log. Both enter EL2 by `translation_registers`. The feature `baselines` adds `baselines`, which replaces techniques
+//! by their baselines.
 //!
 //! EL2 runs with interrupts masked and without FP/SIMD registers; both belong to the guest.
 #![no_std]
@@ -105,7 +106,7 @@ pub mod vendor;
 pub mod vm;
 pub mod world;
 
-/// The atomic that [`claim`] is made of. A host test puts another in its place, which lets a second CPU in between.
+/// The atomic of [`claim`]. A host test replaces it with one that lets a second CPU in between.
 pub(crate) mod primitive {
     pub use core::sync::atomic::{AtomicBool, Ordering};
 }

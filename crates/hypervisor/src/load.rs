@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where a guest's kernel, initrd and device tree go, and their way there.
+//! The places of a guest's kernel, initrd and device tree, and the copy to them.
 //!
-//! As Linux asks for (its Documentation/arch/arm64/booting.rst): the kernel at `text_offset` from a 2 MiB
-//! boundary, with `image_size` bytes to itself; then, each on a 2 MiB boundary, the initrd and the device tree.
+//! The layout follows Linux's Documentation/arch/arm64/booting.rst. The kernel is at `text_offset` from a 2 MiB
+//! boundary, with `image_size` bytes to itself. Then come, each at a 2 MiB boundary, the initrd and the device tree.
 
 use twofold_abi::virt;
 use twofold_memory::GuestMemory;
@@ -10,7 +10,7 @@ use twofold_stage2::{Ipa, Platform};
 
 use crate::config::Config;
 
-/// Where things lie in the guest's RAM.
+/// The places in the guest's RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// The kernel, and its entry.
@@ -31,7 +31,7 @@ pub enum LoadError {
     /// The magic number is missing.
     #[error("the kernel is not an arm64 Image (no \"ARM\\x64\" at byte 56); a compressed one has to be unpacked first")]
     NotAnImage,
-    /// It wants to be somewhere odd.
+    /// The kernel's text_offset is too large.
     #[error("the kernel's text_offset {0:#x} is not below 2 MiB")]
     TextOffset(u64),
     /// RAM is too small.
@@ -39,11 +39,11 @@ pub enum LoadError {
         "{what} does not fit: it would end {over} bytes beyond the guest's {memory} bytes of memory; use a larger --memory"
     )]
     DoesNotFit {
-        /// Which part.
+        /// The part.
         what: &'static str,
-        /// How much is missing.
+        /// The bytes that are missing.
         over: u64,
-        /// How much there is.
+        /// The guest's RAM in bytes.
         memory: u64,
     },
 }
@@ -79,7 +79,7 @@ impl Layout {
         })
     }
 
-    /// Copies everything into the guest's RAM.
+    /// Copies all parts into the guest's RAM.
     pub fn load<P: Platform>(
         &self,
         config: &Config<'_>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The calls by which a guest drives the dirty log of its own test memory ([`twofold_abi::vendor`]): all its slots, one after the
-//! other.
+//! The calls by which a guest controls the dirty log of its own test memory ([`twofold_abi::vendor`]). A call covers
+//! all its slots, one after the other.
 
 use alloc::vec::Vec;
 
@@ -10,23 +10,23 @@ use twofold_memory::dirty::{DirtyLog, DirtyPages, LogError, LogOptions, Tracker}
 use crate::platform::EnginePlatform;
 use crate::vm::Vm;
 
-/// What the calls have left.
+/// The state between the calls.
 pub struct LogCalls {
-    /// What was told last, slot by slot.
+    /// The pages that the last get returned, slot by slot.
     told: Vec<DirtyPages>,
     pages_told: u64,
     blocks_rejoined: u64,
 }
 
 impl LogCalls {
-    /// For so many slots of test memory.
+    /// For `slots` slots of test memory.
     pub fn new(slots: usize) -> Self {
         let mut told = Vec::new();
         told.resize_with(slots, DirtyPages::new);
         Self { told, pages_told: 0, blocks_rejoined: 0 }
     }
 
-    /// Answers the call with these arguments (x0 to x3); `None` where it is none for a log.
+    /// Answers the call with these arguments (x0 to x3). Returns `None` if it is not a log call.
     pub fn call(&mut self, vm: &Vm, arguments: [u64; 4]) -> Option<i64> {
         let [function, tracker, all, chunk] = arguments;
         let function = u32::try_from(function).ok().filter(|function| CALLS.contains(function))?;
@@ -46,12 +46,12 @@ impl LogCalls {
         }))
     }
 
-    /// Pages that logs told of so far.
+    /// Pages that the logs have reported so far.
     pub fn pages_told(&self) -> u64 {
         self.pages_told
     }
 
-    /// Blocks that were put together so far.
+    /// Blocks that were coalesced so far.
     pub fn blocks_rejoined(&self) -> u64 {
         self.blocks_rejoined
     }

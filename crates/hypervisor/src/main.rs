@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The image: takes the machine over, and runs the guest that the boot loader brought along.
+//! The image: takes the machine over, and runs the guest in the boot loader's bundle.
 #![no_std]
 #![no_main]
 

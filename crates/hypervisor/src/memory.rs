@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine's RAM, handed out once: a heap for EL2, records of frames, the rest for guests and tables.
+//! The machine's RAM, handed out once: a heap for EL2, table metadata, and the rest for guests and tables.
 //!
-//! The invariant: [`take_over`] is called once, and what it hands out neither overlaps itself nor anything in
+//! Invariant: [`take_over`] is called once, and the memory that it hands out neither overlaps itself nor anything in
 //! [`Board::reserved`].
 
 use alloc::vec::Vec;
@@ -14,10 +14,10 @@ use twofold_stage2::{Donated, Pa, Record, RecordRange, Records};
 use crate::board::Board;
 use crate::{heap, platform};
 
-/// The least that EL2 needs for itself.
+/// The minimum heap of EL2.
 const HEAP_SIZE: u64 = 4 << 20;
-/// What it needs on top for each so many bytes of RAM: the records of guest memory; with the oracle, a copy of that; with the
-/// recorder, what was written in hundreds of rounds.
+/// The heap has one more byte for this many bytes of RAM. It holds metadata of guest memory; with the oracle, a copy of
+/// guest memory; with the recorder, the pages of hundreds of rounds.
 const RAM_PER_HEAP: u64 = match (cfg!(feature = "oracle"), cfg!(feature = "record")) {
     (true, _) => 3,
     (false, true) => 16,
@@ -25,15 +25,15 @@ const RAM_PER_HEAP: u64 = match (cfg!(feature = "oracle"), cfg!(feature = "recor
 };
 const PAGE: u64 = 4096;
 
-/// What there is for guests.
+/// The memory for guests.
 pub struct Taken {
-    /// RAM that nobody uses.
+    /// RAM that is not in use.
     pub free: Vec<Donated>,
-    /// The records of all RAM.
+    /// The table metadata of all RAM.
     pub records: Records,
 }
 
-/// Gives the heap its memory, and the engine its records; the rest is free.
+/// Gives the heap its memory and the engine its metadata. The rest is free.
 pub fn take_over(board: &Board) -> Taken {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     assert!(!TAKEN.swap(true, Ordering::Relaxed), "RAM is taken over once");
@@ -58,7 +58,7 @@ pub fn take_over(board: &Board) -> Taken {
     Taken { free, records }
 }
 
-/// Puts the records of each range of RAM where nothing is in `used`, which they are added to.
+/// Places the metadata of each range of RAM outside of `used`, and adds its place to `used`.
 fn make_records(board: &Board, used: &mut Vec<Range<u64>>) -> Records {
     let mut ranges = Vec::new();
     for ram in &board.ram {
@@ -72,7 +72,7 @@ fn make_records(board: &Board, used: &mut Vec<Range<u64>>) -> Records {
         let run = memory.into_run();
         run.zero(&platform, &platform::features());
         let first = core::ptr::with_exposed_provenance(place.start as usize);
-        // SAFETY: zeroed just now, which is what a record begins as; taken once, and only ever used as records.
+        // SAFETY: zeroed just now, which is the initial state of a record; taken once, and only ever used as records.
         let records = unsafe { core::slice::from_raw_parts(first, frames as usize) };
         ranges.push(RecordRange { first: Pa::new(ram.start), records });
         used.push(place);
@@ -81,7 +81,7 @@ fn make_records(board: &Board, used: &mut Vec<Range<u64>>) -> Records {
     Records::new(ranges.leak())
 }
 
-/// The last `size` bytes of RAM, a multiple of the page size, that are in none of the ranges in `used`.
+/// The last `size` bytes of RAM, a multiple of the page size, outside of the ranges in `used`.
 fn free(board: &Board, used: &[Range<u64>], size: u64) -> Option<Range<u64>> {
     board.ram.iter().rev().find_map(|ram| {
         let mut end = ram.end & !(PAGE - 1);
@@ -96,7 +96,7 @@ fn free(board: &Board, used: &[Range<u64>], size: u64) -> Option<Range<u64>> {
     })
 }
 
-/// What the boot loader passed as an initrd; empty where it passed none.
+/// The boot loader's initrd; empty if there is none.
 pub fn bundle(board: &Board) -> &'static [u8] {
     let Some(range) = board.bundle.clone() else { return &[] };
     let pointer = core::ptr::with_exposed_provenance(range.start as usize);
@@ -108,7 +108,7 @@ pub fn bundle(board: &Board) -> &'static [u8] {
 fn donate(range: Range<u64>, to: &mut Vec<Donated>) {
     let (start, end) = (range.start.next_multiple_of(PAGE), range.end & !(PAGE - 1));
     if start < end {
-        // SAFETY: RAM that no one uses, mapped one to one; `take_over` hands each page out once.
+        // SAFETY: unused RAM, mapped one to one; `take_over` hands each page out once.
         to.push(unsafe { Donated::new(Pa::new(start), end - start) });
     }
 }

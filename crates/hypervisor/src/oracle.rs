@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Holds the dirty log against the guest's memory while the guest runs, in images with the feature `oracle`.
+//! Compares the dirty log with the guest's memory while the guest runs, in images with the feature `oracle`.
 //!
-//! The oracle keeps a copy of the guest's RAM. Each round it gets the log, compares every page that the log does not tell of
-//! with its copy, clears, and copies what was told. A page that differs is *lost*: it was written, and the log has no word of
-//! it. Counted as compared are only pages that the guest had written, and the log had told of, in a round before.
+//! The oracle keeps a copy of the guest's RAM. Each round does these steps: O1 get the log; O2 compare every page that
+//! the log does not report with its copy; O3 clear the log; O4 copy the reported pages. A page that differs in O2 is
+//! *lost*: it was written, and is not in the log. The count of compared pages includes only those that the guest wrote,
+//! and the log reported, in an earlier round.
 //!
-//! A round is where the guest is not asked: after a number of exits that is drawn anew each time, before or after the exit is
-//! answered. The GIC is the guest's, so no timer brings EL2 in; but the guest's writes to its translation registers trap
-//! (HCR_EL2.TVM), and so each change of process does, wherever it is. Every few rounds the log stops, blocks come back while
-//! the guest runs, and it starts anew, with other options: pages are split and put together all the time.
+//! The guest does not choose when a round happens: a round follows a random number of exits, and comes before or after
+//! the exit is answered. The GIC is the guest's, so no timer interrupt enters EL2. But the guest's writes to its
+//! translation registers trap (HCR_EL2.TVM), and so each change of process does. Every few rounds the log stops, blocks
+//! are coalesced while the guest runs, and the log starts again with other options. So pages are split and coalesced
+//! all the time.
 //!
-//! Invariant: nothing is read of a page between the `get` that does not tell of it and the comparison but by this CPU, which
-//! is the only one that the guest has.
+//! Invariant: between O1 and the comparison of a page, only this CPU accesses the page, because the guest has no other
+//! CPU.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -27,11 +29,11 @@ use crate::board::Board;
 use crate::vm::{End, Vm};
 use crate::{control, log};
 
-/// Reads what is to be done from the image's own command line.
+/// Reads the oracle's plan from the image's own command line.
 ///
 /// # Errors
 ///
-/// It does not say, or there is more than one vCPU.
+/// The argument is missing, or there is more than one vCPU.
 pub fn begin(board: &Board, cpus: u32) -> Result<(), OracleError> {
     let plan = board.bootargs.split_once(ORACLE_ARGUMENT).and_then(|(_, text)| Plan::parse(text));
     let plan = plan.ok_or(OracleError::Argument)?;
@@ -42,16 +44,16 @@ pub fn begin(board: &Board, cpus: u32) -> Result<(), OracleError> {
     Ok(())
 }
 
-/// Why the oracle cannot be asked.
+/// Why the oracle cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum OracleError {
-    /// The argument is missing, or wrong.
-    #[error("this image wants `{ORACLE_ARGUMENT}TRACKER,...:COMPARISONS:SEED`: start it with `cargo xtask oracle`")]
+    /// The argument is missing or wrong.
+    #[error("this image needs `{ORACLE_ARGUMENT}TRACKER,...:COMPARISONS:SEED`: start it with `cargo xtask oracle`")]
     Argument,
     /// A page could be written while it is compared.
     #[error("the oracle watches one vCPU, not {cpus}")]
     Cpus {
-        /// How many there are.
+        /// The number of vCPUs.
         cpus: u32,
     },
 }
@@ -60,14 +62,14 @@ pub enum OracleError {
 pub struct Oracle {
     plan: &'static Plan,
     random: Random,
-    /// Which of the trackers it is.
+    /// The index of the present tracker in the plan.
     turn: usize,
     state: State,
-    /// Exits to the next round.
+    /// Exits until the next round.
     exits: u64,
     dirty: DirtyPages,
     copy: Vec<Option<Box<Page>>>,
-    /// Whether the guest was seen to write a page.
+    /// Whether the guest was seen to write each page.
     written: Vec<bool>,
     page: Box<Page>,
     counts: Counts,
@@ -76,20 +78,20 @@ pub struct Oracle {
 type Page = [u8; PAGE];
 const PAGE: usize = 4096;
 
-/// What is to be done.
+/// The plan of a run.
 struct Plan {
     /// Indexes of [`Tracker::ALL`].
     trackers: Vec<usize>,
     comparisons: u64,
     seed: u64,
-    /// A control: of the pages that a log tells, one is taken for untold each round, so that pages have to be lost.
+    /// A negative control: each round ignores one of the reported pages, so that some pages are lost.
     is_deaf: bool,
 }
 
 enum State {
-    /// No log runs, and blocks come back from this page on.
+    /// No log runs, and pages are coalesced from this page on.
     Joining(u64),
-    /// A log runs for so many rounds more; `all_told`: what the next `get` tells is everything, written or not.
+    /// A log runs for `rounds` more rounds. `all_told`: the next get returns all pages, written or not.
     Running { rounds: u64, all_told: bool },
 }
 
@@ -106,7 +108,7 @@ struct Counts {
 static PLAN: Once<Plan> = Once::new();
 
 impl Oracle {
-    /// An oracle that has not seen anything yet. After [`begin`].
+    /// An oracle without rounds. Call it after [`begin`].
     pub fn planned() -> Self {
         let plan = PLAN.get().expect("the plan was read before there was a guest");
         Self {
@@ -123,16 +125,16 @@ impl Oracle {
         }
     }
 
-    /// Whether a round is before the exit's answer, and not after it.
+    /// Whether a round comes before the exit's answer, not after it.
     pub fn comes_first(&mut self) -> bool {
         self.random.below(2) == 0
     }
 
-    /// The guest has left.
+    /// Called at each exit of the guest.
     pub fn exit(&mut self, vm: &Vm) {
         self.exits -= 1;
         if self.exits == 0 {
-            // From every exit to tens of thousands of them: no length is favoured.
+            // The distance ranges from one exit to tens of thousands, and no length is favoured.
             let most = 1 << self.random.below(17);
             self.exits = 1 + self.random.below(most);
             if let Err(error) = self.round(vm) {
@@ -155,7 +157,8 @@ impl Oracle {
             State::Running { rounds, all_told } => {
                 self.look(vm, all_told)?;
                 self.state = State::Running { rounds: rounds.saturating_sub(1), all_told: false };
-                // A guest that has written nearly everything is compared often enough before the log ever stopped.
+                // If a guest has written nearly everything, it is compared often enough before the log has ever
+                // stopped.
                 if self.counts.compared >= self.plan.comparisons && self.counts.starts > 1 {
                     dirty.stop()?;
                     self.finish(vm);
@@ -168,7 +171,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Starts a log of the tracker whose turn it is, with options that are drawn.
+    /// Starts a log of the present tracker, with random options.
     fn start(&mut self, vm: &Vm) -> Result<(), LogError> {
         let dirty = vm.dirty_log()?;
         let tracker = self.tracker();
@@ -191,14 +194,14 @@ impl Oracle {
         self.copy.resize_with(pages, || None);
         self.written.resize(pages, false);
         if !options.all_dirty {
-            // Nothing is in the log: so all is to stay as it is now, until it is told.
+            // The log is empty, so the copy is of the present memory.
             (0..pages).for_each(|page| self.copy_page(vm, page));
         }
         self.state = State::Running { rounds: 2 + self.random.below(20), all_told: options.all_dirty };
         Ok(())
     }
 
-    /// A round: get, compare, clear, copy.
+    /// One round: get, compare, clear, copy.
     fn look(&mut self, vm: &Vm, all_told: bool) -> Result<(), LogError> {
         let log = vm.dirty_log()?;
         let mut told = core::mem::take(&mut self.dirty);
@@ -221,7 +224,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Compares all pages that were not told, or not heard of.
+    /// Compares all pages that the log did not report, and the reported page `unheard`.
     fn compare(&mut self, vm: &Vm, told: &DirtyPages, unheard: Option<u64>) {
         let mut words = told.words().iter().peekable();
         for page in 0..self.copy.len() {
@@ -241,7 +244,7 @@ impl Oracle {
                     let name = self.tracker().name();
                     log!("oracle: {name}: page {page} was written in round {}, and is in no log", self.counts.rounds);
                 }
-                // It is told of once.
+                // A lost page is reported once.
                 self.copy_page(vm, page);
             }
         }
@@ -266,7 +269,7 @@ impl Oracle {
         Tracker::ALL[self.plan.trackers[self.turn]]
     }
 
-    /// This tracker is done.
+    /// Reports the figures of this tracker, and starts the next one.
     fn finish(&mut self, vm: &Vm) {
         let name = TRACKERS[self.plan.trackers[self.turn]];
         let counts = core::mem::take(&mut self.counts);
@@ -294,14 +297,14 @@ impl Oracle {
 }
 
 impl Plan {
-    /// `TRACKER,...:COMPARISONS:SEED`, and `:deaf` for the control.
+    /// Reads `TRACKER,...:COMPARISONS:SEED`, and `:deaf` for the negative control.
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split_ascii_whitespace().next()?.split(':');
         let number = |name: &str| Tracker::ALL.iter().position(|tracker| tracker.name() == name);
         let plan = Self {
             trackers: parts.next()?.split(',').map(number).collect::<Option<Vec<_>>>()?,
             comparisons: parts.next()?.parse().ok()?,
-            // The generator stands still at 0.
+            // The generator would stay at 0.
             seed: parts.next()?.parse::<u64>().ok()? | 1 << 63,
             is_deaf: match parts.next() {
                 None => false,
@@ -313,7 +316,7 @@ impl Plan {
     }
 }
 
-/// Xorshift (Marsaglia): all that matters is that it repeats.
+/// Xorshift (Marsaglia): the only requirement is that it repeats.
 struct Random(u64);
 
 impl Random {
@@ -321,12 +324,12 @@ impl Random {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        // The high bits, which are better mixed.
+        // The high bits are better mixed.
         (self.0 >> 20) % end
     }
 }
 
-/// On the heap from the start: EL2's stack is small.
+/// Allocated on the heap, because EL2's stack is small.
 fn empty() -> Box<Page> {
     alloc::vec![0; PAGE].into_boxed_slice().try_into().expect("it has the length of a page")
 }

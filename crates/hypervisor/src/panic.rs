@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The end by a panic or by an exception at EL2: one report, then exit. An exception of an instruction in the
-//! [exception table](crate::exception_table) is not the end.
+//! A panic or an exception at EL2: one report, then exit. An exception of an instruction in the [exception
+//! table](crate::exception_table) is not fatal.
 //!
 //! The report goes to the serial port and, line by line, to the control channel.
 //!
-//! Invariant: there is one report, and it ends. The first CPU that comes here writes it; others that come stop
-//! (where a guest runs it goes on until the end); if the reporting CPU comes here again, something in the report itself failed, and it exits at once. The report takes no lock
-//! and no memory.
+//! Invariant: there is one report, and it ends. The first CPU that gets here writes it. Other CPUs that get here stop;
+//! a CPU that runs a guest continues until the exit. If the reporting CPU gets here again, the report itself failed,
+//! and the CPU exits at once. The report takes no lock and allocates no memory.
 
 use core::fmt::{self, Write};
 use core::panic::PanicInfo;
@@ -17,7 +17,7 @@ use spin::Once;
 use crate::console::Console;
 use crate::{control, cpus, el2_mmu, exception_table, power, read_sysreg, write_sysreg};
 
-/// Sets who writes the last exits of the guest into a report. The first call counts.
+/// Sets the function that writes the last exits of the guest into a report. Only the first call has an effect.
 pub fn set_last_exits(write: fn(&mut dyn Write)) {
     LAST_EXITS.call_once(|| write);
 }
@@ -32,7 +32,7 @@ pub struct Frame {
     pub sp: u64,
 }
 
-/// Which vector a fatal exception came through.
+/// The vector of a fatal exception.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 #[allow(missing_docs)]
@@ -46,13 +46,13 @@ pub enum Fatal {
 
 static LAST_EXITS: Once<fn(&mut dyn Write)> = Once::new();
 
-/// An exception at EL2, from the vectors, on the emergency stack. Returns only if the exception table has a landing for it,
-/// which ELR_EL2 then points to.
+/// An exception at EL2, from the vectors, on the emergency stack. Returns only if the exception table has a landing for
+/// it; ELR_EL2 then points to the landing.
 pub(crate) extern "C" fn exception(fatal: Fatal, frame: &Frame) {
     if matches!(fatal, Fatal::Sync | Fatal::SError)
         && let Some(landing) = exception_table::landing(read_sysreg!(ESR_EL2), read_sysreg!(ELR_EL2))
     {
-        // SAFETY: EL2 goes on where the code that was interrupted has its landing. The vector restores all else.
+        // SAFETY: EL2 continues at the landing of the interrupted code. The vector restores all other registers.
         return unsafe { write_sysreg!(ELR_EL2, landing) };
     }
     report(|out| {
@@ -175,7 +175,7 @@ fn backtrace(out: &mut impl Write, mut frame: u64) -> fmt::Result {
     writeln!(out)
 }
 
-/// An address, relative to the image where it is inside: that is its address in the ELF file.
+/// An address. Inside the image it is printed relative to the image, which is its address in the ELF file.
 struct Place(u64);
 
 impl fmt::Display for Place {
@@ -189,7 +189,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Writes to the serial port and collects lines for the control channel.
+/// Writes to the serial port, and collects lines for the control channel.
 struct Report {
     line: arrayvec::ArrayString<240>,
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The phases of an experiment, as its guest tells them apart ([`twofold_abi::vendor::PHASE`]), and what each of them took.
+//! The phases of an experiment, as its guest marks them ([`twofold_abi::vendor::PHASE`]), and the figures of each.
 //!
-//! Invariant: what is counted as a phase's is all that was done at EL2 between two of the guest's words, from the vector of each
-//! exit to the way back into the guest; and nothing of what the words themselves took. Nothing is counted in between that
-//! would not be counted anyway, and nothing is written before the guest is over: so phases cost what they cost without this.
+//! Invariant: the figures of a phase cover all work at EL2 between two marks of the guest, from the vector of each exit
+//! to the next entry, but not the marks themselves. A phase adds no counting of its own, and nothing is written before
+//! the guest has ended, so phases do not change the cost that they measure.
 
 use alloc::vec::Vec;
 
@@ -14,14 +14,14 @@ use crate::log_calls::LogCalls;
 use crate::stats::{self, Meter, Purpose};
 use crate::vm::Vm;
 
-/// The phases that the guest told apart.
+/// The phases that the guest marked.
 pub struct Phases {
     now: Option<Phase>,
-    /// At most [`vendor::PHASES_MAX`], for which there is room from the start.
+    /// At most [`vendor::PHASES_MAX`]; the room is allocated at the start.
     past: Vec<Phase>,
 }
 
-/// A phase, and what had been spent when it began; or, once it is past, what it took.
+/// A phase, and the counts at its start; once it has ended, its figures.
 struct Phase {
     /// An index of [`vendor::PHASES`].
     name: usize,
@@ -30,13 +30,13 @@ struct Phase {
 
 #[derive(Clone, Copy)]
 struct Spent {
-    /// But for calls that tell phases apart.
+    /// Without calls that mark phases.
     instructions: u64,
-    /// Pages that logs told of.
+    /// Pages that logs reported.
     pages: u64,
-    /// Blocks that were put together.
+    /// Blocks that were coalesced.
     blocks: u64,
-    /// As [`stats::for_each_event`] has them.
+    /// In the order of [`stats::for_each_event`].
     events: [u64; EVENTS],
 }
 
@@ -44,15 +44,15 @@ struct Spent {
 const EVENTS: usize = 32;
 
 impl Default for Phases {
-    /// None yet, and room for all that there may be.
+    /// No phase yet, and room for the most that there may be.
     fn default() -> Self {
         Self { now: None, past: Vec::with_capacity(vendor::PHASES_MAX) }
     }
 }
 
 impl Phases {
-    /// Answers the call with these arguments (x0 and x1); `None` where it is none for phases. An error names a phase in which a
-    /// count fell.
+    /// Answers the call with these arguments (x0 and x1). Returns `None` if it is not a phase call. An error names a
+    /// phase in which a count fell.
     pub fn call(
         &mut self,
         vm: &Vm,
@@ -80,7 +80,7 @@ impl Phases {
         Some(Ok(vendor::SUCCESS))
     }
 
-    /// Writes what each of them took to the control channel.
+    /// Writes the figures of each phase to the control channel.
     pub fn report(&self, vm: &Vm) {
         let mut numbers = [0; vendor::PHASES.len()];
         for Phase { name, spent } in &self.past {
@@ -102,7 +102,7 @@ impl Phases {
 }
 
 impl Spent {
-    /// What was spent up to this exit.
+    /// The counts up to this exit.
     fn by(vm: &Vm, log: &LogCalls) -> Self {
         let mut events = [0; EVENTS];
         let mut places = events.iter_mut();
@@ -111,7 +111,7 @@ impl Spent {
         Self { instructions, pages: log.pages_told(), blocks: log.blocks_rejoined(), events }
     }
 
-    /// What was spent since `before`; `None` where something was spent back.
+    /// The difference to `before`; `None` if a count fell.
     fn since(&self, before: &Self) -> Option<Self> {
         let mut events = [0; EVENTS];
         for (event, (now, before)) in events.iter_mut().zip(self.events.iter().zip(&before.events)) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The engine's platform on this CPU, which counts what the engine asks for.
+//! The engine's platform on this CPU, which counts the engine's instructions.
 //!
-//! All CPUs count together, each in between the others: by atomics that order nothing.
+//! All CPUs share the counters. The atomics are relaxed, because counting needs no order.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -15,19 +15,19 @@ use crate::read_sysreg;
 /// The instructions of this CPU, counted.
 pub struct Counted {
     arm64: Arm64<IdentityMap>,
-    /// Lines of the instruction cache in a page.
+    /// Lines of the instruction cache in one page.
     lines_per_page: u64,
     counts: InstructionCounts,
 }
 
-/// What the engine runs on: counted, and in images with the feature `trace` told of as well.
+/// The engine's platform: counted, and in images with the feature `trace` also traced.
 #[cfg(not(feature = "trace"))]
 pub type EnginePlatform = Counted;
-/// What the engine runs on: counted, and in images with the feature `trace` told of as well.
+/// The engine's platform: counted, and in images with the feature `trace` also traced.
 #[cfg(feature = "trace")]
 pub type EnginePlatform = crate::trace::Traced<Counted>;
 
-/// How often each kind of instruction was executed for the engine.
+/// The number of times that each kind of instruction was executed for the engine.
 #[derive(Default)]
 pub struct InstructionCounts {
     tlbi: [AtomicU64; 8],
@@ -38,7 +38,7 @@ pub struct InstructionCounts {
     icache_all: AtomicU64,
 }
 
-/// The operations, in the order in which they are counted.
+/// The operations, in the order of their counters.
 const TLBI: [(Tlbi, &str); 8] = [
     (Tlbi::Ipas2E1, "ipas2e1"),
     (Tlbi::Ipas2E1Is, "ipas2e1is"),
@@ -51,7 +51,7 @@ const TLBI: [(Tlbi, &str); 8] = [
 ];
 
 impl Counted {
-    /// The platform of a machine whose CPUs have `features` in common, with memory mapped one to one.
+    /// The platform of a machine whose CPUs share `features`, with memory mapped one to one.
     ///
     /// # Safety
     ///
@@ -63,7 +63,7 @@ impl Counted {
         Self { arm64, lines_per_page, counts: InstructionCounts::default() }
     }
 
-    /// What was executed so far.
+    /// The instructions executed so far.
     pub fn counts(&self) -> &InstructionCounts {
         &self.counts
     }
@@ -89,7 +89,7 @@ pub fn features() -> Features {
     Features::from_registers(&id_registers())
 }
 
-/// The ID registers of this CPU that say what features it has.
+/// The ID registers of this CPU that announce its features.
 pub fn id_registers() -> IdRegisters {
     IdRegisters {
         id_aa64mmfr0: read_sysreg!(id_aa64mmfr0_el1),
@@ -101,7 +101,7 @@ pub fn id_registers() -> IdRegisters {
     }
 }
 
-/// So many more.
+/// Adds to a counter.
 fn count(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
@@ -148,7 +148,8 @@ unsafe impl Platform for Counted {
     #[inline(always)]
     fn ic(&self, operation: Ic, address: usize) {
         match operation {
-            // The engine makes whole pages executable, line by line: to count each one would cost more than the line.
+            // The engine makes whole pages executable, line by line. Counting each line would cost more than the line
+            // itself.
             Ic::Ivau if (address as u64).is_multiple_of(PAGE) => {
                 count(&self.counts.lines_invalidated, self.lines_per_page);
             }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Counts the instructions that a CPU retires at EL2.
 //!
-//! The last event counter is taken from the guest: MDCR_EL2.HPMN one lower, and HPME runs it whatever PMCR_EL0 says. HPMN alone
-//! does not keep a guest away from it everywhere (QEMU 7.2 lowers PMCR_EL0.N and does no more), so while EL2 counts every access
-//! of the guest to the PMU traps; [`shut`](crate::registers::shut) answers as a PMU without event counters.
+//! The last event counter is taken from the guest: MDCR_EL2.HPMN is one lower, and HPME runs the counter independently
+//! of PMCR_EL0. HPMN alone does not protect it everywhere (QEMU 7.2 only lowers PMCR_EL0.N). So while EL2 counts, every
+//! access of the guest to the PMU traps; [`shut`](crate::registers::shut) answers as a PMU without event counters.
 //!
-//! Invariant: a [`Counter`] is read on the CPU that started it; it is not `Send`. A count that cannot be is an error
+//! Invariant: a [`Counter`] is read on the CPU that started it; it is not `Send`. An impossible count is an error
 //! ([`Impossible`]), not a figure.
 
 use core::arch::global_asm;
@@ -24,7 +24,7 @@ pub struct Counter {
     not_send: PhantomData<*mut ()>,
 }
 
-/// Whether this CPU can count retired instructions, and has a counter for the guest besides. Under QEMU only with
+/// Whether this CPU can count retired instructions, and has another counter for the guest. Under QEMU only with
 /// `-icount`.
 #[must_use]
 pub fn available() -> bool {
@@ -32,20 +32,20 @@ pub fn available() -> bool {
 }
 
 impl Counter {
-    /// Starts the counter, or answers `None` where it is not [`available`].
+    /// Starts the counter. Returns `None` if it is not [`available`].
     ///
     /// # Safety
-    /// After [`registers::set_for`](crate::registers::set_for), which sets MDCR_EL2, and once per CPU.
+    /// Must be called after [`registers::set_for`](crate::registers::set_for), which sets MDCR_EL2, and once per CPU.
     #[must_use]
     pub unsafe fn start() -> Option<Self> {
         if !available() {
             return None;
         }
         let index = counters() - 1;
-        // FEAT_PMUv3p5 has 64-bit event counters; HLP makes those of EL2 overflow there.
+        // FEAT_PMUv3p5 has 64-bit event counters; HLP makes those of EL2 overflow at 64 bits.
         let wide = version() >= 6;
         let mdcr = (read_sysreg!(MDCR_EL2) & !HPMN) | index | HPME | TPM | TPMCR | if wide { HLP } else { 0 };
-        // SAFETY: the PMU exists, the counter too, and the guest does not run; counting changes nothing else.
+        // SAFETY: the PMU and the counter exist, and the guest does not run; counting changes nothing else.
         unsafe {
             write_sysreg!(MDCR_EL2, mdcr);
             write_sysreg!(PMSELR_EL0, index);
@@ -55,7 +55,7 @@ impl Counter {
             write_sysreg!(PMCNTENSET_EL0, 1 << index);
         }
         isb();
-        // SAFETY: the function for counter `index` is in this place: see below.
+        // SAFETY: the function for counter `index` is at this place: see below.
         let read = unsafe {
             let function = (&raw const pmu_readers).byte_add(index as usize * READER_SIZE);
             core::mem::transmute::<*const u8, extern "C" fn() -> u64>(function)
@@ -64,8 +64,8 @@ impl Counter {
         Some(Self { read, mask, last: 0, not_send: PhantomData })
     }
 
-    /// Instructions since the last call, or since the start. Where the hardware's counter has 32 bits it must be read once in
-    /// 2^31 instructions at least.
+    /// Instructions since the last call, or since the start. A hardware counter of 32 bits must be read at least once
+    /// in 2^31 instructions.
     #[inline(always)]
     pub fn since_last(&mut self) -> Result<u64, Impossible> {
         let (before, now) = (self.last, (self.read)());
@@ -78,7 +78,7 @@ impl Counter {
 const INST_RETIRED: u64 = 0x08;
 /// PMEVTYPER: P and U (not at EL1 and EL0), NSH (at EL2).
 const EL2_ONLY: u64 = 1 << 31 | 1 << 30 | 1 << 27;
-/// MDCR_EL2: how many counters the guest has.
+/// MDCR_EL2: the number of counters that the guest has.
 const HPMN: u64 = 0x1f;
 /// MDCR_EL2: the guest's accesses to PMCR_EL0 trap.
 const TPMCR: u64 = 1 << 5;
@@ -89,7 +89,7 @@ const HPME: u64 = 1 << 7;
 /// MDCR_EL2: the counters of EL2 have 64 bits.
 const HLP: u64 = 1 << 26;
 
-/// The PMU's version; 0 where there is none that the architecture describes.
+/// The PMU's version; 0 if there is no PMU, or none that the architecture describes.
 fn version() -> u64 {
     match id_field(read_sysreg!(ID_AA64DFR0_EL1), 8) {
         0xf => 0,
@@ -102,8 +102,8 @@ fn counters() -> u64 {
     (read_sysreg!(PMCR_EL0) >> 11) & 0x1f
 }
 
-// The counter's number is part of the instruction that reads it, hence a function for each. The register that
-// selects one by number (PMSELR_EL0) holds the guest's choice.
+// The counter's number is part of the instruction that reads it, so each counter has a function. The register that
+// selects a counter by number (PMSELR_EL0) holds the guest's choice.
 global_asm!(
     ".section .text.pmu, \"ax\"",
     ".balign 8",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! PSCI calls to the firmware below, and the end.
+//! PSCI calls to the firmware, and the exit of the image.
 //!
-//! Invariant: no call leaves EL2 before `init` said by which instruction, SMC or HVC.
+//! Invariant: EL2 makes no call before `init` has set the instruction, SMC or HVC.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -17,11 +17,11 @@ use crate::semihosting;
 pub enum Conduit {
     /// Secure monitor call.
     Smc = 1,
-    /// Hypervisor call, where somebody virtualizes EL2.
+    /// Hypervisor call, for a virtualized EL2.
     Hvc = 2,
 }
 
-/// Ends the image: by semihosting with `status`; without it the machine is switched off; without PSCI the CPU
+/// Ends the image: by semihosting with `status`; without semihosting by switching the machine off; without PSCI the CPU
 /// sleeps.
 pub fn exit(status: i32) -> ! {
     #[cfg(feature = "trace")]
@@ -31,7 +31,7 @@ pub fn exit(status: i32) -> ! {
     park()
 }
 
-/// Stops this CPU without a word to anybody.
+/// Stops this CPU without a report.
 pub fn park() -> ! {
     loop {
         // SAFETY: waiting changes nothing.
@@ -56,12 +56,12 @@ pub fn affinity_info(mpidr: u64) -> Result<AffinityState, Error> {
     call(|| psci::affinity_info::<Smc>(mpidr, level), || psci::affinity_info::<Hvc>(mpidr, level))
 }
 
-/// Switches the machine off. Returns only if that failed.
+/// Switches the machine off. Returns only if that fails.
 pub fn system_off() -> Result<(), Error> {
     call(psci::system_off::<Smc>, psci::system_off::<Hvc>)
 }
 
-/// 0: not known yet.
+/// 0: not set yet.
 static CONDUIT: AtomicU8 = AtomicU8::new(0);
 
 pub(crate) fn init(conduit: Conduit) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! PSCI as the guest sees it (Arm DEN0022), by HVC or SMC.
+//! PSCI for the guest (Arm DEN0022), by HVC or SMC.
 //!
-//! The module decides; what it decides about is behind [`Vcpus`], so that a host test can put each case to it. The
-//! invariant: a vCPU is switched on only by the CPU that won [`Vcpus::try_on`], and is off again if its start fails.
+//! The module only decides; all state is behind [`Vcpus`], so a host test can cover each case. Invariant: only the CPU
+//! that won [`Vcpus::try_on`] switches a vCPU on, and the vCPU is off again if its start fails.
 
 use core::fmt;
 
@@ -10,34 +10,34 @@ use smccc::psci;
 
 use crate::cpus::StartError;
 
-/// What a call leads to.
+/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The caller goes on with this in x0.
+    /// The caller continues with this value in x0.
     Return(u64),
     /// The caller is off.
     Off,
-    /// The guest wants the machine off.
+    /// The guest asks for power-off.
     SystemOff,
-    /// The guest wants a reset.
+    /// The guest asks for a reset.
     SystemReset,
 }
 
 /// The vCPUs of a guest, by their numbers.
 pub trait Vcpus {
-    /// The vCPU that has this affinity.
+    /// The vCPU with this affinity.
     fn find(&self, mpidr: u64) -> Option<usize>;
     /// Whether the guest has RAM at this intermediate physical address.
     fn is_ram(&self, address: u64) -> bool;
-    /// Gives the caller the right to switch a vCPU on. Returns `false` if it is on already.
+    /// Gives the caller the right to switch a vCPU on. Returns `false` if the vCPU is already on.
     fn try_on(&self, index: usize) -> bool;
-    /// Marks a vCPU off, which the caller switched on or is.
+    /// Marks a vCPU off. The caller runs on that vCPU, or has switched it on.
     fn set_off(&self, index: usize);
-    /// Starts a vCPU, which the caller has the right to, at `entry` with `argument` in x0.
+    /// Starts a vCPU at `entry` with `argument` in x0. The caller must have the right to.
     fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), StartError>;
     /// Whether a vCPU is off and can be started.
     fn is_off(&self, index: usize) -> bool;
-    /// A call was refused for a reason that its answer does not give.
+    /// Reports a call that was refused for a reason that its result does not give.
     fn refused(&self, why: fmt::Arguments);
 }
 
@@ -95,7 +95,7 @@ fn features(function: u32) -> i64 {
 
 fn cpu_on(vcpus: &impl Vcpus, mpidr: u64, entry: u64, context: u64) -> i64 {
     let Some(target) = vcpus.find(mpidr) else { return INVALID_PARAMETERS };
-    // There the vCPU would abort on its first fetch, and on the first one of its vector, for ever.
+    // Without RAM there, the vCPU would abort on its first fetch, and then on the first fetch of its vector, for ever.
     if !vcpus.is_ram(entry) {
         return INVALID_ADDRESS;
     }
@@ -107,7 +107,7 @@ fn cpu_on(vcpus: &impl Vcpus, mpidr: u64, entry: u64, context: u64) -> i64 {
         Err(error) => {
             vcpus.set_off(target);
             match error {
-                // The vCPU is marked off, but its CPU is still on its way: the guest may try again.
+                // The vCPU is marked off, but its CPU is not off yet: the guest may try again.
                 StartError::Firmware(_, psci::Error::AlreadyOn) => ALREADY_ON,
                 StartError::Firmware(_, psci::Error::OnPending) => ON_PENDING,
                 _ => {

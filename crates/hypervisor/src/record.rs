@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Records which pages the guest writes, in images with the feature `record`: its dirty log, got and cleared at each change of
-//! process, which is the shortest interval at which EL2 is sure to be there.
+//! Records the pages that the guest writes, in images with the feature `record`. It gets and clears the guest's dirty
+//! log at each change of process: the shortest interval at which an exit to EL2 is certain.
 //!
-//! The last rounds are kept, and told when the guest switches itself off: so what is to be recorded runs last. Invariant:
-//! while the guest runs nothing is written anywhere, so that the interval is the guest's.
+//! The last rounds are kept, and reported when the guest switches itself off, so the workload to record must run last.
+//! Invariant: nothing is written to the control channel while the guest runs, so the interval is the guest's own.
 
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -18,11 +18,11 @@ use crate::translation_registers::is_change_of_process;
 use crate::vm::Vm;
 use crate::{control, read_sysreg};
 
-/// Reads how many rounds are to be kept from the image's own command line.
+/// Reads the number of rounds to keep from the image's own command line.
 ///
 /// # Errors
 ///
-/// It does not say, or there is more than one vCPU.
+/// The argument is missing, or there is more than one vCPU.
 pub fn begin(board: &Board, cpus: u32) -> Result<(), RecordError> {
     let rounds = board.bootargs.split_once(RECORD_ARGUMENT).and_then(|(_, text)| text.split_ascii_whitespace().next());
     let rounds = rounds.and_then(|text| text.parse().ok()).filter(|rounds| *rounds > 0);
@@ -34,21 +34,21 @@ pub fn begin(board: &Board, cpus: u32) -> Result<(), RecordError> {
     Ok(())
 }
 
-/// Why nothing can be recorded.
+/// Why the recorder cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The argument is missing, or wrong.
-    #[error("this image wants `{RECORD_ARGUMENT}ROUNDS`: start it with `cargo xtask record-redis`")]
+    /// The argument is missing or wrong.
+    #[error("this image needs `{RECORD_ARGUMENT}ROUNDS`: start it with `cargo xtask record-redis`")]
     Argument,
-    /// Rounds of several vCPUs would not be in an order.
-    #[error("the writes of one vCPU are recorded, not of {cpus}")]
+    /// The rounds of several vCPUs would have no order.
+    #[error("the recorder works with one vCPU, not with {cpus}")]
     Cpus {
-        /// How many there are.
+        /// The number of vCPUs.
         cpus: u32,
     },
 }
 
-/// What was recorded so far.
+/// The rounds that were recorded so far.
 pub struct Recorder {
     rounds: VecDeque<Round>,
     most: usize,
@@ -57,20 +57,20 @@ pub struct Recorder {
 
 struct Round {
     pages: DirtyPages,
-    /// The counter at its end.
+    /// The machine's counter at the end of the round.
     end: u64,
 }
 
 static ROUNDS: Once<usize> = Once::new();
 
 impl Recorder {
-    /// One that has not seen anything yet. After [`begin`].
+    /// A recorder without rounds. Call it after [`begin`].
     pub fn planned() -> Self {
         let most = *ROUNDS.get().expect("the plan was read before there was a guest");
         Self { rounds: VecDeque::with_capacity(most), most, is_running: false }
     }
 
-    /// The guest has left, and is answered.
+    /// Called after an exit of the guest was answered.
     pub fn exit(&mut self, vm: &Vm, esr: u64) {
         if is_change_of_process(esr)
             && let Err(error) = self.round(vm)
@@ -95,7 +95,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Writes what is kept to the control channel.
+    /// Writes the recorded rounds to the control channel.
     pub fn tell(&self, vm: &Vm) {
         for (number, round) in self.rounds.iter().enumerate() {
             let mut line = String::new();
@@ -106,7 +106,7 @@ impl Recorder {
                     line.clear();
                 }
             }
-            // Also where nothing is left, so that a round without a page is told of.
+            // Even without runs, so that a round without a page is reported.
             control::line(ROUND, format_args!("{number}{line}"));
         }
         let end = |round: Option<&Round>| round.map_or(0, |round| round.end);
@@ -117,10 +117,10 @@ impl Recorder {
     }
 }
 
-/// Bytes of runs in a line: what the control channel does not cut.
+/// Bytes of runs in a line: below the limit of the control channel.
 const LINE: usize = 900;
 
-/// Pages that follow each other: the first, and how many.
+/// Runs of consecutive pages: the first page and the count.
 fn runs(pages: &DirtyPages) -> impl Iterator<Item = (u64, u64)> {
     let mut pages = pages.pages().peekable();
     core::iter::from_fn(move || {

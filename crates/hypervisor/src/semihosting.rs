@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Calls to the debugger or emulator around the machine (Arm "Semihosting for AArch32 and AArch64").
 //!
-//! Invariant: HLT is executed only after [`enable`]. Where nobody listens it is an exception.
+//! Invariant: HLT is executed only after [`enable`]. If semihosting is not served, HLT is an exception.
 
 use core::arch::asm;
 use core::ffi::CStr;
@@ -9,10 +9,10 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
-/// Says that somebody listens.
+/// Enables semihosting.
 ///
 /// # Safety
-/// It must be so: QEMU was given `-semihosting-config enable=on`, or a debugger is attached.
+/// Semihosting must be served: QEMU was given `-semihosting-config enable=on`, or a debugger is attached.
 pub unsafe fn enable() {
     ENABLED.store(true, Ordering::Relaxed);
 }
@@ -28,13 +28,13 @@ pub fn write(text: &CStr) {
     call(SYS_WRITE0, text.as_ptr().cast());
 }
 
-/// A file of whoever listens.
+/// A file of the semihosting server.
 #[cfg(feature = "trace")]
 pub struct File(u64);
 
 #[cfg(feature = "trace")]
 impl File {
-    /// Creates the file, or empties the one that is there (`SYS_OPEN`).
+    /// Creates the file, or truncates an existing one (`SYS_OPEN`).
     pub fn create(path: &CStr) -> Option<Self> {
         const SYS_OPEN: u64 = 0x01;
         /// "wb" of ISO C.
@@ -44,7 +44,7 @@ impl File {
         (handle != u64::MAX).then_some(Self(handle))
     }
 
-    /// Writes at its end, in one piece (`SYS_WRITE`). The error is how many bytes are not written.
+    /// Appends to the file, in one piece (`SYS_WRITE`). The error is the number of bytes that were not written.
     pub fn write(&self, bytes: &[u8]) -> Result<(), u64> {
         const SYS_WRITE: u64 = 0x05;
         let block = [self.0, bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64];
@@ -55,7 +55,7 @@ impl File {
     }
 }
 
-/// Ends the emulator with `status` (`SYS_EXIT_EXTENDED`). Returns only where semihosting is not enabled.
+/// Ends the emulator with `status` (`SYS_EXIT_EXTENDED`). Returns only if semihosting is not enabled.
 pub fn exit(status: i32) {
     let block = [STOPPED_APPLICATION_EXIT, i64::from(status) as u64];
     call(SYS_EXIT_EXTENDED, block.as_ptr().cast());
@@ -66,13 +66,13 @@ const SYS_EXIT_EXTENDED: u64 = 0x20;
 /// ADP_Stopped_ApplicationExit.
 const STOPPED_APPLICATION_EXIT: u64 = 0x20026;
 
-/// `None` where semihosting is not enabled.
+/// Returns `None` if semihosting is not enabled.
 fn call(operation: u64, parameter: *const u8) -> Option<u64> {
     if !is_enabled() {
         return None;
     }
     let result;
-    // SAFETY: semihosting is enabled, and the operations here only read what `parameter` points to.
+    // SAFETY: semihosting is enabled, and the operations here only read the memory at `parameter`.
     unsafe { asm!("hlt #0xf000", inout("x0") operation => result, in("x1") parameter, options(nostack, readonly)) };
     Some(result)
 }

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A walk of a guest's stage 1 in software: the EL1&0 regime, as the guest's registers set it up (Arm ARM D8.2, D8.3).
+//! A walk of a guest's stage 1 in software: the EL1&0 regime by the guest's registers (Arm ARM DDI 0487K.a, D8.2,
+//! D8.3).
 //!
-//! It answers two questions that hardware does not answer for EL2: which page is behind an address that EL1 may not read,
-//! and at which level a walk read from a page that stage 2 refuses.
+//! It answers two questions that hardware does not answer for EL2: which page is behind an address that EL1 may not
+//! read, and which level of a stage-1 walk read from a page that stage 2 refuses.
 //!
-//! The walk finds where an address leads, not whether an access is allowed: permissions, access flags and address sizes are
-//! not checked. Hardware has checked them for the access that brought the guest to EL2.
+//! The walk translates an address, but does not check the access: permissions, access flags and address sizes are not
+//! checked. Hardware has checked them for the access that caused the exit.
 //!
-//! All granules, both halves of the address space and 52-bit addresses (FEAT_LVA, FEAT_LPA, FEAT_LPA2) are known, and small
-//! tables (FEAT_TTST). 128-bit descriptors (FEAT_D128) are not: `HCRX_EL2.D128En` is clear, so a guest has none.
+//! The walk supports all granules, both halves of the address space, 52-bit addresses (FEAT_LVA, FEAT_LPA, FEAT_LPA2),
+//! and small tables (FEAT_TTST). It does not support 128-bit descriptors (FEAT_D128): `HCRX_EL2.D128En` is clear, so a
+//! guest has none.
 //!
 //! Invariant: a walk reads at most five words, whatever the guest's tables hold.
 
-/// The registers of EL1 that decide about stage 1.
+/// The registers of EL1 that control stage 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stage1 {
     /// SCTLR_EL1.
@@ -28,12 +30,12 @@ pub struct Stage1 {
 pub enum Stop {
     /// The descriptor of this level cannot be read.
     Unreadable(i8),
-    /// The tables translate nothing there, as the descriptor of this level says.
+    /// The descriptor of this level maps nothing.
     Unmapped(i8),
 }
 
 impl Stop {
-    /// Where it stopped.
+    /// The level at which the walk stopped.
     pub fn level(self) -> i8 {
         match self {
             Self::Unreadable(level) | Self::Unmapped(level) => level,
@@ -42,8 +44,8 @@ impl Stop {
 }
 
 impl Stage1 {
-    /// The guest's physical address that `va` leads to. `read` returns the word at a guest's physical address, as a
-    /// little-endian CPU loads it; `None` where it cannot be read.
+    /// Translates `va` to a guest physical address. `read` returns the word at a guest physical address, as a
+    /// little-endian CPU loads it, or `None` if the word cannot be read.
     ///
     /// # Errors
     ///
@@ -78,10 +80,10 @@ impl Stage1 {
         }
     }
 
-    /// The half of the address space that `va` is in; `None` where `va` is in neither.
+    /// The half of the address space that contains `va`; `None` if neither does.
     fn half(&self, va: u64) -> Option<Half> {
         let upper = va >> 55 & 1;
-        // A field of TCR_EL1 that is there twice: for TTBR0_EL1 at `low`, for TTBR1_EL1 at `high`.
+        // A field of TCR_EL1 that exists twice: for TTBR0_EL1 at `low`, for TTBR1_EL1 at `high`.
         let field = |low: u32, high: u32, bits: u32| self.tcr >> if upper == 0 { low } else { high } & mask(bits);
         let walks_disabled = field(7, 23, 1) == 1; // EPD0, EPD1
         let granule_bits = match (upper, field(14, 30, 2)) {
@@ -96,7 +98,7 @@ impl Stage1 {
         if walks_disabled || va_bits > largest || va_bits <= granule_bits {
             return None;
         }
-        // Bits that are a tag (TBI0, TBI1; MTX0, MTX1), and those that must equal bit 55.
+        // Bits that are a tag (TBI0, TBI1; MTX0, MTX1), and bits that must equal bit 55.
         let tag = (field(37, 38, 1) * TOP_BYTE) | (field(60, 61, 1) * (0xf << 56));
         let above = !mask(va_bits) & !tag;
         if va & above != above * upper {
@@ -112,7 +114,7 @@ impl Stage1 {
     }
 }
 
-/// What one of the two base registers translates.
+/// The parameters of one half: one of the two base registers.
 struct Half {
     ttbr: u64,
     va_bits: u32,
@@ -147,14 +149,14 @@ impl Half {
         const BADDR: u64 = 0x0000_ffff_ffff_fffe;
         let size_bits = self.va_bits - self.shift(self.first_level()) + 3;
         if self.lpa || self.lpa2 {
-            // BADDR[5:2] is the address's [51:48], and a table has 64 bytes at least.
+            // BADDR[5:2] is the address's [51:48], and a table has at least 64 bytes.
             self.ttbr & BADDR & !mask(size_bits.max(6)) | (self.ttbr >> 2 & 0xf) << 48
         } else {
             self.ttbr & BADDR & !mask(size_bits)
         }
     }
 
-    /// The output address in a descriptor, or what looks like one below a block's size.
+    /// The output address of a descriptor. Below a block's size, the bits are not part of the address.
     fn output(&self, descriptor: u64) -> u64 {
         let page = !mask(self.granule_bits);
         if self.lpa2 {
@@ -166,8 +168,8 @@ impl Half {
         }
     }
 
-    /// Whether a descriptor of `level` may be a block (Arm ARM, pseudocode `AArch64.BlockDescSupported`). With 64 KiB and level 1
-    /// that depends on the CPU, which has judged it.
+    /// Whether a descriptor of `level` may be a block (Arm ARM DDI 0487K.a, pseudocode `AArch64.BlockDescSupported`).
+    /// With 64 KiB and level 1 that depends on the CPU, which has already checked it.
     fn has_blocks(&self, level: i8) -> bool {
         match level {
             2 => true,
@@ -180,7 +182,7 @@ impl Half {
 
 const TOP_BYTE: u64 = 0xff << 56;
 
-/// So many low bits.
+/// A mask of the low `bits` bits.
 const fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! From a bundle to a running guest, or to the reason why there is none.
+//! From a bundle to a running guest, or to the reason why it cannot run.
 //!
-//! The invariant: either everything that the guest needs is there before its first instruction, or it is not
-//! started.
+//! Invariant: either everything that the guest needs exists before its first instruction, or the guest is not started.
 
 use alloc::vec::Vec;
 
@@ -28,7 +27,7 @@ use crate::trace;
 use crate::vm::{self, Vm};
 use crate::{control, device_tree, error, heap, log, panic, power, println, vcpu};
 
-/// Makes the guest and runs it. `bundle` is what the boot loader left in memory; `taken` is the rest of it.
+/// Makes the guest and runs it. `bundle` is the boot loader's; `taken` is the rest of the memory.
 pub fn run(board: &'static Board, bundle: &[u8], taken: Taken) -> ! {
     let config = match Config::from_bundle(bundle) {
         Ok(config) => config,
@@ -45,57 +44,57 @@ pub fn run(board: &'static Board, bundle: &[u8], taken: Taken) -> ! {
     }
 }
 
-/// Why no guest can be started.
+/// Why the guest cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartupError {
     /// The bundle is bad.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The kernel is bad, or does not fit.
+    /// The kernel is not an Image, or does not fit.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// Its memory cannot be made.
+    /// The guest's memory cannot be made.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The CPUs cannot run it together.
+    /// The CPUs cannot run the guest together.
     #[error(transparent)]
     Cpus(#[from] SurveyError),
-    /// It was to be traced.
+    /// The trace cannot be started.
     #[cfg(feature = "trace")]
     #[error(transparent)]
     Trace(#[from] trace::TraceError),
-    /// Its log was to be held against its memory.
+    /// The oracle cannot be started.
     #[cfg(feature = "oracle")]
     #[error(transparent)]
     Oracle(#[from] oracle::OracleError),
-    /// Its writes were to be recorded.
+    /// The recorder cannot be started.
     #[cfg(feature = "record")]
     #[error(transparent)]
     Record(#[from] record::RecordError),
-    /// Techniques are to be as they were before, which this image does not know.
+    /// The bundle asks for baselines, and this image has none.
     #[cfg(not(feature = "baselines"))]
-    #[error("the bundle asks for techniques as they were before ({0:#x}); take the image with the feature `baselines`")]
+    #[error("the bundle asks for baselines ({0:#x}); use the image with the feature `baselines`")]
     NoBaselines(u32),
-    /// There is less memory than it wants.
+    /// The guest needs more memory than is free.
     #[error("the guest wants {wanted} MiB, but this machine has {free} MiB free: use a smaller --memory")]
     NoMemory {
-        /// What it wants, in MiB.
+        /// What the guest needs, in MiB.
         wanted: u64,
         /// What is free, in MiB.
         free: u64,
     },
-    /// A device that it would be given is not what the guest's memory map says.
-    #[error("this machine's {device} is too small, or in several parts: the guest would be given what lies behind it")]
+    /// A device to pass through does not fill its place in the guest's memory map.
+    #[error("this machine's {device} is too small, or in several parts: the guest would reach what lies behind it")]
     Device {
-        /// Which.
+        /// The device.
         device: &'static str,
     },
-    /// There are fewer CPUs than it wants.
+    /// There are fewer CPUs than vCPUs.
     #[error("the guest wants {wanted} vCPUs, but this machine has {cpus} CPUs: each vCPU needs one")]
     NoCpus {
-        /// What it wants.
+        /// The number of vCPUs.
         wanted: u32,
-        /// How many there are.
+        /// The number of CPUs.
         cpus: usize,
     },
 }
@@ -103,7 +102,7 @@ pub enum StartupError {
 /// The only guest.
 const VMID: Vmid = Vmid::new(1);
 
-/// Says why there is no guest, and ends.
+/// Reports why the guest cannot be started, and exits.
 pub fn cannot_start(why: &StartupError) -> ! {
     error!("{why}");
     println!("twofold: {why}");
@@ -129,7 +128,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     record::begin(board, config.cpus)?;
     let mut frames = Frames::new(features);
     taken.free.into_iter().for_each(|range| frames.add(range));
-    // Beside its RAM, in sections, a guest needs tables: they too may take whole sections apart.
+    // A guest needs tables beside its RAM, and these too may break up whole huge pages (2 MiB).
     let wanted = config.memory.saturating_add(config.test.map_or(0, |test| test.size()));
     let tables = (wanted / 512).saturating_add(4 << 20);
     let free = (frames.sections() * SECTION).saturating_sub(tables);
@@ -164,7 +163,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     Ok((vm, layout))
 }
 
-/// The devices are passed through: each has to fill its slot, or the guest would reach what lies behind.
+/// Checks the devices to pass through: each must fill its slot, or the guest would reach what lies behind it.
 fn check_devices(board: &Board) -> Result<(), StartupError> {
     let [redistributors] = &board.gicr[..] else { return Err(StartupError::Device { device: "GIC redistributor" }) };
     let devices = [
@@ -178,12 +177,12 @@ fn check_devices(board: &Board) -> Result<(), StartupError> {
     }
 }
 
-/// The smallest IPA space that holds the guest's RAM, unless it is given: up to 34 bits a walk has two levels.
+/// The smallest IPA space that holds the guest's RAM, unless the bundle sets it. Up to 34 bits a walk has two levels.
 fn ipa_bits(config: &Config<'_>) -> u32 {
     config.ipa_bits.unwrap_or_else(|| (config.end() - 1).ilog2().saturating_add(1).max(32))
 }
 
-/// What the slots of the guest's test memory are given, where they are: zeroes.
+/// Zeroed memory for the slots of the guest's test memory, if they are allocated at the start.
 fn given<P: Platform>(config: &Config<'_>, frames: &mut Frames, platform: &P) -> Result<Vec<Run>, StartupError> {
     let Some(test) = config.test.filter(|test| test.leaf.is_some()) else { return Ok(Vec::new()) };
     let mut take = || {
@@ -217,8 +216,8 @@ fn slot(start: u64, size: u64, backing: Backing) -> Slot {
 fn devices(board: &Board) -> impl Iterator<Item = Slot> {
     let redistributors = board.cpus.len() as u64 * virt::GICR_SIZE;
     let device = |physical: &core::ops::Range<u64>| {
-        // SAFETY: these devices are passed through to the guest, and none of them accesses memory. They are no RAM, and EL2
-        // reaches them by volatile accesses alone.
+        // SAFETY: these devices are passed through to the guest, and none of them accesses memory. They are not RAM,
+        // and EL2 reaches them only by volatile accesses.
         Backing::Device(unsafe { Window::new(Pa::new(physical.start), physical.end - physical.start) })
     };
     [

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a vCPU did, and the report about all of them.
+//! The figures of each vCPU, and the report about all of them.
 //!
-//! Each vCPU counts for itself and is the only writer of its counters, so counting is a load and a store. The
-//! keys of the report are those of [`twofold_abi::control`].
+//! Each vCPU has its own counters and is their only writer, so counting is a load and a store. The keys of the report
+//! are those of [`twofold_abi::control`].
 
 use core::fmt::Write;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ use crate::{control, heap};
 pub struct Stats {
     /// By exception class (ESR_EL2.EC).
     exits: [AtomicU64; CLASSES],
-    /// Instructions at EL2 by what they were for: the class of the exit, or a [`Purpose`].
+    /// Instructions at EL2 by their purpose: the class of the exit, or a [`Purpose`].
     instructions: [AtomicU64; PURPOSES],
     faults: [AtomicU64; 4],
     write_faults: AtomicU64,
@@ -34,14 +34,14 @@ struct LastExit {
     pc: AtomicU64,
 }
 
-/// What an exit turned out to be for, beyond its class.
+/// The purpose of an exit, if it is more specific than its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// A first touch that mapped a leaf of this level.
     FirstTouch(Level),
-    /// A write to what was mapped read-only, and is writable now.
+    /// A write fault on a read-only mapping, which is writable now.
     WriteFault,
-    /// A vendor call that tells phases apart.
+    /// A vendor call that marks a phase.
     Phase,
 }
 
@@ -75,7 +75,7 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// The guest left for EL2.
+    /// Counts an exit from the guest.
     pub fn exit(&self, esr: u64, pc: u64) {
         add(&self.exits[class(esr)], 1);
         let next = self.next.load(Ordering::Relaxed);
@@ -85,38 +85,39 @@ impl Stats {
         self.next.store(next + 1, Ordering::Relaxed);
     }
 
-    /// A stage-2 fault.
+    /// Counts a stage-2 fault.
     pub fn fault(&self, kind: FaultKind) {
         add(&self.faults[kind as usize], 1);
     }
 
-    /// A write to what was mapped read-only, and is writable now.
+    /// Counts a write fault on a read-only mapping, which is writable now.
     pub fn write_fault(&self) {
         add(&self.write_faults, 1);
     }
 
-    /// How many of these there were.
+    /// The number of these write faults.
     pub fn write_faults(&self) -> u64 {
         get(&self.write_faults)
     }
 
-    /// Instructions that were put down to a purpose, this exit's not yet among them.
+    /// Instructions that were counted for a purpose, without those of this exit.
     pub fn instructions(&self, purpose: Purpose) -> u64 {
         get(&self.instructions[purpose.index()])
     }
 
-    /// Those that were put down to anything.
+    /// Instructions that were counted for any purpose.
     pub fn all_instructions(&self) -> u64 {
         self.instructions.iter().map(get).sum()
     }
 
-    /// Those that were put down to anything but this purpose. It never falls, however many vCPUs count meanwhile.
+    /// Instructions that were counted for any other purpose. The value never falls, even if several vCPUs count
+    /// meanwhile.
     pub fn instructions_but(&self, purpose: Purpose) -> u64 {
         let others = self.instructions.iter().enumerate().filter(|(index, _)| *index != purpose.index());
         others.map(|(_, counter)| get(counter)).sum()
     }
 
-    /// An access that was answered with an external abort.
+    /// Counts an access that was answered with an external abort.
     pub fn external(&self) {
         add(&self.faults[EXTERNAL], 1);
     }
@@ -132,33 +133,32 @@ impl Stats {
     }
 }
 
-/// Index of the external aborts, which are no kind of fault.
+/// The index of external aborts, which are not a kind of fault.
 const EXTERNAL: usize = 0;
 /// The kinds of fault by their numbers.
 const FAULTS: [&str; 4] = ["external", "translation", "access_flag", "permission"];
 
-/// Counts the instructions of one vCPU at EL2, and knows what they were for.
+/// Counts the instructions of one vCPU at EL2, by purpose.
 ///
-/// There is one reading for each turn, always at the same place of the exit path. Since the counter stands still
-/// while the guest runs, the difference of two readings is everything between: the rest of the one exit's handling,
-/// the way into the guest, and the way out again.
+/// There is one reading for each turn, always at the same place of the exit path. The counter stands still while the
+/// guest runs. So the difference of two readings covers everything in between: the rest of one exit's handling, the
+/// entry into the guest, and the next exit's entry.
 pub struct Meter {
     counter: Option<Counter>,
     purpose: usize,
 }
 
 impl Meter {
-    /// Starts metering, right before the guest is first entered. What is counted until its first exit belongs to
-    /// class 0.
+    /// Starts metering, right before the guest is first entered. The count until its first exit belongs to class 0.
     pub fn new(mut counter: Option<Counter>) -> Self {
         if let Some(counter) = &mut counter {
-            // Of what was executed before the first entry, nothing counts. A counter that stands still fails the first turn.
+            // Instructions before the first entry do not count. A counter that stands still fails the first turn.
             let _ = counter.since_last();
         }
         Self { counter, purpose: 0 }
     }
 
-    /// The guest has left with `esr`: what was spent since the last turn is put down to what that was for.
+    /// The guest has left with `esr`: adds the instructions since the last turn to the purpose of that turn.
     #[inline(always)]
     pub fn turn(&mut self, esr: u64, stats: &Stats) -> Result<(), Impossible> {
         if let Some(counter) = &mut self.counter {
@@ -168,14 +168,14 @@ impl Meter {
         Ok(())
     }
 
-    /// What this turn is for.
+    /// Sets the purpose of this turn.
     #[inline(always)]
     pub fn is_for(&mut self, purpose: Purpose) {
         self.purpose = purpose.index();
     }
 }
 
-/// Calls `each` with group, name and value of what was counted so far, beside exits and instructions; always in this order.
+/// Calls `each` with group, name and value of all counts so far, except exits and instructions; always in this order.
 pub fn for_each_event<'a>(
     vcpus: impl Iterator<Item = &'a Stats> + Clone,
     memory: &Counts,
@@ -212,7 +212,7 @@ pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Count
         let spent = |purpose| sum(&|stats| stats.instructions(purpose));
         for_each_class(|name, of| {
             let other: u64 = of.map(|class| sum(&|stats| get(&stats.instructions[class]))).sum();
-            // A first touch is an abort; that of an instruction fetch is counted here with the others.
+            // A first touch is an abort. That of an instruction fetch is counted here with the data aborts.
             let known: u64 = match name {
                 DATA_ABORT => {
                     spent(Purpose::WriteFault) + LEVELS.map(Purpose::FirstTouch).map(spent).iter().sum::<u64>()
@@ -229,7 +229,7 @@ pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Count
     }
 }
 
-/// The leaves that there are, by level.
+/// The sizes of leaf, by level.
 const LEAVES: [(usize, &str); 3] = [(3, "pages_4k"), (2, "blocks_2m"), (1, "blocks_1g")];
 const LEVELS: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];
 

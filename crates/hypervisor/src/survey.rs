@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Asks each CPU that will run a vCPU what it can do, before anything depends on it.
+//! Reads the features of each CPU that will run a vCPU, before anything depends on them.
 //!
-//! A CPU is started, reports its ID registers, and goes off again; a vCPU starts it later. The boot CPU waits for each.
+//! A CPU is started, reports its ID registers, and goes off again; a vCPU starts it later. The boot CPU waits for each
+//! one.
 
 use spin::Once;
 use twofold_abi::virt;
@@ -15,15 +16,15 @@ use crate::{platform, power, read_sysreg};
 /// Why the CPUs cannot be used together.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub enum SurveyError {
-    /// One cannot be started.
+    /// A CPU cannot be started.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// One is not fit.
+    /// A CPU is not fit.
     #[error(transparent)]
     Unfit(#[from] Unfit),
 }
 
-/// The features that the first `cpus` CPUs have in common. To be called on CPU 0, before another runs.
+/// The features that the first `cpus` CPUs have in common. Must be called on CPU 0, before any other CPU runs.
 pub fn common_features(board: &Board, cpus: usize) -> Result<Features, SurveyError> {
     for index in 1..cpus {
         cpus::start(board, index, |index| {
@@ -35,10 +36,10 @@ pub fn common_features(board: &Board, cpus: usize) -> Result<Features, SurveyErr
     Ok(agreement::agree(platform::features(), others, ram_end)?)
 }
 
-/// What each CPU reported.
+/// The ID registers that each CPU reported.
 static REPORTS: [Once<IdRegisters>; virt::MAX_CPUS as usize] = [const { Once::new() }; virt::MAX_CPUS as usize];
 
-/// What the CPU reports, once it is off again; `None` where it takes longer than anything explains.
+/// The ID registers of a CPU, after it has gone off again; `None` if that takes unreasonably long.
 fn wait(mpidr: u64, report: &Once<IdRegisters>) -> Option<IdRegisters> {
     const SECONDS: u64 = 20;
     let start = read_sysreg!(CNTPCT_EL0);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Reads and writes system registers by name.
 //!
-//! A name that the assembler may not know is given by its encoding, `S3_4_C1_C2_6`. Reading is safe: none
-//! of the registers read here has a side effect. Writing is unsafe: a register can change what memory means.
+//! A name that the assembler may not know is given by its encoding, `S3_4_C1_C2_6`. Reading is safe: none of the
+//! registers read here has a side effect. Writing is unsafe: a register can change the meaning of memory.
 
-/// Reads a system register. Not within an `unsafe` block: it has one of its own.
+/// Reads a system register. Use it outside of `unsafe` blocks: it has its own.
 #[macro_export]
 macro_rules! read_sysreg {
     ($name:ident) => {{
@@ -17,7 +17,7 @@ macro_rules! read_sysreg {
     }};
 }
 
-/// Writes a system register; wants an `unsafe` block around it. The compiler moves no memory access across.
+/// Writes a system register; needs an `unsafe` block around it. The compiler moves no memory access across it.
 #[macro_export]
 macro_rules! write_sysreg {
     ($name:ident, $value:expr) => {{
@@ -32,13 +32,13 @@ pub const fn id_field(register: u64, low: u32) -> u64 {
     (register >> low) & 0xf
 }
 
-/// Waits until what this CPU stored before can be seen by every CPU of the inner shareable domain.
+/// Waits until this CPU's earlier stores are visible to every CPU of the inner shareable domain.
 pub fn dsb_ishst() {
     // SAFETY: a barrier changes nothing.
     unsafe { core::arch::asm!("dsb ishst", options(nostack, preserves_flags)) };
 }
 
-/// Waits until what was written to system registers holds for the instructions that follow.
+/// Waits until earlier writes to system registers take effect for the following instructions.
 pub fn isb() {
     // SAFETY: a barrier changes nothing.
     unsafe { core::arch::asm!("isb", options(nostack, preserves_flags)) };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! From a guest's virtual address to the page behind it, by the guest's stage 1 alone.
 //!
-//! T1. `AT S1E1R`, which is right for nearly every address.
-//! T2. It reports a permission fault where EL1 may not read the page. That is possible although the guest's own access got
-//!     past stage 1: a page can be execute-only, or a Guarded Control Stack (FEAT_S1PIE, FEAT_GCS). `AT S1E1A` does not
-//!     look at permissions; without FEAT_ATS1A the walk is done in software.
+//! T1. `AT S1E1R`, which works for nearly every address. T2. T1 reports a permission fault if EL1 may not read the
+//! page. That can happen although the guest's own access passed stage 1: a page can be execute-only, or a Guarded
+//! Control Stack (FEAT_S1PIE, FEAT_GCS). `AT S1E1A` does not check permissions; without FEAT_ATS1A the walk is done in
+//! software.
 
 use twofold_stage2::Ipa;
 use twofold_stage2::fault::ipa_from_par;
@@ -13,14 +13,14 @@ use crate::stage1::{Stage1, Stop};
 use crate::sysreg::id_field;
 use crate::{at, read_sysreg};
 
-/// Where an address leads.
+/// The result of a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Translation {
-    /// To this page.
+    /// The address translates to this page.
     Page(Ipa),
-    /// Nowhere: a table of this level cannot be read.
+    /// A table of this level cannot be read.
     Aborted(i8),
-    /// Nowhere: the guest's tables do not translate it, or not any more.
+    /// The guest's tables do not translate the address, or no longer.
     Unmapped,
 }
 
@@ -43,7 +43,7 @@ pub fn stage1() -> Stage1 {
     }
 }
 
-/// `AT S1E1R` answered with the fault in `par`.
+/// Handles the fault of `AT S1E1R` in `par`.
 #[cold]
 #[inline(never)]
 fn failed(par: u64, va: u64, read: impl FnMut(u64) -> Option<u64>) -> Translation {
@@ -62,11 +62,11 @@ fn failed(par: u64, va: u64, read: impl FnMut(u64) -> Option<u64>) -> Translatio
     }
 }
 
-/// What a fault in `PAR_EL1` says (Arm ARM D23.2, `PAR_EL1`).
+/// The meaning of a fault in `PAR_EL1` (Arm ARM DDI 0487K.a, D23.2, `PAR_EL1`).
 fn fault(par: u64) -> Translation {
     let status = status(par) as i8;
     match status {
-        // On the walk: an external abort, a parity error, and a granule protection fault. From level -1 to 3.
+        // On the walk: an external abort, a parity error, or a granule protection fault, from level -1 to 3.
         0x13..=0x17 => Translation::Aborted(status - 0x14),
         0x1b..=0x1f => Translation::Aborted(status - 0x1c),
         0x23..=0x27 => Translation::Aborted(status - 0x24),
@@ -74,7 +74,7 @@ fn fault(par: u64) -> Translation {
     }
 }
 
-/// Whether stage 1 did not permit it.
+/// Whether the fault is a permission fault of stage 1.
 fn is_permission_fault(par: u64) -> bool {
     const STAGE_2: u64 = 1 << 9;
     par & STAGE_2 == 0 && matches!(status(par), 0x0c..=0x0f)
@@ -85,5 +85,5 @@ fn status(par: u64) -> u64 {
     par >> 1 & 0x3f
 }
 
-/// An address without its offset in a 4 KiB page, which is what stage 2 has.
+/// An address without its offset in a 4 KiB page, the page size of stage 2.
 const PAGE: u64 = 0x000f_ffff_ffff_f000;

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writes of the guest to its translation registers, which trap (HCR_EL2.TVM) in images with the feature `oracle` or `record`.
+//! Trapped writes of the guest to its translation registers (HCR_EL2.TVM), in images with the feature `oracle` or
+//! `record`.
 //!
-//! The GIC is the guest's, so no timer brings EL2 in. Who wants to look at the guest all the same comes by these: each change
-//! of process is one, wherever it is.
+//! The GIC is the guest's, so no timer interrupt enters EL2. These traps do: each change of process is one, whatever
+//! the guest is doing.
 
 use crate::world::Context;
 use crate::write_sysreg;
 
-/// Whether this is an exit for the write that Linux does once at each change of process: TTBR1_EL1, which has the ASID.
+/// Whether this exit is a write to TTBR1_EL1, which holds the ASID: Linux makes one such write at each change of
+/// process.
 #[cfg(feature = "record")]
 pub fn is_change_of_process(esr: u64) -> bool {
     const SYSTEM_REGISTER: u64 = 0x18;
     esr >> 26 & 0x3f == SYSTEM_REGISTER && esr & WITHOUT_RT == TTBR1
 }
 
-/// Does what a trapped write to one of the guest's translation registers was to do. Whether it was one.
+/// Emulates a trapped write to one of the guest's translation registers. Returns whether the exit was one.
 pub fn write(esr: u64, context: &mut Context) -> bool {
     let register = (esr >> 5 & 0x1f) as usize;
     let value = context.x.get(register).copied().unwrap_or(0);
-    // SAFETY: registers of the guest's own, which it writes by itself where nothing traps; EL2 uses none of them.
+    // SAFETY: the registers are the guest's own, which it writes by itself if nothing traps; EL2 uses none of them.
     unsafe {
         match esr & WITHOUT_RT {
             SCTLR => write_sysreg!(SCTLR_EL1, value),

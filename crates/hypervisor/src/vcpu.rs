@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The life of a vCPU: enter, leave, answer, enter again.
+//! The loop of a vCPU: enter, exit, answer, enter again.
 //!
-//! One vCPU has one CPU to itself. The answer to a stage-2 fault is the memory's ([`GuestMemory::fault`]); here its
-//! question is read from the registers, and its answer put into effect.
+//! Each vCPU has its own CPU. The memory decides the answer to a stage-2 fault ([`GuestMemory::fault`]); this module
+//! reads the fault from the registers, and carries the answer out.
 //!
 //! [`GuestMemory::fault`]: twofold_memory::GuestMemory::fault
 
@@ -32,7 +32,7 @@ use {crate::trace, twofold_abi::trace::Event};
 /// Runs vCPU `index` from `entry` on this CPU, until it is switched off.
 pub fn run(vm: &'static Vm, index: usize, entry: u64, argument: u64) -> ! {
     vm.confine_this_cpu();
-    // SAFETY: the CPU was set up just now; no other vCPU runs on it.
+    // SAFETY: the CPU was just set up; no other vCPU runs on it.
     let counter = if vm.counts_instructions() { unsafe { Counter::start() } } else { None };
     let mut vcpu = Vcpu {
         vm,
@@ -62,11 +62,11 @@ struct Vcpu {
     recorder: Recorder,
 }
 
-/// A CPU that leaves [`run`] switches itself off, and what its vCPU owns is never dropped: so it owns nothing. The oracle and
-/// the recorder do, but they want a guest of one vCPU, which is never started twice.
+/// A CPU that leaves [`run`] switches itself off, and never drops its vCPU. So a vCPU must own nothing that needs a
+/// drop. The oracle and the recorder own memory, but they require a guest with one vCPU, which is never started twice.
 const _: () = assert!(!needs_drop::<Vcpu>() || cfg!(any(feature = "oracle", feature = "record")));
 
-/// Exception classes of ESR_EL2 (Arm ARM D23.2).
+/// Exception classes of ESR_EL2 (Arm ARM DDI 0487K.a, D23.2).
 mod class {
     pub const HVC: u64 = 0x16;
     pub const SMC: u64 = 0x17;
@@ -79,14 +79,14 @@ impl Vcpu {
     fn turn(&mut self) {
         #[cfg(feature = "trace")]
         trace::event(Event::GuestEntered { vcpu: self.index as u32, vttbr: read_sysreg!(VTTBR_EL2) });
-        // SAFETY: `confine_this_cpu` set the CPU up for this guest, and nothing here gives it PSTATE at EL2.
+        // SAFETY: `confine_this_cpu` set the CPU up for this guest, and no code here sets its PSTATE to EL2.
         let trap = unsafe { world::enter(&mut self.context) };
         #[cfg(feature = "trace")]
         trace::event(Event::GuestLeft { vcpu: self.index as u32 });
         let esr = read_sysreg!(ESR_EL2);
         self.measure(esr);
         self.stats.exit(esr, self.context.pc);
-        assert!(trap == Trap::Sync, "a physical {trap:?} came to EL2, though all interrupts are the guest's");
+        assert!(trap == Trap::Sync, "a physical {trap:?} was taken to EL2, although all interrupts are the guest's");
         #[cfg(feature = "oracle")]
         if self.oracle.comes_first() {
             self.oracle.exit(self.vm);
@@ -99,7 +99,7 @@ impl Vcpu {
         self.recorder.exit(self.vm, esr);
     }
 
-    /// Puts down what was executed since the last exit.
+    /// Counts the instructions since the last exit.
     #[inline(always)]
     fn measure(&mut self, esr: u64) {
         if let Err(impossible) = self.meter.turn(esr, self.stats) {
@@ -115,7 +115,7 @@ impl Vcpu {
         }
     }
 
-    /// Answers an exit that is no fault. Out of line, so that a fault pays nothing for it.
+    /// Answers an exit that is not a fault. Out of line, so that a fault pays nothing for it.
     #[inline(never)]
     fn other(&mut self, esr: u64) {
         match esr >> 26 & 0x3f {
@@ -125,7 +125,7 @@ impl Vcpu {
             class::SYSTEM_REGISTER if translation_registers::write(esr, &mut self.context) => {}
             class::SYSTEM_REGISTER if shut::answer(esr, &mut self.context.x) => self.context.skip(),
             class::SMC => {
-                // Trapped before it was executed: the guest goes on behind it.
+                // SMC trapped before it was executed: the guest continues after it.
                 self.context.skip();
                 self.call();
             }
@@ -159,12 +159,12 @@ impl Vcpu {
                 }
             }
             Ok(refused @ (Answer::Skip | Answer::ExternalAbort)) => self.refused(refused, esr, far, ipa),
-            // Made anew: one that is printed lies in memory all the time.
+            // The `GuestFault` is made anew here: printing the first one would force it into memory on every fault.
             Err(error) => self.vm.fail(format_args!("{:x?}: {error}", GuestFault { ipa, kind, access })),
         }
     }
 
-    /// Nothing is there: the guest goes on behind the access, or takes an abort.
+    /// Nothing is mapped there: the guest skips the access, or takes an abort.
     #[cold]
     #[inline(never)]
     fn refused(&mut self, answer: Answer, esr: u64, far: u64, ipa: Ipa) {
@@ -175,7 +175,7 @@ impl Vcpu {
         abort::refuse(self.vm.memory(), &mut self.context, esr, far, ipa);
     }
 
-    /// An abort that is no fault of the tables' content.
+    /// Handles an abort whose cause is not the content of the tables.
     fn odd_abort(&mut self, esr: u64) {
         if abort::odd(self.vm.memory(), &mut self.context, esr) {
             self.stats.external();
@@ -200,7 +200,7 @@ impl Vcpu {
     }
 
     fn end(&mut self, end: End) -> ! {
-        // What this exit cost until here is put down to it.
+        // The instructions of this exit so far count for it.
         self.measure(read_sysreg!(ESR_EL2));
         #[cfg(feature = "record")]
         self.recorder.tell(self.vm);

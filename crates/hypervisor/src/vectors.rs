@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The exception vectors of EL2.
 //!
-//! * From EL2 itself, or from AArch32: fatal, but for an instruction of the [exception table](crate::exception_table). The
-//!   entry takes the emergency stack, saves the registers and goes to [`panic::exception`](crate::panic), which returns
-//!   if the instruction is in the table. The entry overwrites `TPIDR_EL0`, which is the guest's.
-//! * From the guest (a lower level, AArch64): the second half of [`world::enter`](crate::world::enter), which fits
-//!   whole into the vector's 32 instructions.
+//! * From EL2 itself, or from AArch32: fatal, except for an instruction of the [exception
+//!   table](crate::exception_table). The entry switches to the emergency stack, saves the registers and calls
+//!   [`panic::exception`](crate::panic), which returns if the instruction is in the table. The entry overwrites
+//!   `TPIDR_EL0`, which is the guest's.
+//! * From the guest (a lower level, AArch64): the second half of [`world::enter`](crate::world::enter), which fits into
+//!   the vector's 32 instructions.
 //!
-//! Invariant: no vector trusts the stack pointer. While the guest runs it points to its `Context`.
+//! Invariant: no vector trusts the stack pointer. While the guest runs, it points to the guest's `Context`.
 
 use core::arch::global_asm;
 
@@ -31,8 +32,8 @@ global_asm!(
     "    stp x26, x27, [sp, #208]",
     "    stp x28, x29, [sp, #224]",
     ".endm",
-    // An exception that is fatal unless the exception table has a landing for it. The frame is below this CPU's `Cpu`, on
-    // the emergency stack.
+    // An exception that is fatal unless the exception table has a landing for it. The frame is below this CPU's `Cpu`,
+    // on the emergency stack.
     ".macro fatal which",
     "    .balign 128",
     "    msr tpidr_el0, x0",
@@ -78,13 +79,13 @@ global_asm!(
     ".rept 4",
     "    fatal {fatal_aarch32}",
     ".endr",
-    ".org exception_vectors + 0x800", // cannot go back: fails if a vector has more than 32 instructions
+    ".org exception_vectors + 0x800", // cannot move back: fails if a vector has more than 32 instructions
     "fatal_exception:",
     "    save_x2_to_x29",
     "    str x30, [sp, #240]",
     "    mov x1, sp",
     "    bl {exception}",
-    // It returned, with ELR_EL2 at a landing: all registers as they were, SP included.
+    // `panic::exception` returned, with ELR_EL2 at a landing: restore all registers, SP included.
     "    mov x0, sp",
     "    ldp x30, x1, [x0, #240]",
     "    mov sp, x1",

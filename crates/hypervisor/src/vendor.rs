@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The calls by which a guest measures itself ([`twofold_abi::vendor`]), where its bundle allows them.
+//! The calls by which a guest measures itself ([`twofold_abi::vendor`]), if its bundle allows them.
 //!
-//! A guest has one set of them for all its vCPUs, made before its first instruction: a vCPU that starts or stops allocates
-//! nothing and frees nothing. They are kept out of line, so that the way of an ordinary exit has nothing of them.
+//! A guest has one state of them for all its vCPUs, made before its first instruction, so a vCPU that starts or stops
+//! allocates and frees nothing. The calls are out of line, so an ordinary exit pays nothing for them.
 //!
-//! Invariant: no CPU ends the guest while it holds the lock, for which the CPU that reports waits.
+//! Invariant: no CPU ends the guest while it holds the lock, because the CPU that reports waits for the lock.
 
 use spin::Mutex;
 
@@ -13,7 +13,7 @@ use crate::phases::Phases;
 use crate::stats::Meter;
 use crate::vm::Vm;
 
-/// What the calls of the guest's vCPUs have left.
+/// The state between the calls of the guest's vCPUs.
 pub struct VendorCalls(Mutex<State>);
 
 struct State {
@@ -22,12 +22,12 @@ struct State {
 }
 
 impl VendorCalls {
-    /// For a guest with so many slots of test memory.
+    /// For a guest with `slots` slots of test memory.
     pub fn new(slots: usize) -> Self {
         Self(Mutex::new(State { log: LogCalls::new(slots), phases: Phases::default() }))
     }
 
-    /// Answers the call with these arguments (x0 to x3); `None` where it is none of these calls.
+    /// Answers the call with these arguments (x0 to x3). Returns `None` if it is not one of these calls.
     #[inline(never)]
     pub fn call(&self, vm: &Vm, meter: &mut Meter, arguments: [u64; 4]) -> Option<i64> {
         let [function, first, ..] = arguments;
@@ -35,11 +35,11 @@ impl VendorCalls {
             let State { log, phases } = &mut *self.0.lock();
             phases.call(vm, meter, log, [function, first]).or_else(|| log.call(vm, arguments).map(Ok))
         };
-        // Without the lock: another CPU may end the guest just now, and wait for it.
+        // Outside the lock: another CPU may be ending the guest, and waits for the lock.
         Some(answer?.unwrap_or_else(|phase| vm.fail(format_args!("a count fell in the phase {phase}"))))
     }
 
-    /// Writes what was measured to the control channel.
+    /// Writes the figures of all phases to the control channel.
     pub fn report(&self, vm: &Vm) {
         self.0.lock().phases.report(vm);
     }

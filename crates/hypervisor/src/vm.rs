@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The one virtual machine: what all its vCPUs share, and its end.
+//! The one virtual machine: the state that its vCPUs share, and its end.
 //!
-//! Locking: there is none around the guest's memory, which has its own inside. Each CPU answers its vCPU's faults beside
-//! the others, and no lock is held when it enters the guest.
+//! Locking: there is no lock around the guest's memory, which locks internally. Each CPU handles its vCPU's faults in
+//! parallel with the others, and holds no lock when it enters the guest.
 
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
@@ -32,10 +32,10 @@ use {crate::trace, twofold_abi::trace::Event};
 pub struct Vm {
     board: &'static Board,
     memory: GuestMemory<EnginePlatform>,
-    /// The slot of its RAM.
+    /// The slot of the guest's RAM.
     #[cfg(any(feature = "oracle", feature = "record"))]
     ram: SlotId,
-    /// The slots of its test memory, if it has any.
+    /// The slots of the guest's test memory, if it has any.
     test: Vec<SlotId>,
     hcr: u64,
     flags: u32,
@@ -49,25 +49,25 @@ pub struct Vm {
     pub(crate) vcpus: Vec<VcpuSlot>,
 }
 
-/// What runs a vCPU on the CPU that calls it: its number, entry and argument.
+/// Runs a vCPU on the calling CPU: its number, entry and argument.
 pub type RunVcpu = fn(&'static Vm, usize, u64, u64) -> !;
 
-/// What others see of a vCPU.
+/// The state of a vCPU that other CPUs use.
 pub(crate) struct VcpuSlot {
     pub(crate) mpidr: u64,
-    /// Taken while it is on.
+    /// Taken while the vCPU is on.
     on: Claim,
     pub(crate) stats: Stats,
-    /// Where it starts: entry and argument.
+    /// The vCPU's entry and argument at its start.
     start: Mutex<(u64, u64)>,
 }
 
-/// How a guest ends.
+/// How a guest ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It switched itself off.
+    /// The guest switched itself off.
     PowerOff,
-    /// It asked for a reset.
+    /// The guest asked for a reset.
     Reset,
 }
 
@@ -81,8 +81,8 @@ pub fn write_last_exits(out: &mut dyn Write) {
 }
 
 impl Vm {
-    /// A virtual machine with `cpus` vCPUs, the first of them on, with the slot of its RAM and those of its test memory;
-    /// `flags` are the bundle's.
+    /// A virtual machine with `cpus` vCPUs, of which only the first is on, with the slots of its RAM and of its test
+    /// memory. `flags` are the bundle's.
     pub fn new(
         board: &'static Board,
         (memory, _ram, test): (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>),
@@ -113,7 +113,7 @@ impl Vm {
         }
     }
 
-    /// Makes it the virtual machine of this image.
+    /// Makes this the virtual machine of the image.
     pub fn install(self) -> &'static Self {
         VM.call_once(|| self)
     }
@@ -123,32 +123,33 @@ impl Vm {
         &self.memory
     }
 
-    /// The dirty log of its RAM.
+    /// The dirty log of the guest's RAM.
     #[cfg(any(feature = "oracle", feature = "record"))]
     pub(crate) fn dirty_log(&self) -> Result<DirtyLog<'_, EnginePlatform>, LogError> {
         self.memory.dirty_log(self.ram)
     }
 
-    /// The slots of its test memory, if it has any.
+    /// The slots of the guest's test memory, if it has any.
     pub(crate) fn test_slots(&self) -> &[SlotId] {
         &self.test
     }
 
-    /// Sets this CPU up so that a guest on it sees nothing but this virtual machine.
+    /// Sets this CPU up so that a guest on it reaches only this virtual machine.
     pub(crate) fn confine_this_cpu(&self) {
         let stage2 = self.memory.stage2();
         if let Err(unfit) = agreement::check(cpus::current(), stage2.features(), &platform::features()) {
             self.fail(format_args!("{unfit}"));
         }
         let guest = Confinement { hcr: self.hcr, vtcr: stage2.vtcr(), vttbr: stage2.vttbr() };
-        // SAFETY: a CPU comes here before its first vCPU is entered; the value of HCR_EL2 keeps EL2 as it is.
+        // SAFETY: a CPU calls this before it enters its first vCPU; this value of HCR_EL2 does not change EL2.
         unsafe { registers::set_for(&guest) };
         #[cfg(feature = "trace")]
         {
             trace::event(Event::Vttbr { vttbr: stage2.vttbr() });
             trace::event(Event::Isb);
         }
-        // A CPU that was off heard no invalidation, and may hold what firmware or its last vCPU left under this VMID.
+        // A CPU that was off received no invalidation, and may hold TLB entries of firmware or of its last vCPU under
+        // this VMID.
         stage2.invalidate_all();
     }
 
@@ -161,7 +162,7 @@ impl Vm {
         self.vendor.as_ref()
     }
 
-    /// A call of the guest's was refused.
+    /// Records that a call of the guest was refused.
     pub(crate) fn refused(&self, why: fmt::Arguments) {
         self.refusals.add(why);
     }
@@ -170,7 +171,7 @@ impl Vm {
         self.flags & bundle::flags::TEST_PANIC != 0
     }
 
-    /// Starts vCPU `index`, whose power state the caller has won, on its CPU.
+    /// Starts vCPU `index` on its CPU. The caller must hold the vCPU's claim.
     fn start_vcpu(&'static self, index: usize, entry: u64, argument: u64) -> Result<(), StartError> {
         *self.vcpus[index].start.lock() = (entry, argument);
         cpus::start(self.board, index, |index| {
@@ -180,7 +181,8 @@ impl Vm {
         })
     }
 
-    /// The guest is over: reports, and ends. What a vCPU does that runs on until then is counted, or not.
+    /// Ends the guest: reports, and exits. Other vCPUs may run until then; their last exits may be missing from the
+    /// figures.
     pub(crate) fn end(&self, end: End) -> ! {
         self.claim_the_end();
         if let Some(vendor) = &self.vendor {
@@ -197,7 +199,7 @@ impl Vm {
         power::exit(status)
     }
 
-    /// The guest cannot go on, which is no defect of EL2's.
+    /// The guest cannot continue, for a reason that is not a defect of EL2.
     pub(crate) fn fail(&self, why: fmt::Arguments) -> ! {
         self.claim_the_end();
         control::error(format_args!("the guest cannot go on: {why}"));
@@ -205,7 +207,7 @@ impl Vm {
         power::exit(exit::CANNOT_START)
     }
 
-    /// One CPU ends the guest. Another that comes here later stops, so that each figure is reported once.
+    /// One CPU ends the guest. Any other CPU that gets here later stops, so each figure is reported once.
     fn claim_the_end(&self) {
         if !self.end.take() {
             power::park();
@@ -213,14 +215,14 @@ impl Vm {
     }
 }
 
-/// A vCPU is switched on by the CPU that takes its claim.
+/// The CPU that takes a vCPU's claim switches it on.
 impl psci::Vcpus for &'static Vm {
     fn find(&self, mpidr: u64) -> Option<usize> {
         self.vcpus.iter().position(|vcpu| vcpu.mpidr == mpidr)
     }
 
     fn is_ram(&self, address: u64) -> bool {
-        // What is not RAM cannot be read.
+        // Only RAM can be read.
         self.memory.read(Ipa::new(address), &mut [0]).is_ok()
     }
 
@@ -237,7 +239,7 @@ impl psci::Vcpus for &'static Vm {
     }
 
     fn is_off(&self, index: usize) -> bool {
-        // Off is off only when its CPU is: until then it cannot be switched on again.
+        // A vCPU is off only when its CPU is off: until then it cannot be switched on again.
         let vcpu = &self.vcpus[index];
         !vcpu.on.is_taken() && power::affinity_info(vcpu.mpidr) == Ok(AffinityState::Off)
     }
@@ -247,9 +249,9 @@ impl psci::Vcpus for &'static Vm {
     }
 }
 
-/// [`registers::hcr`], with what this image wants besides.
+/// [`registers::hcr`], with the additional traps of this image.
 pub fn hcr(features: &Features) -> u64 {
-    // Each change of process comes to EL2, for the oracle and the recorder to have their rounds.
+    // Each change of process traps to EL2, where the oracle and the recorder do their rounds.
     const TVM: u64 = 1 << 26;
     let tvm = if cfg!(any(feature = "oracle", feature = "record")) { TVM } else { 0 };
     registers::hcr(features) | tvm

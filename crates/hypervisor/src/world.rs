@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The switch into the guest and back.
 //!
-//! While the guest runs `SP_EL2` points to its [`Context`], so the way out (in [`vectors`](crate::vectors)) can save
-//! without a spare register. EL2's own registers are not saved as such: [`enter`] tells the compiler that they
-//! are gone, and it keeps the few that matter. A round trip is 49 instructions: 25 up to and with the ERET, 24 from the
-//! vector on.
+//! While the guest runs, `SP_EL2` points to its [`Context`], so the exit path (in [`vectors`](crate::vectors)) can save
+//! registers without a spare one. EL2's own registers are not saved one by one: [`enter`] declares them overwritten, so
+//! the compiler keeps the few that matter. A round trip takes 49 instructions: 25 up to and including the ERET, 24 from
+//! the vector on.
 //!
-//! Only the general registers, ELR_EL2 and SPSR_EL2 are switched. FP/SIMD registers and EL1's system registers
-//! stay in the hardware: EL2 uses none of them, and a CPU runs one vCPU only.
+//! Only the general registers, ELR_EL2 and SPSR_EL2 are switched. FP/SIMD registers and EL1's system registers stay in
+//! the hardware, because EL2 uses none of them and a CPU runs only one vCPU.
 //!
-//! Invariant: while a guest runs, SP_EL2 is the address of its `Context`, which `enter` borrows for that long.
+//! Invariant: while a guest runs, SP_EL2 is the address of its `Context`, which `enter` borrows during that time.
 
 use core::arch::asm;
 use core::mem::offset_of;
 
 pub use crate::context::Context;
 
-/// What brought the guest back to EL2. Details are in ESR_EL2, FAR_EL2 and HPFAR_EL2.
+/// The kind of exception that ended the guest's run. ESR_EL2, FAR_EL2 and HPFAR_EL2 have the details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Trap {
@@ -30,17 +30,17 @@ pub enum Trap {
     SError = 3,
 }
 
-/// Runs the guest until it comes back.
+/// Runs the guest until its next exit.
 ///
 /// # Safety
-/// The CPU must be set up for it: [`registers::set_for`](crate::registers::set_for) ran, and HCR_EL2, VTTBR_EL2 and VTCR_EL2
-/// confine the guest to memory and devices that are its own. `context` must not put PSTATE at EL2.
+/// The CPU must be set up for the guest: [`registers::set_for`](crate::registers::set_for) ran, and HCR_EL2, VTTBR_EL2
+/// and VTCR_EL2 confine the guest to its own memory and devices. `context` must not put PSTATE at EL2.
 #[inline]
 pub unsafe fn enter(context: &mut Context) -> Trap {
     let trap: u64;
-    // SAFETY: the caller's promise. The guest runs on the context's registers; the way out (in `vectors`) puts what they
-    // are then into the context, restores SP, and goes on behind the ERET. Every register that Rust may use is
-    // named as overwritten, but for two that cannot be and are kept on the stack.
+    // SAFETY: the caller's promise. The guest runs on the context's registers. The exit path (in `vectors`) saves them
+    // into the context, restores SP, and continues after the ERET. Every register that Rust may use is declared
+    // overwritten, except two that cannot be; those are kept on the stack.
     unsafe {
         asm!(
             "stp x19, x29, [sp, #-16]!",
@@ -68,7 +68,7 @@ pub unsafe fn enter(context: &mut Context) -> Trap {
             "ldr x30, [sp, #{x30}]",
             "ldp x0, x1, [sp]",
             "eret",
-            // Never reached, and no speculation past the ERET either.
+            // Never executed, but stops speculation past the ERET.
             "dsb nsh",
             "isb",
             "2:",

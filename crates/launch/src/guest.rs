@@ -164,8 +164,9 @@ pub enum GuestError {
     CommandLineControl,
     /// The test memory is invalid, or overlaps the guest's RAM.
     #[error(
-        "{} of test memory in {} slots at the top of a {}-bit address space, beside {} of RAM at 1G, are not possible: give \
-         1 to 64 slots of whole pages (a power of two of pages, if allocated at the start), 32 to 48 bits, and sizes that fit",
+        "{} of test memory in {} slots at the top of a {}-bit address space, beside {} of RAM at 1G, are not possible: \
+         give 1 to 64 slots of whole pages (a power of two of pages, if allocated at the start), 32 to 48 bits, and \
+         sizes that fit",
         size(test.size), test.slots, test.ipa_bits, size(*memory)
     )]
     TestMemory {

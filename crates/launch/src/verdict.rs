@@ -132,8 +132,8 @@ impl fmt::Display for Verdict {
             ),
             Self::Miscounted(what) => write!(
                 formatter,
-                "a figure of the hypervisor cannot be a count ({what}), which is a bug in Twofold, and no figure of this \
-                 run counts; report it with the control log"
+                "a figure of the hypervisor cannot be a count ({what}), which is a bug in Twofold, and no figure of \
+                 this run counts; report it with the control log"
             ),
             Self::CannotStart(why) if why.is_empty() => {
                 write!(formatter, "the guest could not be started, and the hypervisor gave no reason; see the logs")

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The guest's own registers that are set when a vCPU starts.
 //!
-//! A vCPU starts as PSCI CPU_ON and the Linux boot protocol have it: MMU and caches off, no debug exception, no timer. What
-//! else reset leaves UNKNOWN is the guest's to set, as on the bare machine. A feature that the guest is not given (see
-//! [`shut`](super::shut)) is off for EL1 too: the guest could not turn it off by itself.
+//! A vCPU starts by the rules of PSCI CPU_ON and of the Linux boot protocol: MMU and caches off, no debug exception, no
+//! timer. The guest sets any other register that reset leaves UNKNOWN, as on the bare machine. A feature that is shut
+//! for the guest (see [`shut`](super::shut)) is also off for EL1, because the guest could not turn it off by itself.
 
 use super::{ALWAYS, CLEAR, Cpu, Register, register};
 
@@ -15,9 +15,9 @@ pub const TABLE: &[Register] = &[
         S3_0_C1_C0_3,
         Cpu::has_sctlr2,
         CLEAR,
-        "a kernel that does not know the register finds it off"
+        "off for a kernel that does not know the register"
     ),
-    register!(TCR2_EL1, S3_0_C2_C0_3, Cpu::has_tcr2, CLEAR, "a kernel that does not know the register finds it off"),
+    register!(TCR2_EL1, S3_0_C2_C0_3, Cpu::has_tcr2, CLEAR, "off for a kernel that does not know the register"),
     register!(
         GCSCR_EL1,
         S3_0_C2_C5_0,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The control registers of EL2, in the order in which they are set.
 //!
-//! A feature that is not switched between guests, and that the guest has no need of, is shut: what the guest does with its
-//! registers is answered by [`shut`](super::shut).
+//! A feature that is not switched between guests, and that the guest does not need, is shut: [`shut`](super::shut)
+//! emulates the guest's accesses to its registers.
 
 use super::{ALWAYS, CLEAR, Cpu, Register, register};
 
@@ -37,7 +37,7 @@ pub const TABLE: &[Register] = &[
         S3_4_C1_C1_1,
         ALWAYS,
         |cpu, _| mdcr(cpu),
-        "debug registers and event counters are the guest's, and stand still at EL2; profiling and trace are shut"
+        "debug registers and event counters are the guest's, and stop at EL2; profiling and trace are shut"
     ),
     register!(
         HCRX_EL2,
@@ -46,14 +46,14 @@ pub const TABLE: &[Register] = &[
         |_, _| HCRX,
         "the guest finds these features in its ID registers, and uses them without EL2"
     ),
-    register!(HFGRTR_EL2, S3_4_C1_C1_4, Cpu::has_fgt, |_, _| OPEN_REGISTERS, "no register of EL1's own traps"),
-    register!(HFGWTR_EL2, S3_4_C1_C1_5, Cpu::has_fgt, |_, _| OPEN_REGISTERS, "no register of EL1's own traps"),
+    register!(HFGRTR_EL2, S3_4_C1_C1_4, Cpu::has_fgt, |_, _| OPEN_REGISTERS, "no register of EL1 traps"),
+    register!(HFGWTR_EL2, S3_4_C1_C1_5, Cpu::has_fgt, |_, _| OPEN_REGISTERS, "no register of EL1 traps"),
     register!(
         HFGITR_EL2,
         S3_4_C1_C1_6,
         Cpu::has_fgt,
         |_, _| OPEN_INSTRUCTIONS,
-        "no instruction traps but those of the branch record buffer"
+        "no instruction traps except those of the branch record buffer"
     ),
     register!(
         HDFGRTR_EL2,
@@ -98,7 +98,7 @@ pub const TABLE: &[Register] = &[
         S2_4_C9_C0_0,
         Cpu::has_brbe,
         CLEAR,
-        "no branch of EL2's is recorded, and none of EL0's for EL2: the guest could read the records"
+        "no branch of EL2 is recorded, and none of EL0 for EL2: the guest could read the records"
     ),
     register!(
         TRFCR_EL2,
@@ -120,14 +120,14 @@ pub const TABLE: &[Register] = &[
         S3_4_C10_C4_0,
         |cpu| cpu.has_mpam() && cpu.mpamidr & MPAMIDR_HAS_HCR != 0,
         |_, _| TRAP_MPAMIDR,
-        "virtual partitions are off, and the guest is not shown that there are any"
+        "virtual partitions are off and hidden from the guest"
     ),
     register!(
         HACDBSBR_EL2,
         S3_4_C2_C3_4,
         Cpu::has_hacdbs,
         CLEAR,
-        "no list of dirty pages is worked through by hardware"
+        "hardware processes no list of dirty pages"
     ),
     register!(
         CNTHCTL_EL2,
@@ -148,7 +148,7 @@ pub const TABLE: &[Register] = &[
     ),
     register!(VPIDR_EL2, S3_4_C0_C0_0, ALWAYS, |cpu, _| cpu.midr, "the guest sees the CPU that it runs on"),
     register!(VMPIDR_EL2, S3_4_C0_C0_5, ALWAYS, |cpu, _| cpu.mpidr, "a vCPU has the affinity of its CPU"),
-    // ICC_SRE_EL2 comes before ICH_HCR_EL2, which is a memory-mapped register without it.
+    // ICC_SRE_EL2 comes before ICH_HCR_EL2, which without it is a memory-mapped register.
     register!(
         ICC_SRE_EL2,
         S3_4_C12_C9_5,
@@ -161,13 +161,13 @@ pub const TABLE: &[Register] = &[
         S3_4_C12_C11_0,
         Cpu::has_gic_registers,
         CLEAR,
-        "interrupts are the guest's: there is no virtual interface, and none of its registers traps"
+        "interrupts are the guest's: there is no virtual interface, and no register of the interface traps"
     ),
-    register!(VTCR_EL2, S3_4_C2_C1_2, ALWAYS, |_, guest| guest.vtcr, "the shape of the guest's stage-2 tables"),
+    register!(VTCR_EL2, S3_4_C2_C1_2, ALWAYS, |_, guest| guest.vtcr, "the geometry of the guest's stage-2 tables"),
     register!(VTTBR_EL2, S3_4_C2_C1_0, ALWAYS, |_, guest| guest.vttbr, "the guest's stage-2 tables, and its VMID"),
 ];
 
-/// Bits of HCR_EL2 that exist with a feature only.
+/// Bits of HCR_EL2 that exist only with a feature.
 fn traps(cpu: &Cpu) -> u64 {
     const TLOR: u64 = 1 << 35;
     const TERR: u64 = 1 << 36;
@@ -175,7 +175,7 @@ fn traps(cpu: &Cpu) -> u64 {
 }
 
 fn cptr(cpu: &Cpu) -> u64 {
-    /// What is RES1, and with SVE and SME the traps of these.
+    /// The RES1 bits, and with SVE and SME their traps.
     const TRAP_VECTORS: u64 = 0x33ff;
     const TZ: u64 = 1 << 8;
     const TSM: u64 = 1 << 12;
@@ -187,10 +187,10 @@ fn cptr(cpu: &Cpu) -> u64 {
 }
 
 fn mdcr(cpu: &Cpu) -> u64 {
-    // E2PB, E2TB and EnSPM stay 0: buffers belong to EL2, and access to them and to system PMUs traps.
+    // E2PB, E2TB and EnSPM stay 0: EL2 owns the buffers, and accesses to them and to system PMUs trap.
     const TPMS: u64 = 1 << 14;
     const TTRF: u64 = 1 << 19;
-    // HPMD, HCCD: the guest's counters stand still at EL2.
+    // HPMD, HCCD: the guest's counters stop at EL2.
     const NOT_AT_EL2: u64 = 1 << 17 | 1 << 23;
     // HPMN: all event counters are the guest's.
     let counters = cpu.pmcr >> 11 & 0x1f;
@@ -207,8 +207,8 @@ fn mpam2(cpu: &Cpu) -> u64 {
 
 /// EnAS0, EnALS, EnASR; MSCEn (memory copy and set); TCR2En, SCTLR2En; GCSEn; EnFPM.
 const HCRX: u64 = 0b111 | 1 << 11 | 1 << 14 | 1 << 15 | 1 << 22 | 1 << 23;
-/// A bit of a register that came with FEAT_FGT traps when it is set; one of a later feature, whose name begins with n, traps
-/// when it is clear. These are the latter.
+/// A bit of a register of FEAT_FGT traps when it is set. A bit of a later feature, whose name begins with n, traps when
+/// it is clear. These are the latter.
 const OPEN_REGISTERS: u64 = 0b1111_1111_1111 << 52 | 1 << 50;
 /// nGCSPUSHM_EL1, nGCSSTR_EL1, nGCSEPP; not nBRBINJ and nBRBIALL.
 const OPEN_INSTRUCTIONS: u64 = 0b111 << 57;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The registers of EL2 that [`el2`](super::el2) does not set, and why each may hold anything while a guest runs.
+//! The registers of EL2 that [`el2`](super::el2) does not set, and why each may hold any value while a guest runs.
 
 /// Registers with the same reason.
 pub struct Left {
@@ -21,12 +21,12 @@ pub const LEFT: &[Left] = &[
     },
     Left {
         names: &["PIR_EL2", "PIRE0_EL2", "POR_EL2", "AMAIR_EL2", "GCSPR_EL2"],
-        why: "EL2's own regime: without the controls in TCR2_EL2 and GCSCR_EL2 they have no effect, or one of the CPU's own \
-              that is no matter of a guest's",
+        why: "EL2's own regime: without the controls in TCR2_EL2 and GCSCR_EL2 they have no effect, or an \
+              IMPLEMENTATION DEFINED one that does not concern a guest",
     },
     Left {
         names: &["TTBR1_EL2", "CONTEXTIDR_EL2", "SCXTNUM_EL2"],
-        why: "of use with HCR_EL2.E2H only, or to EL2 alone: EL2 uses neither of them",
+        why: "used only with HCR_EL2.E2H, or only by EL2: EL2 uses none of them",
     },
     Left {
         names: &[
@@ -59,9 +59,9 @@ pub const LEFT: &[Left] = &[
     Left { names: &["VNCR_EL2"], why: "the page of nested virtualization, which HCR_EL2.NV2 would use: it is clear" },
     Left {
         names: &["S2PIR_EL2", "S2POR_EL1", "HDBSSBR_EL2", "HDBSSPROD_EL2"],
-        why: "of use with VTCR_EL2.S2PIE, S2POE and HDBSS, which are clear",
+        why: "used only with VTCR_EL2.S2PIE, S2POE and HDBSS, which are clear",
     },
-    Left { names: &["HACDBSCONS_EL2"], why: "the place in a list of dirty pages, which HACDBSBR_EL2 turns off" },
+    Left { names: &["HACDBSCONS_EL2"], why: "the index into a list of dirty pages, which HACDBSBR_EL2 turns off" },
     Left {
         names: &[
             "VSTCR_EL2",
@@ -78,7 +78,7 @@ pub const LEFT: &[Left] = &[
     },
     Left {
         names: &["CNTHP_CVAL_EL2", "CNTHP_TVAL_EL2", "CNTHV_CVAL_EL2", "CNTHV_TVAL_EL2"],
-        why: "when a timer goes off that CNTHP_CTL_EL2 and CNTHV_CTL_EL2 turn off",
+        why: "the time of timers that CNTHP_CTL_EL2 and CNTHV_CTL_EL2 disable",
     },
     Left {
         names: &["ICH_VMCR_EL2", "ICH_LRn_EL2", "ICH_AP0Rn_EL2", "ICH_AP1Rn_EL2"],
@@ -106,7 +106,7 @@ pub const LEFT: &[Left] = &[
         names: &["SMPRIMAP_EL2"],
         why: "the guest's priorities of streaming mode, which HCRX_EL2.SMPME would map: it is clear",
     },
-    Left { names: &["SPMACCESSR_EL2"], why: "which system PMUs EL1 may use: MDCR_EL2.EnSPM shuts them all" },
+    Left { names: &["SPMACCESSR_EL2"], why: "the system PMUs that EL1 may use: MDCR_EL2.EnSPM disables all of them" },
     Left {
         names: &["DACR32_EL2", "IFSR32_EL2", "FPEXC32_EL2", "DBGVCR32_EL2"],
         why: "registers of an AArch32 EL1, which HCR_EL2.RW excludes",
@@ -126,7 +126,7 @@ pub const LEFT: &[Left] = &[
     Left { names: &["RMR_EL2"], why: "a request for a reset, not a setting" },
 ];
 
-/// The row that has a register; `None` where no row has it. A lower-case n in a row stands for a number.
+/// The row that has a register; `None` if no row has it. A lower-case n in a row stands for a number.
 pub fn row(name: &str) -> Option<&'static Left> {
     LEFT.iter().find(|left| left.names.iter().any(|known| is(name, known)))
 }

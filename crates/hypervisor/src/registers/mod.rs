@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The system registers that decide what a guest can do to EL2, to other guests and to itself.
+//! The system registers that limit a guest's access to EL2, to other guests and to the machine.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | [`el2`] | the control registers of EL2: what each is set to, where it exists, and why |
-//! | [`el1`] | the guest's own registers that would otherwise hold what firmware or an earlier vCPU left |
+//! | [`el2`] | the control registers of EL2: the value of each, when it exists, and why |
+//! | [`el1`] | the guest's own registers that could hold a value of firmware or of an earlier vCPU |
 //! | [`left`] | the registers of EL2 that are not in the table, each with the reason |
-//! | [`shut`] | what the guest gets when it uses a register of a feature that it is not given |
+//! | [`shut`] | emulated accesses to the registers of features that are shut |
 //!
-//! Invariant: no control register of EL2 keeps the value that firmware left, unless [`left`] says why that cannot matter. A
-//! test holds both lists against the list of a register crate.
+//! Invariant: no control register of EL2 keeps the firmware's value, unless [`left`] says why that is harmless. A test
+//! compares both lists with the register list of another crate.
 //!
-//! A register that belongs to an optional feature is written only where the ID registers announce that feature: elsewhere the
-//! write is UNDEFINED.
+//! A register of an optional feature is written only if the ID registers announce that feature. Otherwise the write is
+//! UNDEFINED.
 
 use twofold_stage2::Features;
 
@@ -24,7 +24,7 @@ pub mod el2;
 pub mod left;
 pub mod shut;
 
-/// Sets the controls of EL2 for running a guest on this CPU, and the guest's registers that reset leaves unknown.
+/// Sets the controls of EL2 for running a guest on this CPU, and the guest's registers that reset leaves UNKNOWN.
 /// The guest may use FP, SIMD, SVE, SME, the PMU's counters, debug registers, timers and the GIC's CPU interface.
 ///
 /// # Safety
@@ -33,8 +33,8 @@ pub mod shut;
 pub unsafe fn set_for(guest: &Confinement) {
     let cpu = Cpu::read();
     for register in el2::TABLE.iter().chain(el1::TABLE).filter(|register| (register.exists)(&cpu)) {
-        // SAFETY: by `exists` the register is there. No value in the tables changes what EL2's own code and memory mean, but
-        // for HCR_EL2, whose value the caller vouches for.
+        // SAFETY: by `exists` the register is there. No value in the tables changes the meaning of EL2's own code and
+        // memory, except that of HCR_EL2, for which the caller is responsible.
         unsafe { (register.write)((register.value)(&cpu, guest)) };
         // Some registers are trapped until an earlier one in the table takes effect.
         isb();
@@ -47,9 +47,9 @@ pub struct Register {
     pub name: &'static str,
     /// Whether this CPU has it.
     pub exists: fn(&Cpu) -> bool,
-    /// What it is set to.
+    /// Its value.
     pub value: fn(&Cpu, &Confinement) -> u64,
-    /// Why it is set to that.
+    /// Why it has this value.
     pub why: &'static str,
     /// Writes it. The register must exist.
     pub write: unsafe fn(u64),
@@ -57,10 +57,10 @@ pub struct Register {
     pub read: unsafe fn() -> u64,
 }
 
-/// What the registers of stage 2 are set to, the same on all CPUs of a guest.
+/// The registers of stage 2, with the same values on all CPUs of a guest.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Confinement {
-    /// HCR_EL2, without what depends on the CPU: [`hcr`].
+    /// HCR_EL2, without the bits that depend on the CPU: [`hcr`].
     pub hcr: u64,
     /// VTCR_EL2.
     pub vtcr: u64,
@@ -68,7 +68,7 @@ pub struct Confinement {
     pub vttbr: u64,
 }
 
-/// The ID registers of one CPU, as far as they say which control registers it has.
+/// The ID registers of one CPU that announce its control registers.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs, reason = "each field is the register of that name")]
 pub struct Cpu {
@@ -92,7 +92,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Those of this CPU.
+    /// The ID registers of this CPU.
     pub fn read() -> Self {
         let mut cpu = Self {
             midr: read_sysreg!(MIDR_EL1),
@@ -102,7 +102,7 @@ impl Cpu {
             id_aa64dfr0: read_sysreg!(ID_AA64DFR0_EL1),
             id_aa64mmfr0: read_sysreg!(ID_AA64MMFR0_EL1),
             id_aa64mmfr1: read_sysreg!(ID_AA64MMFR1_EL1),
-            // A CPU that is older than these registers reads 0 in their places.
+            // On a CPU that is older than these registers, their encodings read 0.
             id_aa64mmfr3: read_sysreg!(S3_0_C0_C7_3),
             id_aa64mmfr4: read_sysreg!(S3_0_C0_C7_4),
             ..Self::default()
@@ -241,12 +241,13 @@ impl Cpu {
     }
 }
 
-/// PMBIDR_EL1.P and TRBIDR_EL1.P: another owner has the buffer, and an access to its registers would trap to EL3.
+/// PMBIDR_EL1.P and TRBIDR_EL1.P: EL3 owns the buffer, and an access to its registers would trap to EL3.
 const BUFFER_IS_EL3S: u64 = 1 << 4;
 
 /// HCR_EL2 for the guest: AArch64, its memory behind stage 2, SMC and IMPLEMENTATION DEFINED registers trapped (on some
-/// cores those read caches), set/way cache operations made to clean, and all that it may use by itself left to it
-/// (pointer authentication, SCXTNUM, allocation tags). Not PTW: stage-1 tables in device memory would fault for ever.
+/// cores those read caches), set/way cache operations upgraded to clean. The features that the guest may use by itself
+/// do not trap (pointer authentication, SCXTNUM, allocation tags). PTW stays clear: with it, stage-1 tables in device
+/// memory would fault for ever.
 pub const fn hcr(features: &Features) -> u64 {
     const VM: u64 = 1 << 0;
     const SWIO: u64 = 1 << 1;
@@ -262,7 +263,7 @@ pub const fn hcr(features: &Features) -> u64 {
     VM | SWIO | TSC | TIDCP | RW | APK | API | EN_SCXT | ATA | fwb
 }
 
-/// A row: name, encoding, where it exists, value, reason.
+/// A row: name, encoding, condition of existence, value, reason.
 macro_rules! register {
     ($name:ident, $encoding:ident, $exists:expr, $value:expr, $why:literal) => {
         $crate::registers::Register {

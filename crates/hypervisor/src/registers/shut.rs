@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the guest gets when it uses a register of a feature that it is not given.
+//! Emulates the guest's accesses to the registers of features that are shut.
 //!
-//! The guest's ID registers are the CPU's own, so they announce these features. A kernel that believes them must not crash on
-//! its first access: a register of a feature that is shut reads as zero and ignores what is written. For each of the features
-//! zero means that there is nothing: no event counter (PMCR_EL0.N), no error record (ERRIDR_EL1), no LORegion (LORID_EL1), no
-//! partition (MPAMIDR_EL1), an activity monitor that stands still. All else that traps is UNDEFINED.
+//! The guest's ID registers are the CPU's own, so they announce these features. A kernel that believes them must not
+//! crash on its first access, so a register of a shut feature reads as zero and ignores writes. For each feature zero
+//! means that there is nothing: no event counter (PMCR_EL0.N), no error record (ERRIDR_EL1), no LORegion (LORID_EL1),
+//! no partition (MPAMIDR_EL1), an activity monitor that stands still. Any other access that traps is UNDEFINED.
 
-/// Does what a trapped MSR, MRS, SYS or SYSL of the guest does to its general registers (`x`); false where the register is not
-/// one of these. The caller skips the instruction.
+/// Emulates a trapped MSR, MRS, SYS or SYSL of the guest on its general registers (`x`). Returns `false` if the
+/// register is not one of these. The caller skips the instruction.
 pub fn answer(syndrome: u64, x: &mut [u64; 31]) -> bool {
     let access = Access::from_syndrome(syndrome);
     if !is_shut(&access) {
@@ -26,9 +26,9 @@ pub fn answer(syndrome: u64, x: &mut [u64; 31]) -> bool {
 pub struct Access {
     /// Op0, op1, CRn, CRm and op2.
     pub encoding: [u64; 5],
-    /// The general register; 31 is none.
+    /// The general register; 31 stands for none.
     pub rt: usize,
-    /// Whether it is MRS or SYSL.
+    /// Whether the access is MRS or SYSL.
     pub is_read: bool,
 }
 
@@ -41,10 +41,10 @@ impl Access {
     }
 }
 
-/// Whether it is a register of a feature that is shut for the guest, or that EL2 has taken.
+/// Whether the register belongs to a feature that is shut for the guest, or that EL2 has taken.
 fn is_shut(access: &Access) -> bool {
     match access.encoding {
-        // The PMU, which traps while EL2 counts: counters by number, the others.
+        // The PMU, which traps while EL2 counts: the counters by number, then the other registers.
         [3, 3, 14, 8..=15, _] | [3, 0 | 3, 9, 12..=14, _] | [3, 3, 9, 4 | 6, 0] | [2, 0, 14, 8..=15, _] => true,
         // FEAT_SPE and FEAT_TRBE.
         [3, 0, 9, 9..=11, _] => true,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the engine does, as lines of the trace: its accesses by an observer, its instructions by its platform.
+//! The engine's steps as lines of the trace: its accesses through an observer, its instructions through its platform.
 
 use core::ops::Deref;
 use core::panic::Location;
@@ -15,14 +15,14 @@ use super::{TRACE, about_to, instruction, line};
 
 pub(super) static OBSERVER: &dyn Observer = &Watch;
 
-/// Does the accesses, and tells of them.
+/// Makes the accesses, and traces them.
 struct Watch;
 
-/// What a word is.
+/// The kind of a word.
 enum Word {
-    /// In memory where tables are; its address is physical, since EL2 maps RAM one to one.
+    /// In memory for tables. The address is physical, because EL2 maps RAM one to one.
     Entry(u64),
-    /// The lock of the table there.
+    /// The lock of the table at this address.
     Lock(u64),
     Other,
 }
@@ -45,7 +45,7 @@ impl Word {
     }
 }
 
-// SAFETY: each access is done as it was asked for.
+// SAFETY: each access is made as requested.
 unsafe impl Observer for Watch {
     fn load(&self, word: &AtomicU64, access: Access) -> u64 {
         word.load(access.order)
@@ -142,15 +142,15 @@ unsafe impl Observer for Watch {
     }
 }
 
-/// An entry was written. Where no block of zeroes is to be had (`DCZID_EL0.DZP`), the zeroing of guests' frames is told of
-/// as well, word by word.
+/// Traces a write to an entry. If the CPU cannot zero by block (`DCZID_EL0.DZP`), the zeroing of guests' frames is also
+/// traced, word by word.
 fn written(word: &AtomicU64, (old, new): (u64, u64), how: How, access: Access) {
     if let Word::Entry(pa) = Word::of(word) {
         line(Event::Write { pa, old, new, how, order: access.order.into() }, Some(access.site));
     }
 }
 
-/// A platform whose instructions are told of once they are executed.
+/// A platform that traces each instruction after its execution.
 pub struct Traced<P> {
     platform: P,
     instruction_line: u64,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The trace (`docs/trace.md`), in images that are built with the feature `trace`: lines for a file of the launcher's.
+//! The trace (`docs/trace.md`), in images with the feature `trace`: lines for a file of the launcher.
 //!
-//! Each CPU gathers its lines in a buffer of its own, and writes whole lines to the file when that is full. Invariant: a
-//! line's number is drawn while its CPU's buffer is locked, so a CPU's lines have ascending numbers; who gives something
-//! away writes its line before, for all else it is written after what it tells of.
+//! Each CPU collects its lines in its own buffer, and writes whole lines to the file when the buffer is full.
+//! Invariants: a line's number is drawn while its CPU's buffer is locked, so a CPU's lines have ascending numbers. A
+//! CPU that gives up a lock or a page writes the line before that step; every other line is written after its step.
 
 mod engine;
 
@@ -28,8 +28,8 @@ use crate::board::Board;
 use crate::cpus;
 use crate::semihosting::File;
 
-/// Begins the trace, if the image's own command line names a file: the rest of the line behind [`TRACE_ARGUMENT`] does.
-/// Entries of tables are in `frames` alone, and their locks in `records`.
+/// Begins the trace, if the image's own command line names a file: the text after [`TRACE_ARGUMENT`], to the end of the
+/// line. Only `frames` hold entries of tables, and only `records` hold their locks.
 ///
 /// # Errors
 ///
@@ -67,18 +67,18 @@ pub struct TraceError {
     path: String,
 }
 
-/// Writes the line for what this CPU did, or is about to do, at the caller's place.
+/// Writes the line of an event of this CPU, past or imminent, at the caller's place.
 #[track_caller]
 pub fn event(event: Event<'_>) {
     line(event, Some(Location::caller()));
 }
 
-/// Writes what is left. A CPU that runs on waits at its next line from now on, for ever: so no line is written without
-/// those that it rests on.
+/// Writes the remaining lines. From now on another CPU blocks at its next line, for ever, so no line is written without
+/// the lines that it depends on.
 pub fn end() {
     const PATIENCE: u32 = 1 << 20;
     let Some(trace) = TRACE.get() else { return };
-    // Bounded: this may be the end of a CPU that failed while it wrote a line.
+    // Bounded: a CPU that failed while it wrote a line may call this.
     let lock = |cpu| (0..PATIENCE).find_map(|_| Mutex::try_lock(cpu));
     let mut stopped: ArrayVec<_, { twofold_abi::virt::MAX_CPUS as usize }> =
         trace.cpus.iter().filter_map(lock).collect();
@@ -92,7 +92,7 @@ struct Trace {
     file: File,
     last: AtomicU64,
     cpus: Vec<Mutex<Cpu>>,
-    /// Where tables are.
+    /// The memory for tables.
     frames: Vec<Range<u64>>,
     records: Vec<RecordRange>,
 }
@@ -100,18 +100,18 @@ struct Trace {
 #[derive(Default)]
 struct Cpu {
     text: Text,
-    /// Where in the source the engine's next instruction is.
+    /// The place in the source of the engine's next instruction.
     site: Option<&'static Location<'static>>,
 }
 
-/// What this CPU's next instruction of the engine's is for is at this place.
+/// Sets the place of this CPU's next instruction of the engine.
 fn about_to(site: &'static Location<'static>) {
     if let Some(trace) = TRACE.get() {
         trace.cpus[cpus::current()].lock().site = Some(site);
     }
 }
 
-/// The engine has executed an instruction, at the place that it told of before.
+/// Traces an instruction that the engine has executed, at the place that was set before.
 fn instruction(event: Event<'_>) {
     let site = TRACE.get().and_then(|trace| trace.cpus[cpus::current()].lock().site);
     line(event, site);
@@ -149,7 +149,7 @@ impl Default for Text {
 }
 
 impl Text {
-    /// Adds a line, all of it or nothing.
+    /// Adds a whole line, or nothing.
     fn add(&mut self, line: &Line<'_>) -> fmt::Result {
         let before = self.0.len();
         let written = writeln!(self, "{line}");

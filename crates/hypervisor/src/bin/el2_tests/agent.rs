@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest that does one access on command.
+//! A guest that makes one access on command.
 //!
 //! Its program is one page, position-independent: 2 KiB of vectors, then the commands. EL2 puts the operands in
-//! registers and the PC at a command; the command does its one access and calls EL2. Every vector calls EL2 too,
-//! with its number, so whatever happens is seen.
+//! registers and the PC at a command. The command makes its one access and calls EL2. Every vector also calls EL2, with
+//! its number, so EL2 sees every exception.
 //!
-//! Invariant: between two commands the guest has no state of its own but its system registers.
+//! Invariant: between two commands the guest has no state except its system registers.
 
 use core::arch::global_asm;
 
@@ -16,7 +16,7 @@ use twofold_hypervisor::{cpus, panic, read_sysreg, write_sysreg};
 
 use crate::exit::{Exception, Exit};
 
-/// What the agent does.
+/// A command to the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Loads 64 bits.
@@ -41,13 +41,13 @@ pub struct Agent {
     context: Context,
 }
 
-/// The program, to be copied into a page of the guest's.
+/// The program, to be copied into a page of the guest.
 pub fn program() -> &'static [u8] {
     // SAFETY: the symbols are the two ends of the program below, which is a part of the image's constants.
     unsafe { core::slice::from_raw_parts(&raw const agent_start, offset(&raw const agent_end) as usize) }
 }
 
-/// A function that returns `value`, to be copied into a page of the guest's and called.
+/// A function that returns `value`, to be copied into a page of the guest and called.
 pub fn function(value: u16) -> u64 {
     const MOVZ_X0: u64 = 0xd280_0000;
     const RET: u64 = 0xd65f_03c0;
@@ -55,12 +55,12 @@ pub fn function(value: u16) -> u64 {
 }
 
 impl Agent {
-    /// The program at this address of the guest's, virtual where the guest's MMU is on.
+    /// An agent whose program is at this address of the guest: a virtual address if the guest's MMU is on.
     pub fn new(base: u64) -> Self {
         Self { base, context: Context::new(base, 0) }
     }
 
-    /// Says that the program is to be found at another address from now on.
+    /// Sets the address of the program from now on.
     pub fn move_to(&mut self, base: u64) {
         self.base = base;
     }
@@ -73,12 +73,12 @@ impl Agent {
         self.run(Command::Store, address, value).map(drop)
     }
 
-    /// Calls the [`function`] at `address`; returns what it returns.
+    /// Calls the [`function`] at `address` and returns its result.
     pub fn fetch(&mut self, address: u64) -> Result<u64, Exit> {
         self.run(Command::Fetch, address, 0)
     }
 
-    /// Does what is commanded, once.
+    /// Executes the command once.
     pub fn run(&mut self, command: Command, address: u64, value: u64) -> Result<u64, Exit> {
         const EL0_MASKED: u64 = 0x3c0;
         let (code, pstate) = match command {
@@ -96,15 +96,15 @@ impl Agent {
         self.resume()
     }
 
-    /// Goes on where the last command was stopped, or where `context` was sent.
+    /// Continues where the last command was stopped, or at the PC of `context`.
     pub fn resume(&mut self) -> Result<u64, Exit> {
         const HVC: u64 = 0x16;
         const SVC: u64 = 0x15;
         const FROM_EL0: u64 = 0x400;
-        // SAFETY: VBAR_EL1 is the guest's, which is not running.
+        // SAFETY: VBAR_EL1 belongs to the guest, which is not running.
         unsafe { write_sysreg!(VBAR_EL1, self.base) };
-        // SAFETY: `Machine::take_over` or `other_cpu` set this CPU up and loaded a guest's tables, which map what the
-        // test gave to the guest; the context is at EL1 or EL0.
+        // SAFETY: `Machine::take_over` or `other_cpu` set this CPU up and loaded a guest's tables, which map only the
+        // test's memory; the context is at EL1 or EL0.
         let trap = unsafe { world::enter(&mut self.context) };
         let esr = read_sysreg!(ESR_EL2);
         exits()[cpus::current()].exit(esr, self.context.pc);
@@ -114,7 +114,7 @@ impl Agent {
         match (esr & 0xffff).checked_sub(VECTOR_0) {
             None => Ok(self.context.x[0]),
             Some(vector) => match Exception::read(vector * 0x80) {
-                // How a command at EL0 ends.
+                // A command at EL0 ends by SVC.
                 end if end.vector == FROM_EL0 && end.class() == SVC => Ok(self.context.x[0]),
                 exception => Err(Exit::Exception(exception)),
             },
@@ -127,7 +127,7 @@ impl Agent {
     }
 }
 
-/// What each CPU's agent did last, for the report of a panic.
+/// The last exits of each CPU's agent, for the report of a panic.
 fn exits() -> &'static [Stats; 2] {
     static EXITS: Once<[Stats; 2]> = Once::new();
     EXITS.call_once(|| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How a test says what is wrong: as a value, with the place.
+//! How a test reports a failure: as a value, with the place.
 //!
 //! Invariant: a failed check never panics. A panic is the report of a defect of the image, and some tests expect
 //! exactly that.
@@ -9,7 +9,7 @@ use core::error::Error;
 use core::fmt;
 use core::panic::Location;
 
-/// What a test or a part of one comes to.
+/// The result of a test or of a part of one.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 /// Why a test failed, and where.
@@ -40,7 +40,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Fails unless the condition holds; the rest says what is wrong otherwise.
+/// Fails unless the condition holds; the message describes the failure.
 macro_rules! check {
     ($condition:expr, $($message:tt)+) => {
         if !$condition {
@@ -49,7 +49,7 @@ macro_rules! check {
     };
 }
 
-/// Fails unless both are equal; the rest says what they are.
+/// Fails unless both are equal; the message names the compared values.
 macro_rules! check_eq {
     ($found:expr, $expected:expr, $($message:tt)+) => {
         match (&$found, &$expected) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest whose memory comes by faults, as a virtual machine's does.
+//! A guest whose memory is mapped on faults, like a virtual machine's.
 
 use alloc::vec::Vec;
 
@@ -18,22 +18,22 @@ use crate::omit::Omit;
 pub struct Demand {
     pub memory: GuestMemory<Omit>,
     pub agent: Agent,
-    /// Its RAM at [`RAM`].
+    /// The slot of the guest's RAM at [`RAM`].
     pub ram: SlotId,
 }
 
-/// What an access took.
+/// The result of an access.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Access {
-    /// How it ended: the value, or an exception in the guest.
+    /// The value, or an exception in the guest.
     pub end: Result<u64, Exit>,
-    /// What each of its faults was answered with.
+    /// The answer to each of its faults.
     pub faults: Vec<Done>,
 }
 
-/// Where RAM starts that the agent is not in.
+/// The start of the RAM that does not hold the agent.
 pub const RAM: Ipa = Ipa::new(0x8000_0000);
-/// Where the agent is, in RAM of its own that is too small for blocks.
+/// The agent's place, in RAM of its own that is too small for blocks.
 pub const AGENT: Ipa = Ipa::new(0x4000_0000);
 
 impl Demand {
@@ -41,7 +41,7 @@ impl Demand {
     pub fn new(machine: &mut Machine, pages: Pages, ram: u64) -> Outcome<Self> {
         let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &machine.features)?;
         let frames = machine.used_frames(32 * BLOCK_2M)?;
-        // SAFETY: EL2 maps all RAM one to one; the frames are nobody else's.
+        // SAFETY: EL2 maps all RAM one to one; only this guest uses the frames.
         let platform = unsafe { Omit::new(machine.records) };
         let mut memory = GuestMemory::new(platform, geometry, VMID, frames, pages)?;
         memory.add_slot(slot(AGENT..AGENT + PAGE, true))?;
@@ -54,14 +54,14 @@ impl Demand {
         Ok(guest)
     }
 
-    /// More RAM.
+    /// Adds RAM.
     pub fn add_ram(&mut self, range: IpaRange, writable: bool) -> Outcome<SlotId> {
         Ok(self.memory.add_slot(slot(range, writable))?)
     }
 
-    /// The registers of a device, which the guest may reach.
+    /// Adds the registers of a device, which the guest may access.
     pub fn add_device(&mut self, range: IpaRange, start: Pa) -> Outcome<SlotId> {
-        // SAFETY: the agent accesses what the test asks for, which are registers that a guest may read and write.
+        // SAFETY: the agent makes the accesses that the test requests, to registers that a guest may read and write.
         let window = unsafe { Window::new(start, range.end - range.start) };
         Ok(self.memory.add_slot(Slot { range, backing: Backing::Device(window), writable: true })?)
     }
@@ -78,7 +78,7 @@ impl Demand {
         self.run(Command::Fetch, ipa, 0)
     }
 
-    /// Runs a command, answering its faults as a hypervisor does, until it ends.
+    /// Runs a command until it ends, and answers its faults like a hypervisor.
     pub fn run(&mut self, command: Command, ipa: Ipa, value: u64) -> Outcome<Access> {
         let mut faults = Vec::new();
         let mut end = self.agent.run(command, ipa.raw(), value);
@@ -97,7 +97,7 @@ impl Demand {
         Ok(Access { end, faults })
     }
 
-    /// What the guest's memory says to a fault.
+    /// The answer of the guest's memory to a fault.
     pub fn answer(&mut self, stopped: &Stopped) -> Outcome<Answer> {
         let Stopped { fault, ipa, .. } = *stopped;
         let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What becomes of an access that does not go through, as data.
+//! The outcome of an access that does not succeed, as data.
 
 use core::fmt;
 
@@ -8,18 +8,18 @@ use twofold_hypervisor::translate::{Translation, translate};
 use twofold_stage2::Ipa;
 use twofold_stage2::fault::{Fault, ipa_from_hpfar};
 
-/// How the guest's access ended instead.
+/// How the guest's access failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// Stage 2 stopped it.
     Fault(Stopped),
     /// The guest took an exception to its own EL1.
     Exception(Exception),
-    /// Something that no test provokes.
+    /// An exit that no test provokes.
     Unexpected {
         /// ESR_EL2.
         esr: u64,
-        /// Where the guest was.
+        /// The guest's PC.
         pc: u64,
     },
 }
@@ -27,9 +27,9 @@ pub enum Exit {
 /// A stage-2 fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped {
-    /// What the syndrome says.
+    /// The fault by the syndrome.
     pub fault: Fault,
-    /// The page it is about.
+    /// The page of the fault.
     pub ipa: Ipa,
     /// ESR_EL2.
     pub esr: u64,
@@ -51,7 +51,7 @@ pub struct Exception {
 }
 
 impl Exit {
-    /// Reads the registers of an exit that is no call of the agent's.
+    /// Reads the registers of an exit that is not a call of the agent.
     pub fn read(esr: u64, pc: u64) -> Self {
         let far = read_sysreg!(FAR_EL2);
         let stopped = Fault::from_syndrome(esr).and_then(|fault| {
@@ -85,7 +85,7 @@ impl Exception {
 
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the guest's access ended in {self:x?}")
+        write!(f, "the guest's access failed: {self:x?}")
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest whose tables a test changes by the engine's operations, and its agent.
+//! A guest with an agent, whose tables a test changes by the engine's operations.
 //!
-//! Invariant: a new guest is the one that is loaded on this CPU, and its VMID has nothing in the TLB.
+//! Invariant: the newest guest is loaded on this CPU, and the TLB holds nothing of its VMID at first.
 
 use alloc::vec::Vec;
 
@@ -24,27 +24,27 @@ pub struct Guest {
     pub agent: Agent,
 }
 
-/// Where the agent is, far from everything that tests map.
+/// The agent's place, far from everything that tests map.
 pub const AGENT: Ipa = Ipa::new(0x1000_0000);
-/// Where tests map pages; a gigabyte boundary.
+/// The place where tests map pages; a gigabyte boundary.
 pub const HERE: Ipa = Ipa::new(0x4000_0000);
-/// The VMID of a guest that is alone.
+/// The VMID of a test's only guest.
 pub const VMID: Vmid = Vmid::new(1);
-/// The size of the IPA space where it does not matter.
+/// The size of the IPA space for tests that do not depend on it.
 pub const IPA_BITS: u32 = 40;
 
 impl Guest {
-    /// A guest with nothing but its agent, loaded on this CPU.
+    /// A guest that has only its agent, loaded on this CPU.
     pub fn new(machine: &mut Machine, vmid: Vmid) -> Outcome<Self> {
         Self::with_ipa_bits(machine, vmid, IPA_BITS)
     }
 
-    /// The same with an IPA space of this size.
+    /// The same with an IPA space of `ipa_bits` bits.
     pub fn with_ipa_bits(machine: &mut Machine, vmid: Vmid, ipa_bits: u32) -> Outcome<Self> {
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &machine.features)?;
         let root = machine.frames.take_root(&geometry).ok_or_else(|| Failure::new("no memory for a root"))??;
-        // SAFETY: EL2 maps all RAM one to one; the frames come from `memory::take_over`, and none is ever reused for
-        // anything but guests.
+        // SAFETY: EL2 maps all RAM one to one; the frames come from `memory::take_over`, and are only ever reused for
+        // guests.
         let platform = unsafe { Omit::new(machine.records) };
         let stage2 = Stage2::new(platform, machine.features, geometry, vmid, root)?;
         let mut guest = Self { stage2, agent: Agent::new(AGENT.raw()) };
@@ -57,7 +57,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// A guest with a page of its own at [`HERE`].
+    /// A guest with its own page at [`HERE`].
     pub fn with_page(machine: &mut Machine, access: Access) -> Outcome<(Self, Frame)> {
         let mut guest = Self::new(machine, VMID)?;
         let frame = machine.page()?;
@@ -65,7 +65,7 @@ impl Guest {
         Ok((guest, frame))
     }
 
-    /// Loads the tables on this CPU.
+    /// Loads the guest's tables on this CPU.
     pub fn load_tables(&self) {
         load_tables(self.stage2.vtcr(), self.stage2.vttbr());
     }
@@ -75,14 +75,14 @@ impl Guest {
         self.map(machine, ipa, frame.pa, Level::L3, &Attributes::ram(access))
     }
 
-    /// Maps a leaf where nothing is.
+    /// Maps a leaf where nothing is mapped.
     pub fn map(&mut self, machine: &mut Machine, ipa: Ipa, pa: Pa, level: Level, attributes: &Attributes) -> Outcome {
         let mapped = self.map_over(machine, ipa, pa, level, attributes)?;
         check_eq!(mapped, Mapped::New, "mapping {ipa}");
         Ok(())
     }
 
-    /// Maps a leaf over what is there.
+    /// Maps a leaf over a present mapping.
     pub fn map_over(
         &mut self,
         machine: &mut Machine,
@@ -103,13 +103,13 @@ impl Guest {
         level: Level,
         attributes: &Attributes,
     ) -> Result<Mapped, Error> {
-        // SAFETY: the memory is the test's, or what is around that; of it the agent accesses what the test asks for, and EL2
-        // reaches that by volatile accesses alone.
+        // SAFETY: the memory belongs to the test, or surrounds that memory. The agent accesses only the memory that the
+        // test selects, and EL2 accesses it only by volatile accesses.
         let window = unsafe { Window::new(pa, Granule::KIB_4.span(level)) };
         self.stage2.open(window, ipa).map(level, attributes, &mut machine.frames)
     }
 
-    /// [`Stage2::unmap`], the flush, the freeing. Returns what was mapped and how many tables were freed.
+    /// [`Stage2::unmap`], the flush, and the freeing. Returns the removed leaves and the number of freed tables.
     pub fn unmap(&mut self, machine: &mut Machine, range: IpaRange) -> Outcome<(Vec<Leaf>, u64)> {
         let mut removed = Vec::new();
         let pending = self.stage2.unmap(range, &mut machine.frames, |leaf| removed.push(leaf))?;
@@ -124,7 +124,7 @@ impl Guest {
         Ok(())
     }
 
-    /// [`Stage2::clean`] and the flush. Returns which leaves were dirty.
+    /// [`Stage2::clean`] and the flush. Returns the dirty leaves.
     pub fn clean(&mut self, range: IpaRange) -> Outcome<Vec<(Ipa, Level)>> {
         let granule = self.stage2.geometry().granule();
         let mut dirty = Vec::new();
@@ -140,7 +140,7 @@ impl Guest {
         Ok(self.stage2.relax(ipa, access)?)
     }
 
-    /// Does `change` with something left out.
+    /// Calls `change` with these instructions left out.
     pub fn without<T>(&mut self, left_out: LeftOut, change: impl FnOnce(&mut Self) -> Outcome<T>) -> Outcome<T> {
         self.stage2.platform().leave_out(left_out);
         let outcome = change(self);
@@ -148,22 +148,22 @@ impl Guest {
         outcome
     }
 
-    /// The leaf that is to be there.
+    /// The leaf at `ipa`; an error if there is none.
     pub fn leaf(&self, ipa: Ipa) -> Outcome<Leaf> {
         self.stage2.look_up(ipa).ok_or_else(|| Failure::new(alloc::format!("{ipa} is not mapped")))
     }
 
-    /// The guest's load, its MMU being off.
+    /// A load of the guest, with its MMU off.
     pub fn load(&mut self, ipa: Ipa) -> Result<u64, Exit> {
         self.agent.load(ipa.raw())
     }
 
-    /// The guest's store, its MMU being off.
+    /// A store of the guest, with its MMU off.
     pub fn store(&mut self, ipa: Ipa, value: u64) -> Result<(), Exit> {
         self.agent.store(ipa.raw(), value)
     }
 
-    /// The guest's call, its MMU being off.
+    /// A call of the guest, with its MMU off.
     pub fn fetch(&mut self, ipa: Ipa) -> Result<u64, Exit> {
         self.agent.fetch(ipa.raw())
     }
@@ -176,7 +176,7 @@ pub fn page_at(ipa: Ipa) -> IpaRange {
 
 /// Loads tables on this CPU.
 pub fn load_tables(vtcr: u64, vttbr: u64) {
-    // SAFETY: the registers decide what guests see; EL2 has tables of its own.
+    // SAFETY: the registers affect only guests; EL2 has its own tables.
     unsafe {
         write_sysreg!(VTCR_EL2, vtcr);
         write_sysreg!(VTTBR_EL2, vttbr);

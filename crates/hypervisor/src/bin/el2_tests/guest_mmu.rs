@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The guest's own tables: stage 1 of EL1, made by the test in frames of the guest's.
+//! The guest's own tables: stage 1 of EL1, made by the test in frames of the guest.
 //!
-//! They translate the first 2 MiB of virtual addresses by pages, in three tables that lie one behind the other in the
-//! guest's memory: the last one holds the pages.
+//! They translate the first 2 MiB of virtual addresses by pages, in three tables that are contiguous in the guest's
+//! memory. The last table maps the pages.
 
 use twofold_hypervisor::sysreg::isb;
 use twofold_hypervisor::{read_sysreg, write_sysreg};
@@ -14,12 +14,12 @@ use crate::machine::{Frame, Machine, PAGE};
 
 /// A guest's tables.
 pub struct GuestTables {
-    /// Where the first of them is, for the guest.
+    /// The guest physical address of the first table.
     pub root: Ipa,
     tables: [Frame; 3],
 }
 
-/// Where the agent is with the MMU on.
+/// The agent's virtual address with the MMU on.
 pub const AGENT_VA: u64 = 0x1_0000;
 
 /// Bits of an entry.
@@ -28,7 +28,7 @@ pub mod entry {
     pub const ACCESSED: u64 = 1 << 10;
     /// AP\[2\]: stores fault.
     pub const READ_ONLY: u64 = 1 << 7;
-    /// DBM: hardware may take `READ_ONLY` away, and so records a store.
+    /// DBM: hardware may clear `READ_ONLY`, which records a store.
     pub const DIRTY_BY_HARDWARE: u64 = 1 << 51;
     /// Valid, a page, inner shareable, attribute 0.
     pub const PAGE: u64 = 3 << 8 | 0b11;
@@ -37,7 +37,7 @@ pub mod entry {
 }
 
 impl GuestTables {
-    /// Tables at `root` that map the agent; stage 2 maps them with `attributes`.
+    /// Makes tables at `root` that map the agent; stage 2 maps the tables with `attributes`.
     pub fn new(machine: &mut Machine, guest: &mut Guest, root: Ipa, attributes: &Attributes) -> Outcome<Self> {
         let tables = [empty(machine)?, empty(machine)?, empty(machine)?];
         let this = Self { root, tables };
@@ -51,12 +51,12 @@ impl GuestTables {
         Ok(this)
     }
 
-    /// The same with memory that can be read and written.
+    /// The same with tables in readable and writable memory.
     pub fn in_ram(machine: &mut Machine, guest: &mut Guest, root: Ipa) -> Outcome<Self> {
         Self::new(machine, guest, root, &Attributes::ram(Access::READ_WRITE))
     }
 
-    /// Maps those tables again that lie from `start` on, but for the one with the pages.
+    /// Maps the tables from `start` on again, except the last one.
     pub fn map_again(&self, machine: &mut Machine, guest: &mut Guest, start: Ipa) -> Outcome {
         for index in (0..2).filter(|index| self.table(*index) >= start) {
             guest.page(machine, self.table(index), self.tables[index], Access::READ_WRITE)?;
@@ -69,22 +69,22 @@ impl GuestTables {
         self.pages().write(index(va), ipa.raw() | bits | entry::PAGE);
     }
 
-    /// The entry that maps `va`, as hardware left it.
+    /// The present entry that maps `va`, with any update by hardware.
     pub fn entry(&self, va: u64) -> u64 {
         self.pages().read(index(va))
     }
 
-    /// Where the table with the pages is, for the guest.
+    /// The guest physical address of the last table.
     pub fn pages_at(&self) -> Ipa {
         self.table(2)
     }
 
-    /// The frame of the table with the pages.
+    /// The frame of the last table.
     pub fn pages(&self) -> Frame {
         self.tables[2]
     }
 
-    /// The same tables, but for the last one: a copy that the guest does not see yet.
+    /// The same tables with a copy of the last one, which the guest does not use yet.
     pub fn with_other_pages(&self, machine: &mut Machine) -> Outcome<Self> {
         let copy = machine.page()?;
         for word in 0..PAGE / 8 {
@@ -93,7 +93,7 @@ impl GuestTables {
         Ok(Self { root: self.root, tables: [self.tables[0], self.tables[1], copy] })
     }
 
-    /// Turns the guest's MMU on with these tables, on this CPU; hardware keeps access flags and dirty state where it
+    /// Turns the guest's MMU on with these tables, on this CPU. Hardware manages access flags and dirty state if it
     /// can.
     pub fn turn_on(&self, guest: &mut Guest) {
         turn_on(guest.stage2.features());
@@ -109,7 +109,8 @@ impl GuestTables {
         guest.stage2.invalidate_all();
     }
 
-    /// Makes these the tables in force, as another vCPU's registers would: the ASID stays 0, nothing is invalidated.
+    /// Makes the guest use these tables, like another vCPU's registers would: the ASID stays 0, and nothing is
+    /// invalidated.
     pub fn switch_to(&self) {
         // SAFETY: as above.
         unsafe { write_sysreg!(TTBR0_EL1, self.root.raw()) };
@@ -121,7 +122,7 @@ impl GuestTables {
     }
 }
 
-/// Turns the MMU of this CPU's guest on; the base registers are still to be set. `TTBR1_EL1` translates nothing.
+/// Turns the MMU of this CPU's guest on; the caller must still set the base registers. `TTBR1_EL1` translates nothing.
 pub fn turn_on(features: &Features) {
     /// 39 bits of VA, 4 KiB, walks write-back and inner shareable; the same for the upper half, but with EPD1.
     const TCR: u64 = EPD1 | 2 << 30 | 25 << 16 | 3 << 12 | 1 << 10 | 1 << 8 | 25;
@@ -133,7 +134,7 @@ pub fn turn_on(features: &Features) {
     const MMU_AND_CACHES: u64 = 1 << 12 | 1 << 2 | 1;
     let accessed = if features.hardware_access_flag { HARDWARE_ACCESSED } else { 0 };
     let dirty = if features.hardware_dirty_state { HARDWARE_DIRTY } else { 0 };
-    // SAFETY: these registers are the guest's, which is not running.
+    // SAFETY: these registers belong to the guest, which is not running.
     unsafe {
         write_sysreg!(MAIR_EL1, WRITE_BACK);
         write_sysreg!(TCR_EL1, TCR | IPS | accessed | dirty);
@@ -149,7 +150,7 @@ pub fn turn_off() {
     isb();
 }
 
-/// Lets `TTBR1_EL1` translate the upper half of the guest's addresses, by tables at `root`.
+/// Makes `TTBR1_EL1` translate the upper half of the guest's addresses, by tables at `root`.
 pub fn turn_upper_half_on(root: Ipa) {
     // SAFETY: as above.
     unsafe {
@@ -162,7 +163,7 @@ pub fn turn_upper_half_on(root: Ipa) {
 /// TCR_EL1.EPD1.
 const EPD1: u64 = 1 << 23;
 
-/// SCTLR_EL1 as `registers::set_for` leaves it.
+/// The value of SCTLR_EL1 after `registers::set_for`.
 const MMU_AND_CACHES_OFF: u64 = 0x30d0_0800;
 
 fn empty(machine: &mut Machine) -> Outcome<Frame> {
@@ -171,7 +172,7 @@ fn empty(machine: &mut Machine) -> Outcome<Frame> {
     Ok(frame)
 }
 
-/// The offset of the entry for `va` in the table of pages.
+/// The offset of the entry for `va` in the last table.
 fn index(va: u64) -> u64 {
     assert!(va < 2 << 20, "the tables translate 2 MiB");
     va / PAGE * 8

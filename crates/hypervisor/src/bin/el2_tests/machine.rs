@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine that a test owns: its frames, and this CPU ready for a guest.
+//! The machine that a test owns: its frames, and this CPU set up for a guest.
 //!
-//! Invariant: a frame that was taken belongs to the test until the end; nothing is given back but by the engine.
+//! Invariant: a frame belongs to the test until the end; only the engine gives frames back.
 
 use alloc::vec::Vec;
 use core::arch::asm;
@@ -16,17 +16,17 @@ use crate::check::{Failure, Outcome};
 
 /// The machine.
 pub struct Machine {
-    /// What the device tree says.
+    /// The contents of the device tree.
     pub board: &'static Board,
-    /// What the engine is told that the CPU can do. A test may take something away before it makes a guest.
+    /// The features that the engine uses. A test may clear some before it makes a guest.
     pub features: Features,
     /// Memory for guests and tables.
     pub frames: Frames,
-    /// The records of all RAM.
+    /// The table metadata of all RAM.
     pub records: Records,
 }
 
-/// Memory for a guest, which EL2 reads and writes too.
+/// Memory of a guest that EL2 also reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
     pub pa: Pa,
@@ -41,13 +41,13 @@ pub const BLOCK_2M: u64 = 2 << 20;
 pub const BLOCK_1G: u64 = 1 << 30;
 
 impl Machine {
-    /// Takes the RAM over, and makes this CPU ready for guests.
+    /// Takes the RAM over, and sets this CPU up for guests.
     pub fn take_over(board: &'static Board) -> Self {
         let features = platform::features();
         let mut frames = Frames::new(features);
         let taken = memory::take_over(board);
         taken.free.into_iter().for_each(|range| frames.add(range));
-        // SAFETY: no guest has run on this CPU; it is the value that the hypervisor itself uses.
+        // SAFETY: no guest has run on this CPU; the hypervisor itself uses this value.
         unsafe { registers::set_for(&Confinement { hcr: vm::hcr(&features), ..Confinement::default() }) };
         Self { board, features, frames, records: taken.records }
     }
@@ -57,7 +57,7 @@ impl Machine {
         self.frame(PAGE)
     }
 
-    /// `size` bytes, a power of two, aligned to it. All but the first word is as it was.
+    /// `size` bytes, a power of two, aligned to `size`. Only the first word is cleared.
     pub fn frame(&mut self, size: u64) -> Outcome<Frame> {
         let run = self.frames.take(size / PAGE).ok_or_else(|| Failure::new("no memory is left"))?;
         let frame = Frame { pa: run.pa(), size };
@@ -65,7 +65,7 @@ impl Machine {
         Ok(frame)
     }
 
-    /// `size` bytes of frames for a guest of its own, each with something in it that the guest must never see.
+    /// `size` bytes of frames for a guest. Each frame holds data that the guest must never see.
     pub fn used_frames(&mut self, size: u64) -> Outcome<Frames> {
         let frame = self.frame(size)?;
         for page in 0..size / PAGE {
@@ -74,18 +74,18 @@ impl Machine {
             }
         }
         let mut frames = Frames::new(self.features);
-        // SAFETY: the memory was donated before and is taken just now; nobody else gets it.
+        // SAFETY: the memory was donated, and has just been taken; nothing else uses it.
         frames.add(unsafe { Donated::new(frame.pa, size) });
         Ok(frames)
     }
 
-    /// So many pages.
+    /// `count` pages.
     pub fn pages(&mut self, count: usize) -> Outcome<Vec<Frame>> {
         (0..count).map(|_| self.page()).collect()
     }
 }
 
-/// What is in [`Machine::used_frames`].
+/// The data in the frames of [`Machine::used_frames`].
 pub const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 
 impl Frame {
@@ -93,11 +93,11 @@ impl Frame {
     pub fn read(&self, offset: u64) -> u64 {
         let word = self.word(offset);
         clean(word);
-        // SAFETY: `word` checked that it is inside; frames are mapped, aligned, and behind no reference.
+        // SAFETY: `word` checked that the word is inside; frames are mapped, aligned, and behind no reference.
         unsafe { word.read_volatile() }
     }
 
-    /// Writes the word at `offset`, also for a guest that reads past the caches.
+    /// Writes the word at `offset`, also for a guest that reads without the caches.
     pub fn write(&self, offset: u64, value: u64) {
         let word = self.word(offset);
         // SAFETY: as above.
@@ -120,7 +120,7 @@ impl Frame {
     }
 }
 
-/// Cleans and invalidates a word's line: a guest with its MMU off does not look into the cache.
+/// Cleans and invalidates a word's line, because a guest with its MMU off bypasses the caches.
 fn clean(word: *mut u64) {
     // SAFETY: changes no data.
     unsafe { asm!("dc civac, {}", "dsb ish", in(reg) word, options(nostack, preserves_flags)) };

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Tests of the engine at EL2, against a real MMU: an image that runs one of them per boot.
 //!
-//! The boot loader's command line says what to do: `list` names all tests, `run=NAME` runs one. The answers are lines
-//! of the control channel ([`twofold_abi::control`]); the verdict is the exit status as well. A test that is
-//! listed with `expect=17` ends in a panic report, and what it announces with `expect: TEXT` is in that report.
+//! The boot loader's command line selects the action: `list` names all tests, `run=NAME` runs one. The image answers
+//! with lines of the control channel ([`twofold_abi::control`]), and the exit status is the verdict too. A test that is
+//! listed with `expect=17` ends in a panic report, and the report contains each text that the test announces with
+//! `expect: TEXT`.
 //!
-//! Invariant: a boot runs one test, so no test finds what another left in memory, tables or TLB.
+//! Invariant: a boot runs one test, so no test sees another one's memory, tables or TLB entries.
 //!
-//! | module | is |
+//! | module | purpose |
 //! |---|---|
-//! | [`agent`], [`exit`](mod@exit) | a guest that does one access on command, and what becomes of it |
-//! | [`machine`], [`guest`] | frames, and tables of the engine over them |
-//! | [`demand`] | a guest whose memory comes by faults |
+//! | [`agent`], [`exit`](mod@exit) | a guest that makes one access on command, and the result |
+//! | [`machine`], [`guest`] | frames, and the engine's tables for them |
+//! | [`demand`] | a guest whose memory is mapped on faults |
 //! | [`guest_mmu`] | the guest's own tables |
-//! | [`omit`] | the platform that can leave an instruction out |
+//! | [`omit`] | a platform that can leave an instruction out |
 //! | [`other_cpu`] | the same guest on a second CPU |
-//! | [`check`] | how a test says what is wrong |
+//! | [`check`] | checks, and the reasons of their failures |
 //! | [`tests`] | the tests |
 #![no_std]
 #![no_main]

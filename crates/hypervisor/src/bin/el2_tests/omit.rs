@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The platform of the tests: the real instructions, one kind of which can be left out.
+//! The platform of the tests: the real instructions, of which one kind can be left out.
 //!
-//! So the engine's own operation runs twice, once complete and once with one step missing; only where the second run
-//! goes wrong does the first one prove anything. What is executed is recorded, for what this machine cannot show.
+//! So a test runs the engine's own operation twice: once complete, and once with one step left out. Only if the second
+//! run goes wrong does the first one prove anything. The executed invalidations are recorded, for the cases that this
+//! machine's behaviour cannot show.
 
 use alloc::vec::Vec;
 use core::arch::asm;
@@ -13,20 +14,20 @@ use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use twofold_stage2::{Pa, Record, Records};
 
-/// What is not executed.
+/// The instructions that are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftOut {
-    /// Everything is.
+    /// None.
     Nothing,
-    /// TLB invalidations of any kind.
+    /// All TLB invalidations.
     EveryTlbi,
-    /// Those of stage-2 entries, by IPA or by range.
+    /// TLB invalidations of stage-2 entries, by IPA or by range.
     Stage2Tlbi,
-    /// Those of stage-1 and combined entries.
+    /// TLB invalidations of stage-1 and combined entries.
     CombinedTlbi,
-    /// The broadcast: they reach this CPU only.
+    /// The broadcast: invalidations reach only this CPU.
     Broadcast,
-    /// The loading of the guest's VTTBR.
+    /// The load of the guest's VTTBR.
     VttbrSwitch,
 }
 
@@ -35,11 +36,11 @@ pub enum LeftOut {
 pub struct Executed {
     /// The operation.
     pub operation: Tlbi,
-    /// Whose entries it named: VTTBR_EL2.
+    /// VTTBR_EL2: it names the guest whose entries were invalidated.
     pub vttbr: u64,
 }
 
-/// The instructions of this CPU, but for those that are left out.
+/// The instructions of this CPU, except those that are left out.
 pub struct Omit {
     arm64: Arm64<IdentityMap>,
     left_out: Cell<LeftOut>,
@@ -47,24 +48,24 @@ pub struct Omit {
 }
 
 impl Omit {
-    /// The platform with nothing left out.
+    /// A platform with nothing left out.
     ///
     /// # Safety
     ///
-    /// As [`IdentityMap::new`]. Who leaves something out takes care that no stale entry leads to memory that is
-    /// anything but a frame of that guest's.
+    /// As [`IdentityMap::new`]. A caller of [`leave_out`](Self::leave_out) must ensure that stale entries lead only to
+    /// frames of that guest.
     pub unsafe fn new(records: Records) -> Self {
         // SAFETY: promised by the caller.
         let arm64 = Arm64::new(unsafe { IdentityMap::new(records) });
         Self { arm64, left_out: Cell::new(LeftOut::Nothing), executed: RefCell::default() }
     }
 
-    /// Leaves this out from now on.
+    /// Leaves these instructions out from now on.
     pub fn leave_out(&self, what: LeftOut) {
         self.left_out.set(what);
     }
 
-    /// The invalidations that were executed since this was last asked.
+    /// Returns the invalidations executed since the last call.
     pub fn take_executed(&self) -> Vec<Executed> {
         self.executed.take()
     }
@@ -74,8 +75,8 @@ impl Omit {
         self.arm64.tlbi(operation, operand);
     }
 
-    /// The same operation for this CPU alone. A single page's is all that has a name in the engine; for the others a
-    /// wider one will do, since what it does too many is not on the CPU that a test looks at.
+    /// Executes the same operation for this CPU alone. The engine has a local operation only for a single page. For the
+    /// others a wider one is enough: its excess does not affect the CPU under test.
     fn execute_locally(&self, operation: Tlbi, operand: u64) {
         match operation {
             Tlbi::Ipas2E1 | Tlbi::Ipas2E1Is | Tlbi::Ipas2Le1Is => self.execute(Tlbi::Ipas2E1, operand),
@@ -88,14 +89,14 @@ impl Omit {
     }
 }
 
-// SAFETY: everything but TLB invalidations and VTTBR is forwarded to `Arm64`, which is a platform; `new` says what
-// follows from leaving those out.
+// SAFETY: everything except TLB invalidations and VTTBR is forwarded to `Arm64`, which is a platform; `new` states the
+// condition for leaving those out.
 unsafe impl Platform for Omit {
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         let combined = matches!(operation, Tlbi::VmallE1 | Tlbi::VmallE1Is | Tlbi::VmallS12E1Is);
         match self.left_out.get() {
             LeftOut::EveryTlbi => {}
-            // One instruction for both kinds; what is left is the other half.
+            // This one instruction invalidates both kinds, so the other half of it remains.
             LeftOut::Stage2Tlbi if operation == Tlbi::VmallS12E1Is => self.execute(Tlbi::VmallE1Is, 0),
             LeftOut::Stage2Tlbi if !combined => {}
             LeftOut::CombinedTlbi if combined => {}

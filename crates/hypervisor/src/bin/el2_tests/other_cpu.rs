@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A second CPU, with an agent of its own in the same guest.
+//! A second CPU, with its own agent in the same guest.
 //!
-//! Invariant: it does nothing between two requests, so its TLB changes only by what the first CPU broadcasts.
+//! Invariant: it does nothing between two requests, so only the first CPU's broadcasts change its TLB.
 
 use spin::Mutex;
 use twofold_hypervisor::registers::{self, Confinement};
@@ -27,13 +27,13 @@ static REQUEST: Mutex<Option<Request>> = Mutex::new(None);
 static ANSWER: Mutex<Option<Result<u64, Exit>>> = Mutex::new(None);
 
 impl OtherCpu {
-    /// Starts it.
+    /// Starts the second CPU.
     pub fn start(machine: &Machine) -> Outcome<Self> {
         cpus::start(machine.board, 1, serve)?;
         Ok(Self(()))
     }
 
-    /// Lets `guest` do this there, and waits for what becomes of it.
+    /// Executes the command in `guest` on that CPU, and waits for the result.
     pub fn run(&self, guest: &Guest, command: Command, address: u64) -> Result<u64, Exit> {
         let (vtcr, vttbr) = (guest.stage2.vtcr(), guest.stage2.vttbr());
         *REQUEST.lock() = Some(Request { vtcr, vttbr, command, address });
@@ -42,7 +42,7 @@ impl OtherCpu {
 }
 
 fn serve(_index: usize) {
-    // SAFETY: no guest has run on this CPU; it is the value that the hypervisor itself uses.
+    // SAFETY: no guest has run on this CPU; the hypervisor itself uses this value.
     unsafe { registers::set_for(&Confinement { hcr: vm::hcr(&platform::features()), ..Confinement::default() }) };
     let mut agent = Agent::new(AGENT.raw());
     loop {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An access where nothing is: the guest gets a synchronous external abort, and the hypervisor goes on.
+//! An access to an address where nothing is: the guest gets a synchronous external abort, and the hypervisor continues.
 
 use twofold_hypervisor::inject;
 use twofold_memory::Pages;
@@ -23,10 +23,10 @@ tests!(
     abort::an_abort_behind_the_guests_mmu_names_the_virtual_address,
 );
 
-/// No slot is here.
+/// An address without a slot.
 const NOWHERE: Ipa = Ipa::new(0x20_0000_0000);
 
-/// Exception classes of ESR_EL1 (Arm ARM D23.2).
+/// Exception classes of ESR_EL1 (Arm ARM DDI 0487K.a, D23.2).
 mod class {
     pub const INSTRUCTION_ABORT: u64 = 0x21;
     pub const DATA_ABORT_FROM_EL0: u64 = 0x24;
@@ -57,14 +57,14 @@ fn aborted(end: Result<u64, Exit>, vector: u64, class: u64, address: u64) -> Out
     }
 }
 
-/// A guest with RAM. What it did before it aborts is still there afterwards, and it goes on.
+/// A guest with RAM. After an abort, its earlier stores are still there, and it continues.
 fn with_ram(mut machine: Machine, access: impl FnOnce(&mut Demand) -> Outcome) -> Outcome {
     let mut guest = Demand::new(&mut machine, Pages::Small, BLOCK_2M)?;
     guest.store(RAM, 5)?.end?;
     access(&mut guest)?;
-    check_eq!(guest.load(RAM)?.end, Ok(5), "a load of what was there before");
+    check_eq!(guest.load(RAM)?.end, Ok(5), "a load of an earlier store");
     guest.store(RAM + PAGE, 6)?.end?;
-    check_eq!(guest.load(RAM + PAGE)?.end, Ok(6), "a touch of what was not");
+    check_eq!(guest.load(RAM + PAGE)?.end, Ok(6), "a touch of a new page");
     Ok(())
 }
 
@@ -110,7 +110,7 @@ fn a_store_to_a_read_only_slot_is_an_external_abort(machine: Machine) -> Outcome
     with_ram(machine, |guest| {
         let slot = RAM + 2 * BLOCK_2M;
         guest.add_ram(slot..slot + 2 * PAGE, false)?;
-        // With nothing mapped yet, and with the page mapped to be read.
+        // First with nothing mapped, then with the page mapped read-only.
         for turn in ["cold", "warm"] {
             let end = guest.store(slot, 1)?.end;
             aborted(end, vector::SAME_LEVEL, class::DATA_ABORT, slot.raw())?;
@@ -120,7 +120,8 @@ fn a_store_to_a_read_only_slot_is_an_external_abort(machine: Machine) -> Outcome
     })
 }
 
-/// A CPU that looks up what it is to clean reports a fault, which is answered by skipping; QEMU, which has no caches, does not.
+/// A CPU that translates the address of the maintenance reports a fault, and the answer skips the instruction. QEMU has
+/// no caches and reports none.
 fn cache_maintenance_where_nothing_is_does_nothing(machine: Machine) -> Outcome {
     with_ram(machine, |guest| {
         guest.run(Command::Clean, NOWHERE, 0)?.end?;
@@ -142,9 +143,9 @@ fn an_abort_behind_the_guests_mmu_names_the_virtual_address(mut machine: Machine
     guest.agent.load(VA)?;
     guest.unmap(&mut machine, page_at(HERE))?;
     let Err(Exit::Fault(stopped)) = guest.agent.load(VA + 0x30) else {
-        return Err(Failure::new("a load of what is not mapped went through"));
+        return Err(Failure::new("a load of an unmapped page succeeded"));
     };
-    // As where the guest's memory has no slot.
+    // As if the guest's memory had no slot there.
     check_eq!(stopped.ipa, HERE, "the fault's page");
     inject::external_abort(guest.agent.context(), stopped.esr, stopped.far, None);
     let end = guest.agent.resume();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The bundle is read as what it is, bytes from outside: what makes no sense is refused by name, and no bytes at all
-//! bring EL2 down.
+//! The bundle is untrusted input: an invalid one is refused with the reason, and no bytes at all crash EL2.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -45,7 +44,7 @@ fn good() -> Header {
     header
 }
 
-/// The header, and behind it a kernel that wants `image_size` bytes, and an initrd of ones.
+/// The header, followed by a kernel that needs `image_size` bytes, and an initrd of ones.
 fn file(header: &Header, image_size: u64) -> Vec<u8> {
     let mut bytes = vec![0; 3 * PAGE];
     bytes[..size_of::<Header>()].copy_from_slice(header.as_bytes());
@@ -56,7 +55,7 @@ fn file(header: &Header, image_size: u64) -> Vec<u8> {
     bytes
 }
 
-/// Test memory: where it starts, its size, and how many slots.
+/// Sets the test memory: its start, its size, and its number of slots.
 fn test(header: &mut Header, [start, size, slots]: [u64; 3]) {
     header.test_start.set(start);
     header.test_size.set(size);
@@ -68,7 +67,7 @@ fn a_good_one_is_read(_: Machine) -> Outcome {
     let config = Config::from_bundle(&bytes)?;
     check_eq!((config.kernel.len(), config.initrd), (PAGE, &[1; 100][..]), "kernel's size, initrd");
     check_eq!((config.command_line, config.memory, config.cpus), ("quiet", MEMORY, 1), "settings");
-    check_eq!((config.ipa_bits, config.test), (None, None), "what only experiments have");
+    check_eq!((config.ipa_bits, config.test), (None, None), "settings of experiments");
     let layout = Layout::new(&config)?;
     let places = [layout.kernel, layout.initrd, layout.device_tree].map(|ipa| ipa.raw());
     check_eq!(places, [0x4000_0000, 0x4020_0000, 0x4040_0000], "kernel, initrd, device tree");
@@ -85,7 +84,7 @@ fn test_memory_is_read(_: Machine) -> Outcome {
     let config = Config::from_bundle(&bytes)?;
     let expected = TestMemory { start: 0xf_ffc0_0000, slot_size: 2 << 20, slots: 2, leaf: Level::new(2) };
     check_eq!((config.ipa_bits, config.test), (Some(36), Some(expected)), "IPA bits, test memory");
-    check_eq!(config.before, 31, "techniques of before");
+    check_eq!(config.before, 31, "baselines");
     check_eq!((config.end(), expected.size()), (1 << 36, 4 << 20), "its end, its size");
     Ok(())
 }
@@ -156,7 +155,7 @@ fn numbers_out_of_bounds_are_refused(_: Machine) -> Outcome {
     }
     let mut header = good();
     header.command_line[0] = 0xff;
-    check_eq!(Config::from_bundle(&file(&header, 0)).err(), Some(ConfigError::CommandLine), "no text");
+    check_eq!(Config::from_bundle(&file(&header, 0)).err(), Some(ConfigError::CommandLine), "not UTF-8");
     Ok(())
 }
 
@@ -180,7 +179,7 @@ fn what_does_not_fit_is_refused(_: Machine) -> Outcome {
     Ok(())
 }
 
-/// Headers with a few bits thrown about, and whole headers of noise.
+/// Headers with a few flipped bits, and headers of random bytes.
 fn no_bytes_bring_it_down(_: Machine) -> Outcome {
     const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut state = SEED;
@@ -202,6 +201,6 @@ fn no_bytes_bring_it_down(_: Machine) -> Outcome {
         bytes.truncate(bytes.len() - random() as usize % (if round % 8 == 0 { bytes.len() } else { 1 }));
         taken += u32::from(Config::from_bundle(&bytes).is_ok_and(|config| Layout::new(&config).is_ok()));
     }
-    check!(taken > 0 && taken < 20_000, "seed {SEED:#x}: {taken} of 20000 were taken, so little was tried");
+    check!(taken > 0 && taken < 20_000, "seed {SEED:#x}: {taken} of 20000 were accepted, so the test covered little");
     Ok(())
 }

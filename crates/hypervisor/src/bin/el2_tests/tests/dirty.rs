@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The dirty state that hardware keeps (FEAT_HAFDBS): a leaf with DBM that may not be written yet takes a write
-//! without a fault and becomes writable.
+//! The dirty state that hardware manages (FEAT_HAFDBS): a write to a leaf that has DBM set and no write permission does
+//! not fault, and makes the leaf writable.
 //!
-//! Where the CPU lacks it, or the engine is told so, the same write faults and the answer records it.
+//! If the CPU lacks the feature, or the engine must not use it, the same write faults and the answer to the fault
+//! records it.
 
 use twofold_hypervisor::log;
 use twofold_stage2::fault::{AccessKind, FaultKind};
@@ -31,7 +32,7 @@ tests!(
 /// Writable, clean.
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
 
-/// A leaf that a test looks at: where it starts, what it spans, and the part of it that the guest may touch.
+/// A leaf under test: its start, its span, and the part that the guest may touch.
 struct Place {
     guest: Guest,
     leaf: Ipa,
@@ -57,7 +58,7 @@ impl Place {
         Ok(self.guest.leaf(self.leaf)?.descriptor.is_hardware_dirty())
     }
 
-    /// Stores, where hardware does not record with the help of the fault's answer; the record is there afterwards.
+    /// Stores. If hardware does not record the write, the answer to the fault does. Checks that it is recorded.
     fn store(&mut self, level: Level, offset: u64, value: u64) -> Outcome {
         let at = self.ipa + offset;
         let mut store = self.guest.store(at, value);
@@ -92,7 +93,7 @@ fn a_write_is_recorded(mut machine: Machine, level: Level) -> Outcome {
         if warm {
             check_eq!(place.guest.load(place.ipa)?, 0, "the load");
         }
-        check!(!place.is_dirty()?, "a load was recorded as a write, or nothing at all was");
+        check!(!place.is_dirty()?, "the leaf is dirty before any store");
         for round in 1..4 {
             place.store(level, 0, round)?;
             place.store(level, place.frame.size - 8, round)?;
@@ -100,7 +101,7 @@ fn a_write_is_recorded(mut machine: Machine, level: Level) -> Outcome {
             check_eq!(dirty.len(), 1, "dirty leaves in round {round}");
             check_eq!(dirty[0], (place.leaf, level), "the dirty leaf");
             check!(!place.is_dirty()?, "cleaning left the leaf dirty");
-            check_eq!(place.guest.load(place.ipa)?, round, "a load of what is clean");
+            check_eq!(place.guest.load(place.ipa)?, round, "a load of a clean leaf");
             check!(!place.is_dirty()?, "a load after cleaning was recorded as a write");
             check_eq!(place.guest.clean(place.leaf..place.leaf + place.span)?.len(), 0, "dirty leaves of a clean one");
         }
@@ -167,7 +168,7 @@ fn splitting_keeps_what_was_recorded(mut machine: Machine) -> Outcome {
             check_eq!(leaf.level, Level::L3, "the level of page {page}");
             check_eq!(leaf.descriptor.is_hardware_dirty(), written, "the record of page {page}");
         }
-        // From here on, each page has a record of its own.
+        // From here on, each page has its own record.
         place.guest.clean(HERE..HERE + BLOCK_2M)?;
         place.store(Level::L3, 0, 2)?;
         check!(!place.guest.leaf(HERE + PAGE)?.descriptor.is_hardware_dirty(), "a neighbour was recorded too");
@@ -213,7 +214,7 @@ fn many_pages_are_recorded_one_by_one(mut machine: Machine) -> Outcome {
     Ok(())
 }
 
-/// What the engine does on a CPU without the feature; on one with it, it is told that there is none.
+/// The engine on a CPU without the feature. A CPU that has the feature runs the test with the feature hidden.
 fn without_hardware_the_write_faults(mut machine: Machine) -> Outcome {
     machine.features.hardware_dirty_state = false;
     for level in [Level::L3, Level::L2, Level::L1] {
@@ -232,7 +233,7 @@ fn without_hardware_the_write_faults(mut machine: Machine) -> Outcome {
 fn skipped(machine: &Machine) -> bool {
     let skipped = !machine.features.hardware_dirty_state;
     if skipped {
-        log!("skipped: this CPU does not keep dirty state (FEAT_HAFDBS)");
+        log!("skipped: this CPU does not manage dirty state (FEAT_HAFDBS)");
     }
     skipped
 }

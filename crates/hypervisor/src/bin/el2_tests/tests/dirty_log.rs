@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The dirty log of a guest whose writes are real: which of them fault, and what the log tells then.
+//! The dirty log of a guest that really writes: which writes fault, and which pages the log reports.
 
 use alloc::vec::Vec;
 
@@ -39,7 +39,7 @@ fn log(guest: &Demand) -> Outcome<DirtyLog<'_, Omit>> {
     Ok(guest.memory.dirty_log(guest.ram)?)
 }
 
-/// Starts a log of what is written from now on, with nothing split ahead.
+/// Starts a log of the writes from now on, with no split ahead.
 fn start(guest: &Demand, tracker: Tracker) -> Outcome {
     Ok(log(guest)?.start(&LogOptions { all_dirty: false, chunk: 0, ..LogOptions::new(tracker) })?)
 }
@@ -50,7 +50,7 @@ fn get(guest: &Demand) -> Outcome<Vec<u64>> {
     Ok(dirty.pages().collect())
 }
 
-/// Clears what it tells.
+/// Gets the log, and clears the reported pages.
 fn get_and_clear(guest: &Demand, tracker: Tracker) -> Outcome<Vec<u64>> {
     let mut dirty = DirtyPages::new();
     log(guest)?.get(&mut dirty)?;
@@ -60,7 +60,7 @@ fn get_and_clear(guest: &Demand, tracker: Tracker) -> Outcome<Vec<u64>> {
     Ok(dirty.pages().collect())
 }
 
-/// Stores to a page, and tells the faults.
+/// Stores to a page, and returns the faults.
 fn store(guest: &mut Demand, page: u64, value: u64) -> Outcome<Vec<Done>> {
     let store = guest.store(RAM + page * PAGE, value)?;
     store.end?;
@@ -82,7 +82,7 @@ fn a_protected_page_faults_once_and_is_told(mut machine: Machine) -> Outcome {
         }
         log(&guest)?.stop()?;
         check_eq!(store(&mut guest, 5, 9)?, [Done::Widened], "{tracker:?}: a store after the end");
-        check_eq!(guest.load(RAM + 511 * PAGE)?.end, Ok(2), "{tracker:?}: what was stored");
+        check_eq!(guest.load(RAM + 511 * PAGE)?.end, Ok(2), "{tracker:?}: the stored value");
     }
     Ok(())
 }
@@ -99,7 +99,7 @@ fn hardware_records_writes_without_a_fault(mut machine: Machine) -> Outcome {
             check_eq!(store(&mut guest, page, round)?, [], "faults of the store to {page}");
         }
         check_eq!(get(&guest)?, [0, 7, 8, 300], "dirty pages in round {round}");
-        check_eq!(get_and_clear(&guest, Tracker::Hardware)?, [0, 7, 8, 300], "dirty pages, asked for again");
+        check_eq!(get_and_clear(&guest, Tracker::Hardware)?, [0, 7, 8, 300], "dirty pages of a second get");
         check_eq!(get(&guest)?, [], "dirty pages after they were cleared");
     }
     Ok(())
@@ -111,10 +111,10 @@ fn without_hardware_its_trackers_are_refused(mut machine: Machine) -> Outcome {
     for tracker in Tracker::ALL.into_iter().filter(|tracker| tracker.needs_dirty_state()) {
         let refused = log(&guest)?.start(&LogOptions::new(tracker));
         check_eq!(refused, Err(LogError::NoDirtyState), "{tracker:?}");
-        check_eq!(log(&guest)?.tracker(), None, "what runs after that");
+        check_eq!(log(&guest)?.tracker(), None, "the running tracker after that");
     }
     start(&guest, Tracker::Manual)?;
-    check_eq!(store(&mut guest, 1, 1)?, [Done::Widened], "faults of a store under a tracker that needs none");
+    check_eq!(store(&mut guest, 1, 1)?, [Done::Widened], "faults of a store under a tracker that works without hardware");
     check_eq!(get(&guest)?, [1], "dirty pages");
     Ok(())
 }
@@ -178,7 +178,7 @@ fn what_the_hypervisor_writes_is_told(mut machine: Machine) -> Outcome {
         check_eq!(get_and_clear(&guest, tracker)?, [2, 3], "{tracker:?}: dirty pages");
         check_eq!(get(&guest)?, [], "{tracker:?}: dirty pages after they were cleared");
         store(&mut guest, 3, 4)?;
-        check_eq!(get(&guest)?, [3], "{tracker:?}: dirty pages after a store of the guest's");
+        check_eq!(get(&guest)?, [3], "{tracker:?}: dirty pages after a store of the guest");
     }
     Ok(())
 }
@@ -207,11 +207,11 @@ fn blocks_come_back_with_their_content(mut machine: Machine) -> Outcome {
         let running = log(&guest)?.rejoin(0, 1);
         check!(
             matches!(running, Err(LogError::Running { .. })),
-            "{tracker:?}: put together while it runs: {running:?}"
+            "{tracker:?}: coalesced while the log runs: {running:?}"
         );
         log(&guest)?.stop()?;
         let joined = log(&guest)?.rejoin(0, 4)?;
-        check_eq!((joined.blocks, joined.next), (1, None), "{tracker:?}: blocks put together");
+        check_eq!((joined.blocks, joined.next), (1, None), "{tracker:?}: coalesced blocks");
         check_eq!(level(&guest)?, Level::L2, "{tracker:?}: the leaf");
         for (page, value) in [(17, 0x17), (18, 18), (511, 511)] {
             let load = guest.load(RAM + page * PAGE)?;
@@ -222,7 +222,7 @@ fn blocks_come_back_with_their_content(mut machine: Machine) -> Outcome {
     Ok(())
 }
 
-/// Why a clear flushes: where it does not, a page is written past the log.
+/// The reason why a clear must flush: otherwise a write bypasses the log.
 fn what_a_stale_tlb_lets_through_is_not_told(mut machine: Machine) -> Outcome {
     for (left_out, told) in [(LeftOut::EveryTlbi, &[][..]), (LeftOut::Nothing, &[9][..])] {
         let mut guest = written(&mut machine, Pages::Small)?;
@@ -242,7 +242,7 @@ fn level(guest: &Demand) -> Outcome<Level> {
     leaf.map(|leaf| leaf.level).ok_or_else(|| crate::check::Failure::new("nothing is mapped"))
 }
 
-/// The trackers that this CPU has.
+/// The trackers that work on this CPU.
 fn there(machine: &Machine) -> impl Iterator<Item = Tracker> + use<> {
     let recorded = machine.features.hardware_dirty_state;
     Tracker::ALL.into_iter().filter(move |tracker| recorded || !tracker.needs_dirty_state())
@@ -251,7 +251,7 @@ fn there(machine: &Machine) -> impl Iterator<Item = Tracker> + use<> {
 fn skipped(machine: &Machine) -> bool {
     let skipped = !machine.features.hardware_dirty_state;
     if skipped {
-        log!("skipped: this CPU does not keep dirty state (FEAT_HAFDBS)");
+        log!("skipped: this CPU does not manage dirty state (FEAT_HAFDBS)");
     }
     skipped
 }

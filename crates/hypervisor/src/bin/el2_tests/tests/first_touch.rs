@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Demand mapping: a touch faults, is mapped, and goes on.
+//! Demand mapping: a first touch faults, is mapped, and continues.
 
 use twofold_memory::{Done, Pages};
 use twofold_stage2::Level;
@@ -45,7 +45,7 @@ fn a_store_faults_once_and_stays(mut machine: Machine) -> Outcome {
     }
     for page in 0..64 {
         check_eq!(guest.load(RAM + page * PAGE)?.end, Ok(!page), "page {page}");
-        check_eq!(guest.load(RAM + page * PAGE + 8)?.end, Ok(0), "what follows in page {page}");
+        check_eq!(guest.load(RAM + page * PAGE + 8)?.end, Ok(0), "the next word of page {page}");
     }
     Ok(())
 }
@@ -83,10 +83,10 @@ fn a_block_is_zeroed_whole_and_faults_once(mut machine: Machine) -> Outcome {
 fn what_does_not_fit_a_block_is_mapped_by_pages(mut machine: Machine) -> Outcome {
     let mut guest = Demand::new(&mut machine, Pages::Largest, BLOCK_2M + 2 * PAGE)?;
     check_eq!(guest.load(RAM)?.faults, [BLOCK_TOUCHED], "the part that fits");
-    check_eq!(guest.load(RAM + BLOCK_2M)?.faults, [PAGE_TOUCHED], "the first page behind it");
-    check_eq!(guest.load(RAM + BLOCK_2M + PAGE)?.faults, [PAGE_TOUCHED], "the second page behind it");
+    check_eq!(guest.load(RAM + BLOCK_2M)?.faults, [PAGE_TOUCHED], "the first page after it");
+    check_eq!(guest.load(RAM + BLOCK_2M + PAGE)?.faults, [PAGE_TOUCHED], "the second page after it");
     let beyond = guest.load(RAM + BLOCK_2M + 2 * PAGE)?.end;
-    check!(matches!(beyond, Err(Exit::Exception(_))), "behind the slot: {beyond:x?}");
+    check!(matches!(beyond, Err(Exit::Exception(_))), "after the slot: {beyond:x?}");
     Ok(())
 }
 
@@ -98,7 +98,7 @@ fn what_a_loader_wrote_is_there(mut machine: Machine) -> Outcome {
         check_eq!(guest.load(RAM + 3 * PAGE)?.end, Ok(0x1111_1111_1111_1111), "the second part, {pages:?}");
         check_eq!(guest.load(RAM + (3 * PAGE - 8))?.end, Ok(0x1111_1111_1111_1111), "the first part, {pages:?}");
         check_eq!(guest.load(RAM + (3 * PAGE - 16))?.end, Ok(0), "before it, {pages:?}");
-        check_eq!(guest.load(RAM + 3 * PAGE + 8)?.end, Ok(0), "behind it, {pages:?}");
+        check_eq!(guest.load(RAM + 3 * PAGE + 8)?.end, Ok(0), "after it, {pages:?}");
     }
     Ok(())
 }
@@ -108,7 +108,7 @@ fn a_call_is_granted_execution(mut machine: Machine) -> Outcome {
     guest.store(RAM, agent::function(42))?.end?;
     let call = guest.fetch(RAM)?;
     check_eq!(call.end, Ok(42), "the call");
-    // Where fetches need no maintenance there is nothing to wait for.
+    // If fetches need no maintenance, the call does not fault.
     let expected: &[Done] = if machine.features.instruction_cache_coherent { &[] } else { &[Done::Widened] };
     check_eq!(call.faults, expected, "its faults");
     check_eq!(guest.fetch(RAM)?.faults, [], "the second call's faults");
@@ -117,7 +117,7 @@ fn a_call_is_granted_execution(mut machine: Machine) -> Outcome {
 
 fn a_fault_that_finds_all_in_place_is_stale(mut machine: Machine) -> Outcome {
     let mut guest = Demand::new(&mut machine, Pages::Small, BLOCK_2M)?;
-    // As when two vCPUs touch a page at once: the second one's fault comes when the first one's is answered.
+    // Two vCPUs can touch a page at once: the second fault then arrives after the first one was answered.
     let Err(Exit::Fault(stopped)) = guest.agent.store(RAM.raw(), 1) else {
         return Err(crate::check::Failure::new("the first touch did not fault"));
     };

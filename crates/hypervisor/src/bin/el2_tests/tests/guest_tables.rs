@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The guest's own tables: hardware reads them through stage 2, and where it keeps their flags it writes them
-//! through stage 2 as well.
+//! The guest's own tables: hardware reads them through stage 2. If hardware manages their flags, it also writes them
+//! through stage 2.
 
 use twofold_hypervisor::log;
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind};
@@ -22,12 +22,12 @@ tests!(
     guest_tables::a_fault_behind_the_guests_mmu_names_the_ipa,
 );
 
-/// Where the guest's tables are.
+/// The place of the guest's tables.
 const TABLES: Ipa = Ipa::new(0x5000_0000);
 /// A virtual address that tests use.
 const VA: u64 = 0x4_2000;
 
-/// A guest with its MMU on: `VA` leads to [`HERE`] by an entry with `bits`.
+/// A guest with its MMU on: an entry with `bits` translates `VA` to [`HERE`].
 fn with_mmu(machine: &mut Machine, tables: &Attributes, bits: u64) -> Outcome<(Guest, GuestTables, Frame)> {
     let (mut guest, frame) = Guest::with_page(machine, Access::READ_WRITE)?;
     frame.write(0, 21);
@@ -60,7 +60,7 @@ fn the_guests_mmu_leads_through_both_stages(mut machine: Machine) -> Outcome {
     check_eq!(guest.agent.load(VA + PAGE + 8)?, 22, "the second page");
     guest.agent.store(VA, 23)?;
     check_eq!(frame.read(0), 23, "the store");
-    // What the guest's own tables forbid is no business of EL2's.
+    // EL2 does not handle faults of the guest's own tables.
     let refused = guest.agent.store(VA + PAGE, 1);
     check!(matches!(refused, Err(Exit::Exception(own)) if own.class() == 0x25 && own.far == VA + PAGE), "{refused:x?}");
     Ok(())
@@ -71,7 +71,7 @@ fn a_walk_into_nothing_is_a_read_of_the_tables_page(mut machine: Machine) -> Out
     guest.agent.load(VA)?;
     let page = tables.pages_at();
     guest.unmap(&mut machine, page_at(page))?;
-    // The first walk is the one for the agent itself.
+    // The first walk is the one for the agent's own code.
     let stopped = stopped_walk(guest.agent.load(VA), FaultKind::Translation, AccessKind::Read, page)?;
     check!(stopped.esr & STAGE_1_WALK != 0, "S1PTW is clear in {:#x}", stopped.esr);
     guest.page(&mut machine, page, tables.pages(), Access::READ)?;
@@ -82,7 +82,7 @@ fn a_walk_into_nothing_is_a_read_of_the_tables_page(mut machine: Machine) -> Out
 fn an_access_flag_update_of_read_only_tables_is_a_write(mut machine: Machine) -> Outcome {
     let (mut guest, tables, _) = with_mmu(&mut machine, &READ_ONLY, 0)?;
     if !machine.features.hardware_access_flag {
-        log!("skipped: this CPU does not keep access flags (FEAT_HAFDBS): the guest's own fault is checked instead");
+        log!("skipped: this CPU does not manage access flags (FEAT_HAFDBS): the guest's own fault is checked instead");
         let own = guest.agent.load(VA);
         check!(matches!(own, Err(Exit::Exception(own)) if own.class() == 0x25 && own.status() == 0x0b), "{own:x?}");
         return Ok(());
@@ -110,7 +110,7 @@ fn a_dirty_state_update_of_read_only_tables_is_a_write(mut machine: Machine) -> 
 const STAGE_1_WALK: u64 = 1 << 7;
 const WRITE_NOT_READ: u64 = 1 << 6;
 
-/// An access whose walk has to write the guest's entry is stopped for permission, as a write, and allowed.
+/// Checks that an access whose walk must write the guest's entry faults: for permission, as a write. Then allows it.
 fn refused_update(
     guest: &mut Guest,
     tables: &GuestTables,
@@ -120,7 +120,7 @@ fn refused_update(
     let stopped = stopped_walk(access(guest), FaultKind::Permission, AccessKind::Write, tables.pages_at())?;
     check!(stopped.esr & STAGE_1_WALK != 0, "S1PTW is clear in {:#x}", stopped.esr);
     if stopped.esr & WRITE_NOT_READ == 0 {
-        log!("WnR is clear, as it may be: the syndrome's reader makes a write of it");
+        log!("WnR is clear, which is allowed: the syndrome is still read as a write");
     }
     check_eq!(tables.entry(VA), before, "the guest's entry");
     check_eq!(guest.relax(stopped.ipa, Access::READ_WRITE)?, Relaxed::Widened, "relaxing");
@@ -167,7 +167,7 @@ fn a_fault_behind_the_guests_mmu_names_the_ipa(mut machine: Machine) -> Outcome 
         end => Err(Failure::new(alloc::format!("expected a fault, found {end:x?}"))),
     };
     check_eq!(at(nothing)?, (FaultKind::Translation, HERE + PAGE, VA + PAGE + 0x18), "a translation fault");
-    // Here HPFAR_EL2 is unknown, and AT S1E1R finds the page.
+    // Here HPFAR_EL2 is UNKNOWN, and AT S1E1R finds the page.
     guest.protect(&mut machine, page_at(HERE), Access::READ)?;
     let refused = guest.agent.store(VA + 0x18, 1).map(|()| 0);
     check_eq!(at(refused)?, (FaultKind::Permission, HERE, VA + 0x18), "a permission fault");
@@ -177,7 +177,7 @@ fn a_fault_behind_the_guests_mmu_names_the_ipa(mut machine: Machine) -> Outcome 
 fn skipped(machine: &Machine) -> bool {
     let skipped = !machine.features.hardware_dirty_state;
     if skipped {
-        log!("skipped: this CPU does not keep dirty state (FEAT_HAFDBS)");
+        log!("skipped: this CPU does not manage dirty state (FEAT_HAFDBS)");
     }
     skipped
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Leaves of every size lead where they should, and nowhere once they are gone.
+//! Leaves of every size translate to their frames, and fault after they are unmapped.
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Access, Attributes, Ipa, Level, Mapped, Pa, Vmid};
@@ -32,7 +32,7 @@ fn a_page_leads_to_its_frame(mut machine: Machine) -> Outcome {
 fn a_2m_block_leads_to_its_frames(mut machine: Machine) -> Outcome {
     let mut guest = Guest::new(&mut machine, VMID)?;
     let block = machine.frame(BLOCK_2M)?;
-    // At an address that is no multiple of the next larger block.
+    // At an address that is not a multiple of the next larger block.
     let ipa = HERE + 3 * BLOCK_2M;
     guest.map(&mut machine, ipa, block.pa, Level::L2, &RAM)?;
     both_ways(&mut guest, ipa, block)
@@ -50,8 +50,8 @@ pub(super) struct Part {
     pub(super) frame: Frame,
 }
 
-/// Maps a whole gigabyte of the machine at `ipa`. QEMU's RAM need not be backed by so much: the agent touches only the
-/// part that is returned, 2 MiB that are the test's.
+/// Maps a whole gigabyte of the machine at `ipa`. QEMU may have less RAM than that, so the agent touches only the
+/// returned part: 2 MiB that belong to the test.
 pub(super) fn map_gigabyte(
     machine: &mut Machine,
     guest: &mut Guest,
@@ -64,7 +64,7 @@ pub(super) fn map_gigabyte(
     Ok(Part { ipa: ipa + (frame.pa - start), frame })
 }
 
-/// What EL2 writes the guest reads, and the other way round, at several places of `frame`.
+/// The guest reads the values that EL2 writes, and the other way round, at several places of `frame`.
 fn both_ways(guest: &mut Guest, ipa: Ipa, frame: Frame) -> Outcome {
     let last = frame.size - PAGE;
     for (number, page) in [0, PAGE.min(last), (last / 2) & !(PAGE - 1), last].into_iter().enumerate() {
@@ -162,7 +162,7 @@ fn mapping_a_block_over_a_block_shows_the_new_frames(mut machine: Machine) -> Ou
     Ok(())
 }
 
-/// VTCR's T0SZ and SL0 and the concatenated roots, as the MMU takes them.
+/// Checks VTCR's T0SZ and SL0, and concatenated roots, against a real MMU.
 fn every_ipa_size_reaches_its_last_page(mut machine: Machine) -> Outcome {
     for bits in 32..=machine.features.pa_bits.min(48) {
         let mut guest = Guest::with_ipa_bits(&mut machine, VMID, bits)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The tests. A module's tests are listed in its `TESTS`; their names say what is proved.
+//! The tests. Each module lists its tests in `TESTS`; a test's name states what it proves.
 
 use crate::check::Outcome;
 use crate::machine::Machine;
@@ -10,7 +10,7 @@ pub struct Test {
     pub name: &'static str,
     /// Runs it.
     pub run: fn(Machine) -> Outcome,
-    /// Whether it passes by ending in the report of a panic.
+    /// Whether the test passes by ending in the report of a panic.
     pub panics: bool,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a leaf does not allow faults, as what it is; what it is given then goes through.
+//! An access that a leaf does not permit faults with the right kind; after a relaxation it succeeds.
 
 use alloc::format;
 
@@ -95,7 +95,7 @@ fn a_call_into_data_faults_until_it_is_relaxed(mut machine: Machine) -> Outcome 
 
 fn code_of_one_level_faults_at_the_other_until_it_is_relaxed(mut machine: Machine) -> Outcome {
     if !machine.features.execute_per_el {
-        log!("skipped: this CPU does not tell execution at EL0 and at EL1 apart (FEAT_XNX)");
+        log!("skipped: this CPU has no separate execute permissions for EL0 and EL1 (FEAT_XNX)");
         return Ok(());
     }
     let (el0, el1) = (Command::FetchAtEl0, Command::Fetch);
@@ -126,7 +126,7 @@ fn taking_the_write_permission_away_holds(mut machine: Machine) -> Outcome {
         guest.protect(&mut machine, page_at(HERE), Access::READ)?;
         refused_write(&mut guest, Level::L3)?;
         check_eq!((guest.load(HERE)?, frame.read(0)), (value, value), "the content");
-        // And back again, which needs no flush to be right: the guest faults at worst.
+        // Relaxing again needs no flush to be correct: at worst the guest faults once more.
         check_eq!(guest.relax(HERE, Access::READ_WRITE)?, Relaxed::Widened, "relaxing");
     }
     Ok(())
@@ -143,7 +143,7 @@ fn relaxing_what_is_allowed_already_changes_nothing(mut machine: Machine) -> Out
     Ok(())
 }
 
-/// By hardware where it can, by the answer to the fault where not.
+/// By hardware if it can, otherwise by the answer to the fault.
 fn a_clear_access_flag_is_set(mut machine: Machine) -> Outcome {
     for hardware in [true, false] {
         machine.features.hardware_access_flag &= hardware;

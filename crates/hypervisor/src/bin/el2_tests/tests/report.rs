@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The end by a defect at EL2: one report that says what has to be known, and exit status 17.
+//! A defect at EL2: one report with the necessary facts, and exit status 17.
 //!
-//! Each test announces what the report has to say (`expect: TEXT` lines); who runs it compares. A test that returns
-//! has failed.
+//! Each test announces the texts that the report must contain (`expect: TEXT` lines), and the test runner compares. A
+//! test that returns has failed.
 
 use core::arch::asm;
 use core::hint::black_box;
@@ -34,10 +34,10 @@ fn expect(texts: &[&str]) {
 }
 
 fn lived() -> Outcome {
-    Err(Failure::new("EL2 lived on"))
+    Err(Failure::new("EL2 continued"))
 }
 
-/// Every report has these.
+/// Every report contains these.
 const REGISTERS: [&str; 4] = ["ESR_EL2", "ELR_EL2", "FAR_EL2", "backtrace:"];
 
 fn a_panic_is_reported_with_the_last_exits(mut machine: Machine) -> Outcome {
@@ -70,7 +70,7 @@ fn a_store_to_constants_is_refused(_: Machine) -> Outcome {
 }
 
 fn store_to(address: u64) {
-    // SAFETY: what is there may not be written, so it does not change: the store ends the image.
+    // SAFETY: the memory there is read-only, so it does not change: the store ends the image.
     unsafe { asm!("str xzr, [{}]", in(reg) address, options(nostack, preserves_flags)) };
 }
 
@@ -92,8 +92,8 @@ fn a_call_into_the_stack_is_refused(_: Machine) -> Outcome {
 }
 
 fn call(address: u64) {
-    // SAFETY: what is there may not be executed: the call ends the image. If it did not, the function there would
-    // return at once and change x0 alone.
+    // SAFETY: the memory there is not executable, so the call ends the image. Otherwise the function there would return
+    // at once and change only x0.
     unsafe { asm!("blr {}", in(reg) address, out("x0") _, out("x30") _, options(nostack)) };
 }
 

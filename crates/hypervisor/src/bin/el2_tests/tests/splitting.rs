@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A block whose part is changed: the part is as asked for, its neighbours stay as they were.
+//! A part of a block is changed: the part gets the change, and its neighbours stay the same.
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Access, Attributes, Ipa, Level, Mapped};
@@ -21,7 +21,7 @@ tests!(
 
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 
-/// A guest with a block at [`HERE`] that was touched all over.
+/// A guest with a block at [`HERE`] whose pages were all touched.
 fn with_block(machine: &mut Machine) -> Outcome<(Guest, Frame)> {
     let mut guest = Guest::new(machine, VMID)?;
     let block = machine.frame(BLOCK_2M)?;
@@ -31,14 +31,14 @@ fn with_block(machine: &mut Machine) -> Outcome<(Guest, Frame)> {
     Ok((guest, block))
 }
 
-/// Writes its number into each page.
+/// Writes into each page its number.
 fn number(block: Frame) {
     for page in 0..block.size / PAGE {
         block.write(page * PAGE, page);
     }
 }
 
-/// All pages of the 2 MiB at `ipa` but one still hold their number and can be written.
+/// Checks that all pages of the 2 MiB at `ipa`, except `changed`, still hold their number and can be written.
 fn others_are_intact(guest: &mut Guest, ipa: Ipa, changed: Option<u64>) -> Outcome {
     for page in (0..512).filter(|page| Some(*page) != changed) {
         check_eq!(guest.load(ipa + page * PAGE)?, page, "page {page}");
@@ -53,7 +53,7 @@ fn unmapping_a_page_of_a_2m_block_leaves_the_others(mut machine: Machine) -> Out
         let hole = HERE + page * PAGE;
         let (removed, _) = guest.unmap(&mut machine, page_at(hole))?;
         check_eq!(removed.len(), 1, "leaves removed");
-        check_eq!(removed[0].descriptor.address(), block.pa + page * PAGE, "what was removed");
+        check_eq!(removed[0].descriptor.address(), block.pa + page * PAGE, "the removed leaf");
         stopped_by(guest.load(hole), FaultKind::Translation, AccessKind::Read, Level::L3, hole)?;
         others_are_intact(&mut guest, HERE, Some(page))?;
     }
@@ -72,7 +72,7 @@ fn unmapping_a_page_of_a_1g_block_leaves_the_others(mut machine: Machine) -> Out
     others_are_intact(&mut guest, ipa, Some(100))?;
     check_eq!(guest.leaf(ipa)?.level, Level::L3, "the level of its neighbour");
     let far = if ipa == HERE { ipa + BLOCK_2M } else { HERE };
-    check_eq!(guest.leaf(far)?.level, Level::L2, "the level of what is farther away");
+    check_eq!(guest.leaf(far)?.level, Level::L2, "the level of a distant page");
     Ok(())
 }
 

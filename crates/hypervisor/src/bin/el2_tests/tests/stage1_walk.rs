@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest's own tables where nothing can be read: EL2 survives its walk of them, and the guest gets the abort that it would
-//! get from hardware.
+//! A guest's own tables in unreadable memory: EL2 survives its walk of them, and the guest gets the same abort as from
+//! hardware.
 
 use twofold_hypervisor::abort::{self, Located};
 use twofold_hypervisor::sysreg::isb;
@@ -27,13 +27,13 @@ tests!(
     stage1_walk::a_tlb_conflict_empties_the_tlb,
 );
 
-/// The guest's tables of level 1, 2 and 3, in this order.
+/// The guest's tables of levels 1, 2 and 3, in this order.
 const TABLES: Ipa = Ipa::new(RAM.raw() + 0x10_0000);
-/// Is translated to [`RAM`].
+/// A virtual address that translates to [`RAM`].
 const VA: u64 = 0x4_2000;
-/// Where the guest finds what no device answers to.
+/// The guest physical address of a page where no device responds.
 const HOLE: Ipa = Ipa::new(0x0c00_0000);
-/// No slot is here.
+/// An address without a slot.
 const NOWHERE: Ipa = Ipa::new(0x20_0000_0000);
 
 /// Addresses whose walk reads from a given table at level 1, 2 and 3.
@@ -46,7 +46,7 @@ struct Paged {
 
 impl Paged {
     fn new(machine: &mut Machine) -> Outcome<Self> {
-        // A guest before this one may have left it on.
+        // An earlier guest may have left the MMU on.
         guest_mmu::turn_off();
         let mut this = Self { guest: Demand::new(machine, Pages::Small, BLOCK_2M)? };
         this.put(1, 0, (TABLES + PAGE).raw() | entry::TABLE)?;
@@ -54,7 +54,7 @@ impl Paged {
         this.put(3, AGENT_VA / PAGE, AGENT.raw() | entry::ACCESSED | entry::READ_ONLY | entry::PAGE)?;
         this.put(3, VA / PAGE, RAM.raw() | entry::ACCESSED | entry::PAGE)?;
         guest_mmu::turn_on(this.guest.memory.stage2().features());
-        // SAFETY: the guest's register, which is not running.
+        // SAFETY: the register belongs to the guest, which is not running.
         unsafe { write_sysreg!(TTBR0_EL1, TABLES.raw()) };
         isb();
         this.guest.agent.move_to(AGENT_VA);
@@ -70,7 +70,7 @@ impl Paged {
         Ok(self.guest.memory.write(at, &value.to_le_bytes())?)
     }
 
-    /// Has the walk of each of [`PATHS`] read from the page at `table`.
+    /// Makes the walk of each of [`PATHS`] read from the page at `table`.
     fn lead_to(&mut self, table: Ipa) -> Outcome {
         guest_mmu::turn_upper_half_on(table);
         self.put(1, 1, table.raw() | entry::TABLE)?;
@@ -79,24 +79,24 @@ impl Paged {
         Ok(())
     }
 
-    /// The same with a page of a device's that refuses reads: behind the last redistributor.
+    /// The same with a page of a device that refuses reads: after the last redistributor.
     fn lead_to_hole(&mut self, machine: &Machine) -> Outcome {
         let gicr = machine.board.gicr.last().ok_or_else(|| Failure::new("no redistributors"))?;
         self.guest.add_device(HOLE..HOLE + PAGE, Pa::new(gicr.end - PAGE))?;
         self.lead_to(HOLE)
     }
 
-    /// Has stage 2 map what the walk for `va` reads, by the guest's own load, which stays where it is stopped.
+    /// Makes stage 2 map the page that the walk for `va` reads. The guest's own load faults on it, and is not resumed.
     fn stop_at(&mut self, va: u64) -> Outcome<Stopped> {
         let Err(Exit::Fault(stopped)) = self.guest.agent.load(va) else {
-            return Err(Failure::new("a walk into what is not mapped went through"));
+            return Err(Failure::new("a walk into an unmapped page succeeded"));
         };
         let answer = self.guest.answer(&stopped)?;
         check!(matches!(answer, Answer::Retry(_)), "the walk's page: {answer:?}");
         Ok(stopped)
     }
 
-    /// EL2 looks for the page of a permission fault of a load.
+    /// Locates the page of a load's permission fault, as EL2 does.
     fn locate(&mut self, va: u64) -> Located {
         const LOAD_REFUSED: u64 = 0x24 << 26 | 1 << 25 | 0x0f;
         abort::locate(&self.guest.memory, self.guest.agent.context(), LOAD_REFUSED, va)
@@ -131,12 +131,12 @@ fn the_guest_gets_the_abort_of_el2s_walk_as_from_hardware(mut machine: Machine) 
         }
         let from_hardware = exception(paged.guest.agent.load(va))?;
         check_eq!(from_hardware.status(), 0x14 + level as u64, "the status of {from_hardware:x?}");
-        // The context is at the agent's vector now. It goes back to the load.
+        // The context is now at the agent's vector. Set it back to the load.
         let context = paged.guest.agent.context();
         context.pc = from_hardware.elr;
         context.pstate = read_sysreg!(SPSR_EL1);
         context.x[0] = va;
-        check_eq!(paged.locate(va), Located::Aborted, "what EL2 finds at {va:#x}");
+        check_eq!(paged.locate(va), Located::Aborted, "the result of EL2's walk at {va:#x}");
         let from_el2 = exception(paged.guest.agent.resume())?;
         check_eq!(from_el2, from_hardware, "the guest's exception for {va:#x}");
     }
@@ -156,7 +156,7 @@ fn a_walk_into_nothing_is_an_abort_of_stage_1s_level(mut machine: Machine) -> Ou
             check_eq!((found.class(), found.status(), found.far), expected, "{command:?} of {va:#x}");
         }
     }
-    // The page itself, and not a walk.
+    // The page itself, not a walk.
     paged.put(3, VA / PAGE, NOWHERE.raw() | entry::ACCESSED | entry::PAGE)?;
     paged.guest.memory.stage2().invalidate_all();
     let found = exception(paged.guest.load(Ipa::new(VA))?.end)?;
@@ -170,7 +170,7 @@ fn a_translation_leaves_the_guests_registers_alone(mut machine: Machine) -> Outc
     let mut paged = Paged::new(&mut machine)?;
     paged.lead_to_hole(&machine)?;
     paged.stop_at(PATHS[0].1)?;
-    // SAFETY: the guest's registers, which is not running.
+    // SAFETY: the registers belong to the guest, which is not running.
     unsafe {
         write_sysreg!(PAR_EL1, PAR);
         write_sysreg!(TPIDR_EL0, THREAD);
@@ -192,11 +192,11 @@ fn tables_that_changed_meanwhile_are_walked_anew(machine: Machine) -> Outcome {
     const TRANSLATION_FAULT_3: u64 = 0x07;
     both_ways(machine, LeftOut::EveryTlbi, |machine, left_out| {
         let mut paged = Paged::new(machine)?;
-        // The guest does not invalidate it.
+        // The guest does not invalidate the entry.
         paged.put(3, VA / PAGE, 0)?;
         let platform = paged.guest.memory.stage2().platform();
         platform.leave_out(left_out);
-        check_eq!(paged.locate(VA), Located::Retry, "what EL2 finds");
+        check_eq!(paged.locate(VA), Located::Retry, "the result of EL2's walk");
         paged.guest.memory.stage2().platform().leave_out(LeftOut::Nothing);
         match paged.guest.agent.load(VA) {
             Ok(_) => Ok(Seen::Old),
@@ -219,7 +219,7 @@ fn a_tlb_conflict_empties_the_tlb(machine: Machine) -> Outcome {
         platform.leave_out(left_out);
         let aborted = abort::odd(memory, guest.agent.context(), CONFLICT);
         platform.leave_out(LeftOut::Nothing);
-        check!(!aborted, "a conflict is an abort for the guest");
+        check!(!aborted, "the guest got an abort for a conflict");
         seen_if_gone(guest.agent.load(RAM.raw()))
     })
 }

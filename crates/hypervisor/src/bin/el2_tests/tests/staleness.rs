@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Each step of the TLB maintenance is needed: with the engine's whole sequence the guest sees the change; with one
-//! step left out it is seen to act on what was there before.
+//! Each step of the TLB maintenance is necessary. With the engine's whole sequence the guest sees the change; with one
+//! step left out it still uses the old state.
 //!
 //! The second half proves that the first one can fail. It holds on QEMU, whose TLB keeps an entry for some hundred
-//! touches of other pages, so each row looks at once. Hardware may forget any time, and would fail it.
+//! touches of other pages, so each row checks at once. Hardware may drop an entry at any time, and would fail it.
 //!
-//! What QEMU hides has no row here; the model of the engine's own tests has to catch it:
+//! A defect that QEMU hides has no row here; the model of the engine's own tests must catch it:
 //!
-//! * VMALLE1IS without IPAS2E1IS, of an ordinary page: QEMU keeps a stage-2 entry by itself only for walks of the
-//!   guest's tables, so the combined entry was all there was. (`a_table_page` is the case that shows.)
-//! * A VMID that is used again without a flush: QEMU flushes everything when the VMID in VTTBR_EL2 changes.
-//! * A wrong level hint, or a range that starts or ends elsewhere: QEMU does not look at the hint, and empties the TLB
-//!   for any range.
+//! * VMALLE1IS without IPAS2E1IS, of an ordinary page: QEMU keeps a separate stage-2 entry only for walks of the
+//!   guest's tables, so only the combined entry existed. (`a_table_page` is the case that shows the defect.)
+//! * A VMID that is reused without a flush: QEMU flushes everything when the VMID in VTTBR_EL2 changes.
+//! * A wrong level hint, or a range with a wrong start or end: QEMU ignores the hint, and empties the TLB for any
+//!   range.
 //! * Barriers, cache maintenance, conflicts of entries of two sizes: not modelled.
 
 use alloc::vec::Vec;
@@ -47,16 +47,16 @@ tests!(
     staleness::other_tables_under_the_same_vmid_need_an_invalidation,
 );
 
-/// What the guest was seen to act on.
+/// The state that the guest used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// The tables as they are.
+    /// The present tables.
     New,
-    /// The tables as they were.
+    /// The old tables.
     Old,
 }
 
-/// Runs a row with nothing left out, which must be right, and then without a step, which must not.
+/// Runs a row with nothing left out, which must be correct, and then without a step, which must not be.
 pub(super) fn both_ways(
     mut machine: Machine,
     left_out: LeftOut,
@@ -64,12 +64,12 @@ pub(super) fn both_ways(
 ) -> Outcome {
     check_eq!(row(&mut machine, LeftOut::Nothing)?, Seen::New, "after the whole sequence");
     let without = row(&mut machine, left_out)?;
-    check!(without == Seen::Old, "with {left_out:?} left out all is right: this machine's TLB proves nothing here");
-    log!("with {left_out:?} left out that shows, as it must");
+    check!(without == Seen::Old, "the result is right although {left_out:?} is left out: this machine's TLB proves nothing here");
+    log!("with {left_out:?} left out the result is wrong, as it must be");
     Ok(())
 }
 
-/// What a load says about a page that is not mapped any more.
+/// Evaluates a load from a page that is no longer mapped.
 pub(super) fn seen_if_gone(end: Result<u64, Exit>) -> Outcome<Seen> {
     match end {
         Ok(_) => Ok(Seen::Old),
@@ -78,7 +78,7 @@ pub(super) fn seen_if_gone(end: Result<u64, Exit>) -> Outcome<Seen> {
     }
 }
 
-/// What a load says, where the old frame holds one number and the new frame another.
+/// Evaluates a load if the old frame holds one number and the new frame another.
 pub(super) fn seen_by_content(content: u64, old: u64, new: u64) -> Outcome<Seen> {
     match content {
         _ if content == old => Ok(Seen::Old),
@@ -100,7 +100,7 @@ fn narrowing(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
     guest.store(HERE, 1)?;
     guest.without(left_out, |guest| guest.protect(machine, page_at(HERE), Access::READ))?;
     let seen = seen_if_gone(guest.store(HERE, 2).map(|()| 0))?;
-    // The write lands without a word.
+    // The write then succeeds without a fault.
     check_eq!(frame.read(0), if seen == Seen::Old { 2 } else { 1 }, "the frame");
     Ok(seen)
 }
@@ -113,7 +113,7 @@ fn unmapping_needs_the_combined_entries_to_go(machine: Machine) -> Outcome {
     both_ways(machine, LeftOut::CombinedTlbi, |machine, left_out| unmapping(machine, left_out, 1))
 }
 
-/// By range where the CPU can (RIPAS2E1IS), page by page where not.
+/// By range if the CPU can (RIPAS2E1IS), otherwise page by page.
 fn unmapping_a_range_needs_an_invalidation(machine: Machine) -> Outcome {
     both_ways(machine, LeftOut::EveryTlbi, |machine, left_out| unmapping(machine, left_out, 7))
 }
@@ -166,7 +166,7 @@ fn mapping_over_needs_the_combined_entries_to_go(machine: Machine) -> Outcome {
     both_ways(machine, LeftOut::CombinedTlbi, mapping_over)
 }
 
-/// The same by one call, which breaks and makes by itself.
+/// The same by one call, which does the break and the make.
 fn mapping_over(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
     let (mut guest, old) = Guest::with_page(machine, Access::READ_WRITE)?;
     let new = machine.page()?;
@@ -187,7 +187,7 @@ fn cleaning_needs_the_combined_entries_to_go(machine: Machine) -> Outcome {
     both_ways_if_recorded(machine, LeftOut::CombinedTlbi, cleaning)
 }
 
-/// [`both_ways`] for rows about the dirty state that hardware keeps.
+/// [`both_ways`] for rows about dirty state that hardware manages.
 fn both_ways_if_recorded(
     machine: Machine,
     left_out: LeftOut,
@@ -196,7 +196,7 @@ fn both_ways_if_recorded(
     if machine.features.hardware_dirty_state {
         return both_ways(machine, left_out, row);
     }
-    log!("skipped: this CPU does not keep dirty state (FEAT_HAFDBS)");
+    log!("skipped: this CPU does not manage dirty state (FEAT_HAFDBS)");
     Ok(())
 }
 
@@ -244,8 +244,8 @@ fn another_table_page_needs_the_stage_2_entries_to_go(machine: Machine) -> Outco
     both_ways(machine, LeftOut::Stage2Tlbi, |machine, left_out| a_table_page(machine, left_out, 0, 0))
 }
 
-/// By range where the CPU can (RIPAS2E1IS). The page is in the first operand, in one that begins at an odd place, and
-/// in one of many.
+/// By range if the CPU can (RIPAS2E1IS). The page is in the first operand, in an operand that begins at an odd place,
+/// or in one of many operands.
 fn other_table_pages_in_a_range_need_the_stage_2_entries_to_go(machine: Machine) -> Outcome {
     both_ways(machine, LeftOut::Stage2Tlbi, |machine, left_out| {
         let mut seen = Vec::new();
@@ -257,13 +257,13 @@ fn other_table_pages_in_a_range_need_the_stage_2_entries_to_go(machine: Machine)
     })
 }
 
-/// Where the guest's own tables are, and a virtual address that they map.
+/// The place of the guest's own tables, and a virtual address that they map.
 const TABLES: Ipa = Ipa::new(0x5000_0000);
 const VA: u64 = 0x4_0000;
 
-/// A page of the guest's tables is moved to another frame, where the entry leads elsewhere. Combined entries go in
-/// any case; the walk that follows reads the tables through a stage-2 entry. So many pages `before` and `after` it are
-/// in the range that is unmapped.
+/// Moves a page of the guest's tables to another frame, where the entry has another output address. Combined entries
+/// are invalidated in any case; the next walk reads the tables through a stage-2 entry. The unmapped range also covers
+/// `before` pages before and `after` pages after it.
 fn a_table_page(machine: &mut Machine, left_out: LeftOut, before: u64, after: u64) -> Outcome<Seen> {
     let (mut guest, old) = Guest::with_page(machine, Access::READ_WRITE)?;
     let new = machine.page()?;
@@ -276,7 +276,7 @@ fn a_table_page(machine: &mut Machine, left_out: LeftOut, before: u64, after: u6
     moved.map(VA, HERE + PAGE, entry::ACCESSED);
     tables.turn_on(&mut guest);
     check_eq!(guest.agent.load(VA)?, 1, "before");
-    // What changed is what was mapped: a page at each end, and the guest's tables.
+    // A change needs mapped pages: one at each end, and the guest's tables.
     let (page, start) = (tables.pages_at(), Ipa::new(tables.pages_at().raw() - before * PAGE));
     for (ipa, wanted) in [(start, before > 2), (page + after * PAGE, after > 0)] {
         if wanted {
@@ -320,7 +320,7 @@ fn other_tables_under_the_same_vmid_need_an_invalidation(machine: Machine) -> Ou
 }
 
 fn other_tables(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
-    // The later one is loaded after it is made, so the earlier one first.
+    // A new guest is loaded when it is made, so the one to load last is made first.
     let (mut new, frame) = Guest::with_page(machine, Access::READ_WRITE)?;
     frame.write(0, 2);
     let (mut old, frame) = Guest::with_page(machine, Access::READ_WRITE)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! More than one vCPU or guest: a change reaches the CPUs where its guest runs, whoever runs here, and vCPUs that take
-//! turns on a CPU keep their own stage 1.
+//! Several vCPUs or guests. A change of a guest's tables reaches every CPU that runs the guest, even if this CPU runs
+//! another one. vCPUs that take turns on a CPU keep their own stage 1.
 
 use twofold_hypervisor::read_sysreg;
 use twofold_stage2::{Access, Ipa, Vmid};
@@ -49,7 +49,7 @@ fn narrowing_needs_the_broadcast(machine: Machine) -> Outcome {
     })
 }
 
-/// Widening is not broadcast: the other CPU faults once more at most, and is told so.
+/// A permission upgrade is not broadcast: the other CPU faults at most once more, and its fault is answered as stale.
 fn relaxing_here_is_found_there_by_a_retry(mut machine: Machine) -> Outcome {
     let other = OtherCpu::start(&machine)?;
     let (mut guest, _) = Guest::with_page(&mut machine, Access::READ)?;
@@ -64,8 +64,8 @@ fn relaxing_here_is_found_there_by_a_retry(mut machine: Machine) -> Outcome {
     Ok(())
 }
 
-/// QEMU's invalidations ask for no VMID, and a change of VMID empties its TLB: the guest would be right afterwards even
-/// if its VTTBR were not loaded. So it is the record of what was executed that is looked at.
+/// QEMU's invalidations ignore the VMID, and a change of VMID empties its TLB. So the guest would behave correctly even
+/// if its VTTBR were not loaded. The test therefore inspects the record of executed invalidations.
 fn a_flush_for_a_guest_that_is_not_loaded_names_it(machine: Machine) -> Outcome {
     both_ways(machine, LeftOut::VttbrSwitch, |machine, left_out| {
         let (mut absent, loaded) = two_guests(machine)?;
@@ -73,7 +73,7 @@ fn a_flush_for_a_guest_that_is_not_loaded_names_it(machine: Machine) -> Outcome 
         absent.without(left_out, |absent| absent.unmap(machine, page_at(HERE)))?;
         check_eq!(read_sysreg!(VTTBR_EL2), loaded.stage2.vttbr(), "VTTBR_EL2 afterwards");
         let executed = absent.stage2.platform().take_executed();
-        check!(executed.len() >= 2, "by IPA and combined: {executed:x?}");
+        check!(executed.len() >= 2, "expected an invalidation by IPA and a combined one: {executed:x?}");
         let named = |guest: &Guest| executed.iter().all(|one| one.vttbr == guest.stage2.vttbr());
         check!(named(&absent) || named(&loaded), "{executed:x?}");
         Ok(if named(&absent) { Seen::New } else { Seen::Old })
@@ -93,7 +93,7 @@ fn a_flush_for_a_guest_that_is_not_loaded_reaches_it(mut machine: Machine) -> Ou
     Ok(())
 }
 
-/// Two guests with a page each, which both have touched. The second one is loaded.
+/// Two guests with one page each, both touched. The second guest is loaded.
 fn two_guests(machine: &mut Machine) -> Outcome<(Guest, Guest)> {
     let mut guests = [Guest::new(machine, Vmid::new(1))?, Guest::new(machine, Vmid::new(2))?];
     for (value, guest) in (1..).zip(&mut guests) {
@@ -107,7 +107,7 @@ fn two_guests(machine: &mut Machine) -> Outcome<(Guest, Guest)> {
     Ok((first, second))
 }
 
-/// The vCPUs share the VMID and use the same ASID, but not the tables of stage 1.
+/// The vCPUs share the VMID and the ASID, but not the tables of stage 1.
 fn vcpus_that_take_turns_need_an_invalidation(machine: Machine) -> Outcome {
     const VA: u64 = 0x4_0000;
     both_ways(machine, LeftOut::CombinedTlbi, |machine, left_out| {
