@@ -10,13 +10,7 @@ use super::{ALWAYS, CLEAR, Cpu, Register, register};
 /// The table.
 pub const TABLE: &[Register] = &[
     register!(SCTLR_EL1, S3_0_C1_C0_0, ALWAYS, |_, _| 0x30d0_0800, "MMU and caches off, little-endian, RES1 bits"),
-    register!(
-        SCTLR2_EL1,
-        S3_0_C1_C0_3,
-        Cpu::has_sctlr2,
-        CLEAR,
-        "off for a kernel that does not know the register"
-    ),
+    register!(SCTLR2_EL1, S3_0_C1_C0_3, Cpu::has_sctlr2, CLEAR, "off for a kernel that does not know the register"),
     register!(TCR2_EL1, S3_0_C2_C0_3, Cpu::has_tcr2, CLEAR, "off for a kernel that does not know the register"),
     register!(
         GCSCR_EL1,

@@ -122,13 +122,7 @@ pub const TABLE: &[Register] = &[
         |_, _| TRAP_MPAMIDR,
         "virtual partitions are off and hidden from the guest"
     ),
-    register!(
-        HACDBSBR_EL2,
-        S3_4_C2_C3_4,
-        Cpu::has_hacdbs,
-        CLEAR,
-        "hardware processes no list of dirty pages"
-    ),
+    register!(HACDBSBR_EL2, S3_4_C2_C3_4, Cpu::has_hacdbs, CLEAR, "hardware processes no list of dirty pages"),
     register!(
         CNTHCTL_EL2,
         S3_4_C14_C1_0,

@@ -114,7 +114,7 @@ fn without_hardware_its_trackers_are_refused(mut machine: Machine) -> Outcome {
         check_eq!(log(&guest)?.tracker(), None, "the running tracker after that");
     }
     start(&guest, Tracker::Manual)?;
-    check_eq!(store(&mut guest, 1, 1)?, [Done::Widened], "faults of a store under a tracker that works without hardware");
+    check_eq!(store(&mut guest, 1, 1)?, [Done::Widened], "faults of a store under a tracker without hardware");
     check_eq!(get(&guest)?, [1], "dirty pages");
     Ok(())
 }

@@ -64,8 +64,8 @@ pub(super) fn both_ways(
 ) -> Outcome {
     check_eq!(row(&mut machine, LeftOut::Nothing)?, Seen::New, "after the whole sequence");
     let without = row(&mut machine, left_out)?;
-    check!(without == Seen::Old, "the result is right although {left_out:?} is left out: this machine's TLB proves nothing here");
-    log!("with {left_out:?} left out the result is wrong, as it must be");
+    check!(without == Seen::Old, "the result is right without {left_out:?}: this machine's TLB proves nothing here");
+    log!("the result is wrong without {left_out:?}, as it must be");
     Ok(())
 }
 
