@@ -555,9 +555,10 @@ events! {
         /// The number of the vCPU.
         vcpu: u32,
     },
-    /// From here on the CPU relies on this: walks see each entry that this CPU has made valid.
+    /// From here on the CPU relies on this: walks see each entry that this CPU has written.
     Visible = "visible",
-    /// From here on the CPU relies on this: no TLB holds an entry that this CPU removed from these addresses.
+    /// From here on the CPU relies on this: for these addresses, no TLB holds an entry that this CPU has made invalid or
+    /// less permissive.
     Flushed = "flushed" {
         /// The first address.
         ipa: u64,

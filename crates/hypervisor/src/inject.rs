@@ -66,7 +66,7 @@ fn take(context: &mut Context, kind: u64, class: u64, syndrome: u64) {
 fn pstate_in_handler(before: u64) -> u64 {
     const FLAGS: u64 = 0xf << 28;
     const TCO: u64 = 1 << 25;
-    // The same bit after AArch32: SPSR_EL2 has DIT at another place than CPSR.
+    // The same bit after AArch32: SPSR_EL2 holds DIT here, not at CPSR's place.
     const DIT: u64 = 1 << 24;
     const PAN: u64 = 1 << 22;
     const SSBS: u64 = 1 << 12;

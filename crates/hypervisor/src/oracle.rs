@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Compares the dirty log with the guest's memory while the guest runs, in images with the feature `oracle`.
 //!
-//! The oracle keeps a copy of the guest's RAM. Each round does these steps: O1 get the log; O2 compare every page that
-//! the log does not report with its copy; O3 clear the log; O4 copy the reported pages. A page that differs in O2 is
-//! *lost*: it was written, and is not in the log. The count of compared pages includes only those that the guest wrote,
-//! and the log reported, in an earlier round.
+//! The oracle keeps a copy of the guest's RAM. A round has these steps:
+//!
+//! * O1: get the log.
+//! * O2: compare every page that the log does not report with its copy.
+//! * O3: clear the log.
+//! * O4: copy the reported pages.
+//!
+//! A page that differs in O2 is *lost*: it was written, and is not in the log. The count of compared pages includes only
+//! pages that the guest wrote, and the log reported, in an earlier round.
 //!
 //! The guest does not choose when a round happens: a round follows a random number of exits, and comes before or after
 //! the exit is answered. The GIC is the guest's, so no timer interrupt enters EL2. But the guest's writes to its

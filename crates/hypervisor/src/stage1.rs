@@ -156,7 +156,7 @@ impl Half {
         }
     }
 
-    /// The output address of a descriptor. Below a block's size, the bits are not part of the address.
+    /// The output address in a descriptor. In a block, its bits below the size of the block are meaningless.
     fn output(&self, descriptor: u64) -> u64 {
         let page = !mask(self.granule_bits);
         if self.lpa2 {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! From a guest's virtual address to the page behind it, by the guest's stage 1 alone.
 //!
-//! T1. `AT S1E1R`, which works for nearly every address. T2. T1 reports a permission fault if EL1 may not read the
-//! page. That can happen although the guest's own access passed stage 1: a page can be execute-only, or a Guarded
-//! Control Stack (FEAT_S1PIE, FEAT_GCS). `AT S1E1A` does not check permissions; without FEAT_ATS1A the walk is done in
-//! software.
+//! T1. `AT S1E1R`, which works for nearly every address.
+//! T2. T1 reports a permission fault if EL1 may not read the page. That can happen although the guest's own access
+//!     passed stage 1: a page can be execute-only, or a Guarded Control Stack (FEAT_S1PIE, FEAT_GCS). `AT S1E1A` does
+//!     not check permissions; without FEAT_ATS1A the walk is done in software.
 
 use twofold_stage2::Ipa;
 use twofold_stage2::fault::ipa_from_par;

@@ -149,7 +149,7 @@ pub enum ExperimentError {
     Range(#[from] RangeError),
     /// The memory is not made of whole pages or blocks.
     #[error(
-        "{} of memory are not made of {slots} slots of whole {}; the next size that is: {}",
+        "{} of memory are not made of {slots} slots of whole {}; the next size that fits: {}",
         size(*bytes), size(*unit), size(*next)
     )]
     Bytes {
