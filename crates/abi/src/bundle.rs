@@ -85,7 +85,7 @@ pub struct Header {
     pub initrd_size: U64,
     /// The guest's command line, not terminated when full.
     pub command_line: [u8; COMMAND_LINE_MAX + 1],
-    /// Bits of a guest physical address, 32 to 48; 0 for the least that hold what the guest has.
+    /// Bits of a guest physical address, 32 to 48; 0 for the fewest that cover the guest's memory.
     pub ipa_bits: U32,
     /// How many slots of equal size the test memory has; 0 for no test memory.
     pub test_slots: U32,

@@ -190,7 +190,7 @@ impl Field<'_> for u64 {
     }
 }
 
-/// Numbers of things.
+/// Counts and indexes.
 impl Field<'_> for u32 {
     const EXPECTED: &'static str = DECIMAL;
 
@@ -436,7 +436,7 @@ events! {
     /// From here on, memory is the root of a tree. The engine zeroes it next. The root joins the tree when its lock is
     /// first taken.
     RootMade = "root.made" {
-        /// Where it is.
+        /// Its address.
         pa: u64,
         /// The entries of it, all concatenated tables together.
         entries: u32,
@@ -447,32 +447,32 @@ events! {
     },
     /// The memory is not a root any more.
     RootFreed = "root.freed" {
-        /// Where it is.
+        /// Its address.
         pa: u64,
     },
     /// The engine has allocated a page for a table. The page still holds its old contents.
     TableTaken = "table.taken" {
-        /// Where it is.
+        /// Its address.
         pa: u64,
     },
     /// The engine has freed the page: it may be used for anything.
     TableFreed = "table.freed" {
-        /// Where it is.
+        /// Its address.
         pa: u64,
     },
     /// A table's lock was taken.
     LockTaken = "lock.taken" {
-        /// Where the table is.
+        /// The address of the table.
         pa: u64,
     },
     /// The lock was released.
     LockReleased = "lock.released" {
-        /// Where the table is.
+        /// The address of the table.
         pa: u64,
     },
     /// Software wrote 64 bits of a table, or of a page that will become one.
     Write = "write" {
-        /// Where the entry is.
+        /// The address of the entry.
         pa: u64,
         /// The old value.
         old: u64,
@@ -485,7 +485,7 @@ events! {
     },
     /// Hardware updated an entry: the access flag, or dirty state.
     Hardware = "hardware" {
-        /// Where the entry is.
+        /// The address of the entry.
         pa: u64,
         /// The old value.
         old: u64,
@@ -579,7 +579,7 @@ events! {
     /// The next store of this CPU to an entry may overwrite a record of the hardware there. The CPU does not need that
     /// record.
     Unrecorded = "unrecorded" {
-        /// Where the entry is.
+        /// The address of the entry.
         pa: u64,
     },
     /// Lines of this CPU with lower numbers are missing, because there was no room for them.

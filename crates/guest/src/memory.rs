@@ -3,7 +3,7 @@
 //!
 //! A range is free if nothing uses it. Taken are the image and all below it in its bank (where a loader may keep its
 //! own data), the device tree, the initrd and reserved ranges. Only volatile accesses reach free memory, those of words
-//! through [`read`] and [`write`]. No reference or slice to it exists, so the program makes exactly the accesses that
+//! through [`read`] and [`write()`]. No reference or slice to it exists, so the program makes exactly the accesses that
 //! its source spells out.
 
 use core::ops::Range;

@@ -36,7 +36,7 @@ pub struct Settings {
     pub random_order: u64,
     /// `seed=1`: the generator's first state.
     pub seed: u64,
-    /// `block=4K`: the size of what backs the test memory, a multiple of 4 KiB.
+    /// `block=4K`: the size of the test memory's backing pages or blocks, a multiple of 4 KiB.
     pub block: u64,
     /// `rejoin=0`: whether blocks are coalesced after the log has stopped, before the guest's accesses.
     pub rejoin: bool,
