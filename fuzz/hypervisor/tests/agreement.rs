@@ -79,7 +79,7 @@ fn a_cpu_that_cannot_keep_what_is_in_use_is_refused_by_name() {
     let lesser = Features::from_registers(&with(|cpu| cpu.id_aa64mmfr2 &= !(0xf << 40)));
     assert_eq!(check(1, &in_use, &lesser), Err(Unfit::Lacks { cpu: 1, feature: "forced_write_back" }));
     let error = check(1, &in_use, &lesser).unwrap_err();
-    assert_eq!(error.to_string(), "CPU 1 has not the forced_write_back that this guest's tables use already");
+    assert_eq!(error.to_string(), "CPU 1 lacks forced_write_back, which this guest's tables already use");
     // A guest without forced write-back runs there.
     assert_eq!(check(1, &in_use.common(&lesser), &lesser), Ok(()));
 }
