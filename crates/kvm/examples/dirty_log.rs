@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The dirty log's experiment in its plainest form, for this host's KVM: `dirty_log BYTES [MODE [BACKING [CHUNK]]]`, one
-//! vCPU, manual clearing, two rounds in which every page is written. `twofold bench dirty-log --on kvm` does it properly.
+//! A plain form of the dirty log's experiment, for this host's KVM: `dirty_log BYTES [MODE [BACKING [CHUNK]]]`. It has
+//! one vCPU,
+//! manual clearing, and two rounds that write every page. `twofold bench dirty-log --on kvm` is the full experiment.
 
 use std::env;
 use std::error::Error;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs the checks of the guest under this host's KVM, and prints TAP lines; with an argument, those whose names contain it.
-//! Exit status 0: none failed; 1: one did; 4: nothing runs under KVM here.
+//! Runs the checks of the guest under this host's KVM, and prints TAP lines. An argument selects the checks whose names
+//! contain it.
+//! Exit status 0: no check failed; 1: a check failed; 4: this host cannot run a guest under KVM.
 
 use std::process::ExitCode;
 use std::{env, io};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A slot's pages, a bit each, as KVM writes and reads them.
+//! A bitmap of a slot's pages, in KVM's layout.
 
-/// A bit for each page of a slot; the page of the host, whatever the guest's is.
+/// A bit for each page of a slot. A page has the host's size, whatever the guest's granule is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bitmap {
     words: Vec<u64>,
@@ -9,29 +9,29 @@ pub struct Bitmap {
 }
 
 impl Bitmap {
-    /// `pages` bits, none of them set.
+    /// Makes a bitmap of `pages` bits, all clear.
     pub fn new(pages: u64) -> Self {
         Self { words: vec![0; pages.div_ceil(64) as usize], pages }
     }
 
-    /// `pages` bits, all of them set.
+    /// Makes a bitmap of `pages` bits, all set.
     pub fn full(pages: u64) -> Self {
         let mut full = Self::new(pages);
         (0..pages).for_each(|page| full.set(page));
         full
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// How many bits are set.
+    /// Returns how many bits are set.
     pub fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Whether a page's bit is set; one that there is not has none.
+    /// Returns whether a page's bit is set; `false` if there is no such page.
     pub fn has(&self, page: u64) -> bool {
         self.words.get((page / 64) as usize).is_some_and(|word| word >> (page % 64) & 1 != 0)
     }
@@ -43,19 +43,19 @@ impl Bitmap {
         }
     }
 
-    /// The pages whose bits are set, ascending.
+    /// Returns the pages whose bits are set, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         self.words.iter().enumerate().flat_map(|(index, word)| {
             (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| index as u64 * 64 + bit)
         })
     }
 
-    /// The bits as words, the first page's lowest.
+    /// Returns the bits as words; the first page is the lowest bit.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Sets what the other has, too.
+    /// Sets every bit that is set in `other`.
     pub fn merge(&mut self, other: &Self) {
         self.words.iter_mut().zip(&other.words).for_each(|(word, more)| *word |= more);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The dirty log of a guest's test slots, one operation of the experiments each, with what it cost the calling thread.
+//! The dirty log of a guest's test slots: each operation of the experiments, with its cost for the calling thread.
 //!
-//! What is timed is the call to KVM: memory for its answer is there before.
+//! Only the call to KVM is timed. The memory for its result is allocated before.
 
 use std::ops::Range;
 
@@ -14,33 +14,35 @@ use crate::options::{Clearing, Log};
 use crate::ring::Rings;
 
 impl KvmGuest {
-    /// Starts the log of a test slot. Where bits are not initially set, all of it is write-protected now, and split, if
-    /// there is a chunk.
+    /// Starts the log of a test slot. Unless its bits are initially set, KVM write-protects the whole slot now, and
+    /// splits it if there
+    /// is a chunk.
     ///
     /// # Errors
     ///
-    /// There is no such slot, or KVM refused.
+    /// An error is returned if there is no such slot, or KVM refuses.
     pub fn enable_log(&self, slot: usize) -> Result<Cost, KvmError> {
         let (result, cost) = measured(|| self.set_log(slot, true));
         result.map(|()| cost)
     }
 
-    /// Stops the log of a test slot, and forgets what it has.
+    /// Stops the log of a test slot, and discards its contents.
     ///
     /// # Errors
     ///
-    /// There is no such slot, or KVM refused.
+    /// An error is returned if there is no such slot, or KVM refuses.
     pub fn disable_log(&self, slot: usize) -> Result<Cost, KvmError> {
         let (result, cost) = measured(|| self.set_log(slot, false));
         result.map(|()| cost)
     }
 
-    /// Reads a slot's log into `bitmap`, which has a bit for each of its pages. With [`Clearing::ByGet`] they are clean and
-    /// protected thereafter.
+    /// Reads a slot's log into `bitmap`, which must have a bit for each of the slot's pages. With [`Clearing::ByGet`],
+    /// KVM also clears
+    /// and protects those pages.
     ///
     /// # Errors
     ///
-    /// There is no such slot, another number of pages, no log runs, or the guest has rings.
+    /// An error is returned if there is no such slot, the number of pages differs, no log runs, or the guest has rings.
     pub fn get_log(&self, slot: usize, bitmap: &mut Bitmap) -> Result<Cost, KvmError> {
         self.check_bitmap(slot, bitmap)?;
         let (result, cost) = measured(|| calls::get_dirty_log(&self.vm, slot as u32 + 1, bitmap));
@@ -48,12 +50,15 @@ impl KvmGuest {
         Ok(cost)
     }
 
-    /// Cleans and protects pages of a slot: those of `pages` whose bits are set in `bitmap`, the slot's whole bitmap.
-    /// `pages` are whole words of 64, but for the last.
+    /// Clears and protects those of `pages` whose bits are set in `bitmap`, which is the slot's whole bitmap. `pages`
+    /// must be whole
+    /// words of 64, except at the slot's end.
     ///
     /// # Errors
     ///
-    /// There is no such slot or page, they are not whole words, no log runs, or the guest's is not cleared manually.
+    /// An error is returned if there is no such slot or page, `pages` are not whole words, no log runs, or the log is
+    /// not cleared
+    /// manually.
     pub fn clear_log(&self, slot: usize, pages: Range<u64>, bitmap: &Bitmap) -> Result<Cost, KvmError> {
         self.check_bitmap(slot, bitmap)?;
         if !matches!(self.granted().log, Log::Bitmap(Clearing::Manual | Clearing::ManualInitiallySet)) {
@@ -72,34 +77,36 @@ impl KvmGuest {
         Ok(cost)
     }
 
-    /// Moves what is in the rings of all vCPUs into the slots' logs; answers with the number of entries. The pages are clean
-    /// again after [`reset_ring`](Self::reset_ring).
+    /// Moves the entries of all vCPUs' rings into the slots' logs; returns their number. Call
+    /// [`reset_ring`](Self::reset_ring) to clear
+    /// the pages' dirty state.
     ///
     /// # Errors
     ///
-    /// The guest has no rings.
+    /// An error is returned if the guest has no rings.
     pub fn collect_ring(&self) -> Result<(u64, Cost), KvmError> {
         let rings = self.rings()?;
         Ok(measured(|| rings.collect()))
     }
 
-    /// Cleans and protects the pages that were collected; answers with their number.
+    /// Clears and protects the pages that were collected; returns their number.
     ///
     /// # Errors
     ///
-    /// The guest has no rings, or KVM refused.
+    /// An error is returned if the guest has no rings, or KVM refuses.
     pub fn reset_ring(&self) -> Result<(u64, Cost), KvmError> {
         self.rings()?;
         let (result, cost) = measured(|| calls::reset_dirty_rings(&self.vm));
         Ok((result.map_err(|errno| KvmError::Refused { what: "KVM_RESET_DIRTY_RINGS", errno })?, cost))
     }
 
-    /// What was collected of a slot since this was last asked, by [`collect_ring`](Self::collect_ring) and by vCPUs whose
+    /// Takes the log of a slot: the pages collected since the last call, by [`collect_ring`](Self::collect_ring) and by
+    /// vCPUs whose
     /// ring was full.
     ///
     /// # Errors
     ///
-    /// The guest has no rings, or no such slot.
+    /// An error is returned if the guest has no rings, or no such slot.
     pub fn take_ring_log(&self, slot: usize) -> Result<Bitmap, KvmError> {
         self.rings()?.take(slot).ok_or_else(|| no_slot(slot))
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What can go wrong, and what to do about it.
+//! Errors: each says what is wrong and what to do about it.
 
 use std::fmt;
 
@@ -8,43 +8,43 @@ use thiserror::Error;
 
 use crate::options::Backing;
 
-/// Why there is no guest, or why one stopped.
+/// Why a guest cannot be made, or why it stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum KvmError {
-    /// Nothing runs under KVM here. Whoever can do without skips.
+    /// This host cannot run guests under KVM. A caller that can do without one skips.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
-    /// KVM is here, and lacks what was asked for.
+    /// KVM is available, but lacks a capability that was asked for.
     #[error("KVM has no {what} here; {instead}")]
     Missing {
-        /// By its name in the kernel.
+        /// The capability's name in the kernel.
         what: &'static str,
         /// What to do.
         instead: &'static str,
     },
-    /// More than KVM gives a virtual machine.
-    #[error("{needed} {what} were asked for, and KVM gives {most}")]
+    /// More than KVM allows in a virtual machine.
+    #[error("{needed} {what} were asked for, but KVM allows {most}")]
     TooMany {
-        /// What it is.
+        /// The kind of thing.
         what: &'static str,
-        /// As many were asked for.
+        /// How many were asked for.
         needed: u64,
-        /// As many there are.
+        /// How many KVM allows.
         most: u64,
     },
     /// This host cannot run the mode.
     #[error("guest mode {mode} cannot run here: {why}")]
     Mode {
-        /// Its name.
+        /// The mode's name.
         mode: &'static str,
-        /// What is in the way, and what would do.
+        /// What the host lacks, and which mode would do.
         why: String,
     },
-    /// Options that make no guest.
+    /// Options that contradict each other or themselves.
     #[error("{0}")]
     Options(String),
-    /// A chunk that KVM does not split by.
+    /// A chunk that KVM does not support.
     #[error(
         "an eager-split chunk of {} is not supported here; {} are (0: nothing is split ahead)",
         Size(*chunk),
@@ -53,17 +53,17 @@ pub enum KvmError {
     Chunk {
         /// In bytes.
         chunk: u64,
-        /// Those that are, in bytes.
+        /// The supported chunks, in bytes.
         supported: Vec<u64>,
     },
-    /// x86-64 has no such capability.
+    /// x86-64 has no chunk to set.
     #[error(
         "x86-64 has no eager-split chunk: it is on or off for all virtual machines (parameter kvm.eager_page_split, \
          which is {}); leave the chunk at 0",
-        parameter.as_deref().unwrap_or("not to be seen")
+        parameter.as_deref().unwrap_or("not readable")
     )]
     ChunkOnX86 {
-        /// What the module's parameter is.
+        /// The value of the module's parameter.
         parameter: Option<String>,
     },
     /// There are not enough huge pages.
@@ -73,13 +73,13 @@ pub enum KvmError {
         Size(*size), size >> 10
     )]
     NoHugePages {
-        /// What was asked for.
+        /// The backing that was asked for.
         backing: Backing,
         /// Bytes of a page.
         size: u64,
-        /// How many it takes.
+        /// How many are needed.
         needed: u64,
-        /// How many there are.
+        /// How many are free.
         free: u64,
     },
     /// Transparent huge pages are off.
@@ -93,10 +93,10 @@ pub enum KvmError {
     NoMemory {
         /// In bytes, the guest's tables included.
         needed: u64,
-        /// In bytes, without anybody being killed for it.
+        /// In bytes, as much as can be had without an out-of-memory kill.
         free: u64,
     },
-    /// The guest's memory does not fit into what it can address.
+    /// The guest's memory does not fit into its guest-physical address space.
     #[error(
         "{} of memory do not fit into {bits} bits of guest-physical address, of which the guest's own {} are taken",
         Size(*size),
@@ -105,17 +105,17 @@ pub enum KvmError {
     TooLarge {
         /// In bytes.
         size: u64,
-        /// Below it, in bytes.
+        /// Bytes taken below it.
         taken: u64,
-        /// How many bits.
+        /// Bits of guest-physical address.
         bits: u32,
     },
-    /// A thread may not run on the CPU that it was to.
+    /// A thread cannot be pinned to its CPU.
     #[error("no thread of this process can be pinned to CPU {cpu}: {errno}; name CPUs that are online and allowed")]
     Pin {
-        /// Its number.
+        /// The CPU's number.
         cpu: usize,
-        /// What the system said.
+        /// The system's error.
         errno: Errno,
     },
     /// The system refused a call.
@@ -123,19 +123,19 @@ pub enum KvmError {
     Refused {
         /// The call.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         errno: Errno,
     },
-    /// A vCPU stopped where it should not.
+    /// A vCPU stopped unexpectedly.
     #[error("vCPU {vcpu} stopped: {what}")]
     Guest {
-        /// Which.
+        /// The vCPU's number.
         vcpu: usize,
-        /// What KVM said of it, with addresses.
+        /// What KVM reported, with addresses.
         what: String,
     },
-    /// The guest runs already.
-    #[error("the guest runs already; stop it first")]
+    /// The guest is already running.
+    #[error("the guest is already running; stop it first")]
     Running,
     /// There is no such slot, place, or part of a log.
     #[error("{0}")]
@@ -143,48 +143,49 @@ pub enum KvmError {
 }
 
 impl KvmError {
-    /// Whether this host has no usable KVM at all, so that a test skips.
+    /// Returns whether this host has no usable KVM at all, so that a test skips.
     pub const fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable(_))
     }
 
-    /// What makes an error of a call that the kernel refused.
+    /// Returns a function that makes the error of a call that the kernel refused.
     pub(crate) fn refused(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> Self {
         move |error| Self::Refused { what, errno: Errno::from_raw_os_error(error.errno()) }
     }
 }
 
-/// Why nothing runs under KVM here.
+/// Why this host cannot run guests under KVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Unavailable {
-    /// The device is not there.
+    /// There is no device.
     #[error(
         "no /dev/kvm here: the kernel has no KVM, its module is not loaded, or the CPU (or the hypervisor below) \
          does not let it"
     )]
     NoDevice,
-    /// It is there, and not for this user.
+    /// This user may not open the device.
     #[error("/dev/kvm: permission denied: add yourself to group kvm, or run as root")]
     Permission,
-    /// It cannot be opened.
+    /// The device cannot be opened.
     #[error("/dev/kvm cannot be opened: {errno}: is the CPU's virtualization switched off, or another hypervisor's?")]
     Open {
-        /// What the system said.
+        /// The system's error.
         errno: Errno,
     },
-    /// It is another KVM than all of the last 15 years.
-    #[error("/dev/kvm has version {found} of its interface, and 12 is the only one there ever was")]
+    /// The interface's version is not 12, the only one in the last 15 years.
+    #[error("/dev/kvm has version {found} of its interface, but 12 is the only version known")]
     Version {
         /// The version.
         found: i32,
     },
-    /// It makes no virtual machine.
+    /// KVM cannot create a virtual machine.
     #[error(
-        "KVM makes no virtual machine: {errno}: does another hypervisor of this host use the CPU's virtualization?"
+        "KVM cannot create a virtual machine: {errno}: does another hypervisor of this host use the CPU's \
+         virtualization?"
     )]
     Create {
-        /// What the system said.
+        /// The system's error.
         errno: Errno,
     },
 }
@@ -213,7 +214,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// Sizes in a row.
+/// A list of sizes.
 struct Sizes<'a>(&'a [u64]);
 
 impl fmt::Display for Sizes<'_> {

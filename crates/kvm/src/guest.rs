@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest under KVM: its machine, memory, code and vCPUs, made in an order in which nothing is touched before it is known
-//! that all of it fits.
+//! A guest under KVM: its machine, memory, code and vCPUs. They are made in an order in which the host is found to be
+//! large enough
+//! before any memory is touched.
 //!
-//! Invariants: slots stay as they are but for their logs; the memory behind them lives as long as the machine; a mailbox's
-//! passes are written only while its vCPU is stopped.
+//! Invariants: slots never change except for their logs; the memory behind them lives as long as the machine; a
+//! mailbox's passes are
+//! written only while its vCPU is stopped.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,9 +30,9 @@ use crate::vcpu::{self, Vcpu};
 
 /// A guest under KVM.
 pub struct KvmGuest {
-    /// Dropped first: threads end before what they use goes.
+    /// Dropped first: the threads end before the things they use are dropped.
     pub(crate) vcpus: Mutex<Vec<Vcpu>>,
-    /// Whether they do their passes over and over.
+    /// Whether the vCPUs repeat their passes.
     pub(crate) goes_on: AtomicBool,
     pub(crate) rings: Option<Arc<Rings>>,
     pub(crate) vm: Arc<VmFd>,
@@ -41,44 +43,46 @@ pub struct KvmGuest {
     granted: Granted,
 }
 
-/// Its log may be read by another thread than the one that lets it go.
+/// One thread may read the log while another runs the guest.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<KvmGuest>();
 };
 
-/// What the host gave where options leave it to the host.
+/// What the host granted, where the options leave a choice to the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// The log: manual clearing may do without bits that are initially set.
+    /// The log. If initially set bits were asked for but KVM lacks them, it is cleared manually without them.
     pub log: Log,
     /// Bits of guest-physical address.
     pub address_bits: u32,
     /// Bytes of a page of the log: the host's.
     pub page: u64,
-    /// Bytes of the largest page that the backing may be made of.
+    /// Bytes of the largest page that the backing may use.
     pub backing_page: u64,
-    /// arm64: sizes that KVM splits by. Empty where it splits nothing ahead, and on x86-64.
+    /// arm64: the chunk sizes that KVM supports. Empty if it does not split eagerly, and on x86-64.
     pub chunks: Vec<u64>,
 }
 
-/// Where a virtual address of the test region is.
+/// The slot and page of a virtual address of the test region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which test slot, from 0 on.
+    /// The test slot, from 0 on.
     pub slot: usize,
-    /// Which of its pages, as logs count them.
+    /// The page within the slot, as logs count them.
     pub page: u64,
 }
 
 impl KvmGuest {
-    /// Makes the machine and its memory, and starts the vCPUs as far as their first word. Of the test region nothing is
-    /// touched. With a CPU for it in `cpus`, the calling thread is pinned too.
+    /// Makes the machine and its memory, and runs the vCPUs up to their first exit. The test region is not touched. If
+    /// `cpus` names a
+    /// CPU for the calling thread, that thread is pinned too.
     ///
     /// # Errors
     ///
-    /// [`KvmError::Unavailable`]: nothing runs under KVM here. Others say what was needed, what there is, and what to do;
-    /// they come before memory is touched.
+    /// [`KvmError::Unavailable`] if this host cannot run guests under KVM. The other errors say what was needed, what
+    /// there is, and
+    /// what to do; they are returned before memory is touched.
     pub fn new(options: &KvmOptions) -> Result<Self, KvmError> {
         let system = System::this();
         let kvm = open()?;
@@ -94,7 +98,7 @@ impl KvmGuest {
         check_memory(&layout, options.backing, backing_page, &system)?;
 
         let vm = arch::create(&kvm, bits)?;
-        // Before there are slots, and vCPUs.
+        // KVM accepts these only before there are slots and vCPUs.
         let chunks = arch::set_chunk(&vm, options.chunk)?;
         let log = enable_log_kind(&vm, options.log, page)?;
         arch::prepare(&vm)?;
@@ -123,32 +127,33 @@ impl KvmGuest {
         Ok(guest)
     }
 
-    /// What the host gave.
+    /// Returns what the host granted.
     pub fn granted(&self) -> &Granted {
         &self.granted
     }
 
-    /// Its mode.
+    /// Returns the guest's mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The virtual addresses that are a vCPU's to access, its whole part of the region; empty where there is no such vCPU.
+    /// Returns the virtual addresses that a vCPU may access: its part of the test region; empty if there is no such
+    /// vCPU.
     pub fn region(&self, vcpu: usize) -> Range<u64> {
         self.layout.region(vcpu).unwrap_or_default()
     }
 
-    /// How many test slots there are.
+    /// Returns the number of test slots.
     pub fn slots(&self) -> usize {
         self.layout.slots()
     }
 
-    /// How many pages a test slot's log has; all slots have as many.
+    /// Returns the number of pages in a test slot's log, which is the same for all slots.
     pub fn slot_pages(&self) -> u64 {
         self.layout.slot(0).map_or(0, |slot| (slot.end - slot.start) / self.granted.page)
     }
 
-    /// In whose log a write to a virtual address is; `None` outside the test region.
+    /// Returns the slot and page in whose log a write to a virtual address appears; `None` outside the test region.
     pub fn place(&self, va: u64) -> Option<Place> {
         let offset = self.layout.gpa(va)? - self.layout.test();
         let pages = self.slot_pages();
@@ -156,20 +161,21 @@ impl KvmGuest {
         Some(Place { slot: (page / pages) as usize, page: page % pages })
     }
 
-    /// The guest-physical address of a virtual one; `None` outside the test region.
+    /// Returns the guest-physical address of a virtual one; `None` outside the test region.
     pub fn gpa(&self, va: u64) -> Option<u64> {
         self.layout.gpa(va)
     }
 
-    /// Reads 8 bytes of the guest's memory at a guest-physical address, a multiple of 8; `None` where there is none. While
-    /// it runs it may be changing them.
+    /// Reads 8 bytes of the guest's memory at a guest-physical address, which must be a multiple of 8; `None` if there
+    /// is no memory. A
+    /// running guest may change them at any time.
     pub fn read_guest(&self, gpa: u64) -> Option<u64> {
         let fixed = gpa.checked_sub(FIXED).and_then(|offset| self.fixed.word(offset));
         let test = || gpa.checked_sub(self.layout.test()).and_then(|offset| self.memory.word(offset));
         Some(fixed.or_else(test)?.load(Ordering::Relaxed))
     }
 
-    /// Switches the log of a test slot on or off, and leaves everything else of it as it is.
+    /// Switches the log of a test slot on or off, without any other change to the slot.
     pub(crate) fn set_log(&self, slot: usize, on: bool) -> Result<(), KvmError> {
         let gpa = self.layout.slot(slot).ok_or_else(|| no_slot(slot))?;
         let address = self.memory.address() + (gpa.start - self.layout.test());
@@ -185,12 +191,13 @@ impl KvmGuest {
             memory_size: size,
             userspace_addr: address,
         };
-        // SAFETY: the memory is a mapping of this guest's, which lives as long as it does, and nothing of this process is
-        // there but what the mapping hands out: atomic words.
+        // SAFETY: the memory is a mapping of this guest, which lives as long as the guest does. This process accesses
+        // it only through the
+        // mapping's atomic words.
         unsafe { self.vm.set_user_memory_region(region) }.map_err(KvmError::refused("KVM_SET_USER_MEMORY_REGION"))
     }
 
-    /// Starts the vCPUs: each tells once that it is there.
+    /// Starts the vCPUs, and waits for the first exit of each.
     fn boot(&self, fds: Vec<VcpuFd>, options: &KvmOptions, root: Root) -> Result<(), KvmError> {
         let mut vcpus = self.vcpus.lock().map_err(|_| KvmError::Running)?;
         for (number, fd) in fds.into_iter().enumerate() {
@@ -205,7 +212,7 @@ impl KvmGuest {
         }
         vcpus.iter().for_each(Vcpu::let_go);
         let first = vcpus.iter().enumerate().map(|(number, vcpu)| vcpu.wait(number).map(drop));
-        // All are waited for, whatever the first says.
+        // Wait for all of them, even if the first returns an error.
         first.collect::<Vec<_>>().into_iter().collect()
     }
 }
@@ -214,7 +221,7 @@ pub(crate) fn no_slot(slot: usize) -> KvmError {
     KvmError::Nowhere(format!("there is no test slot {slot}"))
 }
 
-/// Opens KVM.
+/// Opens `/dev/kvm`.
 fn open() -> Result<Kvm, KvmError> {
     let kvm = Kvm::new().map_err(Unavailable::opening)?;
     match kvm.get_api_version() {
@@ -225,23 +232,27 @@ fn open() -> Result<Kvm, KvmError> {
 
 /// Keeps a machine without memory until this process ends.
 ///
-/// Linux tells KVM that a vCPU's thread is switched away by a branch in its scheduler that it patches in with the first
-/// machine of a host, and out with the last one. Guests that come and go would have it patched again and again, which sends
-/// an interrupt to every CPU; and QEMU's TCG, with several CPUs, now and then loses such a patch for a while: a thread then
-/// came back from KVM_RUN with its guest's TPIDR_EL0.
+/// Linux notifies KVM when a vCPU's thread is scheduled out. It patches the branch for that into its scheduler with the
+/// first machine
+/// of a host, and out with the last one. Guests that come and go would cause such patches again and again, each with an
+/// interrupt to
+/// every CPU. QEMU's TCG with several CPUs now and then misses such a patch for a while: a thread then returned from
+/// KVM_RUN with
+/// its guest's TPIDR_EL0.
 fn keep_one(kvm: &Kvm) {
     static KEPT: OnceLock<Option<VmFd>> = OnceLock::new();
-    // Without it all is as it would be.
+    // A failure is harmless: everything works without this machine.
     KEPT.get_or_init(|| kvm.create_vm().ok());
 }
 
-/// What can be said before there is a machine.
+/// Checks the options that can be checked before a machine is created.
 fn check(options: &KvmOptions, kvm: &Kvm) -> Result<(), KvmError> {
     let cpus = options.cpus.len();
     let vcpus = options.vcpus as usize;
     if cpus != 0 && cpus != vcpus && cpus != vcpus + 1 {
         let why = format!(
-            "{cpus} CPUs for {vcpus} vCPUs: name one for each, and one more for the main thread if it is to be pinned"
+            "{cpus} CPUs for {vcpus} vCPUs: name one for each, and one more for the main thread if that is to be \
+             pinned too"
         );
         return Err(KvmError::Options(why));
     }
@@ -254,7 +265,7 @@ fn check(options: &KvmOptions, kvm: &Kvm) -> Result<(), KvmError> {
     vcpu::check_pins(&options.cpus)
 }
 
-/// Whether there is enough memory, huge pages included.
+/// Checks that there is enough memory, huge pages included.
 fn check_memory(layout: &Layout, backing: Backing, page: u64, system: &System) -> Result<(), KvmError> {
     let size = layout.test_size();
     if backing.is_from_pool() {
@@ -266,17 +277,17 @@ fn check_memory(layout: &Layout, backing: Backing, page: u64, system: &System) -
     if backing == Backing::AnonymousThp && !system.has_transparent_huge_pages() {
         return Err(KvmError::NoTransparentHugePages);
     }
-    // The host's tables and KVM's: 8 bytes each for 4 KiB.
+    // The tables of the host and of KVM: 8 bytes each for 4 KiB.
     let taken = if backing.is_from_pool() { 0 } else { size };
     let needed = taken + layout.fixed_size() + size / 256;
     match system.available() {
-        // A sixteenth stays for what the process needs besides.
+        // A sixteenth is left for other needs of the process.
         Some(free) if needed > free - free / 16 => Err(KvmError::NoMemory { needed, free }),
         _ => Ok(()),
     }
 }
 
-/// Asks for the kind of log, and answers with what it got.
+/// Asks for the kind of log; returns the kind that KVM granted.
 fn enable_log_kind(vm: &VmFd, log: Log, page: u64) -> Result<Log, KvmError> {
     let enable = |cap, argument, what| {
         let mut enabled = kvm_enable_cap { cap, ..Default::default() };
@@ -302,7 +313,7 @@ fn enable_log_kind(vm: &VmFd, log: Log, page: u64) -> Result<Log, KvmError> {
             Ok(Log::Bitmap(if initially_set { Clearing::ManualInitiallySet } else { Clearing::Manual }))
         }
         Log::Ring { entries } => {
-            // x86-64 orders memory by itself, and had rings before there was a capability that says so.
+            // x86-64 needs no extra ordering, and had rings before the capability that states it.
             let caps = [KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_DIRTY_LOG_RING];
             let caps = if cfg!(target_arch = "x86_64") { &caps[..] } else { &caps[..1] };
             let found = caps
@@ -337,7 +348,7 @@ fn rings_of(log: Log, layout: &Layout, page: u64, fds: &[VcpuFd]) -> Result<Opti
     Ok(Some(Arc::new(rings)))
 }
 
-/// Writes code and tables; answers with what the tables are found by.
+/// Writes the code and the tables; returns the root of the tables.
 fn fill(fixed: &Mapping, layout: &Layout, shape: &Shape) -> Result<Root, KvmError> {
     for (index, bytes) in arch::code().chunks(8).enumerate() {
         let mut word = [0; 8];
@@ -349,11 +360,11 @@ fn fill(fixed: &Mapping, layout: &Layout, shape: &Shape) -> Result<Root, KvmErro
     shape.build(fixed, FIXED, layout.tables_place(), &layout.maps())
 }
 
-/// Whether KVM runs guests here at all; a cheap question.
+/// Checks, cheaply, that KVM can run guests here.
 ///
 /// # Errors
 ///
-/// [`KvmError::Unavailable`], with why.
+/// [`KvmError::Unavailable`], with the reason.
 pub fn available() -> Result<(), KvmError> {
     open()?.create_vm().map(drop).map_err(|error| {
         let errno = rustix::io::Errno::from_raw_os_error(error.errno());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The host, as far as figures depend on it: what a report has to record.
+//! The properties of the host that figures depend on, for a report to record.
 //!
-//! A machine's name is not among it. What the kernel does not tell is `None`.
+//! The host's name is not among them. A value that the kernel does not report is `None`.
 
 use std::thread;
 
@@ -17,24 +17,25 @@ pub struct Host {
     pub kernel: Option<String>,
     /// Its command line.
     pub command_line: Option<String>,
-    /// The architecture, as Rust calls it.
+    /// The architecture, by Rust's name.
     pub architecture: &'static str,
     /// x86-64: the CPU's model. arm64: MIDR_EL1 of the first CPU, as a number.
     pub cpu: Option<String>,
-    /// CPUs that this process may run on: how many.
+    /// How many CPUs this process may run on.
     pub cpus: usize,
-    /// And which.
+    /// Which CPUs those are.
     pub allowed: Option<String>,
     /// The first CPU's frequency governor.
     pub governor: Option<String>,
     /// Pools of huge pages.
     pub pools: Vec<Pool>,
-    /// Transparent huge pages: the setting.
+    /// The setting of transparent huge pages.
     pub transparent_huge_pages: Option<String>,
-    /// Parameters of KVM's modules: `kvm.eager_page_split` and its value.
+    /// Parameters of KVM's modules, for example `kvm.eager_page_split` and its value.
     pub parameters: Vec<(String, String)>,
-    /// Whether KVM has a second level of paging here. Without one (`kvm_pvm`, or with EPT or NPT off) it shadows the guest's
-    /// tables, and its times are of another thing: such a host is for functional tests, never for a figure.
+    /// Whether KVM uses a second level of paging here. Without one (`kvm_pvm`, or with EPT or NPT off) it shadows the
+    /// guest's tables,
+    /// so its times measure something else. Such a host is for functional tests, never for a figure.
     pub second_level: Option<bool>,
     /// Whether instructions of the kernel can be counted.
     pub counts_instructions: bool,
@@ -45,14 +46,14 @@ pub struct Host {
 pub struct Pool {
     /// Bytes of a page.
     pub size: u64,
-    /// How many there are.
+    /// How many pages there are.
     pub pages: u64,
-    /// How many of them are free, and promised to nobody.
+    /// How many of them are free and not reserved.
     pub free: u64,
 }
 
 impl Host {
-    /// This one.
+    /// Returns this host.
     pub fn this() -> Self {
         let count = thread::available_parallelism().map_or(1, usize::from);
         Self::of(&System::this(), count, counts_instructions())
@@ -76,7 +77,7 @@ impl Host {
         }
     }
 
-    /// Why times of this host are no figures; `None` where they are.
+    /// Returns why this host's times are not figures; `None` if they are.
     pub fn functional_only(&self) -> Option<&'static str> {
         (self.second_level == Some(false)).then_some(
             "KVM has no second level of paging here (kvm_pvm, or EPT or NPT is off): functional only, never a figure",
@@ -84,9 +85,9 @@ impl Host {
     }
 }
 
-/// Modules whose parameters say what KVM does.
+/// Modules whose parameters change what KVM does.
 const MODULES: [&str; 4] = ["kvm", "kvm_intel", "kvm_amd", "kvm_pvm"];
-/// Those of them that matter here.
+/// The parameters that matter here.
 const PARAMETERS: [&str; 7] = ["eager_page_split", "tdp_mmu", "ept", "npt", "nested", "pml", "nx_huge_pages"];
 
 fn parameters(system: &System) -> Vec<(String, String)> {
@@ -128,7 +129,7 @@ fn pools(system: &System) -> Vec<Pool> {
     pools
 }
 
-/// What is behind a name and a colon, in the first line that has it.
+/// Returns the text after a name and a colon, in the first line that has the name.
 fn after(system: &System, file: &str, name: &str) -> Option<String> {
     let text = system.read(file)?;
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is where in the guest's address space.
+//! The layout of the guest's address space.
 //!
 //! ```text
 //! guest-physical                                   virtual
@@ -10,8 +10,9 @@
 //! top - size   slots 1 to N: the test region       0xc000_0000
 //! ```
 //!
-//! Invariants: slot 0 is never logged; test slots follow each other without a gap, each is a multiple of the backing's page
-//! and of the guest's, and so are their addresses.
+//! Invariants: slot 0 is never logged. Test slots are adjacent; each one's size and address is a multiple of the
+//! backing's page and of
+//! the guest's.
 
 use std::ops::Range;
 
@@ -19,20 +20,20 @@ use crate::arch::{EXITS_BY_STORE, Shape};
 use crate::error::KvmError;
 use crate::options::Region;
 
-/// Where the guest's virtual address of the test region starts, as in the selftests.
+/// The first virtual address of the test region, the same as in the selftests.
 pub const REGION: u64 = 0xc000_0000;
-/// arm64: a guest-physical address where nothing is; a store there is an exit.
+/// arm64: a guest-physical address without memory; a store there is an exit.
 pub(crate) const EXIT: u64 = 0x1000_0000;
-/// Where slot 0 is.
+/// The guest-physical address of slot 0.
 pub(crate) const FIXED: u64 = 0x4000_0000;
 /// Bytes for the guest's code.
 const CODE: u64 = 0x1_0000;
 /// Bytes for each vCPU's mailbox: a page of its own.
 const MAILBOX: u64 = 0x1000;
-/// Slot 0 and its neighbours end here: x86-64 has its interrupt controllers and KVM's own pages above.
+/// The end of slot 0 and of what is beside it: x86-64 has interrupt controllers and KVM's own pages above.
 const FIXED_END: u64 = 0xf000_0000;
 
-/// What is where.
+/// The layout of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     vcpus: u64,
@@ -44,27 +45,27 @@ pub(crate) struct Layout {
     /// Bytes of code and mailboxes, in whole pages of the guest.
     mapped: u64,
     tables: u64,
-    /// Where the test slots are.
+    /// The guest-physical address of the first test slot.
     test: u64,
-    /// Bytes of each.
+    /// Bytes of each test slot.
     slot: u64,
     slots: u64,
 }
 
-/// What is mapped to what, each a multiple of the granule.
+/// A mapping of the guest's tables; each number is a multiple of the granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Map {
     /// The first virtual address.
     pub(crate) va: u64,
-    /// The first guest-physical one.
+    /// The first guest-physical address.
     pub(crate) gpa: u64,
-    /// How many bytes.
+    /// Bytes.
     pub(crate) size: u64,
-    /// Whether it is a device: nothing, that is.
+    /// Whether it is device memory: the address of the guest's exits.
     pub(crate) device: bool,
 }
 
-/// What a layout follows from.
+/// The inputs of a layout.
 pub(crate) struct Wanted {
     pub(crate) vcpus: u32,
     pub(crate) region: Region,
@@ -73,12 +74,12 @@ pub(crate) struct Wanted {
     pub(crate) page: u64,
     /// Bits of guest-physical address.
     pub(crate) bits: u32,
-    /// Where the test slots end at the latest.
+    /// The highest address at which the test slots may end.
     pub(crate) top: u64,
 }
 
 impl Layout {
-    /// The layout of what is wanted. Sizes are rounded up.
+    /// Returns the layout for these inputs. Sizes are rounded up.
     pub(crate) fn new(wanted: &Wanted, shape: &Shape) -> Result<Self, KvmError> {
         let granule = shape.granule();
         let Wanted { region, page, bits, .. } = *wanted;
@@ -87,12 +88,14 @@ impl Layout {
             Region::Each(bytes) | Region::Shared(bytes) => bytes,
         };
         if vcpus == 0 || slots == 0 || bytes == 0 {
-            return Err(KvmError::Options("a guest needs a vCPU, a slot and a byte of memory at least".to_owned()));
+            return Err(KvmError::Options(
+                "a guest needs at least one vCPU, one slot and one byte of memory".to_owned(),
+            ));
         }
         let too_large = |size, taken| KvmError::TooLarge { size, taken, bits };
         let part = bytes.checked_next_multiple_of(granule).ok_or_else(|| too_large(bytes, 0))?;
         let parts = if matches!(region, Region::Each(_)) { vcpus } else { 1 };
-        // Slots of the same size, in whole pages of both kinds.
+        // All slots have the same size, in whole pages of the backing and of the guest.
         let unit = slots * page.max(granule);
         let size = part.checked_mul(parts).and_then(|size| size.checked_next_multiple_of(unit));
         let size = size.ok_or_else(|| too_large(u64::MAX, 0))?;
@@ -105,12 +108,12 @@ impl Layout {
         let layout = Self { vcpus, region, part, granule, mapped, tables: 0, test, slot: size / slots, slots };
         let layout = Self { tables: shape.tables(&layout.maps())?, ..layout };
         let taken = FIXED + layout.fixed_size();
-        // On x86-64 the rest of 4 GiB is taken too.
+        // On x86-64 the rest of the first 4 GiB is taken too.
         let fits = layout.test >= taken.max(1 << 32) && taken <= FIXED_END;
         if fits { Ok(layout) } else { Err(too_large(size, taken)) }
     }
 
-    /// What the guest's tables map.
+    /// Returns the mappings of the guest's tables.
     pub(crate) fn maps(&self) -> Vec<Map> {
         let fixed = Map { va: FIXED, gpa: FIXED, size: self.mapped, device: false };
         let region = Map { va: REGION, gpa: self.test, size: self.test_size(), device: false };
@@ -118,20 +121,20 @@ impl Layout {
         [fixed, region].into_iter().chain(exit).collect()
     }
 
-    /// The virtual addresses that a vCPU accesses; `None` where there is no such vCPU.
+    /// Returns the virtual addresses that a vCPU accesses; `None` if there is no such vCPU.
     pub(crate) fn region(&self, vcpu: usize) -> Option<Range<u64>> {
         let vcpu = Some(vcpu as u64).filter(|vcpu| *vcpu < self.vcpus)?;
         let start = REGION + if matches!(self.region, Region::Each(_)) { vcpu * self.part } else { 0 };
         Some(start..start + self.part)
     }
 
-    /// Where a virtual address of the test region is, guest-physical.
+    /// Returns the guest-physical address of a virtual address of the test region.
     pub(crate) fn gpa(&self, va: u64) -> Option<u64> {
         let offset = va.checked_sub(REGION).filter(|offset| *offset < self.test_size())?;
         Some(self.test + offset)
     }
 
-    /// The guest-physical addresses of a test slot, by number from 0 on.
+    /// Returns the guest-physical addresses of a test slot, numbered from 0.
     pub(crate) fn slot(&self, slot: usize) -> Option<Range<u64>> {
         let start = Some(slot as u64).filter(|slot| *slot < self.slots)? * self.slot + self.test;
         Some(start..start + self.slot)
@@ -141,27 +144,27 @@ impl Layout {
         self.slots as usize
     }
 
-    /// Where the test slots begin.
+    /// Returns the guest-physical address of the first test slot.
     pub(crate) fn test(&self) -> u64 {
         self.test
     }
 
-    /// Bytes of all test slots.
+    /// Returns the bytes of all test slots.
     pub(crate) fn test_size(&self) -> u64 {
         self.slot * self.slots
     }
 
-    /// Bytes of slot 0.
+    /// Returns the bytes of slot 0.
     pub(crate) fn fixed_size(&self) -> u64 {
         self.mapped + self.tables
     }
 
-    /// Where the tables are, in slot 0.
+    /// Returns the guest-physical addresses of the tables, in slot 0.
     pub(crate) fn tables_place(&self) -> Range<u64> {
         FIXED + self.mapped..FIXED + self.mapped + self.tables
     }
 
-    /// Where a vCPU's mailbox is, guest-physical and virtual.
+    /// Returns the address of a vCPU's mailbox, guest-physical and virtual.
     pub(crate) fn mailbox(&self, vcpu: usize) -> u64 {
         FIXED + CODE + vcpu as u64 * MAILBOX
     }

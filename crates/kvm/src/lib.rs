@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The guest of the experiments under this host's KVM, on arm64 and x86-64: what a kernel's developer runs before and after
-//! a patch.
+//! The guest of the experiments under this host's KVM, on arm64 and x86-64. A kernel developer can run it before and
+//! after a patch.
 //!
-//! A [`KvmGuest`] is a virtual machine with a small guest of our own, whose vCPUs do [passes](twofold_pattern::pass) over
-//! their memory and tell when they are done. The operations of the experiments are its methods; each answers with what it
-//! cost: wall time, CPU time, and where there is a counter, instructions of the host's kernel.
+//! A [`KvmGuest`] is a virtual machine with a small guest of our own. Its vCPUs do [passes](twofold_pattern::pass) over
+//! their memory,
+//! and report when they are done. The operations of the experiments are its methods. Each returns its cost: wall-clock
+//! time, CPU time
+//! and, if there is a counter, instructions of the host's kernel.
 //!
 //! Invariants:
 //!
-//! * What is refused is refused before memory is touched, with what was needed, what there is, and what to do.
-//! * Nobody waits by looking over and over, and nothing is printed or allocated in what is timed.
-//! * What the guest writes follows from its passes alone, so the same pages are dirty as on the hosted machine.
+//! * A guest that the host cannot run is refused before memory is touched. The error says what was needed, what there
+//! is, and what to
+//!   do.
+//! * No thread waits by polling, and nothing is printed or allocated while the clock runs.
+//! * The guest's writes follow from its passes alone, so the same pages are dirty as on the hosted machine.
 
 mod arch;
 mod bitmap;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A guest's memory in this process.
 //!
-//! Invariants: the range is this mapping's alone until it is dropped, and all of it is readable and writable. A guest writes
-//! to it at any time, so this process reads and writes it by atomic words alone, and no other reference to it exists.
+//! Invariants: until it is dropped, the mapping owns its range, all of which is readable and writable. A guest may
+//! write to it at any
+//! time, so this process accesses it by atomic words only, and holds no other reference to it.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
@@ -20,22 +21,23 @@ use crate::system::System;
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     size: u64,
-    /// All that was reserved: more than the range, so that a part of it is aligned.
+    /// All that was reserved. It is longer than the range, so that the range can be aligned.
     reserved: (NonNull<u8>, usize),
 }
 
-// SAFETY: it is an address and a size. What is there is shared memory, which is accessed atomically.
+// SAFETY: this is an address and a size. The memory behind them is shared and accessed atomically.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `size` bytes of `backing`, aligned to `alignment`; both are multiples of the backing's page. Nothing is touched:
-    /// whoever touches it first has each page allocated then, but for huge pages of a pool, which are set apart now.
+    /// Maps `size` bytes of `backing`, aligned to `alignment`; both must be multiples of the backing's page. No page is
+    /// touched: the first
+    /// access allocates it. Only the huge pages of a pool are reserved now.
     ///
     /// # Errors
     ///
-    /// There are no such huge pages, or no addresses.
+    /// An error is returned if there are not enough such huge pages, or no address range.
     pub(crate) fn new(size: u64, alignment: u64, backing: Backing, system: &System) -> Result<Self, KvmError> {
         let mapping = Self::reserve(size, alignment)?;
         mapping.back(backing).map_err(|errno| match page(backing, system).filter(|_| backing.is_from_pool()) {
@@ -48,22 +50,23 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Where it begins, for KVM.
+    /// Returns the address in this process, for KVM.
     pub(crate) fn address(&self) -> u64 {
         self.start.addr().get() as u64
     }
 
-    /// Its bytes.
+    /// Returns the size in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    /// The word at `offset`, a multiple of 8; `None` where there is none.
+    /// Returns the word at `offset`, which must be a multiple of 8; `None` outside of the range.
     #[inline]
     pub(crate) fn word(&self, offset: u64) -> Option<&AtomicU64> {
         let fits = offset.is_multiple_of(8) && offset.checked_add(8).is_some_and(|end| end <= self.size);
-        // SAFETY: inside the range, which stays mapped as long as `self` does; aligned, as the range is; and behind no
-        // reference but to atomic words.
+        // SAFETY: the word is inside the range, which stays mapped as long as `self` lives. It is aligned, as the range
+        // is, and all
+        // references to the range are to atomic words.
         fits.then(|| unsafe { self.start.add(offset as usize).cast::<AtomicU64>().as_ref() })
     }
 
@@ -75,7 +78,7 @@ impl Mapping {
         // SAFETY: a new mapping, at an address of the kernel's choice.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), length, ProtFlags::empty(), flags) };
         let mapped = NonNull::new(mapped.map_err(refused)?.cast::<u8>()).ok_or_else(|| refused(Errno::NOMEM))?;
-        // SAFETY: less than `alignment` bytes on, of which there are that many more than `size`.
+        // SAFETY: the offset is less than `alignment`, and the mapping is `alignment` bytes longer than `size`.
         let start = unsafe { mapped.add(mapped.align_offset(alignment as usize)) };
         Ok(Self { start, size, reserved: (mapped, length) })
     }
@@ -98,7 +101,7 @@ impl Mapping {
 
     fn anonymous(&self, flags: MapFlags) -> Result<(), Errno> {
         let size = self.size as usize;
-        // SAFETY: the range is this mapping's alone.
+        // SAFETY: the range belongs to this mapping alone.
         unsafe { mmap_anonymous(self.start.as_ptr().cast(), size, READ_WRITE, flags | MapFlags::FIXED) }?;
         Ok(())
     }
@@ -107,14 +110,14 @@ impl Mapping {
         let file = memfd_create("twofold-kvm", flags)?;
         ftruncate(&file, self.size)?;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the range is this mapping's alone.
+        // SAFETY: the range belongs to this mapping alone.
         unsafe { mmap(self.start.as_ptr().cast(), self.size as usize, READ_WRITE, flags, &file, 0) }?;
         Ok(())
     }
 
-    /// Advice that is not taken costs time alone.
+    /// Advises the kernel. If the kernel does not take the advice, that only costs time.
     fn advise(&self, advice: Advice) {
-        // SAFETY: the range is this mapping's alone; the advice changes nothing that is there.
+        // SAFETY: the range belongs to this mapping alone; the advice does not change its contents.
         let _ = unsafe { madvise(self.start.as_ptr().cast(), self.size as usize, advice) };
     }
 }
@@ -122,12 +125,13 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let (start, length) = self.reserved;
-        // SAFETY: reserved by this mapping and its alone; a virtual machine that has it loses its pages.
+        // SAFETY: the range was reserved by this mapping and belongs to it alone. A virtual machine that uses it loses
+        // its pages.
         let _ = unsafe { munmap(start.as_ptr().cast(), length) };
     }
 }
 
-/// Bytes of the largest page that `backing` may be made of; `None` where the system does not tell.
+/// Returns the bytes of the largest page that `backing` may use; `None` if the system does not report it.
 pub(crate) fn page(backing: Backing, system: &System) -> Option<u64> {
     match backing {
         Backing::Anonymous | Backing::Shmem => Some(rustix::param::page_size() as u64),

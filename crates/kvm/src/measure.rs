@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an operation costs the thread that does it: wall time, CPU time, and instructions of the kernel.
+//! The cost of an operation for the thread that runs it: wall-clock time, CPU time, and instructions of the kernel.
 //!
-//! The instructions are those in the host's kernel alone: on arm64 with VHE that is EL2. What it takes to read the counter
-//! was measured before, and is not among them.
+//! Only the instructions of the host's kernel are counted; on arm64 with VHE, that is EL2. The cost of reading the
+//! counter is measured
+//! before, and subtracted.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -11,23 +12,23 @@ use perf_event::events::Hardware;
 use perf_event::{Builder, Counter};
 use rustix::time::{ClockId, clock_gettime};
 
-/// What something cost a thread.
+/// The cost of an operation for a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Time on the wall.
+    /// Wall-clock time.
     pub wall: Duration,
     /// CPU time; a vCPU's includes its guest's.
     pub cpu: Duration,
-    /// Instructions that the host's kernel executed; `None` where there is no counter, or nobody may read it.
+    /// Instructions that the host's kernel executed; `None` if there is no counter, or this process may not read it.
     pub instructions: Option<u64>,
 }
 
-/// Whether the calling thread can count instructions of the kernel.
+/// Returns whether the calling thread can count instructions of the kernel.
 pub fn counts_instructions() -> bool {
     METER.with_borrow_mut(|meter| meter.read().is_some())
 }
 
-/// Does it, and what it cost.
+/// Runs `work`; returns its result and its cost.
 pub(crate) fn measured<T>(work: impl FnOnce() -> T) -> (T, Cost) {
     let before = METER.with_borrow_mut(Meter::read);
     let cpu = cpu_time();
@@ -46,7 +47,7 @@ thread_local! {
 /// A thread's counter.
 struct Meter {
     counter: Option<Counter>,
-    /// Instructions from one reading to the next, with nothing in between.
+    /// Instructions between two successive readings.
     price: u64,
 }
 
@@ -61,14 +62,14 @@ impl Meter {
             .pinned(true)
             .enabled(true);
         let mut meter = Self { counter: builder.build().ok(), price: 0 };
-        // With the clocks' readings in between, as in `measured`: without a vDSO they are calls too.
+        // The clocks are read in between, as in `measured`: without a vDSO those are system calls too.
         let price = (0..16).filter_map(|_| {
             let before = meter.read()?;
             let _ = (cpu_time(), Instant::now().elapsed(), cpu_time());
             Some(meter.read()? - before)
         });
         let price = price.collect::<Vec<_>>().into_iter().min();
-        // A counter that never counts is none: an emulated PMU may be one.
+        // An emulated PMU may have a counter that never counts. It is ignored.
         match price {
             Some(price) if price > 0 => meter.price = price,
             _ => meter.counter = None,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a guest under KVM is to be.
+//! The options of a guest under KVM.
 //!
-//! Names are those of KVM's selftests, so that a command line for them is one for this.
+//! The names are those of KVM's selftests, so that their command lines work here too.
 
 use std::fmt;
 
@@ -10,27 +10,30 @@ use twofold_pattern::mode::{Granule, Mode};
 /// A guest under KVM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvmOptions {
-    /// How its stage 1 is set up, and how much guest-physical space it has. x86-64 has `pxxv48-4k` alone.
+    /// The setup of its stage 1, and the size of its guest-physical space. x86-64 has only `pxxv48-4k`.
     pub mode: Mode,
-    /// How many vCPUs; each is a thread.
+    /// Number of vCPUs. Each has a thread.
     pub vcpus: u32,
     /// The memory that they access.
     pub region: Region,
-    /// In how many slots of the same size it is.
+    /// The number of slots of the same size that hold the region.
     pub slots: u32,
-    /// What it is made of.
+    /// The memory behind the region.
     pub backing: Backing,
-    /// How writes to it are logged, once a log runs.
+    /// How writes to the region are logged, once a log runs.
     pub log: Log,
-    /// arm64: bytes that KVM splits into pages in one go, when it write-protects (`KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`).
-    /// 0 is KVM's default: it splits nothing ahead. On x86-64 that is a parameter of the module, and this has to be 0.
+    /// arm64: bytes that KVM splits into pages in one step, when it write-protects
+    /// (`KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`). 0 is KVM's
+    /// default: it does not split eagerly. On x86-64 a parameter of the module decides that, and this must be 0.
     pub chunk: u64,
-    /// The CPU of each vCPU, by number; with one more, the last is the calling thread's. Empty: wherever the kernel likes.
+    /// The CPU of each vCPU, by number. One more pins the calling thread. If empty, the kernel chooses.
     pub cpus: Vec<usize>,
 }
 
 impl KvmOptions {
-    /// One vCPU with so many bytes of ordinary memory in one slot, and a log that is cleared by who reads it.
+    /// Returns the options of one vCPU with `bytes` bytes of ordinary memory in one slot, and a manually cleared log
+    /// with initially set
+    /// bits.
     pub const fn new(mode: Mode, bytes: u64) -> Self {
         Self {
             mode,
@@ -44,7 +47,8 @@ impl KvmOptions {
         }
     }
 
-    /// The mode that this host runs: x86-64 has one, and this is arm64's with 4K granules and all of its addresses.
+    /// Returns the mode that this host can run: x86-64's only one, and arm64's with 4K granules and the host's address
+    /// size.
     pub const fn native_mode() -> Mode {
         Mode { name: "pxxv48-4k", number: 9, pa_bits: None, va_bits: 48, granule: Granule::Kib4 }
     }
@@ -53,13 +57,13 @@ impl KvmOptions {
 /// The memory that the vCPUs access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Region {
-    /// So many bytes for each vCPU, one after the other.
+    /// This many bytes for each vCPU, one part after the other.
     Each(u64),
-    /// So many bytes, all of them for every vCPU.
+    /// This many bytes, shared by all vCPUs.
     Shared(u64),
 }
 
-/// What a guest's memory is made of.
+/// The memory behind a guest's region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Backing {
     /// Private memory in the host's pages.
@@ -72,12 +76,12 @@ pub enum Backing {
     AnonymousHugetlb1Gb,
     /// Shared memory: a file in memory.
     Shmem,
-    /// Shared memory in huge pages of the pool, of the size that is the host's default.
+    /// Shared memory in huge pages of the pool, of the host's default size.
     SharedHugetlb,
 }
 
 impl Backing {
-    /// All of them.
+    /// All backings.
     pub const ALL: [Self; 6] = [
         Self::Anonymous,
         Self::AnonymousThp,
@@ -87,7 +91,7 @@ impl Backing {
         Self::SharedHugetlb,
     ];
 
-    /// As the selftests' `-s` calls it.
+    /// Returns the name that the selftests' option `-s` has for it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Anonymous => "anonymous",
@@ -99,12 +103,12 @@ impl Backing {
         }
     }
 
-    /// The one of this name.
+    /// Returns the backing of this name.
     pub fn find(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|backing| backing.name() == name)
     }
 
-    /// Whether its pages were set apart when the host booted, or since.
+    /// Returns whether its pages come from a pool, which is filled at boot or later.
     pub const fn is_from_pool(self) -> bool {
         matches!(self, Self::AnonymousHugetlb2Mb | Self::AnonymousHugetlb1Gb | Self::SharedHugetlb)
     }
@@ -123,20 +127,21 @@ pub enum Log {
     Bitmap(Clearing),
     /// A ring of written pages for each vCPU.
     Ring {
-        /// Pages that fit: a power of 2, of 16 bytes each.
+        /// Number of pages that fit, a power of 2. Each takes 16 bytes.
         entries: u32,
     },
 }
 
-/// When a bitmap's pages are clean again, and protected.
+/// When the pages of a bitmap are cleared and protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clearing {
-    /// All of them, once they are read (the selftests' `-g`).
+    /// All of them, when they are read (the selftests' `-g`).
     ByGet,
-    /// Those that somebody clears (`KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE`).
+    /// Those that a separate call clears (`KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE`).
     Manual,
-    /// The same, and all are dirty to begin with (`KVM_DIRTY_LOG_INITIALLY_SET`), so that it costs little to begin. Where
-    /// KVM does not have that: as `Manual`.
+    /// As `Manual`, but all pages are dirty at the start (`KVM_DIRTY_LOG_INITIALLY_SET`), so that the start costs
+    /// little. If KVM lacks
+    /// that, the same as `Manual`.
     ManualInitiallySet,
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Dirty rings: for each vCPU a ring of the pages that it wrote, which KVM fills and whoever collects empties.
+//! Dirty rings: each vCPU has a ring of the pages that it wrote. KVM fills it, and a collector empties it.
 //!
-//! Invariant: a page is handed back to KVM (its entry marked) only after it is in the log of its slot, and it is clean again
-//! only after a reset. Who collects holds the lock, so an entry is read once.
+//! Invariant: a page is handed back to KVM (its entry is marked) only after it is in its slot's log, and it is clean
+//! again only after
+//! a reset. A collector holds the lock, so each entry is read once.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,30 +25,30 @@ pub(crate) struct Rings {
 #[derive(Debug)]
 struct State {
     rings: Vec<Ring>,
-    /// What was collected since it was last taken, slot by slot.
+    /// The pages collected since the last take, slot by slot.
     logs: Vec<Bitmap>,
 }
 
 impl Rings {
-    /// No rings, and logs for so many pages of each slot.
+    /// Makes a list without rings, and a log for each slot's number of pages.
     pub(crate) fn new(pages: impl Iterator<Item = u64>) -> Self {
         Self { state: Mutex::new(State { rings: Vec::new(), logs: pages.map(Bitmap::new).collect() }) }
     }
 
-    /// Takes the ring of a vCPU, of so many entries.
+    /// Adds the ring of a vCPU, which has `entries` entries.
     pub(crate) fn add(&self, vcpu: &VcpuFd, entries: u32) -> Result<(), Errno> {
         self.state().rings.push(Ring::of(vcpu, entries)?);
         Ok(())
     }
 
-    /// Moves what is in the rings into the logs; answers with the number of entries.
+    /// Moves the rings' entries into the logs; returns their number.
     pub(crate) fn collect(&self) -> u64 {
         let state = &mut *self.state();
         let logs = &mut state.logs;
         state.rings.iter_mut().map(|ring| ring.collect(logs)).sum()
     }
 
-    /// What was collected of a slot (from 0 on) since it was last taken; `None` where there is no such slot.
+    /// Takes the pages of a slot (from 0 on) that were collected since the last take; `None` if there is no such slot.
     pub(crate) fn take(&self, slot: usize) -> Option<Bitmap> {
         let mut state = self.state();
         let log = state.logs.get_mut(slot)?;
@@ -65,20 +66,21 @@ impl Rings {
 struct Ring {
     entries: NonNull<kvm_dirty_gfn>,
     count: u32,
-    /// The next to read, counted on and on.
+    /// The next entry to read; it wraps.
     next: u32,
 }
 
-// SAFETY: it is an address and two numbers; what is there is shared with the kernel, and accessed by its protocol.
+// SAFETY: this is an address and two numbers. The memory behind the address is shared with the kernel, and accessed by
+// its protocol.
 unsafe impl Send for Ring {}
 
 impl Ring {
     fn of(vcpu: &VcpuFd, count: u32) -> Result<Self, Errno> {
         let offset = u64::from(KVM_DIRTY_LOG_PAGE_OFFSET) * rustix::param::page_size() as u64;
         let read_write = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the vCPU's own, open as long as it is borrowed.
+        // SAFETY: this is the vCPU's own descriptor, which stays open while the vCPU is borrowed.
         let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(vcpu)) };
-        // SAFETY: a new mapping, at an address of the kernel's choice, of the ring that the vCPU has there.
+        // SAFETY: a new mapping, at an address of the kernel's choice, of the ring at this offset of the vCPU.
         let mapped = unsafe { mmap(ptr::null_mut(), bytes(count), read_write, MapFlags::SHARED, file, offset) }?;
         let entries = NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { entries, count, next: 0 })
@@ -89,14 +91,16 @@ impl Ring {
         loop {
             // SAFETY: `count` entries are mapped.
             let entry = unsafe { self.entries.add((self.next % self.count) as usize) }.as_ptr();
-            // SAFETY: inside the entry, aligned as it is, and written by the kernel while this reads: so it is atomic.
+            // SAFETY: the flags are inside the entry and aligned as it is. The kernel may write them now, so the access
+            // is atomic.
             let flags = unsafe { AtomicU32::from_ptr(&raw mut (*entry).flags) };
             if flags.load(Ordering::Acquire) & DIRTY == 0 {
                 return collected;
             }
-            // SAFETY: the kernel wrote the rest before the flag, and leaves an entry alone that is dirty.
+            // SAFETY: the kernel wrote the rest of the entry before the flag, and does not change an entry that is
+            // dirty.
             let (slot, page) = unsafe { ((*entry).slot, (*entry).offset) };
-            // The lower half is the slot's number; slot 0 is never logged.
+            // The lower half of `slot` is the slot's number; slot 0 is never logged.
             if let Some(log) = ((slot & 0xffff) as usize).checked_sub(1).and_then(|slot| logs.get_mut(slot)) {
                 log.set(page);
             }
@@ -109,7 +113,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: mapped by `of`, and its alone.
+        // SAFETY: the memory was mapped by `of` and belongs to this ring alone.
         let _ = unsafe { munmap(self.entries.as_ptr().cast(), bytes(self.count)) };
     }
 }
@@ -118,7 +122,7 @@ const fn bytes(count: u32) -> usize {
     count as usize * size_of::<kvm_dirty_gfn>()
 }
 
-/// An entry that the kernel wrote.
+/// The kernel has written the entry.
 const DIRTY: u32 = 1;
-/// An entry that was read.
+/// The entry has been read.
 const COLLECTED: u32 = 2;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Letting vCPUs go: once through their passes, or over and over until they are stopped.
+//! Runs of the vCPUs: once through their passes, or repeatedly until they are stopped.
 
 use std::mem::offset_of;
 use std::sync::MutexGuard;
@@ -15,49 +15,52 @@ use crate::layout::FIXED;
 use crate::measure::Cost;
 use crate::vcpu::{Stint, Vcpu};
 
-/// What a run took.
+/// The times of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunTime {
-    /// From the moment that the first vCPU entered KVM to the moment that the last was done.
+    /// From the moment at which the first vCPU entered KVM to the moment at which the last was done.
     pub wall: Duration,
-    /// What each vCPU took.
+    /// The times of each vCPU.
     pub vcpus: Vec<VcpuTime>,
 }
 
-/// What a vCPU took.
+/// The times of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VcpuTime {
-    /// Its thread's: the guest, exits, and the host's kernel on its behalf. Instructions are the kernel's alone.
+    /// The thread's cost: the guest, exits, and the host's kernel on its behalf. Instructions are only the kernel's.
     pub cost: Cost,
     /// Accesses that it did.
     pub accesses: u64,
-    /// How often it stopped because its ring was full, and emptied it.
+    /// How often the vCPU stopped to empty its full ring.
     pub ring_full: u64,
 }
 
 impl KvmGuest {
-    /// Each vCPU does its passes, in order, once. A vCPU without passes does nothing.
+    /// Runs each vCPU once through its passes, in order. A vCPU without passes does nothing.
     ///
     /// # Errors
     ///
-    /// More passes than fit, accesses outside of the test region, a vCPU that stopped, or the guest runs already.
+    /// An error is returned if there are more passes than fit, accesses outside of the test region, a vCPU that
+    /// stopped, or a run that
+    /// has not ended.
     pub fn run(&self, passes: &[Vec<Pass>]) -> Result<RunTime, KvmError> {
         self.check_all(passes)?;
         self.run_unchecked(passes)
     }
 
-    /// The same, wherever the passes go: outside of the test region they are the guest's own fault.
+    /// As [`run`](Self::run), but does not check the passes. An access outside of the test region is an exception in
+    /// the guest.
     pub(crate) fn run_unchecked(&self, passes: &[Vec<Pass>]) -> Result<RunTime, KvmError> {
         let vcpus = self.let_go(passes, false)?;
         self.wait(&vcpus)
     }
 
-    /// Each vCPU does its passes over and over, until [`stop`](Self::stop). Meanwhile logs may be started, read, cleared and
-    /// stopped.
+    /// Starts each vCPU. It repeats its passes until [`stop`](Self::stop). Meanwhile logs may be started, read, cleared
+    /// and stopped.
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run).
+    /// The same as [`run`](Self::run).
     pub fn start(&self, passes: &[Vec<Pass>]) -> Result<(), KvmError> {
         self.check_all(passes)?;
         let vcpus = self.let_go(passes, true)?;
@@ -66,19 +69,20 @@ impl KvmGuest {
         Ok(())
     }
 
-    /// Whether all vCPUs that have passes still run. One that does not has stopped where it should not: [`stop`](Self::stop)
-    /// says why.
+    /// Returns whether all vCPUs that have passes still run. If one does not, it stopped unexpectedly, and
+    /// [`stop`](Self::stop) returns
+    /// the reason.
     pub fn is_running(&self) -> bool {
         let Ok(vcpus) = self.vcpus.lock() else { return false };
         let has_passes = |vcpu| !self.passes_left(vcpu).is_empty();
         vcpus.iter().enumerate().all(|(number, vcpu)| vcpu.is_busy() || !has_passes(number))
     }
 
-    /// Stops them after [`start`](Self::start), and what they took.
+    /// Stops the vCPUs after [`start`](Self::start); returns the times of the run.
     ///
     /// # Errors
     ///
-    /// A vCPU had stopped before; they were not started.
+    /// An error is returned if a vCPU had stopped before, or the vCPUs were not started.
     pub fn stop(&self) -> Result<RunTime, KvmError> {
         let vcpus = self.vcpus.lock().map_err(|_| KvmError::Running)?;
         if !self.goes_on.swap(false, Ordering::Relaxed) {
@@ -92,13 +96,16 @@ impl KvmGuest {
         self.wait(&vcpus)
     }
 
-    /// The passes that a vCPU did last, with the generator's state that it left in each: they go on from here.
+    /// Returns the passes that a vCPU did last, with the generators' states that it left. A run with these passes
+    /// continues from there.
     pub fn passes_left(&self, vcpu: usize) -> Vec<Pass> {
         let count = self.field(vcpu, offset_of!(Mailbox, count)).map_or(0, |count| count.load(Ordering::Acquire));
         (0..count.min(PASSES as u64) as usize).filter_map(|index| self.pass(vcpu, index)).collect()
     }
 
-    /// Accesses that each vCPU did since it was last let go; one that runs says so after each 64th, or after a group.
+    /// Returns how many accesses each vCPU did in its last run. A running vCPU updates the number after each 64
+    /// accesses, and after each
+    /// group.
     pub fn accesses(&self) -> Vec<u64> {
         let done = |vcpu| Some(self.field(vcpu, offset_of!(Mailbox, done))?.load(Ordering::Relaxed));
         (0..).map_while(done).collect()
@@ -106,12 +113,12 @@ impl KvmGuest {
 
     fn let_go(&self, passes: &[Vec<Pass>], repeat: bool) -> Result<MutexGuard<'_, Vec<Vcpu>>, KvmError> {
         let vcpus = self.vcpus.try_lock().map_err(|_| KvmError::Running)?;
-        // Changed with the vCPUs locked alone.
+        // This changes only while the vCPUs are locked.
         if self.goes_on.load(Ordering::Relaxed) {
             return Err(KvmError::Running);
         }
         if passes.len() != vcpus.len() {
-            let why = format!("passes for {} vCPUs were given, and the guest has {}", passes.len(), vcpus.len());
+            let why = format!("passes for {} vCPUs were given, but the guest has {}", passes.len(), vcpus.len());
             return Err(KvmError::Options(why));
         }
         for (vcpu, passes) in passes.iter().enumerate() {
@@ -122,7 +129,7 @@ impl KvmGuest {
     }
 
     fn wait(&self, vcpus: &[Vcpu]) -> Result<RunTime, KvmError> {
-        // All are waited for, whatever the first says.
+        // Wait for all of them, even if the first returns an error.
         let stints: Vec<_> = vcpus.iter().enumerate().map(|(number, vcpu)| vcpu.wait(number)).collect();
         let stints = stints.into_iter().collect::<Result<Vec<Stint>, _>>()?;
         let begin = stints.iter().map(|stint| stint.begin).min();
@@ -137,7 +144,8 @@ impl KvmGuest {
         passes.iter().flatten().try_for_each(|pass| self.check(pass))
     }
 
-    /// Whether all that a pass may access is in the test region: a guest has nobody to tell of a fault of its own.
+    /// Checks that all accesses of a pass are in the test region, because the guest cannot handle an exception of its
+    /// own.
     fn check(&self, pass: &Pass) -> Result<(), KvmError> {
         let outside = || KvmError::Nowhere(format!("a pass leaves the test region: {pass:x?}"));
         let last = |count: u64, stride: u64| count.saturating_sub(1).checked_mul(stride);
@@ -150,16 +158,16 @@ impl KvmGuest {
             return Err(outside());
         }
         if !(1..(1 << 31) - 1).contains(&pass.random) {
-            return Err(KvmError::Options(format!("a generator's state is 1 to 2^31 - 2, and not {}", pass.random)));
+            return Err(KvmError::Options(format!("a generator's state must be 1 to 2^31 - 2, not {}", pass.random)));
         }
         Ok(())
     }
 
     fn write_mailbox(&self, vcpu: usize, passes: &[Pass], repeat: bool) -> Result<(), KvmError> {
         if passes.len() > PASSES {
-            return Err(KvmError::Options(format!("{} passes were given, and {PASSES} fit", passes.len())));
+            return Err(KvmError::Options(format!("{} passes were given, but only {PASSES} fit", passes.len())));
         }
-        // A vCPU without passes has nothing to do over and over.
+        // A vCPU without passes has nothing to repeat.
         let repeat = repeat && !passes.is_empty();
         let mut mailbox = Mailbox { count: passes.len() as u64, repeat: repeat.into(), ..Mailbox::default() };
         mailbox.passes[..passes.len()].copy_from_slice(passes);
@@ -179,14 +187,14 @@ impl KvmGuest {
         Some(pass)
     }
 
-    /// A word of a vCPU's mailbox; `None` where there is no such vCPU.
+    /// Returns a word of a vCPU's mailbox; `None` if there is no such vCPU.
     fn field(&self, vcpu: usize, offset: usize) -> Option<&AtomicU64> {
         self.layout.region(vcpu)?;
         self.fixed.word(self.layout.mailbox(vcpu) - FIXED + offset as u64)
     }
 }
 
-/// vCPUs that go on and on would never let their threads end.
+/// Stops the vCPUs. If they repeated their passes for ever, their threads would never end.
 impl Drop for KvmGuest {
     fn drop(&mut self) {
         if self.goes_on.load(Ordering::Relaxed) {

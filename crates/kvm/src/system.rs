@@ -1,53 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What Linux says of itself and its memory, in files. It only reads.
+//! Linux's files about itself and its memory, which are only read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Linux, as its files tell.
+/// Linux, as its files describe it.
 pub(crate) struct System {
     root: PathBuf,
 }
 
 impl System {
-    /// The one that this process runs on.
+    /// Returns the system that this process runs on.
     pub(crate) fn this() -> Self {
         Self { root: "/".into() }
     }
 
-    /// Bytes that can be taken without anybody being killed for it.
+    /// Returns the bytes that can be taken without an out-of-memory kill.
     pub(crate) fn available(&self) -> Option<u64> {
         Some(self.kib("proc/meminfo", "MemAvailable:")? << 10)
     }
 
-    /// Bytes of a huge page, where nobody says which.
+    /// Returns the bytes of a huge page of the default size.
     pub(crate) fn default_huge_page(&self) -> Option<u64> {
         Some(self.kib("proc/meminfo", "Hugepagesize:")? << 10)
     }
 
-    /// Bytes of a transparent huge page.
+    /// Returns the bytes of a transparent huge page.
     pub(crate) fn transparent_huge_page(&self) -> Option<u64> {
         self.read("sys/kernel/mm/transparent_hugepage/hpage_pmd_size")?.parse().ok()
     }
 
-    /// Huge pages of `size` bytes that are free and not promised to anybody.
+    /// Returns how many huge pages of `size` bytes are free and not reserved.
     pub(crate) fn free_huge_pages(&self, size: u64) -> u64 {
         let count = |name| self.huge_pages(size, name).unwrap_or(0);
         count("free_hugepages").saturating_sub(count("resv_hugepages"))
     }
 
-    /// Whether memory that asks for transparent huge pages gets some.
+    /// Returns whether memory that asks for transparent huge pages can get some.
     pub(crate) fn has_transparent_huge_pages(&self) -> bool {
         let enabled = self.read("sys/kernel/mm/transparent_hugepage/enabled");
         enabled.is_some_and(|text| !text.contains("[never]"))
     }
 
-    /// A figure of the pool of huge pages of `size` bytes.
+    /// Returns a figure of the pool of huge pages of `size` bytes.
     pub(crate) fn huge_pages(&self, size: u64, name: &str) -> Option<u64> {
         self.read(format!("sys/kernel/mm/hugepages/hugepages-{}kB/{name}", size >> 10))?.parse().ok()
     }
 
-    /// The names in a directory, sorted; none where it is not there.
+    /// Returns the names in a directory, sorted; none if there is no such directory.
     pub(crate) fn names(&self, directory: &str) -> Vec<String> {
         let entries = fs::read_dir(self.root.join(directory)).into_iter().flatten().flatten();
         let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -55,12 +55,12 @@ impl System {
         names
     }
 
-    /// What is in a file, without spaces around it.
+    /// Returns the contents of a file, without white space around them.
     pub(crate) fn read(&self, file: impl AsRef<Path>) -> Option<String> {
         Some(fs::read_to_string(self.root.join(file)).ok()?.trim().to_owned())
     }
 
-    /// The number behind a name, in a file with a name on each line.
+    /// Returns the number after a name, in a file with a name on each line.
     fn kib(&self, file: &str, name: &str) -> Option<u64> {
         let text = self.read(file)?;
         let mut lines = text.lines().map(str::split_whitespace);
@@ -72,7 +72,7 @@ impl System {
 pub(crate) mod tests {
     use super::*;
 
-    /// A system that has these files.
+    /// A system with these files.
     pub(crate) fn with(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {

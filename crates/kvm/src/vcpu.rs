@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! vCPUs: a thread each, asleep until it is let go, and again once its guest has told that it is done.
+//! vCPUs. Each has a thread, which sleeps until its vCPU is started, and again after its guest has reported that it is
+//! done.
 //!
-//! Nobody waits by looking over and over: the selftests do, which takes CPUs from the vCPUs and the time of a phase with
-//! them.
+//! No thread polls. The selftests' threads do, which takes CPU time from the vCPUs and makes a phase longer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,12 +24,12 @@ use crate::ring::Rings;
 pub(crate) struct Vcpu {
     go: Option<Sender<()>>,
     done: Receiver<Result<Stint, KvmError>>,
-    /// Whether it was let go, and has not told yet.
+    /// Whether it was started and has not reported yet.
     busy: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What it did from being let go to telling that it is done.
+/// A vCPU's work from its start to its report.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stint {
     pub(crate) begin: Instant,
@@ -71,21 +71,21 @@ impl Vcpu {
         Ok(Self { go: Some(go), done, busy, thread: Some(thread) })
     }
 
-    /// Lets it go. It is then waited for, before it is let go again.
+    /// Starts the vCPU. Call [`wait`](Self::wait) before the next start.
     pub(crate) fn let_go(&self) {
         self.busy.store(true, Ordering::Release);
         if let Some(go) = &self.go {
-            // A thread that is gone is told of by `wait`.
+            // If the thread has ended, `wait` reports it.
             let _ = go.send(());
         }
     }
 
-    /// Whether its guest still runs.
+    /// Returns whether its guest still runs.
     pub(crate) fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Acquire)
     }
 
-    /// Waits until it is done.
+    /// Waits until the vCPU is done.
     pub(crate) fn wait(&self, number: usize) -> Result<Stint, KvmError> {
         let gone = |_| KvmError::Guest { vcpu: number, what: "its thread ended".to_owned() };
         self.done.recv().map_err(gone)?
@@ -101,7 +101,7 @@ impl Drop for Vcpu {
     }
 }
 
-/// Whether threads can be pinned to these CPUs: tries it, and leaves the calling thread where it was.
+/// Checks that threads can be pinned to these CPUs: pins the calling thread to each, and restores its affinity.
 pub(crate) fn check_pins(cpus: &[usize]) -> Result<(), KvmError> {
     let refused = |errno| KvmError::Refused { what: "sched_getaffinity", errno };
     let before = sched_getaffinity(None).map_err(refused)?;
@@ -125,7 +125,7 @@ struct Runner {
     fd: VcpuFd,
     vm: Arc<VmFd>,
     rings: Option<Arc<Rings>>,
-    /// Why it cannot go on: a guest that met an exception of its own would never tell that it is done.
+    /// Why the vCPU cannot continue. After an exception in the guest, it would never report that it is done.
     stopped: Option<KvmError>,
 }
 
@@ -161,7 +161,7 @@ impl Runner {
         }
     }
 
-    /// Empties the rings: the vCPU cannot go on before its own has room.
+    /// Empties the rings. The vCPU cannot continue until its ring has room.
     fn make_room(&self) -> Result<(), KvmError> {
         if let Some(rings) = &self.rings {
             rings.collect();

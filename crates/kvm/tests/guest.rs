@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The checks of the library, one test each. On a host whose KVM cannot be used, each is ignored, and says why.
+//! The checks of the library, one test each. If this host's KVM cannot be used, each is ignored with the reason.
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use twofold_kvm::check::{self, Outcome};

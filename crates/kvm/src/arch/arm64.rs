@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! arm64: a guest at EL1 with its stage 1 on. Nothing interrupts it but what KVM does not show it.
+//! arm64: a guest at EL1 with its stage 1 on. It takes no interrupts; the host's are handled by KVM and invisible to
+//! it.
 
 use std::arch::global_asm;
 use std::mem::offset_of;
@@ -54,12 +55,12 @@ const _: () = {
     }
 };
 
-/// Whether the guest exits by a store to where nothing is.
+/// Whether the guest exits by a store to an address without memory.
 pub(crate) const EXITS_BY_STORE: bool = true;
 
-/// Bits of guest-physical address of a machine for `mode`.
+/// Returns the bits of guest-physical address of a machine for `mode`.
 pub(crate) fn address_bits(kvm: &Kvm, mode: Mode) -> Result<u32, KvmError> {
-    // Without the capability every machine has 40 bits.
+    // Without the capability, a machine has 40 bits.
     let most = match kvm.check_extension_int(Cap::ArmVmIPASize) {
         0 => 40,
         bits => bits as u32,
@@ -67,24 +68,24 @@ pub(crate) fn address_bits(kvm: &Kvm, mode: Mode) -> Result<u32, KvmError> {
     Ok(shape(mode, most)?.0.pa_bits())
 }
 
-/// Where the test slots end at the latest.
+/// Returns the highest address at which the test slots may end.
 pub(crate) fn top(bits: u32) -> u64 {
     1 << bits
 }
 
-/// What the tables are found by: the registers of stage 1.
+/// The root of the tables: the registers of stage 1.
 pub(crate) type Root = Registers;
 
 /// The shape of a guest's tables.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape(stage1::Layout);
 
-/// The shape of the mode's tables: pages of its granule, none larger, as the selftests have it.
+/// Returns the shape of the mode's tables. They map pages of its granule only, as the selftests' tables do.
 pub(crate) fn shape(mode: Mode, bits: u32) -> Result<Shape, KvmError> {
     let layout = stage1::Layout::new(&mode, bits, Leaves::Pages);
     layout.map(Shape).map_err(|error| {
         let text = error.to_string();
-        // It begins with the mode, as ours does.
+        // The text begins with the mode, and so does ours.
         let why = text.strip_prefix(mode.name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text);
         KvmError::Mode { mode: mode.name, why: why.to_owned() }
     })
@@ -96,20 +97,21 @@ impl Shape {
         self.0.granule().size()
     }
 
-    /// Bits of a virtual address.
+    /// Returns the bits of a virtual address.
     pub(crate) const fn va_bits(&self) -> u32 {
         self.0.va_bits()
     }
 
-    /// Bytes of the tables that it takes at most to map all of this, the root among them.
+    /// Returns the most bytes of tables, root included, that it takes to map all of this.
     pub(crate) fn tables(&self, maps: &[Map]) -> Result<u64, KvmError> {
-        // Each of them is counted with a root.
+        // Each count includes a root.
         let tables = maps.iter().map(|map| Ok(self.0.tables(map.va, map.gpa, map.size).map_err(nowhere)? - 1));
         Ok((1 + tables.sum::<Result<u64, KvmError>>()?) * self.granule())
     }
 
-    /// Builds them in a part of `memory`, all of it still zero; answers with the registers. `base` is where that memory is
-    /// for the guest, and `place` the part, in the guest's addresses.
+    /// Builds the tables in a part of `memory` that is still all zero; returns the registers. `base` is the guest's
+    /// address of
+    /// `memory`, and `place` is the part, in the guest's addresses.
     pub(crate) fn build(&self, memory: &Mapping, base: u64, place: Range<u64>, maps: &[Map]) -> Result<Root, KvmError> {
         let mut room = Room { memory, base, place };
         let tables = Stage1::new(self.0, &mut room).map_err(nowhere)?;
@@ -121,7 +123,7 @@ impl Shape {
     }
 }
 
-/// The memory for tables, from its first page on.
+/// The memory for tables, taken from its first page on.
 struct Room<'m> {
     memory: &'m Mapping,
     base: u64,
@@ -158,13 +160,13 @@ fn nowhere(why: impl ToString) -> KvmError {
     KvmError::Nowhere(format!("the guest's tables: {}", why.to_string()))
 }
 
-/// A machine with so many bits of guest-physical address.
+/// Creates a machine with `bits` bits of guest-physical address.
 pub(crate) fn create(kvm: &Kvm, bits: u32) -> Result<VmFd, KvmError> {
     let vm = kvm.create_vm_with_ipa_size(bits);
     vm.map_err(|error| Unavailable::Create { errno: Errno::from_raw_os_error(error.errno()) }.into())
 }
 
-/// Sets the eager-split chunk, which KVM lets nobody do once there are slots; answers with the sizes that it splits by.
+/// Sets the eager-split chunk, which KVM refuses once there are slots; returns the chunk sizes that KVM supports.
 pub(crate) fn set_chunk(vm: &VmFd, chunk: u64) -> Result<Vec<u64>, KvmError> {
     let sizes = vm.check_extension_raw(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES.into()).max(0) as u64;
     let supported: Vec<u64> = (0..64).map(|bit| 1 << bit).filter(|size| sizes & size != 0).collect();
@@ -186,18 +188,18 @@ pub(crate) fn set_chunk(vm: &VmFd, chunk: u64) -> Result<Vec<u64>, KvmError> {
     Ok(supported)
 }
 
-/// Before vCPUs: nothing.
+/// Prepares the machine before vCPUs are created: nothing to do.
 pub(crate) fn prepare(_vm: &VmFd) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Makes a vCPU that can run the mode.
+/// Initializes a vCPU for the mode.
 pub(crate) fn init(_kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd, mode: Mode) -> Result<(), KvmError> {
     let mut target = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut target).map_err(KvmError::refused("KVM_ARM_PREFERRED_TARGET"))?;
     vcpu.vcpu_init(&target).map_err(KvmError::refused("KVM_ARM_VCPU_INIT"))?;
 
-    // ID_AA64MMFR0_EL1: 4K and 64K granules are there unless 0b1111 says otherwise, 16K unless 0 does.
+    // ID_AA64MMFR0_EL1: 4K and 64K granules are supported unless 0b1111, 16K granules unless 0.
     let features = get(vcpu, sysreg(0, 0, 7, 0))?;
     let field = |shift: u32| features >> shift & 0xf;
     let has = match mode.granule {
@@ -212,7 +214,7 @@ pub(crate) fn init(_kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd, mode: Mode) -> Result<(
     if has { Ok(()) } else { Err(lacks()) }
 }
 
-/// After vCPUs: the interrupt controller.
+/// Finishes the machine after vCPUs are created: makes the interrupt controller.
 pub(crate) fn finish(vm: &VmFd, vcpus: u32) -> Result<(), KvmError> {
     super::gic::create(vm, vcpus)
 }
@@ -233,7 +235,7 @@ pub(crate) fn start(vcpu: &VcpuFd, start: &Start) -> Result<(), KvmError> {
     registers.into_iter().try_for_each(|(register, value)| set(vcpu, register, value))
 }
 
-/// What an exit says.
+/// Decodes an exit.
 pub(crate) fn told(exit: &VcpuExit<'_>) -> Told {
     match exit {
         VcpuExit::MmioWrite(EXIT, _) => Told::Done,
@@ -246,7 +248,7 @@ pub(crate) fn told(exit: &VcpuExit<'_>) -> Told {
     }
 }
 
-/// Where a vCPU that stopped is.
+/// Describes where a stopped vCPU is.
 pub(crate) fn whereabouts(vcpu: &VcpuFd) -> String {
     let name = |name, register| match get(vcpu, register) {
         Ok(value) => format!(" {name} {value:#x}"),
@@ -267,12 +269,12 @@ fn get(vcpu: &VcpuFd, register: u64) -> Result<u64, KvmError> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// KVM's number of a system register with op0 = 3 (arm64, 64 bits, kind 0x13).
+/// Returns KVM's number of a system register with op0 = 3 (arm64, 64 bits, kind 0x13).
 const fn sysreg(op1: u64, crn: u64, crm: u64, op2: u64) -> u64 {
     0x6030_0000_0013_0000 | 3 << 14 | op1 << 11 | crn << 7 | crm << 3 | op2
 }
 
-/// KVM's number of a word of `struct kvm_regs` (kind 0x10), which counts in units of 4 bytes.
+/// Returns KVM's number of a word of `struct kvm_regs` (kind 0x10), which counts in units of 4 bytes.
 const fn core(word: u64) -> u64 {
     0x6030_0000_0010_0000 | (word * 2)
 }
@@ -285,7 +287,7 @@ const PC: u64 = core(32);
 const PSTATE: u64 = core(33);
 const ELR_EL1: u64 = core(35);
 
-/// Behind the vectors, which are 2 KiB.
+/// The entry comes after the vectors, which are 2 KiB.
 const ENTRY: u64 = 0x800;
-/// EL1, its own stack pointer, D, A, I and F masked.
+/// EL1 with its own stack pointer; D, A, I and F masked.
 const EL1H_MASKED: u64 = 0x3c5;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-// The guest on arm64: a loop that tells the host that it is done and then does the passes of its mailbox, exactly as
-// `twofold_pattern::pass` says. It runs at EL1 wherever it is copied to, with all interrupts masked, and has no stack.
+// The guest on arm64: a loop that reports to the host that it is done, and then does the passes of its mailbox exactly
+// as
+// `twofold_pattern::pass` defines them. It runs at EL1 at any address, with all interrupts masked, and has no stack.
 //
-// The host sets x19 (the mailbox) and x20 (where a store is an exit).
+// The host sets x19 (the mailbox) and x20 (an address at which a store is an exit).
 //
 // x21 accesses done     x1 the group          x6 value          x10 the next place in order
 // x22 passes left       x2 groups left        x7 percent        x11 this place
@@ -13,7 +14,9 @@
     .balign 2048
     .global twofold_kvm_guest
 twofold_kvm_guest:
-// No exception is expected. Each tells its syndrome; the host reads the rest, and runs this vCPU no more.
+// No exception is expected. A vector stores the syndrome as an exit; the host reads the other registers, and does not
+// run this
+// vCPU again.
     .rept 16
     .balign 128
     mrs     x0, esr_el1

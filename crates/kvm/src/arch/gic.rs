@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A GICv3 for the guest, as the selftests' `dirty_log_perf_test` gives one to its own.
+//! A GICv3 for the guest, as the selftests' `dirty_log_perf_test` has one.
 //!
-//! Nothing interrupts the guest. But where a machine has no interrupt controller in the kernel, KVM does more at each exit: a
-//! write fault is 3,866 instructions at EL2 then, and 3,343 with one (6.12, `cargo xtask peers kvm`).
+//! The guest takes no interrupts. But without an interrupt controller in the kernel, KVM does more work at each exit: a
+//! write fault
+//! takes 3,866 instructions at EL2 then, and 3,343 with one (6.12, `cargo xtask peers kvm`).
 
 use kvm_bindings::{
     KVM_DEV_ARM_VGIC_CTRL_INIT, KVM_DEV_ARM_VGIC_GRP_ADDR, KVM_DEV_ARM_VGIC_GRP_CTRL, KVM_DEV_ARM_VGIC_GRP_NR_IRQS,
@@ -14,15 +15,16 @@ use rustix::io::Errno;
 
 use crate::error::KvmError;
 
-/// Where its distributor is, guest-physical.
+/// The guest-physical address of the distributor.
 static DISTRIBUTOR: u64 = 0x0800_0000;
-/// Where the first redistributor is; each has 128 KiB, so 512 of them end below the guest's exits.
+/// The guest-physical address of the first redistributor. Each has 128 KiB, so 512 of them end below the guest's exits.
 const REDISTRIBUTORS: u64 = 0x080a_0000;
-/// The least that there can be, of a multiple of 32.
+/// The least number of interrupts that KVM accepts; a multiple of 32.
 static INTERRUPTS: u32 = 64;
 
-/// Makes one for so many vCPUs, all of which there are already. A host without a GICv3 has none to give, and the guest runs
-/// without.
+/// Creates a GIC for `vcpus` vCPUs, all of which must exist. A host without a GICv3 cannot provide one; then the guest
+/// runs without
+/// a GIC.
 pub(super) fn create(vm: &VmFd, vcpus: u32) -> Result<(), KvmError> {
     let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3, fd: 0, flags: 0 };
     let gic = match vm.create_device(&mut device) {
@@ -33,7 +35,7 @@ pub(super) fn create(vm: &VmFd, vcpus: u32) -> Result<(), KvmError> {
         gic.set_device_attr(&kvm_device_attr { group, attr, addr: value as u64, flags: 0 })
             .map_err(KvmError::refused("KVM_SET_DEVICE_ATTR of the GIC"))
     };
-    // A count, the place, no flags, region 0.
+    // The number of redistributors, their address, no flags, region 0.
     let redistributors = u64::from(vcpus) << 52 | REDISTRIBUTORS;
     set(KVM_DEV_ARM_VGIC_GRP_NR_IRQS, 0, (&raw const INTERRUPTS).cast())?;
     set(KVM_DEV_ARM_VGIC_GRP_ADDR, KVM_VGIC_V3_ADDR_TYPE_DIST.into(), (&raw const DISTRIBUTOR).cast())?;

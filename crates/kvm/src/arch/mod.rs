@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What differs between the two architectures: the guest's code, its registers, what KVM can be asked for.
+//! The differences between the two architectures: the guest's code, its registers, and KVM's capabilities.
 //!
-//! Each has the same functions, and a `.s` file that does what a pass says.
+//! Each architecture has the same functions, and a `.s` file that does the passes.
 
 use std::slice;
 
@@ -22,32 +22,32 @@ pub(crate) use x86_64::*;
 #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
 compile_error!("twofold-kvm has guests for arm64 and x86-64");
 
-/// Where a vCPU starts.
+/// The state in which a vCPU starts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start {
-    /// The code, guest-physical and virtual.
+    /// The code's address, guest-physical and virtual.
     pub(crate) code: u64,
-    /// Its mailbox, likewise.
+    /// The mailbox's address, guest-physical and virtual.
     pub(crate) mailbox: u64,
-    /// What its tables are found by.
+    /// The root of its tables.
     pub(crate) root: Root,
 }
 
-/// What the guest says by an exit.
+/// What the guest reports by an exit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
-    /// It did its passes.
+    /// It has done its passes.
     Done,
-    /// Its ring of written pages is nearly full.
+    /// Its dirty ring is nearly full.
     RingFull,
-    /// Anything else, which nothing leads to.
+    /// Anything else, which is not expected.
     Other(String),
 }
 
-/// The guest's code.
+/// Returns the guest's code.
 pub(crate) fn code() -> &'static [u8] {
     let (start, end) = (&raw const twofold_kvm_guest, &raw const twofold_kvm_guest_end);
-    // SAFETY: the assembly puts the one before the other, in one section of read-only data.
+    // SAFETY: the assembly places the second symbol after the first, in one section of read-only data.
     unsafe { slice::from_raw_parts(start, end.addr() - start.addr()) }
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! x86-64's translation tables: virtual addresses in pages of 4 KiB, none larger, as the selftests have it. (arm64's are
+//! x86-64's translation tables, with pages of 4 KiB only, as the selftests' tables have. (arm64's are
 //! `twofold_pattern::stage1`.)
 //!
-//! Invariant: tables lie in the part of the guest's fixed memory that was counted for them, and a page that is mapped stays
-//! as it is. All is written before a vCPU runs.
+//! Invariant: tables lie in the part of the guest's fixed memory that was reserved for them, and a mapped page never
+//! changes. All
+//! writes are done before a vCPU runs.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -22,21 +23,22 @@ impl Shape {
         PAGE
     }
 
-    /// Bits of a virtual address that are the guest's: its lower half.
+    /// Returns the bits of a virtual address that the guest uses: its lower half.
     pub(crate) const fn va_bits(&self) -> u32 {
         47
     }
 
-    /// Bytes of the tables that it takes at most to map all of this, the root among them.
+    /// Returns the most bytes of tables, root included, that it takes to map all of this.
     pub(crate) fn tables(&self, maps: &[Map]) -> Result<u64, KvmError> {
         let spans = |map: &Map, shift: u32| ((map.va + map.size - 1) >> shift) - (map.va >> shift) + 1;
-        // A table spans what one entry of the level above does.
+        // A table spans as much as one entry of the level above.
         let below = |level: u32| maps.iter().map(|map| spans(map, shift(level))).sum::<u64>();
         Ok((1 + (1..LEVELS).map(below).sum::<u64>()) * PAGE)
     }
 
-    /// Builds them in a part of `memory`, all of it still zero; answers with the root. `base` is where that memory is for
-    /// the guest, and `place` the part, in the guest's addresses.
+    /// Builds the tables in a part of `memory` that is still all zero; returns the root. `base` is the guest's address
+    /// of `memory`, and
+    /// `place` is the part, in the guest's addresses.
     pub(crate) fn build(&self, memory: &Mapping, base: u64, place: Range<u64>, maps: &[Map]) -> Result<u64, KvmError> {
         let mut tables = Tables { memory, base, root: place.start, next: place.start + PAGE, end: place.end };
         maps.iter().try_for_each(|map| tables.map(map))?;
@@ -44,7 +46,7 @@ impl Shape {
     }
 }
 
-/// Tables that are being built.
+/// Tables under construction.
 struct Tables<'m> {
     memory: &'m Mapping,
     base: u64,
@@ -57,14 +59,14 @@ impl Tables<'_> {
     fn map(&mut self, map: &Map) -> Result<(), KvmError> {
         for offset in (0..map.size).step_by(PAGE as usize) {
             let table = self.table_of(map.va + offset)?;
-            // Accessed and dirty already, so that no walk writes.
+            // Accessed and dirty are set, so that no walk writes the entry.
             let page = (map.gpa + offset) | PRESENT | WRITABLE | ACCESSED | DIRTY;
             self.write(table, (map.va + offset) >> shift(0), page)?;
         }
         Ok(())
     }
 
-    /// The last table on the way to `va`, made if it is not there.
+    /// Returns the last table of the walk to `va`, and makes missing tables.
     fn table_of(&mut self, va: u64) -> Result<u64, KvmError> {
         let mut table = self.root;
         for level in (1..LEVELS).rev() {
@@ -100,10 +102,10 @@ impl Tables<'_> {
 }
 
 fn lost(address: u64) -> KvmError {
-    KvmError::Nowhere(format!("no room was counted for a table of the guest's at {address:#x}; please report this"))
+    KvmError::Nowhere(format!("no room was reserved for a guest table at {address:#x}; please report this"))
 }
 
-/// The first bit of a virtual address that indexes a table of `level`, counted from the last one up.
+/// Returns the first bit of a virtual address that indexes a table of `level`, counted from the last level up.
 const fn shift(level: u32) -> u32 {
     12 + 9 * level
 }
@@ -131,7 +133,7 @@ mod tests {
         Map { va, gpa, size, device: false }
     }
 
-    /// As hardware would, from the manual: bits 47 to 39, 38 to 30, 29 to 21, 20 to 12.
+    /// Walks as hardware does, written from the manual: bits 47 to 39, 38 to 30, 29 to 21, 20 to 12.
     fn walk(memory: &Mapping, root: u64, va: u64) -> Option<u64> {
         let mut table = root;
         for first in [39, 30, 21, 12] {
@@ -161,7 +163,7 @@ mod tests {
 
     #[test]
     fn tables_are_counted() {
-        // A root, one of 512 GiB, one of 1 GiB, 512 of 2 MiB.
+        // A root, a table for 512 GiB, one for 1 GiB, and 512 for 2 MiB.
         assert_eq!(Shape.tables(&[map(REGION, 0, 1 << 30)]), Ok((1 + 1 + 1 + 512) * PAGE));
     }
 }

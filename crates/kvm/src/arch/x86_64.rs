@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! x86-64: a guest in long mode at ring 0. No interrupt controller: nothing interrupts it but what KVM does not show it.
+//! x86-64: a guest in long mode at ring 0. It has no interrupt controller; the host's interrupts are handled by KVM and
+//! invisible to
+//! it.
 
 use std::arch::global_asm;
 use std::mem::offset_of;
@@ -37,14 +39,14 @@ global_asm!(
     RANDOM_ORDER = const offset_of!(Pass, random_order),
 );
 
-/// Whether the guest exits by a store to where nothing is.
+/// Whether the guest exits by a store to an address without memory.
 pub(crate) const EXITS_BY_STORE: bool = false;
 
-/// Bits of guest-physical address of a machine for `mode`.
+/// Returns the bits of guest-physical address of a machine for `mode`.
 pub(crate) fn address_bits(kvm: &Kvm, mode: Mode) -> Result<u32, KvmError> {
     let only = KvmOptions::native_mode();
     if mode != only {
-        let why = format!("x86-64 has the mode {} alone", only.name);
+        let why = format!("x86-64 has only the mode {}", only.name);
         return Err(KvmError::Mode { mode: mode.name, why });
     }
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(KvmError::refused("KVM_GET_SUPPORTED_CPUID"))?;
@@ -52,26 +54,28 @@ pub(crate) fn address_bits(kvm: &Kvm, mode: Mode) -> Result<u32, KvmError> {
     Ok(sizes.map_or(36, |entry| entry.eax & 0xff))
 }
 
-/// Where the test slots end at the latest: below what AMD's CPUs keep for HyperTransport, from 1012 GiB on.
+/// Returns the highest address at which the test slots may end: below the range that AMD's CPUs reserve for
+/// HyperTransport, from
+/// 1012 GiB on.
 pub(crate) fn top(bits: u32) -> u64 {
     (1 << bits).min(1012 << 30)
 }
 
-/// What the tables are found by: CR3.
+/// The root of the tables: CR3.
 pub(crate) type Root = u64;
 
-/// The shape of the mode's tables.
+/// Returns the shape of the mode's tables.
 pub(crate) fn shape(_mode: Mode, _bits: u32) -> Result<Shape, KvmError> {
     Ok(Shape)
 }
 
-/// A machine.
+/// Creates a machine.
 pub(crate) fn create(kvm: &Kvm, _bits: u32) -> Result<VmFd, KvmError> {
     let vm = kvm.create_vm();
     vm.map_err(|error| Unavailable::Create { errno: Errno::from_raw_os_error(error.errno()) }.into())
 }
 
-/// There is none to set.
+/// Accepts only a chunk of 0, because x86-64 has no chunk to set.
 pub(crate) fn set_chunk(_vm: &VmFd, chunk: u64) -> Result<Vec<u64>, KvmError> {
     if chunk == 0 {
         return Ok(Vec::new());
@@ -79,17 +83,17 @@ pub(crate) fn set_chunk(_vm: &VmFd, chunk: u64) -> Result<Vec<u64>, KvmError> {
     Err(KvmError::ChunkOnX86 { parameter: System::this().read("sys/module/kvm/parameters/eager_page_split") })
 }
 
-/// Before vCPUs: where Intel's KVM has three pages of its own.
+/// Prepares the machine before vCPUs are created: sets the address of the three pages that KVM uses on Intel CPUs.
 pub(crate) fn prepare(vm: &VmFd) -> Result<(), KvmError> {
     vm.set_tss_address(TSS).map_err(KvmError::refused("KVM_SET_TSS_ADDR"))
 }
 
-/// After vCPUs: nothing.
+/// Finishes the machine after vCPUs are created: nothing to do.
 pub(crate) fn finish(_vm: &VmFd, _vcpus: u32) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Makes a vCPU.
+/// Initializes a vCPU.
 pub(crate) fn init(kvm: &Kvm, _vm: &VmFd, vcpu: &VcpuFd, _mode: Mode) -> Result<(), KvmError> {
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(KvmError::refused("KVM_GET_SUPPORTED_CPUID"))?;
     vcpu.set_cpuid2(&cpuid).map_err(KvmError::refused("KVM_SET_CPUID2"))
@@ -112,7 +116,7 @@ pub(crate) fn start(vcpu: &VcpuFd, start: &Start) -> Result<(), KvmError> {
     vcpu.set_regs(&registers).map_err(KvmError::refused("KVM_SET_REGS"))
 }
 
-/// What an exit says.
+/// Decodes an exit.
 pub(crate) fn told(exit: &VcpuExit<'_>) -> Told {
     match exit {
         VcpuExit::IoOut(PORT, _) => Told::Done,
@@ -122,7 +126,7 @@ pub(crate) fn told(exit: &VcpuExit<'_>) -> Told {
     }
 }
 
-/// Where a vCPU that stopped is.
+/// Describes where a stopped vCPU is.
 pub(crate) fn whereabouts(vcpu: &VcpuFd) -> String {
     match (vcpu.get_regs(), vcpu.get_sregs()) {
         (Ok(registers), Ok(system)) => {
@@ -132,11 +136,11 @@ pub(crate) fn whereabouts(vcpu: &VcpuFd) -> String {
     }
 }
 
-/// The port that an `out` to is an exit, and nobody's.
+/// The port of the guest's exits, which no device uses.
 const PORT: u16 = 0x7f0;
-/// Where KVM's own pages are: at the end of 4 GiB, below the reset vector, as everybody has it.
+/// The address of KVM's own pages: at the end of 4 GiB below the reset vector, the usual place.
 const TSS: usize = 0xfffb_d000;
-/// The leaf of CPUID that has the sizes of addresses.
+/// The CPUID leaf with the sizes of addresses.
 const ADDRESS_SIZES: u32 = 0x8000_0008;
 /// PE, ET, NE, WP and PG.
 const CR0: u64 = 1 | 1 << 4 | 1 << 5 | 1 << 16 | 1 << 31;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether what cannot be is refused, for the reason that it should be.
+//! Checks that impossible requests are refused, each with the right error.
 
 use std::thread;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::system::System;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check::new("errors: options that make no guest", no_guest),
+        Check::new("errors: impossible options", no_guest),
         Check::new("errors: more memory than there is", too_much),
         Check::new("errors: a chunk that is not supported", chunk),
         Check::new("errors: passes that leave the region", passes),
         Check::new("errors: a guest that runs already", running),
-        Check::new("errors: a fault of the guest's own", fault),
-        Check::new("errors: logs of what is not there", logs),
+        Check::new("errors: an exception in the guest", fault),
+        Check::new("errors: logs of slots and pages that do not exist", logs),
     ]
 }
 
@@ -87,7 +87,7 @@ fn passes() -> Result<(), Stopped> {
     Ok(())
 }
 
-/// It is told, with where, at once and each time thereafter; the other vCPU's work is done.
+/// The error is returned with the address, at once and on each later run. The other vCPU's work is done.
 fn fault() -> Result<(), Stopped> {
     let guest = KvmGuest::new(&options(2))?;
     let wild = Pass { start: 0x7000_0000_0000, ..writes(&guest, 0, 1) };

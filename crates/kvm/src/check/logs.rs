@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether KVM's logs have what the passes write: no page more, no page less, and no page lost while vCPUs write on.
+//! Checks that KVM's logs hold exactly the pages that the passes write, and that no page is lost while vCPUs go on
+//! writing.
 
 use twofold_pattern::pass::Pass;
 
@@ -51,7 +52,7 @@ fn initially_set() -> Result<(), Stopped> {
     rounds(&with(options(1), Log::Bitmap(Clearing::ManualInitiallySet)))
 }
 
-/// Dirty stays dirty where nobody clears it.
+/// Pages stay dirty until they are cleared.
 fn part() -> Result<(), Stopped> {
     let guest = KvmGuest::new(&with(options(1), Log::Bitmap(Clearing::Manual)))?;
     let pages = guest.slot_pages();
@@ -73,7 +74,7 @@ fn part() -> Result<(), Stopped> {
     guest.get_log(0, &mut log)?;
     ensure(log == rest, || differs(&log, &rest))?;
 
-    // What was cleared is dirty again once it is written.
+    // A page that was cleared is dirty again once it is written.
     guest.run(&[vec![Pass { inner_count: 128, ..writes(&guest, 0, 3) }]])?;
     (0..128).for_each(|page| rest.set(host_page(page, &guest)));
     expected = rest;
@@ -85,7 +86,7 @@ fn started_and_stopped() -> Result<(), Stopped> {
     let guest = KvmGuest::new(&with(options(1), Log::Bitmap(Clearing::Manual)))?;
     let mut log = Bitmap::new(guest.slot_pages());
     for value in 1..4 {
-        // Not logged.
+        // The log does not run yet.
         guest.run(&[vec![writes(&guest, 0, value)]])?;
         guest.enable_log(0)?;
         guest.get_log(0, &mut log)?;
@@ -109,17 +110,17 @@ fn overlap() -> Result<(), Stopped> {
     rounds(&with(shared(2), Log::Bitmap(Clearing::ManualInitiallySet)))
 }
 
-/// Whether what was mapped as a block is a page in the log, not more.
+/// Checks that a block of the host's tables is logged by pages.
 fn large_pages(backing: Backing) -> Result<(), Stopped> {
     rounds(&KvmOptions { backing, ..with(options(1), Log::Bitmap(Clearing::ByGet)) })?;
     rounds(&KvmOptions { backing, ..with(options(1), Log::Bitmap(Clearing::ManualInitiallySet)) })
 }
 
-/// arm64: each chunk that KVM supports.
+/// arm64: checks each chunk that KVM supports.
 fn chunks() -> Result<(), Stopped> {
     let supported = KvmGuest::new(&options(1))?.granted().chunks.clone();
     if supported.is_empty() {
-        return Err(Stopped::Skip("KVM splits by no chunk that could be set here".to_owned()));
+        return Err(Stopped::Skip("KVM supports no eager-split chunk here".to_owned()));
     }
     for chunk in supported {
         for clearing in [Clearing::ByGet, Clearing::ManualInitiallySet] {
@@ -137,7 +138,7 @@ fn rings() -> Result<(), Stopped> {
     rounds(&KvmOptions { slots: 2, ..with(shared(2), Log::Ring { entries: 4096 }) })
 }
 
-/// More pages than a ring has entries: vCPUs stop, empty it, and go on, and nothing is lost.
+/// The passes write more pages than a ring has entries. The vCPUs stop, empty it and continue, and no page is lost.
 fn full_rings() -> Result<(), Stopped> {
     const ENTRIES: u64 = 1024;
     let size = 3 * ENTRIES * MODE.granule.size();
@@ -146,7 +147,7 @@ fn full_rings() -> Result<(), Stopped> {
     guest.enable_log(0)?;
     let passes = [vec![writes(&guest, 0, 1)]];
     let time = guest.run(&passes)?;
-    // The host's pages may be larger than the guest's.
+    // A page of the host may be larger than one of the guest.
     let expected = &written(&guest, &passes)[0];
     let stops = time.vcpus[0].ring_full;
     ensure(expected.count() <= ENTRIES || stops >= 2, || format!("the ring was full {stops} times"))?;
@@ -175,8 +176,9 @@ fn with(options: KvmOptions, log: Log) -> KvmOptions {
     KvmOptions { log, ..options }
 }
 
-/// The phases of the experiment: all is written, the log starts, and in each round what is dirty is what was written since
-/// the round before, by vCPUs that draw on.
+/// The phases of the experiment: everything is written, the log starts, and in each round the dirty pages must be those
+/// written
+/// since the round before. The vCPUs continue their random sequences from round to round.
 fn rounds(options: &KvmOptions) -> Result<(), Stopped> {
     let guest = KvmGuest::new(options)?;
     let vcpus = options.vcpus as usize;
@@ -193,14 +195,15 @@ fn rounds(options: &KvmOptions) -> Result<(), Stopped> {
             ensure(dirty == expected, || format!("round {round}, slot {slot}: {}", differs(dirty, expected)))?;
         }
         passes = (0..vcpus).map(|vcpu| guest.passes_left(vcpu)).collect();
-        // Fewer each time, so that what was not cleared would show.
+        // Fewer pages each time, so that a page that was not cleared would show.
         passes.iter_mut().for_each(|passes| passes[1].inner_count /= 2);
     }
     Ok(())
 }
 
-/// A copy of the guest's memory, kept by the log alone while vCPUs write without pause. In the end it is the memory, or a
-/// page was written and in no log.
+/// Keeps a copy of the guest's memory by the log alone, while vCPUs write without pause. If the copy differs from the
+/// memory in the
+/// end, the log lost a write.
 fn none_lost(kind: Log) -> Result<(), Stopped> {
     let guest = KvmGuest::new(&KvmOptions { slots: 2, ..with(shared(2), kind) })?;
     let log = Running::of(&guest)?;
@@ -222,20 +225,20 @@ fn none_lost(kind: Log) -> Result<(), Stopped> {
         if let Some((page, value)) = lost {
             let now = read_page(&guest, slot, page as u64);
             return Err(Stopped::Wrong(format!(
-                "slot {slot}, page {page} is {now}, and {value} when it was last in the log"
+                "slot {slot}, page {page} is {now}, but was {value} when it was last in the log"
             )));
         }
     }
     Ok(())
 }
 
-/// A log that runs.
+/// A running log.
 struct Running<'g> {
     guest: &'g KvmGuest,
 }
 
 impl<'g> Running<'g> {
-    /// Starts the log of all slots, and clears what is dirty by then.
+    /// Starts the log of all slots, and clears the pages that are dirty by then.
     fn of(guest: &'g KvmGuest) -> Result<Self, Stopped> {
         for slot in 0..guest.slots() {
             guest.enable_log(slot)?;
@@ -245,7 +248,7 @@ impl<'g> Running<'g> {
         Ok(running)
     }
 
-    /// What is dirty in each slot, which is clean from now on.
+    /// Returns the dirty pages of each slot, and clears them.
     fn dirty(&self) -> Result<Vec<Bitmap>, Stopped> {
         let guest = self.guest;
         if let Log::Ring { .. } = guest.granted().log {
@@ -265,7 +268,7 @@ impl<'g> Running<'g> {
         Ok(all)
     }
 
-    /// Copies the first word of each page that is dirty.
+    /// Copies the first word of each dirty page.
     fn copy(&self, copy: &mut [Vec<u64>]) -> Result<(), Stopped> {
         for (slot, dirty) in self.dirty()?.iter().enumerate() {
             for page in dirty.iter() {
@@ -276,13 +279,13 @@ impl<'g> Running<'g> {
     }
 }
 
-/// The first word of a page.
+/// Returns the first word of a page.
 fn read_page(guest: &KvmGuest, slot: usize, page: u64) -> u64 {
     let start = guest.layout.slot(slot).map_or(0, |slot| slot.start);
     guest.read_guest(start + page * guest.granted().page).unwrap_or(u64::MAX)
 }
 
-/// The host's page that one of the guest's begins in.
+/// Returns the host page in which a guest page begins.
 fn host_page(page: u64, guest: &KvmGuest) -> u64 {
     page * MODE.granule.size() / guest.granted().page
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Checks of the guest and of this host's KVM, by name: the tests of this crate, where it cannot be tested otherwise (an
-//! arm64 kernel in QEMU), and before a figure is believed.
+//! Checks of the guest and of this host's KVM, by name. They are this crate's tests, run where it cannot be tested
+//! otherwise (an
+//! arm64 kernel in QEMU), and run before a figure is trusted.
 //!
-//! What is checked is what a guest wrote, and what KVM's logs say that it wrote, against what its passes say.
+//! A check compares what the guest wrote, and what KVM's logs report, with what its passes define.
 
 mod errors;
 mod logs;
@@ -20,33 +21,33 @@ use crate::options::{KvmOptions, Region};
 
 /// A check.
 pub struct Check {
-    /// Its name.
+    /// The name.
     pub name: String,
     run: Box<dyn Fn() -> Result<(), Stopped> + Send>,
 }
 
-/// How a check ended.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It holds.
+    /// The check passed.
     Passed,
-    /// This host cannot be asked: why.
+    /// This host cannot run the check, for this reason.
     Skipped(String),
-    /// It does not hold: how.
+    /// The check failed, in this way.
     Failed(String),
 }
 
-/// All checks.
+/// Returns all checks.
 pub fn all() -> Vec<Check> {
     [passes::checks(), logs::checks(), errors::checks()].into_iter().flatten().collect()
 }
 
-/// Runs all checks whose names contain `filter`, and writes lines of the Test Anything Protocol. Answers whether none
-/// failed.
+/// Runs all checks whose names contain `filter`, and writes lines of the Test Anything Protocol. Returns whether no
+/// check failed.
 ///
 /// # Errors
 ///
-/// It cannot be written.
+/// An error is returned if `out` cannot be written.
 pub fn tap(filter: &str, out: &mut impl Write) -> io::Result<bool> {
     let checks: Vec<_> = all().into_iter().filter(|check| check.name.contains(filter)).collect();
     writeln!(out, "TAP version 13\n1..{}", checks.len())?;
@@ -71,7 +72,7 @@ impl Check {
         Self { name: name.into(), run: Box::new(run) }
     }
 
-    /// Runs it.
+    /// Runs the check.
     pub fn run(&self) -> Outcome {
         match (self.run)() {
             Ok(()) => Outcome::Passed,
@@ -81,14 +82,14 @@ impl Check {
     }
 }
 
-/// Why a check went no further.
+/// Why a check ended early.
 enum Stopped {
     Skip(String),
     Wrong(String),
 }
 
 impl From<KvmError> for Stopped {
-    /// What the host has not is no mistake of ours.
+    /// A feature that the host lacks is a skip, not a failure.
     fn from(error: KvmError) -> Self {
         match error {
             KvmError::Unavailable(_)
@@ -107,12 +108,12 @@ fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Stopped
     if holds { Ok(()) } else { Err(Stopped::Wrong(otherwise())) }
 }
 
-/// The mode that most checks run: arm64's own with 4K granules, x86-64's only one.
+/// The mode of most checks: arm64's with 4K granules, x86-64's only one.
 const MODE: Mode = KvmOptions::native_mode();
 /// Guest pages of a vCPU's region in most checks. Not a multiple of 64, so that a log ends within a word.
 const PAGES: u64 = 700;
 
-/// A guest with so many pages for each vCPU.
+/// A guest with `PAGES` pages for each vCPU.
 fn options(vcpus: u32) -> KvmOptions {
     KvmOptions { vcpus, ..in_mode(MODE) }
 }
@@ -122,19 +123,19 @@ fn in_mode(mode: Mode) -> KvmOptions {
     KvmOptions::new(mode, PAGES * mode.granule.size())
 }
 
-/// The same, with one region of the same size for all.
+/// A guest with one region of `PAGES` pages for all vCPUs.
 fn shared(vcpus: u32) -> KvmOptions {
     KvmOptions { region: Region::Shared(PAGES * MODE.granule.size()), ..options(vcpus) }
 }
 
-/// Writes to the first word of each page of a vCPU's region.
+/// A pass that writes the first word of each page of a vCPU's region.
 fn writes(guest: &KvmGuest, vcpu: usize, value: u64) -> Pass {
     let region = guest.region(vcpu);
     let step = guest.mode().granule.size();
     Pass { value, ..Pass::writes(region.start, (region.end - region.start) / step, step) }
 }
 
-/// The pages of each slot that these passes write, by `Pass::accesses`.
+/// Returns the pages of each slot that these passes write, by `Pass::accesses`.
 fn written(guest: &KvmGuest, passes: &[Vec<Pass>]) -> Vec<Bitmap> {
     let mut logs = vec![Bitmap::new(guest.slot_pages()); guest.slots()];
     let writes = passes.iter().flatten().flat_map(Pass::accesses).filter(|access| access.write);
@@ -144,7 +145,7 @@ fn written(guest: &KvmGuest, passes: &[Vec<Pass>]) -> Vec<Bitmap> {
     logs
 }
 
-/// The modes that the architecture has; whether the host has them is another question.
+/// Returns the architecture's modes. The host may lack some of them.
 fn modes() -> impl Iterator<Item = Mode> {
     let arm64 = |mode: &Mode| mode.va_bits <= 48 && mode.pa_bits != Some(52);
     MODES.into_iter().filter(move |mode| if cfg!(target_arch = "x86_64") { *mode == MODE } else { arm64(mode) })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether the guest does as its passes say: what it wrote, what it left, how much it did.
+//! Checks that the guest does its passes: what it wrote, the state it left, the number of accesses.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -22,14 +22,14 @@ pub(super) fn checks() -> Vec<Check> {
         Check::new("passes: a share is written, the others read", share),
         Check::new("passes: random order", random_order),
         Check::new("passes: groups of places", groups),
-        Check::new("passes: several in one go", several),
+        Check::new("passes: several in one run", several),
         Check::new("passes: two vCPUs, a region each", two_vcpus),
         Check::new("passes: two vCPUs, one region", overlap),
-        Check::new("passes: they go on where they ended", going_on),
+        Check::new("passes: a run continues the run before", going_on),
         Check::new("passes: continuous, until stopped", continuous),
-        Check::new("passes: a vCPU with none", none),
+        Check::new("passes: a vCPU without passes", none),
         Check::new("passes: pinned vCPUs", pinned),
-        Check::new("passes: what a run took", took),
+        Check::new("passes: the cost of a run", took),
     ];
     modes.chain(backings).chain(others).collect()
 }
@@ -55,7 +55,7 @@ fn random_order() -> Result<(), Stopped> {
     compare(&guest, &[vec![Pass { random_order: 1, write_percent: 60, random: 99, ..writes(&guest, 0, 7) }]])
 }
 
-/// Five groups, 130 pages apart, of 70 places that are two pages apart, not from the region's start on, in both orders.
+/// Five groups, 130 pages apart, of 70 places two pages apart, in both orders. The first is not at the region's start.
 fn groups() -> Result<(), Stopped> {
     let guest = KvmGuest::new(&options(1))?;
     let page = MODE.granule.size();
@@ -88,14 +88,14 @@ fn several() -> Result<(), Stopped> {
 fn two_vcpus() -> Result<(), Stopped> {
     let guest = KvmGuest::new(&options(2))?;
     let of = |vcpu| Pass { write_percent: 50, random: 11 + vcpu as u64, ..writes(&guest, vcpu, 40 + vcpu as u64) };
-    ensure(guest.region(0).end == guest.region(1).start, || "regions follow each other".to_owned())?;
+    ensure(guest.region(0).end == guest.region(1).start, || "the regions are not adjacent".to_owned())?;
     compare(&guest, &[vec![of(0)], vec![of(1)]])
 }
 
-/// Both write the same value to the same region, so that it does not matter who comes last.
+/// Both vCPUs write the same value to the same region, so the order of their writes does not matter.
 fn overlap() -> Result<(), Stopped> {
     let guest = KvmGuest::new(&shared(2))?;
-    ensure(guest.region(0) == guest.region(1), || "the region is not one".to_owned())?;
+    ensure(guest.region(0) == guest.region(1), || "the vCPUs do not share one region".to_owned())?;
     let of = |random| Pass { random_order: 1, write_percent: 30, random, ..writes(&guest, 0, 9) };
     compare(&guest, &[vec![of(21)], vec![of(22)]])
 }
@@ -116,17 +116,17 @@ fn continuous() -> Result<(), Stopped> {
     let half = Pass { write_percent: 50, random: 9, inner_count: 333, ..writes(&guest, 0, 4) };
     let passes = vec![Pass { random_order: 1, ..writes(&guest, 0, 3) }, half];
     guest.start(slice::from_ref(&passes))?;
-    // It ends only if the guest goes on beyond its two passes.
+    // The loop ends only if the guest goes on beyond its two passes.
     while guest.is_running() && guest.accesses()[0] < 6 * PAGES {
         thread::sleep(Duration::from_millis(1));
     }
     let time = guest.stop()?;
     let done = time.vcpus[0].accesses;
     ensure(done >= 6 * PAGES, || format!("{time:?}"))?;
-    // It stopped anywhere, and left what it had drawn by then.
+    // The guest stops at any access, and leaves the generator's state of that access.
     let (left, expected) = (guest.passes_left(0), over_and_over(passes, done));
     ensure(left == expected, || format!("after {done} accesses {left:x?}\ninstead of {expected:x?}"))?;
-    // And it can be let go again, for once.
+    // Afterwards the guest can run again, once through its passes.
     let time = guest.run(&[vec![writes(&guest, 0, 5)]])?;
     ensure(time.vcpus[0].accesses == PAGES, || format!("{time:?}"))
 }
@@ -154,13 +154,13 @@ fn took() -> Result<(), Stopped> {
     let vcpu = time.vcpus[0];
     ensure(vcpu.accesses == PAGES, || format!("{} accesses", vcpu.accesses))?;
     ensure(time.wall == vcpu.cost.wall && !vcpu.cost.cpu.is_zero(), || format!("{time:?}"))?;
-    // Each page is a fault, which takes the kernel more than a hundred instructions.
+    // Each page faults, and a fault takes more than a hundred instructions in the kernel.
     let enough = vcpu.cost.instructions.is_none_or(|count| count > 100 * PAGES);
     let counted = vcpu.cost.instructions.is_some() == counts_instructions();
     ensure(enough && counted, || format!("{:?} instructions of the kernel", vcpu.cost.instructions))
 }
 
-/// What is left of passes after so many accesses.
+/// Returns the passes as they are left after `count` accesses.
 fn over_and_over(mut passes: Vec<Pass>, mut count: u64) -> Vec<Pass> {
     for index in (0..passes.len()).cycle() {
         let mut accesses = passes[index].accesses();
@@ -174,7 +174,8 @@ fn over_and_over(mut passes: Vec<Pass>, mut count: u64) -> Vec<Pass> {
     passes
 }
 
-/// Runs the passes, and compares memory, the generators' states and the number of accesses with what they say.
+/// Runs the passes, and compares the memory, the generators' states and the number of accesses with what the passes
+/// define.
 fn compare(guest: &KvmGuest, passes: &[Vec<Pass>]) -> Result<(), Stopped> {
     let before: Vec<_> = passes.iter().flatten().flat_map(Pass::accesses).map(|access| access.va).collect();
     let mut memory: HashMap<_, _> = before.iter().map(|va| (*va, word(guest, *va))).collect();
