@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The clock: the CPU time of this thread, which stands still while others have the CPU.
+//! The clock: CPU time of the calling thread. It stands still while another thread has the CPU.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A moment of this thread.
+/// A point in this thread's CPU time.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment(f64);
 
@@ -14,7 +14,7 @@ impl Moment {
         Self(time.tv_sec as f64 * 1e9 + time.tv_nsec as f64)
     }
 
-    /// Nanoseconds of this thread since then.
+    /// Nanoseconds of CPU time of this thread since this moment.
     pub fn elapsed(self) -> f64 {
         Self::now().0 - self.0
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How long work still takes, shown only where that is known.
+//! The time that is left, shown only if the estimate is reliable.
 //!
-//! Steps differ in length, and the first ones say little about the others. Invariant: an estimate is shown only if at least
-//! [`SHARE`] of the work is done, and the estimate at half of that agreed with it.
+//! Steps differ in length, and the first ones do not predict the others. Invariant: an estimate is shown only if at
+//! least one part
+//! in [`SHARE`] of the work is done, and the estimate at half of that point agreed with it.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -10,29 +11,29 @@ use std::time::{Duration, Instant};
 use indicatif::style::ProgressTracker;
 use indicatif::{HumanDuration, ProgressState, ProgressStyle};
 
-/// The style of a progress bar. `{left}` in its template is `, 3m left`, or nothing.
+/// Returns the style of a progress bar. `{left}` in its template becomes `, 3m left`, or nothing.
 ///
 /// # Errors
 ///
-/// The template is none.
+/// An error is returned if the template is not valid.
 pub fn style(template: &str) -> anyhow::Result<ProgressStyle> {
     Ok(ProgressStyle::with_template(template)?.with_key("left", Estimate::default()))
 }
 
-/// What was done by when.
+/// How much was done, and when.
 #[derive(Clone, Debug, Default)]
 struct Estimate {
-    /// Steps done, and the time that they took together; ascending.
+    /// The steps done, and the time that they took together; ascending.
     moments: Vec<(u64, Duration)>,
 }
 
-/// The part of the steps that has to be done: one in this number.
+/// One part in this number of the steps must be done.
 const SHARE: u64 = 10;
-/// Fewer steps have no half that says something.
+/// With fewer steps, half of them predict nothing.
 const LEAST: u64 = 4;
 /// Two estimates agree if they differ by less than one part in this number.
 const AGREED: u32 = 4;
-/// More moments than that are thinned out.
+/// More moments than this are thinned out.
 const MOMENTS: usize = 1024;
 
 impl Estimate {
@@ -50,7 +51,7 @@ impl Estimate {
         self.moments.push((done, elapsed));
     }
 
-    /// How long the rest of `all` steps takes, if that is known.
+    /// Returns how long the rest of `all` steps takes, if the estimate is reliable.
     fn left(&self, all: u64, elapsed: Duration) -> Option<Duration> {
         let last @ (done, at) = *self.moments.last()?;
         if done < LEAST || done.saturating_mul(SHARE) < all || done >= all {
@@ -60,7 +61,7 @@ impl Estimate {
         let total = |(steps, took): (u64, Duration)| took.mul_f64(all as f64 / steps as f64);
         let (now, before) = (total(last), total(half));
         let agrees = half.0 < done && now.abs_diff(before) < now / AGREED;
-        // A step that takes far longer than those before it is of another kind.
+        // A step that takes far longer than those before it is not like them, so they do not predict it.
         let is_usual = elapsed.saturating_sub(at) < at.mul_f64(3.0 / done as f64);
         (agrees && is_usual).then(|| now.saturating_sub(elapsed)).filter(|left| !left.is_zero())
     }
@@ -81,7 +82,7 @@ impl ProgressTracker for Estimate {
 
     fn write(&self, state: &ProgressState, to: &mut dyn fmt::Write) {
         let left = state.len().and_then(|all| self.left(all, state.elapsed()));
-        // A bar that cannot be written has no reader.
+        // An error only means that the terminal is gone.
         let _ = left.map_or(Ok(()), |left| write!(to, ", {:#} left", HumanDuration(left)));
     }
 }

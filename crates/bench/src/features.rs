@@ -3,7 +3,7 @@
 
 use twofold_stage2::Features;
 
-/// A CPU of today: all that spares TLB and cache maintenance.
+/// A CPU of today: it has every feature that saves TLB or cache maintenance.
 pub const TODAY: Features = Features {
     vmid_bits: 16,
     hardware_access_flag: true,

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What figures depend on besides the program: the CPU, its caches, the kernel and how it treats memory.
+//! The conditions of a figure besides the program: the CPU, its caches, the kernel and how it treats memory.
 //!
-//! Invariant: what the kernel does not tell is left out, never guessed; a machine's own name is not told. The kernel's command
-//! line is told whole, since half of it is no use to who runs the experiment again; so who gives a file away looks at it first.
+//! Invariant: a value that the kernel does not report is left out, never guessed. The host's name is left out too. The
+//! kernel's
+//! command line is recorded whole, because a part of it does not help a reader who repeats the experiment. It may hold
+//! private
+//! data, so its owner should read a result file before giving it away.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,13 +13,13 @@ use std::path::PathBuf;
 use crate::machine::Machine;
 use crate::readable;
 
-/// The name of the kernel's command line, which is as private as its owner has made it.
+/// The name of the kernel's command line, which may hold private data.
 pub const COMMAND_LINE: &str = "kernel command line";
 
-/// The name of what another run has other than this, on the same machine.
+/// The name of the value that differs from run to run on the same machine.
 pub const FREE_MEMORY: &str = "free memory";
 
-/// Of this machine: names and values, in the order in which they are shown.
+/// Returns the names and values of this machine, in the order in which they are shown.
 pub fn this() -> Vec<(String, String)> {
     let machine = Machine::this();
     let files = Files(PathBuf::from("/"));
@@ -32,7 +35,7 @@ pub fn this() -> Vec<(String, String)> {
     told.into_iter().filter_map(known).collect()
 }
 
-/// The kernel's files, below a directory.
+/// The kernel's files, below a root directory.
 struct Files(PathBuf);
 
 impl Files {
@@ -54,13 +57,13 @@ impl Files {
         Some(fs::read_to_string(self.0.join(path)).ok()?.trim().to_owned())
     }
 
-    /// The word in brackets, of a file that lists all there are.
+    /// Returns the word in brackets, in a file that lists all choices.
     fn chosen(&self, path: &str) -> Option<String> {
         let text = self.text(path)?;
         Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
     }
 
-    /// x86 has a flag for it. arm64 has not; what boots there by a device tree may say so in it.
+    /// x86 has a CPU flag for a hypervisor. arm64 has none, but a device tree may have a node for it.
     fn under_a_hypervisor(&self) -> Option<String> {
         let flags = self.text("proc/cpuinfo")?;
         let flags = flags.lines().find(|line| line.starts_with("flags"));
@@ -69,7 +72,7 @@ impl Files {
         (is_under || flags.is_some()).then(|| if is_under { "yes" } else { "no" }.to_owned())
     }
 
-    /// `L1d 48 KiB, L1i 32 KiB, L2 2 MiB, L3 32 MiB`, of the first CPU.
+    /// Returns, for example, `L1d 48 KiB, L1i 32 KiB, L2 2 MiB, L3 32 MiB`, for the first CPU.
     fn caches(&self) -> Option<String> {
         let of = |directory: PathBuf| {
             let text = |name| Some(fs::read_to_string(directory.join(name)).ok()?.trim().to_owned());
@@ -87,7 +90,7 @@ impl Files {
         Some(caches.join(", "))
     }
 
-    /// `7.6 GiB`
+    /// Returns, for example, `7.6 GiB`.
     fn memory(&self, key: &str) -> Option<String> {
         let text = self.text("proc/meminfo")?;
         let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
@@ -95,7 +98,7 @@ impl Files {
         Some(format!("{:.1} GiB", kib as f64 / f64::from(1 << 20)))
     }
 
-    /// `2 MiB: 0 of 0 free, 1 GiB: 16 of 64 free`
+    /// Returns, for example, `2 MiB: 0 of 0 free, 1 GiB: 16 of 64 free`.
     fn pools(&self) -> Option<String> {
         let of = |directory: PathBuf| {
             let kib: u64 =
@@ -117,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// A machine made of files.
+    /// Makes a machine of files.
     fn files(given: &[(&str, &str)]) -> (tempfile::TempDir, Files) {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in given {

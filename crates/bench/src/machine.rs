@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine that is measured on, as far as it tells.
+//! The machine that runs the measurement, as far as the kernel describes it.
 
 use std::fs;
 use std::thread;
 
 use serde::Serialize;
 
-/// What the figures depend on besides the program. A machine's name is not among it.
+/// The machine's properties that figures depend on. The host's name is not among them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// The CPU's model, as the kernel calls it; where it has none, the architecture.
+    /// The CPU's model, as the kernel names it; the architecture if the kernel has no name.
     pub cpu: String,
     /// CPUs that this process may run on.
     pub cpus: usize,
@@ -20,7 +20,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one.
+    /// Returns this machine.
     pub fn this() -> Self {
         Self {
             cpu: model().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
@@ -30,7 +30,7 @@ impl Machine {
         }
     }
 
-    /// In one line.
+    /// Returns a description in one line.
     pub fn shown(&self) -> String {
         let cache = self.cache.map(|bytes| format!(", {} MiB of last-level cache", bytes >> 20)).unwrap_or_default();
         let kernel = self.kernel.as_ref().map(|release| format!(", Linux {release}")).unwrap_or_default();
@@ -38,12 +38,12 @@ impl Machine {
     }
 }
 
-/// Bytes of this process's memory that are in huge pages; `None` where the kernel does not tell.
+/// Returns how many bytes of this process's memory are in huge pages; `None` if the kernel does not report it.
 pub fn huge_pages() -> Option<u64> {
     kib_after(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "AnonHugePages:")
 }
 
-/// Bytes that `/proc/meminfo` tells of by this name, such as `MemAvailable:`; `None` where it does not.
+/// Returns the bytes of a field of `/proc/meminfo`, such as `MemAvailable:`; `None` if there is no such field.
 pub fn memory(name: &str) -> Option<u64> {
     kib_after(&fs::read_to_string("/proc/meminfo").ok()?, name)
 }
@@ -52,7 +52,7 @@ fn model() -> Option<String> {
     model_in(&fs::read_to_string("/proc/cpuinfo").ok()?)
 }
 
-/// x86 tells a name; arm64 who made it, and which of theirs it is (MIDR_EL1).
+/// On x86 the kernel reports a model name; on arm64 the implementer and part number of MIDR_EL1.
 fn model_in(text: &str) -> Option<String> {
     let value = |key: &str| {
         let line = text.lines().find(|line| line.starts_with(key))?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writing: lines on standard output, errors on standard error, files.
+//! Output: lines on standard output, errors on standard error, files.
 //!
-//! Invariant: no write panics, and a file appears whole or not at all.
+//! Invariant: no write panics, and a file appears complete or not at all.
 
 use std::fs::Permissions;
 use std::io::{self, Write};
@@ -20,12 +20,12 @@ pub fn line(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes an error to standard error, where that is possible.
+/// Writes an error to standard error, if that is possible.
 pub fn error(text: &str) {
     let _ = writeln!(io::stderr().lock(), "error: {text}");
 }
 
-/// Whether the error is that standard output is closed.
+/// Returns whether the error is that standard output is closed.
 pub fn is_closed(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
@@ -40,7 +40,7 @@ pub fn file(path: &Path, text: &str) -> anyhow::Result<()> {
     whole(path, |file| Ok(file.write_all(text.as_bytes())?))
 }
 
-/// A file for everybody that the user's mask lets read it, as others are; a temporary one is its owner's alone otherwise.
+/// A temporary file with the permissions of a normal one, less the umask. By default only its owner could read it.
 fn readable() -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
     builder.permissions(Permissions::from_mode(0o666));

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Figures for people: in a unit that leaves few digits, with three of them that mean something.
+//! Figures as text: in a unit that leaves few digits, with three significant ones.
 //!
-//! Invariant: all figures that are compared with each other are in one unit; a count is never rounded.
+//! Invariant: figures that are compared with each other have one unit; a count is never rounded.
 
 use crate::results::Quantity;
 use crate::statistics::{Quartiles, short};
 
-/// What figures are shown in.
+/// The unit of shown figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Unit {
-    /// Its sign: `ms`. Empty for what is counted.
+    /// Its symbol, such as `ms`; empty for counts.
     pub name: &'static str,
     size: f64,
     is_count: bool,
 }
 
 impl Unit {
-    /// For figures of this quantity, the largest of which is `largest`.
+    /// Returns the unit for figures of this quantity, of which `largest` is the largest.
     pub fn of(quantity: Quantity, largest: f64) -> Self {
         let fitting = |units: &[(&'static str, f64)]| {
             let fits = |(_, size): &&(&str, f64)| largest >= *size;
@@ -30,23 +30,23 @@ impl Unit {
         }
     }
 
-    /// A figure in this unit.
+    /// Returns a figure in this unit.
     pub fn scale(self, value: f64) -> f64 {
         value / self.size
     }
 
-    /// The same as text, without the unit.
+    /// Returns the figure as text, without the unit.
     pub fn shown(self, value: f64) -> String {
         if self.is_count { count(value) } else { short(self.scale(value)) }
     }
 
-    /// What half of the runs are between.
+    /// Returns the range that holds the middle half of the runs.
     pub fn spread(self, of: Quartiles) -> String {
         format!("{} to {}", self.shown(of.lower), self.shown(of.upper))
     }
 }
 
-/// `1,234,567`; halves, which medians of counts have, stay.
+/// Formats a count: `1,234,567`. A half, which the median of counts can have, is kept.
 pub fn count(value: f64) -> String {
     let text = if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.1}") };
     let (whole, rest) = text.split_once('.').map_or((text.as_str(), None), |(whole, rest)| (whole, Some(rest)));
@@ -62,31 +62,31 @@ pub fn count(value: f64) -> String {
     grouped
 }
 
-/// `-39.0 %`, of the part of a whole.
+/// Formats a part of a whole: `-39.0 %`.
 pub fn percent(part: f64) -> String {
     // No `-0.0 %`.
     let text = format!("{:+.1} %", part * 100.0);
     if text == "-0.0 %" { "+0.0 %".to_owned() } else { text }
 }
 
-/// What a ratio comes to: `-39.0 %`; from three times on `× 3.00`.
+/// Formats a ratio as a change: `-39.0 %`, or `× 3.00` from a factor of three on.
 pub fn change(ratio: f64) -> String {
     if ratio < 3.0 { percent(ratio - 1.0) } else { format!("× {}", short(ratio)) }
 }
 
-/// `+43.0 to +50.0 %`
+/// Formats a range: `+43.0 to +50.0 %`.
 pub fn percent_range(low: f64, high: f64) -> String {
     format!("{} to {}", percent(low).trim_end_matches(" %"), percent(high))
 }
 
-/// `1 GiB`; in the largest unit that needs no fraction.
+/// Formats bytes in the largest unit that needs no fraction: `1 GiB`.
 pub fn bytes(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let fitting = units.into_iter().find(|(shift, _)| bytes != 0 && bytes.is_multiple_of(1 << shift));
     fitting.map_or_else(|| format!("{bytes} bytes"), |(shift, name)| format!("{} {name}", bytes >> shift))
 }
 
-/// The value of a setting, below its name.
+/// Formats the value of a setting, for a column under its name.
 pub fn value(key: &str, value: &str) -> String {
     match value.parse() {
         Ok(0) if key == "chunk" => "0".to_owned(),
@@ -95,7 +95,7 @@ pub fn value(key: &str, value: &str) -> String {
     }
 }
 
-/// A setting that says by itself what it is: `4 vCPUs`, `1 GiB`, `chunk 2 MiB`.
+/// Formats a setting with its name if the value alone is not clear: `4 vCPUs`, `1 GiB`, `chunk 2 MiB`.
 pub fn setting(key: &str, text: &str) -> String {
     let shown = value(key, text);
     match key {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ctrl-C: what runs ends at the next place where nothing is half done.
+//! Ctrl-C: the program ends at the next point at which nothing is half done.
 
 use std::sync::OnceLock;
 
-/// Whether somebody wants the program to end. Cheap to clone; all of a process are one.
+/// A request that the program end. It is cheap to clone; all of a process are the same.
 #[derive(Clone, Debug)]
 pub struct Stop(twofold_launch::Stop);
 
 impl Stop {
-    /// From now on Ctrl-C, and what asks a process to end, is a request.
+    /// From now on, Ctrl-C and a signal that asks the process to end set the request.
     ///
     /// # Errors
     ///
-    /// The system has no handler for us.
+    /// An error is returned if the system cannot install the handler.
     pub fn on_signal() -> anyhow::Result<Self> {
         static STOP: OnceLock<Stop> = OnceLock::new();
         if let Some(stop) = STOP.get() {
@@ -24,18 +24,18 @@ impl Stop {
         Ok(STOP.get_or_init(|| stop).clone())
     }
 
-    /// One that nobody asks for.
+    /// A request that never comes.
     #[cfg(test)]
     pub fn never() -> Self {
         Self(twofold_launch::Stop::default())
     }
 
-    /// Whether it was asked for.
+    /// Returns whether the request has come.
     pub fn is_requested(&self) -> bool {
         self.0.is_requested()
     }
 
-    /// The same for what runs in QEMU.
+    /// Returns the same request, for an experiment that runs in QEMU.
     pub fn of_launch(&self) -> twofold_launch::Stop {
         self.0.clone()
     }

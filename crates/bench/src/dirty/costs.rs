@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold bench dirty-costs`: what each operation of the dirty log takes, beside what it may.
+//! `twofold bench dirty-costs`: how long each operation of the dirty log takes, beside its target.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ use crate::output;
 use crate::report::section::TOO_FEW;
 use crate::statistics::{ENOUGH, Quartiles, short};
 
-/// `twofold bench dirty-costs`: a failure where a bar is missed.
+/// Runs `twofold bench dirty-costs`; returns a failure if any target is missed.
 pub fn command(options: &DirtyCostsOptions) -> anyhow::Result<ExitCode> {
     let size = options.size.bytes();
     let rows: Vec<&Row> = ROWS.iter().filter(|row| chosen(row.name, &options.only)).collect();
@@ -36,7 +36,7 @@ pub fn command(options: &DirtyCostsOptions) -> anyhow::Result<ExitCode> {
     Ok(if report.rows.iter().any(Measured::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Whether one of these is in the name, if there are any.
+/// Whether the name contains one of `only`; true if `only` is empty.
 fn chosen(name: &str, only: &[String]) -> bool {
     only.is_empty() || only.iter().any(|part| name.contains(part.as_str()))
 }
@@ -47,7 +47,7 @@ fn measure(rows: &[&Row], size: u64, runs: u32) -> anyhow::Result<Report> {
     let progress = progress(rows.len() as u64 * (u64::from(runs) + 1))?;
     let mut times = vec![Vec::new(); rows.len()];
     let mut reads = Vec::new();
-    // The first run is not counted: it brings in the memory.
+    // The first run is not counted, because it faults in the memory.
     for run in 0..=runs {
         for (row, times) in rows.iter().zip(&mut times) {
             progress.set_message(row.name);
@@ -78,7 +78,7 @@ fn read_limit() -> anyhow::Result<&'static Limit> {
 #[derive(Debug, Serialize)]
 struct Report {
     rows: Vec<Measured>,
-    /// What this machine takes to read the entries.
+    /// How long this machine takes to read the entries alone.
     read_ns: Option<Quartiles>,
     bytes: u64,
     runs: u32,
@@ -91,20 +91,20 @@ struct Report {
 struct Measured {
     name: &'static str,
     ns: Quartiles,
-    /// What it may take at most; `None` for a row without a bar, or one that is not judged.
+    /// The most time the operation may take; `None` for a row without a target, or one that is not judged.
     bar_ns: Option<f64>,
-    /// The median by the bar.
+    /// The median divided by the target.
     of_bar: Option<f64>,
-    /// Why a row that has a bar is not judged.
+    /// Why a row that has a target is not judged.
     not_judged: Option<&'static str>,
 }
 
 impl Measured {
-    /// `reads` are those of the row's own runs, where its bar is made of them.
+    /// `reads` are the reading times of this row's runs, if its target is a multiple of them.
     fn of(row: &Row, times: &[f64], reads: &[f64], size: u64) -> Self {
         let ns = Quartiles::of(times.iter().copied());
         let not_judged = match row.bar {
-            Some(Bar::FromFullSize(_)) if size < BAR_SIZE => Some("not judged: the bar is for 16 GiB"),
+            Some(Bar::FromFullSize(_)) if size < BAR_SIZE => Some("not judged: the target is for 16 GiB"),
             Some(_) if times.len() < ENOUGH => Some(TOO_FEW),
             _ => None,
         };
@@ -127,7 +127,7 @@ impl Measured {
     }
 }
 
-/// The size that the bars are for.
+/// The slot size that the targets are for.
 const BAR_SIZE: u64 = 16 << 30;
 
 impl Report {
@@ -142,11 +142,11 @@ impl Report {
             let [lower, upper] = quartiles;
             vec![row.name.to_owned(), median, lower, upper, bar, of_bar, verdict.to_owned()]
         });
-        let table = report::table(&["us", "median", "quartile", "quartile", "bar", "of bar", ""], rows, 1);
+        let table = report::table(&["us", "median", "quartile", "quartile", "target", "of target", ""], rows, 1);
         let read = self.read_ns.map(|ns| format!("reading the entries alone: {} us\n", ns.times(1e-3)));
         format!(
             "{table}\n\n{}machine: {}\nwhat: {} build, one slot of {} GiB in 4 KiB pages, tables in real memory and nothing behind \
-             them, one thread, its CPU time, {} runs in turns; barriers are fences, no vCPU is in the guest",
+             them, one thread, its CPU time, {} interleaved runs; barriers are fences, no vCPU is in the guest",
             read.unwrap_or_default(),
             self.machine.shown(),
             self.build,
@@ -180,7 +180,7 @@ mod tests {
         let of = |runs: &[f64], gib: u64| Measured::of(&row(Some(Bar::FromFullSize(16.0))), runs, &[], gib << 30);
         let small = of(&[100.0; 4], 1);
         assert_eq!((small.bar_ns, small.of_bar, small.is_missed()), (None, None, false));
-        assert_eq!(small.not_judged, Some("not judged: the bar is for 16 GiB"));
+        assert_eq!(small.not_judged, Some("not judged: the target is for 16 GiB"));
         assert!(of(&[100.0; 4], 16).is_missed() && !of(&[10.0; 4], 16).is_missed());
         assert_eq!(of(&[100.0; 4], 64).bar_ns, Some(64.0));
         let report = Report {
@@ -191,7 +191,7 @@ mod tests {
             build: "test",
             machine: Machine::this(),
         };
-        assert!(report.shown().contains("not judged: the bar is for 16 GiB"), "{}", report.shown());
+        assert!(report.shown().contains("not judged: the target is for 16 GiB"), "{}", report.shown());
         let names = ROWS.iter().filter(|row| matches!(row.bar, Some(Bar::FromFullSize(_)))).map(|row| row.name);
         assert_eq!(names.collect::<Vec<_>>(), ["get 1,000 dirty: manual"]);
     }

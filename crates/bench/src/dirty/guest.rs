@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest with one slot, all of which is mapped by pages: with memory behind it, or tables alone.
+//! A guest with one slot that is mapped by pages, with or without memory behind it.
 //!
-//! Invariant: after a [`reset`](Guest::reset) everything is as it was at first, the log included, which then is allocated by
-//! its first start, as by a guest's that is to be migrated.
+//! Invariant: a [`reset`](Guest::reset) restores the first state. That includes the log: the next start allocates it
+//! again, as
+//! for a guest that is about to migrate.
 
 use std::sync::Arc;
 
@@ -23,9 +24,9 @@ pub const PAGE: u64 = 4 << 10;
 
 const RAM: Ipa = Ipa::new(0x4000_0000);
 const IPA_BITS: u32 = 40;
-/// Where the slot's memory would be, if there were any.
+/// The output address of a slot without memory.
 const NOWHERE: Pa = Pa::new(0x10_0000_0000);
-/// Table pages beside those of level 3: of level 2, the root, and what a buddy allocator cannot use.
+/// Bytes of table pages beside level 3: level 2, the root, and what a buddy allocator cannot use.
 const SPARE: u64 = 1 << 20;
 
 /// The guest.
@@ -34,18 +35,18 @@ pub struct Guest {
     memory: GuestMemory<FastPlatform>,
     slot: SlotId,
     size: u64,
-    /// Where its memory is.
+    /// The physical address of its memory.
     frames: Pa,
 }
 
 impl Guest {
-    /// A slot of so many bytes, with nothing behind it: its tables are real, and nobody may access its pages.
+    /// A slot of `size` bytes without memory behind it. Its tables are real; its pages must not be accessed.
     pub fn of_tables(size: u64) -> anyhow::Result<Self> {
         let arena = arena(ArenaOptions::new(table_bytes(size), Backing::AnonymousThp))?;
         Self::in_arena(arena, size, NOWHERE)
     }
 
-    /// A slot of so many bytes of memory, all of which was touched.
+    /// A slot of `size` bytes of memory, every page of which was touched.
     pub fn backed(size: u64) -> anyhow::Result<Self> {
         let tables = table_bytes(size).next_multiple_of(2 << 20);
         let options = ArenaOptions::new(tables + size, Backing::AnonymousThp);
@@ -73,7 +74,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Back to the start: another slot takes the place of this one.
+    /// Restores the first state: replaces the slot by a new one.
     pub fn reset(&mut self) -> anyhow::Result<()> {
         self.memory.remove_slot(self.slot)?;
         self.slot = self.memory.add_slot(slot(self.size))?;
@@ -83,22 +84,23 @@ impl Guest {
     fn map(&self) -> anyhow::Result<()> {
         let attributes = Attributes::ram(Access::READ_WRITE);
         let tables = &mut self.memory.tables();
-        // SAFETY: it is what of the arena was not donated, or no vCPU runs: nothing is there.
+        // SAFETY: the range is the part of the arena that was not donated; or it has no memory, and no vCPU accesses
+        // it.
         let window = unsafe { Window::new(self.frames, self.size) };
         Ok(self.memory.stage2().open(window, self.range().start).map_range(Level::L3, &attributes, tables)?)
     }
 
-    /// The slot's log.
+    /// Returns the slot's log.
     pub fn log(&self) -> anyhow::Result<DirtyLog<'_, FastPlatform>> {
         Ok(self.memory.dirty_log(self.slot)?)
     }
 
-    /// How many pages the slot has.
+    /// Returns the number of pages of the slot.
     pub fn pages(&self) -> u64 {
         self.size / PAGE
     }
 
-    /// Lets the guest write to a page as it does itself: by hardware where that records it, by a fault otherwise.
+    /// Does what a guest's write to `page` does to the tables: hardware records it if DBM is set, otherwise it faults.
     pub fn write(&self, page: u64) -> anyhow::Result<()> {
         let ipa = self.range().start + page * PAGE;
         let leaf = self.memory.stage2().look_up(ipa).context("a page is not mapped")?;
@@ -110,7 +112,7 @@ impl Guest {
         Ok(())
     }
 
-    /// How many pages may be written without hardware or a fault telling.
+    /// Returns how many pages are writable with neither hardware nor a fault recording the write.
     pub fn writable(&self) -> anyhow::Result<u64> {
         let (mut writable, mut armed) = (0, 0);
         let stage2 = self.memory.stage2();
@@ -119,7 +121,7 @@ impl Guest {
         Ok(writable - armed)
     }
 
-    /// How many pages hardware records writes to.
+    /// Returns how many pages have DBM set, so that hardware records writes to them.
     pub fn armed(&self) -> anyhow::Result<u64> {
         let is_armed = |page: &u64| {
             let leaf = self.memory.stage2().look_up(self.range().start + page * PAGE);
@@ -128,13 +130,13 @@ impl Guest {
         Ok((0..self.pages()).filter(is_armed).count() as u64)
     }
 
-    /// A CPU for it.
+    /// Returns a vCPU for this guest.
     pub fn vcpu(&self) -> anyhow::Result<FastVcpu> {
         let registers = (self.memory.stage2().vttbr(), self.memory.stage2().vtcr());
         Ok(FastVcpu::new(&self.machine, 0, registers, Arc::new(Interrupts::new()))?)
     }
 
-    /// Has the guest write to these pages, and answers its faults; tells how many there were.
+    /// Runs the guest's stores to `pages` and answers its faults. Returns the number of faults.
     pub fn run(&self, vcpu: &mut FastVcpu, pages: &[u32]) -> anyhow::Result<u64> {
         let mut stores = Stores { pages, at: 0 };
         let mut faults = 0;
@@ -143,7 +145,7 @@ impl Guest {
                 Ok(Ended) => return Ok(faults),
                 Err(Exit::Abort(abort)) => {
                     let fault = Fault::from_syndrome(abort.esr).context("an abort that is no fault of the tables")?;
-                    // Its stage 1 is off: its addresses are what the tables translate. HPFAR tells nothing of permissions.
+                    // Stage 1 is off, so FAR holds the IPA. HPFAR is not valid for a permission fault.
                     let (ipa, Fault { kind, access, .. }) = (Ipa::new(abort.far), fault);
                     let _ = self.memory.fault(&GuestFault { ipa, kind, access })?;
                     faults += 1;
@@ -159,7 +161,7 @@ impl Guest {
     }
 }
 
-/// The guest's program: a store to each page of a list.
+/// The guest's program: one store to each page of a list.
 struct Stores<'a> {
     pages: &'a [u32],
     at: usize,
@@ -168,7 +170,7 @@ struct Stores<'a> {
 impl Program for Stores<'_> {
     fn run<C: Instructions>(&mut self, cpu: &mut C) -> Result<Ended, Exit> {
         while let Some(page) = self.pages.get(self.at) {
-            // In each page another word, so that they are not all in one set of the host's cache.
+            // Each page's store goes to another word, so that the stores do not share one set of the host's cache.
             let word = (self.at as u64 * 72) & (PAGE - 8);
             cpu.store(RAM.raw() + u64::from(*page) * PAGE + word, self.at as u64)?;
             self.at += 1;
@@ -181,7 +183,7 @@ fn slot(size: u64) -> Slot {
     Slot { range: RAM..RAM + size, backing: twofold_memory::Backing::Ram, writable: true }
 }
 
-/// In huge pages, as tables at EL2 are; in small ones where the system has no others.
+/// Maps the arena in huge pages, as the tables of EL2 are; in small pages if the system has no huge ones.
 fn arena(options: ArenaOptions) -> Result<Arena, ArenaError> {
     match Arena::new(&options) {
         Err(ArenaError::NoTransparentHugePages { instead }) => {

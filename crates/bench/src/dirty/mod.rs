@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The dirty log, natively: what each of its operations costs (`dirty-costs`), and what a guest that is logged loses by each
-//! tracker (`dirty-table`).
+//! The dirty log on the host: what each operation costs (`dirty-costs`), and what logging costs the guest under each
+//! tracker
+//! (`dirty-table`).
 //!
-//! Invariant: one thread does everything, guest and collector in turn, and its CPU time is what is told: what is moved from one
-//! of them to the other stays in the sum. What is measured together takes turns, run by run.
+//! Invariant: one thread runs guest and collector in turn, and every figure is that thread's CPU time. So work that
+//! moves from one
+//! to the other stays in the sum. The subjects of one comparison are interleaved, run by run.
 
 mod costs;
 mod guest;

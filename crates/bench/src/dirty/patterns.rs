@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which pages a guest writes in each round.
+//! The workloads: which pages a guest writes in each round.
 
 use super::recorded::Recorded;
 use crate::statistics::Random;
 
-/// A way to write to memory.
+/// A workload.
 #[derive(Debug)]
 pub enum Pattern {
-    /// Page after page.
+    /// One page after the other.
     Sequential,
-    /// Any page, each time.
+    /// A random page each time.
     Random,
-    /// One page in 64, always the same, over and over: where it is among the 64 is different from place to place.
+    /// One page in each 64, the same in every round. Its place among the 64 differs from one group to the next.
     Sparse,
-    /// Any page of a hundredth of them, which lies about in runs of 16.
+    /// A random page of a hot hundredth, which is scattered in runs of 16 pages.
     Hot,
-    /// What a guest was seen to write.
+    /// The recorded writes of a real guest.
     Recorded(Recorded),
 }
 
 impl Pattern {
-    /// What it is called.
+    /// Returns the workload's name.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Sequential => "sequential",
@@ -31,8 +31,9 @@ impl Pattern {
         }
     }
 
-    /// The pages of a round, in the order in which they are written, in a slot of `pages` pages. What was recorded has as many
-    /// writes as pages were dirty.
+    /// Returns the pages of a round, in the order in which they are written, for a slot of `pages` pages. A recorded
+    /// round ignores
+    /// `writes`: it has one write for each page that was dirty.
     pub fn round(&self, round: u64, pages: u64, writes: u64) -> Vec<u32> {
         let mut random = Random::new(round);
         let mut list = |page: &mut dyn FnMut(u64, &mut Random) -> u64| -> Vec<u32> {
@@ -53,7 +54,7 @@ impl Pattern {
         }
     }
 
-    /// How many rounds there are, if not as many as one likes.
+    /// Returns the number of rounds; `None` if the workload has any number of them.
     pub fn rounds(&self) -> Option<u64> {
         match self {
             Self::Recorded(recorded) => Some(recorded.rounds()),
@@ -62,7 +63,7 @@ impl Pattern {
     }
 }
 
-/// Pages of a run of hot ones.
+/// Pages of a hot run.
 const HOT_RUN: u64 = 16;
 
 #[cfg(test)]

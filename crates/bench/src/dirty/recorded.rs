@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Rounds that were recorded: a text file, a line for each round.
+//! Recorded rounds: a text file with one line per round.
 //!
 //! ```text
 //! twofold-rounds 1 8192
@@ -8,17 +8,19 @@
 //! 77
 //! ```
 //!
-//! The first line has the format's name, its version, and how many pages of 4 KiB the slot has. Each line behind it is a round:
-//! the pages that the log told in it, ascending, as runs `FIRST+COUNT`, or `FIRST` for a page alone, all decimal, with a space
-//! between. A round in which nothing was written is an empty line.
+//! The first line has the format's name, its version, and the number of 4 KiB pages of the slot. Each following line is
+//! a round: the
+//! pages that the log reported, in ascending order, as runs `FIRST+COUNT`, or `FIRST` for a single page. Numbers are
+//! decimal and
+//! runs are separated by a space. A round without writes is an empty line.
 //!
-//! Which page was written first, and how often, no log knows: they are written once, in this order.
+//! A log does not know the order of the writes or their number. So the replay writes each page once, in this order.
 
 use std::path::Path;
 
 use anyhow::{Context, ensure};
 
-/// What a guest was seen to write.
+/// The recorded writes of a guest.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Recorded {
     name: &'static str,
@@ -27,34 +29,34 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Redis under `redis-benchmark -t set` in Linux, as `recordings/README.md` tells.
+    /// Returns the recording of Redis under `redis-benchmark -t set` in Linux; `recordings/README.md` describes it.
     pub fn redis() -> anyhow::Result<Self> {
         let recorded = Self::parse(include_str!("../../recordings/redis.rounds")).context("recordings/redis.rounds")?;
         Ok(Self { name: "redis", ..recorded })
     }
 
-    /// From a file.
+    /// Reads a recording from a file.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         Self::parse(&text).with_context(|| format!("{} holds no recorded rounds", path.display()))
     }
 
-    /// What it is called.
+    /// Returns the recording's name.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Pages of the slot.
+    /// Returns the number of pages of the slot.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// How many rounds there are.
+    /// Returns the number of rounds.
     pub fn rounds(&self) -> u64 {
         self.rounds.len() as u64
     }
 
-    /// The pages of a round.
+    /// Returns the pages of a round.
     pub fn round(&self, round: u64) -> &[u32] {
         self.rounds.get(round as usize).map_or(&[], |pages| pages)
     }
@@ -63,11 +65,11 @@ impl Recorded {
         let mut lines = text.lines();
         let head = lines.next().and_then(|line| line.strip_prefix("twofold-rounds 1 "));
         let pages = head.context("line 1: not `twofold-rounds 1 PAGES`")?;
-        let pages: u64 = pages.parse().with_context(|| format!("line 1: `{pages}` is no number of pages"))?;
+        let pages: u64 = pages.parse().with_context(|| format!("line 1: `{pages}` is not a number of pages"))?;
         ensure!((1..=MOST_PAGES).contains(&pages), "line 1: {pages} pages; 1 to {MOST_PAGES} are possible");
         let round = |(number, line)| parse_round(line, pages).with_context(|| format!("line {}", number + 2));
         let rounds = lines.enumerate().map(round).collect::<Result<Vec<_>, _>>()?;
-        ensure!(!rounds.is_empty(), "there is no round in it");
+        ensure!(!rounds.is_empty(), "it has no round");
         Ok(Self { name: "recorded", pages, rounds })
     }
 }
@@ -80,10 +82,11 @@ fn parse_round(line: &str, pages: u64) -> anyhow::Result<Vec<u32>> {
     for run in line.split_ascii_whitespace() {
         let (first, count) = run.split_once('+').unwrap_or((run, "1"));
         let number = |text: &str| text.parse::<u32>().ok().filter(|number| u64::from(*number) <= pages);
-        let (first, count) = number(first).zip(number(count)).with_context(|| format!("`{run}` is no run of pages"))?;
+        let (first, count) =
+            number(first).zip(number(count)).with_context(|| format!("`{run}` is not a run of pages"))?;
         let end = first + count;
-        ensure!(u64::from(end) <= pages, "`{run}` ends behind the slot, which has {pages} pages");
-        ensure!(round.last().is_none_or(|last| *last < first), "`{run}` is not behind the run before it");
+        ensure!(u64::from(end) <= pages, "`{run}` ends beyond the slot, which has {pages} pages");
+        ensure!(round.last().is_none_or(|last| *last < first), "`{run}` does not come after the run before it");
         round.extend(first..end);
     }
     Ok(round)
@@ -116,14 +119,14 @@ mod tests {
         for (text, said) in [
             ("", "line 1: not"),
             ("twofold-rounds 2 100\n1\n", "line 1: not"),
-            ("twofold-rounds 1 x\n1\n", "`x` is no number"),
+            ("twofold-rounds 1 x\n1\n", "`x` is not a number"),
             ("twofold-rounds 1 0\n1\n", "line 1: 0 pages"),
             ("twofold-rounds 1 99999999999\n1\n", "99999999999 pages"),
             ("twofold-rounds 1 100\n", "no round"),
             ("twofold-rounds 1 100\n1\n2 x\n", "line 3: `x`"),
             ("twofold-rounds 1 100\n99+2\n", "line 2: `99+2` ends"),
-            ("twofold-rounds 1 100\n4294967295+4294967295\n", "line 2: `4294967295+4294967295` is no run"),
-            ("twofold-rounds 1 100\n5 5\n", "line 2: `5` is not behind"),
+            ("twofold-rounds 1 100\n4294967295+4294967295\n", "line 2: `4294967295+4294967295` is not a run"),
+            ("twofold-rounds 1 100\n5 5\n", "line 2: `5` does not come after"),
         ] {
             let error = format!("{:#}", Recorded::parse(text).unwrap_err());
             assert!(error.contains(said), "{text:?}: {error}");

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is measured of the dirty log, one operation a row.
+//! The rows of `dirty-costs`: one operation of the dirty log each.
 //!
-//! Invariant: the clock runs for the operation alone, each row starts from a slot that nothing was done to, and what the
-//! operation led to is checked before its time is told.
+//! Invariant: the clock runs during the operation alone. Each row starts from a slot in its first state, and its result
+//! is checked
+//! before its time is reported.
 
 use anyhow::{Context, ensure};
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
@@ -13,27 +14,28 @@ use crate::statistics::Random;
 
 /// A row.
 pub struct Row {
-    /// Its name.
+    /// The operation's name.
     pub name: &'static str,
-    /// What it may take at most.
+    /// The most time the operation may take, if it has a target.
     pub bar: Option<Bar>,
-    /// Does it once; nanoseconds.
+    /// Runs the operation once; returns nanoseconds.
     pub run: fn(&Guest) -> anyhow::Result<f64>,
 }
 
-/// What an operation may take at most.
+/// The most time an operation may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bar {
     /// The limit in nanoseconds at 16 GiB. The work grows with the slot, so the limit scales with its size.
     PerSize(f64),
-    /// The limit in nanoseconds at 16 GiB, for work that has a part of its own, which a smaller slot does not make less. A larger
-    /// slot has so much more, in proportion; with a smaller one the operation is not judged.
+    /// The limit in nanoseconds at 16 GiB, for work with a fixed part that does not shrink with the slot. For a larger
+    /// slot the limit
+    /// scales with its size. With a smaller slot the operation is not judged.
     FromFullSize(f64),
-    /// So many times what this machine takes to read the entries at all, in the same run.
+    /// This, times the time in which this machine reads the entries alone in the same run.
     Reads(f64),
 }
 
-/// All of them: first those that have a bar.
+/// All rows; those with a target come first.
 pub const ROWS: &[Row] = &[
     Row { name: "start, all dirty", bar: Some(Bar::PerSize(200e3)), run: start_all_dirty },
     Row { name: "clear all: manual", bar: Some(Bar::PerSize(8e6)), run: |guest| clear_all(guest, Tracker::Manual) },
@@ -42,7 +44,7 @@ pub const ROWS: &[Row] = &[
         bar: Some(Bar::FromFullSize(50e3)),
         run: |guest| get_some(guest, Tracker::Manual, THOUSAND),
     },
-    Row { name: "get, all armed and clean: hardware", bar: Some(Bar::Reads(2.0)), run: get_clean },
+    Row { name: "get, all hardware-tracked and clean: hardware", bar: Some(Bar::Reads(2.0)), run: get_clean },
     Row {
         name: "get 1 in 10 dirty: manual",
         bar: None,
@@ -53,8 +55,8 @@ pub const ROWS: &[Row] = &[
         bar: None,
         run: |guest| get_some(guest, Tracker::Hardware, guest.pages() / 10),
     },
-    Row { name: "clear all, and arm: hardware", bar: None, run: |guest| clear_all(guest, Tracker::Hardware) },
-    Row { name: "clear all, armed: hardware", bar: None, run: clear_all_armed },
+    Row { name: "clear all, set DBM: hardware", bar: None, run: |guest| clear_all(guest, Tracker::Hardware) },
+    Row { name: "clear all, DBM set before: hardware", bar: None, run: clear_all_armed },
     Row { name: "clear 1,000: manual", bar: None, run: |guest| clear_some(guest, Tracker::Manual) },
     Row { name: "clear 1,000: hardware", bar: None, run: |guest| clear_some(guest, Tracker::Hardware) },
     Row { name: "get and clear 1,000: write-protect", bar: None, run: get_and_clear },
@@ -68,7 +70,7 @@ pub const ROWS: &[Row] = &[
         run: |guest| Ok(idle(guest, guest.pages())?.first),
     },
     Row {
-        name: "longest get on the way there: adaptive",
+        name: "longest get while pages grow cold: adaptive",
         bar: None,
         run: |guest| Ok(idle(guest, guest.pages())?.longest),
     },
@@ -76,7 +78,7 @@ pub const ROWS: &[Row] = &[
 
 const THOUSAND: u64 = 1000;
 
-/// With what it allocates, as it is the slot's first.
+/// Includes the log's allocations, because it is the slot's first start.
 fn start_all_dirty(guest: &Guest) -> anyhow::Result<f64> {
     let (log, options) = (guest.log()?, LogOptions::new(Tracker::Manual));
     let time = timed(|| log.start(&options))?;
@@ -86,7 +88,7 @@ fn start_all_dirty(guest: &Guest) -> anyhow::Result<f64> {
     Ok(time)
 }
 
-/// A log in which everything is dirty.
+/// Clears a log in which every page is dirty.
 fn clear_all(guest: &Guest, tracker: Tracker) -> anyhow::Result<f64> {
     let log = guest.log()?;
     log.start(&LogOptions::new(tracker))?;
@@ -96,7 +98,7 @@ fn clear_all(guest: &Guest, tracker: Tracker) -> anyhow::Result<f64> {
     let time = timed(|| log.clear_these(&dirty))?;
     log.get(&mut dirty)?;
     ensure!(dirty.is_empty(), "pages are dirty after the clear");
-    ensure!(guest.writable()? == 0, "pages may be written without a trace after the clear");
+    ensure!(guest.writable()? == 0, "pages are writable and untracked after the clear");
     Ok(time)
 }
 
@@ -105,8 +107,8 @@ fn get_some(guest: &Guest, tracker: Tracker, count: u64) -> anyhow::Result<f64> 
     let pages = write_some(guest, count, 0)?;
     let log = guest.log()?;
     let time = timed(|| log.get(&mut dirty))?;
-    ensure!(pages.iter().all(|page| dirty.contains(*page)), "a page that was written is not dirty");
-    ensure!(dirty.count() == pages.len() as u64, "pages are dirty that were not written");
+    ensure!(pages.iter().all(|page| dirty.contains(*page)), "a written page is not dirty");
+    ensure!(dirty.count() == pages.len() as u64, "a dirty page was not written");
     Ok(time)
 }
 
@@ -114,18 +116,18 @@ fn get_clean(guest: &Guest) -> anyhow::Result<f64> {
     let mut dirty = started(guest, Tracker::Hardware)?;
     let log = guest.log()?;
     let time = timed(|| log.get(&mut dirty))?;
-    ensure!(dirty.is_empty(), "pages are dirty that nobody wrote");
-    ensure!(guest.armed()? == guest.pages(), "not all pages are armed");
+    ensure!(dirty.is_empty(), "a dirty page was not written");
+    ensure!(guest.armed()? == guest.pages(), "not all pages are hardware-tracked");
     Ok(time)
 }
 
-/// All were armed before, and are dirty.
+/// Every page has DBM set before, and is dirty.
 fn clear_all_armed(guest: &Guest) -> anyhow::Result<f64> {
     let mut dirty = started(guest, Tracker::Hardware)?;
     (0..guest.pages()).try_for_each(|page| guest.write(page))?;
     let log = guest.log()?;
     log.get(&mut dirty)?;
-    ensure!(dirty.count() == guest.pages(), "not all pages are dirty that were written");
+    ensure!(dirty.count() == guest.pages(), "a written page is not dirty");
     let time = timed(|| log.clear_these(&dirty))?;
     log.get(&mut dirty)?;
     ensure!(dirty.is_empty(), "pages are dirty after the clear");
@@ -149,14 +151,14 @@ fn get_and_clear(guest: &Guest) -> anyhow::Result<f64> {
     let pages = write_some(guest, THOUSAND, 0)?;
     let mut dirty = DirtyPages::new();
     let time = timed(|| log.get(&mut dirty))?;
-    ensure!(dirty.count() == pages.len() as u64, "other pages are dirty than were written");
-    ensure!(guest.writable()? == 0, "pages may be written without a trace after the clear");
+    ensure!(dirty.count() == pages.len() as u64, "the dirty pages are not those that were written");
+    ensure!(guest.writable()? == 0, "pages are writable and untracked after the clear");
     Ok(time)
 }
 
-/// What a get takes of a guest that has written something once, and nothing since.
+/// How long a get takes if the guest wrote once, and never since.
 struct Idle {
-    /// The first time that nothing was written.
+    /// The first get after a round without writes.
     first: f64,
     last: f64,
     longest: f64,
@@ -185,10 +187,10 @@ fn idle(guest: &Guest, count: u64) -> anyhow::Result<Idle> {
     Ok(idle)
 }
 
-/// By then a tracker has had the time to find out.
+/// Enough rounds for a tracker to adapt.
 const IDLE_ROUNDS: u32 = 200;
 
-/// A log from which everything was cleared; its list, for which there is memory by now.
+/// Starts a log and clears every page. Returns the list that was used, whose memory is allocated by now.
 fn started(guest: &Guest, tracker: Tracker) -> anyhow::Result<DirtyPages> {
     let log = guest.log()?;
     log.start(&LogOptions::new(tracker))?;
@@ -198,7 +200,7 @@ fn started(guest: &Guest, tracker: Tracker) -> anyhow::Result<DirtyPages> {
     Ok(dirty)
 }
 
-/// Writes to so many pages anywhere, none twice.
+/// Writes to `count` different random pages; returns them.
 fn write_some(guest: &Guest, count: u64, seed: u64) -> anyhow::Result<Vec<u64>> {
     let mut random = Random::new(seed);
     let mut pages = std::collections::BTreeSet::new();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The table of trackers, for people.
+//! The table of trackers, as text.
 
 use super::table::{Report, Row};
 use crate::engine::report::table;
 use crate::report::section::TOO_FEW;
 use crate::statistics::short;
 
-/// All of it.
+/// Formats the table, the machine and the configuration.
 pub fn shown(report: &Report) -> String {
     let header = [
         "writes",
@@ -26,8 +26,8 @@ pub fn shown(report: &Report) -> String {
     ];
     format!(
         "{}\n\nmachine: {}\nwhat: {} build, a slot of {} MiB in 4 KiB pages, {} rounds of {} writes, each followed by a get and a clear, \
-         start and stop with them; guest and collector in turns on one thread, its CPU time, medians of {} runs in turns; an exit's \
-         cost is modelled: added for each fault",
+         start and stop with them; guest and collector interleaved on one thread, its CPU time, medians of {} interleaved runs; \
+         an exit's cost is modelled: added for each fault",
         table(&header, report.rows.iter().map(cells), 3),
         report.machine.shown(),
         report.build,

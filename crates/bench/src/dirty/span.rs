@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest that is logged, from the log's start to its stop, once.
+//! One measurement of a logged guest, from the log's start to its stop.
 //!
-//! Guest and collector take turns on one thread: a round of writes, a get, a clear. So what each of them takes is known, and
-//! nothing that one waits for the other is in it. That the guest stands meanwhile makes no difference to what is told: it
-//! writes as much, and what it would write more in that time is not counted.
+//! Guest and collector take turns on one thread: a round of writes, a get, a clear. So the time of each is known, and
+//! neither
+//! contains a wait for the other. That the guest is paused during a get and a clear changes no figure: it writes the
+//! same
+//! number of pages, and what it could have written meanwhile is not counted.
 
 use anyhow::ensure;
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
@@ -11,28 +13,29 @@ use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use super::guest::Guest;
 use crate::clock::Moment;
 
-/// What it took: nanoseconds of CPU time, all rounds together.
+/// Nanoseconds of CPU time, the sum over all rounds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Span {
-    /// The guest's own, with the faults that it took.
+    /// The guest, with its faults.
     pub dirty: f64,
-    /// What the collector took to find out.
+    /// The collector's gets.
     pub get: f64,
-    /// What it took to clear.
+    /// The collector's clears.
     pub clear: f64,
     /// The log's start and stop.
     pub ends: f64,
-    /// Of `get` the last: the guest of a migration waits for this one.
+    /// The last of the gets. The guest of a migration is stopped during this one.
     pub last_get: f64,
-    /// Faults that the guest took.
+    /// Number of faults.
     pub faults: u64,
-    /// Writes that it did.
+    /// Number of writes.
     pub writes: u64,
 }
 
 impl Span {
-    /// One more, of a slot to which nothing was done yet, with these writes in each round. With `check` each page that was
-    /// written has to be told.
+    /// Measures once, in a slot in its first state, with these writes in each round. With `check`, an error is returned
+    /// if the log
+    /// misses a written page.
     pub fn measure(guest: &Guest, tracker: Tracker, rounds: &[Vec<u32>], check: bool) -> anyhow::Result<Self> {
         let (mut span, mut vcpu, log) = (Self::default(), guest.vcpu()?, guest.log()?);
         let mut dirty = DirtyPages::new();
@@ -62,18 +65,18 @@ impl Span {
         Ok(span)
     }
 
-    /// All of it, where a fault's way out of the guest and back takes so many nanoseconds more than here.
+    /// Returns the CPU time of everything, if an exit and the return cost `exit_cost` nanoseconds more than here.
     pub fn cpu(&self, exit_cost: f64) -> f64 {
         self.dirty + self.get + self.clear + self.ends + self.faults as f64 * exit_cost
     }
 
-    /// Writes of the guest's per second of CPU, its own and the collector's.
+    /// Returns the guest's writes per second of CPU time, its own and the collector's.
     pub fn work(&self, exit_cost: f64) -> f64 {
         self.writes as f64 / self.cpu(exit_cost) * 1e9
     }
 }
 
-/// Adds what it takes.
+/// Adds the CPU time of `body` to `sum`.
 fn timed(sum: &mut f64, body: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let start = Moment::now();
     body()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold bench dirty-table`: trackers against ways to write.
+//! `twofold bench dirty-table`: trackers against workloads.
 
 use std::process::ExitCode;
 
@@ -17,7 +17,8 @@ use crate::machine::Machine;
 use crate::output;
 use crate::statistics::{Quartiles, Ratio};
 
-/// `twofold bench dirty-table`: a failure where adaptive is neither best nor as good.
+/// Runs `twofold bench dirty-table`; returns a failure if the adaptive tracker is neither the best nor as good as the
+/// best.
 pub fn command(options: &DirtyTableOptions) -> anyhow::Result<ExitCode> {
     let report = measure(options)?;
     output::line(&shown::shown(&report))?;
@@ -27,7 +28,7 @@ pub fn command(options: &DirtyTableOptions) -> anyhow::Result<ExitCode> {
     Ok(if report.rows.iter().any(Row::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// A way to write, the slot it is written to, and what was measured of it.
+/// A workload, the slot it writes to, and its figures.
 struct Subject {
     pattern: Pattern,
     rounds: Vec<Vec<u32>>,
@@ -52,10 +53,10 @@ fn measure(options: &DirtyTableOptions) -> anyhow::Result<Report> {
         let rounds = (0..count).map(|round| pattern.round(round, pages, writes)).collect();
         let spans = vec![Vec::new(); options.tracker.len()];
         subjects.push(Subject { pattern, rounds, guest: guests.len() - 1, spans });
-        // What was recorded comes last.
+        // The recorded workload comes last.
     }
     let progress = progress(subjects.len() as u64 * options.tracker.len() as u64 * (u64::from(options.runs) + 1))?;
-    // The first run is not counted: it is checked instead.
+    // The first run is not counted; its log is checked instead.
     for run in 0..=options.runs {
         for subject in &mut subjects {
             for (tracker, spans) in options.tracker.iter().zip(&mut subject.spans) {
@@ -98,7 +99,7 @@ fn patterns(options: &DirtyTableOptions) -> anyhow::Result<Vec<Pattern>> {
     });
     anyhow::ensure!(
         !patterns.is_empty(),
-        "there is no way to write with `{}` in its name; there are: {}",
+        "there is no workload with `{}` in its name; there are: {}",
         options.only.join("` or `"),
         names.join(", ")
     );
@@ -133,11 +134,11 @@ fn rows(subject: &Subject, trackers: &[Tracker], exit_cost: u32) -> Vec<Row> {
 /// All figures of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// One for each way to write, exit cost and tracker.
+    /// One row for each workload, exit cost and tracker.
     pub rows: Vec<Row>,
     /// The slot's size.
     pub bytes: u64,
-    /// Rounds, but of what was recorded.
+    /// Rounds of a workload that is not recorded.
     pub rounds: u32,
     /// Writes of a round.
     pub writes: u64,
@@ -149,39 +150,39 @@ pub struct Report {
     pub machine: Machine,
 }
 
-/// What was measured of a tracker with a way to write: CPU time, all rounds together.
+/// The figures of a tracker and a workload: CPU time, the sum over all rounds.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    /// The way.
+    /// The workload.
     pub pattern: &'static str,
-    /// What a fault's way out of the guest and back is said to cost.
+    /// The modelled cost of an exit and the return, in nanoseconds.
     pub exit_cost_ns: u32,
     /// The tracker.
     pub tracker: &'static str,
     /// The guest, with its faults.
     pub dirty_ns: Quartiles,
-    /// The collector, to find out.
+    /// The collector's gets.
     pub get_ns: Quartiles,
-    /// The collector, to clear.
+    /// The collector's clears.
     pub clear_ns: Quartiles,
-    /// The last time that it finds out.
+    /// The last get.
     pub last_get_ns: Quartiles,
-    /// All of it, with start and stop.
+    /// The sum, with start and stop.
     pub cpu_ns: Quartiles,
     /// Faults.
     pub faults: Quartiles,
     /// Writes per second of CPU.
     pub work: Quartiles,
-    /// The same by that of the best tracker in this row; `None` of too few runs.
+    /// This row's writes per second divided by those of the best tracker; `None` after too few runs.
     pub of_best: Option<Ratio>,
 }
 
 impl Row {
-    /// Whether this is adaptive, and is not as good as it is to be.
+    /// Whether this is the adaptive tracker, and it misses its target.
     pub fn is_missed(&self) -> bool {
         self.tracker == Tracker::Adaptive.name() && self.of_best.is_some_and(|of_best| of_best.high < ENOUGH)
     }
 }
 
-/// Of the best.
+/// The adaptive tracker's target, as a share of the best tracker's work.
 const ENOUGH: f64 = 0.95;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The states before the engine's techniques (`twofold_stage2::baselines`), one row each: what a technique gains is the
-//! difference to the row that it is named after, in the same run.
+//! The baselines of the engine's techniques (`twofold_stage2::baselines`), one row each. The gain of a technique is the
+//! difference
+//! to the row with the plain name, in the same run.
 //!
-//! Names are `<operation>_<rule>`. `cargo xtask peers linux` sets each beside Linux's figure for the operation, which none of
-//! them may exceed: a state before is the same engine with one rule changed, not a worse one.
+//! Names are `<operation>_<rule>`. `cargo xtask peers linux` sets each beside Linux's figure for the operation, which
+//! no baseline
+//! may exceed: a baseline is the same engine with one rule changed, never a crippled one.
 
 use twofold_stage2::baselines::{EveryLevel, SkipChildren, SkipLeaves, SplitPolicy};
 use twofold_stage2::{Coalesced, Level, Mapped, Pool};
@@ -12,7 +14,7 @@ use super::guest::{BLOCK, End, Failure, Guest, PAGE, Start, ipa, window};
 use super::operations::WRITABLE;
 use super::row::{Row, Unit, row};
 
-/// All of them.
+/// All rows.
 pub const ROWS: &[Row] = &[
     row!(split_2m_every_level, Unit::Page, Start::Blocks(Level::L2, WRITABLE), End::Pages(WRITABLE)),
     row!(split_2m_skip_children, Unit::Page, Start::Blocks(Level::L2, WRITABLE), End::Pages(WRITABLE)),
@@ -25,22 +27,22 @@ pub const ROWS: &[Row] = &[
     row!(coalesce_2m_free_first, Unit::Block, Start::Pages(WRITABLE), End::Blocks(Level::L2, WRITABLE)),
 ];
 
-/// Every entry is visited, also those of tables that were made just now: as Linux 6.12 does it.
+/// Visits every entry, also those of tables that this split has just made, as Linux 6.12 does.
 fn split_2m_every_level<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     split::<EveryLevel, COUNT>(guest)
 }
 
-/// Tables that were made just now are passed over.
+/// Skips the tables that this split has just made.
 fn split_2m_skip_children<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     split::<SkipChildren, COUNT>(guest)
 }
 
-/// No table of level 3 is entered (source S0).
+/// Enters no table of level 3 (Bras 2026).
 fn split_2m_skip_leaves<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     split::<SkipLeaves, COUNT>(guest)
 }
 
-/// The same three where everything is split already.
+/// The same three policies on memory that is already split.
 fn split_again_every_level<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     split::<EveryLevel, COUNT>(guest)
 }
@@ -60,7 +62,7 @@ fn split<S: SplitPolicy, const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<
     Ok(())
 }
 
-/// Each fault cleans before it looks (source S4), on a CPU without FEAT_S2FWB.
+/// Each fault cleans before it takes the lock (Wang 2021: clean on map), on a CPU without FEAT_S2FWB.
 fn map_pages_clean_on_abort<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let pages = guest.pages();
     let (stage2, pool) = guest.parts()?;
@@ -69,7 +71,7 @@ fn map_pages_clean_on_abort<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Resu
     })
 }
 
-/// Each fault fills its pool, as if it might need a table at every level (source S4).
+/// Each fault fills its pool as if it needed a table at every level (Wang 2021: table pages when needed).
 fn map_pages_top_up_always<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let pages = guest.pages();
     let (stage2, pool) = guest.parts()?;
@@ -84,7 +86,7 @@ fn is_new(mapped: Mapped) -> Result<(), Failure> {
     if mapped == Mapped::New { Ok(()) } else { Err(Failure::Unexpected("something was mapped already")) }
 }
 
-/// The old table is freed before the block is made (source S4).
+/// Frees the old table before it makes the block (Wang 2021: install before free).
 fn coalesce_2m_free_first<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let blocks = guest.steps(BLOCK);
     let (stage2, pool) = guest.parts()?;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One guest's tables, made as an operation wants to find them, and checked after it.
+//! One guest's tables: built in the state that an operation starts from, and checked after it.
 //!
-//! Invariant: an operation's figure depends on no other operation: each starts from tables that were made for it, in
-//! the same places of the same arena.
+//! Invariant: an operation's figure depends on no other operation. Each starts from tables built for it, in the same
+//! places of the
+//! same arena.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -16,38 +17,38 @@ use twofold_stage2::{
 use super::arena::{Arena, TABLES};
 use super::platform::{Counts, FEATURES, Free, NOT_FORCED};
 
-/// Where the guest's memory is for the guest, and where it really is.
+/// The guest's memory: its IPA, and the physical address of its frames.
 const GUEST: Ipa = Ipa::new(0x4000_0000);
 const FRAMES: Pa = Pa::new(0x10_0000_0000);
 const VMID: Vmid = Vmid::new(1);
 
-/// Bytes.
+/// Bytes of a page.
 pub const PAGE: u64 = 4 << 10;
 /// Bytes of a block of level 2.
 pub const BLOCK: u64 = 2 << 20;
-/// Bytes, and those of a block of level 1.
+/// Bytes of a GiB, and of a block of level 1.
 pub const GIB: u64 = 1 << 30;
-/// The bits of the IPA space: the root is two tables of level 1.
+/// Bits of the IPA space. With 40, the root is two concatenated tables of level 1.
 pub const IPA_BITS: u32 = 40;
 
-/// What is in the tables before an operation.
+/// The tables before an operation.
 #[derive(Clone, Copy, Debug)]
 pub enum Start {
     /// Nothing.
     Empty,
-    /// The same without FEAT_S2FWB.
+    /// Nothing, on a CPU without FEAT_S2FWB.
     EmptyNotForced,
     /// All of the guest's memory, by pages.
     Pages(Attributes),
-    /// The same without FEAT_S2FWB.
+    /// All of the guest's memory, by pages, on a CPU without FEAT_S2FWB.
     PagesNotForced(Attributes),
-    /// Every page with the second attributes, but each tenth with the first.
+    /// Pages: each tenth with the first attributes, all others with the second.
     OneInTen(Attributes, Attributes),
     /// All of the guest's memory, by blocks of this level.
     Blocks(Level, Attributes),
 }
 
-/// What has to be in them after it.
+/// The tables that an operation must leave.
 #[derive(Clone, Copy, Debug)]
 pub enum End {
     /// Nothing, and no table but the root.
@@ -58,20 +59,20 @@ pub enum End {
     Blocks(Level, Attributes),
 }
 
-/// Why there is no figure.
+/// Why an operation has no figure.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The engine refused.
-    #[error("the engine refused: {0}")]
+    /// The engine returned an error.
+    #[error("the engine returned an error: {0}")]
     Engine(#[from] twofold_stage2::Error),
-    /// The engine did something else than it was asked for.
+    /// The engine did something other than what was asked.
     #[error("{0}")]
     Unexpected(&'static str),
 }
 
-/// The guest.
+/// A guest.
 pub struct Guest<const COUNT: bool> {
-    /// Its tables, until they are destroyed.
+    /// The tables, until they are destroyed.
     stage2: Option<Stage2<Free<COUNT>>>,
     /// Pages for tables.
     pool: Pool,
@@ -79,7 +80,7 @@ pub struct Guest<const COUNT: bool> {
 }
 
 impl<const COUNT: bool> Guest<COUNT> {
-    /// A guest with `size` bytes of memory and tables in `arena` alone.
+    /// Makes a guest with `size` bytes of memory and its tables in `arena`.
     pub fn new(arena: Arena, counts: Rc<Counts>, size: u64, start: Start) -> Result<Self, Failure> {
         let features =
             if matches!(start, Start::EmptyNotForced | Start::PagesNotForced(_)) { NOT_FORCED } else { FEATURES };
@@ -106,51 +107,51 @@ impl<const COUNT: bool> Guest<COUNT> {
         Ok(stage2.open(window(0, range.end - range.start), range.start).map_range(largest, &attributes, pool)?)
     }
 
-    /// The tables and the pool.
+    /// Returns the tables and the pool.
     #[inline(always)]
     pub fn parts(&mut self) -> Result<(&Stage2<Free<COUNT>>, &mut Pool), Failure> {
         Ok((self.stage2.as_ref().ok_or(DESTROYED)?, &mut self.pool))
     }
 
-    /// The tables to destroy, and the pool.
+    /// Returns the tables, which the caller destroys, and the pool.
     pub fn take(&mut self) -> Result<(Stage2<Free<COUNT>>, &mut Pool), Failure> {
         Ok((self.stage2.take().ok_or(DESTROYED)?, &mut self.pool))
     }
 
-    /// Maps a page where nothing is.
+    /// Maps a page that is not mapped.
     #[inline(always)]
     pub fn map_page(&mut self, page: u64, attributes: &Attributes) -> Result<(), Failure> {
         let (stage2, pool) = self.parts()?;
         map_page(stage2, pool, page, attributes)
     }
 
-    /// Number of pages, a power of two.
+    /// Returns the number of pages, a power of two.
     pub fn pages(&self) -> u64 {
         self.size / PAGE
     }
 
-    /// The addresses of all of its memory.
+    /// Returns the addresses of all of its memory.
     pub fn range(&self) -> IpaRange {
         range(self.size)
     }
 
-    /// The addresses of all of its memory, `step` bytes at a time.
+    /// Returns the addresses of all of its memory, `step` bytes at a time.
     pub fn steps(&self, step: u64) -> impl Iterator<Item = IpaRange> + use<COUNT> {
         (0..self.size / step).map(move |index| GUEST + index * step..GUEST + (index + 1) * step)
     }
 
-    /// A page's number in an order that no prefetcher knows: a bijection of the pages' numbers.
+    /// Maps a page's number to another, in an order that a prefetcher does not predict. The map is a bijection.
     #[inline(always)]
     pub fn scattered(&self, page: u64) -> u64 {
         scattered(page, self.pages())
     }
 
-    /// Tables taken and given back since it was made.
+    /// Returns the number of tables taken and given back since the guest was made.
     pub fn tables_turned_over(&self) -> u64 {
         self.pool.turned_over
     }
 
-    /// Whether `end` is what is in the tables.
+    /// Checks that the tables are in the state `end`.
     pub fn check(&self, end: End) -> Result<(), Failure> {
         let (size, leaves) = match end {
             End::Nothing => (0, None),
@@ -168,23 +169,23 @@ impl<const COUNT: bool> Guest<COUNT> {
     }
 }
 
-/// Where pages for tables begin: the root is before.
+/// Where the pages for tables begin; the root comes before.
 pub const POOL: Pa = Pa::new(TABLES.raw() + 4 * PAGE);
 
-/// Empty tables of a guest whose root is at the arena's start.
+/// Makes the empty tables of a guest, with the root at the arena's start.
 pub fn tables<P: Platform>(platform: P, features: Features) -> Result<Stage2<P>, Failure> {
     let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &features)?;
-    // SAFETY: the arena's memory is behind no reference but the engine's own, and the platforms map it for ever.
+    // SAFETY: only the engine's own references reach the arena's memory, and it is never unmapped.
     let donated = unsafe { Donated::new(TABLES, geometry.root_size()) };
     let root = donated.into_run().into_root(&geometry);
     let root = root.map_err(|run| twofold_stage2::Error::Root { root: run.pa(), size: run.size() })?;
     let stage2 = Stage2::new(platform, features, geometry, VMID, root)?;
-    // As where a vCPU of this guest runs.
+    // As on a CPU that runs this guest.
     stage2.platform().load_vttbr(stage2.vttbr());
     Ok(stage2)
 }
 
-/// Maps a page where nothing is.
+/// Maps a page that is not mapped.
 #[inline(always)]
 pub fn map_page<P: Platform>(
     stage2: &Stage2<P>,
@@ -198,8 +199,9 @@ pub fn map_page<P: Platform>(
     }
 }
 
-/// How much of a guest's memory is mapped, all of it to where it should be, and if `leaves` says so, by leaves of this
-/// level with these attributes alone.
+/// Returns how many bytes are mapped. An error is returned if a leaf has another output address than it should, or,
+/// with `leaves`,
+/// another level or other attributes.
 pub fn mapped_bytes<P: Platform>(
     stage2: &Stage2<P>,
     size: u64,
@@ -210,33 +212,34 @@ pub fn mapped_bytes<P: Platform>(
     Ok(look.bytes)
 }
 
-const DESTROYED: Failure = Failure::Unexpected("the tables are destroyed already");
+const DESTROYED: Failure = Failure::Unexpected("the tables are already destroyed");
 
-/// The address of a page.
+/// Returns the address of a page.
 #[inline(always)]
 pub fn ipa(page: u64) -> Ipa {
     GUEST + page * PAGE
 }
 
-/// The frame behind a page.
+/// Returns the frame behind a page.
 #[inline(always)]
 pub fn frame(page: u64) -> Pa {
     FRAMES + page * PAGE
 }
 
-/// The `size` bytes from a page's frame on.
+/// Returns the window of `size` bytes from a page's frame on.
 #[inline(always)]
 pub fn window(page: u64, size: u64) -> Window {
-    // SAFETY: no CPU walks these tables, and the platforms here execute no `DC CIVAC`: nothing reaches what is mapped.
+    // SAFETY: no CPU walks these tables, and the platforms here execute no `DC CIVAC`, so nothing accesses the mapped
+    // frames.
     unsafe { Window::new(frame(page), size) }
 }
 
-/// The addresses of `size` bytes of memory.
+/// Returns the addresses of `size` bytes of memory.
 pub fn range(size: u64) -> IpaRange {
     GUEST..GUEST + size
 }
 
-/// Table pages below the root that map `size` bytes by pages.
+/// Returns how many table pages below the root map `size` bytes by pages.
 pub fn table_pages(size: u64) -> u64 {
     table_pages_down_to(Level::L3, size)
 }
@@ -249,11 +252,12 @@ fn table_pages_down_to(level: Level, size: u64) -> u64 {
         .sum()
 }
 
-/// A page's number of `pages` in an order that no prefetcher knows.
+/// Maps a page's number, one of `pages`, to another, in an order that a prefetcher does not predict.
 #[inline(always)]
 pub fn scattered(page: u64, pages: u64) -> u64 {
     let (mask, half) = (pages - 1, pages.ilog2() / 2);
-    // Each step can be undone: a shift to the right by itself, a product with an odd number by its inverse.
+    // Each step is invertible: the shift to the right by applying it again, the product by the inverse of the odd
+    // number.
     let step = |page: u64, odd: u64| {
         let page = page.wrapping_mul(odd) & mask;
         page ^ page >> half
@@ -261,7 +265,7 @@ pub fn scattered(page: u64, pages: u64) -> u64 {
     step(step(step(page, 0x9e37_79b9_7f4a_7c15), 0xbf58_476d_1ce4_e5b9), 0x94d0_49bb_1331_11eb)
 }
 
-/// Pages for tables, the one that was given back last first.
+/// Pages for tables. The page given back last is taken first.
 pub struct Pool {
     free: Vec<TablePage>,
     all: u64,
@@ -269,9 +273,9 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The `size` bytes from `first` on.
+    /// Makes a pool of the `size` bytes from `first` on.
     pub fn new(features: Features, first: Pa, size: u64) -> Self {
-        // SAFETY: the arena's memory is behind no reference but the engine's own, and the platforms map it for ever.
+        // SAFETY: only the engine's own references reach the arena's memory, and it is never unmapped.
         let donated = unsafe { Donated::new(first, size) };
         let pages = donated.into_run().into_pages().filter_map(|page| page.into_table(&features).ok());
         let mut free: Vec<_> = pages.collect();
@@ -298,20 +302,21 @@ impl TableSource for Pool {
     }
 }
 
-/// Pages that are ready before somebody needs them, as a split wants them. They come out in the order in which they
-/// came in, so that tables lie side by side as they do where the pool is asked itself: memory is written faster so.
+/// Pages taken from the pool ahead of use, as a split wants them. They leave in the order in which they entered, so
+/// that tables
+/// are adjacent as with the pool itself: adjacent memory is written faster.
 pub struct Ready<'a> {
     pool: &'a mut Pool,
     pages: VecDeque<TablePage>,
 }
 
 impl<'a> Ready<'a> {
-    /// None yet.
+    /// Makes an empty list.
     pub fn new(pool: &'a mut Pool) -> Self {
         Self { pool, pages: VecDeque::new() }
     }
 
-    /// Takes pages from the pool until there are so many, as far as it has them.
+    /// Takes pages from the pool until there are `pages`, or the pool is empty.
     pub fn fill(&mut self, pages: usize) {
         while self.pages.len() < pages
             && let Some(page) = self.pool.take()
@@ -339,7 +344,7 @@ impl TableSource for Ready<'_> {
     }
 }
 
-/// Looks at every leaf.
+/// Checks every leaf.
 struct Look {
     leaves: Option<(Level, Attributes)>,
     features: Features,
@@ -354,7 +359,7 @@ impl Visitor for Look {
             return Ok(());
         }
         if entry.descriptor.address() != FRAMES + (entry.ipa - GUEST) {
-            return Err(Failure::Unexpected("a leaf leads elsewhere"));
+            return Err(Failure::Unexpected("a leaf has another output address than it should have"));
         }
         if self.leaves.is_some_and(|leaf| leaf != (entry.level, entry.descriptor.attributes(&self.features))) {
             return Err(Failure::Unexpected("a leaf has another level, or other attributes, than it should have"));

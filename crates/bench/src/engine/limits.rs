@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What this machine can do at all with the bytes of as many entries: no operation that has to touch each entry is
-//! faster.
+//! The limits of this machine: how fast it reads and writes as many entries at all. An operation that touches every
+//! entry cannot
+//! be faster.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +9,7 @@ use super::arena::{Arena, TABLES};
 use super::guest::PAGE;
 use crate::clock::Moment;
 
-/// A limit: its name, and what is done to the entries.
+/// A limit: its name, and what it does to the entries.
 #[derive(Clone, Copy)]
 pub struct Limit {
     /// Its name.
@@ -16,7 +17,7 @@ pub struct Limit {
     run: fn(&[AtomicU64]),
 }
 
-/// All of them.
+/// All limits.
 pub const LIMITS: &[Limit] = &[
     Limit { name: "limit_read", run: read },
     Limit { name: "limit_write", run: write },
@@ -24,12 +25,13 @@ pub const LIMITS: &[Limit] = &[
 ];
 
 impl Limit {
-    /// Does it once to the entries of a guest of `size` bytes; nanoseconds per entry.
+    /// Runs once over the entries of a guest of `size` bytes; returns nanoseconds per entry.
     pub fn time(&self, arena: Arena, size: u64) -> f64 {
         let entries = size / PAGE;
         let first = arena.pointer(TABLES).cast::<AtomicU64>();
-        // SAFETY: the arena has at least so many entries, aligned to a page, and no tables now: they are behind this
-        // reference alone.
+        // SAFETY: the arena has at least `entries` entries, aligned to a page. It holds no tables now, so only this
+        // reference
+        // reaches them.
         let entries = unsafe { std::slice::from_raw_parts(first.as_ptr(), entries as usize) };
         for entry in entries {
             entry.store(1, Ordering::Relaxed);
@@ -40,21 +42,21 @@ impl Limit {
     }
 }
 
-/// Reads all of them, as wide as the CPU does.
+/// Reads all of them, as wide as the CPU can.
 fn read(entries: &[AtomicU64]) {
-    // SAFETY: nobody writes them meanwhile, and an `AtomicU64` is laid out as a `u64`.
+    // SAFETY: no thread writes them meanwhile, and an `AtomicU64` has the layout of a `u64`.
     let words = unsafe { std::slice::from_raw_parts(entries.as_ptr().cast::<u64>(), entries.len()) };
     std::hint::black_box(words.iter().fold(0, |all, word| all | word));
 }
 
-/// Writes all of them, as wide as the CPU does.
+/// Writes all of them, as wide as the CPU can.
 fn write(entries: &[AtomicU64]) {
     let first = entries.as_ptr().cast_mut().cast::<u64>();
-    // SAFETY: nobody else accesses them meanwhile; interior mutability allows it behind this reference.
+    // SAFETY: no other thread accesses them meanwhile; interior mutability allows a write behind this reference.
     unsafe { std::slice::from_raw_parts_mut(first, entries.len()) }.fill(std::hint::black_box(2));
 }
 
-/// One compare-and-exchange each, as nobody else wants it.
+/// One uncontended compare-and-exchange each.
 fn compare_exchange(entries: &[AtomicU64]) {
     let failed = entries.iter().filter(|entry| {
         entry.compare_exchange(std::hint::black_box(1), 2, Ordering::AcqRel, Ordering::Acquire).is_err()

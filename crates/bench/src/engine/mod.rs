@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `twofold bench engine`: the stage-2 engine on this CPU.
 //!
-//! Tables in real memory, no guest memory, instructions of the architecture for free; one thread, and at the end two
-//! (module `threads`). Invariant: all operations take turns, one run of each after the other, so that none of them has
-//! the machine's good hours alone.
+//! The tables are in real memory, there is no guest memory, and the architecture's instructions cost nothing. The rows
+//! run on one
+//! thread, and at the end on two (module `threads`). Invariant: all operations are interleaved, one run of each after
+//! the other,
+//! so that a change in the machine's load does not favour one of them.
 
 pub mod arena;
 mod before;
@@ -32,7 +34,7 @@ use report::{Configuration, Measured, Report};
 use row::{PerUnit, Row};
 use visits::Visits;
 
-/// `twofold bench engine`.
+/// Runs `twofold bench engine`.
 pub fn command(options: &EngineOptions) -> anyhow::Result<()> {
     let size = options.size.bytes();
     if options.list {
@@ -53,13 +55,13 @@ pub fn command(options: &EngineOptions) -> anyhow::Result<()> {
 /// Pages for the root and its alignment.
 const SPARE: u64 = 16;
 
-/// What can be done once.
+/// What a step measures.
 enum Subject {
     Operation(&'static Row),
     Limit(&'static Limit),
 }
 
-/// What is to be measured.
+/// The rows to measure.
 struct Chosen {
     rows: Vec<&'static Row>,
     threads: Vec<&'static threads::Row>,
@@ -67,7 +69,7 @@ struct Chosen {
 }
 
 impl Chosen {
-    /// Everything, or what is named.
+    /// Returns everything, or the rows that are named.
     fn of(names: &[String]) -> anyhow::Result<Self> {
         if names.is_empty() {
             return Ok(Self { rows: rows().collect(), threads: threads::ROWS.iter().collect(), visits: true });
@@ -90,12 +92,12 @@ fn find(name: &str) -> anyhow::Result<Subject> {
     }
 }
 
-/// All rows of one thread, in the order in which they are printed.
+/// Returns all rows of one thread, in the order in which they are printed.
 fn rows() -> impl Iterator<Item = &'static Row> {
     operations::ROWS.iter().chain(before::ROWS)
 }
 
-/// Of one thread and of two.
+/// Returns the names of the rows of one thread, then of two.
 fn names() -> impl Iterator<Item = &'static str> {
     rows().map(|row| row.name).chain(threads::ROWS.iter().map(|row| row.name))
 }
@@ -115,7 +117,7 @@ fn measure(chosen: &Chosen, options: &EngineOptions, arena: Arena) -> anyhow::Re
     let mut counts = Vec::new();
     let mut times = vec![Vec::new(); rows.len()];
     let mut limits = vec![Vec::new(); LIMITS.len()];
-    // Counting comes first and warms the memory up.
+    // Counting comes first, and faults in the memory.
     for row in rows {
         progress.set_message(row.name);
         counts.push(row.count(arena, size).with_context(|| row.name)?);
@@ -142,7 +144,7 @@ fn measure(chosen: &Chosen, options: &EngineOptions, arena: Arena) -> anyhow::Re
     Ok(Report::new(operations.collect(), limits.collect(), threads, visits, configuration))
 }
 
-/// `None` where there is one CPU only.
+/// Returns `None` if there is only one CPU.
 fn measure_threads(
     rows: &[&threads::Row],
     options: &EngineOptions,
@@ -169,7 +171,7 @@ fn measured(name: &'static str, unit: row::Unit, times: &[f64], counts: PerUnit)
     Some(Measured { name, unit, spread: Spread::of(times)?, counts })
 }
 
-/// Drawn on a terminal, silent elsewhere.
+/// Returns a bar that is drawn on a terminal and silent elsewhere.
 pub fn progress(steps: u64) -> anyhow::Result<ProgressBar> {
     let style = estimate::style("{bar:40} {pos}/{len} {msg} ({elapsed} gone{left})")?;
     Ok(ProgressBar::new(steps).with_style(style))

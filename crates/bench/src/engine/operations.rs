@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The operations, one row each.
 //!
-//! To add one: a function of its name, and a line in [`ROWS`] with what it starts from and what it has to lead to.
+//! To add an operation, write a function of its name, and a line in [`ROWS`] with the tables it starts from and those
+//! it must leave.
 //! Names and meanings are those of `peers/linux`, whose driver does the same with Linux's own code.
 
 use std::hint::black_box;
@@ -48,39 +49,39 @@ pub const ROWS: &[Row] = &[
 pub const WRITABLE: Attributes = Attributes::ram(Access::READ_WRITE);
 const READABLE: Attributes = Attributes::ram(Access::READ);
 const OLD: Attributes = Attributes { accessed: false, ..WRITABLE };
-/// Writes are recorded by hardware, and there was one.
+/// Hardware-tracked pages that were written.
 const DIRTY: Attributes = Attributes { dirty_by_hardware: true, ..WRITABLE };
-/// The same, but nothing was accessed since.
+/// Hardware-tracked pages that were written, and not accessed since the last ageing.
 const DIRTY_OLD: Attributes = Attributes { accessed: false, ..DIRTY };
-/// Writes are recorded by hardware, and there was none.
+/// Hardware-tracked pages that were not written.
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..READABLE };
 
-/// Pages of a section: the bits of a word of KVM's dirty log.
+/// Bytes of 64 pages, as many as a word of KVM's dirty log has bits.
 const SECTION: u64 = 64 * PAGE;
 
-/// One call a page, in ascending order, as faults come.
+/// Maps one page a call, in ascending order, as faults do.
 fn map_pages<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     (0..guest.pages()).try_for_each(|page| guest.map_page(page, &WRITABLE))
 }
 
-/// One call a page, all over the guest's memory.
+/// Maps one page a call, scattered over the guest's memory.
 fn map_pages_scattered<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     (0..guest.pages()).try_for_each(|page| guest.map_page(guest.scattered(page), &WRITABLE))
 }
 
-/// Everything in one call.
+/// Maps everything in one call.
 fn map_range<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let range = guest.range();
     let (stage2, pool) = guest.parts()?;
     Ok(stage2.open(window(0, range.end - range.start), range.start).map_range(Level::L3, &WRITABLE, pool)?)
 }
 
-/// Splits all blocks of 2 MiB in one call, which asks for pages each 1 GiB.
+/// Splits all blocks of 2 MiB in one call, which asks for table pages once in each 1 GiB.
 fn split_2m<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     split(guest)
 }
 
-/// The same of blocks of 1 GiB.
+/// Splits all blocks of 1 GiB in one call.
 fn split_1g<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     split(guest)
 }
@@ -96,14 +97,14 @@ fn split<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     if split.blocks > 0 && split.stopped.is_none() { Ok(()) } else { Err(NOT_SPLIT) }
 }
 
-/// Where everything is split already, in one call.
+/// Splits, in one call, memory that is already split.
 fn split_again<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let range = guest.range();
     let (stage2, pool) = guest.parts()?;
     split_nothing(stage2, pool, range)
 }
 
-/// The same in calls of 64 pages.
+/// Splits memory that is already split, 64 pages a call.
 fn split_again_sections<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let mut sections = guest.steps(SECTION);
     let (stage2, pool) = guest.parts()?;
@@ -122,9 +123,9 @@ fn split_nothing<const COUNT: bool>(
     }
 }
 
-const NOT_SPLIT: Failure = Failure::Unexpected("other blocks were split than there are");
+const NOT_SPLIT: Failure = Failure::Unexpected("the split did not split exactly the blocks that there were");
 
-/// Takes the writes from everything in one call, with the flush.
+/// Write-protects everything in one call, with the flush.
 fn protect<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let range = guest.range();
     let (stage2, pool) = guest.parts()?;
@@ -132,12 +133,12 @@ fn protect<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The same in calls of 64 pages, with one flush.
+/// Write-protects 64 pages a call, with one flush at the end.
 fn protect_sections<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     protect_each_section(guest, |_, _, _| Ok(()))
 }
 
-/// The same, and splits each section, as KVM does for a word of its dirty log. Everything is split already.
+/// Write-protects and splits 64 pages a call, as KVM does for a word of its dirty log. Everything is already split.
 fn protect_split_sections<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     protect_each_section(guest, split_nothing)
 }
@@ -164,22 +165,22 @@ fn protect_each_section<const COUNT: bool>(
     Ok(())
 }
 
-/// Where everything is protected already.
+/// Write-protects pages that are already protected.
 fn protect_again<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     protect(guest)
 }
 
-/// Where hardware may be writing the entries.
+/// Write-protects hardware-tracked pages: hardware may write the entries meanwhile.
 fn protect_dbm<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     protect(guest)
 }
 
-/// The answer to a write fault, page by page in ascending order.
+/// Answers a write fault for each page, in ascending order.
 fn relax<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     (0..guest.pages()).try_for_each(|page| relax_page(guest, page))
 }
 
-/// The same all over the guest's memory.
+/// Answers a write fault for each page, scattered over the guest's memory.
 fn relax_scattered<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     (0..guest.pages()).try_for_each(|page| relax_page(guest, guest.scattered(page)))
 }
@@ -192,7 +193,7 @@ fn relax_page<const COUNT: bool>(guest: &mut Guest<COUNT>, page: u64) -> Result<
     }
 }
 
-/// The answer to an access flag fault.
+/// Answers an access flag fault for each page.
 fn young<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let pages = guest.pages();
     let (stage2, _) = guest.parts()?;
@@ -204,7 +205,7 @@ fn young<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Collects the access flags of everything in one call.
+/// Collects and clears all access flags in one call.
 fn age<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let (range, pages) = (guest.range(), guest.pages());
     let (stage2, _) = guest.parts()?;
@@ -213,12 +214,12 @@ fn age<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     if young == pages { Ok(()) } else { Err(Failure::Unexpected("not all young pages were found")) }
 }
 
-/// Where hardware may be writing the entries.
+/// Ages hardware-tracked pages: hardware may write the entries meanwhile.
 fn age_dbm<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     age(guest)
 }
 
-/// The leaf of each page in ascending order.
+/// Looks up the leaf of each page, in ascending order.
 fn lookup<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let pages = guest.pages();
     let (stage2, _) = guest.parts()?;
@@ -236,7 +237,7 @@ fn coalesce_2m<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failur
     coalesce(guest, Level::L2, BLOCK)
 }
 
-/// The same of each 1 GiB.
+/// Replaces the pages of each 1 GiB by a block, with flush and freeing.
 fn coalesce_1g<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     coalesce(guest, Level::L1, GIB)
 }
@@ -254,12 +255,12 @@ fn coalesce<const COUNT: bool>(guest: &mut Guest<COUNT>, level: Level, span: u64
     Ok(())
 }
 
-/// Unmaps everything 1 GiB a call, with flush and freeing.
+/// Unmaps everything, 1 GiB a call, with flush and freeing.
 fn unmap<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     unmap_steps(guest, GIB)
 }
 
-/// The same page by page. A table goes with its last page.
+/// Unmaps everything, one page a call. A table is freed with its last page.
 fn unmap_pages<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     unmap_steps(guest, PAGE)
 }
@@ -274,7 +275,7 @@ fn unmap_steps<const COUNT: bool>(guest: &mut Guest<COUNT>, step: u64) -> Result
     Ok(())
 }
 
-/// Unmaps everything 1 GiB a call, and takes from each leaf its address, access flag and dirty state.
+/// Unmaps everything, 1 GiB a call, and takes the address, access flag and dirty state of each leaf.
 fn unmap_harvest<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let (steps, pages) = (guest.steps(GIB), guest.pages());
     let (stage2, pool) = guest.parts()?;
@@ -285,12 +286,12 @@ fn unmap_harvest<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Fail
     }
     black_box(seen.pages);
     if (seen.accessed, seen.dirty) != (pages, pages) {
-        return Err(Failure::Unexpected("what hardware recorded was lost"));
+        return Err(Failure::Unexpected("an access flag or dirty state that hardware recorded was lost"));
     }
     Ok(())
 }
 
-/// What is taken from leaves.
+/// What was taken from the leaves.
 #[derive(Default)]
 struct Harvest {
     pages: u64,
@@ -307,19 +308,19 @@ impl Harvest {
     }
 }
 
-/// Unmaps and frees everything, the root too.
+/// Unmaps and frees everything, including the root.
 fn destroy<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let (stage2, pool) = guest.take()?;
     let _root = stage2.destroy(pool, Unwatched);
     Ok(())
 }
 
-/// Looks for pages that hardware marked, where there are none.
+/// Scans for pages that hardware marked dirty, where there are none.
 fn scan_dirty_clean<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     scan_dirty(guest, 0)
 }
 
-/// Finds and cleans those that hardware marked: each tenth.
+/// Finds and cleans the pages that hardware marked dirty, which are one in ten.
 fn scan_dirty_1in10<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let marked = guest.pages().div_ceil(10);
     scan_dirty(guest, marked)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A CPU on which TLB invalidations, barriers and cache operations cost nothing.
 //!
-//! What is left is what the engine itself takes. Invariant: a platform that counts and one that does not run the same
-//! engine; figures in nanoseconds come from the latter only.
+//! The rest is the engine's own time. Invariant: a platform that counts and one that does not run the same engine;
+//! figures in
+//! nanoseconds come only from the one that does not count.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -15,7 +16,7 @@ use twofold_stage2::{Features, Pa, Record};
 use super::arena::Arena;
 use crate::features::TODAY;
 
-/// A CPU of today, with the engine's own way to zero.
+/// A CPU of today, with the engine's own way of zeroing.
 pub const FEATURES: Features = Features { zero_block: ZERO_BLOCK as u64, ..TODAY };
 
 /// The same CPU without FEAT_S2FWB.
@@ -24,7 +25,7 @@ pub const NOT_FORCED: Features = Features { forced_write_back: false, ..FEATURES
 /// Bytes that `DC ZVA` zeroes.
 const ZERO_BLOCK: usize = 64;
 
-/// The CPU, and with `COUNT` what it was told to do.
+/// The CPU. With `COUNT` it counts the instructions that it is given.
 #[derive(Clone, Debug)]
 pub struct Free<const COUNT: bool> {
     arena: Arena,
@@ -46,7 +47,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Forgets everything.
+    /// Sets every count to 0.
     pub fn reset(&self) {
         for counter in [&self.tlbi, &self.dsb, &self.lines_cleaned, &self.atomics] {
             counter.set(0);
@@ -55,7 +56,7 @@ impl Counts {
 }
 
 impl<const COUNT: bool> Free<COUNT> {
-    /// A CPU with this memory.
+    /// Makes a CPU with this memory.
     pub fn new(arena: Arena, counts: Rc<Counts>) -> Self {
         Self { arena, vttbr: Cell::new(0), counts }
     }
@@ -68,9 +69,10 @@ impl<const COUNT: bool> Free<COUNT> {
     }
 }
 
-// SAFETY: the engine is given frames of the arena alone as tables, and `pointer` says where they are; guest frames are
-// outside of it and the engine does not access them. Nothing has to be executed: there is one thread, and no table is
-// ever walked by a CPU.
+// SAFETY: the engine gets its tables from the arena alone, and `pointer` returns where they are. Guest frames are
+// outside of the
+// arena, and the engine does not access them. The instructions need no effect: there is one thread, and no CPU walks
+// the tables.
 unsafe impl<const COUNT: bool> Platform for Free<COUNT> {
     #[inline(always)]
     fn tlbi(&self, _: Tlbi, _: u64) {
@@ -89,19 +91,21 @@ unsafe impl<const COUNT: bool> Platform for Free<COUNT> {
     unsafe fn dc(&self, operation: Dc, address: usize) {
         match operation {
             Dc::Civac => Self::count(&self.counts.lines_cleaned, 1),
-            // SAFETY: the caller promises that the block is in a frame of the arena, and not needed.
+            // SAFETY: the caller promises that the block is in a frame of the arena, and that its contents are not
+            // needed.
             Dc::Zva => unsafe { self.arena.at(address).write_bytes(0, ZERO_BLOCK) },
         }
     }
 
-    /// At once: a loop that does nothing takes its time too.
+    /// In one step, because an empty loop takes time too.
     #[inline(always)]
     unsafe fn dc_lines(&self, operation: Dc, start: usize, size: u64, line: u64) {
         match operation {
-            // Not even a look at the line's size.
+            // Do not even compute the number of lines.
             Dc::Civac if COUNT => Self::count(&self.counts.lines_cleaned, size / line),
             Dc::Civac => {}
-            // SAFETY: the caller promises that the blocks are in a frame of the arena, and not needed.
+            // SAFETY: the caller promises that the blocks are in a frame of the arena, and that their contents are not
+            // needed.
             Dc::Zva => unsafe { self.arena.at(start).write_bytes(0, size as usize) },
         }
     }
@@ -124,12 +128,12 @@ unsafe impl<const COUNT: bool> Platform for Free<COUNT> {
         self.arena.pointer(pa)
     }
 
-    /// All memory goes with the machine.
+    /// Does nothing: the memory is never reused.
     fn abandoned(&self, _: Pa) {}
 
     #[inline(always)]
     fn record(&self, pa: Pa) -> &Record {
-        // SAFETY: the engine asks for those of tables only, which are in the arena.
+        // SAFETY: the engine asks only for the metadata of tables, which are in the arena.
         unsafe { self.arena.record(pa) }
     }
 
@@ -143,30 +147,32 @@ unsafe impl<const COUNT: bool> Platform for Free<COUNT> {
 #[derive(Debug)]
 pub struct Shared {
     arena: Arena,
-    /// Written before there are threads, and never by an engine whose guest is loaded.
+    /// Written before the threads start. An engine whose guest is loaded never writes it.
     vttbr: AtomicU64,
 }
 
 impl Shared {
-    /// CPUs with this memory.
+    /// Makes CPUs with this memory.
     pub fn new(arena: Arena) -> Self {
         Self { arena, vttbr: AtomicU64::new(0) }
     }
 
-    /// By atomic stores: a thread that came too late may still read what was a table.
+    /// Zeroes by atomic stores, because a lockless walk that started earlier may still read a former table.
     #[inline(always)]
     fn zero(&self, address: usize, size: usize) {
         let first = self.arena.at(address).cast::<AtomicU64>();
         for index in 0..size / size_of::<AtomicU64>() {
-            // SAFETY: the callers were promised a block of a frame in the arena, aligned to its size, which is
-            // accessed atomically alone.
+            // SAFETY: the callers are promised a block in a frame of the arena, aligned to its size, and all accesses
+            // to it are
+            // atomic.
             unsafe { &*first.add(index) }.store(0, Ordering::Relaxed);
         }
     }
 }
 
-// SAFETY: as for `Free`, but for the threads: they share memory, and no table is ever walked by a CPU, so what they see
-// of each other is what the language's atomics say.
+// SAFETY: as for `Free`. The threads share memory, but no CPU walks the tables, so the language's atomics alone order
+// what the
+// threads see of each other.
 unsafe impl Platform for Shared {
     #[inline(always)]
     fn tlbi(&self, _: Tlbi, _: u64) {}
@@ -209,12 +215,12 @@ unsafe impl Platform for Shared {
         self.arena.pointer(pa)
     }
 
-    /// All memory goes with the machine.
+    /// Does nothing: the memory is never reused.
     fn abandoned(&self, _: Pa) {}
 
     #[inline(always)]
     fn record(&self, pa: Pa) -> &Record {
-        // SAFETY: the engine asks for those of tables only, which are in the arena.
+        // SAFETY: the engine asks only for the metadata of tables, which are in the arena.
         unsafe { self.arena.record(pa) }
     }
 }

@@ -19,7 +19,7 @@ use crate::statistics::Spread;
 pub struct Report {
     operations: Vec<Measured>,
     limits: Vec<Measured>,
-    /// `None` where there is one CPU only.
+    /// `None` if there is only one CPU.
     threads: Option<Vec<threads::Measured>>,
     visits: Option<Visits>,
     configuration: Configuration,
@@ -31,17 +31,17 @@ pub struct Report {
 pub struct Measured {
     /// The operation.
     pub name: &'static str,
-    /// What the figures are per.
+    /// The unit of the figures.
     pub unit: Unit,
-    /// Nanoseconds.
+    /// Nanoseconds per unit.
     #[serde(flatten)]
     pub spread: Spread,
-    /// Events.
+    /// Events per unit.
     #[serde(flatten)]
     pub counts: PerUnit,
 }
 
-/// What was measured, exactly.
+/// The exact configuration of a run.
 #[derive(Debug, Serialize)]
 pub struct Configuration {
     version: &'static str,
@@ -56,7 +56,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// Of a run with these options, while its memory is still mapped.
+    /// Returns the configuration of a run. Call it while the run's memory is still mapped.
     pub fn new(guest_bytes: u64, runs: u32) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION"),
@@ -75,8 +75,8 @@ impl Configuration {
         let huge =
             self.huge_page_bytes.map_or_else(String::new, |bytes| format!(", {} MiB in huge pages", bytes >> 20));
         format!(
-            "{} build {}, {} GiB of guest memory in {} KiB pages, {} bits of IPA{huge}, {}, one thread, its CPU time (two threads: time on the wall), medians of {}; \
-             TLBI, DSB and cache operations are free and counted",
+            "{} build {}, {} GiB of guest memory in {} KiB pages, {} bits of IPA{huge}, {}, one thread, its CPU time \
+             (two threads: wall-clock time), medians of {}; TLBI, DSB and cache operations cost nothing and are counted",
             self.build,
             self.version,
             self.guest_bytes >> 30,
@@ -89,7 +89,7 @@ impl Configuration {
 }
 
 impl Report {
-    /// Of these rows, on this machine.
+    /// Makes the report of these rows, on this machine.
     pub fn new(
         operations: Vec<Measured>,
         limits: Vec<Measured>,
@@ -100,7 +100,7 @@ impl Report {
         Self { operations, limits, threads, visits, configuration, machine: Machine::this() }
     }
 
-    /// For people.
+    /// Formats the report as text.
     pub fn shown(&self) -> String {
         let parts = [
             Some(self.operations_shown()),
@@ -125,7 +125,7 @@ impl Report {
 
     fn threads_shown(&self) -> Option<String> {
         let Some(rows) = &self.threads else {
-            return Some("two threads: not measured, there is one CPU only".to_owned());
+            return Some("two threads: not measured, because there is only one CPU".to_owned());
         };
         let rows = rows.iter().map(|row| {
             let (name, ratios, times, share) = row.cells();
@@ -133,17 +133,17 @@ impl Report {
             let share = format!("{:.0} %", share * 100.0);
             std::iter::once(name.to_owned()).chain(ratios).chain(times.map(nanoseconds)).chain([share]).collect()
         });
-        let header = ["two threads", "ratio", "min", "max", "bar", "one ns/page", "two ns/page", "of their CPUs"];
+        let header = ["two threads", "ratio", "min", "max", "target", "one ns/page", "two ns/page", "share of CPU"];
         (rows.len() > 0).then(|| table(&header, rows, 1))
     }
 }
 
 fn visits_shown(visits: Visits) -> String {
     let Visits { every_level, leaves_skipped } = visits;
-    format!("entries visited, all split: {every_level} at every level, {leaves_skipped} with level 3 skipped")
+    format!("entries visited when all is split: {every_level} at every level, {leaves_skipped} with level 3 skipped")
 }
 
-/// A table whose first columns are `words`.
+/// Formats a table whose first `words` columns are text, and the others numbers.
 pub fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>, words: usize) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -155,7 +155,7 @@ pub fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>, words: us
     table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
 }
 
-/// With three digits that mean something.
+/// Formats three significant digits, or all digits before the point if there are more.
 fn nanoseconds(value: f64) -> String {
     match value {
         _ if value < 1.0 => format!("{value:.3}"),
@@ -165,7 +165,7 @@ fn nanoseconds(value: f64) -> String {
     }
 }
 
-/// `-` where nobody knows; an integer where it is one.
+/// Formats a count: `-` if it is unknown, without a point if it is an integer.
 fn events(value: Option<f64>) -> String {
     match value {
         None => "-".to_owned(),

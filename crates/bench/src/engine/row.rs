@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A row: an operation, timed once or counted once.
 //!
-//! Invariant: the clock runs for the operation alone, and its outcome is checked before the figure is given out.
+//! Invariant: the clock runs during the operation alone, and its result is checked before the figure is returned.
 
 use std::rc::Rc;
 
@@ -12,24 +12,24 @@ use super::guest::{BLOCK, End, Failure, GIB, Guest, PAGE, Start};
 use super::platform::Counts;
 use crate::clock::Moment;
 
-/// An operation with what it starts from and what it has to lead to.
+/// An operation, with the tables it starts from and those it must leave.
 #[derive(Clone, Copy)]
 pub struct Row {
     /// Its name.
     pub name: &'static str,
-    /// What its figures are per.
+    /// The unit of its figures.
     pub unit: Unit,
-    /// What is in the tables before.
+    /// The tables before the operation.
     pub start: Start,
-    /// What has to be in them after.
+    /// The tables that the operation must leave.
     pub end: End,
-    /// Does it.
+    /// Runs the operation.
     pub timed: fn(&mut Guest<false>) -> Result<(), Failure>,
-    /// Does it on a platform that counts.
+    /// Runs the operation on a platform that counts.
     pub counted: fn(&mut Guest<true>) -> Result<(), Failure>,
 }
 
-/// The row of the function of that name.
+/// Makes the row of the function of that name.
 macro_rules! row {
     ($name:ident, $unit:expr, $start:expr, $end:expr) => {
         Row {
@@ -44,7 +44,7 @@ macro_rules! row {
 }
 pub(super) use row;
 
-/// What a figure is per.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Unit {
     /// A page table entry of level 3.
@@ -59,7 +59,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// As it is printed.
+    /// Returns its name, as it is printed.
     pub fn name(self) -> &'static str {
         match self {
             Self::Page => "ns/pte",
@@ -67,7 +67,7 @@ impl Unit {
         }
     }
 
-    /// How many of them a guest of `size` bytes has.
+    /// Returns how many of these units a guest of `size` bytes has.
     pub fn count(self, size: u64) -> u64 {
         match self {
             Self::Page => size / PAGE,
@@ -77,7 +77,7 @@ impl Unit {
     }
 }
 
-/// Events per unit; `None` where nobody knows.
+/// Events per unit; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PerUnit {
     /// TLB invalidations.
@@ -86,14 +86,14 @@ pub struct PerUnit {
     pub dsb: Option<f64>,
     /// Data cache lines cleaned to the point of coherency.
     pub lines_cleaned: Option<f64>,
-    /// Table pages taken, and given back.
+    /// Table pages taken, plus those given back.
     pub tables: Option<f64>,
     /// Atomic read-modify-writes.
     pub atomics: Option<f64>,
 }
 
 impl Row {
-    /// Does it once; nanoseconds per unit.
+    /// Runs the operation once; returns nanoseconds per unit.
     pub fn time(&self, arena: Arena, size: u64) -> Result<f64, Failure> {
         let mut guest = Guest::new(arena, Rc::default(), size, self.start)?;
         let start = Moment::now();
@@ -103,7 +103,7 @@ impl Row {
         Ok(elapsed / self.unit.count(size) as f64)
     }
 
-    /// Does it once, and counts.
+    /// Runs the operation once; returns the events per unit.
     pub fn count(&self, arena: Arena, size: u64) -> Result<PerUnit, Failure> {
         let counts = Rc::new(Counts::default());
         let mut guest = Guest::new(arena, Rc::clone(&counts), size, self.start)?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One operation at a time, as another program says: so that it can let its own take turns with ours.
+//! Runs one operation at a time, at another program's request, so that the program can interleave its own operations
+//! with these.
 
 use std::io::{self, BufRead};
 
@@ -12,7 +13,7 @@ use crate::arguments::Steps;
 use crate::machine::huge_pages;
 use crate::output;
 
-/// Answers each name that is read from standard input with a line.
+/// Answers each operation name on standard input with one line.
 pub fn serve(what: Steps, arena: Arena, size: u64) -> anyhow::Result<()> {
     for name in io::stdin().lock().lines() {
         let name = name?;
@@ -42,7 +43,7 @@ struct Answer {
     ns: Option<f64>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     counts: Option<PerUnit>,
-    /// Bytes of this process in huge pages, said with counts.
+    /// Bytes of this process in huge pages; present with counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     huge_page_bytes: Option<u64>,
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two CPUs at work on one guest's tables: what the second one is worth.
+//! Two CPUs at work on one guest's tables: how much the second CPU gains.
 //!
-//! Each row is a ratio of two rates of one run, in time on the wall, each thread on a CPU of its own with a pool of its
-//! own. A run in which others had one of the CPUs meanwhile says nothing, and is done again. Invariant: both sides of a
-//! ratio do the same work from the same start, and what it led to is checked.
+//! Each row is a ratio of two rates of one run, in wall-clock time. Each thread has a CPU and a pool of its own. A run
+//! during which
+//! another process had one of the CPUs is discarded and repeated. Invariant: both sides of a ratio do the same work
+//! from the same
+//! start, and the result is checked.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,17 +24,17 @@ use super::platform::{FEATURES, Shared};
 use crate::clock::Moment;
 use crate::statistics::Spread;
 
-/// A row: its name, what is to be reached, and how it is measured once.
+/// A row: its name, its target, and a function that measures it once.
 #[derive(Clone, Copy)]
 pub struct Row {
     /// Its name.
     pub name: &'static str,
-    /// The ratio that is to be reached.
+    /// The target of the ratio.
     pub bar: f64,
     run: fn(Arena, u64, [usize; 2]) -> Result<Once, Failure>,
 }
 
-/// All of them, in the order in which they are printed.
+/// All rows, in the order in which they are printed.
 pub const ROWS: &[Row] = &[
     Row { name: "disjoint_2m", bar: 1.9, run: |arena, size, cpus| map(arena, size, cpus, BLOCK / PAGE) },
     Row { name: "sections", bar: 1.5, run: |arena, size, cpus| map(arena, size, cpus, 64) },
@@ -40,7 +42,7 @@ pub const ROWS: &[Row] = &[
     Row { name: "faults_beside_maintenance", bar: 0.7, run: faults_beside_maintenance },
 ];
 
-/// One run of a row: one thread, and two.
+/// One run of a row: with one thread, and with two.
 #[derive(Clone, Copy, Debug)]
 pub struct Once {
     one: Side,
@@ -52,7 +54,7 @@ pub struct Once {
 struct Side {
     /// Nanoseconds per page.
     ns: f64,
-    /// How much of its time on the wall a thread had its CPU; of the thread that had least.
+    /// The share of its wall-clock time during which a thread had its CPU; the smallest of the threads' shares.
     share: f64,
 }
 
@@ -60,24 +62,25 @@ struct Side {
 #[derive(Debug, Serialize)]
 pub struct Measured {
     name: &'static str,
-    /// The rate of two threads, or beside another thread, by the rate of one: the median of the runs' ratios.
+    /// The median of the runs' ratios: the rate of two threads, or of one beside another, divided by the rate of one
+    /// alone.
     ratio: f64,
     min: f64,
     max: f64,
     /// Nanoseconds per page of one thread.
     one: f64,
-    /// The same of two.
+    /// Nanoseconds per page of two threads.
     two: f64,
-    /// What is to be reached.
+    /// The target of the ratio.
     #[serde(skip)]
     bar: f64,
-    /// The least share of a CPU that a thread had.
+    /// The smallest share of a CPU that a thread had.
     #[serde(skip)]
     share: f64,
 }
 
 impl Measured {
-    /// Of some runs of a row.
+    /// Summarizes the runs of a row; `None` if there are none.
     pub fn of(row: &Row, runs: &[Once]) -> Option<Self> {
         let spread = |of: fn(&Once) -> f64| Spread::of(&runs.iter().map(of).collect::<Vec<_>>());
         let Spread { median, min, max } = spread(|run| run.one.ns / run.two.ns)?;
@@ -86,27 +89,27 @@ impl Measured {
         Some(Self { name: row.name, ratio: median, min, max, one, two, bar: row.bar, share })
     }
 
-    /// Its name; ratios and what is to be reached; nanoseconds; the share.
+    /// Returns its name; the ratio, its minimum and maximum, and the target; nanoseconds; the share.
     pub fn cells(&self) -> (&'static str, [f64; 4], [f64; 2], f64) {
         (self.name, [self.ratio, self.min, self.max, self.bar], [self.one, self.two], self.share)
     }
 }
 
 impl Row {
-    /// Runs it once.
+    /// Runs the row once.
     pub fn once(&self, arena: Arena, size: u64, cpus: [usize; 2]) -> Result<Once, Failure> {
         (self.run)(arena, size, cpus)
     }
 }
 
-/// Two CPUs that this process may run on, if there are two.
+/// Returns two CPUs that this process may run on, if there are two.
 pub fn two_cpus() -> Option<[usize; 2]> {
     let allowed = sched_getaffinity(None).ok()?;
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
     Some([cpus.next()?, cpus.next()?])
 }
 
-/// How large an arena has to be: any thread's pool may have to serve for everything.
+/// Returns the bytes of an arena with two pools, each large enough for all tables, because one thread may take all.
 pub fn arena_bytes(size: u64) -> u64 {
     POOL - TABLES + 2 * pool_bytes(size)
 }
@@ -115,7 +118,7 @@ fn pool_bytes(size: u64) -> u64 {
     (table_pages(size) + SPARE) * TablePage::SIZE
 }
 
-/// Pages that are asked for and given back because the other thread was faster.
+/// Pages that a thread takes and gives back because the other thread has installed its table first.
 const SPARE: u64 = 16;
 
 const WRITABLE: Attributes = Attributes::ram(Access::READ_WRITE);
@@ -134,7 +137,7 @@ impl Slot {
         Ok(Self { stage2: tables(Shared::new(arena), FEATURES)?, pools: [pool(0), pool(1)], size })
     }
 
-    /// Everything has to be mapped; if `leaves` says so, by such leaves.
+    /// Checks that everything is mapped and, with `leaves`, that all leaves are such.
     fn check(&self, leaves: Option<(Level, Attributes)>) -> Result<(), Failure> {
         if mapped_bytes(&self.stage2, self.size, leaves)? == self.size {
             Ok(())
@@ -144,7 +147,7 @@ impl Slot {
     }
 }
 
-/// All pages are mapped, one call a page: by one thread, and by two that take turns each `turn` pages.
+/// Maps all pages, one a call: by one thread, and by two that alternate every `turn` pages.
 fn map(arena: Arena, size: u64, cpus: [usize; 2], turn: u64) -> Result<Once, Failure> {
     let run = |threads: u64| -> Result<Side, Failure> {
         let mut slot = Slot::new(arena, size)?;
@@ -165,8 +168,9 @@ fn map(arena: Arena, size: u64, cpus: [usize; 2], turn: u64) -> Result<Once, Fai
     Ok(Once { one: undisturbed(|| run(1))?, two: undisturbed(|| run(2))? })
 }
 
-/// One thread answers faults all over the slot; without another, and beside one that write-protects and splits the
-/// same slot without pause, as dirty logging does.
+/// One thread answers faults all over the slot: alone, and beside a thread that write-protects and splits the same slot
+/// without
+/// pause, as dirty logging does.
 fn faults_beside_maintenance(arena: Arena, size: u64, cpus: [usize; 2]) -> Result<Once, Failure> {
     let run = |beside: bool| -> Result<Side, Failure> {
         let mut slot = Slot::new(arena, size)?;
@@ -193,19 +197,19 @@ fn faults_beside_maintenance(arena: Arena, size: u64, cpus: [usize; 2]) -> Resul
     Ok(Once { one: undisturbed(|| run(false))?, two: undisturbed(|| run(true))? })
 }
 
-/// What 2 MiB of the slot are at first.
+/// The first state of 2 MiB of the slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Region {
-    /// Not there: each page's first access is a translation fault.
+    /// Not mapped: each page's first access is a translation fault.
     Unmapped,
-    /// Write-protected, by pages: each page's first write is a permission fault.
+    /// Write-protected pages: each page's first write is a permission fault.
     Protected,
-    /// The same by one block, which maintenance splits and puts together again.
+    /// A write-protected block, which the maintenance splits and coalesces.
     Block,
 }
 
 impl Region {
-    /// Half of the slot is not mapped, an eighth is blocks.
+    /// Half of the slot is not mapped, an eighth is blocks, and the rest is pages.
     fn of(number: u64) -> Self {
         match number % 8 {
             7 => Self::Block,
@@ -215,20 +219,20 @@ impl Region {
     }
 }
 
-/// One fault a page.
+/// Answers one fault a page.
 fn answer_faults(stage2: &Stage2<Shared>, pool: &mut Pool, pages: u64) -> Result<(), Failure> {
     for page in (0..pages).map(|page| scattered(page, pages)) {
         if Region::of(page / (BLOCK / PAGE)) == Region::Unmapped {
             map_page(stage2, pool, page, &WRITABLE)?;
         } else {
-            // A block may have been made writable by a fault before.
+            // An earlier fault may have made the block writable.
             let _ = stage2.relax(ipa(page), Access::READ_WRITE)?;
         }
     }
     Ok(())
 }
 
-/// Write-protects and splits the slot, 1 GiB after the other, and makes the blocks anew, until it is `over`.
+/// Write-protects and splits the slot, 1 GiB at a time, and coalesces the blocks again, until it is `over`.
 fn maintain(stage2: &Stage2<Shared>, pool: &mut Pool, size: u64, over: &AtomicBool) -> Result<(), Failure> {
     for first in (0..size / PAGE).step_by((GIB / PAGE) as usize).cycle() {
         let range = ipa(first)..ipa(first) + GIB;
@@ -250,14 +254,15 @@ fn maintain(stage2: &Stage2<Shared>, pool: &mut Pool, size: u64, over: &AtomicBo
     Ok(())
 }
 
-/// What a thread does.
+/// The work of a thread.
 type Job<'a> = Box<dyn FnOnce() -> Result<(), Failure> + Send + 'a>;
 
 fn job<'a>(job: impl FnOnce() -> Result<(), Failure> + Send + 'a) -> Job<'a> {
     Box::new(job)
 }
 
-/// Runs until nobody else had the CPUs meanwhile, and where that does not happen gives out the best run.
+/// Repeats `run` until no other process had the CPUs meanwhile. After `MOST_ATTEMPTS` it returns the run with the
+/// largest share.
 fn undisturbed(run: impl Fn() -> Result<Side, Failure>) -> Result<Side, Failure> {
     let mut best = run()?;
     for _ in 1..MOST_ATTEMPTS {
@@ -273,26 +278,26 @@ fn undisturbed(run: impl Fn() -> Result<Side, Failure>) -> Result<Side, Failure>
 }
 
 const MOST_ATTEMPTS: u32 = 10;
-/// The share of a CPU of whoever has it alone, but for interrupts.
+/// The share of a CPU of a thread that has it alone; interrupts take the rest.
 const ALONE: f64 = 0.99;
 
-/// When a thread began and ended, and how long it had a CPU in between, in nanoseconds.
+/// When a thread began and ended, and its CPU time in nanoseconds.
 struct Time {
     start: Instant,
     end: Instant,
     cpu: f64,
 }
 
-/// Those of all threads.
+/// The times of all threads.
 struct Times(Vec<Time>);
 
 impl Times {
-    /// Nanoseconds of the first thread.
+    /// Returns the nanoseconds of the first thread.
     fn first(&self) -> f64 {
         self.0.first().map_or(0.0, |time| nanoseconds(time.start, time.end))
     }
 
-    /// Nanoseconds from when the first began to when the last ended.
+    /// Returns the nanoseconds from the first thread's start to the last thread's end.
     fn whole(&self) -> f64 {
         let (start, end) = (self.0.iter().map(|time| time.start).min(), self.0.iter().map(|time| time.end).max());
         start.zip(end).map_or(0.0, |(start, end)| nanoseconds(start, end))
@@ -307,14 +312,14 @@ fn nanoseconds(start: Instant, end: Instant) -> f64 {
     (end - start).as_nanos() as f64
 }
 
-/// Lets jobs begin at the same moment, each on a CPU of its own where the system allows that.
+/// Starts all jobs at the same moment, each on a CPU of its own if the system allows that.
 fn at_once(cpus: [usize; 2], jobs: Vec<Job<'_>>) -> Result<Times, Failure> {
     let (waiting, all) = (AtomicUsize::new(0), jobs.len());
     let run = |job: Job<'_>, cpu| {
         let mut set = CpuSet::new();
         set.set(cpu);
         let _ = sched_setaffinity(None, &set);
-        // Not a lock that sleeps: waking up takes a part of what is measured.
+        // A spin loop, not a lock that sleeps: a wake-up would take a noticeable part of the measured time.
         waiting.fetch_add(1, Ordering::AcqRel);
         while waiting.load(Ordering::Acquire) < all {
             std::hint::spin_loop();

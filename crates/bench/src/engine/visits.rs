@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How many entries a walk reads where everything is split already: what a split would cost that knew of nothing better
-//! than to look (source S0).
+//! How many entries a walk reads if everything is already split. That is what a split costs if it has to look at every
+//! entry
+//! (Bras 2026).
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -12,17 +13,17 @@ use twofold_stage2::{Access, Attributes, Level, Levels};
 use super::arena::Arena;
 use super::guest::{End, Failure, GIB, Guest, Start};
 
-/// Visits of one walk each over all of a guest's memory: every entry that is read is visited once.
+/// Visits of one walk over all of a guest's memory. A walk visits every entry that it reads once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Visits {
-    /// With entries of every level.
+    /// The walk visits entries of every level.
     pub every_level: u64,
-    /// Where entries of level 3, which are leaves always, are skipped.
+    /// The walk skips entries of level 3, which are always leaves.
     pub leaves_skipped: u64,
 }
 
 impl Visits {
-    /// Counts them in blocks of 1 GiB that were split to pages.
+    /// Counts the visits in blocks of 1 GiB that were split to pages.
     pub fn count(arena: Arena, size: u64) -> Result<Self, Failure> {
         let mut guest = Guest::<false>::new(arena, Rc::default(), size, Start::Blocks(Level::L1, WRITABLE))?;
         let range = guest.range();

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The collector: it gets, clears and copies as a migration does, in rounds, while the guest is written to; and every few
-//! rounds it has everybody held, gets once more, and compares.
+//! The collector: it gets, clears and copies in rounds, as a migration does, while the guest is written to. Every few
+//! rounds it
+//! holds all writers, gets once more, and compares.
 //!
-//! After some rounds the log is stopped, some blocks are put together, and it is started anew, in another way: so blocks are
-//! split and put together all the time.
+//! After some rounds the collector stops the log, coalesces some blocks, and starts the log with other options. So
+//! blocks are split
+//! and coalesced all the time.
 
 use std::thread;
 use std::time::Duration;
@@ -20,13 +22,13 @@ use crate::stop::Stop;
 /// The order in which a page is cleared and copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Cleared first: as it has to be.
+    /// Cleared first, which is correct.
     ClearFirst,
-    /// Copied first: what is written in between is lost. For a control.
+    /// Copied first, which loses a write in between. This is the control.
     CopyFirst,
 }
 
-/// Collects what one tracker tells.
+/// Collects what one tracker's log reports.
 pub struct Collector<'a> {
     guest: &'a Guest,
     crew: &'a Crew,
@@ -42,7 +44,7 @@ pub struct Collector<'a> {
 }
 
 impl<'a> Collector<'a> {
-    /// A collector that has done nothing yet. `lost` is told of each page that is lost, and in which round.
+    /// Makes a collector. It calls `lost` with each lost page and the round.
     pub fn new(
         (guest, crew): (&'a Guest, &'a Crew),
         (tracker, order): (Tracker, Order),
@@ -54,11 +56,12 @@ impl<'a> Collector<'a> {
         Ok(Self { guest, crew, log, tracker, order, random, shadow, dirty, tally, round: 0, lost })
     }
 
-    /// Goes on until so many pages were compared, or `stop` is set; `progress` is told after each comparison how many.
+    /// Runs until `comparisons` pages were compared, or `stop` is set. It calls `progress` with the sum after each
+    /// comparison.
     pub fn run(mut self, comparisons: u64, stop: &Stop, progress: impl Fn(u64)) -> anyhow::Result<Tally> {
         while self.tally.compared < comparisons && !stop.is_requested() {
             self.start()?;
-            // More than the tracker waits for with what is cold.
+            // More rounds than a tracker waits until it considers a page cold.
             for _ in 0..self.random.of_any_size(7) {
                 self.gather()?;
                 if self.random.once_in(6) {
@@ -81,13 +84,13 @@ impl<'a> Collector<'a> {
         self.log.start(&LogOptions { tracker: self.tracker, all_dirty, chunk, section })?;
         self.shadow.forget();
         if !all_dirty {
-            // Nothing is in the log, so all is to be known from here on.
+            // The log starts empty, so every page must be copied now.
             (0..PAGES).for_each(|page| self.shadow.copy(self.guest, page));
         }
         Ok(())
     }
 
-    /// A round: asks the log, clears some or all of what it tells, and copies that.
+    /// Runs a round: gets the log, clears some or all pages that it reports, and copies them.
     fn gather(&mut self) -> anyhow::Result<()> {
         self.round += 1;
         self.get()?;
@@ -106,7 +109,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// What the log tells is dirty. Where that has cleared it too, it is copied.
+    /// Marks the pages that the log reports. If the get also cleared them, copies them.
     fn get(&mut self) -> anyhow::Result<()> {
         self.log.get(&mut self.dirty)?;
         for page in self.dirty.pages() {
@@ -118,8 +121,9 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Clears a few words at a time, and in each of them most pages of those that were told, or all; some are left for
-    /// another round.
+    /// Clears a few words at a time. Of each word it clears all reported pages, or most of them; some words are left
+    /// for another
+    /// round.
     fn clear_pieces(&mut self, words: &[DirtyWord]) -> anyhow::Result<()> {
         let mut left = words;
         while !left.is_empty() {
@@ -140,7 +144,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Clears pages of which the log may not have told yet: that is allowed, if they are copied.
+    /// Clears pages that the log may not have reported yet. That is allowed if they are copied after.
     fn clear_unseen(&mut self) -> anyhow::Result<()> {
         let words = PAGES.div_ceil(64);
         let first = self.random.below(words);
@@ -155,7 +159,7 @@ impl<'a> Collector<'a> {
         self.clear(&cleared, |log| log.clear(first, pages, mask))
     }
 
-    /// Clears pages, and copies them; or the other way round.
+    /// Clears and copies pages, in the collector's order.
     fn clear(
         &mut self,
         pages: &[u64],
@@ -175,7 +179,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// With nobody writing, what another `get` does not tell of is as it was copied.
+    /// Holds all writers, gets once more, and compares: each page that the log does not report must equal its copy.
     fn compare(&mut self) -> anyhow::Result<()> {
         self.crew.hold()?;
         self.get()?;
@@ -185,7 +189,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Lets the guest have all CPUs for a moment, sometimes.
+    /// Sometimes leaves all CPUs to the guest for a moment.
     fn wait(&mut self) {
         match self.random.below(4) {
             0 => thread::sleep(Duration::from_micros(self.random.of_any_size(10))),
@@ -194,7 +198,7 @@ impl<'a> Collector<'a> {
         }
     }
 
-    /// Puts some blocks together, from anywhere on.
+    /// Coalesces some blocks, from a random page on.
     fn rejoin(&mut self) -> anyhow::Result<()> {
         let _ = self.log.rejoin(self.random.below(PAGES), self.random.below(8))?;
         Ok(())

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who writes to the guest's memory: a thread for each vCPU, and one for a device; and how all of them are held.
+//! The writers of the guest's memory: a thread for each vCPU, and one for a device; and how all of them are held.
 //!
-//! Invariant: between [`Crew::hold`] and [`Crew::let_go`] nobody writes: each vCPU is out of its guest and done with the exit
-//! that it was in, and no write of the device's is under way.
+//! Invariant: between [`Crew::hold`] and [`Crew::let_go`] no thread writes. Each vCPU is out of its guest and has
+//! finished its exit,
+//! and no write of the device is in progress.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,13 +18,13 @@ use super::guest::{self, Guest, PAGE, PAGES, VCPUS};
 use super::random::Random;
 use super::writer::Writer;
 
-/// Those who write.
+/// The writers.
 pub struct Crew {
     gate: Gate,
     interrupts: Vec<Arc<Interrupts>>,
 }
 
-/// Who is inside writes.
+/// Counts the writers that may be writing.
 struct Gate {
     state: Mutex<State>,
     bell: Condvar,
@@ -43,7 +44,7 @@ enum Phase {
 }
 
 impl Crew {
-    /// Has all of them write while `work` is done.
+    /// Runs all writers while `work` runs.
     pub fn with<R>(guest: &Guest, seed: u64, work: impl FnOnce(&Self) -> anyhow::Result<R>) -> anyhow::Result<R> {
         let state = State { phase: Phase::Run, inside: 0, failed: None };
         let gate = Gate { state: Mutex::new(state), bell: Condvar::new() };
@@ -60,11 +61,11 @@ impl Crew {
         })
     }
 
-    /// Waits until nobody writes.
+    /// Stops all writers, and waits until none writes.
     ///
     /// # Errors
     ///
-    /// A vCPU cannot go on.
+    /// An error is returned if a writer failed.
     pub fn hold(&self) -> anyhow::Result<()> {
         let mut state = self.gate.lock();
         if state.failed.is_none() {
@@ -80,13 +81,13 @@ impl Crew {
         }
     }
 
-    /// Has them go on.
+    /// Lets the writers continue.
     pub fn let_go(&self) {
         self.gate.set(Phase::Run);
     }
 
     fn run_vcpu(&self, guest: &Guest, number: usize, seed: u64) {
-        // Every other one has its stage 1 on: its TLB's entries are of another kind.
+        // Every other vCPU has stage 1 on, so that its TLB entries combine both stages.
         let stage1 = (number % 2 == 1).then(guest::stage1);
         let random = Random::new(seed, FIRST_VCPU + number as u64);
         let program = Writer::new(number as u64, guest.start.raw(), stage1, random);
@@ -96,15 +97,15 @@ impl Crew {
             let left = guest.vm.run(&cpu, &mut vcpu, between_stretches);
             self.gate.leave();
             match left {
-                // A kick that came too late for the last hold is as good as none.
+                // A kick meant for the last hold may arrive late. It changes nothing.
                 Ok(Left::Kicked) => {}
                 Ok(left) => self.gate.fail(format!("{vcpu} left its guest: {left:?}")),
-                Err(error) => self.gate.fail(format!("{vcpu} cannot go on: {error}")),
+                Err(error) => self.gate.fail(format!("{vcpu} cannot continue: {error}")),
             }
         }
     }
 
-    /// Writes past the guest's tables, in pieces that may reach over the ends of pages.
+    /// Writes as a device does, without the guest's tables, in pieces that may cross the ends of pages.
     fn run_device(&self, guest: &Guest, seed: u64) {
         let mut random = Random::new(seed, DEVICE);
         let mut bytes = vec![0; PIECE as usize];
@@ -117,7 +118,7 @@ impl Crew {
             if let Err(error) = written {
                 self.gate.fail(format!("the device cannot write: {error}"));
             }
-            // It has no pages that it stays with: were it always at it, all would be dirty all the time.
+            // The device writes all over the memory. Without pauses, it would keep every page dirty.
             if random.once_in(4) {
                 thread::sleep(BREAK);
             }
@@ -125,20 +126,21 @@ impl Crew {
     }
 }
 
-/// Streams of random numbers.
+/// Streams of random numbers: the device's, and the first vCPU's.
 const DEVICE: u64 = 1;
 const FIRST_VCPU: u64 = 2;
-/// The bytes of a write of the device's are fewer.
+/// A write of the device has fewer bytes than this.
 const PIECE: u64 = 2 * PAGE;
 const BREAK: Duration = Duration::from_micros(50);
 
-/// A thread that has to give up its CPU should do that here: in the middle of an access, whoever flushes waits for it.
+/// Yields the CPU between two stretches. A thread preempted in the middle of an access would make every flush wait for
+/// it.
 fn between_stretches(_: [u64; 4]) -> u64 {
     thread::yield_now();
     0
 }
 
-/// Ends all of them, also where whoever works with them fails.
+/// Ends all writers when dropped, also if `work` fails.
 struct End<'a>(&'a Crew);
 
 impl Drop for End<'_> {
@@ -149,7 +151,7 @@ impl Drop for End<'_> {
 }
 
 impl Gate {
-    /// Waits until there is to be written. `false`: never again.
+    /// Waits until writing is allowed. Returns `false` if the run is over.
     fn enter(&self) -> bool {
         let mut state = self.lock();
         while state.phase == Phase::Hold {

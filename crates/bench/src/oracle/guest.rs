@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The guest that is watched: its memory, and where in the machine's each of its pages is.
+//! The guest under test: its memory, and the frame of each of its pages.
 //!
-//! Invariant: all pages have frames before anything else happens, and keep them: so the oracle finds a page without asking
-//! the memory that it judges.
+//! Invariant: all pages get their frames before the log starts, and keep them. So the oracle finds a page without
+//! asking the
+//! memory that it judges.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -22,8 +23,9 @@ use crate::features::TODAY;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4 << 10;
-/// Pages of the guest's RAM, about 16 MiB: few, so that each is written, cleared and compared again and again. No multiple of
-/// 64: the last word of a log is not full.
+/// Pages of the guest's RAM, about 16 MiB. They are few, so that each is written, cleared and compared many times. The
+/// number is
+/// not a multiple of 64, so that the last word of a log is not full.
 pub const PAGES: u64 = 4077;
 /// vCPUs, each with a CPU and a thread of its own.
 pub const VCPUS: usize = 4;
@@ -32,22 +34,22 @@ pub const VCPUS: usize = 4;
 pub struct Guest {
     /// The virtual machine.
     pub vm: Vm<FastPlatform>,
-    /// What it runs on.
+    /// The machine that it runs on.
     pub machine: Arc<FastMachine>,
-    /// Where its RAM begins.
+    /// The address at which its RAM begins.
     pub start: Ipa,
     slot: SlotId,
     frames: Vec<Pa>,
 }
 
-/// Where RAM begins, or a bit behind.
+/// The lowest address at which RAM begins.
 const RAM: Ipa = Ipa::new(0x4000_0000);
 /// A slot of its own for the guest's stage-1 tables, which the guest does not write to.
 const TABLES: Ipa = Ipa::new(0x2000_0000);
 const MIB_2: u64 = 2 << 20;
 
 impl Guest {
-    /// A guest whose pages all hold something. Its RAM begins on a boundary of 2 MiB or, as often, does not.
+    /// Makes a guest with data in every page. In half of the cases its RAM begins on a boundary of 2 MiB.
     pub fn new(random: &mut Random) -> anyhow::Result<Self> {
         let start = RAM + if random.once_in(2) { 0 } else { random.below(MIB_2 / PAGE) * PAGE };
         let arena = Arc::new(Arena::new(&ArenaOptions::new(24 * MIB_2, Backing::Anonymous))?);
@@ -65,24 +67,24 @@ impl Guest {
         Ok(Self { vm: Vm::new(memory), machine, start, slot, frames })
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> &GuestMemory<FastPlatform> {
         self.vm.memory()
     }
 
-    /// The log of its RAM.
+    /// Returns the log of its RAM.
     pub fn log(&self) -> anyhow::Result<DirtyLog<'_, FastPlatform>> {
         Ok(self.memory().dirty_log(self.slot)?)
     }
 
-    /// What a page holds: the guest may be writing to it.
+    /// Returns the words of a page. The guest may be writing them.
     pub fn page(&self, page: u64) -> &[AtomicU64] {
         let words = self.machine.arena().words(self.frames[page as usize], PAGE / 8);
         words.expect("a page's frame is in the arena that the frames came from")
     }
 }
 
-/// Writes something to a page, has it mapped, and tells where it is.
+/// Writes to a page and maps it; returns its frame.
 fn touch(memory: &GuestMemory<FastPlatform>, ipa: Ipa) -> anyhow::Result<Pa> {
     memory.write(ipa, &ipa.raw().to_ne_bytes())?;
     let _ = memory.fault(&GuestFault { ipa, kind: FaultKind::Translation, access: AccessKind::Read })?;
@@ -90,14 +92,17 @@ fn touch(memory: &GuestMemory<FastPlatform>, ipa: Ipa) -> anyhow::Result<Pa> {
     Ok(leaf.descriptor.address() + (ipa - leaf.ipa))
 }
 
-/// The registers of a guest whose stage 1 maps the first 4 GiB as they are: 39 bits of address below, none above, 48 bits of
-/// IPA. What it translates is cached as entries that combine both stages, which an invalidation by IPA leaves.
+/// Returns the registers of a guest whose stage 1 maps the first 4 GiB to the same addresses: 39 bits of address in the
+/// lower half,
+/// none in the upper, 48 bits of IPA. The TLB holds such translations as entries that combine both stages, and an
+/// invalidation by
+/// IPA does not remove those.
 pub fn stage1() -> Stage1Registers {
     const TCR: u64 = 25 | 0b0101 << 8 | 3 << 12 | 1 << 23 | 5 << 32;
     Stage1Registers { sctlr: 1, tcr: TCR, ttbr0: TABLES.raw(), ttbr1: 0, mair: 0xff }
 }
 
-/// A table of level 1, with blocks: inner shareable, accessed.
+/// Writes a table of level 1 with blocks that are inner shareable and accessed.
 fn write_stage1_tables(memory: &GuestMemory<FastPlatform>) -> anyhow::Result<()> {
     const BLOCK: u64 = 0b01 | 3 << 8 | 1 << 10;
     for gib in 0..4 {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold bench oracle`: whether a dirty log misses a write.
+//! `twofold bench oracle`: checks that a dirty log loses no write.
 //!
-//! A copy of a guest's memory is kept by what the log tells alone, while vCPUs and a device write without pause. Every few
-//! rounds all of them are held, and each page that the log calls clean is compared with its copy, byte by byte. Only pages
-//! that were dirty in an earlier round count: one that was never written is no evidence. Invariant: a line says what was
-//! measured, also where the run was ended before its time.
+//! The collector keeps a copy of a guest's memory from what the log reports alone, while vCPUs and a device write
+//! without pause.
+//! Every few rounds all writers are held. Then each page that is not in the log is compared with its copy, byte by
+//! byte. Only pages
+//! that were dirty in an earlier round count, because a page that was never written is no evidence. Invariant: the
+//! output has a
+//! line with the counts for each tracker that ran, also if the run was interrupted.
 
 mod collector;
 mod crew;
@@ -31,7 +34,7 @@ use guest::Guest;
 use random::Random;
 use shadow::{Lost, Tally};
 
-/// `twofold bench oracle`.
+/// Runs `twofold bench oracle`.
 pub fn command(options: &OracleOptions) -> anyhow::Result<()> {
     let stop = Stop::on_signal()?;
     let seed = options.seed.map_or_else(any_seed, Ok)?;
@@ -48,14 +51,12 @@ pub fn command(options: &OracleOptions) -> anyhow::Result<()> {
         }
     }
     if lost > 0 {
-        bail!(
-            "pages were written, and no log told of it; --seed {seed} makes the same choices, if not the same moments"
-        );
+        bail!("writes were lost: no log reported the pages; --seed {seed} repeats the choices, but not the timing");
     }
     Ok(())
 }
 
-/// Has one tracker watch a new guest.
+/// Runs one tracker on a new guest.
 fn judge(tracker: Tracker, options: &OracleOptions, seed: u64, stop: &Stop) -> anyhow::Result<Tally> {
     let order = if options.copy_first { Order::CopyFirst } else { Order::ClearFirst };
     let mut random = Random::new(seed, COLLECTOR);
@@ -84,22 +85,22 @@ fn judge(tracker: Tracker, options: &OracleOptions, seed: u64, stop: &Stop) -> a
     tally
 }
 
-/// Lost pages that are told of one by one: the others are counted.
+/// Lost pages beyond this number are only counted.
 const SAID: u64 = 20;
 
 /// The collector's stream of random numbers.
 const COLLECTOR: u64 = 0;
 
-/// Another one each time, unless the environment has one.
+/// Returns the environment's seed, or a new one.
 fn any_seed() -> anyhow::Result<u64> {
     match std::env::var("TWOFOLD_SEED") {
         Ok(seed) => Ok(seed.parse()?),
-        // Only what changes fast counts.
+        // Only the nanoseconds, because they differ from run to run.
         Err(_) => Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos().into()),
     }
 }
 
-/// Drawn on a terminal, silent elsewhere.
+/// Returns a bar that is drawn on a terminal and silent elsewhere.
 fn progress(comparisons: u64, tracker: Tracker) -> anyhow::Result<ProgressBar> {
     let style = estimate::style("{msg:13} {bar:40} {pos}/{len} compared ({elapsed} gone{left})")?;
     Ok(ProgressBar::new(comparisons).with_style(style).with_message(tracker.name()))
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn who_copies_first_loses_pages() {
-        // Longer if luck wants it: a page has to be written in the moment between.
+        // A page must be written between copy and clear; repeat until it is.
         assert!((0..20).any(|_| run(Tracker::Manual, Order::CopyFirst, 20_000).lost > 0));
     }
 }

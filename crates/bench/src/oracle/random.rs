@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Decisions by a seed: splitmix64, which is fast, and whose streams of different seeds have nothing in common.
+//! Seeded random numbers: splitmix64, which is fast, and whose streams from different seeds are independent.
 
 /// A stream of numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of a seed, one of those that have this number.
+    /// Makes the stream of this number of a seed.
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut random = Self(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
         random.next();
         random
     }
 
-    /// Any number.
+    /// Returns a random number.
     #[inline]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -22,19 +22,19 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     #[inline]
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }
 
-    /// True once in so many times.
+    /// Returns true once in `times` calls, on average.
     #[inline]
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// A number from 1 to below `2^bits`: of each length in bits as often.
+    /// Returns a number from 1 to below `2^bits`; each length in bits is equally likely.
     pub fn of_any_size(&mut self, bits: u64) -> u64 {
         let top = 1 << self.below(bits);
         top + self.below(top)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The copy of the guest's memory that the log is judged by, and what is known of each page.
+//! The copy of the guest's memory that judges the log, and the state of each page.
 //!
-//! Invariant: a page that is [`Known::Copied`] was copied after the log last cleared it, and not told of since: so, with
-//! nobody writing, and the log asked for the last time, the guest's page and its copy are the same.
+//! Invariant: a page that is [`Known::Copied`] was copied after the log last cleared it, and the log has not reported
+//! it since. So
+//! while no thread writes, and after a last get, the guest's page equals its copy.
 
 use std::ops::AddAssign;
 use std::sync::atomic::Ordering;
@@ -18,28 +19,28 @@ pub struct Shadow {
 #[derive(Clone, Copy)]
 struct Page {
     known: Known,
-    /// It was written, and cleared, in an earlier round.
+    /// It was written and cleared in an earlier round.
     was_dirty: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Known {
-    /// Nothing: no log ran, or its start has put all pages into it.
+    /// Nothing: no log runs, or its start made all pages dirty.
     Nothing,
-    /// The log says that it is dirty: it was written since it was copied.
+    /// The log reports that it is dirty: it was written since the copy.
     Told,
-    /// It is as it was copied.
+    /// It equals its copy.
     Copied,
 }
 
-/// What was counted.
+/// The counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Pages that the log calls clean, that had been dirty, and that were compared, each time.
+    /// Comparisons of pages that are not in the log but were dirty before.
     pub compared: u64,
-    /// Pages that the log told of after it had been told to clear them.
+    /// Pages that the log reported again after it had cleared them.
     pub redirtied: u64,
-    /// Pages of which the log does not tell that they were written.
+    /// Pages that were written but are not in the log.
     pub lost: u64,
 }
 
@@ -51,7 +52,7 @@ impl AddAssign for Tally {
     }
 }
 
-/// A page that was written, and is in no log.
+/// A page that was written but is not in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// Its number.
@@ -60,25 +61,25 @@ pub struct Lost {
     pub words: u64,
     /// The first of them.
     pub first: u64,
-    /// What that was when it was copied.
+    /// That word in the copy.
     pub copied: u64,
-    /// What it is.
+    /// That word in the guest.
     pub found: u64,
 }
 
 impl Shadow {
-    /// Nothing is copied yet.
+    /// Makes a copy of which no page is known.
     pub fn new() -> Self {
         let page = Page { known: Known::Nothing, was_dirty: false };
         Self { words: vec![0; (PAGES * WORDS) as usize].into(), pages: vec![page; PAGES as usize].into() }
     }
 
-    /// No log runs, or one was started with all pages in it: nothing is known of any.
+    /// Forgets all pages: no log runs, or its start made all pages dirty.
     pub fn forget(&mut self) {
         self.pages.iter_mut().for_each(|page| page.known = Known::Nothing);
     }
 
-    /// The log tells of a page. Whether that is news of a page that it had cleared.
+    /// Marks a page that the log reports. Returns whether the log reports it again after a clear.
     pub fn told(&mut self, page: u64) -> bool {
         let page = &mut self.pages[page as usize];
         let is_news = page.known == Known::Copied;
@@ -88,7 +89,7 @@ impl Shadow {
         is_news
     }
 
-    /// Copies a page. The log has cleared it, and is done with that.
+    /// Copies a page. Call it after the log has cleared the page.
     pub fn copy(&mut self, guest: &Guest, page: u64) {
         let at = &mut self.pages[page as usize];
         at.was_dirty |= at.known == Known::Told;
@@ -98,7 +99,8 @@ impl Shadow {
         }
     }
 
-    /// Compares all pages of which the log has not told, and that were dirty in an earlier round. Nobody writes.
+    /// Compares all pages that the log does not report and that were dirty in an earlier round. The caller must hold
+    /// all writers.
     pub fn compare(&mut self, guest: &Guest, mut lost: impl FnMut(&Lost)) -> Tally {
         let mut tally = Tally::default();
         for page in 0..PAGES {
@@ -110,7 +112,7 @@ impl Shadow {
             if let Some(difference) = self.difference(guest, page) {
                 lost(&difference);
                 tally.lost += 1;
-                // Each loss is told of once.
+                // Each loss is reported once.
                 self.copy(guest, page);
             }
         }
@@ -120,7 +122,7 @@ impl Shadow {
     fn difference(&self, guest: &Guest, page: u64) -> Option<Lost> {
         let (copy, found) = (&self.words[words(page)], guest.page(page));
         let pairs = || copy.iter().zip(found).map(|(copy, word)| (*copy, word.load(Ordering::Relaxed)));
-        // Most pages are the same, which takes no branch for each word.
+        // Most pages are equal. Comparing those takes no branch per word.
         if pairs().fold(0, |all, (copy, word)| all | (copy ^ word)) == 0 {
             return None;
         }
@@ -157,7 +159,7 @@ mod tests {
         };
         (0..PAGES).for_each(|page| shadow.copy(&guest, page));
         write(&guest, 3, 0);
-        assert_eq!(compare(&mut shadow), (0, vec![]), "none was dirty before");
+        assert_eq!(compare(&mut shadow), (0, vec![]), "no page was dirty before");
 
         for page in [0, 3, PAGES - 1] {
             assert!(shadow.told(page) && !shadow.told(page));
@@ -173,7 +175,7 @@ mod tests {
 
         write(&guest, 0, 1);
         shadow.told(0);
-        assert_eq!(compare(&mut shadow), (2, vec![]), "it was told of");
+        assert_eq!(compare(&mut shadow), (2, vec![]), "the log has reported it");
         shadow.forget();
         assert_eq!(compare(&mut shadow), (0, vec![]));
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a vCPU does: it writes to its guest's RAM without pause, at random and in patterns, and reads and executes there now
-//! and then.
+//! A vCPU's program: it writes to its guest's RAM without pause, in several ways, and reads and executes there now and
+//! then.
 //!
-//! It stays with some pages for a while and goes on to others: so at any moment some pages are being written to, and others
-//! were a moment ago. A write that is lost shows until its page is written again.
+//! It stays with some pages for a while and then moves to others. So at any moment some pages are being written, and
+//! others have
+//! just been written. A lost write stays visible until its page is written again.
 
 use twofold_machine::program::{Ended, Exit, Instructions, Program, Stage1Registers};
 
@@ -13,18 +14,18 @@ use super::random::Random;
 /// A vCPU's program. It has no end. It calls the hypervisor between two stretches.
 pub struct Writer {
     random: Random,
-    /// Where RAM begins.
+    /// The address at which RAM begins.
     start: u64,
-    /// What is to be set up first, if anything is.
+    /// The stage-1 registers to set first, if any.
     stage1: Option<Stage1Registers>,
     stretch: Stretch,
     /// The next access.
     access: Access,
-    /// What it writes: never the same again.
+    /// The next value to write; it never repeats.
     value: u64,
 }
 
-/// So many accesses to the same pages.
+/// A number of accesses to the same pages.
 struct Stretch {
     first: u64,
     pages: u64,
@@ -34,11 +35,11 @@ struct Stretch {
 
 #[derive(Clone, Copy)]
 enum Pattern {
-    /// One after the other.
+    /// One page after the other.
     Sequential,
-    /// Each time another one.
+    /// A random page each time.
     Random,
-    /// One in each section of 64.
+    /// One page in each 64.
     Sparse,
 }
 
@@ -50,7 +51,7 @@ enum Access {
 }
 
 impl Writer {
-    /// A program for a vCPU, one of so many, of a guest whose RAM begins at `start`.
+    /// Makes the program of a vCPU, of a guest whose RAM begins at `start`.
     pub fn new(vcpu: u64, start: u64, stage1: Option<Stage1Registers>, random: Random) -> Self {
         let stretch = Stretch { first: 0, pages: 1, pattern: Pattern::Random, left: 0 };
         Self { random, start, stage1, stretch, access: Access::Read(start), value: vcpu << 56 }
@@ -82,7 +83,7 @@ const SECTION: u64 = 64;
 impl Stretch {
     fn new(random: &mut Random) -> Self {
         let pattern = [Pattern::Sequential, Pattern::Random, Pattern::Sparse][random.below(3) as usize];
-        // A power of two; one page is as likely as 256.
+        // A power of two; 1 and 256 pages are equally likely.
         let pages = 1 << random.below(9);
         Self { first: random.below(PAGES), pages, pattern, left: random.of_any_size(11) }
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Results for a spreadsheet: a line for each run of each figure.
+//! Results for a spreadsheet: one line for each run of each figure.
 //!
-//! Invariant: a line has all that names its figure; a setting that one figure has and another has not is an empty field.
+//! Invariant: a line has everything that identifies its figure. A setting that this figure lacks and another has is an
+//! empty field.
 
 use std::collections::BTreeSet;
 
@@ -9,17 +10,17 @@ use anyhow::Context;
 
 use crate::results::{Quantity, Results};
 
-/// All runs, below a line of names. Times are nanoseconds, rates accesses per second, all else counts.
+/// Formats all runs, under a line of names. Times are in nanoseconds, rates in accesses per second, all else is counts.
 ///
 /// # Errors
 ///
-/// None that is known: it is written to memory.
+/// No error is known: the text is written to memory.
 pub fn csv(results: &Results) -> anyhow::Result<String> {
     let keys: BTreeSet<&str> =
         results.measurements.iter().flat_map(|one| one.configuration.keys()).map(String::as_str).collect();
     let mut writer = csv::Writer::from_writer(Vec::new());
     let names = ["experiment", "platform", "phase", "quantity", "unit", "kind", "run", "value"].map(str::to_owned);
-    // A setting may have a name of ours.
+    // A prefix, because a setting may have the name of another column.
     writer.write_record(names.into_iter().chain(keys.iter().map(|key| format!("configuration.{key}"))))?;
     for one in &results.measurements {
         for (run, value) in one.runs.iter().enumerate() {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Results as an experiment could have, for the tests of what is made of them. The numbers are invented.
+//! Results such as an experiment has, for tests of the reports. The numbers are invented.
 
 use std::collections::BTreeMap;
 
 use crate::results::{FORMAT, HeadlineRow, Kind, Measurement, Platform, Quantity, Results, Series, Verdict};
 use crate::statistics::{Quartiles, Random, Ratio};
 
-/// S0 in four modes and three backings, S3 with three trackers over time, S4 by memory size; with names that want escaping.
+/// Bras 2026 in four modes and three backings, Kolothum 2023 with three trackers over time, Wang 2021 by memory size;
+/// with names
+/// that need escaping.
 pub fn results() -> Results {
     let mut random = Random::new(7);
     Results {
@@ -40,7 +42,7 @@ fn configuration(settings: &[(&str, &str)]) -> BTreeMap<String, String> {
     settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-/// Seven runs around a value, some percent apart.
+/// Seven runs around a value, up to `percent` percent apart from it.
 fn around(random: &mut Random, value: f64, percent: u64) -> Vec<f64> {
     let run = |_| value * (1.0 + (random.below(2 * percent * 100) as f64 / 100.0 - percent as f64) / 100.0);
     (0..7).map(run).collect()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The plots of a section: bars for each phase, faults by kind, cost against memory size, rates over time.
 //!
-//! Invariant: a plot compares figures of one quantity and one phase; what is all 0 is left to the tables.
+//! Invariant: a plot compares figures of one quantity and one phase. Figures that are all 0 appear in the tables only.
 
 use maud::{Markup, PreEscaped, html};
 
@@ -14,11 +14,11 @@ use super::section::{Group, Member, Section, TOO_FEW, in_order};
 use crate::readable::{self, Unit};
 use crate::results::Quantity;
 
-/// All of them.
+/// Draws all plots.
 ///
 /// # Errors
 ///
-/// As drawing.
+/// The same as drawing.
 pub fn figures(section: &Section<'_>) -> Result<Markup, Error> {
     let quantities = in_order(section.groups.iter().map(|group| group.quantity));
     let is_first = |quantity: &Quantity| match quantity {
@@ -38,13 +38,14 @@ pub fn figures(section: &Section<'_>) -> Result<Markup, Error> {
         @if !first.is_empty() {
             .plots { @for figure in first { (figure) } }
             p.faint {
-                "Bars are medians; the thin lines are what half of the runs are between."
+                "Bars are medians; the thin lines span the middle half of the runs."
                 @if section.has_variants() {
-                    " A change is the median of those run by run, in brackets where the spread leaves open whether there is one; fewer \
-                     than 4 runs show none."
+                    " A change is the median of the run-by-run changes. It is in brackets if the spread includes no change; \
+                     fewer than 4 runs show none."
                 }
                 @if section.variant_keys.len() > 1 {
-                    " It is from the first variant above that differs in one technique; the table names it."
+                    " It is relative to the first variant above that differs in one technique; the table names that \
+                     variant."
                 }
             }
         }
@@ -52,8 +53,8 @@ pub fn figures(section: &Section<'_>) -> Result<Markup, Error> {
             h3 { "Over time" }
             .plots { @for figure in over_time { (figure) } }
             p.faint {
-                "The dashed line is the steady rate before the first event; what is shaded below it, down to what there \
-                 was, is the cost. Ticks at the bottom are events that come over and over."
+                "The dashed line is the steady rate before the first event; the shaded area between it and the \
+                 measured rate is the cost. Ticks at the bottom are events that repeat."
             }
         }
         @if !kinds.is_empty() {
@@ -65,7 +66,8 @@ pub fn figures(section: &Section<'_>) -> Result<Markup, Error> {
             h3 { "Cost against memory size" }
             .plots { @for figure in against_size { (figure) } }
             p.faint {
-                "Both axes are logarithmic: a cost that grows as the memory does rises steadily, one that does not is level."
+                "Both axes are logarithmic: a cost in proportion to the memory is a rising straight line, a constant cost is \
+                 level."
             }
         }
         @if !others.is_empty() {
@@ -77,7 +79,7 @@ pub fn figures(section: &Section<'_>) -> Result<Markup, Error> {
     })
 }
 
-/// What tells faults apart.
+/// The kinds of faults.
 const KINDS: [Quantity; 3] = [Quantity::TranslationFaults, Quantity::PermissionFaults, Quantity::AccessFlagFaults];
 
 fn others_of(quantities: &[Quantity], is_first: impl Fn(&Quantity) -> bool) -> Vec<Quantity> {
@@ -88,7 +90,7 @@ fn names(quantities: &[Quantity]) -> String {
     quantities.iter().map(|quantity| quantity.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// The signs of the variants.
+/// The legend of the variants.
 fn legend(section: &Section<'_>) -> Markup {
     html! {
         .legend {
@@ -106,7 +108,7 @@ fn figure(name: &str, of: &str, svg: &str) -> Markup {
     html! { figure { figcaption { b { (name) } span.faint { (of) } } (PreEscaped(svg)) } }
 }
 
-/// A plot for each phase of each of the quantities.
+/// Draws a plot for each phase of each of the quantities.
 fn phases(section: &Section<'_>, quantities: &[Quantity]) -> Result<Vec<Markup>, Error> {
     let mut figures = Vec::new();
     for quantity in quantities {
@@ -125,14 +127,14 @@ fn phases(section: &Section<'_>, quantities: &[Quantity]) -> Result<Vec<Markup>,
     Ok(figures)
 }
 
-/// One for a whole plot.
+/// Returns the unit of a whole plot.
 fn unit(groups: &[&Group<'_>]) -> Unit {
     let medians = groups.iter().flat_map(|group| &group.members).map(|member| member.quartiles.median);
     Unit::of(groups[0].quantity, medians.fold(0.0, f64::max))
 }
 
 fn rows(section: &Section<'_>, groups: &[&Group<'_>], unit: Unit) -> Vec<Row> {
-    // With one scene there is room for the variants' names.
+    // With only one scene there is room for the variants' names.
     let is_one_scene = in_order(groups.iter().map(|group| &group.scene)).len() == 1 && groups.len() == 1;
     let bar = |group: &Group<'_>, member: &Member<'_>| {
         let of = member.quartiles;
@@ -160,7 +162,7 @@ fn rows(section: &Section<'_>, groups: &[&Group<'_>], unit: Unit) -> Vec<Row> {
     rows.collect()
 }
 
-/// A plot for each phase that has faults of a known kind.
+/// Draws a plot for each phase that has faults of a known kind.
 fn faults_by_kind(section: &Section<'_>) -> Result<Vec<Markup>, Error> {
     let of: Vec<_> = section.groups.iter().filter(|group| KINDS.contains(&group.quantity)).collect();
     let mut figures = Vec::new();
@@ -194,7 +196,7 @@ fn faults_by_kind(section: &Section<'_>) -> Result<Vec<Markup>, Error> {
     Ok(figures)
 }
 
-/// A plot for each phase that was measured with more than one size, and nothing else different.
+/// Draws a plot for each phase that was measured with several memory sizes and otherwise equal settings.
 fn against_size(section: &Section<'_>) -> Result<Vec<Markup>, Error> {
     let Some(at) = section.scene_keys.iter().position(|key| *key == "bytes") else { return Ok(Vec::new()) };
     let costs = [Quantity::Time, Quantity::CpuTime, Quantity::Instructions];
@@ -224,14 +226,14 @@ fn against_size(section: &Section<'_>) -> Result<Vec<Markup>, Error> {
     Ok(figures)
 }
 
-/// What names a group, without one of its settings.
+/// Returns what identifies a group, without one of its settings.
 fn but_for<'a>(group: &Group<'a>, setting: usize) -> (&'a str, Quantity, Vec<&'a str>) {
     let mut scene = group.scene.clone();
     scene[setting] = "";
     (group.phase, group.quantity, scene)
 }
 
-/// A plot for each series; those of one name have one scale.
+/// Draws a plot for each series. Series of one name share a scale.
 fn rates(section: &Section<'_>) -> Result<Vec<Markup>, Error> {
     let mut figures = Vec::new();
     for over in &section.series {

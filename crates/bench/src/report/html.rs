@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Results as a page: what was published and what it is here, then each experiment with its plots and tables.
+//! Results as a page: the published numbers beside ours, then each experiment with its plots and tables.
 //!
-//! Invariant: every figure of the results is in a table of the page, plots or none.
+//! Invariant: every figure of the results is in a table of the page, whether or not it is in a plot.
 
 use maud::{Markup, PreEscaped, html};
 
@@ -16,11 +16,11 @@ use crate::readable;
 use crate::results::{HeadlineRow, Kind, Results, Verdict};
 use crate::statistics::{Quartiles, short};
 
-/// The whole page.
+/// Makes the whole page.
 ///
 /// # Errors
 ///
-/// Results that cannot be drawn, or written as JSON.
+/// An error is returned if the results cannot be drawn, or not written as JSON.
 pub fn html(results: &Results) -> anyhow::Result<String> {
     let sections = sections(results);
     let mut parts = Vec::new();
@@ -52,14 +52,14 @@ pub fn html(results: &Results) -> anyhow::Result<String> {
         pre.command { (results.command) }
         p.faint { (brief(results)) " " a href="#machine" { "All of the machine" } }
         @if results.interrupted {
-            p.warning { b { "Interrupted: " } "this is what was measured until then." }
+            p.warning { b { "Interrupted: " } "these are the figures up to that point." }
         }
         @if !results.notes.is_empty() {
             ul.plain { @for note in &results.notes { li { (note) } } }
         }
         @if sections.len() > 1 {
             nav { ul {
-                @if !results.headline.is_empty() { li { a href="#headline" { "what was published" } } }
+                @if !results.headline.is_empty() { li { a href="#headline" { "published and measured" } } }
                 @for (at, section) in sections.iter().enumerate() {
                     li { a href=(format!("#s{at}")) { (section.title()) } }
                 }
@@ -73,7 +73,7 @@ pub fn html(results: &Results) -> anyhow::Result<String> {
     page(&results.command, body, results)
 }
 
-/// What matters most of that, in a line.
+/// Returns the most important facts of the machine, in one line.
 fn brief(results: &Results) -> String {
     let told = |name: &&str| Some(results.host.iter().find(|(other, _)| other == name)?.1.as_str());
     let [cpu, cpus, kernel] = ["CPU", "CPUs", "kernel"].map(|name| told(&name));
@@ -82,7 +82,7 @@ fn brief(results: &Results) -> String {
     format!("{}.", parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
 }
 
-/// What the figures depend on.
+/// The machine and the program that the figures depend on.
 fn machine(results: &Results) -> Markup {
     let rows = [("program", results.program.as_str())].into_iter();
     let rows = rows.chain(results.host.iter().map(|(name, value)| (name.as_str(), value.as_str())));
@@ -98,19 +98,19 @@ fn machine(results: &Results) -> Markup {
             }
         }
         @if results.host.iter().any(|(name, _)| name == COMMAND_LINE) {
-            p.faint { "The kernel's command line is here whole: look at it before you give this page away." }
+            p.faint { "This page holds the whole command line of the kernel: read it before you give the page away." }
         }
     }
 }
 
-/// What leaves open whether there is a gain; many of them behind a line.
+/// The warnings that a gain is uncertain. More than two of them are folded into one line.
 fn warnings(lines: &[String]) -> Markup {
     let list = || html! { ul.plain { @for line in lines { li.warning { (line) } } } };
     html! {
         @match lines.len() {
             0 => {}
             1..=2 => (list()),
-            many => details { summary.warning { "Where the spread swallows the gain: " (many) } (list()) },
+            many => details { summary.warning { "Gains within the spread: " (many) } (list()) },
         }
     }
 }
@@ -119,11 +119,11 @@ fn count(section: &Section<'_>) -> usize {
     section.groups.iter().map(|group| group.members.len()).sum()
 }
 
-/// A line for each variant of each figure.
+/// A row for each variant of each figure.
 fn measurements(section: &Section<'_>) -> Markup {
     let has_variants = section.has_variants();
     let is_one = section.variant_keys.len() == 1;
-    let first = section.variants.first().filter(|_| is_one).map_or("", String::as_str);
+    let first = section.variants.first().filter(|_| is_one).map_or("baseline", String::as_str);
     html! {
         table {
             thead { tr {
@@ -131,8 +131,8 @@ fn measurements(section: &Section<'_>) -> Markup {
                 th { "phase" } th { "what" }
                 @if has_variants { th { (section.variable()) } }
                 th.n { "median" } th {} th.n { "quartiles" } th.n { "runs" } th { "how" }
-                @if has_variants { th.n { "by " (first) } th.n { "95 %" } }
-                @if has_variants && !is_one { th { "what was before" } }
+                @if has_variants { th.n { "of " (first) } th.n { "95 %" } }
+                @if has_variants && !is_one { th { "baseline" } }
             } }
             tbody {
                 @for group in &section.groups {
@@ -179,17 +179,17 @@ fn events(section: &Section<'_>) -> Markup {
     }
 }
 
-/// What was published, and ours beside it: a plot of the gains, and a table.
+/// The published numbers and ours: a plot of the gains, and a table.
 fn headline(rows: &[HeadlineRow]) -> Result<Markup, Error> {
     let shown: Vec<_> = rows.iter().filter(|row| row.gain.is_some()).map(gain).collect();
     let plot = if shown.is_empty() { String::new() } else { gains("Gains, published and here", &shown)? };
     Ok(html! {
-        h2 #headline { "What was published, and what it is here" }
+        h2 #headline { "The published numbers, and ours" }
         @if !plot.is_empty() {
             figure {
                 figcaption.faint {
-                    "The part of the cost that is gone: a dot with its interval is ours, a diamond was published. \
-                     Right of the line is a gain."
+                    "The part of the cost that is saved. A dot with its interval is ours; a diamond is the published \
+                     value. A gain is to the right of the line."
                 }
                 (PreEscaped(plot))
             }
@@ -262,7 +262,7 @@ mod tests {
     use super::super::{example, write_html};
     use super::*;
 
-    /// The cells of all rows, without marks.
+    /// The cells of all rows, without markup.
     fn rows(page: &str) -> Vec<Vec<String>> {
         let text = |cell: &str| {
             let mut text = String::new();
@@ -309,7 +309,7 @@ mod tests {
             }
         }
         let figures: usize = sections(&results).iter().map(count).sum();
-        assert_eq!(figures, results.measurements.len(), "each is in one section, once");
+        assert_eq!(figures, results.measurements.len(), "each measurement is in exactly one section");
         for row in &results.headline {
             let shown = rows.iter().find(|cells| cells.len() == 9 && cells[1].starts_with(&row.what)).unwrap();
             assert!(shown[1].contains(&row.command) && shown[1].contains(&row.note) && shown[4] == row.published);
@@ -328,7 +328,7 @@ mod tests {
         for reference in ["http", "src=", "url(", "@import", "<link", "<img", "<iframe"] {
             assert!(!page.contains(reference), "{reference}");
         }
-        // To look at it: TWOFOLD_EXAMPLE=FILE.html cargo test -p twofold-bench refers_to_nothing
+        // To see the page: TWOFOLD_EXAMPLE=FILE.html cargo test -p twofold-bench refers_to_nothing
         if let Some(path) = std::env::var_os("TWOFOLD_EXAMPLE") {
             fs::write(path, page).unwrap();
         }
@@ -362,10 +362,7 @@ mod tests {
         results.headline.clear();
         let page = html(&results).unwrap();
         let shown = page.split("<script").next().unwrap();
-        assert!(
-            shown.matches("too few runs").count() > 100,
-            "each comparison has its sign of doubt, in plot and table"
-        );
+        assert!(shown.matches("too few runs").count() > 100, "each comparison says `too few runs`, in plot and table");
         assert!(!shown.contains(" to ") || rows(&page).iter().flatten().all(|cell| !cell.contains(" to ")));
         assert!(!shown.contains(" %\n") && !shown.contains("× "), "a change is drawn");
     }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Results as they are read: [`text`] for a terminal, [`html`] for a browser, [`csv`] for a spreadsheet, [`tap`] for who counts
-//! passed and failed checks.
+//! Reports: [`text`] for a terminal, [`html`] for a browser, [`csv`] for a spreadsheet, [`tap`] for a harness that
+//! counts passed and
+//! failed checks.
 //!
-//! Invariant: each is made of [`Results`] alone, so a file that was read again gives what the run itself gave.
+//! Invariant: each report is made from [`Results`] alone. So results read from a file give the same report as the run
+//! itself.
 
 mod csv;
 mod figures;
@@ -30,16 +32,17 @@ use crate::results::Results;
 ///
 /// # Errors
 ///
-/// The file cannot be written; then there is none, or the one before. Results that cannot be drawn.
+/// An error is returned if the file cannot be written, or the results cannot be drawn. A file that was there before is
+/// kept.
 pub fn write_html(path: &Path, results: &Results) -> anyhow::Result<()> {
     output::file(path, &html(results)?)
 }
 
-/// Writes a line for each run to `path`.
+/// Writes a line for each run of each figure to `path`.
 ///
 /// # Errors
 ///
-/// As [`write_html`].
+/// The same as [`write_html`].
 pub fn write_csv(path: &Path, results: &Results) -> anyhow::Result<()> {
     output::file(path, &csv(results)?)
 }

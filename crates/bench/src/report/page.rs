@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The frame of a page: one file that needs nothing else, is readable without a script, and holds what it was made of.
+//! The frame of a page: a single file that is readable without a script, and holds its own data.
 //!
-//! Invariant: a page refers to nothing outside of itself; its JSON is, byte for byte of each value, what it was made of.
+//! Invariant: a page refers to nothing outside of itself, and its JSON has exactly the values that it was made from.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde::Serialize;
 
 use super::plot::colour;
 
-/// A page of this title, with `data` inside.
+/// Makes a page with this title, and with `data` inside.
 ///
 /// # Errors
 ///
-/// The data cannot be written as JSON.
+/// An error is returned if the data cannot be written as JSON.
 pub fn page(title: &str, body: Markup, data: &impl Serialize) -> anyhow::Result<String> {
     let json = embedded(data)?;
     let page = html! {
@@ -27,14 +27,15 @@ pub fn page(title: &str, body: Markup, data: &impl Serialize) -> anyhow::Result<
             }
             body {
                 (body)
-                h2 id="raw" { "The results themselves" }
+                h2 id="raw" { "Raw results" }
                 p #buttons hidden {
                     button type="button" #download { "Save as results.json" }
                     button type="button" #copy { "Copy" }
                 }
                 p.faint {
-                    "This page holds its results as JSON, in the element " code { "results" } ", in the form that "
-                    code { "twofold bench compare" } " reads once they are saved to a file."
+                    "This page holds its results as JSON, in the element " code { "results" } ". Saved to a file, it is in the form \
+                     that "
+                    code { "twofold bench compare" } " reads."
                 }
                 script #results type="application/json" { (PreEscaped(json)) }
                 script { (PreEscaped(SCRIPT)) }
@@ -44,14 +45,14 @@ pub fn page(title: &str, body: Markup, data: &impl Serialize) -> anyhow::Result<
     Ok(page.into_string())
 }
 
-/// JSON that no page takes for anything else: a `<` can only be inside a string, where JSON has another way to write it.
+/// Returns JSON that cannot end its HTML element. A `<` occurs only inside a string, where JSON can escape it.
 fn embedded(data: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(data)?.replace('<', r"\u003c"))
 }
 
 const STYLE: &str = include_str!("style.css");
 
-/// Saving and copying; without it the page lacks two buttons.
+/// Saving and copying. Without the script, the page lacks two buttons.
 const SCRIPT: &str = r#"
 const text = document.getElementById("results").textContent;
 document.getElementById("download").onclick = () => {
@@ -62,7 +63,7 @@ document.getElementById("download").onclick = () => {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 };
 const copy = document.getElementById("copy");
-// A page from a file may lack the clipboard.
+// The clipboard may be missing if the page is opened as a file.
 if (navigator.clipboard) {
   copy.onclick = () => navigator.clipboard.writeText(text).then(() => { copy.textContent = "Copied"; });
 } else {
@@ -71,7 +72,7 @@ if (navigator.clipboard) {
 document.getElementById("buttons").hidden = false;
 "#;
 
-/// The JSON inside of a page; for tests.
+/// Returns the JSON inside of a page; for tests.
 #[cfg(test)]
 pub fn data<T: serde::de::DeserializeOwned>(page: &str) -> T {
     let start = r#"<script id="results" type="application/json">"#;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Results in the order in which they are read: one section for each experiment and platform, in it what is compared with what.
+//! Results in reading order: one section for each experiment and platform, and the comparisons in it.
 //!
-//! A setting that is the same in a whole section is said once. One that is a technique (`TECHNIQUES`) and varies makes
-//! variants, which are compared with each other; any other that varies makes scenes, which are not.
+//! A setting that is the same in a whole section is stated once. If a technique (`TECHNIQUES`) varies, its values are
+//! variants, which
+//! are compared with each other. If another setting varies, its values are scenes, which are not.
 //!
 //! Invariant: each measurement and each series is in one section, once.
 
@@ -12,48 +13,48 @@ use crate::readable::{self, Unit};
 use crate::results::{Kind, Measurement, Platform, Quantity, Results, Series};
 use crate::statistics::{ENOUGH, Quartiles, Ratio};
 
-/// Settings that are a technique, or what was before it.
+/// Settings that select a technique or its baseline.
 const TECHNIQUES: [&str; 7] = ["split", "cmo", "coalesce", "tables", "tracker", "async", "variant"];
 
-/// What was before, of each of them.
+/// The baseline of each technique.
 const BEFORE: [&str; 7] = ["every-level", "on-abort", "free-first", "always", "write-protect", "off", "before"];
 
-/// What stands in the place of a change that too few runs do not show.
+/// The text in place of a change, if there are too few runs to claim one.
 pub const TOO_FEW: &str = "too few runs";
 
 /// One experiment on one platform.
 #[derive(Debug)]
 pub struct Section<'a> {
-    /// Which one.
+    /// The experiment's name.
     pub experiment: &'a str,
-    /// Where.
+    /// The platform.
     pub platform: Platform,
-    /// Settings that are the same in all of it.
+    /// Settings that are the same in the whole section.
     pub fixed: Vec<(&'a str, &'a str)>,
-    /// Settings that vary and are no technique.
+    /// Settings that vary and are not techniques.
     pub scene_keys: Vec<&'a str>,
     /// Techniques that vary.
     pub variant_keys: Vec<&'a str>,
-    /// Their values: what was before comes first. One without a name where nothing varies.
+    /// The names of the variants; the baseline comes first. If no technique varies, there is one with an empty name.
     pub variants: Vec<String>,
-    /// What is compared.
+    /// The figures, each with its variants.
     pub groups: Vec<Group<'a>>,
-    /// What changed over time.
+    /// The series over time.
     pub series: Vec<Over<'a>>,
 }
 
 /// The variants of one figure.
 #[derive(Debug)]
 pub struct Group<'a> {
-    /// Values of the section's [`scene_keys`](Section::scene_keys); empty where one is not set.
+    /// Values of the section's [`scene_keys`](Section::scene_keys); empty if a key is not set.
     pub scene: Vec<&'a str>,
-    /// When.
+    /// The phase.
     pub phase: &'a str,
-    /// Of what.
+    /// The quantity.
     pub quantity: Quantity,
-    /// How.
+    /// How it was obtained.
     pub kind: Kind,
-    /// One for each variant that there is, by its place in [`Section::variants`], ascending.
+    /// The variants that have this figure, ordered by their place in [`Section::variants`].
     pub members: Vec<Member<'a>>,
 }
 
@@ -64,29 +65,31 @@ pub struct Member<'a> {
     pub variant: usize,
     /// Each run.
     pub runs: &'a [f64],
-    /// All of them.
+    /// Their quartiles.
     pub quartiles: Quartiles,
-    /// The variant that it is compared with: the first of the group's that differs from it in one technique and stands before
-    /// it. `None` where there is none.
+    /// The variant that it is compared with: the first earlier one of the group that differs in one technique. `None`
+    /// if there is
+    /// none.
     pub before: Option<usize>,
-    /// By that, of runs that were taken in turns. `None` where that has a 0, or one of the two has too few runs.
+    /// The ratio to that variant, by interleaved runs. `None` if that variant has a 0, or one of the two has too few
+    /// runs.
     pub ratio: Option<Ratio>,
-    /// Whether a comparison has too few runs to claim anything.
+    /// Whether the comparison has too few runs to claim a change.
     pub is_too_few: bool,
 }
 
 /// A variant over time.
 #[derive(Debug)]
 pub struct Over<'a> {
-    /// As [`Group::scene`].
+    /// The same as [`Group::scene`].
     pub scene: Vec<&'a str>,
     /// Its place in [`Section::variants`].
     pub variant: usize,
-    /// What is told of it.
+    /// The series.
     pub series: &'a Series,
 }
 
-/// All sections, in the order in which their experiments were measured.
+/// Returns all sections, in the order in which their experiments were measured.
 pub fn sections(results: &Results) -> Vec<Section<'_>> {
     let of_measurement = results.measurements.iter().map(|one| (one.experiment.as_str(), one.platform));
     let of_series = results.series.iter().map(|one| (one.experiment.as_str(), one.platform));
@@ -154,7 +157,7 @@ impl<'a> Section<'a> {
         Self { experiment, platform, fixed, scene_keys, variant_keys, variants, groups, series }
     }
 
-    /// `dirty-log on the machine`
+    /// Returns, for example, `dirty-log on the machine`.
     pub fn title(&self) -> String {
         let place = match self.platform {
             Platform::Machine => "the machine",
@@ -164,7 +167,7 @@ impl<'a> Section<'a> {
         format!("{} on {place}", self.experiment)
     }
 
-    /// What is the same in all of it, in one line.
+    /// Returns the settings that are the same in the whole section, in one line.
     pub fn setup(&self) -> String {
         let mut parts: Vec<_> = self.fixed.iter().map(|(key, value)| readable::setting(key, value)).collect();
         let kinds = in_order(self.groups.iter().map(|group| group.kind.name()));
@@ -172,29 +175,31 @@ impl<'a> Section<'a> {
         parts.join(", ")
     }
 
-    /// A scene in one line; empty where there is one only.
+    /// Returns a scene in one line; empty if there is only one.
     pub fn scene(&self, values: &[&str]) -> String {
         let set = self.scene_keys.iter().zip(values).filter(|(_, value)| !value.is_empty());
         set.map(|(key, value)| readable::setting(key, value)).collect::<Vec<_>>().join(", ")
     }
 
-    /// What the variants are of: `tracker`.
+    /// Returns what the variants vary, for example `tracker`.
     pub fn variable(&self) -> String {
         self.variant_keys.join(", ")
     }
 
-    /// The name of what a member is compared with; of one technique alone that is always the first variant.
+    /// Returns the name of the variant that a member is compared with. If one technique varies, it is always the first
+    /// variant.
     pub fn before(&self, member: &Member<'_>) -> &str {
         member.before.map_or("", |place| &self.variants[place])
     }
 
-    /// Whether variants are told apart.
+    /// Returns whether there are several variants.
     pub fn has_variants(&self) -> bool {
         self.variants.len() > 1
     }
 
-    /// Where the runs are too few for a claim, and where their spread leaves open whether there is a gain: a line for each
-    /// variant and quantity.
+    /// Returns the warnings: that there are too few runs to claim a change, and a line for each variant and quantity
+    /// whose gain is within
+    /// the spread.
     pub fn warnings(&self) -> Vec<String> {
         let is_too_few = self.groups.iter().flat_map(|group| &group.members).any(|member| member.is_too_few);
         let few = is_too_few.then(|| format!("fewer than {ENOUGH} runs: no change is claimed"));
@@ -219,35 +224,35 @@ impl<'a> Section<'a> {
                 }
             });
             let phases = phases.collect::<Vec<_>>().join(", ");
-            format!("the spread swallows the gain of {} in {}: {phases}", self.variants[variant], quantity.name())
+            format!("the gain of {} in {} is within the spread: {phases}", self.variants[variant], quantity.name())
         };
         few.into_iter().chain(lines.into_iter().map(line)).collect()
     }
 }
 
 impl Group<'_> {
-    /// For all members, so that they compare.
+    /// Returns one unit for all members, so that they can be compared.
     pub fn unit(&self) -> Unit {
         Unit::of(self.quantity, self.members.iter().map(|member| member.quartiles.median).fold(0.0, f64::max))
     }
 
-    /// Whether the spread of the runs leaves open which of the member and the first is more. What is the same in each run has
-    /// none.
+    /// Returns whether the spread of the runs includes no change. A counted figure is the same in each run and has no
+    /// spread.
     pub fn is_open(&self, member: &Member<'_>) -> bool {
         self.kind != Kind::Counted && member.ratio.is_some_and(|ratio| ratio.holds_one() && ratio.low < ratio.high)
     }
 
-    /// What half of the runs are between; `-` where there are too few of them, or all are the same.
+    /// Returns the range of the middle half of the runs; `-` if there are too few runs, or they are counted.
     pub fn quartiles(&self, member: &Member<'_>) -> String {
         if self.has_spread(member) { self.unit().spread(member.quartiles) } else { "-".to_owned() }
     }
 
-    /// Whether something is to be said of how far the runs are apart.
+    /// Returns whether the spread of the runs is shown.
     pub fn has_spread(&self, member: &Member<'_>) -> bool {
         self.kind != Kind::Counted && member.runs.len() >= ENOUGH
     }
 
-    /// The interval of a comparison, or why it has none; empty where nothing is compared.
+    /// Returns the interval of a comparison, or why there is none; empty if nothing is compared.
     pub fn interval(&self, member: &Member<'_>) -> String {
         match member.ratio {
             _ if member.is_too_few => TOO_FEW.to_owned(),
@@ -257,12 +262,12 @@ impl Group<'_> {
         }
     }
 
-    /// Whether there was none of it, in any run.
+    /// Returns whether every run is 0.
     pub fn is_zero(&self) -> bool {
         self.members.iter().all(|member| member.runs.iter().all(|run| *run == 0.0))
     }
 
-    /// Puts the members in order, and sets each beside the one that was before it. `variants` are their techniques.
+    /// Sorts the members, and compares each with its baseline. `variants` holds the values of their techniques.
     fn compare(&mut self, variants: &[Vec<&str>]) {
         self.members.sort_by_key(|member| member.variant);
         for at in 1..self.members.len() {
@@ -287,7 +292,7 @@ impl Group<'_> {
     }
 }
 
-/// Each once, where it came first.
+/// Returns each value once, in the order of first occurrence.
 pub fn in_order<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     all.fold(Vec::new(), |mut seen, one| {
         if !seen.contains(&one) {
@@ -297,7 +302,7 @@ pub fn in_order<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     })
 }
 
-/// `combined`; where more than one technique varies `split every-level, tracker combined`.
+/// Returns a variant's name: `combined`, or `split every-level, tracker combined` if several techniques vary.
 fn variant_name(keys: &[&str], values: &[&str]) -> String {
     match (keys, values) {
         ([key], [value]) => readable::value(key, value),

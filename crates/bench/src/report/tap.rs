@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Checks in the Test Anything Protocol, version 14: what kernel developers' harnesses read.
+//! Checks in the Test Anything Protocol, version 14, which kernel developers' harnesses read.
 //!
 //! Invariant: a name, a comment or a message cannot be taken for a directive or for another line.
 
 use std::fmt::Write;
 
-/// A line for each check; below it what is told of it, as comments, or what failed.
+/// Formats a line for each check, and below it its comments, or the message if it failed.
 pub fn tap(checks: &[(String, Result<Vec<String>, String>)]) -> String {
     let mut text = format!("{VERSION}\n1..{}\n", checks.len());
     for (number, (name, outcome)) in (1..).zip(checks) {
@@ -14,21 +14,21 @@ pub fn tap(checks: &[(String, Result<Vec<String>, String>)]) -> String {
         let _ = writeln!(text, "{not}ok {number} - {}", description(name));
         let _ = match outcome {
             Ok(comments) => comments.iter().try_for_each(|comment| writeln!(text, "# {}", line(comment))),
-            // A string of JSON is one of YAML.
+            // A JSON string is also a YAML string.
             Err(message) => writeln!(text, "  ---\n  message: {}\n  ...", serde_json::Value::from(message.as_str())),
         };
     }
     text
 }
 
-/// That nothing was checked, and why.
+/// Formats a plan without checks, with the reason.
 pub fn tap_skipped(reason: &str) -> String {
     format!("{VERSION}\n1..0 # SKIP {}\n", description(reason))
 }
 
 const VERSION: &str = "TAP version 14";
 
-/// In one line, with `#` and `\` as no directive.
+/// Returns one line in which `#` and `\` are escaped, so that they form no directive.
 fn description(text: &str) -> String {
     line(text).replace('\\', r"\\").replace('#', r"\#")
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Results for a terminal: tables that line up, and what a reader has to know below them.
+//! Results for a terminal: aligned tables, and remarks below them.
 //!
-//! Invariant: what is interrupted, modelled or uncertain is said beside the figures that it is of.
+//! Invariant: a figure that is interrupted, modelled or uncertain is marked beside the figure.
 
 use super::section::{Group, Member, Section, sections};
 use crate::engine::report::table;
@@ -9,7 +9,7 @@ use crate::readable::{self, Unit};
 use crate::results::{HeadlineRow, Results};
 use crate::statistics::Quartiles;
 
-/// All of it.
+/// Formats the whole report.
 pub fn text(results: &Results) -> String {
     let sections = sections(results);
     let mut parts = Vec::new();
@@ -27,26 +27,26 @@ fn shown(section: &Section<'_>) -> String {
     lines.join("\n")
 }
 
-/// A line for each variant of each figure; none of what there was none of.
+/// Formats a row for each variant of each figure. A figure that is 0 in every run is left out.
 fn measurements(section: &Section<'_>) -> String {
     let of = section.variants.first().filter(|_| section.has_variants());
     let variable = section.variable();
     let is_one = section.variant_keys.len() == 1;
-    let by = of.map(|before| if is_one { format!("by {before}") } else { "by".to_owned() });
+    let by = of.map(|before| if is_one { format!("of {before}") } else { "of baseline".to_owned() });
     let mut header: Vec<&str> = section.scene_keys.clone();
     header.extend(["phase", "what"]);
     let words = header.len() + usize::from(of.is_some());
     header.extend(of.map(|_| variable.as_str()));
     header.extend(["median", "", "quartiles", "runs"]);
     header.extend(by.as_deref().into_iter().flat_map(|by| [by, "95 %", ""]));
-    header.extend((!is_one).then_some(of).flatten().map(|_| "what was before"));
+    header.extend((!is_one).then_some(of).flatten().map(|_| "baseline"));
 
     let mut above: Vec<String> = Vec::new();
     let some = section.groups.iter().filter(|group| !group.is_zero());
     let rows = some.flat_map(|group| group.members.iter().map(move |member| (group, member)));
     let rows = rows.map(|(group, member)| {
         let names = names(section, group);
-        // What is as in the line above is not said again, up to the first word that differs.
+        // Leading cells that equal those of the row above are left empty.
         let same = names.iter().zip(&above).take_while(|(name, above)| name == above).count();
         let mut cells: Vec<String> =
             names.iter().enumerate().map(|(at, name)| if at < same { String::new() } else { name.clone() }).collect();
@@ -77,7 +77,7 @@ fn figures(group: &Group<'_>, member: &Member<'_>) -> [String; 4] {
     [unit.shown(of.median), unit.name.to_owned(), group.quartiles(member), member.runs.len().to_string()]
 }
 
-/// A line for each published number; below them by what command it came about, and what else is to be known.
+/// Formats a row for each published number, and below the table its command and its note.
 fn headline(rows: &[HeadlineRow]) -> String {
     let header = ["source", "what", "on", "how", "verdict", "published", "before", "after", "", "gain", "95 %"];
     let cells = rows.iter().map(|row| {
@@ -108,7 +108,7 @@ fn headline(rows: &[HeadlineRow]) -> String {
 fn foot(results: &Results) -> String {
     let mut lines = Vec::new();
     if results.interrupted {
-        lines.push("interrupted: this is what was measured until then".to_owned());
+        lines.push("interrupted: these are the figures up to that point".to_owned());
     }
     lines.extend(results.notes.iter().map(|note| format!("note: {note}")));
     let host = results.host.iter().filter(|(name, _)| name != crate::host::COMMAND_LINE);
@@ -134,9 +134,9 @@ mod tests {
             assert!(part.starts_with(&section.title()), "{part}");
             let some = section.groups.iter().filter(|group| !group.is_zero());
             let figures: usize = some.map(|group| group.members.len()).sum();
-            let lines: Vec<_> = part.lines().filter(|line| !line.starts_with("the spread")).skip(1).collect();
+            let lines: Vec<_> = part.lines().filter(|line| !line.starts_with("the gain of")).skip(1).collect();
             assert_eq!(lines.len(), 1 + figures, "{part}");
-            // Below the last letter of a name is the last digit of each figure.
+            // The last digit of each figure is below the last letter of its column's name.
             let below = |name: &str, line: &str| {
                 let end = lines[0][..lines[0].find(name).unwrap() + name.len()].chars().count();
                 line.chars().skip(end - 1).take(2).collect::<String>()
@@ -167,7 +167,7 @@ mod tests {
     fn a_gain_that_the_spread_swallows_is_warned_of() {
         let mut results = example::results();
         results.measurements.retain(|one| one.phase == "clear" && one.configuration.contains_key("split"));
-        assert!(!text(&results).contains("swallows"), "{}", text(&results));
+        assert!(!text(&results).contains("within the spread"), "{}", text(&results));
         for one in &mut results.measurements {
             one.runs = (1..8).map(f64::from).collect();
             if one.configuration["split"] == "records" {
@@ -175,7 +175,7 @@ mod tests {
             }
         }
         let shown = text(&results);
-        assert!(shown.contains("the spread swallows the gain of records in time: clear\n"));
+        assert!(shown.contains("the gain of records in time is within the spread: clear\n"));
     }
 
     #[test]

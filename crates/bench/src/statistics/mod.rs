@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is said of several runs.
+//! Summaries of several runs.
 
 mod quartiles;
 mod ratio;
@@ -9,6 +9,7 @@ pub use quartiles::{Quartiles, short};
 pub use ratio::{Random, Ratio};
 pub use spread::Spread;
 
-/// Fewer runs claim nothing: of 3 and 3, all of the one are above all of the other once in 10 times by chance, of 4 and 4 once
-/// in 35 times.
+/// With fewer runs than this, no change is claimed. If both sides are alike, all of one are above all of the other by
+/// chance once in 10
+/// times with 3 runs each, and once in 35 times with 4.
 pub const ENOUGH: usize = 4;

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Several runs in three numbers.
+//! Three numbers that summarize several runs.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The middle of several runs, and what half of them lie between.
+/// The median of several runs, and the ends of the middle half.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quartiles {
-    /// A quarter of the runs is below.
+    /// A quarter of the runs is below this.
     pub lower: f64,
-    /// Half of them are.
+    /// Half of the runs is below this.
     pub median: f64,
-    /// Three quarters are.
+    /// Three quarters of the runs are below this.
     pub upper: f64,
 }
 
 impl Quartiles {
-    /// Of no runs: all 0.
+    /// Returns the quartiles of some runs; all 0 if there are none.
     pub fn of(runs: impl IntoIterator<Item = f64>) -> Self {
         let mut sorted: Vec<f64> = runs.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -25,23 +25,23 @@ impl Quartiles {
         Self { lower: at(0.25), median: at(0.5), upper: at(0.75) }
     }
 
-    /// Of one value, or of runs that are all the same: there is nothing between which they lie.
+    /// Returns the quartiles of one value, or of runs that are all the same.
     pub fn point(median: f64) -> Self {
         Self { lower: median, median, upper: median }
     }
 
-    /// Whether there is nothing between which the runs lie.
+    /// Returns whether the quartiles are one point.
     pub fn is_point(self) -> bool {
         self.lower == self.upper
     }
 
-    /// The same in other units.
+    /// Returns the quartiles times `factor`, for another unit.
     pub fn times(self, factor: f64) -> Self {
         Self { lower: self.lower * factor, median: self.median * factor, upper: self.upper * factor }
     }
 }
 
-/// What `part` of some sorted numbers is below, between two of them by their distance.
+/// Returns the value that `part` of some sorted numbers are below, interpolated between its neighbours.
 pub(super) fn between(sorted: &[f64], part: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
     let at = part * last as f64;
@@ -49,14 +49,14 @@ pub(super) fn between(sorted: &[f64], part: f64) -> f64 {
     below + (above - below) * at.fract()
 }
 
-/// `2.31 [2.25, 2.40]`
+/// For example, `2.31 [2.25, 2.40]`.
 impl fmt::Display for Quartiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} [{}, {}]", short(self.median), short(self.lower), short(self.upper))
     }
 }
 
-/// With three digits that mean something.
+/// Formats a number with three significant digits, or all digits before the point if there are more.
 pub fn short(value: f64) -> String {
     match value.abs() {
         size if size < 0.995 => format!("{value:.3}"),

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How sure the ratio of two things is.
+//! The ratio of two figures, and its uncertainty.
 //!
-//! The runs are drawn again, with repetition, some thousand times, as though the measurement had been done so often; between
-//! what 95 % of the medians lie is the interval (Efron's percentile bootstrap). Where the two were measured in turns, a run of
-//! the one stays with its neighbour of the other: what disturbed the machine then disturbed both. Where they were not, each is
-//! drawn by itself.
+//! The interval is Efron's percentile bootstrap: the runs are drawn again, with repetition, some thousand times, and
+//! the interval holds
+//! 95 % of the medians. If the two figures were measured in interleaved runs, each run is drawn together with its
+//! neighbour of the
+//! other figure, because a disturbance of the machine then affects both. If not, the runs of each figure are drawn
+//! separately.
 
 use std::fmt;
 
@@ -13,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::ENOUGH;
 use super::quartiles::between;
 
-/// A ratio, and the interval that holds it 95 times in 100.
+/// A ratio and its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
     /// The median of the runs' ratios.
@@ -25,14 +27,15 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// Of pairs of runs, `of` by `to`. `None`: there are fewer than [`ENOUGH`] pairs.
+    /// Returns the ratio of pairs of runs, `of` divided by `to`; `None` if there are fewer than [`ENOUGH`] pairs.
     pub fn of(of: &[f64], to: &[f64]) -> Option<Self> {
         let ratios: Vec<f64> = of.iter().zip(to).map(|(of, to)| of / to).collect();
         (ratios.len() >= ENOUGH).then(|| Self::drawn(median(ratios.clone()), |random| random.median_of(&ratios)))
     }
 
-    /// Of runs that have nothing to do with each other, `of` by `to`: the ratio of their medians. `None`: one of the two has
-    /// fewer than [`ENOUGH`] runs.
+    /// Returns the ratio of runs that were not interleaved: the median of `of` divided by that of `to`. `None` if one
+    /// of the two has fewer
+    /// than [`ENOUGH`] runs.
     pub fn apart(of: &[f64], to: &[f64]) -> Option<Self> {
         if of.len().min(to.len()) < ENOUGH {
             return None;
@@ -41,7 +44,8 @@ impl Ratio {
         Some(Self::drawn(ratio, |random| random.median_of(of) / random.median_of(to)))
     }
 
-    /// Of what is counted, and so is the same in each run: one run is enough. `None`: one of the two has no run.
+    /// Returns the ratio of counted figures, which are the same in each run, so one run is enough. `None` if one of the
+    /// two has no run.
     pub fn counted(of: &[f64], to: &[f64]) -> Option<Self> {
         if of.is_empty() || to.is_empty() {
             return None;
@@ -50,7 +54,7 @@ impl Ratio {
         Some(Self { median: ratio, low: ratio, high: ratio })
     }
 
-    /// Whether it is open which of the two is more.
+    /// Returns whether the interval includes 1, so that either may be larger.
     pub fn holds_one(&self) -> bool {
         self.low <= 1.0 && 1.0 <= self.high
     }
@@ -63,16 +67,16 @@ impl Ratio {
     }
 }
 
-/// `0.561 [0.548, 0.580]`
+/// For example, `0.561 [0.548, 0.580]`.
 impl fmt::Display for Ratio {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.3} [{:.3}, {:.3}]", self.median, self.low, self.high)
     }
 }
 
-/// How often the runs are drawn.
+/// How often the runs are drawn again.
 const SAMPLES: usize = 2000;
-/// The same runs have the same interval.
+/// A fixed seed, so that the same runs have the same interval.
 const SEED: u64 = 0x5eed;
 
 fn median(mut numbers: Vec<f64>) -> f64 {
@@ -80,22 +84,22 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     between(&numbers, 0.5)
 }
 
-/// Numbers that look random and are the same each time (Marsaglia's xorshift).
+/// Pseudo-random numbers, the same each time (Marsaglia's xorshift).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed, however close to others'.
+    /// Makes the numbers of a seed. Neighbouring seeds give different numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// The median of as many runs as there are, each drawn from all of them.
+    /// Returns the median of a sample of the runs, drawn with repetition and as large as the runs are.
     fn median_of(&mut self, runs: &[f64]) -> f64 {
         median((0..runs.len()).map(|_| runs[self.below(runs.len() as u64) as usize]).collect())
     }
 
-    /// One below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -143,7 +147,7 @@ mod tests {
         let ratio = Ratio::apart(&one, &other).unwrap();
         assert_eq!(ratio.median, 0.5);
         assert!(ratio.low < 0.5 && 0.5 < ratio.high && ratio.high < 0.6 && !ratio.holds_one(), "{ratio}");
-        // The order of the runs says nothing.
+        // The order of the runs does not matter.
         let turned: Vec<f64> = other.iter().rev().copied().collect();
         assert_eq!(Ratio::apart(&one, &turned).unwrap().median, 0.5);
         assert!(Ratio::apart(&[1.0, 4.0, 5.0, 9.0], &[2.0, 4.0, 5.0, 9.0]).unwrap().holds_one());

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is said of several runs: their median and how far they spread.
+//! Median, minimum and maximum of several runs.
 
 use serde::Serialize;
 
 /// Several runs of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// Half of the runs took no longer; of an even number of runs the mean of the two in the middle.
+    /// The median. For an even number of runs, the mean of the two in the middle.
     pub median: f64,
     /// The fastest.
     pub min: f64,
@@ -15,7 +15,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// `None` of no runs.
+    /// Returns the spread of some runs; `None` if there are none.
     pub fn of(runs: &[f64]) -> Option<Self> {
         let mut sorted = runs.to_vec();
         sorted.sort_by(f64::total_cmp);

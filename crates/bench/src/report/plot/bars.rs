@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Bars that lie: one below the other, each with its figure at the right, from 0 on; what is less than 0 to the left of it.
+//! Horizontal bars, one below the other, each with its figure at the right. They start at 0; a negative bar extends to
+//! the left.
 //!
-//! Invariant: all bars of a plot have one scale, and each begins at 0: twice as long is twice as much.
+//! Invariant: all bars of a plot share one scale and start at 0, so twice the length is twice the value.
 
 use std::ops::Range;
 
@@ -11,33 +12,33 @@ use plotters::style::text_anchor::HPos;
 use super::colour::{FAINT, GRID, INK};
 use super::{Area, Error, WIDTH, fitting, font, length, svg, tick};
 
-/// Bars that are compared, with what they are of.
+/// Bars that are compared, with their label.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What stands before them.
+    /// The label, left of the bars.
     pub label: String,
-    /// One below the other.
+    /// The bars, one below the other.
     pub bars: Vec<Bar>,
 }
 
 /// A bar.
 #[derive(Clone, Debug)]
 pub struct Bar {
-    /// Its parts from left to right: how much, and in what colour.
+    /// Its parts from left to right: size and colour.
     pub parts: Vec<(f64, RGBColor)>,
-    /// What half of the runs are between.
+    /// The ends of the middle half of the runs.
     pub spread: Option<(f64, f64)>,
-    /// The figure.
+    /// The figure, as text.
     pub value: String,
-    /// What is said of it besides.
+    /// A remark beside the figure.
     pub remark: String,
 }
 
-/// All rows, with `unit` at the axis.
+/// Draws all rows, with `unit` at the axis.
 ///
 /// # Errors
 ///
-/// As [`svg`].
+/// The same as [`svg`].
 pub fn bars(title: &str, rows: &[Row], unit: &str) -> Result<String, Error> {
     let bars = || rows.iter().flat_map(|row| &row.bars);
     let sum = |bar: &Bar| bar.parts.iter().map(|(size, _)| size).sum::<f64>();
@@ -56,9 +57,9 @@ pub fn bars(title: &str, rows: &[Row], unit: &str) -> Result<String, Error> {
     svg(height, title, |area| draw(area, rows, unit, range, &columns))
 }
 
-/// Pixels of a bar, with what is between it and the next.
+/// Pixels of a bar, including the space to the next.
 const BAR: u32 = 18;
-/// Pixels that are not its own.
+/// Pixels of that space.
 const BETWEEN: i32 = 5;
 /// Pixels between rows.
 const GAP: u32 = 8;
@@ -69,7 +70,7 @@ const EDGE: u32 = 4;
 /// Pixels between columns.
 const SPACE: u32 = 12;
 
-/// How wide they are.
+/// The columns' widths in pixels.
 struct Columns {
     labels: u32,
     values: u32,
@@ -181,7 +182,7 @@ mod tests {
         let [(left, short), (zero, long)] = drawn[..] else { panic!("two bars, not {drawn:?}: {text}") };
         assert!(left < zero && (left + short - zero).abs() <= 1.0, "{drawn:?}");
         assert!((long / short - 2.0).abs() < 0.05, "{drawn:?}");
-        // All of it below 0 has its place too.
+        // A plot with negative bars only has room for them too.
         let text = bars("lost", &[Row { label: String::new(), bars: vec![bar(-10.0)] }], "ms").unwrap();
         assert!(text.lines().any(|line| line.starts_with("<rect") && place(line, "width") > 100.0), "{text}");
     }

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The colours of plots, by day and by night.
+//! The colours of plots, for light and dark screens.
 //!
-//! A plot is drawn in the colours of the day; where the reader's screen is dark, a style sheet puts the others in their place
-//! by rules that name the first. So a plot is right without a style sheet, and with it in both.
+//! A plot is drawn in the light colours. On a dark screen, rules of a style sheet select each light colour and replace
+//! it. So a plot is
+//! right without a style sheet, and right on both screens with it.
 //!
-//! Invariant: each has a contrast of at least 4.5 to 1 with the page that it stands on (the grid has less: it says nothing).
+//! Invariant: each colour has a contrast of at least 4.5 to 1 with its page. (The grid has less, because it carries no
+//! information.)
 
 use plotters::style::RGBColor;
 use std::fmt::Write;
 
-/// A colour by day, and by night.
+/// A colour for light screens, and for dark ones.
 #[derive(Clone, Copy, Debug)]
 struct Pair(u32, u32);
 
 const INK_PAIR: Pair = Pair(0x1f2328, 0xe6edf3);
 const FAINT_PAIR: Pair = Pair(0x59636e, 0x9da7b1);
 const GRID_PAIR: Pair = Pair(0xd5dbe1, 0x343b44);
-/// Of variants: the first is of what was before.
+/// Of variants; the first is the baseline's.
 const VARIANTS: [Pair; 8] = [
     Pair(0x6b7280, 0x9aa4b2),
     Pair(0x0b62b8, 0x6cb6ff),
@@ -28,39 +30,40 @@ const VARIANTS: [Pair; 8] = [
     Pair(0x7d5a1e, 0xd9b36c),
 ];
 
-/// Of what is better, worse, and open. Blue and orange are told apart by readers who confuse red and green.
+/// Of verdicts: better, worse, and open. Blue and orange, because some readers confuse red and green.
 const VERDICTS: [(&str, Pair); 3] = [("good", VARIANTS[1]), ("bad", VARIANTS[2]), ("open", VARIANTS[0])];
 
-/// Of pages.
+/// Of the page.
 #[cfg(test)]
 const PAGE_PAIR: Pair = Pair(0xffffff, 0x14181d);
 
-/// Of what is read.
+/// Of text.
 pub const INK: RGBColor = INK_PAIR.day();
-/// Of what is read second.
+/// Of secondary text.
 pub const FAINT: RGBColor = FAINT_PAIR.day();
-/// Of lines behind.
+/// Of background lines.
 pub const GRID: RGBColor = GRID_PAIR.day();
 
-/// Of what is better: faster, a gain, reached.
+/// Of a better figure: faster, a gain, a target that is met.
 pub const GOOD: RGBColor = VERDICTS[0].1.day();
-/// Of what is worse: slower, a loss, missed.
+/// Of a worse figure: slower, a loss, a target that is missed.
 pub const BAD: RGBColor = VERDICTS[1].1.day();
-/// Of what may be one as well as the other.
+/// Of a figure whose change may be either.
 pub const OPEN: RGBColor = VERDICTS[2].1.day();
 
-/// Of a variant, by its place; they come again after the eighth.
+/// Returns the colour of a variant by its place; the colours repeat after the eighth.
 pub const fn variant(place: usize) -> RGBColor {
     VARIANTS[place % VARIANTS.len()].day()
 }
 
-/// The place of the colour of a variant; with nothing beside it, it is not grey.
+/// Returns the place of a variant's colour. A variant with none beside it does not get the baseline's grey.
 pub const fn place(variant: usize, has_variants: bool) -> usize {
     if has_variants { variant } else { 1 }
 }
 
-/// Rules for plots at night, for signs of variants in a text (`.v0` to `.v7`), and for words of verdicts: `--good`, `--bad`,
-/// `--open`.
+/// Returns CSS rules for plots on dark screens, for the markers of variants in a text (`.v0` to `.v7`), and for the
+/// words of verdicts:
+/// `--good`, `--bad`, `--open`.
 pub fn style() -> String {
     let mut day = String::new();
     let mut night = String::new();
@@ -116,7 +119,8 @@ mod tests {
         }
     }
 
-    /// As a reader without red, or without green, sees it (Viénot, Brettel and Mollon, 1999): linear light, by its matrices.
+    /// Colours as a reader without red or green cones sees them, in linear light (matrices of Viénot, Brettel and
+    /// Mollon, 1999).
     #[test]
     fn better_and_worse_are_told_apart_by_every_eye() {
         let linear = |colour: u32, shift: u32| (f64::from((colour >> shift) & 0xff) / 255.0).powf(2.2);
@@ -137,7 +141,7 @@ mod tests {
     fn words_and_plots_have_the_same_colours() {
         assert!(style().contains(":root { --good: #0b62b8; --bad: #b4500a; --open: #6b7280; }"), "{}", style());
         let sheet = include_str!("../style.css");
-        assert!(!sheet.contains("--good:") && sheet.contains("var(--good)"), "each colour is said once");
+        assert!(!sheet.contains("--good:") && sheet.contains("var(--good)"), "each colour is defined once");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Changes with their intervals, around a line where nothing changes; beside them what was published.
+//! Changes with their intervals, around a line at zero, beside the published changes.
 //!
-//! Invariant: a change is shown with its whole interval, or not at all; or where it is a loss that would leave no room for all
-//! others, by its figure at the edge.
+//! Invariant: a change is drawn with its whole interval, or not at all. A loss so large that it leaves no room for the
+//! others is
+//! printed as a figure at the edge.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -11,24 +12,24 @@ use super::colour::{FAINT, GRID, INK};
 use super::{Area, Error, WIDTH, fitting, font, length, svg};
 use crate::statistics::Ratio;
 
-/// A change: parts of the whole, 0.44 for 44 %.
+/// A change, as a part of the whole: 0.44 for 44 %.
 #[derive(Clone, Debug)]
 pub struct Gain {
-    /// Of what.
+    /// The label.
     pub label: String,
-    /// What was published.
+    /// The published change.
     pub published: Option<f64>,
-    /// What is measured here.
+    /// Our change.
     pub ours: Option<Ratio>,
-    /// In what colour.
+    /// The colour.
     pub colour: RGBColor,
 }
 
-/// All of them, one below the other.
+/// Draws all changes, one below the other.
 ///
 /// # Errors
 ///
-/// As [`svg`].
+/// The same as [`svg`].
 pub fn gains(title: &str, rows: &[Gain]) -> Result<String, Error> {
     let ends = rows.iter().flat_map(|row| {
         let ours = row.ours.map(|of| [of.low, of.median, of.high]);
@@ -40,7 +41,7 @@ pub fn gains(title: &str, rows: &[Gain]) -> Result<String, Error> {
     svg(rows.len() as u32 * LINE + AXIS + 2 * EDGE, title, |area| draw(area, rows, low - room..high + room))
 }
 
-/// Three times the cost: what lost more is told in figures.
+/// Three times the cost. A larger loss is printed as a figure.
 const FARTHEST: f64 = -2.0;
 /// Pixels of a line.
 const LINE: u32 = 22;
@@ -96,7 +97,7 @@ fn draw(area: &Area<'_>, rows: &[Gain], range: std::ops::Range<f64>) -> Result<(
     Ok(())
 }
 
-/// What is told instead of a mark, where one would be too far away.
+/// Returns the text that replaces a mark too far away to draw.
 fn far(row: &Gain) -> Option<String> {
     let (ours, published) = (row.ours.map(|of| of.median), row.published);
     let is_far = |of: &Option<f64>| of.is_some_and(|of| of < FARTHEST);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Plots, as SVG that stands in a page.
+//! Plots, as SVG elements of a page.
 //!
-//! Invariant: a plot has no colour that is not in [`colour`], so that a style sheet knows each of them, and no text that is
-//! told by colour alone: what is drawn is in a table beside it as well.
+//! Invariant: a plot has only the colours of [`colour`], so that a style sheet knows all of them. No information is in
+//! colour
+//! alone: a table beside the plot has it too.
 
 pub mod bars;
 pub mod colour;
@@ -14,20 +15,20 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// Pixels from left to right, of all plots.
+/// Width of all plots in pixels.
 pub const WIDTH: u32 = 640;
 
-/// What drawing fails with.
+/// The error of drawing.
 pub type Error = DrawingAreaErrorKind<std::io::Error>;
 
-/// Where is drawn.
+/// The drawing area of a plot.
 pub type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// What `paint` draws, this high, as an element of a page.
+/// Runs `paint` on an area of this height, and returns it as an element of a page.
 ///
 /// # Errors
 ///
-/// As `paint`.
+/// The errors of `paint`.
 pub fn svg(height: u32, title: &str, paint: impl FnOnce(&Area<'_>) -> Result<(), Error>) -> Result<String, Error> {
     let mut text = String::new();
     {
@@ -35,27 +36,27 @@ pub fn svg(height: u32, title: &str, paint: impl FnOnce(&Area<'_>) -> Result<(),
         paint(&area)?;
         area.present()?;
     }
-    // An element of a page has no need to name its language by an address, and no report is to hold one.
+    // An SVG element inside of HTML needs no namespace, and a report must not contain an address.
     let text = text.replacen(r#" xmlns="http://www.w3.org/2000/svg""#, "", 1);
     let title = maud::html! { (title) }.into_string();
     Ok(text.replacen("<svg ", &format!(r#"<svg role="img" aria-label="{title}" "#), 1))
 }
 
-/// Pixels of a line of text.
+/// Font size in pixels.
 pub const TEXT: f64 = 12.0;
 
-/// Text in this colour, placed by one of its sides.
+/// Returns a font of this colour, anchored at one of its sides.
 pub fn font(colour: RGBColor, side: HPos) -> TextStyle<'static> {
-    // plotters writes its sizes by 1.24 smaller.
+    // plotters divides its font sizes by 1.24.
     ("sans-serif", TEXT * 1.24).into_font().color(&colour).pos(Pos::new(side, VPos::Center))
 }
 
-/// About how many pixels this text is long.
+/// Returns the approximate width of a text in pixels.
 pub fn length(text: &str) -> u32 {
     (text.chars().count() as f64 * TEXT * 0.61).ceil() as u32
 }
 
-/// As much of this text as these pixels hold.
+/// Returns as much of a text as fits into this many pixels.
 pub fn fitting(text: &str, pixels: u32) -> String {
     if length(text) <= pixels {
         return text.to_owned();
@@ -65,7 +66,7 @@ pub fn fitting(text: &str, pixels: u32) -> String {
     format!("{}…", text.chars().take(some).collect::<String>().trim_end())
 }
 
-/// What stands at an axis: `0`, `250`, `1.5`, without digits that say nothing.
+/// Formats a value of an axis without trailing zeros: `0`, `250`, `1.5`.
 pub fn tick(value: f64) -> String {
     let scaled = [(1e9, "G"), (1e6, "M"), (1e3, "k")].into_iter().find(|(size, _)| value.abs() >= *size);
     let (value, sign) = scaled.map_or((value, ""), |(size, sign)| (value / size, sign));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Cost against memory size: a line for each variant, from size to size.
 //!
-//! Invariant: both axes are logarithmic, so what grows with the memory rises by as much as it goes right, and what does not is
-//! level; all figures are above 0.
+//! Invariant: both axes are logarithmic, so a cost in proportion to the memory is a rising straight line, and a
+//! constant cost is
+//! level. All figures are above 0.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -13,20 +14,20 @@ use crate::readable::{self, Unit};
 use crate::results::Quantity;
 use crate::statistics::Quartiles;
 
-/// A variant, at each size in bytes.
+/// A variant's figures at each size in bytes.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// Its colour.
     pub colour: RGBColor,
-    /// Size and figure, by size.
+    /// Sizes and figures, ordered by size.
     pub points: Vec<(u64, Quartiles)>,
 }
 
-/// All lines; `None` where a figure is 0 or less.
+/// Draws all lines; returns `None` if a figure is 0 or less, or there is only one size.
 ///
 /// # Errors
 ///
-/// As [`svg`].
+/// The same as [`svg`].
 pub fn sizes(title: &str, lines: &[Line], quantity: Quantity) -> Result<Option<String>, Error> {
     let points = || lines.iter().flat_map(|line| &line.points);
     let low = points().map(|(_, of)| of.lower).fold(f64::INFINITY, f64::min);
@@ -40,7 +41,7 @@ pub fn sizes(title: &str, lines: &[Line], quantity: Quantity) -> Result<Option<S
     let unit = Unit::of(quantity, high);
     let log = |size: u64| (size as f64).log2();
     let y = |value: f64| value.log10();
-    // Half a step of room at each side, so that the outer points do not stand on the frame.
+    // Room at both sides, so that the outer points are not on the frame.
     let (left, right) = (log(first) - 0.3, log(last) + 0.3);
     let (middle, half) = ((y(low) + y(high)) / 2.0, ((y(high) - y(low)) / 2.0 + 0.1).max(LEAST / 2.0));
     let (bottom, top) = (middle - half, middle + half);
@@ -87,10 +88,11 @@ pub fn sizes(title: &str, lines: &[Line], quantity: Quantity) -> Result<Option<S
 }
 
 const HEIGHT: u32 = 260;
-/// Decades from bottom to top, at least: what hardly changes is to look as though it hardly changed.
+/// The least number of decades from bottom to top, so that a small change looks small.
 const LEAST: f64 = 1.0;
 
-/// 1, 2 and 5 of each power of ten between these logarithms; powers alone where that is too many.
+/// Returns 1, 2 and 5 times each power of ten between these logarithms; only the powers if there are more than three
+/// decades.
 fn ticks(bottom: f64, top: f64) -> Vec<f64> {
     let steps: &[f64] = if top - bottom > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let powers = bottom.floor() as i32..=top.ceil() as i32;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A guest's rate over time: its steady rate, and what is lost below it.
 //!
-//! Invariant: what is shaded is what the steady rate would have come to, without what there was; the steady rate is that
-//! before the first event.
+//! Invariant: the shaded area is the steady rate less the measured rate, where that is lower. The steady rate is the
+//! rate before the
+//! first event.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -13,18 +14,19 @@ use crate::readable::Unit;
 use crate::results::{Quantity, Series};
 use crate::statistics::Quartiles;
 
-/// The rate before the first event: the median of the points there. `None` where there is no event, or no point before it.
+/// Returns the rate before the first event: the median of the points there. `None` if there is no event, or no point
+/// before it.
 pub fn steady(series: &Series) -> Option<f64> {
     let first = series.events.iter().map(|(at, _)| *at).min_by(f64::total_cmp)?;
     let before: Vec<f64> = series.points.iter().filter(|(at, _)| *at < first).map(|(_, value)| *value).collect();
     (!before.is_empty()).then(|| Quartiles::of(before).median)
 }
 
-/// One series, in this colour; `top` is the largest value of all that it is compared with.
+/// Draws one series in this colour; `top` is the largest value of all series that it is compared with.
 ///
 /// # Errors
 ///
-/// As [`svg`].
+/// The same as [`svg`].
 pub fn over_time(title: &str, series: &Series, colour: RGBColor, top: f64) -> Result<String, Error> {
     let end = series.points.iter().map(|(at, _)| *at).fold(0.0, f64::max);
     let end = if end > 0.0 && end.is_finite() { end } else { 1.0 };
@@ -64,7 +66,7 @@ pub fn over_time(title: &str, series: &Series, colour: RGBColor, top: f64) -> Re
         }
         chart.draw_series([PathElement::new(series.points.clone(), colour.stroke_width(1))])?;
 
-        // What happens over and over is a tick at the bottom; what happens once has a name.
+        // An event that repeats is a tick at the bottom; one that does not has its name.
         let mut taken = 0;
         let mut events: Vec<_> = series.events.iter().filter(|(at, _)| (0.0..=end).contains(at)).collect();
         events.sort_by(|(one, _), (other, _)| one.total_cmp(other));
@@ -77,7 +79,7 @@ pub fn over_time(title: &str, series: &Series, colour: RGBColor, top: f64) -> Re
             let half = length(name) as i32 / 2;
             let (left, right) = (half + 2, super::WIDTH as i32 - half - 2);
             let middle = chart.backend_coord(&(*at, 0.0)).0.clamp(left.min(right), right);
-            // Where two names would meet the second one has its line alone; the table of events has both.
+            // If two names would overlap, the second event has only its line; the table of events has both names.
             if middle - half > taken {
                 area.draw_text(name, &font(INK, HPos::Center), (middle, ABOVE as i32 / 2))?;
                 taken = middle + half + 6;
@@ -90,10 +92,10 @@ pub fn over_time(title: &str, series: &Series, colour: RGBColor, top: f64) -> Re
 const HEIGHT: u32 = 240;
 /// Pixels above, for the names of events.
 const ABOVE: u32 = 24;
-/// Events of one name that are marked by it.
+/// Events of one name that are drawn with the name.
 const FEW: usize = 2;
 
-/// From the first event on, to the last where there are two at least.
+/// Returns whether `at` is after the first event, and before the last if there are at least two.
 fn is_during(series: &Series, at: f64) -> bool {
     let times = || series.events.iter().map(|(at, _)| *at);
     let first = times().fold(f64::INFINITY, f64::min);
