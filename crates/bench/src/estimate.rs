@@ -2,8 +2,7 @@
 //! The time that is left, shown only if the estimate is reliable.
 //!
 //! Steps differ in length, and the first ones do not predict the others. Invariant: an estimate is shown only if at
-//! least one part
-//! in [`SHARE`] of the work is done, and the estimate at half of that point agreed with it.
+//! least one part in [`SHARE`] of the work is done, and the estimate at half of that point agreed with it.
 
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -2,10 +2,8 @@
 //! The conditions of a figure besides the program: the CPU, its caches, the kernel and how it treats memory.
 //!
 //! Invariant: a value that the kernel does not report is left out, never guessed. The host's name is left out too. The
-//! kernel's
-//! command line is recorded whole, because a part of it does not help a reader who repeats the experiment. It may hold
-//! private
-//! data, so its owner should read a result file before giving it away.
+//! kernel's command line is recorded whole, because a part of it does not help a reader who repeats the experiment. It
+//! may hold private data, so its owner should read a result file before giving it away.
 
 use std::fs;
 use std::path::PathBuf;

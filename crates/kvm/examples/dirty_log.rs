@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A plain form of the dirty log's experiment, for this host's KVM: `dirty_log BYTES [MODE [BACKING [CHUNK]]]`. It has
-//! one vCPU,
-//! manual clearing, and two rounds that write every page. `twofold bench dirty-log --on kvm` is the full experiment.
+//! one vCPU, manual clearing, and two rounds that write every page. `twofold bench dirty-log --on kvm` is the full
+//! experiment.
 
 use std::env;
 use std::error::Error;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Runs the checks of the guest under this host's KVM, and prints TAP lines. An argument selects the checks whose names
-//! contain it.
-//! Exit status 0: no check failed; 1: a check failed; 4: this host cannot run a guest under KVM.
+//! contain it. Exit status 0: no check failed; 1: a check failed; 4: this host cannot run a guest under KVM.
 
 use std::process::ExitCode;
 use std::{env, io};

@@ -20,8 +20,7 @@ pub(crate) fn get_dirty_log(vm: &VmFd, slot: u32, bitmap: &mut Bitmap) -> Result
 }
 
 /// Clears the dirty state of `count` pages of a slot, from `first` on, whose bits are set in `bitmap`, which is the
-/// slot's whole
-/// bitmap. `first` must be a multiple of 64. `count` must be one too, or the pages must end with the slot.
+/// slot's whole bitmap. `first` must be a multiple of 64. `count` must be one too, or the pages must end with the slot.
 pub(crate) fn clear_dirty_log(vm: &VmFd, slot: u32, first: u64, count: u32, bitmap: &Bitmap) -> Result<(), Errno> {
     let words = bitmap.words().get((first / 64) as usize..).filter(|words| words.len() as u64 * 64 >= u64::from(count));
     let words = words.ok_or(Errno::INVAL)?;

@@ -15,8 +15,7 @@ use crate::ring::Rings;
 
 impl KvmGuest {
     /// Starts the log of a test slot. Unless its bits are initially set, KVM write-protects the whole slot now, and
-    /// splits it if there
-    /// is a chunk.
+    /// splits it if there is a chunk.
     ///
     /// # Errors
     ///
@@ -37,8 +36,7 @@ impl KvmGuest {
     }
 
     /// Reads a slot's log into `bitmap`, which must have a bit for each of the slot's pages. With [`Clearing::ByGet`],
-    /// KVM also clears
-    /// and protects those pages.
+    /// KVM also clears and protects those pages.
     ///
     /// # Errors
     ///
@@ -51,14 +49,12 @@ impl KvmGuest {
     }
 
     /// Clears and protects those of `pages` whose bits are set in `bitmap`, which is the slot's whole bitmap. `pages`
-    /// must be whole
-    /// words of 64, except at the slot's end.
+    /// must be whole words of 64, except at the slot's end.
     ///
     /// # Errors
     ///
     /// An error is returned if there is no such slot or page, `pages` are not whole words, no log runs, or the log is
-    /// not cleared
-    /// manually.
+    /// not cleared manually.
     pub fn clear_log(&self, slot: usize, pages: Range<u64>, bitmap: &Bitmap) -> Result<Cost, KvmError> {
         self.check_bitmap(slot, bitmap)?;
         if !matches!(self.granted().log, Log::Bitmap(Clearing::Manual | Clearing::ManualInitiallySet)) {
@@ -78,8 +74,7 @@ impl KvmGuest {
     }
 
     /// Moves the entries of all vCPUs' rings into the slots' logs; returns their number. Call
-    /// [`reset_ring`](Self::reset_ring) to clear
-    /// the pages' dirty state.
+    /// [`reset_ring`](Self::reset_ring) to clear the pages' dirty state.
     ///
     /// # Errors
     ///
@@ -101,8 +96,7 @@ impl KvmGuest {
     }
 
     /// Takes the log of a slot: the pages collected since the last call, by [`collect_ring`](Self::collect_ring) and by
-    /// vCPUs whose
-    /// ring was full.
+    /// vCPUs whose ring was full.
     ///
     /// # Errors
     ///

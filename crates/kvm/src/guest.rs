@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A guest under KVM: its machine, memory, code and vCPUs. They are made in an order in which the host is found to be
-//! large enough
-//! before any memory is touched.
+//! large enough before any memory is touched.
 //!
 //! Invariants: slots never change except for their logs; the memory behind them lives as long as the machine; a
-//! mailbox's passes are
-//! written only while its vCPU is stopped.
+//! mailbox's passes are written only while its vCPU is stopped.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,14 +73,12 @@ pub struct Place {
 
 impl KvmGuest {
     /// Makes the machine and its memory, and runs the vCPUs up to their first exit. The test region is not touched. If
-    /// `cpus` names a
-    /// CPU for the calling thread, that thread is pinned too.
+    /// `cpus` names a CPU for the calling thread, that thread is pinned too.
     ///
     /// # Errors
     ///
     /// [`KvmError::Unavailable`] if this host cannot run guests under KVM. The other errors say what was needed, what
-    /// there is, and
-    /// what to do; they are returned before memory is touched.
+    /// there is, and what to do; they are returned before memory is touched.
     pub fn new(options: &KvmOptions) -> Result<Self, KvmError> {
         let system = System::this();
         let kvm = open()?;
@@ -167,8 +163,7 @@ impl KvmGuest {
     }
 
     /// Reads 8 bytes of the guest's memory at a guest-physical address, which must be a multiple of 8; `None` if there
-    /// is no memory. A
-    /// running guest may change them at any time.
+    /// is no memory. A running guest may change them at any time.
     pub fn read_guest(&self, gpa: u64) -> Option<u64> {
         let fixed = gpa.checked_sub(FIXED).and_then(|offset| self.fixed.word(offset));
         let test = || gpa.checked_sub(self.layout.test()).and_then(|offset| self.memory.word(offset));
@@ -192,8 +187,7 @@ impl KvmGuest {
             userspace_addr: address,
         };
         // SAFETY: the memory is a mapping of this guest, which lives as long as the guest does. This process accesses
-        // it only through the
-        // mapping's atomic words.
+        // it only through the mapping's atomic words.
         unsafe { self.vm.set_user_memory_region(region) }.map_err(KvmError::refused("KVM_SET_USER_MEMORY_REGION"))
     }
 
@@ -233,12 +227,9 @@ fn open() -> Result<Kvm, KvmError> {
 /// Keeps a machine without memory until this process ends.
 ///
 /// Linux notifies KVM when a vCPU's thread is scheduled out. It patches the branch for that into its scheduler with the
-/// first machine
-/// of a host, and out with the last one. Guests that come and go would cause such patches again and again, each with an
-/// interrupt to
-/// every CPU. QEMU's TCG with several CPUs now and then misses such a patch for a while: a thread then returned from
-/// KVM_RUN with
-/// its guest's TPIDR_EL0.
+/// first machine of a host, and out with the last one. Guests that come and go would cause such patches again and
+/// again, each with an interrupt to every CPU. QEMU's TCG with several CPUs now and then misses such a patch for a
+/// while: a thread then returned from KVM_RUN with its guest's TPIDR_EL0.
 fn keep_one(kvm: &Kvm) {
     static KEPT: OnceLock<Option<VmFd>> = OnceLock::new();
     // A failure is harmless: everything works without this machine.

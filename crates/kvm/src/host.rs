@@ -34,8 +34,7 @@ pub struct Host {
     /// Parameters of KVM's modules, for example `kvm.eager_page_split` and its value.
     pub parameters: Vec<(String, String)>,
     /// Whether KVM uses a second level of paging here. Without one (`kvm_pvm`, or with EPT or NPT off) it shadows the
-    /// guest's tables,
-    /// so its times measure something else. Such a host is for functional tests, never for a figure.
+    /// guest's tables, so its times measure something else. Such a host is for functional tests, never for a figure.
     pub second_level: Option<bool>,
     /// Whether instructions of the kernel can be counted.
     pub counts_instructions: bool,

@@ -11,8 +11,7 @@
 //! ```
 //!
 //! Invariants: slot 0 is never logged. Test slots are adjacent; each one's size and address is a multiple of the
-//! backing's page and of
-//! the guest's.
+//! backing's page and of the guest's.
 
 use std::ops::Range;
 

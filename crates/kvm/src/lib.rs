@@ -3,16 +3,13 @@
 //! after a patch.
 //!
 //! A [`KvmGuest`] is a virtual machine with a small guest of our own. Its vCPUs do [passes](twofold_pattern::pass) over
-//! their memory,
-//! and report when they are done. The operations of the experiments are its methods. Each returns its cost: wall-clock
-//! time, CPU time
-//! and, if there is a counter, instructions of the host's kernel.
+//! their memory, and report when they are done. The operations of the experiments are its methods. Each returns its
+//! cost: wall-clock time, CPU time and, if there is a counter, instructions of the host's kernel.
 //!
 //! Invariants:
 //!
 //! * A guest that the host cannot run is refused before memory is touched. The error says what was needed, what there
-//! is, and what to
-//!   do.
+//!   is, and what to do.
 //! * No thread waits by polling, and nothing is printed or allocated while the clock runs.
 //! * The guest's writes follow from its passes alone, so the same pages are dirty as on the hosted machine.
 

@@ -2,8 +2,7 @@
 //! A guest's memory in this process.
 //!
 //! Invariants: until it is dropped, the mapping owns its range, all of which is readable and writable. A guest may
-//! write to it at any
-//! time, so this process accesses it by atomic words only, and holds no other reference to it.
+//! write to it at any time, so this process accesses it by atomic words only, and holds no other reference to it.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
@@ -32,8 +31,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `size` bytes of `backing`, aligned to `alignment`; both must be multiples of the backing's page. No page is
-    /// touched: the first
-    /// access allocates it. Only the huge pages of a pool are reserved now.
+    /// touched: the first access allocates it. Only the huge pages of a pool are reserved now.
     ///
     /// # Errors
     ///
@@ -65,8 +63,7 @@ impl Mapping {
     pub(crate) fn word(&self, offset: u64) -> Option<&AtomicU64> {
         let fits = offset.is_multiple_of(8) && offset.checked_add(8).is_some_and(|end| end <= self.size);
         // SAFETY: the word is inside the range, which stays mapped as long as `self` lives. It is aligned, as the range
-        // is, and all
-        // references to the range are to atomic words.
+        // is, and all references to the range are to atomic words.
         fits.then(|| unsafe { self.start.add(offset as usize).cast::<AtomicU64>().as_ref() })
     }
 

@@ -2,8 +2,7 @@
 //! The cost of an operation for the thread that runs it: wall-clock time, CPU time, and instructions of the kernel.
 //!
 //! Only the instructions of the host's kernel are counted; on arm64 with VHE, that is EL2. The cost of reading the
-//! counter is measured
-//! before, and subtracted.
+//! counter is measured before, and subtracted.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};

@@ -23,8 +23,8 @@ pub struct KvmOptions {
     /// How writes to the region are logged, once a log runs.
     pub log: Log,
     /// arm64: bytes that KVM splits into pages in one step, when it write-protects
-    /// (`KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`). 0 is KVM's
-    /// default: it does not split eagerly. On x86-64 a parameter of the module decides that, and this must be 0.
+    /// (`KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`). 0 is KVM's default: it does not split eagerly. On x86-64 a parameter of
+    /// the module decides that, and this must be 0.
     pub chunk: u64,
     /// The CPU of each vCPU, by number. One more pins the calling thread. If empty, the kernel chooses.
     pub cpus: Vec<usize>,
@@ -32,8 +32,7 @@ pub struct KvmOptions {
 
 impl KvmOptions {
     /// Returns the options of one vCPU with `bytes` bytes of ordinary memory in one slot, and a manually cleared log
-    /// with initially set
-    /// bits.
+    /// with initially set bits.
     pub const fn new(mode: Mode, bytes: u64) -> Self {
         Self {
             mode,
@@ -140,8 +139,7 @@ pub enum Clearing {
     /// Those that a separate call clears (`KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE`).
     Manual,
     /// As `Manual`, but all pages are dirty at the start (`KVM_DIRTY_LOG_INITIALLY_SET`), so that the start costs
-    /// little. If KVM lacks
-    /// that, the same as `Manual`.
+    /// little. If KVM lacks that, the same as `Manual`.
     ManualInitiallySet,
 }
 

@@ -2,8 +2,7 @@
 //! Dirty rings: each vCPU has a ring of the pages that it wrote. KVM fills it, and a collector empties it.
 //!
 //! Invariant: a page is handed back to KVM (its entry is marked) only after it is in its slot's log, and it is clean
-//! again only after
-//! a reset. A collector holds the lock, so each entry is read once.
+//! again only after a reset. A collector holds the lock, so each entry is read once.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -41,8 +41,7 @@ impl KvmGuest {
     /// # Errors
     ///
     /// An error is returned if there are more passes than fit, accesses outside of the test region, a vCPU that
-    /// stopped, or a run that
-    /// has not ended.
+    /// stopped, or a run that has not ended.
     pub fn run(&self, passes: &[Vec<Pass>]) -> Result<RunTime, KvmError> {
         self.check_all(passes)?;
         self.run_unchecked(passes)
@@ -70,8 +69,7 @@ impl KvmGuest {
     }
 
     /// Returns whether all vCPUs that have passes still run. If one does not, it stopped unexpectedly, and
-    /// [`stop`](Self::stop) returns
-    /// the reason.
+    /// [`stop`](Self::stop) returns the reason.
     pub fn is_running(&self) -> bool {
         let Ok(vcpus) = self.vcpus.lock() else { return false };
         let has_passes = |vcpu| !self.passes_left(vcpu).is_empty();
@@ -104,8 +102,7 @@ impl KvmGuest {
     }
 
     /// Returns how many accesses each vCPU did in its last run. A running vCPU updates the number after each 64
-    /// accesses, and after each
-    /// group.
+    /// accesses, and after each group.
     pub fn accesses(&self) -> Vec<u64> {
         let done = |vcpu| Some(self.field(vcpu, offset_of!(Mailbox, done))?.load(Ordering::Relaxed));
         (0..).map_while(done).collect()

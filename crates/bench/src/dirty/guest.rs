@@ -2,8 +2,7 @@
 //! A guest with one slot that is mapped by pages, with or without memory behind it.
 //!
 //! Invariant: a [`reset`](Guest::reset) restores the first state. That includes the log: the next start allocates it
-//! again, as
-//! for a guest that is about to migrate.
+//! again, as for a guest that is about to migrate.
 
 use std::sync::Arc;
 

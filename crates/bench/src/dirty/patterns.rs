@@ -32,8 +32,7 @@ impl Pattern {
     }
 
     /// Returns the pages of a round, in the order in which they are written, for a slot of `pages` pages. A recorded
-    /// round ignores
-    /// `writes`: it has one write for each page that was dirty.
+    /// round ignores `writes`: it has one write for each page that was dirty.
     pub fn round(&self, round: u64, pages: u64, writes: u64) -> Vec<u32> {
         let mut random = Random::new(round);
         let mut list = |page: &mut dyn FnMut(u64, &mut Random) -> u64| -> Vec<u32> {

@@ -9,10 +9,8 @@
 //! ```
 //!
 //! The first line has the format's name, its version, and the number of 4 KiB pages of the slot. Each following line is
-//! a round: the
-//! pages that the log reported, in ascending order, as runs `FIRST+COUNT`, or `FIRST` for a single page. Numbers are
-//! decimal and
-//! runs are separated by a space. A round without writes is an empty line.
+//! a round: the pages that the log reported, in ascending order, as runs `FIRST+COUNT`, or `FIRST` for a single page.
+//! Numbers are decimal and runs are separated by a space. A round without writes is an empty line.
 //!
 //! A log does not know the order of the writes or their number. So the replay writes each page once, in this order.
 

@@ -2,8 +2,7 @@
 //! The rows of `dirty-costs`: one operation of the dirty log each.
 //!
 //! Invariant: the clock runs during the operation alone. Each row starts from a slot in its first state, and its result
-//! is checked
-//! before its time is reported.
+//! is checked before its time is reported.
 
 use anyhow::{Context, ensure};
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
@@ -28,8 +27,7 @@ pub enum Bar {
     /// The limit in nanoseconds at 16 GiB. The work grows with the slot, so the limit scales with its size.
     PerSize(f64),
     /// The limit in nanoseconds at 16 GiB, for work with a fixed part that does not shrink with the slot. For a larger
-    /// slot the limit
-    /// scales with its size. With a smaller slot the operation is not judged.
+    /// slot the limit scales with its size. With a smaller slot the operation is not judged.
     FromFullSize(f64),
     /// This, times the time in which this machine reads the entries alone in the same run.
     Reads(f64),

@@ -2,10 +2,8 @@
 //! One measurement of a logged guest, from the log's start to its stop.
 //!
 //! Guest and collector take turns on one thread: a round of writes, a get, a clear. So the time of each is known, and
-//! neither
-//! contains a wait for the other. That the guest is paused during a get and a clear changes no figure: it writes the
-//! same
-//! number of pages, and what it could have written meanwhile is not counted.
+//! neither contains a wait for the other. That the guest is paused during a get and a clear changes no figure: it
+//! writes the same number of pages, and what it could have written meanwhile is not counted.
 
 use anyhow::ensure;
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
@@ -34,8 +32,7 @@ pub struct Span {
 
 impl Span {
     /// Measures once, in a slot in its first state, with these writes in each round. With `check`, an error is returned
-    /// if the log
-    /// misses a written page.
+    /// if the log misses a written page.
     pub fn measure(guest: &Guest, tracker: Tracker, rounds: &[Vec<u32>], check: bool) -> anyhow::Result<Self> {
         let (mut span, mut vcpu, log) = (Self::default(), guest.vcpu()?, guest.log()?);
         let mut dirty = DirtyPages::new();

@@ -2,8 +2,7 @@
 //! Real memory for tables, and the tables' metadata (`Record`).
 //!
 //! Invariant: only the engine's atomic accesses and the platform's zeroing reach the memory behind an arena. No other
-//! Rust
-//! reference does, and the memory is never unmapped.
+//! Rust reference does, and the memory is never unmapped.
 
 use std::ptr::{self, NonNull};
 
@@ -81,8 +80,7 @@ impl Arena {
 }
 
 /// Maps at least `size` bytes and touches all of them. They are in huge pages if the system has them, because memory at
-/// EL2 is
-/// mapped so.
+/// EL2 is mapped so.
 fn map(size: u64) -> anyhow::Result<*mut u8> {
     let size = size.next_multiple_of(HUGE);
     let length = usize::try_from(size + HUGE)?;

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The baselines of the engine's techniques (`twofold_stage2::baselines`), one row each. The gain of a technique is the
-//! difference
-//! to the row with the plain name, in the same run.
+//! difference to the row with the plain name, in the same run.
 //!
 //! Names are `<operation>_<rule>`. `cargo xtask peers linux` sets each beside Linux's figure for the operation, which
-//! no baseline
-//! may exceed: a baseline is the same engine with one rule changed, never a crippled one.
+//! no baseline may exceed: a baseline is the same engine with one rule changed, never a crippled one.
 
 use twofold_stage2::baselines::{EveryLevel, SkipChildren, SkipLeaves, SplitPolicy};
 use twofold_stage2::{Coalesced, Level, Mapped, Pool};

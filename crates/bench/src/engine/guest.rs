@@ -2,8 +2,7 @@
 //! One guest's tables: built in the state that an operation starts from, and checked after it.
 //!
 //! Invariant: an operation's figure depends on no other operation. Each starts from tables built for it, in the same
-//! places of the
-//! same arena.
+//! places of the same arena.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -200,8 +199,7 @@ pub fn map_page<P: Platform>(
 }
 
 /// Returns how many bytes are mapped. An error is returned if a leaf has another output address than it should, or,
-/// with `leaves`,
-/// another level or other attributes.
+/// with `leaves`, another level or other attributes.
 pub fn mapped_bytes<P: Platform>(
     stage2: &Stage2<P>,
     size: u64,
@@ -303,8 +301,7 @@ impl TableSource for Pool {
 }
 
 /// Pages taken from the pool ahead of use, as a split wants them. They leave in the order in which they entered, so
-/// that tables
-/// are adjacent as with the pool itself: adjacent memory is written faster.
+/// that tables are adjacent as with the pool itself: adjacent memory is written faster.
 pub struct Ready<'a> {
     pool: &'a mut Pool,
     pages: VecDeque<TablePage>,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The limits of this machine: how fast it reads and writes as many entries at all. An operation that touches every
-//! entry cannot
-//! be faster.
+//! entry cannot be faster.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,8 +29,7 @@ impl Limit {
         let entries = size / PAGE;
         let first = arena.pointer(TABLES).cast::<AtomicU64>();
         // SAFETY: the arena has at least `entries` entries, aligned to a page. It holds no tables now, so only this
-        // reference
-        // reaches them.
+        // reference reaches them.
         let entries = unsafe { std::slice::from_raw_parts(first.as_ptr(), entries as usize) };
         for entry in entries {
             entry.store(1, Ordering::Relaxed);

@@ -2,10 +2,8 @@
 //! `twofold bench engine`: the stage-2 engine on this CPU.
 //!
 //! The tables are in real memory, there is no guest memory, and the architecture's instructions cost nothing. The rows
-//! run on one
-//! thread, and at the end on two (module `threads`). Invariant: all operations are interleaved, one run of each after
-//! the other,
-//! so that a change in the machine's load does not favour one of them.
+//! run on one thread, and at the end on two (module `threads`). Invariant: all operations are interleaved, one run of
+//! each after the other, so that a change in the machine's load does not favour one of them.
 
 pub mod arena;
 mod before;

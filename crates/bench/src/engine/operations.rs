@@ -2,8 +2,7 @@
 //! The operations, one row each.
 //!
 //! To add an operation, write a function of its name, and a line in [`ROWS`] with the tables it starts from and those
-//! it must leave.
-//! Names and meanings are those of `peers/linux`, whose driver does the same with Linux's own code.
+//! it must leave. Names and meanings are those of `peers/linux`, whose driver does the same with Linux's own code.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;

@@ -2,8 +2,7 @@
 //! A CPU on which TLB invalidations, barriers and cache operations cost nothing.
 //!
 //! The rest is the engine's own time. Invariant: a platform that counts and one that does not run the same engine;
-//! figures in
-//! nanoseconds come only from the one that does not count.
+//! figures in nanoseconds come only from the one that does not count.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -70,9 +69,8 @@ impl<const COUNT: bool> Free<COUNT> {
 }
 
 // SAFETY: the engine gets its tables from the arena alone, and `pointer` returns where they are. Guest frames are
-// outside of the
-// arena, and the engine does not access them. The instructions need no effect: there is one thread, and no CPU walks
-// the tables.
+// outside of the arena, and the engine does not access them. The instructions need no effect: there is one thread, and
+// no CPU walks the tables.
 unsafe impl<const COUNT: bool> Platform for Free<COUNT> {
     #[inline(always)]
     fn tlbi(&self, _: Tlbi, _: u64) {
@@ -163,16 +161,14 @@ impl Shared {
         let first = self.arena.at(address).cast::<AtomicU64>();
         for index in 0..size / size_of::<AtomicU64>() {
             // SAFETY: the callers are promised a block in a frame of the arena, aligned to its size, and all accesses
-            // to it are
-            // atomic.
+            // to it are atomic.
             unsafe { &*first.add(index) }.store(0, Ordering::Relaxed);
         }
     }
 }
 
 // SAFETY: as for `Free`. The threads share memory, but no CPU walks the tables, so the language's atomics alone order
-// what the
-// threads see of each other.
+// what the threads see of each other.
 unsafe impl Platform for Shared {
     #[inline(always)]
     fn tlbi(&self, _: Tlbi, _: u64) {}

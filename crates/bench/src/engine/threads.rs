@@ -2,10 +2,8 @@
 //! Two CPUs at work on one guest's tables: how much the second CPU gains.
 //!
 //! Each row is a ratio of two rates of one run, in wall-clock time. Each thread has a CPU and a pool of its own. A run
-//! during which
-//! another process had one of the CPUs is discarded and repeated. Invariant: both sides of a ratio do the same work
-//! from the same
-//! start, and the result is checked.
+//! during which another process had one of the CPUs is discarded and repeated. Invariant: both sides of a ratio do the
+//! same work from the same start, and the result is checked.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -169,8 +167,7 @@ fn map(arena: Arena, size: u64, cpus: [usize; 2], turn: u64) -> Result<Once, Fai
 }
 
 /// One thread answers faults all over the slot: alone, and beside a thread that write-protects and splits the same slot
-/// without
-/// pause, as dirty logging does.
+/// without pause, as dirty logging does.
 fn faults_beside_maintenance(arena: Arena, size: u64, cpus: [usize; 2]) -> Result<Once, Failure> {
     let run = |beside: bool| -> Result<Side, Failure> {
         let mut slot = Slot::new(arena, size)?;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How many entries a walk reads if everything is already split. That is what a split costs if it has to look at every
-//! entry
-//! (Bras 2026).
+//! entry (Bras 2026).
 
 use std::ops::ControlFlow;
 use std::rc::Rc;

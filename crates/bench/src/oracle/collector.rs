@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The collector: it gets, clears and copies in rounds, as a migration does, while the guest is written to. Every few
-//! rounds it
-//! holds all writers, gets once more, and compares.
+//! rounds it holds all writers, gets once more, and compares.
 //!
 //! After some rounds the collector stops the log, coalesces some blocks, and starts the log with other options. So
-//! blocks are split
-//! and coalesced all the time.
+//! blocks are split and coalesced all the time.
 
 use std::thread;
 use std::time::Duration;
@@ -122,8 +120,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Clears a few words at a time. Of each word it clears all reported pages, or most of them; some words are left
-    /// for another
-    /// round.
+    /// for another round.
     fn clear_pieces(&mut self, words: &[DirtyWord]) -> anyhow::Result<()> {
         let mut left = words;
         while !left.is_empty() {

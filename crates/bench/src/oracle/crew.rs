@@ -2,8 +2,7 @@
 //! The writers of the guest's memory: a thread for each vCPU, and one for a device; and how all of them are held.
 //!
 //! Invariant: between [`Crew::hold`] and [`Crew::let_go`] no thread writes. Each vCPU is out of its guest and has
-//! finished its exit,
-//! and no write of the device is in progress.
+//! finished its exit, and no write of the device is in progress.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -2,8 +2,7 @@
 //! The guest under test: its memory, and the frame of each of its pages.
 //!
 //! Invariant: all pages get their frames before the log starts, and keep them. So the oracle finds a page without
-//! asking the
-//! memory that it judges.
+//! asking the memory that it judges.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -24,8 +23,7 @@ use crate::features::TODAY;
 /// Bytes of a page.
 pub const PAGE: u64 = 4 << 10;
 /// Pages of the guest's RAM, about 16 MiB. They are few, so that each is written, cleared and compared many times. The
-/// number is
-/// not a multiple of 64, so that the last word of a log is not full.
+/// number is not a multiple of 64, so that the last word of a log is not full.
 pub const PAGES: u64 = 4077;
 /// vCPUs, each with a CPU and a thread of its own.
 pub const VCPUS: usize = 4;
@@ -93,10 +91,8 @@ fn touch(memory: &GuestMemory<FastPlatform>, ipa: Ipa) -> anyhow::Result<Pa> {
 }
 
 /// Returns the registers of a guest whose stage 1 maps the first 4 GiB to the same addresses: 39 bits of address in the
-/// lower half,
-/// none in the upper, 48 bits of IPA. The TLB holds such translations as entries that combine both stages, and an
-/// invalidation by
-/// IPA does not remove those.
+/// lower half, none in the upper, 48 bits of IPA. The TLB holds such translations as entries that combine both stages,
+/// and an invalidation by IPA does not remove those.
 pub fn stage1() -> Stage1Registers {
     const TCR: u64 = 25 | 0b0101 << 8 | 3 << 12 | 1 << 23 | 5 << 32;
     Stage1Registers { sctlr: 1, tcr: TCR, ttbr0: TABLES.raw(), ttbr1: 0, mair: 0xff }

@@ -2,12 +2,10 @@
 //! `twofold bench oracle`: checks that a dirty log loses no write.
 //!
 //! The collector keeps a copy of a guest's memory from what the log reports alone, while vCPUs and a device write
-//! without pause.
-//! Every few rounds all writers are held. Then each page that is not in the log is compared with its copy, byte by
-//! byte. Only pages
-//! that were dirty in an earlier round count, because a page that was never written is no evidence. Invariant: the
-//! output has a
-//! line with the counts for each tracker that ran, also if the run was interrupted.
+//! without pause. Every few rounds all writers are held. Then each page that is not in the log is compared with its
+//! copy, byte by byte. Only pages that were dirty in an earlier round count, because a page that was never written is
+//! no evidence. Invariant: the output has a line with the counts for each tracker that ran, also if the run was
+//! interrupted.
 
 mod collector;
 mod crew;

@@ -2,8 +2,7 @@
 //! The copy of the guest's memory that judges the log, and the state of each page.
 //!
 //! Invariant: a page that is [`Known::Copied`] was copied after the log last cleared it, and the log has not reported
-//! it since. So
-//! while no thread writes, and after a last get, the guest's page equals its copy.
+//! it since. So while no thread writes, and after a last get, the guest's page equals its copy.
 
 use std::ops::AddAssign;
 use std::sync::atomic::Ordering;

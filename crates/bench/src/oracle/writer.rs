@@ -3,8 +3,7 @@
 //! then.
 //!
 //! It stays with some pages for a while and then moves to others. So at any moment some pages are being written, and
-//! others have
-//! just been written. A lost write stays visible until its page is written again.
+//! others have just been written. A lost write stays visible until its page is written again.
 
 use twofold_machine::program::{Ended, Exit, Instructions, Program, Stage1Registers};
 

@@ -7,8 +7,7 @@ use crate::results::{FORMAT, HeadlineRow, Kind, Measurement, Platform, Quantity,
 use crate::statistics::{Quartiles, Random, Ratio};
 
 /// Bras 2026 in four modes and three backings, Kolothum 2023 with three trackers over time, Wang 2021 by memory size;
-/// with names
-/// that need escaping.
+/// with names that need escaping.
 pub fn results() -> Results {
     let mut random = Random::new(7);
     Results {
@@ -182,19 +181,33 @@ fn headline() -> Vec<HeadlineRow> {
         note: String::new(),
     };
     vec![
-        row("S0", "enable, already split", "-44.01% (sd 2.80)", Some(0.4401), 0.47, Verdict::SameShape),
-        row("S0", "clear, already split", "-38.98% (sd 1.91)", Some(0.3898), 0.36, Verdict::SameShape),
-        row("S0", "enable, THP", "-24.66% (sd 1.21)", Some(0.2466), 0.02, Verdict::Inconclusive),
-        row("S0", "clear, THP", "-25.49% (sd 0.65)", Some(0.2549), 0.29, Verdict::SameShape),
-        row("S4", "create, 1G pages, 40 vCPUs", "104.55 s to 3.69 s", Some(0.9647), 0.86, Verdict::SameShape),
-        row("S3", "dirty, get and clear together", "4.70 s to 4.64 s", Some(0.0128), -0.12, Verdict::Differs),
+        row("Bras 2026", "enable, already split", "-44.01% (sd 2.80)", Some(0.4401), 0.47, Verdict::SameShape),
+        row("Bras 2026", "clear, already split", "-38.98% (sd 1.91)", Some(0.3898), 0.36, Verdict::SameShape),
+        row("Bras 2026", "enable, THP", "-24.66% (sd 1.21)", Some(0.2466), 0.02, Verdict::Inconclusive),
+        row("Bras 2026", "clear, THP", "-25.49% (sd 0.65)", Some(0.2549), 0.29, Verdict::SameShape),
+        row("Wang 2021", "create, 1G pages, 40 vCPUs", "104.55 s to 3.69 s", Some(0.9647), 0.86, Verdict::SameShape),
+        row(
+            "Kolothum 2023",
+            "dirty, get and clear together",
+            "4.70 s to 4.64 s",
+            Some(0.0128),
+            -0.12,
+            Verdict::Differs,
+        ),
         HeadlineRow {
             before: None,
             after: None,
             gain: None,
             note: "live migration comes later".to_owned(),
             command: "redis-benchmark -t set -c 900 -n 5000000 --threads 96".to_owned(),
-            ..row("S3", "Redis during a live migration", "79.428 s to 71.49 s", Some(0.0999), 0.0, Verdict::NotMeasured)
+            ..row(
+                "Kolothum 2023",
+                "Redis during a live migration",
+                "79.428 s to 71.49 s",
+                Some(0.0999),
+                0.0,
+                Verdict::NotMeasured,
+            )
         },
     ]
 }

@@ -2,8 +2,7 @@
 //! Results in reading order: one section for each experiment and platform, and the comparisons in it.
 //!
 //! A setting that is the same in a whole section is stated once. If a technique (`TECHNIQUES`) varies, its values are
-//! variants, which
-//! are compared with each other. If another setting varies, its values are scenes, which are not.
+//! variants, which are compared with each other. If another setting varies, its values are scenes, which are not.
 //!
 //! Invariant: each measurement and each series is in one section, once.
 
@@ -68,8 +67,7 @@ pub struct Member<'a> {
     /// Their quartiles.
     pub quartiles: Quartiles,
     /// The variant that it is compared with: the first earlier one of the group that differs in one technique. `None`
-    /// if there is
-    /// none.
+    /// if there is none.
     pub before: Option<usize>,
     /// The ratio to that variant, by interleaved runs. `None` if that variant has a 0, or one of the two has too few
     /// runs.
@@ -198,8 +196,7 @@ impl<'a> Section<'a> {
     }
 
     /// Returns the warnings: that there are too few runs to claim a change, and a line for each variant and quantity
-    /// whose gain is within
-    /// the spread.
+    /// whose gain is within the spread.
     pub fn warnings(&self) -> Vec<String> {
         let is_too_few = self.groups.iter().flat_map(|group| &group.members).any(|member| member.is_too_few);
         let few = is_too_few.then(|| format!("fewer than {ENOUGH} runs: no change is claimed"));

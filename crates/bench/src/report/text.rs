@@ -186,7 +186,7 @@ mod tests {
         assert!(shown.contains("not measured") && shown.contains("interrupted"));
         assert!(shown.contains("note: times of a fault") && shown.contains("47.0 %"), "{shown}");
         assert!(shown.contains(
-            "\nS3 Redis during a live migration: redis-benchmark -t set -c 900 -n 5000000 --threads 96; live"
+            "\nKolothum 2023 Redis during a live migration: redis-benchmark -t set -c 900 -n 5000000 --threads 96; live"
         ));
         assert!(!shown.contains("console=ttyS0"));
     }

@@ -10,6 +10,5 @@ pub use ratio::{Random, Ratio};
 pub use spread::Spread;
 
 /// With fewer runs than this, no change is claimed. If both sides are alike, all of one are above all of the other by
-/// chance once in 10
-/// times with 3 runs each, and once in 35 times with 4.
+/// chance once in 10 times with 3 runs each, and once in 35 times with 4.
 pub const ENOUGH: usize = 4;

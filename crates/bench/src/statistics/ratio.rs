@@ -2,11 +2,9 @@
 //! The ratio of two figures, and its uncertainty.
 //!
 //! The interval is Efron's percentile bootstrap: the runs are drawn again, with repetition, some thousand times, and
-//! the interval holds
-//! 95 % of the medians. If the two figures were measured in interleaved runs, each run is drawn together with its
-//! neighbour of the
-//! other figure, because a disturbance of the machine then affects both. If not, the runs of each figure are drawn
-//! separately.
+//! the interval holds 95 % of the medians. If the two figures were measured in interleaved runs, each run is drawn
+//! together with its neighbour of the other figure, because a disturbance of the machine then affects both. If not, the
+//! runs of each figure are drawn separately.
 
 use std::fmt;
 
@@ -34,8 +32,7 @@ impl Ratio {
     }
 
     /// Returns the ratio of runs that were not interleaved: the median of `of` divided by that of `to`. `None` if one
-    /// of the two has fewer
-    /// than [`ENOUGH`] runs.
+    /// of the two has fewer than [`ENOUGH`] runs.
     pub fn apart(of: &[f64], to: &[f64]) -> Option<Self> {
         if of.len().min(to.len()) < ENOUGH {
             return None;

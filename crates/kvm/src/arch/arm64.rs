@@ -110,8 +110,7 @@ impl Shape {
     }
 
     /// Builds the tables in a part of `memory` that is still all zero; returns the registers. `base` is the guest's
-    /// address of
-    /// `memory`, and `place` is the part, in the guest's addresses.
+    /// address of `memory`, and `place` is the part, in the guest's addresses.
     pub(crate) fn build(&self, memory: &Mapping, base: u64, place: Range<u64>, maps: &[Map]) -> Result<Root, KvmError> {
         let mut room = Room { memory, base, place };
         let tables = Stage1::new(self.0, &mut room).map_err(nowhere)?;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 // The guest on arm64: a loop that reports to the host that it is done, and then does the passes of its mailbox exactly
-// as
-// `twofold_pattern::pass` defines them. It runs at EL1 at any address, with all interrupts masked, and has no stack.
+// as `twofold_pattern::pass` defines them. It runs at EL1 at any address, with all interrupts masked, and has no stack.
 //
 // The host sets x19 (the mailbox) and x20 (an address at which a store is an exit).
 //
@@ -15,8 +14,7 @@
     .global twofold_kvm_guest
 twofold_kvm_guest:
 // No exception is expected. A vector stores the syndrome as an exit; the host reads the other registers, and does not
-// run this
-// vCPU again.
+// run this vCPU again.
     .rept 16
     .balign 128
     mrs     x0, esr_el1

@@ -2,8 +2,7 @@
 //! A GICv3 for the guest, as the selftests' `dirty_log_perf_test` has one.
 //!
 //! The guest takes no interrupts. But without an interrupt controller in the kernel, KVM does more work at each exit: a
-//! write fault
-//! takes 3,866 instructions at EL2 then, and 3,343 with one (6.12, `cargo xtask peers kvm`).
+//! write fault takes 3,866 instructions at EL2 then, and 3,343 with one (6.12, `cargo xtask peers kvm`).
 
 use kvm_bindings::{
     KVM_DEV_ARM_VGIC_CTRL_INIT, KVM_DEV_ARM_VGIC_GRP_ADDR, KVM_DEV_ARM_VGIC_GRP_CTRL, KVM_DEV_ARM_VGIC_GRP_NR_IRQS,
@@ -23,8 +22,7 @@ const REDISTRIBUTORS: u64 = 0x080a_0000;
 static INTERRUPTS: u32 = 64;
 
 /// Creates a GIC for `vcpus` vCPUs, all of which must exist. A host without a GICv3 cannot provide one; then the guest
-/// runs without
-/// a GIC.
+/// runs without a GIC.
 pub(super) fn create(vm: &VmFd, vcpus: u32) -> Result<(), KvmError> {
     let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3, fd: 0, flags: 0 };
     let gic = match vm.create_device(&mut device) {

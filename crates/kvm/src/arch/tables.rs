@@ -3,8 +3,7 @@
 //! `twofold_pattern::stage1`.)
 //!
 //! Invariant: tables lie in the part of the guest's fixed memory that was reserved for them, and a mapped page never
-//! changes. All
-//! writes are done before a vCPU runs.
+//! changes. All writes are done before a vCPU runs.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -37,8 +36,7 @@ impl Shape {
     }
 
     /// Builds the tables in a part of `memory` that is still all zero; returns the root. `base` is the guest's address
-    /// of `memory`, and
-    /// `place` is the part, in the guest's addresses.
+    /// of `memory`, and `place` is the part, in the guest's addresses.
     pub(crate) fn build(&self, memory: &Mapping, base: u64, place: Range<u64>, maps: &[Map]) -> Result<u64, KvmError> {
         let mut tables = Tables { memory, base, root: place.start, next: place.start + PAGE, end: place.end };
         maps.iter().try_for_each(|map| tables.map(map))?;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! x86-64: a guest in long mode at ring 0. It has no interrupt controller; the host's interrupts are handled by KVM and
-//! invisible to
-//! it.
+//! invisible to it.
 
 use std::arch::global_asm;
 use std::mem::offset_of;
@@ -55,8 +54,7 @@ pub(crate) fn address_bits(kvm: &Kvm, mode: Mode) -> Result<u32, KvmError> {
 }
 
 /// Returns the highest address at which the test slots may end: below the range that AMD's CPUs reserve for
-/// HyperTransport, from
-/// 1012 GiB on.
+/// HyperTransport, from 1012 GiB on.
 pub(crate) fn top(bits: u32) -> u64 {
     (1 << bits).min(1012 << 30)
 }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 // The guest on x86-64: a loop that reports to the host that it is done, and then does the passes of its mailbox exactly
-// as
-// `twofold_pattern::pass` defines them. It runs in long mode at ring 0 at any address, without interrupts. It has no
-// stack, so an
-// exception is a triple fault, which KVM reports.
+// as `twofold_pattern::pass` defines them. It runs in long mode at ring 0 at any address, without interrupts. It has no
+// stack, so an exception is a triple fault, which KVM reports.
 //
 // The host sets rdi (the mailbox).
 //

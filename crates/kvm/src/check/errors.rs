@@ -19,7 +19,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check::new("errors: more memory than there is", too_much),
         Check::new("errors: a chunk that is not supported", chunk),
         Check::new("errors: passes that leave the region", passes),
-        Check::new("errors: a guest that runs already", running),
+        Check::new("errors: a guest that is already running", running),
         Check::new("errors: an exception in the guest", fault),
         Check::new("errors: logs of slots and pages that do not exist", logs),
     ]

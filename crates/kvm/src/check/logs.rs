@@ -177,8 +177,7 @@ fn with(options: KvmOptions, log: Log) -> KvmOptions {
 }
 
 /// The phases of the experiment: everything is written, the log starts, and in each round the dirty pages must be those
-/// written
-/// since the round before. The vCPUs continue their random sequences from round to round.
+/// written since the round before. The vCPUs continue their random sequences from round to round.
 fn rounds(options: &KvmOptions) -> Result<(), Stopped> {
     let guest = KvmGuest::new(options)?;
     let vcpus = options.vcpus as usize;
@@ -202,8 +201,7 @@ fn rounds(options: &KvmOptions) -> Result<(), Stopped> {
 }
 
 /// Keeps a copy of the guest's memory by the log alone, while vCPUs write without pause. If the copy differs from the
-/// memory in the
-/// end, the log lost a write.
+/// memory in the end, the log lost a write.
 fn none_lost(kind: Log) -> Result<(), Stopped> {
     let guest = KvmGuest::new(&KvmOptions { slots: 2, ..with(shared(2), kind) })?;
     let log = Running::of(&guest)?;

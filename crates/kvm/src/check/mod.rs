@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Checks of the guest and of this host's KVM, by name. They are this crate's tests, run where it cannot be tested
-//! otherwise (an
-//! arm64 kernel in QEMU), and run before a figure is trusted.
+//! otherwise (an arm64 kernel in QEMU), and run before a figure is trusted.
 //!
 //! A check compares what the guest wrote, and what KVM's logs report, with what its passes define.
 

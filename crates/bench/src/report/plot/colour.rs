@@ -2,8 +2,7 @@
 //! The colours of plots, for light and dark screens.
 //!
 //! A plot is drawn in the light colours. On a dark screen, rules of a style sheet select each light colour and replace
-//! it. So a plot is
-//! right without a style sheet, and right on both screens with it.
+//! it. So a plot is right without a style sheet, and right on both screens with it.
 //!
 //! Invariant: each colour has a contrast of at least 4.5 to 1 with its page. (The grid has less, because it carries no
 //! information.)
@@ -62,8 +61,7 @@ pub const fn place(variant: usize, has_variants: bool) -> usize {
 }
 
 /// Returns CSS rules for plots on dark screens, for the markers of variants in a text (`.v0` to `.v7`), and for the
-/// words of verdicts:
-/// `--good`, `--bad`, `--open`.
+/// words of verdicts: `--good`, `--bad`, `--open`.
 pub fn style() -> String {
     let mut day = String::new();
     let mut night = String::new();

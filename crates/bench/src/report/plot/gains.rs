@@ -2,8 +2,7 @@
 //! Changes with their intervals, around a line at zero, beside the published changes.
 //!
 //! Invariant: a change is drawn with its whole interval, or not at all. A loss so large that it leaves no room for the
-//! others is
-//! printed as a figure at the edge.
+//! others is printed as a figure at the edge.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;

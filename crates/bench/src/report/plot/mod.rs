@@ -2,8 +2,7 @@
 //! Plots, as SVG elements of a page.
 //!
 //! Invariant: a plot has only the colours of [`colour`], so that a style sheet knows all of them. No information is in
-//! colour
-//! alone: a table beside the plot has it too.
+//! colour alone: a table beside the plot has it too.
 
 pub mod bars;
 pub mod colour;

@@ -2,8 +2,7 @@
 //! Cost against memory size: a line for each variant, from size to size.
 //!
 //! Invariant: both axes are logarithmic, so a cost in proportion to the memory is a rising straight line, and a
-//! constant cost is
-//! level. All figures are above 0.
+//! constant cost is level. All figures are above 0.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;

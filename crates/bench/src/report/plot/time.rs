@@ -2,8 +2,7 @@
 //! A guest's rate over time: its steady rate, and what is lost below it.
 //!
 //! Invariant: the shaded area is the steady rate less the measured rate, where that is lower. The steady rate is the
-//! rate before the
-//! first event.
+//! rate before the first event.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
