@@ -41,7 +41,7 @@ pub enum KvmError {
         /// What the host lacks, and which mode would do.
         why: String,
     },
-    /// Options that contradict each other or themselves.
+    /// Options or arguments that no guest can have.
     #[error("{0}")]
     Options(String),
     /// A chunk that KVM does not support.

@@ -36,7 +36,7 @@ pub fn command(options: &DirtyCostsOptions) -> anyhow::Result<ExitCode> {
     Ok(if report.rows.iter().any(Measured::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Whether the name contains one of `only`; true if `only` is empty.
+/// Returns whether the name contains one of `only`; true if `only` is empty.
 fn chosen(name: &str, only: &[String]) -> bool {
     only.is_empty() || only.iter().any(|part| name.contains(part.as_str()))
 }

@@ -178,7 +178,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether this is the adaptive tracker, and it misses its target.
+    /// Returns whether this is the adaptive tracker, and it misses its target.
     pub fn is_missed(&self) -> bool {
         self.tracker == Tracker::Adaptive.name() && self.of_best.is_some_and(|of_best| of_best.high < ENOUGH)
     }

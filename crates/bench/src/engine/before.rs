@@ -60,7 +60,7 @@ fn split<S: SplitPolicy, const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<
     Ok(())
 }
 
-/// Each fault cleans before it takes the lock (Wang 2021: clean on map), on a CPU without FEAT_S2FWB.
+/// Each fault cleans before it looks whether the page is mapped (Wang 2021: clean on map), on a CPU without FEAT_S2FWB.
 fn map_pages_clean_on_abort<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
     let pages = guest.pages();
     let (stage2, pool) = guest.parts()?;

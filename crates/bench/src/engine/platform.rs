@@ -126,7 +126,7 @@ unsafe impl<const COUNT: bool> Platform for Free<COUNT> {
         self.arena.pointer(pa)
     }
 
-    /// Does nothing: the memory is never reused.
+    /// Does nothing: the arena's memory lives until the process ends.
     fn abandoned(&self, _: Pa) {}
 
     #[inline(always)]
@@ -211,7 +211,7 @@ unsafe impl Platform for Shared {
         self.arena.pointer(pa)
     }
 
-    /// Does nothing: the memory is never reused.
+    /// Does nothing: the arena's memory lives until the process ends.
     fn abandoned(&self, _: Pa) {}
 
     #[inline(always)]

@@ -18,7 +18,7 @@ use crate::results::Quantity;
 ///
 /// # Errors
 ///
-/// The same as drawing.
+/// An error is returned if a plot cannot be drawn.
 pub fn figures(section: &Section<'_>) -> Result<Markup, Error> {
     let quantities = in_order(section.groups.iter().map(|group| group.quantity));
     let is_first = |quantity: &Quantity| match quantity {

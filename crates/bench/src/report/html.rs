@@ -20,7 +20,7 @@ use crate::statistics::{Quartiles, short};
 ///
 /// # Errors
 ///
-/// An error is returned if the results cannot be drawn, or not written as JSON.
+/// An error is returned if the results cannot be drawn or written as JSON.
 pub fn html(results: &Results) -> anyhow::Result<String> {
     let sections = sections(results);
     let mut parts = Vec::new();

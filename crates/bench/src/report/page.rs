@@ -33,9 +33,8 @@ pub fn page(title: &str, body: Markup, data: &impl Serialize) -> anyhow::Result<
                     button type="button" #copy { "Copy" }
                 }
                 p.faint {
-                    "This page holds its results as JSON, in the element " code { "results" } ". Saved to a file, it is in the form \
-                     that "
-                    code { "twofold bench compare" } " reads."
+                    "This page holds its results as JSON, in the element " code { "results" } ". If it is saved to a file, "
+                    code { "twofold bench compare" } " can read it."
                 }
                 script #results type="application/json" { (PreEscaped(json)) }
                 script { (PreEscaped(SCRIPT)) }

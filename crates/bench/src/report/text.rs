@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Results for a terminal: aligned tables, and remarks below them.
 //!
-//! Invariant: a figure that is interrupted, modelled or uncertain is marked beside the figure.
+//! Invariant: a figure that is interrupted, modelled or uncertain is marked as such, near the figure.
 
 use super::section::{Group, Member, Section, sections};
 use crate::engine::report::table;
