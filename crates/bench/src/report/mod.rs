@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reports: [`text`] for a terminal, [`html`] for a browser, [`csv`] for a spreadsheet, [`tap`] for a harness that
-//! counts passed and failed checks.
+//! Reports: [`text()`] for a terminal, [`html()`] for a browser, [`csv()`] for a spreadsheet, [`tap()`] for a harness
+//! that counts passed and failed checks.
 //!
 //! Invariant: each report is made from [`Results`] alone. So results read from a file give the same report as the run
 //! itself.
