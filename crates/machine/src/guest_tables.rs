@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Stage-1 tables of a guest mode ([`twofold_pattern::stage1`]) in a guest's RAM, written by its loader.
 //!
-//! Invariant: pages are taken from the range one after the other, each once, and are 0 then.
+//! Invariant: pages are taken from the range in order, each once, and are zeroed.
 
 use twofold_memory::{Error, GuestMemory};
 use twofold_pattern::stage1::{self, TableMemory};
@@ -9,15 +9,15 @@ use twofold_stage2::{Ipa, IpaRange, Platform};
 
 use crate::program::Stage1Registers;
 
-/// A part of a guest's RAM that is for its tables.
+/// A part of a guest's RAM that is reserved for the guest's stage-1 tables.
 pub struct TablesInRam<'a, H: Platform> {
     memory: &'a GuestMemory<H>,
     free: IpaRange,
 }
 
 impl<'a, H: Platform> TablesInRam<'a, H> {
-    /// The tables are to be in `range`, which is RAM that nothing else uses. What is not aligned to the mode's granule at
-    /// its start is left out.
+    /// Takes tables from `range`, which is RAM with no other use. Bytes before the first address that is aligned to the
+    /// granule are not used.
     pub fn new(memory: &'a GuestMemory<H>, range: IpaRange) -> Self {
         Self { memory, free: range }
     }

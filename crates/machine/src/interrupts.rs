@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What reaches one vCPU from outside: interrupts, its timer, and whoever wants it out of its guest.
+//! Events that reach one vCPU from outside: interrupts, its timer, and kicks.
 //!
-//! Invariant: nothing is lost. What is raised stays pending until it is taken, and whoever waits returns for what was
-//! raised before the wait as for what comes during it: lines change and waiters are told under one lock.
+//! Invariant: no event is lost. A raised line stays pending until it is taken. A wait returns for events that precede
+//! it and for events during it, because lines change and waiters are notified under one lock.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The lines of one vCPU.
+/// The interrupt lines of one vCPU.
 #[derive(Debug)]
 pub struct Interrupts {
-    /// 0, or all bits: a mask for the check that every guest access makes anyway.
+    /// 0, or all bits set: a mask for the check that every guest access makes anyway.
     kick: AtomicU64,
     /// A bit for each line.
     pending: AtomicU64,
-    /// When the timer fires; `NEVER` where it is off. Kept here too, so that looking costs no lock.
+    /// The time when the timer fires; `NEVER` if it is off. An atomic beside the lock, so that a check needs no lock.
     deadline: AtomicU64,
     timer: Mutex<Line>,
     bell: Condvar,
@@ -26,9 +26,9 @@ pub struct Interrupts {
 /// The virtual counter.
 #[derive(Debug)]
 enum Counter {
-    /// Nanoseconds since then.
+    /// Nanoseconds since this moment.
     Time(Instant),
-    /// How often it was read.
+    /// The number of reads so far.
     Reads(AtomicU64),
 }
 
@@ -36,17 +36,17 @@ enum Counter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line(u8);
 
-/// Why a wait is over.
+/// The reason why a wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
     /// Interrupts are pending.
     Pending,
-    /// Somebody wants the vCPU.
+    /// The vCPU was kicked.
     Kicked,
 }
 
 impl Line {
-    /// The virtual timer's, as on most boards.
+    /// The virtual timer's line, as on most boards.
     pub const TIMER: Self = Self(27);
 
     /// The line of this number; `None` from 64 on.
@@ -60,13 +60,12 @@ impl Line {
 }
 
 impl Interrupts {
-    /// None pending, the timer off, the counter at 0.
+    /// No line pending, the timer off, the counter at 0.
     pub fn new() -> Self {
         Self::with(Counter::Time(Instant::now()))
     }
 
-    /// The same without time: the counter goes on by one whenever it is read, so that equal runs are equal. For the
-    /// unforgiving mode.
+    /// The same without time: the counter advances by one at each read, so that equal runs are equal. For strict mode.
     pub fn without_time() -> Self {
         Self::with(Counter::Reads(AtomicU64::new(0)))
     }
@@ -89,37 +88,38 @@ impl Interrupts {
         self.bell.notify_all();
     }
 
-    /// Makes the vCPU leave its guest at its next instruction, or its wait.
+    /// Makes the vCPU leave its guest at its next instruction, or end its wait.
     pub fn kick(&self) {
         let _timer = self.lock();
         self.kick.store(!0, Ordering::Release);
         self.bell.notify_all();
     }
 
-    /// Whether the vCPU was kicked since this was last asked.
+    /// Returns and clears whether the vCPU was kicked.
     pub fn take_kick(&self) -> bool {
         self.kick.swap(0, Ordering::Acquire) != 0
     }
 
-    /// All bits where somebody wants the vCPU, else 0.
+    /// All bits set if the vCPU is kicked, else 0.
     #[inline(always)]
     pub(crate) fn kicked(&self) -> u64 {
         self.kick.load(Ordering::Relaxed)
     }
 
-    /// The lines that are pending, a bit for each.
+    /// The pending lines, a bit for each.
     pub fn pending(&self) -> u64 {
         self.fire();
         self.pending.load(Ordering::Acquire)
     }
 
-    /// Takes the lines that are pending, a bit for each.
+    /// Takes the pending lines, a bit for each.
     pub fn take(&self) -> u64 {
         self.fire();
         self.pending.swap(0, Ordering::Acquire)
     }
 
-    /// Blocks the thread until a line is pending or somebody kicks. It takes the kick, and leaves the lines pending.
+    /// Blocks the thread until a line is pending or the vCPU is kicked. It takes the kick, and leaves the lines
+    /// pending.
     pub fn wait(&self) -> Woken {
         let mut timer = self.lock();
         loop {
@@ -140,7 +140,7 @@ impl Interrupts {
         }
     }
 
-    /// The virtual counter: in nanoseconds, unless there is no time.
+    /// The virtual counter: in nanoseconds, or without time the number of reads.
     pub fn counter(&self) -> u64 {
         match &self.counter {
             // 2^64 ns are 584 years.
@@ -149,7 +149,7 @@ impl Interrupts {
         }
     }
 
-    /// Raises `line` once the counter is at `deadline` or beyond, once. It replaces what the timer was set to before.
+    /// Raises `line` once, when the counter reaches `deadline`. It replaces an earlier setting of the timer.
     pub fn set_timer(&self, deadline: u64, line: Line) {
         let mut timer = self.lock();
         *timer = line;
@@ -163,7 +163,7 @@ impl Interrupts {
         self.deadline.store(NEVER, Ordering::Release);
     }
 
-    /// The timer is a comparison that is made when somebody looks: nobody can tell it from one that runs by itself.
+    /// Fires the timer if its deadline has passed. Comparing only when the lines are read is not visible to the guest.
     fn fire(&self) {
         if self.deadline.load(Ordering::Acquire) != NEVER {
             self.fire_under(&self.lock());
@@ -178,7 +178,7 @@ impl Interrupts {
         }
     }
 
-    /// What is behind the lock is whole at any time, so a thread that died with it has done no harm.
+    /// Takes the lock. The data behind it is valid at any time, so a poisoned lock is harmless.
     fn lock(&self) -> MutexGuard<'_, Line> {
         self.timer.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(interrupts.take(), 1 << 63, "the wait takes nothing");
         interrupts.kick();
         assert_eq!(interrupts.wait(), Woken::Kicked);
-        assert!(!interrupts.take_kick(), "but a kick");
+        assert!(!interrupts.take_kick(), "the wait takes the kick");
     }
 
     #[test]
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(interrupts.take(), 1 << 27);
         assert_eq!(interrupts.take(), 0);
         interrupts.set_timer(u64::MAX, TIMER);
-        assert_eq!(interrupts.pending(), 0, "in 584 years");
+        assert_eq!(interrupts.pending(), 0, "the deadline is in 584 years");
         interrupts.set_timer(interrupts.counter() + 1_000_000, TIMER);
         assert_eq!(interrupts.wait(), Woken::Pending);
         assert_eq!(interrupts.take(), 1 << 27);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A machine in a Linux process, without privileges: real memory, vCPU threads that run guest programs, and a software
-//! MMU that walks the engine's own tables.
+//! A hosted machine in a Linux process, without privileges: real memory, vCPU threads that run guest programs, and a
+//! software MMU that walks the engine's own tables.
 
 pub mod arena;
 pub mod fast;

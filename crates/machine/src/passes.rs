@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Guest programs that do passes over memory ([`twofold_pattern::pass`]): once, or until they are told to stop.
+//! Guest programs that do passes over memory ([`twofold_pattern::pass`]): once, or until they are stopped.
 //!
-//! Invariant: an access is counted, and the generator moves on, when the access has completed. So whoever leaves the guest
-//! in the middle of a pass finds it where it was.
+//! Invariant: when an access has completed, it is counted and the generator advances. So a vCPU that leaves the guest
+//! in the middle of a pass resumes at the same access.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -14,9 +14,9 @@ use crate::program::{Ended, Exit, Instructions, Program};
 #[derive(Clone, Debug)]
 pub struct Passes {
     passes: Vec<Pass>,
-    /// The pass that is under way.
+    /// The index of the current pass.
     at: usize,
-    /// How far it got; `None` where it has not begun.
+    /// The accesses left in the current pass; `None` where it has not begun.
     accesses: Option<Accesses>,
 }
 
@@ -27,7 +27,7 @@ pub struct Repeat<'a> {
     load: &'a Load,
 }
 
-/// What one vCPU's [`Repeat`] tells, and is told, while it runs. In a line that nothing else is in.
+/// Shared between one vCPU's [`Repeat`] and its controller while it runs. It fills cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Load {
@@ -36,22 +36,22 @@ pub struct Load {
 }
 
 impl Passes {
-    /// A program that does these.
+    /// A program that does these passes.
     pub fn new(passes: impl Into<Vec<Pass>>) -> Self {
         Self { passes: passes.into(), at: 0, accesses: None }
     }
 
-    /// The passes; in those that are over, the generator's state at their end.
+    /// The passes. A pass that is over holds the generator's state at its end.
     pub fn passes(&self) -> &[Pass] {
         &self.passes
     }
 
-    /// All of them from the first on, each with the generator's state as it was left.
+    /// Starts again at the first pass. Each pass continues from the generator's state that it ended with.
     pub fn again(&mut self) {
         (self.at, self.accesses) = (0, None);
     }
 
-    /// Goes on until all are done, or `go_on`, which is asked after each access, says no.
+    /// Continues until all passes are done, or until `go_on`, which is called after each access, returns false.
     #[inline(always)]
     fn go_on<C: Instructions>(&mut self, cpu: &mut C, mut go_on: impl FnMut() -> bool) -> Result<Ended, Exit> {
         while let Some(pass) = self.passes.get_mut(self.at) {
@@ -85,14 +85,14 @@ impl Program for Passes {
 }
 
 impl<'a> Repeat<'a> {
-    /// A program that does these. No other vCPU's may have this `load`.
+    /// A program that repeats these passes. No other vCPU may use this `load`.
     pub fn new(passes: impl Into<Vec<Pass>>, load: &'a Load) -> Self {
         Self { passes: Passes::new(passes), load }
     }
 }
 
 impl Program for Repeat<'_> {
-    /// Once stopped it is over; run again after [`Load::start`], it goes on where it was.
+    /// Ends once the load is stopped. Run again after [`Load::start`], it resumes where it stopped.
     fn run<C: Instructions>(&mut self, cpu: &mut C) -> Result<Ended, Exit> {
         let load = self.load;
         let mut done = load.done();
@@ -111,18 +111,18 @@ impl Program for Repeat<'_> {
 }
 
 impl Load {
-    /// Accesses that are done since it was made, for whoever asks, at any time.
+    /// The number of accesses done since it was made. Any thread may read it at any time.
     #[inline]
     pub fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Ends the program after the access that is under way.
+    /// Ends the program after the current access.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Lets it go on when it is run again.
+    /// Lets the program resume when it is run again.
     pub fn start(&self) {
         self.stop.store(false, Ordering::Relaxed);
     }

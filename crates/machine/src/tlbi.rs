@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a TLB invalidation reaches, decoded bit by bit from the manual (Arm ARM C5.5, D8.16) and not from the engine.
+//! The reach of a TLB invalidation, decoded bit by bit from the manual (Arm ARM DDI 0487K.a, C5.5 and D8.16) and not
+//! from the engine.
 //!
-//! Invariant: a reach holds what every CPU has to forget, and no more. What some CPUs would forget too is not in it,
-//! and an operand that leaves it to the CPU is an error.
-#![allow(dead_code, reason = "who decodes operands is still to come")]
+//! Invariant: a reach is exactly what every CPU has to invalidate. It leaves out entries that only some CPUs would also
+//! drop. An operand that the architecture leaves to the CPU is an error.
+#![allow(dead_code, reason = "some parts serve only strict mode or the tests")]
 
 use twofold_stage2::Features;
 use twofold_stage2::platform::Tlbi;
@@ -13,48 +14,48 @@ use crate::walk::span;
 /// Which entries of the current VMID go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reach {
-    /// Of those of stage 2 alone.
+    /// The entries of stage 2 only.
     pub(crate) stage2: Option<Which>,
-    /// Whether all of stage 1, and all that combine both stages, go.
+    /// Whether all entries of stage 1, and all that combine both stages, are invalidated.
     pub(crate) stage1_and_combined: bool,
-    /// On all CPUs of the inner shareable domain, not on this one alone.
+    /// Whether it applies to all CPUs of the inner shareable domain, and not only to the CPU that executes it.
     pub(crate) broadcast: bool,
 }
 
-/// Which stage-2 entries go.
+/// The stage-2 entries that are invalidated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     /// All of them.
     All,
-    /// Those that translate an address in a range.
+    /// Entries that translate an address in a range.
     Range {
         /// The first address, in bytes.
         start: u64,
-        /// The address behind the last one. Of an operation by one address: of its page.
+        /// The end of the range. For an operation by one address: the end of its page.
         end: u64,
-        /// The level of the leaf, where the operand says it.
+        /// The level of the leaf, where the operand gives it.
         level: Option<u8>,
-        /// Leaves only.
+        /// Whether only leaves are invalidated.
         last_level_only: bool,
     },
 }
 
-/// An operand that no CPU with these features has to make sense of.
+/// An operand that no CPU with these features has to interpret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("TLBI {operation:?}, {operand:#x}: {why}")]
 pub(crate) struct OperandError {
     /// The operation.
     pub(crate) operation: Tlbi,
-    /// What it was given.
+    /// The operand.
     pub(crate) operand: u64,
-    /// What is wrong with it.
+    /// The reason why it is wrong.
     pub(crate) why: Wrong,
 }
 
-/// What can be wrong with an operand.
+/// The reason why an operand is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Wrong {
-    /// The operation takes none.
+    /// The operation takes no operand.
     #[error("the operation takes no operand")]
     Superfluous,
     /// The CPU does not have the operation.
@@ -63,13 +64,13 @@ pub(crate) enum Wrong {
     /// These bits are set although they are RES0.
     #[error("bits {0:#x} are reserved")]
     Reserved(u64),
-    /// TG or TTL names another granule than 4 KiB, or none: nothing has to be invalidated.
+    /// TG or TTL names no granule, or not 4 KiB: the CPU need not invalidate anything.
     #[error("not for the 4 KiB granule")]
     Granule,
-    /// The start of a range is not aligned to the level that the operand gives: the range is UNPREDICTABLE.
+    /// The start of a range is not aligned to the level that the operand gives, so the range is UNPREDICTABLE.
     #[error("{start:#x} is not aligned for level {level}")]
     Misaligned {
-        /// Where the range starts.
+        /// The start of the range.
         start: u64,
         /// The level.
         level: u8,
@@ -77,7 +78,7 @@ pub(crate) enum Wrong {
 }
 
 impl Reach {
-    /// What a CPU with these features has to forget.
+    /// Decodes what a CPU with these features has to invalidate.
     pub(crate) fn decode(operation: Tlbi, operand: u64, features: &Features) -> Result<Self, OperandError> {
         let wrong = |why| OperandError { operation, operand, why };
         let by_ipa = |last, broadcast| Ok(Self::stage2(single(operand, last, features).map_err(wrong)?, broadcast));
@@ -98,20 +99,20 @@ impl Reach {
         }
     }
 
-    /// An operation by IPA is not required to reach entries that combine both stages.
+    /// The reach of an operation by IPA, which need not invalidate entries that combine both stages.
     fn stage2(which: Which, broadcast: bool) -> Self {
         Self { stage2: Some(which), stage1_and_combined: false, broadcast }
     }
 }
 
 impl Which {
-    /// Whether the entry goes that was found at `level`, and translates `span` bytes from `ipa` or, where `is_table`,
-    /// is on the way to them.
+    /// Whether the operation hits an entry that was found at `level`. The entry translates `span` bytes from `ipa` on;
+    /// where `is_table`, it is a table descriptor on the walk to them.
     pub(crate) fn hits(&self, ipa: u64, span: u64, level: u8, is_table: bool) -> bool {
         match *self {
             Self::All => true,
             Self::Range { start, end, level: hint, last_level_only } => {
-                // A hint names the level of the leaf: tables are above it.
+                // A hint names the level of the leaf, so the tables of the walk are above it.
                 let named = match hint {
                     Some(hint) if is_table => level < hint,
                     Some(hint) => level == hint,
@@ -127,7 +128,7 @@ impl Which {
 /// without FEAT_LPA), IPA\[47:12\] 35 to 0.
 fn single(operand: u64, last_level_only: bool, features: &Features) -> Result<Which, Wrong> {
     let ttl = operand >> 44 & 0xf;
-    // TTL is RES0 without FEAT_TTL; where its upper half is 0 it says nothing, and its lower half is RES0.
+    // TTL is RES0 without FEAT_TTL. If its upper half is 0 it gives no hint, and its lower half is RES0.
     let ttl_reserved = match (features.tlbi_level_hint, ttl >> 2) {
         (false, _) => 0b1111,
         (true, 0) => 0b0011,
@@ -230,7 +231,7 @@ mod tests {
         // TG 4 KiB, SCALE 1, NUM 7, TTL 3: 8 << 6 pages.
         let operand = 1 << 46 | 1 << 44 | 7 << 39 | 3 << 37 | 0x4_0000;
         assert_eq!(which(Tlbi::Ripas2E1Is, operand), range(0x4000_0000, 0x4020_0000, Some(3)));
-        // SCALE 3, NUM 31: the most there is, 8 GiB.
+        // SCALE 3, NUM 31: the largest range, 8 GiB.
         assert_eq!(which(Tlbi::Ripas2E1Is, 1 << 46 | 3 << 44 | 31 << 39), range(0, 8 << 30, None));
     }
 
@@ -262,7 +263,7 @@ mod tests {
             assert_eq!(Reach::decode(operation, operand, &features), Err(OperandError { operation, operand, why }));
         }
         let range = Features { tlbi_range: true, ..plain };
-        assert!(Reach::decode(Tlbi::Ripas2E1Is, 1 << 46 | 3 << 37, &range).is_ok(), "its TTL needs no FEAT_TTL");
+        assert!(Reach::decode(Tlbi::Ripas2E1Is, 1 << 46 | 3 << 37, &range).is_ok(), "TTL of a range needs no FEAT_TTL");
     }
 
     #[test]
@@ -276,7 +277,7 @@ mod tests {
         let at = which(Tlbi::Ipas2E1Is, 0x4_0201);
         assert!(at.hits(0x4020_1000, span(3), 3, false));
         assert!(at.hits(0x4020_0000, span(2), 2, false), "a block, by an address in its middle");
-        assert!(at.hits(0x4000_0000, span(1), 1, true), "a table on the way");
+        assert!(at.hits(0x4000_0000, span(1), 1, true), "a table on the walk");
         assert!(!at.hits(0x4020_0000, span(3), 3, false), "the page before");
         assert!(!at.hits(0x4020_2000, span(3), 3, false), "the page behind");
         assert!(!at.hits(0x4040_0000, span(2), 2, false));
@@ -319,7 +320,7 @@ mod tests {
             }
         }
 
-        /// What the engine encodes is what a CPU takes it for.
+        /// A CPU decodes the engine's operands to what the engine means.
         #[test]
         fn the_engines_operands(page in 0u64..1 << 36, level in 0u8..=3, scale in 0u32..4, num in 0u32..32) {
             let hint = Level::new(level).filter(|level| *level != Level::L0);
@@ -335,7 +336,7 @@ mod tests {
             prop_assert_eq!(which(Tlbi::Ripas2E1Is, operand), many);
         }
 
-        /// A range hits a leaf just where some page of it is one of the leaf's.
+        /// A range hits a leaf if and only if one of its pages is a page of the leaf.
         #[test]
         fn a_range_hits_leaves_by_page(start in 0u64..2048, num in 0u64..32, leaf in 0u64..2048, level in 2u8..=3) {
             let operand = 1 << 46 | num << 39 | start;

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Turns: CPU threads of which one runs at a time, in an order that a seed decides.
 //!
-//! Each CPU of the unforgiving machine is a thread of the operating system, and only the one that has the turn runs. At a
-//! *point* (an access, an instruction) it may lose the turn, as the seed's random numbers will have it; when it *passes*,
-//! since it waits for another CPU, it does. All random numbers of a run are one stream, which only the holder of the turn
-//! draws from. The invariant: between all threads' [`enter`](Turns::enter) and a [`halt`](Turns::halt) one thread runs,
-//! so **the same seed gives the same interleaving**, however the operating system schedules the threads. Time, and how
-//! a thread waits, decide how fast it goes and nothing else.
+//! Each CPU of the strict machine is a thread of the operating system, and only the thread that holds the turn runs. At
+//! a *point* (an access, an instruction), the seed's random numbers decide whether it loses the turn. When it *passes*,
+//! because it waits for another CPU, it always gives the turn away. All random numbers of a run are one stream, which
+//! only the holder of the turn draws from.
 //!
-//! What the holder writes happens before what the next one reads: the turn is given with release and taken with acquire.
-//! So counters that belong to the holder are plain loads and stores, without a read-modify-write.
+//! Invariant: between the [`enter`](Turns::enter) of all threads and a [`halt`](Turns::halt), one thread runs. So **the
+//! same seed gives the same interleaving**, however the operating system schedules the threads. Time, and the way a
+//! thread waits, affect only the speed.
+//!
+//! The turn is given with release and taken with acquire, so the writes of one holder happen before the reads of the
+//! next. The holder's counters are therefore plain loads and stores, without read-modify-write.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -17,74 +19,75 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// CPUs that can take turns: one bit each of a word.
+/// The most CPUs that can take turns: one bit each of a word.
 pub(crate) const MAX_CPUS: usize = 64;
 
-/// Passes for each CPU, all of them without progress, after which nobody can be waited for any more. Who works gets one
-/// turn in as many as there are CPUs, and at the shortest turns one point each time.
+/// The limit of passes for each CPU without any progress; beyond it, all CPUs wait for each other. A CPU that can work
+/// gets one turn in as many as there are CPUs, and at the shortest turns one point each time.
 const PASSES_PER_CPU: u64 = 25_000;
 
-/// How often who waits lets others run before it parks. Waking a thread that parked is slow where a core has to leave its
-/// idle state for it: on two virtual cores a switch between four threads took 13 µs when they parked at once, 1 µs so.
+/// The number of yields of a waiting thread before it parks. Waking a parked thread is slow if a core has to leave its
+/// idle state for it. On two virtual cores, a switch between four threads took 13 µs if they parked at once, and 1 µs
+/// with these yields.
 const YIELDS: u32 = 100;
 
-/// A yield that takes this long has lost the core to somebody who does not yield: the holder at length, or another
-/// process. There yielding costs a time slice each time, and parking is what is fast.
+/// A yield that takes this long has lost the core to a thread that does not yield: a busy holder, or another process.
+/// Then each yield costs a time slice, and parking is faster.
 const CROWDED_YIELD: Duration = Duration::from_micros(200);
 
-/// How many waits only park after a yield was slow, so that the attempt costs little each.
+/// The number of waits that park at once after a slow yield, so that trying to yield again costs little per wait.
 const CROWDED_WAITS: u32 = 1000;
 
-/// The holder of the turn before all have entered, and after all have left.
+/// The value of `turn` before all have entered, and after all have left.
 const NOBODY: usize = usize::MAX;
 
-/// Why a thread has to end.
+/// The reason why a thread has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Stop {
-    /// Somebody called [`Turns::halt`].
+    /// A thread called [`Turns::halt`].
     #[error("the machine is halted")]
     Halted,
-    /// Each thread waits for another one.
+    /// Each thread waits for another.
     #[error("no progress: all CPUs wait for each other, {passes} passes in a row")]
     Stuck {
-        /// Passes since there was progress.
+        /// The number of passes since the last progress.
         passes: u64,
     },
 }
 
-/// Who runs, and who is next.
+/// The CPU that runs, and the choice of the next.
 pub(crate) struct Turns {
-    /// The CPU that has the turn. Those that wait for it read it all the time, so it lies apart from what the holder
-    /// writes.
+    /// The CPU that has the turn. Waiting threads read it continuously, so it is on another line than the holder's
+    /// counters.
     turn: AtomicUsize,
-    /// Nobody waits for a turn any more.
+    /// Set once the turns are over: all threads run on.
     halted: AtomicBool,
-    /// Waits that park at once. Several threads change it without care: it decides about time only.
+    /// The number of waits that park at once. Threads change it without synchronization; it affects only the speed.
     crowded: AtomicU32,
-    /// CPUs that have entered, a bit each.
+    /// The CPUs that have entered, a bit each.
     entered: AtomicU64,
-    /// A CPU's thread, from when it enters.
+    /// Each CPU's thread, from the time it enters.
     threads: Box<[OnceLock<Thread>]>,
     /// All CPUs, a bit each.
     all: u64,
-    /// A random number up to this one at a point is a switch.
+    /// A point switches if its random number is at most this.
     switch_up_to: u64,
     holder: Holder,
 }
 
-/// What the holder of the turn reads and writes, on lines of its own.
+/// The words that only the holder of the turn uses, on lines of their own.
 #[repr(align(128))]
 struct Holder {
-    /// CPUs that have not left, a bit each.
+    /// The CPUs that have not left, a bit each.
     running: AtomicU64,
     steps: AtomicU64,
-    /// Since there was progress.
+    /// Passes since the last progress.
     passes: AtomicU64,
-    /// The random numbers' state.
+    /// The state of the random numbers.
     random: AtomicU64,
 }
 
-/// A CPU thread among those that take turns: leaves when it is dropped, also while the thread unwinds.
+/// A CPU thread that has entered. When it is dropped, also while the thread unwinds, the CPU leaves.
 #[must_use = "dropped, the CPU leaves"]
 pub(crate) struct Entered<'a> {
     turns: &'a Turns,
@@ -92,8 +95,8 @@ pub(crate) struct Entered<'a> {
 }
 
 impl Turns {
-    /// Turns of the CPUs `0..cpus`, in the order that `seed` decides. A turn lasts `mean` points on average (0 and 1: one
-    /// point exactly), and as each point decides anew, any number is possible.
+    /// Turns of the CPUs `0..cpus`, in the order that `seed` decides. A turn lasts `mean` points on average (0 and 1:
+    /// exactly one point). Each point decides independently, so any number is possible.
     ///
     /// # Panics
     ///
@@ -118,9 +121,9 @@ impl Turns {
         }
     }
 
-    /// The calling thread is `cpu`. Returns when all CPUs have entered, so that it does not matter in which order their
-    /// threads start, and this one has the turn; or after a [`halt`](Self::halt), which is also what frees the others
-    /// when a thread could not be started.
+    /// Enters the calling thread as `cpu`. Returns when all CPUs have entered and this one has the turn, so the order
+    /// in which the threads start does not matter. Returns also after a [`halt`](Self::halt), which frees the entered
+    /// threads if another could not be started.
     ///
     /// # Panics
     ///
@@ -132,23 +135,23 @@ impl Turns {
         if others | 1 << cpu == self.all {
             self.give_to_one_of(self.all);
         }
-        // Halted already: the first point says so.
+        // If halted already, the first point reports it.
         let _ = self.wait(cpu);
         Entered { turns: self, cpu }
     }
 
-    /// `cpu`, which has the turn, is where another CPU may come in between.
+    /// A point, at which another CPU may run; `cpu` holds the turn.
     #[inline]
     pub(crate) fn point(&self, cpu: usize) -> Result<(), Stop> {
         self.begin_step(cpu)?;
         if self.random() <= self.switch_up_to { self.switch(cpu) } else { Ok(()) }
     }
 
-    /// `cpu`, which has the turn, can do nothing before another CPU has done something: gives the turn away, if anybody
-    /// is left to take it.
+    /// A pass: `cpu`, which holds the turn, can do nothing before another CPU does. It gives the turn to another CPU,
+    /// if one is left.
     ///
-    /// [`Stop::Stuck`], and again at each further pass, after many without a [`progress`](Self::progress) by any CPU.
-    /// A point is no progress: who looks again whether a lock is free passes points as well.
+    /// Returns [`Stop::Stuck`] after many passes without a [`progress`](Self::progress) of any CPU, and at each further
+    /// pass. A point is no progress: a CPU that polls a lock also executes points.
     pub(crate) fn pass(&self, cpu: usize) -> Result<(), Stop> {
         self.begin_step(cpu)?;
         let passes = self.holder.passes.load(Relaxed) + 1;
@@ -159,7 +162,7 @@ impl Turns {
         self.switch(cpu)
     }
 
-    /// Something was done that cannot be done for ever without an end of the run coming nearer.
+    /// Notes progress: a step that can happen only a limited number of times in a run.
     #[inline]
     pub(crate) fn progress(&self) {
         self.holder.passes.store(0, Relaxed);
@@ -168,35 +171,35 @@ impl Turns {
     /// A random number below `below` (0 if that is 0), for the holder of the turn.
     #[inline]
     pub(crate) fn draw(&self, below: u64) -> u64 {
-        // The product's high half: uniform but for a part of `below` in 2^64, and no division.
+        // The high half of the product: uniform except for `below` in 2^64, and without a division.
         ((u128::from(self.random()) * u128::from(below)) >> 64) as u64
     }
 
-    /// Points and passes so far. With the seed it names a moment of the run.
+    /// The number of points and passes so far. With the seed, it identifies a moment of the run.
     #[cfg(test)]
     pub(crate) fn step(&self) -> u64 {
         self.holder.steps.load(Relaxed)
     }
 
-    /// No more turns: all threads run on at the same time, and each ends by [`Stop::Halted`] at its next point or pass.
-    /// Any thread may call it; where the holder does, the same seed halts at the same step.
+    /// Ends the turns: all threads run on at the same time, and each ends with [`Stop::Halted`] at its next point or
+    /// pass. Any thread may call it. If the holder calls it, the same seed halts at the same step.
     pub(crate) fn halt(&self) {
         self.halted.store(true, Release);
-        // A read-modify-write, as in `enter`, so that the two are ordered: a CPU that is not in here yet sees that all is
-        // halted before it waits.
+        // A read-modify-write, as in `enter`, so that the two are ordered: a CPU whose bit is not yet in `entered` sees
+        // `halted` before it waits.
         let entered = self.entered.fetch_or(0, AcqRel);
         for thread in members(entered).filter_map(|cpu| self.threads[cpu].get()) {
             thread.unpark();
         }
     }
 
-    /// Whether somebody called [`halt`](Self::halt).
+    /// Whether [`halt`](Self::halt) was called.
     #[inline]
     pub(crate) fn halted(&self) -> bool {
         self.halted.load(Acquire)
     }
 
-    /// Counts a step, unless all is halted.
+    /// Counts a step, unless halted.
     #[inline]
     fn begin_step(&self, cpu: usize) -> Result<(), Stop> {
         if self.halted() {
@@ -207,7 +210,7 @@ impl Turns {
         Ok(())
     }
 
-    /// Gives the turn to another CPU, if there is one, and waits for it to come back.
+    /// Gives the turn to another CPU, if there is one, and waits until it comes back.
     #[cold]
     fn switch(&self, cpu: usize) -> Result<(), Stop> {
         let others = self.holder.running.load(Relaxed) & !(1 << cpu);
@@ -218,16 +221,16 @@ impl Turns {
         self.wait(cpu)
     }
 
-    /// Gives the turn to one of `cpus`, which are one or more. The caller may not touch what is the holder's afterwards.
+    /// Gives the turn to one of `cpus`, a non-empty set. After this call, the caller may not touch the holder's words.
     fn give_to_one_of(&self, cpus: u64) {
         let nth = self.draw(u64::from(cpus.count_ones()));
         let next = members(cpus).nth(nth as usize).expect("below the number of members");
         self.turn.store(next, Release);
-        // All have entered. A thread that has not parked yet will not: the next park returns at once.
+        // All have entered. If the thread has not parked yet, its next park returns at once.
         self.threads[next].get().expect("entered").unpark();
     }
 
-    /// Waits until it is the turn of `cpu`, or all is halted.
+    /// Waits until `cpu` has the turn, or until a halt.
     fn wait(&self, cpu: usize) -> Result<(), Stop> {
         let waits = || self.turn.load(Acquire) != cpu && !self.halted();
         let crowded = self.crowded.load(Relaxed);
@@ -251,8 +254,8 @@ impl Turns {
         if self.halted() { Err(Stop::Halted) } else { Ok(()) }
     }
 
-    /// The next of the random numbers: SplitMix64, whose state is a counter, so that drawing one need not wait for the
-    /// arithmetic of the one before.
+    /// The next random number, by SplitMix64. Its state is a counter, so a draw does not depend on the arithmetic of
+    /// the previous one.
     #[inline]
     fn random(&self) -> u64 {
         let state = self.holder.random.load(Relaxed).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -264,7 +267,7 @@ impl Turns {
 }
 
 impl Drop for Entered<'_> {
-    /// The turn goes to another CPU for good.
+    /// Gives the turn to another CPU for good.
     fn drop(&mut self) {
         let (turns, cpu) = (self.turns, self.cpu);
         if turns.halted() {
@@ -296,7 +299,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs `body` for each CPU, in a thread that has entered, and returns what each returned.
+    /// Runs `body` for each CPU, in a thread that has entered, and returns each result.
     fn run<T: Send>(turns: &Turns, body: impl Fn(usize) -> T + Sync) -> Vec<thread::Result<T>> {
         thread::scope(|scope| {
             let start = |cpu| {
@@ -311,7 +314,8 @@ mod tests {
         })
     }
 
-    /// Who passed each point when each CPU passes `points`; the threads start in an order and at times that `delay` says.
+    /// The CPU of each point, when each CPU executes `points`. `delay` decides when and in which order the threads
+    /// start.
     fn order(cpus: usize, seed: u64, mean: u32, points: u64, delay: impl Fn(usize) -> Duration + Sync) -> Vec<usize> {
         let turns = Turns::new(cpus, seed, mean);
         let log = Mutex::new(Vec::new());
@@ -359,7 +363,7 @@ mod tests {
     #[test]
     fn a_turn_lasts_the_mean_on_average_and_one_point_where_that_is_one() {
         for mean in [1, 2, 10, 100] {
-            // Not to the end: who is left alone there has the turn for long.
+            // Without the end of the run: the last CPU that is left keeps the turn for long.
             let order = &order(4, 11, mean, 20_000, at_once)[..40_000];
             let switches = order.windows(2).filter(|two| two[0] != two[1]).count();
             let expected = (order.len() - 1) / mean as usize;
@@ -375,7 +379,7 @@ mod tests {
         let count = AtomicU64::new(0);
         run(&turns, |cpu| {
             for _ in 0..20_000 {
-                // In two steps: an addition is lost when another thread runs between them.
+                // Two steps: if another thread runs between them, an increment is lost.
                 let before = count.load(Relaxed);
                 std::hint::spin_loop();
                 count.store(before + 1, Relaxed);
@@ -450,7 +454,7 @@ mod tests {
             let turns = Turns::new(3, 9, 4);
             let ended = run(&turns, |cpu| {
                 loop {
-                    // The look at the lock is a point, and no progress.
+                    // Reading the lock is a point, and no progress.
                     let looked = turns.point(cpu).and_then(|()| turns.pass(cpu));
                     if let Err(stop) = looked {
                         let step = turns.step();
@@ -532,7 +536,7 @@ mod tests {
         let turns = Turns::new(3, 4, 2);
         let ended = run(&turns, |cpu| {
             for point in 0..100 {
-                // No message and no backtrace: this one is meant.
+                // An intended panic, without a message or a backtrace.
                 if cpu == 1 && point == 50 {
                     std::panic::resume_unwind(Box::new("meant"));
                 }

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the machine's frames are made of. The names are those of KVM's selftests, whose options the benches share.
+//! The kind of host memory behind the machine's frames. The names are those of KVM's selftests, whose options the
+//! benches share.
 
 use std::fmt;
 
 use super::system::System;
 use super::{FRAME, GIB, MIB_2};
 
-/// What the machine's frames are made of.
+/// The kind of host memory behind the machine's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Backing {
     /// Anonymous memory in pages of 4 KiB.
     Anonymous,
-    /// Anonymous memory in transparent huge pages, where the system finds some.
+    /// Anonymous memory in transparent huge pages, as far as the host finds free ones.
     AnonymousThp,
     /// Huge pages of 2 MiB from the system's pool.
     AnonymousHugetlb2M,
@@ -22,7 +23,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] =
         [Self::Anonymous, Self::AnonymousThp, Self::AnonymousHugetlb2M, Self::AnonymousHugetlb1G, Self::Shmem];
 
@@ -37,7 +38,7 @@ impl Backing {
         }
     }
 
-    /// Bytes of the pages that it is handed out in.
+    /// Bytes of a page that the host hands out.
     pub const fn page(self) -> u64 {
         match self {
             Self::Anonymous | Self::Shmem => FRAME,
@@ -46,12 +47,12 @@ impl Backing {
         }
     }
 
-    /// Whether the system keeps it apart from its free memory.
+    /// Whether the host takes it from a pool apart from its free memory.
     pub(super) const fn is_from_pool(self) -> bool {
         matches!(self, Self::AnonymousHugetlb2M | Self::AnonymousHugetlb1G)
     }
 
-    /// The largest pages that there are of instead, for so many bytes.
+    /// The kind with the largest pages that the host can give instead, for `bytes` bytes.
     pub(super) fn next_best(self, bytes: u64, system: &System) -> Self {
         if self == Self::AnonymousHugetlb1G && system.free_huge_pages(MIB_2) >= bytes.div_ceil(MIB_2) {
             Self::AnonymousHugetlb2M

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Why there is no arena: what was needed, what there is, and what would do instead.
+//! The reason why an arena cannot be made: what it needs, what the host has, and what would work instead.
 
 use rustix::io::Errno;
 use twofold_stage2::Pa;
 
 use super::Backing;
 
-/// Why there is no arena.
+/// The reason why an arena cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArenaError {
-    /// The first physical address is 0 or no multiple of 1 GiB.
+    /// The first physical address is 0 or not a multiple of 1 GiB.
     #[error("the machine's memory starts at {base}: it has to start at a multiple of 1 GiB, 0x40000000 at least")]
     Base {
-        /// That address.
+        /// The address that was asked for.
         base: Pa,
     },
-    /// No dense memory was asked for.
+    /// The options ask for no dense memory.
     #[error("the machine needs memory for tables at least: take 2 MiB")]
     Empty,
-    /// It ends behind what 48 bits of physical address reach.
+    /// The memory ends beyond 48 bits of physical address.
     #[error("{} MiB from {base} on do not fit into 48 bits of physical address", dense.saturating_add(*sparse) >> 20)]
     TooWide {
         /// The first physical address.
@@ -28,23 +28,23 @@ pub enum ArenaError {
         /// Bytes of sparse memory that were asked for.
         sparse: u64,
     },
-    /// Linux does not say how much memory is free, so none is taken.
-    #[error("/proc/meminfo has no MemAvailable: nobody can tell whether the machine's memory would fit")]
+    /// Linux does not report how much memory is free, so none is taken.
+    #[error("/proc/meminfo has no MemAvailable, so it is unknown whether the machine's memory would fit")]
     NoFigures,
-    /// More memory would be needed than is free, or than the control group may have.
+    /// The arena needs more memory than the host has free, or than the control group allows.
     #[error(
         "the machine's memory needs {} MiB, and {} MiB are free here: {}",
         needed.div_ceil(1 << 20), free >> 20, smaller(*instead)
     )]
     NoMemory {
-        /// Bytes that all of it needs, with records and the host's own tables.
+        /// Bytes that the arena needs, including records and the host's own page tables.
         needed: u64,
         /// Bytes that are free.
         free: u64,
         /// Bytes of dense memory that would fit.
         instead: u64,
     },
-    /// The pool does not have so many huge pages.
+    /// The pool does not have enough free huge pages.
     #[error(
         "the machine's memory needs {needed} huge pages of {} MiB, and {free} are free: write {needed} to \
          /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages as root, or take {instead}",
@@ -53,27 +53,27 @@ pub enum ArenaError {
     NoHugePages {
         /// Bytes of a page.
         size: u64,
-        /// How many are needed.
+        /// The number of pages that the arena needs.
         needed: u64,
-        /// How many are free.
+        /// The number of free pages.
         free: u64,
-        /// The largest pages that there are.
+        /// The kind of memory with the largest pages that the host can give.
         instead: Backing,
     },
-    /// They are switched off.
+    /// Transparent huge pages are off.
     #[error("transparent huge pages are off (/sys/kernel/mm/transparent_hugepage/enabled): take {instead}")]
     NoTransparentHugePages {
-        /// The largest pages that there are.
+        /// The kind of memory with the largest pages that the host can give.
         instead: Backing,
     },
-    /// The system refused.
+    /// The host refused a system call.
     #[error("cannot {what} for {} MiB of the machine's memory: {errno}", size.div_ceil(1 << 20))]
     Refused {
-        /// What was asked for.
+        /// The action that the host refused.
         what: &'static str,
-        /// For how many bytes.
+        /// The number of bytes it was for.
         size: u64,
-        /// What it said.
+        /// The error that the host returned.
         errno: Errno,
     },
 }

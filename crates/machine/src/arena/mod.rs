@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine's memory: real memory behind physical addresses, and a record for each frame that may become a table.
+//! The machine's memory: host memory behind physical addresses, and a record for each frame that may become a table.
 //!
 //! Invariants:
 //!
-//! * What lies behind an arena stays mapped, readable and writable, for as long as the arena lives, and is reached by
-//!   atomic or volatile accesses through its pointers alone: no Rust reference but one to an atomic word ever covers
-//!   it.
-//! * A frame is congruent: physical and virtual address are the same modulo 1 GiB, so that a block of the guest's can
-//!   be a huge page of the host's.
-//! * No physical address is the pointer it is found at (the one is below the other), so that mixing them up shows.
-//! * Nothing is touched before it is known that it fits: what does not is an error, and never work for the OOM killer.
+//! * The memory of an arena stays mapped, readable and writable, as long as the arena lives. It is reached only by
+//!   atomic or volatile accesses through the arena's pointers. The only Rust references to it are to atomic words.
+//! * A frame is congruent: its physical and its virtual address are the same modulo 1 GiB. So a block of the guest can
+//!   be a huge page of the host.
+//! * No physical address equals the pointer to it (physical addresses are lower), so code that confuses them fails.
+//! * No memory is touched before the arena is known to fit. A size that does not fit is an error, and never leads to
+//!   the OOM killer.
 //!
-//! Behind the dense memory, which has frames of its own, there may be sparse memory: one small piece of a file, mapped
-//! over and over. It makes sizes beyond the machine, and is good for guests that are measured and not checked.
+//! Dense memory has frames of its own. Sparse memory may follow it: one small file, mapped repeatedly. Sparse memory
+//! allows guests larger than the host, whose content is not checked.
 
 mod backing;
 mod error;
@@ -29,23 +29,24 @@ use mapping::Mapping;
 use system::System;
 use twofold_stage2::{Donated, Pa, Record};
 
-/// What an arena is to be.
+/// The size and kind of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaOptions {
     /// The physical address of its first byte, a multiple of 1 GiB.
     pub base: Pa,
-    /// Bytes with frames of their own. Rounded up to whole pages of the backing, and to 2 MiB.
+    /// Bytes that have frames of their own. Rounded up to whole pages of the backing, and to 2 MiB.
     pub dense: u64,
-    /// What these frames are made of.
+    /// The kind of memory behind these frames.
     pub backing: Backing,
-    /// Bytes behind them that share a few frames; 0 for none. Rounded up.
+    /// Bytes of sparse memory behind the dense memory, which share a few frames; 0 for none. Rounded up.
     pub sparse: u64,
-    /// How many of the first bytes may become tables: these alone have records. `None`: all that is dense.
+    /// The number of bytes, from the first on, that may become tables. Only these have records. `None`: all dense
+    /// memory.
     pub tables: Option<u64>,
 }
 
 impl ArenaOptions {
-    /// Dense memory from 1 GiB on, where QEMU's `virt` has its RAM, all of which may become tables.
+    /// Dense memory from 1 GiB on, as the RAM of QEMU's `virt`. All of it may become tables.
     pub const fn new(dense: u64, backing: Backing) -> Self {
         Self { base: Pa::new(GIB), dense, backing, sparse: 0, tables: None }
     }
@@ -62,11 +63,11 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Maps it. Nothing of it is touched yet, but for huge pages of a pool, which nobody else can have.
+    /// Maps the memory. No page is touched yet, except for huge pages of a pool, which the arena takes at once.
     ///
     /// # Errors
     ///
-    /// Each says what was needed, what there is, and what would do instead.
+    /// Each error states what the arena needs, what the host has, and what would work instead.
     pub fn new(options: &ArenaOptions) -> Result<Self, ArenaError> {
         Self::on(options, &System::this())
     }
@@ -94,76 +95,77 @@ impl Arena {
         self.dense
     }
 
-    /// Bytes that share frames, behind the dense ones.
+    /// Bytes of sparse memory, which share frames, behind the dense memory.
     pub fn sparse(&self) -> u64 {
         self.memory.size() - self.dense
     }
 
-    /// What the dense memory is made of.
+    /// The kind of memory behind the dense frames.
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// Where the byte at `pa` is mapped; `None` where no memory is. It may be accessed until the arena is dropped, by
-    /// atomic or volatile accesses.
+    /// The host's address of the byte at `pa`; `None` where no memory is. It may be accessed until the arena is
+    /// dropped, only by atomic or volatile accesses.
     #[inline(always)]
     pub fn pointer(&self, pa: Pa) -> Option<NonNull<u8>> {
         let offset = pa.raw().wrapping_sub(self.base.raw());
         self.memory.at(offset)
     }
 
-    /// The physical address of what is mapped at `address`.
+    /// The physical address of the byte that is mapped at `address`.
     #[inline]
     pub fn pa_of(&self, address: usize) -> Option<Pa> {
         Some(self.base + self.memory.offset_of(address)?)
     }
 
-    /// Where the arena is mapped, first address and end.
+    /// The host's addresses of the arena.
     pub(crate) fn addresses(&self) -> Range<usize> {
         let start = self.memory.at(0).map_or(0, |start| start.addr().get());
         start..start + self.memory.size() as usize
     }
 
-    /// Whether other physical addresses have the same frame.
+    /// Whether other physical addresses share this frame.
     #[inline]
     pub fn is_sparse(&self, pa: Pa) -> bool {
         let offset = pa.raw().wrapping_sub(self.base.raw());
         offset >= self.dense && offset < self.memory.size()
     }
 
-    /// The record of the frame at `pa`; `None` where no table may be.
+    /// The record of the frame at `pa`; `None` if the frame cannot become a table.
     #[inline(always)]
     pub fn record(&self, pa: Pa) -> Option<&Record> {
         let frame = pa.raw().wrapping_sub(self.base.raw()) / FRAME;
         let record = self.records.at(frame.checked_mul(size_of::<Record>() as u64)?)?.cast::<Record>();
-        // SAFETY: it lies in the records' mapping, which is a multiple of a record's size and aligned to a page. What
-        // was never written there is zero, which is `Record::new()` (a test says so), and nothing else is ever kept
-        // there.
+        // SAFETY: the record lies in the records' mapping, which is a multiple of a record's size and aligned to a
+        // page. Unwritten memory there is zero, which equals `Record::new()` (the test `a_new_record_is_zero`). The
+        // mapping holds nothing but records.
         Some(unsafe { record.as_ref() })
     }
 
-    /// The frame whose record lies at `address`.
+    /// The frame whose record is at `address`.
     #[inline]
     pub fn frame_of_record(&self, address: usize) -> Option<Pa> {
         Some(self.base + self.records.offset_of(address)? / size_of::<Record>() as u64 * FRAME)
     }
 
-    /// The dense memory, for guests and tables. A frame has one owner: call it once, or cut what it returns into parts
-    /// that do not overlap. Who uses it keeps the arena alive for as long as the platform that finds it.
+    /// The dense memory, for guests and tables. A frame has one owner: the caller calls this once, or cuts the result
+    /// into parts that do not overlap. The caller keeps the arena alive as long as the platform that maps it.
     pub fn donate(&self) -> Donated {
-        // SAFETY: the range is mapped, readable and writable, for as long as the arena lives, and behind no reference
-        // but to atomic words (the module's invariant); a platform over the arena has `pointer` to map it.
+        // SAFETY: the range is mapped, readable and writable, as long as the arena lives, and the only references to it
+        // are to atomic words (the module's invariants). A platform over the arena maps it by `pointer`.
         unsafe { Donated::new(self.base, self.dense) }
     }
 
-    /// `size` bytes of the dense memory, `offset` bytes into it, in the place of all of it; `None` where it ends before.
+    /// A part of the dense memory: `size` bytes from `offset` on. To be used instead of [`donate`](Self::donate).
+    /// `None` where the part does not fit.
     pub fn donate_part(&self, offset: u64, size: u64) -> Option<Donated> {
         let fits = offset.checked_add(size).is_some_and(|end| end <= self.dense);
         // SAFETY: as in `donate`.
         fits.then(|| unsafe { Donated::new(self.base + offset, size) })
     }
 
-    /// The sparse memory, for guests alone: a table there would be several.
+    /// The sparse memory, for guests only: a table there would appear at several addresses.
     pub fn donate_sparse(&self) -> Option<Donated> {
         let start = self.base + self.dense;
         // SAFETY: as in `donate`.
@@ -174,17 +176,17 @@ impl Arena {
     #[inline(always)]
     pub fn word(&self, pa: Pa) -> Option<&AtomicU64> {
         let word = self.pointer(pa).filter(|_| pa.is_aligned(8))?.cast::<AtomicU64>();
-        // SAFETY: inside the mapping, which ends at a multiple of 8; aligned, since the mapping is and `pa` is; and
-        // behind no reference of another kind.
+        // SAFETY: the word is inside the mapping, which ends at a multiple of 8. It is aligned, since the mapping and
+        // `pa` are. The only references to it are to atomic words.
         Some(unsafe { word.as_ref() })
     }
 
-    /// The `count` words from `pa` on, a multiple of 8; `None` where not all of them are there.
+    /// The `count` words from `pa` on, which is a multiple of 8; `None` unless all of them are in the arena.
     pub fn words(&self, pa: Pa, count: u64) -> Option<&[AtomicU64]> {
         let first = self.pointer(pa).filter(|_| pa.is_aligned(8))?.cast::<AtomicU64>();
         let offset = pa.raw() - self.base.raw();
         count.checked_mul(8).filter(|size| *size <= self.memory.size() - offset)?;
-        // SAFETY: as in `word`; the last of them is inside the mapping too.
+        // SAFETY: as in `word`; the last word is inside the mapping too.
         Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), count as usize) })
     }
 
@@ -201,23 +203,23 @@ impl Arena {
         Some(())
     }
 
-    /// Makes `new` of the word at `pa` if it is `old`, with acquire and release ordering; the error is what it is
-    /// instead. `None` where there is none.
+    /// Replaces the word at `pa` by `new` if it is `old`, with acquire and release ordering. The inner error is the
+    /// word's actual value. `None` where there is no word.
     #[inline(always)]
     pub fn compare_exchange(&self, pa: Pa, old: u64, new: u64) -> Option<Result<u64, u64>> {
         Some(self.word(pa)?.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire))
     }
 }
 
-/// The sizes that come of the options, in bytes.
+/// The sizes that the options lead to, in bytes.
 #[derive(Clone, Copy)]
 struct Plan {
     dense: u64,
     sparse: u64,
-    /// What the sparse memory is a repetition of.
+    /// The size of the file that the sparse memory repeats.
     chunk: u64,
     records: u64,
-    /// What of it comes from the system's free memory.
+    /// Bytes that come from the host's free memory.
     needed: u64,
 }
 
@@ -234,7 +236,7 @@ impl Plan {
         if options.dense > most || options.sparse > most {
             return Err(wide);
         }
-        // Half of the mappings that a process may have: the rest is for everything else in it.
+        // At most half of the mappings that a process may have; the rest of the process needs some too.
         let chunk = options.sparse.div_ceil(system.most_mappings() / 2).next_power_of_two().max(MIB_2);
         let plan = Self::with(options, chunk);
         if plan.dense + plan.sparse > most { Err(wide) } else { Ok(plan) }
@@ -247,18 +249,18 @@ impl Plan {
         let records = (tables * size_of::<Record>() as u64).next_multiple_of(FRAME);
         let taken = if options.backing.is_from_pool() { 0 } else { dense };
         let repeated = if sparse > 0 { chunk } else { 0 };
-        // The host's own tables: 8 bytes for each 4 KiB, where it maps no larger pages.
+        // The host's own page tables: 8 bytes for each 4 KiB, if the host maps no larger pages.
         let needed = taken + repeated + records + (dense + sparse) / 512;
         Self { dense, sparse, chunk, records, needed }
     }
 
-    /// Before anything is touched.
+    /// Checks that the memory fits, before any of it is touched.
     fn check(&self, options: &ArenaOptions, system: &System) -> Result<(), ArenaError> {
         if options.backing == Backing::AnonymousThp && !system.has_transparent_huge_pages() {
             return Err(ArenaError::NoTransparentHugePages { instead: Backing::Anonymous });
         }
         let free = system.available().ok_or(ArenaError::NoFigures)?;
-        // A sixteenth stays for what the process needs besides.
+        // A sixteenth stays free for the rest of the process.
         let usable = free - free / 16;
         if self.needed <= usable {
             return Ok(());
@@ -276,7 +278,7 @@ impl Plan {
     }
 }
 
-/// What dense memory is a multiple of.
+/// The size that dense memory is a multiple of.
 const fn unit(backing: Backing) -> u64 {
     if backing.page() > MIB_2 { backing.page() } else { MIB_2 }
 }
@@ -296,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_new_record_is_zero() {
-        // SAFETY: a record is two words, each of any value.
+        // SAFETY: a record is two words, and every value of them is valid.
         let words = unsafe { std::mem::transmute::<Record, [u64; 2]>(Record::new()) };
         assert_eq!(words, [0, 0]);
     }

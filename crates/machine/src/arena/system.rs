@@ -1,47 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What Linux says of its memory. It only reads.
+//! Linux's figures about its memory. This module only reads them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Linux, as its files tell.
+/// Linux, as its files in `/proc` and `/sys` describe it.
 pub(super) struct System {
     root: PathBuf,
 }
 
 impl System {
-    /// The system that this process runs on.
+    /// The host of this process.
     pub(super) fn this() -> Self {
         Self { root: "/".into() }
     }
 
-    /// Bytes that can be taken without anybody being killed for it: what the system has, or what the control groups of
-    /// this process leave, where that is less.
+    /// Bytes that this process can take without invoking the OOM killer: the host's available memory, or what the
+    /// control groups of this process leave, whichever is less.
     pub(super) fn available(&self) -> Option<u64> {
         let free = self.value("proc/meminfo", "MemAvailable:")? << 10;
         Some(self.left_in_control_groups().map_or(free, |left| free.min(left)))
     }
 
-    /// Huge pages of `size` bytes that are free and not promised to anybody.
+    /// The number of huge pages of `size` bytes that are free and not reserved.
     pub(super) fn free_huge_pages(&self, size: u64) -> u64 {
         let pool = format!("sys/kernel/mm/hugepages/hugepages-{}kB", size >> 10);
         let count = |name| self.number(&Path::new(&pool).join(name)).unwrap_or(0);
         count("free_hugepages").saturating_sub(count("resv_hugepages"))
     }
 
-    /// Whether memory that asks for transparent huge pages gets some.
+    /// Whether memory that is advised to use transparent huge pages may get them.
     pub(super) fn has_transparent_huge_pages(&self) -> bool {
         let enabled = self.read(Path::new("sys/kernel/mm/transparent_hugepage/enabled"));
         enabled.is_some_and(|text| !text.contains("[never]"))
     }
 
-    /// How many mappings a process may have.
+    /// The number of mappings that a process may have.
     pub(super) fn most_mappings(&self) -> u64 {
         const DEFAULT: u64 = 65530;
         self.number(Path::new("proc/sys/vm/max_map_count")).unwrap_or(DEFAULT).max(2)
     }
 
-    /// The least that a control group of this process leaves, of the first version or the second.
+    /// The least that any control group of this process leaves, in version 1 or 2.
     fn left_in_control_groups(&self) -> Option<u64> {
         let groups = self.read(Path::new("proc/self/cgroup"))?;
         let lines = groups.lines().filter_map(|line| {
@@ -54,8 +54,7 @@ impl System {
                 _ if controllers.split(',').any(|name| name == "memory") => &[&FIRST],
                 _ => &[],
             };
-            // Each group of the path has a limit of its own. In a container it may be that the root is all that is
-            // seen.
+            // Each group of the path has its own limit. In a container only the root may be visible.
             let at =
                 |layout: &Layout| Path::new(path).ancestors().filter_map(|group| self.left_in(layout, group)).min();
             layouts.iter().filter_map(|layout| at(layout)).min()
@@ -67,12 +66,12 @@ impl System {
         let group = Path::new(layout.mount).join(group.strip_prefix("/").unwrap_or(group));
         let limit = self.number(&group.join(layout.limit))?;
         let usage = self.number(&group.join(layout.usage))?;
-        // Files that are cached count as used, and go when somebody needs the memory.
+        // Cached files count as used, but the kernel drops them when memory is needed.
         let cached = layout.cached.map(|name| self.value(group.join("memory.stat"), name).unwrap_or(0));
         Some(limit.saturating_sub(usage.saturating_sub(cached.iter().sum())))
     }
 
-    /// The number behind a name, in a file with a name on each line.
+    /// The number after `name`, in a file with one name per line.
     fn value(&self, file: impl AsRef<Path>, name: &str) -> Option<u64> {
         let text = self.read(file.as_ref())?;
         let mut lines = text.lines().map(str::split_whitespace);
@@ -88,7 +87,7 @@ impl System {
     }
 }
 
-/// Where a version of control groups has its figures.
+/// The files in which a version of control groups has its figures.
 struct Layout {
     mount: &'static str,
     limit: &'static str,
@@ -116,7 +115,7 @@ pub(super) mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A system that has these files.
+    /// A system with these files.
     pub(in super::super) fn with(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -164,8 +163,8 @@ pub(super) mod tests {
             system.available()
         };
         assert_eq!(limit("/docker/1"), Some(576));
-        assert_eq!(limit(""), Some(576), "a container's own view");
-        assert_eq!(limit("/x"), Some(2 * MIB), "another's");
+        assert_eq!(limit(""), Some(576), "the view from inside a container");
+        assert_eq!(limit("/x"), Some(2 * MIB), "the group of another process");
     }
 
     #[test]

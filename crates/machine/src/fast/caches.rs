@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The host's data caches, cleaned and invalidated by its own instructions: what a `DC CIVAC` of the engine's costs on a
-//! machine where it is real.
+//! The host's data caches, cleaned and invalidated by the host's own instructions. They show what the engine's `DC
+//! CIVAC` costs on real hardware.
 //!
-//! Invariant: all lines that a range touches are cleaned, whatever step the engine goes by, and none that the arena does not
-//! have. Content does not change. A page that was never touched is found by the host's own fault first, as by any load.
+//! Invariant: a clean covers every line that its range touches, whatever step the engine uses, and no line outside the
+//! arena. It changes no content. If a page was never touched, the clean takes the host's page fault first, as a load
+//! would.
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use std::arch::asm;
 use std::fmt;
 use std::ops::Range;
 
-/// The host's instruction for it.
+/// The host's instruction that cleans and invalidates a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostCaches {
     instruction: Instruction,
@@ -20,19 +21,19 @@ pub struct HostCaches {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Instruction {
-    /// Of which a barrier has to wait for the end.
+    /// Weakly ordered: a barrier waits for its completion.
     #[cfg(target_arch = "x86_64")]
     ClflushOpt,
-    /// In order with each other and with stores.
+    /// Ordered with other `clflush` and with stores.
     #[cfg(target_arch = "x86_64")]
     Clflush,
-    /// To the point of coherency.
+    /// Cleans and invalidates to the point of coherency.
     #[cfg(target_arch = "aarch64")]
     DcCivac,
 }
 
 impl HostCaches {
-    /// Those of this host; `None` where it has no such instruction for a process: on neither x86-64 nor aarch64.
+    /// The caches of this host; `None` if a process has no such instruction (neither x86-64 nor aarch64).
     pub fn find() -> Option<Self> {
         find()
     }
@@ -42,40 +43,41 @@ impl HostCaches {
         self.line
     }
 
-    /// Cleans and invalidates each line of what `range` and `arena` have in common, and tells how many. It is complete after
-    /// [`barrier`](Self::barrier).
+    /// Cleans and invalidates each line of `range` inside `arena`, and returns the number of lines. The clean is
+    /// complete after [`barrier`](Self::barrier).
     ///
     /// # Safety
     ///
-    /// The arena is mapped, and begins and ends between lines.
+    /// The arena is mapped, and its start and end are aligned to a line.
     pub(super) unsafe fn clean(&self, range: Range<usize>, arena: Range<usize>) -> usize {
         let lines = lines(range, arena, self.line);
         let count = lines.len() / self.line;
         match self.instruction {
             #[cfg(target_arch = "x86_64")]
             Instruction::ClflushOpt => lines.step_by(self.line).for_each(|at| {
-                // SAFETY: mapped, as promised; no data changes, and a CPU that lacks it was not said to have it.
+                // SAFETY: the line is mapped, as the caller promises, and no data changes; `find` saw the CPUID bit.
                 unsafe { asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags)) }
             }),
             #[cfg(target_arch = "x86_64")]
             Instruction::Clflush => lines.step_by(self.line).for_each(|at| {
-                // SAFETY: mapped, as promised; no data changes.
+                // SAFETY: the line is mapped, as the caller promises, and no data changes.
                 unsafe { asm!("clflush [{}]", in(reg) at, options(nostack, preserves_flags)) }
             }),
             #[cfg(target_arch = "aarch64")]
             Instruction::DcCivac => lines.step_by(self.line).for_each(|at| {
-                // SAFETY: mapped, as promised; no data changes. Linux lets EL0 do it (SCTLR_EL1.UCI).
+                // SAFETY: the line is mapped, as the caller promises, and no data changes. Linux sets SCTLR_EL1.UCI, so
+                // EL0 may do it.
                 unsafe { asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags)) }
             }),
-            #[allow(unreachable_patterns, reason = "without any instruction there is no such value")]
+            #[allow(unreachable_patterns, reason = "other hosts have no instruction, so no value exists")]
             _ => {}
         }
         count
     }
 
-    /// Returns when all that this thread has cleaned is.
+    /// Waits until every clean of this thread is complete.
     pub(super) fn barrier(&self) {
-        // SAFETY: a barrier. A fence of the language's need not be an instruction that cleaning is ordered by.
+        // SAFETY: only a barrier. A Rust fence need not be an instruction that orders cache maintenance.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             asm!("mfence", options(nostack, preserves_flags));
@@ -97,14 +99,14 @@ impl fmt::Display for HostCaches {
             Instruction::Clflush => "clflush",
             #[cfg(target_arch = "aarch64")]
             Instruction::DcCivac => "dc civac",
-            #[allow(unreachable_patterns, reason = "without any instruction there is no such value")]
+            #[allow(unreachable_patterns, reason = "other hosts have no instruction, so no value exists")]
             _ => "none",
         };
         write!(f, "{name}, lines of {} bytes", self.line)
     }
 }
 
-/// From the first line that `range` touches inside the arena to the end of the last.
+/// The bytes from the first to the last line that `range` touches inside the arena.
 fn lines(range: Range<usize>, arena: Range<usize>, line: usize) -> Range<usize> {
     let (start, end) = (range.start.max(arena.start), range.end.min(arena.end));
     if start >= end { 0..0 } else { start & !(line - 1)..end.next_multiple_of(line) }
@@ -114,8 +116,8 @@ fn lines(range: Range<usize>, arena: Range<usize>, line: usize) -> Range<usize> 
 fn find() -> Option<HostCaches> {
     use std::arch::x86_64::__cpuid_count;
     const CLFLUSHOPT: u32 = 1 << 23;
-    #[allow(unused_unsafe, reason = "safe from some version of the compiler's on")]
-    // SAFETY: all CPUs of x86-64 have the instruction, and leaves 0 and 1.
+    #[allow(unused_unsafe, reason = "newer compilers have it as a safe function")]
+    // SAFETY: every x86-64 CPU has CPUID with leaves 0 and 1.
     let leaf = |number| unsafe { __cpuid_count(number, 0) };
     let extended = if leaf(0).eax >= 7 { leaf(7).ebx } else { 0 };
     // CLFLUSH line size, in units of 8 bytes.
@@ -127,9 +129,9 @@ fn find() -> Option<HostCaches> {
 #[cfg(target_arch = "aarch64")]
 fn find() -> Option<HostCaches> {
     let ctr: u64;
-    // SAFETY: reads a register, which Linux lets EL0 do, or does for it (SCTLR_EL1.UCT).
+    // SAFETY: only reads a register. Linux lets EL0 read it, or emulates the read (SCTLR_EL1.UCT).
     unsafe { asm!("mrs {}, ctr_el0", out(reg) ctr, options(nomem, nostack, preserves_flags)) };
-    // DminLine: log2 of the words of 4 bytes in the smallest line.
+    // DminLine: log2 of the smallest line, in words of 4 bytes.
     Some(HostCaches { instruction: Instruction::DcCivac, line: 4 << (ctr >> 16 & 0xf) })
 }
 

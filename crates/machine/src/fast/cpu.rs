@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One CPU's TLB, and what others have to know of it.
+//! One CPU's TLB, and the words by which other CPUs invalidate it.
 //!
-//! Invariants: `inside`, `loaded` and the entries' pages are written by the CPU's own thread alone; others clear tags
-//! and count `epoch`. A page that was ever put into an entry lies in the machine's arena. The steps A, I, M and L are
-//! those of the argument in [`super`].
+//! Invariants: only the CPU's own thread writes `inside`, `loaded` and the entries' pages. Other threads only clear
+//! tags and increment `epoch`. Every page that an entry ever held lies in the machine's arena. The labels A, I, M and L
+//! are those of the argument in [`super`].
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -15,49 +15,49 @@ use crate::walk::span;
 /// A CPU.
 #[repr(align(128))]
 pub(super) struct Cpu {
-    /// The address of the access that is under way, and 1; 0 outside of accesses.
+    /// The address of the access that is under way, with bit 0 set; 0 outside of accesses.
     inside: AtomicU64,
-    /// Whether an access has to execute a fence of its own.
+    /// Whether each access executes a full fence of its own (no `membarrier`).
     fenced: bool,
     shared: Shared,
     entries: [Entry; ENTRIES],
 }
 
-/// What is seldom written: in a line that accesses do not write to.
+/// Rarely written words, in a cache line that accesses do not write.
 #[repr(align(128))]
 struct Shared {
-    /// How many invalidations there were.
+    /// The number of invalidations so far.
     epoch: AtomicU64,
-    /// Whose entries the TLB holds: [`LOADED`], [`COMBINED`] and the VMID; 0: nobody's.
+    /// The guest whose entries the TLB holds: [`LOADED`], [`COMBINED`] and the VMID; 0: none.
     loaded: AtomicU64,
-    /// A vCPU has it.
+    /// Whether a vCPU has this CPU.
     taken: AtomicBool,
 }
 
 /// A translation of one page.
 struct Entry {
-    /// The page's address, its leaf's level and what it allows; 0: none.
+    /// The page's address, its leaf's level and the accesses it allows; 0: no entry.
     tag: AtomicU64,
-    /// Where the page is.
+    /// The host's address of the page.
     page: AtomicPtr<u8>,
 }
 
 /// A page, to be put into the TLB.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page {
-    /// Where it is: in the machine's arena.
+    /// The host's address, inside the machine's arena.
     pub(super) at: NonNull<u8>,
-    /// The level of its leaf, which tells a TLBI what else goes with it.
+    /// The level of the leaf, which decides whether a TLBI hits the entry.
     pub(super) level: u8,
-    /// Of [`READ`], [`WRITE`] and [`EXECUTE`].
+    /// A combination of [`READ`], [`WRITE`] and [`EXECUTE`].
     pub(super) allows: u64,
 }
 
-/// As the second level of a CPU's TLB.
+/// About the size of a CPU's second-level TLB.
 const ENTRIES: usize = 2048;
 
 const PAGE: u64 = !0xfff;
-/// Never set in a tag, so an address that is no multiple of 8 is never found.
+/// Never set in a tag, so an unaligned address always misses.
 const WITHIN_WORD: u64 = 0b111;
 /// The page may be read.
 pub(super) const READ: u64 = 1 << 3;
@@ -66,7 +66,7 @@ pub(super) const WRITE: u64 = 1 << 4;
 /// The page may be executed.
 pub(super) const EXECUTE: u64 = 1 << 5;
 const LEVEL_SHIFT: u32 = 6;
-/// Never set in a tag: what needs it misses.
+/// Never set in a tag: an access that asks for it misses.
 pub(super) const NEVER: u64 = 1 << 8;
 
 const LOADED: u64 = 1 << 17;
@@ -86,14 +86,14 @@ impl Cpu {
         !self.shared.taken.swap(true, Ordering::Acquire)
     }
 
-    /// Gives it back, with nothing in its TLB.
+    /// Gives the CPU back, with its TLB empty.
     pub(super) fn give(&self) {
         self.empty();
         self.shared.loaded.store(0, Ordering::Release);
         self.shared.taken.store(false, Ordering::Release);
     }
 
-    /// Does `act` with the word at `va`, if the TLB has its page and this allows what is `needed`.
+    /// Calls `act` with the word at `va` if the TLB has the page with all of `needed` allowed; `None` on a miss.
     #[inline(always)]
     pub(super) fn access<R>(&self, va: u64, needed: u64, act: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
         self.enter(va);
@@ -102,10 +102,10 @@ impl Cpu {
         let found = tag & (PAGE | WITHIN_WORD | needed) == va & (PAGE | WITHIN_WORD) | needed;
         let result = found.then(|| {
             let page = entry.page.load(Ordering::Relaxed);
-            // SAFETY: a tag that allows something has a page in the arena beside it, written by this thread before; the
-            // arena lives as long as the machine, which whoever calls this holds. The word is aligned, as bits 2 to 0
-            // are 0, and inside the page. All that reaches guest memory is atomic, or volatile where the guest is not
-            // running.
+            // SAFETY: a tag that allows any access has a page in the arena beside it, which this thread stored before
+            // the tag. The arena lives as long as the machine, and the caller holds the machine. The word is aligned,
+            // because bits 2 to 0 matched 0, and lies inside the page. All accesses to guest memory are atomic, or
+            // volatile while the guest is not running.
             let word = unsafe { &*page.add((va & !PAGE) as usize).cast::<AtomicU64>() };
             act(word)
         });
@@ -113,7 +113,7 @@ impl Cpu {
         result
     }
 
-    /// Walks the tables, and puts what is found for `va` into the TLB.
+    /// Walks the tables, and puts the page found for `va` into the TLB.
     pub(super) fn fill<E>(&self, va: u64, mut walk: impl FnMut() -> Result<Page, E>) -> Result<(), E> {
         loop {
             self.enter(va); // M1
@@ -142,7 +142,7 @@ impl Cpu {
         }
     }
 
-    /// From here on the TLB is for this guest, with its stage 1 on or off, and empty.
+    /// Empties the TLB, which from now on is for this guest with its stage 1 on or off.
     pub(super) fn load(&self, vmid: u16, stage1: bool) {
         self.empty(); // L1
         let combined = if stage1 { COMBINED } else { 0 };
@@ -150,12 +150,13 @@ impl Cpu {
         fence(Ordering::SeqCst); // L3
     }
 
-    /// Forgets everything. For its own thread.
+    /// Empties the TLB. Only the CPU's own thread may call it.
     pub(super) fn empty(&self) {
         self.entries.iter().for_each(Entry::clear);
     }
 
-    /// Forgets what `reach` names of the guest. `false` where the CPU has another guest, or cannot have any of it.
+    /// Removes what `reach` names of the guest. Returns `false` if the CPU has another guest, or cannot hold any such
+    /// entry.
     pub(super) fn forget(&self, vmid: u16, reach: &Reach) -> bool {
         let loaded = self.shared.loaded.load(Ordering::Acquire);
         if loaded & !COMBINED != LOADED | u64::from(vmid) {
@@ -168,7 +169,7 @@ impl Cpu {
         let all = 0..ENTRIES as u64;
         let places = match which {
             Which::All => all,
-            // Without a level the page may be one of a block that starts before the range or ends behind it.
+            // Without a level, an entry may belong to a block that starts before the range or ends behind it.
             Which::Range { level: None, .. } => all,
             Which::Range { start, end, level: Some(level), .. } => {
                 let first = (start & !(span(level) - 1)) >> PAGE_SHIFT;
@@ -182,13 +183,13 @@ impl Cpu {
         true
     }
 
-    /// Waits until the access is over that is under way, if one is (I4).
+    /// Waits until the access that is now under way, if any, is over (I4).
     pub(super) fn wait_until_out(&self) {
         let seen = self.inside.load(Ordering::Acquire);
         let mut looks = 0_u32;
         while seen != 0 && self.inside.load(Ordering::Acquire) == seen {
             looks += 1;
-            // Its thread may wait for this CPU.
+            // With more threads than host CPUs, the thread inside the access may need this one.
             if looks.is_multiple_of(1 << 10) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
     }
@@ -221,8 +222,8 @@ impl Entry {
         self.tag.store(0, Ordering::Relaxed);
     }
 
-    /// A stage-2 entry's address is an IPA. Should the CPU put another page here meanwhile, that one goes: it will walk
-    /// again.
+    /// Clears the tag if `which` hits the entry; a stage-2 entry's address is an IPA. If the CPU replaces the entry
+    /// meanwhile, the new one is lost, which costs only another walk.
     fn clear_if(&self, which: &Which) {
         let tag = self.tag.load(Ordering::Relaxed);
         let level = (tag >> LEVEL_SHIFT & 3) as u8;

@@ -1,53 +1,74 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The fast mode: a plain TLB for each CPU, for benches. It forgives what a CPU would forgive.
+//! The fast mode, for benches: each CPU has a plain TLB. Like real hardware, it reports no broken rule.
 //!
 //! # What a TLB holds
 //!
-//! Pages of 4 KiB, whatever leaf they are from, in a table that an address indexes directly. While the guest's stage 1
-//! is off these are stage-2 entries, which TLBIs by IPA remove one by one, and `VMALLE1` leaves alone. While it is on
-//! they combine both stages: TLBIs by IPA need not remove them, and `VMALLE1`, which the engine sends after, removes
-//! all. A TLB holds the entries of one guest and one setting of its stage 1: what changes either empties it.
+//! A TLB is a direct-mapped array of 4 KiB pages, whatever the size of the leaf that maps them. With the guest's stage
+//! 1 off, they are stage-2 entries: a TLBI by IPA removes the entries it names, and `VMALLE1` removes none. With stage
+//! 1 on, they combine both stages: a TLBI by IPA need not remove them, and `VMALLE1`, which the engine issues after it,
+//! removes all of them. A TLB holds the entries of one guest and one setting of its stage 1. A change of either empties
+//! the TLB.
 //!
-//! Writes are cached as allowed where S2AP\[1\] is set, so that the first write after it was cleared and the TLB
-//! invalidated walks the tables, and finds DBM there. The same goes for stage 1.
+//! An entry allows writes only if S2AP\[1\] was set when it was filled. So the first write after S2AP\[1\] is cleared
+//! and the TLB invalidated walks the tables, and the walk finds DBM. The same holds for stage 1.
 //!
 //! # When an invalidation is complete
 //!
-//! `DSB ISH` after a TLBI returns only when no CPU reaches anything by what was invalidated. It costs a guest's access
-//! no fence and no atomic read-modify-write:
+//! A `DSB ISH` after a TLBI returns only when no CPU still uses an invalidated entry. A guest's access pays for that
+//! neither a fence nor an atomic read-modify-write.
 //!
-//! * An access (A1) stores its address to its CPU's `inside`, (A2) looks its entry up, (A3) does what it does, and (A4)
-//!   stores 0 to `inside`, or the next access its address, with release ordering. A compiler fence is between A1 and
-//!   A2.
-//! * An invalidation, after the tables were changed, (I1) counts the CPU's `epoch` up, (I2) clears the tags it reaches;
-//!   at the DSB it (I3) has a full barrier executed on every CPU that runs a thread of this process (`membarrier`), and
-//!   (I4) waits for each of these CPUs until `inside` is 0 or not what it was.
+//! An access:
 //!
-//! *No access by an old entry is under way after I4.* The access's thread executes a full barrier during I3, or is not
-//! running, which is one. If A1 is before it, A1 is visible to I4, which sees it or what the thread stored to `inside`
-//! after: in the first case I4 waits for that, and sees A3 done, by release and acquire, in the second it sees this at
-//! once. If A1 is after the barrier, so is A2, and it finds the tag cleared.
+//! * A1: store its address to its CPU's `inside`. A compiler fence follows.
+//! * A2: look the entry up.
+//! * A3: do the access.
+//! * A4: store 0 to `inside`, with release ordering. The next access may store its own address over it.
 //!
-//! *No old entry comes back.* A miss walks inside an access too: (M1) as A1, with a full fence; (M2) reads `epoch`;
-//! (M3) walks; (M4) stores the entry; (M5) executes a full fence; (M6) reads `epoch` again and, if it moved, clears the
-//! tag and begins anew; (M7) as A4. A full fence is also between I1 and I2, so M6 sees the count or I2 sees the tag. An
-//! M2 that reads the new count is followed by a walk that sees the tables as they were changed before it. One that
-//! reads the old count may be followed by a walk of the old tables: then either I2 removes what it found, or M6 does,
-//! and I4 waits for M7.
+//! An invalidation, after the tables were changed:
 //!
-//! *No CPU is forgotten.* The invalidation passes over CPUs that have another guest loaded. A CPU that loads a guest
-//! (L1) empties its TLB, (L2) stores whose it is, (L3) executes a full fence, before it walks. The invalidation has a
-//! full fence between the change of the tables and its look: it sees L2, or the walks see the change.
+//! * I1: increment the CPU's `epoch`.
+//! * I2: clear the tags that the TLBI names.
+//! * I3: at the DSB, execute a full barrier on every CPU that runs a thread of this process (`membarrier`).
+//! * I4: for each of these CPUs, wait until `inside` is 0 or has changed.
 //!
-//! Where the kernel has no `membarrier`, an access executes a full fence between A1 and A2, and I3 is one: either I4
-//! sees A1, or A2 sees I2. An access then costs several times as much.
+//! *No access by an old entry is under way after I4.* The thread of the access executes a full barrier during I3, or it
+//! is not running, which is equivalent. If A1 precedes that barrier, I4 sees A1 or a later store to `inside`. If I4
+//! sees A1, it waits for A4; if it sees a later store, it returns at once. In both cases release and acquire make A3
+//! visible. If A1 follows the barrier, so does A2, and A2 finds the tag cleared.
 //!
-//! # What it does not tell
+//! *No old entry comes back.* A miss runs inside an access too:
 //!
-//! A block, and a page of 16 or 64 KiB of the guest's own, takes as many entries as the guest uses pages of it, where real
-//! TLBs have one for all. A walk costs what software takes for it. Cleaning a cache costs nothing, unless the machine is
-//! made with the host's ([`HostCaches`]). With stage 1 off, a flush costs a guest the entries that it names; CPUs may drop
-//! more at `VMALLE1`.
+//! * M1: as A1, followed by a full fence.
+//! * M2: read `epoch`.
+//! * M3: walk.
+//! * M4: store the entry.
+//! * M5: execute a full fence.
+//! * M6: read `epoch` again; if it changed, clear the tag and start again.
+//! * M7: as A4.
+//!
+//! A full fence also separates I1 from I2. So M6 sees the new count, or I2 sees the tag. If M2 reads the new count, M3
+//! sees the changed tables. If M2 reads the old count, M3 may have walked the old tables. Then I2 or M6 removes the
+//! entry, and I4 waits for M7.
+//!
+//! *No CPU is forgotten.* The invalidation skips CPUs that have another guest loaded. A CPU loads a guest as follows:
+//!
+//! * L1: empty its TLB.
+//! * L2: store the guest it has loaded.
+//! * L3: execute a full fence, before any walk.
+//!
+//! The invalidation has a full fence between the change of the tables and its read of what L2 stored. So the
+//! invalidation sees L2, or the walks after L3 see the change.
+//!
+//! On a kernel without `membarrier`, an access executes a full fence between A1 and A2, and I3 is a full fence of the
+//! invalidating thread. Then I4 sees A1, or A2 sees I2. An access costs several times as much.
+//!
+//! # What it does not model
+//!
+//! * A block, or a guest page of 16 or 64 KiB, takes one entry for each 4 KiB page that the guest uses. A real TLB has
+//!   one entry for the whole.
+//! * A walk costs the time of a walk in software.
+//! * Cleaning a cache costs nothing, unless the machine is made with the host's caches ([`HostCaches`]).
+//! * With stage 1 off, a flush costs the guest only the entries that it names. Real CPUs may drop more at `VMALLE1`.
 
 mod caches;
 mod cpu;
@@ -75,18 +96,18 @@ pub use vcpu::{FastVcpu, VcpuError};
 /// CPUs and their memory.
 #[derive(Debug)]
 pub struct FastMachine {
-    /// Never that of another machine.
+    /// No other machine of this process has the same number.
     id: u64,
     arena: Arc<Arena>,
     features: Features,
     cpus: Box<[Arc<Cpu>]>,
     /// Whether the kernel executes barriers on other CPUs for this process.
     membarrier: bool,
-    /// What cleaning is done by; `None`: it is nothing.
+    /// The host's caches, if cleaning uses them; `None`: cleaning does nothing.
     caches: Option<HostCaches>,
 }
 
-/// More CPUs than make sense, or none.
+/// The number of vCPUs is 0 or too large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{asked} vCPUs: this machine has {available} CPUs, and runs 1 to {most}; take {}", asked.clamp(&1, most))]
 pub struct CpusError {
@@ -99,11 +120,11 @@ pub struct CpusError {
 }
 
 impl CpusError {
-    /// Whether so many vCPUs make sense here: 1 to 64, and at most 8 for each CPU of this machine.
+    /// Checks that a machine here can have `asked` CPUs: 1 to 64, and at most 8 for each CPU of this host.
     ///
     /// # Errors
     ///
-    /// They do not.
+    /// `asked` is outside that range.
     pub fn check(asked: usize) -> Result<(), Self> {
         let available = available_parallelism().map_or(1, usize::from);
         Self::check_on(asked, available)
@@ -116,20 +137,21 @@ impl CpusError {
 }
 
 impl FastMachine {
-    /// So many CPUs with these features, over this memory. Cleaning a cache is for free.
+    /// A machine with `cpus` CPUs of these features, over this memory. Cleaning a cache costs nothing.
     ///
     /// # Errors
     ///
-    /// More CPUs than make sense.
+    /// `cpus` is 0 or too large ([`CpusError::check`]).
     pub fn new(arena: Arc<Arena>, features: Features, cpus: usize) -> Result<Arc<Self>, CpusError> {
         Self::with_caches(arena, features, cpus, None)
     }
 
-    /// The same, where the engine's cleaning of a line is the host's of that memory: it takes the time that it takes.
+    /// As [`new`](Self::new), but each cleaning by the engine cleans the same lines of the host's caches, and so costs
+    /// what it costs on the host.
     ///
     /// # Errors
     ///
-    /// More CPUs than make sense.
+    /// `cpus` is 0 or too large ([`CpusError::check`]).
     pub fn with_caches(
         arena: Arc<Arena>,
         features: Features,
@@ -159,12 +181,12 @@ impl FastMachine {
         &self.arena
     }
 
-    /// What the CPUs can do.
+    /// The features of the CPUs.
     pub fn features(&self) -> &Features {
         &self.features
     }
 
-    /// What cleaning a line is done by; `None` where it is for free.
+    /// The host's caches that cleaning uses; `None` where cleaning costs nothing.
     pub fn caches(&self) -> Option<&HostCaches> {
         self.caches.as_ref()
     }
@@ -174,11 +196,13 @@ impl FastMachine {
         self.cpus.len()
     }
 
-    /// Makes CPUs forget what `reach` names of a guest; `own` is the CPU that asks, if it is one. Those that have to be
-    /// waited for come back, a bit for each. The one that asks is not left out: its vCPU may be another thread's by
-    /// now.
+    /// Invalidates what `reach` names of this guest in the CPUs' TLBs. `own` is the calling thread's CPU, if it has
+    /// one.
+    ///
+    /// Returns a bit for each CPU that [`complete`](Self::complete) has to wait for. The caller's own CPU is included:
+    /// another thread may run its vCPU by now.
     fn invalidate(&self, vmid: u16, reach: &Reach, own: Option<usize>) -> u64 {
-        // Tables that were changed before are seen by whoever loads the guest after this.
+        // A CPU that loads the guest after this fence sees every earlier change of the tables.
         fence(Ordering::SeqCst);
         let mut told = 0;
         for (index, cpu) in self.cpus.iter().enumerate() {
@@ -189,7 +213,7 @@ impl FastMachine {
         told
     }
 
-    /// Waits until no CPU of these is inside an access that it began before.
+    /// Waits until none of these CPUs is inside an access that began before the call.
     fn complete(&self, told: u64) {
         if self.membarrier {
             let done = membarrier(MembarrierCommand::PrivateExpedited);
@@ -202,5 +226,5 @@ impl FastMachine {
     }
 }
 
-/// As many as a word has bits.
+/// The CPUs to wait for are a bit each in a 64-bit word.
 const MOST_CPUS: usize = 64;

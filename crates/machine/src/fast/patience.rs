@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How a thread waits for another: soon it gives way, and later it sleeps.
+//! How a thread waits for another: it yields at first, and sleeps if the wait goes on.
 //!
-//! There are more vCPUs than the system has CPUs. Who waits for a lock or for an entry that somebody is making has what it
-//! waits for in a moment, if it lets others run. Who waits for one that cleans a large block waits for long, and with many
-//! of them giving way to each other nobody else would get anything done.
+//! There may be more vCPUs than host CPUs. A thread that waits for a lock, or for an entry that another thread is
+//! making, waits only briefly if it lets others run. A thread that waits for a clean of a large block waits long. If
+//! many such threads only yielded to each other, the thread that cleans would hardly run.
 //!
-//! Invariant: whoever does anything but wait begins anew, with little patience lost.
+//! Invariant: a thread that does anything but wait starts again with full patience.
 
 use std::thread;
 use std::time::Duration;
 
-/// How often a thread has waited in a row.
+/// The number of waits in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Patience {
     waited: u32,
@@ -24,13 +24,12 @@ enum Wait {
 }
 
 impl Patience {
-    /// Nothing was waited for yet.
+    /// No wait yet.
     pub(super) const NEW: Self = Self { waited: 0 };
 
-    /// Waits. `yields` is what the engine asks for: more than one where it waits for a table's lock, which nobody has for
-    /// long ([`Platform::pause`](twofold_stage2::Platform::pause)).
-    ///
-    /// What is left of it afterwards.
+    /// Waits once, and returns the patience left. `yields` is the engine's request: it is more than 1 where the engine
+    /// waits for a table's lock, which is never held for long ([`Platform::pause`](twofold_stage2::Platform::pause)).
+    /// Such a wait only yields, and is not counted.
     pub(super) fn wait(self, yields: u32) -> Self {
         let (wait, left) = self.next(yields);
         match wait {
@@ -53,11 +52,11 @@ impl Patience {
     }
 }
 
-/// So often a thread gives way before it sleeps.
+/// A thread yields this often before it sleeps.
 const SHORT: u32 = 32;
-/// As long as the system takes at least to wake a thread up again.
+/// About the time that the system needs to wake a thread up.
 const FIRST: Duration = Duration::from_micros(50);
-/// What the end of a wait is noticed late by, at most.
+/// The longest sleep, and so the longest delay after the awaited event.
 const LONGEST: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

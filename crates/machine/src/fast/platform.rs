@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The fast machine as the engine's platform: TLBIs and barriers reach the vCPUs' TLBs; caches are coherent, and their
-//! cleaning is nothing, or the host's own.
+//! The fast machine as the engine's platform. TLBIs and barriers act on the vCPUs' TLBs. Caches are coherent, so
+//! cleaning does nothing, or cleans the host's caches.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use super::FastMachine;
 use super::thread::Thread;
 use crate::tlbi::{Reach, Which};
 
-/// The machine, for the engine. The thread that calls is the CPU that executes.
+/// The machine, for the engine. The calling thread is the CPU that executes the instruction.
 #[derive(Clone, Debug)]
 pub struct FastPlatform(pub Arc<FastMachine>);
 
 impl FastPlatform {
-    /// Cleans the lines of a range, by the host's caches where the machine has them.
+    /// Cleans the lines of a range in the host's caches, if the machine uses them.
     fn clean(&self, start: usize, size: u64) {
         if let Some(caches) = &self.0.caches {
             let range = start..start.saturating_add(size as usize);
-            // SAFETY: the arena is mapped as long as the machine, from page to page.
+            // SAFETY: the arena stays mapped as long as the machine, and starts and ends at pages.
             unsafe { caches.clean(range, self.0.arena.addresses()) };
         }
     }
@@ -31,23 +31,23 @@ impl FastPlatform {
         Thread::with(self.0.id, body)
     }
 
-    /// Zeroes by atomic stores: an engine's descent that came too late may still read what was a table.
+    /// Zeroes by atomic stores: a lockless walk that is about to retry may still read the page as a table.
     fn zero(&self, start: usize, size: u64) {
         let Some(word) = self.0.arena.pa_of(start).and_then(|pa| self.0.arena.pointer(pa)) else { return };
         let word = word.cast::<AtomicU64>();
         for index in 0..size as usize / size_of::<AtomicU64>() {
-            // SAFETY: the callers were promised whole blocks of frames that the engine was given, which lie in the
-            // arena; they are aligned to their size, and reached by atomic or volatile accesses alone.
+            // SAFETY: the caller promises whole blocks inside frames that the engine owns. These lie in the arena, are
+            // aligned to the block size, and are reached by atomic or volatile accesses only.
             unsafe { word.add(index).as_ref() }.store(0, Ordering::Relaxed);
         }
     }
 }
 
-// SAFETY: the engine is given what the arena donates, which `pointer` finds and which stays mapped as long as the
-// machine, which this holds; the arena has a record for each frame that may become a table. Instructions are executed
-// in program order: see `super` for TLBIs and barriers; for the order of stores between threads a barrier is a fence.
+// SAFETY: the engine owns only frames that the arena donated. `pointer` finds them, and they stay mapped as long as the
+// machine, which this type holds. The arena has a record for each frame that may become a table. Instructions execute
+// in program order. `super` argues for TLBIs and barriers; a barrier is a fence, which orders stores between threads.
 unsafe impl Platform for FastPlatform {
-    /// What no CPU has to make sense of removes all there is: it is the unforgiving mode that says so.
+    /// An operand that does not decode invalidates everything. The strict mode is the one that reports it.
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         let all = Reach { stage2: Some(Which::All), stage1_and_combined: true, broadcast: true };
         let reach = Reach::decode(operation, operand, &self.0.features).unwrap_or(all);
@@ -77,7 +77,7 @@ unsafe impl Platform for FastPlatform {
     unsafe fn dc(&self, operation: Dc, address: usize) {
         match operation {
             Dc::Zva => self.zero(address, self.0.features.zero_block),
-            // The line of the guest's CPU, which the host may have several of.
+            // A line of the guest's CPU may be several lines of the host.
             Dc::Civac => {
                 let line = self.0.features.data_line;
                 self.clean(address & !(line as usize - 1), line);
@@ -102,7 +102,7 @@ unsafe impl Platform for FastPlatform {
         self.thread(|thread| thread.load_vttbr(value));
     }
 
-    /// Of what the arena does not have, such as a device, an address that may not be accessed.
+    /// For a physical address outside the arena, such as a device's, returns an address that must not be accessed.
     #[inline]
     fn pointer(&self, pa: Pa) -> NonNull<u8> {
         self.0.arena.pointer(pa).unwrap_or(NonNull::dangling())
@@ -114,10 +114,10 @@ unsafe impl Platform for FastPlatform {
         record.unwrap_or_else(|| panic!("the frame at {pa} has no record, so it cannot be a table"))
     }
 
-    /// All memory goes with the machine.
+    /// The machine's memory is freed as a whole, with the machine.
     fn abandoned(&self, _: Pa) {}
 
-    /// There may be more CPUs than the system has: the one that is waited for gets one.
+    /// Yields or sleeps: with more CPUs than the host has, the CPU that is waited for may need this one's host CPU.
     fn pause(&self, yields: u32) {
         self.thread(|thread| thread.wait(yields));
     }

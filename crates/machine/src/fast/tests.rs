@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What nobody outside can arrange: an access that is parked in its middle, a walk that an invalidation overtakes, and
-//! a kernel without `membarrier`.
+//! Cases that need the module's internals: an access that is stopped in its middle, a walk that an invalidation
+//! overtakes, and a kernel without `membarrier`.
 
 use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
@@ -54,7 +54,7 @@ fn an_entry_is_found_for_what_it_allows_alone() {
         assert_eq!(read((VA + 0xff8) ^ 1 << bit, READ), None, "bit {bit} is another page's");
     }
     cpu.load(VMID, false);
-    assert_eq!(read(VA + 0xff8, READ), None, "another time");
+    assert_eq!(read(VA + 0xff8, READ), None, "loading a guest again empties the TLB");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_walk_that_an_invalidation_overtakes_begins_anew() {
     let mut walks = 0;
     let filled = cpu.fill(VA, || {
         walks += 1;
-        // What it removes is not there yet.
+        // The entry that this would remove does not exist yet.
         assert!(walks > 1 || cpu.forget(VMID, &all));
         assert!(!cpu.forget(VMID + 1, &all), "another guest's");
         page(&machine)
@@ -83,8 +83,8 @@ fn a_walk_that_an_invalidation_overtakes_begins_anew() {
         assert!(cpu.forget(VMID, &all));
         page(&machine)
     });
-    assert_eq!(filled, Err(()), "there is nothing any more");
-    assert!(cpu.access(VA, READ, |_| ()).is_none(), "what the first walk found");
+    assert_eq!(filled, Err(()), "the second walk finds nothing");
+    assert!(cpu.access(VA, READ, |_| ()).is_none(), "the entry of the first walk stayed");
 }
 
 #[test]
@@ -104,11 +104,11 @@ fn a_barrier_waits_for_an_access_that_was_begun() {
                 platform.tlbi(Tlbi::VmallS12E1Is, 0);
                 platform.dsb(Domain::Ish);
                 returned.store(true, Ordering::SeqCst);
-                assert!(stored.load(Ordering::SeqCst), "the barrier returned, and a store is still to come");
+                assert!(stored.load(Ordering::SeqCst), "the barrier returned before the store was done");
             });
             let done = cpu.access(VA, WRITE, |word| {
                 looked_up.wait();
-                // A barrier that does not wait has the time to return.
+                // Gives a barrier that does not wait the time to return.
                 for _ in 0..10_000 {
                     if returned.load(Ordering::SeqCst) {
                         break;
@@ -136,8 +136,8 @@ impl TableSource for Tables {
     }
 }
 
-/// A page goes from frame to frame while two vCPUs write to it. What one writes after the content was taken along is
-/// lost, and missed at the next look.
+/// A page moves from frame to frame while two vCPUs write to it. A write after the content was copied is lost, and the
+/// vCPU's next read reports it.
 #[test]
 fn no_write_is_lost_when_a_page_moves() {
     const MOVES: usize = 300;
@@ -198,7 +198,7 @@ fn no_write_is_lost_when_a_page_moves() {
     }
 }
 
-/// The instruction, as often as it takes until the page is there.
+/// Repeats the instruction until the page is mapped.
 fn again<R>(mut instruction: impl FnMut() -> Result<R, Exit>) -> R {
     loop {
         match instruction() {
@@ -209,10 +209,10 @@ fn again<R>(mut instruction: impl FnMut() -> Result<R, Exit>) -> R {
     }
 }
 
-/// All of the arena is cleaned and nothing beside it, where nothing is mapped; and no data changes.
+/// Without any mapping, the clean covers all of the arena and nothing else, and no data changes.
 #[test]
 fn cleaning_by_the_host_changes_nothing_and_stays_in_the_arena() {
-    // Hosts without an instruction for it have nothing to test.
+    // A host without such an instruction has nothing to test.
     let Some(caches) = HostCaches::find() else { return };
     let arena = Arc::new(Arena::new(&ArenaOptions::new(2 << 20, Backing::Anonymous)).unwrap());
     let machine = FastMachine::with_caches(Arc::clone(&arena), FEATURES, 1, Some(caches)).unwrap();
@@ -221,9 +221,9 @@ fn cleaning_by_the_host_changes_nothing_and_stays_in_the_arena() {
     let word = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..arena.dense() / 8).for_each(|number| arena.store(RAM + number * 8, word(number)).unwrap());
     let (start, size) = (addresses.start, addresses.len());
-    // As wide as frames can be, and a frame of a device, which is at an address of nothing.
+    // The widest range of frames, and a frame of a device, whose address maps nothing.
     for (start, size) in [(start, size), (start - 4096, size + 8192), (start + size, 4096), (8, 4096), (8, start)] {
-        // SAFETY: cleaning changes no data, and beyond the arena there is none.
+        // SAFETY: cleaning changes no data, and nothing outside the arena is touched.
         unsafe { platform.dc_lines(Dc::Civac, start, size as u64, 4096) };
         platform.dsb(Domain::Ish);
     }
@@ -240,7 +240,7 @@ fn cleaning_by_the_host_changes_nothing_and_stays_in_the_arena() {
     assert_eq!(unsafe { caches.clean(0..start, addresses) }, 0);
 }
 
-/// A thread that waits long in one call is as patient as ever in the next.
+/// A long wait in one call does not reduce the patience of the next.
 #[test]
 fn whoever_does_anything_else_waits_anew() {
     struct Nothing;

@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What belongs to the thread that executes an instruction: as far as the engine is concerned each is a CPU.
+//! The state of the thread that executes an instruction. To the engine, each thread is a CPU.
 //!
-//! Invariant: what is kept is of one machine, the last that the thread had to do with. Nothing is lost when it turns to
-//! another: an invalidation and its barrier are in one call of the engine's, and `VTTBR_EL2` is loaded by whoever needs
-//! it.
+//! Invariant: the state belongs to one machine, the last that the thread used. A switch to another machine loses
+//! nothing: a TLBI and its DSB are in one call of the engine, and the engine loads `VTTBR_EL2` before each use.
 
 use std::cell::Cell;
 
 use super::patience::Patience;
 
-/// This thread's own.
+/// The state of one thread.
 pub(super) struct Thread {
     machine: Cell<u64>,
     vttbr: Cell<u64>,
     cpu: Cell<Option<usize>>,
     told: Cell<u64>,
-    /// What is left of it since it last did anything but wait.
+    /// Restarts whenever the thread does anything but wait.
     pub(super) patience: Cell<Patience>,
 }
 
 impl Thread {
-    /// This thread, as a CPU of the machine with this number.
+    /// Calls `body` with the calling thread's state, as a CPU of the machine with this number.
     #[inline]
     pub(super) fn with<R>(machine: u64, body: impl FnOnce(&Self) -> R) -> R {
         thread_local! {
@@ -54,34 +53,34 @@ impl Thread {
         self.vttbr.set(value);
     }
 
-    /// The CPU whose vCPU it runs; `None` where it never ran one.
+    /// The CPU whose vCPU the thread runs; `None` if it never ran one.
     pub(super) fn cpu(&self) -> Option<usize> {
         self.cpu.get()
     }
 
-    /// Runs a vCPU from now on.
+    /// From now on the thread runs a vCPU on this CPU.
     pub(super) fn set_cpu(&self, cpu: usize, vttbr: u64) {
         self.cpu.set(Some(cpu));
         self.vttbr.set(vttbr);
         self.goes_on();
     }
 
-    /// Waits for another thread, the longer the more often it did in a row.
+    /// Waits for another thread. The wait grows with the number of waits in a row.
     pub(super) fn wait(&self, yields: u32) {
         self.patience.set(self.patience.get().wait(yields));
     }
 
-    /// It has not waited in vain, or not at all.
+    /// Restarts the patience: the thread does something other than wait.
     pub(super) fn goes_on(&self) {
         self.patience.set(Patience::NEW);
     }
 
-    /// The CPUs that its next barrier waits for, a bit for each.
+    /// Returns and clears the set of CPUs that the next DSB waits for, a bit for each.
     pub(super) fn take_told(&self) -> u64 {
         self.told.take()
     }
 
-    /// Adds to them.
+    /// Adds CPUs to the set that the next DSB waits for.
     pub(super) fn tell(&self, cpus: u64) {
         self.told.set(self.told.get() | cpus);
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A vCPU of the fast mode: a guest's registers, on a CPU that it has to itself.
+//! A vCPU of the fast mode: a guest's registers, on a CPU of its own.
 //!
-//! Invariant: the CPU's TLB holds entries for the registers as they were when it was last loaded; whoever may change
-//! them empties it, and nothing is put in before it is loaded anew.
+//! Invariant: the CPU's TLB holds entries only for the registers as they were when it was last loaded. A change of the
+//! registers empties the TLB, and nothing is filled before it is loaded again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,25 +25,25 @@ use crate::walk::{Access, AccessKind, El, FaultKind, Unmodelled, syndrome};
 pub struct FastVcpu {
     cpu: Arc<Cpu>,
     interrupts: Arc<Interrupts>,
-    /// It keeps what the CPU's entries lead to.
+    /// Keeps the memory that the CPU's entries point to alive.
     machine: Arc<FastMachine>,
     index: usize,
     vttbr: u64,
     stage2: stage2::Regime,
     state: State,
-    /// `None` until the TLB is loaded for the registers as they are.
+    /// `None` until the TLB is loaded for the current registers.
     stage1: Option<Result<stage1::Regime, Unmodelled>>,
 }
 
-/// Why there is no such vCPU.
+/// The reason why a vCPU cannot be made or loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VcpuError {
-    /// The machine does not have that CPU.
+    /// The machine has no such CPU.
     #[error("CPU {index}: the machine has {cpus}, from 0 on")]
     NoCpu {
         /// The CPU that was asked for.
         index: usize,
-        /// How many there are.
+        /// The number of CPUs.
         cpus: usize,
     },
     /// Another vCPU has it.
@@ -52,24 +52,24 @@ pub enum VcpuError {
         /// The CPU that was asked for.
         index: usize,
     },
-    /// Registers that the architecture reserves, or that are not modelled.
+    /// The registers have reserved or unmodelled values.
     #[error("{what} is {value:#x}: {why}")]
     Registers {
         /// The register.
         what: &'static str,
         /// Its value.
         value: u64,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
 }
 
 impl FastVcpu {
-    /// A vCPU on CPU `index`, in the guest that these two registers set up, with its stage 1 off.
+    /// A vCPU on CPU `index`, in the guest that `VTTBR_EL2` and `VTCR_EL2` set up, with its stage 1 off.
     ///
     /// # Errors
     ///
-    /// The CPU is taken or there is none, or the registers make no sense.
+    /// The CPU does not exist or is taken, or the registers have reserved or unmodelled values.
     pub fn new(
         machine: &Arc<FastMachine>,
         index: usize,
@@ -93,11 +93,11 @@ impl FastVcpu {
         })
     }
 
-    /// Enters the guest. The thread is the CPU until it runs another's vCPU.
+    /// Enters the guest. The calling thread acts as this CPU until it runs a vCPU of another.
     ///
     /// # Errors
     ///
-    /// Why the vCPU left its guest.
+    /// The reason why the vCPU left its guest.
     pub fn run<P: Program>(&mut self, program: &mut P) -> Result<Ended, Exit> {
         Thread::with(self.machine.id, |thread| thread.set_cpu(self.index, self.vttbr));
         program.run(self)
@@ -107,7 +107,7 @@ impl FastVcpu {
     ///
     /// # Errors
     ///
-    /// They make no sense; nothing was changed.
+    /// They have reserved or unmodelled values; nothing was changed.
     pub fn load_guest(&mut self, vttbr: u64, vtcr: u64) -> Result<(), VcpuError> {
         self.stage2 = regime(&self.machine, vttbr, vtcr)?;
         self.vttbr = vttbr;
@@ -115,38 +115,39 @@ impl FastVcpu {
         Ok(())
     }
 
-    /// Answers the guest's hypercall: it finds `value` when it goes on.
+    /// Answers the guest's hypercall: the repeated instruction returns `value`.
     pub fn answer(&mut self, value: u64) {
         self.state.answer = Some(value);
     }
 
-    /// Raises an abort in the guest: the access that it left for ends with that.
+    /// Raises an abort in the guest: the access that caused the exit ends with it when it is repeated.
     pub fn raise(&mut self, abort: Abort) {
         self.state.abort = Some(abort);
     }
 
-    /// Has it go on behind the cache maintenance that it left for.
+    /// Skips the cache maintenance instruction that caused the exit.
     pub fn skip(&mut self) {
         self.state.skipped = true;
     }
 
-    /// What goes along to another CPU.
+    /// The state that moves with the vCPU to another CPU.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// Goes on as what was another CPU's vCPU.
+    /// Takes over the state of a vCPU that ran on another CPU.
     pub fn set_state(&mut self, state: State) {
         self.state = state;
         self.changed();
     }
 
-    /// What reaches it from outside.
+    /// The vCPU's interrupts and kick.
     pub fn interrupts(&self) -> &Arc<Interrupts> {
         &self.interrupts
     }
 
-    /// `AT S1E1R`: `PAR_EL1` for `va`, with the IPA in bits 47 to 12, or bit 0 set where the guest's tables have none.
+    /// `AT S1E1R`: returns `PAR_EL1` for `va`, with the IPA in bits 47 to 12, or with bit 0 set if the stage-1 walk
+    /// fails.
     pub fn translate_stage1(&mut self, va: u64) -> u64 {
         const FAILED: u64 = 1;
         let Ok(stage1) = stage1::Regime::new(&self.state.stage1) else { return FAILED };
@@ -160,7 +161,7 @@ impl FastVcpu {
     #[inline(always)]
     fn access<R>(&mut self, va: u64, kind: AccessKind, act: impl Fn(&AtomicU64) -> R) -> Result<R, Exit> {
         loop {
-            // A kick needs what no entry allows.
+            // A kick asks for a bit that no entry has, so the access misses.
             let needed = needs(kind) | self.interrupts.kicked() & NEVER;
             if let Some(result) = self.cpu.access(va, needed, &act) {
                 return Ok(result);
@@ -169,14 +170,14 @@ impl FastVcpu {
         }
     }
 
-    /// The TLB does not have it, or somebody wants this vCPU out.
+    /// Handles a TLB miss or a kick.
     #[cold]
     #[inline(never)]
     fn miss(&mut self, va: u64, kind: AccessKind) -> Result<(), Exit> {
         if self.interrupts.take_kick() {
             return Err(Exit::Kicked);
         }
-        // No TLB has what the hypervisor refused, so the access that is repeated comes here.
+        // The TLB has no entry for an access that the hypervisor refused, so the repeated access comes here.
         if let Some(abort) = self.state.abort.take() {
             return Err(Exit::Stage1(abort));
         }
@@ -186,14 +187,14 @@ impl FastVcpu {
         }
         let stage1 = match self.loaded() {
             Ok(stage1) => stage1,
-            // A CPU would do as it likes: the fault is the guest's, and the guest gets it.
+            // A CPU's behaviour is unpredictable here; the model raises the fault in the guest.
             Err(_) => return Err(Exit::Stage1(syndrome::stage1(FaultKind::AddressSize, 0, access, va))),
         };
         let memory = Memory { arena: &self.machine.arena, stage2: &self.stage2 };
         self.cpu.fill(va, || walk(&stage1, memory, va, access))
     }
 
-    /// Stage 1 as the registers have it, and the TLB loaded for it.
+    /// The stage-1 regime of the current registers; loads the TLB for it first where it is not.
     fn loaded(&mut self) -> Result<stage1::Regime, Unmodelled> {
         let (cpu, vmid, registers) = (&self.cpu, self.stage2.vmid, &self.state.stage1);
         *self.stage1.get_or_insert_with(|| {
@@ -202,7 +203,7 @@ impl FastVcpu {
         })
     }
 
-    /// What the TLB holds is not for the registers as they will be.
+    /// Empties the TLB, because its entries are for the registers before the change.
     fn changed(&mut self) {
         self.cpu.empty();
         self.stage1 = None;
@@ -286,13 +287,13 @@ const EXTERNAL: u64 = 0b01_0000;
 /// xFSC of an alignment fault.
 const ALIGNMENT: u64 = 0b10_0001;
 
-/// A fault that the guest's EL1 takes, of a status that no walk ends with.
+/// A fault that the guest's EL1 takes, with a status code that no walk returns.
 fn own_fault(status: u64, access: Access, va: u64) -> Abort {
     let abort = syndrome::stage1(FaultKind::AddressSize, 0, access, va);
     Abort { esr: abort.esr & !0x3f | status, ..abort }
 }
 
-/// Both stages, to where the page is and what it allows as its entries are now.
+/// Walks both stages, and returns the page with the accesses that its entries allow now.
 fn walk(stage1: &stage1::Regime, mut memory: Memory<'_>, va: u64, access: Access) -> Result<Page, Exit> {
     let first = stage1.walk(va, access, &mut memory).map_err(|fault| match fault {
         stage1::Fault::Stage1(kind, level) => Exit::Stage1(syndrome::stage1(kind, level, access, va)),
@@ -302,7 +303,7 @@ fn walk(stage1: &stage1::Regime, mut memory: Memory<'_>, va: u64, access: Access
     let ipa = first.ipa | va & (first.size - 1);
     let second = memory.walk(ipa, access).map_err(|fault| Exit::Abort(syndrome::stage2(&fault, access, va)))?;
     let pa = Pa::new(stage2::output(second.raw, second.level, ipa)).align_down(1 << 12);
-    // Nothing answers there.
+    // No memory answers at this address.
     let at = memory.arena.pointer(pa).ok_or(Exit::Stage1(own_fault(EXTERNAL, access, va)))?;
     let allowed = [AccessKind::Read, AccessKind::Write, AccessKind::Execute].into_iter().filter(|&kind| {
         let access = Access { kind, ..access };
@@ -316,7 +317,7 @@ fn walk(stage1: &stage1::Regime, mut memory: Memory<'_>, va: u64, access: Access
 #[inline(always)]
 const fn needs(kind: AccessKind) -> u64 {
     match kind {
-        // Maintenance needs what a load does.
+        // Cache maintenance needs the permission of a load.
         AccessKind::Read | AccessKind::Maintenance => READ,
         AccessKind::Write => WRITE,
         AccessKind::Execute => EXECUTE,
@@ -328,7 +329,7 @@ fn regime(machine: &FastMachine, vttbr: u64, vtcr: u64) -> Result<stage2::Regime
     regime.map_err(|Unmodelled { what, value, why }| VcpuError::Registers { what, value, why })
 }
 
-/// Guest memory and tables as walks see them. Where no memory is, a walk reads 0, which is nothing.
+/// Guest memory and tables as walks see them. Outside of memory a walk reads 0, an invalid descriptor.
 #[derive(Clone, Copy)]
 struct Memory<'a> {
     arena: &'a Arena,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a virtual machine asks of a CPU, in whichever mode.
+//! The operations of a CPU that a virtual machine needs, in either mode.
 
 use twofold_stage2::Platform;
 
@@ -10,7 +10,7 @@ use crate::vm::Vcpu;
 
 /// A CPU of the machine, to run vCPUs on.
 pub trait Cpu {
-    /// The engine's platform there, of which each virtual machine has one.
+    /// The engine's platform on this machine; each virtual machine has one.
     type Host: Platform + Clone;
 
     /// A vCPU in its guest.
@@ -18,42 +18,42 @@ pub trait Cpu {
     where
         Self: 'a;
 
-    /// Its number, from 0 on.
+    /// The CPU's number, from 0 on.
     fn number(&self) -> usize;
 
     /// Enters the guest that `VTTBR_EL2` and `VTCR_EL2` set up.
     ///
     /// # Errors
     ///
-    /// The CPU has a vCPU already, or there is none; or the registers make no sense.
+    /// The CPU has a vCPU already or does not exist, or the registers have reserved or unmodelled values.
     fn enter<P>(&self, registers: (u64, u64), vcpu: &Vcpu<P>) -> Result<Self::Guest<'_>, VcpuError>;
 
-    /// The CPU has no guest any more, and nothing walks the tables of the one it had.
+    /// Leaves the guest: from now on the CPU walks no tables.
     fn leave(&self);
 
-    /// Waits until a line is pending, or somebody kicks; it takes the kick.
+    /// Waits until an interrupt line is pending or the vCPU is kicked. It takes the kick.
     fn wait(&self, interrupts: &Interrupts) -> Woken;
 }
 
 /// A vCPU that is in its guest on a CPU.
 pub trait InGuest: Instructions {
-    /// Goes on with the program.
+    /// Resumes the program.
     ///
     /// # Errors
     ///
-    /// Why the vCPU left its guest.
+    /// The reason why the vCPU left its guest.
     fn run<P: Program>(&mut self, program: &mut P) -> Result<Ended, Exit>;
 
-    /// What goes along to another CPU.
+    /// The state that moves with the vCPU to another CPU.
     fn state(&self) -> &State;
 
-    /// Answers the hypercall that it left for.
+    /// Answers the hypercall that caused the exit.
     fn answer(&mut self, value: u64);
 
-    /// Raises an abort: the access that it left for ends with that.
+    /// Raises an abort: the access that caused the exit ends with it when it is repeated.
     fn raise(&mut self, abort: Abort);
 
-    /// Has it go on behind the cache maintenance that it left for.
+    /// Skips the cache maintenance instruction that caused the exit.
     fn skip(&mut self);
 
     /// `AT S1E1R`: `PAR_EL1`.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a guest's exit leads to: the hypervisor's part, as `crates/hypervisor` has it (`vcpu`, `inject`).
+//! The handling of a guest's exits: the hypervisor's part, as in `crates/hypervisor` (`vcpu`, `inject`).
 
 use twofold_memory::{Answer, GuestFault};
 use twofold_stage2::Platform;
@@ -10,7 +10,7 @@ use crate::interrupts::Woken;
 use crate::program::{Abort, Ended, Exit, Program};
 
 impl<H: Platform> Vm<H> {
-    /// Answers exits until one is the caller's.
+    /// Handles exits until one is for the caller.
     pub(super) fn exits<C: Cpu<Host = H>, P: Program>(
         &self,
         cpu: &C,
@@ -43,7 +43,7 @@ impl<H: Platform> Vm<H> {
         } else {
             ipa_from_par(guest.translate_stage1(abort.far))
         };
-        // Where its own tables have changed meanwhile, the guest tries again.
+        // If the guest changed its stage-1 tables meanwhile, there is no IPA, and the guest repeats the access.
         let Some(ipa) = ipa else { return Ok(()) };
         let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
         let answer = self.memory.fault(&fault);
@@ -55,13 +55,13 @@ impl<H: Platform> Vm<H> {
         Ok(())
     }
 
-    /// An abort that is no fault of the tables' content.
+    /// Handles an abort that no descriptor caused.
     fn odd_abort(&self, guest: &mut impl InGuest, abort: &Abort) {
         const TLB_CONFLICT: u64 = 0b11_0000;
         if abort.esr & STATUS == TLB_CONFLICT {
             self.memory.stage2().invalidate_all();
         } else {
-            // The bus refused, or the address is too wide: the guest hears of it as of its own.
+            // The bus refused, or the address is too wide: the guest gets an external abort.
             guest.raise(external(abort));
         }
     }
@@ -70,8 +70,8 @@ impl<H: Platform> Vm<H> {
 /// xFSC.
 const STATUS: u64 = 0x3f;
 
-/// The synchronous external abort that EL1 takes for an access of its own that came to EL2 as this abort (Arm ARM D1.3,
-/// D23.2).
+/// The synchronous external abort that EL1 takes in place of this abort, which EL2 took for an access by EL1 (Arm ARM
+/// DDI 0487K.a, D1.3 and D23.2).
 fn external(abort: &Abort) -> Abort {
     const SYNCHRONOUS_EXTERNAL: u64 = 0b01_0000;
     const WRITE_OR_MAINTENANCE: u64 = 1 << 6 | 1 << 8;
@@ -80,7 +80,7 @@ fn external(abort: &Abort) -> Abort {
     const UNKNOWN: u64 = u64::MAX;
     let class = abort.esr >> 26 & 0x3f;
     let write = if class == INSTRUCTION_ABORT { 0 } else { abort.esr & WRITE_OR_MAINTENANCE };
-    // From EL1 itself the class is the one of "the same level", which is one more.
+    // The exception class for an abort without a change of exception level is one more.
     let esr = (class + 1) << 26 | LONG_INSTRUCTION | write | SYNCHRONOUS_EXTERNAL;
     Abort { esr, far: abort.far, hpfar: UNKNOWN }
 }

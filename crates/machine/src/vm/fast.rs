@@ -9,7 +9,7 @@ use crate::fast::{CpusError, FastMachine, FastPlatform, FastVcpu, VcpuError};
 use crate::interrupts::{Interrupts, Woken};
 use crate::program::{Abort, Ended, Exit, Program, State};
 
-/// A CPU of a fast machine. The thread that runs a vCPU on it is this CPU meanwhile.
+/// A CPU of a fast machine. The thread that runs a vCPU on it acts as this CPU.
 #[derive(Clone, Debug)]
 pub struct FastCpu {
     /// The machine.
@@ -32,7 +32,7 @@ impl Cpu for FastCpu {
         Ok(guest)
     }
 
-    /// A CPU without a vCPU walks nothing.
+    /// A CPU without a vCPU walks no tables.
     fn leave(&self) {}
 
     fn wait(&self, interrupts: &Interrupts) -> Woken {
@@ -67,8 +67,8 @@ impl InGuest for FastVcpu {
 }
 
 impl Vm<FastPlatform> {
-    /// Runs each vCPU on a thread and a CPU of its own, until all have left. `call` answers hypercalls, and is told which
-    /// vCPU asks, by its place in `vcpus`.
+    /// Runs each vCPU on a thread and a CPU of its own, until all have left. `call` answers hypercalls; its first
+    /// argument is the vCPU's index in `vcpus`.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl Vm<FastPlatform> {
     ///
     /// # Panics
     ///
-    /// Where a program does.
+    /// A program panics.
     pub fn run_all<P: Program>(
         &self,
         machine: &Arc<FastMachine>,

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Virtual machines: guest programs on vCPUs, over a guest memory that answers their faults as the hypervisor has it
-//! answered.
+//! Virtual machines: guest programs on vCPUs, over a guest memory that answers their faults as the hypervisor does.
 //!
-//! A [`Vcpu`] is data: a program, registers, interrupts. [`Vm::run`] enters it on a [`Cpu`] of either mode, and answers
-//! its exits until it ends, is kicked, or cannot go on. So a vCPU is stopped by a kick, and moved by being run
-//! elsewhere: on another thread, on another CPU, or in another virtual machine with the same memory in it.
+//! A [`Vcpu`] is data: a program, registers and interrupts. [`Vm::run`] enters it on a [`Cpu`] of either mode, and
+//! handles its exits until it ends, is kicked, or cannot go on. So a kick stops a vCPU. To move it, the caller runs it
+//! elsewhere: on another thread, on another CPU, or in another virtual machine with the same memory.
 //!
 //! Invariants:
 //!
-//! * Nothing is locked while a guest runs. Its memory has its own locks, which are held while it answers; whoever waits for
-//!   one gives way, as the platform has it (`Platform::pause`).
-//! * No vCPU enters where another one of its guest ran last, before that one's stage-1 entries went.
-//! * Every exit makes progress, or is handed to the caller.
+//! * No lock of this module is held while a guest runs. The guest's memory holds its own locks while it handles a
+//!   fault; a thread that waits for one calls `Platform::pause`.
+//! * If another vCPU of the guest ran last on a CPU, its stage-1 entries are invalidated before a vCPU enters there.
+//! * Every exit makes progress, or is returned to the caller.
 
 mod cpu;
 mod exit;
@@ -33,45 +32,46 @@ pub use fast::FastCpu;
 pub use unforgiving::RunAllError;
 pub use vcpu::Vcpu;
 
-/// A virtual machine: what its vCPUs share.
+/// A virtual machine: the state that its vCPUs share.
 pub struct Vm<H: Platform> {
     memory: GuestMemory<H>,
     /// `VTTBR_EL2` and `VTCR_EL2`.
     registers: (u64, u64),
-    /// The vCPU that ran last on each CPU, as far as this guest is concerned.
+    /// The vCPU of this guest that ran last on each CPU.
     last: [AtomicU32; CPUS],
 }
 
-/// Why a vCPU is back from its guest.
+/// The reason why a vCPU returned from its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Left {
     /// Its program is over.
     Ended,
-    /// Somebody kicked it. It goes on when it is run again, wherever that is.
+    /// Another thread kicked it. It resumes when it is run again, on any CPU.
     Kicked,
-    /// A fault of the guest's own, or an external abort, which its program did not take.
+    /// A fault of the guest's own, or an external abort, which its program does not handle.
     Fault(Abort),
 }
 
-/// Why a vCPU cannot go on.
+/// The reason why a vCPU cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RunError {
-    /// A fault has no answer. Run again, the vCPU repeats its access: that succeeds where there are frames by then.
+    /// The guest's memory cannot handle a fault. Run again, the vCPU repeats its access, which succeeds once there are
+    /// frames.
     #[error("{fault:x?}: {error}")]
     Memory {
         /// The fault.
         fault: GuestFault,
-        /// What is missing.
+        /// The reason why it cannot.
         error: Error,
     },
-    /// The CPU does not take it.
+    /// The CPU cannot enter the guest.
     #[error(transparent)]
     Cpu(#[from] VcpuError),
 }
 
 impl<H: Platform> Vm<H> {
-    /// The virtual machine of this memory. Its VMID is the caller's to keep apart.
+    /// The virtual machine of this memory. The caller ensures that no other guest has its VMID.
     pub fn new(memory: GuestMemory<H>) -> Self {
         let registers = (memory.stage2().vttbr(), memory.stage2().vtcr());
         Self { memory, registers, last: [const { AtomicU32::new(NOBODY) }; CPUS] }
@@ -82,11 +82,11 @@ impl<H: Platform> Vm<H> {
         &self.memory
     }
 
-    /// Runs a vCPU on this CPU, from where it was left; `call` answers its hypercalls.
+    /// Runs a vCPU on this CPU, from where it stopped; `call` answers its hypercalls.
     ///
     /// # Errors
     ///
-    /// Why it cannot go on.
+    /// The reason why the vCPU cannot go on.
     pub fn run<C: Cpu<Host = H>, P: Program>(
         &self,
         cpu: &C,
@@ -94,8 +94,8 @@ impl<H: Platform> Vm<H> {
         call: impl FnMut([u64; 4]) -> u64,
     ) -> Result<Left, RunError> {
         let last = &self.last[cpu.number() % CPUS];
-        // They have the VMID in common, but not what their stage 1 says (Arm ARM D8.16). What firmware or an earlier guest
-        // left is as foreign, so the first one invalidates too.
+        // vCPUs of a guest share its VMID, but not their stage-1 registers (Arm ARM DDI 0487K.a, D8.16). Entries that
+        // firmware or an earlier guest left are foreign too, so the first vCPU also invalidates.
         if last.swap(vcpu.number, Ordering::Relaxed) != vcpu.number {
             self.memory.stage2().invalidate_for_other_vcpu();
         }
@@ -107,16 +107,16 @@ impl<H: Platform> Vm<H> {
         left
     }
 
-    /// The end of it: nothing is mapped any more, and nothing of its VMID is cached, which another guest may get. No vCPU
-    /// may be running. To be called on a CPU of the machine where that is an unforgiving one.
+    /// Ends the guest: unmaps everything and flushes its VMID, which another guest may get then. No vCPU may be
+    /// running. In strict mode the caller has to be a CPU of the machine.
     ///
-    /// Its frames are free again; what slots were given is not used any more.
+    /// Returns the guest's frames, which are free again; memory that slots were given is no longer used.
     pub fn destroy(self) -> Frames {
         self.memory.destroy(drop)
     }
 }
 
-/// As many as a machine of either mode has at most.
+/// The most CPUs that a machine of either mode has.
 const CPUS: usize = 64;
-/// The number of no vCPU.
+/// The number that stands for no vCPU.
 const NOBODY: u32 = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Virtual machines in the unforgiving mode: vCPUs on CPUs that take turns.
+//! Virtual machines in strict mode: vCPUs on CPUs that take turns.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::interrupts::{Interrupts, Woken};
 use crate::program::{Abort, Ended, Exit, Program, State};
 use crate::unforgiving::{self, Breach, CpuHandle, Guest, Hosted, Machine};
 
-/// Why not all vCPUs ran until they left.
+/// The reason why not all vCPUs ran until they left.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RunAllError {
-    /// There are more than CPUs, or none.
+    /// There are more vCPUs than CPUs, or none.
     #[error(transparent)]
     Vcpus(#[from] CpusError),
     /// A rule was broken.
@@ -32,7 +32,7 @@ impl Cpu for CpuHandle {
         Ok(self.enter(vttbr, vtcr, vcpu.number()).with(*vcpu.state(), Arc::clone(vcpu.interrupts())))
     }
 
-    /// As long as `VTTBR_EL2` names the tables, this CPU walks them.
+    /// Clears `VTTBR_EL2`: while it names the tables, this CPU walks them.
     fn leave(&self) {
         self.load(0);
     }
@@ -77,8 +77,8 @@ impl InGuest for Guest<'_> {
 }
 
 impl Vm<Hosted> {
-    /// Runs each vCPU on a CPU of its own, until all have left. `call` answers hypercalls, and is told which vCPU asks, by
-    /// its place in `vcpus`.
+    /// Runs each vCPU on a CPU of its own, until all have left. `call` answers hypercalls; its first argument is the
+    /// vCPU's index in `vcpus`.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Vm<Hosted> {
     ///
     /// # Panics
     ///
-    /// Where a program does.
+    /// A program panics.
     pub fn run_all<P: Program>(
         &self,
         machine: &Machine,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A vCPU, wherever it is: its program, its registers, and what reaches it from outside.
+//! A vCPU, wherever it runs: its program, registers and interrupts.
 //!
-//! Invariant: all of it is here whenever it is not running, so whoever has it may run it on any CPU.
+//! Invariant: while a vCPU does not run, all its state is here, so its owner may run it on any CPU.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ pub struct Vcpu<P> {
 }
 
 impl<P> Vcpu<P> {
-    /// A vCPU that is about to begin its program, with its stage 1 off. In the unforgiving mode there is no time
+    /// A vCPU at the start of its program, with its stage 1 off. Strict mode has no time
     /// ([`Interrupts::without_time`]).
     pub fn new(program: P, interrupts: Arc<Interrupts>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(NOBODY + 1);
         Self { program, state: State::default(), number: NEXT.fetch_add(1, Ordering::Relaxed), interrupts }
     }
 
-    /// The same with its stage 1 set up as whoever loads the guest wants it to begin.
+    /// The vCPU with its stage 1 set up by these registers when it starts.
     #[must_use]
     pub fn with_stage1(mut self, registers: Stage1Registers) -> Self {
         self.state.stage1 = registers;
@@ -40,22 +40,22 @@ impl<P> Vcpu<P> {
         self.number
     }
 
-    /// Its program, as far as it got.
+    /// The program, in its current state.
     pub fn program(&self) -> &P {
         &self.program
     }
 
-    /// The same, to have it do something else when it is run again.
+    /// The program, so that it can be changed before the next run.
     pub fn program_mut(&mut self) -> &mut P {
         &mut self.program
     }
 
-    /// Its registers, and what the hypervisor has left in them.
+    /// The vCPU's registers, and what the hypervisor has left for it.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// What reaches it from outside, for whoever raises interrupts, or wants it out of its guest.
+    /// The vCPU's interrupts, for threads that raise one or kick the vCPU.
     pub fn interrupts(&self) -> &Arc<Interrupts> {
         &self.interrupts
     }

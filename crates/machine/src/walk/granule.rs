@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a descriptor is and covers, by the granule of its tables (Arm ARM D8.2, D8.3), without FEAT_LPA and FEAT_LPA2.
+//! The kind and span of a descriptor, by the granule of its tables (Arm ARM DDI 0487K.a, D8.2 and D8.3), without
+//! FEAT_LPA and FEAT_LPA2.
 //!
 //! Invariant: levels are 0 to 3, and all arithmetic stays inside 48 bits.
 
@@ -14,7 +15,7 @@ pub(crate) enum Granule {
     Kib64,
 }
 
-/// What a descriptor is, by its last two bits and its level (Arm ARM D8.3.1, D8.3.2).
+/// The kind of a descriptor, by its last two bits and its level (Arm ARM DDI 0487K.a, D8.3.1 and D8.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Invalid,
@@ -23,7 +24,7 @@ pub(super) enum Shape {
 }
 
 impl Granule {
-    /// By the number that TG0 has for it; `None` where that is reserved.
+    /// The granule of a TG0 value; `None` if it is reserved.
     pub(super) const fn of_tg0(field: u64) -> Option<Self> {
         match field {
             0b00 => Some(Self::Kib4),
@@ -33,7 +34,7 @@ impl Granule {
         }
     }
 
-    /// By TG1's, which are others.
+    /// The granule of a TG1 value; the encoding differs from TG0.
     pub(super) const fn of_tg1(field: u64) -> Option<Self> {
         match field {
             0b01 => Some(Self::Kib16),
@@ -43,7 +44,7 @@ impl Granule {
         }
     }
 
-    /// Bytes that a descriptor found at `level` covers.
+    /// The number of bytes that a descriptor at `level` covers.
     pub(crate) const fn span(self, level: u8) -> u64 {
         1 << self.span_shift(level)
     }
@@ -52,17 +53,18 @@ impl Granule {
         self.page_shift() + self.index_bits() * (3 - level as u32)
     }
 
-    /// Bytes from the start of a table below the root to its descriptor for `address`.
+    /// The offset in bytes of the descriptor for `address` in a table below the root.
     pub(super) const fn offset(self, address: u64, level: u8) -> u64 {
         (address >> self.span_shift(level) & ((1 << self.index_bits()) - 1)) * 8
     }
 
-    /// The deepest level at which one table covers addresses of so many bits, of which there are more than a page has.
+    /// The deepest level at which one table covers addresses of `bits` bits, which is more than the bits of a page
+    /// offset.
     pub(super) const fn root_level(self, bits: u32) -> u8 {
         4 - (bits - self.page_shift()).div_ceil(self.index_bits()) as u8
     }
 
-    /// What a descriptor is. A page is never 0b01.
+    /// The kind of a descriptor. 0b01 is never a page.
     pub(super) const fn shape(self, raw: u64, level: u8) -> Shape {
         match (raw & 3, level) {
             (0b11, 0..=2) => Shape::Table,
@@ -72,7 +74,8 @@ impl Granule {
         }
     }
 
-    /// The next table, or a leaf's output: bits 47 down to the granule, of a block those that are not reserved.
+    /// The address of the next table, or a leaf's output: bits 47 down to the granule, without the reserved bits of a
+    /// block.
     pub(super) const fn address(self, raw: u64, level: u8) -> u64 {
         let level = match self.shape(raw, level) {
             Shape::Leaf => level,
@@ -81,7 +84,7 @@ impl Granule {
         raw & 0x0000_ffff_ffff_ffff & !(self.span(level) - 1)
     }
 
-    /// Larger blocks are FEAT_LPA's, of 64 KiB, and FEAT_LPA2's, of the others.
+    /// Larger blocks need FEAT_LPA (64 KiB granule) or FEAT_LPA2 (the others).
     const fn has_blocks(self, level: u8) -> bool {
         match self {
             Self::Kib4 => matches!(level, 1 | 2),
@@ -97,7 +100,7 @@ impl Granule {
         }
     }
 
-    /// A table is a page of descriptors of 8 bytes.
+    /// A table is one page of 8-byte descriptors.
     const fn index_bits(self) -> u32 {
         self.page_shift() - 3
     }

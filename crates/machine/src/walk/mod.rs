@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Table walks as hardware does them, written from the manual (Arm ARM D8.2, D8.3) and not from the engine: all they
-//! know is the values of registers, and what is in memory. Stage 2 is of the 4 KiB granule, stage 1 of any.
+//! Table walks as hardware does them, written from the manual (Arm ARM DDI 0487K.a, D8.2 and D8.3) and not from the
+//! engine: their only inputs are register values and memory. Stage 2 has the 4 KiB granule, stage 1 any granule.
 //!
-//! Invariant: a walk keeps nothing between calls. Each descriptor comes from its caller, who decides which of the
-//! values that were ever there is seen, and each update goes through its caller's compare-and-exchange.
-#![allow(dead_code, reason = "who calls the walks is still to come")]
+//! Invariant: a walk keeps no state between calls. Each descriptor comes from the caller, which decides which of the
+//! values ever stored there the walk sees. Each update goes through the caller's compare-and-exchange.
+#![allow(dead_code, reason = "some parts serve only strict mode or the tests")]
 
 mod granule;
 pub(crate) mod stage1;
@@ -16,14 +16,14 @@ use core::ops::Deref;
 use granule::{Granule, Shape};
 pub(crate) use twofold_stage2::fault::AccessKind;
 
-/// An access as the tables judge it.
+/// An access, with what its permission check depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
-    /// What the guest's instruction does.
+    /// The kind of the guest's instruction.
     pub(crate) kind: AccessKind,
-    /// Where it is executed.
+    /// The exception level that executes it.
     pub(crate) el: El,
-    /// Whose access it is.
+    /// The instruction's own access, or a table walk for it.
     pub(crate) purpose: Purpose,
 }
 
@@ -36,18 +36,18 @@ pub(crate) enum El {
     El1,
 }
 
-/// What an access to guest memory is made for.
+/// The purpose of an access to guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// The instruction's own access.
     Own,
-    /// Hardware reads a stage-1 descriptor on its behalf.
+    /// Hardware reads a stage-1 descriptor for the instruction.
     Stage1Walk,
-    /// Hardware updates a stage-1 descriptor on its behalf.
+    /// Hardware updates a stage-1 descriptor for the instruction.
     Stage1Update,
 }
 
-/// The kinds of fault that a walk ends with. The numbers are the syndrome's (xFSC\[5:2\]).
+/// The kinds of fault that end a walk. The numbers are the syndrome's (xFSC\[5:2\]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultKind {
     /// An address in a register or descriptor is wider than the output size.
@@ -56,11 +56,11 @@ pub(crate) enum FaultKind {
     Translation = 1,
     /// The access flag is clear, and hardware does not set it.
     AccessFlag = 2,
-    /// The entry does not allow it.
+    /// The entry does not allow the access.
     Permission = 3,
 }
 
-/// A setting that the architecture reserves, or that the walks here do not model.
+/// A setting that the architecture reserves, or that these walks do not model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {value:#x}: {why}")]
 pub(crate) struct Unmodelled {
@@ -68,11 +68,11 @@ pub(crate) struct Unmodelled {
     pub(crate) what: &'static str,
     /// Its value.
     pub(crate) value: u64,
-    /// What is wrong with it.
+    /// The reason.
     pub(crate) why: &'static str,
 }
 
-/// The table descriptors that a walk went through, from the root on: at most those of levels 0 to 2.
+/// The table descriptors of a walk, from the root on: at most those of levels 0 to 2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tables<E> {
     entries: [E; 3],
@@ -85,22 +85,22 @@ impl Access {
         Self { kind, el, purpose: Purpose::Own }
     }
 
-    /// The same, made for `purpose`.
+    /// The same access with this purpose.
     pub(crate) const fn with(self, purpose: Purpose) -> Self {
         Self { purpose, ..self }
     }
 
-    /// Whether memory is read. An update of a descriptor reads and writes.
+    /// Whether it reads memory. An update of a descriptor reads and writes.
     const fn reads(self) -> bool {
         !matches!((self.purpose, self.kind), (Purpose::Own, AccessKind::Write | AccessKind::Execute))
     }
 
-    /// Whether memory is written.
+    /// Whether it writes memory.
     const fn writes(self) -> bool {
         matches!((self.purpose, self.kind), (Purpose::Own, AccessKind::Write) | (Purpose::Stage1Update, _))
     }
 
-    /// Whether an instruction is fetched.
+    /// Whether it fetches an instruction.
     const fn executes(self) -> bool {
         matches!((self.purpose, self.kind), (Purpose::Own, AccessKind::Execute))
     }
@@ -121,12 +121,12 @@ impl<E> Deref for Tables<E> {
     }
 }
 
-/// Bytes that a descriptor of stage 2 found at `level` covers.
+/// The number of bytes that a stage-2 descriptor at `level` covers.
 pub(crate) const fn span(level: u8) -> u64 {
     STAGE2.span(level)
 }
 
-/// The granule of stage 2, whatever a guest has for its stage 1.
+/// The granule of stage 2, independent of the guest's stage 1.
 const STAGE2: Granule = Granule::Kib4;
 
 /// The access flag, in leaves of both stages.
@@ -134,7 +134,7 @@ const ACCESSED: u64 = 1 << 10;
 /// DBM, in leaves of both stages.
 const DIRTY_BY_HARDWARE: u64 = 1 << 51;
 
-/// Bits of an address by the number that PS and IPS give; those beyond 48 need FEAT_LPA.
+/// The number of address bits for a value of PS or IPS; more than 48 need FEAT_LPA.
 const fn output_bits(field: u64) -> Option<u32> {
     const BITS: [u32; 6] = [32, 36, 40, 42, 44, 48];
     if field < 6 { Some(BITS[field as usize]) } else { None }

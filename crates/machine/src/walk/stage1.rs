@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The walk of a guest's own stage 1, the EL1&0 regime as `SCTLR_EL1`, `TCR_EL1`, `TTBR0_EL1`, `TTBR1_EL1` and
-//! `MAIR_EL1` set it up (Arm ARM D8.2, D8.4, D8.5).
+//! The walk of a guest's own stage 1: the EL1&0 regime as `SCTLR_EL1`, `TCR_EL1`, `TTBR0_EL1`, `TTBR1_EL1` and
+//! `MAIR_EL1` set it up (Arm ARM DDI 0487K.a, D8.2, D8.4 and D8.5).
 //!
-//! Invariant: a descriptor of the guest's is at an IPA. It is read where stage 2 lets a stage-1 walk read, and changed,
-//! by hardware's updates alone, where stage 2 lets it write.
+//! Invariant: a guest's descriptor is at an IPA. The walk reads it only if stage 2 allows a stage-1 walk to read. Only
+//! hardware's updates change it, and only if stage 2 allows the write.
 
 use super::stage2::Stage2Fault;
 use super::{
@@ -12,13 +12,13 @@ use super::{
 };
 use crate::program::Stage1Registers;
 
-/// The guest's memory, with its tables in it.
+/// The guest's memory, which holds its tables.
 pub(crate) trait GuestTables {
-    /// Stage 2: where `ipa` is for `access`, which is a walk's or an update's.
+    /// Stage 2: the output address of `ipa` for `access`, which is of a walk or an update.
     ///
     /// # Errors
     ///
-    /// The fault that stage 2 ends with.
+    /// The fault that ends the stage-2 walk.
     fn translate(&mut self, ipa: u64, access: Access) -> Result<u64, Stage2Fault>;
 
     /// The descriptor at `pa`, as this walk sees it.
@@ -28,20 +28,20 @@ pub(crate) trait GuestTables {
     ///
     /// # Errors
     ///
-    /// What is there instead: the walk begins anew from it.
+    /// The current value, if it is not `old`: the walk continues with it.
     fn update_stage1(&mut self, pa: u64, old: u64, new: u64) -> Result<(), u64>;
 }
 
 /// The stage-1 translation regime of one vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Regime {
-    /// `None` where the MMU is off.
+    /// `None` if the MMU is off.
     tables: Option<Control>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Control {
-    /// What TTBR0 and TTBR1 translate; `None` where EPD turns walks off.
+    /// The ranges of TTBR0 and TTBR1; `None` if EPD disables walks.
     halves: [Option<Half>; 2],
     asid: u16,
     /// IPS.
@@ -60,48 +60,48 @@ struct Half {
     granule: Granule,
 }
 
-/// The page or block that translates an address, or with the MMU off the page itself.
+/// The page or block that translates an address; with the MMU off, the page itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leaf1 {
-    /// The first address that it translates.
+    /// The first address of its range.
     pub(crate) va: u64,
-    /// What that becomes.
+    /// The IPA that it translates this address to.
     pub(crate) ipa: u64,
-    /// Bytes that it translates.
+    /// The number of bytes that it translates.
     pub(crate) size: u64,
     /// Its descriptor, after hardware's update; `None` with the MMU off.
     pub(crate) descriptor: Option<Descriptor1>,
-    /// The way there.
+    /// The table descriptors of the walk.
     pub(crate) tables: Tables<Descriptor1>,
-    /// The address space that it belongs to, unless it is global.
+    /// The address space of the leaf, unless it is global.
     pub(crate) asid: u16,
-    /// Whether it is the same in all address spaces.
+    /// Whether the leaf holds in all address spaces.
     pub(crate) global: bool,
-    /// Whether it is write-back or write-through memory, as far as stage 1 is concerned.
+    /// Whether stage 1 makes the memory write-back or write-through.
     pub(crate) cacheable: bool,
 }
 
 /// A descriptor that a walk used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Descriptor1 {
-    /// The level at which it was found.
+    /// The level of its table.
     pub(crate) level: u8,
-    /// Where the guest has it.
+    /// Its IPA.
     pub(crate) ipa: u64,
-    /// Where it is.
+    /// Its physical address.
     pub(crate) pa: u64,
     /// Its value.
     pub(crate) raw: u64,
 }
 
-/// Why a walk ended without a leaf.
+/// The reason why a walk ended without a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// A fault of stage 1, at this level.
     Stage1(FaultKind, u8),
     /// A fault of stage 2 on a descriptor, in a walk or update (`Access::purpose`).
     Stage2(Stage2Fault, Access),
-    /// The guest uses what is not modelled.
+    /// The guest uses a setting that is not modelled.
     Unmodelled(Unmodelled),
 }
 
@@ -116,7 +116,7 @@ impl Regime {
         if sctlr & MMU_ON == 0 {
             return Ok(Self { tables: None });
         }
-        // All from HWU059 (43) on, TBI1 and TBI0, 35, and 6.
+        // The bits from HWU059 (43) on, TBI1 and TBI0, 35, and 6.
         const RESERVED: u64 = !0 << 43 | 3 << 37 | 1 << 35 | 1 << 6;
         let control = |holds, why| require(holds, "TCR_EL1", tcr, why);
         control(tcr & RESERVED == 0, "bits are set that are reserved or not modelled")?;
@@ -141,7 +141,7 @@ impl Regime {
         })
     }
 
-    /// The leaf that lets `access`, an instruction's own, reach `va` as far as stage 1 is concerned.
+    /// Walks to the leaf that lets `access`, an instruction's own, reach `va` in stage 1.
     pub(crate) fn walk(&self, va: u64, access: Access, memory: &mut impl GuestTables) -> Result<Leaf1, Fault> {
         match &self.tables {
             Some(control) => control.walk(va, access, memory),
@@ -149,9 +149,9 @@ impl Regime {
         }
     }
 
-    /// What a leaf has to be for `access`, from memory or from a TLB: its descriptor where that allows it as it is,
-    /// else with hardware's updates, which have to be made in memory first; `None` with the MMU off, where all is
-    /// allowed.
+    /// The descriptor that a leaf, from memory or a TLB, needs for `access`. If it is the leaf's own, the access is
+    /// allowed as it is. If it differs, hardware's updates have to be made in memory first. `None` with the MMU off,
+    /// where every access is allowed.
     pub(crate) fn grant(&self, leaf: &Leaf1, access: Access) -> Result<Option<u64>, FaultKind> {
         match (&self.tables, leaf.descriptor) {
             (Some(control), Some(descriptor)) => control.grant(descriptor.raw, access).map(Some),
@@ -160,7 +160,7 @@ impl Regime {
     }
 }
 
-/// What TCR's half from bit `at` on, with this granule, and its TTBR, set up.
+/// The half that TCR's fields from bit `at` on, with this granule, and its TTBR set up.
 fn half(
     tcr: u64,
     at: u32,
@@ -173,7 +173,7 @@ fn half(
     }
     let control = |holds, why| require(holds, "TCR_EL1", tcr, why);
     let tsz = (field & 0x3f) as u32;
-    // Whatever the granule: beyond are FEAT_LVA, FEAT_LPA2 and FEAT_TTST (Arm ARM D8.2).
+    // For every granule: sizes beyond need FEAT_LVA, FEAT_LPA2 or FEAT_TTST (Arm ARM DDI 0487K.a, D8.2).
     control((16..=39).contains(&tsz), "TxSZ is out of bounds")?;
     let reserved = Unmodelled { what: "TCR_EL1", value: tcr, why: "TGx is reserved" };
     let granule = granule.ok_or(reserved)?;
@@ -191,12 +191,12 @@ impl Half {
     }
 }
 
-/// With the MMU off an address stays what it is, and may be of 48 bits.
+/// With the MMU off, the output equals the address, which may have 48 bits.
 fn untranslated(va: u64) -> Result<Leaf1, Fault> {
     if va >> 48 != 0 {
         return Err(Fault::Stage1(FaultKind::AddressSize, 0));
     }
-    // The smallest there is: what is the same for a page is for each part of it.
+    // The smallest granule: what holds for a page holds for each part of it.
     let size = Granule::Kib4.span(3);
     let page = va & !(size - 1);
     let tables = Tables::default();
@@ -206,7 +206,7 @@ fn untranslated(va: u64) -> Result<Leaf1, Fault> {
 impl Control {
     fn walk(&self, va: u64, access: Access, memory: &mut impl GuestTables) -> Result<Leaf1, Fault> {
         let fault = |kind, level| Fault::Stage1(kind, level);
-        // Bit 55 chooses the half, and all above the half's size has to be as it is.
+        // Bit 55 chooses the half, and all bits above the half's size have to equal it.
         let upper = va >> 55 & 1 == 1;
         let half = self.halves[usize::from(upper)].ok_or(fault(FaultKind::Translation, 0))?;
         if (if upper { !va } else { va }) >> half.va_bits != 0 {
@@ -229,7 +229,7 @@ impl Control {
                 return Err(fault(FaultKind::AddressSize, level));
             }
             if shape == Shape::Table {
-                // NSTable has no meaning here; APTable, UXNTable and PXNTable would.
+                // NSTable has no meaning here; APTable, UXNTable and PXNTable would have one.
                 let plain = at.raw >> 59 & 0xf == 0;
                 require(plain, "a stage-1 table descriptor", at.raw, "hierarchical permissions are not modelled")
                     .map_err(Fault::Unmodelled)?;
@@ -255,12 +255,12 @@ impl Control {
         }
     }
 
-    /// `raw` with hardware's updates, if it allows `access` then.
+    /// `raw` with hardware's updates, if the result allows `access`.
     fn grant(&self, raw: u64, access: Access) -> Result<u64, FaultKind> {
         if raw & ACCESSED == 0 && !self.access_flag {
             return Err(FaultKind::AccessFlag);
         }
-        // An entry with DBM counts as writable, whoever asks; it becomes so by a write.
+        // An entry with DBM counts as writable for every access; only a write makes it so in memory.
         let armed = self.dirty_state && raw & DIRTY_BY_HARDWARE != 0;
         let effective = if armed { raw & !READ_ONLY } else { raw };
         if !allows(effective, access) {
@@ -269,7 +269,8 @@ impl Control {
         Ok(ACCESSED | if access.writes() { effective } else { raw })
     }
 
-    /// By `MAIR_EL1`'s byte for AttrIndx (Arm ARM D23.2): inner and outer both write-back or write-through.
+    /// Whether `MAIR_EL1`'s byte for AttrIndx makes inner and outer write-back or write-through (Arm ARM DDI 0487K.a,
+    /// D23.2).
     fn is_cacheable(&self, raw: u64) -> bool {
         const DEVICE: u64 = 0b0000;
         const NON_CACHEABLE: u64 = 0b0100;
@@ -284,10 +285,10 @@ fn read(memory: &mut impl GuestTables, level: u8, ipa: u64, access: Access) -> R
     Ok(Descriptor1 { level, ipa, pa, raw: memory.stage1(pa) })
 }
 
-/// Makes `new` of a descriptor, in memory and in `at`. `false` where it is not any more what was read: `at` is what it
-/// is.
+/// Replaces a descriptor by `new`, in memory and in `at`. Returns `false` if the descriptor has changed since it was
+/// read; `at` is then its current value.
 fn update(memory: &mut impl GuestTables, at: &mut Descriptor1, new: u64, access: Access) -> Result<bool, Fault> {
-    // Stage 2 may have moved the page since it was read.
+    // Stage 2 may have moved the page since the descriptor was read.
     at.pa = translate(memory, at.ipa, access.with(Purpose::Stage1Update))?;
     let updated = memory.update_stage1(at.pa, at.raw, new);
     at.raw = updated.err().unwrap_or(new);
@@ -309,8 +310,8 @@ const EL1_EXECUTE_NEVER: u64 = 1 << 53;
 /// UXN, execute-never at EL0.
 const EL0_EXECUTE_NEVER: u64 = 1 << 54;
 
-/// Whether AP, PXN and UXN of a leaf allow an instruction's own access (Arm ARM D8.4.1). What EL0 may write EL1 does
-/// not execute; what EL0 may not read it may execute.
+/// Whether AP, PXN and UXN of a leaf allow an instruction's own access (Arm ARM DDI 0487K.a, D8.4.1). EL1 does not
+/// execute what EL0 may write. EL0 may execute what it may not read.
 fn allows(raw: u64, access: Access) -> bool {
     let writable = raw & READ_ONLY == 0;
     let el0_data = raw & EL0 != 0;

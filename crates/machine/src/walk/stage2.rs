@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The walk of stage 2, as `VTTBR_EL2` and `VTCR_EL2` set it up (Arm ARM D8.2, D8.4, D8.5).
+//! The walk of stage 2, as `VTTBR_EL2` and `VTCR_EL2` set it up (Arm ARM DDI 0487K.a, D8.2, D8.4 and D8.5).
 //!
-//! Invariant: a descriptor is changed by hardware's two updates alone, each a compare-and-exchange of the value that
-//! the walk has read: the access flag, by any walk, and S2AP\[1\] where DBM is set, by a write that nothing else
-//! forbids.
+//! Invariant: only hardware's two updates change a descriptor. Each is a compare-and-exchange of the value that the
+//! walk read. Any walk may set the access flag. A write that nothing else forbids sets S2AP\[1\] where DBM is set.
 
 use twofold_stage2::Features;
 
@@ -11,7 +10,7 @@ use super::{
     ACCESSED, Access, DIRTY_BY_HARDWARE, El, FaultKind, STAGE2, Shape, Tables, Unmodelled, output_bits, require, span,
 };
 
-/// The tables' memory.
+/// The memory of the tables.
 pub(crate) trait Entries {
     /// The descriptor at `pa`, as this walk sees it.
     fn stage2(&mut self, pa: u64) -> u64;
@@ -20,7 +19,7 @@ pub(crate) trait Entries {
     ///
     /// # Errors
     ///
-    /// What is there instead: the walk begins anew from it.
+    /// The current value, if it is not `old`: the walk continues with it.
     fn update_stage2(&mut self, pa: u64, old: u64, new: u64) -> Result<(), u64>;
 }
 
@@ -44,42 +43,42 @@ pub(crate) struct Regime {
 pub(crate) struct Leaf2 {
     /// The first address that it translates.
     pub(crate) ipa: u64,
-    /// Where it was found: 1, 2 or 3.
+    /// Its level: 1, 2 or 3.
     pub(crate) level: u8,
     /// The descriptor, after hardware's update.
     pub(crate) raw: u64,
-    /// Where the descriptor is.
+    /// The physical address of the descriptor.
     pub(crate) entry: u64,
-    /// The way there.
+    /// The table descriptors of the walk.
     pub(crate) tables: Tables<Table2>,
 }
 
-/// A table descriptor that a walk went through.
+/// A table descriptor on a walk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Table2 {
-    /// Where it was found.
+    /// Its level.
     pub(crate) level: u8,
-    /// Where the descriptor is.
+    /// The physical address of the descriptor.
     pub(crate) entry: u64,
     /// The descriptor.
     pub(crate) raw: u64,
 }
 
-/// Why a walk ended without a leaf.
+/// The reason why a walk ended without a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stage2Fault {
-    /// What was wrong.
+    /// The kind of fault.
     pub(crate) kind: FaultKind,
     /// The level of the descriptor that ended the walk.
     pub(crate) level: u8,
-    /// The address that was to be translated, to the byte.
+    /// The address to be translated, to the byte.
     pub(crate) ipa: u64,
 }
 
 impl Regime {
     /// The regime as the registers set it up on a CPU with these features.
     pub(crate) fn new(vttbr: u64, vtcr: u64, features: &Features) -> Result<Self, Unmodelled> {
-        // NSA, NSW, HWU62 to HWU59, 24, 23, 20, and all from DS (32) on.
+        // NSA, NSW, HWU62 to HWU59, 24, 23, 20, and the bits from DS (32) on.
         const RESERVED: u64 = !0 << 32 | 0x3f << 25 | 1 << 24 | 1 << 23 | 1 << 20;
         let control = |holds, why| require(holds, "VTCR_EL2", vtcr, why);
         control(vtcr & RESERVED == 0, "bits are set that are reserved or not modelled")?;
@@ -95,13 +94,13 @@ impl Regime {
         let sl0 = vtcr >> 6 & 3;
         control(sl0 != 3, "SL0 is reserved")?;
         let root_level = 2 - sl0 as u8;
-        // A root table has 2 to 512 descriptors, and up to 16 tables are concatenated (Arm ARM D8.2.2).
+        // A root table has 2 to 512 descriptors, and up to 16 tables are concatenated (Arm ARM DDI 0487K.a, D8.2.2).
         let root_bits = ipa_bits.checked_sub(STAGE2.span_shift(root_level)).filter(|bits| (1..=9 + 4).contains(bits));
         control(root_bits.is_some(), "SL0 does not fit to T0SZ")?;
         let root_size = 8u64 << root_bits.unwrap_or_default();
         let pa_bits = output_bits(vtcr >> 16 & 7);
         control(pa_bits.is_some(), "PS is more than 48 bits")?;
-        // What is more than the CPU has is taken for what it has.
+        // A size beyond what the CPU implements is treated as the implemented size.
         let pa_bits = pa_bits.unwrap_or_default().min(features.pa_bits);
 
         let vmid_16 = vtcr >> 19 & 1 == 1;
@@ -127,19 +126,20 @@ impl Regime {
         })
     }
 
-    /// The leaf that lets `access` reach `ipa`.
+    /// Walks to the leaf that lets `access` reach `ipa`.
     pub(crate) fn walk(&self, ipa: u64, access: Access, entries: &mut impl Entries) -> Result<Leaf2, Stage2Fault> {
         self.descend(ipa, entries, |raw| self.grant(raw, access))
     }
 
-    /// The leaf that a speculative walk puts into the TLB. It may set an access flag, grants no write, and ends without
-    /// a word where a TLB may hold nothing: of a descriptor that leads to any other fault than for permission.
+    /// The leaf that a speculative walk puts into the TLB. The walk may set an access flag, and never sets S2AP\[1\].
+    /// It returns `None` where a TLB may hold no entry: for a descriptor that leads to a fault other than a permission
+    /// fault.
     pub(crate) fn speculate(&self, ipa: u64, entries: &mut impl Entries) -> Option<Leaf2> {
         self.descend(ipa, entries, |raw| self.accessed(raw)).ok()
     }
 
-    /// What a leaf has to be for `access`, from memory or from a TLB: `raw` where it allows it as it is, else `raw`
-    /// with hardware's updates, which have to be made in memory first.
+    /// The descriptor that a leaf, from memory or a TLB, needs for `access`. If it is `raw`, the access is allowed as
+    /// it is. If it differs, hardware's updates have to be made in memory first.
     pub(crate) fn grant(&self, raw: u64, access: Access) -> Result<u64, FaultKind> {
         let accessed = self.accessed(raw)?;
         let granted = if self.dirty_state && raw & DIRTY_BY_HARDWARE != 0 && access.writes() {
@@ -166,7 +166,7 @@ impl Regime {
         }
         let mut tables = Tables::default();
         let mut level = self.root_level;
-        // The index is of all concatenated tables together.
+        // The index is into all concatenated tables.
         let mut entry = self.root + (ipa >> STAGE2.span_shift(level)) * 8;
         let mut raw = entries.stage2(entry);
         loop {
@@ -202,8 +202,8 @@ const READ: u64 = 1 << 6;
 /// S2AP\[1\].
 const WRITE: u64 = 1 << 7;
 
-/// Whether S2AP and XN of a leaf allow `access`, as they are. XN is read as FEAT_XNX has it; the two encodings that
-/// there are without it mean the same. Execution asks for no permission to read.
+/// Whether S2AP and XN of a leaf, as they are, allow `access`. XN is read as with FEAT_XNX; its two encodings without
+/// that feature mean the same. Execution needs no permission to read.
 pub(crate) fn allows(raw: u64, access: Access) -> bool {
     let executable = match raw >> 53 & 3 {
         0b00 => true,
@@ -214,13 +214,13 @@ pub(crate) fn allows(raw: u64, access: Access) -> bool {
     (!access.reads() || raw & READ != 0) && (!access.writes() || raw & WRITE != 0) && (!access.executes() || executable)
 }
 
-/// What a leaf of `level` makes of `ipa`.
+/// The output address of a leaf at `level` for `ipa`.
 pub(crate) const fn output(raw: u64, level: u8, ipa: u64) -> u64 {
     STAGE2.address(raw, level) | ipa & (span(level) - 1)
 }
 
-/// Whether the guest's accesses through a leaf go through the data cache, when stage 1 says `stage1_cacheable`
-/// (Arm ARM D8.6.5; with FEAT_S2FWB and `HCR_EL2.FWB` set, D8.6.6).
+/// Whether the guest's accesses through a leaf go through the data cache, where stage 1 has `stage1_cacheable` (Arm ARM
+/// DDI 0487K.a, D8.6.5; with FEAT_S2FWB and `HCR_EL2.FWB` set, D8.6.6).
 pub(crate) const fn is_cached(raw: u64, forced_write_back: bool, stage1_cacheable: bool) -> bool {
     let (high, low) = (raw >> 4 & 3, raw >> 2 & 3);
     if forced_write_back {
@@ -232,8 +232,8 @@ pub(crate) const fn is_cached(raw: u64, forced_write_back: bool, stage1_cacheabl
     }
 }
 
-/// The bits of a valid descriptor that are set although the architecture reserves them, or give them a meaning that
-/// nothing here knows of (contiguous, nT): what a walk passes over, and whoever makes tables must not use.
+/// The set bits of a valid descriptor that the architecture reserves, or whose meaning is not modelled (contiguous,
+/// nT). A walk ignores them; software that builds tables must not set them.
 pub(crate) const fn reserved_bits(raw: u64, level: u8, features: &Features) -> u64 {
     const CONTIGUOUS: u64 = 1 << 52;
     let reserved = match STAGE2.shape(raw, level) {
@@ -242,7 +242,7 @@ pub(crate) const fn reserved_bits(raw: u64, level: u8, features: &Features) -> u
         Shape::Leaf => {
             let xn_0 = if features.execute_per_el { 0 } else { 1 << 53 };
             let dbm = if features.hardware_dirty_state { 0 } else { DIRTY_BY_HARDWARE };
-            // Of a block also the address bits below its size, nT among them.
+            // In a block, also the address bits below its size, which include nT.
             CONTIGUOUS | 7 << 48 | 1 << 11 | xn_0 | dbm | (span(level) - 1) & !0xfff
         }
     };
@@ -288,7 +288,7 @@ mod tests {
     #[derive(Default)]
     struct Ram {
         words: BTreeMap<u64, u64>,
-        /// What another CPU writes just before the next update.
+        /// The value that another CPU writes just before the next update.
         race: Option<u64>,
         updates: Vec<(u64, u64)>,
     }
@@ -317,7 +317,7 @@ mod tests {
         Regime::new(ROOT, VTCR | bits, &ALL).unwrap()
     }
 
-    /// Where the descriptor of `level` for `ADDRESS` is.
+    /// The address of the descriptor of `level` for `ADDRESS`.
     fn entry(level: u8) -> u64 {
         [0, ROOT + 513 * 8, L2 + 5 * 8, L3 + 7 * 8][usize::from(level)]
     }
@@ -453,13 +453,13 @@ mod tests {
             (HA | HD, DBM, update, Err(Permission)),
             (HA | HD, READ, STORE, Err(Permission)),
             (HA, READ | DBM, STORE, Err(Permission)),
-            // HD alone is nothing.
+            // HD without HA has no effect.
             (HD, ACCESSED | READ | DBM, STORE, Err(Permission)),
             (0, ACCESSED | READ, update, Err(Permission)),
             (0, ACCESSED | WRITE, walk, Err(Permission)),
         ] {
             assert_eq!(regime(control).grant(raw, access), expected, "{control:#x} {raw:#x} {access:?}");
-            // And so in a walk, which leaves a refused entry as it is.
+            // A walk does the same, and leaves a refused entry as it is.
             let mut ram = ram(3, raw | PAGE);
             let walked = regime(control).walk(ADDRESS, access, &mut ram);
             assert_eq!(walked.map(|leaf| leaf.raw).map_err(|fault| fault.kind), expected.map(|raw| raw | PAGE));
@@ -472,10 +472,10 @@ mod tests {
         let el0 = Access { el: El::El0, ..FETCH };
         for (xn, at_el0, at_el1) in [(0b00, true, true), (0b01, true, false), (0b10, false, false), (0b11, false, true)]
         {
-            // S2AP has no say.
+            // S2AP does not matter.
             assert_eq!((allows(xn << 53, el0), allows(xn << 53, FETCH)), (at_el0, at_el1), "{xn:#b}");
-            assert!(allows(xn << 53 | READ, LOAD), "and XN none in loads");
-            assert!(allows(xn << 53 | READ, FETCH.with(Purpose::Stage1Walk)), "nor in walks for a fetch");
+            assert!(allows(xn << 53 | READ, LOAD), "XN does not affect loads");
+            assert!(allows(xn << 53 | READ, FETCH.with(Purpose::Stage1Walk)), "XN does not affect walks for a fetch");
         }
     }
 
@@ -483,15 +483,15 @@ mod tests {
     fn an_entry_that_changes_meanwhile_is_walked_anew() {
         let raw = PAGE | READ | DBM;
         let regime = regime(HA | HD);
-        // Another CPU was faster.
+        // Another CPU made the same update first.
         let mut faster = Ram { race: Some(raw | ACCESSED | WRITE), ..ram(3, raw) };
         assert_eq!(regime.walk(ADDRESS, STORE, &mut faster).unwrap().raw, raw | ACCESSED | WRITE);
         assert_eq!(faster.updates, []);
-        // Another CPU has read it: this one's write is still to be recorded.
+        // Another CPU has read the page: this CPU's write still has to be recorded.
         let mut read = Ram { race: Some(raw | ACCESSED), ..ram(3, raw) };
         assert_eq!(regime.walk(ADDRESS, STORE, &mut read).unwrap().raw, raw | ACCESSED | WRITE);
         assert_eq!(read.updates, [(raw | ACCESSED, raw | ACCESSED | WRITE)]);
-        // It was unmapped.
+        // The page was unmapped.
         let mut gone = Ram { race: Some(0), ..ram(3, raw) };
         assert_eq!(regime.walk(ADDRESS, STORE, &mut gone).unwrap_err().kind, FaultKind::Translation);
         // A block became a table.
@@ -550,14 +550,14 @@ mod tests {
         }
     }
 
-    /// Memory that is full of anything.
+    /// Memory of pseudo-random words.
     struct Noise(u64, BTreeMap<u64, u64>);
 
     impl Entries for Noise {
         fn stage2(&mut self, pa: u64) -> u64 {
             let mut word = (self.0 ^ pa).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             word ^= word >> 29;
-            // Mostly small addresses, and valid: otherwise walks end at once.
+            // Most addresses are small, and most words valid: otherwise walks end at once.
             *self.1.entry(pa).or_insert(word.wrapping_mul(0xbf58_476d_1ce4_e5b9) & !(0xf << 44) | 1)
         }
 
@@ -587,7 +587,7 @@ mod tests {
                 prop_assert!((leaf.ipa..leaf.ipa + span(leaf.level)).contains(&ipa));
                 prop_assert_eq!(output(leaf.raw, leaf.level, ipa) % span(leaf.level), ipa % span(leaf.level));
                 prop_assert_eq!(leaf.tables.len(), usize::from(leaf.level) - 1);
-                // And again: nothing is left to do.
+                // A second walk has nothing to update.
                 let count = noise.1.len();
                 prop_assert_eq!(regime.walk(ipa, access, &mut noise), Ok(leaf));
                 prop_assert_eq!(noise.1.len(), count);

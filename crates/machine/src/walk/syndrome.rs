@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a fault leaves in the syndrome registers (Arm ARM D23.2: `ESR_ELx`, `FAR_ELx`, `HPFAR_EL2`).
+//! The syndrome registers after a fault (Arm ARM DDI 0487K.a, D23.2: `ESR_ELx`, `FAR_ELx`, `HPFAR_EL2`).
 //!
-//! Invariant: what the architecture leaves UNKNOWN is never right here, so nobody can rely on it.
+//! Invariant: a value that the architecture leaves UNKNOWN is always wrong here, so no code can rely on it.
 
 use super::stage2::Stage2Fault;
 use super::{Access, AccessKind, El, FaultKind, Purpose};
 use crate::program::Abort;
 
-/// In a register that is UNKNOWN after a fault.
+/// The value of a register that is UNKNOWN after a fault.
 pub(crate) const UNKNOWN: u64 = u64::MAX;
 
-/// What EL2 sees after a stage-2 fault of `access`, which an instruction at `va` made or has led to.
+/// The registers of EL2 after a stage-2 fault of `access`, which an instruction at `va` made or caused.
 pub(crate) fn stage2(fault: &Stage2Fault, access: Access, va: u64) -> Abort {
     let own = access.purpose == Purpose::Own;
     let s1ptw = u64::from(!own) << 7;
-    // HPFAR_EL2 is valid but for permission faults of an instruction's own access.
+    // HPFAR_EL2 is valid except for permission faults of an instruction's own access.
     let known = !own || fault.kind != FaultKind::Permission;
     Abort {
         esr: lower_level(access.kind) | s1ptw | write_not_read(access) | status(fault.kind, fault.level),
@@ -23,13 +23,13 @@ pub(crate) fn stage2(fault: &Stage2Fault, access: Access, va: u64) -> Abort {
     }
 }
 
-/// What EL2 sees after an access at `va` hit two entries of the TLB of which one is stage 2's.
+/// The registers of EL2 after an access at `va` hit two TLB entries, of which one is a stage-2 entry.
 pub(crate) fn conflict(access: Access, va: u64) -> Abort {
     const TLB_CONFLICT: u64 = 0b11_0000;
     Abort { esr: lower_level(access.kind) | write_not_read(access) | TLB_CONFLICT, far: va, hpfar: UNKNOWN }
 }
 
-/// What the guest's EL1 sees after a stage-1 fault of its own. There is no `HPFAR_EL1`.
+/// The registers of EL1 after a stage-1 fault. There is no `HPFAR_EL1`.
 pub(crate) fn stage1(kind: FaultKind, level: u8, access: Access, va: u64) -> Abort {
     let class = match access.el {
         El::El0 => lower_level(access.kind),
@@ -38,10 +38,10 @@ pub(crate) fn stage1(kind: FaultKind, level: u8, access: Access, va: u64) -> Abo
     Abort { esr: class | write_not_read(access) | status(kind, level), far: va, hpfar: UNKNOWN }
 }
 
-/// In EC: the abort is taken to the level that it comes from.
+/// EC bit of an abort that is taken to the exception level it comes from.
 const SAME_LEVEL: u64 = 1 << 26;
 
-/// EC of an abort from a lower exception level, and IL, which is set where ISV is not.
+/// EC of an abort from a lower exception level, and IL, which is set where ISV is clear.
 const fn lower_level(kind: AccessKind) -> u64 {
     const INSTRUCTION_ABORT: u64 = 0x20;
     const DATA_ABORT: u64 = 0x24;
@@ -53,8 +53,7 @@ const fn lower_level(kind: AccessKind) -> u64 {
     class << 26 | IL
 }
 
-/// WnR, and CM beside it. Of a walk's fault they tell nothing: CPUs leave WnR clear even where a descriptor could not be
-/// updated.
+/// WnR, and CM with it. For a walk's fault they say nothing: CPUs leave WnR clear even for a failed descriptor update.
 const fn write_not_read(access: Access) -> u64 {
     const WNR: u64 = 1 << 6;
     const CM: u64 = 1 << 8;
@@ -92,7 +91,7 @@ mod tests {
         let abort = stage2(&translation, access(AccessKind::Write, Purpose::Own), VA);
         assert_eq!((abort.esr, abort.far, abort.hpfar), (0x9200_0047, VA, 0x40_2010));
         let abort = stage2(&translation, access(AccessKind::Maintenance, Purpose::Own), VA);
-        assert_eq!(abort.esr, 0x9200_0147, "CM, and WnR beside it");
+        assert_eq!(abort.esr, 0x9200_0147, "CM and WnR");
         let permission = Stage2Fault { kind: FaultKind::Permission, level: 2, ipa: 0x4020_1ff8 };
         let abort = stage2(&permission, access(AccessKind::Execute, Purpose::Own), VA);
         assert_eq!((abort.esr, abort.hpfar), (0x8200_000e, UNKNOWN));
@@ -104,7 +103,7 @@ mod tests {
         assert_eq!(stage1(FaultKind::Permission, 3, el0, VA).esr, 0x8200_000f);
     }
 
-    /// What the hypervisor reads from a syndrome is what was meant.
+    /// The hypervisor decodes each syndrome to the fault it was made from.
     #[test]
     fn faults_are_read_back() {
         let mut read = 0;
@@ -117,7 +116,8 @@ mod tests {
                 for (access_kind, purpose) in KINDS.into_iter().flat_map(|kind| PURPOSES.map(|purpose| (kind, purpose)))
                 {
                     let access = access(access_kind, purpose);
-                    // An update that stage 2 refuses for any other reason has been refused to the walk before.
+                    // Stage 2 refuses an update only for permission: any other fault would already have refused the
+                    // walk's read.
                     let refused = purpose == Purpose::Stage1Update || kind != FaultKind::Permission;
                     if purpose != Purpose::Own && !refused {
                         continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The stage-1 walk over tables spelled out, races, stage 2 in the way, and memory that is full of anything.
+//! The stage-1 walk over tables written by hand, with races, stage-2 faults, and memory of pseudo-random words.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const HA: u64 = 1 << 39;
 const HD: u64 = 1 << 40;
 const AS: u64 = 1 << 36;
 const A1: u64 = 1 << 22;
-/// 39 bits below, 25 bits above, 4 KiB, write-back and inner shareable walks, 40 bits of IPA.
+/// 39 bits in the lower half, 25 in the upper, 4 KiB, write-back and inner shareable walks, 40 bits of IPA.
 const TCR: u64 = 2 << 32 | 0b10 << 30 | 0x35 << 24 | 39 << 16 | 0x35 << 8 | 25;
 const LOWER: u64 = 0x1000;
 /// 16 descriptors.
@@ -25,7 +25,7 @@ const TABLE: u64 = 0b11;
 const BLOCK: u64 = 0b01;
 const PAGE: u64 = 0b11;
 const DBM: u64 = DIRTY_BY_HARDWARE;
-/// Where the guest's memory is: PA = IPA + this.
+/// The guest's memory in the physical address space: PA = IPA + this.
 const RAM: u64 = 0x8000_0000;
 const ADDRESS: u64 = 3 << 30 | 5 << 21 | 7 << 12 | 0x234;
 
@@ -37,11 +37,11 @@ const FETCH: Access = Access::new(AccessKind::Execute, El::El1);
 #[derive(Default)]
 struct Ram {
     words: BTreeMap<u64, u64>,
-    /// What another vCPU writes just before the next update.
+    /// The value that another vCPU writes just before the next update.
     race: Option<u64>,
-    /// Where stage 2 has nothing.
+    /// The IPA that stage 2 does not map.
     absent: Option<u64>,
-    /// Where stage 2 allows no write.
+    /// The IPA that stage 2 maps read-only.
     read_only: Option<u64>,
     updates: Vec<u64>,
 }
@@ -78,7 +78,7 @@ impl GuestTables for Ram {
 }
 
 fn registers(tcr: u64) -> Stage1Registers {
-    // Attributes 0: write-back; 1: device; 2: non-cacheable; 3: write-through; 4: outer non-cacheable alone.
+    // Attributes 0: write-back; 1: device; 2: non-cacheable; 3: write-through; 4: only outer non-cacheable.
     let mair = 0x4f_bb_44_04_ff;
     Stage1Registers { sctlr: 1, tcr: TCR | tcr, ttbr0: 0x105 << 48 | LOWER, ttbr1: 0x207 << 48 | UPPER, mair }
 }
@@ -149,7 +149,7 @@ fn leaves_of_every_level() {
 #[test]
 fn both_halves_and_nothing_between() {
     let mut ram = ram(1, 9 << 30 | BLOCK | ACCESSED);
-    // 25 bits are one table of level 2, and its last descriptor is for the last 2 MiB.
+    // 25 bits take one table of level 2, whose last descriptor is for the last 2 MiB.
     ram.words.insert(UPPER + 15 * 8 + RAM, 0x40_0000 | BLOCK | ACCESSED);
     let both = regime(0);
     let leaf = both.walk(!0x7, LOAD, &mut ram).unwrap();
@@ -214,7 +214,7 @@ fn hardware_updates() {
         (HA | HD, READ_ONLY | DBM, STORE, Ok(ACCESSED | DBM)),
         (HA | HD, READ_ONLY | DBM, LOAD, Ok(ACCESSED | READ_ONLY | DBM)),
         (HA | HD, READ_ONLY | DBM, FETCH, Ok(ACCESSED | READ_ONLY | DBM)),
-        // What EL0 may make writable is not executed at EL1.
+        // EL1 does not execute what EL0 may make writable.
         (HA | HD, READ_ONLY | DBM | EL0, FETCH, Err(Permission)),
         (HD, ACCESSED | READ_ONLY | DBM, STORE, Err(Permission)),
     ] {
@@ -299,7 +299,7 @@ fn without_the_mmu_an_address_stays_what_it_is() {
     assert_eq!(wide, Err(Fault::Stage1(FaultKind::AddressSize, 0)));
 }
 
-/// Memory that is full of anything.
+/// Memory of pseudo-random words.
 struct Noise(u64, BTreeMap<u64, u64>);
 
 impl GuestTables for Noise {
@@ -311,7 +311,7 @@ impl GuestTables for Noise {
     fn stage1(&mut self, pa: u64) -> u64 {
         let mut word = (self.0 ^ pa).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         word ^= word >> 29;
-        // Mostly small addresses, and valid: otherwise walks end at once.
+        // Most addresses are small, and most words valid: otherwise walks end at once.
         *self.1.entry(pa).or_insert(word.wrapping_mul(0xbf58_476d_1ce4_e5b9) & !(0x1ff << 39 | 0xf << 59) | 1)
     }
 
@@ -342,7 +342,7 @@ proptest! {
             prop_assert_eq!(regime.grant(&leaf, access), Ok(Some(descriptor.raw)));
             prop_assert!((leaf.va..leaf.va + leaf.size).contains(&va) && leaf.ipa.is_multiple_of(leaf.size));
             prop_assert_eq!(leaf.tables.len(), usize::from(descriptor.level) - 1);
-            // And again: nothing is left to do.
+            // A second walk has nothing to update.
             let count = noise.1.len();
             prop_assert_eq!(regime.walk(va, access, &mut noise), Ok(leaf));
             prop_assert_eq!(noise.1.len(), count);

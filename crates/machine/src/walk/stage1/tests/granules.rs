@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The walk by each granule: over tables spelled out, and over those that a guest of each mode has.
+//! The walk with each granule: over tables written by hand, and over the tables of each guest mode.
 
 use std::convert::Infallible;
 
@@ -8,12 +8,12 @@ use twofold_pattern::stage1::{self as built, Layout, Leaves, Memory, Stage1, Tab
 
 use super::*;
 
-/// What a granule makes of `VA`, in tables of 48 bits that lie 1 MiB apart, the root first.
+/// The walk of `VA` with one granule: tables for 48 bits, 1 MiB apart, the root first.
 struct Tables48 {
     granule: Granule,
-    /// Its number in TG0.
+    /// The granule's value in TG0.
     tg0: u64,
-    /// The first level, and the index of `VA` at each from there on.
+    /// The first level, and the index of `VA` at each level from there on.
     first: u8,
     indices: &'static [u64],
 }
@@ -24,7 +24,7 @@ const ALL: [Tables48; 3] = [
     Tables48 { granule: Granule::Kib16, tg0: 0b10, first: 0, indices: &[0, 1, 282, 345] },
     Tables48 { granule: Granule::Kib64, tg0: 0b01, first: 1, indices: &[0, 145, 5206] },
 ];
-/// 48 bits below and none above, write-back and inner shareable walks, 40 bits of IPA.
+/// 48 bits in the lower half and none in the upper, write-back and inner shareable walks, 40 bits of IPA.
 const LOWER_48: u64 = 2 << 32 | 1 << 23 | 0x35 << 8 | 16;
 const ROOT: u64 = 0x1_0000;
 
@@ -66,7 +66,7 @@ fn leaves_of_each_granule() {
         &[(2, BLOCK, 512 << 20), (3, PAGE, 64 << 10)],
     ]) {
         for &(level, shape, size) in leaves {
-            // The bits below are no address.
+            // The bits below the block size are not part of the address.
             let (ipa, low) = (3 * size, (size / 2) & 0xffff_f000);
             let raw = ipa | low | shape | ACCESSED;
             let leaf = tables.regime(0).walk(VA, STORE, &mut tables.ram(level, raw)).unwrap();
@@ -102,7 +102,7 @@ fn faults_at_each_level_of_each_granule() {
                 assert_eq!(walked, Err(Fault::Stage1(kind, level)), "{:?}: {raw:#x}", tables.granule);
                 assert_eq!(ram.updates, []);
             }
-            // And of stage 2, on the way.
+            // A stage-2 fault during the walk.
             let ipa = tables.entry(level);
             let mut absent = Ram { absent: Some(ipa), ..tables.ram(3, PAGE | ACCESSED) };
             let fault = Stage2Fault { kind: Translation, level: 3, ipa };
@@ -120,11 +120,11 @@ fn address_bits_of_a_table_are_those_from_the_granule_on() {
         let page = tables.granule.span(3);
         for level in tables.first..3 {
             let mut ram = tables.ram(3, PAGE | ACCESSED);
-            // All that is ignored or below the address: no table's own attributes, which are not modelled.
+            // All bits that are ignored or below the address, except the table's attributes, which are not modelled.
             let ignored = 0xff << 51 | (page - 1) & !0b11;
             *ram.words.get_mut(&(tables.entry(level) + RAM)).unwrap() |= ignored;
             assert!(tables.regime(0).walk(VA, LOAD, &mut ram).is_ok(), "{:?}, level {level}", tables.granule);
-            // The lowest that is one leads to another table.
+            // The lowest address bit leads to another table.
             *ram.words.get_mut(&(tables.entry(level) + RAM)).unwrap() ^= page;
             let elsewhere = Err(Fault::Stage1(FaultKind::Translation, level + 1));
             assert_eq!(tables.regime(0).walk(VA, LOAD, &mut ram), elsewhere);
@@ -156,7 +156,7 @@ fn granules_that_registers_name() {
     let good = registers(0);
     let with = |tg0, tg1| {
         let tcr = good.tcr & !(3 << 30 | 3 << 14) | tg1 << 30 | tg0 << 14;
-        // Aligned for all of them.
+        // Aligned for every granule.
         Regime::new(&Stage1Registers { tcr, ttbr0: 0x1_0000, ttbr1: 0x2_0000, ..good })
     };
     for (tg0, lower) in [Some(Granule::Kib4), Some(Granule::Kib64), Some(Granule::Kib16), None].into_iter().enumerate()
@@ -186,7 +186,7 @@ fn a_root_is_aligned_to_its_size() {
     }
 }
 
-/// Tables of a guest mode, in memory that has nothing else.
+/// Tables of a guest mode, in memory with nothing else.
 struct Own {
     ram: Ram,
     next: u64,
@@ -211,7 +211,7 @@ impl TableMemory for Own {
     }
 }
 
-/// The modes that there are tables for, where a guest has so many bits of physical address.
+/// The modes that have tables, for a guest with `ipa_bits` bits of physical address.
 fn modes(ipa_bits: u32, leaves: Leaves) -> impl Iterator<Item = (Mode, Layout)> {
     MODES.into_iter().filter_map(move |mode| Some((mode, Layout::new(&mode, ipa_bits, leaves).ok()?)))
 }
@@ -225,7 +225,7 @@ fn tables_of_each_mode_lead_where_they_should() {
             let block = page << (mode.granule.shift() - 3);
             let mut own = Own { ram: Ram::default(), next: 0x4000_0000 };
             let stage1 = Stage1::new(layout, &mut own).unwrap();
-            // At the upper end of both address spaces: a block, and a page on either side.
+            // At the upper end of both address spaces: a block, and a page on either side of it.
             let (va, ipa) = ((1 << mode.va_bits) - 2 * block - page, (1 << layout.pa_bits()) - 2 * block - page);
             let size = block + 2 * page;
             stage1.map(&mut own, va, ipa, size, Memory::Normal).unwrap();
