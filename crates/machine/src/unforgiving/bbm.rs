@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which changes of a mapping's size the CPUs take without a break (FEAT_BBM), and what they may do about it.
+//! The changes of a mapping's size that the CPUs allow without a break (FEAT_BBM), and what they may do meanwhile.
 //!
-//! Invariant: what is allowed here is a block and a table that map the same, one in the place of the other. All else
-//! that needs a break needs one at every level of the feature (Arm ARM D8.16.1).
+//! Invariant: only the exchange of a block and a table that map the same is allowed here. Every other change that needs
+//! a break needs one at each level of the feature (Arm ARM DDI 0487K.a, D8.16.1).
 
 /// The level of FEAT_BBM (`ID_AA64MMFR2_EL1.BBM`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bbm {
-    /// A block or a table takes the other's place by break-before-make only.
+    /// A block and a table replace each other only by break-before-make.
     #[default]
     Level0,
-    /// The same, but for a block that has nT set: such a block is in no TLB beside other entries.
+    /// As level 0, except for a block with nT set, which no TLB holds beside other entries.
     Level1,
-    /// Neither break nor nT is needed. Until the old entry is invalidated, an access may hit both and end as a TLB
-    /// conflict abort.
+    /// Neither a break nor nT is needed. Until the old entry is invalidated, an access may hit both entries and take a
+    /// TLB conflict abort.
     Level2,
 }
 
 impl Bbm {
-    /// Whether this block may take a table's place, or give it to one, without a break.
+    /// Whether this block may replace a table, or be replaced by one, without a break.
     pub(crate) fn allows(self, block: u64) -> bool {
         match self {
             Self::Level0 => false,
@@ -27,12 +27,12 @@ impl Bbm {
         }
     }
 
-    /// Whether an access that hits two sizes may end as an abort.
+    /// Whether an access that hits entries of two sizes may take an abort.
     pub(crate) fn aborts(self) -> bool {
         self == Self::Level2
     }
 
-    /// The bits of a block's address field that say something else: nT, where there is one.
+    /// The bits in a block's address field that are not part of the address: nT, where it exists.
     pub(crate) fn flags(self) -> u64 {
         match self {
             Self::Level0 => 0,

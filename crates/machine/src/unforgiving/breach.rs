@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the unforgiving machine reports: the rule that was broken, by what, and how to see it again.
+//! The report of the strict machine: the broken rule, the cause, and the seed that reproduces it.
 
 use std::fmt;
 use std::panic::Location;
 
 use twofold_stage2::{Ipa, Pa};
 
-/// The rules, as `docs/mmu-rules.md` has them.
+/// The rules, as in `docs/mmu-rules.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
     /// R1: a valid entry changed its output address, type or size without a break.
@@ -17,46 +17,46 @@ pub enum Rule {
     TableFreedTooEarly,
     /// R4: a frame was reused while an entry may still reach it.
     FrameReusedTooEarly,
-    /// R5: an access that was taken away is still possible after the flush.
+    /// R5: an access that a flush was to end is still possible after it.
     StillCached,
     /// R6: a walk may read what a page held before it became a table.
     TableNotReady,
-    /// R7: a leaf is visible before what was written to its frame.
+    /// R7: a leaf is visible before the writes to its frame.
     FrameNotReady,
     /// R8: an entry was changed without its table's lock.
     NoLock,
-    /// R9: a lock was taken against the order, or given back by who did not have it.
+    /// R9: a lock was taken against the order, or released by a CPU that did not hold it.
     LockOrder,
-    /// R10: an entry was written in a table that is not in the tree any more, or is no table.
+    /// R10: an entry was written in a table that was unlinked, or in a page that is no table.
     LateWrite,
-    /// R11: an access faults again, though its fault was answered.
+    /// R11: an access faults again, although its fault was handled.
     NoProgress,
-    /// R12: a line that was written in the cache is read past it.
+    /// R12: a line that was written through the cache is read past it.
     NotCleaned,
-    /// R13: an instruction is fetched that was not invalidated after it was written.
+    /// R13: an instruction is fetched without an invalidation after it was written.
     StaleInstruction,
-    /// R14: memory is read in the cache that a guest may have written past it.
+    /// R14: memory that a guest may have written past the cache is read through it.
     StaleData,
     /// R15: a VMID is used again while entries of its former owner may be cached.
     VmidReused,
-    /// R16: a vCPU enters where another of its guest's ran, whose stage-1 entries may be cached.
+    /// R16: a vCPU enters after another vCPU of its guest, whose stage-1 entries may be cached.
     OtherVcpu,
-    /// R17: an invalidation's operand says something that the architecture reserves.
+    /// R17: an invalidation's operand has a value that the architecture reserves.
     Operand,
-    /// R18: a guest's tables were dropped, and not destroyed.
+    /// R18: a guest's tables were dropped instead of destroyed.
     Dropped,
-    /// R19: nobody gets anywhere.
+    /// R19: no CPU makes progress.
     Livelock,
-    /// R20: the tables do not say what they have to, or a guest read what was never written there.
+    /// R20: the tables have a wrong content, or a guest read what was never written there.
     Content,
-    /// R21: a guest uses in the cache what was written past it while its memory was of another type.
+    /// R21: a guest uses through the cache what was written past it, while its memory was of another type.
     HiddenData,
-    /// R22: memory is not cacheable any more, and what was written while it was is still in the cache.
+    /// R22: memory is no longer cacheable, and a write to it may still be in the cache.
     LateWriteBack,
 }
 
 impl Rule {
-    /// All of them.
+    /// All rules.
     pub const ALL: [Self; 22] = [
         Self::LiveChange,
         Self::MakeBeforeFlush,
@@ -82,7 +82,7 @@ impl Rule {
         Self::LateWriteBack,
     ];
 
-    /// Its number in `docs/mmu-rules.md`.
+    /// The rule's number in `docs/mmu-rules.md`.
     pub const fn number(self) -> usize {
         self as usize + 1
     }
@@ -91,38 +91,38 @@ impl Rule {
 /// A change of an entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
-    /// When: the machine's step.
+    /// The machine's step.
     pub step: u64,
-    /// On which CPU.
+    /// The CPU that made it.
     pub cpu: usize,
-    /// Where the entry is.
+    /// The address of the entry.
     pub entry: Pa,
-    /// What it was.
+    /// The old value.
     pub old: u64,
-    /// What it became.
+    /// The new value.
     pub new: u64,
-    /// From where in the source; `None` for hardware's.
+    /// The place in the source; `None` for hardware's changes.
     pub site: Option<&'static Location<'static>>,
 }
 
 /// A rule was broken.
 #[derive(Clone, Debug, thiserror::Error)]
 pub struct Breach {
-    /// Which.
+    /// The rule.
     pub rule: Rule,
-    /// By what.
+    /// The cause.
     pub what: String,
-    /// Where in the guest's addresses, if it is about such.
+    /// The guest's address that it concerns, if any.
     pub ipa: Option<Ipa>,
-    /// On which CPU it came out.
+    /// The CPU on which it was found.
     pub cpu: usize,
-    /// At which step.
+    /// The step.
     pub step: u64,
-    /// The seed with which the same machine and programs do the same again.
+    /// The seed with which the same machine and programs break it again.
     pub seed: u64,
-    /// From where in the source.
+    /// The place in the source.
     pub site: Option<&'static Location<'static>>,
-    /// The last changes of the entries that it is about, the latest last.
+    /// The last changes of the entries that it concerns, the latest last.
     pub changes: Vec<Change>,
 }
 
@@ -140,7 +140,7 @@ impl fmt::Display for Breach {
         for change in &self.changes {
             write!(f, "\n  {change}")?;
         }
-        write!(f, "\n  TWOFOLD_SEED={seed} does it again; docs/mmu-rules.md has the rule")
+        write!(f, "\n  TWOFOLD_SEED={seed} reproduces it; docs/mmu-rules.md has the rule")
     }
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The way to run other code than our engine on the machine: what a hypervisor does that writes its own tables.
+//! Operations for code other than the engine: for a hypervisor that writes its own tables.
 //!
-//! It says of itself what the engine's accesses say by themselves: which word, in which order, under whose lock, which
-//! pages are tables. Instructions go through the [platform](super::Machine::platform). The model takes the one for the
-//! other, so both may work on the same tree, as far as the other code keeps the engine's locks.
+//! Such code states what the engine's accesses state by themselves: the word, the ordering, the lock, and the pages
+//! that are tables. Its instructions go through the [platform](super::Machine::platform). The model treats both alike,
+//! so both may work on the same tree, if the other code takes the engine's locks.
 
 use std::panic::Location;
 use std::ptr;
@@ -21,7 +21,7 @@ impl CpuHandle {
     ///
     /// # Panics
     ///
-    /// Where the machine has no word.
+    /// The machine has no word at `pa`.
     #[track_caller]
     pub fn read_entry(&self, pa: Pa, order: Ordering) -> u64 {
         self.access(order, |context, access| context.load(word(context, pa), access))
@@ -31,43 +31,43 @@ impl CpuHandle {
     ///
     /// # Panics
     ///
-    /// Where the machine has no word.
+    /// The machine has no word at `pa`.
     #[track_caller]
     pub fn write_entry(&self, pa: Pa, value: u64, order: Ordering) {
         self.access(order, |context, access| context.store(word(context, pa), value, access));
     }
 
-    /// Stores to the entry at `pa`, and tells what it was at that moment, with what hardware had added to it.
+    /// Stores to the entry at `pa`, and returns the value it replaces, with what hardware added to that.
     ///
     /// # Panics
     ///
-    /// Where the machine has no word.
+    /// The machine has no word at `pa`.
     #[track_caller]
     pub fn exchange_entry(&self, pa: Pa, value: u64, order: Ordering) -> u64 {
         let old = self.access(order, |context, access| context.update(word(context, pa), &mut |_| Some(value), access));
         old.unwrap_or_else(|now| now)
     }
 
-    /// Stores to the entry at `pa` if it is `old`; the error is what it is instead.
+    /// Stores to the entry at `pa` if it is `old`, and returns that.
     ///
     /// # Errors
     ///
-    /// It is another value, as hardware may have changed it.
+    /// The entry's current value, if it is not `old`: hardware may have changed it.
     ///
     /// # Panics
     ///
-    /// Where the machine has no word.
+    /// The machine has no word at `pa`.
     #[track_caller]
     pub fn replace_entry(&self, pa: Pa, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
         let mut change = |now| (now == old).then_some(new);
         self.access(order, |context, access| context.update(word(context, pa), &mut change, access))
     }
 
-    /// Takes the lock of the table at `page`; of a root of several pages, that of the first.
+    /// Takes the lock of the table at `page`; for a root of several pages, `page` is the first.
     ///
     /// # Panics
     ///
-    /// Where no table may be.
+    /// The frame cannot be a table.
     #[track_caller]
     pub fn lock(&self, page: Pa) {
         self.access(Ordering::Acquire, |context, access| {
@@ -77,11 +77,11 @@ impl CpuHandle {
         });
     }
 
-    /// Gives it back. What the engine counts of the table stays as it is.
+    /// Releases the lock. The engine's counters for the table do not change.
     ///
     /// # Panics
     ///
-    /// Where no table may be.
+    /// The frame cannot be a table.
     #[track_caller]
     pub fn unlock(&self, page: Pa) {
         self.access(Ordering::Release, |context, access| {
@@ -90,25 +90,25 @@ impl CpuHandle {
         });
     }
 
-    /// A page is a table's from now on.
+    /// States that a page is a table from now on.
     #[track_caller]
     pub fn take_page(&self, page: Pa) {
         self.tell(|context| context.event(|model, _| model.page_taken(page.raw())));
     }
 
-    /// It is no table's any more, and may become anything.
+    /// States that a page is no longer a table, and may get any use.
     #[track_caller]
     pub fn free_page(&self, page: Pa) {
         self.tell(|context| context.event(|model, _| model.page_freed(page.raw())));
     }
 
-    /// The memory at `start` is a root of so many entries from now on, for these registers.
+    /// States that the memory at `start` is from now on a root of `entries` entries, for these registers.
     #[track_caller]
     pub fn make_root(&self, start: Pa, entries: usize, vttbr: u64, vtcr: u64) {
         self.tell(|context| context.event(|model, _| model.root(start.raw(), Some(entries), vttbr, vtcr)));
     }
 
-    /// It is none any more.
+    /// States that it is no longer a root.
     #[track_caller]
     pub fn drop_root(&self, start: Pa, vttbr: u64, vtcr: u64) {
         self.tell(|context| context.event(|model, _| model.root(start.raw(), None, vttbr, vtcr)));
@@ -120,7 +120,7 @@ impl CpuHandle {
         self.tell(|context| body(context, Access { order, site }))
     }
 
-    /// What is reported meanwhile is of the caller's place.
+    /// Runs `body` with the caller's place as the place of its events.
     #[track_caller]
     pub(super) fn tell<R>(&self, body: impl FnOnce(&Context) -> R) -> R {
         self.context.site.set(Some(Location::caller()));
@@ -134,9 +134,9 @@ fn word(context: &Context, pa: Pa) -> &AtomicU64 {
     context.shared.arena.word(pa).unwrap_or_else(|| panic!("the machine has no word at {pa}"))
 }
 
-/// The word of the lock.
+/// The word of the page's lock.
 fn record(context: &Context, page: Pa) -> &AtomicU64 {
     let record = context.shared.arena.record(page).unwrap_or_else(|| panic!("the frame at {page} has no record"));
-    // SAFETY: a record is two atomic words, aligned to both, and any value is one of theirs.
+    // SAFETY: a record is two atomic words with the alignment of one, and every value is valid.
     unsafe { &*ptr::from_ref(record).cast::<AtomicU64>() }
 }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Words that CPUs share, each with the values that somebody may still see.
+//! Words that CPUs share, each with the values that an observer may still see.
 //!
-//! Loads and stores follow the C++ memory model by vector clocks, as model checkers do: a load may tell any value but one
-//! that is known to be overwritten. What a CPU knows comes by acquire from release. Barriers of the architecture add
-//! nothing to what *software* sees here: the engine has to be right by the orderings of its accesses alone.
+//! Loads and stores of software follow the C++ memory model by vector clocks, as in model checkers. A load may return
+//! any value that the CPU does not know to be overwritten. A CPU learns by an acquire from a release. Barriers of the
+//! architecture add nothing to what *software* sees here: the engine has to be correct by the orderings of its accesses
+//! alone.
 //!
-//! A table walk is another observer. What it knows comes by `DSB` only (Arm ARM D8.2.6: a store is sure to be seen by
-//! walks once a `DSB` after it is complete), and from entry to entry by the address that the first one gave: who sees a
-//! table's entry sees what was ordered before it. That much is the architecture's, so there an acquire by whoever wrote
-//! it counts too.
+//! A table walk is another observer. It learns from a `DSB` (Arm ARM DDI 0487K.a, D8.2.6: walks see a store once a
+//! `DSB` after it is complete). It also learns from entry to entry, by address dependency: a walk that sees a table's
+//! entry sees every store ordered before that entry. Since the architecture orders these, an acquire by the writer of
+//! the entry also counts for walks.
 //!
-//! Invariant: memory holds the last value. A read-modify-write, of software or of hardware, reads that one.
+//! Invariant: memory holds the last value. A read-modify-write, by software or hardware, reads the last value.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -21,15 +22,15 @@ use super::clock::{CPUS, Clock, Moment};
 /// The words of a machine.
 pub(crate) struct Cells {
     cpus: usize,
-    /// Of words that somebody may see an old value of.
+    /// The words of which an observer may still see an old value.
     histories: HashMap<usize, History, BuildHasherDefault<AddressHasher>>,
-    /// What each CPU's software knows.
+    /// What the software on each CPU knows.
     known: [Clock; CPUS],
     /// What it knew at its last release fence.
     fenced: [Clock; CPUS],
     /// What was known at the full fences so far.
     at_full_fences: Clock,
-    /// What each CPU's walks know.
+    /// What the walks of each CPU know.
     walks: [Clock; CPUS],
 }
 
@@ -37,9 +38,9 @@ pub(crate) struct Cells {
 struct Value {
     raw: u64,
     moment: Moment,
-    /// What software learns that reads this with acquire.
+    /// What software learns if it reads this value with acquire.
     tells: Clock,
-    /// What a walk learns.
+    /// What a walk learns from this value.
     tells_walks: Clock,
     /// The machine's step at which it was stored.
     step: u64,
@@ -48,26 +49,26 @@ struct Value {
 struct History {
     /// The oldest first; never empty.
     values: Vec<Value>,
-    /// How many values were dropped before the first.
+    /// The number of values that were dropped before the first.
     dropped: u32,
-    /// Up to which value each CPU has read.
+    /// The index of the last value that each CPU has read.
     read: [u32; CPUS],
     read_by_walks: [u32; CPUS],
 }
 
-/// A value as somebody read it.
+/// A value as a walk read it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) raw: u64,
-    /// When it was stored; 0 where that is long known to everybody.
+    /// The step at which it was stored; 0 if every observer has long known it.
     pub(crate) step: u64,
-    /// Whether it is the last.
+    /// Whether it is the last value.
     pub(crate) newest: bool,
-    /// What a walk goes on with.
+    /// What the walk knows after it.
     pub(crate) learned: Clock,
 }
 
-/// More values than this are not kept: the oldest is taken to be known by then.
+/// The most values that are kept. A store that exceeds it makes the oldest unobservable.
 const KEPT: usize = 8;
 
 impl Cells {
@@ -77,7 +78,7 @@ impl Cells {
         Self { cpus, histories: HashMap::default(), known: nothing, fenced: nothing, at_full_fences, walks: nothing }
     }
 
-    /// A load by software. `choose` picks one of so many values, 0 being the newest.
+    /// A load by software. `choose` picks one of a number of values, 0 being the newest.
     pub(crate) fn load(
         &mut self,
         cpu: usize,
@@ -95,7 +96,7 @@ impl Cells {
         value.raw
     }
 
-    /// A store by software; returns the value before, and when it was made.
+    /// A store by software; returns the value before, and the moment of this store.
     pub(crate) fn store(
         &mut self,
         cpu: usize,
@@ -107,7 +108,7 @@ impl Cells {
         self.put(cpu, word, raw, matches!(order, Ordering::Release | Ordering::AcqRel), None, step)
     }
 
-    /// A read-modify-write by software, of the last value; returns that.
+    /// A read-modify-write by software, of the last value; returns that value, and the moment of the store.
     pub(crate) fn update(
         &mut self,
         cpu: usize,
@@ -129,13 +130,13 @@ impl Cells {
         Ok((old, moment))
     }
 
-    /// A change that hardware makes on its walk: of the last value, told by whoever stored that.
+    /// A change that hardware makes in a walk, of the last value. It carries the knowledge of that value's store.
     pub(crate) fn hardware_update(&mut self, word: &AtomicU64, old: u64, new: u64, step: u64) -> Result<(), u64> {
         let now = word.load(Ordering::Relaxed);
         if now != old {
             return Err(now);
         }
-        // Where everybody knows the old value, everybody may as well know the new one.
+        // Without a history, every observer knows the old value, and may know the new one too.
         if let Some(history) = self.histories.get_mut(&address(word)) {
             let last = history.values[history.values.len() - 1];
             history.push(Value { raw: new, step, ..last });
@@ -159,7 +160,7 @@ impl Cells {
         let mut tells = if release { self.known[cpu] } else { self.fenced[cpu] };
         let mut tells_walks = if release { self.known[cpu] } else { self.known[cpu].with_own(cpu, &self.fenced[cpu]) };
         if let Some(before) = continued {
-            // A release sequence goes on through a read-modify-write.
+            // A release sequence continues through a read-modify-write.
             tells.join(&before.tells);
             tells_walks.join(&before.tells_walks);
         }
@@ -176,19 +177,19 @@ impl Cells {
         (old, moment)
     }
 
-    /// Everybody's software learns what everybody knows: threads begin, or have ended.
+    /// The software of every CPU learns what any CPU knows: threads begin, or have ended.
     pub(crate) fn meet(&mut self) {
         let mut all = Clock::default();
         self.known.iter().for_each(|known| all.join(known));
         self.known = [all; CPUS];
     }
 
-    /// Software on this CPU is told what another one knew.
+    /// The software on this CPU learns what another CPU knew.
     pub(crate) fn learn(&mut self, cpu: usize, other: &Clock) {
         self.known[cpu].join(other);
     }
 
-    /// Something else that this CPU writes.
+    /// Counts a write of this CPU that is not to a word here.
     pub(crate) fn event(&mut self, cpu: usize) -> Moment {
         self.known[cpu].tick(cpu)
     }
@@ -198,14 +199,14 @@ impl Cells {
         self.fenced[cpu] = self.known[cpu];
     }
 
-    /// A full fence: what was stored before those that came before it is not overlooked after it.
+    /// A full fence. A CPU that executes one knows everything that was known at the full fences before it.
     pub(crate) fn full_fence(&mut self, cpu: usize) {
         self.known[cpu].join(&self.at_full_fences);
         self.at_full_fences = self.known[cpu];
         self.fenced[cpu] = self.known[cpu];
     }
 
-    /// A `DSB`: what came before is visible to the walks of this CPU, or of all.
+    /// A `DSB`: earlier stores are visible to the walks of this CPU, or of all CPUs.
     pub(crate) fn publish(&mut self, cpu: usize, everywhere: bool) {
         let known = self.known[cpu];
         if everywhere {
@@ -215,17 +216,17 @@ impl Cells {
         }
     }
 
-    /// What a CPU's walk knows when it begins.
+    /// What a walk of this CPU knows when it begins.
     pub(crate) fn walk(&self, cpu: usize) -> Clock {
         self.walks[cpu]
     }
 
-    /// What a CPU's software knows.
+    /// What the software on this CPU knows.
     pub(crate) fn known(&self, cpu: usize) -> &Clock {
         &self.known[cpu]
     }
 
-    /// A walk reads an entry; `walk` is what it knows by now.
+    /// A walk reads an entry; `walk` is what it knows so far.
     pub(crate) fn walk_load(
         &mut self,
         cpu: usize,
@@ -249,15 +250,15 @@ impl Cells {
         self.walks[cpu].knows(moment)
     }
 
-    /// What a walk knows, on whichever CPU, that sees the last value of a word.
+    /// What a walk on any CPU knows once it sees the last value of a word.
     pub(crate) fn last_tells_walks(&self, word: &AtomicU64) -> Clock {
         let known = self.walks[..self.cpus].iter().copied().reduce(Clock::common).unwrap_or_default();
         let last = self.histories.get(&address(word)).and_then(|history| history.values.last());
         last.map_or(known, |last| known.with(&last.tells_walks))
     }
 
-    /// Nothing has to be kept of a word whose last value all software knows: it is no table's at the moment, so no walk reads
-    /// it, and a descent that is late learns nothing from it.
+    /// Drops the history of a word whose last value all software knows. The word is in no table now, so no walk reads
+    /// it, and a late lockless walk of the engine learns nothing from it.
     pub(crate) fn settle(&mut self, word: &AtomicU64) {
         let last = self.histories.get(&address(word)).and_then(|history| history.values.last());
         if last.is_some_and(|last| self.known[..self.cpus].iter().all(|clock| clock.knows(last.moment))) {
@@ -265,7 +266,7 @@ impl Cells {
         }
     }
 
-    /// Who stored the last value of a word, and in which step of the machine's; `None` where nobody ever did.
+    /// The store of a word's last value, and its step; `None` if there is no history.
     pub(crate) fn last_stored(&self, word: &AtomicU64) -> Option<(Moment, u64)> {
         let last = self.histories.get(&address(word))?.values.last()?;
         Some((last.moment, last.step))
@@ -277,7 +278,7 @@ impl History {
         Self { values: vec![first], dropped: 0, read: [0; CPUS], read_by_walks: [0; CPUS] }
     }
 
-    /// One of the values that may be seen by who knows this, and has read up to there.
+    /// Picks one of the values that may be seen with this knowledge after reading up to `read`.
     #[inline]
     fn pick(&self, known: &Clock, read: u32, choose: &mut dyn FnMut(usize) -> usize) -> usize {
         let last = self.values.len() - 1;
@@ -293,7 +294,7 @@ impl History {
         }
     }
 
-    /// Drops what nobody may see any more.
+    /// Drops the values that no observer may see any more.
     fn forget(&mut self, known: &[Clock], walks: &[Clock]) {
         if self.values.len() == 1 {
             return;
@@ -315,7 +316,7 @@ fn address(word: &AtomicU64) -> usize {
     std::ptr::from_ref(word).addr()
 }
 
-/// Addresses of words are numbers enough.
+/// A hash for addresses of words.
 #[derive(Default)]
 struct AddressHasher(u64);
 
@@ -387,7 +388,7 @@ mod tests {
         cells.store(0, &word, 1, Relaxed, 1);
         cells.store(0, &word, 2, Relaxed, 2);
         assert_eq!(may_load(&cells, 1, &word, Acquire), [2, 1, 0]);
-        assert_eq!(may_load(&cells, 0, &word, Relaxed), [2], "who stored knows");
+        assert_eq!(may_load(&cells, 0, &word, Relaxed), [2], "the CPU that stored knows its store");
     }
 
     #[test]
@@ -425,7 +426,7 @@ mod tests {
         assert_eq!(may_load(&cells, 1, &after, Relaxed), [1, 0]);
     }
 
-    /// Two CPUs write a word each, and look at the other's (store buffering).
+    /// Two CPUs each write a word, then read the other's (store buffering).
     #[test]
     fn of_two_full_fences_the_later_one_s_cpu_finds_what_was_before_the_other() {
         type Fence = fn(&mut Cells, usize);
@@ -437,7 +438,7 @@ mod tests {
             let (mut cells, [one, other]) = (Cells::new(2), words());
             cells.store(0, &one, 1, Relaxed, 1);
             fences[0](&mut cells, 0);
-            assert_eq!(may_load(&cells, 0, &other, Relaxed), [0], "nobody has written it yet");
+            assert_eq!(may_load(&cells, 0, &other, Relaxed), [0], "no CPU has written it yet");
             cells.store(1, &other, 1, Relaxed, 2);
             fences[1](&mut cells, 1);
             let values: &[u64] = if found { &[1] } else { &[1, 0] };
@@ -450,7 +451,7 @@ mod tests {
         let (mut cells, [data, flag, later]) = (Cells::new(3), words());
         cells.store(0, &data, 1, Relaxed, 1);
         cells.store(0, &flag, 1, Release, 2);
-        // CPU 1 learns it, then comes to its fence.
+        // CPU 1 learns of the store, then executes its fence.
         cells.load(1, &flag, Acquire, &mut |_| 0);
         cells.full_fence(1);
         cells.store(1, &later, 1, Relaxed, 3);
@@ -459,7 +460,7 @@ mod tests {
         assert_eq!(may_load(&cells, 2, &later, Relaxed), [1, 0]);
     }
 
-    /// As a release fence does.
+    /// A full fence also acts as a release fence.
     #[test]
     fn a_full_fence_orders_what_was_before_it_before_the_stores_after_it() {
         let (mut cells, [data, flag]) = (Cells::new(2), words());
@@ -477,7 +478,8 @@ mod tests {
         cells.store(0, &word, 4, Release, 2);
         let done = cells.update(1, &word, &mut |old| Some(old + 1), Relaxed, 3).map(|(old, _)| old);
         assert_eq!((done, word.load(Relaxed)), (Ok(4), 5));
-        // Relaxed, it tells its own CPU nothing, and who acquires from it what the one before released.
+        // As it is relaxed, its own CPU learns nothing. A CPU that acquires from it learns what the earlier store
+        // released.
         assert_eq!(may_load(&cells, 1, &data, Relaxed), [1, 0]);
         cells.load(2, &word, Acquire, &mut |_| 0);
         assert_eq!(may_load(&cells, 2, &data, Relaxed), [1]);
@@ -489,7 +491,7 @@ mod tests {
     fn walks_see_what_a_barrier_published() {
         let (mut cells, [word]) = (Cells::new(2), words());
         let (_, moment) = cells.store(0, &word, 1, Release, 1);
-        assert_eq!(may_walk(&cells, 0, &word, &cells.walk(0)), [1, 0], "its own CPU's, too");
+        assert_eq!(may_walk(&cells, 0, &word, &cells.walk(0)), [1, 0], "its own CPU's walks too");
         cells.publish(0, false);
         assert!(cells.is_published(moment, 0) && !cells.is_published(moment, 1));
         assert_eq!(may_walk(&cells, 0, &word, &cells.walk(0)), [1]);
@@ -498,7 +500,7 @@ mod tests {
         assert_eq!(may_walk(&cells, 1, &word, &cells.walk(1)), [1]);
     }
 
-    /// From entry to entry, by the address that the first one gave.
+    /// A walk learns from entry to entry, by address dependency.
     #[test]
     fn a_walk_that_sees_an_entry_sees_what_was_ordered_before_it() {
         for (order, below) in [(Release, &[1][..]), (Relaxed, &[1, 0])] {
@@ -511,7 +513,7 @@ mod tests {
         }
     }
 
-    /// A barrier orders no less, also before a plain store.
+    /// A barrier orders earlier stores even before a plain store.
     #[test]
     fn what_every_walk_knows_need_not_be_told() {
         let (mut cells, [data, entry]) = (Cells::new(2), words());
@@ -519,7 +521,7 @@ mod tests {
         cells.store(0, &entry, 1, Relaxed, 2);
         assert!(!cells.last_tells_walks(&entry).knows(written));
         cells.publish(0, false);
-        assert!(!cells.last_tells_walks(&entry).knows(written), "CPU 1's walks do not");
+        assert!(!cells.last_tells_walks(&entry).knows(written), "CPU 1's walks do not know it");
         cells.publish(0, true);
         assert!(cells.last_tells_walks(&entry).knows(written));
     }
@@ -531,7 +533,7 @@ mod tests {
         assert_eq!(cells.hardware_update(&word, 0, 8, 2), Err(1));
         assert_eq!(cells.hardware_update(&word, 1, 9, 3), Ok(()));
         assert_eq!((word.load(Relaxed), may_load(&cells, 1, &word, Relaxed)), (9, vec![9, 1, 0]));
-        assert_eq!(may_load(&cells, 0, &word, Relaxed), [9], "who knows the old value finds the new one");
+        assert_eq!(may_load(&cells, 0, &word, Relaxed), [9], "a CPU that knows the old value sees the new one");
     }
 
     #[test]

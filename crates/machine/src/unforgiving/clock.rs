@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Vector clocks: what each CPU has seen of the others' stores.
+//! Vector clocks: the stores of the other CPUs that each CPU has seen.
 
-/// The most CPUs that a machine has in the unforgiving mode.
+/// The most CPUs that a machine has in strict mode.
 pub(crate) const CPUS: usize = 8;
 
-/// For each CPU, the last of its stores that is known.
+/// For each CPU, the number of its last store that is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock([u32; CPUS]);
 
-/// One CPU's store, by number.
+/// A store, by its CPU and number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moment {
     pub(crate) cpu: u8,
@@ -16,7 +16,7 @@ pub(crate) struct Moment {
 }
 
 impl Clock {
-    /// Learns what another one knows.
+    /// Adds everything that another clock knows.
     #[inline]
     pub(crate) fn join(&mut self, other: &Self) {
         for (mine, other) in self.0.iter_mut().zip(other.0) {
@@ -24,13 +24,13 @@ impl Clock {
         }
     }
 
-    /// The same, with what another one knows.
+    /// This clock with everything that another knows.
     pub(crate) fn with(mut self, other: &Self) -> Self {
         self.join(other);
         self
     }
 
-    /// What both know.
+    /// What both clocks know.
     pub(crate) fn common(mut self, other: Self) -> Self {
         for (mine, other) in self.0.iter_mut().zip(other.0) {
             *mine = (*mine).min(other);
@@ -38,20 +38,20 @@ impl Clock {
         self
     }
 
-    /// Counts a store of this CPU's, and tells which it is.
+    /// Counts a store of this CPU, and returns its moment.
     #[inline]
     pub(crate) fn tick(&mut self, cpu: usize) -> Moment {
         self.0[cpu] += 1;
         Moment { cpu: cpu as u8, time: self.0[cpu] }
     }
 
-    /// Whether that store is known.
+    /// Whether the store is known.
     #[inline]
     pub(crate) fn knows(&self, moment: Moment) -> bool {
         moment.time <= self.0[usize::from(moment.cpu)]
     }
 
-    /// The same, with what is known of `cpu` taken from another clock.
+    /// This clock, with its knowledge of `cpu` taken from another clock.
     #[inline]
     pub(crate) fn with_own(mut self, cpu: usize, from: &Self) -> Self {
         self.0[cpu] = from.0[cpu];

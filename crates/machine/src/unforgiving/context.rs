@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a thread is: a CPU of a machine, which waits for its turn, has events, and is unwound at a breach.
+//! The role of a thread as a CPU of a machine: it waits for its turn, has events, and is unwound at a breach.
 //!
 //! Invariant: a thread that gives up its turn does not have the model locked.
 
@@ -17,13 +17,13 @@ use super::machine::Shared;
 use super::model::{Broken, Model, Outcome};
 use crate::turns::{Stop, Turns};
 
-/// What a thread is: a CPU of a machine.
+/// The CPU of a machine that a thread is.
 #[derive(Clone)]
 pub(crate) struct Context {
     pub(crate) shared: Arc<Shared>,
     pub(crate) cpu: usize,
     turns: Arc<Turns>,
-    /// Where the next instruction is in the source.
+    /// The place of the next instruction in the source.
     pub(super) site: Cell<Option<&'static Location<'static>>>,
 }
 
@@ -31,7 +31,7 @@ thread_local! {
     static CONTEXT: RefCell<Option<Context>> = const { RefCell::new(None) };
 }
 
-/// What unwinds a thread whose machine has stopped.
+/// The payload that unwinds a thread whose machine has stopped.
 struct Stopped;
 
 impl Context {
@@ -39,11 +39,11 @@ impl Context {
         Self { shared, cpu, turns, site: Cell::new(None) }
     }
 
-    /// This thread is the CPU while it runs a program.
+    /// Runs a program with this thread as the CPU.
     ///
     /// # Errors
     ///
-    /// What the program panicked with, unless its machine has stopped.
+    /// The program's panic payload, unless its machine has stopped.
     pub(super) fn run(self, program: impl FnOnce()) -> Result<(), Box<dyn Any + Send>> {
         CONTEXT.set(Some(self));
         let ended = panic::catch_unwind(AssertUnwindSafe(program));
@@ -54,7 +54,7 @@ impl Context {
         }
     }
 
-    /// What this thread is, unless its machine has stopped.
+    /// Calls `body` with the CPU that this thread is; `None` if it is none, or if its machine has stopped.
     pub(super) fn current<R>(body: impl FnOnce(&Self) -> R) -> Option<R> {
         if thread::panicking() {
             return None;
@@ -62,14 +62,14 @@ impl Context {
         CONTEXT.with_borrow(|context| context.as_ref().map(body))
     }
 
-    /// Another CPU may run here.
+    /// A point: another CPU may run here.
     pub(crate) fn point(&self) {
         if self.turns.point(self.cpu).is_err() {
             panic::resume_unwind(Box::new(Stopped));
         }
     }
 
-    /// Another CPU has to run here.
+    /// A pass: another CPU has to run here.
     pub(crate) fn pass(&self) {
         match self.turns.pass(self.cpu) {
             Ok(()) => {}
@@ -86,7 +86,7 @@ impl Context {
         self.silently(body)
     }
 
-    /// One event, with what came before.
+    /// One event without a point, as a part of the previous event.
     pub(crate) fn silently<R>(&self, body: impl FnOnce(&mut Model, usize) -> Outcome<R>) -> R {
         let mut model = self.shared.lock();
         model.step += 1;
@@ -99,7 +99,7 @@ impl Context {
         }
     }
 
-    /// For the trace alone.
+    /// An event for the trace only.
     pub(super) fn trace(&self, event: Event<'_>) {
         let mut model = self.shared.lock();
         model.trace_at(self.cpu, self.site.get());
@@ -114,12 +114,12 @@ impl Context {
         self.turns.draw(below)
     }
 
-    /// Something was done: nobody waits in vain.
+    /// Notes progress: the CPUs do not wait for each other.
     pub(crate) fn progress(&self) {
         self.turns.progress();
     }
 
-    #[allow(clippy::boxed_local, reason = "as it comes out of an event")]
+    #[allow(clippy::boxed_local, reason = "events return it in a box")]
     pub(crate) fn report(&self, broken: Box<Broken>) -> ! {
         let model = self.shared.lock();
         let Broken { rule, what, ipa, entries } = *broken;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What it means that an entry is written: by its rules, what the entry was may become what it is; and what it was, TLBs
-//! may hold from now on.
+//! The effect of a write to an entry: the rules for the change, and the old entry, which TLBs may hold from now on.
 //!
-//! Invariant: a page's standing follows the entries above it. It is linked from the write that leads to it on, with all
-//! the tables below it, and unlinked, with them, from the write that ends that.
+//! Invariant: a page's standing follows the entries above it. The write that makes an entry point to a page links the
+//! page and all tables below it. The write that ends that unlinks them.
 
 use std::panic::Location;
 
@@ -41,7 +40,8 @@ impl Model {
                 let what = format!("{old:#x} -> {new:#x} is written in a table that was taken out of the tree");
                 Err(Broken::new(Rule::LateWrite, what).at(place.ipa_of(pa), &[pa]))
             }
-            // Who was inside may end what it does, until that is flushed: what it made is flushed too then.
+            // A CPU with the lock of the unlinked table may finish its change before the flush. That flush covers the
+            // change too.
             Standing::Unlinked(place, unlinked) => {
                 self.stale.changed_too(pa, moment);
                 self.written_in_tree(cpu, place, pa, (old, new), moment)?;
@@ -65,7 +65,7 @@ impl Model {
     ) -> Outcome {
         let (level, ipa) = (place.level, place.ipa_of(pa));
         let holder = self.tables.locked_by(pa & !(PAGE - 1));
-        // Until a root is loaded for the first time, it is its maker's alone.
+        // Until a root is first loaded, only its maker can reach it, so no lock is needed.
         let is_new = place.level == self.tables.root(place.root).level && !self.tables.root(place.root).was_loaded;
         if !is_new && !self.cpus[cpu].locks.contains(&holder) {
             let what = format!("{old:#x} -> {new:#x}, without the lock of the table at {holder:#x}");
@@ -109,23 +109,24 @@ impl Model {
         }
     }
 
-    /// An entry is made where none was.
+    /// Checks an entry that is made where there was none.
     fn check_make(&self, place: Place, pa: u64, ipa: u64, new: u64) -> Outcome {
         let range = Ipa::new(ipa)..Ipa::new(ipa + walk::span(place.level));
         let is_table = Shape::of(new, place.level) == Shape::Table;
         let vmid = self.tables.root(place.root).vmid;
         for stale in self.stale.iter().filter(|stale| stale.vmid == vmid && stale.root == place.root) {
-            // Break-before-make has no context synchronization in it (Arm ARM D8.16.1).
+            // Break-before-make contains no context synchronization (Arm ARM DDI 0487K.a, D8.16.1).
             if !stale.overlaps(&range) || stale.kind == Kind::Narrower || stale.is_gone() {
                 continue;
             }
             let conflicts = match stale.kind {
-                // A walk goes on through the old table, below an entry that is a leaf or another table by now.
+                // A walk may continue in the old table, below an entry that is now a leaf or another table.
                 Kind::Table => {
                     stale.entry == pa
                         && if is_table { stale.raw & ADDRESS != new & ADDRESS } else { !self.bbm.allows(new) }
                 }
-                // A table is no TLB entry of its own; what is made in it is looked at then, or when it is linked.
+                // A new table is no TLB entry itself. Its entries are checked when they are made in it, or when it is
+                // linked.
                 Kind::Leaf if is_table => stale.entry == pa && !self.is_resized(stale.raw, new, ipa, place.level),
                 Kind::Leaf => {
                     let offset = ipa.max(stale.ipa);
@@ -145,7 +146,8 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a block gives its place to a table, or takes one's, that maps the same, where CPUs take that without a break.
+    /// Whether a block replaces, or is replaced by, a table that maps the same, where the CPUs allow that without a
+    /// break.
     fn is_resized(&self, old: u64, new: u64, ipa: u64, level: u8) -> bool {
         let (block, table) = match (Shape::of(old, level), Shape::of(new, level)) {
             (Shape::Leaf, Shape::Table) => (old, new),
@@ -155,7 +157,7 @@ impl Model {
         self.bbm.allows(block) && self.maps_the_same(table & ADDRESS, (ipa, level + 1), (block, level))
     }
 
-    /// Whether what is mapped by a table is mapped as by this block.
+    /// Whether everything that a table maps is mapped as by this block.
     fn maps_the_same(&self, table: u64, (ipa, level): (u64, u8), (block, above): (u64, u8)) -> bool {
         (0..PAGE / 8).all(|index| {
             let (raw, here) = (self.read(table + index * 8), ipa + index * walk::span(level));
@@ -170,12 +172,12 @@ impl Model {
         })
     }
 
-    /// The bits of a block that are no address where CPUs have FEAT_BBM.
+    /// The bits in a block's address field that are not part of the address, on CPUs with FEAT_BBM.
     fn flags(&self, raw: u64, level: u8) -> u64 {
         if level < 3 && Shape::of(raw, level) == Shape::Leaf { self.bbm.flags() } else { 0 }
     }
 
-    /// A table is linked: all that is in it has to be visible before, down to the last table.
+    /// Links a table. All entries below it, down to the last table, have to be visible before the entry that links it.
     fn link(&mut self, page: u64, place: Place, entry: u64) -> Outcome {
         let Some(Page { taken, standing: Standing::Loose }) = self.tables.of(page) else {
             let what = format!("{page:#x} is linked, and is no page that was taken for a table");
@@ -213,12 +215,12 @@ impl Model {
         Ok(())
     }
 
-    /// A leaf in a table that is linked now.
+    /// Checks a leaf in a table that is now linked.
     fn check_make_leaf(&self, place: Place, pa: u64, ipa: u64, raw: u64) -> Outcome {
         if self.stale.is_empty() { Ok(()) } else { self.check_make(place, pa, ipa, raw) }
     }
 
-    /// What is behind a new leaf has to be written before: before the entry at `pa` leads to it.
+    /// Checks that every write to the frame of a new leaf is visible before the entry at `pa`.
     fn check_frame(&self, pa: u64, ipa: u64, (level, new): (u8, u64)) -> Outcome {
         let told = self.arena.word(Pa::new(pa)).map(|word| self.cells.last_tells_walks(word)).unwrap_or_default();
         let start = walk::stage2::output(new, level, ipa);
@@ -229,7 +231,7 @@ impl Model {
         Err(Broken::new(Rule::FrameNotReady, what).at(ipa, &[pa]))
     }
 
-    /// A table's entry is broken: it, and all that was reached through it, may be cached.
+    /// Unlinks a table whose entry is broken. TLBs may hold that entry and everything reached through it.
     pub(super) fn unlink(
         &mut self,
         (page, root): (u64, Root),
@@ -255,7 +257,7 @@ impl Model {
         }
     }
 
-    /// A leaf in a table that was taken out.
+    /// Adds a leaf that was made in an unlinked table.
     fn add_stale_below(&mut self, root: &Root, number: usize, place: (u64, u8, u64), raw: u64, moment: Moment) {
         let cpus = root.exposed & self.reaches(number, place.0);
         if raw & ACCESSED != 0 && cpus != 0 {
@@ -264,8 +266,8 @@ impl Model {
         }
     }
 
-    /// The CPUs that may still hold an entry of a table that leads, or led, to what translates `ipa`: nobody else walks
-    /// through a table that was taken out.
+    /// The CPUs that may still hold an entry of a table on the walk to `ipa`. No other CPU walks through an unlinked
+    /// table.
     fn reaches(&self, root: usize, ipa: u64) -> CpuSet {
         let range = Ipa::new(ipa)..Ipa::new(ipa + 1);
         let leads = |stale: &&Stale| stale.root == root && stale.kind == Kind::Table && stale.overlaps(&range);
@@ -280,7 +282,7 @@ impl Model {
         (raw, kind, removed): (u64, Kind, bool),
         moment: Moment,
     ) {
-        // Without access flag no TLB holds it (Arm ARM D8.5.1).
+        // No TLB holds a leaf without access flag (Arm ARM DDI 0487K.a, D8.5.1).
         if kind == Kind::Table || raw & ACCESSED != 0 {
             self.stale.add(Stale::new(
                 (root.vmid, number),
@@ -292,7 +294,7 @@ impl Model {
         }
     }
 
-    /// Something is in a tree: whoever has it loaded may hold that.
+    /// A tree has an entry: the CPUs that have the tree loaded may hold it.
     pub(super) fn expose(&mut self, number: usize) {
         let pa = self.tables.root(number).pa;
         let loaded = self.cpus.iter().enumerate().filter(|(_, cpu)| cpu.effective & ROOT == pa);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a program may ask after an operation of the engine: that nothing is cached of what the operation was to end.
+//! Checks that a program may ask for after an operation of the engine: nothing may be cached that the operation was to
+//! end.
 //!
-//! Invariant: to ask changes nothing. A run goes on as it would have without.
+//! Invariant: a check changes nothing. The run continues as it would without it.
 
 use twofold_stage2::{Ipa, IpaRange};
 
@@ -12,19 +13,19 @@ use super::shape::{DIRTY_BY_HARDWARE, WRITE};
 use super::stale::{Kind, Stale};
 use super::tables::PAGE;
 
-/// What a flush is to end.
+/// The accesses that a flush has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Withdrawn {
     /// Any access.
     Everything,
-    /// Writes, and hardware's granting them, to what is still mapped.
+    /// Writes to what is still mapped, including those that hardware would grant.
     Writes,
-    /// Writes that hardware recorded and would not record again, to what is still mapped.
+    /// Writes to what is still mapped that hardware recorded and would not record again.
     Records,
 }
 
 impl Model {
-    /// A flush that was to end `access` in `range`, also where that was changed before `since`, is complete.
+    /// Checks a complete flush that was to end `access` in `range`. It covers every change that was known at `since`.
     pub(crate) fn check_flushed(
         &self,
         cpu: usize,
@@ -48,16 +49,16 @@ impl Model {
                 && counts
                 && stale.overlaps(range)
         };
-        // Another CPU's flush is complete for this one when a barrier is known that came after it.
+        // Another CPU's flush is complete for this CPU once this CPU knows of a barrier after that flush.
         let known = self.cells.known(cpu);
         let mut barriers = self.cpus.iter().flat_map(|cpu| &cpu.barriers).filter(|(moment, _)| known.knows(*moment));
         let last = barriers.next().map_or(0, |first| barriers.fold(first.1, |last, (_, step)| last.max(*step)));
-        // As many barriers are remembered as it takes; the one in question may be older.
+        // Only a number of barriers is kept, so the relevant one may be older and no longer kept.
         let unknown =
             |(stale, complete, step): &&(Stale, Moment, u64)| matters(stale) && *step > last && !known.knows(*complete);
         if let Some((stale, ..)) = self.stale.gone().find(unknown) {
             let what = format!(
-                "a flush of {range:?} ({access:?}) relies on another CPU's, and cannot know that it is complete"
+                "a flush of {range:?} ({access:?}) relies on another CPU's flush, and cannot know that it is complete"
             );
             return Err(Broken::new(Rule::StillCached, what).at(stale.ipa, &[stale.entry]));
         }
@@ -66,13 +67,13 @@ impl Model {
         Err(Broken::new(Rule::StillCached, what).at(stale.ipa, &[stale.entry]))
     }
 
-    /// What this CPU did about an address of a tree is done, down to the context synchronization.
+    /// Checks that this CPU's own invalidation for an address of a tree is done, including the context synchronization.
     pub(crate) fn check_fresh(&self, cpu: usize, root: u64, ipa: Ipa) -> Outcome {
         let range = ipa..ipa + PAGE;
         let root = self.tables.find_root(root);
         let held = |stale: &&Stale| Some(stale.root) == root && stale.cpus() >> cpu & 1 == 1 && stale.overlaps(&range);
         let Some(stale) = self.stale.iter().find(held) else { return Ok(()) };
-        let what = format!("this CPU was to forget it, and may use a {}", stale.held());
+        let what = format!("this CPU should have invalidated it, and may still use a {}", stale.held());
         Err(Broken::new(Rule::StillCached, what).at(stale.ipa, &[stale.entry]))
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A vCPU in its guest: accesses through both stages, by what TLBs may hold or by a walk.
+//! A vCPU in its guest: accesses through both stages, by an entry that TLBs may hold or by a walk.
 //!
-//! An access has two halves, the translation and what it is for, between which other CPUs run. A barrier that completes an
-//! invalidation waits for those that are between them.
+//! An access has two halves, the translation and the memory access, between which other CPUs run. A barrier that
+//! completes an invalidation waits for accesses that are between their halves.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::walk::{Access, AccessKind, El, FaultKind, syndrome};
 /// A vCPU in its guest.
 pub struct Guest<'a> {
     cpu: &'a CpuHandle,
-    /// From where in the source.
+    /// The place in the source that entered it.
     entered: &'static Location<'static>,
     regime: Regime,
     vttbr: u64,
@@ -37,12 +37,12 @@ pub struct Guest<'a> {
     vcpu: u32,
     state: State,
     interrupts: Arc<Interrupts>,
-    /// The access that faulted last, and how often in a row: with what in the TLB, if it was that.
+    /// The last access that faulted.
     faulted: Option<Faulted>,
     between: Option<Box<dyn FnMut() + Send + 'a>>,
 }
 
-/// An access that faulted: how often in a row, and by which entry that TLBs may hold, where it was and since which step.
+/// An access that faulted: the number of times in a row, and the stale entry that it hit, by its address and step.
 #[derive(Clone, Copy)]
 struct Faulted {
     va: u64,
@@ -51,16 +51,16 @@ struct Faulted {
     times: u32,
 }
 
-/// An access that faults so often in a row, though each fault was answered, gets nowhere.
+/// The number of faults in a row after which an access makes no progress, although each fault was handled.
 const MOST_FAULTS: u32 = 64;
 
 impl CpuHandle {
-    /// Enters a guest as one of its vCPUs, with `VTTBR_EL2` and `VTCR_EL2` as they are given. `ERET` synchronizes the
+    /// Enters a guest as one of its vCPUs, with these values of `VTTBR_EL2` and `VTCR_EL2`. The `ERET` synchronizes the
     /// context.
     ///
     /// # Panics
     ///
-    /// Where the registers say what no engine of ours does.
+    /// The registers have values that the engine never uses.
     #[track_caller]
     pub fn enter(&self, vttbr: u64, vtcr: u64, vcpu: u32) -> Guest<'_> {
         let entered = Location::caller();
@@ -87,36 +87,37 @@ impl CpuHandle {
 }
 
 impl<'a> Guest<'a> {
-    /// The answer to the hypercall that it left for.
+    /// Answers the hypercall that caused the exit.
     pub fn answer(&mut self, value: u64) {
         self.state.answer = Some(value);
     }
 
-    /// Raises an abort in the guest: the access that it left for ends with that.
+    /// Raises an abort in the guest: the access that caused the exit ends with it when it is repeated.
     pub fn raise(&mut self, abort: Abort) {
         self.state.abort = Some(abort);
         self.forget_fault();
     }
 
-    /// Has it go on behind the cache maintenance that it left for.
+    /// Skips the cache maintenance instruction that caused the exit.
     pub fn skip(&mut self) {
         self.state.skipped = true;
         self.forget_fault();
     }
 
-    /// What goes along to another CPU.
+    /// The state that moves with the vCPU to another CPU.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// The same vCPU with what came along from another CPU, and what reaches it from outside: only from CPUs of this
-    /// machine, so that equal runs are equal.
+    /// The vCPU with the state from another CPU, and with its interrupts. Only CPUs of this machine may raise those, so
+    /// that equal runs are equal.
     #[must_use]
     pub fn with(self, state: State, interrupts: Arc<Interrupts>) -> Self {
         Self { state, interrupts, ..self }
     }
 
-    /// `AT S1E1R`: `PAR_EL1` for `va`, with the IPA in bits 47 to 12, or bit 0 set where the guest's tables have none.
+    /// `AT S1E1R`: returns `PAR_EL1` for `va`, with the IPA in bits 47 to 12, or with bit 0 set if the stage-1 walk
+    /// fails.
     pub fn translate_stage1(&mut self, va: u64) -> u64 {
         const FAILED: u64 = 1;
         let Ok(regime) = stage1::Regime::new(&self.state.stage1) else { return FAILED };
@@ -129,12 +130,12 @@ impl<'a> Guest<'a> {
         })
     }
 
-    /// Does `body` in each access, between its halves.
+    /// Runs `body` in each access, between its halves.
     pub fn between_halves(&mut self, body: impl FnMut() + Send + 'a) {
         self.between = Some(Box::new(body));
     }
 
-    /// The fault was answered by something else than more access: what comes next is another one.
+    /// States that the fault was handled otherwise than by a wider entry: the next access counts as a new one.
     pub fn forget_fault(&mut self) {
         self.faulted = None;
     }
@@ -178,14 +179,14 @@ impl<'a> Guest<'a> {
         Ok(result)
     }
 
-    /// Back from the hypervisor, if that did anything: `ERET` synchronizes the context, and the guest runs by what
-    /// `VTTBR_EL2` says now.
+    /// Returns from the hypervisor, if it changed the context: `ERET` synchronizes it, and the guest runs with the
+    /// current `VTTBR_EL2`.
     fn come_back(&mut self, model: &mut Model, cpu: usize) -> Outcome {
         model.synchronize(cpu)?;
         let vttbr = model.cpus[cpu].vttbr;
         if vttbr != self.vttbr {
             let unusable =
-                |error| Broken::new(Rule::Content, format!("the guest goes on with VTTBR_EL2 {vttbr:#x}: {error}"));
+                |error| Broken::new(Rule::Content, format!("the guest resumes with VTTBR_EL2 {vttbr:#x}: {error}"));
             self.regime = Regime::new(vttbr, self.vtcr, &model.features).map_err(unusable)?;
             (self.vttbr, self.vmid) = (vttbr, model.vmid(vttbr));
         }
@@ -193,7 +194,7 @@ impl<'a> Guest<'a> {
         Ok(())
     }
 
-    /// A fault that comes again and again is one.
+    /// Counts a fault, and reports an access that faults too often in a row.
     fn note_fault(&mut self, va: u64, kind: AccessKind, stale: Option<(u64, u64)>) {
         let again = self.faulted.filter(|before| (before.va, before.kind) == (va, kind));
         let times = again.map_or(1, |before| before.times + 1);
@@ -245,18 +246,18 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// Where an access goes.
+/// The target of an access.
 struct Translation {
     pa: u64,
     ipa: u64,
     cached: bool,
-    /// Whether stage 2 lets it go through the cache at all.
+    /// Whether stage 2 lets the access use the cache.
     cacheable: bool,
 }
 
 struct Failed {
     exit: Exit,
-    /// The stale entry that it was by: where, and since when.
+    /// The stale entry that caused it: its address, and the step of its change.
     stale: Option<(u64, u64)>,
 }
 
@@ -264,7 +265,7 @@ struct Failed {
 fn perform(model: &mut Model, cpu: usize, to: &Translation, kind: AccessKind, value: u64) -> Outcome<u64> {
     let arena = model.arena.clone();
     let Some(word) = arena.word(Pa::new(to.pa & !7)) else {
-        let what = format!("CPU {cpu} reaches {:#x}, where nothing is", to.pa);
+        let what = format!("CPU {cpu} reaches {:#x}, where no memory is", to.pa);
         return Err(Broken::new(Rule::Content, what).at(to.ipa, &[]));
     };
     if let Some(page) = model.tables.of(to.pa) {
@@ -276,7 +277,7 @@ fn perform(model: &mut Model, cpu: usize, to: &Translation, kind: AccessKind, va
         return Err(Broken::new(Rule::HiddenData, what).at(to.ipa, &[]));
     }
     if !to.cacheable && kind != AccessKind::Maintenance && model.lines.is_cached(to.pa) {
-        let what = format!("{:#x} is no cached memory any more, and what was written as such is in the cache", to.pa);
+        let what = format!("{:#x} is no longer cacheable, and a guest's write to it may still be in the cache", to.pa);
         return Err(Broken::new(Rule::LateWriteBack, what).at(to.ipa, &[]));
     }
     match kind {
@@ -290,11 +291,11 @@ fn perform(model: &mut Model, cpu: usize, to: &Translation, kind: AccessKind, va
             return Ok(0);
         }
         AccessKind::Read if !to.cached && model.lines.is_dirty(to.pa) => {
-            let what = format!("{:#x} is read past the cache, and what the hypervisor wrote there is not clean", to.pa);
+            let what = format!("{:#x} is read past the cache, and the hypervisor's write to it is not cleaned", to.pa);
             return Err(Broken::new(Rule::NotCleaned, what).at(to.ipa, &[]));
         }
         AccessKind::Execute if !model.features.instruction_cache_coherent && model.lines.is_old_code(to.pa) => {
-            let what = format!("the instruction at {:#x} may be what was there before", to.pa);
+            let what = format!("the instruction at {:#x} may be the one before the last write", to.pa);
             return Err(Broken::new(Rule::StaleInstruction, what).at(to.ipa, &[]));
         }
         _ => {}
@@ -302,17 +303,17 @@ fn perform(model: &mut Model, cpu: usize, to: &Translation, kind: AccessKind, va
     Ok(word.load(Ordering::Relaxed))
 }
 
-/// Reads tables as a CPU's walk may see them.
+/// Reads tables as a walk on this CPU may see them.
 struct Walker<'m, 'g> {
     model: &'m mut Model,
     context: &'m Context,
     cpu: usize,
     guest: &'m Guest<'g>,
     knows: Clock,
-    /// A rule that the walk found broken.
+    /// A broken rule that the walk found.
     broken: Option<Box<Broken>>,
     stale: Option<(u64, u64)>,
-    /// The access hit entries of two sizes.
+    /// Whether the access hit entries of two sizes.
     conflict: bool,
 }
 
@@ -334,11 +335,11 @@ impl<'m, 'g> Walker<'m, 'g> {
         Ok(Err(Failed { exit: Exit::Abort(syndrome::stage2(fault, access, va)), stale: self.stale }))
     }
 
-    /// Where an address leads, by a TLB's entry or by a walk.
+    /// The output address and the descriptor for an address, by a TLB's entry or by a walk.
     fn leaf(&mut self, ipa: u64, access: Access) -> Result<(u64, u64), Stage2Fault> {
         if let Some(stale) = self.pick_stale(ipa) {
             let granted = self.guest.regime.grant(stale.raw, access);
-            // A write that hardware would have to grant goes by the descriptor in memory.
+            // A write that needs hardware's update uses the descriptor in memory.
             let as_it_is = granted.is_ok_and(|granted| granted == stale.raw);
             if self.conflicts(&stale, ipa) {
                 self.conflict = true;
@@ -358,7 +359,7 @@ impl<'m, 'g> Walker<'m, 'g> {
         Ok((stage2::output(leaf.raw, leaf.level, ipa), leaf.raw))
     }
 
-    /// One of the stale entries that this CPU may hold for the address, or none.
+    /// A stale entry for the address that this CPU may hold, or none.
     fn pick_stale(&self, ipa: u64) -> Option<Stale> {
         if self.model.stale.is_empty() {
             return None;
@@ -371,7 +372,7 @@ impl<'m, 'g> Walker<'m, 'g> {
                 && stale.overlaps(&range)
         };
         let candidates: Vec<&Stale> = self.model.stale.iter().filter(held).collect();
-        // What it has run into already, a TLB holds.
+        // The TLB holds the entry that the repeated access has already hit.
         if let Some(Faulted { stale: Some(hit), .. }) = self.guest.faulted
             && let Some(stale) = candidates.iter().find(|stale| (stale.entry, stale.step) == hit)
         {
@@ -383,7 +384,7 @@ impl<'m, 'g> Walker<'m, 'g> {
         candidates.get(self.context.draw(candidates.len() as u64) as usize).map(|stale| **stale)
     }
 
-    /// Whether this access hits an old entry and the one of another size that is there now, where CPUs may say so.
+    /// Whether this access takes a conflict abort: it may hit the old entry and a current one of another size.
     fn conflicts(&self, stale: &Stale, ipa: u64) -> bool {
         let resized = || self.model.leaf_of(stale.root, ipa).is_some_and(|(_, level)| level != stale.level);
         self.model.bbm.aborts() && resized() && self.context.draw(2) == 0
@@ -410,7 +411,7 @@ impl Entries for Walker<'_, '_> {
             Standing::Loose => 0,
         };
         if page.standing == Standing::Loose || (seen.step < page.taken && !seen.newest) {
-            let what = format!("a walk reads {:#x} from {pa:#x}, from before that page became this table", seen.raw);
+            let what = format!("a walk reads {:#x} from {pa:#x}, written before that page became this table", seen.raw);
             self.broken.get_or_insert_with(|| Broken::new(Rule::TableNotReady, what).at(place, &[pa]));
             return 0;
         }

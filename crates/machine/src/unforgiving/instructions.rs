@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What it means that a CPU issues an instruction: invalidations, barriers, cache maintenance, `VTTBR_EL2`.
+//! The effect of a CPU's instructions: TLB invalidations, barriers, cache maintenance, `VTTBR_EL2`.
 //!
-//! Invariant: nobody relies on what a CPU issued before the barrier, or the context synchronization, that completes it.
+//! Invariant: an instruction takes effect only at the barrier, or the context synchronization, that completes it.
 
 use twofold_abi::trace::{self, Event};
 use twofold_stage2::platform::{Domain, Ic, Tlbi};
@@ -13,7 +13,7 @@ use super::stale::CpuSet;
 use super::tables::{Page, Root, Standing};
 use crate::tlbi::Reach;
 
-/// So many barriers of each CPU are remembered.
+/// The number of barriers of each CPU that are kept.
 const BARRIERS: usize = 64;
 
 impl Model {
@@ -64,7 +64,7 @@ impl Model {
         }
     }
 
-    /// Whether a barrier on this CPU waits for others' accesses: those may have begun under what it invalidates.
+    /// Whether a barrier on this CPU waits for accesses of other CPUs, which may have begun under an invalidated entry.
     pub(crate) fn waits_for_accesses(&self, cpu: usize) -> bool {
         self.stale.is_pending(cpu) && self.cpus.iter().enumerate().any(|(other, state)| other != cpu && state.accesses)
     }
@@ -92,7 +92,7 @@ impl Model {
         if let Some(at) = self.tables.roots().iter().enumerate().position(other) {
             let before = self.tables.root(at).pa;
             let what = format!(
-                "VMID {vmid} names the tree at {pa:#x} by now, and TLBs may hold entries of the one at {before:#x}"
+                "VMID {vmid} now names the tree at {pa:#x}, and TLBs may hold entries of the one at {before:#x}"
             );
             return Err(Broken::new(Rule::VmidReused, what));
         }
@@ -108,7 +108,7 @@ impl Model {
         self.cpus[cpu].vttbr = vttbr;
     }
 
-    /// Lines are cleaned and invalidated to the point of coherency.
+    /// Cleans and invalidates lines to the point of coherency.
     pub(crate) fn clean(&mut self, cpu: usize, start: u64, size: u64) -> Outcome {
         self.trace(Event::Dc { operation: trace::Dc::Civac, pa: start, size });
         self.cpus[cpu].cleaned.push((start, size));
@@ -141,7 +141,7 @@ impl Model {
         }
     }
 
-    /// Everything of a VMID is invalidated: only who has a tree loaded now, with something in it, may hold entries of it
+    /// Everything of a VMID is invalidated. Only a CPU that has a tree with entries loaded now may hold entries of it
     /// again.
     fn forget_exposure(&mut self, vmid: u16) {
         for number in 0..self.tables.roots().len() {

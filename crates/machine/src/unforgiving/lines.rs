@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What caches may hold of frames, line by line: no contents, but who would read something else than was written.
+//! The state of cache lines of frames. A line has no contents here; the model tracks which observer could read stale
+//! data.
 //!
-//! * A line that was written through the cache is read past it, by a guest whose accesses are not cached, only after it was
-//!   cleaned (Arm ARM D7.5.9);
-//! * what a guest may have written past the cache is read through it only after the line was invalidated, by the hypervisor
-//!   and by a guest that stage 2 has let use the cache since;
-//! * what a guest wrote through the cache is out of it before stage 2 has a guest go past it: the line might be written back
-//!   at any time (D7.5.9).
+//! * A guest whose accesses are not cached may read a line that was written through the cache only after the line was
+//!   cleaned (Arm ARM DDI 0487K.a, D7.5.9).
+//! * A line that a guest may have written past the cache may be read through the cache only after it was invalidated.
+//!   This holds for the hypervisor, and for a guest that stage 2 has since allowed to use the cache.
+//! * A line that a guest wrote through the cache has to be cleaned before stage 2 makes the guest access it past the
+//!   cache: the line might be written back at any time (D7.5.9).
+//! * A line that was written may be executed only after an invalidation of the instruction cache that follows the
+//!   completion of the write (D7.5.10).
 //!
-//! Which of the two a guest does by its own stage 1, where stage 2 leaves it that choice, is its own business: the last two
-//! are about memory that stage 2 makes non-cacheable, or a device.
-//!
-//! * what was written is executed only after the instruction cache was invalidated, when the write was complete (D7.5.10).
+//! Where stage 2 leaves the choice to the guest, its own stage 1 may mix both kinds of access. The second rule for
+//! guests and the third rule therefore cover only memory that stage 2 makes non-cacheable or a device.
 
 use std::collections::BTreeMap;
 
 use super::clock::{Clock, Moment};
 use super::tables::PAGE;
 
-/// The lines of frames, of which there is something to be known.
+/// The lines of frames that have a state to track.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     pages: BTreeMap<u64, PageLines>,
@@ -27,15 +28,15 @@ pub(crate) struct Lines {
 /// A bit for each line of 64 bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct PageLines {
-    /// Written through the cache, and not cleaned.
+    /// Written by the hypervisor through the cache, and not cleaned.
     dirty: u64,
-    /// By a guest past the cache, and not invalidated.
+    /// Written by a guest past the cache, and not invalidated.
     past: u64,
-    /// The same, where stage 2 left it no choice.
+    /// The same, where stage 2 left the guest no choice.
     hidden: u64,
     /// Written by a guest through the cache, and not cleaned.
     cached: u64,
-    /// Written, and the instruction cache not invalidated.
+    /// Written, and not invalidated in the instruction cache.
     code: u64,
     /// The hypervisor's last write.
     written: Moment,
@@ -44,7 +45,7 @@ struct PageLines {
 pub(crate) const LINE: u64 = 64;
 
 impl Lines {
-    /// The hypervisor writes, through the cache.
+    /// The hypervisor writes through the cache.
     pub(crate) fn write(&mut self, start: u64, size: u64, moment: Moment) {
         self.each(start, size, true, |lines, mask| {
             lines.dirty |= mask;
@@ -60,7 +61,7 @@ impl Lines {
         self.each(word, 8, true, |lines, mask| lines.cached |= mask);
     }
 
-    /// The guest writes past the cache, by its own choice or since stage 2 `forces` it to.
+    /// The guest writes past the cache, by its own choice or, if `forces`, because stage 2 makes it.
     pub(crate) fn write_past(&mut self, word: u64, forces: bool) {
         self.each(word, 8, true, |lines, mask| {
             lines.past |= mask;
@@ -68,32 +69,32 @@ impl Lines {
         });
     }
 
-    /// Whether what a guest wrote past the cache may be hidden from one that uses it.
+    /// Whether a guest that uses the cache may miss what a guest wrote past it.
     pub(crate) fn is_hidden(&self, word: u64) -> bool {
         self.any(word, 8, |lines| lines.hidden)
     }
 
-    /// Whether what a guest wrote through the cache may still be there alone, or be written back at any time.
+    /// Whether a guest's write through the cache may not be in memory yet, or may be written back at any time.
     pub(crate) fn is_cached(&self, word: u64) -> bool {
         self.any(word, 8, |lines| lines.cached)
     }
 
-    /// Whether a read past the cache misses what was written.
+    /// Whether a read past the cache misses a write of the hypervisor.
     pub(crate) fn is_dirty(&self, word: u64) -> bool {
         self.any(word, 8, |lines| lines.dirty)
     }
 
-    /// Whether a read through the cache may miss what was written.
+    /// Whether a read through the cache may miss a guest's write past it.
     pub(crate) fn is_past(&self, start: u64, size: u64) -> bool {
         self.any(start, size, |lines| lines.past)
     }
 
-    /// Whether a fetch may miss what was written.
+    /// Whether a fetch may miss a write.
     pub(crate) fn is_old_code(&self, word: u64) -> bool {
         self.any(word, 8, |lines| lines.code)
     }
 
-    /// Lines were cleaned and invalidated.
+    /// Cleans and invalidates lines.
     pub(crate) fn clean(&mut self, start: u64, size: u64) {
         self.each(start, size, false, |lines, mask| {
             lines.dirty &= !mask;
@@ -103,7 +104,7 @@ impl Lines {
         });
     }
 
-    /// The instruction cache was invalidated, there or everywhere, for what was complete by then.
+    /// Invalidates the instruction cache, in a range or everywhere, for the writes in `complete`.
     pub(crate) fn invalidate_code(&mut self, range: Option<(u64, u64)>, complete: &Clock) {
         let (start, size) = range.unwrap_or((0, u64::MAX));
         self.each(start, size, false, |lines, mask| {
@@ -113,7 +114,7 @@ impl Lines {
         });
     }
 
-    /// Whether all that was written there is known.
+    /// Whether every write of the hypervisor to the range is known.
     pub(crate) fn is_known(&self, start: u64, size: u64, known: &Clock) -> bool {
         self.pages.range(start & !(PAGE - 1)..start.saturating_add(size)).all(|(_, lines)| known.knows(lines.written))
     }
@@ -191,7 +192,7 @@ mod tests {
         assert!(lines.is_past(START, PAGE) && !lines.is_past(START, 128) && !lines.is_dirty(START + 128));
         lines.clean(START + 128, 64);
         assert!(!lines.is_past(START, PAGE));
-        // Who writes the line through the cache has it there.
+        // A write through the cache puts the line into the cache.
         lines.write_past(START, true);
         assert!(lines.is_hidden(START) && !lines.is_hidden(START + 128));
         lines.write(START, 64, Moment { cpu: 0, time: 1 });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine: threads that are its CPUs, one of which runs at a time, and what their programs may do and ask.
+//! The machine: threads as its CPUs, of which one runs at a time, and the operations and checks for their programs.
 //!
-//! Invariant: between two runs no thread is a CPU, and each CPU knows what any of them did.
+//! Invariant: between two runs no thread is a CPU, and every CPU knows everything that any CPU did.
 
 use std::any::Any;
 use std::io;
@@ -26,49 +26,49 @@ use super::trace::Trace;
 use crate::arena::{Arena, ArenaError, ArenaOptions};
 use crate::turns::Turns;
 
-/// What the machine is to be.
+/// The configuration of a machine.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// CPUs, 1 to 8.
     pub cpus: usize,
-    /// Of all that is left to chance.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// Between two switches from one CPU to another are so many events on average.
+    /// The average number of events between two switches from one CPU to another.
     pub events_between_switches: u32,
     /// The CPUs' features.
     pub features: Features,
-    /// And which changes of a mapping's size they take without a break.
+    /// The changes of a mapping's size that the CPUs allow without a break.
     pub bbm: Bbm,
     /// Memory.
     pub memory: ArenaOptions,
-    /// The file for a trace (`docs/trace.md`). Without it `TWOFOLD_TRACE` names one: the second machine of a process
-    /// writes to that name with `.1` behind it, and so on.
+    /// The file for a trace (`docs/trace.md`). If there is none, `TWOFOLD_TRACE` names one; the second machine of a
+    /// process appends `.1` to the name, and so on.
     pub trace: Option<PathBuf>,
 }
 
-/// Why there is no machine.
+/// The reason why a machine cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
     /// Too many CPUs, or none.
-    #[error("{asked} CPUs: the unforgiving mode has 1 to {CPUS}; take {CPUS}, or the fast mode")]
+    #[error("{asked} CPUs: strict mode has 1 to {CPUS}; take {CPUS}, or the fast mode")]
     Cpus {
-        /// How many were wanted.
+        /// The number of CPUs that was asked for.
         asked: usize,
     },
-    /// No memory.
+    /// The memory cannot be made.
     #[error(transparent)]
     Memory(#[from] ArenaError),
-    /// No trace.
-    #[error("the trace cannot be written to {path}: {why}; name a file in a directory that is there")]
+    /// The trace cannot be written.
+    #[error("the trace cannot be written to {path}: {why}; name a file in a directory that exists")]
     Trace {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error that the host returned.
         why: io::Error,
     },
 }
 
-/// An unforgiving machine.
+/// A strict machine.
 #[derive(Clone)]
 pub struct Machine {
     pub(crate) shared: Arc<Shared>,
@@ -79,7 +79,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// It cannot have so many CPUs, or so much memory, or its trace cannot be written.
+    /// The machine cannot have this number of CPUs or this much memory, or its trace cannot be written.
     pub fn new(mut options: Options) -> Result<Self, MachineError> {
         if !(1..=CPUS).contains(&options.cpus) {
             return Err(MachineError::Cpus { asked: options.cpus });
@@ -97,22 +97,22 @@ impl Machine {
         &self.shared.arena
     }
 
-    /// How many CPUs it has.
+    /// The number of its CPUs.
     pub fn cpus(&self) -> usize {
         self.shared.options.cpus
     }
 
-    /// The seed that it goes by.
+    /// The seed of its random choices.
     pub fn seed(&self) -> u64 {
         self.shared.options.seed
     }
 
-    /// The platform that an engine runs on here.
+    /// The platform for an engine on this machine.
     pub fn platform(&self) -> Hosted {
         Hosted { shared: self.shared.clone() }
     }
 
-    /// Does something as CPU 0, while the others are off.
+    /// Runs `body` as CPU 0, while the others are off.
     ///
     /// # Errors
     ///
@@ -128,11 +128,9 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// The rule that was broken.
-    ///
     /// # Panics
     ///
-    /// Where a program does, but for a breach.
+    /// A program panics, other than by a breach.
     pub fn run(&self, programs: Vec<Program<'_>>) -> Result<(), Breach> {
         self.run_each(programs)
     }
@@ -181,8 +179,8 @@ impl Machine {
     }
 }
 
-/// Keeps this thread where the others are: one of them runs at a time, and to wake one on another core takes longer than
-/// what it then does. Where the system does not let it, it is slower.
+/// Keeps this thread on the core of the others. One thread runs at a time, and waking one on another core takes longer
+/// than what it then does. If the host refuses, the run is only slower.
 fn stay_on(core: usize) {
     let mut cores = CpuSet::new();
     if core < CpuSet::MAX_CPU {
@@ -191,7 +189,7 @@ fn stay_on(core: usize) {
     }
 }
 
-/// What a CPU is to do.
+/// The program of a CPU.
 pub type Program<'a> = Box<dyn FnOnce(&CpuHandle) + Send + 'a>;
 
 /// A CPU, for the program that runs on it.
@@ -215,12 +213,12 @@ impl CpuHandle {
         self.context.shared.lock().step
     }
 
-    /// Lets others run, as who waits for them does.
+    /// Lets other CPUs run, as a wait for one does.
     pub fn pause(&self) {
         self.context.pass();
     }
 
-    /// What another CPU knew is known here too from now on: it was handed over, as through a lock.
+    /// Adds what another CPU knew to what this CPU knows, as if both had used the same lock.
     pub fn learn(&self, other: &Knowledge) {
         self.context.silently(|model, cpu| {
             model.cells.learn(cpu, &other.0);
@@ -228,12 +226,12 @@ impl CpuHandle {
         });
     }
 
-    /// How many TLB invalidations this CPU has issued.
+    /// The number of TLB invalidations that this CPU has issued.
     pub fn invalidations(&self) -> u64 {
         self.context.silently(|model, cpu| Ok(model.cpus[cpu].invalidations))
     }
 
-    /// The programs have met at a barrier of their own: each knows by now what any of them did.
+    /// States that the programs have met at a barrier of their own: every CPU now knows everything that any CPU did.
     pub fn meet(&self) {
         self.context.silently(|model, _| {
             model.cells.meet();
@@ -252,43 +250,44 @@ impl CpuHandle {
         });
     }
 
-    /// The frame becomes something else: another guest's, a table, the hypervisor's. It is reported where a TLB may still
-    /// lead there.
+    /// States that the frame gets another use: another guest's, a table's or the hypervisor's. Reports a breach if a
+    /// TLB may still lead to it.
     pub fn reuse(&self, start: Pa, size: u64) {
         self.context.event(|model, _| model.check_frame_free(start.raw(), size));
     }
 
-    /// The hypervisor reads a frame, through its cache. It is reported where a guest may have written past that.
+    /// States that the hypervisor reads a frame through its cache. Reports a breach if a guest may have written it past
+    /// the cache.
     pub fn reads(&self, start: Pa, size: u64) {
         self.context.event(|model, _| {
             if !model.lines.is_past(start.raw(), size) {
                 return Ok(());
             }
-            let what = format!("{size:#x} bytes at {start} are read, and a guest wrote there past the cache");
+            let what = format!("{size:#x} bytes at {start} are read, and a guest wrote to them past the cache");
             Err(Broken::new(Rule::StaleData, what))
         });
     }
 
-    /// What this CPU knows of the others' changes, before an operation.
+    /// What this CPU knows of the others' changes, to be taken before an operation.
     pub fn knowledge(&self) -> Knowledge {
         Knowledge(self.context.silently(|model, cpu| Ok(*model.cells.known(cpu))))
     }
 
-    /// A flush of these tables has returned, which was to end `withdrawn` in `range`: of all that this CPU knew to have
-    /// changed before the operation, whoever changed it, nothing may be cached any more.
+    /// States that a flush of these tables, to end `withdrawn` in `range`, has returned. Nothing may be cached any more
+    /// of any change that this CPU knew of before the operation, whichever CPU made it.
     pub fn expect_flushed(&self, vttbr: u64, range: &IpaRange, before: &Knowledge, withdrawn: Withdrawn) {
         let root = vttbr & ROOT;
         self.context.event(|model, cpu| model.check_flushed(cpu, root, range, &before.0, withdrawn));
     }
 
-    /// A leaf at `ipa` gives more than before, and this CPU was told: an `AT` here has to see it (Arm ARM D8.16), with no
-    /// guest entered in between.
+    /// States that a leaf at `ipa` allows more than before, and that this CPU has invalidated the old one. An `AT` on
+    /// this CPU has to see the new leaf (Arm ARM DDI 0487K.a, D8.16), even if no guest was entered in between.
     pub fn expect_fresh(&self, vttbr: u64, ipa: Ipa) {
         let root = vttbr & ROOT;
         self.context.event(|model, cpu| model.check_fresh(cpu, root, ipa));
     }
 
-    /// The program found what must not be: reported as a breach.
+    /// Reports a wrong result of the program as a breach.
     pub fn report(&self, what: String) -> ! {
         self.context.report(Broken::new(Rule::Content, what))
     }
@@ -299,13 +298,13 @@ impl CpuHandle {
 pub struct Knowledge(Clock);
 
 impl Knowledge {
-    /// That of the CPU which this thread is; `None` where it is none. For what hands things from one CPU to another by a
-    /// lock of the host's, of which the machine does not know.
+    /// The knowledge of the CPU that this thread is; `None` if it is none. For data that moves from one CPU to another
+    /// under a lock of the host, which the machine does not see.
     pub fn of_this_cpu() -> Option<Self> {
         Context::current(|context| Self(context.silently(|model, cpu| Ok(*model.cells.known(cpu)))))
     }
 
-    /// The CPU that this thread is learns it.
+    /// Adds it to the knowledge of the CPU that this thread is.
     pub fn learn(&self) {
         Context::current(|context| {
             context.silently(|model, cpu| {
@@ -316,7 +315,7 @@ impl Knowledge {
     }
 }
 
-/// What its CPUs share.
+/// The state that its CPUs share.
 pub(crate) struct Shared {
     pub(super) options: Options,
     pub(crate) arena: Arc<Arena>,

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The unforgiving mode: the strictest reading of the architecture, and no stricter.
+//! The strict mode: the strictest reading of the architecture, and no stricter.
 //!
-//! The engine's own code runs here, on threads (`context`) that take turns by a seed, and every access it makes to what
-//! CPUs share (`observer`), and every instruction (`platform`), comes to a model (`model`) of what others may see: of words
-//! (`cells`), of TLBs (`stale`), of caches (`lines`). What each event means is in `entries`, `pages` and `instructions`.
-//! Nothing is left to chance that can be decided: a TLB holds whatever it may hold. The first rule that is broken ends the
-//! run with a [`Breach`], which names the rule, the entry, its last changes and the seed that does it again.
+//! The engine's own code runs here, on threads (`context`) that take turns by a seed. Every access of the engine to
+//! shared memory (`observer`), and every instruction (`platform`), is an event of a model (`model`). The model knows
+//! what each CPU may see: words (`cells`), TLBs (`stale`) and caches (`lines`). `entries`, `pages` and `instructions`
+//! define the events. The model leaves nothing to chance that it can decide: a TLB holds every entry that it may hold.
+//! The first broken rule ends the run with a [`Breach`], which names the rule, the entry, its last changes and the seed
+//! that reproduces it.
 //!
-//! `docs/mmu-rules.md` has the rules. A run may be recorded (`trace`), for who would rather check it by its text.
+//! `docs/mmu-rules.md` lists the rules. A run may be recorded as text (`trace`) and checked from that.
 
 mod bbm;
 mod breach;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The state of the unforgiving machine. What each event does to it is in `entries`, `pages` and `instructions`.
+//! The state of the strict machine. `entries`, `pages` and `instructions` define the effect of each event.
 //!
-//! Invariant: whoever calls has the turn, so events come one after the other. An event that breaks a rule changes nothing
-//! more: the run is over.
+//! Invariant: the caller has the turn, so events do not overlap. An event that breaks a rule changes nothing more,
+//! because it ends the run.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -42,30 +42,31 @@ pub(crate) struct Model {
 pub(crate) struct Cpu {
     /// `VTTBR_EL2` as it was written.
     pub(crate) vttbr: u64,
-    /// As it has taken effect, at a context synchronization.
+    /// The value that is in effect since the last context synchronization.
     pub(crate) effective: u64,
-    /// The pages whose locks it has, in the order in which it took them.
+    /// The pages whose locks it holds, in the order in which it took them.
     pub(super) locks: Vec<u64>,
-    /// The tables that it took out since its last invalidation.
+    /// The tables that it unlinked since its last invalidation.
     pub(super) unlinked: Vec<u64>,
-    /// Whether it is between a translation and the access that it is for.
+    /// Whether it is between a translation and the access it belongs to.
     pub(crate) accesses: bool,
-    /// Lines that it cleaned, and what it invalidated of instruction caches: not complete yet.
+    /// Lines that it cleaned, and its instruction cache invalidations, that are not complete yet.
     pub(super) cleaned: Vec<(u64, u64)>,
     pub(super) code: Vec<(Option<(u64, u64)>, Clock)>,
     /// TLB invalidations that it issued.
     pub(crate) invalidations: u64,
     /// Its last `DSB`s for loads and stores, and their steps.
     pub(super) barriers: VecDeque<(Moment, u64)>,
-    /// What was complete at its last `DSB ISH`.
+    /// The stores that were complete at its last `DSB ISH`.
     pub(super) complete: Clock,
-    /// Of each VMID, the vCPU whose stage-1 entries may be cached.
+    /// For each VMID, the vCPU whose stage-1 entries may be cached.
     pub(crate) vcpus: HashMap<u16, u32>,
-    /// Stage-1 invalidations that are not complete: VMID, and whether on all CPUs.
+    /// Stage-1 invalidations that are not complete: the VMID, whether they apply to all CPUs, and whether they include
+    /// stage 2.
     pub(super) stage1: Vec<(u16, bool, bool)>,
 }
 
-/// So many changes are remembered for reports.
+/// The number of changes that are kept for reports.
 const REMEMBERED: usize = 1 << 16;
 
 impl Model {
@@ -120,13 +121,13 @@ impl Model {
         }
     }
 
-    /// What memory holds.
+    /// The word that memory holds.
     pub(crate) fn read(&self, pa: u64) -> u64 {
         self.arena.load(Pa::new(pa)).unwrap_or(0)
     }
 }
 
-/// What happens at an event.
+/// The result of an event.
 pub(crate) type Outcome<T = ()> = Result<T, Box<Broken>>;
 
 /// A rule is broken.
@@ -135,7 +136,7 @@ pub(crate) struct Broken {
     pub(crate) rule: Rule,
     pub(crate) what: String,
     pub(crate) ipa: Option<u64>,
-    /// The entries that it is about.
+    /// The entries that it concerns.
     pub(crate) entries: Vec<u64>,
 }
 

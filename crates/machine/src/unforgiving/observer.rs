@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The observer: takes the engine's accesses to the machine whose CPU the thread is, where each is an event.
+//! The observer: each access of the engine is an event of the machine whose CPU the thread is.
 //!
-//! Invariant: a word changes in the same event in which the model is told of it. Threads that are no CPU do the accesses
-//! themselves.
+//! Invariant: a word changes in the same event as its model. A thread that is no CPU does the access itself.
 
 use std::panic::Location;
 use std::sync::Once;
@@ -17,21 +16,21 @@ use super::model::Model;
 use super::shape::ACCESSED;
 use super::tables::{PAGE, Standing};
 
-/// The bit of a lock's word that says that someone has it.
+/// The bit of a lock's word that is set while the lock is held.
 pub(super) const LOCKED: u64 = 1;
 
-/// From now on the engine's accesses come here.
+/// Installs the observer: from now on it receives the engine's accesses.
 pub(super) fn install() {
     static ROUTER: &dyn Observer = &Router;
     static ONCE: Once = Once::new();
     ONCE.call_once(|| observe(Some(&ROUTER)));
 }
 
-/// Takes the engine's accesses to the machine whose CPU the thread is.
+/// Forwards an access to the machine whose CPU the thread is.
 struct Router;
 
-// SAFETY: a word's value is changed by one thread at a time, whoever has the turn, by atomic accesses; loads tell values
-// that were stored there, by the memory model's rules. Threads that are no CPU do the accesses themselves.
+// SAFETY: only the thread that holds the turn changes a word, by atomic accesses. A load returns a value that was
+// stored to the word, by the rules of the memory model. A thread that is no CPU does the access itself.
 unsafe impl Observer for Router {
     fn load(&self, word: &AtomicU64, access: Access) -> u64 {
         Context::current(|context| context.load(word, access)).unwrap_or_else(|| word.load(access.order))
@@ -80,7 +79,7 @@ unsafe impl Observer for Router {
     fn full_fence(&self, site: &'static Location<'static>) {
         let fenced = Context::current(|context| {
             context.site.set(Some(site));
-            // Two CPUs' fences have an order, which is theirs to meet in.
+            // A point, so that the fences of two CPUs occur in either order.
             context.event(|model, cpu| {
                 model.trace(Event::Fence { order: trace::Order::SeqCst });
                 model.cells.full_fence(cpu);
@@ -151,7 +150,7 @@ unsafe impl Observer for Router {
     }
 }
 
-/// Writes what is of interest to the trace alone.
+/// Records an event that only the trace uses.
 fn tell(site: &'static Location<'static>, event: Event<'_>) {
     Context::current(|context| {
         context.site.set(Some(site));
@@ -168,7 +167,7 @@ impl Context {
                 && model.tables.of(pa).is_none()
                 && (value, access.order) == (0, Ordering::Relaxed)
             {
-                // A frame is zeroed, of which the engine tells as a whole.
+                // The engine zeroes a frame, and reports it as a whole (`data_written`).
                 word.store(0, Ordering::Relaxed);
                 return Ok(());
             }
@@ -178,7 +177,8 @@ impl Context {
                 Word::Entry(pa) => {
                     self.progress();
                     model.trace(Event::Write { pa, old, new: value, how: How::Store, order: access.order.into() });
-                    // A walk may have set the access flag, and cached the entry, just before the store (Arm ARM D8.5.1).
+                    // A walk may have set the access flag, and cached the entry, just before the store (Arm ARM DDI
+                    // 0487K.a, D8.5.1).
                     let flagged = old & 1 == 1 && model.features.hardware_access_flag;
                     let old = if flagged { old | ACCESSED } else { old };
                     model.written(cpu, pa, (old, value), moment, Some(access.site))
@@ -186,7 +186,7 @@ impl Context {
                 _ => Ok(()),
             }
         };
-        // Another CPU's walk may come in between, wherever one may be.
+        // Another CPU's walk may run before a store that it could see.
         let is_quiet = access.order == Ordering::Relaxed && !self.is_in_tree(&what);
         if is_quiet { self.silently(body) } else { self.event(body) }
     }
@@ -280,11 +280,11 @@ impl Context {
     }
 }
 
-/// What a word is.
+/// The kind of a word.
 enum Word {
-    /// In the machine's memory.
+    /// An entry, or another word of the machine's memory, by its address.
     Entry(u64),
-    /// The first word of the record of the page there.
+    /// The first word of the record of the page at this address.
     Lock(u64),
     Other,
 }

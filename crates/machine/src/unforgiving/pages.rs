@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What it means that a page becomes a table, or a root, that its lock is taken, and that it becomes something else.
+//! The effect of a change in the use of a page: it becomes a table or a root, its lock is taken, or it gets another
+//! use.
 //!
-//! Invariant: what becomes something else is reached by no CPU any more, through no entry that a TLB may hold. Locks are
-//! taken from the root down; beside each other only below one that is taken too.
+//! Invariant: when a page gets another use, no TLB holds an entry that leads to it. Locks are taken from the root down.
+//! Two tables side by side are locked only while the table above both is locked.
 
 use twofold_abi::trace::Event;
 use twofold_stage2::Pa;
@@ -52,18 +53,18 @@ impl Model {
         }
     }
 
-    /// A frame is about to become something else: no entry may lead there any more.
+    /// Checks a frame before it gets another use: no TLB may hold an entry that leads to it.
     pub(crate) fn check_frame_free(&self, start: u64, size: u64) -> Outcome {
         let reaches = |stale: &&Stale| {
             let output = walk::stage2::output(stale.raw, stale.level, stale.ipa);
             stale.kind == Kind::Leaf && output < start + size && start < output + stale.size()
         };
         let Some(stale) = self.stale.iter().find(reaches) else { return Ok(()) };
-        let what = format!("the frame at {start:#x} becomes something else while there may be a {}", stale.held());
+        let what = format!("the frame at {start:#x} gets another use while there may be a {}", stale.held());
         Err(Broken::new(Rule::FrameReusedTooEarly, what).at(stale.ipa, &[stale.entry]))
     }
 
-    /// A root begins to be one, or is none any more.
+    /// Makes memory a root, or ends that.
     pub(crate) fn root(&mut self, start: u64, entries: Option<usize>, vttbr: u64, vtcr: u64) -> Outcome {
         let Some(entries) = entries else {
             self.trace(Event::RootFreed { pa: start });
@@ -94,7 +95,8 @@ impl Model {
             let beside = |held: &Place| parent.is_some_and(|parent| self.tables.leads_to(parent, *held));
             if let Some(held) = held().find(|held| held.level >= new.level && !beside(held)) {
                 let (new, held) = (new.level, held.level);
-                let what = format!("a table of level {new} is locked by who has the lock of one of level {held}");
+                let what =
+                    format!("a table of level {new} is locked by a CPU that has the lock of one of level {held}");
                 return Err(Broken::new(Rule::LockOrder, what));
             }
         }
@@ -110,13 +112,13 @@ impl Model {
                 Ok(())
             }
             None => {
-                let what = format!("the lock of the table at {page:#x} is given back by who does not have it");
+                let what = format!("the lock of the table at {page:#x} is released by a CPU that does not hold it");
                 Err(Broken::new(Rule::LockOrder, what))
             }
         }
     }
 
-    /// What is still in a tree that is none any more may be cached, as what is taken out of one. No walk reads it again.
+    /// Ends a tree. Entries left in it may be cached, as if unlinked. No walk reads them again.
     fn abandon(&mut self, start: u64) {
         let Some(number) = self.tables.find_root(start) else { return };
         let root = *self.tables.root(number);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The platform that the engine runs on here: each instruction is an event of the CPU that the thread is.
+//! The engine's platform: each instruction is an event of the CPU that the thread is.
 //!
-//! Invariant: to a thread that is no CPU, instructions are nothing, but for zeroes in memory.
+//! Invariant: on a thread that is no CPU, instructions have no effect, except that `DC ZVA` zeroes memory.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ impl Hosted {
     }
 }
 
-// SAFETY: `pointer` and `record` are the arena's, which lives as long as any clone of this; its memory is accessed by
-// atomics only, and each frame has a record of its own.
+// SAFETY: `pointer` and `record` are the arena's, which lives as long as any clone of this platform. Its memory is
+// accessed by atomics only, and each frame has a record of its own.
 unsafe impl Platform for Hosted {
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         self.event(|model, cpu| model.tlbi(cpu, operation, operand));
@@ -61,7 +61,7 @@ unsafe impl Platform for Hosted {
             Dc::Civac => self.shared.options.features.data_line,
             Dc::Zva => self.shared.options.features.zero_block,
         };
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises it.
         unsafe { self.dc_lines(operation, address & !(line as usize - 1), line, line) };
     }
 
@@ -107,7 +107,7 @@ unsafe impl Platform for Hosted {
         self.shared.arena.record(pa).unwrap_or_else(|| panic!("the frame at {pa} has no record"))
     }
 
-    /// A rule on a CPU of the machine (R18). Elsewhere the machine is over, and all memory goes with it.
+    /// Reports a breach (R18) on a CPU of the machine. On another thread the machine has ended, and frees all memory.
     fn abandoned(&self, root: Pa) {
         if !thread::panicking() {
             let what = format!("the tables at {root} are dropped and were not destroyed");
@@ -122,7 +122,8 @@ unsafe impl Platform for Hosted {
     }
 }
 
-/// Zeroes a word as `DC ZVA` does: of a table, an entry; of a frame, data, of which the engine tells as a whole.
+/// Zeroes a word as `DC ZVA` does. In a table, it is an entry. In a frame, it is data, which the engine reports as a
+/// whole.
 fn zero(word: &AtomicU64, pa: Pa) {
     let done = Context::current(|context| {
         context.silently(|model, cpu| {

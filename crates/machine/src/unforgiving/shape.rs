@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is in an entry: its shape, its bits, and what a change of them gives or takes.
+//! The content of an entry: its shape, its bits, and the permissions that a change adds or removes.
 //!
-//! Invariant: it is from the manual (Arm ARM D8.3), not from the engine, whose mistakes are to be found by it.
+//! Invariant: this is written from the manual (Arm ARM DDI 0487K.a, D8.3), and not from the engine, whose errors it has
+//! to find.
 
-/// What an entry is, found at a level.
+/// The kind of an entry, by its value and level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     Invalid,
@@ -33,23 +34,23 @@ pub(crate) const ACCESSED: u64 = 1 << 10;
 pub(crate) const DIRTY_BY_HARDWARE: u64 = 1 << 51;
 const EXECUTE_NEVER: u64 = 3 << 53;
 
-/// Whether two valid entries map, or lead to, the same: a change that needs no break (Arm ARM D8.16.1).
+/// Whether two valid entries map, or lead to, the same: such a change needs no break (Arm ARM DDI 0487K.a, D8.16.1).
 pub(super) fn is_same_mapping(old: u64, new: u64, level: u8) -> bool {
     Shape::of(old, level) == Shape::of(new, level) && (old ^ new) & (ADDRESS | MEMORY) == 0
 }
 
-/// Whether a leaf let a guest do, or hardware grant, what the new entry does not.
+/// Whether the old leaf allowed a guest something, or hardware to grant it, that the new entry does not.
 pub(super) fn gave_more(old: u64, new: u64) -> bool {
     let lost = |bits: u64| old & bits & !new != 0;
     new & 1 == 0 || lost(READ) || lost(WRITE) || lost(DIRTY_BY_HARDWARE) || !executes_all(old, new)
 }
 
-/// Whether the new leaf gives what the old one did not.
+/// Whether the new leaf allows something that the old one did not.
 pub(super) fn gave_less(old: u64, new: u64) -> bool {
     new & !old & (READ | WRITE) != 0 || !executes_all(new, old)
 }
 
-/// Whether what `one` lets execute, `other` does.
+/// Whether `other` allows every execution that `one` allows.
 fn executes_all(one: u64, other: u64) -> bool {
     let at = |raw: u64| match (raw & EXECUTE_NEVER) >> 53 {
         0b00 => 0b11,

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What TLBs may still hold of entries that were changed.
+//! The TLB entries that may still exist for changed descriptors.
 //!
-//! Hardware may cache any valid entry at any time, used or not (Arm ARM D8.16). So nothing is left to chance here: when an
-//! entry is changed, what it was is held by every CPU that has had the guest's tables loaded, as a stage-2 entry (or walk
-//! entry, for a table's), and combined with stage 1; until an invalidation that names it is complete there:
+//! Hardware may cache any valid entry at any time, used or not (Arm ARM DDI 0487K.a, D8.16). So the model leaves
+//! nothing to chance. When an entry is changed, every CPU that has had the guest's tables loaded holds the old entry:
+//! as a stage-2 entry, or a walk entry for a table, and combined with stage 1. A CPU holds it until an invalidation
+//! that names it is complete there:
 //!
-//! * an invalidation counts for a CPU only if the change was visible to that CPU's walks before it was issued, or a walk
-//!   would only read the old entry again;
-//! * one by IPA removes stage-2 entries. A combined entry goes by one of stage 1 and combined entries that was issued when
-//!   the stage-2 entry was gone already, or it could have been made anew from that;
-//! * it is complete at a `DSB` for loads and stores, of the CPU that issued it, and a domain that reaches the CPU in
-//!   question; on the issuing CPU, at its next context synchronization.
+//! * An invalidation counts for a CPU only if that CPU's walks could see the change when it was issued. Otherwise a
+//!   walk could read the old entry again.
+//! * An invalidation by IPA removes stage-2 entries. An invalidation of stage 1 removes combined entries, but only if
+//!   the stage-2 entry was gone when it was issued. Otherwise a new combined entry could be made from the stage-2
+//!   entry.
+//! * An invalidation is complete at a `DSB` for loads and stores of the CPU that issued it, for the CPUs that the
+//!   `DSB`'s domain reaches; on the issuing CPU, only at its next context synchronization.
 
 use std::collections::VecDeque;
 
@@ -23,64 +25,64 @@ use crate::walk;
 /// A set of CPUs.
 pub(crate) type CpuSet = u8;
 
-/// What an entry was before it was changed.
+/// An entry as it was before it was changed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stale {
-    /// Ascending in the order in which they came.
+    /// Ascending in the order of the changes.
     id: u64,
     pub(crate) vmid: u16,
     /// The root of the tree, by number.
     pub(crate) root: usize,
     pub(crate) ipa: u64,
-    /// Of the table that the entry is in.
+    /// The level of the table that the entry is in.
     pub(crate) level: u8,
     pub(crate) raw: u64,
-    /// Where the entry is.
+    /// The address of the entry.
     pub(crate) entry: u64,
     pub(crate) kind: Kind,
-    /// Whether nothing is there any more, rather than less.
+    /// Whether the mapping was removed, and not only made narrower.
     pub(crate) removed: bool,
-    /// The store that changed it, or unlinked the table that it is in.
+    /// The store that changed it, or that unlinked its table.
     pub(crate) changed: Moment,
-    /// The machine's step of that.
+    /// The machine's step of that store.
     pub(crate) step: u64,
-    /// Where it may be held as a stage-2 entry.
+    /// The CPUs that may hold it as a stage-2 entry.
     stage2: CpuSet,
-    /// Where in combined entries, or in walks of the guest's own tables.
+    /// The CPUs that may hold it in combined entries, or in walks of the guest's own tables.
     combined: CpuSet,
-    /// Where its removal is complete, but for the context synchronization.
+    /// The CPUs on which its removal is complete except for the context synchronization.
     unsynchronized: CpuSet,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A leaf that gave more than what is there now.
+    /// A leaf that allowed more than the entry does now.
     Leaf,
     /// The entry of a table.
     Table,
-    /// A leaf that gave less: no harm, but for faults that go on until it is gone.
+    /// A leaf that allowed less: harmless, except that accesses may fault until it is gone.
     Narrower,
 }
 
 const MOST_NARROWER: usize = 64;
-/// As many are remembered that are gone.
+/// The number of removed entries that are kept.
 const MOST_GONE: usize = 256;
 
-/// All of them, and the invalidations that are under way.
+/// All stale entries, and the invalidations that are not complete.
 #[derive(Debug, Default)]
 pub(crate) struct StaleEntries {
     entries: Vec<Stale>,
     added: u64,
-    /// The last that went, and what told the CPU that saw to it that they are gone.
+    /// The last entries to go, each with the moment and step of the barrier that completed its invalidation.
     gone: VecDeque<(Stale, Moment, u64)>,
     issued: Vec<Invalidation>,
 }
 
-/// An invalidation that was issued, for the entries that it names.
+/// An invalidation that was issued, with the entries that it names.
 #[derive(Debug)]
 struct Invalidation {
     by: usize,
-    /// For which CPUs it is not complete.
+    /// The CPUs on which it is not complete.
     cpus: CpuSet,
     vmid: u16,
     reach: Reach,
@@ -129,17 +131,17 @@ impl Stale {
         self.stage2 | self.combined | self.unsynchronized
     }
 
-    /// The CPUs whose TLBs may hold it. The one that saw to it that none does may have to synchronize its context yet.
+    /// The CPUs whose TLBs may hold it. The CPU that invalidated it may still have to synchronize its context.
     pub(crate) fn in_tlbs(&self) -> CpuSet {
         self.stage2 | self.combined
     }
 
-    /// Whether no TLB holds it any more.
+    /// Whether no TLB holds it.
     pub(crate) fn is_gone(&self) -> bool {
         self.in_tlbs() == 0
     }
 
-    /// What of it an invalidation that reaches so far removes.
+    /// The part of it that an invalidation with this reach removes.
     fn part_in(&self, reach: &Reach) -> Option<Part> {
         let hits = |which: Which| which.hits(self.ipa, self.size(), self.level, self.kind == Kind::Table);
         match (reach.stage2.is_some_and(hits), reach.stage1_and_combined) {
@@ -154,7 +156,7 @@ impl Stale {
         self.ipa < range.end.raw() && range.start.raw() < self.ipa + self.size()
     }
 
-    /// In words: as what it may be held, and where.
+    /// A description of the entry, and of the CPUs that may hold it.
     pub(crate) fn held(&self) -> String {
         let what = match (self.stage2, self.combined) {
             (0, 0) => "entry (no context synchronization on the issuing CPU)",
@@ -180,7 +182,7 @@ impl StaleEntries {
             return;
         }
         if stale.kind == Kind::Narrower {
-            // No harm if it goes at any time; so there need not be many.
+            // Dropping one at any time is harmless, so only a few are kept.
             let narrower = |stale: &Stale| stale.kind == Kind::Narrower;
             if self.entries.iter().filter(|stale| narrower(stale)).count() >= MOST_NARROWER
                 && let Some(first) = self.entries.iter().position(narrower)
@@ -192,8 +194,8 @@ impl StaleEntries {
         self.entries.push(Stale { id: self.added, ..stale });
     }
 
-    /// A leaf was made in a table that is out of the tree: a walk finds it by way of an entry that a TLB still holds, and
-    /// an invalidation that is under way for that entry, and reaches the leaf, leaves neither.
+    /// Adds a leaf that was made in an unlinked table. A walk reaches the leaf through an entry that a TLB still holds.
+    /// A pending invalidation of that entry that also reaches the leaf removes both.
     pub(crate) fn add_below(&mut self, stale: Stale) {
         let range = Ipa::new(stale.ipa)..Ipa::new(stale.ipa + stale.size());
         let above = |above: &&Stale| above.root == stale.root && above.kind == Kind::Table && above.overlaps(&range);
@@ -211,7 +213,7 @@ impl StaleEntries {
         self.entries.iter()
     }
 
-    /// The last that went, with the completion of their invalidation and its step.
+    /// The last entries to go, each with the moment and step of the completion.
     pub(crate) fn gone(&self) -> impl Iterator<Item = &(Stale, Moment, u64)> {
         self.gone.iter()
     }
@@ -220,7 +222,7 @@ impl StaleEntries {
         self.entries.is_empty()
     }
 
-    /// An invalidation is issued. `cpus`: those that it reaches; `published`: whether a change is visible to a CPU's walks.
+    /// Issues an invalidation on `cpus`. `published` returns whether a CPU's walks see a change.
     pub(crate) fn issue(
         &mut self,
         by: usize,
@@ -244,12 +246,12 @@ impl StaleEntries {
         self.issued.push(Invalidation { by, cpus, vmid, reach: *reach, names });
     }
 
-    /// An entry in a table that was taken out is changed too: from here on this change alone ends its life as well.
+    /// Notes that an entry in an unlinked table was changed again: an invalidation has to follow this change.
     pub(crate) fn changed_too(&mut self, entry: u64, changed: Moment) {
         self.entries.iter_mut().filter(|stale| stale.entry == entry).for_each(|stale| stale.changed = changed);
     }
 
-    /// A `DSB` for loads and stores completes what this CPU issued, on these CPUs.
+    /// Completes this CPU's invalidations on `cpus`, by a `DSB` for loads and stores.
     pub(crate) fn complete(&mut self, by: usize, cpus: CpuSet, (moment, step): (Moment, u64)) {
         for invalidation in self.issued.iter_mut().filter(|invalidation| invalidation.by == by) {
             let now = invalidation.cpus & cpus;
@@ -268,7 +270,7 @@ impl StaleEntries {
                 if before & own != 0 && (stale.stage2 | stale.combined) & own == 0 {
                     stale.unsynchronized |= own;
                 }
-                // Elsewhere what another CPU's own invalidation waits for is done by this one.
+                // On other CPUs, this barrier also completes what their own invalidation waits for.
                 stale.unsynchronized &= !(on & !own & !(stale.stage2 | stale.combined));
                 if !was_gone && stale.is_gone() {
                     if self.gone.len() == MOST_GONE {
@@ -322,7 +324,7 @@ mod tests {
         entries
     }
 
-    /// CPU 0 issues it, for both; everything was visible before.
+    /// CPU 0 issues it, for both CPUs; every change was visible before.
     fn issue(entries: &mut StaleEntries, operation: Tlbi, operand: u64) {
         let features = Features { tlbi_level_hint: true, ..Features::NONE };
         let reach = Reach::decode(operation, operand, &features).unwrap();
@@ -337,7 +339,7 @@ mod tests {
         assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [BOTH]);
         issue(&mut entries, Tlbi::VmallE1Is, 0);
         entries.complete(0, BOTH, NOW);
-        // CPU 0 has to synchronize yet.
+        // CPU 0 still has to synchronize its context.
         assert_eq!(entries.iter().map(|stale| (stale.cpus(), stale.is_gone())).collect::<Vec<_>>(), [(1, true)]);
         entries.synchronize(1);
         assert!(!entries.is_empty());
@@ -345,7 +347,7 @@ mod tests {
         assert!(entries.is_empty());
     }
 
-    /// It could be made anew from the stage-2 entry.
+    /// The combined entry can be made again from the stage-2 entry.
     #[test]
     fn what_is_combined_comes_back_while_the_stage_2_entry_is_there() {
         for wait in [false, true] {
@@ -366,10 +368,10 @@ mod tests {
         let mut entries = with(leaf(3, Kind::Leaf));
         entries.add(Stale { vmid: 4, ..leaf(3, Kind::Leaf) });
         issue(&mut entries, Tlbi::VmallS12E1Is, 0);
-        assert_eq!(entries.iter().count(), 2, "nothing goes before the barrier");
+        assert_eq!(entries.iter().count(), 2, "nothing is removed before the barrier");
         assert!(entries.is_pending(0) && !entries.is_pending(1));
         entries.complete(1, BOTH, NOW);
-        assert_eq!(entries.iter().count(), 2, "nothing goes by another CPU's");
+        assert_eq!(entries.iter().count(), 2, "another CPU's barrier removes nothing");
         entries.complete(0, BOTH, NOW);
         entries.synchronize(0);
         assert_eq!(entries.iter().map(|stale| stale.vmid).collect::<Vec<_>>(), [4]);
@@ -400,7 +402,7 @@ mod tests {
         let mut entries = with(leaf(2, Kind::Table));
         issue(&mut entries, Tlbi::Ipas2Le1Is, IPA >> 12);
         entries.complete(0, BOTH, NOW);
-        assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [BOTH], "leaves alone");
+        assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [BOTH], "only leaves are removed");
         issue(&mut entries, Tlbi::Ipas2E1Is, IPA >> 12);
         entries.complete(0, BOTH, NOW);
         entries.synchronize(0);
@@ -438,7 +440,7 @@ mod tests {
         (0..2 * MOST_NARROWER).for_each(|_| entries.add(leaf(3, Kind::Narrower)));
         assert_eq!(entries.iter().count(), MOST_NARROWER + 1);
         assert_eq!(entries.iter().filter(|stale| stale.kind == Kind::Leaf).count(), 1);
-        // They are found by their numbers still.
+        // They are still found by their numbers.
         issue(&mut entries, Tlbi::VmallS12E1Is, 0);
         entries.complete(0, BOTH, NOW);
         entries.synchronize(0);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which pages are tables, and where in which tree.
+//! The pages that are tables, with their place in a tree.
 
 use std::collections::HashMap;
 
 use super::clock::Moment;
 use crate::walk;
 
-/// Pages that are tables, and the roots of trees.
+/// The pages that are tables, and the roots of trees.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pages: HashMap<u64, Page>,
@@ -16,7 +16,7 @@ pub(crate) struct Tables {
 /// A page that is a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Page {
-    /// Since which step of the machine.
+    /// The machine's step at which it was taken.
     pub(crate) taken: u64,
     pub(crate) standing: Standing,
 }
@@ -27,22 +27,22 @@ pub(crate) enum Standing {
     Loose,
     /// In a tree.
     Linked(Place),
-    /// Taken out of one, by the breaking of an entry above.
+    /// Unlinked from a tree, by the break of an entry above.
     Unlinked(Place, Moment),
-    /// And who did has begun to flush: nobody may be inside any more.
+    /// Unlinked, and its flush has begun: no CPU may be inside any more.
     Closed(Place),
 }
 
-/// Where a table is in its tree.
+/// The place of a table in its tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) root: usize,
-    /// What its first entry translates.
+    /// The address that its first entry translates.
     pub(crate) ipa: u64,
     pub(crate) level: u8,
 }
 
-/// The root of a tree. It is kept when the tree is gone: its entries may be cached.
+/// The root of a tree. It is kept after the tree is gone, because its entries may be cached.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Root {
     pub(crate) pa: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Root {
     pub(crate) level: u8,
     pub(crate) vmid: u16,
     pub(crate) alive: bool,
-    /// The CPUs that have had it loaded since everything of its VMID was invalidated.
+    /// The CPUs that have had it loaded since the last invalidation of its whole VMID.
     pub(crate) exposed: u8,
     pub(crate) was_loaded: bool,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Root {
 pub(crate) const PAGE: u64 = 4096;
 
 impl Place {
-    /// The address that an entry of the table translates, or the first of them.
+    /// The first address that an entry of the table translates.
     pub(crate) fn ipa_of(self, entry: u64) -> u64 {
         self.ipa + (entry % PAGE / 8) * walk::span(self.level)
     }
@@ -84,7 +84,7 @@ impl Tables {
         }
     }
 
-    /// A root begins to be one.
+    /// Adds a root.
     pub(crate) fn add_root(&mut self, (pa, entries, level): (u64, usize, u8), vmid: u16, step: u64) {
         let root = self.roots.len();
         self.roots.push(Root { pa, entries, level, vmid, alive: true, exposed: 0, was_loaded: false });
@@ -94,7 +94,7 @@ impl Tables {
         }
     }
 
-    /// A root is none any more.
+    /// Marks a root as no longer alive.
     pub(crate) fn remove_root(&mut self, pa: u64) {
         if let Some(root) = self.roots.iter_mut().find(|root| root.alive && root.pa == pa) {
             root.alive = false;
@@ -116,19 +116,19 @@ impl Tables {
         &self.roots
     }
 
-    /// Whether an entry of one table leads to the other.
+    /// Whether an entry of `one` leads to `other`.
     pub(crate) fn leads_to(&self, one: Place, other: Place) -> bool {
-        // The lock of a root of several pages is that of the first.
+        // A root of several pages has one lock, that of its first page.
         let size = if one.level == self.root(one.root).level { u64::MAX } else { 512 * walk::span(one.level) };
         one.root == other.root && one.level + 1 == other.level && (other.ipa).wrapping_sub(one.ipa) < size
     }
 
-    /// The tree that is at this place now.
+    /// The number of the tree whose root is at this address now.
     pub(crate) fn find_root(&self, pa: u64) -> Option<usize> {
         self.roots.iter().position(|root| root.alive && root.pa == pa)
     }
 
-    /// The page whose record has the lock of the table that a page belongs to: of a root of several, the first.
+    /// The page whose record holds the lock for a page's table; for a root of several pages, the first.
     pub(crate) fn locked_by(&self, page: u64) -> u64 {
         let root = |root: &&Root| root.alive && (root.pa..root.pa + root.entries as u64 * 8).contains(&page);
         self.roots.iter().find(root).map_or(page, |root| root.pa)
@@ -169,7 +169,7 @@ mod tests {
         assert!(leads(above, place(1 << 30, 3)) && leads(above, place((2 << 30) - (2 << 20), 3)));
         assert!(!leads(above, above) && !leads(above, root) && !leads(root, place(1 << 30, 3)));
         assert!(!leads(above, place(2 << 30, 3)) && !leads(above, place((1 << 30) - (2 << 20), 3)));
-        assert!(leads(root, above) && leads(root, place(1000 << 30, 2)), "those below its second page too");
+        assert!(leads(root, above) && leads(root, place(1000 << 30, 2)), "tables below its second page too");
     }
 
     #[test]

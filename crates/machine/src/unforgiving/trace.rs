@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The machine's trace: a line of text for each event, in a file (`docs/trace.md`).
 //!
-//! Invariant: events come one after the other, since whoever has one has the turn, and each writes its line before the
-//! next one comes. So the lines stand in the order in which things happened.
+//! Invariant: a CPU has events only while it holds the turn, and writes each event's line before the next event. So the
+//! lines are in the order of the events.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -16,25 +16,25 @@ use twofold_stage2::Features;
 use super::machine::MachineError;
 use super::model::Model;
 
-/// The environment variable that names a file: of the first machine of the process; of the others with `.1`, `.2` and so
-/// on behind it.
+/// The environment variable that names the file for the first machine of the process. The files of later machines have
+/// `.1`, `.2` and so on appended.
 const VARIABLE: &str = "TWOFOLD_TRACE";
 
 /// A trace that is being written.
 pub(crate) struct Trace {
     path: PathBuf,
-    /// None any more after an error.
+    /// `None` after an error.
     file: Option<BufWriter<File>>,
     last: u64,
-    /// Who has the event that is told of next, and where in the source.
+    /// The CPU of the next event, and the place in the source.
     cpu: usize,
     site: Option<&'static Location<'static>>,
-    /// The guest that each CPU is in: vCPU, and `VTTBR_EL2`.
+    /// The guest that each CPU is in: the vCPU and `VTTBR_EL2`.
     inside: Vec<Option<(u32, u64)>>,
 }
 
 impl Trace {
-    /// The trace of a machine, in the file that was asked for or else in the one that the environment names.
+    /// The trace of a machine, in the file `asked`, or in the one that the environment names.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl Trace {
     }
 
     fn event(&mut self, event: Event<'_>) {
-        // The guest's own walks are told of while the CPU is in it; for anything else it has left.
+        // Events of the guest's own walks occur while the CPU is in the guest. For any other event the CPU has left it.
         if matches!(event, Event::Hardware { .. }) {
             return self.line(event, None);
         }
@@ -73,7 +73,7 @@ impl Trace {
         self.write(|file| writeln!(file, "{line}"));
     }
 
-    /// What cannot be written ends the trace, not the run: that goes on as it would without.
+    /// A write error ends the trace, not the run, which continues as it would without a trace.
     fn write(&mut self, body: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
         if let Some(Err(error)) = self.file.as_mut().map(body) {
             eprintln!("the trace {} is cut off: {error}", self.path.display());
@@ -83,7 +83,7 @@ impl Trace {
 }
 
 impl Model {
-    /// What is told of next is done by this CPU, at this place.
+    /// Sets the CPU and the place of the next event.
     #[inline]
     pub(crate) fn trace_at(&mut self, cpu: usize, site: Option<&'static Location<'static>>) {
         if let Some(trace) = &mut self.trace {
@@ -91,7 +91,7 @@ impl Model {
         }
     }
 
-    /// It is this.
+    /// Records the event.
     #[inline]
     pub(crate) fn trace(&mut self, event: Event<'_>) {
         if let Some(trace) = &mut self.trace {
@@ -99,7 +99,7 @@ impl Model {
         }
     }
 
-    /// The CPU is in a guest from here on.
+    /// Records that the CPU is in a guest from now on.
     pub(crate) fn trace_inside(&mut self, vcpu: u32, vttbr: u64, site: &'static Location<'static>) {
         let Some(trace) = &mut self.trace else { return };
         if trace.inside[trace.cpu] != Some((vcpu, vttbr)) {
@@ -109,14 +109,14 @@ impl Model {
         }
     }
 
-    /// And has left it.
+    /// Records that the CPU has left its guest.
     pub(crate) fn trace_outside(&mut self) {
         if let Some(trace) = &mut self.trace {
             trace.leave();
         }
     }
 
-    /// All CPUs are off: whoever reads the file finds all lines in it.
+    /// Flushes the file once all CPUs are off, so that a reader finds all lines.
     pub(crate) fn trace_flush(&mut self) {
         if let Some(trace) = &mut self.trace {
             for cpu in 0..trace.inside.len() {
@@ -145,7 +145,7 @@ mod tests {
     use twofold_abi::trace;
     use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 
-    /// Recorders find the trace's word for an instruction by the number of the platform's.
+    /// Recorders index the trace's names of instructions by the number of the platform's.
     #[test]
     fn instructions_are_numbered_as_in_the_trace() {
         fn names(all: &[impl Debug]) -> Vec<String> {
