@@ -20,7 +20,7 @@ pub struct Passes {
     accesses: Option<Accesses>,
 }
 
-/// Does passes in order, over and over, until its [`Load`] is stopped.
+/// Repeats passes in order, until its [`Load`] is stopped.
 #[derive(Clone, Debug)]
 pub struct Repeat<'a> {
     passes: Passes,

@@ -11,7 +11,7 @@ use twofold_stage2::platform::Tlbi;
 
 use crate::walk::span;
 
-/// Which entries of the current VMID go.
+/// The entries of the current VMID that an operation invalidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reach {
     /// The entries of stage 2 only.

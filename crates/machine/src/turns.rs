@@ -433,7 +433,7 @@ mod tests {
                     while locked.swap(true, Relaxed) {
                         turns.pass(cpu).unwrap();
                     }
-                    assert_eq!(inside.fetch_add(1, Relaxed), 0, "two hold the lock, seed {seed}");
+                    assert_eq!(inside.fetch_add(1, Relaxed), 0, "two CPUs hold the lock, seed {seed}");
                     for _ in 0..turns.draw(5) {
                         turns.point(cpu).unwrap();
                     }

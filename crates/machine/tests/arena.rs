@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The arena on the system that the tests run on: what is mapped where, and what is refused.
+//! The arena on the host of the tests: its mappings, and the sizes that it refuses.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ fn options(dense: u64) -> ArenaOptions {
     ArenaOptions::new(dense, Backing::Anonymous)
 }
 
-/// Each backing that the system has: written at both ends, and read back.
+/// Writes both ends of each backing that the host has, and reads them back.
 #[test]
 fn every_backing_is_memory_or_says_what_is_missing() {
     for backing in Backing::ALL {
@@ -87,12 +87,13 @@ fn each_frame_that_may_be_a_table_has_its_own_record() {
         assert!(!seen.contains(&address));
         seen.push(address);
     }
-    // The mapping is of whole pages: 256 records.
+    // The mapping has whole pages: 256 records.
     assert!(arena.record(base + 256 * 4096).is_none());
     assert_eq!(arena.frame_of_record(seen[0] - 1), None);
 }
 
-/// One frame behind many addresses, more than the machine has memory for; tables are where each address has its own.
+/// One frame has many addresses, more than the host has memory for. Tables are only where each address has its own
+/// frame.
 #[test]
 fn sparse_memory_is_one_piece_over_and_over() {
     let arena = Arena::new(&ArenaOptions { sparse: 256 * GIB, ..options(2 * MIB) }).unwrap();
@@ -112,7 +113,7 @@ fn sparse_memory_is_one_piece_over_and_over() {
     let (dense, sparse) = (arena.donate(), arena.donate_sparse().unwrap());
     assert_eq!((dense.start(), dense.size()), (arena.base(), 2 * MIB));
     assert_eq!((sparse.start(), sparse.size()), (start, arena.sparse()));
-    assert!(arena.record(start).is_none(), "no table is ever made there");
+    assert!(arena.record(start).is_none(), "a table in sparse memory");
 }
 
 #[test]
@@ -122,7 +123,7 @@ fn dense_memory_alone_shares_nothing() {
     assert!(arena.donate_sparse().is_none());
 }
 
-/// Refused before anything is touched, with figures that hold.
+/// The error comes before anything is touched, and its figures hold.
 #[test]
 fn too_little_memory_is_an_error_and_no_kill() {
     for backing in [Backing::Anonymous, Backing::Shmem] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Guests in the fast mode: what they read is what they wrote, and what the engine took away is gone.
+//! Guests in the fast mode: they read what they wrote, and cannot reach what the engine took away.
 
 use std::sync::Arc;
 use std::thread;
@@ -22,7 +22,7 @@ const PAGE: u64 = 4096;
 const MIB_2: u64 = 2 << 20;
 const RAM: Ipa = Ipa::new(0x4000_0000);
 
-/// What spares TLB and cache maintenance.
+/// The features that make most TLB and cache maintenance unnecessary.
 const FEATURES: Features = Features {
     vmid_bits: 16,
     hardware_access_flag: true,
@@ -39,7 +39,7 @@ fn machine(cpus: usize) -> Arc<FastMachine> {
     FastMachine::new(Arc::new(arena), FEATURES, cpus).unwrap()
 }
 
-/// Tables without slots, for what only the engine can be asked for.
+/// Tables without slots, for operations that only the engine has.
 struct Guest {
     machine: Arc<FastMachine>,
     stage2: Stage2<FastPlatform>,
@@ -65,7 +65,7 @@ impl TableSource for Source {
     }
 }
 
-/// Of a frame for guests: the tables are below.
+/// A frame for guests; the tables are below it.
 fn frame(number: u64) -> Pa {
     Pa::new(0x4000_0000 + 4 * MIB_2 + number * PAGE)
 }
@@ -75,7 +75,7 @@ impl Guest {
         Self::on(&FastMachine::new(Arc::clone(machine(1).arena()), features, 2).unwrap(), features, 1)
     }
 
-    /// The guest of this VMID, with tables of its own.
+    /// The guest with this VMID, which has tables of its own.
     fn on(machine: &Arc<FastMachine>, features: Features, vmid: u16) -> Self {
         let geometry = Geometry::new(Granule::KIB_4, 40, &features).unwrap();
         let first = u64::from(vmid - 1) * 64;
@@ -103,7 +103,7 @@ impl Guest {
         FastVcpu::new(&self.machine, cpu, registers, Arc::new(Interrupts::new())).unwrap()
     }
 
-    /// Where the leaf of `ipa` is, found by its value among the tables: for what the engine must not know of.
+    /// The address of the leaf of `ipa`, found by its value among the tables. For changes that the engine must not see.
     fn entry(&self, ipa: Ipa) -> Pa {
         let raw = self.stage2.look_up(ipa).unwrap().descriptor.raw();
         let words = (0..4 * MIB_2 / 8).map(|word| Pa::new(0x4000_0000 + word * 8));
@@ -123,7 +123,7 @@ fn fault(exit: Exit) -> Option<(FaultKind, AccessKind, u8)> {
     Fault::from_syndrome(abort.esr).map(|fault| (fault.kind, fault.access, fault.level.raw()))
 }
 
-/// Writes a word into each page, reads it back, executes it, and takes the state along from exit to exit.
+/// Writes a word into each page, reads it back, and executes it. It keeps its state from exit to exit.
 struct Toucher {
     pages: u64,
     at: u64,
@@ -145,7 +145,7 @@ impl Program for Toucher {
     }
 }
 
-/// The life of a fault as at EL2: syndrome, address, answer.
+/// A fault is handled as at EL2: syndrome, address, answer.
 #[test]
 fn a_guest_finds_what_it_wrote_wherever_it_was_mapped() {
     const TOUCHED: u64 = 3000;
@@ -190,7 +190,7 @@ fn a_guest_finds_what_it_wrote_wherever_it_was_mapped() {
     }
 }
 
-/// Sparse memory has no records, and is no table's; a guest may be given it, by blocks of 1 GiB.
+/// Sparse memory has no records, so it cannot hold tables. A guest may get it, in blocks of 1 GiB.
 #[test]
 fn a_guest_is_given_more_than_the_machine_has() {
     const GIB: u64 = 1 << 30;
@@ -202,7 +202,7 @@ fn a_guest_is_given_more_than_the_machine_has() {
     let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
     let platform = FastPlatform(Arc::clone(&machine));
     let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest).unwrap();
-    // From a boundary of 1 GiB on.
+    // From a multiple of 1 GiB on.
     let sparse = machine.arena().donate_sparse().unwrap().into_run();
     let before = Pa::new(2 * GIB) - sparse.pa();
     let (_, behind) = sparse.split_at(before).unwrap();
@@ -235,7 +235,7 @@ fn a_guest_is_given_more_than_the_machine_has() {
     log.stop().unwrap();
     assert_eq!(log.rejoin(0, 9), Ok(Rejoined { blocks: 2, next: None }));
     assert_eq!(places.map(|at| write(&mut vcpu, at)), [0; 4]);
-    // The root is all that is left of the tables.
+    // Of the tables, only the root is left.
     assert_eq!(memory.frames().free(), free - 2);
 }
 
@@ -249,13 +249,13 @@ fn what_is_unmapped_is_gone_on_every_cpu_and_the_rest_is_not() {
     for vcpu in &mut vcpus {
         (0..3).for_each(|page| vcpu.store(RAM.raw() + page * PAGE, page).unwrap());
     }
-    // Behind the engine's back, so that it is seen who still has the entry.
+    // The engine does not see this change, so no TLB is invalidated for it.
     guest.machine.arena().store(guest.entry(RAM + PAGE), 0).unwrap();
     guest.unmap(RAM, PAGE);
     for vcpu in &mut vcpus {
         let gone = vcpu.store(RAM.raw(), 9).unwrap_err();
         assert_eq!(fault(gone), Some((FaultKind::Translation, AccessKind::Write, 3)));
-        assert_eq!(vcpu.load(RAM.raw() + PAGE), Ok(1), "an invalidation by address takes one page");
+        assert_eq!(vcpu.load(RAM.raw() + PAGE), Ok(1), "an invalidation by address removes one page");
         assert_eq!(vcpu.load(RAM.raw() + 2 * PAGE), Ok(2));
     }
     guest.stage2.invalidate_all();
@@ -265,7 +265,7 @@ fn what_is_unmapped_is_gone_on_every_cpu_and_the_rest_is_not() {
     }
 }
 
-/// Whether the operand has the block's level or not.
+/// With the block's level in the operand, and without.
 #[test]
 fn a_block_goes_with_all_its_pages() {
     for features in [FEATURES, Features { tlbi_level_hint: false, tlbi_range: false, ..FEATURES }] {
@@ -286,7 +286,7 @@ fn a_block_goes_with_all_its_pages() {
     }
 }
 
-/// An operand may have any address in the block that its level means.
+/// The operand may have any address in the block, if it has the block's level.
 #[test]
 fn a_block_goes_by_an_address_in_its_middle() {
     let mut guest = Guest::new(FEATURES);
@@ -307,7 +307,7 @@ fn a_block_goes_by_an_address_in_its_middle() {
     }
 }
 
-/// DBM: a write is recorded when it goes through the tables, which it does not while the TLB allows it.
+/// DBM: a write is recorded when it walks the tables. It does not walk while the TLB allows it.
 #[test]
 fn a_write_is_recorded_after_the_flush_and_not_before() {
     let mut guest = Guest::new(FEATURES);
@@ -316,7 +316,7 @@ fn a_write_is_recorded_after_the_flush_and_not_before() {
     let dirty = |guest: &Guest| guest.stage2.look_up(RAM).unwrap().descriptor.access().write;
     let mut vcpu = guest.vcpu(0);
     vcpu.load(RAM.raw()).unwrap();
-    assert!(!dirty(&guest), "a read is none");
+    assert!(!dirty(&guest), "a read is recorded as a write");
     vcpu.store(RAM.raw(), 1).unwrap();
     assert!(dirty(&guest));
 
@@ -371,14 +371,14 @@ fn one_guests_invalidations_leave_anothers_entries() {
     second.stage2.invalidate_all();
     assert_eq!(a.load(RAM.raw()), Ok(1), "still in its TLB");
 
-    // A CPU that gets another guest keeps nothing.
+    // A CPU that loads another guest keeps no entries.
     a.load_guest(second.stage2.vttbr(), second.stage2.vtcr()).unwrap();
     assert_eq!(a.load(RAM.raw()), Ok(2));
     a.load_guest(first.stage2.vttbr(), first.stage2.vtcr()).unwrap();
     assert!(a.load(RAM.raw()).is_err());
 }
 
-/// Local ones reach the CPU of the thread that executes them, and no other.
+/// A local invalidation reaches only the CPU of the thread that executes it.
 #[test]
 fn local_invalidations_are_local() {
     struct Load;
@@ -397,7 +397,7 @@ fn local_invalidations_are_local() {
     let platform = guest.stage2.platform();
     platform.tlbi(Tlbi::VmallE1, 0);
     platform.dsb(Domain::Nsh);
-    assert_eq!(here.load(RAM.raw()), Ok(0), "what stage 2 alone has stays");
+    assert_eq!(here.load(RAM.raw()), Ok(0), "stage-2 entries stay");
     platform.tlbi(Tlbi::Ipas2E1, RAM.raw() >> 12);
     platform.dsb(Domain::Nsh);
     assert!(here.load(RAM.raw()).is_err());
@@ -405,11 +405,11 @@ fn local_invalidations_are_local() {
 }
 
 mod stage1 {
-    //! A guest with tables of its own: one table of level 3, for 2 MiB from `VA` on.
+    //! A guest with stage-1 tables: one table of level 3, for 2 MiB from `VA` on.
 
     use super::*;
 
-    /// Where its tables are, level 1 to 3, in its own addresses and mapped to the same frames.
+    /// The tables of levels 1 to 3. Stage 1 is off while they are made.
     const TABLES: u64 = RAM.raw();
     const DATA: u64 = RAM.raw() + 8 * PAGE;
     pub const VA: u64 = 0x20_0000;
@@ -419,7 +419,7 @@ mod stage1 {
     const READ_ONLY: u64 = 1 << 7;
     const DBM: u64 = 1 << 51;
 
-    /// 39 bits of address below, none above; 48 bits of IPA; HA and HD.
+    /// 39 bits in the lower half, none in the upper; 48 bits of IPA; HA and HD.
     const TCR: u64 = 25 | 0b0101 << 8 | 3 << 12 | 1 << 23 | 5 << 32 | 1 << 39 | 1 << 40;
 
     pub fn guest() -> (Guest, FastVcpu) {
@@ -434,7 +434,7 @@ mod stage1 {
         set(&mut vcpu, 0, DATA | LEAF | ACCESSED);
         set(&mut vcpu, 1, (DATA + PAGE) | LEAF | ACCESSED | READ_ONLY);
         set(&mut vcpu, 2, (DATA + 2 * PAGE) | LEAF | READ_ONLY | DBM);
-        // Stage 2 lets it be written from here on.
+        // From now on stage 2 allows writes to it.
         vcpu.store(DATA + PAGE, 0).unwrap();
         turn_on(&mut vcpu, true);
         (guest, vcpu)
@@ -466,7 +466,7 @@ mod stage1 {
         assert_eq!(ipa_from_par(vcpu.translate_stage1(VA + PAGE + 8)), Some(Ipa::new(DATA + PAGE)));
         assert_eq!(ipa_from_par(vcpu.translate_stage1(VA + 5 * PAGE)), None);
 
-        // With the MMU off again an address is what it was.
+        // With the MMU off again, the address is the IPA.
         turn_on(&mut vcpu, false);
         assert_eq!(vcpu.load(DATA + 8), Ok(7));
     }
@@ -496,14 +496,14 @@ mod stage1 {
     fn the_guest_invalidates_for_itself() {
         let (guest, mut vcpu) = guest();
         assert_eq!(vcpu.load(VA), Ok(0));
-        // Another CPU of the guest's gives the page away.
+        // Another CPU of the guest unmaps the page.
         guest.machine.arena().store(frame(2), 0).unwrap();
         assert_eq!(vcpu.load(VA), Ok(0), "the TLB has it");
         vcpu.invalidate_stage1();
         assert!(matches!(vcpu.load(VA), Err(Exit::Stage1(_))));
     }
 
-    /// Where entries combine both stages it is `VMALLE1` that removes them.
+    /// `VMALLE1` removes the entries that combine both stages.
     #[test]
     fn what_stage_2_takes_away_is_gone() {
         let (mut guest, mut vcpu) = guest();
@@ -589,7 +589,7 @@ fn waiting_interrupts_and_calls() {
     assert_eq!(vcpu.hypercall([1, 2, 3, 4]), Err(Exit::Hypercall([1, 2, 3, 4])));
     vcpu.answer(9);
     assert_eq!(vcpu.hypercall([1, 2, 3, 4]), Ok(9));
-    assert_eq!(vcpu.hypercall([1, 2, 3, 4]), Err(Exit::Hypercall([1, 2, 3, 4])), "the next one");
+    assert_eq!(vcpu.hypercall([1, 2, 3, 4]), Err(Exit::Hypercall([1, 2, 3, 4])), "the next call exits again");
 }
 
 #[test]

@@ -79,5 +79,5 @@ pub enum ArenaError {
 }
 
 fn smaller(instead: u64) -> String {
-    if instead == 0 { "nothing of that kind would fit".into() } else { format!("{} MiB would fit", instead >> 20) }
+    if instead == 0 { "no memory of that kind would fit".into() } else { format!("{} MiB would fit", instead >> 20) }
 }

@@ -111,11 +111,11 @@ pub struct FastMachine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{asked} vCPUs: this machine has {available} CPUs, and runs 1 to {most}; take {}", asked.clamp(&1, most))]
 pub struct CpusError {
-    /// How many were asked for.
+    /// The number that was asked for.
     pub asked: usize,
-    /// How many CPUs this process may use.
+    /// The number of CPUs that this process may use.
     pub available: usize,
-    /// The most that are possible.
+    /// The largest number that is allowed.
     pub most: usize,
 }
 
@@ -191,7 +191,7 @@ impl FastMachine {
         self.caches.as_ref()
     }
 
-    /// How many CPUs there are.
+    /// The number of CPUs.
     pub fn cpus(&self) -> usize {
         self.cpus.len()
     }

@@ -39,7 +39,7 @@ pub struct FastVcpu {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VcpuError {
     /// The machine has no such CPU.
-    #[error("CPU {index}: the machine has {cpus}, from 0 on")]
+    #[error("CPU {index}: the machine has {cpus} CPUs, numbered from 0")]
     NoCpu {
         /// The CPU that was asked for.
         index: usize,

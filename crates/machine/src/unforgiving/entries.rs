@@ -37,7 +37,7 @@ impl Model {
             Standing::Loose => Ok(()),
             Standing::Unlinked(..) | Standing::Closed(_) if old == new => Ok(()),
             Standing::Closed(place) => {
-                let what = format!("{old:#x} -> {new:#x} is written in a table that was taken out of the tree");
+                let what = format!("{old:#x} -> {new:#x} is written in a table that was unlinked");
                 Err(Broken::new(Rule::LateWrite, what).at(place.ipa_of(pa), &[pa]))
             }
             // A CPU with the lock of the unlinked table may finish its change before the flush. That flush covers the
@@ -180,7 +180,7 @@ impl Model {
     /// Links a table. All entries below it, down to the last table, have to be visible before the entry that links it.
     fn link(&mut self, page: u64, place: Place, entry: u64) -> Outcome {
         let Some(Page { taken, standing: Standing::Loose }) = self.tables.of(page) else {
-            let what = format!("{page:#x} is linked, and is no page that was taken for a table");
+            let what = format!("{page:#x} is linked, and was not taken for a table");
             return Err(Broken::new(Rule::LateWrite, what).at(place.ipa, &[entry]));
         };
         let told = self.arena.word(Pa::new(entry)).map(|word| self.cells.last_tells_walks(word)).unwrap_or_default();
@@ -227,7 +227,7 @@ impl Model {
         if self.lines.is_known(start, walk::span(level), &told) {
             return Ok(());
         }
-        let what = format!("the leaf {new:#018x} may be seen before what the hypervisor wrote to its frame");
+        let what = format!("the leaf {new:#018x} may be seen before the hypervisor's writes to its frame");
         Err(Broken::new(Rule::FrameNotReady, what).at(ipa, &[pa]))
     }
 

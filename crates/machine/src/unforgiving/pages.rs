@@ -20,7 +20,7 @@ impl Model {
     pub(crate) fn page_taken(&mut self, page: u64) -> Outcome {
         self.trace(Event::TableTaken { pa: page });
         if let Some(Page { standing, .. }) = self.tables.of(page) {
-            let what = format!("{page:#x} is taken for a table, and is one: {standing:x?}");
+            let what = format!("{page:#x} is taken for a table, and is one already: {standing:x?}");
             return Err(Broken::new(Rule::TableFreedTooEarly, what).at(0, &[page]));
         }
         self.check_frame_free(page, PAGE)?;
@@ -32,7 +32,7 @@ impl Model {
     pub(crate) fn page_freed(&mut self, page: u64) -> Outcome {
         self.trace(Event::TableFreed { pa: page });
         if let Some(Page { standing: Standing::Linked(place), .. }) = self.tables.of(page) {
-            let what = format!("the table at {page:#x} is freed, and still in the tree");
+            let what = format!("the table at {page:#x} is freed while it is in the tree");
             return Err(Broken::new(Rule::TableFreedTooEarly, what).at(place.ipa, &[]));
         }
         let reaches = |stale: &&Stale| stale.kind == Kind::Table && stale.raw & ADDRESS == page;
@@ -70,7 +70,7 @@ impl Model {
             self.trace(Event::RootFreed { pa: start });
             let loaded = |cpu: &Cpu| cpu.effective & ROOT == start;
             if let Some(cpu) = self.cpus.iter().position(loaded) {
-                let what = format!("the root at {start:#x} is given away while VTTBR_EL2 of CPU {cpu} names it");
+                let what = format!("the root at {start:#x} is freed while VTTBR_EL2 of CPU {cpu} names it");
                 return Err(Broken::new(Rule::TableFreedTooEarly, what));
             }
             self.abandon(start);

@@ -110,7 +110,7 @@ unsafe impl Platform for Hosted {
     /// Reports a breach (R18) on a CPU of the machine. On another thread the machine has ended, and frees all memory.
     fn abandoned(&self, root: Pa) {
         if !thread::panicking() {
-            let what = format!("the tables at {root} are dropped and were not destroyed");
+            let what = format!("the tables at {root} were dropped instead of destroyed");
             Context::current(|context| -> () { context.report(Broken::new(Rule::Dropped, what)) });
         }
     }

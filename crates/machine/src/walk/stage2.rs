@@ -421,7 +421,7 @@ mod tests {
             let fault = regime(0).walk(ADDRESS, LOAD, &mut ram(level, raw));
             assert_eq!(fault, Err(Stage2Fault { kind, level, ipa: ADDRESS }), "{raw:#x}");
         }
-        // PS may be more than the CPU has.
+        // PS may exceed what the CPU implements.
         let narrow = Regime::new(ROOT, VTCR & !(7 << 16) | 5 << 16, &Features { pa_bits: 40, ..ALL }).unwrap();
         let wide = narrow.walk(ADDRESS, LOAD, &mut ram(3, FAR_FRAME | PAGE | ACCESSED | READ));
         assert_eq!(wide, Err(Stage2Fault { kind: AddressSize, level: 3, ipa: ADDRESS }));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One thing after the other.
+//! One CPU: a page is mapped, used and unmapped.
 
 use twofold_machine::program::{Exit, Instructions};
 use twofold_stage2::fault::{Fault, FaultKind};

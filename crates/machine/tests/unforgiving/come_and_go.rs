@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tables that come and go: few table pages for two guests, so that a page is the other guest's table before a late
-//! descent has seen that it is none of its own any more. And frames that change hands: each is zeroed before it is mapped,
-//! and read when it comes back.
+//! Tables that are linked and freed at once. Two guests share few table pages, so a page becomes the other guest's
+//! table before a late lockless walk has seen that it left its own tree. And frames that change owners: each is zeroed
+//! before it is mapped, and read when it is returned.
 
 use std::cell::RefCell;
 use std::sync::Mutex;
@@ -23,9 +23,9 @@ const CPUS: usize = 4;
 const GUESTS: u64 = 2;
 const SECTIONS: u64 = 2;
 const START: u64 = 1 << 30;
-/// So many table pages: one of level 2 for each guest, and not enough of level 3 for all.
+/// The number of table pages: one of level 2 for each guest, and fewer of level 3 than both guests need.
 const TABLES: u64 = 5;
-/// The pages of a section that are used.
+/// The pages that are used in each 2 MiB.
 const PAGES: [u64; 3] = [0, 1, 511];
 
 #[test]
@@ -102,7 +102,7 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
         let expected = frame(world, guest, leaf.ipa.raw());
         if leaf.descriptor.address() != expected {
             cpu.report(format!(
-                "{what} tells of {leaf:?}, and guest {guest} never had another frame there than {expected}"
+                "{what} reports {leaf:?}, and guest {guest} never had another frame there than {expected}"
             ));
         }
     };
@@ -114,7 +114,7 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
         0..3 => {
             let mapped = tables.map(ipa, frame(world, guest, at), Level::L3, &attributes, &mut pages);
             if let Ok(Mapped::Replaced(old)) = mapped {
-                cpu.report(format!("map replaced {old:?} at {ipa}, and there is one frame for it"));
+                cpu.report(format!("map replaced {old:?} at {ipa}, which has only one frame"));
             }
             tolerate("map", mapped.map(|_| ()));
         }
@@ -142,7 +142,7 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
             let coalesced =
                 tables.coalesce(whole.start, pa, Level::L2, &attributes, &mut pages, &mut |leaf| told.push(leaf));
             if let Ok(Coalesced::Mapped(Mapped::Replaced(old))) = coalesced {
-                cpu.report(format!("coalesce replaced {old:?} at {ipa}, and there is one frame for it"));
+                cpu.report(format!("coalesce replaced {old:?} at {ipa}, which has only one frame"));
             }
             tolerate("coalesce", coalesced.map(|_| ()));
             told.into_iter().for_each(|leaf| check("coalesce", leaf));
@@ -183,14 +183,14 @@ impl Removed for Told<'_> {
     }
 }
 
-/// Frames that nobody has, and what is read of one when it comes back.
+/// Free frames. A returned frame is read.
 struct Frames<'a> {
     world: &'a World,
-    /// With what was known when it was given back: the lock hands that over.
+    /// Each frame with the knowledge of the CPU that returned it, which the lock transfers.
     free: Mutex<Vec<(u64, Option<Knowledge>)>>,
 }
 
-/// So many frames for fewer pages.
+/// The number of frames, which is more than that of the pages.
 const FRAMES: u64 = 24;
 
 impl Frames<'_> {
@@ -200,7 +200,7 @@ impl Frames<'_> {
         Some(offset)
     }
 
-    /// The frame is nobody's any more: no TLB may lead there, and what the guest wrote is seen.
+    /// Returns a frame: no TLB may lead to it, and the guest's writes to it are visible.
     fn give(&self, cpu: &CpuHandle, pa: Pa) {
         cpu.reuse(pa, PAGE);
         cpu.reads(pa, PAGE);
@@ -237,7 +237,7 @@ fn frames_change_hands(features: Features, total: u64, first_seed: u64) {
             told.into_inner().len()
         });
         let there = frames.free.into_inner().unwrap().len() + told.unwrap_or_else(|breach| panic!("{breach}"));
-        assert_eq!(there as u64, FRAMES, "a frame is lost, or there twice");
+        assert_eq!(there as u64, FRAMES, "a frame is lost, or was returned twice");
         done += AT_ONCE;
         seed += 1;
     }

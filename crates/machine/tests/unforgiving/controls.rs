@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Dirty logs with a known defect: what a log relies on, left out on the way to the CPU, is reported. The same defects, and
-//! those that break no rule of the machine's, lose pages in the oracle (`cargo xtask oracle --controls`).
+//! Dirty logs with a known defect: a platform leaves out invalidations that a log relies on, and the machine reports
+//! that. The same defects, and others that break no rule of the machine, lose pages in the oracle (`cargo xtask oracle
+//! --controls`).
 
 use std::ptr::NonNull;
 
@@ -17,7 +18,7 @@ use twofold_stage2::{Features, Geometry, Granule, Ipa, Pa, Platform, Record, Vmi
 use crate::world::{MIB_2, MODERN, PAGE, PLAIN};
 
 const RAM: Ipa = Ipa::new(0x4000_0000);
-/// Pages that are written, cleared, and then not to be written any more without a record.
+/// The number of pages that are written and cleared. After that, no write to them may go unrecorded.
 const WRITTEN: u64 = 8;
 
 #[test]
@@ -46,19 +47,19 @@ fn a_flush_of_stage_2_alone_is_reported() {
     }
 }
 
-/// Whatever is to be forgotten on all CPUs.
+/// Whether the invalidation is for all CPUs.
 fn reaches_all(operation: Tlbi) -> bool {
     !matches!(operation, Tlbi::Ipas2E1 | Tlbi::VmallE1)
 }
 
 fn is_reported(tracker: Tracker, ended: Result<(), Breach>) {
     match ended {
-        Ok(()) => panic!("{tracker:?}: nothing is reported"),
+        Ok(()) => panic!("{tracker:?}: no breach is reported"),
         Err(breach) => assert_eq!(breach.rule, Rule::StillCached, "{tracker:?}: {breach}"),
     }
 }
 
-/// A guest writes to pages, whose log is read and cleared; on CPUs with all features, and with hardly any.
+/// A guest writes to pages, whose log is read and cleared: on CPUs with all features, and on CPUs with few.
 fn clear_on_each_machine(tracker: Tracker, without: fn(Tlbi) -> bool, check: impl Fn(Result<(), Breach>)) {
     for features in [MODERN, PLAIN] {
         let memory = ArenaOptions::new(4 * MIB_2, Backing::Anonymous);
@@ -81,7 +82,7 @@ fn clear(machine: &Machine, cpu: &CpuHandle, (features, tracker): (Features, Tra
 
     write(&memory, cpu);
     let log = memory.dirty_log(slot).unwrap();
-    // All of it is in the log, and nothing protected: what is withdrawn is withdrawn by what clears.
+    // All pages are in the log, and none is protected: only the clear withdraws write access.
     let all_dirty = tracker != Tracker::WriteProtect;
     log.start(&LogOptions { all_dirty, ..LogOptions::new(tracker) }).unwrap();
     write(&memory, cpu);
@@ -98,28 +99,28 @@ fn clear(machine: &Machine, cpu: &CpuHandle, (features, tracker): (Features, Tra
     Vm::new(memory).destroy();
 }
 
-/// The guest writes to each of the pages, and its faults are answered.
+/// The guest writes to each page, and its faults are handled.
 fn write(memory: &GuestMemory<Without>, cpu: &CpuHandle) {
     let mut guest = cpu.enter(memory.stage2().vttbr(), memory.stage2().vtcr(), 0);
     for page in 0..WRITTEN {
         while let Err(exit) = guest.store((RAM + page * PAGE).raw(), page) {
             let Exit::Abort(abort) = exit else { panic!("{exit:?}") };
             let fault = Fault::from_syndrome(abort.esr).unwrap();
-            // The guest's stage 1 is off, so it asked for this address, whatever HPFAR says.
+            // The guest's stage 1 is off, so the IPA is the address of the store, even if HPFAR is not valid.
             let ipa = if fault.hpfar_is_valid() { ipa_from_hpfar(abort.hpfar) } else { RAM + page * PAGE };
             let _ = memory.fault(&GuestFault { ipa, kind: fault.kind, access: fault.access }).unwrap();
         }
     }
 }
 
-/// The machine, but for some invalidations, which do not reach it.
+/// The machine's platform, without some invalidations.
 #[derive(Clone)]
 struct Without {
     hosted: Hosted,
     without: fn(Tlbi) -> bool,
 }
 
-// SAFETY: memory and records are the machine's. That invalidations are missing is what the machine is to report.
+// SAFETY: memory and records are the machine's. The machine has to report the missing invalidations.
 unsafe impl Platform for Without {
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         if !(self.without)(operation) {
@@ -136,12 +137,12 @@ unsafe impl Platform for Without {
     }
 
     unsafe fn dc(&self, operation: Dc, address: usize) {
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises it.
         unsafe { self.hosted.dc(operation, address) };
     }
 
     unsafe fn dc_lines(&self, operation: Dc, start: usize, size: u64, line: u64) {
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises it.
         unsafe { self.hosted.dc_lines(operation, start, size, line) };
     }
 

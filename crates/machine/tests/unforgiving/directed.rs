@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a random run meets too rarely: one CPU's operation between the halves of another's, and what must not fault.
+//! Cases that a random run meets too rarely: one CPU's operation between two steps of another, and accesses that must
+//! not fault.
 
 use std::ops::ControlFlow;
 use std::sync::OnceLock;
@@ -22,7 +23,7 @@ fn page(number: u64) -> Ipa {
     Ipa::new(START + number * PAGE)
 }
 
-/// A guest with 64 pages that are mapped so, and loaded.
+/// A guest with 64 pages mapped with these attributes, and loaded.
 fn mapped(world: &World, cpu: &CpuHandle, attributes: &Attributes) -> Stage2<Hosted> {
     let tables = world.tables(0, 1, 40);
     cpu.load(tables.vttbr());
@@ -49,7 +50,7 @@ fn judge_what_was_mapped_or_allowed_does_not_fault() {
                 let stored = guest.store(page(number).raw(), 1);
                 assert!(stored.is_ok(), "page {number} was made writable, and faults: {stored:?}");
             }
-            // The first address of a new guest's: its root is visible to walks.
+            // The first access in a new guest: its root is visible to walks.
             for vmid in 2..8 {
                 let other = world.tables(1, vmid, 40);
                 cpu.load(other.vttbr());
@@ -65,7 +66,7 @@ fn judge_what_was_mapped_or_allowed_does_not_fault() {
     }
 }
 
-/// The changes of access, by the same interface.
+/// The operations that change access, behind one interface.
 fn change<'a>(
     which: usize,
     tables: &'a Stage2<Hosted>,
@@ -85,10 +86,11 @@ fn change<'a>(
     .unwrap()
 }
 
-/// How many changes there are.
+/// The number of these operations.
 const CHANGES: usize = 8;
 
-/// One CPU changes access, and flushes later; meanwhile another is asked for the same: what it finds done, it vouches for.
+/// One CPU changes access, and flushes later. Meanwhile another operation is asked for the same. Its flush has to cover
+/// the change that it finds done.
 #[test]
 fn judge_who_finds_it_done_flushes_for_the_other() {
     for features in [MODERN, PLAIN] {
@@ -97,24 +99,25 @@ fn judge_who_finds_it_done_flushes_for_the_other() {
                 let world = World::new(features, 1, 1, 64 << 20);
                 let ended = world.machine.alone(|cpu| {
                     let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
-                    // What hardware records is changed by all, and collected by some only.
+                    // Every operation changes entries in which hardware has recorded a write; only some collect the
+                    // record.
                     let tables = mapped(&world, cpu, &armed);
                     let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
                     (0..64).for_each(|number| guest.store(page(number).raw(), 1).unwrap());
                     let (range, withdrawn) = (page(0)..page(64), Withdrawn::Everything);
                     let pending = change(first, &tables, &world, range.clone());
-                    // On the same CPU: what matters is that the first is not complete.
+                    // On the same CPU: it only matters that the first flush is not complete.
                     let other = change(second, &tables, &world, range.clone());
                     let seen = cpu.knowledge();
                     let _ = other.complete();
                     cpu.expect_flushed(tables.vttbr(), &range, &seen, withdrawn);
                     let _ = pending.complete();
-                    // All is flushed: who changes nothing flushes nothing.
+                    // All is flushed: an operation that changes nothing flushes nothing.
                     let idle = change(second, &tables, &world, range.clone());
                     assert!(second == 3 || idle.is_empty());
                     let before = cpu.invalidations();
                     let _ = idle.complete();
-                    assert_eq!(cpu.invalidations(), before, "changes {first} and {second}: nothing is pending");
+                    assert_eq!(cpu.invalidations(), before, "changes {first} and {second}: no flush is pending");
                     cpu.load(0);
                     tables.destroy(&mut &world.pages, Unwatched);
                 });
@@ -124,7 +127,7 @@ fn judge_who_finds_it_done_flushes_for_the_other() {
     }
 }
 
-/// The same from two CPUs: the second knows that the first one's flush is complete, or flushes itself.
+/// The same on two CPUs: the second knows that the first one's flush is complete, or flushes itself.
 #[test]
 fn judge_who_relies_on_a_flush_knows_that_it_is_complete() {
     for seed in 1..=40 {
@@ -161,7 +164,7 @@ fn judge_who_relies_on_a_flush_knows_that_it_is_complete() {
     }
 }
 
-/// VMIDs that the CPU does not have are refused; those that it has are told apart.
+/// A VMID with more bits than the CPU has is refused.
 #[test]
 fn judge_a_vmid_fits_the_cpu() {
     let world = World::new(twofold_stage2::Features { vmid_bits: 2, ..MODERN }, 1, 1, 64 << 20);
@@ -172,7 +175,7 @@ fn judge_a_vmid_fits_the_cpu() {
     ended.unwrap_or_else(|breach| panic!("{breach}"));
 }
 
-/// Executable memory: the instructions that a guest fetches are those that were written.
+/// The instructions that a guest fetches are those that were written.
 #[test]
 fn judge_code_is_fetched_as_it_was_written() {
     for features in [MODERN, PLAIN] {
@@ -203,8 +206,8 @@ fn judge_code_is_fetched_as_it_was_written() {
     }
 }
 
-/// What the block maps and the pages did not is cleaned before it is mapped, and all of it where the guest may have written
-/// past the cache; and what may be executed by then is not fetched as it was.
+/// A block replaces pages. The memory that only the block maps is cleaned before the block is made, and all of it if
+/// the guest may have written past the cache. Instructions in it are not stale.
 #[test]
 fn judge_a_block_that_takes_the_place_of_pages_is_clean() {
     let memories = [Memory::Normal, Memory::NonCacheable];
@@ -235,8 +238,8 @@ fn judge_a_block_that_takes_the_place_of_pages_is_clean() {
     }
 }
 
-/// Each change of a page's type of memory, by each way to it. The guest writes before and after; in the end the owner reads.
-/// What is a caller's to do with RAM that it maps as a device is done here.
+/// Each change of a page's memory type, by each operation that can make it. The guest writes before and after; in the
+/// end the owner reads. The test does the maintenance that a caller owes for RAM that it maps as a device.
 #[test]
 fn judge_memory_may_change_its_type() {
     const TYPES: [Memory; 3] = [Memory::Normal, Memory::NonCacheable, Memory::Device];
@@ -249,7 +252,7 @@ fn judge_memory_may_change_its_type() {
                 let platform = world.machine.platform();
                 let clean = || {
                     let start = platform.pointer(world.frame(0)).addr().get();
-                    // SAFETY: the frame is the machine's, and donated.
+                    // SAFETY: the frame is in the arena, and donated.
                     unsafe { platform.dc_lines(Dc::Civac, start, PAGE, features.data_line) };
                     platform.dsb(Domain::Ish);
                 };
@@ -287,7 +290,8 @@ fn judge_memory_may_change_its_type() {
     }
 }
 
-/// Memory that the guest used past the caches is its owner's again: by pages, in a table that goes, and in part of a block.
+/// The guest used memory past the caches, and its owner gets it back: by pages, in a table that is freed, and in part
+/// of a block.
 #[test]
 fn judge_memory_that_was_not_cacheable_is_read_by_its_owner() {
     for (features, level, unmapped) in [MODERN, PLAIN]
@@ -314,7 +318,7 @@ fn judge_memory_that_was_not_cacheable_is_read_by_its_owner() {
     }
 }
 
-/// The same for what is mapped by ranges, from nothing and into tables that are there.
+/// The same for memory that is mapped by ranges, into new tables and into existing ones.
 #[test]
 fn judge_a_range_is_clean_when_it_is_mapped() {
     for size in [PAGE, 8 * PAGE, MIB_2, 2 * MIB_2] {
@@ -351,8 +355,8 @@ fn judge_a_range_is_clean_when_it_is_mapped() {
     }
 }
 
-/// What one CPU mapped does not fault on another that was told of it; nor does it find anything in tables that were made
-/// just now.
+/// A page that one CPU mapped does not fault on another CPU that knows of it. An access through new tables finds
+/// nothing.
 #[test]
 fn judge_what_another_cpu_mapped_does_not_fault() {
     for seed in 1..=20 {
@@ -378,7 +382,7 @@ fn judge_what_another_cpu_mapped_does_not_fault() {
             let tables = made.get().unwrap();
             cpu.load(tables.vttbr());
             let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
-            (0..32).for_each(|section| assert!(guest.load(START + (section << 30)).is_err(), "nothing is mapped"));
+            (0..32).for_each(|section| assert!(guest.load(START + (section << 30)).is_err(), "a page is mapped"));
             guest.forget_fault();
             for number in 1..32 {
                 while told.load(Ordering::Relaxed) <= number {
@@ -393,9 +397,9 @@ fn judge_what_another_cpu_mapped_does_not_fault() {
     }
 }
 
-/// Several CPUs take write access from the same memory, which another one splits and maps anew all the time, read-only: when
-/// one has, nothing there can be written any more, whoever took it; or nothing without hardware's recording it; or what
-/// hardware recorded is all that there is.
+/// Several CPUs withdraw write access from the same memory, while another CPU repeatedly splits it and maps it again,
+/// read-only. When one of them is done, no page may be written, whichever CPU withdrew the access; or no page without
+/// hardware's record; or nothing is recorded any more.
 #[test]
 fn judge_a_pass_misses_nothing() {
     for seed in 1..=120 {
@@ -462,7 +466,7 @@ fn judge_a_pass_misses_nothing() {
     }
 }
 
-/// What a pass is to end.
+/// What a pass ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Takes {
     Writes,
@@ -470,7 +474,8 @@ enum Takes {
     Records,
 }
 
-/// Each table that is taken out is counted, whoever takes out another one meanwhile: a descent that began before must see it.
+/// Each unlinked table is counted, even if another CPU unlinks one meanwhile: a lockless walk that began before has to
+/// see the count.
 #[test]
 fn judge_each_table_that_is_taken_out_is_counted() {
     const ROUNDS: u64 = 30;
@@ -484,7 +489,7 @@ fn judge_each_table_that_is_taken_out_is_counted() {
         };
         let tables = world.machine.alone(|_| {
             let tables = world.tables(0, 1, 40);
-            // The tables above stay.
+            // The tables above stay linked.
             (0..2).for_each(|cpu| map(&tables, section(cpu, 1)));
             tables
         });
@@ -509,8 +514,8 @@ fn judge_each_table_that_is_taken_out_is_counted() {
     }
 }
 
-/// Hardware records a write at the moment at which its records are ended, or its access flags are taken: it is told, or still
-/// recorded.
+/// Hardware records a write at the moment when an operation ends its records, or clears access flags. The write is
+/// reported, or still recorded.
 #[test]
 fn judge_no_write_is_lost_at_the_moment() {
     for seed in 1..=600 {
@@ -533,7 +538,7 @@ fn judge_no_write_is_lost_at_the_moment() {
             cpu.load(tables.vttbr());
             let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
             (0..cpu.draw(12)).for_each(|_| cpu.pause());
-            // Where it faults, nothing was written.
+            // If the store faults, nothing was written.
             let _ = guest.store(page(0).raw(), 1);
             cpu.load(0);
         });
@@ -547,14 +552,14 @@ fn judge_no_write_is_lost_at_the_moment() {
                 2 => {
                     let _ = tables.protect(range, Access::READ_WRITE, &mut &world.pages).unwrap().complete();
                 }
-                // A page is changed as it is, a block is broken and made.
+                // A page is changed in place; a block is broken and made again.
                 3 | 5 => {
                     let _ = tables.relax(page(0), Access { execute: Execute::EL1, ..Access::READ });
                 }
                 6 => {
                     let _ = tables.relax_page(page(0), Access { execute: Execute::EL1, ..Access::READ });
                 }
-                // What was recorded when the records ended may still be written; they go on at once, or not.
+                // The pages recorded when the records ended may still be written. In case 8, DBM is set again at once.
                 7 | 8 => {
                     let pending = tables.seal(range.clone()).unwrap();
                     if seed % 9 == 8 {
@@ -588,10 +593,10 @@ fn judge_no_write_is_lost_at_the_moment() {
     }
 }
 
-/// Memory is read after the flush: what is written later, hardware records, or it is not written.
+/// Memory is read after the flush. Hardware records every later write, or the write does not happen.
 #[test]
 fn judge_what_is_read_after_the_flush_is_not_written_unseen() {
-    // Those that leave nothing writable.
+    // The operations that leave nothing writable.
     const CLEANING: [usize; 7] = [0, 1, 2, 3, 4, 5, 6];
     for seed in 1..=420 {
         let world = World::narrow(MODERN, 2, seed, (64, 3));
@@ -625,6 +630,6 @@ fn judge_what_is_read_after_the_flush_is_not_written_unseen() {
         let leaf =
             world.machine.alone(|_| tables.look_up(page(0)).unwrap()).unwrap_or_else(|breach| panic!("{breach}"));
         let seen = value() == copy.load(Ordering::Relaxed) || leaf.descriptor.is_hardware_dirty();
-        assert!(seen, "seed {seed}: a write came after the flush, and nobody knows: {leaf:?}");
+        assert!(seen, "seed {seed}: a write came after the flush, without a record: {leaf:?}");
     }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! No dirty page is lost: with every vCPU out of its guest, a page that the log does not tell of is what it was when it was
-//! last copied.
+//! No dirty page is lost. With every vCPU out of its guest, a page that is not in the log equals its last copy.
 //!
-//! vCPUs write; two CPUs get, clear and copy; and one of these two also stops the log, puts blocks together, starts it
-//! again with another tracker, unmaps, and writes as a device does. Now and then everybody rests, and each page is compared.
+//! vCPUs write. Two CPUs get, clear and copy. One of these two also stops the log, coalesces blocks, starts the log
+//! with another tracker, unmaps, and writes as a device does. From time to time all CPUs rest, and each page is
+//! compared.
 //!
-//! A page is copied when it was cleared, and at any other time that pleases: to copy one that is in the log does no harm.
+//! A page is copied after it was cleared, and at random times: copying a page that is in the log does no harm.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -21,41 +21,41 @@ use twofold_stage2::{Features, Geometry, Granule, Ipa, Level, Vmid};
 use crate::random::{operations, seed};
 use crate::world::{MIB_2, MODERN, PAGE, PLAIN};
 
-/// Where the slot starts: no word of the log begins where a table does.
+/// The start of the slot. No word of the log begins where a table does.
 const RAM: Ipa = Ipa::new(0x4000_0000 - 3 * PAGE);
-/// Pages of the slot, in three sections, two of them whole.
+/// The pages of the slot, in three sections of 2 MiB, of which two are complete.
 const COUNT: u64 = 3 + 2 * 512;
-/// Those that are written: some side by side, at edges of words, sections, tables, the slot.
+/// The pages that are written: some adjacent, and some at the edges of words, sections, tables and the slot.
 const WRITTEN: [u64; 13] = [0, 3, 4, 10, 63, 64, 66, 67, 514, 515, 1023, 1026, BY_DEVICE];
-/// Of these, the one that a device writes and no vCPU: where both do, a guest may find what it writes later, which is their
-/// affair, and the machine's to report (R7).
+/// The one that a device writes and no vCPU does. If both wrote it, a guest might read the device's later value; the
+/// machine reports that as R7.
 const BY_DEVICE: u64 = 1;
 
-/// CPUs with a vCPU; two others look after the log.
+/// CPUs with a vCPU; two others work on the log.
 const VCPUS: usize = 2;
 const CPUS: usize = VCPUS + 2;
 
-/// What a run is to be.
+/// The configuration of a run.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
     features: Features,
     pages: Pages,
-    /// Whether the slot's frames are given.
+    /// Whether the slot has preallocated backing.
     given: bool,
     /// Frames for tables beyond those that map the slot.
     tables: u64,
-    /// What happens to the log most of the time.
+    /// The most frequent event.
     mostly: Event,
 }
 
-/// What happens to a log, but for its rounds.
+/// The events of a log besides its rounds.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Round,
     Restart,
     Unmap,
     DeviceWrite,
-    /// One look after the other, so that what was armed gets cold.
+    /// A sequence of gets, so that sections with DBM set become cold.
     Looks,
 }
 
@@ -63,15 +63,15 @@ struct Migration {
     mostly: Event,
     vm: Vm<Hosted>,
     slot: SlotId,
-    /// What was in each page when it was last copied.
+    /// The content of each page at its last copy.
     copies: [AtomicU64; WRITTEN.len()],
-    /// Whoever copies has it, so that no older copy takes the place of a newer one.
+    /// A lock for copying, so that an older copy never replaces a newer one.
     copying: AtomicBool,
-    /// The next word to be written: none is written twice.
+    /// The next value to be written: no value is written twice.
     next: AtomicU64,
-    /// What is left to do.
+    /// The number of steps that are left.
     left: AtomicU64,
-    /// Whether all are to rest, and how many do, or have ended.
+    /// Whether all CPUs are to rest. Then the number of CPUs that rest, and the number that have ended.
     rest: AtomicBool,
     resting: AtomicU64,
     ended: AtomicU64,
@@ -100,7 +100,7 @@ impl Migration {
         const SECTIONS: u64 = 3;
         let mut frames = Frames::new(kind.features);
         let (sections, tables) = (SECTIONS * MIB_2, (2 + TABLES + kind.tables) * PAGE);
-        // First, so that no section is broken up for the root.
+        // First, so that the root does not break up a section.
         frames.add(machine.arena().donate_part(sections, tables).unwrap());
         let backing = if kind.given {
             // Aligned as the slot is.
@@ -115,7 +115,7 @@ impl Migration {
         let mut memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(1), frames, kind.pages).unwrap();
         let slot = Slot { range: RAM..RAM + COUNT * PAGE, backing, writable: true };
         let slot = memory.add_slot(slot).unwrap();
-        // All of its frames are taken, so that none becomes a table.
+        // Takes all frames for RAM, so that none becomes a table.
         [0, 3, 515].into_iter().for_each(|page| memory.write(RAM + page * PAGE, &[0]).unwrap());
         let none = || AtomicU64::new(0);
         Self {
@@ -142,7 +142,7 @@ impl Migration {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Starts the log, and has seen all of the slot if it is to tell of what is written from now on.
+    /// Starts the log. If only later writes are to be in it, copies the slot first.
     fn start(&self, cpu: &CpuHandle) {
         let tracker = Tracker::ALL[cpu.draw(Tracker::ALL.len() as u64) as usize];
         let options = LogOptions {
@@ -176,7 +176,7 @@ impl Migration {
         u64::from_le_bytes(word)
     }
 
-    /// What the log tells, if one runs.
+    /// The dirty pages, if a log runs.
     fn get(&self) -> Option<DirtyPages> {
         let mut dirty = DirtyPages::new();
         match self.log().get(&mut dirty) {
@@ -186,10 +186,10 @@ impl Migration {
         }
     }
 
-    /// A round of a migration: what is told is cleared, or some of it, and copied.
+    /// A round of a migration: gets the dirty pages, clears all or some of them, and copies them.
     fn round(&self, cpu: &CpuHandle) {
         let Some(dirty) = self.get() else { return };
-        // Where that cleared them. Elsewhere they are in the log.
+        // Right if the get has cleared them; otherwise they are still in the log.
         self.copy(cpu, dirty.pages());
         let cleared = if cpu.draw(2) == 0 {
             self.log().clear_these(&dirty)
@@ -202,24 +202,24 @@ impl Migration {
             Err(LogError::ClearedByGet | LogError::NotRunning { .. }) => {}
             Err(error) => panic!("{error}"),
         }
-        // If the log has stopped. It may be started meanwhile.
+        // Succeeds only if the log has stopped, and another CPU may start it meanwhile.
         match self.log().rejoin(cpu.draw(COUNT), 1) {
             Ok(_) | Err(LogError::Running { .. }) => {}
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// Lets the guest go on for a while.
+    /// Runs the guest for a while.
     fn run(&self, cpu: &CpuHandle, vcpu: &mut Vcpu<Touch>) {
         match self.vm.run(cpu, vcpu, |_| 0) {
             Ok(_) => {}
-            // It tries again, when there is a table page.
+            // The guest repeats its access when there is a table page.
             Err(RunError::Memory { error: Error::Stage2(twofold_stage2::Error::NoTablePage { .. }), .. }) => {}
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// Rests, if all are to.
+    /// Rests, if all CPUs are to.
     fn maybe_rest(&self, cpu: &CpuHandle) {
         if self.rest.load(Ordering::Relaxed) {
             self.resting.fetch_add(1, Ordering::Relaxed);
@@ -230,12 +230,12 @@ impl Migration {
         }
     }
 
-    /// What is left is less by one.
+    /// Counts one step down; `false` if none was left.
     fn goes_on(&self) -> bool {
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 
-    /// A vCPU: in and out of its guest.
+    /// The program of a vCPU's CPU: it enters and leaves its guest.
     fn write(&self, cpu: &CpuHandle) {
         let mut vcpu = Vcpu::new(Touch(Vec::new()), Interrupts::without_time().into());
         while self.goes_on() {
@@ -253,7 +253,7 @@ impl Migration {
         self.ended.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What happens to a log.
+    /// The program of the CPU that disturbs the log.
     fn disturb(&self, cpu: &CpuHandle) {
         const EVENTS: [Event; 5] = [Event::Round, Event::Restart, Event::Unmap, Event::DeviceWrite, Event::Looks];
         while self.left.load(Ordering::Relaxed) > 0 {
@@ -267,7 +267,7 @@ impl Migration {
                         0 | 1 => {
                             let _ = self.log().rejoin(cpu.draw(COUNT), 1 + cpu.draw(2)).unwrap();
                         }
-                        // Whoever faults there finds tables in the way of a block, and may be late with it.
+                        // A vCPU that faults there finds tables in place of a block, and may be late with its mapping.
                         2 => {
                             self.unmap(cpu);
                             (0..cpu.draw(8)).for_each(|_| cpu.pause());
@@ -286,7 +286,7 @@ impl Migration {
         self.ended.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A page alone, or with all others: tables go as wholes. What is long under way has vCPUs fault on and on.
+    /// Unmaps one page, or all, which unlinks whole tables. A long operation makes vCPUs fault repeatedly.
     fn unmap(&self, cpu: &CpuHandle) {
         let page = WRITTEN[cpu.draw(WRITTEN.len() as u64) as usize];
         let pages = if cpu.draw(2) == 0 { page..page + 1 } else { 0..COUNT };
@@ -296,7 +296,7 @@ impl Migration {
         }
     }
 
-    /// Round after round, and now and then a look at everything.
+    /// The program of the CPU that collects: rounds, and from time to time a comparison of everything.
     fn collect(&self, cpu: &CpuHandle) {
         while self.left.load(Ordering::Relaxed) > 0 {
             (0..1 + cpu.draw(4)).for_each(|_| self.round(cpu));
@@ -314,16 +314,16 @@ impl Migration {
         self.rest.store(false, Ordering::Relaxed);
     }
 
-    /// With every vCPU out of its guest, and nobody else at the log.
+    /// Compares each page, while every vCPU is out of its guest and no other CPU uses the log.
     fn compare(&self, cpu: &CpuHandle) {
-        let dirty = self.get().expect("a log runs whenever all rest");
+        let dirty = self.get().expect("a log runs while all CPUs rest");
         let tracker = self.log().tracker().unwrap().name();
         for (page, copy) in WRITTEN.into_iter().zip(&self.copies) {
             let (now, copy) = (self.read(page), copy.load(Ordering::Relaxed));
             if dirty.contains(page) {
                 self.told.fetch_add(1, Ordering::Relaxed);
             } else if now != copy {
-                cpu.report(format!("page {page} has {now:#x}, its copy {copy:#x}, and {tracker} does not tell of it"));
+                cpu.report(format!("page {page} has {now:#x}, its copy {copy:#x}, and {tracker} does not report it"));
             } else {
                 self.compared.fetch_add(1, Ordering::Relaxed);
             }
@@ -332,14 +332,14 @@ impl Migration {
     }
 }
 
-/// Tables that map the slot in blocks and what is before them, below the root.
+/// Tables below the root that map the slot in blocks and the pages before them.
 const TABLES: u64 = 3;
 
-/// One machine, for each seed; what was compared, and what was told.
+/// Runs one machine with this seed; returns the numbers of pages that were compared and that were dirty.
 fn migrate(kind: Kind, seed: u64, total: u64) -> Result<[u64; 2], Breach> {
     let memory = ArenaOptions::new(8 * MIB_2, Memory::Anonymous);
     let (features, bbm) = (kind.features, Bbm::default());
-    // A switch may be anywhere; longer stretches let one get further before the next.
+    // A switch may be at any event; longer stretches let one CPU get further before the next switch.
     let events_between_switches = [4, 12, 60, 7][seed as usize % 4];
     let options = Options { cpus: CPUS, seed, events_between_switches, features, bbm, memory, trace: None };
     let machine = Machine::new(options).unwrap_or_else(|error| panic!("{error}"));
@@ -365,7 +365,7 @@ fn no_page_is_lost(features: Features, total: u64) {
     let mut counts = [0; 2];
     for number in 0..total.div_ceil(AT_ONCE) {
         let seed = seed() + number;
-        // With table pages for everybody, and with hardly any.
+        // With table pages for every CPU, and with few.
         let (pages, tables) =
             [(Pages::Small, 8), (Pages::Largest, 8), (Pages::Largest, seed / 3 % 3)][seed as usize % 3];
         let mostly = [Event::Round, Event::Restart, Event::Unmap, Event::Looks, Event::DeviceWrite][seed as usize % 5];
@@ -374,8 +374,8 @@ fn no_page_is_lost(features: Features, total: u64) {
         let [compared, told] = migrated.unwrap_or_else(|breach| panic!("{breach}"));
         counts = [counts[0] + compared, counts[1] + told];
     }
-    println!("{} pages compared, {} told, 0 lost", counts[0], counts[1]);
-    assert!(counts.iter().all(|count| *count > 0), "it compares nothing");
+    println!("{} pages compared, {} dirty, 0 lost", counts[0], counts[1]);
+    assert!(counts.iter().all(|count| *count > 0), "no page is compared");
 }
 
 #[test]

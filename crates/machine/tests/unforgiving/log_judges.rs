@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A dirty log at the moments that decide: a fault while it starts, marks while they are taken, two who want its lock. What
-//! software may see late, it sees late here: what holds, holds by fences, orderings and locks alone.
+//! The races of a dirty log: a fault while it starts, marks while they are taken, two CPUs that want its lock. Software
+//! sees stores as late as the memory model allows. So what holds here holds by fences, orderings and locks only.
 //!
-//! Memory that is written past the guest's tables is played by [`Word`]s, so that a copy may miss a write too.
+//! [`Word`]s stand for memory that is written past the guest's tables, so a copy may miss a write too.
 
 use std::sync::Mutex;
 
@@ -16,11 +16,11 @@ use twofold_stage2::{Geometry, Granule, Ipa, Level, Vmid};
 
 use crate::world::{MIB_2, MODERN, PAGE};
 
-/// A section of 64 pages that two tables map: 32 pages before what the second one maps.
+/// A section of 64 pages that two tables map: the first one maps 32 of them.
 const START: Ipa = Ipa::new((1 << 30) - 32 * PAGE);
 const SIZE: u64 = 3 * MIB_2;
 
-/// A guest with one slot on a machine whose CPUs take turns at nearly each event.
+/// A guest with one slot, on a machine whose CPUs switch after a few events.
 struct Logged {
     machine: Machine,
     memory: GuestMemory<Hosted>,
@@ -32,7 +32,7 @@ impl Logged {
         Self::with_turns(cpus, seed, pages, 2 + (seed % 3) as u32)
     }
 
-    /// With turns of so many events on average: long ones let a CPU do much between two events of another.
+    /// With this mean number of events in a turn: in a long turn, a CPU does much between two events of another.
     fn with_turns(cpus: usize, seed: u64, pages: Pages, events_between_switches: u32) -> Self {
         let memory = ArenaOptions::new(32 << 20, Backing::Anonymous);
         let options =
@@ -51,7 +51,7 @@ impl Logged {
         Self { machine, memory, slot }
     }
 
-    /// As CPU 0, alone.
+    /// Runs `body` as CPU 0, alone.
     fn alone<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
         self.machine.alone(|_| body()).unwrap_or_else(|breach| panic!("{breach}"))
     }
@@ -69,7 +69,7 @@ impl Logged {
         self.memory.dirty_log(self.slot)?.stop()
     }
 
-    /// What is dirty, and clears it. What it tells of may be read then.
+    /// Gets the dirty pages and clears them. The caller may read these pages then.
     fn collect(&self) -> DirtyPages {
         let (log, mut dirty) = (self.memory.dirty_log(self.slot).unwrap(), DirtyPages::new());
         log.get(&mut dirty).unwrap();
@@ -79,7 +79,7 @@ impl Logged {
         dirty
     }
 
-    /// These pages are mapped, and may not be written: a log has run.
+    /// Maps these pages without write access, as after a log.
     fn protected(&self, pages: impl IntoIterator<Item = u64>) {
         for page in pages {
             self.fault(page, FaultKind::Translation, AccessKind::Read);
@@ -93,13 +93,13 @@ impl Logged {
         assert!(answer.is_ok(), "{answer:?}");
     }
 
-    /// The guest may write to the page from now on.
+    /// Handles a write fault: the guest may write to the page from now on.
     fn write(&self, page: u64) {
         self.fault(page, FaultKind::Permission, AccessKind::Write);
     }
 
-    /// While no vCPU runs: what may be written without a record of hardware's is in the log, and nothing is armed that the
-    /// log does not look at.
+    /// Checks, while no vCPU runs, that each page that may be written without hardware's record is in the log. If not
+    /// `armed_allowed`, checks too that no page has DBM set, since the log does not scan for it.
     fn check(&self, seed: u64, armed_allowed: bool) {
         let (log, mut dirty) = (self.memory.dirty_log(self.slot).unwrap(), DirtyPages::new());
         log.get(&mut dirty).unwrap();
@@ -107,12 +107,13 @@ impl Logged {
             let Some(leaf) = self.memory.stage2().look_up(START + page * PAGE) else { continue };
             let seen = !leaf.descriptor.is_writable() || leaf.descriptor.is_armed() || dirty.contains(page);
             assert!(seen, "seed {seed}: page {page} may be written, and is not in the log: {leaf:?}");
-            assert!(armed_allowed || !leaf.descriptor.is_armed(), "seed {seed}: nobody looks at page {page}: {leaf:?}");
+            assert!(armed_allowed || !leaf.descriptor.is_armed(), "seed {seed}: no scan covers page {page}: {leaf:?}");
         }
     }
 }
 
-/// Who lets the guest write sees that a log runs, or whoever starts it sees what may be written.
+/// Either the CPU that allows the write sees that a log runs, or the CPU that starts the log sees that the page is
+/// writable.
 #[test]
 fn judge_a_fault_while_a_log_starts_is_seen() {
     for seed in 1..=300 {
@@ -129,7 +130,7 @@ fn judge_a_fault_while_a_log_starts_is_seen() {
     }
 }
 
-/// The same for who writes to memory past the tables, and says so then.
+/// The same for a CPU that writes to memory past the tables, and marks the page afterwards.
 #[test]
 fn judge_a_write_past_the_tables_while_a_log_starts_is_seen() {
     for seed in 1..=300 {
@@ -152,8 +153,8 @@ fn judge_a_write_past_the_tables_while_a_log_starts_is_seen() {
     }
 }
 
-/// What was armed for a log that has ended is not armed for the next one, which does not look there: be it in the table of
-/// the page that was written, or in the next one.
+/// A fault that began under a log that has ended sets no DBM that the next log does not scan. This holds for the table
+/// of the page that was written, and for the next table.
 #[test]
 fn judge_what_was_armed_for_another_log_is_undone() {
     for seed in 1..=300 {
@@ -177,7 +178,8 @@ fn judge_what_was_armed_for_another_log_is_undone() {
     }
 }
 
-/// A section whose records end while somebody arms it again: its bit is set, or nothing in it is armed.
+/// A get ends the records of a section while a fault sets DBM in it again: the section's bit is set, or no page has
+/// DBM.
 #[test]
 fn judge_what_is_armed_is_looked_at() {
     for seed in 1..=150 {
@@ -208,7 +210,7 @@ fn judge_what_is_armed_is_looked_at() {
     }
 }
 
-/// The same at the first fault of a section: no later one sets the bit again.
+/// The same at the first fault of a section, after which no fault sets the bit again.
 #[test]
 fn judge_what_one_fault_armed_is_looked_at() {
     for seed in 1..=200 {
@@ -232,19 +234,19 @@ fn judge_what_one_fault_armed_is_looked_at() {
     }
 }
 
-/// Sections whose records end, as nothing was written there for long, while a fault arms all of their table: their bits are
-/// set, or nothing in them is armed.
+/// The records of sections end, because nothing was written there for long, while a fault sets DBM in their whole
+/// table. Their bits are set, or no page in them has DBM.
 #[test]
 fn judge_what_is_armed_as_it_gets_cold_is_looked_at() {
-    /// So many rounds without a write end a section's records.
+    /// The number of rounds without a write after which a section's records end.
     const COLD: usize = 64;
     for seed in 1..=40 {
         let guest = Logged::with_turns(2, seed, Pages::Small, long_turns(seed));
         guest.alone(|| {
-            // The first one is in another table, where arming takes its time.
+            // The first page is in another table, where setting DBM takes its time.
             guest.protected([0, 128, 129, 256, 257, 384, 385, 64, 192, 320, 448]);
             guest.start(Tracker::Adaptive).unwrap();
-            // The second fault of a section arms it. Three in a round are too few for all of the table.
+            // The second fault of a section sets DBM in it. Three faults in a round are too few for the whole table.
             for faults in [[128, 256, 384], [129, 257, 385]] {
                 faults.into_iter().for_each(|page| guest.write(page));
                 guest.collect();
@@ -267,8 +269,8 @@ fn judge_what_is_armed_as_it_gets_cold_is_looked_at() {
     }
 }
 
-/// Marks of several CPUs, in one word and in several, while they are taken: each is told, and who is told of it sees what was
-/// written before it.
+/// Several CPUs mark pages, in one word and in several, while the marks are taken. Each mark is reported, and a CPU
+/// that gets it sees what was written before it.
 #[test]
 fn judge_marks_are_taken_or_stay() {
     const MARKED: [u64; 4] = [0, 1, 64, 130];
@@ -277,7 +279,7 @@ fn judge_marks_are_taken_or_stay() {
         guest.alone(|| guest.start(tracker).unwrap());
         let data: [Word; MARKED.len()] = Default::default();
         let copies = Mutex::new([0; MARKED.len()]);
-        // Each page is one CPU's.
+        // Each page belongs to one CPU.
         let marks = |own: [usize; 2]| -> Program<'_> {
             let (guest, data) = (&guest, &data);
             Box::new(move |cpu| {
@@ -313,7 +315,7 @@ fn judge_marks_are_taken_or_stay() {
     }
 }
 
-/// What a device writes is in the log after that, or was there already when the page was read.
+/// After a device's write, the page is in the log, or was read with that write.
 #[test]
 fn judge_a_device_s_write_is_told_or_read() {
     for seed in 1..=200 {
@@ -343,7 +345,7 @@ fn judge_a_device_s_write_is_told_or_read() {
     }
 }
 
-/// What is in a log is told until it is cleared, and not again; at first it is nothing, or all.
+/// A page in a log is reported until it is cleared, and not again. A new log has no page, or all.
 #[test]
 fn judge_what_was_cleared_is_not_told_again() {
     for tracker in Tracker::ALL {
@@ -364,10 +366,10 @@ fn judge_what_was_cleared_is_not_told_again() {
     }
 }
 
-/// Writes that fault close to each other, in one round, have hardware record what is around.
+/// Faulting writes close to each other, in one round, make hardware record the pages around them.
 #[test]
 fn judge_faults_of_one_round_arm_what_is_around() {
-    // In the same 2 MiB of the slot, in sections of 64 pages: one more, where nothing has faulted.
+    // In the same 2 MiB of the slot, in sections of 64 pages: one more section, without a fault.
     for same_round in [true, false] {
         let guest = Logged::new(1, 1, Pages::Small);
         guest.alone(|| {
@@ -384,7 +386,7 @@ fn judge_faults_of_one_round_arm_what_is_around() {
     }
 }
 
-/// A look at a log costs what is in it, not what once was: as many steps as the first one did.
+/// A get costs what is in the log, not what was once in it: as many steps as the first get.
 #[test]
 fn judge_what_was_dirty_costs_nothing() {
     let guest = Logged::new(1, 1, Pages::Small);
@@ -409,8 +411,8 @@ fn judge_what_was_dirty_costs_nothing() {
     assert_eq!((after_clear, after_start), (first, first));
 }
 
-/// A log that begins while somebody is late with marks for the one before: these are told at once or not at all, and what is
-/// marked later is told. Some are in words where there were marks, and some where there were none.
+/// A log starts while a CPU is late with marks for the one before. These are reported at once or not at all, and later
+/// marks are reported. Some are in words that had marks, and some in words that had none.
 #[test]
 fn judge_a_late_mark_is_told_or_gone_and_hides_none() {
     const WORDS: u64 = 6;
@@ -459,18 +461,18 @@ fn judge_one_starts_it_and_one_stops_it() {
             guest.together(programs.collect());
             done.into_inner().unwrap().iter().filter(|done| done.is_ok()).count()
         };
-        assert_eq!(both(&|| guest.start(Tracker::Manual)), 1, "seed {seed}: two have started it");
-        assert_eq!(both(&|| guest.stop()), 1, "seed {seed}: two have stopped it");
+        assert_eq!(both(&|| guest.start(Tracker::Manual)), 1, "seed {seed}: two CPUs have started it");
+        assert_eq!(both(&|| guest.stop()), 1, "seed {seed}: two CPUs have stopped it");
     }
 }
 
-/// Blocks come back only while no log runs.
+/// Blocks are coalesced only while no log runs.
 #[test]
 fn judge_no_block_comes_back_while_a_log_starts() {
     for seed in 1..=120 {
         let guest = Logged::with_turns(2, seed, Pages::Largest, long_turns(seed));
         guest.alone(|| {
-            // All of a section is ready, and mapped by pages.
+            // All frames of a block are ready, and mapped by pages.
             let page = 32;
             guest.fault(page, FaultKind::Translation, AccessKind::Read);
             guest.start(Tracker::WriteProtect).unwrap();
@@ -481,7 +483,7 @@ fn judge_no_block_comes_back_while_a_log_starts() {
         guest.together(vec![
             Box::new(|cpu| {
                 wait(cpu, 10);
-                // That the log runs by now is as good.
+                // An error is fine too: the log runs by now.
                 let _ = guest.memory.dirty_log(guest.slot).unwrap().rejoin(0, 1);
             }),
             Box::new(|cpu| {
@@ -493,8 +495,9 @@ fn judge_no_block_comes_back_while_a_log_starts() {
     }
 }
 
-/// A block takes the place of a table in a fault that was under way before the log was started: either it finds the log, and
-/// marks all of it, or whoever starts it finds the block. What hardware recorded in the table meanwhile is in the log too.
+/// A fault that began before the log was started replaces a table by a block. Either it sees the log, and marks the
+/// whole block, or the CPU that starts the log sees the block. What hardware recorded in the table meanwhile is in the
+/// log too.
 #[test]
 fn judge_a_block_made_by_a_fault_while_a_log_starts_is_seen() {
     for seed in 1..=160 {
@@ -530,8 +533,8 @@ fn judge_a_block_made_by_a_fault_while_a_log_starts_is_seen() {
     }
 }
 
-/// A block comes back as soon as all of its memory is ready: whoever made the last page so, it is zeroed before a guest finds
-/// it.
+/// A block is coalesced as soon as all of its memory is ready. Whichever CPU prepared the last page, that page is
+/// zeroed before a guest sees it.
 #[test]
 fn judge_a_block_that_comes_back_is_ready() {
     for seed in 1..=6 {
@@ -554,7 +557,7 @@ fn judge_a_block_that_comes_back_is_ready() {
     }
 }
 
-/// Turns of a few events, and of many.
+/// A mean of a few events in a turn, or of many.
 fn long_turns(seed: u64) -> u32 {
     [3, 12, 40, 80][seed as usize % 4]
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The engine on the unforgiving machine.
+//! The engine on the strict machine.
 
 mod basics;
 mod come_and_go;

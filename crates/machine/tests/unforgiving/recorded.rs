@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs that are recorded, and their traces read back (`docs/trace.md`): what the lines say is what happened.
+//! Recorded runs, whose traces are read back (`docs/trace.md`): the lines describe the run.
 //!
-//! Whether it was right is for `cargo xtask trace-check` to say.
+//! `cargo xtask trace-check` checks whether the run was correct.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -29,7 +29,7 @@ fn random_operations_are_told_of_line_by_line() {
         memory.end(&features);
         kinds.extend(text.lines().skip(1).filter_map(|line| line.split(' ').nth(2).map(str::to_owned)));
     }
-    // Here, nobody writes to guests' frames but the guests, and no line is ever lost.
+    // In this run, only the guests write to their frames, and no line is ever lost.
     let kind = |(kind, _): &(&'static str, _)| *kind;
     let expected = KINDS.iter().map(kind).filter(|kind| !["data.written", "lost"].contains(kind));
     assert_eq!(kinds, expected.map(str::to_owned).collect());
@@ -39,7 +39,7 @@ fn random_operations_are_told_of_line_by_line() {
 fn the_environment_names_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("trace");
-    // Two machines, one after the other.
+    // Two machines in one process.
     let mut test = Command::new(std::env::current_exe().unwrap());
     let ended =
         test.args(["--exact", "basics::a_page_is_mapped_used_and_unmapped"]).env("TWOFOLD_TRACE", &file).output();
@@ -68,7 +68,7 @@ fn a_file_that_cannot_be_written_is_an_error() {
     assert!(error.to_string().contains("no/such/directory/trace"), "{error}");
 }
 
-/// Each line can be read, is written as the type writes it, and has a number of its own, in order.
+/// Each line can be read, is equal to what its type writes, and has a number above the one before.
 fn each_line<'a>(text: &'a str, mut take: impl FnMut(&Line<'a>)) {
     let mut lines = text.lines();
     assert_eq!(Header::parse(lines.next().unwrap()), Ok(Header { source: Source::Machine }));
@@ -82,7 +82,7 @@ fn each_line<'a>(text: &'a str, mut take: impl FnMut(&Line<'a>)) {
     }
 }
 
-/// What a reader of the trace knows.
+/// The state that a reader derives from the trace.
 #[derive(Default)]
 struct Memory {
     words: HashMap<u64, u64>,
@@ -104,7 +104,7 @@ impl Memory {
             Event::RootFreed { pa } => assert!(self.roots.remove(&pa), "{}", place()),
             Event::TableTaken { pa } => {
                 assert!(self.tables.insert(pa), "{}", place());
-                // Whatever was written there since it was one last.
+                // Software may have written the page since it was last a table.
                 self.words.retain(|word, _| !(pa..pa + PAGE).contains(word));
             }
             Event::TableFreed { pa } => assert!(self.tables.remove(&pa), "{}", place()),
@@ -126,14 +126,14 @@ impl Memory {
         }
     }
 
-    /// Of each word, what was there before is what the line before left there.
+    /// The old value of each change is the one that the trace left in that word.
     fn change(&mut self, pa: u64, old: u64, new: u64, place: &dyn Fn() -> String) {
         if let Some(known) = self.words.insert(pa, new) {
             assert_eq!(known, old, "{}", place());
         }
     }
 
-    /// The test has given everything back.
+    /// Checks that the test has returned everything.
     fn end(&self, features: &Features) {
         assert!(self.tables.is_empty() && self.roots.is_empty() && self.locks.is_empty() && self.inside.is_empty());
         let told = features.named().map(|(name, value)| (name.to_owned(), value));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Virtual machines on the unforgiving machine: whatever their guests do, no rule is broken.
+//! Virtual machines on the strict machine: whatever their guests do, no rule is broken.
 
 #[path = "../vm/modes.rs"]
 mod modes;
@@ -30,7 +30,7 @@ use crate::world::{MODERN, PAGE, PLAIN};
 
 const SEEDS: [u64; 3] = [1, 2, 3];
 
-/// A machine with memory for so many virtual machines.
+/// A machine with memory for `parts` virtual machines.
 fn machine((features, bbm): (Features, Bbm), cpus: usize, seed: u64, parts: u64) -> Machine {
     let memory = ArenaOptions::new(parts * PART, Backing::Anonymous);
     let options = Options { cpus, seed, events_between_switches: 24, features, bbm, memory, trace: None };
@@ -41,7 +41,7 @@ fn room(machine: &Machine, features: Features) -> Room<'_, Hosted> {
     Room { arena: machine.arena(), platform: machine.platform(), features, interrupts: Interrupts::without_time }
 }
 
-/// On CPUs with all features and on some with hardly any, by each seed.
+/// On CPUs with all features and on CPUs with few, with each seed.
 fn on_each_machine(cpus: usize, parts: u64, body: impl Fn(&Machine, &Room<'_, Hosted>) -> Result<(), Breach>) {
     for (name, features) in [("MODERN", MODERN), ("PLAIN", PLAIN)] {
         for seed in SEEDS {
@@ -60,7 +60,7 @@ fn run_all<P: program::Program>(vm: &Vm<Hosted>, machine: &Machine, vcpus: &mut 
     run_all_with(vm, machine, vcpus, |_, _| 0)
 }
 
-/// The same, with answers to their calls.
+/// The same, with answers to their hypercalls.
 fn run_all_with<P: program::Program>(
     vm: &Vm<Hosted>,
     machine: &Machine,
@@ -136,8 +136,8 @@ fn a_guest_goes_on_when_there_are_frames_again() {
     alone(9, scenarios::out_of_frames);
 }
 
-/// CPUs that load a guest's memory at once, in the same section, into a page in turn: all of it is there, and frames are taken
-/// once.
+/// Several CPUs load a guest's memory at once, into the same pages of 2 MiB. Each word arrives, and each frame is
+/// taken once.
 #[test]
 fn judge_loaders_work_beside_each_other() -> Result<(), Breach> {
     const CPUS: usize = 4;
@@ -247,7 +247,7 @@ fn what_is_unmapped_beside_faults_comes_back_as_it_was() {
     });
 }
 
-/// Two vCPUs take turns on three CPUs, so that each follows the other there, and are kicked wherever they are.
+/// Two vCPUs run on three CPUs, so that each follows the other there, and are kicked at any point.
 fn moved(machine: &Machine, room: &Room<'_, Hosted>, part: u64, end: u64) -> Result<u64, Breach> {
     let vm = machine.alone(|_| Vm::new(room.memory(part, 1 + part as u16, Pages::Small)))?;
     let vcpus = [RAM.raw(), RAM.raw() + 8].map(|total| room.vcpu(Sum::new(total, end, 50)));
@@ -284,7 +284,7 @@ fn moved(machine: &Machine, room: &Room<'_, Hosted>, part: u64, end: u64) -> Res
     Ok(moves.into_inner())
 }
 
-/// One of those that wait.
+/// A random one of the waiting vCPUs.
 fn take<P>(waiting: &Mutex<Vec<Vcpu<P>>>, cpu: &CpuHandle) -> Option<Vcpu<P>> {
     let mut waiting = waiting.lock().unwrap();
     let count = waiting.len() as u64;
@@ -300,7 +300,7 @@ fn guests_go_on_where_they_were_on_another_cpu() {
     });
 }
 
-/// So that its tables may go.
+/// The CPU clears `VTTBR_EL2`, so that the guest's tables may be freed.
 #[test]
 fn a_cpu_that_has_left_a_guest_does_not_walk_its_tables() {
     alone(1, |room, cpu, part| {
@@ -311,7 +311,7 @@ fn a_cpu_that_has_left_a_guest_does_not_walk_its_tables() {
     });
 }
 
-/// Another CPU's interrupts and timers wake who waits; nobody is woken for nothing.
+/// Another CPU's interrupts and timers wake a waiting vCPU, and no other event does.
 #[test]
 fn who_waits_is_woken_by_another_cpu() {
     on_each_machine(2, 1, |machine, room| {
@@ -341,7 +341,7 @@ fn who_waits_is_woken_by_another_cpu() {
     });
 }
 
-/// Nobody wakes it, so the machine says that nobody gets anywhere.
+/// No CPU wakes either vCPU, so the machine reports that none makes progress.
 #[test]
 fn a_wait_without_end_is_reported() {
     let machine = machine((MODERN, Bbm::default()), 2, 1, 1);
@@ -364,7 +364,7 @@ fn more_vcpus_than_cpus_are_refused() {
     }
 }
 
-/// Each of two CPUs runs a vCPU of each virtual machine, turn by turn; each time with other words.
+/// Each of two CPUs runs a vCPU of each virtual machine in turn. Each call uses other words.
 fn in_turns(machine: &Machine, room: &Room<'_, Hosted>, vms: &[Vm<Hosted>], time: u64) -> Result<(), Breach> {
     let run = |cpu: &CpuHandle| {
         let sum = || Sum::new(RAM.raw() + (2 * time + cpu.number() as u64) * 8, 60, 20);
@@ -388,7 +388,7 @@ fn in_turns(machine: &Machine, room: &Room<'_, Hosted>, vms: &[Vm<Hosted>], time
     machine.run(vec![Box::new(run), Box::new(run)])
 }
 
-/// Two virtual machines at a time, of which one after the other ends, and leaves its VMID to the next.
+/// Two virtual machines at a time. The older one ends, and a new one gets its VMID.
 fn generations(features: Features, seed: u64, end: impl Fn(Vm<Hosted>) + Sync) -> Result<(), Breach> {
     const GENERATIONS: u64 = 5;
     let machine = machine((features, Bbm::default()), 2, seed, 2 + GENERATIONS);
@@ -424,7 +424,7 @@ fn a_vmid_that_is_used_again_without_that_is_reported() {
     }
 }
 
-/// A block becomes a table without a break, as CPUs with FEAT_BBM allow, and some abort for.
+/// A block becomes a table without a break, as CPUs with FEAT_BBM allow; some raise conflict aborts for it.
 fn resize(machine: &Machine, cpu: &CpuHandle, vm: &Vm<Hosted>, table: Pa) {
     let (memory, platform) = (vm.memory(), machine.platform());
     let block = memory.stage2().look_up(RAM).unwrap().descriptor.raw();
@@ -450,7 +450,7 @@ fn a_tlb_conflict_is_resolved() {
             let operations: Vec<_> = (0..40).map(|page| Op::Store(RAM.raw() + page * PAGE, page)).collect();
             assert_eq!(vm.run(cpu, &mut room.vcpu(Script::new(&operations)), |_| 0), Ok(Left::Ended));
             resize(&machine, cpu, &vm, machine.arena().base() + PART);
-            // There are conflicts, and without an answer they go on.
+            // Conflicts occur, and continue until one is handled.
             let mut vcpu = room.vcpu(Script::new(&[]));
             assert_eq!(vm.run(cpu, &mut vcpu, |_| 0), Ok(Left::Ended));
             let (vttbr, vtcr) = {
@@ -463,14 +463,14 @@ fn a_tlb_conflict_is_resolved() {
             cpu.load(0);
             let operations: Vec<_> = (0..40).map(|page| Op::Load(RAM.raw() + page * PAGE, page)).collect();
             assert_eq!(vm.run(cpu, &mut room.vcpu(Script::new(&operations)), |_| 0), Ok(Left::Ended));
-            // Its tables were changed by hand.
+            // The test changed the tables by hand, so they cannot be destroyed.
             std::mem::forget(vm);
         });
         ended.unwrap_or_else(|breach| panic!("{breach}"));
     }
 }
 
-/// What virtual machines do with the engine, in short.
+/// A short mix of the tests above.
 #[test]
 fn judge_virtual_machine() {
     for features in [MODERN, PLAIN] {

@@ -12,7 +12,7 @@ pub const PAGE: u64 = 4 << 10;
 pub const MIB_2: u64 = 2 << 20;
 pub const GIB: u64 = 1 << 30;
 
-/// All that makes the engine's sequences shorter.
+/// All features that make the engine's sequences shorter.
 pub const MODERN: Features = Features {
     pa_bits: 48,
     vmid_bits: 16,
@@ -30,7 +30,7 @@ pub const MODERN: Features = Features {
     zero_block: 64,
 };
 
-/// Armv8.0, with records of accesses and writes. Long lines: cleaning a large block is not 16 Mi calls.
+/// Armv8.0, with hardware's access flag and dirty state. Long lines, so that cleaning a large block is not 16 Mi calls.
 pub const PLAIN: Features = Features {
     hardware_access_flag: true,
     hardware_dirty_state: true,
@@ -39,9 +39,9 @@ pub const PLAIN: Features = Features {
     ..Features::NONE
 };
 
-/// Table pages, shared.
+/// Table pages that the CPUs share.
 pub struct Pages {
-    /// With what was known when it was given back: the lock hands that over.
+    /// Each page with the knowledge of the CPU that returned it, which the lock transfers.
     free: Mutex<Vec<(TablePage, Option<Knowledge>)>>,
     count: u64,
 }
@@ -54,7 +54,7 @@ impl Pages {
         Self { free: Mutex::new(free), count }
     }
 
-    /// Those that are given out.
+    /// The number of pages that are taken.
     pub fn out(&self) -> u64 {
         self.count - self.free.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
     }
@@ -72,10 +72,10 @@ impl TableSource for &Pages {
     }
 }
 
-/// Room for so many roots at the start of memory.
+/// The number of roots that fit at the start of memory.
 pub const ROOTS: u64 = 8;
 
-/// A machine, its table pages, and where its guests' frames begin.
+/// A machine and its table pages; the guests' frames follow these.
 pub struct World {
     pub machine: Machine,
     pub pages: Pages,
@@ -83,12 +83,12 @@ pub struct World {
 }
 
 impl World {
-    /// With `memory` bytes, of which 16 MiB are for tables.
+    /// A machine with `memory` bytes, of which 16 MiB are for tables.
     pub fn new(features: Features, cpus: usize, seed: u64, memory: u64) -> Self {
         Self::with(features, Bbm::default(), cpus, seed, memory)
     }
 
-    /// The same on CPUs with this level of FEAT_BBM.
+    /// The same, on CPUs with this level of FEAT_BBM.
     pub fn with(features: Features, bbm: Bbm, cpus: usize, seed: u64, memory: u64) -> Self {
         Self::of(Self::options(features, bbm, cpus, seed, memory))
     }
@@ -98,7 +98,7 @@ impl World {
         Self::of(Options { trace: Some(file), ..Self::options(features, Bbm::default(), cpus, seed, memory) })
     }
 
-    /// With so many table pages, and so many events between two switches on average.
+    /// A machine with this number of table pages, and this mean number of events between two switches.
     pub fn narrow(features: Features, cpus: usize, seed: u64, (pages, events): (u64, u32)) -> Self {
         let options = Self::options(features, Bbm::default(), cpus, seed, 64 << 20);
         let world = Self::of(Options { events_between_switches: events, ..options });
@@ -119,7 +119,7 @@ impl World {
         Self { machine, pages, features }
     }
 
-    /// The empty tables of a guest, to be made as a CPU of the machine.
+    /// The empty tables of a guest. The caller has to be a CPU of the machine.
     pub fn tables(&self, number: u64, vmid: u16, ipa_bits: u32) -> Stage2<Hosted> {
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &self.features).unwrap();
         let root = self.machine.arena().donate_part(number * 16 * PAGE, geometry.root_size()).unwrap();
@@ -127,12 +127,12 @@ impl World {
         Stage2::new(self.machine.platform(), self.features, geometry, Vmid::new(vmid), root).unwrap()
     }
 
-    /// Frames of the guests, for the hypervisor to write to.
+    /// Frames of the guests, to which the hypervisor may write.
     pub fn run(&self, offset: u64, size: u64) -> Run {
         self.machine.arena().donate_part(TABLES + offset, size).unwrap().into_run()
     }
 
-    /// A frame, `offset` bytes into those of the guests.
+    /// The frame at `offset` bytes into the guests' frames.
     pub fn frame(&self, offset: u64) -> Pa {
         self.machine.arena().base() + TABLES + offset
     }

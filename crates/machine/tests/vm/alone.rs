@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Locks of a guest's memory: a CPU that asks for one that is held waits.
+//! The locks of a guest's memory: a CPU that asks for a held lock waits.
 //!
-//! One thread stops inside the lock, and another one asks for it. Either the other one pauses, or it comes to its end: both
-//! are events, so neither a clock nor the number of CPUs decides what a test says.
+//! One thread stops inside the lock, and another asks for it. The other one pauses, or it ends. Both are events, so
+//! neither a clock nor the number of CPUs affects the result.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -21,21 +21,21 @@ use crate::scenarios::{MIB_2, RAM, Room};
 use crate::{FEATURES, machine};
 
 type Memory = GuestMemory<Meets>;
-/// What a thread does with the memory of a guest.
+/// An operation of a thread on the memory of a guest.
 type Work = fn(&Memory, &Meeting);
 
-/// Where the two threads are.
+/// The state of the two threads.
 #[derive(Default)]
 struct Meeting(AtomicU32);
 
 impl Meeting {
-    /// The first one that the engine asks for an address stops there.
+    /// The first thread for which the engine asks for an address stops there.
     const ARMED: u32 = 1;
     /// The first thread is inside the lock.
     const INSIDE: u32 = 2;
-    /// The other one paused.
+    /// The other thread paused.
     const WAITED: u32 = 3;
-    /// The other one came to its end without a pause.
+    /// The other thread ended without a pause.
     const ENDED: u32 = 4;
 
     fn moves(&self, from: u32, to: u32) -> bool {
@@ -46,7 +46,7 @@ impl Meeting {
         self.0.load(Ordering::Acquire) == state
     }
 
-    /// Stops a thread that is inside until the other one has said what it does.
+    /// Stops a thread inside the lock until the other thread pauses or ends.
     fn stop(&self) {
         if self.moves(Self::ARMED, Self::INSIDE) {
             while self.is(Self::INSIDE) {
@@ -56,11 +56,11 @@ impl Meeting {
     }
 }
 
-/// A platform that stops where an address is asked for, and knows that a CPU waits.
+/// A platform that stops where the engine asks for an address, and notes a pause.
 #[derive(Clone)]
 struct Meets(FastPlatform, Arc<Meeting>);
 
-// SAFETY: all is the inner platform's.
+// SAFETY: the inner platform does everything.
 unsafe impl Platform for Meets {
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         self.0.tlbi(operation, operand);
@@ -75,7 +75,7 @@ unsafe impl Platform for Meets {
     }
 
     unsafe fn dc(&self, operation: Dc, address: usize) {
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises it.
         unsafe { self.0.dc(operation, address) };
     }
 
@@ -123,7 +123,7 @@ fn waits(holder: Work, other: Work) -> bool {
     thread::scope(|scope| {
         let first = scope.spawn(|| {
             holder(&memory, &meeting);
-            assert!(!meeting.is(Meeting::ARMED), "it was never inside");
+            assert!(!meeting.is(Meeting::ARMED), "the thread was never inside the lock");
         });
         while meeting.is(Meeting::ARMED) && !first.is_finished() {
             thread::yield_now();
@@ -155,11 +155,11 @@ fn pages_that_ram_took_are_one_cpu_s_at_a_time() {
 fn frames_are_one_cpu_s_at_a_time() {
     assert!(waits(HOLD_FRAMES, HOLD_FRAMES));
     assert!(waits(HOLD_FRAMES, |memory, _| memory.tables().take().map_or((), |page| memory.tables().give(page))));
-    // A section that has no frames yet takes some.
+    // A 2 MiB section without frames takes some.
     assert!(waits(HOLD_FRAMES, |memory, _| memory.write(RAM + MIB_2, &[1]).unwrap()));
 }
 
-/// What has its frames needs no more of them.
+/// A page that has its frame needs no other.
 #[test]
 fn a_write_to_a_page_that_has_its_frame_does_not_wait_for_frames() {
     assert!(!waits(HOLD_FRAMES, WRITE));

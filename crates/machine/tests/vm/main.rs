@@ -19,7 +19,7 @@ use twofold_stage2::Features;
 
 use scenarios::{PART, Room};
 
-/// What spares TLB and cache maintenance.
+/// The features that make most TLB and cache maintenance unnecessary.
 const FEATURES: Features = Features {
     vmid_bits: 16,
     hardware_access_flag: true,
@@ -31,7 +31,7 @@ const FEATURES: Features = Features {
     ..Features::NONE
 };
 
-/// A machine with memory for so many virtual machines.
+/// A machine with memory for `parts` virtual machines.
 fn machine(cpus: usize, parts: u64) -> Arc<FastMachine> {
     let arena = Arena::new(&ArenaOptions::new(parts * PART, Backing::Anonymous)).unwrap();
     FastMachine::new(Arc::new(arena), FEATURES, cpus).unwrap()

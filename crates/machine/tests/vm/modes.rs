@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Guests of each mode, on a CPU of either kind: what they write by their own tables is where these and stage 2 say, and
-//! what stage 2 takes away goes whatever granule stage 1 has.
+//! Guests of each mode, on a CPU of either kind. What they write by their own tables is where stage 1 and stage 2 map
+//! it. What stage 2 takes away is gone, whatever granule stage 1 has.
 
 use twofold_machine::guest_tables::TablesInRam;
 use twofold_machine::passes::Passes;
@@ -20,16 +20,16 @@ use super::scenarios::{MIB_2, PART, Room};
 const RAM_SIZE: u64 = 4 * MIB_2;
 /// Bytes that the guest writes to: pages of all granules, and no multiple of a table's reach.
 const DATA: u64 = 5 << 16;
-/// What a guest takes: sections for data and tables, and pages for stage 2's tables.
+/// The memory of a guest: sections of 2 MiB for data and tables, and pages for stage-2 tables.
 const SHARE: u64 = 4 * MIB_2;
-/// How many guests there are, each with memory of its own.
+/// The number of guests, each with memory of its own.
 const GUESTS: u64 = 2 * 11;
-/// How many parts of a room that takes.
+/// The number of a room's parts that the guests need.
 pub const PARTS: u64 = (GUESTS * SHARE).div_ceil(PART);
-/// Translation, at level 3.
+/// xFSC of a translation fault at level 3.
 const TRANSLATION: u64 = 0b00_0111;
 
-/// The modes that there are tables for.
+/// The modes that have tables.
 fn modes() -> impl Iterator<Item = (Mode, Layout)> {
     [Leaves::Pages, Leaves::Largest].into_iter().flat_map(|leaves| {
         let supported = move |mode: Mode| Some((mode, Layout::new(&mode, mode.pa_bits.unwrap_or(44), leaves).ok()?));
@@ -37,10 +37,10 @@ fn modes() -> impl Iterator<Item = (Mode, Layout)> {
     })
 }
 
-/// A guest's memory with its tables in it.
+/// A guest with its tables in its memory.
 struct Guest {
     ram: Ipa,
-    /// Where its data is: ends with the mode's virtual addresses.
+    /// The address of its data, which ends with the mode's virtual addresses.
     va: u64,
     registers: Stage1Registers,
 }
@@ -69,7 +69,7 @@ impl Guest {
     }
 }
 
-/// Everything that is written is where it should be, and nothing else is mapped.
+/// Every written word is where it should be, and nothing else is mapped.
 pub fn what_is_written_is_found<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     let mut seen = 0;
     for (vmid, (mode, layout)) in (1..).zip(modes()) {
@@ -95,7 +95,8 @@ pub fn what_is_written_is_found<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part:
     assert_eq!(seen, GUESTS);
 }
 
-/// A page that stage 2 takes while the guest runs is gone, wherever it is in a page of the guest's; so is one with a table.
+/// Stage 2 takes a page while the guest runs. It is gone, wherever it lies in a page of the guest's. A page with a
+/// table is gone too.
 pub fn what_is_taken_is_gone<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     for (vmid, (mode, layout)) in (1..).zip(modes()) {
         let (guest, memory) = Guest::new(room, layout, vmid, part);
@@ -106,7 +107,7 @@ pub fn what_is_taken_is_gone<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u6
         for page in rounds {
             script.extend(all());
             script.push(Op::Call([page; 4], 0));
-            // The one after the other: what is mapped already is found, and the one that went faults.
+            // The words are loaded in order: mapped pages are found, and the page that was taken faults.
             script.extend(all());
             script.push(Op::Call([u64::MAX; 4], 0));
         }
@@ -116,7 +117,7 @@ pub fn what_is_taken_is_gone<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u6
         let left = vm.run(cpu, &mut vcpu, |[page, ..]| {
             if page == u64::MAX {
                 before[3] += 2;
-                assert_eq!(mapped(), before, "{mode}: a page and a table's, once each");
+                assert_eq!(mapped(), before, "{mode}: the page and the table's page, once each");
                 return 0;
             }
             before = mapped();
@@ -133,7 +134,7 @@ pub fn what_is_taken_is_gone<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u6
     }
 }
 
-/// Bytes from the start of the root to the entry of the guest's data: the last that there is.
+/// The offset in bytes of the root's entry for the guest's data, which is the last entry.
 fn root_entry(guest: &Guest, layout: &Layout) -> u64 {
     let index_bits = layout.granule().shift() - 3;
     let below = (layout.va_bits() - layout.granule().shift() - 1) / index_bits * index_bits;

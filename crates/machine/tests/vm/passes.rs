@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs that do passes: what they access, and how they are left and gone on with.
+//! Programs that do passes: their accesses, and how they leave and resume.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::programs::PAGE;
 use crate::scenarios::RAM;
 use crate::{machine, room};
 
-/// A CPU that writes down what is accessed, and every so often leaves instead.
+/// A CPU that records accesses, and returns an exit in place of every `leaves_each`-th.
 #[derive(Default)]
 struct Recorder {
     done: Vec<(Access, u64)>,
@@ -85,7 +85,7 @@ fn passes() -> [Pass; 4] {
     [some, Pass::writes(0, 0, 8), random, Pass { value: 9, ..Pass::writes(0x8000, 5, 8) }]
 }
 
-/// What the passes say, one after the other.
+/// The accesses of the passes, in order.
 fn expected(passes: &[Pass]) -> Vec<(Access, u64)> {
     let done = |pass: &Pass| {
         let value = pass.value;
@@ -94,7 +94,7 @@ fn expected(passes: &[Pass]) -> Vec<(Access, u64)> {
     passes.iter().flat_map(done).collect()
 }
 
-/// The passes as they are when they are over.
+/// The passes in their state at the end.
 fn over(passes: &[Pass]) -> Vec<Pass> {
     let end = |pass: &Pass| {
         let mut accesses = pass.accesses();
@@ -119,7 +119,7 @@ fn passes_are_done_as_they_say_however_often_they_are_left() {
         assert_eq!(program.run(&mut cpu), Ok(Ended));
         assert_eq!(cpu.done.len(), expected(&passes()).len(), "they are over");
 
-        // The next time with the next numbers.
+        // The next run continues with the next random numbers.
         program.again();
         cpu.done.clear();
         while program.run(&mut cpu) != Ok(Ended) {}
@@ -127,7 +127,7 @@ fn passes_are_done_as_they_say_however_often_they_are_left() {
     }
 }
 
-/// On a machine: the pages that are dirty are those that the passes say.
+/// On a machine, the written pages are those of the pass.
 #[test]
 fn what_is_dirty_follows_from_the_pass() {
     let machine = machine(1, 1);
@@ -145,7 +145,7 @@ fn what_is_dirty_follows_from_the_pass() {
         assert_eq!(u64::from_ne_bytes(found) == pass.value, written.contains(&va), "{va:#x}");
     }
     vcpu.program_mut().again();
-    assert_eq!(vm.run(&cpu, &mut vcpu, |_| 0), Ok(Left::Ended), "another time");
+    assert_eq!(vm.run(&cpu, &mut vcpu, |_| 0), Ok(Left::Ended), "the second run");
     assert_eq!(vcpu.program().passes()[0].random, over(&over(&[pass]))[0].random);
 }
 
@@ -163,7 +163,7 @@ fn a_load_goes_on_until_it_is_stopped() {
     for _ in 0..3 {
         thread::scope(|scope| {
             scope.spawn(|| {
-                // As often as it takes until each has done all of its pass.
+                // Until each vCPU has done all of its pass.
                 while (0..VCPUS).any(|vcpu| loads[vcpu].done() < last[vcpu] + 250) {
                     thread::yield_now();
                 }
@@ -182,7 +182,7 @@ fn a_load_goes_on_until_it_is_stopped() {
     }
 }
 
-/// Each access is counted once, and one that did not complete is not; a stop is between two of them.
+/// Each completed access is counted once. A stop is between two accesses.
 #[test]
 fn a_load_counts_what_is_done() {
     let load = Load::default();

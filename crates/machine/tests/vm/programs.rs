@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the guests do: each keeps where it is, so that it can be left at any instruction.
+//! The guests' programs. Each keeps its position, so that it can leave at any instruction.
 
 use twofold_machine::program::{Ended, Exit, Instructions, Program, Stage1Registers};
 use twofold_stage2::fault::AccessKind;
 
 pub const PAGE: u64 = 4096;
 
-/// One thing after the other.
+/// A list of operations, executed in order.
 pub struct Script {
     operations: Vec<Op>,
     at: usize,
@@ -16,25 +16,25 @@ pub struct Script {
 pub enum Op {
     /// Writes the word at an address.
     Store(u64, u64),
-    /// Finds this word there.
+    /// Loads this word from an address.
     Load(u64, u64),
-    /// Finds these of some bits there.
+    /// Loads a word with these values of some bits from an address.
     LoadBits(u64, u64, u64),
-    /// Fetches this word there.
+    /// Fetches this word from an address.
     Fetch(u64, u64),
     /// Cleans the line at an address.
     Clean(u64),
-    /// An access that ends with an abort of the guest's own, of this status.
+    /// An access that ends with an abort of the guest's own, with this status.
     Abort(AccessKind, u64, u64),
-    /// Calls the hypervisor and gets this answer.
+    /// Calls the hypervisor, and expects this answer.
     Call([u64; 4], u64),
-    /// Sets stage 1 up.
+    /// Configures stage 1.
     Stage1(Stage1Registers),
-    /// Invalidates its TLB.
+    /// Invalidates the guest's TLB entries.
     Invalidate,
-    /// Sets the timer to so much later.
+    /// Sets the timer to the counter plus this.
     Timer(u64),
-    /// Waits for an interrupt, which is on these lines.
+    /// Waits for an interrupt, and expects these lines.
     Wait(u64),
 }
 
@@ -81,7 +81,7 @@ impl Op {
                         assert_eq!((abort.esr, abort.far), (expected, va), "{self:x?}");
                     }
                     Err(exit) => return Err(exit),
-                    Ok(value) => panic!("{self:x?} tells {value:#x}"),
+                    Ok(value) => panic!("{self:x?} returns {value:#x}"),
                 }
             }
             Self::Call(arguments, answer) => assert_eq!(cpu.hypercall(arguments)?, answer, "{self:x?}"),
@@ -100,8 +100,8 @@ impl Op {
     }
 }
 
-/// Adds up in memory: 1 to `end`, each in two instructions, so that one which is done twice or not at all tells. Calls the
-/// hypervisor before every `often` numbers.
+/// Sums 1 to `end` in memory, with two instructions for each number, so that a repeated or lost addition changes the
+/// sum. Calls the hypervisor before every `often` numbers.
 pub struct Sum {
     total: u64,
     end: u64,
@@ -116,7 +116,7 @@ impl Sum {
         Self { total, end, often, at: 1, called: 0, read: None }
     }
 
-    /// What finds the right sum.
+    /// A program that checks the sum.
     pub fn check(&self) -> Script {
         Script::new(&[Op::Load(self.total, self.end * (self.end + 1) / 2)])
     }
@@ -141,8 +141,8 @@ impl Program for Sum {
     }
 }
 
-/// Uses pages that other vCPUs use too, where each has a word of its own: all words are read in each round, and those of
-/// others are one that they write there.
+/// Uses pages that other vCPUs use too. Each vCPU has a word of its own in each page. In each round a vCPU reads all
+/// words, and the words of the others have to be ones that these write there.
 pub struct WorkingSet {
     pub start: u64,
     pub pages: u64,
@@ -154,17 +154,17 @@ pub struct WorkingSet {
 }
 
 impl WorkingSet {
-    /// The number of pages has none of the divisors 3, 5, 7, so that each vCPU comes to all of them.
+    /// The number of pages has none of the divisors 3, 5 and 7, so that each vCPU visits all of them.
     pub fn new(start: u64, pages: u64, rounds: u64, (vcpu, vcpus): (u64, u64)) -> Self {
         Self { start, pages, rounds, vcpus, vcpu, at: 0, read: None }
     }
 
-    /// What a vCPU writes to a page.
+    /// The value that a vCPU writes to a page.
     pub fn value(vcpu: u64, page: u64, round: u64) -> u64 {
         (round + 1) << 48 | page << 8 | vcpu
     }
 
-    /// Where in a page a vCPU writes: words of several lines.
+    /// The address at which a vCPU writes in a page: words of several lines.
     pub fn word(&self, page: u64, vcpu: u64) -> u64 {
         self.start + page * PAGE + (page * 72 + vcpu * 8) % PAGE
     }
@@ -194,7 +194,7 @@ impl Program for WorkingSet {
     fn run<C: Instructions>(&mut self, cpu: &mut C) -> Result<Ended, Exit> {
         while self.at < self.rounds * self.pages {
             let (round, turn) = (self.at / self.pages, self.at % self.pages);
-            // Each in an order of its own, in which some come to a page at once.
+            // Each vCPU has an order of its own. In these orders, some visit a page at the same time.
             let page = (turn * (2 * self.vcpu + 1) + round) % self.pages;
             while self.read != Some(self.vcpus) {
                 self.step(round, page, cpu)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What one vCPU of a virtual machine lives through, on a CPU of either mode.
+//! Scenarios for one vCPU of a virtual machine, on a CPU of either mode.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub const RAM: Ipa = Ipa::new(0x4000_0000);
 pub const RAM_SIZE: u64 = 8 * MIB_2;
 const READ_ONLY: Ipa = Ipa::new(0x8000_0000);
 const DEVICE: Ipa = Ipa::new(0x900_0000);
-/// Mapped by hand, with hardware's records.
+/// Mapped by the test, with hardware's records.
 const ARMED: Ipa = Ipa::new(0xc000_0000);
 const NOWHERE: u64 = 0x1_0000_0000;
 
@@ -27,7 +27,7 @@ const EXTERNAL: u64 = 0b01_0000;
 /// xFSC of a translation fault at level 3.
 const TRANSLATION: u64 = 0b00_0111;
 
-/// A machine, of which each virtual machine gets a part.
+/// A machine, whose memory is divided into parts for virtual machines.
 pub struct Room<'a, H> {
     pub arena: &'a Arena,
     pub platform: H,
@@ -39,8 +39,8 @@ pub struct Room<'a, H> {
 pub const PART: u64 = 16 * MIB_2;
 
 impl<H: Platform + Clone> Room<'_, H> {
-    /// Memory in part `part`, but for its last 2 MiB: RAM, as much of it again that may only be read, and a device whose
-    /// registers are in those.
+    /// The memory in part `part`, without its last 2 MiB: RAM, a read-only slot, and a device whose registers are in
+    /// those 2 MiB.
     pub fn memory(&self, part: u64, vmid: u16, pages: Pages) -> GuestMemory<H> {
         let mut frames = Frames::new(self.features);
         frames.add(self.arena.donate_part(part * PART, PART - MIB_2).unwrap());
@@ -54,7 +54,7 @@ impl<H: Platform + Clone> Room<'_, H> {
 
     /// The last 2 MiB of a part, for devices and for frames that no slot has.
     pub fn window(&self, part: u64) -> Window {
-        // SAFETY: it is what of the arena is not donated: only vCPUs and tests access it.
+        // SAFETY: this part of the arena is not donated, and only vCPUs and tests access it.
         unsafe { Window::new(self.behind(part), MIB_2) }
     }
 
@@ -73,14 +73,14 @@ impl<H: Platform + Clone> Room<'_, H> {
         Vcpu::new(program, Arc::new((self.interrupts)()))
     }
 
-    /// Lets a guest do all this.
+    /// Runs a guest with these operations.
     fn script<C: Cpu<Host = H>>(&self, vm: &Vm<H>, cpu: &C, operations: &[Op]) {
         let mut vcpu = self.vcpu(Script::new(operations));
         assert_eq!(vm.run(cpu, &mut vcpu, |_| 0), Ok(Left::Ended));
     }
 }
 
-/// What is where; what is not there, and what may not be done.
+/// Accesses to each slot, outside of the slots, and without permission.
 pub fn slots<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     use AccessKind::{Execute, Read, Write};
     for (vmid, part, pages) in [(1, part, Pages::Small), (2, part + 1, Pages::Largest)] {
@@ -122,7 +122,7 @@ pub fn slots<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     }
 }
 
-/// A program that takes no aborts is left with its first one, where it was; and a kick that comes then is not lost.
+/// A program that handles no aborts stops at its first abort, repeatedly. A kick at that point is not lost.
 pub fn own_faults<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     let vm = Vm::new(room.memory(part, 2, Pages::Small));
     let mut vcpu = room.vcpu(Script::new(&[Op::Store(RAM.raw(), 5), Op::Load(NOWHERE, 1), Op::Load(RAM.raw(), 5)]));
@@ -135,7 +135,7 @@ pub fn own_faults<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     vm.destroy();
 }
 
-/// What a loader wrote is executed, and what the guest wrote itself.
+/// A guest executes what a loader wrote, and what it wrote itself.
 pub fn code<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     for (vmid, part, pages) in [(3, part, Pages::Small), (4, part + 1, Pages::Largest)] {
         let memory = room.memory(part, vmid, pages);
@@ -159,7 +159,7 @@ pub fn code<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     }
 }
 
-/// Calls are answered once each, with what was asked for.
+/// Each call is answered once, and the hypervisor gets its arguments.
 pub fn hypercalls<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     let vm = Vm::new(room.memory(part, 5, Pages::Small));
     let calls: Vec<_> = (0..5).flat_map(|n| [Op::Call([n, 2, 3, 4], 10 * n), Op::Store(RAM.raw(), n)]).collect();
@@ -174,7 +174,7 @@ pub fn hypercalls<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     vm.destroy();
 }
 
-/// The timer, and other lines, wake who waits; a kick does too, and the wait goes on afterwards.
+/// The timer and other lines wake a waiting vCPU. So does a kick, after which the wait resumes.
 pub fn interrupts<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     let vm = Vm::new(room.memory(part, 6, Pages::Small));
     room.script(&vm, cpu, &[Op::Timer(100), Op::Wait(1 << 27), Op::Timer(0), Op::Wait(1 << 27)]);
@@ -192,8 +192,8 @@ pub fn interrupts<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     vm.destroy();
 }
 
-/// A guest's own tables: two address spaces, of which each has a root, and a table of each level below; and the first of
-/// them all of the IPA space up to 512 GiB in blocks, each at its own address. What it translates is from `VA` on.
+/// A guest's stage-1 tables: two address spaces, each with a root and one table at each level below. Blocks of 1 GiB in
+/// the root map a part of the IPA space to itself. The pages are from `VA` on.
 struct OwnTables {
     tables: u64,
     data: u64,
@@ -207,7 +207,7 @@ const PROTECTED: u64 = 1 << 7;
 const DBM: u64 = 1 << 51;
 
 impl OwnTables {
-    /// A table of an address space, at this level.
+    /// The table of an address space at this level.
     fn table(&self, space: u64, level: u64) -> u64 {
         self.tables + (space * 3 + level - 1) * PAGE
     }
@@ -220,7 +220,7 @@ impl OwnTables {
         self.data + (space * 3 + page) * PAGE
     }
 
-    /// Makes them with the MMU off.
+    /// Makes the tables, with the MMU off.
     fn make(&self) -> Vec<Op> {
         const TABLE: u64 = 0b11;
         const BLOCK: u64 = 0b01 | 3 << 8;
@@ -239,14 +239,14 @@ impl OwnTables {
         operations
     }
 
-    /// Turns the MMU on in an address space: 39 bits of address below, none above, 48 bits of IPA, HA and HD.
+    /// Turns the MMU on in an address space: 39 bits in the lower half, none in the upper, 48 bits of IPA, HA and HD.
     fn enter(&self, space: u64) -> Op {
         const TCR: u64 = 25 | 0b0101 << 8 | 3 << 12 | 1 << 23 | 5 << 32 | 1 << 39 | 1 << 40;
         let ttbr0 = self.table(space, 1) | (space + 1) << 48;
         Op::Stage1(Stage1Registers { sctlr: 1, tcr: TCR, ttbr0, ttbr1: 0, mair: 0xff })
     }
 
-    /// A page's state, as hardware has it in the descriptor.
+    /// Checks a page's state in its descriptor.
     fn has(&self, space: u64, page: u64, bits: u64, set: bool) -> Op {
         Op::LoadBits(self.entry(space, page), bits, if set { bits } else { 0 })
     }
@@ -278,11 +278,11 @@ pub fn stage1<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
             Op::Store(VA + 2 * PAGE + 8, 0xa3),
             own.has(0, 2, PROTECTED, false),
             own.has(1, 2, PROTECTED, true),
-            // Faults: its own, and those for which stage 2 has nothing.
+            // Faults: stage-1 faults, and accesses that stage 2 refuses.
             Op::Abort(AccessKind::Read, VA + 3 * PAGE, TRANSLATION),
             Op::Abort(AccessKind::Write, READ_ONLY.raw() + 8, EXTERNAL),
             Op::Fetch(VA, 0xa1),
-            // Another page, and nothing.
+            // A page is replaced, first by nothing.
             Op::Store(own.entry(0, 0), 0),
             Op::Invalidate,
             Op::Abort(AccessKind::Read, VA, TRANSLATION),
@@ -298,7 +298,7 @@ pub fn stage1<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     }
 }
 
-/// Its registers are a vCPU's own, and are there again when it goes on.
+/// A vCPU's stage-1 registers are its own, and are restored when it resumes.
 pub fn registers_go_along<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     let vm = Vm::new(room.memory(part, 16, Pages::Small));
     let own = OwnTables { tables: RAM.raw(), data: RAM.raw() + 6 * PAGE };
@@ -322,11 +322,11 @@ pub fn registers_go_along<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) 
     vm.destroy();
 }
 
-/// Hardware's update of a guest's table is a write to the page that it is in: with hardware's records in stage 2.
+/// With hardware's records in stage 2, hardware's update of a guest's table is recorded as a write to the table's page.
 pub fn stage1_updates_are_recorded<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     const PAGES: u64 = 12;
     let vm = Vm::new(room.memory(part, 9, Pages::Small));
-    // Frames that no slot has.
+    // Frames that belong to no slot.
     let offset = 64 * PAGE;
     let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
     for page in 0..PAGES {
@@ -358,7 +358,7 @@ pub fn stage1_updates_are_recorded<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, pa
     vm.destroy();
 }
 
-/// The same where stage 2 takes the right to write away: the update faults, and is answered as a write.
+/// If stage 2 has removed write access, hardware's update faults, and is handled as a write.
 pub fn stage1_updates_fault_as_writes<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     let vm = Vm::new(room.memory(part, 10, Pages::Small));
     let own = OwnTables { tables: RAM.raw(), data: RAM.raw() + 6 * PAGE };
@@ -377,7 +377,7 @@ pub fn stage1_updates_fault_as_writes<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C,
     };
     protect();
     room.script(&vm, cpu, &[enter, Op::Load(VA + PAGE, 0)]);
-    assert_eq!(writable(), [own.table(0, 3), own.page(0, 1)], "the table, and what was not mapped before");
+    assert_eq!(writable(), [own.table(0, 3), own.page(0, 1)], "the table, and the page that was not mapped before");
     protect();
     room.script(
         &vm,
@@ -388,7 +388,7 @@ pub fn stage1_updates_fault_as_writes<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C,
     vm.destroy();
 }
 
-/// What a guest asks of its memory, in order.
+/// The two kinds of frames that a guest's memory asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     Table,
@@ -406,7 +406,7 @@ struct Drops<'a, 'r, H> {
 impl<H> Drops<'_, '_, H> {
     fn add(&mut self, unit: Unit, frames: &mut Frames) {
         let (offset, size) = match unit {
-            // The first two pages are the root's.
+            // The first two pages are the root.
             Unit::Table => ((2 + self.tables) * PAGE, PAGE),
             Unit::Section => ((1 + self.sections) * MIB_2, MIB_2),
         };
@@ -418,7 +418,7 @@ impl<H> Drops<'_, '_, H> {
     }
 }
 
-/// Whatever frame is the one that there is not, the guest is told of by the run's error, and goes on when there is one.
+/// If a frame of either kind is missing, the run returns that error. The guest resumes once there is one.
 pub fn out_of_frames<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     const HIGH: Ipa = Ipa::new(0x1_0000_0000);
     /// In three sections, under two tables of level 2.
@@ -446,7 +446,7 @@ pub fn out_of_frames<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
         other => panic!("{other:?}"),
     };
 
-    // One at a time, each when it is missing.
+    // One unit at a time, when it is missing.
     let mut asked = Vec::new();
     let mut drops = Drops { room, part, tables: 0, sections: 0 };
     let vm = empty(&drops, 11);
@@ -459,7 +459,7 @@ pub fn out_of_frames<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     assert_eq!(asked, [Section, Table, Table, Section, Table, Section, Table, Table]);
     vm.destroy();
 
-    // The first `n`, and then all the others at once.
+    // The first `n` units, and then all others at once.
     for n in 0..asked.len() {
         let mut drops = Drops { room, part: part + 1 + n as u64, tables: 0, sections: 0 };
         let vm = empty(&drops, 12 + n as u16);
@@ -468,14 +468,14 @@ pub fn out_of_frames<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
         assert_eq!(lacks(vm.run(cpu, &mut vcpu, |_| 0)), Some(asked[n]), "after {n}");
         assert_eq!(lacks(vm.run(cpu, &mut vcpu, |_| 0)), Some(asked[n]), "and again");
         asked[n..].iter().for_each(|unit| drops.add(*unit, &mut vm.memory().frames()));
-        assert_eq!(lacks(vm.run(cpu, &mut vcpu, |_| 0)), None, "after {n} and the others");
+        assert_eq!(lacks(vm.run(cpu, &mut vcpu, |_| 0)), None, "after {n} and then the others");
         let counts = vm.memory().counts();
         assert_eq!((counts.frames_zeroed, counts.tables_allocated), (6, 2 + 5));
         assert_eq!(vm.destroy().free(), 2 + 5 + 3 * MIB_2 / PAGE);
     }
 }
 
-/// Whatever all vCPUs of a working set have written in the end is in memory.
+/// Checks that memory has the last word that each vCPU of a working set wrote.
 pub fn check_working_set<H: Platform>(room: &Room<'_, H>, vm: &Vm<H>, vcpus: &[Vcpu<WorkingSet>]) {
     let memory = vm.memory();
     for WorkingSet { start, pages, rounds, vcpu, .. } in vcpus.iter().map(Vcpu::program) {

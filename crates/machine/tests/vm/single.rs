@@ -69,7 +69,7 @@ fn a_guest_goes_on_when_there_are_frames_again() {
     on_a_cpu(9, scenarios::out_of_frames);
 }
 
-/// Pages for a guest's tables: aligned, zeroed, each once, and all from their range.
+/// Pages for a guest's tables are aligned, zeroed, distinct, and inside their range.
 #[test]
 fn tables_stay_in_their_range() {
     const KIB_16: u64 = 16 << 10;
@@ -85,8 +85,8 @@ fn tables_stay_in_their_range() {
         assert_eq!(tables.read(ipa + 8), Ok(1 << 40 | 5));
     }
     assert_eq!(tables.take(KIB_16), Ok(None));
-    assert_eq!(tables.read(RAM.raw() + KIB_16 - 8), Ok(u64::from_le_bytes([7; 8])), "before");
-    assert_eq!(tables.read(RAM.raw() + 3 * KIB_16), Ok(0), "behind, where nothing was written");
+    assert_eq!(tables.read(RAM.raw() + KIB_16 - 8), Ok(u64::from_le_bytes([7; 8])), "the word before the range");
+    assert_eq!(tables.read(RAM.raw() + 3 * KIB_16), Ok(0), "the word after the range, which was never written");
     let nowhere = Ipa::new(1 << 32);
     assert_eq!(TablesInRam::new(&memory, nowhere..nowhere + PAGE).take(PAGE), Err(Error::NoRam { ipa: nowhere }));
 }

@@ -53,7 +53,7 @@ fn pages_that_four_vcpus_touch_at_once_are_zeroed_once() {
     }
 }
 
-/// Table pages are taken and given back while RAM takes its frames: none has two owners, and none is lost.
+/// Table pages are taken and returned while RAM takes its frames: no page has two owners, and none is lost.
 #[test]
 fn frames_have_one_owner_at_a_time() {
     for _ in 0..20 {
@@ -112,7 +112,7 @@ fn what_is_unmapped_beside_faults_comes_back_as_it_was() {
     }
 }
 
-/// Kicked out again and again, wherever it is, and moved to another CPU and another thread each time.
+/// The guest is kicked repeatedly, at any point, and moves to another CPU and another thread each time.
 #[test]
 fn a_guest_goes_on_where_it_was_on_another_cpu() {
     let machine = machine(3, 1);
@@ -130,7 +130,7 @@ fn a_guest_goes_on_where_it_was_on_another_cpu() {
                     0
                 })
             });
-            // Whenever that is.
+            // At any point of the run.
             if moves < 50 {
                 interrupts.kick();
             }
@@ -142,7 +142,7 @@ fn a_guest_goes_on_where_it_was_on_another_cpu() {
     assert_eq!(vm.run(&cpu(0), &mut room.vcpu(vcpu.program().check()), |_| 0), Ok(Left::Ended));
 }
 
-/// While it waits, its thread sleeps.
+/// A vCPU that waits sleeps until another thread wakes it.
 #[test]
 fn who_waits_is_woken_by_another_thread() {
     let machine = machine(2, 1);

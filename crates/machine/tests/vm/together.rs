@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! vCPUs that touch pages at the same time, in either mode: whoever zeroes a page and whoever maps it, it is zeroed once,
-//! each vCPU finds what all have written, and no frame is lost.
+//! vCPUs that touch pages at the same time, in either mode. Each page is zeroed once, whichever vCPU zeroes or maps it.
+//! Each vCPU reads what all have written, and no frame is lost.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,24 +12,25 @@ use super::programs::{Op, PAGE, Script, WorkingSet};
 use super::scenarios::{MIB_2, RAM};
 
 pub const VCPUS: u64 = 4;
-/// Pages that all of them touch, and as many that each has for itself.
+/// The number of pages that all vCPUs touch. Each vCPU also has that number of its own.
 const SHARED: u64 = 64;
-/// Half of them in one section, half in the next.
+/// Half of the shared pages are in one 2 MiB section, half in the next.
 const START: u64 = RAM.raw() + MIB_2 - SHARED / 2 * PAGE;
-/// With a section of its own for each vCPU.
+/// The shared sections, and one section for each vCPU.
 const SECTIONS: u64 = 2 + VCPUS;
 
-/// Where a vCPU writes in a shared page.
+/// The address at which a vCPU writes in a shared page.
 fn shared(page: u64, vcpu: u64) -> u64 {
     START + page * PAGE + vcpu * 8
 }
 
-/// Where it writes in one of its own.
+/// The address at which a vCPU writes in one of its own pages.
 fn own(page: u64, vcpu: u64) -> u64 {
     RAM.raw() + (2 + vcpu) * MIB_2 + page * PAGE
 }
 
-/// Touches a shared page and one of its own, again and again, each after all have met; then finds what all have written.
+/// Touches a shared page and one of its own, repeatedly, each time after all have met. Then checks what all have
+/// written.
 pub fn program(vcpu: u64) -> Script {
     let value = |page, vcpu| page << 8 | (vcpu + 1);
     let meet = |number| Op::Call([number; 4], 0);
@@ -47,12 +48,12 @@ pub fn program(vcpu: u64) -> Script {
     Script::new(&operations)
 }
 
-/// Where vCPUs wait for each other, as the hypervisor answers their calls.
+/// A barrier of the vCPUs, implemented by the hypervisor's answers to their calls.
 #[derive(Default)]
 pub struct Meetings(AtomicU64);
 
 impl Meetings {
-    /// A vCPU comes to the meeting of this number, and leaves when all are there.
+    /// A vCPU arrives at the meeting of this number, and leaves when all have arrived.
     pub fn meet(&self, number: u64, platform: &impl Platform) {
         self.0.fetch_add(1, Ordering::Relaxed);
         while self.0.load(Ordering::Relaxed) < (number + 1) * VCPUS {
@@ -61,7 +62,7 @@ impl Meetings {
     }
 }
 
-/// What there was before the programs, of which the check afterwards takes account.
+/// The figures before the programs run.
 pub struct Before {
     free: u64,
     counts: Counts,
@@ -72,7 +73,8 @@ impl Before {
         Self { counts: memory.counts(), free: memory.frames().free() }
     }
 
-    /// Each frame was zeroed once, each leaf mapped once; and what is not free is behind RAM, or a table.
+    /// Checks that each frame was zeroed once and each leaf mapped once, and that every other frame is free, RAM or a
+    /// table.
     pub fn check<H: Platform>(&self, memory: &GuestMemory<H>, pages: Pages) {
         let counts = memory.counts();
         let touched = SHARED * (1 + VCPUS);
@@ -81,40 +83,40 @@ impl Before {
             Pages::Largest => ([0, 0, SECTIONS, 0], SECTIONS * MIB_2 / PAGE, 1),
         };
         assert_eq!((counts.mapped, counts.frames_zeroed), (mapped, zeroed));
-        // Who zeroes a page need not be who maps it.
+        // The vCPU that zeroes a page need not be the one that maps it.
         assert!(counts.first_touches.iter().sum::<u64>() <= mapped.iter().sum());
         assert_eq!(counts.tables_allocated - counts.tables_freed, self.counts.tables_allocated + tables);
         assert_eq!(memory.frames().free() + SECTIONS * MIB_2 / PAGE + tables, self.free, "frames are lost");
     }
 
-    /// The same when nothing is mapped any more.
+    /// The same check after everything is unmapped.
     pub fn check_destroyed(&self, frames: &Frames) {
         assert_eq!(frames.free(), self.free + self.counts.tables_allocated, "frames are lost");
     }
 }
 
-/// What [`unmap`] takes from a [`working_set`], again and again.
+/// The range that [`unmap`] takes from a [`working_set`], repeatedly.
 const WORKING_SET: IpaRange = RAM..Ipa::new(RAM.raw() + 2 * MIB_2);
 /// Pages of a working set, in both sections.
 const TOUCHED: u64 = 61;
 
-/// Uses pages that are unmapped all the time.
+/// A program on pages that are unmapped repeatedly.
 pub fn working_set(vcpu: u64) -> WorkingSet {
     WorkingSet::new(START, TOUCHED, 3, (vcpu, VCPUS))
 }
 
-/// How many frames that takes.
+/// The number of frames that it needs.
 pub fn zeroed(pages: Pages) -> u64 {
     if pages == Pages::Small { TOUCHED } else { (WORKING_SET.end - WORKING_SET.start) / PAGE }
 }
 
-/// Takes all that a working set has mapped, while its vCPUs run. They get it back as it was.
+/// Unmaps a working set while its vCPUs run. The vCPUs get the same content back.
 pub fn unmap<H: Platform>(vm: &Vm<H>) {
     let (stage2, mut tables) = (vm.memory().stage2(), vm.memory().tables());
     stage2.unmap(WORKING_SET, &mut tables, Unwatched).unwrap().complete().free(&mut tables);
 }
 
-/// Finds what each of them wrote last, wherever that is mapped now.
+/// A program that checks the last word that each vCPU wrote.
 pub fn check(vcpus: &[Vcpu<WorkingSet>]) -> Script {
     let words = |set: &WorkingSet| {
         let (vcpu, last) = (set.vcpu, set.rounds - 1);

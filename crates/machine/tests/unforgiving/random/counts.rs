@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What was done with effect, by operation, kind of leaf, and whether hardware records writes in it.
+//! Counts of operations that had an effect, by operation, size of leaf, and whether hardware records writes in it.
 
 use std::fmt;
 
 use super::operation::Kind;
 
-/// Kinds of leaf: 1 GiB, 2 MiB, 4 KiB; and DBM or not.
+/// The columns are the sizes of leaf, 1 GiB, 2 MiB and 4 KiB, each without and with DBM.
 #[derive(Default)]
 pub struct Counts {
     effects: [[u64; 6]; Kind::ALL.len()],

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Random operations of several CPUs on the same tables, with their guests' accesses in between: nothing is broken, each
-//! value that a guest reads was written there, and in the end the records are right and every page is back.
+//! Random operations of several CPUs on the same tables, interleaved with their guests' accesses. No rule is broken,
+//! each value that a guest reads was written there, and in the end the table metadata is right and every page is
+//! returned.
 //!
-//! `TWOFOLD_OPERATIONS=10000000` is what the full suite runs; what was done with effect is printed (`--nocapture`).
+//! The full suite runs with `TWOFOLD_OPERATIONS=10000000`. The operations that had an effect are printed
+//! (`--nocapture`).
 
 mod counts;
 mod operation;
@@ -19,10 +21,10 @@ use counts::Counts;
 use operation::Worker;
 
 pub const CPUS: usize = 4;
-/// Two blocks of 1 GiB for each of two guests, and what is smaller.
+/// Two blocks of 1 GiB for each of two guests, and smaller frames.
 pub const MEMORY: u64 = 5 * GIB;
 
-/// Operations in one run of one machine.
+/// The number of operations in one run of a machine.
 const AT_ONCE: u64 = 50_000;
 
 pub fn operations(quick: u64) -> u64 {
@@ -49,11 +51,11 @@ fn judge_random_operations_with_two_bits_of_vmid() {
     random_operations(|seed| World::new(few, CPUS, seed, MEMORY), operations(3_000), seed());
 }
 
-/// Table pages, of which there are none at times.
+/// Table pages, of which some requests are refused.
 pub struct Scarce<'a> {
     pub pages: &'a Pages,
     pub cpu: &'a CpuHandle,
-    /// In so many requests one is refused; 0 for none.
+    /// One in this number of requests is refused; 0 for none.
     pub one_in: u64,
 }
 
@@ -77,7 +79,7 @@ struct Guests {
     tables: Vec<Stage2<Hosted>>,
 }
 
-/// So many on a machine for each seed.
+/// Runs `total` operations, on a new machine with the next seed for each run.
 pub fn random_operations(machine: impl Fn(u64) -> World, total: u64, first_seed: u64) {
     let counts = Mutex::new(Counts::default());
     let mut done = 0;
@@ -116,7 +118,7 @@ pub fn random_operations(machine: impl Fn(u64) -> World, total: u64, first_seed:
     println!("{}", counts.into_inner().unwrap());
 }
 
-/// The records are right, and every page comes back.
+/// Checks that the table metadata is right and that every page is returned.
 fn end(world: &World, guests: Guests) {
     let in_trees: u64 =
         guests.tables.iter().map(|tables| tables.audit().unwrap_or_else(|error| panic!("{error}"))).sum();

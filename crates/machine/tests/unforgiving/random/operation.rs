@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One CPU's part: an operation on a guest's tables, or the guest's accesses.
+//! One step of a CPU: an operation on a guest's tables, or the guest's accesses.
 //!
-//! Each page of a guest's is mapped to one of two frames that are its own, so whatever is read there was written there.
+//! Each page of a guest is mapped to one of two frames of its own, so a value that is read there was written there.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -70,7 +70,7 @@ impl Kind {
         Self::Coalesce,
     ];
 
-    /// Whether it can have an effect on such leaves.
+    /// Whether it can have an effect on leaves of this level.
     pub fn applies(self, level: u8, dirty_by_hardware: bool) -> bool {
         match self {
             Self::Clean | Self::Disarm | Self::Seal | Self::Dirty => dirty_by_hardware,
@@ -82,20 +82,20 @@ impl Kind {
     }
 }
 
-/// Where a guest's memory is: some sections of 2 MiB, and a block of 1 GiB.
+/// The layout of a guest's memory: some sections of 2 MiB, and a block of 1 GiB.
 const SECTIONS: u64 = GIB;
 const SECTION_COUNT: u64 = 3;
 const BLOCK: u64 = 2 * GIB;
-/// The page of the first section that has the guest's own table.
+/// The page of the first section that holds the guest's own table.
 pub const TABLE: u64 = SECTIONS + 100 * PAGE;
 
-/// What leaves of each level span.
+/// The span of a leaf, by its level.
 const SPANS: [u64; 4] = [0, GIB, MIB_2, PAGE];
 
-/// The pages of a section that are used most: neighbours, and the ends of what is looked at together.
+/// The pages of a section that are used most: adjacent ones, and the edges of 64-page words.
 const PAGES: [u64; 8] = [0, 1, 2, 63, 64, 65, 510, 511];
 
-/// One of the two frames of a page of a guest's.
+/// One of the two frames of a guest's page.
 pub fn frame(world: &World, guest: usize, ipa: u64, choice: u64) -> Pa {
     if ipa >= BLOCK {
         return Pa::new(BLOCK + (guest as u64 * 2 + choice) * GIB + (ipa - BLOCK));
@@ -105,7 +105,7 @@ pub fn frame(world: &World, guest: usize, ipa: u64, choice: u64) -> Pa {
     world.frame(number * MIB_2 + ipa % MIB_2)
 }
 
-/// The guest's own tables: one of level 1, whose entries map everything to itself and are marked when they are used.
+/// The guest's own table, of level 1: its entries map everything to itself, and their access flags are set on use.
 pub fn write_guest_tables(world: &World, guests: usize) {
     for guest in 0..guests {
         for choice in 0..2 {
@@ -118,7 +118,7 @@ pub fn write_guest_tables(world: &World, guests: usize) {
     }
 }
 
-/// The registers for them: 39 bits, 4 KiB, one half, access flags by hardware.
+/// Its registers: 39 bits, 4 KiB, one half, access flags by hardware.
 const STAGE1: Stage1Registers =
     Stage1Registers { sctlr: 1, tcr: 1 << 39 | 5 << 32 | 1 << 23 | 0x35 << 8 | 25, ttbr0: TABLE, ttbr1: 0, mair: 0xff };
 
@@ -126,14 +126,14 @@ pub struct Worker<'a> {
     cpu: &'a CpuHandle,
     world: &'a World,
     tables: &'a [Stage2<Hosted>],
-    /// The vCPU that ran here last, of each guest.
+    /// The vCPU of each guest that ran last on this CPU.
     vcpus: Vec<Option<u32>>,
     pages: Scarce<'a>,
     counts: Counts,
     operations: u64,
 }
 
-/// Collects what is told of leaves that were removed.
+/// Collects the removed leaves.
 struct Told<'a>(&'a RefCell<Vec<Broken>>);
 
 impl Removed for Told<'_> {
@@ -155,7 +155,8 @@ impl<'a> Worker<'a> {
         self.counts
     }
 
-    /// One operation with what it takes to have an effect, and at times what the guest does. Returns how many operations.
+    /// Does one operation after its preparation, and at times some of the guest's accesses. Returns the number of
+    /// operations.
     pub fn step(&mut self) -> u64 {
         let guest = self.cpu.draw(2) as usize;
         if self.cpu.draw(6) == 0 {
@@ -165,7 +166,7 @@ impl<'a> Worker<'a> {
         let level = 1 + self.cpu.draw(3) as u8;
         let page = if level == 1 { BLOCK + self.page() % GIB } else { self.page() };
         let before = self.operations;
-        // As often as not, whatever is there is taken as it is.
+        // In one case of four, the operation meets the current state.
         if self.cpu.draw(4) != 0 {
             let prepared = self.prepare(kind, guest, level, page);
             self.tolerate(kind, prepared);
@@ -182,7 +183,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Puts a leaf of this level there, in the state that gives the operation something to do.
+    /// Makes a leaf of this level there, in a state in which the operation has an effect.
     fn prepare(&mut self, kind: Kind, guest: usize, level: u8, page: u64) -> Result<(), Error> {
         let span = SPANS[usize::from(level)];
         let start = Ipa::new(page & !(span - 1));
@@ -241,7 +242,7 @@ impl<'a> Worker<'a> {
         Ipa::new(start)..Ipa::new((start + size).min(end))
     }
 
-    /// A leaf's level and where one of that level is, around a page.
+    /// A level, and the start of the leaf of that level around a page.
     fn leaf_around(&self, page: u64) -> (Level, u64) {
         let level = match self.cpu.draw(4) {
             0 if page >= BLOCK => 1,
@@ -266,7 +267,7 @@ impl<'a> Worker<'a> {
         Attributes { dirty_by_hardware, ..Attributes::ram(self.access()) }
     }
 
-    /// Maps a leaf, or puts one in the place of what is smaller.
+    /// Maps a leaf, which may replace smaller ones.
     fn put(&mut self, kind: Kind, guest: usize, level: Level, ipa: u64, attributes: &Attributes) -> Result<(), Error> {
         self.operations += 1;
         let (tables, pa) = (&self.tables[guest], frame(self.world, guest, ipa, self.cpu.draw(2)));
@@ -303,7 +304,7 @@ impl<'a> Worker<'a> {
     fn operation(&mut self, kind: Kind, guest: usize, level: u8, page: u64) -> Result<(), Error> {
         let (cpu, attributes) = (self.cpu, self.attributes());
         let span = SPANS[usize::from(level)];
-        // Mostly the leaf alone, or a bit of it; at times anything.
+        // Mostly the leaf itself, or a part of it; at times any range.
         let leaf = Ipa::new(page & !(span - 1))..Ipa::new((page & !(span - 1)) + span);
         let range = match cpu.draw(4) {
             0 => self.range(),
@@ -447,7 +448,7 @@ impl<'a> Worker<'a> {
             }
             Kind::Split => {
                 let before = tables.look_up(range.start);
-                // All of 1 GiB at once is much work, and rare.
+                // Splitting all of 1 GiB at once is much work, so it is rare.
                 let is_all = range.end - range.start == GIB;
                 let range = if is_all && cpu.draw(256) != 0 { range.start..range.start + MIB_2 } else { range };
                 let chunk = if is_all { GIB } else { PAGE << cpu.draw(10) };
@@ -493,7 +494,7 @@ impl<'a> Worker<'a> {
         guest
     }
 
-    /// A store of the guest's, without a word where it faults.
+    /// A store of the guest's, which may fault.
     fn store_once(&mut self, number: usize, ipa: u64) {
         let mut guest = self.enter(number);
         if guest.store(ipa, ipa / PAGE).is_ok() {
@@ -501,7 +502,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Some accesses of the guest's, whose faults are answered, but for some.
+    /// Some accesses of the guest's. Most of their faults are handled.
     fn run_guest(&mut self, number: usize) {
         let mut guest = self.enter(number);
         for _ in 0..1 + self.cpu.draw(6) {
@@ -539,11 +540,11 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Answers a fault as a hypervisor does; whether the guest may go on.
+    /// Handles a fault as a hypervisor does; returns whether the guest may continue.
     fn answer(&mut self, number: usize, abort: &Abort, guest: &mut Guest<'_>) -> bool {
         let tables = &self.tables[number];
         let fault = Fault::from_syndrome(abort.esr).unwrap_or_else(|| panic!("{abort:?}"));
-        // The guest's own tables map everything to itself, so `AT` would tell what FAR_EL2 does.
+        // The guest's own tables map everything to itself, so `AT` would return the address in FAR_EL2.
         let ipa = if fault.hpfar_is_valid() { ipa_from_hpfar(abort.hpfar) } else { Ipa::new(abort.far & !0xfff) };
         let wanted = match fault.access {
             AccessKind::Read | AccessKind::Maintenance => Access::READ,
@@ -568,7 +569,7 @@ impl<'a> Worker<'a> {
         };
         match answered {
             Ok(()) => true,
-            // Whoever removes it has still to flush: until then the guest may run into what its TLB holds.
+            // The CPU that unmapped it still has to flush. Until then the guest may hit the entry that its TLB holds.
             Err(Error::NotMapped { .. }) => {
                 guest.forget_fault();
                 true

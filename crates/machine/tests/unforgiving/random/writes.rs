@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! No write is lost: a page that no record tells of is what it was when it was last copied.
+//! No write is lost: a page without any record equals its last copy.
 //!
-//! Guests write through leaves in which hardware records it (DBM), while others split, coalesce, age, protect, unmap and map
-//! anew. Each record that an operation tells of goes into a log. Round after round one CPU collects what hardware
-//! recorded, and when the flush is complete and everybody rests, each page that is not in the log is compared with its
-//! copy.
+//! Guests write through leaves in which hardware records it (DBM), while other CPUs split, coalesce, age, protect,
+//! unmap and map again. Each record that an operation reports goes into a log. In each round one CPU collects what
+//! hardware recorded. When the flush is complete and all CPUs rest, each page that is not in the log is compared with
+//! its copy.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ use crate::world::{MIB_2, MODERN, PAGE, PLAIN, World};
 const CPUS: usize = 4;
 const SECTION: u64 = 1 << 30;
 const RANGE: IpaRange = Ipa::new(SECTION)..Ipa::new(SECTION + 2 * MIB_2);
-/// The pages that are written: in two sections, some side by side.
+/// The pages that are written: in two sections of 2 MiB, some adjacent.
 const PAGES: [u64; 6] = [0, 1, 63, 511, 512, 1023];
 
 #[test]
@@ -42,14 +42,14 @@ fn judge_no_write_is_lost_on_armv8_0_with_dirty_state() {
 struct Log<'a> {
     world: &'a World,
     tables: &'a Stage2<Hosted>,
-    /// Whether records are ended, and go on: of pages alone, so there are no blocks then.
+    /// Whether records are ended and restarted. That works on pages only, so there are no blocks then.
     ends_records: bool,
     written: Mutex<BTreeSet<u64>>,
-    /// What was in a page's word when it was copied.
+    /// The content of each page's word at its last copy.
     copies: Mutex<[u64; PAGES.len()]>,
-    /// CPUs that rest, and whether they are to.
+    /// The number of CPUs that rest. `rest` is whether they are to.
     resting: AtomicU64,
-    /// Those that have ended.
+    /// The number of CPUs that have ended.
     ended: AtomicU64,
     rest: AtomicU64,
     left: AtomicU64,
@@ -57,7 +57,7 @@ struct Log<'a> {
     compared: AtomicU64,
 }
 
-/// Tells the log of writes that hardware had recorded in leaves that went.
+/// Collects the removed leaves, in which hardware may have recorded writes.
 struct Told<'a>(&'a RefCell<Vec<Broken>>);
 
 impl Removed for Told<'_> {
@@ -76,7 +76,7 @@ impl Log<'_> {
         );
     }
 
-    /// Nothing is made writable here but by hardware's record, be it kept or ended.
+    /// A leaf is writable here only by hardware's record, even if the record has ended.
     fn note_leaf(&self, leaf: &Leaf) {
         if leaf.descriptor.is_writable() {
             self.note(leaf.ipa, if leaf.level == Level::L3 { PAGE } else { MIB_2 });
@@ -88,7 +88,7 @@ impl Log<'_> {
         marked.leaves(span).for_each(|ipa| self.note(ipa, span));
     }
 
-    /// Where a page's word is: each page has one frame.
+    /// The address of a page's word: each page has one frame.
     fn word(&self, page: u64) -> twofold_stage2::Pa {
         self.world.frame(page * PAGE)
     }
@@ -126,7 +126,7 @@ fn no_write_is_lost(features: Features, total: u64, first_seed: u64) {
         });
         world.machine.run(programs.collect()).unwrap_or_else(|breach| panic!("{breach}"));
         compared += log.compared.load(Ordering::Relaxed);
-        assert_eq!(log.lost.load(Ordering::Relaxed), 0, "writes were lost: TWOFOLD_SEED={seed} does it again");
+        assert_eq!(log.lost.load(Ordering::Relaxed), 0, "writes were lost: TWOFOLD_SEED={seed} reproduces it");
         let ended = world.machine.alone(|_| {
             tables.destroy(&mut &world.pages, Unwatched);
         });
@@ -138,7 +138,7 @@ fn no_write_is_lost(features: Features, total: u64, first_seed: u64) {
     println!("{compared} pages compared, 0 lost");
 }
 
-/// Collects, waits until all rest, compares, copies; again and again.
+/// Repeatedly collects, waits until all rest, compares and copies.
 fn collect(cpu: &CpuHandle, log: &Log<'_>) {
     while log.left.load(Ordering::Relaxed) > 0 {
         let range = if cpu.draw(2) == 0 { RANGE } else { RANGE.start..RANGE.start + MIB_2 };
@@ -159,7 +159,7 @@ fn collect(cpu: &CpuHandle, log: &Log<'_>) {
                 log.lost.fetch_add(1, Ordering::Relaxed);
             }
             log.compared.fetch_add(1, Ordering::Relaxed);
-            // What hardware still records is found in the next round.
+            // The next round finds what hardware still records.
             if written.remove(&page) && !recorded {
                 *copy = now;
             } else if recorded {
@@ -195,7 +195,7 @@ fn work(cpu: &CpuHandle, log: &Log<'_>) {
         let whole = section..section + MIB_2;
         match cpu.draw(14) {
             0..6 => {
-                // A vCPU of its own for each CPU, and each comes back to where it was.
+                // Each CPU has a vCPU of its own, which returns to its CPU.
                 cpu.load(tables.vttbr());
                 let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), cpu.number() as u32);
                 value += 8;
@@ -236,7 +236,7 @@ fn work(cpu: &CpuHandle, log: &Log<'_>) {
                 }
             }
             11 if log.ends_records => {
-                // Until the records go on, writes leave none: all that may be written then counts as written.
+                // Until the records restart, writes leave none, so every page that may be written counts as written.
                 let range = if cpu.draw(4) == 0 { whole } else { ipa..ipa + PAGE };
                 let _ = tables.seal(range.clone()).unwrap().complete();
                 tables.written(range.clone(), &mut |marked| log.note_marked(&marked)).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! R12, R13, R14, R21, R22: lines of caches, data's and instructions'.
+//! R12, R13, R14, R21, R22: lines of data and instruction caches.
 
 use twofold_machine::program::Instructions;
 use twofold_machine::unforgiving::{Bbm, Breach, Rule};
@@ -26,7 +26,7 @@ fn allowed(features: Features, body: impl Fn(&Hand) + Sync) {
     on(features, body).unwrap_or_else(|breach| panic!("{breach}"));
 }
 
-/// The hypervisor writes a page; a guest whose MMU is off reads it.
+/// The hypervisor writes a page, and a guest with its MMU off reads it.
 fn read_by_guest(hand: &Hand, attributes: &Attributes, between: impl Fn()) {
     hand.write(0, 7);
     between();
@@ -57,7 +57,7 @@ fn a_page_that_is_cleaned_is_allowed() {
     });
 }
 
-/// FEAT_S2FWB: stage 2 says that the guest's accesses go through the cache, whatever stage 1 says.
+/// FEAT_S2FWB: stage 2 makes the guest's accesses go through the cache, whatever its stage 1 has.
 #[test]
 fn a_page_that_is_forced_to_be_cached_need_not_be_cleaned() {
     allowed(MODERN, |hand| read_by_guest(hand, &READ_WRITE, || {}));
@@ -122,7 +122,7 @@ fn code_where_fetches_are_coherent_need_not_be_invalidated() {
 
 // R14
 
-/// A guest whose MMU is off writes to a page; the hypervisor reads it.
+/// A guest with its MMU off writes to a page, and the hypervisor reads it.
 fn read_by_hypervisor(hand: &Hand, attributes: &Attributes, between: impl Fn()) {
     hand.make(hand.entry(0), hand.leaf(0, attributes));
     hand.enter(0).store(BASE, 7).unwrap();
@@ -154,7 +154,7 @@ fn a_page_that_a_guest_wrote_is_read_behind_its_invalidation() {
 
 const DEVICE: Attributes = Attributes { memory: Memory::Device, ..READ_WRITE };
 
-/// A guest writes to a page, which is then mapped as another type of memory; it uses it again.
+/// A guest writes to a page, which is then mapped as another type of memory, and uses it again.
 fn used_again(hand: &Hand, attributes: [&Attributes; 2], settle: bool) {
     let [old, new] = attributes;
     hand.make(hand.entry(0), hand.leaf(0, old));
@@ -182,7 +182,7 @@ fn what_was_written_past_the_cache_and_is_cached_now_is_reported() {
 fn what_was_written_past_the_cache_is_cached_behind_its_invalidation() {
     for old in [NON_CACHEABLE, DEVICE] {
         allowed(MODERN, |hand| used_again(hand, [&old, &READ_WRITE], true));
-        // Without FEAT_S2FWB stage 2 leaves the choice to the guest, whose MMU is off.
+        // Without FEAT_S2FWB, stage 2 leaves the choice to the guest, whose MMU is off.
         allowed(PLAIN, |hand| used_again(hand, [&old, &READ_WRITE], true));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! R19, and what two CPUs do at the same moment: an access has two halves.
+//! R19, and races of two CPUs: an access has two halves.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -46,10 +46,10 @@ fn a_cpu_that_waits_for_one_that_works_is_allowed() {
     allowed_in_a_race(works, |hand| hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE)));
 }
 
-// An access begins, and ends.
+// The two halves of an access.
 
-/// CPU 1 stores, and between its look-up and its store does nothing for a while; CPU 0 takes the page away meanwhile.
-/// `true` where CPU 0's barrier was over before that store was.
+/// CPU 1 stores, with a delay between its translation and its store. CPU 0 unmaps the page meanwhile. Returns whether
+/// CPU 0's barrier ended before that store.
 fn overtaken(seed: u64, barrier: Domain) -> bool {
     let (inside, outside) = (AtomicBool::new(false), AtomicBool::new(false));
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, seed);
@@ -79,7 +79,7 @@ fn overtaken(seed: u64, barrier: Domain) -> bool {
     overtaken
 }
 
-/// The other CPU runs.
+/// Lets the other CPU run.
 fn hand_over(machinery: &Machinery) {
     machinery.world.machine.platform().pause(1);
 }
@@ -89,13 +89,13 @@ fn a_barrier_waits_for_an_access_that_began_under_the_old_entry() {
     assert!((0..SEEDS).all(|seed| !overtaken(seed, Domain::Ish)));
 }
 
-/// One for stores alone completes no invalidation, and waits for nothing.
+/// A barrier for stores only completes no invalidation, and waits for nothing.
 #[test]
 fn a_barrier_that_completes_nothing_does_not_wait() {
     assert!((0..SEEDS).all(|seed| overtaken(seed, Domain::IshSt)));
 }
 
-/// A guest stores all the time; its page is unmapped, `flush` is done, and nothing may land in the frame any more.
+/// A guest stores continuously. Its page is unmapped, `flush` is executed, and no later store may reach the frame.
 fn stored_while_unmapped(seed: u64, flush: impl Fn(&Hand) + Sync) -> Result<(), Breach> {
     let done = AtomicBool::new(false);
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, seed);
@@ -110,7 +110,7 @@ fn stored_while_unmapped(seed: u64, flush: impl Fn(&Hand) + Sync) -> Result<(), 
             let before = hand.content(0);
             (0..50).for_each(|_| hand.cpu.pause());
             if hand.content(0) != before {
-                hand.cpu.report("a guest stored to a frame that it does not have any more".to_owned());
+                hand.cpu.report("a guest stored to a frame that it no longer has".to_owned());
             }
             done.store(true, Relaxed);
         },
@@ -137,7 +137,7 @@ fn nothing_lands_in_a_frame_behind_its_flush() {
     }
 }
 
-/// And where there is none, or for this CPU alone, something does.
+/// Without a flush, or with a flush on this CPU only, a store does.
 #[test]
 fn something_lands_in_a_frame_without_its_flush() {
     let flushes: [fn(&Hand); 2] = [|_| (), |hand| hand.flush_here(ipa(0))];
@@ -147,7 +147,7 @@ fn something_lands_in_a_frame_without_its_flush() {
     }
 }
 
-/// A change of this CPU's is invalidated by another one, which has seen it.
+/// A change of this CPU is invalidated by another CPU that has seen it.
 #[test]
 fn a_flush_by_who_has_seen_the_change_is_for_it_too() {
     allowed_in_a_race(
@@ -165,7 +165,7 @@ fn a_flush_by_who_has_seen_the_change_is_for_it_too() {
     );
 }
 
-/// Who has not seen it has a flush that may come before the change.
+/// If the other CPU has not seen the change, its flush may precede the change.
 #[test]
 fn a_flush_by_who_has_not_seen_the_change_is_not_for_it() {
     reported_in_a_race(

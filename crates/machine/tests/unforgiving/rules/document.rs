@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `docs/mmu-rules.md` has each rule, and the tests that it names are there.
+//! `docs/mmu-rules.md` has each rule, and the tests that it names exist.
 
 use twofold_machine::unforgiving::Rule;
 
@@ -16,7 +16,7 @@ const TESTS: [&str; 9] = [
     include_str!("sizes.rs"),
 ];
 
-/// The names of tests behind `label` in a section.
+/// The names of tests after `label` in a section.
 fn named<'a>(section: &'a str, label: &str) -> Vec<&'a str> {
     let (_, behind) = section.split_once(label).unwrap_or_default();
     let item = behind.split("\n\n").next().and_then(|item| item.split("\n* ").next());
@@ -37,7 +37,7 @@ fn each_rule_has_a_section_with_a_test_that_is_reported_and_one_that_is_allowed(
                 assert!(TESTS.iter().any(|file| file.contains(&function)), "there is no test {name}");
             }
         }
-        assert!(section.contains("Arm ARM") || section.contains("Ours"), "R{} says nowhere why", rule.number());
+        assert!(section.contains("Arm ARM") || section.contains("Ours"), "R{} cites no source", rule.number());
     }
     assert_eq!(DOCUMENT.matches("\n### R").count(), Rule::ALL.len());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! R1, R2, R6, R7, R8, R9, R10: what may become of an entry, when, and under which lock.
+//! R1, R2, R6, R7, R8, R9, R10: the changes that an entry allows, and the lock that they need.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
@@ -149,7 +149,7 @@ fn another_frame_behind_a_whole_sequence_is_allowed() {
     allowed(replaced_by(|hand| hand.flush_all()));
 }
 
-/// The sequence of Arm ARM D8.16.1 has no context synchronization in it.
+/// The sequence of Arm ARM DDI 0487K.a, D8.16.1 contains no context synchronization.
 #[test]
 fn another_frame_without_an_isb_is_allowed() {
     allowed(replaced_by(|hand| {
@@ -251,7 +251,7 @@ fn entries_of_a_table_that_nobody_sees_need_no_lock() {
         let new = hand.table();
         hand.cpu.write_entry(new, hand.leaf(0, &READ), Relaxed);
         hand.set(hand.tree.level_2 + 8, table(new));
-        // Nor do those of a root that was never loaded.
+        // The entries of a root that was never loaded need no lock either.
         let tree = super::Hand::tree(hand.cpu, hand.world, 1, 4);
         hand.cpu.write_entry(tree.root + 16, table(hand.table()), Release);
     });
@@ -321,7 +321,7 @@ fn locks_taken_downward_are_allowed() {
         hand.cpu.lock(hand.tree.root);
         hand.cpu.lock(hand.tree.level_2);
         hand.cpu.lock(hand.tree.level_3);
-        // Given back in any order.
+        // Released in any order.
         hand.cpu.unlock(hand.tree.level_2);
         hand.cpu.unlock(hand.tree.root);
         hand.cpu.unlock(hand.tree.level_3);
@@ -349,7 +349,7 @@ fn a_link_to_what_is_no_table_is_reported() {
     reported(Rule::LateWrite, |hand| hand.set(hand.tree.level_2 + 8, table(hand.frame(0))));
 }
 
-/// Who was inside when the table was taken out may end what it does, until the flush begins, which reaches that too.
+/// A CPU with the table's lock may finish its change before the flush begins, because the flush covers it.
 #[test]
 fn an_entry_that_is_written_while_its_table_is_taken_out_is_allowed() {
     allowed(|hand| {
@@ -365,7 +365,7 @@ fn an_entry_that_is_written_while_its_table_is_taken_out_is_allowed() {
     });
 }
 
-/// DBM may be set in place; taking it away is taking access.
+/// DBM may be set in place. Clearing it withdraws access.
 #[test]
 fn dbm_is_armed_in_place() {
     allowed(|hand| {

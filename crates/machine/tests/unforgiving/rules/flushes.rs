@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! R3, R4, R5, R17, R18: what a flush has to end before something is given away, and how it has to be asked for.
+//! R3, R4, R5, R17, R18: the entries that a flush has to end before memory is freed, and the operands of the flush.
 
 use std::sync::atomic::Ordering::AcqRel;
 
@@ -14,7 +14,7 @@ use super::{allowed, reported};
 use crate::window::ByAddress as _;
 use crate::world::{MODERN, PAGE};
 
-/// A page is mapped and its entry broken.
+/// A page is mapped, and its entry broken.
 fn unmapped(hand: &Hand) {
     hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
     hand.make(hand.entry(0), 0);
@@ -67,7 +67,7 @@ fn a_walk_of_what_is_no_table_is_reported() {
 fn a_table_that_is_freed_after_its_walk_entry_is_invalidated_is_allowed() {
     allowed(|hand| {
         hand.make(hand.tree.level_2, 0);
-        // A walk entry is no combined one.
+        // A walk entry is never a combined entry.
         hand.by_ipa(ipa(7));
         hand.dsb(Domain::Ish);
         hand.platform.isb();
@@ -129,7 +129,7 @@ fn a_frame_that_is_reused_with_a_tree_that_was_never_emptied_is_reported() {
 fn a_guest_that_reaches_a_table_is_reported() {
     reported(Rule::FrameReusedTooEarly, |hand| {
         hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
-        // Still mapped.
+        // The page is still mapped.
         hand.cpu.take_page(hand.frame(0));
         let _ = hand.enter(0).store(BASE, 7);
     });
@@ -145,7 +145,7 @@ fn a_frame_that_is_reused_after_a_flush_is_allowed() {
     });
 }
 
-/// What is found with its access flag clear, at the moment in which it is taken away, is in no TLB.
+/// If the store that removes an entry finds its access flag clear, no TLB holds the entry.
 #[test]
 fn a_frame_that_was_never_accessed_is_reused_at_once() {
     allowed(|hand| {
@@ -156,7 +156,7 @@ fn a_frame_that_was_never_accessed_is_reused_at_once() {
     });
 }
 
-/// Just before a plain store, a walk may have set the flag and cached the entry, if hardware does that.
+/// If hardware sets access flags, a walk may have set the flag and cached the entry just before a plain store.
 #[test]
 fn a_frame_whose_access_flag_hardware_may_have_set_is_reported() {
     let unmapped_plainly = |hand: &Hand| {
@@ -216,7 +216,7 @@ fn a_hint_of_the_wrong_level_is_reported() {
     assert_eq!(breach.unwrap_err().rule, Rule::StillCached);
 }
 
-/// Four pages are unmapped, and invalidated by one range of `count`.
+/// Four pages are unmapped, and invalidated by one range of `count` pages.
 fn flushed_by_range(count: u32) -> Result<(), Breach> {
     Machinery::new(MODERN, Bbm::default(), 1, 1).alone(|hand| {
         for index in 0..4 {
@@ -242,7 +242,7 @@ fn a_range_that_fits_is_allowed() {
     flushed_by_range(4).unwrap_or_else(|breach| panic!("{breach}"));
 }
 
-/// On the CPU that issued it, an invalidation is over for good at its next context synchronization.
+/// On the CPU that issued it, an invalidation is complete only at the next context synchronization.
 #[test]
 fn a_flush_without_its_isb_is_reported() {
     reported(Rule::StillCached, |hand| {
@@ -267,14 +267,14 @@ fn what_is_flushed_is_not_cached() {
     });
 }
 
-/// What is cached does no harm until somebody relies on its being gone, and what is asked for is all that counts.
+/// A stale entry does no harm until software relies on its absence, and only the access that was withdrawn counts.
 #[test]
 fn what_was_not_withdrawn_may_be_cached() {
     allowed(|hand| {
         unmapped(hand);
         hand.expect_flushed(pages(1..512), Withdrawn::Everything);
         hand.expect_flushed(pages(0..1), Withdrawn::Writes);
-        // Wider than before: no harm.
+        // Wider than before, which is harmless.
         hand.make(hand.entry(1), hand.leaf(1, &READ));
         hand.make(hand.entry(1), hand.leaf(1, &READ_WRITE));
         hand.expect_flushed(pages(1..2), Withdrawn::Everything);
@@ -300,7 +300,7 @@ fn an_operand_of_an_address_that_changed_nothing_is_allowed() {
 
 // R18
 
-/// The platform is the one to say so.
+/// The platform reports it.
 #[test]
 fn tables_that_are_dropped_are_reported() {
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, 1);
@@ -308,7 +308,7 @@ fn tables_that_are_dropped_are_reported() {
     assert_eq!(ended.unwrap_err().rule, Rule::Dropped);
 }
 
-/// Its table pages and its frame are reused after that.
+/// Its table pages and its frame are reused afterwards.
 #[test]
 fn a_flush_that_is_dropped_is_done() {
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, 1);
@@ -332,10 +332,10 @@ fn a_flush_that_is_dropped_is_done() {
         stage2.destroy(&mut &*pages, Unwatched);
     });
     ended.unwrap_or_else(|breach| panic!("{breach}"));
-    assert_eq!(machinery.world.pages.out(), 2, "those of the tree that is written by hand");
+    assert_eq!(machinery.world.pages.out(), 2, "the pages of the tree that is written by hand");
 }
 
-/// What was unlinked below a table is cached by itself.
+/// TLBs may hold walk entries of the tables below an unlinked table.
 #[test]
 fn tables_below_a_table_that_was_taken_out_go_by_their_own_addresses() {
     let freed = |hand: &Hand, everything: bool| {
@@ -351,7 +351,7 @@ fn tables_below_a_table_that_was_taken_out_go_by_their_own_addresses() {
     reported(Rule::TableFreedTooEarly, |hand| freed(hand, false));
 }
 
-/// A leaf that is linked with its table counts as made then.
+/// The leaves of a table count as made when the table is linked.
 #[test]
 fn a_table_with_another_frame_in_it_behind_no_invalidation_is_reported() {
     reported(Rule::MakeBeforeFlush, |hand| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! R11, R15, R16, R20: what a guest meets, who ran before it, and what it reads.
+//! R11, R15, R16, R20: the faults of a guest, the vCPUs that ran before it, and the values that it reads.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
@@ -18,7 +18,7 @@ fn fault(exit: Exit) -> FaultKind {
     Fault::from_syndrome(abort.esr).expect("a fault of the tables").kind
 }
 
-/// What one CPU does is reported in some run, and in none as anything else.
+/// Some run on one CPU is reported, and none as another rule.
 #[track_caller]
 fn reported_by_chance(rule: Rule, body: impl Fn(&Hand) + Sync) {
     let run = |seed| Machinery::new(MODERN, Bbm::default(), 2, seed).alone(&body).err();
@@ -34,7 +34,7 @@ fn never_reported(body: impl Fn(&Hand) + Sync) {
     }
 }
 
-/// The guest stores, and whatever it faults for is answered by `answer`.
+/// The guest stores, and `answer` handles each fault.
 fn store_until_done(hand: &Hand, mut answer: impl FnMut(FaultKind)) {
     let mut guest = hand.enter(0);
     while let Err(exit) = guest.store(BASE, 7) {
@@ -72,7 +72,7 @@ fn a_wider_leaf_whose_old_one_is_invalidated_on_this_cpu_alone_is_allowed() {
     });
 }
 
-/// From nothing to something: a barrier, and no invalidation.
+/// A new mapping needs a barrier, and no invalidation.
 #[test]
 fn a_leaf_where_nothing_was_is_seen_by_the_next_access() {
     never_reported(|hand| {
@@ -85,7 +85,7 @@ fn a_leaf_where_nothing_was_is_seen_by_the_next_access() {
     });
 }
 
-/// `ERET` is a context synchronization, also for an invalidation that had no `ISB`.
+/// `ERET` is a context synchronization, also for an invalidation without an `ISB`.
 #[test]
 fn the_way_into_the_guest_ends_an_invalidation() {
     never_reported(|hand| {
@@ -100,7 +100,7 @@ fn the_way_into_the_guest_ends_an_invalidation() {
     });
 }
 
-/// A store becomes visible to walks in the end; without a barrier, nobody says when.
+/// A store becomes visible to walks at some time; without a barrier, that time is not known.
 #[test]
 fn a_leaf_that_is_made_without_a_barrier_may_be_missed_for_a_while() {
     let faults = |seed| {
@@ -144,7 +144,7 @@ fn a_vmid_that_is_given_to_the_next_guest_after_everything_of_it_went_is_allowed
     let machinery = Machinery::new(MODERN, Bbm::default(), 1, 1);
     let ended = machinery.alone(|hand| {
         let other = Hand::tree(hand.cpu, hand.world, 1, VMID);
-        // With nothing loaded that has it, or walks could go on.
+        // No tree with the VMID is loaded, or walks could continue.
         hand.cpu.load(u64::from(VMID) << 48 | 1);
         hand.flush_all();
         hand.cpu.enter(other.vttbr, other.vtcr, 0);
@@ -152,7 +152,7 @@ fn a_vmid_that_is_given_to_the_next_guest_after_everything_of_it_went_is_allowed
     ended.unwrap_or_else(|breach| panic!("{breach}"));
 }
 
-/// Of a VMID there are as many bits as the CPU has: 5 is 1 where that is two.
+/// A VMID has the number of bits that the CPU implements: with two bits, 5 is 1.
 #[test]
 fn vmids_that_differ_in_bits_that_the_cpu_does_not_have_are_reported() {
     let features = Features { vmid_bits: 2, ..MODERN };
@@ -166,7 +166,7 @@ fn vmids_that_differ_in_bits_that_the_cpu_does_not_have_are_reported() {
     ended(2).unwrap_or_else(|breach| panic!("{breach}"));
 }
 
-/// Invalidations go by the same bits.
+/// Invalidations use the same bits.
 #[test]
 fn with_two_bits_of_vmid_an_invalidation_is_for_whoever_has_them() {
     let features = Features { vmid_bits: 2, ..MODERN };
@@ -180,7 +180,7 @@ fn with_two_bits_of_vmid_an_invalidation_is_for_whoever_has_them() {
     ended.unwrap_or_else(|breach| panic!("{breach}"));
 }
 
-/// A flush for a guest that is not loaded, while another one is.
+/// A flush for a guest that is not loaded, while another guest is.
 fn flush_for_another(hand: &Hand, synchronized: bool) {
     let other = Hand::tree(hand.cpu, hand.world, 1, 4);
     hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
@@ -207,7 +207,7 @@ fn a_flush_for_a_guest_that_is_not_loaded_is_allowed() {
     allowed(|hand| flush_for_another(hand, true));
 }
 
-/// Without anything loaded instead, it is the wrong VMID's.
+/// Without loading the guest first, the flush is for the wrong VMID.
 #[test]
 fn a_flush_of_whatever_is_loaded_is_reported() {
     reported(Rule::StillCached, |hand| {
@@ -246,7 +246,7 @@ fn a_vcpu_that_follows_another_one_behind_a_local_invalidation_is_allowed() {
             hand.tlbi(Tlbi::VmallE1, 0);
             hand.dsb(Domain::Nsh);
         });
-        // The same one again needs none.
+        // The same vCPU again needs none.
         hand.enter(1).store(BASE, 9).unwrap();
     });
 }
@@ -284,7 +284,7 @@ fn a_guest_reads_what_it_wrote() {
     });
 }
 
-/// All by hand, from the root on: what other code than the engine does on the machine.
+/// Code other than the engine builds its own tree, from the root on.
 #[test]
 fn a_hypervisor_with_a_root_of_its_own_runs_a_guest() {
     for features in [MODERN, PLAIN] {
@@ -306,7 +306,7 @@ fn a_hypervisor_with_a_root_of_its_own_runs_a_guest() {
             let mut guest = hand.cpu.enter(vttbr, vtcr, 0);
             guest.store(BASE, 7).expect("it is mapped");
             assert_eq!(guest.load(BASE), Ok(7));
-            // And away with it.
+            // The tree is removed again.
             hand.cpu.lock(root);
             assert_eq!(hand.cpu.exchange_entry(root + 8, 0, AcqRel), table(level_2));
             hand.cpu.unlock(root);

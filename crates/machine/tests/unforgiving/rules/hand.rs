@@ -17,14 +17,14 @@ pub const BASE: u64 = 0x4000_0000;
 pub const VMID: u16 = 3;
 pub const READ_WRITE: Attributes = Attributes::ram(Access::READ_WRITE);
 pub const READ: Attributes = Attributes::ram(Access::READ);
-/// Clean, and hardware is to record writes.
+/// Clean, with DBM set.
 pub const ARMED: Attributes = Attributes { dirty_by_hardware: true, ..READ };
 /// S2AP\[1\].
 pub const WRITE: u64 = 1 << 7;
 pub const ACCESSED: u64 = 1 << 10;
 pub const DBM: u64 = 1 << 51;
 
-/// A machine, with a tree of one table of each level that all its CPUs have loaded.
+/// A machine with a tree of one table of each level, which all its CPUs have loaded.
 pub struct Machinery {
     pub world: World,
     pub tree: Tree,
@@ -40,7 +40,7 @@ pub struct Tree {
     pub level_3: Pa,
 }
 
-/// A CPU, and the tree that it works on.
+/// A CPU with the tree that it changes.
 pub struct Hand<'a> {
     pub cpu: &'a CpuHandle,
     pub platform: Hosted,
@@ -58,12 +58,12 @@ impl Machinery {
         Self { world, tree }
     }
 
-    /// Does it as CPU 0, while the others have what their TLBs hold.
+    /// Runs `body` as CPU 0, while the other CPUs keep their TLB entries.
     pub fn alone<R: Send>(&self, body: impl FnOnce(&Hand) -> R + Send) -> Result<R, Breach> {
         self.world.machine.alone(|cpu| body(&self.hand(cpu)))
     }
 
-    /// Two CPUs, side by side.
+    /// Runs two CPUs at once.
     pub fn race(&self, first: impl FnOnce(&Hand) + Send, second: impl FnOnce(&Hand) + Send) -> Result<(), Breach> {
         let first = Box::new(|cpu: &CpuHandle| first(&self.hand(cpu)));
         self.world.machine.run(vec![first, Box::new(|cpu: &CpuHandle| second(&self.hand(cpu)))])
@@ -84,11 +84,11 @@ pub fn pages(range: std::ops::Range<u64>) -> IpaRange {
 }
 
 impl<'a> Hand<'a> {
-    /// A tree of this number and VMID.
+    /// Makes a tree with this number and VMID.
     pub fn tree(cpu: &CpuHandle, world: &World, number: u64, vmid: u16) -> Tree {
         let stage2 = world.tables(number, vmid, 40);
         let (vttbr, vtcr) = (stage2.vttbr(), stage2.vtcr());
-        // What it maps is changed by hand from here on.
+        // From now on the tree is changed by hand.
         std::mem::forget(stage2);
         let root = Pa::new(vttbr & 0xffff_ffff_f000);
         let tree = Tree { vttbr, vtcr, root, level_2: Pa::new(0), level_3: Pa::new(0) };
@@ -100,26 +100,26 @@ impl<'a> Hand<'a> {
         hand.tree
     }
 
-    /// The same hand at the work on another tree.
+    /// The same CPU with another tree.
     pub fn on(&self, tree: Tree) -> Hand<'a> {
         Hand { cpu: self.cpu, platform: self.platform.clone(), world: self.world, tree }
     }
 
-    /// A page for a table, as it is.
+    /// A page for a table, with its old content.
     pub fn page(&self) -> Pa {
         let page = (&self.world.pages).take().expect("there are pages").pa();
         self.cpu.take_page(page);
         page
     }
 
-    /// An empty table, in no tree yet.
+    /// An empty table, not linked yet.
     pub fn table(&self) -> Pa {
         let page = self.page();
         self.fill(page, |_| 0);
         page
     }
 
-    /// Writes each entry of a table that is in no tree yet.
+    /// Writes each entry of a table that is not linked yet.
     pub fn fill(&self, table: Pa, entry: impl Fn(u64) -> u64) {
         (0..512).for_each(|index| self.cpu.write_entry(table + index * 8, entry(index), Relaxed));
     }
@@ -143,7 +143,7 @@ impl<'a> Hand<'a> {
         self.world.frame(number * PAGE)
     }
 
-    /// Has the lock of the table that the entry is in meanwhile.
+    /// Runs `body` with the lock of the entry's table.
     pub fn locked<R>(&self, entry: Pa, body: impl FnOnce() -> R) -> R {
         let page = Pa::new(entry.raw() & !(PAGE - 1));
         // A root of two pages.
@@ -154,12 +154,12 @@ impl<'a> Hand<'a> {
         result
     }
 
-    /// Writes an entry under its table's lock, with release ordering; no barrier.
+    /// Writes an entry under its table's lock, with release ordering, and without a barrier.
     pub fn set(&self, entry: Pa, raw: u64) {
         self.locked(entry, || self.cpu.write_entry(entry, raw, Release));
     }
 
-    /// The same, and it is visible to walks.
+    /// The same, with the barrier that makes it visible to walks.
     pub fn make(&self, entry: Pa, raw: u64) {
         self.set(entry, raw);
         self.dsb(Domain::IshSt);
@@ -173,12 +173,12 @@ impl<'a> Hand<'a> {
         self.platform.tlbi(operation, operand);
     }
 
-    /// Invalidates a page's stage-2 entries, by the right operand.
+    /// Invalidates a page's stage-2 entries, with the right operand.
     pub fn by_ipa(&self, ipa: Ipa) {
         self.tlbi(Tlbi::Ipas2E1Is, single_operand(ipa, None));
     }
 
-    /// The whole sequence for one page.
+    /// The complete sequence for one page.
     pub fn flush(&self, ipa: Ipa) {
         self.dsb(Domain::IshSt);
         self.by_ipa(ipa);
@@ -188,7 +188,7 @@ impl<'a> Hand<'a> {
         self.platform.isb();
     }
 
-    /// The whole sequence for everything of the VMID that is loaded.
+    /// The complete sequence for the whole VMID that is loaded.
     pub fn flush_all(&self) {
         self.dsb(Domain::IshSt);
         self.tlbi(Tlbi::VmallS12E1Is, 0);
@@ -196,7 +196,7 @@ impl<'a> Hand<'a> {
         self.platform.isb();
     }
 
-    /// On this CPU alone.
+    /// The sequence for one page on this CPU only.
     pub fn flush_here(&self, ipa: Ipa) {
         self.dsb(Domain::NshSt);
         self.tlbi(Tlbi::Ipas2E1, single_operand(ipa, None));
@@ -206,7 +206,7 @@ impl<'a> Hand<'a> {
         self.platform.isb();
     }
 
-    /// Nothing of what was withdrawn up to here is cached any more, says the hypervisor.
+    /// The hypervisor relies on this: nothing that was withdrawn before is cached any more.
     pub fn expect_flushed(&self, range: IpaRange, withdrawn: Withdrawn) {
         self.cpu.expect_flushed(self.tree.vttbr, &range, &self.cpu.knowledge(), withdrawn);
     }
@@ -221,7 +221,7 @@ impl<'a> Hand<'a> {
         run.write(&self.platform, 0, &value.to_ne_bytes());
     }
 
-    /// What is in a frame's first word.
+    /// The first word of a frame.
     pub fn content(&self, number: u64) -> u64 {
         self.world.machine.arena().load(self.frame(number)).expect("a frame")
     }
@@ -229,7 +229,7 @@ impl<'a> Hand<'a> {
     /// Cleans and invalidates a frame's lines.
     pub fn clean(&self, number: u64) {
         let (start, line) = (self.platform.pointer(self.frame(number)), self.world.features.data_line);
-        // SAFETY: the frame is the machine's, and donated.
+        // SAFETY: the frame is in the arena, and donated.
         unsafe { self.platform.dc_lines(Dc::Civac, start.addr().get(), PAGE, line) };
     }
 
@@ -239,7 +239,7 @@ impl<'a> Hand<'a> {
     }
 }
 
-/// What a hand can do without a tree.
+/// The operations of a CPU that need no tree.
 impl Deref for Hand<'_> {
     type Target = CpuHandle;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The rules of `docs/mmu-rules.md`, one by one: what breaks one is reported as that, and what comes near to it is
-//! allowed.
+//! The rules of `docs/mmu-rules.md`, one by one: a breach of each is reported as that rule, and a correct sequence
+//! close to it is allowed.
 //!
-//! What is reported is done by hand: a hypervisor that writes its own tables, and has one step wrong.
+//! The tests write their tables by hand, as a hypervisor with one wrong step.
 
 mod caches;
 mod concurrency;
@@ -22,11 +22,11 @@ use twofold_machine::unforgiving::{Bbm, Breach, Rule};
 
 use crate::world::{MODERN, PLAIN};
 
-/// Where chance decides, what has to be found is to be found in one of so many runs, and what is allowed in all of
-/// them.
+/// The number of runs of a test that depends on chance. A breach has to be reported in one of them, and an allowed
+/// sequence in none.
 const SEEDS: u64 = 60;
 
-/// Does it as CPU 0 of a machine with two, on CPUs with all features, and on some with hardly any.
+/// Runs `body` as CPU 0 of a machine with two, on CPUs with all features, and on CPUs with few.
 fn on_each_machine(body: impl Fn(&Hand) + Sync, mut check: impl FnMut(&str, Result<(), Breach>)) {
     for (name, features) in [("MODERN", MODERN), ("PLAIN", PLAIN)] {
         let machinery = Machinery::new(features, Bbm::default(), 2, 1);
@@ -47,7 +47,7 @@ fn allowed(body: impl Fn(&Hand) + Sync) {
     on_each_machine(body, |name, ended| ended.unwrap_or_else(|breach| panic!("{name}: {breach}")));
 }
 
-/// What two CPUs do side by side is reported in some run, and in none as anything else.
+/// The race of two CPUs is reported in some run, and never as another rule.
 #[track_caller]
 fn reported_in_a_race(rule: Rule, first: impl Fn(&Hand) + Sync, second: impl Fn(&Hand) + Sync) {
     let mut reports = 0;
@@ -60,7 +60,7 @@ fn reported_in_a_race(rule: Rule, first: impl Fn(&Hand) + Sync, second: impl Fn(
     assert!(reports > 0, "{rule:?} is not reported");
 }
 
-/// What two CPUs do side by side is reported in no run.
+/// The race of two CPUs is reported in no run.
 #[track_caller]
 fn allowed_in_a_race(first: impl Fn(&Hand) + Sync, second: impl Fn(&Hand) + Sync) {
     for seed in 0..SEEDS {

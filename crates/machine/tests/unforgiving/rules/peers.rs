@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Defects that were found in others who do this job, as small rogue code: each is reported, or loses what a test then
-//! finds.
+//! Defects that were found in other projects that do this job, as small pieces of wrong code. Each is reported, or
+//! loses a write that a test finds.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
@@ -15,7 +15,7 @@ use super::records::loses;
 use super::reported;
 use crate::world::{MODERN, PAGE};
 
-/// A page is unmapped and `flush` done; nothing of it may be cached then.
+/// A page is unmapped and `flush` executed. The test relies on a complete flush.
 #[track_caller]
 fn leaves_something(flush: fn(&Hand)) {
     reported(Rule::StillCached, |hand| {
@@ -26,7 +26,7 @@ fn leaves_something(flush: fn(&Hand)) {
     });
 }
 
-/// `TLBI VAE2IS` is for EL2's own stage 1: for a guest's entries it is no instruction at all.
+/// `TLBI VAE2IS` is for EL2's own stage 1. For a guest's entries it does nothing.
 #[test]
 fn peer_axvm_invalidates_another_regime() {
     leaves_something(|hand| {
@@ -74,7 +74,7 @@ fn peer_bao_and_aarch64_paging_do_not_invalidate_combined_entries() {
     });
 }
 
-/// The guest that was loaded goes on with a VTTBR_EL2 that has no tables in it.
+/// The guest that was loaded resumes with a VTTBR_EL2 without tables.
 #[test]
 fn peer_bao_restores_the_vmid_alone() {
     reported(Rule::TableFreedTooEarly, |hand| {
@@ -92,7 +92,7 @@ fn peer_bao_restores_the_vmid_alone() {
     });
 }
 
-/// What comes back whole is a guest that goes on.
+/// With the whole register restored, the guest resumes correctly.
 #[test]
 fn what_bao_should_restore_is_allowed() {
     super::allowed(|hand| {
@@ -116,7 +116,7 @@ fn peer_hafnium_and_op_tee_name_another_ipa_space() {
     reported(Rule::Operand, |hand| hand.tlbi(Tlbi::Ipas2E1Is, NON_SECURE | single_operand(ipa(0), None)));
 }
 
-/// The address is in units of 4 KiB whatever the granule; by 64 KiB it is another one.
+/// The address is in units of 4 KiB whatever the granule. In units of 64 KiB it is another address.
 #[test]
 fn peer_zephyr_and_page_table_multiarch_shift_the_operand_by_the_granule() {
     leaves_something(|hand| {
@@ -138,7 +138,7 @@ fn peer_genode_s_detached_memory_stays_reachable() {
     });
 }
 
-/// Two guests whose VMIDs are the same in the bits that there are.
+/// Two guests whose VMIDs are equal in the implemented bits.
 #[test]
 fn peer_freebsd_s_vmids_alias() {
     reported(Rule::VmidReused, |hand| {
@@ -147,7 +147,7 @@ fn peer_freebsd_s_vmids_alias() {
     });
 }
 
-/// Invalidates where nothing was changed, and where something was does not.
+/// It invalidates where nothing was changed, and does not where an entry was changed.
 #[test]
 fn peer_dirty_log_inverts_its_test() {
     loses(|hand| {
@@ -160,7 +160,7 @@ fn peer_dirty_log_inverts_its_test() {
     });
 }
 
-/// What hardware records between the load and the store is overwritten.
+/// The store overwrites what hardware records after the load.
 #[test]
 fn peer_dirty_log_stores_plainly() {
     loses(|hand| {
@@ -175,7 +175,7 @@ fn peer_dirty_log_stores_plainly() {
     });
 }
 
-/// What hardware has recorded meanwhile makes the exchange fail, and the next one takes it away unseen.
+/// A record by hardware makes the exchange fail. The retry then overwrites that record without looking at it.
 #[test]
 fn peer_dirty_log_applies_a_stale_value_again() {
     loses(|hand| {
@@ -209,7 +209,7 @@ fn peer_dirty_log_reads_before_the_break() {
     });
 }
 
-/// With the access flag set.
+/// The access flag is set.
 #[test]
 fn peer_casemate_swaps_the_output_address_of_a_live_leaf() {
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, 1);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where QEMU's TLB is stale without an invalidation, and where QEMU hides that one is missing: all of it is reported
-//! here.
+//! Cases in which QEMU's TLB is stale without an invalidation, and cases in which QEMU hides a missing one. The machine
+//! reports all of them.
 //!
-//! A cleaned page without an invalidation, and a page of guest tables whose stage-2 entry stays, are in `records`;
-//! stores that land behind an invalidation of one CPU, in `concurrency`; caches in `caches`, conflicts in `sizes`.
+//! Other files have further cases: `records` a page cleaned without an invalidation, and a page of guest tables whose
+//! stage-2 entry stays; `concurrency` stores that land after an invalidation on one CPU; `caches`; and `sizes`
+//! conflicts.
 
 use twofold_machine::program::Instructions;
 use twofold_machine::unforgiving::{Bbm, Rule, Withdrawn};
@@ -22,7 +23,7 @@ fn qemu_is_stale_when_write_access_goes_without_an_invalidation() {
         hand.make(hand.entry(0), hand.leaf(0, &READ));
         hand.expect_flushed(pages(0..1), Withdrawn::Writes);
     });
-    // And the write lands silently, unless the CPU walks the tables.
+    // The write lands silently, unless the CPU walks the tables.
     let lands = |seed| {
         let machinery = Machinery::new(MODERN, Bbm::default(), 1, seed);
         let stored = machinery.alone(|hand| {
@@ -71,7 +72,7 @@ fn qemu_is_stale_when_stage_2_is_invalidated_alone() {
     assert_eq!(ended.unwrap_err().rule, Rule::StillCached);
 }
 
-/// QEMU looks right here.
+/// QEMU behaves correctly here.
 #[test]
 fn qemu_hides_that_combined_entries_are_invalidated_alone() {
     reported(Rule::StillCached, |hand| unmapped(hand, || hand.tlbi(Tlbi::VmallE1Is, 0)));
@@ -104,7 +105,7 @@ fn qemu_is_stale_when_a_vmid_gets_another_root() {
     });
 }
 
-/// There each change of VMID flushes everything.
+/// QEMU flushes everything at each change of VMID.
 #[test]
 fn qemu_hides_that_a_vmid_is_used_again() {
     reported(Rule::VmidReused, |hand| {
@@ -117,13 +118,13 @@ fn qemu_hides_that_a_vmid_is_used_again() {
 #[test]
 fn qemu_hides_missing_barriers() {
     let missing: [fn(&Hand); 4] = [
-        // Before: walks may read the old entry again.
+        // Before the invalidation: walks may read the old entry again.
         |hand| {
             hand.tlbi(Tlbi::VmallS12E1Is, 0);
             hand.dsb(Domain::Ish);
             hand.platform.isb();
         },
-        // Between: a walk may combine with the old stage-2 entry again.
+        // Between two invalidations: a walk may combine with the old stage-2 entry again.
         |hand| {
             hand.dsb(Domain::IshSt);
             hand.by_ipa(ipa(0));
@@ -131,7 +132,7 @@ fn qemu_hides_missing_barriers() {
             hand.dsb(Domain::Ish);
             hand.platform.isb();
         },
-        // Behind.
+        // After the invalidation.
         |hand| {
             hand.dsb(Domain::IshSt);
             hand.tlbi(Tlbi::VmallS12E1Is, 0);
@@ -154,7 +155,7 @@ fn qemu_hides_missing_barriers() {
     }
 }
 
-/// One for this CPU alone does not reach the others.
+/// A barrier for this CPU only does not reach the others.
 #[test]
 fn qemu_hides_barriers_that_do_not_reach_far_enough() {
     reported(Rule::StillCached, |hand| {

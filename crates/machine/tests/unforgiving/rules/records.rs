@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Dirty logs by hardware's records: a guest stores, and what the log does not know of is lost.
+//! Dirty logs by hardware's records: a guest stores, and a write without a record is lost.
 //!
-//! No rule of the machine's is broken by that. What shows it is the machine's guest, which writes, and its hardware,
-//! which records, at the worst moment.
+//! That breaks no rule of the machine. The machine finds it with a guest that writes, and hardware that records, at the
+//! worst moment.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -15,16 +15,16 @@ use super::SEEDS;
 use super::hand::{ARMED, BASE, Hand, Machinery, READ_WRITE, WRITE, ipa, pages};
 use crate::world::MODERN;
 
-/// A round of a dirty log: whether the page was dirty; it is clean from then on.
+/// A round of a dirty log: returns whether the page was dirty, and leaves it clean.
 pub type Round = fn(&Hand) -> bool;
 
-/// What is in the entry.
+/// The current entry.
 fn now(hand: &Hand) -> u64 {
     hand.world.machine.arena().load(hand.entry(0)).expect("an entry")
 }
 
-/// CPU 1's guest stores to a page now and then, CPU 0 copies it wherever `round` says that it was dirty. Whether at any
-/// time the page was clean, and not as it was copied.
+/// CPU 1's guest stores to a page from time to time, and CPU 0 copies it if `round` returns that it was dirty. Returns
+/// whether the page was ever clean and different from its copy.
 pub fn is_lost(seed: u64, round: Round) -> Result<bool, Breach> {
     let (mut lost, done) = (false, AtomicBool::new(false));
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, seed);
@@ -58,11 +58,11 @@ pub fn is_lost(seed: u64, round: Round) -> Result<bool, Breach> {
     Ok(lost)
 }
 
-/// In some run something is lost, and nothing is reported.
+/// Some run loses a write, and none reports a breach.
 #[track_caller]
 pub fn loses(round: Round) {
     let losses = (0..SEEDS).filter(|seed| is_lost(*seed, round).unwrap_or_else(|breach| panic!("{breach}"))).count();
-    assert!(losses > 0, "nothing is lost");
+    assert!(losses > 0, "no write is lost");
 }
 
 #[track_caller]
@@ -128,8 +128,8 @@ fn a_page_that_is_cleaned_without_an_invalidation_is_reported() {
     });
 }
 
-/// The guest's stage 1, in pages 10 to 12 of its memory: it maps the 2 MiB from [`BASE`] on as they are. It may not
-/// write to page 1, but hardware may grant that, and then writes to page 12.
+/// The guest's stage 1, in pages 10 to 12 of its memory: it maps the 2 MiB from [`BASE`] on to themselves. The guest
+/// may not write to page 1, but hardware may grant that, and then hardware writes to page 12.
 fn guest_tables(hand: &Hand) -> Stage1Registers {
     const TABLE_OR_PAGE: u64 = 3;
     const ACCESSED_SHAREABLE: u64 = 1 << 10 | 3 << 8;
@@ -141,12 +141,13 @@ fn guest_tables(hand: &Hand) -> Stage1Registers {
     store(11, 0, ipa(12).raw() | TABLE_OR_PAGE);
     (0..512).for_each(|page| store(12, page, ipa(page).raw() | ACCESSED_SHAREABLE | TABLE_OR_PAGE));
     store(12, 1, ipa(1).raw() | READ_ONLY_DBM | ACCESSED_SHAREABLE | TABLE_OR_PAGE);
-    // 39 bits of VA, write-back walks, 40 bits of IPA, HA and HD, nothing by TTBR1.
+    // 39 bits of VA, write-back walks, 40 bits of IPA, HA and HD, and no TTBR1.
     let tcr = 3 << 39 | 2 << 32 | 1 << 23 | 3 << 12 | 0b0101 << 8 | 25;
     Stage1Registers { sctlr: 1, tcr, ttbr0: ipa(10).raw(), ttbr1: 0, mair: 0xff }
 }
 
-/// The page with the guest's own tables is cleaned, and hardware updates those. Whether that write is lost.
+/// The page with the guest's own tables is cleaned, and hardware updates those tables. Returns whether that write is
+/// lost.
 fn loses_a_table_update(seed: u64, flush: fn(&Hand)) -> Result<bool, Breach> {
     Machinery::new(MODERN, Bbm::default(), 1, seed).alone(|hand| {
         let registers = guest_tables(hand);
@@ -166,7 +167,7 @@ fn loses_a_table_update(seed: u64, flush: fn(&Hand)) -> Result<bool, Breach> {
     })
 }
 
-/// `TLBI VMALLE1IS` removes what combines both stages; the guest's walks of its tables go by stage-2 entries.
+/// `TLBI VMALLE1IS` removes combined entries, but the guest's walks of its tables use stage-2 entries.
 #[test]
 fn a_page_of_guest_tables_that_is_cleaned_without_invalidating_stage_2_loses_an_update() {
     let without: fn(&Hand) = |hand| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a breach's report says, and that its seed does it again.
+//! The content of a breach's report, and its reproduction by the seed.
 
 use std::collections::HashSet;
 
@@ -45,7 +45,7 @@ fn a_report_names_rule_entry_changes_and_seed() {
     }
 }
 
-/// Hardware's changes are among them.
+/// The changes include hardware's.
 #[test]
 fn a_report_names_what_hardware_changed() {
     let machinery = Machinery::new(MODERN, Bbm::default(), 1, 1);
@@ -60,7 +60,7 @@ fn a_report_names_what_hardware_changed() {
     assert!(breach.to_string().contains("by hardware"));
 }
 
-/// Two CPUs change one entry side by side, and somebody's change is no break-before-make; in most runs.
+/// Two CPUs change one entry at once. In most runs, the change of one of them is no break-before-make.
 fn race(seed: u64) -> Option<Breach> {
     let remap = |hand: &Hand| {
         let mine = 1 + hand.cpu.number() as u64;
@@ -89,7 +89,7 @@ fn another_seed_gives_another_interleaving() {
     assert!(steps.len() > 5, "{steps:?}");
 }
 
-/// What is done by the engine is told with its place in the engine.
+/// A change by the engine is reported with its place in the engine.
 #[test]
 fn a_report_names_the_engine_s_place() {
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, 1);

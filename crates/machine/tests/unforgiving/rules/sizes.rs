@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Changes of a mapping's size without a break, on CPUs that take them (FEAT_BBM), and what those may do about it.
+//! Changes of a mapping's size without a break, on CPUs that allow them (FEAT_BBM), and their effects on accesses.
 
 use twofold_machine::program::{Exit, Instructions};
 use twofold_machine::unforgiving::{Bbm, Breach, Rule, Withdrawn};
@@ -32,7 +32,7 @@ fn entry(hand: &Hand) -> Pa {
     hand.tree.level_2 + 8
 }
 
-/// A table that maps as the first block does, or the frames from `first` on.
+/// A table that maps the frames from `first` on; from 0 on, these are the first block's.
 fn parts(hand: &Hand, first: u64, attributes: &Attributes) -> Pa {
     let page = hand.page();
     hand.fill(page, |index| hand.leaf(first + index, attributes));
@@ -71,7 +71,7 @@ fn at_level_1_a_size_is_changed_live_where_the_block_is_marked() {
         reported(Rule::LiveChange, Bbm::Level1, |hand| change(hand, 0));
         allowed(Bbm::Level1, |hand| change(hand, NOT_TRANSLATED));
     }
-    // The mark itself is no part of the address there.
+    // At level 1, nT is not a part of the address.
     allowed(Bbm::Level1, |hand| {
         hand.make(entry(hand), hand.block(0, &READ_WRITE));
         hand.make(entry(hand), hand.block(0, &READ_WRITE) | NOT_TRANSLATED);
@@ -91,7 +91,7 @@ fn at_level_2_a_size_is_changed_live() {
     }
 }
 
-/// A size, and nothing else.
+/// Only the size may change.
 #[test]
 fn at_level_2_nothing_else_is_changed_live() {
     let other = Attributes { memory: Memory::NonCacheable, ..READ_WRITE };
@@ -109,7 +109,7 @@ fn at_level_2_nothing_else_is_changed_live() {
     });
 }
 
-/// Nor is the invalidation spared.
+/// The invalidation is still needed.
 #[test]
 fn at_level_2_the_old_entry_stays_until_it_is_invalidated() {
     reported(Rule::StillCached, Bbm::Level2, |hand| {
@@ -123,7 +123,7 @@ fn at_level_2_the_old_entry_stays_until_it_is_invalidated() {
         hand.make(entry(hand), hand.block(0, &READ_WRITE));
         hand.cpu.free_page(old);
     });
-    // The new pages are others' to change only then.
+    // The new pages may change only after the invalidation.
     reported(Rule::MakeBeforeFlush, Bbm::Level2, |hand| {
         hand.make(entry(hand), hand.block(0, &READ_WRITE));
         let new = parts(hand, 0, &READ_WRITE);
@@ -145,7 +145,8 @@ fn at_level_2_a_broken_block_becomes_pages_of_the_same_without_an_invalidation_b
     reported(Rule::MakeBeforeFlush, Bbm::Level0, body);
 }
 
-/// What a guest's stores met that come after a change of size whose flush is `flushed`: conflicts, and stores.
+/// The results of a guest's stores after a change of size: the numbers of conflicts and of stores. `flushed` is whether
+/// the change is flushed first.
 fn met(bbm: Bbm, flags: u64, flushed: bool) -> (usize, usize) {
     let mut met = (0, 0);
     for seed in 0..SEEDS {
@@ -160,12 +161,12 @@ fn met(bbm: Bbm, flags: u64, flushed: bool) -> (usize, usize) {
             let stored = match guest.store(BLOCK + 5 * PAGE, 7) {
                 Ok(()) => true,
                 Err(Exit::Abort(abort)) => {
-                    // A data abort with the status of a TLB conflict, which tells no address.
+                    // A data abort with the status of a TLB conflict, which has no IPA.
                     assert_eq!((abort.esr >> 26, abort.esr & 0x3f, abort.far), (0x24, 0b11_0000, BLOCK + 5 * PAGE));
                     assert_eq!(abort.hpfar, u64::MAX);
-                    // The answer: everything of the VMID goes, and the guest tries again.
+                    // The handler invalidates the whole VMID, and the guest retries.
                     hand.flush_all();
-                    guest.store(BLOCK + 5 * PAGE, 7).expect("there is nothing to hit but the new entry");
+                    guest.store(BLOCK + 5 * PAGE, 7).expect("only the new entry can be hit");
                     false
                 }
                 Err(exit) => panic!("{exit:?}"),
