@@ -409,7 +409,7 @@ mod stage1 {
 
     use super::*;
 
-    /// The tables of levels 1 to 3. Stage 1 is off while they are made.
+    /// The IPA of the guest's tables, of levels 1 to 3.
     const TABLES: u64 = RAM.raw();
     const DATA: u64 = RAM.raw() + 8 * PAGE;
     pub const VA: u64 = 0x20_0000;

@@ -194,7 +194,7 @@ impl FastVcpu {
         self.cpu.fill(va, || walk(&stage1, memory, va, access))
     }
 
-    /// The stage-1 regime of the current registers; loads the TLB for it first where it is not.
+    /// Returns the stage-1 regime of the current registers, and loads the TLB for it if necessary.
     fn loaded(&mut self) -> Result<stage1::Regime, Unmodelled> {
         let (cpu, vmid, registers) = (&self.cpu, self.stage2.vmid, &self.state.stage1);
         *self.stage1.get_or_insert_with(|| {
