@@ -38,6 +38,17 @@ fn every_input_that_is_kept_still_passes() {
     assert!(failed.is_empty(), "what each says is above; to see one again:\n{}", failed.join("\n"));
 }
 
+/// A corpus is replayed with each run of the tests, so it holds the inputs that cover most, and few of them.
+#[test]
+fn a_corpus_stays_small() {
+    for (name, _) in TARGETS {
+        let inputs = entries(fuzz().join("corpus").join(name)).len();
+        assert!(inputs <= MOST_INPUTS, "{name} has {inputs} inputs; keep the {MOST_INPUTS} that cover most");
+    }
+}
+
+const MOST_INPUTS: usize = 20;
+
 #[test]
 fn bytes_that_say_nothing_pass() {
     for (_, target) in TARGETS {
