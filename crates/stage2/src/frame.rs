@@ -168,7 +168,7 @@ impl Run {
         assert!(fits, "{} bytes do not fit {offset:#x} bytes into {self:?}", bytes.len());
         let pa = self.pa + offset;
         let start = platform.pointer(pa);
-        let words = if pa.is_aligned(8) { bytes.len() / 8 } else { 0 };
+        let words = whole_words(pa, bytes.len());
         let (whole, rest) = bytes.split_at(words * 8);
         for (index, word) in whole.as_chunks().0.iter().enumerate() {
             // SAFETY: inside donated memory, so mapped while the platform lives and behind no reference; frames are
@@ -192,7 +192,7 @@ impl Run {
         assert!(fits, "{} bytes at {offset:#x} are not in {self:?}", bytes.len());
         let pa = self.pa + offset;
         let start = platform.pointer(pa);
-        let words = if pa.is_aligned(8) { bytes.len() / 8 } else { 0 };
+        let words = whole_words(pa, bytes.len());
         let (whole, rest) = bytes.split_at_mut(words * 8);
         for (index, word) in whole.as_chunks_mut().0.iter_mut().enumerate() {
             // SAFETY: inside donated memory, so mapped while the platform lives and behind no reference; frames are
@@ -309,6 +309,12 @@ impl<T: TableSource + ?Sized> TableSource for &mut T {
     }
 }
 
+/// How many of `bytes` bytes from `pa` on are accessed as whole words: none where `pa` is not aligned.
+#[inline]
+const fn whole_words(pa: Pa, bytes: usize) -> usize {
+    if pa.is_aligned(8) { bytes / 8 } else { 0 }
+}
+
 /// `size` is a multiple of 4 KiB, which is a multiple of every `DC ZVA` block there is (at most 2 KiB).
 fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
     let start = platform.pointer(pa);
@@ -362,6 +368,19 @@ mod tests {
         let whole = whole.split_at(0x4000).unwrap_err();
         let pages: Vec<_> = whole.into_pages().map(|page| page.pa().raw()).collect();
         assert_eq!(pages, [0x10_0000, 0x10_1000, 0x10_2000]);
+    }
+
+    #[test]
+    fn a_run_is_empty_where_it_has_no_page() {
+        assert!(run(0x10_0001, 0x10).is_empty());
+        assert!(!run(0x10_0000, 0x1000).is_empty());
+    }
+
+    #[test]
+    fn words_are_whole_where_they_are_aligned() {
+        let words = |pa, bytes| whole_words(Pa::new(pa), bytes);
+        assert_eq!([words(0x10_0000, 4096), words(0x10_0008, 79), words(0x10_0ff8, 7)], [512, 9, 0]);
+        assert_eq!([words(0x10_0001, 64), words(0x10_0004, 64)], [0, 0]);
     }
 
     #[test]

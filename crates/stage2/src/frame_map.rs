@@ -161,6 +161,13 @@ mod tests {
     }
 
     #[test]
+    fn each_frame_of_a_whole_span_is_taken_alone() {
+        let mut map = FrameMap::new(run(0, 512)).unwrap();
+        let taken: Vec<_> = core::iter::from_fn(|| map.take(1)).collect();
+        assert_eq!(taken, (0..512).map(|frame| run(frame, 1)).collect::<Vec<_>>());
+    }
+
+    #[test]
     fn what_does_not_fit_is_refused() {
         assert!(FrameMap::new(run(511, 2)).is_err());
         let mut map = FrameMap::new(run(8, 8)).unwrap();
