@@ -108,17 +108,21 @@ impl<T> Drop for LockGuard<'_, T> {
 mod tests {
     extern crate std;
 
+    use std::cell::RefCell;
     use std::thread;
 
     use super::*;
     use crate::platform::{Dc, Domain, Ic, Tlbi};
     use crate::{Pa, Record};
 
-    /// A CPU that is asked for nothing here but to wait.
-    struct Waits;
+    /// A CPU that is asked for nothing here but what it does before an atomic access, and while it waits.
+    struct Cpu<A: Fn(), W: Fn()> {
+        on_atomic: A,
+        waits: W,
+    }
 
     // SAFETY: nothing is mapped.
-    unsafe impl Platform for Waits {
+    unsafe impl<A: Fn(), W: Fn()> Platform for Cpu<A, W> {
         fn tlbi(&self, _: Tlbi, _: u64) {}
         fn dsb(&self, _: Domain) {}
         fn isb(&self) {}
@@ -134,20 +138,83 @@ mod tests {
         fn record(&self, _: Pa) -> &Record {
             unreachable!()
         }
-        fn pause(&self, _: u32) {
-            thread::yield_now();
+        fn on_atomic(&self) {
+            (self.on_atomic)();
         }
+        fn pause(&self, _: u32) {
+            (self.waits)();
+        }
+    }
+
+    /// What another CPU does, seen from the one that wants the lock.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Step {
+        /// The other one has the lock, or takes it, and this CPU is about to make an atomic access.
+        AtomicWhileLocked,
+        /// Nobody has the lock, and this CPU is about to make an atomic access.
+        Atomic,
+        /// The other one goes on while this CPU waits.
+        WaitWhileLocked,
+        /// The other one gives the lock back while this CPU waits.
+        WaitUntilFree,
+    }
+
+    /// Locks what another CPU has locked, or takes and gives back by these steps, which are all that there are.
+    fn locks_by(steps: &[Step]) {
+        let lock = Lock::new(0);
+        let alone = Cpu { on_atomic: || (), waits: || panic!("nobody has the lock") };
+        let held = RefCell::new(None);
+        let steps = RefCell::new(steps.iter().copied());
+        let take = || {
+            held.borrow_mut().get_or_insert_with(|| lock.lock(&alone));
+        };
+        let on_atomic = || match steps.borrow_mut().next() {
+            Some(Step::AtomicWhileLocked) => take(),
+            Some(Step::Atomic) => assert!(held.borrow().is_none()),
+            other => panic!("an atomic access instead of {other:?}"),
+        };
+        let waits = || match steps.borrow_mut().next() {
+            Some(Step::WaitWhileLocked) => assert!(held.borrow().is_some()),
+            Some(Step::WaitUntilFree) => drop(held.take()),
+            other => panic!("a wait instead of {other:?}"),
+        };
+        let guard = lock.lock(&Cpu { on_atomic, waits });
+        assert_eq!(steps.borrow_mut().next(), None);
+        assert!(lock.word.try_lock().is_none(), "the guard has no lock");
+        drop(guard);
+        let _ = lock.lock(&alone);
+    }
+
+    #[test]
+    fn what_nobody_has_is_locked_at_once() {
+        locks_by(&[Step::Atomic]);
+    }
+
+    /// While another CPU has the lock, this one reads the word alone.
+    #[test]
+    fn what_another_has_is_waited_for() {
+        use Step::{Atomic, AtomicWhileLocked, WaitUntilFree, WaitWhileLocked};
+        locks_by(&[AtomicWhileLocked, WaitUntilFree, Atomic]);
+        locks_by(&[AtomicWhileLocked, WaitWhileLocked, WaitWhileLocked, WaitUntilFree, Atomic]);
+    }
+
+    /// Between this CPU's look and its atomic access.
+    #[test]
+    fn what_another_takes_first_is_waited_for_again() {
+        use Step::{Atomic, AtomicWhileLocked, WaitUntilFree};
+        locks_by(&[AtomicWhileLocked, WaitUntilFree, AtomicWhileLocked, WaitUntilFree, Atomic]);
     }
 
     #[test]
     fn one_at_a_time_and_nothing_is_lost() {
         const ROUNDS: u64 = if cfg!(miri) { 50 } else { 10_000 };
         let lock = Lock::new((0u64, 0u64));
+        let cpu = Cpu { on_atomic: || (), waits: thread::yield_now };
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..ROUNDS {
-                        let mut guard = lock.lock(&Waits);
+                        let mut guard = lock.lock(&cpu);
                         guard.0 += 1;
                         assert_eq!(guard.0, guard.1 + 1, "somebody else is inside");
                         guard.1 += 1;
@@ -155,7 +222,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!(*lock.lock(&Waits), (4 * ROUNDS, 4 * ROUNDS));
+        assert_eq!(*lock.lock(&cpu), (4 * ROUNDS, 4 * ROUNDS));
         assert_eq!(lock.into_inner(), (4 * ROUNDS, 4 * ROUNDS));
     }
 }
