@@ -106,6 +106,43 @@ fn what_is_lent_comes_back_when_its_addresses_are_vacated() {
     assert_eq!(guest.scan().leaves.len(), 0);
 }
 
+/// The last page of what is lent is vacated, the first is still mapped.
+#[test]
+fn what_is_vacated_from_the_middle_on_does_not_come_back() {
+    let (mut guest, lent, _) = lent(3);
+    let Guest { stage2, pool, .. } = &mut guest;
+    stage2.grant(&lent, BASE, 2 * KIB_4).unwrap().map_range(Level::L3, &RAM, pool).unwrap();
+    let rest = stage2.vacate(BASE + KIB_4..BASE + 3 * KIB_4, pool).unwrap();
+    assert!(rest.reclaim(lent).is_err());
+    assert_eq!(guest.scan().leaves.len(), 1);
+}
+
+/// The same addresses in another tree: the tree that the run was lent to still maps it.
+#[test]
+fn what_another_tree_vacates_does_not_come_back() {
+    let (mut guest, lent, _) = lent(2);
+    let mut other = Guest::new(FORCED, 40);
+    let geometry = *other.stage2.geometry();
+    let root = other.pool.run(2).into_root(&geometry).unwrap();
+    let (platform, vmid) = (other.stage2.platform().clone(), twofold_stage2::Vmid::new(VMID));
+    let mut second = twofold_stage2::Stage2::new(platform, FORCED, geometry, vmid, root).unwrap();
+    let _ = guest.stage2.grant(&lent, BASE, KIB_4).unwrap().map(Level::L3, &RAM, &mut guest.pool).unwrap();
+    let lent = second.vacate(lent.range(), &mut other.pool).unwrap().reclaim(lent).unwrap_err();
+    assert!(guest.stage2.vacate(lent.range(), &mut guest.pool).unwrap().reclaim(lent).is_ok());
+    let _ = second.destroy(&mut other.pool, twofold_stage2::Unwatched);
+}
+
+/// A run of which no page may be mapped comes back with any addresses.
+#[test]
+fn what_is_lent_for_no_page_comes_back() {
+    let mut guest = Guest::new(FORCED, 40);
+    let Guest { stage2, pool, .. } = &mut guest;
+    let lent = stage2.lend(pool.run(1), BASE, Ipa::new(0)..BASE);
+    assert!(lent.range().is_empty());
+    let elsewhere = stage2.vacate(BASE + KIB_4..BASE + 2 * KIB_4, pool).unwrap();
+    assert_eq!(elsewhere.reclaim(lent).map(|run| run.size()), Ok(KIB_4));
+}
+
 #[test]
 fn what_is_lent_comes_back_when_the_tables_are_destroyed() {
     let (guest, lent, pa) = lent(2);
