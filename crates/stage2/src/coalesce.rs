@@ -90,7 +90,8 @@ impl<P: Platform> Stage2<P> {
         let mut other_memory = false;
         loop {
             let place = self.descend(ipa, level);
-            if place.level < level || !place.entry.is_table(level) {
+            // A descent that ends above `level` ends at an entry that is no table.
+            if !place.entry.is_table(level) {
                 match self.map_to(ipa, pa, level, attributes, tables) {
                     Err(Error::TableInTheWay { .. }) => continue,
                     mapped => return mapped.map(Coalesced::Mapped),
