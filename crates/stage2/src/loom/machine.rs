@@ -40,6 +40,8 @@ pub(super) struct Memory {
     pub(super) flushes: Option<Word>,
     /// Whether what a TLB holds is not to be used any more. Held while it is used: an invalidation waits for that.
     invalidated: Option<Mutex<bool>>,
+    /// How many bytes of cache lines were cleaned. Not the checker's: the engine learns nothing from it.
+    pub(super) cleaned: Option<AtomicUsize>,
     /// How often somebody waited. Not the checker's: who waits learns nothing from it.
     pauses: AtomicUsize,
 }
@@ -50,6 +52,8 @@ pub(super) enum Watch {
     Nothing,
     Flushes,
     Hardware,
+    /// Cleaning takes its time: other CPUs go on meanwhile.
+    Cleaning,
 }
 
 /// A CPU, as [`Stage2`](crate::Stage2) sees it.
@@ -62,6 +66,7 @@ impl Machine {
             frames: (0..frames).map(|_| Frame::default()).collect(),
             flushes: (watch == Watch::Flushes).then(Word::default),
             invalidated: (watch == Watch::Hardware).then(|| Mutex::new(false)),
+            cleaned: (watch == Watch::Cleaning).then(AtomicUsize::default),
             pauses: AtomicUsize::new(0),
         }))
     }
@@ -116,6 +121,13 @@ unsafe impl Platform for Machine {
     fn isb(&self) {}
 
     unsafe fn dc(&self, _: Dc, _: usize) {}
+
+    unsafe fn dc_lines(&self, _: Dc, _: usize, size: u64, _: u64) {
+        if let Some(cleaned) = &self.0.cleaned {
+            cleaned.fetch_add(size as usize, std::sync::atomic::Ordering::Relaxed);
+            loom::thread::yield_now();
+        }
+    }
 
     fn ic(&self, _: Ic, _: usize) {}
 

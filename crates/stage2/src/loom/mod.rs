@@ -8,6 +8,8 @@
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p twofold-stage2 --lib loom::` runs them, with two preemptions of a thread
 //! at most, or as many as `LOOM_MAX_PREEMPTIONS` says.
 
+mod busy;
+mod claim;
 mod flush;
 mod guest;
 mod hardware;

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Busy entries: how many a table may have, and that a table with one is left to the CPU that has to make it.
+
+use std::sync::Arc;
+
+use super::guest::{BLOCK, Guest};
+use super::model;
+use crate::platform::Platform;
+use crate::record::Counts;
+use crate::{Ipa, Level};
+
+/// A table of level 2 that leads to two tables, of one page each.
+fn guest() -> Arc<Guest> {
+    let guest = Guest::new(3, 4);
+    let mut pages = guest.pages(0..4);
+    guest.map(0, Level::L3, &mut pages);
+    guest.map(BLOCK, Level::L3, &mut pages);
+    Arc::new(guest)
+}
+
+/// The count has seven bits.
+#[test]
+fn one_more_than_is_counted_waits() {
+    model(0, || {
+        let guest = guest();
+        let place = guest.stage2.descend(Ipa::new(0), Level::L3);
+        let lock = || guest.stage2.lock(&place).expect("nothing was taken out");
+        let mut locked = lock();
+        locked.counts += Counts::BUSY.times(127);
+        drop(locked);
+        assert!(lock().make_busy(place.index).is_err());
+        assert_eq!(lock().counts.busy(), 127);
+    });
+}
+
+/// A CPU that locks all tables below one finds an entry of the second one busy. It unlocks the first one, which it has
+/// locked, and never the second one, which the owner of the entry locks and changes meanwhile.
+#[test]
+fn a_table_with_a_busy_entry_is_not_held() {
+    model(1, || {
+        let guest = guest();
+        let place = guest.stage2.descend(Ipa::new(BLOCK), Level::L3);
+        let locked = guest.stage2.lock(&place).expect("nothing was taken out");
+        let Ok(busy) = locked.make_busy(place.index) else { panic!("nothing else is busy") };
+        let there = guest.clone();
+        let other = loom::thread::spawn(move || {
+            let place = there.stage2.descend(Ipa::new(0), Level::L2);
+            let above = there.stage2.lock(&place).expect("nothing was taken out");
+            drop(there.stage2.hold_below(&above));
+        });
+        // The other one goes first.
+        loom::thread::yield_now();
+        let old = busy.old;
+        busy.make(old);
+        other.join().expect("no panic");
+        assert_eq!(guest.machine().record(place.table.pa()).peek(), Some(Counts::of(old, Level::L3)));
+    });
+}
