@@ -39,25 +39,24 @@ impl<P: Platform> TableSource for Keep<'_, P> {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Gives the pages that were kept to `tables`, and returns how many. No walk reaches them: their flush is complete.
+    /// Gives the pages that were kept to `tables`. No walk reaches them: their flush is complete.
     #[inline]
-    pub(crate) fn give_kept(&self, tables: &mut impl TableSource) -> u64 {
-        if self.kept.0.load(Ordering::Relaxed) == 0 { 0 } else { self.give_all_kept(tables) }
+    pub(crate) fn give_kept(&self, tables: &mut impl TableSource) {
+        if self.kept.0.load(Ordering::Relaxed) != 0 {
+            self.give_all_kept(tables);
+        }
     }
 
     #[cold]
     #[inline(never)]
-    fn give_all_kept(&self, tables: &mut impl TableSource) -> u64 {
+    fn give_all_kept(&self, tables: &mut impl TableSource) {
         self.platform().on_atomic();
         let mut next = self.kept.0.swap(0, Ordering::Acquire);
-        let mut given = 0;
         while next != 0 {
             let page = Pa::new(next);
             // Before the page is somebody else's.
             next = self.platform().record(page).link();
             tables.give(TablePage::from_tree(page, self.features()));
-            given += 1;
         }
-        given
     }
 }
