@@ -122,12 +122,9 @@ impl<P: Platform> Stage2<P> {
                 let entry = table.entry(index).read();
                 if entry.is_table(level) {
                     let link = Link { table: entry.address(), level: below, ipa: link.ipa + index as u64 * span };
-                    // Most tables are of the last level, and 512 calls would cost more than what is done in them.
-                    freed += if below == Level::L3 {
-                        self.free_table(link, look, tables, leaf)
-                    } else {
-                        self.free_tree(link, look, tables, leaf)
-                    };
+                    // A table of level 1 is taken out only when nothing is in it (modules `unmap`, `below`).
+                    debug_assert_eq!(below, Level::L3, "a table with tables that have tables");
+                    freed += self.free_table(link, look, tables, leaf);
                 }
             }
         }

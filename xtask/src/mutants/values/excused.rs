@@ -23,12 +23,9 @@ pub const EXCUSED: &[Excused] = &[
     excused(DESCRIPTOR, "descriptor::data_bits: 0 => 1 #2", VALID),
     excused(DESCRIPTOR, "descriptor::encode: 0 => 1", VALID),
     excused(DESCRIPTOR, "descriptor::encode: 0 => 1 #2", VALID),
-    excused(FEATURES, "Features::least: a < b => a <= b", "the smaller of two equal numbers is either of them"),
-    excused(
-        GEOMETRY,
-        "Geometry::new: features.pa_bits < 48 => features.pa_bits <= 48",
-        "the smaller of two equal numbers is either of them",
-    ),
+    excused(FEATURES, "Features::least: a < b => a <= b", EQUAL),
+    excused(GEOMETRY, "Geometry::new: features.pa_bits < 48 => features.pa_bits <= 48", EQUAL),
+    excused(GEOMETRY, "Geometry::new: 48 => 49", EQUAL),
     excused(GEOMETRY, "Geometry::new: 1 => 2", "the smallest IPA space takes two levels"),
     excused(INJECT, "inject::external_abort: 0x3f => 0x3e", "the classes of aborts from a lower level are even"),
     excused(INJECT, "take::STACK_OF_EL1: 1 => a bit more", "PSTATE.M[1] is 0 at EL1"),
@@ -114,21 +111,56 @@ pub const EXCUSED: &[Excused] = &[
     excused(UNMAP, "Stage2::unmap_page: 1 => 2", LONG_WAY),
     excused(UNMAP, "Stage2::unmap_page: R::WATCHES => true", "a leaf is told to a closure that does nothing"),
     excused(UNMAP, "unmap::BATCH: 64 => a bit more", "how many are broken at once is a matter of time"),
-    excused(DETACHED, "Stage2::free_tree: false => true", "the caller is told nothing it asked for, and does nothing"),
+    excused(DETACHED, "Stage2::free_table: false => true", "the caller is told nothing it asked for, and does nothing"),
+    excused(DETACHED, "Stage2::free_table: wanted => true", PASSED_OVER),
     excused(
         DETACHED,
-        "Stage2::free_tree: wanted => true",
-        "a caller that is told of leaves it did not ask for passes over them",
+        "Stage2::free_table: self.platform().record(pa).last().armed() > 0 => self.platform().record(pa).last().armed() >= 0",
+        PASSED_OVER,
     ),
+    excused(DETACHED, "Stage2::free_table: cleans => true", CLEANED_ALONE),
+    excused(CACHE, "Stage2::note_memory: memory == Memory::NonCacheable => true", CLEANED_ALONE),
+    excused(CACHE, "Stage2::note_memory: 1 => 2", "any value but 0 is the note"),
     excused(HOLES, "Holes::clean: !self.hole.is_empty() => true", "no line is in an empty hole"),
-    excused(KEPT, "Stage2::give_kept: self.kept.0.load(Ordering::Relaxed) == 0 => false", KEPT_LOOK),
+    excused(HOLES, "Holes::leaf: start != self.hole.end => true", "a hole that is cleaned in parts is cleaned"),
+    excused(HOLES, "Holes::leaf: found.is_leaf(entry.level) => true", NO_LEAF),
+    excused(KEPT, "Stage2::give_kept: self.kept.0.load(Ordering::Relaxed) != 0 => true", LOOK),
+    excused(KEPT, "Stage2::give_kept: 0 => 1", LOOK),
+    excused(BELOW, "Stage2::lock_quiet: self.platform().record(table).last().busy() > 0 => false", LOOK),
+    excused(BELOW, "Stage2::lock_quiet: 0 => 1", LOOK),
+    excused(BELOW, "Stage2::hold_below: above.counts.tables() == 0 => false", HOLDS_NONE),
+    excused(BELOW, "HeldBelow::drop: self.count > 0 => true", HOLDS_NONE),
+    excused(BELOW, "HeldBelow::drop: self.count > 0 => self.count >= 0", HOLDS_NONE),
     excused(FLUSH, "Flushed::free: self.detached.is_empty() => false", "no table is in an empty chain"),
     excused(FLUSH, "Flushed::drop: !self.detached.is_empty() => true", "no table is in an empty chain"),
+    excused(
+        FLUSH,
+        "Pending::drop: self.removed.is_some() => true",
+        "what was completed has nothing left to flush, to count or to free",
+    ),
+    excused(
+        FLUSH,
+        "Pending::flush_all: !self.changed.is_empty() => true",
+        "the claim for a trace is of no address, and the change is empty already",
+    ),
     excused(COALESCE, "Stage2::coalesce_to: 0 => 1", "the engine frees after the make; a baseline's count is its own"),
+    excused(COALESCE, "Stage2::coalesce_to: other_memory => true", OTHERS_ALONE),
+    excused(COALESCE, "Stage2::coalesce_to: false => true", OTHERS_ALONE),
+    excused(COALESCE, "Stage2::claim: false => true", OTHERS_ALONE),
+    excused(COALESCE, "Stage2::look_for: false => true", OTHERS_ALONE),
+    excused(COALESCE, "Stage2::look_for: leaf => true #2", OTHERS_ALONE),
+    excused(COALESCE, "Stage2::look_for: !same => true", OTHERS_ALONE),
+    excused(COALESCE, "Stage2::look_for: leaf => true", NO_LEAF),
+    excused(COALESCE, "Stage2::claim: record.link() & CLAIMED != 0 => false", LOOK),
     excused(
         COALESCE,
-        "Stage2::coalesce_to: other_memory => true",
-        "the leaves are looked at one by one, and only those of another type are cleaned",
+        "Stage2::coalesce_to: !upkeep.is_needed() => false",
+        "the CPU claims the table then, and has nothing to clean",
+    ),
+    excused(
+        COALESCE,
+        "coalesce::CLAIMED: 1 => a bit more",
+        "bit 1 of a link is free, as bit 0 is, while the table is linked",
     ),
     excused(COALESCE, "Stage2::coalesce_to: FREE_FIRST => false", BASELINE),
     excused(COALESCE, "Stage2::coalesce_to: FREE_FIRST => false #2", BASELINE),
@@ -250,6 +282,7 @@ pub const EXCUSED: &[Excused] = &[
     excused(EL2, "mpam2::TRAP_MPAM1: 1 << 48 => a bit more", "bit 49 is TRAP_MPAM0, which is set in any case"),
 ];
 
+const EQUAL: &str = "the smaller of two equal numbers is either of them";
 const SAME_ROW: &str = "the row is looked at entry by entry, and the same is found";
 const COHERENT: &str = "both places ask, and either of them is enough";
 const VALID: &str = "bit 0 is VALID, which the entry has in any case";
@@ -261,7 +294,12 @@ const ATOMIC: &str = "an exchange does what the store does";
 const PAUSE: &str = "how long a CPU waits is a matter of time";
 const LONG_WAY: &str = "the long way does the same as the short one";
 const OTHER_TYPE: &str = "a leaf that has the address and the type is not replaced at all";
-const KEPT_LOOK: &str = "the look before the swap saves time alone";
+const LOOK: &str = "the look before the atomic access saves time alone";
+const HOLDS_NONE: &str = "where there are no tables below, none is locked, and none unlocked";
+const PASSED_OVER: &str = "a caller that is told of leaves it did not ask for passes over them";
+const CLEANED_ALONE: &str = "the leaves are looked at one by one, and only those whose lines must go are cleaned";
+const OTHERS_ALONE: &str = "the leaves are looked at one by one, and only those of another type are cleaned";
+const NO_LEAF: &str = "an entry that is no leaf has the memory bits of no block that is cleaned for";
 const BASELINE: &str = "what a bench is measured against; the engine has one order";
 const NO_L0: &str = "the CPUs' tables have no leaves at level 0, and none fits";
 const MAY_HOLD: &str = "a table without blocks is looked through, and none is found";
