@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest's memory with one of its techniques as it was before: what each is measured against (feature `baselines`, in no
-//! image that is released).
+//! A guest's memory with one technique switched off, as the baseline that the technique is measured against (feature
+//! `baselines`, in no release image).
 //!
-//! | technique | before | source |
+//! | technique | baseline | source |
 //! |---|---|---|
-//! | a split looks only where blocks are ([`Split::Records`]) | it walks, chunk by chunk; a clear has it walk word by word, as KVM does | S0 |
-//! | caches are cleaned by who maps ([`Clean::OnMap`]) | by who faults, before it looks | S4 |
-//! | the block is made, then the table freed ([`Coalesce::InstallFirst`]) | the other way round | S4 |
-//! | table pages are taken where a table is missing ([`TablePages::WhenNeeded`]) | each fault has so many at hand as it may need | S4 |
+//! | a split visits only tables with blocks ([`Split::Records`]) | it walks chunk by chunk; a clear has it walk word by word, as KVM does | Bras 2026 |
+//! | the vCPU that maps cleans caches ([`Clean::OnMap`]) | each vCPU that faults cleans, before it looks at the tables | Wang 2021: clean on map |
+//! | the block is made, then the table freed ([`Coalesce::InstallFirst`]) | the table is freed first | Wang 2021: install before free |
+//! | table pages are taken where a table is missing ([`TablePages::WhenNeeded`]) | each fault first takes as many as it may need | Wang 2021: table pages when needed |
 //!
-//! All the rest is the same: who maps, who marks, who is locked out. What a walk splits is bounded by the pages that KVM has
-//! for a chunk, so that a block of 1 GiB goes down at once or level by level as there.
+//! Mapping, marking and locking are otherwise the same. A walk splits with no more table pages than KVM has for a
+//! chunk, so a block of 1 GiB is split at once or level by level, as in KVM.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -21,12 +21,12 @@ use twofold_stage2::{Attributes, Coalesced, Error, Grant, IpaRange, Level, Mappe
 
 use crate::guest::GuestMemory;
 
-/// How each technique is done. By default: as everywhere.
+/// How each technique is done. The default switches none off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Policies {
-    /// How blocks are found that are to be split, when a log starts and when it is cleared.
+    /// How a split finds blocks, when a log starts and when it is cleared.
     pub split: Split,
-    /// When caches are cleaned for what a fault maps.
+    /// When caches are cleaned for a mapping that a fault makes.
     pub clean: Clean,
     /// In which order a block takes the place of a table.
     pub coalesce: Coalesce,
@@ -34,7 +34,7 @@ pub struct Policies {
     pub tables: TablePages,
 }
 
-/// How blocks are found that are to be split (source S0).
+/// How a split finds blocks (Bras 2026).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Split {
     /// By the tables' records, once for a chunk.
@@ -42,24 +42,24 @@ pub enum Split {
     Records,
     /// By a walk that visits all entries.
     EveryLevel,
-    /// By one that passes over tables it has made just now: the source's first version.
+    /// By a walk that passes over tables that it has just made (Bras RFC 2026).
     SkipChildren,
-    /// By one that reads no pages' entries: the source's proposal.
+    /// By a walk that reads no level 3 entries (Bras 2026).
     SkipLeaves,
 }
 
-/// When caches are cleaned for what a fault maps (source S4). Without a difference where CPUs need no such cleaning
-/// (FEAT_S2FWB).
+/// When caches are cleaned for a mapping that a fault makes (Wang 2021). CPUs that need no such cleaning (FEAT_S2FWB)
+/// show no difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Clean {
-    /// By the one vCPU that maps it.
+    /// By the vCPU that makes the mapping.
     #[default]
     OnMap,
-    /// By each that faults there, before it looks what is mapped.
+    /// By each vCPU that faults there, before it reads the tables.
     OnAbort,
 }
 
-/// In which order a block takes the place of a table (source S4).
+/// In which order a block takes the place of a table (Wang 2021).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Coalesce {
     /// The block first.
@@ -69,18 +69,18 @@ pub enum Coalesce {
     FreeFirst,
 }
 
-/// When table pages are taken (source S4).
+/// When table pages are taken (Wang 2021).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TablePages {
     /// Where a table is missing.
     #[default]
     WhenNeeded,
-    /// For each fault that maps something: a page for each level below the root. What is left stays with the CPU.
+    /// At each fault that maps memory: a page for each level below the root. Pages that are left stay with the CPU.
     Always,
 }
 
 impl<P: Platform> GuestMemory<P> {
-    /// Has the techniques done like this, from now on.
+    /// Sets how the techniques are done from now on.
     pub fn set_policies(&mut self, policies: Policies) {
         self.before.policies = policies;
     }
@@ -90,8 +90,7 @@ impl<P: Platform> GuestMemory<P> {
         self.before.policies
     }
 
-    /// Entries, of tables and leaves, that splits have visited so far by walks. What goes by records ([`Split::Records`])
-    /// is not counted.
+    /// Entries of tables and leaves that splits by walks have visited so far. [`Split::Records`] is not counted.
     pub fn split_visits(&self) -> u64 {
         self.before.visits.load(Ordering::Relaxed)
     }
@@ -130,7 +129,7 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// Puts a block in the place of a table, which is freed first.
+    /// Puts a block in the place of a table, and frees the table first.
     pub(crate) fn coalesce_freeing_first(
         &self,
         level: Level,
@@ -140,7 +139,7 @@ impl<P: Platform> GuestMemory<P> {
         grant.coalesce_freeing_first(level, attributes, &mut self.tables(), &mut |_| ())
     }
 
-    /// Puts a block in the place of a table for a fault that has cleaned all of it.
+    /// Puts a block in the place of a table, for a fault that has cleaned all of the block's memory.
     pub(crate) fn coalesce_cleaned(
         &self,
         level: Level,
@@ -155,7 +154,7 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// Splits what blocks there are by walks, chunk by chunk, as far as there are table pages.
+    /// Splits blocks by walks, chunk by chunk, as far as there are table pages.
     pub(crate) fn split_as_before(&self, range: IpaRange, chunk: u64) -> Result<(), Error> {
         let mut start = range.start;
         while start < range.end {
@@ -169,7 +168,7 @@ impl<P: Platform> GuestMemory<P> {
             };
             match split {
                 Ok(visits) => self.before.visits.fetch_add(visits, Ordering::Relaxed),
-                // What is left is split when the guest writes there.
+                // A block that is left is split when the guest writes to it.
                 Err(Error::NoTablePage { .. }) => return Ok(()),
                 Err(error) => return Err(error),
             };
@@ -179,7 +178,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 }
 
-/// What a guest keeps for it.
+/// What a guest keeps for its baselines.
 #[derive(Default)]
 pub(crate) struct Before {
     pub(crate) policies: Policies,
@@ -188,13 +187,13 @@ pub(crate) struct Before {
 }
 
 impl Before {
-    /// Whether a fault maps in another way.
+    /// Whether a fault maps in another way than by default.
     #[inline(always)]
     pub(crate) fn changes_map(&self) -> bool {
         self.cleans_on_abort() || self.policies.tables != TablePages::WhenNeeded
     }
 
-    /// Whether a fault cleans before it looks.
+    /// Whether a fault cleans before it reads the tables.
     pub(crate) fn cleans_on_abort(&self) -> bool {
         self.policies.clean == Clean::OnAbort
     }
@@ -210,21 +209,21 @@ impl Before {
     }
 }
 
-/// Pages that a CPU has at hand, alone in their lines.
+/// Table pages that a CPU has at hand. Aligned so that no two CPUs' pages share a cache line.
 #[derive(Default)]
 #[repr(align(128))]
 struct Pages(Mutex<Vec<TablePage>>);
 
 const CPUS: usize = 32;
 
-/// Which of them are this CPU's: CPUs are told apart by their stacks, some MiB from each other. Where two have the same ones,
-/// and both are at it, one does without.
+/// The index of this CPU's pages. CPUs are distinguished by their stacks, which are some MiB apart. If two CPUs get the
+/// same index, and both fault at once, one does without.
 fn this_cpu() -> usize {
     let on_stack = 0u8;
     (core::ptr::from_ref(&on_stack).addr() >> 21) % CPUS
 }
 
-/// A CPU's pages, and where others come from, and go to.
+/// A CPU's pages, and the source behind them.
 struct Spare<'a, S> {
     pages: &'a mut Vec<TablePage>,
     source: &'a mut S,
@@ -240,7 +239,7 @@ impl<S: TableSource> TableSource for Spare<'_, S> {
     }
 }
 
-/// The pages of a chunk: as many as splitting it may take.
+/// The table pages of a chunk: as many as splitting it may take in KVM.
 struct Chunk<S> {
     source: S,
     left: u64,

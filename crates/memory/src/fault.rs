@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The fault path: from a guest's access that stage 2 stopped to what happens next.
 //!
-//! 1. Find the slot; an address without one answers with an external abort, as a bus does. Cache maintenance there is
-//!    skipped.
-//! 2. Find what is behind it, and how large a leaf slot, backing and policy allow.
-//! 3. Make the memory ready: zeroed where it was never touched. Only then map it; the engine does the cache
-//!    maintenance that this CPU needs in between. A table that is in a block's way gives way to it (source S4), unless a log
-//!    runs.
-//! 4. Where that lets the guest write, see whether it is logged, and mark it (module [`dirty`](crate::dirty)).
+//! 1. Find the slot. Without one, the answer is an external abort, as from a bus. Cache maintenance there is skipped.
+//! 2. Find the slot's backing, and how large a leaf slot, backing and policy allow.
+//! 3. Make the memory ready: zero it if it was never touched. Only then map it. In between, the engine does the cache
+//!    maintenance that this CPU needs. A table that is in a block's way is replaced by the block (Wang 2021), unless a
+//!    log runs.
+//! 4. If the mapping lets the guest write, and a log runs, mark the pages (module [`dirty`](crate::dirty)).
 //!
-//! What the first touch of a page does not need is out of line, so that it has the registers to itself
-//! (`cargo xtask test linux budget`).
+//! Code that the first touch of a page does not need is out of line, so that the first touch has the registers to
+//! itself (`cargo xtask test linux budget`).
 //!
-//! A fault that finds everything in place already was stale: the TLB of this CPU is invalidated and the guest
-//! tries again. Every answer makes progress, so no guest faults for ever on one access.
+//! A fault that finds everything in place was stale: the TLB of this CPU is invalidated, and the guest tries again.
+//! Every answer makes progress, so no guest faults for ever on one access.
 
 use core::sync::atomic::Ordering;
 
@@ -29,52 +28,53 @@ use crate::guest::{Error, GuestMemory, Pages};
 use crate::ram::{Ram, SECTION};
 use crate::slots::{Content, Kept};
 
-/// A stage-2 fault of the guest's.
+/// A stage-2 fault of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestFault {
-    /// Where, in the guest's physical addresses.
+    /// The guest-physical address.
     pub ipa: Ipa,
-    /// What was wrong.
+    /// Why the access was stopped.
     pub kind: FaultKind,
-    /// What the guest was doing.
+    /// The access that the guest made.
     pub access: AccessKind,
 }
 
-/// What a fault leads to.
+/// What the caller does after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Answer {
-    /// Let the guest do its access again.
+    /// Let the guest repeat the access.
     Retry(Done),
-    /// Nothing answers there: the guest gets a synchronous external abort.
+    /// Raise a synchronous external abort in the guest: there is no memory or device, or it does not allow the access.
     ExternalAbort,
-    /// Cache maintenance where there is no memory: the guest goes on behind the instruction, which has nothing to do. As in
-    /// KVM: a guest that cleans more than it has mapped is careful, not wrong.
+    /// Continue the guest after the instruction: cache maintenance where there is no memory has nothing to do. As in
+    /// KVM, a guest may clean more than it has mapped.
     Skip,
 }
 
-/// What was done before the guest tries again.
+/// What [`GuestMemory::fault`] did before the guest repeats the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// A leaf of this level was mapped; `first_touch`: over memory that had to be zeroed, since nobody had touched it.
+    /// A leaf was mapped.
     Mapped {
         /// The leaf's level.
         level: Level,
-        /// Whether frames were zeroed for it.
+        /// Whether frames were zeroed for it, because they were never touched before.
         first_touch: bool,
     },
-    /// A leaf that was there allows more.
+    /// A leaf that was mapped already allows more accesses now.
     Widened,
-    /// Everything was in place: this CPU's TLB was stale.
+    /// Everything was in place: this CPU's TLB was stale, and is invalidated.
     Stale,
 }
 
 impl<P: Platform> GuestMemory<P> {
-    /// Answers a fault.
+    /// Answers a fault. Several vCPUs may fault at once.
     ///
     /// # Errors
     ///
-    /// No frames or table pages are left; the guest may try again when there are some.
+    /// [`Error::NoFrames`], or [`Error::Stage2`] if no table pages are left: the guest may repeat the access when there
+    /// are some again. [`Error::Stage2`] also if a slot's physical addresses are beyond what the CPU can address.
     pub fn fault(&self, fault: &GuestFault) -> Result<Answer, Error> {
         if fault.access == AccessKind::Maintenance
             && let Some(answer) = self.maintain(fault.ipa, fault.kind)
@@ -102,7 +102,8 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// What RAM is mapped with: for code, or whatever if this CPU's caches need no maintenance for that.
+    /// The attributes of RAM. It may be executed if it is mapped for `code`, or if this CPU needs no cache maintenance
+    /// for code.
     pub(crate) fn ram_attributes(&self, write: bool, code: bool, dirty_by_hardware: bool) -> Attributes {
         let code = code || self.stage2.features().instruction_cache_coherent;
         let execute = if code { Execute::ALWAYS } else { Execute::NEVER };
@@ -127,8 +128,8 @@ impl<P: Platform> GuestMemory<P> {
         self.mapped(mapped, Level::L3, first_touch, fault)
     }
 
-    /// Maps the section around a page as a block; `None` where it does not fit the slot. A section is the largest run of
-    /// frames there is: 1 GiB would have to be zeroed in one fault.
+    /// Maps the huge page around `page` as a block, or returns `None` if it does not fit the slot. RAM has no larger
+    /// blocks: 1 GiB would have to be zeroed in one fault.
     #[inline(never)]
     fn map_section(
         &self,
@@ -142,7 +143,7 @@ impl<P: Platform> GuestMemory<P> {
         Some(ready.and_then(|(grant, first_touch)| self.map_ready(Level::L2, grant, slot, first_touch, fault)))
     }
 
-    /// Maps memory that was given by the largest leaf that fits.
+    /// Maps preallocated memory by the largest leaf that fits.
     #[inline(never)]
     fn map_given(&self, page: Ipa, slot: &Kept, given: &Given, fault: &GuestFault) -> Result<Answer, Error> {
         if let Some(running) = slot.tracking.running() {
@@ -157,8 +158,8 @@ impl<P: Platform> GuestMemory<P> {
         self.map_ready(place.level, grant, slot, false, fault)
     }
 
-    /// Maps memory that is ready. A table that is in the way, from a log that has stopped or from an unmap of a part, goes: the
-    /// block takes its place. To a log that starts meanwhile that is all the same (module [`dirty`](crate::dirty)).
+    /// Maps memory that is ready. A table that is in the way, from a log that has stopped or from an unmap of a part,
+    /// is replaced by the block. A log that starts meanwhile loses no write by that (module [`dirty`](crate::dirty)).
     #[inline(never)]
     fn map_ready(
         &self,
@@ -177,8 +178,8 @@ impl<P: Platform> GuestMemory<P> {
         self.mapped(mapped, level, first_touch, fault)
     }
 
-    /// Puts a block in the place of a table (source S4). Nobody is told of what hardware had recorded there: if that is of
-    /// interest to a log, all of the block is marked.
+    /// Puts a block in the place of a table (Wang 2021). Writes that hardware had recorded in the table are not
+    /// reported: if a log runs by then, the caller marks the whole block.
     #[cold]
     fn promote(&self, level: Level, grant: Grant<'_, P>, attributes: &Attributes) -> Result<Mapped, Error> {
         #[cfg(feature = "baselines")]
@@ -188,7 +189,7 @@ impl<P: Platform> GuestMemory<P> {
         Ok(self.promoted(self.coalesce(level, grant, attributes)?))
     }
 
-    /// As if it had been mapped where nothing was; which is counted.
+    /// The result as if the block had been mapped where nothing was. Counts a block that replaced a table.
     fn promoted(&self, coalesced: Coalesced) -> Mapped {
         match coalesced {
             Coalesced::Done { .. } => {
@@ -199,7 +200,7 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// Puts a block in the place of what maps the same.
+    /// Puts a block in the place of smaller mappings of the same memory.
     pub(crate) fn coalesce(
         &self,
         level: Level,
@@ -228,7 +229,8 @@ impl<P: Platform> GuestMemory<P> {
         grant.map(level, attributes, &mut self.tables())
     }
 
-    /// Maps a page while a log runs: what is not written is not writable, unless hardware records that it is.
+    /// Maps a page while a log runs. The page becomes writable only for a write, or with DBM, where hardware records
+    /// the write.
     #[cold]
     fn map_logged(&self, page: Ipa, slot: &Kept, fault: &GuestFault, running: Running) -> Result<Answer, Error> {
         let (grant, first_touch) = match &slot.content {
@@ -243,7 +245,7 @@ impl<P: Platform> GuestMemory<P> {
         let attributes = self.ram_attributes(write, fault.access == AccessKind::Execute, armed);
         let mapped = self.map_leaf(Level::L3, grant, &attributes)?;
         if armed {
-            // What is written there, hardware records, and has done so if that is why it is mapped.
+            // Hardware records writes to the page. A page that is mapped for a write counts as recorded already.
             self.note_armed(slot, page..page + FRAME, running);
         } else if write {
             self.note_writes(slot, page..page + FRAME);
@@ -251,8 +253,8 @@ impl<P: Platform> GuestMemory<P> {
         self.mapped(mapped, Level::L3, first_touch, fault)
     }
 
-    /// Has a page backed and made ready, or for a leaf of level 2 the section around it; the right to map that, and whether
-    /// frames were zeroed. The slot's lock is free again when it is mapped.
+    /// Backs a page and makes it ready; for a leaf of level 2, the huge page around it. Returns the right to map it,
+    /// and whether frames were zeroed. The slot's lock is released before the caller maps.
     #[inline(always)]
     fn make_ready(&self, page: Ipa, ram: &Lock<Ram>, level: Level) -> Result<(Grant<'_, P>, bool), Error> {
         let (platform, features) = (self.stage2.platform(), self.stage2.features());
@@ -262,13 +264,13 @@ impl<P: Platform> GuestMemory<P> {
             Level::L2 => (backed.make_section_ready(platform, features), backed.section_grant(&self.stage2)),
             _ => (backed.make_ready(platform, features), backed.grant(&self.stage2)),
         };
-        // The section was lent to these tables for its slot's addresses, so there is a grant.
+        // The frames were lent to these tables for the slot's addresses, so there is a grant.
         Ok((grant.ok_or(Error::NoRam { ipa: page })?, zeroed))
     }
 
-    /// Maps a device's registers by the largest leaf that fits. After an unmap of a part, smaller mappings may be left there:
-    /// they stay, and the guest gets a smaller leaf beside them. No block replaces them: that has a break in it, and the guest
-    /// may be using these registers.
+    /// Maps a device's registers by the largest leaf that fits. After an unmap of a part, smaller mappings may be left
+    /// there. They stay, and the guest gets a smaller leaf beside them: replacing them by a block needs a break, and
+    /// the guest may be using these registers.
     #[inline(never)]
     fn map_device(&self, page: Ipa, slot: &Kept, window: &Window, fault: &GuestFault) -> Result<Answer, Error> {
         let pa = window.pa() + (page - slot.range.start);
@@ -288,8 +290,8 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// What mapping a leaf leads to, which is counted. Where it was there already, the guest ran into something else, or into
-    /// nothing any more.
+    /// The answer after a leaf was mapped, which is counted. If the leaf was mapped already, the guest faulted for
+    /// another reason, or its fault was stale.
     #[inline(always)]
     fn mapped(&self, mapped: Mapped, level: Level, first_touch: bool, fault: &GuestFault) -> Result<Answer, Error> {
         if let Mapped::Already(_) = mapped {
@@ -299,7 +301,7 @@ impl<P: Platform> GuestMemory<P> {
         Ok(Answer::Retry(Done::Mapped { level, first_touch }))
     }
 
-    /// Allows the access that has faulted, at the leaf that is there.
+    /// Allows the access that has faulted at a leaf that is mapped.
     #[cold]
     fn allow(&self, fault: &GuestFault) -> Result<Answer, Error> {
         match fault.access {
@@ -316,9 +318,9 @@ impl<P: Platform> GuestMemory<P> {
         answer(self.stage2.relax(fault.ipa, access))
     }
 
-    /// Answers cache maintenance by address; `None` where it needs what a load does. `DC IVAC` alone needs the permission to
-    /// write. Where the guest has that permission, the page becomes one that is written: a guest must not notice that a log
-    /// has protected it. Kept apart, so that no other fault pays for it.
+    /// Answers cache maintenance by address, or returns `None` if it is to be answered as a load. Only `DC IVAC` needs
+    /// the permission to write. If the slot allows writes, the page becomes writable and is marked: a guest must not
+    /// notice that a log has protected a page. Out of line, so that no other fault pays for it.
     #[cold]
     #[inline(never)]
     fn maintain(&self, ipa: Ipa, kind: FaultKind) -> Option<Result<Answer, Error>> {
@@ -329,7 +331,7 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// Lets the guest write, and has it in the log if one runs.
+    /// Lets the guest write, and marks the page if a log runs (D1 to D6 of [`dirty`](crate::dirty)).
     #[inline(never)]
     fn allow_write(&self, ipa: Ipa) -> Result<Answer, Error> {
         let slot = match self.slots.find(ipa) {
@@ -340,7 +342,7 @@ impl<P: Platform> GuestMemory<P> {
             return answer(self.relax_logged(slot, log, ipa, running));
         }
         let relaxed = self.stage2.relax(ipa, Access::READ_WRITE);
-        // Where a log was started meanwhile, of a page or of a block.
+        // A log may have started meanwhile, and the leaf may be a page or a block.
         self.note_writes(slot, slot.around(ipa, self.stage2.geometry()));
         answer(relaxed)
     }
@@ -350,13 +352,13 @@ impl<P: Platform> GuestMemory<P> {
 fn answer(relaxed: Result<Relaxed, twofold_stage2::Error>) -> Result<Answer, Error> {
     match relaxed {
         Ok(Relaxed::Widened) => Ok(Answer::Retry(Done::Widened)),
-        // Not mapped: what the guest ran into is gone already, and it will fault for that next.
+        // Not mapped: the leaf for which the guest faulted is gone, and the guest will take a translation fault next.
         Ok(Relaxed::Already) | Err(twofold_stage2::Error::NotMapped { .. }) => Ok(Answer::Retry(Done::Stale)),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Where the section around `page` starts, if all of it belongs to the slot.
+/// The start of the huge page around `page`, if all of it belongs to the slot.
 fn block_around(page: Ipa, slot: &IpaRange) -> Option<Ipa> {
     let start = page.align_down(SECTION);
     (start >= slot.start && start.checked_add(SECTION)? <= slot.end).then_some(start)
@@ -370,7 +372,7 @@ fn allows(slot: &Kept, access: AccessKind) -> bool {
     }
 }
 
-/// Writes have a way of their own.
+/// The access to allow for a fault that is not a write; writes go by `allow_write`.
 fn wanted(access: AccessKind) -> Access {
     match access {
         AccessKind::Read | AccessKind::Write | AccessKind::Maintenance => Access::READ,
@@ -378,4 +380,4 @@ fn wanted(access: AccessKind) -> Access {
     }
 }
 
-const _: () = assert!(SECTION == 2 << 20, "a section is what level 2 spans with the 4 KiB granule");
+const _: () = assert!(SECTION == 2 << 20, "a huge page is what level 2 spans with the 4 KiB granule");

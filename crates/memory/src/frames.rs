@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The free memory of the machine: 4 KiB frames and naturally aligned runs of them.
 //!
-//! Each donated range is kept by maps of 2 MiB ([`FrameMap`]), which own its frames. Memory on the heap is taken when a
-//! range is added, and none to take or give a frame: a fault never depends on what a guest did to the heap.
+//! Each donated range is kept in maps of 2 MiB ([`FrameMap`]), which own its frames. Adding a range takes memory on the
+//! heap. Taking or giving a frame takes none, so a full heap stops no fault here.
 //!
-//! Single frames, for tables, come from a map that is in use already, while one has any, and RAM has whole maps. So tables
-//! keep together, and break few runs. A guest has its frames in a lock, the last one that is taken:
-//! nothing here waits for anything, and whoever gets a frame sees what was done to it by whoever gave it back.
+//! Single frames, for tables, come from a map that is already partly used, as long as one has any; RAM takes whole
+//! maps. So tables stay together, and break few 2 MiB runs. A guest keeps its frames in a lock, the last in the lock
+//! order, and nothing here waits. The lock orders accesses too: a CPU that takes a frame sees all that was done to it
+//! before it was given back.
 
 use alloc::vec::Vec;
 
@@ -21,21 +22,21 @@ pub(crate) const FRAME: u64 = 4096;
 pub struct Frames {
     features: Features,
     ranges: Vec<Range>,
-    /// The range from which less than a section was taken the last time.
+    /// The range from which less than 2 MiB was last taken.
     last: usize,
     free_frames: u64,
     tables_taken: u64,
     tables_given: u64,
 }
 
-/// A donated range, in maps of its sections.
+/// A donated range, in one map for each 2 MiB.
 struct Range {
     start: Pa,
     size: u64,
     maps: Vec<FrameMap>,
     /// No map before this one has a free frame.
     first_free: usize,
-    /// Where frames were taken from one by one, or given back, the last time.
+    /// The map from which less than 2 MiB was last taken, or to which frames were last given back.
     last: usize,
     /// No map before this one is whole.
     first_whole: usize,
@@ -52,7 +53,7 @@ impl Frames {
         self.add_run(range.into_run());
     }
 
-    /// Adds a run that was taken from elsewhere.
+    /// Adds a run that was taken from another source.
     pub fn add_run(&mut self, run: Run) {
         if !run.is_empty() {
             self.free_frames += run.size() / FRAME;
@@ -60,12 +61,13 @@ impl Frames {
         }
     }
 
-    /// How many frames are free.
+    /// The number of free frames.
     pub fn free(&self) -> u64 {
         self.free_frames
     }
 
-    /// How many whole sections the donated ranges hold, taken or not: the most that guest RAM can be made of.
+    /// The number of whole, aligned 2 MiB runs in the donated ranges, free or taken: the most from which guest RAM can
+    /// be made.
     pub fn sections(&self) -> u64 {
         let whole = |range: &Range| {
             let (start, end) = (range.start.raw(), range.start.raw() + range.size);
@@ -74,7 +76,8 @@ impl Frames {
         self.ranges.iter().map(whole).sum()
     }
 
-    /// A run of `count` frames, a power of two, aligned to its size. Its content is whatever was there before.
+    /// Takes a run of `count` frames, aligned to its size. `count` is a power of two. The run keeps its old content.
+    /// `None` if there is no such run.
     pub fn take(&mut self, count: u64) -> Option<Run> {
         let run = if count < PER_MAP { self.take_part(count) } else { self.take_whole(count) }?;
         self.free_frames -= count;
@@ -97,7 +100,8 @@ impl Frames {
         self.ranges.iter_mut().find_map(|range| range.take_whole(count))
     }
 
-    /// Takes a run back that nothing reaches any more; the run itself where it was not [taken](Self::take) here.
+    /// Takes back a run that no mapping reaches any more. Returns the run as an error if it was not [taken](Self::take)
+    /// here.
     pub fn give_run(&mut self, run: Run) -> Result<(), Run> {
         let count = run.size() / FRAME;
         match self.ranges.iter_mut().find(|range| range.contains(&run)) {
@@ -113,7 +117,7 @@ impl Frames {
         self.features
     }
 
-    /// Memory for a root table; `None` when there is not enough.
+    /// Takes memory for a root table. `None` if there is not enough.
     pub fn take_root(&mut self, geometry: &Geometry) -> Option<Result<Root, Error>> {
         let size = geometry.root_size();
         let run = self.take(size / FRAME)?;
@@ -121,13 +125,13 @@ impl Frames {
         Some(run.into_root(geometry).map_err(|run| Error::Root { root: run.pa(), size }))
     }
 
-    /// Takes what was cut from here back.
+    /// Takes back a run that was taken here.
     pub(crate) fn give_own(&mut self, run: Run) {
         let given = self.give_run(run);
-        assert!(given.is_ok(), "{given:?} is from elsewhere");
+        assert!(given.is_ok(), "{given:?} was not taken here");
     }
 
-    /// Table pages that were handed out and that came back.
+    /// How many table pages were taken, and how many were given back.
     pub(crate) fn table_counts(&self) -> (u64, u64) {
         (self.tables_taken, self.tables_given)
     }
@@ -142,7 +146,7 @@ impl TableSource for Frames {
 
     /// # Panics
     ///
-    /// Where it is not from here.
+    /// If the page was not taken here.
     fn give(&mut self, page: TablePage) {
         self.give_own(page.into_run());
         self.tables_given += 1;
@@ -156,7 +160,7 @@ impl Range {
         let mut rest = run;
         while !rest.is_empty() {
             let here = (SECTION - rest.pa().raw() % SECTION).min(rest.size());
-            // Whole pages, and no more than there are: neither fails.
+            // Never fails: `here` is whole pages, and no more than `rest` has.
             let Ok((part, behind)) = rest.split_at(here) else { break };
             maps.extend(FrameMap::new(part));
             rest = behind;
@@ -168,12 +172,12 @@ impl Range {
         run.pa() >= self.start && run.size() <= self.size && run.pa() - self.start <= self.size - run.size()
     }
 
-    /// Frames of the map that was used last, if it is broken.
+    /// Frames of the map that was used last, if it is partly used.
     fn take_from_last(&mut self, count: u64) -> Option<Run> {
         take_if_broken(&mut self.maps[self.last], count)
     }
 
-    /// Frames of a map of which some are out.
+    /// Frames of any map that is partly used.
     fn take_from_broken(&mut self, count: u64) -> Option<Run> {
         self.first_free += self.maps[self.first_free..].iter().take_while(|map| map.free() == 0).count();
         let first = self.first_free;
@@ -197,12 +201,12 @@ impl Range {
         if count > PER_MAP {
             return self.take_maps((count / PER_MAP) as usize);
         }
-        // What is passed over is not whole for the next one either, until frames come back.
+        // A map that is passed over stays unusable for later calls, until frames come back.
         self.first_whole += self.maps[self.first_whole..].iter().take_while(|map| map.free() < PER_MAP).count();
         self.maps.get_mut(self.first_whole)?.take(count)
     }
 
-    /// So many maps in a row, aligned to their size, as one run.
+    /// `count` maps in a row, aligned to their size, as one run.
     #[cold]
     fn take_maps(&mut self, count: usize) -> Option<Run> {
         let number = self.start.raw() / SECTION;
@@ -212,11 +216,11 @@ impl Range {
         let at = starts.find(|at| is_whole(&self.maps[*at..*at + count]))?;
         let mut parts = self.maps[at..at + count].iter_mut().filter_map(|map| map.take(PER_MAP));
         let first = parts.next()?;
-        // They lie behind each other.
+        // They are adjacent, so the join never fails.
         Some(parts.fold(first, |run, next| run.join(next).unwrap_or_else(|(run, _)| run)))
     }
 
-    /// Takes a run back that lies in the range.
+    /// Takes back a run that lies in the range.
     fn give(&mut self, run: Run) {
         let mut rest = run;
         while !rest.is_empty() {
@@ -235,12 +239,12 @@ impl Range {
     }
 }
 
-/// Frames of a map of which some are out, or which has fewer than others.
+/// Frames of a map that is partly used, or that has less than 2 MiB.
 fn take_if_broken(map: &mut FrameMap, count: u64) -> Option<Run> {
     if map.free() == PER_MAP { None } else { map.take(count) }
 }
 
-/// Frames of a map.
+/// Frames in a map.
 const PER_MAP: u64 = SECTION / FRAME;
 
-const _: () = assert!(FrameMap::SPAN == SECTION, "a section is one map");
+const _: () = assert!(FrameMap::SPAN == SECTION, "a huge page is one map");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is behind RAM that is given: one run of frames, whose content is the guest's from the beginning.
+//! The backing of preallocated RAM: one run of frames, whose content belongs to the guest from the beginning.
 //!
-//! Invariant: nothing of it ever changes while the slot is there. So nobody takes a lock to find a page, no fault has to make
-//! one ready, and a leaf may be as large as slot, alignment and giver allow.
+//! Invariant: this data does not change as long as the slot exists. So finding a page takes no lock, no fault makes a
+//! page ready, and a leaf may be as large as slot, alignment and embedder allow.
 
 use twofold_stage2::{Geometry, Ipa, IpaRange, Lent, Level, Pa};
 
@@ -12,7 +12,7 @@ pub(crate) struct Given {
     pub(crate) largest: Level,
 }
 
-/// A leaf that memory may be mapped by.
+/// A leaf that may map memory: its level and both addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) level: Level,
@@ -21,7 +21,7 @@ pub(crate) struct Place {
 }
 
 impl Given {
-    /// Where the page at `ipa` is, in a slot of these addresses.
+    /// The physical address of the page at `ipa`, in the slot with the addresses `slot`.
     pub(crate) fn pa(&self, slot: &IpaRange, ipa: Ipa) -> Pa {
         self.frames.run().pa() + (ipa - slot.start)
     }
@@ -35,8 +35,8 @@ impl Given {
 }
 
 impl Place {
-    /// The largest leaf, of `largest` or below, that maps `page` to `pa`: inside the slot, and aligned at both ends, as in KVM
-    /// (source S4). The page always fits. Above the root there are no leaves.
+    /// The largest leaf, of level `largest` or below, that maps `page` to `pa`. It is inside the slot, and both its
+    /// addresses are aligned, as in KVM (Wang 2021). A leaf of one page always fits. No leaf is above the root.
     pub(crate) fn around(page: Ipa, pa: Pa, slot: &IpaRange, largest: Level, geometry: &Geometry) -> Self {
         let leaves = LEAVES.into_iter().filter(|level| *level >= largest.max(geometry.root_level()));
         let mut fitting = leaves.filter_map(|level| {
@@ -46,13 +46,13 @@ impl Place {
         fitting.next().unwrap_or(Self { level: Level::L3, ipa: page, pa })
     }
 
-    /// How many bytes it maps.
+    /// The number of bytes that the leaf maps.
     pub(crate) fn size(&self, geometry: &Geometry) -> u64 {
         geometry.granule().span(self.level)
     }
 }
 
-/// Where a leaf that spans `span` bytes around `page` would lie, if slot and alignment allow one.
+/// Both addresses of a leaf of `span` bytes around `page`, if slot and alignment allow one.
 fn fits(slot: &IpaRange, page: Ipa, pa: Pa, span: u64) -> Option<(Ipa, Pa)> {
     let ipa = page.align_down(span);
     let start = Pa::new(pa.raw().checked_sub(page - ipa)?);
@@ -60,5 +60,5 @@ fn fits(slot: &IpaRange, page: Ipa, pa: Pa, span: u64) -> Option<(Ipa, Pa)> {
     (inside && start.is_aligned(span)).then_some((ipa, start))
 }
 
-/// Levels that have leaves, the largest first.
+/// The levels that have leaves, from the largest leaf to the smallest.
 const LEAVES: [Level; 3] = [Level::L1, Level::L2, Level::L3];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest's memory as a whole: its slots, its tables, and the frames it draws on.
+//! A guest's memory as a whole: its slots, its tables, and the frames that it takes memory from.
 //!
-//! Invariant: what several vCPUs change is in a lock, or a count that orders nothing; the locks' order is a slot's backing,
-//! then the frames, and neither is held while the engine works on the tables.
+//! Invariant: data that several vCPUs change is in a lock, or is a count that orders nothing. The lock order is a
+//! slot's backing, then the frames. Neither is held while the engine works on the tables.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +17,7 @@ use crate::slots::{Content, Refused, Slot, SlotError, SlotId, Slots};
 /// How large the mappings of a guest's RAM may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// As large as slot and backing allow.
+    /// Pages and blocks as large as slot and backing allow.
     Largest,
     /// 4 KiB pages only.
     Small,
@@ -35,28 +35,29 @@ pub struct GuestMemory<P: Platform> {
     pub(crate) before: crate::baselines::Before,
 }
 
-/// What was done so far. While vCPUs run, one number may be ahead of another.
+/// Counts since the guest was made. While vCPUs run, one count may be ahead of another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Leaves that were mapped, by level: index 3 counts pages, 2 and 1 blocks.
+    /// Leaves that were mapped, by level: index 3 counts pages, 2 and 1 count blocks.
     pub mapped: [u64; 4],
-    /// Translation faults that zeroed frames and mapped them, by level as above. What a loader wrote before, what an
-    /// attempt zeroed that then lacked a table page, or what one vCPU zeroed and another one mapped first, is not counted.
+    /// Translation faults that zeroed frames and mapped them, by level as above. Not counted: memory that a loader
+    /// wrote before, that an attempt zeroed before it ran out of table pages, or that one vCPU zeroed and another
+    /// mapped first.
     pub first_touches: [u64; 4],
-    /// Blocks that took the place of a table which was in a fault's way. They are among those that were mapped.
+    /// Blocks that a fault put in the place of a table that was in its way. They are counted in `mapped` too.
     pub promoted: u64,
     /// Frames that were zeroed.
     pub frames_zeroed: u64,
-    /// Table pages taken, the root's included.
+    /// Table pages taken, including the root's.
     pub tables_allocated: u64,
     /// Table pages given back.
     pub tables_freed: u64,
 }
 
-/// Why guest memory could not do what it was asked for.
+/// Why a call to a guest's memory failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// No frames are left.
+    /// No frames are left, or no memory on the heap for their state.
     #[error("no memory is left to back the guest at {ipa}")]
     NoFrames {
         /// The guest's address.
@@ -65,10 +66,10 @@ pub enum Error {
     /// No memory is left for the root table.
     #[error("no memory is left for the root of the guest's tables ({size} bytes)")]
     NoRoot {
-        /// Its size in bytes.
+        /// The root's size in bytes.
         size: u64,
     },
-    /// There is no RAM at that address.
+    /// The guest has no RAM at that address.
     #[error("the guest has no RAM at {ipa}")]
     NoRam {
         /// The guest's address.
@@ -82,7 +83,7 @@ pub enum Error {
     Slot(#[from] SlotError),
 }
 
-/// What the slot was to be given is lost: to have it back, look at the [`Refused`].
+/// This conversion loses the slot's backing. To keep it, take it from the [`Refused`].
 impl From<Refused> for Error {
     fn from(refused: Refused) -> Self {
         Self::Slot(refused.error)
@@ -90,7 +91,12 @@ impl From<Refused> for Error {
 }
 
 impl<P: Platform> GuestMemory<P> {
-    /// A guest without memory. The VMID is the caller's to keep apart.
+    /// A guest without memory. The caller gives each guest its own VMID.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoRoot`] if `frames` has no memory for the root table; [`Error::Stage2`] if the engine refuses the
+    /// geometry or the root.
     pub fn new(platform: P, geometry: Geometry, vmid: Vmid, mut frames: Frames, pages: Pages) -> Result<Self, Error> {
         let features = frames.features();
         let root = frames.take_root(&geometry).ok_or(Error::NoRoot { size: geometry.root_size() })??;
@@ -107,26 +113,26 @@ impl<P: Platform> GuestMemory<P> {
         })
     }
 
-    /// Gives the addresses of `slot` their meaning. Nothing is mapped yet. No vCPU runs meanwhile: who finds a slot takes
-    /// no lock for it.
+    /// Adds a memslot. Nothing is mapped yet. No vCPU runs meanwhile, since slots are found without a lock.
     ///
     /// # Errors
     ///
-    /// The slot comes back, with what is wrong with it.
+    /// [`Refused`] returns the slot, with the reason.
     pub fn add_slot(&mut self, slot: Slot) -> Result<SlotId, Refused> {
         let stage2 = &self.stage2;
         self.slots.add(slot, stage2.geometry().end(), |run, range| stage2.lend(run, range.start, range))
     }
 
-    /// Takes a slot away: nothing of it is mapped any more, and its frames are free when this returns. Those that it was
-    /// [given](crate::Backing::Given) are the caller's again. No vCPU runs meanwhile.
+    /// Removes a memslot. When this returns, nothing of it is mapped, the flush is complete, and its frames are free.
+    /// [Preallocated](crate::Backing::Given) memory is returned to the caller. No vCPU runs meanwhile.
     ///
     /// # Errors
     ///
-    /// It is gone already; its tables cannot be emptied, and it stays.
+    /// [`SlotError::Gone`] if the slot was removed before; [`Error::Stage2`] if its tables cannot be emptied: the slot
+    /// stays then.
     pub fn remove_slot(&mut self, slot: SlotId) -> Result<Option<Run>, Error> {
         let range = self.slots.get(slot).ok_or(SlotError::Gone)?.range.clone();
-        // Blocks at its ends may be split for that. They are the slot's own: none reaches beyond.
+        // No block reaches beyond the slot, so none of another slot is split for this.
         let frames = self.frames.get_mut();
         let vacated = self.stage2.vacate(range, frames)?;
         let reclaim = |lent| reclaimed(vacated.reclaim(lent));
@@ -140,9 +146,11 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// The end of the guest: its slots go, its tables are empty, and no TLB entry of its VMID is left, which another guest
-    /// may get. All its frames are free again, those of its tables included, and are the caller's, as [`Frames`]. What slots
-    /// were [given](crate::Backing::Given) goes to `given`, run by run. No vCPU runs, and no CPU has the tables loaded.
+    /// Destroys the guest. No TLB entry of its VMID is left, so another guest may get the VMID. All frames, including
+    /// those of the tables, return to the caller as [`Frames`]. [Preallocated](crate::Backing::Given) memory of slots
+    /// goes to `given`, run by run.
+    ///
+    /// No vCPU of the guest runs, and no CPU has its tables loaded.
     pub fn destroy(self, mut given: impl FnMut(Run)) -> Frames {
         let Self { stage2, slots, frames, .. } = self;
         let mut frames = frames.into_inner();
@@ -161,14 +169,16 @@ impl<P: Platform> GuestMemory<P> {
         frames
     }
 
-    /// Unmaps a slot's addresses in `range`, beside vCPUs. What is there stays, and is mapped again when it is touched. A
-    /// running dirty log keeps what was written: what hardware recorded is in it when this returns, and no page is cleared
-    /// before the flush that ends the guest's writes.
+    /// Unmaps the addresses in `range` that are in the slot, while vCPUs may run. The memory keeps its content, and is
+    /// mapped again when it is touched.
+    ///
+    /// A running dirty log loses no write: pages that hardware recorded are in it when this returns, and no page is
+    /// cleared before the flush that ends the guest's writes.
     ///
     /// # Errors
     ///
-    /// The slot is gone; the range is not made of whole pages; a block reaches beyond it, and no table page is left to split
-    /// that. Nothing was unmapped then.
+    /// The slot was removed; the range is not made of whole pages; a block reaches beyond the range, and no table page
+    /// is left to split it. Nothing was unmapped then.
     pub fn unmap(&self, slot: SlotId, range: IpaRange) -> Result<(), Error> {
         let slot = self.slots.get(slot).ok_or(SlotError::Gone)?;
         let range = range.start.max(slot.range.start)..range.end.min(slot.range.end);
@@ -184,23 +194,24 @@ impl<P: Platform> GuestMemory<P> {
         };
         self.stage2.unmap(range.clone(), tables, removed)?.complete().free(tables);
         if own.is_none() {
-            // The slot's first log may have been started meanwhile.
+            // The slot's first log may have started meanwhile, and this call holds no lock of it.
             self.note_writes(slot, range);
         }
         Ok(())
     }
 
-    /// Writes into the guest's RAM: what a loader does before the guest runs, and the gate for what a device or the
-    /// hypervisor writes while it does, as a running dirty log has it when this returns. Pages that were never touched are
-    /// zero around it.
+    /// Writes into the guest's RAM: for a loader before the guest runs, and for writes by devices and the hypervisor
+    /// while it runs. The pages are in a running dirty log when this returns. A page that was never touched is zeroed
+    /// first.
     ///
-    /// Into a page that is not mapped yet the bytes are clean to the point of coherency when it is. A page that is mapped is
-    /// written through this CPU's caches, which a guest sees that has its own on, or whose accesses are forced to be
-    /// write-back (FEAT_S2FWB).
+    /// If a page is not mapped yet, its bytes are clean to the point of coherency when it gets mapped. A mapped page is
+    /// written through this CPU's caches. The guest sees such a write if its own caches are on, or if FEAT_S2FWB forces
+    /// its accesses to be write-back.
     ///
     /// # Errors
     ///
-    /// There is no RAM, or no frames are left: what comes before was written.
+    /// [`Error::NoRam`] with the first address that is not RAM, or [`Error::NoFrames`] with the first page that has no
+    /// frames. The bytes before it were written.
     pub fn write(&self, ipa: Ipa, bytes: &[u8]) -> Result<(), Error> {
         let mut at = ipa;
         let mut left = bytes;
@@ -225,13 +236,15 @@ impl<P: Platform> GuestMemory<P> {
         Ok(())
     }
 
-    /// Reads the guest's RAM, by this CPU's caches: what it holds at this moment, zeroes where it was never touched. Beside
-    /// vCPUs that write there each byte is one that was written; beside [`write`](Self::write) a page of RAM that was not
-    /// given is as it was, or as it is.
+    /// Reads the guest's RAM through this CPU's caches. Memory that was never touched reads as zero.
+    ///
+    /// If vCPUs write there meanwhile, each byte is an old or a new one. If a [`write`](Self::write) runs meanwhile,
+    /// each page of [`Backing::Ram`](crate::Backing::Ram) is read as it was before or after that write to the page;
+    /// preallocated memory has no such guarantee.
     ///
     /// # Errors
     ///
-    /// There is no RAM.
+    /// [`Error::NoRam`], with the first address that is not RAM.
     pub fn read(&self, ipa: Ipa, bytes: &mut [u8]) -> Result<(), Error> {
         let mut at = ipa;
         let mut left = bytes;
@@ -259,18 +272,19 @@ impl<P: Platform> GuestMemory<P> {
         &self.stage2
     }
 
-    /// The frames that the guest draws on, locked: faults wait for them. Whoever holds them asks nothing else of this guest
-    /// that needs them, or counts them, or it waits for itself: the engine is given [`tables`](Self::tables).
+    /// The frames that the guest takes memory from, locked: faults wait for them. While the caller holds the guard, a
+    /// call that needs the frames, such as [`fault`](Self::fault) or [`counts`](Self::counts), would wait for itself.
+    /// Pass [`tables`](Self::tables) to the engine instead.
     pub fn frames(&self) -> LockGuard<'_, Frames> {
         self.frames.lock(self.stage2.platform())
     }
 
-    /// The frames as the engine takes table pages from them, and gives them back: locked for each of them.
+    /// The frames as a source of table pages for the engine. They are locked for one page at a time.
     pub fn tables(&self) -> impl TableSource + '_ {
         Tables(self)
     }
 
-    /// What was done so far.
+    /// Counts since the guest was made.
     pub fn counts(&self) -> Counts {
         let (tables_allocated, tables_freed) = self.frames().table_counts();
         let frames_zeroed = self.slots.ram().map(|ram| ram.lock(self.stage2.platform()).zeroed()).sum();
@@ -286,14 +300,15 @@ impl<P: Platform> GuestMemory<P> {
     }
 }
 
-/// What was reclaimed. A slot's frames were lent for its addresses and to its guest's tables, so they always are.
+/// The run that was reclaimed. A slot's frames were lent to this guest's tables for the slot's addresses, so reclaiming
+/// them never fails.
 fn reclaimed(reclaimed: Result<Run, Lent>) -> Option<Run> {
     debug_assert!(reclaimed.is_ok(), "{reclaimed:?} was lent for other addresses than its slot's");
     reclaimed.ok()
 }
 
-/// The frames of a guest, locked for one table page at a time. The engine asks with none of its own locks held, and faults
-/// hold no slot's then.
+/// The frames of a guest, locked for one table page at a time. The engine takes pages with none of its own locks held,
+/// and a fault holds no lock of a slot then.
 struct Tables<'a, P: Platform>(&'a GuestMemory<P>);
 
 impl<P: Platform> TableSource for Tables<'_, P> {
@@ -306,13 +321,13 @@ impl<P: Platform> TableSource for Tables<'_, P> {
     }
 }
 
-/// Leaves that were mapped, by level, as vCPUs count them beside each other: first touches, and all others. Relaxed: they
-/// order nothing, and nothing is decided by them.
+/// Leaves that were mapped, by level: first touches, and all others. Several vCPUs count at once. The counts are
+/// relaxed, since they order nothing and decide nothing.
 #[derive(Default)]
 pub(crate) struct Leaves([[AtomicU64; 2]; 4]);
 
 impl Leaves {
-    /// One more.
+    /// Counts one leaf.
     #[inline]
     pub(crate) fn count(&self, level: Level, first_touch: bool) {
         self.0[level.raw() as usize][usize::from(!first_touch)].fetch_add(1, Ordering::Relaxed);

@@ -1,40 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One guest's memory: what is where (slots), what is behind it (frames), and what a fault leads to.
+//! One guest's memory: memslots, the frames behind them, the fault path and dirty logs.
 //!
-//! [`GuestMemory`] owns the guest's [`Stage2`](twofold_stage2::Stage2) tables. A fault comes in as data and its
-//! answer goes out as data ([`Answer`]), so the same path serves a hypervisor, a hosted machine and a test.
+//! `no_std` and no unsafe code, but the crate needs an allocator (`alloc`): for the list of memslots, for what it keeps
+//! of each range of frames, for 128 MiB of a slot at their first touch, and for dirty bitmaps. A fault takes memory
+//! from the heap only at such a first touch.
 //!
-//! # The rules that are kept here
+//! [`GuestMemory`] owns the guest's [`Stage2`](twofold_stage2::Stage2) tables. A fault comes in as data, and its answer
+//! goes out as data ([`Answer`]), so the same path serves a hypervisor, a hosted machine and a test.
 //!
-//! * A guest sees no byte that another one wrote: a frame is zeroed before it is first mapped, and keeps its
-//!   content as long as its slot lives, mapped or not (module `ram`). What the embedder gives ([`Backing::Given`]) is its own
-//!   affair.
-//! * A mapping is as large as slot, backing and policy allow ([`GuestMemory::fault`]): also where smaller ones were left by a
-//!   dirty log.
-//! * Execution is granted only when the guest fetches, so that instruction caches are maintained for code alone
-//!   (source S4), unless the CPU needs no such maintenance.
-//! * No unsafe code: memory is reached through `stage2` only.
+//! # The rules that this crate keeps
+//!
+//! * A guest sees no byte that another guest wrote. A frame is zeroed before it is first mapped, and keeps its content
+//!   as long as its slot lives, mapped or not (module `ram`). Preallocated memory ([`Backing::Given`]) keeps what it
+//!   holds; what that is, is the embedder's choice.
+//! * A mapping is as large as slot, backing and policy allow ([`GuestMemory::fault`]), even where a dirty log left
+//!   smaller mappings.
+//! * Execution is granted only when the guest fetches, so that instruction caches are maintained for code alone (Wang
+//!   2021). If the CPU needs no such maintenance, all RAM may be executed.
+//! * Memory is accessed through `twofold-stage2` only.
+//!
+//! # Which of `written`, `dirty`, `clean`, `get` do I call?
+//!
+//! To copy a guest's memory, use a dirty log ([`dirty::DirtyLog`]), and call nothing of `twofold-stage2` for it: first
+//! [`get`](dirty::DirtyLog::get), then [`clear`](dirty::DirtyLog::clear), then read the pages. The other three are for
+//! an embedder that has tables ([`Stage2`](twofold_stage2::Stage2)) and no [`GuestMemory`]. They read what hardware
+//! recorded in the tables (DBM):
+//!
+//! | call | reports | changes | when |
+//! |---|---|---|---|
+//! | [`DirtyLog::get`](dirty::DirtyLog::get) | pages written since they were last cleared, however that was found out | the log: nothing, except that [`Tracker::WriteProtect`](dirty::Tracker::WriteProtect) clears them | once a round |
+//! | [`Stage2::clean`](twofold_stage2::Stage2::clean) | hardware-tracked leaves that were written | makes them clean, so that the next write is recorded anew | once a round; read the memory after its flush |
+//! | [`Stage2::dirty`](twofold_stage2::Stage2::dirty) | the same leaves | nothing | at any time; while the guest runs the answer is a hint |
+//! | [`Stage2::written`](twofold_stage2::Stage2::written) | all leaves that may be written, hardware-tracked or not | nothing | after [`Stage2::seal`](twofold_stage2::Stage2::seal) and its flush, when nothing is added any more |
+//!
+//! While a dirty log runs, do not call `clean` for its slot: the log would never see the writes that `clean` takes
+//! away.
 //!
 //! # Locking
 //!
-//! Everything but adding and removing slots takes `&self`: faults of several vCPUs run beside each other, and beside
-//! maintenance of the tables. Slots come and go while no vCPU runs, so nobody locks to find one. Three kinds of
-//! [`Lock`](twofold_stage2::Lock) are left, and they are taken in this order:
+//! All operations but adding and removing slots take `&self`: faults of several vCPUs run beside each other, and beside
+//! maintenance of the tables. Slots come and go only while no vCPU runs, so finding one takes no lock. Three kinds of
+//! [`Lock`](twofold_stage2::Lock) are left. They are taken in this order:
 //!
-//! 1. **A slot's dirty log** (module [`dirty`]): held by who starts, stops, reads or clears it, or unmaps some of the slot.
-//!    Faults do not take it.
-//! 2. **A RAM slot's backing** (module `ram`): held while a page gets frames and is made ready, so a page is zeroed by one
-//!    vCPU, and whoever finds it ready sees the zeroes. Faults in other slots, on devices, and in memory that was given, do
+//! 1. **A slot's dirty log** (module [`dirty`]): to start, stop, get or clear it, to coalesce, and to unmap a part of
+//!    the slot. Faults do not take it.
+//! 2. **A RAM slot's backing** (module `ram`): while a page gets frames and is zeroed. So one vCPU zeroes a page, and
+//!    every CPU that finds it ready sees the zeroes. Faults in other slots, on devices and in preallocated memory do
 //!    not wait for it.
-//! 3. **The frames** (module `frames`): held for the moment in which some are taken or given back.
+//! 3. **The frames** (module `frames`): while some are taken or given back.
 //!
-//! The last two are not held while the engine works on the tables. A table page that it asks for is taken from the frames under
-//! their lock, as whatever else is ([`GuestMemory::tables`]).
+//! The last two are not held while the engine works on the tables. When the engine asks for a table page, the page is
+//! taken under the frames' lock, as any other frame is ([`GuestMemory::tables`]).
 //!
-//! So two vCPUs may fault at the same page at once. One finds it not ready and zeroes it, while the other waits; then both
-//! map it, in any order: to one of them the engine answers that the same is mapped there already, so it relaxes instead,
-//! as after any stale fault. That a page is ready and not mapped, in between or because table pages ran out, is of no
-//! importance to anybody: it has its frames and its content, and whoever faults there next maps it.
+//! If two vCPUs fault at the same page at once, one finds it not ready and zeroes it, while the other waits. Then both
+//! map it, in any order. The engine answers the second that the same is mapped already, so the second relaxes the leaf
+//! instead, as after any stale fault. A page may be ready and not mapped, between these steps or because table pages
+//! ran out. That is harmless: the page keeps its frames and its content, and the next fault there maps it.
 #![no_std]
 #![forbid(unsafe_code)]
 

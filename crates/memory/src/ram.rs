@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is behind guest RAM: sections of 2 MiB, each a run of frames that is taken at its first touch.
+//! The backing of guest RAM: huge pages (2 MiB), each a run of frames that is taken at its first touch.
 //!
-//! A section's frames are contiguous, so that it can be mapped by pages or as a block without moving anything.
-//! Which of its pages are ready is kept in one bit each: a page is zeroed once, just before it is first mapped,
-//! and never again while the slot lives.
+//! The frames of a huge page are contiguous, so it can be mapped by pages or as a block without moving anything. One
+//! bit for each page says that it is ready. A page is zeroed once, just before it is first mapped, and never again
+//! while the slot lives.
 //!
-//! Invariant: all of this is reached under the slot's lock alone, and a page's bit is set under it after the page was
-//! zeroed. So who finds the bit set sees the zeroes, and may map the page with no lock held. Frames are taken while the
-//! slot's lock is held, and not the other way round.
+//! Invariant: the backing is accessed only under the slot's lock, and a page's bit is set under the lock after the page
+//! was zeroed. So a CPU that finds the bit set sees the zeroes, and may map the page with no lock held. Frames are
+//! taken while the slot's lock is held; the frames' lock is never held first.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -16,28 +16,28 @@ use twofold_stage2::{Features, Grant, Ipa, IpaRange, Lent, Lock, Platform, Stage
 
 use crate::frames::{FRAME, Frames};
 
-/// Bytes of a section, the unit in which guest RAM takes its frames: a level 2 block of the 4 KiB granule.
+/// Bytes in a huge page, the unit in which guest RAM takes its frames: a level 2 block of the 4 KiB granule.
 pub const SECTION: u64 = 2 << 20;
 const PAGES: u64 = SECTION / FRAME;
-/// Sections that are kept together, from the first touch of one of them: a slot may be far larger than what its guest
-/// uses, and than what there is.
+/// Huge pages whose state is allocated together, at the first touch of one of them. A slot may be far larger than what
+/// its guest uses, and than the memory that exists.
 const PART: usize = 64;
 
 /// The backing of one slot of RAM.
 pub(crate) struct Ram {
-    /// The slot's addresses: sections at its ends are mapped there only.
+    /// The slot's addresses. Of the huge pages at its ends, only the part inside the slot is mapped.
     slot: IpaRange,
-    /// Where the first section starts, at or below the slot.
+    /// The start of the first huge page, at or below the slot.
     start: Ipa,
-    /// Its sections; `None` where nobody touched one.
+    /// The huge pages, [`PART`] in each part; `None` before the first touch of a part.
     parts: Box<[Option<Part>]>,
-    /// Frames that were zeroed.
+    /// How many frames were zeroed.
     zeroed: u64,
 }
 
 type Part = Box<[Section; PART]>;
 
-/// Its size is a power of two, so that a fault finds it by a shift.
+/// A huge page. The size of this type is a power of two, so that a fault finds one by a shift.
 #[derive(Default)]
 #[repr(align(128))]
 struct Section {
@@ -45,7 +45,7 @@ struct Section {
     ready: [u64; PAGES as usize / 64],
 }
 
-/// A page of guest RAM that has frames behind it, seen with the section it is in.
+/// A page of guest RAM that has frames, with the state of its huge page.
 pub(crate) struct BackedPage<'a> {
     frames: &'a Lent,
     ready: &'a mut [u64; PAGES as usize / 64],
@@ -54,7 +54,7 @@ pub(crate) struct BackedPage<'a> {
 }
 
 impl Ram {
-    /// Backing for `range`, none of it taken yet.
+    /// Backing for `range`, without any frames yet.
     pub(crate) fn new(range: &IpaRange) -> Self {
         let start = range.start.align_down(SECTION);
         let count = (range.end - start).div_ceil(PART as u64 * SECTION);
@@ -66,8 +66,8 @@ impl Ram {
         self.zeroed
     }
 
-    /// The page at `ipa`, for which frames are taken if its section has none. `None` when none are left, or no memory on
-    /// the heap to keep them.
+    /// The page at `ipa`. If its huge page has no frames, they are taken. `None` if no frames are left, or no memory on
+    /// the heap for their state.
     #[inline]
     pub(crate) fn back<P: Platform>(
         &mut self,
@@ -91,7 +91,7 @@ impl Ram {
 }
 
 impl Ram {
-    /// The frames of the section at `ipa`, if there are any and all their pages are ready.
+    /// The frames of the huge page at `ipa`, if it has frames and all its pages are ready.
     pub(crate) fn ready_section(&self, ipa: Ipa) -> Option<&Lent> {
         let index = ((ipa - self.start) / SECTION) as usize;
         let section = &self.parts[index / PART].as_ref()?[index % PART];
@@ -99,7 +99,7 @@ impl Ram {
         (section.ready == [!0; 8]).then_some(frames)
     }
 
-    /// Where a page is, if it was ever touched.
+    /// The frames that have the page at `ipa`, and its offset there in bytes, if the page is ready.
     pub(crate) fn ready_page(&self, ipa: Ipa) -> Option<(&Lent, u64)> {
         let offset = ipa - self.start;
         let index = (offset / SECTION) as usize;
@@ -109,20 +109,20 @@ impl Ram {
         section.frames.as_ref().filter(|_| is_ready).map(|frames| (frames, offset % SECTION))
     }
 
-    /// All its frames, which are not the slot's any more.
+    /// All frames, which do not belong to the slot any more.
     pub(crate) fn into_frames(self) -> impl Iterator<Item = Lent> {
         self.parts.into_iter().flatten().flat_map(|part| *part).filter_map(|section| section.frames)
     }
 }
 
-/// To which tables the frames of a section are lent, and for which addresses.
+/// The tables to which the frames of a huge page are lent, and the addresses for which they are lent.
 struct Lend<'a, P: Platform> {
     stage2: &'a Stage2<P>,
     section: Ipa,
     slot: &'a IpaRange,
 }
 
-/// Takes frames for a section that has none, and memory on the heap for its part if it is the first of it.
+/// Takes frames for a huge page that has none, and memory on the heap if the huge page is the first of its part.
 #[cold]
 fn take<'a, P: Platform>(
     part: &'a mut Option<Part>,
@@ -149,18 +149,18 @@ impl BackedPage<'_> {
         stage2.grant(self.frames, self.ipa, FRAME)
     }
 
-    /// The right to map all of the section, which is inside the slot.
+    /// The right to map the whole huge page, which is inside the slot.
     pub(crate) fn section_grant<'a, P: Platform>(&self, stage2: &'a Stage2<P>) -> Option<Grant<'a, P>> {
         stage2.grant(self.frames, self.ipa.align_down(SECTION), SECTION)
     }
 
-    /// Zeroes the page unless it is ready. Returns whether it had to.
+    /// Zeroes the page unless it is ready. Returns whether it was zeroed.
     #[inline]
     pub(crate) fn make_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> bool {
         self.make_page_ready(self.offset() / FRAME, platform, features)
     }
 
-    /// Zeroes the pages of the section that are not ready. Returns whether there were any.
+    /// Zeroes the pages of the huge page that are not ready. Returns whether there were any.
     pub(crate) fn make_section_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> bool {
         if *self.ready == [0; 8] {
             self.frames.run().zero(platform, features);
@@ -171,12 +171,12 @@ impl BackedPage<'_> {
         (0..PAGES).fold(false, |zeroed, page| self.make_page_ready(page, platform, features) | zeroed)
     }
 
-    /// Writes into the page, which is ready and not mapped.
+    /// Writes into the page, which is ready.
     pub(crate) fn write<P: Platform>(&self, platform: &P, offset: u64, bytes: &[u8]) {
         self.frames.run().write(platform, self.offset() + offset, bytes);
     }
 
-    /// The page's place in the section, in bytes.
+    /// The page's offset in the huge page, in bytes.
     #[inline]
     fn offset(&self) -> u64 {
         self.ipa.raw() % SECTION

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Slots: which guest addresses mean something, and what.
+//! Memslots: which guest addresses have memory or a device behind them.
 //!
-//! The invariant: slots are sorted, do not overlap, and are made of whole pages. They stay as they are while vCPUs run, so
-//! finding one takes no lock; what changes then is behind a slot of RAM, and has a lock there.
+//! Invariant: slots are sorted, do not overlap, and are made of whole pages. They do not change while vCPUs run, so
+//! finding one takes no lock. Only the backing of a RAM slot changes then, under a lock of its own.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -14,110 +14,111 @@ use crate::frames::FRAME;
 use crate::given::Given;
 use crate::ram::Ram;
 
-/// A range of guest addresses with one meaning.
+/// A memslot: a range of guest-physical addresses with one backing.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// The addresses.
+    /// The guest-physical addresses.
     pub range: IpaRange,
-    /// What is behind them.
+    /// The memory or device behind them.
     pub backing: Backing,
-    /// Whether the guest may write. What it may not write answers with an external abort.
+    /// Whether the guest may write. A write to a read-only slot gets an external abort.
     pub writable: bool,
 }
 
-/// What is behind a slot.
+/// The memory or device behind a slot.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// Memory of its own, zero at first, taken when it is touched.
+    /// Frames from the guest's [`Frames`](crate::Frames), taken at the first touch and zeroed.
     Ram,
-    /// Memory that the embedder provides, with what is in it. It has it back when the slot is removed
-    /// ([`remove_slot`](crate::GuestMemory::remove_slot)), or refused ([`Refused`]), or the guest is at its end
+    /// Preallocated memory of the embedder, with its content. The embedder gets it back when the slot is removed
+    /// ([`remove_slot`](crate::GuestMemory::remove_slot)) or refused ([`Refused`]), or when the guest is destroyed
     /// ([`destroy`](crate::GuestMemory::destroy)).
     Given {
-        /// As many bytes as the slot has addresses, in their order. Blocks fit where both are aligned alike.
+        /// As many bytes as the slot has addresses, in the same order. A block needs both the frames and the addresses
+        /// aligned to its size.
         frames: Run,
-        /// The largest leaf that may map it: level 1 for 1 GiB (as hugetlb is mapped by KVM), 2 for 2 MiB (transparent huge
-        /// pages), 3 for 4 KiB.
+        /// The largest leaf that may map the memory: level 1 for 1 GiB (as KVM maps hugetlb), 2 for 2 MiB (transparent
+        /// huge pages), 3 for 4 KiB.
         largest: Level,
     },
-    /// The registers of a device that the guest is given, in the order of the slot's addresses. What they are is vouched for
-    /// ([`Window::new`]). More than the slot has addresses is not mapped.
+    /// The registers of a device, in the order of the slot's addresses. The embedder vouches for them
+    /// ([`Window::new`]). The part of the window beyond the slot's size is not mapped.
     Device(Window),
 }
 
-/// A slot, as long as it is there: no other one ever gets the same.
+/// The identity of a slot. It is never used again, not even after the slot was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotId(u64);
 
 /// Why a slot was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SlotError {
-    /// It is not made of whole pages, or empty.
+    /// The slot is empty, or not made of whole pages.
     #[error("the slot from {start} to {end} is not made of whole 4 KiB pages")]
     Misaligned {
-        /// Its first byte.
+        /// The slot's first byte.
         start: Ipa,
-        /// The byte behind its last one.
+        /// The first byte after the slot.
         end: Ipa,
     },
-    /// Its device's registers do not start on a page.
-    #[error("the slot from {start} is given a device at {device}, which is not on a 4 KiB boundary")]
+    /// The device's registers do not start on a page boundary.
+    #[error("the slot from {start} has a device at {device}, which is not on a 4 KiB boundary")]
     DeviceMisaligned {
-        /// Its first byte.
+        /// The slot's first byte.
         start: Ipa,
-        /// Where the device is.
+        /// The physical address of the device.
         device: Pa,
     },
-    /// Its device's registers do not end below the last physical address that there is: they would go on at 0.
-    #[error("the slot from {start} is given a device at {device}, which ends beyond the last physical address")]
+    /// The device's registers would wrap around the end of the physical address space.
+    #[error("the slot from {start} has a device at {device}, which ends beyond the last physical address")]
     DeviceOutside {
-        /// Its first byte.
+        /// The slot's first byte.
         start: Ipa,
-        /// Where the device is.
+        /// The physical address of the device.
         device: Pa,
     },
-    /// Its device's window is smaller than the slot.
-    #[error("the slot from {start} has {size} bytes, and the window of its device has {window}; vouch for as many")]
+    /// The device's window is smaller than the slot.
+    #[error("the slot from {start} has {size} bytes, but its device's window has {window}: make the window as large")]
     WindowSize {
-        /// Its first byte.
+        /// The slot's first byte.
         start: Ipa,
-        /// Its size in bytes.
+        /// The slot's size in bytes.
         size: u64,
-        /// Bytes of the window.
+        /// Bytes in the window.
         window: u64,
     },
-    /// It is given more frames than it has addresses, or fewer.
-    #[error("the slot from {start} has {size} bytes and is given {given}; give it as many")]
+    /// The preallocated memory is larger or smaller than the slot.
+    #[error("the slot from {start} has {size} bytes, but its preallocated memory has {given}: make both as large")]
     GivenSize {
-        /// Its first byte.
+        /// The slot's first byte.
         start: Ipa,
-        /// Its size in bytes.
+        /// The slot's size in bytes.
         size: u64,
-        /// Bytes that it is given.
+        /// Bytes of preallocated memory.
         given: u64,
     },
     /// Another slot has some of the addresses.
-    #[error("the slot from {start} overlaps the one from {other}")]
+    #[error("the slot from {start} overlaps the slot from {other}")]
     Overlap {
-        /// Its first byte.
+        /// The slot's first byte.
         start: Ipa,
-        /// The first byte of the other one.
+        /// The first byte of the other slot.
         other: Ipa,
     },
-    /// There is no such slot any more.
+    /// The slot was removed.
     #[error("the slot is gone")]
     Gone,
-    /// It reaches beyond the IPA space.
-    #[error("the slot to {end} is beyond the IPA space, which ends at {limit}")]
+    /// The slot reaches beyond the IPA space.
+    #[error("the slot that ends at {end} reaches beyond the IPA space, which ends at {limit}")]
     OutsideIpa {
-        /// The byte behind its last one.
+        /// The first byte after the slot.
         end: Ipa,
-        /// The byte behind the last one of the space.
+        /// The first byte after the IPA space.
         limit: Ipa,
     },
 }
 
-/// A slot that was refused, with the memory that it would have been given.
+/// A slot that was refused, with its backing, so that no memory is lost.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct Refused {
@@ -127,8 +128,8 @@ pub struct Refused {
     pub error: SlotError,
 }
 
-/// A slot as it is kept. Its size is a power of two, so that a fault finds it by a shift; and no other slot is in the lines
-/// that the lock's holder writes to.
+/// A slot as it is kept. Its size is a power of two, so that a fault finds it by a shift. It shares no cache line with
+/// another slot, so that the holder of its lock does not slow the others.
 #[repr(align(128))]
 pub(crate) struct Kept {
     pub(crate) range: IpaRange,
@@ -138,7 +139,7 @@ pub(crate) struct Kept {
     pub(crate) content: Content,
 }
 
-/// A slot's [`Backing`], with what belongs to it.
+/// A slot's [`Backing`], with its state.
 pub(crate) enum Content {
     Ram(Lock<Ram>),
     Given(Given),
@@ -146,10 +147,10 @@ pub(crate) enum Content {
 }
 
 impl Kept {
-    /// What a leaf around `ipa` may map of this slot, at most.
+    /// The most of this slot that a leaf around `ipa` may map.
     pub(crate) fn around(&self, ipa: Ipa, geometry: &Geometry) -> IpaRange {
         let largest = match &self.content {
-            // Its sections are the largest blocks.
+            // RAM is taken in huge pages (2 MiB), so they are the largest blocks.
             Content::Ram(_) => Level::L2,
             Content::Given(given) => given.largest,
             Content::Device(_) => Level::L1,
@@ -164,15 +165,15 @@ impl Kept {
 #[derive(Default)]
 pub(crate) struct Slots {
     sorted: Vec<Kept>,
-    /// Where the last search ended, whoever's it was: faults come in runs. It is a hint that orders nothing, and every
-    /// value of it is right: what is there is checked to hold the address.
+    /// Where the last search of any CPU ended: faults come in runs. A hint that orders nothing: the search checks that
+    /// the slot there has the address, so every value is safe.
     last: AtomicUsize,
-    /// How many there ever were.
+    /// How many slots were ever added.
     ids: u64,
 }
 
 impl Slots {
-    /// Adds a slot; `lend` lends the frames that it is given, for its addresses.
+    /// Adds a slot. `lend` lends its preallocated frames to the tables, for its addresses.
     pub(crate) fn add(
         &mut self,
         slot: Slot,
@@ -198,7 +199,7 @@ impl Slots {
         Ok(id)
     }
 
-    /// Where a slot goes, if there is nothing wrong with it.
+    /// The index at which to insert a slot, after all checks.
     fn place_of(&self, slot: &Slot, limit: Ipa) -> Result<usize, SlotError> {
         let IpaRange { start, end } = slot.range;
         if start >= end || !start.is_aligned(FRAME) || !end.is_aligned(FRAME) {
@@ -232,23 +233,23 @@ impl Slots {
         Ok(at)
     }
 
-    /// A slot that is there.
+    /// The slot with this identity, unless it was removed.
     pub(crate) fn get(&self, id: SlotId) -> Option<&Kept> {
         self.sorted.iter().find(|slot| slot.id == id)
     }
 
-    /// Takes a slot out.
+    /// Removes a slot.
     pub(crate) fn remove(&mut self, id: SlotId) -> Option<Kept> {
         let at = self.sorted.iter().position(|slot| slot.id == id)?;
         Some(self.sorted.remove(at))
     }
 
-    /// What is behind each slot.
+    /// The content of each slot.
     pub(crate) fn into_contents(self) -> impl Iterator<Item = Content> {
         self.sorted.into_iter().map(|slot| slot.content)
     }
 
-    /// What is behind each slot of RAM.
+    /// The backing of each RAM slot.
     pub(crate) fn ram(&self) -> impl Iterator<Item = &Lock<Ram>> {
         self.sorted.iter().filter_map(|slot| match &slot.content {
             Content::Ram(ram) => Some(ram),
@@ -277,7 +278,7 @@ mod tests {
     }
 
     fn nothing_lent(run: Run, _: IpaRange) -> Lent {
-        unreachable!("{run:?} is given to no slot here")
+        unreachable!("no slot here is preallocated, but {run:?} is lent")
     }
 
     #[test]
@@ -310,6 +311,6 @@ mod tests {
             assert!(matches!(add(slot(start, end)), Err(SlotError::Misaligned { .. })));
         }
         assert!(matches!(add(slot(0xffff_f000, 0x1_0000_1000)), Err(SlotError::OutsideIpa { .. })));
-        assert!(add(slot(0xffff_f000, 0x1_0000_0000)).is_ok(), "it ends where the space does");
+        assert!(add(slot(0xffff_f000, 0x1_0000_0000)).is_ok(), "the slot ends where the IPA space does");
     }
 }

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which sections hardware records: decided by what writes cost so far.
+//! Which sections are hardware-tracked: decided by what their writes cost so far.
 //!
-//! A write that faults costs a fault. A section of 64 pages whose writes hardware records costs a look at its entries in each
-//! round, written or not, which is a small part of a fault; and ending the records takes an atomic access an entry, as much as
-//! many looks. So, as with skis that are rented until renting has cost what buying does:
+//! A write to a protected page costs a fault. A hardware-tracked section of 64 pages costs a read of its descriptors in
+//! each round, written or not; that is a small part of a fault. Ending the tracking takes an atomic access for each
+//! descriptor, as much as many reads. So this is the ski-rental rule: rent until renting has cost as much as buying.
 //!
-//! * a section's second fault arms it ([`Heat`]); the first is forgotten after some rounds ([`MEMORY`]). Where pages are written
-//!   once and never again, this is [`Tracker::Manual`](super::Tracker::Manual);
-//! * so many faults in a round in the same table's 2 MiB ([`TABLE`]), or in the 32 MiB around ([`GROUP`]), arm all of that: there
-//!   are more to come than looking at it costs. Where most is written, this is
-//!   [`Tracker::Hardware`](super::Tracker::Hardware) but for the first few faults;
-//! * a section that was clean for so many rounds in a row ([`COLD`]) that looking at it has cost what ending does is ended
-//!   ([`Cold`]), but no more of them in a round than what is looked at pays for: no `get` takes several times as long as the
-//!   one before.
+//! * A section's second fault sets DBM on the section ([`Heat`]). The first is forgotten after some rounds
+//!   ([`MEMORY`]). Where pages are written once and never again, this is [`Tracker::Manual`](super::Tracker::Manual).
+//! * [`TABLE`] faults in a round in one table's 2 MiB set DBM on all of it, and [`GROUP`] faults in 32 MiB on all of
+//!   that: reading the descriptors costs less than the faults that would follow. Where most pages are written, this is
+//!   [`Tracker::Hardware`](super::Tracker::Hardware) after the first few faults.
+//! * A section that was clean for [`COLD`] rounds in a row ends ([`Cold`]): reading it has cost as much as ending it. A
+//!   round ends no more sections than its reads pay for, so no `get` takes several times as long as the one before.
 //!
-//! What is armed stays so when it is cleared, and no round flushes but where records end. The last round, for which the guest
-//! waits, looks at what is hot alone.
+//! A hardware-tracked section stays so when it is cleared, and a round flushes only if it ends sections. The last
+//! round, for which the guest waits, looks only at sections that were written lately.
 //!
 //! `docs/adaptive.md` has the measurements that the constants come from.
 
@@ -28,40 +27,41 @@ use twofold_stage2::primitive::{Ordering, Word};
 use super::bits::{Bits, WORD, zeroed};
 use super::options::SECTION;
 
-/// Faults in a round after which a table's 2 MiB are armed.
+/// Faults in a round after which a table's 2 MiB are hardware-tracked.
 const TABLE: u64 = 4;
-/// Faults in a round after which the 32 MiB around are armed.
+/// Faults in a round after which the 32 MiB around are hardware-tracked.
 const GROUP: u64 = 8;
-/// Rounds after which it is forgotten where there were faults.
+/// Rounds after which the sections that had a fault are forgotten.
 const MEMORY: u64 = 8;
-/// Rounds without a write after which a section's records end.
+/// Rounds without a write after which a section ends.
 const COLD: u8 = 64;
-/// So many looks pay for ending the records of a section: the entries' atomic accesses by reads of as many.
+/// Reads of a section that cost as much as ending one: reads of its descriptors against atomic accesses to them.
 const LOOKS: u64 = 32;
-/// Sections whose records end in a round although nothing pays for it.
+/// Sections that may end in a round although no reads pay for them.
 const FREE: u64 = 16;
 
 const TABLE_PAGES: u64 = 512;
 const GROUP_PAGES: u64 = 16 * TABLE_PAGES;
 
-/// How many faults there were, and where. Counted by whoever faults: a count that is lost is of no importance.
+/// How many faults there were, and where. Faulting vCPUs count without a lock, so a count may be lost; that only delays
+/// a decision.
 pub(super) struct Heat {
-    /// Sections in which there was a fault lately.
+    /// Sections that had a fault in the last rounds.
     sections: Bits,
     tables: Box<[Word]>,
     groups: Box<[Word]>,
     round: Word,
 }
 
-/// For how many rounds in a row each section was clean, and how many may end in this one.
+/// For how many rounds in a row each section was clean, and how many sections may end in this round.
 pub(super) struct Cold {
     rounds: Box<[u8]>,
-    /// What was looked at in this round, in looks, and not spent.
+    /// Reads of sections in this round that have not paid for an end yet.
     paid: u64,
 }
 
 impl Heat {
-    /// For so many pages. `None` where there is no memory for it.
+    /// Counters for a slot of `pages` pages, or `None` if the heap is full.
     pub(super) fn new(pages: u64) -> Option<Self> {
         Some(Self {
             sections: Bits::new(pages.div_ceil(SECTION))?,
@@ -71,7 +71,7 @@ impl Heat {
         })
     }
 
-    /// A write to `page` has faulted: the pages that hardware is to record from now on, which may be more than there are.
+    /// Counts a write fault at `page`. Returns the pages on which to set DBM now; they may reach beyond the slot.
     pub(super) fn fault(&self, page: u64) -> Option<Range<u64>> {
         let round = self.round.load(Ordering::Relaxed);
         let group = count(&self.groups[(page / GROUP_PAGES) as usize], round);
@@ -90,7 +90,7 @@ impl Heat {
         Some(first..first + pages)
     }
 
-    /// A new round begins.
+    /// Begins a round.
     pub(super) fn next_round(&self) {
         let round = self.round.load(Ordering::Relaxed).wrapping_add(1);
         self.round.store(round, Ordering::Relaxed);
@@ -100,7 +100,7 @@ impl Heat {
     }
 }
 
-/// Counts one, in this round; the number of the round is beside the count.
+/// Adds one to the count of this round. The cell has the round's number in its upper half.
 fn count(cell: &Word, round: u64) -> u64 {
     let old = cell.load(Ordering::Relaxed);
     let new = if old >> 32 == round & u64::from(u32::MAX) { old + 1 } else { round << 32 | 1 };
@@ -109,7 +109,7 @@ fn count(cell: &Word, round: u64) -> u64 {
 }
 
 impl Cold {
-    /// For so many pages. `None` where there is no memory for it.
+    /// Counters for a slot of `pages` pages, or `None` if the heap is full.
     pub(super) fn new(pages: u64) -> Option<Self> {
         let sections = pages.div_ceil(SECTION) as usize;
         let mut rounds = Vec::new();
@@ -118,18 +118,18 @@ impl Cold {
         Some(Self { rounds: rounds.into_boxed_slice(), paid: 0 })
     }
 
-    /// Nothing was looked at yet.
+    /// Forgets all rounds: a log starts.
     pub(super) fn forget(&mut self) {
         self.rounds.fill(0);
     }
 
-    /// A new round begins.
+    /// Begins a round.
     pub(super) fn next_round(&mut self) {
         self.paid = FREE * LOOKS;
     }
 
-    /// The sections of a word were looked at: those that are `armed`, some of which were `dirty`. Tells whose records are to end:
-    /// those that have been clean for long enough, as far as it is paid for.
+    /// Counts a read of the `armed` (hardware-tracked) sections of a word, of which the `dirty` ones had a write.
+    /// Returns the sections to end: those that were clean for [`COLD`] rounds, as far as reads have paid for them.
     pub(super) fn looked(&mut self, word: u64, armed: u64, dirty: u64) -> u64 {
         let sections = self.rounds.get_mut((word * WORD) as usize..).unwrap_or_default();
         let count = sections.len().min(WORD as usize);
@@ -209,7 +209,8 @@ mod tests {
         assert_eq!(round(0), 0, "it begins anew");
     }
 
-    /// To the round, from the beginning, after a start, and after it was armed again; in the second word as in the first.
+    /// Exactly that number: from the beginning, after a start, and after DBM was set again; in the second word as in
+    /// the first.
     #[test]
     fn a_section_is_cold_after_the_same_number_of_rounds_each_time() {
         let mut cold = Cold::new(PAGES).unwrap();
@@ -249,7 +250,7 @@ mod tests {
         assert_eq!(heat.fault(67), None);
     }
 
-    /// A counter for each table's pages and each group's, and one for where the slot does not end with them.
+    /// A counter for each table and each group, and one more for a slot that does not end with one.
     #[test]
     fn there_are_as_many_counters_as_pages_need() {
         let heat = Heat::new(PAGES).unwrap();

@@ -1,25 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Bits that many CPUs set and one takes: a bit for each page, and one above for each word of them.
+//! Bits that many CPUs set and one CPU takes: a bit for each page, and above them a summary bit for each word of 64.
 //!
-//! Whoever looks for bits reads the words above, so that costs what is set, not what there is.
+//! A search reads the summary first, so its cost follows the bits that are set, not the bits that exist.
 //!
-//! Invariant: a bit that is set is found by the next search that begins after whoever set it is done. A bit is set by a
-//! read-modify-write, always: a look that finds it set already may see what somebody is taking at this moment. Who has set
-//! one looks whether the bit above is set, whoever set the others: who set the first one may not have come to that. Who
-//! takes the last one clears the bit above, then looks at the word again.
+//! **Invariant.** A search finds every bit whose setter had returned when the search began.
 //!
-//! Ordering: taking is acquire. What is to be seen by who takes a bit is behind a fence that its setter has executed: a full
-//! one ([`super`]), or that of the pass by which it armed, or took, what it tells of. So setting need not be a release. That
-//! second look is a read-modify-write too, so it and a setter's have an order: it sees the bit; or the setter, by acquire
-//! from that look's release, sees that the bit above went. All other looks are hints: what they miss stays set, and is found
-//! by the next search that comes after.
+//! **Setting:**
+//!
+//! * B1: set the bit by a read-modify-write with acquire, even if it was set: a plain load may see a bit that another
+//!   CPU is just taking.
+//! * B2: read the summary bit, and set it if it is clear, even if B1 found other bits in the word: the CPU that set
+//!   those may not have come to its own B2.
+//!
+//! **Taking:**
+//!
+//! * B3: clear bits by a read-modify-write with acquire. If others are left in the word, that is all.
+//! * B4: clear the summary bit.
+//! * B5: read the word again, by a read-modify-write with release. If a bit is set, set the summary bit again.
+//!
+//! **Why no bit is lost.** B1 and B5 are read-modify-writes of one word, so one comes first. If B1 does, B5 sees the
+//! bit and sets the summary bit. If B5 does, B1 acquires what B5 released, so B2 sees B4 and sets the summary bit
+//! again. All other loads are hints: a bit that they miss stays set, and a later search finds it.
+//!
+//! **Ordering of what a bit stands for.** A setter executes a fence before B1: a full fence (D3 in [`super`]), or the
+//! fence of the pass by which it changed the descriptors (D5, D15). B3 acquires, so it sees these descriptors. That is
+//! why B1 need not be a release.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use twofold_stage2::primitive::{Ordering, Word};
 
-/// So many bits.
+/// A fixed number of bits, with their summary.
 #[derive(Debug)]
 pub(crate) struct Bits {
     words: Box<[Word]>,
@@ -27,36 +39,36 @@ pub(crate) struct Bits {
     count: u64,
 }
 
-/// Bits of a word.
+/// Bits in a word.
 pub(crate) const WORD: u64 = 64;
 
 impl Bits {
-    /// `count` bits, none of which is set. `None` where there is no memory for them.
+    /// `count` bits, all clear, or `None` if the heap is full.
     pub(crate) fn new(count: u64) -> Option<Self> {
         let words = words_of(count);
         Some(Self { words: zeroed(words)?, above: zeroed(words_of(words))?, count })
     }
 
-    /// How many there are.
+    /// The number of bits, set or not.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
-    /// Sets one.
+    /// Sets a bit.
     #[inline]
     pub(crate) fn set(&self, bit: u64) {
         self.set_in(bit / WORD, 1 << (bit % WORD));
     }
 
-    /// Sets those of a word that are in `mask`.
+    /// Sets the bits of a word that are in `mask`.
     #[inline]
     pub(crate) fn set_in(&self, word: u64, mask: u64) {
         self.words[word as usize].fetch_or(mask, Ordering::Acquire);
         self.set_above(word);
     }
 
-    /// Sets those of the 64 from `first` on, wherever that is in a word, that are in `mask`. What would be behind the last
-    /// bit is none.
+    /// Sets the bits in `mask` of the 64 from `first` on; `first` need not begin a word. Bits beyond the last one are
+    /// ignored.
     pub(crate) fn set_from(&self, first: u64, mask: u64) {
         let (word, shift) = (first / WORD, first % WORD);
         let set = |word: u64, mask: u64| {
@@ -71,7 +83,7 @@ impl Bits {
         }
     }
 
-    /// Sets those from `start` to `end`.
+    /// Sets the bits from `start` up to but not including `end`.
     pub(crate) fn set_run(&self, start: u64, end: u64) {
         let mut at = start;
         while at < end {
@@ -94,11 +106,11 @@ impl Bits {
         self.words[word as usize].load(Ordering::Relaxed)
     }
 
-    /// Clears those of a word that are in `mask`, and tells which of them were set.
+    /// Clears the bits of a word that are in `mask`, and returns those that were set.
     #[inline]
     pub(crate) fn take(&self, word: u64, mask: u64) -> u64 {
         let cell = &self.words[word as usize];
-        // Nothing is written where there is nothing to take.
+        // Without a bit to take, this CPU does not write, and so does not take the line from others.
         if cell.load(Ordering::Relaxed) & mask == 0 {
             return 0;
         }
@@ -109,7 +121,7 @@ impl Bits {
         old & mask
     }
 
-    /// The words from `start` on and before `end` that have bits set, ascending.
+    /// The words from `start` up to but not including `end` that have bits set, ascending.
     pub(crate) fn words_set(&self, start: u64, end: u64) -> impl Iterator<Item = u64> {
         let mut above = start / WORD;
         let first_and_later = u64::MAX << (start % WORD);
@@ -128,22 +140,22 @@ impl Bits {
         })
     }
 
-    /// How many words have bits set, or had.
+    /// The number of words whose summary bit is set: they have bits set, or had a moment ago.
     pub(crate) fn words_set_count(&self) -> u64 {
         (0..self.above.len() as u64).map(|above| u64::from(self.above(above).count_ones())).sum()
     }
 
-    /// All words there are.
+    /// The number of words.
     pub(crate) fn words(&self) -> u64 {
         self.words.len() as u64
     }
 
-    /// Which bits of a word there are.
+    /// The bits of a word that exist, as a mask.
     pub(crate) fn inside(&self, word: u64) -> u64 {
         inside(self.count, word)
     }
 
-    /// Sets all. Nobody takes any meanwhile.
+    /// Sets all bits. The caller ensures that no CPU takes any meanwhile.
     pub(crate) fn fill(&self) {
         let all = |cells: &[Word], count: u64| {
             let (last, others) = cells.split_last().unzip();
@@ -154,13 +166,14 @@ impl Bits {
         all(&self.above, self.words());
     }
 
-    /// Clears all. Nobody sets any meanwhile whose loss matters; who sets others of the same word later is found.
+    /// Clears all bits. A bit that is set meanwhile may be lost, so the caller must not need it. A bit that is set
+    /// later in the same word is found.
     pub(crate) fn clear(&self) {
         for (number, above) in self.above.iter().enumerate() {
             let mut left = above.fetch_and(0, Ordering::Relaxed);
             while left != 0 {
                 let word = number * WORD as usize + left.trailing_zeros() as usize;
-                // Release, as the look in `tidy`.
+                // Release, as B5.
                 self.words[word].store(0, Ordering::Release);
                 left &= left - 1;
             }
@@ -171,7 +184,7 @@ impl Bits {
         self.above[above as usize].load(Ordering::Relaxed)
     }
 
-    /// Sets the bit above a word, in which bits were set.
+    /// Sets the summary bit of a word in which bits were set (B2).
     #[inline]
     fn set_above(&self, word: u64) {
         let (above, bit) = (&self.above[(word / WORD) as usize], 1 << (word % WORD));
@@ -180,7 +193,7 @@ impl Bits {
         }
     }
 
-    /// Clears the bit above a word that was found empty, unless a bit of the word was set meanwhile.
+    /// Clears the summary bit of a word that is empty, unless a bit of the word was set meanwhile (B4, B5).
     fn tidy(&self, word: u64) {
         let (above, bit) = (&self.above[(word / WORD) as usize], 1 << (word % WORD));
         above.fetch_and(!bit, Ordering::Relaxed);
@@ -190,7 +203,7 @@ impl Bits {
     }
 }
 
-/// Which bits of a word there are, of so many.
+/// The bits of a word that exist among `count` bits, as a mask.
 pub(crate) fn inside(count: u64, word: u64) -> u64 {
     match count.saturating_sub(word * WORD) {
         0 => 0,
@@ -203,7 +216,7 @@ fn words_of(bits: u64) -> u64 {
     bits.div_ceil(WORD)
 }
 
-/// So many words. `None` where there is no memory for them.
+/// `count` words of zeroes, or `None` if the heap is full.
 pub(super) fn zeroed(count: u64) -> Option<Box<[Word]>> {
     let mut words = Vec::new();
     words.try_reserve_exact(count as usize).ok()?;
@@ -258,7 +271,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(&all(&bits), &model);
-                // One at a time, nothing is said to be set that is not.
+                // With one CPU, no summary bit is set for an empty word.
                 let words: BTreeSet<_> = model.iter().map(|bit| bit / WORD).collect();
                 prop_assert_eq!(bits.words_set_count(), words.len() as u64);
             }
@@ -285,12 +298,12 @@ mod tests {
         bits.fill();
         assert!(bits.words_set(0, 5).eq(0..5));
         assert!(bits.words_set(63, WORD).eq([63]));
-        assert_eq!(bits.words_set(WORD, WORD).next(), None, "nothing is there to look at");
+        assert_eq!(bits.words_set(WORD, WORD).next(), None, "the range is empty");
         assert_eq!(bits.words_set(5, 5).next(), None);
     }
 
-    /// CPU A takes the only bit of a word. Before A clears the bit above, CPU B sets another one, and finds the bit above set.
-    /// So it is A that sets the bit above again.
+    /// CPU A takes the only bit of a word. Before A clears the summary bit, CPU B sets another bit, and finds the
+    /// summary bit set. So A must set the summary bit again.
     #[test]
     fn a_bit_that_is_set_before_the_word_is_tidied_is_found() {
         let bits = Bits::new(2 * WORD).unwrap();
@@ -301,8 +314,8 @@ mod tests {
         assert_eq!((taken, all(&bits)), (1, [67].into()));
     }
 
-    /// A log is started anew while faults that come too late mark their pages. A word that is left with bits, and without the
-    /// one above, would be found by nobody, and stay so: the end shows whether there ever was one.
+    /// A log is started again while late faults mark their pages. A word that has bits and no summary bit would never
+    /// be found and never change, so the state at the end shows whether there ever was one.
     #[test]
     fn what_is_set_beside_a_clear_is_found_or_gone() {
         const ROUNDS: u64 = if cfg!(miri) { 40 } else { 200_000 };
@@ -337,7 +350,7 @@ mod tests {
             for thread in 0..3 {
                 let (bits, over) = (&bits, &over);
                 scope.spawn(move || {
-                    // Each bit is one thread's, and is set again only once it was taken.
+                    // Each bit belongs to one thread, which sets it again only after it was taken.
                     for round in 0..ROUNDS {
                         let bit = (round * 7 % (COUNT / 3)) * 3 + thread;
                         while bits.is_set(bit) {

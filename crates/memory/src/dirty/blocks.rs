@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! After a log has stopped: blocks come back, one by one, while the guest runs, ahead of its faults (source S4).
+//! After a log has stopped: ranges are coalesced into blocks again, one by one, while the guest runs and before it
+//! faults (Wang 2021).
 //!
-//! Invariant: a block is put together only while no log runs, so none is ever written without a mark for each of its pages;
-//! and only where all its pages are ready, so nothing has to be zeroed for it.
+//! Invariant: a range is coalesced only while no log runs, so no block is written without a mark for each of its pages;
+//! and only if all its pages are ready, so nothing has to be zeroed for it.
 
 use twofold_stage2::{Coalesced, Grant, Ipa, Level, Mapped, Platform};
 
@@ -12,31 +13,44 @@ use crate::guest::Pages;
 use crate::ram::SECTION;
 use crate::slots::Content;
 
-/// How far [`DirtyLog::rejoin`] came.
+/// What [`DirtyLog::rejoin`] did, and where to continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Rejoined {
-    /// Blocks that took the place of pages.
+    /// Blocks that were made.
     pub blocks: u64,
-    /// The page to go on from; `None` where all of the slot was looked at.
+    /// The page to continue from, or `None` if the end of the slot was reached.
     pub next: Option<u64>,
 }
 
 impl<P: Platform> DirtyLog<'_, P> {
-    /// Puts pages together to the largest blocks that fit, from `page` on, the slot's first being 0: at most `blocks` of them,
-    /// each of which takes one flush. To be called again and again, with what it told last, in between other work, after the
-    /// log has stopped. What was not touched as a whole stays as it is.
+    /// Coalesces the slot from page `page` on into the largest blocks that fit: at most `blocks` of them, with one
+    /// flush each. `page` counts from the start of the slot, and is rounded up to the next 2 MiB boundary of the
+    /// guest's addresses.
+    ///
+    /// Call it after the log has stopped, between other work, again and again with the [`next`](Rejoined::next) that
+    /// the last call returned. vCPUs may run meanwhile.
+    ///
+    /// A range is left as it is if a page of it was never touched, if its first page is not mapped, or if it is mapped
+    /// by a block as large already. A guest of [`Pages::Small`] and a slot whose log was never started have nothing to
+    /// coalesce: `Ok`, with 0 blocks.
     ///
     /// # Errors
     ///
-    /// The log runs (again). What was done stands.
+    /// [`LogError::Running`] if a log runs when a range is to be coalesced. The log is looked at only there: with every
+    /// range left as it is, or with `blocks` 0, the call returns `Ok` while a log runs, and changes nothing. `Ok` is
+    /// therefore no proof that no log runs; [`tracker`](Self::tracker) reports that.
+    ///
+    /// [`LogError::Stage2`] if the tables cannot be changed.
+    ///
+    /// Blocks that were made before an error stay.
     pub fn rejoin(&self, page: u64, blocks: u64) -> Result<Rejoined, LogError> {
         let (memory, slot) = (self.memory, self.slot);
         let mut rejoined = Rejoined { blocks: 0, next: None };
-        // Where no log was ever started, nothing was split for one.
+        // If no log was ever started, none has split a block.
         let Some(log) = slot.tracking.log().filter(|_| memory.pages == Pages::Largest) else { return Ok(rejoined) };
         let platform = memory.stage2.platform();
-        // No block is smaller than a section.
+        // The smallest block is a huge page (2 MiB).
         let mut at = (slot.range.start + page.min(self.pages()) * FRAME).raw().next_multiple_of(SECTION);
         while let Some(end) = at.checked_add(SECTION).filter(|end| *end <= slot.range.end.raw()) {
             let ipa = Ipa::new(at);
@@ -49,10 +63,10 @@ impl<P: Platform> DirtyLog<'_, P> {
             let Some(leaf) = memory.stage2.look_up(ipa) else { continue };
             at = (ipa + grant.size()).raw();
             if leaf.level <= level {
-                // It is a block already: no lock is taken for it.
+                // The range is a block already, so the lock is not needed.
                 continue;
             }
-            // Held for one block: a log that is to start waits no longer than that.
+            // Held for one block, so that a start waits for no more than one.
             let _own = log.hold(platform);
             if slot.tracking.running().is_some() {
                 return Err(LogError::Running { start: slot.range.start });
@@ -66,8 +80,8 @@ impl<P: Platform> DirtyLog<'_, P> {
         Ok(rejoined)
     }
 
-    /// The largest block that may begin at `ipa`, where a section does, if all of it is ready: its level, and the right to map
-    /// it.
+    /// The largest block that may begin at `ipa`, a 2 MiB boundary, if all of it is ready: its level, and the right to
+    /// map it.
     fn ready_block(&self, ipa: Ipa) -> Option<(Level, Grant<'_, P>)> {
         let stage2 = &self.memory.stage2;
         match &self.slot.content {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Clearing: the bits are taken, the pages protected, and the flush completes, in this order (KVM's, and for its reason: a
-//! page that is read before the flush may miss what a TLB still lets be written).
+//! Clear: take the bits, protect the pages, complete the flush (D11 to D13). The order is KVM's, for KVM's reason: a
+//! page that is read before the flush may miss a write that a TLB still allows.
 //!
-//! Pages are protected whose bits were set, and not those between. Words that are full are gathered: one pass over all of
-//! them.
+//! Only pages whose bits were set are protected, not those between. Adjacent words in which all bits were set are
+//! gathered, and protected by one pass.
 
 use core::ops::Range;
 
@@ -14,16 +14,19 @@ use super::{DirtyLog, DirtyPages, Held, LEAST_CHUNK, LogError, Tracker, join};
 use crate::frames::FRAME;
 
 impl<P: Platform> DirtyLog<'_, P> {
-    /// Clears those of `pages` pages from `first_page` on whose bits are set in `mask`: bit `n` of the words, taken
-    /// together, stands for the page behind the `n` first ones. When this returns these pages may be read: what is written
-    /// to one after that puts it into the log again.
+    /// Clears the pages whose bits are set in `mask`, among the `pages` pages from `first_page` on. Bit `n % 64` of
+    /// word `n / 64` stands for page `first_page + n`. When this returns, these pages may be read. A later write to one
+    /// puts it into the log again.
     ///
-    /// Only pages that are in the log are protected. It may be called beside faults, and for pieces of the slot.
+    /// Only pages that are in the log are protected. vCPUs may fault meanwhile. A slot may be cleared in pieces.
     ///
     /// # Errors
     ///
-    /// The log does not run, or is cleared by [`get`](Self::get). `first_page` is no multiple of 64; `pages` is none, and they
-    /// do not end with the slot; they reach beyond it; the mask has not a bit for each. Nothing is cleared then.
+    /// The log does not run, or is cleared by [`get`](Self::get); `first_page` is not a multiple of 64; `pages` is not
+    /// a multiple of 64, and the pages do not end with the slot; the pages reach beyond the slot; the mask does not
+    /// have one bit for each page. Nothing is cleared then.
+    ///
+    /// [`LogError::Stage2`] if the tables cannot be changed. Pages that could not be protected stay in the log.
     pub fn clear(&self, first_page: u64, pages: u64, mask: &[u64]) -> Result<(), LogError> {
         let slot = self.pages();
         if !first_page.is_multiple_of(WORD) {
@@ -40,11 +43,11 @@ impl<P: Platform> DirtyLog<'_, P> {
         self.clear_words((first_page / WORD..).zip(mask.iter().copied()))
     }
 
-    /// Clears what a [`get`](Self::get) has told.
+    /// Clears the pages that a [`get`](Self::get) has reported.
     ///
     /// # Errors
     ///
-    /// As [`clear`](Self::clear); the pages are of a larger slot.
+    /// As [`clear`](Self::clear), and [`LogError::BeyondSlot`] if the pages are of a larger slot.
     pub fn clear_these(&self, dirty: &DirtyPages) -> Result<(), LogError> {
         let slot = self.pages();
         if let Some(word) = dirty.words().last().filter(|word| word.first_page >= slot) {
@@ -58,37 +61,38 @@ impl<P: Platform> DirtyLog<'_, P> {
         if held.running.tracker() == Tracker::WriteProtect {
             return Err(LogError::ClearedByGet);
         }
-        // Where everything was protected at the start, it was split there.
+        // Without `all_dirty`, the start has split what it could.
         let options = &held.own.options;
         let mut clearing = held.clearing(if options.all_dirty { options.chunk } else { 0 });
         let cleared = words.try_for_each(|(word, mask)| clearing.word(word, mask).map(|_| ()));
-        // Where it failed midway, the pages before that are protected, and their flush is still to come.
+        // After an error midway, the pages before it are protected, and still need their flush.
         clearing.finish().and(cleared)
     }
 }
 
 impl<'a, P: Platform> Held<'a, P> {
-    /// Begins to clear; so much is split at once before it is protected.
+    /// Begins to clear, and splits `chunk` bytes at once before they are protected.
     pub(super) fn clearing(&self, chunk: u64) -> Clearing<'_, 'a, P> {
         Clearing { held: self, chunk, split: 0, full: 0..0, full_is_armed: false, pending: None }
     }
 }
 
-/// A clear that is under way.
+/// A clear in progress.
 pub(super) struct Clearing<'l, 'a, P: Platform> {
     held: &'l Held<'a, P>,
-    /// How much is split at once before it is protected; 0: nothing.
+    /// Bytes that are split at once before they are protected; 0: none.
     chunk: u64,
-    /// Up to this page there are no blocks.
+    /// Pages before this one are split already.
     split: u64,
-    /// Pages whose bits were taken, and that are still to be protected, all of them.
+    /// A run of pages whose bits were taken, all of them, and which are still to be protected.
     full: Range<u64>,
     full_is_armed: bool,
     pending: Option<Pending<'l, P, Narrowed>>,
 }
 
 impl<P: Platform> Clearing<'_, '_, P> {
-    /// Takes the bits of a word that are in `mask`, and protects these pages, or is going to. Tells which they are.
+    /// Takes the bits of a word that are in `mask`, and protects these pages at once or in [`finish`](Self::finish).
+    /// Returns the bits that were taken.
     pub(super) fn word(&mut self, word: u64, mask: u64) -> Result<u64, LogError> {
         let pages = &self.held.log.pages;
         let (first, inside) = (word * WORD, pages.inside(word));
@@ -112,13 +116,13 @@ impl<P: Platform> Clearing<'_, '_, P> {
         } else {
             let (stage2, ipa) = (&self.held.memory.stage2, self.held.ipa(first));
             let pending = if arms { stage2.arm_clean_mask(ipa, taken) } else { stage2.write_protect_mask(ipa, taken) };
-            // What is not protected is not clear.
+            // A page that could not be protected goes back into the log.
             join(&mut self.pending, pending.inspect_err(|_| pages.set_in(word, taken))?);
         }
         Ok(taken)
     }
 
-    /// The end of it: everything is protected, and the flush complete.
+    /// Protects the pages that are left, and completes the flush.
     pub(super) fn finish(mut self) -> Result<(), LogError> {
         let result = self.protect_full();
         if let Some(pending) = self.pending.take() {
@@ -127,11 +131,11 @@ impl<P: Platform> Clearing<'_, '_, P> {
         result
     }
 
-    /// Whether hardware records these pages from now on.
+    /// Whether the word's pages are to be hardware-tracked from now on.
     fn arms(&self, first: u64) -> bool {
         match self.held.running.tracker() {
             Tracker::Hardware => true,
-            // Its sections are words.
+            // A section of `Adaptive` is a word.
             Tracker::Adaptive => self.held.log.armed.is_set(first / WORD),
             Tracker::WriteProtect | Tracker::Manual | Tracker::Combined => false,
         }
@@ -149,7 +153,7 @@ impl<P: Platform> Clearing<'_, '_, P> {
         Ok(())
     }
 
-    /// Splits what blocks there are in the chunk of a word.
+    /// Splits the blocks in the chunk around a word.
     fn split_before(&mut self, first: u64) -> Result<(), LogError> {
         if first < self.split || !self.splits() {
             return Ok(());
@@ -162,25 +166,26 @@ impl<P: Platform> Clearing<'_, '_, P> {
         held.split(range, span)
     }
 
-    /// Where splits are walks, that is done word by word, as in KVM: from the first to the last of the pages that are cleared.
+    /// Where splits are walks (feature `baselines`), splits word by word, as KVM does: from the first to the last page
+    /// to be cleared.
     #[cfg(feature = "baselines")]
     fn split_word(&mut self, first: u64, pages: u64) -> Result<(), LogError> {
         let held = self.held;
         if !held.memory.before.walks_to_split() || !self.splits() {
             return Ok(());
         }
-        // By now there are no blocks.
+        // So that `split_before` passes over this word.
         self.split = first + WORD;
         let (start, end) = (u64::from(pages.trailing_zeros()), u64::from(pages.ilog2()) + 1);
         held.split(held.ipa(first + start)..held.ipa(first + end), self.span())
     }
 
-    /// Whether blocks are split at all before they are protected.
+    /// Whether blocks are split before they are protected.
     fn splits(&self) -> bool {
         self.chunk != 0 || self.held.running.maps_armed()
     }
 
-    /// How much is split at once: what one table of pages maps at least, so that it is looked for once.
+    /// Bytes to split at once: at least what one table of pages maps, so that each table is looked for once.
     fn span(&self) -> u64 {
         self.chunk.max(LEAST_CHUNK)
     }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a fault has to do for the log: as the invariants in [`super`] have it, the guest is let write first, then it is
-//! marked.
+//! What a fault does for the log: steps D2 to D6 of the protocol in [`super`].
 
 use core::ops::ControlFlow;
 
@@ -13,8 +12,8 @@ use crate::guest::GuestMemory;
 use crate::slots::Kept;
 
 impl<P: Platform> GuestMemory<P> {
-    /// A leaf was made that lets the guest write, or memory was written past the tables: it is marked, if a log runs. Whoever
-    /// starts one later sees the leaf.
+    /// Marks a leaf that was made writable, or memory that was written past the tables, if a log runs (D3, D4). A log
+    /// that starts later sees the leaf.
     #[inline(always)]
     pub(crate) fn note_writes(&self, slot: &Kept, leaf: IpaRange) {
         full_fence();
@@ -23,8 +22,8 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// Pages were armed for `log`, which looks there for what is written. Whoever started another one meanwhile did not see
-    /// them, and does not look there.
+    /// Takes DBM back from `pages` if the log for which it was set does not run any more (D6): the log that runs now
+    /// does not look there.
     pub(crate) fn note_armed(&self, slot: &Kept, pages: IpaRange, log: Running) {
         full_fence();
         if slot.tracking.running() != Some(log) {
@@ -32,7 +31,7 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// Lets the guest write to a page of a slot whose log runs, and marks it.
+    /// Lets the guest write to a page while a log runs, and marks it (D2 to D6).
     #[inline(always)]
     pub(crate) fn relax_logged(&self, slot: &Kept, log: &Log, ipa: Ipa, then: Running) -> Result<Relaxed, Error> {
         let relaxed = match self.stage2.relax_page(ipa, Access::READ_WRITE) {
@@ -51,8 +50,8 @@ impl<P: Platform> GuestMemory<P> {
         Ok(relaxed)
     }
 
-    /// The same where the page is part of a block, which is split, so that no more than the page is written. Where there is
-    /// no page for a table, all of the block is, and marked.
+    /// The same for a page in a block. The block is split, so that only the page becomes writable. If no table page is
+    /// left, the whole block becomes writable, and is marked.
     #[cold]
     fn relax_block(&self, slot: &Kept, ipa: Ipa) -> Result<Relaxed, Error> {
         let page = ipa.align_down(FRAME);
@@ -71,7 +70,7 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// A write to a page has faulted: hardware records what is written around it from now on.
+    /// Has hardware record writes around a page whose write has faulted (D5).
     fn arm_around(&self, slot: &Kept, log: &Log, number: u64, then: Running) -> Result<(), Error> {
         let section = then.section();
         let pages = match then.tracker() {
@@ -89,14 +88,15 @@ impl<P: Platform> GuestMemory<P> {
         }
         let at = |page: u64| slot.range.start + page * FRAME;
         let range = at(pages.start)..at(pages.end);
-        // First, so that who finds the bit finds what is armed. Until it is set, what hardware records is about to be found.
+        // DBM before the section's bit, so that a get that finds the bit sees DBM (I3).
         self.stage2.arm(range.clone())?;
         log.armed.set_run(sections.start, sections.end);
         self.note_armed(slot, range, then);
         Ok(())
     }
 
-    /// Takes back what was armed for a log that runs no more. What was written meanwhile is marked, for the one that runs.
+    /// Clears DBM that was set for a log that does not run any more (D6). Pages that hardware recorded meanwhile are
+    /// marked for the log that runs.
     #[cold]
     fn undo_armed(&self, slot: &Kept, pages: IpaRange) {
         let Some(log) = slot.tracking.log() else { return };
@@ -107,7 +107,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 }
 
-/// Apart: most faults are answered while no log runs.
+/// Out of line: most faults are answered while no log runs.
 #[inline(never)]
 fn mark(slot: &Kept, leaf: &IpaRange) {
     if let Some(log) = slot.tracking.log() {

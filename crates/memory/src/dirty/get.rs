@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Telling which pages are dirty: what hardware recorded is collected first, by way of the tracker.
+//! Get: collect what hardware recorded, as the tracker does it, then report the dirty pages.
 //!
-//! Invariant: what is told is in the caller's list when the call has returned, and not before: by then, where the tracker
-//! clears as it tells, these pages are protected, and may be read.
+//! Invariant: a page that [`Tracker::WriteProtect`] reports is protected, and its flush is complete, when the call
+//! returns; the caller may read it then.
 
 use core::ops::Range;
 
@@ -15,15 +15,17 @@ use super::{DirtyLog, DirtyPages, Held, LogError, Tracker, join};
 use crate::frames::FRAME;
 
 impl<P: Platform> DirtyLog<'_, P> {
-    /// Tells which pages are dirty. With [`Tracker::WriteProtect`] they are clear when this returns, and may be read; with the
-    /// others they stay in the log until they are [cleared](Self::clear).
+    /// Writes the dirty pages into `dirty`, in place of what it held. With [`Tracker::WriteProtect`] they are clear
+    /// when this returns, and may be read. With other trackers they stay in the log until they are
+    /// [cleared](Self::clear).
     ///
-    /// What it costs follows the number of words that have dirty pages, and of pages that hardware records, not the size of
-    /// the slot.
+    /// The cost follows the number of 64-page words that have dirty pages and the number of hardware-tracked pages, not
+    /// the size of the slot.
     ///
     /// # Errors
     ///
-    /// The log does not run; no memory is left for the list, which is empty then, and the log as it was.
+    /// The log does not run; no memory is left for the list; the tables cannot be changed. `dirty` is empty then, and
+    /// no dirty page is lost.
     pub fn get(&self, dirty: &mut DirtyPages) -> Result<(), LogError> {
         dirty.clear();
         let mut held = self.held()?;
@@ -45,7 +47,7 @@ impl<P: Platform> Held<'_, P> {
         dirty.reserve(pages.words_set_count())?;
         for word in pages.words_set(0, pages.words()) {
             if !dirty.has_room() {
-                // More than there were a moment ago.
+                // vCPUs have dirtied more words since the first reservation.
                 dirty.reserve(1).inspect_err(|_| dirty.clear())?;
             }
             dirty.push(word, pages.word(word));
@@ -53,11 +55,11 @@ impl<P: Platform> Held<'_, P> {
         Ok(())
     }
 
-    /// Takes what is in the log, and protects it.
+    /// Moves the log's pages to the list, and protects them.
     fn get_and_clear(&self, dirty: &mut DirtyPages) -> Result<(), LogError> {
         let mut clearing = self.clearing(0);
         let taken = self.take_all(&mut clearing, dirty);
-        // Where it failed midway, the pages before that are protected, and their flush is still to come.
+        // After an error midway, the pages before it are protected, and still need their flush.
         clearing.finish().and(taken).inspect_err(|_| {
             // The caller does not get these pages, so they go back into the log.
             dirty.words().iter().for_each(|word| self.log.pages.set_in(word.first_page / WORD, word.mask));
@@ -65,13 +67,13 @@ impl<P: Platform> Held<'_, P> {
         })
     }
 
-    /// Moves what is in the log to the list, up to the first error.
+    /// Moves the log's pages to the list, up to the first error.
     fn take_all(&self, clearing: &mut Clearing<'_, '_, P>, dirty: &mut DirtyPages) -> Result<(), LogError> {
         let pages = &self.log.pages;
         dirty.reserve(pages.words_set_count())?;
         for word in pages.words_set(0, pages.words()) {
             if !dirty.has_room() {
-                // More than there were a moment ago.
+                // vCPUs have dirtied more words since the first reservation.
                 dirty.reserve(1)?;
             }
             dirty.push(word, clearing.word(word, u64::MAX)?);
@@ -79,15 +81,14 @@ impl<P: Platform> Held<'_, P> {
         Ok(())
     }
 
-    /// Marks what hardware recorded, and leaves it recorded: what is written on costs nothing until it is cleared.
+    /// Marks the pages that hardware recorded in the whole slot, and keeps the records: until a page is cleared,
+    /// further writes to it cost nothing.
     fn look_through(&self) -> Result<(), LogError> {
         let range = self.slot.range.clone();
         Ok(self.memory.stage2.dirty(range, &mut |marked| self.log.mark_found(self.slot, &marked))?)
     }
 
-    /// Ends hardware's records of the sections that are armed, and marks what it recorded (source S3). The section's bit goes
-    /// first: who arms it again meanwhile sets it again. What was recorded is looked at after the flush: until then hardware
-    /// may record.
+    /// Ends hardware's records in all tracked sections, and marks what it recorded (D14 to D17; Kolothum 2023).
     fn end_records(&self) -> Result<(), LogError> {
         let (memory, armed, sealed) = (self.memory, &self.log.armed, &self.log.sealed);
         let mut pending = None;
@@ -101,7 +102,8 @@ impl<P: Platform> Held<'_, P> {
         self.written_in_sealed(pending)
     }
 
-    /// Marks what hardware recorded in the sections that are armed, and ends the records of those that are cold, as above.
+    /// Marks the pages that hardware recorded in tracked sections, and ends the records of sections that are cold (D14
+    /// to D17).
     fn look_at_armed(&mut self) -> Result<(), LogError> {
         let (memory, armed, sealed) = (self.memory, &self.log.armed, &self.log.sealed);
         self.log.heat.next_round();
@@ -129,11 +131,11 @@ impl<P: Platform> Held<'_, P> {
         self.written_in_sealed(pending)
     }
 
-    /// After the flush, marks what was recorded in the sections that were sealed.
+    /// Completes the flush (D16), then marks what was recorded in the sections that were sealed (D17).
     ///
-    /// A look before the flush would find the same: hardware grants a write by a compare-and-exchange of the descriptor in
-    /// memory, and only where that has DBM set, which `seal` has cleared. So no test can tell the two orders apart. This one
-    /// is as safe if a CPU went by the entry in its TLB, and costs no more.
+    /// Reading before the flush would find the same if hardware grants a write only by a compare-and-exchange of the
+    /// descriptor in memory, which has DBM clear after `seal`. So no test can tell the two orders apart. This order is
+    /// also safe if a CPU goes by a cached entry, and costs no more.
     fn written_in_sealed(&self, pending: Option<Pending<'_, P, Narrowed>>) -> Result<(), LogError> {
         let (sealed, stage2) = (&self.log.sealed, &self.memory.stage2);
         if let Some(pending) = pending {
@@ -148,7 +150,7 @@ impl<P: Platform> Held<'_, P> {
         Ok(())
     }
 
-    /// Which sections some pages are in, all of them in one word of sections: as bits of that word.
+    /// The sections of the marked pages, as bits of the one word of sections that has them all.
     fn sections_of(&self, marked: &Marked) -> u64 {
         let first = (marked.ipa - self.slot.range.start) / FRAME;
         let section = |page: u64| page / SECTION % WORD;
@@ -156,19 +158,20 @@ impl<P: Platform> Held<'_, P> {
         1 << section(low) | 1 << section(high)
     }
 
-    /// Which sections of a word there are. Who faulted while another log ran, and is late, may set bits of its sections.
+    /// The sections of a word that exist, as a mask. A late fault of another log, with smaller sections, may have set
+    /// bits beyond them.
     fn sections_in(&self, word: u64) -> u64 {
         inside(self.log.pages.count().div_ceil(self.running.section()), word)
     }
 
-    /// The addresses of some sections.
+    /// The addresses of a run of sections.
     fn sections(&self, sections: &Range<u64>) -> IpaRange {
         let (pages, count) = (self.running.section(), self.log.pages.count());
         self.ipa(sections.start * pages)..self.ipa((sections.end * pages).min(count))
     }
 }
 
-/// The runs of bits that are set in a word, as numbers of the bits among all.
+/// The runs of set bits in a word, as ranges of bit numbers counted from the first word.
 fn runs(word: u64, bits: u64) -> impl Iterator<Item = Range<u64>> {
     let mut left = bits;
     core::iter::from_fn(move || {

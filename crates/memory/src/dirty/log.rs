@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a slot keeps for its log: which pages, which sections, and what is running.
+//! What a slot keeps for its log: the pages' bits, the sections' bits, and which log runs.
 //!
-//! Invariant: `running` is written by who holds `own`, and read by everybody. No start has the number of another one, so
-//! who decided something by one and finds the same after is not fooled by a stop and a start in between.
+//! Invariant: `running` is written only under the lock `own`, and read without it. Each start has a number of its own,
+//! so a CPU that reads the same value twice (D1, D6) knows that there was no stop and start in between.
 //!
-//! Who finds that one runs, by acquire, finds its bits as the start left them.
+//! The word is stored with release and read with acquire. A CPU that reads that a log runs sees the bits as its start
+//! (D7) left them.
 
 use alloc::boxed::Box;
 
@@ -16,12 +17,12 @@ use super::adaptive::{Cold, Heat};
 use super::bits::Bits;
 use super::options::{LEAST_SECTION, LogError, LogOptions, Tracker};
 
-/// A slot's part of dirty logging.
+/// What each slot has for its dirty log.
 #[derive(Default)]
 pub(crate) struct Tracking {
     /// A [`Running`], or 0.
     running: Word,
-    /// Made when it is first started, and kept: who finds that one runs finds it.
+    /// Made by the first start, and kept. If `running` is not 0, it exists.
     log: Once<Box<Log>>,
 }
 
@@ -29,56 +30,56 @@ pub(crate) struct Tracking {
 pub(crate) struct Log {
     /// The pages that are dirty.
     pub(super) pages: Bits,
-    /// The sections that are armed.
+    /// The sections that are hardware-tracked.
     pub(super) armed: Bits,
-    /// Those that are being looked through, by who owns the log: a get takes all that it sets, so that none are left for the
-    /// next log.
+    /// The sections between D15 and D17, under the log's lock. A get takes every bit that it sets, so that none is left
+    /// for the next log.
     pub(super) sealed: Bits,
     /// Where writes fault.
     pub(super) heat: Heat,
-    /// For who starts, stops, gets, clears, unmaps, or puts blocks together.
+    /// The log's lock: to start, stop, get, clear, unmap and coalesce.
     own: Lock<Own>,
 }
 
-/// What the owner of the log keeps.
+/// What the log's lock protects.
 pub(crate) struct Own {
     pub(super) options: LogOptions,
-    /// How many times it was started.
+    /// How many times the log was started.
     starts: u64,
     pub(super) cold: Cold,
 }
 
-/// A log that runs: its tracker in bits 0 to 2 (1 and up), log2 of a section's pages in bits 3 to 6, above them the number
-/// of its start.
+/// A log that runs. Bits 0 to 2: its tracker, from 1. Bits 3 to 6: log2 of a section's pages. Above them: the number of
+/// its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Running(u64);
 
 impl Tracking {
-    /// The log, where one was ever started.
+    /// The log, or `None` if none was ever started.
     pub(crate) fn log(&self) -> Option<&Log> {
         self.log.get().map(|log| &**log)
     }
 
-    /// The log of a slot of so many pages.
+    /// The log of a slot of `pages` pages, made if there is none.
     pub(super) fn log_or_new(&self, pages: u64) -> Result<&Log, LogError> {
         let new = || Log::new(pages).map(Box::new).ok_or(LogError::NoMemory);
         self.log.try_call_once(new).map(|log| &**log)
     }
 
-    /// What runs now.
+    /// The log that runs now.
     #[inline(always)]
     pub(crate) fn running(&self) -> Option<Running> {
         let running = self.running.load(Ordering::Acquire);
         (running != 0).then_some(Running(running))
     }
 
-    /// What runs now, and its log: there is one where something runs.
+    /// The log that runs now, with its bits.
     #[inline(always)]
     pub(crate) fn running_log(&self) -> Option<(Running, &Log)> {
         Some((self.running()?, self.log()?))
     }
 
-    /// It runs from now on.
+    /// Publishes that the log runs (D8).
     pub(super) fn run(&self, own: &mut Own, options: &LogOptions) -> Running {
         own.starts += 1;
         own.options = *options;
@@ -88,15 +89,15 @@ impl Tracking {
         Running(running)
     }
 
-    /// Nothing runs any more.
+    /// Ends the log that runs.
     pub(super) fn end(&self) {
-        // Nothing is handed over by it.
+        // Relaxed: no CPU that reads 0 uses anything that was written before it.
         self.running.store(0, Ordering::Relaxed);
     }
 }
 
 impl Log {
-    /// Waits until nobody owns it, and does: meanwhile nothing is told, or cleared.
+    /// Takes the log's lock. While it is held, the log is neither read nor cleared.
     pub(crate) fn hold<P: Platform>(&self, platform: &P) -> LockGuard<'_, Own> {
         self.own.lock(platform)
     }
@@ -115,25 +116,25 @@ impl Log {
 }
 
 impl Running {
-    /// The way.
+    /// Its tracker.
     #[inline]
     pub(crate) fn tracker(self) -> Tracker {
         Tracker::ALL[(self.0 as usize & 7).saturating_sub(1) % Tracker::ALL.len()]
     }
 
-    /// Whether a write that faults has hardware record others: the trackers from [`Tracker::Combined`] on.
+    /// Whether a write fault sets DBM on other pages (D5): the trackers from [`Tracker::Combined`] on.
     #[inline]
     pub(super) fn arms_around(self) -> bool {
         self.0 & 4 != 0
     }
 
-    /// Pages of a section.
+    /// Pages in a section.
     #[inline]
     pub(super) fn section(self) -> u64 {
         1 << (self.0 >> 3 & 0xf)
     }
 
-    /// Whether pages are armed as they are mapped.
+    /// Whether pages are mapped with DBM set.
     #[inline]
     pub(crate) fn maps_armed(self) -> bool {
         self.tracker() == Tracker::Hardware

@@ -1,55 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a log told: which pages, as words of 64.
+//! What a log reports: dirty pages, in words of 64.
 
 use alloc::vec::Vec;
 
 use super::LogError;
 use super::bits::WORD;
 
-/// Pages of a slot, ascending: what [`DirtyLog::get`](super::DirtyLog::get) found. A page is named by its number in the
-/// slot, from 0 on.
+/// Dirty pages of a slot, ascending, as [`DirtyLog::get`](super::DirtyLog::get) reports them. Pages are numbered in
+/// their slot, from 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DirtyPages {
     words: Vec<DirtyWord>,
 }
 
-/// Which of 64 pages.
+/// The dirty pages among 64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyWord {
     /// The first of the 64: a multiple of 64.
     pub first_page: u64,
-    /// Bit `n` stands for the page behind the `n` first ones. Not 0.
+    /// Bit `n` stands for page `first_page + n`. Not 0.
     pub mask: u64,
 }
 
 impl DirtyPages {
-    /// None, with no memory taken yet. It is there to be used again: what it holds is overwritten.
+    /// An empty list, which takes no memory yet. Use one list for many gets: each overwrites it.
     pub const fn new() -> Self {
         Self { words: Vec::new() }
     }
 
-    /// The words in which there are pages.
+    /// The words that have dirty pages.
     pub fn words(&self) -> &[DirtyWord] {
         &self.words
     }
 
-    /// How many pages.
+    /// The number of pages.
     pub fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.mask.count_ones())).sum()
     }
 
-    /// Whether there are none.
+    /// Whether the list has no pages.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// Whether this page is among them.
+    /// Whether the list has this page.
     pub fn contains(&self, page: u64) -> bool {
         let found = self.words.binary_search_by_key(&(page / WORD * WORD), |word| word.first_page);
         found.is_ok_and(|at| self.words[at].mask >> (page % WORD) & 1 == 1)
     }
 
-    /// The pages.
+    /// The pages, ascending.
     pub fn pages(&self) -> impl Iterator<Item = u64> + '_ {
         self.words.iter().flat_map(|word| word.pages())
     }
@@ -58,17 +58,17 @@ impl DirtyPages {
         self.words.clear();
     }
 
-    /// Makes room for so many words more.
+    /// Makes room for `words` more words.
     pub(super) fn reserve(&mut self, words: u64) -> Result<(), LogError> {
         self.words.try_reserve(words as usize).map_err(|_| LogError::NoMemory)
     }
 
-    /// Whether there is room for a word more.
+    /// Whether there is room for another word.
     pub(super) fn has_room(&self) -> bool {
         self.words.len() < self.words.capacity()
     }
 
-    /// Adds a word, for which there is room.
+    /// Adds a word. The caller has made room for it.
     pub(super) fn push(&mut self, word: u64, mask: u64) {
         if mask != 0 {
             self.words.push(DirtyWord { first_page: word * WORD, mask });
@@ -77,7 +77,7 @@ impl DirtyPages {
 }
 
 impl DirtyWord {
-    /// The pages.
+    /// The pages, ascending.
     pub fn pages(self) -> impl Iterator<Item = u64> {
         let mut left = self.mask;
         core::iter::from_fn(move || {
