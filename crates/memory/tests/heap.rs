@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that a guest costs the host's heap what it touches of its slots, not what they span; that where even that
-//! is too much the guest's fault says so; and that a fault takes nothing else from the heap, which a guest may have filled.
+//! Proves that a guest takes heap memory for the parts of its slots that it touches, not for their whole size; that its
+//! fault returns an error if the heap has no memory for that; and that a fault takes nothing else from the heap, which
+//! other guests may have filled.
 
 #[path = "machine/mod.rs"]
 mod machine;
@@ -19,7 +20,7 @@ use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::Tlbi;
 use twofold_stage2::{Features, Ipa, TableSource};
 
-/// The host's heap, which refuses what is larger than a thread says.
+/// The host's heap. It refuses allocations above a size that each thread sets.
 struct Heap;
 
 thread_local! {
@@ -29,7 +30,7 @@ thread_local! {
 #[global_allocator]
 static HEAP: Heap = Heap;
 
-// SAFETY: it is the system's, or refuses.
+// SAFETY: the system's allocator, or a refusal.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() > MOST.get() {
@@ -40,14 +41,14 @@ unsafe impl GlobalAlloc for Heap {
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises; `alloc` had it from there.
+        // SAFETY: as the caller promises; `alloc` got the memory from `System`.
         unsafe { System.dealloc(memory, layout) }
     }
 }
 
 #[test]
 fn a_slot_may_be_as_large_as_the_address_space() {
-    // The word for each 128 MiB that nobody touched, and what the test's own machine takes.
+    // Enough for one word for each untouched 128 MiB, and for the test's own machine.
     MOST.set(16 << 20);
     let end = 1 << 48;
     let mut guest = Guest::with_ipa_bits(PLAIN, Pages::Largest, 4, 48);
@@ -73,7 +74,7 @@ fn a_host_without_memory_is_an_error() {
     }
 }
 
-/// What allocates all the same ends the process.
+/// An allocation that is not expected would end the process.
 #[test]
 fn faults_are_answered_with_a_full_heap() {
     let mut guest = Guest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 16);
@@ -83,7 +84,7 @@ fn faults_are_answered_with_a_full_heap() {
         let ipa = Ipa::new(section * SECTION);
         memory.fault(&GuestFault { ipa, kind: FaultKind::Translation, access: AccessKind::Write })
     };
-    // A slot keeps its sections in parts of 64, and takes a part at its first touch.
+    // A slot keeps its huge pages in parts of 64, and allocates a part at its first touch.
     assert!(touch(0).is_ok());
     guest.machine.expect_events(1 << 16);
     MOST.set(0);
@@ -91,7 +92,7 @@ fn faults_are_answered_with_a_full_heap() {
         let mapped = touch(section);
         assert!(matches!(mapped, Ok(Answer::Retry(Done::Mapped { first_touch: true, .. }))));
     }
-    // Another part, for which there is no room.
+    // Another part, for which the heap has no room.
     let refused = touch(64);
     // Frames come and go, one by one and in runs.
     let mut frames = memory.frames();
@@ -100,7 +101,7 @@ fn faults_are_answered_with_a_full_heap() {
         frames.give(page);
         assert_eq!(frames.give_run(run), Ok(()));
     }
-    // In pieces, as after a long time.
+    // Fragmented, as after a long run.
     let mut pages: [_; 64] = std::array::from_fn(|_| TableSource::take(&mut *frames));
     pages.iter_mut().step_by(2).filter_map(Option::take).for_each(|page| frames.give(page));
     pages.into_iter().flatten().for_each(|page| frames.give(page));
@@ -113,7 +114,7 @@ fn faults_are_answered_with_a_full_heap() {
     assert!(memory.frames().free() < free - 9 * SECTION / PAGE);
 }
 
-/// What was dirty is so still, and is told when there is room again.
+/// Dirty pages stay dirty, and are reported when there is room again.
 #[test]
 fn a_log_that_cannot_be_listed_loses_nothing() {
     let features = Features { forced_write_back: true, ..PLAIN };
@@ -134,16 +135,16 @@ fn a_log_that_cannot_be_listed_loses_nothing() {
     }
 }
 
-/// Memory runs out in the middle of a get that clears: there are more dirty pages than a moment before. The pages that it had
-/// taken by then are flushed, and are still in the log.
+/// Memory runs out in the middle of a get that clears, since there are more dirty pages than a moment before. The pages
+/// that it had taken by then are flushed, and are still in the log.
 #[test]
 fn a_get_that_fails_midway_flushes_and_loses_nothing() {
     let mut guest = Guest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 16);
     let slot = guest.add(Ipa::new(0), 10 * SECTION, Backing::Ram, true);
     let ipa = |page: u64| Ipa::new(page * PAGE);
-    // Four words, for which a list has room exactly. One is whole: it is protected last.
+    // Four words, for which a list has exactly the room. One is whole, and is protected last.
     let written = || [1, 64].into_iter().chain(128..192).chain([200]);
-    // In a word that the search comes to later.
+    // In a word that the search reads later.
     let more = 5000;
     for page in written().chain([more]) {
         guest.reach(ipa(page), AccessKind::Write);
@@ -156,7 +157,7 @@ fn a_get_that_fails_midway_flushes_and_loses_nothing() {
     let (machine, memory) = (guest.machine, Rc::new(guest.memory));
     machine.events();
     machine.expect_events(1 << 10);
-    // The first lock is the log's, and there is room when the second one is taken, for the first word.
+    // The first lock is the log's. When the second is taken, for the first word, the list already has its room.
     let other = Rc::clone(&memory);
     machine.before_atomic(2, move || {
         other.dirty_log(slot).unwrap().mark(ipa(more)..ipa(more + 1));
@@ -168,7 +169,7 @@ fn a_get_that_fails_midway_flushes_and_loses_nothing() {
     assert_eq!((refused, dirty.count()), (Err(LogError::NoMemory), 0));
     let ends = |event: &Event| matches!(event, Event::Tlbi(Tlbi::VmallE1Is | Tlbi::VmallS12E1Is, _));
     let flushes = machine.events().into_iter().filter(ends);
-    assert_eq!(flushes.count(), 1, "what was protected is flushed");
+    assert_eq!(flushes.count(), 1, "the protected pages are flushed");
     let leaf = |page| machine.mmu().translate(&|pa| machine.word(pa), ipa(page)).unwrap();
     assert!(written().all(|page| !leaf(page).access().write));
     assert_eq!(log.get(&mut dirty), Ok(()));

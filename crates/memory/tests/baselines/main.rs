@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that each policy differs from the way it is done otherwise by its one rule, and in nothing that a guest or a log's
-//! reader sees.
+//! Proves that each baseline differs from the default by its one rule, and in nothing that a guest or a reader of a log
+//! sees.
 
 #[path = "../machine/mod.rs"]
 mod machine;
@@ -36,7 +36,7 @@ fn levels(world: &World) -> [Option<u8>; 4] {
     [0, 1, 2, 3].map(|block| world.level(block * 512 + 9))
 }
 
-/// What is done; the entries that it visits, and the blocks that it breaks for that.
+/// Does `action`. Returns the entries that it visits, and the entries that it breaks or protects.
 fn visits(world: &mut World, action: impl FnOnce(&mut World)) -> (u64, usize) {
     let before = world.guest.memory.split_visits();
     world.guest.machine.events();
@@ -46,7 +46,8 @@ fn visits(world: &mut World, action: impl FnOnce(&mut World)) -> (u64, usize) {
     (world.guest.memory.split_visits() - before, breaks)
 }
 
-/// Of each chunk the root's entry and the block's are visited. What is split already is split by nobody, and costs the same.
+/// In each chunk, the root's entry and the block's are visited. A range that is split already costs a walk the same
+/// visits.
 #[test]
 fn a_start_visits_what_the_policy_says() {
     let leaves = 512;
@@ -59,7 +60,7 @@ fn a_start_visits_what_the_policy_says() {
         let mut world = blocks(Policies { split, ..Policies::default() });
         let options = LogOptions { all_dirty: false, ..LogOptions::new(Tracker::WriteProtect) };
         let start = |world: &mut World| world.log().start(&options).unwrap();
-        // One block after the other; before that, all are protected at once.
+        // The blocks are split one after the other, after all were protected at once.
         assert_eq!(visits(&mut world, start).0, blocks_split, "{split:?}");
         assert_eq!(levels(&world), [Some(3); 4], "{split:?}");
         world.copy_pages(0..PAGES);
@@ -68,13 +69,13 @@ fn a_start_visits_what_the_policy_says() {
         world.log().stop().unwrap();
         assert_eq!(visits(&mut world, start).0, split_already, "{split:?}");
     }
-    // The root's entry once, where the chunk is all of it.
+    // If one chunk has all blocks, the root's entry is visited once.
     let mut world = blocks(Policies { split: Split::EveryLevel, ..Policies::default() });
     let options = LogOptions { all_dirty: false, chunk: GIB, ..LogOptions::new(Tracker::Manual) };
     assert_eq!(visits(&mut world, |world| world.log().start(&options).unwrap()).0, 1 + BLOCKS * (1 + leaves));
 }
 
-/// Word by word: the first one of a block splits it, and the others walk over what is split.
+/// Word by word: the first word of a block splits it, and the walks of the others find it split.
 #[test]
 fn a_clear_visits_what_the_policy_says() {
     let (words, leaves) = (8, 64);
@@ -90,12 +91,13 @@ fn a_clear_visits_what_the_policy_says() {
         world.get();
         let (visited, breaks) = visits(&mut world, |world| world.clear_and_copy(0..PAGES));
         assert_eq!((visited, levels(&world)), (BLOCKS * first, [Some(3); 4]), "{split:?}");
-        // One for each block, and those that protect.
+        // One break for each block, and the flushes of protected entries.
         assert!(breaks >= BLOCKS as usize, "{split:?}: {breaks}");
         world.write_all(0..PAGES);
         world.check_told(0..PAGES);
         assert_eq!(visits(&mut world, |world| world.clear_and_copy(0..PAGES)).0, BLOCKS * later, "{split:?}");
-        // Each 16th page, as a guest with pages of 64 KiB writes them: from the first to the last of a word's.
+        // Each 16th page, as a guest with pages of 64 KiB writes them. A walk goes from the first to the last of them
+        // in a word.
         let sparse: Vec<_> = (0..PAGES).step_by(16).collect();
         world.write_all(sparse.iter().copied());
         world.check_told(sparse.iter().copied());
@@ -103,12 +105,12 @@ fn a_clear_visits_what_the_policy_says() {
         let (visited, _) = visits(&mut world, |world| world.clear_and_copy(sparse));
         assert_eq!(visited, BLOCKS * words * per_word, "{split:?}");
         world.check_told([]);
-        // Nothing is dirty: nothing is split.
+        // No page is dirty, so none is split.
         assert_eq!(visits(&mut world, |world| world.clear(0..PAGES)).0, 0);
     }
 }
 
-/// Where nothing is to be split ahead, no policy does.
+/// With chunk 0, no policy splits ahead.
 #[test]
 fn no_policy_splits_without_a_chunk() {
     for split in SPLITS {
@@ -122,14 +124,14 @@ fn no_policy_splits_without_a_chunk() {
     }
 }
 
-/// A chunk has the pages that KVM has for it: a block of 1 GiB goes down level by level, or at once.
+/// A chunk has as many table pages as KVM has for it, so a block of 1 GiB is split level by level, or at once.
 #[test]
 fn a_chunk_bounds_how_much_is_split() {
     let all = 513;
     for (split, chunk, first) in [
         (Split::EveryLevel, SECTION, 3),
         (Split::SkipLeaves, SECTION, 3),
-        // It passes over what it has made, the chunk's own block included.
+        // This walk passes over the tables that it has made, including the chunk's own.
         (Split::SkipChildren, SECTION, 2),
         (Split::SkipChildren, GIB, 3),
         (Split::EveryLevel, GIB, 3),
@@ -142,11 +144,11 @@ fn a_chunk_bounds_how_much_is_split() {
         world.log().start(&options).unwrap();
         assert_eq!([0, 512, 262_143].map(|page| world.level(page)), [Some(first), Some(3), Some(3)], "{split:?}");
         world.copy_pages([0]);
-        // What was left is split by the write.
+        // A write splits a block that was left.
         world.write_all([5, 600]);
         world.check_told([5, 600]);
     }
-    // A word's clear takes no more than its chunk either.
+    // A clear of one word splits no more than its chunk, too.
     for (chunk, beside) in [(SECTION, 2), (GIB, 3)] {
         let mut world = World::given(FEATURES, Pages::Largest, BASE, GIB / PAGE, Level::L1, 1 + all);
         world.guest.memory.set_policies(Policies { split: Split::SkipLeaves, ..Policies::default() });
@@ -157,7 +159,7 @@ fn a_chunk_bounds_how_much_is_split() {
     }
 }
 
-/// Without pages it goes on as far as there are some, and says nothing.
+/// A walk that runs out of table pages ends without an error.
 #[test]
 fn a_walk_without_table_pages_is_no_error() {
     for split in SPLITS {
@@ -170,7 +172,7 @@ fn a_walk_without_table_pages_is_no_error() {
     }
 }
 
-/// A section of RAM with these policies, on a CPU whose caches have to be cleaned.
+/// A huge page of RAM with these policies, on a CPU whose caches have to be cleaned.
 fn section(policies: Policies) -> (Guest, twofold_memory::SlotId) {
     let mut guest = Guest::new(PLAIN, Pages::Largest, 4);
     guest.memory.set_policies(policies);
@@ -179,7 +181,7 @@ fn section(policies: Policies) -> (Guest, twofold_memory::SlotId) {
     (guest, slot)
 }
 
-/// Bytes that a translation fault cleans, and its answer.
+/// The number of bytes that a translation fault cleans, and its answer.
 fn cleaned(guest: &mut Guest, ipa: Ipa) -> (u64, Answer) {
     guest.machine.events();
     let answer = guest.fault(ipa, FaultKind::Translation, AccessKind::Write).unwrap();
@@ -193,15 +195,16 @@ fn mapped(level: Level, first_touch: bool) -> Answer {
     Answer::Retry(Done::Mapped { level, first_touch })
 }
 
-/// Each vCPU that faults cleans, or the one that maps.
+/// Each vCPU that faults cleans, or only the one that maps.
 #[test]
 fn cleaning_on_abort_is_done_by_each_that_faults() {
-    // What the table left out is cleaned, or what the fault is for; by those who are late nothing, or the same.
+    // The default cleans the page that the table did not map, and nothing for a late fault. The baseline cleans the
+    // fault's whole block each time.
     for (clean, missing, late) in [(Clean::OnMap, PAGE, 0), (Clean::OnAbort, SECTION, SECTION)] {
         let (mut guest, slot) = section(Policies { clean, ..Policies::default() });
         assert_eq!(cleaned(&mut guest, BASE), (SECTION, mapped(Level::L2, true)));
         assert_eq!(cleaned(&mut guest, BASE + PAGE), (late, STALE));
-        // A block in the place of a table: once, by whichever rule.
+        // A block in the place of a table is cleaned once by either rule.
         guest.memory.unmap(slot, BASE..BASE + PAGE).unwrap();
         assert_eq!(cleaned(&mut guest, BASE), (missing, mapped(Level::L2, false)), "{clean:?}");
         assert_eq!(cleaned(&mut guest, BASE), (late, STALE));
@@ -210,7 +213,8 @@ fn cleaning_on_abort_is_done_by_each_that_faults() {
     }
 }
 
-/// Whether the table is freed while the block is not there yet: its page goes back under the frames' lock.
+/// Freeing first frees the table before the block is made. The page goes back under the frames' lock, which counts as
+/// an atomic.
 #[test]
 fn freeing_first_frees_while_nothing_is_mapped() {
     let between = |policies: Policies, by_fault: bool| {
@@ -236,7 +240,7 @@ fn freeing_first_frees_while_nothing_is_mapped() {
         }
         assert_eq!((guest.level(BASE), guest.memory.counts().tables_freed), (Some(2), freed + 1));
         guest.machine.events();
-        let [broken, made] = guest.machine.atomics_at_sights()[..] else { panic!("it is broken once, and made once") };
+        let [broken, made] = guest.machine.atomics_at_sights()[..] else { panic!("one break and one make expected") };
         made - broken
     };
     for clean in [Clean::OnMap, Clean::OnAbort] {
@@ -251,7 +255,7 @@ fn log_of(guest: &Guest, slot: twofold_memory::SlotId) -> twofold_memory::dirty:
     guest.memory.dirty_log(slot).unwrap()
 }
 
-/// A page for each level below the root, although none of the faults but the first needs one.
+/// The baseline takes a page for each level below the root at each fault, although only the first fault needs any.
 #[test]
 fn pages_are_at_hand_for_each_fault() {
     for (tables, taken) in [(TablePages::WhenNeeded, [2, 2]), (TablePages::Always, [2, 4])] {
@@ -263,14 +267,14 @@ fn pages_are_at_hand_for_each_fault() {
             guest.reach(BASE + page as u64 * PAGE, AccessKind::Read);
             assert_eq!(guest.memory.counts().tables_allocated - root, taken, "{tables:?}");
         }
-        // From then on nobody asks for more, but where a table is missing.
+        // Later faults take no more, since no table is missing.
         guest.reach(BASE + 9 * PAGE, AccessKind::Read);
         assert_eq!(guest.memory.counts().tables_allocated - root, taken[1], "{tables:?}");
         assert_eq!(guest.scan().links.len(), 2);
     }
 }
 
-/// Whatever the policies, what is written is told, and what is not told is as it was.
+/// With every policy, written pages are reported, and pages that are not reported are unchanged.
 #[test]
 fn a_log_tells_the_same_by_all_policies() {
     for tracker in Tracker::ALL {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves when blocks are split for a log, and that they come back after it, within the budget that is given and not before.
+//! Proves when blocks are split for a log, and that they are coalesced after it has stopped, not before, and within the
+//! caller's budget.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,7 +13,7 @@ use twofold_stage2::fault::{AccessKind, FaultKind};
 use crate::machine::PAGE;
 use crate::world::{BASE, FEATURES, Mapped, World, all_starts};
 
-/// Levels of the first three sections.
+/// Levels of the first three huge pages.
 fn levels(world: &World) -> [Option<u8>; 3] {
     [0, 512, 1024].map(|page| world.level(page))
 }
@@ -24,11 +25,11 @@ const SPLIT: [Option<u8>; 3] = [Some(3); 3];
 fn blocks_are_split_at_the_start_or_as_they_are_cleared_or_written() {
     for chunk in [0, 4 << 10, 2 << 20, 1 << 30] {
         let options = LogOptions { chunk, ..LogOptions::new(Tracker::Manual) };
-        // At the start: all of it, or nothing.
+        // At the start: the whole slot, or nothing.
         let world = World::mapped(Mapped::Blocks);
         world.log().start(&LogOptions { all_dirty: false, ..options }).unwrap();
         assert_eq!(levels(&world), if chunk == 0 { BLOCKS } else { SPLIT });
-        // As it is cleared: the chunk around.
+        // At a clear: the chunk around the cleared page.
         let world = World::mapped(Mapped::Blocks);
         world.log().start(&options).unwrap();
         assert_eq!(levels(&world), BLOCKS);
@@ -43,7 +44,7 @@ fn blocks_are_split_at_the_start_or_as_they_are_cleared_or_written() {
     }
 }
 
-/// Block by block, as they are written; what is read stays a block.
+/// A block is split when it is written, and stays a block when it is read.
 #[test]
 fn a_write_to_a_protected_block_splits_it() {
     for tracker in [Tracker::WriteProtect, Tracker::Manual, Tracker::Combined, Tracker::Adaptive] {
@@ -57,7 +58,7 @@ fn a_write_to_a_protected_block_splits_it() {
     }
 }
 
-/// No block is armed, and none is made writable, while a log runs.
+/// While a log runs, no block is hardware-tracked, and none is made writable.
 #[test]
 fn no_block_can_be_written_unseen() {
     all_starts(|options, mapped| {
@@ -88,11 +89,11 @@ fn blocks_come_back_within_their_budget() {
         assert_eq!(rejoin(&mut world, 1024, 2), (Rejoined { blocks: 1, next: None }, 1));
         assert_eq!(levels(&world), BLOCKS);
         assert_eq!(rejoin(&mut world, 0, 9), (Rejoined { blocks: 0, next: None }, 0), "nothing is left to do");
-        assert_eq!(world.level(1536), Some(3), "the rest of the slot is no whole section");
-        // All is there, and may be written.
+        assert_eq!(world.level(1536), Some(3), "the rest of the slot is not a whole huge page");
+        // All memory keeps its content, and may be written.
         world.copy_pages(0..world.pages);
         assert_eq!((0..1536).map(|page| world.write(page)).sum::<usize>(), 0);
-        // And split again, and told, by the next one.
+        // The next log splits it again, and reports its pages.
         world.start(LogOptions::new(tracker));
         world.write_all([0, 1000]);
         world.check_told([0, 1000]);
@@ -108,14 +109,14 @@ fn what_was_not_touched_as_a_whole_stays_in_pages() {
     world.log().stop().unwrap();
     assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 1, next: None }));
     assert_eq!([0, 512].map(|page| world.level(page)), [Some(3), Some(2)]);
-    // Past the guest's tables, so that it does not fault.
+    // Past the guest's tables, so that no fault maps a block.
     world.device_writes(511);
     assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 1, next: None }));
     assert_eq!([0, 512].map(|page| world.level(page)), [Some(2), Some(2)]);
     world.copy_pages(0..1024);
 }
 
-/// A block maps no frame that was never zeroed, wherever in its section that is.
+/// A block maps no frame that was never zeroed, wherever in the huge page that is.
 #[test]
 fn one_page_that_was_not_touched_keeps_a_section_in_pages() {
     for missing in [0, 200, 447, 511] {
@@ -128,7 +129,8 @@ fn one_page_that_was_not_touched_keeps_a_section_in_pages() {
     }
 }
 
-/// A log that is started just before a block is made writable has not seen that: all of the block is in it.
+/// A log starts just before a fault makes a block writable. Its start has not seen that, so the whole block is in the
+/// log.
 #[test]
 fn a_block_that_is_made_writable_as_a_log_starts_is_told_whole() {
     let protect = LogOptions { all_dirty: false, chunk: 0, ..LogOptions::new(Tracker::Manual) };
@@ -148,12 +150,12 @@ fn a_block_that_is_made_writable_as_a_log_starts_is_told_whole() {
     assert!(dirty.pages().eq(512..1024), "pages are lost");
 }
 
-/// Where the blocks are there already, no lock is taken: neither a fault nor another log waits.
+/// If all ranges are blocks already, no lock is taken: neither a fault nor a start waits.
 #[test]
 fn a_rejoin_of_blocks_takes_no_lock() {
     let mut world = World::given(FEATURES, Pages::Largest, BASE, 1024, Level::L2, 8);
     world.write_all(0..1024);
-    // All is dirty at first, so nothing was split.
+    // All pages are dirty at first, so nothing was split.
     world.log().start(&LogOptions::new(Tracker::Manual)).unwrap();
     world.log().stop().unwrap();
     assert_eq!([0, 512].map(|page| world.level(page)), [Some(2); 2]);
@@ -164,7 +166,7 @@ fn a_rejoin_of_blocks_takes_no_lock() {
     assert!(!was_taken.get());
 }
 
-/// From wherever a caller asks, and where there is nothing to do.
+/// From any page, and where there is nothing to do.
 #[test]
 fn a_rejoin_starts_anywhere() {
     let mut world = World::new(Pages::Largest);
@@ -172,7 +174,7 @@ fn a_rejoin_starts_anywhere() {
     assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }), "no log ever ran");
     world.start(LogOptions::new(Tracker::Manual));
     world.log().stop().unwrap();
-    // Section 1 of the three is whole.
+    // Of the three huge pages, only the second is whole.
     assert_eq!(world.ipa(509).raw() % (512 * PAGE), 0);
     for page in [510, world.pages, u64::MAX] {
         assert_eq!(world.log().rejoin(page, 9), Ok(Rejoined { blocks: 0, next: None }));
@@ -187,7 +189,7 @@ fn a_rejoin_starts_anywhere() {
     assert_eq!(small.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }), "this guest has no blocks");
 }
 
-/// A clear splits the chunks that it protects pages of, from the first one on, and no others; what was split stays so.
+/// A clear splits the chunks in which it protects pages, and no others. Blocks that were split stay split.
 #[test]
 fn a_clear_splits_what_it_clears_and_nothing_else() {
     for (tracker, chunk) in
@@ -209,7 +211,7 @@ fn a_clear_splits_what_it_clears_and_nothing_else() {
     }
 }
 
-/// Without `all_dirty` a start has split what it could: a clear does not try again, nor does a get that clears.
+/// Without `all_dirty`, a start has split what it could. Neither a clear nor a get that clears tries again.
 #[test]
 fn a_clear_does_not_split_what_the_start_has_left() {
     for tracker in [Tracker::Manual, Tracker::WriteProtect] {
@@ -226,7 +228,7 @@ fn a_clear_does_not_split_what_the_start_has_left() {
     }
 }
 
-/// Words of which all pages are cleared are protected together, but not what is between them.
+/// Adjacent words that are cleared as a whole are protected together, but not the pages between such runs.
 #[test]
 fn a_clear_of_whole_words_leaves_those_between() {
     for tracker in [Tracker::Manual, Tracker::Hardware] {
@@ -242,7 +244,7 @@ fn a_clear_of_whole_words_leaves_those_between() {
     }
 }
 
-/// A block that comes back allows what its pages did not all allow: not to be executed. Nor does hardware record its writes.
+/// A coalesced block may be written, but not executed, since not all of its pages could be. It is not hardware-tracked.
 #[test]
 fn a_block_that_comes_back_may_be_written_and_not_executed() {
     let mut world = World::mapped(Mapped::Blocks);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves what is flushed: once for each clear, however much that protects, and not where nothing has to be.
+//! Proves how often the log flushes: once for each clear, however much it protects, and never if nothing changes.
 
 use twofold_memory::Pages;
 use twofold_memory::dirty::{LogOptions, Tracker};
@@ -24,14 +24,14 @@ fn a_clear_flushes_once() {
             world.check_told(written.iter().copied());
             assert_eq!(world.flushes(|world| world.clear(written.iter().copied())).1, 1, "{tracker:?}");
             world.copy_pages(written.iter().copied());
-            // It is clear: nothing is protected, nothing flushed.
+            // The pages are clear, so nothing is protected or flushed.
             assert_eq!(world.flushes(|world| world.clear(written.iter().copied())).1, 0, "{tracker:?}");
             assert_eq!(world.flushes(|world| world.clear([])).1, 0, "{tracker:?}");
         }
     }
 }
 
-/// All that a clear of one page issues.
+/// Every instruction of a clear of one page.
 #[test]
 fn a_flush_is_what_the_architecture_asks_for_and_no_more() {
     let mut world = world(Tracker::Manual);
@@ -73,7 +73,7 @@ fn what_is_not_mapped_is_cleared_without_a_flush() {
     }
 }
 
-/// With everything dirty at first, no table is touched; otherwise all of it is protected at once.
+/// With `all_dirty`, a start touches no table. Otherwise it protects the whole slot at once.
 #[test]
 fn a_start_flushes_once_or_not_at_all() {
     for (tracker, all_dirty, expected) in [

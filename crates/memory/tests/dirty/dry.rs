@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that nothing is lost where table pages run out, whichever the first is that is missing: what cannot be split is
-//! told of as a whole.
+//! Proves that no write is lost if table pages run out, whichever is the first that is missing: a block that cannot be
+//! split is reported as a whole.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,12 @@ use twofold_memory::dirty::{LogOptions, Rejoined, Tracker};
 use crate::machine::PAGE;
 use crate::world::{BASE, FEATURES, Mapped, World, all_starts};
 
-/// Pages of a slot of three whole sections and a bit.
+/// Pages in a slot of three whole huge pages and 70 pages.
 const PAGES: u64 = 3 * 512 + 70;
-/// Table pages that map it in blocks: one of level 2, one for the bit.
+/// Table pages that map it in blocks: one of level 2, and one for the 70 pages.
 const TABLES: u64 = 2;
 
-/// The sections of these pages, as far as they could be blocks.
+/// The pages of all huge pages around `pages` that could be blocks, and the other pages themselves.
 fn with_sections(pages: &[u64]) -> BTreeSet<u64> {
     let around = |page: &u64| if *page < 1536 { page / 512 * 512..(page / 512 + 1) * 512 } else { *page..page + 1 };
     pages.iter().flat_map(around).collect()
@@ -33,8 +33,8 @@ fn blocks_that_cannot_be_split_are_told_whole() {
             for round in 0..3 {
                 let written = [3, 511, 700 + round, 1024, 1535, 1540];
                 for page in written {
-                    assert!(world.write(page) <= 1, "it gets on");
-                    // Whatever is a block, and may be written, is in the log.
+                    assert!(world.write(page) <= 1, "page {page} faults again");
+                    // A writable block is in the log as a whole.
                     world.write(page / 512 * 512 + 9);
                 }
                 let told = world.get();
@@ -42,13 +42,14 @@ fn blocks_that_cannot_be_split_are_told_whole() {
                 assert!(all.iter().all(|page| told.contains(page)), "{options:?}, {more} more: {told:?}");
                 assert!(told.is_subset(&with_sections(&all)));
                 if more == most && round == 0 {
-                    assert_eq!(told, all.into_iter().collect(), "there is a page for each");
+                    assert_eq!(told, all.into_iter().collect(), "there is a table page for each block");
                 }
                 world.check_copy(&match options.tracker {
                     Tracker::WriteProtect => BTreeSet::new(),
                     _ => told.clone(),
                 });
-                // Some of them, of each section: the rest of a block stays in the log when all of it is protected.
+                // A clear of some pages of each block: the rest stays in the log, although the whole block is
+                // protected.
                 let cleared: Vec<_> =
                     told.iter().copied().filter(|page| page % 512 / 64 == 0 || *page == 511).collect();
                 world.clear_and_copy(cleared);
@@ -59,14 +60,14 @@ fn blocks_that_cannot_be_split_are_told_whole() {
     });
 }
 
-/// From nothing mapped at all: some writes find no table page, and are not done.
+/// Nothing is mapped at first: some writes find no table page, and fail.
 #[test]
 fn what_could_not_be_written_is_not_missed() {
     for tracker in Tracker::ALL {
         for all_dirty in [false, tracker != Tracker::WriteProtect] {
             for tables in 0..=5 {
                 let mut world = World::with(FEATURES, Pages::Largest, BASE, PAGES, tables);
-                // All frames of RAM are taken, so that none becomes a table.
+                // Take all frames of RAM, so that none becomes a table.
                 [0, 600, 1030, 1540].into_iter().for_each(|page| world.device_writes(page));
                 let block = world.try_write(1030).is_ok();
                 assert_eq!(block, tables > 0);
@@ -78,13 +79,13 @@ fn what_could_not_be_written_is_not_missed() {
                     }
                 }
                 assert_eq!(written.is_empty(), tables == 0);
-                // A page takes two; the block's split may have taken the second.
+                // A page takes two tables; the split of the block may have taken the second.
                 assert!(!written.contains(&0) || tables >= 2);
                 assert!(written.contains(&0) || tables <= 2);
                 let told = world.get();
                 assert!(written.iter().all(|page| told.contains(page)), "{tracker:?}, {tables} tables: {told:?}");
                 assert!(told.is_subset(&with_sections(&written)), "{tracker:?}, {tables} tables: {told:?}");
-                // Now there are some.
+                // Donate more pages.
                 let more = world.guest.machine.donate(crate::world::SPARE, 8 * PAGE);
                 world.guest.memory.frames().add(more);
                 world.clear_and_copy(told);
@@ -96,8 +97,8 @@ fn what_could_not_be_written_is_not_missed() {
     }
 }
 
-/// Two blocks are written, and one is cleared. The get that ends hardware's records in both finds the other one, which may be
-/// written and is in the log as a whole, and puts no page of the cleared one there.
+/// Two blocks are written, and one is cleared. The get that ends hardware's records in both finds the other block
+/// writable and in the log as a whole, and puts no page of the cleared block there.
 #[test]
 fn a_block_beside_one_that_is_written_stays_clear() {
     let mut world = World::with(FEATURES, Pages::Largest, BASE, 1024, 1);
@@ -109,7 +110,7 @@ fn a_block_beside_one_that_is_written_stays_clear() {
     world.check_told(512..1024);
 }
 
-/// To put a section together takes no page: it gives one back.
+/// Coalescing a huge page takes no table page, and gives one back.
 #[test]
 fn blocks_come_back_without_a_page() {
     let mut world = World::with(FEATURES, Pages::Largest, BASE, PAGES, TABLES + 3);

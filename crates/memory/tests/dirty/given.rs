@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that RAM which was given is logged as any other: mapped by blocks of 1 GiB it is split as far as the log wants it,
-//! nothing of a block can be written unseen, and the block comes back when the log has stopped.
+//! Proves that preallocated RAM is logged as any other RAM: a block of 1 GiB is split as far as the log needs it, no
+//! page of a block can be written without a mark, and the block is coalesced after the log has stopped.
 
 use twofold_memory::dirty::{DirtyPages, LogOptions, Rejoined, Tracker};
 use twofold_memory::{Answer, Done, Pages};
@@ -11,13 +11,13 @@ use crate::machine::{GIB, PAGE};
 use crate::world::{BASE, FEATURES, World};
 
 const IN_GIB: u64 = GIB / PAGE;
-/// Pages in the first section, in the middle, in the last one, and behind the block.
+/// Pages in the first huge page, in the middle, in the last one, and after the block of 1 GiB.
 const WRITTEN: [u64; 5] = [3, 511, 100_000, IN_GIB - 1, IN_GIB + 5];
-/// Table pages that map the slot in leaves as large as they can be; and the most that it takes.
+/// Table pages that map the slot by the largest leaves; and by pages alone.
 const FEW: u64 = 2;
 const ALL: u64 = FEW + 1 + 512;
 
-/// A slot of 1 GiB and a bit, mapped.
+/// A slot of 1 GiB and 70 pages, mapped.
 fn world(tables: u64) -> World {
     let mut world = World::given(FEATURES, Pages::Largest, BASE, IN_GIB + 70, Level::L1, tables);
     world.write_all([0, IN_GIB]);
@@ -25,7 +25,7 @@ fn world(tables: u64) -> World {
     world
 }
 
-/// That no block may be written, nor is armed.
+/// Checks that no block is writable or hardware-tracked.
 fn check_blocks(world: &World, options: LogOptions) {
     for leaf in world.guest.scan().leaves {
         assert!(leaf.level == 3 || !leaf.access().write && !leaf.dirty_by_hardware(), "{options:?}: {leaf:x?}");
@@ -40,13 +40,14 @@ fn blocks_of_a_gigabyte_are_logged() {
             let options = LogOptions { all_dirty: false, chunk, ..LogOptions::new(tracker) };
             world.log().start(&options).unwrap();
             world.copy_pages([0, IN_GIB]);
-            // Eagerly all of it, or nothing; hardware records no blocks.
+            // The whole slot is split ahead, or nothing. `Hardware` always splits, since blocks are not
+            // hardware-tracked.
             let split = chunk != 0 || tracker == Tracker::Hardware;
             assert_eq!(world.level(100_000), Some(if split { 3 } else { 1 }), "{options:?}");
             world.touch(200_000, AccessKind::Read);
             world.write_all(WRITTEN);
             check_blocks(&world, options);
-            // Where a write splits, it is what is around it, and no more.
+            // A write splits only what is around it.
             assert_eq!(world.level(50_000), Some(if split { 3 } else { 2 }));
             world.check_told(WRITTEN);
             world.clear_and_copy(WRITTEN);
@@ -54,7 +55,7 @@ fn blocks_of_a_gigabyte_are_logged() {
             world.write(511);
             world.check_told([511]);
             world.log().stop().unwrap();
-            // The block comes back, and may be written.
+            // The block is coalesced, and may be written.
             assert_eq!(world.log().rejoin(0, 0), Ok(Rejoined { blocks: 0, next: Some(0) }));
             assert_eq!(world.flushes(|world| world.log().rejoin(0, 9)), (Ok(Rejoined { blocks: 1, next: None }), 1));
             assert_eq!([0, IN_GIB - 1, IN_GIB].map(|page| world.level(page)), [Some(1), Some(1), Some(3)]);
@@ -65,7 +66,7 @@ fn blocks_of_a_gigabyte_are_logged() {
     }
 }
 
-/// All of it is in the log at first; what is cleared is split as it is cleared.
+/// The whole slot is in the log at first. A clear splits the chunk of the pages that it clears.
 #[test]
 fn a_clear_splits_its_chunk_of_a_gigabyte() {
     for tracker in Tracker::ALL.into_iter().filter(|tracker| *tracker != Tracker::WriteProtect) {
@@ -82,7 +83,7 @@ fn a_clear_splits_its_chunk_of_a_gigabyte() {
     }
 }
 
-/// Whichever table page is missing: what may be written of a block is told, all of it.
+/// Whichever table page is missing, a writable block is reported as a whole.
 #[test]
 fn a_gigabyte_that_cannot_be_split_is_told_whole() {
     for tracker in Tracker::ALL {
@@ -98,13 +99,13 @@ fn a_gigabyte_that_cannot_be_split_is_told_whole() {
                 let (first, pages) = ((leaf.ipa - BASE) / PAGE, leaf.span() / PAGE);
                 let inside = told.words().iter().filter(|word| (first..first + pages).contains(&word.first_page));
                 assert_eq!(inside.map(|word| u64::from(word.mask.count_ones())).sum::<u64>(), pages, "{leaf:x?}");
-                assert!(tracker != Tracker::WriteProtect, "a get has protected it");
+                assert!(tracker != Tracker::WriteProtect, "a get has protected the block");
             }
         }
     }
 }
 
-/// Parts of 2 MiB come back where the whole does not: its first page is mapped no more.
+/// Blocks of 2 MiB are coalesced where 1 GiB cannot be, since its first page is not mapped.
 #[test]
 fn smaller_blocks_come_back_where_the_largest_does_not() {
     let mut world = world(ALL);
@@ -113,12 +114,12 @@ fn smaller_blocks_come_back_where_the_largest_does_not() {
     world.guest.memory.unmap(world.slot, world.ipa(0)..world.ipa(1)).unwrap();
     assert_eq!(world.log().rejoin(0, 600), Ok(Rejoined { blocks: 511, next: None }));
     assert_eq!([0, 1, 512, IN_GIB - 1].map(|page| world.level(page)), [None, Some(3), Some(2), Some(2)]);
-    // The fault for the page finds the tables in the way, and puts all of it together.
+    // The fault for that page finds the tables in its way, and coalesces the whole 1 GiB.
     world.write(0);
     assert_eq!([0, 1, 512, IN_GIB - 1].map(|page| world.level(page)), [Some(1); 4]);
 }
 
-/// Neither the slot's ends nor the frames' alignment allow more.
+/// The blocks that are coalesced are as large as the slot's ends and the frames' alignment allow.
 #[test]
 fn what_fits_comes_back() {
     for (start, largest, levels) in [
@@ -142,7 +143,7 @@ fn what_fits_comes_back() {
     }
 }
 
-/// What a log maps page by page may be executed where the guest executed, and no more; nothing of it is zeroed.
+/// While a log runs, each page that is mapped may be executed only if the guest executed there; no page is zeroed.
 #[test]
 fn pages_that_are_mapped_for_a_log_allow_what_was_asked_for() {
     for tracker in [Tracker::Manual, Tracker::Hardware] {

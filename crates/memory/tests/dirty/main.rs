@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves of each tracker that what a guest, or a device, has written is told, and nothing else; that what is cleared is
-//! protected first, and told again when it is written again; what that costs in flushes; and that nothing is lost where
-//! memory is, or where somebody asks for what makes no sense.
+//! Proves for each tracker: the log reports the pages that a guest or a device has written, and no others; a cleared
+//! page is protected first, and reported again when it is written again; how many flushes that takes; and that no write
+//! is lost if memory runs out, or if a call is invalid.
 //!
-//! The guest has no TLB here: what may be left in one is for the unforgiving machine's tests.
+//! The guest has no TLB here. Stale TLB entries are tested in the machine's strict mode.
 
 #[path = "../machine/mod.rs"]
 mod machine;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that each tracker, however it is started and whatever is mapped then, tells what was written, round by round.
+//! Proves that each tracker, however it is started and whatever is mapped then, reports the written pages, round by
+//! round.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,7 @@ fn what_is_written_is_told_and_nothing_else() {
         let mut world = World::mapped(mapped);
         world.start(options);
         let written = EDGES.map(|page| page * 3 / 2 % world.pages);
-        // What is read is not written; in what is not mapped yet, too.
+        // A read is not a write, also where nothing is mapped yet.
         for page in [2, 70, 600, 1500] {
             world.touch(page, AccessKind::Read);
             world.touch(page + 1, AccessKind::Execute);
@@ -27,13 +28,13 @@ fn what_is_written_is_told_and_nothing_else() {
         world.check_told(written);
         world.clear_and_copy(written);
         world.check_told([]);
-        // Written again, each of them is told again, and so is what was read first.
+        // A page that is written again is reported again, as is a page that was read first.
         world.write_all(written.into_iter().chain([2, 70, 600, 1500]));
         world.check_told(written.into_iter().chain([2, 70, 600, 1500]));
     });
 }
 
-/// What a CPU reports for a `DC CIVAC` is not taken for a write.
+/// The syndrome of a `DC CIVAC` is not taken for a write.
 #[test]
 fn what_is_cleaned_is_not_written() {
     let civac = Fault::from_syndrome(0x9200_0147).unwrap().access;
@@ -42,14 +43,15 @@ fn what_is_cleaned_is_not_written() {
         world.start(options);
         for page in [2, 70, 600, 1500] {
             world.touch(page, civac);
-            // Without `all_dirty` nothing may be written yet, but what hardware would record.
+            // Without `all_dirty`, no page may be written yet unless hardware records it.
             assert!(options.all_dirty || !world.may_write(page), "{options:?}, {mapped:?}: page {page} may be written");
         }
         world.check_told([]);
     });
 }
 
-/// `DC IVAC` needs the permission to write, and has it wherever the guest has, whatever a log has protected.
+/// `DC IVAC` needs the permission to write. It gets it wherever the guest may write, even on pages that a log has
+/// protected.
 #[test]
 fn what_is_invalidated_is_told() {
     let mut world = World::new(Pages::Small);
@@ -69,7 +71,7 @@ fn what_a_device_writes_is_told() {
         EDGES.iter().for_each(|page| world.device_writes(*page));
         world.check_told(EDGES);
         world.clear_and_copy(EDGES);
-        // What it did past everybody, it tells of: whole pages, and of those only what is in the slot.
+        // `mark` is for writes past the tables: whole pages, and of those only the ones in the slot.
         let (start, end) = (world.ipa(0), world.ipa(world.pages));
         let mark = |range: IpaRange| world.log().mark(range);
         mark(world.ipa(100) + 8..world.ipa(102) + 1);
@@ -117,7 +119,7 @@ fn a_clear_protects_what_was_set_and_not_what_is_between() {
     world.start(LogOptions::new(Tracker::Manual));
     let written: BTreeSet<_> = (0..world.pages).filter(|page| page % 3 != 1).collect();
     world.write_all(written.iter().copied());
-    // The first and the last of each word, and one that was not written.
+    // The first and the last page of each word, and one that was not written.
     let clears = |page: &u64| [0, 1, 63].contains(&(page % 64));
     world.clear_and_copy((0..world.pages).filter(clears));
     for page in 0..world.pages {
@@ -132,7 +134,7 @@ fn a_piece_of_the_slot_is_cleared() {
     let mut world = World::new(Pages::Small);
     world.start(LogOptions::new(Tracker::Manual));
     world.write_all(EDGES);
-    // From page 64 on: two words, of which one bit is taken in each; then the end, which is no whole word.
+    // Two words from page 64 on, with one bit in each; then the end of the slot, which is not a whole word.
     world.log().clear(64, 128, &[1 << 63, 1]).unwrap();
     world.log().clear(1088, 12, &[1 << 11]).unwrap();
     world.log().clear(0, 0, &[]).unwrap();
@@ -169,13 +171,13 @@ fn with_hardware_nothing_faults_that_was_cleared_once() {
     }
 }
 
-/// A write takes a fault where nothing is mapped; from then on hardware records.
+/// A write faults if nothing is mapped. From then on hardware records writes.
 #[test]
 fn with_hardware_what_is_mapped_is_armed() {
     let mut world = World::new(Pages::Largest);
     world.start(LogOptions::new(Tracker::Hardware));
     world.touch(600, AccessKind::Read);
-    assert!(world.is_armed(600) && !world.may_write(600), "read, so it is clean");
+    assert!(world.is_armed(600) && !world.may_write(600), "a page that was read is clean");
     assert_eq!((world.write(601), world.write(600)), (1, 0));
     assert!(world.is_armed(601));
     world.check_told([600, 601]);
@@ -184,7 +186,7 @@ fn with_hardware_what_is_mapped_is_armed() {
     world.check_told([600, 601]);
 }
 
-/// Each ends, and another one begins, whatever it finds in the tables.
+/// Any log may follow any other, whatever the first has left in the tables.
 #[test]
 fn trackers_follow_each_other() {
     for first in Tracker::ALL {

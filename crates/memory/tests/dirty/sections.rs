@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves which sections are armed, by which writes, and for how long.
+//! Proves which sections become hardware-tracked, by which writes, and for how long.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -33,10 +33,10 @@ fn combined_arms_the_section_of_a_write_and_no_other() {
             let first = page / section * section;
             let around = first..(first + section).min(world.pages);
             assert_eq!(armed(&world), around.clone().collect::<Vec<_>>());
-            // From here on, nothing faults in it.
+            // From here on, no write to the section faults.
             assert_eq!(around.clone().map(|page| world.write(page)).sum::<usize>(), 0);
             world.check_told(around.clone());
-            // Until it is looked through: hardware's records are over, and what was written may be written on.
+            // The get has cleared DBM. Pages that were written may still be written.
             assert_eq!(armed(&world), []);
             assert_eq!(around.clone().map(|page| world.write(page)).sum::<usize>(), 0);
             world.clear_and_copy(around.clone());
@@ -46,18 +46,19 @@ fn combined_arms_the_section_of_a_write_and_no_other() {
     }
 }
 
-/// What was only read in an armed section is not told, and faults after the next get.
+/// In a hardware-tracked section, a page that was not written is not reported, and its first write faults after the
+/// next get.
 #[test]
 fn combined_protects_what_was_armed_and_not_written() {
     let mut world = world(LogOptions::new(Tracker::Combined));
     world.write(70);
     world.check_told([70]);
     assert_eq!(world.write(71), 1);
-    assert_eq!(world.write(72), 0, "the section is armed again");
+    assert_eq!(world.write(72), 0, "the section is hardware-tracked again");
     world.check_told([70, 71, 72]);
 }
 
-/// What an earlier log had armed, this one has not.
+/// Sections that were hardware-tracked for an earlier log are not for this one.
 #[test]
 fn a_log_arms_anew_what_an_earlier_one_had_armed() {
     for tracker in [Tracker::Combined, Tracker::Adaptive] {
@@ -68,7 +69,7 @@ fn a_log_arms_anew_what_an_earlier_one_had_armed() {
         world.start(LogOptions { all_dirty: false, ..LogOptions::new(tracker) });
         assert_eq!(armed(&world), []);
         let faults = [70, 71, 72].map(|page| world.write(page));
-        assert_eq!((faults[0], faults[2]), (1, 0), "{tracker:?} arms at the first fault, or at the second");
+        assert_eq!((faults[0], faults[2]), (1, 0), "{tracker:?} sets DBM at the first fault, or at the second");
         world.check_told([70, 71, 72]);
     }
 }
@@ -76,32 +77,32 @@ fn a_log_arms_anew_what_an_earlier_one_had_armed() {
 #[test]
 fn adaptive_arms_more_where_more_is_written_and_ends_what_is_cold() {
     let mut world = world(LogOptions::new(Tracker::Adaptive));
-    assert_eq!((world.write(0), armed(&world)), (1, vec![]), "one fault is none");
+    assert_eq!((world.write(0), armed(&world)), (1, vec![]), "one fault sets no DBM");
     assert_eq!((world.write(1), world.write(2)), (1, 0));
-    assert!(armed(&world).starts_with(&Vec::from_iter(0..64)), "the second one arms its section at least");
+    assert!(armed(&world).starts_with(&Vec::from_iter(0..64)), "the second fault sets DBM on its section at least");
     world.check_told([0, 1, 2]);
     world.clear_and_copy([0, 1, 2]);
-    assert_eq!((world.write(1), world.write(0)), (0, 0), "it stays armed");
+    assert_eq!((world.write(1), world.write(0)), (0, 0), "the section stays hardware-tracked");
     world.check_told([0, 1]);
     world.clear_and_copy([0, 1]);
-    // Until nothing was written there for long.
+    // Until no page there was written for many rounds.
     let (mut rounds, mut flushes) = (0, 0);
     while !armed(&world).is_empty() {
         flushes += world.flushes(|world| world.check_told([])).1;
         rounds += 1;
-        assert!(rounds < 1000, "it stays armed for ever");
+        assert!(rounds < 1000, "the section stays hardware-tracked for ever");
     }
-    assert_eq!(flushes, 1, "one round ends it, and that alone flushes");
+    assert_eq!(flushes, 1, "one round ends the section, and only that round flushes");
     assert_eq!(world.write(0), 1);
     world.check_told([0]);
 }
 
-/// A page of an armed section that was mapped, or faulted, apart from it.
+/// Pages of a hardware-tracked section that were mapped, or that faulted, after DBM was set on the others.
 #[test]
 fn adaptive_tells_of_pages_that_are_not_armed_in_a_section_that_is() {
     let mut world = World::new(Pages::Small);
     world.start(LogOptions::new(Tracker::Adaptive));
-    // Nothing is mapped when the section is armed.
+    // Most pages are not mapped yet when DBM is set on the section.
     world.write_all(0..64);
     world.check_told(0..64);
     for _ in 0..3 {
@@ -112,8 +113,8 @@ fn adaptive_tells_of_pages_that_are_not_armed_in_a_section_that_is() {
     }
 }
 
-/// Sections that are written in each round are never cold: the first and the last of a word, in another word, and two that
-/// hardware's record is told of at once, since a table begins between them.
+/// Sections that are written in each round are never cold: the first and the last of a word, one in another word, and
+/// two that are reported in one piece, since a table begins between them.
 #[test]
 fn adaptive_keeps_what_is_written_in_each_round() {
     const WRITTEN: [u64; 7] = [63, 575, 580, 4031, 4095, 4106, 4170];
@@ -121,7 +122,7 @@ fn adaptive_keeps_what_is_written_in_each_round() {
     world.write_all(WRITTEN.map(|page| page ^ 1));
     world.write_all(WRITTEN);
     world.start(LogOptions::new(Tracker::Adaptive));
-    // Two faults in each of the sections arm it. One of them is not written any more, and ends before the others.
+    // Two faults in a section set DBM on it. One of the sections is not written any more, and ends before the others.
     world.write_all([1350, 1351]);
     world.clear_and_copy([1350, 1351]);
     world.write_all(WRITTEN.map(|page| page ^ 1));
@@ -133,11 +134,11 @@ fn adaptive_keeps_what_is_written_in_each_round() {
         world.check_told(WRITTEN);
         world.clear_and_copy(WRITTEN);
     }
-    assert!(!world.is_armed(1350), "it is cold by now");
+    assert!(!world.is_armed(1350), "the section is cold by now");
 }
 
-/// Hardware's records end in a section that is cold, and in none before or behind it: a page there that is written again after
-/// some rounds takes no fault.
+/// Hardware's records end in a section that is cold, and in none before or after it: a page there that is written again
+/// after some rounds takes no fault.
 #[test]
 fn adaptive_ends_the_records_of_a_cold_section_and_no_others() {
     for (cold, hot) in [(0, 600), (600, 0)] {
@@ -149,7 +150,7 @@ fn adaptive_ends_the_records_of_a_cold_section_and_no_others() {
         assert_eq!(armed(&world), (0..64).chain(576..640).collect::<Vec<_>>());
         let mut rounds_after = 0;
         for round in 0..1000 {
-            // In turns, so that one page of the section is clean when the other section's records end.
+            // The two pages take turns, so that one of them is clean when the other section's records end.
             let page = hot + round % 2;
             assert_eq!(world.write(page), 0, "round {round}: page {page}");
             world.check_told([page]);
@@ -159,12 +160,12 @@ fn adaptive_ends_the_records_of_a_cold_section_and_no_others() {
                 break;
             }
         }
-        assert_eq!(rounds_after, 2, "it stays armed for ever");
+        assert_eq!(rounds_after, 2, "the section stays hardware-tracked for ever");
     }
 }
 
-/// A slot ends in the middle of a section, and another slot begins there. A get of the first slot ends no records of the
-/// second: what hardware recorded there is not lost.
+/// A slot ends in the middle of a section, and another slot begins there. A get of the first slot ends no records of
+/// the second, so no record there is lost.
 #[test]
 fn records_end_where_their_slot_ends() {
     let mut world = World::new(Pages::Small);
@@ -174,7 +175,7 @@ fn records_end_where_their_slot_ends() {
     world.start(LogOptions::new(Tracker::Combined));
     let hardware = LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Hardware) };
     world.guest.memory.dirty_log(behind).unwrap().start(&hardware).unwrap();
-    // The last page of one slot is mapped, and its section armed; then the first page of the other.
+    // The last page of one slot is mapped, and DBM set on its section; then the first page of the other.
     world.touch(PAGES - 1, AccessKind::Read);
     world.write_all([PAGES - 1, PAGES]);
     assert!(world.is_armed(PAGES - 1) && world.is_armed(PAGES));
@@ -185,7 +186,7 @@ fn records_end_where_their_slot_ends() {
     assert!(!world.is_armed(PAGES - 1) && world.is_armed(PAGES));
 }
 
-/// Sections of another size are an option of combined alone.
+/// Only combined has sections of another size.
 #[test]
 fn adaptive_has_sections_of_one_size() {
     for section in [8, 64, 512] {
@@ -193,18 +194,18 @@ fn adaptive_has_sections_of_one_size() {
         assert_eq!([0, 1].map(|page| world.write(page)), [1; 2]);
         assert_eq!(armed(&world), (0..64).collect::<Vec<_>>(), "{section}");
         world.check_told([0, 1]);
-        // The next section of the same table is armed by its own second fault, and by no other's.
+        // DBM is set on the next section of the same table by that section's own second fault only.
         assert_eq!([64, 65, 66].map(|page| world.write(page)), [1, 1, 0], "{section}");
         assert_eq!(armed(&world), (0..128).collect::<Vec<_>>(), "{section}");
         world.check_told([0, 1, 64, 65, 66]);
     }
 }
 
-/// A log is stopped and another one started at each moment of a write fault. What the fault armed for the first one is not
-/// left armed for one that does not look there, and the write is not lost.
+/// A log is stopped and another one started at each moment of a write fault. No DBM that the fault set for the first
+/// log is left for the second, which does not look there; and the write is not lost.
 #[test]
 fn what_a_fault_arms_for_a_log_is_not_left_to_another() {
-    // Combined after combined: only the number of its start tells the second log from the first.
+    // Combined after combined: only the number of the start distinguishes the second log from the first.
     for (tracker, second) in [
         (Tracker::Combined, Tracker::Manual),
         (Tracker::Combined, Tracker::Combined),

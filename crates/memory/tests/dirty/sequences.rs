@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves, for random sequences of all that happens to a slot and its log, that what was written since it was cleared is told,
-//! that no more is told than there is reason to, and that whatever is not told is as it was when it was last read.
+//! Proves, for random sequences of operations on a slot and its log: pages that were written since their last clear are
+//! reported, no page is reported without a reason, and pages that are not reported are as they were when they were last
+//! read.
 //!
-//! 64 cases, or `PROPTEST_CASES`. A failure prints its smallest case and the seed, which `PROPTEST_RNG_SEED` takes to see it
-//! again. Failures are not kept in files.
+//! 64 cases, or `PROPTEST_CASES`. A failure prints its smallest case and the seed; `PROPTEST_RNG_SEED` repeats it.
+//! Failures are not kept in files.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -22,23 +23,24 @@ const MOST_STEPS: usize = 80;
 #[derive(Clone, Debug)]
 struct Scenario {
     pages: Pages,
-    /// Where the slot starts in its section, and how many pages it has.
+    /// The page in a huge page where the slot starts, and the slot's number of pages.
     offset: u64,
     count: u64,
-    /// By which leaves its frames may be mapped, if they are given.
+    /// The largest leaf that may map the slot's frames, if they are preallocated.
     given: Option<Level>,
     steps: Vec<Step>,
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// So many pages from there on, so many apart.
+    /// The first page, the number of pages, and the distance between them.
     Write(u64, u64, u64),
     Touch(u64, AccessKind),
     DeviceWrite(u64),
     Get,
-    /// The pages of a few words that are in the mask, or all that are told.
+    /// The first page, the number of words, and the mask for each word.
     Clear(u64, u64, u64),
+    /// All pages that the last get reported.
     ClearTold,
     Start(LogOptions),
     Stop,
@@ -111,15 +113,15 @@ fn what_is_not_told_is_as_it_was() {
     }
 }
 
-/// A slot, and what who migrates it should know.
+/// A slot, and what a migration knows of it.
 struct Migration {
     world: World,
     options: Option<LogOptions>,
     /// Pages that were written, or are dirty from the start, since they were last cleared.
     dirty: BTreeSet<u64>,
-    /// Those that a get has told of since.
+    /// Pages that a get has reported since then.
     told: BTreeSet<u64>,
-    /// Pages that were cleared while hardware had a record of them that no get had seen: they are told of once more.
+    /// Pages that were cleared while hardware had a record of them that no get had seen: they are reported once more.
     recorded: BTreeSet<u64>,
 }
 
@@ -217,9 +219,9 @@ impl Migration {
     fn get(&mut self) {
         let Some(options) = self.options else { return };
         let told = self.world.get();
-        assert!(self.dirty.is_subset(&told), "not told: {:?}", self.dirty.difference(&told));
+        assert!(self.dirty.is_subset(&told), "not reported: {:?}", self.dirty.difference(&told));
         let reasons: BTreeSet<_> = self.dirty.union(&self.recorded).copied().collect();
-        assert!(told.is_subset(&reasons), "told for no reason: {:?}", told.difference(&reasons));
+        assert!(told.is_subset(&reasons), "reported without a reason: {:?}", told.difference(&reasons));
         if options.tracker == Tracker::WriteProtect {
             (self.dirty, self.told) = ([].into(), [].into());
             self.world.check_copy(&self.told);

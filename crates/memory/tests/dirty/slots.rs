@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that a slot that is removed leaves nothing behind: no mapping, no frame, no log, no number; and what is read of the
-//! guest's RAM.
+//! Proves that a removed slot leaves nothing behind: no mapping, no frame, no log and no identity; and that a read of
+//! the guest's RAM returns what was written.
 
 use twofold_memory::dirty::{LogError, LogOptions, Tracker};
 use twofold_memory::{Answer, Error, GuestFault, Pages, Slot, SlotError};
@@ -23,9 +23,9 @@ fn a_slot_that_is_removed_gives_its_frames_back() {
         let (given, flushes) = world.flushes(|world| world.guest.memory.remove_slot(world.slot).unwrap());
         assert_eq!(given, None);
         assert_eq!(flushes, usize::from(mapped != Mapped::Nothing));
-        assert_eq!(counts(&world), (all, 2), "all but the root is free");
+        assert_eq!(counts(&world), (all, 2), "everything but the root is free");
         assert_eq!(world.guest.scan().leaves, []);
-        // An access there is nobody's.
+        // An access there aborts.
         let fault = GuestFault { ipa: BASE, kind: FaultKind::Translation, access: AccessKind::Read };
         assert_eq!(world.guest.memory.fault(&fault), Ok(Answer::ExternalAbort));
         assert_eq!(world.guest.memory.read(BASE, &mut [0]), Err(Error::NoRam { ipa: BASE }));
@@ -45,7 +45,7 @@ fn a_number_is_never_used_again() {
         assert_eq!(world.guest.memory.unmap(old, START..START + PAGE), Err(Error::Slot(SlotError::Gone)));
         assert_eq!(world.guest.memory.dirty_log(old).err(), Some(LogError::SlotGone));
     }
-    // The new one has nothing of the old one's: no log that runs, and zeroes.
+    // The new slot has nothing of the old one: no log runs, and its memory is zero.
     assert_eq!(world.log().tracker(), None);
     world.start(LogOptions::new(Tracker::Manual));
     EDGES.into_iter().for_each(|page| world.touch(page, AccessKind::Read));
@@ -93,12 +93,12 @@ fn what_is_read_is_what_was_written_and_zero_elsewhere() {
                 assert!(read == bytes[from..from + size], "{size} bytes from {from}, at {at}");
             }
         }
-        // What was never touched takes no frames for that.
+        // Reading memory that was never touched takes no frames.
         let free = world.guest.memory.frames().free();
         let mut read = vec![0xaa; 2 * PAGE as usize];
         world.guest.memory.read(BASE + (SECTION + 9 * PAGE + 17), &mut read).unwrap();
         assert!(read.iter().all(|byte| *byte == 0) && world.guest.memory.frames().free() == free);
-        // What is no RAM is refused, at its first byte.
+        // A read beyond RAM is refused, with the first such byte.
         let end = BASE + 2 * SECTION;
         let at = BASE + (2 * SECTION - 5);
         assert_eq!(world.guest.memory.read(at, &mut [0; 6]), Err(Error::NoRam { ipa: end }));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that what was written before it was unmapped is told, whoever had recorded it, and that what is unmapped comes back
-//! as it was.
+//! Proves that a page that was written before it was unmapped is reported, however the write was found; and that an
+//! unmapped page comes back with its content.
 
 use std::rc::Rc;
 
@@ -14,13 +14,13 @@ use crate::world::{BASE, EDGES, FEATURES, PAGES, START, World};
 #[test]
 fn what_was_written_is_told_when_it_is_unmapped() {
     for tracker in Tracker::ALL {
-        // All of the slot, whose tables go as wholes; each page alone.
+        // The whole slot at once, so that tables go as a whole; then page by page.
         for at_once in [PAGES, 1] {
             let mut world = World::new(Pages::Largest);
             world.write_all(0..PAGES);
             world.start(LogOptions::new(tracker));
             world.write_all(EDGES);
-            // Where records are kept, these are in the tables alone.
+            // If hardware records writes, these are only in the tables so far.
             world.write_all(EDGES.map(|page| page ^ 3).into_iter().filter(|page| *page < PAGES));
             let written = || EDGES.into_iter().flat_map(|page| [page, page ^ 3]).filter(|page| *page < PAGES);
             for page in (0..PAGES).step_by(at_once as usize) {
@@ -28,7 +28,7 @@ fn what_was_written_is_told_when_it_is_unmapped() {
             }
             assert_eq!(world.guest.scan().leaves, []);
             world.copy_pages(0..0);
-            // It is there again when it is touched, and a read is no write.
+            // Each page is mapped again when it is touched, and a read is not a write.
             (0..PAGES).for_each(|page| world.touch(page, AccessKind::Read));
             world.check_told(written());
             world.clear_and_copy(written());
@@ -58,7 +58,7 @@ fn only_the_slot_is_unmapped_and_only_whole_pages() {
     world.write_all(0..PAGES);
     let before = world.guest.scan();
     let unmap = |world: &World, start, end| world.guest.memory.unmap(world.slot, start..end);
-    assert_eq!(unmap(&world, BASE, START), Ok(()), "that is before it");
+    assert_eq!(unmap(&world, BASE, START), Ok(()), "before the slot");
     assert_eq!(unmap(&world, world.ipa(PAGES), world.ipa(PAGES) + SECTION), Ok(()));
     assert_eq!(unmap(&world, world.ipa(3), world.ipa(3)), Ok(()));
     for (start, end) in [(START + 8, START + PAGE), (START, START + 100)] {
@@ -69,7 +69,7 @@ fn only_the_slot_is_unmapped_and_only_whole_pages() {
     assert_eq!((world.level(0), world.level(1)), (None, Some(3)));
 }
 
-/// Where there is no page to split a block, nothing goes.
+/// Without a table page to split a block, nothing is unmapped.
 #[test]
 fn a_block_that_cannot_be_split_stays() {
     let mut world = World::with(FEATURES, Pages::Largest, BASE, 512, 1);
@@ -79,13 +79,13 @@ fn a_block_that_cannot_be_split_stays() {
     let error = world.guest.memory.unmap(world.slot, range).unwrap_err();
     assert!(matches!(error, Error::Stage2(twofold_stage2::Error::NoTablePage { .. })), "{error}");
     assert_eq!(world.level(150), Some(2));
-    // And the log is free again.
+    // And the log's lock is free again.
     world.write(150);
     assert!(world.get().contains(&150));
 }
 
-/// An unmap finds no log, and the slot's first one is started before it comes to the tables. What hardware records for that
-/// log is in it, although the unmap takes the record away.
+/// An unmap finds no log, and the slot's first log is started before the unmap changes the tables. A page that hardware
+/// records for that log is in it, although the unmap takes the record away.
 #[test]
 fn what_a_first_log_recorded_during_an_unmap_is_told() {
     let mut world = World::new(Pages::Small);

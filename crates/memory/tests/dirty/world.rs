@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest with one slot of RAM and its log, and a copy of the slot as who migrates it has it.
+//! A guest with one slot of RAM and its log, and a copy of the slot as a migration would have it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -18,18 +18,18 @@ use crate::machine::{GIVEN, Host, Machine, PAGE, RAM, SECTION};
 pub const FEATURES: Features =
     Features { hardware_access_flag: true, hardware_dirty_state: true, forced_write_back: true, ..PLAIN };
 
-/// Where a slot may be mapped by blocks.
+/// An address where a slot may be mapped by blocks.
 pub const BASE: Ipa = Ipa::new(4 << 30);
-/// Where it is, in the tests to which that is all the same: no block, and no word of the log, starts there.
+/// The start of most slots. Neither a block nor an aligned run of 64 pages starts there.
 pub const START: Ipa = Ipa::new(BASE.raw() + 3 * PAGE);
-/// Pages of most slots: in three sections, and no multiple of 64.
+/// Pages in most slots: in three huge pages, and not a multiple of 64.
 pub const PAGES: u64 = 1100;
-/// Pages that lie at an edge: of the slot, of a word, of a table, and of those beside.
+/// Pages at the edges of the slot, of a word and of a table, and their neighbours.
 pub const EDGES: [u64; 13] = [0, 1, 62, 63, 64, 127, 128, 508, 509, 510, 1020, 1098, 1099];
 
-/// Frames that nobody has yet.
+/// Frames that tests donate later.
 pub const SPARE: Pa = Pa::new(0xa_0000_0000);
-/// Single frames are from here on.
+/// The first single frame.
 const SINGLES: Pa = Pa::new(0x9_0000_0000);
 
 pub struct World {
@@ -37,22 +37,22 @@ pub struct World {
     pub slot: SlotId,
     pub start: Ipa,
     pub pages: u64,
-    /// Where its frames are, and by which leaves they may be mapped, if they are given.
+    /// The slot's frames and the largest leaf that may map them, if they are preallocated.
     given: Option<(Pa, Level)>,
-    /// What is in each page that was ever written.
+    /// The content of each page that was ever written.
     contents: BTreeMap<u64, u64>,
-    /// What was in each page when it was last read.
+    /// The content of each page when it was last read.
     copy: BTreeMap<u64, u64>,
     writes: u64,
 }
 
 impl World {
-    /// With as much memory as anybody could want.
+    /// A world with more than enough memory.
     pub fn new(pages: Pages) -> Self {
         Self::with(FEATURES, pages, START, PAGES, 64)
     }
 
-    /// With this slot, and so many frames for tables below the root.
+    /// A world with a slot of `count` pages at `start`, and `tables` frames for tables below the root.
     pub fn with(features: Features, pages: Pages, start: Ipa, count: u64, tables: u64) -> Self {
         let sections = (start + count * PAGE).raw().div_ceil(SECTION) - start.raw() / SECTION;
         let singles = (2 + tables) * PAGE;
@@ -67,7 +67,8 @@ impl World {
         Self { guest, slot, start, pages: count, given: None, contents, copy, writes: 0 }
     }
 
-    /// With a slot whose frames are given, and may be mapped by leaves of `largest`; so many frames for tables.
+    /// A world with a preallocated slot, which may be mapped by leaves of `largest`, and `tables` frames for tables
+    /// below the root.
     pub fn given(features: Features, pages: Pages, start: Ipa, count: u64, largest: Level, tables: u64) -> Self {
         let (singles, given) = ((2 + tables) * PAGE, GIVEN + (start - BASE));
         let machine = Machine::new(features, &[(SINGLES, singles), (given, count * PAGE)]);
@@ -82,12 +83,12 @@ impl World {
         Self { guest, slot, start, pages: count, given: Some((given, largest)), contents, copy, writes: 0 }
     }
 
-    /// The machine, the guest's memory and its slot, for who lets one thing happen inside of another.
+    /// The machine, the guest's memory and its slot, for tests that start one operation inside another.
     pub fn into_parts(self) -> (Rc<Machine>, Rc<GuestMemory<Host>>, SlotId) {
         (self.guest.machine, Rc::new(self.guest.memory), self.slot)
     }
 
-    /// The same slot anew, with nothing in it.
+    /// Replaces the slot by a new one of the same place and size.
     pub fn replace_slot(&mut self) {
         let back = self.guest.memory.remove_slot(self.slot).unwrap();
         let range = self.start..self.start + self.pages * PAGE;
@@ -98,7 +99,7 @@ impl World {
                 self.guest.machine.bank(start).make_zero();
                 Backing::Given { frames, largest }
             }
-            (given, back) => panic!("{given:?} was given, {back:?} came back"),
+            (given, back) => panic!("{given:?} was preallocated, but {back:?} came back"),
         };
         self.slot = self.guest.memory.add_slot(Slot { range, backing, writable: true }).unwrap();
         self.contents.clear();
@@ -112,8 +113,8 @@ impl World {
         self.start + page * PAGE
     }
 
-    /// The guest writes to a page, something that was never there before, on a CPU that records writes where it is told to.
-    /// How many faults that takes.
+    /// The guest writes a new value to a page, on a CPU that records the write if DBM is set. Returns the number of
+    /// faults.
     pub fn write(&mut self, page: u64) -> usize {
         self.try_write(page).unwrap()
     }
@@ -125,7 +126,7 @@ impl World {
             let kind = match self.guest.walk(ipa) {
                 Some(leaf) if leaf.access().write => break leaf.output(ipa),
                 Some(leaf) if leaf.dirty_by_hardware() => {
-                    assert_eq!(leaf.level, 3, "a record of a block tells nothing of its pages");
+                    assert_eq!(leaf.level, 3, "a block's record does not say which page was written");
                     self.guest.machine.bank(leaf.entry).set_word(leaf.entry, leaf.raw | 1 << 7);
                     continue;
                 }
@@ -143,7 +144,7 @@ impl World {
         Ok(faults)
     }
 
-    /// The guest reads a page, or executes there.
+    /// The guest reads or executes a page.
     pub fn touch(&mut self, page: u64, access: AccessKind) {
         self.guest.reach(self.ipa(page), access);
     }
@@ -161,7 +162,7 @@ impl World {
         self.contents.insert(page, self.writes);
     }
 
-    /// Has a log of this kind, and has seen all of the slot.
+    /// Starts a log with these options, and copies the whole slot.
     pub fn start(&mut self, options: LogOptions) {
         self.log().start(&options).unwrap();
         if options.all_dirty {
@@ -173,7 +174,7 @@ impl World {
         }
     }
 
-    /// What the log tells. With a tracker that clears by that, it is copied.
+    /// The pages that the log reports. If the tracker clears by reporting, they are copied.
     pub fn get(&mut self) -> BTreeSet<u64> {
         let told = self.told();
         if self.log().tracker() == Some(Tracker::WriteProtect) {
@@ -191,14 +192,14 @@ impl World {
         told
     }
 
-    /// Clears pages as a log takes them: all words, with their bits.
+    /// Clears pages, with a mask over the whole slot.
     pub fn clear(&self, pages: impl IntoIterator<Item = u64>) {
         let mut mask = vec![0; self.pages.div_ceil(64) as usize];
         pages.into_iter().for_each(|page| mask[page as usize / 64] |= 1 << (page % 64));
         self.log().clear(0, self.pages, &mask).unwrap();
     }
 
-    /// The same, where the tracker does not by itself, and the pages are copied then.
+    /// Clears pages, unless the tracker has cleared them by reporting, and copies them then.
     pub fn clear_and_copy(&mut self, pages: impl IntoIterator<Item = u64>) {
         let pages: Vec<_> = pages.into_iter().collect();
         if self.log().tracker() != Some(Tracker::WriteProtect) {
@@ -207,7 +208,7 @@ impl World {
         self.copy_pages(pages);
     }
 
-    /// Reads pages. What is there is what was written.
+    /// Copies pages, and checks that each has what was last written.
     pub fn copy_pages(&mut self, pages: impl IntoIterator<Item = u64>) {
         for page in pages {
             let mut word = [0; 8];
@@ -218,7 +219,7 @@ impl World {
         }
     }
 
-    /// That pages which are not among these are as they were when they were last read.
+    /// Checks that all pages but `dirty` are as they were when they were last copied.
     pub fn check_copy(&self, dirty: &BTreeSet<u64>) {
         for (page, word) in self.contents.iter().filter(|(page, _)| !dirty.contains(page)) {
             let copied = self.copy.get(page).copied().unwrap_or(0);
@@ -226,7 +227,8 @@ impl World {
         }
     }
 
-    /// What is told now is what was written, and the rest is as it was.
+    /// Checks that the log reports exactly `written`, and that all other pages are as they were when they were last
+    /// copied.
     pub fn check_told(&mut self, written: impl IntoIterator<Item = u64>) {
         let told = self.told();
         self.check_copy(&told);
@@ -236,7 +238,7 @@ impl World {
         }
     }
 
-    /// What is done, and how many flushes that takes: each ends with the invalidation of what combines both stages.
+    /// Does `action`, and counts its flushes: each ends with the invalidation of combined entries of both stages.
     pub fn flushes<R>(&mut self, action: impl FnOnce(&mut Self) -> R) -> (R, usize) {
         self.guest.machine.events();
         let result = action(self);
@@ -245,7 +247,7 @@ impl World {
         (result, events.into_iter().filter(ends).count())
     }
 
-    /// The level of what maps a page.
+    /// The level of the leaf that maps a page.
     pub fn level(&self, page: u64) -> Option<u8> {
         self.guest.level(self.ipa(page))
     }
@@ -259,12 +261,12 @@ impl World {
     }
 }
 
-/// All ways to start a log that there are, and how memory is mapped before.
+/// Calls `body` with every way to start a log, and every way in which memory may be mapped before.
 pub fn all_starts(mut body: impl FnMut(LogOptions, Mapped)) {
     for tracker in Tracker::ALL {
         for all_dirty in [false, true].into_iter().filter(|all| !all || tracker != Tracker::WriteProtect) {
             for mapped in [Mapped::Nothing, Mapped::Pages, Mapped::Blocks, Mapped::Both] {
-                // Where nothing is split, it does not matter how much is at once.
+                // Without blocks, the chunk makes no difference.
                 let chunks: &[u64] =
                     if mapped == Mapped::Blocks { &[0, 4 << 10, 2 << 20, 1 << 30] } else { &[2 << 20] };
                 for &chunk in chunks {
@@ -279,19 +281,19 @@ pub fn all_starts(mut body: impl FnMut(LogOptions, Mapped)) {
 pub enum Mapped {
     Nothing,
     Pages,
-    /// Where they fit.
+    /// Blocks where they fit, pages elsewhere.
     Blocks,
-    /// One section in pages, another as a block.
+    /// One huge page in pages, another as a block.
     Both,
 }
 
 impl World {
-    /// A slot of three whole sections and a bit, mapped like that, all of it written.
+    /// A world with a slot of three whole huge pages and 70 pages, mapped as `mapped` says, and all written if mapped.
     pub fn mapped(mapped: Mapped) -> Self {
         let pages = if mapped == Mapped::Pages { Pages::Small } else { Pages::Largest };
         let mut world = Self::with(FEATURES, pages, BASE, 3 * 512 + 70, 64);
         if mapped == Mapped::Both {
-            // Section 1, by a log that ran before.
+            // The second huge page is split by an earlier log.
             world.log().start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) }).unwrap();
             world.write_all(512..1024);
             world.log().stop().unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that a fault for which there is no memory left says so, maps nothing by halves and loses nothing, and that
-//! the same fault succeeds when there is memory.
+//! Proves that a fault without memory left returns an error, leaves no half-made mapping and loses no frame, and that
+//! the same fault succeeds when there is memory again.
 
 use twofold_memory::{Error, Frames, GuestMemory};
 use twofold_stage2::{Geometry, Granule, Pa, Run, Vmid};
@@ -10,12 +10,12 @@ use crate::machine::guest::IPA_BITS;
 use crate::machine::platform::VMID;
 use crate::machine::{Host, Machine, PAGE, RAM, SECTION, device_at};
 
-/// Memory that is not there from the beginning.
+/// Memory that tests donate later.
 const MORE: Pa = Pa::new(0x9_0000_0000);
-/// Tables that lead to a page, below the root.
+/// Tables below the root that map one page.
 const TABLES: u64 = 2;
 
-/// A guest with `sections` sections, and `frames` single frames beside the root's two.
+/// A guest with `sections` huge pages, and `frames` single frames beside the root's two.
 fn poor(features: Features, pages: Pages, sections: u64, frames: u64) -> Guest {
     let banks = [(RAM, (sections + 1) * SECTION), (MORE, 8 * SECTION)];
     let machine = Machine::new(features, &banks);
@@ -31,7 +31,7 @@ fn add(guest: &mut Guest, offset: u64, size: u64) {
     guest.memory.frames().add(more);
 }
 
-/// That the fault fails with `error`, however often it is tried, and that nothing is mapped at `ipa` then.
+/// Checks that the fault fails with `error` each time, and that nothing is mapped at `ipa` then.
 fn fails(guest: &mut Guest, ipa: Ipa, access: AccessKind, error: Error) {
     let leaves = guest.scan().leaves;
     for _ in 0..3 {
@@ -41,7 +41,7 @@ fn fails(guest: &mut Guest, ipa: Ipa, access: AccessKind, error: Error) {
     }
 }
 
-/// That every frame is free, behind RAM, or a table; `sections` of RAM are taken.
+/// Checks that every frame is free, backs RAM, or is a table; `sections` huge pages of RAM are taken.
 fn check_frames(guest: &Guest, donated: u64, sections: u64) {
     let counts = guest.memory.counts();
     assert_eq!(counts.tables_freed, 0);
@@ -53,7 +53,7 @@ fn check_frames(guest: &Guest, donated: u64, sections: u64) {
 #[test]
 fn no_frames_to_back_the_guest() {
     for (pages, level) in [(Pages::Small, Level::L3), (Pages::Largest, Level::L2)] {
-        // One frame less than it takes.
+        // One frame less than the mapping needs.
         let mut guest = poor(PLAIN, pages, 0, 500);
         guest.add_ram(BASE, SECTION);
         let at = BASE + 3 * PAGE;
@@ -72,7 +72,7 @@ fn no_frames_to_back_the_guest() {
 fn fragments_do_not_back_a_section() {
     let mut guest = poor(PLAIN, Pages::Small, 0, TABLES);
     guest.add_ram(BASE, SECTION);
-    // 1022 frames in a row, but no aligned section.
+    // 1022 frames in a row, but no aligned 2 MiB.
     add(&mut guest, PAGE, 2 * SECTION - 2 * PAGE);
     fails(&mut guest, BASE, Read, Error::NoFrames { ipa: BASE });
     add(&mut guest, 4 * SECTION, SECTION);
@@ -86,7 +86,7 @@ fn one_section_of_two_can_be_backed() {
     guest.add_ram(BASE, 2 * SECTION);
     guest.reach(BASE, Write);
     fails(&mut guest, BASE + SECTION, Write, Error::NoFrames { ipa: BASE + SECTION });
-    // What was there stays.
+    // The first mapping stays.
     assert_eq!(guest.fault_of(BASE + (SECTION - 1), Write), None);
     add(&mut guest, 0, SECTION);
     guest.reach(BASE + SECTION, Write);
@@ -109,7 +109,7 @@ fn no_table_page() {
 
                 let zeroes = vec![0; PAGE as usize];
                 guest.machine.watch(at, Some(zeroes.clone()));
-                // A page at a time, until it is enough.
+                // One page at a time, until there are enough.
                 for have in frames..needed {
                     fails(
                         &mut guest,
@@ -125,7 +125,7 @@ fn no_table_page() {
                 let pa = guest.reach(at, Write);
                 guest.machine.check_page(pa, &zeroes);
                 check_frames(&guest, 512 + 2 + needed, 1);
-                // The section was taken, and zeroed, once.
+                // The huge page was taken and zeroed once.
                 assert_eq!(guest.memory.counts().frames_zeroed, if pages == Pages::Small { 1 } else { 512 });
                 assert_eq!(guest.memory.frames().free(), 0);
             }

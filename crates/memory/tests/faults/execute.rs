@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that execution is granted by fetching alone, each time after the instruction cache was invalidated for what
-//! becomes executable; and that a CPU which needs no invalidation is spared the fault.
+//! Proves that only a fetch grants execution, each time after the instruction cache was invalidated for the memory that
+//! becomes executable; and that a CPU that needs no invalidation takes no such fault.
 
 use twofold_memory::Backing;
 use twofold_stage2::platform::Domain;
@@ -15,7 +15,7 @@ const READ_EXECUTE: Access = Access { write: false, ..Access::ALL };
 /// Invalidation by address is exact.
 const PIPT: Features = Features { instruction_cache_pipt: true, ..FORCED };
 
-/// The record of one fault at a page for which there are tables, and the page's PA.
+/// The record of one fault at a page whose tables exist, and the page's PA.
 fn record(features: Features, before: &[AccessKind], kind: FaultKind, access: AccessKind) -> (Vec<Event>, Pa) {
     let mut guest = guest(features, Pages::Small, SECTION);
     guest.reach(BASE, Read);
@@ -108,11 +108,11 @@ fn a_fetch_makes_the_whole_block_executable() {
         assert_eq!(guest.fault(at, Permission, Execute), Ok(WIDENED));
         let pa = guest.walk(BASE).unwrap().pa();
         let record = guest.machine.events();
-        // Beyond so many lines, all of it goes.
+        // For too many lines, the whole instruction cache is invalidated.
         let exact = features.instruction_cache_pipt && features.instruction_line > 64;
         let invalidate = if exact { Event::InvalidateCode(pa, SECTION) } else { Event::InvalidateAllCode };
         let sees = Event::Sees(BASE, Some(Sight { level: 2, pa, access: Access::ALL }));
-        // Nobody else may map it while that takes its time.
+        // The entry is busy meanwhile, so that no other CPU maps there.
         let (gone, dsb) = (Event::Sees(BASE, None), Event::Dsb(Domain::Ish));
         assert_eq!(record[..6], [gone, dsb.clone(), invalidate, dsb, sees, Event::Dsb(Domain::IshSt)]);
         assert_eq!(record[6..], local_invalidation(BASE));

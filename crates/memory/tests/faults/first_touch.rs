@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that a guest's memory is zero, but for what was loaded, when the guest first sees it, whatever it held
+//! Proves that a guest's memory is zero, except for loaded bytes, when the guest first sees it, whatever it held
 //! before: zeroed, then cleaned, then mapped. And that this is done once, and counted.
 
 use twofold_memory::Counts;
@@ -47,7 +47,7 @@ fn a_guest_sees_zeroes_the_moment_it_sees_anything() {
     }
 }
 
-/// Maps the first page, so that there are tables; then the second, whose record and PA are returned.
+/// Maps the first page, so that there are tables, then the second. Returns the record and the PA of the second.
 fn record_of_a_page(features: Features) -> (Vec<Event>, Pa) {
     let mut guest = guest(features, Pages::Small, SECTION);
     guest.reach(BASE, Read);
@@ -134,7 +134,7 @@ fn all_frames_of_a_section_are_zeroed_once() {
         guest.machine.bank(pa).store(pa, &[page as u8 | 1; PAGE as usize]);
     }
     for page in 0..512 {
-        // A translation fault for what is mapped: a TLB was stale.
+        // A translation fault for a mapped page: a TLB was stale.
         assert_eq!(guest.fault(BASE + page * PAGE, Translation, Write), Ok(STALE));
         let pa = guest.reach(BASE + page * PAGE, Read);
         guest.machine.check_page(pa, &[page as u8 | 1; PAGE as usize]);
@@ -156,7 +156,7 @@ fn two_slots_share_no_frame() {
     guest.machine.check_page(other, &ZEROES);
 }
 
-/// A page that a loader wrote keeps what it wrote, wherever in the section it is, when the section is mapped by a block.
+/// A page that a loader wrote keeps its content when its huge page is mapped by a block, wherever the page is in it.
 #[test]
 fn a_block_keeps_what_was_loaded_in_any_of_its_pages() {
     let loaded: [Vec<u64>; 4] = [vec![0], vec![511], (0..512).step_by(64).collect(), (0..512).collect()];

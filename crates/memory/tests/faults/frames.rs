@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that frames come from the donated ranges alone, whole ones and each once, and that the books are right.
+//! Proves that frames come from the donated ranges alone, that they are whole, that each is handed out once, and that
+//! the counts are right.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +37,7 @@ fn each_whole_frame_of_the_ranges_is_handed_out_once() {
     let machine = Machine::new(PLAIN, &[(RAM, 16 * PAGE), (SECOND, 16 * PAGE)]);
     let mut frames = Frames::new(PLAIN);
     assert_eq!((frames.free(), TableSource::take(&mut frames)), (0, None));
-    // Neither end is aligned; nor is the second's.
+    // Neither end of the first range is aligned, nor is the end of the second.
     frames.add(machine.donate(RAM + 0x10, 5 * PAGE));
     assert_eq!(frames.free(), 4);
     frames.add(machine.donate(SECOND + PAGE, 3 * PAGE + 0xfff));
@@ -84,7 +85,7 @@ fn runs_are_aligned_to_their_size_and_inside_one_range() {
     let starts: BTreeSet<_> = taken.iter().map(|run| run.pa().raw()).collect();
     assert_eq!(starts, BTreeSet::from([RAM + SECTION, SECOND + SECTION].map(Pa::raw)));
     assert!(taken.iter().all(|run| run.size() == SECTION));
-    assert_eq!(frames.take(512), None, "what is left is fragments");
+    assert_eq!(frames.take(512), None, "only fragments are left");
     assert_eq!(frames.free(), 1023);
     assert_eq!(drain(&mut frames).len(), 1023);
 }
@@ -135,13 +136,13 @@ fn the_books_of_a_guest_are_right() {
     for section in 0..5 {
         guest.reach(BASE + section * SECTION, Write);
         guest.reach(BASE + section * SECTION + 511 * PAGE, Execute);
-        // The root, one of level 2, and one of level 3 for each section.
+        // The root, one table of level 2, and one of level 3 for each huge page.
         let counts = guest.memory.counts();
         assert_eq!((counts.tables_allocated, counts.tables_freed), (2 + 1 + section + 1, 0));
         assert_eq!(guest.memory.frames().free(), donated - 512 * (section + 1) - counts.tables_allocated);
         assert_eq!(guest.scan().links.len() as u64, counts.tables_allocated - 2);
     }
-    // All that is mapped, and all tables, lie in what was donated; what was not is as it was.
+    // All leaves and tables lie in the donated ranges. The rest of memory is unchanged.
     let ranges = [(RAM + PAGE, 3 * SECTION - PAGE), (SECOND + PAGE, 4 * SECTION - PAGE)];
     let inside = |pa: Pa| ranges.iter().any(|(start, size)| pa >= *start && pa + PAGE <= *start + *size);
     let scan = guest.scan();
@@ -152,10 +153,10 @@ fn the_books_of_a_guest_are_right() {
         assert!(bytes.iter().all(|byte| *byte == LEFT_IN_CACHE), "{pa}");
     }
     let frames = guest.memory.destroy(|given| panic!("no slot was given {given:?}"));
-    assert_eq!(frames.free(), donated, "those of the RAM, of the tables and of the root are back");
+    assert_eq!(frames.free(), donated, "the frames of RAM, tables and root are back");
 }
 
-/// Its frames serve another guest then.
+/// Another guest can use the frames then.
 #[test]
 fn a_guest_that_is_destroyed_gives_all_back() {
     let mut guest = Guest::new(PLAIN, Pages::Largest, 8);
@@ -177,7 +178,7 @@ fn a_guest_that_is_destroyed_gives_all_back() {
 }
 
 proptest! {
-    /// Each run that is taken was free, is aligned, and lies in one range; and none is refused that there is.
+    /// Each run that is taken was free, is aligned, and lies in one range. If such a run exists, taking one succeeds.
     #[test]
     fn frames_are_kept_as_a_set_keeps_them(
         ranges in prop::collection::vec((0u64..512, 1u64..1600), 1..4),
@@ -191,7 +192,7 @@ proptest! {
             let start = base(range) + first;
             let pages = *pages.min(&(APART - first));
             free.extend(start..start + pages);
-            // SAFETY: there is no memory, and nothing is accessed.
+            // SAFETY: there is no memory, and the test accesses none.
             frames.add(unsafe { Donated::new(Pa::new(start * PAGE), pages * PAGE) });
         }
         let (all, mut out) = (free.len() as u64, Vec::new());
@@ -211,7 +212,7 @@ proptest! {
                 if let Some(run) = taken {
                     let first = run.pa().raw() / PAGE;
                     prop_assert_eq!((run.size(), first % count), (count * PAGE, 0));
-                    (first..first + count).for_each(|frame| assert!(free.remove(&frame), "it is out already"));
+                    (first..first + count).for_each(|frame| assert!(free.remove(&frame), "taken twice"));
                     out.push(run);
                 }
             }
@@ -222,7 +223,7 @@ proptest! {
     }
 }
 
-/// Where a range starts in the middle of what a larger run is aligned to, and where it has no more than the run.
+/// A range that starts inside the alignment of a larger run, and a range exactly as large as a run.
 #[test]
 fn runs_of_several_sections_are_aligned_and_come_back_in_any_pieces() {
     let first = RAM + SECTION;
@@ -235,7 +236,7 @@ fn runs_of_several_sections_are_aligned_and_come_back_in_any_pieces() {
     let run = frames.take(whole).unwrap();
     assert_eq!((run.pa(), run.size()), (RAM + 4 * SECTION, 4 * SECTION));
     assert_eq!(frames.take(whole), None, "the rest is not aligned");
-    // Half of the first section, then a piece that reaches into the third one.
+    // Half of the first 2 MiB, then a piece that reaches into the third.
     let (half, rest) = run.split_at(SECTION / 2).unwrap();
     let (across, rest) = rest.split_at(2 * SECTION).unwrap();
     for piece in [across, half, rest] {
@@ -250,13 +251,13 @@ fn runs_of_several_sections_are_aligned_and_come_back_in_any_pieces() {
     frames.add(exact.donate(RAM, 4 * SECTION));
     let run = frames.take(whole).unwrap();
     assert_eq!(frames.take(1), None);
-    // A run from below the range is not of it.
+    // A run from below the range does not belong to it.
     let mut others = Frames::new(PLAIN);
     others.add(machine.donate(first, SECTION));
     assert_eq!(others.give_run(run).map_err(|run| run.pa()), Err(RAM));
 }
 
-/// A range that is no whole number of sections: only those count that lie inside.
+/// A range that is not a whole number of 2 MiB runs: only runs that lie inside are counted.
 #[test]
 fn sections_are_counted_where_they_are_whole() {
     let machine = Machine::new(PLAIN, &[(RAM, 4 * SECTION), (SECOND, SECTION)]);

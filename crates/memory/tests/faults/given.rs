@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves of RAM that is given: it is mapped by the largest leaf that slot, frames and giver allow, with what is in it; nothing of
-//! it is zeroed or taken; and whoever gave it has it back.
+//! Proves for preallocated RAM: it is mapped with its content by the largest leaf that slot, frames and embedder allow;
+//! none of it is zeroed, and none becomes a table; and the embedder gets it back.
 
 use twofold_memory::{Backing, Counts, Error, Slot, SlotError};
 use twofold_stage2::{Pa, TableSource};
@@ -10,7 +10,7 @@ use crate::machine::{GIB, GIVEN, Machine, PAGE, RAM, SECTION};
 
 const LEVELS: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];
 
-/// A guest with frames for tables, and a bank of what may be given.
+/// A guest with frames for tables, and a bank of memory for preallocated slots.
 fn guest(features: Features, pages: Pages, size: u64) -> Guest {
     let machine = Machine::new(features, &[(RAM, 16 * PAGE), (GIVEN, size)]);
     let mut frames = twofold_memory::Frames::new(features);
@@ -18,8 +18,8 @@ fn guest(features: Features, pages: Pages, size: u64) -> Guest {
     Guest::on(machine, frames, pages, crate::machine::guest::IPA_BITS)
 }
 
-/// The level of the leaf that a touch of the page at `at` makes, in a slot from `BASE + start` on whose frames are `off` bytes
-/// from where they are aligned alike.
+/// The level of the leaf that a touch of the page at `at` makes. The slot starts at `BASE + start`, and its frames are
+/// `off` bytes away from the same alignment.
 fn level(largest: Level, pages: Pages, (start, size, off): (u64, u64, u64), at: u64) -> u8 {
     let mut guest = guest(FORCED, pages, 3 * GIB);
     let frames = GIVEN + start + off;
@@ -37,7 +37,7 @@ fn level(largest: Level, pages: Pages, (start, size, off): (u64, u64, u64), at: 
 #[test]
 fn it_is_mapped_by_the_largest_leaf_that_fits() {
     let all = (0, GIB, 0);
-    // As the giver says.
+    // As the embedder says.
     assert_eq!(LEVELS.map(|largest| level(largest, Pages::Largest, all, 77 * PAGE)), [1, 1, 2, 3]);
     assert_eq!(LEVELS.map(|largest| level(largest, Pages::Small, all, 77 * PAGE)), [3; 4]);
     let of = |slot, at| level(Level::L1, Pages::Largest, slot, at);
@@ -84,10 +84,10 @@ fn who_gave_it_has_it_back() {
     let slot = guest.memory.add_slot(slot).unwrap();
     guest.reach(BASE, Write);
     guest.memory.unmap(slot, BASE..BASE + PAGE).unwrap();
-    let run = guest.memory.remove_slot(slot).unwrap().expect("it was given");
+    let run = guest.memory.remove_slot(slot).unwrap().expect("the slot was preallocated");
     assert_eq!((run.pa(), run.size(), guest.walk(BASE + PAGE)), (GIVEN, SECTION, None));
     assert_eq!(guest.memory.remove_slot(slot), Err(Error::Slot(SlotError::Gone)));
-    // The machine's frames are the tables' alone: none of what was given is handed out.
+    // Only the machine's frames are handed out, and none of the preallocated memory.
     let taken = std::iter::from_fn(|| TableSource::take(&mut *guest.memory.frames()));
     let taken: Vec<_> = taken.map(|page| page.pa()).collect();
     assert!(taken.len() as u64 <= free && taken.iter().all(|pa| *pa < GIVEN), "{taken:?}");
@@ -125,7 +125,7 @@ fn read_only_memory_is_given_too() {
 fn frames_out_of_reach_are_an_error() {
     let mut guest = guest(FORCED, Pages::Small, PAGE);
     let start = Pa::new(1 << 49);
-    // SAFETY: there is no memory, and nothing is accessed: no fault gets as far.
+    // SAFETY: there is no memory, and the test accesses none: the fault fails before that.
     let frames = unsafe { twofold_stage2::Donated::new(start, PAGE) }.into_run();
     guest.add(BASE, PAGE, Backing::Given { frames, largest: Level::L3 }, true);
     let error = guest.fault(BASE, Translation, Read).unwrap_err();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves for each kind of fault what the guest gets, what the tables say then, and what was done on the way, in
-//! which order.
+//! Proves for each kind of fault which answer the guest gets, what the tables say then, and which maintenance was done,
+//! in which order.
 
 #[path = "../machine/mod.rs"]
 mod machine;
@@ -26,7 +26,7 @@ use twofold_stage2::{Features, Ipa, Level};
 use AccessKind::{Execute, Read, Write};
 use FaultKind::{Permission, Translation};
 
-/// Where a slot may be mapped by blocks of any size.
+/// An address where a slot may be mapped by blocks of any size.
 const BASE: Ipa = Ipa::new(4 << 30);
 
 /// No cache maintenance on the data side.
@@ -41,7 +41,7 @@ fn mapped(level: Level, first_touch: bool) -> Answer {
 const STALE: Answer = Answer::Retry(Done::Stale);
 const WIDENED: Answer = Answer::Retry(Done::Widened);
 
-/// A guest with this much RAM at [`BASE`], and twice the memory that it takes.
+/// A guest with `ram` bytes of RAM at [`BASE`], and twice as much memory.
 fn guest(features: Features, pages: Pages, ram: u64) -> Guest {
     let sections = ram.div_ceil(machine::SECTION);
     let mut guest = Guest::new(features, pages, 2 * sections + 1);

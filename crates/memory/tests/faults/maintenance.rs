@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that cache maintenance by address is no write: it is skipped where there is no slot, maps no more than a read
-//! does, and needs the permission to write only where hardware says so (`DC IVAC`).
+//! Proves that cache maintenance by address is not a write: it is skipped where there is no slot, maps no more than a
+//! read does, and needs the permission to write only where hardware says so (`DC IVAC`).
 
 use twofold_memory::Backing;
 use twofold_stage2::{Access, Pa};
@@ -33,7 +33,7 @@ fn what_may_not_be_written_is_mapped_for_it_as_for_a_read() {
             let Ok(Outcome::Reaches(_, answers)) = guest.touch(BASE, Maintenance) else { panic!("it is refused") };
             assert_eq!(answers, [mapped(level, true)]);
             assert_eq!(guest.access(BASE), Some(access));
-            // Another vCPU was faster.
+            // Another vCPU has mapped the page first.
             assert_eq!(guest.fault(BASE, Translation, Maintenance), Ok(STALE));
             // `DC IVAC`.
             assert_eq!(guest.fault(BASE, Permission, Maintenance), Ok(Answer::ExternalAbort));
@@ -50,7 +50,7 @@ fn what_is_mapped_for_reads_gets_no_more_where_another_vcpu_was_faster() {
     let _ = stage2.write_protect(BASE..BASE + SECTION).unwrap().complete();
     assert_eq!(guest.fault(BASE, Translation, Maintenance), Ok(STALE));
     assert_eq!(guest.access(BASE), Some(Access::READ));
-    // `DC IVAC` has what the guest has a right to.
+    // `DC IVAC` gets the permission that the slot allows.
     assert_eq!(guest.fault(BASE, Permission, Maintenance), Ok(WIDENED));
     assert_eq!(guest.access(BASE), Some(Access::READ_WRITE));
     assert_eq!(guest.fault(BASE, Permission, Maintenance), Ok(STALE));

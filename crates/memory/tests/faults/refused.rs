@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves what answers with an external abort: addresses that no slot has, to the byte, and writes where the slot
-//! forbids them. And that such an access changes nothing.
+//! Proves which accesses get an external abort: at addresses that no slot has, to the byte, and writes that the slot
+//! forbids. And that such an access changes nothing.
 
 use twofold_memory::{Backing, Counts, Slot, SlotError};
 use twofold_stage2::{Access, Pa};
@@ -11,12 +11,12 @@ use crate::machine::platform::mmu::Scan;
 use crate::machine::platform::window::window;
 use crate::machine::{PAGE, SECTION, device_at};
 
-/// All that a fault may change.
+/// Everything that a fault may change.
 fn state(guest: &Guest) -> (Scan, Counts, u64) {
     (guest.scan(), guest.memory.counts(), guest.memory.frames().free())
 }
 
-/// That each fault at `ipa` aborts and changes nothing.
+/// Checks that each fault at `ipa` aborts and changes nothing.
 fn aborts(guest: &mut Guest, ipa: Ipa, accesses: &[AccessKind]) {
     let before = state(guest);
     guest.machine.events();
@@ -38,7 +38,7 @@ fn where_no_slot_is_nothing_answers() {
     }
     guest.add_ram(BASE, SECTION);
     guest.add_ram(BASE + 2 * SECTION, PAGE);
-    // Before the first, in the hole, behind the last; also when the last search ended in a slot.
+    // Before the first slot, in the hole, and after the last slot; also when the last search ended in a slot.
     for ipa in [Ipa::new(BASE.raw() - 1), BASE + SECTION, BASE + (2 * SECTION - 1), BASE + 2 * SECTION + PAGE] {
         guest.reach(BASE, Read);
         aborts(&mut guest, ipa, &[Read, Write, Execute]);
@@ -97,7 +97,7 @@ fn a_device_fills_its_slot_from_its_first_page_on() {
     assert!(add(device_at(Pa::new(0xffff_ffff_ffff_d000)), 2 * PAGE).is_ok());
 }
 
-/// What is behind a window's end, which nobody vouched for, is not mapped by a larger leaf.
+/// No larger leaf maps memory beyond the end of a window, for which the embedder has not vouched.
 #[test]
 fn a_window_is_not_exceeded() {
     let mut guest = Guest::new(PLAIN, Pages::Largest, 4);
@@ -113,7 +113,7 @@ fn neighbours_keep_their_own_rules() {
     for pages in [Pages::Small, Pages::Largest] {
         let mut guest = Guest::new(PLAIN, pages, 8);
         let device = Pa::new(0x20_0000_0000);
-        // In an order that is not theirs.
+        // Not in the order of their addresses.
         guest.add(BASE + 2 * SECTION, SECTION, device_at(device), true);
         guest.add(BASE, SECTION, Backing::Ram, true);
         guest.add(BASE + SECTION, SECTION, Backing::Ram, false);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves how large the mappings of RAM are: pages where the policy says so and at the ragged ends of a slot, and
-//! blocks for each section that lies in the slot as a whole.
+//! Proves how large the mappings of RAM are: pages where the policy says so and at the ragged ends of a slot, and a
+//! block for each huge page that lies in the slot as a whole.
 
 use twofold_memory::{Backing, Counts, Slot};
 
@@ -20,7 +20,8 @@ fn small_pages_are_pages_everywhere() {
     assert_eq!(guest.memory.counts().mapped, [0, 0, 0, 6]);
 }
 
-/// Touches each page of the slot, and expects blocks in these sections of those that start at `BASE`, pages elsewhere.
+/// Touches each page of the slot. Expects blocks for the huge pages with the numbers `blocks`, counted from `BASE`, and
+/// pages elsewhere.
 fn blocks_of(start: u64, size: u64, blocks: std::ops::Range<u64>) {
     let mut guest = Guest::new(FORCED, Pages::Largest, size / SECTION + 5);
     guest.add_ram(BASE + start, size);
@@ -30,7 +31,7 @@ fn blocks_of(start: u64, size: u64, blocks: std::ops::Range<u64>) {
         pages += u64::from(!in_block);
         let pa = guest.reach(BASE + offset, Read);
         assert_eq!(guest.level(BASE + offset), Some(if in_block { 2 } else { 3 }), "at {offset:#x}");
-        assert_eq!(pa.raw() % SECTION, offset % SECTION, "sections are contiguous");
+        assert_eq!(pa.raw() % SECTION, offset % SECTION, "huge pages are contiguous");
     }
     // The neighbours of the slot were not mapped with it.
     assert_eq!((guest.walk(BASE + (start + size)), guest.walk(Ipa::new(BASE.raw() + start - 1))), (None, None));
@@ -90,7 +91,7 @@ fn a_section_that_is_in_two_slots_is_pages_of_different_frames() {
     assert_ne!(below.align_down(SECTION), above.align_down(SECTION));
 }
 
-/// A section that is mapped by pages, but for one: as a block it was split when that was unmapped.
+/// A huge page that is mapped by pages, with one missing: its block was split when that page was unmapped.
 fn without_a_page(features: Features, pages: Pages) -> (Guest, Ipa) {
     let mut guest = Guest::new(features, pages, 4);
     let slot = Slot { range: BASE..BASE + 2 * SECTION, backing: Backing::Ram, writable: true };
@@ -105,7 +106,8 @@ fn without_a_page(features: Features, pages: Pages) -> (Guest, Ipa) {
     (guest, missing)
 }
 
-/// It is broken, flushed, made, and then freed; nothing of it is zeroed, or moved, and what is cleaned is what was missing.
+/// The table is broken and flushed, the block is made, and the table is freed. No page is zeroed or moved, and only the
+/// missing page is cleaned.
 #[test]
 fn a_table_in_the_way_gives_way_to_a_block() {
     for (features, access) in [PLAIN, FORCED].into_iter().flat_map(|cpu| [Read, Write, Execute].map(|kind| (cpu, kind)))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Proves that devices are mapped by the largest leaf that slot and both addresses allow, as device memory that is
-//! never executed, and without any of what RAM needs: frames, zeroing, cache maintenance.
+//! never executed; and that they need no frames, zeroing or cache maintenance, as RAM does.
 
 use twofold_memory::Error;
 use twofold_stage2::{Access, Memory, Pa};
@@ -10,16 +10,16 @@ use crate::machine::guest::{IPA_BITS, Outcome};
 use crate::machine::platform::Event;
 use crate::machine::{GIB, PAGE, SECTION, device_at};
 
-/// No RAM is here, and it is aligned for any leaf.
+/// An address without RAM that is aligned for any leaf.
 const DEVICE: Pa = Pa::new(0x20_0000_0000);
 
 struct Case {
-    /// The slot, from `BASE`.
+    /// The slot's offset from `BASE`.
     start: u64,
     size: u64,
-    /// The registers, from `DEVICE`.
+    /// The registers' offset from `DEVICE`.
     pa: u64,
-    /// What is touched, from `BASE`.
+    /// The touched address's offset from `BASE`.
     at: u64,
     level: u8,
 }
@@ -43,7 +43,7 @@ fn check(case: &Case, ipa_bits: u32, pages: Pages) {
     assert_eq!((leaf.memory(false), leaf.access()), (Memory::Device, Access::READ_WRITE), "{context}");
     assert!(leaf.accessed(), "{context}");
     assert_eq!(guest.fault_of(BASE + at, Write), None);
-    // Frames went to tables alone, and nothing was zeroed, cleaned or invalidated for it.
+    // Only tables took frames, and no memory was zeroed, cleaned or invalidated.
     let counts = guest.memory.counts();
     assert_eq!(free - guest.memory.frames().free(), counts.tables_allocated - tables);
     assert_eq!((counts.frames_zeroed, counts.first_touches), (0, [0; 4]));
@@ -52,7 +52,7 @@ fn check(case: &Case, ipa_bits: u32, pages: Pages) {
 }
 
 const CASES: &[Case] = &[
-    // Pages: the slot is small, or ragged around what is touched, or the addresses are not alike.
+    // Pages: the slot is small, or ragged around the touched address, or both addresses are aligned differently.
     Case { start: 0, size: PAGE, pa: 0, at: 0, level: 3 },
     Case { start: 0, size: SECTION - PAGE, pa: 0, at: PAGE, level: 3 },
     Case { start: PAGE, size: SECTION, pa: PAGE, at: SECTION - 1, level: 3 },
@@ -62,7 +62,8 @@ const CASES: &[Case] = &[
     Case { start: PAGE, size: 4 * SECTION, pa: 0, at: 2 * SECTION, level: 3 },
     // The start of the leaf would be below address 0.
     Case { start: PAGE, size: 4 * SECTION, pa: PAGE, at: PAGE, level: 3 },
-    // 2 MiB: the slot has no aligned GiB around what is touched, or the addresses are alike up to 2 MiB only.
+    // 2 MiB: the slot has no aligned GiB around the touched address, or both addresses are aligned alike only up to 2
+    // MiB.
     Case { start: 0, size: SECTION, pa: 0, at: SECTION - 1, level: 2 },
     Case { start: PAGE, size: 2 * SECTION, pa: PAGE, at: SECTION + 5, level: 2 },
     Case { start: 0, size: GIB - PAGE, pa: 0, at: 0x1234, level: 2 },
@@ -81,7 +82,7 @@ const GIB_CASES: &[Case] = &[
 #[test]
 fn devices_are_mapped_by_the_largest_leaf_that_fits() {
     for case in CASES.iter().chain(GIB_CASES) {
-        // The policy is about RAM.
+        // The policy is for RAM, and changes nothing here.
         check(case, IPA_BITS, Pages::Largest);
         check(case, IPA_BITS, Pages::Small);
         check(case, 48, Pages::Largest);

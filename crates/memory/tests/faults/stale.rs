@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that a fault for what is in place already ends: this CPU's TLB is invalidated, nothing else changes, and the
-//! guest tries again.
+//! Proves that a stale fault ends: if everything is in place already, this CPU's TLB is invalidated, nothing else
+//! changes, and the guest tries again.
 
 use twofold_stage2::{Access, Pa};
 
@@ -11,7 +11,7 @@ use crate::machine::{PAGE, SECTION, device_at};
 
 const ACCESSED: u64 = 1 << 10;
 
-/// That the fault is answered so, changes no table and no count, and leads to this record.
+/// Checks that the fault is stale, changes no table and no count, and leaves this record.
 fn changes_nothing(guest: &mut Guest, ipa: Ipa, kind: FaultKind, access: AccessKind, record: &[Event]) {
     let before = (guest.scan(), guest.memory.counts(), guest.memory.frames().free());
     guest.machine.events();
@@ -36,7 +36,7 @@ fn the_same_fault_again_finds_all_in_place() {
 
 #[test]
 fn another_vcpu_that_comes_late_finds_all_in_place() {
-    // Two vCPUs fault for one page; the first maps it for a fetch, which grants what the second wants too.
+    // Two vCPUs fault for one page. The first maps it for a fetch, which also grants the second one's access.
     let mut guest = guest(PLAIN, Pages::Small, SECTION);
     guest.reach(BASE, Execute);
     changes_nothing(&mut guest, BASE, Translation, Write, &local_invalidation(BASE));
@@ -67,10 +67,10 @@ fn a_device_fault_again_finds_all_in_place() {
 fn a_permission_fault_for_what_is_not_mapped_is_stale() {
     for access in [Read, Write, Execute] {
         let mut guest = guest(PLAIN, Pages::Largest, SECTION);
-        // What it ran into is gone, but may still be in this CPU's TLB.
+        // The leaf for which it faulted is gone, but may still be in this CPU's TLB.
         changes_nothing(&mut guest, BASE, Permission, access, &local_invalidation(BASE));
         changes_nothing(&mut guest, BASE, FaultKind::AccessFlag, access, &local_invalidation(BASE));
-        // The guest then faults for that, and gets on.
+        // The guest then takes a translation fault, and makes progress.
         assert_eq!(guest.fault_of(BASE, access), Some(Translation));
         guest.reach(BASE, access);
     }
@@ -81,7 +81,7 @@ fn a_permission_that_was_taken_is_given_back() {
     for access in [Read, Write, Execute] {
         let mut guest = guest(PLAIN, Pages::Small, SECTION);
         guest.reach(BASE, Execute);
-        // As if it was protected: no access at all, and XN.
+        // As after a protect: no access at all, and XN.
         let leaf = guest.walk(BASE).unwrap();
         guest.machine.bank(leaf.entry).set_word(leaf.entry, leaf.raw & !0xc0 | 1 << 54);
         guest.machine.events();

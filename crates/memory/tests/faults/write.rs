@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that a loader's bytes end up where the guest reads them, across pages, sections and slots, at any alignment;
-//! and that what is no RAM is refused with the address.
+//! Proves that a loader's bytes end up where the guest reads them, across pages, huge pages and slots, at any
+//! alignment; and that an address that is not RAM is refused and reported.
 
 use twofold_memory::{Backing, Error};
 use twofold_stage2::Pa;
@@ -8,12 +8,12 @@ use twofold_stage2::Pa;
 use super::*;
 use crate::machine::{PAGE, SECTION, device_at};
 
-/// Bytes that differ from their neighbours and from those a page or a word further on.
+/// Bytes that differ from their neighbours and from the bytes a page or a word further on.
 fn pattern(size: u64) -> Vec<u8> {
     (0..size).map(|at| (at ^ at >> 8 ^ at >> 16) as u8 | 1).collect()
 }
 
-/// What the guest reads, byte by byte, past its caches too.
+/// Reads bytes as the guest, through its caches and past them.
 fn read(guest: &mut Guest, from: Ipa, size: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut at = from;
@@ -29,14 +29,14 @@ fn read(guest: &mut Guest, from: Ipa, size: u64) -> Vec<u8> {
     bytes
 }
 
-/// Writes, and checks it and one page around it.
+/// Writes `size` bytes, and checks them and the rest of their pages.
 fn check(guest: &mut Guest, at: Ipa, size: u64) {
     let bytes = pattern(size);
     guest.memory.write(at, &bytes).unwrap();
     assert!(read(guest, at, size) == bytes, "{size:#x} bytes at {at}");
     let (start, end) = (at.align_down(PAGE), (at + (size + PAGE - 1)).align_down(PAGE));
     assert!(read(guest, start, at - start).iter().all(|byte| *byte == 0), "before {at}");
-    assert!(read(guest, at + size, end - (at + size)).iter().all(|byte| *byte == 0), "behind {size:#x} at {at}");
+    assert!(read(guest, at + size, end - (at + size)).iter().all(|byte| *byte == 0), "after {size:#x} bytes at {at}");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn bytes_cross_pages_and_sections() {
 fn bytes_cross_slots() {
     let mut guest = Guest::new(PLAIN, Pages::Largest, 8);
     guest.add_ram(BASE, SECTION + 5 * PAGE);
-    // What the guest may not write, its loader may.
+    // A loader may write where the guest may not.
     guest.add(BASE + SECTION + 5 * PAGE, SECTION, Backing::Ram, false);
     check(&mut guest, BASE + SECTION + (5 * PAGE - 13), 29);
 }
@@ -105,14 +105,14 @@ fn what_is_no_ram_is_refused_with_its_address() {
         assert_eq!(guest.memory.write(at, &pattern(size)), Err(Error::NoRam { ipa }));
         free - guest.memory.frames().free()
     };
-    // The address is the first that has none, to the byte.
+    // The error has the first byte that is not RAM.
     let below = Ipa::new(BASE.raw() - 3);
     assert_eq!(refused(below, 6, below), 0);
     assert_eq!(refused(BASE + SECTION + 0x123, 1, BASE + SECTION + 0x123), 0);
     assert_eq!(refused(BASE + SECTION + 9 * PAGE + 7, 1, BASE + SECTION + 9 * PAGE + 7), 0);
     assert_eq!(refused(Ipa::new(u64::MAX), 1, Ipa::new(u64::MAX)), 0);
     assert_eq!(refused(BASE + (SECTION - 5), 10, BASE + SECTION), 512);
-    // What was in RAM is there.
+    // The bytes in RAM were written.
     assert_eq!(read(&mut guest, BASE + (SECTION - 5), 5), pattern(5));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! RAM as a CPU has it: what is read through the caches, and what is read past them. Both begin as garbage that
-//! somebody left there, and a line gets from one to the other only where it is cleaned.
+//! RAM as a CPU sees it: one content through the caches, and one past them. Both begin as another guest's garbage. A
+//! line gets from the caches to memory only by cleaning.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
@@ -9,17 +9,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::{Pa, Record};
 
-/// What another guest left in the caches. A walk takes it for a table with bits that no table has.
+/// The content of the caches at first, as if another guest left it. A walk takes it for a table with bits that no table
+/// has.
 pub const LEFT_IN_CACHE: u8 = 0xff;
-/// What another guest left in memory.
+/// The content of memory at first, as if another guest left it.
 pub const LEFT_IN_MEMORY: u8 = 0xee;
-/// Memory of this size and more is zero at first, and only what is used of it takes any of the host's.
+/// Memory of this size and more is zero at first, so that only the part in use takes memory of the host.
 const LARGE: u64 = 1 << 30;
 
 pub struct Bank {
     start: Pa,
     size: u64,
-    /// What was allocated: a page more, since memory that is zero is at no cost where no alignment is asked for.
+    /// The allocation, with one page more for alignment: zeroed memory costs nothing only without an alignment request.
     allocation: (NonNull<u8>, Layout),
     cached: NonNull<u8>,
     past_caches: RefCell<Vec<u8>>,
@@ -31,10 +32,10 @@ impl Bank {
         let layout = Layout::from_size_align(size as usize + 4096, 8).unwrap();
         // SAFETY: the size is not zero.
         let all = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("out of memory");
-        // SAFETY: less than the page that is there beyond the size.
+        // SAFETY: the offset is less than the extra page.
         let cached = unsafe { all.add(all.align_offset(4096)) };
         if size < LARGE {
-            // SAFETY: so much is left of the allocation.
+            // SAFETY: the allocation has `size` bytes from here on.
             unsafe { cached.as_ptr().write_bytes(LEFT_IN_CACHE, size as usize) };
         }
         let past_caches = RefCell::new(vec![if size < LARGE { LEFT_IN_MEMORY } else { 0 }; size as usize]);
@@ -46,7 +47,7 @@ impl Bank {
         pa >= self.start && pa - self.start + size <= self.size
     }
 
-    /// The PA of what is mapped at `address`, if it is here.
+    /// The PA of the host's `address`, if this bank has it.
     pub fn at(&self, address: usize) -> Option<Pa> {
         let offset = address.checked_sub(self.cached.addr().get()).filter(|offset| *offset < self.size as usize)?;
         Some(self.start + offset as u64)
@@ -74,7 +75,7 @@ impl Bank {
 
     fn atomic(&self, pa: Pa) -> &AtomicU64 {
         assert!(pa.is_aligned(8) && self.has(pa, 8));
-        // SAFETY: inside the allocation, aligned; no reference but atomic ones ever covers it.
+        // SAFETY: inside the allocation, aligned; only references to atomics ever cover it.
         unsafe { self.pointer(pa).cast::<AtomicU64>().as_ref() }
     }
 
@@ -84,7 +85,7 @@ impl Bank {
         unsafe { self.pointer(pa).as_ptr().write_bytes(0, size as usize) };
     }
 
-    /// Zeroes all of it, unless it is large: that is done once, before it is used.
+    /// Zeroes the whole bank, once, before it is used. A large bank is zero already.
     pub fn make_zero(&self) {
         if self.size < LARGE {
             self.zero(self.start, self.size);
@@ -93,7 +94,8 @@ impl Bank {
 
     pub fn store(&self, pa: Pa, bytes: &[u8]) {
         assert!(self.has(pa, bytes.len() as u64));
-        // SAFETY: inside the allocation; `bytes` is not, since nothing refers to it; the machine has one thread.
+        // SAFETY: inside the allocation; `bytes` is not, since no reference covers the allocation; the machine has one
+        // thread.
         unsafe { self.pointer(pa).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -105,7 +107,7 @@ impl Bank {
         bytes
     }
 
-    /// What is read with the caches off.
+    /// The bytes that a CPU reads with its caches off.
     pub fn load_past_caches(&self, pa: Pa, size: u64) -> Vec<u8> {
         let start = (pa - self.start) as usize;
         self.past_caches.borrow()[start..start + size as usize].to_vec()
@@ -120,7 +122,7 @@ impl Bank {
 
 impl Drop for Bank {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout; the machine is gone, and with it every platform.
+        // SAFETY: allocated with this layout. The machine and every platform are dropped, so no pointer is left.
         unsafe { dealloc(self.allocation.0.as_ptr(), self.allocation.1) };
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest on the machine: its memory, and a CPU that runs it. The CPU raises the faults that the tables, read by a
-//! walk of its own, lead to.
+//! A guest on the machine: its memory, and a CPU that runs it. The CPU reads the tables by a walk of its own, and takes
+//! the faults that follow.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use super::platform::tlb::Reach;
 use super::platform::{Event, VMID};
 use super::{Host, Machine, RAM, SECTION};
 
-/// Level 1 is the root, of two tables: a page takes two more.
+/// The root is at level 1 and has two tables. A page takes two more.
 pub const IPA_BITS: u32 = 40;
 
 pub struct Guest {
@@ -22,19 +22,19 @@ pub struct Guest {
     pub memory: GuestMemory<Host>,
 }
 
-/// How an access of the guest's ends.
+/// How an access of the guest ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It reaches this byte, after these answers.
     Reaches(Pa, Vec<Answer>),
-    /// An external abort.
+    /// It gets an external abort.
     Aborts,
     /// It is skipped.
     Skipped,
 }
 
 impl Guest {
-    /// With so many sections' worth of memory.
+    /// A guest with `sections` times 2 MiB of memory.
     pub fn new(features: Features, pages: Pages, sections: u64) -> Self {
         Self::with_ipa_bits(features, pages, sections, IPA_BITS)
     }
@@ -66,7 +66,7 @@ impl Guest {
         self.memory.fault(&GuestFault { ipa, kind, access })
     }
 
-    /// The fault that a CPU with nothing in its TLB takes; `None` where it takes none.
+    /// The fault that a CPU with an empty TLB takes, or `None`.
     pub fn fault_of(&self, ipa: Ipa, access: AccessKind) -> Option<FaultKind> {
         let Some(leaf) = self.walk(ipa) else { return Some(FaultKind::Translation) };
         if !leaf.accessed() && !self.machine.features.hardware_access_flag {
@@ -75,11 +75,11 @@ impl Guest {
         (!leaf.access().covers(needed(access))).then_some(FaultKind::Permission)
     }
 
-    /// Lets the guest do it, with all the faults that this takes. Fails where they do not end.
+    /// Does the guest's access, with all faults that it takes. Panics if they do not end.
     pub fn touch(&mut self, ipa: Ipa, access: AccessKind) -> Result<Outcome, Error> {
         let mut answers = Vec::new();
         while let Some(kind) = self.fault_of(ipa, access) {
-            assert!(answers.len() < 2, "{access:?} at {ipa} does not get on: {answers:?}, then {kind:?}");
+            assert!(answers.len() < 2, "{access:?} at {ipa} makes no progress: {answers:?}, then {kind:?}");
             match self.fault(ipa, kind, access)? {
                 Answer::ExternalAbort => return Ok(Outcome::Aborts),
                 Answer::Skip => return Ok(Outcome::Skipped),
@@ -89,7 +89,7 @@ impl Guest {
         Ok(Outcome::Reaches(self.walk(ipa).unwrap().output(ipa), answers))
     }
 
-    /// Where the access ends; it must end somewhere.
+    /// The byte that the access reaches. Panics if it reaches none.
     pub fn reach(&mut self, ipa: Ipa, access: AccessKind) -> Pa {
         match self.touch(ipa, access) {
             Ok(Outcome::Reaches(pa, _)) => pa,
@@ -105,12 +105,12 @@ impl Guest {
         self.machine.mmu().translate(&|pa| self.machine.word(pa), ipa).ok()
     }
 
-    /// All that the tables say.
+    /// All leaves and tables.
     pub fn scan(&self) -> Scan {
         self.machine.mmu().scan(&|pa| self.machine.word(pa))
     }
 
-    /// Where the root table is.
+    /// The address of the root table.
     pub fn root(&self) -> Pa {
         Pa::new(self.memory.stage2().vttbr() & 0xffff_ffff_f000)
     }

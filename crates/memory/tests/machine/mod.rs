@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine that guests' memory is tested on. What it proves by itself, whenever an address that is watched gets
-//! mapped: the guest reads there what the test expects, through its caches and past them.
+//! The machine on which a guest's memory is tested. It proves one thing by itself: whenever a watched address gets
+//! mapped, the guest reads there what the test expects, through its caches and past them.
 //!
 //! The record, the table walk and the decoding of TLB operands are those of `stage2`'s tests. The memory is not: here
-//! all of it can be accessed, and it knows what of it was cleaned ([`bank`]).
+//! all of it can be accessed, and it keeps track of cleaned lines ([`bank`]).
 #![allow(dead_code, reason = "each test uses its own part")]
 
 pub mod bank;
@@ -28,12 +28,12 @@ pub const PAGE: u64 = 4096;
 pub const SECTION: u64 = 2 << 20;
 pub const GIB: u64 = 1 << 30;
 
-/// Where most tests have their RAM.
+/// The RAM of most tests.
 pub const RAM: Pa = Pa::new(0x8_4000_0000);
-/// Where they have what they give.
+/// The preallocated memory of most tests.
 pub const GIVEN: Pa = Pa::new(0x40_0000_0000);
 
-/// A device from `pa` on. No guest accesses it.
+/// A device at `pa`. No guest accesses it.
 pub fn device_at(pa: Pa) -> Backing {
     Backing::Device(platform::window::device(pa))
 }
@@ -42,11 +42,11 @@ pub fn device_at(pa: Pa) -> Backing {
 struct Watched {
     ipa: Ipa,
     seen: Option<Sight>,
-    /// What the guest must read in the page when it first sees it.
+    /// The content that the guest must read in the page when it first sees it.
     expected: Option<Vec<u8>>,
 }
 
-/// One CPU, its memory, and the record of what is done on it.
+/// One CPU, its memory, and the record of its instructions.
 pub struct Machine {
     pub features: Features,
     banks: Vec<Bank>,
@@ -54,15 +54,15 @@ pub struct Machine {
     mmu: Cell<Option<Mmu>>,
     watched: RefCell<Vec<Watched>>,
     log: RefCell<Vec<Event>>,
-    /// Atomic read-modify-writes so far: locks that were taken, for the most part.
+    /// Atomic read-modify-writes so far: mostly locks that were taken.
     atomics: Cell<u64>,
-    /// How many there had been at each [`Event::Sees`].
+    /// The value of `atomics` at each [`Event::Sees`].
     atomics_at_sights: RefCell<Vec<u64>>,
-    /// What another CPU does before the next atomic.
+    /// What another CPU does before a later atomic, and in how many atomics that is.
     before_atomic: Cell<Option<(usize, Action)>>,
 }
 
-/// What another CPU does.
+/// An action of another CPU.
 type Action = Box<dyn FnOnce()>;
 
 impl Machine {
@@ -80,19 +80,20 @@ impl Machine {
         })
     }
 
-    /// Gives the range to guests and tables.
+    /// Donates the range to guests and tables.
     pub fn donate(&self, start: Pa, size: u64) -> Donated {
         assert!(self.banks.iter().any(|bank| bank.has(start, size)));
-        // SAFETY: a bank has it, where the engine's accesses, and copies when it is not at work, are the only ones.
+        // SAFETY: a bank has the range. Only the engine accesses it, and the test copies it while the engine does not
+        // run.
         unsafe { Donated::new(start, size) }
     }
 
-    /// RAM for one slot, which may be mapped by leaves of `largest`.
+    /// Preallocated RAM for one slot, which may be mapped by leaves of `largest`.
     pub fn give(&self, start: Pa, size: u64, largest: Level) -> Backing {
         Backing::Given { frames: self.donate(start, size).into_run(), largest }
     }
 
-    /// Lets the guest run.
+    /// Loads the guest's tables, so that it can run.
     pub fn load(&self, vttbr: u64, vtcr: u64) {
         self.vttbr.set(vttbr);
         self.mmu.set(Some(Mmu::new(vttbr, vtcr)));
@@ -107,14 +108,15 @@ impl Machine {
     }
 
     pub fn bank(&self, pa: Pa) -> &Bank {
-        self.banks.iter().find(|bank| bank.has(pa, 1)).unwrap_or_else(|| panic!("{pa} is no RAM"))
+        self.banks.iter().find(|bank| bank.has(pa, 1)).unwrap_or_else(|| panic!("{pa} is not RAM"))
     }
 
     pub fn word(&self, pa: Pa) -> u64 {
         self.bank(pa).word(pa)
     }
 
-    /// Records what a walk for `ipa` finds from here on; `expected` is what its page then holds.
+    /// Records from now on each change of what a walk for `ipa` finds. `expected` is the content of its page when it
+    /// gets mapped.
     pub fn watch(&self, ipa: Ipa, expected: Option<Vec<u8>>) {
         let mut watched = self.watched.borrow_mut();
         watched.retain(|old| old.ipa != ipa);
@@ -131,25 +133,25 @@ impl Machine {
         self.log.take()
     }
 
-    /// How many locks were taken up to each [`Event::Sees`] since the last call, and other atomics.
+    /// The number of locks and other atomics up to each [`Event::Sees`] since the last call.
     pub fn atomics_at_sights(&self) -> Vec<u64> {
         self.atomics_at_sights.take()
     }
 
-    /// Has another CPU do something, once, at a moment at which nothing was changed yet.
+    /// Has another CPU do something, once, before the next atomic: nothing was changed yet then.
     pub fn before_next_atomic(&self, action: impl FnOnce() + 'static) {
         self.before_atomic(1, action);
     }
 
-    /// The same at the atomic with this number, the next one being 1.
+    /// The same before the atomic with this number; the next one is 1.
     pub fn before_atomic(&self, number: usize, action: impl FnOnce() + 'static) {
         self.before_atomic.set(Some((number, Box::new(action))));
     }
 
-    /// That a guest reads `expected` in the page at `pa`, whatever it does with its caches.
+    /// Checks that a guest reads `expected` in the page at `pa`, with its caches on or off.
     pub fn check_page(&self, pa: Pa, expected: &[u8]) {
         let bank = self.bank(pa);
-        assert!(bank.load(pa, PAGE) == expected, "{pa}: what is there is not what the guest should read");
+        assert!(bank.load(pa, PAGE) == expected, "{pa}: the page's content is not what the guest should read");
         let past = || bank.load_past_caches(pa, PAGE);
         let clean = self.features.forced_write_back || past() == expected;
         assert!(clean, "{pa}: with its caches off, the guest reads something else");
@@ -160,7 +162,7 @@ impl Machine {
         Some(Sight { level: leaf.level, pa: leaf.output(ipa), access: leaf.access() })
     }
 
-    /// Notes which watched addresses translate differently now.
+    /// Records which watched addresses translate differently now.
     fn observe(&self) {
         for watched in &mut *self.watched.borrow_mut() {
             let now = self.sight(watched.ipa);
@@ -175,7 +177,7 @@ impl Machine {
         }
     }
 
-    /// Makes room for so many events, where recording one must not allocate.
+    /// Makes room for `count` events, for tests in which recording one must not allocate.
     pub fn expect_events(&self, count: usize) {
         self.log.borrow_mut().reserve(count);
     }
@@ -204,7 +206,7 @@ impl Machine {
 #[derive(Clone)]
 pub struct Host(pub Rc<Machine>);
 
-// SAFETY: `pointer` is inside a bank, which lives as long as the machine and is behind no reference.
+// SAFETY: `pointer` is inside a bank, which lives as long as the machine; no reference covers its memory.
 unsafe impl Platform for Host {
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         self.0.record(Event::Tlbi(operation, Reach::decode(operation, operand, &self.0.features)));
@@ -265,7 +267,7 @@ unsafe impl Platform for Host {
         self.0.bank(pa).record(pa)
     }
 
-    /// All memory goes with the machine.
+    /// Does nothing: all memory is freed with the machine.
     fn abandoned(&self, _: Pa) {}
 
     fn on_atomic(&self) {

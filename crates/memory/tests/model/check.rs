@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Compares: the tables, as a walk reads them, with the model; the record of a fault with what the change it made
-//! needs.
+//! Compares the tables, as a walk reads them, with the model, and the record of a fault with the maintenance that its
+//! change needs.
 
 use twofold_memory::{Answer, Done};
 use twofold_stage2::platform::{Domain, Tlbi};
@@ -15,7 +15,8 @@ use crate::plain::Model;
 /// Tables of the root.
 const ROOT_TABLES: u64 = 2;
 
-/// That the tables, the counts and the frames are what the model says. Learns where RAM is when it is first mapped.
+/// Checks that the tables, the counts and the frames are what the model says. The model learns the address of RAM when
+/// it is first mapped.
 pub fn tables(guest: &Guest, model: &mut Model, donated: u64) {
     let scan = guest.scan();
     assert_eq!(scan.leaves.len(), model.leaves.len());
@@ -26,7 +27,7 @@ pub fn tables(guest: &Guest, model: &mut Model, donated: u64) {
         let found = (leaf.ipa, leaf.level, leaf.access(), leaf.memory(guest.machine.features.forced_write_back));
         assert_eq!(found, (*ipa, expected.level, expected.access, memory));
         assert!(leaf.accessed() && !leaf.dirty_by_hardware() && leaf.software() == 0, "{leaf:x?}");
-        // Once it is somewhere it stays there.
+        // A page that was mapped once never moves.
         assert_eq!(leaf.pa(), *expected.pa.get_or_insert(leaf.pa()), "{leaf:x?}");
         if !expected.device {
             let aligned = leaf.pa().raw() % SECTION == leaf.ipa.raw() % SECTION;
@@ -51,7 +52,7 @@ pub fn tables(guest: &Guest, model: &mut Model, donated: u64) {
     assert_eq!(guest.memory.frames().free() + taken, donated, "frames are lost");
 }
 
-/// That what was done is enough for the change, in the right order, and that nothing was broken for it.
+/// Checks that the maintenance is enough for the change, in the right order, and that no leaf was broken for it.
 pub fn maintenance(guest: &Guest, ipa: Ipa, answer: Answer, before: Option<Leaf>, record: &[Event]) {
     let own = [Tlbi::Ipas2E1, Tlbi::VmallE1];
     let broadcast = |event: &Event| matches!(event, Event::Tlbi(operation, _) if !own.contains(operation));
@@ -64,7 +65,7 @@ pub fn maintenance(guest: &Guest, ipa: Ipa, answer: Answer, before: Option<Leaf>
             assert!(record.ends_with(&[Event::Dsb(Domain::IshSt)]), "not visible to walks: {record:?}");
         }
         Answer::Retry(Done::Widened | Done::Stale) => match before {
-            // What is gone may still be in this CPU's TLB.
+            // A leaf that is gone may still be in this CPU's TLB.
             None => assert_eq!((record, after), (&local_invalidation_at(ipa.align_down(PAGE), None)[..], None)),
             Some(leaf) => {
                 let hint = guest.machine.features.tlbi_level_hint.then_some(leaf.level);
@@ -75,13 +76,13 @@ pub fn maintenance(guest: &Guest, ipa: Ipa, answer: Answer, before: Option<Leaf>
     code(guest, ipa, before, after, record);
 }
 
-/// That what has become executable was invalidated, completely, before.
+/// Checks that the instruction cache was completely invalidated before memory became executable.
 fn code(guest: &Guest, ipa: Ipa, before: Option<Leaf>, after: Option<Leaf>, record: &[Event]) {
     let invalidation = |event: &Event| matches!(event, Event::InvalidateAllCode | Event::InvalidateCode(..));
     let new =
         before.is_none_or(|leaf| !leaf.access().execute.any()) && after.is_some_and(|leaf| leaf.access().execute.any());
     if !new || guest.machine.features.instruction_cache_coherent {
-        assert!(!record.iter().any(invalidation), "for nothing: {record:?}");
+        assert!(!record.iter().any(invalidation), "needless: {record:?}");
         return;
     }
     let (at, leaf) = (record.iter().position(invalidation), after.unwrap());

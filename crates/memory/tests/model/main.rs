@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves, for random slots, policies, features and sequences of faults, loads and stores, with memory that runs out
-//! on the way, that the guest's memory is what a plain model says: the answers, the tables, what the guest reads, the
-//! counts, the maintenance. That each answer makes progress, and that no frame has two uses.
+//! Proves that a guest's memory is what a plain model says: the answers, the tables, what the guest reads, the counts,
+//! and the maintenance. Slots, policies, features and sequences of faults, loads and stores are random, and memory runs
+//! out in between. Also proves that each answer makes progress, and that no frame has two uses.
 //!
-//! 64 cases, or `PROPTEST_CASES`. A failure prints its smallest case and the seed, which `PROPTEST_RNG_SEED` takes to
-//! see it again. Failures are not kept in files.
+//! 64 cases, or `PROPTEST_CASES`. A failure prints its smallest case and the seed; `PROPTEST_RNG_SEED` repeats it.
+//! Failures are not kept in files.
 
 #[path = "../machine/mod.rs"]
 mod machine;
@@ -48,11 +48,11 @@ fn memory_is_what_the_model_says() {
     }
 }
 
-/// The guest, its model, and the memory that is not donated yet.
+/// The guest, its model, and the memory that is still to be donated.
 struct World {
     guest: Guest,
     model: Model,
-    /// Where each range that is donated ends by now, and where its bank does.
+    /// For each range: the end of what was donated so far, and the end of its bank.
     sections: (Pa, Pa),
     singles: (Pa, Pa),
 }
@@ -60,7 +60,7 @@ struct World {
 impl World {
     fn new(scenario: &Scenario) -> Self {
         let model = Model::new(scenario);
-        // Tables may break up a section or two.
+        // Tables may break up one or two huge pages.
         let mut banks = vec![(RAM, (model.sections() + 3) * SECTION), (SINGLES, MOST_SINGLES * PAGE)];
         banks.extend(model.given());
         let machine = Machine::new(scenario.features, &banks);
@@ -105,8 +105,7 @@ impl World {
         self.check_contents();
     }
 
-    /// The guest's access, with the faults that a CPU without a TLB takes; `None` where it aborts or is
-    /// skipped.
+    /// Does the guest's access, with the faults that a CPU without a TLB takes. `None` if it aborts or is skipped.
     fn touch(&mut self, ipa: Ipa, access: AccessKind) -> Option<Pa> {
         let mut faults = 0;
         while let Some(kind) = self.guest.fault_of(ipa, access) {
@@ -120,14 +119,14 @@ impl World {
         Some(pa)
     }
 
-    /// A fault, which a CPU with an old TLB may take for another reason than the tables give.
+    /// Does a fault. A CPU with a stale TLB may take one for another reason than the tables give.
     fn fault(&mut self, ipa: Ipa, kind: FaultKind, access: AccessKind) -> Answer {
         let Expected { answer: expected, leaf } = self.model.fault(ipa, kind, access);
         let before = self.guest.walk(ipa);
         let page = ipa.align_down(PAGE);
         self.guest.machine.watch_nothing();
         if page < self.guest.memory.stage2().geometry().end() {
-            // What is mapped already may be broken and made again; what the guest wrote there is in its caches, and stays.
+            // A mapped page may be broken and made again. The guest's writes to it are in its caches, and stay there.
             let is_new = before.is_none() && self.model.is_ram(page);
             self.guest.machine.watch(page, is_new.then(|| self.model.content(page)));
         }
@@ -136,7 +135,7 @@ impl World {
         let (answer, was_dry) = self.provided(|guest| guest.fault(ipa, kind, access));
 
         match (answer, expected) {
-            // What was zeroed before memory ran out is not zeroed again.
+            // A page that was zeroed before memory ran out is not zeroed again.
             (Answer::Retry(Done::Mapped { level, .. }), Answer::Retry(Done::Mapped { level: other, .. }))
                 if was_dry =>
             {
@@ -148,7 +147,7 @@ impl World {
             self.model.counts.first_touches[usize::from(level.raw())] += 1;
         }
         if let (Answer::Retry(_), Some(_)) = (answer, leaf) {
-            let found = self.guest.memory.stage2().look_up(ipa).expect("what is mapped is found");
+            let found = self.guest.memory.stage2().look_up(ipa).expect("a mapped leaf is found");
             let enough = kind == FaultKind::AccessFlag || found.descriptor.access().covers(needed(access));
             assert!(enough, "{access:?} at {ipa} will fault again");
         }
@@ -162,12 +161,12 @@ impl World {
         answer
     }
 
-    /// How many frames the guest was given.
+    /// How many frames were donated to the guest.
     fn donated(&self) -> u64 {
         (self.sections.0 - RAM + (self.singles.0 - SINGLES)) / PAGE
     }
 
-    /// Does it, and adds memory where it runs out, one piece a time. A fault that fails changes no leaf.
+    /// Does `action`, and adds memory when it runs out, one piece at a time. An action that fails changes no leaf.
     fn provided<T>(&mut self, mut action: impl FnMut(&mut Guest) -> Result<T, Error>) -> (T, bool) {
         for tries in 0.. {
             let leaves = self.guest.scan().leaves;
@@ -181,7 +180,7 @@ impl World {
                 Error::Stage2(twofold_stage2::Error::NoTablePage { .. }) => (&mut self.singles, PAGE),
                 error => panic!("{error}"),
             };
-            assert!(range.0 + size <= range.1, "{error}, after all was given");
+            assert!(range.0 + size <= range.1, "{error}, after all memory was donated");
             let more = self.guest.machine.donate(range.0, size);
             range.0 = range.0 + size;
             self.guest.memory.frames().add(more);
@@ -189,7 +188,7 @@ impl World {
         unreachable!()
     }
 
-    /// A loader's bytes, where nothing is mapped yet.
+    /// Writes a loader's bytes, unless a page of the range is mapped already.
     fn load(&mut self, at: Ipa, bytes: &[u8]) {
         let end = at + bytes.len() as u64;
         let mut pages = (at.align_down(PAGE).raw()..end.raw()).step_by(PAGE as usize).map(Ipa::new);
@@ -206,7 +205,7 @@ impl World {
         check::tables(&self.guest, &mut self.model, donated);
     }
 
-    /// The guest stores a byte, if it may, and it is there at once for its next load.
+    /// Stores a byte as the guest, if it may; its next load sees the byte at once.
     fn store(&mut self, at: Ipa, byte: u8) {
         let Some(pa) = self.touch(at, AccessKind::Write) else { return };
         if self.guest.machine.is_ram(pa) {
@@ -215,7 +214,7 @@ impl World {
         }
     }
 
-    /// That all of the leaf holds what it should, for a guest with caches on or off.
+    /// Checks that all pages of the leaf hold what the model says, for a guest with its caches on or off.
     fn check_new_leaf(&self, page: Ipa) {
         let leaf = self.guest.walk(page).unwrap();
         for ipa in (leaf.ipa.raw()..leaf.end().raw()).step_by(PAGE as usize).map(Ipa::new) {
@@ -225,7 +224,7 @@ impl World {
         }
     }
 
-    /// That the guest's loads find what was loaded and stored, and nothing else.
+    /// Checks that the guest's loads find what was loaded and stored, and nothing else.
     fn check_contents(&self) {
         for leaf in self.guest.scan().leaves {
             for ipa in (leaf.ipa.raw()..leaf.end().raw()).step_by(PAGE as usize).map(Ipa::new) {

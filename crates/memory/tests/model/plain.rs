@@ -11,7 +11,7 @@ use crate::machine::bank::LEFT_IN_CACHE;
 use crate::machine::{GIB, GIVEN, PAGE, SECTION};
 use crate::scenario::{From, Kind, Place, Scenario};
 
-/// Aligned for any leaf.
+/// An address that is aligned for any leaf.
 const BASE: Ipa = Ipa::new(4 * GIB);
 const DEVICES: Pa = Pa::new(0x20_0000_0000);
 
@@ -39,7 +39,7 @@ pub struct Model {
     contents: BTreeMap<Ipa, Vec<u8>>,
     /// Pages that were made ready.
     ready: BTreeSet<Ipa>,
-    /// Sections that have frames, by the slot's number.
+    /// Huge pages that have frames, by the slot's number.
     pub backed: BTreeSet<(usize, Ipa)>,
     pub counts: Counts,
 }
@@ -49,7 +49,7 @@ pub struct Leaf {
     pub level: u8,
     pub size: u64,
     pub access: Access,
-    /// Where it leads. For RAM not known before it is seen.
+    /// The output address. For RAM it is unknown until the leaf is first seen.
     pub pa: Option<Pa>,
     pub device: bool,
 }
@@ -93,7 +93,7 @@ impl Model {
         }
     }
 
-    /// How many sections all of the RAM takes.
+    /// How many huge pages all RAM takes.
     pub fn sections(&self) -> u64 {
         let ram = self.slots.iter().filter(|slot| slot.backing == Backing::Ram).map(|slot| &slot.range);
         ram.map(|range| range.end.raw().div_ceil(SECTION) - range.start.raw() / SECTION).sum()
@@ -126,7 +126,7 @@ impl Model {
         self.slot(ipa).is_some_and(|(_, slot)| !matches!(slot.backing, Backing::Device(_)))
     }
 
-    /// The ranges of frames that are given.
+    /// The ranges of preallocated frames.
     pub fn given(&self) -> impl Iterator<Item = (Pa, u64)> {
         self.slots.iter().filter_map(|slot| match slot.backing {
             Backing::Given { start, .. } => Some((start, slot.range.end - slot.range.start)),
@@ -143,7 +143,7 @@ impl Model {
         self.contents.get(&page).cloned().unwrap_or_else(|| vec![self.untouched(page); PAGE as usize])
     }
 
-    /// What a page holds that nobody has written. What is given is whatever it was.
+    /// The content of a page that was never written. Preallocated memory keeps what it held.
     fn untouched(&self, page: Ipa) -> u8 {
         let is_given = self.slot(page).is_some_and(|(_, slot)| slot.is_given());
         if is_given { LEFT_IN_CACHE } else { 0 }
@@ -155,7 +155,7 @@ impl Model {
         self.contents.entry(page).or_insert_with(|| vec![untouched; PAGE as usize])[(at - page) as usize] = byte;
     }
 
-    /// Stores what is in RAM, as far as there is RAM without a hole; the first address that is none.
+    /// Stores `bytes` up to the first address that is not RAM, and returns that address.
     pub fn load(&mut self, at: Ipa, bytes: &[u8]) -> Option<Ipa> {
         for (offset, byte) in bytes.iter().enumerate() {
             let ipa = at + offset as u64;
@@ -168,7 +168,7 @@ impl Model {
         None
     }
 
-    /// Returns how many frames were not ready. What is given always is.
+    /// Returns how many frames were not ready. Preallocated memory always is.
     fn make_ready(&mut self, from: Ipa, size: u64) -> u64 {
         let (slot, Slot { backing: Backing::Ram, .. }) = self.slot(from).unwrap() else { return 0 };
         self.backed.insert((slot, from.align_down(SECTION)));
@@ -217,7 +217,7 @@ impl Model {
             let start = ipa.align_down(size);
             start >= slot.range.start && start + size <= slot.range.end
         };
-        // Both addresses are aligned where the difference is.
+        // If the difference of both addresses is aligned, one is aligned wherever the other is.
         let output = |to: Pa, start: Ipa| Pa::new(to.raw() + start.raw() - slot.range.start.raw());
         let fits = |to: Pa| inside(SECTION) && output(to, ipa.align_down(SECTION)).is_aligned(SECTION);
         let at = |to: Pa, block: bool| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What may happen: slots of all kinds that meet, leave holes and end in the middle of sections; a CPU; operations.
-//! It proves nothing by itself.
+//! Random scenarios: slots of all kinds that adjoin, leave holes and end in the middle of huge pages; a CPU;
+//! operations. This file proves nothing by itself.
 
 use proptest::prelude::*;
 use twofold_memory::Pages;
@@ -15,7 +15,7 @@ pub struct Scenario {
     pub pages: Pages,
     /// In ascending order.
     pub slots: Vec<SlotPlan>,
-    /// Single frames beside the root's, and sections, that are there from the beginning.
+    /// Single frames beside the root's, and huge pages, that are donated from the beginning.
     pub singles: u64,
     pub sections: u64,
     pub operations: Vec<Operation>,
@@ -25,14 +25,13 @@ pub struct Scenario {
 pub struct SlotPlan {
     /// Pages between the slot before and this one.
     pub gap: u64,
-    /// Its size in pages.
+    /// The slot's size in pages.
     pub size: u64,
     pub writable: bool,
     pub kind: Kind,
 }
 
-/// What is behind a slot; where that has a place of its own: how many pages it is off from where it would be aligned as the
-/// slot is.
+/// The backing of a slot. For preallocated memory and devices: by how many pages its alignment differs from the slot's.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     Ram,
@@ -42,9 +41,9 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
-    /// In a slot, from one of its edges or anywhere, and so many bytes into the page.
+    /// A page in a slot, from one of its edges or anywhere, and `offset` bytes into the page.
     In { slot: usize, from: From, offset: u16 },
-    /// Anywhere around the slots.
+    /// A page anywhere in or around the slots.
     Anywhere { page: u64, offset: u16 },
 }
 
@@ -52,7 +51,7 @@ pub enum Place {
 pub enum From {
     Start(u64),
     End(u64),
-    /// Pages from the first edge of a section that the slot has, less one.
+    /// Pages from the slot's first 2 MiB boundary, less one.
     Section(u64),
     Any(u64),
 }
@@ -68,7 +67,7 @@ pub enum Operation {
 fn features() -> impl Strategy<Value = Features> {
     let bits = any::<(bool, bool, bool, bool)>();
     let zero_block = prop::sample::select(vec![0, 64, 512, 2048]);
-    // Short lines take their time.
+    // Short lines make the test slow.
     let line = prop::sample::select(vec![2048, 2048, 2048, 64]);
     (bits, zero_block, line).prop_map(|((fwb, dic, pipt, ttl), zero_block, line)| Features {
         forced_write_back: fwb,
