@@ -68,9 +68,10 @@
 //! # Why no write is lost
 //!
 //! * *Fault and start.* D3 lies between the store of D2 and the load of D4, D9 between the store of D8 and the loads of
-//!   D10. So at least one side sees the other: D4 sets the bit, or D10 removes the access that D2 gave. With
-//!   `all_dirty`, D7 has set all bits, and the page's first D12 takes the place of D10. A fault that races with a
-//!   complete start may set bits of pages that were not written.
+//!   D10. So at least one side sees the other: D4 sets the bit, or D10 removes the access that D2 gave. A D4 that sees
+//!   D8 also comes after D7 (release, acquire), so D7 does not clear its bit. With `all_dirty`, D7 has set all bits,
+//!   and the page's first D12 takes the place of D10. A fault that races with a complete start may set bits of pages
+//!   that were not written.
 //! * *Fault and clear.* If D11 takes the bit that D4 set, D12 comes after D2 and removes that access. If D4 comes after
 //!   D11, the bit is set again, and the next `get` reports the page. So D2 comes before D4, and D11 before D12.
 //! * *A fault that sets DBM, and a `get` that ends records.* If D14 takes the bit that D5 set, D15 sees the DBM of D5.
