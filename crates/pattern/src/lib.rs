@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the guests of the experiments do, the same wherever they run: on the hosted machine, under the hypervisor, under KVM.
+//! The guest workloads of the experiments. They are the same on the hosted machine, under the hypervisor and under KVM.
 //!
 //! * [`mode`]: guest modes, by the names and numbers of KVM's selftests.
-//! * [`stage1`]: their tables.
+//! * [`stage1`]: the guests' stage-1 tables.
 //! * [`pass`]: one pass of a vCPU over memory, access by access.
 //!
-//! Invariant: what a pass accesses follows from its fields alone. So two machines that were given the same passes have the
-//! same pages dirty, and a program in assembly that does as [`Pass::accesses`](pass::Pass::accesses) says is as good as any.
+//! Invariant: the fields of a pass alone determine its accesses. So two platforms that run the same passes have the
+//! same dirty pages, and a guest program in assembly only has to implement [`Pass::accesses`](pass::Pass::accesses).
 #![no_std]
 #![forbid(unsafe_code)]
 

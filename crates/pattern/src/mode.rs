@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Guest modes: how a guest's stage 1 is set up, and how much physical address its machine has.
+//! Guest modes: the stage-1 configuration of a guest, and its number of physical address bits.
 //!
-//! Names are as KVM's selftests have them. Their numbers moved over time: `-m 4` was P40V48_4K in 2021 (source S4) and is
-//! P48V48_16K in Linux 6.12, whose numbers these are.
+//! The names are those of KVM's selftests. The numbers are those of Linux 6.12. They changed over time: `-m 4` was
+//! P40V48_4K in 2021 (Wang 2021) and is P48V48_16K in Linux 6.12.
 
 use core::fmt;
 
@@ -18,12 +18,12 @@ pub enum Granule {
 }
 
 impl Granule {
-    /// Bytes of a page.
+    /// Bytes in a page.
     pub const fn size(self) -> u64 {
         1 << self.shift()
     }
 
-    /// log2 of that.
+    /// log2 of the page size.
     pub const fn shift(self) -> u32 {
         match self {
             Self::Kib4 => 12,
@@ -36,19 +36,19 @@ impl Granule {
 /// A guest mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mode {
-    /// Its name on a command line: `p40v48-4k`.
+    /// The mode's name on a command line: `p40v48-4k`.
     pub name: &'static str,
-    /// What `-m` calls it in Linux 6.12.
+    /// The mode's number for `-m` in Linux 6.12.
     pub number: u32,
-    /// Bits of a guest's physical address; `None`: as many as the host has (`PXX`).
+    /// Bits in a guest physical address. `None` (`PXX`): as many as the host has.
     pub pa_bits: Option<u32>,
-    /// Bits of a virtual address.
+    /// Bits in a virtual address.
     pub va_bits: u32,
     /// The granule of stage 1.
     pub granule: Granule,
 }
 
-/// All that Linux 6.12 has, by number.
+/// All modes of Linux 6.12, by number.
 pub const MODES: [Mode; 16] = [
     mode("p52v48-4k", 0, Some(52), 48, Granule::Kib4),
     mode("p52v48-16k", 1, Some(52), 48, Granule::Kib16),
@@ -68,7 +68,8 @@ pub const MODES: [Mode; 16] = [
     mode("p36v47-16k", 15, Some(36), 47, Granule::Kib16),
 ];
 
-/// The four that S0 averages over: what a host with less than 48 bits and no 16K granule runs in turn where no `-m` is given.
+/// The four modes that Bras 2026 averages over. A host with fewer than 48 bits and no 16K granule runs them in turn if
+/// no `-m` is given.
 pub const S0_MODES: [&str; 4] = ["p40v48-4k", "p40v48-64k", "p36v48-4k", "p36v48-64k"];
 
 const fn mode(name: &'static str, number: u32, pa_bits: Option<u32>, va_bits: u32, granule: Granule) -> Mode {
@@ -76,7 +77,7 @@ const fn mode(name: &'static str, number: u32, pa_bits: Option<u32>, va_bits: u3
 }
 
 impl Mode {
-    /// The mode of this name, in small letters or not, with `-` or `_`; or of this number.
+    /// Finds a mode by name or by number. Case does not matter, and `_` stands for `-`.
     pub fn find(text: &str) -> Option<Self> {
         let is = |name: &str| {
             let fold = |byte: u8| if byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A pass: what one vCPU does with its memory before it tells the host that it is done.
+//! A pass: the accesses that one vCPU makes before it reports to the host that it is done.
 //!
-//! Places are accessed one after the other, 8 bytes each: `outer_count` groups, `outer_stride` bytes apart, of `inner_count`
-//! places, `inner_stride` bytes apart. For each of them a number is drawn that decides whether it is written or read, as
-//! `dirty_log_perf_test` does; with `random_order` another one is drawn before, that decides which of the group's places it is,
-//! so some are accessed twice and some never. Numbers are drawn by Park and Miller's generator (CACM 31, 1988) with the
-//! multiplier 48271, which is also that test's: with its seed, the same pages are written.
+//! A pass accesses places of 8 bytes in order: `outer_count` groups, `outer_stride` bytes apart, of `inner_count`
+//! places, `inner_stride` bytes apart. For each access a random number decides between write and read, as in
+//! `dirty_log_perf_test`. With `random_order`, another number is drawn first and selects the place within the group, so
+//! some places are accessed twice and some never.
 //!
-//! A [`Mailbox`] carries passes to a guest that shares nothing else with its host, and what came of them back.
+//! The generator is Park and Miller's (CACM 31, 1988) with the multiplier 48271. `dirty_log_perf_test` uses the same
+//! one: with the same seed, the same pages are written.
+//!
+//! A [`Mailbox`] carries passes to a guest that shares no other memory with its host, and carries the results back.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -15,37 +17,37 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Pass {
-    /// The first place: a guest's virtual address, a multiple of 8.
+    /// The guest virtual address of the first place, a multiple of 8.
     pub start: u64,
-    /// How many groups.
+    /// Number of groups.
     pub outer_count: u64,
     /// Bytes from one group to the next.
     pub outer_stride: u64,
-    /// Places in a group.
+    /// Number of places in a group.
     pub inner_count: u64,
     /// Bytes from one place to the next.
     pub inner_stride: u64,
-    /// What is written.
+    /// The value that is written.
     pub value: u64,
     /// The generator's state: 1 to 2^31 - 2.
     pub random: u64,
-    /// How many places of 100 are written; the others are read. 0 to 100.
+    /// Percentage of accesses that write; the others read. 0 to 100.
     pub write_percent: u64,
-    /// 0: in order. 1: each access is to a place of the group that is drawn.
+    /// 0: places are accessed in order. 1: each access goes to a random place of the group.
     pub random_order: u64,
 }
 
 /// One access of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Where.
+    /// The guest virtual address.
     pub va: u64,
-    /// Whether it is a write.
+    /// Whether the access is a write.
     pub write: bool,
 }
 
 impl Pass {
-    /// Places one after the other, all of them written.
+    /// A pass that writes `count` places in order.
     pub const fn writes(start: u64, count: u64, stride: u64) -> Self {
         Self {
             start,
@@ -60,12 +62,12 @@ impl Pass {
         }
     }
 
-    /// Places one after the other, all of them read.
+    /// A pass that reads `count` places in order.
     pub const fn reads(start: u64, count: u64, stride: u64) -> Self {
         Self { write_percent: 0, ..Self::writes(start, count, stride) }
     }
 
-    /// What it accesses, in order.
+    /// The accesses of the pass, in order.
     pub const fn accesses(&self) -> Accesses {
         Accesses { pass: *self, outer: 0, inner: 0, random: Random(self.random % MODULUS) }
     }
@@ -81,7 +83,7 @@ pub struct Accesses {
 }
 
 impl Accesses {
-    /// The generator's state by now, for a pass that goes on from here.
+    /// The generator's present state, for a pass that continues from here.
     pub const fn random(&self) -> u64 {
         self.random.0
     }
@@ -122,27 +124,30 @@ impl Random {
 
 const MODULUS: u64 = (1 << 31) - 1;
 
-/// What a guest and its host share, in a page of the guest's that is in no log; little-endian.
+/// The state that a guest and its host share, little-endian, in a guest page that no dirty log covers.
 ///
-/// The guest tells that it is done (`KVM`: an exit that nothing else leads to). The host then writes passes and their number,
-/// and lets it go on: it does them in order, leaves the generator's state in each, and tells again. With `repeat` it does them
-/// over and over, until `stop` is not 0, which it looks at after each group's end, and at each 64th access at least.
+/// * M1: The guest reports that it is done. Under KVM the report is an exit with no other cause.
+/// * M2: The host writes passes and their number, and resumes the guest.
+/// * M3: The guest runs the passes in order, stores the generator's state in each, and goes to M1.
+///
+/// With `repeat`, the guest runs the passes again and again until `stop` is not 0. It reads `stop` after each group,
+/// and at least at every 64th access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Mailbox {
-    /// How many passes there are: 1 to [`PASSES`].
+    /// Number of passes: 1 to [`PASSES`].
     pub count: u64,
-    /// 1: over and over.
+    /// 1: the guest repeats the passes until `stop` is set.
     pub repeat: u64,
-    /// Written by the host while the guest runs.
+    /// The host writes this while the guest runs.
     pub stop: u64,
-    /// Accesses that were done since the guest was last let go, counted while it runs.
+    /// Accesses since the guest was last resumed. The guest counts while it runs.
     pub done: u64,
     /// The passes.
     pub passes: [Pass; PASSES],
 }
 
-/// Passes that a guest does in one go, at most.
+/// The most passes that a guest runs in one go.
 pub const PASSES: usize = 4;
 
 #[cfg(test)]
@@ -178,7 +183,7 @@ mod tests {
         assert!((550..750).contains(&places.len()), "{}", places.len());
     }
 
-    /// The generator's own check: after 10,000 numbers from 1 on (CACM 36, 1993, for this multiplier).
+    /// The generator's own check: number 10,000 from the seed 1 (CACM 36, 1993, for this multiplier).
     #[test]
     fn the_generator_is_park_and_millers() {
         let mut random = Random(1);

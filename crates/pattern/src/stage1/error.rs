@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Why there are no such tables.
+//! Errors of stage-1 tables.
 
 use crate::mode::Mode;
 
-/// A mode that has no tables here.
+/// A guest mode that has no tables here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
-    /// Of another architecture.
-    #[error("{mode}: arm64 has no virtual addresses of {} bits in one half; take a mode of 48 or 47", mode.va_bits)]
+    /// The mode is another architecture's.
+    #[error("{mode}: arm64 has no virtual addresses of {} bits in one half; use a mode with 48 or 47", mode.va_bits)]
     VirtualAddresses {
         /// The mode.
         mode: Mode,
     },
     /// FEAT_LPA and FEAT_LPA2 are not modelled.
-    #[error("{mode}: physical addresses of more than 48 bits are not modelled; take p48, p40, p36 or pxx")]
+    #[error("{mode}: physical addresses of more than 48 bits are not modelled; use p48, p40, p36 or pxx")]
     PhysicalAddresses {
         /// The mode.
         mode: Mode,
     },
-    /// The host gives a guest less.
+    /// The host gives a guest fewer physical address bits.
     #[error(
-        "{mode}: takes {pa_bits} bits of guest physical address, and there are {ipa_bits}; take a mode of less, or pxx"
+        "{mode}: needs {pa_bits} bits of guest physical address; the limit is {ipa_bits}; use a mode with fewer, or pxx"
     )]
     TooWide {
         /// The mode.
         mode: Mode,
-        /// What it takes.
+        /// The bits that the mode needs.
         pa_bits: u32,
-        /// What there is.
+        /// The bits that the host gives.
         ipa_bits: u32,
     },
 }
@@ -35,69 +35,69 @@ pub enum Unsupported {
 /// A range that cannot be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
-    /// Something is no multiple of the granule.
-    #[error("{size:#x} bytes from {va:#x} on to {ipa:#x}: each has to be a multiple of the granule, {granule:#x}")]
+    /// An address or the size is not a multiple of the granule.
+    #[error("cannot map {size:#x} bytes at {va:#x} to {ipa:#x}: each must be a multiple of the granule, {granule:#x}")]
     Misaligned {
         /// The first virtual address.
         va: u64,
-        /// What it is mapped to.
+        /// The IPA that it is mapped to.
         ipa: u64,
-        /// How many bytes.
+        /// The size in bytes.
         size: u64,
-        /// What they should be multiples of.
+        /// The granule in bytes.
         granule: u64,
     },
-    /// It ends beyond the mode's virtual addresses.
-    #[error("{size:#x} bytes from {va:#x} on do not fit in {bits} bits of virtual address")]
+    /// The range ends beyond the mode's virtual addresses.
+    #[error("{size:#x} bytes at {va:#x} do not fit in {bits} bits of virtual address")]
     BeyondVa {
         /// The first virtual address.
         va: u64,
-        /// How many bytes.
+        /// The size in bytes.
         size: u64,
-        /// Bits of an address.
+        /// Bits in a virtual address.
         bits: u32,
     },
-    /// It ends beyond the mode's physical addresses.
+    /// The range ends beyond the mode's physical addresses.
     #[error(
-        "{size:#x} bytes from {ipa:#x} on do not fit in {bits} bits of physical address; take less, or a wider mode"
+        "{size:#x} bytes at {ipa:#x} do not fit in {bits} bits of physical address; use less memory, or a wider mode"
     )]
     BeyondPa {
         /// The first physical address.
         ipa: u64,
-        /// How many bytes.
+        /// The size in bytes.
         size: u64,
-        /// Bits of an address.
+        /// Bits in a physical address.
         bits: u32,
     },
 }
 
-/// Why something was not mapped.
+/// Why a range was not mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error<E> {
-    /// The range is of no use.
+    /// The range cannot be mapped.
     #[error(transparent)]
     Range(#[from] RangeError),
-    /// Something is mapped there.
+    /// Part of the range is mapped already.
     #[error("{va:#x} is mapped already")]
     Mapped {
-        /// Where.
+        /// The address that is mapped.
         va: u64,
     },
-    /// There are no pages left for tables.
-    #[error("no page is left for a table on the way to {va:#x}; `Layout::tables` tells how many it takes")]
+    /// No page is left for a table.
+    #[error("no page is left for a table that maps {va:#x}; `Layout::tables` returns how many a mapping needs")]
     NoTable {
-        /// On the way to where.
+        /// The address that the table is for.
         va: u64,
     },
-    /// The memory gave a page that is not aligned, or beyond the mode's physical addresses.
-    #[error("a table cannot be at {ipa:#x}: it takes a multiple of {size:#x}, inside the mode's physical addresses")]
+    /// The memory returned a page that is not aligned, or that is beyond the mode's physical addresses.
+    #[error("a table cannot be at {ipa:#x}: it must be a multiple of {size:#x}, inside the mode's physical addresses")]
     BadTable {
-        /// Where it was to be.
+        /// The address of the page.
         ipa: u64,
-        /// Bytes of a table.
+        /// Bytes in a table.
         size: u64,
     },
-    /// The memory failed.
+    /// An access to the memory failed.
     #[error(transparent)]
     Memory(E),
 }

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The shape of a guest mode's tables: levels, what an entry of each covers, how many tables a mapping takes, `TCR_EL1`.
+//! The layout of a guest mode's tables: their levels, the span of an entry, the number of tables that a mapping needs,
+//! and `TCR_EL1`.
 //!
-//! Invariant: what is inside the layout's bits never overflows 64.
+//! Invariant: no computation overflows 64 bits for an address and a size that the layout accepts.
 
 use super::{RangeError, Unsupported};
 use crate::mode::{Granule, Mode};
 
-/// What a mapping's entries are.
+/// The leaves that a mapping uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaves {
-    /// Pages of the granule alone, as in KVM's selftests.
+    /// Pages of the granule only, as in KVM's selftests.
     Pages,
-    /// The largest blocks that fit: 1 GiB and 2 MiB, 32 MiB, or 512 MiB, by the granule (Arm ARM D8.3.1).
+    /// The largest blocks that fit. By granule: 1 GiB and 2 MiB, 32 MiB, or 512 MiB (Arm ARM DDI 0487K.a, D8.3.1).
     Largest,
 }
 
-/// The shape of a mode's tables.
+/// The layout of a mode's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     granule: Granule,
@@ -25,11 +26,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// That of `mode`, for a guest whose physical addresses may have up to `ipa_bits` bits: what its stage 2 translates.
+    /// The layout of `mode`, for a guest whose stage 2 translates addresses of up to `ipa_bits` bits.
     ///
     /// # Errors
     ///
-    /// The mode wants more than that, or is none of arm64's or of those that are modelled.
+    /// The mode needs more than `ipa_bits`, is another architecture's, or is not modelled.
     pub const fn new(mode: &Mode, ipa_bits: u32, leaves: Leaves) -> Result<Self, Unsupported> {
         let mode = *mode;
         if mode.va_bits > WIDEST || mode.va_bits < 25 {
@@ -54,18 +55,18 @@ impl Layout {
         self.granule
     }
 
-    /// Bits of a guest's virtual address.
+    /// Bits in a guest virtual address.
     pub const fn va_bits(&self) -> u32 {
         self.va_bits
     }
 
-    /// Bits of its physical address, which stage 2 calls an IPA.
+    /// Bits in a guest physical address, which stage 2 calls an IPA.
     pub const fn pa_bits(&self) -> u32 {
         self.pa_bits
     }
 
-    /// How many tables of a granule each it takes to map this range in an address space with nothing in it, the root among
-    /// them. For several ranges: at most the sum, less a root for each but the first.
+    /// The number of tables, of one granule each, that map this range in an empty address space, root included. For
+    /// several ranges, the sum is an upper bound; count the root once.
     ///
     /// # Errors
     ///
@@ -76,7 +77,8 @@ impl Layout {
         let below = |level| {
             let span = self.span(level);
             let entries = if size == 0 { 0 } else { (end - 1) / span - va / span + 1 };
-            // Those that are blocks have no table; they are the whole entries, if the addresses agree.
+            // Blocks need no table. If the two addresses agree modulo the span, each entry that the range covers whole
+            // is a block.
             let whole = (end / span).saturating_sub(va.div_ceil(span));
             let are_blocks = self.is_block(level) && va % span == ipa % span;
             if are_blocks { entries - whole } else { entries }
@@ -84,7 +86,7 @@ impl Layout {
         Ok(1 + (self.root_level()..3).map(below).sum::<u64>())
     }
 
-    /// Whether the range can be mapped.
+    /// Checks that the range can be mapped.
     pub(super) fn check(&self, va: u64, ipa: u64, size: u64) -> Result<(), RangeError> {
         let (granule, within) =
             (self.granule.size(), |start: u64, bits| start.checked_add(size).is_some_and(|end| end <= 1_u64 << bits));
@@ -100,7 +102,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Whether a table of `size` bytes may be there.
+    /// Whether a table of `size` bytes may be at this IPA.
     pub(super) fn holds(&self, ipa: u64, size: u64) -> bool {
         self.check(0, ipa, size).is_ok()
     }
@@ -110,17 +112,18 @@ impl Layout {
         4 - (self.va_bits - self.granule.shift()).div_ceil(self.index_bits())
     }
 
-    /// Bytes that an entry at `level` covers.
+    /// Bytes that an entry at `level` maps.
     pub(super) const fn span(&self, level: u32) -> u64 {
         1 << (self.granule.shift() + (3 - level) * self.index_bits())
     }
 
-    /// The entry for `va` in a table at `level`.
+    /// The index of the entry for `va` in a table at `level`.
     pub(super) const fn index(&self, va: u64, level: u32) -> u64 {
         va / self.span(level) % (1 << self.index_bits())
     }
 
-    /// Whether entries at `level`, which is not 3, may be blocks. Larger ones of 16 and 64 KiB granules take LPA2 and LPA.
+    /// Whether entries at `level`, which must not be 3, may be blocks. Larger blocks of the 16K and 64K granules need
+    /// LPA2 and LPA.
     pub(super) const fn is_block(&self, level: u32) -> bool {
         match (self.leaves, self.granule) {
             (Leaves::Pages, _) => false,
@@ -129,13 +132,13 @@ impl Layout {
         }
     }
 
-    /// `TCR_EL1` (Arm ARM D23.2). The upper half is off (EPD1); its size and granule are the lower one's, since some values
-    /// are reserved.
+    /// `TCR_EL1` (Arm ARM DDI 0487K.a, D23.2). The upper half is off (EPD1). Its size and granule are those of the
+    /// lower half, because some values are reserved.
     pub(super) const fn tcr(&self) -> u64 {
         const WALKS: u64 = 0b11 << 12 | 0b01 << 10 | 0b01 << 8;
         const EPD1: u64 = 1 << 23;
         let size = 64 - self.va_bits as u64;
-        // Each half has numbers of its own.
+        // TG0 and TG1 encode the same granule differently.
         let (tg0, tg1) = match self.granule {
             Granule::Kib4 => (0b00, 0b10),
             Granule::Kib16 => (0b10, 0b01),
@@ -152,11 +155,11 @@ impl Layout {
         ips << 32 | tg1 << 30 | WALKS << 16 | EPD1 | size << 16 | tg0 << 14 | WALKS | size
     }
 
-    /// Bits of the address that index a table.
+    /// Address bits that index a table.
     const fn index_bits(&self) -> u32 {
         self.granule.shift() - 3
     }
 }
 
-/// Of either address, without FEAT_LPA, FEAT_LPA2 and FEAT_LVA.
+/// The most bits of either address without FEAT_LPA, FEAT_LPA2 and FEAT_LVA.
 const WIDEST: u32 = 48;

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest's own tables: what stage 1 of a guest mode is on arm64 (Arm ARM D8.2, D8.3), and the registers that say so.
+//! Stage-1 tables of a guest mode on arm64 (Arm ARM DDI 0487K.a, D8.2 and D8.3), and the register values that enable
+//! them.
 //!
-//! A [`Layout`] is a mode's shape, and knows how many tables a mapping takes before any memory is touched. [`Stage1`] builds
-//! the tables in memory that is reached through [`TableMemory`]: a hosted machine's, a mapping of the host's behind KVM, or
-//! the guest's own.
+//! A [`Layout`] describes a mode's tables. It knows how many tables a mapping needs before any memory is touched.
+//! [`Stage1`] builds the tables in memory that it reaches through [`TableMemory`]: a hosted machine's memory, a host
+//! mapping of a KVM guest's memory, or the guest's own memory.
 //!
-//! Invariants: an entry goes from invalid to valid once and never changes again, so no TLB maintenance is due; a table is
-//! linked when what is in it is written. What is mapped is read, written and executed at EL1 and nowhere else (devices are
-//! not executed), has its access flag set, and is the same in all address spaces.
+//! Invariants:
 //!
-//! Who builds tables while nobody walks them owes one `DSB ISHST; ISB`, or whatever lets a vCPU begin, between the last
-//! [`Stage1::map`] and the first access; who adds to them later, the same.
+//! * An entry changes once, from invalid to valid. So no TLB maintenance is needed.
+//! * A table is linked only after its entries are written.
+//! * A mapping is readable, writable and, except for devices, executable at EL1 only. Its access flag is set, and it is
+//!   global.
+//!
+//! The caller must execute `DSB ISHST; ISB`, or rely on the synchronization that starts a vCPU, between the last
+//! [`Stage1::map`] and the first access to what it mapped. This holds for the first mapping and for later additions.
 
 mod error;
 mod layout;
@@ -18,34 +22,35 @@ mod layout;
 pub use error::{Error, RangeError, Unsupported};
 pub use layout::{Layout, Leaves};
 
-/// The memory that tables are in.
+/// The memory that holds the tables.
 pub trait TableMemory {
-    /// Why an access failed; [`Infallible`](core::convert::Infallible) where none can.
+    /// The reason why an access failed. [`Infallible`](core::convert::Infallible) if none can fail.
     type Error: core::error::Error;
 
-    /// A page for a table: the IPA of `size` bytes, a multiple of `size`, that are all 0. `None`: there are none left.
+    /// Takes a page for a table. Returns the IPA of `size` bytes, aligned to `size` and all 0; `None` if no page is
+    /// left.
     ///
     /// # Errors
     ///
-    /// It cannot be made 0.
+    /// The page cannot be zeroed.
     fn take(&mut self, size: u64) -> Result<Option<u64>, Self::Error>;
 
-    /// The entry at an IPA inside a page that was taken, a multiple of 8.
+    /// Reads the entry at an IPA inside a page that was taken. The IPA is a multiple of 8.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// The entry cannot be read.
     fn read(&mut self, ipa: u64) -> Result<u64, Self::Error>;
 
-    /// Writes one; as little-endian, where that makes a difference.
+    /// Writes an entry. It is little-endian in memory.
     ///
     /// # Errors
     ///
-    /// It cannot be written.
+    /// The entry cannot be written.
     fn write(&mut self, ipa: u64, entry: u64) -> Result<(), Self::Error>;
 }
 
-/// What memory is mapped as.
+/// The memory type of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// Write-back, inner shareable.
@@ -54,14 +59,14 @@ pub enum Memory {
     Device,
 }
 
-/// What a vCPU's registers have to be, for its stage 1 to be on.
+/// The register values that enable stage 1 on a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
-    /// `SCTLR_EL1`: the MMU and both caches on, the stack pointer checked, little-endian.
+    /// `SCTLR_EL1`: MMU and both caches on, stack alignment checked, little-endian.
     pub sctlr: u64,
-    /// `TCR_EL1`: the lower half alone, walks write-back and inner shareable, no hardware updates, ASIDs of 8 bits.
+    /// `TCR_EL1`: lower half only, walks write-back and inner shareable, no hardware updates, 8-bit ASIDs.
     pub tcr: u64,
-    /// `TTBR0_EL1`: the root, with ASID 0.
+    /// `TTBR0_EL1`: the root table, with ASID 0.
     pub ttbr0: u64,
     /// `MAIR_EL1`.
     pub mair: u64,
@@ -74,7 +79,7 @@ pub struct Stage1 {
     root: u64,
 }
 
-/// What is to be mapped by one table, or one below it.
+/// The part of a range that one table, and the tables below it, map.
 #[derive(Clone, Copy)]
 struct Piece {
     va: u64,
@@ -84,33 +89,34 @@ struct Piece {
 }
 
 impl Stage1 {
-    /// An address space with nothing in it. It takes a page, for the root.
+    /// Creates an empty address space. It takes one page, for the root.
     ///
     /// # Errors
     ///
-    /// There is no page, it is of no use, or memory fails.
+    /// No page is left, the page cannot be a table, or the memory fails.
     pub fn new<M: TableMemory>(layout: Layout, memory: &mut M) -> Result<Self, Error<M::Error>> {
         Ok(Self { layout, root: take(layout, 0, memory)? })
     }
 
-    /// Its shape.
+    /// The layout of the tables.
     pub const fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// What a vCPU's registers have to be to use it.
+    /// The register values with which a vCPU uses these tables.
     pub const fn registers(&self) -> Registers {
-        /// Bits that are 1 where the newer feature is missing; then M, C, SA and I.
+        /// The RES1 bits of an implementation without the newer features; then M, C, SA and I.
         const SCTLR: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
         Registers { sctlr: SCTLR, tcr: self.layout.tcr(), ttbr0: self.root, mair: MAIR }
     }
 
-    /// Maps `size` bytes from `va` on to those from `ipa` on, each a multiple of the granule, by the leaves of the layout.
+    /// Maps `size` bytes at `va` to `ipa`, with the leaves of the layout. Each of the three must be a multiple of the
+    /// granule.
     ///
     /// # Errors
     ///
-    /// The range is of no use: nothing was changed. Something of it is mapped already, there is no page left for a table, or
-    /// memory fails: some of what comes before that may be mapped.
+    /// If the range cannot be mapped, nothing was changed. If part of it is mapped already, no page is left for a
+    /// table, or the memory fails, then the part before the failure may be mapped.
     pub fn map<M: TableMemory>(
         &self,
         memory: &mut M,
@@ -163,7 +169,7 @@ impl Stage1 {
     }
 }
 
-/// A page for a table on the way to `va`.
+/// Takes a page for a table that maps `va`.
 fn take<M: TableMemory>(layout: Layout, va: u64, memory: &mut M) -> Result<u64, Error<M::Error>> {
     let size = layout.granule().size();
     let table = memory.take(size).map_err(Error::Memory)?.ok_or(Error::NoTable { va })?;
@@ -171,9 +177,9 @@ fn take<M: TableMemory>(layout: Layout, va: u64, memory: &mut M) -> Result<u64, 
 }
 
 const VALID: u64 = 0b01;
-/// In levels above 3 a table, at level 3 a page.
+/// A table at levels 0 to 2, a page at level 3.
 const TABLE_OR_PAGE: u64 = 0b11;
-/// Of a next table, whatever the granule: bits 47 to 12, of which those below the granule are 0.
+/// The next-level table address for every granule: bits 47 to 12. The bits below the granule are 0.
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
 /// Attributes 0: Device-nGnRE. Attributes 1: normal, write-back.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tables spelled out, and any range, walked as a CPU does it in the plainest way.
+//! Tests against tables written out by hand, and of any range against a minimal table walk.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::mode::{MODES, Mode};
 
-/// So many pages from an IPA on.
+/// `left` pages from the IPA `next` on.
 struct Ram {
     next: u64,
     left: u64,
@@ -54,13 +54,13 @@ fn layout(name: &str, leaves: Leaves) -> Layout {
     Layout::new(&mode(name), 48, leaves).unwrap()
 }
 
-/// Where `va` leads, by a mode's numbers alone.
+/// Walks the tables to `va`, using only the mode's numbers. Returns the output address and the size of the leaf.
 fn walk(mode: &Mode, words: &BTreeMap<u64, u64>, va: u64) -> Option<(u64, u64)> {
     let page = mode.granule.shift();
     let mut table = ROOT;
     let mut below = mode.va_bits;
     loop {
-        // What is below this level's index: so many whole indices, and the page.
+        // Address bits below this level's index: the indices of the levels below, and the page offset.
         below = page + (below - page).div_ceil(page - 3).saturating_sub(1) * (page - 3);
         let entry = words.get(&(table + (va >> below & ((1 << (page - 3)) - 1)) * 8)).copied().unwrap_or(0);
         let address = entry & 0xffff_ffff_f000;
@@ -74,7 +74,7 @@ fn walk(mode: &Mode, words: &BTreeMap<u64, u64>, va: u64) -> Option<(u64, u64)> 
 
 #[test]
 fn pages_spelled_out() {
-    // Where the entries of VA 0x12_3456_0000 are in each table, root first.
+    // The indices of VA 0x12_3456_0000 in each table, root first.
     for (name, indices) in [
         ("p40v48-4k", &[0, 72, 418, 352][..]),
         ("p40v48-16k", &[0, 1, 282, 344]),
@@ -141,7 +141,7 @@ fn modes_that_are_refused() {
     let text = Layout::new(&MODES[3], 40, Leaves::Pages).unwrap_err().to_string();
     assert_eq!(
         text,
-        "p48v48-4k: takes 48 bits of guest physical address, and there are 40; take a mode of less, or pxx"
+        "p48v48-4k: needs 48 bits of guest physical address; the limit is 40; use a mode with fewer, or pxx"
     );
 }
 
@@ -194,7 +194,7 @@ fn pages_for_tables_that_are_none() {
     assert_eq!(short.words, BTreeMap::new(), "no table is linked with nothing in it");
 }
 
-/// How many it takes is known before there are any.
+/// The number of tables is known before any table exists.
 #[test]
 fn tables_that_a_size_takes() {
     const GIB: u64 = 1 << 30;
@@ -211,7 +211,7 @@ fn tables_that_a_size_takes() {
     }
 }
 
-/// Any of the modes that are supported, and a range that fits into it.
+/// Any supported mode, and a range that fits into it.
 fn any_range() -> impl Strategy<Value = (Mode, Leaves, [u64; 3])> {
     let modes: std::vec::Vec<_> =
         MODES.into_iter().filter(|mode| Layout::new(mode, 48, Leaves::Pages).is_ok()).collect();
@@ -219,7 +219,7 @@ fn any_range() -> impl Strategy<Value = (Mode, Leaves, [u64; 3])> {
     (mode, any::<bool>(), any::<[u64; 2]>(), 0u32..8, 0u64..3000).prop_map(|(mode, large, [va, ipa], align, pages)| {
         let (page, pa_bits) = (mode.granule.size(), mode.pa_bits.unwrap_or(48));
         let size = pages * page;
-        // Mostly near the start of a block, and often congruent to what they are mapped to.
+        // Most ranges begin near the start of a block, and VA and IPA are often congruent.
         let shift = mode.granule.shift() + align.min(3) * (mode.granule.shift() - 3) / 3;
         let start = |address: u64, bits: u32| {
             let most = (1 << bits) - size;
