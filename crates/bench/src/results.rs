@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What experiments came to: written by `--json`, kept inside each report, read again by `compare`.
+//! The results of an experiment. `--json` writes them, each report contains them, and `compare` reads them.
 //!
-//! Invariant: a measurement carries all that names it (experiment, platform, configuration, phase, quantity) and each of its
-//! runs, so two files are compared without a word of the programs that wrote them. Runs of measurements that were taken in
-//! turns stand at the same place of their lists.
+//! Invariant: a measurement carries its full name (experiment, platform, configuration, phase, quantity) and each of
+//! its runs. So two files can be compared without knowing the programs that wrote them. Runs that were taken in the
+//! same turn have the same index in their lists.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,143 +17,145 @@ use crate::host;
 use crate::output;
 use crate::statistics::{Quartiles, Ratio};
 
-/// What the first field of a file says.
+/// The first field of a result file.
 pub const FORMAT: &str = "twofold-bench 1";
 
-/// All that one command measured.
+/// Everything that one command measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`FORMAT`].
     pub format: String,
     /// The command, as it was typed.
     pub command: String,
-    /// The program's version, and how it was compiled.
+    /// The program's version and build profile.
     pub program: String,
-    /// What the figures depend on besides: names and values, in the order in which they are shown. No machine's own name.
+    /// The other conditions that the figures depend on: names and values, in display order. The machine's own name is
+    /// left out.
     pub host: Vec<(String, String)>,
-    /// What was published, and what it is here; most commands have none.
+    /// Published numbers with ours next to them. Most commands have none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub headline: Vec<HeadlineRow>,
-    /// The figures.
+    /// The measurements.
     pub measurements: Vec<Measurement>,
-    /// What changed over time.
+    /// The values that were sampled over time.
     pub series: Vec<Series>,
-    /// What a reader has to know.
+    /// Notes that a reader of the figures needs.
     pub notes: Vec<String>,
-    /// Whether somebody ended it before its time.
+    /// Whether a signal ended the command early.
     pub interrupted: bool,
 }
 
-/// One published number, and ours beside it.
+/// A published number with ours next to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeadlineRow {
-    /// The document that it is from: `S0`.
+    /// The source by author and year, as in `docs/sources.md`: `Bras 2026`.
     pub source: String,
-    /// What it is of: `clear, already split`.
+    /// What was measured: `clear, already split`.
     pub what: String,
-    /// The command that was published with it, as it was.
+    /// The published command, verbatim.
     pub command: String,
-    /// The number, as it was: `-44.01% (sd 2.80)`.
+    /// The published number, verbatim: `-44.01% (sd 2.80)`.
     pub published: String,
-    /// That as a gain: the part of the time before that is gone, 0.4401. `None` where it was not told.
+    /// The published number as a gain: the part of the baseline's time that is saved, 0.4401. `None` if it was not
+    /// published.
     pub published_gain: Option<f64>,
-    /// What `before` and `after` are in: `ms`.
+    /// The unit of `before` and `after`: `ms`.
     pub unit: String,
-    /// Ours, with the technique off.
+    /// Our baseline, with the technique off.
     pub before: Option<Quartiles>,
-    /// With it.
+    /// Ours, with the technique on.
     pub after: Option<Quartiles>,
-    /// (before - after) / before, with the interval that holds it 95 times in 100. Negative: it costs.
+    /// (before - after) / before, with its 95 % confidence interval. A negative gain is a cost.
     pub gain: Option<Ratio>,
-    /// Where ours ran.
+    /// The platform of our measurement.
     pub platform: Platform,
-    /// How ours came about.
+    /// How our figure was obtained.
     pub kind: Kind,
-    /// What comes of the two.
+    /// The verdict on our figure.
     pub verdict: Verdict,
-    /// What a reader has to know; empty where there is nothing.
+    /// A note that a reader needs. Empty if there is none.
     pub note: String,
 }
 
-/// Whether ours has the shape of what was published.
+/// Whether our figure agrees with the published one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It gains where that gained.
+    /// Ours gains, as the published one did.
     SameShape,
-    /// The interval holds both a gain and none.
+    /// The interval contains both a gain and no gain.
     Inconclusive,
-    /// The interval excludes a gain that should be there.
+    /// The interval excludes the gain that is expected.
     Differs,
-    /// There is no figure of ours.
+    /// We have no figure.
     NotMeasured,
 }
 
-/// One figure of one variant, run by run.
+/// One figure of one variant, with each run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// `dirty-log`, `page-table`.
     pub experiment: String,
-    /// Where it ran.
+    /// The platform.
     pub platform: Platform,
-    /// What was set, and to what: `bytes`, `vcpus`, `mode`, `backing`, `tracker`, `split`, `cmo` ...
+    /// The settings: `bytes`, `vcpus`, `mode`, `backing`, `tracker`, `split`, `cmo` ...
     pub configuration: BTreeMap<String, String>,
     /// `enable`, `dirty`, `get`, `clear`, `create` ...
     pub phase: String,
-    /// What was measured of it.
+    /// The quantity that was measured.
     pub quantity: Quantity,
-    /// How.
+    /// How the figure was obtained.
     pub kind: Kind,
-    /// Each run.
+    /// The value of each run.
     pub runs: Vec<f64>,
 }
 
-/// What changed over time in one variant: a line of a plot.
+/// A value of one variant over time: a line of a plot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// Its experiment.
+    /// The experiment.
     pub experiment: String,
-    /// Where it ran.
+    /// The platform.
     pub platform: Platform,
-    /// What was set, and to what.
+    /// The settings.
     pub configuration: BTreeMap<String, String>,
-    /// What is told: `writes per second`.
+    /// The value's name: `writes per second`.
     pub name: String,
-    /// Seconds since the start, and the value there.
+    /// Seconds since the start, and the value at that time.
     pub points: Vec<(f64, f64)>,
-    /// Moments to mark: seconds since the start, and what happened.
+    /// Moments to mark: seconds since the start, and a label.
     pub events: Vec<(f64, String)>,
 }
 
-/// Where a guest runs.
+/// The platform that a guest runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Platform {
-    /// The machine in this process: no privileges, any Linux
+    /// The hosted machine in this process: any Linux, no privileges
     Machine,
-    /// The hypervisor in QEMU: counts alone, the same in each run
+    /// The hypervisor in QEMU: counts only, identical in each run
     Hypervisor,
     /// The real KVM of this host
     Kvm,
 }
 
-/// What is measured.
+/// The quantity that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
-    /// Nanoseconds on the wall.
+    /// Wall time in nanoseconds.
     Time,
-    /// Nanoseconds of CPU time, of all threads that took part.
+    /// CPU time in nanoseconds, of all threads that took part.
     CpuTime,
-    /// Instructions of the hypervisor (at EL2; of the host's kernel).
+    /// Instructions of the hypervisor: at EL2, or of the host's kernel.
     Instructions,
-    /// Faults of the guest's, of all kinds.
+    /// Stage-2 faults of the guest, of all kinds.
     Faults,
-    /// Those at which nothing was mapped.
+    /// Translation faults: nothing was mapped.
     TranslationFaults,
-    /// Those at which what was mapped did not allow it.
+    /// Permission faults: the mapping did not allow the access.
     PermissionFaults,
-    /// Those at which a mapping had not been used before.
+    /// Access flag faults: the mapping had not been used before.
     AccessFlagFaults,
     /// TLB invalidations.
     Tlbi,
@@ -161,28 +163,28 @@ pub enum Quantity {
     Dsb,
     /// Data cache lines cleaned.
     LinesCleaned,
-    /// Table pages taken.
+    /// Table pages allocated.
     Tables,
-    /// Pages that were dirty.
+    /// Dirty pages.
     Pages,
-    /// Accesses of the guest's per second.
+    /// Guest accesses per second.
     Rate,
 }
 
-/// How a figure came about.
+/// How a figure was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// Measured as it is.
     Native,
-    /// Counted: the same in each run.
+    /// Counted: identical in each run.
     Counted,
-    /// With a stated price for what costs nothing here.
+    /// Measured, plus a stated price for an event that costs nothing here.
     Modelled,
 }
 
 impl Results {
-    /// Of this command on this machine; nothing is measured yet.
+    /// Empty results of this command on this machine.
     pub fn begin() -> Self {
         Self {
             format: FORMAT.to_owned(),
@@ -201,33 +203,29 @@ impl Results {
     ///
     /// # Errors
     ///
-    /// There is none, or it is none of ours.
+    /// The file cannot be read, or is not a result file of this program.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let strange = || format!("{} is no file of `twofold bench ... --json`", path.display());
+        let strange = || format!("{} is not a file of `twofold bench ... --json`", path.display());
         let results: Self = serde_json::from_str(&text).with_context(strange)?;
         if results.format != FORMAT {
-            bail!(
-                "{} has the format `{}`, and `{FORMAT}` is the one that is read here",
-                path.display(),
-                results.format
-            );
+            bail!("{} has the format `{}`; this program reads `{FORMAT}`", path.display(), results.format);
         }
         Ok(results)
     }
 
-    /// Writes it.
+    /// Writes the results to a file.
     ///
     /// # Errors
     ///
-    /// The file cannot be written; then there is none, or the one before.
+    /// The file cannot be written. Then an earlier file at that path is unchanged.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         output::json(path, self)
     }
 }
 
 impl Measurement {
-    /// Whether `other` is of the same thing, in another file or with another program.
+    /// Whether `other` measures the same thing, perhaps in another file or with another program.
     pub fn is_same(&self, other: &Self) -> bool {
         let name = |one: &Self| (one.experiment.clone(), one.platform, one.phase.clone(), one.quantity);
         name(self) == name(other) && self.configuration == other.configuration
@@ -235,7 +233,7 @@ impl Measurement {
 }
 
 impl Platform {
-    /// Its name on a command line.
+    /// The platform's name on a command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Machine => "machine",
@@ -246,7 +244,7 @@ impl Platform {
 }
 
 impl Quantity {
-    /// What it is, for a table's head.
+    /// The quantity's name in a table's heading.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Time => "time",
@@ -265,20 +263,20 @@ impl Quantity {
         }
     }
 
-    /// Whether it is what a user waits or pays for, and not how that came about.
+    /// Whether this quantity is a cost that a user sees, rather than an explanation of one.
     pub const fn is_cost(self) -> bool {
         matches!(self, Self::Time | Self::CpuTime | Self::Instructions | Self::Rate)
     }
 
-    /// Whether more of it is better.
+    /// Whether a larger value is better.
     pub const fn more_is_better(self) -> bool {
         matches!(self, Self::Rate)
     }
 }
 
 impl HeadlineRow {
-    /// Words for its verdict: a bar is reached or missed, and has no shape; nor has what lost there, and is to lose no
-    /// more here.
+    /// The verdict in words. A target is `reached` or `missed`. If the published technique cost time, ours is `no
+    /// worse` if it costs no more.
     pub fn verdict(&self) -> &'static str {
         let theirs_lost = self.published_gain.is_some_and(|gain| gain < 0.0);
         match (self.verdict, self.source == BAR) {
@@ -293,11 +291,11 @@ impl HeadlineRow {
     }
 }
 
-/// The source of a row that is a bar of ours.
-pub const BAR: &str = "bar";
+/// The source of a row that is a target of our own.
+pub const BAR: &str = "target";
 
 impl Kind {
-    /// A word for it.
+    /// The name of the kind.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -307,7 +305,7 @@ impl Kind {
     }
 }
 
-/// A command as it was typed, but for the path of the program, which is nobody's business.
+/// The command as typed, without the path of the program, which is private.
 fn command(arguments: impl Iterator<Item = String>) -> String {
     let quoted = |argument: String| {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=,./:+%@".contains(&byte);
@@ -379,7 +377,7 @@ mod tests {
             fs::write(&path, text).unwrap();
             format!("{:#}", Results::read(&path).unwrap_err())
         };
-        assert!(error("{}").contains("is no file of"));
+        assert!(error("{}").contains("is not a file of"));
         let newer = Results { format: "twofold-bench 2".to_owned(), ..results() };
         assert!(error(&serde_json::to_string(&newer).unwrap()).contains("the format `twofold-bench 2`"));
         assert!(format!("{:#}", Results::read(&directory.path().join("none")).unwrap_err()).contains("cannot read"));

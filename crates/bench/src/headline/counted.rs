@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the hypervisor spends on S3's phases: instructions at EL2, counted in QEMU, the same in each run.
+//! The hypervisor's cost of the phases of Kolothum 2023: instructions at EL2, counted in QEMU, identical in each run.
 
 use std::path::PathBuf;
 
@@ -9,6 +9,7 @@ use twofold_memory::dirty::Tracker;
 use twofold_pattern::mode::Mode;
 
 use super::part::{Bench, Part, Round};
+use super::published::KOLOTHUM;
 use super::row::{Bar, Ours, Pair};
 use super::verdict::Owed;
 use crate::experiment::dirty_log::Load;
@@ -17,16 +18,16 @@ use crate::experiment::record::Variant;
 use crate::experiment::setup::Setup;
 use crate::results::{HeadlineRow, Kind, Platform};
 
-/// The dirty log under the hypervisor, write-protected and combined.
+/// The dirty log under the hypervisor, with the trackers write-protect and combined.
 pub struct CountedPart {
-    /// Where the images are; without it those of this workspace.
+    /// The directory of the images. `None`: those of this workspace.
     directory: Option<PathBuf>,
     hypervisor: Option<Hypervisor>,
     phases: [Pair; 2],
 }
 
 impl CountedPart {
-    /// With images of this directory, or of the workspace.
+    /// Uses the images of this directory, or of the workspace.
     pub fn new(directory: Option<PathBuf>) -> Self {
         Self { directory, hypervisor: None, phases: Default::default() }
     }
@@ -34,7 +35,7 @@ impl CountedPart {
 
 impl Part for CountedPart {
     fn name(&self) -> String {
-        "S3: counted on the hypervisor".to_owned()
+        format!("{KOLOTHUM}: counted on the hypervisor")
     }
 
     fn begin(&mut self, bench: &mut Bench<'_>) -> anyhow::Result<()> {
@@ -49,11 +50,11 @@ impl Part for CountedPart {
 
     fn round(&mut self, bench: &mut Bench<'_>, round: Round) -> anyhow::Result<()> {
         let Some(hypervisor) = &self.hypervisor else { return Ok(()) };
-        // Equal runs are equal: the one that is checked is the one that counts.
+        // All runs are identical, so the checked one counts.
         if round == Round::Timed {
             return Ok(());
         }
-        let mode = Mode::find(MODE).context("the mode is gone")?;
+        let mode = Mode::find(MODE).context("there is no such guest mode")?;
         for (is_after, tracker) in [(false, Tracker::WriteProtect), (true, Tracker::Combined)] {
             let setup = Setup { tracker, region: BYTES, ..Setup::new(mode) };
             let counted = hypervisor.dirty_log(&setup, &Load::DEFAULT);
@@ -71,25 +72,24 @@ impl Part for CountedPart {
     }
 
     fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow> {
-        let row = |(bar, pair): (&Bar, &Pair)| {
-            match why {
+        let row = |(bar, pair): (&Bar, &Pair)| match why {
             Some(why) => bar.missing(why),
             None => bar.row(&Ours {
                 pair: pair.clone(),
                 unit: "instructions",
                 platform: Platform::Hypervisor,
                 kind: Kind::Counted,
-                note: "`twofold bench dirty-log --on hypervisor -b 64M -m p40v48-4k --tracker write-protect,combined`, the \
+                note:
+                    "`twofold bench dirty-log --on hypervisor -b 64M -m p40v48-4k --tracker write-protect,combined`, \
                        second round"
-                    .to_owned(),
+                        .to_owned(),
             }),
-        }
         };
         BARS.iter().zip(&self.phases).map(row).collect()
     }
 }
 
-/// Instructions of the last time: the first may differ from those that follow.
+/// Instructions in the last round. The first round may differ from the later ones.
 fn last(counted: &Counted, phase: &str) -> f64 {
     counted.times(phase).last().map_or(0.0, |phase| phase.get("instructions") as f64)
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S3's table: the dirty log by software alone, and by software and hardware combined.
+//! The table of Kolothum 2023: the dirty log in software only, and in software and hardware combined.
 //!
-//! What is moved is not saved, so dirty, get and clear stand together too. A fault is a function call here: what the guest
-//! spares is told with exits for free, and with a stated price for each. All of it is CPU time.
+//! A cost that moves is not saved, so one row has the sum of dirty, get and clear. A guest exit is a function call
+//! here. So the guest's saving is shown twice: with free exits, and with a stated price for each exit. All figures are
+//! CPU time.
 
 use anyhow::{Context, ensure};
 use twofold_memory::dirty::Tracker;
@@ -10,7 +11,7 @@ use twofold_pattern::mode::Mode;
 use twofold_pattern::pass::Pass;
 
 use super::part::{Bench, Part, Round};
-use super::published::{PUBLISHED, Published};
+use super::published::{KOLOTHUM, PUBLISHED, Published};
 use super::row::{Limit, Ours, Pair};
 use super::subject::{Part as Phase, Subject};
 use crate::experiment::dirty_log::{Check, Load, Run};
@@ -20,7 +21,7 @@ use crate::experiment::setup::{Backing, Setup};
 use crate::experiment::target::{REGION, Target};
 use crate::results::{HeadlineRow, Kind, Platform, Quantity};
 
-/// Their run.
+/// The measurement of Kolothum 2023.
 #[derive(Default)]
 pub struct LogPart {
     setup: Option<Setup>,
@@ -29,9 +30,9 @@ pub struct LogPart {
     faults: Pair,
     get: Pair,
     clear: Pair,
-    /// Nanoseconds that get took for each page that was dirty: of combined alone.
+    /// Nanoseconds of a get for each dirty page, of combined only.
     per_dirty: Vec<f64>,
-    /// The same for each page that hardware records and that was clean, when none was written.
+    /// Nanoseconds of a get for each clean hardware-tracked page, if no page was written.
     per_clean: Vec<f64>,
 }
 
@@ -43,7 +44,7 @@ impl LogPart {
         })
     }
 
-    /// Milliseconds of a phase; `modelled`: with a price for each exit.
+    /// Milliseconds of a phase. `modelled` adds a price for each exit.
     fn phase(&self, phase: Phase, modelled: bool) -> Pair {
         let dirty =
             if modelled { self.dirty.plus(&self.faults.times(self.exit_cost as f64)) } else { self.dirty.clone() };
@@ -74,11 +75,11 @@ impl LogPart {
 
 impl Part for LogPart {
     fn name(&self) -> String {
-        "S3: dirty and get and clear".to_owned()
+        format!("{KOLOTHUM}: dirty and get and clear")
     }
 
     fn begin(&mut self, bench: &mut Bench<'_>) -> anyhow::Result<()> {
-        let mode = Mode::find(MODE).context("the mode is gone")?;
+        let mode = Mode::find(MODE).context("there is no such guest mode")?;
         let setup = Setup {
             vcpus: bench.plan.vcpus,
             region: bench.plan.region,
@@ -130,10 +131,14 @@ impl Part for LogPart {
         }
         rows.push(SUM.row(&self.ours(Phase::Sum, false)));
         rows.push(SUM.row(&self.ours(Phase::Sum, true)));
-        rows.push(LIMITS[0].row(&self.limit(&self.per_dirty, "combined; CPU time of get by the pages that it told")));
+        rows.push(
+            LIMITS[0].row(
+                &self.limit(&self.per_dirty, "combined; CPU time of a get, divided by the pages that it reported"),
+            ),
+        );
         rows.push(
             LIMITS[1].row(
-                &self.limit(&self.per_clean, "hardware; CPU time of a get when nothing was written since the clear"),
+                &self.limit(&self.per_clean, "hardware; CPU time of a get if nothing was written since the clear"),
             ),
         );
         rows
@@ -157,13 +162,13 @@ impl LogPart {
     }
 }
 
-/// Nanoseconds of a get for each page that hardware records and nobody wrote to.
+/// Nanoseconds of a get for each page that is hardware-tracked and clean.
 fn per_clean_page(setup: &Setup, bench: &mut Bench<'_>) -> anyhow::Result<f64> {
     let mut target = bench.machines.guest(setup)?;
     let write = || vec![Pass::writes(REGION, setup.region / PAGE, PAGE)];
     target.run(&mut [write()])?;
     target.enable_log()?;
-    // All are told of at first; by the second time they are armed, and written.
+    // At first the log reports all pages. After two rounds they are hardware-tracked, and were written.
     for _ in 0..2 {
         target.get_log()?;
         target.clear_log()?;
@@ -172,9 +177,9 @@ fn per_clean_page(setup: &Setup, bench: &mut Bench<'_>) -> anyhow::Result<f64> {
     target.get_log()?;
     target.clear_log()?;
     let armed = armed(&target, setup.region);
-    ensure!(armed > 0, "no page is recorded by hardware when all were written");
+    ensure!(armed > 0, "no page is hardware-tracked after all were written");
     let taken = target.get_log()?;
-    ensure!(taken[&Quantity::Pages] == 0.0, "a log tells of pages that nobody has written to");
+    ensure!(taken[&Quantity::Pages] == 0.0, "a log reports pages that were not written");
     Ok(taken[&Quantity::CpuTime] / armed as f64)
 }
 
@@ -187,7 +192,7 @@ fn armed(target: &MachineTarget, bytes: u64) -> u64 {
     (0..bytes / PAGE).filter(is_armed).count() as u64
 }
 
-/// The options that make the same guest.
+/// The options that set up the same guest.
 fn command(setup: &Setup) -> String {
     format!(
         "-b {}M -v {} -i {ROUNDS} -m {MODE} -s anonymous_thp --chunk 2M --tracker manual,combined",
@@ -196,21 +201,21 @@ fn command(setup: &Setup) -> String {
     )
 }
 
-/// Theirs has no line for it: their own figures give 4.70 and 4.64 s.
+/// The source prints no sum. Its own figures add up to 4.70 and 4.64 s.
 const SUM: Published = Published {
-    source: "S3",
+    source: KOLOTHUM,
     what: "all three, added up",
     command: "./dirty_log_perf_test -b 512MB -v 96 -i 5 -m 2 -s anonymous_thp",
     figure: super::published::Figure::Pair(4.70, 4.64, "s", None),
     subject: Subject::Log { part: Phase::Sum },
 };
 const LIMITS: [Limit; 2] = [
-    Limit { what: "get, a dirty page", most: 10.0, shown: "10 ns at most (S3: 258 ns)" },
-    Limit { what: "get, an armed clean page", most: 0.6, shown: "0.6 ns at most" },
+    Limit { what: "get, a dirty page", most: 10.0, shown: "10 ns at most (Kolothum 2023: 258 ns)" },
+    Limit { what: "get, a clean hardware-tracked page", most: 0.6, shown: "0.6 ns at most" },
 ];
-/// What takes turns.
+/// The trackers that take turns.
 const TRACKERS: [Tracker; 2] = [Tracker::Manual, Tracker::Combined];
-/// `-m 2`, as it was numbered then.
+/// `-m 2` in the numbering of 2023.
 const MODE: &str = "p48v48-4k";
 /// `-i 5`.
 const ROUNDS: u32 = 5;

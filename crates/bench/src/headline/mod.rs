@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold bench headline`: every number that the sources published, and ours beside it.
+//! `twofold bench headline`: every number that the sources published, with ours next to it.
 //!
-//! Invariant: no row is left out. What cannot be measured here, or not yet, says so in its place; what is modelled or counted
-//! is marked. The command fails where an interval excludes a gain that should be there, and for nothing else that is measured.
+//! Invariant: no row is left out. A row that cannot be measured, or not yet, says so. Modelled and counted rows are
+//! marked. Of all that is measured, the command fails only if an interval excludes a gain that is expected.
 
 mod counted;
 mod log;
@@ -37,7 +37,7 @@ use subject::Subject;
 ///
 /// # Errors
 ///
-/// A file that cannot be written, said before anything is measured; a check that failed.
+/// A file cannot be written, which is reported before anything is measured. A check failed.
 pub fn command(options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
     outcome::check(&options.output)?;
     let stop = Stop::on_signal()?;
@@ -66,7 +66,7 @@ pub fn command(options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
     Ok(if differs && !results.interrupted { ExitCode::FAILURE } else { code })
 }
 
-/// As [`parts`]; at least one.
+/// The parts of [`parts`]; at least one.
 fn chosen(options: &HeadlineOptions) -> anyhow::Result<Vec<Box<dyn Part>>> {
     let chosen = parts(options);
     let all = || parts(&HeadlineOptions { only: Vec::new(), ..options.clone() });
@@ -75,7 +75,7 @@ fn chosen(options: &HeadlineOptions) -> anyhow::Result<Vec<Box<dyn Part>>> {
     Ok(chosen)
 }
 
-/// The table alone on standard output: all measurements are in the files.
+/// Prints only the table: all measurements are in the files.
 fn tell(results: &Results, options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
     let shown = Results { measurements: Vec::new(), ..results.clone() };
     let code = outcome::tell(&shown, &OutputOptions::default())?;
@@ -83,7 +83,7 @@ fn tell(results: &Results, options: &HeadlineOptions) -> anyhow::Result<ExitCode
     Ok(code)
 }
 
-/// All that can be measured, or those with a word of `--only` in their names. Those that have the same memory are neighbours.
+/// All parts, or those with a word of `--only` in their names. Parts with the same memory are neighbours.
 fn parts(options: &HeadlineOptions) -> Vec<Box<dyn Part>> {
     let mut parts: Vec<Box<dyn Part>> = Vec::new();
     parts.extend(window::WindowPart::all().map(|part| Box::new(part) as Box<dyn Part>));
@@ -99,7 +99,8 @@ fn parts(options: &HeadlineOptions) -> Vec<Box<dyn Part>> {
     parts
 }
 
-/// By source, and within each as its numbers stand; bars come last. With what is not here yet, unless only some were wanted.
+/// Sorts rows by source, then by the order of the published numbers. Targets come last. Adds the rows that cannot be
+/// measured yet, unless `--only` selects some.
 fn in_order(mut rows: Vec<HeadlineRow>, options: &HeadlineOptions) -> Vec<HeadlineRow> {
     if options.only.is_empty() {
         let later = PUBLISHED.iter().filter_map(|published| match published.subject {
@@ -112,33 +113,36 @@ fn in_order(mut rows: Vec<HeadlineRow>, options: &HeadlineOptions) -> Vec<Headli
         let is = |published: &published::Published| published.command == row.command && published.what == row.what;
         PUBLISHED.iter().position(is).unwrap_or(PUBLISHED.len())
     };
-    rows.sort_by_key(|row| (row.source == BAR, row.source.clone(), place(row)));
+    let source = |row: &HeadlineRow| PUBLISHED.iter().position(|published| published.source == row.source);
+    rows.sort_by_key(|row| (row.source == BAR, source(row), place(row)));
     rows
 }
 
 fn notes(plan: &Plan, options: &HeadlineOptions) -> Vec<String> {
     let mut notes = vec![
         format!(
-            "ours: S0's slot {} MiB, S3's regions {} MiB, S4's memory {} GiB at most, {} vCPUs at most{}",
+            "ours: memslot of Bras 2026 {} MiB, regions of Kolothum 2023 {} MiB, memory of Wang 2021 up to {} GiB, up to \
+             {} vCPUs{}",
             plan.slot >> 20,
             plan.region >> 20,
             plan.shared_gib,
             plan.vcpus,
-            if plan.sparse { "; memory is a small piece, mapped over and over" } else { "" }
+            if plan.sparse { "; memory is a small piece, mapped repeatedly" } else { "" }
         ),
-        "gain: what part of the time before is gone, of runs in turns, with the interval that holds it 95 times in 100"
+        "gain: the part of the baseline's time that is saved, of runs in turns, with its 95 % confidence interval"
             .to_owned(),
-        format!("modelled: {} ns are added for each exit of the guest's, as --exit-cost says", options.exit_cost),
-        "same shape, reached: all of the interval is on the published side, or above the bar; differs, missed: all of it is not"
+        format!("modelled: {} ns are added for each guest exit (--exit-cost)", options.exit_cost),
+        "same shape, reached: the whole interval is on the published side, or above the target; differs, missed: none of \
+         it is"
             .to_owned(),
         format!(
-            "no worse: theirs lost, and ours loses less, or gains; no longer: by no more than {:.0} %, by which two builds of \
-             one program differ",
+            "no worse: the published technique costs time, and ours costs less, or gains; no longer: at most {:.0} % \
+             longer, the difference between two builds of one program",
             verdict::SMALL * 100.0
         ),
     ];
     if plan.sparse && !options.full {
-        notes.push("there is too little free memory for memory of its own: contents were not checked".to_owned());
+        notes.push("too little memory is free, so memory is sparse, and contents were not checked".to_owned());
     }
     notes
 }
@@ -157,8 +161,9 @@ mod tests {
             assert_eq!(rows.iter().filter(is).count(), 1, "{published:?}");
         }
         assert!(rows.iter().all(|row| row.verdict == Verdict::NotMeasured && !row.note.is_empty()));
-        let sources: Vec<_> = rows.iter().map(|row| row.source.as_str()).collect();
-        assert!(sources.is_sorted_by_key(|source| (*source == "bar", *source)), "{sources:?}");
+        let mut sources: Vec<_> = rows.iter().map(|row| row.source.as_str()).collect();
+        sources.dedup();
+        assert_eq!(sources, ["Bras 2026", "Natapov 2010", "Bras RFC 2026", "Kolothum 2023", "Wang 2021", "target"]);
         assert_eq!(rows.iter().filter(|row| row.source == BAR).count(), 12);
     }
 
@@ -169,7 +174,7 @@ mod tests {
         sorted.sort_unstable();
         sorted.dedup();
         assert_eq!(sorted.len(), names.len(), "{names:?}");
-        let s0 = parts(&HeadlineOptions { only: vec!["S0".to_owned()], ..HeadlineOptions::default() });
+        let s0 = parts(&HeadlineOptions { only: vec!["Bras 2026".to_owned()], ..HeadlineOptions::default() });
         assert_eq!(s0.len(), 6);
         let none = chosen(&HeadlineOptions { only: vec!["nosuch".to_owned()], ..HeadlineOptions::default() });
         let error = none.err().unwrap().to_string();

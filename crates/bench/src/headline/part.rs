@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The parts of the table, one after the other: each has its variants take turns, as often as there is time for.
+//! The parts of the table, in order. The variants of a part take turns, as often as the time allows.
 //!
-//! Invariant: a part's first round is checked and in no figure; no part takes another one's time, and none has fewer runs than
-//! [`LEAST`] unless somebody ends the program.
+//! Invariants: a part's first round is checked and is in no figure. No part uses another part's time. No part has fewer
+//! runs than [`LEAST`], unless a signal ends the program.
 
 use std::time::{Duration, Instant};
 
@@ -12,64 +12,64 @@ use crate::experiment::progress::Progress;
 use crate::results::{HeadlineRow, Results};
 use crate::stop::Stop;
 
-/// What is measured together.
+/// A set of rows that is measured together.
 pub trait Part {
-    /// Its name, for a progress bar and for `--only`.
+    /// The part's name, for the progress bar and for `--only`.
     fn name(&self) -> String;
 
-    /// Whether it can be measured here.
+    /// Prepares the part.
     ///
     /// # Errors
     ///
-    /// It cannot: there is no memory for it, no second CPU, nothing to run it on.
+    /// The part cannot be measured here: there is too little memory, no second CPU, or no platform.
     fn begin(&mut self, bench: &mut Bench<'_>) -> anyhow::Result<()>;
 
-    /// One run of each variant, in turns.
+    /// Runs each variant once, in turns.
     ///
     /// # Errors
     ///
-    /// Something is wrong with what is measured.
+    /// A check of the measured operation failed.
     fn round(&mut self, bench: &mut Bench<'_>, round: Round) -> anyhow::Result<()>;
 
-    /// Whether all rounds are the same, so that one is enough.
+    /// Whether all rounds are identical, so that one is enough.
     fn is_exact(&self) -> bool {
         false
     }
 
-    /// The rows that came of it; those of a part that cannot be measured say `why`.
+    /// The part's rows. If the part cannot be measured, they say `why`.
     fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow>;
 }
 
-/// What becomes of a round.
+/// The use of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Round {
-    /// What it leads to is checked. Its figures are dropped.
+    /// Its outcome is checked. Its figures are dropped.
     Checked,
     /// Its figures count.
     Timed,
 }
 
-/// What parts share.
+/// The state that parts share.
 pub struct Bench<'a> {
-    /// How large everything is.
+    /// The sizes of everything.
     pub plan: &'a Plan,
-    /// Nanoseconds of an exit, where rows are modelled.
+    /// Nanoseconds of an exit in modelled rows.
     pub exit_cost: u64,
     /// The hosted machine.
     pub machines: Machines,
-    /// Where runs are kept.
+    /// The results, which keep each run.
     pub results: &'a mut Results,
-    /// Whether to end.
+    /// Whether to stop early.
     pub stop: &'a Stop,
-    /// How far it is.
+    /// The progress bar.
     pub progress: Progress,
 }
 
-/// Measures all parts; the rows, in their order.
+/// Measures all parts and returns their rows in order.
 ///
 /// # Errors
 ///
-/// What a part cannot go on after.
+/// A round failed.
 pub fn measure(mut parts: Vec<Box<dyn Part>>, bench: &mut Bench<'_>) -> anyhow::Result<Vec<HeadlineRow>> {
     let start = Instant::now();
     let mut rows = Vec::new();
@@ -89,7 +89,7 @@ pub fn measure(mut parts: Vec<Box<dyn Part>>, bench: &mut Bench<'_>) -> anyhow::
     Ok(rows)
 }
 
-/// Rounds of one part, for as long as its share of the time lasts.
+/// Runs rounds of one part until its share of the time is used.
 fn run(part: &mut dyn Part, bench: &mut Bench<'_>, share: Duration) -> anyhow::Result<()> {
     let start = Instant::now();
     part.round(bench, Round::Checked)?;
@@ -108,17 +108,17 @@ fn run(part: &mut dyn Part, bench: &mut Bench<'_>, share: Duration) -> anyhow::R
     Ok(())
 }
 
-/// How many rounds fit, when one took so long.
+/// The number of rounds that fit into a share, if one round takes `one`.
 fn fitting(share: Duration, one: Duration) -> u32 {
     let rounds = share.as_secs_f64() / one.as_secs_f64().max(1e-6);
     (rounds as u32).saturating_sub(1).clamp(LEAST, MOST)
 }
 
-/// Runs of which a median means something.
+/// The fewest runs with a meaningful median.
 const LEAST: u32 = 7;
-/// More say no more.
+/// More runs do not narrow the interval enough to be worth their time.
 const MOST: u32 = 21;
-/// What rows say that nobody waited for.
+/// The note of a row that was not measured because a signal ended the program.
 const INTERRUPTED: &str = "interrupted";
 
 #[cfg(test)]
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use crate::experiment::machine::Machines;
 
-    /// A part that counts.
+    /// A part that counts its rounds.
     #[derive(Default)]
     struct Counting {
         is_exact: bool,

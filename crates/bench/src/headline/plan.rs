@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How large ours is beside theirs, and how long it may take.
+//! The sizes and the time of our measurements.
 //!
-//! Invariant: what a plan asks for is there: memory of the size that it says, or a small piece of it, mapped over and over.
+//! Invariant: the memory that a plan needs is available: the size that it states, or a small piece that is mapped
+//! repeatedly.
 
 use std::time::Duration;
 
@@ -10,24 +11,24 @@ use crate::machine;
 /// Sizes and times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
-    /// Bytes of S0's slot: 16 GiB there.
+    /// Bytes of the memslot of Bras 2026; theirs has 16 GiB.
     pub slot: u64,
-    /// Bytes of S3's region, of each vCPU: 512 MiB there, of 96.
+    /// Bytes of each vCPU's region of Kolothum 2023; theirs has 512 MiB for each of 96.
     pub region: u64,
-    /// GiB at most of what S4 has in common: 1 and 20 there.
+    /// Most GiB of the shared memory of Wang 2021; theirs has 1 and 20.
     pub shared_gib: u64,
-    /// vCPUs at most: up to 96 there.
+    /// Most vCPUs; theirs have up to 96.
     pub vcpus: usize,
-    /// Whether memory is a small piece, mapped over and over.
+    /// Whether memory is a small piece, mapped repeatedly.
     pub sparse: bool,
-    /// How long all of it may take, but for the least number of runs.
+    /// Time for the whole command, exceeded only for the least number of runs.
     pub time: Duration,
-    /// Runs of each, if somebody says so.
+    /// Runs of each variant, if set by `--runs`.
     pub runs: Option<u32>,
 }
 
 impl Plan {
-    /// For this machine: bytes that are free, and CPUs. With `full` the sources' own sizes.
+    /// The plan for a machine with these free bytes and CPUs. `full` uses the sources' own sizes.
     pub fn of(free: u64, cpus: usize, full: bool) -> Self {
         let most = cpus.saturating_mul(VCPUS_PER_CPU).clamp(1, MOST_VCPUS);
         if full {
@@ -47,34 +48,34 @@ impl Plan {
         if dense.needed() <= free / 2 { dense } else { Self { sparse: true, ..dense } }
     }
 
-    /// Bytes that the largest of its guests takes, with its tables.
+    /// Bytes that the largest guest needs, with its tables.
     pub fn needed(&self) -> u64 {
         let memory = self.slot.max(self.region * self.vcpus as u64).max(self.shared_gib * GIB);
         let tables = memory / 256 + (16 << 20);
         if self.sparse { tables } else { memory + tables }
     }
 
-    /// GiB of ours, where theirs had so many.
+    /// Our GiB, for a published experiment with `theirs`.
     pub fn gib(&self, theirs: u64) -> u64 {
         theirs.min(self.shared_gib)
     }
 
-    /// vCPUs of ours, where theirs had so many: fewer of fewer.
+    /// Our vCPUs, for a published experiment with `theirs`. A published experiment with fewer vCPUs has fewer here too.
     pub fn vcpus(&self, theirs: usize) -> usize {
         if theirs < 40 && self.vcpus < theirs { self.vcpus.div_ceil(2) } else { theirs.min(self.vcpus) }
     }
 }
 
-/// Bytes that are free; 0 where the kernel does not tell.
+/// Free bytes. 0 if the kernel does not report them.
 pub fn free_memory() -> u64 {
     machine::memory("MemAvailable:").unwrap_or(0)
 }
 
 const GIB: u64 = 1 << 30;
-/// What the machine takes at most.
+/// The machine's upper limit.
 const VCPUS_PER_CPU: usize = 8;
 const MOST_VCPUS: usize = 64;
-/// For two CPUs and 8 GiB; what comes beside the runs is in it.
+/// For two CPUs and 8 GiB, including the time outside of the runs.
 const FIVE_MINUTES: Duration = Duration::from_secs(225);
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -92,7 +93,7 @@ mod tests {
             }
         }
         assert!(!Plan::of(7 * GIB, 2, false).sparse && Plan::of(GIB, 2, false).sparse);
-        // The sources' sizes, without their memory.
+        // The sources' sizes, in less memory.
         let full = Plan::of(2 * GIB, 2, true);
         assert!(full.needed() < GIB && full.slot == 16 * GIB && full.gib(20) == 20 && full.gib(1) == 1);
     }

@@ -1,35 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the sources published: every number of S0 to S4 that is of a technique, with the command that gave it.
+//! The published numbers: every number of a technique in the five sources (docs/sources.md), with its command.
 //!
-//! Invariant: a number stands here as its source printed it, and nothing is worked out but what the source leaves to its
-//! reader: the change from a before and an after. Where both are printed and differ, both are told.
+//! Invariant: a number is as its source printed it. Only the change from a before to an after is computed, if the
+//! source leaves that to the reader. If both are printed and differ, both are shown.
 
 use super::subject::{Part, Scenario, Subject, Technique};
 use super::verdict::Owed;
 use crate::experiment::page_table::Stage;
 use crate::experiment::setup::Backing;
 
-/// A number, and what was measured.
+/// A published number, and what was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Published {
-    /// The document: `S0` to `S4`.
+    /// The source by author and year, as in `docs/sources.md`.
     pub source: &'static str,
-    /// What it is of.
+    /// What was measured.
     pub what: &'static str,
-    /// The command, as it is printed there.
+    /// The command, as printed.
     pub command: &'static str,
     /// The number.
     pub figure: Figure,
-    /// What of ours stands beside it.
+    /// The measurement of ours that is comparable.
     pub subject: Subject,
 }
 
 impl Published {
-    /// What ours has to be.
+    /// The gain that ours must show.
     ///
-    /// Theirs gained in S4 by what waited no longer for one lock around all faults, and for exits in a hole in the tables.
-    /// Neither is here: a fault waits for the table that it changes. What is left is work that is not done: a block of 1 GiB
-    /// is cleaned once and not by each vCPU. The other gains are shown, and not owed.
+    /// The gains of Wang 2021 came from shorter waits for one lock around all faults, and from fewer exits while
+    /// a hole was in the tables. Neither applies here: a fault waits only for the lock of the table that it changes.
+    /// What remains is work that is not done: a block of 1 GiB is cleaned once, and not by each vCPU. The other gains
+    /// are shown, but not required.
     pub fn owed(&self) -> Owed {
         match self.subject {
             Subject::Stage { technique: Technique::Cmo, backing: Backing::AnonymousHugetlb1G, stage, .. }
@@ -43,29 +44,29 @@ impl Published {
     }
 }
 
-/// A number, as it is printed.
+/// A number, as printed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Figure {
-    /// The change of a run time in percent, less being better, and its deviation, where there is one: `-44.01 % (sd 2.80)`.
+    /// The change of a time in percent, less is better; with its standard deviation if printed: `-44.01 % (sd 2.80)`.
     Change(f64, Option<f64>),
-    /// Before, after, in this unit, and the gain in percent if it is printed too.
+    /// Before, after, their unit, and the gain in percent if printed.
     Pair(f64, f64, &'static str, Option<f64>),
-    /// A score, of which more is better: before, after.
+    /// A score before and after; more is better.
     Score(f64, f64),
 }
 
 impl Figure {
-    /// The gain: what part of the time before is gone. Of a loss it is below 0.
+    /// The gain: the part of the baseline's time that is saved. A loss is below 0.
     pub fn gain(self) -> f64 {
         match self {
             Self::Change(percent, _) => -percent / 100.0,
             Self::Pair(before, after, _, _) => (before - after) / before,
-            // The time that a unit of work takes.
+            // The gain in time for each unit of work.
             Self::Score(before, after) => 1.0 - before / after,
         }
     }
 
-    /// In a cell of a table.
+    /// The number for a table cell.
     pub fn shown(self) -> String {
         match self {
             Self::Change(percent, None) => format!("{percent:+.2} %"),
@@ -77,29 +78,30 @@ impl Figure {
     }
 }
 
-/// All of them, in the order of the sources.
+/// All published numbers, in the order of their rows.
 pub const PUBLISHED: &[Published] = &[
-    // S0: ThunderX2, 32 GB; mean and deviation over four guest modes. The script prints 64G; its author says: read 16G.
+    // Bras 2026: ThunderX2, 32 GB; mean and standard deviation of four modes. The script prints 64G; its author
+    // corrected that to 16G.
     split("4K: log on", S0_4K_ENABLE, (-44.01, 2.80), Scenario::Enable, Backing::Anonymous),
     split("THP: log on", S0_THP_ENABLE, (-24.66, 1.21), Scenario::Enable, Backing::AnonymousThp),
     split("16 x 1G: log on", S0_1G_ENABLE, (-24.78, 0.85), Scenario::Enable, Backing::AnonymousHugetlb1G),
     split("4K: clear", S0_4K_CLEAR, (-38.98, 1.91), Scenario::Clear, Backing::Anonymous),
     split("THP: clear", S0_THP_CLEAR, (-25.49, 0.65), Scenario::Clear, Backing::AnonymousThp),
     split("16 x 1G: clear", S0_1G_CLEAR, (-24.24, 0.65), Scenario::Clear, Backing::AnonymousHugetlb1G),
-    // S1: 4 vCPUs with 2 GB in a container of 512 MB.
+    // Natapov 2010: 4 vCPUs, 2 GB, in a container of 512 MB.
     score("halt: non-PV guest", (122_789_420_615.0, 138_455_939_001.0)),
     score("PV guest", (122_789_420_615.0, 234_351_846_135.0)),
-    // S2: what S0 had before its review: a software model (FVP), 1 GB.
+    // Bras RFC 2026: the same work before its review, on a software model (FVP), 1 GB.
     walk("4K: split alone", -97.33, Backing::Anonymous),
     walk("THP: split alone", -19.82, Backing::AnonymousThp),
     walk("1 x 1G: split alone", -20.65, Backing::AnonymousHugetlb1G),
-    // S3: HiSilicon, 6.5-rc5, no FEAT_TLBIRANGE, eager split with chunks of 2 MB.
+    // Kolothum 2023: HiSilicon, Linux 6.5-rc5, no FEAT_TLBIRANGE, eager split in chunks of 2 MB.
     log("dirty", (4.22, 0.41), Part::Dirty),
     log("get", (0.00047, 3.25), Part::Get),
     log("clear", (0.48, 0.98), Part::Clear),
     redis("redis-benchmark, 5,000,000 requests", (79.428, 71.49, "s")),
     redis("`info migrate`, total time", (8438.0, 9097.0, "ms")),
-    // S4, patch 1: Kunpeng 920, 5.12-rc2, no FEAT_S2FWB.
+    // Wang 2021, patch 1: Kunpeng 920, Linux 5.12-rc2, no FEAT_S2FWB.
     stage(
         "patch 1: 4K create",
         S4_4K_80,
@@ -156,7 +158,7 @@ pub const PUBLISHED: &[Published] = &[
         Technique::Cmo,
         at(Backing::AnonymousHugetlb1G, 20, 40, Stage::Adjust),
     ),
-    // S4, patch 2.
+    // Wang 2021, patch 2.
     stage(
         "patch 2: THP rebuild, 20 vCPUs",
         S4_THP_20,
@@ -194,6 +196,16 @@ pub const PUBLISHED: &[Published] = &[
     ),
 ];
 
+/// Bras 2026: the level-skipping split.
+pub const BRAS: &str = "Bras 2026";
+/// The first version of the same work, and its review.
+pub const BRAS_RFC: &str = "Bras RFC 2026";
+/// Kolothum 2023: the combined dirty log.
+pub const KOLOTHUM: &str = "Kolothum 2023";
+/// Natapov 2010: asynchronous page faults.
+pub const NATAPOV: &str = "Natapov 2010";
+/// Wang 2021: the efficiency of stage 2.
+pub const WANG: &str = "Wang 2021";
 const S0_4K_ENABLE: &str = "./dirty_log_perf_test -g -b 64G";
 const S0_THP_ENABLE: &str = "./dirty_log_perf_test -g -b 64G -s anonymous_thp";
 const S0_1G_ENABLE: &str = "./dirty_log_perf_test -g -b 64G -s shared_hugetlb";
@@ -219,30 +231,30 @@ const fn split(
     backing: Backing,
 ) -> Published {
     let figure = Figure::Change(percent, Some(deviation));
-    Published { source: "S0", what, command, figure, subject: Subject::Split { scenario, backing } }
+    Published { source: BRAS, what, command, figure, subject: Subject::Split { scenario, backing } }
 }
 
 const fn walk(what: &'static str, percent: f64, backing: Backing) -> Published {
     let subject = Subject::SplitAlone { backing };
-    Published { source: "S2", what, command: S2, figure: Figure::Change(percent, None), subject }
+    Published { source: BRAS_RFC, what, command: S2, figure: Figure::Change(percent, None), subject }
 }
 
 const fn score(what: &'static str, (before, after): (f64, f64)) -> Published {
     let subject = Subject::Later("asynchronous page faults come with a later issue");
-    Published { source: "S1", what, command: S1, figure: Figure::Score(before, after), subject }
+    Published { source: NATAPOV, what, command: S1, figure: Figure::Score(before, after), subject }
 }
 
 const fn log(what: &'static str, (before, after): (f64, f64), part: Part) -> Published {
     let figure = Figure::Pair(before, after, "s", None);
-    Published { source: "S3", what, command: S3, figure, subject: Subject::Log { part } }
+    Published { source: KOLOTHUM, what, command: S3, figure, subject: Subject::Log { part } }
 }
 
 const fn redis(what: &'static str, (before, after, unit): (f64, f64, &'static str)) -> Published {
     let subject = Subject::Later("live migration comes with a later issue");
-    Published { source: "S3", what, command: S3_REDIS, figure: Figure::Pair(before, after, unit, None), subject }
+    Published { source: KOLOTHUM, what, command: S3_REDIS, figure: Figure::Pair(before, after, unit, None), subject }
 }
 
-/// Backing, GiB in all, vCPUs and stage, as they were there.
+/// Backing, total GiB, vCPUs and stage of the published experiment.
 type At = (Backing, u64, usize, Stage);
 
 const fn at(backing: Backing, gib: u64, vcpus: usize, stage: Stage) -> At {
@@ -258,7 +270,7 @@ const fn stage(
 ) -> Published {
     let figure = Figure::Pair(before, after, "s", Some(gain));
     let subject = Subject::Stage { technique, backing, gib, vcpus, stage };
-    Published { source: "S4", what, command, figure, subject }
+    Published { source: WANG, what, command, figure, subject }
 }
 
 #[cfg(test)]
@@ -270,8 +282,15 @@ mod tests {
     }
 
     #[test]
+    fn sources_are_cited_as_the_page_of_sources_names_them() {
+        let page = include_str!("../../../../docs/sources.md");
+        for published in PUBLISHED {
+            assert!(page.contains(&format!("\n| [{}](", published.source)), "{published:?}");
+        }
+    }
+    #[test]
     fn s0_has_six_cells_and_all_gain() {
-        let cells: Vec<_> = of("S0").iter().map(|published| published.subject).collect();
+        let cells: Vec<_> = of(BRAS).iter().map(|published| published.subject).collect();
         let backings = [Backing::Anonymous, Backing::AnonymousThp, Backing::AnonymousHugetlb1G];
         for scenario in [Scenario::Enable, Scenario::Clear] {
             for backing in backings {
@@ -279,9 +298,9 @@ mod tests {
             }
         }
         assert_eq!(cells.len(), 6);
-        assert!(of("S0").iter().all(|published| (0.2..0.5).contains(&published.figure.gain())));
-        // `-g` is the scenario in which the log's start splits.
-        assert!(of("S0").iter().all(|published| {
+        assert!(of(BRAS).iter().all(|published| (0.2..0.5).contains(&published.figure.gain())));
+        // With `-g`, enabling the log splits.
+        assert!(of(BRAS).iter().all(|published| {
             let enable = matches!(published.subject, Subject::Split { scenario: Scenario::Enable, .. });
             published.command.contains(" -g ") == enable
         }));
@@ -291,10 +310,10 @@ mod tests {
     fn s4_has_all_rows_of_both_patches_and_its_commands_say_what_they_are_of() {
         let count = |wanted: Technique| {
             let is = |published: &&&Published| matches!(published.subject, Subject::Stage { technique, .. } if technique == wanted);
-            of("S4").iter().filter(is).count()
+            of(WANG).iter().filter(is).count()
         };
         assert_eq!((count(Technique::Cmo), count(Technique::Coalesce)), (8, 5));
-        for published in of("S4") {
+        for published in of(WANG) {
             let Subject::Stage { backing, gib, vcpus, stage, .. } = published.subject else { panic!("{published:?}") };
             let name = match backing {
                 Backing::Anonymous => "anonymous",
@@ -308,7 +327,8 @@ mod tests {
         }
     }
 
-    /// The sources' own arithmetic, to what their rounding allows. S4 prints 10.62 where 10.04 comes out, which is told.
+    /// The printed gains agree with the printed times, up to rounding. Wang 2021 prints 10.62 where its times give
+    /// 10.04; both are shown.
     #[test]
     fn printed_gains_are_what_their_figures_give() {
         for published in PUBLISHED {
@@ -321,7 +341,7 @@ mod tests {
 
     #[test]
     fn s3_moves_what_it_saves() {
-        let gains: Vec<_> = of("S3").iter().take(3).map(|published| published.figure.gain()).collect();
+        let gains: Vec<_> = of(KOLOTHUM).iter().take(3).map(|published| published.figure.gain()).collect();
         assert!(gains[0] > 0.9 && gains[1] < -6000.0 && gains[2] < -1.0);
     }
 

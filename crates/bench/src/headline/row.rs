@@ -1,76 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! From runs to rows of the table: a published number with ours beside it, and what ours has to be.
+//! Rows of the headline table: from runs to a published number with ours next to it.
 //!
-//! Invariant: a row has a gain, an interval and a verdict only by its own runs. Fewer than [`ENOUGH`] of what is timed have none
-//! of them.
+//! Invariant: the gain, the interval and the verdict of a row come from its own runs only. A row with fewer than
+//! [`ENOUGH`] timed runs has no gain and no interval, and is inconclusive.
 
 use super::published::Published;
 use super::verdict::{Owed, gain, judge, judge_limit};
 use crate::results::{BAR, HeadlineRow, Kind, Platform, Verdict};
 use crate::statistics::{ENOUGH, Quartiles, Ratio};
 
-/// Runs of two variants, in turns: those at one place of the lists were done one after the other.
+/// Runs of two variants, in turns: equal indices were run one after the other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pair {
-    /// With the technique off.
+    /// The baseline, with the technique off.
     pub before: Vec<f64>,
-    /// With it.
+    /// The runs with the technique on.
     pub after: Vec<f64>,
 }
 
 impl Pair {
-    /// Adds a run of one of them.
+    /// Adds a run of one variant.
     pub fn add(&mut self, is_after: bool, value: f64) {
         (if is_after { &mut self.after } else { &mut self.before }).push(value);
     }
 
-    /// The same in another unit.
+    /// The same runs in another unit.
     pub fn times(&self, factor: f64) -> Self {
         let times = |runs: &[f64]| runs.iter().map(|run| run * factor).collect();
         Self { before: times(&self.before), after: times(&self.after) }
     }
 
-    /// Both, run by run.
+    /// The sum of two pairs, run by run.
     pub fn plus(&self, other: &Self) -> Self {
         let plus = |one: &[f64], other: &[f64]| one.iter().zip(other).map(|(one, other)| one + other).collect();
         Self { before: plus(&self.before, &other.before), after: plus(&self.after, &other.after) }
     }
 
-    /// What part of the time before is gone; `None` of too few runs.
+    /// The part of the baseline's time that is saved. `None` if there are too few runs.
     pub fn gain(&self, kind: Kind) -> Option<Ratio> {
         let left = if kind == Kind::Counted { Ratio::counted } else { Ratio::of };
         left(&self.after, &self.before).map(gain)
     }
 
-    /// Pairs of runs.
+    /// The number of complete pairs.
     fn count(&self) -> usize {
         self.before.len().min(self.after.len())
     }
 }
 
-/// Ours, as it is told of in a row.
+/// Our measurement, for a row.
 #[derive(Clone, Debug)]
 pub struct Ours {
     /// The runs, in `unit`.
     pub pair: Pair,
-    /// `ms`.
+    /// The unit: `ms`.
     pub unit: &'static str,
-    /// Where they ran.
+    /// The platform.
     pub platform: Platform,
-    /// How they came about.
+    /// How the figures were obtained.
     pub kind: Kind,
-    /// What a reader has to know: first of all our command.
+    /// The note for readers; it begins with our command.
     pub note: String,
 }
 
 impl Published {
-    /// The number, and ours beside it.
+    /// The row with our measurement.
     pub fn row(&self, ours: &Ours) -> HeadlineRow {
         let row = HeadlineRow { published_gain: Some(self.figure.gain()), ..self.bare() };
         beside(row, ours, self.owed())
     }
 
-    /// The number, and why there is nothing beside it.
+    /// The row without a measurement, and the reason.
     pub fn missing(&self, why: &str) -> HeadlineRow {
         HeadlineRow { published_gain: Some(self.figure.gain()), note: why.to_owned(), ..self.bare() }
     }
@@ -80,43 +80,43 @@ impl Published {
     }
 }
 
-/// What is asked of Twofold itself.
+/// A target that Twofold sets itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bar {
     /// What is measured.
     pub what: &'static str,
-    /// What it has to be, for people.
+    /// The target as shown.
     pub shown: &'static str,
-    /// The same.
+    /// The target as judged.
     pub owed: Owed,
 }
 
 impl Bar {
-    /// Ours beside it.
+    /// The row with our measurement.
     pub fn row(&self, ours: &Ours) -> HeadlineRow {
         let published_gain = if let Owed::AtLeast(least) = self.owed { Some(least) } else { None };
         beside(HeadlineRow { published_gain, ..bare(BAR, self.what, "", self.shown) }, ours, self.owed)
     }
 
-    /// Why there is nothing.
+    /// The row without a measurement, and the reason.
     pub fn missing(&self, why: &str) -> HeadlineRow {
         HeadlineRow { note: why.to_owned(), ..bare(BAR, self.what, "", self.shown) }
     }
 }
 
-/// What a figure may be at most.
+/// An upper limit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limit {
     /// What is measured.
     pub what: &'static str,
-    /// The most, in the unit of the runs.
+    /// The limit, in the unit of the runs.
     pub most: f64,
-    /// For people.
+    /// The limit as shown.
     pub shown: &'static str,
 }
 
 impl Limit {
-    /// Ours beside it: what is after is held against the limit.
+    /// The row with our measurement. The runs of `after` are compared with the limit.
     pub fn row(&self, ours: &Ours) -> HeadlineRow {
         let (runs, ones) = (&ours.pair.after, vec![1.0; ours.pair.after.len()]);
         if runs.is_empty() {
@@ -130,7 +130,7 @@ impl Limit {
         }
     }
 
-    /// Why there is nothing.
+    /// The row without a measurement, and the reason.
     pub fn missing(&self, why: &str) -> HeadlineRow {
         HeadlineRow { note: why.to_owned(), ..bare(BAR, self.what, "", self.shown) }
     }
@@ -151,19 +151,19 @@ fn beside(row: HeadlineRow, ours: &Ours, owed: Owed) -> HeadlineRow {
     }
 }
 
-/// The row with ours in it, of so many runs. A row that claims nothing says why.
+/// Adds our measurement of `runs` runs to a row. A row with too few runs says so.
 fn told(row: HeadlineRow, ours: &Ours, runs: usize) -> HeadlineRow {
     let Ours { unit, platform, kind, note, .. } = ours;
     let note = if *kind == Kind::Counted || runs >= ENOUGH {
         note.clone()
     } else {
-        let few = format!("too few runs: {runs} of {ENOUGH} at least");
+        let few = format!("too few runs: {runs}, and at least {ENOUGH} are needed");
         [note.as_str(), &few].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
     };
     HeadlineRow { unit: (*unit).to_owned(), platform: *platform, kind: *kind, note, ..row }
 }
 
-/// The median, and what half of the runs are between where there are enough of them.
+/// The median, with quartiles if there are enough runs.
 fn spread(runs: &[f64], kind: Kind) -> Quartiles {
     let of = Quartiles::of(runs.iter().copied());
     if kind == Kind::Counted || runs.len() < ENOUGH { Quartiles::point(of.median) } else { of }
@@ -187,8 +187,8 @@ fn bare(source: &str, what: &str, command: &str, published: &str) -> HeadlineRow
     }
 }
 
-/// What stands in the place of a source where the bar is our own.
-const NO_RUN: &str = "no run of it was ended";
+/// The note of a row without a run.
+const NO_RUN: &str = "no run of it was completed";
 
 #[cfg(test)]
 mod tests {
@@ -204,7 +204,7 @@ mod tests {
     fn a_row_has_all_that_its_source_has() {
         let published = &PUBLISHED[0];
         let row = published.row(&ours(&[10.0; 7], &[5.0; 7], Kind::Native));
-        assert_eq!((row.source.as_str(), row.command.as_str()), ("S0", "./dirty_log_perf_test -g -b 64G"));
+        assert_eq!((row.source.as_str(), row.command.as_str()), ("Bras 2026", "./dirty_log_perf_test -g -b 64G"));
         assert_eq!(row.published, "-44.01 % (sd 2.80)");
         assert_eq!(row.published_gain, Some(0.4401));
         assert_eq!(row.gain.map(|gain| gain.median), Some(0.5));
@@ -218,7 +218,7 @@ mod tests {
         for few in 1..4 {
             let row = published.row(&ours(&vec![10.0; few], &vec![5.0; few], Kind::Native));
             assert_eq!((row.verdict, row.gain), (Verdict::Inconclusive, None), "{few} runs");
-            assert!(row.note.ends_with(&format!("; too few runs: {few} of 4 at least")), "{}", row.note);
+            assert!(row.note.ends_with(&format!("; too few runs: {few}, and at least 4 are needed")), "{}", row.note);
         }
         let three = published.row(&ours(&[10.0, 20.0, 30.0], &[5.0; 3], Kind::Native));
         assert_eq!(three.before, Some(Quartiles::point(20.0)), "no interval of three runs");

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S0's cells: what a call that splits takes, with every entry visited as Linux 6.12 does it, and as it is here; the mean over
-//! four guest modes, as there.
+//! The cells of Bras 2026: the time of a call that splits. The baseline visits every entry, as Linux 6.12 does. Figures
+//! are the mean over four guest modes, as in the source.
 //!
-//! Invariant: a run's gain is that of its modes, each before and after in turns.
+//! Invariant: a run's gain is the gain over its modes, each measured before and after in turns.
 
 use twofold_memory::dirty::Tracker;
 use twofold_pattern::mode::{Mode, S0_MODES};
 use twofold_pattern::pass::Pass;
 
 use super::part::{Bench, Part, Round};
-use super::published::{PUBLISHED, Published};
+use super::published::{BRAS, PUBLISHED, Published};
 use super::row::{Bar, Ours, Pair};
 use super::subject::{Scenario, Subject};
 use super::verdict::Owed;
@@ -20,12 +20,12 @@ use crate::experiment::target::{REGION, Taken, Target, Targets};
 use crate::readable;
 use crate::results::{HeadlineRow, Kind, Platform, Quantity};
 
-/// One cell.
+/// One cell of the published table.
 pub struct SplitPart {
     scenario: Scenario,
     backing: Backing,
     setups: Vec<Setup>,
-    /// By mode, and then by policy.
+    /// Runs by mode, then by policy.
     runs: Vec<[Vec<f64>; 3]>,
 }
 
@@ -40,7 +40,7 @@ impl SplitPart {
         })
     }
 
-    /// The number that it stands beside.
+    /// The published number of this cell.
     fn published(&self) -> &'static Published {
         let subject = Subject::Split { scenario: self.scenario, backing: self.backing };
         let found = PUBLISHED.iter().find(|published| published.subject == subject);
@@ -55,14 +55,14 @@ impl SplitPart {
         })
     }
 
-    /// Milliseconds of each run, with this policy: the mean over the modes.
+    /// Milliseconds of each run with this policy: the mean over the modes.
     fn means(&self, policy: usize) -> Vec<f64> {
         let runs = self.runs.iter().map(|mode| mode[policy].len()).min().unwrap_or(0);
         let mean = |run| self.runs.iter().map(|mode| mode[policy][run]).sum::<f64>() / self.runs.len() as f64;
         (0..runs).map(|run| mean(run) / 1e6).collect()
     }
 
-    /// Against every level.
+    /// A policy, with every level visited as its baseline.
     fn pair(&self, policy: usize) -> Pair {
         Pair { before: self.means(EVERY_LEVEL), after: self.means(policy) }
     }
@@ -75,14 +75,14 @@ impl SplitPart {
             None => String::new(),
         };
         let note = format!(
-            "`twofold bench dirty-log {options} --policy split=every-level,records`; four modes, {} between them; with level 3 \
-             alone skipped {skip}",
+            "`twofold bench dirty-log {options} --policy split=every-level,records`; four modes, {} between them; with \
+             only level 3 skipped {skip}",
             self.deviation(),
         );
         Ours { pair: self.pair(RECORDS), unit: "ms", platform: Platform::Machine, kind: Kind::Native, note }
     }
 
-    /// How the modes' gains differ: their standard deviation, as the source has it.
+    /// The standard deviation of the modes' gains, as the source computes it.
     fn deviation(&self) -> String {
         let gains: Vec<f64> = self
             .runs
@@ -105,7 +105,7 @@ impl SplitPart {
         Setup { region, sparse, tracker, backing: self.backing, ..Setup::new(mode) }
     }
 
-    /// What the call took: of clears the mean.
+    /// The cost of the call; for clears, the mean.
     fn once(&self, setup: &Setup, round: Round, bench: &mut Bench<'_>) -> anyhow::Result<Option<Taken>> {
         let mut target = bench.machines.make(setup)?;
         let is_checked = round == Round::Checked;
@@ -123,7 +123,7 @@ impl SplitPart {
 
 impl Part for SplitPart {
     fn name(&self) -> String {
-        format!("S0: {}", self.published().what)
+        format!("{BRAS}: {}", self.published().what)
     }
 
     fn begin(&mut self, bench: &mut Bench<'_>) -> anyhow::Result<()> {
@@ -165,20 +165,20 @@ impl Part for SplitPart {
     }
 }
 
-/// The log's start, once all memory was touched.
+/// Enables the log after the guest has touched all memory.
 fn started(target: &mut dyn Target, setup: &Setup) -> anyhow::Result<Taken> {
     let page = setup.mode.granule.size();
     target.run(&mut [vec![Pass::writes(REGION, setup.region / page, page)]])?;
     target.enable_log()
 }
 
-/// The options that make the same guest.
+/// The options that set up the same guest.
 fn command(setup: &Setup, scenario: Scenario) -> String {
     let g = if scenario == Scenario::Enable { "-g " } else { "" };
     format!("{g}-b {}M -s {}", setup.region >> 20, setup.configuration()["backing"])
 }
 
-/// What takes turns.
+/// The policies that take turns.
 const POLICIES: [Split; 3] = [Split::EveryLevel, Split::SkipLeaves, Split::Records];
 const EVERY_LEVEL: usize = 0;
 const SKIP_LEAVES: usize = 1;

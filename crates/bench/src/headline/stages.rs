@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S4's rows: the stages of the page table's experiment, with who cleans caches (patch 1), and when old tables go (patch 2), as
-//! it was before and as it is.
+//! The rows of Wang 2021: the stages of the page table's experiment, with patch 1 (which vCPU cleans caches) and patch
+//! 2 (when old tables are freed) off and on.
 //!
-//! Figures are CPU time of all vCPUs: theirs had a CPU each, and what one of them spared another one waited for. In patch 1
-//! caches are really cleaned, for a CPU without FEAT_S2FWB; in patch 2 nothing is, as nothing was there. Where pages of 4 KiB
-//! or many blocks are mapped, an exit's price decides: those rows are modelled with a stated one.
+//! Figures are CPU time of all vCPUs, and each published vCPU had a CPU of its own: work that one vCPU saved was time
+//! that another did not wait. In patch 1 caches are really cleaned, for a CPU without FEAT_S2FWB. In patch 2 nothing is
+//! cleaned, as in the source. If pages of 4 KiB or many blocks are mapped, the price of an exit dominates: those rows
+//! are modelled with a stated price.
 
 use twofold_memory::dirty::Tracker;
 use twofold_pattern::mode::Mode;
 
 use super::part::{Bench, Part, Round};
-use super::published::{PUBLISHED, Published};
+use super::published::{PUBLISHED, Published, WANG};
 use super::row::{Bar, Ours, Pair};
 use super::subject::{Subject, Technique};
 use super::verdict::Owed;
@@ -21,7 +22,7 @@ use crate::experiment::setup::{Backing, Cmo, Coalesce, Policies, Setup};
 use crate::experiment::target::Taken;
 use crate::results::{HeadlineRow, Kind, Platform, Quantity};
 
-/// A command of theirs, with one technique.
+/// A published command, with one technique.
 pub struct StagesPart {
     technique: Technique,
     backing: Backing,
@@ -29,12 +30,12 @@ pub struct StagesPart {
     vcpus: usize,
     setup: Option<Setup>,
     exit_cost: u64,
-    /// By stage: CPU time, and faults.
+    /// CPU time and faults, by stage.
     runs: [(Pair, Pair); 3],
 }
 
 impl StagesPart {
-    /// All of them.
+    /// One part for each published command and technique.
     pub fn all() -> Vec<Self> {
         let mut parts: Vec<Self> = Vec::new();
         for published in PUBLISHED {
@@ -53,7 +54,7 @@ impl StagesPart {
             if (technique, backing, gib, vcpus) == own)
     }
 
-    /// The numbers that it stands beside.
+    /// The published numbers of this part.
     fn published(&self) -> impl Iterator<Item = (&'static Published, Stage)> {
         PUBLISHED.iter().filter(|published| self.is_of(published)).filter_map(|published| match published.subject {
             Subject::Stage { stage, .. } => Some((published, stage)),
@@ -76,7 +77,7 @@ impl StagesPart {
         }
     }
 
-    /// Whether an exit's price decides.
+    /// Whether the price of an exit dominates.
     fn is_modelled(&self, stage: Stage) -> bool {
         self.backing.page() < 1 << 30 || stage == Stage::Update
     }
@@ -91,13 +92,15 @@ impl StagesPart {
         let setup = self.setup.as_ref().map(command).unwrap_or_default();
         let mut note = format!("`twofold bench page-table {setup} --policy {policy}`; CPU time of all vCPUs");
         if self.technique == Technique::Cmo && stage == Stage::Adjust {
-            note.push_str("; on map what the pages leave out is cleaned, where the source cleans all of the block");
+            note.push_str(
+                "; on map, only memory that the pages do not map is cleaned; the source cleans the whole block",
+            );
         }
         let (mut pair, mut kind) = (native.clone(), Kind::Native);
         if self.is_modelled(stage) {
             let gain = native.gain(Kind::Native);
             let gain = gain.map_or("too few runs".to_owned(), |gain| crate::readable::percent(gain.median));
-            note.push_str(&format!("; {} ns for each exit; with exits for free {gain}", self.exit_cost));
+            note.push_str(&format!("; {} ns for each exit; with free exits {gain}", self.exit_cost));
             (pair, kind) = (native.plus(&faults.times(self.exit_cost as f64 / 1e6)), Kind::Modelled);
         }
         Ours { pair, unit: "ms", platform: Platform::Machine, kind, note }
@@ -108,7 +111,7 @@ impl Part for StagesPart {
     fn name(&self) -> String {
         let patch = if self.technique == Technique::Cmo { 1 } else { 2 };
         let command = self.published().next().map_or("", |(published, _)| published.command);
-        format!("S4: patch {patch}: {}", command.rsplit_once("-s ").map_or("", |(_, rest)| rest))
+        format!("{WANG}: patch {patch}: {}", command.rsplit_once("-s ").map_or("", |(_, rest)| rest))
     }
 
     fn begin(&mut self, bench: &mut Bench<'_>) -> anyhow::Result<()> {
@@ -166,7 +169,7 @@ impl Part for StagesPart {
     }
 }
 
-/// All stages of one guest. Memory that is mapped over and over holds what was written last, anywhere: it is not checked.
+/// Runs all stages of one guest. Sparse memory holds the last value written to any alias, so it is not checked.
 fn once(setup: &Setup, round: Round, bench: &mut Bench<'_>) -> anyhow::Result<Vec<(Stage, Taken)>> {
     let stages = Stages::new(setup)?;
     let is_checked = round == Round::Checked && !setup.sparse;
@@ -178,12 +181,12 @@ fn once(setup: &Setup, round: Round, bench: &mut Bench<'_>) -> anyhow::Result<Ve
     })
 }
 
-/// The options that make the same guest.
+/// The options that set up the same guest.
 fn command(setup: &Setup) -> String {
     format!("-m {MODE} -s {} -b {}G -v {}", setup.configuration()["backing"], setup.region >> 30, setup.vcpus)
 }
 
-/// `-m 4`, as it was numbered then.
+/// `-m 4` in the numbering of 2021.
 const MODE: &str = "p40v48-4k";
 
 #[cfg(test)]
@@ -197,6 +200,6 @@ mod tests {
         let rows: usize = parts.iter().map(|part| part.published().count()).sum();
         let all = PUBLISHED.iter().filter(|published| matches!(published.subject, Subject::Stage { .. })).count();
         assert_eq!(rows, all);
-        assert_eq!(parts[0].name(), "S4: patch 1: anonymous -b 1G -v 80");
+        assert_eq!(parts[0].name(), "Wang 2021: patch 1: anonymous -b 1G -v 80");
     }
 }

@@ -1,73 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a published number is of, in the words of our experiments.
+//! The subject of a published number: the measurement of ours that is comparable.
 
 use crate::experiment::page_table::Stage;
 use crate::experiment::setup::Backing;
 
-/// Which measurement of ours stands beside a published number.
+/// The measurement of ours next to a published number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {
     /// A call that splits, in the dirty log's experiment.
     Split {
         /// Which call.
         scenario: Scenario,
-        /// What the memory is mapped by.
+        /// The backing, which sets the size of the mappings.
         backing: Backing,
     },
-    /// The split alone, as the source timed it inside the kernel.
+    /// The split only, as the source timed it inside the kernel.
     SplitAlone {
-        /// What the memory is mapped by.
+        /// The backing, which sets the size of the mappings.
         backing: Backing,
     },
-    /// A phase of the dirty log, by software and hardware combined.
+    /// A phase of the combined dirty log.
     Log {
-        /// Which.
+        /// The phase.
         part: Part,
     },
     /// A stage of the page table's experiment.
     Stage {
-        /// What is switched.
+        /// The technique that is switched.
         technique: Technique,
-        /// What the memory is mapped by.
+        /// The backing, which sets the size of the mappings.
         backing: Backing,
-        /// GiB in all, there.
+        /// Total GiB of the published experiment.
         gib: u64,
-        /// vCPUs, there.
+        /// vCPUs of the published experiment.
         vcpus: usize,
-        /// Which stage.
+        /// The stage.
         stage: Stage,
     },
-    /// Of what is not here yet.
+    /// A technique that is not implemented yet, and the reason to show.
     Later(&'static str),
 }
 
-/// S0's two scenarios.
+/// The two scenarios of Bras 2026.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scenario {
-    /// The log's start splits all of the slot, once.
+    /// Enabling the log splits the whole memslot, once.
     Enable,
-    /// Each clear splits what it clears.
+    /// Each clear splits the pages that it clears.
     Clear,
 }
 
-/// What the dirty log's experiment is made of.
+/// A phase of the dirty log's experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
     /// The guest writes.
     Dirty,
-    /// The log tells.
+    /// The log reports the dirty pages.
     Get,
-    /// And is cleared.
+    /// The log is cleared.
     Clear,
-    /// All three: what was moved is not saved.
+    /// All three: a cost that moves is not saved.
     Sum,
 }
 
-/// S4's patches.
+/// The patches of Wang 2021.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Technique {
-    /// Caches are cleaned by who maps.
+    /// Patch 1: the vCPU that maps cleans the caches.
     Cmo,
-    /// The block is installed before the old tables are freed.
+    /// Patch 2: the block is installed before the old tables are freed.
     Coalesce,
 }

@@ -1,33 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether ours has the shape of what was published.
+//! The verdict: whether our figure has the shape of the published one.
 //!
-//! Invariant: nothing is said that the interval does not say. A gain is there where all of the interval is above what is owed,
-//! and missing where all of it is below; else it is open.
+//! Invariant: a verdict follows from the interval only. A gain is confirmed if the whole interval is above the required
+//! gain, and missing if the whole interval is below it. Otherwise it is inconclusive.
 
 use crate::results::Verdict;
 use crate::statistics::Ratio;
 
-/// What a gain has to be at least.
+/// The gain that is required.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Owed {
-    /// Something: who published it gained, and how much depends on the machine.
+    /// Any gain: the published technique gained, and the amount depends on the machine.
     Gain,
-    /// This part of the time before.
+    /// At least this part of the baseline's time.
     AtLeast(f64),
     /// No loss of more than [`SMALL`].
     NoLoss,
-    /// Nothing: their gain hangs on what is not here. A plain loss differs all the same.
+    /// None: the published gain depends on a condition that is absent here. A loss above [`PLAIN`] still differs.
     Shown,
 }
 
 impl Owed {
-    /// By a published gain. A published loss is what may be lost here at most: who loses less, or gains, does not differ.
+    /// The requirement that follows from a published gain. A published loss is the largest loss allowed; a smaller
+    /// loss, or a gain, does not differ.
     pub fn by(published: f64) -> Self {
         if published < 0.0 { Self::AtLeast(published) } else { Self::Gain }
     }
 }
 
-/// What part of the time before is gone, where `left` is the part that is left.
+/// The part of the time that is saved, if the part `left` remains.
 pub fn gain(left: Ratio) -> Ratio {
     Ratio { median: 1.0 - left.median, low: 1.0 - left.high, high: 1.0 - left.low }
 }
@@ -43,7 +44,7 @@ pub fn judge(owed: Owed, gain: &Ratio) -> Verdict {
     verdict(there, missing)
 }
 
-/// The verdict on a figure that may be `most` at most.
+/// The verdict on a figure with the upper limit `most`.
 pub fn judge_limit(most: f64, figure: &Ratio) -> Verdict {
     verdict(figure.high <= most, figure.low > most)
 }
@@ -56,9 +57,9 @@ fn verdict(there: bool, missing: bool) -> Verdict {
     }
 }
 
-/// A loss of so little is none: two variants of one program differ by that where nothing else does.
+/// A smaller loss does not count: two variants of one program differ by that much if nothing else differs.
 pub const SMALL: f64 = 0.05;
-/// A loss of more is seen in any run.
+/// A larger loss is visible in any run.
 const PLAIN: f64 = 0.1;
 
 #[cfg(test)]
@@ -75,7 +76,7 @@ mod tests {
         assert_eq!(judge(Owed::Gain, &between(-0.01, 0.4)), Verdict::Inconclusive);
         assert_eq!(judge(Owed::Gain, &between(-0.3, -0.005)), Verdict::Inconclusive);
         assert_eq!(judge(Owed::Gain, &between(-0.3, -0.1)), Verdict::Differs);
-        // Counted, and the same: nothing is lost, and nothing gained.
+        // Counted, and equal: no loss and no gain.
         assert_eq!(judge(Owed::Gain, &between(0.0, 0.0)), Verdict::Inconclusive);
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S2's numbers: the split alone, as it was timed inside the kernel before a reviewer asked for what its user waits for. Theirs
-//! are of a software model; ours are of the engine, on tables in real memory, with TLB invalidations for free.
+//! The numbers of Bras RFC 2026: the split only, as timed inside the kernel before a reviewer asked for the time that a
+//! user waits. The published numbers are of a software model. Ours are of the engine, with tables in real memory and
+//! free TLB invalidations.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use twofold_stage2::{
 };
 
 use super::part::{Bench, Part, Round};
-use super::published::{PUBLISHED, Published};
+use super::published::{BRAS_RFC, PUBLISHED, Published};
 use super::row::{Ours, Pair};
 use super::subject::Subject;
 use crate::clock::Moment;
@@ -23,7 +24,7 @@ use crate::experiment::setup::Backing;
 use crate::features::TODAY;
 use crate::results::{HeadlineRow, Kind, Platform};
 
-/// All three.
+/// All three published numbers.
 #[derive(Default)]
 pub struct WalkPart {
     guest: Option<Guest>,
@@ -41,7 +42,7 @@ impl WalkPart {
 
 impl Part for WalkPart {
     fn name(&self) -> String {
-        "S2: the split alone".to_owned()
+        format!("{BRAS_RFC}: the split alone")
     }
 
     fn begin(&mut self, _: &mut Bench<'_>) -> anyhow::Result<()> {
@@ -72,7 +73,7 @@ impl Part for WalkPart {
                 unit: "ms",
                 platform: Platform::Machine,
                 kind: Kind::Native,
-                note: "the engine alone, 1 GiB; every entry visited, and only tables that have blocks in them"
+                note: "the engine alone, 1 GiB; baseline: every entry visited; ours: only tables that contain blocks"
                     .to_owned(),
             }),
         };
@@ -80,7 +81,7 @@ impl Part for WalkPart {
     }
 }
 
-/// Tables of a guest with nothing behind them.
+/// A guest's tables, without memory behind them.
 struct Guest {
     stage2: Stage2<FastPlatform>,
     frames: Frames,
@@ -99,7 +100,7 @@ impl Guest {
         Ok(Self { stage2, frames })
     }
 
-    /// Milliseconds of a split of all there is, which was mapped by the backing's pages before.
+    /// Milliseconds of a split of the whole range, which the backing's pages map before.
     fn split(&mut self, backing: Backing, is_after: bool) -> anyhow::Result<f64> {
         let level = match backing.page() {
             0x1000 => Level::L3,
@@ -108,7 +109,7 @@ impl Guest {
         };
         let (stage2, tables) = (&self.stage2, &mut self.frames);
         stage2.unmap(RANGE, tables, Unwatched)?.complete().free(tables);
-        // SAFETY: no vCPU runs, and nothing is there to be cleaned: the CPU forces write-back.
+        // SAFETY: no vCPU runs, and there is no memory to clean, because the CPU forces write-back.
         let window = unsafe { Window::new(NOWHERE, RANGE.end - RANGE.start) };
         stage2.open(window, RANGE.start).map_range(level, &RAM, tables)?;
         let start = Moment::now();
@@ -118,16 +119,16 @@ impl Guest {
             stage2.split_by::<EveryLevel>(RANGE, tables)?;
         }
         let taken = start.elapsed();
-        let leaf = stage2.look_up(RANGE.start).context("what was split is not mapped")?;
-        ensure!(leaf.level == Level::L3, "what was split is a leaf of level {:?}", leaf.level);
+        let leaf = stage2.look_up(RANGE.start).context("the range is not mapped after the split")?;
+        ensure!(leaf.level == Level::L3, "after the split, the leaf is of level {:?}", leaf.level);
         Ok(taken / 1e6)
     }
 }
 
 const RANGE: IpaRange = Ipa::new(1 << 30)..Ipa::new(2 << 30);
-/// Where memory would be, if there were any.
+/// The output address of the range. There is no memory.
 const NOWHERE: Pa = Pa::new(0x10_0000_0000);
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
-/// For 513, and the root.
+/// For 513 tables, and the root.
 const TABLES: u64 = 8 << 20;
 const CHUNK: u64 = 2 << 20;

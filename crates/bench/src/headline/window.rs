@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S4's second patch, seen from outside: for how long a block's entry is invalid while the block is put together, and how long
-//! that takes. The source says what it does to that time, and gives no figure of it.
+//! The second patch of Wang 2021, observed from another CPU: how long a block's entry is invalid while the block is
+//! coalesced, and how long the whole rebuild takes. The source explains the effect on that time, and prints no figure.
 
 use twofold_stage2::Level;
 
 use super::part::{Bench, Part, Round};
+use super::published::WANG;
 use super::row::{Bar, Ours, Pair};
 use super::verdict::Owed;
 use crate::experiment::setup::Coalesce;
 use crate::experiment::window::{Inside, Run, Window};
 use crate::results::{HeadlineRow, Kind, Platform};
 
-/// The window of one block.
+/// The measurements of one block.
 pub struct WindowPart {
     level: Level,
     inside: Inside,
     window: Option<Window>,
     invalid: Pair,
     rebuild: Pair,
-    /// All of them, in order.
+    /// All runs, in order.
     runs: Vec<Run>,
 }
 
 impl WindowPart {
-    /// Of 1 GiB and 2 MiB, with flushes for free; of 1 GiB with a vCPU that is waited for.
+    /// Blocks of 1 GiB and 2 MiB with free flushes, and of 1 GiB with a vCPU that each flush waits for.
     pub fn all() -> [Self; 3] {
         let part = |level, inside| Self {
             level,
@@ -41,23 +42,23 @@ impl WindowPart {
         match (self.level, self.inside) {
             (Level::L1, Inside::Nobody) => [
                 bar("1G rebuild: entry invalid", "at least 85 % less", Owed::AtLeast(0.85)),
-                bar("1G rebuild: all of it", "no longer", Owed::NoLoss),
+                bar("1G rebuild: total time", "no longer", Owed::NoLoss),
             ],
             (Level::L1, Inside::OneVcpu) => [
                 bar("1G rebuild beside a vCPU: entry invalid", "less", Owed::Gain),
-                bar("1G rebuild beside a vCPU: all of it", "no longer", Owed::NoLoss),
+                bar("1G rebuild beside a vCPU: total time", "no longer", Owed::NoLoss),
             ],
             _ => [
-                // One page is freed: there is next to nothing to gain.
+                // Only one table page is freed, so there is almost nothing to gain.
                 bar("2M rebuild: entry invalid", "no longer", Owed::NoLoss),
-                bar("2M rebuild: all of it", "no longer", Owed::NoLoss),
+                bar("2M rebuild: total time", "no longer", Owed::NoLoss),
             ],
         }
     }
 
     fn add(&mut self, before: Run, after: Run) {
         self.runs.extend([before, after]);
-        // Both or neither: what has no other side is no comparison.
+        // Add both or none: a run without its counterpart cannot be compared.
         if let (Some(before), Some(after)) = (before.times, after.times) {
             for (is_after, times) in [(false, before), (true, after)] {
                 self.invalid.add(is_after, times.invalid);
@@ -72,13 +73,13 @@ impl WindowPart {
         let (missed, disturbed, all) =
             (sum(|run| run.missed), sum(|run| run.disturbed), ROUNDS * self.runs.len() as u32);
         let flush = match self.inside {
-            Inside::Nobody => "flushes for free",
-            Inside::OneVcpu => "a flush is this host's membarrier",
+            Inside::Nobody => "free flushes",
+            Inside::OneVcpu => "a flush costs this host's membarrier",
         };
         let note = format!(
             "free-first and install-first, no FEAT_S2FWB, medians of {ROUNDS} rounds; {flush}; a look at the entry every \
-             {look:.0} ns from another CPU; {missed} windows of {all} were shorter, and count as that; {disturbed} are left out, as \
-             a CPU was lost to others"
+             {look:.0} ns from another CPU; {missed} windows of {all} were shorter, and count as one look; {disturbed} are \
+             left out, because another process took a CPU"
         );
         Ours { pair: pair.times(1e-3), unit: "us", platform: Platform::Machine, kind: Kind::Native, note }
     }
@@ -87,7 +88,7 @@ impl WindowPart {
 impl Part for WindowPart {
     fn name(&self) -> String {
         let (block, vcpu) = (if self.level == Level::L1 { "1G" } else { "2M" }, self.inside == Inside::OneVcpu);
-        format!("S4: window of {block}{}", if vcpu { " beside a vCPU" } else { "" })
+        format!("{WANG}: window of {block}{}", if vcpu { " beside a vCPU" } else { "" })
     }
 
     fn begin(&mut self, _: &mut Bench<'_>) -> anyhow::Result<()> {
@@ -114,8 +115,8 @@ impl Part for WindowPart {
     }
 }
 
-const BUSY: &str = "other work had one of the two CPUs in each round; run it again when the machine is idle";
-/// Of a run.
+const BUSY: &str = "another process took one of the two CPUs in each round; run it again on an idle machine";
+/// Rounds in a run.
 const ROUNDS: u32 = 200;
 
 #[cfg(test)]
@@ -134,13 +135,13 @@ mod tests {
         }
         let seen = |invalid| Run { times: Some(Times { invalid, rebuild: 1e5 }), look: 24.0, missed: 1, disturbed: 2 };
         part.add(seen(1e4), LOST);
-        assert_eq!((part.invalid.before.len(), part.invalid.after.len()), (0, 0), "it has no other side");
+        assert_eq!((part.invalid.before.len(), part.invalid.after.len()), (0, 0), "it has no counterpart");
         part.add(seen(1e4), seen(1e3));
         let [invalid, rebuild] = &part.rows(None)[..] else { panic!("two rows") };
         assert_eq!(invalid.before.as_ref().unwrap().median, 10.0, "us");
         assert_eq!((invalid.gain, rebuild.gain), (None, None), "one run claims nothing");
         let told =
-            format!("3 windows of {} were shorter, and count as that; {} are left out", 6 * ROUNDS, 3 * ROUNDS + 6);
+            format!("3 windows of {} were shorter, and count as one look; {} are left out", 6 * ROUNDS, 3 * ROUNDS + 6);
         assert!(invalid.note.contains(&told), "{}", invalid.note);
         for _ in 0..3 {
             part.add(seen(1e4), seen(1e3));
