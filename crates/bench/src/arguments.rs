@@ -24,34 +24,34 @@ pub use page_table::PageTableOptions;
 pub use show::ShowOptions;
 pub use variants::policies;
 
-/// What to measure.
+/// The experiment to run
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// The stage-2 engine on this CPU: nanoseconds per page table entry, one thread and two
+    /// Stage-2 engine on this CPU: nanoseconds per page table entry, with one thread and with two
     #[command(after_help = ENGINE_HELP)]
     Engine(EngineOptions),
-    /// The dirty logs on the hosted machine: keeps a copy by what a log tells, and compares
+    /// Dirty logs on the hosted machine: keeps a copy of memory by what a log reports, and compares it
     #[command(after_help = ORACLE_HELP)]
     Oracle(OracleOptions),
-    /// The dirty log on this CPU: microseconds per operation, beside what it may take
+    /// Dirty log on this CPU: microseconds per operation, with targets
     #[command(after_help = DIRTY_COSTS_HELP)]
     DirtyCosts(DirtyCostsOptions),
-    /// Trackers of the dirty log against ways to write: what guest and collector take together
+    /// Dirty log trackers by workload: the CPU time of guest and collector together
     #[command(after_help = DIRTY_TABLE_HELP)]
     DirtyTable(DirtyTableOptions),
-    /// Dirty logging from outside, as KVM's dirty_log_perf_test: how long enabling, writing, reading and clearing take
+    /// Dirty logging from outside, as KVM's dirty_log_perf_test: the time to enable, write, read and clear
     #[command(after_help = dirty_log::HELP)]
     DirtyLog(Box<DirtyLogOptions>),
-    /// Tables from outside, as KVM's kvm_page_table_test: how long vCPUs take that map, write and read the same memory
+    /// Tables from outside, as KVM's kvm_page_table_test: the time of vCPUs that map, write and read the same memory
     #[command(after_help = page_table::HELP)]
     PageTable(Box<PageTableOptions>),
-    /// Every number that the sources published, and ours beside it
+    /// Every published number of the sources, with ours next to it
     #[command(after_help = headline::HELP)]
     Headline(Box<HeadlineOptions>),
-    /// Two result files apart: what became faster, what slower, and what shows no difference
+    /// Compares two result files: faster, slower, or no difference shown
     #[command(after_help = compare::HELP)]
     Compare(CompareOptions),
-    /// A result file once more: its tables, as a page, as CSV
+    /// Shows a result file again: tables, HTML report, CSV
     #[command(after_help = show::HELP)]
     Show(ShowOptions),
 }
@@ -62,7 +62,7 @@ pub struct EngineOptions {
     /// Guest memory in bytes, or with M or G (powers of 1024): a power of two from 1G to 256G
     #[arg(long, value_name = "SIZE", default_value = "16G")]
     pub size: GuestSize,
-    /// Runs of each operation, whose median, minimum and maximum are printed; at least 1
+    /// Runs of each operation, at least 1; median, minimum and maximum are printed
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub runs: u32,
     /// Writes the figures to FILE as JSON
@@ -71,11 +71,11 @@ pub struct EngineOptions {
     /// Measures only these operations
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Prints the names of the operations and measures none
+    /// Prints the names of the operations and measures nothing
     #[arg(long, conflicts_with_all = ["runs", "json", "only", "steps"])]
     pub list: bool,
-    /// Reads names of operations from standard input, one a line, does each once and answers with a line of JSON:
-    /// how another program runs them in turn with its own
+    /// Reads operation names from standard input, one a line; runs each once and answers with a line of JSON. Another
+    /// program can so interleave them with its own
     #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["runs", "json", "only"])]
     pub steps: Option<Steps>,
 }
@@ -89,10 +89,10 @@ pub struct OracleOptions {
     /// Pages to compare for each tracker
     #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub comparisons: u64,
-    /// What is chosen at random is chosen by this; TWOFOLD_SEED stands for it, and without both it is another each time
+    /// Seed of all random choices. Without it TWOFOLD_SEED is the seed; without both, it differs each time
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Copies a page before it is cleared, which is wrong: a control that has to lose pages
+    /// Copies a page before clearing it. This is wrong on purpose: a control that must lose pages
     #[arg(long)]
     pub copy_first: bool,
 }
@@ -116,11 +116,11 @@ impl FromStr for TrackerName {
 /// Options of `dirty-costs`.
 #[derive(Args, Clone, Debug)]
 pub struct DirtyCostsOptions {
-    /// The slot in bytes, or with M or G (powers of 1024): a power of two from 1G to 256G. The bars are for 16G, and of another
-    /// size in proportion; a bar that a smaller slot cannot reach is not judged there
+    /// The memslot in bytes, or with M or G (powers of 1024): a power of two from 1G to 256G. Targets are for 16G and
+    /// scale with the size; a target that a smaller memslot cannot reach is not judged
     #[arg(long, value_name = "SIZE", default_value = "16G")]
     pub size: GuestSize,
-    /// Runs of each operation, whose median and quartiles are printed; at least 1
+    /// Runs of each operation, at least 1; median and quartiles are printed
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub runs: u32,
     /// Writes the figures to FILE as JSON, in nanoseconds
@@ -134,28 +134,28 @@ pub struct DirtyCostsOptions {
 /// Options of `dirty-table`.
 #[derive(Args, Clone, Debug)]
 pub struct DirtyTableOptions {
-    /// The slot in bytes, or with M or G (powers of 1024): a power of two from 1G to 256G, for which there is memory
+    /// The memslot in bytes, or with M or G (powers of 1024): a power of two from 1G to 256G that fits in memory
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub size: GuestSize,
-    /// Rounds of writes, each followed by a get and a clear
+    /// Rounds of writes; each is followed by a get and a clear
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub rounds: u32,
-    /// The guest's writes in a round, of 8 bytes each; as many as it has pages, unless given
+    /// Guest writes in a round, 8 bytes each; default: the guest's number of pages
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     pub writes: Option<u64>,
-    /// Runs of each tracker, whose median and quartiles are printed; at least 1
+    /// Runs of each tracker, at least 1; median and quartiles are printed
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub runs: u32,
-    /// Nanoseconds that a fault's way out of the guest and back takes on the machine that is thought of: added for each fault
+    /// Modelled cost of a fault's exit and re-entry, in nanoseconds, added for each fault
     #[arg(long, value_name = "NS,...", value_delimiter = ',', default_values_t = [0, 1500])]
     pub exit_cost: Vec<u32>,
-    /// Rounds that were recorded, instead of those of Redis that come with the program
+    /// Recorded rounds to replay, instead of the Redis recording that comes with the program
     #[arg(long, value_name = "FILE")]
     pub recorded: Option<PathBuf>,
-    /// These trackers alone
+    /// Only these trackers
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = tracker, default_values = Tracker::ALL.map(Tracker::name))]
     pub tracker: Vec<Tracker>,
-    /// Only the ways to write with one of these in their names
+    /// Only the workloads with one of these in their names
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     pub only: Vec<String>,
     /// Writes the figures to FILE as JSON, in nanoseconds
@@ -169,7 +169,7 @@ fn tracker(name: &str) -> Result<Tracker, String> {
     tracker.ok_or_else(|| format!("there is no tracker `{name}`; there are {}", names()))
 }
 
-/// What a step answers with.
+/// What a step reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Steps {
     /// Nanoseconds per entry
@@ -183,7 +183,7 @@ pub enum Steps {
 pub struct GuestSize(u64);
 
 impl GuestSize {
-    /// In bytes.
+    /// The size in bytes.
     pub fn bytes(self) -> u64 {
         self.0
     }
@@ -208,51 +208,51 @@ impl FromStr for GuestSize {
 }
 
 const ENGINE_HELP: &str = "\
-Each operation is done on the whole of the guest's memory, 4 KiB pages in tables in real memory; the guest's own
-memory does not exist and is never touched. TLB invalidations, barriers and cache operations cost nothing here and are
-counted, per entry, in a run of their own. The operations take turns, so that what disturbs the machine disturbs all
-of them. Figures are nanoseconds of CPU time per page table entry, or per block where it says so.
+Each operation runs on the whole of the guest's memory: pages of 4 KiB, tables in real memory. The guest's own memory
+does not exist and is never touched. TLB invalidations, barriers and cache operations cost nothing here; a run of their
+own counts them per entry. The operations take turns, so a disturbance of the machine affects all of them. Figures are
+nanoseconds of CPU time per page table entry, or per block where the table says so.
 
-Where there are two CPUs, two threads follow: their rate on one guest's tables by that of one thread, as ratios of time
-on the wall, so on a machine that does nothing else.
+With two CPUs or more, a second table has two threads on one guest's tables: their rate divided by the rate of one
+thread. These are ratios of wall time, so they need an idle machine.
 
 Examples:
   cargo run --release -p twofold -- bench engine
   cargo run --release -p twofold -- bench engine --only map_pages,protect --runs 21
   cargo run --release -p twofold -- bench engine --size 1G --json engine.json
-  cargo xtask peers linux                    the same beside Linux's own code, in one run";
+  cargo xtask peers linux                    the same next to Linux's own code, in one run";
 
 const ORACLE_HELP: &str = "\
-Four vCPUs and a device write to a guest's memory without pause, while its dirty log is read and cleared, pages are
-copied, and the log is stopped and started anew. Every few rounds all of them are held, and each page that the log calls
-clean is compared with its copy. Only pages that were dirty in an earlier round count.
+Four vCPUs and a device write to a guest's memory without pause. Meanwhile the guest's dirty log is read and cleared,
+pages are copied, and the log is stopped and started again. Every few rounds all writers are held, and each page that
+the log reports as clean is compared with its copy. Only pages that were dirty in an earlier round count.
 
 Examples:
   cargo run --release -p twofold -- bench oracle --comparisons 1000000
   cargo run --release -p twofold -- bench oracle --tracker combined --seed 7
 
-A line for each tracker: `oracle: NAME: N compared, N re-dirtied, N lost`. Exit status: 1 where a page was lost.";
+Each tracker prints a line: `oracle: NAME: N compared, N re-dirtied, N lost`. Exit status: 1 if a page was lost.";
 
 const DIRTY_COSTS_HELP: &str = "\
-The slot's tables are in real memory; its pages do not exist and are never touched. Times are microseconds of CPU time
-of one thread. Where an operation has a bar, it may take no longer; if one does, the command fails. The bar of a look at
-all that hardware may have recorded is twice what this machine takes to read the entries, measured in the same run.
+The memslot's tables are in real memory; its pages do not exist and are never touched. Times are microseconds of CPU
+time of one thread. If an operation exceeds its target, the command fails. The target for a get that scans every page
+that hardware may have recorded is twice the time this machine takes to read the entries, measured in the same run.
 
 Examples:
   cargo run --release -p twofold -- bench dirty-costs
   cargo run --release -p twofold -- bench dirty-costs --only clear,get --runs 21 --json costs.json";
 
 const DIRTY_TABLE_HELP: &str = "\
-A guest writes, and after each round somebody asks what it wrote and clears it, as for a live migration. Both are on one
-thread, in turns; times are its CPU time, in milliseconds of all rounds together, and writes per second are the guest's
-by the CPU time of both, with the log's start and stop. Each tracker takes its turn in each run. The command fails where
-adaptive is not best, and its interval does not reach 95 % of the best.
+A guest writes. After each round a collector reads the log and clears it, as in a live migration. Both run on one
+thread, in turn. Times are the CPU time of all rounds in milliseconds. Writes per second are the guest's writes divided
+by the CPU time of guest and collector, including the log's start and stop. Each tracker takes its turn in each run.
+The command fails if adaptive is not best and its interval does not reach 95 % of the best.
 
-The last way to write was recorded: what Linux wrote with Redis under `redis-benchmark -t set`, in a slot of 256 MiB
-(crates/bench/recordings; `cargo xtask record-redis` makes it). --recorded has another in its place, from a text file: its
-first line `twofold-rounds 1 PAGES`, with the pages of 4 KiB of the slot; behind it a line for each round, with the pages
-that were written in it as runs FIRST+COUNT, or FIRST for one, ascending, with spaces between. They are written once each,
-whatever --writes and --rounds say, in a slot of their own, whatever --size says.
+The last workload is a recording: the pages that Linux wrote with Redis under `redis-benchmark -t set`, in a memslot of
+256 MiB (crates/bench/recordings; `cargo xtask record-redis` makes it). --recorded replays another recording, a text
+file. Its first line is `twofold-rounds 1 PAGES`, with the number of 4 KiB pages in the memslot. Each further line is a
+round: the written pages as runs FIRST+COUNT, or FIRST for a single page, ascending, separated by spaces. A replay
+writes each page once. It ignores --writes and --rounds, and has a memslot of its own, so it ignores --size too.
 
 Examples:
   cargo run --release -p twofold -- bench dirty-table

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The experiments: how long Twofold takes for what it does, and whether its dirty logs miss a write. The command `twofold
-//! bench` is their front.
+//! The experiments: they measure how long Twofold's operations take, and check that its dirty logs miss no write. The
+//! command `twofold bench` runs them.
 //!
-//! Invariant: a figure is printed only where the operation that it is of was done and its outcome checked in the
-//! same process; what is not known is absent or `null`.
+//! Invariant: a figure is printed only if its operation ran and its outcome was checked in the same process. An unknown
+//! value is absent or `null`.
 
 mod arguments;
 mod clock;
@@ -29,12 +29,12 @@ use std::process::ExitCode;
 
 pub use arguments::Command;
 
-/// Does what was asked for.
+/// Runs the chosen experiment.
 ///
 /// # Errors
 ///
-/// What went wrong, for a person. Where it is that nobody reads our output any more ([`output::is_closed`]) there is nobody to
-/// tell.
+/// The failure, as a message for people. If the reader of our output has closed it ([`output::is_closed`]), print no
+/// message.
 pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Engine(options) => engine::command(options).map(|()| ExitCode::SUCCESS),

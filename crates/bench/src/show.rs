@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold bench show`: a result file once more, as the run itself told it.
+//! `twofold bench show`: prints the tables of a result file again.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use crate::results::Results;
 ///
 /// # Errors
 ///
-/// A file that cannot be read or written, or is none of ours.
+/// A file cannot be read or written, or is not a result file of this program.
 pub fn command(options: &ShowOptions) -> anyhow::Result<ExitCode> {
     let results = Results::read(&options.file)?;
     output::line(&report::text(&results))?;

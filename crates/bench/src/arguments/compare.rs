@@ -8,22 +8,23 @@ use clap::Args;
 /// Options of `compare`.
 #[derive(Args, Clone, Debug)]
 pub struct CompareOptions {
-    /// The file before, as `--json` wrote it
+    /// The baseline file, as `--json` wrote it
     #[arg(value_name = "A.json")]
     pub before: PathBuf,
-    /// The file after
+    /// The file to compare with it
     #[arg(value_name = "B.json")]
     pub after: PathBuf,
-    /// A smaller change of a time is none, however sure it is: two processes differ by some percent with nothing changed
+    /// A smaller change of a time is not reported, even if it is certain: two processes differ by some percent with
+    /// nothing changed
     #[arg(long, value_name = "PERCENT", default_value = "5%", value_parser = percent)]
     pub threshold: f64,
-    /// Exit status 1 where something became slower
+    /// Exit status 1 if a figure became slower
     #[arg(long)]
     pub fail_on_slower: bool,
-    /// Writes what was compared to FILE as JSON
+    /// Writes the comparison to FILE as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Writes a page with tables and plots to FILE, as HTML in one piece
+    /// Writes a page with tables and plots to FILE, as one HTML file
     #[arg(long, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
 }
@@ -32,25 +33,25 @@ pub struct CompareOptions {
 fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>();
     let part = number.ok().map(|percent| percent / 100.0).filter(|part| (0.0..=10.0).contains(part));
-    part.ok_or_else(|| format!("`{text}` is no percentage from 0% to 1000%: give 5%"))
+    part.ok_or_else(|| format!("`{text}` is not a percentage from 0% to 1000%: give 5%"))
 }
 
 pub const HELP: &str = "\
-Each figure that both files have is compared: the medians of its runs, and their ratio with the interval that holds it 95
-times in 100 (bootstrap; the runs of two files have nothing to do with each other). `slower` and `faster` are said where
-the interval excludes 1 and the change is at least --threshold. Fewer than 4 runs on one side tell nothing. What is counted
-is the same in each run, so there any difference is real. Largest changes come first. Of a hundred figures a few are apart
-by chance: measure again what surprises.
+Each figure that both files have is compared: the medians of its runs, and their ratio with its 95 % confidence
+interval (bootstrap; runs of two files are not paired). A figure is `slower` or `faster` if the interval excludes 1 and
+the change is at least --threshold. Fewer than 4 runs on either side show nothing. A counted figure is identical in
+each run, so any difference is real. Largest changes come first. Of a hundred figures a few differ by chance: measure a
+surprise again.
 
-Where the two differ in machine, program or configuration, that is said: then it may be what made the difference.
+If machine, program or configuration differ, a warning says so: they may be the cause of a difference.
 
 Examples:
   cargo run --release -p twofold -- bench compare before.json after.json
   cargo run --release -p twofold -- bench compare before.json after.json --threshold 2% --fail-on-slower
   cargo run --release -p twofold -- bench compare before.json after.json --report change.html
 
-Exit status: 0; with --fail-on-slower 1 where something became slower. 1 with an error where the files have nothing in common,
-and with --fail-on-slower where nothing that they have in common has 4 runs on both sides.";
+Exit status: 0; with --fail-on-slower, 1 if a figure became slower. 1 with an error if the files have no figure in
+common, or, with --fail-on-slower, if no common figure has 4 runs on both sides.";
 
 #[cfg(test)]
 mod tests {

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where an experiment's figures go, the same for all of them.
+//! The output files of an experiment, the same for all experiments.
 
 use std::path::PathBuf;
 
 use clap::Args;
 
-/// Files beside the table on standard output.
+/// Output files, in addition to the table on standard output.
 #[derive(Args, Clone, Debug, Default)]
 pub struct OutputOptions {
     /// Writes the figures of each run to FILE as JSON, for `compare`
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub json: Option<PathBuf>,
-    /// Writes the figures of each run to FILE as CSV, a line for each
+    /// Writes the figures to FILE as CSV, one line per run
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub csv: Option<PathBuf>,
-    /// Writes a page with tables and plots to FILE, as HTML in one piece
+    /// Writes a page with tables and plots to FILE, as one HTML file
     #[arg(long, value_name = "FILE.html", help_heading = "Output")]
     pub report: Option<PathBuf>,
 }
 
 impl OutputOptions {
-    /// The options that were given, each with its file.
+    /// The options that are set, each with its file.
     pub fn files(&self) -> impl Iterator<Item = (&'static str, &PathBuf)> {
         let all = [("--json", &self.json), ("--csv", &self.csv), ("--report", &self.report)];
         all.into_iter().filter_map(|(option, file)| Some((option, file.as_ref()?)))

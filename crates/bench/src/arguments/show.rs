@@ -8,13 +8,13 @@ use clap::Args;
 /// Options of `show`.
 #[derive(Args, Clone, Debug)]
 pub struct ShowOptions {
-    /// The file, as `--json` wrote it
+    /// The result file, as `--json` wrote it
     #[arg(value_name = "FILE.json")]
     pub file: PathBuf,
-    /// Writes a line for each run to FILE, as CSV
+    /// Writes one line per run to FILE, as CSV
     #[arg(long, value_name = "FILE.csv")]
     pub csv: Option<PathBuf>,
-    /// Writes a page with tables and plots to FILE, as HTML in one piece
+    /// Writes a page with tables and plots to FILE, as one HTML file
     #[arg(long, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Amounts on a command line: of bytes and of time.
+//! Sizes and times on a command line.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -30,7 +30,7 @@ impl FromStr for Size {
             "T" | "TB" | "TIB" => 40,
             _ => return Err(bad()),
         };
-        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("{text} is more than 64 bits hold"))
+        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("{text} does not fit in 64 bits"))
     }
 }
 
@@ -51,7 +51,7 @@ impl FromStr for Span {
     }
 }
 
-/// Digits, and what is behind them.
+/// Splits a text into its digits and its unit.
 fn split(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
 }

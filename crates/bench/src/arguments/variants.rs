@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `--policy KEY=VALUE[,VALUE]`: each technique as it is, as it was before, or both, in turns.
+//! `--policy KEY=VALUE[,VALUE]`: each technique, its baseline, or both in turns.
 
 use std::str::FromStr;
 
@@ -7,21 +7,21 @@ use clap::ValueEnum;
 
 use crate::experiment::setup::{Cmo, Coalesce, Policies, Split, Tables};
 
-/// What one technique is to be: one or several, which take turns.
+/// The chosen policies of one technique. Several take turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// Which entries a split visits.
     Split(Vec<Split>),
-    /// Who cleans caches.
+    /// Which vCPU cleans caches.
     Cmo(Vec<Cmo>),
-    /// When old tables go.
+    /// When the old tables are freed.
     Coalesce(Vec<Coalesce>),
-    /// When table pages are taken.
+    /// When table pages are allocated.
     Tables(Vec<Tables>),
 }
 
 impl Choice {
-    /// The technique.
+    /// The technique's key on the command line.
     pub fn key(&self) -> &'static str {
         match self {
             Self::Split(_) => "split",
@@ -31,7 +31,7 @@ impl Choice {
         }
     }
 
-    /// These policies, as each of the choices has them.
+    /// `policies`, once with each chosen value of this technique.
     fn of(&self, policies: Policies) -> Vec<Policies> {
         match self {
             Self::Split(all) => all.iter().map(|split| Policies { split: *split, ..policies }).collect(),
@@ -42,11 +42,11 @@ impl Choice {
     }
 }
 
-/// All policies that some choices lead to, in their order; without any, everything as it is.
+/// All combinations of the choices, in their order. Without choices, every technique is on.
 ///
 /// # Errors
 ///
-/// A technique is chosen twice.
+/// The same technique is chosen twice.
 pub fn policies(choices: &[Choice]) -> anyhow::Result<Vec<Policies>> {
     let mut all = vec![Policies::default()];
     for (at, choice) in choices.iter().enumerate() {

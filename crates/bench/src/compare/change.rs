@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One figure in two files, and what is to be said of it.
+//! One figure in two files, and the verdict on its change.
 //!
-//! Invariant: a difference is called one where chance alone would show it less than once in twenty, or where the figure is
-//! counted.
+//! Invariant: a timed change is called a difference only if chance alone would show it less than once in twenty. A
+//! counted change is always one.
 
 use std::collections::BTreeMap;
 
@@ -15,43 +15,43 @@ use crate::statistics::{ENOUGH, Quartiles, Ratio};
 /// A figure before and after.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// Of which experiment.
+    /// The experiment.
     pub experiment: String,
-    /// Where.
+    /// The platform.
     pub platform: Platform,
-    /// What was set.
+    /// The settings.
     pub configuration: BTreeMap<String, String>,
-    /// When.
+    /// The phase.
     pub phase: String,
-    /// Of what.
+    /// The quantity.
     pub quantity: Quantity,
-    /// How.
+    /// How the figures were obtained.
     pub kind: Kind,
     /// The runs before.
     pub before: Quartiles,
     /// The runs after.
     pub after: Quartiles,
-    /// How many there are of each.
+    /// Number of runs before and after.
     pub runs: [usize; 2],
-    /// After by before. `None` where there are too few runs, or it was 0 before.
+    /// After divided by before. `None` if there are too few runs, or a run before was 0.
     pub ratio: Option<Ratio>,
-    /// What comes of it.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
-/// What a change is.
+/// The verdict on a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It takes less, or does more in its time.
+    /// Less time, or more work in the same time.
     Faster,
-    /// It takes more.
+    /// More time, or less work in the same time.
     Slower,
-    /// It may be one as well as the other, or is smaller than what is asked for.
+    /// The interval contains 1, or the change is smaller than the threshold.
     NoDifference,
-    /// Chance would show it too often.
+    /// Too few runs for an interval.
     TooFewRuns,
-    /// It was 0 and is not.
+    /// The figure was 0 and is not 0 now.
     FromZero,
     /// Counted, and equal.
     Same,
@@ -62,7 +62,7 @@ pub enum Verdict {
 }
 
 impl Change {
-    /// Of two measurements of the same thing.
+    /// The change between two measurements of the same thing.
     pub fn of(before: &Measurement, after: &Measurement, threshold: f64) -> Self {
         let ratio = match before.kind {
             _ if before.runs.contains(&0.0) => None,
@@ -105,7 +105,7 @@ impl Change {
         }
     }
 
-    /// Whether it costs more, by `threshold` at least. A count of pages is none: more of them is not worse.
+    /// Whether the cost rose by at least `threshold`. More dirty pages are not slower.
     pub fn is_slower(&self, threshold: f64) -> bool {
         let is_cost = !self.quantity.more_is_better() && self.quantity != Quantity::Pages;
         match self.verdict {
@@ -115,7 +115,7 @@ impl Change {
         }
     }
 
-    /// How far the two are apart, whichever is more.
+    /// The distance between the two figures, in either direction.
     pub fn size(&self) -> f64 {
         match self.ratio {
             Some(ratio) => ratio.median.ln().abs(),
@@ -126,12 +126,12 @@ impl Change {
 }
 
 impl Verdict {
-    /// Whether the two are told apart.
+    /// Whether the two figures differ.
     pub const fn is_difference(self) -> bool {
         matches!(self, Self::Faster | Self::Slower | Self::FromZero | Self::More | Self::Fewer)
     }
 
-    /// Words for it.
+    /// The verdict in words.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Faster => "faster",
@@ -146,7 +146,7 @@ impl Verdict {
     }
 }
 
-/// All that names a measurement, in a line.
+/// The full name of a measurement, in one line.
 pub fn full_name(of: &Measurement) -> String {
     let settings = of.configuration.iter().map(|(key, value)| readable::setting(key, value));
     let settings = settings.collect::<Vec<_>>().join(", ");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold bench compare`: two result files apart.
+//! `twofold bench compare`: compares two result files.
 //!
-//! Invariant: only figures of the same thing are compared: experiment, platform, configuration, phase, quantity and kind are
-//! equal. What has no partner is listed, and what differs about the two runs besides is said.
+//! Invariant: only figures with equal experiment, platform, configuration, phase, quantity and kind are compared. A
+//! figure that only one file has is listed. Other differences between the two runs are reported as warnings.
 
 mod change;
 mod shown;
@@ -21,12 +21,12 @@ use crate::results::{Measurement, Results};
 use crate::statistics::ENOUGH;
 use change::Change;
 
-/// `twofold bench compare`: a failure where that was asked for and something became slower.
+/// `twofold bench compare`. Fails if `--fail-on-slower` is given and a figure became slower.
 ///
 /// # Errors
 ///
-/// A file that cannot be read or written, or is none of ours. Two files that have nothing in common, and where the exit status
-/// is a judgement, two of which nothing in common has enough runs: a gate must not pass because it judged nothing.
+/// A file cannot be read or written, or is not a result file of this program. The two files have no figure in common.
+/// With `--fail-on-slower`, no common figure has enough runs: a gate must not pass because it judged nothing.
 pub fn command(options: &CompareOptions) -> anyhow::Result<ExitCode> {
     let (before, after) = (Results::read(&options.before)?, Results::read(&options.after)?);
     let comparison = Comparison::of(&before, &after, [&options.before, &options.after], options.threshold);
@@ -42,7 +42,7 @@ pub fn command(options: &CompareOptions) -> anyhow::Result<ExitCode> {
     Ok(if options.fail_on_slower && is_slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What became of what.
+/// The comparison of two result files.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 pub struct Comparison {
@@ -50,15 +50,15 @@ pub struct Comparison {
     pub before: Side,
     /// The file after.
     pub after: Side,
-    /// A smaller change of a time is none.
+    /// The smallest change of a time that counts.
     pub threshold: f64,
-    /// What differs about the two runs besides.
+    /// Other differences between the two runs, which may explain a change.
     pub warnings: Vec<String>,
-    /// What both have: shown differences first, the largest first.
+    /// Figures that both files have: differences first, the largest first.
     pub changes: Vec<Change>,
-    /// What the file before has alone.
+    /// Figures that only the file before has.
     pub only_before: Vec<String>,
-    /// What the file after has alone.
+    /// Figures that only the file after has.
     pub only_after: Vec<String>,
 }
 
@@ -66,16 +66,16 @@ pub struct Comparison {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 pub struct Side {
-    /// Where it is.
+    /// The file's path.
     pub path: String,
     /// The command that made it.
     pub command: String,
-    /// The program that it was.
+    /// The program that wrote it.
     pub program: String,
 }
 
 impl Comparison {
-    /// Whether there is anything to say of the two, and where that is asked for, anything to judge.
+    /// Fails if nothing was compared, or, for a gate, if nothing could be judged.
     fn check(&self, is_gate: bool) -> anyhow::Result<()> {
         let Self { before, after, changes, .. } = self;
         ensure!(
@@ -87,7 +87,7 @@ impl Comparison {
         let is_judged = changes.iter().any(|change| change.verdict != change::Verdict::TooFewRuns);
         ensure!(
             is_judged || !is_gate,
-            "--fail-on-slower: no figure has the {ENOUGH} runs in both files that a judgement takes"
+            "--fail-on-slower: no figure has the {ENOUGH} runs in both files that a judgement needs"
         );
         Ok(())
     }
@@ -122,13 +122,13 @@ impl Comparison {
     }
 }
 
-/// What `of` has and `other` has not.
+/// The figures that `of` has and `other` does not have.
 fn alone(of: &Results, other: &Results) -> Vec<String> {
     let has = |one: &Measurement| other.measurements.iter().any(|other| other.is_same(one) && other.kind == one.kind);
     of.measurements.iter().filter(|one| !has(one)).map(change::full_name).collect()
 }
 
-/// What may have made a difference besides what is compared.
+/// Other differences between the two runs, which may explain a change.
 fn warnings(before: &Results, after: &Results) -> Vec<String> {
     let mut warnings = Vec::new();
     let mut differ = |name: &str, one: &str, other: &str| {
@@ -140,14 +140,14 @@ fn warnings(before: &Results, after: &Results) -> Vec<String> {
     let map = |results: &Results| results.host.iter().cloned().collect::<BTreeMap<_, _>>();
     let (hosts, other_hosts) = (map(before), map(after));
     for name in hosts.keys().chain(other_hosts.keys()).collect::<BTreeSet<_>>() {
-        let value = |of: &BTreeMap<String, String>| of.get(name).cloned().unwrap_or_else(|| "not told".to_owned());
+        let value = |of: &BTreeMap<String, String>| of.get(name).cloned().unwrap_or_else(|| "not recorded".to_owned());
         if name != host::FREE_MEMORY {
             differ(name, &value(&hosts), &value(&other_hosts));
         }
     }
     let (settings, other_settings) = (settings(before), settings(after));
     for (key, values) in &settings {
-        // Where they share a value there is something to compare.
+        // Settings that share a value have something to compare.
         if let Some(others) = other_settings.get(key).filter(|others| values.is_disjoint(others)) {
             let list = |values: &BTreeSet<&str>| values.iter().copied().collect::<Vec<_>>().join(", ");
             differ(&format!("the setting {key}"), &list(values), &list(others));
@@ -158,7 +158,7 @@ fn warnings(before: &Results, after: &Results) -> Vec<String> {
     warnings
 }
 
-/// All that was set, and to what.
+/// All settings and their values.
 fn settings(results: &Results) -> BTreeMap<&str, BTreeSet<&str>> {
     let mut settings: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (key, value) in results.measurements.iter().flat_map(|one| &one.configuration) {
@@ -206,7 +206,7 @@ mod tests {
                 assert_eq!(change.is_slower(0.05), change.verdict == Verdict::Slower);
             }
         }
-        // Sure, and too small to be told.
+        // The change is certain, and too small to be reported.
         let comparison = compared(&results, &scaled(&results, 1.02));
         assert!(comparison.changes.iter().all(|change| !change.verdict.is_difference()));
     }
@@ -243,7 +243,7 @@ mod tests {
         for wanted in [
             "the program differs: twofold 0.1.0, release build before, twofold 0.2.0, release build after",
             "CPU differs: AMD <EPYC>",
-            "/dev/kvm differs: not there before, not told after",
+            "/dev/kvm differs: not there before, not recorded after",
             "the setting vcpus differs: 1, 8 before, 3 after",
             "the run after was interrupted",
         ] {

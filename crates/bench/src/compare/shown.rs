@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A comparison for a terminal, and as a page.
+//! A comparison as text for a terminal, and as an HTML page.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,8 @@ use crate::report::plot::colour::{BAD, GOOD, OPEN};
 use crate::report::plot::gains::{Gain, gains};
 use crate::results::Kind;
 
-/// For a terminal: without what there was none of before and after, and not all of what one file has alone.
+/// The comparison for a terminal. It leaves out figures that are 0 in both files, and lists only some of the figures
+/// that one file lacks.
 pub fn text(comparison: &Comparison) -> String {
     let warnings = comparison.warnings.iter().map(|warning| format!("warning: {warning}"));
     let mut parts = vec![warnings.collect::<Vec<_>>().join("\n")];
@@ -39,7 +40,7 @@ pub fn text(comparison: &Comparison) -> String {
     parts.join("\n\n")
 }
 
-/// As a page.
+/// The comparison as an HTML page.
 pub fn html(comparison: &Comparison) -> anyhow::Result<String> {
     let varying = varying(&comparison.changes);
     let drawn: Vec<_> = comparison.changes.iter().filter_map(|change| gain(change, &varying)).take(DRAWN).collect();
@@ -60,7 +61,7 @@ pub fn html(comparison: &Comparison) -> anyhow::Result<String> {
             @if !plot.is_empty() {
                 h2 { "The largest differences" }
                 figure {
-                    figcaption.faint { "The change of the median with its interval: right of the line it is more than before." }
+                    figcaption.faint { "The change of the median, with its interval. Right of the line is more than before." }
                     (PreEscaped(plot))
                 }
             }
@@ -74,11 +75,11 @@ pub fn html(comparison: &Comparison) -> anyhow::Result<String> {
 }
 
 const NOTHING: &str = "the two files have nothing in common";
-/// So many differences are drawn; all are in the table.
+/// Number of differences in the plot. The table has all of them.
 const DRAWN: usize = 40;
-/// So many figures that one file has alone are listed.
+/// Number of figures listed that only one file has.
 const LISTED: usize = 10;
-const HEADER: [&str; 9] = ["verdict", "before", "after", "", "by before", "95 %", "phase", "what", "experiment"];
+const HEADER: [&str; 9] = ["verdict", "before", "after", "", "ratio", "95 %", "phase", "what", "experiment"];
 
 fn aligned(header: &[&str], rows: Vec<Vec<String>>) -> String {
     // The table's words come first and its figures after them.
@@ -120,7 +121,7 @@ fn rows(changes: &[Change], varying: &BTreeSet<&str>) -> Markup {
         table {
             thead { tr {
                 th { "verdict" } th { "experiment" } th { "settings" } th { "phase" } th { "what" }
-                th.n { "before" } th.n { "after" } th {} th.n { "by before" } th.n { "95 %" } th.n { "runs" }
+                th.n { "before" } th.n { "after" } th {} th.n { "ratio" } th.n { "95 %" } th.n { "runs" }
             } }
             tbody {
                 @for change in changes {
@@ -146,7 +147,7 @@ fn alone(title: &str, names: &[String]) -> Markup {
     }
 }
 
-/// What is drawn of a change: nothing where there is no difference.
+/// The change as drawn in the plot. `None` if there is no difference.
 fn gain(change: &Change, varying: &BTreeSet<&str>) -> Option<Gain> {
     let ours = change.ratio.filter(|_| change.verdict.is_difference())?;
     let ours = crate::statistics::Ratio { median: ours.median - 1.0, low: ours.low - 1.0, high: ours.high - 1.0 };
@@ -161,7 +162,7 @@ fn gain(change: &Change, varying: &BTreeSet<&str>) -> Option<Gain> {
     Some(Gain { label, published: None, ours: Some(ours), colour })
 }
 
-/// How many became what.
+/// The number of figures with each verdict.
 fn summary(comparison: &Comparison) -> String {
     let all = [
         Verdict::Slower,
@@ -189,7 +190,7 @@ fn unit(change: &Change) -> Unit {
     Unit::of(change.quantity, change.before.median.max(change.after.median))
 }
 
-/// Settings that are not the same in all of them.
+/// Settings that are not equal in all changes.
 fn varying(changes: &[Change]) -> BTreeSet<&str> {
     let keys: BTreeSet<&str> =
         changes.iter().flat_map(|change| change.configuration.keys()).map(String::as_str).collect();
