@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest that never pauses, while its log is read and cleared at an interval: what the review of S3 asked for. Its rate over
-//! time is the figure, and the area between its steady rate, before logging, and its rate during logging the cost.
+//! A guest that never pauses, while its log is read and cleared at an interval. The review of Kolothum 2023 asked for
+//! this workload. The figure is the guest's rate over time. The cost is the area between its steady rate before logging
+//! and its rate during logging.
 //!
-//! Invariant: all rates are of accesses and moments that were read together, by one thread; what the guest lost is told beside
-//! what collecting took, and beside the work that a second of CPU gave, guest and collector together: a moved cost is not a
-//! saved cost.
+//! Invariant: one thread reads the accesses and the time of a rate together. The guest's loss is shown next to the
+//! collector's cost, and next to the work per second of CPU time of guest and collector together, because a cost that
+//! moves is not saved.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -22,26 +23,26 @@ use crate::results::{Measurement, Quantity, Results, Series};
 use crate::statistics::Quartiles;
 use crate::stop::Stop;
 
-/// What is to be measured.
+/// What to measure.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// For each mode the variants that take turns.
+    /// The variants of each mode, which take turns.
     pub setups: Vec<Vec<Setup>>,
-    /// What the guest does, over and over.
+    /// What the guest does, repeatedly.
     pub load: Load,
-    /// From one collection to the next.
+    /// Time from one collection to the next.
     pub interval: Duration,
-    /// How long logging is enabled.
+    /// Time with logging enabled.
     pub duration: Duration,
     /// Runs of each variant.
     pub runs: u32,
 }
 
-/// Measures all of it. Where somebody ends it, results have the runs that were whole.
+/// Measures the plan. If a signal ends it, the results have the complete runs.
 ///
 /// # Errors
 ///
-/// What the platform says.
+/// The platform fails.
 pub fn measure(targets: &mut dyn Targets, plan: &Plan, results: &mut Results, stop: &Stop) -> anyhow::Result<()> {
     let variants = plan.setups.iter().flatten();
     let bar = Bar::new(u64::from(plan.runs) * variants.clone().count() as u64)?;
@@ -74,32 +75,32 @@ pub fn measure(targets: &mut dyn Targets, plan: &Plan, results: &mut Results, st
     Ok(())
 }
 
-/// How far the guest was, at a moment.
+/// The guest's progress at a moment.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     at: Instant,
     progress: Progress,
 }
 
-/// What a run came to.
+/// The measurements of one run.
 #[derive(Debug)]
 struct Run {
     start: Mark,
-    /// Before logging was enabled.
+    /// Just before logging is enabled.
     enabled: Mark,
-    /// After it was disabled.
+    /// Just after logging is disabled.
     disabled: Mark,
     end: Mark,
-    /// When the log was read and cleared.
+    /// The times at which the log was read and cleared.
     collected: Vec<Instant>,
-    /// What the collector took, by what it did.
+    /// The cost of the collector, by operation.
     collector: Vec<(&'static str, Taken)>,
     /// The guest's accesses over time.
     samples: Vec<(Instant, u64)>,
 }
 
 impl Run {
-    /// `None`: somebody wants the program to end.
+    /// Runs once. `None` if a signal asks the program to end.
     fn measure(target: &mut dyn Target, setup: &Setup, plan: &Plan, stop: &Stop) -> anyhow::Result<Option<Self>> {
         let mut passes = plan.load.passes(setup)?;
         target.run(&mut passes)?;
@@ -117,7 +118,7 @@ impl Run {
             let samples = sampler.join().unwrap_or_default();
             run.map(|run| run.map(|run| Self { samples, ..run }))
         });
-        // The guest is stopped whatever came.
+        // The guest is stopped in every case.
         let stopped = target.stop();
         let run = run?;
         stopped?;
@@ -173,7 +174,7 @@ impl Run {
         }
     }
 
-    /// The area between the steady rate and the rate while it was logged, in nanoseconds of the steady rate.
+    /// The area between the steady rate and the rate while logged, in nanoseconds at the steady rate.
     fn lost(&self) -> f64 {
         let logged = self.enabled.nanoseconds(&self.disabled);
         logged - self.enabled.accesses(&self.disabled) / self.start.rate(&self.enabled) * 1e9
@@ -223,7 +224,7 @@ impl Mark {
     }
 }
 
-/// How far the guest is, again and again, until whoever holds the other end lets go of it.
+/// Samples the guest's progress until the other end of the channel is dropped.
 fn sample(meter: &Meter, ended: &Receiver<()>) -> Vec<(Instant, u64)> {
     let mut samples = Vec::new();
     let mut goes_on = true;
@@ -241,7 +242,7 @@ const BEFORE: &str = "before";
 const LOGGED: &str = "logged";
 const LOST: &str = "lost";
 
-/// `None`: somebody wants the program to end.
+/// Sleeps. `None` if a signal asks the program to end.
 fn sleep(time: Duration, stop: &Stop) -> Option<()> {
     let end = Instant::now() + time;
     loop {
@@ -256,7 +257,8 @@ fn sleep(time: Duration, stop: &Stop) -> Option<()> {
     }
 }
 
-/// Without any there is no steady rate: on a busy system the guest's threads may not have had a CPU yet. `None` as above.
+/// Waits for the first access. Without one there is no steady rate: on a busy system the guest's threads may not have
+/// had a CPU yet. `None` if a signal asks the program to end.
 fn wait_for_access(meter: &Meter, stop: &Stop) -> anyhow::Result<Option<()>> {
     let start = Instant::now();
     while meter().accesses == 0 {
@@ -268,14 +270,14 @@ fn wait_for_access(meter: &Meter, stop: &Stop) -> anyhow::Result<Option<()>> {
     Ok(Some(()))
 }
 
-/// A guest that has done nothing for so long never will.
+/// A guest that makes no access for this long never will.
 const DEAD: Duration = Duration::from_secs(60);
 
 fn add(all: &mut Taken, one: &Taken) {
     *all = sum([&*all, one]);
 }
 
-/// A line for each variant: how much was lost.
+/// A line for each variant: its loss.
 fn lost(results: &Results) -> Vec<String> {
     let of = |phase: &'static str, quantity| {
         let is =
@@ -288,7 +290,7 @@ fn lost(results: &Results) -> Vec<String> {
         let parts = before.runs.iter().zip(&logged.runs).map(|(before, logged)| 1.0 - logged / before);
         let (part, lost) = (Quartiles::of(parts).median, Quartiles::of(lost.runs.iter().copied()).median);
         format!(
-            "{}, {}: what the guest did not do while it was logged is {} of its steady rate, or {:.3} s of it",
+            "{}, {}: while logged, the guest lost {} of its steady rate, or {:.3} s at that rate",
             setting("mode"),
             setting("tracker"),
             percent(part).trim_start_matches('+'),
@@ -324,7 +326,7 @@ mod tests {
             collector: vec![("get", taken(0.5)), ("clear", taken(1.5))],
             samples: vec![(start, 0), (start + Duration::from_secs(1), 1000), (start + Duration::from_secs(5), 4000)],
         };
-        // 4 seconds at 1000 a second would have been 4000; 3000 were done: a second's worth is missing.
+        // 4 s at 1000 accesses per second would be 4000; 3000 were done. So the loss is 1 s.
         assert!((run.lost() - 1e9).abs() < 1e3, "{}", run.lost());
         let variant = Variant::new(EXPERIMENT, Platform::Machine, &Setup::new(Mode::find("6").unwrap()));
         let mut results = Results::begin();
@@ -335,7 +337,7 @@ mod tests {
         };
         assert_eq!(runs(BEFORE, Quantity::Rate), Some(1000.0));
         assert_eq!(runs(LOGGED, Quantity::Rate), Some(750.0));
-        // 3000 accesses by 3 seconds of the guest's CPU and 2 of the collector's.
+        // 3000 accesses in 3 s of the guest's CPU time and 2 s of the collector's.
         assert_eq!(runs("per second of CPU", Quantity::Rate), Some(600.0));
         assert!(lost(&results)[0].contains("25.0 %"), "{:?}", lost(&results));
         let series = run.series(&variant);

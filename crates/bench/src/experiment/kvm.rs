@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Experiments on the real KVM of this host: the same passes, in a guest of ours, measured from user space.
+//! Experiments on the real KVM of this host: the same passes in a guest of ours, measured from user space.
 //!
-//! Invariant: what is told of a phase is what its calls took, and nothing of ours between them. Instructions are the kernel's,
-//! where it lets us count them: on arm64 with VHE those at EL2.
+//! Invariant: the cost of a phase is the cost of its system calls, without our own code between them. Instructions are
+//! the kernel's, if the kernel permits counting them: on arm64 with VHE those at EL2.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use super::setup::{Backing, Setup};
 use super::target::{Meter, Progress, Taken, Target, Targets};
 use crate::results::{Platform, Quantity, Results};
 
-/// Guests under KVM, one after the other.
+/// Makes guests under KVM, one after the other.
 pub struct Kvms(());
 
 /// A guest under KVM.
 struct KvmTarget {
     guest: Arc<KvmGuest>,
     log: Log,
-    /// What each slot's log told last.
+    /// The bitmap that each memslot's log returned last.
     dirty: Vec<Bitmap>,
 }
 
@@ -31,7 +31,7 @@ impl Kvms {
     ///
     /// # Errors
     ///
-    /// There is none that can be used.
+    /// KVM is not available.
     pub fn new() -> anyhow::Result<Self> {
         Ok(twofold_kvm::available().map(|()| Self(()))?)
     }
@@ -75,7 +75,7 @@ impl Targets for Kvms {
 }
 
 impl KvmTarget {
-    /// Does something with each slot, and what that took.
+    /// Calls `body` for each memslot, and returns the total cost.
     fn with_slots(
         &mut self,
         mut body: impl FnMut(&KvmGuest, usize, &mut Bitmap) -> anyhow::Result<Cost>,
@@ -154,7 +154,7 @@ impl Target for KvmTarget {
         Ok(self.guest.start(passes)?)
     }
 
-    /// The CPU time of its threads is told when they stop.
+    /// The CPU time of the vCPU threads is known only after they stop.
     fn meter(&self) -> Meter {
         let guest = Arc::clone(&self.guest);
         Arc::new(move || Progress { accesses: guest.accesses().iter().sum(), cpu: None })
@@ -165,13 +165,13 @@ impl Target for KvmTarget {
     }
 }
 
-/// Which log of KVM's is the tracker.
+/// KVM's log for the tracker.
 fn log(setup: &Setup) -> anyhow::Result<Log> {
     Ok(match (setup.ring, setup.tracker) {
         (Some(entries), _) => Log::Ring { entries },
         (None, Tracker::WriteProtect) => Log::Bitmap(Clearing::ByGet),
         (None, Tracker::Manual) => Log::Bitmap(Clearing::ManualInitiallySet),
-        (None, tracker) => bail!("KVM has no tracker `{}`; take write-protect, manual, or --ring", tracker.name()),
+        (None, tracker) => bail!("KVM has no tracker `{}`; use write-protect, manual, or --ring", tracker.name()),
     })
 }
 
@@ -179,7 +179,7 @@ fn pages(backing: Backing) -> Pages {
     match backing {
         Backing::Anonymous => Pages::Anonymous,
         Backing::AnonymousThp => Pages::AnonymousThp,
-        // Linux takes the same size for both.
+        // Linux uses the same size for both.
         Backing::AnonymousHugetlb if backing.page() == 1 << 30 => Pages::AnonymousHugetlb1Gb,
         Backing::AnonymousHugetlb | Backing::AnonymousHugetlb2M => Pages::AnonymousHugetlb2Mb,
         Backing::AnonymousHugetlb1G => Pages::AnonymousHugetlb1Gb,
@@ -188,7 +188,7 @@ fn pages(backing: Backing) -> Pages {
     }
 }
 
-/// One after the other; instructions where both were counted.
+/// The sum of two costs in sequence. It has instructions only if both have.
 fn both(all: Cost, one: Cost, first: bool) -> Cost {
     let instructions =
         if first { one.instructions } else { all.instructions.zip(one.instructions).map(|(a, b)| a + b) };
@@ -202,7 +202,7 @@ fn taken(cost: Cost) -> Taken {
     taken
 }
 
-/// Wall time to the slowest; the rest of all of them.
+/// Wall time until the slowest vCPU is done; CPU time and instructions of all vCPUs.
 fn of_run(time: &RunTime) -> Taken {
     let costs = time.vcpus.iter().map(|vcpu| vcpu.cost).enumerate();
     let all = costs.fold(Cost::default(), |all, (number, cost)| both(all, cost, number == 0));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Experiments: what a guest does, what its hypervisor does meanwhile, and what of it is timed. Each is written once, and runs
-//! on every [`Target`](target::Target).
+//! The experiments: what the guest does, what its hypervisor does meanwhile, and which parts are timed. Each experiment
+//! is written once, and runs on every [`Target`](target::Target).
 
 pub mod continuous;
 pub mod dirty_log;
@@ -25,7 +25,7 @@ use target::Targets;
 ///
 /// # Errors
 ///
-/// It is not there.
+/// The platform is not available.
 pub fn on(platform: Platform) -> anyhow::Result<Box<dyn Targets>> {
     match platform {
         Platform::Machine => Ok(Box::new(machine::Machines::new())),

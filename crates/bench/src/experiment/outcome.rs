@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where an experiment's figures go: a table on standard output, and files beside it.
+//! The outputs of an experiment: a table on standard output, and files.
 //!
-//! Invariant: that a file cannot be written is said before the experiment, not after it.
+//! Invariant: a file that cannot be written is reported before the experiment, not after it.
 
 use std::fs;
 use std::path::Path;
@@ -13,31 +13,31 @@ use crate::arguments::OutputOptions;
 use crate::results::Results;
 use crate::{output, report};
 
-/// Whether all files can be written.
+/// Checks that all files can be written.
 ///
 /// # Errors
 ///
-/// Which cannot, and why.
+/// A file cannot be written; the error has its name and the reason.
 pub fn check(options: &OutputOptions) -> anyhow::Result<()> {
     options.files().try_for_each(|(option, path)| check_file(option, path))
 }
 
-/// Tells results, and writes them. What to end the program with: 130, as a shell has it, where somebody has ended it.
+/// Prints the results and writes the files. Returns the exit status: 130, as in a shell, if a signal ended the program.
 ///
 /// # Errors
 ///
-/// A file cannot be written after all. The table was printed then.
+/// A file could not be written after all. The table was printed.
 pub fn tell(results: &Results, options: &OutputOptions) -> anyhow::Result<ExitCode> {
     output::line(&report::text(results))?;
     write(results, options)?;
     Ok(if results.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-/// Writes them.
+/// Writes the files.
 ///
 /// # Errors
 ///
-/// A file cannot be written after all.
+/// A file could not be written after all.
 pub fn write(results: &Results, options: &OutputOptions) -> anyhow::Result<()> {
     if let Some(path) = &options.json {
         results.write(path)?;
@@ -51,19 +51,19 @@ pub fn write(results: &Results, options: &OutputOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a program ends with that somebody has ended: 128 and the number of SIGINT.
+/// The exit status after a signal: 128 plus the number of SIGINT.
 pub const INTERRUPTED: u8 = 130;
 
 fn check_file(option: &str, path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
-    ensure!(path != Path::new("-"), "{option}: standard output is where the table goes; name a file");
+    ensure!(path != Path::new("-"), "{option}: standard output is for the table; name a file");
     if let Ok(there) = fs::metadata(path) {
-        // A file takes the place of what is there.
+        // The new file replaces a file at that path.
         ensure!(there.is_file(), "{option}: {shown} is a directory or a device; name a file");
     }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     ensure!(directory.is_dir(), "{option}: there is no directory {}; make it first", directory.display());
-    // Made and dropped: no look at permissions says as much.
+    // Creates a file and drops it: permission bits alone do not prove that this works.
     let trial = tempfile::NamedTempFile::new_in(directory);
     trial.map(drop).with_context(|| format!("{option}: cannot write to the directory {}", directory.display()))
 }

@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How far an experiment is, on a terminal. Elsewhere nothing is drawn.
+//! An experiment's progress bar. It is drawn on a terminal only.
 
 use indicatif::ProgressBar;
 
 use crate::estimate;
 
-/// A bar, which is gone when it is dropped.
+/// A progress bar. It disappears when dropped.
 #[derive(Debug)]
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// Of so many steps.
+    /// A bar of `steps` steps.
     ///
     /// # Errors
     ///
-    /// The style of the bar, which is fixed, is none.
+    /// The bar's fixed style is invalid.
     pub fn new(steps: u64) -> anyhow::Result<Self> {
         let style = estimate::style("{bar:30} {pos}/{len} {msg} ({elapsed} gone{left})")?;
         Ok(Self(ProgressBar::new(steps).with_style(style)))
     }
 
-    /// What is done now.
+    /// Shows the present operation.
     pub fn doing(&self, what: impl Into<String>) {
         self.0.set_message(what.into());
         self.0.tick();
     }
 
-    /// A step is done.
+    /// Advances the bar by one step.
     pub fn done(&self) {
         self.0.inc(1);
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! From what an experiment took to results.
+//! Adds the costs that an experiment measured to its results.
 //!
-//! Invariant: runs stand in the order in which they were done; whoever adds the same phases in each run, for variants that take
-//! turns, has the runs of one round at one place of their lists.
+//! Invariant: runs are in the order in which they were done. A caller that adds the same phases in each run, for
+//! variants that take turns, has the runs of one round at the same index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,61 +10,61 @@ use super::setup::Setup;
 use super::target::Taken;
 use crate::results::{Kind, Measurement, Platform, Quantity, Results};
 
-/// One variant of an experiment, as results name it.
+/// One variant of an experiment, as named in results.
 #[derive(Clone, Debug)]
 pub struct Variant {
     /// The experiment.
     pub experiment: &'static str,
-    /// Where it runs.
+    /// The platform.
     pub platform: Platform,
-    /// What is set.
+    /// The settings.
     pub configuration: BTreeMap<String, String>,
-    /// Whether what the guest does has a stated price on top.
+    /// Whether the guest's costs include a stated price.
     modelled: bool,
-    /// Whether the guest does the same in each run, to the access.
+    /// Whether the guest makes exactly the same accesses in each run.
     steady: bool,
 }
 
-/// Who does something in a phase.
+/// The side that does the work in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// The guest, by itself or too.
+    /// The guest, alone or with the collector.
     Guest,
-    /// The collector alone.
+    /// The collector only.
     Collector,
 }
 
 impl Variant {
-    /// Of this set-up.
+    /// The variant of this setup.
     pub fn new(experiment: &'static str, platform: Platform, setup: &Setup) -> Self {
         let (modelled, steady) = (setup.exit_cost > 0, setup.vcpus == 1 && platform != Platform::Kvm);
         let mut configuration = setup.configuration();
         if platform == Platform::Kvm {
-            // They are ours: KVM has the way of its kernel.
+            // Policies are Twofold's. KVM does what its kernel does.
             configuration.retain(|key, _| !POLICIES.contains(&key.as_str()));
         }
         Self { experiment, platform, configuration, modelled, steady }
     }
 
-    /// The same, with something set that is no part of the set-up.
+    /// The same variant, with a setting that is not part of the setup.
     pub fn with(mut self, key: &str, value: impl ToString) -> Self {
         self.configuration.insert(key.to_owned(), value.to_string());
         self
     }
 
-    /// The same, where what the guest does in a run depends on time.
+    /// The same variant, for a guest whose accesses in a run depend on time.
     pub fn unsteady(self) -> Self {
         Self { steady: false, ..self }
     }
 
-    /// Adds a run's phase.
+    /// Adds the costs of one phase in one run.
     pub fn add(&self, results: &mut Results, phase: &str, who: Who, taken: &Taken) {
         for (quantity, value) in taken {
             self.measurement(results, phase, *quantity, self.kind(*quantity, who)).runs.push(*value);
         }
     }
 
-    /// How a figure came about. Several vCPUs that meet in a table may take a fault more or less.
+    /// How a figure was obtained. Several vCPUs that fault in the same table may take one fault more or less.
     fn kind(&self, quantity: Quantity, who: Who) -> Kind {
         match quantity {
             Quantity::Time | Quantity::CpuTime | Quantity::Rate if self.modelled && who == Who::Guest => Kind::Modelled,
@@ -101,8 +101,8 @@ impl Variant {
 
 const POLICIES: [&str; 4] = ["split", "cmo", "coalesce", "tables"];
 
-/// Leaves out what no variant had: kinds of faults that there were none of, tables that were never taken. A variant that has
-/// none of what another one has keeps its 0.
+/// Leaves out figures that are 0 in every variant, such as kinds of faults that did not happen. A variant keeps a 0 if
+/// another variant has a value.
 pub fn leave_out_zeroes(results: &mut Results) {
     let name =
         |one: &Measurement| (one.experiment.clone(), one.platform.name(), one.phase.clone(), one.quantity.name());
@@ -111,7 +111,7 @@ pub fn leave_out_zeroes(results: &mut Results) {
     results.measurements.retain(|one| some.contains(&name(one)));
 }
 
-/// The sum of several.
+/// The sum of several costs.
 pub fn sum<'t>(all: impl IntoIterator<Item = &'t Taken>) -> Taken {
     let mut sum = Taken::new();
     for (quantity, value) in all.into_iter().flatten() {
@@ -120,7 +120,7 @@ pub fn sum<'t>(all: impl IntoIterator<Item = &'t Taken>) -> Taken {
     sum
 }
 
-/// The mean of several.
+/// The mean of several costs.
 pub fn mean<'t>(all: impl IntoIterator<Item = &'t Taken, IntoIter: ExactSizeIterator>) -> Taken {
     let all = all.into_iter();
     let count = all.len() as f64;
@@ -161,7 +161,7 @@ mod tests {
         there.add(&mut results, "get", Who::Collector, &Taken::from([(Quantity::Tables, 0.0)]));
         leave_out_zeroes(&mut results);
         assert_eq!(results.measurements.len(), expected.len());
-        // Beside a variant that has faults, one that has none keeps its 0.
+        // Another variant has faults, so a variant without faults keeps its 0.
         here.add(&mut results, "dirty", Who::Guest, &Taken::from([(Quantity::Faults, 0.0)]));
         leave_out_zeroes(&mut results);
         assert_eq!(results.measurements.len(), expected.len() + 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an experiment is set up with.
+//! The setup of an experiment's guest.
 //!
-//! Invariant: what is here names a variant; two variants that are compared differ in one field.
+//! Invariant: a setup names a variant; two variants that are compared differ in one field.
 
 use std::collections::BTreeMap;
 
@@ -12,45 +12,45 @@ use twofold_pattern::mode::Mode;
 
 use crate::{machine, readable};
 
-/// A guest, its memory, and the rules of its hypervisor.
+/// A guest, its memory, and its hypervisor's policies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
-    /// How its stage 1 is set up.
+    /// The guest mode.
     pub mode: Mode,
-    /// vCPUs.
+    /// Number of vCPUs.
     pub vcpus: usize,
-    /// Bytes of a region: of each vCPU's, or where they overlap, of the one that they share.
+    /// Bytes of each vCPU's region, or of the one region that they share.
     pub region: u64,
     /// Whether all vCPUs share one region.
     pub overlap: bool,
-    /// Slots that the memory is divided among.
+    /// Memslots that the memory is divided among.
     pub slots: usize,
-    /// What the memory is made of, and with that how large its mappings may be.
+    /// The kind of memory, which limits the size of its mappings.
     pub backing: Backing,
     /// How writes are tracked.
     pub tracker: Tracker,
-    /// KVM: a ring of so many pages for each vCPU instead, from which the written ones are taken.
+    /// With KVM: a dirty ring of this many pages for each vCPU, instead of a bitmap.
     pub ring: Option<u32>,
-    /// How much is split at once ahead of the guest's writes; 0: nothing.
+    /// Bytes to split at once, ahead of the guest's writes. 0: none.
     pub chunk: u64,
-    /// Each of the techniques, or what was before it.
+    /// Each technique, or its baseline.
     pub policies: Policies,
-    /// Whether the CPU forces guests' accesses to be write-back (FEAT_S2FWB), so that no cache needs cleaning. Where it does
-    /// not, caches are really cleaned.
+    /// Whether the CPU forces guests' accesses to be write-back (FEAT_S2FWB), so that no cache maintenance is needed.
+    /// Otherwise caches are really cleaned.
     pub forced_write_back: bool,
-    /// The guest's physical address of the memory; `None`: at the end of what the mode has, aligned to the backing's pages.
+    /// The IPA of the memory. `None`: the end of the mode's address space, aligned to the backing's pages.
     pub offset: Option<u64>,
-    /// Whether the memory is a small piece, mapped over and over: for sizes beyond the machine. Its tables are as real as ever;
-    /// what the guest writes shows in many places.
+    /// Whether the memory is a small piece that is mapped repeatedly, for sizes beyond the machine. Its stage-2 tables
+    /// are real. A guest's write is visible at many addresses.
     pub sparse: bool,
-    /// The CPU of each vCPU, by its number here; none: where the system puts them.
+    /// The host CPU of each vCPU. Empty: the system chooses.
     pub pinned: Vec<usize>,
-    /// Nanoseconds that a fault's way out of the guest and back takes besides what it takes here.
+    /// Modelled nanoseconds that are added for a fault's exit and re-entry.
     pub exit_cost: u64,
 }
 
 impl Setup {
-    /// A vCPU with 1 GiB of pages of 4 KiB in one slot, write-protected; every technique as it is.
+    /// One vCPU with 1 GiB in pages of 4 KiB, one memslot, the manual tracker, and every technique on.
     pub fn new(mode: Mode) -> Self {
         Self {
             mode,
@@ -71,28 +71,28 @@ impl Setup {
         }
     }
 
-    /// Bytes of all regions.
+    /// Bytes of all regions together.
     pub fn memory(&self) -> u64 {
         if self.overlap { self.region } else { self.region.saturating_mul(self.vcpus as u64) }
     }
 
-    /// Bytes from the memory's first to the first of a vCPU's region.
+    /// Offset of a vCPU's region from the start of the memory, in bytes.
     pub fn region_of(&self, vcpu: usize) -> u64 {
         if self.overlap { 0 } else { vcpu as u64 * self.region }
     }
 
-    /// Whether its addresses and sizes are made of whole pages of the guest's.
+    /// Checks that addresses and sizes are whole guest pages.
     ///
     /// # Errors
     ///
-    /// Which option is not, and what it has to be a multiple of.
+    /// The option that is not, and the size that it must be a multiple of.
     pub fn check_pages(&self) -> anyhow::Result<()> {
         let (granule, mode) = (self.mode.granule.size(), self.mode);
         let pages = readable::bytes(granule);
         ensure!(self.region > 0, "-b 0 is no memory: give its size, such as -b 64M or -b 1G");
         ensure!(
             self.region.is_multiple_of(granule),
-            "-b: {} are not made of whole pages of {mode}: give a multiple of {pages}",
+            "-b: {} are not whole pages of {mode}: give a multiple of {pages}",
             readable::bytes(self.region)
         );
         let offset = self.offset.unwrap_or(0);
@@ -103,12 +103,13 @@ impl Setup {
         Ok(())
     }
 
-    /// Whether all pages are in the log at first, and protected as they are cleared: with all that clear apart.
+    /// Whether all pages are dirty when the log starts, so that their first clear protects them. This holds for all
+    /// trackers with a separate clear.
     pub fn starts_dirty(&self) -> bool {
         self.tracker != Tracker::WriteProtect
     }
 
-    /// What names this variant in results. What is seldom set is there where it is.
+    /// The settings that name this variant in results. Rare settings are present only if they are set.
     pub fn configuration(&self) -> BTreeMap<String, String> {
         let Self { policies, .. } = self;
         let mut all = vec![
@@ -144,7 +145,7 @@ impl Setup {
     }
 }
 
-/// What a guest's memory is made of, by the names of KVM's selftests.
+/// The kind of a guest's memory, by the names of KVM's selftests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Backing {
@@ -152,12 +153,12 @@ pub enum Backing {
     Anonymous,
     /// Anonymous memory in transparent huge pages, mapped by blocks of 2 MiB
     AnonymousThp,
-    /// Huge pages of the system's default size: on the machine as those of 2 MiB are
+    /// Huge pages of the system's default size: on the machine modelled as those of 2 MiB
     AnonymousHugetlb,
-    /// Huge pages of 2 MiB: on the machine made of any memory that is contiguous, as only its tables see it
+    /// Huge pages of 2 MiB: on the machine any contiguous memory, because only the tables see the size
     #[value(name = "anonymous_hugetlb_2mb")]
     AnonymousHugetlb2M,
-    /// Huge pages of 1 GiB: on the machine as those of 2 MiB are
+    /// Huge pages of 1 GiB: on the machine modelled as those of 2 MiB
     #[value(name = "anonymous_hugetlb_1gb")]
     AnonymousHugetlb1G,
     /// A memory file, mapped by pages of 4 KiB
@@ -167,7 +168,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Bytes of its pages, which are the largest that tables map.
+    /// Bytes in a page of the backing, which is the largest leaf in the tables.
     pub fn page(self) -> u64 {
         match self {
             Self::Anonymous | Self::Shmem => 4 << 10,
@@ -178,69 +179,69 @@ impl Backing {
     }
 }
 
-/// Of this system; 2 MiB where it does not tell.
+/// The system's default size of a huge page. 2 MiB if the system does not report it.
 fn default_huge_page() -> u64 {
     machine::memory("Hugepagesize:").filter(|size| *size > 0).unwrap_or(2 << 20)
 }
 
-/// The techniques of the sources, each as it is or as it was before.
+/// The techniques of the sources, each on or as its baseline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Policies {
-    /// Which entries a split visits (S0).
+    /// Which entries a split visits (Bras 2026).
     pub split: Split,
-    /// Who cleans caches (S4).
+    /// Which vCPU cleans caches (Wang 2021: clean on map).
     pub cmo: Cmo,
-    /// When the old tables go (S4).
+    /// When the old tables are freed (Wang 2021: install before free).
     pub coalesce: Coalesce,
-    /// When table pages are taken (S4).
+    /// When table pages are allocated (Wang 2021: table pages when needed).
     pub tables: Tables,
 }
 
 /// Which entries a split visits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Split {
-    /// Tables that have blocks below them, by their records
+    /// Tables that contain blocks, as the table metadata says
     #[default]
     Records,
-    /// None of level 3 (S0)
+    /// Entries above level 3 (Bras 2026)
     SkipLeaves,
-    /// All but those of a table that was made just now (S0's first version)
+    /// All entries, except those of a table that was just made (Bras 2026, a variant that was tried)
     SkipChildren,
-    /// All, as Linux 6.12
+    /// All entries, as Linux 6.12
     EveryLevel,
 }
 
-/// Who cleans caches.
+/// Which vCPU cleans caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Cmo {
-    /// The vCPU that maps
+    /// The vCPU that installs the mapping
     #[default]
     OnMap,
     /// Each vCPU that faults
     OnAbort,
 }
 
-/// When the tables go that a block takes the place of.
+/// When the tables that a block replaces are freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Coalesce {
-    /// After the block is there
+    /// After the block is installed
     #[default]
     InstallFirst,
-    /// Before
+    /// Before the block is installed
     FreeFirst,
 }
 
-/// When table pages are taken.
+/// When table pages are allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Tables {
-    /// Where a table is missing
+    /// If a table is missing
     #[default]
     WhenNeeded,
     /// At each fault, as many as it might need
     Always,
 }
 
-/// What a value is called on a command line.
+/// A value's name on a command line.
 fn name<T: ValueEnum>(value: T) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }

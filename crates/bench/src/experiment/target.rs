@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an experiment asks of the place where its guest runs.
+//! The operations that an experiment needs from the platform that runs its guest.
 //!
-//! Invariant: every operation was done, completely, when it returns, and tells what it took: measured there, nearest to the
-//! work, and from outside (S2's review: what a user of it waits for).
+//! Invariant: an operation is complete when it returns. It returns its cost, measured as close to the work as possible,
+//! and from outside: the time that a user waits (Bras RFC 2026, review).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,107 +12,107 @@ use twofold_pattern::pass::Pass;
 use super::setup::Setup;
 use crate::results::{Platform, Quantity, Results};
 
-/// A place where guests are made.
+/// A platform that makes guests.
 pub trait Targets {
-    /// Which one.
+    /// The platform.
     fn platform(&self) -> Platform;
 
-    /// A new guest, with its memory there and nothing of it touched by the guest. The one before it is gone.
+    /// Makes a guest with its memory set up and untouched by the guest. The caller has dropped the guest before it.
     ///
     /// # Errors
     ///
-    /// It does not fit (told before any memory is touched), or the platform has no such guest.
+    /// The guest does not fit, which is reported before any memory is touched. Or the platform does not support it.
     fn make(&mut self, setup: &Setup) -> anyhow::Result<Box<dyn Target>>;
 
-    /// Adds what a reader of figures has to know of this platform.
+    /// Adds what a reader of the figures needs to know about this platform.
     fn describe(&self, _: &mut Results) {}
 }
 
 /// A guest with its memory set up, on some platform.
 pub trait Target {
-    /// Which one.
+    /// The platform.
     fn platform(&self) -> Platform;
 
-    /// Whether all pages are in its log when that starts.
+    /// Whether all pages are dirty when the log starts.
     fn starts_dirty(&self) -> bool;
 
-    /// Bytes of a page of its log.
+    /// Bytes in a page of the log.
     fn page(&self) -> u64 {
         4 << 10
     }
 
-    /// Has each vCPU do its passes, one after the other, all vCPUs at once; until the last has done them. The time on the wall
-    /// is that of the slowest. The generator's state is left in the passes, as the guest left it.
+    /// Runs the passes of each vCPU in order, with all vCPUs at once. Returns when the last vCPU is done. Wall time is
+    /// that of the slowest vCPU. The guest's final generator states are stored in the passes.
     ///
     /// # Errors
     ///
-    /// A guest that does not get on, or something else than a guest is to do.
+    /// The guest makes no progress, or does something unexpected.
     fn run(&mut self, passes: &mut [Vec<Pass>]) -> anyhow::Result<Taken>;
 
-    /// Starts the dirty logs of all slots.
+    /// Enables the dirty logs of all memslots.
     ///
     /// # Errors
     ///
-    /// What the platform says.
+    /// The platform fails.
     fn enable_log(&mut self) -> anyhow::Result<Taken>;
 
-    /// Has the logs of all slots tell what is dirty, for [`dirty`](Self::dirty) and the next clear.
+    /// Reads the dirty pages of all memslots' logs, for [`dirty`](Self::dirty) and for the next clear.
     ///
     /// # Errors
     ///
-    /// What the platform says.
+    /// The platform fails.
     fn get_log(&mut self) -> anyhow::Result<Taken>;
 
-    /// Clears what the last get told. `None` where getting it has cleared it.
+    /// Clears the pages that the last get reported. `None` if the get has cleared them.
     ///
     /// # Errors
     ///
-    /// What the platform says.
+    /// The platform fails.
     fn clear_log(&mut self) -> anyhow::Result<Option<Taken>>;
 
-    /// Stops the logs.
+    /// Disables the logs.
     ///
     /// # Errors
     ///
-    /// What the platform says.
+    /// The platform fails.
     fn disable_log(&mut self) -> anyhow::Result<Taken>;
 
-    /// The [pages](Self::page) that the last get told: their numbers from the memory's first, ascending, over all slots. Memory is
-    /// one run of pages in the order of regions, and regions of vCPUs.
+    /// The [pages](Self::page) that the last get reported, over all memslots: ascending numbers from the start of the
+    /// memory. Memory is one run of pages: the regions in order, and within them the vCPUs' regions.
     fn dirty(&self) -> Vec<u64>;
 
-    /// Lets the vCPUs do their passes over and over, until [`stop`](Self::stop).
+    /// Starts the vCPUs, which repeat their passes until [`stop`](Self::stop).
     ///
     /// # Errors
     ///
-    /// They run already.
+    /// The vCPUs run already.
     fn start(&mut self, passes: &[Vec<Pass>]) -> anyhow::Result<()>;
 
-    /// Tells, on any thread, how far they are.
+    /// A function that returns the vCPUs' progress, on any thread.
     fn meter(&self) -> Meter;
 
-    /// Stops them; what they took, in all.
+    /// Stops the vCPUs, and returns their total cost.
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run).
+    /// As for [`run`](Self::run).
     fn stop(&mut self) -> anyhow::Result<Taken>;
 }
 
-/// How far vCPUs are that do their passes over and over.
+/// Returns the progress of vCPUs that repeat their passes.
 pub type Meter = Arc<dyn Fn() -> Progress + Send + Sync>;
 
-/// What vCPUs have done since they were started.
+/// The progress of the vCPUs since they were started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// Accesses, of all of them.
+    /// Accesses of all vCPUs.
     pub accesses: u64,
-    /// Nanoseconds of CPU time that their threads took since they exist; `None` where the platform does not tell.
+    /// Nanoseconds of CPU time of the vCPUs' threads since their creation. `None` if the platform does not report it.
     pub cpu: Option<f64>,
 }
 
-/// What something took: of each quantity that the platform can tell, how much.
+/// The cost of an operation: the value of each quantity that the platform can measure.
 pub type Taken = BTreeMap<Quantity, f64>;
 
-/// Where the guest has its first region, in its own addresses: as KVM's selftests have it.
+/// The guest virtual address of the first region, as in KVM's selftests.
 pub const REGION: u64 = 0xc000_0000;

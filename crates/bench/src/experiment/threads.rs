@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Threads as the system sees them: where they are, and what CPU time they took.
+//! Threads as the system sees them: their CPUs, and their CPU time.
 
 use std::fs;
 
@@ -11,28 +11,28 @@ use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 pub struct ThreadId(i32);
 
 impl ThreadId {
-    /// This thread.
+    /// The calling thread.
     pub fn this() -> Self {
         Self(gettid().as_raw_nonzero().get())
     }
 
-    /// Nanoseconds of CPU time that it took, from any thread; `None` where the kernel does not tell.
+    /// Nanoseconds of CPU time; callable from any thread. `None` if the kernel does not report it.
     pub fn cpu_time(self) -> Option<f64> {
         let text = fs::read_to_string(format!("/proc/self/task/{}/schedstat", self.0)).ok()?;
         text.split_whitespace().next()?.parse().ok()
     }
 }
 
-/// From here on this thread is on that CPU alone.
+/// Binds the calling thread to one CPU.
 ///
 /// # Errors
 ///
-/// There is no such CPU, or it is not for this process.
+/// The CPU does not exist, or this process may not use it.
 pub fn pin(cpu: usize) -> anyhow::Result<()> {
     ensure!(cpu < CpuSet::MAX_CPU, "there is no CPU {cpu}");
     let mut set = CpuSet::new();
     set.set(cpu);
-    sched_setaffinity(None, &set).with_context(|| format!("a thread cannot be on CPU {cpu}"))
+    sched_setaffinity(None, &set).with_context(|| format!("cannot run a thread on CPU {cpu}"))
 }
 
 #[cfg(test)]
@@ -43,10 +43,10 @@ mod tests {
     fn a_thread_that_works_takes_cpu_time() {
         let this = ThreadId::this();
         let Some(before) = this.cpu_time() else {
-            println!("this kernel does not tell what a thread took");
+            println!("this kernel does not report a thread's CPU time");
             return;
         };
-        // As long as it takes: the kernel may count by its ticks.
+        // No time limit: the kernel may count in ticks.
         while this.cpu_time().unwrap() == before {
             std::hint::spin_loop();
         }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The window (source S4, patch 2): for how long a block's entry is invalid while the block is put together again.
+//! The window (Wang 2021, patch 2): how long a block's entry is invalid while the block is coalesced.
 //!
-//! It is seen from outside. One thread coalesces, another one, on a CPU of its own, reads the entry without pause, and takes
-//! the time from its first look that finds no valid descriptor to the first that finds one again. So a window that is shorter
-//! than a look may be missed: it counts as one look, which is measured and told. A round in which one of the two lost its CPU to
-//! somebody else is left out, and counted: what a watcher that did not run has not seen is not short.
+//! One thread coalesces. A watcher thread, on another CPU, reads the entry without pause, and measures the time from
+//! its first read of an invalid descriptor to its next read of a valid one. A window shorter than one look may be
+//! missed. A missed window counts as one look, whose time is measured and reported. If either thread loses its CPU in a
+//! round, the round is left out and counted, because a watcher that does not run sees no window at all.
 //!
-//! The block's memory is mapped by pages, all of it, on a CPU without FEAT_S2FWB. In the window is the flush, and where the old
-//! tables go first, their freeing. A flush is free here while no vCPU is in the guest, as all TLB invalidations of the machine
-//! are that nobody has to be waited for; with a vCPU in it a flush takes what the host's `membarrier` takes, which is more than
-//! a broadcast TLBI does on hardware. Invariant: a round counts only where the block is there at its end, and all tables below
-//! came back.
+//! All of the block's memory is mapped by pages, on a CPU without FEAT_S2FWB. The window contains the flush and, in the
+//! baseline, the freeing of the old tables. A flush is free while no vCPU is in the guest, because the machine's TLB
+//! invalidations wait only for running vCPUs. With a vCPU in the guest, a flush costs the host's `membarrier`, which is
+//! more than a broadcast TLBI costs on hardware.
+//!
+//! Invariant: a round counts only if the block is mapped at its end, and all tables below it were returned.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -35,55 +36,55 @@ use crate::statistics::Quartiles;
 
 mod watch;
 
-/// A guest with one block, and somebody who watches its entry.
+/// A guest with one block, and a watcher of the block's entry.
 pub struct Window {
     stage2: Stage2<FastPlatform>,
     frames: Frames,
     level: Level,
-    /// Where the block's entry is.
+    /// The address of the block's entry.
     entry: Pa,
     _inside: Option<FastVcpu>,
     arena: Arc<Arena>,
     cpus: [usize; 2],
 }
 
-/// Who is in the guest meanwhile, and has to be waited for by each flush.
+/// Whether a vCPU is in the guest, which each flush must wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inside {
-    /// Flushes are free.
+    /// No vCPU: flushes are free.
     Nobody,
-    /// They take what this host takes for a barrier on all CPUs.
+    /// One vCPU: a flush costs the host's barrier on all CPUs.
     OneVcpu,
 }
 
-/// What a run of rounds came to: medians of the rounds in which nobody lost a CPU.
+/// The result of a run: medians of the undisturbed rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Run {
-    /// The medians, if there was such a round.
+    /// The medians. `None` if every round was disturbed.
     pub times: Option<Times>,
     /// Nanoseconds from one look at the entry to the next.
     pub look: f64,
-    /// Of these rounds, those in which the watcher saw nothing: the window was shorter than a look.
+    /// Counted rounds in which the watcher saw nothing: the window was shorter than a look.
     pub missed: u32,
-    /// Rounds that are left out: the watcher or the one who coalesces lost its CPU.
+    /// Rounds that are left out because one of the two threads lost its CPU.
     pub disturbed: u32,
 }
 
-/// Nanoseconds.
+/// Times in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Times {
-    /// For which the entry was invalid.
+    /// Time in which the entry was invalid.
     pub invalid: f64,
-    /// Of the whole rebuild.
+    /// Time of the whole rebuild.
     pub rebuild: f64,
 }
 
 impl Window {
-    /// With a block of this level, 1 or 2.
+    /// A window with a block of this level, 1 or 2.
     ///
     /// # Errors
     ///
-    /// There is one CPU only, or no memory.
+    /// There is only one CPU, or too little memory.
     pub fn new(level: Level, inside: Inside) -> anyhow::Result<Self> {
         let cpus = two_cpus().context("the window is watched from a second CPU, and there is only one here")?;
         ensure!((Level::L1..=Level::L2).contains(&level), "there are no blocks of level {level:?}");
@@ -108,11 +109,11 @@ impl Window {
         Ok(Self { stage2, frames, level, entry, _inside: inside, arena, cpus })
     }
 
-    /// So many rounds: the block is split, and put together again in this order.
+    /// Runs `rounds` rounds. Each splits the block, and coalesces it again in this order.
     ///
     /// # Errors
     ///
-    /// A round does not end as it should.
+    /// A round ends in a wrong state.
     pub fn run(&mut self, order: Coalesce, rounds: u32) -> anyhow::Result<Run> {
         let (arena, watch) = (Arc::clone(&self.arena), Watch::default());
         let (watch, entry) = (&watch, arena.word(self.entry).context("the entry is outside of the arena")?);
@@ -148,7 +149,7 @@ impl Window {
         });
         sched_setaffinity(None, &before)?;
         let look = run?;
-        // What was missed took no longer than a look.
+        // A missed window was no longer than a look.
         invalid.extend((0..missed).map(|_| look));
         let median = |ns: Vec<f64>| Quartiles::of(ns).median;
         let times = (!rebuild.is_empty()).then(|| Times { invalid: median(invalid), rebuild: median(rebuild) });
@@ -170,11 +171,8 @@ impl Window {
             Coalesce::FreeFirst => grant.coalesce_freeing_first(level, &RAM, tables, &mut |_| ())?,
         };
         let below = if level == Level::L1 { 513 } else { 1 };
-        ensure!(
-            done == Coalesced::Done { tables: below },
-            "the block did not take the place of {below} tables: {done:?}"
-        );
-        let leaf = stage2.look_up(IPA).context("the block is not there")?;
+        ensure!(done == Coalesced::Done { tables: below }, "the block did not replace {below} tables: {done:?}");
+        let leaf = stage2.look_up(IPA).context("the block is not mapped")?;
         ensure!(leaf.level == level, "the block is of level {:?}", leaf.level);
         Ok(())
     }
@@ -184,7 +182,7 @@ impl Window {
     }
 }
 
-/// The word that holds the block's descriptor, or that of the table in its place.
+/// The address of the block's descriptor, or of the table descriptor in its place.
 fn entry(arena: &Arena, stage2: &Stage2<FastPlatform>, level: Level) -> anyhow::Result<Pa> {
     const TABLE: u64 = 0xffff_ffff_f000;
     let geometry = stage2.geometry();
@@ -201,16 +199,16 @@ fn entry(arena: &Arena, stage2: &Stage2<FastPlatform>, level: Level) -> anyhow::
     }
 }
 
-/// A vCPU in the guest, with something in its TLB.
+/// A vCPU in the guest, with an entry in its TLB.
 fn enter(machine: &Arc<FastMachine>, stage2: &Stage2<FastPlatform>) -> anyhow::Result<FastVcpu> {
     let mut vcpu = FastVcpu::new(machine, 0, (stage2.vttbr(), stage2.vtcr()), Arc::new(Interrupts::new()))?;
     match vcpu.run(&mut Touch) {
         Ok(Ended) => Ok(vcpu),
-        Err(exit) => bail!("the guest was left: {exit:?}"),
+        Err(exit) => bail!("the guest exited: {exit:?}"),
     }
 }
 
-/// The guest's program: it reads a word, and has its TLB loaded by that.
+/// The guest's program: it reads a word, which fills its TLB.
 struct Touch;
 
 impl Program for Touch {
@@ -219,7 +217,7 @@ impl Program for Touch {
     }
 }
 
-/// Two CPUs that this process may use, if it may use two.
+/// Two CPUs that this process may use. `None` if there is only one.
 fn two_cpus() -> Option<[usize; 2]> {
     let allowed = sched_getaffinity(None).ok()?;
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
@@ -232,29 +230,29 @@ fn pin(cpu: usize) -> anyhow::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// As [`TODAY`], but caches have to be cleaned.
+/// As [`TODAY`], without forced write-back.
 const FEATURES: Features = Features { forced_write_back: false, ..TODAY };
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 const GIB: u64 = 1 << 30;
 /// The block's memory.
 fn memory(level: Level) -> twofold_stage2::Window {
-    // SAFETY: it is what of the arena was not donated, and a vCPU's alone.
+    // SAFETY: this part of the arena was not donated, and only the vCPU uses it.
     unsafe { twofold_stage2::Window::new(MEMORY, Granule::KIB_4.span(level)) }
 }
 
-/// Where the guest has the block.
+/// The IPA of the block.
 const IPA: Ipa = Ipa::new(0x4000_0000);
-/// Where its memory is: behind the tables, at the next multiple of its size.
+/// The address of the block's memory: after the tables, at the next multiple of its size.
 const MEMORY: Pa = Pa::new(2 * GIB);
-/// Bytes for tables: 513, the root, one of level 2.
+/// Bytes for tables: 513 below the block, the root, one of level 2.
 const TABLES: u64 = 8 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// How long it is, is nobody's promise, least of all on a machine that does other things too: `run` itself makes sure of
-    /// what each round has to do, and tests of the engine that install-first frees nothing while the entry is invalid.
+    /// No test checks the length of the window, because other work on the machine can change it. `run` checks the
+    /// outcome of each round. Tests of the engine check that install-first frees nothing while the entry is invalid.
     #[test]
     fn each_round_puts_the_block_together_again() {
         const ROUNDS: u32 = 5;

@@ -23,8 +23,8 @@ use crate::stop::Stop;
 ///
 /// # Errors
 ///
-/// Options that contradict each other, files that cannot be written, memory that does not fit, a platform that is not there;
-/// then nothing was measured. A log that told something else than what the guest has written.
+/// Nothing was measured: options contradict each other, a file cannot be written, memory does not fit, or the platform
+/// is not available. A check failed: a log differs from the guest's writes.
 pub fn command(options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
     let plan = Plan::of(options)?;
     outcome::check(&options.output)?;
@@ -54,7 +54,7 @@ pub fn command(options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
     outcome::tell(&results, &options.output)
 }
 
-/// Under the hypervisor.
+/// Counts under the hypervisor.
 fn count(plan: &Plan, options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signal()?;
     let progress = Progress::new(plan.setups.iter().map(Vec::len).sum::<usize>() as u64)?;
@@ -92,7 +92,7 @@ fn count(plan: &Plan, options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
     outcome::tell(&results, &options.output)
 }
 
-/// Variants take turns: run by run, and in each mode by mode.
+/// Measures. Variants take turns: run by run, and within a run mode by mode.
 fn measure(plan: &Plan, targets: &mut dyn Targets, results: &mut Results, stop: &Stop) -> anyhow::Result<()> {
     let progress = Progress::new((u64::from(plan.runs) + 1) * plan.setups.iter().map(Vec::len).sum::<usize>() as u64)?;
     for run in 0..=plan.runs {
@@ -113,7 +113,7 @@ fn measure(plan: &Plan, targets: &mut dyn Targets, results: &mut Results, stop: 
     Ok(())
 }
 
-/// `None`: somebody wants the program to end.
+/// Runs one variant once. `None` if a signal asks the program to end.
 fn once(
     plan: &Plan,
     targets: &mut dyn Targets,
@@ -128,7 +128,7 @@ fn once(
     Run::measure(&mut *target, setup, &plan.load, check, stop).with_context(|| shown(setup))
 }
 
-/// Checks alone, and what was counted meanwhile.
+/// Runs only the checks, and prints the counts with them.
 fn tap(plan: &Plan, targets: &mut dyn Targets, stop: &Stop) -> anyhow::Result<ExitCode> {
     let mut checks = Vec::new();
     for setup in plan.setups.iter().flatten() {
@@ -143,7 +143,7 @@ fn tap(plan: &Plan, targets: &mut dyn Targets, stop: &Stop) -> anyhow::Result<Ex
 }
 
 fn checked(setup: &Setup) -> String {
-    format!("dirty-log: what the log tells is what the guest wrote: {}", shown(setup))
+    format!("dirty-log: the log reports exactly what the guest wrote: {}", shown(setup))
 }
 
 fn judged(checks: &[(String, Result<Vec<String>, String>)], stop: &Stop) -> anyhow::Result<ExitCode> {
@@ -155,14 +155,14 @@ fn judged(checks: &[(String, Result<Vec<String>, String>)], stop: &Stop) -> anyh
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Nothing was checked: as the kernel's tests say it.
+/// Reports that nothing was checked, in the way of the kernel's selftests.
 fn skip(error: &anyhow::Error) -> anyhow::Result<ExitCode> {
     const SKIPPED: u8 = 4;
     output::line(report::tap_skipped(&format!("{error:#}")).trim_end())?;
     Ok(ExitCode::from(SKIPPED))
 }
 
-/// What is not as it is unless somebody wants it otherwise.
+/// The settings that are not the default, and the tracker.
 fn shown(setup: &Setup) -> String {
     let usual = Setup::new(setup.mode).configuration();
     let own = setup.configuration();

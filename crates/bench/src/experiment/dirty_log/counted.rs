@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The same under the hypervisor, counted: once, since each run is as the first.
+//! The experiment under the hypervisor: counts, from a single run, because all runs are identical.
 //!
-//! Invariant: a count is told only of a log that told of as many pages as the guest has written.
+//! Invariant: counts are recorded only if each log reported as many pages as the guest had written.
 
 use anyhow::{Context, ensure};
 use twofold_launch::Counted;
@@ -13,7 +13,7 @@ use crate::experiment::record::{Who, sum};
 use crate::experiment::setup::Setup;
 use crate::results::{Platform, Quantity, Results};
 
-/// Counts one variant, checks it, and adds it to results.
+/// Counts one variant, checks it, and adds it to the results.
 pub fn measure(plan: &Plan, hypervisor: &Hypervisor, setup: &Setup, results: &mut Results) -> anyhow::Result<()> {
     let counted = hypervisor.dirty_log(setup, &plan.load)?;
     check(&counted, setup, &plan.load)?;
@@ -28,7 +28,7 @@ pub fn measure(plan: &Plan, hypervisor: &Hypervisor, setup: &Setup, results: &mu
     Ok(())
 }
 
-/// Whether each get told of as many pages as were written.
+/// Checks that each get reported as many pages as were written.
 fn check(counted: &Counted, setup: &Setup, load: &Load) -> anyhow::Result<()> {
     let mut passes = load.passes(setup)?;
     advance(&mut passes);
@@ -36,14 +36,14 @@ fn check(counted: &Counted, setup: &Setup, load: &Load) -> anyhow::Result<()> {
     for (round, get) in counted.times("get").iter().enumerate() {
         let expected = Expected::of(setup, &passes, round == 0 && setup.starts_dirty(), PAGE).count();
         let told = get.get("pages");
-        ensure!(told == expected, "iteration {}: the log tells of {told} pages, and {expected} are dirty", round + 1);
+        ensure!(told == expected, "iteration {}: the log reports {told} pages, and {expected} are dirty", round + 1);
         advance(&mut passes);
     }
     let last = counted.times("get").len();
     (last == load.iterations as usize).then_some(()).with_context(|| format!("{last} iterations were counted"))
 }
 
-/// Where the generators are after these passes.
+/// Advances the generators past these passes.
 fn advance(passes: &mut [Vec<twofold_pattern::pass::Pass>]) {
     for pass in passes.iter_mut().flatten() {
         let mut accesses = pass.accesses();
@@ -52,5 +52,5 @@ fn advance(passes: &mut [Vec<twofold_pattern::pass::Pass>]) {
     }
 }
 
-/// Bytes of a page of the hypervisor's logs.
+/// Bytes in a page of the hypervisor's logs.
 const PAGE: u64 = 4 << 10;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Gains as S0 tells them: for each variant and phase the part of the time that is gone in each guest mode, their mean, and
-//! their deviation. How far modes are apart is no noise: what runs spread over is in the quartiles.
+//! Gains in the form of Bras 2026: for each variant and phase, the part of the time that is saved in each guest mode,
+//! with mean and standard deviation. The deviation between modes is not noise. The spread of runs is in the quartiles.
 
 use crate::readable::percent;
 use crate::results::{Kind, Measurement, Quantity, Results};
 use crate::statistics::{ENOUGH, Quartiles};
 
-/// A line for each phase of each variant but the first; none where there is one variant, or one mode, or too few runs.
+/// A line for each phase of each variant except the first. A line needs several variants, several modes, and enough
+/// runs.
 pub fn told(results: &Results) -> Vec<String> {
     let mut lines: Vec<(String, Vec<f64>)> = Vec::new();
     let is_told = |one: &&Measurement| one.quantity == Quantity::Time && !UNTOLD.contains(&one.phase.as_str());
@@ -28,7 +29,7 @@ pub fn told(results: &Results) -> Vec<String> {
         let (mean, deviation) = mean_and_deviation(&gains);
         let each = gains.iter().map(|gain| percent(-gain)).collect::<Vec<_>>().join(", ");
         format!(
-            "{line}: {} on the mean of {} modes, with a deviation of {:.2} over the modes ({each})",
+            "{line}: {} on average over {} modes, standard deviation {:.2} ({each})",
             percent(-mean),
             gains.len(),
             deviation * 100.0
@@ -37,10 +38,10 @@ pub fn told(results: &Results) -> Vec<String> {
     several.map(shown).collect()
 }
 
-/// Phases in which the techniques of this experiment have no part.
+/// Phases that the techniques of this experiment do not affect.
 const UNTOLD: [&str; 2] = ["populate", "disable"];
 
-/// The first variant of the same mode and phase, and in words what differs. `None` for that itself.
+/// The first variant of the same mode and phase, and the settings that differ. `None` for the first variant itself.
 fn before<'r>(results: &'r Results, after: &Measurement) -> Option<(&'r Measurement, String)> {
     let is_beside = |one: &&Measurement| {
         one.phase == after.phase
@@ -50,7 +51,9 @@ fn before<'r>(results: &'r Results, after: &Measurement) -> Option<(&'r Measurem
     let first = results.measurements.iter().find(is_beside)?;
     let differ = after.configuration.iter().filter(|(key, value)| first.configuration.get(*key) != Some(value));
     let words: Vec<_> = differ
-        .map(|(key, value)| format!("{key} {value} by {}", first.configuration.get(key).map_or("none", String::as_str)))
+        .map(|(key, value)| {
+            format!("{key} {value} against {}", first.configuration.get(key).map_or("none", String::as_str))
+        })
         .collect();
     (!words.is_empty()).then(|| (first, words.join(", ")))
 }
@@ -59,7 +62,7 @@ fn median(measurement: &Measurement) -> f64 {
     Quartiles::of(measurement.runs.iter().copied()).median
 }
 
-/// The deviation is that of a sample.
+/// The mean, and the standard deviation of the sample.
 fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
@@ -92,10 +95,10 @@ mod tests {
         let lines = told(&results);
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert!(
-            lines[0].starts_with("clear, split records by every-level: -45.0 % on the mean of 2 modes"),
+            lines[0].starts_with("clear, split records against every-level: -45.0 % on average over 2 modes"),
             "{lines:?}"
         );
-        assert!(lines[0].contains("deviation of 7.07"), "{lines:?}");
+        assert!(lines[0].contains("deviation 7.07"), "{lines:?}");
         results.measurements[0].runs.truncate(3);
         assert!(told(&results).is_empty(), "one mode is left with enough runs");
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The dirty log from outside, phase by phase as KVM's `dirty_log_perf_test` has them: populate, enable, then dirty, get and
-//! clear over and over, disable.
+//! The dirty log from outside, in the phases of KVM's `dirty_log_perf_test`: populate; enable; dirty, get and clear
+//! repeatedly; disable.
 //!
-//! Invariant: a run that is checked ends with an error where a log told of another set of pages than the guest has written. It
-//! is not one of those that are timed.
+//! Invariant: a checked run fails if a log reports another set of pages than the guest has written. Checked runs are
+//! not timed.
 
 mod command;
 mod counted;
@@ -27,77 +27,77 @@ pub use told::Digest;
 pub struct Load {
     /// Rounds of dirty, get and clear: at least 2.
     pub iterations: u32,
-    /// How many of 100 places are written; the others are read. The first time all are.
+    /// Percentage of accesses that write; the others read. The first pass writes everything.
     pub write_percent: u64,
-    /// Whether places are drawn. The first time they are in order.
+    /// Whether places are random. The first pass is in order.
     pub random_order: bool,
-    /// Of the generator of the first vCPU; the next one has the next. Up to 2^31 - 2, for all of them. From 0 a generator gives
-    /// nothing but 0: each access is a write, and of places that are drawn it is the first.
+    /// Seed of the first vCPU's generator; each next vCPU has the next seed. The largest is at most 2^31 - 2. From 0 a
+    /// generator stays at 0: each access is a write, and a random place is the first one.
     pub seed: u64,
-    /// Whether the guest runs on while logging is disabled.
+    /// Whether the guest runs while logging is disabled.
     pub run_while_disabling: bool,
 }
 
-/// What a run took, phase by phase.
+/// The costs of one run, by phase.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
-    /// The first touch of all memory.
+    /// The first pass over all memory.
     pub populate: Taken,
-    /// The logs' start.
+    /// Enabling the logs.
     pub enable: Taken,
-    /// Each round.
+    /// The rounds.
     pub iterations: Vec<Iteration>,
-    /// The logs' end.
+    /// Disabling the logs.
     pub disable: Taken,
 }
 
-/// What a round took.
+/// The costs of one round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Iteration {
     /// The guest's passes, with its faults.
     pub dirty: Taken,
-    /// What the logs took to tell, and how much it was.
+    /// Getting the logs, and the number of dirty pages.
     pub get: Taken,
-    /// What they took to be cleared; `None` where telling had cleared them.
+    /// Clearing the logs. `None` if getting them has cleared them.
     pub clear: Option<Taken>,
-    /// What the logs told; where the run is checked.
+    /// A digest of the reported pages, if the run is checked.
     pub told: Option<Digest>,
 }
 
 /// Whether a run is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// It is timed alone.
+    /// The run is timed and not checked.
     No,
-    /// What the logs told is compared with what the guest wrote, page by page.
+    /// The reported pages are compared with the guest's writes, page by page.
     Exactly,
 }
 
 impl Load {
-    /// As that test has it: two rounds, everything written, in order.
+    /// The defaults of `dirty_log_perf_test`: two rounds, every access a write, in order.
     pub const DEFAULT: Self =
         Self { iterations: 2, write_percent: 100, random_order: false, seed: 1, run_while_disabling: false };
 
-    /// The passes of each vCPU, for the first touch.
+    /// The first passes of each vCPU, which populate the memory.
     pub(super) fn passes(&self, setup: &Setup) -> anyhow::Result<Vec<Vec<Pass>>> {
         ensure!(self.write_percent <= 100, "{} of 100 pages written", self.write_percent);
-        ensure!(self.iterations >= 2, "{} iterations: take 2 at least", self.iterations);
+        ensure!(self.iterations >= 2, "{} iterations: at least 2 are needed", self.iterations);
         let last = self.seed.checked_add(setup.vcpus as u64);
         ensure!(
             last.is_some_and(|last| last <= LAST_SEED + 1),
-            "a seed of {}: take 0 to {LAST_SEED}, less a vCPU each",
+            "seed {}: the seeds of all vCPUs must be in 0 to {LAST_SEED}",
             self.seed
         );
         let page = setup.mode.granule.size();
         let pass = |vcpu| {
             let pass = Pass::writes(REGION + setup.region_of(vcpu), setup.region / page, page);
-            // A guest has no generator that stands still; `rounds` has a pass that needs none.
+            // The guest's generator cannot be at 0. For the seed 0, `rounds` makes a pass that needs no generator.
             vec![Pass { random: (self.seed + vcpu as u64).max(1), value: VALUE, ..pass }]
         };
         Ok((0..setup.vcpus).map(pass).collect())
     }
 
-    /// The same for a round; the generators go on.
+    /// Changes the passes into those of a round; the generators continue.
     pub(super) fn rounds(&self, passes: &mut [Vec<Pass>]) {
         for (vcpu, passes) in passes.iter_mut().enumerate() {
             let stands_still = self.seed == 0 && vcpu == 0;
@@ -116,11 +116,11 @@ impl Load {
 }
 
 impl Run {
-    /// One more, of a guest that has touched nothing. `None`: somebody wants the program to end.
+    /// Measures one run of a guest that has touched no memory yet. `None` if a signal asks the program to end.
     ///
     /// # Errors
     ///
-    /// What the platform says; a log that is not as it should be.
+    /// The platform fails, or a log is wrong.
     pub fn measure(
         target: &mut dyn Target,
         setup: &Setup,
@@ -164,8 +164,8 @@ impl Run {
         Ok(Some(run))
     }
 
-    /// Adds it to results: of dirty, get and clear the mean over the rounds, as that test has it, and all three together;
-    /// with `each` each round's too.
+    /// Adds the run to the results: dirty, get and clear as means over the rounds, as in `dirty_log_perf_test`, and
+    /// their sum. With `each`, adds each round too.
     pub fn record(&self, variant: &Variant, results: &mut Results, each: bool) {
         let rounds = &self.iterations;
         variant.add(results, "populate", Who::Guest, &self.populate);
@@ -190,7 +190,7 @@ impl Run {
 }
 
 impl Iteration {
-    /// Guest and collector together: what is moved from one to the other stays in it.
+    /// The sum of guest and collector: a cost that moves between them stays in it.
     fn whole(&self) -> Taken {
         let mut whole = sum([Some(&self.dirty), Some(&self.get), self.clear.as_ref()].into_iter().flatten());
         whole.retain(|quantity, _| matches!(quantity, Quantity::Time | Quantity::CpuTime | Quantity::Instructions));
@@ -198,7 +198,7 @@ impl Iteration {
     }
 }
 
-/// Has the guest do its passes; checked, its generators must be where they belong after that.
+/// Runs the guest's passes. If checked, the generators must end where the passes lead.
 fn run_checked(target: &mut dyn Target, passes: &mut [Vec<Pass>], check: Check) -> anyhow::Result<Taken> {
     let before = (check == Check::Exactly).then(|| passes.to_vec());
     let taken = target.run(passes)?;
@@ -208,7 +208,7 @@ fn run_checked(target: &mut dyn Target, passes: &mut [Vec<Pass>], check: Check) 
             accesses.by_ref().for_each(drop);
             ensure!(
                 after.random == accesses.random(),
-                "vCPU {vcpu} has not done what it was told: its generator is at {}, and belongs at {}",
+                "vCPU {vcpu} has not completed its passes: its generator is at {}, and should be at {}",
                 after.random,
                 accesses.random()
             );
@@ -217,7 +217,7 @@ fn run_checked(target: &mut dyn Target, passes: &mut [Vec<Pass>], check: Check) 
     Ok(taken)
 }
 
-/// The pages that a log has to tell.
+/// The pages that a log must report.
 struct Expected(Vec<bool>);
 
 impl Expected {
@@ -236,7 +236,7 @@ impl Expected {
         let mut seen = vec![false; self.0.len()];
         for page in told {
             let Some(seen) = seen.get_mut(*page as usize) else {
-                bail!("the log tells of page {page}, which is not there")
+                bail!("the log reports page {page}, which does not exist")
             };
             *seen = true;
         }
@@ -245,7 +245,7 @@ impl Expected {
         let first = self.0.iter().zip(&seen).position(|(expected, seen)| expected != seen);
         let Some(first) = first else { return Ok(()) };
         bail!(
-            "the log is wrong: {} pages were written and it does not tell of them, {} were not and it does; the first is \
+            "the log is wrong: {} pages were written and are not reported, {} were not written and are; the first is \
              page {first}",
             differ(true),
             differ(false)
@@ -253,9 +253,9 @@ impl Expected {
     }
 }
 
-/// What is written.
+/// The value that the guest writes.
 const VALUE: u64 = 0x5457_4f46_4f4c_4421;
-/// The last state of the generator.
+/// The largest seed: the generator's last state.
 const LAST_SEED: u64 = (1 << 31) - 2;
 
 #[cfg(test)]

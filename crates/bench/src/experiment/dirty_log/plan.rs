@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `twofold bench dirty-log` is to measure: from options to guests, variant by variant, mode by mode.
+//! The plan of `twofold bench dirty-log`: from options to guests, by mode and variant.
 //!
-//! Invariant: what contradicts itself, or what the platform cannot do, is refused here, before anything is set up.
+//! Invariant: contradictory options, and those that the platform does not support, are refused before anything is set
+//! up.
 
 use anyhow::{Context, ensure};
 use twofold_memory::dirty::Tracker;
@@ -15,26 +16,26 @@ use crate::experiment::setup::{Backing, Cmo, Coalesce, Policies, Setup, Split, T
 use crate::results::Platform;
 use crate::statistics::ENOUGH;
 
-/// What is to be measured.
+/// What to measure.
 pub struct Plan {
     /// What the guest does.
     pub load: Load,
-    /// For each mode the variants that are compared; what was before comes first.
+    /// For each mode the variants to compare; baselines come first.
     pub setups: Vec<Vec<Setup>>,
-    /// Runs that are counted.
+    /// Number of counted runs.
     pub runs: u32,
-    /// Whether each iteration is told apart.
+    /// Whether each iteration is shown.
     pub each: bool,
     /// The CPU of the collector.
     pub collector: Option<usize>,
 }
 
 impl Plan {
-    /// As the options have it.
+    /// The plan of these options.
     ///
     /// # Errors
     ///
-    /// They contradict each other, or are not for that platform.
+    /// The options contradict each other, or the platform does not support them.
     pub fn of(options: &DirtyLogOptions) -> anyhow::Result<Self> {
         check_platform(options)?;
         let modes = modes(options);
@@ -45,7 +46,7 @@ impl Plan {
             if options.overlap { options.bytes.0.checked_mul(options.vcpus as u64) } else { Some(options.bytes.0) };
         let first = Setup {
             vcpus: options.vcpus,
-            region: region.context("vCPUs times -b are more than 64 bits hold")?,
+            region: region.context("vCPUs times -b do not fit in 64 bits")?,
             overlap: options.overlap,
             slots: options.slots,
             backing: options.backing,
@@ -81,7 +82,7 @@ impl Plan {
         Ok(Self { load, setups, runs, each: options.each, collector })
     }
 
-    /// What a reader of the figures has to know.
+    /// Notes that a reader of the figures needs.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let mut note = |is: bool, text: &str| {
@@ -92,19 +93,19 @@ impl Plan {
         let all = || self.setups.iter().flatten();
         note(
             all().any(|setup| setup.chunk == 0),
-            "a chunk of 0, KVM's default, splits nothing ahead: what is told is no cost of a split",
+            "a chunk of 0, KVM's default, splits nothing ahead: the figures include no split",
         );
         note(
             all().any(|setup| !setup.forced_write_back),
-            "the CPU is one without forced write-back, and caches are really cleaned, by this CPU's own instruction",
+            "the CPU is one without forced write-back; caches are really cleaned, by this CPU's own instruction",
         );
         note(
             all().any(|setup| setup.sparse),
-            "sparse memory: one small piece, mapped over and over, so caches hold more of it than of real memory",
+            "sparse memory: one small piece, mapped repeatedly, so caches hold more of it than of real memory",
         );
         note(
             all().any(|setup| setup.exit_cost > 0),
-            "modelled: a fault's exit costs so much more, for each fault, as was said by --exit-cost",
+            "modelled: each fault includes a price for its exit (--exit-cost)",
         );
         note(
             all().any(|setup| {
@@ -121,7 +122,7 @@ impl Plan {
         notes
     }
 
-    /// A variant, as results name it.
+    /// The variant, as named in results.
     pub fn variant(&self, platform: Platform, setup: &Setup) -> Variant {
         let Load { iterations, write_percent, random_order, seed, .. } = self.load;
         let mut variant = Variant::new("dirty-log", platform, setup).with("iterations", iterations);
@@ -146,37 +147,38 @@ impl Plan {
     }
 }
 
-/// What a platform cannot do.
+/// Refuses options that the platform does not support.
 fn check_platform(options: &DirtyLogOptions) -> anyhow::Result<()> {
     let (on, interval, duration) = (options.on, options.interval.0, options.duration.0);
     ensure!(
         !options.continuous || interval <= duration,
         "--interval {interval:?} is longer than --duration {duration:?}: the log would be read once, after its end"
     );
-    ensure!(options.ring.is_none() || on == Platform::Kvm, "--ring is KVM's: take --on kvm");
+    ensure!(options.ring.is_none() || on == Platform::Kvm, "--ring is KVM's: use --on kvm");
     if on == Platform::Machine {
         return Ok(());
     }
-    ensure!(options.exit_cost == 0, "--exit-cost is for the machine: on {on} an exit costs what it costs");
+    ensure!(options.exit_cost == 0, "--exit-cost is for the machine: on {on} exits have their real cost");
     ensure!(!options.sparse, "--sparse is for the machine");
     if on == Platform::Kvm {
-        ensure!(options.policy.is_empty(), "--policy is ours: KVM has one way, that of its kernel");
+        ensure!(options.policy.is_empty(), "--policy is Twofold's: KVM has only the policies of its kernel");
         let foreign = options.tracker.iter().find(|tracker| tracker.needs_dirty_state());
         ensure!(
             foreign.is_none(),
-            "KVM has no tracker `{}`; take write-protect or manual",
+            "KVM has no tracker `{}`; use write-protect or manual",
             foreign.map_or("", |one| one.name())
         );
     }
     if on == Platform::Hypervisor {
-        ensure!(!options.continuous, "--continuous tells times, and on {on} nothing but counts is told");
+        ensure!(!options.continuous, "--continuous measures times, and {on} has only counts");
         ensure!(options.vcpus == 1, "the hypervisor runs one vCPU: -v 1");
-        ensure!(options.seed > 0, "the hypervisor's guest draws from 1 on: -r 1");
+        ensure!(options.seed > 0, "the hypervisor's guest needs a seed of at least 1: -r 1");
     }
     Ok(())
 }
 
-/// Those that were named, or S0's; without pause, where no mean over them is told, the first of these.
+/// The modes of the options; default: those of Bras 2026. A continuous run shows no mean over modes, so its default is
+/// the first of them.
 fn modes(options: &DirtyLogOptions) -> Vec<Mode> {
     if options.modes.is_empty() && options.on == Platform::Kvm && cfg!(target_arch = "x86_64") {
         vec![twofold_kvm::KvmOptions::native_mode()]
@@ -195,7 +197,7 @@ fn trackers(options: &DirtyLogOptions) -> anyhow::Result<Vec<Tracker>> {
         let name = other.map_or("", |tracker| tracker.name());
         ensure!(
             other.is_none(),
-            "-g is write-protect, where getting the log clears it, and {name} clears apart: leave one out"
+            "-g is write-protect, where getting the log clears it, and {name} has a separate clear: leave one out"
         );
         return Ok(vec![Tracker::WriteProtect]);
     }
@@ -209,28 +211,28 @@ fn trackers(options: &DirtyLogOptions) -> anyhow::Result<Vec<Tracker>> {
     }
 }
 
-/// 2 MiB; of KVM's on x86-64 it is a parameter of the module.
+/// 2 MiB. For KVM on x86-64 it is a kernel module parameter.
 fn default_chunk(on: Platform) -> u64 {
     if on == Platform::Kvm && cfg!(target_arch = "x86_64") { 0 } else { 2 << 20 }
 }
 
 fn chunk(bytes: u64) -> anyhow::Result<u64> {
     let fits = bytes == 0 || bytes.is_power_of_two() && bytes >= 4096;
-    ensure!(fits, "a chunk of {bytes} bytes: take 0, or a power of two of at least 4096");
+    ensure!(fits, "a chunk of {bytes} bytes: use 0, or a power of two of at least 4096");
     Ok(bytes)
 }
 
-/// Of the vCPUs, and of the collector.
+/// The CPUs of the vCPUs, and of the collector.
 fn cpus(named: &[usize], vcpus: usize) -> anyhow::Result<(Vec<usize>, Option<usize>)> {
     let count = named.len();
     ensure!(
         count == 0 || count == vcpus || count == vcpus + 1,
-        "-c names {count} CPUs for {vcpus} vCPUs: one for each, and one more for the collector if it is to have one"
+        "-c names {count} CPUs for {vcpus} vCPUs: name one for each, and optionally one for the collector"
     );
     Ok((named.iter().take(vcpus).copied().collect(), named.get(vcpus).copied()))
 }
 
-/// How much of a variant is as it was before.
+/// The number of baselines in a variant.
 fn befores(setup: &Setup) -> usize {
     let Policies { split, cmo, coalesce, tables } = setup.policies;
     [
@@ -266,7 +268,7 @@ mod tests {
         let plan = plan("-b 16G -s anonymous_thp -g --policy split=records,every-level").unwrap();
         assert_eq!(plan.setups.iter().map(|setups| setups[0].mode.name).collect::<Vec<_>>(), S0_MODES);
         let split = plan.setups[0].iter().map(|setup| setup.policies.split).collect::<Vec<_>>();
-        assert_eq!(split, [Split::EveryLevel, Split::Records], "what was before comes first");
+        assert_eq!(split, [Split::EveryLevel, Split::Records], "the baseline comes first");
         let s3 = self::plan("-b 512MB -v 2 -i 5 -m 3 -s anonymous_thp --tracker manual,combined").unwrap();
         assert_eq!((s3.load.iterations, s3.setups.len()), (5, 1));
         assert_eq!((s3.setups[0][1].memory(), s3.setups[0][1].tracker), (1 << 30, Tracker::Combined));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Logs tell exactly what a guest writes, whichever way it writes and it is logged; on the hosted machine.
+//! Logs report exactly the guest's writes, for every workload, mode and tracker; on the hosted machine.
 
 use clap::ValueEnum;
 use twofold_memory::dirty::Tracker;
@@ -16,14 +16,14 @@ fn setup(mode: &str) -> Setup {
     Setup { region: 16 * MIB, ..Setup::new(Mode::find(mode).unwrap()) }
 }
 
-/// A checked run, in memory that others were in.
+/// A checked run, in memory that earlier guests have used.
 fn run(machines: &mut Machines, setup: &Setup, load: &Load) -> Run {
     let mut target = machines.make(setup).unwrap_or_else(|error| panic!("{setup:?}: {error:#}"));
     let run = Run::measure(&mut *target, setup, load, Check::Exactly, &Stop::never());
     run.unwrap_or_else(|error| panic!("{setup:?}, {load:?}: {error:#}")).unwrap()
 }
 
-/// A quarter of the pages, in an order of the guest's own.
+/// Writes to a quarter of the places, in random order.
 const SCATTERED: Load = Load { iterations: 3, write_percent: 25, random_order: true, ..Load::DEFAULT };
 
 #[test]
@@ -60,7 +60,7 @@ fn two_vcpus_apart_and_in_one_region_and_several_slots() {
 
 #[test]
 fn memory_where_somebody_wants_it() {
-    // In the middle of a block, so that none fits.
+    // In the middle of a block, so that no block fits.
     let setup = Setup { offset: Some((5 << 30) + 64 * 1024), backing: Backing::AnonymousThp, ..setup("p40v48-64k") };
     let run = run(&mut Machines::new(), &setup, &SCATTERED);
     assert!(run.populate[&Quantity::TranslationFaults] > 256.0, "{run:?}");
@@ -78,7 +78,7 @@ fn every_backing_and_chunk() {
     }
 }
 
-/// In sparse memory, which is not as large as it looks.
+/// In sparse memory, which is smaller than its size.
 #[test]
 fn blocks_of_1_gib() {
     let mut machines = Machines::new();
@@ -94,7 +94,7 @@ fn blocks_of_1_gib() {
                 ..wide.clone()
             };
             let run = run(&mut machines, &setup, &SCATTERED);
-            assert_eq!(run.populate[&Quantity::Faults], 2.0, "one for the guest's own tables: {setup:?}");
+            assert_eq!(run.populate[&Quantity::Faults], 2.0, "one is for the guest's own tables: {setup:?}");
         }
     }
 }
@@ -125,7 +125,7 @@ fn the_guest_may_run_on_while_logging_ends() {
     run(&mut Machines::new(), &Setup { vcpus: 2, ..setup("p40v48-4k") }, &load);
 }
 
-/// As `dirty_log_perf_test -g` and without have it: what is protected when.
+/// The same faults as `dirty_log_perf_test` with and without `-g`.
 #[test]
 fn faults_come_where_pages_are_protected() {
     let mut machines = Machines::new();
@@ -140,7 +140,7 @@ fn faults_come_where_pages_are_protected() {
     assert!(at_once.iterations.iter().all(|round| round.clear.is_none()));
     let hardware = run(&mut machines, &Setup { tracker: Tracker::Hardware, ..setup.clone() }, &Load::DEFAULT);
     assert_eq!(faults(&hardware), [0.0, 0.0]);
-    // A guest's page of 64 KiB is 16 of the log's, and the first of them is touched.
+    // A guest page of 64 KiB is 16 pages of the log, and the first of them is touched.
     let wide = run(&mut machines, &Setup { mode: Mode::find("p40v48-64k").unwrap(), ..setup }, &Load::DEFAULT);
     assert_eq!(wide.iterations[1].get[&Quantity::Pages], pages / 16.0);
 }
@@ -155,7 +155,7 @@ fn an_exit_costs_what_it_is_said_to() {
     assert!(dirty[&Quantity::Time] >= least && dirty[&Quantity::CpuTime] >= least, "{dirty:?}");
 }
 
-/// Linux 6.12's first vCPU draws from 0, where nothing but 0 comes: it writes its first page, over and over.
+/// In Linux 6.12's test, the first vCPU's generator starts at 0 and stays there: it writes its first page repeatedly.
 #[test]
 fn a_generator_that_stands_still() {
     let load = Load { seed: 0, ..SCATTERED };
@@ -166,7 +166,7 @@ fn a_generator_that_stands_still() {
     });
     let passes = stands.unwrap();
     assert!(passes[0][0].accesses().all(|access| access.write && access.va == REGION));
-    // The second one draws as the first one does where the seed is 1.
+    // The second vCPU has the accesses of a first vCPU with the seed 1.
     let mut next = Load { seed: 1, ..load }.passes(&setup).unwrap();
     Load { seed: 1, ..load }.rounds(&mut next);
     let drawn = |passes: &[Pass], from: u64| passes[0].accesses().map(move |access| (access.va - from, access.write));
@@ -189,9 +189,9 @@ fn a_checked_run_tells_which_pages_were_dirty() {
         assert_eq!((told.pages, told.dirty as f64), (4096, round.get[&Quantity::Pages]));
     }
     let [first, second, third] = [0, 1, 2].map(|number| checked.iterations[number].told.unwrap());
-    assert!(first != second && second.sum != third.sum, "each round draws other pages");
+    assert!(first != second && second.sum != third.sum, "each round writes other pages");
     let again = run(&mut machines, &Setup { tracker: Tracker::Combined, ..setup.clone() }, &SCATTERED);
-    assert_eq!(again.iterations[2].told, Some(third), "another tracker tells of the same");
+    assert_eq!(again.iterations[2].told, Some(third), "another tracker reports the same pages");
     let mut target = machines.make(&setup).unwrap();
     let timed = Run::measure(&mut *target, &setup, &SCATTERED, Check::No, &Stop::never()).unwrap().unwrap();
     assert!(timed.iterations.iter().all(|round| round.told.is_none()));

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A checked run in lines, for who compares it with another program's: which pages were dirty, and what was counted.
+//! A checked run as lines that can be compared with another program's: the dirty pages and the counts.
 //!
-//! Invariant: no line tells a time: a run that is checked is not one of those that are timed.
+//! Invariant: no line has a time, because a checked run is not timed.
 
 use super::Run;
 use crate::experiment::target::Taken;
 use crate::results::Quantity;
 
-/// A dirty log, as far as two of them are compared.
+/// A digest of a dirty log, for comparison with another log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
-    /// Pages that it is of.
+    /// Pages that the log covers.
     pub pages: u64,
-    /// Pages that were dirty.
+    /// Dirty pages.
     pub dirty: u64,
-    /// FNV-1a, 64 bits, of its bytes as a bitmap: the first page is the lowest bit, and there are words of 64. With one slot it
-    /// is the bitmap that KVM gives.
+    /// 64-bit FNV-1a of the bitmap's bytes. The first page is the lowest bit of the first little-endian 64-bit word.
+    /// With one memslot this is the bitmap that KVM returns.
     pub sum: u64,
 }
 
 impl Digest {
-    /// Of a log with `pages` pages that told of these.
+    /// The digest of a log that covers `pages` pages and reported the pages `dirty`.
     pub fn of(pages: u64, dirty: &[u64]) -> Self {
         let mut words = vec![0_u64; pages.div_ceil(64) as usize];
         for page in dirty.iter().filter(|page| **page < pages) {
@@ -33,8 +33,8 @@ impl Digest {
     }
 }
 
-/// Each phase by its name, and each get with what it told: `get 2: pages=16384 dirty=16384 sum=f024277fb3c50b25
-/// instructions=1831`. Where nothing counts instructions, the gets alone.
+/// A line for each phase; a get has the digest of its pages: `get 2: pages=16384 dirty=16384 sum=f024277fb3c50b25
+/// instructions=1831`. If instructions are not counted, there are lines for the gets only.
 pub fn lines(run: &Run) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = |phase: String, told: Option<&Digest>, taken: &Taken| {
@@ -58,7 +58,7 @@ pub fn lines(run: &Run) -> Vec<String> {
     lines
 }
 
-/// Fowler, Noll and Vo's, for 64 bits.
+/// The 64-bit constants of Fowler, Noll and Vo.
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x100_0000_01b3;
 
@@ -70,9 +70,9 @@ mod tests {
     #[test]
     fn a_digest_is_that_of_kvms_bitmap() {
         let all: Vec<u64> = (0..16384).collect();
-        // As peers/kvm/count.c made it of what KVM gave.
+        // The sum that peers/kvm/count.c computes from KVM's bitmap.
         assert_eq!(Digest::of(16384, &all), Digest { pages: 16384, dirty: 16384, sum: 0xf024_277f_b3c5_0b25 });
-        // FNV-1a of no byte, and of eight: 0x80 is the fourth page's byte's last bit.
+        // FNV-1a of no byte, and of eight bytes: 0x80 in the fourth byte is page 31.
         assert_eq!(Digest::of(0, &[]).sum, FNV_OFFSET);
         let eight = [1_u8, 0, 0, 0x80, 0, 0, 0, 0];
         let sum = eight.iter().fold(FNV_OFFSET, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));

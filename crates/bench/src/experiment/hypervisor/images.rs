@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The images that QEMU starts: the hypervisor's and the bare-metal guest's, as `cargo xtask build` leaves them.
+//! The images that QEMU starts: the hypervisor and the bare-metal guest, as `cargo xtask build` makes them.
 //!
-//! Invariant: images are there when they are told of; those of this program's own sources are built where they are missing.
+//! Invariant: images that are returned exist. Those of this workspace are built if they are missing.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 
-/// Where the images are.
+/// The paths of the images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Images {
-    /// The hypervisor, as it is released.
+    /// The hypervisor as released.
     pub plain: PathBuf,
-    /// The hypervisor that can do what was before each technique.
+    /// The hypervisor with the baselines of all techniques.
     pub baselines: PathBuf,
     /// The bare-metal guest.
     pub guest: PathBuf,
 }
 
 impl Images {
-    /// Those of `directory`, or of this program's own sources. `doing` is told of what takes its time.
+    /// The images of `directory`, or of this workspace. `doing` is called with a message before a long build.
     ///
     /// # Errors
     ///
-    /// They are not there, and cannot be built.
+    /// An image is missing, and cannot be built.
     pub fn find(directory: Option<&Path>, doing: impl Fn(&str)) -> anyhow::Result<Self> {
         let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let images = Self::in_directory(&directory.map_or_else(|| workspace.join("target/image"), Path::to_owned));
@@ -34,7 +34,7 @@ impl Images {
         }
         match images.missing() {
             Some(missing) => {
-                bail!("there is no {}: `cargo xtask build` makes it, --images says where it is", missing.display())
+                bail!("there is no {}: run `cargo xtask build`, or name its directory with --images", missing.display())
             }
             None => Ok(images),
         }
@@ -53,18 +53,18 @@ impl Images {
     }
 }
 
-/// `cargo xtask build`, with nothing on standard output.
+/// Runs `cargo xtask build`, with nothing on standard output.
 fn build(workspace: &Path) -> anyhow::Result<()> {
     ensure!(
         workspace.join("xtask").is_dir(),
-        "the hypervisor's image is built from this program's sources, which are not here: give --images DIR"
+        "the hypervisor's image is built from this program's sources, which are not here: use --images DIR"
     );
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(["xtask", "build"]).current_dir(workspace).stdin(Stdio::null());
     let done = command.output().context("cannot start `cargo xtask build`")?;
     let said = String::from_utf8_lossy(&done.stderr);
-    // What came first is why; Cargo's own last word is that it failed.
+    // The first error is the cause. Cargo's last line only says that the command failed.
     let why = said.lines().find(|line| line.starts_with("error")).unwrap_or_default();
     ensure!(done.status.success(), "`cargo xtask build` failed: {why}");
     Ok(())

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Experiments under the hypervisor: the bare-metal guest in QEMU does what the machine's guests do, and what it took at EL2 is
-//! counted.
+//! Experiments under the hypervisor. The bare-metal guest in QEMU runs the workloads of the machine's guests, and the
+//! work at EL2 is counted.
 //!
-//! Invariant: nothing is told but counts, which are the same in each run: so one is enough. How long anything takes, an emulator
-//! does not know.
+//! Invariant: only counts are reported. They are identical in each run, so one run is enough. An emulator's times mean
+//! nothing.
 
 mod images;
 
@@ -32,35 +32,35 @@ pub struct Hypervisor {
 }
 
 impl Hypervisor {
-    /// With the images of a directory, or of this program's own sources, which are built where they are missing; `doing` is
-    /// told of that.
+    /// Finds QEMU, and the images of a directory or of this workspace. The workspace's images are built if they are
+    /// missing; `doing` is called before that.
     ///
     /// # Errors
     ///
-    /// There is no QEMU, or there are no images.
+    /// There is no QEMU, or an image is missing.
     pub fn find(directory: Option<&Path>, stop: &Stop, doing: impl Fn(&str)) -> anyhow::Result<Self> {
         Ok(Self { qemu: Qemu::find()?, images: Images::find(directory, doing)?, stop: stop.clone() })
     }
 
-    /// What a reader has to know.
+    /// Adds what a reader of the figures needs to know.
     pub fn describe(&self, results: &mut Results) {
         results.host.push((
             "QEMU".to_owned(),
             format!("{}, -cpu {}, one instruction a nanosecond", self.qemu.version(), machine::CPU_DEFAULT),
         ));
         results.notes.push(
-            "counted: instructions at EL2, not time; a TLBI, a barrier or an exit is an instruction like others"
+            "counted: instructions at EL2, not time; a TLBI, a barrier or an exit counts like any other instruction"
                 .to_owned(),
         );
     }
 
-    /// What a dirty log takes.
+    /// Counts the work of a dirty log.
     ///
     /// # Errors
     ///
-    /// The hypervisor has no such guest, or it did not do what it was told.
+    /// The hypervisor does not support this guest, or the guest failed.
     pub fn dirty_log(&self, setup: &Setup, load: &Load) -> anyhow::Result<Counted> {
-        ensure!(!load.run_while_disabling, "-e takes a second CPU, and the hypervisor's guest has one");
+        ensure!(!load.run_while_disabling, "-e needs a second CPU, and the hypervisor's guest has one");
         let program = DirtyLog {
             iterations: load.iterations,
             tracker: setup.tracker as usize,
@@ -73,11 +73,11 @@ impl Hypervisor {
         self.run(setup, Program::DirtyLog(program))
     }
 
-    /// What the stages of its tables take.
+    /// Counts the work of the page table's stages.
     ///
     /// # Errors
     ///
-    /// As above.
+    /// As for [`dirty_log`](Self::dirty_log).
     pub fn page_table(&self, setup: &Setup, rejoin: bool) -> anyhow::Result<Counted> {
         let program = PageTable { block: setup.backing.page(), chunk: setup.chunk, rejoin };
         self.run(setup, Program::PageTable(program))
@@ -110,10 +110,10 @@ impl Hypervisor {
     }
 }
 
-/// Against hangs.
+/// Time limit against hangs.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// The level of the largest leaf, where memory is there from the start; `None` where pages are taken as they are touched.
+/// The level of the largest leaf if memory is preallocated. `None` if pages are allocated when touched.
 fn level(backing: Backing) -> Option<u32> {
     match backing.page() {
         0x4000_0000 => Some(1),
@@ -122,7 +122,7 @@ fn level(backing: Backing) -> Option<u32> {
     }
 }
 
-/// What is done as it was before, as the hypervisor is told of it.
+/// The baselines in use, as the hypervisor's bits.
 fn before(policies: Policies) -> u32 {
     let Policies { split, cmo, coalesce, tables } = policies;
     let split = match split {
@@ -138,9 +138,9 @@ fn before(policies: Policies) -> u32 {
         | bit(tables == Tables::Always, before::TABLES_ALWAYS)
 }
 
-/// Adds what was counted to results, phase by phase: of those that come again the mean, as on the machine.
+/// Adds the counts to the results, by phase. A repeated phase has its mean, as on the machine.
 pub fn record(counted: &Counted, variant: &Variant, results: &mut Results) {
-    // In the order of time, as everywhere.
+    // In the order of time, as on the other platforms.
     for name in PHASES {
         let times = counted.times(name);
         if times.is_empty() {
@@ -152,7 +152,7 @@ pub fn record(counted: &Counted, variant: &Variant, results: &mut Results) {
     }
 }
 
-/// What a phase took.
+/// The cost of a phase.
 pub fn taken(phase: &Phase) -> Taken {
     let faults = ["translation", "permission", "access_flag"].map(|kind| phase.get(&format!("faults.{kind}")));
     let [translation, permission, access_flag] = faults;

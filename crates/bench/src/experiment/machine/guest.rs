@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The guest: its slots, its stage-1 tables, and how its hypervisor is set up.
+//! The guest: its memslots, its stage-1 tables, and the setup of its hypervisor.
 //!
-//! Invariant: its stage-1 tables are in a slot of their own, which has no log: what a walk does there is in none.
+//! Invariant: the stage-1 tables are in a memslot of their own without a dirty log, so table walks dirty no logged
+//! page.
 
 use std::sync::Arc;
 
@@ -19,22 +20,22 @@ use crate::experiment::setup::{Cmo, Coalesce, Policies, Setup, Split, Tables};
 use crate::experiment::target::REGION;
 use crate::features::TODAY;
 
-/// A guest in its machine.
+/// A guest and its machine.
 pub struct Guest {
     /// The machine.
     pub machine: Arc<FastMachine>,
     /// The guest's memory.
     pub memory: GuestMemory<FastPlatform>,
-    /// The slots of its regions.
+    /// The memslots of its regions.
     pub slots: Vec<SlotId>,
-    /// Where they begin.
+    /// The IPA of its first region.
     pub start: Ipa,
-    /// Its stage 1.
+    /// The register values of its stage 1.
     pub stage1: Stage1Registers,
 }
 
 impl Guest {
-    /// A guest that has touched nothing yet, in memory that no other guest has.
+    /// Makes a guest that has touched no memory yet. No other guest has its memory.
     pub fn new(setup: &Setup, plan: &Plan, arena: Arc<Arena>) -> anyhow::Result<Self> {
         let features = Features { forced_write_back: setup.forced_write_back, ..TODAY };
         let machine = FastMachine::with_caches(Arc::clone(&arena), features, setup.vcpus, caches(setup)?)?;
@@ -51,7 +52,7 @@ impl Guest {
         let mut slots = Vec::new();
         let mut donated = donated.into_run();
         for offset in (0..plan.memory).step_by(size as usize) {
-            let (frames, rest) = donated.split_at(size).ok().context("a slot beyond the guest's memory")?;
+            let (frames, rest) = donated.split_at(size).ok().context("a memslot ends beyond the guest's memory")?;
             donated = rest;
             let range = plan.start + offset..plan.start + offset + size;
             slots.push(memory.add_slot(Slot { range, backing: Backing::Given { frames, largest }, writable: true })?);
@@ -61,7 +62,7 @@ impl Guest {
     }
 }
 
-/// The largest leaf of memory in such pages.
+/// The level of the largest leaf for memory in pages of this size.
 fn largest(page: u64) -> Level {
     match page {
         ..MIB_2 => Level::L3,
@@ -73,7 +74,7 @@ fn largest(page: u64) -> Level {
 const MIB_2: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The same, as the guest's memory has them.
+/// The same policies, in the type of the guest's memory.
 fn policies(policies: &Policies) -> baselines::Policies {
     baselines::Policies {
         split: match policies.split {
@@ -97,16 +98,16 @@ fn policies(policies: &Policies) -> baselines::Policies {
     }
 }
 
-/// What cleaning is done by: it is for free where the CPU needs none.
+/// The host's cache maintenance, if the CPU has no forced write-back. Otherwise cleaning is free.
 fn caches(setup: &Setup) -> anyhow::Result<Option<HostCaches>> {
     if setup.forced_write_back {
         return Ok(None);
     }
     let caches = HostCaches::find();
-    caches.map(Some).context("this CPU lets no process clean its caches, so what that costs cannot be measured here")
+    caches.map(Some).context("this CPU lets no process clean its caches, so the cost cannot be measured here")
 }
 
-/// Builds the guest's tables in a range of its RAM, and tells its registers.
+/// Builds the guest's stage-1 tables in a range of its RAM, and returns its register values.
 fn stage1(memory: &GuestMemory<FastPlatform>, own: IpaRange, plan: &Plan) -> anyhow::Result<Stage1Registers> {
     let mut tables = TablesInRam::new(memory, own);
     let stage1 = Stage1::new(plan.layout, &mut tables)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What memory a guest takes: its own, its stage-1 tables, and those of stage 2; where each of them is.
+//! The memory of a guest: its own, its stage-1 tables, and its stage-2 tables; their sizes and places.
 //!
-//! Invariant: a plan is made, and held against what the system has, before any memory is touched.
+//! Invariant: a plan is made, and compared with the system's free memory, before any memory is touched.
 
 use std::sync::Arc;
 
@@ -16,41 +16,41 @@ use crate::experiment::setup::{Backing, Setup};
 use crate::experiment::target::REGION;
 use crate::readable;
 
-/// What a guest takes, in bytes, and where it is.
+/// The sizes in bytes, and the places, of a guest's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Its stage 1.
+    /// The layout of stage 1.
     pub layout: Layout,
-    /// Its memory's first byte, as the guest has it.
+    /// The IPA of the first region.
     pub start: Ipa,
-    /// All regions of its vCPUs.
+    /// Bytes of all regions.
     pub memory: u64,
-    /// The slot with its stage-1 tables, which begins at IPA 0.
+    /// Bytes of the memslot with the stage-1 tables, which begins at IPA 0.
     pub stage1: u64,
-    /// Where in the machine's memory begins what stage 1 and stage 2 are made of, and how much that is.
+    /// The offset in the machine's memory of the memory for stage-1 and stage-2 tables, and its size.
     tables: (u64, u64),
     arena: ArenaOptions,
 }
 
-/// The machine's memory, in which one guest after the other lives.
+/// The machine's memory. Guests use it one after the other.
 pub struct Memory {
     options: ArenaOptions,
     arena: Arc<Arena>,
 }
 
 impl Plan {
-    /// For this guest.
+    /// The plan for a guest.
     ///
     /// # Errors
     ///
-    /// Sizes that go together with nothing, a mode that is not modelled, or more than its addresses reach.
+    /// Sizes contradict each other, the mode is not modelled, or the memory does not fit into the mode's addresses.
     pub fn of(setup: &Setup) -> anyhow::Result<Self> {
         CpusError::check(setup.vcpus)?;
         let granule = setup.mode.granule.size();
         let (memory, slots) = (setup.memory(), setup.slots as u64);
         ensure!(
             setup.region > 0 && setup.region.is_multiple_of(granule),
-            "a region of {} is not made of the pages of {}: take a multiple of {}",
+            "a region of {} is not whole pages of {}: use a multiple of {}",
             readable::bytes(setup.region),
             setup.mode,
             readable::bytes(granule)
@@ -69,16 +69,16 @@ impl Plan {
                 let end = 1_u64 << layout.pa_bits();
                 let start = end.checked_sub(memory).with_context(|| {
                     let memory = readable::bytes(memory);
-                    format!("{memory} are more than the {} bits of {} reach", layout.pa_bits(), setup.mode)
+                    format!("{memory} do not fit into the {} address bits of {}", layout.pa_bits(), setup.mode)
                 })?;
                 start & !(page.max(granule) - 1)
             }
         };
-        // In blocks, so that few of the guest's faults are of its own tables.
+        // Stage-1 tables are mapped by blocks, so that few of the guest's faults are for them.
         let stage1 = (layout.tables(REGION, start, memory)? * granule).next_multiple_of(SECTION);
         let tables = stage1 + stage2_tables(memory + stage1, setup);
         let made = if setup.backing == Backing::Shmem { Made::Shmem } else { Made::AnonymousThp };
-        // Blocks fit where both addresses are aligned alike: so the guest's memory comes first, unless it is sparse.
+        // A block needs both addresses to be aligned alike. So the guest's memory comes first, unless it is sparse.
         let arena = if setup.sparse {
             let dense = tables.next_multiple_of(page.max(SECTION));
             ArenaOptions { sparse: memory, ..ArenaOptions::new(dense, made) }
@@ -89,11 +89,11 @@ impl Plan {
         Ok(Self { layout, start: Ipa::new(start), memory, stage1, tables: (at, tables), arena })
     }
 
-    /// The machine's memory as the guest's own, and what its tables and its stage-1 tables are made of.
+    /// The parts of the machine's memory: the guest's own memory, and the memory for its tables.
     ///
     /// # Errors
     ///
-    /// It is other memory than was planned for.
+    /// This is not the memory of the plan.
     pub fn parts(&self, arena: &Arena) -> anyhow::Result<(Donated, Donated)> {
         let (tables, size) = self.tables;
         let own = match self.arena.sparse {
@@ -104,15 +104,15 @@ impl Plan {
     }
 }
 
-const SMALLER: &str = "the machine's memory is smaller than was asked for";
+const SMALLER: &str = "the machine's memory is smaller than its plan";
 
 impl Memory {
-    /// Of the shape of this plan, and touched. In huge pages, as tables at EL2 are; in small ones where the system has no
-    /// others.
+    /// Allocates memory for this plan, and touches it. It uses huge pages, as tables at EL2 do, or small pages if the
+    /// system has no huge ones.
     ///
     /// # Errors
     ///
-    /// It is more than is free, and nothing was touched.
+    /// The memory is larger than the free memory; nothing was touched.
     pub fn new(plan: &Plan) -> anyhow::Result<Self> {
         let options = plan.arena;
         let arena = match Arena::new(&options) {
@@ -122,10 +122,10 @@ impl Memory {
             arena => arena,
         };
         let arena = arena.with_context(|| {
-            let sparse = if options.sparse == 0 { "; --sparse maps a small piece over and over" } else { "" };
-            format!("a guest with {} MiB of memory{sparse}", plan.memory >> 20)
+            let sparse = if options.sparse == 0 { "; --sparse maps a small piece repeatedly" } else { "" };
+            format!("cannot allocate a guest with {} MiB of memory{sparse}", plan.memory >> 20)
         })?;
-        // Sparse memory is a file, of which there is little.
+        // Sparse memory is a small file, so there is nothing to touch.
         let own = if options.sparse == 0 { 0..plan.memory } else { 0..0 };
         let (tables, size) = plan.tables;
         for offset in own.chain(tables..tables + size).step_by(PAGE as usize) {
@@ -134,14 +134,14 @@ impl Memory {
         Ok(Self { options, arena: Arc::new(arena) })
     }
 
-    /// Whether it is as a guest of this plan wants it, or has more of the same: guests that differ in their mode alone take turns
-    /// in one.
+    /// Whether a guest of this plan can use this memory: it has the same shape, and at least the size. Guests that
+    /// differ only in their mode take turns in one memory.
     pub fn is_for(&self, plan: &Plan) -> bool {
         let dense = self.options.dense;
         dense >= plan.arena.dense && self.options == ArenaOptions { dense, ..plan.arena }
     }
 
-    /// Whether no guest has it.
+    /// Whether no guest uses this memory.
     pub fn is_free(&self) -> bool {
         Arc::strong_count(&self.arena) == 1
     }
@@ -152,19 +152,19 @@ impl Memory {
     }
 }
 
-/// What tables of pages of 4 KiB for so many bytes take at most: those of level 3 and 2, and others.
+/// The most bytes of 4 KiB stage-2 tables that map `bytes`: those of level 3, of level 2, and others.
 fn stage2_tables(bytes: u64, setup: &Setup) -> u64 {
     let (level3, level2) = (bytes.div_ceil(SECTION), bytes.div_ceil(1 << 30));
-    // A slot may begin inside a table; a vCPU may keep some pages to itself.
+    // A memslot may begin inside a table, and a vCPU may keep some table pages in its pool.
     let others = (setup.slots + setup.vcpus) as u64 * 8;
     ((level3 + level2 + others) * PAGE + SPARE).next_multiple_of(SECTION)
 }
 
-/// The widest address of a guest's that stage 2 translates.
+/// The most bits of an IPA that stage 2 translates.
 const WIDEST: u32 = 48;
-/// What a slot's memory is taken by.
+/// Bytes in a huge page. Memory for a memslot is allocated in huge pages.
 const SECTION: u64 = 2 << 20;
-/// For the root, and what a buddy allocator cannot use.
+/// For the root table, and what a buddy allocator cannot use.
 const SPARE: u64 = 2 << 20;
 
 #[cfg(test)]
@@ -197,7 +197,7 @@ mod tests {
         assert!(refused(setup("p47v64-4k")).contains("p47v64-4k"));
     }
 
-    /// More than any machine has: had it been touched, this process would be no more.
+    /// Larger than any machine's memory: if it were touched, this process would be killed.
     #[test]
     fn what_does_not_fit_is_refused_before_it_is_touched() {
         let huge = Setup { region: 100 << 40, ..setup("p48v48-4k") };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Experiments on the hosted machine: a guest whose vCPUs are threads of this process, and a collector that is the thread
-//! which calls.
+//! Experiments on the hosted machine. The guest's vCPUs are threads of this process; the calling thread is the
+//! collector.
 //!
-//! Invariant: what the system does once for its memory (pages, zeroes, page tables of the process) is done before a guest is
-//! there, and again only where memory of another shape is asked for: it is in no figure.
+//! Invariant: the system's one-time work for memory (pages, zeroing, the process's page tables) is done before a guest
+//! exists, and again only for memory of another shape. So no figure includes it.
 
 mod guest;
 mod memory;
@@ -36,27 +36,27 @@ pub struct Machines {
 /// A guest on a hosted machine.
 pub struct MachineTarget {
     setup: Setup,
-    // Threads end before what they use goes.
+    // Dropped first, so that the threads end before the guest is freed.
     crew: Crew,
     guest: Arc<Guest>,
-    /// What each slot's log told last.
+    /// The pages that each memslot's log reported last.
     dirty: Vec<DirtyPages>,
 }
 
 impl Machines {
-    /// None yet.
+    /// Without memory yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The guest of this set-up, as what it is on this platform.
+    /// Makes the guest of this setup, with its type on this platform.
     ///
     /// # Errors
     ///
-    /// As [`Targets::make`].
+    /// As for [`Targets::make`].
     pub fn guest(&mut self, setup: &Setup) -> anyhow::Result<MachineTarget> {
         let plan = memory::Plan::of(setup)?;
-        // Memory of another shape goes before there is new one: both might not fit.
+        // Memory of another shape is freed before new memory is allocated, because both might not fit.
         let memory = match self.memory.take().filter(|memory| memory.is_for(&plan) && memory.is_free()) {
             Some(memory) => memory,
             None => Memory::new(&plan)?,
@@ -86,22 +86,22 @@ impl MachineTarget {
         &self.guest.memory
     }
 
-    /// What it runs on.
+    /// The machine that runs the guest.
     pub fn machine(&self) -> &Arc<FastMachine> {
         &self.guest.machine
     }
 
-    /// The slots that its memory is divided among, in the order of their addresses.
+    /// The memslots that the memory is divided among, by address.
     pub fn slots(&self) -> &[SlotId] {
         &self.guest.slots
     }
 
-    /// The guest's physical address of its memory's first byte.
+    /// The IPA of the first region.
     pub fn start(&self) -> Ipa {
         self.guest.start
     }
 
-    /// Does something with each slot's log, with what it told last, and tells what that took.
+    /// Calls `body` for each memslot's log, with the pages that it reported last, and returns the cost.
     fn with_logs(
         &mut self,
         mut body: impl FnMut(&DirtyLog<'_, FastPlatform>, &mut DirtyPages) -> anyhow::Result<()>,
@@ -171,11 +171,11 @@ impl Target for MachineTarget {
     }
 
     fn stop(&mut self) -> anyhow::Result<Taken> {
-        self.crew.stop().context("the guest was running")
+        self.crew.stop().context("stopping the guest")
     }
 }
 
-/// Bytes of a page of stage 2.
+/// Bytes in a page of stage 2.
 const PAGE: u64 = 4 << 10;
 
 #[cfg(test)]
@@ -198,7 +198,7 @@ mod tests {
         let mut target = machines.guest(&setup()).unwrap();
         Target::start(&mut target, &[passes(0), passes(1)]).unwrap();
         assert!(target.run(&mut [passes(0), passes(1)]).is_err(), "it runs already");
-        // Each thread has it.
+        // Each thread holds a reference to the guest.
         let guest = Arc::downgrade(&target.guest);
         drop(target);
         assert!(guest.upgrade().is_none());
@@ -209,7 +209,7 @@ mod tests {
     fn what_a_guest_should_not_do_is_an_error_and_no_end() {
         let mut target = Machines::new().guest(&setup()).unwrap();
         let mut beyond = [passes(0), passes(5)];
-        assert!(target.run(&mut beyond).unwrap_err().to_string().contains("the guest was left"));
+        assert!(target.run(&mut beyond).unwrap_err().to_string().contains("the guest exited"));
         assert!(target.run(&mut [passes(0)]).is_err(), "a list for each vCPU");
         assert!(target.stop().is_err(), "it does not run");
         let taken = target.run(&mut [passes(0), passes(1)]).unwrap();

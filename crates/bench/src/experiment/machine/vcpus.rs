@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The vCPUs: a thread each, which does what it is told and sleeps in between. (KVM's selftests wait busily there, so a vCPU
-//! too many takes the CPU from those that are measured.)
+//! The vCPUs: one thread each, which sleeps between its orders. (The vCPUs of KVM's selftests wait busily instead. With
+//! more vCPUs than CPUs, a waiting vCPU then takes CPU time from the measured ones.)
 //!
-//! Invariant: who has a crew has all its threads; they end before it goes.
+//! Invariant: a crew has all its threads; they end before it is dropped.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -28,9 +28,9 @@ use crate::results::Quantity;
 /// All vCPUs of a guest.
 pub struct Crew {
     workers: Vec<Worker>,
-    /// Nanoseconds that a fault costs besides.
+    /// Nanoseconds that the model adds for each fault.
     exit_cost: u64,
-    /// Whether they do passes over and over.
+    /// The start time, while the vCPUs repeat their passes.
     runs: Option<Instant>,
 }
 
@@ -41,18 +41,18 @@ struct Worker {
     load: Arc<Load>,
     thread: Option<JoinHandle<()>>,
     id: ThreadId,
-    /// Accesses that were done before it was started last.
+    /// Accesses that were done before the last start.
     before: u64,
 }
 
 enum Order {
-    /// Once.
+    /// Run the passes once.
     Once(Vec<Pass>),
-    /// Until the load is stopped.
+    /// Repeat the passes until the load is stopped.
     Repeat(Vec<Pass>),
 }
 
-/// What a vCPU did.
+/// The work of a vCPU in one order.
 struct Report {
     ended: Instant,
     cpu: f64,
@@ -60,7 +60,7 @@ struct Report {
     passes: Vec<Pass>,
 }
 
-/// Stage-2 faults, by kind.
+/// Number of stage-2 faults, by kind.
 #[derive(Clone, Copy, Debug, Default)]
 struct Faults {
     translation: u64,
@@ -69,7 +69,7 @@ struct Faults {
 }
 
 impl Crew {
-    /// So many threads, asleep.
+    /// Starts the vCPU threads, asleep.
     pub fn new(guest: &Arc<Guest>, setup: &Setup) -> anyhow::Result<Self> {
         ensure!(
             setup.pinned.is_empty() || setup.pinned.len() == setup.vcpus,
@@ -85,7 +85,7 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Has each of them do its passes, and waits for the last.
+    /// Runs the passes of each vCPU, and waits for the last vCPU.
     pub fn run(&mut self, passes: &mut [Vec<Pass>]) -> anyhow::Result<Taken> {
         ensure!(self.runs.is_none(), "the guest runs already");
         let start = Instant::now();
@@ -99,7 +99,7 @@ impl Crew {
         Ok(self.taken(start, &reports, self.exit_cost))
     }
 
-    /// Has each of them do its passes over and over.
+    /// Starts all vCPUs, which repeat their passes.
     pub fn start(&mut self, passes: &[Vec<Pass>]) -> anyhow::Result<()> {
         ensure!(self.runs.is_none(), "the guest runs already");
         self.runs = Some(Instant::now());
@@ -111,7 +111,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Ends that. What an exit costs besides is in it already: each vCPU was as long about it.
+    /// Stops the vCPUs. The modelled exit cost is included already: each vCPU waited for that time at each exit.
     pub fn stop(&mut self) -> anyhow::Result<Taken> {
         let start = self.runs.take().context("the guest does not run")?;
         self.workers.iter().for_each(|worker| worker.load.stop());
@@ -119,18 +119,18 @@ impl Crew {
         Ok(self.taken(start, &reports, 0))
     }
 
-    /// How far they are.
+    /// Returns the vCPUs' progress.
     pub fn meter(&self) -> Meter {
         let workers: Vec<_> =
             self.workers.iter().map(|worker| (Arc::clone(&worker.load), worker.before, worker.id)).collect();
         Arc::new(move || Progress {
-            // Loads count on from one start to the next.
+            // A load's count continues from one start to the next.
             accesses: workers.iter().map(|(load, before, _)| load.done() - before).sum(),
             cpu: workers.iter().map(|(_, _, id)| id.cpu_time()).sum(),
         })
     }
 
-    /// What all of them did: each is waited for, also where one of them failed.
+    /// The reports of all vCPUs. Waits for each of them, even if one fails.
     fn reports(&self) -> anyhow::Result<Vec<Report>> {
         let reports: Vec<_> = self.workers.iter().map(Worker::report).collect();
         reports.into_iter().collect()
@@ -171,20 +171,20 @@ impl Worker {
             if ready.send(cpu.map_or(Ok(()), pin).map(|()| ThreadId::this())).is_err() {
                 return;
             }
-            // Who ordered is gone when the crew is.
+            // The sender is dropped with the crew, which ends this loop.
             while let Ok(order) = ordered.recv() {
                 if told.send(runner.obey(order)).is_err() {
                     return;
                 }
             }
         });
-        let thread = Some(thread.context("no thread for a vCPU")?);
+        let thread = Some(thread.context("cannot start a thread for a vCPU")?);
         let id = is_ready.recv().context("a vCPU's thread ended")??;
         Ok(Self { orders: Some(orders), reports, load, thread, id, before: 0 })
     }
 
     fn order(&self, order: Order) -> anyhow::Result<()> {
-        let orders = self.orders.as_ref().context("a vCPU's thread was told to end")?;
+        let orders = self.orders.as_ref().context("a vCPU's thread is ending")?;
         orders.send(order).ok().context("a vCPU's thread ended")
     }
 
@@ -198,13 +198,13 @@ impl Drop for Worker {
         self.load.stop();
         self.orders = None;
         if let Some(thread) = self.thread.take() {
-            // If it panicked, its message was printed.
+            // A panic's message was printed already.
             let _ = thread.join();
         }
     }
 }
 
-/// What a vCPU's thread has.
+/// The state of a vCPU's thread.
 struct Runner {
     guest: Arc<Guest>,
     vcpu: FastVcpu,
@@ -228,19 +228,20 @@ impl Runner {
         Ok(Report { ended: Instant::now(), cpu: moment.elapsed(), faults, passes })
     }
 
-    /// Runs the guest until its program is over, and answers its faults, each of which takes a while longer if `at_length`.
+    /// Runs the guest until its program ends, and resolves its faults. `at_length` adds the exit cost as real time to
+    /// each.
     fn run(&mut self, program: &mut impl Program, at_length: bool) -> anyhow::Result<Faults> {
         let (mut faults, mut last, mut again) = (Faults::default(), None, 0);
         loop {
             let abort = match self.vcpu.run(program) {
                 Ok(Ended) => return Ok(faults),
                 Err(Exit::Abort(abort)) => abort,
-                Err(exit) => bail!("the guest was left: {exit:?}"),
+                Err(exit) => bail!("the guest exited: {exit:?}"),
             };
             let fault = self.answer(&abort)?;
             faults.count(fault.kind);
             again = if last == Some(fault) { again + 1 } else { 0 };
-            ensure!(again < PATIENCE, "the guest does not get on: {fault:x?}");
+            ensure!(again < PATIENCE, "the guest makes no progress: {fault:x?}");
             last = Some(fault);
             if at_length {
                 spin(self.exit_cost);
@@ -250,18 +251,18 @@ impl Runner {
 
     fn answer(&mut self, abort: &Abort) -> anyhow::Result<GuestFault> {
         let Some(fault) = Fault::from_syndrome(abort.esr) else {
-            bail!("an abort that is no fault of the tables: {abort:?}")
+            bail!("an abort that is not a stage-2 fault: {abort:?}")
         };
         let ipa = if fault.hpfar_is_valid() {
             Some(ipa_from_hpfar(abort.hpfar))
         } else {
             ipa_from_par(self.vcpu.translate_stage1(abort.far))
         };
-        let ipa = ipa.with_context(|| format!("the guest's tables have nothing at {:#x}", abort.far))?;
+        let ipa = ipa.with_context(|| format!("the guest's stage-1 tables do not map {:#x}", abort.far))?;
         let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
         match self.guest.memory.fault(&fault).with_context(|| format!("{fault:x?}"))? {
             Answer::Retry(_) => Ok(fault),
-            Answer::Skip | Answer::ExternalAbort => bail!("the guest has nothing at {ipa}"),
+            Answer::Skip | Answer::ExternalAbort => bail!("the guest has no memory at {ipa}"),
         }
     }
 }
@@ -280,10 +281,10 @@ impl Faults {
     }
 }
 
-/// How often the same fault may follow itself: others may take away again what was given, but not for ever.
+/// The most times that the same fault may repeat. Another thread may undo a mapping again, but not forever.
 const PATIENCE: u32 = 1 << 20;
 
-/// A vCPU that is out of its guest for so long has its CPU to itself meanwhile.
+/// Spins for a time. A vCPU outside of its guest keeps its CPU meanwhile.
 fn spin(time: Duration) {
     if time.is_zero() {
         return;

@@ -24,8 +24,8 @@ use crate::stop::Stop;
 ///
 /// # Errors
 ///
-/// Options that contradict each other, files that cannot be written, memory that does not fit, a platform that is not there;
-/// then nothing was measured. A stage that left something else than it has to.
+/// Nothing was measured: options contradict each other, a file cannot be written, memory does not fit, or the platform
+/// is not available. A check failed: a stage left wrong leaves or contents.
 pub fn command(options: &PageTableOptions) -> anyhow::Result<ExitCode> {
     let setups = setups(options)?;
     outcome::check(&options.output)?;
@@ -44,7 +44,7 @@ pub fn command(options: &PageTableOptions) -> anyhow::Result<ExitCode> {
     outcome::tell(&results, &options.output)
 }
 
-/// On the hypervisor, once each: it is the same in each run.
+/// Counts each variant once on the hypervisor, because all runs are identical.
 fn counted(options: &PageTableOptions, setups: &[Setup]) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signal()?;
     let mut results = Results::begin();
@@ -53,7 +53,7 @@ fn counted(options: &PageTableOptions, setups: &[Setup]) -> anyhow::Result<ExitC
     hypervisor.describe(&mut results);
     for setup in setups {
         progress.doing(shown(setup));
-        // Its blocks come back ahead of the guest's accesses, as the hypervisor does it.
+        // The hypervisor coalesces blocks ahead of the guest's accesses.
         let counted = hypervisor.page_table(setup, true);
         if stop.is_requested() {
             results.interrupted = true;
@@ -67,20 +67,20 @@ fn counted(options: &PageTableOptions, setups: &[Setup]) -> anyhow::Result<ExitC
     outcome::tell(&results, &options.output)
 }
 
-/// Where guests are made.
+/// The platform that makes the guests.
 enum Place {
-    /// Where they can be looked at.
+    /// A guest's tables and memory can be inspected.
     Machine(Machines),
-    /// Where they cannot.
+    /// They cannot.
     Other(Box<dyn Targets>),
 }
 
 impl Place {
-    /// All stages of a guest, checked or not.
+    /// Runs all stages of a guest, checked or not.
     fn once(&mut self, setup: &Setup, is_checked: bool) -> anyhow::Result<Vec<(Stage, Taken)>> {
         let stages = Stages::new(setup)?;
         match self {
-            // Memory that is mapped over and over holds what was written last, anywhere.
+            // Sparse memory holds the last value written to any alias, so it is not checked.
             Self::Machine(machines) => {
                 stages.run(&mut machines.guest(setup)?, |target: &mut MachineTarget, between| match between {
                     Between::LogStarted => stages.unmap_what_is_huge(target),
@@ -93,7 +93,7 @@ impl Place {
     }
 }
 
-/// In each run each variant once; the first one is checked, and not counted.
+/// Runs each variant once in each run. The first run is checked, and not counted.
 fn measure(place: &mut Place, setups: &[Setup], runs: u32, results: &mut Results, stop: &Stop) -> anyhow::Result<()> {
     let progress = Progress::new(u64::from(runs + 1) * setups.len() as u64)?;
     for run in 0..=runs {
@@ -125,7 +125,7 @@ fn results_platform(place: &Place) -> Platform {
     }
 }
 
-/// What takes turns; what was before comes first.
+/// The variants that take turns; baselines come first.
 fn setups(options: &PageTableOptions) -> anyhow::Result<Vec<Setup>> {
     check_platform(options)?;
     let cleans = options.policy.iter().any(|choice| choice.key() == "cmo");
@@ -133,8 +133,8 @@ fn setups(options: &PageTableOptions) -> anyhow::Result<Vec<Setup>> {
     let region = options.bytes.0.checked_next_multiple_of(page).filter(|region| *region > 0);
     let first = Setup {
         vcpus: options.vcpus,
-        // As the selftest does: whole pages of the backing.
-        region: region.with_context(|| format!("-b {} is no size of memory", options.bytes.0))?,
+        // Rounded up to whole pages of the backing, as the selftest does.
+        region: region.with_context(|| format!("-b {} is not a valid memory size", options.bytes.0))?,
         overlap: true,
         backing: options.backing,
         tracker: Tracker::WriteProtect,
@@ -152,20 +152,23 @@ fn setups(options: &PageTableOptions) -> anyhow::Result<Vec<Setup>> {
     Ok(setups)
 }
 
-/// What a platform cannot do.
+/// Refuses options that the platform does not support.
 fn check_platform(options: &PageTableOptions) -> anyhow::Result<()> {
     let on = options.on;
-    ensure!(options.vcpus > 0, "-v 0: a guest has a vCPU at least");
+    ensure!(options.vcpus > 0, "-v 0: a guest needs at least one vCPU");
     if on != Platform::Machine {
-        ensure!(options.exit_cost == 0, "--exit-cost is for the machine: on {on} an exit costs what it costs");
+        ensure!(options.exit_cost == 0, "--exit-cost is for the machine: on {on} exits have their real cost");
         ensure!(!options.sparse, "--sparse is for the machine");
     }
-    ensure!(on != Platform::Kvm || options.policy.is_empty(), "--policy is ours: KVM has one way, that of its kernel");
+    ensure!(
+        on != Platform::Kvm || options.policy.is_empty(),
+        "--policy is Twofold's: KVM has only the policies of its kernel"
+    );
     ensure!(on != Platform::Hypervisor || options.vcpus == 1, "the hypervisor runs one vCPU: -v 1");
     Ok(())
 }
 
-/// How much is as it was before.
+/// The number of baselines in a variant.
 fn befores(Policies { split, cmo, coalesce, tables }: Policies) -> usize {
     let befores =
         [split == Split::EveryLevel, cmo == Cmo::OnAbort, coalesce == Coalesce::FreeFirst, tables == Tables::Always];
@@ -174,28 +177,28 @@ fn befores(Policies { split, cmo, coalesce, tables }: Policies) -> usize {
 
 fn notes(setups: &[Setup], on: Platform) -> Vec<String> {
     let Some(first) = setups.first() else { return Vec::new() };
-    let mut notes =
-        vec!["time is up to the slowest vCPU; CPU time is of all vCPUs, so what one spares another".to_owned()];
+    let mut notes = vec!["time is that of the slowest vCPU; CPU time is that of all vCPUs together".to_owned()];
     if first.backing.page() == 4 << 10 {
-        notes.push("with pages of 4 KiB nothing is put together, and `adjust` has no faults".to_owned());
+        notes.push("with pages of 4 KiB nothing is coalesced, and `adjust` has no faults".to_owned());
     } else if on == Platform::Machine {
         notes.push(
-            "memory is unmapped as the log starts: so `update` has the faults that it has in KVM (--help)".to_owned(),
+            "memory is unmapped when the log starts, so that `update` has the same faults as in KVM (--help)"
+                .to_owned(),
         );
     }
     if !first.forced_write_back {
-        notes.push("the CPU is one without forced write-back, and caches are really cleaned".to_owned());
+        notes.push("the CPU is one without forced write-back; caches are really cleaned".to_owned());
     }
     if first.exit_cost > 0 {
-        notes.push(format!("modelled: {} ns for each fault's exit, as --exit-cost says", first.exit_cost));
+        notes.push(format!("modelled: {} ns for each fault's exit (--exit-cost)", first.exit_cost));
     }
     if first.sparse {
-        notes.push("sparse memory: one small piece, mapped over and over; what it holds was not checked".to_owned());
+        notes.push("sparse memory: one small piece, mapped repeatedly; its contents were not checked".to_owned());
     }
     notes
 }
 
-/// What is worth a word where a variant fails, in the words of the command line.
+/// The variant's settings for an error message, in the words of the command line.
 fn shown(setup: &Setup) -> String {
     let configuration = setup.configuration();
     let told = ["vcpus", "bytes", "cmo", "coalesce", "split", "tables"];
@@ -203,12 +206,12 @@ fn shown(setup: &Setup) -> String {
     told.collect::<Vec<_>>().join(", ")
 }
 
-/// S4's, by today's name.
+/// The mode of Wang 2021, by its present name.
 fn usual_mode(on: Platform) -> anyhow::Result<Mode> {
     if on == Platform::Kvm && cfg!(target_arch = "x86_64") {
         return Ok(twofold_kvm::KvmOptions::native_mode());
     }
-    Mode::find("p40v48-4k").context("the usual mode is gone")
+    Mode::find("p40v48-4k").context("there is no such guest mode")
 }
 
 #[cfg(test)]

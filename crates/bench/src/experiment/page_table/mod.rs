@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The page table's experiment, as `kvm_page_table_test` has it: all vCPUs over the same memory, in stages.
+//! The page table's experiment, as in `kvm_page_table_test`: all vCPUs access the same memory, in stages.
 //!
 //! | stage | what the guest does | what its hypervisor does |
 //! |---|---|---|
 //! | create | touches each page of the backing: vCPUs with even numbers write, the others read | maps it by the backing's pages |
-//! | update | while a dirty log runs: small pages are written; of huge ones the first 4 KiB are written, then the second half is read, 4 KiB by 4 KiB | maps by pages of 4 KiB |
-//! | adjust | when no log runs any more: reads all, 4 KiB by 4 KiB | puts blocks together |
+//! | update | while a dirty log runs: writes small pages; of huge pages writes the first 4 KiB, then reads the second half in steps of 4 KiB | maps it by pages of 4 KiB |
+//! | adjust | after the log has stopped: reads all memory in steps of 4 KiB | coalesces blocks |
 //!
-//! Each vCPU writes to all huge pages, and then reads: the selftest does both huge page by huge page. Nothing is split ahead: then
-//! all pages would be mapped, no read of adjust would fault, and no block would come back. With small pages adjust has no
-//! faults.
+//! Each vCPU writes to all huge pages and then reads; the selftest does both for one huge page after the other. Nothing
+//! is split ahead: otherwise all pages would be mapped, no read in adjust would fault, and no block would be restored.
+//! With small pages adjust has no faults.
 //!
-//! KVM takes a block apart by an empty table: its neighbours are mapped when they are touched. Our engine maps them all at once, so
-//! that nothing is left to do for update's reads, and for adjust. To have the same stages, with the same faults, what is in
-//! huge pages is unmapped when the log has started ([`Between::LogStarted`]); that is in no stage's time.
+//! KVM replaces a block by an empty table, and maps its pages when they are touched. Our engine maps all pages at once,
+//! so the reads of update, and adjust, would have nothing to do. To have the same stages with the same faults, memory
+//! in huge pages is unmapped after the log has started ([`Between::LogStarted`]). No stage's time includes that.
 //!
-//! Invariant: a stage counts only where what it left is what it had to leave ([`check`]).
+//! Invariant: a stage counts only if its leaves and contents are right at its end ([`check`]).
 
 mod command;
 
@@ -38,12 +38,12 @@ pub enum Stage {
     Create,
     /// A log runs.
     Update,
-    /// None runs any more.
+    /// The log has stopped.
     Adjust,
 }
 
 impl Stage {
-    /// In their order.
+    /// All stages, in order.
     pub const ALL: [Self; 3] = [Self::Create, Self::Update, Self::Adjust];
 
     /// Its name in results.
@@ -56,25 +56,25 @@ impl Stage {
     }
 }
 
-/// A moment between stages: nothing of it is timed.
+/// A moment between stages. Nothing in it is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Between {
-    /// `update` comes next.
+    /// The log was enabled; `update` is next.
     LogStarted,
-    /// This stage is over.
+    /// This stage has ended.
     After(Stage),
 }
 
-/// What can be seen of a guest from outside, where a platform lets one look: nothing of it is timed.
+/// Inspects a guest from outside, if the platform permits it. Nothing in it is timed.
 pub trait Inspect {
-    /// Bytes of the leaf that maps what is `offset` bytes into the memory; `None` where nothing does.
+    /// Bytes that the leaf at this offset into the memory maps. `None` if nothing is mapped there.
     fn leaf(&self, offset: u64) -> Option<u64>;
 
-    /// The word that is `offset` bytes into the memory.
+    /// The word at this offset into the memory.
     fn word(&self, offset: u64) -> Option<u64>;
 }
 
-/// A guest that shall go through the stages.
+/// The stages of one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stages {
     bytes: u64,
@@ -83,17 +83,18 @@ pub struct Stages {
 }
 
 impl Stages {
-    /// Of a setup whose vCPUs share one region, write-protected by a log, with nothing split ahead of writes.
+    /// The stages for a setup whose vCPUs share one region, with a write-protecting log and nothing split ahead.
     ///
     /// # Errors
     ///
-    /// It is another.
+    /// The setup is another.
     pub fn new(setup: &Setup) -> anyhow::Result<Self> {
         let huge = setup.backing.page();
         ensure!(setup.overlap, "the page table's experiment has all vCPUs over one region");
         ensure!(
             setup.chunk == 0,
-            "with pages split ahead (chunk {} bytes) nothing faults in `adjust`, and no block comes back: leave the chunk at 0",
+            "with pages split ahead (chunk {} bytes) nothing faults in `adjust`, and no block is restored: leave the chunk \
+             at 0",
             setup.chunk
         );
         ensure!(
@@ -109,12 +110,12 @@ impl Stages {
         Ok(Self { bytes: setup.region, huge, vcpus: setup.vcpus })
     }
 
-    /// Goes through all of them. `between` is called in between: see [`unmap_what_is_huge`](Self::unmap_what_is_huge) and
-    /// [`check`].
+    /// Runs all stages. Calls `between` at each moment between them: see
+    /// [`unmap_what_is_huge`](Self::unmap_what_is_huge) and [`check`].
     ///
     /// # Errors
     ///
-    /// What the target says, or `between`.
+    /// The target or `between` fails.
     pub fn run<T: Target + ?Sized>(
         &self,
         target: &mut T,
@@ -136,7 +137,7 @@ impl Stages {
         Ok(taken)
     }
 
-    /// What a log's start is followed by on the machine.
+    /// Unmaps memory in huge pages. On the machine this follows the log's start.
     ///
     /// # Errors
     ///
@@ -151,7 +152,7 @@ impl Stages {
         Ok(())
     }
 
-    /// What a vCPU does in a stage.
+    /// The passes of a vCPU in a stage.
     pub fn passes(&self, stage: Stage, vcpu: usize) -> Vec<Pass> {
         let (pages, blocks) = (self.bytes / PAGE, self.bytes / self.huge);
         match stage {
@@ -177,11 +178,12 @@ impl Stages {
     }
 }
 
-/// Checks that memory is as a stage has to leave it: what was written is there; `create` left leaves of the backing's size,
-/// `update` pages where it had accesses, and `adjust` leaves of the backing's size again.
+/// Checks the memory after a stage. The contents are the values last written. After `create` and `adjust`, leaves have
+/// the backing's size. After `update`, accessed memory is mapped by pages.
 ///
 /// # Errors
 ///
+/// The first place that is wrong.
 /// The first place where it is not so.
 pub fn check(stages: &Stages, stage: Stage, seen: &impl Inspect) -> anyhow::Result<()> {
     let leaf = if stage == Stage::Update { PAGE } else { stages.huge };
@@ -190,8 +192,8 @@ pub fn check(stages: &Stages, stage: Stage, seen: &impl Inspect) -> anyhow::Resu
         let found = seen.leaf(offset);
         ensure!(
             found == Some(leaf),
-            "after `{name}` byte {offset:#x} of the guest's memory has to be mapped by {leaf} bytes, and {}",
-            found.map_or("is not mapped".to_owned(), |found| format!("is by {found}"))
+            "after `{name}` byte {offset:#x} of the guest's memory must be mapped by a leaf of {leaf} bytes, and {}",
+            found.map_or("is not mapped".to_owned(), |found| format!("is mapped by {found}"))
         );
         let value = if stage == Stage::Create { CREATED } else { UPDATED };
         let word = seen.word(offset);
@@ -217,11 +219,11 @@ impl Inspect for MachineTarget {
     }
 }
 
-/// Bytes of a page of the host's.
+/// Bytes in a page of the host.
 const PAGE: u64 = 4 << 10;
-/// What `create` writes.
+/// The value that `create` writes.
 const CREATED: u64 = 1;
-/// What `update` writes.
+/// The value that `update` writes.
 const UPDATED: u64 = 2;
 
 #[cfg(test)]
@@ -237,7 +239,7 @@ mod tests {
         Setup { backing, region, vcpus, overlap: true, chunk: 0, tracker: Tracker::WriteProtect, ..Setup::new(mode) }
     }
 
-    /// Goes through the stages, and has each checked; tells the faults of each.
+    /// Runs and checks the stages, and returns the faults of each.
     fn faults(setup: &Setup) -> Vec<f64> {
         let stages = Stages::new(setup).unwrap();
         let mut target = Machines::new().guest(setup).unwrap();
@@ -254,7 +256,7 @@ mod tests {
     fn stages_leave_small_pages_where_memory_is_of_those() {
         let pages = 16384.0;
         let [create, update, adjust] = faults(&setup(Backing::Anonymous, 64 << 20, 1))[..] else { panic!() };
-        // Its own tables are mapped too as it walks them.
+        // The guest's own tables are mapped too when they are walked.
         assert!((pages..pages + 100.0).contains(&create), "{create}");
         assert_eq!((update, adjust), (pages, 0.0));
     }
@@ -265,7 +267,7 @@ mod tests {
         let [create, update, adjust] = faults(&setup(Backing::AnonymousThp, 64 << 20, 1))[..] else { panic!() };
         assert!((blocks..blocks + 100.0).contains(&create), "{create}");
         assert_eq!(update, blocks + half);
-        assert_eq!(adjust, blocks, "each block comes back by one fault");
+        assert_eq!(adjust, blocks, "one fault restores each block");
     }
 
     #[test]

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who watches an entry, and what it is told and tells.
+//! The watcher of an entry, and its protocol with the coalescing thread.
 //!
-//! Each round has a number, from 1 on, and goes through four steps, each of which is a store that the other thread waits for:
-//! a round is *asked* for, is *watched*, has *ended*, is *told*. Invariant: a time is told only where the watcher had its CPU
-//! from before it said that it watches until after it saw the entry valid again.
+//! Each round has a number, from 1 on, and four steps. Each step is a store of that number that the other thread waits
+//! for:
+//!
+//! * W1: the coalescing thread asks for the round (`asked`).
+//! * W2: the watcher starts to watch (`watched`).
+//! * W3: the coalescing thread ends the round (`ended`).
+//! * W4: the watcher reports the time (`told`).
+//!
+//! Invariant: a time is reported only if the watcher kept its CPU from before W2 until it has seen the entry valid
+//! again.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -11,37 +18,37 @@ use std::time::Instant;
 
 use nix::sys::resource::{UsageWho, getrusage};
 
-/// What the two threads tell each other.
+/// The state that the two threads share.
 #[derive(Default)]
 pub struct Watch {
-    /// The round that is to be watched.
+    /// W1: the round to watch.
     asked: AtomicU32,
-    /// The one that is watched.
+    /// W2: the round that is watched.
     watched: AtomicU32,
-    /// The last one that is over.
+    /// W3: the last round that has ended.
     ended: AtomicU32,
-    /// The last one whose time is known.
+    /// W4: the last round whose time is known.
     told: AtomicU32,
-    /// Its time in nanoseconds; 0: nothing was seen.
+    /// The time of that round in nanoseconds. 0: the watcher saw nothing.
     time: AtomicU64,
-    /// Whether the watcher lost its CPU in it.
+    /// Whether the watcher lost its CPU in that round.
     lost: AtomicBool,
     stopped: AtomicBool,
 }
 
-/// What was seen of a round.
+/// The watcher's report on a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// The entry was valid whenever it was looked at.
+    /// The entry was valid at every look.
     Nothing,
-    /// It was invalid for so many nanoseconds.
+    /// The entry was invalid for this many nanoseconds.
     For(NonZeroU64),
-    /// Nobody knows: somebody else had the watcher's CPU.
+    /// Unknown: the watcher lost its CPU.
     Lost,
 }
 
 impl Watch {
-    /// The watcher's work, until [`stop`](Self::stop); how many nanoseconds a look takes it.
+    /// Runs the watcher until [`stop`](Self::stop). Returns the nanoseconds of one look.
     pub fn serve(&self, entry: &AtomicU64) -> f64 {
         let look = time_of_a_look(entry);
         let mut round = 0;
@@ -61,22 +68,22 @@ impl Watch {
         look
     }
 
-    /// Has the watcher look, and waits until it does.
+    /// W1: asks for a round, and waits until the watcher watches (W2).
     pub fn expect(&self, round: u32) {
         self.asked.store(round, Ordering::Release);
         while self.watched.load(Ordering::Acquire) != round {
             std::hint::spin_loop();
         }
-        // It has told so one look before it looks.
+        // The watcher stores W2 just before its first look, so wait a little longer.
         (0..LOOKS).for_each(|_| std::hint::spin_loop());
     }
 
-    /// The round is over: what was not seen will not be.
+    /// W3: ends the round. A window that was not seen by now was missed.
     pub fn end(&self, round: u32) {
         self.ended.store(round, Ordering::Release);
     }
 
-    /// What the watcher saw; waits until it tells.
+    /// Waits for the watcher's report (W4), and returns it.
     pub fn seen(&self, round: u32) -> Seen {
         while self.told.load(Ordering::Acquire) != round {
             std::hint::spin_loop();
@@ -87,19 +94,20 @@ impl Watch {
         NonZeroU64::new(self.time.load(Ordering::Relaxed)).map_or(Seen::Nothing, Seen::For)
     }
 
-    /// There are no more rounds.
+    /// Ends the watcher: there are no more rounds.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
     }
 }
 
-/// How often this thread has lost its CPU to somebody else so far. A host that takes the CPU from a virtual machine is not in it.
+/// The number of times this thread has lost its CPU to another thread. CPU time that a host takes from a virtual
+/// machine is not included.
 pub fn switches() -> i64 {
-    // It is refused for no thread that asks about itself; if it were, no round would be left out.
+    // getrusage cannot fail for the calling thread. If it did, no round would be left out.
     getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.involuntary_context_switches())
 }
 
-/// Nanoseconds for which the entry is invalid; 0 if it is valid until the round has ended.
+/// Nanoseconds for which the entry is invalid. 0 if it stays valid until the round has ended.
 #[inline(always)]
 fn watch(is_valid: impl Fn() -> bool, has_ended: impl Fn() -> bool) -> u64 {
     while is_valid() {
@@ -117,12 +125,12 @@ fn is_valid(entry: &AtomicU64) -> bool {
     entry.load(Ordering::Acquire) & VALID != 0
 }
 
-/// Nanoseconds from one look to the next, with what takes the time.
+/// Nanoseconds from one look to the next, with the time to read the clock.
 fn time_of_a_look(entry: &AtomicU64) -> f64 {
     let start = Instant::now();
     let valid = (0..LOOKS).filter(|_| is_valid(entry)).count();
     std::hint::black_box(valid);
-    // What an `Instant` takes is in each window once.
+    // Each window includes the time of one `Instant::now` call.
     let looks = start.elapsed().as_nanos() as f64 / f64::from(LOOKS);
     let start = Instant::now();
     (0..LOOKS).for_each(|_| {
@@ -143,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// The bounds are those of the monotonic clock: no other load can break them.
+    /// The bounds follow from the monotonic clock, so no other load can break them.
     #[test]
     fn a_window_lasts_from_the_first_invalid_look_to_the_next_valid_one() {
         const PAUSE: Duration = Duration::from_millis(2);
@@ -151,7 +159,7 @@ mod tests {
         let looks = Cell::new(0);
         let is_valid = || {
             let look = looks.replace(looks.get() + 1);
-            // Once before the window, which does not count, and once in it.
+            // One pause before the window, which does not count, and one in it.
             if look == INVALID.start - 1 || look == INVALID.end - 1 {
                 thread::sleep(PAUSE);
             }
@@ -185,7 +193,7 @@ mod tests {
             for round in 1..=ROUNDS {
                 watch.expect(round);
                 if round % 2 == 0 {
-                    // May be missed; what is seen has a time.
+                    // The watcher may miss this window. If it sees it, the time is not 0.
                     entry.store(0, Ordering::Release);
                     entry.store(VALID, Ordering::Release);
                 }
@@ -199,7 +207,7 @@ mod tests {
         });
     }
 
-    /// One thread more than there are CPUs: in the end each has to wait for one.
+    /// With one thread more than there are CPUs, each thread has to wait for a CPU in the end.
     #[test]
     fn who_loses_its_cpu_notices() {
         let (stop, ready) = (AtomicBool::new(false), AtomicUsize::new(0));
