@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The command `twofold`.
 //!
-//! Invariant: results go to standard output and nothing else does; whatever went wrong is one message on standard error and an
-//! exit status that is not 0.
+//! Invariant: standard output carries results only. A failure is one message on standard error and an exit status that
+//! is not 0.
 
 use std::process::ExitCode;
 
@@ -19,7 +19,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Experiments: each technique on and off, beside what was published of it
+    /// Experiments: each technique on and off, next to the published figures
     #[command(subcommand)]
     Bench(twofold_bench::Command),
 }
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let Command::Bench(bench) = Arguments::parse().command;
     match twofold_bench::run(&bench) {
         Ok(code) => code,
-        // The reader of our output is gone (`| head`): there is nobody to tell.
+        // The reader of our output has closed it (`| head`), so no message would be read.
         Err(error) if output::is_closed(&error) => ExitCode::from(CLOSED),
         Err(error) => {
             output::error(&format!("{error:#}"));
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// 128 and the number of SIGPIPE.
+/// 128 plus the number of SIGPIPE.
 const CLOSED: u8 = 141;
 
 #[cfg(test)]
