@@ -85,6 +85,6 @@ counted: after each of its stages leaves and contents are checked, and the comma
 
 Examples:
   cargo run --release -p twofold -- bench page-table -s anonymous_thp -b 1G -v 8
-  cargo run --release -p twofold -- bench page-table -s anonymous_hugetlb_1gb -v 8 --policy cmo=on-abort,on-map    patch 1
+  cargo run --release -p twofold -- bench page-table -s anonymous_hugetlb_1gb -v 8 --policy cmo=on-abort,on-map  patch 1
   cargo run --release -p twofold -- bench page-table -s anonymous_thp -v 4 --policy coalesce=free-first,install-first
   cargo run --release -p twofold -- bench page-table -m 4 -s anonymous_thp -b 20G -v 16 --sparse --exit-cost 1500";

@@ -61,7 +61,9 @@ pub fn html(comparison: &Comparison) -> anyhow::Result<String> {
             @if !plot.is_empty() {
                 h2 { "The largest differences" }
                 figure {
-                    figcaption.faint { "The change of the median, with its interval. Right of the line is more than before." }
+                    figcaption.faint {
+                        "The change of the median, with its interval. Right of the line is more than before."
+                    }
                     (PreEscaped(plot))
                 }
             }

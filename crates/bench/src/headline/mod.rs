@@ -121,8 +121,8 @@ fn in_order(mut rows: Vec<HeadlineRow>, options: &HeadlineOptions) -> Vec<Headli
 fn notes(plan: &Plan, options: &HeadlineOptions) -> Vec<String> {
     let mut notes = vec![
         format!(
-            "ours: memslot of Bras 2026 {} MiB, regions of Kolothum 2023 {} MiB, memory of Wang 2021 up to {} GiB, up to \
-             {} vCPUs{}",
+            "ours: memslot of Bras 2026 {} MiB, regions of Kolothum 2023 {} MiB, memory of Wang 2021 up to {} GiB, up \
+             to {} vCPUs{}",
             plan.slot >> 20,
             plan.region >> 20,
             plan.shared_gib,
@@ -132,8 +132,8 @@ fn notes(plan: &Plan, options: &HeadlineOptions) -> Vec<String> {
         "gain: the part of the baseline's time that is saved, of runs in turns, with its 95 % confidence interval"
             .to_owned(),
         format!("modelled: {} ns are added for each guest exit (--exit-cost)", options.exit_cost),
-        "same shape, reached: the whole interval is on the published side, or above the target; differs, missed: none of \
-         it is"
+        "same shape, reached: the whole interval is on the published side, or above the target; differs, missed: none \
+         of it is"
             .to_owned(),
         format!(
             "no worse: the published technique costs time, and ours costs less, or gains; no longer: at most {:.0} % \

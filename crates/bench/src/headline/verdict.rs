@@ -16,7 +16,7 @@ pub enum Owed {
     AtLeast(f64),
     /// No loss of more than [`SMALL`].
     NoLoss,
-    /// None: the published gain depends on a condition that is absent here. A loss above [`PLAIN`] still differs.
+    /// None: the published gain depends on a condition that is absent here. A loss above `PLAIN` still differs.
     Shown,
 }
 

@@ -77,9 +77,9 @@ impl WindowPart {
             Inside::OneVcpu => "a flush costs this host's membarrier",
         };
         let note = format!(
-            "free-first and install-first, no FEAT_S2FWB, medians of {ROUNDS} rounds; {flush}; a look at the entry every \
-             {look:.0} ns from another CPU; {missed} windows of {all} were shorter, and count as one look; {disturbed} are \
-             left out, because another process took a CPU"
+            "free-first and install-first, no FEAT_S2FWB, medians of {ROUNDS} rounds; {flush}; a look at the entry \
+             every {look:.0} ns from another CPU; {missed} windows of {all} were shorter, and count as one look; \
+             {disturbed} are left out, because another process took a CPU"
         );
         Ours { pair: pair.times(1e-3), unit: "us", platform: Platform::Machine, kind: Kind::Native, note }
     }

@@ -125,7 +125,7 @@ impl Memory {
             let sparse = if options.sparse == 0 { "; --sparse maps a small piece repeatedly" } else { "" };
             format!("cannot allocate a guest with {} MiB of memory{sparse}", plan.memory >> 20)
         })?;
-        // Sparse memory is a small file, so there is nothing to touch.
+        // Sparse memory is a small file, and is not touched.
         let own = if options.sparse == 0 { 0..plan.memory } else { 0..0 };
         let (tables, size) = plan.tables;
         for offset in own.chain(tables..tables + size).step_by(PAGE as usize) {

@@ -93,8 +93,8 @@ impl Stages {
         ensure!(setup.overlap, "the page table's experiment has all vCPUs over one region");
         ensure!(
             setup.chunk == 0,
-            "with pages split ahead (chunk {} bytes) nothing faults in `adjust`, and no block is restored: leave the chunk \
-             at 0",
+            "with pages split ahead (chunk {} bytes) nothing faults in `adjust`, and no block is restored: leave \
+             the chunk at 0",
             setup.chunk
         );
         ensure!(
