@@ -69,7 +69,7 @@ impl Plan {
                 let end = 1_u64 << layout.pa_bits();
                 let start = end.checked_sub(memory).with_context(|| {
                     let memory = readable::bytes(memory);
-                    format!("{memory} do not fit into the {} address bits of {}", layout.pa_bits(), setup.mode)
+                    format!("{memory} do not fit in the {} bits of an address of {}", layout.pa_bits(), setup.mode)
                 })?;
                 start & !(page.max(granule) - 1)
             }
