@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The command line of `cargo xtask`.
 //!
-//! Invariant: what the types here accept is well-formed; whether it is possible is for the commands to say.
+//! Invariant: a value that these types accept is well-formed. The commands check whether it is possible.
 
 use std::path::PathBuf;
 
@@ -15,34 +15,34 @@ use crate::size::Size;
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo xtask", version, propagate_version = true)]
 pub struct Arguments {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// A command of `cargo xtask`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Builds the images: the hypervisor, the EL2 tests, the bare-metal guest
     Build,
-    /// Says which lines of the engine the tests on the host execute
-    #[command(after_help = "Exit status: 1 where it is less than 90 % of the lines of stage2 or of memory.")]
+    /// Reports which lines of the engine the tests on the host execute
+    #[command(after_help = "Exit status: 1 if the tests execute less than 90 % of the lines of stage2 or of memory.")]
     Coverage(CoverageOptions),
     /// Builds the command `twofold` as one static file: target/dist/twofold-aarch64, target/dist/twofold-x86_64
     Dist(DistOptions),
-    /// Says what is there, what is missing, and the exact command for each
-    #[command(after_help = "Exit status: 1 when something is missing that `cargo xtask run` cannot install by itself.")]
+    /// Reports which tools are present, which are missing, and the exact command that installs each
+    #[command(after_help = "Exit status: 1 if a tool is missing that `cargo xtask run` cannot install by itself.")]
     Doctor,
-    /// Fuzzes what reads outside bytes; installs cargo-fuzz and a nightly toolchain where they are missing
+    /// Fuzzes the parsers of untrusted input; installs cargo-fuzz and a nightly toolchain if they are missing
     #[command(after_help = FUZZ_HELP)]
     Fuzz(FuzzOptions),
-    /// Leaves out or weakens each step of the engine, one at a time, and says which nobody noticed
+    /// Leaves out or weakens each step of the engine, one at a time, and reports the mutants that no test caught
     #[command(after_help = MUTANTS_HELP)]
     Mutants(MutantsOptions),
-    /// Keeps a copy of a guest's memory by what its dirty log tells, and compares: nothing may be lost
+    /// Keeps a copy of a guest's memory by its dirty log, and compares the two: no write may be lost
     #[command(after_help = ORACLE_HELP)]
     Oracle(OracleOptions),
-    /// Measures others' code for the same job beside ours, in one run
+    /// Measures other projects' code for the same job beside ours, in one run
     Peers(PeersOptions),
     /// Records which pages Linux writes while `redis-benchmark -t set` runs in it, for `twofold bench dirty-table`
     #[command(after_help = RECORD_HELP)]
@@ -53,20 +53,20 @@ pub enum Command {
     /// Runs the suites: host, el2, linux, kvm, proof
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestOptions),
-    /// Checks a trace by its text alone: locks, break-before-make, flushes before tables are freed
-    #[command(after_help = "The format, and what is checked: docs/trace.md. Exit status: 1 where there is a breach.")]
+    /// Checks a trace file: locks, break-before-make, flushes before tables are freed
+    #[command(after_help = "docs/trace.md has the format and the rules. Exit status: 1 if the trace breaks a rule.")]
     TraceCheck(TraceCheckOptions),
 }
 
 /// Options of `fuzz`.
 #[derive(Args, Clone, Debug)]
 pub struct FuzzOptions {
-    /// Which target; without it, one after the other
+    /// The target to fuzz; without it, every target in turn
     pub target: Option<String>,
     /// Seconds for each target
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
-    /// Copies new inputs to fuzz/corpus that reach code which those there do not
+    /// Copies each new input that reaches code not yet covered by fuzz/corpus into it
     #[arg(long)]
     pub keep: bool,
 }
@@ -74,12 +74,12 @@ pub struct FuzzOptions {
 /// Options of `coverage`.
 #[derive(Args, Clone, Debug)]
 pub struct CoverageOptions {
-    /// Writes each line with its count to DIR as HTML
+    /// Writes each source line with its execution count to DIR, as HTML
     #[arg(long, value_name = "DIR")]
     pub html: Option<PathBuf>,
 }
 
-/// What mutants change.
+/// The kinds of mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MutantsOf {
     /// A barrier, TLB invalidation, cache operation, lock or ordered access.
@@ -91,22 +91,23 @@ pub enum MutantsOf {
 /// Options of `mutants`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct MutantsOptions {
-    /// Mutants of calls or of values alone
+    /// Judges only mutants of calls, or only mutants of values
     #[arg(long, value_enum)]
     pub of: Option<MutantsOf>,
-    /// Only mutants with one of these in their names: FILE:LINE:COLUMN:KIND, FUNCTION/CALL/KIND, or a part of a value's change
+    /// Judges only mutants with one of these in their names: FILE:LINE:COLUMN:KIND, FUNCTION/CALL/KIND, or a part of a
+    /// value's change
     #[arg(long, value_name = "FILTER,...", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// One mutant for each thing that is called and each kind, and a sample of the values
+    /// Judges one mutant for each called function and kind, and a sample of the mutants of values
     #[arg(long)]
     pub quick: bool,
     /// Lists the mutants and judges none
     #[arg(long)]
     pub list: bool,
-    /// How many are judged at a time; as many as there are CPUs, unless given
+    /// Mutants judged at a time; default: the number of CPUs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
-    /// Runs the tests at EL2 as well that leave out steps of the hypervisor's own sequences, in QEMU
+    /// Also runs the EL2 tests in QEMU that leave out steps of the hypervisor's own sequences
     #[arg(long)]
     pub el2: bool,
     /// Writes the outcomes to FILE as JSON
@@ -117,19 +118,19 @@ pub struct MutantsOptions {
 /// Options of `oracle`.
 #[derive(Args, Clone, Debug)]
 pub struct OracleOptions {
-    /// Where the guest runs
+    /// The place where the guest runs
     #[arg(long, value_enum, default_value_t = Place::Machine)]
     pub on: Place,
-    /// Only this tracker
+    /// Runs only this tracker
     #[arg(long, value_enum, value_name = "NAME")]
     pub tracker: Option<TrackerOption>,
-    /// Pages to compare for each tracker; 10 million, on the hypervisor 500,000, of a control 6 million, unless given
+    /// Pages to compare for each tracker; default: 10 million, on the hypervisor 500,000, with --controls 6 million
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub comparisons: Option<u64>,
-    /// What is chosen at random is chosen by this; TWOFOLD_SEED stands for it, and without both it is another each time
+    /// Seed of all random choices; default: TWOFOLD_SEED, else a new seed for each run
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Runs logs with a known defect instead, each of which has to lose pages
+    /// Runs logs with a known defect instead, each of which must lose pages
     #[arg(long, conflicts_with = "tracker")]
     pub controls: bool,
 }
@@ -146,20 +147,20 @@ pub enum Place {
 /// A tracker of a dirty log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TrackerOption {
-    /// The first write to a page faults; what is told is cleared
+    /// The first write to a page faults; a get clears the pages that it reports
     WriteProtect,
-    /// The same, cleared apart
+    /// The first write to a page faults; a separate call clears
     Manual,
     /// Hardware records writes
     Hardware,
-    /// A write that faults has hardware record the writes around it
+    /// A write fault sets DBM on the pages around it, so that hardware records further writes
     Combined,
-    /// Both, as past rounds suggest
+    /// Write-protect or DBM for each 64-page word, chosen by its past rounds
     Adaptive,
 }
 
 impl TrackerOption {
-    /// As it is given.
+    /// The tracker's name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::WriteProtect => "write-protect",
@@ -174,12 +175,12 @@ impl TrackerOption {
 /// Options of `dist`.
 #[derive(Args, Clone, Debug)]
 pub struct DistOptions {
-    /// Only for this architecture
+    /// Builds only for this architecture
     #[arg(long, value_enum, value_name = "NAME")]
     pub architecture: Option<Architecture>,
 }
 
-/// An architecture that there is a static program for.
+/// An architecture for which `dist` builds a static program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Architecture {
     /// arm64
@@ -190,7 +191,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// As it is given.
+    /// The architecture's name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Aarch64 => "aarch64",
@@ -198,7 +199,7 @@ impl Architecture {
         }
     }
 
-    /// Rust's target with a C library inside.
+    /// The Rust target that links a C library statically.
     pub const fn target(self) -> &'static str {
         match self {
             Self::Aarch64 => "aarch64-unknown-linux-musl",
@@ -210,12 +211,12 @@ impl Architecture {
 /// Options of `peers`.
 #[derive(Args, Clone, Debug)]
 pub struct PeersOptions {
-    /// Whose code
+    /// The peer to measure
     #[command(subcommand)]
     pub peer: Peer,
 }
 
-/// Whose code.
+/// A project whose code is measured beside ours.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Peer {
     /// KVM's stage-2 page-table code, from Debian's package linux-source-6.12, timed on this machine
@@ -232,10 +233,10 @@ pub struct PeersKvmOptions {
     /// Writes the figures to FILE as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Seconds after which Linux, if it has not ended, is taken to hang; 0 for no limit
+    /// Seconds after which a Linux that has not ended counts as hung; 0 for no limit
     #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
     pub timeout: u64,
-    /// Fetches the kernel and its source again, even where they are in the cache
+    /// Fetches the kernel and its source again, even if they are in the cache
     #[arg(long)]
     pub refresh: bool,
 }
@@ -246,7 +247,7 @@ pub struct PeersLinuxOptions {
     /// Guest memory in bytes, or with K, M or G (powers of 1024): a power of two from 1G to 256G
     #[arg(long, value_name = "SIZE", default_value = "16G")]
     pub size: Size,
-    /// Runs of each operation on each side, whose medians are compared; at least 1
+    /// Runs of each operation on each side, at least 1; the medians are compared
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub runs: u32,
     /// Measures only these operations
@@ -255,7 +256,7 @@ pub struct PeersLinuxOptions {
     /// Writes the figures to FILE as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Fetches the peer's source again, even where it is in the cache
+    /// Fetches the peer's source again, even if it is in the cache
     #[arg(long)]
     pub refresh: bool,
 }
@@ -263,16 +264,16 @@ pub struct PeersLinuxOptions {
 /// Options of `record-redis`.
 #[derive(Args, Clone, Debug)]
 pub struct RecordOptions {
-    /// How many rounds, from one change of process to the next
+    /// Rounds to record; a round lasts from one context switch to the next
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub rounds: u32,
-    /// Writes them to FILE, instead of target/redis.rounds
+    /// Writes the rounds to FILE, instead of target/redis.rounds
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Seconds after which a guest that has not ended is taken to hang; 0 for no limit
+    /// Seconds after which a guest that has not ended counts as hung; 0 for no limit
     #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
     pub timeout: u64,
-    /// Fetches the guest's packages again, even where they are in the cache
+    /// Fetches the guest's packages again, even if they are in the cache
     #[arg(long)]
     pub refresh: bool,
 }
@@ -280,11 +281,11 @@ pub struct RecordOptions {
 /// Options of `run`.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
-    /// The guest checks itself and powers off; prints a table. Without a terminal, `--check --count` is what
-    /// `run` does by itself
+    /// Has the guest check itself and power off, and prints a table. Without a terminal, `run` implies `--check
+    /// --count`
     #[arg(long)]
     pub check: bool,
-    /// Counts instructions at EL2, in the deterministic mode: equal runs print equal counts. Implies --check;
+    /// Counts instructions at EL2 in the deterministic mode, in which equal runs print equal counts. Implies --check;
     /// one vCPU only
     #[arg(long)]
     pub count: bool,
@@ -294,21 +295,21 @@ pub struct RunOptions {
     /// Writes the figures to FILE as JSON. Implies --check
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Writes what is done to the guest's tables to FILE, line by line (docs/trace.md). Not with --count
+    /// Writes each change of the guest's tables to FILE as a line (docs/trace.md). Not with --count
     #[arg(long, value_name = "FILE", conflicts_with = "count")]
     pub trace: Option<PathBuf>,
     /// An uncompressed arm64 Image, instead of Debian's kernel
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// An initrd, instead of the one that is made from busybox
+    /// An initrd, instead of the built-in one with busybox
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// Text to put at the end of the guest's command line. With --kernel it is the whole command line; such a kernel gets the
-    /// words for Debian's Linux only without --append
+    /// Text to append to the guest's command line. With --kernel it is the whole command line; without --append such a
+    /// kernel gets the command line for Debian's Linux
     #[arg(long, value_name = "TEXT")]
     pub append: Option<String>,
-    /// Guest memory in bytes, or with K, M or G (powers of 1024); a multiple of 4K, at least 64M, and 128M
-    /// where Debian's Linux checks itself
+    /// Guest memory in bytes, or with K, M or G (powers of 1024): a multiple of 4K, at least 64M, at least 128M if
+    /// Debian's Linux checks itself
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub memory: Size,
     /// Number of vCPUs, 1 to 64
@@ -317,16 +318,17 @@ pub struct RunOptions {
     /// Size of the mappings of guest memory
     #[arg(long, value_enum, default_value_t = PagesOption::Auto)]
     pub pages: PagesOption,
-    /// Which guest: Debian's Linux, the bare-metal one, or (auto) the second where the first cannot be fetched
+    /// The guest to boot: Debian's Linux, the bare-metal guest, or (auto) the second if the first cannot be fetched
     #[arg(long, value_enum, default_value_t = GuestOption::Auto)]
     pub guest: GuestOption,
-    /// CPU model, as QEMU's -cpu takes it
+    /// CPU model, a value of QEMU's -cpu
     #[arg(long, value_name = "MODEL", default_value = machine::CPU_DEFAULT)]
     pub cpu: String,
-    /// Seconds after which a guest that has not ended is taken to hang; 0 for no limit. Default: 120 with --check, else none
+    /// Seconds after which a guest that has not ended counts as hung; 0 for no limit. Default: 120 with --check, else
+    /// none
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
-    /// Fetches the guest's packages again, even where they are in the cache
+    /// Fetches the guest's packages again, even if they are in the cache
     #[arg(long)]
     pub refresh: bool,
 }
@@ -334,13 +336,13 @@ pub struct RunOptions {
 /// Options of `test`.
 #[derive(Args, Clone, Debug)]
 pub struct TestOptions {
-    /// The suite to run in full; without it, the quick tier of all
+    /// The suite to run in full; without it, the quick tier of every suite
     #[arg(value_enum)]
     pub suite: Option<Suite>,
     /// Runs only tests with one of these in their names
     #[arg(value_name = "FILTER")]
     pub filters: Vec<String>,
-    /// Everything in full
+    /// Runs every suite in full
     #[arg(long)]
     pub soak: bool,
     /// Lists the tests and runs none
@@ -351,7 +353,7 @@ pub struct TestOptions {
 /// Options of `trace-check`.
 #[derive(Args, Clone, Debug)]
 pub struct TraceCheckOptions {
-    /// The trace
+    /// The trace file
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 }
@@ -359,22 +361,22 @@ pub struct TraceCheckOptions {
 /// A suite of tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
-    /// Format, lints, unit and property tests, documentation: no QEMU
+    /// Format, lints, unit and property tests, documentation. No QEMU
     Host,
-    /// The engine on real instructions at EL2, in QEMU
+    /// The engine with real instructions at EL2, in QEMU
     El2,
-    /// Whole guests, and what the command does with bad input
+    /// Whole guests, and the command's answers to bad input
     Linux,
-    /// Programs of ours on the KVM of a Linux at EL2, in QEMU; in full, what that KVM costs
+    /// Our programs on the KVM of a Linux at EL2, in QEMU; in full, also the cost of that KVM
     Kvm,
-    /// Whether the tests notice: mutants, the model checker, volumes; about an hour in full. No QEMU
+    /// The strength of the tests: mutants, the model checker, large random runs. About an hour in full. No QEMU
     Proof,
 }
 
 /// Values of `--pages`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PagesOption {
-    /// As large as alignment and backing allow
+    /// The largest size that alignment and backing allow
     Auto,
     /// 4 KiB pages only
     #[value(name = "4k")]
@@ -386,9 +388,9 @@ pub enum PagesOption {
 /// Values of `--guest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GuestOption {
-    /// Linux, or the bare-metal guest where Linux cannot be fetched
+    /// Linux, or the bare-metal guest if Linux cannot be fetched
     Auto,
-    /// Linux, or an error
+    /// Linux, or an error if it cannot be fetched
     Linux,
     /// The bare-metal guest
     Bare,
@@ -421,10 +423,10 @@ Environment:
 Exit status: 0 when the guest powered off (with --check: and its check passed), else not 0.";
 
 const MUTANTS_HELP: &str = "\
-There are two kinds. Of calls: each barrier, TLB invalidation, cache operation, lock or ordered access is left out or
-weakened. Of values: a comparison's bound, a condition, an operator, a literal or a constant is changed. The tests that
-execute a mutant run until one of them fails. A mutant that no test executes, or that only makes one run into its time
-limit, is not caught.
+There are two kinds of mutant. A mutant of a call leaves out or weakens one barrier, TLB invalidation, cache operation,
+lock or ordered access. A mutant of a value changes one comparison's bound, condition, operator, literal or constant.
+The tests that execute a mutant run until one of them fails. A mutant is not caught if no test executes it, or if its
+only effect is that a test exceeds its time limit.
 
 Examples:
   cargo xtask mutants
@@ -432,26 +434,26 @@ Examples:
   cargo xtask mutants --of values --only tlb.rs,Stage2::unmap
   cargo xtask mutants --list
 
-The last line is `mutants: N of M caught`. Exit status: 1 when a mutant is not caught that neither
-xtask/src/mutants/excused.rs nor xtask/src/mutants/values/excused.rs names.";
+The last line is `mutants: N of M caught`. Exit status: 1 if a mutant is not caught and neither
+xtask/src/mutants/excused.rs nor xtask/src/mutants/values/excused.rs names it.";
 
 const ORACLE_HELP: &str = "\
-Four vCPUs and a device write to a guest's memory without pause, while its dirty log is read and cleared, pages are
-copied, and the log is stopped and started anew. Every few rounds all of them are held, and each page that the log calls
-clean is compared with its copy. Only pages that were dirty in an earlier round count.
+Four vCPUs and a device write to a guest's memory without pause. Meanwhile the collector reads and clears the dirty log,
+copies the dirty pages, and stops and restarts the log. Every few rounds the oracle pauses all writers and compares each
+page that the log reports clean with its copy. Only pages that were dirty in an earlier round count.
 
 Examples:
   cargo xtask oracle                                   every tracker, 10 million comparisons each
   cargo xtask oracle --tracker combined --comparisons 1000000 --seed 7
-  cargo xtask oracle --controls                        what has to lose pages does
+  cargo xtask oracle --controls                        logs with a known defect lose pages
 
 A line for each tracker: `oracle: NAME: N compared, N re-dirtied, N lost`. For each control: `control: NAME: lost N`.
-Exit status: 1 where a page was lost; with --controls, where one lost none.";
+Exit status: 1 if a page was lost; with --controls, if a control lost none.";
 
 const PEERS_LINUX_HELP: &str = "\
-Linux's page-table code is fetched, compiled for this machine as it is, and runs as a program of its own. One operation
-of theirs and one of ours take turns; the figures are nanoseconds per page table entry, or per block where it says so.
-A bar is reached when ours / Linux's of this run is at most what the bar says.
+Linux's page-table code is fetched, compiled unchanged for this machine, and runs as a separate program. One operation
+of Linux's and one of ours take turns. The figures are nanoseconds per page table entry, or per block if the row names
+one. A target is met if the ratio ours / Linux's of this run is at most the target.
 
 Examples:
   cargo xtask peers linux                              everything; about three minutes
@@ -464,24 +466,24 @@ Environment:
 const PEERS_KVM_HELP: &str = "\
 Debian's arm64 kernel boots in QEMU at EL2, in the deterministic mode, and runs the kernel's own dirty_log_perf_test and
 kvm_page_table_test, which are built unmodified from its source package. A small file of ours (peers/kvm), linked with them,
-counts the instructions at EL2 of each call of KVM's: a run to the next exit to user space, a get, a clear. Equal runs print
-equal figures. Beside them are the figures of KVM's that README and bars use; and each experiment with a dirty log is done
-once more by the guest of `--on kvm`, which has to find the same pages dirty, and to cost the same within 10 %.
+counts the instructions at EL2 of each call into KVM: a run to the next exit to user space, a get, a clear. Equal runs
+print equal figures. Beside them are the figures of KVM that README and the targets use. The guest of `--on kvm` repeats
+each experiment with a dirty log. It must find the same pages dirty, at the same cost within 10 %.
 
 Examples:
   cargo xtask peers kvm
   cargo xtask peers kvm --json kvm.json
 
-Exit status: 1 where the two do not agree.
+Exit status: 1 if the two do not agree.
 
 Environment:
-  TWOFOLD_QEMU, TWOFOLD_APT_GET, TWOFOLD_GUEST_CACHE   as of `run`";
+  TWOFOLD_QEMU, TWOFOLD_APT_GET, TWOFOLD_GUEST_CACHE   as for `run`";
 
 const RECORD_HELP: &str = "\
-Debian's Linux boots under the hypervisor with Debian's redis-server, most of whose keys are set; then redis-benchmark
-sets them again, any of them each time, until the guest switches itself off. All of its writes are in the hypervisor's
-dirty log (manual), which is read and cleared at each change of process. The last rounds make the file. In the
-deterministic mode a nanosecond of virtual time is an instruction, and equal images make equal files.
+Debian's Linux boots under the hypervisor with Debian's redis-server, in which most keys are set. Then redis-benchmark
+sets keys chosen at random until the guest powers off. The hypervisor's dirty log (manual) has all of the guest's
+writes; the hypervisor reads and clears it at each context switch. The file holds the last rounds. In the deterministic
+mode an instruction takes a nanosecond of virtual time, and equal images make equal files.
 
 Examples:
   cargo xtask record-redis
@@ -489,18 +491,18 @@ Examples:
   cargo run --release -p twofold -- bench dirty-table --only recorded --recorded target/redis.rounds
 
 Environment:
-  TWOFOLD_QEMU, TWOFOLD_APT_GET, TWOFOLD_GUEST_CACHE   as of `run`";
+  TWOFOLD_QEMU, TWOFOLD_APT_GET, TWOFOLD_GUEST_CACHE   as for `run`";
 
 const FUZZ_HELP: &str = "\
-The targets are the functions of fuzz/targets; what they read is listed there. The inputs in fuzz/corpus are where it
-starts, and are replayed by `cargo test`. What it finds is kept below target/fuzz.
+The fuzz targets are the functions of fuzz/targets, which lists what they read. The fuzzer starts from the inputs in
+fuzz/corpus; `cargo test` replays these inputs. The fuzzer's findings are kept below target/fuzz.
 
 Examples:
   cargo xtask fuzz                             every target, a minute each
   cargo xtask fuzz engine --seconds 600
   cargo xtask fuzz trace --keep                new inputs become part of the tests
 
-Exit status: 1 when a target fails; the command that shows it again is printed.";
+Exit status: 1 if a fuzz target fails; the command that reproduces the failure is printed.";
 
 const TEST_EXAMPLES: &str = "\
 Examples:

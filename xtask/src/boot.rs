@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which guest to boot, and booting it: what `run` and the suite `linux` share.
+//! Selects a guest and boots it, for `run` and for the suite `linux`.
 //!
-//! Invariant: a guest runs in a directory of its own below `target/run`, which stays behind only when the run
-//! failed; the logs of the latest good run take the place of those before.
+//! Invariant: a guest runs in a directory of its own below `target/run`. The directory remains only if the run failed.
+//! The logs of a good run replace those of the good run before it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,17 +23,17 @@ use crate::workspace::Workspace;
 /// The guest that was chosen.
 #[derive(Clone, Debug)]
 pub struct Selected {
-    /// Which one.
+    /// The kind of guest.
     pub kind: Kind,
-    /// Its kernel.
+    /// The kernel.
     pub kernel: PathBuf,
-    /// Its initrd.
+    /// The initrd.
     pub initrd: Option<PathBuf>,
-    /// What was fetched for it.
+    /// The packages that were fetched for the guest.
     pub versions: Option<Versions>,
-    /// A few words for a person.
+    /// A short description for the user.
     pub words: String,
-    /// Why it is the bare-metal guest, where Linux was wanted first.
+    /// The reason why the bare-metal guest replaced Linux, if it did.
     pub fallback: Option<String>,
 }
 
@@ -51,13 +51,13 @@ pub enum Kind {
 /// One boot.
 #[derive(Debug)]
 pub struct Boot<'a> {
-    /// Starts the names of its directory.
+    /// The prefix of the run directory's name.
     pub label: &'a str,
     /// The guest.
     pub guest: Guest,
     /// CPU model.
     pub cpu: &'a str,
-    /// Whether every run is the same.
+    /// Whether the run is deterministic.
     pub deterministic: bool,
     /// Whether the guest was asked to check itself.
     pub checked: bool,
@@ -69,20 +69,20 @@ pub struct Boot<'a> {
     pub image: Image<'a>,
 }
 
-/// The hypervisors that there are.
+/// The builds of the hypervisor.
 #[derive(Clone, Copy, Debug)]
 pub enum Image<'a> {
-    /// The one that is released.
+    /// The released build.
     Plain,
-    /// The one that writes a trace to this file.
+    /// The build that writes a trace to this file.
     Tracing(&'a Path),
-    /// The one with the oracle, which is told this.
+    /// The build with the oracle, which gets this argument.
     Oracle(&'a str),
-    /// The one that records so many rounds.
+    /// The build that records this number of rounds.
     Recording(u32),
 }
 
-/// The guest that `options` ask for, fetched where need be.
+/// Returns the guest that `options` ask for, and fetches it if needed.
 pub fn select(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Selected> {
     match (options.guest, &options.kernel, &options.initrd) {
         (GuestOption::Bare, None, None) => Ok(bare(workspace, "bare-metal guest".to_owned())),
@@ -118,7 +118,7 @@ pub fn bare(workspace: &Workspace, words: String) -> Selected {
 }
 
 impl Kind {
-    /// The name in reports.
+    /// The kind's name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Linux => "linux",
@@ -129,8 +129,8 @@ impl Kind {
 }
 
 impl Boot<'_> {
-    /// Boots, and waits for the end. A verdict that is not good is an error with the console's end and the
-    /// place of the logs.
+    /// Boots the guest and waits for its end. A bad verdict becomes an error with the console's last lines and the path
+    /// of the logs.
     pub fn run(&self, workspace: &Workspace, qemu: &Qemu) -> anyhow::Result<Outcome> {
         let runs = workspace.runs()?;
         let prefix = format!("{}-", self.label);
@@ -154,7 +154,7 @@ impl Boot<'_> {
             stop: workspace.stop().clone(),
         };
         let ended = if self.terminal { launch.run_on_terminal() } else { launch.run(|_| ()) };
-        // The largest file by far, and made again from its parts at any time.
+        // The bundle is by far the largest file, and can be rebuilt from its parts.
         let _ = fs::remove_file(&bundle_path);
         match ended {
             Ok(outcome) => self.judge(outcome, directory, &runs),
@@ -168,7 +168,7 @@ impl Boot<'_> {
 
     fn judge(&self, outcome: Outcome, directory: tempfile::TempDir, runs: &Path) -> anyhow::Result<Outcome> {
         let verdict = Verdict::new(&outcome, self.checked);
-        // On a terminal a person left, and knows.
+        // On a terminal the user left the guest on purpose.
         let left = self.terminal && verdict == Verdict::Left;
         if verdict.is_ok() || left {
             for log in [CONSOLE_LOG, CONTROL_LOG] {
@@ -178,7 +178,7 @@ impl Boot<'_> {
             return Ok(outcome);
         }
         if self.terminal && verdict == Verdict::Reset {
-            // Most likely asked for at the prompt; what led to it is on the terminal above.
+            // The user most likely typed `reboot`; the terminal already shows what led to it.
             bail!(
                 "the guest asked for a reset (`reboot`, or a panic) and was ended; `poweroff -f` ends it with status 0"
             );
@@ -200,7 +200,7 @@ impl Image<'_> {
         }
     }
 
-    /// The oracle keeps a copy of the guest's memory; a recording is a part of the heap, which is larger for it.
+    /// Memory in bytes beyond the guest's. The oracle keeps a copy of the guest's memory; a recording takes heap.
     fn spare_memory(self, guest: &Guest) -> u64 {
         match self {
             Self::Plain | Self::Tracing(_) => 0,
@@ -209,11 +209,11 @@ impl Image<'_> {
         }
     }
 
-    /// What the image's own command line has for it.
+    /// The build's argument on the image's own command line.
     fn argument(self) -> anyhow::Result<Option<String>> {
         match self {
             Self::Plain => Ok(None),
-            // QEMU's directory is any: the file's whole path.
+            // QEMU may run in any directory, so the argument has the absolute path.
             Self::Tracing(trace) => {
                 let path = path::absolute(trace).context("the current directory is gone")?;
                 let path = path.to_str().with_context(|| format!("--trace: {} is not Unicode", path.display()))?;
@@ -250,8 +250,9 @@ fn own(kernel: &Path, initrd: Option<PathBuf>) -> Selected {
 
 const INITRD: &str = "initramfs.cpio";
 
-/// Makes an initrd of this name, with this first process, busybox and these files in it. Renamed into place, since another run may be reading the
-/// one before.
+/// Makes an initrd with this name: the first process `init`, busybox and the files `more`.
+///
+/// The file is renamed into place, because another run may be reading the previous one.
 pub fn make_initrd(
     workspace: &Workspace,
     name: &str,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Builds the bare-metal images.
 //!
-//! Cargo links position-independent ELF files; a boot loader wants the bytes as they lie in memory. Invariant:
-//! an image holds each loadable segment at its physical address minus the lowest one, zeros between, and
-//! ends where the last file-backed byte does; the arm64 Image header is the first thing the linker puts there.
+//! Cargo links position-independent ELF files; a boot loader needs the bytes in their memory layout. Invariant: an
+//! image holds each loadable segment at its physical address minus the lowest one, with zeros between segments. It ends
+//! with the last file-backed byte. It begins with the arm64 Image header, which the linker puts first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,11 +24,11 @@ use crate::workspace::Workspace;
 pub const HYPERVISOR: Program = Program::new("twofold-hypervisor", "twofold");
 /// The hypervisor that writes a trace.
 pub const TRACING_HYPERVISOR: Program = Program { feature: Some("trace"), ..HYPERVISOR };
-/// The hypervisor that holds its guest's dirty log against the guest's memory.
+/// The hypervisor that compares its guest's dirty log with the guest's memory.
 pub const ORACLE_HYPERVISOR: Program = Program { feature: Some("oracle"), ..HYPERVISOR };
 /// The hypervisor that records which pages its guest writes.
 pub const RECORDING_HYPERVISOR: Program = Program { feature: Some("record"), ..HYPERVISOR };
-/// The hypervisor that has techniques as they were before.
+/// The hypervisor with the baseline policies.
 pub const MEASURING_HYPERVISOR: Program = Program { feature: Some("baselines"), ..HYPERVISOR };
 /// The tests of the engine at EL2.
 pub const EL2_TESTS: Program = Program::new("twofold-hypervisor", "el2-tests");
@@ -38,11 +38,11 @@ pub const GUEST: Program = Program::new("twofold-guest", "guest");
 /// A program that becomes an image.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// Its package.
+    /// The program's package.
     pub package: &'static str,
-    /// Its name, which is the image's as well.
+    /// The program's name, which is also the image's.
     pub name: &'static str,
-    /// The feature of its package that it is built with. It has a directory of its own then.
+    /// The feature of the package that the program is built with. Such a program has a build directory of its own.
     pub feature: Option<&'static str>,
 }
 
@@ -51,7 +51,7 @@ impl Program {
         Self { package, name, feature: None }
     }
 
-    /// Where its image is.
+    /// The path of the program's image.
     pub fn image(self, workspace: &Workspace) -> PathBuf {
         self.directory(workspace).join(format!("{}.img", self.name))
     }
@@ -77,10 +77,11 @@ pub fn command(workspace: &Workspace) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds `programs` as images; gives the bytes of all of them.
+/// Builds `programs` as images; returns the sum of their sizes in bytes.
 pub fn images(workspace: &Workspace, programs: &[Program]) -> anyhow::Result<u64> {
     for program in programs {
-        // One at a time: together, Cargo would give the guest the hypervisor's features of a shared crate.
+        // One build each: in one build Cargo would give the guest the features that the hypervisor enables in a shared
+        // crate.
         let mut cargo = cargo(workspace, "build", *program);
         subprocess::show(cargo.args(["--bin", program.name]))?;
     }
@@ -92,21 +93,21 @@ pub fn images(workspace: &Workspace, programs: &[Program]) -> anyhow::Result<u64
     Ok(size)
 }
 
-/// Cargo with `command` on the package of `program`, for the bare-metal target and with its flags.
+/// Returns a call of Cargo: `command` on the package of `program`, for the bare-metal target and with its flags.
 pub fn cargo(workspace: &Workspace, command: &str, program: Program) -> Command {
     let mut cargo = Command::new("cargo");
     cargo.current_dir(workspace.root()).args([command, "--release", "--package", program.package]);
     cargo.args(program.feature.iter().flat_map(|feature| ["--features", feature]));
-    // A directory of its own: other flags would make every host build start anew.
+    // A separate directory, because other flags would invalidate every host build.
     cargo.args(["--target", TARGET, "--target-dir"]).arg(program.directory(workspace));
     cargo.env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f"));
-    // What the programs have in common is compiled once for all of them; a Cargo before 1.91 compiles it for each.
+    // Shared crates are compiled once for all programs. A Cargo before 1.91 compiles them for each program.
     cargo.env("CARGO_BUILD_BUILD_DIR", workspace.images().join("build"));
     cargo
 }
 
-/// Position-independent without a dynamic linker: the image applies its own relocations. The frame pointers
-/// are for the report of a panic. The linker scripts come from the packages' own build scripts.
+/// The image is position-independent without a dynamic linker: it applies its own relocations. The report of a panic
+/// needs the frame pointers. The packages' build scripts supply the linker scripts.
 const FLAGS: [&str; 10] = [
     "-C",
     "relocation-model=pic",
@@ -127,7 +128,8 @@ fn flatten_file(elf: &Path, image: &Path) -> anyhow::Result<u64> {
     if let Err(what) = Image::parse(&flat[..flat.len().min(64)], size) {
         bail!("{} has no arm64 Image header in its first bytes: {what}", elf.display());
     }
-    // Renamed into place: another `run` may be reading the old one. Equal bytes stay as they are.
+    // The file is renamed into place, because another `run` may be reading the old one. An unchanged image is not
+    // rewritten.
     if fs::read(image).is_ok_and(|old| old == flat) {
         return Ok(size);
     }
@@ -138,7 +140,7 @@ fn flatten_file(elf: &Path, image: &Path) -> anyhow::Result<u64> {
     Ok(size)
 }
 
-/// More than this is a linker script gone wrong, not an image.
+/// A larger image means that the linker script is wrong.
 const IMAGE_MAX: u64 = 64 << 20;
 
 fn flatten(elf: &[u8]) -> anyhow::Result<Vec<u8>> {

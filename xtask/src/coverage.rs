@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `cargo xtask coverage`: which lines of `stage2` and `memory` the tests on the host execute.
 //!
-//! The compiler counts (`-C instrument-coverage`), the toolchain's own `llvm-cov` reads. Invariant: tests themselves are
-//! not counted, and the exit status is 0 only where each crate has as much as [`LEAST`].
+//! The compiler inserts the counters (`-C instrument-coverage`); the toolchain's own `llvm-cov` reads them. Invariant:
+//! lines of tests are not counted, and the exit status is 0 only if each crate reaches [`LEAST`].
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,11 +26,11 @@ use crate::workspace::Workspace;
 
 /// The crates that are measured.
 const CRATES: [&str; 2] = ["crates/stage2", "crates/memory"];
-/// Per cent of lines that each of them has to have.
+/// The least part of each crate's lines that tests must execute, in per cent.
 const LEAST: f64 = 90.0;
-/// What is not compiled here, and so not counted.
+/// The file that is not compiled for the host, and so not counted.
 const ELSEWHERE: &str = "crates/stage2/src/arm64.rs";
-/// The tests: those of the crates, and those of the machine, which runs them.
+/// The tests of the crates, and of the hosted machine, which runs the crates.
 const TESTS: [&str; 8] = [
     "--package",
     "twofold-stage2",
@@ -66,17 +66,17 @@ pub fn command(workspace: &Workspace, options: &CoverageOptions) -> anyhow::Resu
         good &= total.percent() >= LEAST;
     }
     if !good {
-        output::error(&format!("less than {LEAST} % of a crate's lines are executed by its tests"));
+        output::error(&format!("less than {LEAST} % of a crate's lines is executed by the tests"));
     }
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Where the toolchain's LLVM tools are, which are installed where they are missing.
+/// Returns the directory of the toolchain's LLVM tools, and installs them if they are missing.
 fn tools() -> anyhow::Result<PathBuf> {
     let libraries = subprocess::read(Command::new("rustc").args(["--print", "target-libdir"]))?;
     let tools = Path::new(libraries.trim()).with_file_name("bin");
     if !tools.join("llvm-cov").is_file() {
-        // No subcommand of Cargo's comes with it: it is asked for by what is missing.
+        // The component has no subcommand of Cargo to test for, so `component` always installs it.
         install::component("llvm-tools", "llvm-tools")?;
     }
     ensure!(tools.join("llvm-cov").is_file(), "there is no llvm-cov in {}", tools.display());
@@ -94,9 +94,9 @@ impl Measured<'_> {
         let mut command = Command::new("cargo");
         command.current_dir(self.workspace.root()).args(["test", "--lib", "--tests"]).args(TESTS);
         command.env("RUSTFLAGS", "-C instrument-coverage").env("CARGO_TARGET_DIR", &self.directory);
-        // One file for each process.
+        // Each process writes a file of its own.
         command.env("LLVM_PROFILE_FILE", self.profiles().join("%p-%m.profraw")).env("RUST_BACKTRACE", "0");
-        // The lines of the text, at a bearable speed.
+        // Level 1 keeps the source lines apart and is fast enough.
         command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
         command
     }
@@ -109,7 +109,7 @@ impl Measured<'_> {
         self.directory.join("merged.profdata")
     }
 
-    /// Builds the tests; tells which programs they are.
+    /// Builds the tests; returns the paths of the test programs.
     fn build(&self) -> anyhow::Result<Vec<PathBuf>> {
         #[derive(Deserialize)]
         struct Message {
@@ -117,7 +117,7 @@ impl Measured<'_> {
         }
         let mut command = self.cargo();
         command.args(["--no-run", "--message-format", "json-render-diagnostics"]);
-        // Build scripts count too, and are of no interest.
+        // Build scripts are instrumented too; their counts are discarded.
         command.env("LLVM_PROFILE_FILE", "/dev/null");
         let text = subprocess::read(&mut command)?;
         let messages = text.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
@@ -127,7 +127,7 @@ impl Measured<'_> {
     /// Runs the tests, and adds up what each process counted.
     fn run(&self) -> anyhow::Result<()> {
         let profiles = self.profiles();
-        // What an earlier run has left is of other programs.
+        // Profiles of an earlier run belong to other programs.
         let _ = fs::remove_dir_all(&profiles);
         fs::create_dir_all(&profiles).with_context(|| format!("cannot make {}", profiles.display()))?;
         subprocess::quiet(&mut self.cargo())?;
@@ -140,7 +140,7 @@ impl Measured<'_> {
         let mut command = Command::new(self.tools.join("llvm-cov"));
         command.arg(what).arg(format!("-instr-profile={}", self.merged().display()));
         for (number, program) in programs.iter().enumerate() {
-            // The first one is what the tool is about.
+            // The tool takes the first program without an option.
             command.args((number > 0).then_some("-object")).arg(program);
         }
         command.args(CRATES.map(|name| self.workspace.root().join(name).join("src")));
@@ -159,10 +159,10 @@ impl Measured<'_> {
                 lines.counts.retain(|line, _| !tests.contains(line));
             }
         }
-        // A file of nothing but tests.
+        // A file that holds only tests is left out.
         files.retain(|_, lines| !lines.counts.is_empty());
         if files.is_empty() {
-            bail!("llvm-cov tells of no line");
+            bail!("llvm-cov reports no line");
         }
         Ok(files)
     }
@@ -175,13 +175,13 @@ impl Measured<'_> {
     }
 }
 
-/// How often each line of a file was executed.
+/// The execution count of each line of a file.
 #[derive(Debug, Default)]
 struct Lines {
     counts: BTreeMap<usize, u64>,
 }
 
-/// Lines, and those of them that were executed.
+/// The number of lines, and of executed lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Total {
     lines: usize,
@@ -206,7 +206,7 @@ impl Lines {
         for (line, count) in &self.counts {
             if *count == 0 {
                 match ranges.last_mut() {
-                    // What has no code of its own between two of them belongs to both.
+                    // Lines without code between two missed lines join them.
                     Some(last) if before == Some(*last.end()) => *last = *last.start()..=*line,
                     _ => ranges.push(*line..=*line),
                 }
@@ -221,7 +221,7 @@ impl Lines {
     }
 }
 
-/// Reads `SF:` and `DA:` of the lcov format; of files below the checkout, by their names there.
+/// Reads `SF:` and `DA:` of the lcov format. Returns the files below `root`, by their paths relative to it.
 fn lines(lcov: &str, root: &Path) -> BTreeMap<String, Lines> {
     let mut files: BTreeMap<String, Lines> = BTreeMap::new();
     let mut file = None;
@@ -239,7 +239,7 @@ fn lines(lcov: &str, root: &Path) -> BTreeMap<String, Lines> {
     files
 }
 
-/// The lines of a text that are tests: items under `#[cfg(test)]`, or under a condition with it.
+/// Returns the line ranges of tests: modules and functions under `#[cfg(test)]`.
 fn test_lines(text: &str) -> anyhow::Result<Vec<RangeInclusive<usize>>> {
     let file = syn::parse_file(text)?;
     let tests = file.items.iter().filter_map(|item| match item {

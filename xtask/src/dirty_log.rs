@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a dirty log costs on the hypervisor, tracker by tracker: counted, as the bare-metal guest drives its own.
+//! Counts what a dirty log costs on the hypervisor, for each tracker. The bare-metal guest drives its own log.
 //!
-//! Invariant: a step's instructions are all of an exit's, from the vector to the way back into the guest; an iteration is its
-//! faults, its get and its clear together, so that nothing gets cheap by being moved.
+//! Invariant: a step's instructions are all instructions of an exit, from the vector to the return into the guest. An
+//! iteration is the sum of its faults, its get and its clear, so that a cost that moves from one to another does not
+//! look saved.
 
 use std::time::Duration;
 
@@ -17,13 +18,13 @@ use crate::build;
 use crate::figures::{self, KVM, thousands};
 use crate::workspace::Workspace;
 
-/// The figures of the trackers that the machine has.
+/// The figures of each tracker that the CPU supports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DirtyLogs {
     logs: Vec<DirtyLog>,
 }
 
-/// One tracker's: sums over some iterations, in each of which the guest wrote to all of 64 MiB, page by page.
+/// One tracker's figures: sums over the iterations. In each iteration the guest writes to every page of 64 MiB.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DirtyLog {
     tracker: &'static str,
@@ -40,22 +41,24 @@ struct Step {
     dsb: u64,
 }
 
-/// KVM's figures with its host kernel, counted in the same mode: instructions at EL2 for a write to a write-protected page, of
-/// a VM without GIC (`kvm_page_table_test`), where each exit costs more. `cargo xtask peers kvm` measures both.
+/// Instructions at EL2 that KVM with its host kernel takes for a write to a write-protected page, counted in the same
+/// mode. The VM has no GIC (`kvm_page_table_test`), which makes each exit cost more. `cargo xtask peers kvm` measures
+/// this and [`KVM_ITERATION`].
 pub const KVM_WRITE_FAULT: u64 = 3_980;
-/// For a page of a dirty iteration: the fault, its part of the get and of the clear; of a VM with a GIC in the kernel
-/// (`dirty_log_perf_test`).
+/// Instructions at EL2 that KVM takes for one page of a dirty iteration: the fault, and the page's part of the get and
+/// of the clear. The VM has an in-kernel GIC (`dirty_log_perf_test`).
 pub const KVM_ITERATION: u64 = 3_480;
 
 const STEPS: [&str; 3] = ["fault", "get", "clear"];
 
-/// What the guest writes to.
+/// The size of the memory that the guest writes to.
 const BYTES: u64 = 64 << 20;
-/// One more than are counted: in the first one all pages may be dirty already.
+/// One more than is counted: in the first iteration all pages may be dirty already.
 const ITERATIONS: u32 = 5;
 
 impl DirtyLogs {
-    /// Runs the experiment with 4 KiB pages under each tracker that the machine has: one vCPU, deterministic.
+    /// Runs the experiment with 4 KiB pages under each tracker that the CPU supports, on one vCPU, in the deterministic
+    /// mode.
     pub fn count(workspace: &Workspace, qemu: &Qemu, cpu: &str, timeout: Duration) -> anyhow::Result<Self> {
         let platform = Platform {
             qemu,
@@ -73,8 +76,8 @@ impl DirtyLogs {
                 program: Program::DirtyLog(log),
                 bytes: BYTES,
                 slots: 1,
-                mode: Mode::find("pxxv48-4k").context("a mode that there is")?,
-                // As few as do, as other guests have: a walk of two levels.
+                mode: Mode::find("pxxv48-4k").context("a known mode")?,
+                // The least IPA size that suffices, as other guests have it: a walk of two levels.
                 ipa_bits: Some(32),
                 pages: Pages::Small,
                 given: None,
@@ -91,7 +94,7 @@ impl DirtyLogs {
         for log in &logs {
             ensure!(
                 log.pages == written,
-                "{}: {} pages are told of, and {written} were written",
+                "{}: the log reports {} pages, and {written} were written",
                 log.tracker,
                 log.pages
             );
@@ -99,7 +102,8 @@ impl DirtyLogs {
         Ok(Self { logs })
     }
 
-    /// A row for each tracker, and KVM's: what was recorded of a fault is of another VM than what was of an iteration.
+    /// Returns a table with a row for each tracker and two rows for KVM: its fault and its iteration were measured on
+    /// different VMs.
     pub fn table(&self) -> String {
         let header = [
             "EL2 instructions, for a page that is dirty",
@@ -120,7 +124,7 @@ impl DirtyLogs {
         figures::number_table(&header, self.logs.iter().map(DirtyLog::row).chain([without, with]))
     }
 
-    /// By tracker.
+    /// Returns the figures by tracker.
     pub fn json(&self) -> Value {
         let logs = self.logs.iter().map(|log| (log.tracker.to_owned(), log.json()));
         json!({
@@ -131,7 +135,7 @@ impl DirtyLogs {
 }
 
 impl DirtyLog {
-    /// The figures of all iterations but the first.
+    /// Returns the sums over all iterations but the first.
     fn of(counted: &Counted, tracker: &'static str) -> Self {
         let times = |phase| counted.times(phase).iter().skip(1);
         let step = |phase| Step {
@@ -177,7 +181,7 @@ impl DirtyLog {
         Value::Object(log)
     }
 
-    /// Instructions of a fault; `None` where there was none.
+    /// Returns the instructions of a fault, or `None` if there was no fault.
     fn per_fault(&self) -> Option<f64> {
         (self.faults > 0).then(|| self.steps[0].instructions as f64 / self.faults as f64)
     }
@@ -196,7 +200,7 @@ mod tests {
     #[test]
     fn sums_become_figures_for_a_page() {
         let mut text = String::new();
-        // The first time is none of them.
+        // The first iteration is left out.
         for (time, times) in [(1, 1000), (2, 1), (3, 2)] {
             let mut stat = |phase, key, value: u64| {
                 text.push_str(&format!("twofold:stat phase.{phase}.{time}.{key} {}\n", value * times));

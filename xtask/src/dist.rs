@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask dist`: the command `twofold` as one file that runs anywhere.
+//! `cargo xtask dist`: builds the command `twofold` as one static file.
 //!
-//! Invariant: what is made needs no library, no other file and no dynamic linker, so it runs from an initramfs as well; and
-//! it takes no C compiler and no linker of the system's to make, since Rust's own target has musl and the toolchain has a
-//! linker.
+//! Invariant: the file needs no library, no other file and no dynamic linker, so it also runs from an initramfs. The
+//! build needs no C compiler and no system linker: the Rust target includes musl, and the toolchain includes a linker.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,33 +21,33 @@ use crate::steps::Steps;
 use crate::subprocess;
 use crate::workspace::Workspace;
 
-/// The command.
+/// The command `twofold`.
 pub const TWOFOLD: Program = Program { package: "twofold", name: "twofold", is_example: false };
-/// The checks of the experiments' guest under KVM, as TAP.
+/// The checks of the experiments' guest under KVM, which print TAP.
 pub const KVM_CHECKS: Program = Program { package: "twofold-kvm", name: "selftest", is_example: true };
 
-/// A program of the workspace that can be made such a file.
+/// A program of the workspace that can be built as one static file.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// Its package.
+    /// The program's package.
     pub package: &'static str,
-    /// Its name there.
+    /// The program's name in its package.
     pub name: &'static str,
-    /// Whether it is one of the package's examples.
+    /// Whether the program is an example of the package.
     pub is_example: bool,
 }
 
-/// How a program is compiled, by a profile of the workspace's Cargo.toml.
+/// A profile of the workspace's Cargo.toml.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// To be given away.
+    /// For release.
     Release,
-    /// To be tested, soon.
+    /// For tests: a shorter build.
     Quick,
 }
 
 impl Profile {
-    /// Its name, which is also that of its directory.
+    /// The profile's name, and the name of its build directory.
     const fn name(self) -> &'static str {
         match self {
             Self::Release => "release",
@@ -86,7 +85,7 @@ pub fn command(workspace: &Workspace, options: &DistOptions) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds `program`; gives its path. The target has to be installed.
+/// Builds `program`; returns its path. The Rust target must be installed.
 pub fn build(
     workspace: &Workspace,
     program: Program,
@@ -100,17 +99,18 @@ pub fn build(
     let directory = workspace.dist().join("build");
     let mut cargo = Command::new("cargo");
     cargo.current_dir(workspace.root()).args(["build", "--profile", profile, "--package", package, option, name]);
-    // A directory of its own: other flags would make every host build start anew.
+    // A separate directory, because other flags would invalidate every host build.
     cargo.args(["--target", target, "--target-dir"]).arg(&directory);
     cargo.env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f"));
     subprocess::show(&mut cargo)?;
     let built = directory.join(target).join(profile).join(folder).join(name);
     let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
-    check_static(&bytes).with_context(|| format!("{} would not run by itself", built.display()))?;
+    check_static(&bytes).with_context(|| format!("{} is not static", built.display()))?;
     Ok(built)
 }
 
-/// The linker that comes with Rust. Symbols stay out: a panic says where it was, and that is enough for a command.
+/// The linker is Rust's own. Symbols are stripped: a panic message has its source position, which is enough for a
+/// command.
 const FLAGS: [&str; 8] = [
     "-C",
     "linker=rust-lld",
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_program_with_a_dynamic_linker_is_refused() {
-        // This test is one.
+        // This test program is dynamically linked.
         let own = fs::read(env::current_exe().unwrap()).unwrap();
         let error = check_static(&own).unwrap_err().to_string();
         assert!(error.contains("dynamic linker"), "{error}");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask doctor`: what is there, what is missing, and the exact command for each.
+//! `cargo xtask doctor`: reports which tools are present, which are missing, and the exact command that installs each.
 //!
-//! Invariant: it changes nothing, and ends with 0 exactly when `run` can go on by itself from here.
+//! Invariant: `doctor` changes nothing. It ends with 0 exactly if `run` can proceed without the user.
 
 use std::process::{Command, ExitCode};
 
@@ -29,13 +29,13 @@ pub fn command(workspace: &Workspace) -> anyhow::Result<ExitCode> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Ok,
-    /// Missing, and `run` or `test` gets it by itself.
+    /// Missing; `run` or `test` installs it.
     Later,
-    /// Missing, and the bare-metal guest runs in its stead.
+    /// Missing; `run` boots the bare-metal guest instead.
     Fallback,
-    /// Missing, and a person has to do something.
+    /// Missing; the user must install it.
     Blocks,
-    /// There, older than what is needed, and a person has to do something.
+    /// Present, but too old; the user must install a newer one.
     TooOld,
 }
 
@@ -95,7 +95,7 @@ fn target() -> Finding {
 fn component(name: &'static str, subcommand: &str) -> Finding {
     match subprocess::read(Command::new("cargo").args([subcommand, "--version"])) {
         Ok(version) => Finding::ok(name, version.trim()),
-        // Only `test` needs it, so it never stands in the way of `run`.
+        // Only `test` needs the component, so it never blocks `run`.
         Err(_) => Finding {
             name,
             state: State::Later,
@@ -121,7 +121,7 @@ fn qemu() -> Finding {
         _ => State::Blocks,
     };
     let fix = match (Qemu::named(), install::package_command(install::QEMU_PACKAGE)) {
-        // A package does not change what the variable names.
+        // Installing a package does not change which program the variable names.
         (Some(_), _) => format!("unset {VARIABLE}, or name QEMU {OLDEST} or later in it"),
         (None, Some(command)) => command,
         (None, None) => format!("install QEMU {OLDEST} or later (qemu-system-aarch64) by your system's means"),

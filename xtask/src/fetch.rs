@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Fetches Debian's arm64 kernel and busybox for a guest, and keeps them.
+//! Fetches Debian's arm64 kernel and busybox for a guest, and caches them.
 //!
-//! A private apt configuration uses the host's own sources and proxies for another architecture, with state and
-//! cache of its own and without the host's hooks, so that nothing of the host is changed. Invariant: the cache
-//! is complete or not there, because it is made beside its place and renamed into it.
+//! A private apt configuration uses the host's sources and proxies for another architecture. It has its own state and
+//! cache and none of the host's hooks, so it changes nothing on the host. Invariant: the cache is complete or absent,
+//! because it is made in a directory beside its place and then renamed.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -26,22 +26,22 @@ pub struct Fetched {
     pub kernel: PathBuf,
     /// busybox, a static arm64 program.
     pub busybox: PathBuf,
-    /// What they are.
+    /// The versions of both.
     pub versions: Versions,
-    /// Whether they were in the cache already.
+    /// Whether both were in the cache already.
     pub cached: bool,
 }
 
-/// What the cache holds.
+/// The versions of the cached packages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Versions {
     /// The kernel's release: `6.12.1+deb12-cloud-arm64`.
     pub kernel: String,
-    /// Versions of the packages, by package.
+    /// The version of each package, by its name.
     pub packages: BTreeMap<String, String>,
 }
 
-/// The cached guest, if it is complete.
+/// Returns the cached guest, if it is complete.
 pub fn cached(workspace: &Workspace) -> Option<Fetched> {
     let place = workspace.guest_cache().join(PLACE);
     let versions = serde_json::from_slice(&fs::read(place.join(VERSIONS)).ok()?).ok()?;
@@ -49,8 +49,8 @@ pub fn cached(workspace: &Workspace) -> Option<Fetched> {
     (kernel.is_file() && busybox.is_file()).then_some(Fetched { kernel, busybox, versions, cached: true })
 }
 
-/// The guest from the cache, or from Debian where it is not there or `refresh` is asked for. A refresh that fails says
-/// so and leaves what is in the cache.
+/// Returns the guest from the cache. Fetches it from Debian if it is not cached or if `refresh` is set. If a refresh
+/// fails, prints the reason and returns the cached guest.
 pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Fetched> {
     if let (false, Some(fetched)) = (refresh, cached(workspace)) {
         return Ok(fetched);
@@ -64,7 +64,7 @@ pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Fetched> {
     }
 }
 
-/// `error` and its causes without line ends.
+/// Returns `error` and its causes in one line.
 pub fn in_one_line(error: &anyhow::Error) -> String {
     format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -78,7 +78,8 @@ fn fetch_new(workspace: &Workspace) -> anyhow::Result<Fetched> {
     let apt = Apt::new(directory.path())?;
     let updated = apt.update();
     stop()?;
-    // A source that fails need not be the one that has the kernel: try, and blame it only then.
+    // The source that failed may not be the one with the kernel. So the update's error counts only if no kernel is
+    // found.
     let package = match (apt.kernel_package(), updated) {
         (Ok(package), _) => package,
         (Err(_), Err(update)) => return Err(update),
@@ -94,7 +95,7 @@ fn fetch_new(workspace: &Workspace) -> anyhow::Result<Fetched> {
     ] {
         let (tree, version) = apt.unpack(package)?;
         stop()?;
-        // Debian 13 has all programs below /usr.
+        // Debian 13 installs all programs below /usr.
         let found = [tree.join(&file), tree.join("usr").join(&file)].into_iter().find(|path| path.is_file());
         let found = found.ok_or_else(|| anyhow!("{package} {version} has no {file} in it"))?;
         fs::copy(&found, new.join(place)).with_context(|| format!("cannot copy {file}"))?;
@@ -114,30 +115,30 @@ const KERNEL: &str = "vmlinuz";
 const BUSYBOX: &str = "busybox";
 const VERSIONS: &str = "versions.json";
 const BUSYBOX_PACKAGE: &str = "busybox-static";
-/// The series that is asked for first, and the meta package that has it where Debian's stable kernel is that series.
+/// The meta package of the series, and the one that depends on the series if Debian's stable kernel is of it.
 const KERNEL_PACKAGES: [&str; 2] = ["linux-image-6.12-cloud-arm64", "linux-image-cloud-arm64"];
 const KERNEL_SERIES: &str = "linux-image-6.12.";
 
-/// Renames `new` to `place`; what is there goes to `old` first.
+/// Renames `new` to `place`. An existing `place` is first renamed to `old`.
 pub fn put(new: &Path, place: &Path, old: &Path) -> anyhow::Result<()> {
     if place.exists() {
         fs::rename(place, old).context("cannot replace the cache")?;
     }
     match fs::rename(new, place) {
-        // Another `run` was faster, and its cache is as good as ours.
+        // Another `run` has put its cache there first, which is as good.
         Err(_) if place.is_dir() => Ok(()),
         renamed => renamed.context("cannot put the cache in its place"),
     }
 }
 
-/// apt with state, cache and configuration of its own.
+/// apt with its own state, cache and configuration.
 pub struct Apt {
     configuration: PathBuf,
     directory: PathBuf,
 }
 
 impl Apt {
-    /// With everything of its own below `directory`.
+    /// Creates the state, the cache and the configuration below `directory`.
     pub fn new(directory: &Path) -> anyhow::Result<Self> {
         let directory = directory.join("apt");
         for part in ["state/lists/partial", "cache/archives/partial", "packages"] {
@@ -151,12 +152,12 @@ impl Apt {
         Ok(Self { configuration, directory })
     }
 
-    /// Gets the lists of packages.
+    /// Downloads the package lists.
     pub fn update(&self) -> anyhow::Result<()> {
         subprocess::read(self.apt_get()?.arg("update")).map(drop)
     }
 
-    /// The package of the newest kernel of the series.
+    /// Returns the package of the newest kernel of the series.
     fn kernel_package(&self) -> anyhow::Result<String> {
         for meta in KERNEL_PACKAGES {
             let depends = subprocess::read(self.command(tool("apt-cache")?).args(["depends", meta]));
@@ -169,7 +170,7 @@ impl Apt {
         )
     }
 
-    /// Downloads `package` and unpacks it; gives the directory and the package's version.
+    /// Downloads `package` and unpacks it; returns the directory and the package's version.
     pub fn unpack(&self, package: &str) -> anyhow::Result<(PathBuf, String)> {
         let packages = self.directory.join("packages").join(package);
         fs::create_dir_all(&packages)?;
@@ -189,8 +190,8 @@ impl Apt {
         Ok((tree, version))
     }
 
-    /// Downloads `package` with all that it depends on, and unpacks that into one directory; gives it, and the package's
-    /// version.
+    /// Downloads `package` and all its dependencies, and unpacks them into one directory; returns the directory and the
+    /// package's version.
     pub fn unpack_all(&self, package: &str) -> anyhow::Result<(PathBuf, String)> {
         let mut download = self.apt_get()?;
         subprocess::read(download.args(["install", "--yes", "--no-install-recommends", "--download-only", package]))
@@ -221,13 +222,14 @@ impl Apt {
 
     fn command(&self, program: PathBuf) -> Command {
         let mut command = Command::new(program);
-        // The variable outranks -c for what it sets; messages are read by people and by us.
+        // APT_CONFIG would override -c. This program and the user read the messages, so their language is fixed.
         command.env_remove("APT_CONFIG").env("LC_ALL", "C.UTF-8").arg("-c").arg(&self.configuration).arg("-q");
         command
     }
 }
 
-/// Read after the host's configuration: its sources and proxies stay, its architectures and hooks go.
+/// apt reads this after the host's configuration. The host's sources and proxies remain; its architectures and hooks
+/// are cleared.
 fn private_configuration(directory: &str) -> String {
     format!(
         "APT::Architecture \"arm64\";\n\
@@ -249,7 +251,7 @@ fn private_configuration(directory: &str) -> String {
     )
 }
 
-/// The kernel's package among what `apt-cache depends` prints.
+/// Finds the kernel's package in the output of `apt-cache depends`.
 fn kernel_in(depends: &str) -> Option<String> {
     depends
         .lines()

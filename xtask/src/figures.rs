@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tables for people.
+//! Plain-text tables.
 //!
-//! Invariant: plain text without colours, words to the left and numbers to the right; a table's rows depend on which
-//! figures there are, never on their values, except where a row says so.
+//! Invariant: tables have no colours; words are aligned left, numbers right. A table's rows depend on which figures
+//! exist and not on their values, except where a row's documentation says so.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use twofold_launch::Report;
 
-/// The heading of every column with figures of KVM's.
+/// The heading of every column with figures of KVM.
 pub const KVM: &str = "KVM with its host kernel (VHE)";
-/// KVM's figure for the first touch of a 4 KiB page: instructions at EL2, counted in the same mode, of a VM without GIC
-/// (`kvm_page_table_test`). `cargo xtask peers kvm` measures it, and what it is with one.
+/// Instructions at EL2 that KVM takes for the first touch of a 4 KiB page, counted in the same mode. The VM has no GIC
+/// (`kvm_page_table_test`). `cargo xtask peers kvm` measures this, and the same with a GIC.
 pub const KVM_FIRST_TOUCH: u64 = 8_650;
 
-/// Instructions at EL2 for first touches of 4 KiB pages, by a guest that does nothing else.
+/// Instructions at EL2 for first touches of 4 KiB pages by a guest that does nothing else.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FirstTouch {
     /// Pages touched.
@@ -30,12 +30,12 @@ pub struct Rows {
 }
 
 impl FirstTouch {
-    /// The figures of a counted report; `None` where it has none.
+    /// Returns the figures of a counted report, or `None` if it has none.
     pub fn of(report: &Report) -> Option<Self> {
         Self::by_size(report, "first_touch_4k", "pages_4k")
     }
 
-    /// Instructions per page, to the nearest.
+    /// Returns the instructions per page, rounded to the nearest.
     pub fn per_page(self) -> u64 {
         (self.instructions + self.pages / 2) / self.pages
     }
@@ -62,7 +62,7 @@ impl Rows {
         }
     }
 
-    /// Adds the sums of the report's counts, a row each.
+    /// Adds a row for each sum of the report's counts.
     pub fn summary(&mut self, report: &Report) {
         let sum = |prefix| -> u64 { report.under(prefix).map(|(_, value)| value).sum() };
         let count = |key: &str| report.get(key).unwrap_or(0);
@@ -76,7 +76,7 @@ impl Rows {
         self.number("TLB invalidations", sum("tlbi"), None);
     }
 
-    /// Adds instructions at EL2: the boot, and a first touch by `touch`.
+    /// Adds instructions at EL2: of the boot, and of a first touch by `touch`.
     pub fn main_instructions(&mut self, report: &Report, touch: Option<FirstTouch>) {
         if let Some(total) = report.get("el2_instructions.total") {
             self.number("EL2 instructions: the boot", total, None);
@@ -96,7 +96,7 @@ impl Rows {
         }
     }
 
-    /// The table; with KVM's column when `compared`.
+    /// Returns the table; it has KVM's column if `compared`.
     pub fn table(self, compared: bool) -> String {
         let columns = if compared { 3 } else { 2 };
         let header = ["figure", "Twofold", KVM].map(str::to_owned);
@@ -109,17 +109,17 @@ impl Rows {
     }
 }
 
-/// A table of words.
+/// Returns a table of words.
 pub fn plain_table<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     aligned(header.map(str::to_owned).to_vec(), rows.map(|row| row.to_vec()), false)
 }
 
-/// A table whose columns but the first are numbers.
+/// Returns a table in which all columns but the first are numbers.
 pub fn number_table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     aligned(header.iter().map(|head| (*head).to_owned()).collect(), rows, true)
 }
 
-/// A number with commas: 1234567 is 1,234,567.
+/// Formats a number with commas: 1234567 is 1,234,567.
 pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -160,7 +160,7 @@ fn label(key: &str) -> String {
 
 fn aligned(header: Vec<String>, rows: impl Iterator<Item = Vec<String>>, numbers: bool) -> String {
     let mut table = Table::new();
-    // No wrapping: a table is the same whatever the width of the terminal.
+    // No wrapping, so that the terminal's width does not change a table.
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header);
     table.add_rows(rows);
@@ -211,7 +211,7 @@ mod tests {
         assert!(find("EL2 instructions: first touch in this boot, 4K").contains("250"));
         assert!(!table.contains("2M blocks"));
         let ends: Vec<_> = lines.iter().map(|line| line.len()).collect();
-        assert!(ends.iter().all(|end| *end == ends[0]), "the last column ends where its head does:\n{table}");
+        assert!(ends.iter().all(|end| *end == ends[0]), "the last column ends below the end of its heading:\n{table}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Fuzzes what reads outside bytes: the targets of `fuzz/`, by cargo-fuzz, from the inputs that are kept there on.
+//! Fuzzes the parsers of untrusted input with cargo-fuzz: the targets of `fuzz/`, starting from the inputs in its
+//! corpus.
 //!
-//! Invariant: a run changes nothing in the checkout unless it is asked to keep inputs, and then only adds files to
-//! `fuzz/corpus`; all else is below `target/fuzz`.
+//! Invariant: a run writes below `target/fuzz` only. With `--keep` it also adds files to `fuzz/corpus`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -48,24 +48,24 @@ pub fn command(workspace: &Workspace, options: &FuzzOptions) -> anyhow::Result<E
     for (target, input) in &found {
         let input = workspace.shown(input).display();
         output::line(&format!(
-            "\n{target} fails with {input}. To see it again:\n  \
+            "\n{target} fails with {input}. To reproduce it:\n  \
              cargo run --package twofold-fuzz-targets --example replay {target} {input}\n\
-             and where that passes, with the sanitizer:\n  \
+             and if that passes, with the sanitizer:\n  \
              cargo +{TOOLCHAIN} fuzz run --fuzz-dir fuzz {target} {input}"
         ))?;
     }
     Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The instrumentation is there on nightly only.
+/// Only a nightly compiler has the instrumentation.
 const TOOLCHAIN: &str = "nightly";
 const CARGO_FUZZ: &str = "0.13.1";
-/// Longer inputs say nothing that shorter ones do not.
+/// The longest input in bytes. Longer inputs reach no further code.
 const INPUT_MAX: u32 = 4096;
-/// No input takes a second, so one that takes this long hangs.
+/// An input that takes this long counts as a hang; a good input takes less than a second.
 const INPUT_SECONDS: u32 = 30;
 
-/// The toolchain and cargo-fuzz, installed where they are missing; which they are.
+/// Installs the toolchain and cargo-fuzz if they are missing; returns their versions.
 fn tools() -> anyhow::Result<String> {
     if subprocess::find("rustup").is_none() {
         bail!("rustup is missing, and cargo-fuzz needs a nightly toolchain beside the stable one; install rustup");
@@ -88,17 +88,17 @@ fn install(command: &mut Command) -> anyhow::Result<()> {
     subprocess::show(command).with_context(|| format!("`{typed}` failed; run it by hand to see why"))
 }
 
-/// Where things are.
+/// The directories of the fuzz package and of its output.
 struct Fuzz {
     source: PathBuf,
     place: PathBuf,
 }
 
-/// What came of a target.
+/// The result of fuzzing one target.
 struct Ran {
     executions: u64,
     corpus: u64,
-    /// Inputs that failed, as files.
+    /// The files of the inputs that failed.
     crashes: Vec<PathBuf>,
 }
 
@@ -112,7 +112,7 @@ impl Fuzz {
         Ok(programs.iter().filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect())
     }
 
-    /// cargo-fuzz with `command`, building below `target/`.
+    /// Returns a call of cargo-fuzz with `command`, which builds below `target/`.
     fn cargo(&self, command: &str) -> Command {
         let mut cargo = Command::new("cargo");
         cargo.arg(format!("+{TOOLCHAIN}")).args(["fuzz", command, "--fuzz-dir"]).arg(&self.source);
@@ -124,7 +124,7 @@ impl Fuzz {
         let (artifacts, new) = (self.directory("artifacts", target)?, self.directory("corpus", target)?);
         let before = failures(&artifacts)?;
         let mut fuzz = self.cargo("run");
-        // New inputs go to the first of the two.
+        // The fuzzer writes new inputs to the first of the two directories.
         fuzz.arg(target).arg(new).arg(self.kept(target)).arg("--").args([
             format!("-max_total_time={seconds}"),
             format!("-max_len={INPUT_MAX}"),
@@ -142,13 +142,13 @@ impl Fuzz {
         Ok(Ran { executions, corpus, crashes })
     }
 
-    /// Copies the inputs that reach what those in the checkout do not; how many these were.
+    /// Copies the inputs that reach code that the checkout's inputs do not; returns their number.
     fn keep(&self, target: &str) -> anyhow::Result<usize> {
         let kept = self.kept(target);
         let before = files(&kept)?.len();
         let mut merge = self.cargo("run");
         merge.arg(target).arg(&kept).arg(self.directory("corpus", target)?);
-        // By code that is reached, not by how often it is: a corpus is replayed with each run of the tests.
+        // Inputs count by the code they reach, not by how often: each run of the tests replays the whole corpus.
         subprocess::quiet(merge.args(["--", "-set_cover_merge=1", "-use_counters=0"]))?;
         Ok(files(&kept)?.len() - before)
     }
@@ -173,7 +173,7 @@ impl Ran {
     }
 }
 
-/// Inputs that ended a run.
+/// Returns the inputs that ended a run.
 fn failures(directory: &Path) -> anyhow::Result<BTreeSet<PathBuf>> {
     let fails = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -187,7 +187,7 @@ fn files(directory: &Path) -> anyhow::Result<BTreeSet<PathBuf>> {
     entries.map(|entry| Ok(entry?.path())).collect()
 }
 
-/// Executions, and inputs in the corpus, from what libFuzzer says; 0 where it did not come to that.
+/// Returns the executions and the inputs in the corpus from libFuzzer's output; 0 for a figure that it lacks.
 fn statistics(text: &str) -> (u64, u64) {
     let executions = text.lines().rev().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
     let corpus = text.lines().rev().find_map(|line| line.split_once(" corp: ")?.1.split('/').next());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The guest's initramfs: busybox and our init, as an uncompressed newc archive.
 //!
-//! Invariant: equal inputs make equal bytes (no times, no owners, inode numbers by position), so that
-//! counted runs compare.
+//! Invariant: equal inputs make equal bytes, so that counted runs are comparable. Entries have no times and no owners,
+//! and inode numbers by position.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,11 +11,11 @@ use cpio::newc::{Builder, ModeFileType, trailer};
 
 /// The first process of a guest.
 pub const GUEST: &str = include_str!("../guest/init");
-/// The first process of a host of virtual machines, which does what the lines of `/commands` say.
+/// The first process of a host of virtual machines, which runs the lines of `/commands`.
 pub const HOST: &str = include_str!("../guest/host");
 
-/// The archive with this `init` and with `busybox`, a static arm64 program, in it, and with `more`: programs and libraries in
-/// `bin` and `lib`, and what `init` reads.
+/// Returns the archive with `init`, with `busybox` (a static arm64 program), and with `more`: programs in `bin`,
+/// libraries in `lib`, and files that `init` reads.
 pub fn archive(init: &str, busybox: &[u8], more: &BTreeMap<String, Vec<u8>>) -> io::Result<Vec<u8>> {
     let mut archive = Archive::default();
     let lib = if more.is_empty() { None } else { Some("lib") };

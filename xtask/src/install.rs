@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Installs what is missing, after saying so.
+//! Installs missing tools, and prints each command before it runs.
 //!
-//! Invariant: nothing is installed silently, and where we may not install, the error is the exact command.
+//! Invariant: nothing is installed silently. If this program may not install a tool, the error has the exact command.
 
 use std::fs;
 use std::io::{self, IsTerminal};
@@ -17,15 +17,15 @@ use crate::subprocess;
 
 /// The target of the bare-metal images: no FP or SIMD registers, which belong to the guest.
 pub const TARGET: &str = "aarch64-unknown-none-softfloat";
-/// Linux on arm64, for which the engine has to build too.
+/// The target of Linux on arm64, for which the engine must build too.
 pub const ARM64_LINUX: &str = "aarch64-unknown-linux-gnu";
-/// What [`arm64_compiler`] installs.
+/// The C compiler that [`arm64_compiler`] installs.
 pub const ARM64_COMPILER: &str = "aarch64-linux-gnu-gcc";
 /// Debian's package with `qemu-system-aarch64`.
 pub const QEMU_PACKAGE: &str = "qemu-system-arm";
 const APT_LISTS: &str = "/var/lib/apt/lists";
 
-/// What it takes to build an image and to start it, as a step of its own.
+/// Installs the tools that build and start an image, as one step.
 pub fn tools(steps: &Steps) -> anyhow::Result<Qemu> {
     steps.step("tools", || {
         target(TARGET)?;
@@ -35,7 +35,7 @@ pub fn tools(steps: &Steps) -> anyhow::Result<Qemu> {
     })
 }
 
-/// QEMU, installed by the system's package manager where it is missing.
+/// Returns QEMU. If it is missing, the system's package manager installs it.
 pub fn qemu() -> anyhow::Result<Qemu> {
     match Qemu::find() {
         Err(QemuError::Missing { program }) if program == Path::new(twofold_launch::qemu::PROGRAM) => {
@@ -46,7 +46,7 @@ pub fn qemu() -> anyhow::Result<Qemu> {
     }
 }
 
-/// A program, installed by the system's package manager where it is missing.
+/// Installs a program with the system's package manager, if it is missing.
 pub fn program(name: &str, package: &str) -> anyhow::Result<()> {
     match subprocess::find(name) {
         Some(_) => Ok(()),
@@ -54,10 +54,10 @@ pub fn program(name: &str, package: &str) -> anyhow::Result<()> {
     }
 }
 
-/// A C compiler for Linux on arm64, and the static C library for it.
+/// Installs a C compiler for Linux on arm64 and its static C library, if they are missing.
 pub fn arm64_compiler() -> anyhow::Result<()> {
     program(ARM64_COMPILER, "gcc-aarch64-linux-gnu")?;
-    // What it does not find it gives back as it was asked for.
+    // If the compiler does not find the file, it prints the bare name.
     let library = subprocess::read(Command::new(ARM64_COMPILER).arg("-print-file-name=libc.a"))?;
     if Path::new(library.trim()).is_file() {
         return Ok(());
@@ -65,7 +65,7 @@ pub fn arm64_compiler() -> anyhow::Result<()> {
     install_package("libc6-dev-arm64-cross", "a static C library for arm64")
 }
 
-/// A Rust target.
+/// Installs a Rust target, if it is missing.
 pub fn target(name: &str) -> anyhow::Result<()> {
     if has_target(name) {
         return Ok(());
@@ -73,9 +73,9 @@ pub fn target(name: &str) -> anyhow::Result<()> {
     rustup(&["target", "add", name])
 }
 
-/// A component of the Rust toolchain, by the name of its program: `rustfmt` or `clippy`.
+/// Installs a component of the Rust toolchain, if `cargo PROGRAM` does not run.
 pub fn component(name: &str, program: &str) -> anyhow::Result<()> {
-    // The proxies of rustup are always there; whether the component is, they say when asked.
+    // The proxies of rustup always exist. A proxy fails if its component is missing.
     let there = subprocess::output(Command::new("cargo").args([program, "--version"]));
     if there.is_ok_and(|output| output.status.success()) {
         return Ok(());
@@ -83,25 +83,25 @@ pub fn component(name: &str, program: &str) -> anyhow::Result<()> {
     rustup(&["component", "add", name])
 }
 
-/// Whether a Rust target is installed.
+/// Returns whether a Rust target is installed.
 pub fn has_target(name: &str) -> bool {
     let mut command = Command::new("rustc");
     command.args(["--print", "target-libdir", "--target", name]);
     let Ok(path) = subprocess::read(&mut command) else { return false };
-    // The directory may be there and empty: what counts is `core` in it.
+    // The directory may exist and be empty, so `core` must be in it.
     fs::read_dir(PathBuf::from(path.trim())).is_ok_and(|mut entries| {
         entries.any(|entry| entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("libcore")))
     })
 }
 
-/// The command that installs `package`, as one would type it; `None` where there is no apt-get.
+/// Returns the command line that installs `package`, or `None` if there is no apt-get.
 pub fn package_command(package: &str) -> Option<String> {
     subprocess::find("apt-get")?;
     let sudo = if is_root() { "" } else { "sudo " };
     Some(format!("{sudo}apt-get install -y --no-install-recommends {package}"))
 }
 
-/// Whether we may install packages without another word from a person.
+/// Returns whether this program may install packages without asking the user.
 pub fn may_install_packages() -> bool {
     subprocess::find("apt-get").is_some() && (is_root() || subprocess::find("sudo").is_some())
 }
@@ -130,7 +130,7 @@ fn install_package(package: &str, what: &str) -> anyhow::Result<()> {
         !entries.flatten().any(|entry| entry.file_name().to_string_lossy().contains("_dists_"))
     });
     if lists_are_empty || install().is_err() {
-        // No lists, or lists that name packages which are no longer there.
+        // There are no package lists, or they name packages that no longer exist.
         subprocess::show(apt_get().arg("update")).context("`apt-get update` failed")?;
         install().with_context(|| format!("`{typed}` failed; run it by hand to see why"))?;
     }
@@ -143,7 +143,7 @@ fn apt_get() -> Command {
     } else {
         let mut command = Command::new("sudo");
         if !io::stdin().is_terminal() {
-            // Nobody could type a password: fail, do not wait.
+            // Without a terminal no password can be typed: sudo must fail, not wait.
             command.arg("-n");
         }
         command.arg("apt-get");

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A host of virtual machines in QEMU: Debian's kernel at EL2, where it runs KVM, with programs that are told what to do.
+//! A host of virtual machines in QEMU: Debian's kernel at EL2, where it runs KVM, and programs that it runs by command
+//! lines.
 //!
-//! Invariant: what came of a command is there only when it ended, with its own exit status and its own lines; and the kernel
-//! itself said that KVM is in VHE mode. A run that ended otherwise keeps its logs below `target/run`.
+//! Invariant: a command has a result only if it ended; the result has its exit status and its own lines. The kernel
+//! itself must have reported that KVM is in VHE mode. A run that ends otherwise keeps its logs below `target/run`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,38 +18,38 @@ use crate::fetch::Fetched;
 use crate::initramfs;
 use crate::workspace::Workspace;
 
-/// A host, and what it is to do.
+/// A host and its commands.
 #[derive(Debug)]
 pub struct Host<'a> {
-    /// Starts the names of its directory and of its initrd.
+    /// The prefix of the run directory's name, and the initrd's name.
     pub label: &'a str,
-    /// Static arm64 programs, by their places: `bin/dirty_log_perf_test`.
+    /// Static arm64 programs, by their paths in the initramfs: `bin/dirty_log_perf_test`.
     pub programs: BTreeMap<String, Vec<u8>>,
-    /// Lines for the shell, one after the other.
+    /// Shell commands, one a line, which run in turn.
     pub commands: Vec<String>,
     /// Number of CPUs.
     pub cpus: u32,
-    /// Its RAM in bytes.
+    /// The host's RAM in bytes.
     pub memory: u64,
-    /// Whether every run is the same. Takes one CPU.
+    /// Whether the run is deterministic, which requires one CPU.
     pub deterministic: bool,
-    /// The limit against hangs; `None`: none.
+    /// The limit against hangs; `None` for no limit.
     pub timeout: Option<Duration>,
 }
 
-/// What came of a command.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ran {
     /// The command.
     pub command: String,
-    /// Its exit status, as the shell has it.
+    /// The exit status that the shell reported.
     pub status: i32,
-    /// What it wrote, standard output and error.
+    /// The lines that the command wrote to standard output and standard error.
     pub lines: Vec<String>,
 }
 
 impl Host<'_> {
-    /// Boots, runs the commands, and waits for the end. That a command failed is no error.
+    /// Boots, runs the commands, and waits for the end. A failed command is not an error here.
     pub fn run(&self, workspace: &Workspace, qemu: &Qemu, linux: &Fetched) -> anyhow::Result<Vec<Ran>> {
         ensure!(self.commands.iter().all(|command| !command.contains('\n')), "a command is one line");
         let mut files = self.programs.clone();
@@ -96,7 +97,7 @@ impl Host<'_> {
 }
 
 impl Ran {
-    /// Its lines, where it ended with 0; else an error with the last of them.
+    /// Returns the command's lines if it ended with 0; else an error with the last lines.
     pub fn ended_well(&self) -> anyhow::Result<&[String]> {
         let last = &self.lines[self.lines.len().saturating_sub(20)..];
         ensure!(self.status == 0, "`{}` ended with status {}:\n{}", self.command, self.status, last.join("\n"));
@@ -104,12 +105,12 @@ impl Ran {
     }
 }
 
-/// Addresses are not drawn, and what is no warning stays off the console, which is read.
+/// Kernel addresses are not randomised. Only warnings and errors go to the console, because this program reads it.
 const KERNEL_ARGUMENTS: &str = "console=ttyAMA0 panic=-1 nokaslr loglevel=4";
 const BEGIN: &str = "twofold: begin ";
 const END: &str = "twofold: end ";
 
-/// The commands' own lines, from all that the console showed.
+/// Separates the commands' own lines from the rest of the console.
 fn ran(commands: &[String], console: &[String]) -> anyhow::Result<Vec<Ran>> {
     let mut lines = console.iter().map(|line| line.trim_end());
     let mut all = Vec::new();
@@ -128,7 +129,7 @@ fn ran(commands: &[String], console: &[String]) -> anyhow::Result<Vec<Ran>> {
             own.push(line.to_owned());
         }
         let status = status.with_context(|| format!("the console has no end of `{command}`"))?;
-        // The first process ends the last line.
+        // The first process prints a line end after the command's output.
         if own.last().is_some_and(String::is_empty) {
             own.pop();
         }

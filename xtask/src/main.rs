@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `cargo xtask`: builds, runs and tests Twofold, from nothing.
 //!
-//! Each command is a module; what they share is one concept per file. Invariant: the process ends with 0 only
-//! when what was asked for was done and was right, and leaves no process running.
+//! Each command is a module; shared concepts have a file each. Invariant: the process ends with 0 only if the command
+//! succeeded and its checks passed. It leaves no process running.
 
 mod arguments;
 mod boot;
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     subprocess::stop_with(stop.clone());
     match start(arguments, &stop) {
         Ok(code) => code,
-        // The reader of our output is gone (`| head`): there is nobody to tell.
+        // The reader of the output has closed it (`| head`), so an error message would not be read.
         Err(error) if output::is_closed(&error) => ExitCode::from(CLOSED),
         Err(_) if stop.is_requested() => ExitCode::from(INTERRUPTED),
         Err(error) => {
@@ -64,7 +64,7 @@ const CLOSED: u8 = 141;
 fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
     let on_signal = stop.clone();
     ctrlc::set_handler(move || {
-        // The second time at once: whatever the first one waits for does not come.
+        // A second signal ends the process at once: the clean-up that the first one started may hang.
         if on_signal.is_requested() {
             std::process::exit(INTERRUPTED.into());
         }

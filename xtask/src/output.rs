@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writing for people: lines on standard output, errors on standard error.
+//! Output for the user: lines on standard output, errors on standard error.
 //!
-//! Invariant: no write panics. A closed standard output is an error that `main` recognises by
-//! [`is_closed`] and ends quietly with, after everything was cleaned up on the way.
+//! Invariant: no write panics. A closed standard output is an error, so every caller cleans up on the way. `main`
+//! recognises the error by [`is_closed`] and ends without a message.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -14,22 +14,22 @@ pub fn line(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes an error to standard error, where that is possible.
+/// Writes an error to standard error, if possible.
 pub fn error(text: &str) {
     let _ = writeln!(io::stderr().lock(), "error: {text}");
 }
 
-/// Writes a line that is neither result nor error to standard error, where that is possible.
+/// Writes a line that is neither a result nor an error to standard error, if possible.
 pub fn remark(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Whether a person looks at standard output.
+/// Returns whether standard output is a terminal.
 pub fn is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// Whether the error is that standard output is closed.
+/// Returns whether the error's cause is a closed standard output.
 pub fn is_closed(error: &anyhow::Error) -> bool {
     error
         .chain()

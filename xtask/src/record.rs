@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask record-redis`: which pages Linux writes while `redis-benchmark -t set` runs in it, round by round, as the
-//! hypervisor's own dirty log tells, in a file that `twofold bench dirty-table --recorded` replays on the machine.
+//! `cargo xtask record-redis`: records which pages Linux writes in each round while `redis-benchmark -t set` runs in
+//! it. The hypervisor's own dirty log reports them. `twofold bench dirty-table --recorded` replays the file on the
+//! hosted machine.
 //!
-//! A round is from one change of process to the next. The benchmark has no end of its own: the guest switches itself off
-//! while it runs, and the rounds before that are the ones that are kept. Invariant: a file is there only when the guest's
-//! console shows the benchmark at work, and all rounds came.
+//! A round lasts from one context switch to the next. The benchmark has no end of its own: the guest powers off while
+//! it runs, and the last rounds before that are kept. Invariant: the file is written only if the guest's console shows
+//! the running benchmark and all rounds arrived.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -55,7 +56,7 @@ pub fn command(workspace: &Workspace, options: &RecordOptions) -> anyhow::Result
         let outcome = boot.run(workspace, &qemu)?;
         ensure!(
             outcome.console.tail(usize::MAX).iter().any(|line| line.contains(AT_WORK)),
-            "the benchmark was not seen at work; the console's end:\n{}",
+            "the console does not show the running benchmark; its last lines:\n{}",
             outcome.console.tail(10).join("\n")
         );
         Ok((Recorded::of(&outcome.control, options.rounds)?, "while `redis-benchmark -t set` runs".to_owned()))
@@ -67,16 +68,16 @@ pub fn command(workspace: &Workspace, options: &RecordOptions) -> anyhow::Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the benchmark has in the lines by which it says how far it is.
+/// A part of the benchmark's progress lines.
 const AT_WORK: &str = "SET: rps=";
-/// Small enough for the file, large enough for the keys.
+/// Guest memory in bytes: small enough for the file, large enough for the keys.
 const MEMORY: u64 = 256 << 20;
 
 fn guest(kernel: PathBuf, initrd: PathBuf) -> Guest {
     Guest {
         kernel,
         initrd: Some(initrd),
-        // The same each time, as all of it.
+        // `nokaslr` makes equal runs equal, like every other setting here.
         command_line: "console=ttyAMA0 panic=-1 loglevel=4 nokaslr twofold.redis".to_owned(),
         memory: MEMORY,
         cpus: 1,
@@ -87,7 +88,7 @@ fn guest(kernel: PathBuf, initrd: PathBuf) -> Guest {
     }
 }
 
-/// The rounds, as the hypervisor told them.
+/// The rounds that the hypervisor reported.
 struct Recorded {
     /// Pages of the guest's RAM.
     pages: u64,
@@ -97,17 +98,17 @@ struct Recorded {
 
 impl Recorded {
     fn of(control: &Control, rounds: u32) -> anyhow::Result<Self> {
-        let figure = |key| control.report.get(key).with_context(|| format!("the hypervisor said nothing of {key}"));
+        let figure = |key| control.report.get(key).with_context(|| format!("the hypervisor does not report {key}"));
         let told = control.rounds.len();
         ensure!(
             told == rounds as usize && figure("record.rounds")? == u64::from(rounds),
-            "{told} rounds of {rounds} came"
+            "{told} of {rounds} rounds arrived"
         );
         let (pages, microseconds) = (figure("record.pages")?, figure("record.microseconds")?);
         Ok(Self { pages, microseconds, rounds: control.rounds.clone() })
     }
 
-    /// In the format that the bench reads (`crates/bench/src/dirty/recorded.rs`).
+    /// Returns the file's text, in the format that the bench reads (`crates/bench/src/dirty/recorded.rs`).
     fn file(&self) -> String {
         let alone = |run: &str| run.strip_suffix("+1").unwrap_or(run).to_owned();
         let line = |round: &String| round.split_ascii_whitespace().map(alone).collect::<Vec<_>>().join(" ");
@@ -131,7 +132,7 @@ impl Recorded {
     }
 }
 
-/// The pages of a round's runs.
+/// Returns the pages of a round's runs.
 fn pages(round: &str) -> impl Iterator<Item = u64> {
     round.split_ascii_whitespace().filter_map(|run| run.split_once('+')).flat_map(|(first, count)| {
         let first = first.parse::<u64>().unwrap_or(0);

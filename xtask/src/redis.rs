@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Debian's Redis for a guest: its server, its benchmark, and the libraries that they load.
+//! Debian's Redis for a guest: its server, its benchmark, and the libraries that these load.
 //!
-//! Which libraries those are, the programs say themselves (DT_NEEDED). Invariant: the cache is complete or not there, as
-//! the kernel's ([`crate::fetch`]).
+//! The programs name their libraries themselves (DT_NEEDED). Invariant: the cache is complete or absent, as for the
+//! kernel ([`crate::fetch`]).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use object::read::elf::{ElfFile64, FileHeader};
 use crate::fetch::{self, Apt};
 use crate::workspace::Workspace;
 
-/// What goes into the initramfs.
+/// The files for the initramfs.
 #[derive(Clone, Debug)]
 pub struct Redis {
     /// Debian's version.
@@ -25,7 +25,7 @@ pub struct Redis {
     pub files: BTreeMap<String, Vec<u8>>,
 }
 
-/// Redis from the cache, or from Debian where it is not there or `refresh` is asked for.
+/// Returns Redis from the cache. Fetches it from Debian if it is not cached or if `refresh` is set.
 pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Redis> {
     let place = workspace.guest_cache().join(PLACE);
     if let (false, Ok(redis)) = (refresh, Redis::read(&place)) {
@@ -35,7 +35,7 @@ pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Redis> {
     fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
     let directory = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot write the cache")?;
     let apt = Apt::new(directory.path())?;
-    // A source that fails need not be the one that has it.
+    // The source that failed may not be the one with Redis. So the update's error counts only if unpacking fails.
     let updated = apt.update();
     let unpacked = apt.unpack_all(PACKAGE);
     let (tree, version) = match (unpacked, updated) {
@@ -53,10 +53,10 @@ const PLACE: &str = "redis";
 const VERSION: &str = "version";
 const PACKAGE: &str = "redis-server";
 const PROGRAMS: [&str; 2] = ["redis-server", "redis-benchmark"];
-/// Where Debian has libraries, and the one that loads the others.
+/// The directories of Debian's libraries and of the dynamic linker.
 const LIBRARIES: [&str; 4] = ["lib/aarch64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib", "usr/lib"];
 
-/// The programs, and whatever they load, from a tree of unpacked packages.
+/// Reads the programs, and all libraries that they load, from a tree of unpacked packages.
 fn gather(tree: &Path) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     let mut files = BTreeMap::new();
     let mut wanted: Vec<_> = PROGRAMS.iter().map(|name| ("bin", (*name).to_owned())).collect();
@@ -76,7 +76,7 @@ fn gather(tree: &Path) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     Ok(files)
 }
 
-/// The libraries that a program or library names.
+/// Returns the libraries that a program or a library names.
 fn needed(elf: &[u8]) -> anyhow::Result<Vec<String>> {
     let file: ElfFile64<'_, Endianness> = ElfFile64::parse(elf)?;
     let (endian, header) = (file.endian(), file.elf_header());

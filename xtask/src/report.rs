@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The figures of a run as JSON.
 //!
-//! Invariant: the hypervisor's figures keep their keys, nested by their dots; what describes the run stands beside
-//! them under names of its own. The file appears whole or not at all.
+//! Invariant: the hypervisor's figures keep their keys, nested at each dot. The run's description has separate keys
+//! beside them. The file appears whole or not at all.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -19,7 +19,7 @@ use crate::dirty_log::DirtyLogs;
 use crate::figures::{FirstTouch, KVM_FIRST_TOUCH};
 use crate::subprocess;
 
-/// What a run was.
+/// The description of a run.
 #[derive(Debug)]
 pub struct Described<'a> {
     /// The guest.
@@ -40,13 +40,13 @@ pub struct Described<'a> {
     pub deterministic: bool,
     /// The guest's own check: `ok`.
     pub check: &'a str,
-    /// The run that only touches.
+    /// The figures of the run that only touches pages.
     pub touch: Option<FirstTouch>,
-    /// The run that measures dirty logs.
+    /// The figures of the run that measures dirty logs.
     pub logs: Option<DirtyLogs>,
 }
 
-/// The whole report.
+/// Returns the whole report.
 pub fn json(report: &Report, described: &Described<'_>) -> Value {
     let mut root = report.to_json();
     let packages = described.selected.versions.clone().unwrap_or_default();
@@ -101,7 +101,7 @@ pub fn json(report: &Report, described: &Described<'_>) -> Value {
 /// Writes `value` to `path`, whole or not at all.
 pub fn write(path: &Path, value: &Value) -> anyhow::Result<()> {
     let failed = || format!("cannot write {}", path.display());
-    // Again, since a run ago: what is replaced must be a file, whoever we are.
+    // Checked again, because the run took time: even root must not replace anything but a file.
     let target = target_of("--json", path)?;
     let file = temporary_beside(&target).with_context(failed)?;
     fs::write(file.path(), serde_json::to_string_pretty(value)? + "\n").with_context(failed)?;
@@ -109,24 +109,24 @@ pub fn write(path: &Path, value: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether `path` can be written later: a run of a minute should not end in that surprise.
+/// Checks that `path` can be written later, so that a long run does not fail at its end.
 pub fn check_path(path: &Path) -> anyhow::Result<()> {
     check_file("--json", path)
 }
 
-/// The same for the file of another option.
+/// Checks the same for the file of `option`.
 pub fn check_file(option: &str, path: &Path) -> anyhow::Result<()> {
     let target = target_of(option, path)?;
     let directory = directory_of(&target);
     anyhow::ensure!(directory.is_dir(), "{option}: there is no directory {}; make it first", directory.display());
-    // Made and dropped: no look at permissions says as much.
+    // A file is made and dropped, because permissions alone do not show whether writing works.
     temporary_beside(&target)
         .with_context(|| format!("{option}: cannot write to the directory {}", directory.display()))?;
     Ok(())
 }
 
-/// The file that `path` stands for: where it is a link, what the link points to is replaced, never the link. What is
-/// there and no file is refused: a rename would put a file in the place of a device.
+/// Returns the file that `path` stands for. If `path` is a link, its target is replaced, never the link. An existing
+/// target that is not a file is refused, because a rename would replace a device with a file.
 fn target_of(option: &str, path: &Path) -> anyhow::Result<PathBuf> {
     let shown = path.display();
     if ["-", "/dev/stdout", "/dev/stderr"].iter().any(|name| path == Path::new(name)) {
@@ -139,7 +139,7 @@ fn target_of(option: &str, path: &Path) -> anyhow::Result<PathBuf> {
         }
         Ok(_) => fs::canonicalize(path).with_context(|| format!("{option}: cannot follow {shown}")),
         Err(_) if path.is_symlink() => bail!("{option}: {shown} is a link to nothing; name a file"),
-        // That there is no such directory is for the caller to say.
+        // The caller reports a missing directory.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(path.to_owned()),
         Err(error) => Err(error).with_context(|| format!("{option}: cannot use {shown}")),
     }
@@ -147,7 +147,7 @@ fn target_of(option: &str, path: &Path) -> anyhow::Result<PathBuf> {
 
 fn temporary_beside(target: &Path) -> std::io::Result<NamedTempFile> {
     tempfile::Builder::new()
-        // As any other file of the user's, and not for their eyes only.
+        // The usual mode, less the umask; the default of `tempfile` would be readable by the owner only.
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
         .tempfile_in(directory_of(target))
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask run`: from nothing to a guest under the hypervisor.
+//! `cargo xtask run`: installs, builds, fetches and boots a guest under the hypervisor.
 //!
-//! Invariant: what can be known to be wrong is said before anything is installed, built or fetched; a run that is
-//! checked ends with 0 only after the guest's word that its check passed.
+//! Invariant: errors that the options alone show are reported before anything is installed, built or fetched. A checked
+//! run ends with 0 only after the guest has reported that its check passed.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -53,8 +53,8 @@ pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Ex
     }
 }
 
-/// Boots the bare-metal guest that touches 64 MiB page by page and does nothing else, as KVM's figure was
-/// taken: 4 KiB pages, one vCPU, deterministic.
+/// Boots the bare-metal guest that only touches 64 MiB page by page. The setting is that of KVM's figure: 4 KiB pages,
+/// one vCPU, deterministic.
 pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Result<FirstTouch> {
     let guest = Guest {
         kernel: workspace.image(build::GUEST.name),
@@ -82,11 +82,11 @@ pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Res
     FirstTouch::of(&outcome.control.report).context("the hypervisor did not report its first touches")
 }
 
-/// The least guest memory in bytes with which our initrd's check passes under Debian's kernel: measured, in steps of
-/// 32 MiB. Its tmpfs takes three quarters of what the kernel leaves.
+/// The least guest memory in bytes with which our initrd's check passes under Debian's kernel, measured in steps of 32
+/// MiB. The check's tmpfs takes three quarters of the memory that the kernel leaves.
 const LINUX_CHECK_MEMORY: u64 = 128 << 20;
 
-/// How long a checked guest may take, in seconds, where --timeout does not say.
+/// The time limit of a checked guest in seconds, unless --timeout sets another.
 const CHECK_TIMEOUT: u64 = 120;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl Mode {
         match (explicit, terminal) {
             (true, _) => Self::Check { count: options.count },
             (false, true) => Self::Console,
-            // Counting takes one vCPU, and nobody who writes a trace: whoever asks for that gets the check alone.
+            // Counting requires one vCPU and excludes a trace. Otherwise the run is only checked.
             (false, false) => Self::Check { count: options.cpus == 1 && options.trace.is_none() },
         }
     }
@@ -111,7 +111,7 @@ impl Mode {
     }
 }
 
-/// `debian` is Debian's kernel, where it is in the cache.
+/// Refuses options that cannot work. `debian` is the path of Debian's kernel, if it is cached.
 fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::Result<()> {
     if mode.is_counted() && options.cpus != 1 {
         bail!(
@@ -126,7 +126,7 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
     if let Some(path) = &options.trace {
         report::check_file("--trace", path)?;
     }
-    // Without an initrd of the user's there is nothing to learn from a kernel that is ours.
+    // Debian's kernel needs a check only together with an initrd of the user.
     let kernel = options.kernel.clone().or(debian.filter(|_| options.initrd.is_some()));
     let guest = guest(options, mode, kernel.clone().unwrap_or_default(), options.initrd.clone());
     guest.check_settings()?;
@@ -161,7 +161,7 @@ fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathB
 }
 
 fn command_line(options: &RunOptions, mode: Mode) -> String {
-    // A kernel of the user's need not be Linux: what the user gives it is all that it gets.
+    // The user's kernel may not be Linux, so it gets exactly the user's command line.
     if let (Some(_), Some(words)) = (&options.kernel, &options.append) {
         return words.clone();
     }
@@ -170,7 +170,7 @@ fn command_line(options: &RunOptions, mode: Mode) -> String {
         words.push("twofold.check");
     }
     if mode.is_counted() {
-        // Where the kernel lies changes what it does, and with it the counts.
+        // The kernel's address changes its behaviour, and so the counts.
         words.push("nokaslr");
     }
     words.extend(options.append.as_deref());
@@ -194,7 +194,7 @@ fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a
 fn console(workspace: &Workspace, options: &RunOptions, qemu: &Qemu, selected: &Selected) -> anyhow::Result<ExitCode> {
     output::line("The guest's console follows. Ctrl-A X leaves it (Ctrl-A H: help).")?;
     let outcome = boot(options, Mode::Console, selected).run(workspace, qemu).inspect_err(|_| {
-        // Where the guest's console was left: what follows starts on a line of its own.
+        // The guest's console may end in the middle of a line.
         let _ = output::line("");
     })?;
     let left = outcome.control.end.is_none();
@@ -256,7 +256,7 @@ fn check(
     if let Some(why) = &selected.fallback {
         output::line(&format!("This was the bare-metal guest, not Linux: {why}"))?;
     }
-    // Nobody gets here without the guest having said so itself.
+    // `judge` accepts the run only if the guest itself printed this line.
     output::line(CHECK_OK)?;
     Ok(ExitCode::SUCCESS)
 }

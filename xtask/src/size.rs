@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A number of bytes as people write it: `512M`.
+//! A number of bytes with a unit: `512M`.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The steps of a command: one line each, with the time it took.
+//! The steps of a command: one line each, with its duration.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use twofold_launch::Stop;
 
 use crate::output;
 
-/// Prints a line for each step when it is done.
+/// Prints a line for each completed step.
 #[derive(Debug)]
 pub struct Steps {
     stop: Stop,
@@ -19,11 +19,11 @@ impl Steps {
         Self { stop }
     }
 
-    /// Does one step; `work` gives its result and a few words on it. An error is the step's name and why.
+    /// Runs one step. `work` returns the step's result and a short description of it.
     pub fn step<T>(&self, name: &str, work: impl FnOnce() -> anyhow::Result<(T, String)>) -> anyhow::Result<T> {
         let start = Instant::now();
         let result = work();
-        // A signal may have ended the step's own subprocess: then that is no failure of the step.
+        // A signal may have ended the step's subprocess, which is not a failure of the step.
         if self.stop.is_requested() {
             anyhow::bail!("stopped");
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Other programs: started, waited for, and their failure put in a sentence.
+//! Runs other programs, waits for their end, and reports failures.
 //!
-//! Invariants: a program that fails is an error that names it and holds the end of what it wrote. A program is ended when
-//! xtask is asked to stop ([`stop_with`]) or is killed; nothing waits for one that hangs.
+//! Invariants: a program's failure is an error that names the program and has the end of its output. If xtask is asked
+//! to stop ([`stop_with`]) or is killed, its programs end too. Nothing waits for a program that hangs.
 
 use std::env;
 use std::io::{self, Read};
@@ -19,23 +19,23 @@ use twofold_launch::{Stop, child};
 
 use crate::output;
 
-/// Says what asks programs that run to end, and keeps others from starting. The first call counts.
+/// Sets the request that ends running programs and prevents others from starting. Only the first call counts.
 pub fn stop_with(stop: Stop) {
     STOP.get_or_init(|| stop);
 }
 
 static STOP: OnceLock<Stop> = OnceLock::new();
 
-/// Runs `command` to its end and collects what it writes; it has nothing to read.
+/// Runs `command` to its end and collects its output. Its standard input is empty.
 ///
 /// # Errors
 ///
-/// It does not start, or xtask is asked to stop: then it is ended, with the processes that it started.
+/// The program does not start, or xtask is asked to stop. A stop ends the program and the processes that it started.
 pub fn output(command: &mut Command) -> io::Result<Output> {
     output_until(command, STOP.get_or_init(Stop::default))
 }
 
-/// Runs `command` and gives its standard output; an error has its last words.
+/// Runs `command` and returns its standard output. An error has the last lines of its output.
 pub fn read(command: &mut Command) -> anyhow::Result<String> {
     let name = name(command);
     let output = output(command).with_context(|| not_started(&name))?;
@@ -45,21 +45,21 @@ pub fn read(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs `command`: its output is shown as it comes on a terminal, else only when it fails.
+/// Runs `command`. On a terminal its output is shown at once, else only if it fails.
 pub fn show(command: &mut Command) -> anyhow::Result<()> {
     let name = name(command);
     if output::is_terminal() {
-        // On standard error, so that standard output stays ours.
+        // The output goes to standard error; standard output is for this program's results.
         let status = status(command.stdout(io::stderr())).with_context(|| not_started(&name))?;
         if !status.success() {
-            bail!("{name} ended with {status}; it said why above");
+            bail!("{name} ended with {status}; its output is above");
         }
         return Ok(());
     }
     quiet(command)
 }
 
-/// Runs `command` without showing its output; an error has the end of it.
+/// Runs `command` without showing its output. An error has the end of the output.
 pub fn quiet(command: &mut Command) -> anyhow::Result<()> {
     let name = name(command);
     let output = output(command).with_context(|| not_started(&name))?;
@@ -69,7 +69,7 @@ pub fn quiet(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The file that `name` stands for in `PATH`, if there is one.
+/// Returns the file that `name` stands for in `PATH`, if there is one.
 pub fn find(name: &str) -> Option<PathBuf> {
     if name.contains('/') {
         return Path::new(name).is_file().then(|| name.into());
@@ -78,13 +78,13 @@ pub fn find(name: &str) -> Option<PathBuf> {
     env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file())
 }
 
-/// The command as one would type it.
+/// Returns the command line as a user would type it.
 pub fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs `command` on the terminal, which sends Ctrl-C to it as well: so it stays in our process group.
+/// Runs `command` in this process group, because the terminal sends Ctrl-C to that group.
 fn status(command: &mut Command) -> io::Result<ExitStatus> {
     let stop = STOP.get_or_init(Stop::default);
     let mut running = Running::start(command, stop, Whom::Program)?;
@@ -92,7 +92,7 @@ fn status(command: &mut Command) -> io::Result<ExitStatus> {
 }
 
 fn output_until(command: &mut Command, stop: &Stop) -> io::Result<Output> {
-    // A process group of its own, so that a signal reaches what it started too.
+    // A process group of its own, so that a signal also reaches the processes that the program started.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = Running::start(command, stop, Whom::Group)?;
     let stdout = read_all(running.child.stdout.take());
@@ -102,16 +102,16 @@ fn output_until(command: &mut Command, stop: &Stop) -> io::Result<Output> {
     Ok(Output { status, stdout: text(stdout)?, stderr: text(stderr)? })
 }
 
-/// A program that runs, and is ended with its owner.
+/// A running program, which is ended on drop.
 ///
-/// Invariant: it is signalled only before it is reaped, so its number is not another process's.
+/// Invariant: a signal is sent only before the program is reaped, so its process id is not reused.
 struct Running {
     child: Child,
     whom: Whom,
     is_reaped: bool,
 }
 
-/// Whom a signal to a program is for.
+/// The receiver of a signal: the program alone, or its process group.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whom {
     Program,
@@ -123,12 +123,13 @@ impl Running {
         if stop.is_requested() {
             return Err(stopped());
         }
-        // This thread waits for the program, or ends it.
+        // The parent-death signal follows the thread: this thread outlives the program, because it waits for it or ends
+        // it.
         child::dies_with_parent(command);
         Ok(Self { child: command.spawn()?, whom, is_reaped: false })
     }
 
-    /// Waits for its end, and until `is_read` says that all it wrote is read.
+    /// Waits until the program has ended and `is_read` reports that all its output is read.
     fn wait(&mut self, stop: &Stop, is_read: impl Fn() -> bool) -> io::Result<ExitStatus> {
         let mut pause = Duration::from_millis(1);
         while !(self.has_ended()? && is_read()) {
@@ -142,7 +143,7 @@ impl Running {
         self.child.wait()
     }
 
-    /// Whether it has ended, which leaves it to be reaped.
+    /// Returns whether the program has ended. Does not reap it.
     fn has_ended(&self) -> io::Result<bool> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         Ok(waitid(WaitId::Pid(Pid::from_child(&self.child)), options)?.is_some())
@@ -150,14 +151,14 @@ impl Running {
 
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
-        // An error means that nothing is left, or that it may not be signalled (`sudo`): there is nothing to be done.
+        // An error means that no process is left, or that it may not be signalled (`sudo`). Neither can be helped.
         let _ = match self.whom {
             Whom::Program => kill_process(pid, signal),
             Whom::Group => kill_process_group(pid, signal),
         };
     }
 
-    /// Waits a moment for its end; one that may not be signalled is not waited for.
+    /// Waits for the program's end, at most [`PATIENCE`]: a program that may not be signalled does not end.
     fn give_time(&self) {
         let limit = Instant::now() + PATIENCE;
         while Instant::now() < limit && matches!(self.has_ended(), Ok(false)) {
@@ -171,7 +172,7 @@ impl Drop for Running {
         if self.is_reaped {
             return;
         }
-        // Asked first, then killed: it or what it started may not have followed.
+        // SIGKILL follows SIGTERM, because the program or a process that it started may ignore SIGTERM.
         for signal in [Signal::TERM, Signal::KILL] {
             self.signal(signal);
             self.give_time();
@@ -181,7 +182,7 @@ impl Drop for Running {
 }
 
 const POLL_MAX: Duration = Duration::from_millis(20);
-/// How long a program may take to follow SIGTERM.
+/// The time that a program has to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 fn stopped() -> io::Error {
@@ -202,7 +203,7 @@ fn name(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let first = command.get_args().next().map(|word| word.to_string_lossy().into_owned());
     match first {
-        // `cargo build` says more than `cargo`; a path or an option does not.
+        // A subcommand belongs to the name (`cargo build`); a path or an option does not.
         Some(word) if !word.starts_with(['-', '/']) => format!("{} {word}", program.to_string_lossy()),
         _ => program.to_string_lossy().into_owned(),
     }
@@ -217,7 +218,7 @@ fn last_words(stderr: &[u8], stdout: &[u8], count: usize) -> String {
     let text = String::from_utf8_lossy(text);
     let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     if lines.is_empty() {
-        return "it said nothing".to_owned();
+        return "it printed nothing".to_owned();
     }
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
@@ -246,7 +247,7 @@ mod tests {
         assert!(error.contains("exit status: 3"), "{error}");
     }
 
-    /// The script and what it started hang; a stop ends both at once.
+    /// The script and the process that it started hang. A stop ends both.
     #[test]
     fn a_stop_ends_a_program_that_hangs_and_what_it_started() {
         let directory = tempfile::tempdir().unwrap();
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(error, "stopped");
         for pid in fs::read_to_string(&pids).unwrap().split_whitespace() {
             let status = Path::new("/proc").join(pid).join("stat");
-            // An orphan that nothing reaps stays as a zombie: state Z. The limit is against waiting for ever.
+            // An orphan that is not reaped remains as a zombie (state Z). The limit only prevents an endless wait.
             let is_gone = || fs::read_to_string(&status).map_or(true, |status| status.contains(") Z "));
             let limit = Instant::now() + Duration::from_secs(60);
             while !is_gone() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where things are in this checkout.
+//! The paths of this checkout.
 //!
-//! Invariant: everything that is built, fetched or logged lies below `target/`, and paths are absolute.
+//! Invariant: all build output, fetched files and logs are below `target/`, and paths are absolute.
 
 use std::env;
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use twofold_launch::Stop;
 
-/// The checkout that is worked on, and the request to end.
+/// The checkout, and the request to stop.
 #[derive(Clone, Debug)]
 pub struct Workspace {
     root: PathBuf,
@@ -20,7 +20,7 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Finds the checkout: Cargo says where, else it is around the current directory.
+    /// Finds the checkout: Cargo sets its path, else it is the current directory or above it.
     pub fn find(stop: Stop) -> anyhow::Result<Self> {
         let here = env::current_dir().context("the current directory is gone")?;
         let manifest = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
@@ -32,7 +32,8 @@ impl Workspace {
             Some(path) if !path.is_empty() => here.join(path),
             _ => root.join("target"),
         };
-        // Cargo may replace the program while it runs (`test` builds the workspace): the path stays good.
+        // The path is read now: Cargo may replace the running program (`test` builds the workspace), and the path
+        // remains valid.
         let command = env::current_exe().context("cannot find this program's own file")?;
         Ok(Self { root: root.to_owned(), target, command, stop })
     }
@@ -42,27 +43,27 @@ impl Workspace {
         &self.root
     }
 
-    /// This program.
+    /// The path of this program.
     pub fn command(&self) -> &Path {
         &self.command
     }
 
-    /// The request to end.
+    /// The request to stop.
     pub fn stop(&self) -> &Stop {
         &self.stop
     }
 
-    /// `path` as people want to see it: from the top of the checkout, where it is below it.
+    /// Returns `path` for display: relative to the top of the checkout, if it is below it.
     pub fn shown<'a>(&self, path: &'a Path) -> &'a Path {
         path.strip_prefix(&self.root).unwrap_or(path)
     }
 
-    /// Cargo's directories for programs with mutants inside.
+    /// Cargo's directories for programs that contain mutants.
     pub fn mutants(&self) -> PathBuf {
         self.target.join("mutants")
     }
 
-    /// Cargo's directory for programs that count lines, and what they counted.
+    /// Cargo's directory for instrumented programs, with their counts.
     pub fn coverage(&self) -> PathBuf {
         self.target.join("coverage")
     }
@@ -72,12 +73,12 @@ impl Workspace {
         self.target.join("image")
     }
 
-    /// One image by its program's name: `twofold`, `el2-tests` or `guest`.
+    /// The image of a program: `twofold`, `el2-tests` or `guest`.
     pub fn image(&self, name: &str) -> PathBuf {
         self.images().join(format!("{name}.img"))
     }
 
-    /// The cache of what was fetched for guests.
+    /// The cache of files fetched for guests.
     pub fn guest_cache(&self) -> PathBuf {
         match env::var_os("TWOFOLD_GUEST_CACHE") {
             Some(path) if !path.is_empty() => self.root.join(path),
@@ -85,22 +86,22 @@ impl Workspace {
         }
     }
 
-    /// What is given away, and Cargo's directory for it.
+    /// The files for release, and Cargo's directory for them.
     pub fn dist(&self) -> PathBuf {
         self.target.join("dist")
     }
 
-    /// The cache of peers' sources, and the programs made of them.
+    /// The cache of peers' sources, and the programs built from them.
     pub fn peers(&self) -> PathBuf {
         self.target.join("peers")
     }
 
-    /// What Redis was seen to write.
+    /// The recorded writes of Redis.
     pub fn recording(&self) -> PathBuf {
         self.target.join("redis.rounds")
     }
 
-    /// The logs of the latest run, and the directories of those under way.
+    /// The logs of the latest run, and the directories of current runs.
     pub fn runs(&self) -> anyhow::Result<PathBuf> {
         let path = self.target.join("run");
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mutants that cannot be caught, and why.
+//! Mutants that no test can catch, and why.
 //!
-//! Each is named with its reason in every report, and counts as not caught. Invariant: an entry stands for exactly one
-//! mutant of the list; one that has none any more is an error.
+//! Every report names each of them with its reason, and counts it as not caught. Invariant: an entry stands for exactly
+//! one mutant of the list; an entry without its mutant is an error.
 
 use anyhow::bail;
 
@@ -11,81 +11,82 @@ use super::sites::Mutant;
 /// A mutant that need not be caught.
 #[derive(Debug)]
 pub struct Excused {
-    /// Its file, from the top of the checkout.
+    /// The mutant's file, relative to the top of the checkout.
     pub file: &'static str,
-    /// Its function, call and kind, as [`Mutant::label`] has them: lines move.
+    /// The mutant's function, call and kind, as [`Mutant::label`] formats them. Line numbers would change too often.
     pub label: &'static str,
-    /// Why nothing can notice it.
+    /// The reason why no test can catch it.
     pub reason: &'static str,
 }
 
-/// All of them.
+/// All excused mutants.
 pub const EXCUSED: &[Excused] = &[
     Excused {
         file: "crates/memory/src/dirty/log.rs",
         label: "Tracking::running/load/no-acquire",
-        reason: "a bit that a late start clears behind a fault's back is of a page that it protects after that, or has in the log",
+        reason: "if a late start clears a bit that a fault has set, it protects that page later or has it in the log",
     },
     Excused {
         file: "crates/memory/src/dirty/log.rs",
         label: "Tracking::run/store/no-release",
-        reason: "a bit that a late start clears behind a fault's back is of a page that it protects after that, or has in the log",
+        reason: "if a late start clears a bit that a fault has set, it protects that page later or has it in the log",
     },
     Excused {
         file: "crates/stage2/src/arm.rs",
         label: "arm::clean_one_by_one/clear/apart",
-        reason: "the leaf that was read is dirty already: hardware can add no more than an access flag, which may be lost",
+        reason: "the leaf that was read is already dirty: hardware can add only an access flag, which may be lost",
     },
     Excused {
         file: "crates/stage2/src/coalesce.rs",
         label: "Stage2::coalesce_to/make_busy/apart",
-        reason: "the entry is a table's, in which hardware records nothing: it is broken by a store as it is",
+        reason: "hardware records nothing in a table descriptor, so a plain store breaks it as well",
     },
     Excused {
         file: "crates/stage2/src/map.rs",
         label: "Stage2::link/make_busy/apart",
-        reason: "the entry is invalid, and hardware records nothing in it: it is broken by a store as it is",
+        reason: "hardware records nothing in an invalid entry, so a plain store does as well",
     },
     Excused {
         file: "crates/stage2/src/record.rs",
         label: "Record::reset/lock/no-acquire",
-        reason: "who held the lock of that page came too late, and has changed nothing that is to be seen",
+        reason: "a CPU that held this lock before came too late, and wrote nothing that this CPU must see",
     },
     Excused {
         file: "crates/memory/src/guest.rs",
         label: "GuestMemory::counts/lock/unlocked",
-        reason: "a number is read, and nothing is decided by it",
+        reason: "the call reads a number, and no decision depends on it",
     },
     Excused {
         file: "crates/memory/src/guest.rs",
         label: "GuestMemory::counts/lock/no-acquire",
-        reason: "a number is read, and nothing is decided by it",
+        reason: "the call reads a number, and no decision depends on it",
     },
     Excused {
         file: "crates/memory/src/guest.rs",
         label: "GuestMemory::write/lock/no-acquire",
-        reason: "who maps the page takes the lock after that, and sees all that was written",
+        reason: "the CPU that maps the page takes the lock later, and so sees the write",
     },
-    // What it hands over beside pages is that a table has left its tree. Who goes down by an entry of its page's next table,
-    // and does not know that yet, changes nothing there before it has the record's lock, and then knows.
+    // Beside pages, this lock hands over the fact that a table has left its tree. A CPU may walk by an entry of the
+    // page's next table without that fact. It changes nothing there before it takes the record's lock, which also hands
+    // the fact over.
     Excused {
         file: "crates/memory/src/guest.rs",
         label: "GuestMemory::frames/lock/no-acquire",
-        reason: "the lock of a table page's record hands over what this one does; what is read without that is a hint",
+        reason: "the lock of a table page's record hands over the same; a read without that lock is only a hint",
     },
     Excused {
         file: "crates/memory/src/ram.rs",
         label: "ram::take/lock/no-acquire",
-        reason: "what is taken is zeroed first, and whoever maps it takes the slot's lock after that",
+        reason: "a taken frame is zeroed first, and the CPU that maps it takes the memslot's lock later",
     },
 ];
 
-/// Why a mutant is excused, if it is.
+/// Returns the reason why a mutant is excused, if it is.
 pub fn reason(mutant: &Mutant) -> Option<&'static str> {
     EXCUSED.iter().find(|excused| stands_for(excused, mutant)).map(|excused| excused.reason)
 }
 
-/// Whether each entry stands for one of `mutants`, which are all there are.
+/// Checks that each entry stands for exactly one of `mutants`, the complete list.
 pub fn check(mutants: &[Mutant]) -> anyhow::Result<()> {
     match EXCUSED.iter().find(|excused| mutants.iter().filter(|mutant| stands_for(excused, mutant)).count() != 1) {
         Some(Excused { file, label, .. }) => {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The test programs that judge mutants of calls, built once with all mutants inside.
+//! The test programs that judge mutants of calls, built once with all mutants.
 //!
-//! None of them depends on how threads of the host happen to run: CPUs that meet take turns by a seed, or the model checker
-//! has them take all.
+//! No verdict depends on the host's scheduling of threads: concurrent CPUs take seeded turns, or the model checker
+//! tries all orders.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ use super::tests::TestProgram;
 use crate::subprocess;
 use crate::workspace::Workspace;
 
-/// Chooses the mutant; `stage2::primitive` reads it.
+/// The environment variable that selects the mutant; `stage2::primitive` reads it.
 pub const CHOICE: &str = "TWOFOLD_MUTANT";
 
 /// The test programs of `packages` with these features.
@@ -23,21 +23,21 @@ struct Build {
     packages: &'static [&'static str],
     features: &'static [&'static str],
     flags: &'static str,
-    /// Its own directory: with other flags everything is built anew.
+    /// A separate build directory, because other flags would invalidate every other build.
     directory: &'static str,
-    /// Which of them judge.
+    /// The test programs that judge.
     judges: &'static [Asked],
     meetings_only: bool,
 }
 
-/// What of a test program is asked.
+/// The tests of a test program that judge.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     /// The target's name.
     target: &'static str,
-    /// Of its tests, those with this in their names.
+    /// Only tests with this text in their names judge.
     filter: &'static str,
-    /// How many preemptions the model checker tries. With two it is minutes for all its tests.
+    /// The number of preemptions that the model checker tries. With two, all its tests take minutes.
     preemptions: u32,
 }
 
@@ -49,7 +49,8 @@ const fn some(target: &'static str, filter: &'static str) -> Asked {
     Asked { target, filter, preemptions: 1 }
 }
 
-/// What is compared with others' is no judge, nor is a test whose verdict depends on how its threads happen to run.
+/// Tests that compare with other projects' code do not judge. Neither do tests whose verdict depends on thread
+/// scheduling.
 const BUILDS: [Build; 2] = [
     Build {
         packages: &["twofold-stage2", "twofold-memory", "twofold-machine"],
@@ -81,7 +82,7 @@ const BUILDS: [Build; 2] = [
     },
 ];
 
-/// What only a machine can judge: instructions, and functions that are made of them.
+/// Instructions, and functions that consist of them, which only a machine can judge.
 const INSTRUCTIONS: [&str; 12] = [
     "tlbi",
     "dsb",
@@ -104,12 +105,12 @@ pub fn build(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
         judges.extend(build.run(workspace)?);
     }
     if judges.is_empty() {
-        bail!("there is no test program to judge by");
+        bail!("there is no test program that judges");
     }
     Ok(judges)
 }
 
-/// Whether a test program can notice such a mutant at all.
+/// Returns whether a test program can catch such a mutant at all.
 pub fn is_for(program: &TestProgram, mutant: &Mutant) -> bool {
     !(program.meetings_only && INSTRUCTIONS.contains(&mutant.site.call.as_str()))
 }
@@ -121,7 +122,7 @@ impl Build {
         if self.meetings_only {
             command.arg("--lib");
         } else {
-            // Nothing else: it would take its time to build.
+            // Only the judges are built, to save time.
             command.args(self.judges.iter().flat_map(|asked| ["--test", asked.target]));
         }
         for package in self.packages {
@@ -129,7 +130,7 @@ impl Build {
         }
         command.arg("--features").arg(self.features.join(","));
         command.env("RUSTFLAGS", self.flags).env("CARGO_TARGET_DIR", workspace.mutants().join(self.directory));
-        // Fast, but with the assertions of a debug build.
+        // Optimized, but with the assertions of a debug build.
         command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "2").env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
         let typed = subprocess::shown(&command);
         let output = command.stdin(Stdio::null()).output().context("cargo does not start")?;
@@ -145,7 +146,7 @@ impl Build {
         Ok(self.judges_of(&text))
     }
 
-    /// The judges among the programs that Cargo says it made.
+    /// Returns the judges among the programs that Cargo reports.
     fn judges_of(&self, messages: &str) -> Vec<TestProgram> {
         let mut judges: Vec<_> = made(messages)
             .flat_map(|(target, program, directory)| {
@@ -153,7 +154,7 @@ impl Build {
                 asked.map(move |asked| self.judge(asked, &program, &directory))
             })
             .collect();
-        // Named once, were Cargo to say it twice.
+        // Cargo may report a program twice.
         judges.sort_by(|a, b| (&a.name, a.filter).cmp(&(&b.name, b.filter)));
         judges.dedup_by(|a, b| a.name == b.name);
         judges
@@ -161,7 +162,7 @@ impl Build {
 
     fn judge(&self, asked: &Asked, program: &Path, directory: &Path) -> TestProgram {
         let package = directory.file_name().unwrap_or_default().to_string_lossy();
-        // The model checker's tests are in the library.
+        // The model checker's tests are in the library's own test program, so the filter names them.
         let name = if self.meetings_only { asked.filter.trim_end_matches(':') } else { asked.target };
         TestProgram {
             name: format!("{package} {name}"),
@@ -174,7 +175,7 @@ impl Build {
     }
 }
 
-/// The test programs that Cargo says it made: the target, the program, and its package's directory.
+/// Reads the test programs from Cargo's messages: the target, the program, and its package's directory.
 pub fn made(messages: &str) -> impl Iterator<Item = (String, PathBuf, PathBuf)> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
     messages.filter_map(|message| {
@@ -182,7 +183,7 @@ pub fn made(messages: &str) -> impl Iterator<Item = (String, PathBuf, PathBuf)> 
     })
 }
 
-/// One line of Cargo's.
+/// One message of Cargo.
 #[derive(Deserialize)]
 struct Message {
     target: Option<Target>,
@@ -202,7 +203,7 @@ struct Diagnostic {
     rendered: Option<String>,
 }
 
-/// What the compiler said, where it did not compile.
+/// Returns the compiler's errors.
 fn errors(messages: &str) -> String {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
     let errors = messages.filter_map(|message| message.message).filter(|message| message.level == "error");

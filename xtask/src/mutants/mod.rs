@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask mutants`: leaves out or weakens each step of the engine, one at a time, and says which nobody noticed.
+//! `cargo xtask mutants`: leaves out or weakens each step of the engine, one at a time, and reports the mutants that no
+//! test caught.
 //!
-//! All mutants are in one build (`--cfg mutants`) and one of them is chosen at run time; the list comes from the source
-//! ([`sites`]), so it has all. Invariant: the exit status is 0 only where every mutant was caught, or is excused by name.
+//! All mutants are in one build (`--cfg mutants`), and one is selected at run time. The list comes from the source
+//! ([`sites`]), so it is complete. Invariant: the exit status is 0 only if every mutant was caught or is excused by
+//! name.
 
 mod excused;
 mod judges;
@@ -84,7 +86,7 @@ pub fn command(workspace: &Workspace, options: &MutantsOptions) -> anyhow::Resul
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Judges the mutants of calls that were `chosen` of `all`, `jobs` at a time.
+/// Judges the mutants of calls that were `chosen` from `all`, `jobs` at a time.
 fn judge_calls(
     workspace: &Workspace,
     options: &MutantsOptions,
@@ -127,7 +129,7 @@ fn judge_calls(
     Ok(Report { rows, defects, hypervisor })
 }
 
-/// The mutant with this label in a file, as [`CHOICE`] has it.
+/// Returns the mutant with this label in a file, as a value of [`CHOICE`].
 pub fn find(workspace: &Workspace, file: &str, label: &str) -> anyhow::Result<String> {
     let all = sites::list(workspace.root())?;
     let mut found = all.iter().filter(|mutant| mutant.site.file == file && mutant.label() == label);
@@ -138,7 +140,7 @@ pub fn find(workspace: &Workspace, file: &str, label: &str) -> anyhow::Result<St
     }
 }
 
-/// The mutants that are asked for.
+/// Returns the mutants that the options select.
 fn choose(mut mutants: Vec<Mutant>, options: &MutantsOptions) -> Vec<Mutant> {
     if !options.only.is_empty() {
         let names = |mutant: &Mutant| [mutant.to_string(), mutant.label()];
@@ -146,14 +148,14 @@ fn choose(mut mutants: Vec<Mutant>, options: &MutantsOptions) -> Vec<Mutant> {
         mutants.retain(|mutant| names(mutant).iter().any(wanted));
     }
     if options.quick {
-        // One of each: what is called, and what becomes of it.
+        // One mutant for each called function and kind.
         let mut seen = BTreeSet::new();
         mutants.retain(|mutant| seen.insert((mutant.site.call.clone(), mutant.kind)));
     }
     mutants
 }
 
-/// Runs the tests at EL2 that leave out steps of the hypervisor's own sequences on an emulated CPU; how many there are.
+/// Runs the EL2 tests that leave out steps of the hypervisor's own sequences on an emulated CPU; returns their number.
 fn staleness(workspace: &Workspace) -> anyhow::Result<u64> {
     let mut tests = Command::new(workspace.command());
     let output = tests.args(["test", "el2", "staleness"]).stdin(Stdio::null()).output()?;

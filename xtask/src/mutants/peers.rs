@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Defects that were found in others who do this job, each as a mutant of ours.
+//! Defects that were found in other projects for the same job, each as a mutant of ours.
 //!
 //! Invariant: an entry stands for exactly one mutant of the list.
 
@@ -10,17 +10,17 @@ use super::sites::Mutant;
 /// A defect.
 #[derive(Debug)]
 pub struct Defect {
-    /// Who had it.
+    /// The project that had the defect.
     pub peer: &'static str,
-    /// What it was.
+    /// The defect.
     pub what: &'static str,
-    /// The file of the mutant that is the same.
+    /// The file of the equivalent mutant.
     pub file: &'static str,
-    /// Its function, call and kind, as [`Mutant::label`] has them.
+    /// The mutant's function, call and kind, as [`Mutant::label`] formats them.
     pub label: &'static str,
 }
 
-/// Those that a mutant can be.
+/// The defects that a mutant can express.
 pub const DEFECTS: &[Defect] = &[
     Defect { peer: "hvisor", what: "the flush does nothing", file: FLUSH, label: "Pending::flush/invalidate/omit" },
     Defect {
@@ -32,7 +32,7 @@ pub const DEFECTS: &[Defect] = &[
     Defect { peer: "axvm", what: "no DSB before the invalidation", file: TLB, label: "Tlb::by_ipa/dsb/omit" },
     Defect {
         peer: "Zephyr, page_table_multiarch",
-        what: "the operand is shifted by something else",
+        what: "the operand is shifted by a wrong amount",
         file: TLB,
         label: "Tlb::single/tlbi/shift",
     },
@@ -45,7 +45,7 @@ pub const DEFECTS: &[Defect] = &[
     },
     Defect {
         peer: "axvm",
-        what: "invalidations that leave the guest's stage-2 entries",
+        what: "invalidations that do not remove the guest's stage-2 entries",
         file: TLB,
         label: "Tlb::single/tlbi/omit",
     },
@@ -63,31 +63,31 @@ pub const DEFECTS: &[Defect] = &[
     },
     Defect {
         peer: "Genode",
-        what: "what is detached stays reachable",
+        what: "detached tables stay reachable",
         file: "crates/stage2/src/unmap.rs",
         label: "Unmap::unlink/take_unrecorded/omit",
     },
-    Defect { peer: "Genode", what: "walk entries of what is detached stay", file: TLB, label: "Tlb::single/tlbi/leaf" },
+    Defect { peer: "Genode", what: "walk entries of detached tables stay", file: TLB, label: "Tlb::single/tlbi/leaf" },
     Defect {
-        peer: "the combined dirty log",
-        what: "a plain store against hardware's update",
+        peer: "Kolothum 2023",
+        what: "a plain store races with a hardware update",
         file: "crates/stage2/src/age.rs",
         label: "Disarm::entries/clear/apart",
     },
     Defect {
-        peer: "the combined dirty log",
+        peer: "Kolothum 2023",
         what: "a stale value is stored again",
         file: "crates/stage2/src/descent.rs",
         label: "Locked::replace_in/replace/force",
     },
     Defect {
-        peer: "the combined dirty log",
+        peer: "Kolothum 2023",
         what: "the dirty state is read before the break",
         file: "crates/stage2/src/unmap.rs",
         label: "Unmap::take_told/take/apart",
     },
     Defect {
-        peer: "casemate accepts it",
+        peer: "accepted by casemate",
         what: "another output address on a live leaf, without a break",
         file: "crates/stage2/src/map.rs",
         label: "Stage2::fill_entry/make_busy/omit",
@@ -97,7 +97,7 @@ pub const DEFECTS: &[Defect] = &[
 const FLUSH: &str = "crates/stage2/src/flush.rs";
 const TLB: &str = "crates/stage2/src/tlb.rs";
 
-/// The mutant that is a defect, as its number among `mutants`, which are all there are.
+/// Returns the index of a defect's mutant in `mutants`, the complete list.
 pub fn number(defect: &Defect, mutants: &[Mutant]) -> anyhow::Result<usize> {
     let is_it = |mutant: &Mutant| mutant.site.file == defect.file && mutant.label() == defect.label;
     let mut found = mutants.iter().enumerate().filter(|(_, mutant)| is_it(mutant)).map(|(number, _)| number);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A test program: run until its first failure, its end, or its time is up.
+//! Runs a test program until its first failure, its end, or its time limit.
 //!
-//! Invariant: when [`Program::run`] returns, the program does not run any more.
+//! Invariant: when [`Program::run`] returns, the program has ended.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
@@ -15,40 +15,40 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use twofold_launch::Stop;
 
-/// A program of tests, and a word that it may say on standard error.
+/// A test program, and a marker that it may print to standard error.
 pub struct Program {
-    /// How it is called.
+    /// The command that runs it.
     pub command: Command,
-    /// The word.
+    /// The marker.
     pub word: &'static str,
 }
 
-/// How a program ended.
+/// The end of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// All its tests passed.
+    /// All tests passed.
     Passed,
-    /// This test failed; or it ended some other way that is no success.
+    /// This test failed, or the program ended in another way that is no success.
     Failed(Option<String>),
-    /// Its time was up.
+    /// The program reached its time limit.
     TimeLimit,
 }
 
-/// What there is to know of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Ran {
-    /// How it ended.
+    /// The end of the program.
     pub end: End,
-    /// Whether it said the word.
+    /// Whether the program printed the marker.
     pub said: bool,
-    /// How long it took.
+    /// The duration.
     pub took: Duration,
-    /// The end of its standard error.
+    /// The last lines of its standard error.
     pub last_words: String,
 }
 
 impl Program {
-    /// Runs it for so long at most.
+    /// Runs the program for at most `limit`.
     pub fn run(mut self, limit: Duration, stop: &Stop) -> anyhow::Result<Ran> {
         let start = Instant::now();
         let name = self.command.get_program().to_string_lossy().into_owned();
@@ -66,7 +66,7 @@ impl Program {
     }
 }
 
-/// A program that does not outlive this value.
+/// A running program, which is ended on drop.
 struct Running(Child);
 
 impl Running {
@@ -93,18 +93,18 @@ impl Running {
         Ok(if status.success() { End::Passed } else { End::Failed(tests.running) })
     }
 
-    /// A mutant that asks for memory without an end fails, instead of the machine.
+    /// Limits the program's memory: a mutant that allocates without end fails, and the host does not run out of memory.
     fn limit_memory(&self) -> anyhow::Result<()> {
         let limit = Rlimit { current: Some(MOST_MEMORY), maximum: Some(MOST_MEMORY) };
         match prlimit(Some(Pid::from_child(&self.0)), Resource::Data, limit) {
-            // One that has ended needs none.
+            // A program that has ended needs no limit.
             Ok(_) | Err(Errno::SRCH) => Ok(()),
             Err(error) => Err(error).context("the limit on memory"),
         }
     }
 
     fn end(&mut self) {
-        // It may have ended by itself.
+        // The program may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -116,27 +116,27 @@ impl Drop for Running {
     }
 }
 
-/// The most memory of its own that a program gets: the largest test asks for 3 GiB, of which it touches little.
+/// The most data memory that a program may have, in bytes. The largest test allocates 3 GiB, of which it touches
+/// little.
 const MOST_MEMORY: u64 = 8 << 30;
 
-/// How long a request to end waits at most.
+/// The longest time between two checks for a stop request.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The test harness's lines, one test after the other: `test NAME ... ok`, with the test's own output anywhere behind the
-/// dots.
+/// Follows the test harness's lines, one test at a time: `test NAME ... ok`. The test's own output may follow the dots.
 #[derive(Default)]
 struct Tests {
     running: Option<String>,
 }
 
 impl Tests {
-    /// Takes a line; whether the test that runs failed.
+    /// Reads a line; returns whether the running test failed.
     fn failed(&mut self, line: &str) -> bool {
         if let Some((name, _)) = line.strip_prefix("test ").and_then(|line| line.split_once(" ... ")) {
             self.running = Some(name.trim_end_matches(" - should panic").to_owned());
         }
         if line.ends_with("ok") {
-            // Were it a test's own word, its name would be lost, and nothing else.
+            // If the `ok` is the test's own output, only the test's name is lost.
             self.running = None;
         }
         line == "FAILED" || line.starts_with("test ") && line.ends_with("FAILED")
@@ -156,7 +156,7 @@ fn lines(stdout: impl Read + Send + 'static) -> Receiver<String> {
     receive
 }
 
-/// Reads standard error to its end: whether `word` was said, and the last lines.
+/// Reads standard error to its end; returns whether it had `word`, and its last lines.
 fn listen(stderr: impl Read + Send + 'static, word: &'static str) -> JoinHandle<(bool, String)> {
     thread::spawn(move || {
         let (mut said, mut last) = (false, VecDeque::new());

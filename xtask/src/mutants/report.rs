@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What became of all mutants: as text and as JSON.
+//! The outcomes of all mutants, as text and as JSON.
 //!
-//! Invariant: a mutant that is not caught was named before, when that was known, with the command that shows it again: a run
-//! of minutes that is broken off is not for nothing.
+//! Invariant: a mutant that is not caught is printed at once, with the command that reproduces it. So an interrupted
+//! run still has results.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -13,36 +13,36 @@ use super::peers::Defect;
 use super::sites::{Kind, Mutant};
 use super::verdicts::Outcome;
 
-/// The line of a mutant that was not caught and is not excused.
+/// Returns the line of a mutant that was not caught and is not excused.
 pub fn survivor(mutant: &Mutant, outcome: &Outcome) -> Option<String> {
     let is_named = !outcome.is_caught() && excused::reason(mutant).is_none();
     is_named.then(|| format!("{}: {}: cargo xtask mutants --only {mutant}", mutant.label(), described(outcome)))
 }
 
-/// All mutants that were judged.
+/// All judged mutants.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Each with its outcome.
+    /// The mutants with their outcomes.
     pub rows: Vec<(Mutant, Outcome)>,
-    /// Others' defects, each with the row that it is.
+    /// Other projects' defects, each with the index of its row.
     pub defects: Vec<(&'static Defect, usize)>,
-    /// How many tests of the hypervisor ran with one of its own steps left out, if that was asked for.
+    /// The number of EL2 tests that ran with a step of the hypervisor left out, if requested.
     pub hypervisor: Option<u64>,
 }
 
 impl Report {
-    /// Whether all were caught that are not excused.
+    /// Returns whether every mutant was caught or is excused.
     pub fn is_good(&self) -> bool {
         self.rows.iter().all(|(mutant, outcome)| outcome.is_caught() || excused::reason(mutant).is_some())
     }
 
-    /// For people.
+    /// Formats the report.
     pub fn shown(&self) -> String {
         let mut text = String::new();
         for (mutant, outcome) in &self.rows {
             match (outcome.is_caught(), excused::reason(mutant)) {
                 (false, Some(reason)) => text += &format!("excused: {mutant} ({}): {reason}\n", mutant.label()),
-                (true, Some(_)) => text += &format!("caught, and excused for nothing: {mutant} ({})\n", mutant.label()),
+                (true, Some(_)) => text += &format!("caught although excused: {mutant} ({})\n", mutant.label()),
                 (_, None) => {}
             }
         }
@@ -56,12 +56,12 @@ impl Report {
             text += "\n\n";
         }
         if let Some(tests) = self.hypervisor {
-            text += &format!("hypervisor: {tests} tests at EL2 with a step left out, and without\n");
+            text += &format!("hypervisor: {tests} tests at EL2, each with a step left out and without\n");
         }
         text
     }
 
-    /// How many were caught.
+    /// Returns the number of caught mutants.
     pub fn caught(&self) -> usize {
         self.rows.iter().filter(|(_, outcome)| outcome.is_caught()).count()
     }
@@ -87,7 +87,7 @@ impl Report {
         table(&["peer", "defect", "mutant", "outcome"], rows, 4)
     }
 
-    /// For programs.
+    /// Returns the report as JSON.
     pub fn json(&self) -> Value {
         let rows = self.rows.iter().map(|(mutant, outcome)| {
             json!({
@@ -110,7 +110,7 @@ impl Report {
     }
 }
 
-/// An outcome in words.
+/// Describes an outcome.
 pub fn described(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Caught { by, test: Some(test) } => format!("caught by {by}: {test}"),
@@ -121,7 +121,7 @@ pub fn described(outcome: &Outcome) -> String {
     }
 }
 
-/// A table whose first columns are words.
+/// Formats a table whose first `words` columns are text.
 pub fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>, words: usize) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);

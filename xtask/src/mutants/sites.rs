@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The list of all mutants, from the source.
+//! The list of all mutants of calls, from the source.
 //!
-//! What can be left out or weakened is said once, in `stage2::primitive`: by `step!`, and by the calls of its module
-//! `mutants`. From there it is followed through the functions with `track_caller` to where such a function is called from
-//! one without: that is a site, and the place that `Location::caller()` tells. Invariant: a step that is added is on the
-//! list, or the list is an error; nothing is named here.
+//! `stage2::primitive` declares once what can be left out or weakened: by `step!`, and by calls of its module
+//! `mutants`. This module follows these declarations up through the functions with `track_caller`. A call of such a
+//! function from a function without `track_caller` is a site; `Location::caller()` returns its place. Invariant: a new
+//! step is on the list, or the list is an error. No step is named here.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,18 +15,18 @@ use proc_macro2::LineColumn;
 
 use super::source::{Call, Function, Source, Words};
 
-/// What is changed at a site.
+/// The kinds of change at a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// The step is not done.
+    /// The step is left out.
     Omit,
     /// A lock is not taken.
     Unlocked,
-    /// The access is no acquire.
+    /// The access is not an acquire.
     NoAcquire,
-    /// The access is no release.
+    /// The access is not a release.
     NoRelease,
-    /// A read-modify-write is a load and a store.
+    /// A read-modify-write becomes a load and a store.
     Apart,
     /// A compare-and-exchange does not compare.
     Force,
@@ -34,20 +34,20 @@ pub enum Kind {
     Local,
     /// A barrier waits for stores only.
     Stores,
-    /// An invalidation leaves walk entries.
+    /// An invalidation does not remove walk entries.
     Leaf,
-    /// An operand is shifted once more.
+    /// An operand is shifted by one bit more.
     Shift,
     /// An operand is not shifted.
     Unshifted,
-    /// An operand is of the other security state's addresses.
+    /// An operand names the other security state's IPA space.
     OtherSpace,
     /// A VTTBR without its table.
     VmidOnly,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 13] = [
         Self::Omit,
         Self::Unlocked,
@@ -64,7 +64,7 @@ impl Kind {
         Self::VmidOnly,
     ];
 
-    /// As `TWOFOLD_MUTANT` has it.
+    /// The kind's name in `TWOFOLD_MUTANT`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Omit => "omit",
@@ -87,30 +87,30 @@ impl Kind {
 /// A call that a mutant changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// The file, from the top of the checkout.
+    /// The file, relative to the top of the checkout.
     pub file: String,
     /// Line, from 1.
     pub line: usize,
     /// Column, from 1, in characters.
     pub column: usize,
-    /// The function that it is in, with its type.
+    /// The function that contains the call, with its type.
     pub function: String,
-    /// What is called.
+    /// The name of the called function.
     pub call: String,
-    /// The how manyeth call of that in the function, from 1.
+    /// The ordinal of this call among equal calls in the function, from 1.
     pub number: usize,
 }
 
 /// One change at one site.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mutant {
-    /// Where.
+    /// The site.
     pub site: Site,
-    /// What.
+    /// The kind of change.
     pub kind: Kind,
 }
 
-/// As `TWOFOLD_MUTANT` has it.
+/// The mutant's name in `TWOFOLD_MUTANT`.
 impl fmt::Display for Mutant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Site { file, line, column, .. } = &self.site;
@@ -119,7 +119,7 @@ impl fmt::Display for Mutant {
 }
 
 impl Mutant {
-    /// What stays the same when lines are added: function, call and kind.
+    /// Returns a name that does not depend on line numbers: function, call and kind.
     pub fn label(&self) -> String {
         let Site { function, call, number, .. } = &self.site;
         let number = if *number > 1 { format!("#{number}") } else { String::new() };
@@ -127,14 +127,14 @@ impl Mutant {
     }
 }
 
-/// Where the primitives are.
+/// The file of the primitives.
 const PRIMITIVE: &str = "crates/stage2/src/primitive/mod.rs";
-/// Who watches, and who mutates.
+/// The files that observe primitives and that mutate them.
 const NOT_READ: [&str; 2] = ["primitive/checked.rs", "primitive/mutants.rs"];
-/// Primitives that tell somebody something, and do nothing.
+/// Primitives that only notify an observer.
 const TELLING: [&str; 7] = ["page_taken", "page_freed", "data_written", "root", "about_to", "unrecorded", "claim"];
 
-/// All mutants of the checkout at `root`, in the order of files and lines.
+/// Returns all mutants of the checkout at `root`, in the order of files and lines.
 pub fn list(root: &Path) -> anyhow::Result<Vec<Mutant>> {
     let mut source = Source::default();
     for directory in ["crates/stage2/src", "crates/memory/src"] {
@@ -160,7 +160,7 @@ fn list_of(source: &Source) -> anyhow::Result<Vec<Mutant>> {
             let mut kinds = BTreeSet::new();
             for change in changes(source, called, &mut Vec::new())? {
                 let Some(found) = change.kinds(call) else {
-                    bail!("{}: `{}` has to be told its {} by name", at(function, call.place), call.name, change.what());
+                    bail!("{}: `{}` needs its {} by name", at(function, call.place), call.name, change.what());
                 };
                 kinds.extend(found);
             }
@@ -180,7 +180,7 @@ fn list_of(source: &Source) -> anyhow::Result<Vec<Mutant>> {
     Ok(mutants)
 }
 
-/// What can be changed about a function: by the words of its arguments, where they are known already.
+/// A possible change of a call, which may still depend on the words of the call's arguments.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Change {
     Is(Kind),
@@ -190,7 +190,7 @@ enum Change {
 }
 
 impl Change {
-    /// The kinds that it comes to with these arguments; `None` where they do not tell.
+    /// Returns the kinds of mutant for these arguments, or `None` if the arguments do not determine them.
     fn kinds(&self, call: &Call) -> Option<Vec<Kind>> {
         let is = |names: &[&str]| call.arguments.iter().any(|words| names.iter().any(|name| words.contains(*name)));
         let (acquire, release) = (is(&["Acquire", "AcqRel"]), is(&["Release", "AcqRel"]));
@@ -230,7 +230,8 @@ impl Change {
     }
 }
 
-/// What can be changed where `function` is called: by itself, and by what it does in its caller's name.
+/// Returns the possible changes of a call of `function`: its own, and those of the calls that it makes in its caller's
+/// name.
 fn changes(source: &Source, function: &Function, above: &mut Vec<String>) -> anyhow::Result<BTreeSet<Change>> {
     let name = full_name(function);
     let mut found = BTreeSet::new();
@@ -258,7 +259,7 @@ fn changes(source: &Source, function: &Function, above: &mut Vec<String>) -> any
         for change in inner {
             match change.kinds(call) {
                 Some(kinds) => found.extend(kinds.into_iter().map(Change::Is)),
-                // Whoever calls this function says.
+                // The caller of this function determines the kinds.
                 None => drop(found.insert(change)),
             }
         }
@@ -267,7 +268,7 @@ fn changes(source: &Source, function: &Function, above: &mut Vec<String>) -> any
     Ok(found)
 }
 
-/// The function with `track_caller` that is called, if it is one.
+/// Returns the called function, if it has `track_caller`.
 fn callee<'a>(source: &'a Source, from: &Function, call: &Call) -> anyhow::Result<Option<&'a Function>> {
     let is_meant = |function: &&Function| {
         let is_visible = function.is_public || same_crate(&function.file, &from.file);
@@ -278,7 +279,7 @@ fn callee<'a>(source: &'a Source, from: &Function, call: &Call) -> anyhow::Resul
     let is_reachable = |function: &&Function| match (&call.receiver, &call.qualifier) {
         (Some(_), _) => function.is_method,
         (None, Some(qualifier)) => {
-            // From above it may be anybody's that is passed on there.
+            // A path from `crate`, `self` or `super` may reach a re-export of any module.
             let is_module = function.module == *qualifier || ["crate", "self", "super"].contains(&qualifier.as_str());
             function.owner.as_ref() == Some(qualifier) || function.owner.is_none() && is_module
         }
@@ -296,7 +297,7 @@ fn callee<'a>(source: &'a Source, from: &Function, call: &Call) -> anyhow::Resul
         [one] => Ok(Some(one).filter(|function| function.tells_caller)),
         _ => {
             let names: Vec<_> = found.iter().map(|function| full_name(function)).collect();
-            bail!("{}: this may be {}: rename one of them", at(from, call.place), names.join(" or "))
+            bail!("{}: this call may be {}: rename one of them", at(from, call.place), names.join(" or "))
         }
     }
 }
@@ -449,7 +450,7 @@ mod tests {
         assert_eq!(names.len(), mutants.len());
     }
 
-    /// What is understood at run time is written there and here.
+    /// The run-time code has its own list of kinds; both lists must agree.
     #[test]
     fn every_kind_is_known_at_run_time() {
         let text = std::fs::read_to_string(root().join("crates/stage2/src/primitive/mutants.rs")).unwrap();

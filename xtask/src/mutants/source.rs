@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The engine's source, read: its functions, which of them tell their caller's place, and what each of them calls.
+//! Reads the engine's source: its functions, which of them have `track_caller`, and the calls in each.
 //!
-//! Invariant: no call that is written in a function is missing, be it in a closure or among a macro's arguments. Tests are
-//! not read.
+//! Invariant: no call in a function is missing, even in a closure or among a macro's arguments. Tests are not read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,43 +14,43 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Expr, FnArg, ItemFn, Member, Meta, Pat, ReturnType, Signature, Token, Type, UseTree};
 
-/// Words that stand in an expression, with those that its local variables were made of.
+/// The words of an expression, with those of the expressions that its local variables were bound to.
 pub type Words = BTreeSet<String>;
 
-/// What was read.
+/// The source that was read.
 #[derive(Debug, Default)]
 pub struct Source {
     /// All functions, in the order of the text.
     pub functions: Vec<Function>,
-    /// For each name of a field, the types that have one, and the field's type there.
+    /// For each field name: the types that have such a field, and the field's type in each.
     fields: BTreeMap<String, BTreeMap<String, String>>,
-    /// Modules with files of their own, as paths without an ending, and whether they are no part of what runs on a CPU,
-    /// whichever way they are declared.
+    /// Modules with files of their own, as paths without an extension, and whether every declaration of the module
+    /// excludes it from the code that runs on a CPU.
     aside: BTreeMap<PathBuf, bool>,
 }
 
 /// A function.
 #[derive(Debug, Default)]
 pub struct Function {
-    /// Its file, from the top of the checkout.
+    /// The file, relative to the top of the checkout.
     pub file: String,
-    /// The module it is in: the file's name, or its directory's for `mod.rs`.
+    /// The module: the file's name, or its directory's name for `mod.rs`.
     pub module: String,
-    /// The type it is a function of.
+    /// The type that the function belongs to.
     pub owner: Option<String>,
-    /// Its name.
+    /// The function's name.
     pub name: String,
-    /// How many arguments it takes, beside `self`.
+    /// The number of arguments, without `self`.
     pub arguments: usize,
     /// Whether it takes `self`.
     pub is_method: bool,
-    /// Whether other crates see it.
+    /// Whether the function is `pub`.
     pub is_public: bool,
-    /// Whether it has `track_caller`: what it does is put down to the place it is called at.
+    /// Whether it has `track_caller`, so that its steps count as its caller's.
     pub tells_caller: bool,
     /// Whether it can be left out as a whole (`step!`).
     pub is_step: bool,
-    /// What it calls.
+    /// The calls in the function.
     pub calls: Vec<Call>,
     returns: Option<String>,
     variables: BTreeMap<String, Vec<Origin>>,
@@ -61,21 +60,21 @@ pub struct Function {
 /// A call.
 #[derive(Debug)]
 pub struct Call {
-    /// Where `Location::caller()` is told to be: the method's name, or the start of a path.
+    /// The place that `Location::caller()` returns: the method's name, or the start of a path.
     pub place: LineColumn,
-    /// The last name before the function's: of a type or a module, if there is one.
+    /// The last path segment before the function's name (a type or a module), if there is one.
     pub qualifier: Option<String>,
     /// The function's name.
     pub name: String,
-    /// What it is a method of; `None` where it is called by a path.
+    /// The receiver of a method call; `None` for a call by path.
     pub receiver: Option<Origin>,
     /// The words of each argument.
     pub arguments: Vec<Words>,
-    /// Whether it is in a closure, which passes nobody's place on.
+    /// Whether the call is in a closure. A closure has no `track_caller`, so the call's place is its own.
     pub in_closure: bool,
 }
 
-/// Where a value comes from, as far as that tells its type.
+/// The origin of a value, as far as it determines the value's type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// `self`.
@@ -84,7 +83,7 @@ pub enum Origin {
     Variable(String),
     /// The field of this name.
     Field(Box<Self>, String),
-    /// What the method of this name returned, or the function, which is nobody's.
+    /// The result of the method of this name, or of the function of this name, which has no owner.
     Returned(Box<Self>, String),
     /// A value of this type.
     Of(String),
@@ -93,7 +92,7 @@ pub enum Origin {
 }
 
 impl Source {
-    /// Reads the Rust files below `directory` of the checkout at `root`, but for those that `skipped` names.
+    /// Reads the Rust files below `directory` of the checkout at `root`, except those that `skipped` names.
     pub fn read(&mut self, root: &Path, directory: &str, skipped: &[&str]) -> anyhow::Result<()> {
         for path in files(&root.join(directory))? {
             let file = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
@@ -118,7 +117,7 @@ impl Source {
         Ok(())
     }
 
-    /// The type of a value in `function`, where it is clear.
+    /// Returns the type of a value in `function`, if it is certain.
     pub fn type_of(&self, origin: &Origin, function: &Function) -> Option<String> {
         self.type_within(origin, function, 8)
     }
@@ -140,7 +139,7 @@ impl Source {
             Origin::Returned(of, name) => {
                 let of = self.type_within(of, function, depth);
                 let named = self.functions.iter().filter(|function| function.name == *name);
-                // A type parameter has what its traits have.
+                // The owner may be a type parameter; its methods are those of its traits.
                 let known = of.filter(|of| self.functions.iter().any(|function| function.owner.as_ref() == Some(of)));
                 let named = named.filter(|function| known.is_none() || function.owner == known);
                 named.map(|function| function.returns.clone()).collect::<Option<_>>()?
@@ -155,7 +154,7 @@ impl Source {
     }
 }
 
-/// The Rust files below a directory, in order.
+/// Returns the Rust files below a directory, in order.
 fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let entries = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
@@ -176,7 +175,7 @@ struct Reader<'a> {
     file: &'a str,
     imports: Imports,
     owner: Option<String>,
-    /// The functions that we are in, each inside the one before.
+    /// The functions around the current position, outermost first.
     open: Vec<Function>,
     closures: u32,
 }
@@ -225,7 +224,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The name of a type, without references, and of what is inside of `Option` and `Result`.
+    /// Returns the name of a type without references; for `Option` and `Result`, the name of the inner type.
     fn head(&self, kind: &Type) -> Option<String> {
         match kind {
             Type::Reference(reference) => self.head(&reference.elem),
@@ -244,7 +243,7 @@ impl Reader<'_> {
         }
     }
 
-    /// An argument's words, and those of what its variables were bound to.
+    /// Returns an argument's words, and those of the expressions that its variables were bound to.
     fn words_of(&self, argument: &Expr) -> Words {
         let mut found = words(argument);
         let Some(function) = self.open.last() else { return found };
@@ -283,8 +282,8 @@ impl Reader<'_> {
 
 type Arguments = Punctuated<Expr, Token![,]>;
 
-/// What a file calls by its name alone though it is another module's: by the name here, that module's last name, and the name
-/// there.
+/// The functions of other modules that a file imports: for each name in the file, the module's last path segment and
+/// the name there.
 #[derive(Default)]
 struct Imports(BTreeMap<String, (String, String)>);
 
@@ -340,7 +339,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 
     fn visit_item_fn(&mut self, item: &'ast ItemFn) {
-        // A function inside another is nobody's method.
+        // A function inside another one is not a method.
         let outer = self.owner.take();
         self.function(&item.attrs, is_public(&item.vis), &item.sig, Some(&item.block));
         self.owner = outer;
@@ -379,7 +378,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 
     fn visit_expr_if(&mut self, condition: &'ast syn::ExprIf) {
-        // What a mutant does instead is no step of the protocol.
+        // The code of a mutant is not a step of the protocol.
         if condition.attrs.iter().any(is_of_mutants) {
             self.visit_expr(&condition.cond);
         } else {
@@ -415,7 +414,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         let name = invocation.path.segments.last().map(|segment| segment.ident.to_string()).unwrap_or_default();
         match name.as_str() {
             "step" => self.open.iter_mut().last().into_iter().for_each(|function| function.is_step = true),
-            // The access itself, and who does it instead.
+            // The access itself, and the observer that replaces it.
             "observed" => {}
             _ => {
                 if let Ok(arguments) = invocation.parse_body_with(Arguments::parse_terminated) {
@@ -426,7 +425,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 }
 
-/// Where an expression's value comes from.
+/// Returns the origin of an expression's value.
 fn origin(value: &Expr) -> Origin {
     match value {
         Expr::Path(path) => match path.path.get_ident().map(ToString::to_string) {
@@ -457,7 +456,8 @@ fn origin(value: &Expr) -> Origin {
     }
 }
 
-/// Binds the variables of a pattern: one alone, or inside `Some` or `Ok`, is the value; others are parts of it.
+/// Binds the variables of a pattern. A variable alone, or inside `Some` or `Ok`, is the whole value; others are parts
+/// of it.
 fn bind(pattern: &Pat, value: &Origin, variables: &mut BTreeMap<String, Vec<Origin>>) {
     match pattern {
         Pat::Ident(ident) => variables.entry(ident.ident.to_string()).or_default().push(value.clone()),
@@ -481,7 +481,7 @@ fn bind(pattern: &Pat, value: &Origin, variables: &mut BTreeMap<String, Vec<Orig
     }
 }
 
-/// The identifiers and literals of a piece of source.
+/// Returns the identifiers and literals of a piece of source.
 fn words(tokens: &impl quote::ToTokens) -> Words {
     fn collect(stream: proc_macro2::TokenStream, words: &mut Words) {
         for token in stream {
@@ -498,13 +498,13 @@ fn words(tokens: &impl quote::ToTokens) -> Words {
     found
 }
 
-/// Whether it is no part of what runs on a CPU: a test, the model checker's, or what only checks.
+/// Returns whether the code never runs on a CPU: code of tests, of the model checker, or of checks.
 pub fn is_aside(attributes: &[Attribute]) -> bool {
     let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
     conditions.filter_map(|attribute| attribute.parse_args().ok()).any(|condition| holds(&condition) == Some(false))
 }
 
-/// Whether a condition holds for the code whose mutants are listed; `None` where that depends.
+/// Returns whether a condition holds for the code whose mutants are listed; `None` if it may or may not.
 fn holds(condition: &Meta) -> Option<bool> {
     let parts = |list: &syn::MetaList| {
         let parts = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated);
@@ -524,7 +524,7 @@ fn holds(condition: &Meta) -> Option<bool> {
     }
 }
 
-/// Whether a condition is `#[cfg(mutants)]`.
+/// Returns whether an attribute is `#[cfg(mutants)]`.
 fn is_of_mutants(attribute: &Attribute) -> bool {
     attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Path>().is_ok_and(|path| path.is_ident("mutants"))
 }
@@ -549,7 +549,7 @@ mod tests {
         function.calls.iter().map(place).collect()
     }
 
-    /// The places of the very same text by `Location::caller()`, which the compiler gave.
+    /// Compares the places that were read with those that the compiler gives to `Location::caller()`.
     #[test]
     fn a_call_is_where_the_compiler_says() {
         use std::cell::RefCell;
@@ -584,7 +584,7 @@ mod tests {
         found.extend(places(&source, "touch"));
         let looks: BTreeSet<_> =
             found.iter().filter(|call| call.0 == "look").map(|(_, line, column, _)| (*line, *column)).collect();
-        // `assert!` evaluates its message only when it fails.
+        // `assert!` evaluates its message only if it fails.
         let seen: BTreeSet<_> = SEEN.with_borrow(|seen| seen.iter().copied().collect());
         assert_eq!((seen.len(), looks.len()), (5, 6));
         assert!(seen.is_subset(&looks), "{seen:?} {looks:?}");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tests that judge mutants: which mutants each of them executes, and the verdict on one mutant.
+//! The tests that judge mutants: the mutants that each test executes, and the verdict on one mutant.
 //!
-//! A mutant is judged by those tests alone that execute it, the fastest first, until one fails. Invariant: a test gives the
-//! same verdict each time. Its seed is fixed, and the limit of an endless loop is a number of evaluations where the mutants
-//! count them. The watchdog on time ends what no limit ends, and its verdict is not "caught".
+//! Only the tests that execute a mutant judge it, the fastest first, until one fails. Invariant: a test gives the same
+//! verdict each time. Its seed is fixed, and an endless loop ends at a number of evaluations, if the mutants count
+//! them. The watchdog on time ends the rest, and its verdict is not "caught".
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,20 +18,20 @@ use super::judges::CHOICE;
 use super::program::{End, Program};
 use super::verdicts::{Outcome, in_parallel};
 
-/// A program of tests.
+/// A test program.
 #[derive(Clone, Debug)]
 pub struct TestProgram {
-    /// Its package and its own name.
+    /// The package's name and the program's name.
     pub name: String,
-    /// The file.
+    /// The program's file.
     pub program: PathBuf,
-    /// Where it runs.
+    /// The working directory.
     pub directory: PathBuf,
-    /// Of its tests, those with this in their names.
+    /// Only tests with this text in their names judge.
     pub filter: &'static str,
-    /// How many preemptions the model checker tries, where it has such tests.
+    /// The number of preemptions that the model checker tries, if the program has such tests.
     pub preemptions: u32,
-    /// Whether CPUs that meet are all it can judge, not instructions.
+    /// Whether it can judge only concurrent accesses, and no instructions.
     pub meetings_only: bool,
 }
 
@@ -41,7 +41,7 @@ struct Test {
     program: usize,
     name: String,
     took: Duration,
-    /// How often it asks for a mutant, where that is counted.
+    /// The number of evaluations of mutants, if the mutants count them.
     evaluations: u64,
     reached: BTreeSet<String>,
 }
@@ -54,7 +54,8 @@ pub struct Tests {
 }
 
 impl Tests {
-    /// Runs each test of `programs` without a mutant, `jobs` at a time, and records in `place` what it executes.
+    /// Runs each test of `programs` without a mutant, `jobs` at a time, and records in `place` the mutants that it
+    /// executes.
     pub fn measure(programs: Vec<TestProgram>, place: &Path, jobs: usize, stop: &Stop) -> anyhow::Result<Self> {
         let mut wanted = Vec::new();
         for (index, TestProgram { name, program, directory, filter, .. }) in programs.iter().enumerate() {
@@ -76,14 +77,14 @@ impl Tests {
         Ok(all)
     }
 
-    /// How many there are.
+    /// Returns the number of tests.
     pub fn count(&self) -> usize {
         self.tests.len()
     }
 
-    /// One test without a mutant; `None` where it evaluates too many to judge.
+    /// Runs one test without a mutant. Returns `None` if the test has too many evaluations to judge.
     fn test(&self, program: usize, name: &str, file: &Path, stop: &Stop) -> anyhow::Result<Option<Test>> {
-        // One of an earlier run.
+        // The file may remain from an earlier run.
         let _ = fs::remove_file(file);
         let mut command = self.command(program, [name]);
         command.env("TWOFOLD_REACHED", file).env("TWOFOLD_EVALUATIONS", MOST_EVALUATIONS.to_string());
@@ -102,14 +103,14 @@ impl Tests {
         Ok(Some(Test { program, name: name.to_owned(), took: ran.took, evaluations, reached }))
     }
 
-    /// Judges the mutant that is chosen by `name`, by the programs that are for it.
+    /// Judges the mutant that `name` selects, by the programs that `is_for` accepts.
     pub fn judge(&self, name: &str, is_for: impl Fn(&TestProgram) -> bool, stop: &Stop) -> anyhow::Result<Outcome> {
         let (mut passed, mut hung) = (Vec::new(), None);
         for tests in self.batches(name, is_for) {
             let program = tests[0].program;
             let judge = &self.programs[program].name;
             let took: Duration = tests.iter().map(|test| test.took).sum();
-            // What is recorded is at least half of all evaluations, so this is twice what is usual, or more.
+            // The recorded number is at least half of all evaluations, so the limit is at least twice the usual number.
             let limit = EVALUATIONS + 4 * tests.iter().map(|test| test.evaluations).sum::<u64>();
             let mut command = self.command(program, tests.iter().map(|test| test.name.as_str()));
             command.env(CHOICE, name).env("TWOFOLD_EVALUATIONS", limit.to_string());
@@ -123,7 +124,8 @@ impl Tests {
                     let test = test.map(|test| if endless { format!("{test}, which does not end") } else { test });
                     return Ok(Outcome::Caught { by: judge.clone(), test });
                 }
-                // What it executes may depend on how its threads run.
+                // Thread scheduling may decide which mutants a test executes, so one that passes may not have executed
+                // this one.
                 End::Passed if ran.said && !passed.contains(judge) => passed.push(judge.clone()),
                 End::Passed => {}
                 End::TimeLimit => hung = hung.or(Some(judge.clone())),
@@ -136,7 +138,8 @@ impl Tests {
         })
     }
 
-    /// The tests that execute a mutant, fast ones first, those of one program and of about the same cost together.
+    /// Returns the tests that execute a mutant, fast ones first. Tests of one program with about the same cost form a
+    /// batch.
     fn batches(&self, mutant: &str, is_for: impl Fn(&TestProgram) -> bool) -> Vec<Vec<&Test>> {
         let mut batches = Vec::new();
         let is_asked = |test: &&Test| test.reached.contains(mutant) && is_for(&self.programs[test.program]);
@@ -146,7 +149,7 @@ impl Tests {
             tests = others;
             for program in 0..self.programs.len() {
                 let of: Vec<_> = cheap.iter().copied().filter(|test| test.program == program).collect();
-                // A few at a time: most mutants fail the first of them.
+                // Batches are small, because most mutants fail the first one.
                 batches.extend(of.chunks(AT_A_TIME).map(<[_]>::to_vec));
             }
         }
@@ -161,7 +164,7 @@ impl Tests {
             command.env_remove(name);
         }
         command.env("RUST_BACKTRACE", "0").env("TWOFOLD_SEED", "1");
-        // A few cases, the same each time; a failure is neither made smaller nor kept in the source.
+        // A few cases, the same each time. A failure is neither shrunk nor stored in the source tree.
         command.env("PROPTEST_CASES", "24").env("PROPTEST_RNG_SEED", "1").env("PROPTEST_MAX_SHRINK_ITERS", "0");
         command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
         command.env("LOOM_MAX_PREEMPTIONS", preemptions.to_string());
@@ -169,16 +172,16 @@ impl Tests {
     }
 }
 
-/// What is said when a mutant is executed.
+/// The marker that an executed mutant prints.
 const WORD: &str = "mutant reached";
-/// The longest that a test may take without a mutant.
+/// The time limit of a test without a mutant.
 const WITHOUT_MUTANT: Duration = Duration::from_secs(300);
-/// What is said at the limit on evaluations.
+/// The marker that the limit on evaluations prints.
 const TOO_MANY: &str = "mutant does not end";
-/// A test with more evaluations than this judges no mutant: a survivor would run all the long random tests. The number of
-/// evaluations is the same on each machine, so the verdicts are too.
+/// A test with more evaluations than this judges no mutant, because a surviving mutant would run all the long random
+/// tests. The number of evaluations, and so the verdict, is the same on each machine.
 const MOST_EVALUATIONS: u64 = 120_000_000;
-/// Evaluations that are always allowed.
+/// The number of evaluations that is always allowed.
 const EVALUATIONS: u64 = 10_000_000;
 const AT_A_TIME: usize = 24;
 
@@ -188,7 +191,8 @@ mod own_tests {
 
     use super::*;
 
-    /// A program of two tests, which both execute mutants 7 to 9. `one` fails with 7, and 8 has no end.
+    /// A program of two tests, which both execute mutants 7 to 9. Test `one` fails with mutant 7; mutant 8 does not
+    /// end.
     const SCRIPT: &str = "#!/bin/sh
 case \"$*\" in *--list*) printf 'one: test\\ntwo: test\\n'; exit;; esac
 [ -z \"$TWOFOLD_REACHED\" ] || { printf '7 1\\n8 2\\n9 16\\n' > \"$TWOFOLD_REACHED\"; exit; }

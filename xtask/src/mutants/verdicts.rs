@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What became of mutants, several of which are judged at a time.
+//! The outcomes of mutants, and judging several mutants at a time.
 //!
-//! Invariant: a mutant counts as caught only where a test failed that had executed it. One that makes a test run into its
-//! time limit is not caught by that.
+//! Invariant: a mutant counts as caught only if a test that executed it failed. A test that reaches its time limit does
+//! not catch it.
 
 use std::io::{self, IsTerminal};
 use std::sync::Mutex;
@@ -16,38 +16,38 @@ use serde::Serialize;
 
 use crate::output;
 
-/// What became of a mutant.
+/// The outcome of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "outcome")]
 pub enum Outcome {
-    /// A judge failed.
+    /// A judge's test failed.
     Caught {
-        /// Which.
+        /// The judge.
         by: String,
-        /// Which test of it, if that is known.
+        /// The judge's test, if known.
         test: Option<String>,
     },
-    /// Judges executed it and saw nothing wrong.
+    /// Judges executed the mutant, and all their tests passed.
     Survived {
-        /// Those.
+        /// These judges.
         judges: Vec<String>,
     },
-    /// A judge did not end, and none failed.
+    /// A judge did not end, and no test failed.
     Hung {
-        /// The first that did not.
+        /// The first judge that did not end.
         judge: String,
     },
-    /// No judge executed it.
+    /// No judge executed the mutant.
     NotReached,
 }
 
 impl Outcome {
-    /// Whether it was caught.
+    /// Returns whether the mutant was caught.
     pub fn is_caught(&self) -> bool {
         matches!(self, Self::Caught { .. })
     }
 
-    /// What became of it after other judges as well.
+    /// Combines the outcomes of two sets of judges.
     pub fn or(self, other: Self) -> Self {
         match (self, other) {
             (Self::Survived { judges }, Self::Survived { judges: others }) => {
@@ -59,7 +59,7 @@ impl Outcome {
         }
     }
 
-    /// In one word.
+    /// Returns the outcome's name.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Caught { .. } => "caught",
@@ -70,8 +70,8 @@ impl Outcome {
     }
 }
 
-/// `work` on each of `items` and its index, `jobs` at a time; the results are in their order. `work` may print by way of the
-/// bar that it is given.
+/// Runs `work` on each of `items` and its index, `jobs` at a time; returns the results in the order of the items.
+/// `work` may print through the progress bar.
 pub fn in_parallel<T: Sync, R: Send>(
     items: &[T],
     jobs: usize,
@@ -85,7 +85,7 @@ pub fn in_parallel<T: Sync, R: Send>(
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(item) = items.get(index) else { return anyhow::Ok(()) };
-            // After an error the others need not begin another one.
+            // After an error no worker begins another item.
             let result = work(index, item, &bar).inspect_err(|_| next.store(items.len(), Ordering::Relaxed))?;
             bar.inc(1);
             if bar.is_hidden() && is_time(&said) {
@@ -107,7 +107,7 @@ pub fn in_parallel<T: Sync, R: Send>(
     Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
-/// Whether a line is due where no bar is drawn.
+/// Returns whether a progress line is due; used if no bar is drawn.
 fn is_time(said: &Mutex<Instant>) -> bool {
     let Ok(mut said) = said.try_lock() else { return false };
     let is_time = said.elapsed() >= BETWEEN_LINES;
@@ -119,7 +119,7 @@ fn is_time(said: &Mutex<Instant>) -> bool {
 
 const BETWEEN_LINES: Duration = Duration::from_secs(20);
 
-/// Drawn on a terminal only.
+/// Returns a progress bar, which is drawn on a terminal only.
 fn progress(count: usize) -> ProgressBar {
     let target = if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len}, {elapsed} gone, {eta} to go");

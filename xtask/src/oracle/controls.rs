@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Negative controls: the same oracle on logs that have a known defect. One that loses nothing says that the oracle is blind.
+//! Negative controls: the same oracle on logs with a known defect. If such a log loses no page, the oracle is blind.
 //!
-//! Most are mutants of the engine: the defect is one step that is left out or weakened, and everything else is as it is.
+//! Most defects are mutants of the engine: one step is left out or weakened, and everything else is unchanged.
 
 use std::process::{Command, ExitCode, Stdio};
 
@@ -14,18 +14,18 @@ use crate::output;
 use crate::subprocess;
 use crate::workspace::Workspace;
 
-/// A defect.
+/// A log with a defect.
 struct Control {
     name: &'static str,
     defect: Defect,
-    /// The tracker that it is judged by.
+    /// The tracker on which the defect shows.
     tracker: TrackerOption,
 }
 
 enum Defect {
-    /// A step of the engine's: file and label of the mutant.
+    /// A step of the engine: file and label of the mutant.
     Mutant(&'static str, &'static str),
-    /// The collector's: an option of the oracle's.
+    /// A step of the collector: an option of the oracle.
     Option(&'static str),
 }
 
@@ -48,7 +48,7 @@ const CONTROLS: [Control; 4] = [
     Control { name: "read-before-flush", defect: Defect::Option("--copy-first"), tracker: TrackerOption::Manual },
 ];
 
-/// Runs all of them.
+/// Runs all controls.
 pub fn run(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<ExitCode> {
     subprocess::show(&mut mutated(workspace, "build"))?;
     let mut blind = false;
@@ -61,7 +61,7 @@ pub fn run(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<Exi
 }
 
 impl Control {
-    /// How many pages the oracle finds lost.
+    /// Returns the number of lost pages that the oracle finds.
     fn lost(&self, workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<u64> {
         let mut oracle = mutated(workspace, "run");
         oracle.args(["--quiet", "--", "bench", "oracle", "--tracker", self.tracker.name()]);
@@ -76,14 +76,14 @@ impl Control {
             bail!("stopped");
         }
         let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        lost(&stdout).with_context(|| format!("the control {} did not end as an oracle does\n{stderr}", self.name))
+        lost(&stdout).with_context(|| format!("the control {} printed no result\n{stderr}", self.name))
     }
 }
 
-/// Enough for the defect that shows least.
+/// Enough comparisons for the defect that loses the fewest pages.
 const COMPARISONS: u64 = 6_000_000;
 
-/// Cargo with `command` on the bench with all mutants inside, apart from what is built without.
+/// Returns a call of Cargo: `command` on the bench with all mutants, in a build directory of its own.
 fn mutated(workspace: &Workspace, command: &str) -> Command {
     let mut cargo = bench(workspace, command);
     cargo.args(["--features", "twofold-stage2/checked"]).env_remove(mutants::CHOICE);
@@ -91,7 +91,7 @@ fn mutated(workspace: &Workspace, command: &str) -> Command {
     cargo
 }
 
-/// What a line `oracle: NAME: N compared, N re-dirtied, N lost` ends with.
+/// Returns the lost pages of a line `oracle: NAME: N compared, N re-dirtied, N lost`.
 fn lost(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.starts_with("oracle: "))?;
     line.strip_suffix(" lost")?.rsplit(' ').next()?.parse().ok()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The oracle on the hypervisor: Debian's Linux boots and rewrites 32 MiB in tmpfs, and the hypervisor holds the dirty log
-//! against a copy of all of the guest's memory.
+//! The oracle on the hypervisor: Debian's Linux boots and rewrites 32 MiB in tmpfs. The hypervisor compares the guest's
+//! memory with a copy that follows the dirty log.
 //!
-//! Invariant: a tracker's line is there only when the image itself said that the tracker was through, and how it went.
+//! Invariant: a tracker has a result only if the image itself reported that the tracker's run was complete.
 
 use std::time::Duration;
 
@@ -18,44 +18,45 @@ use crate::install;
 use crate::steps::Steps;
 use crate::workspace::Workspace;
 
-/// What is to be compared.
+/// The trackers and the number of comparisons.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Names of trackers, as `Tracker::name` has them; one after the other.
+    /// The trackers to run in turn, by the names of `Tracker::name`.
     pub trackers: Vec<String>,
     /// The least number of comparisons for each.
     pub comparisons: u64,
-    /// Where rounds come, and with which options logs start.
+    /// The seed that chooses when rounds start and the options with which logs start.
     pub seed: u64,
-    /// A control: of the pages that a log tells, one is taken for untold each round, so that pages have to be lost.
+    /// Whether this is a control: the oracle ignores one page of those that the log reports in each round, so that
+    /// pages must be lost.
     pub is_deaf: bool,
     /// The CPU model.
     pub cpu: String,
-    /// The limit against hangs; `None`: none.
+    /// The limit against hangs; `None` for no limit.
     pub timeout: Option<Duration>,
 }
 
-/// What the oracle found of one tracker.
+/// The oracle's result for one tracker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its name.
+    /// The tracker's name.
     pub tracker: String,
-    /// Pages that were held against their copies, of those that the guest had written before.
+    /// Pages that were compared with their copies, of those that the guest had written before.
     pub compared: u64,
-    /// Pages of which the log told again.
+    /// Pages that the log reported again.
     pub redirtied: u64,
-    /// Pages that had changed without a word of the log.
+    /// Pages that had changed without a report of the log.
     pub lost: u64,
-    /// Rounds.
+    /// The number of rounds.
     pub rounds: u64,
-    /// Times that the log was started.
+    /// The number of starts of the log.
     pub starts: u64,
-    /// Blocks that were put together while no log ran.
+    /// Blocks that were coalesced while no log ran.
     pub blocks: u64,
 }
 
 impl Plan {
-    /// All trackers, or one of them.
+    /// Plans a run of all trackers, or of one.
     ///
     /// # Errors
     ///
@@ -79,7 +80,7 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// Builds, fetches and boots what it takes, and says what was found. Trackers that the CPU has not are left out.
+/// Builds, fetches and boots the guest, and returns the results. Trackers that the CPU does not support are left out.
 pub fn run(workspace: &Workspace, plan: &Plan, steps: &Steps) -> anyhow::Result<Vec<Found>> {
     let qemu = install::tools(steps)?;
     steps.step("build", || {
@@ -118,7 +119,7 @@ pub fn run(workspace: &Workspace, plan: &Plan, steps: &Steps) -> anyhow::Result<
         let outcome = boot.run(workspace, &qemu)?;
         Ok((outcome, "under Debian's Linux, which boots and rewrites 32 MiB in tmpfs".to_owned()))
     })?;
-    // The guest never powers off by itself: where it did, its loop failed.
+    // The guest powers off only if its loop failed; then a result is missing.
     let found: Vec<_> =
         plan.trackers.iter().filter_map(|tracker| Found::of(&outcome.control.report, tracker)).collect();
     let missing = |tracker: &&String| {
@@ -126,18 +127,21 @@ pub fn run(workspace: &Workspace, plan: &Plan, steps: &Steps) -> anyhow::Result<
         !found.iter().any(|found| found.tracker == **tracker) && !outcome.control.log.contains(&skipped)
     };
     if let Some(tracker) = plan.trackers.iter().find(missing) {
-        bail!("the hypervisor said nothing of {tracker}; the console's end:\n{}", outcome.console.tail(10).join("\n"));
+        bail!(
+            "the hypervisor does not report {tracker}; the console ends with:\n{}",
+            outcome.console.tail(10).join("\n")
+        );
     }
     Ok(found)
 }
 
-/// For each tracker, unless it is said.
+/// The default number of comparisons for each tracker.
 pub const COMPARISONS: u64 = 500_000;
 
-/// The guest's memory: enough for 32 MiB in tmpfs, and little to compare beside.
+/// The guest's memory in bytes: enough for 32 MiB in tmpfs, and little more to compare.
 const MEMORY: u64 = 128 << 20;
 
-/// The options that fetch Debian's Linux.
+/// Returns the options that select Debian's Linux.
 fn linux() -> anyhow::Result<RunOptions> {
     match Arguments::parse_from(["xtask", "run", "--guest", "linux"]).command {
         Command::Run(options) => Ok(options),
@@ -159,20 +163,15 @@ impl Found {
         })
     }
 
-    /// Whether it proves anything, and nothing was lost.
+    /// Checks that no page was lost and that the run was long enough to prove it.
     ///
     /// # Errors
     ///
-    /// What is wrong.
+    /// A page was lost, or there were too few comparisons, starts or coalesced blocks.
     pub fn check(&self, comparisons: u64) -> anyhow::Result<()> {
         ensure!(self.lost == 0, "{self}");
         ensure!(self.compared >= comparisons && self.redirtied > 0, "{self}: too few");
-        ensure!(
-            self.starts > 1 && self.blocks > 0,
-            "{self}: {} starts, {} blocks put together",
-            self.starts,
-            self.blocks
-        );
+        ensure!(self.starts > 1 && self.blocks > 0, "{self}: {} starts, {} coalesced blocks", self.starts, self.blocks);
         Ok(())
     }
 }

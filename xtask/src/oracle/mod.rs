@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask oracle`: whether a dirty log misses a write, on the hosted machine or under a live Linux.
+//! `cargo xtask oracle`: checks that a dirty log misses no write, on the hosted machine or under a live Linux.
 //!
-//! Invariant: the exit status is 0 only where as many pages were compared as were asked for, and none was lost; of the
-//! controls, where each of them lost some.
+//! Invariant: the exit status is 0 only if the requested number of pages was compared and none was lost. For the
+//! controls, it is 0 only if each of them lost a page.
 
 mod controls;
 pub mod hypervisor;
@@ -30,7 +30,7 @@ pub fn command(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result
     }
 }
 
-/// One boot of Linux for all trackers.
+/// Runs all trackers in one boot of Linux.
 fn on_hypervisor(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<ExitCode> {
     let comparisons = options.comparisons.unwrap_or(hypervisor::COMPARISONS);
     let seed = options.seed.map_or_else(seed, Ok)?;
@@ -43,7 +43,7 @@ fn on_hypervisor(workspace: &Workspace, options: &OracleOptions) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// TWOFOLD_SEED, or another one each time.
+/// Returns TWOFOLD_SEED, or a new seed for each run.
 fn seed() -> anyhow::Result<u64> {
     match env::var("TWOFOLD_SEED") {
         Ok(seed) => seed.parse().with_context(|| format!("TWOFOLD_SEED is {seed:?}, which is no number")),
@@ -51,7 +51,7 @@ fn seed() -> anyhow::Result<u64> {
     }
 }
 
-/// What watches on the machine is `twofold bench oracle`, which says what it found by itself.
+/// Runs `twofold bench oracle`, which prints its own results.
 fn on_machine(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<ExitCode> {
     subprocess::show(&mut bench(workspace, "build"))?;
     let mut oracle = bench(workspace, "run");
@@ -66,10 +66,10 @@ fn on_machine(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// For each tracker, unless it is said.
+/// The default number of comparisons for each tracker.
 const COMPARISONS: u64 = 10_000_000;
 
-/// Cargo with `command` on the bench, as fast as it can be.
+/// Returns a call of Cargo: `command` on the bench in the release profile.
 fn bench(workspace: &Workspace, command: &str) -> Command {
     let mut cargo = Command::new("cargo");
     cargo.current_dir(workspace.root()).args([command, "--release", "--package", "twofold"]);

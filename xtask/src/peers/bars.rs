@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is to be reached, as the engine's issue has it.
+//! The performance targets of the engine's issue.
 //!
-//! Invariant: a bar is a ratio of two figures of one run wherever there are two; times of another machine are only
-//! here to make that ratio.
+//! Invariant: if Linux has the operation, the target is a ratio of two figures of one run. The times of the machine on
+//! which a target was set serve only to form that ratio.
 
-/// An operation, and what is to be reached.
+/// An operation and its target.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// Its name.
+    /// The operation's name.
     pub name: &'static str,
-    /// Linux's operation that it is set beside.
+    /// The operation of Linux that it is compared with.
     pub peer: Option<&'static str>,
-    /// What is to be reached.
+    /// The operation's target.
     pub bar: Bar,
 }
 
-/// What is to be reached.
+/// A performance target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bar {
-    /// Linux's figure where the bar was set, and what is to be reached beside it; in nanoseconds.
+    /// Linux's figure when the target was set, and ours to reach beside it, in nanoseconds. Only their ratio counts.
     Ratio(f64, f64),
-    /// Nanoseconds. Linux has no such operation.
+    /// Nanoseconds, for an operation that Linux does not have.
     Nanoseconds(f64),
-    /// So many times what reading the same bytes takes in the same run.
+    /// A multiple of the time that reading the same bytes takes in the same run.
     Readings(f64),
 }
 
-/// The row of our bench that says what reading takes.
+/// The row of our bench that measures reading.
 pub const READING: &str = "limit_read";
 
-/// All of them, in the issue's order.
+/// All operations, in the issue's order.
 pub const ROWS: [Row; 35] = [
     ratio("map_pages", 44.9, 15.0),
     ratio("map_pages_scattered", 97.0, 48.0),
@@ -76,42 +76,42 @@ const fn alone(name: &'static str, bar: Bar) -> Row {
     Row { name, peer: None, bar }
 }
 
-/// The engine with one rule changed, which has to be no slower than Linux.
+/// A baseline: the engine with one rule changed. It must not be slower than Linux.
 const fn before(name: &'static str, peer: &'static str) -> Row {
     Row { name, peer: Some(peer), bar: Bar::Ratio(1.0, 1.0) }
 }
 
-/// Linux's operation beside the row `name`.
+/// Returns the operation of Linux that the row `name` is compared with.
 pub fn peer(name: &str) -> Option<&'static str> {
     ROWS.iter().find(|row| row.name == name)?.peer
 }
 
-/// The bar of the row `name`.
+/// Returns the target of the row `name`.
 pub fn bar(name: &str) -> Option<Bar> {
     ROWS.iter().find(|row| row.name == name).map(|row| row.bar)
 }
 
-/// Why the row `name` counts more TLBIs, barriers or cache lines of ours than of Linux's.
+/// Returns the reason why the row `name` counts more TLBIs, barriers or cache lines for us than for Linux.
 pub fn reason(name: &str) -> Option<&'static str> {
     Some(match name {
         "map_pages" | "map_pages_scattered" | "map_pages_top_up_always" | "map_range" => {
-            "a table is published when it is linked, once in 512 pages"
+            "a table is published when it is linked: once for 512 pages"
         }
-        name if name.starts_with("protect") => "by range up to 8 GiB; all of the guest's entries go beyond it only",
-        "destroy" => "pages go back when the flush is complete; Linux leaves the flush to who hands the VMID out again",
+        name if name.starts_with("protect") => "by range up to 8 GiB; only a larger range invalidates the whole VMID",
+        "destroy" => "pages are freed after the flush; Linux leaves the flush to the reuse of the VMID",
         "map_pages_clean_on_abort" => {
-            "on a CPU without FEAT_S2FWB, where there is something to clean; Linux's is with it"
+            "ours is measured without FEAT_S2FWB, where lines must be cleaned; Linux's with it"
         }
         name if name.starts_with("split_") => {
-            "each block is back as soon as its flush is complete; Linux publishes all of them at the end of the walk"
+            "each block is mapped again after its own flush; Linux publishes all tables at the end of the walk"
         }
         _ => return None,
     })
 }
 
 impl Bar {
-    /// Whether `ours` is low enough beside `theirs` and the time of `reading`, all in nanoseconds; `None` where one
-    /// of them is missing.
+    /// Returns whether `ours` meets the target, beside `theirs` and the time of `reading`, all in nanoseconds. Returns
+    /// `None` if a figure that the target needs is missing.
     pub fn reached(self, ours: Option<f64>, theirs: Option<f64>, reading: Option<f64>) -> Option<bool> {
         let ours = ours?;
         Some(match self {
@@ -121,7 +121,7 @@ impl Bar {
         })
     }
 
-    /// As it is printed.
+    /// Formats the target for the table.
     pub fn shown(self) -> String {
         match self {
             Self::Ratio(linux, reach) => format!("{:.4}", reach / linux),

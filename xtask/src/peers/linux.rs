@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Linux's stage-2 page-table code: fetched from Debian, built as it is, with headers of our own (`peers/linux`).
+//! Linux's stage-2 page-table code: fetched from Debian, built unmodified, with headers of our own (`peers/linux`).
 //!
-//! The programs that come of it are GPL-2.0-only, stay below `target/` and speak JSON. Invariant: the cache is complete
-//! or not there, because it is made beside its place and renamed into it.
+//! The resulting programs are GPL-2.0-only, stay below `target/` and print JSON. Invariant: the cache is complete or
+//! absent, because it is made in a directory beside its place and then renamed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::install;
 use crate::subprocess;
 use crate::workspace::Workspace;
 
-/// What the driver can do.
+/// The operations of the driver.
 #[cfg(test)]
 pub const OPERATIONS: &[&str] = &[
     "map_pages",
@@ -43,14 +43,14 @@ pub const OPERATIONS: &[&str] = &[
     "unmap_harvest",
 ];
 
-/// The code and the headers that belong to it alone.
+/// The code, and the headers that belong only to it.
 const FILES: [(&str, &str); 3] = [
     ("arch/arm64/kvm/hyp/pgtable.c", "pgtable.c"),
     ("arch/arm64/include/asm/kvm_pgtable.h", "asm/kvm_pgtable.h"),
     ("arch/arm64/include/asm/stage2_pgtable.h", "asm/stage2_pgtable.h"),
 ];
 const VERSION: &str = "version";
-/// As the kernel is compiled, as far as it bears on this code.
+/// The kernel's own flags that affect this code.
 const FLAGS: [&str; 5] = ["-O2", "-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Werror"];
 const DRIVER: [&str; 2] = ["driver.c", "memory.c"];
 
@@ -60,22 +60,22 @@ pub struct Source {
     directory: PathBuf,
     /// The package's version.
     pub version: String,
-    /// Whether it was there already.
+    /// Whether the source was in the cache already.
     pub cached: bool,
 }
 
-/// The programs, built.
+/// The built programs.
 #[derive(Debug)]
 pub struct Programs {
-    /// Answers with times.
+    /// The program that measures times.
     pub timing: PathBuf,
-    /// Answers with counts.
+    /// The program that counts events.
     pub counting: PathBuf,
     /// The compiler's name and version.
     pub compiler: String,
 }
 
-/// The source from the cache, or from Debian where it is not there or `refresh` is asked for.
+/// Returns the source from the cache. Fetches it from Debian if it is not cached or if `refresh` is set.
 pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Source> {
     let cache = workspace.peers();
     let place = cache.join("linux");
@@ -102,7 +102,7 @@ fn cached(place: &Path) -> Option<Source> {
     complete.then(|| Source { directory: place.to_owned(), version, cached: true })
 }
 
-/// Builds the driver with the source, once to time and once to count.
+/// Builds the driver with the source twice: to measure times, and to count events.
 pub fn build(workspace: &Workspace, source: &Source) -> anyhow::Result<Programs> {
     install::program(COMPILER, "gcc")?;
     let compiler = subprocess::read(Command::new(COMPILER).arg("--version"))?;
@@ -111,7 +111,7 @@ pub fn build(workspace: &Workspace, source: &Source) -> anyhow::Result<Programs>
     let compile = |name: &str, flags: &[&str]| {
         let program = source.directory.join(name);
         let mut gcc = Command::new(COMPILER);
-        // Our headers come first; those of the kernel's that belong to this code are found after them.
+        // The compiler searches our headers first, then the kernel's headers that belong to this code.
         gcc.args(FLAGS).args(flags).arg("-I").arg(ours.join("include")).arg("-I").arg(&source.directory);
         gcc.arg("-o").arg(&program).args(DRIVER.map(|file| ours.join(file))).arg(source.directory.join("pgtable.c"));
         let built = subprocess::quiet(&mut gcc);
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_driver_has_the_operations_that_are_asked_of_it() {
-        // Its own table, which is C.
+        // The driver's own table, which is C.
         let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../peers/linux/driver.c")).unwrap();
         let names = text.lines().filter_map(|line| line.trim_start().strip_prefix("{ \"")?.split('"').next());
         assert_eq!(names.collect::<Vec<_>>(), OPERATIONS);

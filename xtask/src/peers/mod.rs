@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask peers`: others' code for the same job beside ours, in one run.
+//! `cargo xtask peers`: measures other projects' code for the same job beside ours, in one run.
 //!
-//! Invariant: a peer's code is fetched when it is wanted, built unmodified, and runs as a process of its own; nothing
-//! of it is linked with ours, and nothing of it is in this repository.
+//! Invariant: a peer's code is fetched on demand, built unmodified, and runs as a separate process. None of it is
+//! linked with ours, and none of it is in this repository.
 
 mod bars;
 pub mod kvm;
@@ -45,7 +45,7 @@ fn beside_linux(workspace: &Workspace, options: &PeersLinuxOptions) -> anyhow::R
     }
     let (names, size) = (names(&options.only)?, options.size.bytes());
     if !size.is_power_of_two() || !(1 << 30..=256 << 30).contains(&size) {
-        bail!("--size has to be a power of two from 1G to 256G");
+        bail!("--size must be a power of two from 1G to 256G");
     }
     let steps = Steps::new(workspace.stop().clone());
     let source = steps.step("fetch", || {
@@ -72,7 +72,7 @@ fn beside_linux(workspace: &Workspace, options: &PeersLinuxOptions) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-/// The rows that are asked for: all, or those named.
+/// Returns the requested rows: all, or those in `only`.
 fn names(only: &[String]) -> anyhow::Result<Vec<&'static str>> {
     if let Some(unknown) = only.iter().find(|name| !ROWS.iter().any(|row| row.name == name.as_str())) {
         bail!("there is no operation `{unknown}`: {}", ROWS.map(|row| row.name).join(", "));
@@ -80,7 +80,7 @@ fn names(only: &[String]) -> anyhow::Result<Vec<&'static str>> {
     Ok(ROWS.iter().map(|row| row.name).filter(|name| only.is_empty() || only.iter().any(|only| only == name)).collect())
 }
 
-/// What is compared, on how much guest memory.
+/// The programs of both sides, and the guest memory in bytes.
 struct Sides<'a> {
     programs: &'a Programs,
     bench: &'a turns::Bench,
@@ -99,7 +99,7 @@ impl Sides<'_> {
     }
 }
 
-/// Runs each operation of theirs and of ours in turn, `runs` times.
+/// Runs each operation of Linux's and of ours in turn, `runs` times.
 fn compare(sides: &Sides<'_>, names: &[&'static str], runs: u32, stop: &Stop) -> anyhow::Result<Vec<Compared>> {
     let mut rows: Vec<_> = names
         .iter()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Theirs beside ours: as a table and as JSON.
+//! The comparison of a peer's figures with ours, as a table and as JSON.
 
 use anyhow::{Context, bail};
 use comfy_table::presets::NOTHING;
@@ -14,11 +14,11 @@ use super::turns::{Answer, Counts};
 
 /// A whole run.
 pub struct Comparison<'a> {
-    /// Its rows.
+    /// The rows of the table.
     pub rows: Vec<Compared>,
-    /// Linux's code.
+    /// The source of Linux's code.
     pub source: &'a Source,
-    /// What was made of it.
+    /// The programs built from it.
     pub programs: &'a Programs,
     /// Bytes of guest memory.
     pub size: u64,
@@ -26,15 +26,15 @@ pub struct Comparison<'a> {
     pub runs: u32,
 }
 
-/// One operation on both sides; `None` where a side does not have it.
+/// One operation on both sides; `None` for a side that does not have it.
 pub struct Compared {
-    /// Its name.
+    /// The operation's name.
     pub name: &'static str,
-    /// Linux.
+    /// Linux's side.
     pub theirs: Option<Side>,
-    /// Twofold.
+    /// Twofold's side.
     pub ours: Option<Side>,
-    /// What reading the same bytes took.
+    /// The time of reading the same bytes.
     pub limit: Option<Spread>,
 }
 
@@ -48,14 +48,14 @@ pub struct Side {
 }
 
 impl Side {
-    /// Sets what was counted, and per what.
+    /// Sets the counts and their unit.
     pub fn count(&mut self, answer: Answer) {
         self.unit = answer.unit;
         self.counts = answer.counts;
         self.huge_page_bytes = answer.huge_page_bytes;
     }
 
-    /// Adds a run.
+    /// Adds the time of a run.
     pub fn add(&mut self, answer: Answer) -> anyhow::Result<()> {
         self.times.push(answer.ns.context("an answer without a time")?);
         Ok(())
@@ -67,7 +67,7 @@ impl Side {
 }
 
 impl Compared {
-    /// The sides that there are, each with the program that does it and the operation's name there.
+    /// Returns the existing sides, each with its program and with the operation's name in that program.
     pub fn sides<'a, T>(
         &'a mut self,
         theirs: &'a mut T,
@@ -78,7 +78,7 @@ impl Compared {
         theirs.into_iter().chain(ours)
     }
 
-    /// Makes sure that both sides count the same things: a ratio of a block's time to an entry's would be a figure too.
+    /// Checks that both sides have the same unit: a ratio of time per block to time per entry would mean nothing.
     pub fn check_units(&self) -> anyhow::Result<()> {
         if let (Some(theirs), Some(ours)) = (&self.theirs, &self.ours)
             && theirs.unit != ours.unit
@@ -131,7 +131,7 @@ impl Compared {
         ]
     }
 
-    /// Each kind of event, theirs and ours.
+    /// Returns a pair of cells for each kind of event: Linux's and ours.
     fn events(&self) -> Vec<String> {
         let of = |side: &Option<Side>| side.as_ref().map(|side| side.counts).unwrap_or_default();
         let (theirs, ours) = (of(&self.theirs), of(&self.ours));
@@ -146,7 +146,7 @@ impl Compared {
         std::iter::once(self.name.to_owned()).chain(pairs).collect()
     }
 
-    /// Where ours are more, and why.
+    /// Returns the events of which we have more, and the reason.
     fn note(&self) -> Option<String> {
         let (theirs, ours) = (self.theirs.as_ref()?.counts, self.ours.as_ref()?.counts);
         let events = [
@@ -187,7 +187,7 @@ impl Compared {
 }
 
 impl Comparison<'_> {
-    /// For people.
+    /// Formats the tables.
     pub fn shown(&self) -> String {
         let times = table(
             &[
@@ -198,8 +198,8 @@ impl Comparison<'_> {
                 "ours",
                 "min-max",
                 "ratio",
-                "bar",
-                "reached",
+                "target",
+                "met",
                 "Linux in the issue",
             ],
             self.rows.iter().map(Compared::cells),
@@ -228,7 +228,7 @@ impl Comparison<'_> {
         let notes: String = self.rows.iter().filter_map(Compared::note).map(|note| format!("{note}.\n")).collect();
         format!(
             "{times}\n\n{events}\n\n{notes}\n\
-             {reached} of {with_bar} bars reached; {} operations without a figure of ours.\n\
+             {reached} of {with_bar} targets met; {} operations without a figure of ours.\n\
              Linux: pgtable.c of {PACKAGE} {}, unmodified, in user space, {}, -O2.\n\
              Both: {} GiB of guest memory in 4 KiB pages, {huge} in huge pages, one thread, its CPU time, operations in turn, medians of {}; TLBI, DSB and \
              cache operations are free and counted.\nReading the same bytes: {reading} ns/pte.",
@@ -240,7 +240,7 @@ impl Comparison<'_> {
         )
     }
 
-    /// Bytes that Linux's program and ours had in huge pages.
+    /// Returns the bytes that Linux's program and ours had in huge pages.
     fn huge(&self) -> [Option<u64>; 2] {
         let most = |side: fn(&Compared) -> &Option<Side>| {
             self.rows.iter().filter_map(|row| side(row).as_ref()?.huge_page_bytes).max()
@@ -248,7 +248,7 @@ impl Comparison<'_> {
         [most(|row| &row.theirs), most(|row| &row.ours)]
     }
 
-    /// For programs.
+    /// Returns the comparison as JSON.
     pub fn json(&self) -> Value {
         let [linux_huge, our_huge] = self.huge();
         json!({
@@ -284,7 +284,7 @@ fn dash() -> String {
     "-".to_owned()
 }
 
-/// With three digits that mean something.
+/// Formats nanoseconds with three significant digits.
 fn nanoseconds(value: f64) -> String {
     match value {
         _ if value < 1.0 => format!("{value:.3}"),
@@ -294,7 +294,7 @@ fn nanoseconds(value: f64) -> String {
     }
 }
 
-/// `-` where nobody knows; an integer where it is one.
+/// Formats a count: `-` if it is unknown, no fraction if it is an integer.
 fn count(value: Option<f64>) -> String {
     match value {
         None => dash(),

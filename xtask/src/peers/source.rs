@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel's source, as Debian has it: parts of it, where they are wanted.
+//! Unpacks parts of the kernel's source, as Debian packages it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,14 +13,15 @@ use crate::subprocess;
 /// Debian's package with the source.
 pub const PACKAGE: &str = "linux-source-6.12";
 
-/// Fetches the package and unpacks `parts` of the source, files or folders, somewhere below `directory`; gives the top of that,
-/// and the package's version.
+/// Fetches the package and unpacks `parts` of the source (files or folders) below `directory`. Returns the top of the
+/// source tree and the package's version.
 pub fn unpack(directory: &Path, parts: &[&str]) -> anyhow::Result<(PathBuf, String)> {
     install::program("xz", "xz-utils")?;
     install::program("tar", "tar")?;
     let apt = Apt::new(directory)?;
     let updated = apt.update();
-    // A source that fails need not be the one that has it: try, and blame it only then.
+    // The package source that failed may not be the one with the kernel. So the update's error counts only if unpacking
+    // fails.
     let (tree, version) = match (apt.unpack(PACKAGE), updated) {
         (Ok(unpacked), _) => unpacked,
         (Err(_), Err(update)) => return Err(update),

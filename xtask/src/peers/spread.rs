@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Several runs of one operation: median, fastest, slowest.
+//! The median, fastest and slowest of several runs.
 
 use serde::Serialize;
 
-/// In the unit of what it is of.
+/// A spread, in the unit of its runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// Half of the runs took no longer; of an even number of runs the mean of the two in the middle.
+    /// The median; for an even number of runs the mean of the two in the middle.
     pub median: f64,
-    /// The fastest.
+    /// The fastest run.
     pub min: f64,
-    /// The slowest.
+    /// The slowest run.
     pub max: f64,
 }
 
 impl Spread {
-    /// `None` of no runs.
+    /// Returns the spread of `runs`, or `None` if there are none.
     pub fn of(runs: &[f64]) -> Option<Self> {
         let mut sorted = runs.to_vec();
         sorted.sort_by(f64::total_cmp);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs that do one operation at a time, as they are told: so that two of them take turns on one machine.
+//! Programs that run one operation for each request, so that two programs can take turns on one machine.
 //!
-//! Invariant: a program that was started has ended when its `Process` is gone.
+//! Invariant: dropping a `Process` ends its program.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use crate::subprocess;
 use crate::workspace::Workspace;
 
-/// Our bench, built.
+/// The built bench.
 #[derive(Debug)]
 pub struct Bench {
-    /// The program.
+    /// The path of the program.
     pub program: PathBuf,
-    /// The operations that it has.
+    /// The operations of the bench.
     pub operations: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ pub fn build_bench(workspace: &Workspace) -> anyhow::Result<Bench> {
 
 const PACKAGE: &str = "twofold";
 
-/// The program that a message of Cargo's names, if it is ours.
+/// Returns the program that a message of Cargo names, if it is the bench.
 fn executable(message: &str) -> Option<PathBuf> {
     #[derive(Deserialize)]
     struct Message {
@@ -46,23 +46,23 @@ fn executable(message: &str) -> Option<PathBuf> {
     path.file_stem().is_some_and(|name| name == PACKAGE).then_some(path)
 }
 
-/// What was done once.
+/// The result of one operation.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Answer {
-    /// Which operation.
+    /// The operation's name.
     pub name: String,
-    /// What its figures are per: `ns/pte`, `ns/block`.
+    /// The unit of its figures: `ns/pte`, `ns/block`.
     pub unit: String,
-    /// Nanoseconds, where it was timed.
+    /// Nanoseconds, if the operation was timed.
     pub ns: Option<f64>,
-    /// Events, where it was counted.
+    /// Events, if they were counted.
     #[serde(flatten)]
     pub counts: Counts,
-    /// Bytes of the process in huge pages, where it says so.
+    /// Bytes of the process in huge pages, if it reports them.
     pub huge_page_bytes: Option<u64>,
 }
 
-/// Events per unit; `None` where nobody knows.
+/// Events per unit; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Counts {
     /// TLB invalidations.
@@ -71,13 +71,13 @@ pub struct Counts {
     pub dsb: Option<f64>,
     /// Data cache lines cleaned.
     pub lines_cleaned: Option<f64>,
-    /// Table pages taken, and given back.
+    /// Table pages allocated and freed.
     pub tables: Option<f64>,
     /// Atomic read-modify-writes.
     pub atomics: Option<f64>,
 }
 
-/// A program that waits for the name of an operation.
+/// A running program that reads names of operations.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -87,7 +87,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it.
+    /// Starts the program.
     pub fn start(program: &Path, arguments: &[&str]) -> anyhow::Result<Self> {
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut command = Command::new(program);
@@ -98,11 +98,12 @@ impl Process {
         Ok(Self { name, child, questions, answers })
     }
 
-    /// Has one operation done.
+    /// Runs one operation.
     pub fn ask(&mut self, operation: &str) -> anyhow::Result<Answer> {
-        let ended = || format!("{} ended at {operation}; it said why above", self.name);
+        let ended = || format!("{} ended at {operation}; its output is above", self.name);
         let questions = self.questions.as_mut().context("asked after the end")?;
-        // Not as the cause: a closed pipe of theirs is not our own output's.
+        // The I/O error is not a cause in the chain: `main` would take the program's closed pipe for a closed standard
+        // output.
         let asked = writeln!(questions, "{operation}");
         let mut line = String::new();
         let answered = self.answers.read_line(&mut line);
@@ -117,12 +118,12 @@ impl Process {
         Ok(answer)
     }
 
-    /// Lets it end, and makes sure that all was well to the end.
+    /// Ends the program and checks its exit status.
     pub fn end(mut self) -> anyhow::Result<()> {
         drop(self.questions.take());
         let status = self.child.wait()?;
         if !status.success() {
-            bail!("{} ended with {status}; it said why above", self.name);
+            bail!("{} ended with {status}; its output is above", self.name);
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The suite `el2`: the tests in the image `el2-tests`, each in a QEMU of its own, and the guests of `guests.rs`.
 //!
-//! The image lists its tests when its command line is `list`, and runs one for `run=NAME`. Invariant: a test
-//! passes only when QEMU's exit status and the image's own words both say so.
+//! The image lists its tests if its command line is `list`, and runs one test for `run=NAME`. Invariant: a test passes
+//! only if both QEMU's exit status and the image's own output report it.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::build;
 use crate::install;
 use crate::workspace::Workspace;
 
-/// Runs the suite: on the CPU that has everything, and in full on each of [`CPUS`].
+/// Runs the suite on the CPU with all features; in full, on each of [`CPUS`].
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
     install::target(install::TARGET)?;
     let qemu = install::qemu()?;
@@ -43,10 +43,11 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
     harness(trials, PARALLEL, options)
 }
 
-/// What they lack makes the engine take another way: `max` has all; `neoverse-n1` no forced write-back, no invalidation
-/// by range, no level hints; `cortex-a57` and `a64fx` no hardware updates of entries either.
+/// CPU models whose missing features lead to other code paths in the engine. `max` has all features. `neoverse-n1` has
+/// no forced write-back, no invalidation by range and no level hints. `cortex-a57` and `a64fx` also have no hardware
+/// updates of entries.
 const CPUS: [&str; 4] = [machine::CPU_DEFAULT, "neoverse-n1", "cortex-a57", "a64fx"];
-/// QEMUs at a time: each has two CPUs to itself.
+/// The number of QEMUs at a time; each emulates two CPUs.
 const PARALLEL: usize = 2;
 /// A limit against hangs; a test takes about a second.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -62,12 +63,12 @@ impl Image {
         match test.expect {
             exit::POWER_OFF => self.run(&append, cpu, |outcome| passed(outcome, &test.name)),
             exit::PANIC => self.run(&append, cpu, panicked),
-            status => bail!("the image announces exit status {status}, of which nobody knows how to judge it"),
+            status => bail!("the image announces the unknown exit status {status}"),
         }
         .map(drop)
     }
 
-    /// Boots the image; its logs become part of the error when `judge` refuses how it ended.
+    /// Boots the image. If `judge` refuses the outcome, the error includes the logs.
     fn run(
         &self,
         append: &str,
@@ -107,28 +108,28 @@ fn ended_well(outcome: &Outcome) -> anyhow::Result<()> {
 fn passed(outcome: &Outcome, name: &str) -> anyhow::Result<()> {
     ended_well(outcome)?;
     if !outcome.control.passed.iter().any(|passed| passed == name) {
-        bail!("the image ended well, but without saying that {name} passed");
+        bail!("the image ended well, but did not report that {name} passed");
     }
     Ok(())
 }
 
-/// One report, which says what the test had announced.
+/// Checks that there is exactly one panic report, with the text that the test announced.
 fn panicked(outcome: &Outcome) -> anyhow::Result<()> {
     if outcome.status != Some(exit::PANIC) || outcome.control.end.as_deref() != Some("panic") {
-        bail!("a panic was to end it; QEMU's exit status is {:?}", outcome.status);
+        bail!("the image should end with a panic; QEMU's exit status is {:?}", outcome.status);
     }
     let is_announced = |line: &&String| line.starts_with(ANNOUNCED);
     let report: Vec<_> = outcome.control.log.iter().filter(|line| !is_announced(line)).collect();
     let mut announced = outcome.control.log.iter().filter_map(|line| line.strip_prefix(ANNOUNCED)).peekable();
     if announced.peek().is_none() {
-        bail!("the test does not say what its report has to contain");
+        bail!("the test does not announce the content of its report");
     }
     if let Some(missing) = announced.find(|text| !report.iter().any(|line| line.contains(text))) {
         bail!("the report lacks `{missing}`");
     }
     match report.iter().filter(|line| line.contains("backtrace:")).count() {
         1 => Ok(()),
-        count => bail!("there are {count} reports, not one"),
+        count => bail!("there are {count} reports, not 1"),
     }
 }
 

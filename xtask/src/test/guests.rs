@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Guests that try what EL2 withstands, as tests of the suite `el2`: the hypervisor's own image runs the bare-metal guest.
+//! Hostile guests, as tests of the suite `el2`: the hypervisor's own image runs the bare-metal guest.
 //!
-//! Invariant: such a test passes only when the guest has done all that it was asked for, when EL2 still answered it, and when
-//! the exits that EL2 counted show that it was EL2 that answered.
+//! Invariant: such a test passes only if the guest completed all its steps, EL2 still answered at the end, and EL2's
+//! own counts of exits confirm it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::boot::{Boot, Image};
 use crate::build;
 use crate::workspace::Workspace;
 
-/// A test: its name, in which depth it runs, and the guest's words.
+/// A test: its name, the depth at which it runs, and its function.
 type Case = (&'static str, Depth, fn(&Hostile) -> anyhow::Result<()>);
 
 const CASES: [Case; 6] = [
@@ -33,11 +33,11 @@ const CASES: [Case; 6] = [
     ("hostile::hypercalls_of_a_guest_that_may_measure", Depth::Full, |guest| guest.hypercalls(40_000, flags::MEASURE)),
 ];
 
-/// vCPUs: one that watches, four that work.
+/// vCPUs: one watches, and four work.
 const CPUS: u32 = 5;
 const WORKERS: u64 = 4;
 
-/// The tests of this depth.
+/// Returns the tests of this depth.
 pub fn trials(workspace: &Workspace, qemu: &Qemu, depth: Depth) -> Vec<Trial> {
     let hostile = Arc::new(Hostile { workspace: workspace.clone(), qemu: qemu.clone() });
     let chosen = CASES.into_iter().filter(|(_, of, _)| depth == Depth::Full || *of == Depth::Quick);
@@ -72,7 +72,7 @@ impl Hostile {
             cpu,
             deterministic: false,
             checked: false,
-            // Against hangs; the guest has a limit of its own for each vCPU that makes no progress.
+            // The limit against hangs. The guest itself limits the time that a vCPU may take without progress.
             timeout: Some(Duration::from_secs(1800)),
             terminal: false,
             image: Image::Plain,
@@ -80,7 +80,7 @@ impl Hostile {
         boot.run(&self.workspace, &self.qemu)
     }
 
-    /// Every `step`th encoding, as a read and as a write with 15 values, on four vCPUs.
+    /// Runs every `step`th encoding, as a read and as a write with 15 values, on four vCPUs.
     fn system_registers(&self, step: u64, cpu: &str) -> anyhow::Result<()> {
         let seed = seed();
         let outcome = self.boot(format!("sysregs={step} seed={seed}"), 0, cpu)?;
@@ -89,7 +89,7 @@ impl Hostile {
         ensure!(reports == WORKERS, "seed {seed}: {reports} of {WORKERS} vCPUs reported:\n{console}");
         let restarts = console.lines().filter(|line| line.contains("killed by BRK, on purpose")).count() as u64;
         ensure!(restarts == WORKERS, "seed {seed}: {restarts} of {WORKERS} vCPUs were started again:\n{console}");
-        // The registers of LORegions trap: four are written with 15 values, and five are read.
+        // The LORegion registers trap: four are written with 15 values, and five are read.
         let registers = figure(&outcome, "exits.system_register")?;
         ensure!(
             step > 1 || registers >= WORKERS * (4 * 15 + 5),
@@ -100,7 +100,7 @@ impl Hostile {
         self.flushed_at_each_start(&outcome, 2 * WORKERS + 1)
     }
 
-    /// So many calls of any kind by each of four vCPUs.
+    /// Runs `count` calls of any kind on each of four vCPUs.
     fn hypercalls(&self, count: u64, flags: u32) -> anyhow::Result<()> {
         let seed = seed();
         let outcome = self.boot(format!("hypercalls={count} seed={seed}"), flags, machine::CPU_DEFAULT)?;
@@ -110,27 +110,28 @@ impl Hostile {
         let starts = console
             .lines()
             .find_map(|line| line.strip_prefix("hypercalls: ")?.strip_suffix(" starts by the first vCPU"));
-        let starts: u64 = starts.context("the guest does not say how many starts there were")?.parse()?;
+        let starts: u64 = starts.context("the guest does not report its number of starts")?.parse()?;
         ensure!(starts > WORKERS, "seed {seed}: no vCPU was started again");
         self.flushed_at_each_start(&outcome, starts + 1)?;
-        // What EL2 keeps for a vCPU is kept once, however often that starts.
+        // EL2 allocates a vCPU's state once, however often the vCPU starts.
         let grown = figure(&outcome, "heap.grown")?;
-        ensure!(grown <= HEAP_MOST, "seed {seed}: EL2's heap grew by {grown} bytes in {starts} starts and more");
+        ensure!(grown <= HEAP_MOST, "seed {seed}: EL2's heap grew by {grown} bytes in more than {starts} starts");
         Ok(())
     }
 
-    /// A CPU that was off heard no invalidation: it makes one of its own before it enters the guest.
+    /// Checks the flush at each start: a CPU that was off missed all broadcast invalidations, so it flushes before it
+    /// enters the guest.
     fn flushed_at_each_start(&self, outcome: &Outcome, starts: u64) -> anyhow::Result<()> {
         let flushes = figure(outcome, "tlbi.vmalls12e1is")?;
-        ensure!(flushes >= starts, "{flushes} invalidations of everything for {starts} starts of vCPUs");
+        ensure!(flushes >= starts, "{flushes} full invalidations for {starts} starts of vCPUs");
         Ok(())
     }
 }
 
-/// What EL2 may keep for five vCPUs.
+/// The most bytes of heap that EL2 may use for five vCPUs.
 const HEAP_MOST: u64 = 64 << 10;
 
-/// Another one in every run, which a failure names; `TWOFOLD_SEED` repeats it.
+/// Returns a new seed for every run. A failure names it, and `TWOFOLD_SEED` repeats it.
 fn seed() -> u64 {
     let given = std::env::var("TWOFOLD_SEED").ok().and_then(|seed| seed.parse().ok());
     given.unwrap_or_else(|| {

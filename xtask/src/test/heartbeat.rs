@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A line every [`EVERY`] that names what is running, so that a log without lines is a log of something that hangs.
+//! Prints a line every [`EVERY`] that names the running part, so that a log without new lines shows a hang.
 //!
-//! What is running is a list; the last one that began is named. Invariant: what [`during`] ran is not in the list any more when
-//! it returns, or panics.
+//! Running parts are in a list; the line names the one that began last. Invariant: a part leaves the list when its
+//! [`during`] returns or panics.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use crate::output;
 
-/// Runs `work`; meanwhile lines name it.
+/// Runs `work`; lines that are printed meanwhile have its name.
 pub fn during<T>(name: &str, work: impl FnOnce() -> T) -> T {
     let _running = Running::begin(name);
     work()
 }
 
-/// Runs `work`, and writes lines meanwhile, to standard error: standard output is the harness's.
+/// Runs `work` and prints lines meanwhile, to standard error: standard output belongs to the test harness.
 pub fn beating<T>(work: impl FnOnce() -> T) -> T {
     let ended = (Mutex::new(false), Condvar::new());
     thread::scope(|scope| {
@@ -28,12 +28,12 @@ pub fn beating<T>(work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// From one line to the next.
+/// The time between two lines.
 const EVERY: Duration = Duration::from_secs(20);
 
 static RUNNING: Mutex<Vec<(u64, String, Instant)>> = Mutex::new(Vec::new());
 
-/// A poisoned list is a list: it is changed by one step each.
+/// Locks the list. A poisoned list is still valid, because each change is a single operation.
 fn running() -> MutexGuard<'static, Vec<(u64, String, Instant)>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -56,7 +56,7 @@ impl Drop for Running {
     }
 }
 
-/// Ends the lines, whatever ended the work.
+/// Stops the lines on drop, even if the work panicked.
 struct End<'a>(&'a (Mutex<bool>, Condvar));
 
 impl Drop for End<'_> {
@@ -96,6 +96,6 @@ mod tests {
             assert!(panicked.is_err() && line().unwrap().starts_with("running: suite,"));
         });
         assert_eq!(line(), None);
-        assert_eq!(beating(|| 7), 7, "it ends with its work, not with its next line");
+        assert_eq!(beating(|| 7), 7, "the lines end with the work, not at the next line");
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite `host`: everything that needs no QEMU.
+//! The suite `host`: all tests that need no QEMU.
 //!
-//! Each step of Cargo's is a test; the tests that `cargo test` runs inside are counted too.
+//! Each call of Cargo is a test; the tests that `cargo test` runs inside are counted too.
 
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -24,7 +24,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         install::component("rustfmt", "fmt")?;
         install::component("clippy", "clippy")?;
     }
-    // The quick tier has the others in their forgiving build alone.
+    // The quick tier runs the other tests without strict mode only.
     let unforgiving: &[_] = if depth == Depth::Quick { &["--lib", "--test", "unforgiving"] } else { &[] };
     let inner = Arc::new(Mutex::new(Tally::default()));
     let mut steps = vec![
@@ -58,7 +58,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             steps.push(step("licences_and_advisories", cargo(workspace, &["deny", "check"])));
         }
     }
-    // One after the other: each of them uses all CPUs, and they share Cargo's lock.
+    // One at a time: each step uses all CPUs, and all steps share Cargo's lock.
     let mut tally = harness(steps, 1, options)?;
     tally.add(*inner.lock().map_err(|_| anyhow::anyhow!("a test panicked")).context("counting tests")?);
     Ok(tally)
@@ -70,7 +70,7 @@ pub(super) fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
     command
 }
 
-/// For the hosted machine in its unforgiving mode, which needs the engine built for it.
+/// Adds the hosted machine in strict mode, which needs the engine built with a feature.
 pub(super) fn machine(mut command: Command, more: &[&str]) -> Command {
     command.args(["--package", "twofold-machine", "--features", "twofold-machine/unforgiving"]).args(more);
     command
@@ -89,11 +89,11 @@ pub(super) fn step(name: &str, mut command: Command) -> Trial {
     })
 }
 
-/// A run of `cargo test`, whose own tests are added to `inner`.
+/// Returns a run of `cargo test`; its own tests are added to `inner`.
 fn counted(name: &str, mut command: Command, inner: &Arc<Mutex<Tally>>) -> Trial {
     let inner = Arc::clone(inner);
     trial(name, move || {
-        // Backtraces of tests that are meant to panic bury the one that matters.
+        // Backtraces of tests that panic on purpose would hide the one of a failure.
         let output = subprocess::output(command.env("RUST_BACKTRACE", "0"))?;
         let stdout = String::from_utf8_lossy(&output.stdout);
         let found = results(&stdout);
@@ -119,14 +119,14 @@ fn results(text: &str) -> Tally {
     tally
 }
 
-/// What Cargo says beside its progress, which is indented.
+/// Returns Cargo's messages from the first error on.
 fn errors(text: &str) -> String {
     text.lines().skip_while(|line| !line.starts_with("error")).take(SHOWN).collect::<Vec<_>>().join("\n")
 }
 
 const SHOWN: usize = 200;
 
-/// What `cargo test` printed of tests that failed, without those that passed; the end of it where it is long.
+/// Returns the output of `cargo test` without the passed tests; only its end if it is long.
 fn failures(text: &str) -> String {
     let passed = |line: &&str| line.starts_with("test ") && line.ends_with("... ok");
     let lines: Vec<_> = text.lines().filter(|line| !passed(line) && !line.trim().is_empty()).collect();

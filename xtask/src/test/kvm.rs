@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite `kvm`: programs of ours in Debian's kernel at EL2, where they have a KVM of arm64's; and in full, what the
-//! kernel's own selftests cost there.
+//! The suite `kvm`: our programs on Debian's kernel at EL2, where they use arm64's KVM. In full, also the costs of the
+//! kernel's own selftests there.
 //!
-//! All programs run in one boot, in turn. Invariant: nothing here needs KVM of the machine that tests.
+//! All programs run in turn in one boot. Invariant: no test needs KVM on the host.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,7 +30,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
     }
     let suite = Arc::new(Suite {
         workspace: workspace.clone(),
-        // What the checks look at is no time: a build that takes less time will do.
+        // The checks measure no times, so the quick tier uses the profile that builds faster.
         profile: if depth == Depth::Quick { Profile::Quick } else { Profile::Release },
         ran: OnceLock::new(),
         measured: OnceLock::new(),
@@ -44,11 +44,11 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         trials.push(trial(&suite, "twofold_agrees_with_the_kernels_own_test", agrees));
         trials.push(trial(&suite, "figures_of_kvm_repeat", figures_repeat));
     }
-    // One after the other: the first one boots for the others.
+    // One at a time: the first test boots for all of them.
     harness(trials, 1, options)
 }
 
-/// A program that is run, and how what came of it is judged.
+/// A program to run, and the function that judges its result.
 struct Check {
     name: &'static str,
     program: Program,
@@ -64,7 +64,7 @@ const CHECKS: &[Check] = &[
         judge: |ran| {
             let expected = format!("twofold {}", env!("CARGO_PKG_VERSION"));
             let lines = ran.ended_well()?;
-            ensure!(lines == [expected.as_str()], "it said `{}`, not `{expected}`", lines.join("\n"));
+            ensure!(lines == [expected.as_str()], "it printed `{}`, not `{expected}`", lines.join("\n"));
             Ok(())
         },
     },
@@ -77,9 +77,9 @@ const CHECKS: &[Check] = &[
         judge: |ran| {
             tap::judge(ran)?;
             let gets: Vec<_> = ran.lines.iter().filter(|line| line.starts_with("# get ")).collect();
-            let [first, second] = gets[..] else { bail!("it told of {gets:?}") };
-            ensure!(first.contains(" pages=2048 dirty=2048 "), "`{first}`: all is dirty to begin with");
-            ensure!(!second.contains(" dirty=2048 "), "`{second}`: no more is dirty than was written");
+            let [first, second] = gets[..] else { bail!("it printed {gets:?}") };
+            ensure!(first.contains(" pages=2048 dirty=2048 "), "`{first}`: all pages should start dirty");
+            ensure!(!second.contains(" dirty=2048 "), "`{second}`: only written pages should be dirty");
             Ok(())
         },
     },
@@ -95,14 +95,14 @@ const CHECKS: &[Check] = &[
     ),
 ];
 
-/// A program that says in TAP how its own checks went.
+/// Returns a check of a program that reports its own checks in TAP.
 const fn checked(name: &'static str, program: Program, arguments: &'static str) -> Check {
     Check { name, program, arguments, judge: |ran| tap::judge(ran).map(drop) }
 }
 
-/// A limit against hangs.
+/// The limit against hangs.
 const LIMIT: Duration = Duration::from_secs(1800);
-/// Two, so that vCPUs meet.
+/// Two CPUs, so that vCPUs run at the same time.
 const CPUS: u32 = 2;
 const MEMORY: u64 = 1 << 30;
 
@@ -114,7 +114,7 @@ struct Suite {
 }
 
 impl Suite {
-    /// What came of each of [`CHECKS`]: the first call boots.
+    /// Returns the results of [`CHECKS`]. The first call boots.
     fn ran(&self) -> anyhow::Result<&[Ran]> {
         let ran = self.ran.get_or_init(|| self.boot().map_err(|error| format!("{error:#}")));
         ran.as_deref().map_err(|error| anyhow!("{error}"))
@@ -164,7 +164,7 @@ fn trial(
     super::trial(name, move || test(&suite).map_err(|error| Failed::from(format!("{error:#}"))))
 }
 
-/// README and bars compare with what this kernel does, not with what another one did.
+/// Checks that the figures in README and in the targets are those of this kernel.
 fn figures_are_as_recorded(suite: &Suite) -> anyhow::Result<()> {
     let (_, measured) = suite.measured()?;
     for figure in measured.figures() {
@@ -174,7 +174,7 @@ fn figures_are_as_recorded(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// On what is dirty in each round, and on what the writes and the clear cost.
+/// Checks that both programs agree on the dirty pages of each round and on the costs of writes and clear.
 fn agrees(suite: &Suite) -> anyhow::Result<()> {
     let (_, measured) = suite.measured()?;
     measured.check_agreement()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite `linux`: whole guests, as a person would start them.
+//! The suite `linux`: whole guests, started as a user would.
 //!
-//! Each test calls this very program's `run` and judges what a person would see: exit status, words, figures.
-//! Counts are exact, since counted runs are deterministic: they are compared with `==` and with budgets.
+//! Each test runs this program's own `run` and judges what a user would see: exit status, text, figures. Counts are
+//! exact, because counted runs are deterministic. Tests compare them with `==` and with budgets.
 
 mod endings;
 mod experiments;
@@ -37,11 +37,12 @@ use crate::workspace::Workspace;
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
     if !options.list {
-        // Once, here, so that no test's time or limit has it in.
+        // Built once, here, so that no test's duration or time limit includes the build.
         install::target(install::TARGET)?;
         install::qemu()?;
         build::images(workspace, &[build::HYPERVISOR, build::MEASURING_HYPERVISOR, build::GUEST])?;
-        // Two tests that begin together would both fetch it. Where it cannot be fetched, the tests that need it say why.
+        // Two tests that begin together would both fetch the guest. If the fetch fails, the tests that need it report
+        // why.
         let _ = fetch::fetch(workspace, false);
     }
     let suite = Arc::new(Suite {
@@ -58,8 +59,8 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             super::trial(name, move || test(&suite).map_err(|error| Failed::from(format!("{error:#}"))))
         })
         .collect();
-    // A QEMU with one CPU has one thread that works, so two cores have two of them. In full, QEMUs have more, and runs that are
-    // compared share files.
+    // A QEMU with one CPU keeps one thread busy, so two of them fit two cores. In full, QEMUs have more CPUs, and
+    // compared runs share files.
     harness(trials, if depth == Depth::Quick { 2 } else { 1 }, options)
 }
 
@@ -159,7 +160,7 @@ impl Suite {
         Ok(Ended::of(output.context("this program does not start itself")?))
     }
 
-    /// Boots the bare-metal guest from here, for what `run` does not offer.
+    /// Boots the bare-metal guest directly, for options that `run` does not offer.
     fn bare(&self, command_line: &str, flags: u32) -> anyhow::Result<Outcome> {
         self.boot(self.bare_guest(command_line, flags))
     }
@@ -182,7 +183,7 @@ impl Suite {
         self.boot_as(guest, false)
     }
 
-    /// Where every run is the same, so that instructions can be counted.
+    /// Boots in the deterministic mode, in which instructions can be counted.
     fn boot_counted(&self, guest: Guest) -> anyhow::Result<Outcome> {
         self.boot_as(guest, true)
     }
@@ -201,7 +202,7 @@ impl Suite {
         boot.run(&self.workspace, &install::qemu()?)
     }
 
-    /// Runs what must end well; gives what it printed.
+    /// Starts a run that must succeed; returns its output.
     fn run(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let ended = self.start(arguments, &[])?;
         ensure!(ended.ok, "`run {}` failed:\n{}{}", arguments.join(" "), ended.stdout, ended.stderr);
@@ -210,7 +211,7 @@ impl Suite {
         Ok(ended.stdout)
     }
 
-    /// Runs what must be refused with all of `words`.
+    /// Starts a run that must be refused, with all of `words` in the error.
     fn refused(&self, arguments: &[&str], words: &[&str]) -> anyhow::Result<()> {
         refused_with(self.start(arguments, &[])?, words)
     }
@@ -226,17 +227,18 @@ impl Suite {
         Ok(serde_json::from_slice(&fs::read(&path)?)?)
     }
 
-    /// The figures of a counted run with 4K pages, made once.
+    /// Returns the figures of a counted run with 4K pages, which runs once.
     fn small(&self) -> anyhow::Result<&Value> {
         once(&self.small, || self.counted("4k", "4k.json"))
     }
 
-    /// The same with blocks.
+    /// Returns the figures of a counted run with blocks, which runs once.
     fn blocks(&self) -> anyhow::Result<&Value> {
         once(&self.blocks, || self.counted("blocks", "blocks.json"))
     }
 
-    /// An apt-get that finds nothing, and an empty cache for the guest. The test `of` has its own, as others run meanwhile.
+    /// Starts a run with an apt-get that always fails and with an empty guest cache. Each test `of` has files of its
+    /// own, because tests run in parallel.
     fn without_network(&self, of: &str, arguments: &[&str]) -> anyhow::Result<Ended> {
         let apt_get = self.path(&format!("{of}-apt-get"));
         script(&apt_get, "echo 'E: the network is unreachable' >&2; exit 100")?;
@@ -269,14 +271,14 @@ fn first_touch(suite: &Suite) -> anyhow::Result<()> {
     let figures = suite.small()?;
     for pointer in ["/first_touch/instructions_per_page", "/el2_instructions/per_first_touch"] {
         let touch = figure(figures, pointer)?;
-        // What it took before the engine's operations took `&self`.
+        // The figure from before the engine's operations took `&self`.
         ensure!(touch <= 501, "{pointer}: a first touch took {touch} instructions at EL2, more than 501");
     }
     Ok(())
 }
 
-/// A write to a page that the log has protected. KVM with its host kernel takes 3,980 instructions, 2 TLB invalidations
-/// and 3 DSBs.
+/// The budget of a write to a write-protected page. KVM with its host kernel takes 3,980 instructions, 2 TLB
+/// invalidations and 3 DSBs.
 fn write_fault(suite: &Suite) -> anyhow::Result<()> {
     let figures = suite.small()?;
     for tracker in ["write_protect", "manual"] {
@@ -291,7 +293,7 @@ fn write_fault(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Faults, get and clear together, for a page that was written. KVM with its host kernel takes 3,480 instructions.
+/// The budget of faults, get and clear together, for a written page. KVM with its host kernel takes 3,480 instructions.
 fn dirty_iteration(suite: &Suite) -> anyhow::Result<()> {
     let figures = suite.small()?;
     for (tracker, most) in [("write_protect", 500), ("manual", 500), ("hardware", 40)] {
@@ -302,7 +304,8 @@ fn dirty_iteration(suite: &Suite) -> anyhow::Result<()> {
         let (pages, iterations, faults) = (log("pages")?, log("iterations")?, log("faults")?);
         let spent = sum("instructions")?;
         ensure!(spent <= most * pages, "{tracker}: {spent} instructions for {pages} pages, more than {most} each");
-        // Beside its faults an iteration has one flush: of a range, by five operands at most, and of what is combined.
+        // Apart from its faults an iteration has one flush: at most five operands for the range, and one for combined
+        // entries.
         let (tlbi, dsb) = (sum("tlbi")? - log("fault/tlbi")?, sum("dsb")? - log("fault/dsb")?);
         ensure!(tlbi <= 6 * iterations && dsb <= 3 * iterations, "{tracker}: {tlbi} TLBI, {dsb} DSB in {iterations}");
         if tracker == "hardware" {
@@ -312,8 +315,8 @@ fn dirty_iteration(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two counted runs of the same image; the figures that the budgets saw are not good enough here, since an editor
-/// may have changed the image since.
+/// Compares two counted runs of the same image. The figures of the budget tests are not reused, because the image may
+/// have been rebuilt since.
 fn repeats(suite: &Suite, pages: &str) -> anyhow::Result<()> {
     let image = || fs::read(suite.workspace.image(build::HYPERVISOR.name));
     let first = suite.counted(pages, "first.json")?;
@@ -384,17 +387,17 @@ fn bad_qemu(suite: &Suite) -> anyhow::Result<()> {
     refused_with(suite.start(&["--check"], &[("TWOFOLD_QEMU", &missing)])?, &["TWOFOLD_QEMU names", "was not found"])
 }
 
-/// QEMU serves the guest's semihosting calls too; its sandbox keeps them from starting anything.
+/// QEMU also serves the guest's semihosting calls; its sandbox prevents them from starting a program.
 fn host_command(suite: &Suite) -> anyhow::Result<()> {
     let (image, proof) = (suite.path("commanding"), suite.path("command-ran"));
     fs::write(&image, commanding_kernel(&format!("echo > '{}'", text(&proof)?)))?;
     let ended = suite.start(&["--check", "--kernel", text(&image)?, "--initrd", text(&image)?], &[])?;
     ensure!(!proof.exists(), "the guest ran a command on this machine");
-    ensure!(!ended.ok, "the guest's run passes for a check");
+    ensure!(!ended.ok, "the guest's run counts as a passed check");
     Ok(())
 }
 
-/// A guest that stops, resets and reprograms each counter of the PMU: what is counted at EL2 does not change by it.
+/// A guest stops, resets and reprograms each counter of the PMU. The counts at EL2 do not change.
 fn counts_are_kept(suite: &Suite) -> anyhow::Result<()> {
     let counted = |command_line: &str| {
         let guest = Guest {
@@ -432,7 +435,7 @@ fn counts_are_kept(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An access where no memory is: an abort in the guest, which says so and goes on.
+/// A guest accesses an address without memory. It gets an abort, reports it and continues.
 fn wild(suite: &Suite) -> anyhow::Result<()> {
     let outcome = suite.bare("wild=0xb000000", 0)?;
     let console = outcome.console.tail(20).join("\n");
@@ -442,17 +445,17 @@ fn wild(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the hypervisor writes while it runs the bare-metal guest, the checker of traces reads and finds in order.
+/// The hypervisor writes a trace while it runs the bare-metal guest. The trace checker finds no breach in it.
 fn trace(suite: &Suite) -> anyhow::Result<()> {
     let path = suite.path("a trace");
     let file = text(&path)?;
     let said = suite.run(&["--check", "--guest", "bare", "--trace", file])?;
-    ensure!(said.contains("trace-check"), "it does not say what to do with the trace:\n{said}");
+    ensure!(said.contains("trace-check"), "it does not print how to check the trace:\n{said}");
     let checked = Command::new(suite.workspace.command()).args(["trace-check", file]).output()?;
     let checked = Ended::of(checked);
     let last = checked.stdout.lines().last().unwrap_or_default();
     ensure!(checked.ok && last.ends_with(" 0 breaches"), "trace-check:\n{}{}", checked.stdout, checked.stderr);
-    // The checker passes over what it does not find: here is what has to be there.
+    // The checker does not miss absent lines, so this test requires a line of each kind.
     let trace = fs::read_to_string(&path)?;
     ensure!(trace.ends_with('\n'), "the last line is cut off");
     let kinds: BTreeSet<_> = trace.lines().skip(1).filter_map(|line| line.split(' ').nth(2)).collect();
@@ -463,7 +466,7 @@ fn trace(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Under a Linux that boots and rewrites its memory, no tracker loses a page.
+/// No tracker loses a page under a Linux that boots and rewrites its memory.
 fn oracle(suite: &Suite) -> anyhow::Result<()> {
     const COMPARISONS: u64 = 50_000;
     let plan = Plan { timeout: Some(ORACLE_LIMIT), ..Plan::new(None, COMPARISONS, 1)? };
@@ -472,7 +475,7 @@ fn oracle(suite: &Suite) -> anyhow::Result<()> {
     found.iter().try_for_each(|found| found.check(COMPARISONS))
 }
 
-/// Pages that were written, of which the oracle does not hear: it has to find them by itself.
+/// The oracle ignores some reported pages. It must find them by comparing.
 fn deaf_oracle(suite: &Suite) -> anyhow::Result<()> {
     let plan = Plan { is_deaf: true, timeout: Some(ORACLE_LIMIT), ..Plan::new(Some("manual"), 50_000, 1)? };
     let found = hypervisor::run(&suite.workspace, &plan, &Steps::new(suite.workspace.stop().clone()))?;
@@ -480,7 +483,7 @@ fn deaf_oracle(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Against hangs.
+/// The limit against hangs.
 const ORACLE_LIMIT: Duration = Duration::from_secs(600);
 
 fn panic(suite: &Suite) -> anyhow::Result<()> {
@@ -502,13 +505,13 @@ fn refused_with(ended: Ended, words: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The least that is an arm64 Image: a branch to itself, and the header around it.
+/// Returns the smallest arm64 Image: its header with a branch to itself.
 fn spinning_kernel() -> Vec<u8> {
     const B_TO_ITSELF: u32 = 0x1400_0000;
     kernel(B_TO_ITSELF, &[], &[])
 }
 
-/// A kernel that asks QEMU, by the semihosting call SYS_SYSTEM, for a command of the host's, and powers off.
+/// Returns a kernel that asks QEMU to run a host command, by the semihosting call SYS_SYSTEM, and then powers off.
 fn commanding_kernel(command: &str) -> Vec<u8> {
     const B_TO_CODE: u32 = 0x1400_0010;
     const CODE: [u32; 6] = [
@@ -524,7 +527,7 @@ fn commanding_kernel(command: &str) -> Vec<u8> {
     kernel(B_TO_CODE, &CODE, &[&block, command.as_bytes(), b"\0"].concat())
 }
 
-/// An Image: its first instruction, and what is behind the header.
+/// Returns an Image: its first instruction, and the code and data behind the header.
 fn kernel(first: u32, code: &[u32], data: &[u8]) -> Vec<u8> {
     let mut image = vec![0; 64];
     image[..4].copy_from_slice(&first.to_le_bytes());

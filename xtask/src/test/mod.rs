@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask test`: the suites by name.
+//! `cargo xtask test`: runs the suites by name.
 //!
 //! Every suite is a list of named tests for one harness. Invariant: the last line is `N passed, N failed` over all
-//! suites, and the exit status is 0 only when nothing failed and the filters named a test; a suite that cannot start is one failed test.
+//! suites. The exit status is 0 only if no test failed and the filters matched a test. A suite that cannot start counts
+//! as one failed test.
 
 mod el2;
 mod guests;
@@ -59,7 +60,7 @@ pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<E
             output::line(&format!("suite {name}: {:.1} s\n", start.elapsed().as_secs_f64()))?;
         }
     }
-    // A filter with a slip in it must not pass for a success.
+    // A mistyped filter must not count as a success.
     let lost = tally.selected == 0 && !options.filters.is_empty();
     if lost {
         let filters = options.filters.join("`, `");
@@ -75,23 +76,23 @@ pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<E
     Ok(if tally.failed == 0 && !lost { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// How much of a suite.
+/// The part of a suite that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// What fits into minutes.
+    /// The tests that fit into minutes.
     Quick,
-    /// All of it.
+    /// All tests.
     Full,
 }
 
-/// Tests counted.
+/// Counts of tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Tests that passed.
     pub passed: u64,
     /// Tests that failed.
     pub failed: u64,
-    /// Tests that the filters left, listed or run.
+    /// Tests that the filters selected, listed or run.
     pub selected: u64,
     /// How long the tests took, without what was built for them.
     pub judging: Duration,
@@ -117,13 +118,13 @@ fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions)
     }
 }
 
-/// A test, which is named while it runs.
+/// Returns a test that the heartbeat names while it runs.
 fn trial(name: &str, test: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
     let running = name.to_owned();
     Trial::test(name, move || heartbeat::during(&running, || slowest::timed(&running, test)))
 }
 
-/// Runs `trials` that the filters name, `threads` at a time.
+/// Runs the `trials` that the filters select, `threads` at a time.
 fn harness(trials: Vec<Trial>, threads: usize, options: &TestOptions) -> anyhow::Result<Tally> {
     let wanted = |trial: &Trial| {
         options.filters.is_empty() || options.filters.iter().any(|filter| trial.name().contains(filter.as_str()))
@@ -131,7 +132,7 @@ fn harness(trials: Vec<Trial>, threads: usize, options: &TestOptions) -> anyhow:
     let trials: Vec<_> = trials.into_iter().filter(wanted).collect();
     let selected = trials.len() as u64;
     if options.list {
-        // By ourselves: the harness panics when the reader of its list is gone (`| head`).
+        // Listed here, because the harness panics if the reader of its list closes the pipe (`| head`).
         for trial in &trials {
             let kind = if trial.kind().is_empty() { String::new() } else { format!("[{}] ", trial.kind()) };
             output::line(&format!("{kind}{}: test", trial.name()))?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite `proof`: whether the tests notice, and what only volume shows. No QEMU.
+//! The suite `proof`: the strength of the tests, and defects that only long runs show. No QEMU.
 //!
-//! Each step is a test. The quick tier has some comparisons of the dirty logs' oracle. In full it is all mutants, every order
-//! that the model checker tries, ten million random operations, as many comparisons of each dirty log, and the lines that tests
-//! execute.
+//! Each step is a test. The quick tier has some comparisons of the dirty logs' oracle. In full, the suite has all
+//! mutants, every order that the model checker tries, ten million random operations, ten million comparisons of each
+//! dirty log, and the line coverage.
 
 use std::process::Command;
 
@@ -20,8 +20,8 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         command
     };
     let steps = match depth {
-        // As the tests of `host` were compiled: nothing but the link is new. A sample of the mutants takes builds of its own, of
-        // almost three minutes, with which the tier would not fit into its ten.
+        // The build is that of the tests of `host`, so only the link is new. A sample of the mutants needs builds of
+        // its own, of almost three minutes; with them the tier would exceed its ten minutes.
         Depth::Quick => {
             let oracle = ["run", "--package", "twofold", "--", "bench", "oracle", "--comparisons", "200000"];
             vec![step("dirty_logs_lose_nothing", cargo(workspace, &oracle))]
@@ -37,15 +37,15 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             step("coverage", own(&["coverage"])),
         ],
     };
-    // One after the other: each of them uses all CPUs.
+    // One at a time: each step uses all CPUs.
     harness(steps, 1, options)
 }
 
-/// The model checker's tests with this in their names.
+/// Returns the model checker's tests with `filter` in their names.
 fn loom(workspace: &Workspace, filter: &str, preemptions: &str) -> Command {
     let mut command = cargo(workspace, &["test", "--release", "--package", "twofold-stage2", "--lib", filter]);
     command.env("RUSTFLAGS", "--cfg loom").env("LOOM_MAX_PREEMPTIONS", preemptions);
-    // With other flags everything is built anew: apart, so that nothing else is.
+    // A separate directory, because other flags would invalidate every other build.
     command.env("CARGO_TARGET_DIR", workspace.mutants().join("loom-release"));
     command
 }

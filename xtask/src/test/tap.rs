@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a program says in TAP (the Test Anything Protocol, version 12 to 14) of its own checks.
+//! Reads a program's own checks in TAP (the Test Anything Protocol, versions 12 to 14).
 //!
-//! Invariant: it passes only when it announced how many checks there are, said `ok` to each of them in their order, and ended
-//! with 0; and when at least one of them was not skipped.
+//! Invariant: the program passes only if it announced the number of checks, reported `ok` for each in order, and ended
+//! with 0. At least one check must not be skipped.
 
 use anyhow::{Context, bail, ensure};
 
 use crate::kvm_host::Ran;
 
-/// Judges what a program said; gives the number of checks that were made.
+/// Judges a program's output; returns the number of checks that ran.
 pub fn judge(ran: &Ran) -> anyhow::Result<u64> {
     let (mut plan, mut points, mut skipped, mut failed) = (None, 0, 0, Vec::new());
     for line in &ran.lines {
@@ -36,12 +36,12 @@ pub fn judge(ran: &Ran) -> anyhow::Result<u64> {
     Ok(points - skipped)
 }
 
-/// What follows `word`, where the line has it.
+/// Returns the rest of a line that begins with `word`.
 fn point<'a>(line: &'a str, word: &str) -> Option<&'a str> {
     line.strip_prefix(word).filter(|rest| rest.is_empty() || rest.starts_with(' '))
 }
 
-/// A number is not needed; where there is one it is the next.
+/// Checks a point's number. A number is optional; if present it must be the next one.
 fn in_order(rest: &str, point: u64) -> anyhow::Result<()> {
     match rest.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()) {
         Some(number) if number != point => bail!("check {point} calls itself {number}"),
@@ -49,7 +49,7 @@ fn in_order(rest: &str, point: u64) -> anyhow::Result<()> {
     }
 }
 
-/// The failures, and what was said of them: lines after each that start with `#`.
+/// Returns the failures with their diagnostics: the lines after each that start with `#`.
 fn said(ran: &Ran, failed: &[&str]) -> String {
     let mut shown = Vec::new();
     let mut is_of_failure = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a line means for tables: pages that become tables and leave, locks, and each write of an entry.
+//! The lines of a trace that concern tables: pages that become tables and leave the tree, locks, and writes of entries.
 
 use twofold_abi::trace::{How, Order};
 
@@ -15,9 +15,9 @@ use super::tables::{ENTRIES, Page, Place, State, Tree, index_of, page_of};
 struct Write {
     at: usize,
     cpu: u32,
-    /// What the entry covers.
+    /// The entry's place in the tree.
     place: Place,
-    /// When it got its old value.
+    /// The event that wrote the old value, if known.
     since: Option<usize>,
     old: Entry,
     new: Entry,
@@ -32,14 +32,14 @@ impl Checker {
             self.tables.pages.insert(page, Page::new(State::Own { since: Some(at) }));
         }
         if let Some(before) = self.tables.trees.insert(pa, tree) {
-            self.breach(at, Some(before.made.1), Rule::LateWrite, "the root was made already, and not freed");
+            self.breach(at, Some(before.made.1), Rule::LateWrite, "the root was made before and not freed");
         }
     }
 
     pub(super) fn root_freed(&mut self, at: usize, pa: u64) {
         let Some(tree) = self.tables.trees.remove(&pa) else { return };
         if let Some((cpu, since)) = self.guests.with_root(pa) {
-            let what = format!("the root is freed, and CPU {cpu} has it loaded");
+            let what = format!("the root is freed while CPU {cpu} has it loaded");
             self.breach(at, Some(since), Rule::TableFreedTooEarly, what);
         }
         for page in tree.page_addresses(pa) {
@@ -48,12 +48,12 @@ impl Checker {
         }
         self.flushes.take(pa, &EVERYWHERE, |debt| debt.kind == Kind::Narrowed);
         if let Some(debt) = self.flushes.take(pa, &EVERYWHERE, |_| true) {
-            let what = format!("the root is freed, and of its tree {debt}");
+            let what = format!("the root is freed, and in its tree {debt}");
             self.breach(at, Some(debt.at), Rule::TableFreedTooEarly, what);
         }
     }
 
-    /// What a table and those below it map is no guest's any more.
+    /// Removes the leaves of a table, and of the tables below it, from the mapped memory.
     fn forget(&mut self, at: usize, table: u64) {
         for (place, entry) in self.tables.take_out(table, at) {
             self.frames.unmap(entry, place.level);
@@ -69,19 +69,19 @@ impl Checker {
         match self.tables.pages.insert(pa, page).map(|page| page.state) {
             None | Some(State::Free { .. }) => {}
             Some(State::Own { since }) => {
-                self.breach(at, since, Rule::LateWrite, "the page was taken already, and not freed");
+                self.breach(at, since, Rule::LateWrite, "the page was taken already and not freed");
             }
-            Some(State::InTree(_)) => self.breach(at, None, Rule::LateWrite, "the page is a table that is in use"),
+            Some(State::InTree(_)) => self.breach(at, None, Rule::LateWrite, "the page is a table in use"),
         }
     }
 
-    /// No guest reaches a page that is going to be a table.
+    /// Checks that no guest can reach a page that becomes a table.
     fn is_no_guests(&mut self, at: usize, page: u64) {
         if let Some(level) = self.frames.leaf_over(page) {
-            let what = format!("{page:#x} is going to be a table, and a leaf of level {level} maps it");
+            let what = format!("{page:#x} becomes a table while a leaf of level {level} maps it");
             self.breach(at, None, Rule::FrameReusedTooEarly, what);
         } else if let Some(debt) = self.flushes.over(page) {
-            let what = format!("{page:#x} is going to be a table, and {debt}");
+            let what = format!("{page:#x} becomes a table, and {debt}");
             self.breach(at, Some(debt.at), Rule::FrameReusedTooEarly, what);
         }
     }
@@ -89,7 +89,7 @@ impl Checker {
     pub(super) fn table_freed(&mut self, at: usize, pa: u64) {
         let page = Page::new(State::Free { since: at });
         match self.tables.pages.insert(pa, page).map(|page| page.state) {
-            // Taken before the trace began.
+            // `None`: the page was taken before the trace began.
             None | Some(State::Own { .. }) => {}
             Some(State::Free { since }) => {
                 self.breach(at, Some(since), Rule::LateWrite, "the page was freed already");
@@ -108,9 +108,9 @@ impl Checker {
 
     pub(super) fn lock_taken(&mut self, at: usize, cpu: u32, pa: u64) {
         if let Some(lock) = self.locks.insert(pa, Lock { cpu, at }) {
-            self.breach(at, Some(lock.at), Rule::LockOrder, format!("CPU {} has that lock", lock.cpu));
+            self.breach(at, Some(lock.at), Rule::LockOrder, format!("CPU {} holds that lock", lock.cpu));
         }
-        // A CPU that locks a root finds it ready.
+        // The root is linked when a CPU first locks it.
         let Some(tree) = self.tables.trees.get_mut(&pa) else { return };
         if tree.linked.is_some() {
             return;
@@ -130,10 +130,10 @@ impl Checker {
         match self.locks.remove(&pa) {
             Some(lock) if lock.cpu == cpu => {}
             Some(lock) => {
-                self.breach(at, Some(lock.at), Rule::LockOrder, format!("CPU {} has that lock", lock.cpu));
+                self.breach(at, Some(lock.at), Rule::LockOrder, format!("CPU {} holds that lock", lock.cpu));
             }
             None if !self.lost.is_empty() => {}
-            None => self.breach(at, None, Rule::LockOrder, "nobody has that lock"),
+            None => self.breach(at, None, Rule::LockOrder, "no CPU holds that lock"),
         }
     }
 
@@ -142,7 +142,7 @@ impl Checker {
         let waived = !self.unrecorded.is_empty() && self.unrecorded.remove(&cpu) == Some(pa);
         let Some(page) = self.tables.pages.get_mut(&page_of(pa)) else { return };
         if matches!(page.state, State::Free { .. }) {
-            // It may be anything by now.
+            // A freed page may be used for anything.
             return;
         }
         let (state, last) = (page.state, page.set(index_of(pa), new, at));
@@ -150,14 +150,14 @@ impl Checker {
         if let Some((known, _)) = last
             && known.differs_beyond_records(old)
         {
-            self.breach(at, since, Rule::Contradiction, format!("the old value is {known}, as far as the trace says"));
+            self.breach(at, since, Rule::Contradiction, format!("according to the trace the old value is {known}"));
         }
         let State::InTree(place) = state else { return };
         self.needs_lock(at, cpu, place.lock);
         if let Some(table) = old.table_at(place.level)
             && new.table_at(place.level) != Some(table)
         {
-            // Nobody may be inside a table that is taken out.
+            // Unlinking a table requires the lock of that table too, so no other CPU changes its entries meanwhile.
             self.needs_lock(at, cpu, table);
         }
         let is_tracked = old.is_tracked() && old.table_at(place.level).is_none();
@@ -177,22 +177,22 @@ impl Checker {
         let lock = self.locks.get(&table);
         if lock.is_none_or(|lock| lock.cpu != cpu) {
             let since = lock.map(|lock| lock.at);
-            let what = format!("CPU {cpu} does not have the lock of the table {table:#x}");
+            let what = format!("CPU {cpu} does not hold the lock of the table {table:#x}");
             self.breach(at, since, Rule::NoLock, what);
         }
     }
 
-    /// Software changed an entry of a tree.
+    /// Checks a software change of an entry in a tree.
     fn changed(&mut self, write: Write) {
         let Write { at, place, old, new, .. } = write;
         if old.is_valid() && new.is_valid() {
             if !old.needs_break_before(new, place.level) {
                 return self.narrowed(write);
             }
-            let what = format!("a valid entry became another without a break: {old}, then {new}");
+            let what = format!("a valid entry changed without a break: {old}, then {new}");
             self.breach(at, write.since, Rule::LiveChange, what);
         }
-        // In a table that was taken out, it is to be flushed already.
+        // The entries of an unlinked table are already due to be flushed.
         if old.is_valid() && place.gone.is_none() {
             self.broken((at, Some(write.cpu)), place, old, at);
         }
@@ -201,7 +201,7 @@ impl Checker {
         }
     }
 
-    /// A leaf changed in place: less access is to be flushed.
+    /// Records a leaf that changed in place: a permission downgrade needs a flush.
     fn narrowed(&mut self, Write { at, cpu, place, old, new, .. }: Write) {
         let is_leaf = old.table_at(place.level).is_none();
         if is_leaf && place.gone.is_none() && old.allows_more_than(new) {
@@ -209,14 +209,15 @@ impl Checker {
         }
     }
 
-    /// An entry is valid from here on.
+    /// Checks an entry that becomes valid.
     fn made(&mut self, write: Write) {
         let Write { at, cpu, place, old, new, order, .. } = write;
         let undone = self.flushes.take(place.tree, &place.range(), |debt| debt.is_undone_by(place, new));
         if let Some(debt) = undone {
             self.narrowed(Write { old: debt.entry, ..write });
         }
-        // A CPU that was inside a table that was taken out does not know: what it does is flushed with the rest.
+        // A CPU may still write entries of a table that was just unlinked. They are flushed with the rest of that
+        // table.
         let remade = |debt: &Debt| debt.group().is_some_and(|group| Some(group) != place.gone);
         if !old.is_valid()
             && let Some(debt) = self.flushes.take(place.tree, &place.range(), remade)
@@ -232,7 +233,7 @@ impl Checker {
         } else {
             let locked = self.locks.get(&place.lock).map(|lock| lock.at);
             if ordered <= locked && locked.is_some() {
-                self.breach(at, locked, Rule::FrameNotReady, "walks may see the leaf before what its frame holds");
+                self.breach(at, locked, Rule::FrameNotReady, "walks may see the leaf before the content of its frame");
             }
             self.mapped(at, place, new);
         }
@@ -241,7 +242,8 @@ impl Checker {
         }
     }
 
-    /// Walks may use a leaf from here on. In a table that was taken out, it is among what is to be flushed.
+    /// Records a leaf that walks may use. A leaf in an unlinked table is due to be flushed with it, and not recorded as
+    /// mapped.
     fn mapped(&mut self, at: usize, place: Place, leaf: Entry) {
         self.is_well_formed(at, place, leaf);
         if place.gone.is_none() {
@@ -261,7 +263,8 @@ impl Checker {
         }
     }
 
-    /// What the entry, and all below it, let walks find is to be flushed. `group`: the event that broke it.
+    /// Records that the entry, and all entries below it, are due to be flushed. `group`: the event that broke the
+    /// entry.
     fn broken(&mut self, (at, cpu): (usize, Option<u32>), place: Place, entry: Entry, group: usize) {
         self.owe(place, entry, (at, cpu), Kind::Broken { group });
         if place.gone.is_none() || cpu.is_some() {
@@ -278,8 +281,8 @@ impl Checker {
         self.flushes.owe(Debt::new(place, tree.vmid(), entry, at, cpu, kind));
     }
 
-    /// A table has become part of a tree, with all that hangs on it. `count`: its entries; `ordered`: what was written up to
-    /// there, walks see.
+    /// Links a table, with all tables below it, into a tree. `count`: the number of its entries. `ordered`: walks see
+    /// what was written up to this event.
     fn link(&mut self, at: usize, table: u64, place: Place, count: usize, ordered: Option<usize>) {
         let is_known = self.tables.pages.contains_key(&table);
         let page = self.tables.pages.entry(table).or_insert_with(|| Page::new(State::Own { since: None }));
@@ -288,7 +291,8 @@ impl Checker {
         match before {
             State::Own { since: Some(taken) } => {
                 if let Some(index) = unwritten {
-                    let what = format!("entry {index} of the table {table:#x} was not written since it was taken");
+                    let what =
+                        format!("entry {index} of the table {table:#x} was not written after the page was taken");
                     self.breach(at, Some(taken), Rule::TableNotReady, what);
                 } else if written > ordered {
                     let what = format!("walks may see the table {table:#x} before its entries");
@@ -334,11 +338,11 @@ impl Checker {
         if let Some((known, since)) = last
             && known != old
         {
-            let what = format!("the old value is {known}, as far as the trace says");
+            let what = format!("according to the trace the old value is {known}");
             self.breach(at, Some(since), Rule::Contradiction, what);
         }
         if !old.may_be_recorded_as(new) {
-            let what = "hardware sets the access flag, and S2AP[1] where DBM is, of valid entries; no more";
+            let what = "hardware may set only the access flag, and S2AP[1] if DBM is set, of a valid entry";
             self.breach(at, None, Rule::HardwareWrite, what);
         }
     }
@@ -358,7 +362,7 @@ impl Checker {
             }
         }
         if in_use {
-            self.breach(at, None, Rule::NoLock, "a table that is in use was zeroed");
+            self.breach(at, None, Rule::NoLock, "a table in use was zeroed");
         }
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the lines of a trace say, one after the other, and which rule each of them breaks.
+//! Reads the lines of a trace in order, and reports the rule that each line breaks.
 //!
-//! This is where a line goes; what it means for tables is in `changes`. Invariant: after a breach, what was done is taken for
-//! done, so that one mistake is reported once.
+//! This file dispatches the lines; `changes` handles those that concern tables. Invariant: after a breach the checker
+//! takes the line's effect as given, so that one mistake is reported once.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use super::publication::Publication;
 use super::rules::Rule;
 use super::tables::Tables;
 
-/// The state of everything that a trace speaks of.
+/// The state that a trace describes.
 #[derive(Clone, Default)]
 pub struct Checker {
     pub(super) tables: Tables,
@@ -26,22 +26,22 @@ pub struct Checker {
     pub(super) flushes: Flushes,
     pub(super) publication: Publication,
     pub(super) guests: Guests,
-    /// By CPU: the entry whose records its next store may overwrite.
+    /// For each CPU, the entry whose hardware records its next store may overwrite.
     pub(super) unrecorded: HashMap<u32, u64>,
     formats: Formats,
-    /// What was wrong.
+    /// The rules that were broken.
     pub breaches: Vec<Breach>,
-    /// Where lines are missing.
+    /// The events at which lines are missing.
     pub lost: Vec<usize>,
 }
 
-/// A rule was broken. Events are named by their number in order.
+/// A broken rule. An event is named by its number in the sorted trace.
 #[derive(Clone)]
 pub struct Breach {
     pub at: usize,
     pub rule: Rule,
     pub what: String,
-    /// The earlier event that it was broken with.
+    /// The earlier event that conflicts with it.
     pub since: Option<usize>,
 }
 
@@ -53,11 +53,11 @@ pub struct Lock {
 }
 
 impl Checker {
-    /// Looks at the next event, the one with number `at`.
+    /// Checks the next event, which has the number `at`.
     ///
     /// # Errors
     ///
-    /// It is of a kind of tables that cannot be checked.
+    /// The line describes a shape of tables that the checker does not support.
     pub fn event(&mut self, at: usize, line: &Line<'_>) -> anyhow::Result<()> {
         let cpu = line.cpu;
         match line.event {
@@ -111,8 +111,7 @@ impl Checker {
             }
             Event::FlushedHere { ipa, level, vttbr } => {
                 if !self.flushes.is_flushed_here(cpu, guests::vmid_of(vttbr), ipa, level) {
-                    let what =
-                        format!("the CPU relies on a flush of its own TLB at IPA {ipa:#x}, which is not complete");
+                    let what = format!("the CPU relies on an incomplete flush of its own TLB at IPA {ipa:#x}");
                     self.breach(at, None, Rule::NoProgress, what);
                 }
                 self.relied_on_flush(at, cpu);
@@ -140,13 +139,13 @@ impl Checker {
 
     fn guest_entered(&mut self, at: usize, cpu: u32, vcpu: u32, vttbr: u64) {
         let tree = self.tables.trees.get(&guests::root_of(vttbr)).copied();
-        // Bit 0 is CnP, by which nothing is told apart.
+        // Bit 0 is CnP, which does not distinguish trees.
         let is_its_own = tree.is_some_and(|tree| tree.vttbr | 1 == vttbr | 1);
         if let Some((loaded, since)) = self.guests.differs_from_loaded(cpu, vttbr) {
             self.breach(at, Some(since), Rule::OtherTree, format!("the CPU has loaded {loaded:#x}"));
         } else if !is_its_own && self.lost.is_empty() {
             let made = tree.map(|tree| tree.made.1);
-            self.breach(at, made, Rule::OtherTree, "this is VTTBR_EL2 of no tree that there is");
+            self.breach(at, made, Rule::OtherTree, "this VTTBR_EL2 belongs to no existing tree");
         }
         let entered = self.guests.enter(at, cpu, vcpu, vttbr);
         self.is_right(at, Rule::OtherVcpu, entered);
@@ -168,20 +167,20 @@ impl Checker {
 
     fn relied_on_flush(&mut self, at: usize, cpu: u32) {
         if let Some(complete) = self.flushes.relied_on(cpu) {
-            let what = "the CPU relies on its flush, and no ISB came after the DSB";
+            let what = "the CPU relies on its flush without an ISB after the DSB";
             self.breach(at, Some(complete), Rule::StillCached, what);
         }
     }
 }
 
-/// What can be checked.
+/// Checks that the checker supports this root and granule.
 fn check_shape(entries: u32, vtcr: u64) -> anyhow::Result<()> {
     const MOST_ENTRIES: u32 = 16 * 512;
     if vtcr >> 14 & 3 != 0 {
         bail!("the granule of these tables is not 4 KiB (VTCR_EL2.TG0)");
     }
     if entries > MOST_ENTRIES {
-        bail!("a root has 16 tables at most");
+        bail!("a root has at most 16 tables");
     }
     Ok(())
 }

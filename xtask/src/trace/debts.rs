@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Entries whose old value a TLB may still hold: what is still to be flushed.
+//! Debts: entries whose old value a TLB may still hold, and which are due to be flushed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -9,33 +9,33 @@ use super::entries::{Entry, span_of};
 use super::frames::Frames;
 use super::tables::Place;
 
-/// An entry that was broken, or allows less than before, and is not flushed.
+/// An entry that was broken or downgraded, and is not flushed yet.
 #[derive(Clone, Copy)]
 pub struct Debt {
-    /// The root of its tree.
+    /// The root of the entry's tree.
     pub tree: u64,
-    /// When it was changed, or written last in a table that was taken out.
+    /// The event that changed the entry, or that wrote it last in an unlinked table.
     pub at: usize,
     pub vmid: u16,
     pub ipa: u64,
     pub level: u32,
     pub kind: Kind,
-    /// It led to a table: operations for the last level are not enough.
+    /// Whether the entry was a table descriptor: operations for the last level do not remove it.
     pub table: bool,
-    /// What it was.
+    /// The old value.
     pub entry: Entry,
-    /// The CPU that changed it, and flushes it; `None` where another CPU does, which took out the table.
+    /// The CPU that changed the entry and must flush it; `None` if the CPU that unlinked the table flushes it.
     pub cpu: Option<u32>,
-    /// When the invalidation of stage 2 was complete.
+    /// The event that completed the invalidation of stage 2.
     pub invalidated: Option<usize>,
 }
 
-/// What was done to it.
+/// The change of the entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It is invalid since. The event that broke it, or the table above it.
+    /// The entry became invalid. `group`: the event that broke it, or that broke a table above it.
     Broken { group: usize },
-    /// It is valid, and allows less.
+    /// The entry is valid, and allows less access.
     Narrowed,
 }
 
@@ -45,8 +45,8 @@ impl Debt {
         Self { tree, at, vmid, ipa: place.ipa, level, kind, table, entry, cpu, invalidated: None }
     }
 
-    /// Whether it is of a leaf that `new` puts back, but for what may change without a break: then nothing is broken any
-    /// more, and what a TLB still holds is as good as after such a change (Arm ARM D8.16.1).
+    /// Returns whether `new` restores the broken leaf, except for fields that may change without a break. If so, the
+    /// old TLB entry is as harmless as after such a change in place (Arm ARM DDI 0487K.a, D8.16.1).
     pub fn is_undone_by(&self, place: Place, new: Entry) -> bool {
         let same_place = (self.ipa, self.level) == (place.ipa, place.level);
         same_place
@@ -55,12 +55,12 @@ impl Debt {
             && !self.entry.needs_break_before(new, self.level)
     }
 
-    /// Whether the leaf that it was maps the page at `pa`.
+    /// Returns whether the old leaf mapped the page at `pa`.
     pub fn maps(&self, pa: u64) -> bool {
         self.entry.output_at(self.level).is_some_and(|output| output.contains(&pa))
     }
 
-    /// The addresses that it translated.
+    /// Returns the addresses that the old entry translated.
     #[cfg(test)]
     pub fn range(&self) -> Range<u64> {
         self.ipa..self.ipa + span_of(self.level)
@@ -74,7 +74,7 @@ impl Debt {
     }
 }
 
-/// What is missing.
+/// Names the entry and the missing step.
 impl fmt::Display for Debt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.table { "the table" } else { "the leaf" };
@@ -86,14 +86,14 @@ impl fmt::Display for Debt {
     }
 }
 
-/// Debts, found by where they are.
+/// All debts, indexed by place.
 #[derive(Clone, Default)]
 pub struct Debts {
-    /// By level; by tree, address and event.
+    /// For each level: debts by tree, address and event.
     levels: [BTreeMap<(u64, u64, usize), Debt>; 4],
-    /// How many of each group there are.
+    /// The number of debts of each group.
     groups: HashMap<usize, usize>,
-    /// What the leaves map that were broken.
+    /// The memory that the broken leaves mapped.
     frames: Frames,
 }
 
@@ -108,18 +108,18 @@ impl Debts {
         }
     }
 
-    /// A debt of this group.
+    /// Returns a debt of this group.
     pub fn of_group(&self, group: usize) -> Option<&Debt> {
         self.groups.contains_key(&group).then(|| self.iter().find(|debt| debt.group() == Some(group)))?
     }
 
-    /// A debt of a leaf that maps the page at `pa`.
+    /// Returns a debt of a leaf that mapped the page at `pa`.
     pub fn over(&self, pa: u64) -> Option<&Debt> {
         self.frames.leaf_over(pa)?;
         self.iter().find(|debt| debt.group().is_some() && debt.maps(pa))
     }
 
-    /// Removes the debts of a tree that have to do with addresses in `range` and are `wanted`.
+    /// Removes and returns the debts of a tree that overlap `range` and are `wanted`.
     pub fn take(&mut self, tree: u64, range: &Range<u64>, mut wanted: impl FnMut(&Debt) -> bool) -> Vec<Debt> {
         let mut taken = Vec::new();
         for (level, debts) in self.levels.iter_mut().enumerate() {
@@ -147,7 +147,7 @@ impl Debts {
         taken
     }
 
-    /// The trees that have any.
+    /// Returns the trees that have debts.
     pub fn trees(&self) -> Vec<u64> {
         let mut trees: Vec<u64> = Vec::new();
         for debts in &self.levels {

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the invalidations and barriers of the CPUs flush (Arm ARM D8.16).
+//! The effect of invalidations and barriers (Arm ARM DDI 0487K.a, D8.16).
 //!
-//! An entry that was changed is flushed when, in this order: a DSB has made the change visible; a TLBI that names its
-//! address, level and VMID was issued by that CPU; its DSB is complete; the same again with `VMALLE1IS`, for what was
-//! combined with stage 1 before. `VMALLS12E1IS` stands for both. The CPU itself goes by that after an ISB.
+//! A changed entry is flushed after these steps of one CPU, in this order:
 //!
-//! On one CPU alone (`flushed.here`), the same sequence does with operations and barriers that reach no other.
+//! - F1: a DSB makes the change visible.
+//! - F2: a TLBI names the entry's address, level and VMID.
+//! - F3: a DSB completes the TLBI.
+//! - F4: `VMALLE1IS` removes entries that combine both stages.
+//! - F5: a DSB completes it.
+//!
+//! `VMALLS12E1IS` replaces F2 and F4. The CPU itself may rely on the flush after an ISB.
+//!
+//! For a flush of one CPU's own TLB (`flushed.here`), the same steps may use local operations and barriers.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,32 +21,32 @@ use twofold_abi::trace::Domain;
 use super::debts::{Debt, Debts};
 use super::operands::{Named, What};
 
-/// What is to be flushed, and what each CPU is flushing.
+/// The debts, and the flushes in progress on each CPU.
 #[derive(Clone, Default)]
 pub struct Flushes {
-    /// No invalidation of stage 2 is complete.
+    /// Debts before F3: no invalidation of stage 2 is complete.
     open: Debts,
-    /// It is, and the one of what is combined is not.
+    /// Debts between F3 and F5: the invalidation of combined entries is not complete.
     combined: Debts,
     cpus: HashMap<u32, Cpu>,
 }
 
 #[derive(Clone, Default)]
 struct Cpu {
-    /// What was written before this event is visible to walks: of all CPUs, and of this one.
+    /// Walks see what was written before this event: walks of all CPUs, and walks of this CPU.
     visible: Option<usize>,
     visible_here: Option<usize>,
-    /// The TLBIs whose DSB is still to come.
+    /// The TLBIs that no DSB has completed yet.
     issued: Vec<Issued>,
     /// The invalidations of this CPU's own TLB since it last wrote an entry or left a guest.
     here: Vec<Here>,
-    /// VMALLE1 was issued, for what was complete before.
+    /// Events and VMIDs of issued VMALLE1, which count for invalidations that were complete before.
     combining: Vec<(usize, u16)>,
-    /// A flush was complete at this event, and no context synchronization came since.
+    /// The event at which a flush completed, if no context synchronization followed yet.
     unsynchronized: Option<usize>,
 }
 
-/// A TLBI of all CPUs whose DSB is still to come.
+/// A broadcast TLBI that no DSB has completed yet.
 #[derive(Clone)]
 struct Issued {
     at: usize,
@@ -54,9 +60,9 @@ struct Issued {
 struct Here {
     vmid: u16,
     what: What,
-    /// When stage 2 was complete.
+    /// The event that completed the invalidation of stage 2.
     complete: Option<usize>,
-    /// So is what is combined.
+    /// Whether the invalidation of combined entries is complete too.
     done: bool,
 }
 
@@ -73,25 +79,25 @@ impl Flushes {
         self.open.over(pa).or_else(|| self.combined.over(pa)).copied()
     }
 
-    /// Forgets all such debts, and returns the first.
+    /// Removes these debts, and returns the oldest.
     pub fn take(&mut self, tree: u64, range: &Range<u64>, mut wanted: impl FnMut(&Debt) -> bool) -> Option<Debt> {
         let open = self.open.take(tree, range, &mut wanted);
         let combined = self.combined.take(tree, range, wanted);
         open.into_iter().chain(combined).min_by_key(|debt| debt.at)
     }
 
-    /// Forgets what a CPU is to have flushed by now, and returns the first.
+    /// Removes the debts that a CPU should have flushed by now, and returns the oldest.
     pub fn take_own(&mut self, tree: u64, range: &Range<u64>, cpu: u32) -> Option<Debt> {
         self.take(tree, range, |debt| debt.cpu == Some(cpu))
     }
 
-    /// All that a CPU is to flush there.
+    /// Returns the debts that a CPU must flush in `range`.
     #[cfg(test)]
     pub fn own(&self, tree: u64, range: &Range<u64>, cpu: u32) -> Vec<Debt> {
         self.open.clone().take(tree, range, |debt| debt.cpu == Some(cpu))
     }
 
-    /// A CPU wrote an entry, or ended an operation: what it invalidated before does not count for what it does next.
+    /// A CPU wrote an entry or ended an operation. Its earlier local invalidations do not count for its next operation.
     pub fn wrote(&mut self, cpu: u32) {
         if let Some(cpu) = self.cpus.get_mut(&cpu) {
             cpu.begin_here();
@@ -106,13 +112,13 @@ impl Flushes {
         } else if cpu.visible_here.is_some() {
             cpu.here.push(Here { vmid, what: what.clone(), complete: None, done: false });
         }
-        // Where nothing was made visible before, a walk may bring back what goes.
+        // Without an earlier DSB the change may be invisible, so that a walk may refill the TLB with the old entry.
         if let (Some(visible), true) = (cpu.visible, broadcast) {
             cpu.issued.push(Issued { at, visible, vmid, what });
         }
     }
 
-    /// A CPU waits.
+    /// A CPU executes a DSB.
     pub fn barrier(&mut self, at: usize, cpu: u32, domain: Domain) {
         let cpu = self.cpus.entry(cpu).or_default();
         cpu.visible_here = Some(at);
@@ -129,29 +135,29 @@ impl Flushes {
         }
     }
 
-    /// A CPU's context is synchronized: what it has flushed is gone for itself.
+    /// A CPU's context is synchronized: its completed flushes take effect for itself.
     pub fn synchronized(&mut self, cpu: u32) {
         self.cpus.entry(cpu).or_default().unsynchronized = None;
     }
 
-    /// A CPU is in a guest, and may fill its TLB.
+    /// A CPU enters a guest, and may fill its TLB.
     pub fn entered(&mut self, cpu: u32) {
         self.synchronized(cpu);
         self.wrote(cpu);
     }
 
-    /// A CPU relies on a flush: the DSB that was not followed by an ISB.
+    /// A CPU relies on a flush. Returns the DSB after which the ISB is missing.
     pub fn relied_on(&mut self, cpu: u32) -> Option<usize> {
         let cpu = self.cpus.entry(cpu).or_default();
         cpu.begin_here();
         cpu.unsynchronized.take()
     }
 
-    /// Whether a CPU has flushed this address from its own TLB since it last wrote an entry.
+    /// Returns whether a CPU has flushed this address from its own TLB since it last wrote an entry.
     pub fn is_flushed_here(&self, cpu: u32, vmid: u16, ipa: u64, leaf_level: u32) -> bool {
         let named = |what: &What| match what {
             What::ByIpa { range, last_level, level } => {
-                // Level 0 stands for whatever leads there, tables too.
+                // Level 0 stands for every entry of the walk, tables too.
                 range.contains(&ipa)
                     && level.is_none_or(|level| level == leaf_level)
                     && !(*last_level && leaf_level == 0)
@@ -163,7 +169,7 @@ impl Flushes {
         here.iter().any(|here| here.done && here.vmid == vmid && named(&here.what))
     }
 
-    /// The TLBI is complete on all CPUs.
+    /// A DSB has completed the TLBI on all CPUs.
     fn complete(&mut self, issued: &Issued, now: usize) {
         let in_time = |debt: &Debt| debt.vmid == issued.vmid && debt.at < issued.visible;
         match &issued.what {
@@ -201,7 +207,7 @@ impl Flushes {
 pub const EVERYWHERE: Range<u64> = 0..u64::MAX;
 
 impl Cpu {
-    /// What was invalidated before does not count for what comes.
+    /// Forgets earlier local invalidations, which do not count for the next operation.
     fn begin_here(&mut self) {
         self.here.clear();
         self.combining.clear();

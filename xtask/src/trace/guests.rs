@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which guest each CPU has loaded, is in, and may have in its TLB.
+//! For each CPU: the guest that it has loaded, the guest that it runs, and the guests that its TLB may hold.
 //!
-//! The vCPUs of a guest share its VMID, and each may use an ASID as it likes: a vCPU that follows another one on a CPU may
-//! hit what that one's stage 1 said (Arm ARM D8.16).
+//! The vCPUs of a guest share its VMID, and each may use an ASID for a different address space. A vCPU that runs on a
+//! CPU after another vCPU may hit TLB entries of that vCPU's stage 1 (Arm ARM DDI 0487K.a, D8.16).
 
 use std::collections::HashMap;
 
@@ -10,20 +10,20 @@ use twofold_abi::trace::Domain;
 
 use super::operands::{Named, What};
 
-/// The bits of VTTBR_EL2 that say where the root is.
+/// The bits of VTTBR_EL2 that hold the address of the root.
 const ROOT: u64 = 0x0000_ffff_ffff_fffe;
 
-/// Where the tree of a VTTBR_EL2 is.
+/// Returns the address of the root in a VTTBR_EL2.
 pub fn root_of(vttbr: u64) -> u64 {
     vttbr & ROOT
 }
 
-/// The VMID in a VTTBR_EL2.
+/// Returns the VMID in a VTTBR_EL2.
 pub fn vmid_of(vttbr: u64) -> u16 {
     (vttbr >> 48) as u16
 }
 
-/// All CPUs.
+/// The state of all CPUs.
 #[derive(Clone, Default)]
 pub struct Guests {
     cpus: HashMap<u32, Cpu>,
@@ -31,14 +31,14 @@ pub struct Guests {
 
 #[derive(Clone, Default)]
 struct Cpu {
-    /// VTTBR_EL2, as far as it is known, and the event that loaded it.
+    /// VTTBR_EL2, if known, and the event that loaded it.
     loaded: Option<(u64, usize)>,
-    /// The context was synchronized since.
+    /// Whether the context was synchronized after that.
     synchronized: bool,
     inside: Option<Inside>,
-    /// By VMID: the vCPU whose stage 1 the TLB may hold, and since when.
+    /// For each VMID: the vCPU whose stage 1 the TLB may hold, and the event at which it entered.
     ran: HashMap<u16, (u32, usize)>,
-    /// Invalidations of stage 1 whose DSB is still to come: the VMID, and whether they reach all CPUs.
+    /// Invalidations of stage 1 that no DSB has completed yet: the VMID, and whether they are broadcast.
     issued: Vec<(u16, bool)>,
 }
 
@@ -49,7 +49,7 @@ struct Inside {
     at: usize,
 }
 
-/// What is wrong, and the event that it is wrong with.
+/// A description of the breach, and the earlier event that conflicts.
 pub type Wrong = (String, Option<usize>);
 
 impl Guests {
@@ -68,7 +68,7 @@ impl Guests {
         self.cpu(cpu).synchronized = true;
     }
 
-    /// A CPU that has this root loaded.
+    /// Returns a CPU that has this root loaded.
     pub fn with_root(&self, root: u64) -> Option<(u32, usize)> {
         let mut cpus = self.cpus.iter();
         cpus.find_map(|(cpu, state)| {
@@ -76,7 +76,7 @@ impl Guests {
         })
     }
 
-    /// A CPU issues an invalidation, which goes by what it has loaded.
+    /// A CPU issues an invalidation, which applies to the VTTBR_EL2 that it has loaded.
     pub fn invalidate(&mut self, cpu: u32, vttbr: u64, named: &Named) -> Result<(), Wrong> {
         let cpu = self.cpu(cpu);
         if !matches!(named.what, What::ByIpa { .. }) {
@@ -84,12 +84,12 @@ impl Guests {
         }
         match cpu.loaded {
             Some((loaded, at)) if loaded != vttbr => Err((format!("the CPU has loaded {loaded:#x}"), Some(at))),
-            Some((_, at)) if !cpu.synchronized => Err(("no ISB came since VTTBR_EL2 was loaded".to_owned(), Some(at))),
+            Some((_, at)) if !cpu.synchronized => Err(("no ISB followed the load of VTTBR_EL2".to_owned(), Some(at))),
             _ => Ok(()),
         }
     }
 
-    /// A CPU waits, for loads too.
+    /// A CPU executes a DSB; one that waits for stores only completes no TLBI.
     pub fn barrier(&mut self, cpu: u32, domain: Domain) {
         if matches!(domain, Domain::IshSt | Domain::NshSt) {
             return;
@@ -105,7 +105,7 @@ impl Guests {
         }
     }
 
-    /// A CPU goes into a guest.
+    /// A CPU enters a guest.
     pub fn enter(&mut self, at: usize, cpu: u32, vcpu: u32, vttbr: u64) -> Result<(), Wrong> {
         let (cpu, vmid) = (self.cpu(cpu), vmid_of(vttbr));
         let before = cpu.ran.insert(vmid, (vcpu, at));
@@ -116,18 +116,18 @@ impl Guests {
         }
         match before {
             Some((other, at)) if other != vcpu => {
-                Err((format!("the TLB may hold what stage 1 of vCPU {other} said, which ran here last"), Some(at)))
+                Err((format!("the TLB may hold stage-1 entries of vCPU {other}, which ran here last"), Some(at)))
             }
             _ => Ok(()),
         }
     }
 
-    /// VTTBR_EL2 is another one than the CPU has loaded.
+    /// Returns the loaded VTTBR_EL2, if it differs from `vttbr`.
     pub fn differs_from_loaded(&self, cpu: u32, vttbr: u64) -> Option<(u64, usize)> {
         self.cpus.get(&cpu)?.loaded.filter(|(loaded, _)| *loaded != vttbr)
     }
 
-    /// A CPU has left its guest.
+    /// A CPU leaves its guest.
     pub fn leave(&mut self, cpu: u32, vcpu: u32) -> Result<(), Wrong> {
         match self.cpu(cpu).inside.take() {
             Some(inside) if inside.vcpu == vcpu => Ok(()),
@@ -138,7 +138,7 @@ impl Guests {
 }
 
 impl Cpu {
-    /// What the TLB held of stage 1 is gone; a guest that is inside goes on filling it.
+    /// The TLB holds no stage-1 entries of this VMID, unless a guest with it runs and refills the TLB.
     fn forget(&mut self, vmid: u16) {
         if self.inside.is_none_or(|inside| inside.vmid != vmid) {
             self.ran.remove(&vmid);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask trace-check`: judges a trace (`docs/trace.md`) by its text alone.
+//! `cargo xtask trace-check`: checks a trace (`docs/trace.md`) by its text alone.
 //!
-//! Invariant: nothing here comes from the engine. What an entry, an operand or a barrier means is written from the
-//! manual once more, so that a mistake there is none here.
+//! Invariant: nothing here comes from the engine. The meaning of entries, operands and barriers is written a second
+//! time from the manual, so that a mistake in the engine is not repeated here.
 
 mod changes;
 mod check;
@@ -29,7 +29,7 @@ use crate::arguments::TraceCheckOptions;
 use crate::output;
 use check::Checker;
 
-/// Checks the trace, and prints each breach; fails where there is one.
+/// Checks the trace and prints each breach; the exit status is 1 if there is one.
 pub fn command(options: &TraceCheckOptions) -> anyhow::Result<ExitCode> {
     let file = &options.file;
     let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
@@ -41,13 +41,13 @@ pub fn command(options: &TraceCheckOptions) -> anyhow::Result<ExitCode> {
     Ok(if report.breaches.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What a trace says.
+/// The result of a check.
 #[derive(Debug)]
 struct Report {
     events: usize,
-    /// Where lines are missing, for people.
+    /// The places where lines are missing, as text.
     lost: Vec<String>,
-    /// What was wrong, for people.
+    /// The breaches, as text.
     breaches: Vec<String>,
 }
 
@@ -63,13 +63,13 @@ fn check(text: &str) -> anyhow::Result<Report> {
     events.sort_by_key(|event| event.line.seq);
     let mut neighbours = events.iter().zip(events.iter().skip(1));
     if let Some((first, second)) = neighbours.find(|(first, second)| first.line.seq == second.line.seq) {
-        bail!("line {}: line {} has the number {} too", second.number, first.number, first.line.seq);
+        bail!("line {}: line {} also has the number {}", second.number, first.number, first.line.seq);
     }
     let mut checker = Checker::default();
     for (at, event) in events.iter().enumerate() {
         checker.event(at, &event.line).with_context(|| format!("line {}", event.number))?;
     }
-    let lost = checker.lost.iter().map(|at| format!("{}\n    nothing from before it is known after it", events[*at]));
+    let lost = checker.lost.iter().map(|at| format!("{}\n    the check starts anew after it", events[*at]));
     let breaches = checker.breaches.iter().map(|breach| {
         let mut text = format!("{}\n    {}\n    {}", events[breach.at], breach.what, breach.rule);
         if let Some(since) = breach.since {

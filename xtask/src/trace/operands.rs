@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a TLB invalidation names, by its operand (Arm ARM C5.5).
+//! Decodes the operands of TLB invalidations (Arm ARM DDI 0487K.a, C5.5).
 
 use std::ops::Range;
 
 use twofold_abi::trace::Tlbi;
 
-/// What an operation invalidates.
+/// The effect of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     pub what: What,
-    /// On all CPUs, or on the one that issues it.
+    /// Whether it reaches all CPUs, or only the CPU that issues it.
     pub broadcast: bool,
 }
 
-/// Which entries of the VMID.
+/// The entries of the VMID that it invalidates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Stage 2, where an address of `range` is translated.
+    /// Stage-2 entries that translate an address of `range`.
     ByIpa { range: Range<u64>, last_level: bool, level: Option<u32> },
-    /// Stage 1, and what was combined with it.
+    /// Stage-1 entries, and entries that combine both stages.
     Combined,
-    /// All of both stages.
+    /// All entries of both stages.
     All,
 }
 
-/// What the CPUs of a trace have, which decides about the bits of an operand. What the trace does not say, they have.
+/// The features of the traced CPUs that determine an operand's format. A feature that the trace does not mention is
+/// present.
 #[derive(Clone, Copy)]
 pub struct Formats {
     pub ranges: bool,
@@ -38,7 +39,7 @@ impl Default for Formats {
 }
 
 impl Formats {
-    /// Takes a line `feature`.
+    /// Applies a line `feature`.
     pub fn feature(&mut self, name: &str, value: u64) {
         match name {
             "tlbi_range" => self.ranges = value != 0,
@@ -47,11 +48,11 @@ impl Formats {
         }
     }
 
-    /// What the operation names.
+    /// Decodes an operation.
     ///
     /// # Errors
     ///
-    /// Why no CPU has to make sense of it.
+    /// The operand is not valid for the operation or for these CPUs.
     pub fn decode(self, operation: Tlbi, operand: u64) -> Result<Named, String> {
         let broadcast = !matches!(operation, Tlbi::Ipas2E1 | Tlbi::VmallE1);
         let last_level = matches!(operation, Tlbi::Ipas2Le1Is | Tlbi::Ripas2Le1Is);
@@ -70,11 +71,11 @@ impl Formats {
         let ttl = if self.level_hints { 0xf << 44 } else { 0 };
         reserved(operand & !(0xf_ffff_ffff | ttl))?;
         let ipa = (operand & 0xf_ffff_ffff) << 12;
-        // TTL: 0b01 is the 4 KiB granule, and then the level; 0b00 says nothing.
+        // TTL[3:2]: 0b01 is the 4 KiB granule, with the level in TTL[1:0]; 0b00 is no hint.
         let level = match (operand >> 46 & 3, operand >> 44 & 3) {
             (0b01, level @ 1..) => Some(level as u32),
             (0b00, 0) => None,
-            _ => return Err(format!("TTL {:#x} is of no level of the 4 KiB granule", operand >> 44 & 0xf)),
+            _ => return Err(format!("TTL {:#x} names no level of the 4 KiB granule", operand >> 44 & 0xf)),
         };
         Ok(What::ByIpa { range: ipa..ipa + 0x1000, last_level, level })
     }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What each CPU has ordered, and made visible to walks (Arm ARM B2.3).
+//! The writes that each CPU has ordered, and made visible to walks (Arm ARM DDI 0487K.a, B2.3).
 //!
-//! A walk that finds an entry sees what a release, a release fence or a DSB put before it. It finds the entry itself when a
-//! DSB of the CPU that wrote it is complete; before that the guest may fault once more.
+//! A walk that finds an entry sees the writes that a release, a release fence or a DSB orders before the entry. A walk
+//! is certain to find the entry itself after a DSB of the CPU that wrote it. Before that DSB the guest may fault once
+//! more.
 
 use std::collections::HashMap;
 
 use twofold_abi::trace::{Domain, Order};
 
-/// All CPUs.
+/// The state of all CPUs.
 #[derive(Clone, Default)]
 pub struct Publication {
     cpus: HashMap<u32, Cpu>,
@@ -20,7 +21,7 @@ struct Cpu {
     ordered: Option<usize>,
     /// The last barrier.
     visible: Option<usize>,
-    /// The last entry that was made in a tree.
+    /// The last entry that the CPU made valid in a tree.
     made: Option<usize>,
 }
 
@@ -36,12 +37,12 @@ impl Publication {
         }
     }
 
-    /// A CPU has made an entry of a tree valid.
+    /// A CPU made an entry of a tree valid.
     pub fn made(&mut self, at: usize, cpu: u32) {
         self.cpus.entry(cpu).or_default().made = Some(at);
     }
 
-    /// The event up to which what a CPU did is ordered before a store that it does at `at`.
+    /// Returns the event up to which a CPU's writes are ordered before its store at `at`.
     pub fn ordered_before(&self, at: usize, cpu: u32, order: Order) -> Option<usize> {
         match order {
             Order::Release | Order::AcqRel | Order::SeqCst => Some(at),
@@ -49,18 +50,18 @@ impl Publication {
         }
     }
 
-    /// The entry that a CPU made last, unless walks see it.
+    /// Returns the event of the last entry that a CPU made valid, unless walks see it.
     pub fn unseen(&self, cpu: u32) -> Option<usize> {
         let cpu = self.cpus.get(&cpu)?;
         cpu.made.filter(|made| cpu.visible < Some(*made))
     }
 
-    /// What a CPU did was taken for visible.
+    /// Treats a CPU's entries as visible, after a breach was reported.
     pub fn take_for_seen(&mut self, cpu: u32) {
         self.cpus.entry(cpu).or_default().made = None;
     }
 
-    /// Whether walks see what a CPU did at `at`.
+    /// Returns whether walks see a CPU's write at `at`.
     pub fn is_seen(&self, at: usize, cpu: u32) -> bool {
         self.cpus.get(&cpu).is_some_and(|cpu| cpu.visible > Some(at))
     }

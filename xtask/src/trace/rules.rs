@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The rules that a trace is held against: their names in `docs/mmu-rules.md`, and what each of them expects.
+//! The rules that a trace must follow: their names in `docs/mmu-rules.md`, and what each of them expects.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// The name, and where it comes from.
+    /// Returns the rule's name and source.
     fn name(self) -> &'static str {
         match self {
             Self::LiveChange => "R1 LiveChange (Arm ARM D8.16.1)",
@@ -53,7 +53,7 @@ impl Rule {
         }
     }
 
-    /// What has to be there instead.
+    /// Returns what the trace should contain.
     fn expected(self) -> &'static str {
         match self {
             Self::LiveChange => "an invalid entry and a complete flush between the two",
@@ -62,11 +62,11 @@ impl Rule {
                  (or VMALLS12E1IS between two barriers) before the entry is made"
             }
             Self::TableFreedTooEarly => {
-                "the table out of the tree, then DSB ISHST or ISH, IPAS2E1IS, RIPAS2E1IS or VMALLS12E1IS for it and all \
+                "the table unlinked, then DSB ISHST or ISH, IPAS2E1IS, RIPAS2E1IS or VMALLS12E1IS for it and all \
                  below, and their DSB ISH and VMALLE1IS, before it is freed; no CPU that has the root in VTTBR_EL2"
             }
             Self::FrameReusedTooEarly => {
-                "a page that is a table or a guest's, never both, with a complete flush of the leaf in between"
+                "a page that is a table or a guest's, never both, and a complete flush of the leaf between the uses"
             }
             Self::StillCached => {
                 "DSB ISHST or ISH, TLBI by IPA of address, level and VMID, DSB ISH, TLBI VMALLE1IS, DSB ISH \
@@ -77,11 +77,11 @@ impl Rule {
                  entry that leads to it is visible"
             }
             Self::FrameNotReady => {
-                "a release, or a release fence or a DSB ISH or ISHST since the lock of the table was taken"
+                "a release store, or a release fence, DSB ISH or DSB ISHST after the lock of the table was taken"
             }
             Self::NoLock => "the table's lock, held by the CPU that writes",
-            Self::LockOrder => "a lock that is taken by one CPU, and released by the same",
-            Self::LateWrite => "a page that was taken for a table, is linked in one place, and is freed once",
+            Self::LockOrder => "a lock that the same CPU takes and releases",
+            Self::LateWrite => "a page that is taken for a table, linked in one place, and freed once",
             Self::NoProgress => {
                 "DSB, TLBI IPAS2E1 of the address and level, DSB NSH, TLBI VMALLE1, DSB NSH and ISB on this CPU, after \
                  its last write, before it relies on it"
@@ -93,13 +93,13 @@ impl Rule {
             Self::OtherVcpu => {
                 "TLBI VMALLE1, VMALLE1IS or VMALLS12E1IS of the VMID and its DSB since the other vCPU; one vCPU inside"
             }
-            Self::Operand => "an operand whose reserved bits are zero, of an operation and a format that the CPU has",
+            Self::Operand => "an operand with zero reserved bits, for an operation and a format that the CPU supports",
             Self::RecordLost => "a read-modify-write, or the line `unrecorded` of this CPU before the store",
             Self::Malformed => {
-                "an output address that is aligned to what the leaf spans and fits VTCR_EL2.PS, and no reserved type"
+                "an output address that is aligned to the leaf's size and fits VTCR_EL2.PS, and no reserved type"
             }
-            Self::HardwareWrite => "the access flag, or S2AP[1] where DBM is, set in a valid entry of a tree",
-            Self::Contradiction => "lines that agree with those before",
+            Self::HardwareWrite => "the access flag, or S2AP[1] if DBM is set, set in a valid entry of a tree",
+            Self::Contradiction => "lines that agree with the earlier ones",
         }
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The crates with all mutants of values inside: a workspace below `target/`, made of this one's files.
+//! The crates with all mutants of values: a workspace below `target/`, made from this workspace's files.
 //!
-//! A change that does not compile (a difference of two addresses is no address) is found by the compiler, and left out.
-//! Invariant: nothing outside that workspace is written, and a file that would stay the same is not written either, so that
-//! Cargo builds what changed.
+//! A change that does not compile is left out: for example, the difference of two addresses is not an address.
+//! Invariant: no file outside that workspace is written. An unchanged file is not rewritten, so Cargo builds only what
+//! changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,27 +20,28 @@ use super::rewrite::rewrite;
 use super::sites::{Shape, Sites, Value};
 use crate::subprocess;
 
-/// The crates that are built: those that are mutated, and what the hypervisor's files need.
+/// The crates that are built: the mutated ones, and those that the hypervisor's files need.
 const MEMBERS: [&str; 4] = ["crates/abi", "crates/stage2", "crates/memory", HOSTED_HYPERVISOR];
-/// The crates that are mutated: the directory, and the name.
+/// The mutated crates: the directory and the package's name.
 const MUTATED_MEMBERS: [(&str, &str); 3] = [
     ("crates/stage2", "twofold-stage2"),
     ("crates/memory", "twofold-memory"),
     (HOSTED_HYPERVISOR, "twofold-fuzz-hypervisor"),
 ];
-/// The crate that compiles files of the hypervisor for a host.
+/// The crate that compiles files of the hypervisor for the host.
 const HOSTED_HYPERVISOR: &str = "fuzz/hypervisor";
 /// The hypervisor's own files.
 const HYPERVISOR: &str = "crates/hypervisor/src/";
-/// Those of its files that read outside bytes, which the fuzzer judges.
+/// The hypervisor's files that parse untrusted input. The fuzzer judges these.
 const READERS: [&str; 4] = ["board.rs", "config.rs", "device_tree.rs", "load.rs"];
-/// Those that are to be mutated, and are only if a host can compile them.
+/// The hypervisor's files that should be mutated; this requires that the host can compile them.
 const WANTED: [&str; 4] = ["inject.rs", "psci.rs", "vcpu.rs", "world.rs"];
-/// The directories whose sources are mutated as a whole, one a crate.
+/// The directories whose sources are all mutated, one for each crate.
 const MUTATED: [&str; 2] = ["crates/stage2/src", "crates/memory/src"];
-/// Sources without values of the engine's own: primitives, whose mutants are those of calls; tests; what benches compare.
+/// Sources that are not mutated here: primitives, which have mutants of calls; tests; baselines, which only benches
+/// use.
 const NOT_MUTATED: [&str; 6] = ["/primitive/", "/loom/", "/arm64.rs", "/baselines.rs", "/audit.rs", "/tests.rs"];
-/// The switch's crate.
+/// The source of the switch's crate.
 const SWITCH: &str = include_str!("switch.rs");
 
 /// The workspace with mutants.
@@ -52,12 +53,12 @@ pub struct Copy {
     sites: Sites,
     /// Nodes that do not compile, by file and index.
     left_out: BTreeSet<(String, usize)>,
-    /// Where nodes are in the files that were written.
+    /// The positions of nodes in the written files.
     written: BTreeMap<String, Vec<(usize, Range<usize>)>>,
 }
 
 impl Copy {
-    /// Reads the sources of the checkout at `root`; the workspace is going to be at `place`.
+    /// Reads the sources of the checkout at `root`, and prepares the workspace at `place`.
     pub fn new(root: &Path, place: &Path) -> anyhow::Result<Self> {
         let (sites, texts) = read(root)?;
         let (left_out, written) = (BTreeSet::new(), BTreeMap::new());
@@ -67,7 +68,7 @@ impl Copy {
         Ok(copy)
     }
 
-    /// Writes the sources, and leaves out what does not compile.
+    /// Writes the sources, and leaves out changes that do not compile.
     pub fn compile(&mut self) -> anyhow::Result<()> {
         for _ in 0..MOST_ATTEMPTS {
             self.write_sources()?;
@@ -102,7 +103,7 @@ impl Copy {
         judges.retain(|(of, ..)| wanted.contains(of));
         let targets: BTreeSet<_> = judges.iter().map(|(_, target)| target.as_str()).collect();
         command.args(targets.iter().filter(|target| !target.starts_with("twofold_")).flat_map(|name| ["--test", name]));
-        // A feature of a package that is not built is an error.
+        // Cargo refuses a feature of a package that is not built.
         let features =
             FEATURES.split(',').filter(|feature| wanted.iter().any(|name| feature.contains(&format!("-{name}/"))));
         command.arg("--features").arg(features.collect::<Vec<_>>().join(","));
@@ -123,12 +124,12 @@ impl Copy {
         Ok(programs)
     }
 
-    /// Builds the model checker's tests, which judge what happens where CPUs meet.
+    /// Builds the model checker's tests, which judge concurrent accesses.
     pub fn build_orders(&self) -> anyhow::Result<TestProgram> {
         let package = ["--package", "twofold-stage2", "--features", "twofold-stage2/checked"];
         let mut command = self.cargo(&["test", "--no-run", "--message-format=json", "--lib"]);
         command.args(package).env("RUSTFLAGS", "--cap-lints allow --cfg loom");
-        // With other flags everything is built anew: apart, so that nothing else is.
+        // A separate directory, because other flags would invalidate every other build.
         command.env("CARGO_TARGET_DIR", self.target.with_file_name("loom"));
         let output = command.stdin(Stdio::null()).output().context("cargo does not start")?;
         if !output.status.success() {
@@ -141,7 +142,7 @@ impl Copy {
         Ok(TestProgram { name, program, directory, filter: "loom::", preemptions: 1, meetings_only: false })
     }
 
-    /// The test programs that judge: each test of the hosted hypervisor, and those that are named.
+    /// Returns the test programs that judge: those of [`JUDGES`], and each test of the hosted hypervisor.
     fn judges(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
         let mut judges: Vec<_> = JUDGES.iter().map(|(of, target)| (*of, (*target).to_owned())).collect();
         for test in files(&self.place.join(HOSTED_HYPERVISOR).join("tests"))? {
@@ -150,22 +151,22 @@ impl Copy {
         Ok(judges)
     }
 
-    /// A command of Cargo's in the workspace.
+    /// Returns a call of Cargo in the workspace.
     fn cargo(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("cargo");
         command.current_dir(&self.place).args(arguments).args(["--offline"]);
         command.env("CARGO_TARGET_DIR", &self.target);
-        // What is generated is not to be read.
+        // Lints are off, because the generated code is not for reading.
         command.env("RUSTFLAGS", "--cap-lints allow");
-        // The switch alone needs it: a const function that is evaluated in two ways.
+        // Only the switch needs an unstable feature: a const function with a different body at run time.
         command.env("RUSTC_BOOTSTRAP", "twofold_mutant");
-        // A little faster than a debug build, with its assertions, and built in half the time that level 2 takes.
+        // Level 1 is a little faster than a debug build, keeps the assertions, and builds in half the time of level 2.
         command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1").env("CARGO_PROFILE_DEV_DEBUG", "none");
         command
     }
 
-    /// The mutants, each with the number by which it is chosen; how many sites cannot be switched; and how many changes do
-    /// not compile.
+    /// Returns the mutants, each with the number that selects it; the number of sites that cannot be switched; and the
+    /// number of changes that do not compile.
     pub fn mutants(&self) -> (Vec<(u32, Value)>, usize, usize) {
         let open = self.sites.nodes.iter().flat_map(|(file, nodes)| {
             nodes.iter().enumerate().filter(|(index, _)| !self.left_out.contains(&(file.clone(), *index)))
@@ -216,7 +217,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Leaves out the innermost node around each place that the compiler complains of.
+    /// Leaves out the innermost node around each place of a compiler error.
     fn leave_out(&mut self, error: &Diagnostic) {
         for span in error.spans.iter().filter(|span| span.is_primary) {
             let file = plain(&span.file_name);
@@ -230,15 +231,15 @@ impl Copy {
     }
 }
 
-/// Downloads what the lock file names: the workspace is built without a network, so that its copy of the lock file stays as
-/// it is, but for the switch's crate.
+/// Downloads the packages of the lock file. The workspace is then built offline, so that its copy of the lock file
+/// changes only by the switch's crate.
 fn fetch(root: &Path) -> anyhow::Result<()> {
     let mut command = Command::new("cargo");
     command.current_dir(root).args(["fetch", "--locked"]);
     subprocess::quiet(&mut command)
 }
 
-/// The test programs: a package and a target.
+/// The test programs: package and target.
 const JUDGES: [(&str, &str); 9] = [
     ("stage2", "twofold_stage2"),
     ("stage2", "walk"),
@@ -250,7 +251,7 @@ const JUDGES: [(&str, &str); 9] = [
     ("memory", "heap"),
     ("memory", "model"),
 ];
-/// The features that the copy is built with, which its tests need.
+/// The features that the tests of the copy need.
 const FEATURES: &str = "twofold-stage2/checked,twofold-memory/baselines";
 const MOST_ATTEMPTS: u32 = 40;
 const SWITCH_MANIFEST: &str = "\
@@ -261,12 +262,13 @@ edition = \"2024\"
 publish = false
 ";
 
-/// The package whose tests judge a file's mutants: its own. What only another crate's tests notice is noticed by luck.
+/// Returns the package whose tests judge a file's mutants: the file's own. If only another crate's tests catch a
+/// mutant, they do so by luck.
 pub fn judge_of(file: &str) -> &str {
     file.split('/').nth(1).unwrap_or_default()
 }
 
-/// The mutants of the checkout at `root`, and the texts of the files that have them.
+/// Returns the mutants of the checkout at `root`, and the texts of the mutated files.
 pub fn read(root: &Path) -> anyhow::Result<(Sites, BTreeMap<String, String>)> {
     let mut sites = Sites::default();
     let mut texts = BTreeMap::new();
@@ -290,7 +292,7 @@ pub fn read(root: &Path) -> anyhow::Result<(Sites, BTreeMap<String, String>)> {
     Ok((sites, texts))
 }
 
-/// The hypervisor's files that are mutated: those that the hosted hypervisor has by path.
+/// Returns the hypervisor's files that are mutated: those that the hosted hypervisor includes by path.
 fn hosted(root: &Path) -> anyhow::Result<Vec<String>> {
     let library = root.join(HOSTED_HYPERVISOR).join("src/lib.rs");
     let text = fs::read_to_string(&library).with_context(|| format!("cannot read {}", library.display()))?;
@@ -309,14 +311,14 @@ fn hosted(root: &Path) -> anyhow::Result<Vec<String>> {
     Ok(found)
 }
 
-/// The files that no host compiles though their values are to be mutated.
+/// Returns the files of [`WANTED`] that the host cannot compile.
 pub fn missing(root: &Path) -> anyhow::Result<Vec<String>> {
     let hosted = hosted(root)?;
     let wanted = WANTED.iter().map(|name| format!("{HYPERVISOR}{name}"));
     Ok(wanted.filter(|file| !hosted.contains(file)).collect())
 }
 
-/// A path without `..`: a file that is a module by path has some.
+/// Removes `..` from a path: the path of a module that is included by path has some.
 fn plain(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -329,7 +331,7 @@ fn plain(path: &str) -> String {
     parts.join("/")
 }
 
-/// The values that a node changes, by index.
+/// Returns the indexes of the values that a node changes.
 fn indexes(shape: &Shape) -> Vec<usize> {
     match shape {
         Shape::Binary { others, .. } => others.iter().map(|(index, _)| *index).collect(),
@@ -339,7 +341,7 @@ fn indexes(shape: &Shape) -> Vec<usize> {
     }
 }
 
-/// The workspace's manifest with fewer members.
+/// Returns the workspace's manifest with fewer members.
 fn workspace(text: &str) -> anyhow::Result<String> {
     let rest = text.split_once("[workspace.package]").context("Cargo.toml has no [workspace.package]")?.1;
     let members = MEMBERS.iter().map(|member| format!("\"{member}\", "));
@@ -356,7 +358,7 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     fs::write(path, bytes).with_context(words)
 }
 
-/// The files below a directory, in order.
+/// Returns the files below a directory, in order.
 fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
@@ -367,7 +369,7 @@ fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// One line of Cargo's.
+/// One message of Cargo.
 #[derive(Deserialize)]
 struct Message {
     message: Option<Diagnostic>,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The mutants of values: a comparison's bound, a condition, an operator, a literal, a constant.
+//! Mutants of values: of a comparison's bound, a condition, an operator, a literal, or a constant.
 //!
-//! They are put into a copy of the sources below `target/`, all in one build, and one of them is chosen at run time. The
-//! list comes from the source ([`sites`]). Invariant: a mutant counts as caught only where a test failed that had evaluated
-//! it, or ran into the limit on evaluations. One that runs into the watchdog's time is named, and is not caught.
+//! A copy of the sources below `target/` contains all of them in one build, and one is selected at run time. The list
+//! comes from the source ([`sites`]). Invariant: a mutant counts as caught only if a test that evaluated it failed or
+//! reached the limit on evaluations. A mutant that reaches the watchdog's time limit is reported, and is not caught.
 
 mod copy;
 mod excused;
@@ -24,7 +24,7 @@ use crate::workspace::Workspace;
 use copy::Copy;
 use sites::{Kind, Value};
 
-/// The values that are asked for, and how to judge them.
+/// The outcomes of the selected mutants.
 #[derive(Debug)]
 pub struct Report {
     rows: Vec<(Value, Outcome)>,
@@ -36,17 +36,17 @@ pub struct Report {
     missing: Vec<String>,
 }
 
-/// Every this-many-th mutant is one of the quick ones.
+/// `--quick` takes one mutant out of this number.
 const QUICK: usize = 24;
 
-/// The names and labels of the mutants that are asked for.
+/// Returns the names and labels of the mutants that the options select.
 pub fn list(root: &Path, options: &MutantsOptions) -> anyhow::Result<Vec<String>> {
     let all = copy::read(root)?.0.values;
     let all = all.into_iter().enumerate().map(|(index, value)| (index as u32 + 1, value)).collect();
     Ok(choose(all, options).iter().map(|(_, value)| value.to_string()).collect())
 }
 
-/// Judges the mutants that are asked for, `jobs` at a time.
+/// Judges the mutants that the options select, `jobs` at a time.
 pub fn judge(workspace: &Workspace, options: &MutantsOptions, jobs: usize, steps: &Steps) -> anyhow::Result<Report> {
     let place = workspace.mutants().join("values");
     let mut copy = Copy::new(workspace.root(), &place)?;
@@ -85,8 +85,7 @@ pub fn judge(workspace: &Workspace, options: &MutantsOptions, jobs: usize, steps
     if !left.is_empty() {
         let orders = steps.step("orders", || {
             let orders = Tests::measure(vec![copy.build_orders()?], &place, jobs, workspace.stop())?;
-            let words =
-                format!("{} tests of the model checker's, for {} mutants that are left", orders.count(), left.len());
+            let words = format!("{} tests of the model checker, for {} remaining mutants", orders.count(), left.len());
             Ok((orders, words))
         })?;
         let judged = steps.step("mutants", || {
@@ -109,22 +108,22 @@ pub fn judge(workspace: &Workspace, options: &MutantsOptions, jobs: usize, steps
     Ok(Report { rows, skipped, lost, missing: copy::missing(workspace.root())? })
 }
 
-/// Whether a mutant was neither caught nor is excused.
+/// Returns whether a mutant was not caught and is not excused.
 fn is_survivor(value: &Value, outcome: &Outcome) -> bool {
     !outcome.is_caught() && excused::reason(value).is_none()
 }
 
-/// Whether the model checker's tests may catch what the others let pass: they are tests of the engine.
+/// Returns whether the model checker's tests, which test the engine, may still catch a surviving mutant.
 fn is_for_orders(value: &Value) -> bool {
     copy::judge_of(&value.file) == "stage2"
 }
 
-/// Whether a test program is of the mutant's own crate.
+/// Returns whether a test program belongs to the mutant's own crate.
 fn is_own(program: &TestProgram, value: &Value) -> bool {
     program.name.split(' ').next() == Some(copy::judge_of(&value.file))
 }
 
-/// The mutants that are asked for.
+/// Returns the mutants that the options select.
 fn choose(mut values: Vec<(u32, Value)>, options: &MutantsOptions) -> Vec<(u32, Value)> {
     if !options.only.is_empty() {
         let names = |value: &Value| [value.to_string(), value.label()];
@@ -138,23 +137,23 @@ fn choose(mut values: Vec<(u32, Value)>, options: &MutantsOptions) -> Vec<(u32, 
 }
 
 impl Report {
-    /// How many were caught, and how many there are.
+    /// Returns the number of caught mutants, and of all mutants.
     pub fn caught(&self) -> (usize, usize) {
         (self.rows.iter().filter(|(_, outcome)| outcome.is_caught()).count(), self.rows.len())
     }
 
-    /// Whether all were caught that are not excused.
+    /// Returns whether every mutant was caught or is excused.
     pub fn is_good(&self) -> bool {
         self.rows.iter().all(|(value, outcome)| outcome.is_caught() || excused::reason(value).is_some())
     }
 
-    /// For people.
+    /// Formats the report.
     pub fn shown(&self) -> String {
         let mut text = String::new();
         for (value, outcome) in &self.rows {
             match (outcome.is_caught(), excused::reason(value)) {
                 (false, Some(reason)) => text += &format!("excused: {value}: {reason}\n"),
-                (true, Some(_)) => text += &format!("caught, and excused for nothing: {value}\n"),
+                (true, Some(_)) => text += &format!("caught although excused: {value}\n"),
                 (_, None) => {}
             }
         }
@@ -174,7 +173,7 @@ impl Report {
         )
     }
 
-    /// For programs.
+    /// Returns the report as JSON.
     pub fn json(&self) -> Json {
         let rows = self.rows.iter().map(|(value, outcome)| {
             json!({

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A file's text with a switch at each of its nodes.
+//! Rewrites a file's text, with a switch at each of its nodes.
 //!
-//! Invariant: with no mutant chosen the new text means what the old one does, each operand is evaluated once and in the
-//! order of the text, and each line keeps its number.
+//! Invariant: if no mutant is selected, the new text has the meaning of the old one. Each operand is evaluated once, in
+//! the order of the text. Each line keeps its number.
 
 use std::ops::Range;
 
@@ -13,19 +13,18 @@ use super::sites::{Node, Shape};
 pub struct Rewritten {
     /// The new text.
     pub text: String,
-    /// For each node that is in it, its index and its bytes in the new text.
+    /// For each node in the new text: its index and its bytes there.
     pub nodes: Vec<(usize, Range<usize>)>,
 }
 
-/// Rewrites `text` with those of `nodes` that `is_in` selects by index. A node comes before those inside it.
+/// Rewrites `text` with those of `nodes` that `is_in` selects by index. A node must come before the nodes inside it.
 pub fn rewrite(text: &str, nodes: &[Node], is_in: impl Fn(usize) -> bool) -> Rewritten {
     let mut edits: Vec<Edit> = Vec::new();
     for (index, node) in nodes.iter().enumerate().filter(|(index, _)| is_in(*index)) {
         let (open, middle, close) = pieces(node, text);
         let Range { start, end } = node.bytes;
-        // At one place what ends comes before what begins; of two that begin there the outer one comes first, of two that
-        // end there the inner one.
-        // What takes the place of a `!` goes around its operand.
+        // At one position, ends come before beginnings. Of two beginnings the outer node comes first; of two ends the
+        // inner node. The text that replaces a `!` goes around its operand.
         let begin = start..start + usize::from(matches!(node.shape, Shape::Not(_)));
         edits.push(Edit { at: begin, order: (2, index as isize), text: open, node: Some((index, true)) });
         edits.extend(middle.map(|(at, text)| Edit { at, order: (1, 0), text, node: None }));
@@ -62,7 +61,7 @@ struct Edit {
     node: Option<(usize, bool)>,
 }
 
-/// What stands before a node, instead of its middle, and behind it.
+/// Returns the text before a node, the replacement of its middle, and the text after it.
 fn pieces(node: &Node, text: &str) -> (String, Option<(Range<usize>, String)>, String) {
     match &node.shape {
         Shape::Binary { operator, by_reference, others } => {
@@ -75,7 +74,7 @@ fn pieces(node: &Node, text: &str) -> (String, Option<(Range<usize>, String)>, S
             (format!("(match ({reference}("), Some((operator.clone(), middle)), close)
         }
         Shape::Method { middle, name, other: (index, other) } => {
-            // The call's own parenthesis ends the tuple.
+            // The call's own closing parenthesis ends the tuple.
             let close = format!(" {{ (a, b) => if {} {{ a.{other}(b) }} else {{ a.{name}(b) }} }})", on(*index));
             ("(match (".to_owned(), Some((middle.clone(), ", ".to_owned())), close)
         }
@@ -95,7 +94,7 @@ fn pieces(node: &Node, text: &str) -> (String, Option<(Range<usize>, String)>, S
     }
 }
 
-/// Whether the value with this index is chosen. The switch counts from 1: 0 is no mutant.
+/// Returns the condition that the value with this index is selected. The switch counts from 1; 0 selects no mutant.
 fn on(index: usize) -> String {
     format!("::twofold_mutant::on({})", index + 1)
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The list of all mutants of values, from the source.
 //!
-//! A [`Node`] is a place in a file, and a [`Value`] is one change of it. A constant is one value with a node for each of its
-//! uses. Invariant: each node lies inside a function's body and is evaluated at run time; what is not is counted in
-//! [`Sites::skipped`].
+//! A [`Node`] is a place in a file, and a [`Value`] is one change of it. A constant is one value with a node for each
+//! use. Invariant: each node is inside a function's body and is evaluated at run time. [`Sites::skipped`] counts the
+//! other places.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,42 +19,42 @@ use super::super::source::is_aside;
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
-    /// Its file, from the top of the checkout.
+    /// The file, relative to the top of the checkout.
     pub file: String,
     /// Line, from 1.
     pub line: usize,
     /// Column, from 1, in characters.
     pub column: usize,
-    /// The function that it is in, or the constant that it is.
+    /// The function that contains the expression, or the constant itself.
     pub function: String,
     /// The kind.
     pub kind: Kind,
-    /// The expression, and what becomes of it.
+    /// The expression, and its replacement.
     pub change: String,
-    /// Counts equal changes in the same function, from 1.
+    /// The ordinal among equal changes in the same function, from 1.
     pub number: usize,
 }
 
-/// What is changed.
+/// The kinds of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// The bound of a comparison: `<` as `<=`, `==` as `!=`, `min` as `max`.
     Bound,
-    /// A condition, or one operand of `&&` or `||`, is missing.
+    /// A condition, or one operand of `&&` or `||`, is left out.
     Condition,
-    /// An arithmetic or logical operator is exchanged; a `!` or a compound assignment is missing.
+    /// An arithmetic or logical operator is exchanged; a `!` or a compound assignment is left out.
     Operator,
     /// A literal.
     Literal,
-    /// A named constant: its lowest bit is missing, or it has one bit more.
+    /// A named constant has its lowest bit cleared, or one bit more.
     Constant,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Bound, Self::Condition, Self::Operator, Self::Literal, Self::Constant];
 
-    /// In one word.
+    /// Returns the kind's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bound => "bound",
@@ -66,7 +66,7 @@ impl Kind {
     }
 }
 
-/// As `--only` takes it.
+/// The form that `--only` takes.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.label())
@@ -74,7 +74,7 @@ impl fmt::Display for Value {
 }
 
 impl Value {
-    /// What stays the same when lines are added: the function and the change.
+    /// Returns a name that does not depend on line numbers: the function and the change.
     pub fn label(&self) -> String {
         let number = if self.number > 1 { format!(" #{}", self.number) } else { String::new() };
         format!("{}: {}{number}", self.function, self.change)
@@ -86,18 +86,18 @@ impl Value {
 pub struct Node {
     /// The expression's bytes.
     pub bytes: Range<usize>,
-    /// How.
+    /// The form of the rewriting.
     pub shape: Shape,
 }
 
-/// How an expression is rewritten. Each alternative has the index of its [`Value`].
+/// The form in which an expression is rewritten. Each alternative has the index of its [`Value`].
 #[derive(Clone, Debug)]
 pub enum Shape {
     /// `left op right`, with these other operators.
     Binary {
         /// The operator's bytes.
         operator: Range<usize>,
-        /// Whether the operands are compared by reference: a value may not be movable.
+        /// Whether the operands are compared by reference, because a value may not be movable.
         by_reference: bool,
         /// Other operators.
         others: Vec<(usize, &'static str)>,
@@ -108,37 +108,37 @@ pub enum Shape {
         middle: Range<usize>,
         /// The method.
         name: String,
-        /// The other one.
+        /// The other method.
         other: (usize, &'static str),
     },
-    /// A condition that is taken for true, for false, or either.
+    /// A condition that is replaced by true, by false, or by either.
     Condition {
-        /// Always true.
+        /// The value that makes it always true.
         yes: Option<usize>,
-        /// Always false.
+        /// The value that makes it always false.
         no: Option<usize>,
     },
     /// `!operand` without the `!`.
     Not(usize),
     /// A statement that is left out.
     Dropped(usize),
-    /// Other expressions in its place.
+    /// Other expressions that replace it.
     Instead(Vec<(usize, String)>),
 }
 
-/// All that was found.
+/// The mutants that were found.
 #[derive(Debug, Default)]
 pub struct Sites {
-    /// The changes. The index is what nodes name.
+    /// The changes. Nodes refer to them by index.
     pub values: Vec<Value>,
-    /// Each file's nodes. A node comes before those inside it.
+    /// The nodes of each file. A node comes before the nodes inside it.
     pub nodes: BTreeMap<String, Vec<Node>>,
     /// Sites that cannot be switched at run time: in constants, patterns, and lengths of arrays.
     pub skipped: usize,
 }
 
 impl Sites {
-    /// Reads the files of one crate: each with its text. `only` says which of them are mutated.
+    /// Reads the files of one crate, each with its text.
     pub fn read(&mut self, files: &[(String, String)]) -> anyhow::Result<()> {
         let mut parsed = Vec::new();
         let mut constants = Constants::default();
@@ -174,13 +174,13 @@ struct Constants {
 
 struct Constant {
     file: String,
-    /// The type or the function that it belongs to.
+    /// The type or the function that the constant belongs to.
     owner: Option<String>,
     name: String,
     line: usize,
     column: usize,
     text: String,
-    /// Its changes, once a use was found.
+    /// The constant's changes; empty until a use is found.
     values: Vec<(usize, String)>,
 }
 
@@ -219,7 +219,7 @@ impl Constants {
                 self.owner = outer;
             }
             fn visit_signature(&mut self, signature: &'ast Signature) {
-                // A constant inside a function belongs to that; the next function sets its own.
+                // A constant inside a function belongs to that function; the next function sets its own name.
                 self.owner = Some(signature.ident.to_string());
             }
             fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
@@ -242,7 +242,7 @@ impl Constants {
         Finder { constants: self, file, owner: None }.visit_file(syntax);
     }
 
-    /// The constant that `path` means in a function of `scope`; `None` where that is not clear.
+    /// Returns the constant that `path` names in a function of `scope`, or `None` if that is ambiguous.
     fn find(&mut self, file: &str, scope: &Scope, path: &syn::Path) -> Option<&mut Constant> {
         let mut segments = path.segments.iter().rev().map(|segment| segment.ident.to_string());
         let name = segments.next()?;
@@ -268,15 +268,15 @@ impl Constants {
     }
 }
 
-/// Where the reader is.
+/// The reader's position.
 #[derive(Clone, Default)]
 struct Scope {
-    /// The type whose functions these are.
+    /// The type around the current function.
     owner: Option<String>,
-    /// The function; `None` outside of any.
+    /// The function; `None` outside of all functions.
     function: Option<String>,
     is_const: bool,
-    /// Whether what is read is evaluated by the compiler.
+    /// Whether the compiler evaluates the code.
     is_constant: bool,
 }
 
@@ -308,7 +308,7 @@ impl Reader<'_> {
         self.within(Scope { is_constant: true, ..self.scope.clone() }, work);
     }
 
-    /// Whether a site here can be switched; counts it if it cannot.
+    /// Returns whether a site here can be switched at run time; counts a site that cannot.
     fn is_open(&mut self) -> bool {
         let is_open = self.scope.function.is_some() && !self.scope.is_constant;
         self.sites.skipped += usize::from(!is_open);
@@ -339,7 +339,7 @@ impl Reader<'_> {
         self.text.get(bytes.clone()).unwrap_or_default().to_owned()
     }
 
-    /// A condition as a whole. A chain's parts are looked at one by one.
+    /// Adds the mutants of a whole condition. The operands of a chain are handled one by one.
     fn condition(&mut self, expression: &Expr, may_be_true: bool) {
         let is_chain = matches!(expression, Expr::Binary(binary) if matches!(binary.op, BinOp::And(_) | BinOp::Or(_)));
         if is_chain || matches!(expression, Expr::Let(_) | Expr::Lit(_)) || !self.is_open() {
@@ -375,7 +375,7 @@ impl Reader<'_> {
             Shl(_) => (Kind::Operator, ">>"),
             Shr(_) => (Kind::Operator, "<<"),
             BinOp::And(_) | BinOp::Or(_) => return self.operands(binary),
-            // The others change their left side.
+            // The other operators are compound assignments.
             _ => return self.dropped(binary),
         };
         if !self.is_open() {
@@ -386,13 +386,13 @@ impl Reader<'_> {
         let (was, bytes) = (self.text_of(&(left.start..right.end)), left.start..right.end);
         let becomes = format!("{} {other} {}", self.text_of(&left), self.text_of(&right));
         let index = self.value(kind, binary.span(), &was, &becomes);
-        // The operands of a comparison in a const function are integers: a reference to one is compared by a trait, which
-        // the compiler does not evaluate.
+        // In a const function the operands of a comparison are integers. References to them would be compared by a
+        // trait, which the compiler cannot evaluate.
         let by_reference = kind == Kind::Bound && !self.scope.is_const;
         self.node(bytes, Shape::Binary { operator, by_reference, others: vec![(index, other)] });
     }
 
-    /// Each operand of `&&` and `||` may be missing.
+    /// Adds the mutants that leave out one operand of `&&` or `||`.
     fn operands(&mut self, binary: &syn::ExprBinary) {
         let is_and = matches!(binary.op, BinOp::And(_));
         for operand in [&binary.left, &binary.right] {
@@ -435,7 +435,7 @@ impl Reader<'_> {
         }
         let Some(constant) = self.constants.find(self.file, &self.scope, &path.path) else { return };
         if self.scope.function.is_none() || self.scope.is_constant {
-            // The constant that is made of it is changed itself.
+            // The constant that uses this one has mutants of its own.
             return;
         }
         if constant.values.is_empty() {
@@ -569,7 +569,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 
     fn visit_expr_if(&mut self, expression: &'ast syn::ExprIf) {
-        // The compiler decides, and what is there for the model checker alone is left out.
+        // The compiler decides a `cfg!`. The branch for the model checker is left out.
         if matches!(&*expression.cond, Expr::Macro(asked) if asked.mac.path.is_ident("cfg")) {
             if let Some((_, otherwise)) = &expression.else_branch {
                 self.visit_expr(otherwise);
@@ -581,7 +581,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 
     fn visit_expr_while(&mut self, expression: &'ast syn::ExprWhile) {
-        // One that is always true has no end, which says nothing.
+        // A condition that is always true would loop for ever, which shows nothing.
         self.condition(&expression.cond, false);
         visit::visit_expr_while(self, expression);
     }
@@ -615,7 +615,8 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 }
 
-/// Other values of a literal: one more for a decimal number; for a mask, its lowest bit missing, and one bit more.
+/// Returns other values of a literal: for a decimal number, one more; for a mask, its lowest bit cleared, and one bit
+/// more.
 fn numbers(literal: &syn::LitInt) -> Vec<String> {
     let Ok(value) = literal.base10_parse::<u128>() else { return Vec::new() };
     let suffix = literal.suffix();
@@ -633,7 +634,7 @@ fn numbers(literal: &syn::LitInt) -> Vec<String> {
     }
 }
 
-/// Whether the code is a test's, an observer's, the benches', another processor's, or prints.
+/// Returns whether the code belongs to tests, to observers, to benches, or to another processor.
 fn is_elsewhere(attributes: &[Attribute]) -> bool {
     let names = ["mutants", "\"baselines\"", "target_arch"];
     let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
@@ -644,7 +645,7 @@ fn is_elsewhere(attributes: &[Attribute]) -> bool {
     is_aside(attributes) || conditions.into_iter().any(is_named)
 }
 
-/// Whether a function only prints.
+/// Returns whether a function only formats output.
 fn formats(signature: &Signature) -> bool {
     quote::ToTokens::to_token_stream(&signature.inputs).to_string().contains("Formatter")
 }
@@ -653,7 +654,7 @@ fn is_integer(kind: &Type) -> bool {
     name_of(kind).is_some_and(|name| ["u8", "u16", "u32", "u64", "usize", "i64"].contains(&name.as_str()))
 }
 
-/// The last name of a type's path.
+/// Returns the last segment of a type's path.
 fn name_of(kind: &Type) -> Option<String> {
     match kind {
         Type::Path(path) => path.path.segments.last().map(|segment| segment.ident.to_string()),
@@ -662,13 +663,13 @@ fn name_of(kind: &Type) -> Option<String> {
     }
 }
 
-/// The module that a file is: its name, or its directory's for `mod.rs`.
+/// Returns the module of a file: the file's name, or its directory's name for `mod.rs`.
 fn module(file: &str) -> String {
     let mut parts = file.trim_end_matches(".rs").trim_end_matches("/mod").rsplit('/');
     parts.next().unwrap_or_default().to_owned()
 }
 
-/// On one line, with single spaces.
+/// Joins a text to one line with single spaces.
 fn squeezed(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -728,7 +729,7 @@ mod tests {
         assert_eq!(labels(text), (Vec::new(), 0));
     }
 
-    /// A file, a function and a change name one mutant, which is what excuses rely on.
+    /// A file, a function and a change name exactly one mutant; the excuses rely on that.
     #[test]
     fn names_are_unique() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The switch between mutants: a crate of its own, beside the rewritten copies of the others.
+//! The switch between mutants: a separate crate beside the rewritten copies of the others.
 //!
-//! `TWOFOLD_MUTANT=N` chooses mutant N. `TWOFOLD_REACHED=FILE` writes to the file which mutants are evaluated, and how many
-//! evaluations there are. `TWOFOLD_EVALUATIONS=N` ends the process after N of them: that is how an endless loop is found
+//! `TWOFOLD_MUTANT=N` selects mutant N. `TWOFOLD_REACHED=FILE` writes the evaluated mutants and the number of
+//! evaluations to the file. `TWOFOLD_EVALUATIONS=N` ends the process after N evaluations, which finds an endless loop
 //! without a clock.
 
 #![feature(const_eval_select, core_intrinsics)]
@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-/// Whether mutant `id` is chosen; in what the compiler evaluates none is.
+/// Returns whether mutant `id` is selected. Returns false in code that the compiler evaluates.
 #[inline(always)]
 pub const fn on(id: u32) -> bool {
     const fn constant(_: u32) -> bool {
@@ -23,9 +23,9 @@ pub const fn on(id: u32) -> bool {
     core::intrinsics::const_eval_select((id,), constant, is_chosen)
 }
 
-/// Not known yet.
+/// The environment was not read yet.
 const UNKNOWN: u32 = u32::MAX;
-/// None is chosen, and each evaluation is recorded.
+/// No mutant is selected, and each evaluation is recorded.
 const RECORDED: u32 = u32::MAX - 1;
 
 static CHOSEN: AtomicU32 = AtomicU32::new(UNKNOWN);
@@ -35,7 +35,7 @@ static LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
 #[inline(always)]
 fn is_chosen(id: u32) -> bool {
     let chosen = CHOSEN.load(Relaxed);
-    // Two threads may lose a count between them: the limit is far above what is usual.
+    // Two threads may lose a count. That is harmless, because the limit is far above the usual number.
     let evaluations = EVALUATIONS.load(Relaxed) + 1;
     EVALUATIONS.store(evaluations, Relaxed);
     if chosen >= RECORDED || chosen == id || evaluations > LIMIT.load(Relaxed) { rare(id, evaluations) } else { false }
@@ -74,8 +74,8 @@ fn record(id: u32, evaluations: u64) {
     if is_new || evaluations.is_power_of_two() {
         let open = || OpenOptions::new().create(true).append(true).open(std::env::var_os("TWOFOLD_REACHED")?).ok();
         if let Some(mut file) = FILE.get_or_init(open).as_ref() {
-            // A test may have filled the heap: the line is made on the stack. It is written in one piece, since threads
-            // share the file.
+            // A test may have filled the heap, so the line is formatted on the stack. It is written by one call,
+            // because threads share the file.
             let mut line = [0; 40];
             let mut rest = &mut line[..];
             let _ = writeln!(rest, "{id} {evaluations}");

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The same experiment, once by the kernel's own program and once by ours: whether `--on kvm` measures what that measures.
+//! Compares the same experiment by the kernel's own program and by ours: whether `--on kvm` measures the same.
 //!
-//! Invariant: they agree only when the same pages were dirty in each round; a cost that is near is no excuse for another
-//! page.
+//! Invariant: the two agree only if the same pages were dirty in each round, however close their costs are.
 
 use anyhow::ensure;
 use serde::Serialize;
@@ -13,28 +12,28 @@ use super::calls::DirtyLog;
 /// One experiment by both.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compared {
-    /// How it is set up.
+    /// The configuration.
     pub experiment: Experiment,
-    /// What the kernel's program came to.
+    /// The figures of the kernel's program.
     pub kernels: DirtyLog,
-    /// What ours came to.
+    /// The figures of our program.
     pub ours: DirtyLog,
 }
 
-/// How much more `ours` is, in percent.
+/// Returns how far `ours` exceeds `kernels`, in percent.
 pub fn percent(kernels: u64, ours: u64) -> f64 {
     (ours as f64 / kernels as f64 - 1.0) * 100.0
 }
 
 impl Compared {
-    /// Instructions of the last round, the kernel's and ours: its writes, and what clears.
+    /// Returns the instructions of the last round, as (kernel's, ours): of its writes, and of the call that clears.
     pub fn costs(&self) -> [(u64, u64); 2] {
         let (kernels, ours) = (self.kernels.last(), self.ours.last());
         let dirty = (kernels.dirty, ours.dirty);
         [dirty, (kernels.clear.unwrap_or(kernels.get), ours.clear.unwrap_or(ours.get))]
     }
 
-    /// The rounds in which other pages were dirty.
+    /// Returns the rounds in which the dirty pages differ.
     pub fn rounds_unlike(&self) -> impl Iterator<Item = usize> + '_ {
         let unlike = |number: &usize| {
             self.ours.rounds.get(*number).is_none_or(|ours| ours.bitmap != self.kernels.rounds[*number].bitmap)
@@ -42,7 +41,7 @@ impl Compared {
         (0..self.kernels.rounds.len()).filter(unlike)
     }
 
-    /// Whether both agree: on what is dirty, and within `tolerance` percent on what it costs.
+    /// Checks that both agree on the dirty pages, and on the costs within `tolerance` percent.
     pub fn check(&self, tolerance: f64) -> anyhow::Result<()> {
         let Self { experiment, kernels, ours } = self;
         let unlike: Vec<_> = self.rounds_unlike().collect();
@@ -51,7 +50,7 @@ impl Compared {
             let percent = percent(kernels, ours);
             ensure!(
                 percent.abs() <= tolerance,
-                "{experiment:?}: {what} takes {ours} instructions, and {kernels} by the kernel's own: {percent:+.1} %"
+                "{experiment:?}: {what} takes {ours} instructions, the kernel's own program {kernels}: {percent:+.1} %"
             );
         }
         Ok(())
@@ -79,7 +78,7 @@ mod tests {
         assert!(compared(|ours| ours.rounds[2].dirty = 1099).is_ok());
         assert!(compared(|ours| ours.rounds[2].dirty = 1101).is_err());
         assert!(compared(|ours| ours.rounds[2].clear = Some(89)).is_err());
-        // The first round is not the one that is compared by cost, but by pages.
+        // The first round is compared by its pages, not by its cost.
         assert!(compared(|ours| ours.rounds[0].dirty = 5000).is_ok());
         assert!(compared(|ours| ours.rounds[0].bitmap.sum = 8).is_err());
         assert!(compared(|ours| ours.rounds.truncate(2)).is_err());

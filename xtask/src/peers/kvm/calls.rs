@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Calls of KVM's, as a program's lines tell them, and the phases that they were (`peers/kvm/README.md` has the lines).
+//! Reads the calls into KVM from a program's output, and assigns them to phases (`peers/kvm/README.md` has the format).
 //!
-//! Invariant: phases are read from which call came when, and an order that no experiment has is an error: a figure is never
-//! put down to another phase.
+//! Invariant: the order of the calls determines the phases. An order that no experiment has is an error, so a figure is
+//! never assigned to the wrong phase.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 
-/// A call that was counted.
+/// A counted call into KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// A vCPU ran until something was for user space to do.
+    /// A vCPU ran until an exit to user space.
     Run {
         /// Instructions at EL2.
         instructions: u64,
     },
     /// A slot's log was switched on or off.
     Log {
-        /// Which.
+        /// Whether it was switched on.
         on: bool,
         /// Pages of the slot.
         pages: u64,
@@ -28,41 +28,41 @@ pub enum Call {
     },
     /// A slot's log was read.
     Get {
-        /// What it told.
+        /// The bitmap that the call returned.
         bitmap: Bitmap,
         /// Instructions at EL2.
         instructions: u64,
     },
     /// Pages were cleared in a slot's log.
     Clear {
-        /// Which.
+        /// The pages that the call cleared.
         bitmap: Bitmap,
         /// Instructions at EL2.
         instructions: u64,
     },
 }
 
-/// A bitmap, as far as two of them are compared.
+/// The properties by which two bitmaps are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Bitmap {
-    /// Bits that it has.
+    /// The number of bits.
     pub pages: u64,
-    /// Bits that are set.
+    /// The number of set bits.
     pub dirty: u64,
-    /// FNV-1a, 64 bits, of its bytes.
+    /// The 64-bit FNV-1a hash of its bytes.
     pub sum: u64,
 }
 
-/// An experiment with a dirty log: one slot. Figures are instructions at EL2, of all vCPUs together.
+/// An experiment with a dirty log, on one memslot. Figures are instructions at EL2, the sum of all vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DirtyLog {
-    /// The slot's pages.
+    /// The pages of the memslot.
     pub pages: u64,
     /// Each page is written for the first time.
     pub populate: u64,
     /// The log is switched on.
     pub enable: u64,
-    /// Each page is written, the log is read, and cleared.
+    /// In each round the pages are written, and the log is read and cleared.
     pub rounds: Vec<Round>,
     /// The log is switched off.
     pub disable: u64,
@@ -71,30 +71,30 @@ pub struct DirtyLog {
 /// One round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Round {
-    /// The vCPUs' writes.
+    /// The writes of the vCPUs.
     pub dirty: u64,
-    /// The get; with the protecting, where it clears.
+    /// The get; if get clears, it includes the write-protection.
     pub get: u64,
-    /// The clear, where it is a call of its own.
+    /// The clear, if it is a separate call.
     pub clear: Option<u64>,
-    /// What was dirty.
+    /// The dirty pages.
     pub bitmap: Bitmap,
 }
 
-/// An experiment with a page table: one vCPU, one slot, a page at a time. Figures are instructions at EL2.
+/// An experiment with a page table: one vCPU, one memslot, one page at a time. Figures are instructions at EL2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PageTable {
-    /// The slot's pages.
+    /// The pages of the memslot.
     pub pages: u64,
     /// Each page is written for the first time.
     pub create: u64,
     /// Each page is written while a log runs.
     pub update: u64,
-    /// Each page is read after it.
+    /// Each page is read after the log is switched off.
     pub adjust: u64,
 }
 
-/// The calls among `lines`, in their order.
+/// Reads the calls among `lines`, in order.
 pub fn calls(lines: &[String]) -> anyhow::Result<Vec<Call>> {
     let told = lines.iter().filter_map(|line| line.strip_prefix(PREFIX)).filter(|line| line.starts_with("call="));
     told.map(|line| call(line).with_context(|| format!("`{PREFIX}{line}` is no call"))).collect()
@@ -110,7 +110,7 @@ fn call(line: &str) -> anyhow::Result<Call> {
         "log" => Call::Log { on: words.number("on")? != 0, pages: words.number("pages")?, instructions },
         "get" => Call::Get { bitmap: words.bitmap()?, instructions },
         "clear" => Call::Clear { bitmap: words.bitmap()?, instructions },
-        other => bail!("nobody knows `{other}`"),
+        other => bail!("unknown call `{other}`"),
     })
 }
 
@@ -118,17 +118,17 @@ fn call(line: &str) -> anyhow::Result<Call> {
 pub struct Words<'l>(BTreeMap<&'l str, &'l str>);
 
 impl<'l> Words<'l> {
-    /// Of this line.
+    /// Reads the words of `line`.
     pub fn of(line: &'l str) -> Self {
         Self(line.split_whitespace().filter_map(|word| word.split_once('=')).collect())
     }
 
-    /// A number by its name.
+    /// Returns the number `name`.
     pub fn number(&self, name: &str) -> anyhow::Result<u64> {
         Ok(self.word(name)?.parse()?)
     }
 
-    /// `pages`, `dirty` and `sum`.
+    /// Returns the bitmap of `pages`, `dirty` and `sum`.
     pub fn bitmap(&self) -> anyhow::Result<Bitmap> {
         let sum = u64::from_str_radix(self.word("sum")?, 16)?;
         Ok(Bitmap { pages: self.number("pages")?, dirty: self.number("dirty")?, sum })
@@ -140,9 +140,9 @@ impl<'l> Words<'l> {
 }
 
 impl DirtyLog {
-    /// The phases of these calls.
+    /// Assigns these calls to phases.
     pub fn of(calls: &[Call]) -> anyhow::Result<Self> {
-        let strange = || format!("these are no calls of an experiment with a dirty log: {calls:?}");
+        let strange = || format!("these are not the calls of an experiment with a dirty log: {calls:?}");
         let (populate, rest) = runs(calls).with_context(strange)?;
         let [
             Call::Log { on: true, pages, instructions: enable },
@@ -161,7 +161,7 @@ impl DirtyLog {
                     Call::Clear { bitmap: cleared, instructions: clear },
                     ref left @ ..,
                 ] => {
-                    ensure!(bitmap == cleared, "what is cleared is not what was read: {cleared:?}, {bitmap:?}");
+                    ensure!(bitmap == cleared, "the cleared bitmap is not the one read: {cleared:?}, {bitmap:?}");
                     (Round { dirty, get, clear: Some(clear), bitmap }, left)
                 }
                 [Call::Get { bitmap, instructions: get }, ref left @ ..] => {
@@ -177,14 +177,14 @@ impl DirtyLog {
         Ok(Self { pages: *pages, populate, enable: *enable, rounds: all, disable: *disable })
     }
 
-    /// The last round.
+    /// Returns the last round.
     pub fn last(&self) -> &Round {
-        // There is one: `of` sees to it.
+        // `of` guarantees at least one round.
         &self.rounds[self.rounds.len() - 1]
     }
 }
 
-/// A run of each vCPU: their sum, and what comes after them. `None` where there is none.
+/// Returns the sum of the leading runs (one for each vCPU) and the calls after them. Returns `None` if there is no run.
 fn runs(calls: &[Call]) -> Option<(u64, &[Call])> {
     let each = |call: &Call| if let Call::Run { instructions } = call { Some(*instructions) } else { None };
     let runs: Vec<_> = calls.iter().map_while(each).collect();
@@ -192,10 +192,10 @@ fn runs(calls: &[Call]) -> Option<(u64, &[Call])> {
 }
 
 impl PageTable {
-    /// The phases of these calls.
+    /// Assigns these calls to phases.
     pub fn of(calls: &[Call]) -> anyhow::Result<Self> {
         let [
-            // The guest has started, and waits.
+            // The guest has started and waits.
             Call::Run { .. },
             Call::Run { instructions: create },
             Call::Log { on: true, pages, .. },
@@ -204,7 +204,7 @@ impl PageTable {
             Call::Run { instructions: adjust },
         ] = *calls
         else {
-            bail!("these are no calls of an experiment with a page table: {calls:?}");
+            bail!("these are not the calls of an experiment with a page table: {calls:?}");
         };
         ensure!(pages > 0, "an experiment without a page");
         Ok(Self { pages, create, update, adjust })

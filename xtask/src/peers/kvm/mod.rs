@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask peers kvm`: what KVM itself costs, at EL2 in QEMU, by the kernel's own selftests.
+//! `cargo xtask peers kvm`: counts what KVM itself costs, at EL2 in QEMU, with the kernel's own selftests.
 //!
-//! Debian's kernel boots at EL2 and runs them one after the other; all is counted in instructions at EL2, of KVM and of the
-//! kernel's memory management. What `twofold bench dirty-log --on kvm` makes of the same experiment stands beside it.
-//! Invariant: equal kernels and equal programs give equal figures, whatever the machine, since QEMU runs in its deterministic
-//! mode; and nothing of the peer's is changed but by options that it has.
+//! Debian's kernel boots at EL2 and runs the selftests in turn. Every figure is a number of instructions at EL2, of KVM
+//! and of the kernel's memory management. The figures of `twofold bench dirty-log --on kvm` for the same experiment
+//! stand beside them. Invariant: equal kernels and equal programs give equal figures on every host, because QEMU runs
+//! in its deterministic mode. The peer is changed by its own options only.
 
 mod agreement;
 mod calls;
@@ -54,7 +54,7 @@ pub fn command(workspace: &Workspace, options: &PeersKvmOptions) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// How far a figure may be from another that it has to agree with, in percent.
+/// The largest difference between two figures that must agree, in percent.
 pub const TOLERANCE: f64 = 10.0;
 
 /// The kernel, its selftests, and a QEMU for them.
@@ -67,43 +67,43 @@ pub struct Peer {
     ours: Vec<u8>,
 }
 
-/// What was counted.
+/// The counted figures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// Experiments with a dirty log.
     logs: Vec<Compared>,
     /// The experiment with a page table.
     table: PageTable,
-    /// Flushes of one page on the CPU that asks, for each write to a protected page.
+    /// Local flushes of one page, for each write to a write-protected page.
     flushes_of_a_write_fault: f64,
 }
 
-/// How an experiment with a dirty log is set up.
+/// The configuration of an experiment with a dirty log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Experiment {
-    /// The memory behind the guest's, as the selftests name it.
+    /// The host memory behind the guest's memory, by the selftests' name.
     backing: &'static str,
-    /// Whether the log is cleared by a call of its own; else whoever reads it clears it.
+    /// Whether a separate call clears the log; else get clears it.
     is_manual: bool,
-    /// Bytes of blocks that are split at a time, ahead of writes; 0: none.
+    /// The eager split's chunk in bytes; 0 to split nothing ahead of writes.
     chunk: u64,
-    /// Which pages are written in each round.
+    /// The pages that are written in each round.
     writes: Writes,
 }
 
-/// Which pages a guest writes.
+/// The pages that a guest writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Writes {
-    /// All, in order.
+    /// All pages, in order.
     All,
-    /// A quarter of the accesses is a write, and each is to a page that is drawn; by two vCPUs with half of the memory each,
-    /// since what 6.12's draws is drawn by the second alone ([`SEED`]).
+    /// A quarter of the accesses are writes, to pages chosen at random. Two vCPUs have half of the memory each, because
+    /// in 6.12 only the second one chooses at random ([`SEED`]).
     Some,
 }
 
 impl Peer {
-    /// Fetches and builds what it takes.
+    /// Fetches and builds the kernel, the selftests and our program.
     pub fn prepare(workspace: &Workspace, refresh: bool, steps: &Steps) -> anyhow::Result<Self> {
         let qemu = steps.step("tools", || {
             let qemu = install::qemu()?;
@@ -132,13 +132,14 @@ impl Peer {
         Ok(Self { qemu, linux, source, programs, ours })
     }
 
-    /// Boots once, and counts all of it.
+    /// Runs and counts all experiments in one boot.
     pub fn measure(&self, workspace: &Workspace, limit: Option<Duration>, steps: &Steps) -> anyhow::Result<Measured> {
         let experiments = experiments();
         let mut commands = vec![
-            // A kernel tests itself for some seconds after it has booted.
+            // The kernel tests itself for some seconds after it has booted.
             "sleep 5".to_owned(),
-            // The first one finds memory that nobody had before, which costs more.
+            // The first program gets memory that was never allocated before, which costs more. Its figures are not
+            // used.
             PLAIN.kernels(),
         ];
         for experiment in &experiments {
@@ -168,13 +169,13 @@ impl Peer {
 }
 
 impl Measured {
-    /// The figures that README and bars use, beside what was measured now.
+    /// Returns the figures that README and the targets use, beside those of this run.
     pub fn figures(&self) -> Vec<Figure> {
         report::figures(self)
     }
 
-    /// Whether ours and the kernel's own program agree: on what is dirty in each round, and within [`TOLERANCE`] on what
-    /// writes and clears cost.
+    /// Checks that our program and the kernel's agree on the dirty pages of each round, and within [`TOLERANCE`] on the
+    /// costs of writes and clears.
     pub fn check_agreement(&self) -> anyhow::Result<()> {
         self.logs.iter().try_for_each(|compared| compared.check(TOLERANCE))
     }
@@ -183,7 +184,7 @@ impl Measured {
         let mut ran = ran.iter();
         let mut next = || -> anyhow::Result<&[String]> { ran.next().context("a command is missing")?.ended_well() };
         let by_calls = |lines: &[String]| DirtyLog::of(&calls::calls(lines)?);
-        // The wait, and what found the memory first.
+        // The wait, and the first program.
         next()?;
         next()?;
         let mut logs = Vec::new();
@@ -204,10 +205,10 @@ impl Measured {
     }
 }
 
-/// What the figures that README and bars use are of.
+/// The experiment whose figures README and the targets use.
 const PLAIN: Experiment = Experiment { backing: "anonymous", is_manual: true, chunk: 0, writes: Writes::All };
 
-/// All experiments with a dirty log, [`PLAIN`] first.
+/// Returns all experiments with a dirty log, [`PLAIN`] first.
 fn experiments() -> Vec<Experiment> {
     let mut all = Vec::new();
     for backing in [PLAIN.backing, "anonymous_thp"] {
@@ -221,30 +222,30 @@ fn experiments() -> Vec<Experiment> {
 
 const SIZE: &str = "64M";
 const HALF: &str = "32M";
-/// What ours draws numbers by. In 6.12 the guest of dirty_log_perf_test never gets to know of `-r`: its first vCPU starts with
-/// 0, the next one with 1, and so on. From 0 nothing but 0 comes, so that one always writes, with `-a` to its first page; and
-/// so does ours.
+/// The seed of our program's random numbers, which makes them those of the kernel's program. In 6.12 the guest of
+/// dirty_log_perf_test ignores `-r`: its first vCPU starts with 0, the next one with 1, and so on. The generator yields
+/// only 0 from 0, so the first vCPU always writes, with `-a` always to its first page.
 const SEED: u32 = 0;
-/// PA 40, VA 48, 4K, in 6.12's numbers.
+/// The guest mode PA 40, VA 48, 4K, by its number in 6.12.
 const MODE: u32 = 6;
 const ROUNDS: usize = 3;
-/// The host's, of which the guest has 64 MiB.
+/// The host's memory in bytes, of which the guest has 64 MiB.
 const MEMORY: u64 = 1 << 30;
 
 impl Experiment {
-    /// The command, by the kernel's own program. The chunk is `count.c`'s.
+    /// Returns the command for the kernel's own program. `count.c` reads the chunk from the environment.
     fn kernels(&self) -> String {
         format!("TWOFOLD_CHUNK={} /bin/{DIRTY_LOG} {}", self.chunk, self.options())
     }
 
-    /// The same by ours.
+    /// Returns the command for our program.
     fn ours(&self) -> String {
         let seed = if self.writes == Writes::All { String::new() } else { format!(" -r {SEED}") };
         let program = format!("/bin/{} bench dirty-log --on kvm --tap", dist::TWOFOLD.name);
         format!("{program} --chunk {} {}{seed}", self.chunk, self.options())
     }
 
-    /// What both are told in the same words.
+    /// Returns the options that both programs have in common.
     fn options(&self) -> String {
         let get = if self.is_manual { "" } else { " -g" };
         let writes = match self.writes {
@@ -254,42 +255,43 @@ impl Experiment {
         format!("-i {ROUNDS} -m {MODE} -s {}{get} {writes}", self.backing)
     }
 
-    /// Rounds of which each write is to a page that was protected before: with manual clearing everything is dirty to begin
-    /// with, and nothing protected.
+    /// Returns the number of rounds in which every write is to a write-protected page. With manual clearing all pages
+    /// start dirty and unprotected, so the first round does not count.
     fn protected_rounds(&self, log: &DirtyLog) -> usize {
         log.rounds.len() - usize::from(self.is_manual)
     }
 
-    /// Whether the calls are those that it asks for, and all was dirty where all was written.
+    /// Checks that the log has the calls of this experiment, and that all pages were dirty in the rounds that wrote all
+    /// pages.
     fn check(&self, log: &DirtyLog) -> anyhow::Result<()> {
         ensure!(log.rounds.len() == ROUNDS, "{} rounds and not {ROUNDS}", log.rounds.len());
         for (number, round) in log.rounds.iter().enumerate() {
             let (dirty, pages) = (round.bitmap.dirty, log.pages);
-            // With manual clearing all is dirty to begin with.
+            // With manual clearing all pages start dirty.
             let is_all = self.writes == Writes::All || number + self.protected_rounds(log) < log.rounds.len();
             ensure!(is_all == (dirty == pages), "round {number}: {dirty} of {pages} pages were dirty");
-            ensure!(round.clear.is_some() == self.is_manual, "round {number}: who clears is another");
+            ensure!(round.clear.is_some() == self.is_manual, "round {number}: the log is cleared by another call");
         }
         Ok(())
     }
 }
 
 const TRACING: &str = "/sys/kernel/tracing";
-/// What KVM does in a write fault that widens an entry's permissions.
+/// The function that KVM calls in a write fault that widens an entry's permissions.
 const FLUSH: &str = "__kvm_tlb_flush_vmid_ipa_nsh";
-/// What that function has in it, by the kernel's source (arch/arm64/kvm/hyp/vhe/tlb.c): IPAS2E1 and VMALLE1; DSB NSHST, and
-/// DSB NSH twice.
+/// The TLBIs of that function in the kernel's source (arch/arm64/kvm/hyp/vhe/tlb.c): IPAS2E1 and VMALLE1. Its DSBs are
+/// NSHST, and NSH twice.
 const TLBI_OF_A_FLUSH: f64 = 2.0;
 const DSB_OF_A_FLUSH: f64 = 3.0;
 
-/// The command that has the kernel count calls of `function`; from then on each costs more.
+/// Returns the command that makes the kernel count calls of `function`. Each call costs more from then on.
 fn probe(function: &str) -> String {
     format!(
         "echo 'p:twofold/{function} {function}' > {TRACING}/kprobe_events && echo 1 > {TRACING}/events/twofold/enable"
     )
 }
 
-/// How often it was called, by the kernel's list: a name, hits, misses.
+/// Returns the number of calls of `function` from the kernel's list of names, hits and misses.
 fn hits(lines: &[String], function: &str) -> anyhow::Result<u64> {
     let line = lines
         .iter()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What was counted of KVM: for people, and as JSON.
+//! The figures of KVM, as tables and as JSON.
 //!
-//! Invariant: a figure for a page is a sum of instructions divided by the slot's pages, of one call or of one round.
+//! Invariant: a figure for a page is the instructions of one call or of one round, divided by the memslot's pages.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -12,31 +12,32 @@ use super::{DSB_OF_A_FLUSH, Experiment, Measured, Peer, SIZE, TLBI_OF_A_FLUSH, W
 use crate::dirty_log::{KVM_ITERATION, KVM_WRITE_FAULT};
 use crate::figures::{self, KVM, KVM_FIRST_TOUCH};
 
-/// A figure that README or a bar uses, beside what was measured.
+/// A figure that README or a target uses, beside the measured one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
-    /// What it is of.
+    /// The operation.
     pub name: &'static str,
-    /// As it is used; `None` for one that is there to explain another.
+    /// The figure in use; `None` for a row that only explains another.
     pub recorded: Option<f64>,
-    /// As it was measured.
+    /// The figure of this run.
     pub measured: f64,
 }
 
-/// The clearing of a page, as it was recorded: of a VM with a GIC in the kernel.
+/// The recorded instructions to clear a page, of a VM with an in-kernel GIC.
 const KVM_CLEAR: f64 = 80.0;
-/// Of a write fault, as they were recorded.
+/// The recorded TLBIs and DSBs of a write fault.
 const KVM_TLBI: f64 = 2.0;
 const KVM_DSB: f64 = 3.0;
 
 impl Figure {
-    /// How much more was measured than was recorded, in percent.
+    /// Returns how far the measured figure exceeds the recorded one, in percent.
     pub fn difference(&self) -> Option<f64> {
         self.recorded.map(|recorded| (self.measured / recorded - 1.0) * 100.0)
     }
 }
 
-/// The figures, of the plain experiments: [`super::PLAIN`], whose VM has a GIC, and the page table's, whose has none.
+/// Returns the figures of two experiments: [`super::PLAIN`], whose VM has a GIC, and the page table's, whose VM has
+/// none.
 pub fn figures(measured: &Measured) -> Vec<Figure> {
     let log = &measured.logs[0].kernels;
     let table = &measured.table;
@@ -58,7 +59,7 @@ pub fn figures(measured: &Measured) -> Vec<Figure> {
     ]
 }
 
-/// The tables.
+/// Formats the tables.
 pub fn shown(measured: &Measured) -> String {
     let rows = figures(measured).into_iter().map(|figure| {
         let recorded = figure.recorded.map_or_else(|| "-".to_owned(), number);
@@ -87,7 +88,7 @@ pub fn shown(measured: &Measured) -> String {
         "difference",
         "get or clear 3",
         "difference",
-        "rounds alike",
+        "equal rounds",
     ];
     let ours = figures::number_table(&header, measured.logs.iter().map(beside));
     format!(
@@ -98,7 +99,7 @@ pub fn shown(measured: &Measured) -> String {
     )
 }
 
-/// All that was counted.
+/// Returns all figures as JSON.
 pub fn json(peer: &Peer, measured: &Measured) -> Value {
     let figures = figures(measured).into_iter().map(|figure| {
         json!({ "name": figure.name, "recorded": figure.recorded, "measured": figure.measured, "percent": figure.difference() })
@@ -118,7 +119,7 @@ pub fn json(peer: &Peer, measured: &Measured) -> Value {
     })
 }
 
-/// What ours came to, beside the kernel's own.
+/// Returns the row of our program's figures beside the kernel's.
 fn beside(compared: &Compared) -> Vec<String> {
     let mut row = vec![name(&compared.experiment)];
     for (kernels, ours) in compared.costs() {
@@ -146,7 +147,7 @@ fn name(experiment: &Experiment) -> String {
     format!("{}, {clearing}, chunk {chunk}{writes}", experiment.backing)
 }
 
-/// Whole from 1,000 on; below with two places.
+/// Formats a number: without a fraction from 1,000 on, else with two decimal places.
 fn number(value: f64) -> String {
     if value < 1000.0 { format!("{value:.2}") } else { figures::thousands(value.round() as u64) }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel's own selftests of KVM: fetched from Debian, built for arm64 as they are, linked with a counter of ours
+//! The kernel's own selftests of KVM: fetched from Debian, built unmodified for arm64, linked with our counter
 //! (`peers/kvm`).
 //!
-//! The programs are GPL-2.0-only and stay below `target/`. Invariant: the cache is complete or not there, because it is made
-//! beside its place and renamed into it.
+//! The programs are GPL-2.0-only and stay below `target/`. Invariant: the cache is complete or absent, because it is
+//! made in a directory beside its place and then renamed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use crate::peers::source::{self, PACKAGE};
 use crate::subprocess;
 use crate::workspace::Workspace;
 
-/// The programs that are built.
+/// The selftests that are built.
 pub const PROGRAMS: [&str; 2] = [DIRTY_LOG, PAGE_TABLE];
-/// What dirty logging costs.
+/// The selftest of dirty logging.
 pub const DIRTY_LOG: &str = "dirty_log_perf_test";
-/// What creating, updating and adjusting a page table costs.
+/// The selftest that creates, updates and adjusts a page table.
 pub const PAGE_TABLE: &str = "kvm_page_table_test";
 
 /// The source in the cache.
@@ -30,11 +30,11 @@ pub struct Source {
     directory: PathBuf,
     /// The package's version.
     pub version: String,
-    /// Whether it was there already.
+    /// Whether the source was in the cache already.
     pub cached: bool,
 }
 
-/// The programs, built.
+/// The built programs.
 #[derive(Debug)]
 pub struct Programs {
     directory: PathBuf,
@@ -43,14 +43,14 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// The bytes of one of [`PROGRAMS`].
+    /// Reads one of [`PROGRAMS`].
     pub fn read(&self, name: &str) -> anyhow::Result<Vec<u8>> {
         let path = self.directory.join(name);
         fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 }
 
-/// The source from the cache, or from Debian where it is not there or `refresh` is asked for.
+/// Returns the source from the cache. Fetches it from Debian if it is not cached or if `refresh` is set.
 pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Source> {
     let cache = workspace.peers();
     let place = cache.join("kvm");
@@ -73,14 +73,15 @@ pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Source> {
     Ok(Source { cached: false, ..source })
 }
 
-/// Builds the programs, static, with the counter in them.
+/// Builds the programs, statically linked with the counter.
 pub fn build(workspace: &Workspace, source: &Source) -> anyhow::Result<Programs> {
     install::arm64_compiler()?;
     let compiler = subprocess::read(Command::new(install::ARM64_COMPILER).arg("--version"))?;
     let compiler = compiler.lines().next().unwrap_or(install::ARM64_COMPILER).to_owned();
     let directory = workspace.peers().join("kvm-programs");
     fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    // As the kernel's makefile does: the compiler would make a call of memcmp's own loop.
+    // Compiled freestanding, as in the kernel's makefile: else the compiler would turn the loop in memcmp into a call
+    // of memcmp.
     let strings = directory.join("string_override.o");
     let mut gcc = source.compiler();
     quiet(gcc.args(["-ffreestanding", "-c", STRINGS, "-o"]).arg(&strings), source)?;
@@ -94,7 +95,7 @@ pub fn build(workspace: &Workspace, source: &Source) -> anyhow::Result<Programs>
 
 const VERSION: &str = "version";
 const SELFTESTS: &str = "tools/testing/selftests/kvm";
-/// Folders and files that are used where they are in the kernel's tree.
+/// Folders and files that keep their paths in the kernel's tree.
 const FOLDERS: [&str; 6] = [
     SELFTESTS,
     "tools/testing/selftests/kselftest.h",
@@ -103,7 +104,8 @@ const FOLDERS: [&str; 6] = [
     "tools/include",
     "tools/arch/arm64/include",
 ];
-/// Headers that the kernel's `make headers_install` would put below `usr/include`: those that the C library has too old.
+/// Headers that the kernel's `make headers_install` would put below `usr/include`, and of which the C library has too
+/// old a version.
 const HEADERS: [(&str, &str); 5] = [
     ("include/uapi/linux/kvm.h", "usr/include/linux/kvm.h"),
     ("include/uapi/linux/userfaultfd.h", "usr/include/linux/userfaultfd.h"),
@@ -111,11 +113,11 @@ const HEADERS: [(&str, &str); 5] = [
     ("arch/arm64/include/uapi/asm/ptrace.h", "usr/include/asm/ptrace.h"),
     ("arch/arm64/include/uapi/asm/sve_context.h", "usr/include/asm/sve_context.h"),
 ];
-/// A script and a table, which make a header.
+/// The script and the table from which a header is generated.
 const SYSTEM_REGISTERS: [&str; 2] = ["arch/arm64/tools/gen-sysreg.awk", "arch/arm64/tools/sysreg"];
 const GENERATED: &str = "generated";
 
-/// What the selftests' makefile asks for, as far as it bears on the code.
+/// The flags of the selftests' makefile that affect the code.
 const FLAGS: [&str; 14] = [
     "-O2",
     "-std=gnu99",
@@ -158,7 +160,7 @@ const LIBRARY: [&str; 20] = [
 ];
 
 impl Source {
-    /// The compiler in the selftests' folder, with their flags and headers.
+    /// Returns a call of the compiler in the selftests' folder, with their flags and headers.
     fn compiler(&self) -> Command {
         let mut gcc = Command::new(install::ARM64_COMPILER);
         gcc.current_dir(self.directory.join(SELFTESTS)).args(FLAGS);
@@ -180,7 +182,7 @@ fn cached(place: &Path) -> Option<Source> {
     has_programs.then(|| Source { directory: place.to_owned(), version, cached: true })
 }
 
-/// The header with the names of system registers, which the kernel's makefile makes too.
+/// Generates the header with the names of system registers, as the kernel's makefile does.
 fn generate_system_registers(tree: &Path) -> anyhow::Result<()> {
     install::program("awk", "mawk")?;
     let mut awk = Command::new("awk");

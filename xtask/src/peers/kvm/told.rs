@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The phases of an experiment with a dirty log, as `twofold bench dirty-log --tap` tells them in comments.
+//! Reads the phases of an experiment with a dirty log from the comments of `twofold bench dirty-log --tap`.
 //!
-//! Invariant: every phase is there once, in the order of time, and counted: what was not is an error, never a figure of 0.
+//! Invariant: every phase appears once, in order of time, with its count. A phase without a count is an error, never a
+//! figure of 0.
 
 use anyhow::{Context, bail, ensure};
 
 use super::calls::{DirtyLog, Round, Words};
 
-/// The experiment that these lines tell: one mode, one variant.
+/// Reads the experiment of these lines: one mode, one variant.
 pub fn dirty_log(lines: &[String]) -> anyhow::Result<DirtyLog> {
     let mut phases = Vec::new();
     for comment in lines.iter().filter_map(|line| line.strip_prefix("# ")) {
@@ -20,7 +21,7 @@ pub fn dirty_log(lines: &[String]) -> anyhow::Result<DirtyLog> {
     let mut next = |name: &str| match phases.next_if(|phase| phase.name == name) {
         Some(phase) => Ok(phase),
         None => {
-            bail!("there should be `{name}`, and there is `{}`", phases.peek().map_or("nothing", |other| other.name))
+            bail!("`{name}` is expected, found `{}`", phases.peek().map_or("nothing", |other| other.name))
         }
     };
     let (populate, enable) = (next("populate")?.instructions, next("enable")?.instructions);
@@ -39,7 +40,7 @@ pub fn dirty_log(lines: &[String]) -> anyhow::Result<DirtyLog> {
         rounds.push(Round { dirty, get: get.instructions, clear, bitmap });
     };
     if let Some(more) = phases.next() {
-        bail!("there is `{}` behind the last phase", more.name);
+        bail!("`{}` follows the last phase", more.name);
     }
     Ok(DirtyLog { pages: rounds[0].bitmap.pages, populate, enable, rounds, disable })
 }
@@ -112,6 +113,6 @@ ok 1 - dirty-log: what the log tells is what the guest wrote: p40v48-4k, manual
             assert!(told(&MANUAL.replace(of, bad)).is_err(), "{bad}");
         }
         let error = told("TAP version 14\n1..0 # SKIP no /dev/kvm\n").unwrap_err().to_string();
-        assert!(error.contains("`populate`, and there is `nothing`"), "{error}");
+        assert!(error.contains("`populate` is expected, found `nothing`"), "{error}");
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How a run ends that does not end by itself: by its time limit, by a signal that asks, by one that kills. Nothing that it
-//! started goes on.
+//! The ends of a run that does not end by itself: its time limit, SIGTERM or SIGINT, SIGKILL. No process that the run
+//! started remains.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub fn interrupt(suite: &Suite) -> anyhow::Result<()> {
     spinning.is_gone()
 }
 
-/// Without a word from this program, QEMU has to be ended by the kernel.
+/// SIGKILL gives this program no chance to end QEMU, so the kernel must.
 pub fn kill(suite: &Suite) -> anyhow::Result<()> {
     let spinning = Spinning::new(suite, "kill")?;
     let mut command = spinning.command(suite, &["--timeout", "300"]);
@@ -50,7 +50,7 @@ pub fn kill(suite: &Suite) -> anyhow::Result<()> {
     ended.with_context(|| format!("QEMU (process {}) still runs", pid.trim()))
 }
 
-/// An apt-get that hangs does not hear of a signal that only this program gets.
+/// Only this program gets the signal, and must end an apt-get that hangs.
 pub fn interrupt_fetch(suite: &Suite) -> anyhow::Result<()> {
     let (apt_get, pid, cache) = (suite.path("hanging-apt-get"), suite.path("apt-get-pid"), suite.path("interrupted"));
     script(&apt_get, &format!("echo $$ > '{0}.new'; mv '{0}.new' '{0}'\nsleep 1000", text(&pid)?))?;
@@ -75,17 +75,17 @@ pub fn interrupt_fetch(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for something that takes no time to speak of. The limit is against waiting for ever.
+/// Waits for a condition that holds almost at once. The limit only prevents an endless wait.
 fn wait_until(mut is_so: impl FnMut() -> bool) -> anyhow::Result<()> {
     let limit = Instant::now() + Duration::from_secs(60);
     while !is_so() {
-        ensure!(Instant::now() < limit, "it is not so after a minute");
+        ensure!(Instant::now() < limit, "the condition does not hold after a minute");
         thread::sleep(POLL);
     }
     Ok(())
 }
 
-/// Kills what a failing test would leave behind.
+/// Kills a process that a failing test would leave behind.
 fn kill_left(pid: &str) {
     let pid = pid.trim();
     if let (false, Some(pid)) = (is_gone(pid), pid.parse().ok().and_then(Pid::from_raw)) {
@@ -93,14 +93,14 @@ fn kill_left(pid: &str) {
     }
 }
 
-/// Whether a process has ended. One that nothing reaps stays as a zombie: state Z.
+/// Returns whether a process has ended. One that is not reaped remains as a zombie (state Z).
 fn is_gone(pid: &str) -> bool {
     fs::read_to_string(Path::new("/proc").join(pid).join("stat")).map_or(true, |status| status.contains(") Z "))
 }
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// A guest that never ends, in a QEMU whose process is known.
+/// A guest that never ends, in a QEMU whose process id is known.
 struct Spinning {
     arguments: [String; 5],
     qemu: PathBuf,
@@ -108,13 +108,13 @@ struct Spinning {
 }
 
 impl Spinning {
-    /// For the test `of`, whose files are its own: two of them may run at a time.
+    /// Creates the guest for the test `of`, with files of its own, because tests run in parallel.
     fn new(suite: &Suite, of: &str) -> anyhow::Result<Self> {
         let path = |name: &str| suite.path(&format!("{of}-{name}"));
         let (kernel, initrd) = (path("spinning"), path("small-initrd"));
         fs::write(&kernel, spinning_kernel())?;
         fs::write(&initrd, b"nothing")?;
-        // The real QEMU behind a script that leaves its process id, which `exec` keeps.
+        // A script writes its process id and then becomes the real QEMU by `exec`, which keeps the id.
         let (pid, qemu) = (path("pid"), path("qemu"));
         let _ = fs::remove_file(&pid);
         let real = install::qemu()?;

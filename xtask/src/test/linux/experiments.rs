@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Experiments under the hypervisor: what was written is what is told, the same run has the same figures, and the techniques
-//! are worth what they are meant to be.
+//! Experiments under the hypervisor: a log reports exactly the written pages, equal runs have equal figures, and each
+//! technique has its expected gain.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,8 +18,8 @@ use super::Suite;
 use crate::build;
 use crate::install;
 
-/// In each of S0's modes and with 16 KiB, and with each tracker, a log tells of the pages that were written, and of no others:
-/// as many as the passes write to, as a host reads them.
+/// A log reports the written pages and no others, in each mode of Bras 2026, with 16 KiB granules, and with each
+/// tracker. The expected number is computed from the same passes on the host.
 pub fn tell_what_was_written(suite: &Suite) -> anyhow::Result<()> {
     let modes = S0_MODES.into_iter().chain(["p40v48-16k", "p36v47-16k"]);
     let log = |tracker| DirtyLog { tracker, write_percent: 30, random_order: true, seed: 7, ..DirtyLog::default() };
@@ -40,7 +40,7 @@ fn check_pages(suite: &Suite, log: DirtyLog, mode: &str, slots: u32) -> anyhow::
     let what = format!("{log:?} in {mode}");
     let experiment = Experiment { slots, ..experiment(Program::DirtyLog(log), mode, Pages::Auto)? };
     let counted = run(suite, &experiment, machine::CPU_DEFAULT)?;
-    // As the guest goes on where the iteration before has left the generator.
+    // The guest's generator continues from one iteration to the next.
     let populate = Pass { random: seed.into(), ..Pass::writes(0, BYTES / granule, granule) };
     let mut accesses = populate.accesses();
     accesses.by_ref().for_each(drop);
@@ -52,19 +52,19 @@ fn check_pages(suite: &Suite, log: DirtyLog, mode: &str, slots: u32) -> anyhow::
         let written = writes.map(|access| access.va / PAGE).collect::<BTreeSet<_>>().len() as u64;
         let expected = if all_dirty && iteration == 0 { BYTES / PAGE } else { written };
         let told = get.get("pages");
-        ensure!(told == expected, "{what}: get {} tells of {told} pages of {expected}", iteration + 1);
+        ensure!(told == expected, "{what}: get {} reports {told} pages, not {expected}", iteration + 1);
     }
     Ok(())
 }
 
-/// What an iteration costs with the combined tracker, beside write-protect: of the dirty phase 10 %, and since a cost that is
-/// moved is not saved, 60 % of dirty, get and clear together.
+/// The combined tracker costs at most 10 % of write-protect in the dirty phase. It costs at most 60 % in dirty, get and
+/// clear together, because a cost that only moves is not saved.
 pub fn combined_is_worth_it(suite: &Suite) -> anyhow::Result<()> {
     let spent = |tracker: &str| -> anyhow::Result<[u64; 2]> {
         let tracker = TRACKERS.iter().position(|name| *name == tracker).context("a tracker")?;
         let program = Program::DirtyLog(DirtyLog { tracker, ..DirtyLog::default() });
         let counted = run(suite, &experiment(program, "p40v48-4k", Pages::Small)?, machine::CPU_DEFAULT)?;
-        // The first one may differ from those that follow.
+        // The first iteration may differ from the others.
         let last = |name| counted.times(name).last().map_or(0, |phase| phase.get("instructions"));
         Ok([last("dirty"), last("dirty") + last("get") + last("clear")])
     };
@@ -74,7 +74,7 @@ pub fn combined_is_worth_it(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The same experiment has the same figures.
+/// Equal experiments have equal figures.
 pub fn repeat(suite: &Suite) -> anyhow::Result<()> {
     let log = Program::DirtyLog(DirtyLog { tracker: TRACKERS.len() - 1, ..DirtyLog::default() });
     let programs = [log, Program::PageTable(PageTable { block: 2 << 20, chunk: 0, rejoin: true })];
@@ -87,8 +87,8 @@ pub fn repeat(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Blocks are made, split where they are written, and come back; caches are cleaned when memory is first mapped, and then
-/// never again (source S4).
+/// Blocks are mapped, split by writes, and coalesced again. Caches are cleaned when memory is first mapped, and not
+/// again (Wang 2021).
 pub fn page_table(suite: &Suite) -> anyhow::Result<()> {
     let blocks = BYTES / BLOCK;
     let program = Program::PageTable(PageTable { block: BLOCK, chunk: 0, rejoin: true });
@@ -125,7 +125,7 @@ pub fn page_table(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Memory that is there from the start is mapped by blocks as large as it may be; the log splits one of 1 GiB.
+/// Preallocated backing is mapped by the largest possible blocks; the log splits one of 1 GiB.
 pub fn given(suite: &Suite) -> anyhow::Result<()> {
     const GIB: u64 = 1 << 30;
     let program = Program::PageTable(PageTable { block: GIB, chunk: 0, rejoin: true });
@@ -148,7 +148,7 @@ pub fn given(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each technique as it was before does what it is named for; and the plain image has none of that.
+/// Each baseline does what its name says, and the plain image has no baselines.
 pub fn before(suite: &Suite) -> anyhow::Result<()> {
     let image = build::MEASURING_HYPERVISOR.image(&suite.workspace);
     let count = |program: &Program, before| {
@@ -175,7 +175,7 @@ pub fn before(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A CPU that lacks what an experiment needs: the guest, or the hypervisor, says what.
+/// If a CPU lacks a feature that an experiment needs, the guest or the hypervisor reports which.
 pub fn refused(suite: &Suite) -> anyhow::Result<()> {
     let small = |mode, tracker| {
         let program = Program::DirtyLog(DirtyLog { tracker, ..DirtyLog::default() });
@@ -194,7 +194,7 @@ pub fn refused(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest that may not measure itself is told that there are no such calls.
+/// A guest that may not measure itself gets "not supported" for these calls.
 pub fn not_allowed(suite: &Suite) -> anyhow::Result<()> {
     let experiment = experiment(Program::DirtyLog(DirtyLog::default()), "p40v48-4k", Pages::Auto)?;
     let guest = experiment.guest(&suite.workspace.image(build::GUEST.name))?;
@@ -211,7 +211,7 @@ pub fn not_allowed(suite: &Suite) -> anyhow::Result<()> {
 const BYTES: u64 = 16 << 20;
 const PAGE: u64 = 4 << 10;
 const BLOCK: u64 = 2 << 20;
-/// A line of the data cache, on QEMU's CPU.
+/// The size of a data cache line of QEMU's CPU, in bytes.
 const LINE: u64 = 64;
 
 fn experiment(program: Program, mode: &str, pages: Pages) -> anyhow::Result<Experiment> {
@@ -249,5 +249,5 @@ fn run_on(suite: &Suite, image: &Path, experiment: &Experiment, cpu: &str) -> an
     experiment.run(&platform).with_context(|| format!("{experiment:?} on {cpu}"))
 }
 
-/// Against hangs.
+/// The limit against hangs.
 const LIMIT: Duration = Duration::from_secs(120);

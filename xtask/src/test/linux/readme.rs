@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Compares what README.md and docs/results.md show of `cargo xtask run` with what it prints.
+//! Compares the copies of `cargo xtask run`'s output in README.md and docs/results.md with the real output.
 //!
-//! The comparison ignores numbers and the width of gaps, so that it holds on every machine and for every kernel of
-//! the series; names of rows, heads of columns and words must be the same.
+//! The comparison ignores numbers and the width of gaps, so that it holds on every machine and for every kernel of the
+//! series. Row names, column headings and text must be equal.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub fn compare(root: &Path, printed: &str) -> anyhow::Result<()> {
     let (shown, printed) = (shape(&block(root, "docs/results.md", COUNTERS)?), shape(printed));
     ensure!(
         shown == printed,
-        "docs/results.md shows another table than is printed; copy it again.\nShown:\n{}\nPrinted:\n{}",
+        "docs/results.md shows a different table than the one printed; copy it again.\nShown:\n{}\nPrinted:\n{}",
         shown.join("\n"),
         printed.join("\n")
     );
@@ -53,8 +53,8 @@ fn shown(text: &str, mark: &str) -> Option<String> {
     Some(block.join("\n"))
 }
 
-/// The table and what follows it, with every number as `#`. The steps before it differ: what is cached in one run is
-/// fetched in another.
+/// Returns the table and the lines after it, with every number as `#`. The lines before the table differ, because one
+/// run may fetch what another has cached.
 fn shape(text: &str) -> Vec<String> {
     let lines = text.lines().skip_while(|line| !line.starts_with("figure "));
     lines.map(shape_of_line).filter(|line| !line.is_empty()).collect()
@@ -66,7 +66,7 @@ fn shape_of_line(line: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// `#,###,###` and `##.#` become `#`.
+/// Shortens `#,###,###` and `##.#` to `#`.
 fn without_runs(word: &str) -> String {
     let mut short = String::new();
     for character in word.chars() {

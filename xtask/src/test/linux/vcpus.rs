@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a guest's vCPUs may do to each other and to EL2: come and go, start where nothing is, end at the same time, and make
-//! calls that are refused.
+//! vCPUs that start and stop, start at an address without memory, end the guest at the same time, and make calls that
+//! are refused.
 //!
-//! The bare-metal guest does it (`crates/guest/src/lifecycle.rs`); here is what must come of it.
+//! The bare-metal guest does this (`crates/guest/src/lifecycle.rs`); the tests here check the results.
 
 use anyhow::{Context, ensure};
 use twofold_abi::bundle::flags;
@@ -10,7 +10,7 @@ use twofold_launch::{Guest, Outcome, TestMemory};
 
 use super::Suite;
 
-/// A vCPU that comes and goes leaves nothing on EL2's heap: neither its state nor that of its measuring calls.
+/// A vCPU that starts and stops leaves nothing on EL2's heap: neither its own state nor that of its measuring calls.
 pub fn restart(suite: &Suite, rounds: u64) -> anyhow::Result<()> {
     let heap = |rounds: u64| -> anyhow::Result<u64> {
         let outcome = boot(suite, &format!("restart={rounds}"), flags::MEASURE)?;
@@ -21,18 +21,19 @@ pub fn restart(suite: &Suite, rounds: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A vCPU does not start where the guest has no RAM, and can be started afterwards.
+/// A vCPU does not start at an address without RAM, and can be started afterwards.
 pub fn nowhere(suite: &Suite) -> anyhow::Result<()> {
     boot(suite, "nowhere", 0).map(drop)
 }
 
-/// Two vCPUs that end the guest at the same time give one report. They do not meet each time, so there are several.
+/// Two vCPUs that end the guest at the same time produce one report. They do not collide each time, so the test
+/// repeats.
 pub fn together(suite: &Suite, times: u32) -> anyhow::Result<()> {
-    // A report that is given twice is an error of the launch.
+    // The launch treats a second report as an error.
     (0..times).try_for_each(|_| boot(suite, "together", 0).map(drop))
 }
 
-/// However many calls a guest makes that are refused, the control channel has a few lines of them.
+/// However many of a guest's calls are refused, the control channel lists only a few.
 pub fn refused(suite: &Suite) -> anyhow::Result<()> {
     const CALLS: u64 = 2000;
     const LISTED: usize = 8;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! True traces, each corrupted at one place after the other: all of them are refused by the rule that is broken,
-//! and the traces as they are accepted.
+//! Recorded traces, corrupted at one place at a time. The checker must report each corruption by the rule that it
+//! breaks, and must accept the unchanged traces.
 //!
-//! The traces are those of the hosted machine's random operations, which are recorded here. `TWOFOLD_TRUE_TRACE=FILE` names
-//! another one, `TWOFOLD_SEED` another seed. Of each corruption some places are drawn; `TWOFOLD_PLACES=1000000` takes all.
+//! The test records traces of the hosted machine's random operations. `TWOFOLD_TRUE_TRACE=FILE` names another trace,
+//! `TWOFOLD_SEED` another seed. For each corruption some places are chosen at random; `TWOFOLD_PLACES=1000000` takes
+//! all.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -52,7 +53,7 @@ fn corrupted_traces_are_refused() {
             checker.event(at, event).unwrap();
             assert!(checker.breaches.is_empty(), "{}", checker.breaches[0].what);
         }
-        println!("{} lines, accepted as they are", events.len());
+        println!("{} lines, accepted unchanged", events.len());
     }
     println!("places   tried refused");
     for (name, Count { places, tried, refused }) in &counts {
@@ -70,8 +71,8 @@ struct Count {
     refused: usize,
 }
 
-/// The rules by which the checker, which has come to `first`, refuses the rest with other lines in it: up to the one that is
-/// expected, or to the first breach after all of those lines.
+/// Continues a check at `first`, with the edited lines, and returns the rules that it reports. Stops at the expected
+/// rule, or at the first breach after the last edited line.
 fn refused_by(mut checker: Checker, events: &[Line<'_>], first: usize, edit: &Edit, expected: Rule) -> Vec<Rule> {
     let edit: BTreeMap<_, _> = edit.iter().copied().collect();
     let last = edit.keys().max().copied().unwrap_or(first);
@@ -94,7 +95,7 @@ fn lines_of(events: &[Line<'_>], edit: &Edit) -> String {
     edit.iter().take(2).map(|(at, _)| events[*at].to_string()).collect::<Vec<_>>().join("; ")
 }
 
-/// The text of one trace for each kind of CPU.
+/// Returns the text of one trace for each kind of CPU.
 fn true_traces(seed: u64) -> Vec<String> {
     if let Some(file) = env::var_os("TWOFOLD_TRUE_TRACE") {
         return vec![fs::read_to_string(file).unwrap()];
@@ -117,11 +118,11 @@ fn number(variable: &str) -> Option<u64> {
     env::var(variable).ok()?.parse().ok()
 }
 
-/// A generator of the kind of xorshift64*.
+/// A xorshift64* generator.
 struct Random(u64);
 
 impl Random {
-    /// At most so many of the edits.
+    /// Chooses at most `most` of the edits at random.
     fn draw(&mut self, mut edits: Vec<Edit>, most: usize) -> Vec<Edit> {
         for drawn in 0..edits.len().min(most) {
             self.0 ^= self.0 >> 12;

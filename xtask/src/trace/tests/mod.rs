@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Traces written by hand, right ones and each with one mistake.
+//! Traces written by hand: correct ones, and ones with a single mistake.
 
 mod corruptions;
 mod places;
@@ -8,8 +8,8 @@ use super::*;
 
 const DOCUMENT: &str = include_str!("../../../../docs/trace.md");
 
-/// The lines of the documentation's example, a break-before-make, with those that are left out there: the 510 other entries
-/// of the new table.
+/// Returns the lines of the documentation's example, a break-before-make. The 510 entries of the new table that the
+/// example leaves out are added.
 fn example() -> Vec<String> {
     let example = DOCUMENT.split("```trace\n").nth(1).expect("an example");
     let mut lines: Vec<_> = example.split("```").next().expect("its end").lines().map(str::to_owned).collect();
@@ -22,7 +22,7 @@ fn example() -> Vec<String> {
     lines
 }
 
-/// The example with another line in place of the one with this number, or none.
+/// Checks the example with `instead` in place of the line with this number, or without that line.
 fn example_with(seq: u64, instead: Option<&str>) -> Report {
     let prefix = format!("{seq} ");
     let text: Vec<String> = example()
@@ -36,14 +36,14 @@ fn example_with(seq: u64, instead: Option<&str>) -> Report {
     check(&text.join("\n")).unwrap()
 }
 
-/// What is wrong with a trace of these events, given without their numbers: how many breaches, each with this text.
+/// Checks a trace of these events, given without their numbers; returns the text of each breach.
 fn breaches(events: &[&str]) -> Vec<String> {
     let lines = events.iter().zip(1..).map(|(event, seq)| format!("{seq} {event} @t.rs:1:1\n"));
     check(&format!("twofold-trace 1 machine\n{}", lines.collect::<String>())).unwrap().breaches
 }
 
-/// A tree of VMID 3 with its root, of level 1, at 0x10000; a table of level 2 at 0x20000, of level 3 at 0x30000, and a
-/// page at IPA 0x1000 in it. CPU 0 holds no lock.
+/// A tree of VMID 3: the root, of level 1, at 0x10000; a table of level 2 at 0x20000; a table of level 3 at 0x30000,
+/// with a page at IPA 0x1000. CPU 0 holds no lock.
 const TREE: &[&str] = &[
     "0 root.made 0x10000 512 0x3000000010000 0x80023559",
     "0 dc zva 0x10000 0x1000",
@@ -58,7 +58,7 @@ const TREE: &[&str] = &[
     "0 lock.released 0x10000",
 ];
 
-/// A table page that is ready to be linked.
+/// A table page that is ready for linking.
 const NEW_TABLE: &[&str] = &["0 table.taken 0x40000", "0 dc zva 0x40000 0x1000"];
 
 const FLUSH_VMID: &[&str] = &["0 dsb ishst", "0 tlbi vmalls12e1is 0x0 0x3000000010000", "0 dsb ish"];
@@ -93,20 +93,20 @@ fn the_example_is_right() {
 fn without_one_line_the_example_is_wrong() {
     let not_flushed = "is made where something was broken";
     for (seq, what) in [
-        (535, "does not have the lock"),
-        (536, "as far as the trace says"),
-        (537, "has that lock"),
+        (535, "does not hold the lock"),
+        (536, "according to the trace"),
+        (537, "holds that lock"),
         (538, not_flushed),
         (539, not_flushed),
         (540, not_flushed),
         (541, not_flushed),
         (542, not_flushed),
-        (544, "does not have the lock"),
+        (544, "does not hold the lock"),
     ] {
         let found = example_with(seq, None).breaches;
         assert!(found.iter().any(|breach| breach.contains(what)), "{seq}: {found:#?}");
     }
-    // On the hypervisor, nobody tells what hardware records.
+    // On the hypervisor, the trace does not show what hardware records.
     assert_eq!(example_with(21, None).breaches, [""; 0]);
 }
 
@@ -128,7 +128,7 @@ fn with_one_line_weakened_the_example_is_wrong() {
         (542, "0 dsb ishst"),
     ] {
         let found = example_with(seq, Some(instead)).breaches;
-        // An operand that is malformed, and a VMID that is not loaded, are another breach before.
+        // A malformed operand, and a VMID that is not loaded, are each an earlier breach.
         let said = found.last().is_some_and(|last| last.contains("is made where something was broken"));
         assert!(
             said && found.len() <= 2 && found.last().unwrap().contains("since line "),
@@ -171,7 +171,7 @@ fn a_valid_entry_changes_its_permissions_only() {
         let write = format!("0 write 0x30008 0x800008000147f {new} rmw acqrel");
         breaches(&[TREE, &locked(&LEVEL_3, &[&write])].concat())
     };
-    // S2AP, DBM, AF, XN, software's bits.
+    // S2AP, DBM, AF, XN, bits for software.
     for new in ["0x800008000143f", "0x8000147f", "0x800008000107f", "0x7e80000800014ff"] {
         assert_eq!(change(new), [""; 0], "{new}");
     }
@@ -186,13 +186,13 @@ fn a_valid_entry_changes_its_permissions_only() {
     is_wrong(&[TREE, NEW_TABLE, &both], "without a break");
 }
 
-/// So the engine makes a block executable: nobody else finds it while its frame is made ready.
+/// The engine makes a block executable this way: no other CPU can reach the block while its frame is prepared.
 #[test]
 fn a_leaf_may_be_put_back_with_other_permissions() {
     const BREAK: &str = "0 write 0x30008 0x800008000147f 0x2 rmw acqrel";
     let back = |make| locked(&LEVEL_3, &[BREAK, make]);
     let executable = back("0 write 0x30008 0x2 0x80000800014ff store release");
-    // Nothing is left to be flushed.
+    // No flush is due.
     is_right(&[TREE, &executable, &["0 root.freed 0x10000"]]);
     let not_flushed = "is made where something was broken";
     is_wrong(&[TREE, &back("0 write 0x30008 0x2 0x800008000247f store release")], not_flushed);
@@ -202,23 +202,23 @@ fn a_leaf_may_be_put_back_with_other_permissions() {
 #[test]
 fn locks_are_taken_and_released_by_one_cpu() {
     is_right(&[TREE, &locked(&LEVEL_2, &locked(&LEVEL_3, &[]))]);
-    is_wrong(&[TREE, &["0 lock.taken 0x20000", "1 lock.taken 0x20000"]], "CPU 0 has that lock");
-    is_wrong(&[TREE, &["0 lock.taken 0x20000", "1 lock.released 0x20000"]], "CPU 0 has that lock");
-    is_wrong(&[TREE, &["0 lock.released 0x20000"]], "nobody has that lock");
+    is_wrong(&[TREE, &["0 lock.taken 0x20000", "1 lock.taken 0x20000"]], "CPU 0 holds that lock");
+    is_wrong(&[TREE, &["0 lock.taken 0x20000", "1 lock.released 0x20000"]], "CPU 0 holds that lock");
+    is_wrong(&[TREE, &["0 lock.released 0x20000"]], "no CPU holds that lock");
     let unmap = "0 write 0x30008 0x800008000147f 0x4 rmw acqrel";
-    is_wrong(&[TREE, &[unmap]], "CPU 0 does not have the lock of the table 0x30000");
-    is_wrong(&[TREE, &locked(&LEVEL_2, &[unmap])], "CPU 0 does not have the lock of the table 0x30000");
+    is_wrong(&[TREE, &[unmap]], "CPU 0 does not hold the lock of the table 0x30000");
+    is_wrong(&[TREE, &locked(&LEVEL_2, &[unmap])], "CPU 0 does not hold the lock of the table 0x30000");
     let other = ["1 lock.taken 0x30000", "1 lock.released 0x30000"];
-    is_wrong(&[TREE, &locked(&other, &[unmap])], "CPU 0 does not have the lock of the table 0x30000");
+    is_wrong(&[TREE, &locked(&other, &[unmap])], "CPU 0 does not hold the lock of the table 0x30000");
 }
 
-/// The lock of concatenated root tables is that of the first.
+/// Concatenated root tables share the lock of the first one.
 #[test]
 fn a_root_has_one_lock() {
     let root = ["0 root.made 0x10000 1024 0x3000000010000 0x80023558", "0 dc zva 0x10000 0x2000"];
     let block = ["0 write 0x11000 0x0 0x800004000047d store release"];
     is_right(&[&root, &ROOT, &locked(&ROOT, &block)]);
-    is_wrong(&[&root, &ROOT, &block], "does not have the lock of the table 0x10000");
+    is_wrong(&[&root, &ROOT, &block], "does not hold the lock of the table 0x10000");
     is_wrong(&[&root, &locked(&["0 lock.taken 0x11000", "0 lock.released 0x11000"], &ROOT), &block], "0x10000");
 }
 
@@ -229,11 +229,11 @@ fn a_table_is_freed_after_its_flush() {
     let (unlink, free) = (locked(&LEVEL_2, &UNLINK), ["0 table.freed 0x30000"]);
     is_right(&[TREE, &unlink, FLUSH_VMID, &free]);
     is_wrong(&[TREE, &free], "still in the tree");
-    is_wrong(&[TREE, &locked(&LEVEL_2, &UNLINK[1..2])], "does not have the lock of the table 0x30000");
+    is_wrong(&[TREE, &locked(&LEVEL_2, &UNLINK[1..2])], "does not hold the lock of the table 0x30000");
     is_wrong(&[TREE, &unlink, &free, FLUSH_VMID], "walks may still reach the table");
     is_wrong(&[TREE, FLUSH_VMID, &unlink, &free], "walks may still reach the table");
     is_wrong(&[TREE, &unlink, &FLUSH_VMID[..2], &free], "walks may still reach the table");
-    // By address: the table by any of its addresses, its page by its own.
+    // By address: any address of the table names the table; the page needs its own address.
     let by_ipa = |tlbi| {
         let vmid = ["0 dsb ish", "0 tlbi vmalle1is 0x0 0x3000000010000", "0 dsb ish"];
         breaches(&[TREE, &unlink, &["0 dsb ishst", tlbi], &vmid, &free].concat())
@@ -250,20 +250,20 @@ fn a_table_is_freed_after_its_flush() {
     }
 }
 
-/// All that hangs below a table that is taken out goes with it.
+/// The tables below an unlinked table are unlinked with it.
 #[test]
 fn tables_below_are_taken_out_too() {
     let unlink = locked(&ROOT, &locked(&LEVEL_2, &["0 write 0x10000 0x20003 0x4 rmw acqrel"]));
     let free = ["0 table.freed 0x30000", "0 table.freed 0x20000"];
     is_right(&[TREE, &unlink, FLUSH_VMID, &free]);
     is_wrong(&[TREE, &unlink, &free[..1], FLUSH_VMID], "walks may still reach the table");
-    // Who was inside still makes a leaf there: it is to be flushed too.
+    // A CPU that is still inside the table makes a leaf there, which needs a flush too.
     let late = locked(&LEVEL_3, &["0 write 0x30010 0x0 0x80002473 store release"]);
     is_right(&[TREE, &unlink, &late, FLUSH_VMID, &free]);
     is_wrong(&[TREE, &unlink, FLUSH_VMID, &late, &free[..1]], "the leaf of level 3 at IPA 0x2000");
 }
 
-/// What was unmapped is flushed before something is mapped there, by whoever does either, in whichever table.
+/// An unmapped address is flushed before it is mapped again, whichever CPUs and tables are involved.
 #[test]
 fn a_flush_may_be_another_cpus() {
     let unmap = locked(&LEVEL_3, &["0 write 0x30008 0x800008000147f 0x4 rmw acqrel"]);
@@ -271,7 +271,7 @@ fn a_flush_may_be_another_cpus() {
     let other = ["1 dsb ishst", "1 tlbi vmalls12e1is 0x0 0x3000000010000", "1 dsb ish"];
     is_right(&[TREE, &unmap, &other, &map]);
     is_wrong(&[TREE, &unmap, &map, FLUSH_VMID], "the leaf of level 3 at IPA 0x1000");
-    // The empty table goes, and is flushed by one address; the page is not.
+    // The empty table is unlinked and flushed by one address, which does not flush the page.
     let flush = [
         "0 dsb ishst",
         "0 tlbi ipas2e1is 0x5 0x3000000010000",
@@ -288,7 +288,7 @@ fn a_flush_may_be_another_cpus() {
 
 #[test]
 fn pages_have_one_use() {
-    is_wrong(&[TREE, &["0 table.taken 0x30000"]], "a table that is in use");
+    is_wrong(&[TREE, &["0 table.taken 0x30000"]], "a table in use");
     is_wrong(&[&["0 table.taken 0x30000", "0 table.taken 0x30000"]], "taken already");
     is_right(&[&["0 table.taken 0x30000", "0 table.freed 0x30000", "0 table.taken 0x30000"]]);
     is_wrong(&[&["0 table.taken 0x30000", "0 table.freed 0x30000", "0 table.freed 0x30000"]], "freed already");
@@ -317,7 +317,7 @@ fn hardware_records_and_does_no_more() {
     for (pa, old, new, what) in [
         ("0x30010", "0x8000080002073", "0x8000080002033", "no more"),
         ("0x30010", "0x8000080002073", "0x8000080003473", "no more"),
-        ("0x30010", "0x8000080002473", "0x80000800024f3", "as far as the trace says"),
+        ("0x30010", "0x8000080002473", "0x80000800024f3", "according to the trace"),
         ("0x30018", "0x0", "0x400", "no more"),
     ] {
         let found = hardware(pa, old, new);
@@ -353,7 +353,7 @@ fn what_is_no_trace_is_an_error() {
     let cut = format!("{}\n# a comment\n2 0 write 0x8 0x", "twofold-trace 1 machine\n1 0 isb @-");
     assert!(error(&cut).starts_with("line 4: the field `old` is not"), "{}", error(&cut));
     let twice = "twofold-trace 1 machine\n1 0 isb @-\n1 1 isb @-";
-    assert!(error(twice).contains("line 3: line 2 has the number 1 too"), "{}", error(twice));
+    assert!(error(twice).contains("line 3: line 2 also has the number 1"), "{}", error(twice));
     let root = |fields: &str| error(&format!("twofold-trace 1 machine\n1 0 root.made {fields} @-"));
     assert!(root("0x10000 512 0x0 0x8000").contains("granule"));
     assert!(root("0x10000 4294967295 0x0 0x0").contains("16 tables"));
@@ -367,7 +367,7 @@ fn leaves_are_aligned_and_inside() {
         breaches(&[TREE, &locked(level, &[&write])].concat())
     };
     assert_eq!(block(&LEVEL_2, "0x20008", "0x400000047d"), [""; 0]);
-    // nT is no address.
+    // nT is not an address bit.
     assert_eq!(block(&LEVEL_2, "0x20008", "0x400001047d"), [""; 0]);
     for (level, at, entry, what) in [
         (&LEVEL_2, "0x20008", "0x400000147d", "is not aligned"),
@@ -392,7 +392,7 @@ fn a_page_is_a_table_or_a_guests() {
     is_wrong(&[TREE, &unmap, &table], "is not flushed");
     let map = locked(&LEVEL_3, &["0 write 0x30010 0x0 0x2047f store release"]);
     is_wrong(&[TREE, &map], "maps the table 0x20000");
-    // Linked with the table that it is in.
+    // The leaf is linked together with its table.
     let below = ["0 write 0x40008 0x0 0x1047f store relaxed"];
     let link = locked(&LEVEL_2, &["0 write 0x20008 0x0 0x40003 store release"]);
     is_wrong(&[TREE, NEW_TABLE, &below, &link], "maps the table 0x10000");
@@ -410,7 +410,7 @@ fn operands_are_of_the_cpus() {
         ("0 feature tlbi_range 0x0", range, "do not have FEAT_TLBIRANGE"),
         ("0 isb", "0 tlbi ipas2e1is 0x400000040000 0x3000000010000", "no level"),
         ("0 isb", "0 tlbi ripas2e1is 0x878000000000 0x3000000010000", "TG 0b10"),
-        // Level 2, from a page on.
+        // A range with level hint 2 that starts at a page.
         ("0 isb", "0 tlbi ripas2e1is 0x47c000000001 0x3000000010000", "cannot begin at 0x1000"),
         ("0 isb", "0 tlbi vmalle1is 0x1 0x3000000010000", "takes no operand"),
     ] {
@@ -424,12 +424,12 @@ fn a_cpu_runs_the_guest_that_it_has_loaded() {
     const ENTER: [&str; 2] = ["0 guest.entered 0 0x3000000010000", "0 guest.left 0"];
     let load = ["0 dsb ishst", "0 vttbr 0x3000000010000"];
     is_right(&[TREE, &load, &ENTER, &ENTER]);
-    is_wrong(&[TREE, &load[..1], &["0 guest.entered 0 0x4000000010000"]], "no tree that there is");
+    is_wrong(&[TREE, &load[..1], &["0 guest.entered 0 0x4000000010000"]], "no existing tree");
     is_wrong(&[TREE, &load, &["0 guest.entered 0 0x4000000010000"]], "the CPU has loaded 0x3000000010000");
-    is_wrong(&[TREE, &load, &["0 tlbi vmalle1 0x0 0x3000000010000"]], "no ISB came");
+    is_wrong(&[TREE, &load, &["0 tlbi vmalle1 0x0 0x3000000010000"]], "no ISB followed");
     is_right(&[TREE, &load, &["0 isb", "0 tlbi vmalle1 0x0 0x3000000010000"]]);
     is_wrong(&[TREE, &load, &["0 root.freed 0x10000"]], "CPU 0 has it loaded");
-    // Another vCPU, on this CPU or another.
+    // Another vCPU, on this CPU and on another CPU.
     let other = ["0 guest.entered 1 0x3000000010000"];
     let forget = ["0 isb", "0 tlbi vmalle1 0x0 0x3000000010000", "0 dsb nsh"];
     is_right(&[TREE, &load, &ENTER, &forget, &other]);
@@ -439,7 +439,7 @@ fn a_cpu_runs_the_guest_that_it_has_loaded() {
     is_wrong(&[TREE, &load, &ENTER[..1], &["0 guest.left 1"]], "inside as vCPU 0");
 }
 
-/// A leaf that is put back with less access is to be flushed as one that was narrowed in place.
+/// A leaf that is restored with less access needs a flush, like a permission downgrade in place.
 #[test]
 fn less_access_is_flushed() {
     const NARROW: &str = "0 write 0x30008 0x800008000147f 0x800008000143f rmw acqrel";
@@ -453,7 +453,7 @@ fn less_access_is_flushed() {
         is_right(&[TREE, &narrow, FLUSH_VMID, &RELY]);
         is_wrong(&[TREE, &narrow, &RELY], "the leaf of level 3 at IPA 0x1000 is not flushed");
         is_wrong(&[TREE, &narrow, FLUSH_VMID, &RELY[1..]], "no ISB");
-        // What another CPU did is its own to flush.
+        // Another CPU's change is that CPU's to flush.
         is_right(&[TREE, &narrow, &["1 flushed 0x1000 0x1000 0x3000000010000"]]);
     }
     let widen = locked(&LEVEL_3, &["0 write 0x30008 0x800008000147f 0x80000800014ff rmw acqrel"]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where in a true trace each corruption applies: places at which the trace is wrong with it.
+//! The places of a recorded trace at which each corruption applies, so that the changed trace breaks a rule.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +12,7 @@ use super::super::operands::{Formats, What};
 use super::super::rules::Rule;
 use super::super::tables::page_of;
 
-/// Events, by their place in the trace, with what is there instead; `None` where nothing is.
+/// The replaced events, by index in the trace, each with its replacement; `None` removes the event.
 pub type Edit = Vec<(usize, Option<Event<'static>>)>;
 
 /// A kind of corruption.
@@ -21,7 +21,7 @@ pub struct Corruption {
     pub name: &'static str,
     /// The rule that it breaks.
     pub rule: Rule,
-    /// Where it applies.
+    /// The places where it applies.
     pub edits: Vec<Edit>,
 }
 
@@ -31,7 +31,8 @@ fn places<const N: usize>(all: [(&'static str, Rule, Vec<Edit>); N]) -> Places {
     all.into_iter().map(|(name, rule, edits)| Corruption { name, rule, edits }).collect()
 }
 
-/// Of all kinds. The checker is asked for one thing only: which entries are to be flushed when a flush begins.
+/// Returns corruptions of all kinds. The checker contributes one fact only: the entries that are due to be flushed when
+/// a flush begins.
 pub fn of(events: &[Line<'_>]) -> Places {
     [&tables(events)[..], &orders(events), &entries(events), &operands(events), &guests(events), &flushes(events)]
         .concat()
@@ -45,19 +46,19 @@ fn is_tracked(entry: u64) -> bool {
     is_valid(entry) && entry >> 51 & 1 != 0
 }
 
-/// A page that was taken for a table, and is not linked yet.
+/// A page that was taken for a table and is not linked yet.
 #[derive(Default)]
 struct Taken {
-    /// The events that zeroed it.
+    /// The events that zeroed the page.
     zeroed: Vec<usize>,
     /// The events that wrote each entry.
     written: HashMap<u64, Vec<usize>>,
-    /// Tables that it leads to.
+    /// The tables that its entries point to.
     below: Vec<u64>,
     last: usize,
 }
 
-/// Tables that are not filled, or whose link is not ordered after their entries.
+/// Tables that are not filled, or that are linked without ordering after their entries.
 fn tables(events: &[Line<'_>]) -> Places {
     let (mut zero, mut entry, mut link) = (Vec::new(), Vec::new(), Vec::new());
     let mut taken: HashMap<u64, Taken> = HashMap::new();
@@ -121,10 +122,11 @@ fn relaxed(at: usize, line: &Line<'_>) -> Edit {
     vec![(at, Some(Event::Write { pa, old, new, how, order: Order::Relaxed }))]
 }
 
-/// Releases that are none, publication that is missing.
+/// Stores without their release, and missing publication.
 fn orders(events: &[Line<'_>]) -> Places {
     let (mut all, mut leaf, mut publication) = (Vec::new(), Vec::new(), Vec::new());
-    // By CPU: whether something was ordered since the last lock; the last barrier, its place, and what came since.
+    // For each CPU: whether a fence or barrier followed the last lock; whether an entry was made after the last
+    // barrier; that barrier's index.
     let mut taken = HashSet::new();
     let mut ordered: HashMap<u32, bool> = HashMap::new();
     let mut made: HashMap<u32, bool> = HashMap::new();
@@ -164,7 +166,7 @@ fn orders(events: &[Line<'_>]) -> Places {
     ])
 }
 
-/// Entries that are written in another way, or with another value.
+/// Entries that are written by another kind of access, or with another value.
 fn entries(events: &[Line<'_>]) -> Places {
     let (mut stores, mut tables, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
     let mut taken = HashSet::new();
@@ -176,7 +178,7 @@ fn entries(events: &[Line<'_>]) -> Places {
                 if how == How::Rmw && is_tracked(old) {
                     stores.push(vec![(at, Some(Event::Write { pa, old, new, how: How::Store, order }))]);
                 }
-                // A store with release is one to a table in the tree.
+                // A release store is a store to a table in the tree.
                 let is_leaf = is_valid(new) && !taken.contains(&(new & 0xffff_ffff_f000));
                 if order != Order::Release || is_valid(old) || !is_leaf {
                     continue;
@@ -197,13 +199,13 @@ fn entries(events: &[Line<'_>]) -> Places {
     let all = if stores.is_empty() { vec![] } else { vec![stores.concat()] };
     places([
         ("a read-modify-write of a tracked leaf is a store", Rule::RecordLost, stores),
-        ("all of them are", Rule::RecordLost, all),
+        ("all read-modify-writes are stores", Rule::RecordLost, all),
         ("a leaf maps a table", Rule::FrameReusedTooEarly, tables),
         ("a block is misaligned", Rule::Malformed, blocks),
     ])
 }
 
-/// Operands with bits that are reserved.
+/// Operands with reserved bits set.
 fn operands(events: &[Line<'_>]) -> Places {
     let (mut reserved, mut superfluous) = (Vec::new(), Vec::new());
     for (at, line) in events.iter().enumerate() {
@@ -225,11 +227,11 @@ fn operands(events: &[Line<'_>]) -> Places {
     ])
 }
 
-/// A guest's last entry on a CPU, of a VMID.
+/// The last entry into a guest on a CPU, for a VMID.
 #[derive(Clone, Copy)]
 struct Ran {
     vcpu: u32,
-    /// The invalidation of stage 1 since then, if there is only one, and it is this CPU's.
+    /// The invalidation of stage 1 after that entry, if there is only one, and this CPU issued it.
     forgotten: Forgotten,
 }
 
@@ -240,7 +242,7 @@ enum Forgotten {
     Often,
 }
 
-/// Guests with another VMID, and other vCPUs.
+/// Entries into a guest with another VMID or another vCPU.
 fn guests(events: &[Line<'_>]) -> Places {
     let (mut vmid, mut vcpus, mut left, mut forget) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut inside: HashMap<u32, (usize, bool)> = HashMap::new();
@@ -292,21 +294,22 @@ fn guests(events: &[Line<'_>]) -> Places {
     ])
 }
 
-/// Instructions of flushes that guard a narrowing, a removal, or a local relax: each of them left out, and weakened.
+/// Flushes after a permission downgrade, an unmap, or a local permission upgrade: each instruction is left out, and
+/// weakened.
 fn flushes(events: &[Line<'_>]) -> Places {
     let names = [
-        "a narrowing: no DSB",
-        "a narrowing: a DSB is of this CPU",
-        "a narrowing: no DSB for loads",
-        "a narrowing: no TLBI",
-        "a narrowing: a TLBI is of this CPU",
-        "a narrowing: no ISB",
-        "a removal: no DSB",
-        "a removal: a DSB is of this CPU",
-        "a removal: no DSB for loads",
-        "a removal: no TLBI",
-        "a removal: a TLBI is of this CPU",
-        "a removal: no ISB",
+        "a downgrade: no DSB",
+        "a downgrade: a DSB is local",
+        "a downgrade: no DSB for loads",
+        "a downgrade: no TLBI",
+        "a downgrade: a TLBI is local",
+        "a downgrade: no ISB",
+        "an unmap: no DSB",
+        "an unmap: a DSB is local",
+        "an unmap: no DSB for loads",
+        "an unmap: no TLBI",
+        "an unmap: a TLBI is local",
+        "an unmap: no ISB",
         "a local relax: no DSB",
         "a local relax: no DSB for loads",
         "a local relax: no TLBI",
@@ -330,7 +333,7 @@ fn flushes(events: &[Line<'_>]) -> Places {
                         continue;
                     }
                     let narrowed = own.iter().any(|debt| debt.kind == Kind::Narrowed);
-                    let name = if narrowed { "a narrowing" } else { "a removal" };
+                    let name = if narrowed { "a downgrade" } else { "an unmap" };
                     (own, name)
                 }
                 _ => (Vec::new(), "a local relax"),
@@ -346,7 +349,7 @@ fn flushes(events: &[Line<'_>]) -> Places {
         checker.event(at, line).unwrap();
     }
     let of = |name: &'static str| {
-        // What other CPUs hold is R5; what this one holds is R11, and so is progress.
+        // R5 covers what other CPUs' TLBs hold. R11 covers this CPU's own TLB, and so progress.
         let is_local = name.starts_with("a local relax") && !name.ends_with("no ISB");
         let rule = if is_local { Rule::NoProgress } else { Rule::StillCached };
         Corruption { name, rule, edits: places.remove(name).unwrap_or_default() }
@@ -354,13 +357,13 @@ fn flushes(events: &[Line<'_>]) -> Places {
     names.map(of).into()
 }
 
-/// The instructions of one CPU before a claim, with nothing else between.
+/// The consecutive flush instructions of one CPU before it claims a flush.
 struct Sequence {
     instructions: Vec<usize>,
     claim: usize,
 }
 
-/// By their first instructions.
+/// Returns the sequences by the index of their first instruction.
 fn sequences(events: &[Line<'_>]) -> HashMap<usize, Sequence> {
     let mut sequences = HashMap::new();
     let mut open: HashMap<u32, Vec<usize>> = HashMap::new();
@@ -382,7 +385,7 @@ fn sequences(events: &[Line<'_>]) -> HashMap<usize, Sequence> {
 }
 
 impl Sequence {
-    /// Whether another CPU flushes what is to be flushed, or may.
+    /// Returns whether another CPU may have flushed these debts.
     fn others_flush(&self, events: &[Line<'_>], debts: &[Debt]) -> bool {
         let Some(first) = debts.iter().map(|debt| debt.at).min() else { return false };
         let cpu = events[self.claim].cpu;
@@ -402,13 +405,13 @@ impl Sequence {
         for (number, at) in self.instructions.iter().copied().enumerate() {
             let instead = |event| vec![(at, Some(event))];
             match events[at].event {
-                // The change is visible already.
+                // An earlier barrier has made the change visible, so this one is not needed.
                 Event::Dsb { .. } if number == 0 && self.is_visible_before(events, debts) => {}
                 Event::Dsb { domain } => {
                     edits.push(("no DSB", vec![(at, None)]));
                     if !is_local {
                         let local = if domain == Domain::Ish { Domain::Nsh } else { Domain::NshSt };
-                        edits.push(("a DSB is of this CPU", instead(Event::Dsb { domain: local })));
+                        edits.push(("a DSB is local", instead(Event::Dsb { domain: local })));
                     }
                     if matches!(domain, Domain::Ish | Domain::Nsh) {
                         edits.push(("no DSB for loads", instead(Event::Dsb { domain: Domain::IshSt })));
@@ -428,7 +431,7 @@ impl Sequence {
                         Tlbi::VmallE1Is => Tlbi::VmallE1,
                         _ => continue,
                     };
-                    edits.push(("a TLBI is of this CPU", instead(Event::Tlbi { operation: local, operand, vttbr })));
+                    edits.push(("a TLBI is local", instead(Event::Tlbi { operation: local, operand, vttbr })));
                 }
                 Event::Isb if isbs == 1 && last_barrier.is_some_and(|last| number > last) => {
                     edits.push(("no ISB", vec![(at, None)]));
@@ -439,7 +442,7 @@ impl Sequence {
         edits
     }
 
-    /// Whether a barrier for something else came after the last change, so that the first one here is not needed.
+    /// Returns whether an earlier barrier followed the last change, so that the first one here is not needed.
     fn is_visible_before(&self, events: &[Line<'_>], debts: &[Debt]) -> bool {
         let Some(last) = debts.iter().map(|debt| debt.at).max() else { return false };
         let (first, cpu) = (self.instructions[0], events[self.claim].cpu);
@@ -447,7 +450,7 @@ impl Sequence {
         events[last..first].iter().any(|line| line.cpu == cpu && is_barrier(line))
     }
 
-    /// Whether one of the entries that were changed is named by this TLBI alone.
+    /// Returns whether this TLBI is the only one that names some changed entry.
     fn is_needed(&self, events: &[Line<'_>], formats: &Formats, at: usize, debts: &[Debt]) -> bool {
         let names = |at: usize, debt: &Debt| {
             let Event::Tlbi { operation, operand, .. } = events[at].event else { return false };
