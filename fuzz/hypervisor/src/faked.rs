@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! System registers for a host: each thread has its own, all 0 at first, by the name that the code gives them.
+//! Faked system registers for tests on the host. Each thread has its own registers, by the names in the code, all 0 at
+//! first.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,7 +10,7 @@ thread_local! {
     static WRITTEN: RefCell<Vec<(&'static str, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The value of the register.
+/// Returns the register's value.
 pub fn read(name: &'static str) -> u64 {
     REGISTERS.with_borrow(|registers| registers.get(name).copied().unwrap_or(0))
 }
@@ -17,13 +18,13 @@ pub fn read(name: &'static str) -> u64 {
 /// Writes the register, as the code under test does.
 ///
 /// # Safety
-/// None is needed here; the instruction that this stands for is unsafe.
+/// The fake has no requirement. It is unsafe because the instruction that it replaces is.
 pub unsafe fn write(name: &'static str, value: u64) {
     set(name, value);
     WRITTEN.with_borrow_mut(|written| written.push((name, value)));
 }
 
-/// Gives the register a value, as hardware or firmware has.
+/// Sets the register's value, as hardware or firmware would.
 pub fn set(name: &'static str, value: u64) {
     REGISTERS.with_borrow_mut(|registers| registers.insert(name, value));
 }
@@ -34,7 +35,7 @@ pub fn reset() {
     WRITTEN.take();
 }
 
-/// What was written since the last call, in order.
+/// Returns the writes since the last call, in order.
 pub fn take_written() -> Vec<(&'static str, u64)> {
     WRITTEN.take()
 }

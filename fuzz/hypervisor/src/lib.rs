@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The hypervisor's files that can run on a host: those that read what others wrote (a bundle, a device tree, a guest's
-//! registers), and those that decide what goes into system registers, which are [`faked`], or what a guest's call leads to.
+//! The hypervisor's files that can run on the host: those that parse untrusted input (a bundle, a device tree, a
+//! guest's registers), those that compute system registers, which are [`faked`], and those that answer a guest's calls.
 //!
-//! Invariant: these are the image's own files, not copies; what is written here is only what they take from the machine
-//! around them. What they do to that machine is in [`done`], in order, for each thread by itself.
+//! Invariant: these are the image's own files, not copies. This file adds only what they need from the machine.
+//! [`done`] returns their effects on the machine, in order, for each thread separately.
 
 extern crate alloc;
 
@@ -12,14 +12,14 @@ use std::cell::RefCell;
 #[path = "../../../crates/hypervisor/src/agreement.rs"]
 pub mod agreement;
 #[path = "../../../crates/hypervisor/src/board.rs"]
-#[allow(dead_code, reason = "the image asks for parts of a board that is not understood as a whole")]
+#[allow(dead_code, reason = "the image also reads parts of a board that cannot be read as a whole")]
 pub mod board;
 #[path = "../../../crates/hypervisor/src/claim.rs"]
 pub mod claim;
 #[path = "../../../crates/hypervisor/src/config.rs"]
 pub mod config;
 #[path = "../../../crates/hypervisor/src/context.rs"]
-#[allow(dead_code, reason = "a part of it is for the assembly of the image alone")]
+#[allow(dead_code, reason = "only the assembly of the image uses a part of it")]
 pub mod context;
 #[path = "../../../crates/hypervisor/src/count.rs"]
 pub mod count;
@@ -45,12 +45,12 @@ pub mod translate;
 
 pub mod faked;
 
-/// Something that was done to the machine.
+/// An effect on the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// A barrier: DSB ISHST.
+    /// A DSB ISHST.
     DsbIshst,
-    /// A call of the firmware: CPU_ON for this affinity.
+    /// A call of the firmware's CPU_ON for this affinity.
     CpuOn(u64),
     /// A line on the control channel.
     Log(String),
@@ -60,7 +60,7 @@ thread_local! {
     static DONE: RefCell<Vec<Done>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What was done since the last call.
+/// Returns the effects since the last call.
 pub fn done() -> Vec<Done> {
     DONE.take()
 }
@@ -69,12 +69,12 @@ fn did(done: Done) {
     DONE.with_borrow_mut(|all| all.push(done));
 }
 
-/// What `claim` takes from the module of this name.
+/// The items of this module that `claim` uses.
 pub mod primitive {
     use std::cell::RefCell;
     pub use std::sync::atomic::Ordering;
 
-    /// An atomic whose every operation is followed by what another CPU does meanwhile.
+    /// An atomic that runs another CPU's planned actions after each operation.
     pub struct AtomicBool(std::sync::atomic::AtomicBool);
 
     type Meanwhile = Box<dyn FnOnce()>;
@@ -83,29 +83,29 @@ pub mod primitive {
         static MEANWHILE: RefCell<Option<(u32, Meanwhile)>> = const { RefCell::new(None) };
     }
 
-    /// Does `what` after so many operations more on any [`AtomicBool`] of this thread's, as another CPU would.
+    /// Plans `what`, an action of another CPU, after `after` further operations on any [`AtomicBool`] of this thread.
     pub fn meanwhile(after: u32, what: impl FnOnce() + 'static) {
         MEANWHILE.set(Some((after, Box::new(what))));
     }
 
     impl AtomicBool {
-        /// One of this value.
+        /// Creates an atomic with this value.
         pub fn new(value: bool) -> Self {
             Self(value.into())
         }
 
-        /// As the atomic's.
+        /// Loads, as `std`'s atomic does.
         pub fn load(&self, order: Ordering) -> bool {
             others_after(self.0.load(order))
         }
 
-        /// As the atomic's.
+        /// Stores, as `std`'s atomic does.
         pub fn store(&self, value: bool, order: Ordering) {
             self.0.store(value, order);
             others_after(());
         }
 
-        /// As the atomic's.
+        /// Swaps, as `std`'s atomic does.
         pub fn swap(&self, value: bool, order: Ordering) -> bool {
             others_after(self.0.swap(value, order))
         }
@@ -126,23 +126,23 @@ pub mod primitive {
     }
 }
 
-/// What `refusals` takes from the module of this name.
+/// The items of this module that `refusals` uses.
 pub mod control {
-    /// A line for the launcher.
+    /// Writes a line for the launcher.
     pub fn log(text: core::fmt::Arguments) {
         super::did(super::Done::Log(text.to_string()));
     }
 }
 
-/// Where a CPU would start, which none does here.
+/// The entry point of a started CPU; no CPU starts here.
 #[unsafe(no_mangle)]
 extern "C" fn secondary_entry() {}
 
-/// What `board` and `cpus` take from the module of this name.
+/// The items of this module that `board` and `cpus` use.
 pub mod power {
     use smccc::psci::Error;
 
-    /// The affinity that the firmware does not know.
+    /// An affinity that the firmware does not know.
     pub const UNKNOWN_CPU: u64 = 0xff;
 
     /// The instruction that calls the firmware.
@@ -166,7 +166,7 @@ pub mod power {
     }
 }
 
-/// What `translate` takes from the module of this name: what each instruction leaves in `PAR_EL1`, as a test has set it.
+/// The items of this module that `translate` uses: each instruction returns the `PAR_EL1` that a test has set.
 pub mod at {
     /// `AT S1E1R`.
     pub fn s1e1r(_address: u64) -> u64 {
@@ -179,28 +179,28 @@ pub mod at {
     }
 }
 
-/// What `inject`, `registers`, `translate` and `cpus` take from the module of this name.
+/// The items of this module that `inject`, `registers`, `translate` and `cpus` use.
 pub mod sysreg {
-    /// A barrier.
+    /// A DSB ISHST.
     pub fn dsb_ishst() {
         super::did(super::Done::DsbIshst);
     }
 
-    /// One field of an ID register: 4 bits from bit `low`.
+    /// Returns a field of an ID register: 4 bits from bit `low`.
     pub const fn id_field(register: u64, low: u32) -> u64 {
         (register >> low) & 0xf
     }
 
-    /// Faked registers need no synchronization.
+    /// An ISB, which faked registers do not need.
     pub fn isb() {}
 }
 
-/// The guard pages of all CPUs.
+/// Returns the guard pages of all CPUs.
 pub fn guards() -> Vec<core::ops::Range<u64>> {
     cpus::guards().collect()
 }
 
-/// The affinity of the CPU that boots.
+/// The affinity of the boot CPU.
 pub const BOOT_CPU: u64 = 0;
 
 macro_rules! read_sysreg {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves of CPUs that are not equal: a guest uses what all of them have, and a CPU that cannot keep it is refused by name.
+//! Tests CPUs with different features: a guest uses the features that all CPUs have. A CPU that lacks a feature in use
+//! is refused by name.
 
 use twofold_fuzz_hypervisor::agreement::{Unfit, agree, check};
 use twofold_stage2::{Features, IdRegisters};
@@ -52,7 +53,7 @@ fn each_feature_that_one_cpu_lacks_is_used_on_none() {
     assert_eq!(common(no_zeroing), Features { zero_block: 0, ..boot() });
     assert_eq!(common(addresses), Features { pa_bits: 40, ..boot() });
 
-    // The other way round: what the boot CPU alone lacks stays off, and its smaller lines stay in use.
+    // In reverse: a feature that only the boot CPU lacks stays off, and its smaller lines stay in use.
     let small = Features::from_registers(&lines);
     assert_eq!(agree(small, [Some(MAX)], RAM_END), Ok(small));
 }

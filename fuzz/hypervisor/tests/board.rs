@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves what is made of trees at an edge: memory at the last address, deep buses, CPUs with equal and with large
-//! affinities.
+//! Tests edge cases of device trees: memory at the last address, deep buses, CPUs with equal and with large affinities.
 
 use std::iter;
 
@@ -17,7 +16,7 @@ use twofold_memory::Pages;
 use twofold_stage2::Ipa;
 
 const PAGE: u64 = 4096;
-/// The start of the last page that there is.
+/// The start of the last page of the address space.
 const LAST: u64 = 0xffff_ffff_ffff_f000;
 const UART: &str = "pl011@9000000";
 
@@ -39,7 +38,7 @@ fn machine(cpus: &[u64]) -> Board {
     }
 }
 
-/// The tree of a guest with these CPUs, which is that of a machine as well.
+/// Returns the tree of a guest with these CPUs, which also serves as a machine's tree.
 fn tree(cpus: &[u64]) -> DeviceTree {
     let config = Config {
         kernel: &[],
@@ -66,7 +65,7 @@ fn set<T: dtoolkit::ToPropertyValue>(node: &mut DeviceTreeNode, name: &str, valu
     node.add_property(DeviceTreeProperty::new_unchecked(name, value));
 }
 
-/// The tree with its UART below so many buses.
+/// Returns the tree with its UART below `buses` nested buses.
 fn with_buses(buses: usize) -> DeviceTree {
     let mut tree = tree(&[BOOT_CPU]);
     let mut device = tree.root.remove_child(UART).unwrap();
@@ -89,10 +88,10 @@ fn nothing_is_free_behind_the_last_address() {
     assert_eq!(board.free(PAGE, PAGE), None);
     board.ram = iter::once(LAST - PAGE..u64::MAX).collect();
     assert_eq!(board.free(PAGE, PAGE), Some(LAST - PAGE..LAST));
-    // What is used ends in the last page.
+    // The reserved range ends in the last page.
     board.reserved.push(LAST - PAGE..LAST + 1);
     assert_eq!(board.free(PAGE, PAGE), None);
-    // There may be more RAM elsewhere.
+    // Another bank may still have free RAM.
     board.ram.push(virt::RAM_BASE..virt::RAM_BASE + PAGE);
     assert_eq!(board.free(PAGE, PAGE), Some(virt::RAM_BASE..virt::RAM_BASE + PAGE));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that a claim is won by one CPU, wherever another one comes in between: this is what lets one CPU alone switch a
-//! vCPU on, and one alone report the end of the guest.
+//! Tests that exactly one CPU wins a claim, at whichever point another CPU interferes. So only one CPU switches a vCPU
+//! on, and only one reports the end of the guest.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use twofold_fuzz_hypervisor::primitive::meanwhile;
 
 #[test]
 fn one_of_two_takes_it_wherever_they_meet() {
-    // An exchange is one operation; a look and a store would be two, with a place between them.
+    // An exchange is one operation. A load and a store would be two, and another CPU could act between them.
     for after in 0..3 {
         let claim = Rc::new(Claim::new(false));
         let other_took = Rc::new(Cell::new(None));
@@ -20,7 +20,7 @@ fn one_of_two_takes_it_wherever_they_meet() {
         });
         let took = claim.take();
         let other_took = other_took.take().unwrap_or_else(|| claim.take());
-        assert!(took != other_took, "the other CPU comes after {after} operations: {took}, {other_took}");
+        assert!(took != other_took, "the other CPU acts after {after} operations: {took}, {other_took}");
         assert!(claim.is_taken());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves of a counter that a guest got hold of: a count that cannot be is refused.
+//! Tests a counter that a guest may have changed: an impossible count is refused.
 
 use twofold_fuzz_hypervisor::count::counted;
 
@@ -11,7 +11,7 @@ fn what_was_executed_is_counted() {
     for mask in [NARROW, WIDE] {
         assert_eq!(counted(0, 1, mask), Ok(1));
         assert_eq!(counted(7, 500, mask), Ok(493));
-        // Once around.
+        // The counter wraps around.
         assert_eq!(counted(mask - 1, 48, mask), Ok(50));
         assert_eq!(counted(5, 5 + mask / 2, mask), Ok(mask / 2));
     }
@@ -31,6 +31,6 @@ fn a_counter_that_goes_back_is_refused() {
     for mask in [NARROW, WIDE] {
         assert!(counted(500, 499, mask).is_err());
         assert!(counted(500, 0, mask).is_err());
-        assert!(counted(0, mask / 2 + 1, mask).is_err(), "as far ahead as back");
+        assert!(counted(0, mask / 2 + 1, mask).is_err(), "half a period is ambiguous");
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves how a CPU is started: what it reads is published before the firmware is called, which orders nothing by itself. And
-//! where its stacks and their guard pages are.
+//! Tests how a CPU starts: the data that it reads is published before the firmware is called, because the call itself
+//! orders nothing. Also tests the places of its stacks and guard pages.
 
 use std::iter;
 
@@ -49,7 +49,7 @@ fn each_stack_is_above_a_guard_page() {
     let guards: Vec<_> = guards().into_iter().map(|guard| guard.start as usize..guard.end as usize).collect();
     assert_eq!(guards.len(), 2 * virt::MAX_CPUS as usize);
     for of_cpu in guards.chunks(2) {
-        let [guard, emergency_guard] = of_cpu else { panic!("two a CPU") };
+        let [guard, emergency_guard] = of_cpu else { panic!("each CPU has two guard pages") };
         let stack = guard.end..emergency_guard.start;
         let emergency = emergency_guard.end..emergency_guard.end + (16 << 10);
         assert_eq!([guard.len(), emergency_guard.len(), stack.len()], [PAGE, PAGE, 64 << 10]);

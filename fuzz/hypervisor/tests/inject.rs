@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that an exception that EL2 raises in its guest is the one that hardware would take (Arm ARM D1.3), with features that
-//! QEMU lacks too.
+//! Tests that an exception that EL2 injects is the one that hardware would take (Arm ARM DDI 0487K.a, D1.3), also with
+//! features that QEMU lacks.
 
 use twofold_fuzz_hypervisor::context::Context;
 use twofold_fuzz_hypervisor::faked::{read, reset, set};
@@ -47,7 +47,7 @@ const SPAN: (&str, u64) = ("SCTLR_EL1", 1 << 23);
 const DSSBS: (&str, u64) = ("SCTLR_EL1", 1 << 44);
 const SPINTMASK: (&str, u64) = ("SCTLR_EL1", 1 << 62);
 
-/// A guest on a CPU whose registers have these bits.
+/// Returns a guest on a CPU whose registers have these bits set.
 fn guest(pstate: u64, bits: &[(&'static str, u64)]) -> Context {
     reset();
     set("VBAR_EL1", VBAR);
@@ -59,14 +59,14 @@ fn guest(pstate: u64, bits: &[(&'static str, u64)]) -> Context {
     context
 }
 
-/// PSTATE after an undefined instruction.
+/// Returns PSTATE after an undefined instruction.
 fn pstate_after(pstate: u64, bits: &[(&'static str, u64)]) -> u64 {
     let mut context = guest(pstate, bits);
     inject::undefined(&mut context);
     context.pstate
 }
 
-/// The guest's syndrome for an external abort.
+/// Returns the guest's syndrome for an external abort.
 fn syndrome(pstate: u64, esr: u64, walk: Option<i8>) -> u64 {
     inject::external_abort(&mut guest(pstate, &[]), esr, FAR, walk);
     read("ESR_EL1")
@@ -79,7 +79,7 @@ fn the_vector_is_that_of_the_interrupted_level() {
         inject::undefined(&mut context);
         assert_eq!(context.pc, VBAR + offset, "PSTATE.M {pstate:#x}");
         assert_eq!((read("ELR_EL1"), read("SPSR_EL1"), read("ESR_EL1")), (PC, pstate | FLAGS, LONG));
-        // The bits below the vectors are RES0, and do not count.
+        // The bits below the vectors are RES0 and are ignored.
         let mut context = guest(pstate, &[("VBAR_EL1", 0x7ff)]);
         inject::undefined(&mut context);
         assert_eq!(context.pc, VBAR + offset);
@@ -107,7 +107,7 @@ fn an_external_abort_is_the_access_that_was_refused() {
 #[test]
 fn an_abort_of_a_walk_has_the_level_of_stage_1() {
     for (level, status) in [(-1, 0x13), (0, 0x14), (1, 0x15), (2, 0x16), (3, 0x17)] {
-        // The level in EL2's syndrome is stage 2's.
+        // The level in EL2's syndrome is that of stage 2.
         let walk = DATA_ABORT | WALK | TRANSLATION_FAULT_3;
         assert_eq!(syndrome(EL0, walk, Some(level)), DATA_ABORT | status);
         assert_eq!(syndrome(EL0, walk | WRITE, Some(level)), DATA_ABORT | WRITE | status);
@@ -120,8 +120,8 @@ fn an_address_that_is_unknown_is_not_declared_valid() {
     assert_eq!(syndrome(EL0, DATA_ABORT | FNV | EXTERNAL, None), DATA_ABORT | FNV | EXTERNAL);
     assert_eq!(syndrome(EL0, INSTRUCTION_ABORT | FNV | EXTERNAL, None), INSTRUCTION_ABORT | FNV | EXTERNAL);
     assert_eq!(syndrome(EL0, DATA_ABORT | FNV | WRITE | EXTERNAL, None), DATA_ABORT | FNV | WRITE | EXTERNAL);
-    assert_eq!(syndrome(EL0, DATA_ABORT | EXTERNAL, None), DATA_ABORT | EXTERNAL, "it is known");
-    // With another status the bit has no meaning, and the address is known.
+    assert_eq!(syndrome(EL0, DATA_ABORT | EXTERNAL, None), DATA_ABORT | EXTERNAL, "the address is known");
+    // With another status the bit has no meaning, and the address is valid.
     assert_eq!(syndrome(EL0, DATA_ABORT | FNV | TRANSLATION_FAULT_3, None), DATA_ABORT | EXTERNAL);
     assert_eq!(syndrome(EL0, DATA_ABORT | FNV | EXTERNAL, Some(3)), DATA_ABORT | 0x17);
 }
@@ -136,14 +136,14 @@ fn external_aborts_go_to_the_serror_vector_where_the_guest_says_so() {
     };
     assert_eq!(vector(&[DOUBLE_FAULT_2, HAS_SCTLR2, EASE]), 0x380);
     assert_eq!(vector(&[DOUBLE_FAULT_2, HAS_SCTLR2]), 0x200);
-    // Without the feature there is no such bit.
+    // Without the feature the bit does not exist.
     assert_eq!(vector(&[HAS_SCTLR2, EASE]), 0x200);
     assert_eq!(vector(&[DOUBLE_FAULT_2, EASE]), 0x200);
-    // On a walk, and from another level.
+    // The same holds for a walk, and for another exception level.
     let mut context = guest(EL0, &[DOUBLE_FAULT_2, HAS_SCTLR2, EASE]);
     inject::external_abort(&mut context, DATA_ABORT | WALK, FAR, Some(0));
     assert_eq!(context.pc, VBAR + 0x580);
-    // No other exception does.
+    // No other exception uses this vector.
     let mut context = guest(EL1H, &[DOUBLE_FAULT_2, HAS_SCTLR2, EASE]);
     inject::undefined(&mut context);
     assert_eq!(context.pc, VBAR + 0x200);
@@ -215,7 +215,7 @@ fn a_skipped_instruction_has_been_executed() {
     }
 }
 
-/// All bits of a register but these.
+/// Returns a register with all bits set but these.
 fn all_but(register: &'static str, bits: u64) -> (&'static str, u64) {
     (register, !bits)
 }
@@ -242,7 +242,7 @@ fn fields_of_a_syndrome_are_told_from_their_neighbours() {
     let from_el1 = 0x25 << 26 | LONG | EXTERNAL;
     assert_eq!(syndrome(EL1H, DATA_ABORT | ISS2 | ISV_AND_SET | EXTERNAL, None), from_el1);
     assert_eq!(syndrome(EL1H, DATA_ABORT | WRITE | FNV | EXTERNAL, None), from_el1 | WRITE | FNV);
-    // FnV has no meaning beside another status, such as the one next to an external abort's.
+    // FnV has no meaning with another status, such as the one next to an external abort's.
     assert_eq!(syndrome(EL1H, DATA_ABORT | FNV | EXTERNAL | 1, None), from_el1);
 }
 
@@ -251,7 +251,7 @@ fn a_vcpu_starts_as_psci_has_it() {
     let mut context = Context::new(PC, 7);
     assert_eq!((context.pc, context.pstate, context.x[0]), (PC, HANDLER, 7));
     assert_eq!(context.x[1..], [0; 30]);
-    // BTYPE and SS end with the instruction that is skipped.
+    // Skipping an instruction clears BTYPE and SS.
     context.pstate = u64::MAX;
     context.skip();
     assert_eq!((context.pc, context.pstate), (PC + 4, !(3 << 10 | 1 << 21)));

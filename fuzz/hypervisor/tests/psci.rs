@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves what PSCI answers (Arm DEN0022), call by call: which vCPU is meant, where it may start, and what is left of a
-//! start that fails.
+//! Tests PSCI's answers (Arm DEN0022), call by call: the vCPU that a call names, the addresses where it may start, and
+//! the state after a failed start.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -29,18 +29,18 @@ const ON_PENDING: i64 = -5;
 const INTERNAL_FAILURE: i64 = -6;
 const INVALID_ADDRESS: i64 = -9;
 
-/// Affinities of the vCPUs; the last one has a part beyond 32 bits.
+/// Affinities of the vCPUs; the last one has a part above 32 bits.
 const MPIDRS: [u64; 3] = [0, 0x101, 0x1_0000_0002];
 const RAM: u64 = 0x4000_0000;
-/// The upper half of a register that a 32-bit call passes: anything.
+/// Arbitrary bits in the upper half of a register, which a 32-bit call must ignore.
 const JUNK: u64 = 0xdead_beef << 32;
 
 #[derive(Default)]
 struct Fake {
     on: [Cell<bool>; 3],
-    /// What the firmware answers to a start.
+    /// The firmware's error for a start.
     error: Cell<Option<StartError>>,
-    /// The CPUs that are on their way down: marked off, and still running.
+    /// Whether the CPUs that are off still run: they are marked off first.
     leaving: Cell<bool>,
     started: RefCell<Vec<(usize, u64, u64)>>,
     refused: RefCell<Vec<String>>,
@@ -64,7 +64,7 @@ impl Vcpus for Fake {
     }
 
     fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), StartError> {
-        assert!(self.on[index].get(), "vCPU {index} is started without the right to");
+        assert!(self.on[index].get(), "vCPU {index} is started without being marked on");
         self.started.borrow_mut().push((index, entry, argument));
         self.error.get().map_or(Ok(()), Err)
     }
@@ -79,7 +79,7 @@ impl Vcpus for Fake {
 }
 
 impl Fake {
-    /// With vCPU 0 on, which makes the calls.
+    /// Creates the fake with vCPU 0 on, which makes the calls.
     fn new() -> Self {
         let fake = Self::default();
         fake.on[0].set(true);
@@ -114,7 +114,7 @@ fn a_32_bit_call_has_32_bit_arguments() {
     assert_eq!(fake.answer([CPU_ON_32, MPIDRS[1] | JUNK, RAM | JUNK, 7 | JUNK]), SUCCESS);
     assert_eq!(fake.started.take(), [(1, RAM, 7)]);
     assert_eq!(fake.answer([AFFINITY_INFO_32, MPIDRS[1] | JUNK, JUNK, 0]), 0);
-    // No vCPU of the lower half's number is meant by a call of 64 bits.
+    // A 64-bit call does not name the vCPU of the lower half alone.
     assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1] | JUNK, RAM, 0]), INVALID_PARAMETERS);
     assert_eq!(fake.answer([AFFINITY_INFO_64, MPIDRS[1] | JUNK, 0, 0]), INVALID_PARAMETERS);
     assert_eq!(fake.answer([FEATURES, CPU_ON_64 | JUNK, 0, 0]), SUCCESS);
@@ -127,7 +127,7 @@ fn no_vcpu_starts_where_no_ram_is() {
         assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1], entry, 0]), INVALID_ADDRESS, "{entry:#x}");
     }
     assert_eq!((fake.started.take(), fake.is_on()), (vec![], [true, false, false]));
-    assert_eq!(fake.answer([CPU_ON_64, 0x77, 0, 0]), INVALID_PARAMETERS, "which vCPU is asked first");
+    assert_eq!(fake.answer([CPU_ON_64, 0x77, 0, 0]), INVALID_PARAMETERS, "the vCPU is checked first");
     assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1], RAM, 0]), SUCCESS);
 }
 
@@ -144,7 +144,7 @@ fn a_start_that_fails_leaves_the_vcpu_off() {
         assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1], RAM, 0]), expected, "{error}");
         assert_eq!(fake.is_on(), [true, false, false], "{error}");
     }
-    assert_eq!(fake.refused.take().len(), 2, "a reason for each answer that gives none");
+    assert_eq!(fake.refused.take().len(), 2, "each INTERNAL_FAILURE has a reason in the log");
     fake.error.set(None);
     assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1], RAM, 0]), SUCCESS);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that refused calls cannot fill the control channel.
+//! Tests that refused calls cannot fill the control channel.
 
 use twofold_fuzz_hypervisor::refusals::{LISTED, Refusals};
 use twofold_fuzz_hypervisor::{Done, done};

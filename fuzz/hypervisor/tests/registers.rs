@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves of the tables of control registers: none that the architecture has is missing, each is written where its feature is
-//! there and nowhere else, and what a guest is not given is shut.
+//! Tests the tables of control registers: no register of the architecture is missing, each is written exactly if its
+//! feature exists, and registers that a guest may not use are closed.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use twofold_fuzz_hypervisor::faked;
 use twofold_fuzz_hypervisor::registers::{self, Confinement, el1, el2, left, shut};
 use twofold_stage2::Features;
 
-/// The names of the registers of EL2, as a crate that others keep has them.
+/// Returns the names of the registers of EL2, from an independent crate.
 fn independent() -> BTreeSet<String> {
     let all = format!("{:?}", SystemRegisters::default());
     let words = all.split(|other: char| !other.is_ascii_alphanumeric() && other != '_');
@@ -39,8 +39,8 @@ fn each_row_gives_a_reason() {
     }
 }
 
-/// A register that exists with a feature: its name, its encoding, the ID register with the field, where that starts, and the
-/// first value of the field that has it.
+/// A register that exists with a feature: its name, its encoding, the ID register, the field's lowest bit, and the
+/// field's least value with the register.
 type Optional = (&'static str, &'static str, &'static str, u32, u64);
 
 const PFR0: &str = "ID_AA64PFR0_EL1";
@@ -93,7 +93,7 @@ const OPTIONAL: [Optional; 39] = [
     ("LORC_EL1", "S3_0_C10_C4_3", MMFR1, 16, 1),
 ];
 
-/// Sets the tables' registers on a CPU with these ID registers; returns what was written.
+/// Sets the tables' registers on a CPU with these ID registers; returns the writes.
 fn written(ids: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
     for (name, value) in ids {
         faked::set(name, *value);
@@ -118,7 +118,7 @@ fn an_optional_register_is_written_where_it_exists_alone() {
     for (name, encoding, id, low, first) in OPTIONAL {
         assert_eq!(value(&none, encoding), None, "{name} without its feature");
         for field in 1..16 {
-            // A PMU of 0xf is not the architecture's.
+            // PMUVer 0xf is not an architected PMU.
             let exists = field >= first && !(id == DFR0 && low == 8 && field == 15);
             let with = written(&[(id, field << low)]);
             assert_eq!(value(&with, encoding).is_some(), exists, "{name} where {id} has {field} at bit {low}");
@@ -129,7 +129,7 @@ fn an_optional_register_is_written_where_it_exists_alone() {
 #[test]
 fn the_list_above_has_each_optional_register() {
     let none: BTreeSet<_> = written(&[]).into_iter().map(|(name, _)| name).collect();
-    // HAFGRTR_EL2 takes two features, MPAMHCR_EL2 a third register.
+    // HAFGRTR_EL2 needs two features, and MPAMHCR_EL2 depends on a third ID register.
     let elsewhere = ["HAFGRTR_EL2", "MPAMHCR_EL2"];
     for register in el2::TABLE.iter().chain(el1::TABLE) {
         let listed = OPTIONAL.iter().find(|(name, ..)| *name == register.name);
@@ -146,7 +146,7 @@ fn buffers_that_el3_has_are_left_alone() {
     let trbe = (DFR0, 1 << 44);
     assert_eq!(value(&written(&[spe, ("S3_0_C9_C10_7", OWNED)]), "S3_4_C9_C9_0"), None);
     assert_eq!(value(&written(&[trbe, ("S3_0_C9_C11_7", OWNED)]), "S3_0_C9_C11_0"), None);
-    // The bits beside it say how the buffer's flags are kept.
+    // The neighbouring bits do not concern the owner.
     assert_eq!(value(&written(&[spe, ("S3_0_C9_C10_7", !OWNED)]), "S3_4_C9_C9_0"), Some(0));
     assert_eq!(value(&written(&[trbe, ("S3_0_C9_C11_7", !OWNED)]), "S3_0_C9_C11_0"), Some(0));
 }
@@ -193,7 +193,7 @@ fn what_belongs_to_the_machine_is_trapped() {
         MdcrEl2::HPMD | MdcrEl2::HCCD | MdcrEl2::from_bits_retain(6)
     );
     for counters in [1, 31] {
-        // Around PMCR_EL0.N are bits of other fields.
+        // The bits around PMCR_EL0.N are of other fields.
         let pmcr = !(0x1f << 11) | counters << 11;
         let written = written(&[(DFR0, 1 << 8), ("PMCR_EL0", pmcr)]);
         assert_eq!(value(&written, "S3_4_C1_C1_1").unwrap() & 0x3f, counters);
@@ -210,7 +210,7 @@ fn what_belongs_to_the_machine_is_trapped() {
     assert_eq!(value(&mpam(1 << 17), "S3_4_C10_C4_0"), Some(1 << 31), "MPAMHCR_EL2");
 }
 
-/// A bit whose name begins with N traps when it is clear; any other traps when it is set.
+/// A bit whose name begins with N traps if it is clear; any other bit traps if it is set.
 #[test]
 fn fine_grained_traps_are_open_but_for_branch_records() {
     let fgt = written(&[(MMFR0, 1 << 56)]);
@@ -219,7 +219,7 @@ fn fine_grained_traps_are_open_but_for_branch_records() {
         ($type:ident, $encoding:literal) => {
             for (name, bit) in $type::all().iter_names() {
                 let is_open = (of($encoding) & bit.bits() != 0) == name.starts_with('N');
-                // What EL2 shuts by other means is open here: no matter.
+                // Registers that EL2 closes by other means may be open here.
                 assert_eq!(
                     is_open,
                     !name.contains("BRB") && name != "NPMSNEVFR_EL1",
@@ -235,7 +235,7 @@ fn fine_grained_traps_are_open_but_for_branch_records() {
     check!(HdfgrtrEl2, "S3_4_C3_C1_4");
 }
 
-/// The syndrome of MRS (or MSR) with Rt = 5.
+/// Returns the syndrome of an MRS or MSR with Rt = 5.
 fn syndrome([op0, op1, crn, crm, op2]: [u64; 5], is_read: bool) -> u64 {
     0x18 << 26 | 1 << 25 | op0 << 20 | op2 << 17 | op1 << 14 | crn << 10 | 5 << 5 | crm << 1 | u64::from(is_read)
 }
@@ -271,7 +271,7 @@ fn registers_that_are_shut_read_as_zero() {
         expected[5] = 0;
         assert_eq!(x, expected, "a read of {encoding:?}");
     }
-    // Into XZR.
+    // A read into XZR.
     assert!(shut::answer(syndrome([3, 3, 9, 12, 0], true) | 31 << 5, &mut [1; 31]));
 }
 
@@ -294,7 +294,7 @@ fn what_is_not_known_is_left_to_the_caller() {
     }
 }
 
-/// Arm ARM D23.2, HCR_EL2: VM, SWIO, TSC, TIDCP, RW, APK, API, EnSCXT, ATA; FWB where the tables rely on it.
+/// Arm ARM DDI 0487K.a, D23.2, HCR_EL2: VM, SWIO, TSC, TIDCP, RW, APK, API, EnSCXT, ATA; FWB if the tables rely on it.
 #[test]
 fn the_controls_that_confine_a_guest_are_these_bits() {
     let bits = [0, 1, 19, 20, 31, 40, 41, 53, 56].iter().fold(0, |all, bit| all | 1u64 << bit);
@@ -302,7 +302,7 @@ fn the_controls_that_confine_a_guest_are_these_bits() {
     assert_eq!(registers::hcr(&Features { forced_write_back: true, ..Features::NONE }), bits | 1 << 46);
 }
 
-/// A register that an ID register does not announce is undefined: reading it would end EL2.
+/// A register that no ID register announces is undefined: a read would end EL2.
 #[test]
 fn what_a_cpu_does_not_have_is_not_read() {
     let optional = ["PMCR_EL0", "S3_0_C9_C10_7", "S3_0_C9_C11_7", "S3_0_C10_C4_4"];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves the software walk of a guest's stage 1 on tables that are built here from the address bits that each level takes,
-//! for all granules, sizes of the address space and output sizes.
+//! Tests the software walk of a guest's stage 1, for all granules, address sizes and output sizes. The tests build the
+//! tables from the address bits that each level resolves.
 
 use std::collections::HashMap;
 
@@ -12,24 +12,25 @@ const BIG_ENDIAN: u64 = 1 << 25;
 const TABLE: u64 = 0b11;
 const PAGE: u64 = 0b11;
 const BLOCK: u64 = 0b01;
-/// Attributes that are none of the walk's business: a software bit, UXN, PXN, DBM, GP, nG, an access flag, AP, an index.
+/// Attributes that the walk ignores: a software bit, UXN, PXN, DBM, GP, nG, the access flag, AP, the attribute index.
 const ATTRIBUTES: u64 = 1 << 60 | 3 << 53 | 3 << 50 | 1 << 11 | 1 << 10 | 3 << 6 | 5 << 2;
 const TABLE_ATTRIBUTES: u64 = 0x1f << 59;
-/// The same in TCR_EL1: cacheability and shareability of both halves, A1, AS, HA, HD, HPD0 and HPD1.
+/// Fields of TCR_EL1 that the walk ignores: cacheability and shareability of both halves, A1, AS, HA, HD, HPD0 and
+/// HPD1.
 const TCR_ATTRIBUTES: u64 = 0x3f << 8 | 0x3f << 24 | 1 << 22 | 1 << 36 | 0xf << 39;
 
-/// A way of translating.
+/// A translation regime.
 #[derive(Clone, Copy, Debug)]
 struct Regime {
     granule_bits: u32,
     va_bits: u32,
     upper: bool,
-    /// 52-bit output addresses.
+    /// Whether output addresses have 52 bits.
     wide: bool,
 }
 
 impl Regime {
-    /// The levels, the first one first: each with its lowest address bit and the number of its bits.
+    /// Returns the levels, from the initial level on: each with its lowest address bit and the number of its bits.
     fn levels(self) -> Vec<(i8, u32, u32)> {
         let stride = self.granule_bits - 3;
         let mut levels = Vec::new();
@@ -41,7 +42,7 @@ impl Regime {
         levels
     }
 
-    /// An address in this half, from any bits.
+    /// Makes an address in this half from any bits.
     fn va(self, bits: u64) -> u64 {
         let offset = bits & ((1 << self.va_bits) - 1);
         if self.upper { !0 << self.va_bits | offset } else { offset }
@@ -58,22 +59,22 @@ impl Regime {
             _ => 0b11 << 30,
         };
         let ips = if self.wide { 0b110 << 32 } else { 0b101 << 32 };
-        // With 64 KiB, DS has no meaning.
+        // DS has no meaning with the 64 KiB granule.
         let ds = if self.granule_bits == 16 || self.wide { 1 << 59 } else { 0 };
-        // The other half has a size and a granule of its own, and is switched off.
+        // The other half has a different size and granule, and is disabled.
         let (size, off) = if self.upper { (size << 16 | 20, 1 << 7) } else { (size | 20 << 16, 1 << 23) };
         let other = if self.upper { 0b01 << 14 } else { 0b11 << 30 };
         size | granule | other | off | ips | ds | TCR_ATTRIBUTES
     }
 
     fn ttbr(self, root: u64) -> u64 {
-        // An ASID and CnP around it.
+        // The register also has an ASID and CnP.
         let low = root & ((1 << 48) - 1);
         let high = if self.wide { root >> 48 << 2 } else { 0 };
         0xabcd << 48 | low | high | 1
     }
 
-    /// An address in a descriptor.
+    /// Returns the descriptor bits of an address.
     fn descriptor(self, address: u64) -> u64 {
         match (self.wide, self.granule_bits) {
             (false, _) => address,
@@ -96,15 +97,15 @@ impl Regime {
     }
 }
 
-/// Tables that lead one address to one leaf.
+/// Tables that translate one address by one leaf.
 struct Tables {
     words: HashMap<u64, u64>,
     stage1: Stage1,
-    /// Where the walk reads, and at which level.
+    /// The level and the address of each read of the walk.
     path: Vec<(i8, u64)>,
 }
 
-/// Tables at places drawn from `seed`, whose leaf is at `leaf` and leads to `output`.
+/// Makes tables at addresses derived from `seed`, with a leaf at level `leaf` that maps `output`.
 fn tables(regime: Regime, va: u64, leaf: i8, output: u64, seed: u64) -> Tables {
     let mut random = seed | 1;
     let mut place = |size_bits: u32| {
@@ -132,8 +133,8 @@ fn tables(regime: Regime, va: u64, leaf: i8, output: u64, seed: u64) -> Tables {
     Tables { words, stage1: Stage1 { sctlr: MMU_ON, tcr: regime.tcr(), ttbr }, path }
 }
 
-/// Bits 9, 8, 49 and 48 are an address with FEAT_LPA2, bits 15 to 12 one with FEAT_LPA. Without the feature they are attributes, or
-/// do not count.
+/// Bits 9:8 and 49:48 hold address bits with FEAT_LPA2, bits 15:12 with FEAT_LPA. Without the feature they are
+/// attributes or are ignored.
 fn attributes(regime: Regime) -> u64 {
     match (regime.granule_bits, regime.wide) {
         (16, true) => ATTRIBUTES | 3 << 8 | 3 << 48,
@@ -187,7 +188,7 @@ proptest! {
             prop_assert_eq!(tables.stage1.walk(va, unreadable), Err(Stop::Unreadable(*level)));
             let invalid = |at| Some(tables.words[&at] & if at == *stop { !1 } else { !0 });
             prop_assert_eq!(tables.stage1.walk(va, invalid), Err(Stop::Unmapped(*level)));
-            // A block where there may be none; at level 3 the same bits are reserved.
+            // A block at a level that allows none; at level 3 the same bits are reserved.
             if *level == 3 || !regime.has_blocks(*level) {
                 let block = |at| Some(tables.words[&at] & if at == *stop { !2 } else { !0 });
                 prop_assert_eq!(tables.stage1.walk(va, block), Err(Stop::Unmapped(*level)));
@@ -200,14 +201,14 @@ proptest! {
         sctlr: u64, tcr: u64, ttbr: [u64; 2], va: u64, words: [u64; 5]
     ) {
         let mut words = words.into_iter();
-        let end = Stage1 { sctlr, tcr, ttbr }.walk(va, |_| Some(words.next().expect("a walk reads five words at most")));
+        let end = Stage1 { sctlr, tcr, ttbr }.walk(va, |_| Some(words.next().expect("at most five reads")));
         if let Ok(ipa) = end {
             prop_assert!(ipa < 1 << 56);
         }
     }
 }
 
-/// 4 KiB pages, 39 bits below, the upper half off.
+/// 4 KiB pages, 39 bits in the lower half, the upper half disabled.
 const PLAIN: Regime = Regime { granule_bits: 12, va_bits: 39, upper: false, wide: false };
 const VA: u64 = 0x12_3456_7890;
 
@@ -218,7 +219,7 @@ fn walk(stage1: Stage1, tables: &Tables, va: u64) -> Result<u64, Stop> {
 #[test]
 fn with_the_mmu_off_an_address_is_itself() {
     let off = Stage1 { sctlr: !MMU_ON, ..Stage1::default() };
-    assert_eq!(off.walk(0xab00_1234_5678_9abc, |_| panic!("nothing is to be read")), Ok(0x1234_5678_9abc));
+    assert_eq!(off.walk(0xab00_1234_5678_9abc, |_| panic!("the walk must not read")), Ok(0x1234_5678_9abc));
 }
 
 #[test]
@@ -233,10 +234,10 @@ fn addresses_outside_both_halves_are_not_mapped() {
 #[test]
 fn a_half_of_an_impossible_size_is_not_walked() {
     let tables = tables(PLAIN, VA, 3, 0x8000_0000, 1);
-    // 49 bits without FEAT_LPA2, 53 bits, and no more than a page.
+    // 49 bits without FEAT_LPA2, 53 bits, and the size of one page.
     for size in [64 - 49, 64 - 53, 64 - 12] {
         let stage1 = Stage1 { tcr: tables.stage1.tcr & !0x3f | size, ..tables.stage1 };
-        let unread = |_| panic!("nothing is to be read with T0SZ {size}");
+        let unread = |_| panic!("the walk must not read with T0SZ {size}");
         assert_eq!(stage1.walk(0x890, unread), Err(Stop::Unmapped(0)));
     }
     const KIB_64: u64 = 0b01 << 14;
@@ -285,7 +286,7 @@ fn a_half_that_is_switched_off_is_not_walked() {
     }
 }
 
-/// SCTLR_EL1.EE alone says it, not the bits beside it (E0E, UCI).
+/// Only SCTLR_EL1.EE sets the endianness of tables, not the bits beside it (E0E, UCI).
 #[test]
 fn tables_are_little_endian_whatever_el0s_data_are() {
     let mut tables = tables(PLAIN, VA, 3, 0x8000_0000, 1);
@@ -293,12 +294,12 @@ fn tables_are_little_endian_whatever_el0s_data_are() {
     assert_eq!(walk(tables.stage1, &tables, VA), Ok(0x8000_0890));
 }
 
-/// Without FEAT_LPA2 in use, a size of 52 bits in TCR_EL1.IPS is one of 48 bits for the 4 KiB and 16 KiB granules.
+/// If FEAT_LPA2 is not in use, TCR_EL1.IPS of 52 bits means 48 bits for the 4 KiB and 16 KiB granules.
 #[test]
 fn smaller_granules_have_48_bits_whatever_size_is_asked_for() {
     for granule_bits in [12, 14] {
         let regime = Regime { granule_bits, ..PLAIN };
-        // With bits in the places where FEAT_LPA has an address.
+        // The output has bits set at the positions that FEAT_LPA uses for address bits.
         let output = 0x8000_f000 & !((1 << granule_bits) - 1);
         let mut tables = tables(regime, VA, 3, output, 1);
         tables.stage1.tcr = tables.stage1.tcr & !(7 << 32) | 0b110 << 32;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves which way EL2 takes to the page behind a guest's address, with features that QEMU lacks too.
+//! Tests how EL2 finds the page of a guest's address, also with features that QEMU lacks.
 
 use twofold_fuzz_hypervisor::faked::{reset, set};
 use twofold_fuzz_hypervisor::translate::{Translation, translate};
 use twofold_stage2::Ipa;
 
 const VA: u64 = 0x20_1128;
-/// The guest's only table, of level 3: 16 bits of addresses.
+/// The guest's only table, of level 3, for 16 address bits.
 const TABLE: u64 = 0x8000_0000;
 const SMALL_VA: u64 = 0x1128;
 const FOUND: Ipa = Ipa::new(0x8765_4000);
@@ -18,10 +18,10 @@ const PERMISSION_FAULT_3: u64 = FAULT | 0x0f << 1;
 const ATS1A: u64 = 1 << 60;
 
 fn nothing(ipa: u64) -> Option<u64> {
-    panic!("{ipa:#x} is read, though hardware has the answer")
+    panic!("{ipa:#x} is read, although hardware has the answer")
 }
 
-/// What becomes of this answer to `AT S1E1R`.
+/// Returns the translation after this result of `AT S1E1R`.
 fn after(par: u64) -> Translation {
     reset();
     set("AT S1E1R", par);
@@ -40,7 +40,7 @@ fn tables_that_do_not_translate_it_say_so() {
     for status in [0x00, 0x04, 0x07, 0x08, 0x0b, 0x2a, 0x2b, 0x30] {
         assert_eq!(after(FAULT | status << 1), Translation::Unmapped, "{status:#x}");
     }
-    // Stage 2 stopped the walk: no permission of stage 1's.
+    // Stage 2 stopped the walk, so stage 1 did not deny a permission.
     assert_eq!(after(PERMISSION_FAULT_3 | STAGE_2), Translation::Unmapped);
     assert_eq!(after(FAULT | STAGE_2 | 0x07 << 1), Translation::Unmapped);
 }
@@ -51,7 +51,7 @@ fn an_abort_of_the_walk_has_its_level() {
         for level in -1..=3_i8 {
             let status = first.wrapping_add_signed(level.into());
             assert_eq!(after(FAULT | status << 1), Translation::Aborted(level), "{status:#x}");
-            // Bits beside the status: RES0, and PTW.
+            // The bits beside the status: RES0 and PTW.
             assert_eq!(after(FAULT | 3 << 7 | status << 1), Translation::Aborted(level), "{status:#x}");
         }
     }
@@ -66,13 +66,13 @@ fn a_page_that_el1_may_not_read_is_found_without_permissions() {
         set("AT S1E1A", FOUND.raw());
         assert_eq!(translate(VA, nothing), Translation::Page(FOUND), "{status:#x}");
     }
-    // Beside S is a bit that says nothing of stage 2.
+    // The bit beside S does not concern stage 2.
     reset();
     set("S3_0_C0_C6_2", ATS1A);
     set("AT S1E1R", PERMISSION_FAULT_3 | STAGE_2 << 1);
     set("AT S1E1A", FOUND.raw());
     assert_eq!(translate(VA, nothing), Translation::Page(FOUND));
-    // Its own faults count as those of S1E1R.
+    // A fault of S1E1A counts like one of S1E1R.
     set("AT S1E1R", PERMISSION_FAULT_3);
     set("AT S1E1A", FAULT | 0x16 << 1);
     assert_eq!(translate(VA, nothing), Translation::Aborted(2));
@@ -95,12 +95,12 @@ fn without_that_instruction_the_tables_are_walked_in_software() {
         }
     };
     assert_eq!(translate(SMALL_VA, entry(Some(FOUND.raw() | 0b11))), Translation::Page(FOUND));
-    // Any page, and without its offset.
+    // Another page; the result has no offset.
     let odd = FOUND + 0x1000;
     assert_eq!(translate(SMALL_VA, entry(Some(odd.raw() | 0b11))), Translation::Page(odd));
     assert_eq!(translate(SMALL_VA, entry(Some(0))), Translation::Unmapped);
-    // No RAM: hardware was refused there, or would be.
+    // The table is not in RAM, where hardware's access aborts too.
     assert_eq!(translate(SMALL_VA, entry(None)), Translation::Aborted(3));
-    // The upper half's tables, which are off.
+    // The upper half is disabled.
     assert_eq!(translate(!0, nothing), Translation::Unmapped);
 }

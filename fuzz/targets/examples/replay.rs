@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One input, on whatever toolchain there is: `replay TARGET FILE`. It panics where the target fails.
+//! Replays one input on any toolchain: `replay TARGET FILE`. It panics if the target fails.
 
 use std::env;
 use std::process::ExitCode;

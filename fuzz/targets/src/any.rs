@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Bytes as what the engine takes.
+//! Makes arguments of the engine from bytes.
 
 use arbitrary::{Result, Unstructured};
 use twofold_stage2::{Access, Attributes, Execute, Features, Memory, Shareability};
 
-/// From one byte.
+/// Makes an access from one byte.
 pub fn access(u: &mut Unstructured<'_>) -> Result<Access> {
     let [read, write, el0, el1, ..] = flags(u)?;
     Ok(Access { read, write, execute: Execute { el0, el1 } })
@@ -24,7 +24,7 @@ pub fn attributes(u: &mut Unstructured<'_>) -> Result<Attributes> {
     })
 }
 
-/// A CPU with `base`'s sizes and any choice of what decides about operands and descriptors.
+/// Makes a CPU with `base`'s sizes, and any of the features that affect operands and descriptors.
 pub fn features(u: &mut Unstructured<'_>, base: Features) -> Result<Features> {
     let [tlbi_range, tlbi_level_hint, forced_write_back, execute_per_el, zero, coherent, pipt, common] = flags(u)?;
     Ok(Features {
@@ -40,7 +40,7 @@ pub fn features(u: &mut Unstructured<'_>, base: Features) -> Result<Features> {
     })
 }
 
-/// The bits of a byte, lowest first.
+/// Returns the bits of a byte, lowest first.
 pub fn flags(u: &mut Unstructured<'_>) -> Result<[bool; 8]> {
     let byte: u8 = u.arbitrary()?;
     Ok(std::array::from_fn(|bit| byte >> bit & 1 == 1))

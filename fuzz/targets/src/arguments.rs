@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The engine's operations with arguments that no caller should give: any address, any range, any level.
+//! The engine's operations with arbitrary arguments, valid or not: any address, any range, any level.
 
 use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
@@ -16,19 +16,19 @@ use crate::machine::platform::{self, GIB, Guest, KIB_4, MIB_2, PLAIN};
 const TABLE_PAGES: usize = 24;
 const MOST_OPERATIONS: usize = 24;
 
-/// Bad arguments are refused with the cause, and then nothing has changed; good ones are not refused; and no operation
-/// changes what is mapped elsewhere. A walk by hand finds what the engine finds.
+/// Bad arguments are refused with the cause, and change nothing. Good arguments are not refused. No operation changes
+/// mappings outside its range. An independent walk finds the same as the engine.
 pub fn arguments(data: &[u8]) {
     let _ = run(&mut Unstructured::new(data));
 }
 
 fn run(u: &mut Unstructured<'_>) -> Result<()> {
-    // Frames are never accessed with these, so that a leaf may lead anywhere.
+    // With these features the engine never accesses frames, so a leaf may map any address.
     let base = Features { pa_bits: u.int_in_range(36..=48)?, ..PLAIN };
     let features = any::features(u, base)?;
     let features = Features { forced_write_back: true, instruction_cache_coherent: true, ..features };
     let ipa_bits = u.int_in_range(32..=features.pa_bits)?;
-    // One type of memory for all: where it changes at an address, the engine cleans what is there.
+    // All mappings have one memory type: on a change of type the engine would clean the frame.
     let memory = *u.choose(&[Memory::Normal, Memory::Device])?;
     let mut guest = Guest::with_pages(features, ipa_bits, TABLE_PAGES as u64);
     let mut before = guest.scan();
@@ -125,8 +125,8 @@ fn judge(guest: &Guest, call: &Call, outcome: std::result::Result<(), Error>, (b
     assert_eq!(after.links.iter().map(|link| link.table).collect::<BTreeSet<_>>(), guest.pool.out);
     let refused = refusal(guest, call);
     match outcome {
-        Ok(()) => assert!(refused.is_none(), "{call:x?} is wrong ({refused:?}), and was done"),
-        // What was done so far stands.
+        Ok(()) => assert!(refused.is_none(), "{call:x?} is invalid ({refused:?}), but was not refused"),
+        // The part that was done before the pool ran out remains.
         Err(Error::NoTablePage { .. }) => assert!(guest.pool.limit == 0 && refused.is_none(), "{call:x?}"),
         Err(Error::TableInTheWay { ipa, level }) => {
             let below = before.leaves.iter().any(|leaf| leaf.ipa.align_down(platform::mmu::span(level.raw())) == ipa);
@@ -139,18 +139,18 @@ fn judge(guest: &Guest, call: &Call, outcome: std::result::Result<(), Error>, (b
             assert_eq!(before, after);
         }
         Err(error) => {
-            assert!(refused.is_some(), "{call:x?} is right, and was refused: {error}");
-            assert_eq!(before, after, "{call:x?} was refused ({error}), and changed something");
+            assert!(refused.is_some(), "{call:x?} is valid, but was refused: {error}");
+            assert_eq!(before, after, "{call:x?} was refused ({error}), but changed the tables");
         }
     }
     elsewhere(guest, call, before);
 }
 
-/// That what is mapped outside of what the call names is as it was.
+/// Checks that mappings outside the call's range are unchanged.
 fn elsewhere(guest: &Guest, call: &Call, before: &Scan) {
     let Range { start, end } = reach(call);
     for leaf in &before.leaves {
-        // A leaf that the range cuts may be split, or be changed whole.
+        // A leaf that the range cuts may be split, or changed as a whole.
         if leaf.ipa.raw() < end && start < leaf.end().raw() {
             continue;
         }
@@ -159,7 +159,7 @@ fn elsewhere(guest: &Guest, call: &Call, before: &Scan) {
     }
 }
 
-/// The addresses that the call names.
+/// Returns the addresses that the call may change.
 fn reach(call: &Call) -> Range<u64> {
     let start = call.range.start.raw();
     let sized = |size: u64| start..start.saturating_add(size);
@@ -172,7 +172,7 @@ fn reach(call: &Call) -> Range<u64> {
     }
 }
 
-/// Why the call has to be refused, whatever is mapped.
+/// Returns the reason why the call must be refused, whatever is mapped.
 fn refusal(guest: &Guest, call: &Call) -> Option<&'static str> {
     let (features, geometry) = (guest.stage2.features(), guest.stage2.geometry());
     let Range { start, end } = call.range.start.raw()..call.range.end.raw();
@@ -204,7 +204,7 @@ fn refusal(guest: &Guest, call: &Call) -> Option<&'static str> {
             pages(start, end).or((!chunk.is_power_of_two() || chunk < KIB_4).then_some("the chunk"))
         }
         Operation::WriteProtectMask(mask) => {
-            // The empty mask asks for nothing, but not from just anywhere.
+            // An empty mask changes nothing, but its address is still checked.
             let (first, bits) = (mask.trailing_zeros() % 64, (64 - mask.leading_zeros()).max(1));
             let at = |bit: u32| start.checked_add(u64::from(bit) * KIB_4);
             at(first).zip(at(bits)).map_or(Some("the range"), |(start, end)| pages(start, end))
@@ -245,12 +245,12 @@ fn call(u: &mut Unstructured<'_>, ipa_bits: u32, memory: Memory) -> Result<Call>
     Ok(Call { operation, range })
 }
 
-/// Of memory that needs no cleaning: see [`run`].
+/// Makes attributes of a memory type that needs no cleaning: see [`run`].
 fn attributes(u: &mut Unstructured<'_>, memory: Memory) -> Result<Attributes> {
     Ok(Attributes { memory, ..any::attributes(u)? })
 }
 
-/// Any number; but mostly one that other calls name too.
+/// Makes any address, mostly one that other calls use too.
 fn address(u: &mut Unstructured<'_>, ipa_bits: u32) -> Result<u64> {
     let any: u32 = u.arbitrary()?;
     let near = u64::from(any >> 16 & 3) * GIB + u64::from(any >> 8 & 3) * MIB_2 + u64::from(any & 3) * KIB_4;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest's bundle: any bytes, read by the hypervisor; and any guest, written by the launcher and read by the hypervisor.
+//! A guest's bundle. Two targets: any bytes, read by the hypervisor; and any guest, written by the launcher and read by
+//! the hypervisor.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,12 +13,13 @@ use twofold_launch::image::Image;
 use twofold_launch::{Guest, GuestError, Pages, TestMemory, guest, layout};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Any bytes are refused, or make a guest whose parts are inside the file and of which both sides think the same.
+/// Any bytes are refused, or make a guest whose parts are inside the file. Launcher and hypervisor place these parts at
+/// the same addresses.
 pub fn bundle(data: &[u8]) {
     let header = Header::read_from_prefix(data).ok().filter(|(header, _)| header.magic == bundle::MAGIC);
     let config = Config::from_bundle(data);
     let Some((header, _)) = header else { return assert_eq!(config.err(), Some(ConfigError::NoBundle)) };
-    assert_eq!(header.as_bytes(), &data[..size_of::<Header>()], "a header is the bytes it was read from");
+    assert_eq!(header.as_bytes(), &data[..size_of::<Header>()], "a header equals the bytes that it was read from");
     let config = match config {
         Ok(config) => config,
         Err(error) => return assert_ne!(error, ConfigError::NoBundle),
@@ -34,14 +36,14 @@ pub fn bundle(data: &[u8]) {
     check_layout(&config);
 }
 
-/// The launcher's guest is the hypervisor's: what the one refuses, or places, so does the other.
+/// The launcher and the hypervisor agree: both refuse a guest, or both place its parts at the same addresses.
 pub fn guest_bundle(data: &[u8]) {
     let _ = write_and_read(&mut Unstructured::new(data));
 }
 
-/// That launcher and hypervisor put the parts at the same addresses.
+/// Checks that launcher and hypervisor place the parts at the same addresses.
 fn check_layout(config: &Config<'_>) {
-    // The hypervisor has refused more than there is before it asks where things go.
+    // The hypervisor refuses more memory than the machine has before it computes the layout.
     if config.memory > guest::MEMORY_MAX {
         return;
     }
@@ -56,7 +58,7 @@ fn check_layout(config: &Config<'_>) {
         }
         (Err(load::LoadError::DoesNotFit { .. }), Ok(Err(_))) => {}
         (Err(load::LoadError::NotAnImage | load::LoadError::TextOffset(_)), Err(_)) => {}
-        // Only the launcher knows of big-endian kernels.
+        // Only the launcher recognises big-endian kernels.
         (_, Err(what)) if what.contains("big-endian") => {}
         (ours, theirs) => panic!("the hypervisor: {ours:?}; the launcher: {theirs:?}"),
     }
@@ -121,7 +123,7 @@ fn any_test_memory(u: &mut Unstructured<'_>) -> Result<TestMemory> {
     Ok(TestMemory { ipa_bits, size, slots, leaf: if u.arbitrary()? { Some(u.int_in_range(0..=4)?) } else { None } })
 }
 
-/// Bytes with an arm64 Image's header before them, mostly a good one.
+/// Makes bytes that begin with an arm64 Image header, mostly a valid one.
 fn kernel(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let mut bytes = vec![u.arbitrary()?; u.int_in_range(0..=9000)?];
     let fields: [(usize, [u8; 8]); 3] = [

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What QEMU prints: its version, the control channel, the guest's console; and the verdict on them.
+//! The output of QEMU: its version, the control channel, the guest's console; and the verdict on them.
 
 use arbitrary::{Result, Unstructured};
 use serde_json::Value;
@@ -8,8 +8,8 @@ use twofold_launch::check::{CHECK_FAILED, CHECK_OK};
 use twofold_launch::qemu::Version;
 use twofold_launch::{Check, Console, Control, Outcome, Report, Verdict};
 
-/// What is read, written as lines again, is read as the same; no figure gets lost on the way to JSON; and nothing passes
-/// for success that did not say so on every channel.
+/// A parsed channel, written as lines, parses to the same value. JSON has every figure. A run counts as a success only
+/// if every channel reports it.
 pub fn console(data: &[u8]) {
     let _ = read(&mut Unstructured::new(data));
 }
@@ -27,7 +27,7 @@ fn read(u: &mut Unstructured<'_>) -> Result<()> {
     let checked = u.arbitrary()?;
     let text = String::from_utf8_lossy(u.bytes(u.len())?).into_owned();
     version(&text);
-    // A text for each channel.
+    // The text is split into one part for each channel.
     let (said, shown) = text.split_once('\0').unwrap_or((&text, &text));
     let control = Control::parse(said);
     assert_eq!(Control::parse(&lines(&control)), control);
@@ -45,7 +45,7 @@ fn version(text: &str) {
     }
 }
 
-/// The channel's text that says this.
+/// Returns the channel's text for these values.
 fn lines(said: &Control) -> String {
     let mut text = String::new();
     let mut line = |kind: &str, rest: String| text += &format!("{kind} {rest}\n");
@@ -60,7 +60,8 @@ fn lines(said: &Control) -> String {
     text
 }
 
-/// Each figure is where its key leads, below `self` where other keys go on; and there is nothing else.
+/// Checks that each figure is at its key's path, and nothing else is there. If other keys continue a key, its figure is
+/// at `self`.
 fn json(report: &Report) {
     let json = Value::Object(report.to_json());
     for (key, value) in report.iter() {

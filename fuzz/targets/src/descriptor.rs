@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! 64 bits that a walk may find in memory, read as an entry.
+//! Any 64 bits that a walk may find in memory, read as a descriptor.
 
 use arbitrary::{Result, Unstructured};
 use twofold_stage2::{Access, Attributes, Descriptor, Execute, Features, Level, Pa};
 
 use crate::any;
 
-/// What is read of an entry is what its bits say; what is written is read as the same; a change changes nothing else.
+/// The parsed fields agree with the bits. Written attributes are read back as the same. A change of one field changes
+/// no other.
 pub fn descriptor(data: &[u8]) {
     let _ = read(&mut Unstructured::new(data));
 }
 
-/// Output address; S2AP and XN.
+/// The bits of the output address, and of S2AP and XN.
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 const PERMISSIONS: u64 = 3 << 6 | 3 << 53;
 
@@ -22,7 +23,8 @@ fn read(u: &mut Unstructured<'_>) -> Result<()> {
     let access = any::access(u)?;
     kinds(entry, level);
     changes(entry, access, &features);
-    // What is not written is taken for something that is: written back and read again, it is the same.
+    // A value that the engine never writes is read as one that it does write: written back and read again, it is the
+    // same.
     round_trip(entry.address(), &entry.attributes(&features), level, &features);
     round_trip(Pa::new(u.arbitrary::<u64>()? & ADDRESS), &any::attributes(u)?, level, &features);
     Ok(())
@@ -37,7 +39,8 @@ fn kinds(entry: Descriptor, level: Level) {
     assert_eq!((entry.is_writable(), entry.is_accessed()), (raw >> 7 & 1 == 1, raw >> 10 & 1 == 1));
     assert_eq!(entry.is_hardware_dirty(), raw >> 7 & 1 == 1 && raw >> 51 & 1 == 1);
     assert_eq!(entry.is_armed(), raw & 1 == 1 && raw >> 51 & 1 == 1);
-    // S2AP is bits 7 and 6; XN, 54 and 53, is 00 everywhere, 01 at EL0, 10 nowhere, 11 at EL1.
+    // S2AP is bits 7:6. XN is bits 54:53: 0b00 allows execution at EL1 and EL0, 0b01 at EL0, 0b10 at neither, 0b11 at
+    // EL1.
     let execute = [Execute::ALWAYS, Execute::EL0, Execute::NEVER, Execute::EL1][(raw >> 53 & 3) as usize];
     assert_eq!(entry.access(), Access { read: raw >> 6 & 1 == 1, write: raw >> 7 & 1 == 1, execute });
 }
@@ -59,13 +62,13 @@ fn round_trip(pa: Pa, attributes: &Attributes, level: Level, features: &Features
     assert_eq!(leaf.is_leaf(level), !leaf.is_table(level));
     let access = sayable(attributes.access, features);
     assert_eq!(leaf.attributes(features), Attributes { access, ..*attributes });
-    // Reserved or ignored bits, and the reserved value of SH.
+    // Reserved or ignored bits are 0, and SH does not have its reserved value.
     assert_eq!(leaf.raw() & 0xf817_0000_0000_0800, 0);
     assert_ne!(leaf.raw() >> 8 & 3, 0b01);
     assert!(features.execute_per_el || leaf.raw() >> 53 & 1 == 0, "XN[0] without FEAT_XNX");
 }
 
-/// What a CPU with these features is told where it is to be told `access`.
+/// Returns the access that a descriptor expresses for `access` on a CPU with these features.
 fn sayable(access: Access, features: &Features) -> Access {
     match access.check(features) {
         Ok(()) => access,

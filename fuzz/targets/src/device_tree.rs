@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A machine's device tree, as bytes and as a good tree that somebody changed: what the hypervisor reads of it, and the
-//! tree that it then writes for its guest.
+//! A machine's device tree, as any bytes and as a valid tree with changes: the hypervisor reads it, and then writes the
+//! tree for its guest.
 
 use std::iter;
 use std::ops::Range;
@@ -20,12 +20,12 @@ use twofold_fuzz_hypervisor::power::Conduit;
 use twofold_memory::Pages;
 use twofold_stage2::Ipa;
 
-/// Any bytes are refused, or are a machine that makes sense and whose guest is told the truth.
+/// Any bytes are refused, or describe a consistent machine, whose guest gets a correct tree.
 pub fn device_tree(data: &[u8]) {
     with_static(data.to_vec(), judge);
 }
 
-/// The same for a tree that can be read but for a few changes.
+/// The same for a valid tree with a few changes.
 pub fn board(data: &[u8]) {
     static GOOD: LazyLock<DeviceTree> = LazyLock::new(good_tree);
     let mut tree = GOOD.clone();
@@ -57,14 +57,14 @@ fn check_free(board: &Board, size: u64, align: u64) {
     assert!(!board.reserved.iter().any(used), "{free:x?} in {board:x?}");
 }
 
-/// That the guest's tree can be read as the machine's was, and says what the guest gets.
+/// Checks that the hypervisor's reader accepts the guest's tree, and that the tree describes what the guest gets.
 fn check_guest_tree(board: &Board) {
     let (config, layout) = (guest(board.cpus.len().min(3) as u32), layout());
     let (cpus, timer, uart) = (board.cpus.clone(), board.timer_interrupts.clone(), board.uart_interrupts.clone());
     let redistributors = cpus.len() as u64 * virt::GICR_SIZE;
     with_static(written::build(&config, &layout, board), |bytes| {
-        let guest = Fdt::new(bytes).map(|fdt| Board::read(fdt, IMAGE).expect("the guest's tree is a board's"));
-        let guest = guest.expect("the guest's tree is a tree");
+        let guest = Fdt::new(bytes).map(|fdt| Board::read(fdt, IMAGE).expect("the guest's tree describes a board"));
+        let guest = guest.expect("the guest's tree is valid");
         let sized = |start: u64, size: u64| start..start + size;
         assert_eq!(guest.ram[..], [sized(virt::RAM_BASE, config.memory)]);
         assert_eq!(guest.gicd, sized(virt::GICD_BASE, virt::GICD_SIZE));
@@ -97,7 +97,7 @@ fn layout() -> Layout {
     Layout { kernel: at(0), initrd: at(16 << 20), device_tree: at(18 << 20) }
 }
 
-/// The tree of a machine like those that the image boots on.
+/// Returns the tree of a machine like those that the image boots on.
 fn good_tree() -> DeviceTree {
     let board = Board {
         ram: iter::once(virt::RAM_BASE..virt::RAM_BASE + (1 << 30)).collect(),
@@ -193,7 +193,7 @@ fn change(tree: &mut DeviceTree, u: &mut Unstructured<'_>) -> Result<()> {
             5 => {
                 let child = node.children_mut().next().cloned();
                 let mut bus = DeviceTreeNode::new_unchecked(*u.choose(&["bus", "cpu@2", "memory@2", "chosen"])?);
-                // What is below a bus is where its `ranges` say.
+                // The bus's `ranges` place its children.
                 child.into_iter().for_each(|child| bus.add_child(child));
                 node.add_child(bus);
             }
@@ -203,7 +203,7 @@ fn change(tree: &mut DeviceTree, u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Numbers as trees have them: small, of one cell or of two.
+/// Makes numbers of a tree: small or any, in one cell or two.
 fn cells(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let mut cells = Vec::new();
     for _ in 0..u.int_in_range(0..=12)? {
@@ -213,12 +213,12 @@ fn cells(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     Ok(cells)
 }
 
-/// Gives bytes to who wants them for ever, as a board's are, and takes them back afterwards.
+/// Lends bytes as `'static`, which a board requires, and frees them afterwards.
 fn with_static(bytes: Vec<u8>, read: impl FnOnce(&'static [u8])) {
     let bytes = Box::into_raw(bytes.into_boxed_slice());
-    // SAFETY: it was just a box, and nobody else has it. `read` returns nothing and leaves nothing behind, so what it
-    // borrows ends with it.
+    // SAFETY: the pointer comes from a box, and no other reference exists. `read` returns nothing and stores nothing,
+    // so its borrow ends when it returns.
     read(unsafe { &*bytes });
-    // SAFETY: as above: the borrow is over, and it becomes the box that it was.
+    // SAFETY: the pointer comes from `Box::into_raw`, and the borrow above has ended.
     drop(unsafe { Box::from_raw(bytes) });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The engine under a sequence of operations that callers may ask for, beside a plain model of what each address must
-//! be: the operations, the model and the machine are those of `stage2`'s own tests.
+//! The engine under a sequence of valid operations, compared with a plain model of each address. The operations, the
+//! model and the machine are those of `stage2`'s own tests.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -21,16 +21,16 @@ mod operation;
 #[path = "../../../crates/stage2/tests/model/plain.rs"]
 mod plain;
 
-/// More take more table pages than there are: one operation takes 40 at most.
+/// The most operations for which the table pages suffice: one operation takes at most 40.
 const MOST_OPERATIONS: usize = 15;
 const TABLE_PAGES: u64 = 640;
 const WRITABLE: u64 = 1 << 7;
 const ACCESSED: u64 = 1 << 10;
-/// Another guest's VTTBR.
+/// The VTTBR of another guest.
 const OTHER: u64 = 0x0033_0000_4567_8000;
 
-/// The tables say what the model says; no TLB is left with what they do not say any more; an operation that found no table
-/// page is repeated as if nothing had been; every page comes back.
+/// The tables agree with the model. No TLB holds an entry that the tables no longer contain. An operation that ran out
+/// of table pages succeeds when repeated. Every page is returned.
 pub fn engine(data: &[u8]) {
     if let Ok((features, ipa_bits, operations)) = scenario(&mut Unstructured::new(data)) {
         run(features, ipa_bits, &operations);
@@ -47,7 +47,7 @@ fn run(features: Features, ipa_bits: u32, operations: &[Operation]) {
         guest.pool.limit = operation.pages;
         if observed(&mut guest, &mut model, &mut scan, operation).is_err() {
             guest.pool.limit = usize::MAX;
-            observed(&mut guest, &mut model, &mut scan, operation).expect("there are pages now");
+            observed(&mut guest, &mut model, &mut scan, operation).expect("the pool has pages now");
         }
     }
     let (Guest { stage2, mut pool, .. }, mapped) = (guest, model.mapped(0..model.end));
@@ -57,7 +57,8 @@ fn run(features: Features, ipa_bits: u32, operations: &[Operation]) {
     assert_eq!((removed, std::mem::take(&mut pool.out)), (mapped, BTreeSet::new()));
 }
 
-/// Does it in both worlds, under the eyes of another CPU's TLB, and compares. `scan` is what the tables say.
+/// Runs an operation on the engine and on the model, with another CPU's TLB observing, and compares. `scan` is the
+/// content of the tables.
 fn observed(
     guest: &mut Guest,
     model: &mut Model,
@@ -83,10 +84,10 @@ fn observed(
 }
 
 fn scenario(u: &mut Unstructured<'_>) -> Result<(Features, u32, Vec<Operation>)> {
-    // Caches are not looked at here: a 1 GiB block is not to take its millions of lines.
+    // Caches are not checked here. The lines are large, so that a 1 GiB block does not take millions of them.
     let base = Features { data_line: MIB_2, instruction_line: MIB_2, ..PLAIN };
     let features = any::features(u, base)?;
-    // A root of each kind.
+    // One size for each shape of the root.
     let ipa_bits = *u.choose(&[32, 36, 40, 43, 44, 48])?;
     let mut operations = Vec::new();
     while !u.is_empty() && operations.len() < MOST_OPERATIONS {
@@ -97,7 +98,7 @@ fn scenario(u: &mut Unstructured<'_>) -> Result<(Features, u32, Vec<Operation>)>
     Ok((features, ipa_bits, operations))
 }
 
-/// Few places and sizes, so that they meet.
+/// Makes an operation with one of few places and sizes, so that operations overlap.
 fn operation(u: &mut Unstructured<'_>) -> Result<Operation> {
     const SIZES: [u64; 10] =
         [KIB_4, 2 * KIB_4, 511 * KIB_4, MIB_2, MIB_2 + KIB_4, 3 * MIB_2, GIB, GIB + KIB_4, 2 * GIB, u64::MAX];
@@ -143,7 +144,7 @@ fn action(u: &mut Unstructured<'_>) -> Result<Action> {
     })
 }
 
-/// Where a mapping ends up is memory here, not a device.
+/// Makes attributes of memory, because every mapping here leads to memory and not to a device.
 fn of_memory(u: &mut Unstructured<'_>) -> Result<Attributes> {
     let attributes = any::attributes(u)?;
     let memory = if attributes.memory == Memory::Device { Memory::Normal } else { attributes.memory };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The shape of tables for any IPA size on any CPU, and the two registers that tell hardware of it.
+//! The shape of tables for any IPA size on any CPU.
 
 use arbitrary::{Result, Unstructured};
 use twofold_stage2::{Error, Features, Geometry, Granule, Ipa, Level};
 
 use crate::any;
 
-/// A size is refused or the tables cover it exactly, with at most 16 tables for a root (Arm ARM D8.2); a range is
-/// refused for what is wrong with it.
+/// A size is refused, or the tables cover it exactly, with at most 16 tables for a root (Arm ARM DDI 0487K.a, D8.2). A
+/// bad range is refused with its exact error.
 pub fn geometry(data: &[u8]) {
     let _ = read(&mut Unstructured::new(data));
 }
@@ -40,7 +40,7 @@ fn shape(geometry: &Geometry, ipa_bits: u32) {
     assert_eq!(geometry.root_size(), (geometry.root_entries() as u64 * 8).next_multiple_of(4096));
     assert_eq!(geometry.root_tables() as u64 * 4096, geometry.root_size());
     assert!(geometry.root_tables() <= 16);
-    // One level less would take more than 16 tables.
+    // With one level less the root would have more than 16 tables.
     assert!(root.below().is_none_or(|below| geometry.end().raw() / granule.span(below) > 16 * 512));
 }
 
@@ -71,7 +71,7 @@ fn range(geometry: &Geometry, start: Ipa, end: Ipa) {
     assert_eq!(geometry.check(&(start..end)), expected);
 }
 
-/// Any address, mostly one of a page, around the edges of the space.
+/// Makes any address, mostly of a page near the edges of the space.
 fn address(u: &mut Unstructured<'_>, geometry: &Geometry) -> Result<Ipa> {
     let any: u64 = u.arbitrary()?;
     Ok(Ipa::new(match u.int_in_range(0..=3)? {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest's memory under any slots, any loader's writes, any faults and any calls of their dirty logs, beside a list of slots
-//! and the bytes that were written. The machine and its CPU are those of `memory`'s own tests.
+//! A guest's memory under any memslots, loader's writes, faults and calls of dirty logs, compared with a list of
+//! memslots and of written bytes. The machine and its CPU are those of `memory`'s own tests.
 
 use std::collections::BTreeMap;
 
@@ -14,17 +14,17 @@ use crate::any;
 use crate::machine::guest::{Guest, IPA_BITS, Outcome, needed};
 use crate::machine::{GIB, GIVEN, Machine, PAGE, RAM, SECTION};
 
-/// Frames: some by the page, and as many sections as make it likely that they run out.
+/// The frames: some single pages, and so few huge pages that they are likely to run out.
 const SINGLES: Pa = Pa::new(0x9_0000_0000);
 const SINGLE_PAGES: u64 = 24;
 const SECTIONS: u64 = 2;
 const MOST_OPERATIONS: usize = 32;
-/// What is shared by most addresses, so that they meet.
+/// The base of most addresses, so that operations overlap.
 const BASE: u64 = GIB;
 
-/// A slot is taken or refused by the rule, and what is refused leaves no trace; a fault answers as the slot says, makes
-/// progress, and maps what was written there and zeros around it; no frame has two uses; a page that a log does not tell of
-/// is as it was when it was last copied.
+/// A memslot is accepted or refused by the rules, and a refusal changes nothing. A fault is answered by its memslot's
+/// rules and makes progress; the mapped page holds the written bytes, and zeros elsewhere. No frame has two uses. A
+/// page that no log reports equals its last copy.
 pub fn guest_memory(data: &[u8]) {
     let _ = run(&mut Unstructured::new(data));
 }
@@ -34,7 +34,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let base = Features { hardware_access_flag: records, hardware_dirty_state: records, ..Features::NONE };
     let base = Features { data_line: 2048, instruction_line: 2048, ..base };
     let features = any::features(u, base)?;
-    // As lines: large, so that a section does not take tens of thousands.
+    // Large, like the cache lines, so that a huge page does not take tens of thousands of them.
     let features = Features { zero_block: features.zero_block / 64 * 2048, ..features };
     let mut world = World::new(features, if u.arbitrary()? { Pages::Largest } else { Pages::Small });
     for _ in 0..MOST_OPERATIONS {
@@ -78,10 +78,10 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that are there to be given, to one slot at a time.
+/// The preallocated backing in bytes, for one memslot at a time.
 const GIVEN_SIZE: u64 = 3 * SECTION;
 
-/// A slot, as it was added.
+/// A memslot, as it was added.
 #[derive(Clone, Debug)]
 struct PlainSlot {
     range: IpaRange,
@@ -92,30 +92,30 @@ struct PlainSlot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Backing {
     Ram,
-    /// So many pages into what is there to be given, and by leaves of this level at most.
+    /// Preallocated backing: the offset in pages, and the largest leaf.
     Given(u64, Level),
     Device(Pa),
 }
 
-/// The guest, and what it must be.
+/// The guest, and its expected state.
 struct World {
     guest: Guest,
     slots: Vec<PlainSlot>,
-    /// In the same order.
+    /// The logs of `slots`, in the same order.
     logs: Vec<Log>,
-    /// Pages that are not all zero.
+    /// The pages that are not all zero.
     contents: BTreeMap<Ipa, Vec<u8>>,
-    /// Those of logs that run, as they were when they were last copied.
+    /// The last copies of pages of running logs.
     copies: BTreeMap<Ipa, Vec<u8>>,
 }
 
-/// A slot's log.
+/// The log of a memslot.
 struct Log {
     id: SlotId,
     runs: Option<Tracker>,
 }
 
-/// A log of as many pages as this is quick to look through.
+/// The largest memslot in bytes for which a log is started; a larger one would take too long.
 const MOST_LOGGED: u64 = 4 * GIB;
 
 impl World {
@@ -134,7 +134,8 @@ impl World {
         }
     }
 
-    /// What a slot is given is there for it alone, zero, and as much as it needs, or all that there is.
+    /// Makes a memslot's backing. Preallocated backing is zero and exclusive, and has the memslot's size or all that is
+    /// left.
     fn backing(&self, slot: &PlainSlot) -> twofold_memory::Backing {
         match slot.backing {
             Backing::Ram => twofold_memory::Backing::Ram,
@@ -161,11 +162,11 @@ impl World {
         let added = Slot { range: slot.range.clone(), backing: self.backing(&slot), writable: slot.writable };
         match self.guest.memory.add_slot(added) {
             Ok(id) => {
-                assert!(self.logs.iter().all(|log| log.id != id), "a number is used again");
-                assert!(pages && end <= limit && !self.slots.iter().any(overlaps), "{slot:?} was taken");
+                assert!(self.logs.iter().all(|log| log.id != id), "an id is used again");
+                assert!(pages && end <= limit && !self.slots.iter().any(overlaps), "{slot:?} was accepted");
                 if let Backing::Device(device) = slot.backing {
                     let ends = device.raw().checked_add(end - start).is_some();
-                    assert!(device.is_aligned(PAGE) && ends, "{slot:?} was taken");
+                    assert!(device.is_aligned(PAGE) && ends, "{slot:?} was accepted");
                 }
                 self.slots.push(slot);
                 self.logs.push(Log { id, runs: None });
@@ -199,7 +200,7 @@ impl World {
         self.slot(ipa).is_some_and(PlainSlot::is_ram)
     }
 
-    /// The answer to an access that a slot does not allow, whatever is mapped; `None` where it is allowed.
+    /// Returns the answer to an access that no memslot allows, whatever is mapped; `None` if the access is allowed.
     fn refused(&self, ipa: Ipa, kind: FaultKind, access: AccessKind) -> Option<Answer> {
         let Some(slot) = self.slot(ipa) else {
             let skips = access == AccessKind::Maintenance;
@@ -207,7 +208,7 @@ impl World {
         };
         let is_allowed = match access {
             AccessKind::Read => true,
-            // Of cache maintenance, only `DC IVAC` takes a permission fault where it may read.
+            // Among cache maintenance, only `DC IVAC` takes a permission fault on readable memory.
             AccessKind::Maintenance => kind != FaultKind::Permission || slot.writable,
             AccessKind::Write => slot.writable,
             AccessKind::Execute => slot.is_ram(),
@@ -215,7 +216,7 @@ impl World {
         (!is_allowed).then_some(Answer::ExternalAbort)
     }
 
-    /// Any fault, whether or not the tables give reason to it: a TLB may be stale.
+    /// Takes any fault, even one that the tables do not cause: a TLB may be stale.
     fn fault(&mut self, ipa: Ipa, kind: FaultKind, access: AccessKind) {
         let before = self.guest.scan();
         let was_mapped = self.guest.walk(ipa);
@@ -230,14 +231,14 @@ impl World {
                 assert_eq!(self.refused(ipa, kind, access), None, "{kind:?} for {access:?} at {ipa}");
                 match done {
                     Done::Mapped { level, .. } => {
-                        // What is mapped already by smaller leaves, a block takes the place of.
+                        // A block may replace smaller leaves.
                         let grows = was_mapped.is_some_and(|leaf| leaf.level > level.raw());
                         assert!((was_mapped.is_none() || grows) && kind == FaultKind::Translation);
                         self.check_leaf(ipa);
                         self.check_new(ipa);
                     }
                     Done::Widened => assert!(was_mapped.is_some()),
-                    // A log may arm the pages around.
+                    // A log may set DBM on the pages around.
                     Done::Stale => assert!(before == after || self.logs.iter().any(|log| log.runs.is_some())),
                 }
                 if let Some(leaf) =
@@ -253,7 +254,7 @@ impl World {
         }
     }
 
-    /// What can be wrong with an access that is allowed: there is no memory left, or no such device.
+    /// Checks the error of an allowed access: memory ran out, or the device's address is out of range.
     fn check_error(&self, ipa: Ipa, error: &Error) {
         use twofold_stage2::Error as Stage2;
         let slot = self.slot(ipa).unwrap_or_else(|| panic!("{ipa}: {error}"));
@@ -269,7 +270,7 @@ impl World {
         }
     }
 
-    /// The guest's access, with the faults that it takes; where it ends.
+    /// Makes the guest's access with its faults; returns the physical address that it reaches.
     fn touch(&mut self, ipa: Ipa, access: AccessKind) -> Option<Pa> {
         match self.guest.touch(ipa, access) {
             Ok(Outcome::Reaches(pa, _)) => {
@@ -289,10 +290,10 @@ impl World {
         }
     }
 
-    /// The guest stores a byte, if it may, and finds it there afterwards.
+    /// The guest stores a byte, if it may, and reads it back.
     fn store(&mut self, at: Ipa, byte: u8) {
         if let Some(leaf) = self.guest.walk(at).filter(|leaf| leaf.dirty_by_hardware()) {
-            // What hardware does first.
+            // Hardware sets S2AP[1] first.
             assert!(leaf.level == 3 && self.guest.machine.features.hardware_dirty_state, "{leaf:x?}");
             self.guest.machine.bank(leaf.entry).set_word(leaf.entry, leaf.raw | 1 << 7);
         }
@@ -301,7 +302,7 @@ impl World {
         self.set(at, byte);
     }
 
-    /// A loader's bytes, where nothing is mapped yet.
+    /// The loader writes bytes to addresses that are not mapped yet.
     fn write(&mut self, at: Ipa, bytes: &[u8]) {
         let pages =
             (at.raw() / PAGE..=at.raw().saturating_add(bytes.len() as u64) / PAGE).map(|page| Ipa::new(page * PAGE));
@@ -334,12 +335,12 @@ impl World {
         self.contents.entry(page).or_insert_with(|| vec![0; PAGE as usize])[(at - page) as usize] = byte;
     }
 
-    /// Any of the slots, if there is one.
+    /// Selects a memslot, if there is one.
     fn any_slot(&self, any: u8) -> Option<usize> {
         usize::from(any).checked_rem(self.slots.len())
     }
 
-    /// The first page and the number of pages of a slot.
+    /// Returns the first page and the number of pages of a memslot.
     fn range(&self, slot: usize) -> (Ipa, u64) {
         let IpaRange { start, end } = self.slots[slot].range;
         (start, (end - start) / PAGE)
@@ -378,10 +379,10 @@ impl World {
             Err(LogError::Section { pages }) => assert!(!pages.is_power_of_two() || !(8..=512).contains(&pages)),
             Err(error) => panic!("{error}"),
         }
-        assert_eq!(before, self.guest.scan(), "refused, and something was done");
+        assert_eq!(before, self.guest.scan(), "a refused start changed the tables");
     }
 
-    /// A round of a migration: what is told is cleared, or stays, and the rest is as it was.
+    /// A round of a migration: the reported pages are cleared or stay dirty, and all other pages equal their copies.
     fn copy_dirty(&mut self, any: u8) {
         let Some(slot) = self.any_slot(any) else { return };
         let Ok(log) = self.guest.memory.dirty_log(self.logs[slot].id) else { return };
@@ -392,7 +393,7 @@ impl World {
         log.get(&mut dirty).unwrap();
         for (ipa, content) in self.contents.range(start..start + pages * PAGE) {
             let is_copied = || self.copies.get(ipa) == Some(content);
-            assert!(dirty.contains((*ipa - start) / PAGE) || is_copied(), "{ipa} was written, and is in no log");
+            assert!(dirty.contains((*ipa - start) / PAGE) || is_copied(), "{ipa} was written, but no log has it");
         }
         let cleared = any >= 128 && tracker != Tracker::WriteProtect;
         if cleared {
@@ -411,7 +412,7 @@ impl World {
             Ok(()) => {
                 assert!(self.logs[slot].runs.is_some_and(|tracker| tracker != Tracker::WriteProtect));
                 assert!(first % 64 == 0 && first + pages <= count && (pages % 64 == 0 || first + pages == count));
-                // As it is read afterwards. What was not cleared stays in the log.
+                // The pages are read after the clear. Pages that were not cleared stay in the log.
                 return self.copy(start + first * PAGE..start + (first + pages) * PAGE);
             }
             Err(error) => error,
@@ -428,7 +429,7 @@ impl World {
         assert!(wrong, "{error}");
     }
 
-    /// The end of something: of a log, of its pages, of mappings, of a slot.
+    /// Stops a log, coalesces pages, unmaps pages, or removes a memslot.
     fn end(&mut self, any: u8, kind: u8, at: Ipa) {
         let Some(slot) = self.any_slot(any) else { return };
         let (id, (start, pages)) = (self.logs[slot].id, self.range(slot));
@@ -472,7 +473,7 @@ impl World {
         }
     }
 
-    /// Copies pages, which are what was written there.
+    /// Copies pages, and checks that they hold the written bytes.
     fn copy(&mut self, pages: IpaRange) {
         for (ipa, content) in self.contents.range(pages) {
             let mut bytes = vec![0; PAGE as usize];
@@ -482,10 +483,10 @@ impl World {
         }
     }
 
-    /// That the leaf is inside its slot, and where the address leads.
+    /// Checks that the leaf is inside its memslot and maps the right memory.
     fn check_leaf(&self, ipa: Ipa) {
         let leaf = self.guest.walk(ipa).unwrap_or_else(|| panic!("{ipa} is not mapped"));
-        let slot = self.slot(ipa).expect("what is mapped has a slot");
+        let slot = self.slot(ipa).expect("a mapped address has a memslot");
         assert!(slot.range.start <= leaf.ipa && leaf.end() <= slot.range.end, "{leaf:x?} reaches beyond {slot:?}");
         assert!(slot.writable || !leaf.access().write, "{leaf:x?}");
         match slot.backing {
@@ -505,7 +506,7 @@ impl World {
         }
     }
 
-    /// That a guest which runs with its caches off finds the same in a leaf that was mapped just now.
+    /// Checks that a guest with its caches off reads the same bytes through a leaf that was just mapped.
     fn check_new(&self, ipa: Ipa) {
         let Some(leaf) = self.guest.walk(ipa).filter(|_| self.is_ram(ipa)) else { return };
         let written = self.contents.range(leaf.ipa..leaf.end()).map(|(page, _)| *page);
@@ -518,7 +519,7 @@ impl World {
         self.contents.get(&page).cloned().unwrap_or_else(|| vec![0; PAGE as usize])
     }
 
-    /// That the guest's loads find what was loaded and stored, and nothing else.
+    /// Checks that the guest's loads return exactly the written bytes.
     fn check_contents(&self) {
         for leaf in self.guest.scan().leaves {
             for ipa in (leaf.ipa.raw()..leaf.end().raw()).step_by(PAGE as usize).map(Ipa::new) {
@@ -530,7 +531,7 @@ impl World {
         }
     }
 
-    /// That tables and RAM share no frame.
+    /// Checks that tables and RAM share no frame.
     fn check_uses(&self) {
         let scan = self.guest.scan();
         let root = (self.guest.root(), self.guest.memory.stage2().geometry().root_size());
@@ -566,7 +567,7 @@ fn slot(u: &mut Unstructured<'_>) -> Result<PlainSlot> {
     Ok(PlainSlot { range: Ipa::new(start)..Ipa::new(end), backing, writable: u.arbitrary()? })
 }
 
-/// Any number; but mostly one that is near to others.
+/// Makes any address, mostly one that is near to others.
 fn address(u: &mut Unstructured<'_>) -> Result<u64> {
     let any: u32 = u.arbitrary()?;
     let near = u64::from(any >> 16 & 3) * SECTION + u64::from(any >> 8 & 3) * PAGE;
@@ -591,7 +592,7 @@ fn access(u: &mut Unstructured<'_>) -> Result<AccessKind> {
     Ok(*u.choose(&[AccessKind::Read, AccessKind::Write, AccessKind::Execute, AccessKind::Maintenance])?)
 }
 
-/// Mostly what is taken.
+/// Makes options, mostly valid ones.
 fn options(u: &mut Unstructured<'_>) -> Result<LogOptions> {
     let tracker = *u.choose(&Tracker::ALL)?;
     let chunk = *u.choose(&[0, 2 << 20, 4 << 10, 1 << 30, 1 << 63, 3 << 12, 2048])?;

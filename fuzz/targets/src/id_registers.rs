@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! ID registers of any CPU (Arm ARM D23.2).
+//! ID registers of any CPU (Arm ARM DDI 0487K.a, D23.2).
 
 use arbitrary::{Result, Unstructured};
 use twofold_stage2::{Features, IdRegisters};
 
-/// Features are what an engine can work with, and written into registers they are read as the same.
+/// The features are within the engine's limits. Written into registers, they are read back as the same.
 pub fn id_registers(data: &[u8]) {
     let _ = read(&mut Unstructured::new(data));
 }
@@ -19,7 +19,7 @@ fn read(u: &mut Unstructured<'_>) -> Result<()> {
         dczid: u.arbitrary()?,
     });
     assert!((32..=48).contains(&features.pa_bits) && [8, 16].contains(&features.vmid_bits));
-    assert!(features.hardware_access_flag || !features.hardware_dirty_state, "one is an addition to the other");
+    assert!(features.hardware_access_flag || !features.hardware_dirty_state, "dirty state requires the access flag");
     assert!(features.data_line.is_power_of_two() && features.instruction_line.is_power_of_two());
     assert!(features.zero_block == 0 || (4..=2048).contains(&features.zero_block));
     assert!(features.zero_block == 0 || features.zero_block.is_power_of_two());
@@ -27,13 +27,13 @@ fn read(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The fields that the engine reads, as the manual places them.
+/// Returns the registers with the fields that the engine reads, at the manual's positions.
 fn write(features: &Features) -> IdRegisters {
     let field = |value: bool, shift: u32| u64::from(value) << shift;
     let pa_range = [32, 36, 40, 42, 44, 48].iter().position(|bits| *bits == features.pa_bits);
     let log2_words = |bytes: u64| u64::from(bytes.ilog2()) - 2;
     IdRegisters {
-        id_aa64mmfr0: pa_range.expect("one of the sizes that there are") as u64,
+        id_aa64mmfr0: pa_range.expect("one of the architecture's sizes") as u64,
         id_aa64mmfr1: u64::from(features.hardware_access_flag)
             + u64::from(features.hardware_dirty_state)
             + field(features.vmid_bits == 16, 5)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The first bytes of what is given as a kernel, and where it would go.
+//! The first bytes of a file that is given as a kernel, and the layout that they lead to.
 
 use arbitrary::{Result, Unstructured};
 use twofold_abi::virt::RAM_BASE;
@@ -7,8 +7,8 @@ use twofold_launch::guest::MEMORY_MAX;
 use twofold_launch::image::{BOUNDARY, Image};
 use twofold_launch::layout::{DEVICE_TREE_SIZE, Layout};
 
-/// Bytes are refused with advice, or are a header that says what was read; parts follow one another inside of memory, or
-/// the memory that would do is exactly what is said.
+/// Bytes are refused with advice, or are a header with the parsed fields. The parts follow one another inside memory;
+/// if they do not fit, the error has the exact memory size that suffices.
 pub fn image(data: &[u8]) {
     let _ = read(&mut Unstructured::new(data));
 }
@@ -20,7 +20,7 @@ fn read(u: &mut Unstructured<'_>) -> Result<()> {
     let image = match Image::parse(head, file_size) {
         Ok(image) => image,
         Err(what) => {
-            assert!(what.contains(';'), "it says what it is and what to do: {what}");
+            assert!(what.contains(';'), "an error has its cause and advice: {what}");
             return Ok(());
         }
     };
@@ -56,7 +56,7 @@ fn place(image: &Image, initrd_size: u64, memory: u64) {
     }
 }
 
-/// Any number; mostly one that fits.
+/// Makes any size, mostly one that fits.
 fn size(u: &mut Unstructured<'_>) -> Result<u64> {
     Ok(match u.int_in_range(0..=3)? {
         0 => u.arbitrary()?,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A number of bytes, as an option of `cargo xtask` takes it.
+//! A number of bytes, in the form of an option of `cargo xtask`.
 
 use twofold_launch::guest;
 
@@ -8,7 +8,7 @@ mod option;
 
 use option::Size;
 
-/// Any text is refused with advice or is a number, and that number is written as a text that is read as the same.
+/// Any text is refused with advice, or is a number. The number, written as text, is read back as the same.
 pub fn size(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match text.parse::<Size>() {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `ESR_EL2`, `HPFAR_EL2` and `PAR_EL1` as a CPU may leave them, beside a reading of the manual (Arm ARM D23.2).
+//! Any values of `ESR_EL2`, `HPFAR_EL2` and `PAR_EL1`, compared with a second reading of the manual (Arm ARM DDI
+//! 0487K.a, D23.2).
 
 use arbitrary::{Result, Unstructured};
 use twofold_stage2::Ipa;
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar, ipa_from_par};
 
-/// A fault is read where there is one, from its own bits and no others; an address is a page's.
+/// A fault is recognised exactly if there is one, and only from its own bits. An address is a page's.
 pub fn syndrome(data: &[u8]) {
     let _ = read(&mut Unstructured::new(data));
 }
@@ -13,11 +14,11 @@ pub fn syndrome(data: &[u8]) {
 fn read(u: &mut Unstructured<'_>) -> Result<()> {
     let (esr, hpfar, par) = (u.arbitrary()?, u.arbitrary()?, u.arbitrary()?);
     fault(esr);
-    // FIPA is 40 bits from bit 4 on; bit 63 is NS.
+    // FIPA is bits 43:4; bit 63 is NS.
     let ipa = ipa_from_hpfar(hpfar);
     assert_eq!(ipa.raw() >> 12 << 4, hpfar & 0xfff_ffff_fff0);
     assert!(ipa.is_aligned(4096));
-    // F is bit 0; PA[51:12] is at its place.
+    // F is bit 0; PA[51:12] is at bits 51:12.
     let page = Ipa::new(par & 0x000f_ffff_ffff_f000);
     assert_eq!(ipa_from_par(par), (par & 1 == 0).then_some(page));
     Ok(())
@@ -32,17 +33,17 @@ fn fault(esr: u64) {
     assert_eq!((kind as u64) << 2 | u64::from(level.raw()), status);
     assert_eq!(stage1_walk, bit(7));
     let expected = match (bit(7), class) {
-        // What refused a walk permission refused it an update.
+        // A permission fault on a walk comes from the walk's update of an entry.
         (true, _) if kind == FaultKind::Permission => AccessKind::Write,
         (true, _) => AccessKind::Read,
         (false, 0x20) => AccessKind::Execute,
-        // CM: WnR says nothing beside it.
+        // With CM set, WnR has no meaning.
         (false, _) if bit(8) => AccessKind::Maintenance,
         (false, _) => [AccessKind::Read, AccessKind::Write][usize::from(bit(6))],
     };
     assert_eq!(access, expected);
     let fault = Fault { kind, access, level, stage1_walk };
     assert_eq!(fault.hpfar_is_valid(), kind != FaultKind::Permission || stage1_walk);
-    // EC, CM, S1PTW, WnR and xFSC; the rest of the register says nothing about it.
+    // Only EC, CM, S1PTW, WnR and xFSC determine the fault.
     assert_eq!(Fault::from_syndrome(esr & 0xfc00_01ff), Some(fault));
 }

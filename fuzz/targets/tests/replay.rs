@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Replays what fuzzing found worth keeping, on whatever toolchain the tests run.
+//! Replays the corpora, on any toolchain.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -35,7 +35,7 @@ fn every_input_that_is_kept_still_passes() {
             }
         }
     }
-    assert!(failed.is_empty(), "what each says is above; to see one again:\n{}", failed.join("\n"));
+    assert!(failed.is_empty(), "the output of each is above; to reproduce one:\n{}", failed.join("\n"));
 }
 
 /// A corpus is replayed with each run of the tests, so it holds the inputs that cover most, and few of them.
@@ -58,7 +58,7 @@ fn bytes_that_say_nothing_pass() {
     }
 }
 
-/// Who adds a target adds it everywhere.
+/// The list of targets, the programs, the manifest and the corpora must agree.
 #[test]
 fn targets_programs_and_corpora_are_the_same() {
     let names: BTreeSet<_> = TARGETS.iter().map(|(name, _)| name.to_string()).collect();
