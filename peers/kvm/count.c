@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Counts what a KVM selftest's calls cost, call by call: linked with it by `-Wl,--wrap=ioctl`, and nothing of it changes.
+ * Counts the cost of each call of a KVM selftest. The selftest is linked with it by `-Wl,--wrap=ioctl`, and is
+ * unchanged.
  *
- * The count is of the instructions that the kernel executes for the thread that calls: the counter leaves out user space and
- * guest. Where the kernel runs at EL2 (VHE), that is everything at EL2, the page's way from the guest's fault to the host's
- * allocator and back included. A timer's tick that falls into a call is in it.
+ * A count is the number of instructions that the kernel executes for the calling thread; the counter excludes user
+ * space and the guest. If the kernel runs at EL2 (VHE), that is everything at EL2, from the guest's fault to the host's
+ * allocator and back. A timer tick during a call is included.
  *
- * When the program ends, each call is a line on standard output, in the order in which they ended (README.md has the words):
+ * When the program ends, it prints a line for each call, in the order in which they ended (README.md has the format):
  *
  *     count: call=get slot=1 pages=16384 dirty=16384 sum=9be8e57eb2c22325 instructions=81042
  */
@@ -25,9 +26,9 @@
 
 /* A run with more calls than this ends with an error. */
 #define CALLS_MAX 65536
-/* As many as the selftests use at most. */
+/* The most slots that a selftest uses. */
 #define SLOTS_MAX 1024
-/* Readings of the counter one after the other, of which the least is taken. */
+/* The number of consecutive readings of the counter, of which the least counts. */
 #define CALIBRATIONS 64
 
 enum kind { RUN, LOG, GET, CLEAR };
@@ -37,9 +38,9 @@ static const char *const names[] = { [RUN] = "run", [LOG] = "log", [GET] = "get"
 struct call {
 	enum kind kind;
 	uint32_t slot;
-	/* Of the slot, or of the part that is cleared. */
+	/* The pages of the slot, or of the cleared part. */
 	uint64_t pages;
-	/* Bits of its bitmap that are set, and FNV-1a of its bytes. LOG: whether the log is on, and nothing. */
+	/* The number of set bits of the bitmap, and FNV-1a of its bytes. For LOG: whether the log is on, and 0. */
 	uint64_t dirty;
 	uint64_t sum;
 	uint64_t instructions;
@@ -47,11 +48,11 @@ struct call {
 
 int __real_ioctl(int fd, unsigned long request, ...);
 
-/* Not in the program's own data: the selftests load their whole program into the guest, where there is little room. */
+/* On the heap, because the selftests load their whole program into the guest, which has little room. */
 static struct call *calls;
 static struct kvm_userspace_memory_region *slots;
 static unsigned int call_count;
-/* The counter of this thread, and what a reading of it counts itself. */
+/* The counter of this thread, and the instructions that a reading of it takes. */
 static __thread int counter = -1;
 static __thread uint64_t own;
 
@@ -102,7 +103,7 @@ static void open_counter(void)
 		if (spent < own)
 			own = spent;
 	}
-	/* A counter that stands still would make everything free. */
+	/* With a stopped counter every call would appear to cost nothing. */
 	if (own == 0) {
 		errno = ENODATA;
 		fail("the counter does not count (QEMU: only with -icount)");
@@ -157,7 +158,7 @@ static void note_bitmap(enum kind kind, uint32_t slot, uint64_t pages, const voi
 	});
 }
 
-/* A slot that is new or goes is remembered; one whose log is switched is a call that counts. */
+/* Records the slot's state. Only a call that switches the log of a slot counts. */
 static void note_region(const struct kvm_userspace_memory_region *region, uint64_t instructions)
 {
 	uint64_t pages = region->memory_size / sysconf(_SC_PAGESIZE);
@@ -185,7 +186,7 @@ static void note_call(unsigned long request, const void *argument, uint64_t inst
 	case KVM_RUN:
 		note((struct call){ .kind = RUN, .instructions = instructions });
 		break;
-	/* The second one has the first one's fields in front. */
+	/* The second structure begins with the fields of the first. */
 	case KVM_SET_USER_MEMORY_REGION:
 	case KVM_SET_USER_MEMORY_REGION2:
 		note_region(argument, instructions);
@@ -193,7 +194,7 @@ static void note_call(unsigned long request, const void *argument, uint64_t inst
 	case KVM_GET_DIRTY_LOG: {
 		const struct kvm_dirty_log *log = argument;
 
-		/* The upper half is the address space, which arm64 has one of. */
+		/* The upper half is the address space; arm64 has only one. */
 		note_bitmap(GET, log->slot, slots[log->slot % SLOTS_MAX].memory_size / sysconf(_SC_PAGESIZE),
 			    log->dirty_bitmap, instructions);
 		break;
@@ -207,7 +208,7 @@ static void note_call(unsigned long request, const void *argument, uint64_t inst
 	}
 }
 
-/* The selftests have no option for it, and what is 0 splits nothing: TWOFOLD_CHUNK is bytes. */
+/* Sets the chunk to TWOFOLD_CHUNK bytes. The selftests have no option for it, and the default of 0 splits nothing. */
 static void set_chunk(int vm)
 {
 	const char *text = getenv("TWOFOLD_CHUNK");
@@ -217,10 +218,10 @@ static void set_chunk(int vm)
 		return;
 	cap.args[0] = strtoull(text, NULL, 0);
 	if (cap.args[0] && __real_ioctl(vm, KVM_ENABLE_CAP, &cap))
-		fail("the kernel does not take TWOFOLD_CHUNK");
+		fail("the kernel refuses TWOFOLD_CHUNK");
 }
 
-/* What is called instead of ioctl: the linker sees to it. */
+/* The linker replaces calls of ioctl by calls of this function. */
 int __wrap_ioctl(int fd, unsigned long request, ...)
 {
 	uint64_t before, after;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs operations of the page-table code, one at a time, as it is told on standard input.
+ * Runs operations of the page-table code, one at a time, by their names on standard input.
  *
- * A line is an operation's name; the answer is a line of JSON, in nanoseconds of CPU time per entry; built with COUNT,
- * in events per entry. `driver SIZE` with guest memory in bytes, a power of two from 1 GiB to 512 GiB. What an
- * operation starts from is made before the clock starts, and the outcome is checked after it has stopped.
+ * A line is an operation's name. The answer is a line of JSON, in nanoseconds of CPU time per entry; in a build with
+ * COUNT, in events per entry. Usage: `driver SIZE`, with the guest memory in bytes, a power of two from 1 GiB to 512
+ * GiB. The tables that an operation starts from are made before the clock starts, and its result is checked after the
+ * clock has stopped.
  */
 #define _GNU_SOURCE
 #include "memory.h"
@@ -20,14 +21,14 @@
 #define FRAMES_PA 0x1000000000UL
 #define MIB_2 (2UL << 20)
 #define GIB (1UL << 30)
-/* The bits of a word of KVM's dirty log. */
+/* The 64 pages of a word of KVM's dirty log. */
 #define SECTION (64 * PAGE_SIZE)
-/* What a vCPU's cache of pages holds at most, and what a fault asks for: one page a level below the root. */
+/* The capacity of a vCPU's cache of pages. A fault needs one page for each level below the root. */
 #define FAULT_CACHE 40
 
 #define READ_ONLY KVM_PGTABLE_PROT_R
 #define READ_WRITE KVM_PGTABLE_PROT_RW
-/* As a fault walks: beside others. */
+/* The flags of a fault's walk, which may run beside others. */
 #define FAULT (KVM_PGTABLE_WALK_HANDLE_FAULT | KVM_PGTABLE_WALK_SHARED)
 
 static struct kvm_pgtable pgt;
@@ -41,9 +42,9 @@ struct operation {
 	const char *name;
 	enum start start;
 	void (*run)(void);
-	/* The granule of what is counted: 4 KiB, or the block's. */
+	/* The bytes of one counted unit: 4 KiB, or the size of a block. */
 	u64 unit;
-	/* What has to be there in the end: leaves of this level, writable or not, young or not. */
+	/* The expected result: leaves of this level, writable or not, young or not. */
 	s8 level;
 	bool writable, young;
 };
@@ -62,7 +63,7 @@ static void must(bool good)
 		fail("the page-table code refused");
 }
 
-/* As our bench does it: a page's number in an order that no prefetcher knows: a bijection of [0, guest_pages), a power of two. */
+/* The same order as in our bench, which no prefetcher predicts: a bijection of [0, guest_pages), a power of two. */
 static inline u64 scattered(u64 page)
 {
 	u64 mask = guest_pages - 1;
@@ -103,7 +104,7 @@ static void map_pages_scattered(void)
 		map_one(scattered(page));
 }
 
-/* How many tables the guest's memory takes, down to pages. */
+/* The number of tables that map the guest's memory by pages. */
 static int all_tables(void)
 {
 	return guest_size / MIB_2 + guest_size / GIB;
@@ -123,9 +124,9 @@ static void map_range(void)
 }
 
 /*
- * One call, and all of its pages beforehand, within the time. KVM goes in chunks of a size that its user chooses, and
- * tops the cache up between them; chunks of 1 GiB take nearly as long. The cache never runs dry: a call that finds too
- * few pages for a 1 GiB block splits it a level at a time, which is another operation.
+ * Splits in one call. The time includes allocating all pages before. KVM splits in chunks of a size that its user
+ * chooses, and tops the cache up between them; chunks of 1 GiB take nearly as long. The cache never runs dry: with too
+ * few pages for a 1 GiB block, a call would split it one level at a time, which is another operation.
  */
 static void split(void)
 {
@@ -237,7 +238,7 @@ static void destroy(void)
 }
 
 static const struct operation operations[] = {
-	/* name, start, run, unit, and in the end: level, writable, young */
+	/* name, start, run, unit; the result: level, writable, young */
 	{ "map_pages", EMPTY, map_pages, PAGE_SIZE, 3, true, true },
 	{ "map_pages_scattered", EMPTY, map_pages_scattered, PAGE_SIZE, 3, true, true },
 	{ "map_range", EMPTY, map_range, PAGE_SIZE, 3, true, true },
@@ -268,7 +269,7 @@ static bool always(u64 addr, u64 end, enum kvm_pgtable_prot prot)
 	return true;
 }
 
-/* Tables that hold what the operation starts from. */
+/* Makes the tables that the operation starts from. */
 static void make(enum start start)
 {
 	bool pages = start != BLOCKS_2M && start != BLOCKS_1G;
@@ -285,7 +286,7 @@ static void make(enum start start)
 		map_all(step, start == PAGES_READ_ONLY ? READ_ONLY : READ_WRITE);
 	if (start == PAGES_OLD)
 		age();
-	/* Whether blocks are allowed is for each operation to say by what it asks for. */
+	/* The operations themselves choose whether to map blocks. */
 	if (start != EMPTY)
 		pgt.force_pte_cb = NULL;
 	cache_empty(&mmu.split_page_cache);
@@ -312,7 +313,7 @@ static int see(const struct kvm_pgtable_visit_ctx *ctx, enum kvm_pgtable_walk_fl
 	return 0;
 }
 
-/* What is mapped in the end, and that pages that are not needed were given back. */
+/* Checks the resulting mappings, and that unneeded pages were freed. */
 static void check(const struct operation *operation)
 {
 	struct seen seen = { operation, 0 };

@@ -7,9 +7,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* An arena's address is a multiple of it, for huge pages. */
+/* The alignment of an arena, for huge pages. */
 #define HUGE_SIZE (2UL << 20)
-/* The root of 40 bits is two tables, aligned to their size. */
+/* The root for 40 bits of IPA is two tables, aligned to their size. */
 #define ROOT_PAGES 2
 /* The physical address of the arena. */
 #define ARENA_PA 0x40000000UL
@@ -46,7 +46,7 @@ static void *take_page(void)
 	return page;
 }
 
-/* With no cache (nothing here asks so) from the arena itself. */
+/* Without a cache, which no caller here uses, the page comes from the arena. */
 static void *zalloc_page(void *arg)
 {
 	struct kvm_mmu_memory_cache *cache = arg;
@@ -81,7 +81,7 @@ static void put_page(void *address)
 	COUNTED(atomics, 1);
 	if (__atomic_sub_fetch(&page_of(address)->count, 1, __ATOMIC_RELEASE))
 		return;
-	/* The root's own pages are not from the list. */
+	/* The pages of the root do not come from the list. */
 	address = (void *)ALIGN_DOWN((unsigned long)address, PAGE_SIZE);
 	if ((char *)address < arena + ROOT_PAGES * PAGE_SIZE)
 		return;
@@ -152,7 +152,7 @@ void cache_empty(struct kvm_mmu_memory_cache *cache)
 		put_page(cache->objects[--cache->nobjs]);
 }
 
-/* Whole huge pages, touched. */
+/* Maps and touches whole huge pages. */
 static void *map(size_t size)
 {
 	char *at;

@@ -4,7 +4,7 @@
 #define TWOFOLD_BITS_H
 
 #define BIT(bit) (1UL << (bit))
-/* All bits from `low` up to and with `high`. */
+/* All bits from `low` to `high`, both included. */
 #define GENMASK(high, low) ((~0UL >> (63 - (high))) & (~0UL << (low)))
 
 #endif

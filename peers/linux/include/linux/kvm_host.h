@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Stand-in: what the page-table code wants of the rest of a kernel, on one CPU in user space.
+ * Stand-in: the parts of a kernel that the page-table code needs, on one CPU in user space.
  *
- * The CPU has FEAT_S2FWB and FEAT_TLBIRANGE and no LPA2; that is known when this is compiled, as a kernel's patched
- * code knows it. TLB invalidations, barriers and cache operations cost nothing; with COUNT they are counted. Locks
- * that a kernel checks with lockdep, and RCU sections, cost nothing either.
+ * The CPU has FEAT_S2FWB and FEAT_TLBIRANGE and no LPA2. These are compile-time constants here, as they are patched
+ * into a kernel's code. TLB invalidations, barriers and cache operations cost nothing; with COUNT they are counted.
+ * Lockdep checks and RCU sections cost nothing either.
  */
 #ifndef TWOFOLD_KVM_HOST_H
 #define TWOFOLD_KVM_HOST_H
@@ -15,7 +15,7 @@
 #include <linux/pgtable.h>
 #include <linux/types.h>
 
-/* What a kernel's own code does in its place; only in the counting build. */
+/* The events that a kernel's own code would cause; only in the counting build. */
 struct counts {
 	u64 tlbi, dsb, lines_cleaned, tables, atomics;
 };
@@ -44,17 +44,17 @@ extern struct counts counts;
 #define container_of(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
 #define IS_ENABLED(option) 0
 
-/* Errors in pointers: the last page of addresses. */
+/* Errors in pointers use the last page of addresses. */
 #define ERR_PTR(error) ((void *)(long)(error))
 #define PTR_ERR(pointer) ((long)(pointer))
 #define IS_ERR(pointer) ((unsigned long)(pointer) >= -4095UL)
 
-/* A warning is a bug of ours here: it ends the process. */
+/* A warning means a bug in our stand-ins, so it ends the process. */
 void warned(const char *file, int line) __attribute__((cold, noreturn));
 #define WARN_ON(x) ({ bool bad = !!(x); if (unlikely(bad)) warned(__FILE__, __LINE__); unlikely(bad); })
 #define WARN_ON_ONCE(x) WARN_ON(x)
 
-/* RCU without preemption: nothing but what it says to the compiler. */
+/* RCU without preemption is only a compiler barrier. */
 #define __rcu
 #define rcu_read_lock() barrier()
 #define rcu_read_unlock() barrier()
@@ -74,7 +74,7 @@ enum { ARM64_KVM_HVHE, ARM64_HAS_STAGE2_FWB, ARM64_WORKAROUND_AMPERE_AC03_CPU_38
 typedef u64 kvm_pfn_t;
 #define __phys_to_pfn(pa) ((pa) >> PAGE_SHIFT)
 
-/* Pages for tables, got before a lock is taken. */
+/* Pages for tables, allocated before a lock is taken. */
 struct kvm_mmu_memory_cache {
 	int nobjs, capacity;
 	void **objects;
@@ -86,7 +86,7 @@ struct kvm_s2_mmu {
 	struct kvm_mmu_memory_cache split_page_cache;
 };
 
-/* Barriers and stage-1 maintenance; the latter is in code that nothing here calls. */
+/* Barriers and stage-1 maintenance; only code that is not called here uses the latter. */
 #define dsb(domain) COUNTED(dsb, 1)
 #define isb() ((void)0)
 #define TLBI_TTL_UNKNOWN 0x7fffffff
@@ -95,8 +95,8 @@ struct kvm_s2_mmu {
 #define __tlbi_sync_s1ish_hyp() COUNTED(dsb, 1)
 
 /*
- * Stage-2 maintenance, in instructions: a sequence is barrier, TLBIs by IPA, barrier, one TLBI of stage 1, barrier
- * (kvm-stage2-memory.md, section 2.5); a whole VMID takes one TLBI between two barriers.
+ * Stage-2 maintenance, in instructions, as Linux 6.12 does it (arch/arm64/kvm/hyp/vhe/tlb.c): a barrier, TLBIs by IPA, a
+ * barrier, one TLBI of stage 1, a barrier. For a whole VMID: one TLBI between two barriers.
  */
 #define kvm_call_hyp(function, ...) function(__VA_ARGS__)
 #define MAX_TLBI_RANGE_PAGES (32UL << 16)
@@ -108,7 +108,7 @@ static inline void by_ipa(u64 tlbis)
 	(void)tlbis;
 }
 
-/* How many operands `pages` take: at each scale 1 to 32 times 2^(5 * scale + 1) pages, and an odd page alone. */
+/* The number of operands for `pages`: at each scale 1 to 32 times 2^(5 * scale + 1) pages, and an odd page alone. */
 static inline u64 range_operands(u64 pages)
 {
 	u64 operands = pages & 1;
@@ -148,7 +148,7 @@ static inline void __kvm_tlb_flush_vmid_range(struct kvm_s2_mmu *mmu, phys_addr_
 #endif
 }
 
-/* In the page-table code, but declared with the rest of a kernel's. */
+/* Defined in the page-table code, but declared in a kernel header. */
 void kvm_tlb_flush_vmid_range(struct kvm_s2_mmu *mmu, phys_addr_t addr, size_t size);
 
 #endif

@@ -31,14 +31,14 @@
 #define VTCR_EL2_VS_16BIT (1UL << 19)
 #define VTCR_EL2_HA (1UL << 21)
 #define VTCR_EL2_DS (1UL << 32)
-/* RES1 at 31; inner shareable, write-back walks. */
+/* Bit 31 is RES1; walks are inner shareable and write-back. */
 #define VTCR_EL2_FLAGS ((1UL << 31) | (3UL << 12) | (1UL << 10) | (1UL << 8))
 
 #define ID_AA64MMFR0_EL1_PARANGE_SHIFT 0
 #define ID_AA64MMFR0_EL1_PARANGE_48 5
 #define ID_AA64MMFR0_EL1_PARANGE_52 6
 
-/* Stage 1 memory types, which only code that nothing here calls uses. */
+/* Stage-1 memory types; only code that is not called here uses them. */
 #define MT_NORMAL 0
 #define MT_DEVICE_nGnRE 4
 
