@@ -47,7 +47,7 @@ pub enum Command {
     /// Records which pages Linux writes while `redis-benchmark -t set` runs in it, for `twofold bench dirty-table`
     #[command(after_help = RECORD_HELP)]
     RecordRedis(RecordOptions),
-    /// Boots a guest under the hypervisor, from nothing: installs what is missing, builds, fetches
+    /// Boots a guest under the hypervisor: installs missing tools, builds, fetches, boots
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunOptions),
     /// Runs the suites: host, el2, linux, kvm, proof

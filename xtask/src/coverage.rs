@@ -124,7 +124,7 @@ impl Measured<'_> {
         Ok(messages.filter_map(|message| message.executable).collect())
     }
 
-    /// Runs the tests, and adds up what each process counted.
+    /// Runs the tests, and adds up the counts of all processes.
     fn run(&self) -> anyhow::Result<()> {
         let profiles = self.profiles();
         // Profiles of an earlier run belong to other programs.

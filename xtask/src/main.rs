@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask`: builds, runs and tests Twofold, from nothing.
+//! `cargo xtask`: builds, runs and tests Twofold from a clean checkout.
 //!
 //! Each command is a module; shared concepts have a file each. Invariant: the process ends with 0 only if the command
 //! succeeded and its checks passed. It leaves no process running.

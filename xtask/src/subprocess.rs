@@ -210,7 +210,7 @@ fn name(command: &Command) -> String {
 }
 
 fn not_started(name: &str) -> String {
-    format!("{name} does not start; `cargo xtask doctor` says what is missing")
+    format!("{name} does not start; `cargo xtask doctor` reports which tools are missing")
 }
 
 fn last_words(stderr: &[u8], stdout: &[u8], count: usize) -> String {

@@ -315,10 +315,10 @@ fn hardware_records_and_does_no_more() {
         assert_eq!(hardware("0x30010", "0x8000080002073", new), [""; 0]);
     }
     for (pa, old, new, what) in [
-        ("0x30010", "0x8000080002073", "0x8000080002033", "no more"),
-        ("0x30010", "0x8000080002073", "0x8000080003473", "no more"),
+        ("0x30010", "0x8000080002073", "0x8000080002033", "hardware may set only"),
+        ("0x30010", "0x8000080002073", "0x8000080003473", "hardware may set only"),
         ("0x30010", "0x8000080002473", "0x80000800024f3", "according to the trace"),
-        ("0x30018", "0x0", "0x400", "no more"),
+        ("0x30018", "0x0", "0x400", "hardware may set only"),
     ] {
         let found = hardware(pa, old, new);
         assert!(found.len() == 1 && found[0].contains(what), "{new}: {found:#?}");
@@ -452,7 +452,7 @@ fn less_access_is_flushed() {
     for narrow in [in_place, put_back] {
         is_right(&[TREE, &narrow, FLUSH_VMID, &RELY]);
         is_wrong(&[TREE, &narrow, &RELY], "the leaf of level 3 at IPA 0x1000 is not flushed");
-        is_wrong(&[TREE, &narrow, FLUSH_VMID, &RELY[1..]], "no ISB");
+        is_wrong(&[TREE, &narrow, FLUSH_VMID, &RELY[1..]], "without an ISB");
         // Another CPU's change is that CPU's to flush.
         is_right(&[TREE, &narrow, &["1 flushed 0x1000 0x1000 0x3000000010000"]]);
     }
