@@ -289,7 +289,7 @@ pub struct RunOptions {
     /// one vCPU only
     #[arg(long)]
     pub count: bool,
-    /// Prints every counter instead of ten rows; with --count also what a dirty log costs, tracker by tracker. Implies --check
+    /// Prints every counter instead of ten rows; with --count also the costs of a dirty log by tracker. Implies --check
     #[arg(long)]
     pub counters: bool,
     /// Writes the figures to FILE as JSON. Implies --check

@@ -86,7 +86,8 @@ impl Rows {
         }
     }
 
-    /// The same, and the boot's own first touches by mapping size where it had any.
+    /// Adds instructions at EL2: of the boot, of a first touch by `touch`, and of the boot's own first touches for each
+    /// mapping size that it used.
     pub fn instructions(&mut self, report: &Report, touch: Option<FirstTouch>) {
         self.main_instructions(report, touch);
         for (instructions, count, size) in SIZES {

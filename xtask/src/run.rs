@@ -266,14 +266,14 @@ fn trace_is_there(options: &RunOptions) -> anyhow::Result<()> {
     output::line(&format!("The trace is in {0}; `cargo xtask trace-check {0}` checks it.", path.display()))
 }
 
-/// The end of what the guest wrote to its console, which shows that a guest ran.
+/// Formats the last lines of the guest's console, which show that a guest ran.
 fn console_end(outcome: &Outcome) -> String {
     let lines: Vec<_> =
         outcome.console.tail(CONSOLE_LINES).iter().map(|line| format!("  | {}", line.trim_end())).collect();
     format!("\nThe guest's console, its last lines:\n{}\n", lines.join("\n"))
 }
 
-/// The most lines of the console that are shown after a check.
+/// The largest number of console lines that are shown after a check.
 const CONSOLE_LINES: usize = 6;
 
 const NEXT: &str = "

@@ -38,12 +38,12 @@ fn every_input_that_is_kept_still_passes() {
     assert!(failed.is_empty(), "the output of each is above; to reproduce one:\n{}", failed.join("\n"));
 }
 
-/// A corpus is replayed with each run of the tests, so it holds the inputs that cover most, and few of them.
+/// Each run of the tests replays every corpus, so a corpus has only few inputs: those that cover the most code.
 #[test]
 fn a_corpus_stays_small() {
     for (name, _) in TARGETS {
         let inputs = entries(fuzz().join("corpus").join(name)).len();
-        assert!(inputs <= MOST_INPUTS, "{name} has {inputs} inputs; keep the {MOST_INPUTS} that cover most");
+        assert!(inputs <= MOST_INPUTS, "{name} has {inputs} inputs; keep the {MOST_INPUTS} that cover the most code");
     }
 }
 

@@ -69,7 +69,7 @@ pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<E
     if !options.list {
         let slowest = slowest::lines();
         if !slowest.is_empty() {
-            output::line(&format!("slowest parts, some of them beside each other:\n{}\n", slowest.join("\n")))?;
+            output::line(&format!("slowest parts (some run in parallel):\n{}\n", slowest.join("\n")))?;
         }
         output::line(&format!("{} passed, {} failed", tally.passed, tally.failed))?;
     }
@@ -94,7 +94,7 @@ pub struct Tally {
     pub failed: u64,
     /// Tests that the filters selected, listed or run.
     pub selected: u64,
-    /// How long the tests took, without what was built for them.
+    /// The duration of the tests, without their builds.
     pub judging: Duration,
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How long the parts of a run took, so that a tier that grows too long shows where.
+//! The durations of the parts of a run, which show the cause if a tier grows too long.
 //!
-//! Parts may run beside each other: their times do not add up to the run's.
+//! Parts may run in parallel, so their durations do not add up to the run's.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Runs `work`, and keeps how long it took under `name`.
+/// Runs `work`, and records its duration under `name`.
 pub fn timed<T>(name: &str, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = work();
@@ -14,17 +14,17 @@ pub fn timed<T>(name: &str, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Keeps how long a part took.
+/// Records the duration of a part.
 pub fn keep(name: &str, time: Duration) {
     PARTS.lock().unwrap_or_else(PoisonError::into_inner).push((time, name.to_owned()));
 }
 
-/// The slowest parts of all that were kept, a line each, the slowest first. None below a second.
+/// Returns a line for each of the slowest recorded parts, the slowest first. Parts below a second are left out.
 pub fn lines() -> Vec<String> {
     shown(PARTS.lock().unwrap_or_else(PoisonError::into_inner).clone())
 }
 
-/// The most parts that are shown.
+/// The largest number of parts that are shown.
 const SHOWN: usize = 10;
 
 static PARTS: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 
-/// Compares the table in docs/results.md below `root` with what `run --check --count --counters` printed.
+/// Compares the table in docs/results.md below `root` with `printed`, the output of `run --check --count --counters`.
 pub fn compare(root: &Path, printed: &str) -> anyhow::Result<()> {
     let (shown, printed) = (shape(&block(root, "docs/results.md", COUNTERS)?), shape(printed));
     ensure!(
@@ -21,16 +21,17 @@ pub fn compare(root: &Path, printed: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Looks for each line that README.md below `root` shows in what `run --check --count` printed, in that order.
+/// Checks that `printed`, the output of `run --check --count`, has each line that README.md below `root` shows, in
+/// order.
 pub fn compare_lines(root: &Path, printed: &str) -> anyhow::Result<()> {
     let printed = shape(printed);
     let mut rest = printed.iter();
     let shown = block(root, "README.md", TEN_ROWS)?;
-    ensure!(!shown.trim().is_empty(), "README.md shows nothing of what is printed");
+    ensure!(!shown.trim().is_empty(), "README.md shows no line of the output");
     for line in shown.lines().map(shape_of_line) {
         ensure!(
             rest.any(|other| *other == line),
-            "README.md shows `{line}`, which is not printed, or not there; copy it again.\nPrinted:\n{}",
+            "README.md shows `{line}`, which the output does not have in this order; copy it again.\nPrinted:\n{}",
             printed.join("\n")
         );
     }

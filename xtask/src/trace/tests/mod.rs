@@ -348,7 +348,7 @@ fn after_a_loss_it_begins_anew() {
 fn what_is_no_trace_is_an_error() {
     let error = |text: &str| format!("{:#}", check(text).unwrap_err());
     assert!(error("").contains("empty"));
-    assert!(error("hello").contains("no trace"));
+    assert!(error("hello").contains("not a trace"));
     assert!(error("twofold-trace 9 machine").contains("version 9"));
     let cut = format!("{}\n# a comment\n2 0 write 0x8 0x", "twofold-trace 1 machine\n1 0 isb @-");
     assert!(error(&cut).starts_with("line 4: the field `old` is not"), "{}", error(&cut));
