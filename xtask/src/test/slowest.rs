@@ -31,7 +31,7 @@ static PARTS: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
 
 fn shown(mut parts: Vec<(Duration, String)>) -> Vec<String> {
     parts.retain(|(time, _)| *time >= Duration::from_secs(1));
-    parts.sort_by(|a, b| b.0.cmp(&a.0));
+    parts.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
     parts.iter().take(SHOWN).map(|(time, name)| format!("{:7.1} s  {name}", time.as_secs_f64())).collect()
 }
 
