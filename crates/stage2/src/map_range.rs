@@ -75,12 +75,8 @@ impl<P: Platform> Stage2<P> {
         let span = self.geometry().granule().span(place.level);
         if place.entry != Descriptor::INVALID {
             // One leaf: where a page is in the way, or a block reaches farther than what is to be mapped.
-            let level = if place.level < Level::L3 && place.level >= largest && self.fits(ipa, pa, left, place.level) {
-                place.level
-            } else {
-                Level::L3
-            };
-            return self.map_one(ipa, pa, level, attributes, tables);
+            let fits = place.level >= largest && self.fits(ipa, pa, left, place.level);
+            return self.map_one(ipa, pa, if fits { place.level } else { Level::L3 }, attributes, tables);
         }
         if place.level == Level::L3 {
             return Ok(self.fill_run(&place, ipa, pa, left, attributes));
@@ -89,10 +85,7 @@ impl<P: Platform> Stage2<P> {
             return self.map_one(ipa, pa, place.level, attributes, tables);
         }
         let below = place.level.below().unwrap_or(Level::L3);
-        if left >= span
-            && ipa.is_aligned(span)
-            && (below == Level::L3 || (below >= largest && self.fits(ipa, pa, left, below)))
-        {
+        if left >= span && ipa.is_aligned(span) && below >= largest && self.fits(ipa, pa, left, below) {
             return self.link_full(&place, below, (ipa, pa), attributes, tables);
         }
         self.add_table(&place, ipa, tables)?;

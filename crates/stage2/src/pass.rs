@@ -22,7 +22,7 @@ pub(crate) trait Pass<P: Platform> {
     /// Whether the leaves of a table with these counts are of interest.
     fn wants(counts: Counts) -> bool;
 
-    /// Some entries, none of which is a table or busy, under the table's lock.
+    /// Some entries, none of which is a table or busy, under the table's lock; none at all where a table is there by now.
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa);
 
     /// What is to be done about them without the lock, directly after.
@@ -129,7 +129,7 @@ impl<P: Platform> Stage2<P> {
         if level < Level::L3 {
             last = (index..last).find(|index| locked.entry(*index).is_table(level)).unwrap_or(last);
         }
-        if V::wants(locked.counts) && index < last {
+        if V::wants(locked.counts) {
             // For descents that are late, as in `frame::take`: a visitor's stores are relaxed.
             primitive::release_fence();
             visitor.entries(&mut locked, index..last, first);
@@ -170,7 +170,7 @@ impl<P: Platform, V: Pass<P>> Pass<P> for Masked<'_, V> {
         while left != 0 {
             let start = left.trailing_zeros();
             let end = start + (left >> start).trailing_ones();
-            left &= u64::MAX.checked_shl(end).unwrap_or(0);
+            left &= !(u64::MAX >> (64 - end));
             let run = indexes.start + start as usize..indexes.start + end as usize;
             self.visitor.entries(locked, run, first + (u64::from(start) << shift));
         }

@@ -90,7 +90,8 @@ impl<P: Platform> Pass<P> for WriteProtect {
         if locked.counts.armed() > 0 {
             for index in indexes.clone() {
                 let old = locked.entry(index);
-                if old.is_valid() && old.raw() & WRITES != 0 {
+                // An invalid entry has neither bit, as none is busy.
+                if old.raw() & WRITES != 0 {
                     locked.take_bits(index, WRITES);
                     span.add(index - indexes.start);
                 }

@@ -166,13 +166,10 @@ impl<P: Platform> Stage2<P> {
         self.geometry().check(range)?;
         self.give_kept(tables);
         self.split_before(range.start, tables)?;
-        if range.end < self.geometry().end() {
-            self.split_before(range.end, tables)?;
-        }
-        Ok(())
+        self.split_before(range.end, tables)
     }
 
-    /// Splits what maps `ipa` until a leaf begins there, or nothing is mapped.
+    /// Splits what maps `ipa` until a leaf begins there, or nothing is mapped, as behind the end of the IPA space.
     fn split_before(&self, ipa: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
         if ipa.is_aligned(self.geometry().granule().span(self.geometry().root_level())) {
             return Ok(());
