@@ -106,6 +106,11 @@ impl Machine {
         *self.atomic_hook.borrow_mut() = Some(Box::new(hook));
     }
 
+    /// The MMU of the guest whose tables are here.
+    pub fn mmu(&self) -> Mmu {
+        self.guest.get().unwrap()
+    }
+
     pub fn loaded(&self) -> u64 {
         self.vttbr.get()
     }
@@ -136,8 +141,10 @@ impl Machine {
 
     fn record(&self, event: Event) {
         self.observe();
-        if let Some(hook) = &mut *self.hook.borrow_mut() {
+        // Taken out meanwhile: what a hook makes the engine do is recorded, and calls no hook.
+        if let Some(mut hook) = self.hook.take() {
             hook(&event, self.vttbr.get());
+            self.hook.borrow_mut().get_or_insert(hook);
         }
         let mut log = self.log.borrow_mut();
         match (log.last_mut(), &event) {
@@ -242,8 +249,9 @@ unsafe impl Platform for Host {
     }
 
     fn on_atomic(&self) {
-        if let Some(hook) = &mut *self.0.atomic_hook.borrow_mut() {
+        if let Some(mut hook) = self.0.atomic_hook.take() {
             hook();
+            self.0.atomic_hook.borrow_mut().get_or_insert(hook);
         }
     }
 }
@@ -337,7 +345,7 @@ impl Guest {
     }
 
     pub fn mmu(&self) -> Mmu {
-        self.machine.guest.get().unwrap()
+        self.machine.mmu()
     }
 
     /// Everything that the tables say now, as a walk reads them.

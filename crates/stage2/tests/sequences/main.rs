@@ -14,6 +14,8 @@ mod flush;
 mod grant;
 mod map;
 mod map_over;
+mod map_range;
+mod meanwhile;
 mod peers;
 mod pending;
 mod protect;

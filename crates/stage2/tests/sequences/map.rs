@@ -162,6 +162,16 @@ fn a_second_page_takes_no_table() {
     assert_eq!((outcome, guest.events()), (Ok(Mapped::New), vec![Event::Dsb(Domain::IshSt)]));
 }
 
+/// The short way is for what needs no maintenance: its table is there here, as it is for most faults.
+#[test]
+fn a_second_page_is_maintained_too() {
+    let mut guest = guest(PIPT);
+    map(&mut guest, BASE, frame(KIB_4), Level::L3, &RAM);
+    let outcome = guest.stage2.map(BASE + KIB_4, frame(0), Level::L3, &Attributes::ram(Access::ALL), &mut guest.pool);
+    assert_eq!(outcome, Ok(Mapped::New));
+    assert_eq!(guest.events(), [&CLEAN[..], &CODE, &[Event::Dsb(Domain::IshSt)]].concat());
+}
+
 #[test]
 fn what_is_mapped_already_is_not_touched() {
     let mut guest = guest(PLAIN);
@@ -186,6 +196,8 @@ fn what_is_refused_leaves_no_trace() {
         (BASE, frame(0), Level::L0, Error::NoLeafAtLevel { level: Level::L0 }),
         (BASE + KIB_4, frame(0), Level::L2, Error::Misaligned { address: (BASE + KIB_4).raw(), size: MIB_2 }),
         (BASE, frame(KIB_4), Level::L2, Error::Misaligned { address: frame(KIB_4).raw(), size: MIB_2 }),
+        (BASE + 1, frame(0), Level::L3, Error::Misaligned { address: BASE.raw() + 1, size: KIB_4 }),
+        (BASE, frame(1), Level::L3, Error::Misaligned { address: frame(1).raw(), size: KIB_4 }),
         (far, frame(0), Level::L3, Error::OutsideIpa { ipa: far, bits: IPA_BITS }),
         (Ipa::new(end), Pa::new(1 << 48), Level::L3, Error::OutsidePa { pa: Pa::new(1 << 48), bits: 48 }),
     ] {
@@ -194,70 +206,14 @@ fn what_is_refused_leaves_no_trace() {
     }
 }
 
-/// Memory of each type that a range is mapped to, in a table that is there already, is cleaned when it goes if it has to be;
-/// what is cleaned for the range is all of it.
+/// There are no leaves at level 0, nor above the root.
 #[test]
-fn a_range_in_a_table_that_is_there_keeps_its_type() {
-    for memory in [Memory::NonCacheable, Memory::Normal] {
-        let is_cleaned = memory == Memory::NonCacheable;
-        let mut guest = guest(HINTS);
-        map_pages(&mut guest, BASE, frame(0), 1);
-        let attributes = Attributes { memory, ..RAM };
-        let mapped = range(BASE + 4 * KIB_4, 5 * KIB_4);
-        guest.stage2.map_range(mapped.clone(), frame(4 * KIB_4), Level::L3, &attributes, &mut guest.pool).unwrap();
-        let cleans = |events: Vec<Event>| {
-            events.into_iter().filter(|event| matches!(event, Event::Clean(..))).collect::<Vec<_>>()
-        };
-        let all = if is_cleaned { vec![Event::Clean(frame(4 * KIB_4), 5 * KIB_4)] } else { vec![] };
-        assert_eq!(cleans(guest.events()), all);
-        for number in 0..10 {
-            let pa = guest.walk(BASE + number * KIB_4).map(|leaf| leaf.pa());
-            let expected = (number == 0 || (4..9).contains(&number)).then(|| frame(number * KIB_4));
-            assert_eq!(pa, expected, "page {number}");
-        }
-        let _ = guest.stage2.unmap(mapped, &mut guest.pool, |_: twofold_stage2::Broken| ()).unwrap().complete();
-        let each = (4..9).filter(|_| is_cleaned).map(|number| Event::Clean(frame(number * KIB_4), KIB_4));
-        assert_eq!(cleans(guest.events()), each.collect::<Vec<_>>());
-    }
-}
-
-/// By the largest leaves that fit, and what is in the way of them is replaced leaf by leaf.
-#[test]
-fn a_range_is_mapped_by_the_largest_leaves_that_fit() {
-    // Where it starts, how long it is, how far its memory is shifted, the largest level, and the levels of some pages.
-    let cases: [(u64, u64, u64, Level, [u8; 3]); 6] = [
-        (0, GIB, 0, Level::L1, [1, 1, 1]),
-        (0, GIB, 0, Level::L2, [2, 2, 2]),
-        (0, GIB, MIB_2, Level::L1, [2, 2, 2]),
-        (0, 4 * MIB_2, 0, Level::L3, [3, 3, 0]),
-        (0, 4 * MIB_2, KIB_4, Level::L1, [3, 3, 0]),
-        (MIB_2, 4 * MIB_2 + KIB_4, 0, Level::L1, [0, 2, 0]),
-    ];
-    for (start, size, shift, largest, levels) in cases {
-        let mut guest = guest(HINTS);
-        let mapped = range(BASE + start, size);
-        guest.stage2.map_range(mapped.clone(), frame(start + shift), largest, &RAM, &mut guest.pool).unwrap();
-        let level = |offset| guest.walk(BASE + offset).map_or(0, |leaf| leaf.level);
-        assert_eq!([KIB_4, MIB_2 + KIB_4, GIB - KIB_4].map(level), levels, "{mapped:x?} to {largest:?}");
-        for leaf in guest.scan().leaves {
-            assert!(mapped.contains(&leaf.ipa) && leaf.pa() == frame(leaf.ipa - BASE + shift));
-        }
-        // Anew, and elsewhere: each leaf is replaced by one of the same size, where it fits.
-        let elsewhere = frame(8 * GIB + start + shift);
-        guest.stage2.map_range(mapped.clone(), elsewhere, largest, &RAM, &mut guest.pool).unwrap();
-        let level = |offset| guest.walk(BASE + offset).map_or(0, |leaf| leaf.level);
-        assert_eq!([KIB_4, MIB_2 + KIB_4, GIB - KIB_4].map(level), levels, "{mapped:x?} to {largest:?}, replaced");
-        for leaf in guest.scan().leaves {
-            assert!(mapped.contains(&leaf.ipa) && leaf.pa() == elsewhere + (leaf.ipa - mapped.start));
-        }
+fn a_level_without_leaves_is_refused() {
+    for (ipa_bits, level) in [(48, Level::L0), (32, Level::L1), (32, Level::L0)] {
+        let mut guest = Guest::new(HINTS, ipa_bits);
         guest.events();
-    }
-    // Smaller leaves than a block are asked for where a block is; or other memory that is not aligned to it.
-    for (offset, largest) in [(8 * GIB, Level::L3), (8 * GIB + KIB_4, Level::L1)] {
-        let mut guest = guest(HINTS);
-        map(&mut guest, BASE, frame(0), Level::L2, &RAM);
-        guest.stage2.map_range(range(BASE, MIB_2), frame(offset), largest, &RAM, &mut guest.pool).unwrap();
-        let leaves = guest.scan().leaves;
-        assert!(leaves.len() == 512 && leaves.iter().all(|leaf| leaf.pa() == frame(offset + (leaf.ipa - BASE))));
+        let outcome = guest.stage2.map(Ipa::new(0), Pa::new(0), level, &RAM, &mut guest.pool);
+        assert_eq!(outcome, Err(Error::NoLeafAtLevel { level }), "{ipa_bits} bits");
+        assert_eq!((guest.events(), guest.scan().leaves), (vec![], vec![]));
     }
 }
