@@ -311,6 +311,9 @@ mod tests {
             Counts::of(Descriptor::leaf(Pa::new(0x1000), Level::L3, &attributes, &features), Level::L3)
         };
         let seen = |counts: Counts| (counts.live(), counts.tables(), counts.writable(), counts.armed());
+        let mut both = Counts::of(Descriptor::table(Pa::new(0x1000)), Level::L2).times(3);
+        both += leaf(Access::READ, false).times(2);
+        assert_eq!((both.live(), both.tables(), both.leaves()), (5, 3, 2));
         assert_eq!(seen(leaf(Access::READ, false)), (1, 0, 0, 0));
         assert_eq!(seen(leaf(Access::READ_WRITE, false)), (1, 0, 1, 0));
         assert_eq!(seen(leaf(Access::READ, true)), (1, 0, 1, 1));
@@ -334,5 +337,51 @@ mod tests {
         counts += Counts::BUSY;
         assert_eq!((counts.live(), counts.tables(), counts.writable(), counts.armed()), (8192, 0, 8192, 8192));
         assert_eq!((counts.busy(), counts.0 & LOCKED), (1, 0));
+    }
+
+    /// One more than fit would be none.
+    #[test]
+    fn as_many_entries_are_busy_as_can_be_counted() {
+        let mut counts = Counts::EMPTY;
+        for busy in 0..127 {
+            assert_eq!((counts.busy(), counts.is_as_busy_as_can_be()), (busy, false));
+            counts += Counts::BUSY;
+        }
+        assert_eq!((counts.busy(), counts.is_as_busy_as_can_be()), (127, true));
+        counts += Counts::BUSY;
+        assert_eq!(counts.busy(), 0);
+    }
+
+    fn leaked<T>(values: Vec<T>) -> &'static [T] {
+        Box::leak(values.into_boxed_slice())
+    }
+
+    /// Two ranges of two frames, with frames before, between and behind them.
+    fn records() -> Records {
+        let range =
+            |first| RecordRange { first: Pa::new(first), records: leaked(vec![Record::default(), Record::default()]) };
+        Records::new(leaked(vec![range(0x8000_0000), range(0x9000_0000)]))
+    }
+
+    #[test]
+    fn each_frame_has_the_record_at_its_place() {
+        let records = records();
+        for range in records.ranges() {
+            for (number, record) in range.records.iter().enumerate() {
+                for inside in [0, 0xfff] {
+                    let pa = range.first + number as u64 * 0x1000 + inside;
+                    assert!(core::ptr::eq(records.of(pa), record), "{pa}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_without_a_record_cannot_be_a_table() {
+        for pa in [0, 0x7fff_f000, 0x8000_2000, 0x8fff_f000, 0x9000_2000] {
+            let record = std::panic::catch_unwind(|| records().of(Pa::new(pa)));
+            assert!(record.is_err(), "{pa:#x}");
+        }
+        assert!(std::panic::catch_unwind(|| Records::NONE.of(Pa::new(0))).is_err());
     }
 }

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Error, Marked, Relaxed, Vmid};
+use twofold_stage2::{Error, Geometry, Granule, Marked, Relaxed, Vmid};
 
 const WRITABLE: u64 = 1 << 7;
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
@@ -110,6 +110,20 @@ fn execution_is_granted_after_invalidating_code() {
     map(&mut guest, BASE, frame(0), Level::L3, &RAM);
     assert_eq!(guest.stage2.relax(BASE, Access::ALL), Ok(Relaxed::Widened));
     assert_eq!(guest.events(), [&code[..], &granted, &on_this_cpu(BASE, 3)].concat());
+}
+
+/// What is executed already was made ready for it.
+#[test]
+fn execution_that_is_granted_already_touches_no_cache() {
+    for level in [Level::L3, Level::L2] {
+        let mut guest = guest(Features { instruction_cache_pipt: true, ..HINTS });
+        let executable = Attributes::ram(Access { write: false, ..Access::ALL });
+        map(&mut guest, BASE, frame(0), level, &executable);
+        guest.watch(BASE);
+        assert_eq!(guest.stage2.relax(BASE, Access::ALL), Ok(Relaxed::Widened));
+        let granted = vec![sees(BASE, level.raw(), frame(0), Access::ALL)];
+        assert_eq!(guest.events(), [granted, on_this_cpu(BASE, level.raw())].concat());
+    }
 }
 
 /// Devices have no lines; here they have not even a pointer.
@@ -236,7 +250,21 @@ fn a_vmid_has_to_fit() {
         Stage2::new(host, features, geometry, Vmid::new(vmid), root).map(drop)
     };
     assert_eq!((build(0xff, 8), build(0x100, 16), build(0xffff, 16)), (Ok(()), Ok(()), Ok(())));
+    assert_eq!(build(0xffff, 32), Ok(()), "more bits than a number has");
     for vmid in [0x100, 0x1ff, 0xffff] {
         assert_eq!(build(vmid, 8), Err(Error::Vmid { vmid, bits: 8 }));
     }
+}
+
+/// The memory of a root of one table has no second one behind it.
+#[test]
+fn a_root_has_to_be_large_enough() {
+    let Guest { machine, stage2, mut pool, .. } = Guest::new(HINTS, 39);
+    let (root, _) = stage2.destroy(&mut pool, twofold_stage2::Unwatched);
+    let (pa, host) = (root.pa(), crate::platform::Host(machine.clone()));
+    let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &HINTS).unwrap();
+    machine.events();
+    let outcome = Stage2::new(host, HINTS, geometry, Vmid::new(1), root).map(drop);
+    assert_eq!(outcome, Err(Error::Root { root: pa, size: 2 * KIB_4 }));
+    assert_eq!(machine.events(), [], "nothing is written there");
 }

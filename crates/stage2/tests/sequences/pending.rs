@@ -171,21 +171,25 @@ fn a_leaf_opens_with_its_own_flush_alone() {
 /// Pages that another one has unmapped are flushed where they are, and what was never mapped beside them is not.
 #[test]
 fn what_is_not_flushed_yet_is_flushed_where_it_is() {
-    fn flushes(removed: impl Removed) {
+    // The second one begins where nothing was, or with a page of its own.
+    fn flushes(start: u64, flushed: std::ops::Range<u64>, removed: impl Removed) {
         let mut guest = guest(HINTS);
         for number in [0, 1, 4, 5, 6, 9] {
             map(&mut guest, BASE + number * KIB_4, frame(number * KIB_4), Level::L3, &RAM);
         }
         let first = guest.stage2.unmap(range(BASE + 4 * KIB_4, 3 * KIB_4), &mut guest.pool, Unwatched).unwrap();
         guest.machine.events();
-        let second = guest.stage2.unmap(range(BASE + 2 * KIB_4, 6 * KIB_4), &mut guest.pool, removed).unwrap();
+        let part = BASE + start * KIB_4..BASE + 8 * KIB_4;
+        let second = guest.stage2.unmap(part, &mut guest.pool, removed).unwrap();
         let _ = second.complete();
-        let pages = [4, 5, 6].map(|number| (Tlbi::Ipas2Le1Is, Reach::At(BASE + number * KIB_4, Some(3))));
-        assert_eq!(guest.machine.events(), by_ipa(&pages));
+        let pages = flushed.map(|number| (Tlbi::Ipas2Le1Is, Reach::At(BASE + number * KIB_4, Some(3))));
+        assert_eq!(guest.machine.events(), by_ipa(&pages.collect::<Vec<_>>()));
         let _ = first.complete();
     }
-    flushes(Unwatched);
-    flushes(|_: Broken| ());
+    for (start, flushed) in [(2, 4..7), (1, 1..7)] {
+        flushes(start, flushed.clone(), Unwatched);
+        flushes(start, flushed, |_: Broken| ());
+    }
 }
 
 /// Two that found the access gone already vouch for all that both were asked for, in either order.

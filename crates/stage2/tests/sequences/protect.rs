@@ -54,10 +54,26 @@ fn a_mask_may_begin_anywhere_and_cross_tables() {
 fn an_empty_mask_changes_nothing() {
     let mut guest = guest(HINTS);
     map_pages(&mut guest, BASE, frame(0), 2);
-    let pending = guest.stage2.write_protect_mask(BASE, 0).unwrap();
-    assert!(pending.is_empty());
-    drop(pending);
-    assert_eq!((guest.events(), writable(&guest, 2)), (vec![], vec![0, 1]));
+    // A block is protected as a whole by each of its pages that is in the mask, and by no other.
+    map(&mut guest, BASE + MIB_2, frame(MIB_2), Level::L2, &RAM);
+    for first in [BASE, BASE + MIB_2] {
+        let pending = guest.stage2.write_protect_mask(first, 0).unwrap();
+        assert!(pending.is_empty());
+        drop(pending);
+        assert_eq!((guest.events(), writable(&guest, 2)), (vec![], vec![0, 1]));
+        assert!(guest.walk(BASE + MIB_2).unwrap().access().write);
+    }
+}
+
+#[test]
+fn a_page_of_a_mask_that_is_in_a_block_protects_all_of_it() {
+    for (first, bits) in [(0, [1]), (0, [63]), (5, [0]), (448, [2]), (511, [0])] {
+        let mut guest = guest(HINTS);
+        map(&mut guest, BASE, frame(0), Level::L2, &RAM);
+        let _ = guest.stage2.write_protect_mask(BASE + first * KIB_4, mask(&bits)).unwrap().complete();
+        assert!(!guest.walk(BASE).unwrap().access().write, "{first} and {bits:?}");
+        assert_eq!(guest.events(), by_leaf(BASE, Some(2)));
+    }
 }
 
 /// As a whole: nothing is protected, so nothing is to be flushed.
@@ -70,6 +86,49 @@ fn a_mask_that_reaches_beyond_the_space_is_refused() {
     assert!(matches!(outcome, Err(Error::OutsideIpa { .. })), "{outcome:?}");
     assert_eq!(guest.events(), []);
     assert!(guest.walk(last).unwrap().access().write);
+    // The last page is the last bit that counts.
+    let _ = guest.stage2.write_protect_mask(last, mask(&[3])).unwrap().complete();
+    let _ = guest.stage2.write_protect_mask(last + 2 * KIB_4, 1).unwrap().complete();
+    let left = (0..4).filter(|page| guest.walk(last + page * KIB_4).unwrap().access().write);
+    assert_eq!(left.collect::<Vec<_>>(), [0, 1]);
+    let _ = guest.stage2.write_protect_mask(last + 3 * KIB_4, 1).unwrap().complete();
+}
+
+/// Tables and blocks side by side, on both sides of where a table of level 2 ends.
+#[test]
+fn a_pass_goes_from_leaf_to_table_and_from_table_to_table() {
+    let mut guest = guest(RANGES);
+    let blocks = [508, 509, 511, 512, 514];
+    let pages = [507, 510, 513];
+    let ipa = |number: u64| BASE + number * MIB_2;
+    blocks.iter().for_each(|number| map(&mut guest, ipa(*number), frame(number * MIB_2), Level::L2, &RAM));
+    for number in pages {
+        for page in [0, 511] {
+            map(&mut guest, ipa(number) + page * KIB_4, frame(number * MIB_2 + page * KIB_4), Level::L3, &RAM);
+        }
+    }
+    let _ = guest.stage2.write_protect(ipa(507)..ipa(515)).unwrap().complete();
+    let leaves = guest.scan().leaves;
+    assert_eq!(leaves.len(), blocks.len() + 2 * pages.len());
+    for leaf in leaves {
+        assert!(!leaf.access().write, "{leaf:x?}");
+    }
+}
+
+/// What may be written is counted right whichever entries of a row it is.
+#[test]
+fn rows_that_are_writable_in_part_are_counted() {
+    for written in [1, 0x80, 0xfe, 0x7f, 0xef, 0xff] {
+        let mut guest = guest(HINTS);
+        for page in 0..8 {
+            let access = if written >> page & 1 == 1 { Access::READ_WRITE } else { Access::READ };
+            map(&mut guest, BASE + page * KIB_4, frame(page * KIB_4), Level::L3, &Attributes::ram(access));
+        }
+        let _ = guest.stage2.write_protect(range(BASE, 8 * KIB_4)).unwrap().complete();
+        // The tables are checked against their counts.
+        guest.events();
+        assert_eq!(writable(&guest, 8), []);
+    }
 }
 
 #[test]

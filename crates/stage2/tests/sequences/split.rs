@@ -269,17 +269,56 @@ fn the_caller_is_told_how_many_pages_a_chunk_can_take() {
     assert_eq!(asked(32, base, Level::L2, range(base + KIB_4, KIB_4)), [1]);
 }
 
-/// A block of which a chunk has a part alone is split around that part, however many pages there are.
+/// A block of which a range has a part alone, at its start, at its end or between, is split around that part, however many
+/// pages there are.
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
 fn a_part_of_a_large_block_takes_two_pages() {
-    let mut guest = Guest::with_pages(HINTS, IPA_BITS, 520);
+    for (start, size, chunk, number) in [
+        (3 * MIB_2, KIB_4, KIB_4, 3),
+        (3 * MIB_2, MIB_2, GIB, 3),
+        (0, MIB_2, GIB, 0),
+        (0, MIB_2, MIB_2, 0),
+        (GIB - MIB_2, MIB_2, GIB, 511),
+    ] {
+        let mut guest = Guest::with_pages(HINTS, IPA_BITS, 520);
+        map(&mut guest, BASE, frame(0), Level::L1, &RAM);
+        let out = guest.pool.out.len();
+        assert_eq!(split(&mut guest, range(BASE + start, size), chunk), done(2, BASE + start + size));
+        assert_eq!(guest.pool.out.len(), out + 2);
+        for leaf in guest.scan().leaves {
+            assert_eq!(leaf.level == 3, (leaf.ipa - BASE) / MIB_2 == number, "{leaf:x?}");
+        }
+    }
+}
+
+/// The tables that were filled before the pages ran out go back, the first as the last.
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
+fn a_large_block_that_pages_do_not_suffice_for_is_split_with_all_there_are() {
+    let mut guest = guest(HINTS);
     map(&mut guest, BASE, frame(0), Level::L1, &RAM);
-    let out = guest.pool.out.len();
-    assert_eq!(split(&mut guest, range(BASE + 3 * MIB_2, KIB_4), KIB_4).blocks, 2);
-    assert_eq!(guest.pool.out.len(), out + 2);
-    let level = |number: u64| guest.walk(BASE + number * MIB_2).unwrap().level;
-    assert_eq!([2, 3, 4].map(level), [2, 3, 2]);
+    guest.pool.limit = 4;
+    let outcome = split(&mut guest, range(BASE, GIB), GIB);
+    assert_eq!(outcome, Split { blocks: 4, done: BASE + 3 * MIB_2, stopped: Some(Stopped::Dry) });
+    let links = guest.scan().links.into_iter().map(|link| link.table).collect();
+    assert_eq!((guest.pool.out.len(), &guest.pool.out), (4, &links));
+}
+
+/// Behind the end of a table as in it, and below tables in which there are tables alone; but none before the range.
+#[test]
+fn blocks_are_found_in_every_table() {
+    for ipa_bits in [IPA_BITS, 48] {
+        let mut guest = Guest::new(HINTS, ipa_bits);
+        for number in [0, 512, 1025] {
+            map(&mut guest, BASE + number * MIB_2, frame(number * MIB_2), Level::L2, &RAM);
+        }
+        let part = BASE + MIB_2..BASE + 3 * GIB;
+        assert_eq!(split(&mut guest, part.clone(), GIB), done(2, part.end), "{ipa_bits} bits");
+        let leaves = guest.scan().leaves;
+        assert_eq!(leaves.len(), 1 + 2 * 512);
+        assert!(leaves.iter().all(|leaf| (leaf.level == 3) == part.contains(&leaf.ipa)));
+    }
 }
 
 /// Hardware records a write in a block while it is being split: all its pages have it, each with its own frame.

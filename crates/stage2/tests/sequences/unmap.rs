@@ -4,7 +4,7 @@
 use super::*;
 use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Broken, Memory, Thresholds, Unwatched};
+use twofold_stage2::{Broken, Memory, Removed, Thresholds, Unwatched};
 
 const WRITABLE: u64 = 1 << 7;
 const NON_CACHEABLE: Attributes = Attributes { memory: Memory::NonCacheable, ..RAM };
@@ -484,4 +484,56 @@ fn a_page_that_is_none_is_refused() {
         assert!(guest.stage2.unmap(range(start, KIB_4), &mut guest.pool, Unwatched).is_err(), "{start}");
     }
     assert_eq!((guest.scan().leaves.len(), guest.events()), (4, vec![]));
+}
+
+/// Nothing goes where nothing is, with other pages around as without; and of a block goes no more than is asked for.
+#[test]
+fn what_is_not_mapped_is_not_removed() {
+    fn unmapped(guest: &mut Guest, page: u64) -> (Vec<Ipa>, Vec<Ipa>) {
+        let mut told = Vec::new();
+        let before: Vec<_> = guest.scan().leaves.iter().map(|leaf| leaf.ipa).collect();
+        let range = range(BASE + page * KIB_4, KIB_4);
+        let pending = guest.stage2.unmap(range, &mut guest.pool, |leaf: Broken| told.push(leaf.ipa())).unwrap();
+        pending.complete().free(&mut guest.pool);
+        guest.events();
+        let leaves = guest.scan().leaves;
+        (told, before.into_iter().filter(|ipa| !leaves.iter().any(|leaf| leaf.ipa == *ipa)).collect())
+    }
+    let mut guest = guest(HINTS);
+    map_pages(&mut guest, BASE, frame(0), 3);
+    let page = |number: u64| BASE + number * KIB_4;
+    assert_eq!(unmapped(&mut guest, 7), (vec![], vec![]), "never mapped");
+    assert_eq!(unmapped(&mut guest, 1), (vec![page(1)], vec![page(1)]));
+    assert_eq!(unmapped(&mut guest, 1), (vec![], vec![]), "removed already");
+    assert_eq!(unmapped(&mut guest, 512), (vec![], vec![]), "not even a table");
+}
+
+#[test]
+fn a_page_of_one_block_among_others_goes_alone() {
+    fn is_alone(removed: impl Removed) {
+        let mut guest = guest(HINTS);
+        (0..3).for_each(|at| map(&mut guest, BASE + at * MIB_2, frame(at * MIB_2), Level::L2, &RAM));
+        let page = BASE + MIB_2 + 7 * KIB_4;
+        let pending = guest.stage2.unmap(range(page, KIB_4), &mut guest.pool, removed).unwrap();
+        pending.complete().free(&mut guest.pool);
+        let leaves = guest.scan().leaves;
+        assert_eq!(leaves.len(), 2 + 511);
+        assert!(leaves.iter().all(|leaf| leaf.ipa != page && leaf.pa() == frame(leaf.ipa - BASE)));
+    }
+    is_alone(Unwatched);
+    is_alone(|_: Broken| ());
+}
+
+/// From the first address of the IPA space to the last.
+#[test]
+fn destroying_removes_all_there_is() {
+    let mut guest = guest(HINTS);
+    let last = Ipa::new((1 << IPA_BITS) - GIB);
+    for ipa in [Ipa::new(0), last] {
+        map(&mut guest, ipa, frame(0), Level::L1, &RAM);
+    }
+    let Guest { stage2, mut pool, .. } = guest;
+    let mut told = Vec::new();
+    let (_root, _) = stage2.destroy(&mut pool, |leaf: Broken| told.push(leaf.ipa()));
+    assert_eq!(told, [Ipa::new(0), last]);
 }
