@@ -6,7 +6,9 @@ mod platform;
 use platform::window::ByAddress as _;
 use platform::{GIB, Guest, KIB_4, MIB_2, PLAIN, frame, table};
 use twofold_stage2::walk::{Entry, Visitor};
-use twofold_stage2::{Access, Attributes, Error, Features, Ipa, IpaRange, Level, Levels, Pa};
+use twofold_stage2::{
+    Access, Attributes, Error, Features, Ipa, IpaRange, Level, Levels, Pa, TablePage, TableSource, Unwatched,
+};
 
 const FEATURES: Features = Features { forced_write_back: true, ..PLAIN };
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
@@ -245,6 +247,89 @@ fn visits_that_are_not_asked_for_do_not_come() {
     let mut tables = Tables(0);
     assert_eq!(guest.stage2.walk(range(BASE, GIB), &mut tables), Ok(()));
     assert_eq!(tables.0, 2);
+}
+
+/// Nor that before a table alone.
+#[test]
+fn a_visit_before_that_is_not_asked_for_does_not_come() {
+    struct Leaves(usize);
+    impl Visitor for Leaves {
+        type Error = Error;
+        fn leaf(&mut self, _: &Entry) -> Result<(), Error> {
+            self.0 += 1;
+            Ok(())
+        }
+        fn table_before(&mut self, entry: &Entry) -> Result<(), Error> {
+            panic!("{:?}", entry.range());
+        }
+    }
+    let mut guest = guest();
+    map(&mut guest, BASE, frame(0), Level::L3);
+    let mut leaves = Leaves(0);
+    assert_eq!(guest.stage2.walk(range(BASE, GIB), &mut leaves), Ok(()));
+    assert_eq!(leaves.0, 512 + 511);
+}
+
+/// As one of a level that is skipped, but for this one table: its visit after comes.
+#[test]
+fn a_table_that_is_passed_over_is_not_entered() {
+    struct Over(Ipa, Vec<Visit>);
+    impl Visitor for Over {
+        const TABLE_AFTER: bool = true;
+        type Error = Error;
+        fn leaf(&mut self, entry: &Entry) -> Result<(), Error> {
+            self.1.push(Leaf(entry.level.raw(), entry.ipa));
+            Ok(())
+        }
+        fn passes_over(&self, entry: &Entry) -> bool {
+            entry.level == Level::L2 && entry.ipa == self.0
+        }
+        fn table_after(&mut self, entry: &Entry) -> Result<(), Error> {
+            self.1.push(After(entry.level.raw(), entry.ipa));
+            Ok(())
+        }
+    }
+    let mut guest = guest();
+    map(&mut guest, BASE, frame(0), Level::L3);
+    map(&mut guest, BASE + MIB_2, frame(0), Level::L3);
+    let mut over = Over(BASE, Vec::new());
+    assert_eq!(guest.stage2.walk(range(BASE, 2 * MIB_2), &mut over), Ok(()));
+    let expected = [After(2, BASE)].into_iter().chain(pages(BASE + MIB_2, 512));
+    assert_eq!(over.1, expected.chain([After(2, BASE + MIB_2), After(1, BASE)]).collect::<Vec<_>>());
+}
+
+/// A table that goes anywhere has the walk come down again from the root: it goes on where it was, and visits nothing twice.
+#[test]
+fn a_walk_that_comes_down_again_goes_on_where_it_was() {
+    #[derive(Default)]
+    struct Own(Vec<TablePage>);
+    impl TableSource for Own {
+        fn take(&mut self) -> Option<TablePage> {
+            self.0.pop()
+        }
+        fn give(&mut self, page: TablePage) {
+            self.0.push(page);
+        }
+    }
+    let expected = [Before(1, BASE), Before(2, BASE)]
+        .into_iter()
+        .chain(pages(BASE, 512))
+        .chain([After(2, BASE), Leaf(2, BASE + MIB_2), After(1, BASE)])
+        .collect::<Vec<_>>();
+    for at in [Before(1, BASE), Before(2, BASE), Leaf(3, BASE + KIB_4), Leaf(2, BASE + MIB_2)] {
+        let mut guest = guest();
+        map(&mut guest, BASE, frame(0), Level::L3);
+        map(&mut guest, BASE + GIB, frame(0), Level::L3);
+        let (stage2, mut own) = (&guest.stage2, Own::default());
+        let (result, visits) = walk_with::<NO_LEVEL>(&guest, range(BASE, 2 * MIB_2), |visit| {
+            if visit == at {
+                stage2.unmap(range(BASE + GIB, GIB), &mut own, Unwatched).unwrap().complete().free(&mut own);
+            }
+            Ok(())
+        });
+        assert_eq!((result, own.0.len()), (Ok(()), 2));
+        assert_eq!(visits, expected, "a table goes at {at:?}");
+    }
 }
 
 /// As the visitor of a split does.
