@@ -187,6 +187,34 @@ fn unmapping_a_table() {
     comes_late(|guest, pages| guest.unmap(0, BLOCK, pages));
 }
 
+/// The table above its own goes as well, and is full of what looks like tables.
+#[test]
+fn unmapping_a_page_under_a_table_that_goes() {
+    let unmap: Operation = |guest, pages| guest.unmap(0, PAGE, pages);
+    let unmap_large: Operation = |guest, pages| guest.unmap_quietly(0, LARGE, pages);
+    meet(1, large_wild, [unmap, unmap_large], |guest, pools| {
+        guest.check(pools);
+    });
+}
+
+/// The table beside goes between the lock and the count, and its page is full of what looks like tables.
+#[test]
+fn unmapping_goes_on_beside_a_table_that_goes() {
+    let guest = || {
+        let guest = Guest::new(3, 4);
+        let (own, mut takers) = (guest.spoiled_pages(4..4, Some(WILD)), guest.spoiled_pages(0..4, Some(WILD)));
+        guest.map(0, Level::L2, &mut takers);
+        guest.map(BLOCK, Level::L3, &mut takers);
+        guest.map(LARGE, Level::L3, &mut takers);
+        (guest, [own, takers])
+    };
+    let unmap: Operation = |guest, pages| guest.unmap_quietly(BLOCK, BLOCK + PAGE, pages);
+    let take: Operation = |guest, pages| guest.unmap_quietly(LARGE, LARGE, pages);
+    meet(1, guest, [unmap, take], |guest, pools| {
+        guest.check(pools);
+    });
+}
+
 /// Between its lock and its count, another CPU has counted too: its own count does not show what that one took out of a
 /// table further up, so it begins anew.
 #[test]
