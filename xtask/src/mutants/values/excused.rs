@@ -107,10 +107,8 @@ pub const EXCUSED: &[Excused] = &[
     excused(RECORD, "Record::new: 0 => 1 #2", "the first use of a record sets its link"),
     excused(STAGE2, "Stage2::new: 0 => 1 #3", "a root is coalesced by no block: nothing reads the claim on it"),
     excused(UNMAP, "Stage2::unmap_page: place.level != Level::L3 => true", LONG_WAY),
-    excused(UNMAP, "Stage2::unmap_page: place.level != Level::L3 => place.level == Level::L3", LONG_WAY),
     excused(UNMAP, "Stage2::unmap_page: 1 => 2", LONG_WAY),
     excused(UNMAP, "Stage2::unmap_page: R::WATCHES => true", "a leaf is told to a closure that does nothing"),
-    excused(UNMAP, "unmap::BATCH: 64 => a bit more", "how many are broken at once is a matter of time"),
     excused(DETACHED, "Stage2::free_table: false => true", "the caller is told nothing it asked for, and does nothing"),
     excused(DETACHED, "Stage2::free_table: wanted => true", PASSED_OVER),
     excused(
@@ -280,7 +278,58 @@ pub const EXCUSED: &[Excused] = &[
     ),
     excused(ADAPTIVE, "Cold::new: 0 => 1 #2", "a round begins with what is free"),
     excused(EL2, "mpam2::TRAP_MPAM1: 1 << 48 => a bit more", "bit 49 is TRAP_MPAM0, which is set in any case"),
+    // Maps, passes, splits and unmaps.
+    excused(MAP, "Stage2::map_to: !Upkeep::new(self.features(), attributes).is_needed() => false", LONG_WAY),
+    excused(MAP, "Stage2::map_to: place.entry == Descriptor::INVALID => true", LOOK),
+    excused(MAP, "Stage2::map_to: place.entry == Descriptor::INVALID => place.entry != Descriptor::INVALID", LOOK),
+    excused(MAP, "Stage2::fill_entry: !upkeep.is_needed() => false", BY_BUSY),
+    excused(MAP, "Stage2::fill_entry: place.level == Level::L3 => false", BY_BUSY),
+    excused(
+        MAP_RANGE,
+        "Stage2::fill_run: count as u64 * page => count as u64 / page",
+        "what was filled is found mapped, page by page: the same with more work",
+    ),
+    excused(PASS, "Stage2::pass_table: level == Level::L3 => false", ENTRY_BY_ENTRY),
+    excused(PASS, "Stage2::pass_table: entry.is_vacant() => false", VACANT),
+    excused(PASS, "Stage2::pass_entries: 1 => 2 #2", WHOLE_PAGES),
+    excused(PASS, "Stage2::pass_entries: level < Level::L3 => true", NO_TABLE),
+    excused(PASS, "Stage2::pass_entries: level < Level::L3 => level <= Level::L3", NO_TABLE),
+    excused(
+        PASS,
+        "Stage2::pass_entries: V::wants(locked.counts) => true",
+        "a visitor changes no entry that it does not want",
+    ),
+    excused(RECORD, "Record::lock_slowly: self.state.load(Ordering::Relaxed) & LOCKED != 0 => false", LOOK),
+    excused(SPLIT, "Stage2::pages_to_split: 1 => 2", WHOLE_PAGES),
+    excused(SPLIT, "Stage2::next_block_in: below < Level::L3 => true", MAY_HOLD),
+    excused(SPLIT, "Stage2::next_block_in: below < Level::L3 => below <= Level::L3", MAY_HOLD),
+    excused(
+        SPLIT,
+        "Stage2::split_before: ipa.is_aligned(self.geometry().granule().span(self.geometry().root_level())) => false",
+        "a leaf is found that begins there, or none",
+    ),
+    excused(SPLIT, "Stage2::refill: 0 => 1", "the entries of a table that is built are all tables, or all leaves"),
+    excused(UNMAP, "Unmap::table: entry == Descriptor::INVALID => false", VACANT),
+    excused(UNMAP, "Unmap::table: entry == Descriptor::STALE => false", VACANT),
+    excused(UNMAP, "Unmap::unlink: if_empty => false", LOOK),
+    excused(UNMAP, "Unmap::unlink: counts.is_some_and(|counts| counts.live() > 0 || counts.busy() > 0) => false", LOOK),
+    excused(UNMAP, "Unmap::unlink: counts.live() > 0 => false", LOOK),
+    excused(UNMAP, "Unmap::unlink: 0 => 1", LOOK),
+    excused(UNMAP, "Unmap::unlink: counts.busy() > 0 => false", LOOK),
+    excused(UNMAP, "Unmap::unlink: 0 => 1 #2", LOOK),
+    excused(UNMAP, "Unmap::leaves: 1 => 2 #2", WHOLE_PAGES),
+    excused(UNMAP, "Unmap::is_inside: level == Level::L3 => false", "a page is in a range of whole pages, or outside"),
+    excused(UNMAP, "Unmap::take_told: range.start < range.end => true", NO_ADDRESS),
+    excused(UNMAP, "Unmap::take_told: range.start < range.end => range.start <= range.end", NO_ADDRESS),
 ];
+
+const BY_BUSY: &str = "an entry that is busy meanwhile becomes the same";
+const ENTRY_BY_ENTRY: &str = "the entries are looked at one by one, and the same ones are handed over";
+const VACANT: &str = "a vacant entry is looked at under the lock, and the same is found";
+const WHOLE_PAGES: &str = "the addresses are of whole pages, so that one byte less is in the same page";
+const NO_TABLE: &str = "no entry of level 3 is a table, so that none is found";
+const NO_ADDRESS: &str = "the sequence of an invalidation without addresses is more work, and nothing else";
+const PASS: &str = "crates/stage2/src/pass.rs";
 
 const EQUAL: &str = "the smaller of two equal numbers is either of them";
 const SAME_ROW: &str = "the row is looked at entry by entry, and the same is found";
@@ -294,7 +343,7 @@ const ATOMIC: &str = "an exchange does what the store does";
 const PAUSE: &str = "how long a CPU waits is a matter of time";
 const LONG_WAY: &str = "the long way does the same as the short one";
 const OTHER_TYPE: &str = "a leaf that has the address and the type is not replaced at all";
-const LOOK: &str = "the look before the atomic access saves time alone";
+const LOOK: &str = "the look before the lock, or before the atomic access, saves time alone";
 const HOLDS_NONE: &str = "where there are no tables below, none is locked, and none unlocked";
 const PASSED_OVER: &str = "a caller that is told of leaves it did not ask for passes over them";
 const CLEANED_ALONE: &str = "the leaves are looked at one by one, and only those whose lines must go are cleaned";
