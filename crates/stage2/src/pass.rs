@@ -22,7 +22,7 @@ pub(crate) trait Pass<P: Platform> {
     /// Whether the leaves of a table with these counts are of interest.
     fn wants(counts: Counts) -> bool;
 
-    /// Some entries, none of which is a table or busy, under the table's lock; none at all where a table is there by now.
+    /// Some entries, none of which is a table or busy, under the table's lock.
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa);
 
     /// What is to be done about them without the lock, directly after.
@@ -129,7 +129,8 @@ impl<P: Platform> Stage2<P> {
         if level < Level::L3 {
             last = (index..last).find(|index| locked.entry(*index).is_table(level)).unwrap_or(last);
         }
-        if V::wants(locked.counts) {
+        // Nearly always there are some, and a visitor's loops that know that are shorter.
+        if V::wants(locked.counts) && index < last {
             // For descents that are late, as in `frame::take`: a visitor's stores are relaxed.
             primitive::release_fence();
             visitor.entries(&mut locked, index..last, first);
