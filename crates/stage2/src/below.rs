@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The tables below one that is taken out: whoever is inside one of them has to be out before the flush.
+//! Step U4 of an unlink: every CPU that is inside a table below the unlinked one has to leave before the flush U6.
 //!
-//! Invariant: each of them is locked by who takes them out, after the count ([`Unlinked`](crate::descent::Unlinked)) or
-//! since before it, and unlocked before the flush. Who had the lock before has done what it had to do, and it is flushed;
-//! who gets it after finds the count moved, and does nothing.
+//! The steps are those of the crate's documentation (*Locking*) and of module `descent`.
 //!
-//! They are of one level, since nothing is taken out as a whole that maps anything beyond the largest block, 1 GiB.
+//! **Invariant.** The unlinking CPU locks each table below, either after the count (U3) or from before it until after it. It
+//! unlocks all of them before the flush (U6). A CPU that had such a lock earlier has finished its change, and U6 flushes it.
+//! A CPU that gets the lock later finds the count changed (W4), and changes nothing.
 //!
-//! Two ways, both from the table above, which is locked and in which nothing is busy:
+//! The tables below are all of one level: a table is unlinked as a whole only if it maps no more than the largest block,
+//! 1 GiB.
 //!
-//! * *closing*: after the break, each is locked for a moment. Whoever faults there meanwhile finds what it would find
-//!   in the end;
-//! * *holding*: all are locked before the break, and unlocked after the count. Locking 512 tables takes its time: where
-//!   the guest is to find something again after the flush, that is not inside the window (source S4). The table above
-//!   has to wait for that, and with it whoever is to make another of its entries.
+//! There are two ways. In both, the unlinked table is locked, and none of its entries is busy:
 //!
-//! Those that are held are beside each other, which is the one exception from "a table, then the one below it". Only who
-//! has locked the table above locks more than one of them, and of those there is one, so nobody waits in a circle.
+//! * **Close** ([`Stage2::close`], for an unmap): U2, U3, then U4 locks and unlocks one table after the other. A guest that
+//!   faults there during U4 is to find nothing mapped anyway.
+//! * **Hold** ([`Stage2::hold_below`], for a coalesce): lock all tables below, then U2, U3, and unlock them. Locking 512
+//!   tables takes time. After a coalesce the guest is to find its memory mapped again, so that time must not lie between
+//!   break and make (Wang 2021: install before free). The price: the parent's lock is held meanwhile, so a CPU that changes
+//!   another entry of the parent waits.
+//!
+//! **Lock order.** Held tables are siblings. That is the one exception to "a table, then a table below it". Only the CPU that
+//! has locked the table above locks more than one of the siblings, so no two CPUs wait for each other.
 
 use crate::descent::{Locked, Moment, Moved};
 use crate::platform::Platform;
@@ -24,8 +28,10 @@ use crate::primitive;
 use crate::{Level, Pa, Stage2};
 
 impl<P: Platform> Stage2<P> {
-    /// Counts a table that is locked, and whose entry in the table above, locked too, was broken just now; waits until
-    /// nobody is inside any table below. Tells what the count was.
+    /// U3 and U4, and U5 for the table itself: counts the unlink, and waits until no CPU is inside a table below. Returns the
+    /// count before.
+    ///
+    /// The caller has locked the table and its parent (U1), and has broken the parent's entry (U2).
     pub(crate) fn close(&self, locked: Locked<'_, P>) -> Moment {
         let then = self.unlinked.count(self.platform());
         self.wait_below(&locked);
@@ -38,13 +44,15 @@ impl<P: Platform> Stage2<P> {
         locked.tables_below().for_each(|(table, level)| drop(self.lock_quiet(table, level)));
     }
 
-    /// Locks all tables below one that is locked, until what is returned is dropped; there may be none. Where something is
-    /// busy in one of them, none is kept from others meanwhile: the count has not moved yet, so there might always be more.
+    /// Locks all tables below a locked table, until the result is dropped. There may be none.
+    ///
+    /// If an entry of one of them is busy, unlocks all of them and returns [`Moved`]. Waiting with some of the locks could
+    /// take for ever: before U3, other CPUs may always make more entries busy.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P>) -> Result<HeldBelow<'a, P>, Moved> {
         let held = HeldBelow { above, count: 0, other_memory: above.has_other_memory() };
-        // None below most: they lead to pages.
+        // Most tables lead to pages, and have no table below.
         if above.counts.tables() == 0 { Ok(held) } else { self.hold_each(held) }
     }
 
@@ -61,13 +69,13 @@ impl<P: Platform> Stage2<P> {
         Ok(held)
     }
 
-    /// Locks a table below one that is locked, when nothing in it is busy.
+    /// Locks a table below a locked one, and waits until none of its entries is busy.
     fn lock_quiet(&self, table: Pa, level: Level) -> Locked<'_, P> {
         loop {
             if let Ok(locked) = self.lock_whatever(table, self.geometry().granule().entries(), level).quiet() {
                 return locked;
             }
-            // Whoever is at it needs the lock to be done.
+            // Without the lock: the owner of the busy entry needs it.
             while self.platform().record(table).last().busy() > 0 {
                 self.platform().pause(1);
             }
@@ -75,12 +83,13 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// The locks of the first so many tables below one. They are given back before that one's, by which they are found.
-#[must_use = "dropped at once, nothing is held"]
+/// The locks of the first `count` tables below `above`. They are released before the lock of `above`, since the entries of
+/// `above` lead to them.
+#[must_use = "dropped at once, it holds no lock"]
 pub(crate) struct HeldBelow<'a, P: Platform> {
     above: &'a Locked<'a, P>,
     count: usize,
-    /// Whether there may be leaves in any of them, or in that one, that are not normal memory.
+    /// Whether any of them, or `above`, may hold leaves that are not normal memory.
     pub(crate) other_memory: bool,
 }
 
@@ -101,7 +110,7 @@ impl<P: Platform> Drop for HeldBelow<'_, P> {
 }
 
 impl<P: Platform> Locked<'_, P> {
-    /// The tables that this one leads to, and their level.
+    /// The tables that this table's entries lead to, with their level.
     fn tables_below(&self) -> impl Iterator<Item = (Pa, Level)> {
         let entries = (0..self.table.len()).map(|index| self.entry(index));
         let tables = (0..self.counts.tables()).zip(entries.filter(|entry| entry.is_table(self.level)));

@@ -1,28 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Cache maintenance, only where it is needed (source S4: by who installs the mapping, after the break and
-//! before the make, so that nobody sees a mapping before its memory is ready).
+//! Cache maintenance, only where it is needed.
 //!
-//! * D side: a new mapping of normal memory is cleaned and invalidated to the point of coherency, because a guest
-//!   that runs with its caches off would read past the cache, and what is still dirty in it would later overwrite what
-//!   the guest wrote. Not for a mapping that FEAT_S2FWB forces to be cached; never for devices.
-//! * D side, when it goes: the same memory once more, after the flush that ends the guest's access. EL2's own mapping is
-//!   cacheable, so lines may have been filled from it at any time, and hide what the guest wrote past them. They are clean:
-//!   nothing writes through that mapping meanwhile (the crate's documentation, *Caches*), so no line that is written back
-//!   overwrites what the guest wrote. Without FEAT_S2FWB lines may be dirty too, by the guest's own cached writes: those are
-//!   what the guest wrote, and cleaning keeps them.
-//! * D side, where the type of memory changes at an address: the same, between break and make. What was cached is not written
-//!   back beneath a guest that goes past the caches now; what was written past them is not hidden from one that uses them.
-//! * I side: invalidated where execution is granted, unless `CTR_EL0.DIC`.
+//! The CPU that installs a mapping does its maintenance, after the break and before the make (Wang 2021: clean on map). So no
+//! CPU can use a mapping before its memory is ready.
+//!
+//! **Data caches.** The engine cleans and invalidates the lines to the point of coherency:
+//!
+//! * *A new mapping* of normal memory, unless FEAT_S2FWB forces it to be cached; never a device. A guest with its caches off
+//!   reads memory past the cache, so dirty lines must be in memory first. A line written back later would overwrite what the
+//!   guest wrote.
+//! * *A mapping that goes*: the same memory, after the flush that ends the guest's access. EL2 maps all memory cacheable, so
+//!   the cache may have filled lines at any time, and they hide what the guest wrote past them. The owner does not write
+//!   through that mapping meanwhile (the crate's documentation, *Caches*), so these lines are clean: none of them is written
+//!   back over what the guest wrote. Without FEAT_S2FWB the guest's own cached writes may have left dirty lines too. Cleaning
+//!   writes those to memory.
+//! * *A change of memory type* at an address: the same memory, between break and make. No old line is written back over what
+//!   a guest writes past the caches from now on, and no old line hides what it wrote past them before.
+//!
+//! **Instruction caches** are invalidated when execution is granted, unless `CTR_EL0.DIC` is set.
 
 use crate::lines::each_line;
 use crate::platform::{Dc, Domain, Ic, Platform};
 use crate::primitive::{self, Ordering, Word};
 use crate::{Attributes, Features, Memory, Pa, Stage2};
 
-/// Beyond this many lines by address, invalidating the whole instruction cache costs less.
+/// Above this many lines, invalidating the whole instruction cache costs less than line by line.
 const MOST_INSTRUCTION_LINES: u64 = 1024;
 
-/// The maintenance that a new mapping takes on this CPU.
+/// The cache maintenance that a new mapping needs on this CPU.
 #[derive(Clone, Copy)]
 pub(crate) struct Upkeep {
     clean: bool,
@@ -48,42 +53,43 @@ impl Upkeep {
         }
     }
 
-    /// Whether what is in data caches is part of it.
+    /// Whether it cleans data caches.
     pub(crate) fn cleans(self) -> bool {
         self.clean
     }
 
-    /// The same, and what is in data caches too.
+    /// The same maintenance, with cleaning of data caches.
     pub(crate) fn with_cleaning(self) -> Self {
         Self { clean: true, ..self }
     }
 
-    /// What is left of it where data caches are clean.
+    /// The maintenance that is left after data caches were cleaned.
     pub(crate) fn cleaned(self) -> Self {
         Self { clean: false, ..self }
     }
 
-    /// Whether there is any.
+    /// Whether anything is to be done.
     #[inline(always)]
     pub(crate) fn is_needed(self) -> bool {
         self.clean || self.fetch
     }
 }
 
-/// Whether a tree ever mapped memory as non-cacheable. Few do; in all others nothing that goes has to be looked through.
+/// Whether a tree ever mapped memory as non-cacheable. Few trees do. In all others, removed tables need not be searched for
+/// leaves to clean (with FEAT_S2FWB).
 #[derive(Debug, Default)]
 pub(crate) struct NonCacheable(Word);
 
 impl<P: Platform> Stage2<P> {
-    /// Notes that a leaf of this type of memory is going to be made. The leaf is made under a lock, or linked under one: a CPU
-    /// that finds it there has the note.
+    /// Notes that a leaf of this memory type is about to be made. Relaxed: the leaf is made, or linked, under a lock, so a CPU
+    /// that finds the leaf sees the note.
     pub(crate) fn note_memory(&self, memory: Memory) {
         if memory == Memory::NonCacheable {
             self.non_cacheable.0.store(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether there may be leaves in this tree whose lines must not stay in caches when they have gone.
+    /// Whether this tree may hold leaves whose lines must be cleaned from the caches when the leaves are removed.
     pub(crate) fn leaves_lines(&self) -> bool {
         !self.features().forced_write_back || self.non_cacheable.0.load(Ordering::Relaxed) != 0
     }
@@ -107,8 +113,8 @@ pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa
     if features.instruction_cache_coherent {
         return;
     }
-    // What was written there is to be seen by the fetches that follow the invalidation. It need not be cleaned to the
-    // point of unification: with FEAT_S2FWB data caches are coherent with it (CTR_EL0.IDC), without it `clean` ran.
+    // Earlier writes have to be visible to the fetches that follow the invalidation. No clean to the point of unification is
+    // needed: with FEAT_S2FWB data caches are coherent with it (CTR_EL0.IDC), and without it `clean` ran.
     primitive::dsb(platform, Domain::Ish);
     let lines = size / features.instruction_line;
     if features.instruction_cache_pipt && lines <= MOST_INSTRUCTION_LINES {
@@ -130,9 +136,8 @@ fn clean<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64)) 
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn clean_lines<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
     let start = platform.pointer(pa).addr().get();
-    // SAFETY: a guest has it mapped, or is about to, by a grant. So the frame was donated and is lent, or the embedder vouched for
-    // it (`Window::new`): the platform maps it, and it stays what it is until it is unmapped and the flush is complete. All
-    // that is cleaned later, what is behind removed leaves, is cleaned before the flush is said to be complete. Cleaning
-    // changes no data.
+    // SAFETY: a guest maps the frame by a grant, or is about to. So the frame was donated and is lent, or the embedder vouched
+    // for it (`Window::new`). The platform maps it, and it is not reused before it is unmapped and the flush is complete. The
+    // memory of removed leaves is cleaned before the caller gets the result of the flush. Cleaning changes no data.
     unsafe { primitive::dc_lines(platform, Dc::Civac, start, size, features.data_line) };
 }

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Coalescing: a block takes the place of the table that maps the same memory in pieces (source S4).
+//! Coalescing: a block replaces the table that maps the same memory in pieces (Wang 2021: install before free).
 //!
-//! In this order: what the table did not map is cleaned (module `holes`); the tables below it are locked; the table's
-//! entry is broken and counted; they are unlocked; the flush completes; the block is made; then the table is looked
-//! through for what hardware had recorded in it, and freed. Between break and make, while the guest faults there, is
-//! little beside the flush, but where the guest wrote past the caches: what takes longest, waiting for whoever is inside
-//! and freeing, comes before and behind.
+//! * C1: clean the holes, which is what the block will map and the table does not (module `holes`). No lock is held.
+//! * C2: lock the parent and the table (U1), and hold the tables below (module `below`).
+//! * C3: break the parent's entry by making it busy (U2), and increment the sequence count (U3).
+//! * C4: unlock the table and the tables below (U5).
+//! * C5: flush (U6). If the table held leaves of another memory type, clean their memory.
+//! * C6: make the block.
+//! * C7: report the leaves in which hardware had recorded a write, and free the table's pages.
 //!
-//! The table that is broken is taken out as one that is unmapped (modules `unmap`, `below`): nobody is inside any more.
-//! Its pages are freed at once: what may still come is stopped by the count, not by waiting (module `descent`).
+//! The guest faults from C3 to C6. The flush takes nearly all of that time, unless C5 has memory to clean. What takes long
+//! comes before (C1, C2) or after (C7).
+//!
+//! C7 is safe at once. No CPU is inside the tables after C2, and the count (C3) turns back each CPU that comes later (W3, W4
+//! in module `descent`). Hardware cannot reach the tables after C5, so their records are final.
 
 use crate::cache::Upkeep;
 use crate::descent::{Moved, Place};
@@ -23,23 +28,23 @@ use crate::{Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Coalesced {
-    /// The block is there, and so many table pages less.
+    /// The block replaced a table.
     Done {
-        /// Pages that were given back.
+        /// Table pages that were given back.
         tables: u64,
     },
-    /// There was no table: as [`Grant::map`] found it.
+    /// No table was there, so the block was mapped by [`Grant::map`], with this result.
     Mapped(Mapped),
 }
 
 impl<P: Platform> Grant<'_, P> {
-    /// Maps the start of what is granted by one block of `level`, which takes the place of smaller mappings. The frames behind what is
-    /// mapped already have to be those of the block: nobody is told of others.
+    /// Maps the start of the grant by one block of `level`, which replaces smaller mappings. The smaller mappings must map the
+    /// block's own frames: other frames are not reported.
     ///
-    /// `dirty` is told of each leaf, of the mappings that went, in which hardware had recorded a write. What is not
-    /// mapped yet is cleaned as for a new mapping, if this CPU needs it; what was mapped as another type of memory is, after
-    /// the flush. The caller must ensure that no mapping of another memory type is added in the range during the call, and
-    /// that no flush of a removed one is pending.
+    /// Calls `dirty` with each replaced leaf in which hardware had recorded a write. Memory that was not mapped is cleaned as
+    /// for a new mapping, if this CPU needs it. Memory that was mapped with another memory type is cleaned after the flush. The
+    /// caller must ensure that no mapping of another memory type is added in the range during the call, and that no flush of a
+    /// removed one is pending.
     ///
     /// # Errors
     ///
@@ -54,8 +59,8 @@ impl<P: Platform> Grant<'_, P> {
         self.coalesce_in_order::<false, false>(level, attributes, tables, dirty)
     }
 
-    /// The same, with the old table freed before the block is made if it is to be `FREE_FIRST`, and no cache maintenance if
-    /// that was done (`CLEANED`).
+    /// [`coalesce`](Self::coalesce), with two baselines: `FREE_FIRST` frees the old table before the block is made (C7 before
+    /// C6), and `CLEANED` does no cache maintenance, since the caller has done it.
     pub(crate) fn coalesce_in_order<const FREE_FIRST: bool, const CLEANED: bool>(
         self,
         level: Level,
@@ -69,7 +74,7 @@ impl<P: Platform> Grant<'_, P> {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Puts a block that is granted in the place of smaller mappings ([`Grant::coalesce_in_order`]).
+    /// Replaces smaller mappings by a block, under a grant that was checked ([`Grant::coalesce_in_order`]).
     pub(crate) fn coalesce_to<const FREE_FIRST: bool, const CLEANED: bool>(
         &self,
         ipa: Ipa,
@@ -90,7 +95,7 @@ impl<P: Platform> Stage2<P> {
         let mut other_memory = false;
         loop {
             let place = self.descend(ipa, level);
-            // A descent that ends above `level` ends at an entry that is no table.
+            // A walk that ends above `level` ends at an entry that is no table.
             if !place.entry.is_table(level) {
                 match self.map_to(ipa, pa, level, attributes, tables) {
                     Err(Error::TableInTheWay { .. }) => continue,
@@ -98,10 +103,11 @@ impl<P: Platform> Stage2<P> {
                 }
             }
             if !ready {
-                // Pages that are mapped from here on are cleaned by whoever maps them.
+                // C1. A page that another CPU maps from here on is cleaned by that CPU.
                 if let Ok(claim) = self.claim(&place, below, new, upkeep) {
                     if !claim.cleaned {
-                        // Its only error, a range outside of the IPA space, `check_leaf` has ruled out: the claim is not left.
+                        // The only error is a range outside the IPA space, which `check_leaf` has ruled out. So the claim is
+                        // never left behind.
                         self.clean_holes(ipa, span, new)?;
                     }
                     cache::before_map(self.platform(), self.features(), (pa, span), upkeep.cleaned());
@@ -109,27 +115,27 @@ impl<P: Platform> Stage2<P> {
                 }
                 continue;
             }
-            let Ok(parent) = self.lock(&place) else { continue };
+            let Ok(parent) = self.lock(&place) else { continue }; // C2
             let entry = parent.entry(place.index);
             if !entry.is_table(level) {
                 continue;
             }
             let entries = self.geometry().granule().entries();
             let Ok(child) = self.lock_whatever(entry.address(), entries, below).quiet() else { continue };
-            // Before the break: it takes its time.
+            // Before the break: locking up to 512 tables takes time.
             let Ok(held) = self.hold_below(&child) else { continue };
             let other_memory = other_memory || held.other_memory || attributes.memory != Memory::Normal;
             if attributes.memory != Memory::Normal {
                 self.note_memory(attributes.memory);
                 parent.note_other_memory();
             }
-            let Ok(busy) = parent.make_busy(place.index) else { continue };
+            let Ok(busy) = parent.make_busy(place.index) else { continue }; // C3
             let _ = self.unlinked.count(self.platform());
-            drop(held);
+            drop(held); // C4
             drop(child);
-            self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true });
+            self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true }); // C5
             if other_memory {
-                // Until now the guest may have written past the caches, or left lines in them.
+                // Until the flush, the guest may have written past the caches, or left lines in them.
                 self.clean_others(self.table(entry), below, new);
             }
             let mut harvest = |leaf: Leaf| {
@@ -140,22 +146,22 @@ impl<P: Platform> Stage2<P> {
             let link = Link { table: entry.address(), level: below, ipa };
             let mut free = || self.free_tree(link, Look::Armed, tables, &mut harvest);
             let freed_first = if FREE_FIRST { free() } else { 0 };
-            busy.make(new);
+            busy.make(new); // C6
             self.publish();
             return Ok(Coalesced::Done { tables: if FREE_FIRST { freed_first } else { free() } });
         }
     }
 
-    /// Makes this CPU the one that cleans for the block which is going to replace a table: several may fault there at
-    /// once, and cleaning takes its time (source S4).
+    /// Makes this CPU the one that cleans the holes of a table (C1). Several CPUs may fault there at once, and only one of
+    /// them should spend the time to clean (Wang 2021: clean on map).
     fn claim(&self, place: &Place<'_>, below: Level, new: Descriptor, upkeep: Upkeep) -> Result<Claim, Moved> {
-        // Or it may be no table's, and have no record.
+        // W3: before it, the entry may not be a table's, and the page may have no record.
         if !self.is_still(place) {
             return Err(Moved);
         }
         let (table, entries) = (place.entry.address(), self.geometry().granule().entries());
         let record = self.platform().record(table);
-        // Looked at before the lock, which is what the claimer needs in the end.
+        // Without the lock, which the CPU with the claim needs in C2.
         if record.link() & CLAIMED != 0 {
             self.platform().pause(1);
             return Err(Moved);
@@ -169,9 +175,11 @@ impl<P: Platform> Stage2<P> {
         Ok(if upkeep.cleans() { self.look_for(new, locked.table, below) } else { nothing_to_clean })
     }
 
-    /// Looks at all leaves of a table that is locked, and of those below it: sooner done than the walk over the holes, which
-    /// is not needed where there are none. The tables below are not locked, but stay tables: an entry that was changed
-    /// meanwhile was cleaned by who did it, and so that it was is known by their locks, before the break.
+    /// Looks at all leaves of a locked table, and of the tables below it. That is faster than the walk over the holes, which is
+    /// not needed if there are none.
+    ///
+    /// The tables below are not locked, but stay linked. A CPU that maps there during this look cleans what it maps. C2 takes
+    /// the locks of those tables before the break, so that cleaning is complete by then.
     fn look_for(&self, new: Descriptor, table: Table<'_>, level: Level) -> Claim {
         let mut claim = Claim { cleaned: true, other_memory: false };
         for index in 0..table.len() {
@@ -190,12 +198,12 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// In the record of a table that is linked: somebody cleans for the block that is going to replace it.
+/// In the record's link word of a linked table: a CPU cleans for the block that is going to replace the table.
 const CLAIMED: u64 = 1;
 
 struct Claim {
-    /// All that it maps is mapped, by leaves of the same type of memory: all of it was cleaned when they were made.
+    /// There are no holes: every entry is a leaf of the block's memory type, and was cleaned when it was made.
     cleaned: bool,
-    /// Some are leaves of another type.
+    /// Some leaves have another memory type.
     other_memory: bool,
 }

@@ -1,22 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The way down to an entry, without locks, and the lock at its end.
+//! The lockless walk to an entry, and the table lock at its end.
 //!
-//! Tables are taken out of the tree, and their pages used again, while others are on their way through them. What keeps
-//! that safe is one count, [`Unlinked`], of the tables that were ever taken out:
+//! A CPU walks the tables while other CPUs unlink tables and reuse their pages. One sequence count for each tree
+//! ([`Unlinked`]) keeps that safe: it counts the tables that were ever unlinked. The walk writes nothing, registers
+//! nowhere, and delays no free.
 //!
-//! * whoever takes a table out breaks the entry that leads to it, then counts, while it holds the locks of the table and
-//!   of the one above, or has made that entry busy; only later can the page become anything else;
-//! * whoever descends reads the count first, and again after each entry that it is going to follow. Where it is still
-//!   the same, every table it has come through was in the tree when its entry was read, so the entry is one;
-//! * who has locked the table at the end, and finds the count still the same, has a table that is in the tree and
-//!   stays there until it is unlocked: a break that it did not see would have been counted before it got the lock.
+//! # Steps
 //!
-//! Where the count has moved, the descent begins anew: it has done nothing yet. No reader writes anything, registers
-//! anywhere, or makes a free wait.
+//! The crate's documentation (*Locking*) has the whole protocol. The walk, and where each step is here:
 //!
-//! Why the check after an entry is enough: an entry that was read from a page given away meanwhile was written after
-//! the count (program order, and the barriers of the flush in between), and is read with acquire before the count is
-//! read again, so the count that is read is a new one.
+//! * **W1**: read the sequence count, with acquire ([`Unlinked::now`]).
+//! * **W2**: load an entry with acquire ([`Cell::look`]).
+//! * **W3**: before following or using the entry, read the count again ([`Unlinked::is_still`]). If it changed, go back to
+//!   W1.
+//! * **W4**: to change the entry, lock its table, then read the count again ([`Stage2::lock`]). If it changed, unlock and go
+//!   back to W1.
+//!
+//! The steps of an unlink that the argument needs:
+//!
+//! * **U1**: lock the parent, then the table.
+//! * **U2**: break the parent's entry.
+//! * **U3**: increment the count, with release ([`Unlinked::count`]).
+//! * **U4**: take and release the lock of each table below (module `below`).
+//! * **U5**: unlock. **U6**: flush; only then is the page freed (module `detached`).
+//!
+//! A coalesce makes the parent's entry busy in U2 and unlocks the parent at once. It holds the table's lock until after U3.
+//!
+//! [`Stage2::descend`] does W1 to W3 for each table that it follows. It returns the last entry after W2 only: the caller
+//! does W3 ([`Stage2::is_still`]) or W4 ([`Stage2::lock`]) before it relies on that entry.
+//!
+//! # Why it is safe
+//!
+//! * **No walk follows a link that W1 counted as gone.** U2 comes before U3. W1 reads what U3 released, so each later load
+//!   of this walk sees the break.
+//! * **An entry that passes W3 was read from a table.** Suppose that the page was freed and reused before W2. Its new content
+//!   was written after U3: between them lie the flush U6, the hand-over of the page ([`TableSource`](crate::TableSource)),
+//!   and the release fence of `frame::take`. W2 is an acquire, so a CPU that reads new content reads the new count in W3,
+//!   and goes back to W1.
+//! * **An unlinked table that is not reused yet does no harm.** Its entries lead only to tables that were unlinked with it,
+//!   and the next W3 covers those.
+//! * **A table that passes W4 is linked, and stays linked until it is unlocked.** An unlink of this table takes its lock (U1),
+//!   and counts (U3) before it releases that lock. An unlink of a table above takes this table's lock after U3 (U4), or holds
+//!   it across U3 (coalesce). So a CPU that gets the lock afterwards sees the new count. A CPU that gets it before finishes
+//!   its change before the flush U6.
+//! * **Going back to W1 is always possible.** The walk has changed nothing yet.
+//!
+//! The root is never unlinked, so an entry of the root passes W3 without a look at the count.
+//!
+//! The model checker runs walks against unlinks and reuse in `loom::late` and `loom::reused`.
 
 use crate::platform::Platform;
 use crate::primitive::{self, Ordering, Word};
@@ -24,31 +55,37 @@ use crate::record::{Counts, Record};
 use crate::table::{Cell, Table};
 use crate::{Descriptor, Ipa, Level, Pa, Stage2};
 
-/// How many tables were ever taken out of a tree. Alone in its cache line, since everybody reads it and hardly anybody
-/// writes.
+/// The sequence count of a tree: how many tables were ever unlinked from it.
+///
+/// It has a cache line of its own: every walk reads it, and few operations write it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct Unlinked(Word);
 
 impl Unlinked {
-    /// The count before a descent.
+    /// W1: a snapshot of the count.
+    ///
+    /// Acquire: the walk then sees each break (U2) that the snapshot counts. Otherwise it could follow a broken entry, and
+    /// find the count unchanged in W3.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn now(&self) -> Moment {
         Moment(self.0.load(Ordering::Acquire))
     }
 
-    /// Whether nothing was taken out since, as far as everything is concerned that was read, with acquire, before.
+    /// W3: whether no table was unlinked since the snapshot, as far as this CPU can know from what it has read.
+    ///
+    /// Relaxed: the acquire of W2, or of the lock in W4, comes before.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn is_still(&self, then: Moment) -> bool {
         primitive::check(self.0.load(Ordering::Relaxed) == then.0)
     }
 
-    /// Counts one table, or a table and all below it, whose entry was broken. Tells what the count was.
+    /// U3: counts the unlink of one table, with all tables below it. Returns the count before.
     ///
-    /// Release: the break comes first. Who finds that nobody else has counted since its descent began knows of all that was
-    /// counted before.
+    /// Release: the break (U2) comes before the count. If the result equals the caller's snapshot, no other CPU has counted
+    /// since, so the caller has seen every earlier unlink.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn count<P: Platform>(&self, platform: &P) -> Moment {
         platform.on_atomic();
@@ -58,42 +95,43 @@ impl Unlinked {
 
 #[cfg(feature = "checked")]
 impl<P: Platform> Stage2<P> {
-    /// How often a table was taken out of the tree, a table and all below it being once.
+    /// How often a table was unlinked from the tree. A table and all tables below it count once.
     pub fn taken_out(&self) -> u64 {
         self.unlinked.0.load(Ordering::Relaxed)
     }
 }
 
-/// What [`Unlinked`] was.
+/// A snapshot of the sequence count ([`Unlinked`]).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment(u64);
 
 impl Moment {
-    /// The moment after one table more.
+    /// The count after one more unlink.
     pub(crate) fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
     }
 }
 
-/// Where a descent ended.
+/// Where a lockless walk ended.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) table: Table<'a>,
     pub(crate) level: Level,
     pub(crate) index: usize,
     pub(crate) cell: Cell<'a>,
-    /// What was found there. To be believed only after [`Stage2::is_still`], or under the lock.
+    /// The entry, as W2 loaded it. It is valid only after W3 ([`Stage2::is_still`]); read it again under the lock (W4).
     pub(crate) entry: Descriptor,
+    /// The snapshot of W1.
     pub(crate) then: Moment,
 }
 
-/// A table was taken out of the tree meanwhile, or somebody else is at it: the descent has to begin anew.
+/// Retry from W1: a table was unlinked since the snapshot, or another CPU is changing the entry.
 #[derive(Debug)]
 pub(crate) struct Moved;
 
 impl<P: Platform> Stage2<P> {
-    /// Goes down towards `ipa`'s entry in the table of `level`, as far as there are tables. `ipa` is inside the IPA
-    /// space.
+    /// Walks without locks towards `ipa`'s entry in the table of `level`, as far as there are tables. `ipa` must be inside
+    /// the IPA space.
     #[inline(always)]
     pub(crate) fn descend(&self, ipa: Ipa, level: Level) -> Place<'_> {
         loop {
@@ -105,23 +143,24 @@ impl<P: Platform> Stage2<P> {
 
     #[inline(always)]
     fn descend_once(&self, ipa: Ipa, level: Level) -> Result<Place<'_>, Moved> {
-        let then = self.unlinked.now();
+        let then = self.unlinked.now(); // W1
         let mut at = self.geometry().root_level();
         let mut table = self.root();
         let mut shift = self.geometry().root_shift();
         let mut index = (ipa.raw() >> shift) as usize;
         let mut cell = table.entry(index);
         let mut entry = cell.look();
-        // The root is never taken out: what is read there is an entry.
+        // No W3 for the root's entry: the root is never unlinked.
         while at < level && entry.is_table(at) {
             let Some(below) = at.below() else { break };
             table = self.table(entry);
             at = below;
-            // Counted along: the root's level is known at run time only.
+            // Kept along the way: the root's level is known at run time only.
             shift -= self.geometry().granule().stride();
             index = (ipa.raw() >> shift) as usize & (self.geometry().granule().entries() - 1);
             cell = table.entry(index);
-            entry = cell.look();
+            entry = cell.look(); // W2
+            // W3. For the last entry it is the caller's.
             if at < level && !self.unlinked.is_still(then) {
                 return Err(Moved);
             }
@@ -129,21 +168,21 @@ impl<P: Platform> Stage2<P> {
         Ok(Place { table, level: at, index, cell, entry, then })
     }
 
-    /// Whether what was read at that place was there.
+    /// W3 for the last entry: whether the table was linked when the entry was read.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn is_still(&self, place: &Place<'_>) -> bool {
         self.unlinked.is_still(place.then)
     }
 
-    /// Locks the table of a place, if it is still there.
+    /// W4: locks the table of a place, if it is still linked.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn lock(&self, place: &Place<'_>) -> Result<Locked<'_, P>, Moved> {
         self.lock_table(place.table.pa(), place.table.len(), place.level, place.then)
     }
 
-    /// Locks a table that was found at `then`, if it is still there.
+    /// W4 for a table that was found after the snapshot `then`.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn lock_table(
@@ -157,27 +196,30 @@ impl<P: Platform> Stage2<P> {
         if self.unlinked.is_still(then) { Ok(locked) } else { Err(Moved) }
     }
 
-    /// Locks a table that cannot have been taken out, since the one above is locked, or something in it is busy.
+    /// Locks a table without a look at the count. Either the table cannot be unlinked, since the table above is locked or an
+    /// entry of it is busy, or the caller looks at the count next (W4).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn lock_whatever(&self, pa: Pa, entries: usize, level: Level) -> Locked<'_, P> {
-        // SAFETY: the caller had it from a root or from an entry of this tree.
+        // SAFETY: the caller has `pa` from the root or from an entry of this tree, so it is a table page or was one.
         let table = unsafe { Table::at(self.platform(), pa, entries) };
         let record = self.platform().record(pa);
         let counts = record.lock(self.platform());
         Locked { stage2: self, table, record, level, counts }
     }
 
-    /// A table whose lock was [kept](Locked::keep) by this CPU.
+    /// A table whose lock this CPU has [kept](Locked::keep).
     pub(crate) fn kept(&self, pa: Pa, level: Level) -> Locked<'_, P> {
-        // SAFETY: as when it was locked: while it is, it stays what it is.
+        // SAFETY: as when it was locked: a locked table stays a table.
         let table = unsafe { Table::at(self.platform(), pa, self.geometry().granule().entries()) };
         let record = self.platform().record(pa);
         Locked { stage2: self, table, record, level, counts: record.last() }
     }
 }
 
-/// A table whose lock is held. Its counts are kept with every change, and its record is written when it is dropped.
+/// A table whose lock this CPU holds.
+///
+/// Each change of an entry updates `counts`. Dropping this writes them to the table's record, and unlocks it.
 pub(crate) struct Locked<'a, P: Platform> {
     pub(crate) stage2: &'a Stage2<P>,
     pub(crate) table: Table<'a>,
@@ -192,31 +234,31 @@ impl<'a, P: Platform> Locked<'a, P> {
         self.table.entry(index).read()
     }
 
-    /// Notes that a leaf which is going to be made here is not normal memory.
+    /// Notes that a leaf of this table is about to be something else than normal memory.
     pub(crate) fn note_other_memory(&self) {
         self.record.note_other_memory();
     }
 
-    /// Whether there may be leaves here whose lines must not stay in caches when they have gone.
+    /// Whether the table may hold leaves whose lines must be cleaned from the caches when the leaves are removed.
     #[inline(always)]
     pub(crate) fn leaves_lines(&self) -> bool {
         !self.stage2.features().forced_write_back || self.has_other_memory()
     }
 
-    /// Whether there may be leaves here that are not normal memory.
+    /// Whether the table may hold leaves that are not normal memory.
     #[inline(always)]
     pub(crate) fn has_other_memory(&self) -> bool {
         self.record.has_other_memory()
     }
 
-    /// Makes an entry that was invalid.
+    /// Makes an entry valid that was invalid.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn make(&mut self, index: usize, new: Descriptor) {
         self.make_in(self.table.entry(index), new);
     }
 
-    /// The same for an entry of this table that is at hand.
+    /// [`make`](Self::make), for a caller that has the entry's cell.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn make_in(&mut self, cell: Cell<'_>, new: Descriptor) {
@@ -224,13 +266,13 @@ impl<'a, P: Platform> Locked<'a, P> {
         cell.write(new);
     }
 
-    /// Breaks an entry for good, and tells what it was in the end. The flush is to come.
+    /// Removes an entry, and returns its last value. The entry is left stale until the caller's flush.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take(&mut self, index: usize) -> Descriptor {
         let cell = self.table.entry(index);
         let mut old = cell.read();
-        // Where hardware records writes, by one access.
+        // With DBM, hardware may record a write at any moment: an exchange returns the last record.
         if old.is_armed() {
             old = cell.exchange(Descriptor::STALE, self.stage2.platform());
         } else {
@@ -240,7 +282,7 @@ impl<'a, P: Platform> Locked<'a, P> {
         old
     }
 
-    /// The same where nobody asks what hardware recorded in it.
+    /// Removes an entry whose last value is not needed. A write that hardware records at this moment is lost.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take_unrecorded(&mut self, index: usize) {
@@ -248,7 +290,7 @@ impl<'a, P: Platform> Locked<'a, P> {
         self.take_unrecorded_in(cell, cell.read());
     }
 
-    /// The same for an entry of this table that is at hand, and was read under the lock.
+    /// [`take_unrecorded`](Self::take_unrecorded), for a caller that has the cell, and has read `old` under the lock.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take_unrecorded_in(&mut self, cell: Cell<'_>, old: Descriptor) {
@@ -257,7 +299,9 @@ impl<'a, P: Platform> Locked<'a, P> {
         cell.write(Descriptor::STALE);
     }
 
-    /// Breaks an entry, and lets nobody else have it until [`Busy::make`].
+    /// Breaks an entry, and reserves it for this CPU until [`Busy::make`]. Unlocks the table.
+    ///
+    /// Returns [`Moved`] if the table's count of busy entries is at its maximum.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn make_busy(mut self, index: usize) -> Result<Busy<'a, P>, Moved> {
         if self.counts.is_as_busy_as_can_be() {
@@ -268,7 +312,7 @@ impl<'a, P: Platform> Locked<'a, P> {
         }
         let cell = self.table.entry(index);
         let mut old = cell.read();
-        // Who comes too late, and finds it busy, looks again: it orders nothing.
+        // Relaxed: a CPU that reads BUSY retries. No ordering is needed, because it uses nothing else it read.
         if old.is_armed() {
             old = cell.exchange(Descriptor::BUSY, self.stage2.platform());
         } else {
@@ -279,8 +323,8 @@ impl<'a, P: Platform> Locked<'a, P> {
         Ok(Busy { stage2: self.stage2, table: self.table, level: self.level, index, old })
     }
 
-    /// Takes bits from a valid leaf of which it does not matter what hardware records meanwhile: it is told already, or
-    /// nobody asks.
+    /// Clears bits of a valid leaf by a plain store, which loses a write that hardware records at this moment. Only for a
+    /// leaf whose record the caller has already, or does not need.
     #[inline(always)]
     pub(crate) fn take_bits(&mut self, index: usize, bits: u64) {
         let cell = self.table.entry(index);
@@ -291,7 +335,7 @@ impl<'a, P: Platform> Locked<'a, P> {
         self.counts += Counts::of(old.without(bits), self.level);
     }
 
-    /// Clears bits of a valid leaf, and tells what it was in the end.
+    /// Clears bits of a valid leaf by a read-modify-write, and returns its last value.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn clear(&mut self, index: usize, bits: u64) -> Descriptor {
         let old = self.table.entry(index).clear(bits, self.stage2.platform());
@@ -300,7 +344,8 @@ impl<'a, P: Platform> Locked<'a, P> {
         old
     }
 
-    /// Changes a valid leaf, by a store where hardware records no writes in it; returns old and new.
+    /// Changes a valid leaf, and returns the old and the new value. A leaf without DBM is changed by a store, a leaf with DBM
+    /// by a read-modify-write.
     #[inline(always)]
     pub(crate) fn change(
         &mut self,
@@ -314,8 +359,10 @@ impl<'a, P: Platform> Locked<'a, P> {
         (old, new)
     }
 
-    /// Replaces a valid leaf that is still `old` by `new`. Release: a pass that sees what the leaf allows now must find the
-    /// lock, or what is counted then, not what was counted before. Where hardware records writes it is counted already.
+    /// Replaces a valid leaf by `new` if it is still `old`.
+    ///
+    /// Release: a pass that sees what the leaf allows now must find the table locked, or its new counts. With DBM no release is
+    /// needed: the old leaf is counted as writable already.
     #[inline(always)]
     pub(crate) fn replace_in(&mut self, cell: Cell<'_>, old: Descriptor, new: Descriptor) -> Result<(), Moved> {
         if cell.read() != old {
@@ -344,19 +391,20 @@ impl<'a, P: Platform> Locked<'a, P> {
         (old, new)
     }
 
-    /// Keeps the lock of a table that was not changed, for [`Stage2::kept`] to find it again.
+    /// Keeps the lock of a table that was not changed. [`Stage2::kept`] returns the table later.
     pub(crate) fn keep(self) {
         core::mem::forget(self);
     }
 
-    /// The table, if nothing in it is busy; otherwise it is unlocked, and may be taken out once that is over.
+    /// U1: the table, if none of its entries is busy. Otherwise unlocks it, waits a moment, and returns [`Moved`]: a table with
+    /// a busy entry is not unlinked.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn quiet(self) -> Result<Self, Moved> {
         if primitive::check(self.counts.busy() == 0) {
             return Ok(self);
         }
-        // Not with the lock, which is what the owner of the busy entry needs.
+        // Unlock first: the owner of the busy entry needs this lock to make the entry.
         let platform = self.stage2.platform();
         drop(self);
         platform.pause(1);
@@ -371,19 +419,20 @@ impl<P: Platform> Drop for Locked<'_, P> {
     }
 }
 
-/// An entry that is invalid and belongs to whoever broke it, while no lock is held: others wait for what it becomes.
-#[must_use = "make() the entry, or everybody waits for ever"]
+/// An entry that is invalid for hardware, and reserved for the CPU that broke it. No lock is held. Other CPUs retry until it
+/// is made.
+#[must_use = "make() the entry, or every CPU that needs it waits for ever"]
 pub(crate) struct Busy<'a, P: Platform> {
     stage2: &'a Stage2<P>,
     table: Table<'a>,
     level: Level,
     index: usize,
-    /// What was broken.
+    /// The last value before the break.
     pub(crate) old: Descriptor,
 }
 
 impl<P: Platform> Busy<'_, P> {
-    /// Makes the entry.
+    /// Makes the entry valid, and ends the reservation.
     pub(crate) fn make(self, new: Descriptor) {
         let mut locked = self.stage2.lock_whatever(self.table.pa(), self.table.len(), self.level);
         locked.counts -= Counts::BUSY;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tables that were taken out of the tree: chained until the flush, then looked through and freed.
+//! Unlinked tables: chained until the flush, then searched and freed.
 //!
-//! What hangs below a table that was taken out stays as it was, so a chain holds the topmost tables only. Until the
-//! flush is complete, hardware may still walk through them, and mark entries; software finds none of them any more,
-//! since it was counted ([`Unlinked`](crate::descent::Unlinked)) before. So a table's content is final when the flush
-//! is complete, and is looked at only then: a write that hardware recorded at the last moment is not lost.
+//! A chain holds the topmost tables only: the tables below an unlinked one stay linked to it.
 //!
-//! The chain is kept in the tables' records, as hardware still reads the pages.
+//! After U4 no software changes these tables: the sequence count turns back each late walk (U3, W4). Until the flush U6 is
+//! complete, hardware may still walk them, and set access flags and dirty state. So their content is final after U6, and is
+//! read only then. A write that hardware records at the last moment is not lost.
+//!
+//! The chain's links are in the tables' records, since hardware still reads the pages themselves.
 
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Ordering};
@@ -15,13 +16,13 @@ use crate::removed::{Broken, Removal, Removed};
 use crate::table::Table;
 use crate::{Descriptor, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, cache, frame};
 
-/// Tables that were taken out.
+/// A chain of unlinked tables.
 #[derive(Debug, Default)]
 pub(crate) struct Chain {
     first: Option<Link>,
 }
 
-/// A table, its level and where it was.
+/// An unlinked table, its level, and the first address that it mapped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) table: Pa,
@@ -34,24 +35,24 @@ impl Chain {
         self.first.is_none()
     }
 
-    /// Adds a table, in whose record nothing but its lock is of use any more.
+    /// Adds a table. Its counts and link word are free for the chain: only the lock in its record is still used.
     pub(crate) fn push<P: Platform>(&mut self, link: Link, stage2: &Stage2<P>) {
         let next = self.first.replace(link);
         let record = stage2.platform().record(link.table);
-        // The level of the next one tells that there is one: a table in a chain has no level 0.
+        // Address and level of the next table. Level 0 means that there is none: no unlinked table is of level 0.
         record.set_link(next.map_or(0, |next| next.table.raw() | u64::from(next.level.raw())));
-        // Where the next one was is kept where this one's counts were.
+        // The next table's IPA takes the place of this table's counts.
         stage2.set_state(link.table, next.map_or(0, |next| next.ipa.raw()));
     }
 
-    /// Adds those of another chain.
+    /// Adds the tables of another chain.
     pub(crate) fn join<P: Platform>(&mut self, other: Self, stage2: &Stage2<P>) {
         for link in other.links(stage2) {
             self.push(link, stage2);
         }
     }
 
-    /// All of them. Each one's record is read before it is handed out.
+    /// All tables. Each table's record is read before the table is returned, since the caller may free it.
     fn links<P: Platform>(self, stage2: &Stage2<P>) -> impl Iterator<Item = Link> {
         let mut next = self.first;
         core::iter::from_fn(move || {
@@ -67,8 +68,8 @@ impl Chain {
         })
     }
 
-    /// Tells `removed` of each leaf in them, cleans what has to be cleaned, and gives the pages back. The flush is
-    /// complete.
+    /// Reports each leaf in the tables to `removed`, cleans the memory that has to be cleaned, and gives the pages back.
+    /// Returns how many. The flush must be complete.
     pub(crate) fn free<P: Platform, R: Removed>(
         self,
         stage2: &Stage2<P>,
@@ -90,23 +91,23 @@ impl Chain {
     }
 }
 
-/// In which tables leaves are looked for.
+/// In which tables to look for leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// In none: they were in no tree, or no leaf in them matters.
+    /// In none: the tables were never linked, or none of their leaves matters.
     Nowhere,
-    /// Where hardware records writes: a block is there now.
+    /// In those with hardware-tracked leaves: a block maps the same memory now, and only the recorded writes matter.
     Armed,
-    /// Everywhere: the watcher wants each leaf, or lines must not stay in caches.
+    /// In all: the watcher wants each leaf, or lines have to be cleaned from the caches.
     Everywhere {
-        /// Whether lines may have stayed.
+        /// Whether lines may have to be cleaned.
         cleans: bool,
     },
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Frees a table that was taken out, and all below it; calls `leaf` with each leaf where it is to `look` for them.
-    /// Returns how many tables that were.
+    /// Frees an unlinked table, and all tables below it. Calls `leaf` with each leaf of the tables that `look` selects.
+    /// Returns the number of tables.
     pub(crate) fn free_tree(
         &self,
         link: Link,
@@ -122,7 +123,7 @@ impl<P: Platform> Stage2<P> {
                 let entry = table.entry(index).read();
                 if entry.is_table(level) {
                     let link = Link { table: entry.address(), level: below, ipa: link.ipa + index as u64 * span };
-                    // A table of level 1 is taken out only when nothing is in it (modules `unmap`, `below`).
+                    // A table of level 1 is unlinked only when it is empty (modules `unmap`, `below`).
                     debug_assert_eq!(below, Level::L3, "a table with tables that have tables");
                     freed += self.free_table(link, look, tables, leaf);
                 }
@@ -158,13 +159,13 @@ impl<P: Platform> Stage2<P> {
         1
     }
 
-    /// Calls `leaf` with each leaf of a table that nobody changes any more.
+    /// Calls `leaf` with each leaf of a table whose content is final.
     #[inline(always)]
     fn tell_leaves(&self, table: Table<'_>, level: Level, ipa: Ipa, leaf: &mut impl FnMut(Leaf)) {
         let span = self.geometry().granule().span(level);
         let mut ipa = ipa;
         for row in table.rows() {
-            // Read before any is told: what is told may be written somewhere.
+            // Read the whole row before the first call: `leaf` may store its argument, which would separate the loads.
             for raw in row.each_ref().map(|cell| cell.load(Ordering::Relaxed)) {
                 let descriptor = Descriptor::from_raw(raw);
                 if descriptor.is_leaf(level) {
@@ -175,8 +176,8 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// Cleans what the leaves of another type of memory map, in a table that a block is going to replace and in those below
-    /// it. After the flush that ended the guest's access by them.
+    /// Cleans the memory of leaves whose type differs from `block`'s, in a table that the block replaces and in the tables
+    /// below it. To be called after the flush that ends the guest's access by those leaves.
     pub(crate) fn clean_others(&self, table: Table<'_>, level: Level, block: Descriptor) {
         for index in 0..table.len() {
             let entry = table.entry(index).read();
@@ -187,7 +188,7 @@ impl<P: Platform> Stage2<P> {
         self.clean_leaves(table, level, |leaf| leaf.memory_bits() != block.memory_bits());
     }
 
-    /// Cleans and invalidates the memory behind the leaves of a table that are `wanted`.
+    /// Cleans and invalidates the memory of the leaves of a table that are `wanted`.
     fn clean_leaves(&self, table: Table<'_>, level: Level, wanted: impl Fn(Descriptor) -> bool) {
         let span = self.geometry().granule().span(level);
         let mut cleaned = false;
@@ -204,7 +205,7 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// The same for one that was removed alone, which is told of then.
+    /// Cleans the memory of a leaf that was removed alone, if it needs that, and then reports the leaf.
     pub(crate) fn tell_removed<R: Removed>(&self, leaf: Leaf, removed: &mut R, removal: Removal) {
         if leaf.descriptor.leaves_lines(self.features()) {
             let size = self.geometry().granule().span(leaf.level);
@@ -214,7 +215,7 @@ impl<P: Platform> Stage2<P> {
         removed.leaf(Broken::new(leaf, removal));
     }
 
-    /// Writes a word where the counts of a table were that was taken out.
+    /// Writes a word in place of an unlinked table's counts.
     fn set_state(&self, table: Pa, state: u64) {
         self.platform().record(table).reset(Counts::from_raw(state), self.platform());
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the CPU says about a stage-2 fault, read from its syndrome (Arm ARM D23.2, `ESR_EL2`).
+//! A stage-2 fault, decoded from the syndrome (Arm ARM DDI 0487K.a, D23.2, `ESR_EL2`).
 
 use crate::{Ipa, Level};
 
-/// A stage-2 fault, but for its address.
+/// A stage-2 fault, without its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What was wrong.
+    /// The cause.
     pub kind: FaultKind,
-    /// What the guest was doing.
+    /// The guest's access.
     pub access: AccessKind,
     /// The level of the entry that stopped the walk.
     pub level: Level,
@@ -23,7 +23,7 @@ pub enum FaultKind {
     Translation = 1,
     /// The access flag is clear, and hardware does not set it.
     AccessFlag = 2,
-    /// The entry does not allow it.
+    /// The entry does not allow the access.
     Permission = 3,
 }
 
@@ -36,13 +36,14 @@ pub enum AccessKind {
     Write,
     /// An instruction fetch.
     Execute,
-    /// Cache maintenance by address: `DC CIVAC`, `IC IVAU` and their like. It changes no memory, though the syndrome calls
-    /// it a write.
+    /// Cache maintenance by address, for example `DC CIVAC` or `IC IVAU`. It changes no memory, though the syndrome reports a
+    /// write.
     Maintenance,
 }
 
 impl Fault {
-    /// Reads `ESR_EL2`; `None` where it is no translation, permission or access flag fault of a lower level.
+    /// Decodes `ESR_EL2`. Returns `None` if it is no translation, permission or access flag fault from a lower exception
+    /// level.
     pub const fn from_syndrome(esr: u64) -> Option<Self> {
         const INSTRUCTION_ABORT: u64 = 0x20;
         const DATA_ABORT: u64 = 0x24;
@@ -62,8 +63,8 @@ impl Fault {
         let access = if execute && !stage1_walk {
             AccessKind::Execute
         } else if stage1_walk && matches!(kind, FaultKind::Permission) {
-            // A walk reads. Where it was refused permission it wanted to update an entry, and WnR does not say so:
-            // taken for a read, the guest would fault here for ever.
+            // A walk needs write permission only to update an entry, and WnR does not report that. If this were a read,
+            // the guest would fault here for ever.
             AccessKind::Write
         } else {
             ACCESS[(esr >> 6 & 0b111) as usize]
@@ -71,16 +72,16 @@ impl Fault {
         Some(Self { kind, access, level, stage1_walk })
     }
 
-    /// Whether `HPFAR_EL2` holds the address. On a permission fault that was not a walk's it is UNKNOWN: translate
-    /// `FAR_EL2` with `AT S1E1R` and use [`ipa_from_par`].
+    /// Whether `HPFAR_EL2` holds the address. On a permission fault outside a stage-1 walk it is UNKNOWN: then translate
+    /// `FAR_EL2` with `AT S1E1R`, and use [`ipa_from_par`].
     pub const fn hpfar_is_valid(&self) -> bool {
         self.stage1_walk || !matches!(self.kind, FaultKind::Permission)
     }
 }
 
-/// The access that bits 8 to 6 of the syndrome of a data abort name: CM, S1PTW and WnR. CM stands for maintenance whatever WnR
-/// is, which reads 1 then. `DC ZVA`, which writes, has CM clear. An AT instruction sets CM too, but what faults at stage 2 then
-/// is the walk of the guest's tables.
+/// The access for bits 8 to 6 of a data abort's syndrome: CM, S1PTW and WnR. CM means maintenance; WnR is 1 then, and does not
+/// count. `DC ZVA`, which writes, has CM clear. An AT instruction sets CM too, but its stage-2 fault is one of the walk of the
+/// guest's tables.
 const ACCESS: [AccessKind; 8] = {
     use AccessKind::{Maintenance, Read, Write};
     [Read, Write, Read, Read, Maintenance, Maintenance, Read, Read]
@@ -91,12 +92,12 @@ pub const fn ipa_from_hpfar(hpfar: u64) -> Ipa {
     Ipa::new((hpfar >> 4 & 0xff_ffff_ffff) << 12)
 }
 
-/// The faulting page's address from `PAR_EL1` after `AT S1E1R`; `None` where the translation failed.
+/// The faulting page's address from `PAR_EL1` after `AT S1E1R`; `None` if the translation failed.
 ///
-/// It fails where the guest's tables have changed meanwhile, and the guest then has to try again. A permission fault (FST 0b0011LL)
-/// is another matter: EL1 may not read the page, by FEAT_S1PIE or FEAT_GCS, and to try again would go on for ever. Ask
-/// `AT S1E1A` then, or walk the guest's stage 1 in software. An external abort on the walk is in no register: it is an exception
-/// of the AT instruction itself.
+/// If the guest has changed its tables since the fault, the translation fails, and the guest has to repeat its access. After a
+/// permission fault (FST 0b0011LL) the guest would repeat it for ever: EL1 may not read the page (FEAT_S1PIE or FEAT_GCS).
+/// Then use `AT S1E1A`, or walk the guest's stage 1 in software. An external abort on the walk is reported in no register: the
+/// AT instruction itself takes the exception.
 pub const fn ipa_from_par(par: u64) -> Option<Ipa> {
     if par & 1 == 1 { None } else { Some(Ipa::new(par & 0x000f_ffff_ffff_f000)) }
 }
@@ -135,7 +136,7 @@ mod tests {
         assert_eq!(decode(0x24, 0x07, CM_AND_WNR).unwrap().access, AccessKind::Maintenance);
         assert_eq!(decode(0x24, 0x0f, CM_AND_WNR).unwrap().access, AccessKind::Maintenance);
         assert_eq!(decode(0x24, 0x07, 1 << 6).unwrap().access, AccessKind::Write, "DC ZVA");
-        // `AT S1E1R`, whose walk found nothing.
+        // `AT S1E1R`: its walk took a translation fault.
         assert_eq!(decode(0x24, 0x07, CM_AND_WNR | 1 << 7).unwrap().access, AccessKind::Read);
         // Bit 8 of an instruction abort is reserved.
         assert_eq!(decode(0x20, 0x07, 1 << 8).unwrap().access, AccessKind::Execute);
@@ -160,13 +161,13 @@ mod tests {
         assert_eq!(ipa_from_par(0x40201001), None);
     }
 
-    /// What surrounds a field in its register does not get into it.
+    /// Bits beside a field do not change its value.
     #[test]
     fn fields_are_told_from_their_neighbours() {
-        // ISS2 is above the class, and IL below it.
+        // ISS2 is above the exception class, and IL is below it.
         const ISS2: u64 = 0x1f << 32;
         assert_eq!(decode(0x24, 0x07, ISS2).map(|fault| fault.kind), Some(FaultKind::Translation));
-        assert_eq!(decode(0x24, 0x07, 1 << 5), None, "bit 5 is the status's");
+        assert_eq!(decode(0x24, 0x07, 1 << 5), None, "bit 5 belongs to the status");
         assert_eq!(decode(0x24, 0x07, 1 << 9).map(|fault| fault.access), Some(AccessKind::Read), "bit 9 is EA");
         // HPFAR_EL2: NS is bit 63, and bits 62 to 44 are reserved.
         assert_eq!(ipa_from_hpfar(0xffff_f000_0000_000f), Ipa::new(0));

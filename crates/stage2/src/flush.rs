@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The flush that may not be forgotten, and what it keeps until it is complete.
+//! The TLB flush that a change needs, as a type that cannot be forgotten.
 //!
-//! A change that takes something away returns a [`Pending`]. Table pages that left the tree are inside it, and there
-//! is no way to them but to [`complete`](Pending::complete) it: that gives a [`Flushed`], which is spent to free them.
+//! A change that removes a mapping or an access returns a [`Pending`]. Unlinked table pages are inside it. Only
+//! [`complete`](Pending::complete) gives access to them: it flushes (step U6) and returns a [`Flushed`], which is consumed to
+//! free them.
 
 use crate::detached::Chain;
 use crate::kept::Keep;
@@ -14,10 +15,11 @@ use crate::{IpaRange, Stage2, TableSource};
 
 /// A change whose TLB invalidation is still to come.
 ///
-/// [`complete`](Self::complete) it before anything that the old entries reached is reused. Several changes are
-/// [`joined`](Self::join) to be invalidated at once. A `Pending` that is dropped, as by a `?` behind it, is flushed as
-/// `complete` would flush it. The tree keeps the table pages that were inside, and gives them to the next
-/// [`TableSource`] that an operation brings and that may free pages.
+/// [`complete`](Self::complete) it before anything that the old entries reached is reused. [`join`](Self::join) several
+/// changes to invalidate them at once.
+///
+/// A `Pending` that is dropped, for example by a `?` after it, flushes as `complete` does. The tree keeps its table pages, and
+/// gives them to the [`TableSource`] of the next operation that may free pages.
 ///
 /// ```
 /// # use twofold_stage2::*;
@@ -61,7 +63,7 @@ impl<P: Platform, R: Join> Pending<'_, P, R> {
     ///
     /// # Panics
     ///
-    /// Where it is a change of other tables.
+    /// If `other` is a change of other tables.
     pub fn join(&mut self, other: Self) {
         assert!(core::ptr::eq(self.stage2, other.stage2), "a flush is of one guest's tables");
         let mut other = core::mem::ManuallyDrop::new(other);
@@ -74,7 +76,7 @@ impl<P: Platform, R: Join> Pending<'_, P, R> {
 }
 
 impl<'a, P: Platform> Pending<'a, P, Narrowed> {
-    /// A change of access in `range`, which [`PendingChanges::count`] counted before it began.
+    /// A permission downgrade in `range`. [`PendingChanges::count`] counted it before it began.
     pub(crate) fn narrowed(stage2: &'a Stage2<P>, changed: Changed, range: IpaRange) -> Self {
         let removed = Some(Narrowed { count: 1, range });
         let removal = stage2.removal::<Narrowed>();
@@ -94,7 +96,7 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
         Self { stage2, changed, detached, removed: Some(removed), removal }
     }
 
-    /// Invalidates what has changed, on all CPUs, and waits until that is complete.
+    /// Invalidates the changed addresses in the TLBs of all CPUs, and waits until that is complete.
     #[inline(always)]
     pub fn complete(mut self) -> Flushed<'a, P, R> {
         self.flush();
@@ -103,7 +105,7 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
         Flushed { stage2: self.stage2, detached, removed, removal: self.removal }
     }
 
-    /// Invalidates all entries of the VMID, those of stage 1 alone included.
+    /// Invalidates all TLB entries of the VMID, including those of stage 1 alone.
     pub(crate) fn flush_all(&mut self) {
         self.stage2.invalidate_all();
         if !self.changed.is_empty() {
@@ -112,7 +114,7 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
         }
     }
 
-    /// A change of access is flushed: others need not flush for it.
+    /// Counts a permission downgrade as flushed: other CPUs need not flush for it any more.
     #[inline(always)]
     fn end(&self) {
         if let Some(Narrowed { count, .. }) = self.removed.as_ref().and_then(Removed::narrowed) {
@@ -143,7 +145,7 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
 }
 
 impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
-    /// The flush of one that is dropped.
+    /// The flush of a `Pending` that is dropped.
     #[cold]
     fn complete_late(&mut self) -> Flushed<'a, P, R> {
         self.flush();
@@ -156,7 +158,7 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
 impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
     #[inline(always)]
     fn drop(&mut self) {
-        // One that was completed has given it away.
+        // `complete` has taken `removed`.
         if self.removed.is_some() {
             drop(self.complete_late());
         }
@@ -164,36 +166,38 @@ impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// From here on, nothing that was taken away in `range` is in a TLB.
+    /// States for a trace: from here on, no TLB holds anything that was removed in `range`.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn claim_flushed(&self, range: IpaRange) {
         primitive::claim(Claim::Flushed { range, vttbr: self.vttbr() });
     }
 
-    /// A change of access is about to begin, and ends with its [`Pending`].
+    /// Counts a permission downgrade that is about to begin. It ends when its [`Pending`] is flushed.
     pub(crate) fn begin_to_narrow(&self) {
         self.pending.count(self.platform());
     }
 }
 
-/// How many changes of access have begun and are not flushed yet.
+/// How many permission downgrades have begun and are not flushed yet.
 ///
-/// One that finds an access gone already did not change it, but may be asked to vouch for it: where the one that did is
-/// still to be flushed, it flushes all that it was asked for. (What is unmapped is marked instead: `Descriptor::STALE`.)
+/// A downgrade may find an access gone that another CPU removed and has not flushed yet. Its caller still relies on the
+/// access being gone. So if other downgrades are pending, a downgrade flushes its whole range, not only what it changed.
+/// (Unmapped entries need no count: they are marked as `Descriptor::STALE`.)
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct PendingChanges(Word);
 
 impl PendingChanges {
-    /// One is about to begin: whoever sees what it does, by the lock of the table, finds it counted.
+    /// Counts one before it begins. Relaxed: a CPU that sees its changes has taken the table's lock after it, and so sees the
+    /// count too.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn count<P: Platform>(&self, platform: &P) {
         platform.on_atomic();
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether there are others than these.
+    /// Whether more than the caller's `own` are pending.
     #[cfg_attr(feature = "checked", track_caller)]
     fn others(&self, own: u64) -> bool {
         self.0.load(Ordering::Acquire) > own
@@ -206,8 +210,8 @@ impl PendingChanges {
     }
 }
 
-/// A change whose TLB invalidation has completed on all CPUs, with the tables that it took out. If it is dropped, the
-/// tree keeps their pages, as those of a [`Pending`].
+/// A change whose TLB invalidation is complete on all CPUs, with the tables that it unlinked. If it is dropped, the tree
+/// keeps their pages, as it does for a [`Pending`].
 ///
 /// It cannot be made by hand:
 ///
@@ -227,7 +231,7 @@ impl PendingChanges {
 ///     flushed.free(pool);
 /// }
 /// ```
-#[must_use = "free() the tables that were taken out: until the next operation that frees some, the tree keeps them"]
+#[must_use = "free() the unlinked tables: until the next operation that frees some, the tree keeps them"]
 pub struct Flushed<'a, P: Platform, R: Removed = Unwatched> {
     stage2: &'a Stage2<P>,
     detached: Chain,
@@ -236,8 +240,8 @@ pub struct Flushed<'a, P: Platform, R: Removed = Unwatched> {
 }
 
 impl<P: Platform, R: Removed> Flushed<'_, P, R> {
-    /// Tells what was in the tables that were taken out, and gives their pages to `tables`. What is returned opens the
-    /// leaves that were removed ([`Broken`](crate::Broken)).
+    /// Reports the leaves of the unlinked tables, and gives the tables' pages to `tables`. The result opens the leaves that
+    /// were removed ([`Broken`](crate::Broken)).
     #[inline(always)]
     pub fn free(mut self, tables: &mut impl TableSource) -> Freed {
         let removal = self.removal;

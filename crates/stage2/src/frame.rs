@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The memory that the engine works on: donated ranges, and the pieces cut from them.
+//! The memory that the engine works on: donated ranges, and the pieces that are cut from them.
 //!
-//! Donated memory is behind no Rust reference but the engine's own to entries, which are atomic; guest memory is reached
-//! by cache instructions or volatile stores only.
+//! No Rust reference covers donated memory, except the engine's own references to table entries, which are atomic. The engine
+//! accesses guest memory by cache instructions and volatile accesses only.
 //!
-//! A frame has one owner. [`Donated`], [`Run`], [`TablePage`], [`Root`] and [`Lent`](crate::Lent), which a guest may reach, are
-//! pieces of memory that turn into each other by value, and none of them can be copied. So no frame is a table and a guest's memory at once:
+//! A frame has one owner. [`Donated`], [`Run`], [`TablePage`], [`Root`] and [`Lent`](crate::Lent) (which a guest may reach) are
+//! pieces of memory. They turn into each other by value, and none of them can be copied. So no frame is a table and a guest's
+//! memory at once:
 //!
 //! ```
 //! # use twofold_stage2::*;
@@ -33,7 +34,7 @@ use crate::platform::{Dc, Platform};
 use crate::primitive::{self, Ordering, Word};
 use crate::{Features, Geometry, Granule, Pa};
 
-/// A range of physical memory that belongs to guests and tables alone.
+/// A range of physical memory that only guests and tables use.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Donated {
     start: Pa,
@@ -45,9 +46,9 @@ impl Donated {
     ///
     /// # Safety
     ///
-    /// The range is RAM which no Rust object or reference covers, now or as long as the platform lives, and
-    /// which [`Platform::pointer`] maps as that trait demands. No part of it is donated a second time while this, or a
-    /// piece of it, is in use.
+    /// * The range is RAM, and [`Platform::pointer`] maps it as that trait requires.
+    /// * No Rust object or reference covers it, from now on and as long as the platform lives.
+    /// * No part of it is donated again while this value, or a piece of it, is in use.
     pub const unsafe fn new(start: Pa, size: u64) -> Self {
         Self { start, size }
     }
@@ -62,7 +63,7 @@ impl Donated {
         self.size
     }
 
-    /// Its whole pages. What is before the first and behind the last one is of no use.
+    /// Its whole pages. Bytes before the first and after the last whole page are not used.
     pub fn into_run(self) -> Run {
         let start = self.start.raw().next_multiple_of(TablePage::SIZE);
         let end = (self.start.raw() + self.size) & !(TablePage::SIZE - 1);
@@ -70,7 +71,7 @@ impl Donated {
     }
 }
 
-/// Whole pages of donated memory, one after the other. It has one owner.
+/// Contiguous whole pages of donated memory. A run has one owner.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Run {
     pa: Pa,
@@ -78,7 +79,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Frames that a [`FrameMap`](crate::FrameMap) owns, and has noted as out.
+    /// Frames of a [`FrameMap`](crate::FrameMap), which has marked them as taken.
     pub(crate) const fn out_of_map(pa: Pa, size: u64) -> Self {
         Self { pa, size }
     }
@@ -98,7 +99,7 @@ impl Run {
         self.size == 0
     }
 
-    /// Its first `size` bytes, and the rest; itself where that is more than it has, or not whole pages.
+    /// Its first `size` bytes, and the rest. Returns the run itself if `size` is larger than the run, or not whole pages.
     pub fn split_at(self, size: u64) -> Result<(Self, Self), Self> {
         if size > self.size || !size.is_multiple_of(TablePage::SIZE) {
             return Err(self);
@@ -107,7 +108,7 @@ impl Run {
         Ok((Self { pa: self.pa, size }, rest))
     }
 
-    /// Both as one; both as they are where `next` does not begin where this one ends.
+    /// Both as one run. Returns both unchanged if `next` does not begin where this one ends.
     pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
         if self.pa.checked_add(self.size) == Some(next.pa) {
             Ok(Self { pa: self.pa, size: self.size + next.size })
@@ -122,7 +123,7 @@ impl Run {
             .map(move |page| Self { pa: self.pa + page * TablePage::SIZE, size: TablePage::SIZE })
     }
 
-    /// A page for a table; itself where it is not one page.
+    /// A page for a table. Returns the run itself if it is not exactly one page.
     pub fn into_table(self, features: &Features) -> Result<TablePage, Self> {
         if self.size == TablePage::SIZE {
             Ok(TablePage { pa: self.pa, zero_block: features.zero_block })
@@ -131,17 +132,17 @@ impl Run {
         }
     }
 
-    /// Memory for a root table of this shape; itself where it has another size, or is not aligned to it.
+    /// Memory for a root table of this shape. Returns the run itself if it has another size, or is not aligned to that size.
     pub fn into_root(self, geometry: &Geometry) -> Result<Root, Self> {
         let size = geometry.root_size();
         if self.size == size && self.pa.is_aligned(size) { Ok(Root { pa: self.pa, size }) } else { Err(self) }
     }
 
-    /// Zeroes the page `offset` bytes in, a multiple of 4 KiB.
+    /// Zeroes the page that begins `offset` bytes into the run. `offset` is a multiple of 4 KiB.
     ///
     /// # Panics
     ///
-    /// Where there is no such page.
+    /// If the run has no such page.
     #[inline]
     pub fn zero_page<P: Platform>(&self, platform: &P, features: &Features, offset: u64) {
         assert!(
@@ -158,11 +159,12 @@ impl Run {
         primitive::data_written(self.pa, self.size);
     }
 
-    /// Writes `bytes` from `offset` on. The guest must not have it mapped: what the guest's caches hold is not cleaned.
+    /// Writes `bytes` into the run, from `offset` on. No guest may have the run mapped: this cleans no lines that the guest may
+    /// have in caches.
     ///
     /// # Panics
     ///
-    /// Where they do not fit.
+    /// If they do not fit.
     pub fn write<P: Platform>(&self, platform: &P, offset: u64, bytes: &[u8]) {
         let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.size);
         assert!(fits, "{} bytes do not fit {offset:#x} bytes into {self:?}", bytes.len());
@@ -171,8 +173,8 @@ impl Run {
         let words = whole_words(pa, bytes.len());
         let (whole, rest) = bytes.split_at(words * 8);
         for (index, word) in whole.as_chunks().0.iter().enumerate() {
-            // SAFETY: inside donated memory, so mapped while the platform lives and behind no reference; frames are
-            // aligned and `pa` is a multiple of 8.
+            // SAFETY: inside donated memory, so it is mapped while the platform lives, and no reference covers it. Frames
+            // are aligned, and `pa` is a multiple of 8.
             unsafe { start.cast::<u64>().add(index).write_volatile(u64::from_ne_bytes(*word)) };
         }
         for (index, byte) in rest.iter().enumerate() {
@@ -182,11 +184,12 @@ impl Run {
         primitive::data_written(pa, bytes.len() as u64);
     }
 
-    /// Reads from `offset` on, word by word where it is a multiple of 8. The guest may be writing there.
+    /// Fills `bytes` from `offset` on. If `offset` is a multiple of 8, each whole word is one access. The guest may be writing
+    /// there.
     ///
     /// # Panics
     ///
-    /// Where there are not so many bytes.
+    /// If the run ends before `offset + bytes.len()`.
     pub fn read<P: Platform>(&self, platform: &P, offset: u64, bytes: &mut [u8]) {
         let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.size);
         assert!(fits, "{} bytes at {offset:#x} are not in {self:?}", bytes.len());
@@ -195,8 +198,8 @@ impl Run {
         let words = whole_words(pa, bytes.len());
         let (whole, rest) = bytes.split_at_mut(words * 8);
         for (index, word) in whole.as_chunks_mut().0.iter_mut().enumerate() {
-            // SAFETY: inside donated memory, so mapped while the platform lives and behind no reference; frames are
-            // aligned and `pa` is a multiple of 8.
+            // SAFETY: inside donated memory, so it is mapped while the platform lives, and no reference covers it. Frames
+            // are aligned, and `pa` is a multiple of 8.
             *word = unsafe { start.cast::<u64>().add(index).read_volatile() }.to_ne_bytes();
         }
         for (index, byte) in rest.iter_mut().enumerate() {
@@ -206,7 +209,7 @@ impl Run {
     }
 }
 
-/// A page that holds, or is going to hold, a table. It has one owner: a table tree, or a [`TableSource`].
+/// A page that holds a table, or is going to. It has one owner: a tree, or a [`TableSource`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a table page that is dropped is lost: give it back to its source"]
 pub struct TablePage {
@@ -223,7 +226,7 @@ impl TablePage {
         self.pa
     }
 
-    /// The page, as memory for anything.
+    /// The page, as memory for any use.
     pub fn into_run(self) -> Run {
         Run { pa: self.pa, size: Self::SIZE }
     }
@@ -232,7 +235,7 @@ impl TablePage {
         zero(platform, self.zero_block, self.pa, Self::SIZE);
     }
 
-    /// Takes over a page that was in a tree of this engine's.
+    /// A page that was a table in a tree of this engine.
     pub(crate) const fn from_tree(pa: Pa, features: &Features) -> Self {
         Self { pa, zero_block: features.zero_block }
     }
@@ -256,7 +259,7 @@ impl Root {
         self.size
     }
 
-    /// The same as memory for anything.
+    /// The same memory, for any use.
     pub fn into_run(self) -> Run {
         Run { pa: self.pa, size: self.size }
     }
@@ -266,20 +269,26 @@ impl Root {
     }
 }
 
-/// Where table pages come from and go back to. Asked only at the moment one is needed (source S4), with no lock held.
+/// Where table pages come from and go back to.
 ///
-/// Where CPUs share pages, whoever takes one has to see what whoever gave it did before, as with anything that is handed over
-/// by a lock: so a descent that is late sees that the table it is in is none any more.
+/// The engine takes a page only when it needs one (Wang 2021: table pages when needed), and with no lock held.
+///
+/// If CPUs share a source, a hand-over must order memory as a lock does: the CPU that takes a page sees everything that the
+/// CPU that gave it did before. Late lockless walks depend on it (module `descent`): they may still read a page that is no
+/// table any more.
 pub trait TableSource {
-    /// A page, whatever it holds; `None` when dry.
+    /// A page with any content; `None` if the source is empty.
     fn take(&mut self) -> Option<TablePage>;
 
-    /// Takes a page back that no walk can reach any more.
+    /// Takes back a page that no hardware walk can reach any more.
     fn give(&mut self, page: TablePage);
 }
 
-/// A page to be filled. It may have been a table, and a descent that is late may still read it: what it reads of the new
-/// content is ordered after the count of the table's removal (module `descent`), whoever removed it.
+/// Takes a page to be filled.
+///
+/// The page may have been a table, and a late lockless walk may still read it. The release fence orders the new content after
+/// the sequence count of the old table's unlink (U3), on whichever CPU that was. So a walk that reads new content finds the
+/// count changed (W3).
 #[inline]
 pub(crate) fn take(tables: &mut impl TableSource) -> Option<TablePage> {
     let page = tables.take();
@@ -290,7 +299,7 @@ pub(crate) fn take(tables: &mut impl TableSource) -> Option<TablePage> {
     page
 }
 
-/// A page that is no table any more, to where it came from.
+/// Gives a page back that is no table any more.
 #[inline]
 pub(crate) fn give(tables: &mut impl TableSource, page: TablePage) {
     primitive::page_freed(page.pa);
@@ -309,24 +318,24 @@ impl<T: TableSource + ?Sized> TableSource for &mut T {
     }
 }
 
-/// How many of `bytes` bytes from `pa` on are accessed as whole words: none where `pa` is not aligned.
+/// The number of whole words in `bytes` bytes from `pa` on; 0 if `pa` is not a multiple of 8.
 #[inline]
 const fn whole_words(pa: Pa, bytes: usize) -> usize {
     if pa.is_aligned(8) { bytes / 8 } else { 0 }
 }
 
-/// `size` is a multiple of 4 KiB, which is a multiple of every `DC ZVA` block there is (at most 2 KiB).
+/// Zeroes `size` bytes, a multiple of 4 KiB. That is a multiple of every `DC ZVA` block (at most 2 KiB).
 fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
     let start = platform.pointer(pa);
     if zero_block != 0 {
-        // SAFETY: the blocks are in a donated frame that the caller owns, as a run, a page or a root: no table that is linked,
-        // and no guest's but by a run that is lent, whose owner wants it zeroed.
+        // SAFETY: the blocks are in donated frames that the caller owns, as a run, a page or a root. So they are no linked
+        // table. If they are a guest's memory, the run is lent, and its owner asks to zero it.
         unsafe { primitive::dc_lines(platform, Dc::Zva, start.addr().get(), size, zero_block) };
     } else {
         let granule = Granule::KIB_4;
         for index in 0..(size >> granule.shift()) as usize * granule.entries() {
-            // SAFETY: the frame was donated, so it is mapped for as long as the platform lives and only atomic or
-            // volatile accesses reach it; `index` stays inside, and frames are aligned.
+            // SAFETY: the frame was donated, so it is mapped while the platform lives, and only atomic or volatile accesses
+            // reach it. `index` stays inside the frame, and frames are aligned.
             let word = unsafe { start.cast::<Word>().add(index).as_ref() };
             word.store(0, Ordering::Relaxed);
         }

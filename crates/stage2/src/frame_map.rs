@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Free frames: up to 2 MiB of donated memory, a bit for each frame.
+//! A map of free frames: up to 2 MiB of donated memory, with one bit for each frame.
 //!
-//! An embedder that keeps its frames by such maps needs no heap to take or give one. A map owns its memory, and hands a
-//! frame out as a [`Run`] only while its bit says that it is here: so no frame is handed out twice.
+//! An embedder that keeps its frames in such maps needs no heap to take or give one. A map owns its memory. It hands a frame
+//! out as a [`Run`] only if the frame's bit says that it is free, so no frame is handed out twice.
 
 use crate::{Pa, Run};
 
-/// Which of the frames of a run are here, and which are out. The run lies in one naturally aligned 2 MiB.
+/// Which frames of a run are free, and which are taken. The run lies in one naturally aligned span of 2 MiB.
 #[derive(Debug)]
 pub struct FrameMap {
     run: Run,
-    /// A bit for each frame of the 2 MiB that is out, or not in the run.
+    /// One bit for each frame of the span: set if the frame is taken, or not in the run.
     out: [u64; WORDS],
     free: u16,
 }
 
 impl FrameMap {
-    /// Bytes that a map covers at most, from a multiple of it on.
+    /// The size of a span in bytes, and its alignment: the most that one map covers.
     pub const SPAN: u64 = 2 << 20;
 
-    /// A map of all of `run`; the run itself where it does not lie in one aligned span.
+    /// A map of all of `run`. Returns the run itself if it does not lie in one aligned span.
     pub fn new(run: Run) -> Result<Self, Run> {
         let fits = run.pa().raw() % Self::SPAN + run.size() <= Self::SPAN;
         if !fits {
@@ -31,13 +31,14 @@ impl FrameMap {
         Ok(map)
     }
 
-    /// How many frames are here.
+    /// The number of free frames.
     #[inline]
     pub fn free(&self) -> u64 {
         u64::from(self.free)
     }
 
-    /// A run of `count` frames, a power of two, aligned to its size: the first there is.
+    /// Takes the first free run of `count` frames that is aligned to its size. `None` if there is none, or if `count` is not a
+    /// power of two.
     pub fn take(&mut self, count: u64) -> Option<Run> {
         if count > self.free() || !count.is_power_of_two() {
             return None;
@@ -49,20 +50,20 @@ impl FrameMap {
         Some(Run::out_of_map(start, count * FRAME))
     }
 
-    /// Takes a run back; the run itself where it is not from here.
+    /// Takes a run back. Returns the run itself if it is not from this map.
     pub fn give(&mut self, run: Run) -> Result<(), Run> {
         let inside = run.pa() >= self.run.pa() && run.pa() - self.run.pa() < self.run.size();
         if !inside || run.size() > self.run.size() - (run.pa() - self.run.pa()) {
             return Err(run);
         }
         let (first, count) = (frame_of(run.pa()), (run.size() / FRAME) as usize);
-        // Its owner gives it away: these frames are out.
+        // The caller owns the run, so these frames are taken.
         self.set(first, count, false);
         self.free += count as u16;
         Ok(())
     }
 
-    /// All of it, if nothing is out.
+    /// The whole run, if no frame is taken.
     pub fn into_run(self) -> Result<Run, Self> {
         if self.free() * FRAME == self.run.size() { Ok(self.run) } else { Err(self) }
     }
@@ -76,7 +77,7 @@ impl FrameMap {
                 .map(|at| at * 64);
         }
         self.out.iter().enumerate().find_map(|(at, word)| {
-            // Bit n is left where the `count` frames from n on are here, and n is a multiple of it.
+            // Bit n stays set if the `count` frames from n on are free, and n is a multiple of `count`.
             let mut free = !word;
             let mut width = 1;
             while width < count {
@@ -122,7 +123,7 @@ mod tests {
         unsafe { Donated::new(Pa::new(0x4000_0000 + first * FRAME), pages * FRAME) }.into_run()
     }
 
-    /// The first run that is free and aligned, by looking at each frame.
+    /// The first run that is free and aligned, found frame by frame.
     fn expected(free: &BTreeSet<u64>, count: u64) -> Option<u64> {
         (0..512).step_by(count as usize).find(|first| (*first..first + count).all(|frame| free.contains(&frame)))
     }

@@ -3,13 +3,13 @@
 //!
 //! Only a [`Grant`] maps. There are two ways to get one:
 //!
-//! * Donated memory is lent to a tree by value ([`Stage2::lend`]), and a [`Lent`] run grants what is inside it
+//! * Donated memory is lent to a tree by value ([`Stage2::lend`]). A [`Lent`] run grants the memory inside it
 //!   ([`Stage2::grant`]). While it is lent, it can become no table, and no other tree can map it. It becomes a [`Run`] again
-//!   when nothing of it is mapped and the flush is complete: [`Vacated::reclaim`] shows that for a range of a tree that
-//!   lives, [`Root::reclaim`] for a tree that is destroyed.
-//! * For anything else, the caller vouches once, by the unsafe [`Window::new`] ([`Stage2::open`]).
+//!   when nothing of it is mapped and the flush is complete. [`Vacated::reclaim`] proves that for a range of a live tree,
+//!   [`Root::reclaim`] for a destroyed tree.
+//! * For any other memory, the caller vouches once, by the unsafe [`Window::new`] ([`Stage2::open`]).
 //!
-//! A physical address alone is no right:
+//! A physical address alone does not map:
 //!
 //! ```compile_fail,E0599
 //! # use twofold_stage2::*;
@@ -25,7 +25,7 @@
 //! }
 //! ```
 //!
-//! A grant ends before the memory is reclaimed:
+//! A grant cannot be used after the memory was reclaimed:
 //!
 //! ```compile_fail,E0502
 //! # use twofold_stage2::*;
@@ -39,7 +39,7 @@
 //! }
 //! ```
 //!
-//! The same where the grant is used before:
+//! The same compiles if the grant is used before:
 //!
 //! ```
 //! # use twofold_stage2::*;
@@ -53,7 +53,7 @@
 //! }
 //! ```
 //!
-//! A run that is lent is no page for a table:
+//! A lent run cannot become a table page:
 //!
 //! ```compile_fail,E0382
 //! # use twofold_stage2::*;
@@ -68,7 +68,7 @@ use core::fmt;
 use crate::platform::Platform;
 use crate::{Error, Ipa, IpaRange, Pa, Root, Run, Stage2, TablePage, TableSource, Unwatched};
 
-/// The right to map memory at guest addresses, in the tables that it borrows.
+/// The right to map memory at guest addresses, in the tables that this borrows.
 pub struct Grant<'a, P: Platform> {
     pub(crate) stage2: &'a Stage2<P>,
     pub(crate) ipa: Ipa,
@@ -76,30 +76,30 @@ pub struct Grant<'a, P: Platform> {
     pub(crate) size: u64,
 }
 
-/// A run that a tree may map. It has one owner, and becomes a [`Run`] again when the tree cannot reach it any more.
+/// A run that a tree may map. It has one owner. It becomes a [`Run`] again when the tree cannot reach it any more.
 ///
-/// A root has one owner too, so its address names one tree of those that live. A tree that is made later with the same root
-/// takes over the runs that were lent to the one before, of which nothing is mapped.
+/// The address of the tree's root names the tree: a root has one owner too, so no two live trees share one. A later tree with
+/// the same root takes over the runs that were lent to the destroyed tree. Nothing of them is mapped then.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a lent run that is dropped is lost: reclaim it"]
 pub struct Lent {
-    /// Where it may be mapped, in whole pages: not beyond the run.
+    /// The first address at which it may be mapped, and the size, in whole pages and inside the run.
     start: Ipa,
     size: u64,
-    /// What is mapped at `start`.
+    /// The physical address for `start`.
     pa: Pa,
     root: Pa,
     run: Run,
 }
 
-/// Physical memory that was not donated, and that a guest may reach: a device's registers, or RAM.
+/// Physical memory that is not donated and that a guest may reach: a device's registers, or RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pa: Pa,
     size: u64,
 }
 
-/// Addresses at which nothing is mapped, in no TLB either, as long as this borrows the tables.
+/// A proof that nothing is mapped at these addresses, in no TLB either, as long as this borrows the tables.
 #[derive(Debug)]
 pub struct Vacated<'a> {
     range: IpaRange,
@@ -107,25 +107,24 @@ pub struct Vacated<'a> {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Lends a run to these tables. They may map its first byte at `ipa`, the rest behind it, and all of that inside `range`
-    /// only.
+    /// Lends a run to these tables. They may map its first byte at `ipa` and the rest after it, and only inside `range`.
     pub fn lend(&self, run: Run, ipa: Ipa, range: IpaRange) -> Lent {
         let end = ipa.checked_add(run.size()).unwrap_or(ipa).min(range.end).align_down(TablePage::SIZE);
         let start =
             range.start.max(ipa).raw().checked_next_multiple_of(TablePage::SIZE).unwrap_or(u64::MAX).min(end.raw());
-        // Where nothing can be mapped, `start` may be before `ipa`.
+        // If nothing can be mapped, `start` may be before `ipa`.
         let pa = run.pa() + start.saturating_sub(ipa.raw());
         Lent { start: Ipa::new(start), size: end.raw() - start, pa, root: self.root_pa(), run }
     }
 
     /// The right to map `size` bytes of a lent run, from `ipa` on.
     ///
-    /// `None` where the run is lent to other tables, or for other addresses.
+    /// `None` if the run is lent to other tables, or for other addresses.
     #[inline(always)]
     pub fn grant(&self, lent: &Lent, ipa: Ipa, size: u64) -> Option<Grant<'_, P>> {
-        // Wraps where `ipa` is before the start: then it is not below the size.
+        // Wraps if `ipa` is before the start. The result is then larger than any size.
         let offset = ipa.raw().wrapping_sub(lent.start.raw());
-        // What is lent is whole pages, and only whole pages are mapped: a page that begins inside ends there too.
+        // Only whole pages are lent and mapped, so a page that begins inside ends inside.
         let fits = offset < lent.size && (size <= TablePage::SIZE || size <= lent.size - offset);
         (fits && lent.root == self.root_pa()).then(|| Grant { stage2: self, ipa, pa: lent.pa + offset, size })
     }
@@ -136,8 +135,8 @@ impl<P: Platform> Stage2<P> {
         Grant { stage2: self, ipa, pa: window.pa, size: window.size }
     }
 
-    /// Unmaps `range` and completes the flush. No grant of these tables is left then, and none is made while the answer
-    /// lives: what was lent for these addresses can be reclaimed.
+    /// Unmaps `range` and completes the flush. No grant of these tables exists then, and none can be made while the result
+    /// lives. So memory that was lent for these addresses can be reclaimed.
     ///
     /// # Errors
     ///
@@ -154,14 +153,14 @@ impl Lent {
         &self.run
     }
 
-    /// Where it may be mapped.
+    /// The addresses at which it may be mapped.
     pub fn range(&self) -> IpaRange {
         self.start..self.start + self.size
     }
 }
 
 impl Vacated<'_> {
-    /// A run that was lent for these addresses, as memory for anything; itself where it may be mapped elsewhere.
+    /// Takes back a run that was lent for these addresses, for any use. Returns `lent` itself if it may be mapped elsewhere.
     pub fn reclaim(&self, lent: Lent) -> Result<Run, Lent> {
         let range = lent.range();
         let covers = self.range.start <= range.start && range.end <= self.range.end;
@@ -170,26 +169,26 @@ impl Vacated<'_> {
 }
 
 impl Root {
-    /// A run that was lent to the tables of this root, which are [destroyed](Stage2::destroy), as memory for anything; itself
-    /// where it was lent to others.
+    /// Takes back a run that was lent to the tables of this root, which are [destroyed](Stage2::destroy), for any use. Returns
+    /// `lent` itself if it was lent to other tables.
     pub fn reclaim(&self, lent: Lent) -> Result<Run, Lent> {
-        // A tree that lives owns its root: whoever has it knows that nothing of the tree is mapped.
+        // A live tree owns its root. So the caller, which has the root, has destroyed the tree, and nothing of it is mapped.
         if lent.root == self.pa() { Ok(lent.run) } else { Err(lent) }
     }
 }
 
 impl Window {
-    /// Vouches for `size` bytes from `pa`.
+    /// Vouches for the `size` bytes from `pa` on.
     ///
     /// # Safety
     ///
     /// From now on, until nothing of the window is mapped and the flush that ends this is complete:
     ///
-    /// * the range is a device or RAM that the guest may read, and may write where it is mapped so, as the devices do that the
-    ///   guest controls through it;
-    /// * no Rust object or reference covers it, and it is no donated memory;
-    /// * what is mapped as other memory than [`Memory::Device`](crate::Memory::Device) is RAM, which [`Platform::pointer`] maps
-    ///   as that trait demands of donated memory: its lines are cleaned there.
+    /// * The range is a device or RAM. The guest, and the devices that it controls through the range, may read it, and may
+    ///   write it if it is mapped writable.
+    /// * No Rust object or reference covers it, and it is not donated.
+    /// * Memory that is mapped with another type than [`Memory::Device`](crate::Memory::Device) is RAM, and
+    ///   [`Platform::pointer`] maps it as that trait requires of donated memory: the engine cleans its lines there.
     pub const unsafe fn new(pa: Pa, size: u64) -> Self {
         Self { pa, size }
     }
@@ -204,7 +203,7 @@ impl Window {
         self.size
     }
 
-    /// The `size` bytes that are `offset` bytes in; `None` where they are not inside.
+    /// The `size` bytes that begin `offset` bytes into the window; `None` if they are not inside.
     #[inline]
     pub fn part(&self, offset: u64, size: u64) -> Option<Self> {
         let fits = offset.checked_add(size)? <= self.size;
@@ -218,7 +217,7 @@ impl<P: Platform> Grant<'_, P> {
         self.ipa
     }
 
-    /// What it maps there.
+    /// The first physical address that it maps.
     pub const fn pa(&self) -> Pa {
         self.pa
     }
@@ -228,7 +227,7 @@ impl<P: Platform> Grant<'_, P> {
         self.size
     }
 
-    /// Whether it reaches as far as `size` bytes.
+    /// Checks that the grant covers `size` bytes.
     #[inline(always)]
     pub(crate) fn check(&self, size: u64) -> Result<(), Error> {
         if size <= self.size { Ok(()) } else { Err(not_granted(self.ipa, size)) }
