@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The numbers that must not be mixed up: intermediate physical address, physical address, VMID.
+//! The numbers that must not be confused: intermediate physical address, physical address, VMID.
 //!
-//! Each is a type of its own, so that a guest's address never reaches a table as an output address.
+//! Each has its own type, so that a guest's address is never written to a table as an output address.
 
 use core::fmt;
 use core::ops::{Add, Range, Sub};
 
-/// An intermediate physical address: what a guest takes for physical. In bytes.
+/// An intermediate physical address: what a guest sees as a physical address. In bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ipa(u64);
 
@@ -32,12 +32,12 @@ macro_rules! address {
                 self.0 & (size - 1) == 0
             }
 
-            /// The greatest multiple of `size`, a power of two, that is not above the address.
+            /// The address rounded down to a multiple of `size`, a power of two.
             pub const fn align_down(self, size: u64) -> Self {
                 Self(self.0 & !(size - 1))
             }
 
-            /// The address `bytes` further on; `None` where that is beyond 64 bits.
+            /// The address plus `bytes`; `None` if that does not fit in 64 bits.
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) {
                     Some(sum) => Some(Self(sum)),
@@ -84,12 +84,12 @@ pub type IpaRange = Range<Ipa>;
 
 /// A virtual machine identifier: the tag of a guest's entries in the TLB.
 ///
-/// Who hands out VMIDs keeps them apart; 0 is for the time before any guest runs.
+/// The embedder gives each guest its own VMID. VMID 0 is for the time before any guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Vmid(u16);
 
 impl Vmid {
-    /// The VMID with this value. Where [`Features::vmid_bits`](crate::Features) is 8, it must be below 256.
+    /// The VMID with this value. If [`Features::vmid_bits`](crate::Features) is 8, it must be below 256.
     pub const fn new(raw: u16) -> Self {
         Self(raw)
     }

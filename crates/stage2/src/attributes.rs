@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a leaf says beside its address, as types that cannot hold a reserved encoding.
+//! The attributes of a leaf, as types that cannot hold a reserved encoding.
 
 use crate::{Error, Features};
 
-/// What a leaf lets the guest do and how memory behaves.
+/// The attributes of a leaf: memory type, permissions, and state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Memory type. The engine maintains data caches for it where that is needed; what is left to the caller is in the crate's
-    /// documentation (*Caches*).
+    /// The memory type. The engine does the cache maintenance that it needs; the caller's part is in the crate's documentation
+    /// (*Caches*).
     pub memory: Memory,
     /// Which observers the guest's accesses are coherent with.
     pub shareability: Shareability,
-    /// What the guest may do.
+    /// The guest's permissions.
     pub access: Access,
-    /// The access flag; where it is clear, the first access faults unless hardware sets it.
+    /// The access flag. If it is clear, the first access faults, unless hardware sets the flag.
     pub accessed: bool,
-    /// Dirty bit modifier: a write to an entry that may not be written makes hardware grant and record it
-    /// (FEAT_HAFDBS, `VTCR_EL2.HD`). Without `access.write` this is the state "writable, clean".
+    /// DBM, the dirty bit modifier: on a write to a leaf without write permission, hardware grants the permission instead of
+    /// faulting, and thereby records the write (FEAT_HAFDBS, `VTCR_EL2.HD`). DBM without `access.write` means "writable,
+    /// clean".
     pub dirty_by_hardware: bool,
     /// Four bits that hardware ignores, for the owner of the mapping. Only the low four are kept.
     pub software: u8,
@@ -35,7 +36,7 @@ pub struct Access {
 
 /// The exception levels at which the guest may fetch instructions.
 ///
-/// Only a CPU with FEAT_XNX tells them apart: see [`Access::check`].
+/// Only a CPU with FEAT_XNX can allow one without the other: see [`Access::check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Execute {
     /// At EL0.
@@ -49,29 +50,29 @@ pub struct Execute {
 pub enum Memory {
     /// Normal, write-back cacheable: RAM.
     Normal,
-    /// Normal, not cacheable: the guest's accesses go past the caches. While memory is mapped so, its owner must not write it
-    /// through a cacheable mapping.
+    /// Normal, not cacheable: the guest's accesses go past the caches. While memory is mapped with this type, its owner must
+    /// not write it through a cacheable mapping.
     NonCacheable,
-    /// Device-nGnRE: registers, which no cache holds. The engine cleans no lines when such a leaf is made or goes, so RAM that
-    /// is mapped as a device is the caller's to clean and invalidate, before that and after the flush that ends it. A change
-    /// between this and another type at the same address is the engine's.
+    /// Device-nGnRE: registers, which no cache holds. The engine cleans no lines when it makes or removes such a leaf. If the
+    /// memory is RAM, the caller cleans and invalidates it before it is mapped and after the flush that ends the mapping. If
+    /// the type changes between this and another one at the same address, the engine does that.
     Device,
 }
 
-/// The shareability of a leaf, as SH\[1:0\] encodes it. It matters for cacheable memory alone: hardware takes the other
-/// types as outer shareable, whatever is written here (Arm ARM D8.6).
+/// The shareability of a leaf, as SH\[1:0\] encodes it. Only cacheable memory uses it: hardware treats all other types as
+/// outer shareable (Arm ARM DDI 0487K.a, D8.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shareability {
-    /// One CPU's.
+    /// This CPU only.
     NonShareable = 0b00,
-    /// All that the system keeps coherent.
+    /// All observers that the system keeps coherent.
     OuterShareable = 0b10,
     /// All CPUs that one operating system runs on.
     InnerShareable = 0b11,
 }
 
 impl Attributes {
-    /// RAM with this access, inner shareable, flagged as accessed.
+    /// RAM with these permissions: inner shareable, with the access flag set.
     pub const fn ram(access: Access) -> Self {
         Self {
             memory: Memory::Normal,
@@ -83,7 +84,7 @@ impl Attributes {
         }
     }
 
-    /// Device registers, loads and stores, never executable.
+    /// Device registers: loads and stores, no execution.
     pub const fn device() -> Self {
         Self { memory: Memory::Device, ..Self::ram(Access::READ_WRITE) }
     }
@@ -99,12 +100,12 @@ impl Access {
     /// All.
     pub const ALL: Self = Self { execute: Execute::ALWAYS, ..Self::READ_WRITE };
 
-    /// Whether everything that `other` allows is allowed.
+    /// Whether `self` allows everything that `other` allows.
     pub const fn covers(self, other: Self) -> bool {
         (self.read || !other.read) && (self.write || !other.write) && self.execute.covers(other.execute)
     }
 
-    /// What both allow.
+    /// The accesses that both allow.
     pub const fn intersection(self, other: Self) -> Self {
         Self {
             read: self.read && other.read,
@@ -113,7 +114,7 @@ impl Access {
         }
     }
 
-    /// What either allows.
+    /// The accesses that either allows.
     pub const fn union(self, other: Self) -> Self {
         Self {
             read: self.read || other.read,
@@ -122,11 +123,11 @@ impl Access {
         }
     }
 
-    /// Whether a leaf can say this on such a CPU.
+    /// Checks that a leaf on a CPU with these features can encode this access.
     ///
     /// # Errors
     ///
-    /// [`Error::ExecuteNeedsXnx`]. A leaf that is made nevertheless allows execution at neither level.
+    /// [`Error::ExecuteNeedsXnx`]. If a leaf is made with it all the same, it allows execution at neither level.
     pub const fn check(self, features: &Features) -> Result<(), Error> {
         if self.execute.el0 != self.execute.el1 && !features.execute_per_el {
             return Err(Error::ExecuteNeedsXnx);

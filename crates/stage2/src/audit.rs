@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether what records say of their tables is so: for checked builds, while nobody changes anything.
+//! Compares each table with its record: for checked builds, while no operation is running.
 
 use crate::platform::Platform;
 use crate::record::Counts;
 use crate::table::Table;
 use crate::{Descriptor, Level, Pa, Stage2};
 
-/// A table whose record is wrong.
+/// A table whose counts differ from its record's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the record of the table of level {level} at {table} has {kept:#x}, and what is in it counts for {found:#x}")]
+#[error("the record of the level {level} table at {table} is {kept:#x}, but the entries count as {found:#x}")]
 pub struct Miscounted {
     /// The table.
     pub table: Pa,
@@ -16,17 +16,16 @@ pub struct Miscounted {
     pub level: Level,
     /// The record's word.
     pub kept: u64,
-    /// What it should be.
+    /// The word for the entries that were found.
     pub found: u64,
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Compares each table with its record, and returns how many tables there are, without the root. Nobody may be
-    /// changing the tree.
+    /// Compares each table with its record, and returns the number of tables below the root. No CPU may be changing the tree.
     ///
     /// # Errors
     ///
-    /// The first whose lock is taken, in which an entry is busy, or whose counts are others.
+    /// The first table that is locked, has a busy entry, or has other counts than its record.
     pub fn audit(&self) -> Result<u64, Miscounted> {
         self.audit_table(self.root(), self.geometry().root_level())
     }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One entry of a translation table: 64 bits that are nothing, a table, or a leaf (Arm ARM D8.3).
+//! One entry of a translation table: 64 bits that are invalid, a table, or a leaf (Arm ARM DDI 0487K.a, D8.3).
 //!
-//! Reading attributes back is the inverse of writing them, for the same [`Features`] and an access that they can say
-//! ([`Access::check`]).
+//! Decoding is the inverse of encoding, for the same [`Features`] and an access that they can encode ([`Access::check`]).
 
 use core::fmt;
 
@@ -16,15 +15,15 @@ impl Descriptor {
     /// The entry that maps nothing.
     pub const INVALID: Self = Self(0);
 
-    /// Hardware looks at the entry.
+    /// The entry is valid.
     pub(crate) const VALID: u64 = 1 << 0;
-    /// Set in a table's entry, and in a page's at level 3; clear in a block's.
+    /// Set in an entry for a table, and for a page at level 3. Clear in an entry for a block.
     const TABLE_OR_PAGE: u64 = 1 << 1;
     const MEMORY_SHIFT: u32 = 2;
     const MEMORY: u64 = 0xf << Self::MEMORY_SHIFT;
     /// S2AP\[0\].
     const READ: u64 = 1 << 6;
-    /// S2AP\[1\]. Hardware sets it where [`DIRTY_BY_HARDWARE`](Self::DIRTY_BY_HARDWARE) is set.
+    /// S2AP\[1\]. Hardware may set it if [`DIRTY_BY_HARDWARE`](Self::DIRTY_BY_HARDWARE) is set.
     pub(crate) const WRITE: u64 = 1 << 7;
     const SHAREABILITY_SHIFT: u32 = 8;
     const SHAREABILITY: u64 = 3 << Self::SHAREABILITY_SHIFT;
@@ -38,7 +37,7 @@ impl Descriptor {
     const SOFTWARE: u64 = 0xf << Self::SOFTWARE_SHIFT;
     /// Output address or next table, bits 47 to 12.
     const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
-    /// The bits that say what a guest may do; a change of these alone needs no break.
+    /// The guest's permissions. A change of these bits alone needs no break-before-make.
     pub(crate) const PERMISSIONS: u64 = Self::READ | Self::WRITE | Self::EXECUTE_NEVER;
 
     /// The entry with these bits.
@@ -56,29 +55,29 @@ impl Descriptor {
         Self((table.raw() & Self::ADDRESS) | Self::TABLE_OR_PAGE | Self::VALID)
     }
 
-    /// A page (level 3) or block (levels 1 and 2) that maps `output`, which has to be aligned for `level`.
+    /// A page (level 3) or block (levels 1 and 2) that maps `output`. `output` must be aligned for `level`.
     #[inline]
     pub const fn leaf(output: Pa, level: Level, attributes: &Attributes, features: &Features) -> Self {
         let page = if level.raw() == 3 { Self::TABLE_OR_PAGE } else { 0 };
         Self((output.raw() & Self::ADDRESS) | encode(attributes, features) | page | Self::VALID)
     }
 
-    /// Whether hardware looks at the entry at all.
+    /// Whether the entry is valid, so that hardware uses it.
     pub const fn is_valid(self) -> bool {
         self.0 & Self::VALID != 0
     }
 
-    /// Whether the entry, found at `level`, points to a table. At level 3 the same bits are a page.
+    /// Whether the entry, in a table of `level`, points to a table. At level 3 the same bits are a page.
     pub const fn is_table(self, level: Level) -> bool {
         level.raw() < 3 && self.0 & (Self::TABLE_OR_PAGE | Self::VALID) == Self::TABLE_OR_PAGE | Self::VALID
     }
 
-    /// Whether the entry, found at `level`, maps memory.
+    /// Whether the entry, in a table of `level`, maps memory.
     pub const fn is_leaf(self, level: Level) -> bool {
         self.is_valid() && !self.is_table(level)
     }
 
-    /// The output address of a leaf, or the address of the table.
+    /// The output address of a leaf, or the address of a table.
     pub const fn address(self) -> Pa {
         Pa::new(self.0 & Self::ADDRESS)
     }
@@ -88,8 +87,8 @@ impl Descriptor {
         decode(self.0, features)
     }
 
-    /// What a leaf lets the guest do. This needs no [`Features`]: the encodings that a CPU without FEAT_XNX is given
-    /// mean the same with it.
+    /// The permissions of a leaf. This needs no [`Features`]: the engine's encodings for a CPU without FEAT_XNX mean the same
+    /// on a CPU with it.
     pub const fn access(self) -> Access {
         Access {
             read: self.0 & Self::READ != 0,
@@ -103,15 +102,15 @@ impl Descriptor {
         }
     }
 
-    /// The same leaf with another access.
+    /// The same leaf with other permissions.
     pub const fn with_access(self, access: Access, features: &Features) -> Self {
         Self((self.0 & !Self::PERMISSIONS) | permissions(access, features))
     }
 
-    /// The same leaf, which allows `access` too.
+    /// The same leaf, which also allows `access`.
     pub const fn with_more(self, access: Access, features: &Features) -> Self {
         let data = self.0 | data_bits(access);
-        // The two that faults ask for take no decoding; the rest is the general case.
+        // The two cases of faults need no decoding; the rest is the general case.
         match access.execute {
             Execute::NEVER => Self(data),
             Execute::ALWAYS => Self(data & !Self::EXECUTE_NEVER),
@@ -119,7 +118,7 @@ impl Descriptor {
         }
     }
 
-    /// Whether a leaf lets the guest write, without hardware's having to grant it first: S2AP\[1\].
+    /// Whether a leaf has write permission now (S2AP\[1\]). A clean leaf with DBM has not: hardware grants it on the first write.
     pub const fn is_writable(self) -> bool {
         self.0 & Self::WRITE != 0
     }
@@ -134,32 +133,32 @@ impl Descriptor {
         Self(self.0 | Self::ACCESSED)
     }
 
-    /// Whether hardware may write to the entry to grant and record a write: it is valid, and DBM is set. Only hardware
-    /// with `VTCR_EL2.HD` set does.
+    /// Whether the leaf is hardware-tracked: it is valid and DBM is set, so hardware may write to the entry to record a guest's
+    /// write. Hardware does so only if `VTCR_EL2.HD` is set.
     pub const fn is_armed(self) -> bool {
         let both = Self::VALID | Self::DIRTY_BY_HARDWARE;
         self.0 & both == both
     }
 
-    /// The same leaf, whose writes hardware records from now on.
+    /// The same leaf with DBM set.
     pub(crate) const fn with_dirty_by_hardware(self) -> Self {
         Self(self.0 | Self::DIRTY_BY_HARDWARE)
     }
 
-    /// Whether hardware recorded a write: DBM is set and the entry has become writable.
+    /// Whether hardware recorded a write: DBM and S2AP\[1\] are both set.
     pub const fn is_hardware_dirty(self) -> bool {
         let both = Self::DIRTY_BY_HARDWARE | Self::WRITE;
         self.0 & both == both
     }
 
-    /// An entry that somebody is changing: invalid for hardware, and nobody else's to change.
+    /// A busy entry: invalid for hardware, and reserved for the CPU that is changing it.
     pub(crate) const BUSY: Self = Self(Self::TABLE_OR_PAGE);
 
-    /// An entry that was removed, by a change whose flush may not be complete: nothing may be made of it before another
-    /// one is (Arm ARM D8.16.1: the invalidation lies between break and make, whoever does either).
+    /// A stale entry: it was removed, and the flush of that may not be complete. A CPU that maps here flushes first. So an
+    /// invalidation lies between break and make, even if different CPUs do them (Arm ARM DDI 0487K.a, D8.16.1).
     pub(crate) const STALE: Self = Self(1 << 2);
 
-    /// Whether nothing is there, and nobody is changing that.
+    /// Whether the entry maps nothing and is not busy. It may be stale.
     #[inline(always)]
     pub(crate) const fn is_vacant(self) -> bool {
         self.0 & !Self::STALE.0 == 0
@@ -170,18 +169,18 @@ impl Descriptor {
         Self(self.0 & !bits)
     }
 
-    /// The bits that say which type of memory it is, and with whom it is coherent.
+    /// The bits of memory type and shareability.
     pub(crate) const fn memory_bits(self) -> u64 {
         self.0 & (Self::MEMORY | Self::SHAREABILITY)
     }
 
-    /// Whether it is normal cacheable memory.
+    /// Whether a leaf is normal cacheable memory.
     pub(crate) const fn is_normal_memory(self, features: &Features) -> bool {
         self.is_of(Memory::Normal, features)
     }
 
-    /// Whether a guest's accesses by this leaf may go past the caches, and the memory is one that has lines in them: none may
-    /// be left when it has gone (module `cache`).
+    /// Whether the leaf's memory has to be cleaned when the leaf is removed (module `cache`): the guest's accesses may go past
+    /// the caches, and the caches may hold lines of the memory.
     pub(crate) const fn leaves_lines(self, features: &Features) -> bool {
         self.is_of(Memory::NonCacheable, features)
             || !features.forced_write_back && self.is_of(Memory::Normal, features)
@@ -191,29 +190,29 @@ impl Descriptor {
         self.0 & Self::MEMORY == memory_bits(memory, features) << Self::MEMORY_SHIFT
     }
 
-    /// Whether both are of the same type of memory.
+    /// Whether both have the same memory type.
     pub(crate) const fn has_memory_of(self, other: Self) -> bool {
         (self.0 ^ other.0) & Self::MEMORY == 0
     }
 
-    /// Whether the two differ by nothing but what hardware records: accesses, and writes where it is to.
+    /// Whether the two differ only by what hardware records: the access flag, and with DBM also S2AP\[1\].
     pub(crate) const fn differs_by_records_only(self, other: Self) -> bool {
         let records = if self.is_armed() { Self::ACCESSED | Self::WRITE } else { Self::ACCESSED };
         (self.0 ^ other.0) & !records == 0
     }
 
-    /// The first leaf of `level` of those that map what this block maps.
+    /// The first of the leaves of `level` that together map what this block maps.
     pub(crate) const fn part(self, level: Level) -> Self {
         Self(if level.raw() == 3 { self.0 | Self::TABLE_OR_PAGE } else { self.0 })
     }
 
-    /// The same leaf for the memory `bytes` further on.
+    /// The same leaf for an output address that is `bytes` higher.
     pub(crate) const fn advanced(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
     }
 }
 
-/// MemAttr\[3:0\] (Arm ARM D8.6). With FEAT_S2FWB bit 3 is zero, and 0b110 forces write-back.
+/// MemAttr\[3:0\] (Arm ARM DDI 0487K.a, D8.6). With FEAT_S2FWB bit 3 is zero, and 0b110 forces write-back.
 const fn memory_bits(memory: Memory, features: &Features) -> u64 {
     match memory {
         Memory::Normal if features.forced_write_back => 0b0110,
@@ -223,8 +222,8 @@ const fn memory_bits(memory: Memory, features: &Features) -> u64 {
     }
 }
 
-/// XN\[1:0\] (Arm ARM D8.4). Without FEAT_XNX bit 0 is RES0, and bit 1 denies both levels: what only one of them is to
-/// have neither gets. That is never more than was asked for; [`Access::check`] tells who asks.
+/// XN\[1:0\] (Arm ARM DDI 0487K.a, D8.4). Without FEAT_XNX bit 0 is RES0, and bit 1 denies both levels. So execution at one
+/// level only becomes execution at neither, which never allows more than was asked for. [`Access::check`] reports that case.
 const fn execute_bits(execute: Execute, features: &Features) -> u64 {
     match execute {
         Execute::ALWAYS => 0b00,
@@ -255,7 +254,7 @@ const fn encode(a: &Attributes, features: &Features) -> u64 {
 const fn decode(raw: u64, features: &Features) -> Attributes {
     let memory = (raw & Descriptor::MEMORY) >> Descriptor::MEMORY_SHIFT;
     Attributes {
-        // What the engine never writes is taken for the type that promises least.
+        // An encoding that the engine never writes is read as the type that promises least.
         memory: if memory == memory_bits(Memory::Normal, features) {
             Memory::Normal
         } else if memory == memory_bits(Memory::NonCacheable, features) {
@@ -266,7 +265,7 @@ const fn decode(raw: u64, features: &Features) -> Attributes {
         shareability: match (raw & Descriptor::SHAREABILITY) >> Descriptor::SHAREABILITY_SHIFT {
             0b00 => Shareability::NonShareable,
             0b11 => Shareability::InnerShareable,
-            // 0b01 is reserved: taken for the widest, so that no coherency is lost where it is written again.
+            // 0b01 is reserved. It is read as the widest, so that no coherency is lost if it is written again.
             _ => Shareability::OuterShareable,
         },
         access: Descriptor(raw).access(),
@@ -323,7 +322,7 @@ mod tests {
         })
     }
 
-    /// What a CPU with these features is told where it is to be told `access`.
+    /// The access that a leaf on a CPU with these features allows if it is encoded from `access`.
     fn sayable(access: Access, features: &Features) -> Access {
         match access.check(features) {
             Ok(()) => access,
@@ -378,7 +377,7 @@ mod tests {
         }
     }
 
-    /// Spelled out by hand from Arm ARM D8.3, so that a slip in the constants shows.
+    /// Written by hand from Arm ARM DDI 0487K.a, D8.3, so that a wrong constant is found.
     #[test]
     fn bits_as_the_manual_has_them() {
         let plain = Features::NONE;
@@ -433,7 +432,7 @@ mod tests {
         assert_eq!(reserved, Attributes { shareability: Shareability::OuterShareable, ..ram });
     }
 
-    /// The 16 values of MemAttr: those that the engine writes are read as what they are, all others as Device.
+    /// The 16 values of MemAttr: the engine's own encodings are read back, and all others are read as Device.
     #[test]
     fn a_memory_type_that_is_not_written_reads_as_device() {
         for (forced_write_back, normal) in [(false, 0b1111), (true, 0b0110)] {
@@ -466,12 +465,12 @@ mod tests {
             (Descriptor::SOFTWARE, 4),
         ];
         assert!(fields.iter().all(|(mask, bits)| mask.count_ones() == *bits));
-        // What is in none: 63 to 59, 52 (contiguous), 50 to 48, 11.
+        // Bits in no field: 63 to 59, 52 (contiguous), 50 to 48, 11.
         assert_eq!(fields.iter().fold(0, |all, (mask, _)| all ^ mask), !0xf817_0000_0000_0800);
         assert_eq!(fields.iter().fold(0, |all, (mask, _)| all | mask), !0xf817_0000_0000_0800);
     }
 
-    /// What an entry has around a field is not the field's.
+    /// Bits beside a field do not change its value.
     #[test]
     fn fields_are_told_from_their_neighbours() {
         let all = Descriptor::from_raw(u64::MAX);
@@ -479,7 +478,7 @@ mod tests {
         assert_eq!(all.attributes(&Features::NONE).software, 0xf);
     }
 
-    /// Hardware sets the access flag of any leaf, and S2AP[1] of one that is armed.
+    /// Hardware sets the access flag of any leaf, and S2AP[1] of a leaf with DBM.
     #[test]
     fn records_are_what_hardware_sets() {
         let leaf = |raw: u64| Descriptor::from_raw(0x4000_0043 | raw);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the CPU can do, as data: read from its ID registers, or set by a test.
+//! The CPU's features, as data: read from its ID registers, or set by a test.
 
 /// The features of the architecture that the engine's choices depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// Bits of a physical address, at most 48 (more needs FEAT_LPA or FEAT_LPA2).
+    /// The number of bits of a physical address, at most 48 (more needs FEAT_LPA or FEAT_LPA2).
     pub pa_bits: u32,
-    /// Bits of a VMID: 8, or 16 with FEAT_VMID16.
+    /// The number of bits of a VMID: 8, or 16 with FEAT_VMID16.
     pub vmid_bits: u32,
     /// FEAT_HAFDBS, first half: hardware sets the access flag.
     pub hardware_access_flag: bool,
@@ -14,7 +14,7 @@ pub struct Features {
     pub hardware_dirty_state: bool,
     /// FEAT_S2FWB: stage 2 can force write-back, so that no guest access bypasses the data cache.
     pub forced_write_back: bool,
-    /// FEAT_XNX: stage 2 tells execution at EL0 and at EL1 apart.
+    /// FEAT_XNX: stage 2 controls execution at EL0 and at EL1 separately.
     pub execute_per_el: bool,
     /// FEAT_TLBIRANGE: TLB invalidation by range.
     pub tlbi_range: bool,
@@ -26,15 +26,15 @@ pub struct Features {
     pub instruction_cache_coherent: bool,
     /// The instruction cache is physically indexed and tagged, so that invalidation by address is exact.
     pub instruction_cache_pipt: bool,
-    /// Bytes of the smallest data cache line.
+    /// The size of the smallest data cache line in bytes.
     pub data_line: u64,
-    /// Bytes of the smallest instruction cache line.
+    /// The size of the smallest instruction cache line in bytes.
     pub instruction_line: u64,
-    /// Bytes that `DC ZVA` zeroes; 0 where it is prohibited.
+    /// The number of bytes that `DC ZVA` zeroes; 0 if `DC ZVA` is prohibited.
     pub zero_block: u64,
 }
 
-/// The registers that [`Features::from_registers`] reads, as they are in the CPU.
+/// The values of the registers that [`Features::from_registers`] decodes.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs, reason = "each field is the register of that name")]
 pub struct IdRegisters {
@@ -47,9 +47,9 @@ pub struct IdRegisters {
 }
 
 impl Features {
-    /// Each of them by its name; 1 for yes.
+    /// Each feature by its name. A flag is 1 if the CPU has the feature.
     pub fn named(&self) -> [(&'static str, u64); 14] {
-        /// A field that is missing here does not compile.
+        /// Does not compile if a field is missing.
         macro_rules! named {
             ($($name:ident),*) => {{
                 let Self { $($name),* } = *self;
@@ -92,8 +92,9 @@ impl Features {
         zero_block: 0,
     };
 
-    /// What two CPUs have in common: tables and maintenance by these features are right on both. A line size is the smaller
-    /// one, so that maintenance by lines misses none; zeroing by the smaller block covers a page on both.
+    /// The features that two CPUs have in common: tables and maintenance by these features are right on both. A line size is
+    /// the smaller of the two, so that maintenance by lines misses none. So is the block of `DC ZVA`, which then zeroes a whole
+    /// page on both.
     #[must_use]
     pub const fn common(&self, other: &Self) -> Self {
         const fn least(a: u64, b: u64) -> u64 {
@@ -113,18 +114,19 @@ impl Features {
             instruction_cache_pipt: self.instruction_cache_pipt & other.instruction_cache_pipt,
             data_line: least(self.data_line, other.data_line),
             instruction_line: least(self.instruction_line, other.instruction_line),
-            // 0 is the least: prohibited on one, it is used on neither.
+            // 0 is the least: if `DC ZVA` is prohibited on one CPU, it is used on neither.
             zero_block: least(self.zero_block, other.zero_block),
         }
     }
 
-    /// The names of those of these features that a CPU with `cpu` cannot keep: it must not run a guest that uses them.
+    /// The names of the features in `self` that a CPU with the features `cpu` does not have. That CPU must not run a guest
+    /// that uses `self`.
     pub fn not_kept_by(&self, cpu: &Self) -> impl Iterator<Item = &'static str> {
         let common = self.common(cpu).named();
         self.named().into_iter().zip(common).filter(|(used, common)| used != common).map(|((name, _), _)| name)
     }
 
-    /// The features that the ID registers tell (Arm ARM D23.2).
+    /// Decodes the ID registers (Arm ARM DDI 0487K.a, D23.2).
     pub const fn from_registers(id: &IdRegisters) -> Self {
         const PA_BITS: [u32; 7] = [32, 36, 40, 42, 44, 48, 48];
         let pa_range = field(id.id_aa64mmfr0, 0) as usize;
@@ -146,8 +148,8 @@ impl Features {
             instruction_line: 4 << field(id.ctr, 0),
             zero_block: match field(id.dczid, 0) {
                 words @ 0..=9 if id.dczid >> 4 & 1 == 0 => 4 << words,
-                // Prohibited (DZP), or reserved: no block is larger than 2 KiB (Arm ARM, DCZID_EL0). A page holds whole
-                // blocks then.
+                // Prohibited (DZP), or reserved: no block is larger than 2 KiB (Arm ARM DDI 0487K.a, D23.2, DCZID_EL0). So a
+                // page holds whole blocks.
                 _ => 0,
             },
         }
@@ -179,7 +181,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is common to CPUs depends neither on their order nor on how often one is asked, and each of them keeps it.
+        /// The common features depend neither on the order of the CPUs nor on repetition, and each CPU has all of them.
         #[test]
         fn each_cpu_keeps_what_is_common(a in any_features(), b in any_features(), c in any_features()) {
             prop_assert_eq!(a.common(&b), b.common(&a));
@@ -189,7 +191,7 @@ mod tests {
             for cpu in [&a, &b] {
                 prop_assert_eq!(common.not_kept_by(cpu).next(), None);
             }
-            // Nothing is given up that both have, and nothing is claimed that one lacks.
+            // A feature that both have is not lost, and a feature that one lacks is not claimed.
             for ((name, all), (a, b)) in common.named().into_iter().zip(a.named().into_iter().map(|one| one.1).zip(b.named().map(|one| one.1))) {
                 prop_assert_eq!(all, a.min(b), "{}", name);
             }
@@ -238,8 +240,8 @@ mod tests {
         );
     }
 
-    /// Each feature from its own field alone, at the least value that says it. The value below does not, and all other bits
-    /// of the register do not.
+    /// Each feature depends on its own field alone. It begins at the least value that means it: neither the value below nor
+    /// all other bits of the register give the feature.
     #[test]
     fn each_feature_has_its_own_field() {
         type Register = fn(&mut IdRegisters) -> &mut u64;
@@ -269,7 +271,7 @@ mod tests {
         }
     }
 
-    /// Arm ARM D23.2, ID_AA64MMFR0_EL1.PARange: what is more than 48 bits is not used.
+    /// Arm ARM DDI 0487K.a, D23.2, ID_AA64MMFR0_EL1.PARange. More than 48 bits are not used.
     #[test]
     fn physical_sizes_are_decoded() {
         let bits = (0..16)
@@ -277,7 +279,7 @@ mod tests {
         assert!(bits.eq([32, 36, 40, 42, 44, 48, 48, 48, 48, 48, 48, 48, 48, 48, 48, 48]));
     }
 
-    /// Lines are counted in words: CTR_EL0.DminLine, IminLine.
+    /// CTR_EL0.DminLine and IminLine are log2 of a number of 4-byte words.
     #[test]
     fn lines_are_decoded() {
         let features = Features::from_registers(&IdRegisters { ctr: 0xfff5_fff3, ..Default::default() });

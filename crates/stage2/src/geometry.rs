@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The shape of the tables, computed from granule and IPA size.
+//! The shape of the tables, computed from the granule and the IPA size.
 //!
-//! A table has `granule / 8` entries, so each level resolves `log2(granule) - 3` bits. At stage 2 up to 16
-//! tables of the root level may lie one behind the other and be used as one (Arm ARM D8.2, "concatenated
-//! translation tables"), which saves a level: the root is put at the deepest level that 16 tables can cover.
+//! A table has `granule / 8` entries, so each level resolves `log2(granule) - 3` bits. At stage 2, up to 16 contiguous tables
+//! of the root level may be used as one (Arm ARM DDI 0487K.a, D8.2, "concatenated translation tables"). That saves a level:
+//! the root is at the deepest level at which 16 tables cover the IPA space.
 
 use core::fmt;
 
 use crate::{Error, Features, Ipa, IpaRange};
 
-/// The translation granule: the size of a page and of a table. There is one so far; its size is known at compile
-/// time, so that the arithmetic of a walk is done there.
+/// The translation granule: the size of a page and of a table. There is one so far. Its size is a constant, so the compiler
+/// does the arithmetic of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granule(());
 
@@ -19,7 +19,7 @@ impl Granule {
     pub const KIB_4: Self = Self(());
 
     const SHIFT: u32 = 12;
-    /// For the model checker a table has two entries: every step of every operation, and few of a kind.
+    /// Under the model checker a table has two entries: it then runs every step of every operation in few repetitions.
     const STRIDE: u32 = if cfg!(loom) { 1 } else { Self::SHIFT - 3 };
 
     /// The size of a page in bytes.
@@ -32,7 +32,7 @@ impl Granule {
         Self::SHIFT
     }
 
-    /// Bits of an address that a level resolves.
+    /// The number of address bits that one level resolves.
     pub(crate) const fn stride(self) -> u32 {
         Self::STRIDE
     }
@@ -53,12 +53,12 @@ impl Granule {
     }
 }
 
-/// A level of the translation: 0 is the farthest from the page, 3 holds the pages.
+/// A level of the translation: level 3 holds the pages, level 0 is the farthest from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Level(u8);
 
 impl Level {
-    /// 512 GiB an entry with the 4 KiB granule; only tables.
+    /// 512 GiB an entry with the 4 KiB granule. Its entries are tables only.
     pub const L0: Self = Self(0);
     /// 1 GiB an entry with the 4 KiB granule.
     pub const L1: Self = Self(1);
@@ -89,7 +89,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// A set of levels, known at compile time where a walk skips some.
+/// A set of levels. The levels that a walk skips are known at compile time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Levels(u8);
 
@@ -97,7 +97,7 @@ impl Levels {
     /// No level.
     pub const NONE: Self = Self(0);
 
-    /// The set and one level more.
+    /// The set with `level` added.
     pub const fn with(self, level: Level) -> Self {
         Self(self.0 | 1 << level.0)
     }
@@ -114,11 +114,11 @@ pub struct Geometry {
     granule: Granule,
     ipa_bits: u32,
     root_level: Level,
-    /// log2 of the bytes that an entry of the root covers: every walk begins with it.
+    /// log2 of the bytes that an entry of the root covers. Stored, since every walk begins with it.
     root_shift: u32,
 }
 
-/// The most root tables that may be concatenated: 16 (Arm ARM D8.2).
+/// log2 of the most root tables that may be concatenated: 16 (Arm ARM DDI 0487K.a, D8.2).
 const CONCATENATED_BITS: u32 = if cfg!(loom) { 0 } else { 4 };
 
 impl Geometry {
@@ -142,7 +142,7 @@ impl Geometry {
         self.granule
     }
 
-    /// Bits of an IPA.
+    /// The number of bits of an IPA.
     pub const fn ipa_bits(&self) -> u32 {
         self.ipa_bits
     }
@@ -162,12 +162,12 @@ impl Geometry {
         1 << (self.ipa_bits - self.root_shift)
     }
 
-    /// Tables that make up the root: 1, 2, 4, 8 or 16.
+    /// The number of concatenated tables that make up the root: 1, 2, 4, 8 or 16.
     pub const fn root_tables(&self) -> usize {
         self.root_entries().div_ceil(self.granule.entries())
     }
 
-    /// Bytes of the root, a multiple of the granule. It has to be aligned to them.
+    /// The size of the root in bytes, a multiple of the granule. The root must be aligned to it.
     pub const fn root_size(&self) -> u64 {
         self.root_tables() as u64 * self.granule.size()
     }
@@ -182,17 +182,21 @@ impl Geometry {
         }
     }
 
-    /// The same for a level that is known not to be the root's.
+    /// [`index`](Self::index) for a level below the root's.
     pub(crate) const fn index_below_root(&self, ipa: Ipa, level: Level) -> usize {
         (ipa.raw() >> self.granule.span_shift(level)) as usize & (self.granule.entries() - 1)
     }
 
-    /// The address behind the last one of the IPA space.
+    /// The end of the IPA space: the first address that is not in it.
     pub const fn end(&self) -> Ipa {
         Ipa::new(1 << self.ipa_bits)
     }
 
-    /// That `range` is not empty, made of whole pages, and inside the IPA space.
+    /// Checks that `range` is not empty, is made of whole pages, and is inside the IPA space.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misaligned`], [`Error::EmptyRange`], [`Error::OutsideIpa`].
     pub fn check(&self, range: &IpaRange) -> Result<(), Error> {
         for address in [range.start, range.end] {
             if !address.is_aligned(self.granule.size()) {
@@ -235,8 +239,8 @@ mod tests {
         assert_eq!(levels.map(|level| level.is_some_and(|level| some.contains(level))), [false, true, false, true]);
     }
 
-    /// Arm ARM D8.2, tables of the 4 KiB granule at stage 2: 32 to 34 bits start at level 2 with 4 to 16 tables,
-    /// 39 bits fill one table of level 1, 40 to 43 concatenate 2 to 16, 44 need level 0.
+    /// Arm ARM DDI 0487K.a, D8.2, tables of the 4 KiB granule at stage 2: 32 to 34 bits start at level 2 with 4 to 16
+    /// tables. 39 bits fill one table of level 1, and 40 to 43 concatenate 2 to 16. 44 bits need level 0.
     #[test]
     fn roots_of_every_ipa_size() {
         for (bits, level, tables, entries) in [

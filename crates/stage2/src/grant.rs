@@ -172,7 +172,7 @@ impl Root {
     /// Takes back a run that was lent to the tables of this root, which are [destroyed](Stage2::destroy), for any use. Returns
     /// `lent` itself if it was lent to other tables.
     pub fn reclaim(&self, lent: Lent) -> Result<Run, Lent> {
-        // A live tree owns its root. So the caller, which has the root, has destroyed the tree, and nothing of it is mapped.
+        // A live tree owns its root. The caller owns this one, so no live tree has it, and nothing is mapped through it.
         if lent.root == self.pa() { Ok(lent.run) } else { Err(lent) }
     }
 }

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Holes: what a block is going to map, and the smaller mappings that it replaces do not. They are cleaned, and nothing else
-//! is (source S4: only where it is needed); the rest was when it was mapped.
+//! Holes: the memory that a new block will map and the smaller mappings that it replaces do not map.
 //!
-//! Invariant: what is there from before the walk until the block is made, was cleaned by who mapped it, or is cleaned here. A
-//! leaf of another type of memory is a hole: it may have been made without any cleaning. The walk holds no lock, since
-//! cleaning takes its time; what others map meanwhile they clean, and an entry that they are changing is waited for. What they
-//! unmap meanwhile was clean; who writes there as well is as late for this block as for any mapping that is on its way.
+//! A coalesce cleans the holes (step C1, module `coalesce`), and nothing else: the rest was cleaned when it was mapped (Wang
+//! 2021: cache maintenance where it is needed).
+//!
+//! **Invariant.** When the block is made, all of its memory was cleaned, either here or by the CPU that mapped it before.
+//!
+//! * A leaf of another memory type counts as a hole: it may have been made without any cleaning.
+//! * The walk holds no lock, since cleaning takes time. A CPU that maps a page meanwhile cleans that page. The walk waits for
+//!   a busy entry.
+//! * A page that is unmapped meanwhile was clean. If its owner writes it now, that write is too late for the block, as it
+//!   would be for any mapping that is being made.
 
 use crate::platform::{Domain, Platform};
 use crate::walk::{Entry, Visitor};
 use crate::{Descriptor, Error, Ipa, IpaRange, Stage2, cache, primitive};
 
 impl<P: Platform> Stage2<P> {
-    /// Cleans the holes below the `span` bytes from `ipa` on, where a block of this descriptor is going to be.
+    /// Cleans the holes in the `span` bytes from `ipa` on, which `block` is going to map.
     ///
     /// # Errors
     ///
@@ -24,7 +29,7 @@ impl<P: Platform> Stage2<P> {
         let mut holes = Holes { stage2: self, block, range: range.clone(), hole: ipa..ipa };
         self.walk(range, &mut holes)?;
         holes.clean();
-        // Complete before the block is made (S4: clean before make).
+        // The cleaning is complete before the block is made.
         primitive::dsb(self.platform(), Domain::Ish);
         Ok(())
     }
@@ -34,9 +39,9 @@ impl<P: Platform> Stage2<P> {
 struct Holes<'a, P: Platform> {
     stage2: &'a Stage2<P>,
     block: Descriptor,
-    /// Where it is going to be.
+    /// The addresses of the block.
     range: IpaRange,
-    /// The one that the walk is in, as far as it has come.
+    /// The hole that the walk is in, as far as the walk has come.
     hole: IpaRange,
 }
 
@@ -58,7 +63,7 @@ impl<P: Platform> Visitor for Holes<'_, P> {
         if found.is_leaf(entry.level) && found.memory_bits() == self.block.memory_bits() {
             return Ok(());
         }
-        // Where all was unmapped meanwhile, the entry may be of more than the block is.
+        // If everything was unmapped meanwhile, the entry may cover more than the block.
         let start = entry.ipa.max(self.range.start);
         if start != self.hole.end {
             self.clean();

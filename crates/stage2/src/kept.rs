@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Table pages of a flush that was dropped: the tree keeps them until an operation brings a source to give them to.
+//! Table pages of a flush that was dropped: the tree keeps them until an operation has a source to give them to.
 //!
 //! A destructor has no [`TableSource`]. So a [`Pending`](crate::Pending) or [`Flushed`](crate::Flushed) that is dropped
-//! puts its pages here, after its flush, and the next operation that may free pages gives them back.
+//! puts its pages here after its flush. The next operation that may free pages gives them back.
 //!
-//! The pages are a stack in their records. A page is pushed by one compare-and-exchange, and all of them are taken by one
-//! swap, so a page that leaves and comes back meanwhile does no harm.
+//! The pages are a stack, linked through their records. A page is pushed by one compare-and-exchange, and all pages are taken
+//! by one swap. So the stack has no ABA problem: a page that leaves and comes back between load and exchange does no harm.
 
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
 use crate::{Pa, Stage2, TablePage, TableSource};
 
-/// The page that was kept last, or 0.
+/// The page on top of the stack, or 0.
 #[derive(Debug, Default)]
 pub(crate) struct Kept(Word);
 
-/// Keeps what it is given.
+/// A sink that keeps the pages that it is given.
 pub(crate) struct Keep<'a, P: Platform>(pub(crate) &'a Stage2<P>);
 
 impl<P: Platform> TableSource for Keep<'_, P> {
@@ -39,7 +39,7 @@ impl<P: Platform> TableSource for Keep<'_, P> {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Gives the pages that were kept to `tables`. No walk reaches them: their flush is complete.
+    /// Gives the kept pages to `tables`. No walk reaches them: their flush is complete.
     #[inline]
     pub(crate) fn give_kept(&self, tables: &mut impl TableSource) {
         if self.kept.0.load(Ordering::Relaxed) != 0 {
@@ -54,7 +54,7 @@ impl<P: Platform> Stage2<P> {
         let mut next = self.kept.0.swap(0, Ordering::Acquire);
         while next != 0 {
             let page = Pa::new(next);
-            // Before the page is somebody else's.
+            // Read the link before the page has another owner.
             next = self.platform().record(page).link();
             tables.give(TablePage::from_tree(page, self.features()));
         }

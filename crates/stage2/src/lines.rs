@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A range of memory, line by line, for instructions that take one line each.
+//! The lines of a range of memory, for instructions that take one line each.
 
 /// Calls `operation` with the address of each line of `line` bytes in the `size` bytes from `start`.
 #[inline(always)]
@@ -16,7 +16,7 @@ pub(crate) fn each_line(start: usize, size: u64, line: u64, operation: impl Fn(u
         one();
         one();
     };
-    // Written out, and counted down: looking for the end at each line would be most of the work.
+    // Unrolled: a test for the end at each line would be most of the work.
     for _ in 0..lines / 16 {
         four();
         four();

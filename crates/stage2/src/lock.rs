@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A lock for what belongs to a guest beside its tables: frames, and what is behind its RAM.
+//! A spin lock for a guest's data beside its tables: its frames, and what backs its RAM.
 //!
-//! Invariant: whoever has the guard is the only one who reaches the value, and sees what was done under every guard
-//! before. It is taken and given back as a table's is ([`primitive`](crate::primitive)), so what checks the engine's locks
-//! checks this one; who waits for it waits as the platform has it ([`Platform::pause`]), so a hosted machine can let
-//! whoever has it run. It is not fair, and not to be taken again by who has it.
+//! **Invariant.** Only the CPU that has the guard reaches the value. It sees everything that was done under each earlier
+//! guard.
+//!
+//! The lock uses the same primitives as a table's lock ([`primitive`](crate::primitive)), so the checkers of the engine's
+//! locks check this one too. A CPU that waits calls [`Platform::pause`], so a hosted machine can let the lock's owner run. The
+//! lock is neither fair nor recursive.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -20,26 +22,26 @@ pub struct Lock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached by whoever has the lock, which is one CPU at a time; it goes from one to the other.
+// SAFETY: only the CPU that has the lock reaches the value, one CPU at a time; the value moves between CPUs, so `T: Send`.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// The value, which nobody has locked.
+    /// An unlocked lock with this value.
     pub fn new(value: T) -> Self {
         Self { word: Word::default(), value: UnsafeCell::new(value) }
     }
 
-    /// The value, of which nobody else knows any more.
+    /// The value. Taking the lock by value proves that it is unlocked.
     pub fn into_inner(self) -> T {
         self.value.into_inner()
     }
 
-    /// The value, which is borrowed from its only owner.
+    /// The value, without locking: the exclusive borrow proves that no CPU has the lock.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
     }
 
-    /// Waits until nobody has it, and takes it.
+    /// Waits until the lock is free, and takes it.
     #[inline]
     #[cfg_attr(feature = "checked", track_caller)]
     pub fn lock<P: Platform>(&self, platform: &P) -> LockGuard<'_, T> {
@@ -71,11 +73,11 @@ impl<T> fmt::Debug for Lock<T> {
     }
 }
 
-/// The value of a [`Lock`], which is given back when this is dropped.
+/// The value of a [`Lock`]. Dropping this unlocks it.
 #[must_use = "dropped at once, it protects nothing"]
 pub struct LockGuard<'a, T> {
     lock: &'a Lock<T>,
-    /// It is shared between threads as a reference to the value is, not as the lock is.
+    /// Makes the guard `Send` and `Sync` as `&mut T` is, not as `&Lock<T>` is.
     value: PhantomData<&'a mut T>,
 }
 
@@ -84,7 +86,7 @@ impl<T> Deref for LockGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the lock is held while the guard lives, and a guard is all that reaches the value.
+        // SAFETY: the lock is held while the guard lives, and only the guard reaches the value.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -115,7 +117,7 @@ mod tests {
     use crate::platform::{Dc, Domain, Ic, Tlbi};
     use crate::{Pa, Record};
 
-    /// A CPU that is asked for nothing here but what it does before an atomic access, and while it waits.
+    /// A platform with two hooks only: before an atomic access, and while the CPU waits.
     struct Cpu<A: Fn(), W: Fn()> {
         on_atomic: A,
         waits: W,
@@ -146,23 +148,23 @@ mod tests {
         }
     }
 
-    /// What another CPU does, seen from the one that wants the lock.
+    /// What another CPU does, as seen by the CPU that wants the lock.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Step {
-        /// The other one has the lock, or takes it, and this CPU is about to make an atomic access.
+        /// The other CPU has the lock, or takes it, and this CPU is about to make an atomic access.
         AtomicWhileLocked,
-        /// Nobody has the lock, and this CPU is about to make an atomic access.
+        /// The lock is free, and this CPU is about to make an atomic access.
         Atomic,
-        /// The other one goes on while this CPU waits.
+        /// The other CPU keeps the lock while this CPU waits.
         WaitWhileLocked,
-        /// The other one gives the lock back while this CPU waits.
+        /// The other CPU unlocks while this CPU waits.
         WaitUntilFree,
     }
 
-    /// Locks what another CPU has locked, or takes and gives back by these steps, which are all that there are.
+    /// Takes the lock while another CPU does exactly these steps.
     fn locks_by(steps: &[Step]) {
         let lock = Lock::new(0);
-        let alone = Cpu { on_atomic: || (), waits: || panic!("nobody has the lock") };
+        let alone = Cpu { on_atomic: || (), waits: || panic!("waits for a free lock") };
         let held = RefCell::new(None);
         let steps = RefCell::new(steps.iter().copied());
         let take = || {
@@ -180,7 +182,7 @@ mod tests {
         };
         let guard = lock.lock(&Cpu { on_atomic, waits });
         assert_eq!(steps.borrow_mut().next(), None);
-        assert!(lock.word.try_lock().is_none(), "the guard has no lock");
+        assert!(lock.word.try_lock().is_none(), "the guard does not hold the lock");
         drop(guard);
         let _ = lock.lock(&alone);
     }
@@ -190,7 +192,7 @@ mod tests {
         locks_by(&[Step::Atomic]);
     }
 
-    /// While another CPU has the lock, this one reads the word alone.
+    /// While another CPU has the lock, this CPU only reads the word.
     #[test]
     fn what_another_has_is_waited_for() {
         use Step::{Atomic, AtomicWhileLocked, WaitUntilFree, WaitWhileLocked};
@@ -198,7 +200,7 @@ mod tests {
         locks_by(&[AtomicWhileLocked, WaitWhileLocked, WaitWhileLocked, WaitUntilFree, Atomic]);
     }
 
-    /// Between this CPU's look and its atomic access.
+    /// The other CPU takes the lock between this CPU's read and its atomic access.
     #[test]
     fn what_another_takes_first_is_waited_for_again() {
         use Step::{Atomic, AtomicWhileLocked, WaitUntilFree};
@@ -216,7 +218,7 @@ mod tests {
                     for _ in 0..ROUNDS {
                         let mut guard = lock.lock(&cpu);
                         guard.0 += 1;
-                        assert_eq!(guard.0, guard.1 + 1, "somebody else is inside");
+                        assert_eq!(guard.0, guard.1 + 1, "another thread is inside");
                         guard.1 += 1;
                     }
                 });
