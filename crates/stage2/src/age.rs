@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What hardware recorded in leaves, collected: accesses (age) and writes (clean, disarm).
+//! Collects what hardware recorded in leaves: accesses (`age`) and writes (`clean`, `disarm`).
 //!
-//! Collecting accesses needs no flush: a TLB that still holds the entry delays the next record, no more. Collecting
-//! writes does: until the flush is complete, a guest may write through its TLB without a record.
+//! Collecting accesses needs no flush: a TLB that still holds the entry only delays the next record. Collecting writes needs
+//! one: until the flush is complete, a guest may write through its TLB without a record.
 //!
-//! What is found is told after the table was unlocked, so the caller may do what it likes.
+//! A callback runs after the table was unlocked, so it may call any operation.
 
 use core::ops::Range;
 
@@ -17,19 +17,19 @@ use crate::table::ROW;
 use crate::tlb::{Changed, Span};
 use crate::{Descriptor, Error, Ipa, IpaRange, Level, Narrowed, Pending, Stage2};
 
-/// Leaves that hardware had marked: up to 64 of the same level, side by side.
+/// Leaves that hardware had marked: up to 64 neighbours of the same level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marked {
     /// The address of the first of the 64.
     pub ipa: Ipa,
     /// Their level.
     pub level: Level,
-    /// Bit `n` stands for the leaf behind the `n` first ones.
+    /// Bit `n` is set if the `n`th leaf, counted from 0, was marked.
     pub mask: u64,
 }
 
 impl Marked {
-    /// The addresses of the leaves that were marked, ascending, with this many bytes to a leaf.
+    /// The addresses of the marked leaves, ascending. `span` is the size of one leaf in bytes.
     pub fn leaves(self, span: u64) -> impl Iterator<Item = Ipa> {
         let mut left = self.mask;
         core::iter::from_fn(move || {
@@ -41,8 +41,8 @@ impl Marked {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Takes the access flags out of the leaves in `range`, and tells which had one. TLBs are not invalidated.
-    /// Blocks are told of, and cleared, whole.
+    /// Clears the access flags of the leaves in `range`, and calls `young` with those that had one set. Does not invalidate
+    /// TLBs. A block that lies partly in `range` is cleared and reported whole.
     ///
     /// # Errors
     ///
@@ -53,10 +53,10 @@ impl<P: Platform> Stage2<P> {
         Ok(())
     }
 
-    /// Takes the recorded writes out of the leaves in `range` that hardware marks (DBM): each such leaf becomes
-    /// clean, and `dirty` is told which. Blocks are told of, and cleaned, whole.
+    /// Makes the dirty hardware-tracked leaves in `range` clean, and calls `dirty` with them. A block that lies partly in
+    /// `range` is cleaned and reported whole.
     ///
-    /// Only after the flush is complete may the memory be read.
+    /// The caller may copy the memory only after the flush is complete.
     ///
     /// # Errors
     ///
@@ -71,9 +71,10 @@ impl<P: Platform> Stage2<P> {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Takes write access, and DBM, from the leaves in `range` whose writes hardware records, and tells which were dirty up
-    /// to that moment: the way from hardware's records to [`write_protect`](Self::write_protect), at which no record is
-    /// lost. Other leaves stay as they are. Blocks are told of, and changed, whole.
+    /// Clears write permission and DBM of the hardware-tracked leaves in `range`, and calls `dirty` with those that were dirty
+    /// up to that moment. No record is lost on the way from hardware tracking to
+    /// [`write_protect`](Self::write_protect). Other leaves stay as they are. A block that lies partly in `range` is changed
+    /// and reported whole.
     ///
     /// # Errors
     ///
@@ -87,10 +88,10 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// What was found in one table.
+/// The marked leaves of one table.
 pub(crate) struct Found {
     masks: [u64; MOST_ENTRIES / 64],
-    /// Of a leaf's size.
+    /// log2 of a leaf's size in bytes.
     pub(crate) shift: u32,
 }
 
@@ -101,7 +102,7 @@ impl Default for Found {
 }
 
 impl Found {
-    /// Adds those from `at` on whose bits are set: at most eight, or as many as there are.
+    /// Adds the leaves from `at` on whose bits are set in `mask`: one row, which is at most eight.
     #[inline(always)]
     pub(crate) fn add(&mut self, at: usize, mask: u32) {
         if mask == 0 {
@@ -110,7 +111,7 @@ impl Found {
         self.masks[at / 64] |= u64::from(mask) << (at % 64);
     }
 
-    /// Tells what was found from `first` on, and forgets it.
+    /// Calls `to` with the leaves that were found, counted from `first`, and clears them.
     pub(crate) fn tell(&mut self, level: Level, first: Ipa, to: &mut dyn FnMut(Marked)) {
         for (number, mask) in self.masks.iter_mut().enumerate() {
             if *mask != 0 {
@@ -137,7 +138,7 @@ impl<P: Platform> Pass<P> for Age<'_> {
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let cells = locked.table.cells(indexes.start, indexes.end);
         if locked.counts.armed() > 0 {
-            // Where hardware may record a write at this moment, the bit alone is taken.
+            // Hardware may record a write at this moment, so only the one bit is cleared, by a read-modify-write.
             for (at, index) in indexes.enumerate() {
                 if locked.entry(index).is_accessed() {
                     locked.table.entry(index).clear(Descriptor::ACCESSED, locked.stage2.platform());
@@ -158,7 +159,7 @@ impl<P: Platform> Pass<P> for Age<'_> {
     }
 }
 
-/// Takes the access flags of at most eight leaves, where hardware records no writes; which had one.
+/// Clears the access flags of at most eight leaves without DBM, and returns which had one.
 #[inline(always)]
 fn age_row(cells: &[Word]) -> u32 {
     let young = marked::<{ Descriptor::ACCESSED }>(cells);
@@ -170,7 +171,7 @@ fn age_row(cells: &[Word]) -> u32 {
     young
 }
 
-/// Makes leaves clean that hardware has marked dirty.
+/// Makes dirty hardware-tracked leaves clean.
 struct Clean<'a> {
     found: Found,
     changed: Changed,
@@ -188,7 +189,7 @@ impl<P: Platform> Pass<P> for Clean<'_> {
         let mut span = Span::default();
         let cells = locked.table.cells(indexes.start, indexes.end);
         for (number, cells) in cells.chunks(ROW).enumerate() {
-            // Most rows are clean: seen at a glance.
+            // Most rows are clean: one test for all of a row.
             let writable = cells.iter().fold(0, |all, cell| all | cell.load(Ordering::Relaxed)) & Descriptor::WRITE;
             if writable == 0 {
                 continue;
@@ -213,7 +214,7 @@ impl<P: Platform> Pass<P> for Clean<'_> {
     }
 }
 
-/// Ends hardware's records.
+/// Clears write permission and DBM of hardware-tracked leaves.
 struct Disarm<'a> {
     found: Found,
     changed: Changed,
@@ -246,7 +247,8 @@ impl<P: Platform> Pass<P> for Disarm<'_> {
     }
 }
 
-/// Which of at most eight entries have this bit. An invalid entry has none, as none is busy.
+/// Which of at most eight entries have this bit set. Invalid entries never count: none is busy during a pass, and a stale
+/// entry has none of the tested bits.
 #[inline(always)]
 pub(crate) fn marked<const BIT: u64>(cells: &[Word]) -> u32 {
     let mut mask = 0;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Having hardware record writes page by page (DBM, FEAT_HAFDBS), and reading what it recorded.
+//! Dirty tracking by hardware, page by page (DBM, FEAT_HAFDBS).
 //!
-//! A leaf is *armed* while DBM is set: where it may not be written (S2AP\[1\] clear) it is *clean*, and the first write makes
-//! hardware set S2AP\[1\], without a fault: *dirty*. Without DBM the same leaf is read-only. Blocks are never armed here: a
-//! record of one would say nothing of its pages.
+//! A leaf is *hardware-tracked* if DBM is set. While S2AP\[1\] is clear, it is *clean*. The first write makes hardware set
+//! S2AP\[1\] without a fault, and then it is *dirty*. Without DBM, a leaf with S2AP\[1\] clear is read-only. This module sets
+//! DBM on pages only: the record of a block would not show which of its pages were written.
 //!
-//! Arming needs no flush: an entry in a TLB from before causes at most one more fault, which
-//! [`relax`](Stage2::relax) ends. Making clean does, as taking any write access. Hardware changes an armed leaf at any
-//! time, so such a leaf is changed by read-modify-writes (source S3 lost writes by a plain store).
+//! Setting DBM needs no flush: an old TLB entry causes at most one more fault, which [`relax`](Stage2::relax) ends. Making a
+//! leaf clean needs one, like any removal of write permission.
+//!
+//! Hardware changes a leaf with DBM at any time, so such a leaf is changed by read-modify-writes. (The series of Kolothum 2023
+//! lost writes by a plain store.)
 
 use core::ops::Range;
 
@@ -22,9 +24,12 @@ use crate::tlb::{Changed, Span};
 use crate::{Descriptor, Error, Ipa, IpaRange, Level, Marked, Narrowed, Pending, Stage2};
 
 impl<P: Platform> Stage2<P> {
-    /// Arms the pages that are mapped in `range`. What may be written stays so, and counts as dirty; what may not is clean
-    /// from now on, and hardware may make it dirty: it is the caller who knows that the guest may write all of it. Blocks
-    /// stay as they are. Who reads, with acquire, what the caller stores after this finds in its own passes what was armed.
+    /// Sets DBM on the pages that are mapped in `range`. A writable page stays writable, and counts as dirty. A read-only page
+    /// becomes clean, and hardware may make it dirty. So the caller must know that the guest may write all of `range`. Blocks
+    /// stay as they are.
+    ///
+    /// Ordering: if the caller then stores a flag with release, a CPU that loads the flag with acquire finds these leaves
+    /// hardware-tracked in its own passes.
     ///
     /// # Errors
     ///
@@ -36,9 +41,10 @@ impl<P: Platform> Stage2<P> {
         Ok(())
     }
 
-    /// Arms the pages that are mapped in `range`, and makes them clean. Blocks are write-protected, whole.
+    /// Sets DBM on the pages that are mapped in `range`, and makes them clean. A block that lies partly in `range` is
+    /// write-protected whole.
     ///
-    /// Memory may be read as of that moment only after the flush.
+    /// The caller may copy the memory, as of the clean, only after the flush.
     ///
     /// # Errors
     ///
@@ -52,11 +58,12 @@ impl<P: Platform> Stage2<P> {
         Ok(Pending::narrowed(self, pass.changed, range))
     }
 
-    /// The same for those of the 64 pages from `first` on whose bits are set in `mask`, and not for the pages between.
+    /// [`arm_clean`](Self::arm_clean) for those of the 64 pages from `first` on whose bits are set in `mask`. The pages between
+    /// stay as they are.
     ///
     /// # Errors
     ///
-    /// A page is not in the IPA space, or `first` is not aligned; [`Error::NoDirtyState`].
+    /// A page is outside the IPA space, or `first` is not aligned; [`Error::NoDirtyState`].
     pub fn arm_clean_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Narrowed>, Error> {
         self.check_dirty_state()?;
         let range = self.masked_range(first, mask)?;
@@ -66,8 +73,8 @@ impl<P: Platform> Stage2<P> {
         Ok(Pending::narrowed(self, pass.changed, range))
     }
 
-    /// Ends hardware's records in `range`, and keeps them: what was dirty may be written on, what was clean may not be
-    /// written any more. After the flush nothing is added, and [`written`](Self::written) tells what was recorded.
+    /// Clears DBM in `range`, and keeps the records: a dirty leaf stays writable, a clean leaf becomes read-only. After the
+    /// flush hardware adds no record, and [`written`](Self::written) reports the records.
     ///
     /// # Errors
     ///
@@ -80,8 +87,8 @@ impl<P: Platform> Stage2<P> {
         Ok(Pending::narrowed(self, pass.changed, range))
     }
 
-    /// Tells which of the armed leaves in `range` are dirty, and changes nothing: a hint, while the guest runs, of what was
-    /// written up to now.
+    /// Calls `dirty` with the hardware-tracked leaves in `range` that are dirty, and changes nothing. While the guest runs, the
+    /// result is a hint of what was written up to now.
     ///
     /// # Errors
     ///
@@ -92,7 +99,8 @@ impl<P: Platform> Stage2<P> {
         Ok(())
     }
 
-    /// Tells which leaves in `range` may be written, armed or not, and changes nothing. Clean ones are not among them.
+    /// Calls `written` with the leaves in `range` that have write permission (S2AP\[1\]), with or without DBM, and changes
+    /// nothing. Clean leaves are not reported.
     ///
     /// # Errors
     ///
@@ -108,7 +116,7 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// Arms pages.
+/// Sets DBM on pages.
 struct Arm;
 
 impl<P: Platform> Pass<P> for Arm {
@@ -133,7 +141,7 @@ impl<P: Platform> Pass<P> for Arm {
     }
 }
 
-/// Arms pages, and makes them clean.
+/// Sets DBM on pages, and makes them clean.
 struct ArmClean {
     changed: Changed,
 }
@@ -156,15 +164,15 @@ impl<P: Platform> Pass<P> for ArmClean {
     }
 }
 
-/// Makes leaves clean of which some are armed, or all are blocks, and arms the pages among them; adds to `span` whose writes
-/// it took.
+/// Makes leaves clean one by one, and sets DBM on pages: for a table in which some leaves have DBM, or all leaves are blocks.
+/// Adds the leaves that lost write permission to `span`.
 #[inline(always)]
 fn clean_one_by_one(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usize>, span: &mut Span) {
     let arms = if locked.level == Level::L3 { Descriptor::DIRTY_BY_HARDWARE } else { 0 };
     for (at, index) in indexes.clone().enumerate() {
         let cell = locked.table.entry(index);
         let entry = cell.read();
-        // Armed it stays, and is counted as it was: one bit goes, and only where it is set.
+        // A leaf with DBM keeps it, and its counts do not change. Only S2AP[1] is cleared, if it is set.
         if arms != 0 && entry.is_armed() {
             if entry.is_writable() {
                 cell.clear(Descriptor::WRITE, locked.stage2.platform());
@@ -177,15 +185,15 @@ fn clean_one_by_one(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usiz
         }
         let clean = |old: Descriptor| Descriptor::from_raw(old.without(WRITES).raw() | arms);
         let (old, new) = locked.change(index, clean);
-        // Of a block that was armed, a TLB lets hardware grant writes.
+        // A block that loses DBM needs the flush too: by an old TLB entry with DBM, hardware still grants writes.
         if old.raw() & !new.raw() & WRITES != 0 {
             span.add(at);
         }
     }
 }
 
-/// Arms the leaves of a table of pages in which none is armed yet, so that stores do; with `CLEAN` it takes their write
-/// access too, and adds to `span` whose it took.
+/// Sets DBM on the leaves of a level 3 table in which no leaf has DBM yet, so that plain stores do. With `CLEAN` it also clears
+/// their write permission, and adds the leaves that had it to `span`.
 #[inline(always)]
 fn arm_cells<const CLEAN: bool>(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usize>, span: &mut Span) {
     let (rows, rest) = locked.table.cells(indexes.start, indexes.end).as_chunks::<ROW>();
@@ -204,12 +212,12 @@ fn arm_cells<const CLEAN: bool>(locked: &mut Locked<'_, impl Platform>, indexes:
     locked.counts.arm(leaves, were_writable);
 }
 
-/// The same for at most eight: adds how many leaves there are, and tells which may be written.
+/// [`arm_cells`] for at most eight entries. Adds the number of leaves to `leaves`, and returns which of them were writable.
 #[inline(always)]
 fn arm_row<const CLEAN: bool>(cells: &[Word], leaves: &mut u64) -> u32 {
     let mut writable = 0;
     for (index, cell) in cells.iter().enumerate() {
-        // An invalid entry has no bit set, as none is busy, and stays as it is.
+        // An invalid entry stays as it is: none is busy during a pass, and a stale entry has none of the tested bits.
         let old = cell.load(Ordering::Relaxed);
         let leaf = old & Descriptor::VALID;
         writable |= (old & Descriptor::WRITE) << index;
@@ -220,10 +228,10 @@ fn arm_row<const CLEAN: bool>(cells: &[Word], leaves: &mut u64) -> u32 {
     (writable >> Descriptor::WRITE.trailing_zeros()) as u32
 }
 
-/// The bits that let a guest write, or hardware let it write.
+/// The bits that let a guest write, at once or through hardware.
 const WRITES: u64 = Descriptor::WRITE | Descriptor::DIRTY_BY_HARDWARE;
 
-/// Ends hardware's records.
+/// Clears DBM of hardware-tracked leaves.
 struct Seal {
     changed: Changed,
 }
@@ -247,7 +255,7 @@ impl<P: Platform> Pass<P> for Seal {
     }
 }
 
-/// Looks for what may be written: if it is armed, or all.
+/// Looks for leaves with write permission: for those with DBM (`ARMED`), or for all.
 struct Look<'a, const ARMED: bool> {
     found: Found,
     told: &'a mut dyn FnMut(Marked),
@@ -273,10 +281,10 @@ impl<P: Platform, const ARMED: bool> Pass<P> for Look<'_, ARMED> {
     }
 }
 
-/// Which of at most eight leaves may be written: if they are armed, or all.
+/// Which of at most eight leaves have write permission: of those with DBM (`ARMED`), or of all.
 #[inline(always)]
 fn written_in<const ARMED: bool>(cells: &[Word]) -> u32 {
-    // Most rows are clean: seen at a glance.
+    // Most rows are clean: one test for all of a row.
     let any = cells.iter().fold(0, |any, cell| any | cell.load(Ordering::Relaxed));
     if any & Descriptor::WRITE == 0 {
         return 0;
@@ -287,7 +295,7 @@ fn written_in<const ARMED: bool>(cells: &[Word]) -> u32 {
     const APART: u32 = Descriptor::DIRTY_BY_HARDWARE.trailing_zeros() - Descriptor::WRITE.trailing_zeros();
     let mut mask = 0;
     for (index, cell) in cells.iter().enumerate() {
-        // The one bit is where the other one is, then.
+        // Shifts the DBM bit to the place of S2AP[1].
         let entry = cell.load(Ordering::Relaxed);
         mask |= (entry & entry >> APART & Descriptor::WRITE) << index;
     }

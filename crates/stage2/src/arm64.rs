@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The real instructions. An embedder supplies only where frames are mapped ([`FrameMap`]).
+//! The platform of a real CPU. An embedder supplies only the mapping of frames ([`FrameMap`]).
 //!
-//! To be used at EL2 with `HCR_EL2.TGE` = 0, so that EL1&0 operations mean the guest's regime. Each `asm!`
-//! that orders or changes memory is a compiler barrier for it, so program order is the order of execution.
+//! Use it at EL2 with `HCR_EL2.TGE` = 0, so that EL1&0 operations act on the guest's regime. Each `asm!` that orders or
+//! changes memory is also a compiler barrier, so instructions execute in program order.
 
 use core::arch::asm;
 use core::ptr::NonNull;
@@ -14,8 +14,11 @@ use crate::{Pa, Record, Records};
 ///
 /// # Safety
 ///
-/// As for [`Platform`]: each frame that the engine is given is mapped there, readable, writable and
-/// write-back cacheable, and no Rust object covers it; each that is given as a table has a record of its own.
+/// As for [`Platform`]:
+///
+/// * Each frame that the engine is given is mapped at [`pointer`](Self::pointer), readable, writable and write-back cacheable,
+///   and no Rust object covers it.
+/// * Each frame that is given as a table has a record of its own.
 pub unsafe trait FrameMap {
     /// Where the byte at `pa` is mapped.
     fn pointer(&self, pa: Pa) -> NonNull<u8>;
@@ -24,17 +27,18 @@ pub unsafe trait FrameMap {
     fn record(&self, pa: Pa) -> &Record;
 }
 
-/// Frames are mapped at their physical addresses, and have these records.
+/// The map of an embedder that maps frames at their physical addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct IdentityMap(Records);
 
 impl IdentityMap {
-    /// States that frames are mapped one to one.
+    /// States that frames are mapped at their physical addresses, and have these records.
     ///
     /// # Safety
     ///
-    /// Each frame that the engine will be given is mapped at its own physical address, readable, writable
-    /// and write-back cacheable, and no Rust object covers it; so none is at 0. `records` are nobody else's.
+    /// * Each frame that the engine will be given is mapped at its own physical address, readable, writable and write-back
+    ///   cacheable, and no Rust object covers it. So no frame is at address 0.
+    /// * Only this platform uses `records`.
     pub const unsafe fn new(records: Records) -> Self {
         Self(records)
     }
@@ -61,17 +65,17 @@ pub struct Arm64<M> {
 }
 
 impl<M: FrameMap> Arm64<M> {
-    /// The platform of this CPU, with frames where `frames` says.
+    /// The platform of this CPU, with this map of frames.
     pub const fn new(frames: M) -> Self {
         Self { frames }
     }
 }
 
-/// One instruction with an operand in a register.
+/// One instruction, with an operand in a register or with none.
 macro_rules! instruction {
     ($text:literal, $operand:expr) => {
-        // SAFETY: TLB, cache and barrier instructions change no memory that Rust knows of; `DC ZVA` does, and
-        // its caller promised that the block is a frame of the engine's (`Platform::dc`).
+        // SAFETY: TLB, cache and barrier instructions change no memory that Rust knows of. `DC ZVA` does, and its caller
+        // promised that the block is in a frame of the engine (`Platform::dc`).
         unsafe { asm!(".arch armv8.4-a", concat!($text, ", {0}"), in(reg) $operand, options(nostack, preserves_flags)) }
     };
     ($text:literal) => {
@@ -80,7 +84,7 @@ macro_rules! instruction {
     };
 }
 
-// SAFETY: `pointer` is the frame map's, whose promise is the same; each call executes its one instruction.
+// SAFETY: `pointer` and `record` are the frame map's, which promises the same. Each call executes its one instruction.
 unsafe impl<M: FrameMap> Platform for Arm64<M> {
     #[inline(always)]
     fn tlbi(&self, operation: Tlbi, operand: u64) {
@@ -122,7 +126,7 @@ unsafe impl<M: FrameMap> Platform for Arm64<M> {
     #[inline(always)]
     fn ic(&self, operation: Ic, address: usize) {
         match operation {
-            // `nomem`: what orders it after stores, and fetches after it, are the barriers before and after a run of these.
+            // `nomem`: the barriers before and after a run of these order them after stores and before fetches.
             // SAFETY: invalidating an instruction cache changes no data.
             Ic::Ivau => unsafe { asm!("ic ivau, {}", in(reg) address, options(nomem, nostack, preserves_flags)) },
             Ic::IallUis => instruction!("ic ialluis"),

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the engine's techniques are measured against: the same engine with one rule changed, as the sources describe
-//! the state before them. Behind the feature `baselines`, for benches.
+//! Baselines: the same engine with one rule changed, as the sources (`docs/sources.md`) describe the state before their
+//! technique. Behind the feature `baselines`, for benches.
 //!
-//! | technique | before | source |
+//! | technique | baseline | source |
 //! |---|---|---|
-//! | splitting visits tables with blocks only | [`EveryLevel`], [`SkipChildren`]; [`SkipLeaves`] is the source's proposal | S0 |
-//! | caches are cleaned by who maps | [`Grant::map_cleaning_on_abort`] | S4 |
-//! | the block is made before the old table is freed | [`Grant::coalesce_freeing_first`] | S4 |
-//! | table pages only where a table is missing | [`Grant::map_topping_up_always`] | S4 |
+//! | a split visits only tables that hold blocks | [`EveryLevel`], [`SkipChildren`]; [`SkipLeaves`] is the source's proposal | Bras 2026 |
+//! | the CPU that maps cleans the caches | [`Grant::map_cleaning_on_abort`] | Wang 2021 |
+//! | the block is made before the old table is freed | [`Grant::coalesce_freeing_first`] | Wang 2021 |
+//! | table pages only when a table is missing | [`Grant::map_topping_up_always`] | Wang 2021 |
 //!
-//! None of the walks here uses the tables' records: they look at entries alone, as Linux's do.
+//! No walk here uses the tables' records: they look at entries only, as Linux does.
 
 use crate::cache::{self, Upkeep};
 use crate::platform::Platform;
@@ -21,21 +21,21 @@ use crate::{
 
 /// Which entries a split visits.
 pub trait SplitPolicy {
-    /// Levels that are not even read.
+    /// Levels that the walk does not read.
     const SKIP: Levels = Levels::NONE;
-    /// Whether a table that was made just now is passed over.
+    /// Whether the walk skips the table that it has just made.
     const PASS_OVER_NEW: bool = false;
 }
 
-/// All of them: also pages, which cannot be split, and those of a table that was made just now.
+/// All entries: also pages, which cannot be split, and the entries of a table that was just made.
 #[derive(Clone, Copy, Debug)]
 pub struct EveryLevel;
 
-/// All but those of a table that was made just now (the first version of source S0).
+/// All entries but those of a table that was just made. Bras 2026 tried this, and found it slightly slower.
 #[derive(Clone, Copy, Debug)]
 pub struct SkipChildren;
 
-/// None of level 3 (source S0).
+/// All entries but those of level 3 (Bras 2026).
 #[derive(Clone, Copy, Debug)]
 pub struct SkipLeaves;
 
@@ -50,12 +50,12 @@ impl SplitPolicy for SkipLeaves {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Splits all blocks in `range` down to pages by a walk over what `S` says; returns how many entries it visited,
-    /// tables and leaves.
+    /// Splits all blocks in `range` down to pages, by a walk that visits the entries that `S` selects. Returns the number of
+    /// entries that it visited, tables and leaves.
     ///
     /// # Errors
     ///
-    /// The range is no good, or [`Error::NoTablePage`].
+    /// As [`walk`](Self::walk), or [`Error::NoTablePage`].
     pub fn split_by<S: SplitPolicy>(&self, range: IpaRange, tables: &mut impl TableSource) -> Result<u64, Error> {
         let mut split =
             SplitWalk { stage2: self, tables, policy: core::marker::PhantomData::<S>, visits: 0, made: None };
@@ -65,7 +65,7 @@ impl<P: Platform> Stage2<P> {
 }
 
 impl<P: Platform> Grant<'_, P> {
-    /// Maps, and cleans before looking whether there is anything to map: each CPU that faults for a block cleans it.
+    /// Cleans, and then maps if nothing is mapped yet: each CPU that faults on a block cleans it.
     ///
     /// # Errors
     ///
@@ -83,14 +83,14 @@ impl<P: Platform> Grant<'_, P> {
         attributes.access.check(features)?;
         cache::before_map(stage2.platform(), features, (pa, span), Upkeep::new(features, attributes));
         let new = Descriptor::leaf(pa, level, attributes, features);
-        // Were it no normal memory, it would have to be noted.
+        // Only a leaf that is not normal memory has to be noted in its table's record.
         if attributes.memory == Memory::Normal {
             return stage2.map_with::<false>(ipa, new, level, Upkeep::NONE, tables);
         }
         stage2.map_with::<true>(ipa, new, level, Upkeep::NONE, tables)
     }
 
-    /// Coalesces, and frees the old table while nothing is mapped: other CPUs fault there all that time.
+    /// Coalesces, and frees the old table while nothing is mapped: the guest faults there all that time.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl<P: Platform> Grant<'_, P> {
         self.coalesce_in_order::<true, false>(level, attributes, tables, dirty)
     }
 
-    /// Coalesces what a fault has cleaned before it looked ([`map_cleaning_on_abort`](Self::map_cleaning_on_abort)): nothing is
-    /// cleaned again. The old table is freed first if it is to be `FREE_FIRST`.
+    /// Coalesces memory that the fault has cleaned already ([`map_cleaning_on_abort`](Self::map_cleaning_on_abort)): nothing is
+    /// cleaned again. With `FREE_FIRST` the old table is freed before the block is made.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl<P: Platform> Grant<'_, P> {
         self.coalesce_in_order::<FREE_FIRST, true>(level, attributes, tables, dirty)
     }
 
-    /// Maps, and fills the pool before, as if each fault might need a table at every level.
+    /// Fills the pool as if each fault needed a table at every level, and then maps.
     ///
     /// # Errors
     ///
@@ -143,7 +143,7 @@ struct SplitWalk<'a, P: Platform, T, S> {
     tables: &'a mut T,
     policy: core::marker::PhantomData<S>,
     visits: u64,
-    /// Where a table was made last.
+    /// The address of the last table that was made.
     made: Option<Ipa>,
 }
 

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What can go wrong, with the address, the level and the cause.
+//! The errors of all operations, with the address, the level and the cause.
 //!
-//! An operation that returns an error leaves tables that are valid and can be tried again.
+//! An operation that returns an error leaves valid tables, and can be repeated.
 
 use crate::{Ipa, Level, Pa};
 
 /// Why an operation on translation tables was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The IPA space has to have 32 to 48 bits, and no more than the CPU's physical addresses.
+    /// The IPA space must have 32 to 48 bits, and no more than the CPU's physical addresses.
     #[error("an IPA space of {ipa_bits} bits is not supported here: use 32 to {most}")]
     IpaBits {
-        /// What was asked for.
+        /// The size that was asked for, in bits.
         ipa_bits: u32,
-        /// The most that this CPU translates with this granule.
+        /// The most bits that this CPU translates with this granule.
         most: u32,
     },
     /// The VMID does not fit the CPU's width.
     #[error("VMID {vmid} does not fit in {bits} bits")]
     Vmid {
-        /// What was asked for.
+        /// The VMID that was asked for.
         vmid: u16,
-        /// How many bits the CPU has.
+        /// The number of bits that the CPU has.
         bits: u32,
     },
     /// The root table is not aligned to its size, or too small.
     #[error("the root at {root} must be {size} bytes, aligned to its size")]
     Root {
-        /// Where it starts.
+        /// Its first byte.
         root: Pa,
         /// The size it must have, in bytes.
         size: u64,
@@ -37,7 +37,7 @@ pub enum Error {
     Misaligned {
         /// The IPA or the PA.
         address: u64,
-        /// What it must be a multiple of.
+        /// The alignment that it must have, in bytes.
         size: u64,
     },
     /// A range is empty, or ends before it starts.
@@ -45,7 +45,7 @@ pub enum Error {
     EmptyRange {
         /// Its first byte.
         start: Ipa,
-        /// The byte behind its last one.
+        /// The byte after its last one.
         end: Ipa,
     },
     /// The address is outside the IPA space.
@@ -64,7 +64,7 @@ pub enum Error {
         /// The size of the space.
         bits: u32,
     },
-    /// Execution is to be allowed at one of EL0 and EL1, which takes FEAT_XNX.
+    /// Execution was to be allowed at EL0 or EL1 alone, which needs FEAT_XNX.
     #[error("this CPU cannot allow execution at EL0 or EL1 alone (no FEAT_XNX): allow it at both or at neither")]
     ExecuteNeedsXnx,
     /// No leaf exists at that level.
@@ -73,7 +73,7 @@ pub enum Error {
         /// The level that was asked for.
         level: Level,
     },
-    /// A table is where the block should go: unmap the range first.
+    /// A table of smaller mappings is where the block should go. Unmap the range first, or coalesce.
     #[error("a table of smaller mappings is where the level {level} block at {ipa} should go")]
     TableInTheWay {
         /// The block's address.
@@ -81,7 +81,7 @@ pub enum Error {
         /// The block's level.
         level: Level,
     },
-    /// A block is where a page was asked for: split it first.
+    /// A block is where a page was asked for. Split it first.
     #[error("a level {level} block maps {ipa}, where a page is needed")]
     BlockInTheWay {
         /// The address.
@@ -89,23 +89,23 @@ pub enum Error {
         /// The block's level.
         level: Level,
     },
-    /// Hardware is to record writes, which takes FEAT_HAFDBS with dirty state.
+    /// Hardware was to record writes, which needs FEAT_HAFDBS with dirty state.
     #[error("this CPU records no writes in its tables (FEAT_HAFDBS without dirty state)")]
     NoDirtyState,
-    /// The source of table pages ran dry. What was done so far stands; try again with more.
+    /// The source of table pages is empty. The changes up to here stay. Repeat the operation with more pages.
     #[error("no table page for level {level} at {ipa}")]
     NoTablePage {
-        /// The address that needed it.
+        /// The address that needed the page.
         ipa: Ipa,
-        /// The level of the table that is missing.
+        /// The level of the missing table.
         level: Level,
     },
-    /// The right to map is for other memory, addresses or tables.
+    /// The grant is for other memory, addresses or tables.
     #[error("{size:#x} bytes at {ipa} are not granted: lend memory for them, or open a window")]
     NotGranted {
         /// The first address.
         ipa: Ipa,
-        /// How many bytes were to be mapped.
+        /// The number of bytes that were to be mapped.
         size: u64,
     },
     /// Nothing is mapped there.

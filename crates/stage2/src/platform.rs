@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The architecture's instructions, one a call, and the way from a frame to a pointer.
+//! The architecture's instructions, one for each call, and the pointer to each frame.
 //!
-//! The engine encodes every operand and orders every sequence; a platform only executes. So the same
-//! sequence runs on a CPU (module `arm64`) and on anything that decodes the operands.
+//! The engine encodes every operand and orders every sequence. A platform only executes. So the same sequence runs on a CPU
+//! (module `arm64`) and on any machine that decodes the operands.
 
 use core::ptr::NonNull;
 
 use crate::lines::each_line;
 use crate::{Pa, Record};
 
-/// Executes instructions, and says where frames are.
+/// Executes instructions, and maps frames.
 ///
 /// # Safety
 ///
-/// For each frame that the engine is given (a [`Donated`](crate::Donated) range), [`pointer`](Self::pointer)
-/// returns where it is mapped, readable and writable, for as long as the platform lives, and no Rust
-/// reference or object of another kind ever covers that memory; [`record`](Self::record) returns a record that belongs
-/// to this frame alone. On a CPU the instructions are executed as
-/// asked for, in program order.
+/// For each frame that the engine is given (a [`Donated`](crate::Donated) range), as long as the platform lives:
+///
+/// * [`pointer`](Self::pointer) returns the address at which it is mapped, readable and writable;
+/// * no Rust reference or object of another kind covers that memory;
+/// * [`record`](Self::record) returns a record that belongs to this frame alone.
+///
+/// On a CPU, each call executes its instruction, in program order.
 pub unsafe trait Platform {
     /// `TLBI operation, operand`. The operand of an operation that takes none is 0.
     fn tlbi(&self, operation: Tlbi, operand: u64);
@@ -32,8 +34,8 @@ pub unsafe trait Platform {
     ///
     /// # Safety
     ///
-    /// The line, or for [`Dc::Zva`] the block, lies in a frame that the engine was given, or for [`Dc::Civac`] in a
-    /// [`Window`](crate::Window); and for [`Dc::Zva`] nothing in it is needed any more.
+    /// * [`Dc::Civac`]: the line lies in a frame that the engine was given, or in a [`Window`](crate::Window).
+    /// * [`Dc::Zva`]: the block lies in a frame that the engine was given, and its content is not needed any more.
     unsafe fn dc(&self, operation: Dc, address: usize);
 
     /// `DC operation` for each line of `line` bytes in the `size` bytes from `start`.
@@ -47,27 +49,27 @@ pub unsafe trait Platform {
         each_line(start, size, line, |line| unsafe { self.dc(operation, line) });
     }
 
-    /// `IC operation, address`. The address is 0 where the operation takes none.
+    /// `IC operation, address`. The address is 0 if the operation takes none.
     fn ic(&self, operation: Ic, address: usize);
 
     /// `MRS VTTBR_EL2`.
     fn vttbr(&self) -> u64;
 
-    /// `MSR VTTBR_EL2`. The engine calls it around a flush for a guest that is not loaded, and restores what it found;
-    /// entering a guest is its user's.
+    /// `MSR VTTBR_EL2`. To flush for a guest that is not loaded, the engine loads that guest's value, and restores the old one
+    /// afterwards. To enter a guest, the embedder loads it.
     fn load_vttbr(&self, value: u64);
 
-    /// Where the byte at `pa` is mapped.
+    /// The address at which the byte at `pa` is mapped.
     fn pointer(&self, pa: Pa) -> NonNull<u8>;
 
-    /// The record of the frame at `pa`, which is or was a table: each frame that is given as a table has one of its own,
-    /// for as long as the platform lives.
+    /// The record of the frame at `pa`, which is or was a table. Each frame that is given as a table has its own record, for
+    /// as long as the platform lives.
     ///
-    /// Several CPUs lock the records of their tables all the time. Where few frames are tables and are known to be,
-    /// records that lie a cache line apart keep them out of each other's way.
+    /// CPUs lock the records of different tables all the time. If the embedder knows which few frames are tables, it can lay
+    /// their records a cache line apart, which avoids false sharing.
     fn record(&self, pa: Pa) -> &Record;
 
-    /// Waits for another CPU, for about so many `YIELD`s, before the engine looks again.
+    /// Waits for another CPU, for about the time of `yields` `YIELD` instructions, before the engine retries.
     #[inline]
     fn pause(&self, yields: u32) {
         for _ in 0..yields {
@@ -75,20 +77,19 @@ pub unsafe trait Platform {
         }
     }
 
-    /// The tables of the root at `root` are dropped, and were not [destroyed](crate::Stage2::destroy): their pages are
-    /// lost. With debug assertions this panics, unless the platform has it otherwise: where all memory goes with the
-    /// platform, nothing is lost.
+    /// Called when the tables of the root at `root` are dropped without being [destroyed](crate::Stage2::destroy): their pages
+    /// are lost. By default this panics if debug assertions are on. A platform whose memory goes with it may do nothing.
     fn abandoned(&self, root: Pa) {
         debug_assert!(false, "the tables at {root} are dropped and were not destroyed: their pages are lost");
     }
 
-    /// An atomic read-modify-write of an entry or a record is done: for those who count them.
+    /// Called before each atomic read-modify-write of an entry, a record or a count, for a platform that counts them.
     #[inline(always)]
     fn on_atomic(&self) {}
 }
 
-/// TLB invalidations of the EL1&0 translation regime (Arm ARM D8.16). `Is`: on all CPUs of the inner
-/// shareable domain; the others: on this CPU only.
+/// TLB invalidations of the EL1&0 translation regime (Arm ARM DDI 0487K.a, D8.16). `Is` means all CPUs of the inner shareable
+/// domain; the others act on this CPU only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tlbi {
     /// Stage 2 entries by IPA.

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A vCPU's own table pages, in front of a source that it shares with others.
+//! A vCPU's own table pages, in front of a source that vCPUs share.
 //!
-//! Most faults need no table (source S4), and the engine asks for a page only when one is missing, with no lock held. So a
-//! pool need not be filled for a fault; it saves the way to the shared source, and keeps the pages of lost races where
-//! they are needed next. Before a split, which takes hundreds, it is filled.
+//! Most faults need no table (Wang 2021: table pages when needed). The engine takes a page only when one is missing, and with
+//! no lock held. So a pool need not be filled for a fault. It saves accesses to the shared source, and keeps the pages of lost
+//! races for the next fault. It is filled before a split, which takes hundreds of pages.
 
 use crate::{TablePage, TableSource};
 
-/// At most `N` pages, and the source they come from. What is in it goes back when it is dropped.
+/// At most `N` pages, and the source that they come from. Dropping the pool gives its pages back.
 #[derive(Debug)]
 pub struct Pool<S: TableSource, const N: usize> {
     source: S,
@@ -16,17 +16,17 @@ pub struct Pool<S: TableSource, const N: usize> {
 }
 
 impl<S: TableSource, const N: usize> Pool<S, N> {
-    /// An empty one.
+    /// An empty pool.
     pub const fn new(source: S) -> Self {
         Self { source, pages: [const { None }; N], ready: 0 }
     }
 
-    /// How many pages are ready.
+    /// The number of pages in the pool.
     pub const fn ready(&self) -> usize {
         self.ready
     }
 
-    /// Has `pages` ready, or as many as fit and the source has; returns how many are.
+    /// Fills the pool to `pages` pages, or as far as they fit and the source has them. Returns the number of pages in the pool.
     #[inline]
     pub fn top_up(&mut self, pages: usize) -> usize {
         while self.ready < pages.min(N) {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::{Donated, Features, Pa};
 
-    /// Pages; `asked` counts how often one was wanted.
+    /// A source of pages; `asked` counts the calls of `take`.
     struct Pages {
         free: Vec<TablePage>,
         asked: usize,
@@ -119,7 +119,7 @@ mod tests {
         let mut pool: Pool<_, 4> = Pool::new(&mut source);
         assert_eq!(pool.top_up(6), 4);
         let pages: Vec<_> = core::iter::from_fn(|| pool.take()).collect();
-        assert_eq!(pages.len(), 8, "the source's too");
+        assert_eq!(pages.len(), 8, "the pages of the source too");
         pages.into_iter().for_each(|page| pool.give(page));
         assert_eq!(pool.ready(), 4);
     }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two registers that turn tables into a translation: `VTCR_EL2` and `VTTBR_EL2` (Arm ARM D23.2).
+//! The two registers that select and configure the tables: `VTCR_EL2` and `VTTBR_EL2` (Arm ARM DDI 0487K.a, D23.2).
 
 use crate::{Features, Geometry, Pa, Vmid};
 
-/// `VTCR_EL2` for tables of this shape: write-back walks, inner shareable, hardware access flag and dirty
-/// state on where the CPU has them.
+/// `VTCR_EL2` for tables of this shape: walks are write-back and inner shareable. Hardware access flag and dirty state are on
+/// if the CPU has them.
 pub const fn vtcr(geometry: &Geometry, features: &Features) -> u64 {
     const RES1: u64 = 1 << 31;
     const WALKS_WRITE_BACK: u64 = 1 << 10 | 1 << 8;
     const WALKS_INNER_SHAREABLE: u64 = 3 << 12;
     let t0sz = 64 - geometry.ipa_bits() as u64;
-    // SL0 counts the other way round, and only with the 4 KiB granule like this.
+    // SL0 counts down from level 2. This encoding is the 4 KiB granule's.
     let sl0 = 2 - geometry.root_level().raw() as u64;
     let vs = (features.vmid_bits == 16) as u64;
     RES1 | vs << 19
@@ -23,13 +23,13 @@ pub const fn vtcr(geometry: &Geometry, features: &Features) -> u64 {
         | t0sz
 }
 
-/// `VTTBR_EL2` for the tables at `root` under `vmid`. CnP is set where the CPU has it: all CPUs that run the
-/// guest use the same tables under the same VMID.
+/// `VTTBR_EL2` for the tables at `root` under `vmid`. CnP is set if the CPU has it: all CPUs that run the guest use the same
+/// tables under the same VMID.
 pub const fn vttbr(root: Pa, vmid: Vmid, features: &Features) -> u64 {
     (vmid.raw() as u64) << 48 | root.raw() | features.common_not_private as u64
 }
 
-/// The PS field for so many bits of physical address.
+/// The PS field for `bits` bits of physical address.
 const fn physical_size(bits: u32) -> u64 {
     match bits {
         0..=32 => 0,
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
     use crate::Granule;
 
-    /// 0x80023559 is a value that ran: T0SZ 25, SL0 1, 4K, write-back, inner shareable, 40-bit PS.
+    /// 0x80023559 is a value that has run: T0SZ 25, SL0 1, 4 KiB, write-back, inner shareable, 40-bit PS.
     #[test]
     fn a_value_that_ran() {
         let features = Features { pa_bits: 40, ..Features::NONE };
@@ -69,7 +69,7 @@ mod tests {
         }
     }
 
-    /// Arm ARM D23.2, VTCR_EL2.PS: 32, 36, 40, 42, 44 and 48 bits. A size between two of them takes the larger one.
+    /// Arm ARM DDI 0487K.a, D23.2, VTCR_EL2.PS: 32, 36, 40, 42, 44 and 48 bits. A size between two of them takes the larger.
     #[test]
     fn physical_sizes_are_encoded() {
         let sizes = [(32, 0), (33, 1), (36, 1), (37, 2), (40, 2), (41, 3), (42, 3), (43, 4), (44, 4), (45, 5), (48, 5)];

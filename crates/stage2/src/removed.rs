@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a change takes away, and who is told.
+//! What a change removes, and how it is reported.
 //!
 //! A change that unmaps reports each leaf to a watcher ([`Removed`]). A single leaf is reported when it is broken, which is
-//! before its flush. So a watcher gets a [`Broken`] leaf, whose memory opens with what the flush returns ([`Freed`]).
-//! A change that takes access ([`Narrowed`]) remembers where it was asked to, for its flush.
+//! before its flush. So the watcher gets a [`Broken`] leaf. Its memory is readable only with the flush's result ([`Freed`]).
+//!
+//! A permission downgrade ([`Narrowed`]) remembers its whole range for its flush.
 
 use core::fmt;
 
@@ -13,8 +14,8 @@ use crate::{Ipa, IpaRange, Leaf, Level, Pa, Stage2};
 
 /// A leaf that was removed, and may still be in a TLB.
 ///
-/// Where it was, and whether the guest wrote there, can be read at once. Which memory it mapped is known only with
-/// the [`Freed`] of the same removal, when the guest cannot reach that memory any more:
+/// Its address, and whether the guest wrote there, can be read at once. The memory that it mapped can be read only with the
+/// [`Freed`] of the same removal, since the guest cannot reach that memory any more then:
 ///
 /// ```
 /// # use twofold_stage2::*;
@@ -30,7 +31,7 @@ use crate::{Ipa, IpaRange, Leaf, Level, Pa, Stage2};
 /// }
 /// ```
 ///
-/// Not while it is broken:
+/// Not from the broken leaf itself:
 ///
 /// ```compile_fail,E0599
 /// # use twofold_stage2::*;
@@ -46,7 +47,7 @@ use crate::{Ipa, IpaRange, Leaf, Level, Pa, Stage2};
 /// }
 /// ```
 ///
-/// Nor with a flush that is pending:
+/// Not with a pending flush:
 ///
 /// ```compile_fail,E0308
 /// # use twofold_stage2::*;
@@ -57,7 +58,7 @@ use crate::{Ipa, IpaRange, Leaf, Level, Pa, Stage2};
 /// }
 /// ```
 ///
-/// Nor does it print:
+/// And not by printing it:
 ///
 /// ```
 /// # use twofold_stage2::*;
@@ -89,7 +90,7 @@ impl Broken {
         self.leaf.level
     }
 
-    /// Whether hardware had recorded a write.
+    /// Whether hardware recorded a write in it.
     #[inline(always)]
     pub fn is_hardware_dirty(&self) -> bool {
         self.leaf.descriptor.is_hardware_dirty()
@@ -101,7 +102,7 @@ impl Broken {
         self.leaf.descriptor.is_accessed()
     }
 
-    /// The leaf as it was; `None` where `freed` is that of another removal.
+    /// The leaf as it was; `None` if `freed` belongs to another removal.
     #[inline]
     pub fn open(&self, freed: &Freed) -> Option<Leaf> {
         (self.removal == freed.removal).then_some(self.leaf)
@@ -114,19 +115,19 @@ impl fmt::Debug for Broken {
     }
 }
 
-/// A removal that is watched: the root of its tree, and its number there.
+/// The name of a watched removal: the root of its tree, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Removal {
     pub(crate) root: Pa,
     pub(crate) number: u64,
 }
 
-/// How many removals were watched.
+/// The number of watched removals so far.
 #[derive(Debug, Default)]
 pub(crate) struct Removals(Word);
 
 impl<P: Platform> Stage2<P> {
-    /// What names a removal that begins. One that nobody watches needs no name.
+    /// A name for a removal that begins. An unwatched removal needs none.
     #[inline(always)]
     pub(crate) fn removal<R: Removed>(&self) -> Removal {
         if !R::WATCHES {
@@ -137,7 +138,7 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// A change that is over: it is flushed, and the tables that it took out are freed.
+/// The proof that a change is over: it is flushed, and its unlinked tables are freed.
 ///
 /// It cannot be made by hand:
 ///
@@ -154,23 +155,24 @@ pub struct Freed {
 }
 
 impl Freed {
-    /// Table pages that were given back.
+    /// The number of table pages that were given back.
     pub fn tables(&self) -> u64 {
         self.tables
     }
 }
 
-/// Who is told of each leaf that is removed: [`Unwatched`], or a closure that takes a [`Broken`] leaf.
+/// A watcher of removed leaves: [`Unwatched`], or a closure that takes a [`Broken`] leaf.
 ///
-/// A leaf of a table that goes as a whole is told of when the [`Flushed`](crate::Flushed) is spent, others at once.
+/// If a table is unlinked as a whole, its leaves are reported when the [`Flushed`](crate::Flushed) is freed. All other leaves
+/// are reported at once.
 pub trait Removed {
-    /// Whether anybody is told.
+    /// Whether leaves are reported.
     const WATCHES: bool;
 
-    /// A leaf was removed.
+    /// Reports that a leaf was removed.
     fn leaf(&mut self, leaf: Broken);
 
-    /// What was taken, where it is access and no mapping.
+    /// The downgrade, if the change is one and no unmap.
     #[doc(hidden)]
     #[inline(always)]
     fn narrowed(&self) -> Option<&Narrowed> {
@@ -178,7 +180,7 @@ pub trait Removed {
     }
 }
 
-/// Nobody is told: what is removed need not be read.
+/// No watcher: removed leaves need not be read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unwatched;
 
@@ -197,12 +199,12 @@ impl<F: FnMut(Broken)> Removed for F {
     }
 }
 
-/// What a change took: access, in a range.
+/// A permission downgrade, or several joined ones.
 #[derive(Debug)]
 pub struct Narrowed {
-    /// How many such changes it is.
+    /// How many downgrades.
     pub(crate) count: u64,
-    /// Where they were asked for.
+    /// A range that covers all that they were called for.
     pub(crate) range: IpaRange,
 }
 
@@ -218,7 +220,7 @@ impl Removed for Narrowed {
 
 /// Changes that can be flushed together.
 pub trait Join: Removed {
-    /// Adds what another one took.
+    /// Adds another change.
     fn join(&mut self, other: Self);
 }
 
