@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Collects what hardware recorded in leaves: accesses (`age`) and writes (`clean`, `disarm`).
 //!
-//! Collecting accesses needs no flush: a TLB that still holds the entry only delays the next record. Collecting writes needs
-//! one: until the flush is complete, a guest may write through its TLB without a record.
+//! Collecting accesses needs no flush: a TLB that still holds the entry only delays the next record. Collecting writes
+//! needs one: until the flush is complete, a guest may write through its TLB without a record.
 //!
 //! A callback runs after the table was unlocked, so it may call any operation.
 
@@ -41,8 +41,8 @@ impl Marked {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Clears the access flags of the leaves in `range`, and calls `young` with those that had one set. Does not invalidate
-    /// TLBs. A block that lies partly in `range` is cleared and reported whole.
+    /// Clears the access flags of the leaves in `range`, and calls `young` with those that had one set. Does not
+    /// invalidate TLBs. A block that lies partly in `range` is cleared and reported whole.
     ///
     /// # Errors
     ///
@@ -53,8 +53,8 @@ impl<P: Platform> Stage2<P> {
         Ok(())
     }
 
-    /// Makes the dirty hardware-tracked leaves in `range` clean, and calls `dirty` with them. A block that lies partly in
-    /// `range` is cleaned and reported whole.
+    /// Makes the dirty hardware-tracked leaves in `range` clean, and calls `dirty` with them. A block that lies partly
+    /// in `range` is cleaned and reported whole.
     ///
     /// The caller may copy the memory only after the flush is complete.
     ///
@@ -71,10 +71,10 @@ impl<P: Platform> Stage2<P> {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Clears write permission and DBM of the hardware-tracked leaves in `range`, and calls `dirty` with those that were dirty
-    /// up to that moment. No record is lost on the way from hardware tracking to
-    /// [`write_protect`](Self::write_protect). Other leaves stay as they are. A block that lies partly in `range` is changed
-    /// and reported whole.
+    /// Clears write permission and DBM of the hardware-tracked leaves in `range`, and calls `dirty` with those that
+    /// were dirty up to that moment. No record is lost on the way from hardware tracking to
+    /// [`write_protect`](Self::write_protect). Other leaves stay as they are. A block that lies partly in `range` is
+    /// changed and reported whole.
     ///
     /// # Errors
     ///
@@ -247,8 +247,8 @@ impl<P: Platform> Pass<P> for Disarm<'_> {
     }
 }
 
-/// Which of at most eight entries have this bit set. Invalid entries never count: none is busy during a pass, and a stale
-/// entry has none of the tested bits.
+/// Which of at most eight entries have this bit set. Invalid entries never count: none is busy during a pass, and a
+/// stale entry has none of the tested bits.
 #[inline(always)]
 pub(crate) fn marked<const BIT: u64>(cells: &[Word]) -> u32 {
     let mut mask = 0;

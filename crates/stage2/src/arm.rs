@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Dirty tracking by hardware, page by page (DBM, FEAT_HAFDBS).
 //!
-//! A leaf is *hardware-tracked* if DBM is set. While S2AP\[1\] is clear, it is *clean*. The first write makes hardware set
-//! S2AP\[1\] without a fault, and then it is *dirty*. Without DBM, a leaf with S2AP\[1\] clear is read-only. This module sets
-//! DBM on pages only: the record of a block would not show which of its pages were written.
+//! A leaf is *hardware-tracked* if DBM is set. While S2AP\[1\] is clear, it is *clean*. The first write makes hardware
+//! set S2AP\[1\] without a fault, and then it is *dirty*. Without DBM, a leaf with S2AP\[1\] clear is read-only. This
+//! module sets DBM on pages only: the record of a block would not show which of its pages were written.
 //!
-//! Setting DBM needs no flush: an old TLB entry causes at most one more fault, which [`relax`](Stage2::relax) ends. Making a
-//! leaf clean needs one, like any removal of write permission.
+//! Setting DBM needs no flush: an old TLB entry causes at most one more fault, which [`relax`](Stage2::relax) ends.
+//! Making a leaf clean needs one, like any removal of write permission.
 //!
-//! Hardware changes a leaf with DBM at any time, so such a leaf is changed by read-modify-writes. (The series of Kolothum 2023
-//! lost writes by a plain store.)
+//! Hardware changes a leaf with DBM at any time, so such a leaf is changed by read-modify-writes. (The series of
+//! Kolothum 2023 lost writes by a plain store.)
 
 use core::ops::Range;
 
@@ -24,12 +24,12 @@ use crate::tlb::{Changed, Span};
 use crate::{Descriptor, Error, Ipa, IpaRange, Level, Marked, Narrowed, Pending, Stage2};
 
 impl<P: Platform> Stage2<P> {
-    /// Sets DBM on the pages that are mapped in `range`. A writable page stays writable, and counts as dirty. A read-only page
-    /// becomes clean, and hardware may make it dirty. So the caller must know that the guest may write all of `range`. Blocks
-    /// stay as they are.
+    /// Sets DBM on the pages that are mapped in `range`. A writable page stays writable, and counts as dirty. A
+    /// read-only page becomes clean, and hardware may make it dirty. So the caller must know that the guest may write
+    /// all of `range`. Blocks stay as they are.
     ///
-    /// Ordering: if the caller then stores a flag with release, a CPU that loads the flag with acquire finds these leaves
-    /// hardware-tracked in its own passes.
+    /// Ordering: if the caller then stores a flag with release, a CPU that loads the flag with acquire finds these
+    /// leaves hardware-tracked in its own passes.
     ///
     /// # Errors
     ///
@@ -58,8 +58,8 @@ impl<P: Platform> Stage2<P> {
         Ok(Pending::narrowed(self, pass.changed, range))
     }
 
-    /// [`arm_clean`](Self::arm_clean) for those of the 64 pages from `first` on whose bits are set in `mask`. The pages between
-    /// stay as they are.
+    /// [`arm_clean`](Self::arm_clean) for those of the 64 pages from `first` on whose bits are set in `mask`. The pages
+    /// between stay as they are.
     ///
     /// # Errors
     ///
@@ -73,8 +73,8 @@ impl<P: Platform> Stage2<P> {
         Ok(Pending::narrowed(self, pass.changed, range))
     }
 
-    /// Clears DBM in `range`, and keeps the records: a dirty leaf stays writable, a clean leaf becomes read-only. After the
-    /// flush hardware adds no record, and [`written`](Self::written) reports the records.
+    /// Clears DBM in `range`, and keeps the records: a dirty leaf stays writable, a clean leaf becomes read-only. After
+    /// the flush hardware adds no record, and [`written`](Self::written) reports the records.
     ///
     /// # Errors
     ///
@@ -87,8 +87,8 @@ impl<P: Platform> Stage2<P> {
         Ok(Pending::narrowed(self, pass.changed, range))
     }
 
-    /// Calls `dirty` with the hardware-tracked leaves in `range` that are dirty, and changes nothing. While the guest runs, the
-    /// result is a hint of what was written up to now.
+    /// Calls `dirty` with the hardware-tracked leaves in `range` that are dirty, and changes nothing. While the guest
+    /// runs, the result is a hint of what was written up to now.
     ///
     /// # Errors
     ///
@@ -99,8 +99,8 @@ impl<P: Platform> Stage2<P> {
         Ok(())
     }
 
-    /// Calls `written` with the leaves in `range` that have write permission (S2AP\[1\]), with or without DBM, and changes
-    /// nothing. Clean leaves are not reported.
+    /// Calls `written` with the leaves in `range` that have write permission (S2AP\[1\]), with or without DBM, and
+    /// changes nothing. Clean leaves are not reported.
     ///
     /// # Errors
     ///
@@ -164,8 +164,8 @@ impl<P: Platform> Pass<P> for ArmClean {
     }
 }
 
-/// Makes leaves clean one by one, and sets DBM on pages: for a table in which some leaves have DBM, or all leaves are blocks.
-/// Adds the leaves that lost write permission to `span`.
+/// Makes leaves clean one by one, and sets DBM on pages: for a table in which some leaves have DBM, or all leaves are
+/// blocks. Adds the leaves that lost write permission to `span`.
 #[inline(always)]
 fn clean_one_by_one(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usize>, span: &mut Span) {
     let arms = if locked.level == Level::L3 { Descriptor::DIRTY_BY_HARDWARE } else { 0 };
@@ -192,8 +192,8 @@ fn clean_one_by_one(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usiz
     }
 }
 
-/// Sets DBM on the leaves of a level 3 table in which no leaf has DBM yet, so that plain stores do. With `CLEAN` it also clears
-/// their write permission, and adds the leaves that had it to `span`.
+/// Sets DBM on the leaves of a level 3 table in which no leaf has DBM yet, so that plain stores do. With `CLEAN` it
+/// also clears their write permission, and adds the leaves that had it to `span`.
 #[inline(always)]
 fn arm_cells<const CLEAN: bool>(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usize>, span: &mut Span) {
     let (rows, rest) = locked.table.cells(indexes.start, indexes.end).as_chunks::<ROW>();
@@ -212,7 +212,8 @@ fn arm_cells<const CLEAN: bool>(locked: &mut Locked<'_, impl Platform>, indexes:
     locked.counts.arm(leaves, were_writable);
 }
 
-/// [`arm_cells`] for at most eight entries. Adds the number of leaves to `leaves`, and returns which of them were writable.
+/// [`arm_cells`] for at most eight entries. Adds the number of leaves to `leaves`, and returns which of them were
+/// writable.
 #[inline(always)]
 fn arm_row<const CLEAN: bool>(cells: &[Word], leaves: &mut u64) -> u32 {
     let mut writable = 0;

@@ -16,8 +16,8 @@ use crate::{Pa, Record, Records};
 ///
 /// As for [`Platform`]:
 ///
-/// * Each frame that the engine is given is mapped at [`pointer`](Self::pointer), readable, writable and write-back cacheable,
-///   and no Rust object covers it.
+/// * Each frame that the engine is given is mapped at [`pointer`](Self::pointer), readable, writable and write-back
+///   cacheable, and no Rust object covers it.
 /// * Each frame that is given as a table has a record of its own.
 pub unsafe trait FrameMap {
     /// Where the byte at `pa` is mapped.
@@ -36,8 +36,8 @@ impl IdentityMap {
     ///
     /// # Safety
     ///
-    /// * Each frame that the engine will be given is mapped at its own physical address, readable, writable and write-back
-    ///   cacheable, and no Rust object covers it. So no frame is at address 0.
+    /// * Each frame that the engine will be given is mapped at its own physical address, readable, writable and
+    ///   write-back cacheable, and no Rust object covers it. So no frame is at address 0.
     /// * Only this platform uses `records`.
     pub const unsafe fn new(records: Records) -> Self {
         Self(records)
@@ -74,8 +74,8 @@ impl<M: FrameMap> Arm64<M> {
 /// One instruction, with an operand in a register or with none.
 macro_rules! instruction {
     ($text:literal, $operand:expr) => {
-        // SAFETY: TLB, cache and barrier instructions change no memory that Rust knows of. `DC ZVA` does, and its caller
-        // promised that the block is in a frame of the engine (`Platform::dc`).
+        // SAFETY: TLB, cache and barrier instructions change no memory that Rust knows of. `DC ZVA` does, and its
+        // caller promised that the block is in a frame of the engine (`Platform::dc`).
         unsafe { asm!(".arch armv8.4-a", concat!($text, ", {0}"), in(reg) $operand, options(nostack, preserves_flags)) }
     };
     ($text:literal) => {

@@ -6,8 +6,8 @@ use crate::{Error, Features};
 /// The attributes of a leaf: memory type, permissions, and state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// The memory type. The engine does the cache maintenance that it needs; the caller's part is in the crate's documentation
-    /// (*Caches*).
+    /// The memory type. The engine does the cache maintenance that it needs; the caller's part is in the crate's
+    /// documentation (*Caches*).
     pub memory: Memory,
     /// Which observers the guest's accesses are coherent with.
     pub shareability: Shareability,
@@ -15,9 +15,9 @@ pub struct Attributes {
     pub access: Access,
     /// The access flag. If it is clear, the first access faults, unless hardware sets the flag.
     pub accessed: bool,
-    /// DBM, the dirty bit modifier: on a write to a leaf without write permission, hardware grants the permission instead of
-    /// faulting, and thereby records the write (FEAT_HAFDBS, `VTCR_EL2.HD`). DBM without `access.write` means "writable,
-    /// clean".
+    /// DBM, the dirty bit modifier: on a write to a leaf without write permission, hardware grants the permission
+    /// instead of faulting, and thereby records the write (FEAT_HAFDBS, `VTCR_EL2.HD`). DBM without `access.write`
+    /// means "writable, clean".
     pub dirty_by_hardware: bool,
     /// Four bits that hardware ignores, for the owner of the mapping. Only the low four are kept.
     pub software: u8,
@@ -50,17 +50,17 @@ pub struct Execute {
 pub enum Memory {
     /// Normal, write-back cacheable: RAM.
     Normal,
-    /// Normal, not cacheable: the guest's accesses go past the caches. While memory is mapped with this type, its owner must
-    /// not write it through a cacheable mapping.
+    /// Normal, not cacheable: the guest's accesses go past the caches. While memory is mapped with this type, its owner
+    /// must not write it through a cacheable mapping.
     NonCacheable,
-    /// Device-nGnRE: registers, which no cache holds. The engine cleans no lines when it makes or removes such a leaf. If the
-    /// memory is RAM, the caller cleans and invalidates it before it is mapped and after the flush that ends the mapping. If
-    /// the type changes between this and another one at the same address, the engine does that.
+    /// Device-nGnRE: registers, which no cache holds. The engine cleans no lines when it makes or removes such a leaf.
+    /// If the memory is RAM, the caller cleans and invalidates it before it is mapped and after the flush that ends the
+    /// mapping. If the type changes between this and another one at the same address, the engine does that.
     Device,
 }
 
-/// The shareability of a leaf, as SH\[1:0\] encodes it. Only cacheable memory uses it: hardware treats all other types as
-/// outer shareable (Arm ARM DDI 0487K.a, D8.6).
+/// The shareability of a leaf, as SH\[1:0\] encodes it. Only cacheable memory uses it: hardware treats all other types
+/// as outer shareable (Arm ARM DDI 0487K.a, D8.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shareability {
     /// This CPU only.

@@ -21,7 +21,8 @@ pub struct Miscounted {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Compares each table with its record, and returns the number of tables below the root. No CPU may be changing the tree.
+    /// Compares each table with its record, and returns the number of tables below the root. No CPU may be changing the
+    /// tree.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@
 //!
 //! | technique | baseline | source |
 //! |---|---|---|
-//! | a split visits only tables that hold blocks | [`EveryLevel`], [`SkipChildren`]; [`SkipLeaves`] is the source's proposal | Bras 2026 |
+//! | a split visits only tables that hold blocks | [`EveryLevel`], [`SkipChildren`]; [`SkipLeaves`] is the proposal | Bras 2026 |
 //! | the CPU that maps cleans the caches | [`Grant::map_cleaning_on_abort`] | Wang 2021 |
 //! | the block is made before the old table is freed | [`Grant::coalesce_freeing_first`] | Wang 2021 |
 //! | table pages only when a table is missing | [`Grant::map_topping_up_always`] | Wang 2021 |
@@ -50,8 +50,8 @@ impl SplitPolicy for SkipLeaves {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Splits all blocks in `range` down to pages, by a walk that visits the entries that `S` selects. Returns the number of
-    /// entries that it visited, tables and leaves.
+    /// Splits all blocks in `range` down to pages, by a walk that visits the entries that `S` selects. Returns the
+    /// number of entries that it visited, tables and leaves.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl<P: Platform> Grant<'_, P> {
         self.coalesce_in_order::<true, false>(level, attributes, tables, dirty)
     }
 
-    /// Coalesces memory that the fault has cleaned already ([`map_cleaning_on_abort`](Self::map_cleaning_on_abort)): nothing is
-    /// cleaned again. With `FREE_FIRST` the old table is freed before the block is made.
+    /// Coalesces memory that the fault has cleaned already ([`map_cleaning_on_abort`](Self::map_cleaning_on_abort)):
+    /// nothing is cleaned again. With `FREE_FIRST` the old table is freed before the block is made.
     ///
     /// # Errors
     ///

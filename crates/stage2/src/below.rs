@@ -3,24 +3,24 @@
 //!
 //! The steps are those of the crate's documentation (*Locking*) and of module `descent`.
 //!
-//! **Invariant.** The unlinking CPU locks each table below, either after the count (U3) or from before it until after it. It
-//! unlocks all of them before the flush (U6). A CPU that had such a lock earlier has finished its change, and U6 flushes it.
-//! A CPU that gets the lock later finds the count changed (W4), and changes nothing.
+//! **Invariant.** The unlinking CPU locks each table below, either after the count (U3) or from before it until after
+//! it. It unlocks all of them before the flush (U6). A CPU that had such a lock earlier has finished its change, and U6
+//! flushes it. A CPU that gets the lock later finds the count changed (W4), and changes nothing.
 //!
-//! The tables below are all of one level: a table is unlinked as a whole only if it maps no more than the largest block,
-//! 1 GiB.
+//! The tables below are all of one level: a table is unlinked as a whole only if it maps no more than the largest
+//! block, 1 GiB.
 //!
 //! There are two ways. In both, the unlinked table is locked, and none of its entries is busy:
 //!
-//! * **Close** ([`Stage2::close`], for an unmap): U2, U3, then U4 locks and unlocks one table after the other. A guest that
-//!   faults there during U4 is to find nothing mapped anyway.
-//! * **Hold** ([`Stage2::hold_below`], for a coalesce): lock all tables below, then U2, U3, and unlock them. Locking 512
-//!   tables takes time. After a coalesce the guest is to find its memory mapped again, so that time must not lie between
-//!   break and make (Wang 2021: install before free). The price: the parent's lock is held meanwhile, so a CPU that changes
-//!   another entry of the parent waits.
+//! * **Close** ([`Stage2::close`], for an unmap): U2, U3, then U4 locks and unlocks one table after the other. A guest
+//!   that faults there during U4 is to find nothing mapped anyway.
+//! * **Hold** ([`Stage2::hold_below`], for a coalesce): lock all tables below, then U2, U3, and unlock them. Locking
+//!   512 tables takes time. After a coalesce the guest is to find its memory mapped again, so that time must not lie
+//!   between break and make (Wang 2021: install before free). The price: the parent's lock is held meanwhile, so a CPU
+//!   that changes another entry of the parent waits.
 //!
-//! **Lock order.** Held tables are siblings. That is the one exception to "a table, then a table below it". Only the CPU that
-//! has locked the table above locks more than one of the siblings, so no two CPUs wait for each other.
+//! **Lock order.** Held tables are siblings. That is the one exception to "a table, then a table below it". Only the
+//! CPU that has locked the table above locks more than one of the siblings, so no two CPUs wait for each other.
 
 use crate::descent::{Locked, Moment, Moved};
 use crate::platform::Platform;
@@ -28,8 +28,8 @@ use crate::primitive;
 use crate::{Level, Pa, Stage2};
 
 impl<P: Platform> Stage2<P> {
-    /// U3 and U4, and U5 for the table itself: counts the unlink, and waits until no CPU is inside a table below. Returns the
-    /// count before.
+    /// U3 and U4, and U5 for the table itself: counts the unlink, and waits until no CPU is inside a table below.
+    /// Returns the count before.
     ///
     /// The caller has locked the table and its parent (U1), and has broken the parent's entry (U2).
     pub(crate) fn close(&self, locked: Locked<'_, P>) -> Moment {
@@ -46,8 +46,8 @@ impl<P: Platform> Stage2<P> {
 
     /// Locks all tables below a locked table, until the result is dropped. There may be none.
     ///
-    /// If an entry of one of them is busy, unlocks all of them and returns [`Moved`]. Waiting with some of the locks could
-    /// take for ever: before U3, other CPUs may always make more entries busy.
+    /// If an entry of one of them is busy, unlocks all of them and returns [`Moved`]. Waiting with some of the locks
+    /// could take for ever: before U3, other CPUs may always make more entries busy.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P>) -> Result<HeldBelow<'a, P>, Moved> {
@@ -83,8 +83,8 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// The locks of the first `count` tables below `above`. They are released before the lock of `above`, since the entries of
-/// `above` lead to them.
+/// The locks of the first `count` tables below `above`. They are released before the lock of `above`, since the entries
+/// of `above` lead to them.
 #[must_use = "dropped at once, it holds no lock"]
 pub(crate) struct HeldBelow<'a, P: Platform> {
     above: &'a Locked<'a, P>,

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Cache maintenance, only where it is needed.
 //!
-//! The CPU that installs a mapping does its maintenance, after the break and before the make (Wang 2021: clean on map). So no
-//! CPU can use a mapping before its memory is ready.
+//! The CPU that installs a mapping does its maintenance, after the break and before the make (Wang 2021: clean on map).
+//! So no CPU can use a mapping before its memory is ready.
 //!
 //! **Data caches.** The engine cleans and invalidates the lines to the point of coherency:
 //!
-//! * *A new mapping* of normal memory, unless FEAT_S2FWB forces it to be cached; never a device. A guest with its caches off
-//!   reads memory past the cache, so dirty lines must be in memory first. A line written back later would overwrite what the
-//!   guest wrote.
-//! * *A mapping that goes*: the same memory, after the flush that ends the guest's access. EL2 maps all memory cacheable, so
-//!   the cache may have filled lines at any time, and they hide what the guest wrote past them. The owner does not write
-//!   through that mapping meanwhile (the crate's documentation, *Caches*), so these lines are clean: none of them is written
-//!   back over what the guest wrote. Without FEAT_S2FWB the guest's own cached writes may have left dirty lines too. Cleaning
-//!   writes those to memory.
-//! * *A change of memory type* at an address: the same memory, between break and make. No old line is written back over what
-//!   a guest writes past the caches from now on, and no old line hides what it wrote past them before.
+//! * *A new mapping* of normal memory, unless FEAT_S2FWB forces it to be cached; never a device. A guest with its
+//!   caches off reads memory past the cache, so dirty lines must be in memory first. A line written back later would
+//!   overwrite what the guest wrote.
+//! * *A mapping that goes*: the same memory, after the flush that ends the guest's access. EL2 maps all memory
+//!   cacheable, so the cache may have filled lines at any time, and they hide what the guest wrote past them. The owner
+//!   does not write through that mapping meanwhile (the crate's documentation, *Caches*), so these lines are clean:
+//!   none of them is written back over what the guest wrote. Without FEAT_S2FWB the guest's own cached writes may have
+//!   left dirty lines too. Cleaning writes those to memory.
+//! * *A change of memory type* at an address: the same memory, between break and make. No old line is written back over
+//!   what a guest writes past the caches from now on, and no old line hides what it wrote past them before.
 //!
 //! **Instruction caches** are invalidated when execution is granted, unless `CTR_EL0.DIC` is set.
 
@@ -75,14 +75,14 @@ impl Upkeep {
     }
 }
 
-/// Whether a tree ever mapped memory as non-cacheable. Few trees do. In all others, removed tables need not be searched for
-/// leaves to clean (with FEAT_S2FWB).
+/// Whether a tree ever mapped memory as non-cacheable. Few trees do. In all others, removed tables need not be searched
+/// for leaves to clean (with FEAT_S2FWB).
 #[derive(Debug, Default)]
 pub(crate) struct NonCacheable(Word);
 
 impl<P: Platform> Stage2<P> {
-    /// Notes that a leaf of this memory type is about to be made. Relaxed: the leaf is made, or linked, under a lock, so a CPU
-    /// that finds the leaf sees the note.
+    /// Notes that a leaf of this memory type is about to be made. Relaxed: the leaf is made, or linked, under a lock,
+    /// so a CPU that finds the leaf sees the note.
     pub(crate) fn note_memory(&self, memory: Memory) {
         if memory == Memory::NonCacheable {
             self.non_cacheable.0.store(1, Ordering::Relaxed);
@@ -113,8 +113,9 @@ pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa
     if features.instruction_cache_coherent {
         return;
     }
-    // Earlier writes have to be visible to the fetches that follow the invalidation. No clean to the point of unification is
-    // needed: with FEAT_S2FWB data caches are coherent with it (CTR_EL0.IDC), and without it `clean` ran.
+    // Earlier writes have to be visible to the fetches that follow the invalidation. No clean to the point of
+    // unification is needed: with FEAT_S2FWB data caches are coherent with it (CTR_EL0.IDC), and without it `clean`
+    // ran.
     primitive::dsb(platform, Domain::Ish);
     let lines = size / features.instruction_line;
     if features.instruction_cache_pipt && lines <= MOST_INSTRUCTION_LINES {
@@ -136,8 +137,9 @@ fn clean<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64)) 
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn clean_lines<P: Platform>(platform: &P, features: &Features, pa: Pa, size: u64) {
     let start = platform.pointer(pa).addr().get();
-    // SAFETY: a guest maps the frame by a grant, or is about to. So the frame was donated and is lent, or the embedder vouched
-    // for it (`Window::new`). The platform maps it, and it is not reused before it is unmapped and the flush is complete. The
-    // memory of removed leaves is cleaned before the caller gets the result of the flush. Cleaning changes no data.
+    // SAFETY: a guest maps the frame by a grant, or is about to. So the frame was donated and is lent, or the embedder
+    // vouched for it (`Window::new`). The platform maps it, and it is not reused before it is unmapped and the flush is
+    // complete. The memory of removed leaves is cleaned before the caller gets the result of the flush. Cleaning
+    // changes no data.
     unsafe { primitive::dc_lines(platform, Dc::Civac, start, size, features.data_line) };
 }

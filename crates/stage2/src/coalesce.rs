@@ -9,11 +9,11 @@
 //! * C6: make the block.
 //! * C7: report the leaves in which hardware had recorded a write, and free the table's pages.
 //!
-//! The guest faults from C3 to C6. The flush takes nearly all of that time, unless C5 has memory to clean. What takes long
-//! comes before (C1, C2) or after (C7).
+//! The guest faults from C3 to C6. The flush takes nearly all of that time, unless C5 has memory to clean. What takes
+//! long comes before (C1, C2) or after (C7).
 //!
-//! C7 is safe at once. No CPU is inside the tables after C2, and the count (C3) turns back each CPU that comes later (W3, W4
-//! in module `descent`). Hardware cannot reach the tables after C5, so their records are final.
+//! C7 is safe at once. No CPU is inside the tables after C2, and the count (C3) turns back each CPU that comes later
+//! (W3, W4 in module `descent`). Hardware cannot reach the tables after C5, so their records are final.
 
 use crate::cache::Upkeep;
 use crate::descent::{Moved, Place};
@@ -38,13 +38,13 @@ pub enum Coalesced {
 }
 
 impl<P: Platform> Grant<'_, P> {
-    /// Maps the start of the grant by one block of `level`, which replaces smaller mappings. The smaller mappings must map the
-    /// block's own frames: other frames are not reported.
+    /// Maps the start of the grant by one block of `level`, which replaces smaller mappings. The smaller mappings must
+    /// map the block's own frames: other frames are not reported.
     ///
-    /// Calls `dirty` with each replaced leaf in which hardware had recorded a write. Memory that was not mapped is cleaned as
-    /// for a new mapping, if this CPU needs it. Memory that was mapped with another memory type is cleaned after the flush. The
-    /// caller must ensure that no mapping of another memory type is added in the range during the call, and that no flush of a
-    /// removed one is pending.
+    /// Calls `dirty` with each replaced leaf in which hardware had recorded a write. Memory that was not mapped is
+    /// cleaned as for a new mapping, if this CPU needs it. Memory that was mapped with another memory type is cleaned
+    /// after the flush. The caller must ensure that no mapping of another memory type is added in the range during the
+    /// call, and that no flush of a removed one is pending.
     ///
     /// # Errors
     ///
@@ -59,8 +59,8 @@ impl<P: Platform> Grant<'_, P> {
         self.coalesce_in_order::<false, false>(level, attributes, tables, dirty)
     }
 
-    /// [`coalesce`](Self::coalesce), with two baselines: `FREE_FIRST` frees the old table before the block is made (C7 before
-    /// C6), and `CLEANED` does no cache maintenance, since the caller has done it.
+    /// [`coalesce`](Self::coalesce), with two baselines: `FREE_FIRST` frees the old table before the block is made (C7
+    /// before C6), and `CLEANED` does no cache maintenance, since the caller has done it.
     pub(crate) fn coalesce_in_order<const FREE_FIRST: bool, const CLEANED: bool>(
         self,
         level: Level,
@@ -106,8 +106,8 @@ impl<P: Platform> Stage2<P> {
                 // C1. A page that another CPU maps from here on is cleaned by that CPU.
                 if let Ok(claim) = self.claim(&place, below, new, upkeep) {
                     if !claim.cleaned {
-                        // The only error is a range outside the IPA space, which `check_leaf` has ruled out. So the claim is
-                        // never left behind.
+                        // The only error is a range outside the IPA space, which `check_leaf` has ruled out. So the
+                        // claim is never left behind.
                         self.clean_holes(ipa, span, new)?;
                     }
                     cache::before_map(self.platform(), self.features(), (pa, span), upkeep.cleaned());
@@ -152,8 +152,8 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// Makes this CPU the one that cleans the holes of a table (C1). Several CPUs may fault there at once, and only one of
-    /// them should spend the time to clean (Wang 2021: clean on map).
+    /// Makes this CPU the one that cleans the holes of a table (C1). Several CPUs may fault there at once, and only one
+    /// of them should spend the time to clean (Wang 2021: clean on map).
     fn claim(&self, place: &Place<'_>, below: Level, new: Descriptor, upkeep: Upkeep) -> Result<Claim, Moved> {
         // W3: before it, the entry may not be a table's, and the page may have no record.
         if !self.is_still(place) {
@@ -175,11 +175,11 @@ impl<P: Platform> Stage2<P> {
         Ok(if upkeep.cleans() { self.look_for(new, locked.table, below) } else { nothing_to_clean })
     }
 
-    /// Looks at all leaves of a locked table, and of the tables below it. That is faster than the walk over the holes, which is
-    /// not needed if there are none.
+    /// Looks at all leaves of a locked table, and of the tables below it. That is faster than the walk over the holes,
+    /// which is not needed if there are none.
     ///
-    /// The tables below are not locked, but stay linked. A CPU that maps there during this look cleans what it maps. C2 takes
-    /// the locks of those tables before the break, so that cleaning is complete by then.
+    /// The tables below are not locked, but stay linked. A CPU that maps there during this look cleans what it maps. C2
+    /// takes the locks of those tables before the break, so that cleaning is complete by then.
     fn look_for(&self, new: Descriptor, table: Table<'_>, level: Level) -> Claim {
         let mut claim = Claim { cleaned: true, other_memory: false };
         for index in 0..table.len() {

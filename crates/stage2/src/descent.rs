@@ -11,10 +11,10 @@
 //!
 //! * **W1**: read the sequence count, with acquire ([`Unlinked::now`]).
 //! * **W2**: load an entry with acquire ([`Cell::look`]).
-//! * **W3**: before following or using the entry, read the count again ([`Unlinked::is_still`]). If it changed, go back to
-//!   W1.
-//! * **W4**: to change the entry, lock its table, then read the count again ([`Stage2::lock`]). If it changed, unlock and go
-//!   back to W1.
+//! * **W3**: before following or using the entry, read the count again ([`Unlinked::is_still`]). If it changed, go back
+//!   to W1.
+//! * **W4**: to change the entry, lock its table, then read the count again ([`Stage2::lock`]). If it changed, unlock
+//!   and go back to W1.
 //!
 //! The steps of an unlink that the argument needs:
 //!
@@ -24,28 +24,31 @@
 //! * **U4**: take and release the lock of each table below (module `below`).
 //! * **U5**: unlock. **U6**: flush; only then is the page freed (module `detached`).
 //!
-//! A coalesce makes the parent's entry busy in U2 and unlocks the parent at once. It holds the table's lock until after U3.
+//! A coalesce makes the parent's entry busy in U2 and unlocks the parent at once. It holds the table's lock until after
+//! U3.
 //!
-//! [`Stage2::descend`] does W1 to W3 for each table that it follows. It returns the last entry after W2 only: the caller
-//! does W3 ([`Stage2::is_still`]) or W4 ([`Stage2::lock`]) before it relies on that entry.
+//! [`Stage2::descend`] does W1 to W3 for each table that it follows. It returns the last entry after W2 only: the
+//! caller does W3 ([`Stage2::is_still`]) or W4 ([`Stage2::lock`]) before it relies on that entry.
 //!
 //! # Why it is safe
 //!
-//! * **No walk follows a link that W1 counted as gone.** U2 comes before U3. W1 reads what U3 released, so each later load
-//!   of this walk sees the break.
-//! * **An entry that passes W3 was read from a table.** Suppose that the page was freed and reused before W2. Its new content
-//!   was written after U3: between them lie the flush U6, the hand-over of the page ([`TableSource`](crate::TableSource)),
-//!   and the release fence of `frame::take`. W2 is an acquire, so a CPU that reads new content reads the new count in W3,
-//!   and goes back to W1.
-//! * **An unlinked table that is not reused yet does no harm.** Its entries lead only to tables that were unlinked with it,
-//!   and the next W3 covers those.
-//! * **A table that passes W4 is linked, and stays linked until it is unlocked.** An unlink of this table takes its lock (U1),
-//!   and counts (U3) before it releases that lock. An unlink of a table above takes this table's lock after U3 (U4), or holds
-//!   it across U3 (coalesce). So a CPU that gets the lock afterwards sees the new count. A CPU that gets it before finishes
-//!   its change before the flush U6.
+//! * **No walk follows a link that W1 counted as gone.** U2 comes before U3. W1 reads what U3 released, so each later
+//!   load of this walk sees the break.
+//! * **An entry that passes W3 was read from a table.** Suppose that the page was freed and reused before W2. Its new
+//!   content was written after U3: between them lie the flush U6, the hand-over of the page
+//!   ([`TableSource`](crate::TableSource)), and the release fence of `frame::take`. W2 is an acquire, so a CPU that
+//!   reads new content reads the new count in W3, and goes back to W1.
+//! * **An unlinked table that is not reused yet does no harm.** Its entries lead only to tables that were unlinked with
+//!   it, and the next W3 covers those.
+//! * **A table that passes W4 is linked, and stays linked until it is unlocked.** An unlink of this table takes its
+//!   lock (U1), and counts (U3) before it releases that lock. An unlink of a table above takes this table's lock after
+//!   U3 (U4), or holds it across U3 (coalesce). So a CPU that gets the lock afterwards sees the new count. A CPU that
+//!   gets it before finishes its change before the flush U6.
+//! * **W4 may lock the record of a page that is no table any more.** That does no harm: the record is beside the frame,
+//!   and outlives the table. The CPU finds the count changed, and unlocks.
 //! * **Going back to W1 is always possible.** The walk has changed nothing yet.
 //!
-//! The root is never unlinked, so an entry of the root passes W3 without a look at the count.
+//! The root is never unlinked, so an entry of the root needs no W3.
 //!
 //! The model checker runs walks against unlinks and reuse in `loom::late` and `loom::reused`.
 
@@ -65,8 +68,8 @@ pub(crate) struct Unlinked(Word);
 impl Unlinked {
     /// W1: a snapshot of the count.
     ///
-    /// Acquire: the walk then sees each break (U2) that the snapshot counts. Otherwise it could follow a broken entry, and
-    /// find the count unchanged in W3.
+    /// Acquire: the walk then sees each break (U2) that the snapshot counts. Otherwise it could follow a broken entry,
+    /// and find the count unchanged in W3.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn now(&self) -> Moment {
@@ -84,8 +87,8 @@ impl Unlinked {
 
     /// U3: counts the unlink of one table, with all tables below it. Returns the count before.
     ///
-    /// Release: the break (U2) comes before the count. If the result equals the caller's snapshot, no other CPU has counted
-    /// since, so the caller has seen every earlier unlink.
+    /// Release: the break (U2) comes before the count. If the result equals the caller's snapshot, no other CPU has
+    /// counted since, so the caller has seen every earlier unlink.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn count<P: Platform>(&self, platform: &P) -> Moment {
         platform.on_atomic();
@@ -130,8 +133,8 @@ pub(crate) struct Place<'a> {
 pub(crate) struct Moved;
 
 impl<P: Platform> Stage2<P> {
-    /// Walks without locks towards `ipa`'s entry in the table of `level`, as far as there are tables. `ipa` must be inside
-    /// the IPA space.
+    /// Walks without locks towards `ipa`'s entry in the table of `level`, as far as there are tables. `ipa` must be
+    /// inside the IPA space.
     #[inline(always)]
     pub(crate) fn descend(&self, ipa: Ipa, level: Level) -> Place<'_> {
         loop {
@@ -196,8 +199,8 @@ impl<P: Platform> Stage2<P> {
         if self.unlinked.is_still(then) { Ok(locked) } else { Err(Moved) }
     }
 
-    /// Locks a table without a look at the count. Either the table cannot be unlinked, since the table above is locked or an
-    /// entry of it is busy, or the caller looks at the count next (W4).
+    /// Locks a table without a look at the count. Either the table cannot be unlinked, since the table above is locked
+    /// or an entry of it is busy, or the caller looks at the count next (W4).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn lock_whatever(&self, pa: Pa, entries: usize, level: Level) -> Locked<'_, P> {
@@ -323,8 +326,8 @@ impl<'a, P: Platform> Locked<'a, P> {
         Ok(Busy { stage2: self.stage2, table: self.table, level: self.level, index, old })
     }
 
-    /// Clears bits of a valid leaf by a plain store, which loses a write that hardware records at this moment. Only for a
-    /// leaf whose record the caller has already, or does not need.
+    /// Clears bits of a valid leaf by a plain store, which loses a write that hardware records at this moment. Only for
+    /// a leaf whose record the caller has already, or does not need.
     #[inline(always)]
     pub(crate) fn take_bits(&mut self, index: usize, bits: u64) {
         let cell = self.table.entry(index);
@@ -344,8 +347,8 @@ impl<'a, P: Platform> Locked<'a, P> {
         old
     }
 
-    /// Changes a valid leaf, and returns the old and the new value. A leaf without DBM is changed by a store, a leaf with DBM
-    /// by a read-modify-write.
+    /// Changes a valid leaf, and returns the old and the new value. A leaf without DBM is changed by a store, a leaf
+    /// with DBM by a read-modify-write.
     #[inline(always)]
     pub(crate) fn change(
         &mut self,
@@ -361,8 +364,8 @@ impl<'a, P: Platform> Locked<'a, P> {
 
     /// Replaces a valid leaf by `new` if it is still `old`.
     ///
-    /// Release: a pass that sees what the leaf allows now must find the table locked, or its new counts. With DBM no release is
-    /// needed: the old leaf is counted as writable already.
+    /// Release: a pass that sees what the leaf allows now must find the table locked, or its new counts. With DBM no
+    /// release is needed: the old leaf is counted as writable already.
     #[inline(always)]
     pub(crate) fn replace_in(&mut self, cell: Cell<'_>, old: Descriptor, new: Descriptor) -> Result<(), Moved> {
         if cell.read() != old {
@@ -396,8 +399,8 @@ impl<'a, P: Platform> Locked<'a, P> {
         core::mem::forget(self);
     }
 
-    /// U1: the table, if none of its entries is busy. Otherwise unlocks it, waits a moment, and returns [`Moved`]: a table with
-    /// a busy entry is not unlinked.
+    /// U1: the table, if none of its entries is busy. Otherwise unlocks it, waits a moment, and returns [`Moved`]: a
+    /// table with a busy entry is not unlinked.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn quiet(self) -> Result<Self, Moved> {
@@ -419,8 +422,8 @@ impl<P: Platform> Drop for Locked<'_, P> {
     }
 }
 
-/// An entry that is invalid for hardware, and reserved for the CPU that broke it. No lock is held. Other CPUs retry until it
-/// is made.
+/// An entry that is invalid for hardware, and reserved for the CPU that broke it. No lock is held. Other CPUs retry
+/// until it is made.
 #[must_use = "make() the entry, or every CPU that needs it waits for ever"]
 pub(crate) struct Busy<'a, P: Platform> {
     stage2: &'a Stage2<P>,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One entry of a translation table: 64 bits that are invalid, a table, or a leaf (Arm ARM DDI 0487K.a, D8.3).
 //!
-//! Decoding is the inverse of encoding, for the same [`Features`] and an access that they can encode ([`Access::check`]).
+//! Decoding is the inverse of encoding, for the same [`Features`] and an access that they can encode
+//! ([`Access::check`]).
 
 use core::fmt;
 
@@ -87,8 +88,8 @@ impl Descriptor {
         decode(self.0, features)
     }
 
-    /// The permissions of a leaf. This needs no [`Features`]: the engine's encodings for a CPU without FEAT_XNX mean the same
-    /// on a CPU with it.
+    /// The permissions of a leaf. This needs no [`Features`]: the engine's encodings for a CPU without FEAT_XNX mean
+    /// the same on a CPU with it.
     pub const fn access(self) -> Access {
         Access {
             read: self.0 & Self::READ != 0,
@@ -118,7 +119,8 @@ impl Descriptor {
         }
     }
 
-    /// Whether a leaf has write permission now (S2AP\[1\]). A clean leaf with DBM has not: hardware grants it on the first write.
+    /// Whether a leaf has write permission now (S2AP\[1\]). A clean leaf with DBM has not: hardware grants it on the
+    /// first write.
     pub const fn is_writable(self) -> bool {
         self.0 & Self::WRITE != 0
     }
@@ -133,8 +135,8 @@ impl Descriptor {
         Self(self.0 | Self::ACCESSED)
     }
 
-    /// Whether the leaf is hardware-tracked: it is valid and DBM is set, so hardware may write to the entry to record a guest's
-    /// write. Hardware does so only if `VTCR_EL2.HD` is set.
+    /// Whether the leaf is hardware-tracked: it is valid and DBM is set, so hardware may write to the entry to record a
+    /// guest's write. Hardware does so only if `VTCR_EL2.HD` is set.
     pub const fn is_armed(self) -> bool {
         let both = Self::VALID | Self::DIRTY_BY_HARDWARE;
         self.0 & both == both
@@ -154,8 +156,8 @@ impl Descriptor {
     /// A busy entry: invalid for hardware, and reserved for the CPU that is changing it.
     pub(crate) const BUSY: Self = Self(Self::TABLE_OR_PAGE);
 
-    /// A stale entry: it was removed, and the flush of that may not be complete. A CPU that maps here flushes first. So an
-    /// invalidation lies between break and make, even if different CPUs do them (Arm ARM DDI 0487K.a, D8.16.1).
+    /// A stale entry: it was removed, and the flush of that may not be complete. A CPU that maps here flushes first. So
+    /// an invalidation lies between break and make, even if different CPUs do them (Arm ARM DDI 0487K.a, D8.16.1).
     pub(crate) const STALE: Self = Self(1 << 2);
 
     /// Whether the entry maps nothing and is not busy. It may be stale.
@@ -179,8 +181,8 @@ impl Descriptor {
         self.is_of(Memory::Normal, features)
     }
 
-    /// Whether the leaf's memory has to be cleaned when the leaf is removed (module `cache`): the guest's accesses may go past
-    /// the caches, and the caches may hold lines of the memory.
+    /// Whether the leaf's memory has to be cleaned when the leaf is removed (module `cache`): the guest's accesses may
+    /// go past the caches, and the caches may hold lines of the memory.
     pub(crate) const fn leaves_lines(self, features: &Features) -> bool {
         self.is_of(Memory::NonCacheable, features)
             || !features.forced_write_back && self.is_of(Memory::Normal, features)
@@ -222,8 +224,9 @@ const fn memory_bits(memory: Memory, features: &Features) -> u64 {
     }
 }
 
-/// XN\[1:0\] (Arm ARM DDI 0487K.a, D8.4). Without FEAT_XNX bit 0 is RES0, and bit 1 denies both levels. So execution at one
-/// level only becomes execution at neither, which never allows more than was asked for. [`Access::check`] reports that case.
+/// XN\[1:0\] (Arm ARM DDI 0487K.a, D8.4). Without FEAT_XNX bit 0 is RES0, and bit 1 denies both levels. So execution at
+/// one level only becomes execution at neither, which never allows more than was asked for. [`Access::check`] reports
+/// that case.
 const fn execute_bits(execute: Execute, features: &Features) -> u64 {
     match execute {
         Execute::ALWAYS => 0b00,

@@ -3,9 +3,9 @@
 //!
 //! A chain holds the topmost tables only: the tables below an unlinked one stay linked to it.
 //!
-//! After U4 no software changes these tables: the sequence count turns back each late walk (U3, W4). Until the flush U6 is
-//! complete, hardware may still walk them, and set access flags and dirty state. So their content is final after U6, and is
-//! read only then. A write that hardware records at the last moment is not lost.
+//! After U4 no software changes these tables: the sequence count turns back each late walk (U3, W4). Until the flush U6
+//! is complete, hardware may still walk them, and set access flags and dirty state. So their content is final after U6,
+//! and is read only then. A write that hardware records at the last moment is not lost.
 //!
 //! The chain's links are in the tables' records, since hardware still reads the pages themselves.
 
@@ -68,8 +68,8 @@ impl Chain {
         })
     }
 
-    /// Reports each leaf in the tables to `removed`, cleans the memory that has to be cleaned, and gives the pages back.
-    /// Returns how many. The flush must be complete.
+    /// Reports each leaf in the tables to `removed`, cleans the memory that has to be cleaned, and gives the pages
+    /// back. Returns how many. The flush must be complete.
     pub(crate) fn free<P: Platform, R: Removed>(
         self,
         stage2: &Stage2<P>,
@@ -176,8 +176,8 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// Cleans the memory of leaves whose type differs from `block`'s, in a table that the block replaces and in the tables
-    /// below it. To be called after the flush that ends the guest's access by those leaves.
+    /// Cleans the memory of leaves whose type differs from `block`'s, in a table that the block replaces and in the
+    /// tables below it. To be called after the flush that ends the guest's access by those leaves.
     pub(crate) fn clean_others(&self, table: Table<'_>, level: Level, block: Descriptor) {
         for index in 0..table.len() {
             let entry = table.entry(index).read();

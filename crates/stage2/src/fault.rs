@@ -36,14 +36,14 @@ pub enum AccessKind {
     Write,
     /// An instruction fetch.
     Execute,
-    /// Cache maintenance by address, for example `DC CIVAC` or `IC IVAU`. It changes no memory, though the syndrome reports a
-    /// write.
+    /// Cache maintenance by address, for example `DC CIVAC` or `IC IVAU`. It changes no memory, though the syndrome
+    /// reports a write.
     Maintenance,
 }
 
 impl Fault {
-    /// Decodes `ESR_EL2`. Returns `None` if it is no translation, permission or access flag fault from a lower exception
-    /// level.
+    /// Decodes `ESR_EL2`. Returns `None` if it is no translation, permission or access flag fault from a lower
+    /// exception level.
     pub const fn from_syndrome(esr: u64) -> Option<Self> {
         const INSTRUCTION_ABORT: u64 = 0x20;
         const DATA_ABORT: u64 = 0x24;
@@ -72,16 +72,16 @@ impl Fault {
         Some(Self { kind, access, level, stage1_walk })
     }
 
-    /// Whether `HPFAR_EL2` holds the address. On a permission fault outside a stage-1 walk it is UNKNOWN: then translate
-    /// `FAR_EL2` with `AT S1E1R`, and use [`ipa_from_par`].
+    /// Whether `HPFAR_EL2` holds the address. On a permission fault outside a stage-1 walk it is UNKNOWN: then
+    /// translate `FAR_EL2` with `AT S1E1R`, and use [`ipa_from_par`].
     pub const fn hpfar_is_valid(&self) -> bool {
         self.stage1_walk || !matches!(self.kind, FaultKind::Permission)
     }
 }
 
-/// The access for bits 8 to 6 of a data abort's syndrome: CM, S1PTW and WnR. CM means maintenance; WnR is 1 then, and does not
-/// count. `DC ZVA`, which writes, has CM clear. An AT instruction sets CM too, but its stage-2 fault is one of the walk of the
-/// guest's tables.
+/// The access for bits 8 to 6 of a data abort's syndrome: CM, S1PTW and WnR. CM means maintenance; WnR is 1 then, and
+/// does not count. `DC ZVA`, which writes, has CM clear. An AT instruction sets CM too, but its stage-2 fault is one of
+/// the walk of the guest's tables.
 const ACCESS: [AccessKind; 8] = {
     use AccessKind::{Maintenance, Read, Write};
     [Read, Write, Read, Read, Maintenance, Maintenance, Read, Read]
@@ -94,10 +94,10 @@ pub const fn ipa_from_hpfar(hpfar: u64) -> Ipa {
 
 /// The faulting page's address from `PAR_EL1` after `AT S1E1R`; `None` if the translation failed.
 ///
-/// If the guest has changed its tables since the fault, the translation fails, and the guest has to repeat its access. After a
-/// permission fault (FST 0b0011LL) the guest would repeat it for ever: EL1 may not read the page (FEAT_S1PIE or FEAT_GCS).
-/// Then use `AT S1E1A`, or walk the guest's stage 1 in software. An external abort on the walk is reported in no register: the
-/// AT instruction itself takes the exception.
+/// If the guest has changed its tables since the fault, the translation fails, and the guest has to repeat its access.
+/// After a permission fault (FST 0b0011LL) the guest would repeat it for ever: EL1 may not read the page (FEAT_S1PIE or
+/// FEAT_GCS). Then use `AT S1E1A`, or walk the guest's stage 1 in software. An external abort on the walk is reported
+/// in no register: the AT instruction itself takes the exception.
 pub const fn ipa_from_par(par: u64) -> Option<Ipa> {
     if par & 1 == 1 { None } else { Some(Ipa::new(par & 0x000f_ffff_ffff_f000)) }
 }

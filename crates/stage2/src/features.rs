@@ -92,9 +92,9 @@ impl Features {
         zero_block: 0,
     };
 
-    /// The features that two CPUs have in common: tables and maintenance by these features are right on both. A line size is
-    /// the smaller of the two, so that maintenance by lines misses none. So is the block of `DC ZVA`, which then zeroes a whole
-    /// page on both.
+    /// The features that two CPUs have in common: tables and maintenance by these features are right on both. A line
+    /// size is the smaller of the two, so that maintenance by lines misses none. So is the block of `DC ZVA`, which
+    /// then zeroes a whole page on both.
     #[must_use]
     pub const fn common(&self, other: &Self) -> Self {
         const fn least(a: u64, b: u64) -> u64 {
@@ -119,8 +119,8 @@ impl Features {
         }
     }
 
-    /// The names of the features in `self` that a CPU with the features `cpu` does not have. That CPU must not run a guest
-    /// that uses `self`.
+    /// The names of the features in `self` that a CPU with the features `cpu` does not have. That CPU must not run a
+    /// guest that uses `self`.
     pub fn not_kept_by(&self, cpu: &Self) -> impl Iterator<Item = &'static str> {
         let common = self.common(cpu).named();
         self.named().into_iter().zip(common).filter(|(used, common)| used != common).map(|((name, _), _)| name)
@@ -148,8 +148,8 @@ impl Features {
             instruction_line: 4 << field(id.ctr, 0),
             zero_block: match field(id.dczid, 0) {
                 words @ 0..=9 if id.dczid >> 4 & 1 == 0 => 4 << words,
-                // Prohibited (DZP), or reserved: no block is larger than 2 KiB (Arm ARM DDI 0487K.a, D23.2, DCZID_EL0). So a
-                // page holds whole blocks.
+                // Prohibited (DZP), or reserved: no block is larger than 2 KiB (Arm ARM DDI 0487K.a, D23.2, DCZID_EL0).
+                // So a page holds whole blocks.
                 _ => 0,
             },
         }
@@ -240,8 +240,8 @@ mod tests {
         );
     }
 
-    /// Each feature depends on its own field alone. It begins at the least value that means it: neither the value below nor
-    /// all other bits of the register give the feature.
+    /// Each feature depends on its own field alone. It begins at the least value that means it: neither the value below
+    /// nor all other bits of the register give the feature.
     #[test]
     fn each_feature_has_its_own_field() {
         type Register = fn(&mut IdRegisters) -> &mut u64;

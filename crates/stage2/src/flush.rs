@@ -2,8 +2,8 @@
 //! The TLB flush that a change needs, as a type that cannot be forgotten.
 //!
 //! A change that removes a mapping or an access returns a [`Pending`]. Unlinked table pages are inside it. Only
-//! [`complete`](Pending::complete) gives access to them: it flushes (step U6) and returns a [`Flushed`], which is consumed to
-//! free them.
+//! [`complete`](Pending::complete) gives access to them: it flushes (step U6) and returns a [`Flushed`], which is
+//! consumed to free them.
 
 use crate::detached::Chain;
 use crate::kept::Keep;
@@ -18,8 +18,8 @@ use crate::{IpaRange, Stage2, TableSource};
 /// [`complete`](Self::complete) it before anything that the old entries reached is reused. [`join`](Self::join) several
 /// changes to invalidate them at once.
 ///
-/// A `Pending` that is dropped, for example by a `?` after it, flushes as `complete` does. The tree keeps its table pages, and
-/// gives them to the [`TableSource`] of the next operation that may free pages.
+/// A `Pending` that is dropped, for example by a `?` after it, flushes as `complete` does. The tree keeps its table
+/// pages, and gives them to the [`TableSource`] of the next operation that may free pages.
 ///
 /// ```
 /// # use twofold_stage2::*;
@@ -182,15 +182,15 @@ impl<P: Platform> Stage2<P> {
 /// How many permission downgrades have begun and are not flushed yet.
 ///
 /// A downgrade may find an access gone that another CPU removed and has not flushed yet. Its caller still relies on the
-/// access being gone. So if other downgrades are pending, a downgrade flushes its whole range, not only what it changed.
-/// (Unmapped entries need no count: they are marked as `Descriptor::STALE`.)
+/// access being gone. So if other downgrades are pending, a downgrade flushes its whole range, not only what it
+/// changed. (Unmapped entries need no count: they are marked as `Descriptor::STALE`.)
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct PendingChanges(Word);
 
 impl PendingChanges {
-    /// Counts one before it begins. Relaxed: a CPU that sees its changes has taken the table's lock after it, and so sees the
-    /// count too.
+    /// Counts one before it begins. Relaxed: a CPU that sees its changes has taken the table's lock after it, and so
+    /// sees the count too.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn count<P: Platform>(&self, platform: &P) {
         platform.on_atomic();
@@ -210,8 +210,8 @@ impl PendingChanges {
     }
 }
 
-/// A change whose TLB invalidation is complete on all CPUs, with the tables that it unlinked. If it is dropped, the tree
-/// keeps their pages, as it does for a [`Pending`].
+/// A change whose TLB invalidation is complete on all CPUs, with the tables that it unlinked. If it is dropped, the
+/// tree keeps their pages, as it does for a [`Pending`].
 ///
 /// It cannot be made by hand:
 ///
@@ -240,8 +240,8 @@ pub struct Flushed<'a, P: Platform, R: Removed = Unwatched> {
 }
 
 impl<P: Platform, R: Removed> Flushed<'_, P, R> {
-    /// Reports the leaves of the unlinked tables, and gives the tables' pages to `tables`. The result opens the leaves that
-    /// were removed ([`Broken`](crate::Broken)).
+    /// Reports the leaves of the unlinked tables, and gives the tables' pages to `tables`. The result opens the leaves
+    /// that were removed ([`Broken`](crate::Broken)).
     #[inline(always)]
     pub fn free(mut self, tables: &mut impl TableSource) -> Freed {
         let removal = self.removal;

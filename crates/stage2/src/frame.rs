@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The memory that the engine works on: donated ranges, and the pieces that are cut from them.
 //!
-//! No Rust reference covers donated memory, except the engine's own references to table entries, which are atomic. The engine
-//! accesses guest memory by cache instructions and volatile accesses only.
+//! No Rust reference covers donated memory, except the engine's own references to table entries, which are atomic. The
+//! engine accesses guest memory by cache instructions and volatile accesses only.
 //!
-//! A frame has one owner. [`Donated`], [`Run`], [`TablePage`], [`Root`] and [`Lent`](crate::Lent) (which a guest may reach) are
-//! pieces of memory. They turn into each other by value, and none of them can be copied. So no frame is a table and a guest's
-//! memory at once:
+//! A frame has one owner. [`Donated`], [`Run`], [`TablePage`], [`Root`] and [`Lent`](crate::Lent) (which a guest may
+//! reach) are pieces of memory. They turn into each other by value, and none of them can be copied. So no frame is a
+//! table and a guest's memory at once:
 //!
 //! ```
 //! # use twofold_stage2::*;
@@ -99,7 +99,8 @@ impl Run {
         self.size == 0
     }
 
-    /// Its first `size` bytes, and the rest. Returns the run itself if `size` is larger than the run, or not whole pages.
+    /// Its first `size` bytes, and the rest. Returns the run itself if `size` is larger than the run, or not whole
+    /// pages.
     pub fn split_at(self, size: u64) -> Result<(Self, Self), Self> {
         if size > self.size || !size.is_multiple_of(TablePage::SIZE) {
             return Err(self);
@@ -132,7 +133,8 @@ impl Run {
         }
     }
 
-    /// Memory for a root table of this shape. Returns the run itself if it has another size, or is not aligned to that size.
+    /// Memory for a root table of this shape. Returns the run itself if it has another size, or is not aligned to that
+    /// size.
     pub fn into_root(self, geometry: &Geometry) -> Result<Root, Self> {
         let size = geometry.root_size();
         if self.size == size && self.pa.is_aligned(size) { Ok(Root { pa: self.pa, size }) } else { Err(self) }
@@ -159,8 +161,8 @@ impl Run {
         primitive::data_written(self.pa, self.size);
     }
 
-    /// Writes `bytes` into the run, from `offset` on. No guest may have the run mapped: this cleans no lines that the guest may
-    /// have in caches.
+    /// Writes `bytes` into the run, from `offset` on. No guest may have the run mapped: this cleans no lines that the
+    /// guest may have in caches.
     ///
     /// # Panics
     ///
@@ -173,8 +175,8 @@ impl Run {
         let words = whole_words(pa, bytes.len());
         let (whole, rest) = bytes.split_at(words * 8);
         for (index, word) in whole.as_chunks().0.iter().enumerate() {
-            // SAFETY: inside donated memory, so it is mapped while the platform lives, and no reference covers it. Frames
-            // are aligned, and `pa` is a multiple of 8.
+            // SAFETY: inside donated memory, so it is mapped while the platform lives, and no reference covers it.
+            // Frames are aligned, and `pa` is a multiple of 8.
             unsafe { start.cast::<u64>().add(index).write_volatile(u64::from_ne_bytes(*word)) };
         }
         for (index, byte) in rest.iter().enumerate() {
@@ -184,8 +186,8 @@ impl Run {
         primitive::data_written(pa, bytes.len() as u64);
     }
 
-    /// Fills `bytes` from `offset` on. If `offset` is a multiple of 8, each whole word is one access. The guest may be writing
-    /// there.
+    /// Fills `bytes` from `offset` on. If `offset` is a multiple of 8, each whole word is one access. The guest may be
+    /// writing there.
     ///
     /// # Panics
     ///
@@ -198,8 +200,8 @@ impl Run {
         let words = whole_words(pa, bytes.len());
         let (whole, rest) = bytes.split_at_mut(words * 8);
         for (index, word) in whole.as_chunks_mut().0.iter_mut().enumerate() {
-            // SAFETY: inside donated memory, so it is mapped while the platform lives, and no reference covers it. Frames
-            // are aligned, and `pa` is a multiple of 8.
+            // SAFETY: inside donated memory, so it is mapped while the platform lives, and no reference covers it.
+            // Frames are aligned, and `pa` is a multiple of 8.
             *word = unsafe { start.cast::<u64>().add(index).read_volatile() }.to_ne_bytes();
         }
         for (index, byte) in rest.iter_mut().enumerate() {
@@ -273,9 +275,9 @@ impl Root {
 ///
 /// The engine takes a page only when it needs one (Wang 2021: table pages when needed), and with no lock held.
 ///
-/// If CPUs share a source, a hand-over must order memory as a lock does: the CPU that takes a page sees everything that the
-/// CPU that gave it did before. Late lockless walks depend on it (module `descent`): they may still read a page that is no
-/// table any more.
+/// If CPUs share a source, a hand-over must order memory as a lock does: the CPU that takes a page sees everything that
+/// the CPU that gave it did before. Late lockless walks depend on it (module `descent`): they may still read a page
+/// that is no table any more.
 pub trait TableSource {
     /// A page with any content; `None` if the source is empty.
     fn take(&mut self) -> Option<TablePage>;
@@ -286,9 +288,9 @@ pub trait TableSource {
 
 /// Takes a page to be filled.
 ///
-/// The page may have been a table, and a late lockless walk may still read it. The release fence orders the new content after
-/// the sequence count of the old table's unlink (U3), on whichever CPU that was. So a walk that reads new content finds the
-/// count changed (W3).
+/// The page may have been a table, and a late lockless walk may still read it. The release fence orders the new content
+/// after the sequence count of the old table's unlink (U3), on whichever CPU that was. So a walk that reads new content
+/// finds the count changed (W3).
 #[inline]
 pub(crate) fn take(tables: &mut impl TableSource) -> Option<TablePage> {
     let page = tables.take();
@@ -328,14 +330,14 @@ const fn whole_words(pa: Pa, bytes: usize) -> usize {
 fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
     let start = platform.pointer(pa);
     if zero_block != 0 {
-        // SAFETY: the blocks are in donated frames that the caller owns, as a run, a page or a root. So they are no linked
-        // table. If they are a guest's memory, the run is lent, and its owner asks to zero it.
+        // SAFETY: the blocks are in donated frames that the caller owns, as a run, a page or a root. So they are no
+        // linked table. If they are a guest's memory, the run is lent, and its owner asks to zero it.
         unsafe { primitive::dc_lines(platform, Dc::Zva, start.addr().get(), size, zero_block) };
     } else {
         let granule = Granule::KIB_4;
         for index in 0..(size >> granule.shift()) as usize * granule.entries() {
-            // SAFETY: the frame was donated, so it is mapped while the platform lives, and only atomic or volatile accesses
-            // reach it. `index` stays inside the frame, and frames are aligned.
+            // SAFETY: the frame was donated, so it is mapped while the platform lives, and only atomic or volatile
+            // accesses reach it. `index` stays inside the frame, and frames are aligned.
             let word = unsafe { start.cast::<Word>().add(index).as_ref() };
             word.store(0, Ordering::Relaxed);
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A map of free frames: up to 2 MiB of donated memory, with one bit for each frame.
 //!
-//! An embedder that keeps its frames in such maps needs no heap to take or give one. A map owns its memory. It hands a frame
-//! out as a [`Run`] only if the frame's bit says that it is free, so no frame is handed out twice.
+//! An embedder that keeps its frames in such maps needs no heap to take or give one. A map owns its memory. It hands a
+//! frame out as a [`Run`] only if the frame's bit says that it is free, so no frame is handed out twice.
 
 use crate::{Pa, Run};
 
@@ -37,8 +37,8 @@ impl FrameMap {
         u64::from(self.free)
     }
 
-    /// Takes the first free run of `count` frames that is aligned to its size. `None` if there is none, or if `count` is not a
-    /// power of two.
+    /// Takes the first free run of `count` frames that is aligned to its size. `None` if there is none, or if `count`
+    /// is not a power of two.
     pub fn take(&mut self, count: u64) -> Option<Run> {
         if count > self.free() || !count.is_power_of_two() {
             return None;

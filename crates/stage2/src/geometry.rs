@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The shape of the tables, computed from the granule and the IPA size.
 //!
-//! A table has `granule / 8` entries, so each level resolves `log2(granule) - 3` bits. At stage 2, up to 16 contiguous tables
-//! of the root level may be used as one (Arm ARM DDI 0487K.a, D8.2, "concatenated translation tables"). That saves a level:
-//! the root is at the deepest level at which 16 tables cover the IPA space.
+//! A table has `granule / 8` entries, so each level resolves `log2(granule) - 3` bits. At stage 2, up to 16 contiguous
+//! tables of the root level may be used as one (Arm ARM DDI 0487K.a, D8.2, "concatenated translation tables"). That
+//! saves a level: the root is at the deepest level at which 16 tables cover the IPA space.
 
 use core::fmt;
 
 use crate::{Error, Features, Ipa, IpaRange};
 
-/// The translation granule: the size of a page and of a table. There is one so far. Its size is a constant, so the compiler
-/// does the arithmetic of a walk.
+/// The translation granule: the size of a page and of a table. There is one so far. Its size is a constant, so the
+/// compiler does the arithmetic of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granule(());
 

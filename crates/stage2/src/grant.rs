@@ -4,9 +4,9 @@
 //! Only a [`Grant`] maps. There are two ways to get one:
 //!
 //! * Donated memory is lent to a tree by value ([`Stage2::lend`]). A [`Lent`] run grants the memory inside it
-//!   ([`Stage2::grant`]). While it is lent, it can become no table, and no other tree can map it. It becomes a [`Run`] again
-//!   when nothing of it is mapped and the flush is complete. [`Vacated::reclaim`] proves that for a range of a live tree,
-//!   [`Root::reclaim`] for a destroyed tree.
+//!   ([`Stage2::grant`]). While it is lent, it can become no table, and no other tree can map it. It becomes a [`Run`]
+//!   again when nothing of it is mapped and the flush is complete. [`Vacated::reclaim`] proves that for a range of a
+//!   live tree, [`Root::reclaim`] for a destroyed tree.
 //! * For any other memory, the caller vouches once, by the unsafe [`Window::new`] ([`Stage2::open`]).
 //!
 //! A physical address alone does not map:
@@ -78,8 +78,8 @@ pub struct Grant<'a, P: Platform> {
 
 /// A run that a tree may map. It has one owner. It becomes a [`Run`] again when the tree cannot reach it any more.
 ///
-/// The address of the tree's root names the tree: a root has one owner too, so no two live trees share one. A later tree with
-/// the same root takes over the runs that were lent to the destroyed tree. Nothing of them is mapped then.
+/// The address of the tree's root names the tree: a root has one owner too, so no two live trees share one. A later
+/// tree with the same root takes over the runs that were lent to the destroyed tree. Nothing of them is mapped then.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a lent run that is dropped is lost: reclaim it"]
 pub struct Lent {
@@ -107,7 +107,8 @@ pub struct Vacated<'a> {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Lends a run to these tables. They may map its first byte at `ipa` and the rest after it, and only inside `range`.
+    /// Lends a run to these tables. They may map its first byte at `ipa` and the rest after it, and only inside
+    /// `range`.
     pub fn lend(&self, run: Run, ipa: Ipa, range: IpaRange) -> Lent {
         let end = ipa.checked_add(run.size()).unwrap_or(ipa).min(range.end).align_down(TablePage::SIZE);
         let start =
@@ -135,8 +136,8 @@ impl<P: Platform> Stage2<P> {
         Grant { stage2: self, ipa, pa: window.pa, size: window.size }
     }
 
-    /// Unmaps `range` and completes the flush. No grant of these tables exists then, and none can be made while the result
-    /// lives. So memory that was lent for these addresses can be reclaimed.
+    /// Unmaps `range` and completes the flush. No grant of these tables exists then, and none can be made while the
+    /// result lives. So memory that was lent for these addresses can be reclaimed.
     ///
     /// # Errors
     ///
@@ -160,7 +161,8 @@ impl Lent {
 }
 
 impl Vacated<'_> {
-    /// Takes back a run that was lent for these addresses, for any use. Returns `lent` itself if it may be mapped elsewhere.
+    /// Takes back a run that was lent for these addresses, for any use. Returns `lent` itself if it may be mapped
+    /// elsewhere.
     pub fn reclaim(&self, lent: Lent) -> Result<Run, Lent> {
         let range = lent.range();
         let covers = self.range.start <= range.start && range.end <= self.range.end;
@@ -169,10 +171,11 @@ impl Vacated<'_> {
 }
 
 impl Root {
-    /// Takes back a run that was lent to the tables of this root, which are [destroyed](Stage2::destroy), for any use. Returns
-    /// `lent` itself if it was lent to other tables.
+    /// Takes back a run that was lent to the tables of this root, which are [destroyed](Stage2::destroy), for any use.
+    /// Returns `lent` itself if it was lent to other tables.
     pub fn reclaim(&self, lent: Lent) -> Result<Run, Lent> {
-        // A live tree owns its root. The caller owns this one, so no live tree has it, and nothing is mapped through it.
+        // A live tree owns its root. The caller owns this one, so no live tree has it, and nothing is mapped through
+        // it.
         if lent.root == self.pa() { Ok(lent.run) } else { Err(lent) }
     }
 }
@@ -184,8 +187,8 @@ impl Window {
     ///
     /// From now on, until nothing of the window is mapped and the flush that ends this is complete:
     ///
-    /// * The range is a device or RAM. The guest, and the devices that it controls through the range, may read it, and may
-    ///   write it if it is mapped writable.
+    /// * The range is a device or RAM. The guest, and the devices that it controls through the range, may read it, and
+    ///   may write it if it is mapped writable.
     /// * No Rust object or reference covers it, and it is not donated.
     /// * Memory that is mapped with another type than [`Memory::Device`](crate::Memory::Device) is RAM, and
     ///   [`Platform::pointer`] maps it as that trait requires of donated memory: the engine cleans its lines there.

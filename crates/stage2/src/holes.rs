@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Holes: the memory that a new block will map and the smaller mappings that it replaces do not map.
 //!
-//! A coalesce cleans the holes (step C1, module `coalesce`), and nothing else: the rest was cleaned when it was mapped (Wang
-//! 2021: cache maintenance where it is needed).
+//! A coalesce cleans the holes (step C1, module `coalesce`), and nothing else: the rest was cleaned when it was mapped
+//! (Wang 2021: cache maintenance where it is needed).
 //!
-//! **Invariant.** When the block is made, all of its memory was cleaned, either here or by the CPU that mapped it before.
+//! **Invariant.** When the block is made, all of its memory was cleaned, either here or by the CPU that mapped it
+//! before.
 //!
 //! * A leaf of another memory type counts as a hole: it may have been made without any cleaning.
-//! * The walk holds no lock, since cleaning takes time. A CPU that maps a page meanwhile cleans that page. The walk waits for
-//!   a busy entry.
-//! * A page that is unmapped meanwhile was clean. If its owner writes it now, that write is too late for the block, as it
-//!   would be for any mapping that is being made.
+//! * The walk holds no lock, since cleaning takes time. A CPU that maps a page meanwhile cleans that page. The walk
+//!   waits for a busy entry.
+//! * A page that is unmapped meanwhile was clean. If its owner writes it now, that write is too late for the block, as
+//!   it would be for any mapping that is being made.
 
 use crate::platform::{Domain, Platform};
 use crate::walk::{Entry, Visitor};

@@ -4,8 +4,9 @@
 //! A destructor has no [`TableSource`]. So a [`Pending`](crate::Pending) or [`Flushed`](crate::Flushed) that is dropped
 //! puts its pages here after its flush. The next operation that may free pages gives them back.
 //!
-//! The pages are a stack, linked through their records. A page is pushed by one compare-and-exchange, and all pages are taken
-//! by one swap. So the stack has no ABA problem: a page that leaves and comes back between load and exchange does no harm.
+//! The pages are a stack, linked through their records. A page is pushed by one compare-and-exchange, and all pages are
+//! taken by one swap. So the stack has no ABA problem: a page that leaves and comes back between load and exchange does
+//! no harm.
 
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A spin lock for a guest's data beside its tables: its frames, and what backs its RAM.
 //!
-//! **Invariant.** Only the CPU that has the guard reaches the value. It sees everything that was done under each earlier
-//! guard.
+//! **Invariant.** Only the CPU that has the guard reaches the value. It sees everything that was done under each
+//! earlier guard.
 //!
-//! The lock uses the same primitives as a table's lock ([`primitive`](crate::primitive)), so the checkers of the engine's
-//! locks check this one too. A CPU that waits calls [`Platform::pause`], so a hosted machine can let the lock's owner run. The
-//! lock is neither fair nor recursive.
+//! The lock uses the same primitives as a table's lock ([`primitive`](crate::primitive)), so the checkers of the
+//! engine's locks check this one too. A CPU that waits calls [`Platform::pause`], so a hosted machine can let the
+//! lock's owner run. The lock is neither fair nor recursive.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -22,7 +22,8 @@ pub struct Lock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: only the CPU that has the lock reaches the value, one CPU at a time; the value moves between CPUs, so `T: Send`.
+// SAFETY: only the CPU that has the lock reaches the value, one CPU at a time; the value moves between CPUs, so `T:
+// Send`.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The architecture's instructions, one for each call, and the pointer to each frame.
 //!
-//! The engine encodes every operand and orders every sequence. A platform only executes. So the same sequence runs on a CPU
-//! (module `arm64`) and on any machine that decodes the operands.
+//! The engine encodes every operand and orders every sequence. A platform only executes. So the same sequence runs on a
+//! CPU (module `arm64`) and on any machine that decodes the operands.
 
 use core::ptr::NonNull;
 
@@ -55,18 +55,18 @@ pub unsafe trait Platform {
     /// `MRS VTTBR_EL2`.
     fn vttbr(&self) -> u64;
 
-    /// `MSR VTTBR_EL2`. To flush for a guest that is not loaded, the engine loads that guest's value, and restores the old one
-    /// afterwards. To enter a guest, the embedder loads it.
+    /// `MSR VTTBR_EL2`. To flush for a guest that is not loaded, the engine loads that guest's value, and restores the
+    /// old one afterwards. To enter a guest, the embedder loads it.
     fn load_vttbr(&self, value: u64);
 
     /// The address at which the byte at `pa` is mapped.
     fn pointer(&self, pa: Pa) -> NonNull<u8>;
 
-    /// The record of the frame at `pa`, which is or was a table. Each frame that is given as a table has its own record, for
-    /// as long as the platform lives.
+    /// The record of the frame at `pa`, which is or was a table. Each frame that is given as a table has its own
+    /// record, for as long as the platform lives.
     ///
-    /// CPUs lock the records of different tables all the time. If the embedder knows which few frames are tables, it can lay
-    /// their records a cache line apart, which avoids false sharing.
+    /// CPUs lock the records of different tables all the time. If the embedder knows which few frames are tables, it
+    /// can lay their records a cache line apart, which avoids false sharing.
     fn record(&self, pa: Pa) -> &Record;
 
     /// Waits for another CPU, for about the time of `yields` `YIELD` instructions, before the engine retries.
@@ -77,8 +77,9 @@ pub unsafe trait Platform {
         }
     }
 
-    /// Called when the tables of the root at `root` are dropped without being [destroyed](crate::Stage2::destroy): their pages
-    /// are lost. By default this panics if debug assertions are on. A platform whose memory goes with it may do nothing.
+    /// Called when the tables of the root at `root` are dropped without being [destroyed](crate::Stage2::destroy):
+    /// their pages are lost. By default this panics if debug assertions are on. A platform whose memory goes with it
+    /// may do nothing.
     fn abandoned(&self, root: Pa) {
         debug_assert!(false, "the tables at {root} are dropped and were not destroyed: their pages are lost");
     }
@@ -88,8 +89,8 @@ pub unsafe trait Platform {
     fn on_atomic(&self) {}
 }
 
-/// TLB invalidations of the EL1&0 translation regime (Arm ARM DDI 0487K.a, D8.16). `Is` means all CPUs of the inner shareable
-/// domain; the others act on this CPU only.
+/// TLB invalidations of the EL1&0 translation regime (Arm ARM DDI 0487K.a, D8.16). `Is` means all CPUs of the inner
+/// shareable domain; the others act on this CPU only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tlbi {
     /// Stage 2 entries by IPA.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A vCPU's own table pages, in front of a source that vCPUs share.
 //!
-//! Most faults need no table (Wang 2021: table pages when needed). The engine takes a page only when one is missing, and with
-//! no lock held. So a pool need not be filled for a fault. It saves accesses to the shared source, and keeps the pages of lost
-//! races for the next fault. It is filled before a split, which takes hundreds of pages.
+//! Most faults need no table (Wang 2021: table pages when needed). The engine takes a page only when one is missing,
+//! and with no lock held. So a pool need not be filled for a fault. It saves accesses to the shared source, and keeps
+//! the pages of lost races for the next fault. It is filled before a split, which takes hundreds of pages.
 
 use crate::{TablePage, TableSource};
 
@@ -26,7 +26,8 @@ impl<S: TableSource, const N: usize> Pool<S, N> {
         self.ready
     }
 
-    /// Fills the pool to `pages` pages, or as far as they fit and the source has them. Returns the number of pages in the pool.
+    /// Fills the pool to `pages` pages, or as far as they fit and the source has them. Returns the number of pages in
+    /// the pool.
     #[inline]
     pub fn top_up(&mut self, pages: usize) -> usize {
         while self.ready < pages.min(N) {

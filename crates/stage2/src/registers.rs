@@ -3,8 +3,8 @@
 
 use crate::{Features, Geometry, Pa, Vmid};
 
-/// `VTCR_EL2` for tables of this shape: walks are write-back and inner shareable. Hardware access flag and dirty state are on
-/// if the CPU has them.
+/// `VTCR_EL2` for tables of this shape: walks are write-back and inner shareable. Hardware access flag and dirty state
+/// are on if the CPU has them.
 pub const fn vtcr(geometry: &Geometry, features: &Features) -> u64 {
     const RES1: u64 = 1 << 31;
     const WALKS_WRITE_BACK: u64 = 1 << 10 | 1 << 8;
@@ -23,8 +23,8 @@ pub const fn vtcr(geometry: &Geometry, features: &Features) -> u64 {
         | t0sz
 }
 
-/// `VTTBR_EL2` for the tables at `root` under `vmid`. CnP is set if the CPU has it: all CPUs that run the guest use the same
-/// tables under the same VMID.
+/// `VTTBR_EL2` for the tables at `root` under `vmid`. CnP is set if the CPU has it: all CPUs that run the guest use the
+/// same tables under the same VMID.
 pub const fn vttbr(root: Pa, vmid: Vmid, features: &Features) -> u64 {
     (vmid.raw() as u64) << 48 | root.raw() | features.common_not_private as u64
 }
@@ -69,7 +69,8 @@ mod tests {
         }
     }
 
-    /// Arm ARM DDI 0487K.a, D23.2, VTCR_EL2.PS: 32, 36, 40, 42, 44 and 48 bits. A size between two of them takes the larger.
+    /// Arm ARM DDI 0487K.a, D23.2, VTCR_EL2.PS: 32, 36, 40, 42, 44 and 48 bits. A size between two of them takes the
+    /// larger.
     #[test]
     fn physical_sizes_are_encoded() {
         let sizes = [(32, 0), (33, 1), (36, 1), (37, 2), (40, 2), (41, 3), (42, 3), (43, 4), (44, 4), (45, 5), (48, 5)];

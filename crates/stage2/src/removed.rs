@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a change removes, and how it is reported.
 //!
-//! A change that unmaps reports each leaf to a watcher ([`Removed`]). A single leaf is reported when it is broken, which is
-//! before its flush. So the watcher gets a [`Broken`] leaf. Its memory is readable only with the flush's result ([`Freed`]).
+//! A change that unmaps reports each leaf to a watcher ([`Removed`]). A single leaf is reported when it is broken,
+//! which is before its flush. So the watcher gets a [`Broken`] leaf. Its memory is readable only with the flush's
+//! result ([`Freed`]).
 //!
 //! A permission downgrade ([`Narrowed`]) remembers its whole range for its flush.
 
@@ -14,8 +15,8 @@ use crate::{Ipa, IpaRange, Leaf, Level, Pa, Stage2};
 
 /// A leaf that was removed, and may still be in a TLB.
 ///
-/// Its address, and whether the guest wrote there, can be read at once. The memory that it mapped can be read only with the
-/// [`Freed`] of the same removal, since the guest cannot reach that memory any more then:
+/// Its address, and whether the guest wrote there, can be read at once. The memory that it mapped can be read only with
+/// the [`Freed`] of the same removal, since the guest cannot reach that memory any more then:
 ///
 /// ```
 /// # use twofold_stage2::*;
@@ -163,8 +164,8 @@ impl Freed {
 
 /// A watcher of removed leaves: [`Unwatched`], or a closure that takes a [`Broken`] leaf.
 ///
-/// If a table is unlinked as a whole, its leaves are reported when the [`Flushed`](crate::Flushed) is freed. All other leaves
-/// are reported at once.
+/// If a table is unlinked as a whole, its leaves are reported when the [`Flushed`](crate::Flushed) is freed. All other
+/// leaves are reported at once.
 pub trait Removed {
     /// Whether leaves are reported.
     const WATCHES: bool;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who watches the engine's accesses, and does them in its place.
+//! An observer of the engine's accesses, which does them in the engine's place.
 //!
-//! One observer a process. It is called instead of the access, on the thread whose access it is, so it may do it at once
-//! (a trace), or answer with anything that the memory model allows (a model).
+//! A process has at most one observer. It is called instead of the access, on the accessing thread. So it may do the
+//! access at once (a trace), or return any result that the memory model allows (a model).
 
 use core::panic::Location;
 use core::ptr;
@@ -11,21 +11,21 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use super::Claim;
 use crate::Pa;
 
-/// How an access is ordered, and where it is in the source.
+/// The ordering of an access, and its place in the source.
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
-    /// Its ordering; of a read-modify-write, that of success.
+    /// Its ordering; for a read-modify-write, the ordering on success.
     pub order: Ordering,
     /// Its call site.
     pub site: &'static Location<'static>,
 }
 
-/// Does the engine's accesses to words that CPUs share: entries of tables, the records beside the frames, counts.
+/// Does the engine's accesses to words that CPUs share: entries of tables, records beside the frames, counts.
 ///
 /// # Safety
 ///
-/// Each access has, for the thread whose it is, the effect that the memory model allows for one of its ordering: a lock is
-/// given to one at a time, a load tells a value that was stored.
+/// Each access has an effect, for the accessing thread, that the memory model allows for its ordering. For example, one
+/// thread at a time has a lock, and a load returns a value that was stored.
 pub unsafe trait Observer: Sync {
     /// A load.
     fn load(&self, word: &AtomicU64, access: Access) -> u64;
@@ -33,47 +33,48 @@ pub unsafe trait Observer: Sync {
     /// A store.
     fn store(&self, word: &AtomicU64, value: u64, access: Access);
 
-    /// A read-modify-write: stores what `change` makes of the value there, if it makes anything of it. Tells the value
-    /// before, as an error where nothing was stored.
+    /// A read-modify-write: calls `change` with the current value, and stores the result if it is `Some`. Returns the
+    /// value before, as an error if nothing was stored.
     fn update(&self, word: &AtomicU64, change: &mut dyn FnMut(u64) -> Option<u64>, access: Access) -> Result<u64, u64>;
 
-    /// Takes the lock in bit 0 unless it is taken; tells the word.
+    /// Takes the lock in bit 0, and returns the word's other bits. `None` if the lock is taken.
     fn try_lock(&self, word: &AtomicU64, access: Access) -> Option<u64>;
 
-    /// Gives the lock back by storing `value`, whose bit 0 is clear.
+    /// Unlocks by storing `value`, whose bit 0 is clear.
     fn unlock(&self, word: &AtomicU64, value: u64, access: Access);
 
     /// A release fence.
     fn release_fence(&self, site: &'static Location<'static>);
 
-    /// A fence of all with all: `DMB ISH`.
+    /// A full fence: `DMB ISH`.
     fn full_fence(&self, site: &'static Location<'static>);
 
-    /// A page is now a table's.
+    /// A page becomes a table.
     fn page_taken(&self, page: Pa, site: &'static Location<'static>);
 
-    /// A page is no table's any more.
+    /// A page is no table any more.
     fn page_freed(&self, page: Pa, site: &'static Location<'static>);
 
-    /// The hypervisor wrote to memory of a guest's, past the observer.
+    /// The hypervisor wrote to guest memory, not through the observer.
     fn data_written(&self, start: Pa, size: u64, site: &'static Location<'static>);
 
-    /// The memory at `start` is a root of so many entries from now on, or (`None`) none any more.
+    /// The memory at `start` becomes a root with this number of entries, or (`None`) stops being one.
     fn root(&self, start: Pa, entries: Option<usize>, vttbr: u64, vtcr: u64, site: &'static Location<'static>);
 
-    /// The engine relies on this from here on.
+    /// The engine relies on `claim` from here on.
     fn claims(&self, claim: Claim, site: &'static Location<'static>);
 
-    /// The next store of this thread to the entry may overwrite what hardware records there: the engine does not need it.
+    /// This thread's next store to the entry may overwrite what hardware records there: the engine does not need that
+    /// record.
     fn unrecorded(&self, word: &AtomicU64, site: &'static Location<'static>);
 
-    /// The platform's next instruction on this thread is at this place.
+    /// The platform's next instruction on this thread comes from this place in the source.
     fn about_to(&self, site: &'static Location<'static>);
 }
 
 static OBSERVER: AtomicPtr<&'static dyn Observer> = AtomicPtr::new(ptr::null_mut());
 
-/// Has all accesses in this process done by `observer` from now on; by nobody with `None`.
+/// From now on, `observer` does all accesses in this process. With `None`, the engine does them itself.
 pub fn observe(observer: Option<&'static &'static dyn Observer>) {
     let observer = observer.map_or(ptr::null_mut(), |observer| ptr::from_ref(observer).cast_mut());
     OBSERVER.store(observer, Ordering::Release);
@@ -83,6 +84,6 @@ pub fn observe(observer: Option<&'static &'static dyn Observer>) {
 #[cfg_attr(loom, allow(dead_code, reason = "the model checker watches by itself"))]
 pub(super) fn observer() -> Option<&'static dyn Observer> {
     let observer = OBSERVER.load(Ordering::Acquire);
-    // SAFETY: it is null, or was made from a reference that lives for ever.
+    // SAFETY: the pointer is null, or was made from a `'static` reference.
     unsafe { observer.as_ref() }.copied()
 }

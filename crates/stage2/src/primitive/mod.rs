@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What everything else is made of: words that CPUs share, fences, and the architecture's instructions.
+//! The primitives of the engine: words that CPUs share, fences, and the architecture's instructions.
 //!
-//! Nothing else in this crate touches an atomic or asks the platform for an instruction. So there is one place
+//! No other module of this crate uses an atomic, or calls the platform for an instruction. So this is the one place
 //!
-//! * where every access and its ordering is reported, with its call site, to an observer (feature `checked`): to a model of
-//!   what CPUs and walks may see, or to a trace;
-//! * where the model checker's atomics take the place of the real ones (`--cfg loom`);
-//! * where one step can be left out or weakened, to see whether a test notices (`--cfg mutants`).
+//! * that reports every access, with its ordering and call site, to an observer (feature `checked`): a model of what
+//!   CPUs and walks may see, or a trace;
+//! * that replaces the real atomics by the model checker's (`--cfg loom`);
+//! * that leaves out or weakens one step, to see whether a test fails (`--cfg mutants`).
 //!
-//! Without these, each function here is the one instruction that it is named after. `#[track_caller]` stands on what is a
-//! step of a protocol: `cargo xtask mutants` takes the calls of such functions for its list.
+//! Without these, each function here is the one instruction that it is named after. `#[track_caller]` marks the
+//! functions that are steps of a protocol: `cargo xtask mutants` makes its list from their call sites.
 
 #[cfg(feature = "checked")]
 mod checked;
@@ -44,7 +44,7 @@ pub struct Word(AtomicU64);
 /// The bit of a word that is a lock.
 pub(crate) const LOCKED: u64 = 1;
 
-/// Calls the observer, if there is one, in place of the access itself.
+/// Calls the observer, if there is one, instead of doing the access.
 macro_rules! observed {
     ($observer:ident => $instead:expr, $access:expr) => {{
         #[cfg(all(feature = "checked", not(loom)))]
@@ -55,7 +55,7 @@ macro_rules! observed {
     }};
 }
 
-/// With mutants, gives up the function it stands in where the call of it is the one that is left out.
+/// With mutants, returns from the enclosing function if its call site is the one that is left out.
 macro_rules! step {
     ($otherwise:expr) => {
         #[cfg(mutants)]
@@ -95,55 +95,55 @@ impl Word {
         );
     }
 
-    /// The next store of this CPU to this entry may overwrite what hardware records in it: the caller has that record, or
-    /// does not need it.
+    /// States for a trace: this CPU's next store to this entry may overwrite what hardware records in it. The caller
+    /// has that record, or does not need it.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn unrecorded(&self) {
         observed!(observer => observer.unrecorded(&self.0, Location::caller()), ());
     }
 
-    /// Tells the value before.
+    /// Writes `value`, and returns the value before.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn swap(&self, value: u64, order: Ordering) -> u64 {
         self.modify(order, |_| value, |word, order| word.swap(value, order))
     }
 
-    /// Clears the bits that are not in `mask`. Tells the value before.
+    /// Clears the bits that are not in `mask`, and returns the value before.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub fn fetch_and(&self, mask: u64, order: Ordering) -> u64 {
         self.modify(order, |old| old & mask, |word, order| word.fetch_and(mask, order))
     }
 
-    /// Sets the bits in `mask`. Tells the value before.
+    /// Sets the bits in `mask`, and returns the value before.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub fn fetch_or(&self, mask: u64, order: Ordering) -> u64 {
         self.modify(order, |old| old | mask, |word, order| word.fetch_or(mask, order))
     }
 
-    /// Tells the value before.
+    /// Adds `value`, and returns the value before.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
         self.modify(order, |old| old.wrapping_add(value), |word, order| word.fetch_add(value, order))
     }
 
-    /// Tells the value before.
+    /// Subtracts `value`, and returns the value before.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         self.modify(order, |old| old.wrapping_sub(value), |word, order| word.fetch_sub(value, order))
     }
 
-    /// A read-modify-write that cannot fail; where it is to be observed, by what it does.
+    /// A read-modify-write that cannot fail. `access` does it; `change` describes it to an observer.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     #[cfg_attr(
         any(not(feature = "checked"), loom),
-        allow(unused_variables, reason = "only an observer asks what it does")
+        allow(unused_variables, reason = "only an observer calls `change`")
     )]
     fn modify(
         &self,
@@ -170,7 +170,8 @@ impl Word {
         )
     }
 
-    /// Writes `new` where `old` is; `Err` with what is there instead. `order` is that of success; failure orders nothing.
+    /// Writes `new` if the value is `old`, and returns `old`. Otherwise returns the current value as an error. `order`
+    /// is the ordering on success. A failure orders nothing.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
@@ -199,7 +200,7 @@ impl Word {
         )
     }
 
-    /// Takes the lock that is bit 0, unless somebody has it; tells the other bits.
+    /// Takes the lock in bit 0, and returns the other bits. `None` if the lock is taken.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn try_lock(&self) -> Option<u64> {
@@ -219,7 +220,7 @@ impl Word {
         })
     }
 
-    /// Gives the lock back, with these other bits.
+    /// Unlocks, and writes the other bits.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn unlock(&self, value: u64) {
@@ -238,7 +239,7 @@ impl Word {
     }
 }
 
-/// What came before is ordered before the stores that come after.
+/// Orders all earlier accesses before all later stores.
 #[inline(always)]
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn release_fence() {
@@ -246,8 +247,8 @@ pub(crate) fn release_fence() {
     observed!(observer => observer.release_fence(Location::caller()), fence(Ordering::Release));
 }
 
-/// What came before is ordered before all that comes after: of two CPUs that each write one thing and then look at what the
-/// other writes, one finds it.
+/// Orders all earlier accesses before all later ones. If two CPUs each write a word, call this, and then read the
+/// other's word, at least one of them sees the other's write.
 #[inline(always)]
 #[cfg_attr(feature = "checked", track_caller)]
 pub fn full_fence() {
@@ -255,8 +256,8 @@ pub fn full_fence() {
     observed!(observer => observer.full_fence(Location::caller()), fence(Ordering::SeqCst));
 }
 
-/// The result of a look that decides whether what was read before may be believed; with mutants, what it would say if
-/// nobody looked.
+/// The result of a check that validates earlier reads, for example step W3. With mutants, `true` if the check is left
+/// out.
 #[inline(always)]
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn check(result: bool) -> bool {
@@ -329,7 +330,7 @@ pub(crate) fn load_vttbr<P: Platform>(platform: &P, value: u64) {
     platform.load_vttbr(value);
 }
 
-/// A page is now a table's.
+/// Reports that a page becomes a table.
 #[inline(always)]
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn page_taken(page: Pa) {
@@ -337,7 +338,7 @@ pub(crate) fn page_taken(page: Pa) {
     observed!(observer => observer.page_taken(page, Location::caller()), ());
 }
 
-/// A page is no table's any more: it may become anything.
+/// Reports that a page is no table any more. It may have any use from here on.
 #[inline(always)]
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn page_freed(page: Pa) {
@@ -345,7 +346,7 @@ pub(crate) fn page_freed(page: Pa) {
     observed!(observer => observer.page_freed(page, Location::caller()), ());
 }
 
-/// The hypervisor wrote to memory that is, or is going to be, a guest's.
+/// Reports that the hypervisor wrote to memory that a guest has, or is going to have.
 #[inline(always)]
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn data_written(start: Pa, size: u64) {
@@ -353,7 +354,7 @@ pub(crate) fn data_written(start: Pa, size: u64) {
     observed!(observer => observer.data_written(start, size, Location::caller()), ());
 }
 
-/// A root begins to be one, or is none any more.
+/// Reports that the memory at `start` becomes a root with this number of entries, or (`None`) stops being one.
 #[inline(always)]
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn root(start: Pa, entries: Option<usize>, vttbr: u64, vtcr: u64) {
@@ -361,32 +362,32 @@ pub(crate) fn root(start: Pa, entries: Option<usize>, vttbr: u64, vtcr: u64) {
     observed!(observer => observer.root(start, entries, vttbr, vtcr, Location::caller()), ());
 }
 
-/// What the engine relies on once its barriers and invalidations are complete. A trace states it, so that a checker knows by
-/// when they had to be.
+/// A fact that the engine relies on once its barriers and invalidations are complete. A trace contains it, so that a
+/// checker knows by when they had to be complete.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "checked"), allow(dead_code, reason = "only an observer reads it"))]
 pub enum Claim {
-    /// Walks see each entry that this CPU made before.
+    /// Hardware walks see each entry that this CPU made before.
     Visible,
-    /// No TLB holds what this CPU took away before in these addresses.
+    /// No TLB holds anything that this CPU removed before at these addresses.
     Flushed {
         /// The addresses.
         range: IpaRange,
         /// `VTTBR_EL2` of the guest.
         vttbr: u64,
     },
-    /// The TLB of this CPU holds nothing older of this address than its leaf is now.
+    /// The TLB of this CPU holds nothing for this address that is older than the current leaf.
     FlushedHere {
         /// The address.
         ipa: Ipa,
-        /// The level of the leaf; `None` for all levels, tables too.
+        /// The level of the leaf; `None` for all levels, and for tables too.
         level: Option<Level>,
         /// `VTTBR_EL2` of the guest.
         vttbr: u64,
     },
 }
 
-/// The engine relies on this from here on.
+/// Reports that the engine relies on `claim` from here on.
 #[inline(always)]
 #[cfg_attr(feature = "checked", track_caller)]
 pub(crate) fn claim(claim: Claim) {
@@ -394,14 +395,14 @@ pub(crate) fn claim(claim: Claim) {
     observed!(observer => observer.claims(claim, Location::caller()), ());
 }
 
-/// The instruction that comes next is at this place.
+/// Reports the call site of the next instruction.
 #[inline(always)]
 #[cfg_attr(feature = "checked", track_caller)]
 fn about_to() {
     observed!(observer => observer.about_to(Location::caller()), ());
 }
 
-/// Whether this call is the one that is left out.
+/// Whether this call site is the one that is left out.
 #[cfg(mutants)]
 pub(crate) fn is_left_out(site: &'static Location<'static>) -> bool {
     mutants::is_left_out(site)

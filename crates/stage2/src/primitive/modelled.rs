@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The model checker's atomic, with two things put right that `loom` 0.7 passes over.
+//! The model checker's atomic, with workarounds for two limits of `loom` 0.7.
 //!
-//! * It remembers one access to an atomic, the last one, to see which orders of accesses differ: a thread's load hides
-//!   another's before it, so that a store which follows is not tried before that one (loom's issues 166 and 392). Here each
-//!   access is a read-modify-write of a second atomic too, which nothing hides and which orders nothing.
-//! * It allows a store that was on its way when another thread's read-modify-write read the word to be overwritten by that
-//!   one: a lock that was given back would be taken for ever. So a lock that is taken is not written to.
+//! * **Missed orders.** To find orders of accesses that differ, loom remembers only the last access to an atomic. So a
+//!   thread's load hides an earlier load of another thread, and loom does not try a later store before that one (loom's
+//!   issues 166 and 392). Here each access is also a relaxed read-modify-write of a second atomic, which no access
+//!   hides and which orders nothing.
+//! * **Lost unlocks.** Loom lets a read-modify-write overwrite a store of another thread that it did not read. A lock
+//!   that was released would then stay taken for ever. So [`AtomicU64::lock`] does not write to a lock that is taken.
 
 use core::sync::atomic::Ordering;
 
@@ -49,7 +50,7 @@ impl AtomicU64 {
         self.value().fetch_or(bits, order)
     }
 
-    /// Sets the bits of a lock: nothing is written where they are set.
+    /// Sets the bits of a lock. Writes nothing if they are set already.
     pub(super) fn lock(&self, bits: u64, order: Ordering) -> u64 {
         let (value, mut old) = (self.value(), 0);
         while old & bits != bits {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mutants: all in one build, one of them chosen at run time by `TWOFOLD_MUTANT=FILE:LINE:COLUMN:KIND`. With
-//! `TWOFOLD_REACHED=FILE` and no mutant, those that are executed are written to the file.
+//! Mutants of protocol steps. One build has all of them, and `TWOFOLD_MUTANT=FILE:LINE:COLUMN:KIND` selects one at run
+//! time. With `TWOFOLD_REACHED=FILE` and no mutant, the mutants that are executed are written to the file.
 //!
-//! The call site is what `#[track_caller]` tells, and the list of all is generated from the source by
-//! `cargo xtask mutants`, so a step that is added is on it. The kinds:
+//! `#[track_caller]` gives the call site. `cargo xtask mutants` generates the list of all mutants from the source, so
+//! it has each step that is added. The kinds:
 //!
-//! * `omit`: the step is not done; a look says what is hoped for;
-//! * `unlocked`: a lock is not taken, though what is behind it is looked at;
+//! * `omit`: the step is not done; a check returns the result that lets its caller go on;
+//! * `unlocked`: a lock is not taken, but the data behind it is used;
 //! * `no-acquire`, `no-release`: the access has half of its ordering;
 //! * `apart`: a read-modify-write is a load, and a store later;
-//! * `local`: an invalidation, or a barrier, reaches this CPU only;
+//! * `local`: an invalidation or a barrier reaches this CPU only;
 //! * `stores`: a barrier waits for stores only;
-//! * `force`: a compare-and-exchange stores what it was given, whatever is there (the posted combined dirty log);
-//! * `leaf`: an invalidation that removes walk entries leaves them;
-//! * `shift`, `unshifted`, `other-space`: an invalidation's operand is shifted once more (Zephyr), not at all (axvm), or of
-//!   the other security state's addresses (Hafnium);
-//! * `vmid-only`: a VTTBR is written back without its table (Bao).
+//! * `force`: a compare-and-exchange stores its new value whatever the old one is (as posted in Kolothum 2023);
+//! * `leaf`: an invalidation that should remove walk entries keeps them;
+//! * `shift`, `unshifted`, `other-space`: an invalidation's operand is shifted twice (Zephyr), not shifted (axvm), or
+//!   names the other security state's address space (Hafnium);
+//! * `vmid-only`: a VTTBR is restored without its table address (Bao).
 
 extern crate std;
 
@@ -87,7 +87,7 @@ fn parse(text: &str) -> Mutant {
     Mutant { file: next().into(), line, column, kind }
 }
 
-/// Whether the mutant is of this kind, and at this call. Notes that it was reached.
+/// Whether the selected mutant has this kind and this call site. Records that it was reached.
 fn is(kind: Kind, site: &Location<'_>) -> bool {
     let Some(mutant) = chosen() else {
         record(kind, site);
@@ -100,7 +100,7 @@ fn is(kind: Kind, site: &Location<'_>) -> bool {
     here && mutant.kind == kind
 }
 
-/// Without a mutant, writes each of those that are executed to the file that `TWOFOLD_REACHED` names, once.
+/// Without a selected mutant, writes each mutant that is executed to the file that `TWOFOLD_REACHED` names, once.
 fn record(kind: Kind, site: &Location<'_>) {
     static FILE: OnceLock<Option<String>> = OnceLock::new();
     static SEEN: Mutex<BTreeSet<(Kind, String, u32, u32)>> = Mutex::new(BTreeSet::new());
@@ -110,11 +110,11 @@ fn record(kind: Kind, site: &Location<'_>) {
         let name = NAMES.iter().find(|(_, known)| *known == kind).map_or("", |(name, _)| name);
         let text = std::format!("{file}:{line}:{column}:{name} 0\n");
         let file = OpenOptions::new().create(true).append(true).open(path);
-        file.and_then(|mut file| file.write_all(text.as_bytes())).expect("what is reached is recorded");
+        file.and_then(|mut file| file.write_all(text.as_bytes())).expect("the file of TWOFOLD_REACHED is writable");
     }
 }
 
-/// Says once that the mutant was executed: who judges tells "not caught" from "never reached" by it.
+/// Prints once that the mutant was executed. `cargo xtask mutants` tells "not caught" from "never reached" by it.
 fn reached() {
     static SAID: OnceLock<()> = OnceLock::new();
     SAID.get_or_init(|| std::eprintln!("mutant reached"));
@@ -128,8 +128,8 @@ pub(super) fn is_apart(site: &Location<'_>) -> bool {
     is(Kind::Apart, site)
 }
 
-/// Between the load and the store of what is apart: long enough for another CPU to come in between, where no machine sees to
-/// it that one does.
+/// Waits between the load and the store of an `apart` mutant, long enough for another CPU to come between. On a real
+/// machine nothing else makes that happen.
 pub(super) fn later() {
     (0..50).for_each(|_| core::hint::spin_loop());
 }
@@ -192,7 +192,7 @@ use loom::thread_local;
 use std::thread_local;
 
 thread_local! {
-    /// The locks that this thread believes to hold, and does not.
+    /// The addresses of the locks that this thread pretends to hold.
     static NOT_HELD: RefCell<Vec<usize>> = RefCell::new(Vec::new());
 }
 
