@@ -56,7 +56,7 @@ impl<P: Platform> Stage2<P> {
     /// Makes the dirty hardware-tracked leaves in `range` clean, and calls `dirty` with them. A block that lies partly
     /// in `range` is cleaned and reported whole.
     ///
-    /// The caller may copy the memory only after the flush is complete.
+    /// The caller may read the memory, for example to copy it, only after the flush is complete.
     ///
     /// # Errors
     ///

@@ -44,7 +44,7 @@ impl<P: Platform> Stage2<P> {
     /// Sets DBM on the pages that are mapped in `range`, and makes them clean. A block that lies partly in `range` is
     /// write-protected whole.
     ///
-    /// The caller may copy the memory, as of the clean, only after the flush.
+    /// The caller may read the memory, for example to copy it, only after the flush is complete.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@
 //!
 //! | technique | baseline | source |
 //! |---|---|---|
-//! | a split visits only tables that hold blocks | [`EveryLevel`], [`SkipChildren`]; [`SkipLeaves`] is the proposal | Bras 2026 |
+//! | a split visits only tables with blocks | [`EveryLevel`], [`SkipChildren`]; proposed: [`SkipLeaves`] | Bras 2026 |
 //! | the CPU that maps cleans the caches | [`Grant::map_cleaning_on_abort`] | Wang 2021 |
 //! | the block is made before the old table is freed | [`Grant::coalesce_freeing_first`] | Wang 2021 |
 //! | table pages only when a table is missing | [`Grant::map_topping_up_always`] | Wang 2021 |

@@ -12,8 +12,8 @@
 //! The guest faults from C3 to C6. The flush takes nearly all of that time, unless C5 has memory to clean. What takes
 //! long comes before (C1, C2) or after (C7).
 //!
-//! C7 is safe at once. No CPU is inside the tables after C2, and the count (C3) turns back each CPU that comes later
-//! (W3, W4 in module `descent`). Hardware cannot reach the tables after C5, so their records are final.
+//! C7 needs no wait. From C2 on no other CPU holds a lock of these tables, and the count (C3) turns back each CPU that
+//! comes later (W3, W4 in module `descent`). Hardware cannot reach the tables after C5, so their records are final.
 
 use crate::cache::Upkeep;
 use crate::descent::{Moved, Place};

@@ -2,7 +2,7 @@
 //! What a change removes, and how it is reported.
 //!
 //! A change that unmaps reports each leaf to a watcher ([`Removed`]). A single leaf is reported when it is broken,
-//! which is before its flush. So the watcher gets a [`Broken`] leaf. Its memory is readable only with the flush's
+//! which is before its flush. So the watcher gets a [`Broken`] leaf. It gives its output address only for the flush's
 //! result ([`Freed`]).
 //!
 //! A permission downgrade ([`Narrowed`]) remembers its whole range for its flush.
@@ -15,8 +15,8 @@ use crate::{Ipa, IpaRange, Leaf, Level, Pa, Stage2};
 
 /// A leaf that was removed, and may still be in a TLB.
 ///
-/// Its address, and whether the guest wrote there, can be read at once. The memory that it mapped can be read only with
-/// the [`Freed`] of the same removal, since the guest cannot reach that memory any more then:
+/// Its guest address, and whether the guest wrote there, can be read at once. Its output address can be read only with
+/// the [`Freed`] of the same removal: the guest cannot reach that memory any more then.
 ///
 /// ```
 /// # use twofold_stage2::*;
