@@ -23,7 +23,7 @@ impl<P: Platform> Stage2<P> {
     /// Takes write access from every leaf in `range`. A block that reaches beyond the range is protected as a whole.
     ///
     /// DBM is cleared too, so hardware grants no writes. What hardware recorded is lost: to collect it, call
-    /// [`disarm`](Self::disarm) instead.
+    /// [`disarm`](Self::disarm) first.
     ///
     /// Guests may write until the flush is complete, so the memory is stable only after it.
     ///

@@ -120,7 +120,11 @@ fn comes_late(operation: Operation) {
         meet(1, guest, [operation, taker], |guest, pools| {
             let mapped = guest.check(pools);
             let other = mapped[&(guest.stage2.geometry().end().raw() / 2)];
-            assert_eq!((other.access(), other.is_accessed()), (Access::READ_WRITE, true), "a late operation changed another page");
+            assert_eq!(
+                (other.access(), other.is_accessed()),
+                (Access::READ_WRITE, true),
+                "a late operation changed another page"
+            );
         });
     }
 }

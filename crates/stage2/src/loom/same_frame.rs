@@ -70,7 +70,11 @@ fn a_fault_for_other_memory() {
         },
         |guest, twin| {
             let leaf = guest.stage2.look_up(twin).expect("mapped").descriptor;
-            assert_eq!(leaf.attributes(guest.stage2.features()).memory, Memory::Normal, "a late operation replaced another page");
+            assert_eq!(
+                leaf.attributes(guest.stage2.features()).memory,
+                Memory::Normal,
+                "a late operation replaced another page"
+            );
         },
     );
 }
@@ -100,7 +104,11 @@ fn a_split() {
         nothing,
         |guest, pages| guest.split(0, BLOCK, pages),
         |guest, twin| {
-            assert_eq!(guest.stage2.look_up(twin).expect("mapped").level, Level::L2, "a late operation split another block")
+            assert_eq!(
+                guest.stage2.look_up(twin).expect("mapped").level,
+                Level::L2,
+                "a late operation split another block"
+            )
         },
     );
 }
