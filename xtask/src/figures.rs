@@ -8,11 +8,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use twofold_launch::Report;
 
-/// The heading of every column with figures of KVM.
-pub const KVM: &str = "KVM with its host kernel (VHE)";
-/// Instructions at EL2 that KVM takes for the first touch of a 4 KiB page, counted in the same mode. The VM has no GIC
-/// (`kvm_page_table_test`). `cargo xtask peers kvm` measures this, and the same with a GIC.
-pub const KVM_FIRST_TOUCH: u64 = 8_650;
+use crate::kvm_figures;
 
 /// Instructions at EL2 for first touches of 4 KiB pages by a guest that does nothing else.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,7 +78,7 @@ impl Rows {
             self.number("EL2 instructions: the boot", total, None);
         }
         if let Some(touch) = touch {
-            self.number("EL2 instructions: first touch of a 4K page", touch.per_page(), Some(KVM_FIRST_TOUCH));
+            self.number("EL2 instructions: first touch of a 4K page", touch.per_page(), Some(kvm_figures::FIRST_TOUCH));
         }
     }
 
@@ -100,7 +96,7 @@ impl Rows {
     /// Returns the table; it has KVM's column if `compared`.
     pub fn table(self, compared: bool) -> String {
         let columns = if compared { 3 } else { 2 };
-        let header = ["figure", "Twofold", KVM].map(str::to_owned);
+        let header = ["figure", "Twofold", kvm_figures::HEADING].map(str::to_owned);
         aligned(header[..columns].to_vec(), self.rows.into_iter().map(|row| row[..columns].to_vec()), true)
     }
 
@@ -181,7 +177,7 @@ mod tests {
 
     #[test]
     fn numbers_have_commas() {
-        let cases = [(0, "0"), (999, "999"), (1_000, "1,000"), (8_650, "8,650"), (202_700_000, "202,700,000")];
+        let cases = [(0, "0"), (999, "999"), (1_000, "1,000"), (7_672, "7,672"), (202_700_000, "202,700,000")];
         for (number, text) in cases {
             assert_eq!(thousands(number), text);
         }
@@ -201,13 +197,13 @@ mod tests {
         rows.instructions(&report, Some(FirstTouch { pages: 3, instructions: 1000 }));
         let table = rows.table(true);
         let lines: Vec<_> = table.lines().collect();
-        assert!(lines[0].starts_with("figure") && lines[0].ends_with(KVM), "{table}");
+        assert!(lines[0].starts_with("figure") && lines[0].ends_with(kvm_figures::HEADING), "{table}");
         let find = |name: &str| *lines.iter().find(|line| line.starts_with(name)).unwrap();
         assert!(find("faults: translation").contains("14,440"));
         assert!(find("mapped: 4K pages").contains("14,000"));
         assert!(find("EL2 instructions: the boot").contains("9,000,000"));
         let touch: Vec<_> = find("EL2 instructions: first touch of").rsplit("  ").map(str::trim).collect();
-        assert_eq!(touch[0], "8,650");
+        assert_eq!(touch[0], "7,672");
         assert!(find("EL2 instructions: first touch of").contains("333"));
         assert!(find("EL2 instructions: first touch in this boot, 4K").contains("250"));
         assert!(!table.contains("2M blocks"));

@@ -16,6 +16,7 @@ mod figures;
 mod fuzz;
 mod initramfs;
 mod install;
+mod kvm_figures;
 mod kvm_host;
 mod mutants;
 mod oracle;

@@ -16,7 +16,8 @@ use twofold_launch::{Qemu, Report};
 
 use crate::boot::{Kind, Selected};
 use crate::dirty_log::DirtyLogs;
-use crate::figures::{FirstTouch, KVM_FIRST_TOUCH};
+use crate::figures::FirstTouch;
+use crate::kvm_figures;
 use crate::subprocess;
 
 /// The description of a run.
@@ -83,7 +84,7 @@ pub fn json(report: &Report, described: &Described<'_>) -> Value {
             json!({
                 "pages": touch.pages,
                 "instructions_per_page": touch.per_page(),
-                "kvm_with_host_kernel": KVM_FIRST_TOUCH,
+                "kvm_with_host_kernel": kvm_figures::FIRST_TOUCH,
             }),
         );
     }

@@ -90,7 +90,9 @@ impl<P: Platform> Stage2<P> {
             return self.map_one(ipa, pa, place.level, attributes, tables);
         }
         let below = place.level.below().unwrap_or(Level::L3);
-        if left >= span && ipa.is_aligned(span) && below >= largest && self.fits(ipa, pa, left, below) {
+        // A page always fits.
+        let fits = below == Level::L3 || (below >= largest && self.fits(ipa, pa, left, below));
+        if left >= span && ipa.is_aligned(span) && fits {
             return self.link_full(&place, below, (ipa, pa), attributes, tables);
         }
         self.add_table(&place, ipa, tables)?;

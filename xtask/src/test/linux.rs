@@ -277,7 +277,7 @@ fn first_touch(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The budget of a write to a write-protected page. KVM with its host kernel takes 3,980 instructions, 2 TLB
+/// The budget of a write to a write-protected page. KVM with its host kernel takes 3,343 instructions, 2 TLB
 /// invalidations and 3 DSBs.
 fn write_fault(suite: &Suite) -> anyhow::Result<()> {
     let figures = suite.small()?;
@@ -293,7 +293,7 @@ fn write_fault(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The budget of faults, get and clear together, for a written page. KVM with its host kernel takes 3,480 instructions.
+/// The budget of faults, get and clear together, for a written page. KVM with its host kernel takes 3,421 instructions.
 fn dirty_iteration(suite: &Suite) -> anyhow::Result<()> {
     let figures = suite.small()?;
     for (tracker, most) in [("write_protect", 500), ("manual", 500), ("hardware", 40)] {
