@@ -5,8 +5,8 @@
 //! caller gets a [`Pending`] flush.
 //!
 //! [`protect`](Stage2::protect) changes a leaf with DBM by read-modify-write, so a write that hardware records at this
-//! moment is not lost. All other leaves are changed by stores. A store may lose an access flag that hardware sets at
-//! this moment: the guest's next access sets it again.
+//! moment is not lost. All other changes are stores, those of [`write_protect`](Stage2::write_protect) too. A store may
+//! lose an access flag that hardware sets at this moment: the guest's next access sets it again.
 
 use core::ops::Range;
 

@@ -16,8 +16,8 @@ use core::ops::{AddAssign, SubAssign};
 
 /// Metadata of a table, beside its frame: 16 bytes, zero at first.
 ///
-/// The embedder keeps one for each frame that may become a table ([`Platform::record`](crate::Platform::record)), and
-/// never reads or writes it.
+/// The embedder keeps one for each frame that may become a table ([`Platform::record`]), and never reads or writes
+/// it.
 #[derive(Debug, Default)]
 #[repr(align(16))]
 pub struct Record {
@@ -92,7 +92,7 @@ impl Record {
         self.unlock(counts);
     }
 
-    /// The word beside the lock: the counts, or what replaced them in an unlinked table ([`Counts::from_raw`]).
+    /// The state without the lock bit: the counts, or what replaced them in an unlinked table ([`Counts::from_raw`]).
     ///
     /// Exact if the caller holds the lock, has held it since the last change, or owns the table alone. Otherwise a
     /// hint.

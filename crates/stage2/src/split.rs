@@ -45,8 +45,8 @@ impl<P: Platform> Stage2<P> {
     ///
     /// The range is split in chunks of `chunk` bytes, a power of two. 1 GiB fits most uses; 2 MiB keeps the time
     /// between two yields short. Before each chunk that has blocks, `between` is called without a lock. Its second
-    /// argument is the most table pages that the chunk can need. It may fill `tables`, let other work run, or break
-    /// off.
+    /// argument is the most table pages that the chunk can need. The callback may fill `tables`, let other work run, or
+    /// break off.
     ///
     /// A block of 1 GiB needs 513 pages to be replaced at once. With fewer it is split level by level. An empty
     /// `tables` is no error: the blocks that are left stay as they are ([`Stopped::Dry`]).

@@ -10,10 +10,10 @@
 //! * A table's visit after its entries comes even if the table was skipped.
 //! * An error ends the walk before any further visit.
 //!
-//! A walk holds no lock, and runs beside all other operations. A visitor may call any of them. If another CPU unlinks a
-//! table that the walk is in, the walk starts again from the root, and continues at the address that it had reached. It
-//! may find a block there that begins before that address, and visits it. In all other cases no entry is visited twice.
-//! A table that was visited before its entries is also visited after them.
+//! A walk holds no lock, and runs beside all other operations. A visitor may call any of them. If any table is
+//! unlinked meanwhile, the walk starts again from the root, and continues at the address that it had reached. It may
+//! find a block there that begins before that address, and visits it. In all other cases no entry is visited twice. A
+//! table that was visited before its entries is also visited after them.
 //!
 //! The visitor, and the levels to skip (Bras 2026), are constants of a type, so a walk pays only for what it uses.
 
