@@ -24,7 +24,7 @@ fn one_more_than_is_counted_waits() {
     model(0, || {
         let guest = guest();
         let place = guest.stage2.descend(Ipa::new(0), Level::L3);
-        let lock = || guest.stage2.lock(&place).expect("nothing was taken out");
+        let lock = || guest.stage2.lock(&place).expect("no table was unlinked");
         let mut locked = lock();
         locked.counts += Counts::BUSY.times(127);
         drop(locked);
@@ -40,12 +40,12 @@ fn a_table_with_a_busy_entry_is_not_held() {
     model(1, || {
         let guest = guest();
         let place = guest.stage2.descend(Ipa::new(BLOCK), Level::L3);
-        let locked = guest.stage2.lock(&place).expect("nothing was taken out");
+        let locked = guest.stage2.lock(&place).expect("no table was unlinked");
         let Ok(busy) = locked.make_busy(place.index) else { panic!("nothing else is busy") };
         let there = guest.clone();
         let other = loom::thread::spawn(move || {
             let place = there.stage2.descend(Ipa::new(0), Level::L2);
-            let above = there.stage2.lock(&place).expect("nothing was taken out");
+            let above = there.stage2.lock(&place).expect("no table was unlinked");
             drop(there.stage2.hold_below(&above));
         });
         // Let the other thread go first.

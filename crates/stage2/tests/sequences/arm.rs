@@ -227,7 +227,7 @@ fn tables_with_nothing_to_do_are_passed_over() {
             assert_eq!(sealed, 0, "seal, {letter}");
         }
         assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), unarmed, "arm, {letter}");
-        assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), 0, "all is armed, {letter}");
+        assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), 0, "DBM is set already, {letter}");
     }
 }
 

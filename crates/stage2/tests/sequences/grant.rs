@@ -28,7 +28,7 @@ fn a_grant_is_inside_what_is_lent() {
     assert_eq!(grant(BASE, KIB_4), Some((BASE, pa, KIB_4)));
     assert_eq!(grant(BASE + KIB_4, 2 * KIB_4), Some((BASE + KIB_4, pa + KIB_4, 2 * KIB_4)));
     assert_eq!(grant(Ipa::new(GIB - KIB_4), KIB_4), None, "before it");
-    assert_eq!(grant(BASE + 3 * KIB_4, KIB_4), None, "behind it, and in the run");
+    assert_eq!(grant(BASE + 3 * KIB_4, KIB_4), None, "in the run, but after the lent addresses");
     assert_eq!(grant(BASE + 2 * KIB_4, 2 * KIB_4), None, "half of it");
     assert_eq!(grant(BASE, u64::MAX), None, "more than there is");
 }

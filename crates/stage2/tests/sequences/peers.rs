@@ -278,6 +278,6 @@ fn a_leaf_in_which_hardware_records_is_never_stored_to() {
             assert_ne!(guest.walk(BASE).unwrap().raw, before, "{name} changes the leaf");
             atomics.get()
         });
-        assert!(armed > plain, "{name}: {armed} read-modify-writes where hardware records, {plain} where it does not");
+        assert!(armed > plain, "{name}: {armed} read-modify-writes with DBM, {plain} without");
     }
 }
