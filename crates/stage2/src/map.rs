@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mapping: a page or a block, with the table pages that lead to it.
+//! Mapping one leaf, a page or a block, with the table pages that lead to it.
 //!
-//! From nothing to something needs no TLB invalidation: the architecture caches no entry that faults for
-//! translation. But where something was removed and the flush may still be pending, it has to come first
-//! (`Descriptor::STALE`). From something to something else goes by break-before-make (Arm ARM D8.16.1): invalid, flush,
-//! cache maintenance, then the new entry. A block that is in the way of a smaller mapping is first replaced,
-//! by the same rule, with a table that maps what it mapped.
+//! What the entry held before decides what happens:
 //!
-//! Several CPUs may fault for the same address at once. One of them finds nothing and maps; the others find it mapped
-//! ([`Mapped::Already`]), and have cleaned no cache and kept no table page: pages are taken before the lock, and
-//! go back if somebody else was faster.
+//! * *Invalid*: the new entry is written at once. The architecture caches no entry that causes a translation fault, so
+//!   no TLB invalidation is needed.
+//! * *Stale* (`Descriptor::STALE`): something was removed here, and its flush may still be pending. The address is
+//!   invalidated first.
+//! * *A leaf of another output address or memory type*: break-before-make (Arm ARM DDI 0487K.a, D8.16.1). The entry
+//!   becomes busy; then come flush, cache maintenance, and the new entry.
+//! * *A block, where a smaller leaf is to be mapped*: the block is first replaced, also by break-before-make, with a
+//!   table that maps the same memory.
+//!
+//! Several CPUs may fault on the same address at once. One of them finds the entry invalid, and maps. The others find
+//! the leaf ([`Mapped::Already`]); they clean no cache and keep no table page. A table page is taken before the lock,
+//! and given back if another CPU has linked a table meanwhile.
 
 use crate::cache::Upkeep;
 use crate::descent::{Moved, Place};
@@ -22,32 +27,37 @@ use crate::{
     Unwatched, cache, frame,
 };
 
-/// What mapping found.
+/// What [`Grant::map`] found and did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Mapped {
-    /// Nothing was there; the leaf is.
+    /// No leaf was there. The leaf is now mapped.
     New,
-    /// Another leaf was there. It was broken, the TLB invalidated, the new one made; this is what it was in the
-    /// end, with what hardware had recorded in it.
+    /// Another leaf was there, and was replaced by break-before-make. This is its last value, with what hardware had
+    /// recorded in it.
     Replaced(Descriptor),
-    /// The same output address is mapped there already, by this leaf, at this level or above. Nothing was
-    /// changed; to allow more use [`Stage2::relax`].
+    /// The same output address is mapped already, by this leaf, which is of the wanted level or above. Nothing was
+    /// changed. To allow more access, call [`Stage2::relax`].
     Already(Descriptor),
 }
 
 impl<P: Platform> Grant<'_, P> {
-    /// Maps the start of what is granted by one leaf of `level`: a page at level 3, a block above. Both addresses have to be
-    /// aligned to what the leaf spans, and all of the leaf has to be granted.
+    /// Maps the first part of the grant with one leaf of `level`: a page at level 3, a block above.
     ///
-    /// Cache maintenance for the new leaf is done here (module `cache`), by whoever really maps it; the frame's content
-    /// has to be written before. `tables` is asked only when a table is missing.
+    /// Both addresses must be aligned to the leaf's size, and the grant must cover the whole leaf. `tables` is asked
+    /// for a page only if a table is missing.
+    ///
+    /// The CPU that installs the leaf does the cache maintenance that it needs, before the leaf is valid (Wang 2021:
+    /// clean on map). The caller writes the frame's content before this call.
     ///
     /// # Errors
     ///
-    /// Addresses that do not fit; [`Error::NotGranted`]; [`Error::ExecuteNeedsXnx`]; [`Error::TableInTheWay`] where smaller
-    /// mappings are ([`coalesce`](Self::coalesce) replaces them); [`Error::NoTablePage`], after which the same call may be
-    /// repeated.
+    /// * [`Error::Misaligned`], [`Error::OutsideIpa`], [`Error::OutsidePa`] or [`Error::NoLeafAtLevel`] if the
+    ///   addresses or the level do not fit.
+    /// * [`Error::NotGranted`] if the leaf is larger than the grant.
+    /// * [`Error::ExecuteNeedsXnx`] if the access needs FEAT_XNX.
+    /// * [`Error::TableInTheWay`] if smaller leaves are mapped there: [`coalesce`](Self::coalesce) replaces them.
+    /// * [`Error::NoTablePage`] if `tables` is empty. The same call may be repeated.
     #[inline(always)]
     pub fn map(self, level: Level, attributes: &Attributes, tables: &mut impl TableSource) -> Result<Mapped, Error> {
         self.check(self.stage2.geometry().granule().span(level))?;
@@ -56,8 +66,8 @@ impl<P: Platform> Grant<'_, P> {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Maps what is granted, by one leaf ([`Grant::map`]).
-    #[inline(always)] // the way that has nothing to do but to fill an entry is short, above all for a level that is known
+    /// [`Grant::map`], for memory that is known to be granted.
+    #[inline(always)] // the fast path, which only fills an entry, is short if the level is a constant
     pub(crate) fn map_to(
         &self,
         ipa: Ipa,
@@ -88,8 +98,8 @@ impl<P: Platform> Stage2<P> {
         self.map_slowly::<false>(ipa, new, level, tables)
     }
 
-    /// The rest of [`map_to`](Self::map_to): tables are missing, something is there, or caches have to be cleaned; or it is `OTHER`
-    /// memory than normal.
+    /// The slow path of [`map_to`](Self::map_to): tables are missing, the entry is not invalid, caches need
+    /// maintenance, or the memory is `OTHER` than normal.
     #[cold]
     #[inline(never)]
     fn map_slowly<const OTHER: bool>(
@@ -99,12 +109,12 @@ impl<P: Platform> Stage2<P> {
         level: Level,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
-        // Read back: kept since the beginning, they would cost the short way something.
+        // Decoded from the descriptor: keeping the attributes alive would slow down the fast path.
         let upkeep = Upkeep::new(self.features(), &new.attributes(self.features()));
         self.map_with::<OTHER>(ipa, new, level, upkeep, tables)
     }
 
-    /// Maps with this maintenance of caches, `OTHER` memory than normal or not.
+    /// Maps with the given cache maintenance. `OTHER`: the memory is not normal.
     pub(crate) fn map_with<const OTHER: bool>(
         &self,
         ipa: Ipa,
@@ -140,13 +150,13 @@ impl<P: Platform> Stage2<P> {
                     return Err(Error::TableInTheWay { ipa, level });
                 }
             } else {
-                // Somebody is changing it.
+                // Busy: another CPU is changing it.
                 self.platform().pause(1);
             }
         }
     }
 
-    /// Makes the entry of a place, over what was seen there.
+    /// Makes the entry of `place`, which must still hold what the walk saw there. Otherwise returns [`Moved`].
     fn fill_entry<const OTHER: bool>(
         &self,
         place: &Place<'_>,
@@ -165,7 +175,8 @@ impl<P: Platform> Stage2<P> {
         let span = self.geometry().granule().span(place.level);
         let was_there = place.entry.is_valid();
         let stale = place.entry == Descriptor::STALE;
-        // A page's lines are few: the table stays locked. All else takes its time: the entry is nobody else's meanwhile.
+        // Cleaning one page takes little time, so the table stays locked. Anything longer makes the entry busy and
+        // unlocks the table.
         if place.entry == Descriptor::INVALID && (place.level == Level::L3 || !upkeep.is_needed()) {
             cache::before_map(self.platform(), self.features(), (new.address(), span), upkeep);
             locked.make(place.index, new);
@@ -193,7 +204,7 @@ impl<P: Platform> Stage2<P> {
         Ok(if was_there { Mapped::Replaced(old) } else { Mapped::New })
     }
 
-    /// Puts an empty table where nothing is, or gives its page back if somebody else was faster.
+    /// Links an empty table at a vacant entry. Gives its page back if another CPU has filled the entry meanwhile.
     pub(crate) fn add_table(&self, place: &Place<'_>, ipa: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
         let below = place.level.below().ok_or(Error::NoLeafAtLevel { level: place.level })?;
         self.give_kept(tables);
@@ -209,8 +220,9 @@ impl<P: Platform> Stage2<P> {
         Ok(())
     }
 
-    /// Links a table to `ipa`'s entry of `level`; `Err` with the page where something is there by now. What was done since
-    /// the last descent may have taken its time: so it goes down anew.
+    /// Links a table to `ipa`'s entry of `level`. Returns `Err` with the page if the entry is no longer vacant.
+    ///
+    /// Walks again: tables may have been unlinked since the caller's walk, which may be long ago.
     pub(crate) fn link(&self, ipa: Ipa, level: Level, page: TablePage) -> Result<(), TablePage> {
         let new = Descriptor::table(page.pa());
         loop {
@@ -220,7 +232,7 @@ impl<P: Platform> Stage2<P> {
             if place.level != level || !old.is_vacant() {
                 return Err(page);
             }
-            // From here on the tree owns the page.
+            // From here on the page belongs to the tree.
             if old == Descriptor::INVALID {
                 locked.make(place.index, new);
                 drop(locked);
@@ -235,8 +247,8 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// Invalidates what an entry of `level` led to, a leaf or a table, that was removed by a change whose own flush may be
-    /// still to come.
+    /// Invalidates a stale entry of `level`: the leaf or table that it held was removed, and the remover's flush may
+    /// still be pending.
     #[cold]
     fn flush_stale(&self, ipa: Ipa, level: Level) {
         let span = self.geometry().granule().span(level);
@@ -245,14 +257,14 @@ impl<P: Platform> Stage2<P> {
         self.tlb().invalidate(&Scope { range: start..start + span, level: leaf, tables: level < Level::L3 });
     }
 
-    /// Whether a leaf of this kind may be there at all.
+    /// Checks that a leaf of `level` may map `ipa` to `pa`.
     #[inline(always)]
     pub(crate) fn check_leaf(&self, ipa: Ipa, pa: Pa, level: Level) -> Result<(), Error> {
         if level == Level::L0 || level < self.geometry().root_level() {
             return Err(Error::NoLeafAtLevel { level });
         }
         let size = self.geometry().granule().span(level);
-        // Aligned, a leaf is inside as a whole if its first byte is.
+        // An aligned leaf is inside as a whole if its first byte is.
         let (ipa_bits, pa_bits) = (self.geometry().ipa_bits(), self.features().pa_bits);
         if (ipa.raw() | pa.raw()) & (size - 1) == 0 && ipa.raw() >> ipa_bits == 0 && pa.raw() >> pa_bits == 0 {
             return Ok(());
@@ -260,14 +272,14 @@ impl<P: Platform> Stage2<P> {
         Err(why_no_leaf((ipa, ipa_bits), (pa, pa_bits), size))
     }
 
-    /// Makes new entries visible to walks before the guest is entered again; otherwise it might fault once more.
+    /// Makes new entries visible to table walks. Without this barrier the guest might fault once more.
     #[inline(always)]
     pub(crate) fn publish(&self) {
         primitive::dsb(self.platform(), Domain::IshSt);
         primitive::claim(Claim::Visible);
     }
 
-    /// Says what is in a table that is not linked yet, and whether there are leaves in it that are not normal memory.
+    /// Sets the counts of a table that is not linked yet, and whether it holds leaves that are not normal memory.
     pub(crate) fn set_counts(&self, page: &TablePage, counts: Counts, other_memory: bool) {
         let record = self.platform().record(page.pa());
         record.reset(counts, self.platform());
@@ -275,7 +287,7 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// What is wrong with a leaf of `size` bytes that maps `ipa` to `pa`, where something is.
+/// The error for a leaf of `size` bytes whose addresses do not fit.
 #[cold]
 fn why_no_leaf((ipa, ipa_bits): (Ipa, u32), (pa, pa_bits): (Pa, u32), size: u64) -> Error {
     if let Some(address) = [ipa.raw(), pa.raw()].into_iter().find(|address| address & (size - 1) != 0) {

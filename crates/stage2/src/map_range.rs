@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mapping a range in one call: tables are filled where no walk sees them, and linked when they are full.
+//! Mapping a range in one call.
 //!
-//! Where a table is there already, its invalid entries are filled under its lock, a run at a time. What is mapped
-//! otherwise is replaced leaf by leaf, as [`Grant::map`] does.
+//! Where no table is linked yet, a whole table is filled before it is linked, so no walk sees it half full. Where a
+//! table is linked already, runs of its invalid entries are filled under its lock. Entries that are not invalid are
+//! mapped leaf by leaf, as [`Grant::map`] does.
 
 use crate::cache::Upkeep;
 use crate::descent::Place;
@@ -14,12 +15,15 @@ use crate::{
 };
 
 impl<P: Platform> Grant<'_, P> {
-    /// Maps all that is granted, by the largest leaves that fit, but none above `largest`: 3 maps pages only. Where something
-    /// smaller is mapped already it stays in pieces.
+    /// Maps the whole grant with the largest leaves that fit, but none above level `largest`. `Level::L3` maps pages
+    /// only.
+    ///
+    /// Where smaller leaves are mapped already, the range stays in smaller leaves.
     ///
     /// # Errors
     ///
-    /// As [`map`](Self::map). With [`Error::NoTablePage`] what was mapped so far stays, and the same call goes on.
+    /// As [`map`](Self::map). After [`Error::NoTablePage`] the part that was mapped stays mapped, and the same call
+    /// continues.
     pub fn map_range(
         self,
         largest: Level,
@@ -33,7 +37,7 @@ impl<P: Platform> Grant<'_, P> {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Maps what is granted ([`Grant::map_range`]).
+    /// [`Grant::map_range`], for memory that is known to be granted.
     pub(crate) fn map_range_to(
         &self,
         range: IpaRange,
@@ -61,7 +65,8 @@ impl<P: Platform> Stage2<P> {
         Ok(())
     }
 
-    /// Maps as much from the start of `range` on as goes at once; returns how many bytes that are.
+    /// Maps one step from the start of `range`: a table, a run of pages, or one leaf. Returns the number of bytes
+    /// mapped; 0 means retry.
     fn map_some(
         &self,
         range: IpaRange,
@@ -74,7 +79,7 @@ impl<P: Platform> Stage2<P> {
         let place = self.descend(ipa, Level::L3);
         let span = self.geometry().granule().span(place.level);
         if place.entry != Descriptor::INVALID {
-            // One leaf: where a page is in the way, or a block reaches farther than what is to be mapped.
+            // A single leaf: the entry is stale, busy or mapped. If no leaf of the entry's size fits, map a page.
             let fits = place.level >= largest && self.fits(ipa, pa, left, place.level);
             return self.map_one(ipa, pa, if fits { place.level } else { Level::L3 }, attributes, tables);
         }
@@ -94,7 +99,7 @@ impl<P: Platform> Stage2<P> {
         Ok(0)
     }
 
-    /// One leaf, unless a table is there by now.
+    /// Maps one leaf and returns its bytes, or 0 if a table is there now.
     fn map_one(
         &self,
         ipa: Ipa,
@@ -115,7 +120,8 @@ impl<P: Platform> Stage2<P> {
         ipa.is_aligned(span) && pa.is_aligned(span) && left >= span
     }
 
-    /// Links a table of `level` that is full where nothing is.
+    /// Fills a table of `level` and links it at a vacant entry. Returns the bytes that it maps, or 0 if the entry is no
+    /// longer vacant.
     fn link_full(
         &self,
         place: &Place<'_>,
@@ -141,16 +147,16 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// Fills the invalid entries from a place of level 3 on; returns how many bytes that are.
+    /// Fills the run of invalid level 3 entries that begins at `place`. Returns the number of bytes mapped.
     fn fill_run(&self, place: &Place<'_>, ipa: Ipa, pa: Pa, left: u64, attributes: &Attributes) -> u64 {
         let page = self.geometry().granule().size();
         let most = (place.table.len() - place.index).min((left / page) as usize);
         let free = |index: &usize| place.table.entry(place.index + index).read() == Descriptor::INVALID;
-        // Caches before the lock. Fewer entries may be free when it is taken.
+        // Cache maintenance comes before the lock. Fewer entries may be invalid once the lock is taken.
         let seen = (0..most).take_while(free).count();
         let upkeep = Upkeep::new(self.features(), attributes);
         cache::before_map(self.platform(), self.features(), (pa, seen as u64 * page), upkeep);
-        // That may have taken its time.
+        // The maintenance may have taken long, so walk again.
         let place = self.descend(ipa, Level::L3);
         let free = |index: &usize| place.table.entry(place.index + index).read() == Descriptor::INVALID;
         if place.level != Level::L3 {
@@ -159,7 +165,7 @@ impl<P: Platform> Stage2<P> {
         let Ok(mut locked) = self.lock(&place) else { return 0 };
         let count = (0..seen).take_while(free).count();
         let first = Descriptor::leaf(pa, Level::L3, attributes, self.features());
-        // The frames are ready before a walk can find them.
+        // Frames and their content are visible before a walk can find them: `fill` stores with relaxed ordering.
         primitive::release_fence();
         if attributes.memory != Memory::Normal {
             locked.note_other_memory();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A pass over a range, for maintenance: each table that has something to do is locked once, and handed over as a whole.
+//! A maintenance pass over a range: it locks each table that has work once, and hands its entries to a visitor.
 //!
-//! Invariant: an entry that was mapped before the pass began, and stayed so, is seen. A table is passed over only where
-//! its counts say that there is nothing to do, and it was in the tree when they were read. An entry that somebody is
-//! changing is waited for: what it becomes may be what the pass is there to change.
+//! **Invariant.** The visitor sees each entry that is mapped during the whole pass. The pass skips a table only if its
+//! counts show no work for the visitor, and the table was linked when they were read. The pass waits for a busy entry,
+//! because its new value may need the change too.
 //!
-//! A pass visits as much of a table as there is between two tables; what it does to a visitor's result happens
-//! without any lock.
+//! One visit covers the entries between two tables of a lower level. Work that needs no lock follows each visit
+//! ([`Pass::unlocked`]).
 
 use core::ops::Range;
 
@@ -17,26 +17,23 @@ use crate::record::Counts;
 use crate::table::Table;
 use crate::{Error, Ipa, IpaRange, Level, Stage2};
 
-/// What a pass does.
+/// A visitor of a pass.
 pub(crate) trait Pass<P: Platform> {
-    /// Whether the leaves of a table with these counts are of interest.
+    /// Whether a table with these counts has work for the visitor.
     fn wants(counts: Counts) -> bool;
 
-    /// Some entries, none of which is a table or busy, under the table's lock.
+    /// Visits some entries, at least one, under their table's lock. None of them is a table or busy.
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa);
 
-    /// What is to be done about them without the lock, directly after.
+    /// Work on the visited entries without the lock, directly after [`entries`](Self::entries).
     fn unlocked(&mut self, level: Level, first: Ipa) {
         let _ = (level, first);
     }
 }
 
 impl<P: Platform> Stage2<P> {
-    /// From the first of the 64 pages from `first` on whose bits are set in `mask` to the last.
-    ///
-    /// # Errors
-    ///
-    /// A page is not in the IPA space, or `first` is not aligned.
+    /// The range from the first to the last of the pages that `mask` selects: bit `n` is the page `n` pages after
+    /// `first`.
     pub(crate) fn masked_range(&self, first: Ipa, mask: u64) -> Result<IpaRange, Error> {
         let (page, bits) = (self.geometry().granule().size(), self.geometry().ipa_bits());
         let (skipped, count) = (mask.trailing_zeros() % 64, 64 - mask.leading_zeros());
@@ -47,22 +44,23 @@ impl<P: Platform> Stage2<P> {
         Ok(range)
     }
 
-    /// Passes over those of the 64 pages from `first` on whose bits are set in `mask`: `range`, which is from the first of
-    /// them to the last ([`masked_range`](Self::masked_range)), and in that one run of them after the other. The visitor is
-    /// not called without the lock.
+    /// Passes over the pages that `mask` selects: bit `n` is the page `n` pages after `first`. Each run of adjacent
+    /// pages is one visit.
+    ///
+    /// `range` is the result of [`masked_range`](Self::masked_range). [`Pass::unlocked`] is not called.
     pub(crate) fn pass_masked<V: Pass<P>>(&self, first: Ipa, mask: u64, range: &IpaRange, visitor: &mut V) {
         if mask != 0 {
             self.pass(range, &mut Masked { first, mask, visitor });
         }
     }
 
-    /// Passes over `range`, which has to be checked.
+    /// Passes over `range`, which the caller has checked.
     pub(crate) fn pass<V: Pass<P>>(&self, range: &IpaRange, visitor: &mut V) {
         let mut at = range.start;
         while at < range.end {
             let then = self.unlinked.now();
             let level = self.geometry().root_level();
-            // What is done stays done: `at` is where it ended.
+            // An unlink sends the pass back to the root. Finished work is not repeated: `at` is where it ended.
             let _ = self.pass_table(self.root(), level, then, &mut at, range.end, visitor);
         }
     }
@@ -108,7 +106,7 @@ impl<P: Platform> Stage2<P> {
         Ok(())
     }
 
-    /// The entries from `index` on, as far as the next table, the end of this one, or `end`.
+    /// Visits the entries from `index` on, up to the next table, the end of this table, or `end`.
     #[allow(clippy::too_many_arguments, reason = "the place, and the walk's own state")]
     fn pass_entries<V: Pass<P>>(
         &self,
@@ -129,24 +127,24 @@ impl<P: Platform> Stage2<P> {
         if level < Level::L3 {
             last = (index..last).find(|index| locked.entry(*index).is_table(level)).unwrap_or(last);
         }
-        // Nearly always there are some, and a visitor's loops that know that are shorter.
+        // There is nearly always an entry. A visitor's loops are shorter if they know that.
         if V::wants(locked.counts) && index < last {
-            // For descents that are late, as in `frame::take`: a visitor's stores are relaxed.
+            // As in `frame::take`: a visitor's stores are relaxed, and a late lockless walk may read them.
             primitive::release_fence();
             visitor.entries(&mut locked, index..last, first);
             drop(locked);
             visitor.unlocked(level, first);
         }
-        // Not back, where a table is by now.
+        // If `last` is `index`, a table was linked there. `at` must not go back to the start of the entry.
         *at = (*at).max(first + (((last - index) as u64) << shift));
         Ok(())
     }
 }
 
-/// The most entries that are handed over at once: those of a table with the 4 KiB granule.
+/// The most entries of one visit: a table of the 4 KiB granule.
 pub(crate) const MOST_ENTRIES: usize = 512;
 
-/// Visits those of 64 pages that are in a mask.
+/// Limits a visitor to the pages that a 64-page mask selects.
 struct Masked<'a, V> {
     first: Ipa,
     mask: u64,
@@ -162,7 +160,7 @@ impl<P: Platform, V: Pass<P>> Pass<P> for Masked<'_, V> {
     #[inline(always)]
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
         if locked.level < Level::L3 {
-            // A block is larger than 64 pages, so at most two are met, each by a page that is in the mask.
+            // A block is larger than 64 pages, so at most two blocks are visited, each for a page of the mask.
             return self.visitor.entries(locked, indexes, first);
         }
         let shift = locked.stage2.geometry().granule().shift();

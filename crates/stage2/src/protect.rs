@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Taking access away from memory that stays mapped.
+//! Permission downgrades of memory that stays mapped.
 //!
-//! Permissions may change without a break (Arm ARM D8.16.1), but less access has to reach every CPU before it holds:
-//! the caller gets a [`Pending`] flush. Where hardware records writes (DBM), bits are cleared by read-modify-write, so
-//! that a record made at this moment is not lost; elsewhere by stores, which may lose an access flag that is being
-//! set: the guest's next access sets it again.
+//! A downgrade needs no break (Arm ARM DDI 0487K.a, D8.16.1). It holds only after every CPU's TLB is flushed, so the
+//! caller gets a [`Pending`] flush.
+//!
+//! [`protect`](Stage2::protect) changes a leaf with DBM by read-modify-write, so a write that hardware records at this
+//! moment is not lost. All other changes are stores, those of [`write_protect`](Stage2::write_protect) too. A store may
+//! lose an access flag that hardware sets at this moment: the guest's next access sets it again.
 
 use core::ops::Range;
 
@@ -18,15 +20,16 @@ use crate::tlb::{Changed, Span};
 use crate::{Access, Descriptor, Error, Ipa, IpaRange, Narrowed, Pending, Stage2, TableSource};
 
 impl<P: Platform> Stage2<P> {
-    /// Takes write access from everything mapped in `range`: hardware may not grant writes either (DBM goes), so what
-    /// it recorded has to be collected instead ([`disarm`](Self::disarm)). A block that reaches beyond the range is
-    /// protected as a whole.
+    /// Takes write access from every leaf in `range`. A block that reaches beyond the range is protected as a whole.
     ///
-    /// Memory may be read as of that moment only after the flush.
+    /// DBM is cleared too, so hardware grants no writes. What hardware recorded is lost: to collect it, call
+    /// [`disarm`](Self::disarm) first.
+    ///
+    /// Guests may write until the flush is complete, so the memory is stable only after it.
     ///
     /// # Errors
     ///
-    /// The range is not made of whole pages inside the IPA space.
+    /// `range` is not whole pages inside the IPA space.
     pub fn write_protect(&self, range: IpaRange) -> Result<Pending<'_, P, Narrowed>, Error> {
         self.geometry().check(&range)?;
         self.begin_to_narrow();
@@ -35,11 +38,12 @@ impl<P: Platform> Stage2<P> {
         Ok(Pending::narrowed(self, pass.changed, range))
     }
 
-    /// The same for those of the 64 pages from `first` on whose bits are set in `mask`, and not for the pages between.
+    /// [`write_protect`](Self::write_protect) of the pages that `mask` selects: bit `n` is the page `n` pages after
+    /// `first`. The pages between keep their access.
     ///
     /// # Errors
     ///
-    /// A page is not in the IPA space, or `first` is not aligned.
+    /// A selected page is outside the IPA space, or `first` is not aligned to a page.
     pub fn write_protect_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Narrowed>, Error> {
         let range = self.masked_range(first, mask)?;
         self.begin_to_narrow();
@@ -48,12 +52,14 @@ impl<P: Platform> Stage2<P> {
         Ok(Pending::narrowed(self, pass.changed, range))
     }
 
-    /// Takes everything that is not in `keep` from what is mapped in `range`. Blocks that reach beyond the range are
-    /// split, which takes table pages. Without `keep.write` hardware may not grant writes either: DBM goes.
+    /// Takes all access that is not in `keep` from every leaf in `range`. Without `keep.write`, DBM is cleared too.
+    ///
+    /// Blocks that reach beyond the range are split first, which takes table pages.
     ///
     /// # Errors
     ///
-    /// As [`Grant::map`](crate::Grant::map); nothing was protected then, unless somebody puts blocks together meanwhile.
+    /// As [`Grant::map`](crate::Grant::map). Nothing was changed then, unless another CPU coalesced a block across an
+    /// end of the range during the call.
     pub fn protect(
         &self,
         range: IpaRange,
@@ -74,7 +80,7 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// Takes write access.
+/// Visitor of [`Stage2::write_protect`].
 struct WriteProtect {
     changed: Changed,
 }
@@ -90,7 +96,7 @@ impl<P: Platform> Pass<P> for WriteProtect {
         if locked.counts.armed() > 0 {
             for index in indexes.clone() {
                 let old = locked.entry(index);
-                // An invalid entry has neither bit, as none is busy.
+                // No entry is busy here, and an invalid entry that is not busy has neither bit set.
                 if old.raw() & WRITES != 0 {
                     locked.take_bits(index, WRITES);
                     span.add(index - indexes.start);
@@ -105,10 +111,10 @@ impl<P: Platform> Pass<P> for WriteProtect {
     }
 }
 
-/// The bits that let a guest write, or hardware let it write.
+/// The bits that let a guest write, or let hardware grant the write.
 const WRITES: u64 = Descriptor::WRITE | Descriptor::DIRTY_BY_HARDWARE;
 
-/// Takes write access from the leaves in `cells`, where hardware records no writes; returns from how many.
+/// Takes write access from the leaves in `cells`, none of which has DBM. Returns the number of leaves changed.
 #[inline(always)]
 fn write_protect_cells(cells: &[Word], span: &mut Span) -> u64 {
     let (rows, rest) = cells.as_chunks::<ROW>();
@@ -129,10 +135,10 @@ fn write_protect_cells(cells: &[Word], span: &mut Span) -> u64 {
     done
 }
 
-/// The same for at most eight, and which.
+/// The same for one row of at most eight. Returns the changed leaves as a bit mask.
 #[inline(always)]
 fn write_protect_row(cells: &[Word]) -> u32 {
-    // An invalid entry has no bit set, as none is busy.
+    // No entry is busy here, and an invalid entry that is not busy has no bit set.
     let mut writable = 0;
     for (index, cell) in cells.iter().enumerate() {
         writable |= (cell.load(Ordering::Relaxed) & Descriptor::WRITE) << index;
@@ -145,12 +151,12 @@ fn write_protect_row(cells: &[Word]) -> u32 {
     (writable >> Descriptor::WRITE.trailing_zeros()) as u32
 }
 
-/// Takes what is not in `keep`.
+/// Visitor of [`Stage2::protect`].
 struct Protect {
     range: IpaRange,
     keep: Access,
     changed: Changed,
-    /// A block reached beyond the range: somebody put it together again after the ends were split.
+    /// A block reached beyond the range: another CPU coalesced it after the ends were split.
     beyond: bool,
 }
 

@@ -1,41 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The record of a table: its lock, and what is in it.
+//! The record of a table: its lock, and counts of its entries.
 //!
-//! Each frame that may become a table has a record beside it, never inside: a frame can turn into guest memory while
-//! somebody who came too late still waits for the lock that it had as a table. What is counted is changed under the
-//! lock alone; without it, the counts are a hint that was true a moment ago.
+//! Each frame that may become a table has a record beside it, never inside it. A frame may turn into guest memory while
+//! a late CPU still waits for the lock that the frame had as a table.
 //!
-//! The counts are what lets a walk pass over 2 MiB or 1 GiB where nothing is to do. They are one word with the lock, so
-//! that keeping them costs no access to memory: unlocking writes them.
+//! The counts change only under the lock. A CPU without the lock may read them; they were true a moment ago.
+//!
+//! With the counts, a walk skips 2 MiB or 1 GiB that has no work for it. Lock and counts share one word, so keeping the
+//! counts costs no memory access: unlocking writes them.
 
 use crate::platform::Platform;
 use crate::primitive::{LOCKED, Ordering, Word};
 use crate::{Descriptor, Level, Pa};
 use core::ops::{AddAssign, SubAssign};
 
-/// What the engine keeps about a frame while it is a table: 16 bytes, zero at first.
+/// Metadata of a table, beside its frame: 16 bytes, zero at first.
 ///
-/// An embedder keeps one for each frame that may become a table ([`Platform::record`](crate::Platform::record)), and
-/// never looks inside.
+/// The embedder keeps one for each frame that may become a table ([`Platform::record`]), and never reads or writes
+/// it.
 #[derive(Debug, Default)]
 #[repr(align(16))]
 pub struct Record {
-    /// The lock in bit 0, the counts above.
+    /// Bit 0 is the lock; the counts are above.
     state: Word,
-    /// Of a table that was taken out of its tree: the next one, and where it was. In any table:
+    /// Of an unlinked table: the next table of its chain, and its address in the IPA space. Of any table:
     /// [`OTHER_MEMORY`](Self::OTHER_MEMORY).
     link: Word,
 }
 
 impl Record {
-    /// The record of a frame that was no table yet.
+    /// The record of a frame that was never a table.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self { state: Word::new(0), link: Word::new(0) }
     }
 
-    /// Locks the table, and tells its counts. Whoever holds the lock is the only one who changes its entries, but for
-    /// access flags and dirty state, which hardware sets at any time.
+    /// Locks the table, and returns its counts. Only the CPU that holds the lock changes entries, except that hardware
+    /// may set access flags and dirty state at any time.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn lock<P: Platform>(&self, platform: &P) -> Counts {
@@ -46,9 +47,11 @@ impl Record {
         }
     }
 
-    /// Waits, and takes its time: CPUs that go through the same tables side by side would meet at each of them, and take
-    /// the line from each other for every page. Who has waited for longer than the other needs for the rest of a table
-    /// is one table behind, and they do not meet again (`twofold bench engine`: rows `sections` and `pages`).
+    /// Waits for the lock, with long pauses on purpose.
+    ///
+    /// CPUs that go through the same tables side by side would contend for each of them, and move the lock's cache line
+    /// for every page. A CPU that pauses for longer than the other needs for the rest of a table falls one table
+    /// behind, and they do not meet again (`twofold bench engine`: rows `sections` and `pages`).
     #[cold]
     #[cfg_attr(feature = "checked", track_caller)]
     fn lock_slowly<P: Platform>(&self, platform: &P) -> Counts {
@@ -64,41 +67,46 @@ impl Record {
         }
     }
 
-    /// Unlocks it, with these counts from now on.
+    /// Unlocks the table, and publishes its new counts.
     #[inline(always)]
     pub(crate) fn unlock(&self, counts: Counts) {
         self.state.unlock(counts.0);
     }
 
-    /// What was counted a moment ago; `None` while somebody is changing it. Acquire: who finds a count as it was left sees
-    /// the entries as they were left. An entry is changed after the lock is taken, so whoever has seen the change finds
-    /// the lock, or what was counted after it.
+    /// The counts, without the lock; `None` while the table is locked.
+    ///
+    /// Acquire: a CPU that reads a count also sees the entries of that moment. An entry is changed after the lock is
+    /// taken. So a CPU that has seen the change finds the table locked, or newer counts.
     #[inline(always)]
     pub(crate) fn peek(&self) -> Option<Counts> {
         let state = self.state.load(Ordering::Acquire);
         (state & LOCKED == 0).then_some(Counts(state))
     }
 
-    /// Says what is in a table that nobody else has. Somebody who came too late may still hold the lock that the page had as
-    /// another table, and would write what was counted in that.
+    /// Sets the counts of a table that only this CPU has.
+    ///
+    /// Takes the lock for that: a late CPU may still hold the lock that the page had as another table, and would write
+    /// that table's counts when it unlocks.
     pub(crate) fn reset<P: Platform>(&self, counts: Counts, platform: &P) {
         self.lock(platform);
         self.unlock(counts);
     }
 
-    /// What was kept for a table that was taken out ([`Counts::from_raw`]), or counted in one that nobody else changes:
-    /// whoever asks has its lock, has had it since, or has it alone. Otherwise a hint.
+    /// The state without the lock bit: the counts, or what replaced them in an unlinked table ([`Counts::from_raw`]).
+    ///
+    /// Exact if the caller holds the lock, has held it since the last change, or owns the table alone. Otherwise a
+    /// hint.
     pub(crate) fn last(&self) -> Counts {
         Counts(self.state.load(Ordering::Relaxed) & !LOCKED)
     }
 
-    /// The lock and the counts, as they are.
+    /// The lock and the counts, in one word.
     #[cfg(feature = "checked")]
     pub(crate) fn word(&self) -> u64 {
         self.state.load(Ordering::Acquire)
     }
 
-    /// Remembers where a table that was taken out was, and the next one of its chain.
+    /// Stores an unlinked table's place, and the next table of its chain.
     pub(crate) fn set_link(&self, link: u64) {
         self.link.store(link, Ordering::Relaxed);
     }
@@ -107,26 +115,27 @@ impl Record {
         self.link.load(Ordering::Relaxed)
     }
 
-    /// In the link: some leaf of the table is not normal memory, or was not.
+    /// In the link: the table has, or once had, a leaf that is not normal memory.
     pub(crate) const OTHER_MEMORY: u64 = 1 << 2;
 
-    /// Notes that a leaf which is going to be made in the table is not normal memory. Under the table's lock, or before it is
-    /// linked: whoever finds the leaf finds the note.
+    /// Notes that a leaf which is not normal memory is about to be made in the table. The caller holds the table's
+    /// lock, or has not linked the table yet, so a CPU that finds the leaf also finds the note.
     pub(crate) fn note_other_memory(&self) {
         self.set_link(self.link() | Self::OTHER_MEMORY);
     }
 
-    /// Whether there may be leaves in the table that are not normal memory.
+    /// Whether the table may have leaves that are not normal memory.
     #[inline(always)]
     pub(crate) fn has_other_memory(&self) -> bool {
         self.link() & Self::OTHER_MEMORY != 0
     }
 }
 
-/// Pauses between two looks at a lock: about 2 us, half a table's worth of faults.
+/// Pauses between two reads of a lock: about 2 us, the time of faults on half a table.
 const PAUSES: u32 = 128;
 
-/// What is in a table. Fields of 14 bits, since a root of 16 tables has up to 8192 entries; adding is adding words.
+/// Counts of a table's entries. The fields have 14 bits, since a root of 16 tables has up to 8192 entries. Adding
+/// counts adds words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts(u64);
 
@@ -138,14 +147,14 @@ const TABLES_SHIFT: u32 = 43;
 const BUSY_SHIFT: u32 = 57;
 
 impl Counts {
-    /// Nothing.
+    /// No entries.
     pub(crate) const EMPTY: Self = Self(0);
-    /// An entry that somebody is changing.
+    /// One busy entry.
     pub(crate) const BUSY: Self = Self(1 << BUSY_SHIFT);
     /// The most entries that may be busy at once.
     const MOST_BUSY: u64 = (1 << 7) - 1;
 
-    /// What one entry of a table at `level` counts for.
+    /// The counts of one entry of a table at `level`.
     #[inline(always)]
     pub(crate) const fn of(entry: Descriptor, level: Level) -> Self {
         let raw = entry.raw();
@@ -158,47 +167,47 @@ impl Counts {
         Self(valid << LIVE_SHIFT | armed << ARMED_SHIFT | writable << WRITABLE_SHIFT)
     }
 
-    /// A word that is kept where counts were. Bit 0 is clear.
+    /// A word that replaces the counts of an unlinked table. Its bit 0 is clear.
     pub(crate) const fn from_raw(raw: u64) -> Self {
         Self(raw)
     }
 
-    /// That word.
+    /// The counts as one word.
     pub(crate) const fn raw(self) -> u64 {
         self.0
     }
 
-    /// So many times this.
+    /// This, `count` times.
     pub(crate) const fn times(self, count: u64) -> Self {
         Self(self.0 * count)
     }
 
-    /// Entries that are valid.
+    /// Valid entries.
     pub(crate) const fn live(self) -> u64 {
         self.0 >> LIVE_SHIFT & FIELD
     }
 
-    /// Entries that are tables.
+    /// Entries that lead to tables.
     pub(crate) const fn tables(self) -> u64 {
         self.0 >> TABLES_SHIFT & FIELD
     }
 
-    /// Leaves that the guest may write, or that hardware would make writable.
+    /// Leaves that the guest may write, or that hardware would make writable (DBM).
     pub(crate) const fn writable(self) -> u64 {
         self.0 >> WRITABLE_SHIFT & FIELD
     }
 
-    /// Leaves whose writes hardware records (DBM).
+    /// Hardware-tracked leaves (DBM).
     pub(crate) const fn armed(self) -> u64 {
         self.0 >> ARMED_SHIFT & FIELD
     }
 
-    /// Leaves.
+    /// Valid entries that are leaves.
     pub(crate) const fn leaves(self) -> u64 {
         self.live() - self.tables()
     }
 
-    /// Entries that somebody is changing.
+    /// Busy entries.
     pub(crate) const fn busy(self) -> u64 {
         self.0 >> BUSY_SHIFT
     }
@@ -208,13 +217,13 @@ impl Counts {
         self.busy() == Self::MOST_BUSY
     }
 
-    /// So many leaves more whose writes hardware records, some of which could be written before.
+    /// Adds `leaves` hardware-tracked leaves, of which `were_writable` were counted as writable already.
     pub(crate) fn arm(&mut self, leaves: u64, were_writable: u64) {
         self.0 += leaves << ARMED_SHIFT;
         self.0 += (leaves - were_writable) << WRITABLE_SHIFT;
     }
 
-    /// So many leaves fewer that may be written, none of which hardware records.
+    /// Subtracts `count` writable leaves, none of which is hardware-tracked.
     pub(crate) fn remove_writable(&mut self, count: u64) {
         self.0 -= count << WRITABLE_SHIFT;
     }
@@ -240,22 +249,22 @@ impl SubAssign for Counts {
 /// The records of some ranges of memory, for an embedder that keeps them in arrays.
 #[derive(Clone, Copy, Debug)]
 pub struct Records {
-    /// Apart from the others, since most machines have no more.
+    /// Apart from the others: most machines have one range only.
     first: RecordRange,
     others: &'static [RecordRange],
 }
 
-/// The records of the frames from one on.
+/// The records of a contiguous range of frames.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordRange {
-    /// The first frame.
+    /// The address of the first frame.
     pub first: Pa,
     /// One record for each frame of 4 KiB from there on.
     pub records: &'static [Record],
 }
 
 impl Records {
-    /// No records: where no table is ever made.
+    /// No records, for a platform that never makes a table.
     pub const NONE: Self = Self { first: RecordRange { first: Pa::new(0), records: &[] }, others: &[] };
 
     /// The records in these ranges.
@@ -275,7 +284,7 @@ impl Records {
     ///
     /// # Panics
     ///
-    /// Where there is none.
+    /// If no range has a record for it.
     #[inline(always)]
     pub fn of(&self, pa: Pa) -> &'static Record {
         match self.first.of(pa) {
@@ -339,7 +348,7 @@ mod tests {
         assert_eq!((counts.busy(), counts.0 & LOCKED), (1, 0));
     }
 
-    /// One more than fit would be none.
+    /// One busy entry more would overflow to a count of 0.
     #[test]
     fn as_many_entries_are_busy_as_can_be_counted() {
         let mut counts = Counts::EMPTY;
@@ -356,7 +365,7 @@ mod tests {
         Box::leak(values.into_boxed_slice())
     }
 
-    /// Two ranges of two frames, with frames before, between and behind them.
+    /// Two ranges of two frames each, with frames before, between and after them that have no record.
     fn records() -> Records {
         let range =
             |first| RecordRange { first: Pa::new(first), records: leaked(vec![Record::default(), Record::default()]) };

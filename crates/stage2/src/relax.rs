@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Giving access: the answers to permission and access flag faults.
+//! Granting access: the answers to permission faults and access flag faults.
 //!
 //! More access needs no invalidation on other CPUs: an old entry there causes at most one more fault, which ends here
-//! again. On this CPU the leaf is invalidated in any case, even where it allowed the access already, or the guest
-//! would fault for ever on what its TLB holds. An entry without access flag is in no TLB, so that setting the flag
-//! needs no invalidation at all (Arm ARM D8.5.1).
+//! again. On this CPU the leaf is always invalidated, even if it allowed the access already. Otherwise the guest would
+//! fault for ever on what this CPU's TLB holds.
+//!
+//! No TLB holds an entry without access flag, so setting the flag needs no invalidation (Arm ARM DDI 0487K.a, D8.5.1).
 
 use crate::descent::{Locked, Moved, Place};
 use crate::platform::Platform;
@@ -17,28 +18,31 @@ use crate::{Access, Descriptor, Error, Ipa, Leaf, Level, Memory, Stage2, cache};
 pub enum Relaxed {
     /// The leaf allows more than before.
     Widened,
-    /// The leaf allowed it already: this CPU's TLB was stale.
+    /// The leaf allowed the access already: this CPU's TLB was stale.
     Already,
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Lets the guest do `access` too, and sets the access flag, at the leaf that maps `ipa`: the answer to a
-    /// permission fault.
+    /// Adds `access` to the leaf that maps `ipa`, and sets its access flag: the answer to a permission fault.
+    ///
+    /// Invalidates the leaf on this CPU before it returns.
     ///
     /// # Errors
     ///
-    /// [`Error::NotMapped`]; the guest will fault for translation next. [`Error::ExecuteNeedsXnx`].
+    /// * [`Error::NotMapped`] if no leaf maps `ipa`. The guest's next access causes a translation fault.
+    /// * [`Error::ExecuteNeedsXnx`] if `access` needs FEAT_XNX.
     #[inline(always)]
     pub fn relax(&self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
         self.allow::<false>(ipa, access)
     }
 
-    /// The same for a page alone: the answer where the pages that are written are told apart, so that no block may become
-    /// writable.
+    /// [`relax`](Self::relax) for pages only: the answer to a permission fault while writes are tracked by page, when
+    /// no block may become writable.
     ///
     /// # Errors
     ///
-    /// As [`relax`](Self::relax); [`Error::BlockInTheWay`], which is left as it is: [`split`](Self::split) it.
+    /// As [`relax`](Self::relax), and [`Error::BlockInTheWay`] if a block maps `ipa`. The block is not changed:
+    /// [`split`](Self::split) it.
     #[inline(always)]
     pub fn relax_page(&self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
         self.allow::<true>(ipa, access)
@@ -55,8 +59,10 @@ impl<P: Platform> Stage2<P> {
         Ok(if changed { Relaxed::Widened } else { Relaxed::Already })
     }
 
-    /// What the guest ran into is gone, by a change whose flush is still to come: until then this CPU may go on with what it
-    /// holds, a table's entry even, and the guest would fault for ever if it waited for whoever is to flush.
+    /// Invalidates `ipa` on this CPU if nothing maps it any more.
+    ///
+    /// The leaf was removed, and the remover's flush may still be pending. Until then this CPU's TLB may hold the leaf,
+    /// or a table's entry, and the guest would fault on it again and again.
     #[cold]
     fn forget_gone(&self, error: &Error) {
         if let Error::NotMapped { ipa } = *error
@@ -66,7 +72,7 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// Invalidates the leaf at `ipa` on this CPU, and relies on that.
+    /// Invalidates the leaf at `ipa` on this CPU. The caller relies on it from here on, which a trace states.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     fn flush_here(&self, ipa: Ipa, level: Option<Level>) {
@@ -74,17 +80,18 @@ impl<P: Platform> Stage2<P> {
         primitive::claim(Claim::FlushedHere { ipa, level, vttbr: self.vttbr() });
     }
 
-    /// Sets the access flag of the leaf that maps `ipa`: the answer to an access flag fault. Tells whether it was clear.
+    /// Sets the access flag of the leaf that maps `ipa`: the answer to an access flag fault. Returns whether the flag
+    /// was clear.
     ///
     /// # Errors
     ///
-    /// [`Error::NotMapped`]; the guest will fault for translation next.
+    /// [`Error::NotMapped`] if no leaf maps `ipa`. The guest's next access causes a translation fault.
     #[inline(always)]
     pub fn make_young(&self, ipa: Ipa) -> Result<bool, Error> {
         self.change_leaf::<false>(ipa, Access::NONE, Descriptor::with_accessed).map(|(changed, ..)| changed)
     }
 
-    /// Changes the leaf that maps `ipa`; whether that changed anything, and where it is.
+    /// Changes the leaf that maps `ipa`. Returns whether it changed, its first address and its level.
     #[inline(always)]
     fn change_leaf<const PAGES_ONLY: bool>(
         &self,
@@ -96,7 +103,7 @@ impl<P: Platform> Stage2<P> {
         changed.unwrap_or_else(|Moved| self.change_leaf_again::<PAGES_ONLY>(ipa, access, change))
     }
 
-    /// Apart, so that the way that everybody takes is no loop.
+    /// The retries, in a function of their own so that the fast path has no loop.
     #[cold]
     #[inline(never)]
     fn change_leaf_again<const PAGES_ONLY: bool>(
@@ -137,8 +144,10 @@ impl<P: Platform> Stage2<P> {
         Ok(Ok((true, ipa, level)))
     }
 
-    /// The same where caches have to be maintained before. The leaf is nobody else's meanwhile: were it unmapped and mapped
-    /// again in between, alike, with new content in its frame, that content would be executed as it was before.
+    /// Makes a leaf executable, with the cache maintenance before.
+    ///
+    /// The leaf is locked or busy during the maintenance. Otherwise another CPU could unmap it and map the same frame
+    /// again with new content, and the guest would execute old content.
     #[cold]
     fn make_executable(
         &self,
@@ -151,12 +160,13 @@ impl<P: Platform> Stage2<P> {
         if !old.differs_by_records_only(place.entry) {
             return Err(Moved);
         }
-        // As in `map`: a page's lines are few.
+        // As in `map`: cleaning one page takes little time, so the table stays locked.
         if level == Level::L3 {
             self.before_execute(old, level);
             locked.replace_in(place.cell, old, change(old))?;
         } else {
-            // Broken and made the same, but for what it allows: that takes no invalidation in between (Arm ARM D8.16.1).
+            // Broken, and made again with more access only: that needs no invalidation in between (Arm ARM DDI 0487K.a,
+            // D8.16.1).
             let busy = locked.make_busy(place.index)?;
             self.before_execute(busy.old, level);
             let new = change(busy.old);
@@ -166,7 +176,7 @@ impl<P: Platform> Stage2<P> {
         Ok(Ok((true, ipa, level)))
     }
 
-    /// Cache maintenance before a leaf may be executed.
+    /// Cache maintenance before a leaf becomes executable.
     fn before_execute(&self, leaf: Descriptor, level: Level) {
         if leaf.attributes(self.features()).memory != Memory::Device {
             let size = self.geometry().granule().span(level);

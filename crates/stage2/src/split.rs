@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Splitting: a block is replaced by a table that maps the same, so that its parts can be changed.
+//! Splitting: a table that maps the same memory replaces a block, so that parts of it can be changed.
 //!
-//! Eager splitting (source S0) does it ahead of need, before the guest's writes would fault for it one by one. The new
-//! table is filled where no walk sees it; then there is one break-before-make (Arm ARM D8.16.1), and no lock is held
-//! while it flushes. Only tables that have blocks in them are visited: entries of level 3 are never looked at, nor
-//! tables without blocks, which their records tell.
+//! Eager splitting does this before the guest's writes would fault for it one by one. The walk visits only tables that
+//! have blocks (Bras 2026: level-skipping split): it never reads level 3 entries, and skips tables whose records count
+//! no blocks.
 //!
-//! What hardware records in a block between the filling and the break is put into the new table before it is linked.
+//! The new table is filled before any walk sees it. Then one break-before-make replaces the block (Arm ARM DDI 0487K.a,
+//! D8.16.1). No lock is held during the flush. Hardware may record in the block between the filling and the break; the
+//! new table gets those records before it is linked.
 
 use core::ops::ControlFlow;
 
@@ -18,40 +19,41 @@ use crate::table::Table;
 use crate::tlb::Scope;
 use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Stage2, TablePage, TableSource, frame};
 
-/// How far [`Stage2::split`] came.
+/// What [`Stage2::split`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Split {
-    /// Blocks that were replaced.
+    /// The number of blocks that were replaced.
     pub blocks: u64,
-    /// Before this address nothing is left to split.
+    /// Below this address, nothing in the range is left to split.
     pub done: Ipa,
-    /// Why that is not the end of the range, if it is not.
+    /// Why `done` is not the end of the range, if it is not.
     pub stopped: Option<Stopped>,
 }
 
-/// Why a split ended early. Nothing is wrong: what is left is split when the guest writes there.
+/// Why a split ended early. This is no error: a block that is left is split when the guest writes there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// There were no more table pages.
+    /// The [`TableSource`] was empty.
     Dry,
-    /// The caller did not want to go on.
+    /// The callback returned [`ControlFlow::Break`].
     Asked,
 }
 
 impl<P: Platform> Stage2<P> {
     /// Splits all blocks in `range` down to pages.
     ///
-    /// It goes in chunks of `chunk` bytes, a power of two (1 GiB fits most uses; 2 MiB keeps the time between two
-    /// yields short). Before each in which there are blocks, `between` is called, with no lock held, and is told how many
-    /// table pages the chunk can take: the place to fill `tables`, to let others run, or to break off.
+    /// The range is split in chunks of `chunk` bytes, a power of two. 1 GiB fits most uses; 2 MiB keeps the time
+    /// between two yields short. Before each chunk that has blocks, `between` is called without a lock. Its second
+    /// argument is the most table pages that the chunk can need. The callback may fill `tables`, let other work run, or
+    /// break off.
     ///
-    /// A block of 1 GiB takes 513 pages if there are so many, and is then replaced once; with fewer it is split level
-    /// by level. That pages run out is no error: what is left stays as it is.
+    /// A block of 1 GiB needs 513 pages to be replaced at once. With fewer it is split level by level. An empty
+    /// `tables` is no error: the blocks that are left stay as they are ([`Stopped::Dry`]).
     ///
     /// # Errors
     ///
-    /// The range is not made of whole pages inside the IPA space, or `chunk` is smaller than a page.
+    /// `range` is not whole pages inside the IPA space, or `chunk` is smaller than a page or no power of two.
     pub fn split<T: TableSource>(
         &self,
         range: IpaRange,
@@ -65,7 +67,7 @@ impl<P: Platform> Stage2<P> {
             return Err(Error::Misaligned { address: chunk, size: page });
         }
         let mut split = Split { blocks: 0, done: range.start, stopped: None };
-        // Nothing is asked for, and nobody is bothered, where there is nothing to split.
+        // `between` is not called where no block is left.
         while let Some((block, _)) = self.next_block(split.done, range.end) {
             split.done = split.done.max(block);
             self.give_kept(tables);
@@ -83,7 +85,7 @@ impl<P: Platform> Stage2<P> {
         Ok(split)
     }
 
-    /// Table pages that splitting a range can take: one for each block of level 2, and of level 1, that it touches.
+    /// The most table pages that splitting a range can need: one for each level 2 and level 1 block that it touches.
     fn pages_to_split(&self, start: Ipa, end: Ipa) -> usize {
         let touched = |level| {
             let shift = self.geometry().granule().span_shift(level);
@@ -99,7 +101,7 @@ impl<P: Platform> Stage2<P> {
                 None => split.done = end,
                 Some((ipa, place)) => {
                     split.done = split.done.max(ipa);
-                    // At once where the chunk has all of it, and pages for all of it.
+                    // At once if the chunk contains the whole block.
                     let whole = ipa >= split.done && end - ipa >= self.geometry().granule().span(place.level);
                     let level = if whole { Level::L3 } else { place.level.below().unwrap_or(Level::L3) };
                     split.blocks += u64::from(self.split_block(ipa, &place, level, tables)?);
@@ -109,7 +111,7 @@ impl<P: Platform> Stage2<P> {
         Ok(())
     }
 
-    /// The first block from `from` on, or an entry that somebody is changing, if there is one before `end`.
+    /// The first block from `from` on that begins before `end`. It may be a busy entry, which may become a block.
     fn next_block(&self, from: Ipa, end: Ipa) -> Option<(Ipa, Place<'_>)> {
         let mut at = from;
         while at < end {
@@ -154,14 +156,16 @@ impl<P: Platform> Stage2<P> {
         Ok(None)
     }
 
-    /// Whether there are blocks in the table of `level`, which is above 3, that an entry led to a moment ago, or below it. Of
-    /// a table that was taken out since, any answer will do: the blocks that were in it are gone.
+    /// Whether the table of `level` that `entry` leads to may hold blocks, itself or in a table below. `level` is above
+    /// 3.
+    ///
+    /// If the table was unlinked meanwhile, any answer will do: its blocks are gone.
     fn may_hold_blocks(&self, entry: Descriptor, level: Level) -> bool {
         let counts = self.platform().record(entry.address()).peek();
         level < Level::L2 || counts.is_none_or(|counts| counts.leaves() > 0 || counts.busy() > 0)
     }
 
-    /// Splits the blocks that reach across the ends of `range`, which is checked.
+    /// Splits the blocks that reach across either end of `range`.
     pub(crate) fn split_ends(&self, range: &IpaRange, tables: &mut impl TableSource) -> Result<(), Error> {
         self.geometry().check(range)?;
         self.give_kept(tables);
@@ -169,7 +173,8 @@ impl<P: Platform> Stage2<P> {
         self.split_before(range.end, tables)
     }
 
-    /// Splits what maps `ipa` until a leaf begins there, or nothing is mapped, as behind the end of the IPA space.
+    /// Splits the block that maps `ipa` until a leaf begins at `ipa`, or nothing maps it. `ipa` may be the end of the
+    /// IPA space.
     fn split_before(&self, ipa: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
         if ipa.is_aligned(self.geometry().granule().span(self.geometry().root_level())) {
             return Ok(());
@@ -182,8 +187,9 @@ impl<P: Platform> Stage2<P> {
         Ok(())
     }
 
-    /// Replaces a block by tables down to `level`, or to the one below where pages are short. Whether it did: somebody
-    /// may have been faster, or be at it.
+    /// Replaces a block with tables down to `level`, or to the next level only if pages are short.
+    ///
+    /// Returns whether this CPU replaced it. Another CPU may have changed the entry, or be changing it.
     pub(crate) fn split_block(
         &self,
         ipa: Ipa,
@@ -196,7 +202,7 @@ impl<P: Platform> Stage2<P> {
             self.platform().pause(1);
             return Ok(false);
         };
-        // Down to `level` at once, or one level after the other.
+        // All levels at once, or else the next level only.
         let built = self.build(block, at, level, tables).or_else(|| self.build(block, at, below, tables));
         let Some(new) = built else {
             let gone = place.cell.read() != block;
@@ -216,8 +222,9 @@ impl<P: Platform> Stage2<P> {
         Ok(true)
     }
 
-    /// Breaks a block, unless it is another one by now. Filling a table takes its time, in which others may have taken
-    /// tables out: so it goes down anew.
+    /// Breaks a block and makes its entry busy. Returns `None` if the entry does not hold this block any more.
+    ///
+    /// Walks again: filling the new tables takes time, and other CPUs may have unlinked tables meanwhile.
     fn break_block(&self, ipa: Ipa, at: Level, block: Descriptor) -> Option<Busy<'_, P>> {
         loop {
             let place = self.descend(ipa, at);
@@ -231,8 +238,9 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// A table that maps what `block`, of level `at`, maps, with leaves of level `to`. `None`, and all pages given back,
-    /// where there are not enough.
+    /// Builds a table that maps what `block` of level `at` maps, with leaves of level `to`.
+    ///
+    /// Returns `None`, with all pages given back, if `tables` does not have enough.
     fn build(&self, block: Descriptor, at: Level, to: Level, tables: &mut impl TableSource) -> Option<TablePage> {
         let below = at.below()?;
         let page = frame::take(tables)?;
@@ -261,7 +269,7 @@ impl<P: Platform> Stage2<P> {
         Some(page)
     }
 
-    /// Writes what hardware recorded in a block meanwhile into the tables that are going to replace it.
+    /// Fills new tables again, with what hardware recorded in the block after they were built.
     #[cold]
     fn refill(&self, table: Table<'_>, level: Level, first: Descriptor) {
         let span = self.geometry().granule().span(level);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One guest's translation tables.
+//! The translation tables of one guest.
 //!
-//! Operations take `&self`: CPUs change the tree side by side, by the protocol in the crate's documentation, while
-//! hardware walks it and sets access flag and dirty state.
+//! Operations take `&self`. CPUs change the tree side by side, by the protocol in the crate's documentation
+//! (*Locking*). Meanwhile hardware walks the tree, and sets access flags and dirty state.
 
 use crate::cache::NonCacheable;
 use crate::descent::{Place, Unlinked};
@@ -16,10 +16,10 @@ use crate::table::Table;
 use crate::tlb::{Thresholds, Tlb};
 use crate::{Descriptor, Error, Features, Geometry, Ipa, Level, Pa, Root, TablePage, Vmid, registers};
 
-/// The stage-2 tables of one guest, and the TLB maintenance that goes with each change.
+/// The stage-2 tables of one guest, with the TLB maintenance that each change needs.
 ///
-/// [`destroy`](Self::destroy) them: tables that are dropped lose their pages ([`Platform::abandoned`]), since a CPU may
-/// still walk them.
+/// End their life with [`destroy`](Self::destroy). If they are dropped instead, their pages are lost and the embedder
+/// is notified ([`Platform::abandoned`]): a CPU may still walk them.
 #[derive(Debug)]
 pub struct Stage2<P: Platform> {
     platform: P,
@@ -34,27 +34,32 @@ pub struct Stage2<P: Platform> {
     pub(crate) kept: Kept,
     pub(crate) removals: Removals,
     pub(crate) non_cacheable: NonCacheable,
-    /// Cleared by [`destroy`](Self::destroy).
+    /// Cleared by [`destroy`](Self::destroy), so that the drop after it abandons nothing.
     is_live: bool,
 }
 
-/// A leaf that was found.
+/// A leaf of the tables: a page or a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// The first address it maps.
+    /// The first address that it maps.
     pub ipa: Ipa,
     /// Its level: 3 for a page.
     pub level: Level,
-    /// The entry.
+    /// The entry's value.
     pub descriptor: Descriptor,
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Empty tables with this root, which is zeroed.
+    /// Empty tables with this root, which is zeroed here.
     ///
-    /// The VMID is the caller's to keep apart from other guests'. If the VMID was in use before, its entries have to
-    /// be invalidated ([`invalidate_all`](Self::invalidate_all), of these tables or of those before) when no CPU has those
-    /// loaded any more, and before the guest runs.
+    /// *The caller* gives each guest its own VMID. If the VMID was used before, its TLB entries must be invalidated
+    /// before the guest runs, and after the last CPU has stopped using the old tables.
+    /// [`invalidate_all`](Self::invalidate_all) does it, of the new tables or of the old.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::Vmid`] if the VMID has more bits than the CPU supports.
+    /// * [`Error::Root`] if the root is smaller than the geometry needs.
     pub fn new(platform: P, features: Features, geometry: Geometry, vmid: Vmid, root: Root) -> Result<Self, Error> {
         let fits = u32::from(vmid.raw()).checked_shr(features.vmid_bits).unwrap_or(0) == 0;
         if !primitive::check(fits) {
@@ -69,7 +74,7 @@ impl<P: Platform> Stage2<P> {
         root.zero(&platform, &features);
         platform.record(root.pa()).reset(Counts::EMPTY, &platform);
         platform.record(root.pa()).set_link(0);
-        // The guest may be entered before anything is mapped.
+        // A CPU may enter the guest before anything is mapped.
         primitive::dsb(&platform, Domain::IshSt);
         primitive::claim(Claim::Visible);
         let (thresholds, unlinked) = (Thresholds::DEFAULT, Unlinked::default());
@@ -90,12 +95,12 @@ impl<P: Platform> Stage2<P> {
         })
     }
 
-    /// The shape of the tables.
+    /// The geometry of the tables.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// The CPU's features that the engine goes by.
+    /// The CPU features that these tables use.
     pub fn features(&self) -> &Features {
         &self.features
     }
@@ -105,31 +110,33 @@ impl<P: Platform> Stage2<P> {
         &self.platform
     }
 
-    /// `VTTBR_EL2` for running the guest.
+    /// The value of `VTTBR_EL2` for running the guest.
     pub fn vttbr(&self) -> u64 {
         self.vttbr
     }
 
-    /// `VTCR_EL2` for running the guest.
+    /// The value of `VTCR_EL2` for running the guest.
     pub fn vtcr(&self) -> u64 {
         registers::vtcr(&self.geometry, &self.features)
     }
 
-    /// Sets up to where invalidations go by address.
+    /// Sets the sizes up to which flushes go by address. A larger flush invalidates the whole VMID.
     #[must_use]
     pub fn with_thresholds(mut self, thresholds: Thresholds) -> Self {
         self.thresholds = thresholds;
         self
     }
 
-    /// The leaf that maps `ipa`, if any.
+    /// The leaf that maps `ipa`, if any. It may have changed when this returns.
     #[inline]
     pub fn look_up(&self, ipa: Ipa) -> Option<Leaf> {
         self.find(ipa).map(|(_, leaf)| leaf)
     }
 
-    /// How many table pages mapping a leaf of `level` at `ipa` would take now: 0 where its table is there, which is what
-    /// most faults find. For who keeps pages ready ([`Pool`](crate::Pool)).
+    /// How many table pages mapping a leaf of `level` at `ipa` would take now. 0 if the table is there, as for most
+    /// faults.
+    ///
+    /// For an embedder that keeps pages ready ([`Pool`](crate::Pool)).
     #[inline]
     pub fn tables_needed(&self, ipa: Ipa, level: Level) -> usize {
         if ipa >= self.geometry.end() {
@@ -144,13 +151,15 @@ impl<P: Platform> Stage2<P> {
         self.tlb().invalidate_vmid();
     }
 
-    /// Invalidates this guest's stage-1 and combined TLB entries on this CPU. To be called before a vCPU enters
-    /// where another vCPU of the same guest ran last: they share the VMID, but not what their stage 1 says.
+    /// Invalidates this guest's stage-1 and combined TLB entries on this CPU.
+    ///
+    /// Call it before a vCPU enters on a CPU where another vCPU of the same guest ran last. The two share the VMID, but
+    /// not their stage-1 tables.
     pub fn invalidate_for_other_vcpu(&self) {
         self.tlb().invalidate_stage1_local();
     }
 
-    /// The leaf that maps `ipa`, and where its entry is. An entry that somebody is changing is waited for.
+    /// The leaf that maps `ipa`, and the place of its entry. Waits while the entry is busy.
     #[inline(always)]
     pub(crate) fn find(&self, ipa: Ipa) -> Option<(Place<'_>, Leaf)> {
         if ipa >= self.geometry.end() {
@@ -184,7 +193,7 @@ impl<P: Platform> Stage2<P> {
 
     #[inline(always)]
     pub(crate) fn root(&self) -> Table<'_> {
-        // SAFETY: the root is this tree's, with this many entries, for as long as it lives.
+        // SAFETY: this tree owns the root, with this many entries, for as long as the tree lives.
         unsafe { Table::at(&self.platform, self.root.pa(), self.root_entries) }
     }
 
@@ -193,25 +202,25 @@ impl<P: Platform> Stage2<P> {
         self.root.pa
     }
 
-    /// The root itself, which this tree owns.
+    /// The root, which this tree owns.
     pub(crate) fn root_of(&self) -> &Root {
         &self.root
     }
 
-    /// The table that an entry of this tree points to, or pointed to a moment ago.
+    /// The table that an entry of this tree leads to, or led to a moment ago.
     #[inline(always)]
     pub(crate) fn table(&self, entry: Descriptor) -> Table<'_> {
         // SAFETY: table entries are made from donated pages only.
         unsafe { Table::at(&self.platform, entry.address(), self.geometry.granule().entries()) }
     }
 
-    /// A page's entries, before it is linked.
+    /// The entries of a page that is not linked yet.
     #[inline(always)]
     pub(crate) fn table_in(&self, page: &TablePage) -> Table<'_> {
         self.table(Descriptor::table(page.pa()))
     }
 
-    /// The root's memory, when nothing is mapped any more.
+    /// The root's memory, after everything was unmapped and flushed.
     pub(crate) fn into_root(mut self) -> Root {
         primitive::root(self.root.pa(), None, self.vttbr, self.vtcr());
         self.is_live = false;

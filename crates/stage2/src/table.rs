@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A table in memory, and the accesses to its entries.
 //!
-//! An entry of a linked table is touched by atomic accesses only, since walks read it and hardware may set its
-//! access flag and dirty state at any time. Who holds the table's lock is the only software that writes:
+//! All accesses to an entry of a linked table are atomic: lockless walks read it, and hardware may set its access flag
+//! and dirty state at any time. Software writes it only under the table's lock, by
 //!
-//! * a store where the old value is of no interest (invalid entries), and where hardware may add an access flag at
-//!   most, which is then lost: the guest's next access sets it again;
-//! * a read-modify-write where hardware may record a write (DBM), and wherever the old value counts.
+//! * a store, if the old value is not needed (an invalid entry), or if hardware can add no more than an access flag.
+//!   The store may lose that flag: the guest's next access sets it again;
+//! * a read-modify-write, if hardware may record a write (DBM), or if the old value is needed.
 //!
-//! The accesses are as wide as an entry. Rows of eight are read and written one after the other with nothing between:
-//! that is as fast as this CPU's vectors, as memory is what they wait for (`twofold bench engine`: `limit_read`).
+//! Each access is as wide as an entry. Rows of eight entries are read and written one after the other, with nothing
+//! between. That is as fast as the CPU's vector instructions, since memory is the limit (`twofold bench engine`:
+//! `limit_read`).
 
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
@@ -22,21 +23,21 @@ pub(crate) struct Table<'a> {
     entries: &'a [Word],
 }
 
-/// The entries of a cache line of 64 bytes; of a table, for the model checker.
+/// The entries of a 64-byte cache line. For the model checker, the entries of a table.
 pub(crate) const ROW: usize = if cfg!(loom) { 2 } else { 8 };
 
 impl<'a> Table<'a> {
-    /// The `entries` entries from `pa`.
+    /// The `entries` entries from `pa` on.
     ///
     /// # Safety
     ///
-    /// `pa` is a page or a root that was donated for tables, with so many entries.
+    /// `pa` is a table page or a root, donated for tables, with `entries` entries.
     #[inline(always)]
     pub(crate) unsafe fn at<P: Platform>(platform: &'a P, pa: Pa, entries: usize) -> Self {
         let pointer = platform.pointer(pa).cast::<Word>();
-        // SAFETY: a table page is donated memory, mapped while the platform lives and aligned to 4 KiB; it is only ever
-        // accessed atomically or by instructions, and any 64 bits are a value of `Word`. That holds for what was a
-        // table when it was looked up and is something else by now, too.
+        // SAFETY: a table page is donated memory that is mapped while the platform lives, and aligned to 4 KiB. It is
+        // accessed only atomically or by instructions, and any 64 bits are a valid `Word`. That also holds for a page
+        // that was a table when it was looked up, and is none any more.
         Self { pa, entries: unsafe { core::slice::from_raw_parts(pointer.as_ptr(), entries) } }
     }
 
@@ -55,20 +56,22 @@ impl<'a> Table<'a> {
         Cell(&self.entries[index])
     }
 
-    /// The entries from `start` to `end`.
+    /// The entries from `start` up to, but not including, `end`.
     #[inline(always)]
     pub(crate) fn cells(self, start: usize, end: usize) -> &'a [Word] {
         &self.entries[start..end]
     }
 
-    /// All entries, row by row: a table is made of whole rows.
+    /// All entries, in rows: a table has a whole number of rows.
     #[inline(always)]
     pub(crate) fn rows(self) -> &'a [[Word; ROW]] {
         self.entries.as_chunks().0
     }
 
-    /// Writes `count` leaves from `first` on, each mapping `step` bytes behind the one before, into a table that no walk
-    /// sees yet, or over invalid entries of a table that is locked.
+    /// Writes `count` leaves from `index` on. The first is `first`; each of the others maps `step` bytes after the one
+    /// before.
+    ///
+    /// The table is not linked yet, or it is locked and these entries are invalid. Relaxed.
     #[inline(always)]
     pub(crate) fn fill(self, index: usize, count: usize, first: Descriptor, step: u64) {
         let mut raw = first.raw();
@@ -84,39 +87,48 @@ impl<'a> Table<'a> {
 pub(crate) struct Cell<'a>(&'a Word);
 
 impl Cell<'_> {
-    /// What is there now, for who descends. Acquire: who finds a table sees the entries that were written before it was
-    /// linked, and who finds what came after a table was given away sees that it was.
+    /// W2: loads the entry for a lockless walk.
+    ///
+    /// Acquire: a CPU that finds a table sees the entries that were written before it was linked. A CPU that reads the
+    /// new content of a reused page also sees the new sequence count (module `descent`).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn look(self) -> Descriptor {
         Descriptor::from_raw(self.0.load(Ordering::Acquire))
     }
 
-    /// What is there now, for who holds the table's lock, has the table alone, or can do with what was there.
+    /// Loads the entry. Relaxed: the caller holds the table's lock, owns the table alone, or needs no more than a
+    /// recent value.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn read(self) -> Descriptor {
         Descriptor::from_raw(self.0.load(Ordering::Relaxed))
     }
 
-    /// Writes an entry under the table's lock. Release: the table or the frame it leads to is ready, and the lock is taken;
-    /// and who comes too late, to a page that is another table by now, sees that it is (module `descent`).
+    /// Writes an entry under the table's lock.
+    ///
+    /// Release: the table or frame that it leads to is ready, and the lock is taken. A late walk that reads the entry
+    /// in a reused page also sees the new sequence count (module `descent`).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn write(self, new: Descriptor) {
         self.0.store(new.raw(), Ordering::Release);
     }
 
-    /// Changes a leaf in what it allows, under the table's lock and behind a release fence, or makes an entry busy, or writes
-    /// into a table that nobody else has. Relaxed: what the leaf leads to was ready when it was made.
+    /// Writes an entry with relaxed ordering. For three cases:
+    ///
+    /// * a change of what a leaf allows, under the lock and after a release fence: the leaf's memory was ready when it
+    ///   was made;
+    /// * a busy entry, from which a CPU uses nothing;
+    /// * a table that is not linked.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn set(self, new: Descriptor) {
         self.0.store(new.raw(), Ordering::Relaxed);
     }
 
-    /// The store that follows may overwrite what hardware records in `old`, which is what the entry was. A trace states it: a
-    /// store over an entry with DBM is a lost record everywhere else.
+    /// States that the next store may overwrite what hardware records in `old`, the entry's value. Everywhere else, a
+    /// trace reports a store over an entry with DBM as a lost record.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn unrecorded(self, old: Descriptor) {
@@ -125,10 +137,10 @@ impl Cell<'_> {
         }
     }
 
-    /// Writes an entry that leads nowhere, and tells what it was at that moment, with what hardware had added to it.
+    /// Replaces the entry with one that leads nowhere, and returns its last value, with what hardware added to it.
     ///
-    /// Relaxed, as the others below: who changes an entry has the table's lock, which orders that for whoever has it next;
-    /// and to who comes too late, a read-modify-write orders what the store before it did.
+    /// Relaxed, as the read-modify-writes below. The table's lock orders the change for the next CPU that locks it. A
+    /// late walk is ordered by the last store with release: a read-modify-write continues its release sequence.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn exchange<P: Platform>(self, new: Descriptor, platform: &P) -> Descriptor {
@@ -136,7 +148,7 @@ impl Cell<'_> {
         Descriptor::from_raw(self.0.swap(new.raw(), Ordering::Relaxed))
     }
 
-    /// Clears these bits, and tells what the entry was at that moment.
+    /// Clears `bits`, and returns the entry's last value.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn clear<P: Platform>(self, bits: u64, platform: &P) -> Descriptor {
@@ -144,7 +156,7 @@ impl Cell<'_> {
         Descriptor::from_raw(self.0.fetch_and(!bits, Ordering::Relaxed))
     }
 
-    /// Replaces an entry, if it is still `old`: hardware may have recorded something in it. Whether it was.
+    /// Replaces the entry if it is still `old`: hardware may have recorded something in it. Returns whether it did.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn replace<P: Platform>(self, old: Descriptor, new: Descriptor, platform: &P) -> bool {
@@ -152,7 +164,7 @@ impl Cell<'_> {
         self.0.compare_exchange(old.raw(), new.raw(), Ordering::Relaxed).is_ok()
     }
 
-    /// Changes a valid leaf in place by `change`, repeated until hardware did not interfere; returns old and new.
+    /// Changes a valid leaf by `change`, repeated until hardware does not interfere. Returns the old and the new value.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn update<P: Platform>(

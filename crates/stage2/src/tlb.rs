@@ -1,31 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! TLB maintenance: operands, and the sequence around them.
 //!
-//! The rule this module keeps (Arm ARM D8.16): after an entry was narrowed or removed, nothing that the old
-//! entry gave access to is reused before
+//! After an entry was downgraded or removed, nothing that it gave access to is reused before these steps are complete
+//! (Arm ARM DDI 0487K.a, D8.16):
 //!
-//! 1. `DSB ISHST`: the changed entry is visible to table walks;
-//! 2. TLBI of the stage-2 entries, by IPA or by range;
-//! 3. `DSB ISH`: complete, so that no walk can combine with the old stage-2 entry any more;
-//! 4. `TLBI VMALLE1IS`: combined stage-1-and-2 entries, which a TLBI by IPA does not remove;
+//! 1. `DSB ISHST`: table walks see the changed entry.
+//! 2. TLBI of the stage-2 entries, by IPA or by range.
+//! 3. `DSB ISH`: step 2 is complete, so no walk can combine a stage-1 entry with the old stage-2 entry any more.
+//! 4. `TLBI VMALLE1IS`: the combined stage-1-and-2 entries, which a TLBI by IPA does not remove.
 //! 5. `DSB ISH`, `ISB`.
 //!
-//! Where everything of the VMID goes, `VMALLS12E1IS` stands for 2 to 4. Widening is done on this CPU alone:
-//! another CPU's old entry causes at most one more fault, which ends here again.
+//! If the whole VMID is invalidated, `VMALLS12E1IS` replaces steps 2 to 4.
+//!
+//! A change that grants access is invalidated on this CPU only. An old entry on another CPU causes at most one more
+//! fault, whose handler invalidates there.
 
 use crate::platform::{Domain, Platform, Tlbi};
 use crate::primitive;
 use crate::{Features, Geometry, Granule, Ipa, IpaRange, Level};
 
-/// Which entries were changed: the span from the first to the last, and what they were. Words, as it is moved a lot.
+/// The changed entries: the addresses from the first to the last, and what the entries were.
+///
+/// Its fields are whole words, since it is moved often.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Changed {
     start: Ipa,
-    /// Where it is not behind `start`, nothing was changed.
+    /// If it is not above `start`, nothing was changed.
     end: Ipa,
-    /// A bit for each level of leaves in it.
+    /// Bit `n` is set if level `n` leaves were changed.
     levels: u64,
-    /// Whether tables were removed too, so that walk entries have to go as well.
+    /// Whether tables were removed too, so that walk entries must be invalidated.
     tables: bool,
 }
 
@@ -41,7 +45,7 @@ impl Changed {
         Self { start: range.start, end: range.end, levels: 0xf, tables: false }
     }
 
-    /// Adds the leaves of a span; an empty one changes nothing.
+    /// Adds leaves of one level. An empty range adds nothing.
     #[inline(always)]
     pub(crate) fn leaves(&mut self, range: IpaRange, level: Level) {
         self.join(Self::leaves_of(range, level));
@@ -52,7 +56,7 @@ impl Changed {
         self.join(Self { start: range.start, end: range.end, levels: 0, tables: true });
     }
 
-    /// Adds what another change changed.
+    /// Adds another change.
     #[inline(always)]
     pub(crate) fn join(&mut self, other: Self) {
         if self.is_empty() {
@@ -70,7 +74,7 @@ impl Changed {
         self.start >= self.end
     }
 
-    /// What has to be invalidated.
+    /// The scope to invalidate.
     pub(crate) fn scope(&self) -> Scope {
         let one = self.levels.is_power_of_two() && !self.tables;
         let level = if one { Level::new(self.levels.trailing_zeros() as u8) } else { None };
@@ -78,17 +82,17 @@ impl Changed {
     }
 }
 
-/// A span of addresses whose entries go.
+/// The addresses to invalidate.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     pub(crate) range: IpaRange,
-    /// The level of all the leaves in it, where it is one and no table was removed.
+    /// The level of the leaves, if they are all of one level and no table was removed.
     pub(crate) level: Option<Level>,
-    /// Whether tables were removed too, so that walk entries have to go as well.
+    /// Whether tables were removed too, so that walk entries must be invalidated.
     pub(crate) tables: bool,
 }
 
-/// Which entries of a table were changed, from the first to the last, counted from where the change began.
+/// The changed entries of a table, from the first to the last, counted from the first entry of the visit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Span {
     start: usize,
@@ -101,7 +105,8 @@ impl Span {
         self.add_mask(at, 1);
     }
 
-    /// Adds those from `at` on whose bits are set. Ascending, and not none.
+    /// Adds the entries whose bits in `mask` are set: bit 0 is entry `at`. Calls come in ascending order, and `mask` is
+    /// not 0.
     #[inline(always)]
     pub(crate) fn add_mask(&mut self, at: usize, mask: u32) {
         if self.end == 0 {
@@ -110,14 +115,14 @@ impl Span {
         self.end = at + mask.ilog2() as usize + 1;
     }
 
-    /// Their addresses, of leaves of `1 << shift` bytes of which the first is at `first`.
+    /// The addresses of the entries: leaves of `1 << shift` bytes, of which entry 0 maps `first`.
     #[inline(always)]
     pub(crate) fn addresses(self, first: Ipa, shift: u32) -> IpaRange {
         first + ((self.start as u64) << shift)..first + ((self.end as u64) << shift)
     }
 }
 
-/// The TLB as one guest's tables see it.
+/// TLB maintenance for one guest's tables.
 pub(crate) struct Tlb<'a, P: Platform> {
     pub(crate) platform: &'a P,
     pub(crate) features: &'a Features,
@@ -127,13 +132,14 @@ pub(crate) struct Tlb<'a, P: Platform> {
     pub(crate) vttbr: u64,
 }
 
-/// Up to where invalidations go by address; beyond, everything of the VMID goes at once.
+/// The sizes up to which a flush goes by address. A larger flush invalidates the whole VMID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
-    /// Without FEAT_TLBIRANGE, the most leaves that are invalidated one by one: 64, unless set. Beyond it, refilling the
-    /// TLB costs the guest less than the broadcasts.
+    /// The most leaves that are invalidated one by one, without FEAT_TLBIRANGE. Default: 64. For more leaves, the
+    /// broadcasts cost more than the guest's TLB refills.
     pub singles: u64,
-    /// With it, the most pages by range: what one operand of the largest scale covers (2 Mi, 8 GiB), unless set.
+    /// The most pages that are invalidated by range, with FEAT_TLBIRANGE. Default: 2 Mi pages (8 GiB), what one operand
+    /// of the largest scale covers.
     pub ranged_pages: u64,
 }
 
@@ -149,7 +155,7 @@ impl Default for Thresholds {
 }
 
 impl<P: Platform> Tlb<'_, P> {
-    /// Invalidates the entries of `scope` on all CPUs.
+    /// Invalidates the entries of `scope` on all CPUs, by address or by VMID ([`Thresholds`]).
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn invalidate(&self, scope: &Scope) {
         primitive::step!(());
@@ -188,7 +194,7 @@ impl<P: Platform> Tlb<'_, P> {
         }
     }
 
-    /// Invalidates everything of this VMID on all CPUs.
+    /// Invalidates all entries of this VMID on all CPUs.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn invalidate_vmid(&self) {
         primitive::step!(());
@@ -204,7 +210,8 @@ impl<P: Platform> Tlb<'_, P> {
         });
     }
 
-    /// Invalidates the leaf at `ipa` on this CPU, after its access was widened; without a level, whatever leads there.
+    /// Invalidates the leaf at `ipa` on this CPU, after it was granted more access. Without a level, also the walk
+    /// entries that lead to `ipa`.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn invalidate_local(&self, ipa: Ipa, level: Option<Level>) {
         primitive::step!(());
@@ -223,7 +230,7 @@ impl<P: Platform> Tlb<'_, P> {
         });
     }
 
-    /// Invalidates stage-1 and combined entries of this VMID on this CPU.
+    /// Invalidates the stage-1 and combined entries of this VMID on this CPU.
     pub(crate) fn invalidate_stage1_local(&self) {
         self.as_current_vmid(|| {
             primitive::tlbi(self.platform, Tlbi::VmallE1, 0);
@@ -232,7 +239,7 @@ impl<P: Platform> Tlb<'_, P> {
         });
     }
 
-    /// The sequence around invalidations by IPA.
+    /// Steps 1 to 5 around the invalidations by IPA in `stage2`.
     fn by_ipa(&self, stage2: impl FnOnce()) {
         self.as_current_vmid(|| {
             let p = self.platform;
@@ -255,8 +262,8 @@ impl<P: Platform> Tlb<'_, P> {
         level.filter(|level| self.features.tlbi_level_hint && *level != Level::L0)
     }
 
-    /// Invalidations name the VMID of `VTTBR_EL2`: where another guest's is loaded, this one's takes its place
-    /// meanwhile, and what was there before comes back.
+    /// Runs `body` with this guest's VMID in `VTTBR_EL2`, since a TLBI applies to the VMID there. Then restores the
+    /// register.
     fn as_current_vmid(&self, body: impl FnOnce()) {
         let saved = self.platform.vttbr();
         if saved == self.vttbr {
@@ -270,8 +277,10 @@ impl<P: Platform> Tlb<'_, P> {
     }
 }
 
-/// The operand of an invalidation by IPA: IPA\[47:12\] in bits 35 to 0 whatever the granule, and with a level hint
-/// TTL in bits 47 to 44 (granule 0b01: 4 KiB, then the level). Arm ARM C5.5, `TLBI IPAS2E1IS`.
+/// The operand of a TLBI by IPA (`TLBI IPAS2E1IS`; Arm ARM DDI 0487K.a, C5.5).
+///
+/// IPA\[47:12\] is in bits 35 to 0, for any granule. With a level hint, TTL is in bits 47 to 44: 0b01 for the 4 KiB
+/// granule, then the level.
 pub const fn single_operand(ipa: Ipa, hint: Option<Level>) -> u64 {
     let ttl = match hint {
         Some(level) => 0b0100 | level.raw() as u64,
@@ -280,9 +289,11 @@ pub const fn single_operand(ipa: Ipa, hint: Option<Level>) -> u64 {
     ttl << 44 | (ipa.raw() >> 12) & 0xf_ffff_ffff
 }
 
-/// The operand of an invalidation of `(num + 1) << (5 * scale + 1)` pages from `start`: BaseADDR in units of the
-/// granule in bits 36 to 0, TTL in 38 to 37, NUM in 43 to 39, SCALE in 45 to 44, TG in 47 to 46.
-/// Arm ARM C5.5, `TLBI RIPAS2E1IS`.
+/// The operand of a TLBI by range (`TLBI RIPAS2E1IS`; Arm ARM DDI 0487K.a, C5.5), for `(num + 1) << (5 * scale + 1)`
+/// pages from `start`.
+///
+/// BaseADDR, in units of the granule, is in bits 36 to 0; TTL in 38 to 37; NUM in 43 to 39; SCALE in 45 to 44; TG in 47
+/// to 46.
 pub const fn range_operand(start: Ipa, scale: u32, num: u32, hint: Option<Level>, granule: Granule) -> u64 {
     const TG_4K: u64 = 0b01;
     let ttl = match hint {
@@ -292,14 +303,14 @@ pub const fn range_operand(start: Ipa, scale: u32, num: u32, hint: Option<Level>
     TG_4K << 46 | (scale as u64) << 44 | (num as u64) << 39 | ttl << 37 | (start.raw() >> granule.shift())
 }
 
-/// One invalidation of a range that was cut up.
+/// One TLBI of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Single(Ipa),
     Range { start: Ipa, scale: u32, num: u32 },
 }
 
-/// Cuts `pages` from `start` into operands, the largest scale first; an odd page goes alone.
+/// Cuts `pages` from `start` into operands, the largest scale first. A single page that is left gets its own operand.
 fn range_parts(start: Ipa, pages: u64, granule: Granule) -> impl Iterator<Item = Part> {
     let (mut at, mut left) = (start, pages);
     core::iter::from_fn(move || {
@@ -331,7 +342,7 @@ mod tests {
         Ipa::new(start << 12)..Ipa::new(end << 12)
     }
 
-    /// What is invalidated is what is needed for both: neither the order nor which of the two ends later matters.
+    /// A joined change covers what each change needs, in either order, whichever of the two ends later.
     #[test]
     fn joined_changes_need_what_each_needs() {
         let page = Changed::leaves_of(span(8, 9), Level::L3);
@@ -365,7 +376,8 @@ mod tests {
         assert!(Span::default().addresses(Ipa::new(0x10_0000), 12).is_empty());
     }
 
-    /// What a CPU takes a range operand for, written from the manual and not from the encoder.
+    /// The start and the number of pages that a CPU takes a range operand for, written from the manual and not from the
+    /// encoder.
     fn decode_range(operand: u64) -> (u64, u64) {
         assert_eq!(operand >> 46 & 3, 1, "TG: 4 KiB");
         let base = (operand & ((1 << 37) - 1)) << 12;
@@ -406,7 +418,7 @@ mod tests {
         }
     }
 
-    /// A level hint that misses a level leaves that level's entries in TLBs.
+    /// A wrong level hint would leave entries of another level in TLBs.
     #[test]
     fn changes_that_are_joined_go_by_the_levels_of_all_of_them_in_any_order() {
         let at = |index: u64| Ipa::new(index << 21)..Ipa::new((index + 1) << 21);
@@ -437,7 +449,7 @@ mod tests {
         assert_eq!(single_operand(Ipa::new(0x4020_1000), None), 0x4_0201);
         assert_eq!(single_operand(Ipa::new(0x4020_0000), Some(Level::L2)), 0x0000_6000_0004_0200);
         assert_eq!(single_operand(Ipa::new(0x4020_1000), Some(Level::L3)), 0x0000_7000_0004_0201);
-        // What is above the 48 bits of an IPA is not the page's.
+        // Bits above the 48 of an IPA do not belong to the page.
         assert_eq!(single_operand(Ipa::new(0xffff_0000_4020_1000), None), 0x4_0201);
         // 512 pages from 0x40000000: scale 1, num 7, level 3.
         let operand = range_operand(Ipa::new(0x4000_0000), 1, 7, Some(Level::L3), Granule::KIB_4);

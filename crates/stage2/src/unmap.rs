@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Unmapping: out of the tree first, then the flush, then the rest.
+//! Unmapping: break the entries and unlink the tables, flush, then free the pages.
 //!
-//! A table of which everything goes is taken out as a whole, with all below it, without a look at its entries; so is
-//! a table with its last entry. To take one out, its parent and it are locked, in that order, and it is counted
-//! ([`Unlinked`](crate::descent::Unlinked)); then whoever is inside a table below is waited for (module `below`). From
-//! there on nobody comes in.
+//! **Whole tables.** If all that a table maps is unmapped, the table is unlinked together with the tables below it,
+//! without reading its entries. A table is also unlinked with its last entry. Steps U1 to U5 are here and in modules
+//! `descent` and `below`; step U6 is [`Pending::complete`].
 //!
-//! What was removed is marked ([`Descriptor::STALE`]) rather than empty: who maps there before the flush is complete flushes
-//! first, and another removal of the same addresses flushes for it too.
+//! **Stale entries.** A removed entry is marked stale ([`Descriptor::STALE`]). A CPU that maps there before the flush
+//! is complete invalidates first. Another unmap of the same addresses adds them to its own flush.
 //!
-//! Single leaves are reported at once, as they were when they were broken, but for their memory ([`Broken`]). Without
-//! FEAT_S2FWB, or where memory is mapped non-cacheable, the guest may have written past the caches, and lines may be left:
-//! each frame is cleaned and invalidated after the flush that ends the guest's access (module `cache`), so for single
-//! leaves the flush is not put off.
+//! **Single leaves** are reported at once, as they were when they were broken, but without their memory ([`Broken`]).
+//! Without FEAT_S2FWB, or with non-cacheable mappings, the guest may have written past the caches, and lines may be
+//! left in them. So each frame is cleaned and invalidated after the flush that ends the guest's access (module
+//! `cache`). For such single leaves the flush is done at once.
 
 use core::ops::Range;
 
@@ -25,13 +24,13 @@ use crate::tlb::{Changed, Scope, Span};
 use crate::{Descriptor, Error, Freed, Ipa, IpaRange, Leaf, Level, Pending, Root, Stage2, TableSource};
 
 impl<P: Platform> Stage2<P> {
-    /// Unmaps `range`, and tells `removed`. Blocks that reach beyond it are split before.
+    /// Unmaps `range`, and reports each removed leaf to `removed`. Blocks that reach beyond the range are split first.
     ///
     /// # Errors
     ///
-    /// As [`Grant::map`](crate::Grant::map), where blocks reach beyond the range; nothing was unmapped then, unless somebody puts blocks
-    /// together meanwhile.
-    #[inline(always)] // what is returned stays in registers: read back in one piece, what was written in two waits
+    /// As [`Grant::map`](crate::Grant::map), if a block that reaches beyond the range cannot be split. Nothing was
+    /// unmapped then, unless another CPU coalesced a block across an end of the range during the call.
+    #[inline(always)] // returning the result through memory would stall on store forwarding
     pub fn unmap<R: Removed>(
         &self,
         range: IpaRange,
@@ -45,7 +44,7 @@ impl<P: Platform> Stage2<P> {
         self.unmap_slowly(range, tables, removed)
     }
 
-    /// The short way, for one page of many in its table.
+    /// The fast path: one page of a table that keeps other entries.
     #[inline(always)]
     fn unmap_page<R: Removed>(&self, range: &IpaRange, removed: &mut R) -> Result<Removal, Moved> {
         let (ipa, page) = (range.start, self.geometry().granule().size());
@@ -91,12 +90,13 @@ impl<P: Platform> Stage2<P> {
         Ok(unmap.pending())
     }
 
-    /// Unmaps everything, tells `removed`, gives all table pages back, and returns the root's memory, and what opens the
-    /// leaves that were removed. No entry of the VMID is left in any TLB: another guest may get it.
+    /// Unmaps everything, reports each removed leaf to `removed`, and gives all table pages back to `tables`. Returns
+    /// the root's memory, and the [`Freed`] that opens the reported leaves.
     ///
-    /// The guest must not be running: its `VTTBR_EL2` names the root until another is loaded.
+    /// No TLB entry of the VMID is left, so another guest may get it. *The caller* has stopped the guest on all CPUs,
+    /// and has loaded another `VTTBR_EL2` on each: this guest's value names the root.
     pub fn destroy(self, tables: &mut impl TableSource, removed: impl Removed) -> (Root, Freed) {
-        // Nothing reaches beyond all of it.
+        // No block reaches beyond the whole IPA space, so one round is enough.
         let mut unmap = Unmap::new(&self, Ipa::new(0)..self.geometry().end(), removed);
         unmap.go_through();
         let mut pending = unmap.pending();
@@ -107,7 +107,7 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// The most single leaves that are broken at once.
+/// The most single leaves that are broken under one lock.
 const BATCH: usize = 64;
 
 struct Unmap<'a, P: Platform, R> {
@@ -117,7 +117,7 @@ struct Unmap<'a, P: Platform, R> {
     detached: Chain,
     removed: R,
     removal: Removal,
-    /// A block reached beyond the range: somebody put it together again after the ends were split.
+    /// A block reached beyond the range: another CPU coalesced it after the ends were split.
     beyond: bool,
 }
 
@@ -127,12 +127,12 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         Self { stage2, range, changed, detached, removed, removal, beyond: true }
     }
 
-    /// Unmaps what is in the range as a whole.
+    /// Unmaps each leaf and table that lies completely in the range.
     fn go_through(&mut self) {
         let (mut at, end) = (self.range.start, self.range.end);
         while at < end {
             let mut then = self.stage2.unlinked.now();
-            // What is done stays done: `at` is where it ended.
+            // An unlink sends this walk back to the root. Finished work is not repeated: `at` is where it ended.
             let _ = self.table(self.stage2.root(), self.stage2.geometry().root_level(), &mut then, &mut at, end);
         }
     }
@@ -141,7 +141,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         Pending::with_tables(self.stage2, self.changed, self.detached, self.removed, self.removal)
     }
 
-    /// Unmaps the part from `at` to `end` of a table.
+    /// Unmaps the part of a table from `at` to `end`.
     fn table(
         &mut self,
         table: Table<'_>,
@@ -163,12 +163,13 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
             match level.below() {
                 Some(below) if entry.is_table(level) => {
                     let part = *at..next.min(end);
-                    // A table of level 1 would be too much to take out at once: its parts are.
+                    // A table of level 1 is unlinked only when it is empty: with its content, U4 would take too long.
                     if part == (here..next) && below > Level::L1 {
                         self.unlink((table, level, index), here, &part, false, then)?;
                     } else {
                         self.table(self.stage2.table(entry), below, then, at, end)?;
-                        // Not left behind: if somebody was in the way, once more from the start of this part.
+                        // If another CPU gets in the way, the retry starts at this part again, so the table is not left
+                        // behind.
                         *at = part.start;
                         self.unlink((table, level, index), here, &part, true, then)?;
                     }
@@ -186,8 +187,8 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         Ok(())
     }
 
-    /// Takes the table out that the entry at `here` leads to; `if_empty`: only where nothing is left in it. `part` is what
-    /// goes of what it maps.
+    /// Unlinks the table that the entry at `here` leads to (U1 to U5). With `if_empty`, only if the table has no
+    /// entries left. `part` is the unmapped part of what the table maps.
     fn unlink(
         &mut self,
         (table, level, index): (Table<'_>, Level, usize),
@@ -213,7 +214,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         if !entry.is_table(level) {
             return Err(Moved);
         }
-        // Where something is busy in it, the table above is not kept from others meanwhile.
+        // U1. If an entry of the table is busy, the parent is unlocked too: other CPUs need not wait for that entry.
         let entries = stage2.geometry().granule().entries();
         let child = stage2.lock_whatever(entry.address(), entries, below).quiet()?;
         if if_empty && child.counts.live() > 0 {
@@ -224,8 +225,8 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         drop(parent);
         self.changed.table(part.clone());
         self.detached.push(Link { table: entry.address(), level: below, ipa: here }, stage2);
-        // Another CPU has counted between the look at `then`, under the lock, and this count, which is no acquire: what it took
-        // out of a table further up may still be seen here, and would be followed (loom: `unmapping_goes_on_after_a_table`).
+        // Another CPU has counted between W4, under the lock, and this count, which has no acquire. This CPU may still
+        // read the link that the other broke further up, and would follow it (loom: `unmapping_goes_on_after_a_table`).
         if before != *then {
             return Err(Moved);
         }
@@ -233,7 +234,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         Ok(())
     }
 
-    /// Breaks the leaves from `index` on, as far as the next table, the end of this one, or `end`.
+    /// Breaks the leaves from `index` on, up to the next table, the end of this table, or `end`.
     fn leaves(
         &mut self,
         (table, level, index): (Table<'_>, Level, usize),
@@ -251,12 +252,12 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         } else {
             self.take_quietly(locked, index..last, first)
         };
-        // Not back, where a table is by now.
+        // If `done` is `index`, a table was linked there. `at` must not go back to the start of the entry.
         *at = (*at).max(first + (((done - index) as u64) << shift));
         Ok(())
     }
 
-    /// Breaks leaves of which nobody has to know; returns where it ended.
+    /// Breaks leaves that need not be reported or cleaned. Returns the index where it ended.
     fn take_quietly(&mut self, mut locked: Locked<'_, P>, indexes: Range<usize>, first: Ipa) -> usize {
         let mut span = Span::default();
         for index in indexes.clone() {
@@ -274,7 +275,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         self.taken(&locked, span, first, indexes.end)
     }
 
-    /// Whether a leaf, `number` leaves behind `first`, is in the range as a whole.
+    /// Whether the range contains the whole leaf that is `number` leaves after `first`.
     #[inline(always)]
     fn is_inside(&mut self, first: Ipa, number: usize, level: Level) -> bool {
         let shift = self.stage2.geometry().granule().span_shift(level);
@@ -284,8 +285,8 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         inside
     }
 
-    /// Somebody else removed what was there, `number` entries behind `first`, and the flush may be pending: ours is to hold
-    /// for it too. Above level 3 it may have been a table.
+    /// Adds a stale entry, `number` entries after `first`, to this flush: another CPU removed what was there, and its
+    /// flush may be pending. Above level 3 the entry may have been a table.
     #[cold]
     fn stale(&mut self, first: Ipa, number: usize, level: Level) {
         let span = self.stage2.geometry().granule().span(level);
@@ -303,7 +304,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         done
     }
 
-    /// Breaks leaves, at most a batch, and tells of them; returns where it ended.
+    /// Breaks at most [`BATCH`] leaves and reports them. Returns the index where it ended.
     fn take_told(&mut self, mut locked: Locked<'_, P>, indexes: Range<usize>, first: Ipa) -> usize {
         let (stage2, level, cleans) = (self.stage2, locked.level, locked.leaves_lines());
         let mut old = [Descriptor::INVALID; BATCH];

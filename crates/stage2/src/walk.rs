@@ -1,72 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The walk over a range: which entries a visitor sees, and in what order.
+//! Walks over a range, with a visitor: which entries the visitor sees, and in what order.
 //!
-//! The contract is Linux's (source S0): a leaf visit also sees invalid entries; an entry is read again after a
-//! visit, so that a table which the visitor had installed is entered, and one which it had removed is not; the
-//! address advances at leaves, and over tables that are passed over; a table's post visit comes even where its
-//! child was passed over; an error ends the walk before anything else happens.
+//! The contract is that of Linux's page-table walker:
 //!
-//! A walk holds no lock and goes on beside all other operations. A visitor may call any of them. Where a table is taken
-//! out while the walk is in it, the walk comes down again from the root and goes on at the address it had reached; what
-//! it finds there by then may be a block that began before, which is visited. No entry is visited twice otherwise, and a
-//! table whose visit before was made gets its visit after.
+//! * A leaf visit also sees invalid entries.
+//! * An entry is read again after its visit. So a table that the visitor linked is entered, and a table that it
+//!   unlinked is not.
+//! * The address advances at leaves, and over skipped tables.
+//! * A table's visit after its entries comes even if the table was skipped.
+//! * An error ends the walk before any further visit.
 //!
-//! Visitor and levels to skip are constants of a type: what a walk does not use costs nothing.
+//! A walk holds no lock, and runs beside all other operations. A visitor may call any of them. If any table is
+//! unlinked meanwhile, the walk starts again from the root, and continues at the address that it had reached. It may
+//! find a block there that begins before that address, and visits it. In all other cases no entry is visited twice. A
+//! table that was visited before its entries is also visited after them.
+//!
+//! The visitor, and the levels to skip (Bras 2026), are constants of a type, so a walk pays only for what it uses.
 
 use crate::descent::{Moment, Moved};
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::{Descriptor, Error, Ipa, IpaRange, Level, Levels, Stage2};
 
-/// What a walk calls.
+/// The callbacks of a walk.
 pub trait Visitor {
-    /// Whether [`leaf`](Self::leaf) is called: for each entry that is no table, valid or not.
+    /// Whether [`leaf`](Self::leaf) is called, for each entry that is no table, valid or not.
     const LEAF: bool = true;
     /// Whether [`table_before`](Self::table_before) is called.
     const TABLE_BEFORE: bool = false;
     /// Whether [`table_after`](Self::table_after) is called.
     const TABLE_AFTER: bool = false;
-    /// Levels whose tables are not even read, nor anything below them.
+    /// Levels whose tables the walk skips: it reads neither their entries nor anything below.
     const SKIP: Levels = Levels::NONE;
-    /// What ends the walk.
+    /// The visitor's error, which ends the walk.
     type Error;
 
-    /// A leaf or an invalid entry.
+    /// Visits a leaf or an invalid entry.
     fn leaf(&mut self, entry: &Entry) -> Result<(), Self::Error> {
         let _ = entry;
         Ok(())
     }
 
-    /// A table, before its entries.
+    /// Visits a table, before its entries.
     fn table_before(&mut self, entry: &Entry) -> Result<(), Self::Error> {
         let _ = entry;
         Ok(())
     }
 
-    /// Whether a table is passed over as if its level were skipped. Asked after the visit, for what is there by then.
+    /// Whether the walk skips this table, as if its level were in [`SKIP`](Self::SKIP). Called after
+    /// [`table_before`](Self::table_before), with the entry as it is then.
     #[inline(always)]
     fn passes_over(&self, entry: &Entry) -> bool {
         let _ = entry;
         false
     }
 
-    /// A table, after its entries.
+    /// Visits a table, after its entries.
     fn table_after(&mut self, entry: &Entry) -> Result<(), Self::Error> {
         let _ = entry;
         Ok(())
     }
 }
 
-/// An entry that a visitor is shown.
+/// An entry that a visitor sees.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// What was read there.
+    /// The entry's value when it was read.
     pub descriptor: Descriptor,
-    /// The first address that the entry covers, whether the range starts there or later.
+    /// The first address that the entry covers, even if the range starts after it.
     pub ipa: Ipa,
-    /// The level of the table it is in.
+    /// The level of the entry's table.
     pub level: Level,
-    /// The bytes it covers.
+    /// The size in bytes of what the entry covers.
     pub span: u64,
 }
 
@@ -78,7 +83,11 @@ impl Entry {
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Walks over `range`, whole pages inside the IPA space.
+    /// Walks over `range`. The visitor sees entries by ascending address, and may call any operation of the tree.
+    ///
+    /// # Errors
+    ///
+    /// `range` is not whole pages inside the IPA space, or the visitor returned an error.
     pub fn walk<V: Visitor>(&self, range: IpaRange, visitor: &mut V) -> Result<(), V::Error>
     where
         V::Error: From<Error>,
@@ -99,11 +108,11 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// Why a table is left early.
+/// Why the walk leaves a table early.
 enum Stop<E> {
-    /// It may not be in the tree any more.
+    /// A table was unlinked since the snapshot: walk again from the root.
     Moved,
-    /// The visitor wants no more.
+    /// The visitor returned an error.
     Error(E),
 }
 
@@ -116,7 +125,7 @@ impl<E> From<Moved> for Stop<E> {
 #[derive(Clone, Copy)]
 struct Visited {
     ipa: Ipa,
-    /// Whether it was a table, before or when it was entered.
+    /// Whether the entry led to a table, when it was visited or entered.
     table: bool,
     entered: Option<Descriptor>,
 }
@@ -126,13 +135,13 @@ struct Walk<'a, 'v, P: Platform, V> {
     visitor: &'v mut V,
     at: Ipa,
     end: Ipa,
-    /// For each level, where the entry is that was visited and is not left yet; whether a table was visited; the table that
-    /// was entered there.
+    /// For each level, the entry that the walk has visited and not left yet: its address, whether it led to a table,
+    /// and the table that was entered there.
     visited: [Option<Visited>; 4],
 }
 
 impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
-    /// Walks the part from `at` to `end` of a table.
+    /// Walks the part of a table from `at` to `end`.
     fn table(&mut self, table: Table<'_>, level: Level, then: Moment) -> Result<(), Stop<V::Error>> {
         let mut index = self.stage2.geometry().index(self.at, level);
         while index < table.len() && self.at < self.end {
@@ -149,7 +158,7 @@ impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
         let ipa = self.at.align_down(span);
         let read = || {
             let mut descriptor = table.entry(index).look();
-            // What somebody is changing is neither there nor gone.
+            // A busy entry is neither mapped nor invalid: wait for its new value.
             while descriptor == Descriptor::BUSY && stage2.unlinked.is_still(then) {
                 stage2.platform().pause(1);
                 descriptor = table.entry(index).look();
@@ -158,8 +167,8 @@ impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
         };
         let entry = |descriptor| Entry { descriptor, ipa, level, span };
         let mut descriptor = read()?;
-        // Where the walk has come back to an entry that it visited, it goes on from there; but what was a table when it
-        // was visited or entered, and is none now, was not seen as it is.
+        // After a restart, the walk may come back to an entry that it visited, and continues below it. But if the entry
+        // led to a table then and leads to none now, the visitor has not seen what is there: visit it again.
         let visited = self.visited[number].filter(|visited| visited.ipa == ipa);
         if visited.is_none_or(|visited| visited.table && !descriptor.is_table(level)) {
             let entered = visited.and_then(|visited| visited.entered);

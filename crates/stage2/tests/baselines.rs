@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that each baseline differs from the engine by its one rule: what it visits, cleans, frees or takes in vain.
+//! Proves that each baseline differs from the engine by its one rule: in what it visits, cleans, frees, or takes in
+//! vain.
 
 mod platform;
 
@@ -23,7 +24,7 @@ fn blocks(features: Features) -> Guest {
     guest
 }
 
-/// How many entries of the four blocks it visits: while it splits them, and where they are split already.
+/// The number of entries of the four blocks that the policy visits: while it splits them, and after they are split.
 fn visits<S: SplitPolicy>() -> (u64, u64) {
     let mut guest = blocks(FORCED);
     let mut split = || guest.stage2.split_by::<S>(BASE..BASE + 4 * MIB_2, &mut guest.pool).unwrap();
@@ -62,7 +63,7 @@ fn cleaning_on_abort_cleans_what_is_mapped_already() {
     assert!(guest.events().contains(&Event::Clean(frame(0), MIB_2)));
 }
 
-/// Whoever faults for a table that is to be a block has cleaned all of it: it is not cleaned once more.
+/// A fault for a table that is to become a block has cleaned the whole block. The coalesce does not clean it once more.
 #[test]
 fn what_was_cleaned_on_abort_is_coalesced_as_it_is() {
     for cleaned in [false, true] {
@@ -82,7 +83,7 @@ fn what_was_cleaned_on_abort_is_coalesced_as_it_is() {
     }
 }
 
-/// Whether the page is given back before the block is seen.
+/// Free-first gives the page back before a walk sees the block.
 #[test]
 fn freeing_first_frees_while_nothing_is_mapped() {
     for free_first in [false, true] {

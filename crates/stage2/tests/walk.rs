@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves the walker's contract: who is visited, in what order, how often, and what a visit may change.
+//! Proves the walker's contract: which entries are visited, in what order, how often, and what a visit may change.
 
 mod platform;
 
@@ -41,7 +41,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// Records all visits; `act` sees each one first, and may end the walk.
+/// Records all visits. `act` sees each visit first, and may end the walk.
 struct Record<F, const SKIP: u8> {
     visits: Vec<Visit>,
     act: F,
@@ -116,7 +116,7 @@ fn pages(start: Ipa, count: u64) -> impl Iterator<Item = Visit> {
     (0..count).map(move |page| Leaf(3, start + page * KIB_4))
 }
 
-/// An entry of the table of level 2, which is the first that a guest takes.
+/// An entry of the level 2 table, which is the first page that a guest takes.
 fn entry(index: u64) -> Pa {
     table(0) + index * 8
 }
@@ -156,7 +156,7 @@ fn a_range_is_clipped_inside_the_tables_at_both_ends() {
     assert_eq!(walk::<NO_LEVEL>(&guest, start..end), expected.collect::<Vec<_>>());
 }
 
-/// As a whole, with its own address.
+/// The visit has the whole block, with the block's own address.
 #[test]
 fn a_block_across_the_ends_is_visited_once() {
     let mut guest = guest();
@@ -185,7 +185,7 @@ fn the_table_above_a_skipped_level_is_visited_before_and_after() {
     let mut guest = guest();
     map(&mut guest, BASE, frame(0), Level::L3);
     map(&mut guest, BASE + MIB_2, frame(0), Level::L2);
-    // From inside the first table: the next visit is behind the whole of it.
+    // The range starts inside the first table. The next visit is after the whole table.
     let visits = walk::<L3>(&guest, BASE + 5 * KIB_4..BASE + 2 * MIB_2);
     let expected = [Before(1, BASE), Before(2, BASE), After(2, BASE), Leaf(2, BASE + MIB_2), After(1, BASE)];
     assert_eq!(visits, expected);
@@ -198,18 +198,18 @@ fn skipping_the_root_visits_nothing() {
     let mut guest = guest();
     map(&mut guest, BASE, frame(0), Level::L3);
     assert_eq!(walk::<L1>(&guest, range(BASE, GIB)), []);
-    // Below a level that is skipped nothing is reached; above, nothing changes.
+    // The walk reaches nothing below a skipped level. Above it nothing changes.
     let expected = [Before(1, BASE), After(1, BASE)];
     assert_eq!(walk::<{ L2 | L3 }>(&guest, range(BASE, GIB)), expected);
 }
 
-/// Source S0's number: 262,144 visits become 513.
+/// Bras 2026: 262,144 visits become 513.
 #[test]
 fn a_gibibyte_of_pages_is_513_tables_with_the_pages_skipped() {
     let mut guest = Guest::with_pages(FEATURES, IPA_BITS, 513);
     for at in (0..GIB).step_by(MIB_2 as usize) {
         map(&mut guest, BASE + at, frame(at), Level::L2);
-        // Elsewhere, so that the block becomes pages.
+        // Other memory, so that the block is replaced by pages.
         map(&mut guest, BASE + at, frame(GIB), Level::L3);
     }
     let count = |visits: Vec<Visit>| {
@@ -249,7 +249,7 @@ fn visits_that_are_not_asked_for_do_not_come() {
     assert_eq!(tables.0, 2);
 }
 
-/// Nor that before a table alone.
+/// The visit before a table can also be left out alone.
 #[test]
 fn a_visit_before_that_is_not_asked_for_does_not_come() {
     struct Leaves(usize);
@@ -270,7 +270,7 @@ fn a_visit_before_that_is_not_asked_for_does_not_come() {
     assert_eq!(leaves.0, 512 + 511);
 }
 
-/// As one of a level that is skipped, but for this one table: its visit after comes.
+/// The table is treated as if its level were skipped: its visit after still comes.
 #[test]
 fn a_table_that_is_passed_over_is_not_entered() {
     struct Over(Ipa, Vec<Visit>);
@@ -298,7 +298,7 @@ fn a_table_that_is_passed_over_is_not_entered() {
     assert_eq!(over.1, expected.chain([After(2, BASE + MIB_2), After(1, BASE)]).collect::<Vec<_>>());
 }
 
-/// A table that goes anywhere has the walk come down again from the root: it goes on where it was, and visits nothing twice.
+/// An unlink anywhere makes the walk start again from the root. It continues where it was, and visits nothing twice.
 #[test]
 fn a_walk_that_comes_down_again_goes_on_where_it_was() {
     #[derive(Default)]
@@ -332,7 +332,7 @@ fn a_walk_that_comes_down_again_goes_on_where_it_was() {
     }
 }
 
-/// As the visitor of a split does.
+/// As a visitor that splits does.
 #[test]
 fn a_table_that_a_leaf_visit_installed_is_entered() {
     let mut guest = guest();
@@ -355,7 +355,7 @@ fn a_table_that_a_leaf_visit_installed_is_entered() {
     assert_eq!(visits, expected.collect::<Vec<_>>());
 }
 
-/// As the visitor of a coalescence does: what it freed is not entered, nor visited again.
+/// As a visitor that coalesces does: the walk neither enters nor visits a table that the visitor freed.
 #[test]
 fn a_table_that_a_visit_before_replaced_is_not_entered() {
     let block = RAM_BLOCK | frame(0).raw();
@@ -377,7 +377,7 @@ fn a_table_that_a_visit_before_replaced_is_not_entered() {
 /// A block: valid, accessed, inner shareable, write-back, read and write.
 const RAM_BLOCK: u64 = 0b01 | 0b0110 << 2 | 0b11 << 6 | 0b11 << 8 | 1 << 10;
 
-/// Each visit once more, with an error that it returns: what comes after does not.
+/// Lets each visit in turn return an error: no later visit comes.
 #[test]
 fn an_error_wins_over_everything() {
     let mut guest = guest();
@@ -390,7 +390,7 @@ fn an_error_wins_over_everything() {
         });
         assert_eq!((result, &visits[..]), (Err(Stop::Visitor), &all[..=index]));
     }
-    // A skipped child does not hide it.
+    // A skipped child does not hide the error.
     let (result, visits) = walk_with::<L3>(&guest, range(BASE, MIB_2), |visit| match visit {
         After(2, _) => Err(Stop::Visitor),
         _ => Ok(()),

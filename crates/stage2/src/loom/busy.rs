@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Busy entries: how many a table may have, and that a table with one is left to the CPU that has to make it.
+//! Busy entries: how many a table may have, and that a table with one is left to the CPU that owns the entry.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::platform::Platform;
 use crate::record::Counts;
 use crate::{Ipa, Level};
 
-/// A table of level 2 that leads to two tables, of one page each.
+/// A level 2 table that leads to two tables, with one page each.
 fn guest() -> Arc<Guest> {
     let guest = Guest::new(3, 4);
     let mut pages = guest.pages(0..4);
@@ -18,13 +18,13 @@ fn guest() -> Arc<Guest> {
     Arc::new(guest)
 }
 
-/// The count has seven bits.
+/// The count of busy entries has seven bits.
 #[test]
 fn one_more_than_is_counted_waits() {
     model(0, || {
         let guest = guest();
         let place = guest.stage2.descend(Ipa::new(0), Level::L3);
-        let lock = || guest.stage2.lock(&place).expect("nothing was taken out");
+        let lock = || guest.stage2.lock(&place).expect("no table was unlinked");
         let mut locked = lock();
         locked.counts += Counts::BUSY.times(127);
         drop(locked);
@@ -33,22 +33,22 @@ fn one_more_than_is_counted_waits() {
     });
 }
 
-/// A CPU that locks all tables below one finds an entry of the second one busy. It unlocks the first one, which it has
-/// locked, and never the second one, which the owner of the entry locks and changes meanwhile.
+/// A CPU that locks all tables below one finds an entry of the second table busy. It unlocks the first, which it has
+/// locked. It never unlocks the second: the owner of the entry locks and changes that one meanwhile.
 #[test]
 fn a_table_with_a_busy_entry_is_not_held() {
     model(1, || {
         let guest = guest();
         let place = guest.stage2.descend(Ipa::new(BLOCK), Level::L3);
-        let locked = guest.stage2.lock(&place).expect("nothing was taken out");
+        let locked = guest.stage2.lock(&place).expect("no table was unlinked");
         let Ok(busy) = locked.make_busy(place.index) else { panic!("nothing else is busy") };
         let there = guest.clone();
         let other = loom::thread::spawn(move || {
             let place = there.stage2.descend(Ipa::new(0), Level::L2);
-            let above = there.stage2.lock(&place).expect("nothing was taken out");
+            let above = there.stage2.lock(&place).expect("no table was unlinked");
             drop(there.stage2.hold_below(&above));
         });
-        // The other one goes first.
+        // Let the other thread go first.
         loom::thread::yield_now();
         let old = busy.old;
         busy.make(old);

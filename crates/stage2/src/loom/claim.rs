@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! CPUs that coalesce one table at the same time: one of them claims it, and cleans what the block needs (source S4).
+//! CPUs that coalesce one table at the same time: one of them claims it, and cleans what the block needs (Wang 2021:
+//! clean on map).
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +11,7 @@ use crate::{Features, Level};
 
 const NO_FWB: Features = Features { forced_write_back: false, ..FWB };
 
-/// One page of two. It was cleaned when it was mapped.
+/// A table with one of its two pages mapped. That page was cleaned when it was mapped.
 fn page() -> (Guest, [Pages; 2]) {
     let guest = Guest::on(Machine::new(10, Watch::Cleaning), NO_FWB, 2);
     let (mut first, second) = (guest.pages(0..5), guest.pages(5..9));

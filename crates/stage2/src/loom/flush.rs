@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two changes of access that find the same: whichever ends first, when it is complete an invalidation has begun after the
-//! entry was changed, whoever changed it.
+//! Two permission downgrades of the same leaf. When either of them is complete, an invalidation has begun after the
+//! entry was changed, whichever CPU changed it.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn both_are_flushed(attributes: Attributes, changes: [Change; 2]) {
         let there = other.join().expect("no panic");
         let flushes = flushes(&guest);
         changes[0](&guest, &mut here);
-        assert_eq!(self::flushes(&guest), flushes, "something is pending for ever");
+        assert_eq!(self::flushes(&guest), flushes, "a downgrade is counted as pending for ever");
         guest.check(&[here, there]);
     });
 }
@@ -39,7 +39,7 @@ fn flushes(guest: &Guest) -> u64 {
 }
 
 fn is_flushed(guest: &Guest) {
-    assert!(flushes(guest) > 0, "the guest may still do what was taken");
+    assert!(flushes(guest) > 0, "the guest still has an access that was removed");
 }
 
 const WRITE_PROTECT: Change = |guest, _| guest.write_protect(0, BLOCK);
@@ -74,7 +74,8 @@ fn both_end_or_take_records() {
     both_are_flushed(dirty, [CLEAN, DISARM]);
 }
 
-/// Two flushes are dropped while a third operation gives what was kept back: each page is in one place in the end.
+/// Two flushes are dropped, and a third operation gives the kept pages back. In the end each page is in exactly one
+/// place.
 #[test]
 fn pages_of_dropped_flushes_are_kept_and_given_back_once() {
     let guest = || {
@@ -101,7 +102,7 @@ fn pages_of_dropped_flushes_are_kept_and_given_back_once() {
     });
 }
 
-/// Two CPUs unmap a page each: what one of them freed does not open the leaf of the other.
+/// Two CPUs unmap a page each. What one of them freed does not open the other's leaf.
 #[test]
 fn removals_that_meet_are_told_apart() {
     let guest = || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest with tiny tables, operations on it as tests want them, and what has to hold when all have ended.
+//! A guest with tiny tables: its operations as the tests need them, and the checks after all of them have ended.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -19,28 +19,28 @@ pub(super) const LARGE: u64 = Granule::KIB_4.span(Level::L1);
 
 pub(super) const READ: Attributes = Attributes::ram(Access::READ);
 pub(super) const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
-/// Clean, and hardware records writes.
+/// Hardware-tracked (DBM), and clean.
 pub(super) const ARMED: Attributes = Attributes { dirty_by_hardware: true, ..READ };
 
-/// No cache maintenance.
+/// Features that need no cache maintenance.
 pub(super) const FWB: Features =
     Features { forced_write_back: true, instruction_cache_coherent: true, ..Features::NONE };
 
 pub(super) struct Guest {
     pub(super) stage2: Stage2<Machine>,
     pages: usize,
-    /// For each page, how often it was found not to be mapped and mapped, less how often its removal was told of. No lock
-    /// of the checker's: nobody learns anything from it.
+    /// For each page: how often it was mapped as new, minus how often its removal was reported. A lock of `std` and not
+    /// of the model checker, so it orders nothing for the engine.
     balance: Mutex<BTreeMap<u64, i32>>,
 }
 
-/// The frame that is mapped at `ipa`, always.
+/// The one frame that is ever mapped at `ipa`.
 pub(super) fn home(ipa: Ipa) -> Pa {
     Pa::new(0x8000_0000 + ipa.raw())
 }
 
 impl Guest {
-    /// With an IPA space of so many levels of tables, two entries each, and so many pages for tables.
+    /// A guest with `levels` levels of tables of two entries each, and `pages` table pages.
     pub(super) fn new(levels: u32, pages: usize) -> Self {
         Self::on(Machine::new(1 + pages, Watch::Nothing), FWB, levels)
     }
@@ -59,12 +59,12 @@ impl Guest {
         self.stage2.platform()
     }
 
-    /// Pages for tables.
+    /// A pool of table pages.
     pub(super) fn pages(&self, numbers: std::ops::Range<usize>) -> Pages {
         self.spoiled_pages(numbers, None)
     }
 
-    /// The same; whatever is in no table is full of `junk`.
+    /// [`pages`](Self::pages), where a page that is in no table is full of `junk`.
     pub(super) fn spoiled_pages(&self, numbers: std::ops::Range<usize>, junk: Option<Descriptor>) -> Pages {
         assert!(numbers.end <= self.pages);
         Pages::new(self.machine(), numbers.start + 1..numbers.end + 1, junk)
@@ -86,7 +86,7 @@ impl Guest {
         self.map_as(at, level, &RAM, pages);
     }
 
-    /// Unmaps, flushes and frees; how many leaves that was told of.
+    /// Unmaps, flushes and frees. Returns the number of leaves reported.
     pub(super) fn unmap_told(&self, start: u64, size: u64, pages: &mut impl TableSource) -> u64 {
         let mut told = 0;
         let mut removed = Vec::new();
@@ -104,12 +104,12 @@ impl Guest {
         told
     }
 
-    /// The same where the number does not matter.
+    /// [`unmap_told`](Self::unmap_told), if the number does not matter.
     pub(super) fn unmap(&self, start: u64, size: u64, pages: &mut impl TableSource) {
         self.unmap_told(start, size, pages);
     }
 
-    /// The same where nobody wants to know.
+    /// Unmaps, flushes and frees, without a report of leaves.
     pub(super) fn unmap_quietly(&self, start: u64, size: u64, pages: &mut impl TableSource) {
         let pending = self.stage2.unmap(range(start, size), pages, Unwatched).expect("unmapped");
         pending.complete().free(pages);
@@ -135,20 +135,20 @@ impl Guest {
         let _ = self.stage2.write_protect(range(start, size)).expect("protected").complete();
     }
 
-    /// Whether something is there that may be accessed like this now.
+    /// Whether a leaf is there, which now allows this access.
     pub(super) fn relax(&self, at: u64, access: Access) -> bool {
         self.stage2.relax(Ipa::new(at), access).is_ok()
     }
 
-    /// Whether something is there.
+    /// Whether a leaf is there.
     pub(super) fn make_young(&self, at: u64) -> bool {
         self.stage2.make_young(Ipa::new(at)).is_ok()
     }
 
-    /// What maps that page; it is what has to be there.
+    /// The leaf that maps this page, checked to map the right frame.
     pub(super) fn look_up(&self, at: u64) -> Option<Leaf> {
         let leaf = self.stage2.look_up(Ipa::new(at))?;
-        assert_eq!(leaf.descriptor.address(), home(leaf.ipa), "{leaf:?} is somewhere else's, or nobody's");
+        assert_eq!(leaf.descriptor.address(), home(leaf.ipa), "{leaf:?} maps a wrong frame");
         Some(leaf)
     }
 
@@ -156,9 +156,9 @@ impl Guest {
         self.look_up(at).is_some()
     }
 
-    /// When nobody is at it any more: that each table's record says what is in it, that nothing is locked or busy, that
-    /// each leaf maps what it should, and that each page is in the tree or in one of `pools`, once. Tells what is mapped,
-    /// page by page.
+    /// Checks the tables after all operations have ended: each table's record has its counts, nothing is locked or
+    /// busy, each leaf maps the right frame, and each page is once in the tree or in one of `pools`. Returns the mapped
+    /// pages.
     pub(super) fn check(&self, pools: &[Pages]) -> BTreeMap<u64, Descriptor> {
         let mut seen = Seen { guest: self, leaves: BTreeMap::new(), tables: Vec::new() };
         let root = self.machine().donated().start();
@@ -166,12 +166,12 @@ impl Guest {
         seen.tables.extend(pools.iter().flat_map(|pool| pool.free.iter()).map(|page| page.pa()));
         seen.tables.sort_unstable();
         let all = (0..=self.pages as u64).map(|number| root + number * PAGE);
-        assert_eq!(seen.tables, all.collect::<Vec<_>>(), "pages are lost, or somewhere twice");
+        assert_eq!(seen.tables, all.collect::<Vec<_>>(), "a table page is lost, or in two places");
         seen.leaves
     }
 
-    /// The same, where nothing was coalesced, and all that was removed was told of: that what was mapped, and not removed,
-    /// is there.
+    /// [`check`](Self::check), and that each page that was mapped and not removed is there. For tests that coalesce
+    /// nothing, and watch all removals.
     pub(super) fn check_balance(&self, pools: &[Pages]) -> BTreeMap<u64, Descriptor> {
         let mapped = self.check(pools);
         for (page, balance) in &*self.balance.lock().expect("no panic") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Hardware records a write while software changes the entry: the record is where it can be found, in the entry or with
-//! whoever was told.
+//! Hardware records a write while software changes the entry. The record is not lost: the entry has it, or the
+//! operation reports it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::{Access, Attributes, Broken, Features, Ipa, Leaf, Level, Mapped, Mark
 
 const CLEAN: Attributes = Attributes { accessed: false, ..ARMED };
 
-/// What software does; it tells whether it was told of a write.
+/// What software does. Returns whether it reported a write to the first page.
 type Operation = fn(&Guest, &mut Pages) -> bool;
 
 fn is_not_lost(levels: u32, leaves: &'static [(u64, Level)], operation: Operation) {
@@ -30,7 +30,7 @@ fn is_not_lost(levels: u32, leaves: &'static [(u64, Level)], operation: Operatio
         let told = operation(&guest, &mut pages);
         hardware.join().expect("no panic");
         let dirty = guest.check(&[pages]).get(&0).is_some_and(|entry| entry.is_hardware_dirty());
-        assert!(!written.load(Ordering::Relaxed) || told || dirty, "a write was recorded, and nobody knows");
+        assert!(!written.load(Ordering::Relaxed) || told || dirty, "a recorded write was lost");
     });
 }
 
@@ -48,7 +48,7 @@ fn table_of_first_page(guest: &Guest) -> Pa {
 
 const PAGES: &[(u64, Level)] = &[(0, Level::L3), (PAGE, Level::L3)];
 
-/// Whether the first page is among what was told.
+/// Whether the report includes the first page.
 fn tells(collect: impl FnOnce(&mut dyn FnMut(Marked))) -> bool {
     let mut told = false;
     collect(&mut |marked| told |= marked.mask & 1 != 0);
@@ -65,7 +65,7 @@ fn while_writes_are_collected() {
     });
 }
 
-/// After the flush, what may be written was, or might have been.
+/// After the flush, a page that is still writable counts as written.
 #[test]
 fn while_records_end() {
     is_not_lost(2, PAGES, |guest, _| {
@@ -97,7 +97,7 @@ fn while_access_changes() {
         assert!(guest.relax(0, Access { execute: crate::Execute::ALWAYS, ..Access::READ }));
         false
     });
-    // A block is broken while its caches are maintained.
+    // A block is broken during its cache maintenance.
     is_not_lost(2, &[(0, Level::L2)], |guest, _| {
         assert!(guest.relax(0, Access { execute: crate::Execute::ALWAYS, ..Access::READ }));
         false

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whoever is on the way down while a table is taken out, and its page is another table, or a guest's, by the time it is
-//! reached: does nothing there, and believes nothing that is read there.
+//! Late lockless walks: a walk reaches a table that was unlinked meanwhile, and whose page is another table or a
+//! guest's page by then. It changes nothing there, and uses nothing that it reads there.
 //!
-//! There is no grace period; the count of tables that were taken out is all that keeps this so (module `descent`).
+//! There is no grace period: only the sequence count ensures this (module `descent`, W3 and W4).
 
 use super::guest::{ARMED, BLOCK, FWB, Guest, LARGE, PAGE, RAM, READ, range};
 use super::machine::{BUSY, Machine, Pages, WILD, Watch};
@@ -10,7 +10,7 @@ use super::{Operation, meet};
 use crate::walk::{Entry, Visitor};
 use crate::{Access, Attributes, Descriptor, Error, Features, Ipa, Level, Memory};
 
-/// So many levels, and in a table of level 3 the first page; what is in pages that were given away.
+/// A guest with `levels` levels, and the first page mapped in a level 3 table. Freed pages are filled with `junk`.
 fn page(levels: u32, junk: Option<Descriptor>) -> (Guest, [Pages; 2]) {
     page_in(Guest::new(levels, 13), junk)
 }
@@ -45,7 +45,7 @@ fn huge_wild() -> (Guest, [Pages; 2]) {
     page(4, Some(WILD))
 }
 
-/// Maps a page elsewhere, with tables of the pages that are at hand.
+/// Maps a page of the upper half, with tables from `pages`.
 fn reuse(guest: &Guest, pages: &mut Pages) {
     let end = guest.stage2.geometry().end().raw();
     guest.map(end / 2, Level::L3, pages);
@@ -56,7 +56,7 @@ const UNMAP_LARGE: Operation = |guest, pages| {
     reuse(guest, pages);
 };
 
-/// What unmaps the table, and uses its page at once.
+/// Operations that unlink the first page's table, and reuse its page at once.
 const UNMAPS: [(fn() -> (Guest, [Pages; 2]), Operation); 8] = [
     (small, |guest, pages| {
         guest.unmap_quietly(0, BLOCK, pages);
@@ -90,7 +90,7 @@ const UNMAPS: [(fn() -> (Guest, [Pages; 2]), Operation); 8] = [
     }),
 ];
 
-/// What puts a block in its place: all is mapped all the time.
+/// Operations that put a block in the table's place, so the first page is always mapped.
 const COALESCES: [(fn() -> (Guest, [Pages; 2]), Operation); 5] = [
     (small, |guest, pages| {
         guest.coalesce(0, Level::L2, &RAM, pages);
@@ -114,18 +114,22 @@ const COALESCES: [(fn() -> (Guest, [Pages; 2]), Operation); 5] = [
     }),
 ];
 
-/// Whoever does this to the first pages does it to no other.
+/// A late `operation` on the first pages changes no other page.
 fn comes_late(operation: Operation) {
     for (guest, taker) in UNMAPS.into_iter().chain(COALESCES) {
         meet(1, guest, [operation, taker], |guest, pools| {
             let mapped = guest.check(pools);
             let other = mapped[&(guest.stage2.geometry().end().raw() / 2)];
-            assert_eq!((other.access(), other.is_accessed()), (Access::READ_WRITE, true), "another's page was changed");
+            assert_eq!(
+                (other.access(), other.is_accessed()),
+                (Access::READ_WRITE, true),
+                "a late operation changed another page"
+            );
         });
     }
 }
 
-/// What is there all the time is found all the time.
+/// A late `operation` finds a page that is always mapped.
 fn finds(operation: Operation) {
     for (guest, taker) in COALESCES {
         meet(1, guest, [operation, taker], |guest, pools| {
@@ -187,7 +191,7 @@ fn unmapping_a_table() {
     comes_late(|guest, pages| guest.unmap(0, BLOCK, pages));
 }
 
-/// The table above its own goes as well, and is full of what looks like tables.
+/// The parent of the page's table is unlinked too, and filled with what looks like tables.
 #[test]
 fn unmapping_a_page_under_a_table_that_goes() {
     let unmap: Operation = |guest, pages| guest.unmap(0, PAGE, pages);
@@ -197,7 +201,7 @@ fn unmapping_a_page_under_a_table_that_goes() {
     });
 }
 
-/// The table beside goes between the lock and the count, and its page is full of what looks like tables.
+/// The table beside is unlinked between this operation's W4 and U3, and its page is filled with what looks like tables.
 #[test]
 fn unmapping_goes_on_beside_a_table_that_goes() {
     let guest = || {
@@ -215,13 +219,13 @@ fn unmapping_goes_on_beside_a_table_that_goes() {
     });
 }
 
-/// Between its lock and its count, another CPU has counted too: its own count does not show what that one took out of a
-/// table further up, so it begins anew.
+/// Another CPU counts (U3) between this operation's W4 and its own U3. Its own count does not show which table the
+/// other unlinked further up, so it walks again.
 #[test]
 fn unmapping_goes_on_after_a_table() {
     let guest = || {
         let guest = Guest::new(4, 8);
-        // One to spare: the first operation may take the second one's tables.
+        // One page to spare: the first operation may take the second one's tables.
         let (own, mut takers) = (guest.pages(8..8), guest.pages(0..8));
         guest.map(0, Level::L2, &mut takers);
         guest.map(BLOCK, Level::L3, &mut takers);
@@ -235,7 +239,7 @@ fn unmapping_goes_on_after_a_table() {
         guest.map(2 * LARGE, Level::L3, pages);
     };
     meet(1, guest, [unmap, take_and_reuse], |guest, pools| {
-        assert!(guest.check(pools).contains_key(&(2 * LARGE)), "another's page was unmapped");
+        assert!(guest.check(pools).contains_key(&(2 * LARGE)), "a late operation unmapped another page");
     });
 }
 
@@ -280,7 +284,7 @@ fn coalescing() {
     comes_late(|guest, pages| guest.coalesce(0, Level::L2, &RAM, pages));
 }
 
-/// What is executed is made ready before, by one CPU: the mark that says so is beside the table that is found.
+/// A CPU prepares code before the coalesce. The mark that it did is in the record of the table that it found.
 #[test]
 fn coalescing_what_is_executed() {
     let guest = || {
@@ -298,7 +302,7 @@ fn mapping_a_range() {
     comes_late(|guest, pages| guest.map_range(PAGE, PAGE, Level::L3, pages));
 }
 
-/// Sees each address that is mapped, once.
+/// Sees each mapped address once.
 struct Walk(u64);
 
 impl Visitor for Walk {
@@ -324,7 +328,7 @@ fn a_walk() {
     });
 }
 
-/// It waits for an entry of a table that is none any more when it looks again.
+/// The walk waits for a busy entry, whose table is unlinked when the walk reads it again.
 #[test]
 fn a_walk_that_waits() {
     let replace_and_coalesce: Operation = |guest, pages| {
@@ -341,7 +345,7 @@ fn asking_for_what_a_fault_takes() {
     comes_late(|guest, _| assert!(guest.stage2.tables_needed(Ipa::new(PAGE), Level::L3) <= 3));
 }
 
-/// A table that is elsewhere by now is not in the way of a block.
+/// A table that was unlinked is not in the way of a block.
 #[test]
 fn a_fault_does_not_find_another_table() {
     let second_block = || {
@@ -357,7 +361,8 @@ fn a_fault_does_not_find_another_table() {
     });
 }
 
-/// Whoever has locked a table that is none any more unlocks it, and leaves what another has written into its record.
+/// A CPU that has locked a table, and then finds it unlinked, unlocks it. It keeps what another CPU has written into
+/// the record.
 #[test]
 fn a_lock_that_is_late() {
     let [_, (guest, coalesce), ..] = COALESCES;

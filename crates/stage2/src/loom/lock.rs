@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The lock of a table: that it excludes, and publishes what was done under it.
+//! The lock of a table: it excludes other CPUs, and publishes what was done under it.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::record::Counts;
 /// Adds one to what the lock protects, without an atomic.
 fn count(machine: &Machine, record: &Record, protected: &UnsafeCell<u64>) {
     let mut counts = record.lock(machine);
-    // SAFETY: whoever holds the lock is alone with it; the checker says if not.
+    // SAFETY: the thread that holds the lock is alone with it. The model checker reports if it is not.
     protected.with_mut(|protected| unsafe { *protected += 1 });
     counts += Counts::BUSY;
     record.unlock(counts);
@@ -30,9 +30,9 @@ fn threads_count(preemptions: usize, threads: u64) {
         let others: Vec<_> = others.collect();
         count(&machine, &shared.0, &shared.1);
         others.into_iter().for_each(|other| other.join().expect("no panic"));
-        // SAFETY: the others have ended.
+        // SAFETY: the other threads have ended.
         assert_eq!(shared.1.with(|protected| unsafe { *protected }), threads);
-        assert_eq!(shared.0.peek().map(Counts::busy), Some(threads), "counts are kept by who unlocks");
+        assert_eq!(shared.0.peek().map(Counts::busy), Some(threads), "the counts written by unlock are lost");
     });
 }
 

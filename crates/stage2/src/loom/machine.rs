@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A machine of few frames, whose words are the model checker's.
 //!
-//! No instruction does anything: a barrier or an invalidation that happened to order what software does would hide that
-//! software has to do so by its own accesses. (What hardware sees is judged elsewhere, by a model of hardware.)
+//! No instruction has an effect. If a barrier or an invalidation ordered what software does, it would hide a missing
+//! ordering of software's own accesses. (A model of hardware checks elsewhere what hardware sees.)
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use crate::primitive::{Ordering, Word};
 use crate::{Descriptor, Donated, Features, Granule, Pa, Record, TablePage, TableSource};
 
-/// Where tables are.
+/// The address of the first frame.
 const TABLES: Pa = Pa::new(0x10_0000);
 
-/// What memory may hold that is no table: what looks like a table where none is, or a page that no test maps.
+/// Content of memory that is no table: it looks like a table where none is, or like a page that no test maps.
 pub(super) const WILD: Descriptor = Descriptor::from_raw(0xbad_bad_0000 | 0x7c3);
-/// What may be there too, and for ever: what looks like an entry that somebody is changing.
+/// Content that looks like a busy entry, for ever.
 pub(super) const BUSY: Descriptor = Descriptor::BUSY;
 
-/// Who has waited so often gets to the end by one order only.
+/// After this many pauses, only one order is followed to the end.
 const MOST_PAUSES: usize = 6;
 
 const ENTRIES: usize = Granule::KIB_4.entries();
@@ -36,23 +36,23 @@ struct Frame {
 /// The frames, and what a test wants to know of invalidations.
 pub(super) struct Memory {
     frames: Vec<Frame>,
-    /// How many have begun.
+    /// The number of invalidations that have begun.
     pub(super) flushes: Option<Word>,
-    /// Whether what a TLB holds is not to be used any more. Held while it is used: an invalidation waits for that.
+    /// Whether the TLB's entry was invalidated. Locked while the entry is used, so an invalidation waits for the use.
     invalidated: Option<Mutex<bool>>,
-    /// How many bytes of cache lines were cleaned. Not the checker's: the engine learns nothing from it.
+    /// The bytes of cache lines cleaned. Not a word of the model checker: the engine reads nothing of it.
     pub(super) cleaned: Option<AtomicUsize>,
-    /// How often somebody waited. Not the checker's: who waits learns nothing from it.
+    /// The number of pauses. Not a word of the model checker: a CPU that pauses reads nothing of it.
     pauses: AtomicUsize,
 }
 
-/// What there is beside software; each costs the checker something.
+/// What the machine models beside software. Each costs the model checker time.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Watch {
     Nothing,
     Flushes,
     Hardware,
-    /// Cleaning takes its time: other CPUs go on meanwhile.
+    /// Cleaning takes time, in which other CPUs go on.
     Cleaning,
 }
 
@@ -76,19 +76,20 @@ impl Machine {
         self.0.frames.get((offset / TablePage::SIZE) as usize)
     }
 
-    /// All frames as pages, the first of them for the root. A test cuts each of them once.
+    /// All frames. The first is for the root, the others for table pages. A test cuts each of them once.
     pub(super) fn donated(&self) -> Donated {
-        // SAFETY: the frames live as long as the machine, and are reached as `Word`s alone.
+        // SAFETY: the frames live as long as the machine, and are accessed only as `Word`s.
         unsafe { Donated::new(TABLES, self.0.frames.len() as u64 * TablePage::SIZE) }
     }
 
-    /// An entry, for who is alone.
+    /// Reads an entry, while no other thread runs.
     pub(super) fn read(&self, table: Pa, index: usize) -> Descriptor {
         Descriptor::from_raw(self.frame(table).expect("a table").entries[index].load(Ordering::Relaxed))
     }
 
-    /// A guest's write by an entry that a TLB holds, and that says that it is clean: hardware records it, and the guest
-    /// writes, unless the entry is another one by now. Whether it was.
+    /// A guest's write through a TLB entry that is clean with DBM: hardware records the write in memory's entry, and
+    /// the guest writes. Hardware does neither if memory's entry has changed, or the TLB's was invalidated. Returns
+    /// whether the guest wrote.
     pub(super) fn hardware_writes(&self, table: Pa, index: usize) -> bool {
         let invalidated = self.0.invalidated.as_ref().expect("hardware").lock().expect("no panic");
         let entry = &self.frame(table).expect("a table").entries[index];
@@ -97,7 +98,8 @@ impl Machine {
         clean && entry.compare_exchange(old.raw(), old.raw() | Descriptor::WRITE, Ordering::Relaxed).is_ok()
     }
 
-    /// Somebody else's now: anything is written there. What comes after a flush is behind its barriers.
+    /// The page belongs to another user now, which writes anything. Release: such writes come after the flush, so after
+    /// its barriers.
     fn spoil(&self, page: &TablePage, junk: Descriptor) {
         for entry in &self.frame(page.pa()).expect("a frame").entries {
             entry.store(junk.raw(), Ordering::Release);
@@ -105,7 +107,7 @@ impl Machine {
     }
 }
 
-// SAFETY: frames stay where they are while the machine lives, are reached as atomics alone, and have a record each.
+// SAFETY: frames stay where they are while the machine lives, are accessed only as atomics, and have a record each.
 unsafe impl Platform for Machine {
     fn tlbi(&self, _: Tlbi, _: u64) {
         if let Some(flushes) = &self.0.flushes {
@@ -140,7 +142,7 @@ unsafe impl Platform for Machine {
     fn pointer(&self, pa: Pa) -> NonNull<u8> {
         match self.frame(pa) {
             Some(frame) => NonNull::from(&frame.entries).cast(),
-            // A guest's, of which only the address is asked for.
+            // A guest's frame, of which only the address is used.
             None => NonNull::without_provenance((pa.raw() as usize).try_into().expect("an address")),
         }
     }
@@ -149,32 +151,34 @@ unsafe impl Platform for Machine {
         &self.frame(pa).expect("a table's address").record
     }
 
-    /// All memory goes with the machine.
+    /// The memory is freed with the machine.
     fn abandoned(&self, _: Pa) {}
 
     fn pause(&self, _: u32) {
         let pauses = self.0.pauses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        // Two that wait for a third could take turns for ever: no order is as fair as that, but each would be tried.
+        // Two threads that wait for a third could take turns for ever. No real order is that unfair, but the model
+        // checker would try each.
         if pauses == MOST_PAUSES {
             loom::skip_branch();
         }
-        // To the checker, who has waited sees what is new. That is not so, so somebody looks again at once.
+        // After a yield, the model checker shows a thread the newest values. Real hardware need not, so the first pause
+        // retries without one.
         if pauses > 0 {
             loom::thread::yield_now();
         }
     }
 }
 
-/// A thread's own pages, the last one given the first one taken: what was freed is used again at once.
+/// A thread's own pages. The page given last is taken first, so that a freed page is reused at once.
 pub(super) struct Pages {
     machine: Machine,
     pub(super) free: Vec<TablePage>,
-    /// What others write to a page between its being given and taken.
+    /// What other users write to a page between `give` and `take`.
     junk: Option<Descriptor>,
 }
 
 impl Pages {
-    /// These pages of a machine.
+    /// A pool of these pages of a machine.
     pub(super) fn new(machine: &Machine, numbers: std::ops::Range<usize>, junk: Option<Descriptor>) -> Self {
         let page = |number| {
             let pa = TABLES + number as u64 * TablePage::SIZE;

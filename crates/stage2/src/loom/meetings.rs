@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two operations that meet where tables stay, or go: each has the whole of its effect, once.
+//! Two operations that meet, in tables that stay or are unlinked: each has its whole effect, exactly once.
 
 use std::ops::ControlFlow;
 
@@ -13,7 +13,7 @@ use crate::{Access, Attributes, Error, Ipa, Level, Memory, Split};
 const DEVICE: Attributes = Attributes { memory: Memory::Device, ..READ };
 const NON_CACHEABLE: Attributes = Attributes { memory: Memory::NonCacheable, ..READ };
 
-/// So many levels, and these leaves.
+/// A guest with `levels` levels of tables, and these leaves.
 fn guest(levels: u32, leaves: &[(u64, Level)]) -> (Guest, [Pages; 2]) {
     let guest = Guest::new(levels, 9);
     let (mut first, second) = (guest.pages(0..5), guest.pages(5..9));
@@ -37,7 +37,7 @@ fn block() -> (Guest, [Pages; 2]) {
     guest(2, &[(0, Level::L2)])
 }
 
-/// In a table that is not the root.
+/// A block in a table that is not the root.
 fn small_block() -> (Guest, [Pages; 2]) {
     guest(3, &[(0, Level::L2)])
 }
@@ -50,12 +50,12 @@ fn large() -> (Guest, [Pages; 2]) {
     guest(3, &[(0, Level::L1)])
 }
 
-/// All that was mapped and not unmapped is there.
+/// In the end, each page that was mapped and not unmapped is there.
 fn balanced(guest: fn() -> (Guest, [Pages; 2]), operations: [Operation; 2]) {
     meet(2, guest, operations, |guest, pools| drop(guest.check_balance(pools)));
 }
 
-/// What is there in the end is what it is asked to be.
+/// In the end, each mapped page passes `check`.
 fn all_are(
     guest: fn() -> (Guest, [Pages; 2]),
     operations: [Operation; 2],
@@ -133,7 +133,7 @@ fn a_page_is_replaced_and() {
 #[test]
 fn a_page_is_unmapped_and() {
     meet(2, page, [UNMAP_PAGE, FAULT], |guest, pools| {
-        assert!(guest.check_balance(pools).contains_key(&PAGE), "nobody unmapped the other page");
+        assert!(guest.check_balance(pools).contains_key(&PAGE), "no CPU unmapped the other page");
     });
     balanced(pages, [UNMAP_PAGE, |guest, pages| guest.unmap(PAGE, PAGE, pages)]);
     balanced(pages, [UNMAP_PAGE, |guest, pages| guest.map(0, Level::L3, pages)]);
@@ -148,7 +148,7 @@ fn a_table_is_unmapped_and() {
     balanced(pages, [UNMAP_BLOCK, |guest, pages| guest.map(0, Level::L3, pages)]);
 }
 
-/// Each is counted: who read the count between the two finds that it moved.
+/// Each unlink is counted, so a CPU that read the count between the two finds it changed.
 #[test]
 fn two_tables_are_taken_out() {
     let tables = || guest(2, &[(0, Level::L3), (BLOCK, Level::L3)]);
@@ -181,7 +181,7 @@ fn a_block_is_split_and() {
     meet(2, block, [SPLIT, IS_FOUND], |guest, pools| drop(guest.check(pools)));
     all_are(block, [SPLIT, RELAX], |at, access| access == if at == 0 { Access::ALL } else { access });
     all_are(block, [SPLIT, WRITE_PROTECT], |_, access| !access.write);
-    // The table above is not passed over, though there is no leaf in it for a moment.
+    // The table above is not skipped, although it has no leaf for a moment.
     all_are(small_block, [SPLIT, WRITE_PROTECT], |_, access| !access.write);
     balanced(block, [SPLIT, SPLIT]);
     balanced(block, [SPLIT, UNMAP_PAGE]);
@@ -190,7 +190,7 @@ fn a_block_is_split_and() {
     balanced(block, [SPLIT, REPLACE]);
 }
 
-/// It is a block, and one: it is waited for, and counted once.
+/// The busy entry is one block: the split waits for it, and counts it once.
 #[test]
 fn a_block_is_split_that_somebody_is_changing() {
     let split: Operation = |guest, pages| {
@@ -228,7 +228,7 @@ fn a_table_is_coalesced_and() {
     all_are(pages, [to_read, WRITE_PROTECT], |_, access| !access.write);
     meet(2, pages, [COALESCE, UNMAP_BLOCK], |guest, pools| drop(guest.check(pools)));
     meet(2, pages, [COALESCE, UNMAP_PAGE], |guest, pools| {
-        assert!(guest.check(pools).contains_key(&PAGE), "it was mapped, and nobody unmapped it");
+        assert!(guest.check(pools).contains_key(&PAGE), "it was mapped, and no CPU unmapped it");
     });
 }
 
@@ -242,7 +242,7 @@ fn tables_with_tables_are_coalesced_and() {
     meet(2, far_page, [coalesce, REPLACE], |guest, pools| drop(guest.check(pools)));
 }
 
-/// The ends are split first: what is outside is not touched when somebody puts the block together again.
+/// The ends are split first: the rest of the block keeps its access even if another CPU coalesces it again.
 #[test]
 fn a_part_of_a_block_is_taken_and() {
     let protect: Operation = |guest, pages| {
@@ -302,7 +302,8 @@ fn access_is_given_and() {
     balanced(read, [may, UNMAP_PAGE]);
 }
 
-/// What was seen to be writable before a pass began, and is left alone, is not writable after it.
+/// A leaf that was seen to be writable before a pass began, and that no other CPU changes, is not writable after the
+/// pass.
 #[test]
 fn a_pass_follows_what_was_seen() {
     let read = || {
@@ -314,7 +315,7 @@ fn a_pass_follows_what_was_seen() {
     let pass: Operation = |guest, _| {
         if guest.look_up(0).is_some_and(|leaf| leaf.descriptor.is_writable()) {
             guest.write_protect(0, BLOCK);
-            assert!(guest.look_up(0).is_some_and(|leaf| !leaf.descriptor.is_writable()), "it was passed over");
+            assert!(guest.look_up(0).is_some_and(|leaf| !leaf.descriptor.is_writable()), "the pass skipped it");
         }
     };
     meet(2, read, [relax, pass], |guest, pools| drop(guest.check(pools)));
@@ -324,7 +325,7 @@ fn a_pass_follows_what_was_seen() {
     meet(2, block, [SPLIT, pass], |guest, pools| drop(guest.check(pools)));
 }
 
-/// Sees each page of the first block, once; what began before may be seen again as its parts.
+/// Sees each page of the first block once. A leaf that began before may be seen again as its parts.
 struct Walk {
     next: [u64; 4],
     seen: [bool; 2],
@@ -360,7 +361,7 @@ fn a_walk_and() {
     meet(2, block, [walk, SPLIT], done);
 }
 
-/// Between the visit before a table and its entries a block takes its place.
+/// A block replaces a table between the visit of the table and its entries.
 #[test]
 #[ignore = "it does not yet: the block is not visited"]
 fn a_walk_sees_what_takes_the_place_of_a_table() {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What CPUs do at the same time, in every order that the memory model allows.
+//! Operations that run at the same time, in every order that the memory model allows.
 //!
-//! The engine itself, on tables of two entries, run by the model checker `loom`: each test is a few operations that meet,
-//! and says what has to be true whichever way they went. Accesses are ordered by what the engine says to the compiler and
-//! by nothing else, barriers included, so an ordering that is too weak shows here on any host.
+//! The model checker `loom` runs the engine itself, on tables of two entries. Each test lets a few operations meet, and
+//! checks what must be true after every order. Accesses are ordered only by the orderings that the engine gives to the
+//! compiler, and not by barriers. So an ordering that is too weak shows here on any host.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p twofold-stage2 --lib loom::` runs them, with two preemptions of a thread
-//! at most, or as many as `LOOM_MAX_PREEMPTIONS` says.
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p twofold-stage2 --lib loom::` runs the tests. Each test limits the
+//! preemptions of a thread; `LOOM_MAX_PREEMPTIONS` overrides that.
 
 mod busy;
 mod claim;
@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use guest::Guest;
 use machine::Pages;
 
-/// Runs `body` in every order, with at most so many preemptions, unless the environment asks for others.
+/// Runs `body` in every order with at most `preemptions` preemptions, unless the environment sets another limit.
 fn model(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
@@ -42,11 +42,11 @@ fn model(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     println!("{} orders", runs.load(Ordering::Relaxed));
 }
 
-/// What a thread does, with pages of its own.
+/// What a thread does, with table pages of its own.
 type Operation = fn(&Guest, &mut Pages);
 
-/// Runs operations side by side on the guest that `guest` makes, and `check`s what they leave behind; the pools are what
-/// was left over of the first, and then of each operation's.
+/// Runs operations side by side on the guest that `guest` makes, and then calls `check`. Its pools are those of the
+/// operations, in their order, with the pages that are left.
 fn meet<const N: usize>(
     preemptions: usize,
     guest: fn() -> (Guest, [Pages; N]),

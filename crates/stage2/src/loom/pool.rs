@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! vCPUs with pools of their own in front of one source: no page is in two places, or in none.
+//! vCPUs with their own pools in front of one source: each page is in exactly one place.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::machine::Pages;
 use super::model;
 use crate::{Level, Pool, TablePage, TableSource};
 
-/// What they share, behind a lock.
+/// The shared source, behind a lock.
 struct Shared<'a>(&'a Mutex<Pages>);
 
 impl TableSource for Shared<'_> {
@@ -40,7 +40,7 @@ fn pages_go_round() {
         let other = loom::thread::spawn(move || work(&there, &theirs, PAGE));
         work(&guest, &source, 0);
         other.join().expect("no panic");
-        let Some(source) = Arc::into_inner(source) else { panic!("somebody has it still") };
+        let Some(source) = Arc::into_inner(source) else { panic!("a thread still has the source") };
         let mapped = guest.check(&[source.into_inner().expect("no panic")]);
         assert!(mapped.contains_key(&BLOCK) && mapped.contains_key(&(BLOCK + PAGE)));
     });

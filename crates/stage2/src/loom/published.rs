@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who finds a new entry finds what it leads to: the table, complete, and nothing of what was in its page before; the
-//! frame, as it was filled; the record's counts.
+//! A CPU that finds a new entry also finds what it leads to: the complete table, without the page's old content; the
+//! frame as it was filled; the record's counts.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ fn a_full_table_is_full() {
     meet(3, || guest(3, Some(Level::L1)), [|guest, pages| guest.split(0, LARGE, pages), IS_FOUND], done);
 }
 
-/// Whoever finds the first page mapped finds in its frame what was written before it was mapped.
+/// A CPU that finds the first page mapped reads in its frame what was written before it was mapped.
 fn fills(levels: u32, before: fn(&Guest, &mut Pages), map: Operation) {
     model(3, move || {
         let (guest, [mut pages, _]) = guest(levels, None);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A table is taken out and its page used for another; then somebody else changes what is in that, while a third, on its
-//! way since before, must take nothing of it for what it looks for.
+//! A table is unlinked and its page reused; then another CPU changes an entry of the new table. A third CPU, whose walk
+//! began before all that, must not take that entry for the one it looks for.
 //!
-//! So each change of an entry is ordered after the count of tables that its page's last one had, by whomever it is made.
+//! So each change of an entry must be ordered after the count (U3) of the old table's unlink, whichever CPU makes it.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use super::guest::{ARMED, BLOCK, Guest, LARGE, PAGE, RAM, READ, range};
 use super::{Operation, model};
 use crate::{Access, Attributes, Ipa, Level, Memory};
 
-/// The first page is mapped all the time: who looks for it finds it, while the table of `level` that leads to it becomes a
-/// block, and is used for a page in the upper half, and then another CPU does `change` there.
+/// The first page is always mapped, so a walk for it finds it. Meanwhile a block replaces the table of `level` that
+/// leads to it, the table's page is reused for a page in the upper half, and another CPU does `change` there.
 fn is_not_seen_below(level: Level, attributes: Attributes, change: Operation) {
     model(2, move || {
         let guest = Guest::new(4 - u32::from(level.raw()), 8);
@@ -135,8 +135,8 @@ fn what_is_clean_again() {
     });
 }
 
-/// What is counted in a page that is another table by now says nothing of what is here: a pass that believed it would miss
-/// the first page, which is dirty all the time.
+/// The counts of a reused page say nothing about the old table. A pass that believed them would miss the first page,
+/// which is always dirty.
 #[test]
 fn what_is_counted() {
     model(2, move || {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One frame at two addresses: an entry that looks as expected is taken for the one that is looked for only in a table that
-//! is where it was.
+//! One frame at two addresses. An entry with the expected value is the one that the walk saw only if its table is still
+//! linked at the same place (W4).
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use super::machine::Pages;
 use super::model;
 use crate::{Access, Attributes, Ipa, Level, Mapped, Memory};
 
-/// Maps the frame that is at home at 0, at this address; no caches are cleaned.
+/// Maps the frame of address 0 at `at`, without cache maintenance.
 fn map(guest: &Guest, at: u64, level: Level, pages: &mut Pages) -> Mapped {
     guest.stage2.map_to(Ipa::new(at), home(Ipa::new(0)), level, &READ, pages).expect("mapped")
 }
 
-/// While its table is taken out at 0, and used for the same frame in the upper half, `late` is done to 0. Tells what is there
-/// in the end: the entry in the upper half.
+/// Runs `late` on address 0 while its table is unlinked there, and reused for the same frame in the upper half. Then
+/// calls `check` with the address in the upper half.
 fn meets_twin(
     levels: u32,
     level: Level,
@@ -70,7 +70,11 @@ fn a_fault_for_other_memory() {
         },
         |guest, twin| {
             let leaf = guest.stage2.look_up(twin).expect("mapped").descriptor;
-            assert_eq!(leaf.attributes(guest.stage2.features()).memory, Memory::Normal, "another's page was replaced");
+            assert_eq!(
+                leaf.attributes(guest.stage2.features()).memory,
+                Memory::Normal,
+                "a late operation replaced another page"
+            );
         },
     );
 }
@@ -86,7 +90,7 @@ fn a_permission_fault() {
         },
         |guest, twin| {
             let leaf = guest.stage2.look_up(twin).expect("mapped").descriptor;
-            assert_eq!(leaf.access(), Access::READ, "another's page was widened");
+            assert_eq!(leaf.access(), Access::READ, "a late operation gave another page more access");
         },
     );
 }
@@ -100,7 +104,11 @@ fn a_split() {
         nothing,
         |guest, pages| guest.split(0, BLOCK, pages),
         |guest, twin| {
-            assert_eq!(guest.stage2.look_up(twin).expect("mapped").level, Level::L2, "another's block was split")
+            assert_eq!(
+                guest.stage2.look_up(twin).expect("mapped").level,
+                Level::L2,
+                "a late operation split another block"
+            )
         },
     );
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Random operations: few places and sizes, so that they meet.
+//! Random operations: few addresses and sizes, so that the operations meet.
 
 use super::*;
 
@@ -12,7 +12,7 @@ pub fn any_features() -> impl Strategy<Value = Features> {
         forced_write_back,
         execute_per_el,
         zero_block: if zero { 64 } else { 0 },
-        // Caches are not looked at here: a 1 GiB block is not to take its millions of lines.
+        // These tests do not check caches, so a 1 GiB block need not take millions of cache operations.
         data_line: MIB_2,
         instruction_line: MIB_2,
         ..PLAIN
@@ -70,7 +70,7 @@ pub fn any_operation() -> impl Strategy<Value = Operation> {
     })
 }
 
-/// Runs of bits, and both ends.
+/// Masks: runs of bits, and both ends.
 fn any_mask() -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(u64::MAX),

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Every way to run out of table pages: each operation that takes some is given one fewer, two fewer, none. It leaves
-//! tables that say for each address what they said before, or what they were to say; loses no page; and the same call
-//! once more, with pages, ends as if nothing had been.
+//! Every way to run out of table pages: each operation that takes pages runs with each smaller number of them.
+//! Afterwards
+//!
+//! * the tables translate each address as before the operation, or as after it;
+//! * no page is lost;
+//! * the same call, with enough pages, ends as if it had never failed.
 
 use std::ops::ControlFlow;
 
@@ -19,7 +22,7 @@ fn block(guest: &mut Guest, level: Level) {
     assert_eq!(guest.stage2.map(BASE, platform::frame(0), level, &RAM, &mut guest.pool), Ok(Mapped::New));
 }
 
-/// Fails in the middle of the pages that `attempt` takes, at each of them.
+/// Lets the source run dry at each of the pages that `attempt` takes.
 #[track_caller]
 fn runs_dry(ipa_bits: u32, prepare: fn(&mut Guest), expected_pages: usize, attempt: Attempt) {
     let prepared = || {
@@ -34,7 +37,7 @@ fn runs_dry(ipa_bits: u32, prepare: fn(&mut Guest), expected_pages: usize, attem
     let (after, taken) = (guest.scan(), 1000 - guest.pool.limit);
     assert_eq!((taken, guest.pool.out.len()), (expected_pages, pages + expected_pages));
 
-    // All but a few of 513 pages are the same story.
+    // Of 513 pages, all but a few behave alike.
     for limit in (0..taken).filter(|limit| *limit < 6 || *limit == 257 || limit + 1 == taken) {
         let mut guest = prepared();
         guest.pool.limit = limit;
@@ -72,7 +75,7 @@ fn map_range(guest: &mut Guest, offset: u64, size: u64, largest: Level) -> Resul
     guest.stage2.map_range(range, platform::frame(offset), largest, &RAM, &mut guest.pool)
 }
 
-/// Whether a dry end is the answer to a chunk is the caller's to say: here it is an error.
+/// A split that runs dry is no error to the engine; here it counts as one.
 fn split(guest: &mut Guest, size: u64, chunk: u64) -> Result<(), Error> {
     let between = |_: &mut platform::Pool, _| ControlFlow::Continue(());
     let split = guest.stage2.split(BASE..BASE + size, chunk, &mut guest.pool, between)?;

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves, for random operations on tables of every shape, that the tables say what a plain model says, for whom
-//! reads them as hardware does; that no TLB is left with what they do not say any more; that an operation which found
-//! no table page has done no harm and can be repeated; and that every page comes back in the end.
+//! Proves for random operations, on tables of every shape:
 //!
-//! 32 cases a shape, or `PROPTEST_CASES`. A failure prints its smallest case and the seed, which `PROPTEST_RNG_SEED`
-//! takes to see it again. Failures are not kept in files.
+//! * a hardware walk of the tables translates as a plain model does;
+//! * no TLB holds a translation that the tables no longer have;
+//! * an operation that found no table page has done no harm, and can be repeated;
+//! * every table page comes back in the end.
+//!
+//! There are 32 cases for each shape, or `PROPTEST_CASES`. A failure prints its smallest case and its seed;
+//! `PROPTEST_RNG_SEED` takes the seed to repeat it. Failures are not kept in files.
 
 #[path = "../platform/mod.rs"]
 mod platform;
@@ -35,7 +38,7 @@ const MOST_OPERATIONS: usize = 60;
 const TABLE_PAGES: u64 = 640;
 const WRITABLE: u64 = 1 << 7;
 const ACCESSED: u64 = 1 << 10;
-/// Another guest's VTTBR.
+/// Another guest's `VTTBR_EL2`.
 const OTHER: u64 = 0x0033_0000_4567_8000;
 
 #[test]
@@ -111,7 +114,8 @@ fn run(features: Features, ipa_bits: u32, operations: &[Operation]) {
     assert_eq!((removed, std::mem::take(&mut pool.out)), (mapped, BTreeSet::new()));
 }
 
-/// Does it in both worlds, under the eyes of another CPU's TLB, and compares. `scan` is what the tables say.
+/// Runs the operation on the engine and on the model, with another CPU's TLB, and compares them. `scan` is what the
+/// tables hold.
 fn observed(guest: &mut Guest, model: &mut Model, scan: &mut Scan, operation: &Operation) -> Result<(), Dry> {
     let before = std::mem::take(scan);
     let tlb = Rc::new(RefCell::new(RemoteTlb::new(VMID, before.clone())));

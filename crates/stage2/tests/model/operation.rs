@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is done in both worlds, and what the engine has to answer.
+//! The operations, run on the engine and on the model, and the results that the engine must return.
 
 use std::ops::{ControlFlow, Range};
 
@@ -14,7 +14,7 @@ pub enum Action {
         elsewhere: bool,
         attributes: Attributes,
     },
-    /// Large ones are made where nothing is mapped, of blocks.
+    /// A large coalesce runs only where nothing is mapped, or over blocks.
     MapRange {
         largest: u8,
         large: bool,
@@ -33,16 +33,16 @@ pub enum Action {
     ArmClean,
     ArmCleanMask(u64),
     Seal,
-    /// Asks which are dirty, and which may be written.
+    /// Collects the dirty pages, and the writable ones.
     Look,
     RelaxPage(Access),
-    /// In chunks of so many bytes.
+    /// Splits in chunks of this many bytes.
     Split(u64),
     Coalesce {
         level: u8,
         attributes: Attributes,
     },
-    /// A vCPU writes, and hardware records it.
+    /// A vCPU writes, and hardware records the write.
     HardwareWrites,
     /// A vCPU reads, and hardware sets the access flag.
     HardwareAccesses,
@@ -51,25 +51,25 @@ pub enum Action {
 #[derive(Clone, Debug)]
 pub struct Operation {
     pub action: Action,
-    /// Which of three places in the IPA space, and the offset from there.
+    /// One of three places in the IPA space, and the offset from it.
     pub place: (usize, u64),
-    /// For a range.
+    /// The size of a range.
     pub size: u64,
-    /// How many table pages there are.
+    /// The number of table pages in the pool.
     pub pages: usize,
-    /// Whether the guest's VTTBR is loaded.
+    /// Whether the guest's `VTTBR_EL2` is loaded.
     pub loaded: bool,
 }
 
-/// No page: nothing else can be wrong with an operation here that the model does not know of.
+/// The source is empty. That is the only failure here that the model does not predict.
 #[derive(Debug)]
 pub struct Dry;
 
-/// More pages than that a split does not get: tables are read as a whole after each operation.
+/// The most pages that a split gets: the tables are read as a whole after each operation.
 const MOST_SPLIT_PAGES: usize = 40;
 
 impl Operation {
-    /// Asks for no more than entries of such a CPU can say.
+    /// Limits the attributes to what entries of such a CPU can encode.
     pub fn fit(&mut self, features: &Features) {
         if let Action::Map { attributes: Attributes { access, .. }, .. }
         | Action::MapRange { attributes: Attributes { access, .. }, .. }
@@ -84,8 +84,8 @@ impl Operation {
     }
 
     fn start(&self, end: u64) -> u64 {
-        // The first place is where spaces begin; the second is where they end; the third crosses a table of level 1
-        // where there is more than one.
+        // The first place is the start of the IPA space, the second its end. The third crosses into another level 1
+        // table, if there is more than one.
         let third = if end > 512 * GIB { 511 * GIB } else { GIB };
         let start = [0, end - 2 * GIB, third][self.place.0] + self.place.1;
         match self.action {
@@ -109,7 +109,7 @@ impl Operation {
         start..start.saturating_add(size).min(end)
     }
 
-    /// The addresses where what is before it and what is behind it may differ afterwards.
+    /// The addresses where the operation may make a difference between the pages before and after.
     pub fn lines(&self, end: u64) -> Vec<u64> {
         let range = self.range(end);
         let mut lines = vec![range.start, range.end];
@@ -237,7 +237,7 @@ fn map(guest: &mut Guest, model: &mut Model, ipa: Ipa, pa: Pa, level: u8, new: &
     Ok(())
 }
 
-/// What the outcome of mapping a leaf has to be, and what follows from it.
+/// Checks the result of mapping a leaf, and applies it to the model.
 fn mapped(features: &Features, model: &mut Model, outcome: Mapped, ipa: Ipa, pa: Pa, level: u8, new: &Attributes) {
     match (outcome, model.at(ipa)) {
         (Mapped::Already(_), Some(old)) => {
@@ -271,7 +271,7 @@ fn map_range(
         let pa = pa + (at - start);
         page.is_none_or(|old| !old.is_mapped_as(pa, new)).then_some(Page { pa, attributes: *new })
     };
-    // What was mapped before the pages ran out stays, from the start on; the model does not know how far that went.
+    // What was mapped before the pages ran out stays, from the start on. The model does not know how far that went.
     let fwb = guest.stage2.features().forced_write_back;
     let is_done = |at: u64, new: &Page| {
         let leaf = guest.walk(Ipa::new(at));
@@ -286,24 +286,24 @@ fn map_range(
     outcome.map_err(dry)
 }
 
-/// Each page that was mapped in the range was told of once, as it was.
+/// Checks that each page that was mapped in the range was reported once, with its last value.
 fn check_removed(model: &Model, features: &Features, range: Range<u64>, told: &mut [twofold_stage2::Leaf]) {
     told.sort_by_key(|leaf| leaf.ipa);
     let mut end = range.start;
     for leaf in &*told {
-        assert!(leaf.ipa.raw() >= end, "{leaf:?} is outside, or told of twice");
+        assert!(leaf.ipa.raw() >= end, "{leaf:?} is outside, or reported twice");
         end = leaf.ipa.raw() + span(leaf.level.raw());
         let page = model.at(leaf.ipa).unwrap_or_else(|| panic!("{leaf:?} was not mapped"));
         assert_eq!((leaf.descriptor.address(), leaf.descriptor.attributes(features)), (page.pa, page.attributes));
     }
-    assert!(end <= range.end, "what is told of ends at {end:#x}");
+    assert!(end <= range.end, "the report ends at {end:#x}");
     assert_eq!(told.iter().map(|leaf| span(leaf.level.raw())).sum::<u64>(), model.mapped(range));
 }
 
 fn write_protect_mask(guest: &Guest, model: &mut Model, before: &Scan, first: Ipa, mask: u64) {
     let end = model.end;
     let outcome = guest.stage2.write_protect_mask(first, mask).map(|pending| drop(pending.complete()));
-    // The empty mask asks for nothing, but not from just anywhere.
+    // The empty mask selects nothing, but its address must be valid.
     let outside = runs(first.raw(), mask).any(|run| run.end > end);
     assert_eq!(outcome.is_err(), outside, "{outcome:?}");
     for run in runs(first.raw(), mask).filter(|_| !outside) {
@@ -312,7 +312,7 @@ fn write_protect_mask(guest: &Guest, model: &mut Model, before: &Scan, first: Ip
     }
 }
 
-/// The addresses of pages whose bits are set, in runs.
+/// The addresses of the selected pages, in runs.
 fn runs(first: u64, mask: u64) -> impl Iterator<Item = Range<u64>> {
     let bit = move |number: u32| number < 64 && mask >> number & 1 == 1;
     let starts = (0..64).filter(move |number| bit(*number) && (*number == 0 || !bit(number - 1)));
@@ -356,7 +356,7 @@ fn arm_clean_mask(guest: &Guest, model: &mut Model, before: &Scan, first: Ipa, m
     ranges.iter().zip(parts).for_each(|(range, pages)| armed_clean(model, before, range, pages));
 }
 
-/// Blocks are not armed, but protected whole.
+/// Hardware tracking (DBM) is set on pages only; a block is write-protected as a whole.
 fn armed_clean(model: &mut Model, before: &Scan, range: &Range<Ipa>, pages: Vec<Range<u64>>) {
     model.update_mapped(whole(before, range), forbid_writes);
     for page in pages {
@@ -364,14 +364,14 @@ fn armed_clean(model: &mut Model, before: &Scan, range: &Range<Ipa>, pages: Vec<
     }
 }
 
-/// Whether something was armed: not by a CPU that records no writes.
+/// Whether DBM was set: never on a CPU without hardware dirty state.
 fn is_armed(guest: &Guest, outcome: Result<(), Error>) -> bool {
     let records = guest.stage2.features().hardware_dirty_state;
     assert_eq!(outcome, if records { Ok(()) } else { Err(Error::NoDirtyState) });
     records
 }
 
-/// Where pages are mapped in `range`, between the model's lines; `None` where a block and pages are between two of them, as
+/// The ranges between the model's keys where pages are mapped. `None` if a block and pages are between two keys, as
 /// after a split that ran dry.
 fn pages(model: &Model, before: &Scan, range: &Range<Ipa>) -> Option<Vec<Range<u64>>> {
     let lines = model.pages.range(range.start.raw()..range.end.raw()).map(|(at, _)| *at);
@@ -389,7 +389,7 @@ fn pages(model: &Model, before: &Scan, range: &Range<Ipa>) -> Option<Vec<Range<u
     Some(found)
 }
 
-/// What the outcome of widening a leaf has to be, and what follows from it.
+/// Checks the result of granting access to a leaf, and applies it to the model.
 fn relaxed(outcome: Result<Relaxed, Error>, model: &mut Model, before: &Scan, ipa: Ipa, access: Access) {
     let Some(old) = model.at(ipa) else { return assert_eq!(outcome, Err(Error::NotMapped { ipa })) };
     let already = old.attributes.access.covers(access) && old.attributes.accessed;
@@ -409,9 +409,9 @@ fn make_young(guest: &Guest, model: &mut Model, before: &Scan, ipa: Ipa) {
 }
 
 fn split(guest: &mut Guest, before: &Scan, range: Range<Ipa>, chunk: u64, pages: usize) -> Result<(), Dry> {
-    // A chunk takes its time even where nothing is mapped.
+    // A chunk takes time even if nothing is mapped in it.
     let chunk = chunk.max(((range.end - range.start) >> 12).next_power_of_two());
-    // One page for each block of level 2 that is or that comes of a block of level 1.
+    // One page for each level 2 block, counting those that a level 1 block becomes.
     let parts = |leaf: Leaf| {
         let (start, end) = (leaf.ipa.max(range.start), leaf.end().min(range.end));
         1 + if leaf.level == 1 { (end.raw().div_ceil(MIB_2) - start.raw() / MIB_2) as usize } else { 0 }
@@ -442,7 +442,7 @@ fn split(guest: &mut Guest, before: &Scan, range: Range<Ipa>, chunk: u64, pages:
                 return Err(Dry);
             }
         }
-        Some(Stopped::Asked) => panic!("nobody asked"),
+        Some(Stopped::Asked) => panic!("the callback did not break off"),
     }
     Ok(())
 }
@@ -456,7 +456,7 @@ fn coalesce(
     new: &Attributes,
 ) -> Result<(), Dry> {
     let range = ipa.raw()..ipa.raw() + span(level);
-    // The frames behind what is mapped have to be those of the block.
+    // The frames that are mapped must be those of the block.
     let mut bases =
         model.pages.range(range.clone()).filter_map(|(at, page)| Some((*page)?.pa.raw() - (at - ipa.raw())));
     let pa = bases.next().map_or(platform::frame(ipa.raw() % (16 * GIB)), Pa::new);
@@ -492,7 +492,7 @@ fn coalesce(
     Ok(())
 }
 
-/// The only way to fail that a range has.
+/// The only error that a range operation may return.
 fn dry(error: Error) -> Dry {
     assert!(matches!(error, Error::NoTablePage { .. }), "{error}");
     Dry
@@ -525,7 +525,7 @@ fn touched(scan: &Scan, range: &Range<Ipa>) -> impl Iterator<Item = Leaf> + use<
     leaves.into_iter()
 }
 
-/// The range with the blocks that reach across its ends.
+/// The range, extended by the blocks that cross its ends.
 fn whole(scan: &Scan, range: &Range<Ipa>) -> Range<u64> {
     let start = touched(scan, range).next().map_or(range.start, |leaf| leaf.ipa.min(range.start));
     let end = touched(scan, range).last().map_or(range.end, |leaf| leaf.end().max(range.end));

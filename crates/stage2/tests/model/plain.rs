@@ -13,22 +13,22 @@ pub struct Page {
 }
 
 impl Page {
-    /// Whether mapping that frame so would change nothing but what relaxing is for.
+    /// Whether mapping that frame would change no more than a relax may change.
     pub fn is_mapped_as(&self, pa: Pa, new: &Attributes) -> bool {
         let Attributes { memory, shareability, .. } = self.attributes;
         (self.pa, memory, shareability) == (pa, new.memory, new.shareability)
     }
 }
 
-/// What each page is. Between two neighbouring keys no operation ever draws a line, so one entry stands for all pages
-/// up to the next: the page at its key, and those behind it with the frames behind.
+/// The page at each key. No operation ever makes a difference between two neighbouring keys. So one entry stands for
+/// all pages up to the next key: the page at its key, and the pages after it with the frames after it.
 pub struct Model {
     pub pages: BTreeMap<u64, Option<Page>>,
     pub end: u64,
 }
 
 impl Model {
-    /// Lines are drawn at the ends of ranges, and at the ends of the blocks that these are in.
+    /// The keys: the ends of ranges, and the ends of the blocks that contain them.
     pub fn new(end: u64, operations: &[Operation]) -> Self {
         let mut pages = BTreeMap::from([(0, None)]);
         for operation in operations {
@@ -42,7 +42,7 @@ impl Model {
         Self { pages, end }
     }
 
-    /// The page at `ipa`.
+    /// The page that maps `ipa`.
     pub fn at(&self, ipa: Ipa) -> Option<Page> {
         let (start, page) = self.pages.range(..=ipa.raw()).next_back().unwrap();
         page.map(|page| Page { pa: page.pa + (ipa.raw() - start), ..page })
@@ -62,7 +62,7 @@ impl Model {
         });
     }
 
-    /// How many bytes are mapped in `range`.
+    /// The number of bytes mapped in `range`.
     pub fn mapped(&self, range: Range<u64>) -> u64 {
         let ends = self.pages.keys().skip(1).copied().chain([self.end]);
         let spans = self.pages.iter().zip(ends);
@@ -72,7 +72,7 @@ impl Model {
             .sum()
     }
 
-    /// That the tables say this, neither more nor less, and that the engine reads them likewise.
+    /// Checks that the tables hold exactly this, and that the engine reads them alike.
     pub fn check(&self, guest: &Guest, tables: &Scan) {
         let features = guest.stage2.features();
         let mut pages = self.pages.iter().map(|(at, page)| (Ipa::new(*at), *page)).peekable();

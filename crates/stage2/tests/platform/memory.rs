@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine's memory: an arena of real memory for tables, and frames that nobody ever accesses.
+//! The machine's memory: an arena of real memory for tables, and frames that no test ever accesses.
 //!
-//! No physical address is the pointer it is found at, so that mixing them up shows.
+//! No physical address equals the pointer to it, so code that confuses the two fails.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -13,7 +13,7 @@ use twofold_stage2::{Pa, Record};
 pub const ROOT: Pa = Pa::new(0x8_4000_0000);
 /// The table pages.
 pub const TABLES: Pa = Pa::new(ROOT.raw() + ROOT_SIZE);
-/// Guest memory. What is neither this nor an arena has no pointer: a device, say.
+/// Guest memory. A physical address that is neither here nor in an arena has no pointer; a device is an example.
 pub const FRAMES: Pa = Pa::new(0x10_0000_0000);
 const FRAMES_SIZE: u64 = 64 << 30;
 const FRAMES_TO_POINTER: u64 = 0x7000_0000_0000;
@@ -52,7 +52,7 @@ impl Arena {
         record
     }
 
-    /// The PA of what is mapped at `address`.
+    /// The PA of the arena's byte at `address`.
     pub fn at(&self, address: usize) -> Pa {
         let offset = address.checked_sub(self.start.addr().get()).filter(|offset| *offset < self.layout.size());
         ROOT + offset.expect("the address is not in the arena") as u64
@@ -74,14 +74,14 @@ impl Arena {
         self.fill(pa, size, 0);
     }
 
-    /// Fills memory with what a walk would take for a table, but for bits that no table's entry has.
+    /// Fills memory with what a walk would take for a table, except that it has bits that no table's entry has.
     pub fn spoil(&self, pa: Pa, size: u64) {
         self.fill(pa, size, 0xff);
     }
 
     fn fill(&self, pa: Pa, size: u64, byte: u8) {
         let start = self.pointer(pa).filter(|_| self.pointer(pa + (size - 1)).is_some()).expect("not in the arena");
-        // SAFETY: inside the allocation, and nothing else accesses it meanwhile: the machine has one thread.
+        // SAFETY: inside the allocation. Nothing else accesses it meanwhile: the machine has one thread.
         unsafe { start.as_ptr().write_bytes(byte, size as usize) };
     }
 
@@ -89,25 +89,25 @@ impl Arena {
         let Some(pointer) = self.pointer(pa).filter(|_| pa.raw() & 7 == 0) else {
             panic!("a walk reads {pa}, where no table is");
         };
-        // SAFETY: inside the allocation, aligned, and only ever accessed as an `AtomicU64`.
+        // SAFETY: inside the allocation, aligned, and accessed only as an `AtomicU64`.
         unsafe { pointer.cast::<AtomicU64>().as_ref() }
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout; the machine is gone, and with it every platform.
+        // SAFETY: allocated with this layout. The machine is gone, and with it every platform.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }
 
-/// Where a frame is mapped: at an address that may not be accessed.
+/// The address of a frame's mapping, which no code may access.
 pub fn frame_pointer(pa: Pa) -> NonNull<u8> {
     assert!(pa >= FRAMES && pa - FRAMES < FRAMES_SIZE, "{pa} is not memory: there is no pointer to it");
     NonNull::without_provenance(std::num::NonZero::new((pa.raw() + FRAMES_TO_POINTER) as usize).unwrap())
 }
 
-/// The frame that is mapped at `address`.
+/// The frame whose mapping is at `address`.
 pub fn frame_at(address: usize) -> Pa {
     let pa = Pa::new((address as u64).checked_sub(FRAMES_TO_POINTER).expect("cache operation outside the frames"));
     assert!(pa >= FRAMES && pa - FRAMES < FRAMES_SIZE, "cache operation on {pa}, which is no frame");

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A table walk written from the manual (Arm ARM D8.2, D8.3), not from the engine: all it knows is the values of
-//! `VTTBR_EL2` and `VTCR_EL2`, and what is in memory.
+//! A table walk written from the manual (Arm ARM DDI 0487K.a, D8.2, D8.3) and not from the engine. Its only inputs are
+//! the values of `VTTBR_EL2` and `VTCR_EL2`, and memory.
 
 use std::collections::BTreeSet;
 
 use twofold_stage2::{Access, Execute, Ipa, Memory, Pa, Shareability};
 
-/// The stage-2 translation regime as the two registers set it up.
+/// The stage-2 translation regime that the two registers set up.
 #[derive(Clone, Copy, Debug)]
 pub struct Mmu {
     root: Pa,
@@ -15,13 +15,13 @@ pub struct Mmu {
     pa_bits: u32,
 }
 
-/// A leaf as it is in memory.
+/// A leaf in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
     pub ipa: Ipa,
     pub level: u8,
     pub raw: u64,
-    /// Where the entry is.
+    /// The address of the entry.
     pub entry: Pa,
 }
 
@@ -33,14 +33,14 @@ pub struct Link {
     pub table: Pa,
 }
 
-/// All leaves in ascending order, and all tables but the root.
+/// All leaves in ascending order, and all tables except the root.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
     pub leaves: Vec<Leaf>,
     pub links: Vec<Link>,
 }
 
-/// log2 of what an entry of a table at `level` covers.
+/// log2 of the bytes that an entry of a table at `level` covers.
 fn span_shift(level: u8) -> u32 {
     [39, 30, 21, 12][usize::from(level)]
 }
@@ -89,7 +89,7 @@ impl Mmu {
         }
     }
 
-    /// Reads all tables, and checks that each entry is one that the architecture defines and the engine may make.
+    /// Reads all tables, and checks that the architecture defines each entry and that the engine may make it.
     pub fn scan(&self, read: &dyn Fn(Pa) -> u64) -> Scan {
         let mut scan = Scan::default();
         let mut seen = BTreeSet::new();
@@ -148,12 +148,12 @@ impl Leaf {
         self.ipa + self.span()
     }
 
-    /// What `ipa`, which is in the leaf, becomes.
+    /// The output address of `ipa`, which is in the leaf.
     pub fn output(&self, ipa: Ipa) -> Pa {
         self.pa() + (ipa - self.ipa)
     }
 
-    /// S2AP and XN, as a CPU with FEAT_XNX has it; without it, 0b00 and 0b10 are all that there is, and mean the same.
+    /// S2AP and XN of a CPU with FEAT_XNX. Without it only 0b00 and 0b10 exist, with the same meaning.
     pub fn access(&self) -> Access {
         let (el1, el0) = match self.raw >> 53 & 3 {
             0b00 => (true, true),
@@ -186,7 +186,7 @@ impl Leaf {
         (self.raw >> 55 & 0xf) as u8
     }
 
-    /// MemAttr, whose meaning hangs on `HCR_EL2.FWB`.
+    /// MemAttr. Its meaning depends on `HCR_EL2.FWB`.
     pub fn memory(&self, forced_write_back: bool) -> Memory {
         match (self.raw >> 2 & 0xf, forced_write_back) {
             (0b1111, false) | (0b0110, true) => Memory::Normal,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine that the tests run the engine on. It proves nothing by itself: it records what the engine does,
-//! in order, and looks at the tables with eyes of its own ([`mmu`], [`tlb`]).
+//! The machine that the tests run the engine on. It proves nothing by itself. It records in order what the engine does,
+//! and reads the tables with its own walk and TLB ([`mmu`], [`tlb`]).
 //!
-//! A change of memory shows in the log as [`Event::Sees`], at the place where a walk would first see it: before
-//! each instruction the watched addresses are translated anew.
+//! The log shows a change of memory as [`Event::Sees`], where a walk would first see it: the watched addresses are
+//! translated again before each instruction.
 #![allow(dead_code, reason = "each test uses its own part")]
 
 pub mod memory;
@@ -31,7 +31,7 @@ pub const GIB: u64 = 1 << 30;
 
 pub const VMID: u16 = 0x5a;
 
-/// Armv8.0 and nothing more, but for lines that are long, so that cleaning a 1 GiB block is not 16 Mi calls.
+/// Armv8.0 and nothing more. Cache lines are long, so that cleaning a 1 GiB block does not take 16 Mi calls.
 pub const PLAIN: Features = Features { data_line: 2048, instruction_line: 2048, ..Features::NONE };
 
 /// What the engine did.
@@ -41,16 +41,16 @@ pub enum Event {
     Dsb(Domain),
     Isb,
     LoadVttbr(u64),
-    /// `DC CIVAC` of all lines there, in ascending order.
+    /// `DC CIVAC` of all lines of the range, in ascending order.
     Clean(Pa, u64),
-    /// `DC ZVA` of all blocks there, in ascending order.
+    /// `DC ZVA` of all blocks of the range, in ascending order.
     Zero(Pa, u64),
-    /// `IC IVAU` of all lines there, in ascending order.
+    /// `IC IVAU` of all lines of the range, in ascending order.
     InvalidateCode(Pa, u64),
     InvalidateAllCode,
     Take(Pa),
     Give(Pa),
-    /// From here on a walk for this address finds this.
+    /// From here on, a walk for this address finds this.
     Sees(Ipa, Option<Sight>),
 }
 
@@ -58,17 +58,17 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sight {
     pub level: u8,
-    /// What the watched address becomes.
+    /// The output address of the watched address.
     pub pa: Pa,
     pub access: Access,
 }
 
-/// Called with each event as it happens, and the VTTBR that was loaded.
+/// Called with each event as it happens, and the value of `VTTBR_EL2` at that time.
 type Hook = Box<dyn FnMut(&Event, u64)>;
 /// Called before each atomic read-modify-write.
 type AtomicHook = Box<dyn FnMut()>;
 
-/// One CPU, its memory, and the record.
+/// One CPU, its memory, and the log of events.
 pub struct Machine {
     features: Features,
     arena: Arena,
@@ -78,7 +78,7 @@ pub struct Machine {
     watched: RefCell<Vec<(Ipa, Option<Sight>)>>,
     hook: RefCell<Option<Hook>>,
     atomic_hook: RefCell<Option<AtomicHook>>,
-    /// Roots of trees that were dropped with all that they hold.
+    /// The roots of trees that were dropped without `destroy`.
     pub abandoned: RefCell<Vec<Pa>>,
 }
 
@@ -101,12 +101,12 @@ impl Machine {
         *self.hook.borrow_mut() = Some(Box::new(hook));
     }
 
-    /// Between two events there is no other place where something can happen unseen than these.
+    /// Atomic read-modify-writes are the only places between two events where something can happen unseen.
     pub fn set_atomic_hook(&self, hook: impl FnMut() + 'static) {
         *self.atomic_hook.borrow_mut() = Some(Box::new(hook));
     }
 
-    /// The MMU of the guest whose tables are here.
+    /// The MMU, set up for the guest with these tables.
     pub fn mmu(&self) -> Mmu {
         self.guest.get().unwrap()
     }
@@ -119,18 +119,18 @@ impl Machine {
         self.vttbr.set(vttbr);
     }
 
-    /// The record since the last call.
+    /// The events since the last call.
     pub fn events(&self) -> Vec<Event> {
         self.observe();
         self.log.take()
     }
 
-    /// What hardware does to an entry: sets bits.
+    /// Sets bits in an entry, as hardware does.
     pub fn hardware_sets(&self, entry: Pa, bits: u64) {
         self.arena.set_bits(entry, bits);
     }
 
-    /// Writes an entry behind the engine's back.
+    /// Writes an entry without the engine.
     pub fn write(&self, entry: Pa, raw: u64) {
         self.arena.write(entry, raw);
     }
@@ -141,7 +141,7 @@ impl Machine {
 
     fn record(&self, event: Event) {
         self.observe();
-        // Taken out meanwhile: what a hook makes the engine do is recorded, and calls no hook.
+        // The hook is taken out during the call: the engine's events within a hook are recorded, and call no hook.
         if let Some(mut hook) = self.hook.take() {
             hook(&event, self.vttbr.get());
             self.hook.borrow_mut().get_or_insert(hook);
@@ -159,7 +159,7 @@ impl Machine {
         }
     }
 
-    /// Notes which watched addresses translate differently now.
+    /// Records which watched addresses translate differently now.
     fn observe(&self) {
         let Some(mmu) = self.guest.get() else { return };
         for (ipa, last) in &mut *self.watched.borrow_mut() {
@@ -177,9 +177,9 @@ impl Machine {
 #[derive(Clone)]
 pub struct Host(pub Rc<Machine>);
 
-// SAFETY: `pointer` is inside the arena, which lives as long as the machine and which is accessed by atomics only; for
-// frames outside it returns an address that this machine executes cache operations on, without accessing it, and the
-// tests let the engine do nothing else there.
+// SAFETY: in the arena, `pointer` returns memory that lives as long as the machine and is accessed only by atomics. For
+// a frame outside the arena it returns an address that this machine uses for cache operations without accessing it, and
+// the tests let the engine do nothing else there.
 unsafe impl Platform for Host {
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         self.0.record(Event::Tlbi(operation, Reach::decode(operation, operand, &self.0.features)));
@@ -239,7 +239,7 @@ unsafe impl Platform for Host {
         self.0.arena.record(pa)
     }
 
-    /// All memory goes with the machine.
+    /// All memory is freed with the machine.
     fn abandoned(&self, root: Pa) {
         self.0.abandoned.borrow_mut().push(root);
     }
@@ -256,17 +256,17 @@ unsafe impl Platform for Host {
     }
 }
 
-/// Table pages, each of which is either here or with the tree.
+/// Table pages. Each is either here or in the tree.
 pub struct Pool {
     machine: Rc<Machine>,
     free: Vec<TablePage>,
     pub out: BTreeSet<Pa>,
-    /// How many more may be taken; what is given back may be taken again.
+    /// How many more pages may be taken. A page that is given back may be taken again.
     pub limit: usize,
 }
 
 impl Pool {
-    /// The first pages of the pool, which nobody has taken yet, as memory of a guest's.
+    /// The first pages of the pool, not taken yet, as a guest's memory.
     pub fn run(&mut self, pages: u64) -> Run {
         let runs = (0..pages).map(|_| self.free.pop().unwrap().into_run());
         runs.reduce(|run, next| run.join(next).unwrap()).unwrap()
@@ -293,24 +293,24 @@ impl twofold_stage2::TableSource for Pool {
 }
 
 impl Drop for Pool {
-    /// The test is over. Hooks may hold the machine that they are in.
+    /// The test is over. Hooks are dropped, since a hook may hold the machine that holds it.
     fn drop(&mut self) {
         let hooks = (self.machine.hook.take(), self.machine.atomic_hook.take());
         drop(hooks);
     }
 }
 
-/// A guest with empty tables, which is loaded; a pool; and the machine they are on.
+/// A guest with empty tables, whose `VTTBR_EL2` is loaded, with its pool and its machine.
 pub struct Guest {
     pub machine: Rc<Machine>,
     pub stage2: Stage2<Host>,
     pub pool: Pool,
-    /// What holds for the tables between two operations.
+    /// Checks what must hold for the tables between two operations.
     pub check: fn(&Stage2<Host>),
 }
 
 impl Guest {
-    /// With the pages of the pool numbered from [`table`]`(0)` in the order they are first taken.
+    /// The events. Pages of the pool are numbered from [`table`]`(0)` on, in the order in which they are first taken.
     pub fn new(features: Features, ipa_bits: u32) -> Self {
         Self::with_pages(features, ipa_bits, 24)
     }
@@ -318,7 +318,7 @@ impl Guest {
     pub fn with_pages(features: Features, ipa_bits: u32, pages: u64) -> Self {
         let machine = Machine::new(features, pages);
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &features).unwrap();
-        // SAFETY: the arena is accessed by atomics only, and `Host` maps it as long as it lives.
+        // SAFETY: the arena is accessed only by atomics, and `Host` maps it as long as it lives.
         let donated = unsafe { Donated::new(ROOT, TABLES - ROOT + pages * KIB_4) };
         let (root, pages_of_tables) = donated.into_run().split_at(TABLES - ROOT).unwrap();
         let (root, _) = root.split_at(geometry.root_size()).unwrap();
@@ -332,13 +332,13 @@ impl Guest {
         Self { machine, stage2, pool, check: |_| () }
     }
 
-    /// Records from here on what a walk for `ipa` finds; forgets what was recorded.
+    /// From here on, records what a walk for `ipa` finds. Forgets earlier events.
     pub fn watch(&self, ipa: Ipa) {
         self.machine.watched.borrow_mut().push((ipa, None));
         self.machine.events();
     }
 
-    /// The record since the last call. The tables are checked before.
+    /// The events since the last call. Checks the tables first.
     pub fn events(&self) -> Vec<Event> {
         (self.check)(&self.stage2);
         self.machine.events()
@@ -348,7 +348,7 @@ impl Guest {
         self.machine.mmu()
     }
 
-    /// Everything that the tables say now, as a walk reads them.
+    /// All leaves and tables, as a walk reads them.
     pub fn scan(&self) -> Scan {
         self.mmu().scan(&|pa| self.machine.read(pa))
     }
@@ -364,7 +364,7 @@ pub fn table(index: u64) -> Pa {
     TABLES + index * KIB_4
 }
 
-/// The PA of guest memory, `offset` bytes in.
+/// The PA of guest memory at `offset`.
 pub fn frame(offset: u64) -> Pa {
     FRAMES + offset
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a TLB invalidation reaches, decoded from the manual (Arm ARM C5.5), and a TLB that forgets nothing else.
+//! What a TLB invalidation reaches, decoded from the manual (Arm ARM DDI 0487K.a, C5.5), and a TLB that forgets nothing
+//! else.
 
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::{Features, Ipa};
@@ -12,14 +13,15 @@ use super::mmu::{Leaf, Link, Scan, span};
 pub enum Reach {
     /// The whole VMID.
     Vmid,
-    /// The entries that translate this address; only those of the level, where one is given.
+    /// The entries that translate this address, at this level only if there is one.
     At(Ipa, Option<u8>),
-    /// The entries that translate addresses from the first to before the second.
+    /// The entries that translate addresses from the first up to, but not including, the second.
     Range(Ipa, Ipa, Option<u8>),
 }
 
 impl Reach {
-    /// What a CPU with these features takes an operand for. What the manual reserves or leaves unpredictable fails.
+    /// Decodes an operand as a CPU with these features does. Panics on values that the manual reserves or leaves
+    /// unpredictable.
     pub fn decode(operation: Tlbi, operand: u64, features: &Features) -> Self {
         match operation {
             Tlbi::VmallE1 | Tlbi::VmallE1Is | Tlbi::VmallS12E1Is => {
@@ -54,7 +56,7 @@ impl Reach {
         }
     }
 
-    /// Whether an entry of `level` that covers `size` bytes from `ipa` goes.
+    /// Whether an entry of `level` that covers `size` bytes from `ipa` is invalidated.
     fn hits(&self, ipa: Ipa, size: u64, level: u8) -> bool {
         let (start, end, hint) = match *self {
             Self::Vmid => return true,
@@ -65,17 +67,17 @@ impl Reach {
     }
 }
 
-/// The TLB of another CPU: it has cached all that was in the tables, and forgets an entry only when an invalidation
-/// that names it has completed. Combined entries are made anew from what stage-2 entries it still has.
+/// The TLB of another CPU. It has cached everything that was in the tables, and forgets an entry only when an
+/// invalidation that reaches it has completed. It makes combined entries again from stage-2 entries that it still has.
 pub struct RemoteTlb {
     vmid: u16,
     stage2: Vec<Leaf>,
     combined: Vec<Leaf>,
     links: Vec<Link>,
-    /// A DSB has made the change of tables visible.
+    /// A DSB has made the change of the tables visible.
     visible: bool,
     under_way: Vec<(Tlbi, Reach)>,
-    /// The combined entries that go when what is under way completes.
+    /// The combined entries that go when the pending invalidations complete.
     combined_going: bool,
 }
 
@@ -102,7 +104,7 @@ impl RemoteTlb {
             Event::Tlbi(operation, reach) if self.visible && (vttbr >> 48) as u16 == self.vmid => match operation {
                 Tlbi::Ipas2E1 | Tlbi::VmallE1 => {}
                 Tlbi::VmallE1Is => {
-                    // What is under way has not completed: a combined entry may be made of it once more.
+                    // The pending invalidation has not completed, so a combined entry may be made once more.
                     if self.under_way.is_empty() {
                         self.combined_going = true;
                     }
@@ -130,8 +132,8 @@ impl RemoteTlb {
         }
     }
 
-    /// Fails where an entry that is left allows what the tables do not say any more. Less than they allow is no harm:
-    /// it ends in a fault.
+    /// Panics if an entry that is left allows more than the tables do. An entry that allows less is no harm: it causes
+    /// a fault.
     pub fn check(&self, now: &Scan) {
         for entries in [&self.stage2, &self.combined] {
             let mut leaves = now.leaves.iter();
@@ -152,7 +154,7 @@ impl RemoteTlb {
         let place = |leaf: &Leaf| (leaf.level, leaf.pa(), leaf.raw >> 2 & 0xf);
         assert_eq!(place(leaf), place(cached), "a TLB still holds {cached:x?}");
         assert!(leaf.access().covers(cached.access()), "{leaf:x?} was narrowed, a TLB still holds {cached:x?}");
-        // A cached DBM entry lets hardware grant writes.
+        // A cached entry with DBM lets hardware grant writes.
         let grants = |leaf: &Leaf| leaf.access().write || leaf.dirty_by_hardware();
         assert!(grants(leaf) || !grants(cached), "{leaf:x?} grants no writes, a TLB still holds {cached:x?}");
     }

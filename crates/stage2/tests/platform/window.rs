@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mapping by addresses alone: the tests vouch for all of them, by [`Window`]s.
+//! Mapping by addresses alone, through [`Window`]s that the tests vouch for.
 //!
-//! Their guests access nothing, a model of memory, or an arena that is there for them alone. So no address reaches other
+//! The guests of these tests access nothing, a model of memory, or an arena of their own. So no address reaches other
 //! memory of this process.
 #![allow(dead_code, reason = "each test uses its own part")]
 
@@ -9,18 +9,18 @@ use twofold_stage2::{
     Attributes, Coalesced, Error, Ipa, IpaRange, Leaf, Level, Mapped, Pa, Platform, Stage2, TableSource, Window,
 };
 
-/// Physical memory from `pa` on.
+/// A window of physical memory from `pa` on.
 pub const fn window(pa: Pa, size: u64) -> Window {
-    // SAFETY: as the module says.
+    // SAFETY: see the module's documentation.
     unsafe { Window::new(pa, size) }
 }
 
-/// The registers of a device from `pa` on, as many as a slot asks for.
+/// A window of a device's registers from `pa` on.
 pub const fn device(pa: Pa) -> Window {
     window(pa, u64::MAX)
 }
 
-/// The operations that map, by addresses.
+/// The operations that map, by address.
 pub trait ByAddress {
     fn map(
         &self,

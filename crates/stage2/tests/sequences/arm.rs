@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Hardware's records of writes, page by page: what arming, making clean and ending them change, what they leave, what they
-//! flush, and what is told of what was recorded.
+//! Hardware tracking of writes (DBM), page by page: what setting, making clean and clearing DBM change, keep, flush,
+//! and report of what hardware recorded.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use crate::platform::{KIB_4, MIB_2, frame};
 use twofold_stage2::{Error, Marked, Relaxed, Unwatched};
 
 const WRITABLE: u64 = 1 << 7;
-/// A CPU that records writes.
+/// A CPU with hardware dirty state.
 const RECORDS: Features = Features { hardware_access_flag: true, hardware_dirty_state: true, ..HINTS };
 const READ: Attributes = Attributes::ram(Access::READ);
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..READ };
@@ -24,7 +24,8 @@ fn pages(start: u64, end: u64) -> IpaRange {
     page(start)..page(end)
 }
 
-/// Pages from [`BASE`] on, a letter each: `r`ead-only, `w`ritable without a record, `c`lean, `d`irty, `-` not mapped.
+/// Pages from [`BASE`] on, one letter each: `r`ead-only, `w`ritable without DBM, `c`lean with DBM, `d`irty with DBM,
+/// `-` not mapped.
 fn guest_with(features: Features, pages: &str) -> Guest {
     let mut guest = guest(features);
     for (number, letter) in pages.chars().enumerate() {
@@ -41,7 +42,7 @@ fn guest_with(features: Features, pages: &str) -> Guest {
     guest
 }
 
-/// The same letters of what is there now. What is kept of the tables has to agree.
+/// The letters of what is mapped now. The counts of the tables must agree.
 fn letters(guest: &Guest, count: u64) -> String {
     #[cfg(feature = "checked")]
     guest.stage2.audit().unwrap();
@@ -55,16 +56,16 @@ fn letters(guest: &Guest, count: u64) -> String {
     (0..count).map(letter).collect()
 }
 
-/// All of these letters.
+/// Every letter.
 const EACH: &str = "rwcd-w";
 
-/// The flush of so many single pages, and of those between.
+/// The flush of the single pages from `start` up to, but not including, `end`.
 fn by_pages(start: u64, end: u64) -> Vec<Event> {
     let each: Vec<_> = (start..end).map(|number| (Tlbi::Ipas2Le1Is, Reach::At(page(number), Some(3)))).collect();
     by_ipa(&each)
 }
 
-/// What an operation locks: tables, and the words that it counts in.
+/// The number of atomic read-modify-writes of an operation: locks of tables, and words that it counts in.
 fn atomics(guest: &Guest, operation: impl FnOnce(&Guest)) -> u64 {
     let count = Rc::new(Cell::new(0));
     let counted = count.clone();
@@ -79,7 +80,7 @@ fn arming_takes_nothing_and_flushes_nothing() {
     let guest = guest_with(RECORDS, EACH);
     assert_eq!(guest.stage2.arm(pages(0, 6)), Ok(()));
     assert_eq!((letters(&guest, 6).as_str(), guest.events()), ("cdcd-d", vec![]));
-    // Frames, memory type, access flags: all else stays.
+    // Frames, memory types and access flags do not change.
     for number in [0, 1] {
         let leaf = guest.walk(page(number)).unwrap();
         assert_eq!((leaf.pa(), leaf.accessed(), leaf.access().read), (frame(number * KIB_4), true, true));
@@ -99,14 +100,14 @@ fn making_clean_arms_and_flushes_what_could_be_written() {
     let pending = guest.stage2.arm_clean(pages(0, 6)).unwrap();
     assert_eq!((letters(&guest, 6).as_str(), guest.machine.events()), ("cccc-c", vec![]));
     let _ = pending.complete();
-    // From the first that could be written to the last.
+    // From the first page that could be written to the last.
     assert_eq!(guest.events(), by_pages(1, 6));
     let pending = guest.stage2.arm_clean(pages(0, 6)).unwrap();
     assert!(pending.is_empty(), "all of it is clean");
     drop(pending);
 }
 
-/// A TLB's entry from before allows less: it costs a fault at most.
+/// An old TLB entry allows less, so it causes at most one fault.
 #[test]
 fn what_could_not_be_written_is_armed_without_a_flush() {
     let guest = guest_with(RECORDS, "rcr");
@@ -143,7 +144,7 @@ fn ending_records_keeps_them_and_flushes_all_that_was_armed() {
     drop(pending);
 }
 
-/// Records of a block would say nothing of its pages.
+/// Records of a block would not show which of its pages were written.
 #[test]
 fn blocks_are_not_armed() {
     for (attributes, block) in [(RAM, 'w'), (READ, 'r'), (DIRTY, 'd'), (CLEAN, 'c')] {
@@ -152,7 +153,7 @@ fn blocks_are_not_armed() {
         map(&mut guest, BASE + MIB_2, frame(MIB_2), Level::L3, &RAM);
         guest.stage2.arm(range(BASE, 2 * MIB_2)).unwrap();
         assert_eq!((letters(&guest, 1), letters(&guest, 513).pop()), (block.to_string(), Some('d')));
-        // A part of it is all of it.
+        // A part of a block selects the whole block.
         let _ = guest.stage2.arm_clean(range(page(1), KIB_4)).unwrap().complete();
         let flush = if block == 'r' { vec![] } else { by_leaf(BASE, Some(2)) };
         assert_eq!((letters(&guest, 1).as_str(), guest.events()), ("r", flush));
@@ -160,7 +161,7 @@ fn blocks_are_not_armed() {
     }
 }
 
-/// What somebody mapped armed is ended as it is.
+/// A block that was mapped with DBM is disarmed as a whole.
 #[test]
 fn records_of_a_block_are_told_of_and_ended_whole() {
     let mut guest = guest(RECORDS);
@@ -190,14 +191,15 @@ fn looking_tells_what_was_recorded_and_changes_nothing() {
     let pages_of = |mask| vec![Marked { ipa: BASE, level: Level::L3, mask }];
     assert_eq!(dirty(&guest, pages(0, 6)), pages_of(0b001000));
     assert_eq!(written(&guest, pages(0, 6)), pages_of(0b101010));
-    // Hardware records one more.
+    // Hardware records one more write.
     guest.machine.hardware_sets(guest.walk(page(2)).unwrap().entry, WRITABLE);
     assert_eq!(dirty(&guest, pages(0, 6)), pages_of(0b001100));
     assert_eq!(written(&guest, pages(0, 6)), pages_of(0b101110));
     assert_eq!((letters(&guest, 6).as_str(), guest.events()), ("rwdd-w", vec![]));
 }
 
-/// By 64 from where it was asked for, and again from where a table begins; what is outside is not told of.
+/// Reports are in words of 64 pages, counted from the start of the range, and again from the start of each table. Pages
+/// outside the range are not reported.
 #[test]
 fn what_is_told_begins_where_the_range_does() {
     let guest = guest_with(RECORDS, &"d".repeat(600));
@@ -207,12 +209,12 @@ fn what_is_told_begins_where_the_range_does() {
     assert_eq!(written(&guest, pages(435, 515)), expected);
 }
 
-/// A table in which there is nothing to do is not even locked.
+/// A table without work is not even locked.
 #[test]
 fn tables_with_nothing_to_do_are_passed_over() {
     let nothing = |_: Marked| panic!("there is nothing");
     let all = || range(BASE, GIB);
-    // Among what may be written is counted what hardware may let the guest write.
+    // A leaf that hardware may make writable counts as writable.
     for (letter, armed, writable, unarmed) in [("r", 0, 0, 1), ("w", 0, 1, 1), ("c", 1, 1, 0), ("d", 1, 1, 0)] {
         let guest = guest_with(RECORDS, &letter.repeat(3));
         let empty = guest_with(RECORDS, "");
@@ -225,11 +227,11 @@ fn tables_with_nothing_to_do_are_passed_over() {
             assert_eq!(sealed, 0, "seal, {letter}");
         }
         assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), unarmed, "arm, {letter}");
-        assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), 0, "all is armed, {letter}");
+        assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), 0, "DBM is set already, {letter}");
     }
 }
 
-/// The same for what changes leaves. `-` is a table whose only page was unmapped.
+/// The same for operations that change leaves. `-` is a table whose only page was unmapped.
 #[test]
 fn tables_with_nothing_to_change_are_passed_over() {
     type Operation = fn(&Guest, IpaRange);
@@ -255,7 +257,7 @@ fn tables_with_nothing_to_change_are_passed_over() {
     }
 }
 
-/// Hardware records a write between the look at an entry and its change.
+/// Hardware records a write between the read of an entry and its change.
 #[test]
 fn a_write_at_the_moment_of_a_change_is_kept() {
     type Operation = fn(&Guest);
@@ -285,7 +287,7 @@ fn a_page_is_widened_on_this_cpu() {
         let widened = vec![sees(page(number), 3, frame(number * KIB_4), Access::READ_WRITE)];
         assert_eq!(guest.events(), [widened, on_this_cpu(page(number), 3)].concat());
         assert_eq!(letters(&guest, 3), letters_then);
-        // This CPU's TLB may be what is stale.
+        // This CPU's TLB may be stale.
         assert_eq!(guest.stage2.relax_page(page(number), Access::READ_WRITE), Ok(Relaxed::Already));
         assert_eq!(guest.events(), on_this_cpu(page(number), 3));
     }
@@ -327,7 +329,7 @@ fn ranges_that_are_none_are_refused() {
     assert_eq!((letters(&guest, 6).as_str(), guest.events()), (EACH, vec![]));
 }
 
-/// Of what hardware would never record, none is armed; what it has recorded, on another CPU say, can be told of and ended.
+/// A CPU without hardware dirty state sets DBM nowhere. Records that another CPU made can still be reported and ended.
 #[test]
 fn a_cpu_without_records_arms_nothing() {
     let guest = guest_with(HINTS, EACH);
@@ -341,7 +343,7 @@ fn a_cpu_without_records_arms_nothing() {
     assert_eq!(letters(&guest, 6), "rwrw-w");
 }
 
-/// Several at once, as a log does it: one flush.
+/// Several changes at once, as a dirty log joins them: one flush.
 #[test]
 fn sections_that_are_ended_together_are_flushed_once() {
     let guest = guest_with(Features { tlbi_range: true, ..RECORDS }, &"d".repeat(16));
@@ -354,7 +356,7 @@ fn sections_that_are_ended_together_are_flushed_once() {
     assert_eq!(letters(&guest, 16), "wwwwwwwwddddwwww");
 }
 
-/// Memory of the guest's, as it is at this moment: whatever the alignment, and nothing beside it.
+/// A guest's memory is read as it is at this moment, at any alignment, and nothing beside it.
 #[test]
 fn memory_is_read_as_it_was_written() {
     let mut guest = guest(RECORDS);
@@ -393,12 +395,12 @@ fn memory_is_read_as_it_was_written() {
     }
 }
 
-/// The pages in this mask, from the first one on.
+/// The pages that `mask` selects, from the first one on.
 fn marked(mask: u64) -> Vec<Marked> {
     vec![Marked { ipa: BASE, level: Level::L3, mask }]
 }
 
-/// Where hardware may record a write at the same moment, access flags are taken one by one.
+/// If hardware may record a write at the same moment, access flags are cleared one leaf at a time.
 #[test]
 fn accesses_beside_records_are_told_once() {
     let guest = guest_with(RECORDS, &"c".repeat(20));
@@ -414,7 +416,7 @@ fn accesses_beside_records_are_told_once() {
     assert_eq!(letters(&guest, 20), "c".repeat(20));
 }
 
-/// Leaves are looked at by eight.
+/// Leaves are read in rows of eight.
 #[test]
 fn records_beyond_the_first_eight_leaves_are_collected() {
     let dirty = |number: u64| if [3, 11, 30].contains(&number) { 'd' } else { 'c' };
@@ -425,7 +427,7 @@ fn records_beyond_the_first_eight_leaves_are_collected() {
     assert_eq!(letters(&guest, 40), "c".repeat(40));
 }
 
-/// S2AP\[1\] and DBM go, and no other bit.
+/// S2AP\[1\] and DBM are cleared, and no other bit changes.
 #[test]
 fn ending_records_changes_nothing_else() {
     const DBM: u64 = 1 << 51;
@@ -435,7 +437,7 @@ fn ending_records_changes_nothing_else() {
     assert_eq!(guest.walk(BASE).unwrap().raw, before & !(WRITABLE | DBM));
 }
 
-/// Leaves are changed by eight, and what is left over behind them: each is flushed where it is, and counted.
+/// Leaves are changed in rows of eight, and the rest after them. Each is flushed at its address, and counted.
 #[test]
 fn rows_of_leaves_are_changed_and_flushed_where_they_are() {
     type Operation = fn(&Guest);
@@ -460,7 +462,8 @@ fn rows_of_leaves_are_changed_and_flushed_where_they_are() {
     }
 }
 
-/// What is not mapped between pages that are armed one by one is as it was: another mapping fits there.
+/// An entry that is not mapped, between pages whose DBM is changed one at a time, does not change: it can be mapped
+/// afterwards.
 #[test]
 fn arming_leaves_what_is_not_mapped_alone() {
     type Operation = fn(&Guest);
@@ -476,7 +479,7 @@ fn arming_leaves_what_is_not_mapped_alone() {
     }
 }
 
-/// Where hardware records writes, what may not be written anyway is no change, and what may is flushed.
+/// In a table with DBM, a leaf that cannot be written is not changed, and one that can be is flushed.
 #[test]
 fn write_protection_beside_records_flushes_what_it_changed() {
     for (before, start, end) in [("rrwcrr", 2, 4), ("rdrrrr", 1, 2), ("-rr-wd", 4, 6), ("crrrrr", 0, 1)] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Changing permissions and flags: narrowing reaches all CPUs, widening this one; nothing is broken for it.
+//! Changes of permissions and flags: a downgrade reaches all CPUs, and a grant this CPU. Neither breaks an entry.
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame, table};
@@ -55,7 +55,7 @@ fn the_flush_spans_the_leaves_that_changed_and_no_others() {
     assert_eq!(guest.events(), by_ipa(&[(Tlbi::Ripas2Le1Is, reach)]));
 }
 
-/// At both ends; the middle stays a block.
+/// Blocks at both ends are split; the middle stays a block.
 #[test]
 fn blocks_across_the_ends_are_split_before() {
     let mut guest = guest(HINTS);
@@ -82,14 +82,14 @@ fn blocks_across_the_ends_are_split_before() {
         vec![sees(first, 3, frame(MIB_2 - KIB_4), Access::READ)],
     ];
     assert_eq!(narrowing, expected.concat());
-    // Pages and a block: no level can be named, and the span has too many pages for singles.
+    // Pages and a block: no level hint is possible, and the range has too many pages for single invalidations.
     assert_eq!(guest.events(), by_vmid());
     assert_eq!(guest.walk(BASE + MIB_2).unwrap().level, 2);
     assert_eq!(guest.walk(after).unwrap().access(), rw);
     assert_eq!(guest.walk(BASE).unwrap().access(), rw);
 }
 
-/// What hardware would grant is as good as granted.
+/// A write that hardware would grant counts as granted.
 #[test]
 fn without_writes_hardware_may_not_grant_them_either() {
     let mut guest = guest(HINTS);
@@ -97,7 +97,7 @@ fn without_writes_hardware_may_not_grant_them_either() {
     let _ = guest.stage2.protect(range(BASE, KIB_4), Access::READ, &mut guest.pool).unwrap().complete();
     assert!(!guest.walk(BASE).unwrap().dirty_by_hardware());
     let flush = by_leaf(BASE, Some(3));
-    assert!(guest.events().ends_with(&flush), "a TLB that still grants writes has to be told");
+    assert!(guest.events().ends_with(&flush), "a TLB may still grant writes until it is flushed");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn execution_is_granted_after_invalidating_code() {
     assert_eq!(guest.events(), [&code[..], &granted, &on_this_cpu(BASE, 3)].concat());
 }
 
-/// What is executed already was made ready for it.
+/// Memory that is executable already needed its maintenance earlier.
 #[test]
 fn execution_that_is_granted_already_touches_no_cache() {
     for level in [Level::L3, Level::L2] {
@@ -126,7 +126,7 @@ fn execution_that_is_granted_already_touches_no_cache() {
     }
 }
 
-/// Devices have no lines; here they have not even a pointer.
+/// Devices have no cache lines, and here not even a pointer.
 #[test]
 fn execution_of_a_device_touches_no_cache() {
     let mut guest = guest(HINTS);
@@ -148,7 +148,7 @@ fn widening_is_flushed_on_this_cpu_only() {
     }
 }
 
-/// It may be this CPU's TLB that is stale: without the flush the guest would fault for ever.
+/// This CPU's TLB may be stale: without the flush the guest would fault for ever.
 #[test]
 fn relaxing_flushes_even_where_nothing_changed() {
     let mut guest = guest(HINTS);
@@ -167,7 +167,7 @@ fn relaxing_sets_the_access_flag() {
     assert!(guest.walk(BASE).unwrap().accessed());
 }
 
-/// What the guest ran into was there a moment ago, and may still be in this CPU's TLB, at whatever level.
+/// The leaf was there a moment ago, and this CPU's TLB may still hold it, at any level.
 #[test]
 fn relaxing_what_is_gone_makes_this_cpu_forget_it() {
     let mut guest = guest(HINTS);
@@ -187,7 +187,7 @@ fn cleaning_takes_the_recorded_writes_and_flushes_them() {
     for index in 0..4 {
         map(&mut guest, BASE + index * KIB_4, frame(index * KIB_4), Level::L3, &CLEAN);
     }
-    // Writable without a record, and clean: neither is told of.
+    // Writable without DBM, and clean with DBM: neither is reported.
     map(&mut guest, BASE + 4 * KIB_4, frame(4 * KIB_4), Level::L3, &RAM);
     let dirty = BASE + 2 * KIB_4;
     guest.machine.hardware_sets(guest.walk(dirty).unwrap().entry, WRITABLE);
@@ -208,7 +208,7 @@ fn cleaning_takes_the_recorded_writes_and_flushes_them() {
     assert!(pending.is_empty());
 }
 
-/// The memory of tables that are dropped is lost, which the platform is told of; that of destroyed ones comes back.
+/// The memory of dropped tables is lost, which the platform is notified of. The memory of destroyed tables comes back.
 #[test]
 fn tables_that_are_dropped_are_abandoned() {
     let mut guest = guest(HINTS);
@@ -222,7 +222,7 @@ fn tables_that_are_dropped_are_abandoned() {
     assert_eq!(machine.abandoned.take(), []);
 }
 
-/// What a fault takes: a page for each table that is missing, and none where nothing can be mapped.
+/// What a fault needs: one page for each missing table, and none where nothing can be mapped.
 #[test]
 fn tables_that_are_missing_are_counted() {
     let mut guest = guest(HINTS);
@@ -256,7 +256,7 @@ fn a_vmid_has_to_fit() {
     }
 }
 
-/// The memory of a root of one table has no second one behind it.
+/// A root of one table has no memory for a second one after it.
 #[test]
 fn a_root_has_to_be_large_enough() {
     let Guest { machine, stage2, mut pool, .. } = Guest::new(HINTS, 39);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Coalescing: clean, break, flush, make, and only then look through what went, and free it.
+//! Coalescing: clean, break, flush, make. Only then are the old tables read, and freed.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -26,12 +26,12 @@ fn done(tables: u64) -> (Coalesced, Vec<Leaf>) {
     (Coalesced::Done { tables }, vec![])
 }
 
-/// The flush of a table of so many bytes: of walk entries too.
+/// The flush of a table that maps `size` bytes, with its walk entries.
 fn by_table(size: u64) -> Vec<Event> {
     by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + size, None))])
 }
 
-/// Fills a block with pages in one go.
+/// Maps all pages of a block in one call.
 fn map_full(guest: &mut Guest, ipa: Ipa, attributes: &Attributes) {
     let range = range(ipa, MIB_2);
     guest.stage2.map_range(range, frame(ipa - BASE), Level::L3, attributes, &mut guest.pool).unwrap();
@@ -60,7 +60,7 @@ fn the_block_is_made_when_the_flush_is_complete_and_the_table_freed_after_that()
     assert_eq!(guest.events(), expected.concat());
 }
 
-/// A table of level 2 goes with the tables that are in it; blocks and pages are one block then.
+/// A level 2 table goes with the tables in it. Its blocks and pages become one block.
 #[test]
 fn a_block_of_1_gib_takes_the_place_of_all_that_is_below() {
     let mut guest = guest(RANGES);
@@ -78,8 +78,8 @@ fn a_block_of_1_gib_takes_the_place_of_all_that_is_below() {
     assert_eq!(guest.scan().leaves.len(), 1);
 }
 
-/// Reading dirty state before the break, as the posted combined dirty log does, loses what is written through a TLB up to
-/// the end of the flush. Here hardware writes at each of its steps.
+/// The posted combined dirty log (Kolothum 2023) reads dirty state before the break, and loses what is written through
+/// a TLB until the flush ends. Here hardware writes at each step of the flush.
 #[test]
 fn what_hardware_records_until_the_end_of_the_flush_is_told() {
     for last_step in [Event::Dsb(Domain::IshSt), Event::Tlbi(Tlbi::VmallE1Is, Reach::Vmid)] {
@@ -113,7 +113,7 @@ fn writes_that_hardware_does_not_record_are_not_told() {
     assert_eq!(coalesce(&mut guest, BASE, Level::L2, &CLEAN), done(1));
 }
 
-/// Each of them was cleaned when it was mapped, and the guest has used them since.
+/// Each page was cleaned when it was mapped, and the guest has used it since.
 #[test]
 #[cfg_attr(miri, ignore = "full tables take too long there")]
 fn what_is_fully_mapped_is_not_cleaned_again() {
@@ -125,7 +125,7 @@ fn what_is_fully_mapped_is_not_cleaned_again() {
     assert_eq!(guest.events(), [vec![sees_nothing(BASE)], by_table(MIB_2), made].concat());
 }
 
-/// Looked for in the tables below too: 1 GiB takes far longer to clean than to look through.
+/// The tables below are searched too: cleaning 1 GiB takes far longer than reading its tables.
 #[test]
 #[cfg_attr(miri, ignore = "full tables take too long there")]
 fn what_is_fully_mapped_by_tables_is_not_cleaned_again() {
@@ -151,7 +151,7 @@ fn what_is_fully_mapped_by_tables_is_not_cleaned_again() {
     assert_eq!(cleaned(Memory::Normal, false), with_cleaning(&[], &[]));
     let page = [Event::Clean(frame(5 * KIB_4), KIB_4), Event::Dsb(Domain::Ish)];
     assert_eq!(cleaned(Memory::Normal, true), with_cleaning(&page, &[]));
-    // And once more after the flush: until then the guest may have written past the caches.
+    // Cleaned again after the flush: until then the guest may have written past the caches.
     let pages = [Event::Clean(frame(0), MIB_2), Event::Dsb(Domain::Ish)];
     assert_eq!(cleaned(Memory::NonCacheable, false), with_cleaning(&pages, &pages));
 }
@@ -159,7 +159,7 @@ fn what_is_fully_mapped_by_tables_is_not_cleaned_again() {
 #[test]
 #[cfg_attr(miri, ignore = "full tables take too long there")]
 fn what_is_not_mapped_is_cleaned_before_the_break() {
-    // The first and the last page, one alone, three in a row.
+    // The first and the last page, a single one, and three in a row.
     let holes = [(0, 1), (7, 1), (100, 3), (511, 1)].map(|(page, pages)| (page * KIB_4, pages * KIB_4));
     let mut guest = guest(NO_FWB);
     map_full(&mut guest, BASE, &RAM);
@@ -174,7 +174,7 @@ fn what_is_not_mapped_is_cleaned_before_the_break() {
     assert_eq!(guest.events(), [cleaned, broken, made].concat());
 }
 
-/// Where a table below has no page left, or there never was one, the hole is as long as its entry, and grows with the next.
+/// If a table below has no page left, or there is no table, the hole is as long as the entry, and joins the next hole.
 #[test]
 fn holes_of_each_level_are_cleaned() {
     let mut guest = guest(NO_FWB);
@@ -187,9 +187,9 @@ fn holes_of_each_level_are_cleaned() {
     assert_eq!(cleaned.collect::<Vec<_>>(), holes.map(|(at, size)| Event::Clean(frame(at), size)));
 }
 
-/// They were made ready for another type: for forced write-back not at all. And again when the flush is complete: until then
-/// the guest may have written past the caches. A device's block has no lines to be made ready; what its pages left in caches
-/// goes when the flush is complete.
+/// The pages were cleaned for another type; with FEAT_S2FWB, normal memory was not cleaned at all. They are cleaned
+/// again after the flush: until then the guest may have written past the caches. A block of a device needs no cleaning
+/// before. What its pages left in caches is cleaned after the flush.
 #[test]
 #[cfg_attr(miri, ignore = "full tables take too long there")]
 fn pages_of_another_type_were_not_cleaned_for_this_one() {
@@ -212,7 +212,7 @@ fn pages_of_another_type_were_not_cleaned_for_this_one() {
     }
 }
 
-/// What was cached for other observers is cleaned as what was cached as another type.
+/// Lines that were cached with another shareability are cleaned like those of another type.
 #[test]
 #[cfg_attr(miri, ignore = "full tables take too long there")]
 fn pages_of_another_shareability_are_cleaned_as_those_of_another_type() {
@@ -226,8 +226,8 @@ fn pages_of_another_shareability_are_cleaned_as_those_of_another_type() {
     assert_eq!(guest.events(), [cleaned.clone(), flushed, cleaned, made].concat());
 }
 
-/// Whichever type becomes whichever: after the flush and before the block is made, what was cached is not left to be written
-/// back, and what was written past the caches is not left hidden.
+/// For every pair of types: between flush and make, no cached line is left that could be written back, and none that
+/// hides what was written past the caches.
 #[test]
 #[cfg_attr(miri, ignore = "full tables take too long there")]
 fn a_page_of_another_type_is_cleaned_between_break_and_make() {
@@ -256,7 +256,7 @@ fn a_page_of_another_type_is_cleaned_between_break_and_make() {
     }
 }
 
-/// A block of 1 GiB finds it in a table two levels below.
+/// A coalesce of 1 GiB finds the page in a table two levels below.
 #[test]
 fn a_page_of_another_type_is_found_in_a_table_below() {
     let mut guest = guest(RANGES);
@@ -268,7 +268,7 @@ fn a_page_of_another_type_is_found_in_a_table_below() {
     assert_eq!(cleaned.collect::<Vec<_>>(), [Event::Clean(frame(MIB_2), KIB_4)]);
 }
 
-/// It has no lines; elsewhere than here not even a pointer.
+/// A device has no cache lines, and outside these tests not even a pointer.
 #[test]
 fn a_device_is_never_cleaned() {
     let mut guest = guest(NO_FWB);
@@ -283,7 +283,7 @@ fn a_device_is_never_cleaned() {
     assert_eq!(guest.events(), [vec![sees_nothing(BASE)], by_table(MIB_2), made].concat());
 }
 
-/// Whoever cleaned for a block leaves no mark behind on the page of its table.
+/// A coalesce leaves no mark of its claim in the record of the table's page.
 #[test]
 #[cfg_attr(miri, ignore = "full tables take too long there")]
 fn a_table_page_that_was_coalesced_is_used_and_coalesced_again() {
@@ -293,7 +293,7 @@ fn a_table_page_that_was_coalesced_is_used_and_coalesced_again() {
         map_full(&mut guest, ipa, &RAM);
         assert_eq!(coalesce(&mut guest, ipa, Level::L2, &RAM), done(1));
     }
-    // By way of a table that went with the one above.
+    // A page of a table that was unlinked together with its parent.
     let _ = coalesce(&mut guest, BASE, Level::L1, &RAM);
     map_full(&mut guest, BASE + GIB, &RAM);
     assert_eq!(coalesce(&mut guest, BASE + GIB, Level::L2, &RAM), done(1));
@@ -322,14 +322,15 @@ fn executable_memory_is_made_ready_before_the_break() {
     assert_eq!(guest.events(), [code, vec![sees_nothing(BASE)], by_table(MIB_2), made].concat());
 }
 
-/// What a block of pages was is forgotten, but what it is now is not: when it goes, memory that was not cacheable is cleaned,
-/// and memory that FEAT_S2FWB forces to be cached is not, nor is it flushed before its `Pending` is complete.
+/// The memory type of the old pages is forgotten, and that of the block is kept. When the block goes, non-cacheable
+/// memory is cleaned. Memory that FEAT_S2FWB forces to be cached is not cleaned, nor flushed before its `Pending` is
+/// complete.
 #[test]
 fn a_coalesced_block_is_cleaned_when_it_goes_if_it_has_to_be() {
     for memory in [Memory::NonCacheable, Memory::Normal] {
         let mut guest = guest(HINTS);
         map_full(&mut guest, BASE, &RAM);
-        // So that the table of level 2 stays.
+        // Keeps the level 2 table linked.
         map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 1);
         assert_eq!(coalesce(&mut guest, BASE, Level::L2, &Attributes { memory, ..RAM }), done(1));
         guest.events();

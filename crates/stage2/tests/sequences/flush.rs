@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whose entries a flush reaches: those of the VMID in `VTTBR_EL2`, so the guest's is there meanwhile, and what was
-//! there before comes back as it was. And the flush that was forgotten.
+//! Whose entries a flush reaches. A TLBI applies to the VMID in `VTTBR_EL2`, so the guest's value is loaded during the
+//! flush, and the old value restored after it. Also: a flush that was forgotten.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,10 +9,11 @@ use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, frame};
 use twofold_stage2::{Broken, Error, Unwatched};
 
-/// Another guest's, with CnP.
+/// Another guest's `VTTBR_EL2`, with CnP.
 const OTHER: u64 = 0x0033_0000_4567_8001;
 
-/// Does something with one mapped page, with the guest loaded and with another, and compares.
+/// Runs `act` on one mapped page, once with this guest's `VTTBR_EL2` loaded and once with another's, and compares the
+/// events.
 #[track_caller]
 fn flushes_as_itself(flush: Vec<Event>, act: impl Fn(&mut Guest)) {
     for loaded in [true, false] {
@@ -56,7 +57,7 @@ fn the_whole_guest() {
     flushes_as_itself(by_vmid(), |guest| guest.stage2.invalidate_all());
 }
 
-/// Stage 1 belongs to the vCPU, the VMID to the guest.
+/// Stage 1 belongs to the vCPU, and the VMID to the guest.
 #[test]
 fn stage_1_of_another_vcpu() {
     let local = vec![Event::Tlbi(Tlbi::VmallE1, Reach::Vmid), Event::Dsb(Domain::Nsh), Event::Isb];
@@ -100,12 +101,12 @@ fn a_dropped_flush_is_done_as_complete_does_it() {
     guest.machine.events();
     drop(pending);
     assert_eq!(guest.events(), by_leaf(BASE, Some(3)));
-    // It is pending no more: with nothing to do, nothing is flushed.
+    // The change is not pending any more, so a repetition flushes nothing.
     let _ = guest.stage2.write_protect(range(BASE, KIB_4)).unwrap().complete();
     assert_eq!(guest.events(), []);
 }
 
-/// README's example: the second call fails, and the first change is flushed all the same.
+/// The README's example: the second call fails, and the first change is flushed all the same.
 #[test]
 fn a_flush_that_an_error_drops_is_done() {
     fn protect(stage2: &Stage2<Host>, section: IpaRange, other: Ipa, mask: u64) -> Result<(), Error> {
@@ -123,8 +124,8 @@ fn a_flush_that_an_error_drops_is_done() {
     assert_eq!(guest.events(), by_leaf(BASE + KIB_4, Some(3)), "only what was not protected before");
 }
 
-/// The tables of a flush that is dropped, before it is complete or after, go back by the next operation that frees some;
-/// and their leaves are told of.
+/// The tables of a flush that is dropped, before or after it is complete, are given back by the next operation that
+/// frees pages. Their leaves are reported.
 #[test]
 fn tables_of_a_dropped_flush_go_back_with_the_next_operation() {
     for complete in [false, true] {
@@ -152,7 +153,7 @@ fn tables_of_a_dropped_flush_go_back_with_the_next_operation() {
     }
 }
 
-/// The invalidation is of one VMID.
+/// An invalidation is of one VMID.
 #[test]
 fn flushes_of_two_guests_are_not_joined() {
     let (mut one, other) = (guest(HINTS), guest(HINTS));

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is granted is what was lent, for the addresses that it was lent for; and it comes back when the flush is complete.
+//! A grant is for lent memory, at the addresses that it was lent for. The memory comes back when the flush is complete.
 
 use twofold_stage2::{Error, Lent};
 
 use super::*;
 use crate::platform::{KIB_4, VMID};
 
-/// Nothing is cleaned: what is lent here is in the arena.
+/// Features that need no cleaning: the memory lent here is in the arena.
 const FORCED: Features = Features { forced_write_back: true, ..PLAIN };
 
 const BASE: Ipa = Ipa::new(GIB);
 
-/// A guest, and pages of its pool that are lent to it: the first one at [`BASE`], all but the last one may be mapped.
+/// A guest, and pages of its pool that are lent to it from [`BASE`] on. All but the last one may be mapped.
 fn lent(pages: u64) -> (Guest, Lent, Pa) {
     let mut guest = Guest::new(FORCED, 40);
     let run = guest.pool.run(pages);
@@ -28,7 +28,7 @@ fn a_grant_is_inside_what_is_lent() {
     assert_eq!(grant(BASE, KIB_4), Some((BASE, pa, KIB_4)));
     assert_eq!(grant(BASE + KIB_4, 2 * KIB_4), Some((BASE + KIB_4, pa + KIB_4, 2 * KIB_4)));
     assert_eq!(grant(Ipa::new(GIB - KIB_4), KIB_4), None, "before it");
-    assert_eq!(grant(BASE + 3 * KIB_4, KIB_4), None, "behind it, and in the run");
+    assert_eq!(grant(BASE + 3 * KIB_4, KIB_4), None, "in the run, but after the lent addresses");
     assert_eq!(grant(BASE + 2 * KIB_4, 2 * KIB_4), None, "half of it");
     assert_eq!(grant(BASE, u64::MAX), None, "more than there is");
 }
@@ -50,7 +50,7 @@ fn what_is_lent_is_whole_pages_of_the_run_in_the_range() {
     }
 }
 
-/// A page at an odd address is granted where it begins inside: no leaf is made of it.
+/// A grant may begin inside a page. No leaf can be made of it.
 #[test]
 fn a_grant_that_is_not_whole_pages_maps_nothing() {
     let (mut guest, lent, pa) = lent(2);
@@ -106,7 +106,7 @@ fn what_is_lent_comes_back_when_its_addresses_are_vacated() {
     assert_eq!(guest.scan().leaves.len(), 0);
 }
 
-/// The last page of what is lent is vacated, the first is still mapped.
+/// The last page of the lent memory is vacated; the first is still mapped.
 #[test]
 fn what_is_vacated_from_the_middle_on_does_not_come_back() {
     let (mut guest, lent, _) = lent(3);

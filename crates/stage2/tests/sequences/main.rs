@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Proves for each operation the exact sequence of instructions, and where between them the tables change.
 //!
-//! A sequence is compared as a whole, so an instruction that is missing, added or moved fails a test. TLBI operands
-//! are compared as the architecture decodes them ([`platform::tlb`]).
+//! A sequence is compared as a whole, so a missing, added or moved instruction fails a test. TLBI operands are compared
+//! as the architecture decodes them ([`platform::tlb`]).
 
 #[path = "../platform/mod.rs"]
 mod platform;
@@ -36,7 +36,7 @@ const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 
 /// Level 1 is the root: a page takes two tables.
 const IPA_BITS: u32 = 40;
-/// Where a block of any size may start.
+/// An address where a block of any size may start.
 const BASE: Ipa = Ipa::new(4 * GIB);
 
 fn guest(features: Features) -> Guest {
@@ -46,7 +46,7 @@ fn guest(features: Features) -> Guest {
     guest
 }
 
-/// What is kept of the tables agrees with what is in them.
+/// The counts of the tables agree with their entries.
 fn counts_agree(stage2: &Stage2<Host>) {
     #[cfg(feature = "checked")]
     stage2.audit().unwrap();
@@ -54,13 +54,13 @@ fn counts_agree(stage2: &Stage2<Host>) {
     let _ = stage2;
 }
 
-/// Maps anew, and forgets what was recorded.
+/// Maps a leaf where none is, and forgets the recorded events.
 fn map(guest: &mut Guest, ipa: Ipa, pa: Pa, level: Level, attributes: &Attributes) {
     assert_eq!(guest.stage2.map(ipa, pa, level, attributes, &mut guest.pool), Ok(Mapped::New));
     guest.events();
 }
 
-/// Maps so many pages, one behind the other.
+/// Maps `count` pages, one after the other.
 fn map_pages(guest: &mut Guest, ipa: Ipa, pa: Pa, pages: u64) {
     for offset in (0..pages * 4096).step_by(4096) {
         map(guest, ipa + offset, pa + offset, Level::L3, &RAM);
@@ -79,7 +79,7 @@ fn sees_nothing(ipa: Ipa) -> Event {
     Event::Sees(ipa, None)
 }
 
-/// The sequence by address on all CPUs, around these invalidations.
+/// The flush by address on all CPUs, with these invalidations.
 fn by_ipa(stage2: &[(Tlbi, Reach)]) -> Vec<Event> {
     let mut events = vec![Event::Dsb(Domain::IshSt)];
     events.extend(stage2.iter().map(|(operation, reach)| Event::Tlbi(*operation, *reach)));
@@ -92,17 +92,17 @@ fn by_ipa(stage2: &[(Tlbi, Reach)]) -> Vec<Event> {
     events
 }
 
-/// That of one leaf.
+/// The flush of one leaf on all CPUs.
 fn by_leaf(ipa: Ipa, level: Option<u8>) -> Vec<Event> {
     by_ipa(&[(Tlbi::Ipas2Le1Is, Reach::At(ipa, level))])
 }
 
-/// The sequence for the whole guest on all CPUs.
+/// The flush of the whole guest on all CPUs.
 fn by_vmid() -> Vec<Event> {
     vec![Event::Dsb(Domain::IshSt), Event::Tlbi(Tlbi::VmallS12E1Is, Reach::Vmid), Event::Dsb(Domain::Ish), Event::Isb]
 }
 
-/// The sequence for one leaf on this CPU only.
+/// The flush of one leaf on this CPU only.
 fn on_this_cpu(ipa: Ipa, level: impl Into<Option<u8>>) -> Vec<Event> {
     vec![
         Event::Dsb(Domain::NshSt),

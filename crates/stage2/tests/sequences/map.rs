@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mapping where nothing is: cache maintenance, tables, the entry, one barrier, and no TLB invalidation.
+//! Mapping where nothing is mapped: cache maintenance, tables, the entry, one barrier, and no TLB invalidation.
 
 use super::*;
 use crate::platform::window::ByAddress as _;
@@ -14,7 +14,7 @@ const TAKE_TWO: [Event; 4] = [
     Event::Dsb(Domain::IshSt),
 ];
 const CLEAN: [Event; 2] = [Event::Clean(Pa::new(0x10_0000_0000), KIB_4), Event::Dsb(Domain::Ish)];
-/// What was written there before is to be seen by what is fetched after.
+/// Instruction fetches after the map must see what was written before it.
 const CODE: [Event; 3] =
     [Event::Dsb(Domain::Ish), Event::InvalidateCode(Pa::new(0x10_0000_0000), KIB_4), Event::Dsb(Domain::Ish)];
 const ALL_CODE: [Event; 3] = [Event::Dsb(Domain::Ish), Event::InvalidateAllCode, Event::Dsb(Domain::Ish)];
@@ -23,7 +23,7 @@ const FWB: Features = Features { forced_write_back: true, ..PLAIN };
 const PIPT: Features = Features { instruction_cache_pipt: true, ..PLAIN };
 const DIC: Features = Features { instruction_cache_coherent: true, ..PIPT };
 
-/// The sequence of mapping a page into an empty tree is: two tables, this maintenance, the entry, a barrier.
+/// Checks the events of mapping a page into an empty tree: two tables, this maintenance, the entry, a barrier.
 #[track_caller]
 fn maps_with(features: Features, attributes: Attributes, maintenance: &[&[Event]]) {
     let mut guest = guest(features);
@@ -62,7 +62,7 @@ fn dic_saves_the_instruction_side() {
     maps_with(Features { forced_write_back: true, ..DIC }, Attributes::ram(Access::ALL), &[]);
 }
 
-/// What is dirty in a cache would overwrite what the guest writes past it; forced write-back does not reach this type.
+/// A dirty line would overwrite what the guest writes past the cache, and FEAT_S2FWB does not reach this type.
 #[test]
 fn memory_that_is_not_cached_is_cleaned_always() {
     let memory = Memory::NonCacheable;
@@ -71,7 +71,7 @@ fn memory_that_is_not_cached_is_cleaned_always() {
     maps_with(FWB, Attributes { memory, ..RAM }, &[&CLEAN]);
 }
 
-/// Their addresses are nowhere mapped: asking for a pointer would panic.
+/// Device addresses are mapped nowhere: a request for a pointer would panic.
 #[test]
 fn devices_are_left_alone_by_cache_maintenance() {
     let uart = Pa::new(0x0900_0000);
@@ -84,7 +84,7 @@ fn devices_are_left_alone_by_cache_maintenance() {
     }
 }
 
-/// An invalid entry's address field says 0 too.
+/// The address field of an invalid entry is 0 too.
 #[test]
 fn what_is_not_mapped_is_not_mapped_to_0() {
     let mut guest = guest(PLAIN);
@@ -108,7 +108,7 @@ fn a_block_is_maintained_as_a_whole() {
     assert_eq!(guest.events(), expected.concat());
 }
 
-/// Instruction caches may have other lines than data caches: none is left out, and none invalidated twice.
+/// Instruction caches may have other line sizes than data caches. No line is left out, and none is invalidated twice.
 #[test]
 fn code_is_invalidated_by_its_own_lines() {
     for (data_line, instruction_line) in [(128, 64), (64, 128)] {
@@ -117,7 +117,7 @@ fn code_is_invalidated_by_its_own_lines() {
     }
 }
 
-/// The limit is a number of lines: 1024 of 2 KiB are a 2 MiB block, and twice as many are too many.
+/// The limit is a number of lines: 1024 lines of 2 KiB are a 2 MiB block, and twice as many are too many.
 #[test]
 fn beyond_so_many_lines_all_code_is_invalidated() {
     let mut guest = guest(Features { instruction_line: 1024, forced_write_back: true, ..PIPT });
@@ -127,7 +127,7 @@ fn beyond_so_many_lines_all_code_is_invalidated() {
     assert_eq!(guest.events(), expected.concat());
 }
 
-/// A page comes with whatever it held. A walk at any of the instructions would stumble over it.
+/// A page from the source may hold anything. A walk at any instruction must not read its old content.
 #[test]
 fn tables_are_zeroed_before_they_are_linked() {
     let mut guest = guest(Features { zero_block: 512, ..FWB });
@@ -162,7 +162,7 @@ fn a_second_page_takes_no_table() {
     assert_eq!((outcome, guest.events()), (Ok(Mapped::New), vec![Event::Dsb(Domain::IshSt)]));
 }
 
-/// The short way is for what needs no maintenance: its table is there here, as it is for most faults.
+/// The fast path is for leaves that need no maintenance. Here the table is linked already, as for most faults.
 #[test]
 fn a_second_page_is_maintained_too() {
     let mut guest = guest(PIPT);
@@ -206,7 +206,7 @@ fn what_is_refused_leaves_no_trace() {
     }
 }
 
-/// There are no leaves at level 0, nor above the root.
+/// No leaf is at level 0, or above the root's level.
 #[test]
 fn a_level_without_leaves_is_refused() {
     for (ipa_bits, level) in [(48, Level::L0), (32, Level::L1), (32, Level::L0)] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mapping where something else is: the old entry goes, is flushed, and only then comes the new one.
+//! Mapping where something else is mapped: break, flush, and only then make.
 
 use super::*;
 use crate::platform::window::ByAddress as _;
@@ -10,7 +10,7 @@ const WRITABLE: u64 = 1 << 7;
 
 #[test]
 fn a_leaf_is_replaced_by_break_before_make() {
-    // Lines that grow with the leaf, since there is a call for each.
+    // Longer lines for larger leaves, since each line is a call.
     for (level, size, data_line) in [(Level::L3, KIB_4, 64), (Level::L2, MIB_2, KIB_4), (Level::L1, GIB, MIB_2)] {
         let mut guest = guest(Features { tlbi_level_hint: true, data_line, ..PLAIN });
         map(&mut guest, BASE, frame(0), level, &RAM);
@@ -46,8 +46,8 @@ fn another_memory_type_is_another_leaf() {
     assert_eq!(guest.walk(BASE).unwrap().memory(true), Memory::NonCacheable);
 }
 
-/// Whichever type becomes whichever at an address: what was cached is not left to be written back beneath the guest, and what
-/// was written past the caches is not left hidden.
+/// For every pair of types at an address: no cached line is left that could be written back over the guest's memory,
+/// and none that hides what was written past the caches.
 #[test]
 fn memory_of_another_type_is_cleaned_between_break_and_make() {
     const TYPES: [Memory; 3] = [Memory::Normal, Memory::NonCacheable, Memory::Device];
@@ -71,7 +71,7 @@ fn memory_of_another_type_is_cleaned_between_break_and_make() {
     }
 }
 
-/// The frame that goes is the one that the owner reads next.
+/// The owner reads the old frame next.
 #[test]
 fn a_frame_that_was_not_cacheable_is_cleaned_when_another_takes_its_place() {
     let mut guest = guest(HINTS);
@@ -96,7 +96,7 @@ fn what_hardware_recorded_in_the_old_leaf_is_handed_over() {
     assert!(!guest.stage2.look_up(BASE).unwrap().descriptor.is_hardware_dirty());
 }
 
-/// The block goes, is flushed, and comes back as 512 pages, of which one is then replaced.
+/// The block is broken, flushed, and replaced by 512 pages. Then one of the pages is replaced.
 #[test]
 fn a_block_is_split_by_break_before_make() {
     let mut guest = guest(HINTS);
@@ -136,7 +136,7 @@ fn a_large_block_is_split_level_by_level() {
     let expected = [
         vec![Event::Take(table(0)), sees_nothing(near), sees_nothing(far)],
         by_leaf(BASE, Some(1)),
-        // Both are there again by 2 MiB, before the second table is asked for.
+        // Both pages are mapped again as blocks of 2 MiB, before the second table is asked for.
         vec![sees(near, 2, frame(3 * MIB_2 + KIB_4), rw), sees(far, 2, frame(0), rw)],
         vec![Event::Dsb(Domain::IshSt), Event::Take(table(1)), sees_nothing(near)],
         by_leaf(page, Some(2)),
@@ -166,7 +166,7 @@ fn the_parts_have_all_that_the_block_had() {
     }
 }
 
-/// The frame is where it should be, but not as it should be.
+/// The right frame is mapped, with other attributes.
 #[test]
 fn a_part_of_another_memory_type_splits_the_block() {
     let mut guest = guest(HINTS);
@@ -178,7 +178,7 @@ fn a_part_of_another_memory_type_splits_the_block() {
     assert_eq!(guest.walk(BASE + KIB_4).unwrap().memory(true), Memory::Normal);
 }
 
-/// A page is asked for before the block is broken.
+/// The table page is taken before the block is broken.
 #[test]
 fn a_split_without_a_page_breaks_nothing() {
     let mut guest = guest(HINTS);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mapping a range: by the largest leaves that fit, in tables that are filled before they are linked.
+//! Mapping a range: the largest leaves that fit, in tables that are filled before they are linked.
 
 use super::*;
 use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
 use twofold_stage2::{Broken, Error, Memory};
 
-/// Memory of each type that a range is mapped to is cleaned when it goes if it has to be, after the flush; what is cleaned for
-/// the range is all of it.
+/// The whole range is cleaned when it is mapped, if its type needs that. When it is unmapped, it is cleaned after the
+/// flush.
 #[test]
 fn a_range_keeps_its_type() {
-    // In a table that is there already, and in one that is linked when it is full.
+    // In a table that is linked already, and in one that is linked when it is full.
     let ranges = [range(BASE + 4 * KIB_4, 5 * KIB_4), range(BASE + MIB_2, MIB_2)];
     for (memory, mapped) in [Memory::NonCacheable, Memory::Normal]
         .into_iter()
@@ -48,7 +48,7 @@ fn a_range_keeps_its_type() {
     }
 }
 
-/// It is not zeroed, and a walk finds all of it or nothing.
+/// The table is not zeroed. A walk finds all of its entries, or none.
 #[test]
 fn a_table_of_a_range_is_linked_when_it_is_full() {
     let above = [Event::Take(table(0)), Event::Zero(table(0), KIB_4), Event::Dsb(Domain::IshSt)];
@@ -63,7 +63,7 @@ fn a_table_of_a_range_is_linked_when_it_is_full() {
     }
 }
 
-/// The last page is the one that counts, of the IPA space as of the physical addresses.
+/// The last page decides, for the IPA space and for the physical addresses.
 #[test]
 fn a_range_may_end_where_addresses_do() {
     let size = 3 * KIB_4;
@@ -78,10 +78,10 @@ fn a_range_may_end_where_addresses_do() {
     }
 }
 
-/// A table is filled with leaves that may be there: none above the largest, and none that is not aligned.
+/// A table is filled with leaves that may be there: none above the largest level, and none that is not aligned.
 #[test]
 fn a_large_range_is_filled_with_leaves_that_fit() {
-    // How far the memory is shifted, the largest level, the size, and the level that fits.
+    // The shift of the memory, the largest level, the size, and the level that fits.
     for (shift, largest, size, level) in [
         (0, Level::L3, GIB, 3),
         (KIB_4, Level::L1, GIB, 3),
@@ -91,7 +91,7 @@ fn a_large_range_is_filled_with_leaves_that_fit() {
     ] {
         let mut guest = Guest::new(HINTS, 48);
         let start = Ipa::new(512 * GIB);
-        // The tables above, and two that are full.
+        // The tables above, and two full ones.
         let above = usize::from(level) - 1;
         guest.pool.limit = above + 2;
         let outcome = guest.stage2.map_range(range(start, size), frame(shift), largest, &RAM, &mut guest.pool);
@@ -104,10 +104,10 @@ fn a_large_range_is_filled_with_leaves_that_fit() {
     }
 }
 
-/// By the largest leaves that fit, and what is in the way of them is replaced leaf by leaf.
+/// The largest leaves that fit are mapped. What is in their way is replaced leaf by leaf.
 #[test]
 fn a_range_is_mapped_by_the_largest_leaves_that_fit() {
-    // Where it starts, how long it is, how far its memory is shifted, the largest level, and the levels of some pages.
+    // The start, the size, the shift of the memory, the largest level, and the levels of some pages.
     let cases: [(u64, u64, u64, Level, [u8; 3]); 7] = [
         (0, GIB, 0, Level::L1, [1, 1, 1]),
         (0, GIB, 0, Level::L2, [2, 2, 2]),
@@ -126,7 +126,7 @@ fn a_range_is_mapped_by_the_largest_leaves_that_fit() {
         for leaf in guest.scan().leaves {
             assert!(mapped.contains(&leaf.ipa) && leaf.pa() == frame(leaf.ipa - BASE + shift));
         }
-        // Anew, and elsewhere: each leaf is replaced by one of the same size, where it fits.
+        // Mapped again, to other memory: each leaf is replaced by one of the same size, if it fits.
         let elsewhere = frame(8 * GIB + start + shift);
         guest.stage2.map_range(mapped.clone(), elsewhere, largest, &RAM, &mut guest.pool).unwrap();
         let level = |offset| guest.walk(BASE + offset).map_or(0, |leaf| leaf.level);
@@ -136,7 +136,7 @@ fn a_range_is_mapped_by_the_largest_leaves_that_fit() {
         }
         guest.events();
     }
-    // Smaller leaves than a block are asked for where a block is; or other memory that is not aligned to it.
+    // A block is mapped, and the call asks for smaller leaves, or for memory that is not aligned to the block.
     for (offset, largest) in [(8 * GIB, Level::L3), (8 * GIB + KIB_4, Level::L1)] {
         let mut guest = guest(HINTS);
         map(&mut guest, BASE, frame(0), Level::L2, &RAM);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What another CPU does at one certain moment: while an operation asks for a table page, or at one of its instructions.
+//! Another CPU acts at one certain moment: while an operation asks for a table page, or at one of its instructions.
 //!
-//! The model checker tries all moments, on tables of two entries. Here the moment is known, and the tables are of full size.
+//! The model checker tries all moments, on tables of two entries. Here the moment is known, and the tables have their
+//! full size.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -44,7 +45,7 @@ fn asked<F: FnOnce(&mut Pool)>(pool: &mut Pool, act: F) -> Asked<'_, F> {
     Asked { pool, act: Some(act) }
 }
 
-/// The other CPU's own pages: what it frees, it may take.
+/// The other CPU's own pages. It may take the pages that it frees.
 #[derive(Default)]
 struct Own(Vec<TablePage>);
 
@@ -58,7 +59,7 @@ impl TableSource for Own {
     }
 }
 
-/// Another CPU acts once, at the first event that `is_then`. Returns whether it did, by then.
+/// Another CPU acts once, at the first event that `is_then`. The result says whether it has acted.
 fn at_event(
     machine: &Machine,
     stage2: &Rc<Stage2<Host>>,
@@ -82,7 +83,7 @@ fn unmap(stage2: &Stage2<Host>, range: IpaRange, tables: &mut impl TableSource) 
     stage2.unmap(range, tables, Unwatched).unwrap().complete().free(tables);
 }
 
-/// There is no page, but there is the table.
+/// There is no page left, but the table is there.
 #[test]
 fn a_fault_uses_the_table_that_another_one_has_linked() {
     let mut guest = guest(HINTS);
@@ -95,7 +96,8 @@ fn a_fault_uses_the_table_that_another_one_has_linked() {
     assert_eq!((guest.scan().leaves.len(), guest.pool.out.len()), (2, 2));
 }
 
-/// The table that the full one was made for is gone: it must not be linked further up, where its pages would be tables.
+/// The parent that the full table was made for is unlinked. The full table must not be linked further up, where its
+/// pages would be read as tables.
 #[test]
 fn a_full_table_is_linked_at_its_own_level_alone() {
     let mut guest = guest(HINTS);
@@ -109,7 +111,8 @@ fn a_full_table_is_linked_at_its_own_level_alone() {
     assert!(leaves.iter().all(|leaf| leaf.level == 3 && leaf.pa() == frame(leaf.ipa - BASE)));
 }
 
-/// While the lines of a run are cleaned its table goes, and the one above is another: the run is not filled in there.
+/// While the lines of a run are cleaned, its table is unlinked, and the parent is replaced by another table. The run
+/// must not be filled in there.
 #[test]
 fn a_run_is_filled_into_a_table_of_pages_alone() {
     let Guest { machine, stage2, mut pool, .. } = {
@@ -137,12 +140,12 @@ fn a_run_is_filled_into_a_table_of_pages_alone() {
     assert_eq!(seen, [(BASE, 3, frame(KIB_4)), (other, 3, frame(GIB))]);
 }
 
-/// The lines of a block take their time: other faults in its table do not wait for them.
+/// Cleaning a block takes time. Other faults in its table do not wait for it.
 #[test]
 fn no_lock_is_held_while_the_lines_of_a_block_are_maintained() {
     let young = Attributes { accessed: false, ..RAM };
     let is_maintained = |event: &Event| matches!(event, Event::Clean(..) | Event::InvalidateCode(..));
-    // A lock that is held shows as a wait, which panics here.
+    // If a lock is held, this call waits, which panics here.
     let neighbour = |stage2: &Stage2<Host>| assert_eq!(stage2.make_young(BASE + MIB_2), Ok(true));
     let with_neighbour = |features| {
         let mut guest = guest(features);
@@ -166,8 +169,8 @@ fn no_lock_is_held_while_the_lines_of_a_block_are_maintained() {
     assert!(acted.get() && is_young(&stage2));
 }
 
-/// Does something to a range while another CPU puts a block across one of its ends together again, after the ends were split.
-/// Returns what is there in the end.
+/// Runs `act` on a range while another CPU coalesces a block across one of its ends, after the ends were split. Returns
+/// the final tables.
 fn split_again(range: &IpaRange, block: Ipa, act: impl FnOnce(&Stage2<Host>, &mut Pool)) -> Scan {
     let mut guest = guest(HINTS);
     (0..3).for_each(|at| map(&mut guest, BASE + at * MIB_2, frame(at * MIB_2), Level::L2, &RAM));
@@ -180,7 +183,7 @@ fn split_again(range: &IpaRange, block: Ipa, act: impl FnOnce(&Stage2<Host>, &mu
     assert!(cut.contains(&block));
     let (memory, other, acted) = (machine.clone(), stage2.clone(), Rc::new(Cell::new(false)));
     let noted = acted.clone();
-    // The next atomic access after the last split is the lock of the first table that is gone through.
+    // The first atomic access after the last split is the lock of the first table of the pass.
     machine.set_atomic_hook(move || {
         let is_page = |at: &Ipa| mmu.translate(&|pa| memory.read(pa), *at).is_ok_and(|leaf| leaf.level == 3);
         if !noted.get() && cut.iter().all(is_page) {
@@ -195,7 +198,7 @@ fn split_again(range: &IpaRange, block: Ipa, act: impl FnOnce(&Stage2<Host>, &mu
     mmu.scan(&|pa| machine.read(pa))
 }
 
-/// It is split again: all that is asked for is changed, and nothing else.
+/// The block is split again: the whole range is changed, and nothing else.
 #[test]
 fn a_block_that_is_put_together_meanwhile_is_split_again() {
     for (part, block) in [(range(BASE + KIB_4, 2 * MIB_2), BASE), (range(BASE, MIB_2 + KIB_4), BASE + MIB_2)] {
@@ -229,7 +232,7 @@ fn split(stage2: &Stage2<Host>, range: IpaRange, tables: &mut impl TableSource) 
     stage2.split(range, GIB, tables, |_, _| ControlFlow::Continue(())).unwrap()
 }
 
-/// There is no page, but no block either.
+/// There is no page left, but no block either.
 #[test]
 fn a_block_that_another_one_splits_meanwhile_is_not_missed() {
     let mut guest = guest(HINTS);
@@ -244,8 +247,8 @@ fn a_block_that_another_one_splits_meanwhile_is_not_missed() {
     assert_eq!((guest.scan().leaves.len(), guest.pool.out.len()), (512, 2));
 }
 
-/// Its entry looks like that of the large block that took its place, which begins at the same address: it is not broken for
-/// the table of pages.
+/// The block's entry looks like that of the large block that replaced it, which begins at the same address. The large
+/// block must not be broken for a table of pages.
 #[test]
 fn a_block_that_is_part_of_a_larger_one_by_now_is_not_split_as_it_was() {
     let mut guest = guest(HINTS);
@@ -256,7 +259,7 @@ fn a_block_that_is_part_of_a_larger_one_by_now_is_not_split_as_it_was() {
         assert_eq!(outcome, Ok(Coalesced::Done { tables: 1 }));
         pool.limit = 2;
     });
-    // The page in hand goes back, and the large block is split around the small one.
+    // The page taken goes back, and the large block is split around the small one.
     let outcome = split(stage2, range(BASE, MIB_2), &mut { tables });
     assert_eq!(outcome, Split { blocks: 2, done: BASE + MIB_2, stopped: None });
     let leaves = guest.scan().leaves;

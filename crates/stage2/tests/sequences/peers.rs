@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Defects that were found in others who do this job, each as a test of its own; those of concurrency are in `threads`.
+//! Defects that were found in other implementations, one test for each. Those of concurrency are in `threads`.
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -17,13 +17,13 @@ const OTHER: u64 = 0x0033_0000_4567_8001;
 
 type Taking = (&'static str, Level, fn(&mut Guest));
 
-/// All that takes something away from a page at `BASE`, or from the block that it is in.
+/// All operations that remove a page at `BASE`, or an access to it, or to the block that contains it.
 const TAKING: [Taking; 10] = [
     ("unmap", Level::L3, |guest| {
         let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, Unwatched).unwrap();
         pending.complete().free(&mut guest.pool);
     }),
-    ("unmap and tell", Level::L3, |guest| {
+    ("unmap and report", Level::L3, |guest| {
         let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, |_: Broken| ()).unwrap();
         pending.complete().free(&mut guest.pool);
     }),
@@ -50,7 +50,7 @@ const TAKING: [Taking; 10] = [
     }),
 ];
 
-/// What does so by putting the same there in another shape.
+/// Operations that replace an entry by one of another size that maps the same memory.
 const RESHAPING: [Taking; 2] = [
     ("split", Level::L2, |guest| {
         let go_on = |_: &mut _, _| ControlFlow::Continue(());
@@ -62,7 +62,7 @@ const RESHAPING: [Taking; 2] = [
     }),
 ];
 
-/// A guest with a leaf that is mapped, and dirty.
+/// A guest with one dirty leaf.
 fn guest_with(features: Features, level: Level) -> Guest {
     let mut guest = guest(features);
     map(&mut guest, BASE, frame(0), level, &ARMED);
@@ -78,7 +78,8 @@ fn each(check: impl Fn(&str, Guest, fn(&mut Guest))) {
     }
 }
 
-/// hvisor's flush has a body that does nothing; axvm's has no barrier before. aarch64-paging and Bao leave combined entries.
+/// The flush of hvisor has an empty body; that of axvm has no barrier before it. aarch64-paging and Bao leave combined
+/// entries.
 #[test]
 #[cfg_attr(miri, ignore = "full tables take too long there")]
 fn whatever_takes_away_invalidates_by_the_whole_sequence() {
@@ -96,8 +97,8 @@ fn whatever_takes_away_invalidates_by_the_whole_sequence() {
     });
 }
 
-/// Zephyr and page_table_multiarch shift the address by the granule, axvm not at all: the invalidation is of another one.
-/// Hafnium and OP-TEE name another IPA space; [`Reach::decode`] refuses that.
+/// Zephyr and page_table_multiarch shift the address by the granule, axvm not at all: they invalidate another address.
+/// Hafnium and OP-TEE name another IPA space, which [`Reach::decode`] refuses.
 #[test]
 fn the_address_that_is_invalidated_is_the_one_that_changed() {
     for page in [0, 1, 0x155, 0x1ff_ffff] {
@@ -124,7 +125,7 @@ fn the_register_of_the_guest_that_was_loaded_comes_back_whole() {
     });
 }
 
-/// axvm and axaddrspace read it back inverted.
+/// axvm and axaddrspace read the access back inverted.
 #[test]
 fn access_reads_back_as_it_was_asked_for() {
     let write_only = Access { read: false, ..Access::READ_WRITE };
@@ -138,9 +139,9 @@ fn access_reads_back_as_it_was_asked_for() {
     }
 }
 
-/// With Genode what was detached stays reachable. Another CPU's TLB holds all there was; when the operation has ended it
-/// holds nothing that the tables do not say. That casemate lets an output address be swapped on a live leaf shows here,
-/// too: what it was is still held.
+/// In Genode, detached memory stays reachable. Here another CPU's TLB holds everything that was mapped. When the
+/// operation has ended, that TLB holds nothing that the tables do not have. casemate allows a changed output address on
+/// a live leaf; that fails here too, since the TLB still holds the old one.
 #[test]
 #[cfg_attr(miri, ignore = "full tables take too long there")]
 fn what_is_gone_is_gone_for_a_tlb_that_held_it() {
@@ -154,8 +155,8 @@ fn what_is_gone_is_gone_for_a_tlb_that_held_it() {
     });
 }
 
-/// The same from the other side: at each step a walk finds the old frame, nothing, or the new one, in this order, and
-/// nothing is what it finds while the flush is under way.
+/// The same from the walk's side: at each step it finds the old frame, nothing, or the new frame, in this order. During
+/// the flush it finds nothing.
 #[test]
 fn an_output_address_is_never_swapped_on_a_live_leaf() {
     let mut guest = guest(HINTS);
@@ -177,8 +178,9 @@ fn an_output_address_is_never_swapped_on_a_live_leaf() {
     assert_eq!(*seen.borrow(), [Some(frame(0)), None, Some(frame(GIB))]);
 }
 
-/// The posted combined dirty log applies a stale value again in a retry loop, and reads dirty state before the break. At each read-modify-write of each operation hardware writes just before it; then
-/// the write is in the entry, or was told of.
+/// The posted combined dirty log (Kolothum 2023) applies a stale value again in a retry loop, and reads dirty state
+/// before the break. Here hardware writes just before each read-modify-write of each operation. Then the entry has the
+/// write, or the operation reports it.
 #[test]
 fn what_hardware_records_at_any_moment_is_kept_or_told() {
     type Act = fn(&mut Guest) -> bool;
@@ -227,7 +229,7 @@ fn what_hardware_records_at_any_moment_is_kept_or_told() {
             let (steps, written) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
             let (at, did) = (steps.clone(), written.clone());
             guest.machine.set_atomic_hook(move || {
-                // As hardware does it: not in an entry that is broken.
+                // As hardware does: never in a broken entry.
                 if at.get() == moment && machine.read(entry) & 1 == 1 {
                     machine.hardware_sets(entry, WRITABLE);
                     did.set(true);
@@ -247,9 +249,9 @@ fn what_hardware_records_at_any_moment_is_kept_or_told() {
     }
 }
 
-/// It also stores plainly against hardware's updates. Between the load and the store of such a change nothing can come
-/// here, so it shows otherwise: a leaf in which hardware records writes takes a read-modify-write more than one that is
-/// only locked and stored to.
+/// It also stores plainly over hardware's updates. No hook can run between the load and the store of such a change. So
+/// this test counts: changing a leaf with DBM takes one more read-modify-write than changing a leaf by a store under
+/// the lock.
 #[test]
 fn a_leaf_in_which_hardware_records_is_never_stored_to() {
     type Act = fn(&mut Guest);
@@ -276,6 +278,6 @@ fn a_leaf_in_which_hardware_records_is_never_stored_to() {
             assert_ne!(guest.walk(BASE).unwrap().raw, before, "{name} changes the leaf");
             atomics.get()
         });
-        assert!(armed > plain, "{name}: {armed} read-modify-writes where hardware records, {plain} where it does not");
+        assert!(armed > plain, "{name}: {armed} read-modify-writes with DBM, {plain} without");
     }
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What happens between a change and its flush: nobody makes anything of what is still in a TLB, and nobody vouches for
-//! what another one has changed and not flushed yet.
+//! Between a change and its flush: no CPU maps over what a TLB may still hold, and no operation completes without the
+//! flush of what another one has changed.
 
 use super::*;
 use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
 use twofold_stage2::{Broken, Marked, Removed, Unwatched};
 
-/// Break-before-make has its invalidation between the two, whoever does either (Arm ARM D8.16.1).
+/// Break-before-make has its invalidation between break and make, whichever CPU does either (Arm ARM DDI 0487K.a,
+/// D8.16.1).
 #[test]
 fn a_page_that_is_mapped_before_the_flush_of_the_old_one_flushes_first() {
     mapped_before_the_flush(Unwatched);
@@ -26,7 +27,7 @@ fn mapped_before_the_flush(removed: impl Removed) {
     let _ = pending.complete();
 }
 
-/// The walk entry that led to the table has to go as well, and the pages that it led to.
+/// The walk entry that led to the table must be invalidated too, and the pages that it led to.
 #[test]
 fn a_block_that_is_mapped_before_the_flush_of_a_table_flushes_first() {
     let mut guest = guest(RANGES);
@@ -58,7 +59,7 @@ fn a_table_that_is_linked_before_the_flush_of_the_old_one_flushes_first() {
     pending.complete().free(&mut guest.pool);
 }
 
-/// Whoever unmaps what another one has unmapped may reuse what was there after its own flush.
+/// A caller that unmaps what another one has unmapped may reuse the memory after its own flush.
 #[test]
 fn unmapping_what_is_unmapped_already_flushes_it_too() {
     let mut guest = guest(RANGES);
@@ -72,7 +73,8 @@ fn unmapping_what_is_unmapped_already_flushes_it_too() {
     let _ = first.complete();
 }
 
-/// Where a table was, walk entries may be left: a flush of leaves alone would let the second caller reuse what they lead to.
+/// Walk entries of the old table may be left. A flush of leaves alone would let the second caller reuse what they lead
+/// to.
 #[test]
 fn unmapping_a_table_that_is_unmapped_already_flushes_its_walk_entries_too() {
     unmapped_twice(Unwatched);
@@ -85,7 +87,7 @@ fn unmapped_twice(removed: impl Removed) {
     map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 2);
     map(&mut guest, BASE + 2 * MIB_2, frame(2 * MIB_2), Level::L2, &RAM);
     let first = guest.stage2.unmap(range(BASE + MIB_2, MIB_2), &mut guest.pool, Unwatched).unwrap();
-    // Alone, and among blocks that go now.
+    // Alone, and among blocks that are unmapped now.
     let alone = guest.stage2.unmap(range(BASE + MIB_2, MIB_2), &mut guest.pool, Unwatched).unwrap();
     guest.events();
     let _ = alone.complete();
@@ -114,7 +116,7 @@ fn protecting_what_another_change_has_protected_flushes_it_too() {
     assert_eq!(guest.machine.events(), []);
 }
 
-/// From hardware's records to write protection, in one step: a write is either told of or refused.
+/// From hardware tracking to write protection, in one step: a write is either reported or refused.
 #[test]
 fn disarming_tells_what_was_written_and_takes_the_rest() {
     let mut guest = guest(HINTS);
@@ -134,7 +136,7 @@ fn disarming_tells_what_was_written_and_takes_the_rest() {
     assert!(guest.walk(BASE + 3 * KIB_4).unwrap().access().write, "one that hardware does not record stays");
 }
 
-/// A leaf opens with what its own removal freed, and with nothing else: the same page may be mapped and unmapped again.
+/// A leaf opens with the result of its own removal only: the same page may be mapped and unmapped again.
 #[test]
 fn a_leaf_opens_with_its_own_flush_alone() {
     let (mut one, mut other) = (guest(HINTS), guest(HINTS));
@@ -148,7 +150,7 @@ fn a_leaf_opens_with_its_own_flush_alone() {
         assert_eq!(removed.len(), 1);
         (removed[0], freed)
     };
-    // The page keeps its table, so that it goes alone the short way.
+    // Another page keeps the table linked, so the page is unmapped by the fast path.
     map(&mut one, BASE + KIB_4, frame(0), Level::L3, &RAM);
     let removals = [
         remove(&mut one, Level::L3),
@@ -160,7 +162,8 @@ fn a_leaf_opens_with_its_own_flush_alone() {
         assert_eq!((leaf.ipa(), leaf.is_hardware_dirty(), leaf.is_accessed()), (BASE, false, true));
         for (flush, (_, freed)) in removals.iter().enumerate() {
             let opened = leaf.open(freed).map(|leaf| leaf.descriptor.address());
-            // Two machines may have their roots at the same address: numbers of different trees are not compared here.
+            // Two machines may have their roots at the same address, so removals of different trees are not compared
+            // here.
             if (number < 2) == (flush < 2) {
                 assert_eq!(opened, (number == flush).then_some(frame(0)), "{number} with {flush}");
             }
@@ -168,10 +171,11 @@ fn a_leaf_opens_with_its_own_flush_alone() {
     }
 }
 
-/// Pages that another one has unmapped are flushed where they are, and what was never mapped beside them is not.
+/// Pages that another CPU has unmapped are flushed at their addresses. Entries beside them that were never mapped are
+/// not flushed.
 #[test]
 fn what_is_not_flushed_yet_is_flushed_where_it_is() {
-    // The second one begins where nothing was, or with a page of its own.
+    // The second unmap begins at an entry that was never mapped, or with a page of its own.
     fn flushes(start: u64, flushed: std::ops::Range<u64>, removed: impl Removed) {
         let mut guest = guest(HINTS);
         for number in [0, 1, 4, 5, 6, 9] {
@@ -192,7 +196,7 @@ fn what_is_not_flushed_yet_is_flushed_where_it_is() {
     }
 }
 
-/// Two that found the access gone already vouch for all that both were asked for, in either order.
+/// Two changes that found the access gone already, joined in either order: the flush covers the ranges of both.
 #[test]
 fn joined_changes_vouch_for_the_ranges_of_both() {
     let part = |number: u64| range(BASE + number * KIB_4, KIB_4);

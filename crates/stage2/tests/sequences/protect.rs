@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Write protection for dirty logging: of ranges and of masks, several at once; and what age and young do not need.
+//! Write protection for dirty logging: of ranges and of masks, several at once. Also: what ageing and setting the
+//! access flag do not need.
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame};
@@ -54,7 +55,7 @@ fn a_mask_may_begin_anywhere_and_cross_tables() {
 fn an_empty_mask_changes_nothing() {
     let mut guest = guest(HINTS);
     map_pages(&mut guest, BASE, frame(0), 2);
-    // A block is protected as a whole by each of its pages that is in the mask, and by no other.
+    // A block is protected as a whole if the mask selects any of its pages, and otherwise not at all.
     map(&mut guest, BASE + MIB_2, frame(MIB_2), Level::L2, &RAM);
     for first in [BASE, BASE + MIB_2] {
         let pending = guest.stage2.write_protect_mask(first, 0).unwrap();
@@ -76,7 +77,7 @@ fn a_page_of_a_mask_that_is_in_a_block_protects_all_of_it() {
     }
 }
 
-/// As a whole: nothing is protected, so nothing is to be flushed.
+/// The whole call is refused: nothing is protected, so nothing is flushed.
 #[test]
 fn a_mask_that_reaches_beyond_the_space_is_refused() {
     let mut guest = guest(HINTS);
@@ -86,7 +87,7 @@ fn a_mask_that_reaches_beyond_the_space_is_refused() {
     assert!(matches!(outcome, Err(Error::OutsideIpa { .. })), "{outcome:?}");
     assert_eq!(guest.events(), []);
     assert!(guest.walk(last).unwrap().access().write);
-    // The last page is the last bit that counts.
+    // The last selected page decides.
     let _ = guest.stage2.write_protect_mask(last, mask(&[3])).unwrap().complete();
     let _ = guest.stage2.write_protect_mask(last + 2 * KIB_4, 1).unwrap().complete();
     let left = (0..4).filter(|page| guest.walk(last + page * KIB_4).unwrap().access().write);
@@ -94,7 +95,7 @@ fn a_mask_that_reaches_beyond_the_space_is_refused() {
     let _ = guest.stage2.write_protect_mask(last + 3 * KIB_4, 1).unwrap().complete();
 }
 
-/// Tables and blocks side by side, on both sides of where a table of level 2 ends.
+/// Tables and blocks side by side, on both sides of the end of a level 2 table.
 #[test]
 fn a_pass_goes_from_leaf_to_table_and_from_table_to_table() {
     let mut guest = guest(RANGES);
@@ -115,7 +116,7 @@ fn a_pass_goes_from_leaf_to_table_and_from_table_to_table() {
     }
 }
 
-/// What may be written is counted right whichever entries of a row it is.
+/// Writable leaves are counted correctly, whichever entries of a row they are.
 #[test]
 fn rows_that_are_writable_in_part_are_counted() {
     for written in [1, 0x80, 0xfe, 0x7f, 0xef, 0xff] {
@@ -125,7 +126,7 @@ fn rows_that_are_writable_in_part_are_counted() {
             map(&mut guest, BASE + page * KIB_4, frame(page * KIB_4), Level::L3, &Attributes::ram(access));
         }
         let _ = guest.stage2.write_protect(range(BASE, 8 * KIB_4)).unwrap().complete();
-        // The tables are checked against their counts.
+        // `events` checks the tables against their counts.
         guest.events();
         assert_eq!(writable(&guest, 8), []);
     }
@@ -143,7 +144,7 @@ fn protecting_writes_spares_what_cannot_be_written() {
     assert!(pending.is_empty());
 }
 
-/// A block is not split for it: a caller that wants pages splits before.
+/// The block is not split: a caller that wants pages splits first.
 #[test]
 fn a_block_is_write_protected_as_a_whole() {
     let mut guest = guest(HINTS);
@@ -208,7 +209,7 @@ fn tables_of_changes_that_are_joined_are_all_freed_after_the_one_flush() {
         .join(guest.stage2.unmap(range(BASE + MIB_2, 2 * MIB_2), &mut guest.pool, twofold_stage2::Unwatched).unwrap());
     let flushed = pending.complete();
     assert_eq!(guest.machine.events(), by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + 3 * MIB_2, None))]));
-    // With the last of them went the table above.
+    // The table above was unlinked with the last of them.
     assert_eq!(flushed.free(&mut guest.pool).tables(), 4);
     assert!(guest.pool.out.is_empty());
 }
@@ -230,7 +231,7 @@ fn ageing_and_making_young_invalidate_nothing() {
     assert_eq!(guest.events(), []);
 }
 
-/// The callback is called with no lock held: it may do anything to the same tables.
+/// The callback is called without a lock, so it may call any operation on the same tables.
 #[test]
 fn who_is_told_may_change_the_tables() {
     let mut guest = guest(HINTS);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Splitting ahead of need: filled where no walk sees it, one break, one flush, one make.
+//! Splitting ahead of need: tables are filled where no walk sees them; then one break, one flush, one make.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -43,7 +43,7 @@ fn a_block_of_2_mib_takes_one_page_and_one_break() {
     assert_eq!(guest.scan().leaves.len(), 512);
 }
 
-/// All pages are taken, and filled, before the break; behind it nothing is left to be done but the flush.
+/// All pages are taken and filled before the break. Only the flush is between break and make.
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
 fn a_block_of_1_gib_takes_513_pages_and_one_break() {
@@ -62,7 +62,7 @@ fn a_block_of_1_gib_takes_513_pages_and_one_break() {
     assert!(scan.leaves.iter().all(|leaf| leaf.level == 3 && leaf.pa() == frame(leaf.ipa - BASE)));
 }
 
-/// Another CPU was faster: none of the 513 tables that were filled in vain is lost.
+/// Another CPU has changed the entry: all 513 tables that were filled in vain are given back.
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
 fn all_tables_of_a_split_that_comes_too_late_are_given_back() {
@@ -81,7 +81,7 @@ fn all_tables_of_a_split_that_comes_too_late_are_given_back() {
     assert!(guest.scan().leaves.iter().all(|leaf| leaf.software() == 1));
 }
 
-/// What a walk finds at any instruction is the block, nothing while the flush lasts, or the page.
+/// At each instruction a walk finds the block, nothing during the flush, or the page.
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
 fn a_table_is_complete_before_it_is_linked() {
@@ -147,7 +147,7 @@ fn where_the_caller_breaks_off_it_goes_on_later() {
     assert_eq!(split(&mut guest, outcome.done..all.end, MIB_2), done(2, all.end));
 }
 
-/// A caller that provides what it is told is never dry, wherever the range begins and whatever the chunk is.
+/// A caller that provides the announced number of pages never runs dry, for any start of the range and any chunk.
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
 fn what_is_announced_is_enough() {
@@ -163,7 +163,7 @@ fn what_is_announced_is_enough() {
             map(&mut guest, BASE, frame(0), level, &RAM);
             guest.pool.limit = 0;
             let all = range(BASE + offset, size);
-            // A chunk of a page in a range of 1 GiB is the same story 512 times.
+            // Chunks of one page in a range of 1 GiB would only repeat the same 512 times.
             let chunk = if size == GIB { chunk.max(MIB_2) } else { chunk };
             let between = |pool: &mut Pool, most: usize| {
                 pool.limit = most;
@@ -184,8 +184,8 @@ fn entries_of_level_3_are_not_looked_at_again() {
     assert_eq!(guest.events(), []);
 }
 
-/// How many atomics a split of a block does; at the one numbered `moment`, hardware records a write in the block, if it
-/// is still there. Returns how many leaves there are, and in how many the write is recorded.
+/// Splits a block. At the atomic access numbered `moment`, hardware records a write in the block, if it is still there.
+/// Returns the number of atomic accesses, of leaves, and of leaves with the write.
 fn split_with_a_write_at(moment: usize, level: Level, size: u64) -> (usize, usize, usize) {
     let mut guest = Guest::with_pages(HINTS, IPA_BITS, 513);
     map(&mut guest, BASE, frame(0), level, &CLEAN);
@@ -204,8 +204,8 @@ fn split_with_a_write_at(moment: usize, level: Level, size: u64) -> (usize, usiz
     (atomics.get(), scan.leaves.len(), recorded)
 }
 
-/// The posted combined dirty log applies a stale value again: what was recorded since is lost. The read-modify-write that
-/// breaks the block is one of the moments, so up to there every record is in every part.
+/// The posted combined dirty log (Kolothum 2023) applies a stale value again, and loses what was recorded since. The
+/// read-modify-write that breaks the block is one of the moments. Up to it, every record is in every part.
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
 fn what_hardware_records_between_filling_and_break_is_in_the_parts() {
@@ -241,7 +241,7 @@ fn a_split_waits_once_for_each_block_and_not_for_each_part() {
     assert_eq!(events.iter().filter(|event| matches!(event, Event::Tlbi(..))).count(), 6);
 }
 
-/// What a chunk can take: a page for each block of level 2, and of level 1, that it touches.
+/// The most pages that a chunk needs: one for each level 2 and level 1 block that it touches.
 #[test]
 fn the_caller_is_told_how_many_pages_a_chunk_can_take() {
     let asked = |ipa_bits: u32, base: Ipa, level: Level, range: IpaRange| {
@@ -263,14 +263,14 @@ fn the_caller_is_told_how_many_pages_a_chunk_can_take() {
     assert_eq!(asked(IPA_BITS, BASE, Level::L1, range(BASE + 5 * KIB_4, KIB_4)), [2]);
     assert_eq!(asked(IPA_BITS, BASE, Level::L1, range(BASE + (5 * MIB_2 - KIB_4), 2 * KIB_4)), [3]);
     assert_eq!(asked(IPA_BITS, BASE, Level::L2, range(BASE, 2 * MIB_2)), [3]);
-    // Level 2 is the root there: no block of level 1 can be.
+    // The root is of level 2 there, so no level 1 block can be.
     let base = Ipa::new(GIB);
     assert_eq!(asked(32, base, Level::L2, range(base, 2 * MIB_2)), [2]);
     assert_eq!(asked(32, base, Level::L2, range(base + KIB_4, KIB_4)), [1]);
 }
 
-/// A block of which a range has a part alone, at its start, at its end or between, is split around that part, however many
-/// pages there are.
+/// If a range has only a part of a block, at its start, at its end or between, the block is split around that part,
+/// however many pages there are.
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
 fn a_part_of_a_large_block_takes_two_pages() {
@@ -292,7 +292,7 @@ fn a_part_of_a_large_block_takes_two_pages() {
     }
 }
 
-/// The tables that were filled before the pages ran out go back, the first as the last.
+/// The tables that were filled before the pages ran out are all given back, from the first to the last.
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
 fn a_large_block_that_pages_do_not_suffice_for_is_split_with_all_there_are() {
@@ -305,7 +305,8 @@ fn a_large_block_that_pages_do_not_suffice_for_is_split_with_all_there_are() {
     assert_eq!((guest.pool.out.len(), &guest.pool.out), (4, &links));
 }
 
-/// Behind the end of a table as in it, and below tables in which there are tables alone; but none before the range.
+/// Blocks are found after the end of a table, inside it, and below tables that hold only tables. None is found before
+/// the range.
 #[test]
 fn blocks_are_found_in_every_table() {
     for ipa_bits in [IPA_BITS, 48] {
@@ -321,7 +322,7 @@ fn blocks_are_found_in_every_table() {
     }
 }
 
-/// Hardware records a write in a block while it is being split: all its pages have it, each with its own frame.
+/// Hardware records a write in a block during its split: all its pages have the record, each with its own frame.
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
 fn a_record_at_the_last_moment_is_in_each_page() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Unmapping: entries first, then a flush of what they covered, by the cheapest operation; frees at the very end.
+//! Unmapping: first the entries, then the cheapest flush that covers them, and frees at the very end.
 
 use super::*;
 use crate::platform::window::ByAddress as _;
@@ -9,7 +9,7 @@ use twofold_stage2::{Broken, Memory, Removed, Thresholds, Unwatched};
 const WRITABLE: u64 = 1 << 7;
 const NON_CACHEABLE: Attributes = Attributes { memory: Memory::NonCacheable, ..RAM };
 
-/// Unmaps, completes, frees; returns what was recorded up to the end of the flush and after it.
+/// Unmaps, completes and frees. Returns the events up to the end of the flush, and those after it.
 fn unmap(guest: &mut Guest, range: IpaRange) -> (Vec<Event>, Vec<Event>) {
     guest.events();
     let pending = guest.stage2.unmap(range, &mut guest.pool, Unwatched).unwrap();
@@ -20,7 +20,7 @@ fn unmap(guest: &mut Guest, range: IpaRange) -> (Vec<Event>, Vec<Event>) {
     (flush, guest.events())
 }
 
-/// The flush after unmapping it, where no table goes.
+/// The flush of an unmap that unlinks no table.
 #[track_caller]
 fn flush(guest: &mut Guest, range: IpaRange) -> Vec<Event> {
     let (flush, freed) = unmap(guest, range);
@@ -28,7 +28,7 @@ fn flush(guest: &mut Guest, range: IpaRange) -> Vec<Event> {
     flush
 }
 
-/// A guest whose first table of pages stays whatever else is unmapped, by its last page.
+/// A guest whose first level 3 table stays linked whatever else is unmapped, by its last page.
 fn guest_with_table(features: Features) -> Guest {
     let mut guest = guest(features);
     map_pages(&mut guest, BASE + 511 * KIB_4, frame(511 * KIB_4), 1);
@@ -40,7 +40,7 @@ fn gives(events: &[Event]) -> usize {
     events.len()
 }
 
-/// Those of several leaves of a level, one by one.
+/// The flush of several leaves of one level, one by one.
 fn singles(count: u64, span: u64, level: u8) -> Vec<Event> {
     let leaf = |index| (Tlbi::Ipas2Le1Is, Reach::At(BASE + index * span, Some(level)));
     by_ipa(&(0..count).map(leaf).collect::<Vec<_>>())
@@ -83,8 +83,8 @@ fn what_hardware_recorded_is_handed_over() {
     assert_eq!(dirty, Some(true));
 }
 
-/// The posted combined dirty log reads dirty state before the break: a write through a TLB or a walk that is still under
-/// way is lost. Here hardware writes when the flush has nearly ended.
+/// The posted combined dirty log (Kolothum 2023) reads dirty state before the break, and loses a write through a TLB or
+/// through a walk that is still under way. Here hardware writes near the end of the flush.
 #[test]
 fn what_hardware_records_in_a_table_until_its_flush_is_complete_is_handed_over() {
     let mut guest = guest(RANGES);
@@ -132,7 +132,7 @@ fn the_threshold_without_range_operations_can_be_moved_both_ways() {
         guest.stage2 = guest.stage2.with_thresholds(thresholds);
         for count in [1, most, most + 1] {
             map_pages(&mut guest, BASE, frame(0), count);
-            // One leaf always goes alone.
+            // A single leaf is always invalidated alone.
             let expected = if count <= most.max(1) { singles(count, KIB_4, 3) } else { by_vmid() };
             if count > 0 {
                 assert_eq!(flush(&mut guest, range(BASE, count * KIB_4)), expected, "{count} of {most}");
@@ -148,7 +148,7 @@ fn the_threshold_with_range_operations_can_be_moved_both_ways() {
         (GIB / KIB_4, 2, by_vmid()),
         (2 * GIB / KIB_4, 2, by_range(2 * GIB)),
         (2 * GIB / KIB_4, 3, by_vmid()),
-        // One operand of the largest scale covers 8 GiB: the ninth takes another.
+        // One operand of the largest scale covers 8 GiB. The ninth GiB needs another.
         (
             9 * GIB / KIB_4,
             9,
@@ -205,7 +205,7 @@ fn one_leaf_is_a_single_operation_even_with_ranges() {
     assert_eq!(flush(&mut guest, range(BASE + MIB_2, MIB_2)), by_leaf(BASE + MIB_2, Some(2)));
 }
 
-/// No level is common to both.
+/// The leaves have no common level for a hint.
 #[test]
 fn leaves_of_two_levels_go_without_a_hint() {
     let mut guest = guest(RANGES);
@@ -220,7 +220,7 @@ fn leaves_of_two_levels_go_without_a_hint() {
     assert_eq!(flush, by_ipa(&reaches));
 }
 
-/// 8 GiB is what one operand of the largest scale covers.
+/// One operand of the largest scale covers 8 GiB.
 #[test]
 fn beyond_the_largest_range_the_whole_guest_goes() {
     let mut guest = guest(RANGES);
@@ -236,7 +236,7 @@ fn beyond_the_largest_range_the_whole_guest_goes() {
     assert_eq!(flush(&mut guest, BASE..end + KIB_4), by_vmid());
 }
 
-/// Walk entries go too, and the page is given back when all of it is complete.
+/// Walk entries are invalidated too. The page is given back when the whole flush is complete.
 #[test]
 fn a_table_is_freed_after_its_flush() {
     let mut guest = guest(RANGES);
@@ -248,7 +248,7 @@ fn a_table_is_freed_after_its_flush() {
     assert_eq!(guest.scan().links.len(), 2);
 }
 
-/// The leaf behind it changes nothing for the table's walk entries.
+/// The leaf after it makes no difference to the table's walk entries.
 #[test]
 fn a_table_among_leaves_decides_for_all() {
     let mut guest = guest(RANGES);
@@ -270,7 +270,7 @@ fn without_range_operations_a_table_takes_the_whole_guest() {
     assert_eq!((flush, gives(&freed)), (by_vmid(), 2));
 }
 
-/// One invalidation, by address and of all levels, ends the leaf and the walk entries that led to it.
+/// One invalidation, by address and for all levels, ends the leaf and the walk entries that led to it.
 #[test]
 fn a_table_goes_with_its_last_entry() {
     for (features, level, size, tables) in
@@ -289,8 +289,8 @@ fn a_table_goes_with_its_last_entry() {
     }
 }
 
-/// A table that a mapping left empty, since its page was taken and then there was none for the next level, can be in a
-/// walk cache all the same.
+/// A table can stay empty: its page was taken, and the source had none for the next level. A walk cache can hold its
+/// entry all the same.
 #[test]
 fn an_empty_table_is_flushed_before_it_is_freed() {
     let mut guest = guest(RANGES);
@@ -356,7 +356,8 @@ fn unmapping_a_part_of_a_block_leaves_the_rest() {
     assert_eq!(guest.scan().leaves.len(), 511);
 }
 
-/// What the guest wrote past the caches, or they hold of its memory, is settled when it cannot write any more.
+/// After the flush the guest cannot write any more. Only then are the lines cleaned that hide what it wrote past the
+/// caches, or that it left dirty.
 #[test]
 fn without_forced_write_back_each_leaf_is_cleaned_after_its_flush() {
     let mut guest = guest_with_table(Features { tlbi_level_hint: true, ..PLAIN });
@@ -376,12 +377,12 @@ fn the_leaves_of_a_table_are_cleaned_after_its_flush_and_before_it_is_freed() {
     map_pages(&mut guest, BASE, frame(0), 2);
     let (flush, freed) = unmap(&mut guest, range(BASE, MIB_2));
     assert_eq!(flush, by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + MIB_2, None))]));
-    // Those side by side at once.
+    // Adjacent leaves are cleaned at once.
     assert_eq!(freed, [Event::Clean(frame(0), 2 * KIB_4), Event::Dsb(Domain::Ish), Event::Give(table(2))]);
 }
 
-/// The hypervisor's own mapping is cacheable: lines that were filled from it since the memory was mapped hide what the guest
-/// wrote past them, whatever FEAT_S2FWB forces elsewhere.
+/// The hypervisor's own mapping is cacheable. Lines that were filled through it since the memory was mapped hide what
+/// the guest wrote past them, whatever FEAT_S2FWB forces elsewhere.
 #[test]
 fn memory_that_was_not_cacheable_is_cleaned_after_its_flush() {
     for features in [PLAIN, HINTS, RANGES] {
@@ -392,13 +393,13 @@ fn memory_that_was_not_cacheable_is_cleaned_after_its_flush() {
         let _ = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, Unwatched).unwrap().complete();
         let cleaned = [Event::Clean(frame(0), KIB_4), Event::Dsb(Domain::Ish)];
         assert_eq!(guest.events(), [&[sees_nothing(BASE)], &by_leaf(BASE, level)[..], &cleaned].concat());
-        // Its neighbours are as they were mapped.
+        // Its neighbours are still mapped as before.
         let neighbour = BASE + 511 * KIB_4;
         assert_eq!(guest.stage2.look_up(neighbour).unwrap().descriptor.address(), frame(511 * KIB_4));
     }
 }
 
-/// With the table that led to it, and all below that.
+/// The leaf goes with its table.
 #[test]
 fn a_table_of_memory_that_was_not_cacheable_is_cleaned_after_its_flush() {
     for features in [HINTS, RANGES] {
@@ -410,14 +411,14 @@ fn a_table_of_memory_that_was_not_cacheable_is_cleaned_after_its_flush() {
         assert!(!flush.iter().any(|event| matches!(event, Event::Clean(..))), "{flush:x?}");
         let cleaned = [Event::Clean(frame(7 * KIB_4), KIB_4), Event::Dsb(Domain::Ish), Event::Give(table(2))];
         assert_eq!(freed, cleaned, "what is forced to be cached has no stale lines");
-        // The page is another table now, of which nothing is left to be said.
+        // The page is another table now, whose record must not remember the old memory type.
         map_pages(&mut guest, BASE, frame(0), 1);
         let (_, freed) = unmap(&mut guest, range(BASE, MIB_2));
         assert_eq!(freed, [Event::Give(table(2))]);
     }
 }
 
-/// A part of a block is, too.
+/// A part of a block is cleaned too.
 #[test]
 fn a_part_of_a_block_that_was_not_cacheable_is_cleaned_when_it_goes() {
     let mut guest = guest(HINTS);
@@ -432,7 +433,7 @@ fn a_part_of_a_block_that_was_not_cacheable_is_cleaned_when_it_goes() {
     assert_eq!(freed[0], Event::Clean(frame(MIB_2), MIB_2));
 }
 
-/// It has no lines; elsewhere than here not even a pointer.
+/// A device has no cache lines, and outside these tests not even a pointer.
 #[test]
 fn a_device_is_not_cleaned_when_it_goes() {
     for features in [PLAIN, HINTS] {
@@ -447,7 +448,8 @@ fn a_device_is_not_cleaned_when_it_goes() {
     }
 }
 
-/// Each leaf is told with the address that it mapped, whether it goes alone or with its table, or with tables of tables.
+/// Each leaf is reported with the address that it mapped, whether it is unmapped alone, with its table, or with tables
+/// of tables.
 #[test]
 fn leaves_are_told_with_their_addresses() {
     for features in [HINTS, PLAIN] {
@@ -474,7 +476,7 @@ fn leaves_are_told_with_their_addresses() {
     }
 }
 
-/// A page that is no page, or is behind the end of the addresses, is refused by the short way too.
+/// The fast path also refuses a page that is not aligned, or is after the end of the IPA space.
 #[test]
 fn a_page_that_is_none_is_refused() {
     let mut guest = guest(HINTS);
@@ -486,7 +488,7 @@ fn a_page_that_is_none_is_refused() {
     assert_eq!((guest.scan().leaves.len(), guest.events()), (4, vec![]));
 }
 
-/// Nothing goes where nothing is, with other pages around as without; and of a block goes no more than is asked for.
+/// If nothing is mapped, nothing is removed, with or without other pages in the table.
 #[test]
 fn what_is_not_mapped_is_not_removed() {
     fn unmapped(guest: &mut Guest, page: u64) -> (Vec<Ipa>, Vec<Ipa>) {

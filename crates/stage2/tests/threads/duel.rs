@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two operations that meet, at every moment: the first is interrupted at each of its steps in turn, where the second
-//! runs until it has to wait, or to each of its own steps in turn; there it stays until the first has ended. The first
-//! uses the pages that it freed at once, so whoever goes on in one of them does harm that shows.
+//! Two operations that meet at every moment. The first is interrupted at each of its steps in turn. There the second
+//! runs until it has to wait, or up to each of its own steps in turn, and then stops until the first has ended.
+//!
+//! The first reuses at once the pages that it freed. So an operation that continues in a freed page does visible harm.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
@@ -22,13 +23,13 @@ struct Duel {
 
 #[derive(Clone, Copy, Default)]
 struct Phase {
-    /// The second may begin.
+    /// The second operation may begin.
     begun: bool,
-    /// The second waits, or has ended.
+    /// The second operation waits, or has ended.
     stopped: bool,
-    /// The second may go on.
+    /// The second operation may continue.
     released: bool,
-    /// The step at which it was to be was reached.
+    /// Whether each operation reached the step at which it was to stop.
     first_was_there: bool,
     second_was_there: bool,
 }
@@ -44,18 +45,18 @@ impl Duel {
     }
 }
 
-/// Who waits leaves the CPU to the other.
+/// How long a waiting thread sleeps, which leaves the CPU to the other.
 const MOMENT: std::time::Duration = std::time::Duration::from_micros(20);
 
 impl Duel {
-    /// Waits for a moment, and no longer than the first is under way.
+    /// Waits for a moment, or until the first operation has ended.
     fn rest(&self) {
         let phase = self.phase.lock().unwrap();
         drop(self.changed.wait_timeout_while(phase, MOMENT, |phase| !phase.released).unwrap());
     }
 }
 
-/// Lets the other go on, however this one ends.
+/// Releases the other operation, however this one ends.
 struct Ends<'a>(&'a Duel);
 
 impl Drop for Ends<'_> {
@@ -64,7 +65,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// The second begins at step `k` of the first, and is stopped at its own step `j`.
+/// Runs both operations: the second begins at step `k` of the first, and stops at its own step `j`.
 fn meet(guest: &Guest, (first, k): (Operation, usize), (second, j): (Operation, usize)) -> Phase {
     let (duel, crew) = (Arc::new(Duel::default()), Crew::new(2));
     std::thread::scope(|scope| {
@@ -79,7 +80,7 @@ fn meet(guest: &Guest, (first, k): (Operation, usize), (second, j): (Operation, 
                     if !std::mem::replace(&mut waits, true) {
                         duel.set(|phase| phase.stopped = true);
                     }
-                    // The first is to have the CPU.
+                    // Leave the CPU to the first operation.
                     return duel.rest();
                 }
                 if steps == j {
@@ -113,8 +114,9 @@ fn meet(guest: &Guest, (first, k): (Operation, usize), (second, j): (Operation, 
     *duel.phase.lock().unwrap()
 }
 
-/// At their steps, on a guest made anew each time: at each of the first's, and every fifth of the second's, another one
-/// each time. At each of both if `TWOFOLD_EVERY_STEP` is set, which takes five times as long.
+/// Lets the operations meet at their steps, each time on a new guest: at each step of the first, and at every fifth of
+/// the second, with another offset each time. If `TWOFOLD_EVERY_STEP` is set, at each step of both, which takes five
+/// times as long.
 fn at_every_step(guest: fn() -> Guest, first: Operation, second: Operation, check: fn(&Guest)) {
     let stride = if std::env::var_os("TWOFOLD_EVERY_STEP").is_some() { 1 } else { 5 };
     let (mut k, mut meetings) = (0, 0);
@@ -136,17 +138,17 @@ fn at_every_step(guest: fn() -> Guest, first: Operation, second: Operation, chec
         }
         k += 1;
     }
-    assert!(meetings > 4, "they hardly met");
+    assert!(meetings > 4, "the operations hardly met");
 }
 
-/// In the first 2 MiB four pages, in the second one; tables on three levels.
+/// Four pages in the first 2 MiB, and one in the second: tables on three levels.
 fn pages() -> Guest {
     let guest = Guest::new(FWB, 36, 10);
     [0, 1, 2, 511, 512].iter().for_each(|page| map(&guest, page * KIB_4, Level::L3, &RAM));
     guest
 }
 
-/// A block of 2 MiB, and a page behind it.
+/// A block of 2 MiB, and a page after it.
 fn block() -> Guest {
     let guest = Guest::new(FWB, 36, 10);
     map(&guest, 0, Level::L2, &RAM);
@@ -154,7 +156,7 @@ fn block() -> Guest {
     guest
 }
 
-/// The same in pages.
+/// [`block`], split into pages.
 fn parts() -> Guest {
     let guest = block();
     split(&guest);
@@ -179,7 +181,7 @@ fn unmap(guest: &Guest, offset: u64, size: u64) {
     pending.complete().free(&mut &guest.pool);
 }
 
-/// The same, and counts what is told of.
+/// [`unmap`] that counts the bytes reported.
 fn unmap_told(guest: &Guest, offset: u64, size: u64) {
     let told = |leaf: twofold_stage2::Broken| {
         assert!(range(BASE + offset, size).contains(&leaf.ipa()), "{leaf:?} is outside");
@@ -272,14 +274,14 @@ fn relaxing_meets_a_table_that_goes() {
     }
 }
 
-/// Write protection that has ended holds, wherever the split was.
+/// Write protection holds when it has ended, wherever the split was.
 #[test]
 fn write_protection_meets_a_split() {
     at_every_step(block, split, write_protect, nothing_is_writable);
     at_every_step(block, write_protect, split, nothing_is_writable);
 }
 
-/// What somebody is changing is waited for: the block comes without writes, the pages went with them.
+/// Write protection waits for a busy entry: the new block is read-only, and the old pages were protected.
 #[test]
 fn write_protection_meets_coalescing() {
     let merge: Operation = |guest| {
@@ -301,7 +303,7 @@ fn relaxing_meets_a_split() {
     let relax: Operation = |guest| assert!(guest.stage2.relax(BASE + KIB_4, Access::ALL).is_ok());
     let executable: fn(&Guest) = |guest| {
         let access = guest.stage2.look_up(BASE + KIB_4).unwrap().descriptor.access();
-        assert_eq!(access, Access::ALL, "what was allowed is forgotten");
+        assert_eq!(access, Access::ALL, "the granted access is lost");
     };
     at_every_step(block, split, relax, executable);
     at_every_step(block, relax, split, executable);
@@ -346,7 +348,7 @@ fn each_page_is_told_to_one_of_two_that_unmap() {
     at_every_step(pages, all, all, check);
 }
 
-/// The ends of the range were split, and the block is there again.
+/// The ends of the range were split, and then the block was coalesced again.
 #[test]
 fn unmapping_a_part_of_a_block_that_is_put_together_again_takes_no_more() {
     let part: Operation = |guest| unmap_told(guest, KIB_4, 2 * KIB_4);
@@ -386,16 +388,16 @@ fn mapping_a_range_meets_smaller_and_larger_mappings() {
     at_every_step(block, range_of::<2>, range_of::<3>, check);
 }
 
-/// A leaf that is there all the time is seen once, and none twice; a block may be followed by its parts.
+/// A leaf that is always there is seen once. No leaf is seen twice, but the parts of a block may follow it.
 #[test]
 fn a_walk_meets_what_changes_under_it() {
-    /// And for each level, where the next leaf may be.
+    /// The guest, and the lowest address of the next leaf at each level.
     struct Leaves<'a>(&'a Guest, [Ipa; 4]);
     impl Visitor for Leaves<'_> {
         const TABLE_BEFORE: bool = true;
         type Error = Error;
         fn leaf(&mut self, entry: &Entry) -> Result<(), Error> {
-            // A step, at which others may come.
+            // A step, at which the other operation may run.
             twofold_stage2::Platform::on_atomic(self.0.stage2.platform());
             if entry.descriptor.is_leaf(entry.level) {
                 let next = &mut self.1[usize::from(entry.level.raw())];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! vCPUs that fault for the same memory at once: one installs, and only that one does what installing takes.
+//! vCPUs that fault for the same memory at once: one of them installs the mapping, and only that one does the work of
+//! installing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +18,7 @@ fn each_page_is_new_for_exactly_one() {
             crew.meet();
             let first = random.below(8);
             for page in 0..pages {
-                // Nearly the same order: they are to meet.
+                // Nearly the same order in each thread, so that they meet.
                 let ipa = BASE + (page ^ first) * KIB_4;
                 match guest.stage2.map(ipa, home(ipa), Level::L3, &RAM, &mut &guest.pool).unwrap() {
                     Mapped::New => _ = new.fetch_add(1, Ordering::Relaxed),
@@ -49,7 +50,7 @@ fn ranges_that_are_mapped_by_several_are_mapped_once() {
     guest.check_and_destroy();
 }
 
-/// Cleaning is what makes a fault on a block slow; four vCPUs are to take no more time for it than one.
+/// Cleaning is what makes a fault on a block slow. Four vCPUs must clean no more than one.
 #[test]
 fn a_block_is_cleaned_by_one_vcpu_only() {
     let (blocks, threads, seed) = (volume(16, 1), 3, seed());
@@ -70,7 +71,7 @@ fn a_block_is_cleaned_by_one_vcpu_only() {
 #[test]
 fn a_page_is_cleaned_by_one_vcpu_only() {
     let (pages, threads, seed) = (volume(1024, 8), 3, seed());
-    // Three tables, and pages that each may hold for a moment, at two levels, where another one's is linked instead.
+    // Three tables. Each vCPU may also hold a page for a moment at two levels, where another one's table is linked.
     let guest = Guest::new(LINES, 40, 3 + 2 * threads);
     in_threads(threads, seed, |_, _, _| {
         for ipa in (0..pages).map(|page| BASE + page * KIB_4) {
@@ -86,7 +87,7 @@ fn a_table_is_coalesced_and_cleaned_by_one_vcpu_only() {
     let (blocks, threads, seed) = (volume(16, 1), 3, seed());
     let features = Features { data_line: volume(2048, MIB_2 / 4), ..LINES };
     let guest = Guest::new(features, 40, 20);
-    // One page of each is mapped, and the rest is to be cleaned.
+    // One page of each block is mapped; the rest needs cleaning.
     let hole = MIB_2 - KIB_4;
     for ipa in (0..blocks).map(|block| BASE + block * MIB_2) {
         let _ = guest.stage2.map(ipa, home(ipa), Level::L3, &RAM, &mut &guest.pool).unwrap();

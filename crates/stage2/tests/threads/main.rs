@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves that operations may run side by side: with real threads, at random and, where two meet, at every step that one
-//! can be interrupted at.
+//! Proves that operations may run side by side: with real threads at random, and, for two operations, at every step
+//! that one of them can be interrupted at.
 //!
-//! Random runs print their seed; `TWOFOLD_SEED` takes it, for the same operations, if not for the same moments.
+//! Random runs print their seed. `TWOFOLD_SEED` takes it, for the same operations, but not for the same timing.
 
 #[path = "../platform/mmu.rs"]
 #[allow(dead_code, reason = "each test uses its own part")]
@@ -10,7 +10,7 @@ mod mmu;
 #[path = "../platform/window.rs"]
 mod window;
 
-// Thousands of guests, each with its threads: too long where each step is interpreted.
+// Thousands of guests with their threads take too long where each step is interpreted.
 #[cfg(not(miri))]
 mod duel;
 mod faults;
@@ -26,15 +26,15 @@ const KIB_4: u64 = 4 << 10;
 const MIB_2: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
 
-/// No cache maintenance, which takes its time.
+/// Features that need no cache maintenance.
 const FWB: Features = Features { forced_write_back: true, tlbi_range: true, ..LINES };
-/// Lines that are long.
+/// Features with long cache lines.
 const LINES: Features = Features { data_line: 2048, instruction_cache_coherent: true, ..Features::NONE };
 const READ: Attributes = Attributes::ram(Access::READ);
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 const BASE: Ipa = Ipa::new(4 * GIB);
 
-/// Numbers that look random (xorshift64*).
+/// Pseudo-random numbers (xorshift64*).
 pub struct Random(u64);
 
 impl Random {
@@ -53,7 +53,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// Runs `body` in so many threads, each with its number and random numbers of its own.
+/// Runs `body` in `count` threads. Each gets its number and random numbers of its own.
 fn in_threads(count: u64, seed: u64, body: impl Fn(u64, &mut Random, &Crew) + Sync) {
     let crew = Crew::new(count);
     std::thread::scope(|scope| {
@@ -73,7 +73,7 @@ fn range(start: Ipa, size: u64) -> IpaRange {
     start..start + size
 }
 
-/// Fewer where each step is interpreted.
+/// A smaller amount of work where each step is interpreted.
 const fn volume(natively: u64, by_miri: u64) -> u64 {
     if cfg!(miri) { by_miri } else { natively }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Dirty logging and memory management without pause, beside vCPUs that fault all the time.
+//! Dirty logging and memory management without a pause, beside vCPUs that always fault.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +10,7 @@ use twofold_stage2::{Broken, Error, Leaf, Unwatched};
 const PAGES: u64 = 2 * 512;
 
 fn any_page(random: &mut Random) -> Ipa {
-    // Few of them, so that they meet, at both ends of two blocks.
+    // Few pages, so that the threads meet, at both ends of two blocks.
     let page = [random.below(8), 508 + random.below(8), PAGES - 1 - random.below(4)][random.below(3) as usize];
     BASE + page * KIB_4
 }
@@ -68,7 +68,7 @@ fn maintain(guest: &Guest, random: &mut Random) {
 fn faults_and_maintenance_go_on_side_by_side() {
     let seed = seed();
     for ipa_bits in [40, 44] {
-        // Enough for a table under each block of 1 GiB, were it split.
+        // Enough for a table under each block of 1 GiB, if all were split.
         let guest = Guest::new(FWB, ipa_bits, volume(600, 40));
         in_threads(4, seed, |number, random, _| {
             for _ in 0..volume(1500, 15) {
@@ -79,9 +79,9 @@ fn faults_and_maintenance_go_on_side_by_side() {
     }
 }
 
-/// What a dirty log is good for: what is not in it has not been written since it was read. A vCPU allows the write, then
-/// sets the bit; the collector takes bits, protects, and flushes. Where nobody is between the two, a page that may be
-/// written has its bit set.
+/// What a dirty log must ensure: a page that is not in it was not written since the last read. A vCPU allows the write,
+/// then sets the bit. The collector takes bits, protects, and flushes. If no vCPU is between its two steps, each
+/// writable page has its bit set.
 #[test]
 fn no_page_stays_writable_without_a_bit_in_the_log() {
     let seed = seed();
@@ -142,7 +142,7 @@ fn no_page_stays_writable_without_a_bit_in_the_log() {
                         let page = at / KIB_4;
                         log[(page / 64) as usize].load(Ordering::SeqCst) >> (page % 64) & 1 == 1
                     });
-                    assert!(logged, "{leaf:x?} may be written unseen");
+                    assert!(logged, "{leaf:x?} is writable and not in the log");
                 }
             }
             crew.meet();
@@ -151,7 +151,8 @@ fn no_page_stays_writable_without_a_bit_in_the_log() {
     guest.check_and_destroy();
 }
 
-/// A fault that allows a write, and is logged. The leaf may have become a block on the way here, so all of that is.
+/// A fault that allows a write and logs it. The leaf may have become a block meanwhile, so the fault logs all pages of
+/// the block.
 fn write(guest: &Guest, log: &[AtomicU64], ipa: Ipa) {
     if guest.stage2.relax(ipa, Access::READ_WRITE).is_ok() {
         let first = ((ipa.align_down(MIB_2) - BASE) / KIB_4 / 64) as usize;
@@ -159,7 +160,7 @@ fn write(guest: &Guest, log: &[AtomicU64], ipa: Ipa) {
     }
 }
 
-/// Each record that hardware makes is told of once: not lost to a plain store, nor to a value that is stale.
+/// Each write that hardware records is reported once. It is not lost to a plain store, nor to a stale value.
 #[test]
 fn each_write_that_hardware_records_is_told_of_once() {
     let seed = seed();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory and CPUs that several threads share. Pages that are free hold garbage, which a descent that came too late would
-//! follow out of this world, and which shows who wrote there.
+//! Memory and CPUs that several threads share.
+//!
+//! Free pages hold garbage. A late walk that follows it leaves the arena, which panics; a store to a free page is found
+//! when the page is taken.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -17,17 +19,17 @@ use super::mmu::{Mmu, Scan};
 use super::*;
 
 const ROOT: Pa = Pa::new(0x8_4000_0000);
-/// Enough for two tables one behind the other.
+/// Enough for two concatenated tables.
 const ROOT_SIZE: u64 = 2 * KIB_4;
 const FRAMES: Pa = Pa::new(0x100_0000_0000);
 const FRAMES_TO_POINTER: u64 = 0x7000_0000_0000;
 
-/// A place at which others may come in between.
+/// A place at which other threads may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Atomic,
     Instruction,
-    /// A table, or its record, is about to be looked at: between what led there and what is found there.
+    /// A table or its record is about to be read, after the entry that led to it.
     Look,
     Pause,
 }
@@ -41,7 +43,7 @@ thread_local! {
     static CREW: RefCell<Option<Arc<Crew>>> = const { RefCell::new(None) };
 }
 
-/// Threads that work together: where one fails, the others do not wait for it for ever.
+/// Threads that work together. If one fails, the others stop waiting for it.
 pub struct Crew {
     count: u64,
     arrived: AtomicU64,
@@ -53,13 +55,13 @@ impl Crew {
         Arc::new(Self { count, arrived: AtomicU64::new(0), failed: AtomicBool::new(false) })
     }
 
-    /// This thread is one of them, until what is returned is dropped.
+    /// Makes this thread one of them, until the result is dropped.
     pub fn join(self: &Arc<Self>) -> Member {
         CREW.set(Some(self.clone()));
         Member
     }
 
-    /// Waits for all the others.
+    /// Waits until all threads are here.
     pub fn meet(&self) {
         let meeting = self.arrived.fetch_add(1, Ordering::SeqCst) / self.count + 1;
         while self.arrived.load(Ordering::SeqCst) < meeting * self.count {
@@ -85,18 +87,18 @@ impl Drop for Member {
     }
 }
 
-/// Has `hook` called at each step of this thread.
+/// Calls `hook` at each step of this thread.
 pub fn set_hook(hook: impl FnMut(Step) + 'static) {
     HOOK.with_borrow_mut(|place| *place = Some(Box::new(hook)));
 }
 
-/// Gives way to others at random steps of this thread from here on.
+/// From here on, yields to other threads at random steps of this thread.
 pub fn jitter(seed: u64) {
     JITTER.set(seed | 1);
 }
 
 fn step(step: Step) {
-    // Many pauses are one.
+    // Only one pause of 16 is a step.
     if step == Step::Pause && !PAUSES.replace(PAUSES.get() + 1).is_multiple_of(16) {
         return;
     }
@@ -121,7 +123,7 @@ pub struct World {
     first: usize,
     records: Vec<Record>,
     vttbr: AtomicU64,
-    /// Lines that were cleaned.
+    /// The number of lines cleaned.
     pub cleaned: AtomicU64,
     pub vmid_flushes: AtomicU64,
 }
@@ -146,7 +148,7 @@ impl World {
         self.word(pa).load(Ordering::Acquire)
     }
 
-    /// What a CPU's walk does to a leaf that it writes through: records it, if it may. Whether it did.
+    /// Records a write in a leaf, as a CPU's hardware walk does if the leaf allows it. Returns whether it did.
     pub fn hardware_writes(&self, entry: Pa) -> bool {
         let (valid, write, armed) = (1, 1 << 7, 1 << 51);
         let change = |raw| (raw & (valid | write | armed) == valid | armed).then_some(raw | write);
@@ -154,14 +156,14 @@ impl World {
     }
 }
 
-/// What free pages hold: a table far away, with bits that no table has.
+/// The content of free pages: an entry that leads to a table far away, with bits that no table entry has.
 const GARBAGE: u64 = u64::MAX;
 
 #[derive(Clone)]
 pub struct Cpus(pub Arc<World>);
 
-// SAFETY: `pointer` is inside the arena, which lives as long as the world, and is accessed by atomics only. Each page of it
-// has a record of its own. Frames have an address that nothing accesses.
+// SAFETY: `pointer` is inside the arena, which lives as long as the world and is accessed only by atomics. Each page of
+// it has its own record. A frame has an address that nothing accesses.
 unsafe impl Platform for Cpus {
     fn tlbi(&self, operation: Tlbi, _: u64) {
         if operation == Tlbi::VmallS12E1Is {
@@ -200,17 +202,17 @@ unsafe impl Platform for Cpus {
         }
         step(Step::Look);
         let index = self.0.first + (pa.raw().wrapping_sub(ROOT.raw()) / 8) as usize;
-        assert!(pa >= ROOT && index + 512 <= self.0.words.len(), "somebody follows garbage to {pa}");
+        assert!(pa >= ROOT && index + 512 <= self.0.words.len(), "a walk follows garbage to {pa}");
         NonNull::from(&self.0.words[index..]).cast()
     }
 
     fn record(&self, pa: Pa) -> &Record {
         step(Step::Look);
         let index = pa.raw().checked_sub(ROOT.raw()).map_or(usize::MAX, |at| (at / KIB_4) as usize);
-        self.0.records.get(index).unwrap_or_else(|| panic!("somebody follows garbage to the record of {pa}"))
+        self.0.records.get(index).unwrap_or_else(|| panic!("a walk follows garbage to the record of {pa}"))
     }
 
-    /// All memory goes with the machine.
+    /// All memory is freed with the machine.
     fn abandoned(&self, _: Pa) {}
 
     fn pause(&self, _: u32) {
@@ -222,7 +224,7 @@ unsafe impl Platform for Cpus {
     }
 }
 
-/// Table pages for all threads; a page that is given is the next that is taken.
+/// Table pages for all threads. The page that is given last is taken first.
 pub struct Pool {
     world: Arc<World>,
     pages: Mutex<(Vec<TablePage>, BTreeSet<Pa>)>,
@@ -248,7 +250,7 @@ impl TableSource for &Pool {
 impl Pool {
     fn check_garbage(&self, pa: Pa) {
         for at in (0..512).map(|index| pa + index * 8) {
-            assert_eq!(self.world.read(at), GARBAGE, "somebody wrote to {at}, which is free");
+            assert_eq!(self.world.read(at), GARBAGE, "a thread wrote to {at}, which is free");
         }
     }
 
@@ -262,7 +264,7 @@ pub struct Guest {
     pub world: Arc<World>,
     pub stage2: Stage2<Cpus>,
     pub pool: Pool,
-    /// For whoever counts.
+    /// A counter for the tests.
     pub told: AtomicU64,
 }
 
@@ -270,7 +272,7 @@ impl Guest {
     pub fn new(features: Features, ipa_bits: u32, pages: u64) -> Self {
         let world = World::new(pages);
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &features).unwrap();
-        // SAFETY: the arena is accessed by atomics only, and `Cpus` maps it as long as it lives.
+        // SAFETY: the arena is accessed only by atomics, and `Cpus` maps it as long as it lives.
         let donated = unsafe { Donated::new(ROOT, ROOT_SIZE + pages * KIB_4) };
         let (root, rest) = donated.into_run().split_at(ROOT_SIZE).unwrap();
         let (root, _) = root.split_at(geometry.root_size()).unwrap();
@@ -287,8 +289,9 @@ impl Guest {
         Mmu::new(self.stage2.vttbr(), self.stage2.vtcr()).scan(&|pa| self.world.read(pa))
     }
 
-    /// What holds whenever nobody is at it: each address is where it belongs, each page in the tree or free, and the
-    /// counts agree with the entries, or what they are used for would fail. Ends the guest.
+    /// Checks the tables after all threads have ended: each address maps its own frame, each page is in the tree or
+    /// free, and the counts agree with the entries, since otherwise the operations here would fail. Then ends the
+    /// guest.
     pub fn check_and_destroy(self) {
         let scan = self.scan();
         for leaf in &scan.leaves {
@@ -301,11 +304,11 @@ impl Guest {
         let all = Ipa::new(0)..self.stage2.geometry().end();
         let _ = self.stage2.write_protect(all.clone()).unwrap().complete();
         let writable = |leaf: &&mmu::Leaf| leaf.access().write || leaf.dirty_by_hardware();
-        assert_eq!(self.scan().leaves.iter().find(writable), None, "write protection passed over it");
+        assert_eq!(self.scan().leaves.iter().find(writable), None, "write protection skipped it");
         let mut young = 0;
         self.stage2.age(all, &mut |marked| young += marked.mask.count_ones() as usize).unwrap();
         assert_eq!(young, scan.leaves.iter().filter(|leaf| leaf.accessed()).count());
-        // The table goes with its last leaf, neither sooner nor later.
+        // A table is unlinked with its last leaf, neither earlier nor later.
         if let Some(leaf) = scan.leaves.first().filter(|leaf| leaf.level > 1) {
             let table = leaf.ipa.align_down(mmu::span(leaf.level - 1));
             let stays =
@@ -319,7 +322,7 @@ impl Guest {
     }
 }
 
-/// Where the frame of an address is, whoever maps it.
+/// The frame of an address, whichever thread maps it.
 pub fn home(ipa: Ipa) -> Pa {
     FRAMES + ipa.raw()
 }
