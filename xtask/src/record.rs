@@ -99,10 +99,10 @@ struct Recorded {
 impl Recorded {
     fn of(control: &Control, rounds: u32) -> anyhow::Result<Self> {
         let figure = |key| control.report.get(key).with_context(|| format!("the hypervisor does not report {key}"));
-        let told = control.rounds.len();
+        let arrived = control.rounds.len();
         ensure!(
-            told == rounds as usize && figure("record.rounds")? == u64::from(rounds),
-            "{told} of {rounds} rounds arrived"
+            arrived == rounds as usize && figure("record.rounds")? == u64::from(rounds),
+            "{arrived} of {rounds} rounds arrived"
         );
         let (pages, microseconds) = (figure("record.pages")?, figure("record.microseconds")?);
         Ok(Self { pages, microseconds, rounds: control.rounds.clone() })
@@ -144,12 +144,12 @@ fn pages(round: &str) -> impl Iterator<Item = u64> {
 mod tests {
     use super::*;
 
-    const TOLD: &str = "twofold:round 0 0+3 9+1\ntwofold:round 0 17+1\ntwofold:round 1\ntwofold:round 2 5+2\n\
+    const LINES: &str = "twofold:round 0 0+3 9+1\ntwofold:round 0 17+1\ntwofold:round 1\ntwofold:round 2 5+2\n\
                         twofold:stat record.rounds 3\ntwofold:stat record.pages 100\ntwofold:stat record.microseconds 7\n";
 
     #[test]
-    fn what_was_told_becomes_the_file() {
-        let recorded = Recorded::of(&Control::parse(TOLD), 3).unwrap();
+    fn control_lines_become_the_file() {
+        let recorded = Recorded::of(&Control::parse(LINES), 3).unwrap();
         assert_eq!(recorded.file(), "twofold-rounds 1 100\n0+3 9 17\n\n5+2\n");
         assert_eq!(
             recorded.summary(),
@@ -159,8 +159,8 @@ mod tests {
 
     #[test]
     fn rounds_that_are_missing_make_no_file() {
-        assert!(Recorded::of(&Control::parse(TOLD), 4).is_err());
-        assert!(Recorded::of(&Control::parse(&TOLD.replace("round 1\n", "rund 1\n")), 3).is_err());
-        assert!(Recorded::of(&Control::parse(&TOLD.replace("record.pages", "record.sides")), 3).is_err());
+        assert!(Recorded::of(&Control::parse(LINES), 4).is_err());
+        assert!(Recorded::of(&Control::parse(&LINES.replace("round 1\n", "rund 1\n")), 3).is_err());
+        assert!(Recorded::of(&Control::parse(&LINES.replace("record.pages", "record.sides")), 3).is_err());
     }
 }

@@ -87,14 +87,14 @@ pub fn shown(command: &Command) -> String {
 /// Runs `command` in this process group, because the terminal sends Ctrl-C to that group.
 fn status(command: &mut Command) -> io::Result<ExitStatus> {
     let stop = STOP.get_or_init(Stop::default);
-    let mut running = Running::start(command, stop, Whom::Program)?;
+    let mut running = Running::start(command, stop, Receiver::Program)?;
     running.wait(stop, || true)
 }
 
 fn output_until(command: &mut Command, stop: &Stop) -> io::Result<Output> {
     // A process group of its own, so that a signal also reaches the processes that the program started.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut running = Running::start(command, stop, Whom::Group)?;
+    let mut running = Running::start(command, stop, Receiver::Group)?;
     let stdout = read_all(running.child.stdout.take());
     let stderr = read_all(running.child.stderr.take());
     let status = running.wait(stop, || stdout.is_finished() && stderr.is_finished())?;
@@ -107,26 +107,26 @@ fn output_until(command: &mut Command, stop: &Stop) -> io::Result<Output> {
 /// Invariant: a signal is sent only before the program is reaped, so its process id is not reused.
 struct Running {
     child: Child,
-    whom: Whom,
+    receiver: Receiver,
     is_reaped: bool,
 }
 
 /// The receiver of a signal: the program alone, or its process group.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Whom {
+enum Receiver {
     Program,
     Group,
 }
 
 impl Running {
-    fn start(command: &mut Command, stop: &Stop, whom: Whom) -> io::Result<Self> {
+    fn start(command: &mut Command, stop: &Stop, receiver: Receiver) -> io::Result<Self> {
         if stop.is_requested() {
             return Err(stopped());
         }
         // The parent-death signal follows the thread: this thread outlives the program, because it waits for it or ends
         // it.
         child::dies_with_parent(command);
-        Ok(Self { child: command.spawn()?, whom, is_reaped: false })
+        Ok(Self { child: command.spawn()?, receiver, is_reaped: false })
     }
 
     /// Waits until the program has ended and `is_read` reports that all its output is read.
@@ -152,9 +152,9 @@ impl Running {
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         // An error means that no process is left, or that it may not be signalled (`sudo`). Neither can be helped.
-        let _ = match self.whom {
-            Whom::Program => kill_process(pid, signal),
-            Whom::Group => kill_process_group(pid, signal),
+        let _ = match self.receiver {
+            Receiver::Program => kill_process(pid, signal),
+            Receiver::Group => kill_process_group(pid, signal),
         };
     }
 

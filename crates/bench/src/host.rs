@@ -21,23 +21,23 @@ pub const FREE_MEMORY: &str = "free memory";
 pub fn this() -> Vec<(String, String)> {
     let machine = Machine::this();
     let files = Files(PathBuf::from("/"));
-    let mut told = vec![("CPU", Some(machine.cpu.clone())), ("CPUs", Some(machine.cpus.to_string()))];
-    told.extend(files.told());
-    told.extend([
+    let mut facts = vec![("CPU", Some(machine.cpu.clone())), ("CPUs", Some(machine.cpus.to_string()))];
+    facts.extend(files.facts());
+    facts.extend([
         ("architecture", Some(std::env::consts::ARCH.to_owned())),
         ("kernel", machine.kernel.map(|release| format!("Linux {release}"))),
         (COMMAND_LINE, files.text("proc/cmdline")),
     ]);
     let known =
         |(name, value): (&str, Option<String>)| Some((name.to_owned(), value.filter(|value| !value.is_empty())?));
-    told.into_iter().filter_map(known).collect()
+    facts.into_iter().filter_map(known).collect()
 }
 
 /// The kernel's files, below a root directory.
 struct Files(PathBuf);
 
 impl Files {
-    fn told(&self) -> Vec<(&'static str, Option<String>)> {
+    fn facts(&self) -> Vec<(&'static str, Option<String>)> {
         vec![
             ("MIDR", self.text("sys/devices/system/cpu/cpu0/regs/identification/midr_el1")),
             ("under a hypervisor", self.under_a_hypervisor()),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     fn value(files: &Files, name: &str) -> Option<String> {
-        files.told().into_iter().find(|(other, _)| *other == name).unwrap().1
+        files.facts().into_iter().find(|(other, _)| *other == name).unwrap().1
     }
 
     #[test]
@@ -156,15 +156,15 @@ mod tests {
             ("proc/cpuinfo", "processor : 0\nFeatures : fp asimd\n"),
             ("dev/kvm", ""),
         ]);
-        let told = |name| value(&files, name).unwrap();
-        assert_eq!(told("MIDR"), "0x00000000481fd010");
-        assert_eq!(told("caches"), "L1d 64 KiB, L3 32 MiB");
-        assert_eq!(told("memory"), "32.0 GiB");
-        assert_eq!(told(FREE_MEMORY), "16.0 GiB");
-        assert_eq!(told("transparent huge pages"), "madvise");
-        assert_eq!(told("huge page pools"), "2 MiB: 0 of 0 free, 1 GiB: 16 of 64 free");
-        assert_eq!(told("frequency governor"), "performance");
-        assert_eq!(told("/dev/kvm"), "there");
+        let fact = |name| value(&files, name).unwrap();
+        assert_eq!(fact("MIDR"), "0x00000000481fd010");
+        assert_eq!(fact("caches"), "L1d 64 KiB, L3 32 MiB");
+        assert_eq!(fact("memory"), "32.0 GiB");
+        assert_eq!(fact(FREE_MEMORY), "16.0 GiB");
+        assert_eq!(fact("transparent huge pages"), "madvise");
+        assert_eq!(fact("huge page pools"), "2 MiB: 0 of 0 free, 1 GiB: 16 of 64 free");
+        assert_eq!(fact("frequency governor"), "performance");
+        assert_eq!(fact("/dev/kvm"), "there");
         assert_eq!(value(&files, "under a hypervisor"), None, "arm64 has no flag");
     }
 
@@ -179,10 +179,10 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_cpu_and_no_name() {
-        let told = this();
-        assert_eq!(told[0].0, "CPU");
-        assert!(told.iter().all(|(_, value)| !value.is_empty()));
+        let facts = this();
+        assert_eq!(facts[0].0, "CPU");
+        assert!(facts.iter().all(|(_, value)| !value.is_empty()));
         let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        assert!(told.iter().all(|(key, value)| key == COMMAND_LINE || name.trim().is_empty() || value != name.trim()));
+        assert!(facts.iter().all(|(key, value)| key == COMMAND_LINE || name.trim().is_empty() || value != name.trim()));
     }
 }

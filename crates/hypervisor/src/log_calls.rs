@@ -13,24 +13,24 @@ use crate::vm::Vm;
 /// The state between the calls.
 pub struct LogCalls {
     /// The pages that the last get returned, slot by slot.
-    told: Vec<DirtyPages>,
-    pages_told: u64,
+    reported: Vec<DirtyPages>,
+    pages_reported: u64,
     blocks_rejoined: u64,
 }
 
 impl LogCalls {
     /// For `slots` slots of test memory.
     pub fn new(slots: usize) -> Self {
-        let mut told = Vec::new();
-        told.resize_with(slots, DirtyPages::new);
-        Self { told, pages_told: 0, blocks_rejoined: 0 }
+        let mut reported = Vec::new();
+        reported.resize_with(slots, DirtyPages::new);
+        Self { reported, pages_reported: 0, blocks_rejoined: 0 }
     }
 
     /// Answers the call with these arguments (x0 to x3). Returns `None` if it is not a log call.
     pub fn call(&mut self, vm: &Vm, arguments: [u64; 4]) -> Option<i64> {
         let [function, tracker, all, chunk] = arguments;
         let function = u32::try_from(function).ok().filter(|function| CALLS.contains(function))?;
-        if self.told.is_empty() {
+        if self.reported.is_empty() {
             return Some(vendor::NOT_SUPPORTED);
         }
         let result = match function {
@@ -47,8 +47,8 @@ impl LogCalls {
     }
 
     /// Pages that the logs have reported so far.
-    pub fn pages_told(&self) -> u64 {
-        self.pages_told
+    pub fn pages_reported(&self) -> u64 {
+        self.pages_reported
     }
 
     /// Blocks that were coalesced so far.
@@ -58,16 +58,16 @@ impl LogCalls {
 
     fn get(&mut self, vm: &Vm) -> Result<i64, LogError> {
         let mut pages = 0;
-        for (log, told) in logs(vm).zip(&mut self.told) {
-            log?.get(told)?;
-            pages += told.count();
+        for (log, reported) in logs(vm).zip(&mut self.reported) {
+            log?.get(reported)?;
+            pages += reported.count();
         }
-        self.pages_told += pages;
+        self.pages_reported += pages;
         Ok(pages as i64)
     }
 
     fn clear(&self, vm: &Vm) -> Result<i64, LogError> {
-        logs(vm).zip(&self.told).try_for_each(|(log, told)| log?.clear_these(told))?;
+        logs(vm).zip(&self.reported).try_for_each(|(log, reported)| log?.clear_these(reported))?;
         Ok(vendor::SUCCESS)
     }
 

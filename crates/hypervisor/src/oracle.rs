@@ -96,8 +96,8 @@ struct Plan {
 enum State {
     /// No log runs, and pages are coalesced from this page on.
     Joining(u64),
-    /// A log runs for `rounds` more rounds. `all_told`: the next get returns all pages, written or not.
-    Running { rounds: u64, all_told: bool },
+    /// A log runs for `rounds` more rounds. `all_reported`: the next get returns all pages, written or not.
+    Running { rounds: u64, all_reported: bool },
 }
 
 #[derive(Default)]
@@ -159,9 +159,9 @@ impl Oracle {
                     None => self.start(vm)?,
                 }
             }
-            State::Running { rounds, all_told } => {
-                self.look(vm, all_told)?;
-                self.state = State::Running { rounds: rounds.saturating_sub(1), all_told: false };
+            State::Running { rounds, all_reported } => {
+                self.look(vm, all_reported)?;
+                self.state = State::Running { rounds: rounds.saturating_sub(1), all_reported: false };
                 // If a guest has written nearly everything, it is compared often enough before the log has ever
                 // stopped.
                 if self.counts.compared >= self.plan.comparisons && self.counts.starts > 1 {
@@ -202,42 +202,42 @@ impl Oracle {
             // The log is empty, so the copy is of the present memory.
             (0..pages).for_each(|page| self.copy_page(vm, page));
         }
-        self.state = State::Running { rounds: 2 + self.random.below(20), all_told: options.all_dirty };
+        self.state = State::Running { rounds: 2 + self.random.below(20), all_reported: options.all_dirty };
         Ok(())
     }
 
     /// One round: get, compare, clear, copy.
-    fn look(&mut self, vm: &Vm, all_told: bool) -> Result<(), LogError> {
+    fn look(&mut self, vm: &Vm, all_reported: bool) -> Result<(), LogError> {
         let log = vm.dirty_log()?;
-        let mut told = core::mem::take(&mut self.dirty);
-        log.get(&mut told)?;
-        let unheard = told.pages().find(|page| self.plan.is_deaf && !all_told && self.written[*page as usize]);
-        self.compare(vm, &told, unheard);
+        let mut reported = core::mem::take(&mut self.dirty);
+        log.get(&mut reported)?;
+        let unheard = reported.pages().find(|page| self.plan.is_deaf && !all_reported && self.written[*page as usize]);
+        self.compare(vm, &reported, unheard);
         if self.tracker() != Tracker::WriteProtect {
-            log.clear_these(&told)?;
+            log.clear_these(&reported)?;
         }
-        for page in told.pages() {
+        for page in reported.pages() {
             let page = page as usize;
             self.copy_page(vm, page);
-            if !all_told {
+            if !all_reported {
                 self.counts.redirtied += u64::from(self.written[page]);
                 self.written[page] = true;
             }
         }
-        self.dirty = told;
+        self.dirty = reported;
         self.counts.rounds += 1;
         Ok(())
     }
 
     /// Compares all pages that the log did not report, and the reported page `unheard`.
-    fn compare(&mut self, vm: &Vm, told: &DirtyPages, unheard: Option<u64>) {
-        let mut words = told.words().iter().peekable();
+    fn compare(&mut self, vm: &Vm, reported: &DirtyPages, unheard: Option<u64>) {
+        let mut words = reported.words().iter().peekable();
         for page in 0..self.copy.len() {
             let first = page as u64 / 64 * 64;
             while words.next_if(|word| word.first_page < first).is_some() {}
-            let is_told =
+            let is_reported =
                 words.peek().is_some_and(|word| word.first_page == first && word.mask >> (page % 64) & 1 == 1);
-            if is_told && unheard != Some(page as u64) {
+            if is_reported && unheard != Some(page as u64) {
                 continue;
             }
             self.read(vm, page);

@@ -97,11 +97,11 @@ fn panic(info: &PanicInfo) -> ! {
 }
 
 fn report(write: impl FnOnce(&mut Report) -> fmt::Result) -> ! {
-    const NOBODY: usize = usize::MAX;
-    static REPORTER: AtomicUsize = AtomicUsize::new(NOBODY);
+    const NO_CPU: usize = usize::MAX;
+    static REPORTER: AtomicUsize = AtomicUsize::new(NO_CPU);
 
     let this = cpus::current();
-    match REPORTER.compare_exchange(NOBODY, this, Ordering::Relaxed, Ordering::Relaxed) {
+    match REPORTER.compare_exchange(NO_CPU, this, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => {}
         Err(reporter) if reporter == this => power::exit(twofold_abi::exit::PANIC),
         Err(_) => power::park(),

@@ -96,7 +96,7 @@ impl Recorder {
     }
 
     /// Writes the recorded rounds to the control channel.
-    pub fn tell(&self, vm: &Vm) {
+    pub fn report(&self, vm: &Vm) {
         for (number, round) in self.rounds.iter().enumerate() {
             let mut line = String::new();
             for (first, count) in runs(&round.pages) {

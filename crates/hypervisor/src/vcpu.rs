@@ -203,7 +203,7 @@ impl Vcpu {
         // The instructions of this exit so far count for it.
         self.measure(read_sysreg!(ESR_EL2));
         #[cfg(feature = "record")]
-        self.recorder.tell(self.vm);
+        self.recorder.report(self.vm);
         self.vm.end(end)
     }
 }

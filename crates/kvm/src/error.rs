@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_kvm_is_told_from_a_mistake() {
+    fn a_host_without_kvm_is_distinct_from_a_mistake() {
         let no_device = Unavailable::opening(kvm_ioctls::Error::new(Errno::NOENT.raw_os_error()));
         assert_eq!(no_device, Unavailable::NoDevice);
         let denied = Unavailable::opening(kvm_ioctls::Error::new(Errno::ACCESS.raw_os_error()));

@@ -141,7 +141,7 @@ mod tests {
     use crate::system::tests::with;
 
     #[test]
-    fn a_host_is_told_by_its_files() {
+    fn a_host_is_identified_by_its_files() {
         let (_root, system) = with(&[
             ("proc/sys/kernel/osrelease", "6.12.1\n"),
             ("proc/cpuinfo", "processor\t: 0\nmodel name\t: A CPU: fast\n"),

@@ -14,7 +14,7 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::arch::{self, Told};
+use crate::arch::{self, Exit};
 use crate::calls;
 use crate::error::KvmError;
 use crate::measure::{Cost, measured};
@@ -143,20 +143,20 @@ impl Runner {
 
     fn until_done(&mut self, ring_full: &mut u64) -> Result<(), KvmError> {
         loop {
-            let told = match self.fd.run() {
-                Ok(exit) => arch::told(&exit),
+            let exit = match self.fd.run() {
+                Ok(exit) => arch::decode(&exit),
                 Err(error) => match Errno::from_raw_os_error(error.errno()) {
                     Errno::INTR | Errno::AGAIN => continue,
                     errno => return Err(self.stopped(&format!("KVM_RUN: {errno}"))),
                 },
             };
-            match told {
-                Told::Done => return Ok(()),
-                Told::RingFull => {
+            match exit {
+                Exit::Done => return Ok(()),
+                Exit::RingFull => {
                     *ring_full += 1;
                     self.make_room()?;
                 }
-                Told::Other(what) => return Err(self.stopped(&what)),
+                Exit::Other(what) => return Err(self.stopped(&what)),
             }
         }
     }

@@ -323,9 +323,12 @@ impl Experiment {
             return Err(if is_lacking { ExperimentError::Unsupported(text) } else { ExperimentError::Failed(text) });
         }
         if !verdict.is_ok() {
-            let is_told = console.is_empty() || matches!(verdict, Verdict::CannotStart(_));
-            let console =
-                if is_told { String::new() } else { format!("\nThe console's last lines:\n{}", console.join("\n")) };
+            let is_reported = console.is_empty() || matches!(verdict, Verdict::CannotStart(_));
+            let console = if is_reported {
+                String::new()
+            } else {
+                format!("\nThe console's last lines:\n{}", console.join("\n"))
+            };
             return Err(ExperimentError::Ended { verdict, console });
         }
         let counted = Counted::of(&outcome.control.report);

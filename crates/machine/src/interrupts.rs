@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn without_time_the_timer_fires_after_so_many_looks() {
+    fn without_time_the_timer_fires_after_a_count_of_looks() {
         let interrupts = Interrupts::without_time();
         interrupts.set_timer(interrupts.counter() + 3, TIMER);
         assert_eq!([(); 4].map(|()| interrupts.pending()), [0, 0, 1 << 27, 1 << 27]);

@@ -39,7 +39,7 @@ const CROWDED_YIELD: Duration = Duration::from_micros(200);
 const CROWDED_WAITS: u32 = 1000;
 
 /// The value of `turn` before all have entered, and after all have left.
-const NOBODY: usize = usize::MAX;
+const NO_THREAD: usize = usize::MAX;
 
 /// The reason why a thread has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,7 +105,7 @@ impl Turns {
         assert!((1..=MAX_CPUS).contains(&cpus), "{cpus} CPUs cannot take turns: 1 to {MAX_CPUS} can");
         let all = u64::MAX >> (MAX_CPUS - cpus);
         Self {
-            turn: AtomicUsize::new(NOBODY),
+            turn: AtomicUsize::new(NO_THREAD),
             halted: AtomicBool::new(false),
             crowded: AtomicU32::new(0),
             entered: AtomicU64::new(0),
@@ -276,7 +276,7 @@ impl Drop for Entered<'_> {
         let others = turns.holder.running.load(Relaxed) & !(1 << cpu);
         turns.holder.running.store(others, Relaxed);
         if others == 0 {
-            turns.turn.store(NOBODY, Release);
+            turns.turn.store(NO_THREAD, Release);
         } else {
             turns.give_to_one_of(others);
         }
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_nobody_gives_back_is_found_at_the_same_step_each_time() {
+    fn a_lock_that_is_never_released_is_found_at_the_same_step_each_time() {
         let stuck_at = || {
             let turns = Turns::new(3, 9, 4);
             let ended = run(&turns, |cpu| {
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn who_passes_alone_is_stuck_unless_there_is_progress() {
+    fn a_thread_that_passes_alone_is_stuck_unless_there_is_progress() {
         let turns = Turns::new(1, 0, 1);
         let _entered = turns.enter(0);
         for _ in 0..2 {
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_halt_lets_those_go_who_wait_for_a_thread_that_never_starts() {
+    fn a_halt_releases_threads_that_wait_for_one_that_never_starts() {
         let turns = Turns::new(3, 3, 1);
         let (send, receive) = mpsc::channel();
         thread::scope(|scope| {

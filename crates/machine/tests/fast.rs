@@ -529,7 +529,7 @@ mod stage1 {
 }
 
 #[test]
-fn an_address_that_is_odd_or_nobodys() {
+fn an_address_that_is_odd_or_in_no_slot() {
     let mut guest = Guest::new(FEATURES);
     guest.map(RAM, frame(0), Level::L3, &ram());
     guest.map(RAM + PAGE, Pa::new(0x900_0000), Level::L3, &Attributes::device());

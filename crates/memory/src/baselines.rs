@@ -146,11 +146,11 @@ impl<P: Platform> GuestMemory<P> {
         grant: Grant<'_, P>,
         attributes: &Attributes,
     ) -> Result<Coalesced, Error> {
-        let (tables, nobody) = (&mut self.tables(), &mut |_| ());
+        let (tables, ignore) = (&mut self.tables(), &mut |_| ());
         if self.before.frees_first() {
-            grant.coalesce_cleaned::<true>(level, attributes, tables, nobody)
+            grant.coalesce_cleaned::<true>(level, attributes, tables, ignore)
         } else {
-            grant.coalesce_cleaned::<false>(level, attributes, tables, nobody)
+            grant.coalesce_cleaned::<false>(level, attributes, tables, ignore)
         }
     }
 

@@ -115,7 +115,7 @@ fn no_two_cpus_are_the_same() {
 }
 
 #[test]
-fn the_guest_is_told_each_part_of_an_affinity() {
+fn the_guest_reads_each_part_of_an_affinity() {
     let cpus = [BOOT_CPU, 1, 0x01_0000_0000, 0xff_00ff_ffff];
     assert_eq!(read(&tree(&cpus)).map(|board| board.cpus), Ok(cpus.into_iter().collect()));
 }

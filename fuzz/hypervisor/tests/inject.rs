@@ -236,7 +236,7 @@ fn each_control_is_one_bit() {
 }
 
 #[test]
-fn fields_of_a_syndrome_are_told_from_their_neighbours() {
+fn fields_of_a_syndrome_are_distinct_from_their_neighbours() {
     const ISS2: u64 = 0x1f << 32;
     const ISV_AND_SET: u64 = 1 << 24 | 3 << 11;
     let from_el1 = 0x25 << 26 | LONG | EXTERNAL;

@@ -99,7 +99,7 @@ impl Fake {
 }
 
 #[test]
-fn a_vcpu_starts_where_it_is_told_to() {
+fn a_vcpu_starts_at_the_address_of_its_call() {
     let fake = Fake::new();
     assert_eq!(fake.answer([CPU_ON_64, MPIDRS[2], RAM + 8, 1 << 40 | 7]), SUCCESS);
     assert_eq!(fake.started.take(), [(2, RAM + 8, 1 << 40 | 7)]);

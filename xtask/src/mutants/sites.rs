@@ -132,7 +132,7 @@ const PRIMITIVE: &str = "crates/stage2/src/primitive/mod.rs";
 /// The files that observe primitives and that mutate them.
 const NOT_READ: [&str; 2] = ["primitive/checked.rs", "primitive/mutants.rs"];
 /// Primitives that only notify an observer.
-const TELLING: [&str; 7] = ["page_taken", "page_freed", "data_written", "root", "about_to", "unrecorded", "claim"];
+const NOTIFYING: [&str; 7] = ["page_taken", "page_freed", "data_written", "root", "about_to", "unrecorded", "claim"];
 
 /// Returns all mutants of the checkout at `root`, in the order of files and lines.
 pub fn list(root: &Path) -> anyhow::Result<Vec<Mutant>> {
@@ -145,16 +145,16 @@ pub fn list(root: &Path) -> anyhow::Result<Vec<Mutant>> {
 
 fn list_of(source: &Source) -> anyhow::Result<Vec<Mutant>> {
     let mut mutants = Vec::new();
-    let primitives = source.functions.iter().filter(|function| function.file == PRIMITIVE && function.tells_caller);
-    for function in primitives.filter(|function| !TELLING.contains(&function.name.as_str())) {
+    let primitives = source.functions.iter().filter(|function| function.file == PRIMITIVE && function.tracks_caller);
+    for function in primitives.filter(|function| !NOTIFYING.contains(&function.name.as_str())) {
         let none = changes(source, function, &mut Vec::new())?.is_empty();
         ensure!(!none, "{PRIMITIVE}: nothing in `{}` can be changed; add `step!` or a mutant", function.name);
     }
     // A primitive's closures are the access itself.
-    let callers = source.functions.iter().filter(|function| function.file != PRIMITIVE || !function.tells_caller);
+    let callers = source.functions.iter().filter(|function| function.file != PRIMITIVE || !function.tracks_caller);
     for function in callers {
         let mut seen: Vec<&str> = Vec::new();
-        for call in function.calls.iter().filter(|call| call.in_closure || !function.tells_caller) {
+        for call in function.calls.iter().filter(|call| call.in_closure || !function.tracks_caller) {
             let Some(called) = callee(source, function, call)? else { continue };
             seen.push(&call.name);
             let mut kinds = BTreeSet::new();
@@ -286,7 +286,7 @@ fn callee<'a>(source: &'a Source, from: &Function, call: &Call) -> anyhow::Resul
         (None, None) => function.owner.is_none() && function.module == from.module,
     };
     let mut found: Vec<_> = source.functions.iter().filter(is_meant).filter(is_reachable).collect();
-    if found.iter().all(|function| !function.tells_caller) {
+    if found.iter().all(|function| !function.tracks_caller) {
         return Ok(None);
     }
     if let Some(kind) = call.receiver.as_ref().and_then(|receiver| source.type_of(receiver, from)) {
@@ -294,7 +294,7 @@ fn callee<'a>(source: &'a Source, from: &Function, call: &Call) -> anyhow::Resul
     }
     match found[..] {
         [] => Ok(None),
-        [one] => Ok(Some(one).filter(|function| function.tells_caller)),
+        [one] => Ok(Some(one).filter(|function| function.tracks_caller)),
         _ => {
             let names: Vec<_> = found.iter().map(|function| full_name(function)).collect();
             bail!("{}: this call may be {}: rename one of them", at(from, call.place), names.join(" or "))
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn the_site_is_where_nobody_passes_it_on() {
+    fn the_site_is_where_no_caller_passes_it_on() {
         let text = "struct Cell { word: Word }
             impl Cell {
                 #[cfg_attr(feature = \"checked\", track_caller)]
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_called_is_told_apart_by_type() {
+    fn calls_are_distinguished_by_type() {
         let text = "struct Record { state: Word }
             impl Record { fn unlock(&self, counts: Counts) { self.state.unlock(counts.0); } }
             fn f(record: &Record) { record.unlock(c); }";
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_is_an_error() {
+    fn an_ambiguous_call_is_an_error() {
         let error = list("fn f(w: &Word, order: Ordering) { w.load(order); }").unwrap_err().to_string();
         assert!(error.contains("thing.rs:1:") && error.contains("ordering by name"), "{error}");
     }

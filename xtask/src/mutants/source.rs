@@ -47,7 +47,7 @@ pub struct Function {
     /// Whether the function is `pub`.
     pub is_public: bool,
     /// Whether it has `track_caller`, so that its steps count as its caller's.
-    pub tells_caller: bool,
+    pub tracks_caller: bool,
     /// Whether it can be left out as a whole (`step!`).
     pub is_step: bool,
     /// The calls in the function.
@@ -202,7 +202,7 @@ impl Reader<'_> {
             arguments: signature.inputs.len() - receivers,
             is_method: receivers > 0,
             is_public,
-            tells_caller: attributes.iter().any(|attribute| words(&attribute.meta).contains("track_caller")),
+            tracks_caller: attributes.iter().any(|attribute| words(&attribute.meta).contains("track_caller")),
             returns: match &signature.output {
                 ReturnType::Type(_, kind) => self.head(kind),
                 ReturnType::Default => None,

@@ -202,7 +202,7 @@ case $TWOFOLD_MUTANT in 7) echo FAILED;; 8) echo mutant does not end: $TWOFOLD_E
 ";
 
     #[test]
-    fn who_executes_a_mutant_judges_it() {
+    fn a_judge_that_executes_a_mutant_judges_it() {
         let place = tempfile::tempdir().unwrap();
         let program = place.path().join("program");
         fs::write(&program, SCRIPT).unwrap();

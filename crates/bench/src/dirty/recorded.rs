@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_line() {
+    fn errors_are_reported_with_their_line() {
         for (text, said) in [
             ("", "line 1: not"),
             ("twofold-rounds 2 100\n1\n", "line 1: not"),

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_counted_everywhere_is_not_told() {
+    fn what_was_not_counted_everywhere_is_not_reported() {
         let cost = |instructions| Cost { wall: Duration::from_nanos(2), cpu: Duration::from_nanos(1), instructions };
         let sum = both(both(Cost::default(), cost(Some(3)), true), cost(Some(4)), false);
         assert_eq!(sum, Cost { wall: Duration::from_nanos(4), cpu: Duration::from_nanos(2), instructions: Some(7) });

@@ -27,7 +27,7 @@ pub fn check(options: &OutputOptions) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// A file could not be written after all. The table was printed.
-pub fn tell(results: &Results, options: &OutputOptions) -> anyhow::Result<ExitCode> {
+pub fn show(results: &Results, options: &OutputOptions) -> anyhow::Result<ExitCode> {
     output::line(&report::text(results))?;
     write(results, options)?;
     Ok(if results.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_cannot_be_written_are_told_before() {
+    fn files_that_cannot_be_written_are_reported_first() {
         let directory = tempfile::tempdir().unwrap();
         let refused = |path: &Path| check_file("--json", path).err().map(|error| error.to_string());
         assert_eq!(refused(&directory.path().join("x.json")), None);

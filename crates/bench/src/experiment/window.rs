@@ -52,7 +52,7 @@ pub struct Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inside {
     /// No vCPU: flushes are free.
-    Nobody,
+    NoVcpu,
     /// One vCPU: a flush costs the host's barrier on all CPUs.
     OneVcpu,
 }
@@ -103,7 +103,7 @@ impl Window {
         ensure!(mapped == Mapped::New, "the block was mapped already");
         let entry = entry(&arena, &stage2, level)?;
         let inside = match inside {
-            Inside::Nobody => None,
+            Inside::NoVcpu => None,
             Inside::OneVcpu => Some(enter(&machine, &stage2)?),
         };
         Ok(Self { stage2, frames, level, entry, _inside: inside, arena, cpus })
@@ -260,7 +260,7 @@ mod tests {
             println!("not run: this machine has one CPU");
             return;
         }
-        for (level, inside) in [(Level::L1, Inside::Nobody), (Level::L1, Inside::OneVcpu), (Level::L2, Inside::Nobody)]
+        for (level, inside) in [(Level::L1, Inside::NoVcpu), (Level::L1, Inside::OneVcpu), (Level::L2, Inside::NoVcpu)]
         {
             let mut window = Window::new(level, inside).unwrap();
             for order in [Coalesce::FreeFirst, Coalesce::InstallFirst] {

@@ -62,7 +62,7 @@ pub fn command(options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
     results.notes = notes(&plan, options);
     results.interrupted = stop.is_requested();
     let differs = results.headline.iter().any(|row| row.verdict == Verdict::Differs);
-    let code = tell(&results, options)?;
+    let code = show(&results, options)?;
     Ok(if differs && !results.interrupted { ExitCode::FAILURE } else { code })
 }
 
@@ -76,9 +76,9 @@ fn chosen(options: &HeadlineOptions) -> anyhow::Result<Vec<Box<dyn Part>>> {
 }
 
 /// Prints only the table: all measurements are in the files.
-fn tell(results: &Results, options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
+fn show(results: &Results, options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
     let shown = Results { measurements: Vec::new(), ..results.clone() };
-    let code = outcome::tell(&shown, &OutputOptions::default())?;
+    let code = outcome::show(&shown, &OutputOptions::default())?;
     outcome::write(results, &options.output)?;
     Ok(code)
 }

@@ -126,7 +126,7 @@ impl Limit {
         HeadlineRow {
             after: Some(spread(runs, ours.kind)),
             verdict: figure.map_or(Verdict::Inconclusive, |figure| judge_limit(self.most, &figure)),
-            ..told(bare(BAR, self.what, "", self.shown), ours, runs.len())
+            ..with_ours(bare(BAR, self.what, "", self.shown), ours, runs.len())
         }
     }
 
@@ -147,12 +147,12 @@ fn beside(row: HeadlineRow, ours: &Ours, owed: Owed) -> HeadlineRow {
         after: Some(spread(&pair.after, kind)),
         gain,
         verdict: gain.map_or(Verdict::Inconclusive, |gain| judge(owed, &gain)),
-        ..told(row, ours, pair.count())
+        ..with_ours(row, ours, pair.count())
     }
 }
 
 /// Adds our measurement of `runs` runs to a row. A row with too few runs says so.
-fn told(row: HeadlineRow, ours: &Ours, runs: usize) -> HeadlineRow {
+fn with_ours(row: HeadlineRow, ours: &Ours, runs: usize) -> HeadlineRow {
     let Ours { unit, platform, kind, note, .. } = ours;
     let note = if *kind == Kind::Counted || runs >= ENOUGH {
         note.clone()

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn who_loses_less_than_was_published_does_not_differ() {
+    fn a_smaller_loss_than_was_published_does_not_differ() {
         assert_eq!(Owed::by(0.4), Owed::Gain);
         assert_eq!(judge(Owed::by(-1.04), &between(-0.5, -0.4)), Verdict::SameShape);
         assert_eq!(judge(Owed::by(-1.04), &between(0.1, 0.2)), Verdict::SameShape);

@@ -34,13 +34,13 @@ impl WindowPart {
             rebuild: Pair::default(),
             runs: Vec::new(),
         };
-        [part(Level::L1, Inside::Nobody), part(Level::L1, Inside::OneVcpu), part(Level::L2, Inside::Nobody)]
+        [part(Level::L1, Inside::NoVcpu), part(Level::L1, Inside::OneVcpu), part(Level::L2, Inside::NoVcpu)]
     }
 
     fn bars(&self) -> [Bar; 2] {
         let bar = |what, shown, owed| Bar { what, shown, owed };
         match (self.level, self.inside) {
-            (Level::L1, Inside::Nobody) => [
+            (Level::L1, Inside::NoVcpu) => [
                 bar("1G rebuild: entry invalid", "at least 85 % less", Owed::AtLeast(0.85)),
                 bar("1G rebuild: total time", "no longer", Owed::NoLoss),
             ],
@@ -73,7 +73,7 @@ impl WindowPart {
         let (missed, disturbed, all) =
             (sum(|run| run.missed), sum(|run| run.disturbed), ROUNDS * self.runs.len() as u32);
         let flush = match self.inside {
-            Inside::Nobody => "free flushes",
+            Inside::NoVcpu => "free flushes",
             Inside::OneVcpu => "a flush costs this host's membarrier",
         };
         let note = format!(
@@ -127,7 +127,7 @@ mod tests {
     const LOST: Run = Run { times: None, look: 24.0, missed: 0, disturbed: ROUNDS };
 
     #[test]
-    fn a_run_that_lost_its_cpus_is_told_and_not_compared() {
+    fn a_run_that_lost_its_cpus_is_noted_and_not_compared() {
         let [mut part, ..] = WindowPart::all();
         part.add(LOST, LOST);
         for row in part.rows(None) {
@@ -140,9 +140,9 @@ mod tests {
         let [invalid, rebuild] = &part.rows(None)[..] else { panic!("two rows") };
         assert_eq!(invalid.before.as_ref().unwrap().median, 10.0, "us");
         assert_eq!((invalid.gain, rebuild.gain), (None, None), "one run claims nothing");
-        let told =
+        let expected =
             format!("3 windows of {} were shorter, and count as one look; {} are left out", 6 * ROUNDS, 3 * ROUNDS + 6);
-        assert!(invalid.note.contains(&told), "{}", invalid.note);
+        assert!(invalid.note.contains(&expected), "{}", invalid.note);
         for _ in 0..3 {
             part.add(seen(1e4), seen(1e3));
         }

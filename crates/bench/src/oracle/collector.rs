@@ -111,7 +111,7 @@ impl<'a> Collector<'a> {
     fn get(&mut self) -> anyhow::Result<()> {
         self.log.get(&mut self.dirty)?;
         for page in self.dirty.pages() {
-            self.tally.redirtied += u64::from(self.shadow.told(page));
+            self.tally.redirtied += u64::from(self.shadow.mark_dirty(page));
         }
         if self.tracker == Tracker::WriteProtect {
             self.dirty.pages().for_each(|page| self.shadow.copy(self.guest, page));

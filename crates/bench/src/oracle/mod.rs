@@ -61,7 +61,7 @@ fn judge(tracker: Tracker, options: &OracleOptions, seed: u64, stop: &Stop) -> a
     let guest = Guest::new(&mut random)?;
     let progress = progress(options.comparisons, tracker)?;
     let said = Cell::new(0);
-    let told = |round: u64, lost: &Lost| {
+    let report = |round: u64, lost: &Lost| {
         said.set(said.get() + 1);
         if said.get() > SAID {
             return;
@@ -76,7 +76,7 @@ fn judge(tracker: Tracker, options: &OracleOptions, seed: u64, stop: &Stop) -> a
         });
     };
     let tally = Crew::with(&guest, seed, |crew| {
-        let collector = Collector::new((&guest, crew), (tracker, order), random, &told)?;
+        let collector = Collector::new((&guest, crew), (tracker, order), random, &report)?;
         collector.run(options.comparisons, stop, |compared| progress.set_position(compared))
     });
     progress.finish_and_clear();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_copies_first_loses_pages() {
+    fn a_copy_before_the_clear_loses_pages() {
         // A page must be written between copy and clear; repeat until it is.
         assert!((0..20).any(|_| run(Tracker::Manual, Order::CopyFirst, 20_000).lost > 0));
     }

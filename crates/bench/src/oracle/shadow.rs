@@ -27,7 +27,7 @@ enum Known {
     /// Nothing: no log runs, or its start made all pages dirty.
     Nothing,
     /// The log reports that it is dirty: it was written since the copy.
-    Told,
+    Dirty,
     /// It equals its copy.
     Copied,
 }
@@ -79,11 +79,11 @@ impl Shadow {
     }
 
     /// Marks a page that the log reports. Returns whether the log reports it again after a clear.
-    pub fn told(&mut self, page: u64) -> bool {
+    pub fn mark_dirty(&mut self, page: u64) -> bool {
         let page = &mut self.pages[page as usize];
         let is_news = page.known == Known::Copied;
         if page.known != Known::Nothing {
-            page.known = Known::Told;
+            page.known = Known::Dirty;
         }
         is_news
     }
@@ -91,7 +91,7 @@ impl Shadow {
     /// Copies a page. Call it after the log has cleared the page.
     pub fn copy(&mut self, guest: &Guest, page: u64) {
         let at = &mut self.pages[page as usize];
-        at.was_dirty |= at.known == Known::Told;
+        at.was_dirty |= at.known == Known::Dirty;
         at.known = Known::Copied;
         for (copy, word) in self.words[words(page)].iter_mut().zip(guest.page(page)) {
             *copy = word.load(Ordering::Relaxed);
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(compare(&mut shadow), (0, vec![]), "no page was dirty before");
 
         for page in [0, 3, PAGES - 1] {
-            assert!(shadow.told(page) && !shadow.told(page));
+            assert!(shadow.mark_dirty(page) && !shadow.mark_dirty(page));
             shadow.copy(&guest, page);
         }
         assert_eq!(compare(&mut shadow), (3, vec![]));
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(compare(&mut shadow), (3, vec![]));
 
         write(&guest, 0, 1);
-        shadow.told(0);
+        shadow.mark_dirty(0);
         assert_eq!(compare(&mut shadow), (2, vec![]), "the log has reported it");
         shadow.forget();
         assert_eq!(compare(&mut shadow), (0, vec![]));

@@ -75,8 +75,8 @@ pub fn html(results: &Results) -> anyhow::Result<String> {
 
 /// Returns the most important facts of the machine, in one line.
 fn brief(results: &Results) -> String {
-    let told = |name: &&str| Some(results.host.iter().find(|(other, _)| other == name)?.1.as_str());
-    let [cpu, cpus, kernel] = ["CPU", "CPUs", "kernel"].map(|name| told(&name));
+    let fact = |name: &&str| Some(results.host.iter().find(|(other, _)| other == name)?.1.as_str());
+    let [cpu, cpus, kernel] = ["CPU", "CPUs", "kernel"].map(|name| fact(&name));
     let cpus = cpus.map(|cpus| format!("{cpus} CPUs"));
     let parts = [cpu, cpus.as_deref(), kernel, Some(results.program.as_str())];
     format!("{}.", parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_typed_and_told_is_text_and_no_markup() {
+    fn arguments_and_results_are_text_and_no_markup() {
         let mut results = example::results();
         let nasty = "<b>&\"'</script>";
         let escaped = "&lt;b&gt;&amp;&quot;'&lt;/script&gt;";

@@ -23,10 +23,10 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
     for iteration in 1..=settings.iterations {
         pass.value = iteration;
         access("dirty", slice::from_mut(&mut pass))?;
-        let told = phase("get", vendor::get_log)?;
+        let reported = phase("get", vendor::get_log)?;
         let pages = settings.bytes / 4096;
-        if told > pages {
-            return Err(Failure::TooMany { told, pages });
+        if reported > pages {
+            return Err(Failure::TooMany { reported, pages });
         }
         if settings.tracker != WRITE_PROTECT {
             phase("clear", vendor::clear_log)?;

@@ -27,8 +27,8 @@ pub enum Failure {
     Mode(#[from] mode::Failure),
     #[error("{0}")]
     Refused(#[from] Refused),
-    #[error("the log reports {told} pages of 4 KiB, but there are only {pages}")]
-    TooMany { told: u64, pages: u64 },
+    #[error("the log reports {reported} pages of 4 KiB, but there are only {pages}")]
+    TooMany { reported: u64, pages: u64 },
 }
 
 /// Runs an experiment.

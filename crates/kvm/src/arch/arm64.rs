@@ -17,7 +17,7 @@ use twofold_pattern::mode::{Granule, Mode};
 use twofold_pattern::pass::{Mailbox, Pass};
 use twofold_pattern::stage1::{self, Leaves, Memory, Registers, Stage1, TableMemory};
 
-use super::{Start, Told};
+use super::{Exit, Start};
 use crate::error::{KvmError, Unavailable};
 use crate::layout::{EXIT, Map};
 use crate::mapping::Mapping;
@@ -235,15 +235,15 @@ pub(crate) fn start(vcpu: &VcpuFd, start: &Start) -> Result<(), KvmError> {
 }
 
 /// Decodes an exit.
-pub(crate) fn told(exit: &VcpuExit<'_>) -> Told {
+pub(crate) fn decode(exit: &VcpuExit<'_>) -> Exit {
     match exit {
-        VcpuExit::MmioWrite(EXIT, _) => Told::Done,
+        VcpuExit::MmioWrite(EXIT, _) => Exit::Done,
         VcpuExit::MmioWrite(at, data) if *at == EXIT + 8 => {
             let syndrome = data.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
-            Told::Other(format!("an exception, ESR_EL1 {syndrome:#x}"))
+            Exit::Other(format!("an exception, ESR_EL1 {syndrome:#x}"))
         }
-        VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL) => Told::RingFull,
-        other => Told::Other(format!("{other:x?}")),
+        VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL) => Exit::RingFull,
+        other => Exit::Other(format!("{other:x?}")),
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct Start {
 
 /// What the guest reports by an exit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum Exit {
     /// It has done its passes.
     Done,
     /// Its dirty ring is nearly full.

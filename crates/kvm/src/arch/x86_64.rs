@@ -12,7 +12,7 @@ use twofold_pattern::mode::Mode;
 use twofold_pattern::pass::{Mailbox, Pass};
 
 pub(crate) use super::tables::Shape;
-use super::{Start, Told};
+use super::{Exit, Start};
 use crate::error::{KvmError, Unavailable};
 use crate::options::KvmOptions;
 use crate::system::System;
@@ -115,12 +115,12 @@ pub(crate) fn start(vcpu: &VcpuFd, start: &Start) -> Result<(), KvmError> {
 }
 
 /// Decodes an exit.
-pub(crate) fn told(exit: &VcpuExit<'_>) -> Told {
+pub(crate) fn decode(exit: &VcpuExit<'_>) -> Exit {
     match exit {
-        VcpuExit::IoOut(PORT, _) => Told::Done,
-        VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL) => Told::RingFull,
-        VcpuExit::Shutdown => Told::Other("a triple fault".to_owned()),
-        other => Told::Other(format!("{other:x?}")),
+        VcpuExit::IoOut(PORT, _) => Exit::Done,
+        VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL) => Exit::RingFull,
+        VcpuExit::Shutdown => Exit::Other("a triple fault".to_owned()),
+        other => Exit::Other(format!("{other:x?}")),
     }
 }
 

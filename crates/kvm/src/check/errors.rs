@@ -94,8 +94,8 @@ fn fault() -> Result<(), Stopped> {
     let passes = [vec![wild], vec![writes(&guest, 1, 2)]];
     for _ in 0..2 {
         let error = guest.run_unchecked(&passes).err();
-        let told = matches!(&error, Some(KvmError::Guest { vcpu: 0, what }) if what.contains("700000000000"));
-        ensure(told, || format!("{error:?}"))?;
+        let is_reported = matches!(&error, Some(KvmError::Guest { vcpu: 0, what }) if what.contains("700000000000"));
+        ensure(is_reported, || format!("{error:?}"))?;
         ensure(guest.accesses()[1] == super::PAGES, || format!("{:?} accesses", guest.accesses()))?;
     }
     guest.start(&[vec![writes(&guest, 0, 3)], vec![writes(&guest, 1, 3)]])?;

@@ -204,25 +204,25 @@ impl FastMachine {
     fn invalidate(&self, vmid: u16, reach: &Reach, own: Option<usize>) -> u64 {
         // A CPU that loads the guest after this fence sees every earlier change of the tables.
         fence(Ordering::SeqCst);
-        let mut told = 0;
+        let mut pending = 0;
         for (index, cpu) in self.cpus.iter().enumerate() {
             if (reach.broadcast || own == Some(index)) && cpu.forget(vmid, reach) {
-                told |= 1 << index;
+                pending |= 1 << index;
             }
         }
-        told
+        pending
     }
 
     /// Waits until none of these CPUs is inside an access that began before the call.
-    fn complete(&self, told: u64) {
+    fn complete(&self, pending: u64) {
         if self.membarrier {
             let done = membarrier(MembarrierCommand::PrivateExpedited);
             done.expect("the process was registered when the machine was made");
         } else {
             fence(Ordering::SeqCst);
         }
-        let told = self.cpus.iter().enumerate().filter(|(index, _)| told >> index & 1 == 1);
-        told.for_each(|(_, cpu)| cpu.wait_until_out());
+        let pending = self.cpus.iter().enumerate().filter(|(index, _)| pending >> index & 1 == 1);
+        pending.for_each(|(_, cpu)| cpu.wait_until_out());
     }
 }
 

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn for_a_lock_nobody_sleeps() {
+    fn no_thread_sleeps_for_a_lock() {
         let patience = Patience { waited: SHORT + 3 };
         assert_eq!(patience.next(128), (Wait::GiveWay, patience));
     }

@@ -53,7 +53,7 @@ unsafe impl Platform for FastPlatform {
         let reach = Reach::decode(operation, operand, &self.0.features).unwrap_or(all);
         self.thread(|thread| {
             let vmid = (thread.vttbr() >> 48) as u16;
-            thread.tell(self.0.invalidate(vmid, &reach, thread.cpu()));
+            thread.add_pending(self.0.invalidate(vmid, &reach, thread.cpu()));
         });
     }
 
@@ -65,9 +65,9 @@ unsafe impl Platform for FastPlatform {
         match domain {
             Domain::IshSt | Domain::NshSt => fence(Ordering::Release),
             Domain::Nsh => fence(Ordering::SeqCst),
-            Domain::Ish => match self.thread(Thread::take_told) {
+            Domain::Ish => match self.thread(Thread::take_pending) {
                 0 => fence(Ordering::SeqCst),
-                told => self.0.complete(told),
+                pending => self.0.complete(pending),
             },
         }
     }

@@ -242,7 +242,7 @@ fn cleaning_by_the_host_changes_nothing_and_stays_in_the_arena() {
 
 /// A long wait in one call does not reduce the patience of the next.
 #[test]
-fn whoever_does_anything_else_waits_anew() {
+fn a_thread_that_does_anything_else_waits_anew() {
     struct Nothing;
     impl Program for Nothing {
         fn run<C: Instructions>(&mut self, _: &mut C) -> Result<Ended, Exit> {

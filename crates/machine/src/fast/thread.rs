@@ -13,7 +13,7 @@ pub(super) struct Thread {
     machine: Cell<u64>,
     vttbr: Cell<u64>,
     cpu: Cell<Option<usize>>,
-    told: Cell<u64>,
+    pending: Cell<u64>,
     /// Restarts whenever the thread does anything but wait.
     pub(super) patience: Cell<Patience>,
 }
@@ -28,7 +28,7 @@ impl Thread {
                     machine: Cell::new(0),
                     vttbr: Cell::new(0),
                     cpu: Cell::new(None),
-                    told: Cell::new(0),
+                    pending: Cell::new(0),
                     patience: Cell::new(Patience::NEW),
                 }
             };
@@ -38,7 +38,7 @@ impl Thread {
                 this.machine.set(machine);
                 this.vttbr.set(0);
                 this.cpu.set(None);
-                this.told.set(0);
+                this.pending.set(0);
             }
             body(this)
         })
@@ -76,12 +76,12 @@ impl Thread {
     }
 
     /// Returns and clears the set of CPUs that the next DSB waits for, a bit for each.
-    pub(super) fn take_told(&self) -> u64 {
-        self.told.take()
+    pub(super) fn take_pending(&self) -> u64 {
+        self.pending.take()
     }
 
     /// Adds CPUs to the set that the next DSB waits for.
-    pub(super) fn tell(&self, cpus: u64) {
-        self.told.set(self.told.get() | cpus);
+    pub(super) fn add_pending(&self, cpus: u64) {
+        self.pending.set(self.pending.get() | cpus);
     }
 }

@@ -266,9 +266,9 @@ impl Instructions for FastVcpu {
 
     fn invalidate_stage1(&mut self) {
         let reach = Reach { stage2: None, stage1_and_combined: true, broadcast: true };
-        let told = self.machine.invalidate(self.stage2.vmid, &reach, Some(self.index));
-        if told != 0 {
-            self.machine.complete(told);
+        let pending = self.machine.invalidate(self.stage2.vmid, &reach, Some(self.index));
+        if pending != 0 {
+            self.machine.complete(pending);
         }
     }
 }

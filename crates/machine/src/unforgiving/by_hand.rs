@@ -93,36 +93,36 @@ impl CpuHandle {
     /// States that a page is a table from now on.
     #[track_caller]
     pub fn take_page(&self, page: Pa) {
-        self.tell(|context| context.event(|model, _| model.page_taken(page.raw())));
+        self.with_context(|context| context.event(|model, _| model.page_taken(page.raw())));
     }
 
     /// States that a page is no longer a table, and may get any use.
     #[track_caller]
     pub fn free_page(&self, page: Pa) {
-        self.tell(|context| context.event(|model, _| model.page_freed(page.raw())));
+        self.with_context(|context| context.event(|model, _| model.page_freed(page.raw())));
     }
 
     /// States that the memory at `start` is from now on a root of `entries` entries, for these registers.
     #[track_caller]
     pub fn make_root(&self, start: Pa, entries: usize, vttbr: u64, vtcr: u64) {
-        self.tell(|context| context.event(|model, _| model.root(start.raw(), Some(entries), vttbr, vtcr)));
+        self.with_context(|context| context.event(|model, _| model.root(start.raw(), Some(entries), vttbr, vtcr)));
     }
 
     /// States that it is no longer a root.
     #[track_caller]
     pub fn drop_root(&self, start: Pa, vttbr: u64, vtcr: u64) {
-        self.tell(|context| context.event(|model, _| model.root(start.raw(), None, vttbr, vtcr)));
+        self.with_context(|context| context.event(|model, _| model.root(start.raw(), None, vttbr, vtcr)));
     }
 
     #[track_caller]
     fn access<R>(&self, order: Ordering, body: impl FnOnce(&Context, Access) -> R) -> R {
         let site = Location::caller();
-        self.tell(|context| body(context, Access { order, site }))
+        self.with_context(|context| body(context, Access { order, site }))
     }
 
     /// Runs `body` with the caller's place as the place of its events.
     #[track_caller]
-    pub(super) fn tell<R>(&self, body: impl FnOnce(&Context) -> R) -> R {
+    pub(super) fn with_context<R>(&self, body: impl FnOnce(&Context) -> R) -> R {
         self.context.site.set(Some(Location::caller()));
         let result = body(&self.context);
         self.context.site.set(None);

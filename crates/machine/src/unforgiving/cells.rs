@@ -39,9 +39,9 @@ struct Value {
     raw: u64,
     moment: Moment,
     /// What software learns if it reads this value with acquire.
-    tells: Clock,
+    publishes: Clock,
     /// What a walk learns from this value.
-    tells_walks: Clock,
+    publishes_to_walks: Clock,
     /// The machine's step at which it was stored.
     step: u64,
 }
@@ -91,7 +91,7 @@ impl Cells {
         let value = history.values[at];
         history.read[cpu] = history.dropped + at as u32;
         if order == Ordering::Acquire {
-            self.known[cpu].join(&value.tells);
+            self.known[cpu].join(&value.publishes);
         }
         value.raw
     }
@@ -121,7 +121,7 @@ impl Cells {
         if matches!(order, Ordering::Acquire | Ordering::AcqRel)
             && let Some(last) = last
         {
-            self.known[cpu].join(&last.tells);
+            self.known[cpu].join(&last.publishes);
         }
         let old = word.load(Ordering::Relaxed);
         let Some(new) = change(old) else { return Err(old) };
@@ -157,17 +157,18 @@ impl Cells {
         let old = word.load(Ordering::Relaxed);
         word.store(raw, Ordering::Relaxed);
         let moment = self.known[cpu].tick(cpu);
-        let mut tells = if release { self.known[cpu] } else { self.fenced[cpu] };
-        let mut tells_walks = if release { self.known[cpu] } else { self.known[cpu].with_own(cpu, &self.fenced[cpu]) };
+        let mut publishes = if release { self.known[cpu] } else { self.fenced[cpu] };
+        let mut publishes_to_walks =
+            if release { self.known[cpu] } else { self.known[cpu].with_own(cpu, &self.fenced[cpu]) };
         if let Some(before) = continued {
             // A release sequence continues through a read-modify-write.
-            tells.join(&before.tells);
-            tells_walks.join(&before.tells_walks);
+            publishes.join(&before.publishes);
+            publishes_to_walks.join(&before.publishes_to_walks);
         }
-        let value = Value { raw, moment, tells, tells_walks, step };
+        let value = Value { raw, moment, publishes, publishes_to_walks, step };
         let first = || {
-            let nobody = Clock::default();
-            Value { raw: old, moment: Moment::default(), tells: nobody, tells_walks: nobody, step: 0 }
+            let none = Clock::default();
+            Value { raw: old, moment: Moment::default(), publishes: none, publishes_to_walks: none, step: 0 }
         };
         let history = self.histories.entry(address(word)).or_insert_with(|| History::new(first()));
         history.push(value);
@@ -241,7 +242,7 @@ impl Cells {
         let value = history.values[at];
         history.read_by_walks[cpu] = history.dropped + at as u32;
         let mut learned = *walk;
-        learned.join(&value.tells_walks);
+        learned.join(&value.publishes_to_walks);
         Seen { raw: value.raw, step: value.step, newest: at + 1 == history.values.len(), learned }
     }
 
@@ -251,10 +252,10 @@ impl Cells {
     }
 
     /// What a walk on any CPU knows once it sees the last value of a word.
-    pub(crate) fn last_tells_walks(&self, word: &AtomicU64) -> Clock {
+    pub(crate) fn last_publishes_to_walks(&self, word: &AtomicU64) -> Clock {
         let known = self.walks[..self.cpus].iter().copied().reduce(Clock::common).unwrap_or_default();
         let last = self.histories.get(&address(word)).and_then(|history| history.values.last());
-        last.map_or(known, |last| known.with(&last.tells_walks))
+        last.map_or(known, |last| known.with(&last.publishes_to_walks))
     }
 
     /// Drops the history of a word whose last value all software knows. The word is in no table now, so no walk reads
@@ -392,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_read_a_value_reads_none_before_it() {
+    fn a_cpu_that_has_read_a_value_reads_none_before_it() {
         let (mut cells, [word]) = (Cells::new(2), words());
         cells.store(0, &word, 1, Relaxed, 1);
         cells.store(0, &word, 2, Relaxed, 2);
@@ -401,15 +402,15 @@ mod tests {
     }
 
     #[test]
-    fn acquire_from_release_tells_what_was_before() {
-        for (store, load, told) in
+    fn acquire_from_release_publishes_what_was_before() {
+        for (store, load, ordered) in
             [(Release, Acquire, true), (Relaxed, Acquire, false), (Release, Relaxed, false), (Relaxed, Relaxed, false)]
         {
             let (mut cells, [data, flag]) = (Cells::new(2), words());
             cells.store(0, &data, 1, Relaxed, 1);
             cells.store(0, &flag, 1, store, 2);
             assert_eq!(cells.load(1, &flag, load, &mut |_| 0), 1);
-            let values: &[u64] = if told { &[1] } else { &[1, 0] };
+            let values: &[u64] = if ordered { &[1] } else { &[1, 0] };
             assert_eq!(may_load(&cells, 1, &data, Relaxed), values, "{store:?}, {load:?}");
         }
     }
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_modify_write_is_of_the_last_value_and_goes_on_with_what_that_tells() {
+    fn a_read_modify_write_is_of_the_last_value_and_continues_its_release_sequence() {
         let (mut cells, [data, word]) = (Cells::new(3), words());
         cells.store(0, &data, 1, Relaxed, 1);
         cells.store(0, &word, 4, Release, 2);
@@ -515,15 +516,15 @@ mod tests {
 
     /// A barrier orders earlier stores even before a plain store.
     #[test]
-    fn what_every_walk_knows_need_not_be_told() {
+    fn what_every_walk_knows_need_not_be_published() {
         let (mut cells, [data, entry]) = (Cells::new(2), words());
         let (_, written) = cells.store(0, &data, 1, Relaxed, 1);
         cells.store(0, &entry, 1, Relaxed, 2);
-        assert!(!cells.last_tells_walks(&entry).knows(written));
+        assert!(!cells.last_publishes_to_walks(&entry).knows(written));
         cells.publish(0, false);
-        assert!(!cells.last_tells_walks(&entry).knows(written), "CPU 1's walks do not know it");
+        assert!(!cells.last_publishes_to_walks(&entry).knows(written), "CPU 1's walks do not know it");
         cells.publish(0, true);
-        assert!(cells.last_tells_walks(&entry).knows(written));
+        assert!(cells.last_publishes_to_walks(&entry).knows(written));
     }
 
     #[test]
@@ -550,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_values_are_kept() {
+    fn a_history_keeps_its_maximum_of_values() {
         let (mut cells, [word]) = (Cells::new(2), words());
         for value in 1..20 {
             cells.store(0, &word, value, Relaxed, value);

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_is_known_to_who_made_it_and_to_who_learned_of_it() {
+    fn a_store_is_known_to_its_cpu_and_to_cpus_that_learned_of_it() {
         let [mut one, mut other] = [Clock::default(); 2];
         let (first, second) = (one.tick(0), one.tick(0));
         assert!(one.knows(first) && one.knows(second) && !other.knows(first));

@@ -183,11 +183,13 @@ impl Model {
             let what = format!("{page:#x} is linked, and was not taken for a table");
             return Err(Broken::new(Rule::LateWrite, what).at(place.ipa, &[entry]));
         };
-        let told = self.arena.word(Pa::new(entry)).map(|word| self.cells.last_tells_walks(word)).unwrap_or_default();
+        let known =
+            self.arena.word(Pa::new(entry)).map(|word| self.cells.last_publishes_to_walks(word)).unwrap_or_default();
         for index in 0..PAGE / 8 {
             let at = page + index * 8;
             let Some(word) = self.arena.word(Pa::new(at)) else { continue };
-            let filled = self.cells.last_stored(word).is_some_and(|(moment, step)| step >= taken && told.knows(moment));
+            let filled =
+                self.cells.last_stored(word).is_some_and(|(moment, step)| step >= taken && known.knows(moment));
             if !filled {
                 let what = format!(
                     "the table at {page:#x} is linked, and a walk may still see what was in it before step {taken}, \
@@ -222,9 +224,10 @@ impl Model {
 
     /// Checks that every write to the frame of a new leaf is visible before the entry at `pa`.
     fn check_frame(&self, pa: u64, ipa: u64, (level, new): (u8, u64)) -> Outcome {
-        let told = self.arena.word(Pa::new(pa)).map(|word| self.cells.last_tells_walks(word)).unwrap_or_default();
+        let known =
+            self.arena.word(Pa::new(pa)).map(|word| self.cells.last_publishes_to_walks(word)).unwrap_or_default();
         let start = walk::stage2::output(new, level, ipa);
-        if self.lines.is_known(start, walk::span(level), &told) {
+        if self.lines.is_known(start, walk::span(level), &known) {
             return Ok(());
         }
         let what = format!("the leaf {new:#018x} may be seen before the hypervisor's writes to its frame");

@@ -64,7 +64,7 @@ impl CpuHandle {
     #[track_caller]
     pub fn enter(&self, vttbr: u64, vtcr: u64, vcpu: u32) -> Guest<'_> {
         let entered = Location::caller();
-        let (vmid, features) = self.tell(|context| {
+        let (vmid, features) = self.with_context(|context| {
             context.event(|model, cpu| {
                 model.load_vttbr(cpu, vttbr);
                 model.synchronize(cpu)?;

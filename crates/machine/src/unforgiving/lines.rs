@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_known_to_who_knows_its_last_write() {
+    fn a_frame_is_known_to_a_cpu_that_knows_its_last_write() {
         let lines = written(START + PAGE, 8);
         let (nothing, mut knows) = (Clock::default(), Clock::default());
         knows.tick(0);

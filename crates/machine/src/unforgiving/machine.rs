@@ -242,7 +242,7 @@ impl CpuHandle {
     /// `MSR VTTBR_EL2; ISB`.
     #[track_caller]
     pub fn load(&self, vttbr: u64) {
-        self.tell(|context| {
+        self.with_context(|context| {
             context.event(|model, cpu| {
                 model.load_vttbr(cpu, vttbr);
                 model.isb(cpu)

@@ -125,7 +125,7 @@ unsafe impl Observer for Router {
     }
 
     fn claims(&self, claim: Claim, site: &'static Location<'static>) {
-        tell(
+        notify(
             site,
             match claim {
                 Claim::Visible => Event::Visible,
@@ -141,7 +141,7 @@ unsafe impl Observer for Router {
 
     fn unrecorded(&self, word: &AtomicU64, site: &'static Location<'static>) {
         if let Some(Word::Entry(pa)) = Context::current(|context| context.word(word)) {
-            tell(site, Event::Unrecorded { pa });
+            notify(site, Event::Unrecorded { pa });
         }
     }
 
@@ -151,7 +151,7 @@ unsafe impl Observer for Router {
 }
 
 /// Records an event that only the trace uses.
-fn tell(site: &'static Location<'static>, event: Event<'_>) {
+fn notify(site: &'static Location<'static>, event: Event<'_>) {
     Context::current(|context| {
         context.site.set(Some(site));
         context.trace(event);

@@ -430,8 +430,8 @@ mod tests {
 
     #[test]
     fn one_that_no_cpu_may_hold_is_none() {
-        let nobody = Stale { stage2: 0, combined: 0, ..leaf(3, Kind::Leaf) };
-        assert!(with(nobody).is_empty());
+        let unheld = Stale { stage2: 0, combined: 0, ..leaf(3, Kind::Leaf) };
+        assert!(with(unheld).is_empty());
     }
 
     #[test]

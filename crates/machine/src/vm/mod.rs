@@ -74,7 +74,7 @@ impl<H: Platform> Vm<H> {
     /// The virtual machine of this memory. The caller ensures that no other guest has its VMID.
     pub fn new(memory: GuestMemory<H>) -> Self {
         let registers = (memory.stage2().vttbr(), memory.stage2().vtcr());
-        Self { memory, registers, last: [const { AtomicU32::new(NOBODY) }; CPUS] }
+        Self { memory, registers, last: [const { AtomicU32::new(NO_VCPU) }; CPUS] }
     }
 
     /// The guest's memory.
@@ -99,7 +99,7 @@ impl<H: Platform> Vm<H> {
         if last.swap(vcpu.number, Ordering::Relaxed) != vcpu.number {
             self.memory.stage2().invalidate_for_other_vcpu();
         }
-        let mut guest = cpu.enter(self.registers, vcpu).inspect_err(|_| last.store(NOBODY, Ordering::Relaxed))?;
+        let mut guest = cpu.enter(self.registers, vcpu).inspect_err(|_| last.store(NO_VCPU, Ordering::Relaxed))?;
         let left = self.exits(cpu, &mut guest, vcpu, call);
         vcpu.state = *guest.state();
         drop(guest);
@@ -119,4 +119,4 @@ impl<H: Platform> Vm<H> {
 /// The most CPUs that a machine of either mode has.
 const CPUS: usize = 64;
 /// The number that stands for no vCPU.
-const NOBODY: u32 = 0;
+const NO_VCPU: u32 = 0;

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::NOBODY;
+use super::NO_VCPU;
 use crate::interrupts::Interrupts;
 use crate::program::{Stage1Registers, State};
 
@@ -24,7 +24,7 @@ impl<P> Vcpu<P> {
     /// A vCPU at the start of its program, with its stage 1 off. Strict mode has no time
     /// ([`Interrupts::without_time`]).
     pub fn new(program: P, interrupts: Arc<Interrupts>) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(NOBODY + 1);
+        static NEXT: AtomicU32 = AtomicU32::new(NO_VCPU + 1);
         Self { program, state: State::default(), number: NEXT.fetch_add(1, Ordering::Relaxed), interrupts }
     }
 

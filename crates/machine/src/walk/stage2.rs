@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_execute() {
+    fn exception_levels_that_may_execute() {
         let el0 = Access { el: El::El0, ..FETCH };
         for (xn, at_el0, at_el1) in [(0b00, true, true), (0b01, true, false), (0b10, false, false), (0b11, false, true)]
         {

@@ -119,12 +119,13 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
             tolerate("map", mapped.map(|_| ()));
         }
         3..6 => {
-            let told = RefCell::default();
+            let removed = RefCell::default();
             let range = if cpu.draw(4) == 0 { ipa..ipa + PAGE } else { whole };
-            match tables.unmap(range, &mut pages, Told(&told)) {
+            match tables.unmap(range, &mut pages, Collect(&removed)) {
                 Ok(pending) => {
                     let freed = pending.complete().free(&mut pages);
-                    told.borrow()
+                    removed
+                        .borrow()
                         .iter()
                         .filter_map(|leaf: &Broken| leaf.open(&freed))
                         .for_each(|leaf| check("unmap", leaf));
@@ -138,14 +139,14 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
         }
         7..9 => {
             let pa = frame(world, guest, section);
-            let mut told = Vec::new();
+            let mut removed = Vec::new();
             let coalesced =
-                tables.coalesce(whole.start, pa, Level::L2, &attributes, &mut pages, &mut |leaf| told.push(leaf));
+                tables.coalesce(whole.start, pa, Level::L2, &attributes, &mut pages, &mut |leaf| removed.push(leaf));
             if let Ok(Coalesced::Mapped(Mapped::Replaced(old))) = coalesced {
                 cpu.report(format!("coalesce replaced {old:?} at {ipa}, which has only one frame"));
             }
             tolerate("coalesce", coalesced.map(|_| ()));
-            told.into_iter().for_each(|leaf| check("coalesce", leaf));
+            removed.into_iter().for_each(|leaf| check("coalesce", leaf));
         }
         9..11 => {
             let split = tables.split(whole, PAGE, &mut pages, |_, _| std::ops::ControlFlow::Continue(()));
@@ -173,9 +174,9 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
     }
 }
 
-struct Told<'a>(&'a RefCell<Vec<Broken>>);
+struct Collect<'a>(&'a RefCell<Vec<Broken>>);
 
-impl Removed for Told<'_> {
+impl Removed for Collect<'_> {
     const WATCHES: bool = true;
 
     fn leaf(&mut self, leaf: Broken) {
@@ -231,12 +232,12 @@ fn frames_change_hands(features: Features, total: u64, first_seed: u64) {
             })
         });
         world.machine.run(programs.collect()).unwrap_or_else(|breach| panic!("{breach}"));
-        let told = world.machine.alone(|_| {
-            let told = RefCell::default();
-            tables.destroy(&mut &world.pages, Told(&told));
-            told.into_inner().len()
+        let removed = world.machine.alone(|_| {
+            let removed = RefCell::default();
+            tables.destroy(&mut &world.pages, Collect(&removed));
+            removed.into_inner().len()
         });
-        let there = frames.free.into_inner().unwrap().len() + told.unwrap_or_else(|breach| panic!("{breach}"));
+        let there = frames.free.into_inner().unwrap().len() + removed.unwrap_or_else(|breach| panic!("{breach}"));
         assert_eq!(there as u64, FRAMES, "a frame is lost, or was returned twice");
         done += AT_ONCE;
         seed += 1;
@@ -249,12 +250,12 @@ fn change_hands(cpu: &CpuHandle, frames: &Frames<'_>, tables: &Stage2<Hosted>) {
     let number = cpu.draw(16);
     let ipa = Ipa::new(START + number * PAGE);
     if cpu.draw(4) == 0 {
-        let told = RefCell::default();
+        let removed = RefCell::default();
         let whole = Ipa::new(START)..Ipa::new(START + MIB_2);
         let range = if cpu.draw(6) == 0 { whole } else { ipa..ipa + PAGE * (1 + cpu.draw(16 - number)) };
-        let freed = tables.unmap(range, &mut pages, Told(&told)).unwrap().complete().free(&mut pages);
-        let told = told.into_inner().into_iter().filter_map(|leaf: Broken| leaf.open(&freed));
-        told.for_each(|leaf| frames.give(cpu, leaf.descriptor.address()));
+        let freed = tables.unmap(range, &mut pages, Collect(&removed)).unwrap().complete().free(&mut pages);
+        let removed = removed.into_inner().into_iter().filter_map(|leaf: Broken| leaf.open(&freed));
+        removed.for_each(|leaf| frames.give(cpu, leaf.descriptor.address()));
         return;
     }
     if cpu.draw(16) == 0 {

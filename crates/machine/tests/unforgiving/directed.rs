@@ -92,7 +92,7 @@ const CHANGES: usize = 8;
 /// One CPU changes access, and flushes later. Meanwhile another operation is asked for the same. Its flush has to cover
 /// the change that it finds done.
 #[test]
-fn judge_who_finds_it_done_flushes_for_the_other() {
+fn judge_a_cpu_that_finds_it_done_flushes_for_the_other() {
     for features in [MODERN, PLAIN] {
         for first in 0..CHANGES {
             for second in 0..CHANGES {
@@ -129,7 +129,7 @@ fn judge_who_finds_it_done_flushes_for_the_other() {
 
 /// The same on two CPUs: the second knows that the first one's flush is complete, or flushes itself.
 #[test]
-fn judge_who_relies_on_a_flush_knows_that_it_is_complete() {
+fn judge_a_cpu_that_relies_on_a_flush_knows_that_it_is_complete() {
     for seed in 1..=40 {
         let world = World::new(MODERN, 2, seed, 64 << 20);
         let tables = world.machine.alone(|cpu| {
@@ -362,21 +362,21 @@ fn judge_what_another_cpu_mapped_does_not_fault() {
     for seed in 1..=20 {
         let world = World::narrow(MODERN, 2, seed, (64, 4));
         let made = OnceLock::new();
-        let told = AtomicU64::new(0);
+        let reported = AtomicU64::new(0);
         let maps: Program<'_> = Box::new(|cpu| {
             let tables = made.get_or_init(|| world.tables(0, 1, 40));
             cpu.meet();
-            told.store(1, Ordering::Relaxed);
+            reported.store(1, Ordering::Relaxed);
             for number in 1..32 {
                 let (pa, attributes) = (world.frame(number * PAGE), Attributes::ram(Access::READ_WRITE));
                 let mapped = tables.map(page(number), pa, Level::L3, &attributes, &mut &world.pages);
                 assert_eq!(mapped, Ok(Mapped::New));
                 cpu.meet();
-                told.store(number + 1, Ordering::Relaxed);
+                reported.store(number + 1, Ordering::Relaxed);
             }
         });
         let uses: Program<'_> = Box::new(|cpu| {
-            while told.load(Ordering::Relaxed) == 0 {
+            while reported.load(Ordering::Relaxed) == 0 {
                 cpu.pause();
             }
             let tables = made.get().unwrap();
@@ -385,7 +385,7 @@ fn judge_what_another_cpu_mapped_does_not_fault() {
             (0..32).for_each(|section| assert!(guest.load(START + (section << 30)).is_err(), "a page is mapped"));
             guest.forget_fault();
             for number in 1..32 {
-                while told.load(Ordering::Relaxed) <= number {
+                while reported.load(Ordering::Relaxed) <= number {
                     cpu.pause();
                 }
                 let stored = guest.store(page(number).raw(), 1);
@@ -533,7 +533,7 @@ fn judge_no_write_is_lost_at_the_moment() {
             tables
         });
         let tables = tables.unwrap_or_else(|breach| panic!("{breach}"));
-        let told = AtomicU64::new(0);
+        let reported = AtomicU64::new(0);
         let writes: Program<'_> = Box::new(|cpu| {
             cpu.load(tables.vttbr());
             let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
@@ -543,11 +543,11 @@ fn judge_no_write_is_lost_at_the_moment() {
             cpu.load(0);
         });
         let ends: Program<'_> = Box::new(|cpu| {
-            let (range, mut tell) = (page(0)..page(1), |_| told.store(1, Ordering::Relaxed));
+            let (range, mut report) = (page(0)..page(1), |_| reported.store(1, Ordering::Relaxed));
             match seed % 9 {
                 0 => tables.age(range, &mut |_| ()).unwrap(),
                 1 => {
-                    let _ = tables.disarm(range, &mut tell).unwrap().complete();
+                    let _ = tables.disarm(range, &mut report).unwrap().complete();
                 }
                 2 => {
                     let _ = tables.protect(range, Access::READ_WRITE, &mut &world.pages).unwrap().complete();
@@ -566,14 +566,14 @@ fn judge_no_write_is_lost_at_the_moment() {
                         tables.arm(range.clone()).unwrap();
                     }
                     let _ = pending.complete();
-                    tables.written(range, &mut tell).unwrap();
+                    tables.written(range, &mut report).unwrap();
                 }
                 _ => {
                     let replaced = tables.map(page(0), world.frame(PAGE), Level::L3, &armed, &mut &world.pages);
                     if let Ok(Mapped::Replaced(old)) = replaced
                         && old.is_hardware_dirty()
                     {
-                        told.store(1, Ordering::Relaxed);
+                        reported.store(1, Ordering::Relaxed);
                     }
                 }
             }
@@ -585,7 +585,7 @@ fn judge_no_write_is_lost_at_the_moment() {
             let leaf = tables.look_up(page(0)).unwrap();
             let recorded = leaf.descriptor.is_hardware_dirty() && leaf.descriptor.address() == world.frame(0);
             assert!(
-                !written || recorded || told.load(Ordering::Relaxed) == 1,
+                !written || recorded || reported.load(Ordering::Relaxed) == 1,
                 "seed {seed}: a write is lost: {leaf:?}"
             );
         });

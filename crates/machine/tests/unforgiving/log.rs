@@ -76,7 +76,7 @@ struct Migration {
     resting: AtomicU64,
     ended: AtomicU64,
     compared: AtomicU64,
-    told: AtomicU64,
+    reported: AtomicU64,
 }
 
 /// Writes to some pages, and reads others.
@@ -130,7 +130,7 @@ impl Migration {
             resting: none(),
             ended: none(),
             compared: none(),
-            told: none(),
+            reported: none(),
         }
     }
 
@@ -321,7 +321,7 @@ impl Migration {
         for (page, copy) in WRITTEN.into_iter().zip(&self.copies) {
             let (now, copy) = (self.read(page), copy.load(Ordering::Relaxed));
             if dirty.contains(page) {
-                self.told.fetch_add(1, Ordering::Relaxed);
+                self.reported.fetch_add(1, Ordering::Relaxed);
             } else if now != copy {
                 cpu.report(format!("page {page} has {now:#x}, its copy {copy:#x}, and {tracker} does not report it"));
             } else {
@@ -357,7 +357,7 @@ fn migrate(kind: Kind, seed: u64, total: u64) -> Result<[u64; 2], Breach> {
     };
     machine.run(programs.map(on_cpu).into())?;
     machine.alone(|cpu| migration.compare(cpu))?;
-    Ok([&migration.compared, &migration.told].map(|count| count.load(Ordering::Relaxed)))
+    Ok([&migration.compared, &migration.reported].map(|count| count.load(Ordering::Relaxed)))
 }
 
 fn no_page_is_lost(features: Features, total: u64) {
@@ -371,8 +371,8 @@ fn no_page_is_lost(features: Features, total: u64) {
         let mostly = [Event::Round, Event::Restart, Event::Unmap, Event::Looks, Event::DeviceWrite][seed as usize % 5];
         let kind = Kind { features, pages, given: seed % 4 < 2, tables, mostly };
         let migrated = migrate(kind, seed, AT_ONCE.min(total));
-        let [compared, told] = migrated.unwrap_or_else(|breach| panic!("{breach}"));
-        counts = [counts[0] + compared, counts[1] + told];
+        let [compared, reported] = migrated.unwrap_or_else(|breach| panic!("{breach}"));
+        counts = [counts[0] + compared, counts[1] + reported];
     }
     println!("{} pages compared, {} dirty, 0 lost", counts[0], counts[1]);
     assert!(counts.iter().all(|count| *count > 0), "no page is compared");

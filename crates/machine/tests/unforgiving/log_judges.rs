@@ -148,8 +148,8 @@ fn judge_a_write_past_the_tables_while_a_log_starts_is_seen() {
                 *copy.lock().unwrap() = data.load(Ordering::Relaxed);
             }),
         ]);
-        let told = guest.alone(|| guest.collect().contains(0));
-        assert!(told || copy.into_inner().unwrap() == 1, "seed {seed}: a write is lost");
+        let reported = guest.alone(|| guest.collect().contains(0));
+        assert!(reported || copy.into_inner().unwrap() == 1, "seed {seed}: a write is lost");
     }
 }
 
@@ -294,9 +294,9 @@ fn judge_marks_are_taken_or_stay() {
         let collects: Program<'_> = Box::new(|cpu| {
             for _ in 0..6 {
                 wait(cpu, 6);
-                let told = guest.collect();
+                let reported = guest.collect();
                 let mut copies = copies.lock().unwrap();
-                for (at, page) in MARKED.into_iter().enumerate().filter(|(_, page)| told.contains(*page)) {
+                for (at, page) in MARKED.into_iter().enumerate().filter(|(_, page)| reported.contains(*page)) {
                     copies[at] = data[at].load(Ordering::Relaxed);
                     assert!(page < SIZE / PAGE);
                 }
@@ -304,20 +304,23 @@ fn judge_marks_are_taken_or_stay() {
         });
         guest.together(vec![marks([0, 2]), collects, marks([1, 3])]);
         let left = guest.alone(|| {
-            let told = guest.collect();
+            let reported = guest.collect();
             let now = data.each_ref().map(|word| word.load(Ordering::Relaxed));
-            (told, now)
+            (reported, now)
         });
-        let (told, now) = left;
+        let (reported, now) = left;
         for ((page, copy), now) in MARKED.into_iter().zip(copies.into_inner().unwrap()).zip(now) {
-            assert!(copy == now || told.contains(page), "seed {seed}, {tracker:?}: page {page} was {copy}, is {now}");
+            assert!(
+                copy == now || reported.contains(page),
+                "seed {seed}, {tracker:?}: page {page} was {copy}, is {now}"
+            );
         }
     }
 }
 
 /// After a device's write, the page is in the log, or was read with that write.
 #[test]
-fn judge_a_device_s_write_is_told_or_read() {
+fn judge_a_device_s_write_is_reported_or_read() {
     for seed in 1..=200 {
         let guest = Logged::with_turns(2, seed, Pages::Small, long_turns(seed));
         let frame = guest.alone(|| {
@@ -340,14 +343,14 @@ fn judge_a_device_s_write_is_told_or_read() {
                 }
             }),
         ]);
-        let told = guest.alone(|| guest.collect().contains(0));
-        assert!(told || copy.into_inner().unwrap() == read(), "seed {seed}: a device's write is lost");
+        let reported = guest.alone(|| guest.collect().contains(0));
+        assert!(reported || copy.into_inner().unwrap() == read(), "seed {seed}: a device's write is lost");
     }
 }
 
 /// A page in a log is reported until it is cleared, and not again. A new log has no page, or all.
 #[test]
-fn judge_what_was_cleared_is_not_told_again() {
+fn judge_what_was_cleared_is_not_reported_again() {
     for tracker in Tracker::ALL {
         let guest = Logged::new(1, 1, Pages::Small);
         guest.alone(|| {
@@ -414,7 +417,7 @@ fn judge_what_was_dirty_costs_nothing() {
 /// A log starts while a CPU is late with marks for the one before. These are reported at once or not at all, and later
 /// marks are reported. Some are in words that had marks, and some in words that had none.
 #[test]
-fn judge_a_late_mark_is_told_or_gone_and_hides_none() {
+fn judge_a_late_mark_is_reported_or_gone_and_hides_none() {
     const WORDS: u64 = 6;
     for seed in 1..=300 {
         let guest = Logged::new(2, seed, Pages::Small);
@@ -440,8 +443,8 @@ fn judge_a_late_mark_is_told_or_gone_and_hides_none() {
         guest.alone(|| {
             guest.collect();
             (0..WORDS).for_each(|word| mark(64 * word + 6));
-            let told = guest.collect();
-            assert!(told.pages().eq((0..WORDS).map(|word| 64 * word + 6)), "seed {seed}: {told:?}");
+            let reported = guest.collect();
+            assert!(reported.pages().eq((0..WORDS).map(|word| 64 * word + 6)), "seed {seed}: {reported:?}");
         });
     }
 }

@@ -17,7 +17,7 @@ use crate::random::{CPUS, MEMORY, random_operations};
 use crate::world::{MODERN, PAGE, PLAIN, World};
 
 #[test]
-fn random_operations_are_told_of_line_by_line() {
+fn random_operations_are_traced_line_by_line() {
     let directory = tempfile::tempdir().unwrap();
     let mut kinds = BTreeSet::new();
     for (features, operations) in [(MODERN, 1500), (PLAIN, 500)] {
@@ -46,13 +46,13 @@ fn the_environment_names_the_file() {
     assert!(ended.unwrap().status.success());
     for (file, features) in [(file.clone(), MODERN), (file.with_extension("1"), PLAIN)] {
         let text = fs::read_to_string(file).unwrap();
-        let mut told = HashMap::new();
+        let mut declared = HashMap::new();
         each_line(&text, |line| {
             if let Event::Feature { name, value } = line.event {
-                told.insert(name, value);
+                declared.insert(name, value);
             }
         });
-        assert_eq!(told, HashMap::from(features.named()));
+        assert_eq!(declared, HashMap::from(features.named()));
     }
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
 }
@@ -136,7 +136,7 @@ impl Memory {
     /// Checks that the test has returned everything.
     fn end(&self, features: &Features) {
         assert!(self.tables.is_empty() && self.roots.is_empty() && self.locks.is_empty() && self.inside.is_empty());
-        let told = features.named().map(|(name, value)| (name.to_owned(), value));
-        assert_eq!(self.features, HashMap::from(told));
+        let declared = features.named().map(|(name, value)| (name.to_owned(), value));
+        assert_eq!(self.features, HashMap::from(declared));
     }
 }

@@ -82,7 +82,7 @@ fn what_is_not_there_or_not_allowed_is_an_external_abort() {
 }
 
 #[test]
-fn who_takes_no_abort_is_left_with_it() {
+fn a_vcpu_that_takes_no_abort_is_left_with_it() {
     alone(1, scenarios::own_faults);
 }
 
@@ -97,7 +97,7 @@ fn calls_are_answered() {
 }
 
 #[test]
-fn interrupts_wake_who_waits() {
+fn interrupts_wake_a_vcpu_that_waits() {
     alone(1, scenarios::interrupts);
 }
 
@@ -313,7 +313,7 @@ fn a_cpu_that_has_left_a_guest_does_not_walk_its_tables() {
 
 /// Another CPU's interrupts and timers wake a waiting vCPU, and no other event does.
 #[test]
-fn who_waits_is_woken_by_another_cpu() {
+fn a_vcpu_that_waits_is_woken_by_another_cpu() {
     on_each_machine(2, 1, |machine, room| {
         let vm = machine.alone(|_| Vm::new(room.memory(0, 1, Pages::Small)))?;
         let mut waiter = room.vcpu(Script::new(&[Op::Wait(1 << 9), Op::Store(RAM.raw(), 9), Op::Wait(1 << 10)]));

@@ -25,7 +25,7 @@ fn what_is_not_there_or_not_allowed_is_an_external_abort() {
 }
 
 #[test]
-fn who_takes_no_abort_is_left_with_it() {
+fn a_vcpu_that_takes_no_abort_is_left_with_it() {
     on_a_cpu(1, scenarios::own_faults);
 }
 
@@ -40,7 +40,7 @@ fn calls_are_answered() {
 }
 
 #[test]
-fn interrupts_wake_who_waits() {
+fn interrupts_wake_a_vcpu_that_waits() {
     on_a_cpu(1, scenarios::interrupts);
 }
 

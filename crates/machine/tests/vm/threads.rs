@@ -144,7 +144,7 @@ fn a_guest_goes_on_where_it_was_on_another_cpu() {
 
 /// A vCPU that waits sleeps until another thread wakes it.
 #[test]
-fn who_waits_is_woken_by_another_thread() {
+fn a_vcpu_that_waits_is_woken_by_another_thread() {
     let machine = machine(2, 1);
     let room = room(&machine);
     let vm = Vm::new(room.memory(0, 1, Pages::Small));

@@ -36,13 +36,13 @@ impl<P: Platform> DirtyLog<'_, P> {
             Tracker::Combined => held.end_records()?,
             Tracker::Adaptive => held.look_at_armed()?,
         }
-        held.tell(dirty)
+        held.report(dirty)
     }
 }
 
 impl<P: Platform> Held<'_, P> {
     /// Lists what is in the log.
-    fn tell(&self, dirty: &mut DirtyPages) -> Result<(), LogError> {
+    fn report(&self, dirty: &mut DirtyPages) -> Result<(), LogError> {
         let pages = &self.log.pages;
         dirty.reserve(pages.words_set_count())?;
         for word in pages.words_set(0, pages.words()) {

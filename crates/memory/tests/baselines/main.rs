@@ -65,7 +65,7 @@ fn a_start_visits_what_the_policy_says() {
         assert_eq!(levels(&world), [Some(3); 4], "{split:?}");
         world.copy_pages(0..PAGES);
         world.write_all([0, 700, 2047]);
-        world.check_told([0, 700, 2047]);
+        world.check_reported([0, 700, 2047]);
         world.log().stop().unwrap();
         assert_eq!(visits(&mut world, start).0, split_already, "{split:?}");
     }
@@ -94,17 +94,17 @@ fn a_clear_visits_what_the_policy_says() {
         // One break for each block, and the flushes of protected entries.
         assert!(breaks >= BLOCKS as usize, "{split:?}: {breaks}");
         world.write_all(0..PAGES);
-        world.check_told(0..PAGES);
+        world.check_reported(0..PAGES);
         assert_eq!(visits(&mut world, |world| world.clear_and_copy(0..PAGES)).0, BLOCKS * later, "{split:?}");
         // Each 16th page, as a guest with pages of 64 KiB writes them. A walk goes from the first to the last of them
         // in a word.
         let sparse: Vec<_> = (0..PAGES).step_by(16).collect();
         world.write_all(sparse.iter().copied());
-        world.check_told(sparse.iter().copied());
+        world.check_reported(sparse.iter().copied());
         let per_word = if later > words * 2 { 2 + 49 } else { later / words };
         let (visited, _) = visits(&mut world, |world| world.clear_and_copy(sparse));
         assert_eq!(visited, BLOCKS * words * per_word, "{split:?}");
-        world.check_told([]);
+        world.check_reported([]);
         // No page is dirty, so none is split.
         assert_eq!(visits(&mut world, |world| world.clear(0..PAGES)).0, 0);
     }
@@ -146,7 +146,7 @@ fn a_chunk_bounds_how_much_is_split() {
         world.copy_pages([0]);
         // A write splits a block that was left.
         world.write_all([5, 600]);
-        world.check_told([5, 600]);
+        world.check_reported([5, 600]);
     }
     // A clear of one word splits no more than its chunk, too.
     for (chunk, beside) in [(SECTION, 2), (GIB, 3)] {
@@ -289,9 +289,9 @@ fn a_log_tells_the_same_by_all_policies() {
                     world.start(LogOptions::new(tracker));
                     let written = [0, 5, 63, 64, 512 + round, 2047];
                     world.write_all(written);
-                    world.check_told(written);
+                    world.check_reported(written);
                     world.clear_and_copy(written);
-                    world.check_told([]);
+                    world.check_reported([]);
                     world.log().stop().unwrap();
                     assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: BLOCKS, next: None }));
                     assert_eq!(levels(&world), [Some(2); 4]);

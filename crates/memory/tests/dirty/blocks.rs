@@ -54,7 +54,7 @@ fn a_write_to_a_protected_block_splits_it() {
         assert_eq!(levels(&world), BLOCKS);
         world.write(700);
         assert_eq!(levels(&world), [Some(2), Some(3), Some(2)]);
-        world.check_told([700]);
+        world.check_reported([700]);
     }
 }
 
@@ -96,7 +96,7 @@ fn blocks_come_back_within_their_budget() {
         // The next log splits it again, and reports its pages.
         world.start(LogOptions::new(tracker));
         world.write_all([0, 1000]);
-        world.check_told([0, 1000]);
+        world.check_reported([0, 1000]);
     }
 }
 
@@ -132,7 +132,7 @@ fn one_page_that_was_not_touched_keeps_a_section_in_pages() {
 /// A log starts just before a fault makes a block writable. Its start has not seen that, so the whole block is in the
 /// log.
 #[test]
-fn a_block_that_is_made_writable_as_a_log_starts_is_told_whole() {
+fn a_block_that_is_made_writable_as_a_log_starts_is_reported_whole() {
     let protect = LogOptions { all_dirty: false, chunk: 0, ..LogOptions::new(Tracker::Manual) };
     let world = World::mapped(Mapped::Blocks);
     world.log().start(&protect).unwrap();
@@ -240,7 +240,7 @@ fn a_clear_of_whole_words_leaves_those_between() {
         for page in 0..world.pages {
             assert_eq!(world.may_write(page), !cleared().any(|cleared| cleared == page), "{tracker:?}: page {page}");
         }
-        world.check_told((0..world.pages).filter(|page| !cleared().any(|cleared| cleared == *page)));
+        world.check_reported((0..world.pages).filter(|page| !cleared().any(|cleared| cleared == *page)));
     }
 }
 

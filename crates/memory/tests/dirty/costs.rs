@@ -21,7 +21,7 @@ fn a_clear_flushes_once() {
         let mut world = world(tracker);
         for written in [vec![5], EDGES.to_vec(), (0..world.pages).collect()] {
             world.write_all(written.iter().copied());
-            world.check_told(written.iter().copied());
+            world.check_reported(written.iter().copied());
             assert_eq!(world.flushes(|world| world.clear(written.iter().copied())).1, 1, "{tracker:?}");
             world.copy_pages(written.iter().copied());
             // The pages are clear, so nothing is protected or flushed.
@@ -57,9 +57,9 @@ fn a_get_flushes_where_it_clears_or_ends_records() {
     };
     for tracker in Tracker::ALL {
         let mut world = world(tracker);
-        assert_eq!(world.flushes(|world| world.check_told([])).1, 0, "{tracker:?}: nothing was written");
+        assert_eq!(world.flushes(|world| world.check_reported([])).1, 0, "{tracker:?}: nothing was written");
         world.write_all(EDGES);
-        assert_eq!(world.flushes(|world| world.check_told(EDGES)).1, expected(tracker), "{tracker:?}");
+        assert_eq!(world.flushes(|world| world.check_reported(EDGES)).1, expected(tracker), "{tracker:?}");
     }
 }
 
@@ -69,7 +69,7 @@ fn what_is_not_mapped_is_cleared_without_a_flush() {
         let mut world = World::new(Pages::Small);
         let (_, flushes) = world.flushes(|world| world.start(LogOptions::new(tracker)));
         assert_eq!(flushes, 0);
-        world.check_told([]);
+        world.check_reported([]);
     }
 }
 

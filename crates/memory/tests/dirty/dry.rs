@@ -22,7 +22,7 @@ fn with_sections(pages: &[u64]) -> BTreeSet<u64> {
 }
 
 #[test]
-fn blocks_that_cannot_be_split_are_told_whole() {
+fn blocks_that_cannot_be_split_are_reported_whole() {
     all_starts(|options, mapped| {
         let most = if mapped == Mapped::Blocks { 3 } else { return };
         for more in 0..=most {
@@ -37,21 +37,21 @@ fn blocks_that_cannot_be_split_are_told_whole() {
                     // A writable block is in the log as a whole.
                     world.write(page / 512 * 512 + 9);
                 }
-                let told = world.get();
+                let reported = world.get();
                 let all: Vec<_> = written.into_iter().chain(written.map(|page| page / 512 * 512 + 9)).collect();
-                assert!(all.iter().all(|page| told.contains(page)), "{options:?}, {more} more: {told:?}");
-                assert!(told.is_subset(&with_sections(&all)));
+                assert!(all.iter().all(|page| reported.contains(page)), "{options:?}, {more} more: {reported:?}");
+                assert!(reported.is_subset(&with_sections(&all)));
                 if more == most && round == 0 {
-                    assert_eq!(told, all.into_iter().collect(), "there is a table page for each block");
+                    assert_eq!(reported, all.into_iter().collect(), "there is a table page for each block");
                 }
                 world.check_copy(&match options.tracker {
                     Tracker::WriteProtect => BTreeSet::new(),
-                    _ => told.clone(),
+                    _ => reported.clone(),
                 });
                 // A clear of some pages of each block: the rest stays in the log, although the whole block is
                 // protected.
                 let cleared: Vec<_> =
-                    told.iter().copied().filter(|page| page % 512 / 64 == 0 || *page == 511).collect();
+                    reported.iter().copied().filter(|page| page % 512 / 64 == 0 || *page == 511).collect();
                 world.clear_and_copy(cleared);
             }
             let dirty = world.get();
@@ -82,16 +82,19 @@ fn what_could_not_be_written_is_not_missed() {
                 // A page takes two tables; the split of the block may have taken the second.
                 assert!(!written.contains(&0) || tables >= 2);
                 assert!(written.contains(&0) || tables <= 2);
-                let told = world.get();
-                assert!(written.iter().all(|page| told.contains(page)), "{tracker:?}, {tables} tables: {told:?}");
-                assert!(told.is_subset(&with_sections(&written)), "{tracker:?}, {tables} tables: {told:?}");
+                let reported = world.get();
+                assert!(
+                    written.iter().all(|page| reported.contains(page)),
+                    "{tracker:?}, {tables} tables: {reported:?}"
+                );
+                assert!(reported.is_subset(&with_sections(&written)), "{tracker:?}, {tables} tables: {reported:?}");
                 // Donate more pages.
                 let more = world.guest.machine.donate(crate::world::SPARE, 8 * PAGE);
                 world.guest.memory.frames().add(more);
-                world.clear_and_copy(told);
+                world.clear_and_copy(reported);
                 world.write_all([0, 600, 1540]);
-                let told = world.get();
-                assert!([0, 600, 1540].iter().all(|page| told.contains(page)));
+                let reported = world.get();
+                assert!([0, 600, 1540].iter().all(|page| reported.contains(page)));
             }
         }
     }
@@ -107,7 +110,7 @@ fn a_block_beside_one_that_is_written_stays_clear() {
     world.write_all([3, 600]);
     assert_eq!([0, 512].map(|page| (world.level(page), world.may_write(page))), [(Some(2), true); 2]);
     world.clear_and_copy(0..512);
-    world.check_told(512..1024);
+    world.check_reported(512..1024);
 }
 
 /// Coalescing a huge page takes no table page, and gives one back.

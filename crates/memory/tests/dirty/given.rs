@@ -49,11 +49,11 @@ fn blocks_of_a_gigabyte_are_logged() {
             check_blocks(&world, options);
             // A write splits only what is around it.
             assert_eq!(world.level(50_000), Some(if split { 3 } else { 2 }));
-            world.check_told(WRITTEN);
+            world.check_reported(WRITTEN);
             world.clear_and_copy(WRITTEN);
-            world.check_told([]);
+            world.check_reported([]);
             world.write(511);
-            world.check_told([511]);
+            world.check_reported([511]);
             world.log().stop().unwrap();
             // The block is coalesced, and may be written.
             assert_eq!(world.log().rejoin(0, 0), Ok(Rejoined { blocks: 0, next: Some(0) }));
@@ -77,27 +77,27 @@ fn a_clear_splits_its_chunk_of_a_gigabyte() {
             world.log().clear(512, 64, &[0b11]).unwrap();
             assert_eq!([512, 1024].map(|page| world.level(page)), [Some(3), Some(beside)], "{tracker:?}");
             assert_eq!([512, 514, 1024].map(|page| world.may_write(page)), [false, true, true]);
-            let told = world.get();
-            assert!(!told.contains(&512) && told.contains(&514) && told.contains(&1024));
+            let reported = world.get();
+            assert!(!reported.contains(&512) && reported.contains(&514) && reported.contains(&1024));
         }
     }
 }
 
 /// Whichever table page is missing, a writable block is reported as a whole.
 #[test]
-fn a_gigabyte_that_cannot_be_split_is_told_whole() {
+fn a_gigabyte_that_cannot_be_split_is_reported_whole() {
     for tracker in Tracker::ALL {
         for more in 0..3 {
             let mut world = world(FEW + more);
             world.log().start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
             world.write_all(WRITTEN);
-            let mut told = DirtyPages::new();
-            world.log().get(&mut told).unwrap();
-            assert!(WRITTEN.iter().all(|page| told.contains(*page)), "{tracker:?}, {more} more");
+            let mut reported = DirtyPages::new();
+            world.log().get(&mut reported).unwrap();
+            assert!(WRITTEN.iter().all(|page| reported.contains(*page)), "{tracker:?}, {more} more");
             let blocks = world.guest.scan().leaves.into_iter().filter(|leaf| leaf.level < 3);
             for leaf in blocks.filter(|leaf| leaf.access().write) {
                 let (first, pages) = ((leaf.ipa - BASE) / PAGE, leaf.span() / PAGE);
-                let inside = told.words().iter().filter(|word| (first..first + pages).contains(&word.first_page));
+                let inside = reported.words().iter().filter(|word| (first..first + pages).contains(&word.first_page));
                 assert_eq!(inside.map(|word| u64::from(word.mask.count_ones())).sum::<u64>(), pages, "{leaf:x?}");
                 assert!(tracker != Tracker::WriteProtect, "a get has protected the block");
             }
@@ -134,7 +134,7 @@ fn what_fits_comes_back() {
         assert_eq!(shown(&world), levels);
         world.start(LogOptions::new(Tracker::Manual));
         world.write_all([0, 600]);
-        world.check_told([0, 600]);
+        world.check_reported([0, 600]);
         assert_eq!(shown(&world), [Some(3); 2]);
         world.log().stop().unwrap();
         let Rejoined { next, .. } = world.log().rejoin(0, 9).unwrap();

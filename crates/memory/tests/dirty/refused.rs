@@ -32,7 +32,7 @@ fn refused(action: impl Fn(&World) -> Result<(), LogError>, error: LogError, wor
     assert_eq!(action(&world), Err(error));
     assert_eq!(error.to_string(), words);
     assert!(state(&world) == before, "{error}: but something has changed");
-    world.check_told([0, 64, 700, 1099]);
+    world.check_reported([0, 64, 700, 1099]);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn options_that_make_no_sense() {
         world.write_all(0..PAGES);
         world.start(LogOptions { chunk, section, ..LogOptions::new(Tracker::Combined) });
         world.write(70);
-        world.check_told([70]);
+        world.check_reported([70]);
     }
 }
 
@@ -179,13 +179,13 @@ fn what_only_a_running_log_does() {
 #[test]
 fn a_clear_of_what_is_cleared_by_get() {
     let mut world = world(Tracker::WriteProtect);
-    world.check_told([0, 64, 700, 1099]);
+    world.check_reported([0, 64, 700, 1099]);
     world.write(3);
     assert_eq!(world.log().clear(0, 64, &[!0]), Err(LogError::ClearedByGet));
     assert_eq!(world.log().clear_these(&DirtyPages::new()), Err(LogError::ClearedByGet));
     let words = "a write-protect log is cleared by get: use another tracker to clear pages separately";
     assert_eq!(LogError::ClearedByGet.to_string(), words);
-    world.check_told([3]);
+    world.check_reported([3]);
 }
 
 #[test]

@@ -35,12 +35,12 @@ fn combined_arms_the_section_of_a_write_and_no_other() {
             assert_eq!(armed(&world), around.clone().collect::<Vec<_>>());
             // From here on, no write to the section faults.
             assert_eq!(around.clone().map(|page| world.write(page)).sum::<usize>(), 0);
-            world.check_told(around.clone());
+            world.check_reported(around.clone());
             // The get has cleared DBM. Pages that were written may still be written.
             assert_eq!(armed(&world), []);
             assert_eq!(around.clone().map(|page| world.write(page)).sum::<usize>(), 0);
             world.clear_and_copy(around.clone());
-            world.check_told([]);
+            world.check_reported([]);
             assert_eq!(world.write(page), 1);
         }
     }
@@ -52,10 +52,10 @@ fn combined_arms_the_section_of_a_write_and_no_other() {
 fn combined_protects_what_was_armed_and_not_written() {
     let mut world = world(LogOptions::new(Tracker::Combined));
     world.write(70);
-    world.check_told([70]);
+    world.check_reported([70]);
     assert_eq!(world.write(71), 1);
     assert_eq!(world.write(72), 0, "the section is hardware-tracked again");
-    world.check_told([70, 71, 72]);
+    world.check_reported([70, 71, 72]);
 }
 
 /// Sections that were hardware-tracked for an earlier log are not for this one.
@@ -70,7 +70,7 @@ fn a_log_arms_anew_what_an_earlier_one_had_armed() {
         assert_eq!(armed(&world), []);
         let faults = [70, 71, 72].map(|page| world.write(page));
         assert_eq!((faults[0], faults[2]), (1, 0), "{tracker:?} sets DBM at the first fault, or at the second");
-        world.check_told([70, 71, 72]);
+        world.check_reported([70, 71, 72]);
     }
 }
 
@@ -80,21 +80,21 @@ fn adaptive_arms_more_where_more_is_written_and_ends_what_is_cold() {
     assert_eq!((world.write(0), armed(&world)), (1, vec![]), "one fault sets no DBM");
     assert_eq!((world.write(1), world.write(2)), (1, 0));
     assert!(armed(&world).starts_with(&Vec::from_iter(0..64)), "the second fault sets DBM on its section at least");
-    world.check_told([0, 1, 2]);
+    world.check_reported([0, 1, 2]);
     world.clear_and_copy([0, 1, 2]);
     assert_eq!((world.write(1), world.write(0)), (0, 0), "the section stays hardware-tracked");
-    world.check_told([0, 1]);
+    world.check_reported([0, 1]);
     world.clear_and_copy([0, 1]);
     // Until no page there was written for many rounds.
     let (mut rounds, mut flushes) = (0, 0);
     while !armed(&world).is_empty() {
-        flushes += world.flushes(|world| world.check_told([])).1;
+        flushes += world.flushes(|world| world.check_reported([])).1;
         rounds += 1;
         assert!(rounds < 1000, "the section stays hardware-tracked for ever");
     }
     assert_eq!(flushes, 1, "one round ends the section, and only that round flushes");
     assert_eq!(world.write(0), 1);
-    world.check_told([0]);
+    world.check_reported([0]);
 }
 
 /// Pages of a hardware-tracked section that were mapped, or that faulted, after DBM was set on the others.
@@ -104,12 +104,12 @@ fn adaptive_tells_of_pages_that_are_not_armed_in_a_section_that_is() {
     world.start(LogOptions::new(Tracker::Adaptive));
     // Most pages are not mapped yet when DBM is set on the section.
     world.write_all(0..64);
-    world.check_told(0..64);
+    world.check_reported(0..64);
     for _ in 0..3 {
         world.clear_and_copy(0..64);
-        world.check_told([]);
+        world.check_reported([]);
         world.write_all(0..64);
-        world.check_told(0..64);
+        world.check_reported(0..64);
     }
 }
 
@@ -127,11 +127,11 @@ fn adaptive_keeps_what_is_written_in_each_round() {
     world.clear_and_copy([1350, 1351]);
     world.write_all(WRITTEN.map(|page| page ^ 1));
     world.write_all(WRITTEN);
-    world.check_told(WRITTEN.into_iter().flat_map(|page| [page, page ^ 1]));
+    world.check_reported(WRITTEN.into_iter().flat_map(|page| [page, page ^ 1]));
     world.clear_and_copy(0..world.pages);
     for round in 0..150 {
         assert_eq!(WRITTEN.map(|page| world.write(page)), [0; 7], "round {round}");
-        world.check_told(WRITTEN);
+        world.check_reported(WRITTEN);
         world.clear_and_copy(WRITTEN);
     }
     assert!(!world.is_armed(1350), "the section is cold by now");
@@ -145,7 +145,7 @@ fn adaptive_ends_the_records_of_a_cold_section_and_no_others() {
         let mut world = world(LogOptions::new(Tracker::Adaptive));
         let written = [cold, cold + 1, hot, hot + 1];
         assert_eq!(written.map(|page| world.write(page)), [1; 4]);
-        world.check_told(written);
+        world.check_reported(written);
         world.clear_and_copy(written);
         assert_eq!(armed(&world), (0..64).chain(576..640).collect::<Vec<_>>());
         let mut rounds_after = 0;
@@ -153,7 +153,7 @@ fn adaptive_ends_the_records_of_a_cold_section_and_no_others() {
             // The two pages take turns, so that one of them is clean when the other section's records end.
             let page = hot + round % 2;
             assert_eq!(world.write(page), 0, "round {round}: page {page}");
-            world.check_told([page]);
+            world.check_reported([page]);
             world.clear_and_copy([page]);
             rounds_after += u64::from(!world.is_armed(cold));
             if rounds_after == 2 {
@@ -193,11 +193,11 @@ fn adaptive_has_sections_of_one_size() {
         let mut world = world(LogOptions { section, ..LogOptions::new(Tracker::Adaptive) });
         assert_eq!([0, 1].map(|page| world.write(page)), [1; 2]);
         assert_eq!(armed(&world), (0..64).collect::<Vec<_>>(), "{section}");
-        world.check_told([0, 1]);
+        world.check_reported([0, 1]);
         // DBM is set on the next section of the same table by that section's own second fault only.
         assert_eq!([64, 65, 66].map(|page| world.write(page)), [1, 1, 0], "{section}");
         assert_eq!(armed(&world), (0..128).collect::<Vec<_>>(), "{section}");
-        world.check_told([0, 1, 64, 65, 66]);
+        world.check_reported([0, 1, 64, 65, 66]);
     }
 }
 

@@ -41,7 +41,7 @@ enum Step {
     /// The first page, the number of words, and the mask for each word.
     Clear(u64, u64, u64),
     /// All pages that the last get reported.
-    ClearTold,
+    ClearReported,
     Start(LogOptions),
     Stop,
     Rejoin(u64, u64),
@@ -72,7 +72,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => page().prop_map(Step::DeviceWrite),
         4 => Just(Step::Get),
         2 => (page(), 1u64..20, any::<u64>()).prop_map(|(page, words, mask)| Step::Clear(page, words, mask)),
-        3 => Just(Step::ClearTold),
+        3 => Just(Step::ClearReported),
         4 => options().prop_map(Step::Start),
         2 => Just(Step::Stop),
         1 => (page(), 0u64..4).prop_map(|(page, blocks)| Step::Rejoin(page, blocks)),
@@ -96,7 +96,7 @@ fn scenario() -> impl Strategy<Value = Scenario> {
 }
 
 #[test]
-fn what_is_not_told_is_as_it_was() {
+fn what_is_not_reported_is_as_it_was() {
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { ProptestConfig::default().cases } else { 64 };
     let seed = match ProptestConfig::default().rng_seed {
         RngSeed::Fixed(seed) => seed,
@@ -120,7 +120,7 @@ struct Migration {
     /// Pages that were written, or are dirty from the start, since they were last cleared.
     dirty: BTreeSet<u64>,
     /// Pages that a get has reported since then.
-    told: BTreeSet<u64>,
+    reported: BTreeSet<u64>,
     /// Pages that were cleared while hardware had a record of them that no get had seen: they are reported once more.
     recorded: BTreeSet<u64>,
 }
@@ -132,7 +132,7 @@ impl Migration {
             None => World::with(FEATURES, scenario.pages, start, scenario.count, 16),
             Some(largest) => World::given(FEATURES, scenario.pages, start, scenario.count, largest, 16),
         };
-        Self { world, options: None, dirty: [].into(), told: [].into(), recorded: [].into() }
+        Self { world, options: None, dirty: [].into(), reported: [].into(), recorded: [].into() }
     }
 
     fn run(&mut self, steps: &[Step]) {
@@ -170,9 +170,9 @@ impl Migration {
                 let pages = (words * 64).min(count - first);
                 self.clear(first, &vec![mask; pages.div_ceil(64) as usize], pages);
             }
-            Step::ClearTold => {
+            Step::ClearReported => {
                 let mut mask = vec![0; count.div_ceil(64) as usize];
-                self.told.iter().for_each(|page| mask[*page as usize / 64] |= 1 << (page % 64));
+                self.reported.iter().for_each(|page| mask[*page as usize / 64] |= 1 << (page % 64));
                 self.clear(0, &mask, count);
             }
             Step::Start(options) => {
@@ -183,7 +183,7 @@ impl Migration {
                 assert_eq!(started, Ok(()));
                 self.options = Some(options);
                 self.dirty = if options.all_dirty { (0..count).collect() } else { [].into() };
-                (self.told, self.recorded) = ([].into(), [].into());
+                (self.reported, self.recorded) = ([].into(), [].into());
                 if !options.all_dirty {
                     self.world.copy_pages(0..count);
                 }
@@ -218,17 +218,17 @@ impl Migration {
 
     fn get(&mut self) {
         let Some(options) = self.options else { return };
-        let told = self.world.get();
-        assert!(self.dirty.is_subset(&told), "not reported: {:?}", self.dirty.difference(&told));
+        let reported = self.world.get();
+        assert!(self.dirty.is_subset(&reported), "not reported: {:?}", self.dirty.difference(&reported));
         let reasons: BTreeSet<_> = self.dirty.union(&self.recorded).copied().collect();
-        assert!(told.is_subset(&reasons), "reported without a reason: {:?}", told.difference(&reasons));
+        assert!(reported.is_subset(&reasons), "reported without a reason: {:?}", reported.difference(&reasons));
         if options.tracker == Tracker::WriteProtect {
-            (self.dirty, self.told) = ([].into(), [].into());
-            self.world.check_copy(&self.told);
+            (self.dirty, self.reported) = ([].into(), [].into());
+            self.world.check_copy(&self.reported);
         } else {
-            self.world.check_copy(&told);
-            self.dirty.extend(&told);
-            self.told = told;
+            self.world.check_copy(&reported);
+            self.dirty.extend(&reported);
+            self.reported = reported;
         }
         self.recorded.clear();
     }
@@ -244,7 +244,7 @@ impl Migration {
         assert_eq!(cleared, Ok(()));
         let bits = (0..pages).filter(|page| mask[*page as usize / 64] >> (page % 64) & 1 == 1).map(|page| first + page);
         for page in bits {
-            if self.dirty.remove(&page) && !self.told.remove(&page) {
+            if self.dirty.remove(&page) && !self.reported.remove(&page) {
                 self.recorded.insert(page);
             }
             self.world.copy_pages([page]);

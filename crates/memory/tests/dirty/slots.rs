@@ -50,7 +50,7 @@ fn a_number_is_never_used_again() {
     world.start(LogOptions::new(Tracker::Manual));
     EDGES.into_iter().for_each(|page| world.touch(page, AccessKind::Read));
     world.copy_pages(0..PAGES);
-    world.check_told([]);
+    world.check_reported([]);
     assert_eq!(SlotError::Gone.to_string(), "the slot is gone");
 }
 
@@ -76,7 +76,7 @@ fn others_stay_when_one_goes() {
     world.guest.memory.remove_slot(device).unwrap();
     let left: Vec<_> = before.into_iter().filter(|leaf| (START..end).contains(&leaf.ipa)).collect();
     assert_eq!(world.guest.scan().leaves, left);
-    world.check_told(EDGES);
+    world.check_reported(EDGES);
 }
 
 #[test]

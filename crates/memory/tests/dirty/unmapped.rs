@@ -12,7 +12,7 @@ use crate::machine::{PAGE, SECTION};
 use crate::world::{BASE, EDGES, FEATURES, PAGES, START, World};
 
 #[test]
-fn what_was_written_is_told_when_it_is_unmapped() {
+fn what_was_written_is_reported_when_it_is_unmapped() {
     for tracker in Tracker::ALL {
         // The whole slot at once, so that tables go as a whole; then page by page.
         for at_once in [PAGES, 1] {
@@ -30,11 +30,11 @@ fn what_was_written_is_told_when_it_is_unmapped() {
             world.copy_pages(0..0);
             // Each page is mapped again when it is touched, and a read is not a write.
             (0..PAGES).for_each(|page| world.touch(page, AccessKind::Read));
-            world.check_told(written());
+            world.check_reported(written());
             world.clear_and_copy(written());
-            world.check_told([]);
+            world.check_reported([]);
             world.write_all([1, 700]);
-            world.check_told([1, 700]);
+            world.check_reported([1, 700]);
         }
     }
 }
@@ -87,7 +87,7 @@ fn a_block_that_cannot_be_split_stays() {
 /// An unmap finds no log, and the slot's first log is started before the unmap changes the tables. A page that hardware
 /// records for that log is in it, although the unmap takes the record away.
 #[test]
-fn what_a_first_log_recorded_during_an_unmap_is_told() {
+fn what_a_first_log_recorded_during_an_unmap_is_reported() {
     let mut world = World::new(Pages::Small);
     world.write_all(0..10);
     let (range, written) = (world.ipa(0)..world.ipa(10), world.ipa(5));

@@ -176,20 +176,20 @@ impl World {
 
     /// The pages that the log reports. If the tracker clears by reporting, they are copied.
     pub fn get(&mut self) -> BTreeSet<u64> {
-        let told = self.told();
+        let reported = self.reported();
         if self.log().tracker() == Some(Tracker::WriteProtect) {
-            self.copy_pages(told.iter().copied());
+            self.copy_pages(reported.iter().copied());
         }
-        told
+        reported
     }
 
-    fn told(&self) -> BTreeSet<u64> {
+    fn reported(&self) -> BTreeSet<u64> {
         let mut dirty = DirtyPages::new();
         self.log().get(&mut dirty).unwrap();
-        let told: BTreeSet<_> = dirty.pages().collect();
-        assert!(told.last().is_none_or(|page| *page < self.pages));
-        assert_eq!((dirty.count(), dirty.is_empty()), (told.len() as u64, told.is_empty()));
-        told
+        let reported: BTreeSet<_> = dirty.pages().collect();
+        assert!(reported.last().is_none_or(|page| *page < self.pages));
+        assert_eq!((dirty.count(), dirty.is_empty()), (reported.len() as u64, reported.is_empty()));
+        reported
     }
 
     /// Clears pages, with a mask over the whole slot.
@@ -229,12 +229,12 @@ impl World {
 
     /// Checks that the log reports exactly `written`, and that all other pages are as they were when they were last
     /// copied.
-    pub fn check_told(&mut self, written: impl IntoIterator<Item = u64>) {
-        let told = self.told();
-        self.check_copy(&told);
-        assert_eq!(told, written.into_iter().collect());
+    pub fn check_reported(&mut self, written: impl IntoIterator<Item = u64>) {
+        let reported = self.reported();
+        self.check_copy(&reported);
+        assert_eq!(reported, written.into_iter().collect());
         if self.log().tracker() == Some(Tracker::WriteProtect) {
-            self.copy_pages(told);
+            self.copy_pages(reported);
         }
     }
 

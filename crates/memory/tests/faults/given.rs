@@ -76,7 +76,7 @@ fn it_is_what_it_was_and_what_is_written() {
 }
 
 #[test]
-fn who_gave_it_has_it_back() {
+fn donated_memory_returns_to_its_owner() {
     let mut guest = guest(FORCED, Pages::Largest, SECTION);
     let free = guest.memory.frames().free();
     let backing = guest.machine.give(GIVEN, SECTION, Level::L2);

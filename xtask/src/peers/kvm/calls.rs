@@ -96,8 +96,8 @@ pub struct PageTable {
 
 /// Reads the calls among `lines`, in order.
 pub fn calls(lines: &[String]) -> anyhow::Result<Vec<Call>> {
-    let told = lines.iter().filter_map(|line| line.strip_prefix(PREFIX)).filter(|line| line.starts_with("call="));
-    told.map(|line| call(line).with_context(|| format!("`{PREFIX}{line}` is no call"))).collect()
+    let reports = lines.iter().filter_map(|line| line.strip_prefix(PREFIX)).filter(|line| line.starts_with("call="));
+    reports.map(|line| call(line).with_context(|| format!("`{PREFIX}{line}` is no call"))).collect()
 }
 
 const PREFIX: &str = "count: ";

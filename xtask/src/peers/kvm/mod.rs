@@ -8,9 +8,9 @@
 
 mod agreement;
 mod calls;
+mod phases;
 mod report;
 mod selftests;
-mod told;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -193,7 +193,7 @@ impl Measured {
                 log.and_then(|log| experiment.check(&log).map(|()| log)).with_context(|| format!("`{command}`"))
             };
             let kernels = checked(by_calls(next()?), experiment.kernels())?;
-            let ours = checked(told::dirty_log(next()?), experiment.ours())?;
+            let ours = checked(phases::dirty_log(next()?), experiment.ours())?;
             logs.push(Compared { experiment, kernels, ours });
         }
         let table = PageTable::of(&calls::calls(next()?)?).context(PAGE_TABLE)?;
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_told_the_same() {
+    fn our_command_has_the_same_options() {
         let ours = PLAIN.ours();
         assert_eq!(ours, "/bin/twofold bench dirty-log --on kvm --tap --chunk 0 -i 3 -m 6 -s anonymous -v 1 -b 64M");
         let some = experiments()[9].ours();

@@ -20,7 +20,7 @@ use crate::install;
 
 /// A log reports the written pages and no others, in each mode of Bras 2026, with 16 KiB granules, and with each
 /// tracker. The expected number is computed from the same passes on the host.
-pub fn tell_what_was_written(suite: &Suite) -> anyhow::Result<()> {
+pub fn report_what_was_written(suite: &Suite) -> anyhow::Result<()> {
     let modes = S0_MODES.into_iter().chain(["p40v48-16k", "p36v47-16k"]);
     let log = |tracker| DirtyLog { tracker, write_percent: 30, random_order: true, seed: 7, ..DirtyLog::default() };
     for name in modes {
@@ -51,8 +51,8 @@ fn check_pages(suite: &Suite, log: DirtyLog, mode: &str, slots: u32) -> anyhow::
         let writes = accesses.by_ref().filter(|access| access.write);
         let written = writes.map(|access| access.va / PAGE).collect::<BTreeSet<_>>().len() as u64;
         let expected = if all_dirty && iteration == 0 { BYTES / PAGE } else { written };
-        let told = get.get("pages");
-        ensure!(told == expected, "{what}: get {} reports {told} pages, not {expected}", iteration + 1);
+        let reported = get.get("pages");
+        ensure!(reported == expected, "{what}: get {} reports {reported} pages, not {expected}", iteration + 1);
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::plan::Plan;
-use super::{Check, Run, counted, gains, told};
+use super::{Check, Run, counted, digest, gains};
 use crate::arguments::DirtyLogOptions;
 use crate::experiment::hypervisor::Hypervisor;
 use crate::experiment::progress::Progress;
@@ -48,10 +48,10 @@ pub fn command(options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
         continuous::measure(&mut *targets, &plan.continuous(options), &mut results, &stop)?;
     } else {
         measure(&plan, &mut *targets, &mut results, &stop)?;
-        results.notes.extend(gains::told(&results));
+        results.notes.extend(gains::averages(&results));
     }
     leave_out_zeroes(&mut results);
-    outcome::tell(&results, &options.output)
+    outcome::show(&results, &options.output)
 }
 
 /// Counts under the hypervisor.
@@ -87,9 +87,9 @@ fn count(plan: &Plan, options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
     if options.tap {
         return judged(&checks, &stop);
     }
-    results.notes.extend(gains::told(&results));
+    results.notes.extend(gains::averages(&results));
     leave_out_zeroes(&mut results);
-    outcome::tell(&results, &options.output)
+    outcome::show(&results, &options.output)
 }
 
 /// Measures. Variants take turns: run by run, and within a run mode by mode.
@@ -133,7 +133,7 @@ fn tap(plan: &Plan, targets: &mut dyn Targets, stop: &Stop) -> anyhow::Result<Ex
     let mut checks = Vec::new();
     for setup in plan.setups.iter().flatten() {
         let outcome = match once(plan, targets, setup, Check::Exactly, stop) {
-            Ok(Some(run)) => Ok(told::lines(&run)),
+            Ok(Some(run)) => Ok(digest::lines(&run)),
             Ok(None) => break,
             Err(error) => Err(format!("{error:#}")),
         };

@@ -35,8 +35,12 @@ fn check(counted: &Counted, setup: &Setup, load: &Load) -> anyhow::Result<()> {
     load.rounds(&mut passes);
     for (round, get) in counted.times("get").iter().enumerate() {
         let expected = Expected::of(setup, &passes, round == 0 && setup.starts_dirty(), PAGE).count();
-        let told = get.get("pages");
-        ensure!(told == expected, "iteration {}: the log reports {told} pages, and {expected} are dirty", round + 1);
+        let reported = get.get("pages");
+        ensure!(
+            reported == expected,
+            "iteration {}: the log reports {reported} pages, and {expected} are dirty",
+            round + 1
+        );
         advance(&mut passes);
     }
     let last = counted.times("get").len();

@@ -8,10 +8,10 @@ use crate::statistics::{ENOUGH, Quartiles};
 
 /// A line for each phase of each variant except the first. A line needs several variants, several modes, and enough
 /// runs.
-pub fn told(results: &Results) -> Vec<String> {
+pub fn averages(results: &Results) -> Vec<String> {
     let mut lines: Vec<(String, Vec<f64>)> = Vec::new();
-    let is_told = |one: &&Measurement| one.quantity == Quantity::Time && !UNTOLD.contains(&one.phase.as_str());
-    for after in results.measurements.iter().filter(is_told) {
+    let is_affected = |one: &&Measurement| one.quantity == Quantity::Time && !UNAFFECTED.contains(&one.phase.as_str());
+    for after in results.measurements.iter().filter(is_affected) {
         let Some((before, what)) = before(results, after) else { continue };
         let is_too_few = after.kind != Kind::Counted && before.runs.len().min(after.runs.len()) < ENOUGH;
         let (before, now) = (median(before), median(after));
@@ -39,7 +39,7 @@ pub fn told(results: &Results) -> Vec<String> {
 }
 
 /// Phases that the techniques of this experiment do not affect.
-const UNTOLD: [&str; 2] = ["populate", "disable"];
+const UNAFFECTED: [&str; 2] = ["populate", "disable"];
 
 /// The first variant of the same mode and phase, and the settings that differ. `None` for the first variant itself.
 fn before<'r>(results: &'r Results, after: &Measurement) -> Option<(&'r Measurement, String)> {
@@ -80,7 +80,7 @@ mod tests {
     use twofold_pattern::mode::Mode;
 
     #[test]
-    fn a_gain_is_told_over_modes() {
+    fn a_gain_is_averaged_over_modes() {
         let mut results = Results::begin();
         for (mode, after) in [("p40v48-4k", 60.0), ("p36v48-4k", 50.0)] {
             let now = Setup::new(Mode::find(mode).unwrap());
@@ -92,7 +92,7 @@ mod tests {
                 }
             }
         }
-        let lines = told(&results);
+        let lines = averages(&results);
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert!(
             lines[0].starts_with("clear, split records against every-level: -45.0 % on average over 2 modes"),
@@ -100,7 +100,7 @@ mod tests {
         );
         assert!(lines[0].contains("deviation 7.07"), "{lines:?}");
         results.measurements[0].runs.truncate(3);
-        assert!(told(&results).is_empty(), "one mode is left with enough runs");
+        assert!(averages(&results).is_empty(), "one mode is left with enough runs");
     }
 
     #[test]
@@ -109,6 +109,6 @@ mod tests {
         let setup = Setup::new(Mode::find("p40v48-4k").unwrap());
         let variant = Variant::new("dirty-log", Platform::Machine, &setup);
         variant.add(&mut results, "clear", Who::Collector, &Taken::from([(Quantity::Time, 1.0)]));
-        assert!(told(&results).is_empty());
+        assert!(averages(&results).is_empty());
     }
 }

@@ -7,9 +7,9 @@
 
 mod command;
 mod counted;
+mod digest;
 mod gains;
 mod plan;
-mod told;
 
 use anyhow::{Context, bail, ensure};
 use twofold_pattern::pass::Pass;
@@ -20,7 +20,7 @@ use super::target::{REGION, Taken, Target};
 use crate::results::{Quantity, Results};
 use crate::stop::Stop;
 pub use command::command;
-pub use told::Digest;
+pub use digest::Digest;
 
 /// What the guest does, and how often.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,7 +61,7 @@ pub struct Iteration {
     /// Clearing the logs. `None` if getting them has cleared them.
     pub clear: Option<Taken>,
     /// A digest of the reported pages, if the run is checked.
-    pub told: Option<Digest>,
+    pub reported: Option<Digest>,
 }
 
 /// Whether a run is checked.
@@ -140,14 +140,14 @@ impl Run {
             let expected = (check == Check::Exactly).then(|| Expected::of(setup, &passes, all_dirty, page));
             let dirty = run_checked(target, &mut passes, check)?;
             let get = target.get_log()?;
-            let told = expected.map(|expected| {
+            let reported = expected.map(|expected| {
                 let pages = target.dirty();
                 expected.check(&pages).with_context(|| format!("iteration {number}"))?;
                 anyhow::Ok(Digest::of(setup.memory() / page, &pages))
             });
-            let told = told.transpose()?;
+            let reported = reported.transpose()?;
             let clear = target.clear_log()?;
-            run.iterations.push(Iteration { dirty, get, clear, told });
+            run.iterations.push(Iteration { dirty, get, clear, reported });
             all_dirty = false;
             if stop.is_requested() {
                 return Ok(None);
@@ -232,9 +232,9 @@ impl Expected {
         self.0.iter().filter(|is| **is).count() as u64
     }
 
-    fn check(&self, told: &[u64]) -> anyhow::Result<()> {
+    fn check(&self, reported: &[u64]) -> anyhow::Result<()> {
         let mut seen = vec![false; self.0.len()];
-        for page in told {
+        for page in reported {
             let Some(seen) = seen.get_mut(*page as usize) else {
                 bail!("the log reports page {page}, which does not exist")
             };

@@ -305,10 +305,10 @@ mod tests {
         ] {
             assert!(plan(line).is_err(), "{line}");
         }
-        let told = |line: &str| plan(line).err().map(|error| error.to_string()).unwrap_or_default();
-        let told_interval = told("--continuous --interval 5s --duration 1s");
-        assert!(told_interval.contains("--interval 5s is longer than --duration 1s"), "{told_interval}");
-        assert!(told("-b 0").starts_with("-b 0 is no memory"), "{}", told("-b 0"));
+        let refusal = |line: &str| plan(line).err().map(|error| error.to_string()).unwrap_or_default();
+        let of_interval = refusal("--continuous --interval 5s --duration 1s");
+        assert!(of_interval.contains("--interval 5s is longer than --duration 1s"), "{of_interval}");
+        assert!(refusal("-b 0").starts_with("-b 0 is no memory"), "{}", refusal("-b 0"));
         assert!(plan("--continuous --interval 1s --duration 1s").is_ok());
         assert!(plan("-c 0,1,0 -v 2").is_ok());
         assert!(plan("-g --tracker write-protect").is_ok());

@@ -59,7 +59,7 @@ fn two_vcpus_apart_and_in_one_region_and_several_slots() {
 }
 
 #[test]
-fn memory_where_somebody_wants_it() {
+fn memory_only_where_it_is_used() {
     // In the middle of a block, so that no block fits.
     let setup = Setup { offset: Some((5 << 30) + 64 * 1024), backing: Backing::AnonymousThp, ..setup("p40v48-64k") };
     let run = run(&mut Machines::new(), &setup, &SCATTERED);
@@ -185,16 +185,16 @@ fn a_checked_run_tells_which_pages_were_dirty() {
     let (mut machines, setup) = (Machines::new(), setup("p40v48-4k"));
     let checked = run(&mut machines, &setup, &SCATTERED);
     for round in &checked.iterations {
-        let told = round.told.unwrap();
-        assert_eq!((told.pages, told.dirty as f64), (4096, round.get[&Quantity::Pages]));
+        let reported = round.reported.unwrap();
+        assert_eq!((reported.pages, reported.dirty as f64), (4096, round.get[&Quantity::Pages]));
     }
-    let [first, second, third] = [0, 1, 2].map(|number| checked.iterations[number].told.unwrap());
+    let [first, second, third] = [0, 1, 2].map(|number| checked.iterations[number].reported.unwrap());
     assert!(first != second && second.sum != third.sum, "each round writes other pages");
     let again = run(&mut machines, &Setup { tracker: Tracker::Combined, ..setup.clone() }, &SCATTERED);
-    assert_eq!(again.iterations[2].told, Some(third), "another tracker reports the same pages");
+    assert_eq!(again.iterations[2].reported, Some(third), "another tracker reports the same pages");
     let mut target = machines.make(&setup).unwrap();
     let timed = Run::measure(&mut *target, &setup, &SCATTERED, Check::No, &Stop::never()).unwrap().unwrap();
-    assert!(timed.iterations.iter().all(|round| round.told.is_none()));
+    assert!(timed.iterations.iter().all(|round| round.reported.is_none()));
 }
 
 #[test]

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn who_drops_a_guest_that_runs_ends_its_threads() {
+    fn a_drop_of_a_guest_that_runs_ends_its_threads() {
         let mut machines = Machines::new();
         let mut target = machines.guest(&setup()).unwrap();
         Target::start(&mut target, &[passes(0), passes(1)]).unwrap();

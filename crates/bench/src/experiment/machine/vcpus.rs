@@ -158,7 +158,7 @@ impl Worker {
         let mut vcpu = FastVcpu::new(&guest.machine, number, (stage2.vttbr(), stage2.vtcr()), interrupts)?;
         vcpu.set_state(State { stage1: guest.stage1, ..State::default() });
         let (orders, ordered) = channel();
-        let (told, reports) = channel();
+        let (reporter, reports) = channel();
         let (ready, is_ready) = channel();
         let load = Arc::new(Load::default());
         let mut runner = Runner {
@@ -173,7 +173,7 @@ impl Worker {
             }
             // The sender is dropped with the crew, which ends this loop.
             while let Ok(order) = ordered.recv() {
-                if told.send(runner.obey(order)).is_err() {
+                if reporter.send(runner.obey(order)).is_err() {
                     return;
                 }
             }

@@ -41,7 +41,7 @@ pub fn command(options: &PageTableOptions) -> anyhow::Result<ExitCode> {
         targets.describe(&mut results);
     }
     measure(&mut place, &setups, options.runs, &mut results, &stop)?;
-    outcome::tell(&results, &options.output)
+    outcome::show(&results, &options.output)
 }
 
 /// Counts each variant once on the hypervisor, because all runs are identical.
@@ -64,7 +64,7 @@ fn counted(options: &PageTableOptions, setups: &[Setup]) -> anyhow::Result<ExitC
         progress.done();
     }
     drop(progress);
-    outcome::tell(&results, &options.output)
+    outcome::show(&results, &options.output)
 }
 
 /// The platform that makes the guests.
@@ -201,9 +201,9 @@ fn notes(setups: &[Setup], on: Platform) -> Vec<String> {
 /// The variant's settings for an error message, in the words of the command line.
 fn shown(setup: &Setup) -> String {
     let configuration = setup.configuration();
-    let told = ["vcpus", "bytes", "cmo", "coalesce", "split", "tables"];
-    let told = told.into_iter().filter_map(|key| Some(readable::setting(key, configuration.get(key)?)));
-    told.collect::<Vec<_>>().join(", ")
+    let words = ["vcpus", "bytes", "cmo", "coalesce", "split", "tables"];
+    let words = words.into_iter().filter_map(|key| Some(readable::setting(key, configuration.get(key)?)));
+    words.collect::<Vec<_>>().join(", ")
 }
 
 /// The mode of Wang 2021, by its present name.

@@ -7,7 +7,7 @@
 //! * W1: the coalescing thread asks for the round (`asked`).
 //! * W2: the watcher starts to watch (`watched`).
 //! * W3: the coalescing thread ends the round (`ended`).
-//! * W4: the watcher reports the time (`told`).
+//! * W4: the watcher reports the time (`reported`).
 //!
 //! Invariant: a time is reported only if the watcher kept its CPU from before W2 until it has seen the entry valid
 //! again.
@@ -28,7 +28,7 @@ pub struct Watch {
     /// W3: the last round that has ended.
     ended: AtomicU32,
     /// W4: the last round whose time is known.
-    told: AtomicU32,
+    reported: AtomicU32,
     /// The time of that round in nanoseconds. 0: the watcher saw nothing.
     time: AtomicU64,
     /// Whether the watcher lost its CPU in that round.
@@ -63,7 +63,7 @@ impl Watch {
             let time = watch(|| is_valid(entry), || self.ended.load(Ordering::Relaxed) == round);
             self.time.store(time, Ordering::Relaxed);
             self.lost.store(switches() != before, Ordering::Relaxed);
-            self.told.store(round, Ordering::Release);
+            self.reported.store(round, Ordering::Release);
         }
         look
     }
@@ -85,7 +85,7 @@ impl Watch {
 
     /// Waits for the watcher's report (W4), and returns it.
     pub fn seen(&self, round: u32) -> Seen {
-        while self.told.load(Ordering::Acquire) != round {
+        while self.reported.load(Ordering::Acquire) != round {
             std::hint::spin_loop();
         }
         if self.lost.load(Ordering::Relaxed) {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn each_round_is_told_once() {
+    fn each_round_is_reported_once() {
         const ROUNDS: u32 = 100;
         let (watch, entry) = (Watch::default(), AtomicU64::new(VALID));
         thread::scope(|scope| {
@@ -200,7 +200,7 @@ mod tests {
                 watch.end(round);
                 let seen = watch.seen(round);
                 assert!(round % 2 == 0 || !matches!(seen, Seen::For(_)), "{round}: {seen:?}, and the entry was valid");
-                assert_eq!(watch.told.load(Ordering::Relaxed), round);
+                assert_eq!(watch.reported.load(Ordering::Relaxed), round);
             }
             watch.stop();
             assert!(watcher.join().unwrap() > 0.0);
@@ -209,7 +209,7 @@ mod tests {
 
     /// With one thread more than there are CPUs, each thread has to wait for a CPU in the end.
     #[test]
-    fn who_loses_its_cpu_notices() {
+    fn a_thread_that_loses_its_cpu_notices() {
         let (stop, ready) = (AtomicBool::new(false), AtomicUsize::new(0));
         let others = thread::available_parallelism().unwrap().get();
         thread::scope(|scope| {

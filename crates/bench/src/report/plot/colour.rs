@@ -120,7 +120,7 @@ mod tests {
     /// Colours as a reader without red or green cones sees them, in linear light (matrices of Viénot, Brettel and
     /// Mollon, 1999).
     #[test]
-    fn better_and_worse_are_told_apart_by_every_eye() {
+    fn better_and_worse_are_distinct_to_every_eye() {
         let linear = |colour: u32, shift: u32| (f64::from((colour >> shift) & 0xff) / 255.0).powf(2.2);
         for (red, green) in [(0.11238, 0.88762), (0.29275, 0.70725)] {
             let seen = |colour: u32| [linear(colour, 16) * red + linear(colour, 8) * green, linear(colour, 0)];

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_great_loss_is_told_and_leaves_room_for_others() {
+    fn a_great_loss_is_labelled_and_leaves_room_for_others() {
         let ours = Some(Ratio { median: -85.0, low: -90.0, high: -80.0 });
         let row = Gain { label: "get".to_owned(), published: Some(-6913.0), ours, colour: variant(1) };
         let text = gains("gains", &[row]).unwrap();

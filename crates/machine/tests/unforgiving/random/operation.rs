@@ -134,9 +134,9 @@ pub struct Worker<'a> {
 }
 
 /// Collects the removed leaves.
-struct Told<'a>(&'a RefCell<Vec<Broken>>);
+struct Collect<'a>(&'a RefCell<Vec<Broken>>);
 
-impl Removed for Told<'_> {
+impl Removed for Collect<'_> {
     const WATCHES: bool = true;
 
     fn leaf(&mut self, leaf: Broken) {
@@ -291,13 +291,13 @@ impl<'a> Worker<'a> {
 
     fn unmap(&mut self, guest: usize, range: IpaRange) -> Result<(), Error> {
         self.operations += 1;
-        let (cpu, tables, told) = (self.cpu, &self.tables[guest], RefCell::default());
+        let (cpu, tables, removed) = (self.cpu, &self.tables[guest], RefCell::default());
         let before_it = cpu.knowledge();
-        let flushed = tables.unmap(range.clone(), &mut self.pages, Told(&told))?.complete();
+        let flushed = tables.unmap(range.clone(), &mut self.pages, Collect(&removed))?.complete();
         cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Everything);
         let freed = flushed.free(&mut self.pages);
-        let told = told.into_inner().into_iter().take(4).filter_map(|leaf: Broken| leaf.open(&freed));
-        told.for_each(|leaf| self.effect(Kind::Unmap, &leaf));
+        let removed = removed.into_inner().into_iter().take(4).filter_map(|leaf: Broken| leaf.open(&freed));
+        removed.for_each(|leaf| self.effect(Kind::Unmap, &leaf));
         Ok(())
     }
 
@@ -378,17 +378,17 @@ impl<'a> Worker<'a> {
                 }
             }
             Kind::Age => {
-                let mut told = Vec::new();
-                tables.age(range, &mut |marked| told.push(marked))?;
-                self.effects_of(kind, guest, &told);
+                let mut marks = Vec::new();
+                tables.age(range, &mut |marked| marks.push(marked))?;
+                self.effects_of(kind, guest, &marks);
             }
             Kind::Clean => {
-                let mut told = Vec::new();
-                let pending = tables.clean(range.clone(), &mut |marked| told.push(marked))?;
+                let mut marks = Vec::new();
+                let pending = tables.clean(range.clone(), &mut |marked| marks.push(marked))?;
                 let seen = cpu.knowledge();
                 let _ = pending.complete();
                 cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Records);
-                told.iter().for_each(|marked| self.counts.effect(kind, marked.level.raw(), true));
+                marks.iter().for_each(|marked| self.counts.effect(kind, marked.level.raw(), true));
             }
             Kind::Disarm => {
                 let before = tables.look_up(range.start);
@@ -430,13 +430,13 @@ impl<'a> Worker<'a> {
                 self.effect_if(any && before.is_some_and(|leaf| leaf.descriptor.is_armed()), kind, before);
             }
             Kind::Dirty | Kind::Written => {
-                let mut told = Vec::new();
+                let mut marks = Vec::new();
                 if kind == Kind::Dirty {
-                    tables.dirty(range, &mut |marked| told.push(marked))?;
+                    tables.dirty(range, &mut |marked| marks.push(marked))?;
                 } else {
-                    tables.written(range, &mut |marked| told.push(marked))?;
+                    tables.written(range, &mut |marked| marks.push(marked))?;
                 }
-                self.effects_of(kind, guest, &told);
+                self.effects_of(kind, guest, &marks);
             }
             Kind::RelaxPage => {
                 let before = tables.look_up(Ipa::new(page));
@@ -469,8 +469,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn effects_of(&mut self, kind: Kind, guest: usize, told: &[Marked]) {
-        for marked in told.iter().take(4) {
+    fn effects_of(&mut self, kind: Kind, guest: usize, marks: &[Marked]) {
+        for marked in marks.iter().take(4) {
             let first =
                 marked.ipa.raw() + u64::from(marked.mask.trailing_zeros()) * SPANS[usize::from(marked.level.raw())];
             if let Some(leaf) = self.tables[guest].look_up(Ipa::new(first)) {

@@ -58,9 +58,9 @@ struct Log<'a> {
 }
 
 /// Collects the removed leaves, in which hardware may have recorded writes.
-struct Told<'a>(&'a RefCell<Vec<Broken>>);
+struct Collect<'a>(&'a RefCell<Vec<Broken>>);
 
-impl Removed for Told<'_> {
+impl Removed for Collect<'_> {
     const WATCHES: bool = true;
 
     fn leaf(&mut self, leaf: Broken) {
@@ -228,11 +228,11 @@ fn work(cpu: &CpuHandle, log: &Log<'_>) {
                 let _ = tables.protect(ipa..ipa + PAGE, keep, &mut pages).map(|pending| pending.complete());
             }
             10 => {
-                let told = RefCell::<Vec<Broken>>::default();
+                let removed = RefCell::<Vec<Broken>>::default();
                 let range = if cpu.draw(4) == 0 { whole } else { ipa..ipa + PAGE };
-                if let Ok(pending) = tables.unmap(range, &mut pages, Told(&told)) {
+                if let Ok(pending) = tables.unmap(range, &mut pages, Collect(&removed)) {
                     let freed = pending.complete().free(&mut pages);
-                    told.borrow().iter().filter_map(|leaf| leaf.open(&freed)).for_each(|leaf| log.note_leaf(&leaf));
+                    removed.borrow().iter().filter_map(|leaf| leaf.open(&freed)).for_each(|leaf| log.note_leaf(&leaf));
                 }
             }
             11 if log.ends_records => {

@@ -149,7 +149,7 @@ fn something_lands_in_a_frame_without_its_flush() {
 
 /// A change of this CPU is invalidated by another CPU that has seen it.
 #[test]
-fn a_flush_by_who_has_seen_the_change_is_for_it_too() {
+fn a_flush_by_a_cpu_that_saw_the_change_covers_it() {
     allowed_in_a_race(
         |hand| {
             hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
@@ -167,7 +167,7 @@ fn a_flush_by_who_has_seen_the_change_is_for_it_too() {
 
 /// If the other CPU has not seen the change, its flush may precede the change.
 #[test]
-fn a_flush_by_who_has_not_seen_the_change_is_not_for_it() {
+fn a_flush_by_a_cpu_that_did_not_see_the_change_does_not_cover_it() {
     reported_in_a_race(
         Rule::FrameReusedTooEarly,
         |hand| {

@@ -246,7 +246,7 @@ fn an_entry_under_another_table_s_lock_is_reported() {
 }
 
 #[test]
-fn entries_of_a_table_that_nobody_sees_need_no_lock() {
+fn entries_of_an_unlinked_table_need_no_lock() {
     allowed(|hand| {
         let new = hand.table();
         hand.cpu.write_entry(new, hand.leaf(0, &READ), Relaxed);
@@ -300,7 +300,7 @@ fn a_lock_beside_another_s_child_is_reported() {
 }
 
 #[test]
-fn a_lock_given_back_by_who_does_not_have_it_is_reported() {
+fn a_lock_released_by_a_cpu_without_it_is_reported() {
     reported(Rule::LockOrder, |hand| hand.cpu.unlock(hand.tree.level_3));
 }
 

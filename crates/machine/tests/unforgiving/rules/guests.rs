@@ -56,7 +56,7 @@ fn a_wider_leaf_whose_old_one_is_not_invalidated_here_is_reported() {
 }
 
 #[test]
-fn a_fault_that_nobody_answers_is_reported() {
+fn a_fault_that_is_never_answered_is_reported() {
     reported(Rule::NoProgress, |hand| store_until_done(hand, |_| {}));
 }
 
@@ -168,7 +168,7 @@ fn vmids_that_differ_in_bits_that_the_cpu_does_not_have_are_reported() {
 
 /// Invalidations use the same bits.
 #[test]
-fn with_two_bits_of_vmid_an_invalidation_is_for_whoever_has_them() {
+fn with_two_bits_of_vmid_an_invalidation_is_for_every_guest_that_has_them() {
     let features = Features { vmid_bits: 2, ..MODERN };
     let ended = Machinery::new(features, Bbm::default(), 2, 1).alone(|hand| {
         hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));

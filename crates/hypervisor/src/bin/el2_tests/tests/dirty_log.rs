@@ -14,16 +14,16 @@ use crate::machine::{BLOCK_2M, Machine, PAGE};
 use crate::omit::{LeftOut, Omit};
 
 tests!(
-    dirty_log::a_protected_page_faults_once_and_is_told,
+    dirty_log::a_protected_page_faults_once_and_is_reported,
     dirty_log::hardware_records_writes_without_a_fault,
     dirty_log::without_hardware_its_trackers_are_refused,
     dirty_log::a_fault_arms_its_section,
     dirty_log::an_armed_section_stays_so_when_it_is_cleared,
-    dirty_log::a_load_is_not_told,
-    dirty_log::what_the_hypervisor_writes_is_told,
+    dirty_log::a_load_is_not_reported,
+    dirty_log::what_the_hypervisor_writes_is_reported,
     dirty_log::a_block_is_split_by_the_first_write,
     dirty_log::blocks_come_back_with_their_content,
-    dirty_log::what_a_stale_tlb_lets_through_is_not_told,
+    dirty_log::what_a_stale_tlb_lets_through_is_not_reported,
 );
 
 /// A guest that has written to each page of its RAM.
@@ -67,7 +67,7 @@ fn store(guest: &mut Demand, page: u64, value: u64) -> Outcome<Vec<Done>> {
     Ok(store.faults)
 }
 
-fn a_protected_page_faults_once_and_is_told(mut machine: Machine) -> Outcome {
+fn a_protected_page_faults_once_and_is_reported(mut machine: Machine) -> Outcome {
     for tracker in [Tracker::WriteProtect, Tracker::Manual] {
         let mut guest = written(&mut machine, Pages::Small)?;
         start(&guest, tracker)?;
@@ -156,7 +156,7 @@ fn an_armed_section_stays_so_when_it_is_cleared(mut machine: Machine) -> Outcome
     Ok(())
 }
 
-fn a_load_is_not_told(mut machine: Machine) -> Outcome {
+fn a_load_is_not_reported(mut machine: Machine) -> Outcome {
     for tracker in there(&machine) {
         let mut guest = written(&mut machine, Pages::Small)?;
         start(&guest, tracker)?;
@@ -169,7 +169,7 @@ fn a_load_is_not_told(mut machine: Machine) -> Outcome {
     Ok(())
 }
 
-fn what_the_hypervisor_writes_is_told(mut machine: Machine) -> Outcome {
+fn what_the_hypervisor_writes_is_reported(mut machine: Machine) -> Outcome {
     for tracker in there(&machine) {
         let mut guest = written(&mut machine, Pages::Small)?;
         start(&guest, tracker)?;
@@ -223,8 +223,8 @@ fn blocks_come_back_with_their_content(mut machine: Machine) -> Outcome {
 }
 
 /// The reason why a clear must flush: otherwise a write bypasses the log.
-fn what_a_stale_tlb_lets_through_is_not_told(mut machine: Machine) -> Outcome {
-    for (left_out, told) in [(LeftOut::EveryTlbi, &[][..]), (LeftOut::Nothing, &[9][..])] {
+fn what_a_stale_tlb_lets_through_is_not_reported(mut machine: Machine) -> Outcome {
+    for (left_out, reported) in [(LeftOut::EveryTlbi, &[][..]), (LeftOut::Nothing, &[9][..])] {
         let mut guest = written(&mut machine, Pages::Small)?;
         start(&guest, Tracker::Manual)?;
         store(&mut guest, 9, 1)?;
@@ -232,7 +232,7 @@ fn what_a_stale_tlb_lets_through_is_not_told(mut machine: Machine) -> Outcome {
         check_eq!(get_and_clear(&guest, Tracker::Manual)?, [9], "dirty pages");
         guest.memory.stage2().platform().leave_out(LeftOut::Nothing);
         store(&mut guest, 9, 2)?;
-        check_eq!(get(&guest)?, told, "dirty pages with {left_out:?} left out");
+        check_eq!(get(&guest)?, reported, "dirty pages with {left_out:?} left out");
     }
     Ok(())
 }

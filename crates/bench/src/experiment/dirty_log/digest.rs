@@ -37,10 +37,11 @@ impl Digest {
 /// instructions=1831`. If instructions are not counted, there are lines for the gets only.
 pub fn lines(run: &Run) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut line = |phase: String, told: Option<&Digest>, taken: &Taken| {
-        let told = told.map(|Digest { pages, dirty, sum }| format!(" pages={pages} dirty={dirty} sum={sum:016x}"));
+    let mut line = |phase: String, reported: Option<&Digest>, taken: &Taken| {
+        let reported =
+            reported.map(|Digest { pages, dirty, sum }| format!(" pages={pages} dirty={dirty} sum={sum:016x}"));
         let counted = taken.get(&Quantity::Instructions).map(|count| format!(" instructions={count:.0}"));
-        let words: String = told.into_iter().chain(counted).collect();
+        let words: String = reported.into_iter().chain(counted).collect();
         if !words.is_empty() {
             lines.push(format!("{phase}:{words}"));
         }
@@ -49,7 +50,7 @@ pub fn lines(run: &Run) -> Vec<String> {
     line("enable".to_owned(), None, &run.enable);
     for (number, round) in (1..).zip(&run.iterations) {
         line(format!("dirty {number}"), None, &round.dirty);
-        line(format!("get {number}"), round.told.as_ref(), &round.get);
+        line(format!("get {number}"), round.reported.as_ref(), &round.get);
         if let Some(clear) = &round.clear {
             line(format!("clear {number}"), None, clear);
         }
@@ -83,9 +84,9 @@ mod tests {
     #[test]
     fn lines_tell_what_was_counted_and_no_time() {
         let taken = |count| Taken::from([(Quantity::Instructions, count), (Quantity::Time, 5.0)]);
-        let told = Some(Digest { pages: 64, dirty: 3, sum: 0xff });
+        let reported = Some(Digest { pages: 64, dirty: 3, sum: 0xff });
         let round =
-            |clear: Option<f64>| Iteration { dirty: taken(3.0), get: taken(4.0), clear: clear.map(taken), told };
+            |clear: Option<f64>| Iteration { dirty: taken(3.0), get: taken(4.0), clear: clear.map(taken), reported };
         let iterations = vec![round(Some(5.0)), round(None)];
         let run = Run { populate: taken(1e9), enable: taken(2.0), iterations, disable: taken(0.0) };
         let get = "pages=64 dirty=3 sum=00000000000000ff instructions=4";
@@ -100,7 +101,7 @@ mod tests {
             "disable: instructions=0",
         ];
         assert_eq!(lines(&run), expected);
-        let uncounted = Run { iterations: vec![Iteration { told, ..Iteration::default() }], ..Run::default() };
+        let uncounted = Run { iterations: vec![Iteration { reported, ..Iteration::default() }], ..Run::default() };
         assert_eq!(lines(&uncounted), ["get 1: pages=64 dirty=3 sum=00000000000000ff"]);
     }
 }

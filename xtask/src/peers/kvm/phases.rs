@@ -71,19 +71,19 @@ ok 1 - dirty-log: what the log tells is what the guest wrote: p40v48-4k, manual
 # disable: instructions=9
 ";
 
-    fn told(text: &str) -> anyhow::Result<DirtyLog> {
+    fn parsed(text: &str) -> anyhow::Result<DirtyLog> {
         dirty_log(&text.lines().map(str::to_owned).collect::<Vec<_>>())
     }
 
     #[test]
     fn comments_are_the_phases() {
-        let log = told(MANUAL).unwrap();
+        let log = parsed(MANUAL).unwrap();
         assert_eq!((log.pages, log.populate, log.enable, log.disable), (100, 1000, 70, 9));
         assert_eq!(log.rounds[0].bitmap, Bitmap { pages: 100, dirty: 100, sum: 0xf024_277f_b3c5_0b25 });
         let bitmap = Bitmap { pages: 100, dirty: 99, sum: 0 };
         assert_eq!(log.rounds[1..], [Round { dirty: 400, get: 7, clear: Some(8), bitmap }]);
         let lines: Vec<_> = MANUAL.lines().filter(|line| !line.contains("clear")).collect();
-        let clears: Vec<_> = told(&lines.join("\n")).unwrap().rounds.iter().map(|round| round.clear).collect();
+        let clears: Vec<_> = parsed(&lines.join("\n")).unwrap().rounds.iter().map(|round| round.clear).collect();
         assert_eq!(clears, [None, None], "a get that clears is a round by itself");
     }
 
@@ -94,10 +94,10 @@ ok 1 - dirty-log: what the log tells is what the guest wrote: p40v48-4k, manual
             let mut less = all.clone();
             let line = less.remove(at);
             let is_clear = line.starts_with("# clear");
-            assert_eq!(told(&less.join("\n")).is_ok(), is_clear, "without {line}");
+            assert_eq!(parsed(&less.join("\n")).is_ok(), is_clear, "without {line}");
             let mut more = all.clone();
             more.insert(at, line);
-            assert!(told(&more.join("\n")).is_err(), "{line} twice");
+            assert!(parsed(&more.join("\n")).is_err(), "{line} twice");
         }
     }
 
@@ -110,9 +110,9 @@ ok 1 - dirty-log: what the log tells is what the guest wrote: p40v48-4k, manual
             ("pages=100 dirty=99", "pages=64 dirty=64"),
             ("instructions=400", "instructions=-1"),
         ] {
-            assert!(told(&MANUAL.replace(of, bad)).is_err(), "{bad}");
+            assert!(parsed(&MANUAL.replace(of, bad)).is_err(), "{bad}");
         }
-        let error = told("TAP version 14\n1..0 # SKIP no /dev/kvm\n").unwrap_err().to_string();
+        let error = parsed("TAP version 14\n1..0 # SKIP no /dev/kvm\n").unwrap_err().to_string();
         assert!(error.contains("`populate` is expected, found `nothing`"), "{error}");
     }
 }
