@@ -39,7 +39,7 @@ const TESTS: [&str; 8] = [
     "--package",
     "twofold-machine",
     "--features",
-    "twofold-stage2/checked,twofold-memory/baselines,twofold-machine/unforgiving",
+    "twofold-stage2/checked,twofold-memory/baselines,twofold-machine/strict",
 ];
 
 /// `cargo xtask coverage`.

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use twofold_abi::vendor::{TRACKERS, WRITE_PROTECT};
 use twofold_launch::experiment::{DirtyLog as Log, Platform, Program};
 use twofold_launch::{Counted, Experiment, ExperimentError, Pages, Qemu};
-use twofold_pattern::mode::Mode;
+use twofold_workload::mode::Mode;
 
 use crate::build;
 use crate::figures::{self, thousands};

@@ -7,8 +7,8 @@ use core::convert::Infallible;
 use core::ops::Range;
 
 use twofold_abi::virt::{TEST_VA, UART_BASE, UART_SIZE};
-use twofold_pattern::mode::{Granule, Mode};
-use twofold_pattern::stage1::{self, Layout, Leaves, Registers, Stage1, TableMemory, Unsupported};
+use twofold_workload::mode::{Granule, Mode};
+use twofold_workload::stage1::{self, Layout, Leaves, Registers, Stage1, TableMemory, Unsupported};
 
 use crate::memory::{self, Memory};
 

@@ -202,7 +202,7 @@ fn test_slots(config: &Config<'_>, given: Vec<Run>) -> impl Iterator<Item = Slot
     let mut given = given.into_iter();
     slots.map(move |(test, number)| {
         let backing = match (test.leaf, given.next()) {
-            (Some(largest), Some(frames)) => Backing::Given { frames, largest },
+            (Some(largest), Some(frames)) => Backing::Preallocated { frames, largest },
             _ => Backing::Ram,
         };
         slot(test.start + number * test.slot_size, test.slot_size, backing)

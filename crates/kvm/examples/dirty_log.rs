@@ -7,8 +7,8 @@ use std::env;
 use std::error::Error;
 
 use twofold_kvm::{Backing, Bitmap, Cost, KvmGuest, KvmOptions};
-use twofold_pattern::mode::Mode;
-use twofold_pattern::pass::Pass;
+use twofold_workload::mode::Mode;
+use twofold_workload::pass::Pass;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = env::args().skip(1).collect();

@@ -15,7 +15,7 @@ use kvm_bindings::{
     kvm_enable_cap, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use twofold_pattern::mode::Mode;
+use twofold_workload::mode::Mode;
 
 use crate::arch::{self, Root, Shape, Start};
 use crate::error::{KvmError, Unavailable};

@@ -2,7 +2,7 @@
 //! The guest of the experiments under this host's KVM, on arm64 and x86-64. A kernel developer can run it before and
 //! after a patch.
 //!
-//! A [`KvmGuest`] is a virtual machine with a small guest of our own. Its vCPUs do [passes](twofold_pattern::pass) over
+//! A [`KvmGuest`] is a virtual machine with a small guest of our own. Its vCPUs do [passes](twofold_workload::pass) over
 //! their memory, and report when they are done. The operations of the experiments are its methods. Each returns its
 //! cost: wall-clock time, CPU time and, if there is a counter, instructions of the host's kernel.
 //!

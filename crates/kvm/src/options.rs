@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use twofold_pattern::mode::{Granule, Mode};
+use twofold_workload::mode::{Granule, Mode};
 
 /// A guest under KVM.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use twofold_pattern::pass::{Mailbox, PASSES, Pass};
+use twofold_workload::pass::{Mailbox, PASSES, Pass};
 use zerocopy::IntoBytes;
 
 use crate::error::KvmError;

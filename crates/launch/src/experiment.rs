@@ -15,8 +15,8 @@ use thiserror::Error;
 use twofold_abi::bundle::flags;
 use twofold_abi::vendor::{PHASES, PHASES_MAX, TRACKERS, WRITE_PROTECT};
 use twofold_abi::virt::TEST_VA;
-use twofold_pattern::mode::Mode;
-use twofold_pattern::stage1::{Layout, Leaves, RangeError, Unsupported};
+use twofold_workload::mode::Mode;
+use twofold_workload::stage1::{Layout, Leaves, RangeError, Unsupported};
 
 use crate::guest::{Guest, GuestError, PAGE_SIZE, Pages, TestMemory, size};
 use crate::machine::{Loaded, Machine};

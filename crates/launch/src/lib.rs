@@ -11,7 +11,7 @@
 //!
 //! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]).
 //!
-//! The crate depends on `twofold-abi`, and on `twofold-pattern` for guest modes: only files and lines connect it with
+//! The crate depends on `twofold-abi`, and on `twofold-workload` for guest modes: only files and lines connect it with
 //! the image.
 
 pub mod check;

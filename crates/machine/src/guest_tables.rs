@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Stage-1 tables of a guest mode ([`twofold_pattern::stage1`]) in a guest's RAM, written by its loader.
+//! Stage-1 tables of a guest mode ([`twofold_workload::stage1`]) in a guest's RAM, written by its loader.
 //!
 //! Invariant: pages are taken from the range in order, each once, and are zeroed.
 
 use twofold_memory::{Error, GuestMemory};
-use twofold_pattern::stage1::{self, TableMemory};
 use twofold_stage2::{Ipa, IpaRange, Platform};
+use twofold_workload::stage1::{self, TableMemory};
 
 use crate::program::Stage1Registers;
 

@@ -8,10 +8,10 @@ pub mod guest_tables;
 pub mod interrupts;
 pub mod passes;
 pub mod program;
+#[cfg(feature = "strict")]
+pub mod strict;
 mod tlbi;
-#[cfg(feature = "unforgiving")]
+#[cfg(feature = "strict")]
 mod turns;
-#[cfg(feature = "unforgiving")]
-pub mod unforgiving;
 pub mod vm;
 mod walk;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Guest programs that do passes over memory ([`twofold_pattern::pass`]): once, or until they are stopped.
+//! Guest programs that do passes over memory ([`twofold_workload::pass`]): once, or until they are stopped.
 //!
 //! Invariant: when an access has completed, it is counted and the generator advances. So a vCPU that leaves the guest
 //! in the middle of a pass resumes at the same access.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use twofold_pattern::pass::{Accesses, Pass};
+use twofold_workload::pass::{Accesses, Pass};
 
 use crate::program::{Ended, Exit, Instructions, Program};
 

@@ -208,7 +208,7 @@ fn a_guest_is_given_more_than_the_machine_has() {
     let (_, behind) = sparse.split_at(before).unwrap();
     let (frames, _) = behind.split_at(2 * GIB).unwrap();
     assert_eq!((frames.pa(), frames.size()), (Pa::new(2 * GIB), 2 * GIB));
-    let backing = twofold_memory::Backing::Given { frames, largest: Level::L1 };
+    let backing = twofold_memory::Backing::Preallocated { frames, largest: Level::L1 };
     let slot = memory.add_slot(Slot { range: RAM..RAM + 2 * GIB, backing, writable: true }).unwrap();
     let write = |vcpu: &mut FastVcpu, at: u64| {
         let mut faults = 0;

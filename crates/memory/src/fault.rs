@@ -23,10 +23,10 @@ use twofold_stage2::{
 
 use crate::dirty::Running;
 use crate::frames::FRAME;
-use crate::given::{Given, Place};
 use crate::guest::{Error, GuestMemory, Pages};
+use crate::preallocated::{Place, Preallocated};
 use crate::ram::{Ram, SECTION};
-use crate::slots::{Content, Kept};
+use crate::slots::{Content, Memslot};
 
 /// A stage-2 fault of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl<P: Platform> GuestMemory<P> {
         }
         match &slot.content {
             Content::Ram(ram) => self.map_ram(page, slot, ram, fault),
-            Content::Given(given) => self.map_given(page, slot, given, fault),
+            Content::Preallocated(given) => self.map_preallocated(page, slot, given, fault),
             Content::Device(window) => self.map_device(page, slot, window, fault),
         }
     }
@@ -112,7 +112,7 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Maps a page of RAM, or a block around it.
     #[inline(always)]
-    fn map_ram(&self, page: Ipa, slot: &Kept, ram: &Lock<Ram>, fault: &GuestFault) -> Result<Answer, Error> {
+    fn map_ram(&self, page: Ipa, slot: &Memslot, ram: &Lock<Ram>, fault: &GuestFault) -> Result<Answer, Error> {
         if let Some(running) = slot.tracking.running() {
             return self.map_logged(page, slot, fault, running);
         }
@@ -134,7 +134,7 @@ impl<P: Platform> GuestMemory<P> {
     fn map_section(
         &self,
         page: Ipa,
-        slot: &Kept,
+        slot: &Memslot,
         ram: &Lock<Ram>,
         fault: &GuestFault,
     ) -> Option<Result<Answer, Error>> {
@@ -145,7 +145,13 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Maps preallocated memory by the largest leaf that fits.
     #[inline(never)]
-    fn map_given(&self, page: Ipa, slot: &Kept, given: &Given, fault: &GuestFault) -> Result<Answer, Error> {
+    fn map_preallocated(
+        &self,
+        page: Ipa,
+        slot: &Memslot,
+        given: &Preallocated,
+        fault: &GuestFault,
+    ) -> Result<Answer, Error> {
         if let Some(running) = slot.tracking.running() {
             return self.map_logged(page, slot, fault, running);
         }
@@ -165,7 +171,7 @@ impl<P: Platform> GuestMemory<P> {
         &self,
         level: Level,
         grant: Grant<'_, P>,
-        slot: &Kept,
+        slot: &Memslot,
         first_touch: bool,
         fault: &GuestFault,
     ) -> Result<Answer, Error> {
@@ -232,10 +238,10 @@ impl<P: Platform> GuestMemory<P> {
     /// Maps a page while a log runs. The page becomes writable only for a write, or with DBM, where hardware records
     /// the write.
     #[cold]
-    fn map_logged(&self, page: Ipa, slot: &Kept, fault: &GuestFault, running: Running) -> Result<Answer, Error> {
+    fn map_logged(&self, page: Ipa, slot: &Memslot, fault: &GuestFault, running: Running) -> Result<Answer, Error> {
         let (grant, first_touch) = match &slot.content {
             Content::Ram(ram) => self.make_ready(page, ram, Level::L3)?,
-            Content::Given(given) => {
+            Content::Preallocated(given) => {
                 (self.stage2.grant(&given.frames, page, FRAME).ok_or(Error::NoRam { ipa: page })?, false)
             }
             Content::Device(_) => return Ok(Answer::ExternalAbort),
@@ -272,7 +278,7 @@ impl<P: Platform> GuestMemory<P> {
     /// there. They stay, and the guest gets a smaller leaf beside them: replacing them by a block needs a break, and
     /// the guest may be using these registers.
     #[inline(never)]
-    fn map_device(&self, page: Ipa, slot: &Kept, window: &Window, fault: &GuestFault) -> Result<Answer, Error> {
+    fn map_device(&self, page: Ipa, slot: &Memslot, window: &Window, fault: &GuestFault) -> Result<Answer, Error> {
         let pa = window.pa() + (page - slot.range.start);
         let access = Access { write: slot.writable, ..Access::READ };
         let attributes = Attributes { access, ..Attributes::device() };
@@ -364,7 +370,7 @@ fn block_around(page: Ipa, slot: &IpaRange) -> Option<Ipa> {
     (start >= slot.start && start.checked_add(SECTION)? <= slot.end).then_some(start)
 }
 
-fn allows(slot: &Kept, access: AccessKind) -> bool {
+fn allows(slot: &Memslot, access: AccessKind) -> bool {
     match access {
         AccessKind::Read | AccessKind::Maintenance => true,
         AccessKind::Write => slot.writable,

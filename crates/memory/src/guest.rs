@@ -124,7 +124,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Removes a memslot. When this returns, nothing of it is mapped, the flush is complete, and its frames are free.
-    /// [Preallocated](crate::Backing::Given) memory is returned to the caller. No vCPU runs meanwhile.
+    /// [Preallocated](crate::Backing::Preallocated) memory is returned to the caller. No vCPU runs meanwhile.
     ///
     /// # Errors
     ///
@@ -141,13 +141,13 @@ impl<P: Platform> GuestMemory<P> {
                 ram.into_inner().into_frames().filter_map(reclaim).for_each(|run| frames.give_own(run));
                 Ok(None)
             }
-            Some(Content::Given(given)) => Ok(reclaim(given.frames)),
+            Some(Content::Preallocated(given)) => Ok(reclaim(given.frames)),
             Some(Content::Device(_)) | None => Ok(None),
         }
     }
 
     /// Destroys the guest. No TLB entry of its VMID is left, so another guest may get the VMID. All frames, including
-    /// those of the tables, return to the caller as [`Frames`]. [Preallocated](crate::Backing::Given) memory of slots
+    /// those of the tables, return to the caller as [`Frames`]. [Preallocated](crate::Backing::Preallocated) memory of slots
     /// goes to `given`, run by run.
     ///
     /// No vCPU of the guest runs, and no CPU has its tables loaded.
@@ -161,7 +161,7 @@ impl<P: Platform> GuestMemory<P> {
                 Content::Ram(ram) => {
                     ram.into_inner().into_frames().filter_map(reclaim).for_each(|run| frames.give_own(run));
                 }
-                Content::Given(backing) => reclaim(backing.frames).into_iter().for_each(&mut given),
+                Content::Preallocated(backing) => reclaim(backing.frames).into_iter().for_each(&mut given),
                 Content::Device(_) => {}
             }
         }
@@ -226,7 +226,7 @@ impl<P: Platform> GuestMemory<P> {
                     backed.make_ready(platform, self.stage2.features());
                     backed.write(platform, at - page, now);
                 }
-                Content::Given(given) => given.frames.run().write(platform, at - slot.range.start, now),
+                Content::Preallocated(given) => given.frames.run().write(platform, at - slot.range.start, now),
                 Content::Device(_) => return Err(Error::NoRam { ipa: at }),
             }
             self.note_writes(slot, page..page + FRAME);
@@ -258,7 +258,7 @@ impl<P: Platform> GuestMemory<P> {
                     Some((lent, offset)) => lent.run().read(platform, offset + (at - page), now),
                     None => now.fill(0),
                 },
-                Content::Given(given) => given.frames.run().read(platform, at - slot.range.start, now),
+                Content::Preallocated(given) => given.frames.run().read(platform, at - slot.range.start, now),
                 Content::Device(_) => return Err(Error::NoRam { ipa: at }),
             }
             at = at + count as u64;

@@ -11,7 +11,7 @@
 //! # The rules that this crate keeps
 //!
 //! * A guest sees no byte that another guest wrote. A frame is zeroed before it is first mapped, and keeps its content
-//!   as long as its slot lives, mapped or not (module `ram`). Preallocated memory ([`Backing::Given`]) keeps what it
+//!   as long as its slot lives, mapped or not (module `ram`). Preallocated memory ([`Backing::Preallocated`]) keeps what it
 //!   holds; what that is, is the embedder's choice.
 //! * A mapping is as large as slot, backing and policy allow ([`GuestMemory::fault`]), even where a dirty log left
 //!   smaller mappings.
@@ -68,8 +68,8 @@ pub mod baselines;
 pub mod dirty;
 mod fault;
 mod frames;
-mod given;
 mod guest;
+mod preallocated;
 mod ram;
 mod slots;
 

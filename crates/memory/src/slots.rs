@@ -11,7 +11,7 @@ use twofold_stage2::{Geometry, Ipa, IpaRange, Lent, Level, Lock, Pa, Run, Window
 
 use crate::dirty::Tracking;
 use crate::frames::FRAME;
-use crate::given::Given;
+use crate::preallocated::Preallocated;
 use crate::ram::Ram;
 
 /// A memslot: a range of guest-physical addresses with one backing.
@@ -33,7 +33,7 @@ pub enum Backing {
     /// Preallocated memory of the embedder, with its content. The embedder gets it back when the slot is removed
     /// ([`remove_slot`](crate::GuestMemory::remove_slot)) or refused ([`Refused`]), or when the guest is destroyed
     /// ([`destroy`](crate::GuestMemory::destroy)).
-    Given {
+    Preallocated {
         /// As many bytes as the slot has addresses, in the same order. A block needs both the frames and the addresses
         /// aligned to its size.
         frames: Run,
@@ -131,7 +131,7 @@ pub struct Refused {
 /// A slot as it is kept. Its size is a power of two, so that a fault finds it by a shift. It shares no cache line with
 /// another slot, so that the holder of its lock does not slow the others.
 #[repr(align(128))]
-pub(crate) struct Kept {
+pub(crate) struct Memslot {
     pub(crate) range: IpaRange,
     pub(crate) writable: bool,
     pub(crate) tracking: Tracking,
@@ -142,17 +142,17 @@ pub(crate) struct Kept {
 /// A slot's [`Backing`], with its state.
 pub(crate) enum Content {
     Ram(Lock<Ram>),
-    Given(Given),
+    Preallocated(Preallocated),
     Device(Window),
 }
 
-impl Kept {
+impl Memslot {
     /// The most of this slot that a leaf around `ipa` may map.
     pub(crate) fn around(&self, ipa: Ipa, geometry: &Geometry) -> IpaRange {
         let largest = match &self.content {
             // RAM is taken in huge pages (2 MiB), so they are the largest blocks.
             Content::Ram(_) => Level::L2,
-            Content::Given(given) => given.largest,
+            Content::Preallocated(given) => given.largest,
             Content::Device(_) => Level::L1,
         };
         let span = geometry.granule().span(largest);
@@ -164,7 +164,7 @@ impl Kept {
 /// All slots of a guest.
 #[derive(Default)]
 pub(crate) struct Slots {
-    sorted: Vec<Kept>,
+    sorted: Vec<Memslot>,
     /// Where the last search of any CPU ended: faults come in runs. A hint that orders nothing: the search checks that
     /// the slot there has the address, so every value is safe.
     last: AtomicUsize,
@@ -187,15 +187,15 @@ impl Slots {
         let content = match slot.backing {
             Backing::Ram => Content::Ram(Lock::new(Ram::new(&slot.range))),
             // Level 0 has no leaves.
-            Backing::Given { frames, largest } => {
+            Backing::Preallocated { frames, largest } => {
                 let frames = lend(frames, slot.range.clone());
-                Content::Given(Given { frames, largest: largest.max(Level::L1) })
+                Content::Preallocated(Preallocated { frames, largest: largest.max(Level::L1) })
             }
             Backing::Device(window) => Content::Device(window),
         };
         self.ids += 1;
         let (id, tracking) = (SlotId(self.ids), Tracking::default());
-        self.sorted.insert(at, Kept { range: slot.range, writable: slot.writable, tracking, id, content });
+        self.sorted.insert(at, Memslot { range: slot.range, writable: slot.writable, tracking, id, content });
         Ok(id)
     }
 
@@ -215,7 +215,7 @@ impl Slots {
             Backing::Device(window) if window.size() < end - start => {
                 return Err(SlotError::WindowSize { start, size: end - start, window: window.size() });
             }
-            Backing::Given { frames, .. } if frames.size() != end - start => {
+            Backing::Preallocated { frames, .. } if frames.size() != end - start => {
                 return Err(SlotError::GivenSize { start, size: end - start, given: frames.size() });
             }
             _ => {}
@@ -234,12 +234,12 @@ impl Slots {
     }
 
     /// The slot with this identity, unless it was removed.
-    pub(crate) fn get(&self, id: SlotId) -> Option<&Kept> {
+    pub(crate) fn get(&self, id: SlotId) -> Option<&Memslot> {
         self.sorted.iter().find(|slot| slot.id == id)
     }
 
     /// Removes a slot.
-    pub(crate) fn remove(&mut self, id: SlotId) -> Option<Kept> {
+    pub(crate) fn remove(&mut self, id: SlotId) -> Option<Memslot> {
         let at = self.sorted.iter().position(|slot| slot.id == id)?;
         Some(self.sorted.remove(at))
     }
@@ -253,13 +253,13 @@ impl Slots {
     pub(crate) fn ram(&self) -> impl Iterator<Item = &Lock<Ram>> {
         self.sorted.iter().filter_map(|slot| match &slot.content {
             Content::Ram(ram) => Some(ram),
-            Content::Given(_) | Content::Device(_) => None,
+            Content::Preallocated(_) | Content::Device(_) => None,
         })
     }
 
     /// The slot that holds `ipa`.
-    pub(crate) fn find(&self, ipa: Ipa) -> Option<&Kept> {
-        let holds = |slot: &&Kept| slot.range.contains(&ipa);
+    pub(crate) fn find(&self, ipa: Ipa) -> Option<&Memslot> {
+        let holds = |slot: &&Memslot| slot.range.contains(&ipa);
         if let Some(slot) = self.sorted.get(self.last.load(Ordering::Relaxed)).filter(holds) {
             return Some(slot);
         }

@@ -15,7 +15,7 @@ use crate::primitive::{Ordering, Word};
 use crate::record::Counts;
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
-use crate::{Descriptor, Error, Ipa, IpaRange, Level, Narrowed, Pending, Stage2};
+use crate::{Descriptor, Downgrade, Error, Ipa, IpaRange, Level, Pending, Stage2};
 
 /// Leaves that hardware had marked: up to 64 neighbours of the same level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// The range is not made of whole pages inside the IPA space.
-    pub fn clean(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Narrowed>, Error> {
+    pub fn clean(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.geometry().check(&range)?;
         self.begin_to_narrow();
         let mut pass = Clean { found: Found::default(), changed: Changed::default(), dirty };
@@ -79,7 +79,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// The range is not made of whole pages inside the IPA space.
-    pub fn disarm(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Narrowed>, Error> {
+    pub fn disarm(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.geometry().check(&range)?;
         self.begin_to_narrow();
         let mut pass = Disarm { found: Found::default(), changed: Changed::default(), dirty };

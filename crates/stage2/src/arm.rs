@@ -21,7 +21,7 @@ use crate::primitive::{Ordering, Word};
 use crate::record::Counts;
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
-use crate::{Descriptor, Error, Ipa, IpaRange, Level, Marked, Narrowed, Pending, Stage2};
+use crate::{Descriptor, Downgrade, Error, Ipa, IpaRange, Level, Marked, Pending, Stage2};
 
 impl<P: Platform> Stage2<P> {
     /// Sets DBM on the pages that are mapped in `range`. A writable page stays writable, and counts as dirty. A
@@ -49,7 +49,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// As [`arm`](Self::arm).
-    pub fn arm_clean(&self, range: IpaRange) -> Result<Pending<'_, P, Narrowed>, Error> {
+    pub fn arm_clean(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.check_dirty_state()?;
         self.geometry().check(&range)?;
         self.begin_to_narrow();
@@ -64,7 +64,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// A page is outside the IPA space, or `first` is not aligned; [`Error::NoDirtyState`].
-    pub fn arm_clean_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Narrowed>, Error> {
+    pub fn arm_clean_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.check_dirty_state()?;
         let range = self.masked_range(first, mask)?;
         self.begin_to_narrow();
@@ -79,7 +79,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// The range is not made of whole pages inside the IPA space.
-    pub fn seal(&self, range: IpaRange) -> Result<Pending<'_, P, Narrowed>, Error> {
+    pub fn seal(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.geometry().check(&range)?;
         self.begin_to_narrow();
         let mut pass = Seal { changed: Changed::default() };

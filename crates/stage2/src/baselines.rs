@@ -11,7 +11,7 @@
 //!
 //! No walk here uses the tables' records: they look at entries only, as Linux does.
 
-use crate::cache::{self, Upkeep};
+use crate::cache::{self, CacheMaintenance};
 use crate::platform::Platform;
 use crate::walk::{Entry, Visitor};
 use crate::{
@@ -81,13 +81,13 @@ impl<P: Platform> Grant<'_, P> {
         self.check(span)?;
         stage2.check_leaf(ipa, pa, level)?;
         attributes.access.check(features)?;
-        cache::before_map(stage2.platform(), features, (pa, span), Upkeep::new(features, attributes));
+        cache::before_map(stage2.platform(), features, (pa, span), CacheMaintenance::new(features, attributes));
         let new = Descriptor::leaf(pa, level, attributes, features);
         // Only a leaf that is not normal memory has to be noted in its table's record.
         if attributes.memory == Memory::Normal {
-            return stage2.map_with::<false>(ipa, new, level, Upkeep::NONE, tables);
+            return stage2.map_with::<false>(ipa, new, level, CacheMaintenance::NONE, tables);
         }
-        stage2.map_with::<true>(ipa, new, level, Upkeep::NONE, tables)
+        stage2.map_with::<true>(ipa, new, level, CacheMaintenance::NONE, tables)
     }
 
     /// Coalesces, and frees the old table while nothing is mapped: the guest faults there all that time.

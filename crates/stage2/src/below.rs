@@ -22,7 +22,7 @@
 //! **Lock order.** Held tables are siblings. That is the one exception to "a table, then a table below it". Only the
 //! CPU that has locked the table above locks more than one of the siblings, so no two CPUs wait for each other.
 
-use crate::descent::{Locked, Moment, Moved};
+use crate::descent::{Locked, Retry, Snapshot};
 use crate::platform::Platform;
 use crate::primitive;
 use crate::{Level, Pa, Stage2};
@@ -32,8 +32,8 @@ impl<P: Platform> Stage2<P> {
     /// Returns the count before.
     ///
     /// The caller has locked the table and its parent (U1), and has broken the parent's entry (U2).
-    pub(crate) fn close(&self, locked: Locked<'_, P>) -> Moment {
-        let then = self.unlinked.count(self.platform());
+    pub(crate) fn close(&self, locked: Locked<'_, P>) -> Snapshot {
+        let then = self.sequence.count(self.platform());
         self.wait_below(&locked);
         then
     }
@@ -46,18 +46,18 @@ impl<P: Platform> Stage2<P> {
 
     /// Locks all tables below a locked table, until the result is dropped. There may be none.
     ///
-    /// If an entry of one of them is busy, unlocks all of them and returns [`Moved`]. Waiting with some of the locks
+    /// If an entry of one of them is busy, unlocks all of them and returns [`Retry`]. Waiting with some of the locks
     /// could take for ever: before U3, other CPUs may always make more entries busy.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P>) -> Result<HeldBelow<'a, P>, Moved> {
+    pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P>) -> Result<HeldBelow<'a, P>, Retry> {
         let held = HeldBelow { above, count: 0, other_memory: above.has_other_memory() };
         // Most tables lead to pages, and have no table below.
         if above.counts.tables() == 0 { Ok(held) } else { self.hold_each(held) }
     }
 
     #[cfg_attr(feature = "checked", track_caller)]
-    fn hold_each<'a>(&'a self, mut held: HeldBelow<'a, P>) -> Result<HeldBelow<'a, P>, Moved> {
+    fn hold_each<'a>(&'a self, mut held: HeldBelow<'a, P>) -> Result<HeldBelow<'a, P>, Retry> {
         primitive::step!(Ok(held));
         let above = held.above;
         for (table, level) in above.tables_below() {

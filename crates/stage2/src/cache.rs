@@ -29,12 +29,12 @@ const MOST_INSTRUCTION_LINES: u64 = 1024;
 
 /// The cache maintenance that a new mapping needs on this CPU.
 #[derive(Clone, Copy)]
-pub(crate) struct Upkeep {
+pub(crate) struct CacheMaintenance {
     clean: bool,
     fetch: bool,
 }
 
-impl Upkeep {
+impl CacheMaintenance {
     /// None.
     #[cfg(feature = "baselines")]
     pub(crate) const NONE: Self = Self { clean: false, fetch: false };
@@ -97,7 +97,7 @@ impl<P: Platform> Stage2<P> {
 
 /// Makes the frame at `pa` ready for a new mapping of `size` bytes.
 #[cfg_attr(feature = "checked", track_caller)]
-pub(crate) fn before_map<P: Platform>(platform: &P, features: &Features, frame: (Pa, u64), upkeep: Upkeep) {
+pub(crate) fn before_map<P: Platform>(platform: &P, features: &Features, frame: (Pa, u64), upkeep: CacheMaintenance) {
     primitive::step!(());
     if upkeep.clean {
         clean(platform, features, frame);

@@ -15,8 +15,8 @@
 //! C7 needs no wait. From C2 on no other CPU holds a lock of these tables, and the count (C3) turns back each CPU that
 //! comes later (W3, W4 in module `descent`). Hardware cannot reach the tables after C5, so their records are final.
 
-use crate::cache::Upkeep;
-use crate::descent::{Moved, Place};
+use crate::cache::CacheMaintenance;
+use crate::descent::{Place, Retry};
 use crate::detached::{Link, Look};
 use crate::map::Mapped;
 use crate::platform::Platform;
@@ -89,7 +89,7 @@ impl<P: Platform> Stage2<P> {
         let below = level.below().ok_or(Error::NoLeafAtLevel { level })?;
         let span = self.geometry().granule().span(level);
         let new = Descriptor::leaf(pa, level, attributes, self.features());
-        let upkeep = Upkeep::new(self.features(), attributes);
+        let upkeep = CacheMaintenance::new(self.features(), attributes);
         self.give_kept(tables);
         let mut ready = CLEANED || !upkeep.is_needed();
         let mut other_memory = false;
@@ -130,7 +130,7 @@ impl<P: Platform> Stage2<P> {
                 parent.note_other_memory();
             }
             let Ok(busy) = parent.make_busy(place.index) else { continue }; // C3
-            let _ = self.unlinked.count(self.platform());
+            let _ = self.sequence.count(self.platform());
             drop(held); // C4
             drop(child);
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true }); // C5
@@ -154,21 +154,27 @@ impl<P: Platform> Stage2<P> {
 
     /// Makes this CPU the one that cleans the holes of a table (C1). Several CPUs may fault there at once, and only one
     /// of them should spend the time to clean (Wang 2021: clean on map).
-    fn claim(&self, place: &Place<'_>, below: Level, new: Descriptor, upkeep: Upkeep) -> Result<Claim, Moved> {
+    fn claim(
+        &self,
+        place: &Place<'_>,
+        below: Level,
+        new: Descriptor,
+        upkeep: CacheMaintenance,
+    ) -> Result<Claim, Retry> {
         // W3: before it, the entry may not be a table's, and the page may have no record.
         if !self.is_still(place) {
-            return Err(Moved);
+            return Err(Retry);
         }
         let (table, entries) = (place.entry.address(), self.geometry().granule().entries());
         let record = self.platform().record(table);
         // Without the lock, which the CPU with the claim needs in C2.
         if record.link() & CLAIMED != 0 {
             self.platform().pause(1);
-            return Err(Moved);
+            return Err(Retry);
         }
         let locked = self.lock_table(table, entries, below, place.then)?;
         if record.link() & CLAIMED != 0 {
-            return Err(Moved);
+            return Err(Retry);
         }
         record.set_link(record.link() | CLAIMED);
         let nothing_to_clean = Claim { cleaned: true, other_memory: false };

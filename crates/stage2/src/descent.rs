@@ -2,16 +2,16 @@
 //! The lockless walk to an entry, and the table lock at its end.
 //!
 //! A CPU walks the tables while other CPUs unlink tables and reuse their pages. One sequence count for each tree
-//! ([`Unlinked`]) keeps that safe: it counts the tables that were ever unlinked. The walk writes nothing, registers
+//! ([`SequenceCount`]) keeps that safe: it counts the tables that were ever unlinked. The walk writes nothing, registers
 //! nowhere, and delays no free.
 //!
 //! # Steps
 //!
 //! The crate's documentation (*Locking*) has the whole protocol. The walk, and where each step is here:
 //!
-//! * **W1**: read the sequence count, with acquire ([`Unlinked::now`]).
+//! * **W1**: read the sequence count, with acquire ([`SequenceCount::now`]).
 //! * **W2**: load an entry with acquire ([`Cell::look`]).
-//! * **W3**: before following or using the entry, read the count again ([`Unlinked::is_still`]). If it changed, go back
+//! * **W3**: before following or using the entry, read the count again ([`SequenceCount::is_still`]). If it changed, go back
 //!   to W1.
 //! * **W4**: to change the entry, lock its table, then read the count again ([`Stage2::lock`]). If it changed, unlock
 //!   and go back to W1.
@@ -20,7 +20,7 @@
 //!
 //! * **U1**: lock the parent, then the table.
 //! * **U2**: break the parent's entry.
-//! * **U3**: increment the count, with release ([`Unlinked::count`]).
+//! * **U3**: increment the count, with release ([`SequenceCount::count`]).
 //! * **U4**: take and release the lock of each table below (module `below`).
 //! * **U5**: unlock. **U6**: flush; only then is the page freed (module `detached`).
 //!
@@ -63,17 +63,17 @@ use crate::{Descriptor, Ipa, Level, Pa, Stage2};
 /// It has a cache line of its own: every walk reads it, and few operations write it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(crate) struct Unlinked(Word);
+pub(crate) struct SequenceCount(Word);
 
-impl Unlinked {
+impl SequenceCount {
     /// W1: a snapshot of the count.
     ///
     /// Acquire: the walk then sees each break (U2) that the snapshot counts. Otherwise it could follow a broken entry,
     /// and find the count unchanged in W3.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn now(&self) -> Moment {
-        Moment(self.0.load(Ordering::Acquire))
+    pub(crate) fn now(&self) -> Snapshot {
+        Snapshot(self.0.load(Ordering::Acquire))
     }
 
     /// W3: whether no table was unlinked since the snapshot, as far as this CPU can know from what it has read.
@@ -81,7 +81,7 @@ impl Unlinked {
     /// Relaxed: the acquire of W2, or of the lock in W4, comes before.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn is_still(&self, then: Moment) -> bool {
+    pub(crate) fn is_still(&self, then: Snapshot) -> bool {
         primitive::check(self.0.load(Ordering::Relaxed) == then.0)
     }
 
@@ -90,9 +90,9 @@ impl Unlinked {
     /// Release: the break (U2) comes before the count. If the result equals the caller's snapshot, no other CPU has
     /// counted since, so the caller has seen every earlier unlink.
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn count<P: Platform>(&self, platform: &P) -> Moment {
+    pub(crate) fn count<P: Platform>(&self, platform: &P) -> Snapshot {
         platform.on_atomic();
-        Moment(self.0.fetch_add(1, Ordering::Release))
+        Snapshot(self.0.fetch_add(1, Ordering::Release))
     }
 }
 
@@ -100,15 +100,15 @@ impl Unlinked {
 impl<P: Platform> Stage2<P> {
     /// How often a table was unlinked from the tree. A table and all tables below it count once.
     pub fn taken_out(&self) -> u64 {
-        self.unlinked.0.load(Ordering::Relaxed)
+        self.sequence.0.load(Ordering::Relaxed)
     }
 }
 
-/// A snapshot of the sequence count ([`Unlinked`]).
+/// A snapshot of the sequence count ([`SequenceCount`]).
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Moment(u64);
+pub(crate) struct Snapshot(u64);
 
-impl Moment {
+impl Snapshot {
     /// The count after one more unlink.
     pub(crate) fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
@@ -125,12 +125,12 @@ pub(crate) struct Place<'a> {
     /// The entry, as W2 loaded it. It is valid only after W3 ([`Stage2::is_still`]); read it again under the lock (W4).
     pub(crate) entry: Descriptor,
     /// The snapshot of W1.
-    pub(crate) then: Moment,
+    pub(crate) then: Snapshot,
 }
 
 /// Retry from W1: a table was unlinked since the snapshot, or another CPU is changing the entry.
 #[derive(Debug)]
-pub(crate) struct Moved;
+pub(crate) struct Retry;
 
 impl<P: Platform> Stage2<P> {
     /// Walks without locks towards `ipa`'s entry in the table of `level`, as far as there are tables. `ipa` must be
@@ -145,8 +145,8 @@ impl<P: Platform> Stage2<P> {
     }
 
     #[inline(always)]
-    fn descend_once(&self, ipa: Ipa, level: Level) -> Result<Place<'_>, Moved> {
-        let then = self.unlinked.now(); // W1
+    fn descend_once(&self, ipa: Ipa, level: Level) -> Result<Place<'_>, Retry> {
+        let then = self.sequence.now(); // W1
         let mut at = self.geometry().root_level();
         let mut table = self.root();
         let mut shift = self.geometry().root_shift();
@@ -164,8 +164,8 @@ impl<P: Platform> Stage2<P> {
             cell = table.entry(index);
             entry = cell.look(); // W2
             // W3. For the last entry it is the caller's.
-            if at < level && !self.unlinked.is_still(then) {
-                return Err(Moved);
+            if at < level && !self.sequence.is_still(then) {
+                return Err(Retry);
             }
         }
         Ok(Place { table, level: at, index, cell, entry, then })
@@ -175,13 +175,13 @@ impl<P: Platform> Stage2<P> {
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn is_still(&self, place: &Place<'_>) -> bool {
-        self.unlinked.is_still(place.then)
+        self.sequence.is_still(place.then)
     }
 
     /// W4: locks the table of a place, if it is still linked.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn lock(&self, place: &Place<'_>) -> Result<Locked<'_, P>, Moved> {
+    pub(crate) fn lock(&self, place: &Place<'_>) -> Result<Locked<'_, P>, Retry> {
         self.lock_table(place.table.pa(), place.table.len(), place.level, place.then)
     }
 
@@ -193,10 +193,10 @@ impl<P: Platform> Stage2<P> {
         pa: Pa,
         entries: usize,
         level: Level,
-        then: Moment,
-    ) -> Result<Locked<'_, P>, Moved> {
+        then: Snapshot,
+    ) -> Result<Locked<'_, P>, Retry> {
         let locked = self.lock_whatever(pa, entries, level);
-        if self.unlinked.is_still(then) { Ok(locked) } else { Err(Moved) }
+        if self.sequence.is_still(then) { Ok(locked) } else { Err(Retry) }
     }
 
     /// Locks a table without a look at the count. Either the table cannot be unlinked, since the table above is locked
@@ -304,14 +304,14 @@ impl<'a, P: Platform> Locked<'a, P> {
 
     /// Breaks an entry, and reserves it for this CPU until [`Busy::make`]. Unlocks the table.
     ///
-    /// Returns [`Moved`] if the table's count of busy entries is at its maximum.
+    /// Returns [`Retry`] if the table's count of busy entries is at its maximum.
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn make_busy(mut self, index: usize) -> Result<Busy<'a, P>, Moved> {
+    pub(crate) fn make_busy(mut self, index: usize) -> Result<Busy<'a, P>, Retry> {
         if self.counts.is_as_busy_as_can_be() {
             let platform = self.stage2.platform();
             drop(self);
             platform.pause(1);
-            return Err(Moved);
+            return Err(Retry);
         }
         let cell = self.table.entry(index);
         let mut old = cell.read();
@@ -367,14 +367,14 @@ impl<'a, P: Platform> Locked<'a, P> {
     /// Release: a pass that sees what the leaf allows now must find the table locked, or its new counts. With DBM no
     /// release is needed: the old leaf is counted as writable already.
     #[inline(always)]
-    pub(crate) fn replace_in(&mut self, cell: Cell<'_>, old: Descriptor, new: Descriptor) -> Result<(), Moved> {
+    pub(crate) fn replace_in(&mut self, cell: Cell<'_>, old: Descriptor, new: Descriptor) -> Result<(), Retry> {
         if cell.read() != old {
-            return Err(Moved);
+            return Err(Retry);
         }
         if !old.is_armed() {
             cell.write(new);
         } else if !cell.replace(old, new, self.stage2.platform()) {
-            return Err(Moved);
+            return Err(Retry);
         }
         self.counts += Counts::of(new, self.level);
         self.counts -= Counts::of(old, self.level);
@@ -399,11 +399,11 @@ impl<'a, P: Platform> Locked<'a, P> {
         core::mem::forget(self);
     }
 
-    /// U1: the table, if none of its entries is busy. Otherwise unlocks it, waits a moment, and returns [`Moved`]: a
+    /// U1: the table, if none of its entries is busy. Otherwise unlocks it, waits a moment, and returns [`Retry`]: a
     /// table with a busy entry is not unlinked.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn quiet(self) -> Result<Self, Moved> {
+    pub(crate) fn quiet(self) -> Result<Self, Retry> {
         if primitive::check(self.counts.busy() == 0) {
             return Ok(self);
         }
@@ -411,7 +411,7 @@ impl<'a, P: Platform> Locked<'a, P> {
         let platform = self.stage2.platform();
         drop(self);
         platform.pause(1);
-        Err(Moved)
+        Err(Retry)
     }
 }
 

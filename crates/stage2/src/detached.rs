@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Unlinked tables: chained until the flush, then searched and freed.
+//! SequenceCount tables: chained until the flush, then searched and freed.
 //!
 //! A chain holds the topmost tables only: the tables below an unlinked one stay linked to it.
 //!

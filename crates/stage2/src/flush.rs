@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The TLB flush that a change needs, as a type that cannot be forgotten.
 //!
-//! A change that removes a mapping or an access returns a [`Pending`]. Unlinked table pages are inside it. Only
+//! A change that removes a mapping or an access returns a [`Pending`]. SequenceCount table pages are inside it. Only
 //! [`complete`](Pending::complete) gives access to them: it flushes (step U6) and returns a [`Flushed`], which is
 //! consumed to free them.
 
@@ -9,7 +9,7 @@ use crate::detached::Chain;
 use crate::kept::Keep;
 use crate::platform::Platform;
 use crate::primitive::{self, Claim, Ordering, Word};
-use crate::removed::{Freed, Join, Narrowed, Removal, Removed, Unwatched};
+use crate::removed::{Downgrade, Freed, Join, Removal, Removed, Unwatched};
 use crate::tlb::Changed;
 use crate::{IpaRange, Stage2, TableSource};
 
@@ -75,11 +75,11 @@ impl<P: Platform, R: Join> Pending<'_, P, R> {
     }
 }
 
-impl<'a, P: Platform> Pending<'a, P, Narrowed> {
+impl<'a, P: Platform> Pending<'a, P, Downgrade> {
     /// A permission downgrade in `range`. [`PendingChanges::count`] counted it before it began.
     pub(crate) fn narrowed(stage2: &'a Stage2<P>, changed: Changed, range: IpaRange) -> Self {
-        let removed = Some(Narrowed { count: 1, range });
-        let removal = stage2.removal::<Narrowed>();
+        let removed = Some(Downgrade { count: 1, range });
+        let removal = stage2.removal::<Downgrade>();
         Self { stage2, changed, detached: Chain::default(), removed, removal }
     }
 }
@@ -117,7 +117,7 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
     /// Counts a permission downgrade as flushed: other CPUs need not flush for it any more.
     #[inline(always)]
     fn end(&self) {
-        if let Some(Narrowed { count, .. }) = self.removed.as_ref().and_then(Removed::narrowed) {
+        if let Some(Downgrade { count, .. }) = self.removed.as_ref().and_then(Removed::narrowed) {
             self.stage2.pending.done(*count, self.stage2.platform());
         }
     }
@@ -130,7 +130,7 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
     #[inline(always)]
     fn flush(&mut self) {
         let narrowed = self.removed.as_ref().and_then(Removed::narrowed);
-        if let Some(Narrowed { count, range }) = narrowed
+        if let Some(Downgrade { count, range }) = narrowed
             && self.stage2.pending.others(*count)
         {
             self.changed.join(Changed::anything_in(range.clone()));

@@ -214,7 +214,7 @@ pub use platform::Platform;
 pub use pool::Pool;
 pub use record::{Record, RecordRange, Records};
 pub use relax::Relaxed;
-pub use removed::{Broken, Freed, Join, Narrowed, Removed, Unwatched};
+pub use removed::{Broken, Downgrade, Freed, Join, Removed, Unwatched};
 pub use split::{Split, Stopped};
 pub use stage2::{Leaf, Stage2};
 pub use tlb::Thresholds;

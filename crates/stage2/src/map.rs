@@ -16,8 +16,8 @@
 //! the leaf ([`Mapped::Already`]); they clean no cache and keep no table page. A table page is taken before the lock,
 //! and given back if another CPU has linked a table meanwhile.
 
-use crate::cache::Upkeep;
-use crate::descent::{Moved, Place};
+use crate::cache::CacheMaintenance;
+use crate::descent::{Place, Retry};
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
 use crate::record::Counts;
@@ -82,7 +82,7 @@ impl<P: Platform> Stage2<P> {
         if attributes.memory != Memory::Normal {
             return self.map_slowly::<true>(ipa, new, level, tables);
         }
-        if !Upkeep::new(self.features(), attributes).is_needed() {
+        if !CacheMaintenance::new(self.features(), attributes).is_needed() {
             let place = self.descend(ipa, level);
             if place.level == level
                 && place.entry == Descriptor::INVALID
@@ -110,7 +110,7 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
         // Decoded from the descriptor: keeping the attributes alive would slow down the fast path.
-        let upkeep = Upkeep::new(self.features(), &new.attributes(self.features()));
+        let upkeep = CacheMaintenance::new(self.features(), &new.attributes(self.features()));
         self.map_with::<OTHER>(ipa, new, level, upkeep, tables)
     }
 
@@ -120,7 +120,7 @@ impl<P: Platform> Stage2<P> {
         ipa: Ipa,
         new: Descriptor,
         level: Level,
-        upkeep: Upkeep,
+        upkeep: CacheMaintenance,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
         loop {
@@ -156,17 +156,17 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// Makes the entry of `place`, which must still hold what the walk saw there. Otherwise returns [`Moved`].
+    /// Makes the entry of `place`, which must still hold what the walk saw there. Otherwise returns [`Retry`].
     fn fill_entry<const OTHER: bool>(
         &self,
         place: &Place<'_>,
         ipa: Ipa,
         new: Descriptor,
-        upkeep: Upkeep,
-    ) -> Result<Mapped, Moved> {
+        upkeep: CacheMaintenance,
+    ) -> Result<Mapped, Retry> {
         let mut locked = self.lock(place)?;
         if !locked.entry(place.index).differs_by_records_only(place.entry) {
-            return Err(Moved);
+            return Err(Retry);
         }
         if OTHER {
             self.note_memory(new.attributes(self.features()).memory);

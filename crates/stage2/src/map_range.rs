@@ -5,7 +5,7 @@
 //! table is linked already, runs of its invalid entries are filled under its lock. Entries that are not invalid are
 //! mapped leaf by leaf, as [`Grant::map`] does.
 
-use crate::cache::Upkeep;
+use crate::cache::CacheMaintenance;
 use crate::descent::Place;
 use crate::platform::Platform;
 use crate::primitive;
@@ -137,7 +137,12 @@ impl<P: Platform> Stage2<P> {
         self.table_in(&page).fill(0, entries, first, self.geometry().granule().span(level));
         let other_memory = attributes.memory != Memory::Normal;
         self.set_counts(&page, Counts::of(first, level).times(entries as u64), other_memory);
-        cache::before_map(self.platform(), self.features(), (pa, span), Upkeep::new(self.features(), attributes));
+        cache::before_map(
+            self.platform(),
+            self.features(),
+            (pa, span),
+            CacheMaintenance::new(self.features(), attributes),
+        );
         match self.link(ipa, place.level, page) {
             Ok(()) => Ok(span),
             Err(page) => {
@@ -154,7 +159,7 @@ impl<P: Platform> Stage2<P> {
         let free = |index: &usize| place.table.entry(place.index + index).read() == Descriptor::INVALID;
         // Cache maintenance comes before the lock. Fewer entries may be invalid once the lock is taken.
         let seen = (0..most).take_while(free).count();
-        let upkeep = Upkeep::new(self.features(), attributes);
+        let upkeep = CacheMaintenance::new(self.features(), attributes);
         cache::before_map(self.platform(), self.features(), (pa, seen as u64 * page), upkeep);
         // The maintenance may have taken long, so walk again.
         let place = self.descend(ipa, Level::L3);

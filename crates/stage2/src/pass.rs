@@ -10,7 +10,7 @@
 
 use core::ops::Range;
 
-use crate::descent::{Locked, Moment, Moved};
+use crate::descent::{Locked, Retry, Snapshot};
 use crate::platform::Platform;
 use crate::primitive;
 use crate::record::Counts;
@@ -58,7 +58,7 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn pass<V: Pass<P>>(&self, range: &IpaRange, visitor: &mut V) {
         let mut at = range.start;
         while at < range.end {
-            let then = self.unlinked.now();
+            let then = self.sequence.now();
             let level = self.geometry().root_level();
             // An unlink sends the pass back to the root. Finished work is not repeated: `at` is where it ended.
             let _ = self.pass_table(self.root(), level, then, &mut at, range.end, visitor);
@@ -69,11 +69,11 @@ impl<P: Platform> Stage2<P> {
         &self,
         table: Table<'_>,
         level: Level,
-        then: Moment,
+        then: Snapshot,
         at: &mut Ipa,
         end: Ipa,
         visitor: &mut V,
-    ) -> Result<(), Moved> {
+    ) -> Result<(), Retry> {
         if level == Level::L3 {
             let index = self.geometry().index(*at, level);
             return self.pass_entries(table, level, index, then, at, end, visitor);
@@ -84,14 +84,14 @@ impl<P: Platform> Stage2<P> {
             let here = at.align_down(1 << shift);
             let next = here + (1 << shift);
             let entry = table.entry(index).look();
-            if !self.unlinked.is_still(then) {
-                return Err(Moved);
+            if !self.sequence.is_still(then) {
+                return Err(Retry);
             }
             match level.below() {
                 Some(below) if entry.is_table(level) => {
                     let counts = self.platform().record(entry.address()).peek();
-                    if !self.unlinked.is_still(then) {
-                        return Err(Moved);
+                    if !self.sequence.is_still(then) {
+                        return Err(Retry);
                     }
                     if counts.is_none_or(|counts| counts.tables() > 0 || counts.busy() > 0 || V::wants(counts)) {
                         self.pass_table(self.table(entry), below, then, at, end, visitor)?;
@@ -113,11 +113,11 @@ impl<P: Platform> Stage2<P> {
         table: Table<'_>,
         level: Level,
         index: usize,
-        then: Moment,
+        then: Snapshot,
         at: &mut Ipa,
         end: Ipa,
         visitor: &mut V,
-    ) -> Result<(), Moved> {
+    ) -> Result<(), Retry> {
         let shift = self.geometry().granule().span_shift(level);
         let first = at.align_down(1 << shift);
         let mut locked = self.lock_table(table.pa(), table.len(), level, then)?.quiet()?;

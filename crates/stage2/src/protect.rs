@@ -17,7 +17,7 @@ use crate::primitive::{Ordering, Word};
 use crate::record::Counts;
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
-use crate::{Access, Descriptor, Error, Ipa, IpaRange, Narrowed, Pending, Stage2, TableSource};
+use crate::{Access, Descriptor, Downgrade, Error, Ipa, IpaRange, Pending, Stage2, TableSource};
 
 impl<P: Platform> Stage2<P> {
     /// Takes write access from every leaf in `range`. A block that reaches beyond the range is protected as a whole.
@@ -30,7 +30,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// `range` is not whole pages inside the IPA space.
-    pub fn write_protect(&self, range: IpaRange) -> Result<Pending<'_, P, Narrowed>, Error> {
+    pub fn write_protect(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.geometry().check(&range)?;
         self.begin_to_narrow();
         let mut pass = WriteProtect { changed: Changed::default() };
@@ -44,7 +44,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// A selected page is outside the IPA space, or `first` is not aligned to a page.
-    pub fn write_protect_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Narrowed>, Error> {
+    pub fn write_protect_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Downgrade>, Error> {
         let range = self.masked_range(first, mask)?;
         self.begin_to_narrow();
         let mut pass = WriteProtect { changed: Changed::default() };
@@ -65,7 +65,7 @@ impl<P: Platform> Stage2<P> {
         range: IpaRange,
         keep: Access,
         tables: &mut impl TableSource,
-    ) -> Result<Pending<'_, P, Narrowed>, Error> {
+    ) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.geometry().check(&range)?;
         self.begin_to_narrow();
         let mut pass = Protect { range: range.clone(), keep, changed: Changed::default(), beyond: true };

@@ -7,7 +7,7 @@
 //!
 //! No TLB holds an entry without access flag, so setting the flag needs no invalidation (Arm ARM DDI 0487K.a, D8.5.1).
 
-use crate::descent::{Locked, Moved, Place};
+use crate::descent::{Locked, Place, Retry};
 use crate::platform::Platform;
 use crate::primitive::{self, Claim};
 use crate::{Access, Descriptor, Error, Ipa, Leaf, Level, Memory, Stage2, cache};
@@ -100,7 +100,7 @@ impl<P: Platform> Stage2<P> {
         change: impl Fn(Descriptor) -> Descriptor,
     ) -> Result<(bool, Ipa, Level), Error> {
         let changed = self.change_leaf_once::<PAGES_ONLY>(ipa, access, &change);
-        changed.unwrap_or_else(|Moved| self.change_leaf_again::<PAGES_ONLY>(ipa, access, change))
+        changed.unwrap_or_else(|Retry| self.change_leaf_again::<PAGES_ONLY>(ipa, access, change))
     }
 
     /// The retries, in a function of their own so that the fast path has no loop.
@@ -125,7 +125,7 @@ impl<P: Platform> Stage2<P> {
         ipa: Ipa,
         access: Access,
         change: impl Fn(Descriptor) -> Descriptor,
-    ) -> Result<Result<(bool, Ipa, Level), Error>, Moved> {
+    ) -> Result<Result<(bool, Ipa, Level), Error>, Retry> {
         let Some((place, Leaf { ipa, level, descriptor: old })) = self.find(ipa) else {
             return Ok(Err(Error::NotMapped { ipa }));
         };
@@ -155,10 +155,10 @@ impl<P: Platform> Stage2<P> {
         place: &Place<'_>,
         (ipa, level): (Ipa, Level),
         change: impl Fn(Descriptor) -> Descriptor,
-    ) -> Result<Result<(bool, Ipa, Level), Error>, Moved> {
+    ) -> Result<Result<(bool, Ipa, Level), Error>, Retry> {
         let old = locked.entry(place.index);
         if !old.differs_by_records_only(place.entry) {
-            return Err(Moved);
+            return Err(Retry);
         }
         // As in `map`: cleaning one page takes little time, so the table stays locked.
         if level == Level::L3 {

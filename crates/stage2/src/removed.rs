@@ -5,7 +5,7 @@
 //! which is before its flush. So the watcher gets a [`Broken`] leaf. It gives its output address only for the flush's
 //! result ([`Freed`]).
 //!
-//! A permission downgrade ([`Narrowed`]) remembers its whole range for its flush.
+//! A permission downgrade ([`Downgrade`]) remembers its whole range for its flush.
 
 use core::fmt;
 
@@ -176,7 +176,7 @@ pub trait Removed {
     /// The downgrade, if the change is one and no unmap.
     #[doc(hidden)]
     #[inline(always)]
-    fn narrowed(&self) -> Option<&Narrowed> {
+    fn narrowed(&self) -> Option<&Downgrade> {
         None
     }
 }
@@ -202,19 +202,19 @@ impl<F: FnMut(Broken)> Removed for F {
 
 /// A permission downgrade, or several joined ones.
 #[derive(Debug)]
-pub struct Narrowed {
+pub struct Downgrade {
     /// How many downgrades.
     pub(crate) count: u64,
     /// A range that covers all that they were called for.
     pub(crate) range: IpaRange,
 }
 
-impl Removed for Narrowed {
+impl Removed for Downgrade {
     const WATCHES: bool = false;
 
     fn leaf(&mut self, _: Broken) {}
 
-    fn narrowed(&self) -> Option<&Narrowed> {
+    fn narrowed(&self) -> Option<&Downgrade> {
         Some(self)
     }
 }
@@ -225,7 +225,7 @@ pub trait Join: Removed {
     fn join(&mut self, other: Self);
 }
 
-impl Join for Narrowed {
+impl Join for Downgrade {
     fn join(&mut self, other: Self) {
         self.count += other.count;
         self.range = self.range.start.min(other.range.start)..self.range.end.max(other.range.end);

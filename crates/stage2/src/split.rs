@@ -11,7 +11,7 @@
 
 use core::ops::ControlFlow;
 
-use crate::descent::{Busy, Moved, Place};
+use crate::descent::{Busy, Place, Retry};
 use crate::detached::{Link, Look};
 use crate::platform::Platform;
 use crate::record::Counts;
@@ -128,7 +128,7 @@ impl<P: Platform> Stage2<P> {
         start: &Place<'a>,
         at: &mut Ipa,
         end: Ipa,
-    ) -> Result<Option<(Ipa, Place<'a>)>, Moved> {
+    ) -> Result<Option<(Ipa, Place<'a>)>, Retry> {
         let &Place { table, level, then, .. } = start;
         let Some(below) = level.below() else { return Ok(None) };
         let span = self.geometry().granule().span(level);
@@ -137,8 +137,8 @@ impl<P: Platform> Stage2<P> {
             let here = at.align_down(span);
             let cell = table.entry(index);
             let entry = cell.look();
-            if !self.unlinked.is_still(then) {
-                return Err(Moved);
+            if !self.sequence.is_still(then) {
+                return Err(Retry);
             }
             if entry.is_table(level) {
                 if below < Level::L3 && self.may_hold_blocks(entry, below) {

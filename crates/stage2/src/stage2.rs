@@ -5,7 +5,7 @@
 //! (*Locking*). Meanwhile hardware walks the tree, and sets access flags and dirty state.
 
 use crate::cache::NonCacheable;
-use crate::descent::{Place, Unlinked};
+use crate::descent::{Place, SequenceCount};
 use crate::flush::PendingChanges;
 use crate::kept::Kept;
 use crate::platform::{Domain, Platform};
@@ -29,7 +29,7 @@ pub struct Stage2<P: Platform> {
     vttbr: u64,
     root_entries: usize,
     thresholds: Thresholds,
-    pub(crate) unlinked: Unlinked,
+    pub(crate) sequence: SequenceCount,
     pub(crate) pending: PendingChanges,
     pub(crate) kept: Kept,
     pub(crate) removals: Removals,
@@ -77,7 +77,7 @@ impl<P: Platform> Stage2<P> {
         // A CPU may enter the guest before anything is mapped.
         primitive::dsb(&platform, Domain::IshSt);
         primitive::claim(Claim::Visible);
-        let (thresholds, unlinked) = (Thresholds::DEFAULT, Unlinked::default());
+        let (thresholds, sequence) = (Thresholds::DEFAULT, SequenceCount::default());
         Ok(Self {
             platform,
             features,
@@ -86,7 +86,7 @@ impl<P: Platform> Stage2<P> {
             vttbr,
             root_entries,
             thresholds,
-            unlinked,
+            sequence,
             pending: PendingChanges::default(),
             kept: Kept::default(),
             removals: Removals::default(),

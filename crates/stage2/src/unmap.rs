@@ -15,7 +15,7 @@
 
 use core::ops::Range;
 
-use crate::descent::{Locked, Moment, Moved};
+use crate::descent::{Locked, Retry, Snapshot};
 use crate::detached::{Chain, Link};
 use crate::platform::Platform;
 use crate::removed::{Broken, Removal, Removed};
@@ -46,20 +46,20 @@ impl<P: Platform> Stage2<P> {
 
     /// The fast path: one page of a table that keeps other entries.
     #[inline(always)]
-    fn unmap_page<R: Removed>(&self, range: &IpaRange, removed: &mut R) -> Result<Removal, Moved> {
+    fn unmap_page<R: Removed>(&self, range: &IpaRange, removed: &mut R) -> Result<Removal, Retry> {
         let (ipa, page) = (range.start, self.geometry().granule().size());
         let is_page = range.end.raw() == ipa.raw().wrapping_add(page) && ipa.is_aligned(page);
         if !is_page || ipa >= self.geometry().end() || self.leaves_lines() {
-            return Err(Moved);
+            return Err(Retry);
         }
         let place = self.descend(ipa, Level::L3);
         if place.level != Level::L3 {
-            return Err(Moved);
+            return Err(Retry);
         }
         let mut locked = self.lock(&place)?;
         let entry = place.cell.read();
         if locked.counts.live() <= 1 || !entry.is_valid() {
-            return Err(Moved);
+            return Err(Retry);
         }
         if R::WATCHES {
             let descriptor = locked.take(place.index);
@@ -131,7 +131,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
     fn go_through(&mut self) {
         let (mut at, end) = (self.range.start, self.range.end);
         while at < end {
-            let mut then = self.stage2.unlinked.now();
+            let mut then = self.stage2.sequence.now();
             // An unlink sends this walk back to the root. Finished work is not repeated: `at` is where it ended.
             let _ = self.table(self.stage2.root(), self.stage2.geometry().root_level(), &mut then, &mut at, end);
         }
@@ -146,10 +146,10 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         &mut self,
         table: Table<'_>,
         level: Level,
-        then: &mut Moment,
+        then: &mut Snapshot,
         at: &mut Ipa,
         end: Ipa,
-    ) -> Result<(), Moved> {
+    ) -> Result<(), Retry> {
         let geometry = *self.stage2.geometry();
         let shift = geometry.granule().span_shift(level);
         let mut index = geometry.index(*at, level);
@@ -157,8 +157,8 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
             let here = at.align_down(1 << shift);
             let next = here + (1 << shift);
             let entry = table.entry(index).look();
-            if !self.stage2.unlinked.is_still(*then) {
-                return Err(Moved);
+            if !self.stage2.sequence.is_still(*then) {
+                return Err(Retry);
             }
             match level.below() {
                 Some(below) if entry.is_table(level) => {
@@ -195,14 +195,14 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         here: Ipa,
         part: &IpaRange,
         if_empty: bool,
-        then: &mut Moment,
-    ) -> Result<(), Moved> {
+        then: &mut Snapshot,
+    ) -> Result<(), Retry> {
         let stage2 = self.stage2;
         let Some(below) = level.below() else { return Ok(()) };
         if if_empty {
             let entry = table.entry(index).look();
-            if !stage2.unlinked.is_still(*then) || !entry.is_table(level) {
-                return Err(Moved);
+            if !stage2.sequence.is_still(*then) || !entry.is_table(level) {
+                return Err(Retry);
             }
             let counts = stage2.platform().record(entry.address()).peek();
             if counts.is_some_and(|counts| counts.live() > 0 || counts.busy() > 0) {
@@ -212,7 +212,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         let mut parent = stage2.lock_table(table.pa(), table.len(), level, *then)?;
         let entry = parent.entry(index);
         if !entry.is_table(level) {
-            return Err(Moved);
+            return Err(Retry);
         }
         // U1. If an entry of the table is busy, the parent is unlocked too: other CPUs need not wait for that entry.
         let entries = stage2.geometry().granule().entries();
@@ -228,7 +228,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         // Another CPU has counted between W4, under the lock, and this count, which has no acquire. This CPU may still
         // read the link that the other broke further up, and would follow it (loom: `unmapping_goes_on_after_a_table`).
         if before != *then {
-            return Err(Moved);
+            return Err(Retry);
         }
         *then = before.next();
         Ok(())
@@ -238,10 +238,10 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
     fn leaves(
         &mut self,
         (table, level, index): (Table<'_>, Level, usize),
-        then: Moment,
+        then: Snapshot,
         at: &mut Ipa,
         end: Ipa,
-    ) -> Result<(), Moved> {
+    ) -> Result<(), Retry> {
         let shift = self.stage2.geometry().granule().span_shift(level);
         let first = at.align_down(1 << shift);
         let locked = self.stage2.lock_table(table.pa(), table.len(), level, then)?.quiet()?;

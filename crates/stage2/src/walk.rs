@@ -17,7 +17,7 @@
 //!
 //! The visitor, and the levels to skip (Bras 2026), are constants of a type, so a walk pays only for what it uses.
 
-use crate::descent::{Moment, Moved};
+use crate::descent::{Retry, Snapshot};
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::{Descriptor, Error, Ipa, IpaRange, Level, Levels, Stage2};
@@ -98,9 +98,9 @@ impl<P: Platform> Stage2<P> {
         }
         let mut walk = Walk { stage2: self, visitor, at: range.start, end: range.end, visited: [None; 4] };
         while walk.at < walk.end {
-            let then = self.unlinked.now();
+            let then = self.sequence.now();
             match walk.table(self.root(), self.geometry().root_level(), then) {
-                Ok(()) | Err(Stop::Moved) => {}
+                Ok(()) | Err(Stop::Retry) => {}
                 Err(Stop::Error(error)) => return Err(error),
             }
         }
@@ -111,14 +111,14 @@ impl<P: Platform> Stage2<P> {
 /// Why the walk leaves a table early.
 enum Stop<E> {
     /// A table was unlinked since the snapshot: walk again from the root.
-    Moved,
+    Retry,
     /// The visitor returned an error.
     Error(E),
 }
 
-impl<E> From<Moved> for Stop<E> {
-    fn from(_: Moved) -> Self {
-        Self::Moved
+impl<E> From<Retry> for Stop<E> {
+    fn from(_: Retry) -> Self {
+        Self::Retry
     }
 }
 
@@ -142,7 +142,7 @@ struct Walk<'a, 'v, P: Platform, V> {
 
 impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
     /// Walks the part of a table from `at` to `end`.
-    fn table(&mut self, table: Table<'_>, level: Level, then: Moment) -> Result<(), Stop<V::Error>> {
+    fn table(&mut self, table: Table<'_>, level: Level, then: Snapshot) -> Result<(), Stop<V::Error>> {
         let mut index = self.stage2.geometry().index(self.at, level);
         while index < table.len() && self.at < self.end {
             self.entry(table, index, level, then)?;
@@ -152,18 +152,18 @@ impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
     }
 
     #[inline]
-    fn entry(&mut self, table: Table<'_>, index: usize, level: Level, then: Moment) -> Result<(), Stop<V::Error>> {
+    fn entry(&mut self, table: Table<'_>, index: usize, level: Level, then: Snapshot) -> Result<(), Stop<V::Error>> {
         let (stage2, number) = (self.stage2, usize::from(level.raw()));
         let span = stage2.geometry().granule().span(level);
         let ipa = self.at.align_down(span);
         let read = || {
             let mut descriptor = table.entry(index).look();
             // A busy entry is neither mapped nor invalid: wait for its new value.
-            while descriptor == Descriptor::BUSY && stage2.unlinked.is_still(then) {
+            while descriptor == Descriptor::BUSY && stage2.sequence.is_still(then) {
                 stage2.platform().pause(1);
                 descriptor = table.entry(index).look();
             }
-            if stage2.unlinked.is_still(then) { Ok(descriptor) } else { Err(Stop::Moved) }
+            if stage2.sequence.is_still(then) { Ok(descriptor) } else { Err(Stop::Retry) }
         };
         let entry = |descriptor| Entry { descriptor, ipa, level, span };
         let mut descriptor = read()?;

@@ -93,7 +93,7 @@ struct PlainSlot {
 enum Backing {
     Ram,
     /// Preallocated backing: the offset in pages, and the largest leaf.
-    Given(u64, Level),
+    Preallocated(u64, Level),
     Device(Pa),
 }
 
@@ -140,7 +140,7 @@ impl World {
         match slot.backing {
             Backing::Ram => twofold_memory::Backing::Ram,
             Backing::Device(device) => crate::machine::device_at(device),
-            Backing::Given(page, largest) => {
+            Backing::Preallocated(page, largest) => {
                 self.guest.machine.bank(GIVEN).make_zero();
                 let size = slot.range.end.raw().saturating_sub(slot.range.start.raw());
                 let size = if size.is_multiple_of(PAGE) { size.min(GIVEN_SIZE - page * PAGE) } else { PAGE };
@@ -152,7 +152,7 @@ impl World {
     fn add_slot(&mut self, slot: PlainSlot) {
         let (start, end) = (slot.range.start, slot.range.end);
         let limit = Ipa::new(1 << IPA_BITS);
-        let is_given = |slot: &PlainSlot| matches!(slot.backing, Backing::Given(..));
+        let is_given = |slot: &PlainSlot| matches!(slot.backing, Backing::Preallocated(..));
         if is_given(&slot) && self.slots.iter().any(is_given) {
             return;
         }
@@ -461,7 +461,7 @@ impl World {
             }
             _ => {
                 let given = self.guest.memory.remove_slot(id).unwrap();
-                assert_eq!(given.is_some(), matches!(self.slots[slot].backing, Backing::Given(..)));
+                assert_eq!(given.is_some(), matches!(self.slots[slot].backing, Backing::Preallocated(..)));
                 assert_eq!(self.guest.memory.remove_slot(id), Err(Error::Slot(SlotError::Gone)));
                 assert_eq!(self.guest.memory.dirty_log(id).err(), Some(LogError::SlotGone));
                 self.slots.remove(slot);
@@ -494,10 +494,10 @@ impl World {
                 assert_eq!(leaf.output(ipa).raw(), device.raw() + (ipa - slot.range.start));
                 assert!(!leaf.access().execute.any(), "{leaf:x?}");
             }
-            Backing::Ram | Backing::Given(..) => {
+            Backing::Ram | Backing::Preallocated(..) => {
                 let page = ipa.align_down(PAGE);
                 let pa = leaf.output(page);
-                if let Backing::Given(first, largest) = slot.backing {
+                if let Backing::Preallocated(first, largest) = slot.backing {
                     assert_eq!(pa, GIVEN + first * PAGE + (page - slot.range.start));
                     assert!(leaf.level >= largest.raw());
                 }
@@ -560,7 +560,7 @@ fn slot(u: &mut Unstructured<'_>) -> Result<PlainSlot> {
         _ if kind & 1 == 1 => Backing::Ram,
         _ if kind & 3 == 2 => {
             let largest = [Level::L1, Level::L2, Level::L2, Level::L3][usize::from(kind >> 2 & 3)];
-            Backing::Given(u64::from(kind >> 4 & 1), largest)
+            Backing::Preallocated(u64::from(kind >> 4 & 1), largest)
         }
         _ => Backing::Device(Pa::new(device)),
     };

@@ -54,11 +54,11 @@ const fn some(target: &'static str, filter: &'static str) -> Asked {
 const BUILDS: [Build; 2] = [
     Build {
         packages: &["twofold-stage2", "twofold-memory", "twofold-machine"],
-        features: &["twofold-stage2/checked", "twofold-memory/baselines", "twofold-machine/unforgiving"],
+        features: &["twofold-stage2/checked", "twofold-memory/baselines", "twofold-machine/strict"],
         flags: "--cfg mutants",
         directory: "tests",
         judges: &[
-            some("unforgiving", "judge_"),
+            some("strict", "judge_"),
             all("walk"),
             all("baselines"),
             all("sequences"),
@@ -219,12 +219,12 @@ mod tests {
         let text = r#"
 {"reason":"compiler-artifact","manifest_path":"/w/crates/stage2/Cargo.toml","target":{"name":"twofold_stage2"},"executable":null}
 {"reason":"compiler-artifact","manifest_path":"/w/crates/stage2/Cargo.toml","target":{"name":"sequences"},"executable":"/t/sequences-1"}
-{"reason":"compiler-artifact","manifest_path":"/w/crates/machine/Cargo.toml","target":{"name":"unforgiving"},"executable":"/t/unforgiving-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/machine/Cargo.toml","target":{"name":"strict"},"executable":"/t/strict-1"}
 {"reason":"compiler-artifact","manifest_path":"/w/crates/machine/Cargo.toml","target":{"name":"trace"},"executable":"/t/trace-1"}
 {"reason":"build-finished","success":true}"#;
         let judges = BUILDS[0].judges_of(text);
         let names: Vec<_> = judges.iter().map(|judge| (judge.name.as_str(), judge.filter)).collect();
-        assert_eq!(names, [("machine unforgiving", "judge_"), ("stage2 sequences", "")]);
+        assert_eq!(names, [("machine strict", "judge_"), ("stage2 sequences", "")]);
         assert_eq!(judges[1].directory, std::path::Path::new("/w/crates/stage2"));
     }
 

@@ -147,7 +147,7 @@ mod tests {
     }
 
     fn caught() -> Outcome {
-        Outcome::Caught { by: "machine unforgiving".to_owned(), test: Some("judge_a".to_owned()) }
+        Outcome::Caught { by: "machine strict".to_owned(), test: Some("judge_a".to_owned()) }
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         install::component("clippy", "clippy")?;
     }
     // The quick tier runs the other tests without strict mode only.
-    let unforgiving: &[_] = if depth == Depth::Quick { &["--lib", "--test", "unforgiving"] } else { &[] };
+    let strict: &[_] = if depth == Depth::Quick { &["--lib", "--test", "strict"] } else { &[] };
     let inner = Arc::new(Mutex::new(Tally::default()));
     let mut steps = vec![
         step("format", cargo(workspace, &["fmt", "--all", "--check"])),
@@ -47,7 +47,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             doc.env("RUSTDOCFLAGS", "-D warnings");
             doc
         }),
-        counted("unforgiving_machine", machine(cargo(workspace, &["test", "--no-fail-fast"]), unforgiving), &inner),
+        counted("strict_machine", machine(cargo(workspace, &["test", "--no-fail-fast"]), strict), &inner),
         counted("unit_tests", cargo(workspace, &["test", "--no-fail-fast"]), &inner),
     ];
     if depth == Depth::Full {
@@ -72,7 +72,7 @@ pub(super) fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
 
 /// Adds the hosted machine in strict mode, which needs the engine built with a feature.
 pub(super) fn machine(mut command: Command, more: &[&str]) -> Command {
-    command.args(["--package", "twofold-machine", "--features", "twofold-machine/unforgiving"]).args(more);
+    command.args(["--package", "twofold-machine", "--features", "twofold-machine/strict"]).args(more);
     command
 }
 

@@ -51,7 +51,7 @@ fn loom(workspace: &Workspace, filter: &str, preemptions: &str) -> Command {
 }
 
 fn operations(workspace: &Workspace) -> Command {
-    let name = ["--test", "unforgiving", "--", "--exact", "random::judge_random_operations"];
+    let name = ["--test", "strict", "--", "--exact", "random::judge_random_operations"];
     let mut command = machine(cargo(workspace, &["test", "--release"]), &name);
     command.env("TWOFOLD_OPERATIONS", "10000000");
     command

@@ -46,7 +46,7 @@ impl Checker {
             self.forget(at, page);
             self.tables.pages.remove(&page);
         }
-        self.flushes.take(pa, &EVERYWHERE, |debt| debt.kind == Kind::Narrowed);
+        self.flushes.take(pa, &EVERYWHERE, |debt| debt.kind == Kind::Downgrade);
         if let Some(debt) = self.flushes.take(pa, &EVERYWHERE, |_| true) {
             let what = format!("the root is freed, and in its tree {debt}");
             self.breach(at, Some(debt.at), Rule::TableFreedTooEarly, what);
@@ -205,7 +205,7 @@ impl Checker {
     fn narrowed(&mut self, Write { at, cpu, place, old, new, .. }: Write) {
         let is_leaf = old.table_at(place.level).is_none();
         if is_leaf && place.gone.is_none() && old.allows_more_than(new) {
-            self.owe(place, old, (at, Some(cpu)), Kind::Narrowed);
+            self.owe(place, old, (at, Some(cpu)), Kind::Downgrade);
         }
     }
 

@@ -36,7 +36,7 @@ pub enum Kind {
     /// The entry became invalid. `group`: the event that broke it, or that broke a table above it.
     Broken { group: usize },
     /// The entry is valid, and allows less access.
-    Narrowed,
+    Downgrade,
 }
 
 impl Debt {
@@ -69,7 +69,7 @@ impl Debt {
     pub fn group(&self) -> Option<usize> {
         match self.kind {
             Kind::Broken { group } => Some(group),
-            Kind::Narrowed => None,
+            Kind::Downgrade => None,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use twofold_memory::dirty::Tracker;
-use twofold_pattern::mode::{MODES, Mode};
+use twofold_workload::mode::{MODES, Mode};
 
 use super::output::OutputOptions;
 use super::size::{Size, Span};

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use twofold_pattern::mode::Mode;
+use twofold_workload::mode::Mode;
 
 use super::dirty_log::mode;
 use super::output::OutputOptions;

@@ -306,7 +306,7 @@ mod tests {
     use crate::experiment::machine::Machines;
     use crate::results::{Kind, Platform};
     use twofold_memory::dirty::Tracker;
-    use twofold_pattern::mode::Mode;
+    use twofold_workload::mode::Mode;
 
     fn mark(start: Instant, seconds: f64, accesses: u64, cpu: f64) -> Mark {
         let at = start + Duration::from_secs_f64(seconds);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{bail, ensure};
 use twofold_kvm::{Backing as Pages, Bitmap, Clearing, Cost, Host, KvmGuest, KvmOptions, Log, Region, RunTime};
 use twofold_memory::dirty::Tracker;
-use twofold_pattern::pass::Pass;
+use twofold_workload::pass::Pass;
 
 use super::setup::{Backing, Setup};
 use super::target::{Meter, Progress, Taken, Target, Targets};
@@ -213,7 +213,7 @@ fn of_run(time: &RunTime) -> Taken {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use twofold_pattern::mode::Mode;
+    use twofold_workload::mode::Mode;
 
     #[test]
     fn trackers_are_logs_of_kvms() {

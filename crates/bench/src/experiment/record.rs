@@ -130,7 +130,7 @@ pub fn mean<'t>(all: impl IntoIterator<Item = &'t Taken, IntoIter: ExactSizeIter
 #[cfg(test)]
 mod tests {
     use super::*;
-    use twofold_pattern::mode::Mode;
+    use twofold_workload::mode::Mode;
 
     #[test]
     fn runs_of_the_same_are_one_measurement() {

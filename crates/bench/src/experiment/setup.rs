@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use anyhow::ensure;
 use clap::ValueEnum;
 use twofold_memory::dirty::Tracker;
-use twofold_pattern::mode::Mode;
+use twofold_workload::mode::Mode;
 
 use crate::{machine, readable};
 

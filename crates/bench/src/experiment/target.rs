@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use twofold_pattern::pass::Pass;
+use twofold_workload::pass::Pass;
 
 use super::setup::Setup;
 use crate::results::{Platform, Quantity, Results};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, ensure};
 use twofold_launch::Counted;
 use twofold_memory::dirty::Tracker;
-use twofold_pattern::mode::Mode;
+use twofold_workload::mode::Mode;
 
 use super::part::{Bench, Part, Round};
 use super::published::KOLOTHUM;

@@ -7,8 +7,8 @@
 
 use anyhow::{Context, ensure};
 use twofold_memory::dirty::Tracker;
-use twofold_pattern::mode::Mode;
-use twofold_pattern::pass::Pass;
+use twofold_workload::mode::Mode;
+use twofold_workload::pass::Pass;
 
 use super::part::{Bench, Part, Round};
 use super::published::{KOLOTHUM, PUBLISHED, Published};

@@ -5,8 +5,8 @@
 //! Invariant: a run's gain is the gain over its modes, each measured before and after in turns.
 
 use twofold_memory::dirty::Tracker;
-use twofold_pattern::mode::{Mode, S0_MODES};
-use twofold_pattern::pass::Pass;
+use twofold_workload::mode::{Mode, S0_MODES};
+use twofold_workload::pass::Pass;
 
 use super::part::{Bench, Part, Round};
 use super::published::{BRAS, PUBLISHED, Published};

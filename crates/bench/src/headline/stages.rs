@@ -8,7 +8,7 @@
 //! are modelled with a stated price.
 
 use twofold_memory::dirty::Tracker;
-use twofold_pattern::mode::Mode;
+use twofold_workload::mode::Mode;
 
 use super::part::{Bench, Part, Round};
 use super::published::{PUBLISHED, Published, WANG};

@@ -8,7 +8,7 @@ use core::slice;
 
 use twofold_abi::vendor::WRITE_PROTECT;
 use twofold_abi::virt::TEST_VA;
-use twofold_pattern::pass::Pass;
+use twofold_workload::pass::Pass;
 
 use super::{Failure, Settings, access, phase};
 use crate::vendor;

@@ -9,7 +9,7 @@ mod dirty_log;
 mod page_table;
 mod settings;
 
-use twofold_pattern::pass::Pass;
+use twofold_workload::pass::Pass;
 
 pub use settings::{Settings, WrongWord};
 

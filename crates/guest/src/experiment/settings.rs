@@ -5,7 +5,7 @@
 //! that would break the program itself: a known word with an unreadable value, and memory that is not whole pages.
 
 use twofold_abi::vendor::{TRACKERS, WRITE_PROTECT};
-use twofold_pattern::mode::Mode;
+use twofold_workload::mode::Mode;
 
 use crate::program::{hexadecimal, size};
 

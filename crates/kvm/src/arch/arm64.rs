@@ -13,9 +13,9 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::io::Errno;
-use twofold_pattern::mode::{Granule, Mode};
-use twofold_pattern::pass::{Mailbox, Pass};
-use twofold_pattern::stage1::{self, Leaves, Memory, Registers, Stage1, TableMemory};
+use twofold_workload::mode::{Granule, Mode};
+use twofold_workload::pass::{Mailbox, Pass};
+use twofold_workload::stage1::{self, Leaves, Memory, Registers, Stage1, TableMemory};
 
 use super::{Exit, Start};
 use crate::error::{KvmError, Unavailable};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! x86-64's translation tables, with pages of 4 KiB only, as the selftests' tables have. (arm64's are
-//! `twofold_pattern::stage1`.)
+//! `twofold_workload::stage1`.)
 //!
 //! Invariant: tables lie in the part of the guest's fixed memory that was reserved for them, and a mapped page never
 //! changes. All writes are done before a vCPU runs.

@@ -8,8 +8,8 @@ use std::mem::offset_of;
 use kvm_bindings::{KVM_EXIT_DIRTY_RING_FULL, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::io::Errno;
-use twofold_pattern::mode::Mode;
-use twofold_pattern::pass::{Mailbox, Pass};
+use twofold_workload::mode::Mode;
+use twofold_workload::pass::{Mailbox, Pass};
 
 pub(crate) use super::tables::Shape;
 use super::{Exit, Start};

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use twofold_pattern::pass::Pass;
+use twofold_workload::pass::Pass;
 
 use super::{Check, MODE, Stopped, ensure, modes, options, writes};
 use crate::bitmap::Bitmap;
@@ -37,7 +37,7 @@ fn no_guest() -> Result<(), Stopped> {
     refused(&KvmOptions { slots: 1 << 24, ..options(1) }, |error| matches!(error, KvmError::TooMany { .. }))?;
     let odd = KvmOptions { log: Log::Ring { entries: 3000 }, ..options(1) };
     refused(&odd, |error| matches!(error, KvmError::Options(_) | KvmError::Missing { .. }))?;
-    let other = twofold_pattern::mode::MODES.into_iter().filter(|mode| !modes().any(|ours| ours == *mode));
+    let other = twofold_workload::mode::MODES.into_iter().filter(|mode| !modes().any(|ours| ours == *mode));
     for mode in other {
         refused(&KvmOptions { mode, ..options(1) }, |error| matches!(error, KvmError::Mode { .. }))?;
     }

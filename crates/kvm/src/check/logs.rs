@@ -2,7 +2,7 @@
 //! Checks that KVM's logs hold exactly the pages that the passes write, and that no page is lost while vCPUs go on
 //! writing.
 
-use twofold_pattern::pass::Pass;
+use twofold_workload::pass::Pass;
 
 use super::{Check, MODE, PAGES, Stopped, ensure, in_mode, modes, options, shared, writes, written};
 use crate::bitmap::Bitmap;

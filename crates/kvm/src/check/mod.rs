@@ -10,8 +10,8 @@ mod passes;
 
 use std::io::{self, Write};
 
-use twofold_pattern::mode::{MODES, Mode};
-use twofold_pattern::pass::Pass;
+use twofold_workload::mode::{MODES, Mode};
+use twofold_workload::pass::Pass;
 
 use crate::bitmap::Bitmap;
 use crate::error::KvmError;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::{slice, thread};
 
 use rustix::thread::sched_getaffinity;
-use twofold_pattern::pass::Pass;
+use twofold_workload::pass::Pass;
 
 use super::{Check, MODE, PAGES, Stopped, ensure, in_mode, modes, options, shared, writes};
 use crate::guest::KvmGuest;

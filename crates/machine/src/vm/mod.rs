@@ -15,8 +15,8 @@
 mod cpu;
 mod exit;
 mod fast;
-#[cfg(feature = "unforgiving")]
-mod unforgiving;
+#[cfg(feature = "strict")]
+mod strict;
 mod vcpu;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,8 +28,8 @@ use crate::fast::VcpuError;
 use crate::program::{Abort, Program};
 pub use cpu::{Cpu, InGuest};
 pub use fast::FastCpu;
-#[cfg(feature = "unforgiving")]
-pub use unforgiving::RunAllError;
+#[cfg(feature = "strict")]
+pub use strict::RunAllError;
 pub use vcpu::Vcpu;
 
 /// A virtual machine: the state that its vCPUs share.

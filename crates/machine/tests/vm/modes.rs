@@ -7,11 +7,11 @@ use twofold_machine::passes::Passes;
 use twofold_machine::program::Stage1Registers;
 use twofold_machine::vm::{Cpu, Left, Vm};
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot};
-use twofold_pattern::mode::{MODES, Mode};
-use twofold_pattern::pass::Pass;
-use twofold_pattern::stage1::{Layout, Leaves, Memory, Stage1};
 use twofold_stage2::fault::AccessKind;
 use twofold_stage2::{Geometry, Granule, Ipa, Platform, Unwatched, Vmid};
+use twofold_workload::mode::{MODES, Mode};
+use twofold_workload::pass::Pass;
+use twofold_workload::stage1::{Layout, Leaves, Memory, Stage1};
 
 use super::programs::{Op, PAGE, Script};
 use super::scenarios::{MIB_2, PART, Room};

@@ -9,7 +9,7 @@ use twofold_machine::passes::{Load, Passes, Repeat};
 use twofold_machine::program::{Abort, Ended, Exit, Instructions, Program, Stage1Registers};
 use twofold_machine::vm::{FastCpu, Left, Vm};
 use twofold_memory::Pages;
-use twofold_pattern::pass::{Access, Pass};
+use twofold_workload::pass::{Access, Pass};
 
 use crate::programs::PAGE;
 use crate::scenarios::RAM;

@@ -7,8 +7,8 @@ use twofold_machine::fast::{FastPlatform, VcpuError};
 use twofold_machine::guest_tables::TablesInRam;
 use twofold_machine::vm::{FastCpu, RunError, Vm};
 use twofold_memory::{Error, Pages};
-use twofold_pattern::stage1::TableMemory;
 use twofold_stage2::Ipa;
+use twofold_workload::stage1::TableMemory;
 
 use crate::programs::{PAGE, Script};
 use crate::scenarios::{self, RAM, Room};

@@ -89,7 +89,7 @@ impl<P: Platform> DirtyLog<'_, P> {
                 let ram = ram.lock(stage2.platform());
                 Some((Level::L2, stage2.grant(ram.ready_section(ipa)?, ipa, SECTION)?))
             }
-            Content::Given(given) => {
+            Content::Preallocated(given) => {
                 let place = given.leaf_from(&self.slot.range, ipa, stage2.geometry());
                 let grant = stage2.grant(&given.frames, ipa, place.size(stage2.geometry()))?;
                 (place.level < Level::L3).then_some((place.level, grant))

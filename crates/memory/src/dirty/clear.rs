@@ -7,7 +7,7 @@
 
 use core::ops::Range;
 
-use twofold_stage2::{IpaRange, Narrowed, Pending, Platform};
+use twofold_stage2::{Downgrade, IpaRange, Pending, Platform};
 
 use super::bits::WORD;
 use super::{DirtyLog, DirtyPages, Held, LEAST_CHUNK, LogError, Tracker, join};
@@ -87,7 +87,7 @@ pub(super) struct Clearing<'l, 'a, P: Platform> {
     /// A run of pages whose bits were taken, all of them, and which are still to be protected.
     full: Range<u64>,
     full_is_armed: bool,
-    pending: Option<Pending<'l, P, Narrowed>>,
+    pending: Option<Pending<'l, P, Downgrade>>,
 }
 
 impl<P: Platform> Clearing<'_, '_, P> {

@@ -9,13 +9,13 @@ use twofold_stage2::{Access, Error, Ipa, IpaRange, Platform, Relaxed};
 use super::{Log, Running, Tracker};
 use crate::frames::FRAME;
 use crate::guest::GuestMemory;
-use crate::slots::Kept;
+use crate::slots::Memslot;
 
 impl<P: Platform> GuestMemory<P> {
     /// Marks a leaf that was made writable, or memory that was written past the tables, if a log runs (D3, D4). A log
     /// that starts later sees the leaf.
     #[inline(always)]
-    pub(crate) fn note_writes(&self, slot: &Kept, leaf: IpaRange) {
+    pub(crate) fn note_writes(&self, slot: &Memslot, leaf: IpaRange) {
         full_fence();
         if slot.tracking.running().is_some() {
             mark(slot, &leaf);
@@ -24,7 +24,7 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Takes DBM back from `pages` if the log for which it was set does not run any more (D6): the log that runs now
     /// does not look there.
-    pub(crate) fn note_armed(&self, slot: &Kept, pages: IpaRange, log: Running) {
+    pub(crate) fn note_armed(&self, slot: &Memslot, pages: IpaRange, log: Running) {
         full_fence();
         if slot.tracking.running() != Some(log) {
             self.undo_armed(slot, pages);
@@ -33,7 +33,7 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Lets the guest write to a page while a log runs, and marks it (D2 to D6).
     #[inline(always)]
-    pub(crate) fn relax_logged(&self, slot: &Kept, log: &Log, ipa: Ipa, then: Running) -> Result<Relaxed, Error> {
+    pub(crate) fn relax_logged(&self, slot: &Memslot, log: &Log, ipa: Ipa, then: Running) -> Result<Relaxed, Error> {
         let relaxed = match self.stage2.relax_page(ipa, Access::READ_WRITE) {
             Ok(relaxed) => relaxed,
             Err(Error::BlockInTheWay { .. }) => self.relax_block(slot, ipa)?,
@@ -53,7 +53,7 @@ impl<P: Platform> GuestMemory<P> {
     /// The same for a page in a block. The block is split, so that only the page becomes writable. If no table page is
     /// left, the whole block becomes writable, and is marked.
     #[cold]
-    fn relax_block(&self, slot: &Kept, ipa: Ipa) -> Result<Relaxed, Error> {
+    fn relax_block(&self, slot: &Memslot, ipa: Ipa) -> Result<Relaxed, Error> {
         let page = ipa.align_down(FRAME);
         loop {
             let on = |_: &mut _, _| ControlFlow::Continue(());
@@ -71,7 +71,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Has hardware record writes around a page whose write has faulted (D5).
-    fn arm_around(&self, slot: &Kept, log: &Log, number: u64, then: Running) -> Result<(), Error> {
+    fn arm_around(&self, slot: &Memslot, log: &Log, number: u64, then: Running) -> Result<(), Error> {
         let section = then.section();
         let pages = match then.tracker() {
             Tracker::Combined => number / section * section..(number / section + 1) * section,
@@ -98,7 +98,7 @@ impl<P: Platform> GuestMemory<P> {
     /// Clears DBM that was set for a log that does not run any more (D6). Pages that hardware recorded meanwhile are
     /// marked for the log that runs.
     #[cold]
-    fn undo_armed(&self, slot: &Kept, pages: IpaRange) {
+    fn undo_armed(&self, slot: &Memslot, pages: IpaRange) {
         let Some(log) = slot.tracking.log() else { return };
         let undone = self.stage2.disarm(pages, &mut |marked| log.mark_found(slot, &marked));
         if let Ok(pending) = undone {
@@ -109,7 +109,7 @@ impl<P: Platform> GuestMemory<P> {
 
 /// Out of line: most faults are answered while no log runs.
 #[inline(never)]
-fn mark(slot: &Kept, leaf: &IpaRange) {
+fn mark(slot: &Memslot, leaf: &IpaRange) {
     if let Some(log) = slot.tracking.log() {
         log.mark(slot, leaf);
     }

@@ -6,7 +6,7 @@
 
 use core::ops::Range;
 
-use twofold_stage2::{IpaRange, Marked, Narrowed, Pending, Platform};
+use twofold_stage2::{Downgrade, IpaRange, Marked, Pending, Platform};
 
 use super::bits::{WORD, inside};
 use super::clear::Clearing;
@@ -136,7 +136,7 @@ impl<P: Platform> Held<'_, P> {
     /// Reading before the flush would find the same if hardware grants a write only by a compare-and-exchange of the
     /// descriptor in memory, which has DBM clear after `seal`. So no test can tell the two orders apart. This order is
     /// also safe if a CPU goes by a cached entry, and costs no more.
-    fn written_in_sealed(&self, pending: Option<Pending<'_, P, Narrowed>>) -> Result<(), LogError> {
+    fn written_in_sealed(&self, pending: Option<Pending<'_, P, Downgrade>>) -> Result<(), LogError> {
         let (sealed, stage2) = (&self.log.sealed, &self.memory.stage2);
         if let Some(pending) = pending {
             let _ = pending.complete();

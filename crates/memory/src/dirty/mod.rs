@@ -113,11 +113,11 @@ mod pages;
 use core::ops::ControlFlow;
 
 use twofold_stage2::primitive::full_fence;
-use twofold_stage2::{Ipa, IpaRange, Level, LockGuard, Marked, Narrowed, Pending, Platform};
+use twofold_stage2::{Downgrade, Ipa, IpaRange, Level, LockGuard, Marked, Pending, Platform};
 
 use crate::frames::FRAME;
 use crate::guest::GuestMemory;
-use crate::slots::{Content, Kept, SlotId};
+use crate::slots::{Content, Memslot, SlotId};
 use bits::WORD;
 pub use blocks::Rejoined;
 use log::Own;
@@ -146,13 +146,13 @@ pub use pages::{DirtyPages, DirtyWord};
 /// ```
 pub struct DirtyLog<'a, P: Platform> {
     memory: &'a GuestMemory<P>,
-    slot: &'a Kept,
+    slot: &'a Memslot,
 }
 
 /// A log that runs, and its lock.
 struct Held<'a, P: Platform> {
     memory: &'a GuestMemory<P>,
-    slot: &'a Kept,
+    slot: &'a Memslot,
     log: &'a Log,
     own: LockGuard<'a, Own>,
     running: Running,
@@ -171,7 +171,7 @@ impl<P: Platform> GuestMemory<P> {
         match slot.content {
             Content::Device(_) => Err(LogError::NotRam { start }),
             _ if !slot.writable => Err(LogError::ReadOnly { start }),
-            Content::Ram(_) | Content::Given(_) => Ok(DirtyLog { memory: self, slot }),
+            Content::Ram(_) | Content::Preallocated(_) => Ok(DirtyLog { memory: self, slot }),
         }
     }
 }
@@ -287,7 +287,7 @@ impl<P: Platform> Held<'_, P> {
 
 impl Log {
     /// Puts the pages of `range` that are in the slot into the log.
-    pub(super) fn mark(&self, slot: &Kept, range: &IpaRange) {
+    pub(super) fn mark(&self, slot: &Memslot, range: &IpaRange) {
         let (start, end) = (range.start.max(slot.range.start), range.end.min(slot.range.end));
         if start < end {
             let first = (start - slot.range.start) / FRAME;
@@ -296,7 +296,7 @@ impl Log {
     }
 
     /// Puts pages that hardware recorded into the log, up to 64 of them.
-    fn mark_found(&self, slot: &Kept, marked: &Marked) {
+    fn mark_found(&self, slot: &Memslot, marked: &Marked) {
         // A block is not hardware-tracked (I2), and all pages of a writable block are marked already (I1). Passes begin
         // at the start of the slot or of a table inside it, so `ipa` is never before the slot.
         if marked.level == Level::L3 {
@@ -306,7 +306,7 @@ impl Log {
 }
 
 /// Joins pending flushes, so that one flush serves all.
-fn join<'a, P: Platform>(all: &mut Option<Pending<'a, P, Narrowed>>, pending: Pending<'a, P, Narrowed>) {
+fn join<'a, P: Platform>(all: &mut Option<Pending<'a, P, Downgrade>>, pending: Pending<'a, P, Downgrade>) {
     match all {
         None => *all = Some(pending),
         Some(all) => all.join(pending),

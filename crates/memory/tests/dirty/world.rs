@@ -97,7 +97,7 @@ impl World {
             (Some((start, largest)), Some(frames)) => {
                 assert_eq!((frames.pa(), frames.size()), (start, self.pages * PAGE));
                 self.guest.machine.bank(start).make_zero();
-                Backing::Given { frames, largest }
+                Backing::Preallocated { frames, largest }
             }
             (given, back) => panic!("{given:?} was preallocated, but {back:?} came back"),
         };

@@ -163,7 +163,7 @@ fn a_guest_that_is_destroyed_gives_all_back() {
     let all = guest.memory.frames().free() + 2;
     let frames = guest.memory.frames().take(512).unwrap();
     let at = frames.pa();
-    guest.add(BASE + 4 * SECTION, SECTION, Backing::Given { frames, largest: Level::L3 }, true);
+    guest.add(BASE + 4 * SECTION, SECTION, Backing::Preallocated { frames, largest: Level::L3 }, true);
     guest.add_ram(BASE, 2 * SECTION);
     for ipa in [BASE, BASE + 3 * PAGE, BASE + SECTION, BASE + 4 * SECTION + PAGE] {
         guest.reach(ipa, Write);

@@ -101,7 +101,7 @@ fn as_many_bytes_as_addresses_are_given() {
         let slot = Slot { range: BASE..BASE + SECTION, backing, writable: true };
         let refused = guest.memory.add_slot(slot).unwrap_err();
         assert_eq!(refused.error, SlotError::GivenSize { start: BASE, size: SECTION, given });
-        let Backing::Given { frames, .. } = refused.slot.backing else { panic!("{refused:?}") };
+        let Backing::Preallocated { frames, .. } = refused.slot.backing else { panic!("{refused:?}") };
         assert_eq!((frames.pa(), frames.size()), (GIVEN, given), "they come back");
     }
     let backing = guest.machine.give(GIVEN, SECTION, Level::L2);
@@ -127,7 +127,7 @@ fn frames_out_of_reach_are_an_error() {
     let start = Pa::new(1 << 49);
     // SAFETY: there is no memory, and the test accesses none: the fault fails before that.
     let frames = unsafe { twofold_stage2::Donated::new(start, PAGE) }.into_run();
-    guest.add(BASE, PAGE, Backing::Given { frames, largest: Level::L3 }, true);
+    guest.add(BASE, PAGE, Backing::Preallocated { frames, largest: Level::L3 }, true);
     let error = guest.fault(BASE, Translation, Read).unwrap_err();
     assert!(matches!(error, Error::Stage2(twofold_stage2::Error::OutsidePa { .. })), "{error}");
 }

@@ -90,7 +90,7 @@ impl Machine {
 
     /// Preallocated RAM for one slot, which may be mapped by leaves of `largest`.
     pub fn give(&self, start: Pa, size: u64, largest: Level) -> Backing {
-        Backing::Given { frames: self.donate(start, size).into_run(), largest }
+        Backing::Preallocated { frames: self.donate(start, size).into_run(), largest }
     }
 
     /// Loads the guest's tables, so that it can run.

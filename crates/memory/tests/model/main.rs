@@ -77,7 +77,9 @@ impl World {
             let backing = match slot.backing {
                 plain::Backing::Ram => Backing::Ram,
                 plain::Backing::Device(registers) => device_at(registers),
-                plain::Backing::Given { start, largest } => guest.machine.give(start, range.end - range.start, largest),
+                plain::Backing::Preallocated { start, largest } => {
+                    guest.machine.give(start, range.end - range.start, largest)
+                }
             };
             guest.memory.add_slot(Slot { range, backing, writable }).unwrap();
         }

@@ -26,7 +26,7 @@ pub struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     Ram,
-    Given { start: Pa, largest: Level },
+    Preallocated { start: Pa, largest: Level },
     Device(Pa),
 }
 
@@ -62,7 +62,7 @@ pub struct Expected {
 
 impl Slot {
     pub fn is_given(&self) -> bool {
-        matches!(self.backing, Backing::Given { .. })
+        matches!(self.backing, Backing::Preallocated { .. })
     }
 }
 
@@ -76,7 +76,7 @@ impl Model {
             let place = |all: Pa, off: u64| all + index as u64 * 16 * GIB + (start - BASE) + off * PAGE;
             let backing = match plan.kind {
                 Kind::Ram => Backing::Ram,
-                Kind::Given(off, largest) => Backing::Given { start: place(GIVEN, off), largest },
+                Kind::Preallocated(off, largest) => Backing::Preallocated { start: place(GIVEN, off), largest },
                 Kind::Device(off) => Backing::Device(place(DEVICES, off)),
             };
             slots.push(Slot { range: start..at, backing, writable: plan.writable });
@@ -129,7 +129,7 @@ impl Model {
     /// The ranges of preallocated frames.
     pub fn given(&self) -> impl Iterator<Item = (Pa, u64)> {
         self.slots.iter().filter_map(|slot| match slot.backing {
-            Backing::Given { start, .. } => Some((start, slot.range.end - slot.range.start)),
+            Backing::Preallocated { start, .. } => Some((start, slot.range.end - slot.range.start)),
             _ => None,
         })
     }
@@ -228,7 +228,7 @@ impl Model {
         let (level, size, pa) = match slot.backing {
             Backing::Ram if blocks && inside(SECTION) => (2, SECTION, None),
             Backing::Ram => (3, PAGE, None),
-            Backing::Given { start, largest } => at(start, blocks && largest < Level::L3 && fits(start)),
+            Backing::Preallocated { start, largest } => at(start, blocks && largest < Level::L3 && fits(start)),
             Backing::Device(registers) => at(registers, fits(registers)),
         };
         let start = ipa.align_down(size);

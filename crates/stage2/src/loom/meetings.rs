@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use super::guest::{ARMED, BLOCK, Guest, LARGE, PAGE, RAM, READ, home, range};
 use super::machine::Pages;
 use super::{Operation, meet};
-use crate::descent::Unlinked;
+use crate::descent::SequenceCount;
 use crate::walk::{Entry, Visitor};
 use crate::{Access, Attributes, Error, Ipa, Level, Memory, Split};
 
@@ -153,8 +153,8 @@ fn a_table_is_unmapped_and() {
 fn two_tables_are_taken_out() {
     let tables = || guest(2, &[(0, Level::L3), (BLOCK, Level::L3)]);
     let are_counted = |guest: &Guest| {
-        let both = Unlinked::default().now().next().next();
-        assert!(guest.stage2.unlinked.is_still(both), "two tables are counted as one");
+        let both = SequenceCount::default().now().next().next();
+        assert!(guest.stage2.sequence.is_still(both), "two tables are counted as one");
     };
     meet(2, tables, [UNMAP_BLOCK, |guest, pages| guest.unmap(BLOCK, BLOCK, pages)], move |guest, pools| {
         guest.check_balance(pools);

@@ -16,7 +16,7 @@ pub const EXCUSED: &[Excused] = &[
     excused(AGE, "Clean::entries: 0 => 1", SAME_ROW),
     excused(AGE, "Clean::entries: writable == 0 => false", SAME_ROW),
     excused(AGE, "Clean::entries: 0 => 1 #2", SAME_ROW),
-    excused(CACHE, "Upkeep::new: !features.instruction_cache_coherent => true", COHERENT),
+    excused(CACHE, "CacheMaintenance::new: !features.instruction_cache_coherent => true", COHERENT),
     excused(CACHE, "cache::before_execute: features.instruction_cache_coherent => false", COHERENT),
     excused(DESCRIPTOR, "Descriptor::leaf: 0 => 1", VALID),
     excused(DESCRIPTOR, "descriptor::data_bits: 0 => 1", VALID),
@@ -288,7 +288,7 @@ pub const EXCUSED: &[Excused] = &[
     excused(ADAPTIVE, "Cold::new: 0 => 1 #2", "a round begins with what is free"),
     excused(EL2, "mpam2::TRAP_MPAM1: 1 << 48 => a bit more", "bit 49 is TRAP_MPAM0, which is set in any case"),
     // Maps, passes, splits and unmaps.
-    excused(MAP, "Stage2::map_to: !Upkeep::new(self.features(), attributes).is_needed() => false", LONG_WAY),
+    excused(MAP, "Stage2::map_to: !CacheMaintenance::new(self.features(), attributes).is_needed() => false", LONG_WAY),
     excused(MAP, "Stage2::map_to: place.entry == Descriptor::INVALID => true", LOOK),
     excused(MAP, "Stage2::map_to: place.entry == Descriptor::INVALID => place.entry != Descriptor::INVALID", LOOK),
     excused(MAP, "Stage2::fill_entry: !upkeep.is_needed() => false", BY_BUSY),

@@ -11,8 +11,8 @@ use twofold_abi::bundle::{before, flags};
 use twofold_abi::vendor::{TRACKERS, WRITE_PROTECT};
 use twofold_launch::experiment::{DirtyLog, PageTable, Phase, Platform, Program};
 use twofold_launch::{Counted, Experiment, ExperimentError, Guest, Pages, machine};
-use twofold_pattern::mode::{Mode, S0_MODES};
-use twofold_pattern::pass::Pass;
+use twofold_workload::mode::{Mode, S0_MODES};
+use twofold_workload::pass::Pass;
 
 use super::Suite;
 use crate::build;

@@ -103,8 +103,8 @@ fn true_traces(seed: u64) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("trace");
     let mut test = Command::new(env!("CARGO"));
-    test.args(["test", "--package", "twofold-machine", "--features", "twofold-machine/unforgiving"])
-        .args(["--test", "unforgiving", "--", "random::judge_random_operations", "--test-threads=1"])
+    test.args(["test", "--package", "twofold-machine", "--features", "twofold-machine/strict"])
+        .args(["--test", "strict", "--", "random::judge_random_operations", "--test-threads=1"])
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
         .env("TWOFOLD_OPERATIONS", number("TWOFOLD_OPERATIONS").unwrap_or(250).to_string())
         .env("TWOFOLD_SEED", seed.to_string())

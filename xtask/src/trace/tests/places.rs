@@ -332,7 +332,7 @@ fn flushes(events: &[Line<'_>]) -> Places {
                         checker.event(at, line).unwrap();
                         continue;
                     }
-                    let narrowed = own.iter().any(|debt| debt.kind == Kind::Narrowed);
+                    let narrowed = own.iter().any(|debt| debt.kind == Kind::Downgrade);
                     let name = if narrowed { "a downgrade" } else { "an unmap" };
                     (own, name)
                 }

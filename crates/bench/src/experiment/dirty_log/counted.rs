@@ -48,7 +48,7 @@ fn check(counted: &Counted, setup: &Setup, load: &Load) -> anyhow::Result<()> {
 }
 
 /// Advances the generators past these passes.
-fn advance(passes: &mut [Vec<twofold_pattern::pass::Pass>]) {
+fn advance(passes: &mut [Vec<twofold_workload::pass::Pass>]) {
     for pass in passes.iter_mut().flatten() {
         let mut accesses = pass.accesses();
         accesses.by_ref().for_each(drop);

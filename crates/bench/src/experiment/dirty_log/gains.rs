@@ -77,7 +77,7 @@ mod tests {
     use crate::experiment::setup::{Policies, Setup, Split};
     use crate::experiment::target::Taken;
     use crate::results::Platform;
-    use twofold_pattern::mode::Mode;
+    use twofold_workload::mode::Mode;
 
     #[test]
     fn a_gain_is_averaged_over_modes() {

@@ -12,7 +12,7 @@ mod gains;
 mod plan;
 
 use anyhow::{Context, bail, ensure};
-use twofold_pattern::pass::Pass;
+use twofold_workload::pass::Pass;
 
 use super::record::{Variant, Who, mean, sum};
 use super::setup::Setup;

@@ -6,7 +6,7 @@
 
 use anyhow::{Context, ensure};
 use twofold_memory::dirty::Tracker;
-use twofold_pattern::mode::{Mode, S0_MODES};
+use twofold_workload::mode::{Mode, S0_MODES};
 
 use super::Load;
 use crate::arguments::{self, DirtyLogOptions};

@@ -3,7 +3,7 @@
 
 use clap::ValueEnum;
 use twofold_memory::dirty::Tracker;
-use twofold_pattern::mode::{MODES, Mode};
+use twofold_workload::mode::{MODES, Mode};
 
 use super::*;
 use crate::experiment::machine::Machines;

@@ -12,8 +12,8 @@ use twofold_machine::fast::{FastMachine, FastPlatform, HostCaches};
 use twofold_machine::guest_tables::TablesInRam;
 use twofold_machine::program::Stage1Registers;
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId, baselines};
-use twofold_pattern::stage1::{Memory, Stage1};
 use twofold_stage2::{Features, Geometry, Granule, Ipa, IpaRange, Level, Vmid};
+use twofold_workload::stage1::{Memory, Stage1};
 
 use super::memory::Plan;
 use crate::experiment::setup::{Cmo, Coalesce, Policies, Setup, Split, Tables};
@@ -55,7 +55,11 @@ impl Guest {
             let (frames, rest) = donated.split_at(size).ok().context("a memslot ends beyond the guest's memory")?;
             donated = rest;
             let range = plan.start + offset..plan.start + offset + size;
-            slots.push(memory.add_slot(Slot { range, backing: Backing::Given { frames, largest }, writable: true })?);
+            slots.push(memory.add_slot(Slot {
+                range,
+                backing: Backing::Preallocated { frames, largest },
+                writable: true,
+            })?);
         }
         let stage1 = stage1(&memory, own, plan)?;
         Ok(Self { machine, memory, slots, start: plan.start, stage1 })

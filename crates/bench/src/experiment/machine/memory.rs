@@ -8,8 +8,8 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use twofold_machine::arena::{Arena, ArenaError, ArenaOptions, Backing as Made};
 use twofold_machine::fast::CpusError;
-use twofold_pattern::stage1::{Layout, Leaves};
 use twofold_stage2::{Donated, Ipa};
+use twofold_workload::stage1::{Layout, Leaves};
 
 use super::PAGE;
 use crate::experiment::setup::{Backing, Setup};
@@ -170,7 +170,7 @@ const SPARE: u64 = 2 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use twofold_pattern::mode::Mode;
+    use twofold_workload::mode::Mode;
 
     fn setup(mode: &str) -> Setup {
         Setup { region: 64 << 20, ..Setup::new(Mode::find(mode).unwrap()) }

@@ -16,8 +16,8 @@ use anyhow::{Context, ensure};
 use twofold_machine::fast::{FastMachine, FastPlatform};
 use twofold_memory::dirty::{DirtyLog, DirtyPages, LogOptions, Tracker};
 use twofold_memory::{GuestMemory, SlotId};
-use twofold_pattern::pass::Pass;
 use twofold_stage2::Ipa;
+use twofold_workload::pass::Pass;
 
 use super::setup::Setup;
 use super::target::{Meter, Taken, Target, Targets};
@@ -182,7 +182,7 @@ const PAGE: u64 = 4 << 10;
 mod tests {
     use super::*;
     use crate::experiment::target::REGION;
-    use twofold_pattern::mode::Mode;
+    use twofold_workload::mode::Mode;
 
     fn setup() -> Setup {
         Setup { region: 4 << 20, vcpus: 2, ..Setup::new(Mode::find("p40v48-4k").unwrap()) }

@@ -15,8 +15,8 @@ use twofold_machine::interrupts::Interrupts;
 use twofold_machine::passes::{Load, Passes, Repeat};
 use twofold_machine::program::{Abort, Ended, Exit, Program, State};
 use twofold_memory::{Answer, GuestFault};
-use twofold_pattern::pass::Pass;
 use twofold_stage2::fault::{Fault, FaultKind, ipa_from_hpfar, ipa_from_par};
+use twofold_workload::pass::Pass;
 
 use super::guest::Guest;
 use crate::clock::Moment;

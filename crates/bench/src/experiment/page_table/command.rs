@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use twofold_memory::dirty::Tracker;
-use twofold_pattern::mode::Mode;
+use twofold_workload::mode::Mode;
 
 use super::{Between, Stage, Stages, check};
 use crate::arguments::{self, PageTableOptions};

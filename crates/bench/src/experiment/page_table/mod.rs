@@ -22,7 +22,7 @@ mod command;
 use anyhow::ensure;
 use serde::Serialize;
 use twofold_memory::dirty::Tracker;
-use twofold_pattern::pass::Pass;
+use twofold_workload::pass::Pass;
 
 use super::machine::MachineTarget;
 use super::setup::Setup;
@@ -232,7 +232,7 @@ mod tests {
     use crate::experiment::machine::Machines;
     use crate::experiment::setup::Backing;
     use crate::results::Quantity;
-    use twofold_pattern::mode::{MODES, Mode};
+    use twofold_workload::mode::{MODES, Mode};
 
     fn setup(backing: Backing, region: u64, vcpus: usize) -> Setup {
         let mode = Mode::find("p40v48-4k").unwrap_or(MODES[6]);
@@ -285,7 +285,7 @@ mod tests {
         let update = accesses(Stage::Update, 1);
         assert_eq!(update.iter().filter(|access| access.write).count(), 2);
         let half =
-            |access: &&twofold_pattern::pass::Access| !access.write && (access.va - REGION) % (2 << 20) >= 1 << 20;
+            |access: &&twofold_workload::pass::Access| !access.write && (access.va - REGION) % (2 << 20) >= 1 << 20;
         assert_eq!(update.iter().filter(half).count(), 512);
         assert_eq!(update.len(), 514);
         assert_eq!(accesses(Stage::Adjust, 0).len(), 1024);

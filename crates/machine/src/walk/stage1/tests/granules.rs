@@ -3,8 +3,8 @@
 
 use std::convert::Infallible;
 
-use twofold_pattern::mode::{MODES, Mode};
-use twofold_pattern::stage1::{self as built, Layout, Leaves, Memory, Stage1, TableMemory};
+use twofold_workload::mode::{MODES, Mode};
+use twofold_workload::stage1::{self as built, Layout, Leaves, Memory, Stage1, TableMemory};
 
 use super::*;
 

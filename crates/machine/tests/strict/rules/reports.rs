@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use twofold_machine::program::Instructions;
-use twofold_machine::unforgiving::{Bbm, Breach, Rule};
+use twofold_machine::strict::{Bbm, Breach, Rule};
 use twofold_stage2::{Access, Attributes, Level, Pa};
 
 use super::SEEDS;

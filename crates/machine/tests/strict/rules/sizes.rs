@@ -2,7 +2,7 @@
 //! Changes of a mapping's size without a break, on CPUs that allow them (FEAT_BBM), and their effects on accesses.
 
 use twofold_machine::program::{Exit, Instructions};
-use twofold_machine::unforgiving::{Bbm, Breach, Rule, Withdrawn};
+use twofold_machine::strict::{Bbm, Breach, Rule, Withdrawn};
 use twofold_stage2::{Attributes, Ipa, Memory, Pa};
 
 use super::SEEDS;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use twofold_machine::arena::{ArenaOptions, Backing};
-use twofold_machine::unforgiving::{Bbm, Hosted, Knowledge, Machine, Options};
+use twofold_machine::strict::{Bbm, Hosted, Knowledge, Machine, Options};
 use twofold_stage2::{Features, Geometry, Granule, Pa, Run, Stage2, TablePage, TableSource, Vmid};
 
 pub const PAGE: u64 = 4 << 10;

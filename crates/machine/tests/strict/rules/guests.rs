@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
 use twofold_machine::program::{Exit, Instructions};
-use twofold_machine::unforgiving::{Bbm, Rule, Withdrawn};
+use twofold_machine::strict::{Bbm, Rule, Withdrawn};
 use twofold_stage2::fault::{Fault, FaultKind};
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::{Features, Platform};

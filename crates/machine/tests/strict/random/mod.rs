@@ -13,7 +13,7 @@ mod writes;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use twofold_machine::unforgiving::{CpuHandle, Hosted, Program};
+use twofold_machine::strict::{CpuHandle, Hosted, Program};
 use twofold_stage2::{Features, Stage2, TablePage, TableSource, Thresholds, Unwatched};
 
 use crate::world::{GIB, MODERN, PLAIN, Pages, World};

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
 use twofold_machine::program::Instructions;
-use twofold_machine::unforgiving::{Bbm, Rule, Withdrawn};
+use twofold_machine::strict::{Bbm, Rule, Withdrawn};
 use twofold_stage2::Platform;
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::single_operand;

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_machine::program::{Exit, Instructions};
-use twofold_machine::unforgiving::{CpuHandle, Hosted, Knowledge, Program};
+use twofold_machine::strict::{CpuHandle, Hosted, Knowledge, Program};
 use twofold_stage2::fault::{Fault, FaultKind};
 use twofold_stage2::{
     Access, Attributes, Broken, Coalesced, Error, Execute, Features, Ipa, Leaf, Level, Mapped, Pa, Removed, Stage2,

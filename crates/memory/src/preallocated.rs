@@ -7,7 +7,7 @@
 use twofold_stage2::{Geometry, Ipa, IpaRange, Lent, Level, Pa};
 
 /// The frames of one slot, and the level of the largest leaf that may map them.
-pub(crate) struct Given {
+pub(crate) struct Preallocated {
     pub(crate) frames: Lent,
     pub(crate) largest: Level,
 }
@@ -20,7 +20,7 @@ pub(crate) struct Place {
     pub(crate) pa: Pa,
 }
 
-impl Given {
+impl Preallocated {
     /// The physical address of the page at `ipa`, in the slot with the addresses `slot`.
     pub(crate) fn pa(&self, slot: &IpaRange, ipa: Ipa) -> Pa {
         self.frames.run().pa() + (ipa - slot.start)

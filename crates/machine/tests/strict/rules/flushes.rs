@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::AcqRel;
 
 use twofold_machine::program::Instructions;
-use twofold_machine::unforgiving::{Bbm, Breach, Rule, Withdrawn};
+use twofold_machine::strict::{Bbm, Breach, Rule, Withdrawn};
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::{range_operand, single_operand};
 use twofold_stage2::{Access, Attributes, Features, Granule, Ipa, Level, Platform, Unwatched};

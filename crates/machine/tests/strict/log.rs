@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use twofold_machine::arena::{ArenaOptions, Backing as Memory};
 use twofold_machine::interrupts::Interrupts;
 use twofold_machine::program::{self, Ended, Exit, Instructions};
-use twofold_machine::unforgiving::{Bbm, Breach, CpuHandle, Hosted, Machine, Options};
+use twofold_machine::strict::{Bbm, Breach, CpuHandle, Hosted, Machine, Options};
 use twofold_machine::vm::{RunError, Vcpu, Vm};
 use twofold_memory::dirty::{DirtyLog, DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot, SlotId};
@@ -106,7 +106,7 @@ impl Migration {
             // Aligned as the slot is.
             let given = machine.arena().donate_part(MIB_2 - 3 * PAGE, COUNT * PAGE).unwrap();
             let frames = given.into_run();
-            Backing::Given { frames, largest: Level::L2 }
+            Backing::Preallocated { frames, largest: Level::L2 }
         } else {
             frames.add(machine.arena().donate_part(0, sections).unwrap());
             Backing::Ram
@@ -352,7 +352,7 @@ fn migrate(kind: Kind, seed: u64, total: u64) -> Result<[u64; 2], Breach> {
     let migration = &migration;
     let programs: [fn(&Migration, &CpuHandle); CPUS] =
         [Migration::collect, Migration::disturb, Migration::write, Migration::write];
-    let on_cpu = |program: fn(&Migration, &CpuHandle)| -> twofold_machine::unforgiving::Program<'_> {
+    let on_cpu = |program: fn(&Migration, &CpuHandle)| -> twofold_machine::strict::Program<'_> {
         Box::new(move |cpu| program(migration, cpu))
     };
     machine.run(programs.map(on_cpu).into())?;

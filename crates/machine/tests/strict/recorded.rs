@@ -10,7 +10,7 @@ use std::process::Command;
 
 use twofold_abi::trace::{Dc, Event, Header, KINDS, Line, Source, is_comment};
 use twofold_machine::arena::{ArenaOptions, Backing};
-use twofold_machine::unforgiving::{Bbm, Machine, MachineError, Options};
+use twofold_machine::strict::{Bbm, Machine, MachineError, Options};
 use twofold_stage2::Features;
 
 use crate::random::{CPUS, MEMORY, random_operations};

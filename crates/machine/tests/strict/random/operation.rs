@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use twofold_machine::program::{Abort, Exit, Instructions, Stage1Registers};
-use twofold_machine::unforgiving::{CpuHandle, Guest, Hosted, Withdrawn};
+use twofold_machine::strict::{CpuHandle, Guest, Hosted, Withdrawn};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar};
 use twofold_stage2::{
     Access, Attributes, Broken, Coalesced, Error, Execute, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed,

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use twofold_machine::program::Instructions;
-use twofold_machine::unforgiving::{Bbm, Breach, Rule, Withdrawn};
+use twofold_machine::strict::{Bbm, Breach, Rule, Withdrawn};
 use twofold_stage2::Platform;
 use twofold_stage2::platform::{Domain, Tlbi};
 

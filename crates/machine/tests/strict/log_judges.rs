@@ -7,7 +7,7 @@
 use std::sync::Mutex;
 
 use twofold_machine::arena::{ArenaOptions, Backing};
-use twofold_machine::unforgiving::{Bbm, CpuHandle, Hosted, Machine, Options, Program};
+use twofold_machine::strict::{Bbm, CpuHandle, Hosted, Machine, Options, Program};
 use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};

@@ -7,7 +7,7 @@ use super::{Cpu, InGuest, Left, RunError, Vcpu, Vm};
 use crate::fast::{CpusError, VcpuError};
 use crate::interrupts::{Interrupts, Woken};
 use crate::program::{Abort, Ended, Exit, Program, State};
-use crate::unforgiving::{self, Breach, CpuHandle, Guest, Hosted, Machine};
+use crate::strict::{self, Breach, CpuHandle, Guest, Hosted, Machine};
 
 /// The reason why not all vCPUs ran until they left.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -98,7 +98,7 @@ impl Vm<Hosted> {
             return Err(CpusError { asked, available: most, most }.into());
         }
         let (mut left, call) = (vec![None; asked], &call);
-        let mut programs: Vec<unforgiving::Program<'_>> = Vec::new();
+        let mut programs: Vec<strict::Program<'_>> = Vec::new();
         for (number, (vcpu, left)) in vcpus.iter_mut().zip(&mut left).enumerate() {
             let run = move |cpu: &CpuHandle| *left = Some(self.run(cpu, vcpu, |arguments| call(number, arguments)));
             programs.push(Box::new(run));

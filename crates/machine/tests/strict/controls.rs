@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use twofold_machine::arena::{ArenaOptions, Backing};
 use twofold_machine::program::{Exit, Instructions};
-use twofold_machine::unforgiving::{Bbm, Breach, CpuHandle, Hosted, Machine, Options, Rule, Withdrawn};
+use twofold_machine::strict::{Bbm, Breach, CpuHandle, Hosted, Machine, Options, Rule, Withdrawn};
 use twofold_machine::vm::Vm;
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot};

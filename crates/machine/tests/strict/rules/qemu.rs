@@ -7,7 +7,7 @@
 //! conflicts.
 
 use twofold_machine::program::Instructions;
-use twofold_machine::unforgiving::{Bbm, Rule, Withdrawn};
+use twofold_machine::strict::{Bbm, Rule, Withdrawn};
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::range_operand;
 use twofold_stage2::{Granule, Platform};

@@ -2,7 +2,7 @@
 //! R12, R13, R14, R21, R22: lines of data and instruction caches.
 
 use twofold_machine::program::Instructions;
-use twofold_machine::unforgiving::{Bbm, Breach, Rule};
+use twofold_machine::strict::{Bbm, Breach, Rule};
 use twofold_stage2::platform::Domain;
 use twofold_stage2::{Access, Attributes, Features, Memory};
 

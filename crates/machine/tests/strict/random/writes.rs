@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_machine::program::Instructions;
-use twofold_machine::unforgiving::{CpuHandle, Hosted, Program};
+use twofold_machine::strict::{CpuHandle, Hosted, Program};
 use twofold_stage2::{
     Access, Attributes, Broken, Coalesced, Features, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Removed, Stage2,
     Unwatched,

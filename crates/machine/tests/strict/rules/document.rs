@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `docs/mmu-rules.md` has each rule, and the tests that it names exist.
 
-use twofold_machine::unforgiving::Rule;
+use twofold_machine::strict::Rule;
 
 const DOCUMENT: &str = include_str!("../../../../../docs/mmu-rules.md");
 const TESTS: [&str; 9] = [

@@ -17,7 +17,7 @@ use twofold_machine::arena::{ArenaOptions, Backing};
 use twofold_machine::fast::CpusError;
 use twofold_machine::interrupts::{Interrupts, Line};
 use twofold_machine::program::{self, Instructions};
-use twofold_machine::unforgiving::{Bbm, Breach, CpuHandle, Hosted, Machine, Options, Program, Rule};
+use twofold_machine::strict::{Bbm, Breach, CpuHandle, Hosted, Machine, Options, Program, Rule};
 use twofold_machine::vm::{Left, RunAllError, Vcpu, Vm};
 use twofold_memory::{GuestFault, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};

@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_machine::program::Instructions;
-use twofold_machine::unforgiving::{CpuHandle, Hosted, Program, Withdrawn};
+use twofold_machine::strict::{CpuHandle, Hosted, Program, Withdrawn};
 use twofold_stage2::platform::{Dc, Domain};
 use twofold_stage2::{
-    Access, Attributes, Coalesced, Execute, Ipa, IpaRange, Level, Mapped, Memory, Narrowed, Pending, Platform, Relaxed,
-    Stage2, Unwatched,
+    Access, Attributes, Coalesced, Downgrade, Execute, Ipa, IpaRange, Level, Mapped, Memory, Pending, Platform,
+    Relaxed, Stage2, Unwatched,
 };
 
 use crate::window::ByAddress as _;
@@ -72,7 +72,7 @@ fn change<'a>(
     tables: &'a Stage2<Hosted>,
     world: &World,
     range: IpaRange,
-) -> Pending<'a, Hosted, Narrowed> {
+) -> Pending<'a, Hosted, Downgrade> {
     match which {
         0 => tables.write_protect(range),
         1 => tables.write_protect_mask(range.start, u64::MAX >> (64 - (range.end - range.start) / PAGE)),

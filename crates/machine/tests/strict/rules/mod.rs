@@ -18,7 +18,7 @@ mod reports;
 mod sizes;
 
 use hand::{Hand, Machinery};
-use twofold_machine::unforgiving::{Bbm, Breach, Rule};
+use twofold_machine::strict::{Bbm, Breach, Rule};
 
 use crate::world::{MODERN, PLAIN};
 

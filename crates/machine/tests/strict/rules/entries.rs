@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
-use twofold_machine::unforgiving::Rule;
+use twofold_machine::strict::Rule;
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::{Access, Attributes, Memory, Platform};
 

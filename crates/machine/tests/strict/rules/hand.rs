@@ -4,7 +4,7 @@
 use std::ops::Deref;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use twofold_machine::unforgiving::{Bbm, Breach, CpuHandle, Guest, Hosted, Program, Withdrawn};
+use twofold_machine::strict::{Bbm, Breach, CpuHandle, Guest, Hosted, Program, Withdrawn};
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::tlb::single_operand;
 use twofold_stage2::{Access, Attributes, Descriptor, Features, Ipa, IpaRange, Level, Pa, Platform, TableSource};

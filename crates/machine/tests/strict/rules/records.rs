@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use twofold_machine::program::{Instructions, Stage1Registers};
-use twofold_machine::unforgiving::{Bbm, Breach, Rule, Withdrawn};
+use twofold_machine::strict::{Bbm, Breach, Rule, Withdrawn};
 use twofold_stage2::platform::{Domain, Tlbi};
 
 use super::SEEDS;
