@@ -66,7 +66,7 @@ pub struct FuzzOptions {
     /// Seconds for each target
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
-    /// Copies each new input that reaches code not yet covered by fuzz/corpus into it
+    /// Adds each new input to fuzz/corpus that reaches code which the corpus does not cover yet
     #[arg(long)]
     pub keep: bool,
 }
@@ -318,7 +318,7 @@ pub struct RunOptions {
     /// Size of the mappings of guest memory
     #[arg(long, value_enum, default_value_t = PagesOption::Auto)]
     pub pages: PagesOption,
-    /// The guest to boot: Debian's Linux, the bare-metal guest, or (auto) the second if the first cannot be fetched
+    /// The guest to boot: Debian's Linux, the bare-metal guest, or (auto) Linux if it can be fetched, else the other
     #[arg(long, value_enum, default_value_t = GuestOption::Auto)]
     pub guest: GuestOption,
     /// CPU model, a value of QEMU's -cpu
@@ -467,20 +467,20 @@ const PEERS_KVM_HELP: &str = "\
 Debian's arm64 kernel boots in QEMU at EL2, in the deterministic mode, and runs the kernel's own dirty_log_perf_test and
 kvm_page_table_test, which are built unmodified from its source package. A small file of ours (peers/kvm), linked with them,
 counts the instructions at EL2 of each call into KVM: a run to the next exit to user space, a get, a clear. Equal runs
-print equal figures. Beside them are the figures of KVM that README and the targets use. The guest of `--on kvm` repeats
+print equal figures. The report also has the figures of KVM that README and the targets use. The guest of `--on kvm` repeats
 each experiment with a dirty log. It must find the same pages dirty, at the same cost within 10 %.
 
 Examples:
   cargo xtask peers kvm
   cargo xtask peers kvm --json kvm.json
 
-Exit status: 1 if the two do not agree.
+Exit status: 1 if the guest of `--on kvm` and the selftests do not agree.
 
 Environment:
   TWOFOLD_QEMU, TWOFOLD_APT_GET, TWOFOLD_GUEST_CACHE   as for `run`";
 
 const RECORD_HELP: &str = "\
-Debian's Linux boots under the hypervisor with Debian's redis-server, in which most keys are set. Then redis-benchmark
+Debian's Linux boots under the hypervisor with Debian's redis-server, whose database has most of the keys already. Then redis-benchmark
 sets keys chosen at random until the guest powers off. The hypervisor's dirty log (manual) has all of the guest's
 writes; the hypervisor reads and clears it at each context switch. The file holds the last rounds. In the deterministic
 mode an instruction takes a nanosecond of virtual time, and equal images make equal files.
@@ -508,7 +508,7 @@ const TEST_EXAMPLES: &str = "\
 Examples:
   cargo xtask test                 the quick tier of every suite
   cargo xtask test el2             one suite in full (host, el2, linux, kvm, proof)
-  cargo xtask test linux fallback  the tests of it with \"fallback\" in their names
+  cargo xtask test linux fallback  the tests of a suite with \"fallback\" in their names
   cargo xtask test --soak          everything in full
 
 The last line is `N passed, N failed`.";

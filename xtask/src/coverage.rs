@@ -26,9 +26,9 @@ use crate::workspace::Workspace;
 
 /// The crates that are measured.
 const CRATES: [&str; 2] = ["crates/stage2", "crates/memory"];
-/// The least part of each crate's lines that tests must execute, in per cent.
+/// The percentage of each crate's lines that the tests must execute.
 const LEAST: f64 = 90.0;
-/// The file that is not compiled for the host, and so not counted.
+/// A file that is not compiled for the host, so its lines are not counted.
 const ELSEWHERE: &str = "crates/stage2/src/arm64.rs";
 /// The tests of the crates, and of the hosted machine, which runs the crates.
 const TESTS: [&str; 8] = [
@@ -58,7 +58,7 @@ pub fn command(workspace: &Workspace, options: &CoverageOptions) -> anyhow::Resu
         measured.html(&programs, directory)?;
     }
     output::line(&format!("\n{}", shown(&files)))?;
-    output::line(&format!("\n{ELSEWHERE} is not compiled for this machine and not counted; neither are tests."))?;
+    output::line(&format!("\nnot counted: {ELSEWHERE}, which is not compiled for this machine, and the tests"))?;
     let mut good = true;
     for name in CRATES {
         let total = total(&files, name);
@@ -66,7 +66,7 @@ pub fn command(workspace: &Workspace, options: &CoverageOptions) -> anyhow::Resu
         good &= total.percent() >= LEAST;
     }
     if !good {
-        output::error(&format!("less than {LEAST} % of a crate's lines is executed by the tests"));
+        output::error(&format!("the tests execute less than {LEAST} % of a crate's lines"));
     }
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -76,7 +76,7 @@ fn tools() -> anyhow::Result<PathBuf> {
     let libraries = subprocess::read(Command::new("rustc").args(["--print", "target-libdir"]))?;
     let tools = Path::new(libraries.trim()).with_file_name("bin");
     if !tools.join("llvm-cov").is_file() {
-        // The component has no subcommand of Cargo to test for, so `component` always installs it.
+        // `component` looks for a subcommand of Cargo. These tools have none, so it always installs them.
         install::component("llvm-tools", "llvm-tools")?;
     }
     ensure!(tools.join("llvm-cov").is_file(), "there is no llvm-cov in {}", tools.display());
@@ -96,7 +96,7 @@ impl Measured<'_> {
         command.env("RUSTFLAGS", "-C instrument-coverage").env("CARGO_TARGET_DIR", &self.directory);
         // Each process writes a file of its own.
         command.env("LLVM_PROFILE_FILE", self.profiles().join("%p-%m.profraw")).env("RUST_BACKTRACE", "0");
-        // Level 1 keeps the source lines apart and is fast enough.
+        // At level 1 each count still belongs to one source line, and the tests are fast enough.
         command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
         command
     }
@@ -147,7 +147,7 @@ impl Measured<'_> {
         command
     }
 
-    /// The lines of each file.
+    /// Returns the lines of each file with their counts, without the lines of tests.
     fn read(&self, programs: &[PathBuf]) -> anyhow::Result<BTreeMap<String, Lines>> {
         let mut command = self.llvm_cov("export", programs);
         command.arg("-format=lcov").stderr(Stdio::null());
@@ -206,7 +206,7 @@ impl Lines {
         for (line, count) in &self.counts {
             if *count == 0 {
                 match ranges.last_mut() {
-                    // Lines without code between two missed lines join them.
+                    // Lines without code do not end a range.
                     Some(last) if before == Some(*last.end()) => *last = *last.start()..=*line,
                     _ => ranges.push(*line..=*line),
                 }

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The table of the instructions that EL2 executes on a guest's behalf and that may abort, and where EL2 then
-//! continues.
+//! The exception table: the instructions of EL2 that a guest can make abort, each with the place where EL2 continues.
 //!
-//! A guest controls whether such an instruction aborts, so its abort is not a defect of EL2. The table pairs the
-//! address of each such instruction with its landing. An exception at EL2 whose return address is in the table
-//! continues at the landing. Every other one is fatal ([`panic`](mod@crate::panic)). An instruction joins the table by
+//! EL2 executes such an instruction on a guest's behalf, so its abort is not a defect of EL2. The table pairs the
+//! address of each such instruction with its *landing*. After an exception at EL2 whose return address is in the table,
+//! EL2 continues at the landing. Every other one is fatal ([`panic`](mod@crate::panic)). An instruction joins the table by
 //! `exception_table_entry!` in its own `asm!`; [`at`](crate::at) is the example to follow.
 //!
 //! The state at a landing:
 //! * All general registers, SP and PSTATE are as they were at the instruction.
-//! * `ESR_EL2` and `FAR_EL2` describe the abort. The values of the guest's exit must have been read before.
+//! * `ESR_EL2` and `FAR_EL2` describe the abort. EL2 has to read the values of the guest's exit before the instruction.
 //! * **`TPIDR_EL0`, a register of the guest, is overwritten**, because the vector needs one scratch register. The code
 //!   around the instruction saves it, and the landing restores it.
 //!
@@ -47,14 +46,14 @@ pub(crate) fn landing(esr: u64, elr: u64) -> Option<u64> {
     entries().iter().find(|entry| entry.instruction.address() == elr).map(|entry| entry.landing.address())
 }
 
-/// Two places in the image. They are relative, so the table needs no relocation.
+/// An instruction and its landing. Both addresses are relative, so the table needs no relocation.
 #[repr(C)]
 struct Entry {
     instruction: Relative,
     landing: Relative,
 }
 
-/// An offset from its own address.
+/// An address in the image, as an offset from the address of this field.
 #[repr(transparent)]
 struct Relative(i32);
 

@@ -12,7 +12,7 @@ use crate::options::Backing;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum KvmError {
-    /// This host cannot run guests under KVM. A caller that can do without one skips.
+    /// This host cannot run guests under KVM. A caller that does not depend on KVM skips.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
     /// KVM is available, but lacks a capability that was asked for.
@@ -41,12 +41,12 @@ pub enum KvmError {
         /// What the host lacks, and which mode would do.
         why: String,
     },
-    /// Options or arguments that no guest can have.
+    /// Options or arguments that are not valid for any guest.
     #[error("{0}")]
     Options(String),
-    /// A chunk that KVM does not support.
+    /// An eager-split chunk that KVM does not support.
     #[error(
-        "an eager-split chunk of {} is not supported here; {} are (0: nothing is split ahead)",
+        "an eager-split chunk of {} is not supported here; {} are (0: no eager split)",
         Size(*chunk),
         Sizes(supported)
     )]
@@ -56,7 +56,7 @@ pub enum KvmError {
         /// The supported chunks, in bytes.
         supported: Vec<u64>,
     },
-    /// x86-64 has no chunk to set.
+    /// On x86-64, KVM has no setting for the eager-split chunk.
     #[error(
         "x86-64 has no eager-split chunk: it is on or off for all virtual machines (parameter kvm.eager_page_split, \
          which is {}); leave the chunk at 0",
@@ -69,7 +69,7 @@ pub enum KvmError {
     /// There are not enough huge pages.
     #[error(
         "{backing} needs {needed} huge pages of {}, and {free} are free; write {needed} or more to \
-         /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages, or take anonymous_thp",
+         /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages, or use anonymous_thp",
         Size(*size), size >> 10
     )]
     NoHugePages {
@@ -85,27 +85,27 @@ pub enum KvmError {
     /// Transparent huge pages are off.
     #[error(
         "transparent huge pages are off; write madvise to /sys/kernel/mm/transparent_hugepage/enabled, \
-         or take another backing"
+         or use another backing"
     )]
     NoTransparentHugePages,
     /// There is not enough memory.
-    #[error("this takes {} of memory, and {} are available; take fewer vCPUs or less memory", Size(*needed), Size(*free))]
+    #[error("this takes {} of memory, and {} are available; use fewer vCPUs or less memory", Size(*needed), Size(*free))]
     NoMemory {
-        /// In bytes, the guest's tables included.
+        /// In bytes, with the guest's tables.
         needed: u64,
-        /// In bytes, as much as can be had without an out-of-memory kill.
+        /// Bytes that can be allocated without an out-of-memory kill.
         free: u64,
     },
     /// The guest's memory does not fit into its guest-physical address space.
     #[error(
-        "{} of memory do not fit into {bits} bits of guest-physical address, of which the guest's own {} are taken",
+        "{} of memory do not fit into {bits} bits of guest-physical address, of which the guest itself uses {}",
         Size(*size),
         Size(*taken)
     )]
     TooLarge {
         /// In bytes.
         size: u64,
-        /// Bytes taken below it.
+        /// Bytes below this memory that the guest itself uses.
         taken: u64,
         /// Bits of guest-physical address.
         bits: u32,
@@ -137,7 +137,7 @@ pub enum KvmError {
     /// The guest is already running.
     #[error("the guest is already running; stop it first")]
     Running,
-    /// There is no such slot, place, or part of a log.
+    /// A slot, an address or a part of a log that does not exist.
     #[error("{0}")]
     Nowhere(String),
 }
@@ -160,15 +160,15 @@ impl KvmError {
 pub enum Unavailable {
     /// There is no device.
     #[error(
-        "no /dev/kvm here: the kernel has no KVM, its module is not loaded, or the CPU (or the hypervisor below) \
-         does not let it"
+        "no /dev/kvm here: the kernel has no KVM, its module is not loaded, or the CPU (or an outer hypervisor) \
+         does not allow it"
     )]
     NoDevice,
     /// This user may not open the device.
     #[error("/dev/kvm: permission denied: add yourself to group kvm, or run as root")]
     Permission,
     /// The device cannot be opened.
-    #[error("/dev/kvm cannot be opened: {errno}: is the CPU's virtualization switched off, or another hypervisor's?")]
+    #[error("/dev/kvm cannot be opened: {errno}: is the CPU's virtualization off, or does another hypervisor use it?")]
     Open {
         /// The system's error.
         errno: Errno,
@@ -200,7 +200,7 @@ impl Unavailable {
     }
 }
 
-/// A size, as short as it can be without loss.
+/// A size in the largest unit that divides it. Other sizes from 1 MiB on are rounded to 0.1 MiB.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -236,14 +236,14 @@ mod tests {
         let chunk = KvmError::Chunk { chunk: 3 << 20, supported: vec![4 << 10, 2 << 20, 1 << 30] };
         assert_eq!(
             chunk.to_string(),
-            "an eager-split chunk of 3 MiB is not supported here; 4 KiB, 2 MiB, 1 GiB are (0: nothing is split ahead)"
+            "an eager-split chunk of 3 MiB is not supported here; 4 KiB, 2 MiB, 1 GiB are (0: no eager split)"
         );
         let pages =
             KvmError::NoHugePages { backing: Backing::AnonymousHugetlb2Mb, size: 2 << 20, needed: 512, free: 3 };
         assert_eq!(
             pages.to_string(),
             "anonymous_hugetlb_2mb needs 512 huge pages of 2 MiB, and 3 are free; write 512 or more to \
-             /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages, or take anonymous_thp"
+             /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages, or use anonymous_thp"
         );
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a guest's store costs in the fast mode when the TLB has its page, beside a plain store to the same words: the
-//! machine's limit. `cargo bench -p twofold-machine`.
+//! Measures a guest's store in the fast mode when the TLB has the page. Beside it is a plain store to the same words,
+//! which is the lower limit of the machine. Run it by `cargo bench -p twofold-machine`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,11 +17,11 @@ use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
-    // `cargo test --benches` only wants to know that it builds.
+    // `cargo test --benches` runs this without `--bench`, and only checks that it builds.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(());
     }
-    println!("ns a store, of {RUNS} runs each, interleaved, of {STORES} stores: quartiles and median");
+    println!("ns per store: median [quartiles] of {RUNS} runs of {STORES} stores; the two kinds of run take turns");
     for pages in [64, 1024] {
         let (guest, plain) = measure(pages)?;
         println!("{pages:5} pages: guest {}   plain store {}", quartiles(guest), quartiles(plain));
@@ -44,7 +44,7 @@ const FEATURES: Features = Features {
     ..Features::NONE
 };
 
-/// Stores to one page after the other.
+/// A guest program that stores to one page after the other.
 struct Stores {
     pages: u64,
     at: u64,
@@ -61,7 +61,8 @@ impl Program for Stores {
     }
 }
 
-/// Page after page, and in each another word, so that they are not all in one set of the host's cache.
+/// The offset of the word that store number `at` writes. Each page has its word at another offset, so that the words
+/// do not all compete for one set of the host's cache.
 #[inline(always)]
 fn word(at: u64, pages: u64) -> u64 {
     let page = at & (pages - 1);
@@ -81,7 +82,7 @@ fn measure(pages: u64) -> Result<(Vec<f64>, Vec<f64>), Failure> {
     let mut vcpu = FastVcpu::new(&machine, 0, registers, Arc::new(Interrupts::new()))?;
     enter(&mut vcpu, &memory, &mut Stores { pages, at: 0, end: pages })?;
 
-    // Pages of a section lie side by side.
+    // The plain stores below need the guest's pages to be contiguous, as they are in 2 MiB of the arena.
     let first = memory.stage2().look_up(RAM).ok_or("nothing is mapped")?.descriptor.address();
     let last = memory.stage2().look_up(RAM + (pages - 1) * PAGE).ok_or("nothing is mapped")?.descriptor.address();
     let (mut guest, mut plain) = (Vec::new(), Vec::new());
@@ -89,11 +90,11 @@ fn measure(pages: u64) -> Result<(Vec<f64>, Vec<f64>), Failure> {
         guest.push(time(|| enter(&mut vcpu, &memory, &mut Stores { pages, at: 0, end: STORES }))?);
         plain.push(time(|| {
             if last - first != (pages - 1) * PAGE {
-                return Err("the guest's pages do not lie side by side".into());
+                return Err("the guest's pages are not contiguous".into());
             }
             let start = arena.pointer(first).ok_or("no memory")?.cast::<AtomicU64>();
             for at in 0..STORES {
-                // SAFETY: inside the pages that the guest stores to, which lie side by side in the arena.
+                // SAFETY: the word is in the pages that the guest stores to, and they are contiguous in the arena.
                 unsafe { start.byte_add(word(at, pages) as usize).as_ref() }.store(at, Ordering::Relaxed);
             }
             Ok(())
@@ -102,21 +103,22 @@ fn measure(pages: u64) -> Result<(Vec<f64>, Vec<f64>), Failure> {
     Ok((guest, plain))
 }
 
-/// Runs the program to its end, and maps what it touches.
+/// Runs the program to its end, and maps each page that it touches.
 fn enter(vcpu: &mut FastVcpu, memory: &GuestMemory<FastPlatform>, program: &mut Stores) -> Result<(), Failure> {
     loop {
         match vcpu.run(program) {
             Ok(Ended) => return Ok(()),
             Err(Exit::Abort(abort)) => {
-                let Fault { kind, access, .. } = Fault::from_syndrome(abort.esr).ok_or("no fault of the tables")?;
+                let Fault { kind, access, .. } =
+                    Fault::from_syndrome(abort.esr).ok_or("the abort is not a stage-2 fault")?;
                 let _ = memory.fault(&GuestFault { ipa: ipa_from_hpfar(abort.hpfar), kind, access })?;
             }
-            Err(exit) => return Err(format!("the guest was left: {exit:?}").into()),
+            Err(exit) => return Err(format!("the guest exited: {exit:?}").into()),
         }
     }
 }
 
-/// Nanoseconds of this thread's CPU time for each store.
+/// Returns the nanoseconds per store, in CPU time of this thread.
 fn time(body: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
     let now = || {
         let time = clock_gettime(ClockId::ThreadCPUTime);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// The interrupt lines of one vCPU.
 #[derive(Debug)]
 pub struct Interrupts {
-    /// 0, or all bits set: a mask for the check that every guest access makes anyway.
+    /// 0, or all bits set after a kick. Every guest access adds this mask to a check that it makes anyway.
     kick: AtomicU64,
     /// A bit for each line.
     pending: AtomicU64,
@@ -65,7 +65,8 @@ impl Interrupts {
         Self::with(Counter::Time(Instant::now()))
     }
 
-    /// The same without time: the counter advances by one at each read, so that equal runs are equal. For strict mode.
+    /// As [`new`](Self::new), but without time: the counter advances by one at each read. So runs of the strict mode with
+    /// the same seed are equal.
     pub fn without_time() -> Self {
         Self::with(Counter::Reads(AtomicU64::new(0)))
     }
@@ -163,7 +164,8 @@ impl Interrupts {
         self.deadline.store(NEVER, Ordering::Release);
     }
 
-    /// Fires the timer if its deadline has passed. Comparing only when the lines are read is not visible to the guest.
+    /// Fires the timer if its deadline has passed. A check at each read of the lines is enough: the guest cannot observe
+    /// an earlier one.
     fn fire(&self) {
         if self.deadline.load(Ordering::Acquire) != NEVER {
             self.fire_under(&self.lock());

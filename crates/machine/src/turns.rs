@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Turns: CPU threads of which one runs at a time, in an order that a seed decides.
+//! Turns: one CPU thread runs at a time, in an order that a seed decides.
 //!
 //! Each CPU of the strict machine is a thread of the operating system, and only the thread that holds the turn runs. At
 //! a *point* (an access, an instruction), the seed's random numbers decide whether it loses the turn. When it *passes*,
 //! because it waits for another CPU, it always gives the turn away. All random numbers of a run are one stream, which
 //! only the holder of the turn draws from.
 //!
-//! Invariant: between the [`enter`](Turns::enter) of all threads and a [`halt`](Turns::halt), one thread runs. So **the
+//! Invariant: from the [`enter`](Turns::enter) of the last thread to a [`halt`](Turns::halt), one thread runs. So **the
 //! same seed gives the same interleaving**, however the operating system schedules the threads. Time, and the way a
 //! thread waits, affect only the speed.
 //!
@@ -19,23 +19,24 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// The most CPUs that can take turns: one bit each of a word.
+/// The maximum number of CPUs: each has one bit of a 64-bit word.
 pub(crate) const MAX_CPUS: usize = 64;
 
-/// The limit of passes for each CPU without any progress; beyond it, all CPUs wait for each other. A CPU that can work
-/// gets one turn in as many as there are CPUs, and at the shortest turns one point each time.
+/// The limit of passes in a row without progress, for each CPU there is. Beyond it, all CPUs wait for each other. The
+/// limit is high because a CPU that can work may need many turns for its next progress: it gets only one turn in
+/// `cpus`, and the shortest turn is one point.
 const PASSES_PER_CPU: u64 = 25_000;
 
 /// The number of yields of a waiting thread before it parks. Waking a parked thread is slow if a core has to leave its
-/// idle state for it. On two virtual cores, a switch between four threads took 13 µs if they parked at once, and 1 µs
-/// with these yields.
+/// idle state for it. On two virtual cores, a switch between four threads took 13 µs if they parked immediately, and
+/// 1 µs with these yields.
 const YIELDS: u32 = 100;
 
 /// A yield that takes this long has lost the core to a thread that does not yield: a busy holder, or another process.
 /// Then each yield costs a time slice, and parking is faster.
 const CROWDED_YIELD: Duration = Duration::from_micros(200);
 
-/// The number of waits that park at once after a slow yield, so that trying to yield again costs little per wait.
+/// After a slow yield, this number of waits park without yielding. So the next slow yield costs little per wait.
 const CROWDED_WAITS: u32 = 1000;
 
 /// The value of `turn` before all have entered, and after all have left.
@@ -62,7 +63,8 @@ pub(crate) struct Turns {
     turn: AtomicUsize,
     /// Set once the turns are over: all threads run on.
     halted: AtomicBool,
-    /// The number of waits that park at once. Threads change it without synchronization; it affects only the speed.
+    /// The number of coming waits that park without yielding. Threads change it without synchronization; it affects only
+    /// the speed.
     crowded: AtomicU32,
     /// The CPUs that have entered, a bit each.
     entered: AtomicU64,
@@ -88,7 +90,7 @@ struct Holder {
 }
 
 /// A CPU thread that has entered. When it is dropped, also while the thread unwinds, the CPU leaves.
-#[must_use = "dropped, the CPU leaves"]
+#[must_use = "the CPU leaves when this is dropped"]
 pub(crate) struct Entered<'a> {
     turns: &'a Turns,
     cpu: usize,
@@ -363,7 +365,7 @@ mod tests {
     #[test]
     fn a_turn_lasts_the_mean_on_average_and_one_point_where_that_is_one() {
         for mean in [1, 2, 10, 100] {
-            // Without the end of the run: the last CPU that is left keeps the turn for long.
+            // The end of the run is left out: the last CPU there keeps the turn.
             let order = &order(4, 11, mean, 20_000, at_once)[..40_000];
             let switches = order.windows(2).filter(|two| two[0] != two[1]).count();
             let expected = (order.len() - 1) / mean as usize;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Guests in the fast mode: they read what they wrote, and cannot reach what the engine took away.
+//! Guests in the fast mode: they read what they wrote, and cannot reach what the engine unmapped.
 
 use std::sync::Arc;
 use std::thread;
@@ -103,7 +103,7 @@ impl Guest {
         FastVcpu::new(&self.machine, cpu, registers, Arc::new(Interrupts::new())).unwrap()
     }
 
-    /// The address of the leaf of `ipa`, found by its value among the tables. For changes that the engine must not see.
+    /// The address of the leaf of `ipa`, found by its value among the tables. For changes that bypass the engine.
     fn entry(&self, ipa: Ipa) -> Pa {
         let raw = self.stage2.look_up(ipa).unwrap().descriptor.raw();
         let words = (0..4 * MIB_2 / 8).map(|word| Pa::new(0x4000_0000 + word * 8));
@@ -190,7 +190,7 @@ fn a_guest_finds_what_it_wrote_wherever_it_was_mapped() {
     }
 }
 
-/// Sparse memory has no records, so it cannot hold tables. A guest may get it, in blocks of 1 GiB.
+/// Sparse memory has no records, so it cannot hold tables. A guest's slot may have it, in blocks of 1 GiB.
 #[test]
 fn a_guest_is_given_more_than_the_machine_has() {
     const GIB: u64 = 1 << 30;
@@ -202,7 +202,7 @@ fn a_guest_is_given_more_than_the_machine_has() {
     let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
     let platform = FastPlatform(Arc::clone(&machine));
     let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest).unwrap();
-    // From a multiple of 1 GiB on.
+    // The slot's memory starts at a multiple of 1 GiB, so that blocks of 1 GiB fit.
     let sparse = machine.arena().donate_sparse().unwrap().into_run();
     let before = Pa::new(2 * GIB) - sparse.pa();
     let (_, behind) = sparse.split_at(before).unwrap();
@@ -265,7 +265,7 @@ fn what_is_unmapped_is_gone_on_every_cpu_and_the_rest_is_not() {
     }
 }
 
-/// With the block's level in the operand, and without.
+/// The operand of the invalidation has the block's level, or no level.
 #[test]
 fn a_block_goes_with_all_its_pages() {
     for features in [FEATURES, Features { tlbi_level_hint: false, tlbi_range: false, ..FEATURES }] {
@@ -307,7 +307,7 @@ fn a_block_goes_by_an_address_in_its_middle() {
     }
 }
 
-/// DBM: a write is recorded when it walks the tables. It does not walk while the TLB allows it.
+/// With DBM, hardware records a write when the write walks the tables. A write that the TLB allows does not walk.
 #[test]
 fn a_write_is_recorded_after_the_flush_and_not_before() {
     let mut guest = Guest::new(FEATURES);
@@ -419,7 +419,7 @@ mod stage1 {
     const READ_ONLY: u64 = 1 << 7;
     const DBM: u64 = 1 << 51;
 
-    /// 39 bits in the lower half, none in the upper; 48 bits of IPA; HA and HD.
+    /// 39-bit addresses by TTBR0, none by TTBR1; 48-bit IPA; HA and HD set.
     const TCR: u64 = 25 | 0b0101 << 8 | 3 << 12 | 1 << 23 | 5 << 32 | 1 << 39 | 1 << 40;
 
     pub fn guest() -> (Guest, FastVcpu) {
@@ -434,7 +434,7 @@ mod stage1 {
         set(&mut vcpu, 0, DATA | LEAF | ACCESSED);
         set(&mut vcpu, 1, (DATA + PAGE) | LEAF | ACCESSED | READ_ONLY);
         set(&mut vcpu, 2, (DATA + 2 * PAGE) | LEAF | READ_ONLY | DBM);
-        // From now on stage 2 allows writes to it.
+        // Hardware records this write, so from now on stage 2 allows writes to the page.
         vcpu.store(DATA + PAGE, 0).unwrap();
         turn_on(&mut vcpu, true);
         (guest, vcpu)
@@ -573,7 +573,7 @@ fn a_kick_ends_a_run_and_no_more_than_that() {
         interrupts.kick();
         assert_eq!(runs.join().unwrap(), Err(Exit::Kicked));
     });
-    assert_eq!(vcpu.store(RAM.raw(), 2), Ok(()), "once");
+    assert_eq!(vcpu.store(RAM.raw(), 2), Ok(()), "a kick ends one run");
     interrupts.kick();
     assert_eq!(vcpu.wait_for_interrupt(), Err(Exit::Kicked));
 }

@@ -25,7 +25,9 @@ pub fn command(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result
     match options.on {
         Place::Machine if options.controls => controls::run(workspace, options),
         Place::Machine => on_machine(workspace, options),
-        Place::Hypervisor if options.controls => bail!("the controls run on the machine; leave --on hypervisor out"),
+        Place::Hypervisor if options.controls => {
+            bail!("the controls run only on the hosted machine; leave --on hypervisor out")
+        }
         Place::Hypervisor => on_hypervisor(workspace, options),
     }
 }
@@ -46,7 +48,7 @@ fn on_hypervisor(workspace: &Workspace, options: &OracleOptions) -> anyhow::Resu
 /// Returns TWOFOLD_SEED, or a new seed for each run.
 fn seed() -> anyhow::Result<u64> {
     match env::var("TWOFOLD_SEED") {
-        Ok(seed) => seed.parse().with_context(|| format!("TWOFOLD_SEED is {seed:?}, which is no number")),
+        Ok(seed) => seed.parse().with_context(|| format!("TWOFOLD_SEED is {seed:?}, which is not a number")),
         Err(_) => Ok(SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| u64::from(now.subsec_nanos()))),
     }
 }
@@ -69,7 +71,7 @@ fn on_machine(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<
 /// The default number of comparisons for each tracker.
 const COMPARISONS: u64 = 10_000_000;
 
-/// Returns a call of Cargo: `command` on the bench in the release profile.
+/// Returns the command `cargo COMMAND` for the package `twofold` in the release profile.
 fn bench(workspace: &Workspace, command: &str) -> Command {
     let mut cargo = Command::new("cargo");
     cargo.current_dir(workspace.root()).args([command, "--release", "--package", "twofold"]);

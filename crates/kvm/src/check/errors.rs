@@ -87,7 +87,7 @@ fn passes() -> Result<(), Stopped> {
     Ok(())
 }
 
-/// The error is returned with the address, at once and on each later run. The other vCPU's work is done.
+/// The run returns an error with the address, and so does each later run. The other vCPU still completes its passes.
 fn fault() -> Result<(), Stopped> {
     let guest = KvmGuest::new(&options(2))?;
     let wild = Pass { start: 0x7000_0000_0000, ..writes(&guest, 0, 1) };
@@ -147,6 +147,6 @@ fn available() -> Result<(), Stopped> {
 fn refused(options: &KvmOptions, is: impl Fn(&KvmError) -> bool) -> Result<(), Stopped> {
     match KvmGuest::new(options) {
         Err(error) => ensure(is(&error), || format!("{options:?}: {error:?}: {error}")),
-        Ok(_) => Err(Stopped::Wrong(format!("{options:?} makes a guest"))),
+        Ok(_) => Err(Stopped::Wrong(format!("{options:?}: a guest was made, and an error was expected"))),
     }
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mutants of values that change nothing that a test could notice, and why.
+//! Mutants of values that are equivalent to the original for every test, each with the reason.
 //!
-//! Invariant: an entry stands for exactly one mutant; one that has none any more is an error.
+//! Invariant: an entry matches exactly one mutant. An entry that matches none is an error.
 
 use anyhow::bail;
 
 use super::super::excused::Excused;
 use super::sites::Value;
 
-/// All of them.
+/// All excused mutants.
 pub const EXCUSED: &[Excused] = &[
-    excused(AGE, "Found::default: 0 => 1 #2", "each pass sets the shift before it adds anything"),
-    excused(AGE, "age::age_row: young != 0 => true", "a row without an access flag is stored as it is"),
+    excused(AGE, "Found::default: 0 => 1 #2", "each pass sets the shift before it adds a leaf"),
+    excused(AGE, "age::age_row: young != 0 => true", "a row without an access flag is stored unchanged"),
     excused(AGE, GLANCE, SAME_ROW),
     excused(AGE, "Clean::entries: 0 => 1", SAME_ROW),
     excused(AGE, "Clean::entries: writable == 0 => false", SAME_ROW),
@@ -26,35 +26,39 @@ pub const EXCUSED: &[Excused] = &[
     excused(FEATURES, "Features::least: a < b => a <= b", EQUAL),
     excused(GEOMETRY, "Geometry::new: features.pa_bits < 48 => features.pa_bits <= 48", EQUAL),
     excused(GEOMETRY, "Geometry::new: 48 => 49", EQUAL),
-    excused(GEOMETRY, "Geometry::new: 1 => 2", "the smallest IPA space takes two levels"),
-    excused(INJECT, "inject::external_abort: 0x3f => 0x3e", "the classes of aborts from a lower level are even"),
+    excused(GEOMETRY, "Geometry::new: 1 => 2", "the smallest IPA space needs two levels"),
+    excused(
+        INJECT,
+        "inject::external_abort: 0x3f => 0x3e",
+        "the exception classes of aborts from a lower level are even",
+    ),
     excused(INJECT, "take::STACK_OF_EL1: 1 => a bit more", "PSTATE.M[1] is 0 at EL1"),
-    excused(INJECT, "inject::AARCH32: 1 << 4 => a bit more", "bit 5 is 0 where bit 4 is"),
-    excused(INJECT, "pstate_in_handler::DIT: 1 << 24 => a bit more", "bit 25 is TCO, which is set in any case"),
+    excused(INJECT, "inject::AARCH32: 1 << 4 => a bit more", "bit 5 is 0 whenever bit 4 is 0"),
+    excused(INJECT, "pstate_in_handler::DIT: 1 << 24 => a bit more", "bit 25 is TCO, which is always set"),
     excused(CONTEXT, "Context::new: 0 => 1 #3", "the switch writes both words before it reads them"),
-    excused(TLB, "Changed::anything_in: 0xf => 0xe", "it is more than one level either way"),
-    excused(TLB, "Changed::anything_in: 0xf => 0x1f", "it is more than one level either way"),
-    excused(TLB, "Changed::table: 0 => 1", "the level does not count where a table goes"),
+    excused(TLB, "Changed::anything_in: 0xf => 0xe", SEVERAL_LEVELS),
+    excused(TLB, "Changed::anything_in: 0xf => 0x1f", SEVERAL_LEVELS),
+    excused(TLB, "Changed::table: 0 => 1", "the level is ignored if a table is removed"),
     excused(TLB, "Tlb::hint: *level != Level::L0 => true", "there are no leaves at level 0"),
     excused(REGISTERS, "registers::hcr: 0 => 1", VM_IS_SET),
-    excused(REGISTERS, "hcr::VM: 1 << 0 => a bit more", "bit 1 is SWIO, which is set in any case"),
-    excused(REGISTERS, "hcr::TSC: 1 << 19 => a bit more", "bit 20 is TIDCP, which is set in any case"),
-    excused(REGISTERS, "hcr::APK: 1 << 40 => a bit more", "bit 41 is API, which is set in any case"),
+    excused(REGISTERS, "hcr::VM: 1 << 0 => a bit more", "bit 1 is SWIO, which is always set"),
+    excused(REGISTERS, "hcr::TSC: 1 << 19 => a bit more", "bit 20 is TIDCP, which is always set"),
+    excused(REGISTERS, "hcr::APK: 1 << 40 => a bit more", "bit 41 is API, which is always set"),
     excused(STAGE1, "stage1::TOP_BYTE: 0xff << 56 => a bit more", "there is no bit above bit 63"),
     excused(
         STAGE1,
         "root::BADDR: 0x0000_ffff_ffff_fffe => its lowest bit clear",
-        "the smallest table is of 16 bytes, so bit 1 goes with its alignment",
+        "the smallest table has 16 bytes, so its alignment clears bit 1 too",
     ),
     excused(TRANSLATE, "translate::PAGE: 0x000f_ffff_ffff_f000 => a bit more", "no output address has 53 bits"),
-    excused(CPUS, "Memory::zero: 0 => 1", "nothing reads a stack before it writes there"),
+    excused(CPUS, "Memory::zero: 0 => 1", "no code reads a word of a stack before it writes it"),
     excused(AGE, "Age::wants: counts.leaves() > 0 => counts.leaves() >= 0", NO_LEAVES),
     excused(ARM, "ArmClean::wants: counts.leaves() > 0 => counts.leaves() >= 0", NO_LEAVES),
     excused(PROTECT, "Protect::wants: counts.leaves() > 0 => counts.leaves() >= 0", NO_LEAVES),
     excused(ARM, "Arm::entries: locked.counts.armed() == 0 => false", ONE_BY_ONE),
     excused(PROTECT, "WriteProtect::entries: locked.counts.armed() > 0 => true", ONE_BY_ONE),
     excused(PROTECT, "WriteProtect::entries: locked.counts.armed() > 0 => locked.counts.armed() >= 0", ONE_BY_ONE),
-    excused(ARM, "arm::arm_cells: CLEAN => true", "no caller looks at the span where nothing is made clean"),
+    excused(ARM, "arm::arm_cells: CLEAN => true", "callers use the span only if an entry was made clean"),
     excused(ARM, "arm::arm_row: 0 => 1", BELOW_WRITE),
     excused(ARM, "arm::written_in: 0 => 1 #4", BELOW_WRITE),
     excused(PROTECT, "protect::write_protect_row: 0 => 1", BELOW_WRITE),
@@ -64,26 +68,14 @@ pub const EXCUSED: &[Excused] = &[
     excused(ARM, "arm::written_in: 0 => 1 #2", SAME_ROW),
     excused(PROTECT, "protect::write_protect_row: writable != 0 => true", SAME_ROW),
     excused(PROTECT, "protect::write_protect_row: 0 => 1 #2", SAME_ROW),
-    excused(
-        PROTECT,
-        "protect::write_protect_cells: writable == 0xff => false",
-        "eight bits are counted, and the same is found",
-    ),
-    excused(PROTECT, "protect::write_protect_cells: 0xff => 0x1ff", "eight bits are counted, and the same is found"),
-    excused(PROTECT, "protect::write_protect_cells: !rest.is_empty() => true", "in no cells there is nothing to do"),
-    excused(
-        DESCENT,
-        "Stage2::descend_once: at < level => at <= level #2",
-        "the look after the last entry is one more than is needed",
-    ),
-    excused(
-        DESCENT,
-        "Stage2::descend_once: at < level => true #2",
-        "the look after the last entry is one more than is needed",
-    ),
+    excused(PROTECT, "protect::write_protect_cells: writable == 0xff => false", EIGHT_BITS),
+    excused(PROTECT, "protect::write_protect_cells: 0xff => 0x1ff", EIGHT_BITS),
+    excused(PROTECT, "protect::write_protect_cells: !rest.is_empty() => true", "an empty slice has no work"),
+    excused(DESCENT, "Stage2::descend_once: at < level => at <= level #2", LAST_CHECK),
+    excused(DESCENT, "Stage2::descend_once: at < level => true #2", LAST_CHECK),
     excused(DESCENT, "Locked::take: old.is_armed() => true", ATOMIC),
     excused(DESCENT, "Locked::make_busy: old.is_armed() => true", ATOMIC),
-    excused(DESCENT, "Locked::change_cell: new != old => true", "the store writes what is there"),
+    excused(DESCENT, "Locked::change_cell: new != old => true", SAME_VALUE),
     excused(DESCENT, "Locked::quiet: 1 => 2", PAUSE),
     excused(DESCENT, "Locked::make_busy: 1 => 2", PAUSE),
     excused(BELOW, "Stage2::lock_quiet: 1 => 2", PAUSE),
@@ -112,13 +104,17 @@ pub const EXCUSED: &[Excused] = &[
     excused(DESCRIPTOR, "Descriptor::has_memory_of: self.0 ^ other.0 => self.0 | other.0", OTHER_TYPE),
     excused(DESCRIPTOR, "Descriptor::has_memory_of: 0 => 1", OTHER_TYPE),
     excused(MAP, "Stage2::fill_entry: !old.has_memory_of(new) => true", OTHER_TYPE),
-    excused(RECORD, "Record::OTHER_MEMORY: 1 << 2 => a bit more", "bit 3 of a link is free, as bit 2 is"),
+    excused(RECORD, "Record::OTHER_MEMORY: 1 << 2 => a bit more", "bit 3 of a link is unused, like bit 2"),
     excused(RECORD, "Record::new: 0 => 1 #2", "the first use of a record sets its link"),
-    excused(STAGE2, "Stage2::new: 0 => 1 #3", "a root is coalesced by no block: nothing reads the claim on it"),
+    excused(STAGE2, "Stage2::new: 0 => 1 #3", "no block replaces a root, so its claim is never read"),
     excused(UNMAP, "Stage2::unmap_page: place.level != Level::L3 => true", LONG_WAY),
     excused(UNMAP, "Stage2::unmap_page: 1 => 2", LONG_WAY),
-    excused(UNMAP, "Stage2::unmap_page: R::WATCHES => true", "a leaf is told to a closure that does nothing"),
-    excused(DETACHED, "Stage2::free_table: false => true", "the caller is told nothing it asked for, and does nothing"),
+    excused(UNMAP, "Stage2::unmap_page: R::WATCHES => true", "each leaf is passed to a closure that does nothing"),
+    excused(
+        DETACHED,
+        "Stage2::free_table: false => true",
+        "the caller gets leaves that it did not ask for, and ignores them",
+    ),
     excused(DETACHED, "Stage2::free_table: wanted => true", PASSED_OVER),
     excused(
         DETACHED,
@@ -127,9 +123,9 @@ pub const EXCUSED: &[Excused] = &[
     ),
     excused(DETACHED, "Stage2::free_table: cleans => true", CLEANED_ALONE),
     excused(CACHE, "Stage2::note_memory: memory == Memory::NonCacheable => true", CLEANED_ALONE),
-    excused(CACHE, "Stage2::note_memory: 1 => 2", "any value but 0 is the note"),
-    excused(HOLES, "Holes::clean: !self.hole.is_empty() => true", "no line is in an empty hole"),
-    excused(HOLES, "Holes::leaf: start != self.hole.end => true", "a hole that is cleaned in parts is cleaned"),
+    excused(CACHE, "Stage2::note_memory: 1 => 2", "every value other than 0 has the same meaning"),
+    excused(HOLES, "Holes::clean: !self.hole.is_empty() => true", "an empty hole has no cache lines"),
+    excused(HOLES, "Holes::leaf: start != self.hole.end => true", "cleaning a hole in parts has the same effect"),
     excused(HOLES, "Holes::leaf: found.is_leaf(entry.level) => true", NO_LEAF),
     excused(KEPT, "Stage2::give_kept: self.kept.0.load(Ordering::Relaxed) != 0 => true", LOOK),
     excused(KEPT, "Stage2::give_kept: 0 => 1", LOOK),
@@ -138,19 +134,19 @@ pub const EXCUSED: &[Excused] = &[
     excused(BELOW, "Stage2::hold_below: above.counts.tables() == 0 => false", HOLDS_NONE),
     excused(BELOW, "HeldBelow::drop: self.count > 0 => true", HOLDS_NONE),
     excused(BELOW, "HeldBelow::drop: self.count > 0 => self.count >= 0", HOLDS_NONE),
-    excused(FLUSH, "Flushed::free: self.detached.is_empty() => false", "no table is in an empty chain"),
-    excused(FLUSH, "Flushed::drop: !self.detached.is_empty() => true", "no table is in an empty chain"),
+    excused(FLUSH, "Flushed::free: self.detached.is_empty() => false", EMPTY_CHAIN),
+    excused(FLUSH, "Flushed::drop: !self.detached.is_empty() => true", EMPTY_CHAIN),
     excused(
         FLUSH,
         "Pending::drop: self.removed.is_some() => true",
-        "what was completed has nothing left to flush, to count or to free",
+        "a completed change has nothing left to flush, count or free",
     ),
     excused(
         FLUSH,
         "Pending::flush_all: !self.changed.is_empty() => true",
-        "the claim for a trace is of no address, and the change is empty already",
+        "the change is already empty, and the traced claim covers no address",
     ),
-    excused(COALESCE, "Stage2::coalesce_to: 0 => 1", "the engine frees after the make; a baseline's count is its own"),
+    excused(COALESCE, "Stage2::coalesce_to: 0 => 1", "without FREE_FIRST, this count is not used"),
     excused(COALESCE, "Stage2::coalesce_to: other_memory => true", OTHERS_ALONE),
     excused(COALESCE, "Stage2::coalesce_to: false => true", OTHERS_ALONE),
     excused(COALESCE, "Stage2::claim: false => true", OTHERS_ALONE),
@@ -162,36 +158,36 @@ pub const EXCUSED: &[Excused] = &[
     excused(
         COALESCE,
         "Stage2::coalesce_to: !upkeep.is_needed() => false",
-        "the CPU claims the table then, and has nothing to clean",
+        "the CPU then claims the table, and finds nothing to clean",
     ),
-    excused(
-        COALESCE,
-        "coalesce::CLAIMED: 1 => a bit more",
-        "bit 1 of a link is free, as bit 0 is, while the table is linked",
-    ),
+    excused(COALESCE, "coalesce::CLAIMED: 1 => a bit more", "bit 1 of a linked table's link is unused, like bit 0"),
     excused(COALESCE, "Stage2::coalesce_to: FREE_FIRST => false", BASELINE),
     excused(COALESCE, "Stage2::coalesce_to: FREE_FIRST => false #2", BASELINE),
     excused(COALESCE, "Stage2::coalesce_to: CLEANED => false", BASELINE),
     excused(
         FRAME_MAP,
         "FrameMap::give: run.pa() - self.run.pa() < self.run.size() => run.pa() - self.run.pa() <= self.run.size()",
-        "a run behind the end is larger than what is left, which is nothing",
+        "a run that starts at the end is larger than the 0 bytes that are left",
     ),
     excused(MAP_RANGE, "Stage2::map_some: place.level > Level::L0 => true", NO_L0),
     excused(MAP_RANGE, "Stage2::map_some: place.level > Level::L0 => place.level >= Level::L0", NO_L0),
-    excused(SPLIT, "Stage2::split_block: busy.old != block => true", "the tables are filled again with what they have"),
+    excused(
+        SPLIT,
+        "Stage2::split_block: busy.old != block => true",
+        "the tables are refilled with the entries that they already have",
+    ),
     excused(SPLIT, "Stage2::may_hold_blocks: level < Level::L2 => level <= Level::L2", MAY_HOLD),
     excused(SPLIT, "Stage2::may_hold_blocks: counts.leaves() > 0 => counts.leaves() >= 0", MAY_HOLD),
     excused(SPLIT, "Stage2::may_hold_blocks: counts.busy() > 0 => counts.busy() >= 0", MAY_HOLD),
     excused(SPLIT, "Stage2::next_block_in: self.may_hold_blocks(entry, below) => true", MAY_HOLD),
     excused(TABLE, "Cell::unrecorded: old.is_armed() => true", TRACE),
     excused(TABLE, "Cell::unrecorded: old.is_armed() => false", TRACE),
-    excused(TABLE, "Cell::update: new == old => false", "the exchange writes what is there"),
+    excused(TABLE, "Cell::update: new == old => false", SAME_VALUE),
     excused(ADAPTIVE, "Cold::looked: 0 => 1", "COLD is more than 1"),
     excused(
         ADAPTIVE,
         "Cold::looked: longest >= COLD => true",
-        "the sections are looked at one by one, and the same is found",
+        "the 64-page words are checked one by one, with the same result",
     ),
     excused(BITS, "Bits::take: cell.load(Ordering::Relaxed) & mask == 0 => false", TAKE_NOTHING),
     excused(
@@ -202,20 +198,24 @@ pub const EXCUSED: &[Excused] = &[
     excused(
         BITS,
         "Bits::take: old & !mask == 0 => true",
-        "the bit above is set again where bits are left, and only the log's owner looks for it",
+        "if bits are left, the summary bit is set again, and only the log's owner reads it",
     ),
-    excused(BITS, "Bits::set_above: above.load(Ordering::Relaxed) & bit == 0 => true", "the bit is set already"),
-    excused(BITS, "bits::inside: left < WORD => left <= WORD", "64 bits are all bits either way"),
+    excused(BITS, "Bits::set_above: above.load(Ordering::Relaxed) & bit == 0 => true", "the bit is already set"),
+    excused(BITS, "bits::inside: left < WORD => left <= WORD", "both bounds give all 64 bits"),
     excused(
         CLEAR,
         "Held::clearing: false => true",
-        "an empty run is begun anew, or goes on from the first page: the same run",
+        "an empty run that restarts equals one that continues at the first page",
     ),
-    excused(CLEAR, "Clearing::word: taken == inside => false", "a whole word's pages are protected by their mask"),
+    excused(
+        CLEAR,
+        "Clearing::word: taken == inside => false",
+        "the mask of a full word protects all of its pages, too",
+    ),
     excused(
         CLEAR,
         "Clearing::split_before: first < self.split => false",
-        "a chunk that is split has no blocks to split",
+        "a chunk that is already split has no blocks",
     ),
     excused(DIRTY_FAULT, "GuestMemory::note_writes: slot.tracking.running().is_some() => true", STOPPED),
     excused(DIRTY_FAULT, "GuestMemory::relax_logged: slot.tracking.running().is_some() => true", STOPPED),
@@ -223,12 +223,12 @@ pub const EXCUSED: &[Excused] = &[
     excused(
         DIRTY_FAULT,
         "GuestMemory::arm_around: sections.clone().all(|section| log.armed.is_set(section)) => false",
-        "what is armed is armed again, and stays as it is",
+        "a hardware-tracked word that becomes hardware-tracked again does not change",
     ),
     excused(DIRTY_LOG, "Running::arms_around: self.0 & 4 => self.0 | 4", ARMS),
     excused(DIRTY_LOG, "Running::arms_around: 4 => 5", ARMS),
     excused(DIRTY_LOG, "Running::arms_around: 0 => 1", ARMS),
-    excused(DIRTY_LOG, "Tracking::run: 0 => 1", "each tracker is among all of them"),
+    excused(DIRTY_LOG, "Tracking::run: 0 => 1", "every tracker is in Tracker::ALL"),
     excused(DIRTY_LOG, "Log::new: 0 => 1", START_NUMBER),
     excused(DIRTY_LOG, "Tracking::run: 1 => 2", START_NUMBER),
     excused(DIRTY_LOG, "Tracking::run: 7 => 8", START_NUMBER),
@@ -253,9 +253,9 @@ pub const EXCUSED: &[Excused] = &[
         "Held::look_at_armed: armed.word(word) & self.sections_in(word) => armed.word(word) | self.sections_in(word)",
         NOT_ARMED,
     ),
-    excused(GET, "Held::look_at_armed: cold != 0 => true", "no section is in an empty mask"),
+    excused(GET, "Held::look_at_armed: cold != 0 => true", "an empty mask has no 64-page words"),
     excused(DIRTY_BLOCKS, "DirtyLog::ready_block: place.level < Level::L3 => place.level <= Level::L3", COALESCED),
-    excused(OPTIONS, "LogOptions::check: 512 => 513", "513 is no power of two"),
+    excused(OPTIONS, "LogOptions::check: 512 => 513", "513 is not a power of two"),
     excused(
         MEMORY_FAULT,
         "GuestMemory::fault: fault.access == AccessKind::Write => false",
@@ -277,16 +277,20 @@ pub const EXCUSED: &[Excused] = &[
     excused(FRAMES, "Range::take_whole: count > PER_MAP => count >= PER_MAP", ANY_MAP),
     excused(FRAMES, "Range::give: self.first_free.min(at) => self.first_free.max(at)", ANY_MAP),
     excused(FRAMES, "Range::give: self.maps[at].free() == PER_MAP => true", ANY_MAP),
-    excused(RAM, "BackedPage::make_section_ready: *self.ready == [0; 8] => false", "page by page, the same is zeroed"),
-    excused(RAM, "BackedPage::make_page_ready: 8 => 9", "a page's word is one of eight"),
-    excused(SLOTS, "Slots::add: 1 => 2", "a number is compared with another alone"),
+    excused(
+        RAM,
+        "BackedPage::make_section_ready: *self.ready == [0; 8] => false",
+        "the pages are zeroed one by one, with the same result",
+    ),
+    excused(RAM, "BackedPage::make_page_ready: 8 => 9", "2 MiB have 512 pages, so page / 64 is below 8"),
+    excused(SLOTS, "Slots::add: 1 => 2", "slot numbers are only compared for equality"),
     excused(
         SLOTS,
         "Slots::place_of: other.range.start < start => other.range.start <= start",
-        "a slot that begins at the same address is a neighbour either way",
+        "a slot with the same start is found as a neighbour either way",
     ),
-    excused(ADAPTIVE, "Cold::new: 0 => 1 #2", "a round begins with what is free"),
-    excused(EL2, "mpam2::TRAP_MPAM1: 1 << 48 => a bit more", "bit 49 is TRAP_MPAM0, which is set in any case"),
+    excused(ADAPTIVE, "Cold::new: 0 => 1 #2", "each round sets the credit before it reads it"),
+    excused(EL2, "mpam2::TRAP_MPAM1: 1 << 48 => a bit more", "bit 49 is TRAP_MPAM0, which is always set"),
     // Maps, passes, splits and unmaps.
     excused(MAP, "Stage2::map_to: !CacheMaintenance::new(self.features(), attributes).is_needed() => false", LONG_WAY),
     excused(MAP, "Stage2::map_to: place.entry == Descriptor::INVALID => true", LOOK),
@@ -296,7 +300,7 @@ pub const EXCUSED: &[Excused] = &[
     excused(
         MAP_RANGE,
         "Stage2::fill_run: count as u64 * page => count as u64 / page",
-        "what was filled is found mapped, page by page: the same with more work",
+        "the filled pages are found mapped one by one: more work, same result",
     ),
     excused(PASS, "Stage2::pass_table: level == Level::L3 => false", ENTRY_BY_ENTRY),
     excused(PASS, "Stage2::pass_table: entry.is_vacant() => false", VACANT),
@@ -315,9 +319,9 @@ pub const EXCUSED: &[Excused] = &[
     excused(
         SPLIT,
         "Stage2::split_before: ipa.is_aligned(self.geometry().granule().span(self.geometry().root_level())) => false",
-        "a leaf is found that begins there, or none",
+        "the walk finds a leaf that begins at the address, or none",
     ),
-    excused(SPLIT, "Stage2::refill: 0 => 1", "the entries of a table that is built are all tables, or all leaves"),
+    excused(SPLIT, "Stage2::refill: 0 => 1", "a table under construction has only tables or only leaves"),
     excused(UNMAP, "Unmap::table: entry == Descriptor::INVALID => false", VACANT),
     excused(UNMAP, "Unmap::table: entry == Descriptor::STALE => false", VACANT),
     excused(UNMAP, "Unmap::unlink: if_empty => false", LOOK),
@@ -327,52 +331,61 @@ pub const EXCUSED: &[Excused] = &[
     excused(UNMAP, "Unmap::unlink: counts.busy() > 0 => false", LOOK),
     excused(UNMAP, "Unmap::unlink: 0 => 1 #2", LOOK),
     excused(UNMAP, "Unmap::leaves: 1 => 2 #2", WHOLE_PAGES),
-    excused(UNMAP, "Unmap::is_inside: level == Level::L3 => false", "a page is in a range of whole pages, or outside"),
+    excused(
+        UNMAP,
+        "Unmap::is_inside: level == Level::L3 => false",
+        "a range of whole pages covers a page fully or not at all",
+    ),
     excused(UNMAP, "Unmap::take_told: range.start < range.end => true", NO_ADDRESS),
     excused(UNMAP, "Unmap::take_told: range.start < range.end => range.start <= range.end", NO_ADDRESS),
 ];
 
-const BY_BUSY: &str = "an entry that is busy meanwhile becomes the same";
-const ENTRY_BY_ENTRY: &str = "the entries are looked at one by one, and the same ones are handed over";
-const VACANT: &str = "a vacant entry is looked at under the lock, and the same is found";
-const WHOLE_PAGES: &str = "the addresses are of whole pages, so that one byte less is in the same page";
-const NO_TABLE: &str = "no entry of level 3 is a table, so that none is found";
-const NO_ADDRESS: &str = "the sequence of an invalidation without addresses is more work, and nothing else";
+const SEVERAL_LEVELS: &str = "both masks have more than one level";
+const EIGHT_BITS: &str = "the general path counts the eight bits, with the same result";
+const LAST_CHECK: &str = "one more check of the sequence count, after the last entry, is redundant";
+const SAME_VALUE: &str = "the entry is overwritten with the value that it already has";
+const EMPTY_CHAIN: &str = "an empty chain has no tables";
+const BY_BUSY: &str = "the path through a busy entry makes the same entry";
+const ENTRY_BY_ENTRY: &str = "the pass checks the entries one by one, and hands over the same ones";
+const VACANT: &str = "a vacant entry is checked under the lock, with the same result";
+const WHOLE_PAGES: &str = "the addresses are page-aligned, so an end one byte lower is in the same page";
+const NO_TABLE: &str = "no entry of level 3 is a table";
+const NO_ADDRESS: &str = "an invalidation without addresses takes time and changes nothing";
 const PASS: &str = "crates/stage2/src/pass.rs";
 
-const EQUAL: &str = "the smaller of two equal numbers is either of them";
-const SAME_ROW: &str = "the row is looked at entry by entry, and the same is found";
-const COHERENT: &str = "both places ask, and either of them is enough";
-const VALID: &str = "bit 0 is VALID, which the entry has in any case";
+const EQUAL: &str = "if two numbers are equal, either of them is the smaller one";
+const SAME_ROW: &str = "the row is checked entry by entry, with the same result";
+const COHERENT: &str = "two places check this feature, and one check is enough";
+const VALID: &str = "bit 0 is VALID, which is always set in such an entry";
 
-const NO_LEAVES: &str = "in a table without leaves there is nothing to do";
-const ONE_BY_ONE: &str = "leaves that hardware records nothing in are changed one by one then, to the same";
+const NO_LEAVES: &str = "a table without leaves has no work";
+const ONE_BY_ONE: &str = "leaves without DBM are then changed one by one, with the same result";
 const BELOW_WRITE: &str = "bit 0 is shifted out";
-const ATOMIC: &str = "an exchange does what the store does";
-const PAUSE: &str = "how long a CPU waits is a matter of time";
-const LONG_WAY: &str = "the long way does the same as the short one";
-const OTHER_TYPE: &str = "a leaf that has the address and the type is not replaced at all";
-const LOOK: &str = "the look before the lock, or before the atomic access, saves time alone";
-const HOLDS_NONE: &str = "where there are no tables below, none is locked, and none unlocked";
-const PASSED_OVER: &str = "a caller that is told of leaves it did not ask for passes over them";
-const CLEANED_ALONE: &str = "the leaves are looked at one by one, and only those whose lines must go are cleaned";
-const OTHERS_ALONE: &str = "the leaves are looked at one by one, and only those of another type are cleaned";
-const NO_LEAF: &str = "an entry that is no leaf has the memory bits of no block that is cleaned for";
-const BASELINE: &str = "what a bench is measured against; the engine has one order";
-const NO_L0: &str = "the CPUs' tables have no leaves at level 0, and none fits";
-const MAY_HOLD: &str = "a table without blocks is looked through, and none is found";
-const TRACE: &str = "the word is for traces, and changes nothing";
-const TAKE_NOTHING: &str = "what has no such bit stays as it is";
-const STOPPED: &str = "a start clears the log, or fills it";
-const ARMS: &str = "the trackers that arm nothing do nothing there either";
-const ROOM: &str = "room is made for each word as it comes, too";
-const NOT_ARMED: &str = "a section that is not armed has no records";
-const COALESCED: &str = "what is mapped by a block already is found so, and counts for nothing";
-const START_NUMBER: &str = "the number of a start is compared with that of another alone";
-const LOGGED: &str = "a slot that has a log may be written";
-const ANY_MAP: &str = "where to look first is a matter of time: the search over all maps comes after";
+const ATOMIC: &str = "an exchange has the effect of the store";
+const PAUSE: &str = "the length of a wait affects only the time";
+const LONG_WAY: &str = "the slow path gives the result of the fast path";
+const OTHER_TYPE: &str = "a leaf with the same address and type is never replaced";
+const LOOK: &str = "the check before the lock or the atomic access only saves time";
+const HOLDS_NONE: &str = "if there are no tables below, none is locked or unlocked";
+const PASSED_OVER: &str = "a caller ignores leaves that it did not ask for";
+const CLEANED_ALONE: &str = "the leaves are checked one by one, and only those that need cache maintenance get it";
+const OTHERS_ALONE: &str = "the leaves are checked one by one, and only those of another type are cleaned";
+const NO_LEAF: &str = "an entry that is not a leaf never has the memory bits of a block that needs cleaning";
+const BASELINE: &str = "the mutant changes a baseline for benches; the engine has only one order";
+const NO_L0: &str = "CPUs have no leaves at level 0, and no block is that large";
+const MAY_HOLD: &str = "the walk reads a table without blocks, and finds none";
+const TRACE: &str = "the word is only for traces";
+const TAKE_NOTHING: &str = "a word without such a bit does not change";
+const STOPPED: &str = "a start clears or fills the log";
+const ARMS: &str = "trackers that never set DBM do nothing there either";
+const ROOM: &str = "room is also made for each word as it is added";
+const NOT_ARMED: &str = "a 64-page word without DBM has no records";
+const COALESCED: &str = "a range that a block already maps is found mapped, and is not counted";
+const START_NUMBER: &str = "start numbers are only compared for equality";
+const LOGGED: &str = "a slot with a log is writable";
+const ANY_MAP: &str = "the first map that is searched affects only the time: a search of all maps follows";
 const CAPACITY: &str = "a vector grows by itself";
-const VM_IS_SET: &str = "bit 0 is VM, which is set in any case";
+const VM_IS_SET: &str = "bit 0 is VM, which is always set";
 
 const REGISTERS: &str = "crates/hypervisor/src/registers/mod.rs";
 const STAGE1: &str = "crates/hypervisor/src/stage1.rs";
@@ -425,7 +438,7 @@ const GEOMETRY: &str = "crates/stage2/src/geometry.rs";
 const INJECT: &str = "crates/hypervisor/src/inject.rs";
 const TLB: &str = "crates/stage2/src/tlb.rs";
 const AGE: &str = "crates/stage2/src/age.rs";
-/// The look at a row at once.
+/// The label of the check that reads a whole row at once.
 const GLANCE: &str = "Clean::entries: cells.iter().fold(0, |all, cell| all | cell.load(Ordering::Relaxed)) & Descriptor::WRITE \
                       => cells.iter().fold(0, |all, cell| all | cell.load(Ordering::Relaxed)) | Descriptor::WRITE";
 
@@ -433,16 +446,16 @@ const fn excused(file: &'static str, label: &'static str, reason: &'static str) 
     Excused { file, label, reason }
 }
 
-/// Why a mutant is excused, if it is.
+/// Returns the reason why a mutant is excused; `None` if it is not.
 pub fn reason(value: &Value) -> Option<&'static str> {
     EXCUSED.iter().find(|excused| stands_for(excused, value)).map(|excused| excused.reason)
 }
 
-/// Whether each entry stands for one of `values`, which are all there are.
+/// Checks that each entry matches exactly one of `values`, which are all mutants of values.
 pub fn check(values: &[Value]) -> anyhow::Result<()> {
     match EXCUSED.iter().find(|excused| values.iter().filter(|value| stands_for(excused, value)).count() != 1) {
         Some(Excused { file, label, .. }) => {
-            bail!("mutants/values/excused.rs: {file} {label} is not one mutant; --list names all")
+            bail!("mutants/values/excused.rs: {file} {label} does not match exactly one mutant; --list names all")
         }
         None => Ok(()),
     }
