@@ -482,7 +482,7 @@ mod tests {
         refused(Experiment { bytes: 65 << 20, ..page_table() }, "2M");
         refused(Experiment { bytes: (1 << 36) - (1 << 30), ..dirty_log() }, "test memory");
         refused(Experiment { bytes: 1 << 48, ..dirty_log() }, "do not fit");
-        refused(Experiment { ipa_bits: Some(32), ..dirty_log() }, "there are 32");
+        refused(Experiment { ipa_bits: Some(32), ..dirty_log() }, "the limit is 32");
         for name in ["p52v48-4k", "p47v64-4k"] {
             refused(Experiment { mode: Mode::find(name).unwrap(), ..dirty_log() }, name);
         }
