@@ -112,7 +112,7 @@ impl Found {
     }
 
     /// Calls `to` with the leaves that were found, counted from `first`, and clears them.
-    pub(crate) fn tell(&mut self, level: Level, first: Ipa, to: &mut dyn FnMut(Marked)) {
+    pub(crate) fn report(&mut self, level: Level, first: Ipa, to: &mut dyn FnMut(Marked)) {
         for (number, mask) in self.masks.iter_mut().enumerate() {
             if *mask != 0 {
                 let ipa = first + ((number as u64 * 64) << self.shift);
@@ -155,7 +155,7 @@ impl<P: Platform> Pass<P> for Age<'_> {
     }
 
     fn unlocked(&mut self, level: Level, first: Ipa) {
-        self.found.tell(level, first, self.young);
+        self.found.report(level, first, self.young);
     }
 }
 
@@ -210,7 +210,7 @@ impl<P: Platform> Pass<P> for Clean<'_> {
     }
 
     fn unlocked(&mut self, level: Level, first: Ipa) {
-        self.found.tell(level, first, self.dirty);
+        self.found.report(level, first, self.dirty);
     }
 }
 
@@ -243,7 +243,7 @@ impl<P: Platform> Pass<P> for Disarm<'_> {
     }
 
     fn unlocked(&mut self, level: Level, first: Ipa) {
-        self.found.tell(level, first, self.dirty);
+        self.found.report(level, first, self.dirty);
     }
 }
 

@@ -95,7 +95,7 @@ impl<P: Platform> Stage2<P> {
     /// The range is not made of whole pages inside the IPA space.
     pub fn dirty(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<(), Error> {
         self.geometry().check(&range)?;
-        self.pass(&range, &mut Look::<true> { found: Found::default(), told: dirty });
+        self.pass(&range, &mut Look::<true> { found: Found::default(), reported: dirty });
         Ok(())
     }
 
@@ -107,7 +107,7 @@ impl<P: Platform> Stage2<P> {
     /// The range is not made of whole pages inside the IPA space.
     pub fn written(&self, range: IpaRange, written: &mut dyn FnMut(Marked)) -> Result<(), Error> {
         self.geometry().check(&range)?;
-        self.pass(&range, &mut Look::<false> { found: Found::default(), told: written });
+        self.pass(&range, &mut Look::<false> { found: Found::default(), reported: written });
         Ok(())
     }
 
@@ -259,7 +259,7 @@ impl<P: Platform> Pass<P> for Seal {
 /// Looks for leaves with write permission: for those with DBM (`ARMED`), or for all.
 struct Look<'a, const ARMED: bool> {
     found: Found,
-    told: &'a mut dyn FnMut(Marked),
+    reported: &'a mut dyn FnMut(Marked),
 }
 
 impl<P: Platform, const ARMED: bool> Pass<P> for Look<'_, ARMED> {
@@ -278,7 +278,7 @@ impl<P: Platform, const ARMED: bool> Pass<P> for Look<'_, ARMED> {
     }
 
     fn unlocked(&mut self, level: Level, first: Ipa) {
-        self.found.tell(level, first, self.told);
+        self.found.report(level, first, self.reported);
     }
 }
 

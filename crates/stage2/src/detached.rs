@@ -153,7 +153,7 @@ impl<P: Platform> Stage2<P> {
             }
         };
         if wanted {
-            self.tell_leaves(self.table(Descriptor::table(pa)), level, ipa, leaf);
+            self.report_leaves(self.table(Descriptor::table(pa)), level, ipa, leaf);
         }
         frame::give(tables, TablePage::from_tree(pa, self.features()));
         1
@@ -161,7 +161,7 @@ impl<P: Platform> Stage2<P> {
 
     /// Calls `leaf` with each leaf of a table whose content is final.
     #[inline(always)]
-    fn tell_leaves(&self, table: Table<'_>, level: Level, ipa: Ipa, leaf: &mut impl FnMut(Leaf)) {
+    fn report_leaves(&self, table: Table<'_>, level: Level, ipa: Ipa, leaf: &mut impl FnMut(Leaf)) {
         let span = self.geometry().granule().span(level);
         let mut ipa = ipa;
         for row in table.rows() {
@@ -206,7 +206,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Cleans the memory of a leaf that was removed alone, if it needs that, and then reports the leaf.
-    pub(crate) fn tell_removed<R: Removed>(&self, leaf: Leaf, removed: &mut R, removal: Removal) {
+    pub(crate) fn report_removed<R: Removed>(&self, leaf: Leaf, removed: &mut R, removal: Removal) {
         if leaf.descriptor.leaves_lines(self.features()) {
             let size = self.geometry().granule().span(leaf.level);
             cache::clean_lines(self.platform(), self.features(), leaf.descriptor.address(), size);

@@ -191,7 +191,7 @@ impl<P: Platform> Stage2<P> {
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: Some(place.level), tables: false });
             if old.address() != new.address() {
                 let leaf = Leaf { ipa, level: place.level, descriptor: old };
-                self.tell_removed(leaf, &mut Unwatched, self.removal::<Unwatched>());
+                self.report_removed(leaf, &mut Unwatched, self.removal::<Unwatched>());
             } else if !old.has_memory_of(new) {
                 upkeep = upkeep.with_cleaning();
             }

@@ -248,7 +248,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         let wanted = ((end - first - 1) >> shift) as usize + 1;
         let last = table.len().min(index.saturating_add(wanted));
         let done = if R::WATCHES || locked.leaves_lines() {
-            self.take_told(locked, index..last.min(index + BATCH), first)
+            self.take_reported(locked, index..last.min(index + BATCH), first)
         } else {
             self.take_quietly(locked, index..last, first)
         };
@@ -305,7 +305,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
     }
 
     /// Breaks at most [`BATCH`] leaves and reports them. Returns the index where it ended.
-    fn take_told(&mut self, mut locked: Locked<'_, P>, indexes: Range<usize>, first: Ipa) -> usize {
+    fn take_reported(&mut self, mut locked: Locked<'_, P>, indexes: Range<usize>, first: Ipa) -> usize {
         let (stage2, level, cleans) = (self.stage2, locked.level, locked.leaves_lines());
         let mut old = [Descriptor::INVALID; BATCH];
         let mut span = Span::default();
@@ -331,7 +331,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
         }
         for (number, descriptor) in old.into_iter().enumerate().filter(|(_, old)| old.is_valid()) {
             let ipa = first + ((number as u64) << shift);
-            stage2.tell_removed(Leaf { ipa, level, descriptor }, &mut self.removed, self.removal);
+            stage2.report_removed(Leaf { ipa, level, descriptor }, &mut self.removed, self.removal);
         }
         done
     }

@@ -84,7 +84,7 @@ pub const DEFECTS: &[Defect] = &[
         peer: "Kolothum 2023",
         what: "the dirty state is read before the break",
         file: "crates/stage2/src/unmap.rs",
-        label: "Unmap::take_told/take/apart",
+        label: "Unmap::take_reported/take/apart",
     },
     Defect {
         peer: "accepted by casemate",

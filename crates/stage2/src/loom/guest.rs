@@ -87,13 +87,13 @@ impl Guest {
     }
 
     /// Unmaps, flushes and frees. Returns the number of leaves reported.
-    pub(super) fn unmap_told(&self, start: u64, size: u64, pages: &mut impl TableSource) -> u64 {
-        let mut told = 0;
+    pub(super) fn unmap_reported(&self, start: u64, size: u64, pages: &mut impl TableSource) -> u64 {
+        let mut reported = 0;
         let mut removed = Vec::new();
         let each = |leaf: Broken| {
             self.count(leaf.ipa(), Granule::KIB_4.span(leaf.level()), -1);
             removed.push(leaf);
-            told += 1;
+            reported += 1;
         };
         let pending = self.stage2.unmap(range(start, size), pages, each).expect("unmapped");
         let freed = pending.complete().free(pages);
@@ -101,12 +101,12 @@ impl Guest {
             let leaf = leaf.open(&freed).expect("it was removed here");
             assert_eq!(leaf.descriptor.address(), home(leaf.ipa), "{leaf:?}");
         }
-        told
+        reported
     }
 
-    /// [`unmap_told`](Self::unmap_told), if the number does not matter.
+    /// [`unmap_reported`](Self::unmap_reported), if the number does not matter.
     pub(super) fn unmap(&self, start: u64, size: u64, pages: &mut impl TableSource) {
-        self.unmap_told(start, size, pages);
+        self.unmap_reported(start, size, pages);
     }
 
     /// Unmaps, flushes and frees, without a report of leaves.

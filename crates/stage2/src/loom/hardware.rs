@@ -27,10 +27,10 @@ fn is_not_lost(levels: u32, leaves: &'static [(u64, Level)], operation: Operatio
             let written = written.clone();
             move || written.store(machine.hardware_writes(table, 0), Ordering::Relaxed)
         });
-        let told = operation(&guest, &mut pages);
+        let reported = operation(&guest, &mut pages);
         hardware.join().expect("no panic");
         let dirty = guest.check(&[pages]).get(&0).is_some_and(|entry| entry.is_hardware_dirty());
-        assert!(!written.load(Ordering::Relaxed) || told || dirty, "a recorded write was lost");
+        assert!(!written.load(Ordering::Relaxed) || reported || dirty, "a recorded write was lost");
     });
 }
 
@@ -49,19 +49,19 @@ fn table_of_first_page(guest: &Guest) -> Pa {
 const PAGES: &[(u64, Level)] = &[(0, Level::L3), (PAGE, Level::L3)];
 
 /// Whether the report includes the first page.
-fn tells(collect: impl FnOnce(&mut dyn FnMut(Marked))) -> bool {
-    let mut told = false;
-    collect(&mut |marked| told |= marked.mask & 1 != 0);
-    told
+fn reports(collect: impl FnOnce(&mut dyn FnMut(Marked))) -> bool {
+    let mut reported = false;
+    collect(&mut |marked| reported |= marked.mask & 1 != 0);
+    reported
 }
 
 #[test]
 fn while_writes_are_collected() {
     is_not_lost(2, PAGES, |guest, _| {
-        tells(|told| drop(guest.stage2.clean(range(0, BLOCK), told).expect("cleaned").complete()))
+        reports(|reported| drop(guest.stage2.clean(range(0, BLOCK), reported).expect("cleaned").complete()))
     });
     is_not_lost(2, PAGES, |guest, _| {
-        tells(|told| drop(guest.stage2.disarm(range(0, BLOCK), told).expect("disarmed").complete()))
+        reports(|reported| drop(guest.stage2.disarm(range(0, BLOCK), reported).expect("disarmed").complete()))
     });
 }
 
@@ -70,7 +70,7 @@ fn while_writes_are_collected() {
 fn while_records_end() {
     is_not_lost(2, PAGES, |guest, _| {
         drop(guest.stage2.seal(range(0, BLOCK)).expect("sealed").complete());
-        tells(|told| guest.stage2.written(range(0, BLOCK), told).expect("looked"))
+        reports(|reported| guest.stage2.written(range(0, BLOCK), reported).expect("looked"))
     });
 }
 
@@ -115,10 +115,10 @@ fn while_access_changes() {
 }
 
 fn unmap(guest: &Guest, size: u64, pages: &mut Pages) -> bool {
-    let mut told = false;
-    let each = |leaf: Broken| told |= leaf.ipa() == Ipa::new(0) && leaf.is_hardware_dirty();
+    let mut reported = false;
+    let each = |leaf: Broken| reported |= leaf.ipa() == Ipa::new(0) && leaf.is_hardware_dirty();
     guest.stage2.unmap(range(0, size), pages, each).expect("unmapped").complete().free(pages);
-    told
+    reported
 }
 
 #[test]
@@ -142,11 +142,11 @@ fn while_it_is_replaced() {
 }
 
 fn coalesce(guest: &Guest, level: Level, pages: &mut Pages) -> bool {
-    let mut told = false;
-    let mut each = |leaf: Leaf| told |= leaf.ipa == Ipa::new(0);
+    let mut reported = false;
+    let mut each = |leaf: Leaf| reported |= leaf.ipa == Ipa::new(0);
     let (ipa, pa) = (Ipa::new(0), home(Ipa::new(0)));
     let _ = guest.stage2.coalesce_to::<false, false>(ipa, pa, level, &CLEAN, pages, &mut each).expect("coalesced");
-    told
+    reported
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn a_page_is_replaced_and() {
     balanced(page, [REPLACE, FAULT]);
     balanced(
         page,
-        [REPLACE, |guest, pages| assert_eq!(guest.unmap_told(0, PAGE, pages), 1, "it is there all the time")],
+        [REPLACE, |guest, pages| assert_eq!(guest.unmap_reported(0, PAGE, pages), 1, "it is there all the time")],
     );
     balanced(page, [REPLACE, UNMAP_BLOCK]);
     all_are(page, [REPLACE, WRITE_PROTECT], |_, access| !access.write);

@@ -150,10 +150,10 @@ fn what_is_counted() {
             there.map(BLOCK, Level::L3, &mut pages);
             pages
         });
-        let mut told = false;
-        let pending = guest.stage2.clean(range(0, BLOCK), &mut |_| told = true).expect("cleaned");
+        let mut reported = false;
+        let pending = guest.stage2.clean(range(0, BLOCK), &mut |_| reported = true).expect("cleaned");
         let _ = pending.complete();
-        assert!(told, "the first page is dirty all the time");
+        assert!(reported, "the first page is dirty all the time");
         guest.check(&[reuse.join().expect("no panic")]);
     });
 }

@@ -135,13 +135,13 @@ impl Operation {
                 }
             }
             Action::Unmap => {
-                let mut told = Vec::new();
-                let removed = |leaf| told.push(leaf);
+                let mut reported = Vec::new();
+                let removed = |leaf| reported.push(leaf);
                 let pending = guest.stage2.unmap(ipas.clone(), &mut guest.pool, removed).map_err(dry)?;
                 let freed = pending.complete().free(&mut guest.pool);
-                let mut told: Vec<_> =
-                    told.iter().filter_map(|leaf: &twofold_stage2::Broken| leaf.open(&freed)).collect();
-                check_removed(model, guest.stage2.features(), range.clone(), &mut told);
+                let mut reported: Vec<_> =
+                    reported.iter().filter_map(|leaf: &twofold_stage2::Broken| leaf.open(&freed)).collect();
+                check_removed(model, guest.stage2.features(), range.clone(), &mut reported);
                 model.update(range, |_, page| *page = None);
             }
             Action::Protect(keep) => {
@@ -160,16 +160,17 @@ impl Operation {
             Action::MakeYoung => make_young(guest, model, before, ipa),
             Action::Age => {
                 let young = marked(before, &ipas, |leaf| leaf.accessed());
-                let mut told = Vec::new();
-                guest.stage2.age(ipas.clone(), &mut |marked| tell(&mut told, marked)).unwrap();
-                assert_eq!((told, guest.events()), (young, vec![]));
+                let mut reported = Vec::new();
+                guest.stage2.age(ipas.clone(), &mut |marked| report(&mut reported, marked)).unwrap();
+                assert_eq!((reported, guest.events()), (young, vec![]));
                 model.update_mapped(whole(before, &ipas), |attributes| attributes.accessed = false);
             }
             Action::Clean => {
                 let dirty = marked(before, &ipas, |leaf| leaf.dirty_by_hardware() && leaf.access().write);
-                let mut told = Vec::new();
-                let _ = guest.stage2.clean(ipas.clone(), &mut |marked| tell(&mut told, marked)).unwrap().complete();
-                assert_eq!(told, dirty);
+                let mut reported = Vec::new();
+                let _ =
+                    guest.stage2.clean(ipas.clone(), &mut |marked| report(&mut reported, marked)).unwrap().complete();
+                assert_eq!(reported, dirty);
                 model.update_mapped(whole(before, &ipas), |attributes| {
                     attributes.access.write &= !is_dirty(attributes);
                 });
@@ -183,8 +184,8 @@ impl Operation {
             }
             Action::Look => {
                 let [mut dirty, mut written] = [vec![], vec![]];
-                guest.stage2.dirty(ipas.clone(), &mut |marked| tell(&mut dirty, marked)).unwrap();
-                guest.stage2.written(ipas.clone(), &mut |marked| tell(&mut written, marked)).unwrap();
+                guest.stage2.dirty(ipas.clone(), &mut |marked| report(&mut dirty, marked)).unwrap();
+                guest.stage2.written(ipas.clone(), &mut |marked| report(&mut written, marked)).unwrap();
                 let is_dirty = |leaf: &Leaf| leaf.dirty_by_hardware() && leaf.access().write;
                 assert_eq!(dirty, marked(before, &ipas, is_dirty));
                 assert_eq!(written, marked(before, &ipas, |leaf| leaf.access().write));
@@ -287,17 +288,17 @@ fn map_range(
 }
 
 /// Checks that each page that was mapped in the range was reported once, with its last value.
-fn check_removed(model: &Model, features: &Features, range: Range<u64>, told: &mut [twofold_stage2::Leaf]) {
-    told.sort_by_key(|leaf| leaf.ipa);
+fn check_removed(model: &Model, features: &Features, range: Range<u64>, reported: &mut [twofold_stage2::Leaf]) {
+    reported.sort_by_key(|leaf| leaf.ipa);
     let mut end = range.start;
-    for leaf in &*told {
+    for leaf in &*reported {
         assert!(leaf.ipa.raw() >= end, "{leaf:?} is outside, or reported twice");
         end = leaf.ipa.raw() + span(leaf.level.raw());
         let page = model.at(leaf.ipa).unwrap_or_else(|| panic!("{leaf:?} was not mapped"));
         assert_eq!((leaf.descriptor.address(), leaf.descriptor.attributes(features)), (page.pa, page.attributes));
     }
     assert!(end <= range.end, "the report ends at {end:#x}");
-    assert_eq!(told.iter().map(|leaf| span(leaf.level.raw())).sum::<u64>(), model.mapped(range));
+    assert_eq!(reported.iter().map(|leaf| span(leaf.level.raw())).sum::<u64>(), model.mapped(range));
 }
 
 fn write_protect_mask(guest: &Guest, model: &mut Model, before: &Scan, first: Ipa, mask: u64) {
@@ -463,8 +464,8 @@ fn coalesce(
     if !pa.is_aligned(span(level)) || !bases.all(|base| base == pa.raw()) {
         return Ok(());
     }
-    let mut told = Vec::new();
-    let dirty = &mut |leaf: twofold_stage2::Leaf| told.push((leaf.ipa, leaf.level.raw(), leaf.descriptor.raw()));
+    let mut reported = Vec::new();
+    let dirty = &mut |leaf: twofold_stage2::Leaf| reported.push((leaf.ipa, leaf.level.raw(), leaf.descriptor.raw()));
     let block = Level::new(level).unwrap();
     let outcome = guest.stage2.coalesce(ipa, pa, block, new, &mut guest.pool, dirty);
     let inside = |at: Ipa| range.contains(&at.raw());
@@ -476,13 +477,13 @@ fn coalesce(
             assert_eq!(tables, gone as u64);
             let dirty = before.leaves.iter().filter(|leaf| inside(leaf.ipa));
             let dirty = dirty.filter(|leaf| leaf.dirty_by_hardware() && leaf.access().write);
-            told.sort();
-            assert_eq!(told, dirty.map(|leaf| (leaf.ipa, leaf.level, leaf.raw)).collect::<Vec<_>>());
+            reported.sort();
+            assert_eq!(reported, dirty.map(|leaf| (leaf.ipa, leaf.level, leaf.raw)).collect::<Vec<_>>());
             let start = range.start;
             model.update(range, |at, page| *page = Some(Page { pa: pa + (at - start), attributes: *new }));
         }
         Ok(Coalesced::Mapped(outcome)) => {
-            assert!(!is_table && told.is_empty());
+            assert!(!is_table && reported.is_empty());
             mapped(guest.stage2.features(), model, outcome, ipa, pa, level, new);
         }
         Err(Error::NoTablePage { .. }) => return Err(Dry),
@@ -536,8 +537,8 @@ fn marked(scan: &Scan, range: &Range<Ipa>, is_marked: impl Fn(&Leaf) -> bool) ->
     touched(scan, range).filter(|leaf| is_marked(leaf)).map(|leaf| (leaf.ipa, leaf.level)).collect()
 }
 
-fn tell(told: &mut Vec<(Ipa, u8)>, marked: Marked) {
+fn report(reported: &mut Vec<(Ipa, u8)>, marked: Marked) {
     let level = marked.level.raw();
     assert!(marked.mask != 0);
-    told.extend(marked.leaves(span(level)).map(|ipa| (ipa, level)));
+    reported.extend(marked.leaves(span(level)).map(|ipa| (ipa, level)));
 }

@@ -174,15 +174,15 @@ fn records_of_a_block_are_told_of_and_ended_whole() {
 }
 
 fn dirty(guest: &Guest, range: IpaRange) -> Vec<Marked> {
-    let mut told = Vec::new();
-    guest.stage2.dirty(range, &mut |marked| told.push(marked)).unwrap();
-    told
+    let mut reported = Vec::new();
+    guest.stage2.dirty(range, &mut |marked| reported.push(marked)).unwrap();
+    reported
 }
 
 fn written(guest: &Guest, range: IpaRange) -> Vec<Marked> {
-    let mut told = Vec::new();
-    guest.stage2.written(range, &mut |marked| told.push(marked)).unwrap();
-    told
+    let mut reported = Vec::new();
+    guest.stage2.written(range, &mut |marked| reported.push(marked)).unwrap();
+    reported
 }
 
 #[test]

@@ -193,14 +193,14 @@ fn cleaning_takes_the_recorded_writes_and_flushes_them() {
     guest.machine.hardware_sets(guest.walk(dirty).unwrap().entry, WRITABLE);
     guest.watch(dirty);
 
-    let mut told = Vec::new();
-    let pending = guest.stage2.clean(range(BASE, 8 * KIB_4), &mut |marked| told.push(marked)).unwrap();
+    let mut reported = Vec::new();
+    let pending = guest.stage2.clean(range(BASE, 8 * KIB_4), &mut |marked| reported.push(marked)).unwrap();
     let cleaning = guest.machine.events();
     let _ = pending.complete();
 
     assert_eq!(cleaning, [sees(dirty, 3, frame(2 * KIB_4), Access::READ)]);
     assert_eq!(guest.events(), by_leaf(dirty, Some(3)));
-    assert_eq!(told, [Marked { ipa: BASE, level: Level::L3, mask: 0b100 }]);
+    assert_eq!(reported, [Marked { ipa: BASE, level: Level::L3, mask: 0b100 }]);
     assert!(guest.walk(dirty).unwrap().dirty_by_hardware(), "hardware goes on recording");
     assert!(guest.walk(BASE + 4 * KIB_4).unwrap().access().write);
 

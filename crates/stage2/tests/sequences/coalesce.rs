@@ -15,11 +15,11 @@ const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ra
 const NO_FWB: Features = Features { forced_write_back: false, ..RANGES };
 
 fn coalesce(guest: &mut Guest, ipa: Ipa, level: Level, attributes: &Attributes) -> (Coalesced, Vec<Leaf>) {
-    let mut told = Vec::new();
-    let dirty = &mut |leaf| told.push(leaf);
+    let mut reported = Vec::new();
+    let dirty = &mut |leaf| reported.push(leaf);
     let pa = frame(ipa - BASE);
     let outcome = guest.stage2.coalesce(ipa, pa, level, attributes, &mut guest.pool, dirty);
-    (outcome.unwrap(), told)
+    (outcome.unwrap(), reported)
 }
 
 fn done(tables: u64) -> (Coalesced, Vec<Leaf>) {
@@ -81,7 +81,7 @@ fn a_block_of_1_gib_takes_the_place_of_all_that_is_below() {
 /// The posted combined dirty log (Kolothum 2023) reads dirty state before the break, and loses what is written through
 /// a TLB until the flush ends. Here hardware writes at each step of the flush.
 #[test]
-fn what_hardware_records_until_the_end_of_the_flush_is_told() {
+fn what_hardware_records_until_the_end_of_the_flush_is_reported() {
     for last_step in [Event::Dsb(Domain::IshSt), Event::Tlbi(Tlbi::VmallE1Is, Reach::Vmid)] {
         let mut guest = guest(RANGES);
         for page in [0, 1, 2, 511] {
@@ -97,17 +97,17 @@ fn what_hardware_records_until_the_end_of_the_flush_is_told() {
                 machine.hardware_sets(entry, WRITABLE);
             }
         });
-        let (outcome, told) = coalesce(&mut guest, BASE, Level::L2, &CLEAN);
+        let (outcome, reported) = coalesce(&mut guest, BASE, Level::L2, &CLEAN);
         assert_eq!(outcome, Coalesced::Done { tables: 1 });
-        assert!(told.iter().all(|leaf| leaf.descriptor.is_hardware_dirty() && leaf.level == Level::L3));
-        let told: Vec<_> = told.iter().map(|leaf| (leaf.ipa, leaf.descriptor.address())).collect();
-        assert_eq!(told, [1, 511].map(|page| (BASE + page * KIB_4, frame(page * KIB_4))));
+        assert!(reported.iter().all(|leaf| leaf.descriptor.is_hardware_dirty() && leaf.level == Level::L3));
+        let reported: Vec<_> = reported.iter().map(|leaf| (leaf.ipa, leaf.descriptor.address())).collect();
+        assert_eq!(reported, [1, 511].map(|page| (BASE + page * KIB_4, frame(page * KIB_4))));
         assert!(!guest.walk(BASE).unwrap().access().write, "the block is as it was asked for");
     }
 }
 
 #[test]
-fn writes_that_hardware_does_not_record_are_not_told() {
+fn writes_that_hardware_does_not_record_are_not_reported() {
     let mut guest = guest(RANGES);
     map_pages(&mut guest, BASE, frame(0), 2);
     assert_eq!(coalesce(&mut guest, BASE, Level::L2, &CLEAN), done(1));

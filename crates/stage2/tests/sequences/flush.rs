@@ -132,17 +132,17 @@ fn tables_of_a_dropped_flush_go_back_with_the_next_operation() {
         let mut guest = guest(HINTS);
         map_pages(&mut guest, BASE, frame(0), 2);
         map_pages(&mut guest, BASE + GIB, frame(0), 1);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let out = guest.pool.out.len();
         let pending =
-            guest.stage2.unmap(range(BASE, GIB), &mut guest.pool, |leaf: Broken| told.push(leaf.ipa())).unwrap();
+            guest.stage2.unmap(range(BASE, GIB), &mut guest.pool, |leaf: Broken| reported.push(leaf.ipa())).unwrap();
         guest.machine.events();
         if complete {
             drop(pending.complete())
         } else {
             drop(pending)
         }
-        assert_eq!(told, [BASE, BASE + KIB_4]);
+        assert_eq!(reported, [BASE, BASE + KIB_4]);
         assert!(!guest.machine.events().iter().any(|event| matches!(event, Event::Give(_))), "no source was brought");
         assert_eq!(guest.pool.out.len(), out);
         let _ = guest.stage2.unmap(range(BASE + GIB, 2 * KIB_4), &mut guest.pool, Unwatched).unwrap().complete();

@@ -218,13 +218,13 @@ fn a_block_that_is_put_together_meanwhile_is_split_again() {
         let scan = split_again(&part, block, |stage2, pool| unmap(stage2, part.clone(), pool));
         assert!(is_all(&scan, 3 * MIB_2 - size) && scan.leaves.iter().all(outside), "{part:x?}");
 
-        let mut told = 0;
+        let mut reported = 0;
         let scan = split_again(&part, block, |stage2, pool| {
-            let each = |leaf: Broken| told += platform::mmu::span(leaf.level().raw());
+            let each = |leaf: Broken| reported += platform::mmu::span(leaf.level().raw());
             stage2.unmap(part.clone(), pool, each).unwrap().complete().free(pool);
         });
         assert!(is_all(&scan, 3 * MIB_2 - size) && scan.leaves.iter().all(outside), "{part:x?}");
-        assert_eq!(told, size);
+        assert_eq!(reported, size);
     }
 }
 

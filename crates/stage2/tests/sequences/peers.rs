@@ -182,7 +182,7 @@ fn an_output_address_is_never_swapped_on_a_live_leaf() {
 /// before the break. Here hardware writes just before each read-modify-write of each operation. Then the entry has the
 /// write, or the operation reports it.
 #[test]
-fn what_hardware_records_at_any_moment_is_kept_or_told() {
+fn what_hardware_records_at_any_moment_is_kept_or_reported() {
     type Act = fn(&mut Guest) -> bool;
     let operations: [(&str, Act); 8] = [
         ("relax", |guest| guest.stage2.relax(BASE, Access { write: false, ..Access::ALL }).is_err()),
@@ -194,29 +194,29 @@ fn what_hardware_records_at_any_moment_is_kept_or_told() {
             false
         }),
         ("clean", |guest| {
-            let mut told = false;
-            drop(guest.stage2.clean(range(BASE, KIB_4), &mut |_| told = true).unwrap().complete());
-            told
+            let mut reported = false;
+            drop(guest.stage2.clean(range(BASE, KIB_4), &mut |_| reported = true).unwrap().complete());
+            reported
         }),
         ("unmap", |guest| {
-            let mut told = false;
-            let removed = |leaf: Broken| told = leaf.is_hardware_dirty();
+            let mut reported = false;
+            let removed = |leaf: Broken| reported = leaf.is_hardware_dirty();
             let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, removed).unwrap();
             pending.complete().free(&mut guest.pool);
-            told
+            reported
         }),
         ("unmap a table", |guest| {
-            let mut told = false;
-            let removed = |leaf: Broken| told |= leaf.is_hardware_dirty();
+            let mut reported = false;
+            let removed = |leaf: Broken| reported |= leaf.is_hardware_dirty();
             let pending = guest.stage2.unmap(range(BASE, GIB), &mut guest.pool, removed).unwrap();
             pending.complete().free(&mut guest.pool);
-            told
+            reported
         }),
         ("coalesce", |guest| {
-            let (mut told, pool) = (false, &mut guest.pool);
-            let dirty = &mut |leaf: Leaf| told |= leaf.descriptor.is_hardware_dirty();
+            let (mut reported, pool) = (false, &mut guest.pool);
+            let dirty = &mut |leaf: Leaf| reported |= leaf.descriptor.is_hardware_dirty();
             assert!(guest.stage2.coalesce(BASE, frame(0), Level::L2, &ARMED, pool, dirty).is_ok());
-            told
+            reported
         }),
     ];
     for (name, act) in operations {
@@ -236,10 +236,10 @@ fn what_hardware_records_at_any_moment_is_kept_or_told() {
                 }
                 at.set(at.get() + 1);
             });
-            let told = act(&mut guest);
+            let reported = act(&mut guest);
             guest.machine.set_atomic_hook(|| ());
             let kept = guest.walk(BASE).is_some_and(|leaf| leaf.access().write);
-            assert_eq!(told as u32 + kept as u32, u32::from(written.get()), "{name}, at {moment}");
+            assert_eq!(reported as u32 + kept as u32, u32::from(written.get()), "{name}, at {moment}");
             written_in_all += u32::from(written.get());
             if moment >= steps.get() {
                 break;

@@ -126,9 +126,9 @@ fn disarming_tells_what_was_written_and_takes_the_rest() {
     }
     map(&mut guest, BASE + 3 * KIB_4, frame(3 * KIB_4), Level::L3, &RAM);
     guest.machine.hardware_sets(guest.walk(BASE + KIB_4).unwrap().entry, 1 << 7);
-    let mut told = Vec::new();
-    let _ = guest.stage2.disarm(range(BASE, 4 * KIB_4), &mut |marked| told.push(marked)).unwrap().complete();
-    assert_eq!(told, [Marked { ipa: BASE, level: Level::L3, mask: 0b10 }]);
+    let mut reported = Vec::new();
+    let _ = guest.stage2.disarm(range(BASE, 4 * KIB_4), &mut |marked| reported.push(marked)).unwrap().complete();
+    assert_eq!(reported, [Marked { ipa: BASE, level: Level::L3, mask: 0b10 }]);
     for page in 0..3 {
         let leaf = guest.walk(BASE + page * KIB_4).unwrap();
         assert!(!leaf.access().write && !leaf.dirty_by_hardware(), "page {page}");

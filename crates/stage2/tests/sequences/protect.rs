@@ -178,13 +178,13 @@ fn changes_that_are_joined_are_flushed_once() {
     guest.machine.hardware_sets(guest.walk(BASE + 8 * KIB_4).unwrap().entry, WRITABLE);
     // A table that goes with its last page, in the middle of the others.
     let mut pending: Pending<'_, _, _> = guest.stage2.write_protect(range(BASE, KIB_4)).unwrap();
-    let mut told = Vec::new();
-    pending.join(guest.stage2.clean(range(BASE, MIB_2), &mut |marked| told.push(marked)).unwrap());
+    let mut reported = Vec::new();
+    pending.join(guest.stage2.clean(range(BASE, MIB_2), &mut |marked| reported.push(marked)).unwrap());
     pending.join(guest.stage2.write_protect_mask(BASE, 1 << 2).unwrap());
     pending.join(guest.stage2.write_protect(range(BASE + MIB_2, MIB_2)).unwrap());
     guest.machine.events();
     let _ = pending.complete();
-    assert_eq!(told, [Marked { ipa: BASE, level: Level::L3, mask: 1 << 8 }]);
+    assert_eq!(reported, [Marked { ipa: BASE, level: Level::L3, mask: 1 << 8 }]);
     let parts = [
         (Tlbi::Ripas2Le1Is, Reach::Range(BASE, BASE + 8 * KIB_4, Some(3))),
         (Tlbi::Ipas2Le1Is, Reach::At(BASE + 8 * KIB_4, Some(3))),
@@ -218,16 +218,16 @@ fn tables_of_changes_that_are_joined_are_all_freed_after_the_one_flush() {
 fn ageing_and_making_young_invalidate_nothing() {
     let mut guest = guest(HINTS);
     map_pages(&mut guest, BASE, frame(0), 130);
-    let mut told = Vec::new();
-    guest.stage2.age(range(BASE + KIB_4, 129 * KIB_4), &mut |marked| told.push(marked)).unwrap();
+    let mut reported = Vec::new();
+    guest.stage2.age(range(BASE + KIB_4, 129 * KIB_4), &mut |marked| reported.push(marked)).unwrap();
     let expected = [(1, u64::MAX), (65, u64::MAX), (129, 1)];
-    assert_eq!(told, expected.map(|(page, mask)| Marked { ipa: BASE + page * KIB_4, level: Level::L3, mask }));
+    assert_eq!(reported, expected.map(|(page, mask)| Marked { ipa: BASE + page * KIB_4, level: Level::L3, mask }));
     assert_eq!(guest.stage2.make_young(BASE + 7 * KIB_4), Ok(true));
     assert_eq!(guest.stage2.make_young(BASE + 7 * KIB_4), Ok(false));
     assert_eq!(guest.stage2.make_young(BASE + GIB), Err(Error::NotMapped { ipa: BASE + GIB }));
-    told.clear();
-    guest.stage2.age(range(BASE, GIB), &mut |marked| told.push(marked)).unwrap();
-    assert_eq!(told, [Marked { ipa: BASE, level: Level::L3, mask: 1 | 1 << 7 }]);
+    reported.clear();
+    guest.stage2.age(range(BASE, GIB), &mut |marked| reported.push(marked)).unwrap();
+    assert_eq!(reported, [Marked { ipa: BASE, level: Level::L3, mask: 1 | 1 << 7 }]);
     assert_eq!(guest.events(), []);
 }
 

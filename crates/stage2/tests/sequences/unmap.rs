@@ -98,11 +98,11 @@ fn what_hardware_records_in_a_table_until_its_flush_is_complete_is_handed_over()
             machine.hardware_sets(entry, WRITABLE);
         }
     });
-    let mut told = Vec::new();
-    let removed = |leaf: Broken| told.push((leaf.ipa(), leaf.is_hardware_dirty()));
+    let mut reported = Vec::new();
+    let removed = |leaf: Broken| reported.push((leaf.ipa(), leaf.is_hardware_dirty()));
     let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, removed).unwrap();
     pending.complete().free(&mut guest.pool);
-    assert_eq!(told, [0, 1, 2, 3].map(|page| (BASE + page * KIB_4, page == 2)));
+    assert_eq!(reported, [0, 1, 2, 3].map(|page| (BASE + page * KIB_4, page == 2)));
 }
 
 #[test]
@@ -459,19 +459,20 @@ fn leaves_are_told_with_their_addresses() {
             for number in numbers {
                 map(&mut guest, BASE + number * KIB_4, frame(number * KIB_4), Level::L3, &RAM);
             }
-            let mut told = Vec::new();
-            let removed = |leaf: Broken| told.push(leaf);
+            let mut reported = Vec::new();
+            let removed = |leaf: Broken| reported.push(leaf);
             let freed = guest
                 .stage2
                 .unmap(unmapped.clone(), &mut guest.pool, removed)
                 .unwrap()
                 .complete()
                 .free(&mut guest.pool);
-            let told: Vec<_> = told.iter().map(|leaf| (leaf.ipa(), leaf.open(&freed).unwrap())).collect();
-            let told: Vec<_> = told.iter().map(|(ipa, leaf)| (*ipa, leaf.ipa, leaf.descriptor.address())).collect();
+            let reported: Vec<_> = reported.iter().map(|leaf| (leaf.ipa(), leaf.open(&freed).unwrap())).collect();
+            let reported: Vec<_> =
+                reported.iter().map(|(ipa, leaf)| (*ipa, leaf.ipa, leaf.descriptor.address())).collect();
             let expected = numbers.map(|number| (BASE + number * KIB_4, frame(number * KIB_4)));
             let expected = expected.into_iter().filter(|(ipa, _)| unmapped.contains(ipa));
-            assert_eq!(told, expected.map(|(ipa, pa)| (ipa, ipa, pa)).collect::<Vec<_>>());
+            assert_eq!(reported, expected.map(|(ipa, pa)| (ipa, ipa, pa)).collect::<Vec<_>>());
         }
     }
 }
@@ -492,14 +493,14 @@ fn a_page_that_is_none_is_refused() {
 #[test]
 fn what_is_not_mapped_is_not_removed() {
     fn unmapped(guest: &mut Guest, page: u64) -> (Vec<Ipa>, Vec<Ipa>) {
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let before: Vec<_> = guest.scan().leaves.iter().map(|leaf| leaf.ipa).collect();
         let range = range(BASE + page * KIB_4, KIB_4);
-        let pending = guest.stage2.unmap(range, &mut guest.pool, |leaf: Broken| told.push(leaf.ipa())).unwrap();
+        let pending = guest.stage2.unmap(range, &mut guest.pool, |leaf: Broken| reported.push(leaf.ipa())).unwrap();
         pending.complete().free(&mut guest.pool);
         guest.events();
         let leaves = guest.scan().leaves;
-        (told, before.into_iter().filter(|ipa| !leaves.iter().any(|leaf| leaf.ipa == *ipa)).collect())
+        (reported, before.into_iter().filter(|ipa| !leaves.iter().any(|leaf| leaf.ipa == *ipa)).collect())
     }
     let mut guest = guest(HINTS);
     map_pages(&mut guest, BASE, frame(0), 3);
@@ -535,7 +536,7 @@ fn destroying_removes_all_there_is() {
         map(&mut guest, ipa, frame(0), Level::L1, &RAM);
     }
     let Guest { stage2, mut pool, .. } = guest;
-    let mut told = Vec::new();
-    let (_root, _) = stage2.destroy(&mut pool, |leaf: Broken| told.push(leaf.ipa()));
-    assert_eq!(told, [Ipa::new(0), last]);
+    let mut reported = Vec::new();
+    let (_root, _) = stage2.destroy(&mut pool, |leaf: Broken| reported.push(leaf.ipa()));
+    assert_eq!(reported, [Ipa::new(0), last]);
 }

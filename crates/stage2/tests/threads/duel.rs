@@ -182,12 +182,12 @@ fn unmap(guest: &Guest, offset: u64, size: u64) {
 }
 
 /// [`unmap`] that counts the bytes reported.
-fn unmap_told(guest: &Guest, offset: u64, size: u64) {
-    let told = |leaf: twofold_stage2::Broken| {
+fn unmap_reported(guest: &Guest, offset: u64, size: u64) {
+    let reported = |leaf: twofold_stage2::Broken| {
         assert!(range(BASE + offset, size).contains(&leaf.ipa()), "{leaf:?} is outside");
-        guest.told.fetch_add(mmu::span(leaf.level().raw()), Ordering::Relaxed);
+        guest.reported.fetch_add(mmu::span(leaf.level().raw()), Ordering::Relaxed);
     };
-    let pending = guest.stage2.unmap(range(BASE + offset, size), &mut &guest.pool, told).unwrap();
+    let pending = guest.stage2.unmap(range(BASE + offset, size), &mut &guest.pool, reported).unwrap();
     pending.complete().free(&mut &guest.pool);
 }
 
@@ -336,13 +336,13 @@ fn two_that_need_the_same_tables_add_them_once() {
 
 #[test]
 fn each_page_is_told_to_one_of_two_that_unmap() {
-    let all: Operation = |guest| unmap_told(guest, 0, GIB);
+    let all: Operation = |guest| unmap_reported(guest, 0, GIB);
     let some: Operation = |guest| {
-        unmap_told(guest, KIB_4, KIB_4);
-        unmap_told(guest, 2 * KIB_4, MIB_2);
+        unmap_reported(guest, KIB_4, KIB_4);
+        unmap_reported(guest, 2 * KIB_4, MIB_2);
         recycle(guest);
     };
-    let check: fn(&Guest) = |guest| assert_eq!(guest.told.load(Ordering::Relaxed), 5 * KIB_4);
+    let check: fn(&Guest) = |guest| assert_eq!(guest.reported.load(Ordering::Relaxed), 5 * KIB_4);
     at_every_step(pages, all, some, check);
     at_every_step(pages, some, all, check);
     at_every_step(pages, all, all, check);
@@ -351,7 +351,7 @@ fn each_page_is_told_to_one_of_two_that_unmap() {
 /// The ends of the range were split, and then the block was coalesced again.
 #[test]
 fn unmapping_a_part_of_a_block_that_is_put_together_again_takes_no_more() {
-    let part: Operation = |guest| unmap_told(guest, KIB_4, 2 * KIB_4);
+    let part: Operation = |guest| unmap_reported(guest, KIB_4, 2 * KIB_4);
     let merge: Operation = |guest| coalesce(guest, 0, Level::L2, &RAM);
     let check: fn(&Guest) = |guest| assert!(is_mapped(guest, 0) && is_mapped(guest, 3 * KIB_4));
     at_every_step(block, part, merge, check);
@@ -404,7 +404,7 @@ fn a_walk_meets_what_changes_under_it() {
                 assert!(entry.ipa >= *next, "{entry:?} again");
                 *next = entry.ipa + entry.span;
                 assert_eq!(entry.descriptor.address(), home(entry.ipa));
-                self.0.told.fetch_add(u64::from(entry.ipa == BASE + MIB_2), Ordering::Relaxed);
+                self.0.reported.fetch_add(u64::from(entry.ipa == BASE + MIB_2), Ordering::Relaxed);
             }
             Ok(())
         }
@@ -416,7 +416,7 @@ fn a_walk_meets_what_changes_under_it() {
     let walk: Operation = |guest| {
         assert_eq!(guest.stage2.walk(range(BASE, 2 * MIB_2), &mut Leaves(guest, [BASE; 4])), Ok(()));
     };
-    let check: fn(&Guest) = |guest| assert_eq!(guest.told.load(Ordering::Relaxed), 1);
+    let check: fn(&Guest) = |guest| assert_eq!(guest.reported.load(Ordering::Relaxed), 1);
     let unmap_first: Operation = |guest| {
         unmap(guest, 0, MIB_2);
         recycle(guest);

@@ -49,13 +49,13 @@ fn maintain(guest: &Guest, random: &mut Random) {
         3 => stage2.age(part, &mut |_| ()).unwrap(),
         4 => split(guest, part),
         5 => {
-            let told = &mut |_| ();
+            let reported = &mut |_| ();
             let (start, level) = if random.below(4) == 0 { (BASE, Level::L1) } else { (block, Level::L2) };
-            assert!(stage2.coalesce(start, home(start), level, &RAM, pool, told).is_ok());
+            assert!(stage2.coalesce(start, home(start), level, &RAM, pool, reported).is_ok());
         }
         6 => {
-            let told = |leaf: Broken| assert!(part.contains(&leaf.ipa()));
-            stage2.unmap(part.clone(), pool, told).unwrap().complete().free(pool);
+            let reported = |leaf: Broken| assert!(part.contains(&leaf.ipa()));
+            stage2.unmap(part.clone(), pool, reported).unwrap().complete().free(pool);
         }
         _ => {
             let whole = [range(block, MIB_2), range(BASE, GIB)][random.below(2) as usize].clone();
@@ -171,10 +171,10 @@ fn each_write_that_hardware_records_is_told_of_once() {
         let _ = guest.stage2.map(ipa, home(ipa), Level::L3, &armed, &mut &guest.pool).unwrap();
     }
     let entries: Vec<_> = guest.scan().leaves.iter().map(|leaf| leaf.entry).collect();
-    let (recorded, told) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (recorded, reported) = (AtomicU64::new(0), AtomicU64::new(0));
     let clean = || {
         let tell = &mut |marked: twofold_stage2::Marked| {
-            told.fetch_add(u64::from(marked.mask.count_ones()), Ordering::Relaxed);
+            reported.fetch_add(u64::from(marked.mask.count_ones()), Ordering::Relaxed);
         };
         let _ = guest.stage2.clean(range(BASE, MIB_2), tell).unwrap().complete();
     };
@@ -202,6 +202,6 @@ fn each_write_that_hardware_records_is_told_of_once() {
         }
     });
     clean();
-    assert_eq!(told.load(Ordering::Relaxed), recorded.load(Ordering::Relaxed));
+    assert_eq!(reported.load(Ordering::Relaxed), recorded.load(Ordering::Relaxed));
     guest.check_and_destroy();
 }

@@ -265,7 +265,7 @@ pub struct Guest {
     pub stage2: Stage2<Cpus>,
     pub pool: Pool,
     /// A counter for the tests.
-    pub told: AtomicU64,
+    pub reported: AtomicU64,
 }
 
 impl Guest {
@@ -282,7 +282,7 @@ impl Guest {
         let free = rest.into_pages().map(|page| page.into_table(&features).unwrap());
         let free = free.collect::<Vec<_>>().into_iter().rev().collect();
         let pool = Pool { world: world.clone(), pages: Mutex::new((free, BTreeSet::new())) };
-        Self { world, stage2, pool, told: AtomicU64::new(0) }
+        Self { world, stage2, pool, reported: AtomicU64::new(0) }
     }
 
     pub fn scan(&self) -> Scan {

@@ -336,8 +336,8 @@ pub const EXCUSED: &[Excused] = &[
         "Unmap::is_inside: level == Level::L3 => false",
         "a range of whole pages covers a page fully or not at all",
     ),
-    excused(UNMAP, "Unmap::take_told: range.start < range.end => true", NO_ADDRESS),
-    excused(UNMAP, "Unmap::take_told: range.start < range.end => range.start <= range.end", NO_ADDRESS),
+    excused(UNMAP, "Unmap::take_reported: range.start < range.end => true", NO_ADDRESS),
+    excused(UNMAP, "Unmap::take_reported: range.start < range.end => range.start <= range.end", NO_ADDRESS),
 ];
 
 const SEVERAL_LEVELS: &str = "both masks have more than one level";
