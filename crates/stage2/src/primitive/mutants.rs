@@ -114,7 +114,7 @@ fn record(kind: Kind, site: &Location<'_>) {
     }
 }
 
-/// Prints once that the mutant was executed. `cargo xtask mutants` tells "not caught" from "never reached" by it.
+/// Prints once that the mutant was executed. It separates "not caught" from "not reached".
 fn reached() {
     static SAID: OnceLock<()> = OnceLock::new();
     SAID.get_or_init(|| std::eprintln!("mutant reached"));
