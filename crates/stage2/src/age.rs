@@ -8,11 +8,11 @@
 
 use core::ops::Range;
 
-use crate::descent::Locked;
+use crate::lockless_walk::Locked;
+use crate::metadata::Counts;
 use crate::pass::{MOST_ENTRIES, Pass};
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
-use crate::record::Counts;
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
 use crate::{Descriptor, Downgrade, Error, Ipa, IpaRange, Level, Pending, Stage2};

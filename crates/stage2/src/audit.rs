@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Compares each table with its record: for checked builds, while no operation is running.
 
+use crate::metadata::Counts;
 use crate::platform::Platform;
-use crate::record::Counts;
 use crate::table::Table;
 use crate::{Descriptor, Level, Pa, Stage2};
 

@@ -2,7 +2,7 @@
 //! Coalescing: a block replaces the table that maps the same memory in pieces (Wang 2021: install before free).
 //!
 //! * C1: clean the holes, which is what the block will map and the table does not (module `holes`). No lock is held.
-//! * C2: lock the parent and the table (U1), and hold the tables below (module `below`).
+//! * C2: lock the parent and the table (U1), and hold the tables below (module `tables_below`).
 //! * C3: break the parent's entry by making it busy (U2), and increment the sequence count (U3).
 //! * C4: unlock the table and the tables below (U5).
 //! * C5: flush (U6). If the table held leaves of another memory type, clean their memory.
@@ -13,15 +13,15 @@
 //! long comes before (C1, C2) or after (C7).
 //!
 //! C7 needs no wait. From C2 on no other CPU holds a lock of these tables, and the count (C3) turns back each CPU that
-//! comes later (W3, W4 in module `descent`). Hardware cannot reach the tables after C5, so their records are final.
+//! comes later (W3, W4 in module `lockless_walk`). Hardware cannot reach the tables after C5, so their records are final.
 
 use crate::cache::CacheMaintenance;
-use crate::descent::{Place, Retry};
-use crate::detached::{Link, Look};
+use crate::lockless_walk::{Place, Retry};
 use crate::map::Mapped;
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::tlb::Scope;
+use crate::unlinked::{Link, Look};
 use crate::{Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, Stage2, TableSource, cache};
 
 /// What [`Grant::coalesce`] did.

@@ -5,12 +5,12 @@
 //! [`complete`](Pending::complete) gives access to them: it flushes (step U6) and returns a [`Flushed`], which is
 //! consumed to free them.
 
-use crate::detached::Chain;
-use crate::kept::Keep;
+use crate::deferred_free::Keep;
 use crate::platform::Platform;
 use crate::primitive::{self, Claim, Ordering, Word};
-use crate::removed::{Downgrade, Freed, Join, Removal, Removed, Unwatched};
+use crate::removal::{Downgrade, Freed, Join, Removal, Removed, Unwatched};
 use crate::tlb::Changed;
+use crate::unlinked::Chain;
 use crate::{IpaRange, Stage2, TableSource};
 
 /// A change whose TLB invalidation is still to come.

@@ -276,7 +276,7 @@ impl Root {
 /// The engine takes a page only when it needs one (Wang 2021: table pages when needed), and with no lock held.
 ///
 /// If CPUs share a source, a hand-over must order memory as a lock does: the CPU that takes a page sees everything that
-/// the CPU that gave it did before. Late lockless walks depend on it (module `descent`): they may still read a page
+/// the CPU that gave it did before. Late lockless walks depend on it (module `lockless_walk`): they may still read a page
 /// that is no table any more.
 pub trait TableSource {
     /// A page with any content; `None` if the source is empty.

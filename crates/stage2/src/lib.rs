@@ -62,7 +62,7 @@
 //! lock: it sets access flags, and the dirty state of leaves with DBM. So a leaf with DBM is changed by a read-modify-write.
 //! Any other entry is changed by a store, which may lose an access flag that hardware sets in the same moment.
 //!
-//! **Lockless walk** (module `descent`):
+//! **Lockless walk** (module `lockless_walk`):
 //!
 //! * W1: read the sequence count.
 //! * W2: load an entry with acquire.
@@ -91,7 +91,7 @@
 //! A coalesce locks the tables below (U4) before the break (U2), so that only the flush lies between break and make.
 //!
 //! **Lock order.** A table, then a table below it. Three operations hold more than one lock: unlinking, its step U4, and the
-//! coalesce, which holds the siblings below the table that it unlinks (module `below`). The owner of a busy entry needs only
+//! coalesce, which holds the siblings below the table that it unlinks (module `tables_below`). The owner of a busy entry needs only
 //! that entry's table lock, and holds no other lock, so waiting for it under the parent's lock cannot deadlock.
 //!
 //! **Between a change and its flush.** [`Pending`] holds no lock. An unmapped entry is marked *stale*: invalid for hardware,
@@ -156,16 +156,14 @@ pub mod walk;
 
 mod address;
 mod age;
-mod arm;
 mod attributes;
 #[cfg(feature = "checked")]
 mod audit;
-mod below;
 mod cache;
 mod coalesce;
-mod descent;
+mod dbm;
+mod deferred_free;
 mod descriptor;
-mod detached;
 mod error;
 mod features;
 mod flush;
@@ -174,24 +172,26 @@ mod frame_map;
 mod geometry;
 mod grant;
 mod holes;
-mod kept;
 mod lines;
 mod lock;
+mod lockless_walk;
 #[cfg(all(test, loom))]
 mod loom;
 mod map;
 mod map_range;
+mod metadata;
 mod pass;
 mod pool;
 pub mod primitive;
 mod protect;
-mod record;
 mod registers;
 mod relax;
-mod removed;
+mod removal;
 mod split;
 mod stage2;
 mod table;
+mod tables_below;
+mod unlinked;
 mod unmap;
 
 pub use address::{Ipa, IpaRange, Pa, Vmid};
@@ -210,11 +210,11 @@ pub use geometry::{Geometry, Granule, Level, Levels};
 pub use grant::{Grant, Lent, Vacated, Window};
 pub use lock::{Lock, LockGuard};
 pub use map::Mapped;
+pub use metadata::{Record, RecordRange, Records};
 pub use platform::Platform;
 pub use pool::Pool;
-pub use record::{Record, RecordRange, Records};
 pub use relax::Relaxed;
-pub use removed::{Broken, Downgrade, Freed, Join, Removed, Unwatched};
+pub use removal::{Broken, Downgrade, Freed, Join, Removed, Unwatched};
 pub use split::{Split, Stopped};
 pub use stage2::{Leaf, Stage2};
 pub use tlb::Thresholds;

@@ -17,10 +17,10 @@
 //! and given back if another CPU has linked a table meanwhile.
 
 use crate::cache::CacheMaintenance;
-use crate::descent::{Place, Retry};
+use crate::lockless_walk::{Place, Retry};
+use crate::metadata::Counts;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
-use crate::record::Counts;
 use crate::tlb::Scope;
 use crate::{
     Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, Record, Stage2, TablePage, TableSource,

@@ -6,10 +6,10 @@
 //! mapped leaf by leaf, as [`Grant::map`] does.
 
 use crate::cache::CacheMaintenance;
-use crate::descent::Place;
+use crate::lockless_walk::Place;
+use crate::metadata::Counts;
 use crate::platform::Platform;
 use crate::primitive;
-use crate::record::Counts;
 use crate::{
     Attributes, Descriptor, Error, Grant, Ipa, IpaRange, Level, Memory, Pa, Stage2, TableSource, cache, frame,
 };

@@ -10,10 +10,10 @@
 
 use core::ops::Range;
 
-use crate::descent::{Locked, Retry, Snapshot};
+use crate::lockless_walk::{Locked, Retry, Snapshot};
+use crate::metadata::Counts;
 use crate::platform::Platform;
 use crate::primitive;
-use crate::record::Counts;
 use crate::table::Table;
 use crate::{Error, Ipa, IpaRange, Level, Stage2};
 

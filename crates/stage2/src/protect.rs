@@ -10,11 +10,11 @@
 
 use core::ops::Range;
 
-use crate::descent::Locked;
+use crate::lockless_walk::Locked;
+use crate::metadata::Counts;
 use crate::pass::Pass;
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
-use crate::record::Counts;
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
 use crate::{Access, Descriptor, Downgrade, Error, Ipa, IpaRange, Pending, Stage2, TableSource};

@@ -7,7 +7,7 @@
 //!
 //! No TLB holds an entry without access flag, so setting the flag needs no invalidation (Arm ARM DDI 0487K.a, D8.5.1).
 
-use crate::descent::{Locked, Place, Retry};
+use crate::lockless_walk::{Locked, Place, Retry};
 use crate::platform::Platform;
 use crate::primitive::{self, Claim};
 use crate::{Access, Descriptor, Error, Ipa, Leaf, Level, Memory, Stage2, cache};

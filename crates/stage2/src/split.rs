@@ -11,12 +11,12 @@
 
 use core::ops::ControlFlow;
 
-use crate::descent::{Busy, Place, Retry};
-use crate::detached::{Link, Look};
+use crate::lockless_walk::{Busy, Place, Retry};
+use crate::metadata::Counts;
 use crate::platform::Platform;
-use crate::record::Counts;
 use crate::table::Table;
 use crate::tlb::Scope;
+use crate::unlinked::{Link, Look};
 use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Stage2, TablePage, TableSource, frame};
 
 /// What [`Stage2::split`] did.

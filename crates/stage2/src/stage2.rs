@@ -5,13 +5,13 @@
 //! (*Locking*). Meanwhile hardware walks the tree, and sets access flags and dirty state.
 
 use crate::cache::NonCacheable;
-use crate::descent::{Place, SequenceCount};
+use crate::deferred_free::Kept;
 use crate::flush::PendingChanges;
-use crate::kept::Kept;
+use crate::lockless_walk::{Place, SequenceCount};
+use crate::metadata::Counts;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
-use crate::record::Counts;
-use crate::removed::Removals;
+use crate::removal::Removals;
 use crate::table::Table;
 use crate::tlb::{Thresholds, Tlb};
 use crate::{Descriptor, Error, Features, Geometry, Ipa, Level, Pa, Root, TablePage, Vmid, registers};

@@ -90,7 +90,7 @@ impl Cell<'_> {
     /// W2: loads the entry for a lockless walk.
     ///
     /// Acquire: a CPU that finds a table sees the entries that were written before it was linked. A CPU that reads the
-    /// new content of a reused page also sees the new sequence count (module `descent`).
+    /// new content of a reused page also sees the new sequence count (module `lockless_walk`).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn look(self) -> Descriptor {
@@ -108,7 +108,7 @@ impl Cell<'_> {
     /// Writes an entry under the table's lock.
     ///
     /// Release: the table or frame that it leads to is ready, and the lock is taken. A late walk that reads the entry
-    /// in a reused page also sees the new sequence count (module `descent`).
+    /// in a reused page also sees the new sequence count (module `lockless_walk`).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn write(self, new: Descriptor) {

@@ -3,7 +3,7 @@
 //!
 //! **Whole tables.** If all that a table maps is unmapped, the table is unlinked together with the tables below it,
 //! without reading its entries. A table is also unlinked with its last entry. Steps U1 to U5 are here and in modules
-//! `descent` and `below`; step U6 is [`Pending::complete`].
+//! `lockless_walk` and `tables_below`; step U6 is [`Pending::complete`].
 //!
 //! **Stale entries.** A removed entry is marked stale ([`Descriptor::STALE`]). A CPU that maps there before the flush
 //! is complete invalidates first. Another unmap of the same addresses adds them to its own flush.
@@ -15,12 +15,12 @@
 
 use core::ops::Range;
 
-use crate::descent::{Locked, Retry, Snapshot};
-use crate::detached::{Chain, Link};
+use crate::lockless_walk::{Locked, Retry, Snapshot};
 use crate::platform::Platform;
-use crate::removed::{Broken, Removal, Removed};
+use crate::removal::{Broken, Removal, Removed};
 use crate::table::Table;
 use crate::tlb::{Changed, Scope, Span};
+use crate::unlinked::{Chain, Link};
 use crate::{Descriptor, Error, Freed, Ipa, IpaRange, Leaf, Level, Pending, Root, Stage2, TableSource};
 
 impl<P: Platform> Stage2<P> {

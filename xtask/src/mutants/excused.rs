@@ -32,8 +32,8 @@ pub const EXCUSED: &[Excused] = &[
         reason: "if a late start clears a bit that a fault has set, it protects that page later or has it in the log",
     },
     Excused {
-        file: "crates/stage2/src/arm.rs",
-        label: "arm::clean_one_by_one/clear/apart",
+        file: "crates/stage2/src/dbm.rs",
+        label: "dbm::clean_one_by_one/clear/apart",
         reason: "the leaf that was read is already dirty: hardware can add only an access flag, which may be lost",
     },
     Excused {
@@ -47,7 +47,7 @@ pub const EXCUSED: &[Excused] = &[
         reason: "hardware records nothing in an invalid entry, so a plain store does as well",
     },
     Excused {
-        file: "crates/stage2/src/record.rs",
+        file: "crates/stage2/src/metadata.rs",
         label: "Record::reset/lock/no-acquire",
         reason: "a CPU that held this lock before came too late, and wrote nothing that this CPU must see",
     },

@@ -77,7 +77,7 @@ pub const DEFECTS: &[Defect] = &[
     Defect {
         peer: "Kolothum 2023",
         what: "a stale value is stored again",
-        file: "crates/stage2/src/descent.rs",
+        file: "crates/stage2/src/lockless_walk.rs",
         label: "Locked::replace_in/replace/force",
     },
     Defect {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::guest::{BLOCK, Guest};
 use super::model;
+use crate::metadata::Counts;
 use crate::platform::Platform;
-use crate::record::Counts;
 use crate::{Ipa, Level};
 
 /// A level 2 table that leads to two tables, with one page each.

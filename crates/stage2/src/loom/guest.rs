@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use std::sync::Mutex;
 
 use super::machine::{Machine, Pages, Watch};
+use crate::metadata::Counts;
 use crate::platform::Platform;
-use crate::record::Counts;
 use crate::{
     Access, Attributes, Broken, Descriptor, Features, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Pa,
     Record, Stage2, TableSource, Unwatched, Vmid,

@@ -2,7 +2,7 @@
 //! Late lockless walks: a walk reaches a table that was unlinked meanwhile, and whose page is another table or a
 //! guest's page by then. It changes nothing there, and uses nothing that it reads there.
 //!
-//! There is no grace period: only the sequence count ensures this (module `descent`, W3 and W4).
+//! There is no grace period: only the sequence count ensures this (module `lockless_walk`, W3 and W4).
 
 use super::guest::{ARMED, BLOCK, FWB, Guest, LARGE, PAGE, RAM, READ, range};
 use super::machine::{BUSY, Machine, Pages, WILD, Watch};

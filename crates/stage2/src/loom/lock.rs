@@ -8,7 +8,7 @@ use loom::cell::UnsafeCell;
 use super::machine::{Machine, Watch};
 use super::model;
 use crate::Record;
-use crate::record::Counts;
+use crate::metadata::Counts;
 
 /// Adds one to what the lock protects, without an atomic.
 fn count(machine: &Machine, record: &Record, protected: &UnsafeCell<u64>) {

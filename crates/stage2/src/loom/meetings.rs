@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use super::guest::{ARMED, BLOCK, Guest, LARGE, PAGE, RAM, READ, home, range};
 use super::machine::Pages;
 use super::{Operation, meet};
-use crate::descent::SequenceCount;
+use crate::lockless_walk::SequenceCount;
 use crate::walk::{Entry, Visitor};
 use crate::{Access, Attributes, Error, Ipa, Level, Memory, Split};
 

@@ -7,9 +7,9 @@
 #[path = "../platform/mod.rs"]
 mod platform;
 
-mod arm;
 mod change;
 mod coalesce;
+mod dbm;
 mod flush;
 mod grant;
 mod map;

@@ -53,40 +53,40 @@ pub const EXCUSED: &[Excused] = &[
     excused(TRANSLATE, "translate::PAGE: 0x000f_ffff_ffff_f000 => a bit more", "no output address has 53 bits"),
     excused(CPUS, "Memory::zero: 0 => 1", "no code reads a word of a stack before it writes it"),
     excused(AGE, "Age::wants: counts.leaves() > 0 => counts.leaves() >= 0", NO_LEAVES),
-    excused(ARM, "ArmClean::wants: counts.leaves() > 0 => counts.leaves() >= 0", NO_LEAVES),
+    excused(DBM, "ArmClean::wants: counts.leaves() > 0 => counts.leaves() >= 0", NO_LEAVES),
     excused(PROTECT, "Protect::wants: counts.leaves() > 0 => counts.leaves() >= 0", NO_LEAVES),
-    excused(ARM, "Arm::entries: locked.counts.armed() == 0 => false", ONE_BY_ONE),
+    excused(DBM, "Arm::entries: locked.counts.armed() == 0 => false", ONE_BY_ONE),
     excused(PROTECT, "WriteProtect::entries: locked.counts.armed() > 0 => true", ONE_BY_ONE),
     excused(PROTECT, "WriteProtect::entries: locked.counts.armed() > 0 => locked.counts.armed() >= 0", ONE_BY_ONE),
-    excused(ARM, "arm::arm_cells: CLEAN => true", "callers use the span only if an entry was made clean"),
-    excused(ARM, "arm::arm_row: 0 => 1", BELOW_WRITE),
-    excused(ARM, "arm::written_in: 0 => 1 #4", BELOW_WRITE),
+    excused(DBM, "dbm::arm_cells: CLEAN => true", "callers use the span only if an entry was made clean"),
+    excused(DBM, "dbm::arm_row: 0 => 1", BELOW_WRITE),
+    excused(DBM, "dbm::written_in: 0 => 1 #4", BELOW_WRITE),
     excused(PROTECT, "protect::write_protect_row: 0 => 1", BELOW_WRITE),
-    excused(ARM, "arm::written_in: 0 => 1", SAME_ROW),
-    excused(ARM, "arm::written_in: any & Descriptor::WRITE == 0 => false", SAME_ROW),
-    excused(ARM, "arm::written_in: any & Descriptor::WRITE => any | Descriptor::WRITE", SAME_ROW),
-    excused(ARM, "arm::written_in: 0 => 1 #2", SAME_ROW),
+    excused(DBM, "dbm::written_in: 0 => 1", SAME_ROW),
+    excused(DBM, "dbm::written_in: any & Descriptor::WRITE == 0 => false", SAME_ROW),
+    excused(DBM, "dbm::written_in: any & Descriptor::WRITE => any | Descriptor::WRITE", SAME_ROW),
+    excused(DBM, "dbm::written_in: 0 => 1 #2", SAME_ROW),
     excused(PROTECT, "protect::write_protect_row: writable != 0 => true", SAME_ROW),
     excused(PROTECT, "protect::write_protect_row: 0 => 1 #2", SAME_ROW),
     excused(PROTECT, "protect::write_protect_cells: writable == 0xff => false", EIGHT_BITS),
     excused(PROTECT, "protect::write_protect_cells: 0xff => 0x1ff", EIGHT_BITS),
     excused(PROTECT, "protect::write_protect_cells: !rest.is_empty() => true", "an empty slice has no work"),
-    excused(DESCENT, "Stage2::descend_once: at < level => at <= level #2", LAST_CHECK),
-    excused(DESCENT, "Stage2::descend_once: at < level => true #2", LAST_CHECK),
-    excused(DESCENT, "Locked::take: old.is_armed() => true", ATOMIC),
-    excused(DESCENT, "Locked::make_busy: old.is_armed() => true", ATOMIC),
-    excused(DESCENT, "Locked::change_cell: new != old => true", SAME_VALUE),
-    excused(DESCENT, "Locked::quiet: 1 => 2", PAUSE),
-    excused(DESCENT, "Locked::make_busy: 1 => 2", PAUSE),
-    excused(BELOW, "Stage2::lock_quiet: 1 => 2", PAUSE),
+    excused(LOCKLESS_WALK, "Stage2::descend_once: at < level => at <= level #2", LAST_CHECK),
+    excused(LOCKLESS_WALK, "Stage2::descend_once: at < level => true #2", LAST_CHECK),
+    excused(LOCKLESS_WALK, "Locked::take: old.is_armed() => true", ATOMIC),
+    excused(LOCKLESS_WALK, "Locked::make_busy: old.is_armed() => true", ATOMIC),
+    excused(LOCKLESS_WALK, "Locked::change_cell: new != old => true", SAME_VALUE),
+    excused(LOCKLESS_WALK, "Locked::quiet: 1 => 2", PAUSE),
+    excused(LOCKLESS_WALK, "Locked::make_busy: 1 => 2", PAUSE),
+    excused(TABLES_BELOW, "Stage2::lock_quiet: 1 => 2", PAUSE),
     excused(COALESCE, "Stage2::claim: 1 => 2", PAUSE),
     excused(LOCK, "Lock::lock_slowly: 1 => 2", PAUSE),
     excused(PLATFORM, "Platform::pause: 0 => 1", PAUSE),
-    excused(REMOVED, "Stage2::removal: !R::WATCHES => false", UNWATCHED),
-    excused(REMOVED, "Stage2::removal: 0 => 1", UNWATCHED),
-    excused(REMOVED, "Stage2::removal: 0 => 1 #2", UNWATCHED),
-    excused(REMOVED, "Stage2::removal: 1 => 2", NUMBERED),
-    excused(REMOVED, "Stage2::removal: 1 => 2 #2", NUMBERED),
+    excused(REMOVAL, "Stage2::removal: !R::WATCHES => false", UNWATCHED),
+    excused(REMOVAL, "Stage2::removal: 0 => 1", UNWATCHED),
+    excused(REMOVAL, "Stage2::removal: 0 => 1 #2", UNWATCHED),
+    excused(REMOVAL, "Stage2::removal: 1 => 2", NUMBERED),
+    excused(REMOVAL, "Stage2::removal: 1 => 2 #2", NUMBERED),
     excused(PASS, "Stage2::pass_entries: index < last => true", NO_ENTRIES),
     excused(PASS, "Stage2::pass_entries: index < last => index <= last", NO_ENTRIES),
     excused(MAP_RANGE, "Stage2::map_some: below == Level::L3 => false", PAGE_FITS),
@@ -94,8 +94,8 @@ pub const EXCUSED: &[Excused] = &[
     excused(SPLIT, "Stage2::split_block: 1 => 2", PAUSE),
     excused(STAGE2, "Stage2::find: 1 => 2", PAUSE),
     excused(WALK, "Walk::entry: 1 => 2", PAUSE),
-    excused(RECORD, "record::PAUSES: 128 => its lowest bit clear", PAUSE),
-    excused(RECORD, "record::PAUSES: 128 => a bit more", PAUSE),
+    excused(METADATA, "metadata::PAUSES: 128 => its lowest bit clear", PAUSE),
+    excused(METADATA, "metadata::PAUSES: 128 => a bit more", PAUSE),
     excused(
         DESCRIPTOR,
         "Descriptor::has_memory_of: (self.0 ^ other.0) & Self::MEMORY => (self.0 ^ other.0) | Self::MEMORY",
@@ -104,36 +104,36 @@ pub const EXCUSED: &[Excused] = &[
     excused(DESCRIPTOR, "Descriptor::has_memory_of: self.0 ^ other.0 => self.0 | other.0", OTHER_TYPE),
     excused(DESCRIPTOR, "Descriptor::has_memory_of: 0 => 1", OTHER_TYPE),
     excused(MAP, "Stage2::fill_entry: !old.has_memory_of(new) => true", OTHER_TYPE),
-    excused(RECORD, "Record::OTHER_MEMORY: 1 << 2 => a bit more", "bit 3 of a link is unused, like bit 2"),
-    excused(RECORD, "Record::new: 0 => 1 #2", "the first use of a record sets its link"),
+    excused(METADATA, "Record::OTHER_MEMORY: 1 << 2 => a bit more", "bit 3 of a link is unused, like bit 2"),
+    excused(METADATA, "Record::new: 0 => 1 #2", "the first use of a record sets its link"),
     excused(STAGE2, "Stage2::new: 0 => 1 #3", "no block replaces a root, so its claim is never read"),
     excused(UNMAP, "Stage2::unmap_page: place.level != Level::L3 => true", LONG_WAY),
     excused(UNMAP, "Stage2::unmap_page: 1 => 2", LONG_WAY),
     excused(UNMAP, "Stage2::unmap_page: R::WATCHES => true", "each leaf is passed to a closure that does nothing"),
     excused(
-        DETACHED,
+        UNLINKED,
         "Stage2::free_table: false => true",
         "the caller gets leaves that it did not ask for, and ignores them",
     ),
-    excused(DETACHED, "Stage2::free_table: wanted => true", PASSED_OVER),
+    excused(UNLINKED, "Stage2::free_table: wanted => true", PASSED_OVER),
     excused(
-        DETACHED,
+        UNLINKED,
         "Stage2::free_table: self.platform().record(pa).last().armed() > 0 => self.platform().record(pa).last().armed() >= 0",
         PASSED_OVER,
     ),
-    excused(DETACHED, "Stage2::free_table: cleans => true", CLEANED_ALONE),
+    excused(UNLINKED, "Stage2::free_table: cleans => true", CLEANED_ALONE),
     excused(CACHE, "Stage2::note_memory: memory == Memory::NonCacheable => true", CLEANED_ALONE),
     excused(CACHE, "Stage2::note_memory: 1 => 2", "every value other than 0 has the same meaning"),
     excused(HOLES, "Holes::clean: !self.hole.is_empty() => true", "an empty hole has no cache lines"),
     excused(HOLES, "Holes::leaf: start != self.hole.end => true", "cleaning a hole in parts has the same effect"),
     excused(HOLES, "Holes::leaf: found.is_leaf(entry.level) => true", NO_LEAF),
-    excused(KEPT, "Stage2::give_kept: self.kept.0.load(Ordering::Relaxed) != 0 => true", LOOK),
-    excused(KEPT, "Stage2::give_kept: 0 => 1", LOOK),
-    excused(BELOW, "Stage2::lock_quiet: self.platform().record(table).last().busy() > 0 => false", LOOK),
-    excused(BELOW, "Stage2::lock_quiet: 0 => 1", LOOK),
-    excused(BELOW, "Stage2::hold_below: above.counts.tables() == 0 => false", HOLDS_NONE),
-    excused(BELOW, "HeldBelow::drop: self.count > 0 => true", HOLDS_NONE),
-    excused(BELOW, "HeldBelow::drop: self.count > 0 => self.count >= 0", HOLDS_NONE),
+    excused(DEFERRED_FREE, "Stage2::give_kept: self.kept.0.load(Ordering::Relaxed) != 0 => true", LOOK),
+    excused(DEFERRED_FREE, "Stage2::give_kept: 0 => 1", LOOK),
+    excused(TABLES_BELOW, "Stage2::lock_quiet: self.platform().record(table).last().busy() > 0 => false", LOOK),
+    excused(TABLES_BELOW, "Stage2::lock_quiet: 0 => 1", LOOK),
+    excused(TABLES_BELOW, "Stage2::hold_below: above.counts.tables() == 0 => false", HOLDS_NONE),
+    excused(TABLES_BELOW, "HeldBelow::drop: self.count > 0 => true", HOLDS_NONE),
+    excused(TABLES_BELOW, "HeldBelow::drop: self.count > 0 => self.count >= 0", HOLDS_NONE),
     excused(FLUSH, "Flushed::free: self.detached.is_empty() => false", EMPTY_CHAIN),
     excused(FLUSH, "Flushed::drop: !self.detached.is_empty() => true", EMPTY_CHAIN),
     excused(
@@ -312,7 +312,7 @@ pub const EXCUSED: &[Excused] = &[
         "Stage2::pass_entries: V::wants(locked.counts) => true",
         "a visitor changes no entry that it does not want",
     ),
-    excused(RECORD, "Record::lock_slowly: self.state.load(Ordering::Relaxed) & LOCKED != 0 => false", LOOK),
+    excused(METADATA, "Record::lock_slowly: self.state.load(Ordering::Relaxed) & LOCKED != 0 => false", LOOK),
     excused(SPLIT, "Stage2::pages_to_split: 1 => 2", WHOLE_PAGES),
     excused(SPLIT, "Stage2::next_block_in: below < Level::L3 => true", MAY_HOLD),
     excused(SPLIT, "Stage2::next_block_in: below < Level::L3 => below <= Level::L3", MAY_HOLD),
@@ -391,24 +391,24 @@ const REGISTERS: &str = "crates/hypervisor/src/registers/mod.rs";
 const STAGE1: &str = "crates/hypervisor/src/stage1.rs";
 const TRANSLATE: &str = "crates/hypervisor/src/translate.rs";
 const CPUS: &str = "crates/hypervisor/src/cpus.rs";
-const ARM: &str = "crates/stage2/src/arm.rs";
+const DBM: &str = "crates/stage2/src/dbm.rs";
 const PROTECT: &str = "crates/stage2/src/protect.rs";
-const DESCENT: &str = "crates/stage2/src/descent.rs";
-const BELOW: &str = "crates/stage2/src/below.rs";
+const LOCKLESS_WALK: &str = "crates/stage2/src/lockless_walk.rs";
+const TABLES_BELOW: &str = "crates/stage2/src/tables_below.rs";
 const COALESCE: &str = "crates/stage2/src/coalesce.rs";
 const LOCK: &str = "crates/stage2/src/lock.rs";
 const MAP: &str = "crates/stage2/src/map.rs";
 const SPLIT: &str = "crates/stage2/src/split.rs";
 const STAGE2: &str = "crates/stage2/src/stage2.rs";
 const WALK: &str = "crates/stage2/src/walk.rs";
-const RECORD: &str = "crates/stage2/src/record.rs";
+const METADATA: &str = "crates/stage2/src/metadata.rs";
 const UNMAP: &str = "crates/stage2/src/unmap.rs";
-const DETACHED: &str = "crates/stage2/src/detached.rs";
+const UNLINKED: &str = "crates/stage2/src/unlinked.rs";
 const HOLES: &str = "crates/stage2/src/holes.rs";
-const KEPT: &str = "crates/stage2/src/kept.rs";
+const DEFERRED_FREE: &str = "crates/stage2/src/deferred_free.rs";
 const FLUSH: &str = "crates/stage2/src/flush.rs";
 const PLATFORM: &str = "crates/stage2/src/platform.rs";
-const REMOVED: &str = "crates/stage2/src/removed.rs";
+const REMOVAL: &str = "crates/stage2/src/removal.rs";
 const UNWATCHED: &str = "a removal that nothing watches reports no leaf, so nothing is opened with its number";
 const NUMBERED: &str = "the numbers of removals have to differ, and no more";
 const NO_ENTRIES: &str = "a visitor that gets no entries does nothing";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Step U4 of an unlink: every CPU that is inside a table below the unlinked one has to leave before the flush U6.
 //!
-//! The steps are those of the crate's documentation (*Locking*) and of module `descent`.
+//! The steps are those of the crate's documentation (*Locking*) and of module `lockless_walk`.
 //!
 //! **Invariant.** The unlinking CPU locks each table below, either after the count (U3) or from before it until after
 //! it. It unlocks all of them before the flush (U6). A CPU that had such a lock earlier has finished its change, and U6
@@ -22,7 +22,7 @@
 //! **Lock order.** Held tables are siblings. That is the one exception to "a table, then a table below it". Only the
 //! CPU that has locked the table above locks more than one of the siblings, so no two CPUs wait for each other.
 
-use crate::descent::{Locked, Retry, Snapshot};
+use crate::lockless_walk::{Locked, Retry, Snapshot};
 use crate::platform::Platform;
 use crate::primitive;
 use crate::{Level, Pa, Stage2};

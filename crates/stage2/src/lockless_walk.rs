@@ -21,8 +21,8 @@
 //! * **U1**: lock the parent, then the table.
 //! * **U2**: break the parent's entry.
 //! * **U3**: increment the count, with release ([`SequenceCount::count`]).
-//! * **U4**: take and release the lock of each table below (module `below`).
-//! * **U5**: unlock. **U6**: flush; only then is the page freed (module `detached`).
+//! * **U4**: take and release the lock of each table below (module `tables_below`).
+//! * **U5**: unlock. **U6**: flush; only then is the page freed (module `unlinked`).
 //!
 //! A coalesce makes the parent's entry busy in U2 and unlocks the parent at once. It holds the table's lock until after
 //! U3.
@@ -52,9 +52,9 @@
 //!
 //! The model checker runs walks against unlinks and reuse in `loom::late` and `loom::reused`.
 
+use crate::metadata::{Counts, Record};
 use crate::platform::Platform;
 use crate::primitive::{self, Ordering, Word};
-use crate::record::{Counts, Record};
 use crate::table::{Cell, Table};
 use crate::{Descriptor, Ipa, Level, Pa, Stage2};
 

@@ -9,10 +9,10 @@
 //!
 //! The chain's links are in the tables' records, since hardware still reads the pages themselves.
 
+use crate::metadata::Counts;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Ordering};
-use crate::record::Counts;
-use crate::removed::{Broken, Removal, Removed};
+use crate::removal::{Broken, Removal, Removed};
 use crate::table::Table;
 use crate::{Descriptor, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, cache, frame};
 
@@ -123,7 +123,7 @@ impl<P: Platform> Stage2<P> {
                 let entry = table.entry(index).read();
                 if entry.is_table(level) {
                     let link = Link { table: entry.address(), level: below, ipa: link.ipa + index as u64 * span };
-                    // A table of level 1 is unlinked only when it is empty (modules `unmap`, `below`).
+                    // A table of level 1 is unlinked only when it is empty (modules `unmap`, `tables_below`).
                     debug_assert_eq!(below, Level::L3, "a table with tables that have tables");
                     freed += self.free_table(link, look, tables, leaf);
                 }

@@ -14,11 +14,11 @@
 use core::ops::Range;
 
 use crate::age::{Found, marked};
-use crate::descent::Locked;
+use crate::lockless_walk::Locked;
+use crate::metadata::Counts;
 use crate::pass::Pass;
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
-use crate::record::Counts;
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
 use crate::{Descriptor, Downgrade, Error, Ipa, IpaRange, Level, Marked, Pending, Stage2};
