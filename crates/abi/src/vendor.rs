@@ -21,7 +21,7 @@ pub const LOG_CLEAR: u32 = 0xc600_0012;
 /// Stops the log.
 pub const LOG_STOP: u32 = 0xc600_0013;
 /// Coalesces pages into blocks, after the log has stopped; returns the number of blocks.
-pub const LOG_REJOIN: u32 = 0xc600_0014;
+pub const LOG_COALESCE: u32 = 0xc600_0014;
 /// Starts the phase with this index in [`PHASES`] (x1), or none ([`NO_PHASE`]).
 pub const PHASE: u32 = 0xc600_0015;
 
@@ -40,7 +40,7 @@ pub const WRITE_PROTECT: usize = 0;
 /// The phases of experiments, by the names that figures use: those of KVM's `dirty_log_perf_test` and
 /// `kvm_page_table_test`.
 pub const PHASES: [&str; 10] =
-    ["populate", "create", "enable", "dirty", "get", "clear", "update", "disable", "rejoin", "adjust"];
+    ["populate", "create", "enable", "dirty", "get", "clear", "update", "disable", "coalesce", "adjust"];
 /// What follows belongs to no phase.
 pub const NO_PHASE: u64 = u64::MAX;
 /// The most phases that one guest may start; a further one returns [`INVALID_PARAMETER`].

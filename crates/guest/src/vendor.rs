@@ -5,7 +5,7 @@
 
 use core::arch::asm;
 
-use twofold_abi::vendor::{LOG_CLEAR, LOG_GET, LOG_REJOIN, LOG_START, LOG_STOP, NO_PHASE, PHASE, PHASES};
+use twofold_abi::vendor::{LOG_CLEAR, LOG_COALESCE, LOG_GET, LOG_START, LOG_STOP, NO_PHASE, PHASE, PHASES};
 
 /// A call returned a negative number.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -37,8 +37,8 @@ pub fn stop_log() -> Result<(), Refused> {
 }
 
 /// Coalesces pages into blocks, after the log has stopped; returns the number of blocks.
-pub fn rejoin() -> Result<u64, Refused> {
-    call("LOG_REJOIN", LOG_REJOIN, [0; 3])
+pub fn coalesce() -> Result<u64, Refused> {
+    call("LOG_COALESCE", LOG_COALESCE, [0; 3])
 }
 
 /// Starts the phase of this name, or none that is counted.

@@ -15,7 +15,7 @@ pub struct LogCalls {
     /// The pages that the last get returned, slot by slot.
     reported: Vec<DirtyPages>,
     pages_reported: u64,
-    blocks_rejoined: u64,
+    blocks_coalesced: u64,
 }
 
 impl LogCalls {
@@ -23,7 +23,7 @@ impl LogCalls {
     pub fn new(slots: usize) -> Self {
         let mut reported = Vec::new();
         reported.resize_with(slots, DirtyPages::new);
-        Self { reported, pages_reported: 0, blocks_rejoined: 0 }
+        Self { reported, pages_reported: 0, blocks_coalesced: 0 }
     }
 
     /// Answers the call with these arguments (x0 to x3). Returns `None` if it is not a log call.
@@ -38,7 +38,7 @@ impl LogCalls {
             vendor::LOG_GET => self.get(vm),
             vendor::LOG_CLEAR => self.clear(vm),
             vendor::LOG_STOP => logs(vm).try_for_each(|log| log?.stop()).map(|()| vendor::SUCCESS),
-            _ => self.rejoin(vm),
+            _ => self.coalesce(vm),
         };
         Some(result.unwrap_or_else(|error| {
             vm.refused(format_args!("the guest's call {function:#x} for its dirty log: {error}"));
@@ -52,8 +52,8 @@ impl LogCalls {
     }
 
     /// Blocks that were coalesced so far.
-    pub fn blocks_rejoined(&self) -> u64 {
-        self.blocks_rejoined
+    pub fn blocks_coalesced(&self) -> u64 {
+        self.blocks_coalesced
     }
 
     fn get(&mut self, vm: &Vm) -> Result<i64, LogError> {
@@ -71,17 +71,17 @@ impl LogCalls {
         Ok(vendor::SUCCESS)
     }
 
-    fn rejoin(&mut self, vm: &Vm) -> Result<i64, LogError> {
+    fn coalesce(&mut self, vm: &Vm) -> Result<i64, LogError> {
         let mut blocks = 0;
         for log in logs(vm) {
-            blocks += log?.rejoin(0, u64::MAX)?.blocks;
+            blocks += log?.coalesce_range(0, u64::MAX)?.blocks;
         }
-        self.blocks_rejoined += blocks;
+        self.blocks_coalesced += blocks;
         Ok(blocks as i64)
     }
 }
 
-const CALLS: [u32; 5] = [vendor::LOG_START, vendor::LOG_GET, vendor::LOG_CLEAR, vendor::LOG_STOP, vendor::LOG_REJOIN];
+const CALLS: [u32; 5] = [vendor::LOG_START, vendor::LOG_GET, vendor::LOG_CLEAR, vendor::LOG_STOP, vendor::LOG_COALESCE];
 
 fn start(vm: &Vm, [tracker, all, chunk]: [u64; 3]) -> Result<i64, LogError> {
     let Some(tracker) = Tracker::ALL.into_iter().nth(tracker as usize) else {

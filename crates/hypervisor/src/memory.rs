@@ -9,7 +9,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use twofold_stage2::arm64::{Arm64, IdentityMap};
-use twofold_stage2::{Donated, Pa, Record, RecordRange, Records};
+use twofold_stage2::{Donated, MetadataMap, MetadataRange, Pa, TableMetadata};
 
 use crate::board::Board;
 use crate::{heap, platform};
@@ -30,7 +30,7 @@ pub struct Taken {
     /// RAM that is not in use.
     pub free: Vec<Donated>,
     /// The table metadata of all RAM.
-    pub records: Records,
+    pub metadata: MetadataMap,
 }
 
 /// Gives the heap its memory and the engine its metadata. The rest is free.
@@ -45,7 +45,7 @@ pub fn take_over(board: &Board) -> Taken {
 
     let mut used: Vec<Range<u64>> = board.reserved.iter().cloned().chain([heap]).collect();
     used.sort_by_key(|range| range.start);
-    let records = make_records(board, &mut used);
+    let metadata = make_metadata(board, &mut used);
     let mut free = Vec::new();
     for ram in &board.ram {
         let mut start = ram.start;
@@ -55,30 +55,30 @@ pub fn take_over(board: &Board) -> Taken {
         }
         donate(start..ram.end, &mut free);
     }
-    Taken { free, records }
+    Taken { free, metadata }
 }
 
 /// Places the metadata of each range of RAM outside of `used`, and adds its place to `used`.
-fn make_records(board: &Board, used: &mut Vec<Range<u64>>) -> Records {
+fn make_metadata(board: &Board, used: &mut Vec<Range<u64>>) -> MetadataMap {
     let mut ranges = Vec::new();
     for ram in &board.ram {
         let frames = (ram.end - ram.start) / PAGE;
-        let size = (frames * size_of::<Record>() as u64).next_multiple_of(PAGE);
-        let place = free(board, used, size).expect("a machine that holds this image has room for records");
+        let size = (frames * size_of::<TableMetadata>() as u64).next_multiple_of(PAGE);
+        let place = free(board, used, size).expect("a machine that holds this image has room for metadata");
         // SAFETY: free RAM, mapped one to one.
         let memory = unsafe { Donated::new(Pa::new(place.start), size) };
         // SAFETY: EL2 maps all RAM one to one, and no table is made here.
-        let platform = Arm64::new(unsafe { IdentityMap::new(Records::NONE) });
+        let platform = Arm64::new(unsafe { IdentityMap::new(MetadataMap::NONE) });
         let run = memory.into_run();
         run.zero(&platform, &platform::features());
         let first = core::ptr::with_exposed_provenance(place.start as usize);
-        // SAFETY: zeroed just now, which is the initial state of a record; taken once, and only ever used as records.
-        let records = unsafe { core::slice::from_raw_parts(first, frames as usize) };
-        ranges.push(RecordRange { first: Pa::new(ram.start), records });
+        // SAFETY: zeroed just now, which is the initial state of metadata; taken once, and used for nothing else.
+        let metadata = unsafe { core::slice::from_raw_parts(first, frames as usize) };
+        ranges.push(MetadataRange { first: Pa::new(ram.start), metadata });
         used.push(place);
         used.sort_by_key(|range| range.start);
     }
-    Records::new(ranges.leak())
+    MetadataMap::new(ranges.leak())
 }
 
 /// The last `size` bytes of RAM, a multiple of the page size, outside of the ranges in `used`.

@@ -152,7 +152,7 @@ impl Oracle {
         let dirty = vm.dirty_log()?;
         match self.state {
             State::Joining(page) => {
-                let joined = dirty.rejoin(page, 1 + self.random.below(16))?;
+                let joined = dirty.coalesce_range(page, 1 + self.random.below(16))?;
                 self.counts.blocks += joined.blocks;
                 match joined.next {
                     Some(next) => self.state = State::Joining(next),

@@ -108,7 +108,7 @@ impl Spent {
         let mut places = events.iter_mut();
         for_each_event(vm, |_, _, value| *places.next().expect("there is room for all events") = value);
         let instructions = vm.vcpus.iter().map(|vcpu| vcpu.stats.instructions_but(Purpose::Phase)).sum();
-        Self { instructions, pages: log.pages_reported(), blocks: log.blocks_rejoined(), events }
+        Self { instructions, pages: log.pages_reported(), blocks: log.blocks_coalesced(), events }
     }
 
     /// The difference to `before`; `None` if a count fell.

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use twofold_stage2::{Features, IdRegisters, Pa, Record, Records};
+use twofold_stage2::{Features, IdRegisters, MetadataMap, Pa, TableMetadata};
 
 use crate::read_sysreg;
 
@@ -56,9 +56,9 @@ impl Counted {
     /// # Safety
     ///
     /// As [`IdentityMap::new`].
-    pub unsafe fn new(records: Records, features: &Features) -> Self {
+    pub unsafe fn new(metadata: MetadataMap, features: &Features) -> Self {
         // SAFETY: promised by the caller.
-        let arm64 = Arm64::new(unsafe { IdentityMap::new(records) });
+        let arm64 = Arm64::new(unsafe { IdentityMap::new(metadata) });
         let lines_per_page = (PAGE / features.instruction_line).max(1);
         Self { arm64, lines_per_page, counts: InstructionCounts::default() }
     }
@@ -175,7 +175,7 @@ unsafe impl Platform for Counted {
     }
 
     #[inline(always)]
-    fn record(&self, pa: Pa) -> &Record {
-        self.arm64.record(pa)
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        self.arm64.metadata(pa)
     }
 }

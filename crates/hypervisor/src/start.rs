@@ -121,7 +121,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let mut features = survey::common_features(board, config.cpus as usize)?;
     features.forced_write_back &= !config.has(flags::NO_FORCED_WRITE_BACK);
     #[cfg(feature = "trace")]
-    trace::begin(board, &features, &taken.free, taken.records.ranges())?;
+    trace::begin(board, &features, &taken.free, taken.metadata.ranges())?;
     #[cfg(feature = "oracle")]
     oracle::begin(board, config.cpus)?;
     #[cfg(feature = "record")]
@@ -139,7 +139,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let layout = Layout::new(config)?;
     let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &features).map_err(MemoryError::from)?;
     // SAFETY: EL2 maps all RAM one to one, and `taken` is RAM that nothing else uses.
-    let platform = unsafe { Counted::new(taken.records, &features) };
+    let platform = unsafe { Counted::new(taken.metadata, &features) };
     #[cfg(feature = "trace")]
     let platform = trace::Traced::new(platform, &features);
     let given = given(config, &mut frames, &platform)?;

@@ -58,7 +58,7 @@ pub enum Program {
     /// As `dirty_log_perf_test`: populate, enable, for each iteration dirty, get and (except for write-protect) clear,
     /// disable.
     DirtyLog(DirtyLog),
-    /// As `kvm_page_table_test`: create, enable, update, disable, (rejoin), adjust.
+    /// As `kvm_page_table_test`: create, enable, update, disable, (coalesce), adjust.
     PageTable(PageTable),
 }
 
@@ -90,7 +90,7 @@ pub struct PageTable {
     /// writes.
     pub chunk: u64,
     /// Whether blocks are coalesced after the log has stopped, before the guest's accesses.
-    pub rejoin: bool,
+    pub coalesce: bool,
 }
 
 impl Default for DirtyLog {
@@ -293,7 +293,7 @@ impl Experiment {
                 let each = if program.tracker == WRITE_PROTECT { 2 } else { 3 };
                 3 + each * program.iterations as usize
             }
-            Program::PageTable(program) => 5 + usize::from(program.rejoin),
+            Program::PageTable(program) => 5 + usize::from(program.coalesce),
         }
     }
 
@@ -368,12 +368,12 @@ impl DirtyLog {
 
 impl PageTable {
     fn words(&self) -> Result<String, ExperimentError> {
-        let Self { block, chunk, rejoin } = *self;
+        let Self { block, chunk, coalesce } = *self;
         if ![4 << 10, 2 << 20, 1 << 30].contains(&block) {
             return Err(ExperimentError::Block(block));
         }
         check_chunk(chunk)?;
-        Ok(format!("experiment=page-table block={block} chunk={chunk} rejoin={}", u8::from(rejoin)))
+        Ok(format!("experiment=page-table block={block} chunk={chunk} coalesce={}", u8::from(coalesce)))
     }
 }
 
@@ -438,7 +438,7 @@ mod tests {
     }
 
     fn page_table() -> Experiment {
-        let program = Program::PageTable(PageTable { block: 2 << 20, chunk: 0, rejoin: true });
+        let program = Program::PageTable(PageTable { block: 2 << 20, chunk: 0, coalesce: true });
         Experiment { program, forced_write_back: false, ..dirty_log() }
     }
 
@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(guest.test, Some(TestMemory { ipa_bits: 36, size: 64 << 20, slots: 1, leaf: None }));
         assert_eq!(guest.flags, flags::COUNT | flags::MEASURE);
         let guest = page_table().guest(Path::new("guest.img")).unwrap();
-        assert!(guest.command_line.starts_with("experiment=page-table block=2097152 chunk=0 rejoin=1 mode="));
+        assert!(guest.command_line.starts_with("experiment=page-table block=2097152 chunk=0 coalesce=1 mode="));
         assert_eq!(guest.flags, flags::COUNT | flags::MEASURE | flags::NO_FORCED_WRITE_BACK);
     }
 
@@ -486,7 +486,7 @@ mod tests {
         for name in ["p52v48-4k", "p47v64-4k"] {
             refused(Experiment { mode: Mode::find(name).unwrap(), ..dirty_log() }, name);
         }
-        let block = PageTable { block: 64 << 10, chunk: 0, rejoin: false };
+        let block = PageTable { block: 64 << 10, chunk: 0, coalesce: false };
         refused(Experiment { program: Program::PageTable(block), ..dirty_log() }, "4K, 2M or 1G");
     }
 
@@ -529,8 +529,8 @@ mod tests {
             let stat = "echo \"twofold:stat phase.$name.1.instructions 3\" >> \"$control\"";
             run(&format!("for name in {names}; do {stat}; done; echo 'twofold:end power-off' >> \"$control\"; exit 0"))
         };
-        let counted = phases("create enable update disable rejoin adjust").unwrap();
-        assert_eq!(counted.times("rejoin")[0].get("instructions"), 3);
+        let counted = phases("create enable update disable coalesce adjust").unwrap();
+        assert_eq!(counted.times("coalesce")[0].get("instructions"), 3);
         let error = phases("create enable update disable adjust").unwrap_err();
         assert!(matches!(error, ExperimentError::Phases { found: 5, expected: 6 }), "{error}");
     }

@@ -63,7 +63,7 @@ fn what_is_outside_is_none() {
     for pa in [Pa::new(0), Pa::new(GIB - 8), end, Pa::new(!7)] {
         assert!(arena.pointer(pa).is_none(), "{pa}");
         assert!(arena.word(pa).is_none(), "{pa}");
-        assert!(arena.record(pa).is_none(), "{pa}");
+        assert!(arena.metadata(pa).is_none(), "{pa}");
         assert_eq!(arena.load(pa), None);
         assert_eq!(arena.store(pa, 1), None);
         assert_eq!(arena.compare_exchange(pa, 0, 1), None);
@@ -80,16 +80,16 @@ fn each_frame_that_may_be_a_table_has_its_own_record() {
     let base = arena.base();
     let mut seen = Vec::new();
     for frame in 0..3 {
-        let record = arena.record(base + frame * 4096).unwrap();
-        let address = std::ptr::from_ref(record).addr();
-        assert_eq!(std::ptr::from_ref(arena.record(base + frame * 4096 + 4095).unwrap()).addr(), address);
-        assert_eq!(arena.frame_of_record(address), Some(base + frame * 4096));
+        let metadata = arena.metadata(base + frame * 4096).unwrap();
+        let address = std::ptr::from_ref(metadata).addr();
+        assert_eq!(std::ptr::from_ref(arena.metadata(base + frame * 4096 + 4095).unwrap()).addr(), address);
+        assert_eq!(arena.frame_of_metadata(address), Some(base + frame * 4096));
         assert!(!seen.contains(&address));
         seen.push(address);
     }
-    // The mapping has whole pages: 256 records.
-    assert!(arena.record(base + 256 * 4096).is_none());
-    assert_eq!(arena.frame_of_record(seen[0] - 1), None);
+    // The mapping has whole pages: 256 frames' metadata.
+    assert!(arena.metadata(base + 256 * 4096).is_none());
+    assert_eq!(arena.frame_of_metadata(seen[0] - 1), None);
 }
 
 /// One frame has many addresses, more than the host has memory for. Tables are only where each address has its own
@@ -113,7 +113,7 @@ fn sparse_memory_is_one_piece_over_and_over() {
     let (dense, sparse) = (arena.donate(), arena.donate_sparse().unwrap());
     assert_eq!((dense.start(), dense.size()), (arena.base(), 2 * MIB));
     assert_eq!((sparse.start(), sparse.size()), (start, arena.sparse()));
-    assert!(arena.record(start).is_none(), "a table in sparse memory");
+    assert!(arena.metadata(start).is_none(), "a table in sparse memory");
 }
 
 #[test]

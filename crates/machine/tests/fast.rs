@@ -8,7 +8,7 @@ use twofold_machine::arena::{Arena, ArenaOptions, Backing};
 use twofold_machine::fast::{CpusError, FastMachine, FastPlatform, FastVcpu, VcpuError};
 use twofold_machine::interrupts::{Interrupts, Line};
 use twofold_machine::program::{Abort, Ended, Exit, Instructions, Program};
-use twofold_memory::dirty::{DirtyPages, LogOptions, Rejoined, Tracker};
+use twofold_memory::dirty::{CoalescedRange, DirtyPages, LogOptions, Tracker};
 use twofold_memory::{Answer, Frames, GuestFault, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar, ipa_from_par};
 use twofold_stage2::platform::{Domain, Tlbi};
@@ -233,7 +233,7 @@ fn a_guest_is_given_more_than_the_machine_has() {
     pages.sort();
     assert_eq!(dirty.pages().collect::<Vec<_>>(), pages);
     log.stop().unwrap();
-    assert_eq!(log.rejoin(0, 9), Ok(Rejoined { blocks: 2, next: None }));
+    assert_eq!(log.coalesce_range(0, 9), Ok(CoalescedRange { blocks: 2, next: None }));
     assert_eq!(places.map(|at| write(&mut vcpu, at)), [0; 4]);
     // Of the tables, only the root is left.
     assert_eq!(memory.frames().free(), free - 2);
@@ -311,8 +311,8 @@ fn a_block_goes_by_an_address_in_its_middle() {
 #[test]
 fn a_write_is_recorded_after_the_flush_and_not_before() {
     let mut guest = Guest::new(FEATURES);
-    let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
-    guest.map(RAM, frame(0), Level::L3, &armed);
+    let tracked = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+    guest.map(RAM, frame(0), Level::L3, &tracked);
     let dirty = |guest: &Guest| guest.stage2.look_up(RAM).unwrap().descriptor.access().write;
     let mut vcpu = guest.vcpu(0);
     vcpu.load(RAM.raw()).unwrap();
@@ -424,9 +424,9 @@ mod stage1 {
 
     pub fn guest() -> (Guest, FastVcpu) {
         let mut guest = Guest::new(FEATURES);
-        let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+        let tracked = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
         for page in 0..16 {
-            guest.map(RAM + page * PAGE, frame(page), Level::L3, &armed);
+            guest.map(RAM + page * PAGE, frame(page), Level::L3, &tracked);
         }
         let mut vcpu = guest.vcpu(0);
         vcpu.store(TABLES, (TABLES + PAGE) | 0b11).unwrap();

@@ -97,7 +97,7 @@ impl<P: Platform> GuestMemory<P> {
         }
         match &slot.content {
             Content::Ram(ram) => self.map_ram(page, slot, ram, fault),
-            Content::Preallocated(given) => self.map_preallocated(page, slot, given, fault),
+            Content::Preallocated(preallocated) => self.map_preallocated(page, slot, preallocated, fault),
             Content::Device(window) => self.map_device(page, slot, window, fault),
         }
     }
@@ -149,18 +149,20 @@ impl<P: Platform> GuestMemory<P> {
         &self,
         page: Ipa,
         slot: &Memslot,
-        given: &Preallocated,
+        preallocated: &Preallocated,
         fault: &GuestFault,
     ) -> Result<Answer, Error> {
         if let Some(running) = slot.tracking.running() {
             return self.map_logged(page, slot, fault, running);
         }
-        let largest = if self.pages == Pages::Largest { given.largest } else { Level::L3 };
-        let pa = given.pa(&slot.range, page);
+        let largest = if self.pages == Pages::Largest { preallocated.largest } else { Level::L3 };
+        let pa = preallocated.pa(&slot.range, page);
         let geometry = self.stage2.geometry();
         let place = Place::around(page, pa, &slot.range, largest, geometry);
-        let grant =
-            self.stage2.grant(&given.frames, place.ipa, place.size(geometry)).ok_or(Error::NoRam { ipa: page })?;
+        let grant = self
+            .stage2
+            .grant(&preallocated.frames, place.ipa, place.size(geometry))
+            .ok_or(Error::NoRam { ipa: page })?;
         self.map_ready(place.level, grant, slot, false, fault)
     }
 
@@ -241,18 +243,18 @@ impl<P: Platform> GuestMemory<P> {
     fn map_logged(&self, page: Ipa, slot: &Memslot, fault: &GuestFault, running: Running) -> Result<Answer, Error> {
         let (grant, first_touch) = match &slot.content {
             Content::Ram(ram) => self.make_ready(page, ram, Level::L3)?,
-            Content::Preallocated(given) => {
-                (self.stage2.grant(&given.frames, page, FRAME).ok_or(Error::NoRam { ipa: page })?, false)
+            Content::Preallocated(preallocated) => {
+                (self.stage2.grant(&preallocated.frames, page, FRAME).ok_or(Error::NoRam { ipa: page })?, false)
             }
             Content::Device(_) => return Ok(Answer::ExternalAbort),
         };
         let write = slot.writable && fault.access == AccessKind::Write;
-        let armed = slot.writable && running.maps_armed();
-        let attributes = self.ram_attributes(write, fault.access == AccessKind::Execute, armed);
+        let tracked = slot.writable && running.maps_tracked();
+        let attributes = self.ram_attributes(write, fault.access == AccessKind::Execute, tracked);
         let mapped = self.map_leaf(Level::L3, grant, &attributes)?;
-        if armed {
+        if tracked {
             // Hardware records writes to the page. A page that is mapped for a write counts as recorded already.
-            self.note_armed(slot, page..page + FRAME, running);
+            self.note_tracked(slot, page..page + FRAME, running);
         } else if write {
             self.note_writes(slot, page..page + FRAME);
         }

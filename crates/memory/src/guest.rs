@@ -141,7 +141,7 @@ impl<P: Platform> GuestMemory<P> {
                 ram.into_inner().into_frames().filter_map(reclaim).for_each(|run| frames.give_own(run));
                 Ok(None)
             }
-            Some(Content::Preallocated(given)) => Ok(reclaim(given.frames)),
+            Some(Content::Preallocated(preallocated)) => Ok(reclaim(preallocated.frames)),
             Some(Content::Device(_)) | None => Ok(None),
         }
     }
@@ -226,7 +226,9 @@ impl<P: Platform> GuestMemory<P> {
                     backed.make_ready(platform, self.stage2.features());
                     backed.write(platform, at - page, now);
                 }
-                Content::Preallocated(given) => given.frames.run().write(platform, at - slot.range.start, now),
+                Content::Preallocated(preallocated) => {
+                    preallocated.frames.run().write(platform, at - slot.range.start, now)
+                }
                 Content::Device(_) => return Err(Error::NoRam { ipa: at }),
             }
             self.note_writes(slot, page..page + FRAME);
@@ -258,7 +260,9 @@ impl<P: Platform> GuestMemory<P> {
                     Some((lent, offset)) => lent.run().read(platform, offset + (at - page), now),
                     None => now.fill(0),
                 },
-                Content::Preallocated(given) => given.frames.run().read(platform, at - slot.range.start, now),
+                Content::Preallocated(preallocated) => {
+                    preallocated.frames.run().read(platform, at - slot.range.start, now)
+                }
                 Content::Device(_) => return Err(Error::NoRam { ipa: at }),
             }
             at = at + count as u64;

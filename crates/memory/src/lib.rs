@@ -31,7 +31,7 @@
 //! | [`DirtyLog::get`](dirty::DirtyLog::get) | pages written since they were last cleared, however that was found out | the log: nothing, except that [`Tracker::WriteProtect`](dirty::Tracker::WriteProtect) clears them | once a round |
 //! | [`Stage2::clean`](twofold_stage2::Stage2::clean) | hardware-tracked leaves that were written | makes them clean, so that the next write is recorded anew | once a round; read the memory after its flush |
 //! | [`Stage2::dirty`](twofold_stage2::Stage2::dirty) | the same leaves | nothing | at any time; while the guest runs the answer is a hint |
-//! | [`Stage2::written`](twofold_stage2::Stage2::written) | all leaves that may be written, hardware-tracked or not | nothing | after [`Stage2::seal`](twofold_stage2::Stage2::seal) and its flush, when nothing is added any more |
+//! | [`Stage2::written`](twofold_stage2::Stage2::written) | all leaves that may be written, hardware-tracked or not | nothing | after [`Stage2::clear_dbm`](twofold_stage2::Stage2::clear_dbm) and its flush, when nothing is added any more |
 //!
 //! While a dirty log runs, do not call `clean` for its slot: the log would never see the writes that `clean` takes
 //! away.

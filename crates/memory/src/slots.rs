@@ -88,14 +88,16 @@ pub enum SlotError {
         window: u64,
     },
     /// The preallocated memory is larger or smaller than the slot.
-    #[error("the slot from {start} has {size} bytes, but its preallocated memory has {given}: make both as large")]
-    GivenSize {
+    #[error(
+        "the slot from {start} has {size} bytes, but its preallocated memory has {preallocated}: make both as large"
+    )]
+    PreallocatedSize {
         /// The slot's first byte.
         start: Ipa,
         /// The slot's size in bytes.
         size: u64,
         /// Bytes of preallocated memory.
-        given: u64,
+        preallocated: u64,
     },
     /// Another slot has some of the addresses.
     #[error("the slot from {start} overlaps the slot from {other}")]
@@ -152,7 +154,7 @@ impl Memslot {
         let largest = match &self.content {
             // RAM is taken in huge pages (2 MiB), so they are the largest blocks.
             Content::Ram(_) => Level::L2,
-            Content::Preallocated(given) => given.largest,
+            Content::Preallocated(preallocated) => preallocated.largest,
             Content::Device(_) => Level::L1,
         };
         let span = geometry.granule().span(largest);
@@ -216,7 +218,7 @@ impl Slots {
                 return Err(SlotError::WindowSize { start, size: end - start, window: window.size() });
             }
             Backing::Preallocated { frames, .. } if frames.size() != end - start => {
-                return Err(SlotError::GivenSize { start, size: end - start, given: frames.size() });
+                return Err(SlotError::PreallocatedSize { start, size: end - start, preallocated: frames.size() });
             }
             _ => {}
         }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! At EL2 the module `arm64` has the real instructions. What an embedder supplies is memory, a pointer to each frame of
-//! it, and one `Record` for each frame that may become a table.
+//! it, and one `TableMetadata` for each frame that may become a table.
 
 #![allow(clippy::print_stdout, reason = "printing is what it does")]
 
@@ -57,7 +57,7 @@ impl TableSource for Tables {
 /// A CPU that prints instructions, with 4 MiB of memory.
 struct Printing {
     memory: NonNull<u8>,
-    records: Vec<Record>,
+    metadata: Vec<TableMetadata>,
 }
 
 const MEMORY: Pa = Pa::new(0x4000_0000);
@@ -68,11 +68,11 @@ impl Printing {
         let layout = Layout::from_size_align(SIZE, 2 << 20).expect("powers of two");
         // SAFETY: the size is not 0. The memory is never freed, so it outlives the platform.
         let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("4 MiB of memory");
-        Self { memory, records: (0..SIZE / 4096).map(|_| Record::new()).collect() }
+        Self { memory, metadata: (0..SIZE / 4096).map(|_| TableMetadata::new()).collect() }
     }
 }
 
-// SAFETY: the allocation belongs to the engine alone and is never freed, and each frame of it has its own record. No guest
+// SAFETY: the allocation belongs to the engine alone and is never freed, and each frame of it has its own metadata. No guest
 // runs on these tables, so no instruction has an effect that printing it would lose.
 unsafe impl Platform for Printing {
     fn tlbi(&self, operation: Tlbi, operand: u64) {
@@ -110,8 +110,8 @@ unsafe impl Platform for Printing {
         unsafe { self.memory.add(offset) }
     }
 
-    fn record(&self, pa: Pa) -> &Record {
-        &self.records[((pa.raw() - MEMORY.raw()) / 4096) as usize]
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        &self.metadata[((pa.raw() - MEMORY.raw()) / 4096) as usize]
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Collects what hardware recorded in leaves: accesses (`age`) and writes (`clean`, `disarm`).
+//! Collects what hardware recorded in leaves: accesses (`age`) and writes (`clean`, `clear_dbm_and_write`).
 //!
 //! Collecting accesses needs no flush: a TLB that still holds the entry only delays the next record. Collecting writes
 //! needs one: until the flush is complete, a guest may write through its TLB without a record.
@@ -63,10 +63,10 @@ impl<P: Platform> Stage2<P> {
     /// The range is not made of whole pages inside the IPA space.
     pub fn clean(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.geometry().check(&range)?;
-        self.begin_to_narrow();
+        self.begin_downgrade();
         let mut pass = Clean { found: Found::default(), changed: Changed::default(), dirty };
         self.pass(&range, &mut pass);
-        Ok(Pending::narrowed(self, pass.changed, range))
+        Ok(Pending::downgrade(self, pass.changed, range))
     }
 }
 
@@ -79,12 +79,16 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// The range is not made of whole pages inside the IPA space.
-    pub fn disarm(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Downgrade>, Error> {
+    pub fn clear_dbm_and_write(
+        &self,
+        range: IpaRange,
+        dirty: &mut dyn FnMut(Marked),
+    ) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.geometry().check(&range)?;
-        self.begin_to_narrow();
-        let mut pass = Disarm { found: Found::default(), changed: Changed::default(), dirty };
+        self.begin_downgrade();
+        let mut pass = ClearDbmAndWrite { found: Found::default(), changed: Changed::default(), dirty };
         self.pass(&range, &mut pass);
-        Ok(Pending::narrowed(self, pass.changed, range))
+        Ok(Pending::downgrade(self, pass.changed, range))
     }
 }
 
@@ -137,7 +141,7 @@ impl<P: Platform> Pass<P> for Age<'_> {
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, _: Ipa) {
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let cells = locked.table.cells(indexes.start, indexes.end);
-        if locked.counts.armed() > 0 {
+        if locked.counts.hardware_tracked() > 0 {
             // Hardware may record a write at this moment, so only the one bit is cleared, by a read-modify-write.
             for (at, index) in indexes.enumerate() {
                 if locked.entry(index).is_accessed() {
@@ -181,7 +185,7 @@ struct Clean<'a> {
 impl<P: Platform> Pass<P> for Clean<'_> {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
-        counts.armed() > 0
+        counts.hardware_tracked() > 0
     }
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
@@ -215,16 +219,16 @@ impl<P: Platform> Pass<P> for Clean<'_> {
 }
 
 /// Clears write permission and DBM of hardware-tracked leaves.
-struct Disarm<'a> {
+struct ClearDbmAndWrite<'a> {
     found: Found,
     changed: Changed,
     dirty: &'a mut dyn FnMut(Marked),
 }
 
-impl<P: Platform> Pass<P> for Disarm<'_> {
+impl<P: Platform> Pass<P> for ClearDbmAndWrite<'_> {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
-        counts.armed() > 0
+        counts.hardware_tracked() > 0
     }
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
@@ -232,7 +236,7 @@ impl<P: Platform> Pass<P> for Disarm<'_> {
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let mut span = Span::default();
         for (at, index) in indexes.enumerate() {
-            if !locked.entry(index).is_armed() {
+            if !locked.entry(index).is_hardware_tracked() {
                 continue;
             }
             let old = locked.clear(index, BITS);

@@ -8,7 +8,7 @@ use core::arch::asm;
 use core::ptr::NonNull;
 
 use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use crate::{Pa, Record, Records};
+use crate::{MetadataMap, Pa, TableMetadata};
 
 /// Where frames are mapped.
 ///
@@ -18,29 +18,29 @@ use crate::{Pa, Record, Records};
 ///
 /// * Each frame that the engine is given is mapped at [`pointer`](Self::pointer), readable, writable and write-back
 ///   cacheable, and no Rust object covers it.
-/// * Each frame that is given as a table has a record of its own.
+/// * Each frame that is given as a table has metadata of its own.
 pub unsafe trait FrameMap {
     /// Where the byte at `pa` is mapped.
     fn pointer(&self, pa: Pa) -> NonNull<u8>;
 
-    /// The record of the frame at `pa`.
-    fn record(&self, pa: Pa) -> &Record;
+    /// The metadata of the frame at `pa`.
+    fn metadata(&self, pa: Pa) -> &TableMetadata;
 }
 
 /// The map of an embedder that maps frames at their physical addresses.
 #[derive(Clone, Copy, Debug)]
-pub struct IdentityMap(Records);
+pub struct IdentityMap(MetadataMap);
 
 impl IdentityMap {
-    /// States that frames are mapped at their physical addresses, and have these records.
+    /// States that frames are mapped at their physical addresses, and have this metadata.
     ///
     /// # Safety
     ///
     /// * Each frame that the engine will be given is mapped at its own physical address, readable, writable and
     ///   write-back cacheable, and no Rust object covers it. So no frame is at address 0.
-    /// * Only this platform uses `records`.
-    pub const unsafe fn new(records: Records) -> Self {
-        Self(records)
+    /// * Only this platform uses `metadata`.
+    pub const unsafe fn new(metadata: MetadataMap) -> Self {
+        Self(metadata)
     }
 }
 
@@ -53,7 +53,7 @@ unsafe impl FrameMap for IdentityMap {
     }
 
     #[inline(always)]
-    fn record(&self, pa: Pa) -> &Record {
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
         self.0.of(pa)
     }
 }
@@ -84,7 +84,7 @@ macro_rules! instruction {
     };
 }
 
-// SAFETY: `pointer` and `record` are the frame map's, which promises the same. Each call executes its one instruction.
+// SAFETY: `pointer` and `metadata` are the frame map's, which promises the same. Each call executes its one instruction.
 unsafe impl<M: FrameMap> Platform for Arm64<M> {
     #[inline(always)]
     fn tlbi(&self, operation: Tlbi, operand: u64) {
@@ -153,7 +153,7 @@ unsafe impl<M: FrameMap> Platform for Arm64<M> {
     }
 
     #[inline(always)]
-    fn record(&self, pa: Pa) -> &Record {
-        self.frames.record(pa)
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        self.frames.metadata(pa)
     }
 }

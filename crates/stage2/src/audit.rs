@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Compares each table with its record: for checked builds, while no operation is running.
+//! Compares each table with its metadata: for checked builds, while no operation is running.
 
 use crate::metadata::Counts;
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::{Descriptor, Level, Pa, Stage2};
 
-/// A table whose counts differ from its record's.
+/// A table whose counts differ from those in its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the record of the level {level} table at {table} is {kept:#x}, but the entries count as {found:#x}")]
+#[error("the metadata of the level {level} table at {table} is {kept:#x}, but the entries count as {found:#x}")]
 pub struct Miscounted {
     /// The table.
     pub table: Pa,
     /// Its level.
     pub level: Level,
-    /// The record's word.
+    /// The word in the metadata.
     pub kept: u64,
     /// The word for the entries that were found.
     pub found: u64,
 }
 
 impl<P: Platform> Stage2<P> {
-    /// Compares each table with its record, and returns the number of tables below the root. No CPU may be changing the
+    /// Compares each table with its metadata, and returns the number of tables below the root. No CPU may be changing the
     /// tree.
     ///
     /// # Errors
     ///
-    /// The first table that is locked, has a busy entry, or has other counts than its record.
+    /// The first table that is locked, has a busy entry, or has other counts than its metadata.
     pub fn audit(&self) -> Result<u64, Miscounted> {
         self.audit_table(self.root(), self.geometry().root_level())
     }
@@ -45,7 +45,7 @@ impl<P: Platform> Stage2<P> {
                 below += 1 + self.audit_table(self.table(entry), child)?;
             }
         }
-        let kept = self.platform().record(table.pa()).word();
+        let kept = self.platform().metadata(table.pa()).word();
         if kept == counts.raw() && counts.busy() == 0 {
             return Ok(below);
         }

@@ -9,7 +9,7 @@
 //! | the block is made before the old table is freed | [`Grant::coalesce_freeing_first`] | Wang 2021 |
 //! | table pages only when a table is missing | [`Grant::map_topping_up_always`] | Wang 2021 |
 //!
-//! No walk here uses the tables' records: they look at entries only, as Linux does.
+//! No walk here uses the tables' metadata: they look at entries only, as Linux does.
 
 use crate::cache::{self, CacheMaintenance};
 use crate::platform::Platform;
@@ -83,7 +83,7 @@ impl<P: Platform> Grant<'_, P> {
         attributes.access.check(features)?;
         cache::before_map(stage2.platform(), features, (pa, span), CacheMaintenance::new(features, attributes));
         let new = Descriptor::leaf(pa, level, attributes, features);
-        // Only a leaf that is not normal memory has to be noted in its table's record.
+        // Only a leaf that is not normal memory has to be noted in its table's metadata.
         if attributes.memory == Memory::Normal {
             return stage2.map_with::<false>(ipa, new, level, CacheMaintenance::NONE, tables);
         }
@@ -175,8 +175,10 @@ impl<P: Platform, T: TableSource, S: SplitPolicy> Visitor for SplitWalk<'_, P, T
 
 impl<P: Platform, T: TableSource, S> SplitWalk<'_, P, T, S> {
     fn split(&mut self, entry: &Entry) -> Result<(), Error> {
-        let place = self.stage2.descend(entry.ipa, entry.level);
-        if place.entry.is_leaf(entry.level) && self.stage2.split_block(entry.ipa, &place, Level::L3, self.tables)? {
+        let location = self.stage2.lockless_walk(entry.ipa, entry.level);
+        if location.entry.is_leaf(entry.level)
+            && self.stage2.split_block(entry.ipa, &location, Level::L3, self.tables)?
+        {
             self.made = Some(entry.ipa);
         }
         Ok(())

@@ -97,12 +97,17 @@ impl<P: Platform> Stage2<P> {
 
 /// Makes the frame at `pa` ready for a new mapping of `size` bytes.
 #[cfg_attr(feature = "checked", track_caller)]
-pub(crate) fn before_map<P: Platform>(platform: &P, features: &Features, frame: (Pa, u64), upkeep: CacheMaintenance) {
+pub(crate) fn before_map<P: Platform>(
+    platform: &P,
+    features: &Features,
+    frame: (Pa, u64),
+    maintenance: CacheMaintenance,
+) {
     primitive::step!(());
-    if upkeep.clean {
+    if maintenance.clean {
         clean(platform, features, frame);
     }
-    if upkeep.fetch {
+    if maintenance.fetch {
         before_execute(platform, features, frame);
     }
 }

@@ -16,12 +16,13 @@
 //! comes later (W3, W4 in module `lockless_walk`). Hardware cannot reach the tables after C5, so their records are final.
 
 use crate::cache::CacheMaintenance;
-use crate::lockless_walk::{Place, Retry};
+use crate::lockless_walk::{EntryLocation, Retry};
 use crate::map::Mapped;
+use crate::metadata::TableMetadata;
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::tlb::Scope;
-use crate::unlinked::{Link, Look};
+use crate::unlinked::{Look, UnlinkedTable};
 use crate::{Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, Stage2, TableSource, cache};
 
 /// What [`Grant::coalesce`] did.
@@ -89,14 +90,14 @@ impl<P: Platform> Stage2<P> {
         let below = level.below().ok_or(Error::NoLeafAtLevel { level })?;
         let span = self.geometry().granule().span(level);
         let new = Descriptor::leaf(pa, level, attributes, self.features());
-        let upkeep = CacheMaintenance::new(self.features(), attributes);
-        self.give_kept(tables);
-        let mut ready = CLEANED || !upkeep.is_needed();
+        let maintenance = CacheMaintenance::new(self.features(), attributes);
+        self.give_deferred(tables);
+        let mut ready = CLEANED || !maintenance.is_needed();
         let mut other_memory = false;
         loop {
-            let place = self.descend(ipa, level);
+            let location = self.lockless_walk(ipa, level);
             // A walk that ends above `level` ends at an entry that is no table.
-            if !place.entry.is_table(level) {
+            if !location.entry.is_table(level) {
                 match self.map_to(ipa, pa, level, attributes, tables) {
                     Err(Error::TableInTheWay { .. }) => continue,
                     mapped => return mapped.map(Coalesced::Mapped),
@@ -104,19 +105,19 @@ impl<P: Platform> Stage2<P> {
             }
             if !ready {
                 // C1. A page that another CPU maps from here on is cleaned by that CPU.
-                if let Ok(claim) = self.claim(&place, below, new, upkeep) {
+                if let Ok(claim) = self.claim(&location, below, new, maintenance) {
                     if !claim.cleaned {
                         // The only error is a range outside the IPA space, which `check_leaf` has ruled out. So the
                         // claim is never left behind.
                         self.clean_holes(ipa, span, new)?;
                     }
-                    cache::before_map(self.platform(), self.features(), (pa, span), upkeep.cleaned());
+                    cache::before_map(self.platform(), self.features(), (pa, span), maintenance.cleaned());
                     (ready, other_memory) = (true, claim.other_memory);
                 }
                 continue;
             }
-            let Ok(parent) = self.lock(&place) else { continue }; // C2
-            let entry = parent.entry(place.index);
+            let Ok(parent) = self.lock(&location) else { continue }; // C2
+            let entry = parent.entry(location.index);
             if !entry.is_table(level) {
                 continue;
             }
@@ -129,7 +130,7 @@ impl<P: Platform> Stage2<P> {
                 self.note_memory(attributes.memory);
                 parent.note_other_memory();
             }
-            let Ok(busy) = parent.make_busy(place.index) else { continue }; // C3
+            let Ok(busy) = parent.make_busy(location.index) else { continue }; // C3
             let _ = self.sequence.count(self.platform());
             drop(held); // C4
             drop(child);
@@ -143,8 +144,8 @@ impl<P: Platform> Stage2<P> {
                     dirty(leaf);
                 }
             };
-            let link = Link { table: entry.address(), level: below, ipa };
-            let mut free = || self.free_tree(link, Look::Armed, tables, &mut harvest);
+            let link = UnlinkedTable { table: entry.address(), level: below, ipa };
+            let mut free = || self.free_tree(link, Look::HardwareTracked, tables, &mut harvest);
             let freed_first = if FREE_FIRST { free() } else { 0 };
             busy.make(new); // C6
             self.publish();
@@ -156,29 +157,29 @@ impl<P: Platform> Stage2<P> {
     /// of them should spend the time to clean (Wang 2021: clean on map).
     fn claim(
         &self,
-        place: &Place<'_>,
+        location: &EntryLocation<'_>,
         below: Level,
         new: Descriptor,
-        upkeep: CacheMaintenance,
+        maintenance: CacheMaintenance,
     ) -> Result<Claim, Retry> {
-        // W3: before it, the entry may not be a table's, and the page may have no record.
-        if !self.is_still(place) {
+        // W3: before it, the entry may not be a table's, and the page may have no metadata.
+        if !self.is_still(location) {
             return Err(Retry);
         }
-        let (table, entries) = (place.entry.address(), self.geometry().granule().entries());
-        let record = self.platform().record(table);
+        let (table, entries) = (location.entry.address(), self.geometry().granule().entries());
+        let metadata = self.platform().metadata(table);
         // Without the lock, which the CPU with the claim needs in C2.
-        if record.link() & CLAIMED != 0 {
+        if metadata.link() & TableMetadata::CLAIMED != 0 {
             self.platform().pause(1);
             return Err(Retry);
         }
-        let locked = self.lock_table(table, entries, below, place.then)?;
-        if record.link() & CLAIMED != 0 {
+        let locked = self.lock_table(table, entries, below, location.then)?;
+        if metadata.link() & TableMetadata::CLAIMED != 0 {
             return Err(Retry);
         }
-        record.set_link(record.link() | CLAIMED);
+        metadata.set_link(metadata.link() | TableMetadata::CLAIMED);
         let nothing_to_clean = Claim { cleaned: true, other_memory: false };
-        Ok(if upkeep.cleans() { self.look_for(new, locked.table, below) } else { nothing_to_clean })
+        Ok(if maintenance.cleans() { self.look_for(new, locked.table, below) } else { nothing_to_clean })
     }
 
     /// Looks at all leaves of a locked table, and of the tables below it. That is faster than the walk over the holes,
@@ -203,9 +204,6 @@ impl<P: Platform> Stage2<P> {
         claim
     }
 }
-
-/// In the record's link word of a linked table: a CPU cleans for the block that is going to replace the table.
-const CLAIMED: u64 = 1;
 
 struct Claim {
     /// There are no holes: every entry is a leaf of the block's memory type, and was cleaned when it was made.

@@ -34,10 +34,10 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// The range is not made of whole pages inside the IPA space; [`Error::NoDirtyState`].
-    pub fn arm(&self, range: IpaRange) -> Result<(), Error> {
+    pub fn set_dbm(&self, range: IpaRange) -> Result<(), Error> {
         self.check_dirty_state()?;
         self.geometry().check(&range)?;
-        self.pass(&range, &mut Arm);
+        self.pass(&range, &mut SetDbm);
         Ok(())
     }
 
@@ -48,29 +48,29 @@ impl<P: Platform> Stage2<P> {
     ///
     /// # Errors
     ///
-    /// As [`arm`](Self::arm).
-    pub fn arm_clean(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade>, Error> {
+    /// As [`set_dbm`](Self::set_dbm).
+    pub fn set_dbm_clean(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.check_dirty_state()?;
         self.geometry().check(&range)?;
-        self.begin_to_narrow();
-        let mut pass = ArmClean { changed: Changed::default() };
+        self.begin_downgrade();
+        let mut pass = SetDbmClean { changed: Changed::default() };
         self.pass(&range, &mut pass);
-        Ok(Pending::narrowed(self, pass.changed, range))
+        Ok(Pending::downgrade(self, pass.changed, range))
     }
 
-    /// [`arm_clean`](Self::arm_clean) for those of the 64 pages from `first` on whose bits are set in `mask`. The pages
+    /// [`set_dbm_clean`](Self::set_dbm_clean) for those of the 64 pages from `first` on whose bits are set in `mask`. The pages
     /// between stay as they are.
     ///
     /// # Errors
     ///
     /// A page is outside the IPA space, or `first` is not aligned; [`Error::NoDirtyState`].
-    pub fn arm_clean_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Downgrade>, Error> {
+    pub fn set_dbm_clean_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.check_dirty_state()?;
         let range = self.masked_range(first, mask)?;
-        self.begin_to_narrow();
-        let mut pass = ArmClean { changed: Changed::default() };
+        self.begin_downgrade();
+        let mut pass = SetDbmClean { changed: Changed::default() };
         self.pass_masked(first, mask, &range, &mut pass);
-        Ok(Pending::narrowed(self, pass.changed, range))
+        Ok(Pending::downgrade(self, pass.changed, range))
     }
 
     /// Clears DBM in `range`, and keeps the records: a dirty leaf stays writable, a clean leaf becomes read-only. After
@@ -79,12 +79,12 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// The range is not made of whole pages inside the IPA space.
-    pub fn seal(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade>, Error> {
+    pub fn clear_dbm(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.geometry().check(&range)?;
-        self.begin_to_narrow();
-        let mut pass = Seal { changed: Changed::default() };
+        self.begin_downgrade();
+        let mut pass = ClearDbm { changed: Changed::default() };
         self.pass(&range, &mut pass);
-        Ok(Pending::narrowed(self, pass.changed, range))
+        Ok(Pending::downgrade(self, pass.changed, range))
     }
 
     /// Calls `dirty` with the hardware-tracked leaves in `range` that are dirty, and changes nothing. While the guest
@@ -117,20 +117,20 @@ impl<P: Platform> Stage2<P> {
 }
 
 /// Sets DBM on pages.
-struct Arm;
+struct SetDbm;
 
-impl<P: Platform> Pass<P> for Arm {
+impl<P: Platform> Pass<P> for SetDbm {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
-        counts.leaves() > counts.armed()
+        counts.leaves() > counts.hardware_tracked()
     }
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, _: Ipa) {
         if locked.level < Level::L3 {
             return;
         }
-        if locked.counts.armed() == 0 {
-            arm_cells::<false>(locked, &indexes, &mut Span::default());
+        if locked.counts.hardware_tracked() == 0 {
+            set_dbm_in_cells::<false>(locked, &indexes, &mut Span::default());
             return;
         }
         for index in indexes {
@@ -142,11 +142,11 @@ impl<P: Platform> Pass<P> for Arm {
 }
 
 /// Sets DBM on pages, and makes them clean.
-struct ArmClean {
+struct SetDbmClean {
     changed: Changed,
 }
 
-impl<P: Platform> Pass<P> for ArmClean {
+impl<P: Platform> Pass<P> for SetDbmClean {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
         counts.leaves() > 0
@@ -154,8 +154,8 @@ impl<P: Platform> Pass<P> for ArmClean {
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
         let mut span = Span::default();
-        if locked.level == Level::L3 && locked.counts.armed() == 0 {
-            arm_cells::<true>(locked, &indexes, &mut span);
+        if locked.level == Level::L3 && locked.counts.hardware_tracked() == 0 {
+            set_dbm_in_cells::<true>(locked, &indexes, &mut span);
         } else {
             clean_one_by_one(locked, &indexes, &mut span);
         }
@@ -168,12 +168,12 @@ impl<P: Platform> Pass<P> for ArmClean {
 /// blocks. Adds the leaves that lost write permission to `span`.
 #[inline(always)]
 fn clean_one_by_one(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usize>, span: &mut Span) {
-    let arms = if locked.level == Level::L3 { Descriptor::DIRTY_BY_HARDWARE } else { 0 };
+    let dbm = if locked.level == Level::L3 { Descriptor::DIRTY_BY_HARDWARE } else { 0 };
     for (at, index) in indexes.clone().enumerate() {
         let cell = locked.table.entry(index);
         let entry = cell.read();
         // A leaf with DBM keeps it, and its counts do not change. Only S2AP[1] is cleared, if it is set.
-        if arms != 0 && entry.is_armed() {
+        if dbm != 0 && entry.is_hardware_tracked() {
             if entry.is_writable() {
                 cell.clear(Descriptor::WRITE, locked.stage2.platform());
                 span.add(at);
@@ -183,7 +183,7 @@ fn clean_one_by_one(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usiz
         if !entry.is_valid() {
             continue;
         }
-        let clean = |old: Descriptor| Descriptor::from_raw(old.without(WRITES).raw() | arms);
+        let clean = |old: Descriptor| Descriptor::from_raw(old.without(WRITES).raw() | dbm);
         let (old, new) = locked.change(index, clean);
         // A block that loses DBM needs the flush too: by an old TLB entry with DBM, hardware still grants writes.
         if old.raw() & !new.raw() & WRITES != 0 {
@@ -195,11 +195,15 @@ fn clean_one_by_one(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usiz
 /// Sets DBM on the leaves of a level 3 table in which no leaf has DBM yet, so that plain stores do. With `CLEAN` it
 /// also clears their write permission, and adds the leaves that had it to `span`.
 #[inline(always)]
-fn arm_cells<const CLEAN: bool>(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usize>, span: &mut Span) {
+fn set_dbm_in_cells<const CLEAN: bool>(
+    locked: &mut Locked<'_, impl Platform>,
+    indexes: &Range<usize>,
+    span: &mut Span,
+) {
     let (rows, rest) = locked.table.cells(indexes.start, indexes.end).as_chunks::<ROW>();
     let (mut leaves, mut were_writable) = (0, 0);
     let mut row = |cells: &[Word], at: usize| {
-        let writable = arm_row::<CLEAN>(cells, &mut leaves);
+        let writable = set_dbm_in_row::<CLEAN>(cells, &mut leaves);
         were_writable += u64::from(writable.count_ones());
         if CLEAN && writable != 0 {
             span.add_mask(at, writable);
@@ -209,13 +213,13 @@ fn arm_cells<const CLEAN: bool>(locked: &mut Locked<'_, impl Platform>, indexes:
         row(cells, number * ROW);
     }
     row(rest, rows.len() * ROW);
-    locked.counts.arm(leaves, were_writable);
+    locked.counts.set_dbm(leaves, were_writable);
 }
 
-/// [`arm_cells`] for at most eight entries. Adds the number of leaves to `leaves`, and returns which of them were
+/// [`set_dbm_in_cells`] for at most eight entries. Adds the number of leaves to `leaves`, and returns which of them were
 /// writable.
 #[inline(always)]
-fn arm_row<const CLEAN: bool>(cells: &[Word], leaves: &mut u64) -> u32 {
+fn set_dbm_in_row<const CLEAN: bool>(cells: &[Word], leaves: &mut u64) -> u32 {
     let mut writable = 0;
     for (index, cell) in cells.iter().enumerate() {
         // An invalid entry stays as it is: none is busy during a pass, and a stale entry has none of the tested bits.
@@ -233,20 +237,20 @@ fn arm_row<const CLEAN: bool>(cells: &[Word], leaves: &mut u64) -> u32 {
 const WRITES: u64 = Descriptor::WRITE | Descriptor::DIRTY_BY_HARDWARE;
 
 /// Clears DBM of hardware-tracked leaves.
-struct Seal {
+struct ClearDbm {
     changed: Changed,
 }
 
-impl<P: Platform> Pass<P> for Seal {
+impl<P: Platform> Pass<P> for ClearDbm {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
-        counts.armed() > 0
+        counts.hardware_tracked() > 0
     }
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
         let mut span = Span::default();
         for (at, index) in indexes.enumerate() {
-            if locked.entry(index).is_armed() {
+            if locked.entry(index).is_hardware_tracked() {
                 locked.clear(index, Descriptor::DIRTY_BY_HARDWARE);
                 span.add(at);
             }
@@ -256,25 +260,25 @@ impl<P: Platform> Pass<P> for Seal {
     }
 }
 
-/// Looks for leaves with write permission: for those with DBM (`ARMED`), or for all.
-struct Look<'a, const ARMED: bool> {
+/// Looks for leaves with write permission: for those with DBM (`TRACKED`), or for all.
+struct Look<'a, const TRACKED: bool> {
     found: Found,
     reported: &'a mut dyn FnMut(Marked),
 }
 
-impl<P: Platform, const ARMED: bool> Pass<P> for Look<'_, ARMED> {
+impl<P: Platform, const TRACKED: bool> Pass<P> for Look<'_, TRACKED> {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
-        if ARMED { counts.armed() > 0 } else { counts.writable() > 0 }
+        if TRACKED { counts.hardware_tracked() > 0 } else { counts.writable() > 0 }
     }
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, _: Ipa) {
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let (rows, rest) = locked.table.cells(indexes.start, indexes.end).as_chunks::<ROW>();
         for (number, cells) in rows.iter().enumerate() {
-            self.found.add(number * ROW, written_in::<ARMED>(cells));
+            self.found.add(number * ROW, written_in::<TRACKED>(cells));
         }
-        self.found.add(rows.len() * ROW, written_in::<ARMED>(rest));
+        self.found.add(rows.len() * ROW, written_in::<TRACKED>(rest));
     }
 
     fn unlocked(&mut self, level: Level, first: Ipa) {
@@ -282,15 +286,15 @@ impl<P: Platform, const ARMED: bool> Pass<P> for Look<'_, ARMED> {
     }
 }
 
-/// Which of at most eight leaves have write permission: of those with DBM (`ARMED`), or of all.
+/// Which of at most eight leaves have write permission: of those with DBM (`TRACKED`), or of all.
 #[inline(always)]
-fn written_in<const ARMED: bool>(cells: &[Word]) -> u32 {
+fn written_in<const TRACKED: bool>(cells: &[Word]) -> u32 {
     // Most rows are clean: one test for all of a row.
     let any = cells.iter().fold(0, |any, cell| any | cell.load(Ordering::Relaxed));
     if any & Descriptor::WRITE == 0 {
         return 0;
     }
-    if !ARMED {
+    if !TRACKED {
         return marked::<{ Descriptor::WRITE }>(cells);
     }
     const APART: u32 = Descriptor::DIRTY_BY_HARDWARE.trailing_zeros() - Descriptor::WRITE.trailing_zeros();

@@ -4,7 +4,7 @@
 //! A destructor has no [`TableSource`]. So a [`Pending`](crate::Pending) or [`Flushed`](crate::Flushed) that is dropped
 //! puts its pages here after its flush. The next operation that may free pages gives them back.
 //!
-//! The pages are a stack, linked through their records. A page is pushed by one compare-and-exchange, and all pages are
+//! The pages are a stack, linked through their metadata. A page is pushed by one compare-and-exchange, and all pages are
 //! taken by one swap. So the stack has no ABA problem: a page that leaves and comes back between load and exchange does
 //! no harm.
 
@@ -14,22 +14,22 @@ use crate::{Pa, Stage2, TablePage, TableSource};
 
 /// The page on top of the stack, or 0.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(Word);
+pub(crate) struct DeferredFree(Word);
 
 /// A sink that keeps the pages that it is given.
-pub(crate) struct Keep<'a, P: Platform>(pub(crate) &'a Stage2<P>);
+pub(crate) struct DeferFree<'a, P: Platform>(pub(crate) &'a Stage2<P>);
 
-impl<P: Platform> TableSource for Keep<'_, P> {
+impl<P: Platform> TableSource for DeferFree<'_, P> {
     fn take(&mut self) -> Option<TablePage> {
         None
     }
 
     fn give(&mut self, page: TablePage) {
         let Self(stage2) = self;
-        let (head, record) = (&stage2.kept.0, stage2.platform().record(page.pa()));
+        let (head, metadata) = (&stage2.deferred_free.0, stage2.platform().metadata(page.pa()));
         loop {
             let next = head.load(Ordering::Relaxed);
-            record.set_link(next);
+            metadata.set_link(next);
             stage2.platform().on_atomic();
             // Release: the CPU that takes the page finds the link.
             if head.compare_exchange(next, page.pa().raw(), Ordering::Release).is_ok() {
@@ -42,21 +42,21 @@ impl<P: Platform> TableSource for Keep<'_, P> {
 impl<P: Platform> Stage2<P> {
     /// Gives the kept pages to `tables`. No walk reaches them: their flush is complete.
     #[inline]
-    pub(crate) fn give_kept(&self, tables: &mut impl TableSource) {
-        if self.kept.0.load(Ordering::Relaxed) != 0 {
-            self.give_all_kept(tables);
+    pub(crate) fn give_deferred(&self, tables: &mut impl TableSource) {
+        if self.deferred_free.0.load(Ordering::Relaxed) != 0 {
+            self.give_all_deferred(tables);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn give_all_kept(&self, tables: &mut impl TableSource) {
+    fn give_all_deferred(&self, tables: &mut impl TableSource) {
         self.platform().on_atomic();
-        let mut next = self.kept.0.swap(0, Ordering::Acquire);
+        let mut next = self.deferred_free.0.swap(0, Ordering::Acquire);
         while next != 0 {
             let page = Pa::new(next);
             // Read the link before the page has another owner.
-            next = self.platform().record(page).link();
+            next = self.platform().metadata(page).link();
             tables.give(TablePage::from_tree(page, self.features()));
         }
     }

@@ -137,7 +137,7 @@ impl Descriptor {
 
     /// Whether the leaf is hardware-tracked: it is valid and DBM is set, so hardware may write to the entry to record a
     /// guest's write. Hardware does so only if `VTCR_EL2.HD` is set.
-    pub const fn is_armed(self) -> bool {
+    pub const fn is_hardware_tracked(self) -> bool {
         let both = Self::VALID | Self::DIRTY_BY_HARDWARE;
         self.0 & both == both
     }
@@ -199,7 +199,7 @@ impl Descriptor {
 
     /// Whether the two differ only by what hardware records: the access flag, and with DBM also S2AP\[1\].
     pub(crate) const fn differs_by_records_only(self, other: Self) -> bool {
-        let records = if self.is_armed() { Self::ACCESSED | Self::WRITE } else { Self::ACCESSED };
+        let records = if self.is_hardware_tracked() { Self::ACCESSED | Self::WRITE } else { Self::ACCESSED };
         (self.0 ^ other.0) & !records == 0
     }
 
@@ -374,7 +374,7 @@ mod tests {
             prop_assert_eq!(entry.is_writable(), raw >> 7 & 1 == 1);
             prop_assert_eq!(entry.is_accessed(), raw >> 10 & 1 == 1);
             prop_assert_eq!(entry.with_accessed().raw(), raw | 1 << 10);
-            prop_assert_eq!(entry.is_armed(), raw & 1 == 1 && raw >> 51 & 1 == 1);
+            prop_assert_eq!(entry.is_hardware_tracked(), raw & 1 == 1 && raw >> 51 & 1 == 1);
             prop_assert_eq!(entry.is_hardware_dirty(), raw >> 7 & 1 == 1 && raw >> 51 & 1 == 1);
             prop_assert_eq!(entry.memory_bits(), raw & 0x33c, "MemAttr and SH");
         }
@@ -485,12 +485,12 @@ mod tests {
     #[test]
     fn records_are_what_hardware_sets() {
         let leaf = |raw: u64| Descriptor::from_raw(0x4000_0043 | raw);
-        let armed = 1 << 51;
+        let tracked = 1 << 51;
         assert!(leaf(0).differs_by_records_only(leaf(0)));
         assert!(leaf(0).differs_by_records_only(leaf(1 << 10)));
         assert!(!leaf(0).differs_by_records_only(leaf(1 << 7)));
-        assert!(leaf(armed).differs_by_records_only(leaf(armed | 1 << 10 | 1 << 7)));
-        assert!(!leaf(armed).differs_by_records_only(leaf(armed | 1 << 12)));
+        assert!(leaf(tracked).differs_by_records_only(leaf(tracked | 1 << 10 | 1 << 7)));
+        assert!(!leaf(tracked).differs_by_records_only(leaf(tracked | 1 << 12)));
     }
 
     #[test]

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The TLB flush that a change needs, as a type that cannot be forgotten.
 //!
-//! A change that removes a mapping or an access returns a [`Pending`]. SequenceCount table pages are inside it. Only
+//! A change that removes a mapping or an access returns a [`Pending`]. Unlinked table pages are inside it. Only
 //! [`complete`](Pending::complete) gives access to them: it flushes (step U6) and returns a [`Flushed`], which is
 //! consumed to free them.
 
-use crate::deferred_free::Keep;
+use crate::deferred_free::DeferFree;
 use crate::platform::Platform;
 use crate::primitive::{self, Claim, Ordering, Word};
-use crate::removal::{Downgrade, Freed, Join, Removal, Removed, Unwatched};
+use crate::removal::{Downgrade, Freed, Join, RemovalId, RemovalWatcher, Unwatched};
 use crate::tlb::Changed;
 use crate::unlinked::Chain;
 use crate::{IpaRange, Stage2, TableSource};
@@ -50,12 +50,12 @@ use crate::{IpaRange, Stage2, TableSource};
 /// }
 /// ```
 #[must_use = "call complete(): until then, guests may still use the old entries"]
-pub struct Pending<'a, P: Platform, R: Removed = Unwatched> {
+pub struct Pending<'a, P: Platform, R: RemovalWatcher = Unwatched> {
     stage2: &'a Stage2<P>,
     changed: Changed,
-    detached: Chain,
+    unlinked: Chain,
     removed: Option<R>,
-    removal: Removal,
+    removal: RemovalId,
 }
 
 impl<P: Platform, R: Join> Pending<'_, P, R> {
@@ -68,7 +68,7 @@ impl<P: Platform, R: Join> Pending<'_, P, R> {
         assert!(core::ptr::eq(self.stage2, other.stage2), "a flush is of one guest's tables");
         let mut other = core::mem::ManuallyDrop::new(other);
         self.changed.join(other.changed);
-        self.detached.join(core::mem::take(&mut other.detached), self.stage2);
+        self.unlinked.join(core::mem::take(&mut other.unlinked), self.stage2);
         if let (Some(removed), Some(other)) = (&mut self.removed, other.removed.take()) {
             removed.join(other);
         }
@@ -76,24 +76,24 @@ impl<P: Platform, R: Join> Pending<'_, P, R> {
 }
 
 impl<'a, P: Platform> Pending<'a, P, Downgrade> {
-    /// A permission downgrade in `range`. [`PendingChanges::count`] counted it before it began.
-    pub(crate) fn narrowed(stage2: &'a Stage2<P>, changed: Changed, range: IpaRange) -> Self {
+    /// A permission downgrade in `range`. [`PendingDowngrades::count`] counted it before it began.
+    pub(crate) fn downgrade(stage2: &'a Stage2<P>, changed: Changed, range: IpaRange) -> Self {
         let removed = Some(Downgrade { count: 1, range });
-        let removal = stage2.removal::<Downgrade>();
-        Self { stage2, changed, detached: Chain::default(), removed, removal }
+        let removal = stage2.removal_id::<Downgrade>();
+        Self { stage2, changed, unlinked: Chain::default(), removed, removal }
     }
 }
 
-impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
+impl<'a, P: Platform, R: RemovalWatcher> Pending<'a, P, R> {
     #[inline(always)]
     pub(crate) fn with_tables(
         stage2: &'a Stage2<P>,
         changed: Changed,
-        detached: Chain,
+        unlinked: Chain,
         removed: R,
-        removal: Removal,
+        removal: RemovalId,
     ) -> Self {
-        Self { stage2, changed, detached, removed: Some(removed), removal }
+        Self { stage2, changed, unlinked, removed: Some(removed), removal }
     }
 
     /// Invalidates the changed addresses in the TLBs of all CPUs, and waits until that is complete.
@@ -101,8 +101,8 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
     pub fn complete(mut self) -> Flushed<'a, P, R> {
         self.flush();
         self.end();
-        let (detached, removed) = (core::mem::take(&mut self.detached), self.removed.take());
-        Flushed { stage2: self.stage2, detached, removed, removal: self.removal }
+        let (unlinked, removed) = (core::mem::take(&mut self.unlinked), self.removed.take());
+        Flushed { stage2: self.stage2, unlinked, removed, removal: self.removal }
     }
 
     /// Invalidates all TLB entries of the VMID, including those of stage 1 alone.
@@ -117,8 +117,8 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
     /// Counts a permission downgrade as flushed: other CPUs need not flush for it any more.
     #[inline(always)]
     fn end(&self) {
-        if let Some(Downgrade { count, .. }) = self.removed.as_ref().and_then(Removed::narrowed) {
-            self.stage2.pending.done(*count, self.stage2.platform());
+        if let Some(Downgrade { count, .. }) = self.removed.as_ref().and_then(RemovalWatcher::downgrade) {
+            self.stage2.pending_downgrades.done(*count, self.stage2.platform());
         }
     }
 
@@ -129,9 +129,9 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
 
     #[inline(always)]
     fn flush(&mut self) {
-        let narrowed = self.removed.as_ref().and_then(Removed::narrowed);
-        if let Some(Downgrade { count, range }) = narrowed
-            && self.stage2.pending.others(*count)
+        let downgrade = self.removed.as_ref().and_then(RemovalWatcher::downgrade);
+        if let Some(Downgrade { count, range }) = downgrade
+            && self.stage2.pending_downgrades.others(*count)
         {
             self.changed.join(Changed::anything_in(range.clone()));
         }
@@ -144,18 +144,18 @@ impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
     }
 }
 
-impl<'a, P: Platform, R: Removed> Pending<'a, P, R> {
+impl<'a, P: Platform, R: RemovalWatcher> Pending<'a, P, R> {
     /// The flush of a `Pending` that is dropped.
     #[cold]
     fn complete_late(&mut self) -> Flushed<'a, P, R> {
         self.flush();
         self.end();
-        let (detached, removed) = (core::mem::take(&mut self.detached), self.removed.take());
-        Flushed { stage2: self.stage2, detached, removed, removal: self.removal }
+        let (unlinked, removed) = (core::mem::take(&mut self.unlinked), self.removed.take());
+        Flushed { stage2: self.stage2, unlinked, removed, removal: self.removal }
     }
 }
 
-impl<P: Platform, R: Removed> Drop for Pending<'_, P, R> {
+impl<P: Platform, R: RemovalWatcher> Drop for Pending<'_, P, R> {
     #[inline(always)]
     fn drop(&mut self) {
         // `complete` has taken `removed`.
@@ -174,8 +174,8 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Counts a permission downgrade that is about to begin. It ends when its [`Pending`] is flushed.
-    pub(crate) fn begin_to_narrow(&self) {
-        self.pending.count(self.platform());
+    pub(crate) fn begin_downgrade(&self) {
+        self.pending_downgrades.count(self.platform());
     }
 }
 
@@ -186,9 +186,9 @@ impl<P: Platform> Stage2<P> {
 /// changed. (Unmapped entries need no count: they are marked as `Descriptor::STALE`.)
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(crate) struct PendingChanges(Word);
+pub(crate) struct PendingDowngrades(Word);
 
-impl PendingChanges {
+impl PendingDowngrades {
     /// Counts one before it begins. Relaxed: a CPU that sees its changes has taken the table's lock after it, and so
     /// sees the count too.
     #[cfg_attr(feature = "checked", track_caller)]
@@ -232,45 +232,45 @@ impl PendingChanges {
 /// }
 /// ```
 #[must_use = "free() the unlinked tables: until the next operation that frees some, the tree keeps them"]
-pub struct Flushed<'a, P: Platform, R: Removed = Unwatched> {
+pub struct Flushed<'a, P: Platform, R: RemovalWatcher = Unwatched> {
     stage2: &'a Stage2<P>,
-    detached: Chain,
+    unlinked: Chain,
     removed: Option<R>,
-    removal: Removal,
+    removal: RemovalId,
 }
 
-impl<P: Platform, R: Removed> Flushed<'_, P, R> {
+impl<P: Platform, R: RemovalWatcher> Flushed<'_, P, R> {
     /// Reports the leaves of the unlinked tables, and gives the tables' pages to `tables`. The result opens the leaves
     /// that were removed ([`Broken`](crate::Broken)).
     #[inline(always)]
     pub fn free(mut self, tables: &mut impl TableSource) -> Freed {
         let removal = self.removal;
-        if self.detached.is_empty() {
+        if self.unlinked.is_empty() {
             return Freed { tables: 0, removal };
         }
-        self.stage2.give_kept(tables);
-        Freed { tables: self.free_detached(tables), removal }
+        self.stage2.give_deferred(tables);
+        Freed { tables: self.free_unlinked(tables), removal }
     }
 
-    fn free_detached(&mut self, tables: &mut impl TableSource) -> u64 {
-        let detached = core::mem::take(&mut self.detached);
+    fn free_unlinked(&mut self, tables: &mut impl TableSource) -> u64 {
+        let unlinked = core::mem::take(&mut self.unlinked);
         match &mut self.removed {
-            Some(removed) => detached.free(self.stage2, tables, removed, self.removal),
-            None => detached.free(self.stage2, tables, &mut Unwatched, self.removal),
+            Some(removed) => unlinked.free(self.stage2, tables, removed, self.removal),
+            None => unlinked.free(self.stage2, tables, &mut Unwatched, self.removal),
         }
     }
 
     #[cold]
-    fn keep(&mut self) {
-        self.free_detached(&mut Keep(self.stage2));
+    fn defer(&mut self) {
+        self.free_unlinked(&mut DeferFree(self.stage2));
     }
 }
 
-impl<P: Platform, R: Removed> Drop for Flushed<'_, P, R> {
+impl<P: Platform, R: RemovalWatcher> Drop for Flushed<'_, P, R> {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.detached.is_empty() {
-            self.keep();
+        if !self.unlinked.is_empty() {
+            self.defer();
         }
     }
 }

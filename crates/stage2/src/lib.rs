@@ -54,7 +54,7 @@
 //!
 //! Faults on different tables never wait for each other, and maintenance runs beside them.
 //!
-//! **Data.** Each table has a [`Record`] beside its frame. The record is one word: the table's lock, and counts of its valid
+//! **Data.** Each table has a [`TableMetadata`] beside its frame. One word of it is the table's lock, and counts of its valid
 //! entries, tables, writable leaves, hardware-tracked leaves (DBM) and busy entries. The tree has a *sequence count* of the
 //! tables that were ever unlinked from it.
 //!
@@ -210,11 +210,11 @@ pub use geometry::{Geometry, Granule, Level, Levels};
 pub use grant::{Grant, Lent, Vacated, Window};
 pub use lock::{Lock, LockGuard};
 pub use map::Mapped;
-pub use metadata::{Record, RecordRange, Records};
+pub use metadata::{MetadataMap, MetadataRange, TableMetadata};
 pub use platform::Platform;
 pub use pool::Pool;
 pub use relax::Relaxed;
-pub use removal::{Broken, Downgrade, Freed, Join, Removed, Unwatched};
+pub use removal::{Broken, Downgrade, Freed, Join, RemovalWatcher, Unwatched};
 pub use split::{Split, Stopped};
 pub use stage2::{Leaf, Stage2};
 pub use tlb::Thresholds;

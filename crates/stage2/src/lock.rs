@@ -116,7 +116,7 @@ mod tests {
 
     use super::*;
     use crate::platform::{Dc, Domain, Ic, Tlbi};
-    use crate::{Pa, Record};
+    use crate::{Pa, TableMetadata};
 
     /// A platform with two hooks only: before an atomic access, and while the CPU waits.
     struct Cpu<A: Fn(), W: Fn()> {
@@ -138,7 +138,7 @@ mod tests {
         fn pointer(&self, _: Pa) -> core::ptr::NonNull<u8> {
             unreachable!()
         }
-        fn record(&self, _: Pa) -> &Record {
+        fn metadata(&self, _: Pa) -> &TableMetadata {
             unreachable!()
         }
         fn on_atomic(&self) {

@@ -27,7 +27,7 @@
 //! A coalesce makes the parent's entry busy in U2 and unlocks the parent at once. It holds the table's lock until after
 //! U3.
 //!
-//! [`Stage2::descend`] does W1 to W3 for each table that it follows. It returns the last entry after W2 only: the
+//! [`Stage2::lockless_walk`] does W1 to W3 for each table that it follows. It returns the last entry after W2 only: the
 //! caller does W3 ([`Stage2::is_still`]) or W4 ([`Stage2::lock`]) before it relies on that entry.
 //!
 //! # Why it is safe
@@ -44,7 +44,7 @@
 //!   lock (U1), and counts (U3) before it releases that lock. An unlink of a table above takes this table's lock after
 //!   U3 (U4), or holds it across U3 (coalesce). So a CPU that gets the lock afterwards sees the new count. A CPU that
 //!   gets it before finishes its change before the flush U6.
-//! * **W4 may lock the record of a page that is no table any more.** That does no harm: the record is beside the frame,
+//! * **W4 may take the lock of a page that is no table any more.** That does no harm: the metadata is beside the frame,
 //!   and outlives the table. The CPU finds the count changed, and unlocks.
 //! * **Going back to W1 is always possible.** The walk has changed nothing yet.
 //!
@@ -52,7 +52,7 @@
 //!
 //! The model checker runs walks against unlinks and reuse in `loom::late` and `loom::reused`.
 
-use crate::metadata::{Counts, Record};
+use crate::metadata::{Counts, TableMetadata};
 use crate::platform::Platform;
 use crate::primitive::{self, Ordering, Word};
 use crate::table::{Cell, Table};
@@ -99,7 +99,7 @@ impl SequenceCount {
 #[cfg(feature = "checked")]
 impl<P: Platform> Stage2<P> {
     /// How often a table was unlinked from the tree. A table and all tables below it count once.
-    pub fn taken_out(&self) -> u64 {
+    pub fn unlink_count(&self) -> u64 {
         self.sequence.0.load(Ordering::Relaxed)
     }
 }
@@ -117,7 +117,7 @@ impl Snapshot {
 
 /// Where a lockless walk ended.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct EntryLocation<'a> {
     pub(crate) table: Table<'a>,
     pub(crate) level: Level,
     pub(crate) index: usize,
@@ -136,16 +136,16 @@ impl<P: Platform> Stage2<P> {
     /// Walks without locks towards `ipa`'s entry in the table of `level`, as far as there are tables. `ipa` must be
     /// inside the IPA space.
     #[inline(always)]
-    pub(crate) fn descend(&self, ipa: Ipa, level: Level) -> Place<'_> {
+    pub(crate) fn lockless_walk(&self, ipa: Ipa, level: Level) -> EntryLocation<'_> {
         loop {
-            if let Ok(place) = self.descend_once(ipa, level) {
-                return place;
+            if let Ok(location) = self.lockless_walk_once(ipa, level) {
+                return location;
             }
         }
     }
 
     #[inline(always)]
-    fn descend_once(&self, ipa: Ipa, level: Level) -> Result<Place<'_>, Retry> {
+    fn lockless_walk_once(&self, ipa: Ipa, level: Level) -> Result<EntryLocation<'_>, Retry> {
         let then = self.sequence.now(); // W1
         let mut at = self.geometry().root_level();
         let mut table = self.root();
@@ -158,7 +158,7 @@ impl<P: Platform> Stage2<P> {
             let Some(below) = at.below() else { break };
             table = self.table(entry);
             at = below;
-            // Kept along the way: the root's level is known at run time only.
+            // DeferredFree along the way: the root's level is known at run time only.
             shift -= self.geometry().granule().stride();
             index = (ipa.raw() >> shift) as usize & (self.geometry().granule().entries() - 1);
             cell = table.entry(index);
@@ -168,21 +168,21 @@ impl<P: Platform> Stage2<P> {
                 return Err(Retry);
             }
         }
-        Ok(Place { table, level: at, index, cell, entry, then })
+        Ok(EntryLocation { table, level: at, index, cell, entry, then })
     }
 
     /// W3 for the last entry: whether the table was linked when the entry was read.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn is_still(&self, place: &Place<'_>) -> bool {
-        self.sequence.is_still(place.then)
+    pub(crate) fn is_still(&self, location: &EntryLocation<'_>) -> bool {
+        self.sequence.is_still(location.then)
     }
 
-    /// W4: locks the table of a place, if it is still linked.
+    /// W4: locks the table of an entry, if it is still linked.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn lock(&self, place: &Place<'_>) -> Result<Locked<'_, P>, Retry> {
-        self.lock_table(place.table.pa(), place.table.len(), place.level, place.then)
+    pub(crate) fn lock(&self, location: &EntryLocation<'_>) -> Result<Locked<'_, P>, Retry> {
+        self.lock_table(location.table.pa(), location.table.len(), location.level, location.then)
     }
 
     /// W4 for a table that was found after the snapshot `then`.
@@ -206,27 +206,27 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn lock_whatever(&self, pa: Pa, entries: usize, level: Level) -> Locked<'_, P> {
         // SAFETY: the caller has `pa` from the root or from an entry of this tree, so it is a table page or was one.
         let table = unsafe { Table::at(self.platform(), pa, entries) };
-        let record = self.platform().record(pa);
-        let counts = record.lock(self.platform());
-        Locked { stage2: self, table, record, level, counts }
+        let metadata = self.platform().metadata(pa);
+        let counts = metadata.lock(self.platform());
+        Locked { stage2: self, table, metadata, level, counts }
     }
 
-    /// A table whose lock this CPU has [kept](Locked::keep).
-    pub(crate) fn kept(&self, pa: Pa, level: Level) -> Locked<'_, P> {
+    /// A table whose lock this CPU has [kept](Locked::keep_locked).
+    pub(crate) fn still_locked(&self, pa: Pa, level: Level) -> Locked<'_, P> {
         // SAFETY: as when it was locked: a locked table stays a table.
         let table = unsafe { Table::at(self.platform(), pa, self.geometry().granule().entries()) };
-        let record = self.platform().record(pa);
-        Locked { stage2: self, table, record, level, counts: record.last() }
+        let metadata = self.platform().metadata(pa);
+        Locked { stage2: self, table, metadata, level, counts: metadata.last() }
     }
 }
 
 /// A table whose lock this CPU holds.
 ///
-/// Each change of an entry updates `counts`. Dropping this writes them to the table's record, and unlocks it.
+/// Each change of an entry updates `counts`. Dropping this writes them to the table's metadata, and unlocks it.
 pub(crate) struct Locked<'a, P: Platform> {
     pub(crate) stage2: &'a Stage2<P>,
     pub(crate) table: Table<'a>,
-    record: &'a Record,
+    metadata: &'a TableMetadata,
     pub(crate) level: Level,
     pub(crate) counts: Counts,
 }
@@ -239,7 +239,7 @@ impl<'a, P: Platform> Locked<'a, P> {
 
     /// Notes that a leaf of this table is about to be something else than normal memory.
     pub(crate) fn note_other_memory(&self) {
-        self.record.note_other_memory();
+        self.metadata.note_other_memory();
     }
 
     /// Whether the table may hold leaves whose lines must be cleaned from the caches when the leaves are removed.
@@ -251,7 +251,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     /// Whether the table may hold leaves that are not normal memory.
     #[inline(always)]
     pub(crate) fn has_other_memory(&self) -> bool {
-        self.record.has_other_memory()
+        self.metadata.has_other_memory()
     }
 
     /// Makes an entry valid that was invalid.
@@ -276,7 +276,7 @@ impl<'a, P: Platform> Locked<'a, P> {
         let cell = self.table.entry(index);
         let mut old = cell.read();
         // With DBM, hardware may record a write at any moment: an exchange returns the last record.
-        if old.is_armed() {
+        if old.is_hardware_tracked() {
             old = cell.exchange(Descriptor::STALE, self.stage2.platform());
         } else {
             cell.write(Descriptor::STALE);
@@ -316,7 +316,7 @@ impl<'a, P: Platform> Locked<'a, P> {
         let cell = self.table.entry(index);
         let mut old = cell.read();
         // Relaxed: a CPU that reads BUSY retries. No ordering is needed, because it uses nothing else it read.
-        if old.is_armed() {
+        if old.is_hardware_tracked() {
             old = cell.exchange(Descriptor::BUSY, self.stage2.platform());
         } else {
             cell.set(Descriptor::BUSY);
@@ -371,7 +371,7 @@ impl<'a, P: Platform> Locked<'a, P> {
         if cell.read() != old {
             return Err(Retry);
         }
-        if !old.is_armed() {
+        if !old.is_hardware_tracked() {
             cell.write(new);
         } else if !cell.replace(old, new, self.stage2.platform()) {
             return Err(Retry);
@@ -384,7 +384,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     #[inline(always)]
     fn change_cell(&self, cell: Cell<'_>, change: impl Fn(Descriptor) -> Descriptor) -> (Descriptor, Descriptor) {
         let old = cell.read();
-        if old.is_armed() {
+        if old.is_hardware_tracked() {
             return cell.update(self.stage2.platform(), change);
         }
         let new = change(old);
@@ -394,8 +394,8 @@ impl<'a, P: Platform> Locked<'a, P> {
         (old, new)
     }
 
-    /// Keeps the lock of a table that was not changed. [`Stage2::kept`] returns the table later.
-    pub(crate) fn keep(self) {
+    /// Keeps the lock of a table that was not changed. [`Stage2::still_locked`] returns the table later.
+    pub(crate) fn keep_locked(self) {
         core::mem::forget(self);
     }
 
@@ -418,7 +418,7 @@ impl<'a, P: Platform> Locked<'a, P> {
 impl<P: Platform> Drop for Locked<'_, P> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.record.unlock(self.counts);
+        self.metadata.unlock(self.counts);
     }
 }
 

@@ -17,13 +17,13 @@
 //! and given back if another CPU has linked a table meanwhile.
 
 use crate::cache::CacheMaintenance;
-use crate::lockless_walk::{Place, Retry};
+use crate::lockless_walk::{EntryLocation, Retry};
 use crate::metadata::Counts;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
 use crate::tlb::Scope;
 use crate::{
-    Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, Record, Stage2, TablePage, TableSource,
+    Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, Stage2, TableMetadata, TablePage, TableSource,
     Unwatched, cache, frame,
 };
 
@@ -83,13 +83,13 @@ impl<P: Platform> Stage2<P> {
             return self.map_slowly::<true>(ipa, new, level, tables);
         }
         if !CacheMaintenance::new(self.features(), attributes).is_needed() {
-            let place = self.descend(ipa, level);
-            if place.level == level
-                && place.entry == Descriptor::INVALID
-                && let Ok(mut locked) = self.lock(&place)
-                && place.cell.read() == Descriptor::INVALID
+            let location = self.lockless_walk(ipa, level);
+            if location.level == level
+                && location.entry == Descriptor::INVALID
+                && let Ok(mut locked) = self.lock(&location)
+                && location.cell.read() == Descriptor::INVALID
             {
-                locked.make_in(place.cell, new);
+                locked.make_in(location.cell, new);
                 drop(locked);
                 self.publish();
                 return Ok(Mapped::New);
@@ -110,8 +110,8 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
         // Decoded from the descriptor: keeping the attributes alive would slow down the fast path.
-        let upkeep = CacheMaintenance::new(self.features(), &new.attributes(self.features()));
-        self.map_with::<OTHER>(ipa, new, level, upkeep, tables)
+        let maintenance = CacheMaintenance::new(self.features(), &new.attributes(self.features()));
+        self.map_with::<OTHER>(ipa, new, level, maintenance, tables)
     }
 
     /// Maps with the given cache maintenance. `OTHER`: the memory is not normal.
@@ -120,33 +120,33 @@ impl<P: Platform> Stage2<P> {
         ipa: Ipa,
         new: Descriptor,
         level: Level,
-        upkeep: CacheMaintenance,
+        maintenance: CacheMaintenance,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
         loop {
-            let place = self.descend(ipa, level);
-            let old = place.entry;
-            if old.is_leaf(place.level) {
-                let inside = ipa - ipa.align_down(self.geometry().granule().span(place.level));
+            let location = self.lockless_walk(ipa, level);
+            let old = location.entry;
+            if old.is_leaf(location.level) {
+                let inside = ipa - ipa.align_down(self.geometry().granule().span(location.level));
                 if old.address() + inside == new.address() && old.memory_bits() == new.memory_bits() {
-                    if self.is_still(&place) {
+                    if self.is_still(&location) {
                         return Ok(Mapped::Already(old));
                     }
-                } else if place.level < level {
-                    let below = place.level.below().unwrap_or(level);
-                    let start = ipa.align_down(self.geometry().granule().span(place.level));
-                    self.split_block(start, &place, below, tables)?;
-                } else if let Ok(mapped) = self.fill_entry::<OTHER>(&place, ipa, new, upkeep) {
+                } else if location.level < level {
+                    let below = location.level.below().unwrap_or(level);
+                    let start = ipa.align_down(self.geometry().granule().span(location.level));
+                    self.split_block(start, &location, below, tables)?;
+                } else if let Ok(mapped) = self.fill_entry::<OTHER>(&location, ipa, new, maintenance) {
                     return Ok(mapped);
                 }
-            } else if old.is_vacant() && place.level < level {
-                self.add_table(&place, ipa, tables)?;
+            } else if old.is_vacant() && location.level < level {
+                self.add_table(&location, ipa, tables)?;
             } else if old.is_vacant() {
-                if let Ok(mapped) = self.fill_entry::<OTHER>(&place, ipa, new, upkeep) {
+                if let Ok(mapped) = self.fill_entry::<OTHER>(&location, ipa, new, maintenance) {
                     return Ok(mapped);
                 }
-            } else if old.is_table(place.level) {
-                if self.is_still(&place) {
+            } else if old.is_table(location.level) {
+                if self.is_still(&location) {
                     return Err(Error::TableInTheWay { ipa, level });
                 }
             } else {
@@ -156,65 +156,70 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// Makes the entry of `place`, which must still hold what the walk saw there. Otherwise returns [`Retry`].
+    /// Makes the entry of `location`, which must still hold what the walk saw there. Otherwise returns [`Retry`].
     fn fill_entry<const OTHER: bool>(
         &self,
-        place: &Place<'_>,
+        location: &EntryLocation<'_>,
         ipa: Ipa,
         new: Descriptor,
-        upkeep: CacheMaintenance,
+        maintenance: CacheMaintenance,
     ) -> Result<Mapped, Retry> {
-        let mut locked = self.lock(place)?;
-        if !locked.entry(place.index).differs_by_records_only(place.entry) {
+        let mut locked = self.lock(location)?;
+        if !locked.entry(location.index).differs_by_records_only(location.entry) {
             return Err(Retry);
         }
         if OTHER {
             self.note_memory(new.attributes(self.features()).memory);
             locked.note_other_memory();
         }
-        let span = self.geometry().granule().span(place.level);
-        let was_there = place.entry.is_valid();
-        let stale = place.entry == Descriptor::STALE;
+        let span = self.geometry().granule().span(location.level);
+        let was_there = location.entry.is_valid();
+        let stale = location.entry == Descriptor::STALE;
         // Cleaning one page takes little time, so the table stays locked. Anything longer makes the entry busy and
         // unlocks the table.
-        if place.entry == Descriptor::INVALID && (place.level == Level::L3 || !upkeep.is_needed()) {
-            cache::before_map(self.platform(), self.features(), (new.address(), span), upkeep);
-            locked.make(place.index, new);
+        if location.entry == Descriptor::INVALID && (location.level == Level::L3 || !maintenance.is_needed()) {
+            cache::before_map(self.platform(), self.features(), (new.address(), span), maintenance);
+            locked.make(location.index, new);
             drop(locked);
             self.publish();
             return Ok(Mapped::New);
         }
-        let busy = locked.make_busy(place.index)?;
+        let busy = locked.make_busy(location.index)?;
         let old = busy.old;
-        let mut upkeep = upkeep;
+        let mut maintenance = maintenance;
         if was_there {
-            self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: Some(place.level), tables: false });
+            self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: Some(location.level), tables: false });
             if old.address() != new.address() {
-                let leaf = Leaf { ipa, level: place.level, descriptor: old };
-                self.report_removed(leaf, &mut Unwatched, self.removal::<Unwatched>());
+                let leaf = Leaf { ipa, level: location.level, descriptor: old };
+                self.report_removed(leaf, &mut Unwatched, self.removal_id::<Unwatched>());
             } else if !old.has_memory_of(new) {
-                upkeep = upkeep.with_cleaning();
+                maintenance = maintenance.with_cleaning();
             }
         } else if stale {
-            self.flush_stale(ipa, place.level);
+            self.flush_stale(ipa, location.level);
         }
-        cache::before_map(self.platform(), self.features(), (new.address(), span), upkeep);
+        cache::before_map(self.platform(), self.features(), (new.address(), span), maintenance);
         busy.make(new);
         self.publish();
         Ok(if was_there { Mapped::Replaced(old) } else { Mapped::New })
     }
 
     /// Links an empty table at a vacant entry. Gives its page back if another CPU has filled the entry meanwhile.
-    pub(crate) fn add_table(&self, place: &Place<'_>, ipa: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
-        let below = place.level.below().ok_or(Error::NoLeafAtLevel { level: place.level })?;
-        self.give_kept(tables);
+    pub(crate) fn add_table(
+        &self,
+        location: &EntryLocation<'_>,
+        ipa: Ipa,
+        tables: &mut impl TableSource,
+    ) -> Result<(), Error> {
+        let below = location.level.below().ok_or(Error::NoLeafAtLevel { level: location.level })?;
+        self.give_deferred(tables);
         let Some(page) = frame::take(tables) else {
-            let gone = place.cell.read() != place.entry;
+            let gone = location.cell.read() != location.entry;
             return if gone { Ok(()) } else { Err(Error::NoTablePage { ipa, level: below }) };
         };
         page.zero(self.platform());
         self.set_counts(&page, Counts::EMPTY, false);
-        if let Err(page) = self.link(ipa, place.level, page) {
+        if let Err(page) = self.link(ipa, location.level, page) {
             frame::give(tables, page);
         }
         Ok(())
@@ -226,17 +231,17 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn link(&self, ipa: Ipa, level: Level, page: TablePage) -> Result<(), TablePage> {
         let new = Descriptor::table(page.pa());
         loop {
-            let place = self.descend(ipa, level);
-            let Ok(mut locked) = self.lock(&place) else { continue };
-            let old = locked.entry(place.index);
-            if place.level != level || !old.is_vacant() {
+            let location = self.lockless_walk(ipa, level);
+            let Ok(mut locked) = self.lock(&location) else { continue };
+            let old = locked.entry(location.index);
+            if location.level != level || !old.is_vacant() {
                 return Err(page);
             }
             // From here on the page belongs to the tree.
             if old == Descriptor::INVALID {
-                locked.make(place.index, new);
+                locked.make(location.index, new);
                 drop(locked);
-            } else if let Ok(busy) = locked.make_busy(place.index) {
+            } else if let Ok(busy) = locked.make_busy(location.index) {
                 self.flush_stale(ipa, level);
                 busy.make(new);
             } else {
@@ -281,9 +286,9 @@ impl<P: Platform> Stage2<P> {
 
     /// Sets the counts of a table that is not linked yet, and whether it holds leaves that are not normal memory.
     pub(crate) fn set_counts(&self, page: &TablePage, counts: Counts, other_memory: bool) {
-        let record = self.platform().record(page.pa());
-        record.reset(counts, self.platform());
-        record.set_link(if other_memory { Record::OTHER_MEMORY } else { 0 });
+        let metadata = self.platform().metadata(page.pa());
+        metadata.reset(counts, self.platform());
+        metadata.set_link(if other_memory { TableMetadata::OTHER_MEMORY } else { 0 });
     }
 }
 

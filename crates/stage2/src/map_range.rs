@@ -6,7 +6,7 @@
 //! mapped leaf by leaf, as [`Grant::map`] does.
 
 use crate::cache::CacheMaintenance;
-use crate::lockless_walk::Place;
+use crate::lockless_walk::EntryLocation;
 use crate::metadata::Counts;
 use crate::platform::Platform;
 use crate::primitive;
@@ -54,7 +54,7 @@ impl<P: Platform> Stage2<P> {
         self.check_leaf(range.start, pa, Level::L3)?;
         attributes.access.check(self.features())?;
         self.check_leaf(range.start, last, Level::L3)?;
-        self.give_kept(tables);
+        self.give_deferred(tables);
         self.note_memory(attributes.memory);
         let mut at = range.start;
         while at < range.end {
@@ -76,26 +76,26 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
     ) -> Result<u64, Error> {
         let (ipa, left) = (range.start, range.end - range.start);
-        let place = self.descend(ipa, Level::L3);
-        let span = self.geometry().granule().span(place.level);
-        if place.entry != Descriptor::INVALID {
+        let location = self.lockless_walk(ipa, Level::L3);
+        let span = self.geometry().granule().span(location.level);
+        if location.entry != Descriptor::INVALID {
             // A single leaf: the entry is stale, busy or mapped. If no leaf of the entry's size fits, map a page.
-            let fits = place.level >= largest && self.fits(ipa, pa, left, place.level);
-            return self.map_one(ipa, pa, if fits { place.level } else { Level::L3 }, attributes, tables);
+            let fits = location.level >= largest && self.fits(ipa, pa, left, location.level);
+            return self.map_one(ipa, pa, if fits { location.level } else { Level::L3 }, attributes, tables);
         }
-        if place.level == Level::L3 {
-            return Ok(self.fill_run(&place, ipa, pa, left, attributes));
+        if location.level == Level::L3 {
+            return Ok(self.fill_run(&location, ipa, pa, left, attributes));
         }
-        if place.level >= largest && place.level > Level::L0 && self.fits(ipa, pa, left, place.level) {
-            return self.map_one(ipa, pa, place.level, attributes, tables);
+        if location.level >= largest && location.level > Level::L0 && self.fits(ipa, pa, left, location.level) {
+            return self.map_one(ipa, pa, location.level, attributes, tables);
         }
-        let below = place.level.below().unwrap_or(Level::L3);
+        let below = location.level.below().unwrap_or(Level::L3);
         // A page always fits.
         let fits = below == Level::L3 || (below >= largest && self.fits(ipa, pa, left, below));
         if left >= span && ipa.is_aligned(span) && fits {
-            return self.link_full(&place, below, (ipa, pa), attributes, tables);
+            return self.link_full(&location, below, (ipa, pa), attributes, tables);
         }
-        self.add_table(&place, ipa, tables)?;
+        self.add_table(&location, ipa, tables)?;
         Ok(0)
     }
 
@@ -124,13 +124,13 @@ impl<P: Platform> Stage2<P> {
     /// longer vacant.
     fn link_full(
         &self,
-        place: &Place<'_>,
+        location: &EntryLocation<'_>,
         level: Level,
         (ipa, pa): (Ipa, Pa),
         attributes: &Attributes,
         tables: &mut impl TableSource,
     ) -> Result<u64, Error> {
-        let span = self.geometry().granule().span(place.level);
+        let span = self.geometry().granule().span(location.level);
         let page = frame::take(tables).ok_or(Error::NoTablePage { ipa, level })?;
         let first = Descriptor::leaf(pa, level, attributes, self.features());
         let entries = self.geometry().granule().entries();
@@ -143,7 +143,7 @@ impl<P: Platform> Stage2<P> {
             (pa, span),
             CacheMaintenance::new(self.features(), attributes),
         );
-        match self.link(ipa, place.level, page) {
+        match self.link(ipa, location.level, page) {
             Ok(()) => Ok(span),
             Err(page) => {
                 frame::give(tables, page);
@@ -152,22 +152,22 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    /// Fills the run of invalid level 3 entries that begins at `place`. Returns the number of bytes mapped.
-    fn fill_run(&self, place: &Place<'_>, ipa: Ipa, pa: Pa, left: u64, attributes: &Attributes) -> u64 {
+    /// Fills the run of invalid level 3 entries that begins at `location`. Returns the number of bytes mapped.
+    fn fill_run(&self, location: &EntryLocation<'_>, ipa: Ipa, pa: Pa, left: u64, attributes: &Attributes) -> u64 {
         let page = self.geometry().granule().size();
-        let most = (place.table.len() - place.index).min((left / page) as usize);
-        let free = |index: &usize| place.table.entry(place.index + index).read() == Descriptor::INVALID;
+        let most = (location.table.len() - location.index).min((left / page) as usize);
+        let free = |index: &usize| location.table.entry(location.index + index).read() == Descriptor::INVALID;
         // Cache maintenance comes before the lock. Fewer entries may be invalid once the lock is taken.
         let seen = (0..most).take_while(free).count();
-        let upkeep = CacheMaintenance::new(self.features(), attributes);
-        cache::before_map(self.platform(), self.features(), (pa, seen as u64 * page), upkeep);
+        let maintenance = CacheMaintenance::new(self.features(), attributes);
+        cache::before_map(self.platform(), self.features(), (pa, seen as u64 * page), maintenance);
         // The maintenance may have taken long, so walk again.
-        let place = self.descend(ipa, Level::L3);
-        let free = |index: &usize| place.table.entry(place.index + index).read() == Descriptor::INVALID;
-        if place.level != Level::L3 {
+        let location = self.lockless_walk(ipa, Level::L3);
+        let free = |index: &usize| location.table.entry(location.index + index).read() == Descriptor::INVALID;
+        if location.level != Level::L3 {
             return 0;
         }
-        let Ok(mut locked) = self.lock(&place) else { return 0 };
+        let Ok(mut locked) = self.lock(&location) else { return 0 };
         let count = (0..seen).take_while(free).count();
         let first = Descriptor::leaf(pa, Level::L3, attributes, self.features());
         // Frames and their content are visible before a walk can find them: `fill` stores with relaxed ordering.
@@ -175,7 +175,7 @@ impl<P: Platform> Stage2<P> {
         if attributes.memory != Memory::Normal {
             locked.note_other_memory();
         }
-        locked.table.fill(place.index, count, first, page);
+        locked.table.fill(location.index, count, first, page);
         locked.counts += Counts::of(first, Level::L3).times(count as u64);
         count as u64 * page
     }

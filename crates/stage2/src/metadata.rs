@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The record of a table: its lock, and counts of its entries.
+//! The metadata of a table: its lock, and counts of its entries.
 //!
-//! Each frame that may become a table has a record beside it, never inside it. A frame may turn into guest memory while
+//! Each frame that may become a table has metadata beside it, never inside it. A frame may turn into guest memory while
 //! a late CPU still waits for the lock that the frame had as a table.
 //!
 //! The counts change only under the lock. A CPU without the lock may read them; they were true a moment ago.
@@ -16,20 +16,24 @@ use core::ops::{AddAssign, SubAssign};
 
 /// Metadata of a table, beside its frame: 16 bytes, zero at first.
 ///
-/// The embedder keeps one for each frame that may become a table ([`Platform::record`]), and never reads or writes
+/// The embedder keeps one for each frame that may become a table ([`Platform::metadata`]), and never reads or writes
 /// it.
 #[derive(Debug, Default)]
 #[repr(align(16))]
-pub struct Record {
+pub struct TableMetadata {
     /// Bit 0 is the lock; the counts are above.
     state: Word,
-    /// Of an unlinked table: the next table of its chain, and its address in the IPA space. Of any table:
-    /// [`OTHER_MEMORY`](Self::OTHER_MEMORY).
+    /// Its meaning follows the page's life:
+    ///
+    /// * a table of a tree: the flags [`OTHER_MEMORY`](Self::OTHER_MEMORY) and [`CLAIMED`](Self::CLAIMED);
+    /// * an unlinked table: the address and the level of the next table in its chain (module `unlinked`). The next
+    ///   table's IPA is in `state`, in place of the counts;
+    /// * a page of a dropped flush: the address of the next page of the stack (module `deferred_free`).
     link: Word,
 }
 
-impl Record {
-    /// The record of a frame that was never a table.
+impl TableMetadata {
+    /// The metadata of a frame that was never a table.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self { state: Word::new(0), link: Word::new(0) }
@@ -106,16 +110,20 @@ impl Record {
         self.state.load(Ordering::Acquire)
     }
 
-    /// Stores an unlinked table's place, and the next table of its chain.
+    /// Sets the link word: flags of a linked table, or what comes after an unlinked one.
     pub(crate) fn set_link(&self, link: u64) {
         self.link.store(link, Ordering::Relaxed);
     }
 
+    /// The link word.
     pub(crate) fn link(&self) -> u64 {
         self.link.load(Ordering::Relaxed)
     }
 
-    /// In the link: the table has, or once had, a leaf that is not normal memory.
+    /// In the link word of a linked table: a CPU cleans for the block that is going to replace the table.
+    pub(crate) const CLAIMED: u64 = 1;
+
+    /// In the link word of a linked table: the table has, or once had, a leaf that is not normal memory.
     pub(crate) const OTHER_MEMORY: u64 = 1 << 2;
 
     /// Notes that a leaf which is not normal memory is about to be made in the table. The caller holds the table's
@@ -141,7 +149,7 @@ pub(crate) struct Counts(u64);
 
 const FIELD: u64 = (1 << 14) - 1;
 const WRITABLE_SHIFT: u32 = 1;
-const ARMED_SHIFT: u32 = 15;
+const TRACKED_SHIFT: u32 = 15;
 const LIVE_SHIFT: u32 = 29;
 const TABLES_SHIFT: u32 = 43;
 const BUSY_SHIFT: u32 = 57;
@@ -162,9 +170,9 @@ impl Counts {
             return Self(1 << LIVE_SHIFT | 1 << TABLES_SHIFT);
         }
         let valid = raw & 1;
-        let armed = raw >> DBM_BIT & valid;
-        let writable = raw >> WRITE_BIT & valid | armed;
-        Self(valid << LIVE_SHIFT | armed << ARMED_SHIFT | writable << WRITABLE_SHIFT)
+        let tracked = raw >> DBM_BIT & valid;
+        let writable = raw >> WRITE_BIT & valid | tracked;
+        Self(valid << LIVE_SHIFT | tracked << TRACKED_SHIFT | writable << WRITABLE_SHIFT)
     }
 
     /// A word that replaces the counts of an unlinked table. Its bit 0 is clear.
@@ -198,8 +206,8 @@ impl Counts {
     }
 
     /// Hardware-tracked leaves (DBM).
-    pub(crate) const fn armed(self) -> u64 {
-        self.0 >> ARMED_SHIFT & FIELD
+    pub(crate) const fn hardware_tracked(self) -> u64 {
+        self.0 >> TRACKED_SHIFT & FIELD
     }
 
     /// Valid entries that are leaves.
@@ -218,8 +226,8 @@ impl Counts {
     }
 
     /// Adds `leaves` hardware-tracked leaves, of which `were_writable` were counted as writable already.
-    pub(crate) fn arm(&mut self, leaves: u64, were_writable: u64) {
-        self.0 += leaves << ARMED_SHIFT;
+    pub(crate) fn set_dbm(&mut self, leaves: u64, were_writable: u64) {
+        self.0 += leaves << TRACKED_SHIFT;
         self.0 += (leaves - were_writable) << WRITABLE_SHIFT;
     }
 
@@ -246,29 +254,29 @@ impl SubAssign for Counts {
     }
 }
 
-/// The records of some ranges of memory, for an embedder that keeps them in arrays.
+/// The metadata of some ranges of memory, for an embedder that keeps it in arrays.
 #[derive(Clone, Copy, Debug)]
-pub struct Records {
+pub struct MetadataMap {
     /// Apart from the others: most machines have one range only.
-    first: RecordRange,
-    others: &'static [RecordRange],
+    first: MetadataRange,
+    others: &'static [MetadataRange],
 }
 
-/// The records of a contiguous range of frames.
+/// The metadata of a contiguous range of frames.
 #[derive(Clone, Copy, Debug)]
-pub struct RecordRange {
+pub struct MetadataRange {
     /// The address of the first frame.
     pub first: Pa,
-    /// One record for each frame of 4 KiB from there on.
-    pub records: &'static [Record],
+    /// One element for each frame of 4 KiB from there on.
+    pub metadata: &'static [TableMetadata],
 }
 
-impl Records {
-    /// No records, for a platform that never makes a table.
-    pub const NONE: Self = Self { first: RecordRange { first: Pa::new(0), records: &[] }, others: &[] };
+impl MetadataMap {
+    /// No metadata, for a platform that never makes a table.
+    pub const NONE: Self = Self { first: MetadataRange { first: Pa::new(0), metadata: &[] }, others: &[] };
 
-    /// The records in these ranges.
-    pub const fn new(ranges: &'static [RecordRange]) -> Self {
+    /// The metadata in these ranges.
+    pub const fn new(ranges: &'static [MetadataRange]) -> Self {
         match ranges {
             [first, others @ ..] => Self { first: *first, others },
             [] => Self::NONE,
@@ -276,34 +284,34 @@ impl Records {
     }
 
     /// The ranges.
-    pub fn ranges(&self) -> impl Iterator<Item = RecordRange> {
+    pub fn ranges(&self) -> impl Iterator<Item = MetadataRange> {
         core::iter::once(self.first).chain(self.others.iter().copied())
     }
 
-    /// The record of the frame at `pa`.
+    /// The metadata of the frame at `pa`.
     ///
     /// # Panics
     ///
-    /// If no range has a record for it.
+    /// If no range has metadata for it.
     #[inline(always)]
-    pub fn of(&self, pa: Pa) -> &'static Record {
+    pub fn of(&self, pa: Pa) -> &'static TableMetadata {
         match self.first.of(pa) {
-            Some(record) => record,
+            Some(metadata) => metadata,
             None => self.of_others(pa),
         }
     }
 
     #[cold]
-    fn of_others(&self, pa: Pa) -> &'static Record {
-        let record = self.others.iter().find_map(|range| range.of(pa));
-        record.unwrap_or_else(|| panic!("the frame at {pa} has no record, so it cannot be a table"))
+    fn of_others(&self, pa: Pa) -> &'static TableMetadata {
+        let metadata = self.others.iter().find_map(|range| range.of(pa));
+        metadata.unwrap_or_else(|| panic!("the frame at {pa} has no metadata, so it cannot be a table"))
     }
 }
 
-impl RecordRange {
+impl MetadataRange {
     #[inline(always)]
-    fn of(&self, pa: Pa) -> Option<&'static Record> {
-        self.records.get((pa.raw().wrapping_sub(self.first.raw()) >> 12) as usize)
+    fn of(&self, pa: Pa) -> Option<&'static TableMetadata> {
+        self.metadata.get((pa.raw().wrapping_sub(self.first.raw()) >> 12) as usize)
     }
 }
 
@@ -319,7 +327,7 @@ mod tests {
             let attributes = Attributes { dirty_by_hardware, ..Attributes::ram(access) };
             Counts::of(Descriptor::leaf(Pa::new(0x1000), Level::L3, &attributes, &features), Level::L3)
         };
-        let seen = |counts: Counts| (counts.live(), counts.tables(), counts.writable(), counts.armed());
+        let seen = |counts: Counts| (counts.live(), counts.tables(), counts.writable(), counts.hardware_tracked());
         let mut both = Counts::of(Descriptor::table(Pa::new(0x1000)), Level::L2).times(3);
         both += leaf(Access::READ, false).times(2);
         assert_eq!((both.live(), both.tables(), both.leaves()), (5, 3, 2));
@@ -344,7 +352,10 @@ mod tests {
         );
         let mut counts = Counts::of(all, Level::L1).times(8192);
         counts += Counts::BUSY;
-        assert_eq!((counts.live(), counts.tables(), counts.writable(), counts.armed()), (8192, 0, 8192, 8192));
+        assert_eq!(
+            (counts.live(), counts.tables(), counts.writable(), counts.hardware_tracked()),
+            (8192, 0, 8192, 8192)
+        );
         assert_eq!((counts.busy(), counts.0 & LOCKED), (1, 0));
     }
 
@@ -365,32 +376,34 @@ mod tests {
         Box::leak(values.into_boxed_slice())
     }
 
-    /// Two ranges of two frames each, with frames before, between and after them that have no record.
-    fn records() -> Records {
-        let range =
-            |first| RecordRange { first: Pa::new(first), records: leaked(vec![Record::default(), Record::default()]) };
-        Records::new(leaked(vec![range(0x8000_0000), range(0x9000_0000)]))
+    /// Two ranges of two frames each, with frames before, between and after them that have no metadata.
+    fn map() -> MetadataMap {
+        let range = |first| MetadataRange {
+            first: Pa::new(first),
+            metadata: leaked(vec![TableMetadata::default(), TableMetadata::default()]),
+        };
+        MetadataMap::new(leaked(vec![range(0x8000_0000), range(0x9000_0000)]))
     }
 
     #[test]
-    fn each_frame_has_the_record_at_its_place() {
-        let records = records();
-        for range in records.ranges() {
-            for (number, record) in range.records.iter().enumerate() {
+    fn each_frame_has_the_metadata_at_its_place() {
+        let map = map();
+        for range in map.ranges() {
+            for (number, metadata) in range.metadata.iter().enumerate() {
                 for inside in [0, 0xfff] {
                     let pa = range.first + number as u64 * 0x1000 + inside;
-                    assert!(core::ptr::eq(records.of(pa), record), "{pa}");
+                    assert!(core::ptr::eq(map.of(pa), metadata), "{pa}");
                 }
             }
         }
     }
 
     #[test]
-    fn a_frame_without_a_record_cannot_be_a_table() {
+    fn a_frame_without_metadata_cannot_be_a_table() {
         for pa in [0, 0x7fff_f000, 0x8000_2000, 0x8fff_f000, 0x9000_2000] {
-            let record = std::panic::catch_unwind(|| records().of(Pa::new(pa)));
-            assert!(record.is_err(), "{pa:#x}");
+            let metadata = std::panic::catch_unwind(|| map().of(Pa::new(pa)));
+            assert!(metadata.is_err(), "{pa:#x}");
         }
-        assert!(std::panic::catch_unwind(|| Records::NONE.of(Pa::new(0))).is_err());
+        assert!(std::panic::catch_unwind(|| MetadataMap::NONE.of(Pa::new(0))).is_err());
     }
 }

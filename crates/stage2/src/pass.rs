@@ -89,7 +89,7 @@ impl<P: Platform> Stage2<P> {
             }
             match level.below() {
                 Some(below) if entry.is_table(level) => {
-                    let counts = self.platform().record(entry.address()).peek();
+                    let counts = self.platform().metadata(entry.address()).peek();
                     if !self.sequence.is_still(then) {
                         return Err(Retry);
                     }

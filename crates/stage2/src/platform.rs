@@ -7,7 +7,7 @@
 use core::ptr::NonNull;
 
 use crate::lines::each_line;
-use crate::{Pa, Record};
+use crate::{Pa, TableMetadata};
 
 /// Executes instructions, and maps frames.
 ///
@@ -17,7 +17,7 @@ use crate::{Pa, Record};
 ///
 /// * [`pointer`](Self::pointer) returns the address at which it is mapped, readable and writable;
 /// * no Rust reference or object of another kind covers that memory;
-/// * [`record`](Self::record) returns a record that belongs to this frame alone.
+/// * [`metadata`](Self::metadata) returns metadata that belongs to this frame alone.
 ///
 /// On a CPU, each call executes its instruction, in program order.
 pub unsafe trait Platform {
@@ -62,12 +62,12 @@ pub unsafe trait Platform {
     /// The address at which the byte at `pa` is mapped.
     fn pointer(&self, pa: Pa) -> NonNull<u8>;
 
-    /// The record of the frame at `pa`, which is or was a table. Each frame that is given as a table has its own
-    /// record, for as long as the platform lives.
+    /// The metadata of the frame at `pa`, which is or was a table. Each frame that is given as a table has its own
+    /// metadata, for as long as the platform lives.
     ///
-    /// CPUs lock the records of different tables all the time. If the embedder knows which few frames are tables, it
-    /// can lay their records a cache line apart, which avoids false sharing.
-    fn record(&self, pa: Pa) -> &Record;
+    /// CPUs lock different tables all the time. If the embedder knows which few frames are tables, it
+    /// can lay their metadata a cache line apart, which avoids false sharing.
+    fn metadata(&self, pa: Pa) -> &TableMetadata;
 
     /// Waits for another CPU, for about the time of `yields` `YIELD` instructions, before the engine retries.
     #[inline]
@@ -84,7 +84,7 @@ pub unsafe trait Platform {
         debug_assert!(false, "the tables at {root} are dropped and were not destroyed: their pages are lost");
     }
 
-    /// Called before each atomic read-modify-write of an entry, a record or a count, for a platform that counts them.
+    /// Called before each atomic read-modify-write of an entry, a lock or a count, for a platform that counts them.
     #[inline(always)]
     fn on_atomic(&self) {}
 }

@@ -23,7 +23,7 @@ impl<P: Platform> Stage2<P> {
     /// Takes write access from every leaf in `range`. A block that reaches beyond the range is protected as a whole.
     ///
     /// DBM is cleared too, so hardware grants no writes. What hardware recorded is lost: to collect it, call
-    /// [`disarm`](Self::disarm) first.
+    /// [`clear_dbm_and_write`](Self::clear_dbm_and_write) first.
     ///
     /// Guests may write until the flush is complete, so the memory is stable only after it.
     ///
@@ -32,10 +32,10 @@ impl<P: Platform> Stage2<P> {
     /// `range` is not whole pages inside the IPA space.
     pub fn write_protect(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.geometry().check(&range)?;
-        self.begin_to_narrow();
+        self.begin_downgrade();
         let mut pass = WriteProtect { changed: Changed::default() };
         self.pass(&range, &mut pass);
-        Ok(Pending::narrowed(self, pass.changed, range))
+        Ok(Pending::downgrade(self, pass.changed, range))
     }
 
     /// [`write_protect`](Self::write_protect) of the pages that `mask` selects: bit `n` is the page `n` pages after
@@ -46,10 +46,10 @@ impl<P: Platform> Stage2<P> {
     /// A selected page is outside the IPA space, or `first` is not aligned to a page.
     pub fn write_protect_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Downgrade>, Error> {
         let range = self.masked_range(first, mask)?;
-        self.begin_to_narrow();
+        self.begin_downgrade();
         let mut pass = WriteProtect { changed: Changed::default() };
         self.pass_masked(first, mask, &range, &mut pass);
-        Ok(Pending::narrowed(self, pass.changed, range))
+        Ok(Pending::downgrade(self, pass.changed, range))
     }
 
     /// Takes all access that is not in `keep` from every leaf in `range`. Without `keep.write`, DBM is cleared too.
@@ -67,16 +67,16 @@ impl<P: Platform> Stage2<P> {
         tables: &mut impl TableSource,
     ) -> Result<Pending<'_, P, Downgrade>, Error> {
         self.geometry().check(&range)?;
-        self.begin_to_narrow();
+        self.begin_downgrade();
         let mut pass = Protect { range: range.clone(), keep, changed: Changed::default(), beyond: true };
         while core::mem::take(&mut pass.beyond) {
             if let Err(error) = self.split_ends(&range, tables) {
-                let _ = Pending::narrowed(self, pass.changed, range).complete();
+                let _ = Pending::downgrade(self, pass.changed, range).complete();
                 return Err(error);
             }
             self.pass(&range, &mut pass);
         }
-        Ok(Pending::narrowed(self, pass.changed, range))
+        Ok(Pending::downgrade(self, pass.changed, range))
     }
 }
 
@@ -93,7 +93,7 @@ impl<P: Platform> Pass<P> for WriteProtect {
 
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
         let mut span = Span::default();
-        if locked.counts.armed() > 0 {
+        if locked.counts.hardware_tracked() > 0 {
             for index in indexes.clone() {
                 let old = locked.entry(index);
                 // No entry is busy here, and an invalid entry that is not busy has neither bit set.

@@ -7,7 +7,7 @@
 //!
 //! No TLB holds an entry without access flag, so setting the flag needs no invalidation (Arm ARM DDI 0487K.a, D8.5.1).
 
-use crate::lockless_walk::{Locked, Place, Retry};
+use crate::lockless_walk::{EntryLocation, Locked, Retry};
 use crate::platform::Platform;
 use crate::primitive::{self, Claim};
 use crate::{Access, Descriptor, Error, Ipa, Leaf, Level, Memory, Stage2, cache};
@@ -126,7 +126,7 @@ impl<P: Platform> Stage2<P> {
         access: Access,
         change: impl Fn(Descriptor) -> Descriptor,
     ) -> Result<Result<(bool, Ipa, Level), Error>, Retry> {
-        let Some((place, Leaf { ipa, level, descriptor: old })) = self.find(ipa) else {
+        let Some((location, Leaf { ipa, level, descriptor: old })) = self.find(ipa) else {
             return Ok(Err(Error::NotMapped { ipa }));
         };
         if PAGES_ONLY && level < Level::L3 {
@@ -136,11 +136,11 @@ impl<P: Platform> Stage2<P> {
         if new == old {
             return Ok(Ok((false, ipa, level)));
         }
-        let mut locked = self.lock(&place)?;
+        let mut locked = self.lock(&location)?;
         if access.execute.any() && !old.access().execute.any() {
-            return self.make_executable(locked, &place, (ipa, level), change);
+            return self.make_executable(locked, &location, (ipa, level), change);
         }
-        locked.replace_in(place.cell, old, new)?;
+        locked.replace_in(location.cell, old, new)?;
         Ok(Ok((true, ipa, level)))
     }
 
@@ -152,22 +152,22 @@ impl<P: Platform> Stage2<P> {
     fn make_executable(
         &self,
         mut locked: Locked<'_, P>,
-        place: &Place<'_>,
+        location: &EntryLocation<'_>,
         (ipa, level): (Ipa, Level),
         change: impl Fn(Descriptor) -> Descriptor,
     ) -> Result<Result<(bool, Ipa, Level), Error>, Retry> {
-        let old = locked.entry(place.index);
-        if !old.differs_by_records_only(place.entry) {
+        let old = locked.entry(location.index);
+        if !old.differs_by_records_only(location.entry) {
             return Err(Retry);
         }
         // As in `map`: cleaning one page takes little time, so the table stays locked.
         if level == Level::L3 {
             self.before_execute(old, level);
-            locked.replace_in(place.cell, old, change(old))?;
+            locked.replace_in(location.cell, old, change(old))?;
         } else {
             // Broken, and made again with more access only: that needs no invalidation in between (Arm ARM DDI 0487K.a,
             // D8.16.1).
-            let busy = locked.make_busy(place.index)?;
+            let busy = locked.make_busy(location.index)?;
             self.before_execute(busy.old, level);
             let new = change(busy.old);
             busy.make(new);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a change removes, and how it is reported.
 //!
-//! A change that unmaps reports each leaf to a watcher ([`Removed`]). A single leaf is reported when it is broken,
+//! A change that unmaps reports each leaf to a watcher ([`RemovalWatcher`]). A single leaf is reported when it is broken,
 //! which is before its flush. So the watcher gets a [`Broken`] leaf. It gives its output address only for the flush's
 //! result ([`Freed`]).
 //!
@@ -70,12 +70,12 @@ use crate::{Ipa, IpaRange, Leaf, Level, Pa, Stage2};
 #[derive(Clone, Copy)]
 pub struct Broken {
     leaf: Leaf,
-    removal: Removal,
+    removal: RemovalId,
 }
 
 impl Broken {
     #[inline(always)]
-    pub(crate) fn new(leaf: Leaf, removal: Removal) -> Self {
+    pub(crate) fn new(leaf: Leaf, removal: RemovalId) -> Self {
         Self { leaf, removal }
     }
 
@@ -118,24 +118,24 @@ impl fmt::Debug for Broken {
 
 /// The name of a watched removal: the root of its tree, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Removal {
+pub(crate) struct RemovalId {
     pub(crate) root: Pa,
     pub(crate) number: u64,
 }
 
 /// The number of watched removals so far.
 #[derive(Debug, Default)]
-pub(crate) struct Removals(Word);
+pub(crate) struct RemovalCount(Word);
 
 impl<P: Platform> Stage2<P> {
     /// A name for a removal that begins. An unwatched removal needs none.
     #[inline(always)]
-    pub(crate) fn removal<R: Removed>(&self) -> Removal {
+    pub(crate) fn removal_id<R: RemovalWatcher>(&self) -> RemovalId {
         if !R::WATCHES {
-            return Removal { root: Pa::new(0), number: 0 };
+            return RemovalId { root: Pa::new(0), number: 0 };
         }
         self.platform().on_atomic();
-        Removal { root: self.root_pa(), number: 1 + self.removals.0.fetch_add(1, Ordering::Relaxed) }
+        RemovalId { root: self.root_pa(), number: 1 + self.removal_count.0.fetch_add(1, Ordering::Relaxed) }
     }
 }
 
@@ -152,7 +152,7 @@ impl<P: Platform> Stage2<P> {
 #[derive(Debug)]
 pub struct Freed {
     pub(crate) tables: u64,
-    pub(crate) removal: Removal,
+    pub(crate) removal: RemovalId,
 }
 
 impl Freed {
@@ -166,7 +166,7 @@ impl Freed {
 ///
 /// If a table is unlinked as a whole, its leaves are reported when the [`Flushed`](crate::Flushed) is freed. All other
 /// leaves are reported at once.
-pub trait Removed {
+pub trait RemovalWatcher {
     /// Whether leaves are reported.
     const WATCHES: bool;
 
@@ -176,7 +176,7 @@ pub trait Removed {
     /// The downgrade, if the change is one and no unmap.
     #[doc(hidden)]
     #[inline(always)]
-    fn narrowed(&self) -> Option<&Downgrade> {
+    fn downgrade(&self) -> Option<&Downgrade> {
         None
     }
 }
@@ -185,13 +185,13 @@ pub trait Removed {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unwatched;
 
-impl Removed for Unwatched {
+impl RemovalWatcher for Unwatched {
     const WATCHES: bool = false;
 
     fn leaf(&mut self, _: Broken) {}
 }
 
-impl<F: FnMut(Broken)> Removed for F {
+impl<F: FnMut(Broken)> RemovalWatcher for F {
     const WATCHES: bool = true;
 
     #[inline(always)]
@@ -209,18 +209,18 @@ pub struct Downgrade {
     pub(crate) range: IpaRange,
 }
 
-impl Removed for Downgrade {
+impl RemovalWatcher for Downgrade {
     const WATCHES: bool = false;
 
     fn leaf(&mut self, _: Broken) {}
 
-    fn narrowed(&self) -> Option<&Downgrade> {
+    fn downgrade(&self) -> Option<&Downgrade> {
         Some(self)
     }
 }
 
 /// Changes that can be flushed together.
-pub trait Join: Removed {
+pub trait Join: RemovalWatcher {
     /// Adds another change.
     fn join(&mut self, other: Self);
 }

@@ -2,7 +2,7 @@
 //! Splitting: a table that maps the same memory replaces a block, so that parts of it can be changed.
 //!
 //! Eager splitting does this before the guest's writes would fault for it one by one. The walk visits only tables that
-//! have blocks (Bras 2026: level-skipping split): it never reads level 3 entries, and skips tables whose records count
+//! have blocks (Bras 2026: level-skipping split): it never reads level 3 entries, and skips tables whose metadata counts
 //! no blocks.
 //!
 //! The new table is filled before any walk sees it. Then one break-before-make replaces the block (Arm ARM DDI 0487K.a,
@@ -11,12 +11,12 @@
 
 use core::ops::ControlFlow;
 
-use crate::lockless_walk::{Busy, Place, Retry};
+use crate::lockless_walk::{Busy, EntryLocation, Retry};
 use crate::metadata::Counts;
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::tlb::Scope;
-use crate::unlinked::{Link, Look};
+use crate::unlinked::{Look, UnlinkedTable};
 use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Stage2, TablePage, TableSource, frame};
 
 /// What [`Stage2::split`] did.
@@ -70,7 +70,7 @@ impl<P: Platform> Stage2<P> {
         // `between` is not called where no block is left.
         while let Some((block, _)) = self.next_block(split.done, range.end) {
             split.done = split.done.max(block);
-            self.give_kept(tables);
+            self.give_deferred(tables);
             let end = Ipa::new((split.done.raw() | (chunk - 1)).saturating_add(1)).min(range.end);
             if between(tables, self.pages_to_split(split.done, end)).is_break() {
                 split.stopped = Some(Stopped::Asked);
@@ -99,12 +99,12 @@ impl<P: Platform> Stage2<P> {
         while split.done < end {
             match self.next_block(split.done, end) {
                 None => split.done = end,
-                Some((ipa, place)) => {
+                Some((ipa, location)) => {
                     split.done = split.done.max(ipa);
                     // At once if the chunk contains the whole block.
-                    let whole = ipa >= split.done && end - ipa >= self.geometry().granule().span(place.level);
-                    let level = if whole { Level::L3 } else { place.level.below().unwrap_or(Level::L3) };
-                    split.blocks += u64::from(self.split_block(ipa, &place, level, tables)?);
+                    let whole = ipa >= split.done && end - ipa >= self.geometry().granule().span(location.level);
+                    let level = if whole { Level::L3 } else { location.level.below().unwrap_or(Level::L3) };
+                    split.blocks += u64::from(self.split_block(ipa, &location, level, tables)?);
                 }
             }
         }
@@ -112,10 +112,10 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// The first block from `from` on that begins before `end`. It may be a busy entry, which may become a block.
-    fn next_block(&self, from: Ipa, end: Ipa) -> Option<(Ipa, Place<'_>)> {
+    fn next_block(&self, from: Ipa, end: Ipa) -> Option<(Ipa, EntryLocation<'_>)> {
         let mut at = from;
         while at < end {
-            let root = self.descend(at, self.geometry().root_level());
+            let root = self.lockless_walk(at, self.geometry().root_level());
             if let Ok(Some(found)) = self.next_block_in(&root, &mut at, end) {
                 return Some(found);
             }
@@ -125,11 +125,11 @@ impl<P: Platform> Stage2<P> {
 
     fn next_block_in<'a>(
         &'a self,
-        start: &Place<'a>,
+        start: &EntryLocation<'a>,
         at: &mut Ipa,
         end: Ipa,
-    ) -> Result<Option<(Ipa, Place<'a>)>, Retry> {
-        let &Place { table, level, then, .. } = start;
+    ) -> Result<Option<(Ipa, EntryLocation<'a>)>, Retry> {
+        let &EntryLocation { table, level, then, .. } = start;
         let Some(below) = level.below() else { return Ok(None) };
         let span = self.geometry().granule().span(level);
         let mut index = self.geometry().index(*at, level);
@@ -142,13 +142,13 @@ impl<P: Platform> Stage2<P> {
             }
             if entry.is_table(level) {
                 if below < Level::L3 && self.may_hold_blocks(entry, below) {
-                    let child = Place { table: self.table(entry), level: below, ..*start };
+                    let child = EntryLocation { table: self.table(entry), level: below, ..*start };
                     if let Some(found) = self.next_block_in(&child, at, end)? {
                         return Ok(Some(found));
                     }
                 }
             } else if !entry.is_vacant() {
-                return Ok(Some((here, Place { index, cell, entry, ..*start })));
+                return Ok(Some((here, EntryLocation { index, cell, entry, ..*start })));
             }
             *at = here + span;
             index += 1;
@@ -161,14 +161,14 @@ impl<P: Platform> Stage2<P> {
     ///
     /// If the table was unlinked meanwhile, any answer will do: its blocks are gone.
     fn may_hold_blocks(&self, entry: Descriptor, level: Level) -> bool {
-        let counts = self.platform().record(entry.address()).peek();
+        let counts = self.platform().metadata(entry.address()).peek();
         level < Level::L2 || counts.is_none_or(|counts| counts.leaves() > 0 || counts.busy() > 0)
     }
 
     /// Splits the blocks that reach across either end of `range`.
     pub(crate) fn split_ends(&self, range: &IpaRange, tables: &mut impl TableSource) -> Result<(), Error> {
         self.geometry().check(range)?;
-        self.give_kept(tables);
+        self.give_deferred(tables);
         self.split_before(range.start, tables)?;
         self.split_before(range.end, tables)
     }
@@ -179,10 +179,10 @@ impl<P: Platform> Stage2<P> {
         if ipa.is_aligned(self.geometry().granule().span(self.geometry().root_level())) {
             return Ok(());
         }
-        while let Some((place, leaf)) = self.find(ipa) {
+        while let Some((location, leaf)) = self.find(ipa) {
             let Leaf { ipa: start, level, .. } = leaf;
             let (Some(below), false) = (level.below(), start == ipa) else { break };
-            self.split_block(start, &place, below, tables)?;
+            self.split_block(start, &location, below, tables)?;
         }
         Ok(())
     }
@@ -193,11 +193,11 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn split_block(
         &self,
         ipa: Ipa,
-        place: &Place<'_>,
+        location: &EntryLocation<'_>,
         level: Level,
         tables: &mut impl TableSource,
     ) -> Result<bool, Error> {
-        let &Place { level: at, entry: block, .. } = place;
+        let &EntryLocation { level: at, entry: block, .. } = location;
         let Some(below) = at.below().filter(|_| block.is_leaf(at)) else {
             self.platform().pause(1);
             return Ok(false);
@@ -205,11 +205,16 @@ impl<P: Platform> Stage2<P> {
         // All levels at once, or else the next level only.
         let built = self.build(block, at, level, tables).or_else(|| self.build(block, at, below, tables));
         let Some(new) = built else {
-            let gone = place.cell.read() != block;
+            let gone = location.cell.read() != block;
             return if gone { Ok(false) } else { Err(Error::NoTablePage { ipa, level: below }) };
         };
         let Some(busy) = self.break_block(ipa, at, block) else {
-            let _ = self.free_tree(Link { table: new.pa(), level: below, ipa }, Look::Nowhere, tables, &mut |_| ());
+            let _ = self.free_tree(
+                UnlinkedTable { table: new.pa(), level: below, ipa },
+                Look::Nowhere,
+                tables,
+                &mut |_| (),
+            );
             return Ok(false);
         };
         let range = ipa..ipa + self.geometry().granule().span(at);
@@ -227,12 +232,12 @@ impl<P: Platform> Stage2<P> {
     /// Walks again: filling the new tables takes time, and other CPUs may have unlinked tables meanwhile.
     fn break_block(&self, ipa: Ipa, at: Level, block: Descriptor) -> Option<Busy<'_, P>> {
         loop {
-            let place = self.descend(ipa, at);
-            let Ok(locked) = self.lock(&place) else { continue };
-            if place.level != at || !locked.entry(place.index).differs_by_records_only(block) {
+            let location = self.lockless_walk(ipa, at);
+            let Ok(locked) = self.lock(&location) else { continue };
+            if location.level != at || !locked.entry(location.index).differs_by_records_only(block) {
                 return None;
             }
-            if let Ok(busy) = locked.make_busy(place.index) {
+            if let Ok(busy) = locked.make_busy(location.index) {
                 return Some(busy);
             }
         }

@@ -5,13 +5,13 @@
 //! (*Locking*). Meanwhile hardware walks the tree, and sets access flags and dirty state.
 
 use crate::cache::NonCacheable;
-use crate::deferred_free::Kept;
-use crate::flush::PendingChanges;
-use crate::lockless_walk::{Place, SequenceCount};
+use crate::deferred_free::DeferredFree;
+use crate::flush::PendingDowngrades;
+use crate::lockless_walk::{EntryLocation, SequenceCount};
 use crate::metadata::Counts;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
-use crate::removal::Removals;
+use crate::removal::RemovalCount;
 use crate::table::Table;
 use crate::tlb::{Thresholds, Tlb};
 use crate::{Descriptor, Error, Features, Geometry, Ipa, Level, Pa, Root, TablePage, Vmid, registers};
@@ -30,9 +30,9 @@ pub struct Stage2<P: Platform> {
     root_entries: usize,
     thresholds: Thresholds,
     pub(crate) sequence: SequenceCount,
-    pub(crate) pending: PendingChanges,
-    pub(crate) kept: Kept,
-    pub(crate) removals: Removals,
+    pub(crate) pending_downgrades: PendingDowngrades,
+    pub(crate) deferred_free: DeferredFree,
+    pub(crate) removal_count: RemovalCount,
     pub(crate) non_cacheable: NonCacheable,
     /// Cleared by [`destroy`](Self::destroy), so that the drop after it abandons nothing.
     is_live: bool,
@@ -72,8 +72,8 @@ impl<P: Platform> Stage2<P> {
         let root_entries = geometry.root_entries();
         primitive::root(root.pa(), Some(root_entries), vttbr, registers::vtcr(&geometry, &features));
         root.zero(&platform, &features);
-        platform.record(root.pa()).reset(Counts::EMPTY, &platform);
-        platform.record(root.pa()).set_link(0);
+        platform.metadata(root.pa()).reset(Counts::EMPTY, &platform);
+        platform.metadata(root.pa()).set_link(0);
         // A CPU may enter the guest before anything is mapped.
         primitive::dsb(&platform, Domain::IshSt);
         primitive::claim(Claim::Visible);
@@ -87,9 +87,9 @@ impl<P: Platform> Stage2<P> {
             root_entries,
             thresholds,
             sequence,
-            pending: PendingChanges::default(),
-            kept: Kept::default(),
-            removals: Removals::default(),
+            pending_downgrades: PendingDowngrades::default(),
+            deferred_free: DeferredFree::default(),
+            removal_count: RemovalCount::default(),
             non_cacheable: NonCacheable::default(),
             is_live: true,
         })
@@ -142,8 +142,8 @@ impl<P: Platform> Stage2<P> {
         if ipa >= self.geometry.end() {
             return 0;
         }
-        let place = self.descend(ipa, level);
-        usize::from(level.raw().saturating_sub(place.level.raw()))
+        let location = self.lockless_walk(ipa, level);
+        usize::from(level.raw().saturating_sub(location.level.raw()))
     }
 
     /// Invalidates every TLB entry of this guest, of both stages, on all CPUs.
@@ -159,22 +159,22 @@ impl<P: Platform> Stage2<P> {
         self.tlb().invalidate_stage1_local();
     }
 
-    /// The leaf that maps `ipa`, and the place of its entry. Waits while the entry is busy.
+    /// The leaf that maps `ipa`, and the location of its entry. Waits while the entry is busy.
     #[inline(always)]
-    pub(crate) fn find(&self, ipa: Ipa) -> Option<(Place<'_>, Leaf)> {
+    pub(crate) fn find(&self, ipa: Ipa) -> Option<(EntryLocation<'_>, Leaf)> {
         if ipa >= self.geometry.end() {
             return None;
         }
         loop {
-            let place = self.descend(ipa, Level::L3);
-            if !self.is_still(&place) {
+            let location = self.lockless_walk(ipa, Level::L3);
+            if !self.is_still(&location) {
                 continue;
             }
-            if place.entry.is_valid() {
-                let ipa = ipa.align_down(self.geometry.granule().span(place.level));
-                return Some((place, Leaf { ipa, level: place.level, descriptor: place.entry }));
+            if location.entry.is_valid() {
+                let ipa = ipa.align_down(self.geometry.granule().span(location.level));
+                return Some((location, Leaf { ipa, level: location.level, descriptor: location.entry }));
             }
-            if place.entry.is_vacant() {
+            if location.entry.is_vacant() {
                 return None;
             }
             self.platform.pause(1);

@@ -132,7 +132,7 @@ impl Cell<'_> {
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn unrecorded(self, old: Descriptor) {
-        if old.is_armed() {
+        if old.is_hardware_tracked() {
             self.0.unrecorded();
         }
     }

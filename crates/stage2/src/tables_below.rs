@@ -12,7 +12,7 @@
 //!
 //! There are two ways. In both, the unlinked table is locked, and none of its entries is busy:
 //!
-//! * **Close** ([`Stage2::close`], for an unmap): U2, U3, then U4 locks and unlocks one table after the other. A guest
+//! * **Close** ([`Stage2::finish_unlink`], for an unmap): U2, U3, then U4 locks and unlocks one table after the other. A guest
 //!   that faults there during U4 is to find nothing mapped anyway.
 //! * **Hold** ([`Stage2::hold_below`], for a coalesce): lock all tables below, then U2, U3, and unlock them. Locking
 //!   512 tables takes time. After a coalesce the guest is to find its memory mapped again, so that time must not lie
@@ -32,7 +32,7 @@ impl<P: Platform> Stage2<P> {
     /// Returns the count before.
     ///
     /// The caller has locked the table and its parent (U1), and has broken the parent's entry (U2).
-    pub(crate) fn close(&self, locked: Locked<'_, P>) -> Snapshot {
+    pub(crate) fn finish_unlink(&self, locked: Locked<'_, P>) -> Snapshot {
         let then = self.sequence.count(self.platform());
         self.wait_below(&locked);
         then
@@ -63,7 +63,7 @@ impl<P: Platform> Stage2<P> {
         for (table, level) in above.tables_below() {
             let locked = self.lock_whatever(table, above.table.len(), level).quiet()?;
             held.other_memory |= locked.has_other_memory();
-            locked.keep();
+            locked.keep_locked();
             held.count += 1;
         }
         Ok(held)
@@ -76,7 +76,7 @@ impl<P: Platform> Stage2<P> {
                 return locked;
             }
             // Without the lock: the owner of the busy entry needs it.
-            while self.platform().record(table).last().busy() > 0 {
+            while self.platform().metadata(table).last().busy() > 0 {
                 self.platform().pause(1);
             }
         }
@@ -96,7 +96,7 @@ pub(crate) struct HeldBelow<'a, P: Platform> {
 impl<P: Platform> HeldBelow<'_, P> {
     fn release(&self) {
         let tables = (0..self.count).zip(self.above.tables_below());
-        tables.for_each(|(_, (table, level))| drop(self.above.stage2.kept(table, level)));
+        tables.for_each(|(_, (table, level))| drop(self.above.stage2.still_locked(table, level)));
     }
 }
 

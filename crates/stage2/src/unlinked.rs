@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! SequenceCount tables: chained until the flush, then searched and freed.
+//! Unlinked tables: chained until the flush, then searched and freed.
 //!
 //! A chain holds the topmost tables only: the tables below an unlinked one stay linked to it.
 //!
@@ -7,24 +7,24 @@
 //! is complete, hardware may still walk them, and set access flags and dirty state. So their content is final after U6,
 //! and is read only then. A write that hardware records at the last moment is not lost.
 //!
-//! The chain's links are in the tables' records, since hardware still reads the pages themselves.
+//! The chain's links are in the tables' metadata, since hardware still reads the pages themselves.
 
 use crate::metadata::Counts;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Ordering};
-use crate::removal::{Broken, Removal, Removed};
+use crate::removal::{Broken, RemovalId, RemovalWatcher};
 use crate::table::Table;
 use crate::{Descriptor, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, cache, frame};
 
 /// A chain of unlinked tables.
 #[derive(Debug, Default)]
 pub(crate) struct Chain {
-    first: Option<Link>,
+    first: Option<UnlinkedTable>,
 }
 
 /// An unlinked table, its level, and the first address that it mapped.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Link {
+pub(crate) struct UnlinkedTable {
     pub(crate) table: Pa,
     pub(crate) level: Level,
     pub(crate) ipa: Ipa,
@@ -35,12 +35,12 @@ impl Chain {
         self.first.is_none()
     }
 
-    /// Adds a table. Its counts and link word are free for the chain: only the lock in its record is still used.
-    pub(crate) fn push<P: Platform>(&mut self, link: Link, stage2: &Stage2<P>) {
+    /// Adds a table. Its counts and link word are free for the chain: only the lock in its metadata is still used.
+    pub(crate) fn push<P: Platform>(&mut self, link: UnlinkedTable, stage2: &Stage2<P>) {
         let next = self.first.replace(link);
-        let record = stage2.platform().record(link.table);
+        let metadata = stage2.platform().metadata(link.table);
         // Address and level of the next table. Level 0 means that there is none: no unlinked table is of level 0.
-        record.set_link(next.map_or(0, |next| next.table.raw() | u64::from(next.level.raw())));
+        metadata.set_link(next.map_or(0, |next| next.table.raw() | u64::from(next.level.raw())));
         // The next table's IPA takes the place of this table's counts.
         stage2.set_state(link.table, next.map_or(0, |next| next.ipa.raw()));
     }
@@ -52,17 +52,17 @@ impl Chain {
         }
     }
 
-    /// All tables. Each table's record is read before the table is returned, since the caller may free it.
-    fn links<P: Platform>(self, stage2: &Stage2<P>) -> impl Iterator<Item = Link> {
+    /// All tables. Each table's metadata is read before the table is returned, since the caller may free it.
+    fn links<P: Platform>(self, stage2: &Stage2<P>) -> impl Iterator<Item = UnlinkedTable> {
         let mut next = self.first;
         core::iter::from_fn(move || {
             let this = next?;
-            let record = stage2.platform().record(this.table);
-            let link = record.link();
-            next = Level::new((link & 3) as u8).filter(|level| *level > Level::L0).map(|level| Link {
+            let metadata = stage2.platform().metadata(this.table);
+            let link = metadata.link();
+            next = Level::new((link & 3) as u8).filter(|level| *level > Level::L0).map(|level| UnlinkedTable {
                 table: Pa::new(link & !(TablePage::SIZE - 1)),
                 level,
-                ipa: Ipa::new(record.last().raw()),
+                ipa: Ipa::new(metadata.last().raw()),
             });
             Some(this)
         })
@@ -70,12 +70,12 @@ impl Chain {
 
     /// Reports each leaf in the tables to `removed`, cleans the memory that has to be cleaned, and gives the pages
     /// back. Returns how many. The flush must be complete.
-    pub(crate) fn free<P: Platform, R: Removed>(
+    pub(crate) fn free<P: Platform, R: RemovalWatcher>(
         self,
         stage2: &Stage2<P>,
         tables: &mut impl TableSource,
         removed: &mut R,
-        removal: Removal,
+        removal: RemovalId,
     ) -> u64 {
         let cleans = stage2.leaves_lines();
         let mut freed = 0;
@@ -97,7 +97,7 @@ pub(crate) enum Look {
     /// In none: the tables were never linked, or none of their leaves matters.
     Nowhere,
     /// In those with hardware-tracked leaves: a block maps the same memory now, and only the recorded writes matter.
-    Armed,
+    HardwareTracked,
     /// In all: the watcher wants each leaf, or lines have to be cleaned from the caches.
     Everywhere {
         /// Whether lines may have to be cleaned.
@@ -110,7 +110,7 @@ impl<P: Platform> Stage2<P> {
     /// Returns the number of tables.
     pub(crate) fn free_tree(
         &self,
-        link: Link,
+        link: UnlinkedTable,
         look: Look,
         tables: &mut impl TableSource,
         leaf: &mut impl FnMut(Leaf),
@@ -122,7 +122,8 @@ impl<P: Platform> Stage2<P> {
             for index in 0..table.len() {
                 let entry = table.entry(index).read();
                 if entry.is_table(level) {
-                    let link = Link { table: entry.address(), level: below, ipa: link.ipa + index as u64 * span };
+                    let link =
+                        UnlinkedTable { table: entry.address(), level: below, ipa: link.ipa + index as u64 * span };
                     // A table of level 1 is unlinked only when it is empty (modules `unmap`, `tables_below`).
                     debug_assert_eq!(below, Level::L3, "a table with tables that have tables");
                     freed += self.free_table(link, look, tables, leaf);
@@ -136,14 +137,14 @@ impl<P: Platform> Stage2<P> {
     #[inline(always)]
     fn free_table(
         &self,
-        Link { table: pa, level, ipa }: Link,
+        UnlinkedTable { table: pa, level, ipa }: UnlinkedTable,
         look: Look,
         tables: &mut impl TableSource,
         leaf: &mut impl FnMut(Leaf),
     ) -> u64 {
         let wanted = match look {
             Look::Nowhere => false,
-            Look::Armed => self.platform().record(pa).last().armed() > 0,
+            Look::HardwareTracked => self.platform().metadata(pa).last().hardware_tracked() > 0,
             Look::Everywhere { cleans } => {
                 if cleans {
                     let table = self.table(Descriptor::table(pa));
@@ -206,7 +207,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Cleans the memory of a leaf that was removed alone, if it needs that, and then reports the leaf.
-    pub(crate) fn report_removed<R: Removed>(&self, leaf: Leaf, removed: &mut R, removal: Removal) {
+    pub(crate) fn report_removed<R: RemovalWatcher>(&self, leaf: Leaf, removed: &mut R, removal: RemovalId) {
         if leaf.descriptor.leaves_lines(self.features()) {
             let size = self.geometry().granule().span(leaf.level);
             cache::clean_lines(self.platform(), self.features(), leaf.descriptor.address(), size);
@@ -217,6 +218,6 @@ impl<P: Platform> Stage2<P> {
 
     /// Writes a word in place of an unlinked table's counts.
     fn set_state(&self, table: Pa, state: u64) {
-        self.platform().record(table).reset(Counts::from_raw(state), self.platform());
+        self.platform().metadata(table).reset(Counts::from_raw(state), self.platform());
     }
 }

@@ -17,10 +17,10 @@ use core::ops::Range;
 
 use crate::lockless_walk::{Locked, Retry, Snapshot};
 use crate::platform::Platform;
-use crate::removal::{Broken, Removal, Removed};
+use crate::removal::{Broken, RemovalId, RemovalWatcher};
 use crate::table::Table;
 use crate::tlb::{Changed, Scope, Span};
-use crate::unlinked::{Chain, Link};
+use crate::unlinked::{Chain, UnlinkedTable};
 use crate::{Descriptor, Error, Freed, Ipa, IpaRange, Leaf, Level, Pending, Root, Stage2, TableSource};
 
 impl<P: Platform> Stage2<P> {
@@ -31,7 +31,7 @@ impl<P: Platform> Stage2<P> {
     /// As [`Grant::map`](crate::Grant::map), if a block that reaches beyond the range cannot be split. Nothing was
     /// unmapped then, unless another CPU coalesced a block across an end of the range during the call.
     #[inline(always)] // returning the result through memory would stall on store forwarding
-    pub fn unmap<R: Removed>(
+    pub fn unmap<R: RemovalWatcher>(
         &self,
         range: IpaRange,
         tables: &mut impl TableSource,
@@ -46,34 +46,34 @@ impl<P: Platform> Stage2<P> {
 
     /// The fast path: one page of a table that keeps other entries.
     #[inline(always)]
-    fn unmap_page<R: Removed>(&self, range: &IpaRange, removed: &mut R) -> Result<Removal, Retry> {
+    fn unmap_page<R: RemovalWatcher>(&self, range: &IpaRange, removed: &mut R) -> Result<RemovalId, Retry> {
         let (ipa, page) = (range.start, self.geometry().granule().size());
         let is_page = range.end.raw() == ipa.raw().wrapping_add(page) && ipa.is_aligned(page);
         if !is_page || ipa >= self.geometry().end() || self.leaves_lines() {
             return Err(Retry);
         }
-        let place = self.descend(ipa, Level::L3);
-        if place.level != Level::L3 {
+        let location = self.lockless_walk(ipa, Level::L3);
+        if location.level != Level::L3 {
             return Err(Retry);
         }
-        let mut locked = self.lock(&place)?;
-        let entry = place.cell.read();
+        let mut locked = self.lock(&location)?;
+        let entry = location.cell.read();
         if locked.counts.live() <= 1 || !entry.is_valid() {
             return Err(Retry);
         }
         if R::WATCHES {
-            let descriptor = locked.take(place.index);
+            let descriptor = locked.take(location.index);
             drop(locked);
-            let removal = self.removal::<R>();
+            let removal = self.removal_id::<R>();
             removed.leaf(Broken::new(Leaf { ipa, level: Level::L3, descriptor }, removal));
             return Ok(removal);
         }
-        locked.take_unrecorded_in(place.cell, entry);
-        Ok(self.removal::<R>())
+        locked.take_unrecorded_in(location.cell, entry);
+        Ok(self.removal_id::<R>())
     }
 
     #[inline(never)]
-    fn unmap_slowly<R: Removed>(
+    fn unmap_slowly<R: RemovalWatcher>(
         &self,
         range: IpaRange,
         tables: &mut impl TableSource,
@@ -95,14 +95,14 @@ impl<P: Platform> Stage2<P> {
     ///
     /// No TLB entry of the VMID is left, so another guest may get it. *The caller* has stopped the guest on all CPUs,
     /// and has loaded another `VTTBR_EL2` on each: this guest's value names the root.
-    pub fn destroy(self, tables: &mut impl TableSource, removed: impl Removed) -> (Root, Freed) {
+    pub fn destroy(self, tables: &mut impl TableSource, removed: impl RemovalWatcher) -> (Root, Freed) {
         // No block reaches beyond the whole IPA space, so one round is enough.
         let mut unmap = Unmap::new(&self, Ipa::new(0)..self.geometry().end(), removed);
         unmap.go_through();
         let mut pending = unmap.pending();
         pending.flush_all();
         let freed = pending.complete().free(tables);
-        self.give_kept(tables);
+        self.give_deferred(tables);
         (self.into_root(), freed)
     }
 }
@@ -114,17 +114,17 @@ struct Unmap<'a, P: Platform, R> {
     stage2: &'a Stage2<P>,
     range: IpaRange,
     changed: Changed,
-    detached: Chain,
+    unlinked: Chain,
     removed: R,
-    removal: Removal,
+    removal: RemovalId,
     /// A block reached beyond the range: another CPU coalesced it after the ends were split.
     beyond: bool,
 }
 
-impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
+impl<'a, P: Platform, R: RemovalWatcher> Unmap<'a, P, R> {
     fn new(stage2: &'a Stage2<P>, range: IpaRange, removed: R) -> Self {
-        let (changed, detached, removal) = (Changed::default(), Chain::default(), stage2.removal::<R>());
-        Self { stage2, range, changed, detached, removed, removal, beyond: true }
+        let (changed, unlinked, removal) = (Changed::default(), Chain::default(), stage2.removal_id::<R>());
+        Self { stage2, range, changed, unlinked, removed, removal, beyond: true }
     }
 
     /// Unmaps each leaf and table that lies completely in the range.
@@ -138,7 +138,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
     }
 
     fn pending(self) -> Pending<'a, P, R> {
-        Pending::with_tables(self.stage2, self.changed, self.detached, self.removed, self.removal)
+        Pending::with_tables(self.stage2, self.changed, self.unlinked, self.removed, self.removal)
     }
 
     /// Unmaps the part of a table from `at` to `end`.
@@ -204,7 +204,7 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
             if !stage2.sequence.is_still(*then) || !entry.is_table(level) {
                 return Err(Retry);
             }
-            let counts = stage2.platform().record(entry.address()).peek();
+            let counts = stage2.platform().metadata(entry.address()).peek();
             if counts.is_some_and(|counts| counts.live() > 0 || counts.busy() > 0) {
                 return Ok(());
             }
@@ -221,10 +221,10 @@ impl<'a, P: Platform, R: Removed> Unmap<'a, P, R> {
             return Ok(());
         }
         parent.take_unrecorded(index);
-        let before = stage2.close(child);
+        let before = stage2.finish_unlink(child);
         drop(parent);
         self.changed.table(part.clone());
-        self.detached.push(Link { table: entry.address(), level: below, ipa: here }, stage2);
+        self.unlinked.push(UnlinkedTable { table: entry.address(), level: below, ipa: here }, stage2);
         // Another CPU has counted between W4, under the lock, and this count, which has no acquire. This CPU may still
         // read the link that the other broke further up, and would follow it (loom: `unmapping_goes_on_after_a_table`).
         if before != *then {

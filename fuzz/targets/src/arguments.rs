@@ -62,7 +62,7 @@ enum Operation {
     MakeYoung,
     Age,
     Clean,
-    Disarm,
+    ClearDbmAndWrite,
     Split(u64),
     Coalesce(Pa, Level, Attributes),
     Walk,
@@ -93,7 +93,9 @@ fn apply(guest: &mut Guest, call: &Call) -> std::result::Result<(), Error> {
         Operation::MakeYoung => stage2.make_young(ipa).map(drop),
         Operation::Age => stage2.age(range, &mut |_| ()),
         Operation::Clean => stage2.clean(range, &mut |_| ()).map(|pending| drop(pending.complete())),
-        Operation::Disarm => stage2.disarm(range, &mut |_| ()).map(|pending| drop(pending.complete())),
+        Operation::ClearDbmAndWrite => {
+            stage2.clear_dbm_and_write(range, &mut |_| ()).map(|pending| drop(pending.complete()))
+        }
         Operation::Split(chunk) => stage2.split(range, chunk, pool, |_, _| ControlFlow::Continue(())).map(|_| ()),
         Operation::Coalesce(pa, level, ref attributes) => {
             stage2.coalesce(ipa, pa, level, attributes, pool, &mut |_| ()).map(|_| ())
@@ -236,7 +238,7 @@ fn call(u: &mut Unstructured<'_>, ipa_bits: u32, memory: Memory) -> Result<Call>
         8 => Operation::MakeYoung,
         9 => Operation::Age,
         10 => Operation::Clean,
-        11 => Operation::Disarm,
+        11 => Operation::ClearDbmAndWrite,
         12 => Operation::Split(if u.arbitrary()? { u.arbitrary()? } else { 1 << u.int_in_range(0..=63)? }),
         13 => Operation::Coalesce(pa(u)?, level(u)?, attributes(u, memory)?),
         14 => Operation::Walk,

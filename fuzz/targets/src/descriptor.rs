@@ -38,7 +38,7 @@ fn kinds(entry: Descriptor, level: Level) {
     assert_eq!(entry.address().raw(), raw & ADDRESS);
     assert_eq!((entry.is_writable(), entry.is_accessed()), (raw >> 7 & 1 == 1, raw >> 10 & 1 == 1));
     assert_eq!(entry.is_hardware_dirty(), raw >> 7 & 1 == 1 && raw >> 51 & 1 == 1);
-    assert_eq!(entry.is_armed(), raw & 1 == 1 && raw >> 51 & 1 == 1);
+    assert_eq!(entry.is_hardware_tracked(), raw & 1 == 1 && raw >> 51 & 1 == 1);
     // S2AP is bits 7:6. XN is bits 54:53: 0b00 allows execution at EL1 and EL0, 0b01 at EL0, 0b10 at neither, 0b11 at
     // EL1.
     let execute = [Execute::ALWAYS, Execute::EL0, Execute::NEVER, Execute::EL1][(raw >> 53 & 3) as usize];

@@ -12,7 +12,7 @@ use twofold_stage2::{Features, Ipa, IpaRange, Level, Pa};
 
 use crate::any;
 use crate::machine::guest::{Guest, IPA_BITS, Outcome, needed};
-use crate::machine::{GIB, GIVEN, Machine, PAGE, RAM, SECTION};
+use crate::machine::{GIB, Machine, PAGE, PREALLOCATED, RAM, SECTION};
 
 /// The frames: some single pages, and so few huge pages that they are likely to run out.
 const SINGLES: Pa = Pa::new(0x9_0000_0000);
@@ -120,7 +120,7 @@ const MOST_LOGGED: u64 = 4 * GIB;
 
 impl World {
     fn new(features: Features, pages: Pages) -> Self {
-        let banks = [(SINGLES, SINGLE_PAGES * PAGE), (RAM, SECTIONS * SECTION), (GIVEN, GIVEN_SIZE)];
+        let banks = [(SINGLES, SINGLE_PAGES * PAGE), (RAM, SECTIONS * SECTION), (PREALLOCATED, GIVEN_SIZE)];
         let machine = Machine::new(features, &banks);
         let mut frames = Frames::new(features);
         banks[..2].iter().for_each(|(start, size)| frames.add(machine.donate(*start, *size)));
@@ -141,10 +141,10 @@ impl World {
             Backing::Ram => twofold_memory::Backing::Ram,
             Backing::Device(device) => crate::machine::device_at(device),
             Backing::Preallocated(page, largest) => {
-                self.guest.machine.bank(GIVEN).make_zero();
+                self.guest.machine.bank(PREALLOCATED).make_zero();
                 let size = slot.range.end.raw().saturating_sub(slot.range.start.raw());
                 let size = if size.is_multiple_of(PAGE) { size.min(GIVEN_SIZE - page * PAGE) } else { PAGE };
-                self.guest.machine.give(GIVEN + page * PAGE, size, largest)
+                self.guest.machine.give(PREALLOCATED + page * PAGE, size, largest)
             }
         }
     }
@@ -152,8 +152,8 @@ impl World {
     fn add_slot(&mut self, slot: PlainSlot) {
         let (start, end) = (slot.range.start, slot.range.end);
         let limit = Ipa::new(1 << IPA_BITS);
-        let is_given = |slot: &PlainSlot| matches!(slot.backing, Backing::Preallocated(..));
-        if is_given(&slot) && self.slots.iter().any(is_given) {
+        let is_preallocated = |slot: &PlainSlot| matches!(slot.backing, Backing::Preallocated(..));
+        if is_preallocated(&slot) && self.slots.iter().any(is_preallocated) {
             return;
         }
         let overlaps = |other: &PlainSlot| other.range.start < end && start < other.range.end;
@@ -179,8 +179,8 @@ impl World {
                 SlotError::DeviceOutside { device, .. } => {
                     assert!(device.raw().checked_add(end - start).is_none());
                 }
-                SlotError::GivenSize { size, given, .. } => {
-                    assert!(is_given(&slot) && size == end - start && size != given)
+                SlotError::PreallocatedSize { size, preallocated, .. } => {
+                    assert!(is_preallocated(&slot) && size == end - start && size != preallocated)
                 }
                 SlotError::Overlap { other, .. } => {
                     let named = self.slots.iter().find(|slot| slot.range.start == other);
@@ -441,8 +441,8 @@ impl World {
             }
             1 => {
                 let Ok(log) = self.guest.memory.dirty_log(id) else { return };
-                match log.rejoin(at.raw() / PAGE % pages, u64::from(kind / 64)) {
-                    Ok(rejoined) => assert!(rejoined.blocks <= u64::from(kind / 64)),
+                match log.coalesce_range(at.raw() / PAGE % pages, u64::from(kind / 64)) {
+                    Ok(coalesced) => assert!(coalesced.blocks <= u64::from(kind / 64)),
                     Err(LogError::Running { .. }) => assert!(self.logs[slot].runs.is_some()),
                     Err(LogError::Stage2(twofold_stage2::Error::NoTablePage { .. })) => {}
                     Err(error) => panic!("{error}"),
@@ -460,8 +460,8 @@ impl World {
                 }
             }
             _ => {
-                let given = self.guest.memory.remove_slot(id).unwrap();
-                assert_eq!(given.is_some(), matches!(self.slots[slot].backing, Backing::Preallocated(..)));
+                let returned = self.guest.memory.remove_slot(id).unwrap();
+                assert_eq!(returned.is_some(), matches!(self.slots[slot].backing, Backing::Preallocated(..)));
                 assert_eq!(self.guest.memory.remove_slot(id), Err(Error::Slot(SlotError::Gone)));
                 assert_eq!(self.guest.memory.dirty_log(id).err(), Some(LogError::SlotGone));
                 self.slots.remove(slot);
@@ -498,7 +498,7 @@ impl World {
                 let page = ipa.align_down(PAGE);
                 let pa = leaf.output(page);
                 if let Backing::Preallocated(first, largest) = slot.backing {
-                    assert_eq!(pa, GIVEN + first * PAGE + (page - slot.range.start));
+                    assert_eq!(pa, PREALLOCATED + first * PAGE + (page - slot.range.start));
                     assert!(leaf.level >= largest.raw());
                 }
                 assert!(self.guest.machine.bank(pa).load(pa, PAGE) == self.content(page), "{page}");

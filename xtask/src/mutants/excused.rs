@@ -48,7 +48,7 @@ pub const EXCUSED: &[Excused] = &[
     },
     Excused {
         file: "crates/stage2/src/metadata.rs",
-        label: "Record::reset/lock/no-acquire",
+        label: "TableMetadata::reset/lock/no-acquire",
         reason: "a CPU that held this lock before came too late, and wrote nothing that this CPU must see",
     },
     Excused {
@@ -67,12 +67,12 @@ pub const EXCUSED: &[Excused] = &[
         reason: "the CPU that maps the page takes the lock later, and so sees the write",
     },
     // Beside pages, this lock hands over the fact that a table has left its tree. A CPU may walk by an entry of the
-    // page's next table without that fact. It changes nothing there before it takes the record's lock, which also hands
+    // page's next table without that fact. It changes nothing there before it takes the table's lock, which also hands
     // the fact over.
     Excused {
         file: "crates/memory/src/guest.rs",
         label: "GuestMemory::frames/lock/no-acquire",
-        reason: "the lock of a table page's record hands over the same; a read without that lock is only a hint",
+        reason: "the lock of a table page hands over the same; a read without that lock is only a hint",
     },
     Excused {
         file: "crates/memory/src/ram.rs",

@@ -72,7 +72,7 @@ pub const DEFECTS: &[Defect] = &[
         peer: "Kolothum 2023",
         what: "a plain store races with a hardware update",
         file: "crates/stage2/src/age.rs",
-        label: "Disarm::entries/clear/apart",
+        label: "ClearDbmAndWrite::entries/clear/apart",
     },
     Defect {
         peer: "Kolothum 2023",

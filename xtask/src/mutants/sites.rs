@@ -414,12 +414,12 @@ mod tests {
 
     #[test]
     fn calls_are_distinguished_by_type() {
-        let text = "struct Record { state: Word }
-            impl Record { fn unlock(&self, counts: Counts) { self.state.unlock(counts.0); } }
-            fn f(record: &Record) { record.unlock(c); }";
-        assert_eq!(list(text).unwrap(), ["Record::unlock/unlock/no-release"]);
+        let text = "struct TableMetadata { state: Word }
+            impl TableMetadata { fn unlock(&self, counts: Counts) { self.state.unlock(counts.0); } }
+            fn f(metadata: &TableMetadata) { metadata.unlock(c); }";
+        assert_eq!(list(text).unwrap(), ["TableMetadata::unlock/unlock/no-release"]);
         let error = list(&format!("{text} fn g() {{ what().unlock(c); }}")).unwrap_err().to_string();
-        assert!(error.contains("thing.rs:3:") && error.contains("Word::unlock or Record::unlock"), "{error}");
+        assert!(error.contains("thing.rs:3:") && error.contains("Word::unlock or TableMetadata::unlock"), "{error}");
     }
 
     #[test]

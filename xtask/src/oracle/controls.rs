@@ -42,7 +42,7 @@ const CONTROLS: [Control; 4] = [
     },
     Control {
         name: "plain-store",
-        defect: Defect::Mutant("crates/stage2/src/dbm.rs", "Seal::entries/clear/apart"),
+        defect: Defect::Mutant("crates/stage2/src/dbm.rs", "ClearDbm::entries/clear/apart"),
         tracker: TrackerOption::Combined,
     },
     Control { name: "read-before-flush", defect: Defect::Option("--copy-first"), tracker: TrackerOption::Manual },

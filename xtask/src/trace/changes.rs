@@ -187,7 +187,7 @@ impl Checker {
         let Write { at, place, old, new, .. } = write;
         if old.is_valid() && new.is_valid() {
             if !old.needs_break_before(new, place.level) {
-                return self.narrowed(write);
+                return self.downgraded(write);
             }
             let what = format!("a valid entry changed without a break: {old}, then {new}");
             self.breach(at, write.since, Rule::LiveChange, what);
@@ -202,7 +202,7 @@ impl Checker {
     }
 
     /// Records a leaf that changed in place: a permission downgrade needs a flush.
-    fn narrowed(&mut self, Write { at, cpu, place, old, new, .. }: Write) {
+    fn downgraded(&mut self, Write { at, cpu, place, old, new, .. }: Write) {
         let is_leaf = old.table_at(place.level).is_none();
         if is_leaf && place.gone.is_none() && old.allows_more_than(new) {
             self.owe(place, old, (at, Some(cpu)), Kind::Downgrade);
@@ -214,7 +214,7 @@ impl Checker {
         let Write { at, cpu, place, old, new, order, .. } = write;
         let undone = self.flushes.take(place.tree, &place.range(), |debt| debt.is_undone_by(place, new));
         if let Some(debt) = undone {
-            self.narrowed(Write { old: debt.entry, ..write });
+            self.downgraded(Write { old: debt.entry, ..write });
         }
         // A CPU may still write entries of a table that was just unlinked. They are flushed with the rest of that
         // table.

@@ -103,7 +103,7 @@ impl Guest {
     pub fn write(&self, page: u64) -> anyhow::Result<()> {
         let ipa = self.range().start + page * PAGE;
         let leaf = self.memory.stage2().look_up(ipa).context("a page is not mapped")?;
-        if leaf.descriptor.is_armed() {
+        if leaf.descriptor.is_hardware_tracked() {
             let _ = self.memory.stage2().relax(ipa, Access::READ_WRITE)?;
         } else if !leaf.descriptor.access().write {
             let _ = self.memory.fault(&GuestFault { ipa, kind: FaultKind::Permission, access: AccessKind::Write })?;
@@ -113,20 +113,20 @@ impl Guest {
 
     /// Returns how many pages are writable with neither hardware nor a fault recording the write.
     pub fn writable(&self) -> anyhow::Result<u64> {
-        let (mut writable, mut armed) = (0, 0);
+        let (mut writable, mut tracked) = (0, 0);
         let stage2 = self.memory.stage2();
         stage2.written(self.range(), &mut |marked| writable += u64::from(marked.mask.count_ones()))?;
-        stage2.dirty(self.range(), &mut |marked| armed += u64::from(marked.mask.count_ones()))?;
-        Ok(writable - armed)
+        stage2.dirty(self.range(), &mut |marked| tracked += u64::from(marked.mask.count_ones()))?;
+        Ok(writable - tracked)
     }
 
     /// Returns how many pages have DBM set, so that hardware records writes to them.
-    pub fn armed(&self) -> anyhow::Result<u64> {
-        let is_armed = |page: &u64| {
+    pub fn hardware_tracked(&self) -> anyhow::Result<u64> {
+        let is_hardware_tracked = |page: &u64| {
             let leaf = self.memory.stage2().look_up(self.range().start + page * PAGE);
-            leaf.is_some_and(|leaf| leaf.descriptor.is_armed())
+            leaf.is_some_and(|leaf| leaf.descriptor.is_hardware_tracked())
         };
-        Ok((0..self.pages()).filter(is_armed).count() as u64)
+        Ok((0..self.pages()).filter(is_hardware_tracked).count() as u64)
     }
 
     /// Returns a vCPU for this guest.

@@ -54,7 +54,7 @@ pub const ROWS: &[Row] = &[
         run: |guest| get_some(guest, Tracker::Hardware, guest.pages() / 10),
     },
     Row { name: "clear all, set DBM: hardware", bar: None, run: |guest| clear_all(guest, Tracker::Hardware) },
-    Row { name: "clear all, DBM set before: hardware", bar: None, run: clear_all_armed },
+    Row { name: "clear all, DBM set before: hardware", bar: None, run: clear_all_tracked },
     Row { name: "clear 1,000: manual", bar: None, run: |guest| clear_some(guest, Tracker::Manual) },
     Row { name: "clear 1,000: hardware", bar: None, run: |guest| clear_some(guest, Tracker::Hardware) },
     Row { name: "get and clear 1,000: write-protect", bar: None, run: get_and_clear },
@@ -115,12 +115,12 @@ fn get_clean(guest: &Guest) -> anyhow::Result<f64> {
     let log = guest.log()?;
     let time = timed(|| log.get(&mut dirty))?;
     ensure!(dirty.is_empty(), "a dirty page was not written");
-    ensure!(guest.armed()? == guest.pages(), "not all pages are hardware-tracked");
+    ensure!(guest.hardware_tracked()? == guest.pages(), "not all pages are hardware-tracked");
     Ok(time)
 }
 
 /// Every page has DBM set before, and is dirty.
-fn clear_all_armed(guest: &Guest) -> anyhow::Result<f64> {
+fn clear_all_tracked(guest: &Guest) -> anyhow::Result<f64> {
     let mut dirty = started(guest, Tracker::Hardware)?;
     (0..guest.pages()).try_for_each(|page| guest.write(page))?;
     let log = guest.log()?;

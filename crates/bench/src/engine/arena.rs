@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Real memory for tables, and the tables' metadata (`Record`).
+//! Real memory for tables, and the tables' metadata (`TableMetadata`).
 //!
 //! Invariant: only the engine's atomic accesses and the platform's zeroing reach the memory behind an arena. No other
 //! Rust reference does, and the memory is never unmapped.
@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 
 use anyhow::Context;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
-use twofold_stage2::{Pa, Record};
+use twofold_stage2::{Pa, TableMetadata};
 
 /// The physical address of an arena's first byte.
 pub const TABLES: Pa = Pa::new(0x4000_0000);
@@ -19,7 +19,7 @@ pub struct Arena {
     /// Where physical address 0 would be. A physical address is added to it, as with a kernel's linear map.
     linear: *mut u8,
     /// Where the metadata of frame 0 would be.
-    records: *const Line,
+    metadata: *const Line,
     size: u64,
 }
 
@@ -31,7 +31,7 @@ unsafe impl Sync for Arena {}
 /// Table metadata in a cache line of its own, so that CPUs that lock neighbouring tables do not share a line.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Line(Record);
+struct Line(TableMetadata);
 
 impl Arena {
     /// Maps at least `size` bytes and touches all of them.
@@ -39,14 +39,14 @@ impl Arena {
         let size = size.next_multiple_of(HUGE);
         let tables = map(size)?;
         let frames = size / FRAME;
-        let records = map(frames * size_of::<Line>() as u64)?.cast::<Line>();
+        let metadata = map(frames * size_of::<Line>() as u64)?.cast::<Line>();
         for frame in 0..frames as usize {
             // SAFETY: inside the mapping, whose alignment is more than a line and which nothing else uses.
-            unsafe { records.add(frame).write(Line(Record::new())) };
+            unsafe { metadata.add(frame).write(Line(TableMetadata::new())) };
         }
         let linear = tables.wrapping_sub(TABLES.raw() as usize);
-        let records = records.wrapping_sub((TABLES.raw() / FRAME) as usize).cast_const();
-        Ok(Self { linear, records, size })
+        let metadata = metadata.wrapping_sub((TABLES.raw() / FRAME) as usize).cast_const();
+        Ok(Self { linear, metadata, size })
     }
 
     /// Returns its size in bytes.
@@ -73,9 +73,9 @@ impl Arena {
     ///
     /// The frame must be in the arena.
     #[inline(always)]
-    pub unsafe fn record(&self, pa: Pa) -> &Record {
+    pub unsafe fn metadata(&self, pa: Pa) -> &TableMetadata {
         // SAFETY: each frame of the arena has its metadata, which is never unmapped.
-        unsafe { &(*self.records.wrapping_add((pa.raw() / FRAME) as usize)).0 }
+        unsafe { &(*self.metadata.wrapping_add((pa.raw() / FRAME) as usize)).0 }
     }
 }
 

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use twofold_stage2::{Features, Pa, Record};
+use twofold_stage2::{Features, Pa, TableMetadata};
 
 use super::arena::Arena;
 use crate::features::TODAY;
@@ -130,9 +130,9 @@ unsafe impl<const COUNT: bool> Platform for Free<COUNT> {
     fn abandoned(&self, _: Pa) {}
 
     #[inline(always)]
-    fn record(&self, pa: Pa) -> &Record {
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
         // SAFETY: the engine asks only for the metadata of tables, which are in the arena.
-        unsafe { self.arena.record(pa) }
+        unsafe { self.arena.metadata(pa) }
     }
 
     #[inline(always)]
@@ -215,8 +215,8 @@ unsafe impl Platform for Shared {
     fn abandoned(&self, _: Pa) {}
 
     #[inline(always)]
-    fn record(&self, pa: Pa) -> &Record {
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
         // SAFETY: the engine asks only for the metadata of tables, which are in the arena.
-        unsafe { self.arena.record(pa) }
+        unsafe { self.arena.metadata(pa) }
     }
 }

@@ -176,20 +176,20 @@ fn per_clean_page(setup: &Setup, bench: &mut Bench<'_>) -> anyhow::Result<f64> {
     }
     target.get_log()?;
     target.clear_log()?;
-    let armed = armed(&target, setup.region);
-    ensure!(armed > 0, "no page is hardware-tracked after all were written");
+    let tracked = tracked(&target, setup.region);
+    ensure!(tracked > 0, "no page is hardware-tracked after all were written");
     let taken = target.get_log()?;
     ensure!(taken[&Quantity::Pages] == 0.0, "a log reports pages that were not written");
-    Ok(taken[&Quantity::CpuTime] / armed as f64)
+    Ok(taken[&Quantity::CpuTime] / tracked as f64)
 }
 
-fn armed(target: &MachineTarget, bytes: u64) -> u64 {
+fn tracked(target: &MachineTarget, bytes: u64) -> u64 {
     let stage2 = target.memory().stage2();
-    let is_armed = |page: &u64| {
+    let is_hardware_tracked = |page: &u64| {
         let leaf = stage2.look_up(target.start() + page * PAGE);
-        leaf.is_some_and(|leaf| leaf.descriptor.is_armed())
+        leaf.is_some_and(|leaf| leaf.descriptor.is_hardware_tracked())
     };
-    (0..bytes / PAGE).filter(is_armed).count() as u64
+    (0..bytes / PAGE).filter(is_hardware_tracked).count() as u64
 }
 
 /// The options that set up the same guest.

@@ -69,7 +69,7 @@ impl<'a> Collector<'a> {
                 self.wait();
             }
             self.log.stop()?;
-            self.rejoin()?;
+            self.coalesce()?;
         }
         Ok(self.tally)
     }
@@ -196,8 +196,8 @@ impl<'a> Collector<'a> {
     }
 
     /// Coalesces some blocks, from a random page on.
-    fn rejoin(&mut self) -> anyhow::Result<()> {
-        let _ = self.log.rejoin(self.random.below(PAGES), self.random.below(8))?;
+    fn coalesce(&mut self) -> anyhow::Result<()> {
+        let _ = self.log.coalesce_range(self.random.below(PAGES), self.random.below(8))?;
         Ok(())
     }
 }

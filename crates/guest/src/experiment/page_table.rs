@@ -6,7 +6,7 @@
 //!   a write to the first page of each block, and a read of each page of its second half.
 //! * adjust, after the log: a read of each page.
 //!
-//! The split blocks can be coalesced before that phase (`rejoin`), or as pages are read.
+//! The split blocks can be coalesced before that phase (`coalesce`), or as pages are read.
 
 use twofold_abi::vendor::WRITE_PROTECT;
 use twofold_abi::virt::TEST_VA;
@@ -26,8 +26,8 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
     let half = Pass::reads(TEST_VA + block / 2, block / 2 / PAGE, PAGE);
     access("update", &mut [first_pages, Pass { outer_count: blocks, outer_stride: block, ..half }])?;
     phase("disable", vendor::stop_log)?;
-    if settings.rejoin {
-        phase("rejoin", vendor::rejoin)?;
+    if settings.coalesce {
+        phase("coalesce", vendor::coalesce)?;
     }
     access("adjust", &mut [Pass::reads(TEST_VA, pages, PAGE)])?;
     Ok(())

@@ -38,8 +38,8 @@ pub struct Settings {
     pub seed: u64,
     /// `block=4K`: the size of the test memory's backing pages or blocks, a multiple of 4 KiB.
     pub block: u64,
-    /// `rejoin=0`: whether blocks are coalesced after the log has stopped, before the guest's accesses.
-    pub rejoin: bool,
+    /// `coalesce=0`: whether blocks are coalesced after the log has stopped, before the guest's accesses.
+    pub coalesce: bool,
 }
 
 /// The experiments.
@@ -105,7 +105,7 @@ impl Settings {
             "random-order" => self.random_order = is_on()?.into(),
             "seed" => self.seed = value.parse().ok().filter(|seed| (1..(1 << 31) - 1).contains(seed))?,
             "block" => self.block = size(value)?,
-            "rejoin" => self.rejoin = is_on()?,
+            "coalesce" => self.coalesce = is_on()?,
             // Not a word of this program.
             _ => {}
         }
@@ -130,7 +130,7 @@ impl Default for Settings {
             random_order: 0,
             seed: 1,
             block: 4096,
-            rejoin: false,
+            coalesce: false,
         }
     }
 }

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 use twofold_abi::trace::{self, Event, How, Order};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use twofold_stage2::primitive::{Access, Claim, Observer};
-use twofold_stage2::{Features, Pa, Record};
+use twofold_stage2::{Features, Pa, TableMetadata};
 
 use super::{TRACE, about_to, instruction, line};
 
@@ -31,13 +31,17 @@ impl Word {
     fn of(word: &AtomicU64) -> Self {
         let Some(trace) = TRACE.get() else { return Self::Other };
         let address = core::ptr::from_ref(word).addr();
-        for range in &trace.records {
-            let records = range.records.as_ptr_range();
-            if (records.start.addr()..records.end.addr()).contains(&address) {
-                let offset = address - records.start.addr();
-                let table = range.first + (offset / size_of::<Record>() * 4096) as u64;
-                // The lock is the first word of a record.
-                return if offset.is_multiple_of(size_of::<Record>()) { Self::Lock(table.raw()) } else { Self::Other };
+        for range in &trace.metadata {
+            let metadata = range.metadata.as_ptr_range();
+            if (metadata.start.addr()..metadata.end.addr()).contains(&address) {
+                let offset = address - metadata.start.addr();
+                let table = range.first + (offset / size_of::<TableMetadata>() * 4096) as u64;
+                // The lock is the first word of the metadata.
+                return if offset.is_multiple_of(size_of::<TableMetadata>()) {
+                    Self::Lock(table.raw())
+                } else {
+                    Self::Other
+                };
             }
         }
         let address = address as u64;
@@ -219,8 +223,8 @@ unsafe impl<P: Platform> Platform for Traced<P> {
         self.platform.pointer(pa)
     }
 
-    fn record(&self, pa: Pa) -> &Record {
-        self.platform.record(pa)
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        self.platform.metadata(pa)
     }
 
     fn abandoned(&self, root: Pa) {

@@ -20,7 +20,7 @@ use spin::{Mutex, Once};
 use twofold_abi::control::TRACE_ARGUMENT;
 use twofold_abi::trace::{Event, Header, Line, Source};
 use twofold_stage2::primitive::observe;
-use twofold_stage2::{Donated, Features, RecordRange};
+use twofold_stage2::{Donated, Features, MetadataRange};
 
 pub use engine::Traced;
 
@@ -29,7 +29,7 @@ use crate::cpus;
 use crate::semihosting::File;
 
 /// Begins the trace, if the image's own command line names a file: the text after [`TRACE_ARGUMENT`], to the end of the
-/// line. Only `frames` hold entries of tables, and only `records` hold their locks.
+/// line. Only `frames` hold entries of tables, and only `metadata` hold their locks.
 ///
 /// # Errors
 ///
@@ -38,7 +38,7 @@ pub fn begin(
     board: &Board,
     features: &Features,
     frames: &[Donated],
-    records: impl Iterator<Item = RecordRange>,
+    metadata: impl Iterator<Item = MetadataRange>,
 ) -> Result<(), TraceError> {
     let Some((_, path)) = board.bootargs.split_once(TRACE_ARGUMENT) else { return Ok(()) };
     let failed = || TraceError { path: path.to_string() };
@@ -50,7 +50,7 @@ pub fn begin(
         last: AtomicU64::new(0),
         cpus: board.cpus.iter().map(|_| Mutex::new(Cpu::default())).collect(),
         frames: frames.iter().map(|frames| frames.start().raw()..frames.start().raw() + frames.size()).collect(),
-        records: records.collect(),
+        metadata: metadata.collect(),
     });
     for (name, value) in features.named() {
         event(Event::Feature { name, value });
@@ -94,7 +94,7 @@ struct Trace {
     cpus: Vec<Mutex<Cpu>>,
     /// The memory for tables.
     frames: Vec<Range<u64>>,
-    records: Vec<RecordRange>,
+    metadata: Vec<MetadataRange>,
 }
 
 #[derive(Default)]

@@ -37,7 +37,7 @@ pub enum ArenaError {
         needed.div_ceil(1 << 20), free >> 20, smaller(*instead)
     )]
     NoMemory {
-        /// Bytes that the arena needs, including records and the host's own page tables.
+        /// Bytes that the arena needs, including metadata and the host's own page tables.
         needed: u64,
         /// Bytes that are free.
         free: u64,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machine's memory: host memory behind physical addresses, and a record for each frame that may become a table.
+//! The machine's memory: host memory behind physical addresses, and metadata for each frame that may become a table.
 //!
 //! Invariants:
 //!
@@ -27,7 +27,7 @@ pub use backing::Backing;
 pub use error::ArenaError;
 use mapping::Mapping;
 use system::System;
-use twofold_stage2::{Donated, Pa, Record};
+use twofold_stage2::{Donated, Pa, TableMetadata};
 
 /// The size and kind of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct ArenaOptions {
     pub backing: Backing,
     /// Bytes of sparse memory behind the dense memory, which share a few frames; 0 for none. Rounded up.
     pub sparse: u64,
-    /// The number of bytes, from the first on, that may become tables. Only these have records. `None`: all dense
+    /// The number of bytes, from the first on, that may become tables. Only these have metadata. `None`: all dense
     /// memory.
     pub tables: Option<u64>,
 }
@@ -58,7 +58,7 @@ pub struct Arena {
     base: Pa,
     dense: u64,
     memory: Mapping,
-    records: Mapping,
+    metadata: Mapping,
     backing: Backing,
 }
 
@@ -80,9 +80,9 @@ impl Arena {
         if plan.sparse > 0 {
             memory.back_sparsely(plan.dense, plan.chunk)?;
         }
-        let mut records = Mapping::reserve(plan.records, FRAME)?;
-        records.back(plan.records, Backing::Anonymous, system)?;
-        Ok(Self { base: options.base, dense: plan.dense, memory, records, backing: options.backing })
+        let mut metadata = Mapping::reserve(plan.metadata, FRAME)?;
+        metadata.back(plan.metadata, Backing::Anonymous, system)?;
+        Ok(Self { base: options.base, dense: plan.dense, memory, metadata, backing: options.backing })
     }
 
     /// The physical address of the first byte.
@@ -132,21 +132,21 @@ impl Arena {
         offset >= self.dense && offset < self.memory.size()
     }
 
-    /// The record of the frame at `pa`; `None` if the frame cannot become a table.
+    /// The metadata of the frame at `pa`; `None` if the frame cannot become a table.
     #[inline(always)]
-    pub fn record(&self, pa: Pa) -> Option<&Record> {
+    pub fn metadata(&self, pa: Pa) -> Option<&TableMetadata> {
         let frame = pa.raw().wrapping_sub(self.base.raw()) / FRAME;
-        let record = self.records.at(frame.checked_mul(size_of::<Record>() as u64)?)?.cast::<Record>();
-        // SAFETY: the record lies in the records' mapping, which is a multiple of a record's size and aligned to a
-        // page. Unwritten memory there is zero, which equals `Record::new()` (the test `a_new_record_is_zero`). The
-        // mapping holds nothing but records.
-        Some(unsafe { record.as_ref() })
+        let metadata = self.metadata.at(frame.checked_mul(size_of::<TableMetadata>() as u64)?)?.cast::<TableMetadata>();
+        // SAFETY: the metadata lies in the mapping for metadata, which is a multiple of its size and aligned to a
+        // page. Unwritten memory there is zero, which equals `TableMetadata::new()` (the test `new_metadata_is_zero`). The
+        // mapping holds nothing but metadata.
+        Some(unsafe { metadata.as_ref() })
     }
 
-    /// The frame whose record is at `address`.
+    /// The frame whose metadata is at `address`.
     #[inline]
-    pub fn frame_of_record(&self, address: usize) -> Option<Pa> {
-        Some(self.base + self.records.offset_of(address)? / size_of::<Record>() as u64 * FRAME)
+    pub fn frame_of_metadata(&self, address: usize) -> Option<Pa> {
+        Some(self.base + self.metadata.offset_of(address)? / size_of::<TableMetadata>() as u64 * FRAME)
     }
 
     /// The dense memory, for guests and tables. A frame has one owner: the caller calls this once, or cuts the result
@@ -218,7 +218,7 @@ struct Plan {
     sparse: u64,
     /// The size of the file that the sparse memory repeats.
     chunk: u64,
-    records: u64,
+    metadata: u64,
     /// Bytes that come from the host's free memory.
     needed: u64,
 }
@@ -246,12 +246,12 @@ impl Plan {
         let dense = options.dense.next_multiple_of(unit(options.backing));
         let sparse = options.sparse.next_multiple_of(chunk);
         let tables = options.tables.unwrap_or(dense).min(dense).div_ceil(FRAME);
-        let records = (tables * size_of::<Record>() as u64).next_multiple_of(FRAME);
+        let metadata = (tables * size_of::<TableMetadata>() as u64).next_multiple_of(FRAME);
         let taken = if options.backing.is_from_pool() { 0 } else { dense };
         let repeated = if sparse > 0 { chunk } else { 0 };
         // The host's own page tables: 8 bytes for each 4 KiB, if the host maps no larger pages.
-        let needed = taken + repeated + records + (dense + sparse) / 512;
-        Self { dense, sparse, chunk, records, needed }
+        let needed = taken + repeated + metadata + (dense + sparse) / 512;
+        Self { dense, sparse, chunk, metadata, needed }
     }
 
     /// Checks that the memory fits, before any of it is touched.
@@ -297,9 +297,9 @@ mod tests {
     const MEMINFO: (&str, &str) = ("proc/meminfo", "MemAvailable: 1048576 kB");
 
     #[test]
-    fn a_new_record_is_zero() {
-        // SAFETY: a record is two words, and every value of them is valid.
-        let words = unsafe { std::mem::transmute::<Record, [u64; 2]>(Record::new()) };
+    fn new_metadata_is_zero() {
+        // SAFETY: the metadata is two words, and every value of them is valid.
+        let words = unsafe { std::mem::transmute::<TableMetadata, [u64; 2]>(TableMetadata::new()) };
         assert_eq!(words, [0, 0]);
     }
 

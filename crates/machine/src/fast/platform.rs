@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
-use twofold_stage2::{Pa, Platform, Record};
+use twofold_stage2::{Pa, Platform, TableMetadata};
 
 use super::FastMachine;
 use super::thread::Thread;
@@ -44,7 +44,7 @@ impl FastPlatform {
 }
 
 // SAFETY: the engine owns only frames that the arena donated. `pointer` finds them, and they stay mapped as long as the
-// machine, which this type holds. The arena has a record for each frame that may become a table. Instructions execute
+// machine, which this type holds. The arena has metadata for each frame that may become a table. Instructions execute
 // in program order. `super` argues for TLBIs and barriers; a barrier is a fence, which orders stores between threads.
 unsafe impl Platform for FastPlatform {
     /// An operand that does not decode invalidates everything. The strict mode is the one that reports it.
@@ -109,9 +109,9 @@ unsafe impl Platform for FastPlatform {
     }
 
     #[inline]
-    fn record(&self, pa: Pa) -> &Record {
-        let record = self.0.arena.record(pa);
-        record.unwrap_or_else(|| panic!("the frame at {pa} has no record, so it cannot be a table"))
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        let metadata = self.0.arena.metadata(pa);
+        metadata.unwrap_or_else(|| panic!("the frame at {pa} has no metadata, so it cannot be a table"))
     }
 
     /// The machine's memory is freed as a whole, with the machine.

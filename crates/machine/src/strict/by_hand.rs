@@ -71,7 +71,7 @@ impl CpuHandle {
     #[track_caller]
     pub fn lock(&self, page: Pa) {
         self.access(Ordering::Acquire, |context, access| {
-            while context.try_lock(record(context, page), access).is_none() {
+            while context.try_lock(lock_word(context, page), access).is_none() {
                 context.pass();
             }
         });
@@ -85,8 +85,8 @@ impl CpuHandle {
     #[track_caller]
     pub fn unlock(&self, page: Pa) {
         self.access(Ordering::Release, |context, access| {
-            let record = record(context, page);
-            context.unlock(record, record.load(Ordering::Relaxed) & !LOCKED, access);
+            let lock = lock_word(context, page);
+            context.unlock(lock, lock.load(Ordering::Relaxed) & !LOCKED, access);
         });
     }
 
@@ -135,8 +135,8 @@ fn word(context: &Context, pa: Pa) -> &AtomicU64 {
 }
 
 /// The word of the page's lock.
-fn record(context: &Context, page: Pa) -> &AtomicU64 {
-    let record = context.shared.arena.record(page).unwrap_or_else(|| panic!("the frame at {page} has no record"));
-    // SAFETY: a record is two atomic words with the alignment of one, and every value is valid.
-    unsafe { &*ptr::from_ref(record).cast::<AtomicU64>() }
+fn lock_word(context: &Context, page: Pa) -> &AtomicU64 {
+    let metadata = context.shared.arena.metadata(page).unwrap_or_else(|| panic!("the frame at {page} has no metadata"));
+    // SAFETY: the metadata is two atomic words with the alignment of one, and every value is valid.
+    unsafe { &*ptr::from_ref(metadata).cast::<AtomicU64>() }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_abi::trace::{self, Event, How};
 use twofold_stage2::primitive::{Access, Claim, Observer, observe};
-use twofold_stage2::{Pa, Record};
+use twofold_stage2::{Pa, TableMetadata};
 
 use super::context::Context;
 use super::model::Model;
@@ -267,8 +267,8 @@ impl Context {
         if let Some(pa) = self.shared.arena.pa_of(address) {
             return Word::Entry(pa.raw());
         }
-        match self.shared.arena.frame_of_record(address) {
-            Some(page) if address.is_multiple_of(size_of::<Record>()) => Word::Lock(page.raw()),
+        match self.shared.arena.frame_of_metadata(address) {
+            Some(page) if address.is_multiple_of(size_of::<TableMetadata>()) => Word::Lock(page.raw()),
             _ => Word::Other,
         }
     }
@@ -284,7 +284,7 @@ impl Context {
 enum Word {
     /// An entry, or another word of the machine's memory, by its address.
     Entry(u64),
-    /// The first word of the record of the page at this address.
+    /// The first word of the metadata of the page at this address.
     Lock(u64),
     Other,
 }

@@ -10,7 +10,7 @@ use std::thread;
 
 use twofold_abi::trace::{self, Event};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use twofold_stage2::{Pa, Record};
+use twofold_stage2::{Pa, TableMetadata};
 
 use super::breach::Rule;
 use super::context::Context;
@@ -29,8 +29,8 @@ impl Hosted {
     }
 }
 
-// SAFETY: `pointer` and `record` are the arena's, which lives as long as any clone of this platform. Its memory is
-// accessed by atomics only, and each frame has a record of its own.
+// SAFETY: `pointer` and `metadata` are the arena's, which lives as long as any clone of this platform. Its memory is
+// accessed by atomics only, and each frame has metadata of its own.
 unsafe impl Platform for Hosted {
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         self.event(|model, cpu| model.tlbi(cpu, operation, operand));
@@ -103,8 +103,8 @@ unsafe impl Platform for Hosted {
         self.shared.arena.pointer(pa).unwrap_or_else(|| panic!("the machine has no memory at {pa}"))
     }
 
-    fn record(&self, pa: Pa) -> &Record {
-        self.shared.arena.record(pa).unwrap_or_else(|| panic!("the frame at {pa} has no record"))
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        self.shared.arena.metadata(pa).unwrap_or_else(|| panic!("the frame at {pa} has no metadata"))
     }
 
     /// Reports a breach (R18) on a CPU of the machine. On another thread the machine has ended, and frees all memory.

@@ -128,7 +128,7 @@ impl Tables {
         self.roots.iter().position(|root| root.alive && root.pa == pa)
     }
 
-    /// The page whose record holds the lock for a page's table; for a root of several pages, the first.
+    /// The page whose metadata holds the lock for a page's table; for a root of several pages, the first.
     pub(crate) fn locked_by(&self, page: u64) -> u64 {
         let root = |root: &&Root| root.alive && (root.pa..root.pa + root.entries as u64 * 8).contains(&page);
         self.roots.iter().find(root).map_or(page, |root| root.pa)

@@ -261,8 +261,8 @@ impl Control {
             return Err(FaultKind::AccessFlag);
         }
         // An entry with DBM counts as writable for every access; only a write makes it so in memory.
-        let armed = self.dirty_state && raw & DIRTY_BY_HARDWARE != 0;
-        let effective = if armed { raw & !READ_ONLY } else { raw };
+        let tracked = self.dirty_state && raw & DIRTY_BY_HARDWARE != 0;
+        let effective = if tracked { raw & !READ_ONLY } else { raw };
         if !allows(effective, access) {
             return Err(FaultKind::Permission);
         }

@@ -504,9 +504,9 @@ mod tests {
     #[test]
     fn speculation_sets_the_access_flag_and_no_more() {
         let raw = PAGE | DBM;
-        let mut armed = ram(3, raw);
-        assert_eq!(regime(HA | HD).speculate(ADDRESS, &mut armed).unwrap().raw, raw | ACCESSED);
-        assert_eq!(armed.updates, [(raw, raw | ACCESSED)]);
+        let mut tracked = ram(3, raw);
+        assert_eq!(regime(HA | HD).speculate(ADDRESS, &mut tracked).unwrap().raw, raw | ACCESSED);
+        assert_eq!(tracked.updates, [(raw, raw | ACCESSED)]);
         let mut old = ram(3, raw);
         assert_eq!(regime(0).speculate(ADDRESS, &mut old), None);
         assert_eq!(old.updates, []);

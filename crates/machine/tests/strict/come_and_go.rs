@@ -11,8 +11,8 @@ use twofold_machine::program::{Exit, Instructions};
 use twofold_machine::strict::{CpuHandle, Hosted, Knowledge, Program};
 use twofold_stage2::fault::{Fault, FaultKind};
 use twofold_stage2::{
-    Access, Attributes, Broken, Coalesced, Error, Execute, Features, Ipa, Leaf, Level, Mapped, Pa, Removed, Stage2,
-    Unwatched,
+    Access, Attributes, Broken, Coalesced, Error, Execute, Features, Ipa, Leaf, Level, Mapped, Pa, RemovalWatcher,
+    Stage2, Unwatched,
 };
 
 use crate::random::{Scarce, operations, seed};
@@ -176,7 +176,7 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
 
 struct Collect<'a>(&'a RefCell<Vec<Broken>>);
 
-impl Removed for Collect<'_> {
+impl RemovalWatcher for Collect<'_> {
     const WATCHES: bool = true;
 
     fn leaf(&mut self, leaf: Broken) {

@@ -13,7 +13,7 @@ use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::{Fault, ipa_from_hpfar};
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Pa, Platform, Record, Vmid};
+use twofold_stage2::{Features, Geometry, Granule, Ipa, Pa, Platform, TableMetadata, Vmid};
 
 use crate::world::{MIB_2, MODERN, PAGE, PLAIN};
 
@@ -120,7 +120,7 @@ struct Without {
     without: fn(Tlbi) -> bool,
 }
 
-// SAFETY: memory and records are the machine's. The machine has to report the missing invalidations.
+// SAFETY: memory and metadata are the machine's. The machine has to report the missing invalidations.
 unsafe impl Platform for Without {
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         if !(self.without)(operation) {
@@ -162,8 +162,8 @@ unsafe impl Platform for Without {
         self.hosted.pointer(pa)
     }
 
-    fn record(&self, pa: Pa) -> &Record {
-        self.hosted.record(pa)
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        self.hosted.metadata(pa)
     }
 
     fn pause(&self, yields: u32) {

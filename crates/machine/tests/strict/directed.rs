@@ -78,10 +78,10 @@ fn change<'a>(
         1 => tables.write_protect_mask(range.start, u64::MAX >> (64 - (range.end - range.start) / PAGE)),
         2 => tables.protect(range, Access::READ, &mut &world.pages),
         3 => tables.clean(range, &mut |_| ()),
-        4 => tables.disarm(range, &mut |_| ()),
-        5 => tables.arm_clean(range),
-        6 => tables.arm_clean_mask(range.start, u64::MAX >> (64 - (range.end - range.start) / PAGE)),
-        _ => tables.seal(range),
+        4 => tables.clear_dbm_and_write(range, &mut |_| ()),
+        5 => tables.set_dbm_clean(range),
+        6 => tables.set_dbm_clean_mask(range.start, u64::MAX >> (64 - (range.end - range.start) / PAGE)),
+        _ => tables.clear_dbm(range),
     }
     .unwrap()
 }
@@ -98,10 +98,10 @@ fn judge_a_cpu_that_finds_it_done_flushes_for_the_other() {
             for second in 0..CHANGES {
                 let world = World::new(features, 1, 1, 64 << 20);
                 let ended = world.machine.alone(|cpu| {
-                    let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+                    let tracked = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
                     // Every operation changes entries in which hardware has recorded a write; only some collect the
                     // record.
-                    let tables = mapped(&world, cpu, &armed);
+                    let tables = mapped(&world, cpu, &tracked);
                     let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
                     (0..64).for_each(|number| guest.store(page(number).raw(), 1).unwrap());
                     let (range, withdrawn) = (page(0)..page(64), Withdrawn::Everything);
@@ -430,8 +430,8 @@ fn judge_a_pass_misses_nothing() {
                     (0..cpu.draw(40)).for_each(|_| cpu.pause());
                     let pending = match takes {
                         Takes::Writes => tables.write_protect(range.clone()),
-                        Takes::UnrecordedWrites => tables.arm_clean(range.clone()),
-                        Takes::Records => tables.seal(range.clone()),
+                        Takes::UnrecordedWrites => tables.set_dbm_clean(range.clone()),
+                        Takes::Records => tables.clear_dbm(range.clone()),
                     };
                     let _ = pending.unwrap().complete();
                     cpu.meet();
@@ -440,9 +440,9 @@ fn judge_a_pass_misses_nothing() {
                     cpu.expect_flushed(tables.vttbr(), &range, &seen, withdrawn);
                     for number in [0, 1, 100, 511] {
                         let is_left = |leaf: &twofold_stage2::Leaf| match takes {
-                            Takes::Writes => leaf.descriptor.is_writable() || leaf.descriptor.is_armed(),
+                            Takes::Writes => leaf.descriptor.is_writable() || leaf.descriptor.is_hardware_tracked(),
                             Takes::UnrecordedWrites => leaf.descriptor.is_writable(),
-                            Takes::Records => leaf.descriptor.is_armed(),
+                            Takes::Records => leaf.descriptor.is_hardware_tracked(),
                         };
                         let leaf =
                             tables.look_up(page(number)).filter(|leaf| range.contains(&leaf.ipa) && is_left(leaf));
@@ -494,7 +494,7 @@ fn judge_each_table_that_is_taken_out_is_counted() {
             tables
         });
         let tables = tables.unwrap_or_else(|breach| panic!("{breach}"));
-        let before = tables.taken_out();
+        let before = tables.unlink_count();
         let programs = (0..2).map(|_| -> Program<'_> {
             Box::new(|cpu| {
                 let ipa = section(cpu.number() as u64, 0);
@@ -507,7 +507,7 @@ fn judge_each_table_that_is_taken_out_is_counted() {
         });
         world.machine.run(programs.collect()).unwrap_or_else(|breach| panic!("{breach}"));
         let ended = world.machine.alone(|_| {
-            assert_eq!(tables.taken_out() - before, 2 * ROUNDS, "seed {seed}");
+            assert_eq!(tables.unlink_count() - before, 2 * ROUNDS, "seed {seed}");
             tables.destroy(&mut &world.pages, Unwatched);
         });
         ended.unwrap_or_else(|breach| panic!("{breach}"));
@@ -520,12 +520,12 @@ fn judge_each_table_that_is_taken_out_is_counted() {
 fn judge_no_write_is_lost_at_the_moment() {
     for seed in 1..=600 {
         let world = World::narrow(MODERN, 2, seed, (64, 2));
-        let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+        let tracked = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
         let tables = world.machine.alone(|cpu| {
             let tables = world.tables(0, 1, 40);
             cpu.load(tables.vttbr());
             let level = if seed % 9 == 5 { Level::L2 } else { Level::L3 };
-            let mapped = tables.map(page(0), world.frame(0), level, &armed, &mut &world.pages);
+            let mapped = tables.map(page(0), world.frame(0), level, &tracked, &mut &world.pages);
             assert_eq!(mapped, Ok(Mapped::New));
             let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
             guest.load(page(0).raw()).unwrap();
@@ -547,7 +547,7 @@ fn judge_no_write_is_lost_at_the_moment() {
             match seed % 9 {
                 0 => tables.age(range, &mut |_| ()).unwrap(),
                 1 => {
-                    let _ = tables.disarm(range, &mut report).unwrap().complete();
+                    let _ = tables.clear_dbm_and_write(range, &mut report).unwrap().complete();
                 }
                 2 => {
                     let _ = tables.protect(range, Access::READ_WRITE, &mut &world.pages).unwrap().complete();
@@ -561,15 +561,15 @@ fn judge_no_write_is_lost_at_the_moment() {
                 }
                 // The pages recorded when the records ended may still be written. In case 8, DBM is set again at once.
                 7 | 8 => {
-                    let pending = tables.seal(range.clone()).unwrap();
+                    let pending = tables.clear_dbm(range.clone()).unwrap();
                     if seed % 9 == 8 {
-                        tables.arm(range.clone()).unwrap();
+                        tables.set_dbm(range.clone()).unwrap();
                     }
                     let _ = pending.complete();
                     tables.written(range, &mut report).unwrap();
                 }
                 _ => {
-                    let replaced = tables.map(page(0), world.frame(PAGE), Level::L3, &armed, &mut &world.pages);
+                    let replaced = tables.map(page(0), world.frame(PAGE), Level::L3, &tracked, &mut &world.pages);
                     if let Ok(Mapped::Replaced(old)) = replaced
                         && old.is_hardware_dirty()
                     {
@@ -600,9 +600,9 @@ fn judge_what_is_read_after_the_flush_is_not_written_unseen() {
     const CLEANING: [usize; 7] = [0, 1, 2, 3, 4, 5, 6];
     for seed in 1..=420 {
         let world = World::narrow(MODERN, 2, seed, (64, 3));
-        let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+        let tracked = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
         let tables = world.machine.alone(|cpu| {
-            let tables = mapped(&world, cpu, &armed);
+            let tables = mapped(&world, cpu, &tracked);
             cpu.load(0);
             tables
         });

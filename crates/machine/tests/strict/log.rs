@@ -41,7 +41,7 @@ struct Kind {
     features: Features,
     pages: Pages,
     /// Whether the slot has preallocated backing.
-    given: bool,
+    preallocated: bool,
     /// Frames for tables beyond those that map the slot.
     tables: u64,
     /// The most frequent event.
@@ -102,10 +102,10 @@ impl Migration {
         let (sections, tables) = (SECTIONS * MIB_2, (2 + TABLES + kind.tables) * PAGE);
         // First, so that the root does not break up a section.
         frames.add(machine.arena().donate_part(sections, tables).unwrap());
-        let backing = if kind.given {
+        let backing = if kind.preallocated {
             // Aligned as the slot is.
-            let given = machine.arena().donate_part(MIB_2 - 3 * PAGE, COUNT * PAGE).unwrap();
-            let frames = given.into_run();
+            let donated = machine.arena().donate_part(MIB_2 - 3 * PAGE, COUNT * PAGE).unwrap();
+            let frames = donated.into_run();
             Backing::Preallocated { frames, largest: Level::L2 }
         } else {
             frames.add(machine.arena().donate_part(0, sections).unwrap());
@@ -203,7 +203,7 @@ impl Migration {
             Err(error) => panic!("{error}"),
         }
         // Succeeds only if the log has stopped, and another CPU may start it meanwhile.
-        match self.log().rejoin(cpu.draw(COUNT), 1) {
+        match self.log().coalesce_range(cpu.draw(COUNT), 1) {
             Ok(_) | Err(LogError::Running { .. }) => {}
             Err(error) => panic!("{error}"),
         }
@@ -265,7 +265,7 @@ impl Migration {
                     self.log().stop().unwrap();
                     match cpu.draw(4) {
                         0 | 1 => {
-                            let _ = self.log().rejoin(cpu.draw(COUNT), 1 + cpu.draw(2)).unwrap();
+                            let _ = self.log().coalesce_range(cpu.draw(COUNT), 1 + cpu.draw(2)).unwrap();
                         }
                         // A vCPU that faults there finds tables in place of a block, and may be late with its mapping.
                         2 => {
@@ -369,7 +369,7 @@ fn no_page_is_lost(features: Features, total: u64) {
         let (pages, tables) =
             [(Pages::Small, 8), (Pages::Largest, 8), (Pages::Largest, seed / 3 % 3)][seed as usize % 3];
         let mostly = [Event::Round, Event::Restart, Event::Unmap, Event::Looks, Event::DeviceWrite][seed as usize % 5];
-        let kind = Kind { features, pages, given: seed % 4 < 2, tables, mostly };
+        let kind = Kind { features, pages, preallocated: seed % 4 < 2, tables, mostly };
         let migrated = migrate(kind, seed, AT_ONCE.min(total));
         let [compared, reported] = migrated.unwrap_or_else(|breach| panic!("{breach}"));
         counts = [counts[0] + compared, counts[1] + reported];

@@ -99,15 +99,18 @@ impl Logged {
     }
 
     /// Checks, while no vCPU runs, that each page that may be written without hardware's record is in the log. If not
-    /// `armed_allowed`, checks too that no page has DBM set, since the log does not scan for it.
-    fn check(&self, seed: u64, armed_allowed: bool) {
+    /// `tracked_allowed`, checks too that no page has DBM set, since the log does not scan for it.
+    fn check(&self, seed: u64, tracked_allowed: bool) {
         let (log, mut dirty) = (self.memory.dirty_log(self.slot).unwrap(), DirtyPages::new());
         log.get(&mut dirty).unwrap();
         for page in 0..SIZE / PAGE {
             let Some(leaf) = self.memory.stage2().look_up(START + page * PAGE) else { continue };
-            let seen = !leaf.descriptor.is_writable() || leaf.descriptor.is_armed() || dirty.contains(page);
+            let seen = !leaf.descriptor.is_writable() || leaf.descriptor.is_hardware_tracked() || dirty.contains(page);
             assert!(seen, "seed {seed}: page {page} may be written, and is not in the log: {leaf:?}");
-            assert!(armed_allowed || !leaf.descriptor.is_armed(), "seed {seed}: no scan covers page {page}: {leaf:?}");
+            assert!(
+                tracked_allowed || !leaf.descriptor.is_hardware_tracked(),
+                "seed {seed}: no scan covers page {page}: {leaf:?}"
+            );
         }
     }
 }
@@ -156,7 +159,7 @@ fn judge_a_write_past_the_tables_while_a_log_starts_is_seen() {
 /// A fault that began under a log that has ended sets no DBM that the next log does not scan. This holds for the table
 /// of the page that was written, and for the next table.
 #[test]
-fn judge_what_was_armed_for_another_log_is_undone() {
+fn judge_what_was_tracked_for_another_log_is_undone() {
     for seed in 1..=300 {
         let guest = Logged::new(2, seed, Pages::Small);
         guest.alone(|| {
@@ -181,7 +184,7 @@ fn judge_what_was_armed_for_another_log_is_undone() {
 /// A get ends the records of a section while a fault sets DBM in it again: the section's bit is set, or no page has
 /// DBM.
 #[test]
-fn judge_what_is_armed_is_looked_at() {
+fn judge_what_is_tracked_is_looked_at() {
     for seed in 1..=150 {
         let guest = Logged::new(2, seed, Pages::Small);
         guest.alone(|| {
@@ -212,7 +215,7 @@ fn judge_what_is_armed_is_looked_at() {
 
 /// The same at the first fault of a section, after which no fault sets the bit again.
 #[test]
-fn judge_what_one_fault_armed_is_looked_at() {
+fn judge_what_one_fault_tracked_is_looked_at() {
     for seed in 1..=200 {
         let guest = Logged::with_turns(2, seed, Pages::Small, long_turns(seed));
         guest.alone(|| {
@@ -237,7 +240,7 @@ fn judge_what_one_fault_armed_is_looked_at() {
 /// The records of sections end, because nothing was written there for long, while a fault sets DBM in their whole
 /// table. Their bits are set, or no page in them has DBM.
 #[test]
-fn judge_what_is_armed_as_it_gets_cold_is_looked_at() {
+fn judge_what_is_tracked_as_it_gets_cold_is_looked_at() {
     /// The number of rounds without a write after which a section's records end.
     const COLD: usize = 64;
     for seed in 1..=40 {
@@ -371,7 +374,7 @@ fn judge_what_was_cleared_is_not_reported_again() {
 
 /// Faulting writes close to each other, in one round, make hardware record the pages around them.
 #[test]
-fn judge_faults_of_one_round_arm_what_is_around() {
+fn judge_faults_of_one_round_set_dbm_on_what_is_around() {
     // In the same 2 MiB of the slot, in sections of 64 pages: one more section, without a fault.
     for same_round in [true, false] {
         let guest = Logged::new(1, 1, Pages::Small);
@@ -384,7 +387,7 @@ fn judge_faults_of_one_round_arm_what_is_around() {
             }
             guest.write(300);
             let leaf = guest.memory.stage2().look_up(START + 400 * PAGE).unwrap();
-            assert_eq!(leaf.descriptor.is_armed(), same_round, "{leaf:?}");
+            assert_eq!(leaf.descriptor.is_hardware_tracked(), same_round, "{leaf:?}");
         });
     }
 }
@@ -487,7 +490,7 @@ fn judge_no_block_comes_back_while_a_log_starts() {
             Box::new(|cpu| {
                 wait(cpu, 10);
                 // An error is fine too: the log runs by now.
-                let _ = guest.memory.dirty_log(guest.slot).unwrap().rejoin(0, 1);
+                let _ = guest.memory.dirty_log(guest.slot).unwrap().coalesce_range(0, 1);
             }),
             Box::new(|cpu| {
                 wait(cpu, 10);
@@ -531,8 +534,8 @@ fn judge_a_block_made_by_a_fault_while_a_log_starts_is_seen() {
                 guest.write(page);
             }),
         ]);
-        let armed_allowed = !matches!(tracker, Tracker::Manual);
-        guest.alone(|| guest.check(seed, armed_allowed));
+        let tracked_allowed = !matches!(tracker, Tracker::Manual);
+        guest.alone(|| guest.check(seed, tracked_allowed));
     }
 }
 
@@ -552,7 +555,7 @@ fn judge_a_block_that_comes_back_is_ready() {
         guest.together(vec![
             Box::new(|_| write(32 + 511)),
             Box::new(|cpu| {
-                while guest.memory.dirty_log(guest.slot).unwrap().rejoin(32, 1).unwrap().blocks == 0 {
+                while guest.memory.dirty_log(guest.slot).unwrap().coalesce_range(32, 1).unwrap().blocks == 0 {
                     cpu.pause();
                 }
             }),

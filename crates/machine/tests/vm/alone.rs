@@ -14,7 +14,7 @@ use twofold_machine::interrupts::Interrupts;
 use twofold_memory::{GuestFault, GuestMemory, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
-use twofold_stage2::{Pa, Platform, Record, TableSource};
+use twofold_stage2::{Pa, Platform, TableMetadata, TableSource};
 
 use crate::programs::PAGE;
 use crate::scenarios::{MIB_2, RAM, Room};
@@ -30,7 +30,7 @@ struct Meeting(AtomicU32);
 
 impl Meeting {
     /// The first thread for which the engine asks for an address stops there.
-    const ARMED: u32 = 1;
+    const TRACKED: u32 = 1;
     /// The first thread is inside the lock.
     const INSIDE: u32 = 2;
     /// The other thread paused.
@@ -48,7 +48,7 @@ impl Meeting {
 
     /// Stops a thread inside the lock until the other thread pauses or ends.
     fn stop(&self) {
-        if self.moves(Self::ARMED, Self::INSIDE) {
+        if self.moves(Self::TRACKED, Self::INSIDE) {
             while self.is(Self::INSIDE) {
                 thread::yield_now();
             }
@@ -96,8 +96,8 @@ unsafe impl Platform for Meets {
         self.0.pointer(pa)
     }
 
-    fn record(&self, pa: Pa) -> &Record {
-        self.0.record(pa)
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        self.0.metadata(pa)
     }
 
     fn abandoned(&self, root: Pa) {
@@ -119,13 +119,13 @@ fn waits(holder: Work, other: Work) -> bool {
     let memory = room.memory(0, 1, Pages::Small);
     // The page has its frame, and is not mapped.
     memory.write(RAM, &[1; PAGE as usize]).unwrap();
-    assert!(meeting.moves(0, Meeting::ARMED));
+    assert!(meeting.moves(0, Meeting::TRACKED));
     thread::scope(|scope| {
         let first = scope.spawn(|| {
             holder(&memory, &meeting);
-            assert!(!meeting.is(Meeting::ARMED), "the thread was never inside the lock");
+            assert!(!meeting.is(Meeting::TRACKED), "the thread was never inside the lock");
         });
-        while meeting.is(Meeting::ARMED) && !first.is_finished() {
+        while meeting.is(Meeting::TRACKED) && !first.is_finished() {
             thread::yield_now();
         }
         other(&memory, &meeting);

@@ -19,7 +19,7 @@ pub const RAM_SIZE: u64 = 8 * MIB_2;
 const READ_ONLY: Ipa = Ipa::new(0x8000_0000);
 const DEVICE: Ipa = Ipa::new(0x900_0000);
 /// Mapped by the test, with hardware's records.
-const ARMED: Ipa = Ipa::new(0xc000_0000);
+const TRACKED: Ipa = Ipa::new(0xc000_0000);
 const NOWHERE: u64 = 0x1_0000_0000;
 
 /// xFSC of a synchronous external abort.
@@ -328,23 +328,23 @@ pub fn stage1_updates_are_recorded<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, pa
     let vm = Vm::new(room.memory(part, 9, Pages::Small));
     // Frames that belong to no slot.
     let offset = 64 * PAGE;
-    let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+    let tracked = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
     for page in 0..PAGES {
         let frame = room.window(part).part(offset + page * PAGE, PAGE).unwrap();
-        let grant = vm.memory().stage2().open(frame, ARMED + page * PAGE);
-        let _ = grant.map(Level::L3, &armed, &mut vm.memory().tables()).unwrap();
+        let grant = vm.memory().stage2().open(frame, TRACKED + page * PAGE);
+        let _ = grant.map(Level::L3, &tracked, &mut vm.memory().tables()).unwrap();
     }
     let dirty = || {
         let mut dirty = Vec::new();
         let memory = vm.memory();
-        let range = ARMED..ARMED + PAGES * PAGE;
+        let range = TRACKED..TRACKED + PAGES * PAGE;
         let pending = memory.stage2().clean(range, &mut |marked| dirty.extend(marked.leaves(PAGE))).unwrap();
         let _ = pending.complete();
         dirty
     };
-    let own = OwnTables { tables: ARMED.raw(), data: ARMED.raw() + 6 * PAGE };
+    let own = OwnTables { tables: TRACKED.raw(), data: TRACKED.raw() + 6 * PAGE };
     room.script(&vm, cpu, &own.make());
-    assert_eq!(dirty(), [0, 1, 2, 3, 4, 5].map(|page| ARMED + page * PAGE), "the tables");
+    assert_eq!(dirty(), [0, 1, 2, 3, 4, 5].map(|page| TRACKED + page * PAGE), "the tables");
     let (table, data) = (Ipa::new(own.table(0, 3)), Ipa::new(own.page(0, 2)));
     let enter = own.enter(0);
     room.script(&vm, cpu, &[enter, Op::Load(VA, 0)]);

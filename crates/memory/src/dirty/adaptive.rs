@@ -128,18 +128,18 @@ impl Cold {
         self.paid = FREE * LOOKS;
     }
 
-    /// Counts a read of the `armed` (hardware-tracked) sections of a word, of which the `dirty` ones had a write.
+    /// Counts a read of the `tracked` (hardware-tracked) sections of a word, of which the `dirty` ones had a write.
     /// Returns the sections to end: those that were clean for [`COLD`] rounds, as far as reads have paid for them.
-    pub(super) fn looked(&mut self, word: u64, armed: u64, dirty: u64) -> u64 {
+    pub(super) fn looked(&mut self, word: u64, tracked: u64, dirty: u64) -> u64 {
         let sections = self.rounds.get_mut((word * WORD) as usize..).unwrap_or_default();
         let count = sections.len().min(WORD as usize);
-        let (sections, clean) = (&mut sections[..count], armed & !dirty);
+        let (sections, clean) = (&mut sections[..count], tracked & !dirty);
         let mut longest = 0;
         for (bit, rounds) in sections.iter_mut().enumerate() {
             *rounds = if clean >> bit & 1 == 1 { rounds.saturating_add(1) } else { 0 };
             longest = longest.max(*rounds);
         }
-        self.paid += u64::from(armed.count_ones());
+        self.paid += u64::from(tracked.count_ones());
         let mut ended = 0;
         if longest >= COLD {
             for (bit, rounds) in sections.iter_mut().enumerate().filter(|(_, rounds)| **rounds >= COLD) {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_fault_arms_a_section_unless_the_first_is_long_ago() {
+    fn the_second_fault_sets_dbm_on_a_section_unless_the_first_is_long_ago() {
         let heat = heat();
         assert_eq!(heat.fault(65), None);
         heat.next_round();
@@ -178,12 +178,12 @@ mod tests {
     }
 
     #[test]
-    fn faults_that_lie_close_arm_a_table_and_then_a_group() {
+    fn faults_that_lie_close_set_dbm_on_a_table_and_then_a_group() {
         let heat = heat();
         let faults = (0..GROUP_PAGES / SECTION).map(|section| (section, heat.fault(section * SECTION)));
-        let armed: Vec<_> = faults.filter_map(|(section, armed)| Some((section, armed?))).collect();
-        assert_eq!(armed[0], (TABLE - 1, 0..TABLE_PAGES));
-        assert!(armed.contains(&(GROUP - 1, 0..GROUP_PAGES)), "{armed:?}");
+        let tracked: Vec<_> = faults.filter_map(|(section, tracked)| Some((section, tracked?))).collect();
+        assert_eq!(tracked[0], (TABLE - 1, 0..TABLE_PAGES));
+        assert!(tracked.contains(&(GROUP - 1, 0..GROUP_PAGES)), "{tracked:?}");
     }
 
     #[test]
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_armed_is_not_cold() {
+    fn what_was_not_tracked_is_not_cold() {
         let mut cold = Cold::new(PAGES).unwrap();
         cold.next_round();
         assert!((1..COLD).all(|_| cold.looked(0, 1, 0) == 0));

@@ -13,10 +13,10 @@ use crate::guest::Pages;
 use crate::ram::SECTION;
 use crate::slots::Content;
 
-/// What [`DirtyLog::rejoin`] did, and where to continue.
+/// What [`DirtyLog::coalesce_range`] did, and where to continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Rejoined {
+pub struct CoalescedRange {
     /// Blocks that were made.
     pub blocks: u64,
     /// The page to continue from, or `None` if the end of the slot was reached.
@@ -28,7 +28,7 @@ impl<P: Platform> DirtyLog<'_, P> {
     /// flush each. `page` counts from the start of the slot, and is rounded up to the next 2 MiB boundary of the
     /// guest's addresses.
     ///
-    /// Call it after the log has stopped, between other work, again and again with the [`next`](Rejoined::next) that
+    /// Call it after the log has stopped, between other work, again and again with the [`next`](CoalescedRange::next) that
     /// the last call returned. vCPUs may run meanwhile.
     ///
     /// A range is left as it is if a page of it was never touched, if its first page is not mapped, or if it is mapped
@@ -44,19 +44,19 @@ impl<P: Platform> DirtyLog<'_, P> {
     /// [`LogError::Stage2`] if the tables cannot be changed.
     ///
     /// Blocks that were made before an error stay.
-    pub fn rejoin(&self, page: u64, blocks: u64) -> Result<Rejoined, LogError> {
+    pub fn coalesce_range(&self, page: u64, blocks: u64) -> Result<CoalescedRange, LogError> {
         let (memory, slot) = (self.memory, self.slot);
-        let mut rejoined = Rejoined { blocks: 0, next: None };
+        let mut coalesced = CoalescedRange { blocks: 0, next: None };
         // If no log was ever started, none has split a block.
-        let Some(log) = slot.tracking.log().filter(|_| memory.pages == Pages::Largest) else { return Ok(rejoined) };
+        let Some(log) = slot.tracking.log().filter(|_| memory.pages == Pages::Largest) else { return Ok(coalesced) };
         let platform = memory.stage2.platform();
         // The smallest block is a huge page (2 MiB).
         let mut at = (slot.range.start + page.min(self.pages()) * FRAME).raw().next_multiple_of(SECTION);
         while let Some(end) = at.checked_add(SECTION).filter(|end| *end <= slot.range.end.raw()) {
             let ipa = Ipa::new(at);
-            if rejoined.blocks == blocks {
-                rejoined.next = Some((ipa - slot.range.start) / FRAME);
-                return Ok(rejoined);
+            if coalesced.blocks == blocks {
+                coalesced.next = Some((ipa - slot.range.start) / FRAME);
+                return Ok(coalesced);
             }
             at = end;
             let Some((level, grant)) = self.ready_block(ipa) else { continue };
@@ -73,11 +73,11 @@ impl<P: Platform> DirtyLog<'_, P> {
             }
             let attributes = memory.ram_attributes(true, false, false);
             match memory.coalesce(level, grant, &attributes)? {
-                Coalesced::Done { .. } | Coalesced::Mapped(Mapped::New) => rejoined.blocks += 1,
+                Coalesced::Done { .. } | Coalesced::Mapped(Mapped::New) => coalesced.blocks += 1,
                 Coalesced::Mapped(_) => {}
             }
         }
-        Ok(rejoined)
+        Ok(coalesced)
     }
 
     /// The largest block that may begin at `ipa`, a 2 MiB boundary, if all of it is ready: its level, and the right to
@@ -89,9 +89,9 @@ impl<P: Platform> DirtyLog<'_, P> {
                 let ram = ram.lock(stage2.platform());
                 Some((Level::L2, stage2.grant(ram.ready_section(ipa)?, ipa, SECTION)?))
             }
-            Content::Preallocated(given) => {
-                let place = given.leaf_from(&self.slot.range, ipa, stage2.geometry());
-                let grant = stage2.grant(&given.frames, ipa, place.size(stage2.geometry()))?;
+            Content::Preallocated(preallocated) => {
+                let place = preallocated.leaf_from(&self.slot.range, ipa, stage2.geometry());
+                let grant = stage2.grant(&preallocated.frames, ipa, place.size(stage2.geometry()))?;
                 (place.level < Level::L3).then_some((place.level, grant))
             }
             Content::Device(_) => None,

@@ -73,7 +73,7 @@ impl<P: Platform> DirtyLog<'_, P> {
 impl<'a, P: Platform> Held<'a, P> {
     /// Begins to clear, and splits `chunk` bytes at once before they are protected.
     pub(super) fn clearing(&self, chunk: u64) -> Clearing<'_, 'a, P> {
-        Clearing { held: self, chunk, split: 0, full: 0..0, full_is_armed: false, pending: None }
+        Clearing { held: self, chunk, split: 0, full: 0..0, full_sets_dbm: false, pending: None }
     }
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Clearing<'l, 'a, P: Platform> {
     split: u64,
     /// A run of pages whose bits were taken, all of them, and which are still to be protected.
     full: Range<u64>,
-    full_is_armed: bool,
+    full_sets_dbm: bool,
     pending: Option<Pending<'l, P, Downgrade>>,
 }
 
@@ -104,18 +104,19 @@ impl<P: Platform> Clearing<'_, '_, P> {
         self.split_word(first, dirty)?;
         self.split_before(first)?;
         let taken = pages.take(word, mask & inside);
-        let arms = self.arms(first);
+        let sets_dbm = self.sets_dbm(first);
         if taken == inside {
             let end = first + u64::from(inside.count_ones());
-            if self.full.end != first || self.full_is_armed != arms {
+            if self.full.end != first || self.full_sets_dbm != sets_dbm {
                 self.protect_full().inspect_err(|_| pages.set_in(word, taken))?;
                 self.full = first..first;
-                self.full_is_armed = arms;
+                self.full_sets_dbm = sets_dbm;
             }
             self.full.end = end;
         } else {
             let (stage2, ipa) = (&self.held.memory.stage2, self.held.ipa(first));
-            let pending = if arms { stage2.arm_clean_mask(ipa, taken) } else { stage2.write_protect_mask(ipa, taken) };
+            let pending =
+                if sets_dbm { stage2.set_dbm_clean_mask(ipa, taken) } else { stage2.write_protect_mask(ipa, taken) };
             // A page that could not be protected goes back into the log.
             join(&mut self.pending, pending.inspect_err(|_| pages.set_in(word, taken))?);
         }
@@ -132,11 +133,11 @@ impl<P: Platform> Clearing<'_, '_, P> {
     }
 
     /// Whether the word's pages are to be hardware-tracked from now on.
-    fn arms(&self, first: u64) -> bool {
+    fn sets_dbm(&self, first: u64) -> bool {
         match self.held.running.tracker() {
             Tracker::Hardware => true,
             // A section of `Adaptive` is a word.
-            Tracker::Adaptive => self.held.log.armed.is_set(first / WORD),
+            Tracker::Adaptive => self.held.log.tracked.is_set(first / WORD),
             Tracker::WriteProtect | Tracker::Manual | Tracker::Combined => false,
         }
     }
@@ -148,7 +149,7 @@ impl<P: Platform> Clearing<'_, '_, P> {
         }
         let stage2 = &self.held.memory.stage2;
         let range = self.addresses(&full);
-        let pending = if self.full_is_armed { stage2.arm_clean(range) } else { stage2.write_protect(range) };
+        let pending = if self.full_sets_dbm { stage2.set_dbm_clean(range) } else { stage2.write_protect(range) };
         join(&mut self.pending, pending.inspect_err(|_| self.held.log.pages.set_run(full.start, full.end))?);
         Ok(())
     }
@@ -182,7 +183,7 @@ impl<P: Platform> Clearing<'_, '_, P> {
 
     /// Whether blocks are split before they are protected.
     fn splits(&self) -> bool {
-        self.chunk != 0 || self.held.running.maps_armed()
+        self.chunk != 0 || self.held.running.maps_tracked()
     }
 
     /// Bytes to split at once: at least what one table of pages maps, so that each table is looked for once.

@@ -24,10 +24,10 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Takes DBM back from `pages` if the log for which it was set does not run any more (D6): the log that runs now
     /// does not look there.
-    pub(crate) fn note_armed(&self, slot: &Memslot, pages: IpaRange, log: Running) {
+    pub(crate) fn note_tracked(&self, slot: &Memslot, pages: IpaRange, log: Running) {
         full_fence();
         if slot.tracking.running() != Some(log) {
-            self.undo_armed(slot, pages);
+            self.undo_tracked(slot, pages);
         }
     }
 
@@ -44,8 +44,8 @@ impl<P: Platform> GuestMemory<P> {
         if slot.tracking.running().is_some() {
             log.pages.set(number);
         }
-        if then.arms_around() {
-            self.arm_around(slot, log, number, then)?;
+        if then.sets_dbm_around() {
+            self.set_dbm_around(slot, log, number, then)?;
         }
         Ok(relaxed)
     }
@@ -71,7 +71,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Has hardware record writes around a page whose write has faulted (D5).
-    fn arm_around(&self, slot: &Memslot, log: &Log, number: u64, then: Running) -> Result<(), Error> {
+    fn set_dbm_around(&self, slot: &Memslot, log: &Log, number: u64, then: Running) -> Result<(), Error> {
         let section = then.section();
         let pages = match then.tracker() {
             Tracker::Combined => number / section * section..(number / section + 1) * section,
@@ -83,24 +83,24 @@ impl<P: Platform> GuestMemory<P> {
         };
         let pages = pages.start..pages.end.min(log.pages.count());
         let sections = pages.start / section..pages.end.div_ceil(section);
-        if sections.clone().all(|section| log.armed.is_set(section)) {
+        if sections.clone().all(|section| log.tracked.is_set(section)) {
             return Ok(());
         }
         let at = |page: u64| slot.range.start + page * FRAME;
         let range = at(pages.start)..at(pages.end);
         // DBM before the section's bit, so that a get that finds the bit sees DBM (I3).
-        self.stage2.arm(range.clone())?;
-        log.armed.set_run(sections.start, sections.end);
-        self.note_armed(slot, range, then);
+        self.stage2.set_dbm(range.clone())?;
+        log.tracked.set_run(sections.start, sections.end);
+        self.note_tracked(slot, range, then);
         Ok(())
     }
 
     /// Clears DBM that was set for a log that does not run any more (D6). Pages that hardware recorded meanwhile are
     /// marked for the log that runs.
     #[cold]
-    fn undo_armed(&self, slot: &Memslot, pages: IpaRange) {
+    fn undo_tracked(&self, slot: &Memslot, pages: IpaRange) {
         let Some(log) = slot.tracking.log() else { return };
-        let undone = self.stage2.disarm(pages, &mut |marked| log.mark_found(slot, &marked));
+        let undone = self.stage2.clear_dbm_and_write(pages, &mut |marked| log.mark_found(slot, &marked));
         if let Ok(pending) = undone {
             let _ = pending.complete();
         }

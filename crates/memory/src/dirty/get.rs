@@ -34,7 +34,7 @@ impl<P: Platform> DirtyLog<'_, P> {
             Tracker::Manual => {}
             Tracker::Hardware => held.look_through()?,
             Tracker::Combined => held.end_records()?,
-            Tracker::Adaptive => held.look_at_armed()?,
+            Tracker::Adaptive => held.look_at_tracked()?,
         }
         held.report(dirty)
     }
@@ -90,27 +90,27 @@ impl<P: Platform> Held<'_, P> {
 
     /// Ends hardware's records in all tracked sections, and marks what it recorded (D14 to D17; Kolothum 2023).
     fn end_records(&self) -> Result<(), LogError> {
-        let (memory, armed, sealed) = (self.memory, &self.log.armed, &self.log.sealed);
+        let (memory, tracked, cleared) = (self.memory, &self.log.tracked, &self.log.dbm_cleared);
         let mut pending = None;
-        for word in armed.words_set(0, armed.words()) {
-            let sections = armed.take(word, u64::MAX) & self.sections_in(word);
-            sealed.set_in(word, sections);
+        for word in tracked.words_set(0, tracked.words()) {
+            let sections = tracked.take(word, u64::MAX) & self.sections_in(word);
+            cleared.set_in(word, sections);
             for run in runs(word, sections) {
-                join(&mut pending, memory.stage2.seal(self.sections(&run))?);
+                join(&mut pending, memory.stage2.clear_dbm(self.sections(&run))?);
             }
         }
-        self.written_in_sealed(pending)
+        self.written_in_cleared(pending)
     }
 
     /// Marks the pages that hardware recorded in tracked sections, and ends the records of sections that are cold (D14
     /// to D17).
-    fn look_at_armed(&mut self) -> Result<(), LogError> {
-        let (memory, armed, sealed) = (self.memory, &self.log.armed, &self.log.sealed);
+    fn look_at_tracked(&mut self) -> Result<(), LogError> {
+        let (memory, tracked, cleared) = (self.memory, &self.log.tracked, &self.log.dbm_cleared);
         self.log.heat.next_round();
         self.own.cold.next_round();
         let mut pending = None;
-        for word in armed.words_set(0, armed.words()) {
-            let sections = armed.word(word) & self.sections_in(word);
+        for word in tracked.words_set(0, tracked.words()) {
+            let sections = tracked.word(word) & self.sections_in(word);
             let mut dirty = 0;
             for run in runs(word, sections) {
                 let mut found = |marked: Marked| {
@@ -121,28 +121,28 @@ impl<P: Platform> Held<'_, P> {
             }
             let cold = self.own.cold.looked(word, sections, dirty);
             if cold != 0 {
-                armed.take(word, cold);
-                sealed.set_in(word, cold);
+                tracked.take(word, cold);
+                cleared.set_in(word, cold);
                 for run in runs(word, cold) {
-                    join(&mut pending, memory.stage2.seal(self.sections(&run))?);
+                    join(&mut pending, memory.stage2.clear_dbm(self.sections(&run))?);
                 }
             }
         }
-        self.written_in_sealed(pending)
+        self.written_in_cleared(pending)
     }
 
-    /// Completes the flush (D16), then marks what was recorded in the sections that were sealed (D17).
+    /// Completes the flush (D16), then marks what was recorded in the sections whose DBM was cleared (D17).
     ///
     /// Reading before the flush would find the same if hardware grants a write only by a compare-and-exchange of the
-    /// descriptor in memory, which has DBM clear after `seal`. So no test can tell the two orders apart. This order is
+    /// descriptor in memory, which has DBM clear after `clear_dbm`. So no test can tell the two orders apart. This order is
     /// also safe if a CPU goes by a cached entry, and costs no more.
-    fn written_in_sealed(&self, pending: Option<Pending<'_, P, Downgrade>>) -> Result<(), LogError> {
-        let (sealed, stage2) = (&self.log.sealed, &self.memory.stage2);
+    fn written_in_cleared(&self, pending: Option<Pending<'_, P, Downgrade>>) -> Result<(), LogError> {
+        let (cleared, stage2) = (&self.log.dbm_cleared, &self.memory.stage2);
         if let Some(pending) = pending {
             let _ = pending.complete();
         }
-        for word in sealed.words_set(0, sealed.words()) {
-            for sections in runs(word, sealed.take(word, u64::MAX)) {
+        for word in cleared.words_set(0, cleared.words()) {
+            for sections in runs(word, cleared.take(word, u64::MAX)) {
                 let range = self.sections(&sections);
                 stage2.written(range, &mut |marked| self.log.mark_found(self.slot, &marked))?;
             }

@@ -31,10 +31,10 @@ pub(crate) struct Log {
     /// The pages that are dirty.
     pub(super) pages: Bits,
     /// The sections that are hardware-tracked.
-    pub(super) armed: Bits,
+    pub(super) tracked: Bits,
     /// The sections between D15 and D17, under the log's lock. A get takes every bit that it sets, so that none is left
     /// for the next log.
-    pub(super) sealed: Bits,
+    pub(super) dbm_cleared: Bits,
     /// Where writes fault.
     pub(super) heat: Heat,
     /// The log's lock: to start, stop, get, clear, unmap and coalesce.
@@ -107,8 +107,8 @@ impl Log {
         let options = LogOptions::new(Tracker::WriteProtect);
         Some(Self {
             pages: Bits::new(pages)?,
-            armed: sections()?,
-            sealed: sections()?,
+            tracked: sections()?,
+            dbm_cleared: sections()?,
             heat: Heat::new(pages)?,
             own: Lock::new(Own { options, starts: 0, cold: Cold::new(pages)? }),
         })
@@ -124,7 +124,7 @@ impl Running {
 
     /// Whether a write fault sets DBM on other pages (D5): the trackers from [`Tracker::Combined`] on.
     #[inline]
-    pub(super) fn arms_around(self) -> bool {
+    pub(super) fn sets_dbm_around(self) -> bool {
         self.0 & 4 != 0
     }
 
@@ -136,7 +136,7 @@ impl Running {
 
     /// Whether pages are mapped with DBM set.
     #[inline]
-    pub(crate) fn maps_armed(self) -> bool {
+    pub(crate) fn maps_tracked(self) -> bool {
         self.tracker() == Tracker::Hardware
     }
 }

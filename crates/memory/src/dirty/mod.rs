@@ -84,7 +84,7 @@
 //!   the write: a clear between the bit and the write would miss it.
 //! * *Unmapping*, by [`GuestMemory::unmap`](crate::GuestMemory::unmap), holds the log's lock until its flush is
 //!   complete. Otherwise a clear would find the page gone, flush nothing, and return while a TLB still allows writes.
-//! * *A block takes the place of a table* after a log has stopped: by [`rejoin`](DirtyLog::rejoin), with the log's
+//! * *A block takes the place of a table* after a log has stopped: by [`coalesce_range`](DirtyLog::coalesce_range), with the log's
 //!   lock, or by a fault that finds the table in its way, without it, so that no fault waits for a `get`. To a log that
 //!   is started meanwhile, such a fault is a D2 that maps a block, and its D4 sets the bit of each page. If D4 sees the
 //!   log, all pages are marked. That includes what hardware had recorded in the table, which no `get` could find any
@@ -119,7 +119,7 @@ use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 use crate::slots::{Content, Memslot, SlotId};
 use bits::WORD;
-pub use blocks::Rejoined;
+pub use blocks::CoalescedRange;
 use log::Own;
 pub(crate) use log::{Log, Running, Tracking};
 pub use options::{LogError, LogOptions, Tracker};
@@ -209,7 +209,7 @@ impl<'a, P: Platform> DirtyLog<'a, P> {
         if slot.tracking.running().is_some() {
             return Err(LogError::Running { start: slot.range.start });
         }
-        log.armed.clear();
+        log.tracked.clear();
         own.cold.forget();
         if options.all_dirty {
             log.pages.fill();
@@ -223,7 +223,7 @@ impl<'a, P: Platform> DirtyLog<'a, P> {
     }
 
     /// Stops the log: no page is marked any more. Pages stay protected until the guest writes to them, or until they
-    /// are coalesced ([`rejoin`](Self::rejoin)).
+    /// are coalesced ([`coalesce_range`](Self::coalesce_range)).
     ///
     /// # Errors
     ///
@@ -255,10 +255,10 @@ impl<P: Platform> Held<'_, P> {
     /// Removes write access from the whole slot (D10).
     fn protect_all(&self) -> Result<(), LogError> {
         let (stage2, range, chunk) = (&self.memory.stage2, &self.slot.range, self.own.options.chunk);
-        if self.running.maps_armed() {
+        if self.running.maps_tracked() {
             // Blocks are never hardware-tracked (I2), so all are split first.
             self.split(range.clone(), chunk.max(LEAST_CHUNK))?;
-            let _ = stage2.arm_clean(range.clone())?.complete();
+            let _ = stage2.set_dbm_clean(range.clone())?.complete();
         } else {
             let _ = stage2.write_protect(range.clone())?.complete();
             if chunk != 0 {

@@ -12,7 +12,7 @@ use machine::guest::Guest;
 use machine::platform::{Event, PLAIN};
 use machine::{GIB, PAGE, SECTION};
 use twofold_memory::baselines::{Clean, Coalesce, Policies, Split, TablePages};
-use twofold_memory::dirty::{LogOptions, Rejoined, Tracker};
+use twofold_memory::dirty::{CoalescedRange, LogOptions, Tracker};
 use twofold_memory::{Answer, Backing, Done, Pages, Slot};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::Tlbi;
@@ -136,7 +136,7 @@ fn a_chunk_bounds_how_much_is_split() {
         (Split::SkipChildren, GIB, 3),
         (Split::EveryLevel, GIB, 3),
     ] {
-        let mut world = World::given(FEATURES, Pages::Largest, BASE, GIB / PAGE, Level::L1, 1 + all);
+        let mut world = World::preallocated(FEATURES, Pages::Largest, BASE, GIB / PAGE, Level::L1, 1 + all);
         world.guest.memory.set_policies(Policies { split, ..Policies::default() });
         world.write(0);
         assert_eq!(world.level(0), Some(1));
@@ -150,7 +150,7 @@ fn a_chunk_bounds_how_much_is_split() {
     }
     // A clear of one word splits no more than its chunk, too.
     for (chunk, beside) in [(SECTION, 2), (GIB, 3)] {
-        let mut world = World::given(FEATURES, Pages::Largest, BASE, GIB / PAGE, Level::L1, 1 + all);
+        let mut world = World::preallocated(FEATURES, Pages::Largest, BASE, GIB / PAGE, Level::L1, 1 + all);
         world.guest.memory.set_policies(Policies { split: Split::SkipLeaves, ..Policies::default() });
         world.write(0);
         world.log().start(&LogOptions { chunk, ..LogOptions::new(Tracker::Manual) }).unwrap();
@@ -236,7 +236,7 @@ fn freeing_first_frees_while_nothing_is_mapped() {
         if by_fault {
             assert_eq!(cleaned(&mut guest, BASE + PAGE).1, mapped(Level::L2, false));
         } else {
-            assert_eq!(log_of(&guest, slot).rejoin(0, 1), Ok(Rejoined { blocks: 1, next: None }));
+            assert_eq!(log_of(&guest, slot).coalesce_range(0, 1), Ok(CoalescedRange { blocks: 1, next: None }));
         }
         assert_eq!((guest.level(BASE), guest.memory.counts().tables_freed), (Some(2), freed + 1));
         guest.machine.events();
@@ -293,7 +293,7 @@ fn a_log_tells_the_same_by_all_policies() {
                     world.clear_and_copy(written);
                     world.check_reported([]);
                     world.log().stop().unwrap();
-                    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: BLOCKS, next: None }));
+                    assert_eq!(world.log().coalesce_range(0, 9), Ok(CoalescedRange { blocks: BLOCKS, next: None }));
                     assert_eq!(levels(&world), [Some(2); 4]);
                 }
             }

@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Rejoined, Tracker};
+use twofold_memory::dirty::{CoalescedRange, DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Answer, Done, GuestFault, Pages};
 use twofold_stage2::Level;
 use twofold_stage2::fault::{AccessKind, FaultKind};
@@ -79,16 +79,21 @@ fn blocks_come_back_within_their_budget() {
         world.write_all((0..world.pages).step_by(7));
         assert_eq!(levels(&world), SPLIT);
         let running = Err(LogError::Running { start: BASE });
-        assert_eq!(world.log().rejoin(0, 9), running);
+        assert_eq!(world.log().coalesce_range(0, 9), running);
         assert_eq!(levels(&world), SPLIT, "not before it has stopped");
         world.log().stop().unwrap();
-        let rejoin = |world: &mut World, page, blocks| world.flushes(|world| world.log().rejoin(page, blocks).unwrap());
-        assert_eq!(rejoin(&mut world, 0, 0), (Rejoined { blocks: 0, next: Some(0) }, 0));
-        assert_eq!(rejoin(&mut world, 0, 2), (Rejoined { blocks: 2, next: Some(1024) }, 2));
+        let coalesce_range =
+            |world: &mut World, page, blocks| world.flushes(|world| world.log().coalesce_range(page, blocks).unwrap());
+        assert_eq!(coalesce_range(&mut world, 0, 0), (CoalescedRange { blocks: 0, next: Some(0) }, 0));
+        assert_eq!(coalesce_range(&mut world, 0, 2), (CoalescedRange { blocks: 2, next: Some(1024) }, 2));
         assert_eq!(levels(&world), [Some(2), Some(2), Some(3)]);
-        assert_eq!(rejoin(&mut world, 1024, 2), (Rejoined { blocks: 1, next: None }, 1));
+        assert_eq!(coalesce_range(&mut world, 1024, 2), (CoalescedRange { blocks: 1, next: None }, 1));
         assert_eq!(levels(&world), BLOCKS);
-        assert_eq!(rejoin(&mut world, 0, 9), (Rejoined { blocks: 0, next: None }, 0), "nothing is left to do");
+        assert_eq!(
+            coalesce_range(&mut world, 0, 9),
+            (CoalescedRange { blocks: 0, next: None }, 0),
+            "nothing is left to do"
+        );
         assert_eq!(world.level(1536), Some(3), "the rest of the slot is not a whole huge page");
         // All memory keeps its content, and may be written.
         world.copy_pages(0..world.pages);
@@ -107,11 +112,11 @@ fn what_was_not_touched_as_a_whole_stays_in_pages() {
     world.write_all(0..511);
     world.write_all(512..1024);
     world.log().stop().unwrap();
-    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 1, next: None }));
+    assert_eq!(world.log().coalesce_range(0, 9), Ok(CoalescedRange { blocks: 1, next: None }));
     assert_eq!([0, 512].map(|page| world.level(page)), [Some(3), Some(2)]);
     // Past the guest's tables, so that no fault maps a block.
     world.device_writes(511);
-    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 1, next: None }));
+    assert_eq!(world.log().coalesce_range(0, 9), Ok(CoalescedRange { blocks: 1, next: None }));
     assert_eq!([0, 512].map(|page| world.level(page)), [Some(2), Some(2)]);
     world.copy_pages(0..1024);
 }
@@ -124,7 +129,7 @@ fn one_page_that_was_not_touched_keeps_a_section_in_pages() {
         world.start(LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) });
         world.write_all((0..512).filter(|page| *page != missing));
         world.log().stop().unwrap();
-        assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }), "page {missing}");
+        assert_eq!(world.log().coalesce_range(0, 9), Ok(CoalescedRange { blocks: 0, next: None }), "page {missing}");
         assert_eq!(world.level(missing), None);
     }
 }
@@ -152,8 +157,8 @@ fn a_block_that_is_made_writable_as_a_log_starts_is_reported_whole() {
 
 /// If all ranges are blocks already, no lock is taken: neither a fault nor a start waits.
 #[test]
-fn a_rejoin_of_blocks_takes_no_lock() {
-    let mut world = World::given(FEATURES, Pages::Largest, BASE, 1024, Level::L2, 8);
+fn a_coalesce_of_blocks_takes_no_lock() {
+    let mut world = World::preallocated(FEATURES, Pages::Largest, BASE, 1024, Level::L2, 8);
     world.write_all(0..1024);
     // All pages are dirty at first, so nothing was split.
     world.log().start(&LogOptions::new(Tracker::Manual)).unwrap();
@@ -162,31 +167,35 @@ fn a_rejoin_of_blocks_takes_no_lock() {
     let was_taken = Rc::new(Cell::new(false));
     let taken = Rc::clone(&was_taken);
     world.guest.machine.before_next_atomic(move || taken.set(true));
-    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }));
+    assert_eq!(world.log().coalesce_range(0, 9), Ok(CoalescedRange { blocks: 0, next: None }));
     assert!(!was_taken.get());
 }
 
 /// From any page, and where there is nothing to do.
 #[test]
-fn a_rejoin_starts_anywhere() {
+fn a_coalesce_starts_anywhere() {
     let mut world = World::new(Pages::Largest);
     world.write_all(0..world.pages);
-    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }), "no log ever ran");
+    assert_eq!(world.log().coalesce_range(0, 9), Ok(CoalescedRange { blocks: 0, next: None }), "no log ever ran");
     world.start(LogOptions::new(Tracker::Manual));
     world.log().stop().unwrap();
     // Of the three huge pages, only the second is whole.
     assert_eq!(world.ipa(509).raw() % (512 * PAGE), 0);
     for page in [510, world.pages, u64::MAX] {
-        assert_eq!(world.log().rejoin(page, 9), Ok(Rejoined { blocks: 0, next: None }));
+        assert_eq!(world.log().coalesce_range(page, 9), Ok(CoalescedRange { blocks: 0, next: None }));
     }
-    assert_eq!(world.log().rejoin(17, 9), Ok(Rejoined { blocks: 1, next: None }));
+    assert_eq!(world.log().coalesce_range(17, 9), Ok(CoalescedRange { blocks: 1, next: None }));
     assert_eq!([508, 509, 1020, 1021].map(|page| world.level(page)), [Some(3), Some(2), Some(2), Some(3)]);
 
     let mut small = World::new(Pages::Small);
     small.write_all(0..small.pages);
     small.start(LogOptions::new(Tracker::Manual));
     small.log().stop().unwrap();
-    assert_eq!(small.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }), "this guest has no blocks");
+    assert_eq!(
+        small.log().coalesce_range(0, 9),
+        Ok(CoalescedRange { blocks: 0, next: None }),
+        "this guest has no blocks"
+    );
 }
 
 /// A clear splits the chunks in which it protects pages, and no others. Blocks that were split stay split.
@@ -250,9 +259,9 @@ fn a_block_that_comes_back_may_be_written_and_not_executed() {
     let mut world = World::mapped(Mapped::Blocks);
     world.start(LogOptions::new(Tracker::Hardware));
     world.log().stop().unwrap();
-    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 3, next: None }));
+    assert_eq!(world.log().coalesce_range(0, 9), Ok(CoalescedRange { blocks: 3, next: None }));
     for page in [0, 512, 1024] {
         let access = world.guest.access(world.ipa(page)).unwrap();
-        assert!(access.write && !access.execute.any() && !world.is_armed(page), "{access:?}");
+        assert!(access.write && !access.execute.any() && !world.is_hardware_tracked(page), "{access:?}");
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use twofold_memory::Pages;
-use twofold_memory::dirty::{LogOptions, Rejoined, Tracker};
+use twofold_memory::dirty::{CoalescedRange, LogOptions, Tracker};
 
 use crate::machine::PAGE;
 use crate::world::{BASE, FEATURES, Mapped, World, all_starts};
@@ -121,7 +121,7 @@ fn blocks_come_back_without_a_page() {
     world.start(LogOptions::new(Tracker::Manual));
     assert_eq!(world.guest.memory.frames().free(), 0);
     world.log().stop().unwrap();
-    assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 3, next: None }));
+    assert_eq!(world.log().coalesce_range(0, 9), Ok(CoalescedRange { blocks: 3, next: None }));
     assert_eq!(world.guest.memory.frames().free(), 3);
     world.copy_pages(0..PAGES);
 }

@@ -11,7 +11,7 @@ mod machine;
 mod blocks;
 mod costs;
 mod dry;
-mod given;
+mod preallocated;
 mod refused;
 mod rounds;
 mod sections;

@@ -105,7 +105,7 @@ fn a_start_of_what_runs() {
         );
     }
     refused(
-        |world| world.log().rejoin(0, 1).map(|_| ()),
+        |world| world.log().coalesce_range(0, 1).map(|_| ()),
         LogError::Running { start: START },
         "the dirty log of the slot at 0x100003000 already runs: stop it first",
     );

@@ -173,13 +173,13 @@ fn with_hardware_nothing_faults_that_was_cleared_once() {
 
 /// A write faults if nothing is mapped. From then on hardware records writes.
 #[test]
-fn with_hardware_what_is_mapped_is_armed() {
+fn with_hardware_what_is_mapped_is_tracked() {
     let mut world = World::new(Pages::Largest);
     world.start(LogOptions::new(Tracker::Hardware));
     world.touch(600, AccessKind::Read);
-    assert!(world.is_armed(600) && !world.may_write(600), "a page that was read is clean");
+    assert!(world.is_hardware_tracked(600) && !world.may_write(600), "a page that was read is clean");
     assert_eq!((world.write(601), world.write(600)), (1, 0));
-    assert!(world.is_armed(601));
+    assert!(world.is_hardware_tracked(601));
     world.check_reported([600, 601]);
     world.clear_and_copy([600, 601]);
     assert_eq!((world.write(601), world.write(600)), (0, 0));

@@ -12,32 +12,32 @@ use twofold_stage2::fault::{AccessKind, FaultKind};
 use crate::machine::PAGE;
 use crate::world::{EDGES, FEATURES, PAGES, SPARE, START, World};
 
-fn armed(world: &World) -> Vec<u64> {
-    (0..world.pages).filter(|page| world.is_armed(*page)).collect()
+fn tracked(world: &World) -> Vec<u64> {
+    (0..world.pages).filter(|page| world.is_hardware_tracked(*page)).collect()
 }
 
 fn world(options: LogOptions) -> World {
     let mut world = World::new(Pages::Small);
     world.write_all(0..world.pages);
     world.start(options);
-    assert_eq!(armed(&world), []);
+    assert_eq!(tracked(&world), []);
     world
 }
 
 #[test]
-fn combined_arms_the_section_of_a_write_and_no_other() {
+fn combined_sets_dbm_on_the_section_of_a_write_and_no_other() {
     for section in [8, 64, 512] {
         for page in EDGES {
             let mut world = world(LogOptions { section, ..LogOptions::new(Tracker::Combined) });
             assert_eq!(world.write(page), 1);
             let first = page / section * section;
             let around = first..(first + section).min(world.pages);
-            assert_eq!(armed(&world), around.clone().collect::<Vec<_>>());
+            assert_eq!(tracked(&world), around.clone().collect::<Vec<_>>());
             // From here on, no write to the section faults.
             assert_eq!(around.clone().map(|page| world.write(page)).sum::<usize>(), 0);
             world.check_reported(around.clone());
             // The get has cleared DBM. Pages that were written may still be written.
-            assert_eq!(armed(&world), []);
+            assert_eq!(tracked(&world), []);
             assert_eq!(around.clone().map(|page| world.write(page)).sum::<usize>(), 0);
             world.clear_and_copy(around.clone());
             world.check_reported([]);
@@ -49,7 +49,7 @@ fn combined_arms_the_section_of_a_write_and_no_other() {
 /// In a hardware-tracked section, a page that was not written is not reported, and its first write faults after the
 /// next get.
 #[test]
-fn combined_protects_what_was_armed_and_not_written() {
+fn combined_protects_what_was_tracked_and_not_written() {
     let mut world = world(LogOptions::new(Tracker::Combined));
     world.write(70);
     world.check_reported([70]);
@@ -60,14 +60,14 @@ fn combined_protects_what_was_armed_and_not_written() {
 
 /// Sections that were hardware-tracked for an earlier log are not for this one.
 #[test]
-fn a_log_arms_anew_what_an_earlier_one_had_armed() {
+fn a_log_sets_dbm_anew_on_what_an_earlier_one_had_tracked() {
     for tracker in [Tracker::Combined, Tracker::Adaptive] {
         let mut world = world(LogOptions::new(tracker));
         world.write_all([70, 71, 72]);
-        assert!(!armed(&world).is_empty());
+        assert!(!tracked(&world).is_empty());
         world.log().stop().unwrap();
         world.start(LogOptions { all_dirty: false, ..LogOptions::new(tracker) });
-        assert_eq!(armed(&world), []);
+        assert_eq!(tracked(&world), []);
         let faults = [70, 71, 72].map(|page| world.write(page));
         assert_eq!((faults[0], faults[2]), (1, 0), "{tracker:?} sets DBM at the first fault, or at the second");
         world.check_reported([70, 71, 72]);
@@ -75,11 +75,11 @@ fn a_log_arms_anew_what_an_earlier_one_had_armed() {
 }
 
 #[test]
-fn adaptive_arms_more_where_more_is_written_and_ends_what_is_cold() {
+fn adaptive_sets_dbm_on_more_where_more_is_written_and_ends_what_is_cold() {
     let mut world = world(LogOptions::new(Tracker::Adaptive));
-    assert_eq!((world.write(0), armed(&world)), (1, vec![]), "one fault sets no DBM");
+    assert_eq!((world.write(0), tracked(&world)), (1, vec![]), "one fault sets no DBM");
     assert_eq!((world.write(1), world.write(2)), (1, 0));
-    assert!(armed(&world).starts_with(&Vec::from_iter(0..64)), "the second fault sets DBM on its section at least");
+    assert!(tracked(&world).starts_with(&Vec::from_iter(0..64)), "the second fault sets DBM on its section at least");
     world.check_reported([0, 1, 2]);
     world.clear_and_copy([0, 1, 2]);
     assert_eq!((world.write(1), world.write(0)), (0, 0), "the section stays hardware-tracked");
@@ -87,7 +87,7 @@ fn adaptive_arms_more_where_more_is_written_and_ends_what_is_cold() {
     world.clear_and_copy([0, 1]);
     // Until no page there was written for many rounds.
     let (mut rounds, mut flushes) = (0, 0);
-    while !armed(&world).is_empty() {
+    while !tracked(&world).is_empty() {
         flushes += world.flushes(|world| world.check_reported([])).1;
         rounds += 1;
         assert!(rounds < 1000, "the section stays hardware-tracked for ever");
@@ -99,7 +99,7 @@ fn adaptive_arms_more_where_more_is_written_and_ends_what_is_cold() {
 
 /// Pages of a hardware-tracked section that were mapped, or that faulted, after DBM was set on the others.
 #[test]
-fn adaptive_tells_of_pages_that_are_not_armed_in_a_section_that_is() {
+fn adaptive_tells_of_pages_that_are_not_tracked_in_a_section_that_is() {
     let mut world = World::new(Pages::Small);
     world.start(LogOptions::new(Tracker::Adaptive));
     // Most pages are not mapped yet when DBM is set on the section.
@@ -134,7 +134,7 @@ fn adaptive_keeps_what_is_written_in_each_round() {
         world.check_reported(WRITTEN);
         world.clear_and_copy(WRITTEN);
     }
-    assert!(!world.is_armed(1350), "the section is cold by now");
+    assert!(!world.is_hardware_tracked(1350), "the section is cold by now");
 }
 
 /// Hardware's records end in a section that is cold, and in none before or after it: a page there that is written again
@@ -147,7 +147,7 @@ fn adaptive_ends_the_records_of_a_cold_section_and_no_others() {
         assert_eq!(written.map(|page| world.write(page)), [1; 4]);
         world.check_reported(written);
         world.clear_and_copy(written);
-        assert_eq!(armed(&world), (0..64).chain(576..640).collect::<Vec<_>>());
+        assert_eq!(tracked(&world), (0..64).chain(576..640).collect::<Vec<_>>());
         let mut rounds_after = 0;
         for round in 0..1000 {
             // The two pages take turns, so that one of them is clean when the other section's records end.
@@ -155,7 +155,7 @@ fn adaptive_ends_the_records_of_a_cold_section_and_no_others() {
             assert_eq!(world.write(page), 0, "round {round}: page {page}");
             world.check_reported([page]);
             world.clear_and_copy([page]);
-            rounds_after += u64::from(!world.is_armed(cold));
+            rounds_after += u64::from(!world.is_hardware_tracked(cold));
             if rounds_after == 2 {
                 break;
             }
@@ -178,12 +178,12 @@ fn records_end_where_their_slot_ends() {
     // The last page of one slot is mapped, and DBM set on its section; then the first page of the other.
     world.touch(PAGES - 1, AccessKind::Read);
     world.write_all([PAGES - 1, PAGES]);
-    assert!(world.is_armed(PAGES - 1) && world.is_armed(PAGES));
+    assert!(world.is_hardware_tracked(PAGES - 1) && world.is_hardware_tracked(PAGES));
     assert_eq!(world.get(), [PAGES - 1].into());
     let mut dirty = DirtyPages::new();
     world.guest.memory.dirty_log(behind).unwrap().get(&mut dirty).unwrap();
     assert!(dirty.pages().eq([0]), "{dirty:?}");
-    assert!(!world.is_armed(PAGES - 1) && world.is_armed(PAGES));
+    assert!(!world.is_hardware_tracked(PAGES - 1) && world.is_hardware_tracked(PAGES));
 }
 
 /// Only combined has sections of another size.
@@ -192,11 +192,11 @@ fn adaptive_has_sections_of_one_size() {
     for section in [8, 64, 512] {
         let mut world = world(LogOptions { section, ..LogOptions::new(Tracker::Adaptive) });
         assert_eq!([0, 1].map(|page| world.write(page)), [1; 2]);
-        assert_eq!(armed(&world), (0..64).collect::<Vec<_>>(), "{section}");
+        assert_eq!(tracked(&world), (0..64).collect::<Vec<_>>(), "{section}");
         world.check_reported([0, 1]);
         // DBM is set on the next section of the same table by that section's own second fault only.
         assert_eq!([64, 65, 66].map(|page| world.write(page)), [1, 1, 0], "{section}");
-        assert_eq!(armed(&world), (0..128).collect::<Vec<_>>(), "{section}");
+        assert_eq!(tracked(&world), (0..128).collect::<Vec<_>>(), "{section}");
         world.check_reported([0, 1, 64, 65, 66]);
     }
 }
@@ -204,7 +204,7 @@ fn adaptive_has_sections_of_one_size() {
 /// A log is stopped and another one started at each moment of a write fault. No DBM that the fault set for the first
 /// log is left for the second, which does not look there; and the write is not lost.
 #[test]
-fn what_a_fault_arms_for_a_log_is_not_left_to_another() {
+fn what_a_fault_sets_dbm_on_for_a_log_is_not_left_to_another() {
     // Combined after combined: only the number of the start distinguishes the second log from the first.
     for (tracker, second) in [
         (Tracker::Combined, Tracker::Manual),

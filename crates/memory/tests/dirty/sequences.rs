@@ -27,7 +27,7 @@ struct Scenario {
     offset: u64,
     count: u64,
     /// The largest leaf that may map the slot's frames, if they are preallocated.
-    given: Option<Level>,
+    preallocated: Option<Level>,
     steps: Vec<Step>,
 }
 
@@ -84,13 +84,13 @@ fn step() -> impl Strategy<Value = Step> {
 fn scenario() -> impl Strategy<Value = Scenario> {
     let pages = prop::sample::select(vec![Pages::Largest, Pages::Largest, Pages::Small]);
     let offset = prop::sample::select(vec![0, 1, 64, 509]);
-    let given = prop::sample::select(vec![None, None, Some(Level::L2), Some(Level::L3)]);
+    let preallocated = prop::sample::select(vec![None, None, Some(Level::L2), Some(Level::L3)]);
     let steps = prop::collection::vec(step(), 1..=MOST_STEPS);
-    (pages, offset, 1u64..1300, given, steps).prop_map(|(pages, offset, count, given, steps)| Scenario {
+    (pages, offset, 1u64..1300, preallocated, steps).prop_map(|(pages, offset, count, preallocated, steps)| Scenario {
         pages,
         offset,
         count,
-        given,
+        preallocated,
         steps,
     })
 }
@@ -128,9 +128,9 @@ struct Migration {
 impl Migration {
     fn new(scenario: &Scenario) -> Self {
         let start = BASE + scenario.offset * crate::machine::PAGE;
-        let world = match scenario.given {
+        let world = match scenario.preallocated {
             None => World::with(FEATURES, scenario.pages, start, scenario.count, 16),
-            Some(largest) => World::given(FEATURES, scenario.pages, start, scenario.count, largest, 16),
+            Some(largest) => World::preallocated(FEATURES, scenario.pages, start, scenario.count, largest, 16),
         };
         Self { world, options: None, dirty: [].into(), reported: [].into(), recorded: [].into() }
     }
@@ -193,9 +193,9 @@ impl Migration {
                 assert_eq!(self.world.log().stop(), expected);
             }
             Step::Rejoin(page, blocks) => {
-                let rejoined = self.world.log().rejoin(page, blocks);
-                if let Ok(rejoined) = rejoined {
-                    assert!(rejoined.blocks <= blocks && (rejoined.blocks == 0 || self.options.is_none()));
+                let coalesced = self.world.log().coalesce_range(page, blocks);
+                if let Ok(coalesced) = coalesced {
+                    assert!(coalesced.blocks <= blocks && (coalesced.blocks == 0 || self.options.is_none()));
                 }
             }
             Step::Unmap(page, pages) => {

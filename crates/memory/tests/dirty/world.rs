@@ -12,7 +12,7 @@ use twofold_stage2::{Features, Ipa, Level, Pa};
 
 use crate::machine::guest::{Guest, IPA_BITS};
 use crate::machine::platform::{Event, PLAIN};
-use crate::machine::{GIVEN, Host, Machine, PAGE, RAM, SECTION};
+use crate::machine::{Host, Machine, PAGE, PREALLOCATED, RAM, SECTION};
 
 /// A CPU that records accesses and writes.
 pub const FEATURES: Features =
@@ -38,7 +38,7 @@ pub struct World {
     pub start: Ipa,
     pub pages: u64,
     /// The slot's frames and the largest leaf that may map them, if they are preallocated.
-    given: Option<(Pa, Level)>,
+    preallocated: Option<(Pa, Level)>,
     /// The content of each page that was ever written.
     contents: BTreeMap<u64, u64>,
     /// The content of each page when it was last read.
@@ -64,23 +64,32 @@ impl World {
         let slot = Slot { range: start..start + count * PAGE, backing: Backing::Ram, writable: true };
         let slot = guest.memory.add_slot(slot).unwrap();
         let (contents, copy) = (BTreeMap::new(), BTreeMap::new());
-        Self { guest, slot, start, pages: count, given: None, contents, copy, writes: 0 }
+        Self { guest, slot, start, pages: count, preallocated: None, contents, copy, writes: 0 }
     }
 
     /// A world with a preallocated slot, which may be mapped by leaves of `largest`, and `tables` frames for tables
     /// below the root.
-    pub fn given(features: Features, pages: Pages, start: Ipa, count: u64, largest: Level, tables: u64) -> Self {
-        let (singles, given) = ((2 + tables) * PAGE, GIVEN + (start - BASE));
-        let machine = Machine::new(features, &[(SINGLES, singles), (given, count * PAGE)]);
+    pub fn preallocated(features: Features, pages: Pages, start: Ipa, count: u64, largest: Level, tables: u64) -> Self {
+        let (singles, preallocated) = ((2 + tables) * PAGE, PREALLOCATED + (start - BASE));
+        let machine = Machine::new(features, &[(SINGLES, singles), (preallocated, count * PAGE)]);
         let mut frames = Frames::new(features);
         frames.add(machine.donate(SINGLES, singles));
-        machine.bank(given).make_zero();
+        machine.bank(preallocated).make_zero();
         let mut guest = Guest::on(machine, frames, pages, IPA_BITS);
-        let backing = guest.machine.give(given, count * PAGE, largest);
+        let backing = guest.machine.give(preallocated, count * PAGE, largest);
         let slot = Slot { range: start..start + count * PAGE, backing, writable: true };
         let slot = guest.memory.add_slot(slot).unwrap();
         let (contents, copy) = (BTreeMap::new(), BTreeMap::new());
-        Self { guest, slot, start, pages: count, given: Some((given, largest)), contents, copy, writes: 0 }
+        Self {
+            guest,
+            slot,
+            start,
+            pages: count,
+            preallocated: Some((preallocated, largest)),
+            contents,
+            copy,
+            writes: 0,
+        }
     }
 
     /// The machine, the guest's memory and its slot, for tests that start one operation inside another.
@@ -92,14 +101,14 @@ impl World {
     pub fn replace_slot(&mut self) {
         let back = self.guest.memory.remove_slot(self.slot).unwrap();
         let range = self.start..self.start + self.pages * PAGE;
-        let backing = match (self.given, back) {
+        let backing = match (self.preallocated, back) {
             (None, None) => Backing::Ram,
             (Some((start, largest)), Some(frames)) => {
                 assert_eq!((frames.pa(), frames.size()), (start, self.pages * PAGE));
                 self.guest.machine.bank(start).make_zero();
                 Backing::Preallocated { frames, largest }
             }
-            (given, back) => panic!("{given:?} was preallocated, but {back:?} came back"),
+            (preallocated, back) => panic!("{preallocated:?} was preallocated, but {back:?} came back"),
         };
         self.slot = self.guest.memory.add_slot(Slot { range, backing, writable: true }).unwrap();
         self.contents.clear();
@@ -256,7 +265,7 @@ impl World {
         self.guest.access(self.ipa(page)).is_some_and(|access| access.write)
     }
 
-    pub fn is_armed(&self, page: u64) -> bool {
+    pub fn is_hardware_tracked(&self, page: u64) -> bool {
         self.guest.walk(self.ipa(page)).is_some_and(|leaf| leaf.dirty_by_hardware())
     }
 }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use twofold_stage2::{Pa, Record};
+use twofold_stage2::{Pa, TableMetadata};
 
 /// The content of the caches at first, as if another guest left it. A walk takes it for a table with bits that no table
 /// has.
@@ -24,7 +24,7 @@ pub struct Bank {
     allocation: (NonNull<u8>, Layout),
     cached: NonNull<u8>,
     past_caches: RefCell<Vec<u8>>,
-    records: Vec<Record>,
+    metadata: Vec<TableMetadata>,
 }
 
 impl Bank {
@@ -39,8 +39,8 @@ impl Bank {
             unsafe { cached.as_ptr().write_bytes(LEFT_IN_CACHE, size as usize) };
         }
         let past_caches = RefCell::new(vec![if size < LARGE { LEFT_IN_MEMORY } else { 0 }; size as usize]);
-        let records = (0..size.div_ceil(4096)).map(|_| Record::new()).collect();
-        Self { start, size, allocation: (all, layout), cached, past_caches, records }
+        let metadata = (0..size.div_ceil(4096)).map(|_| TableMetadata::new()).collect();
+        Self { start, size, allocation: (all, layout), cached, past_caches, metadata }
     }
 
     pub fn has(&self, pa: Pa, size: u64) -> bool {
@@ -59,10 +59,10 @@ impl Bank {
         unsafe { self.cached.add((pa - self.start) as usize) }
     }
 
-    /// The record of a frame, in case it becomes a table.
-    pub fn record(&self, pa: Pa) -> &Record {
+    /// The metadata of a frame, in case it becomes a table.
+    pub fn metadata(&self, pa: Pa) -> &TableMetadata {
         assert!(self.has(pa, 1));
-        &self.records[((pa - self.start) / 4096) as usize]
+        &self.metadata[((pa - self.start) / 4096) as usize]
     }
 
     pub fn word(&self, pa: Pa) -> u64 {

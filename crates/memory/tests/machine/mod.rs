@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 use twofold_memory::Backing;
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
-use twofold_stage2::{Donated, Features, Ipa, Level, Pa, Platform, Record};
+use twofold_stage2::{Donated, Features, Ipa, Level, Pa, Platform, TableMetadata};
 
 use bank::Bank;
 use platform::mmu::Mmu;
@@ -31,7 +31,7 @@ pub const GIB: u64 = 1 << 30;
 /// The RAM of most tests.
 pub const RAM: Pa = Pa::new(0x8_4000_0000);
 /// The preallocated memory of most tests.
-pub const GIVEN: Pa = Pa::new(0x40_0000_0000);
+pub const PREALLOCATED: Pa = Pa::new(0x40_0000_0000);
 
 /// A device at `pa`. No guest accesses it.
 pub fn device_at(pa: Pa) -> Backing {
@@ -263,8 +263,8 @@ unsafe impl Platform for Host {
         self.0.bank(pa).pointer(pa)
     }
 
-    fn record(&self, pa: Pa) -> &Record {
-        self.0.bank(pa).record(pa)
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        self.0.bank(pa).metadata(pa)
     }
 
     /// Does nothing: all memory is freed with the machine.

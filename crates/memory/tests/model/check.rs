@@ -32,7 +32,7 @@ pub fn tables(guest: &Guest, model: &mut Model, donated: u64) {
         if !expected.device {
             let aligned = leaf.pa().raw() % SECTION == leaf.ipa.raw() % SECTION;
             assert!(
-                aligned || model.slots.iter().any(|slot| slot.is_given() && slot.range.contains(&leaf.ipa)),
+                aligned || model.slots.iter().any(|slot| slot.is_preallocated() && slot.range.contains(&leaf.ipa)),
                 "{leaf:x?}"
             );
             used.push((leaf.pa(), leaf.span()));

@@ -62,7 +62,7 @@ impl World {
         let model = Model::new(scenario);
         // Tables may break up one or two huge pages.
         let mut banks = vec![(RAM, (model.sections() + 3) * SECTION), (SINGLES, MOST_SINGLES * PAGE)];
-        banks.extend(model.given());
+        banks.extend(model.preallocated());
         let machine = Machine::new(scenario.features, &banks);
         let mut frames = Frames::new(scenario.features);
         let singles = (2 + scenario.singles) * PAGE;

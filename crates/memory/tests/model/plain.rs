@@ -8,7 +8,7 @@ use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Access, Execute, Features, Ipa, IpaRange, Level, Pa};
 
 use crate::machine::bank::LEFT_IN_CACHE;
-use crate::machine::{GIB, GIVEN, PAGE, SECTION};
+use crate::machine::{GIB, PAGE, PREALLOCATED, SECTION};
 use crate::scenario::{From, Kind, Place, Scenario};
 
 /// An address that is aligned for any leaf.
@@ -61,7 +61,7 @@ pub struct Expected {
 }
 
 impl Slot {
-    pub fn is_given(&self) -> bool {
+    pub fn is_preallocated(&self) -> bool {
         matches!(self.backing, Backing::Preallocated { .. })
     }
 }
@@ -76,7 +76,7 @@ impl Model {
             let place = |all: Pa, off: u64| all + index as u64 * 16 * GIB + (start - BASE) + off * PAGE;
             let backing = match plan.kind {
                 Kind::Ram => Backing::Ram,
-                Kind::Preallocated(off, largest) => Backing::Preallocated { start: place(GIVEN, off), largest },
+                Kind::Preallocated(off, largest) => Backing::Preallocated { start: place(PREALLOCATED, off), largest },
                 Kind::Device(off) => Backing::Device(place(DEVICES, off)),
             };
             slots.push(Slot { range: start..at, backing, writable: plan.writable });
@@ -127,7 +127,7 @@ impl Model {
     }
 
     /// The ranges of preallocated frames.
-    pub fn given(&self) -> impl Iterator<Item = (Pa, u64)> {
+    pub fn preallocated(&self) -> impl Iterator<Item = (Pa, u64)> {
         self.slots.iter().filter_map(|slot| match slot.backing {
             Backing::Preallocated { start, .. } => Some((start, slot.range.end - slot.range.start)),
             _ => None,
@@ -145,8 +145,8 @@ impl Model {
 
     /// The content of a page that was never written. Preallocated memory keeps what it held.
     fn untouched(&self, page: Ipa) -> u8 {
-        let is_given = self.slot(page).is_some_and(|(_, slot)| slot.is_given());
-        if is_given { LEFT_IN_CACHE } else { 0 }
+        let is_preallocated = self.slot(page).is_some_and(|(_, slot)| slot.is_preallocated());
+        if is_preallocated { LEFT_IN_CACHE } else { 0 }
     }
 
     pub fn store(&mut self, at: Ipa, byte: u8) {

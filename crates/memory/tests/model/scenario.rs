@@ -86,8 +86,8 @@ fn slot() -> impl Strategy<Value = SlotPlan> {
     let size = prop_oneof![1 => 1u64..5, 2 => 505u64..520, 2 => Just(512), 2 => Just(1024), 3 => 1u64..1200];
     let off = || prop_oneof![2 => Just(0), 1 => 1u64..512];
     let largest = prop::sample::select(vec![Level::L1, Level::L2, Level::L3]);
-    let given = (off(), largest).prop_map(|(off, largest)| Kind::Preallocated(off, largest));
-    let kind = prop_oneof![5 => Just(Kind::Ram), 2 => given, 2 => off().prop_map(Kind::Device)];
+    let preallocated = (off(), largest).prop_map(|(off, largest)| Kind::Preallocated(off, largest));
+    let kind = prop_oneof![5 => Just(Kind::Ram), 2 => preallocated, 2 => off().prop_map(Kind::Device)];
     (gap, size, prop::bool::weighted(0.75), kind).prop_map(|(gap, size, writable, kind)| SlotPlan {
         gap,
         size,

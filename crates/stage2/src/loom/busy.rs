@@ -23,12 +23,12 @@ fn guest() -> Arc<Guest> {
 fn one_more_than_is_counted_waits() {
     model(0, || {
         let guest = guest();
-        let place = guest.stage2.descend(Ipa::new(0), Level::L3);
-        let lock = || guest.stage2.lock(&place).expect("no table was unlinked");
+        let location = guest.stage2.lockless_walk(Ipa::new(0), Level::L3);
+        let lock = || guest.stage2.lock(&location).expect("no table was unlinked");
         let mut locked = lock();
         locked.counts += Counts::BUSY.times(127);
         drop(locked);
-        assert!(lock().make_busy(place.index).is_err());
+        assert!(lock().make_busy(location.index).is_err());
         assert_eq!(lock().counts.busy(), 127);
     });
 }
@@ -39,13 +39,13 @@ fn one_more_than_is_counted_waits() {
 fn a_table_with_a_busy_entry_is_not_held() {
     model(1, || {
         let guest = guest();
-        let place = guest.stage2.descend(Ipa::new(BLOCK), Level::L3);
-        let locked = guest.stage2.lock(&place).expect("no table was unlinked");
-        let Ok(busy) = locked.make_busy(place.index) else { panic!("nothing else is busy") };
+        let location = guest.stage2.lockless_walk(Ipa::new(BLOCK), Level::L3);
+        let locked = guest.stage2.lock(&location).expect("no table was unlinked");
+        let Ok(busy) = locked.make_busy(location.index) else { panic!("nothing else is busy") };
         let there = guest.clone();
         let other = loom::thread::spawn(move || {
-            let place = there.stage2.descend(Ipa::new(0), Level::L2);
-            let above = there.stage2.lock(&place).expect("no table was unlinked");
+            let location = there.stage2.lockless_walk(Ipa::new(0), Level::L2);
+            let above = there.stage2.lock(&location).expect("no table was unlinked");
             drop(there.stage2.hold_below(&above));
         });
         // Let the other thread go first.
@@ -53,6 +53,6 @@ fn a_table_with_a_busy_entry_is_not_held() {
         let old = busy.old;
         busy.make(old);
         other.join().expect("no panic");
-        assert_eq!(guest.machine().record(place.table.pa()).peek(), Some(Counts::of(old, Level::L3)));
+        assert_eq!(guest.machine().metadata(location.table.pa()).peek(), Some(Counts::of(old, Level::L3)));
     });
 }

@@ -43,8 +43,8 @@ fn is_flushed(guest: &Guest) {
 }
 
 const WRITE_PROTECT: Change = |guest, _| guest.write_protect(0, BLOCK);
-const DISARM: Change = |guest, _| {
-    let _ = guest.stage2.disarm(range(0, BLOCK), &mut |_| ()).expect("disarmed").complete();
+const CLEAR_DBM_AND_WRITE: Change = |guest, _| {
+    let _ = guest.stage2.clear_dbm_and_write(range(0, BLOCK), &mut |_| ()).expect("cleared").complete();
 };
 const CLEAN: Change = |guest, _| {
     let _ = guest.stage2.clean(range(0, BLOCK), &mut |_| ()).expect("cleaned").complete();
@@ -69,9 +69,9 @@ fn both_take_writing() {
 fn both_end_or_take_records() {
     let dirty = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ_WRITE) };
     both_are_flushed(dirty, [CLEAN, CLEAN]);
-    both_are_flushed(dirty, [DISARM, DISARM]);
-    both_are_flushed(dirty, [DISARM, WRITE_PROTECT]);
-    both_are_flushed(dirty, [CLEAN, DISARM]);
+    both_are_flushed(dirty, [CLEAR_DBM_AND_WRITE, CLEAR_DBM_AND_WRITE]);
+    both_are_flushed(dirty, [CLEAR_DBM_AND_WRITE, WRITE_PROTECT]);
+    both_are_flushed(dirty, [CLEAN, CLEAR_DBM_AND_WRITE]);
 }
 
 /// Two flushes are dropped, and a third operation gives the kept pages back. In the end each page is in exactly one
@@ -92,11 +92,11 @@ fn pages_of_dropped_flushes_are_kept_and_given_back_once() {
         drop(guest.stage2.unmap(range(BLOCK, BLOCK), pages, Unwatched).expect("unmapped"));
     };
     const GIVE: Operation = |guest, pages| {
-        guest.stage2.give_kept(pages);
+        guest.stage2.give_deferred(pages);
     };
     meet(2, guest, [DROP_FIRST, DROP_SECOND, GIVE], |guest, pools| {
         let mut last = guest.pages(0..0);
-        guest.stage2.give_kept(&mut last);
+        guest.stage2.give_deferred(&mut last);
         let pages = |pool: &Pages| pool.free.len();
         assert_eq!(pools.iter().map(pages).sum::<usize>() + pages(&last), 6, "a page is lost, or somewhere twice");
     });

@@ -10,7 +10,7 @@ use crate::metadata::Counts;
 use crate::platform::Platform;
 use crate::{
     Access, Attributes, Broken, Descriptor, Features, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Pa,
-    Record, Stage2, TableSource, Unwatched, Vmid,
+    Stage2, TableMetadata, TableSource, Unwatched, Vmid,
 };
 
 pub(super) const PAGE: u64 = Granule::KIB_4.span(Level::L3);
@@ -20,7 +20,7 @@ pub(super) const LARGE: u64 = Granule::KIB_4.span(Level::L1);
 pub(super) const READ: Attributes = Attributes::ram(Access::READ);
 pub(super) const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 /// Hardware-tracked (DBM), and clean.
-pub(super) const ARMED: Attributes = Attributes { dirty_by_hardware: true, ..READ };
+pub(super) const TRACKED: Attributes = Attributes { dirty_by_hardware: true, ..READ };
 
 /// Features that need no cache maintenance.
 pub(super) const FWB: Features =
@@ -156,7 +156,7 @@ impl Guest {
         self.look_up(at).is_some()
     }
 
-    /// Checks the tables after all operations have ended: each table's record has its counts, nothing is locked or
+    /// Checks the tables after all operations have ended: each table's metadata has its counts, nothing is locked or
     /// busy, each leaf maps the right frame, and each page is once in the tree or in one of `pools`. Returns the mapped
     /// pages.
     pub(super) fn check(&self, pools: &[Pages]) -> BTreeMap<u64, Descriptor> {
@@ -203,9 +203,9 @@ impl Seen<'_> {
                 self.leaves.extend((0..span / PAGE).map(|page| (ipa.raw() + page * PAGE, entry)));
             }
         }
-        let record = machine.record(pa);
-        assert_eq!(record.peek(), Some(counts), "the record of the level {level} table at {start}");
-        assert_eq!(record.link() & !Record::OTHER_MEMORY, 0, "the table at {start} is in a chain, or claimed");
+        let metadata = machine.metadata(pa);
+        assert_eq!(metadata.peek(), Some(counts), "the metadata of the level {level} table at {start}");
+        assert_eq!(metadata.link() & !TableMetadata::OTHER_MEMORY, 0, "the table at {start} is in a chain, or claimed");
     }
 }
 

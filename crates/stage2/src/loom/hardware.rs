@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::guest::{ARMED, BLOCK, FWB, Guest, PAGE, READ, home, range};
+use super::guest::{BLOCK, FWB, Guest, PAGE, READ, TRACKED, home, range};
 use super::machine::{Machine, Pages, Watch};
 use super::model;
 use crate::{Access, Attributes, Broken, Features, Ipa, Leaf, Level, Mapped, Marked, Memory, Pa};
 
-const CLEAN: Attributes = Attributes { accessed: false, ..ARMED };
+const CLEAN: Attributes = Attributes { accessed: false, ..TRACKED };
 
 /// What software does. Returns whether it reported a write to the first page.
 type Operation = fn(&Guest, &mut Pages) -> bool;
@@ -61,7 +61,9 @@ fn while_writes_are_collected() {
         reports(|reported| drop(guest.stage2.clean(range(0, BLOCK), reported).expect("cleaned").complete()))
     });
     is_not_lost(2, PAGES, |guest, _| {
-        reports(|reported| drop(guest.stage2.disarm(range(0, BLOCK), reported).expect("disarmed").complete()))
+        reports(|reported| {
+            drop(guest.stage2.clear_dbm_and_write(range(0, BLOCK), reported).expect("cleared").complete())
+        })
     });
 }
 
@@ -69,15 +71,15 @@ fn while_writes_are_collected() {
 #[test]
 fn while_records_end() {
     is_not_lost(2, PAGES, |guest, _| {
-        drop(guest.stage2.seal(range(0, BLOCK)).expect("sealed").complete());
+        drop(guest.stage2.clear_dbm(range(0, BLOCK)).expect("cleared").complete());
         reports(|reported| guest.stage2.written(range(0, BLOCK), reported).expect("looked"))
     });
 }
 
 #[test]
-fn while_it_is_armed_again() {
+fn while_dbm_is_set_again() {
     is_not_lost(2, PAGES, |guest, _| {
-        guest.stage2.arm(range(0, BLOCK)).expect("armed");
+        guest.stage2.set_dbm(range(0, BLOCK)).expect("tracked");
         false
     });
 }

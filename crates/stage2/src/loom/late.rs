@@ -4,7 +4,7 @@
 //!
 //! There is no grace period: only the sequence count ensures this (module `lockless_walk`, W3 and W4).
 
-use super::guest::{ARMED, BLOCK, FWB, Guest, LARGE, PAGE, RAM, READ, range};
+use super::guest::{BLOCK, FWB, Guest, LARGE, PAGE, RAM, READ, TRACKED, range};
 use super::machine::{BUSY, Machine, Pages, WILD, Watch};
 use super::{Operation, meet};
 use crate::walk::{Entry, Visitor};
@@ -17,7 +17,7 @@ fn page(levels: u32, junk: Option<Descriptor>) -> (Guest, [Pages; 2]) {
 
 fn page_in(guest: Guest, junk: Option<Descriptor>) -> (Guest, [Pages; 2]) {
     let (own, mut takers) = (guest.spoiled_pages(7..13, junk), guest.spoiled_pages(0..7, junk));
-    guest.map_as(0, Level::L3, &ARMED, &mut takers);
+    guest.map_as(0, Level::L3, &TRACKED, &mut takers);
     (guest, [own, takers])
 }
 
@@ -270,7 +270,7 @@ fn collecting_writes() {
 #[test]
 fn ending_records() {
     comes_late(|guest, _| {
-        let _ = guest.stage2.disarm(range(0, BLOCK), &mut |_| ()).expect("disarmed").complete();
+        let _ = guest.stage2.clear_dbm_and_write(range(0, BLOCK), &mut |_| ()).expect("cleared").complete();
     });
 }
 
@@ -284,7 +284,7 @@ fn coalescing() {
     comes_late(|guest, pages| guest.coalesce(0, Level::L2, &RAM, pages));
 }
 
-/// A CPU prepares code before the coalesce. The mark that it did is in the record of the table that it found.
+/// A CPU prepares code before the coalesce. The mark that it did is in the metadata of the table that it found.
 #[test]
 fn coalescing_what_is_executed() {
     let guest = || {
@@ -362,7 +362,7 @@ fn a_fault_does_not_find_another_table() {
 }
 
 /// A CPU that has locked a table, and then finds it unlinked, unlocks it. It keeps what another CPU has written into
-/// the record.
+/// the metadata.
 #[test]
 fn a_lock_that_is_late() {
     let [_, (guest, coalesce), ..] = COALESCES;

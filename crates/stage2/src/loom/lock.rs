@@ -7,21 +7,21 @@ use loom::cell::UnsafeCell;
 
 use super::machine::{Machine, Watch};
 use super::model;
-use crate::Record;
+use crate::TableMetadata;
 use crate::metadata::Counts;
 
 /// Adds one to what the lock protects, without an atomic.
-fn count(machine: &Machine, record: &Record, protected: &UnsafeCell<u64>) {
-    let mut counts = record.lock(machine);
+fn count(machine: &Machine, metadata: &TableMetadata, protected: &UnsafeCell<u64>) {
+    let mut counts = metadata.lock(machine);
     // SAFETY: the thread that holds the lock is alone with it. The model checker reports if it is not.
     protected.with_mut(|protected| unsafe { *protected += 1 });
     counts += Counts::BUSY;
-    record.unlock(counts);
+    metadata.unlock(counts);
 }
 
 fn threads_count(preemptions: usize, threads: u64) {
     model(preemptions, move || {
-        let shared = Arc::new((Record::default(), UnsafeCell::new(0)));
+        let shared = Arc::new((TableMetadata::default(), UnsafeCell::new(0)));
         let machine = Machine::new(0, Watch::Nothing);
         let others = (1..threads).map(|_| {
             let (machine, shared) = (machine.clone(), shared.clone());

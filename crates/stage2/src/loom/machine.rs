@@ -12,7 +12,7 @@ use loom::sync::Mutex;
 
 use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use crate::primitive::{Ordering, Word};
-use crate::{Descriptor, Donated, Features, Granule, Pa, Record, TablePage, TableSource};
+use crate::{Descriptor, Donated, Features, Granule, Pa, TableMetadata, TablePage, TableSource};
 
 /// The address of the first frame.
 const TABLES: Pa = Pa::new(0x10_0000);
@@ -30,7 +30,7 @@ const ENTRIES: usize = Granule::KIB_4.entries();
 #[derive(Default)]
 struct Frame {
     entries: [Word; ENTRIES],
-    record: Record,
+    metadata: TableMetadata,
 }
 
 /// The frames, and what a test wants to know of invalidations.
@@ -94,7 +94,7 @@ impl Machine {
         let invalidated = self.0.invalidated.as_ref().expect("hardware").lock().expect("no panic");
         let entry = &self.frame(table).expect("a table").entries[index];
         let old = Descriptor::from_raw(entry.load(Ordering::Relaxed));
-        let clean = !*invalidated && old.is_armed() && !old.is_writable();
+        let clean = !*invalidated && old.is_hardware_tracked() && !old.is_writable();
         clean && entry.compare_exchange(old.raw(), old.raw() | Descriptor::WRITE, Ordering::Relaxed).is_ok()
     }
 
@@ -107,7 +107,7 @@ impl Machine {
     }
 }
 
-// SAFETY: frames stay where they are while the machine lives, are accessed only as atomics, and have a record each.
+// SAFETY: frames stay where they are while the machine lives, are accessed only as atomics, and have metadata each.
 unsafe impl Platform for Machine {
     fn tlbi(&self, _: Tlbi, _: u64) {
         if let Some(flushes) = &self.0.flushes {
@@ -147,8 +147,8 @@ unsafe impl Platform for Machine {
         }
     }
 
-    fn record(&self, pa: Pa) -> &Record {
-        &self.frame(pa).expect("a table's address").record
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        &self.frame(pa).expect("a table's address").metadata
     }
 
     /// The memory is freed with the machine.

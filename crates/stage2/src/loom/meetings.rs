@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use super::guest::{ARMED, BLOCK, Guest, LARGE, PAGE, RAM, READ, home, range};
+use super::guest::{BLOCK, Guest, LARGE, PAGE, RAM, READ, TRACKED, home, range};
 use super::machine::Pages;
 use super::{Operation, meet};
 use crate::lockless_walk::SequenceCount;
@@ -274,12 +274,12 @@ fn accesses_are_collected_and() {
         let entry = guest.check(pools)[&0];
         assert!(!entry.is_accessed() && !entry.is_writable(), "{entry:?}");
     });
-    let armed = || {
+    let tracked = || {
         let (guest, [mut first, second]) = empty();
-        guest.map_as(0, Level::L3, &ARMED, &mut first);
+        guest.map_as(0, Level::L3, &TRACKED, &mut first);
         (guest, [first, second])
     };
-    meet(2, armed, [age, WRITE_PROTECT], |guest, pools| assert!(!guest.check(pools)[&0].is_accessed()));
+    meet(2, tracked, [age, WRITE_PROTECT], |guest, pools| assert!(!guest.check(pools)[&0].is_accessed()));
     balanced(page, [age, FAULT]);
     balanced(page, [age, UNMAP_PAGE]);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A CPU that finds a new entry also finds what it leads to: the complete table, without the page's old content; the
-//! frame as it was filled; the record's counts.
+//! frame as it was filled; the metadata's counts.
 
 use std::sync::Arc;
 

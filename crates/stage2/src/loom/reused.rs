@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::guest::{ARMED, BLOCK, Guest, LARGE, PAGE, RAM, READ, range};
+use super::guest::{BLOCK, Guest, LARGE, PAGE, RAM, READ, TRACKED, range};
 use super::{Operation, model};
 use crate::{Access, Attributes, Ipa, Level, Memory};
 
@@ -39,7 +39,7 @@ fn is_not_seen_at_first_page(attributes: Attributes, change: Operation) {
 }
 
 const OLD: Attributes = Attributes { accessed: false, ..READ };
-const DIRTY: Attributes = Attributes { access: Access::READ_WRITE, ..ARMED };
+const DIRTY: Attributes = Attributes { access: Access::READ_WRITE, ..TRACKED };
 
 #[test]
 fn what_is_mapped() {
@@ -53,14 +53,14 @@ fn what_is_mapped_as_other_memory() {
         guest.map_as(BLOCK, Level::L3, &Attributes { memory: Memory::Device, ..READ }, pages);
     };
     is_not_seen_at_first_page(RAM, device);
-    is_not_seen_at_first_page(ARMED, device);
+    is_not_seen_at_first_page(TRACKED, device);
 }
 
 #[test]
 fn what_is_relaxed() {
     let relax: Operation = |guest, _| assert!(guest.relax(BLOCK, Access::ALL));
     is_not_seen_at_first_page(RAM, relax);
-    is_not_seen_at_first_page(ARMED, relax);
+    is_not_seen_at_first_page(TRACKED, relax);
     is_not_seen_at_first_page(OLD, |guest, _| assert_eq!(guest.stage2.make_young(Ipa::new(BLOCK)), Ok(true)));
 }
 
@@ -100,7 +100,7 @@ fn what_is_unmapped_as_a_table() {
 #[test]
 fn what_is_busy() {
     is_not_seen_below(Level::L1, RAM, |guest, pages| guest.coalesce(LARGE, Level::L2, &RAM, pages));
-    is_not_seen_below(Level::L1, ARMED, |guest, pages| guest.coalesce(LARGE, Level::L2, &ARMED, pages));
+    is_not_seen_below(Level::L1, TRACKED, |guest, pages| guest.coalesce(LARGE, Level::L2, &TRACKED, pages));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn what_is_protected() {
 fn what_has_aged() {
     let age: Operation = |guest, _| guest.stage2.age(range(BLOCK, BLOCK), &mut |_| ()).expect("aged");
     is_not_seen_at_first_page(RAM, age);
-    is_not_seen_at_first_page(ARMED, age);
+    is_not_seen_at_first_page(TRACKED, age);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn what_is_clean_again() {
         let _ = guest.stage2.clean(range(BLOCK, BLOCK), &mut |_| ()).expect("cleaned").complete();
     });
     is_not_seen_at_first_page(DIRTY, |guest, _| {
-        let _ = guest.stage2.disarm(range(BLOCK, BLOCK), &mut |_| ()).expect("disarmed").complete();
+        let _ = guest.stage2.clear_dbm_and_write(range(BLOCK, BLOCK), &mut |_| ()).expect("cleared").complete();
     });
 }
 

@@ -20,7 +20,7 @@ pub struct Access {
     pub site: &'static Location<'static>,
 }
 
-/// Does the engine's accesses to words that CPUs share: entries of tables, records beside the frames, counts.
+/// Does the engine's accesses to words that CPUs share: entries of tables, metadata beside the frames, counts.
 ///
 /// # Safety
 ///

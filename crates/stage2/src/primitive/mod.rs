@@ -36,7 +36,7 @@ use crate::{Ipa, IpaRange, Level, Pa};
 #[cfg(all(mutants, not(feature = "checked")))]
 compile_error!("mutants are chosen by call site: they need the feature `checked`");
 
-/// 64 bits that CPUs share: an entry, a record's word, a count, bits of a log.
+/// 64 bits that CPUs share: an entry, a word of a table's metadata, a count, bits of a log.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Word(AtomicU64);

@@ -29,10 +29,10 @@ pub enum Action {
     MakeYoung,
     Age,
     Clean,
-    Arm,
-    ArmClean,
-    ArmCleanMask(u64),
-    Seal,
+    SetDbm,
+    SetDbmClean,
+    SetDbmCleanMask(u64),
+    ClearDbm,
     /// Collects the dirty pages, and the writable ones.
     Look,
     RelaxPage(Access),
@@ -101,7 +101,7 @@ impl Operation {
             Action::Map { level, .. } | Action::Coalesce { level, .. } => span(level),
             Action::MapRange { large: true, .. } => GIB + MIB_2,
             Action::MapRange { large: false, .. } => self.size.min(3 * MIB_2 / 2),
-            Action::WriteProtectMask(_) | Action::ArmCleanMask(_) => 64 * KIB_4,
+            Action::WriteProtectMask(_) | Action::SetDbmCleanMask(_) => 64 * KIB_4,
             Action::Relax(_) | Action::RelaxPage(_) => KIB_4,
             Action::MakeYoung | Action::HardwareWrites | Action::HardwareAccesses => KIB_4,
             _ => self.size,
@@ -113,7 +113,7 @@ impl Operation {
     pub fn lines(&self, end: u64) -> Vec<u64> {
         let range = self.range(end);
         let mut lines = vec![range.start, range.end];
-        if let Action::WriteProtectMask(mask) | Action::ArmCleanMask(mask) = self.action {
+        if let Action::WriteProtectMask(mask) | Action::SetDbmCleanMask(mask) = self.action {
             lines.extend(runs(range.start, mask).flat_map(|run| [run.start, run.end]).filter(|at| *at <= end));
         }
         lines
@@ -175,11 +175,11 @@ impl Operation {
                     attributes.access.write &= !is_dirty(attributes);
                 });
             }
-            Action::Arm => arm(guest, model, before, &ipas),
-            Action::ArmClean => arm_clean(guest, model, before, &ipas),
-            Action::ArmCleanMask(mask) => arm_clean_mask(guest, model, before, ipa, mask),
-            Action::Seal => {
-                let _ = guest.stage2.seal(ipas.clone()).unwrap().complete();
+            Action::SetDbm => set_dbm(guest, model, before, &ipas),
+            Action::SetDbmClean => set_dbm_clean(guest, model, before, &ipas),
+            Action::SetDbmCleanMask(mask) => set_dbm_clean_mask(guest, model, before, ipa, mask),
+            Action::ClearDbm => {
+                let _ = guest.stage2.clear_dbm(ipas.clone()).unwrap().complete();
                 model.update_mapped(whole(before, &ipas), |attributes| attributes.dirty_by_hardware = false);
             }
             Action::Look => {
@@ -323,11 +323,11 @@ fn runs(first: u64, mask: u64) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-fn arm(guest: &Guest, model: &mut Model, before: &Scan, range: &Range<Ipa>) {
+fn set_dbm(guest: &Guest, model: &mut Model, before: &Scan, range: &Range<Ipa>) {
     let Some(pages) = pages(model, before, range) else { return };
-    let outcome = guest.stage2.arm(range.clone());
+    let outcome = guest.stage2.set_dbm(range.clone());
     assert_eq!(guest.events(), [], "a TLB that holds less is no harm");
-    if !is_armed(guest, outcome) {
+    if !is_hardware_tracked(guest, outcome) {
         return;
     }
     for page in pages {
@@ -335,30 +335,30 @@ fn arm(guest: &Guest, model: &mut Model, before: &Scan, range: &Range<Ipa>) {
     }
 }
 
-fn arm_clean(guest: &Guest, model: &mut Model, before: &Scan, range: &Range<Ipa>) {
+fn set_dbm_clean(guest: &Guest, model: &mut Model, before: &Scan, range: &Range<Ipa>) {
     let Some(pages) = pages(model, before, range) else { return };
-    let outcome = guest.stage2.arm_clean(range.clone()).map(|pending| drop(pending.complete()));
-    if is_armed(guest, outcome) {
-        armed_clean(model, before, range, pages);
+    let outcome = guest.stage2.set_dbm_clean(range.clone()).map(|pending| drop(pending.complete()));
+    if is_hardware_tracked(guest, outcome) {
+        has_become_clean(model, before, range, pages);
     }
 }
 
-fn arm_clean_mask(guest: &Guest, model: &mut Model, before: &Scan, first: Ipa, mask: u64) {
+fn set_dbm_clean_mask(guest: &Guest, model: &mut Model, before: &Scan, first: Ipa, mask: u64) {
     let end = model.end;
     let outside = runs(first.raw(), mask).any(|run| run.end > end);
     let ranges: Vec<_> = runs(first.raw(), mask).map(|run| Ipa::new(run.start)..Ipa::new(run.end)).collect();
     let parts = |range| if outside { Some(vec![]) } else { pages(model, before, range) };
     let Some(parts) = ranges.iter().map(parts).collect::<Option<Vec<_>>>() else { return };
-    let outcome = guest.stage2.arm_clean_mask(first, mask).map(|pending| drop(pending.complete()));
+    let outcome = guest.stage2.set_dbm_clean_mask(first, mask).map(|pending| drop(pending.complete()));
     if !guest.stage2.features().hardware_dirty_state || outside {
         return assert!(outcome.is_err());
     }
     assert_eq!(outcome, Ok(()));
-    ranges.iter().zip(parts).for_each(|(range, pages)| armed_clean(model, before, range, pages));
+    ranges.iter().zip(parts).for_each(|(range, pages)| has_become_clean(model, before, range, pages));
 }
 
 /// Hardware tracking (DBM) is set on pages only; a block is write-protected as a whole.
-fn armed_clean(model: &mut Model, before: &Scan, range: &Range<Ipa>, pages: Vec<Range<u64>>) {
+fn has_become_clean(model: &mut Model, before: &Scan, range: &Range<Ipa>, pages: Vec<Range<u64>>) {
     model.update_mapped(whole(before, range), forbid_writes);
     for page in pages {
         model.update_mapped(page, |attributes| attributes.dirty_by_hardware = true);
@@ -366,7 +366,7 @@ fn armed_clean(model: &mut Model, before: &Scan, range: &Range<Ipa>, pages: Vec<
 }
 
 /// Whether DBM was set: never on a CPU without hardware dirty state.
-fn is_armed(guest: &Guest, outcome: Result<(), Error>) -> bool {
+fn is_hardware_tracked(guest: &Guest, outcome: Result<(), Error>) -> bool {
     let records = guest.stage2.features().hardware_dirty_state;
     assert_eq!(outcome, if records { Ok(()) } else { Err(Error::NoDirtyState) });
     records

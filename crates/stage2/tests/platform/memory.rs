@@ -7,7 +7,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use twofold_stage2::{Pa, Record};
+use twofold_stage2::{Pa, TableMetadata};
 
 /// The root, aligned for 16 tables.
 pub const ROOT: Pa = Pa::new(0x8_4000_0000);
@@ -23,7 +23,7 @@ const ROOT_SIZE: u64 = 16 * 4096;
 pub struct Arena {
     start: NonNull<u8>,
     layout: Layout,
-    records: Vec<Record>,
+    metadata: Vec<TableMetadata>,
 }
 
 impl Arena {
@@ -32,8 +32,8 @@ impl Arena {
         let layout = Layout::from_size_align(size as usize, ROOT_SIZE as usize).unwrap();
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("out of memory");
-        let records = (0..size / 4096).map(|_| Record::new()).collect();
-        let arena = Self { start, layout, records };
+        let metadata = (0..size / 4096).map(|_| TableMetadata::new()).collect();
+        let arena = Self { start, layout, metadata };
         arena.spoil(ROOT, size);
         arena
     }
@@ -44,12 +44,13 @@ impl Arena {
         Some(unsafe { self.start.add(offset as usize) })
     }
 
-    /// The record of a page of the arena.
-    pub fn record(&self, pa: Pa) -> &Record {
-        let Some(record) = pa.raw().checked_sub(ROOT.raw()).and_then(|at| self.records.get(at as usize / 4096)) else {
-            panic!("the engine wants the record of {pa}, where no table ever was");
+    /// The metadata of a page of the arena.
+    pub fn metadata(&self, pa: Pa) -> &TableMetadata {
+        let Some(metadata) = pa.raw().checked_sub(ROOT.raw()).and_then(|at| self.metadata.get(at as usize / 4096))
+        else {
+            panic!("the engine wants the metadata of {pa}, where no table ever was");
         };
-        record
+        metadata
     }
 
     /// The PA of the arena's byte at `address`.

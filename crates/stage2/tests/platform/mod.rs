@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::{
-    Access, Donated, Features, Geometry, Granule, Ipa, Pa, Platform, Record, Run, Stage2, TablePage, Vmid,
+    Access, Donated, Features, Geometry, Granule, Ipa, Pa, Platform, Run, Stage2, TableMetadata, TablePage, Vmid,
 };
 
 use memory::{Arena, FRAMES, ROOT, TABLES};
@@ -235,8 +235,8 @@ unsafe impl Platform for Host {
         self.0.arena.pointer(pa).unwrap_or_else(|| memory::frame_pointer(pa))
     }
 
-    fn record(&self, pa: Pa) -> &Record {
-        self.0.arena.record(pa)
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        self.0.arena.metadata(pa)
     }
 
     /// All memory is freed with the machine.

@@ -76,9 +76,9 @@ fn atomics(guest: &Guest, operation: impl FnOnce(&Guest)) -> u64 {
 }
 
 #[test]
-fn arming_takes_nothing_and_flushes_nothing() {
+fn setting_dbm_takes_nothing_and_flushes_nothing() {
     let guest = guest_with(RECORDS, EACH);
-    assert_eq!(guest.stage2.arm(pages(0, 6)), Ok(()));
+    assert_eq!(guest.stage2.set_dbm(pages(0, 6)), Ok(()));
     assert_eq!((letters(&guest, 6).as_str(), guest.events()), ("cdcd-d", vec![]));
     // Frames, memory types and access flags do not change.
     for number in [0, 1] {
@@ -88,30 +88,30 @@ fn arming_takes_nothing_and_flushes_nothing() {
 }
 
 #[test]
-fn only_what_is_in_the_range_is_armed() {
+fn only_what_is_in_the_range_is_tracked() {
     let guest = guest_with(RECORDS, "wrwrw");
-    assert_eq!(guest.stage2.arm(pages(1, 3)), Ok(()));
+    assert_eq!(guest.stage2.set_dbm(pages(1, 3)), Ok(()));
     assert_eq!(letters(&guest, 5), "wcdrw");
 }
 
 #[test]
-fn making_clean_arms_and_flushes_what_could_be_written() {
+fn making_clean_sets_dbm_and_flushes_what_could_be_written() {
     let guest = guest_with(RECORDS, EACH);
-    let pending = guest.stage2.arm_clean(pages(0, 6)).unwrap();
+    let pending = guest.stage2.set_dbm_clean(pages(0, 6)).unwrap();
     assert_eq!((letters(&guest, 6).as_str(), guest.machine.events()), ("cccc-c", vec![]));
     let _ = pending.complete();
     // From the first page that could be written to the last.
     assert_eq!(guest.events(), by_pages(1, 6));
-    let pending = guest.stage2.arm_clean(pages(0, 6)).unwrap();
+    let pending = guest.stage2.set_dbm_clean(pages(0, 6)).unwrap();
     assert!(pending.is_empty(), "all of it is clean");
     drop(pending);
 }
 
 /// An old TLB entry allows less, so it causes at most one fault.
 #[test]
-fn what_could_not_be_written_is_armed_without_a_flush() {
+fn what_could_not_be_written_is_tracked_without_a_flush() {
     let guest = guest_with(RECORDS, "rcr");
-    let pending = guest.stage2.arm_clean(pages(0, 3)).unwrap();
+    let pending = guest.stage2.set_dbm_clean(pages(0, 3)).unwrap();
     assert!(pending.is_empty());
     let _ = pending.complete();
     assert_eq!((letters(&guest, 3).as_str(), guest.events()), ("ccc", vec![]));
@@ -121,54 +121,54 @@ fn what_could_not_be_written_is_armed_without_a_flush() {
 fn a_mask_makes_its_pages_clean_and_none_between() {
     let guest = guest_with(Features { tlbi_range: true, ..RECORDS }, &"wd".repeat(33));
     let mask = 1 << 1 | 1 << 2 | 1 << 40 | 1 << 63;
-    let _ = guest.stage2.arm_clean_mask(page(1), mask).unwrap().complete();
+    let _ = guest.stage2.set_dbm_clean_mask(page(1), mask).unwrap().complete();
     let expected: String =
         (0..66).map(|number| if [2, 3, 41, 64].contains(&number) { 'c' } else { ['w', 'd'][number % 2] }).collect();
     assert_eq!(letters(&guest, 66), expected);
     assert!(matches!(guest.events()[1], Event::Tlbi(Tlbi::Ripas2Le1Is, _)));
-    let pending = guest.stage2.arm_clean_mask(page(1), 0).unwrap();
+    let pending = guest.stage2.set_dbm_clean_mask(page(1), 0).unwrap();
     assert!(pending.is_empty());
     drop(pending);
     assert_eq!((letters(&guest, 66), guest.events()), (expected, vec![]));
 }
 
 #[test]
-fn ending_records_keeps_them_and_flushes_all_that_was_armed() {
+fn ending_records_keeps_them_and_flushes_all_that_was_tracked() {
     let guest = guest_with(RECORDS, EACH);
-    let pending = guest.stage2.seal(pages(0, 6)).unwrap();
+    let pending = guest.stage2.clear_dbm(pages(0, 6)).unwrap();
     assert_eq!((letters(&guest, 6).as_str(), guest.machine.events()), ("rwrw-w", vec![]));
     let _ = pending.complete();
     assert_eq!(guest.events(), by_pages(2, 4));
-    let pending = guest.stage2.seal(pages(0, 6)).unwrap();
+    let pending = guest.stage2.clear_dbm(pages(0, 6)).unwrap();
     assert!(pending.is_empty());
     drop(pending);
 }
 
 /// Records of a block would not show which of its pages were written.
 #[test]
-fn blocks_are_not_armed() {
+fn blocks_are_not_tracked() {
     for (attributes, block) in [(RAM, 'w'), (READ, 'r'), (DIRTY, 'd'), (CLEAN, 'c')] {
         let mut guest = guest(RECORDS);
         map(&mut guest, BASE, frame(0), Level::L2, &attributes);
         map(&mut guest, BASE + MIB_2, frame(MIB_2), Level::L3, &RAM);
-        guest.stage2.arm(range(BASE, 2 * MIB_2)).unwrap();
+        guest.stage2.set_dbm(range(BASE, 2 * MIB_2)).unwrap();
         assert_eq!((letters(&guest, 1), letters(&guest, 513).pop()), (block.to_string(), Some('d')));
         // A part of a block selects the whole block.
-        let _ = guest.stage2.arm_clean(range(page(1), KIB_4)).unwrap().complete();
+        let _ = guest.stage2.set_dbm_clean(range(page(1), KIB_4)).unwrap().complete();
         let flush = if block == 'r' { vec![] } else { by_leaf(BASE, Some(2)) };
         assert_eq!((letters(&guest, 1).as_str(), guest.events()), ("r", flush));
         assert_eq!(guest.walk(BASE).unwrap().level, 2);
     }
 }
 
-/// A block that was mapped with DBM is disarmed as a whole.
+/// A block that was mapped with DBM is cleared as a whole.
 #[test]
 fn records_of_a_block_are_told_of_and_ended_whole() {
     let mut guest = guest(RECORDS);
     map(&mut guest, BASE, frame(0), Level::L2, &DIRTY);
     let block = Marked { ipa: BASE, level: Level::L2, mask: 1 };
     assert_eq!((dirty(&guest, pages(7, 8)), written(&guest, pages(7, 8))), (vec![block], vec![block]));
-    let _ = guest.stage2.seal(pages(7, 8)).unwrap().complete();
+    let _ = guest.stage2.clear_dbm(pages(7, 8)).unwrap().complete();
     assert_eq!((letters(&guest, 1).as_str(), guest.events()), ("w", by_leaf(BASE, Some(2))));
     assert_eq!((dirty(&guest, pages(7, 8)), written(&guest, pages(7, 8))), (vec![], vec![block]));
 }
@@ -215,19 +215,19 @@ fn tables_with_nothing_to_do_are_passed_over() {
     let nothing = |_: Marked| panic!("there is nothing");
     let all = || range(BASE, GIB);
     // A leaf that hardware may make writable counts as writable.
-    for (letter, armed, writable, unarmed) in [("r", 0, 0, 1), ("w", 0, 1, 1), ("c", 1, 1, 0), ("d", 1, 1, 0)] {
+    for (letter, tracked, writable, untracked) in [("r", 0, 0, 1), ("w", 0, 1, 1), ("c", 1, 1, 0), ("d", 1, 1, 0)] {
         let guest = guest_with(RECORDS, &letter.repeat(3));
         let empty = guest_with(RECORDS, "");
         let locks = |operation: &dyn Fn(&Guest)| atomics(&guest, operation) - atomics(&empty, operation);
-        assert_eq!(locks(&|guest| guest.stage2.dirty(all(), &mut |_| ()).unwrap()), armed, "dirty, {letter}");
+        assert_eq!(locks(&|guest| guest.stage2.dirty(all(), &mut |_| ()).unwrap()), tracked, "dirty, {letter}");
         assert_eq!(locks(&|guest| guest.stage2.written(all(), &mut |_| ()).unwrap()), writable, "written, {letter}");
-        if armed == 0 {
+        if tracked == 0 {
             guest.stage2.dirty(all(), &mut nothing.clone()).unwrap();
-            let sealed = locks(&|guest| drop(guest.stage2.seal(all()).unwrap().complete()));
-            assert_eq!(sealed, 0, "seal, {letter}");
+            let cleared = locks(&|guest| drop(guest.stage2.clear_dbm(all()).unwrap().complete()));
+            assert_eq!(cleared, 0, "clear_dbm, {letter}");
         }
-        assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), unarmed, "arm, {letter}");
-        assert_eq!(locks(&|guest| guest.stage2.arm(all()).unwrap()), 0, "DBM is set already, {letter}");
+        assert_eq!(locks(&|guest| guest.stage2.set_dbm(all()).unwrap()), untracked, "set_dbm, {letter}");
+        assert_eq!(locks(&|guest| guest.stage2.set_dbm(all()).unwrap()), 0, "DBM is set already, {letter}");
     }
 }
 
@@ -238,8 +238,10 @@ fn tables_with_nothing_to_change_are_passed_over() {
     let operations: [(&str, &str, Operation); 5] = [
         ("age", "rwcd", |guest, all| guest.stage2.age(all, &mut |_| ()).unwrap()),
         ("clean", "cd", |guest, all| drop(guest.stage2.clean(all, &mut |_| ()).unwrap().complete())),
-        ("disarm", "cd", |guest, all| drop(guest.stage2.disarm(all, &mut |_| ()).unwrap().complete())),
-        ("arm_clean", "rwcd", |guest, all| drop(guest.stage2.arm_clean(all).unwrap().complete())),
+        ("clear_dbm_and_write", "cd", |guest, all| {
+            drop(guest.stage2.clear_dbm_and_write(all, &mut |_| ()).unwrap().complete())
+        }),
+        ("set_dbm_clean", "rwcd", |guest, all| drop(guest.stage2.set_dbm_clean(all).unwrap().complete())),
         ("write_protect", "wcd", |guest, all| drop(guest.stage2.write_protect(all).unwrap().complete())),
     ];
     for (name, wants, operation) in operations {
@@ -261,13 +263,13 @@ fn tables_with_nothing_to_change_are_passed_over() {
 #[test]
 fn a_write_at_the_moment_of_a_change_is_kept() {
     type Operation = fn(&Guest);
-    let seal: Operation = |guest| drop(guest.stage2.seal(pages(0, 1)).unwrap().complete());
-    let arm: Operation = |guest| guest.stage2.arm(pages(0, 2)).unwrap();
+    let clear_dbm: Operation = |guest| drop(guest.stage2.clear_dbm(pages(0, 1)).unwrap().complete());
+    let set_dbm: Operation = |guest| guest.stage2.set_dbm(pages(0, 2)).unwrap();
     let relax: Operation = |guest| {
         let more = Access { execute: twofold_stage2::Execute::ALWAYS, ..Access::READ };
         assert_eq!(guest.stage2.relax_page(BASE, more), Ok(Relaxed::Widened));
     };
-    for (operation, expected) in [(seal, "wr"), (arm, "dc"), (relax, "dr")] {
+    for (operation, expected) in [(clear_dbm, "wr"), (set_dbm, "dc"), (relax, "dr")] {
         let guest = guest_with(RECORDS, "cr");
         let (machine, entry) = (guest.machine.clone(), guest.walk(BASE).unwrap().entry);
         guest.machine.set_atomic_hook(move || machine.hardware_sets(entry, WRITABLE));
@@ -315,31 +317,31 @@ fn ranges_that_are_none_are_refused() {
     for bad in [BASE + 1..page(6), BASE..page(1) + 8, end..end + KIB_4, BASE..end + KIB_4] {
         let expected = stage2.age(bad.clone(), &mut |_| ());
         assert!(expected.is_err());
-        assert_eq!(stage2.arm(bad.clone()), expected);
-        assert_eq!(stage2.arm_clean(bad.clone()).map(drop), expected);
-        assert_eq!(stage2.seal(bad.clone()).map(drop), expected);
+        assert_eq!(stage2.set_dbm(bad.clone()), expected);
+        assert_eq!(stage2.set_dbm_clean(bad.clone()).map(drop), expected);
+        assert_eq!(stage2.clear_dbm(bad.clone()).map(drop), expected);
         assert_eq!(stage2.dirty(bad.clone(), &mut |_| ()), expected);
         assert_eq!(stage2.written(bad, &mut |_| ()), expected);
     }
     for (first, mask) in [(BASE + 1, 1), (Ipa::new((1 << IPA_BITS) - KIB_4), 0b11), (Ipa::new(u64::MAX - 0xfff), 2)] {
         let expected = stage2.write_protect_mask(first, mask).map(drop);
         assert!(expected.is_err());
-        assert_eq!(stage2.arm_clean_mask(first, mask).map(drop), expected);
+        assert_eq!(stage2.set_dbm_clean_mask(first, mask).map(drop), expected);
     }
     assert_eq!((letters(&guest, 6).as_str(), guest.events()), (EACH, vec![]));
 }
 
 /// A CPU without hardware dirty state sets DBM nowhere. Records that another CPU made can still be reported and ended.
 #[test]
-fn a_cpu_without_records_arms_nothing() {
+fn a_cpu_without_records_sets_dbm_on_nothing() {
     let guest = guest_with(HINTS, EACH);
     let all = pages(0, 6);
-    assert_eq!(guest.stage2.arm(all.clone()), Err(Error::NoDirtyState));
-    assert_eq!(guest.stage2.arm_clean(all.clone()).map(drop), Err(Error::NoDirtyState));
-    assert_eq!(guest.stage2.arm_clean_mask(BASE, 1).map(drop), Err(Error::NoDirtyState));
+    assert_eq!(guest.stage2.set_dbm(all.clone()), Err(Error::NoDirtyState));
+    assert_eq!(guest.stage2.set_dbm_clean(all.clone()).map(drop), Err(Error::NoDirtyState));
+    assert_eq!(guest.stage2.set_dbm_clean_mask(BASE, 1).map(drop), Err(Error::NoDirtyState));
     assert_eq!((letters(&guest, 6).as_str(), guest.events()), (EACH, vec![]));
     assert_eq!((dirty(&guest, all.clone()).len(), written(&guest, all.clone()).len()), (1, 1));
-    let _ = guest.stage2.seal(all).unwrap().complete();
+    let _ = guest.stage2.clear_dbm(all).unwrap().complete();
     assert_eq!(letters(&guest, 6), "rwrw-w");
 }
 
@@ -347,9 +349,9 @@ fn a_cpu_without_records_arms_nothing() {
 #[test]
 fn sections_that_are_ended_together_are_flushed_once() {
     let guest = guest_with(Features { tlbi_range: true, ..RECORDS }, &"d".repeat(16));
-    let mut pending = guest.stage2.seal(pages(0, 4)).unwrap();
-    pending.join(guest.stage2.seal(pages(4, 8)).unwrap());
-    pending.join(guest.stage2.seal(pages(12, 16)).unwrap());
+    let mut pending = guest.stage2.clear_dbm(pages(0, 4)).unwrap();
+    pending.join(guest.stage2.clear_dbm(pages(4, 8)).unwrap());
+    pending.join(guest.stage2.clear_dbm(pages(12, 16)).unwrap());
     guest.machine.events();
     let _ = pending.complete();
     assert_eq!(guest.events(), by_ipa(&[(Tlbi::Ripas2Le1Is, Reach::Range(page(0), page(16), Some(3)))]));
@@ -433,7 +435,7 @@ fn ending_records_changes_nothing_else() {
     const DBM: u64 = 1 << 51;
     let guest = guest_with(RECORDS, "d");
     let before = guest.walk(BASE).unwrap().raw;
-    let _ = guest.stage2.disarm(pages(0, 1), &mut |_| ()).unwrap().complete();
+    let _ = guest.stage2.clear_dbm_and_write(pages(0, 1), &mut |_| ()).unwrap().complete();
     assert_eq!(guest.walk(BASE).unwrap().raw, before & !(WRITABLE | DBM));
 }
 
@@ -442,8 +444,8 @@ fn ending_records_changes_nothing_else() {
 fn rows_of_leaves_are_changed_and_flushed_where_they_are() {
     type Operation = fn(&Guest);
     let protect: Operation = |guest| drop(guest.stage2.write_protect(pages(0, 20)).unwrap().complete());
-    let arm_clean: Operation = |guest| drop(guest.stage2.arm_clean(pages(0, 20)).unwrap().complete());
-    for (operation, then) in [(protect, "r"), (arm_clean, "c")] {
+    let set_dbm_clean: Operation = |guest| drop(guest.stage2.set_dbm_clean(pages(0, 20)).unwrap().complete());
+    for (operation, then) in [(protect, "r"), (set_dbm_clean, "c")] {
         for number in [0, 5, 8, 13, 15, 16, 19] {
             let letter = |at: u64| if at == number { 'w' } else { 'r' };
             let guest = guest_with(RECORDS, &(0..20).map(letter).collect::<String>());
@@ -465,12 +467,12 @@ fn rows_of_leaves_are_changed_and_flushed_where_they_are() {
 /// An entry that is not mapped, between pages whose DBM is changed one at a time, does not change: it can be mapped
 /// afterwards.
 #[test]
-fn arming_leaves_what_is_not_mapped_alone() {
+fn setting_dbm_leaves_what_is_not_mapped_alone() {
     type Operation = fn(&Guest);
-    let arm: Operation = |guest| guest.stage2.arm(pages(0, 4)).unwrap();
-    let arm_clean: Operation = |guest| drop(guest.stage2.arm_clean(pages(0, 4)).unwrap().complete());
+    let set_dbm: Operation = |guest| guest.stage2.set_dbm(pages(0, 4)).unwrap();
+    let set_dbm_clean: Operation = |guest| drop(guest.stage2.set_dbm_clean(pages(0, 4)).unwrap().complete());
     let write_protect: Operation = |guest| drop(guest.stage2.write_protect(pages(0, 4)).unwrap().complete());
-    for (operation, then) in [(arm, "d-cd"), (arm_clean, "c-cc"), (write_protect, "r-rr")] {
+    for (operation, then) in [(set_dbm, "d-cd"), (set_dbm_clean, "c-cc"), (write_protect, "r-rr")] {
         let mut guest = guest_with(RECORDS, "w-rd");
         let entry = Pa::new(guest.walk(page(0)).unwrap().entry.raw() + 8);
         operation(&guest);

@@ -12,7 +12,7 @@ use crate::platform::{KIB_4, MIB_2, VMID, frame};
 use twofold_stage2::{Broken, Leaf, Memory, Unwatched};
 
 const WRITABLE: u64 = 1 << 7;
-const ARMED: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+const TRACKED: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
 const OTHER: u64 = 0x0033_0000_4567_8001;
 
 type Taking = (&'static str, Level, fn(&mut Guest));
@@ -65,7 +65,7 @@ const RESHAPING: [Taking; 2] = [
 /// A guest with one dirty leaf.
 fn guest_with(features: Features, level: Level) -> Guest {
     let mut guest = guest(features);
-    map(&mut guest, BASE, frame(0), level, &ARMED);
+    map(&mut guest, BASE, frame(0), level, &TRACKED);
     guest.machine.hardware_sets(guest.walk(BASE).unwrap().entry, WRITABLE);
     guest
 }
@@ -215,7 +215,7 @@ fn what_hardware_records_at_any_moment_is_kept_or_reported() {
         ("coalesce", |guest| {
             let (mut reported, pool) = (false, &mut guest.pool);
             let dirty = &mut |leaf: Leaf| reported |= leaf.descriptor.is_hardware_dirty();
-            assert!(guest.stage2.coalesce(BASE, frame(0), Level::L2, &ARMED, pool, dirty).is_ok());
+            assert!(guest.stage2.coalesce(BASE, frame(0), Level::L2, &TRACKED, pool, dirty).is_ok());
             reported
         }),
     ];
@@ -223,7 +223,7 @@ fn what_hardware_records_at_any_moment_is_kept_or_reported() {
         let mut written_in_all = 0;
         for moment in 0.. {
             let mut guest = guest(HINTS);
-            map(&mut guest, BASE, frame(0), Level::L3, &Attributes { accessed: false, ..ARMED });
+            map(&mut guest, BASE, frame(0), Level::L3, &Attributes { accessed: false, ..TRACKED });
             let entry = guest.walk(BASE).unwrap().entry;
             let machine = guest.machine.clone();
             let (steps, written) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
@@ -265,7 +265,7 @@ fn a_leaf_in_which_hardware_records_is_never_stored_to() {
         }),
     ];
     for (name, act) in operations {
-        let [armed, plain] = [true, false].map(|dirty_by_hardware| {
+        let [tracked, plain] = [true, false].map(|dirty_by_hardware| {
             let mut guest = guest(HINTS);
             let accessed = name == "age";
             let attributes = Attributes { dirty_by_hardware, accessed, ..Attributes::ram(Access::READ) };
@@ -278,6 +278,6 @@ fn a_leaf_in_which_hardware_records_is_never_stored_to() {
             assert_ne!(guest.walk(BASE).unwrap().raw, before, "{name} changes the leaf");
             atomics.get()
         });
-        assert!(armed > plain, "{name}: {armed} read-modify-writes with DBM, {plain} without");
+        assert!(tracked > plain, "{name}: {tracked} read-modify-writes with DBM, {plain} without");
     }
 }

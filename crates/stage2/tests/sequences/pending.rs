@@ -5,7 +5,7 @@
 use super::*;
 use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Broken, Marked, Removed, Unwatched};
+use twofold_stage2::{Broken, Marked, RemovalWatcher, Unwatched};
 
 /// Break-before-make has its invalidation between break and make, whichever CPU does either (Arm ARM DDI 0487K.a,
 /// D8.16.1).
@@ -15,7 +15,7 @@ fn a_page_that_is_mapped_before_the_flush_of_the_old_one_flushes_first() {
     mapped_before_the_flush(|_: Broken| ());
 }
 
-fn mapped_before_the_flush(removed: impl Removed) {
+fn mapped_before_the_flush(removed: impl RemovalWatcher) {
     let mut guest = guest(HINTS);
     map_pages(&mut guest, BASE, frame(0), 2);
     let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, removed).unwrap();
@@ -81,7 +81,7 @@ fn unmapping_a_table_that_is_unmapped_already_flushes_its_walk_entries_too() {
     unmapped_twice(|_: Broken| ());
 }
 
-fn unmapped_twice(removed: impl Removed) {
+fn unmapped_twice(removed: impl RemovalWatcher) {
     let mut guest = guest(RANGES);
     map(&mut guest, BASE, frame(0), Level::L2, &RAM);
     map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 2);
@@ -118,7 +118,7 @@ fn protecting_what_another_change_has_protected_flushes_it_too() {
 
 /// From hardware tracking to write protection, in one step: a write is either reported or refused.
 #[test]
-fn disarming_tells_what_was_written_and_takes_the_rest() {
+fn clearing_dbm_and_write_reports_what_was_written_and_takes_the_rest() {
     let mut guest = guest(HINTS);
     let clean = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
     for page in 0..3 {
@@ -127,7 +127,11 @@ fn disarming_tells_what_was_written_and_takes_the_rest() {
     map(&mut guest, BASE + 3 * KIB_4, frame(3 * KIB_4), Level::L3, &RAM);
     guest.machine.hardware_sets(guest.walk(BASE + KIB_4).unwrap().entry, 1 << 7);
     let mut reported = Vec::new();
-    let _ = guest.stage2.disarm(range(BASE, 4 * KIB_4), &mut |marked| reported.push(marked)).unwrap().complete();
+    let _ = guest
+        .stage2
+        .clear_dbm_and_write(range(BASE, 4 * KIB_4), &mut |marked| reported.push(marked))
+        .unwrap()
+        .complete();
     assert_eq!(reported, [Marked { ipa: BASE, level: Level::L3, mask: 0b10 }]);
     for page in 0..3 {
         let leaf = guest.walk(BASE + page * KIB_4).unwrap();
@@ -176,7 +180,7 @@ fn a_leaf_opens_with_its_own_flush_alone() {
 #[test]
 fn what_is_not_flushed_yet_is_flushed_where_it_is() {
     // The second unmap begins at an entry that was never mapped, or with a page of its own.
-    fn flushes(start: u64, flushed: std::ops::Range<u64>, removed: impl Removed) {
+    fn flushes(start: u64, flushed: std::ops::Range<u64>, removed: impl RemovalWatcher) {
         let mut guest = guest(HINTS);
         for number in [0, 1, 4, 5, 6, 9] {
             map(&mut guest, BASE + number * KIB_4, frame(number * KIB_4), Level::L3, &RAM);

@@ -31,8 +31,8 @@ fn a_mask_protects_its_pages_and_none_between() {
         let left: Vec<u64> = (0..70).filter(|page| !protected.contains(page)).collect();
         assert_eq!(writable(&guest, 70), left);
         assert!((0..70).all(|page| {
-            let armed = guest.walk(BASE + page * KIB_4).unwrap().dirty_by_hardware();
-            armed == (attributes.dirty_by_hardware && left.contains(&page))
+            let tracked = guest.walk(BASE + page * KIB_4).unwrap().dirty_by_hardware();
+            tracked == (attributes.dirty_by_hardware && left.contains(&page))
         }));
         // One flush of the whole span is cheaper than one for each run.
         assert_eq!(guest.events(), by_ipa(&[(Tlbi::Ripas2Le1Is, Reach::Range(BASE, BASE + 64 * KIB_4, Some(3)))]));

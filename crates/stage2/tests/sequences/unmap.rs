@@ -4,7 +4,7 @@
 use super::*;
 use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Broken, Memory, Removed, Thresholds, Unwatched};
+use twofold_stage2::{Broken, Memory, RemovalWatcher, Thresholds, Unwatched};
 
 const WRITABLE: u64 = 1 << 7;
 const NON_CACHEABLE: Attributes = Attributes { memory: Memory::NonCacheable, ..RAM };
@@ -513,7 +513,7 @@ fn what_is_not_mapped_is_not_removed() {
 
 #[test]
 fn a_page_of_one_block_among_others_goes_alone() {
-    fn is_alone(removed: impl Removed) {
+    fn is_alone(removed: impl RemovalWatcher) {
         let mut guest = guest(HINTS);
         (0..3).for_each(|at| map(&mut guest, BASE + at * MIB_2, frame(at * MIB_2), Level::L2, &RAM));
         let page = BASE + MIB_2 + 7 * KIB_4;

@@ -166,9 +166,9 @@ fn each_write_that_hardware_records_is_told_of_once() {
     let seed = seed();
     let guest = Guest::new(FWB, 40, 8);
     let pages = volume(64, 8);
-    let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+    let tracked = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
     for ipa in (0..pages).map(|page| BASE + page * KIB_4) {
-        let _ = guest.stage2.map(ipa, home(ipa), Level::L3, &armed, &mut &guest.pool).unwrap();
+        let _ = guest.stage2.map(ipa, home(ipa), Level::L3, &tracked, &mut &guest.pool).unwrap();
     }
     let entries: Vec<_> = guest.scan().leaves.iter().map(|leaf| leaf.entry).collect();
     let (recorded, reported) = (AtomicU64::new(0), AtomicU64::new(0));

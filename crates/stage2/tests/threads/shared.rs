@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::{
-    Donated, Features, Geometry, Granule, Pa, Platform, Record, Stage2, TablePage, TableSource, Unwatched, Vmid,
+    Donated, Features, Geometry, Granule, Pa, Platform, Stage2, TableMetadata, TablePage, TableSource, Unwatched, Vmid,
 };
 
 use super::mmu::{Mmu, Scan};
@@ -29,7 +29,7 @@ const FRAMES_TO_POINTER: u64 = 0x7000_0000_0000;
 pub enum Step {
     Atomic,
     Instruction,
-    /// A table or its record is about to be read, after the entry that led to it.
+    /// A table or its metadata is about to be read, after the entry that led to it.
     Look,
     Pause,
 }
@@ -121,7 +121,7 @@ fn step(step: Step) {
 pub struct World {
     words: Vec<AtomicU64>,
     first: usize,
-    records: Vec<Record>,
+    metadata: Vec<TableMetadata>,
     vttbr: AtomicU64,
     /// The number of lines cleaned.
     pub cleaned: AtomicU64,
@@ -134,13 +134,13 @@ impl World {
         // Room for the root to be aligned.
         let words: Vec<_> = (0..words + ROOT_SIZE / 8).map(|_| AtomicU64::new(GARBAGE)).collect();
         let first = words.as_ptr().align_offset(ROOT_SIZE as usize);
-        let records = (0..pages + ROOT_SIZE / KIB_4).map(|_| Record::new()).collect();
+        let metadata = (0..pages + ROOT_SIZE / KIB_4).map(|_| TableMetadata::new()).collect();
         let (vttbr, cleaned, vmid_flushes) = Default::default();
-        Arc::new(Self { words, first, records, vttbr, cleaned, vmid_flushes })
+        Arc::new(Self { words, first, metadata, vttbr, cleaned, vmid_flushes })
     }
 
     fn word(&self, pa: Pa) -> &AtomicU64 {
-        let offset = pa.raw().checked_sub(ROOT.raw()).filter(|at| *at < self.records.len() as u64 * KIB_4);
+        let offset = pa.raw().checked_sub(ROOT.raw()).filter(|at| *at < self.metadata.len() as u64 * KIB_4);
         &self.words[self.first + offset.unwrap_or_else(|| panic!("{pa} is no table's")) as usize / 8]
     }
 
@@ -150,8 +150,8 @@ impl World {
 
     /// Records a write in a leaf, as a CPU's hardware walk does if the leaf allows it. Returns whether it did.
     pub fn hardware_writes(&self, entry: Pa) -> bool {
-        let (valid, write, armed) = (1, 1 << 7, 1 << 51);
-        let change = |raw| (raw & (valid | write | armed) == valid | armed).then_some(raw | write);
+        let (valid, write, tracked) = (1, 1 << 7, 1 << 51);
+        let change = |raw| (raw & (valid | write | tracked) == valid | tracked).then_some(raw | write);
         self.word(entry).fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
 }
@@ -163,7 +163,7 @@ const GARBAGE: u64 = u64::MAX;
 pub struct Cpus(pub Arc<World>);
 
 // SAFETY: `pointer` is inside the arena, which lives as long as the world and is accessed only by atomics. Each page of
-// it has its own record. A frame has an address that nothing accesses.
+// it has its own metadata. A frame has an address that nothing accesses.
 unsafe impl Platform for Cpus {
     fn tlbi(&self, operation: Tlbi, _: u64) {
         if operation == Tlbi::VmallS12E1Is {
@@ -206,10 +206,10 @@ unsafe impl Platform for Cpus {
         NonNull::from(&self.0.words[index..]).cast()
     }
 
-    fn record(&self, pa: Pa) -> &Record {
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
         step(Step::Look);
         let index = pa.raw().checked_sub(ROOT.raw()).map_or(usize::MAX, |at| (at / KIB_4) as usize);
-        self.0.records.get(index).unwrap_or_else(|| panic!("a walk follows garbage to the record of {pa}"))
+        self.0.metadata.get(index).unwrap_or_else(|| panic!("a walk follows garbage to the metadata of {pa}"))
     }
 
     /// All memory is freed with the machine.

@@ -77,7 +77,7 @@ pub fn combined_is_worth_it(suite: &Suite) -> anyhow::Result<()> {
 /// Equal experiments have equal figures.
 pub fn repeat(suite: &Suite) -> anyhow::Result<()> {
     let log = Program::DirtyLog(DirtyLog { tracker: TRACKERS.len() - 1, ..DirtyLog::default() });
-    let programs = [log, Program::PageTable(PageTable { block: 2 << 20, chunk: 0, rejoin: true })];
+    let programs = [log, Program::PageTable(PageTable { block: 2 << 20, chunk: 0, coalesce: true })];
     for program in programs {
         let experiment = experiment(program, "p36v48-64k", Pages::Auto)?;
         let [first, second] = [(); 2].map(|()| run(suite, &experiment, machine::CPU_DEFAULT));
@@ -91,7 +91,7 @@ pub fn repeat(suite: &Suite) -> anyhow::Result<()> {
 /// again (Wang 2021).
 pub fn page_table(suite: &Suite) -> anyhow::Result<()> {
     let blocks = BYTES / BLOCK;
-    let program = Program::PageTable(PageTable { block: BLOCK, chunk: 0, rejoin: true });
+    let program = Program::PageTable(PageTable { block: BLOCK, chunk: 0, coalesce: true });
     let experiment = Experiment { forced_write_back: false, ..experiment(program, "p40v48-4k", Pages::Auto)? };
     let counted = run(suite, &experiment, machine::CPU_DEFAULT)?;
     let phase = |name: &str| -> anyhow::Result<&Phase> {
@@ -107,16 +107,16 @@ pub fn page_table(suite: &Suite) -> anyhow::Result<()> {
         ("update", "faults.write", blocks),
         ("update", "tables.allocated", blocks),
         ("update", "cache.lines_cleaned", 0),
-        ("rejoin", "blocks", blocks),
-        ("rejoin", "tables.freed", blocks),
+        ("coalesce", "blocks", blocks),
+        ("coalesce", "tables.freed", blocks),
         ("adjust", "instructions", 0),
     ];
     for (name, key, expected) in expected {
         let found = phase(name)?.get(key);
         ensure!(found == expected, "{name}: {key} is {found}, not {expected}:\n{counted:#?}");
     }
-    ensure!(phase("rejoin")?.sum("tlbi") == 2 * blocks, "rejoin: {:?}", phase("rejoin")?);
-    let program = Program::PageTable(PageTable { block: PAGE, chunk: 0, rejoin: false });
+    ensure!(phase("coalesce")?.sum("tlbi") == 2 * blocks, "coalesce: {:?}", phase("coalesce")?);
+    let program = Program::PageTable(PageTable { block: PAGE, chunk: 0, coalesce: false });
     let counted = run(suite, &self::experiment(program, "p40v48-4k", Pages::Small)?, machine::CPU_DEFAULT)?;
     let figure = |name, key| counted.times(name).iter().map(|phase| phase.get(key)).sum::<u64>();
     let (created, updated) = (figure("create", "mapped.pages_4k"), figure("update", "faults.write"));
@@ -128,7 +128,7 @@ pub fn page_table(suite: &Suite) -> anyhow::Result<()> {
 /// Preallocated backing is mapped by the largest possible blocks; the log splits one of 1 GiB.
 pub fn given(suite: &Suite) -> anyhow::Result<()> {
     const GIB: u64 = 1 << 30;
-    let program = Program::PageTable(PageTable { block: GIB, chunk: 0, rejoin: true });
+    let program = Program::PageTable(PageTable { block: GIB, chunk: 0, coalesce: true });
     let huge = Experiment { bytes: GIB, given: Some(1), ..experiment(program, "p40v48-4k", Pages::Auto)? };
     let counted = run(suite, &huge, machine::CPU_DEFAULT)?;
     let figure = |name, key| counted.times(name).iter().map(|phase| phase.get(key)).sum::<u64>();
@@ -137,14 +137,14 @@ pub fn given(suite: &Suite) -> anyhow::Result<()> {
         ("create", "faults.translation", 1),
         ("create", "memory.frames_zeroed", 0),
         ("update", "faults.write", 1),
-        ("rejoin", "blocks", 1),
+        ("coalesce", "blocks", 1),
         ("adjust", "faults.translation", 0),
     ];
     for (name, key, expected) in expected {
         let found = figure(name, key);
         ensure!(found == expected, "{name}: {key} is {found}, not {expected}:\n{counted:#?}");
     }
-    ensure!(figure("update", "tables.allocated") == figure("rejoin", "tables.freed"), "{counted:#?}");
+    ensure!(figure("update", "tables.allocated") == figure("coalesce", "tables.freed"), "{counted:#?}");
     Ok(())
 }
 
@@ -162,9 +162,9 @@ pub fn before(suite: &Suite) -> anyhow::Result<()> {
     let visits = |before| -> anyhow::Result<u64> { Ok(sum(&count(&log, before)?, "enable", "split.visits")) };
     let (ours, skip, every) = (visits(0)?, visits(before::SPLIT_SKIP_LEAVES)?, visits(before::SPLIT_EVERY_LEVEL)?);
     ensure!(ours == 0 && skip >= BYTES / BLOCK && every >= skip + BYTES / PAGE, "visits: {ours}, {skip}, {every}");
-    let tables = Program::PageTable(PageTable { block: BLOCK, chunk: 0, rejoin: true });
+    let tables = Program::PageTable(PageTable { block: BLOCK, chunk: 0, coalesce: true });
     let (ours, first) = (count(&tables, 0)?, count(&tables, before::COALESCE_FREE_FIRST)?);
-    let freed = |counted| sum(counted, "rejoin", "tables.freed");
+    let freed = |counted| sum(counted, "coalesce", "tables.freed");
     ensure!(freed(&ours) == BYTES / BLOCK && freed(&first) == freed(&ours), "{ours:#?}\n{first:#?}");
     let more = count(&tables, before::CLEAN_ON_ABORT | before::TABLES_ALWAYS)?;
     let lines = |counted| sum(counted, "create", "cache.lines_cleaned");

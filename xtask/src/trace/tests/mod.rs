@@ -252,7 +252,7 @@ fn a_table_is_freed_after_its_flush() {
 
 /// The tables below an unlinked table are unlinked with it.
 #[test]
-fn tables_below_are_taken_out_too() {
+fn tables_below_are_unlinked_too() {
     let unlink = locked(&ROOT, &locked(&LEVEL_2, &["0 write 0x10000 0x20003 0x4 rmw acqrel"]));
     let free = ["0 table.freed 0x30000", "0 table.freed 0x20000"];
     is_right(&[TREE, &unlink, FLUSH_VMID, &free]);

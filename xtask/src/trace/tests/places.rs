@@ -332,8 +332,8 @@ fn flushes(events: &[Line<'_>]) -> Places {
                         checker.event(at, line).unwrap();
                         continue;
                     }
-                    let narrowed = own.iter().any(|debt| debt.kind == Kind::Downgrade);
-                    let name = if narrowed { "a downgrade" } else { "an unmap" };
+                    let is_downgrade = own.iter().any(|debt| debt.kind == Kind::Downgrade);
+                    let name = if is_downgrade { "a downgrade" } else { "an unmap" };
                     (own, name)
                 }
                 _ => (Vec::new(), "a local relax"),

@@ -78,8 +78,8 @@ impl Hypervisor {
     /// # Errors
     ///
     /// As for [`dirty_log`](Self::dirty_log).
-    pub fn page_table(&self, setup: &Setup, rejoin: bool) -> anyhow::Result<Counted> {
-        let program = PageTable { block: setup.backing.page(), chunk: setup.chunk, rejoin };
+    pub fn page_table(&self, setup: &Setup, coalesce: bool) -> anyhow::Result<Counted> {
+        let program = PageTable { block: setup.backing.page(), chunk: setup.chunk, coalesce };
         self.run(setup, Program::PageTable(program))
     }
 

@@ -42,7 +42,7 @@ impl Demand {
         let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &machine.features)?;
         let frames = machine.used_frames(32 * BLOCK_2M)?;
         // SAFETY: EL2 maps all RAM one to one; only this guest uses the frames.
-        let platform = unsafe { Omit::new(machine.records) };
+        let platform = unsafe { Omit::new(machine.metadata) };
         let mut memory = GuestMemory::new(platform, geometry, VMID, frames, pages)?;
         memory.add_slot(slot(AGENT..AGENT + PAGE, true))?;
         let ram = memory.add_slot(slot(RAM..RAM + ram, true))?;

@@ -45,7 +45,7 @@ impl Guest {
         let root = machine.frames.take_root(&geometry).ok_or_else(|| Failure::new("no memory for a root"))??;
         // SAFETY: EL2 maps all RAM one to one; the frames come from `memory::take_over`, and are only ever reused for
         // guests.
-        let platform = unsafe { Omit::new(machine.records) };
+        let platform = unsafe { Omit::new(machine.metadata) };
         let stage2 = Stage2::new(platform, machine.features, geometry, vmid, root)?;
         let mut guest = Self { stage2, agent: Agent::new(AGENT.raw()) };
         let program = machine.page()?;

@@ -10,7 +10,7 @@ use twofold_hypervisor::board::Board;
 use twofold_hypervisor::registers::{self, Confinement};
 use twofold_hypervisor::{memory, platform, vm};
 use twofold_memory::Frames;
-use twofold_stage2::{Donated, Features, Pa, Records};
+use twofold_stage2::{Donated, Features, MetadataMap, Pa};
 
 use crate::check::{Failure, Outcome};
 
@@ -23,7 +23,7 @@ pub struct Machine {
     /// Memory for guests and tables.
     pub frames: Frames,
     /// The table metadata of all RAM.
-    pub records: Records,
+    pub metadata: MetadataMap,
 }
 
 /// Memory of a guest that EL2 also reads and writes.
@@ -49,7 +49,7 @@ impl Machine {
         taken.free.into_iter().for_each(|range| frames.add(range));
         // SAFETY: no guest has run on this CPU; the hypervisor itself uses this value.
         unsafe { registers::set_for(&Confinement { hcr: vm::hcr(&features), ..Confinement::default() }) };
-        Self { board, features, frames, records: taken.records }
+        Self { board, features, frames, metadata: taken.metadata }
     }
 
     /// A page.

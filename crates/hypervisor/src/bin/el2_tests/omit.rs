@@ -12,7 +12,7 @@ use core::ptr::NonNull;
 
 use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use twofold_stage2::{Pa, Record, Records};
+use twofold_stage2::{MetadataMap, Pa, TableMetadata};
 
 /// The instructions that are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +54,9 @@ impl Omit {
     ///
     /// As [`IdentityMap::new`]. A caller of [`leave_out`](Self::leave_out) must ensure that stale entries lead only to
     /// frames of that guest.
-    pub unsafe fn new(records: Records) -> Self {
+    pub unsafe fn new(metadata: MetadataMap) -> Self {
         // SAFETY: promised by the caller.
-        let arm64 = Arm64::new(unsafe { IdentityMap::new(records) });
+        let arm64 = Arm64::new(unsafe { IdentityMap::new(metadata) });
         Self { arm64, left_out: Cell::new(LeftOut::Nothing), executed: RefCell::default() }
     }
 
@@ -136,7 +136,7 @@ unsafe impl Platform for Omit {
         self.arm64.pointer(pa)
     }
 
-    fn record(&self, pa: Pa) -> &Record {
-        self.arm64.record(pa)
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        self.arm64.metadata(pa)
     }
 }

@@ -11,7 +11,7 @@ use twofold_machine::strict::{CpuHandle, Guest, Hosted, Withdrawn};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar};
 use twofold_stage2::{
     Access, Attributes, Broken, Coalesced, Error, Execute, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed,
-    Removed, Stage2,
+    RemovalWatcher, Stage2,
 };
 
 use super::Scarce;
@@ -33,11 +33,11 @@ pub enum Kind {
     MakeYoung,
     Age,
     Clean,
-    Disarm,
-    Arm,
-    ArmClean,
-    ArmCleanMask,
-    Seal,
+    ClearDbmAndWrite,
+    SetDbm,
+    SetDbmClean,
+    SetDbmCleanMask,
+    ClearDbm,
     Dirty,
     Written,
     RelaxPage,
@@ -58,11 +58,11 @@ impl Kind {
         Self::MakeYoung,
         Self::Age,
         Self::Clean,
-        Self::Disarm,
-        Self::Arm,
-        Self::ArmClean,
-        Self::ArmCleanMask,
-        Self::Seal,
+        Self::ClearDbmAndWrite,
+        Self::SetDbm,
+        Self::SetDbmClean,
+        Self::SetDbmCleanMask,
+        Self::ClearDbm,
         Self::Dirty,
         Self::Written,
         Self::RelaxPage,
@@ -73,8 +73,8 @@ impl Kind {
     /// Whether it can have an effect on leaves of this level.
     pub fn applies(self, level: u8, dirty_by_hardware: bool) -> bool {
         match self {
-            Self::Clean | Self::Disarm | Self::Seal | Self::Dirty => dirty_by_hardware,
-            Self::Arm => level == 3 && !dirty_by_hardware,
+            Self::Clean | Self::ClearDbmAndWrite | Self::ClearDbm | Self::Dirty => dirty_by_hardware,
+            Self::SetDbm => level == 3 && !dirty_by_hardware,
             Self::RelaxPage => level == 3,
             Self::Split | Self::Coalesce => level < 3,
             _ => true,
@@ -136,7 +136,7 @@ pub struct Worker<'a> {
 /// Collects the removed leaves.
 struct Collect<'a>(&'a RefCell<Vec<Broken>>);
 
-impl Removed for Collect<'_> {
+impl RemovalWatcher for Collect<'_> {
     const WATCHES: bool = true;
 
     fn leaf(&mut self, leaf: Broken) {
@@ -194,16 +194,16 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         let wanted = self.attributes();
-        let is_there = self.tables[guest]
-            .look_up(start)
-            .is_some_and(|leaf| leaf.level.raw() == level && leaf.descriptor.is_armed() == wanted.dirty_by_hardware);
+        let is_there = self.tables[guest].look_up(start).is_some_and(|leaf| {
+            leaf.level.raw() == level && leaf.descriptor.is_hardware_tracked() == wanted.dirty_by_hardware
+        });
         if !is_there {
             let kind = if level < 3 { Kind::Coalesce } else { Kind::Map };
             self.put(kind, guest, Level::new(level).unwrap(), start.raw(), &wanted)?;
         }
         let tables = &self.tables[guest];
         match kind {
-            Kind::Clean | Kind::Disarm | Kind::Dirty | Kind::Written => self.store_once(guest, page),
+            Kind::Clean | Kind::ClearDbmAndWrite | Kind::Dirty | Kind::Written => self.store_once(guest, page),
             Kind::MakeYoung => {
                 self.operations += 1;
                 tables.age(start..start + span, &mut |_| ())?;
@@ -390,44 +390,44 @@ impl<'a> Worker<'a> {
                 cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Records);
                 marks.iter().for_each(|marked| self.counts.effect(kind, marked.level.raw(), true));
             }
-            Kind::Disarm => {
+            Kind::ClearDbmAndWrite => {
                 let before = tables.look_up(range.start);
-                let pending = tables.disarm(range.clone(), &mut |_| ())?;
+                let pending = tables.clear_dbm_and_write(range.clone(), &mut |_| ())?;
                 let any = !pending.is_empty();
                 let seen = cpu.knowledge();
                 let _ = pending.complete();
                 cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Records);
-                self.effect_if(any && before.is_some_and(|leaf| leaf.descriptor.is_armed()), kind, before);
+                self.effect_if(any && before.is_some_and(|leaf| leaf.descriptor.is_hardware_tracked()), kind, before);
             }
-            Kind::Arm => {
+            Kind::SetDbm => {
                 let before = tables.look_up(range.start);
-                tables.arm(range.clone())?;
+                tables.set_dbm(range.clone())?;
                 let after = tables.look_up(range.start);
                 self.effect_if(before != after, kind, before.filter(|leaf| leaf.level == Level::L3));
             }
-            Kind::ArmClean | Kind::ArmCleanMask => {
+            Kind::SetDbmClean | Kind::SetDbmCleanMask => {
                 let before = tables.look_up(range.start);
-                let pending = if kind == Kind::ArmClean {
-                    tables.arm_clean(range.clone())?
+                let pending = if kind == Kind::SetDbmClean {
+                    tables.set_dbm_clean(range.clone())?
                 } else {
-                    tables.arm_clean_mask(range.start, 1 | 1 << cpu.draw(8))?
+                    tables.set_dbm_clean_mask(range.start, 1 | 1 << cpu.draw(8))?
                 };
                 let any = !pending.is_empty();
                 let seen = cpu.knowledge();
                 let _ = pending.complete();
-                if kind == Kind::ArmClean {
+                if kind == Kind::SetDbmClean {
                     cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Writes);
                 }
                 self.effect_if(any, kind, before);
             }
-            Kind::Seal => {
+            Kind::ClearDbm => {
                 let before = tables.look_up(range.start);
-                let pending = tables.seal(range.clone())?;
+                let pending = tables.clear_dbm(range.clone())?;
                 let any = !pending.is_empty();
                 let seen = cpu.knowledge();
                 let _ = pending.complete();
                 cpu.expect_flushed(tables.vttbr(), &range, &seen, Withdrawn::Records);
-                self.effect_if(any && before.is_some_and(|leaf| leaf.descriptor.is_armed()), kind, before);
+                self.effect_if(any && before.is_some_and(|leaf| leaf.descriptor.is_hardware_tracked()), kind, before);
             }
             Kind::Dirty | Kind::Written => {
                 let mut marks = Vec::new();
@@ -460,7 +460,7 @@ impl<'a> Worker<'a> {
     }
 
     fn effect(&mut self, kind: Kind, leaf: &Leaf) {
-        self.counts.effect(kind, leaf.level.raw(), leaf.descriptor.is_armed());
+        self.counts.effect(kind, leaf.level.raw(), leaf.descriptor.is_hardware_tracked());
     }
 
     fn effect_if(&mut self, any: bool, kind: Kind, leaf: Option<Leaf>) {

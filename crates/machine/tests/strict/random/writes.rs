@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use twofold_machine::program::Instructions;
 use twofold_machine::strict::{CpuHandle, Hosted, Program};
 use twofold_stage2::{
-    Access, Attributes, Broken, Coalesced, Features, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Removed, Stage2,
-    Unwatched,
+    Access, Attributes, Broken, Coalesced, Features, Ipa, IpaRange, Leaf, Level, Mapped, Marked, RemovalWatcher,
+    Stage2, Unwatched,
 };
 
 use super::{operations, seed};
@@ -60,7 +60,7 @@ struct Log<'a> {
 /// Collects the removed leaves, in which hardware may have recorded writes.
 struct Collect<'a>(&'a RefCell<Vec<Broken>>);
 
-impl Removed for Collect<'_> {
+impl RemovalWatcher for Collect<'_> {
     const WATCHES: bool = true;
 
     fn leaf(&mut self, leaf: Broken) {
@@ -179,7 +179,7 @@ fn collect(cpu: &CpuHandle, log: &Log<'_>) {
 fn work(cpu: &CpuHandle, log: &Log<'_>) {
     let (world, tables) = (log.world, log.tables);
     let mut pages = &world.pages;
-    let armed = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
+    let tracked = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
     let mut value = cpu.number() as u64;
     while log.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
         if log.rest.load(Ordering::Relaxed) == 1 {
@@ -200,7 +200,7 @@ fn work(cpu: &CpuHandle, log: &Log<'_>) {
                 let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), cpu.number() as u32);
                 value += 8;
                 if guest.store(ipa.raw(), value).is_err() {
-                    let mapped = tables.map(ipa, log.word(page), Level::L3, &armed, &mut pages);
+                    let mapped = tables.map(ipa, log.word(page), Level::L3, &tracked, &mut pages);
                     if let Ok(Mapped::Replaced(old)) = mapped {
                         log.note_leaf(&Leaf { ipa, level: Level::L3, descriptor: old });
                     }
@@ -213,15 +213,16 @@ fn work(cpu: &CpuHandle, log: &Log<'_>) {
             7 if !log.ends_records => {
                 let pa = world.frame(section.raw() - SECTION);
                 let coalesced =
-                    tables.coalesce(section, pa, Level::L2, &armed, &mut pages, &mut |leaf| log.note_leaf(&leaf));
+                    tables.coalesce(section, pa, Level::L2, &tracked, &mut pages, &mut |leaf| log.note_leaf(&leaf));
                 if let Ok(Coalesced::Mapped(Mapped::Replaced(old))) = coalesced {
                     log.note_leaf(&Leaf { ipa: section, level: Level::L2, descriptor: old });
                 }
             }
             8 => tables.age(whole, &mut |_| ()).unwrap(),
             9 if cpu.draw(3) == 0 => {
-                let disarmed = tables.disarm(ipa..ipa + PAGE, &mut |marked| log.note_marked(&marked)).unwrap();
-                let _ = disarmed.complete();
+                let cleared =
+                    tables.clear_dbm_and_write(ipa..ipa + PAGE, &mut |marked| log.note_marked(&marked)).unwrap();
+                let _ = cleared.complete();
             }
             9 => {
                 let keep = Access { write: true, ..Access::READ };
@@ -238,9 +239,9 @@ fn work(cpu: &CpuHandle, log: &Log<'_>) {
             11 if log.ends_records => {
                 // Until the records restart, writes leave none, so every page that may be written counts as written.
                 let range = if cpu.draw(4) == 0 { whole } else { ipa..ipa + PAGE };
-                let _ = tables.seal(range.clone()).unwrap().complete();
+                let _ = tables.clear_dbm(range.clone()).unwrap().complete();
                 tables.written(range.clone(), &mut |marked| log.note_marked(&marked)).unwrap();
-                tables.arm(range).unwrap();
+                tables.set_dbm(range).unwrap();
             }
             12 => {
                 let _ = tables.relax_page(ipa, Access { execute: twofold_stage2::Execute::ALWAYS, ..Access::READ });

@@ -7,7 +7,7 @@ use twofold_machine::strict::Rule;
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::{Access, Attributes, Memory, Platform};
 
-use super::hand::{ACCESSED, ARMED, DBM, READ, READ_WRITE, WRITE, ipa, table};
+use super::hand::{ACCESSED, DBM, READ, READ_WRITE, TRACKED, WRITE, ipa, table};
 use super::{allowed, reported};
 
 // R1
@@ -53,8 +53,8 @@ fn permissions_dbm_access_flag_and_software_bits_change_in_place() {
             raw,
             hand.leaf(0, &READ_WRITE),
             hand.leaf(0, &Attributes::ram(Access::ALL)),
-            hand.leaf(0, &ARMED),
-            hand.leaf(0, &ARMED) | WRITE,
+            hand.leaf(0, &TRACKED),
+            hand.leaf(0, &TRACKED) | WRITE,
             raw | SOFTWARE,
             raw & !ACCESSED,
             raw,
@@ -331,7 +331,7 @@ fn locks_taken_downward_are_allowed() {
 // R10
 
 #[test]
-fn an_entry_in_a_table_that_was_taken_out_is_reported() {
+fn an_entry_in_a_table_that_was_unlinked_is_reported() {
     reported(Rule::LateWrite, |hand| {
         hand.make(hand.tree.level_2, 0);
         hand.flush_all();
@@ -351,7 +351,7 @@ fn a_link_to_what_is_no_table_is_reported() {
 
 /// A CPU with the table's lock may finish its change before the flush begins, because the flush covers it.
 #[test]
-fn an_entry_that_is_written_while_its_table_is_taken_out_is_allowed() {
+fn an_entry_that_is_written_while_its_table_is_unlinked_is_allowed() {
     allowed(|hand| {
         hand.cpu.lock(hand.tree.level_2);
         hand.cpu.lock(hand.tree.level_3);
@@ -367,7 +367,7 @@ fn an_entry_that_is_written_while_its_table_is_taken_out_is_allowed() {
 
 /// DBM may be set in place. Clearing it withdraws access.
 #[test]
-fn dbm_is_armed_in_place() {
+fn dbm_is_set_in_place() {
     allowed(|hand| {
         hand.make(hand.entry(0), hand.leaf(0, &READ));
         let old = hand.locked(hand.entry(0), || {

@@ -9,7 +9,7 @@ use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::{range_operand, single_operand};
 use twofold_stage2::{Access, Attributes, Features, Granule, Ipa, Level, Platform, Unwatched};
 
-use super::hand::{ACCESSED, ARMED, BASE, Hand, Machinery, READ, READ_WRITE, VMID, ipa, pages, table};
+use super::hand::{ACCESSED, BASE, Hand, Machinery, READ, READ_WRITE, TRACKED, VMID, ipa, pages, table};
 use super::{allowed, reported};
 use crate::window::ByAddress as _;
 use crate::world::{MODERN, PAGE};
@@ -195,7 +195,7 @@ fn writes_that_are_still_cached_behind_their_flush_are_reported() {
 #[test]
 fn writes_that_hardware_may_still_grant_are_reported() {
     reported(Rule::StillCached, |hand| {
-        hand.make(hand.entry(0), hand.leaf(0, &ARMED));
+        hand.make(hand.entry(0), hand.leaf(0, &TRACKED));
         hand.make(hand.entry(0), hand.leaf(0, &READ));
         hand.expect_flushed(pages(0..1), Withdrawn::Writes);
     });
@@ -337,7 +337,7 @@ fn a_flush_that_is_dropped_is_done() {
 
 /// TLBs may hold walk entries of the tables below an unlinked table.
 #[test]
-fn tables_below_a_table_that_was_taken_out_go_by_their_own_addresses() {
+fn tables_below_a_table_that_was_unlinked_go_by_their_own_addresses() {
     let freed = |hand: &Hand, everything: bool| {
         hand.make(hand.tree.root + 8, 0);
         match everything {

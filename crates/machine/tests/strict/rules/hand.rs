@@ -18,7 +18,7 @@ pub const VMID: u16 = 3;
 pub const READ_WRITE: Attributes = Attributes::ram(Access::READ_WRITE);
 pub const READ: Attributes = Attributes::ram(Access::READ);
 /// Clean, with DBM set.
-pub const ARMED: Attributes = Attributes { dirty_by_hardware: true, ..READ };
+pub const TRACKED: Attributes = Attributes { dirty_by_hardware: true, ..READ };
 /// S2AP\[1\].
 pub const WRITE: u64 = 1 << 7;
 pub const ACCESSED: u64 = 1 << 10;

@@ -10,7 +10,7 @@ use twofold_stage2::Platform;
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::single_operand;
 
-use super::hand::{ARMED, BASE, Hand, Machinery, READ_WRITE, VMID, WRITE, ipa, pages};
+use super::hand::{BASE, Hand, Machinery, READ_WRITE, TRACKED, VMID, WRITE, ipa, pages};
 use super::records::loses;
 use super::reported;
 use crate::world::{MODERN, PAGE};
@@ -151,9 +151,9 @@ fn peer_freebsd_s_vmids_alias() {
 #[test]
 fn peer_dirty_log_inverts_its_test() {
     loses(|hand| {
-        let armed = hand.leaf(0, &ARMED);
-        let old = hand.locked(hand.entry(0), || hand.cpu.exchange_entry(hand.entry(0), armed, AcqRel));
-        if old == armed {
+        let tracked = hand.leaf(0, &TRACKED);
+        let old = hand.locked(hand.entry(0), || hand.cpu.exchange_entry(hand.entry(0), tracked, AcqRel));
+        if old == tracked {
             hand.flush(ipa(0));
         }
         old & WRITE != 0
@@ -204,7 +204,7 @@ fn peer_dirty_log_reads_before_the_break() {
             old
         });
         hand.flush(ipa(0));
-        hand.make(entry, hand.leaf(0, &ARMED));
+        hand.make(entry, hand.leaf(0, &TRACKED));
         old & WRITE != 0
     });
 }

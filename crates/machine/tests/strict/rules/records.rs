@@ -12,7 +12,7 @@ use twofold_machine::strict::{Bbm, Breach, Rule, Withdrawn};
 use twofold_stage2::platform::{Domain, Tlbi};
 
 use super::SEEDS;
-use super::hand::{ARMED, BASE, Hand, Machinery, READ_WRITE, WRITE, ipa, pages};
+use super::hand::{BASE, Hand, Machinery, READ_WRITE, TRACKED, WRITE, ipa, pages};
 use crate::world::MODERN;
 
 /// A round of a dirty log: returns whether the page was dirty, and leaves it clean.
@@ -28,7 +28,7 @@ fn now(hand: &Hand) -> u64 {
 pub fn is_lost(seed: u64, round: Round) -> Result<bool, Breach> {
     let (mut lost, done) = (false, AtomicBool::new(false));
     let machinery = Machinery::new(MODERN, Bbm::default(), 2, seed);
-    machinery.alone(|hand| hand.make(hand.entry(0), hand.leaf(0, &ARMED)))?;
+    machinery.alone(|hand| hand.make(hand.entry(0), hand.leaf(0, &TRACKED)))?;
     machinery.race(
         |hand| {
             let mut copy = 0;
@@ -75,8 +75,8 @@ fn loses_nothing(round: Round) {
 #[test]
 fn an_exchange_and_a_flush_lose_nothing() {
     loses_nothing(|hand| {
-        let armed = hand.leaf(0, &ARMED);
-        let old = hand.locked(hand.entry(0), || hand.cpu.exchange_entry(hand.entry(0), armed, AcqRel));
+        let tracked = hand.leaf(0, &TRACKED);
+        let old = hand.locked(hand.entry(0), || hand.cpu.exchange_entry(hand.entry(0), tracked, AcqRel));
         hand.flush(ipa(0));
         old & WRITE != 0
     });
@@ -105,7 +105,7 @@ fn dirty_state_that_is_read_by_the_break_loses_nothing() {
     loses_nothing(|hand| {
         let old = hand.locked(hand.entry(0), || hand.cpu.exchange_entry(hand.entry(0), 0, AcqRel));
         hand.flush(ipa(0));
-        hand.make(hand.entry(0), hand.leaf(0, &ARMED));
+        hand.make(hand.entry(0), hand.leaf(0, &TRACKED));
         old & WRITE != 0
     });
 }
@@ -113,8 +113,8 @@ fn dirty_state_that_is_read_by_the_break_loses_nothing() {
 #[test]
 fn a_page_that_is_cleaned_without_an_invalidation_loses_writes() {
     loses(|hand| {
-        let armed = hand.leaf(0, &ARMED);
-        let old = hand.locked(hand.entry(0), || hand.cpu.exchange_entry(hand.entry(0), armed, AcqRel));
+        let tracked = hand.leaf(0, &TRACKED);
+        let old = hand.locked(hand.entry(0), || hand.cpu.exchange_entry(hand.entry(0), tracked, AcqRel));
         old & WRITE != 0
     });
 }
@@ -122,8 +122,8 @@ fn a_page_that_is_cleaned_without_an_invalidation_loses_writes() {
 #[test]
 fn a_page_that_is_cleaned_without_an_invalidation_is_reported() {
     super::reported(Rule::StillCached, |hand| {
-        hand.make(hand.entry(0), hand.leaf(0, &ARMED) | WRITE);
-        hand.make(hand.entry(0), hand.leaf(0, &ARMED));
+        hand.make(hand.entry(0), hand.leaf(0, &TRACKED) | WRITE);
+        hand.make(hand.entry(0), hand.leaf(0, &TRACKED));
         hand.expect_flushed(pages(0..1), Withdrawn::Records);
     });
 }
@@ -152,11 +152,11 @@ fn loses_a_table_update(seed: u64, flush: fn(&Hand)) -> Result<bool, Breach> {
     Machinery::new(MODERN, Bbm::default(), 1, seed).alone(|hand| {
         let registers = guest_tables(hand);
         (0..12).for_each(|page| hand.make(hand.entry(page), hand.leaf(page, &READ_WRITE)));
-        hand.make(hand.entry(12), hand.leaf(12, &ARMED) | WRITE);
+        hand.make(hand.entry(12), hand.leaf(12, &TRACKED) | WRITE);
         let mut guest = hand.enter(0);
         *guest.stage1() = registers;
         guest.store(BASE, 7).expect("all is mapped");
-        hand.set(hand.entry(12), hand.leaf(12, &ARMED));
+        hand.set(hand.entry(12), hand.leaf(12, &TRACKED));
         flush(hand);
         let word = hand.frame(12) + 8;
         let before = hand.world.machine.arena().load(word);

@@ -50,7 +50,7 @@ fn a_report_names_rule_entry_changes_and_seed() {
 fn a_report_names_what_hardware_changed() {
     let machinery = Machinery::new(MODERN, Bbm::default(), 1, 1);
     let breach = machinery.alone(|hand| {
-        hand.make(hand.entry(0), hand.leaf(0, &super::hand::ARMED));
+        hand.make(hand.entry(0), hand.leaf(0, &super::hand::TRACKED));
         hand.enter(0).store(BASE, 7).unwrap();
         hand.set(hand.entry(0), hand.leaf(1, &READ));
     });

@@ -17,8 +17,8 @@ tests!(
     dirty_log::a_protected_page_faults_once_and_is_reported,
     dirty_log::hardware_records_writes_without_a_fault,
     dirty_log::without_hardware_its_trackers_are_refused,
-    dirty_log::a_fault_arms_its_section,
-    dirty_log::an_armed_section_stays_so_when_it_is_cleared,
+    dirty_log::a_fault_sets_dbm_on_its_section,
+    dirty_log::an_tracked_section_stays_so_when_it_is_cleared,
     dirty_log::a_load_is_not_reported,
     dirty_log::what_the_hypervisor_writes_is_reported,
     dirty_log::a_block_is_split_by_the_first_write,
@@ -119,7 +119,7 @@ fn without_hardware_its_trackers_are_refused(mut machine: Machine) -> Outcome {
     Ok(())
 }
 
-fn a_fault_arms_its_section(mut machine: Machine) -> Outcome {
+fn a_fault_sets_dbm_on_its_section(mut machine: Machine) -> Outcome {
     if skipped(&machine) {
         return Ok(());
     }
@@ -137,7 +137,7 @@ fn a_fault_arms_its_section(mut machine: Machine) -> Outcome {
     Ok(())
 }
 
-fn an_armed_section_stays_so_when_it_is_cleared(mut machine: Machine) -> Outcome {
+fn an_tracked_section_stays_so_when_it_is_cleared(mut machine: Machine) -> Outcome {
     if skipped(&machine) {
         return Ok(());
     }
@@ -204,13 +204,13 @@ fn blocks_come_back_with_their_content(mut machine: Machine) -> Outcome {
         let mut guest = written(&mut machine, Pages::Largest)?;
         start(&guest, tracker)?;
         store(&mut guest, 17, 0x17)?;
-        let running = log(&guest)?.rejoin(0, 1);
+        let running = log(&guest)?.coalesce_range(0, 1);
         check!(
             matches!(running, Err(LogError::Running { .. })),
             "{tracker:?}: coalesced while the log runs: {running:?}"
         );
         log(&guest)?.stop()?;
-        let joined = log(&guest)?.rejoin(0, 4)?;
+        let joined = log(&guest)?.coalesce_range(0, 4)?;
         check_eq!((joined.blocks, joined.next), (1, None), "{tracker:?}: coalesced blocks");
         check_eq!(level(&guest)?, Level::L2, "{tracker:?}: the leaf");
         for (page, value) in [(17, 0x17), (18, 18), (511, 511)] {

@@ -2,7 +2,7 @@
 //! Proves that preallocated RAM is logged as any other RAM: a block of 1 GiB is split as far as the log needs it, no
 //! page of a block can be written without a mark, and the block is coalesced after the log has stopped.
 
-use twofold_memory::dirty::{DirtyPages, LogOptions, Rejoined, Tracker};
+use twofold_memory::dirty::{CoalescedRange, DirtyPages, LogOptions, Tracker};
 use twofold_memory::{Answer, Done, Pages};
 use twofold_stage2::Level;
 use twofold_stage2::fault::{AccessKind, FaultKind};
@@ -19,7 +19,7 @@ const ALL: u64 = FEW + 1 + 512;
 
 /// A slot of 1 GiB and 70 pages, mapped.
 fn world(tables: u64) -> World {
-    let mut world = World::given(FEATURES, Pages::Largest, BASE, IN_GIB + 70, Level::L1, tables);
+    let mut world = World::preallocated(FEATURES, Pages::Largest, BASE, IN_GIB + 70, Level::L1, tables);
     world.write_all([0, IN_GIB]);
     assert_eq!([0, IN_GIB - 1, IN_GIB].map(|page| world.level(page)), [Some(1), Some(1), Some(3)]);
     world
@@ -56,12 +56,15 @@ fn blocks_of_a_gigabyte_are_logged() {
             world.check_reported([511]);
             world.log().stop().unwrap();
             // The block is coalesced, and may be written.
-            assert_eq!(world.log().rejoin(0, 0), Ok(Rejoined { blocks: 0, next: Some(0) }));
-            assert_eq!(world.flushes(|world| world.log().rejoin(0, 9)), (Ok(Rejoined { blocks: 1, next: None }), 1));
+            assert_eq!(world.log().coalesce_range(0, 0), Ok(CoalescedRange { blocks: 0, next: Some(0) }));
+            assert_eq!(
+                world.flushes(|world| world.log().coalesce_range(0, 9)),
+                (Ok(CoalescedRange { blocks: 1, next: None }), 1)
+            );
             assert_eq!([0, IN_GIB - 1, IN_GIB].map(|page| world.level(page)), [Some(1), Some(1), Some(3)]);
             assert_eq!(world.write(77), 0);
             world.copy_pages(WRITTEN);
-            assert_eq!(world.log().rejoin(0, 9), Ok(Rejoined { blocks: 0, next: None }));
+            assert_eq!(world.log().coalesce_range(0, 9), Ok(CoalescedRange { blocks: 0, next: None }));
         }
     }
 }
@@ -112,7 +115,7 @@ fn smaller_blocks_come_back_where_the_largest_does_not() {
     world.log().start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) }).unwrap();
     world.log().stop().unwrap();
     world.guest.memory.unmap(world.slot, world.ipa(0)..world.ipa(1)).unwrap();
-    assert_eq!(world.log().rejoin(0, 600), Ok(Rejoined { blocks: 511, next: None }));
+    assert_eq!(world.log().coalesce_range(0, 600), Ok(CoalescedRange { blocks: 511, next: None }));
     assert_eq!([0, 1, 512, IN_GIB - 1].map(|page| world.level(page)), [None, Some(3), Some(2), Some(2)]);
     // The fault for that page finds the tables in its way, and coalesces the whole 1 GiB.
     world.write(0);
@@ -128,7 +131,7 @@ fn what_fits_comes_back() {
         (BASE, Level::L3, [Some(3), Some(3)]),
         (BASE + PAGE, Level::L2, [Some(3), Some(2)]),
     ] {
-        let mut world = World::given(FEATURES, Pages::Largest, start, 1536, largest, 16);
+        let mut world = World::preallocated(FEATURES, Pages::Largest, start, 1536, largest, 16);
         world.write_all(0..1536);
         let shown = |world: &World| [0, 600].map(|page| world.level(page));
         assert_eq!(shown(&world), levels);
@@ -137,7 +140,7 @@ fn what_fits_comes_back() {
         world.check_reported([0, 600]);
         assert_eq!(shown(&world), [Some(3); 2]);
         world.log().stop().unwrap();
-        let Rejoined { next, .. } = world.log().rejoin(0, 9).unwrap();
+        let CoalescedRange { next, .. } = world.log().coalesce_range(0, 9).unwrap();
         assert_eq!((next, shown(&world)), (None, levels), "{start} {largest:?}");
         world.copy_pages(0..1536);
     }
@@ -147,14 +150,14 @@ fn what_fits_comes_back() {
 #[test]
 fn pages_that_are_mapped_for_a_log_allow_what_was_asked_for() {
     for tracker in [Tracker::Manual, Tracker::Hardware] {
-        let mut world = World::given(FEATURES, Pages::Largest, BASE, 600, Level::L2, 64);
+        let mut world = World::preallocated(FEATURES, Pages::Largest, BASE, 600, Level::L2, 64);
         world.start(LogOptions::new(tracker));
         for (page, access) in [(3, AccessKind::Read), (4, AccessKind::Execute), (5, AccessKind::Write)] {
             let answer = world.guest.fault(world.ipa(page), FaultKind::Translation, access);
             assert_eq!(answer, Ok(Answer::Retry(Done::Mapped { level: Level::L3, first_touch: false })));
             let found = world.guest.access(world.ipa(page)).unwrap();
             assert_eq!((found.execute.any(), found.write), (page == 4, page == 5), "{access:?}");
-            assert_eq!(world.is_armed(page), tracker == Tracker::Hardware);
+            assert_eq!(world.is_hardware_tracked(page), tracker == Tracker::Hardware);
         }
     }
 }

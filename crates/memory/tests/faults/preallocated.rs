@@ -6,13 +6,13 @@ use twofold_memory::{Backing, Counts, Error, Slot, SlotError};
 use twofold_stage2::{Pa, TableSource};
 
 use super::*;
-use crate::machine::{GIB, GIVEN, Machine, PAGE, RAM, SECTION};
+use crate::machine::{GIB, Machine, PAGE, PREALLOCATED, RAM, SECTION};
 
 const LEVELS: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];
 
 /// A guest with frames for tables, and a bank of memory for preallocated slots.
 fn guest(features: Features, pages: Pages, size: u64) -> Guest {
-    let machine = Machine::new(features, &[(RAM, 16 * PAGE), (GIVEN, size)]);
+    let machine = Machine::new(features, &[(RAM, 16 * PAGE), (PREALLOCATED, size)]);
     let mut frames = twofold_memory::Frames::new(features);
     frames.add(machine.donate(RAM, 16 * PAGE));
     Guest::on(machine, frames, pages, crate::machine::guest::IPA_BITS)
@@ -22,7 +22,7 @@ fn guest(features: Features, pages: Pages, size: u64) -> Guest {
 /// `off` bytes away from the same alignment.
 fn level(largest: Level, pages: Pages, (start, size, off): (u64, u64, u64), at: u64) -> u8 {
     let mut guest = guest(FORCED, pages, 3 * GIB);
-    let frames = GIVEN + start + off;
+    let frames = PREALLOCATED + start + off;
     let backing = guest.machine.give(frames, size, largest);
     guest.add(BASE + start, size, backing, true);
     let ipa = BASE + at;
@@ -53,16 +53,17 @@ fn it_is_mapped_by_the_largest_leaf_that_fits() {
 fn it_is_what_it_was_and_what_is_written() {
     for (features, pages) in [(PLAIN, Pages::Largest), (FORCED, Pages::Small)] {
         let mut guest = guest(features, pages, 2 * SECTION);
-        let bank = |guest: &Guest, at: u64, bytes: &[u8]| guest.machine.bank(GIVEN).store(GIVEN + at, bytes);
+        let bank =
+            |guest: &Guest, at: u64, bytes: &[u8]| guest.machine.bank(PREALLOCATED).store(PREALLOCATED + at, bytes);
         bank(&guest, 3 * PAGE, b"from before");
-        let backing = guest.machine.give(GIVEN, 2 * SECTION, Level::L2);
+        let backing = guest.machine.give(PREALLOCATED, 2 * SECTION, Level::L2);
         guest.add(BASE, 2 * SECTION, backing, true);
         // Across two pages, before they are mapped and after.
         guest.memory.write(BASE + (2 * PAGE - 3), b"loaded").unwrap();
-        let expected = guest.machine.bank(GIVEN).load(GIVEN + 3 * PAGE, PAGE);
+        let expected = guest.machine.bank(PREALLOCATED).load(PREALLOCATED + 3 * PAGE, PAGE);
         guest.machine.watch(BASE + 3 * PAGE, Some(expected));
         for access in [Read, Write, Execute] {
-            assert_eq!(guest.reach(BASE + 3 * PAGE, access), GIVEN + 3 * PAGE);
+            assert_eq!(guest.reach(BASE + 3 * PAGE, access), PREALLOCATED + 3 * PAGE);
         }
         let mut bytes = [0; 11];
         guest.memory.read(BASE + 3 * PAGE, &mut bytes).unwrap();
@@ -79,39 +80,39 @@ fn it_is_what_it_was_and_what_is_written() {
 fn donated_memory_returns_to_its_owner() {
     let mut guest = guest(FORCED, Pages::Largest, SECTION);
     let free = guest.memory.frames().free();
-    let backing = guest.machine.give(GIVEN, SECTION, Level::L2);
+    let backing = guest.machine.give(PREALLOCATED, SECTION, Level::L2);
     let slot = Slot { range: BASE..BASE + SECTION, backing, writable: true };
     let slot = guest.memory.add_slot(slot).unwrap();
     guest.reach(BASE, Write);
     guest.memory.unmap(slot, BASE..BASE + PAGE).unwrap();
     let run = guest.memory.remove_slot(slot).unwrap().expect("the slot was preallocated");
-    assert_eq!((run.pa(), run.size(), guest.walk(BASE + PAGE)), (GIVEN, SECTION, None));
+    assert_eq!((run.pa(), run.size(), guest.walk(BASE + PAGE)), (PREALLOCATED, SECTION, None));
     assert_eq!(guest.memory.remove_slot(slot), Err(Error::Slot(SlotError::Gone)));
     // Only the machine's frames are handed out, and none of the preallocated memory.
     let taken = std::iter::from_fn(|| TableSource::take(&mut *guest.memory.frames()));
     let taken: Vec<_> = taken.map(|page| page.pa()).collect();
-    assert!(taken.len() as u64 <= free && taken.iter().all(|pa| *pa < GIVEN), "{taken:?}");
+    assert!(taken.len() as u64 <= free && taken.iter().all(|pa| *pa < PREALLOCATED), "{taken:?}");
 }
 
 #[test]
 fn as_many_bytes_as_addresses_are_given() {
     let mut guest = guest(FORCED, Pages::Largest, 2 * SECTION);
-    for given in [PAGE, SECTION - PAGE, SECTION + PAGE, 2 * SECTION] {
-        let backing = guest.machine.give(GIVEN, given, Level::L2);
+    for preallocated in [PAGE, SECTION - PAGE, SECTION + PAGE, 2 * SECTION] {
+        let backing = guest.machine.give(PREALLOCATED, preallocated, Level::L2);
         let slot = Slot { range: BASE..BASE + SECTION, backing, writable: true };
         let refused = guest.memory.add_slot(slot).unwrap_err();
-        assert_eq!(refused.error, SlotError::GivenSize { start: BASE, size: SECTION, given });
+        assert_eq!(refused.error, SlotError::PreallocatedSize { start: BASE, size: SECTION, preallocated });
         let Backing::Preallocated { frames, .. } = refused.slot.backing else { panic!("{refused:?}") };
-        assert_eq!((frames.pa(), frames.size()), (GIVEN, given), "they come back");
+        assert_eq!((frames.pa(), frames.size()), (PREALLOCATED, preallocated), "they come back");
     }
-    let backing = guest.machine.give(GIVEN, SECTION, Level::L2);
+    let backing = guest.machine.give(PREALLOCATED, SECTION, Level::L2);
     assert!(guest.memory.add_slot(Slot { range: BASE..BASE + SECTION, backing, writable: true }).is_ok());
 }
 
 #[test]
 fn read_only_memory_is_given_too() {
     let mut guest = guest(PLAIN, Pages::Largest, SECTION);
-    let backing = guest.machine.give(GIVEN, SECTION, Level::L1);
+    let backing = guest.machine.give(PREALLOCATED, SECTION, Level::L1);
     guest.add(BASE, SECTION, backing, false);
     guest.reach(BASE, Execute);
     assert_eq!(guest.access(BASE).map(|access| access.write), Some(false));
