@@ -58,8 +58,6 @@ extern crate alloc;
 pub mod abort;
 pub mod agreement;
 pub mod at;
-#[cfg(feature = "baselines")]
-pub mod baselines;
 pub mod board;
 pub mod boot;
 pub mod claim;
@@ -72,21 +70,16 @@ pub mod cpus;
 pub mod device_tree;
 pub mod el2_mmu;
 pub mod exception_table;
+pub mod experiment;
 pub mod heap;
 pub mod inject;
 pub mod load;
-pub mod log_calls;
 pub mod memory;
-#[cfg(feature = "oracle")]
-pub mod oracle;
 pub mod panic;
-pub mod phases;
 pub mod platform;
 pub mod pmu;
 pub mod power;
 pub mod psci;
-#[cfg(feature = "record")]
-pub mod record;
 pub mod refusals;
 pub mod registers;
 pub mod semihosting;
@@ -95,16 +88,13 @@ pub mod start;
 pub mod stats;
 pub mod survey;
 pub mod sysreg;
-#[cfg(feature = "trace")]
-pub mod trace;
 pub mod translate;
-#[cfg(any(feature = "oracle", feature = "record"))]
-pub mod translation_registers;
 pub mod vcpu;
 pub mod vectors;
-pub mod vendor;
 pub mod vm;
 pub mod world;
+
+pub use experiment::*;
 
 /// The atomic of [`claim`]. A host test replaces it with one that lets a second CPU in between.
 pub(crate) mod primitive {
