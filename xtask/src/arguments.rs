@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use twofold_abi::virt::MAX_CPUS;
 use twofold_launch::{Pages, machine};
-
-use crate::size::Size;
+use twofold_workspace::guest::{Choice, Wanted};
+use twofold_workspace::size::Size;
+use twofold_workspace::static_program::Architecture;
 
 /// Builds, runs and tests Twofold.
 #[derive(Debug, Parser)]
@@ -180,34 +181,6 @@ pub struct DistOptions {
     pub architecture: Option<Architecture>,
 }
 
-/// An architecture for which `dist` builds a static program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Architecture {
-    /// arm64
-    Aarch64,
-    /// x86-64
-    #[value(name = "x86_64")]
-    X86_64,
-}
-
-impl Architecture {
-    /// The architecture's name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Aarch64 => "aarch64",
-            Self::X86_64 => "x86_64",
-        }
-    }
-
-    /// The Rust target that links a C library statically.
-    pub const fn target(self) -> &'static str {
-        match self {
-            Self::Aarch64 => "aarch64-unknown-linux-musl",
-            Self::X86_64 => "x86_64-unknown-linux-musl",
-        }
-    }
-}
-
 /// Options of `peers`.
 #[derive(Args, Clone, Debug)]
 pub struct PeersOptions {
@@ -319,8 +292,8 @@ pub struct RunOptions {
     #[arg(long, value_enum, default_value_t = PagesOption::Auto)]
     pub pages: PagesOption,
     /// The guest to boot: Debian's Linux, the bare-metal guest, or (auto) Linux if it can be fetched, else the other
-    #[arg(long, value_enum, default_value_t = GuestOption::Auto)]
-    pub guest: GuestOption,
+    #[arg(long, value_enum, default_value_t = Choice::Auto)]
+    pub guest: Choice,
     /// CPU model, a value of QEMU's -cpu
     #[arg(long, value_name = "MODEL", default_value = machine::CPU_DEFAULT)]
     pub cpu: String,
@@ -331,6 +304,14 @@ pub struct RunOptions {
     /// Fetches the guest's packages again, even if they are in the cache
     #[arg(long)]
     pub refresh: bool,
+}
+
+impl RunOptions {
+    /// Returns the guest that the options ask for.
+    pub fn wanted(&self) -> Wanted {
+        let (kernel, initrd) = (self.kernel.clone(), self.initrd.clone());
+        Wanted { choice: self.guest, kernel, initrd, refresh: self.refresh }
+    }
 }
 
 /// Options of `test`.
@@ -383,17 +364,6 @@ pub enum PagesOption {
     Small,
     /// Blocks of 2 MiB or 1 GiB only; guest memory must be a multiple of 2M
     Blocks,
-}
-
-/// Values of `--guest`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum GuestOption {
-    /// Linux, or the bare-metal guest if Linux cannot be fetched
-    Auto,
-    /// Linux, or an error if it cannot be fetched
-    Linux,
-    /// The bare-metal guest
-    Bare,
 }
 
 impl From<PagesOption> for Pages {
@@ -528,16 +498,7 @@ mod tests {
         let arguments = Arguments::parse_from(["xtask", "run"]);
         let Command::Run(options) = arguments.command else { panic!("not run") };
         assert_eq!(options.memory.bytes(), 512 << 20);
-        assert_eq!((options.cpus, options.pages, options.guest), (1, PagesOption::Auto, GuestOption::Auto));
-    }
-
-    #[test]
-    fn architectures_are_called_what_they_are_named() {
-        for architecture in Architecture::value_variants() {
-            let value = architecture.to_possible_value();
-            assert_eq!(value.map(|value| value.get_name() == architecture.name()), Some(true));
-            assert!(architecture.target().starts_with(architecture.name()));
-        }
+        assert_eq!((options.cpus, options.pages, options.guest), (1, PagesOption::Auto, Choice::Auto));
     }
 
     #[test]

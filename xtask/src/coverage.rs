@@ -11,18 +11,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail, ensure};
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Deserialize;
 use syn::spanned::Spanned;
 use twofold_launch::Stop;
+use twofold_workspace::steps::Steps;
+use twofold_workspace::{Workspace, install, output, subprocess, table};
 
 use crate::arguments::CoverageOptions;
-use crate::install;
-use crate::output;
-use crate::steps::Steps;
-use crate::subprocess;
-use crate::workspace::Workspace;
 
 /// The crates that are measured.
 const CRATES: [&str; 2] = ["crates/stage2", "crates/memory"];
@@ -264,21 +259,12 @@ fn total(files: &BTreeMap<String, Lines>, name: &str) -> Total {
 }
 
 fn shown(files: &BTreeMap<String, Lines>) -> String {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(["file", "lines", "covered", "%", "not covered"]);
-    table.add_rows(files.iter().map(|(file, lines)| {
+    let rows = files.iter().map(|(file, lines)| {
         let total = lines.total();
         let (percent, missed) = (format!("{:.1}", total.percent()), lines.missed());
-        [file.clone(), total.lines.to_string(), total.covered.to_string(), percent, missed]
-    }));
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 2));
-        if (1..4).contains(&index) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.trim_fmt()
+        vec![file.clone(), total.lines.to_string(), total.covered.to_string(), percent, missed]
+    });
+    table::with_numbers(&["file", "lines", "covered", "%", "not covered"], rows, 1..4)
 }
 
 #[cfg(test)]

@@ -13,11 +13,10 @@ use twofold_abi::vendor::{TRACKERS, WRITE_PROTECT};
 use twofold_launch::experiment::{DirtyLog as Log, Platform, Program};
 use twofold_launch::{Counted, Experiment, ExperimentError, Pages, Qemu};
 use twofold_workload::mode::Mode;
+use twofold_workspace::table::thousands;
+use twofold_workspace::{Workspace, build, table};
 
-use crate::build;
-use crate::figures::{self, thousands};
 use crate::kvm_figures;
-use crate::workspace::Workspace;
 
 /// The figures of each tracker that the CPU supports.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -111,7 +110,7 @@ impl DirtyLogs {
         let (fault, all) = (thousands(kvm_figures::WRITE_FAULT), thousands(kvm_figures::ITERATION));
         let clear = kvm_figures::CLEAR.to_string();
         let kvm = [kvm_figures::HEADING, "1.00", &fault, &fault, "-", &clear, &all, "2.00", "3.00"];
-        figures::number_table(&header, self.logs.iter().map(DirtyLog::row).chain([kvm.map(str::to_owned).to_vec()]))
+        table::with_numbers(&header, self.logs.iter().map(DirtyLog::row).chain([kvm.map(str::to_owned).to_vec()]), 1..)
     }
 
     /// Returns the figures by tracker.

@@ -7,21 +7,15 @@ use std::process::{Command, ExitCode};
 
 use twofold_launch::qemu::{OLDEST, VARIABLE};
 use twofold_launch::{Qemu, QemuError};
-
-use crate::fetch;
-use crate::figures;
-use crate::install;
-use crate::output;
-use crate::subprocess;
-use crate::workspace::Workspace;
+use twofold_workspace::{Workspace, fetch, install, output, subprocess, table};
 
 /// `cargo xtask doctor`.
 pub fn command(workspace: &Workspace) -> anyhow::Result<ExitCode> {
     let findings = examine(workspace);
     let rows = findings.iter().map(|finding| {
-        [finding.name.to_owned(), finding.state.word().to_owned(), finding.detail.clone(), finding.fix.clone()]
+        vec![finding.name.to_owned(), finding.state.word().to_owned(), finding.detail.clone(), finding.fix.clone()]
     });
-    output::line(&figures::plain_table(["what", "state", "version or reason", "to fix it"], rows))?;
+    output::line(&table::of_words(&["what", "state", "version or reason", "to fix it"], rows))?;
     let blocked = findings.iter().any(|finding| matches!(finding.state, State::Blocks | State::TooOld));
     Ok(if blocked { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

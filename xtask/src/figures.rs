@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Plain-text tables.
+//! The rows of a run's table.
 //!
-//! Invariant: tables have no colours; words are aligned left, numbers right. A table's rows depend on which figures
-//! exist and not on their values, except where a row's documentation says so.
+//! Invariant: the rows depend on which figures exist and not on their values, except where a row's documentation says
+//! so.
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
 use twofold_launch::Report;
+use twofold_workspace::table;
+use twofold_workspace::table::thousands;
 
 use crate::kvm_figures;
 
@@ -96,37 +96,14 @@ impl Rows {
     /// Returns the table; it has KVM's column if `compared`.
     pub fn table(self, compared: bool) -> String {
         let columns = if compared { 3 } else { 2 };
-        let header = ["figure", "Twofold", kvm_figures::HEADING].map(str::to_owned);
-        aligned(header[..columns].to_vec(), self.rows.into_iter().map(|row| row[..columns].to_vec()), true)
+        let header = ["figure", "Twofold", kvm_figures::HEADING];
+        table::with_numbers(&header[..columns], self.rows.into_iter().map(|row| row[..columns].to_vec()), 1..)
     }
 
     fn number(&mut self, name: &str, value: u64, kvm: Option<u64>) {
         let kvm = kvm.map_or_else(|| "-".to_owned(), thousands);
         self.rows.push([name.to_owned(), thousands(value), kvm]);
     }
-}
-
-/// Returns a table of words.
-pub fn plain_table<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
-    aligned(header.map(str::to_owned).to_vec(), rows.map(|row| row.to_vec()), false)
-}
-
-/// Returns a table in which all columns but the first are numbers.
-pub fn number_table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    aligned(header.iter().map(|head| (*head).to_owned()).collect(), rows, true)
-}
-
-/// Formats a number with commas: 1234567 is 1,234,567.
-pub fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// Groups of keys in the order in which a table shows them.
@@ -155,33 +132,10 @@ fn label(key: &str) -> String {
     }
 }
 
-fn aligned(header: Vec<String>, rows: impl Iterator<Item = Vec<String>>, numbers: bool) -> String {
-    let mut table = Table::new();
-    // No wrapping, so that the terminal's width does not change a table.
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header);
-    table.add_rows(rows);
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 2));
-        if numbers && index > 0 {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.trim_fmt()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use twofold_launch::Control;
-
-    #[test]
-    fn numbers_have_commas() {
-        let cases = [(0, "0"), (999, "999"), (1_000, "1,000"), (7_672, "7,672"), (202_700_000, "202,700,000")];
-        for (number, text) in cases {
-            assert_eq!(thousands(number), text);
-        }
-    }
 
     #[test]
     fn a_table_is_aligned_and_headed() {

@@ -10,13 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail, ensure};
+use twofold_workspace::steps::Steps;
+use twofold_workspace::table::thousands;
+use twofold_workspace::{Workspace, output, subprocess};
 
 use crate::arguments::FuzzOptions;
-use crate::figures::thousands;
-use crate::output;
-use crate::steps::Steps;
-use crate::subprocess;
-use crate::workspace::Workspace;
 
 /// `cargo xtask fuzz`.
 pub fn command(workspace: &Workspace, options: &FuzzOptions) -> anyhow::Result<ExitCode> {

@@ -5,33 +5,23 @@
 //! succeeded and its checks passed. It leaves no process running.
 
 mod arguments;
-mod boot;
 mod build;
 mod coverage;
 mod dirty_log;
 mod dist;
 mod doctor;
-mod fetch;
 mod figures;
 mod fuzz;
-mod initramfs;
-mod install;
 mod kvm_figures;
-mod kvm_host;
 mod mutants;
 mod oracle;
-mod output;
 mod peers;
 mod record;
 mod redis;
 mod report;
 mod run;
-mod size;
-mod steps;
-mod subprocess;
 mod test;
 mod trace;
-mod workspace;
 
 use std::process::ExitCode;
 
@@ -39,7 +29,7 @@ use clap::Parser;
 use twofold_launch::Stop;
 
 use arguments::{Arguments, Command};
-use workspace::Workspace;
+use twofold_workspace::{Workspace, output, subprocess};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();

@@ -15,17 +15,12 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use twofold_launch::{Control, Guest, Pages, machine};
+use twofold_workspace::boot::{Boot, Image};
+use twofold_workspace::steps::Steps;
+use twofold_workspace::{Workspace, build, fetch, initramfs, install, output};
 
 use crate::arguments::RecordOptions;
-use crate::boot::{self, Boot, Image};
-use crate::build;
-use crate::fetch;
-use crate::initramfs;
-use crate::install;
-use crate::output;
 use crate::redis;
-use crate::steps::Steps;
-use crate::workspace::Workspace;
 
 /// `cargo xtask record-redis`.
 pub fn command(workspace: &Workspace, options: &RecordOptions) -> anyhow::Result<ExitCode> {
@@ -38,7 +33,7 @@ pub fn command(workspace: &Workspace, options: &RecordOptions) -> anyhow::Result
     let guest = steps.step("guest", || {
         let linux = fetch::fetch(workspace, options.refresh)?;
         let redis = redis::fetch(workspace, options.refresh)?;
-        let initrd = boot::make_initrd(workspace, "redis.cpio", initramfs::GUEST, &linux.busybox, &redis.files)?;
+        let initrd = initramfs::make(workspace, "redis.cpio", initramfs::GUEST, &linux.busybox, &redis.files)?;
         let words = format!("Linux {}, Redis {} in {} files", linux.versions.kernel, redis.version, redis.files.len());
         Ok((guest(linux.kernel, initrd), words))
     })?;

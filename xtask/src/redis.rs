@@ -2,7 +2,7 @@
 //! Debian's Redis for a guest: its server, its benchmark, and the libraries that these load.
 //!
 //! The programs name their libraries themselves (DT_NEEDED). Invariant: the cache is complete or absent, as for the
-//! kernel ([`crate::fetch`]).
+//! kernel ([`twofold_workspace::fetch`]).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,9 +12,8 @@ use anyhow::{Context, anyhow};
 use object::Endianness;
 use object::elf::DT_NEEDED;
 use object::read::elf::{ElfFile64, FileHeader};
-
-use crate::fetch::{self, Apt};
-use crate::workspace::Workspace;
+use twofold_workspace::fetch::Apt;
+use twofold_workspace::{Workspace, fetch};
 
 /// The files for the initramfs.
 #[derive(Clone, Debug)]

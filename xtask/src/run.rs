@@ -13,19 +13,16 @@ use anyhow::{Context, bail};
 use twofold_abi::bundle::flags;
 use twofold_launch::check::CHECK_OK;
 use twofold_launch::{Guest, Outcome, Pages, Qemu, machine};
+use twofold_workspace::boot::{Boot, Image};
+use twofold_workspace::guest::{Choice, Kind, Selected};
+use twofold_workspace::size::Size;
+use twofold_workspace::steps::Steps;
+use twofold_workspace::{Workspace, build, fetch, file, guest, install, output};
 
-use crate::arguments::{GuestOption, RunOptions};
-use crate::boot::{self, Boot, Image, Kind, Selected};
-use crate::build;
+use crate::arguments::RunOptions;
 use crate::dirty_log::DirtyLogs;
-use crate::fetch;
 use crate::figures::{FirstTouch, Rows};
-use crate::install;
-use crate::output;
 use crate::report::{self, Described};
-use crate::size::Size;
-use crate::steps::Steps;
-use crate::workspace::Workspace;
 
 /// `cargo xtask run`.
 pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<ExitCode> {
@@ -43,7 +40,7 @@ pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Ex
         Ok(((), words.to_owned()))
     })?;
     let selected = steps.step("guest", || {
-        let selected = boot::select(workspace, options)?;
+        let selected = guest::select(workspace, &options.wanted())?;
         let words = selected.words.clone();
         Ok((selected, words))
     })?;
@@ -121,10 +118,10 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
         );
     }
     if let Some(path) = &options.json {
-        report::check_path(path)?;
+        file::check_json(path)?;
     }
     if let Some(path) = &options.trace {
-        report::check_file("--trace", path)?;
+        file::check("--trace", path)?;
     }
     // Debian's kernel needs a check only together with an initrd of the user.
     let kernel = options.kernel.clone().or(debian.filter(|_| options.initrd.is_some()));
@@ -134,7 +131,7 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
         Some(_) => guest.check().map(drop)?,
         None => guest.check_initrd()?,
     }
-    let ours = options.guest != GuestOption::Bare && options.kernel.is_none() && options.initrd.is_none();
+    let ours = options.guest != Choice::Bare && options.kernel.is_none() && options.initrd.is_none();
     if ours && mode != Mode::Console && options.memory.bytes() < LINUX_CHECK_MEMORY {
         bail!(
             "`--memory {}` is too little for the check of Debian's Linux, which writes 64 MiB to a file system in \
@@ -251,7 +248,7 @@ fn check(
             touch,
             logs,
         };
-        report::write(path, &report::json(&outcome.control.report, &described))?;
+        file::write_json(path, &report::json(&outcome.control.report, &described))?;
     }
     if let Some(why) = &selected.fallback {
         output::line(&format!("This was the bare-metal guest, not Linux: {why}"))?;

@@ -115,7 +115,7 @@ impl fmt::Display for Verdict {
             Self::CheckMissing => write!(
                 formatter,
                 "the guest powered off without the line `{CHECK_OK}`; with an initrd of your own, print it as \
-                 xtask/guest/init does, or run without --check"
+                 tools/workspace/guest/init does, or run without --check"
             ),
             Self::Reset => write!(
                 formatter,

@@ -3,7 +3,7 @@
 
 use twofold_launch::guest;
 
-#[path = "../../../xtask/src/size.rs"]
+#[path = "../../../tools/workspace/src/size.rs"]
 mod option;
 
 use option::Size;

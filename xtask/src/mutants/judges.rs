@@ -9,11 +9,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
+use twofold_workspace::{Workspace, subprocess};
 
 use super::sites::Mutant;
 use super::tests::TestProgram;
-use crate::subprocess;
-use crate::workspace::Workspace;
 
 /// The environment variable that selects the mutant; `stage2::primitive` reads it.
 pub const CHOICE: &str = "TWOFOLD_MUTANT";

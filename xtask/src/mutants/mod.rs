@@ -24,21 +24,19 @@ use std::thread;
 use anyhow::{Context, bail};
 
 use crate::arguments::{MutantsOf, MutantsOptions};
-use crate::output;
-use crate::report as json;
-use crate::steps::Steps;
-use crate::workspace::Workspace;
 
 pub use judges::CHOICE;
 use report::Report;
 use sites::Mutant;
 use tests::{TestProgram, Tests};
+use twofold_workspace::steps::Steps;
+use twofold_workspace::{Workspace, file, output};
 use verdicts::in_parallel;
 
 /// `cargo xtask mutants`.
 pub fn command(workspace: &Workspace, options: &MutantsOptions) -> anyhow::Result<ExitCode> {
     if let Some(path) = &options.json {
-        json::check_path(path)?;
+        file::check_json(path)?;
     }
     let all = if options.of == Some(MutantsOf::Values) { Vec::new() } else { sites::list(workspace.root())? };
     let calls = choose(all.clone(), options);
@@ -81,7 +79,7 @@ pub fn command(workspace: &Workspace, options: &MutantsOptions) -> anyhow::Resul
         if let Some(values) = values {
             report["values"] = values.json();
         }
-        json::write(path, &report)?;
+        file::write_json(path, &report)?;
     }
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

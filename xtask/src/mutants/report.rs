@@ -4,9 +4,8 @@
 //! Invariant: a mutant that is not caught is printed at once, with the command that reproduces it. So an interrupted
 //! run still has results.
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Value, json};
+use twofold_workspace::table;
 
 use super::excused;
 use super::peers::Defect;
@@ -76,7 +75,11 @@ impl Report {
             let row = [kind.name().to_owned()].into_iter().chain(cells).chain([excused.count().to_string()]);
             (!of.is_empty()).then(|| row.collect())
         });
-        table(&["kind", "mutants", "caught", "survived", "hung", "not reached", "of these excused"], rows, 1)
+        table::with_numbers(
+            &["kind", "mutants", "caught", "survived", "hung", "not reached", "of these excused"],
+            rows,
+            1..,
+        )
     }
 
     fn peers(&self) -> String {
@@ -84,7 +87,7 @@ impl Report {
             let (mutant, outcome) = &self.rows[*row];
             vec![defect.peer.to_owned(), defect.what.to_owned(), mutant.label(), described(outcome)]
         });
-        table(&["peer", "defect", "mutant", "outcome"], rows, 4)
+        table::of_words(&["peer", "defect", "mutant", "outcome"], rows)
     }
 
     /// Returns the report as JSON.
@@ -119,21 +122,6 @@ pub fn described(outcome: &Outcome) -> String {
         Outcome::Hung { judge } => format!("hung in {judge}"),
         Outcome::NotReached => "not reached".to_owned(),
     }
-}
-
-/// Formats a table whose first `words` columns are text.
-pub fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>, words: usize) -> String {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header.iter().copied());
-    table.add_rows(rows);
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 2));
-        if index >= words {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.trim_fmt()
 }
 
 #[cfg(test)]

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-
-use crate::output;
+use twofold_workspace::output;
 
 /// The outcome of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -6,13 +6,11 @@
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
+use twofold_workspace::{Workspace, output, subprocess};
 
 use super::bench;
 use crate::arguments::{OracleOptions, TrackerOption};
 use crate::mutants;
-use crate::output;
-use crate::subprocess;
-use crate::workspace::Workspace;
 
 /// A log with a defect.
 struct Control {

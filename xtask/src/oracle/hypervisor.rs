@@ -7,16 +7,12 @@
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
-use clap::Parser;
 use twofold_abi::vendor::TRACKERS;
 use twofold_launch::{Guest, Pages, Report, machine};
-
-use crate::arguments::{Arguments, Command, RunOptions};
-use crate::boot::{self, Boot, Image};
-use crate::build;
-use crate::install;
-use crate::steps::Steps;
-use crate::workspace::Workspace;
+use twofold_workspace::boot::{Boot, Image};
+use twofold_workspace::guest::Wanted;
+use twofold_workspace::steps::Steps;
+use twofold_workspace::{Workspace, build, guest, install};
 
 /// The trackers and the number of comparisons.
 #[derive(Clone, Debug)]
@@ -88,7 +84,7 @@ pub fn run(workspace: &Workspace, plan: &Plan, steps: &Steps) -> anyhow::Result<
         Ok(((), "the hypervisor, with the oracle".to_owned()))
     })?;
     let selected = steps.step("guest", || {
-        let selected = boot::select(workspace, &linux()?)?;
+        let selected = guest::select(workspace, &Wanted::linux())?;
         let words = selected.words.clone();
         Ok((selected, words))
     })?;
@@ -140,14 +136,6 @@ pub const COMPARISONS: u64 = 500_000;
 
 /// The guest's memory in bytes: enough for 32 MiB in tmpfs, and little more to compare.
 const MEMORY: u64 = 128 << 20;
-
-/// Returns the options that select Debian's Linux.
-fn linux() -> anyhow::Result<RunOptions> {
-    match Arguments::parse_from(["xtask", "run", "--guest", "linux"]).command {
-        Command::Run(options) => Ok(options),
-        _ => bail!("`run` is another command"),
-    }
-}
 
 impl Found {
     fn of(report: &Report, tracker: &str) -> Option<Self> {

@@ -14,11 +14,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 
 use crate::arguments::{OracleOptions, Place, TrackerOption};
-use crate::output;
-use crate::steps::Steps;
-use crate::subprocess;
-use crate::workspace::Workspace;
 use hypervisor::Plan;
+use twofold_workspace::steps::Steps;
+use twofold_workspace::{Workspace, output, subprocess};
 
 /// `cargo xtask oracle`.
 pub fn command(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<ExitCode> {

@@ -9,12 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
+use twofold_workspace::{Workspace, fetch, install, subprocess};
 
 use super::source::{self, PACKAGE};
-use crate::fetch;
-use crate::install;
-use crate::subprocess;
-use crate::workspace::Workspace;
 
 /// The operations of the driver.
 #[cfg(test)]

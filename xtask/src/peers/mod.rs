@@ -18,10 +18,6 @@ use anyhow::{Context, bail};
 use twofold_launch::Stop;
 
 use crate::arguments::{Peer, PeersLinuxOptions};
-use crate::output;
-use crate::report as json;
-use crate::steps::Steps;
-use crate::workspace::Workspace;
 
 use bars::{ROWS, peer};
 use linux::Programs;
@@ -29,6 +25,8 @@ use report::{Compared, Comparison};
 use source::PACKAGE;
 use spread::Spread;
 use turns::Process;
+use twofold_workspace::steps::Steps;
+use twofold_workspace::{Workspace, file, output};
 
 /// `cargo xtask peers`.
 pub fn command(workspace: &Workspace, peer: &Peer) -> anyhow::Result<ExitCode> {
@@ -41,7 +39,7 @@ pub fn command(workspace: &Workspace, peer: &Peer) -> anyhow::Result<ExitCode> {
 /// `cargo xtask peers linux`.
 fn beside_linux(workspace: &Workspace, options: &PeersLinuxOptions) -> anyhow::Result<ExitCode> {
     if let Some(path) = &options.json {
-        json::check_path(path)?;
+        file::check_json(path)?;
     }
     let (names, size) = (names(&options.only)?, options.size.bytes());
     if !size.is_power_of_two() || !(1 << 30..=256 << 30).contains(&size) {
@@ -67,7 +65,7 @@ fn beside_linux(workspace: &Workspace, options: &PeersLinuxOptions) -> anyhow::R
     })?;
     output::line(&format!("\n{}", comparison.shown()))?;
     if let Some(path) = &options.json {
-        json::write(path, &comparison.json())?;
+        file::write_json(path, &comparison.json())?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -2,9 +2,8 @@
 //! The comparison of a peer's figures with ours, as a table and as JSON.
 
 use anyhow::{Context, bail};
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Value, json};
+use twofold_workspace::table;
 
 use super::bars::{Bar, bar, peer, reason};
 use super::linux::{Programs, Source};
@@ -189,7 +188,7 @@ impl Compared {
 impl Comparison<'_> {
     /// Formats the tables.
     pub fn shown(&self) -> String {
-        let times = table(
+        let times = table::with_numbers(
             &[
                 "operation",
                 "unit",
@@ -203,7 +202,7 @@ impl Comparison<'_> {
                 "Linux in the issue",
             ],
             self.rows.iter().map(Compared::cells),
-            2,
+            2..,
         );
         let header = [
             "per entry or block",
@@ -218,7 +217,7 @@ impl Comparison<'_> {
             "atomics Linux",
             "ours",
         ];
-        let events = table(&header, self.rows.iter().map(Compared::events), 1);
+        let events = table::with_numbers(&header, self.rows.iter().map(Compared::events), 1..);
         let reading = self.rows.first().and_then(|row| row.limit);
         let reading = reading.map_or_else(dash, |limit| nanoseconds(limit.median));
         let huge =
@@ -264,20 +263,6 @@ impl Comparison<'_> {
             },
         })
     }
-}
-
-fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>, words: usize) -> String {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header.iter().copied());
-    table.add_rows(rows);
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 2));
-        if index >= words {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.trim_fmt()
 }
 
 fn dash() -> String {

@@ -5,10 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
-
-use crate::fetch::Apt;
-use crate::install;
-use crate::subprocess;
+use twofold_workspace::fetch::Apt;
+use twofold_workspace::{install, subprocess};
 
 /// Debian's package with the source.
 pub const PACKAGE: &str = "linux-source-6.12";

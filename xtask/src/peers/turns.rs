@@ -9,9 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-
-use crate::subprocess;
-use crate::workspace::Workspace;
+use twofold_workspace::{Workspace, subprocess};
 
 /// The built bench.
 #[derive(Debug)]
@@ -162,7 +160,7 @@ mod tests {
         let mut gone = shell("exit 1");
         let _ = gone.child.wait();
         let error = gone.ask("one").unwrap_err();
-        assert!(!crate::output::is_closed(&error), "{error:#}");
+        assert!(!twofold_workspace::output::is_closed(&error), "{error:#}");
         assert!(shell("exit 3").end().unwrap_err().to_string().contains("exit status: 3"));
         let mut wrong = shell(r#"read name; echo '{"name":"two","unit":"ns/pte","tlbi":null}'"#);
         assert!(wrong.ask("one").unwrap_err().to_string().contains("instead of one"));

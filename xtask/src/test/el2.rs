@@ -13,12 +13,10 @@ use anyhow::{anyhow, bail};
 use libtest_mimic::Failed;
 use twofold_abi::exit;
 use twofold_launch::{Launch, Loaded, Machine, Outcome, Qemu, Test, Verdict, machine};
+use twofold_workspace::{Workspace, build, install};
 
 use super::{Depth, Tally, guests, harness};
 use crate::arguments::TestOptions;
-use crate::build;
-use crate::install;
-use crate::workspace::Workspace;
 
 /// Runs the suite on the CPU with all features; in full, on each of [`CPUS`].
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {

@@ -11,11 +11,10 @@ use anyhow::{Context, ensure};
 use libtest_mimic::{Failed, Trial};
 use twofold_abi::bundle::flags;
 use twofold_launch::{Guest, Outcome, Pages, Qemu, machine};
+use twofold_workspace::boot::{Boot, Image};
+use twofold_workspace::{Workspace, build};
 
 use super::Depth;
-use crate::boot::{Boot, Image};
-use crate::build;
-use crate::workspace::Workspace;
 
 /// A test: its name, the depth at which it runs, and its function.
 type Case = (&'static str, Depth, fn(&Hostile) -> anyhow::Result<()>);

@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::output;
+use twofold_workspace::output;
 
 /// Runs `work`; lines that are printed meanwhile have its name.
 pub fn during<T>(name: &str, work: impl FnOnce() -> T) -> T {

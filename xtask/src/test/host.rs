@@ -8,13 +8,10 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use libtest_mimic::{Failed, Trial};
+use twofold_workspace::{Workspace, build, install, subprocess};
 
 use super::{Depth, Tally, harness, trial};
 use crate::arguments::TestOptions;
-use crate::build;
-use crate::install;
-use crate::subprocess;
-use crate::workspace::Workspace;
 
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {

@@ -11,16 +11,14 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use libtest_mimic::{Failed, Trial};
+use twofold_workspace::kvm_host::{Host, Ran};
+use twofold_workspace::static_program::{Architecture, Profile, Program};
+use twofold_workspace::steps::Steps;
+use twofold_workspace::{Workspace, fetch, install, static_program};
 
 use super::{Depth, Tally, harness, tap};
-use crate::arguments::{Architecture, TestOptions};
-use crate::dist::{self, Profile, Program};
-use crate::fetch;
-use crate::install;
-use crate::kvm_host::{Host, Ran};
+use crate::arguments::TestOptions;
 use crate::peers::kvm::{Measured, Peer, TOLERANCE};
-use crate::steps::Steps;
-use crate::workspace::Workspace;
 
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
@@ -59,7 +57,7 @@ struct Check {
 const CHECKS: &[Check] = &[
     Check {
         name: "twofold_runs_from_an_initramfs",
-        program: dist::TWOFOLD,
+        program: static_program::TWOFOLD,
         arguments: "--version",
         judge: |ran| {
             let expected = format!("twofold {}", env!("CARGO_PKG_VERSION"));
@@ -68,11 +66,11 @@ const CHECKS: &[Check] = &[
             Ok(())
         },
     },
-    checked("the_experiments_guest_under_kvm", dist::KVM_CHECKS, ""),
-    checked("dirty_log_on_kvm", dist::TWOFOLD, "bench dirty-log --on kvm --tap -b 4M -v 2 -i 3 -w 25 -a"),
+    checked("the_experiments_guest_under_kvm", static_program::KVM_CHECKS, ""),
+    checked("dirty_log_on_kvm", static_program::TWOFOLD, "bench dirty-log --on kvm --tap -b 4M -v 2 -i 3 -w 25 -a"),
     Check {
         name: "dirty_log_on_kvm_tells_what_was_dirty",
-        program: dist::TWOFOLD,
+        program: static_program::TWOFOLD,
         arguments: "bench dirty-log --on kvm --tap -b 4M -v 2 -m p40v48-4k -w 25 -a -r 0",
         judge: |ran| {
             tap::judge(ran)?;
@@ -85,12 +83,12 @@ const CHECKS: &[Check] = &[
     },
     checked(
         "dirty_log_on_kvm_that_get_clears",
-        dist::TWOFOLD,
+        static_program::TWOFOLD,
         "bench dirty-log --on kvm --tap -b 8M -v 2 -m p40v48-4k -s anonymous_thp -g --chunk 2M",
     ),
     checked(
         "dirty_log_on_kvm_by_ring",
-        dist::TWOFOLD,
+        static_program::TWOFOLD,
         "bench dirty-log --on kvm --tap -b 4M -v 2 -m p40v48-4k -w 50 --ring 1024",
     ),
 ];
@@ -124,7 +122,7 @@ impl Suite {
         let linux = fetch::fetch(&self.workspace, false)?;
         let mut programs = BTreeMap::new();
         for Check { program, .. } in CHECKS {
-            let file = dist::build(&self.workspace, *program, Architecture::Aarch64, self.profile)?;
+            let file = static_program::build(&self.workspace, *program, Architecture::Aarch64, self.profile)?;
             let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
             programs.insert(format!("bin/{}", program.name), bytes);
         }

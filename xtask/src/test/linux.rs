@@ -23,16 +23,13 @@ use serde_json::Value;
 use twofold_abi::bundle::flags;
 use twofold_abi::virt::RAM_BASE;
 use twofold_launch::{Guest, Outcome, Pages, machine};
+use twofold_workspace::boot::{Boot, Image};
+use twofold_workspace::steps::Steps;
+use twofold_workspace::{Workspace, build, fetch, install};
 
 use super::{Depth, Tally, harness};
 use crate::arguments::TestOptions;
-use crate::boot::{Boot, Image};
-use crate::build;
-use crate::fetch;
-use crate::install;
 use crate::oracle::hypervisor::{self, Plan};
-use crate::steps::Steps;
-use crate::workspace::Workspace;
 
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {

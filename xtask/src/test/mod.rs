@@ -20,10 +20,9 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use libtest_mimic::{Arguments, Failed, Trial};
+use twofold_workspace::{Workspace, output};
 
 use crate::arguments::{Suite, TestOptions};
-use crate::output;
-use crate::workspace::Workspace;
 
 /// `cargo xtask test`.
 pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<ExitCode> {

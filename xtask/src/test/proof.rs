@@ -7,10 +7,11 @@
 
 use std::process::Command;
 
+use twofold_workspace::Workspace;
+
 use super::host::{cargo, machine, step};
 use super::{Depth, Tally, harness};
 use crate::arguments::TestOptions;
-use crate::workspace::Workspace;
 
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {

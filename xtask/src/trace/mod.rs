@@ -22,11 +22,12 @@ use std::fmt::Write;
 use std::fs;
 use std::process::ExitCode;
 
+use twofold_workspace::output;
+
 use anyhow::{Context, bail};
 use twofold_abi::trace::{Header, Line, is_comment};
 
 use crate::arguments::TraceCheckOptions;
-use crate::output;
 use check::Checker;
 
 /// Checks the trace and prints each breach; the exit status is 1 if there is one.

@@ -13,12 +13,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
+use twofold_workspace::subprocess;
 
 use super::super::judges::made;
 use super::super::tests::TestProgram;
 use super::rewrite::rewrite;
 use super::sites::{Shape, Sites, Value};
-use crate::subprocess;
 
 /// The crates that are built: the mutated ones, and those that the hypervisor's files need.
 const MEMBERS: [&str; 4] = ["crates/abi", "crates/stage2", "crates/memory", HOSTED_HYPERVISOR];

@@ -14,15 +14,14 @@ use std::path::Path;
 
 use serde_json::{Value as Json, json};
 
-use super::report::{described, table};
+use super::report::described;
 use super::tests::{TestProgram, Tests};
 use super::verdicts::{Outcome, in_parallel};
 use crate::arguments::MutantsOptions;
-use crate::output;
-use crate::steps::Steps;
-use crate::workspace::Workspace;
 use copy::Copy;
 use sites::{Kind, Value};
+use twofold_workspace::steps::Steps;
+use twofold_workspace::{Workspace, output, table};
 
 /// The outcomes of the selected mutants.
 #[derive(Debug)]
@@ -166,7 +165,7 @@ impl Report {
             (!of.is_empty()).then(|| row.collect())
         });
         let header = ["kind", "mutants", "caught", "survived", "timed out", "not reached", "of these excused"];
-        text += &format!("\n{}\n\n", table(&header, rows, 1));
+        text += &format!("\n{}\n\n", table::with_numbers(&header, rows, 1..));
         let Self { skipped, lost, .. } = self;
         text + &format!(
             "not judged: {lost} changes that do not compile, {skipped} places that the compiler evaluates\n"

@@ -21,26 +21,23 @@ use anyhow::{Context, ensure};
 use serde::Serialize;
 use twofold_launch::Qemu;
 
-use crate::arguments::{Architecture, PeersKvmOptions};
-use crate::dist;
-use crate::fetch::{self, Fetched};
-use crate::install;
-use crate::kvm_host::{Host, Ran};
-use crate::output;
-use crate::report as json;
-use crate::steps::Steps;
-use crate::workspace::Workspace;
+use crate::arguments::PeersKvmOptions;
 
 use agreement::Compared;
 use calls::{DirtyLog, PageTable};
 use selftests::{DIRTY_LOG, PAGE_TABLE, PROGRAMS, Programs, Source};
+use twofold_workspace::fetch::Fetched;
+use twofold_workspace::kvm_host::{Host, Ran};
+use twofold_workspace::static_program::Architecture;
+use twofold_workspace::steps::Steps;
+use twofold_workspace::{Workspace, fetch, file, install, output, static_program};
 
 pub use report::Figure;
 
 /// `cargo xtask peers kvm`.
 pub fn command(workspace: &Workspace, options: &PeersKvmOptions) -> anyhow::Result<ExitCode> {
     if let Some(path) = &options.json {
-        json::check_path(path)?;
+        file::check_json(path)?;
     }
     let limit = (options.timeout > 0).then(|| Duration::from_secs(options.timeout));
     let steps = Steps::new(workspace.stop().clone());
@@ -48,7 +45,7 @@ pub fn command(workspace: &Workspace, options: &PeersKvmOptions) -> anyhow::Resu
     let measured = peer.measure(workspace, limit, &steps)?;
     output::line(&format!("\n{}", report::shown(&measured)))?;
     if let Some(path) = &options.json {
-        json::write(path, &report::json(&peer, &measured))?;
+        file::write_json(path, &report::json(&peer, &measured))?;
     }
     measured.check_agreement().context("`--on kvm` and the kernel's own program do not agree")?;
     Ok(ExitCode::SUCCESS)
@@ -125,9 +122,14 @@ impl Peer {
         })?;
         let ours = steps.step("build", || {
             install::target(Architecture::Aarch64.target())?;
-            let file = dist::build(workspace, dist::TWOFOLD, Architecture::Aarch64, dist::Profile::Release)?;
+            let file = static_program::build(
+                workspace,
+                static_program::TWOFOLD,
+                Architecture::Aarch64,
+                static_program::Profile::Release,
+            )?;
             let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
-            Ok((bytes, format!("{}, static", dist::TWOFOLD.name)))
+            Ok((bytes, format!("{}, static", static_program::TWOFOLD.name)))
         })?;
         Ok(Self { qemu, linux, source, programs, ours })
     }
@@ -147,7 +149,7 @@ impl Peer {
         }
         commands.push(format!("/bin/{PAGE_TABLE} -v 1 -b {SIZE} -m {MODE} -s {}", PLAIN.backing));
         commands.extend([probe(FLUSH), PLAIN.kernels(), format!("cat {TRACING}/kprobe_profile")]);
-        let mut programs = BTreeMap::from([(format!("bin/{}", dist::TWOFOLD.name), self.ours.clone())]);
+        let mut programs = BTreeMap::from([(format!("bin/{}", static_program::TWOFOLD.name), self.ours.clone())]);
         for name in PROGRAMS {
             programs.insert(format!("bin/{name}"), self.programs.read(name)?);
         }
@@ -241,7 +243,7 @@ impl Experiment {
     /// Returns the command for our program.
     fn ours(&self) -> String {
         let seed = if self.writes == Writes::All { String::new() } else { format!(" -r {SEED}") };
-        let program = format!("/bin/{} bench dirty-log --on kvm --tap", dist::TWOFOLD.name);
+        let program = format!("/bin/{} bench dirty-log --on kvm --tap", static_program::TWOFOLD.name);
         format!("{program} --chunk {} {}{seed}", self.chunk, self.options())
     }
 

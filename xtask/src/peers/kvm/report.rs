@@ -5,11 +5,11 @@
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use twofold_workspace::table;
 
 use super::agreement::{Compared, percent};
 use super::calls::DirtyLog;
 use super::{DSB_OF_A_FLUSH, Experiment, Measured, Peer, SIZE, TLBI_OF_A_FLUSH, Writes};
-use crate::figures;
 use crate::kvm_figures;
 
 /// A figure that README or a target uses, beside the measured one.
@@ -64,7 +64,7 @@ pub fn shown(measured: &Measured) -> String {
         let difference = figure.difference().map_or_else(|| "-".to_owned(), |percent| format!("{percent:+.1} %"));
         vec![figure.name.to_owned(), recorded, number(figure.measured), difference]
     });
-    let figures = figures::number_table(&[kvm_figures::HEADING, "recorded", "measured", "difference"], rows);
+    let figures = table::with_numbers(&[kvm_figures::HEADING, "recorded", "measured", "difference"], rows, 1..);
     let header = [
         "EL2 instructions, for a page",
         "first touch",
@@ -76,9 +76,10 @@ pub fn shown(measured: &Measured) -> String {
         "clear 1",
         "clear 3",
     ];
-    let logs = figures::number_table(
+    let logs = table::with_numbers(
         &header,
         measured.logs.iter().map(|compared| row(&compared.experiment, &compared.kernels)),
+        1..,
     );
     let header = [
         "`twofold bench dirty-log --on kvm` beside that",
@@ -88,7 +89,7 @@ pub fn shown(measured: &Measured) -> String {
         "difference",
         "equal rounds",
     ];
-    let ours = figures::number_table(&header, measured.logs.iter().map(beside));
+    let ours = table::with_numbers(&header, measured.logs.iter().map(beside), 1..);
     format!(
         "{figures}\n\n{logs}\n\n{ours}\n\nGuests write to each 4 KiB page of {SIZE}. `manual`: a clear of its own, and all is \
          dirty to begin with; `get`: get clears.\nA chunk splits blocks ahead of writes, as enable or the first clear \
@@ -147,7 +148,7 @@ fn name(experiment: &Experiment) -> String {
 
 /// Formats a number: without a fraction from 1,000 on, else with two decimal places.
 fn number(value: f64) -> String {
-    if value < 1000.0 { format!("{value:.2}") } else { figures::thousands(value.round() as u64) }
+    if value < 1000.0 { format!("{value:.2}") } else { table::thousands(value.round() as u64) }
 }
 
 #[cfg(test)]

@@ -10,12 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
+use twofold_workspace::{Workspace, fetch, install, subprocess};
 
-use crate::fetch;
-use crate::install;
 use crate::peers::source::{self, PACKAGE};
-use crate::subprocess;
-use crate::workspace::Workspace;
 
 /// The selftests that are built.
 pub const PROGRAMS: [&str; 2] = [DIRTY_LOG, PAGE_TABLE];

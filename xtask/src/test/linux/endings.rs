@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use twofold_workspace::install;
 
 use super::{Ended, Suite, refused_with, script, spinning_kernel, text};
-use crate::install;
 
 pub fn hang(suite: &Suite) -> anyhow::Result<()> {
     let spinning = Spinning::new(suite, "hang")?;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Selects a guest and boots it, for `run` and for the suite `linux`.
+//! Boots a guest under the hypervisor and waits for its end.
 //!
 //! Invariant: a guest runs in a directory of its own below `target/run`. The directory remains only if the run failed.
 //! The logs of a good run replace those of the good run before it.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{self, Path, PathBuf};
+use std::path::{self, Path};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -14,39 +13,8 @@ use twofold_abi::control::{ORACLE_ARGUMENT, RECORD_ARGUMENT, TRACE_ARGUMENT};
 use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
 use twofold_launch::{Guest, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict};
 
-use crate::arguments::{GuestOption, RunOptions};
 use crate::build;
-use crate::fetch::{self, Versions};
-use crate::initramfs;
 use crate::workspace::Workspace;
-
-/// The guest that was chosen.
-#[derive(Clone, Debug)]
-pub struct Selected {
-    /// The kind of guest.
-    pub kind: Kind,
-    /// The kernel.
-    pub kernel: PathBuf,
-    /// The initrd.
-    pub initrd: Option<PathBuf>,
-    /// The packages that were fetched for the guest.
-    pub versions: Option<Versions>,
-    /// A short description for the user.
-    pub words: String,
-    /// The reason why the bare-metal guest replaced Linux, if it did.
-    pub fallback: Option<String>,
-}
-
-/// The kinds of guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Debian's kernel.
-    Linux,
-    /// The bare-metal guest.
-    Bare,
-    /// The kernel that `--kernel` names.
-    Own,
-}
 
 /// One boot.
 #[derive(Debug)]
@@ -80,52 +48,6 @@ pub enum Image<'a> {
     Oracle(&'a str),
     /// The build that records this number of rounds.
     Recording(u32),
-}
-
-/// Returns the guest that `options` ask for, and fetches it if needed.
-pub fn select(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Selected> {
-    match (options.guest, &options.kernel, &options.initrd) {
-        (GuestOption::Bare, None, None) => Ok(bare(workspace, "bare-metal guest".to_owned())),
-        (GuestOption::Bare, ..) => {
-            bail!("`--guest bare` has a kernel and no initrd of its own; leave out --kernel and --initrd")
-        }
-        (_, Some(kernel), Some(initrd)) => Ok(own(kernel, Some(initrd.clone()))),
-        (_, Some(kernel), None) => {
-            let fetched = fetch::fetch(workspace, options.refresh)
-                .context("no busybox for an initrd (give one with --initrd)")?;
-            Ok(own(kernel, Some(make_initrd(workspace, INITRD, initramfs::GUEST, &fetched.busybox, &BTreeMap::new())?)))
-        }
-        (guest, None, initrd) => match fetch::fetch(workspace, options.refresh) {
-            Ok(fetched) => linux(workspace, fetched, initrd.clone()),
-            Err(error) if workspace.stop().is_requested() => Err(error),
-            Err(error) if guest == GuestOption::Auto && initrd.is_none() => {
-                let why = fetch::in_one_line(&error);
-                let why = format!("Debian's kernel cannot be fetched: {why}");
-                let selected = bare(workspace, format!("bare-metal guest, because {why}"));
-                Ok(Selected { fallback: Some(why), ..selected })
-            }
-            Err(error) => Err(error.context(
-                "Debian's kernel cannot be fetched (give one with --kernel, or run the bare-metal guest with --guest bare)",
-            )),
-        },
-    }
-}
-
-/// The bare-metal guest.
-pub fn bare(workspace: &Workspace, words: String) -> Selected {
-    let kernel = workspace.image(build::GUEST.name);
-    Selected { kind: Kind::Bare, kernel, initrd: None, versions: None, words, fallback: None }
-}
-
-impl Kind {
-    /// The kind's name in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Linux => "linux",
-            Self::Bare => "bare",
-            Self::Own => "own",
-        }
-    }
 }
 
 impl Boot<'_> {
@@ -223,48 +145,4 @@ impl Image<'_> {
             Self::Recording(rounds) => Ok(Some(format!("{RECORD_ARGUMENT}{rounds}"))),
         }
     }
-}
-
-fn linux(workspace: &Workspace, fetched: fetch::Fetched, initrd: Option<PathBuf>) -> anyhow::Result<Selected> {
-    let initrd = match initrd {
-        Some(initrd) => initrd,
-        None => make_initrd(workspace, INITRD, initramfs::GUEST, &fetched.busybox, &BTreeMap::new())?,
-    };
-    let source = if fetched.cached { "cached" } else { "fetched" };
-    let packages: Vec<_> =
-        fetched.versions.packages.iter().map(|(package, version)| format!("{package} {version}")).collect();
-    Ok(Selected {
-        kind: Kind::Linux,
-        kernel: fetched.kernel,
-        initrd: Some(initrd),
-        versions: Some(fetched.versions),
-        words: format!("{} ({source})", packages.join(", ")),
-        fallback: None,
-    })
-}
-
-fn own(kernel: &Path, initrd: Option<PathBuf>) -> Selected {
-    let words = kernel.display().to_string();
-    Selected { kind: Kind::Own, kernel: kernel.to_owned(), initrd, versions: None, words, fallback: None }
-}
-
-const INITRD: &str = "initramfs.cpio";
-
-/// Makes an initrd with this name: the first process `init`, busybox and the files `more`.
-///
-/// The file is renamed into place, because another run may be reading the previous one.
-pub fn make_initrd(
-    workspace: &Workspace,
-    name: &str,
-    init: &str,
-    busybox: &Path,
-    more: &BTreeMap<String, Vec<u8>>,
-) -> anyhow::Result<PathBuf> {
-    let program = fs::read(busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
-    let path = workspace.guest_cache().join(name);
-    let archive = initramfs::archive(init, &program, more).context("cannot make the initramfs")?;
-    let file = tempfile::NamedTempFile::new_in(workspace.guest_cache()).context("cannot write the initramfs")?;
-    fs::write(file.path(), archive).context("cannot write the initramfs")?;
-    file.persist(&path).context("cannot write the initramfs")?;
-    Ok(path)
 }

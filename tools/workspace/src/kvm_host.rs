@@ -13,7 +13,6 @@ use anyhow::{Context, anyhow, bail, ensure};
 use twofold_launch::run::CONSOLE_LOG;
 use twofold_launch::{Launch, Loaded, Machine, Qemu, RunError, Verdict, machine};
 
-use crate::boot;
 use crate::fetch::Fetched;
 use crate::initramfs;
 use crate::workspace::Workspace;
@@ -55,7 +54,7 @@ impl Host<'_> {
         let mut files = self.programs.clone();
         files.insert("commands".to_owned(), format!("{}\n", self.commands.join("\n")).into_bytes());
         let name = format!("{}.cpio", self.label);
-        let initrd = boot::make_initrd(workspace, &name, initramfs::HOST, &linux.busybox, &files)?;
+        let initrd = initramfs::make(workspace, &name, initramfs::HOST, &linux.busybox, &files)?;
         let runs = workspace.runs()?;
         let prefix = format!("{}-", self.label);
         let directory = tempfile::Builder::new().prefix(&prefix).tempdir_in(&runs).context("cannot write logs")?;

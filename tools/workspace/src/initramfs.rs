@@ -5,18 +5,41 @@
 //! and inode numbers by position.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
+use anyhow::Context;
 use cpio::newc::{Builder, ModeFileType, trailer};
+
+use crate::workspace::Workspace;
 
 /// The first process of a guest.
 pub const GUEST: &str = include_str!("../guest/init");
 /// The first process of a host of virtual machines, which runs the lines of `/commands`.
 pub const HOST: &str = include_str!("../guest/host");
 
+/// Makes an initrd with this name: the first process `init`, busybox and the files `more`.
+///
+/// The file is renamed into place, because another run may be reading the previous one.
+pub fn make(
+    workspace: &Workspace,
+    name: &str,
+    init: &str,
+    busybox: &Path,
+    more: &BTreeMap<String, Vec<u8>>,
+) -> anyhow::Result<PathBuf> {
+    let program = fs::read(busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
+    let path = workspace.guest_cache().join(name);
+    let archive = archive(init, &program, more).context("cannot make the initramfs")?;
+    let file = tempfile::NamedTempFile::new_in(workspace.guest_cache()).context("cannot write the initramfs")?;
+    fs::write(file.path(), archive).context("cannot write the initramfs")?;
+    file.persist(&path).context("cannot write the initramfs")?;
+    Ok(path)
+}
+
 /// Returns the archive with `init`, with `busybox` (a static arm64 program), and with `more`: programs in `bin`,
 /// libraries in `lib`, and files that `init` reads.
-pub fn archive(init: &str, busybox: &[u8], more: &BTreeMap<String, Vec<u8>>) -> io::Result<Vec<u8>> {
+fn archive(init: &str, busybox: &[u8], more: &BTreeMap<String, Vec<u8>>) -> io::Result<Vec<u8>> {
     let mut archive = Archive::default();
     let lib = if more.is_empty() { None } else { Some("lib") };
     for directory in ["bin", "dev", "proc", "sys", "tmp"].into_iter().chain(lib) {

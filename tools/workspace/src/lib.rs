@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What `xtask` and the tools beside it share: the checkout, and what is built, fetched and started in it.
+//!
+//! This crate judges nothing. It has these layers, and a file imports only from files of its own layer or above:
+//!
+//! | files | concept |
+//! |---|---|
+//! | [`output`], [`table`], [`file`], [`size`] | what a command prints, writes and reads |
+//! | [`workspace`], [`subprocess`], [`steps`] | the checkout's paths; other programs; the lines of a command's steps |
+//! | [`install`], [`fetch`], [`initramfs`] | missing tools; Debian's packages for guests; a guest's first file system |
+//! | [`build`], [`static_program`] | the bare-metal images; programs that are one static file |
+//! | [`guest`], [`boot`], [`kvm_host`] | the choice of a guest; a guest under the hypervisor; a Linux at EL2 that runs KVM |
+//!
+//! Invariant: all output is below `target/`. A program that was started here has ended when the call returns.
+
+pub mod boot;
+pub mod build;
+pub mod fetch;
+pub mod file;
+pub mod guest;
+pub mod initramfs;
+pub mod install;
+pub mod kvm_host;
+pub mod output;
+pub mod size;
+pub mod static_program;
+pub mod steps;
+pub mod subprocess;
+pub mod table;
+pub mod workspace;
+
+pub use workspace::Workspace;
