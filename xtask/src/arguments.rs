@@ -55,8 +55,8 @@ pub enum Command {
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestOptions),
     /// Checks a trace file: locks, break-before-make, flushes before tables are freed
-    #[command(after_help = "docs/trace.md has the format and the rules. Exit status: 1 if the trace breaks a rule.")]
-    TraceCheck(TraceCheckOptions),
+    #[command(after_help = twofold_trace_check::HELP)]
+    TraceCheck(twofold_trace_check::Options),
 }
 
 /// Options of `fuzz`.
@@ -329,14 +329,6 @@ pub struct TestOptions {
     /// Lists the tests and runs none
     #[arg(long)]
     pub list: bool,
-}
-
-/// Options of `trace-check`.
-#[derive(Args, Clone, Debug)]
-pub struct TraceCheckOptions {
-    /// The trace file
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
 }
 
 /// A suite of tests.

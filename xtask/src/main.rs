@@ -21,7 +21,6 @@ mod redis;
 mod report;
 mod run;
 mod test;
-mod trace;
 
 use std::process::ExitCode;
 
@@ -74,6 +73,6 @@ fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
         Command::RecordRedis(options) => record::command(&workspace, &options),
         Command::Run(options) => run::command(&workspace, &options),
         Command::Test(options) => test::command(&workspace, &options),
-        Command::TraceCheck(options) => trace::command(&options),
+        Command::TraceCheck(options) => twofold_trace_check::command(&options),
     }
 }

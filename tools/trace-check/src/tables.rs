@@ -31,9 +31,9 @@ pub struct Tables {
 impl Tables {
     /// Marks a table as unlinked by the event `group`, and returns its valid entries. Returns none if the page is not a
     /// table of the tree.
-    pub fn take_out(&mut self, table: u64, group: usize) -> Vec<(Place, Entry)> {
+    pub fn take_out(&mut self, table: u64, group: usize) -> Vec<(Position, Entry)> {
         let Some(page) = self.pages.get_mut(&table) else { return Vec::new() };
-        let State::InTree(place @ Place { gone: None, .. }) = &mut page.state else { return Vec::new() };
+        let State::InTree(place @ Position { gone: None, .. }) = &mut page.state else { return Vec::new() };
         place.gone = Some(group);
         let place = *place;
         page.valid().into_iter().map(|(index, entry)| (place.entry(index), entry)).collect()
@@ -86,7 +86,7 @@ impl Tree {
 
 /// The place of a table, or of one of its entries, in a tree.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct Position {
     /// The root.
     pub tree: u64,
     /// The table that has the lock; for all tables of a root it is the first one.
@@ -98,7 +98,7 @@ pub struct Place {
     pub gone: Option<usize>,
 }
 
-impl Place {
+impl Position {
     /// Returns the place of an entry of the table at this place.
     pub fn entry(self, index: usize) -> Self {
         Self { ipa: self.ipa + index as u64 * span_of(self.level), ..self }
@@ -120,7 +120,7 @@ impl Place {
 pub enum State {
     Free { since: usize },
     Own { since: Option<usize> },
-    InTree(Place),
+    InTree(Position),
 }
 
 /// A table page.

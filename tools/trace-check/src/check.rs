@@ -1,56 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reads the lines of a trace in order, and reports the rule that each line breaks.
+//! Reads the lines of a trace in order, and hands each to the rules that it concerns.
 //!
-//! This file dispatches the lines; `changes` handles those that concern tables. Invariant: after a breach the checker
-//! takes the line's effect as given, so that one mistake is reported once.
-
-use std::collections::HashMap;
+//! Lines about tables go to `changes`; the other rules are here.
 
 use anyhow::bail;
 use twofold_abi::trace::{Dc, Event, Line};
 
-use super::flush::Flushes;
-use super::frames::Frames;
-use super::guests::{self, Guests, Wrong};
-use super::operands::Formats;
-use super::publication::Publication;
+use super::guests::{self, Wrong};
 use super::rules::Rule;
-use super::tables::Tables;
-
-/// The state that a trace describes.
-#[derive(Clone, Default)]
-pub struct Checker {
-    pub(super) tables: Tables,
-    pub(super) frames: Frames,
-    pub(super) locks: HashMap<u64, Lock>,
-    pub(super) flushes: Flushes,
-    pub(super) publication: Publication,
-    pub(super) guests: Guests,
-    /// For each CPU, the entry whose hardware records its next store may overwrite.
-    pub(super) unrecorded: HashMap<u32, u64>,
-    formats: Formats,
-    /// The rules that were broken.
-    pub breaches: Vec<Breach>,
-    /// The events at which lines are missing.
-    pub lost: Vec<usize>,
-}
-
-/// A broken rule. An event is named by its number in the sorted trace.
-#[derive(Clone)]
-pub struct Breach {
-    pub at: usize,
-    pub rule: Rule,
-    pub what: String,
-    /// The earlier event that conflicts with it.
-    pub since: Option<usize>,
-}
-
-/// A lock that a CPU holds.
-#[derive(Clone, Copy)]
-pub struct Lock {
-    pub cpu: u32,
-    pub at: usize,
-}
+use super::state::Checker;
 
 impl Checker {
     /// Checks the next event, which has the number `at`.
@@ -125,10 +83,6 @@ impl Checker {
             Event::DataWritten { .. } | Event::Dc { .. } | Event::Ic { .. } | Event::Other { .. } => {}
         }
         Ok(())
-    }
-
-    pub(super) fn breach(&mut self, at: usize, since: Option<usize>, rule: Rule, what: impl Into<String>) {
-        self.breaches.push(Breach { at, rule, what: what.into(), since });
     }
 
     fn is_right(&mut self, at: usize, rule: Rule, result: Result<(), Wrong>) {

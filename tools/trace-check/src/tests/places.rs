@@ -5,12 +5,12 @@ use std::collections::{HashMap, HashSet};
 
 use twofold_abi::trace::{Dc, Domain, Event, How, Line, Order, Tlbi};
 
-use super::super::check::Checker;
-use super::super::debts::{Debt, Kind};
-use super::super::guests::{root_of, vmid_of};
-use super::super::operands::{Formats, What};
-use super::super::rules::Rule;
-use super::super::tables::page_of;
+use crate::debts::{Debt, Kind};
+use crate::guests::{root_of, vmid_of};
+use crate::operands::{Formats, What};
+use crate::rules::Rule;
+use crate::state::Checker;
+use crate::tables::page_of;
 
 /// The replaced events, by index in the trace, each with its replacement; `None` removes the event.
 pub type Edit = Vec<(usize, Option<Event<'static>>)>;

@@ -4,7 +4,9 @@
 mod corruptions;
 mod places;
 
-use super::*;
+use twofold_abi::trace::is_comment;
+
+use crate::report::{Report, check};
 
 const DOCUMENT: &str = include_str!("../../../../docs/trace.md");
 

@@ -1,58 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask trace-check`: checks a trace (`docs/trace.md`) by its text alone.
-//!
-//! Invariant: nothing here comes from the engine. The meaning of entries, operands and barriers is written a second
-//! time from the manual, so that a mistake in the engine is not repeated here.
-
-mod changes;
-mod check;
-mod debts;
-mod entries;
-mod flush;
-mod frames;
-mod guests;
-mod operands;
-mod publication;
-mod rules;
-mod tables;
-#[cfg(test)]
-mod tests;
+//! From the text of a trace to the text of its breaches.
 
 use std::fmt::Write;
-use std::fs;
-use std::process::ExitCode;
-
-use twofold_workspace::output;
 
 use anyhow::{Context, bail};
 use twofold_abi::trace::{Header, Line, is_comment};
 
-use crate::arguments::TraceCheckOptions;
-use check::Checker;
-
-/// Checks the trace and prints each breach; the exit status is 1 if there is one.
-pub fn command(options: &TraceCheckOptions) -> anyhow::Result<ExitCode> {
-    let file = &options.file;
-    let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-    let report = check(&text).with_context(|| file.display().to_string())?;
-    for finding in report.lost.iter().chain(&report.breaches) {
-        output::line(finding)?;
-    }
-    output::line(&format!("trace: {} events, {} breaches", report.events, report.breaches.len()))?;
-    Ok(if report.breaches.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
+use super::state::Checker;
 
 /// The result of a check.
 #[derive(Debug)]
-struct Report {
-    events: usize,
+pub struct Report {
+    /// The number of events.
+    pub events: usize,
     /// The places where lines are missing, as text.
-    lost: Vec<String>,
+    pub lost: Vec<String>,
     /// The breaches, as text.
-    breaches: Vec<String>,
+    pub breaches: Vec<String>,
 }
 
-fn check(text: &str) -> anyhow::Result<Report> {
+/// Checks the text of a trace.
+///
+/// # Errors
+///
+/// The text is not a trace, or two events have one number.
+pub fn check(text: &str) -> anyhow::Result<Report> {
     let mut lines = text.lines().zip(1..);
     let (header, _) = lines.next().context("the file is empty")?;
     Header::parse(header)?;

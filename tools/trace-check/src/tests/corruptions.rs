@@ -10,12 +10,11 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::{env, fs};
 
-use twofold_abi::trace::Line;
+use twofold_abi::trace::{Line, is_comment};
 
-use super::super::check::Checker;
-use super::super::rules::Rule;
 use super::places::{self, Corruption, Edit};
-use super::*;
+use crate::rules::Rule;
+use crate::state::Checker;
 
 #[test]
 fn corrupted_traces_are_refused() {
@@ -105,7 +104,7 @@ fn true_traces(seed: u64) -> Vec<String> {
     let mut test = Command::new(env!("CARGO"));
     test.args(["test", "--package", "twofold-machine", "--features", "twofold-machine/strict"])
         .args(["--test", "strict", "--", "random::judge_random_operations", "--test-threads=1"])
-        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
         .env("TWOFOLD_OPERATIONS", number("TWOFOLD_OPERATIONS").unwrap_or(250).to_string())
         .env("TWOFOLD_SEED", seed.to_string())
         .env("TWOFOLD_TRACE", &file);

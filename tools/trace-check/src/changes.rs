@@ -3,12 +3,12 @@
 
 use twofold_abi::trace::{How, Order};
 
-use super::check::{Checker, Lock};
 use super::debts::{Debt, Kind};
 use super::entries::Entry;
 use super::flush::EVERYWHERE;
 use super::rules::Rule;
-use super::tables::{ENTRIES, Page, Place, State, Tree, index_of, page_of};
+use super::state::{Checker, Lock};
+use super::tables::{ENTRIES, Page, Position, State, Tree, index_of, page_of};
 
 /// A write of an entry that is in a tree.
 #[derive(Clone, Copy)]
@@ -16,7 +16,7 @@ struct Write {
     at: usize,
     cpu: u32,
     /// The entry's place in the tree.
-    place: Place,
+    place: Position,
     /// The event that wrote the old value, if known.
     since: Option<usize>,
     old: Entry,
@@ -94,10 +94,10 @@ impl Checker {
             Some(State::Free { since }) => {
                 self.breach(at, Some(since), Rule::LateWrite, "the page was freed already");
             }
-            Some(State::InTree(Place { gone: None, .. })) => {
+            Some(State::InTree(Position { gone: None, .. })) => {
                 self.breach(at, None, Rule::TableFreedTooEarly, "the table is still in the tree");
             }
-            Some(State::InTree(Place { gone: Some(group), .. })) => {
+            Some(State::InTree(Position { gone: Some(group), .. })) => {
                 if let Some(debt) = self.flushes.of_group(group) {
                     let what = format!("walks may still reach the table: {debt}");
                     self.breach(at, Some(debt.at), Rule::TableFreedTooEarly, what);
@@ -119,7 +119,7 @@ impl Checker {
         let tree = *tree;
         self.publication.made(at, cpu);
         for (number, page) in tree.page_addresses(pa).enumerate() {
-            let place = Place { tree: pa, lock: pa, level: tree.level(), ipa: 0, gone: None };
+            let place = Position { tree: pa, lock: pa, level: tree.level(), ipa: 0, gone: None };
             let first = number * ENTRIES;
             self.link(at, page, place.entry(first), (tree.entries - first).min(ENTRIES), Some(at));
         }
@@ -244,7 +244,7 @@ impl Checker {
 
     /// Records a leaf that walks may use. A leaf in an unlinked table is due to be flushed with it, and not recorded as
     /// mapped.
-    fn mapped(&mut self, at: usize, place: Place, leaf: Entry) {
+    fn mapped(&mut self, at: usize, place: Position, leaf: Entry) {
         self.is_well_formed(at, place, leaf);
         if place.gone.is_none() {
             self.frames.map(leaf, place.level);
@@ -256,7 +256,7 @@ impl Checker {
         }
     }
 
-    fn is_well_formed(&mut self, at: usize, place: Place, entry: Entry) {
+    fn is_well_formed(&mut self, at: usize, place: Position, entry: Entry) {
         let bits = self.tables.trees.get(&place.tree).map_or(48, |tree| tree.physical_bits());
         if let Some(flaw) = entry.flaw(place.level, bits) {
             self.breach(at, None, Rule::Malformed, format!("{entry} at IPA {:#x}: {flaw}", place.ipa));
@@ -265,7 +265,7 @@ impl Checker {
 
     /// Records that the entry, and all entries below it, are due to be flushed. `group`: the event that broke the
     /// entry.
-    fn broken(&mut self, (at, cpu): (usize, Option<u32>), place: Place, entry: Entry, group: usize) {
+    fn broken(&mut self, (at, cpu): (usize, Option<u32>), place: Position, entry: Entry, group: usize) {
         self.owe(place, entry, (at, cpu), Kind::Broken { group });
         if place.gone.is_none() || cpu.is_some() {
             self.frames.unmap(entry, place.level);
@@ -276,14 +276,14 @@ impl Checker {
         }
     }
 
-    fn owe(&mut self, place: Place, entry: Entry, (at, cpu): (usize, Option<u32>), kind: Kind) {
+    fn owe(&mut self, place: Position, entry: Entry, (at, cpu): (usize, Option<u32>), kind: Kind) {
         let Some(tree) = self.tables.trees.get(&place.tree) else { return };
         self.flushes.owe(Debt::new(place, tree.vmid(), entry, at, cpu, kind));
     }
 
     /// Links a table, with all tables below it, into a tree. `count`: the number of its entries. `ordered`: walks see
     /// what was written up to this event.
-    fn link(&mut self, at: usize, table: u64, place: Place, count: usize, ordered: Option<usize>) {
+    fn link(&mut self, at: usize, table: u64, place: Position, count: usize, ordered: Option<usize>) {
         let is_known = self.tables.pages.contains_key(&table);
         let page = self.tables.pages.entry(table).or_insert_with(|| Page::new(State::Own { since: None }));
         let before = std::mem::replace(&mut page.state, State::InTree(place));

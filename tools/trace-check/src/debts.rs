@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::entries::{Entry, span_of};
 use super::frames::Frames;
-use super::tables::Place;
+use super::tables::Position;
 
 /// An entry that was broken or downgraded, and is not flushed yet.
 #[derive(Clone, Copy)]
@@ -40,14 +40,14 @@ pub enum Kind {
 }
 
 impl Debt {
-    pub fn new(place: Place, vmid: u16, entry: Entry, at: usize, cpu: Option<u32>, kind: Kind) -> Self {
+    pub fn new(place: Position, vmid: u16, entry: Entry, at: usize, cpu: Option<u32>, kind: Kind) -> Self {
         let (tree, level, table) = (place.tree, place.level, entry.table_at(place.level).is_some());
         Self { tree, at, vmid, ipa: place.ipa, level, kind, table, entry, cpu, invalidated: None }
     }
 
     /// Returns whether `new` restores the broken leaf, except for fields that may change without a break. If so, the
     /// old TLB entry is as harmless as after such a change in place (Arm ARM DDI 0487K.a, D8.16.1).
-    pub fn is_undone_by(&self, place: Place, new: Entry) -> bool {
+    pub fn is_undone_by(&self, place: Position, new: Entry) -> bool {
         let same_place = (self.ipa, self.level) == (place.ipa, place.level);
         same_place
             && !self.table
