@@ -38,8 +38,8 @@ pub enum Command {
     #[command(after_help = FUZZ_HELP)]
     Fuzz(FuzzOptions),
     /// Leaves out or weakens each step of the engine, one at a time, and reports the mutants that no test caught
-    #[command(after_help = MUTANTS_HELP)]
-    Mutants(MutantsOptions),
+    #[command(after_help = twofold_mutants::HELP)]
+    Mutants(twofold_mutants::Options),
     /// Keeps a copy of a guest's memory by its dirty log, and compares the two: no write may be lost
     #[command(after_help = ORACLE_HELP)]
     Oracle(OracleOptions),
@@ -78,42 +78,6 @@ pub struct CoverageOptions {
     /// Writes each source line with its execution count to DIR, as HTML
     #[arg(long, value_name = "DIR")]
     pub html: Option<PathBuf>,
-}
-
-/// The kinds of mutant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MutantsOf {
-    /// A barrier, TLB invalidation, cache operation, lock or ordered access.
-    Calls,
-    /// A comparison's bound, a condition, an operator, a literal, a constant.
-    Values,
-}
-
-/// Options of `mutants`.
-#[derive(Args, Clone, Debug, Default)]
-pub struct MutantsOptions {
-    /// Judges only mutants of calls, or only mutants of values
-    #[arg(long, value_enum)]
-    pub of: Option<MutantsOf>,
-    /// Judges only mutants with one of these in their names: FILE:LINE:COLUMN:KIND, FUNCTION/CALL/KIND, or a part of a
-    /// value's change
-    #[arg(long, value_name = "FILTER,...", value_delimiter = ',')]
-    pub only: Vec<String>,
-    /// Judges one mutant for each called function and kind, and a sample of the mutants of values
-    #[arg(long)]
-    pub quick: bool,
-    /// Lists the mutants and judges none
-    #[arg(long)]
-    pub list: bool,
-    /// Mutants judged at a time; default: the number of CPUs
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub jobs: Option<u16>,
-    /// Also runs the EL2 tests in QEMU that leave out steps of the hypervisor's own sequences
-    #[arg(long)]
-    pub el2: bool,
-    /// Writes the outcomes to FILE as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
 }
 
 /// Options of `oracle`.
@@ -383,21 +347,6 @@ Environment:
   TWOFOLD_GUEST_CACHE  the directory that keeps the fetched guest, instead of target/guest
 
 Exit status: 0 when the guest powered off (with --check: and its check passed), else not 0.";
-
-const MUTANTS_HELP: &str = "\
-There are two kinds of mutant. A mutant of a call leaves out or weakens one barrier, TLB invalidation, cache operation,
-lock or ordered access. A mutant of a value changes one comparison's bound, condition, operator, literal or constant.
-The tests that execute a mutant run until one of them fails. A mutant is not caught if no test executes it, or if its
-only effect is that a test exceeds its time limit.
-
-Examples:
-  cargo xtask mutants
-  cargo xtask mutants --quick
-  cargo xtask mutants --of values --only tlb.rs,Stage2::unmap
-  cargo xtask mutants --list
-
-The last line is `mutants: N of M caught`. Exit status: 1 if a mutant is not caught and neither
-xtask/src/mutants/excused.rs nor xtask/src/mutants/values/excused.rs names it.";
 
 const ORACLE_HELP: &str = "\
 Four vCPUs and a device write to a guest's memory without pause. Meanwhile the collector reads and clears the dirty log,

@@ -13,7 +13,6 @@ mod doctor;
 mod figures;
 mod fuzz;
 mod kvm_figures;
-mod mutants;
 mod oracle;
 mod peers;
 mod record;
@@ -67,7 +66,7 @@ fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
         Command::Dist(options) => dist::command(&workspace, &options),
         Command::Doctor => doctor::command(&workspace),
         Command::Fuzz(options) => fuzz::command(&workspace, &options),
-        Command::Mutants(options) => mutants::command(&workspace, &options),
+        Command::Mutants(options) => twofold_mutants::command(&workspace, &options),
         Command::Oracle(options) => oracle::command(&workspace, &options),
         Command::Peers(options) => peers::command(&workspace, &options.peer),
         Command::RecordRedis(options) => record::command(&workspace, &options),

@@ -6,7 +6,7 @@
 //! | files | concept |
 //! |---|---|
 //! | [`output`], [`table`], [`file`], [`size`] | what a command prints, writes and reads |
-//! | [`workspace`], [`subprocess`], [`steps`] | the checkout's paths; other programs; the lines of a command's steps |
+//! | [`workspace`], [`subprocess`], [`cargo`], [`steps`] | the checkout's paths; other programs; what Cargo reports; the lines of a command's steps |
 //! | [`install`], [`fetch`], [`initramfs`] | missing tools; Debian's packages for guests; a guest's first file system |
 //! | [`build`], [`static_program`] | the bare-metal images; programs that are one static file |
 //! | [`guest`], [`boot`], [`kvm_host`] | the choice of a guest; a guest under the hypervisor; a Linux at EL2 that runs KVM |
@@ -15,6 +15,7 @@
 
 pub mod boot;
 pub mod build;
+pub mod cargo;
 pub mod fetch;
 pub mod file;
 pub mod guest;

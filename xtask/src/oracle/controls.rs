@@ -10,7 +10,6 @@ use twofold_workspace::{Workspace, output, subprocess};
 
 use super::bench;
 use crate::arguments::{OracleOptions, TrackerOption};
-use crate::mutants;
 
 /// A log with a defect.
 struct Control {
@@ -66,9 +65,11 @@ impl Control {
         oracle.args(["--comparisons", &options.comparisons.unwrap_or(COMPARISONS).to_string()]);
         oracle.args(options.seed.iter().flat_map(|seed| ["--seed".to_owned(), seed.to_string()]));
         match self.defect {
-            Defect::Mutant(file, label) => drop(oracle.env(mutants::CHOICE, mutants::find(workspace, file, label)?)),
-            Defect::Option(option) => drop(oracle.arg(option)),
-        }
+            Defect::Mutant(file, label) => {
+                oracle.env(twofold_mutants::CHOICE, twofold_mutants::find(workspace, file, label)?)
+            }
+            Defect::Option(option) => oracle.arg(option),
+        };
         let output = oracle.stdin(Stdio::null()).output().context("cargo does not start")?;
         if workspace.stop().is_requested() {
             bail!("stopped");
@@ -84,7 +85,7 @@ const COMPARISONS: u64 = 6_000_000;
 /// Returns a call of Cargo: `command` on the bench with all mutants, in a build directory of its own.
 fn mutated(workspace: &Workspace, command: &str) -> Command {
     let mut cargo = bench(workspace, command);
-    cargo.args(["--features", "twofold-stage2/checked"]).env_remove(mutants::CHOICE);
+    cargo.args(["--features", "twofold-stage2/checked"]).env_remove(twofold_mutants::CHOICE);
     cargo.env("RUSTFLAGS", "--cfg mutants").env("CARGO_TARGET_DIR", workspace.mutants().join("oracle"));
     cargo
 }
@@ -106,7 +107,8 @@ mod tests {
         let workspace = Workspace::find(Stop::default()).unwrap();
         for control in &CONTROLS {
             if let Defect::Mutant(file, label) = control.defect {
-                mutants::find(&workspace, file, label).unwrap_or_else(|error| panic!("{}: {error}", control.name));
+                twofold_mutants::find(&workspace, file, label)
+                    .unwrap_or_else(|error| panic!("{}: {error}", control.name));
             }
         }
     }

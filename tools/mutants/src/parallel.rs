@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The outcomes of mutants, and judging several mutants at a time.
-//!
-//! Invariant: a mutant counts as caught only if a test that executed it failed. A test that reaches its time limit does
-//! not catch it.
+//! Judging several mutants at a time, with a progress bar.
 
 use std::io::{self, IsTerminal};
 use std::sync::Mutex;
@@ -12,62 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde::Serialize;
 use twofold_workspace::output;
-
-/// The outcome of a mutant.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", tag = "outcome")]
-pub enum Outcome {
-    /// A judge's test failed.
-    Caught {
-        /// The judge.
-        by: String,
-        /// The judge's test, if known.
-        test: Option<String>,
-    },
-    /// Judges executed the mutant, and all their tests passed.
-    Survived {
-        /// These judges.
-        judges: Vec<String>,
-    },
-    /// A judge did not end, and no test failed.
-    Hung {
-        /// The first judge that did not end.
-        judge: String,
-    },
-    /// No judge executed the mutant.
-    NotReached,
-}
-
-impl Outcome {
-    /// Returns whether the mutant was caught.
-    pub fn is_caught(&self) -> bool {
-        matches!(self, Self::Caught { .. })
-    }
-
-    /// Combines the outcomes of two sets of judges.
-    pub fn or(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Survived { judges }, Self::Survived { judges: others }) => {
-                Self::Survived { judges: [judges, others].concat() }
-            }
-            (one, Self::NotReached) => one,
-            (one @ Self::Hung { .. }, Self::Survived { .. }) => one,
-            (_, other) => other,
-        }
-    }
-
-    /// Returns the outcome's name.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::Caught { .. } => "caught",
-            Self::Survived { .. } => "survived",
-            Self::Hung { .. } => "hung",
-            Self::NotReached => "not reached",
-        }
-    }
-}
 
 /// Runs `work` on each of `items` and its index, `jobs` at a time; returns the results in the order of the items.
 /// `work` may print through the progress bar.
@@ -129,18 +71,6 @@ fn progress(count: usize) -> ProgressBar {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_worst_of_two_judgements_stays_unless_one_catches() {
-        let survived = |judge: &str| Outcome::Survived { judges: vec![judge.to_owned()] };
-        let caught = Outcome::Caught { by: "b".to_owned(), test: None };
-        let hung = Outcome::Hung { judge: "a".to_owned() };
-        assert_eq!(survived("a").or(survived("b")), Outcome::Survived { judges: vec!["a".to_owned(), "b".to_owned()] });
-        assert_eq!(survived("a").or(Outcome::NotReached), survived("a"));
-        assert_eq!(Outcome::NotReached.or(survived("b")), survived("b"));
-        assert_eq!(hung.clone().or(survived("b")), hung);
-        assert_eq!(hung.or(caught.clone()), caught);
-    }
 
     #[test]
     fn results_are_in_order_and_an_error_ends_it() {

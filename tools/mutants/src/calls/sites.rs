@@ -13,7 +13,10 @@ use std::path::Path;
 use anyhow::{bail, ensure};
 use proc_macro2::LineColumn;
 
+use super::excused::EXCUSES;
+use super::reader;
 use super::source::{Call, Function, Source, Words};
+use crate::mutation::{Excuses, Mutation};
 
 /// The kinds of change at a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,12 +121,26 @@ impl fmt::Display for Mutant {
     }
 }
 
-impl Mutant {
-    /// Returns a name that does not depend on line numbers: function, call and kind.
-    pub fn label(&self) -> String {
+impl Mutation for Mutant {
+    const EXCUSES: Excuses = EXCUSES;
+
+    fn kinds() -> Vec<&'static str> {
+        Kind::ALL.map(Kind::name).to_vec()
+    }
+
+    fn file(&self) -> &str {
+        &self.site.file
+    }
+
+    /// Function, call and kind.
+    fn label(&self) -> String {
         let Site { function, call, number, .. } = &self.site;
         let number = if *number > 1 { format!("#{number}") } else { String::new() };
         format!("{function}/{call}{number}/{}", self.kind.name())
+    }
+
+    fn kind(&self) -> &'static str {
+        self.kind.name()
     }
 }
 
@@ -135,10 +152,10 @@ const NOT_READ: [&str; 2] = ["primitive/checked.rs", "primitive/mutants.rs"];
 const NOTIFYING: [&str; 7] = ["page_taken", "page_freed", "data_written", "root", "about_to", "unrecorded", "claim"];
 
 /// Returns all mutants of the checkout at `root`, in the order of files and lines.
-pub fn list(root: &Path) -> anyhow::Result<Vec<Mutant>> {
+pub fn all(root: &Path) -> anyhow::Result<Vec<Mutant>> {
     let mut source = Source::default();
     for directory in ["crates/stage2/src", "crates/memory/src"] {
-        source.read(root, directory, &NOT_READ)?;
+        reader::read(&mut source, root, directory, &NOT_READ)?;
     }
     list_of(&source)
 }
@@ -358,8 +375,8 @@ mod tests {
 
     fn list(text: &str) -> anyhow::Result<Vec<String>> {
         let mut source = Source::default();
-        source.read_text(PRIMITIVE, WORD)?;
-        source.read_text("crates/stage2/src/thing.rs", text)?;
+        reader::read_text(&mut source, PRIMITIVE, WORD)?;
+        reader::read_text(&mut source, "crates/stage2/src/thing.rs", text)?;
         Ok(list_of(&source)?.into_iter().map(|mutant| mutant.label()).collect())
     }
 
@@ -432,17 +449,17 @@ mod tests {
     fn a_primitive_without_a_mutant_is_an_error() {
         let mut source = Source::default();
         let text = "#[cfg_attr(feature = \"checked\", track_caller)] fn fresh(p: &P) { p.fresh(); }";
-        source.read_text(PRIMITIVE, text).unwrap();
+        reader::read_text(&mut source, PRIMITIVE, text).unwrap();
         assert!(list_of(&source).unwrap_err().to_string().contains("nothing in `fresh` can be changed"));
     }
 
     fn root() -> &'static Path {
-        Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
     }
 
     #[test]
     fn the_engine_has_mutants_of_every_kind() {
-        let mutants = super::list(root()).unwrap();
+        let mutants = all(root()).unwrap();
         for kind in Kind::ALL {
             assert!(mutants.iter().any(|mutant| mutant.kind == kind), "{kind:?}");
         }

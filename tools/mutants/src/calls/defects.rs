@@ -6,6 +6,7 @@
 use anyhow::{Context, bail};
 
 use super::sites::Mutant;
+use crate::mutation::Mutation;
 
 /// A defect.
 #[derive(Debug)]
@@ -16,7 +17,7 @@ pub struct Defect {
     pub what: &'static str,
     /// The file of the equivalent mutant.
     pub file: &'static str,
-    /// The mutant's function, call and kind, as [`Mutant::label`] formats them.
+    /// The mutant's function, call and kind, as [`Mutation::label`] formats them.
     pub label: &'static str,
 }
 
@@ -102,10 +103,11 @@ pub fn number(defect: &Defect, mutants: &[Mutant]) -> anyhow::Result<usize> {
     let is_it = |mutant: &Mutant| mutant.site.file == defect.file && mutant.label() == defect.label;
     let mut found = mutants.iter().enumerate().filter(|(_, mutant)| is_it(mutant)).map(|(number, _)| number);
     let Defect { file, label, .. } = defect;
-    let number =
-        found.next().with_context(|| format!("mutants/peers.rs: there is no {file} {label}; --list names all"))?;
+    let number = found
+        .next()
+        .with_context(|| format!("tools/mutants/src/calls/defects.rs: there is no {file} {label}; --list names all"))?;
     if found.next().is_some() {
-        bail!("mutants/peers.rs: there are several {file} {label}");
+        bail!("tools/mutants/src/calls/defects.rs: there are several {file} {label}");
     }
     Ok(number)
 }

@@ -6,7 +6,6 @@
 //! other places.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Range;
 
 use anyhow::Context;
@@ -14,117 +13,10 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Attribute, BinOp, Expr, Lit, Pat, Signature, Type, UnOp};
 
-use super::super::source::is_aside;
-
-/// One change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Value {
-    /// The file, relative to the top of the checkout.
-    pub file: String,
-    /// Line, from 1.
-    pub line: usize,
-    /// Column, from 1, in characters.
-    pub column: usize,
-    /// The function that contains the expression, or the constant itself.
-    pub function: String,
-    /// The kind.
-    pub kind: Kind,
-    /// The expression, and its replacement.
-    pub change: String,
-    /// The ordinal among equal changes in the same function, from 1.
-    pub number: usize,
-}
-
-/// The kinds of change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// The bound of a comparison: `<` as `<=`, `==` as `!=`, `min` as `max`.
-    Bound,
-    /// A condition, or one operand of `&&` or `||`, is left out.
-    Condition,
-    /// An arithmetic or logical operator is exchanged; a `!` or a compound assignment is left out.
-    Operator,
-    /// A literal.
-    Literal,
-    /// A named constant has its lowest bit cleared, or one bit more.
-    Constant,
-}
-
-impl Kind {
-    /// All kinds.
-    pub const ALL: [Self; 5] = [Self::Bound, Self::Condition, Self::Operator, Self::Literal, Self::Constant];
-
-    /// Returns the kind's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Bound => "bound",
-            Self::Condition => "condition",
-            Self::Operator => "operator",
-            Self::Literal => "literal",
-            Self::Constant => "constant",
-        }
-    }
-}
-
-/// The form that `--only` takes.
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.label())
-    }
-}
-
-impl Value {
-    /// Returns a name that does not depend on line numbers: the function and the change.
-    pub fn label(&self) -> String {
-        let number = if self.number > 1 { format!(" #{}", self.number) } else { String::new() };
-        format!("{}: {}{number}", self.function, self.change)
-    }
-}
-
-/// An expression that is rewritten.
-#[derive(Clone, Debug)]
-pub struct Node {
-    /// The expression's bytes.
-    pub bytes: Range<usize>,
-    /// The form of the rewriting.
-    pub shape: Shape,
-}
-
-/// The form in which an expression is rewritten. Each alternative has the index of its [`Value`].
-#[derive(Clone, Debug)]
-pub enum Shape {
-    /// `left op right`, with these other operators.
-    Binary {
-        /// The operator's bytes.
-        operator: Range<usize>,
-        /// Whether the operands are compared by reference, because a value may not be movable.
-        by_reference: bool,
-        /// Other operators.
-        others: Vec<(usize, &'static str)>,
-    },
-    /// `left.name(right)`, with this other name.
-    Method {
-        /// The bytes from the dot to the parenthesis, both included.
-        middle: Range<usize>,
-        /// The method.
-        name: String,
-        /// The other method.
-        other: (usize, &'static str),
-    },
-    /// A condition that is replaced by true, by false, or by either.
-    Condition {
-        /// The value that makes it always true.
-        yes: Option<usize>,
-        /// The value that makes it always false.
-        no: Option<usize>,
-    },
-    /// `!operand` without the `!`.
-    Not(usize),
-    /// A statement that is left out.
-    Dropped(usize),
-    /// Other expressions that replace it.
-    Instead(Vec<(usize, String)>),
-}
+use super::constants::{Constants, Scope};
+use super::names::{is_elsewhere, module, name_of, squeezed};
+use super::node::{Node, Shape};
+use super::value::{Kind, Value};
 
 /// The mutants that were found.
 #[derive(Debug, Default)]
@@ -164,120 +56,6 @@ impl Sites {
             value.number = *number;
         }
     }
-}
-
-/// The integer constants of a crate.
-#[derive(Default)]
-struct Constants {
-    all: Vec<Constant>,
-}
-
-struct Constant {
-    file: String,
-    /// The type or the function that the constant belongs to.
-    owner: Option<String>,
-    name: String,
-    line: usize,
-    column: usize,
-    text: String,
-    /// The constant's changes; empty until a use is found.
-    values: Vec<(usize, String)>,
-}
-
-impl Constants {
-    fn read(&mut self, file: &str, syntax: &syn::File) {
-        struct Finder<'a> {
-            constants: &'a mut Constants,
-            file: &'a str,
-            owner: Option<String>,
-        }
-        impl Finder<'_> {
-            fn add(&mut self, name: &syn::Ident, kind: &Type, value: &Expr) {
-                if is_integer(kind) {
-                    let place = name.span().start();
-                    self.constants.all.push(Constant {
-                        file: self.file.to_owned(),
-                        owner: self.owner.clone(),
-                        name: name.to_string(),
-                        line: place.line,
-                        column: place.column + 1,
-                        text: squeezed(&value.span().source_text().unwrap_or_default()),
-                        values: Vec::new(),
-                    });
-                }
-            }
-        }
-        impl<'ast> Visit<'ast> for Finder<'_> {
-            fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-                if !is_elsewhere(&item.attrs) {
-                    visit::visit_item_mod(self, item);
-                }
-            }
-            fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
-                let outer = std::mem::replace(&mut self.owner, name_of(&item.self_ty));
-                visit::visit_item_impl(self, item);
-                self.owner = outer;
-            }
-            fn visit_signature(&mut self, signature: &'ast Signature) {
-                // A constant inside a function belongs to that function; the next function sets its own name.
-                self.owner = Some(signature.ident.to_string());
-            }
-            fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
-                let outer = self.owner.clone();
-                visit::visit_item_fn(self, item);
-                self.owner = outer;
-            }
-            fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-                let outer = self.owner.clone();
-                visit::visit_impl_item_fn(self, item);
-                self.owner = outer;
-            }
-            fn visit_item_const(&mut self, item: &'ast syn::ItemConst) {
-                self.add(&item.ident, &item.ty, &item.expr);
-            }
-            fn visit_impl_item_const(&mut self, item: &'ast syn::ImplItemConst) {
-                self.add(&item.ident, &item.ty, &item.expr);
-            }
-        }
-        Finder { constants: self, file, owner: None }.visit_file(syntax);
-    }
-
-    /// Returns the constant that `path` names in a function of `scope`, or `None` if that is ambiguous.
-    fn find(&mut self, file: &str, scope: &Scope, path: &syn::Path) -> Option<&mut Constant> {
-        let mut segments = path.segments.iter().rev().map(|segment| segment.ident.to_string());
-        let name = segments.next()?;
-        let qualifier = segments.next().map(|word| match word.as_str() {
-            "Self" => scope.owner.clone().unwrap_or_default(),
-            _ => word,
-        });
-        let all = &mut self.all;
-        let indexes = |is: &dyn Fn(&Constant) -> bool| {
-            let mut found = (0..all.len()).filter(|index| all[*index].name == name && is(&all[*index]));
-            found.next().filter(|_| found.next().is_none())
-        };
-        let found = match &qualifier {
-            None => indexes(&|one| one.file == file && one.owner == scope.function)
-                .or_else(|| indexes(&|one| one.file == file && one.owner.is_none()))
-                .or_else(|| indexes(&|one| one.owner.is_none())),
-            Some(owner) => indexes(&|one| one.owner.as_ref() == Some(owner)).or_else(|| {
-                let is_module = owner.chars().all(|c| c.is_lowercase() || c == '_');
-                indexes(&|one| is_module && one.owner.is_none() && one.file.ends_with(&format!("{owner}.rs")))
-            }),
-        };
-        found.map(|index| &mut self.all[index])
-    }
-}
-
-/// The reader's position.
-#[derive(Clone, Default)]
-struct Scope {
-    /// The type around the current function.
-    owner: Option<String>,
-    /// The function; `None` outside of all functions.
-    function: Option<String>,
-    is_const: bool,
-    /// Whether the compiler evaluates the code.
-    is_constant: bool,
 }
 
 struct Reader<'a> {
@@ -634,54 +412,20 @@ fn numbers(literal: &syn::LitInt) -> Vec<String> {
     }
 }
 
-/// Returns whether the code belongs to tests, to observers, to benches, or to another processor.
-fn is_elsewhere(attributes: &[Attribute]) -> bool {
-    let names = ["mutants", "\"baselines\"", "target_arch"];
-    let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
-    let is_named = |attribute: &Attribute| {
-        let text = quote::ToTokens::to_token_stream(attribute).to_string();
-        !text.contains("not") && names.iter().any(|name| text.contains(name))
-    };
-    is_aside(attributes) || conditions.into_iter().any(is_named)
-}
-
 /// Returns whether a function only formats output.
 fn formats(signature: &Signature) -> bool {
     quote::ToTokens::to_token_stream(&signature.inputs).to_string().contains("Formatter")
 }
 
-fn is_integer(kind: &Type) -> bool {
-    name_of(kind).is_some_and(|name| ["u8", "u16", "u32", "u64", "usize", "i64"].contains(&name.as_str()))
-}
-
-/// Returns the last segment of a type's path.
-fn name_of(kind: &Type) -> Option<String> {
-    match kind {
-        Type::Path(path) => path.path.segments.last().map(|segment| segment.ident.to_string()),
-        Type::Reference(reference) => name_of(&reference.elem),
-        _ => None,
-    }
-}
-
-/// Returns the module of a file: the file's name, or its directory's name for `mod.rs`.
-fn module(file: &str) -> String {
-    let mut parts = file.trim_end_matches(".rs").trim_end_matches("/mod").rsplit('/');
-    parts.next().unwrap_or_default().to_owned()
-}
-
-/// Joins a text to one line with single spaces.
-fn squeezed(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mutation::Mutation;
 
     fn labels(text: &str) -> (Vec<String>, usize) {
         let mut sites = Sites::default();
         sites.read(&[("crates/x/src/thing.rs".to_owned(), text.to_owned())]).unwrap();
-        (sites.values.iter().map(Value::label).collect(), sites.skipped)
+        (sites.values.iter().map(Mutation::label).collect(), sites.skipped)
     }
 
     #[test]
@@ -727,17 +471,5 @@ mod tests {
             impl fmt::Debug for E { fn fmt(&self, f: &mut fmt::Formatter<'_>) { g(1) } }
             fn h() { if cfg!(loom) { i(1) } else { j } }";
         assert_eq!(labels(text), (Vec::new(), 0));
-    }
-
-    /// A file, a function and a change name exactly one mutant; the excuses rely on that.
-    #[test]
-    fn names_are_unique() {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let values = super::super::copy::read(root).unwrap().0.values;
-        let names: std::collections::BTreeSet<_> = values.iter().map(|value| (&value.file, value.label())).collect();
-        assert_eq!(names.len(), values.len());
-        for kind in Kind::ALL {
-            assert!(values.iter().filter(|value| value.kind == kind).count() > 50, "{kind:?}");
-        }
     }
 }

@@ -12,13 +12,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
-use serde::Deserialize;
+use twofold_workspace::cargo::{self, Diagnostic, Executable};
 use twofold_workspace::subprocess;
 
-use super::super::judges::made;
-use super::super::tests::TestProgram;
 use super::rewrite::rewrite;
-use super::sites::{Shape, Sites, Value};
+use super::sites::Sites;
+use super::sources::{HOSTED_HYPERVISOR, judge_of, read};
+use super::value::Value;
+use crate::judge::TestProgram;
+use crate::syntax::files;
 
 /// The crates that are built: the mutated ones, and those that the hypervisor's files need.
 const MEMBERS: [&str; 4] = ["crates/abi", "crates/stage2", "crates/memory", HOSTED_HYPERVISOR];
@@ -28,19 +30,6 @@ const MUTATED_MEMBERS: [(&str, &str); 3] = [
     ("crates/memory", "twofold-memory"),
     (HOSTED_HYPERVISOR, "twofold-fuzz-hypervisor"),
 ];
-/// The crate that compiles files of the hypervisor for the host.
-const HOSTED_HYPERVISOR: &str = "fuzz/hypervisor";
-/// The hypervisor's own files.
-const HYPERVISOR: &str = "crates/hypervisor/src/";
-/// The hypervisor's files that parse untrusted input. The fuzzer judges these.
-const READERS: [&str; 4] = ["board.rs", "config.rs", "device_tree.rs", "load.rs"];
-/// The hypervisor's files that should be mutated; this requires that the host can compile them.
-const WANTED: [&str; 4] = ["inject.rs", "psci.rs", "vcpu.rs", "world.rs"];
-/// The directories whose sources are all mutated, one for each crate.
-const MUTATED: [&str; 2] = ["crates/stage2/src", "crates/memory/src"];
-/// Sources that are not mutated here: primitives, which have mutants of calls; tests; baselines, which only benches
-/// use.
-const NOT_MUTATED: [&str; 6] = ["/primitive/", "/loom/", "/arm64.rs", "/baselines.rs", "/audit.rs", "/tests.rs"];
 /// The source of the switch's crate.
 const SWITCH: &str = include_str!("switch.rs");
 
@@ -79,7 +68,7 @@ impl Copy {
             if output.status.success() {
                 return Ok(());
             }
-            let errors = errors(&String::from_utf8_lossy(&output.stdout));
+            let errors: Vec<_> = cargo::errors(&String::from_utf8_lossy(&output.stdout)).collect();
             let before = self.left_out.len();
             for error in &errors {
                 self.leave_out(error);
@@ -113,11 +102,10 @@ impl Copy {
             bail!("the tests with mutants do not build\n{}", String::from_utf8_lossy(&output.stderr));
         }
         let mut programs = Vec::new();
-        for (made, program, directory) in made(&text) {
+        for Executable { target: made, file, package: directory } in cargo::executables(&text) {
             let package = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if judges.iter().any(|(of, target)| *of == package && *target == made) {
-                let (name, filter, preemptions, meetings_only) = (format!("{package} {made}"), "", 1, false);
-                programs.push(TestProgram { name, program, directory, filter, preemptions, meetings_only });
+                programs.push(program(format!("{package} {made}"), file, directory, ""));
             }
         }
         ensure!(programs.len() == judges.len(), "{} test programs instead of {}", programs.len(), judges.len());
@@ -136,10 +124,9 @@ impl Copy {
             bail!("the orders with mutants do not build\n{}", String::from_utf8_lossy(&output.stderr));
         }
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let (_, program, directory) =
-            made(&text).find(|(name, ..)| name == "twofold_stage2").context("Cargo names no program of stage2")?;
-        let name = "stage2 loom".to_owned();
-        Ok(TestProgram { name, program, directory, filter: "loom::", preemptions: 1, meetings_only: false })
+        let made = cargo::executables(&text).find(|made| made.target == "twofold_stage2");
+        let Executable { file, package, .. } = made.context("Cargo names no program of stage2")?;
+        Ok(program("stage2 loom".to_owned(), file, package, "loom::"))
     }
 
     /// Returns the test programs that judge: those of [`JUDGES`], and each test of the hosted hypervisor.
@@ -171,7 +158,7 @@ impl Copy {
         let open = self.sites.nodes.iter().flat_map(|(file, nodes)| {
             nodes.iter().enumerate().filter(|(index, _)| !self.left_out.contains(&(file.clone(), *index)))
         });
-        let inside: BTreeSet<_> = open.flat_map(|(_, node)| indexes(&node.shape)).collect();
+        let inside: BTreeSet<_> = open.flat_map(|(_, node)| node.shape.values()).collect();
         let all = self.sites.values.iter().enumerate().filter(|(index, _)| inside.contains(index));
         let all: Vec<_> = all.map(|(index, value)| (index as u32 + 1, value.clone())).collect();
         let lost = self.sites.values.len() - all.len();
@@ -231,6 +218,10 @@ impl Copy {
     }
 }
 
+fn program(name: String, program: PathBuf, directory: PathBuf, filter: &'static str) -> TestProgram {
+    TestProgram { name, program, directory, filter, preemptions: 1, meetings_only: false }
+}
+
 /// Downloads the packages of the lock file. The workspace is then built offline, so that its copy of the lock file
 /// changes only by the switch's crate.
 fn fetch(root: &Path) -> anyhow::Result<()> {
@@ -262,62 +253,6 @@ edition = \"2024\"
 publish = false
 ";
 
-/// Returns the package whose tests judge a file's mutants: the file's own. If only another crate's tests catch a
-/// mutant, they do so by luck.
-pub fn judge_of(file: &str) -> &str {
-    file.split('/').nth(1).unwrap_or_default()
-}
-
-/// Returns the mutants of the checkout at `root`, and the texts of the mutated files.
-pub fn read(root: &Path) -> anyhow::Result<(Sites, BTreeMap<String, String>)> {
-    let mut sites = Sites::default();
-    let mut texts = BTreeMap::new();
-    for directory in MUTATED {
-        let mut of_crate = Vec::new();
-        for path in files(&root.join(directory))? {
-            let file = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
-            if file.ends_with(".rs") && !NOT_MUTATED.iter().any(|name| file.contains(name)) {
-                let text = fs::read_to_string(&path).with_context(|| format!("cannot read {file}"))?;
-                of_crate.push((file, text));
-            }
-        }
-        sites.read(&of_crate)?;
-        texts.extend(of_crate);
-    }
-    let hypervisor = hosted(root)?;
-    let read = |file: &String| Ok((file.clone(), fs::read_to_string(root.join(file))?));
-    let hypervisor = hypervisor.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
-    sites.read(&hypervisor)?;
-    texts.extend(hypervisor);
-    Ok((sites, texts))
-}
-
-/// Returns the hypervisor's files that are mutated: those that the hosted hypervisor includes by path.
-fn hosted(root: &Path) -> anyhow::Result<Vec<String>> {
-    let library = root.join(HOSTED_HYPERVISOR).join("src/lib.rs");
-    let text = fs::read_to_string(&library).with_context(|| format!("cannot read {}", library.display()))?;
-    let mut found = Vec::new();
-    for name in text.lines().filter_map(|line| line.split_once(HYPERVISOR)?.1.strip_suffix("\"]")) {
-        match name.strip_suffix("mod.rs") {
-            Some(directory) => {
-                for file in files(&root.join(HYPERVISOR).join(directory))? {
-                    found.push(file.strip_prefix(root).unwrap_or(&file).to_string_lossy().into_owned());
-                }
-            }
-            None if READERS.contains(&name) => {}
-            None => found.push(format!("{HYPERVISOR}{name}")),
-        }
-    }
-    Ok(found)
-}
-
-/// Returns the files of [`WANTED`] that the host cannot compile.
-pub fn missing(root: &Path) -> anyhow::Result<Vec<String>> {
-    let hosted = hosted(root)?;
-    let wanted = WANTED.iter().map(|name| format!("{HYPERVISOR}{name}"));
-    Ok(wanted.filter(|file| !hosted.contains(file)).collect())
-}
-
 /// Removes `..` from a path: the path of a module that is included by path has some.
 fn plain(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
@@ -329,16 +264,6 @@ fn plain(path: &str) -> String {
         }
     }
     parts.join("/")
-}
-
-/// Returns the indexes of the values that a node changes.
-fn indexes(shape: &Shape) -> Vec<usize> {
-    match shape {
-        Shape::Binary { others, .. } => others.iter().map(|(index, _)| *index).collect(),
-        Shape::Method { other: (index, _), .. } | Shape::Not(index) | Shape::Dropped(index) => vec![*index],
-        Shape::Condition { yes, no } => yes.iter().chain(no).copied().collect(),
-        Shape::Instead(others) => others.iter().map(|(index, _)| *index).collect(),
-    }
 }
 
 /// Returns the workspace's manifest with fewer members.
@@ -356,41 +281,4 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let words = || format!("cannot write {}", path.display());
     fs::create_dir_all(path.parent().unwrap_or(path)).with_context(words)?;
     fs::write(path, bytes).with_context(words)
-}
-
-/// Returns the files below a directory, in order.
-fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
-        let path = entry?.path();
-        if path.is_dir() { found.extend(files(&path)?) } else { found.push(path) }
-    }
-    found.sort();
-    Ok(found)
-}
-
-/// One message of Cargo.
-#[derive(Deserialize)]
-struct Message {
-    message: Option<Diagnostic>,
-}
-
-#[derive(Deserialize)]
-struct Diagnostic {
-    level: String,
-    rendered: Option<String>,
-    spans: Vec<Place>,
-}
-
-#[derive(Deserialize)]
-struct Place {
-    file_name: String,
-    byte_start: usize,
-    byte_end: usize,
-    is_primary: bool,
-}
-
-fn errors(messages: &str) -> Vec<Diagnostic> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
-    messages.filter_map(|message| message.message).filter(|message| message.level == "error").collect()
 }

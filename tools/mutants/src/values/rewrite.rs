@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::sites::{Node, Shape};
+use super::node::{Node, Shape};
 
 /// A rewritten file.
 #[derive(Debug, Default)]
@@ -101,8 +101,9 @@ fn on(index: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sites::Sites;
     use super::*;
+    use crate::mutation::Mutation;
+    use crate::values::sites::Sites;
 
     fn new(text: &str) -> (Sites, Rewritten) {
         let mut sites = Sites::default();
@@ -142,7 +143,7 @@ mod tests {
     fn a_constant_is_one_value_wherever_it_is_used() {
         let (sites, new) =
             new("const A: u64 = 6; fn f(x: u64) -> u64 { x & A } fn g(x: u64) -> u64 { A } fn h(A: u64) {}");
-        let labels: Vec<_> = sites.values.iter().map(super::super::sites::Value::label).collect();
+        let labels: Vec<_> = sites.values.iter().map(Mutation::label).collect();
         assert_eq!(labels, ["a::f: x & A => x | A", "a::A: 6 => its lowest bit clear", "a::A: 6 => a bit more"]);
         assert_eq!(new.text.matches("on(2)").count(), 2, "{}", new.text);
     }

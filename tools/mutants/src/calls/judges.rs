@@ -4,18 +4,15 @@
 //! No verdict depends on the host's scheduling of threads: concurrent CPUs take seeded turns, or the model checker
 //! tries all orders.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
-use serde::Deserialize;
+use twofold_workspace::cargo::{self, Executable};
 use twofold_workspace::{Workspace, subprocess};
 
 use super::sites::Mutant;
-use super::tests::TestProgram;
-
-/// The environment variable that selects the mutant; `stage2::primitive` reads it.
-pub const CHOICE: &str = "TWOFOLD_MUTANT";
+use crate::judge::TestProgram;
 
 /// The test programs of `packages` with these features.
 struct Build {
@@ -136,21 +133,18 @@ impl Build {
         let text = String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
             let flags = self.flags;
-            bail!(
-                "`RUSTFLAGS=\"{flags}\" {typed}` failed\n{}{}",
-                errors(&text),
-                String::from_utf8_lossy(&output.stderr)
-            );
+            let errors: String = cargo::errors(&text).filter_map(|error| error.rendered).take(3).collect();
+            bail!("`RUSTFLAGS=\"{flags}\" {typed}` failed\n{errors}{}", String::from_utf8_lossy(&output.stderr));
         }
         Ok(self.judges_of(&text))
     }
 
     /// Returns the judges among the programs that Cargo reports.
     fn judges_of(&self, messages: &str) -> Vec<TestProgram> {
-        let mut judges: Vec<_> = made(messages)
-            .flat_map(|(target, program, directory)| {
+        let mut judges: Vec<_> = cargo::executables(messages)
+            .flat_map(|Executable { target, file, package }| {
                 let asked = self.judges.iter().filter(move |asked| asked.target == target);
-                asked.map(move |asked| self.judge(asked, &program, &directory))
+                asked.map(move |asked| self.judge(asked, &file, &package))
             })
             .collect();
         // Cargo may report a program twice.
@@ -174,41 +168,6 @@ impl Build {
     }
 }
 
-/// Reads the test programs from Cargo's messages: the target, the program, and its package's directory.
-pub fn made(messages: &str) -> impl Iterator<Item = (String, PathBuf, PathBuf)> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
-    messages.filter_map(|message| {
-        Some((message.target?.name, message.executable?, message.manifest_path?.parent()?.to_owned()))
-    })
-}
-
-/// One message of Cargo.
-#[derive(Deserialize)]
-struct Message {
-    target: Option<Target>,
-    manifest_path: Option<PathBuf>,
-    executable: Option<PathBuf>,
-    message: Option<Diagnostic>,
-}
-
-#[derive(Deserialize)]
-struct Target {
-    name: String,
-}
-
-#[derive(Deserialize)]
-struct Diagnostic {
-    level: String,
-    rendered: Option<String>,
-}
-
-/// Returns the compiler's errors.
-fn errors(messages: &str) -> String {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
-    let errors = messages.filter_map(|message| message.message).filter(|message| message.level == "error");
-    errors.filter_map(|message| message.rendered).take(3).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -225,12 +184,5 @@ mod tests {
         let names: Vec<_> = judges.iter().map(|judge| (judge.name.as_str(), judge.filter)).collect();
         assert_eq!(names, [("machine strict", "judge_"), ("stage2 sequences", "")]);
         assert_eq!(judges[1].directory, std::path::Path::new("/w/crates/stage2"));
-    }
-
-    #[test]
-    fn an_error_of_the_compiler_is_shown() {
-        let text = r#"{"reason":"compiler-message","message":{"level":"error","rendered":"error: no\n"}}
-{"reason":"compiler-message","message":{"level":"warning","rendered":"warning: hm\n"}}"#;
-        assert_eq!(errors(text), "error: no\n");
     }
 }

@@ -14,9 +14,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use twofold_launch::Stop;
 
-use super::judges::CHOICE;
-use super::program::{End, Program};
-use super::verdicts::{Outcome, in_parallel};
+use crate::outcome::Outcome;
+use crate::parallel::in_parallel;
+use crate::program::{End, Program};
+
+/// The environment variable that selects the mutant; `stage2::primitive` reads it.
+pub const CHOICE: &str = "TWOFOLD_MUTANT";
 
 /// A test program.
 #[derive(Clone, Debug)]
@@ -186,7 +189,7 @@ const EVALUATIONS: u64 = 10_000_000;
 const AT_A_TIME: usize = 24;
 
 #[cfg(test)]
-mod own_tests {
+mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Mutants of values that are equivalent to the original for every test, each with the reason.
-//!
-//! Invariant: an entry matches exactly one mutant. An entry that matches none is an error.
 
-use anyhow::bail;
+use crate::mutation::{Excused, Excuses};
 
-use super::super::excused::Excused;
-use super::sites::Value;
+/// The excused mutants of values.
+pub const EXCUSES: Excuses = Excuses { listed_in: "tools/mutants/src/values/excused.rs", all: EXCUSED };
 
-/// All excused mutants.
-pub const EXCUSED: &[Excused] = &[
+const EXCUSED: &[Excused] = &[
     excused(AGE, "Found::default: 0 => 1 #2", "each pass sets the shift before it adds a leaf"),
     excused(AGE, "age::age_row: young != 0 => true", "a row without an access flag is stored unchanged"),
     excused(AGE, GLANCE, SAME_ROW),
@@ -456,34 +453,4 @@ const GLANCE: &str = "Clean::entries: cells.iter().fold(0, |all, cell| all | cel
 
 const fn excused(file: &'static str, label: &'static str, reason: &'static str) -> Excused {
     Excused { file, label, reason }
-}
-
-/// Returns the reason why a mutant is excused; `None` if it is not.
-pub fn reason(value: &Value) -> Option<&'static str> {
-    EXCUSED.iter().find(|excused| stands_for(excused, value)).map(|excused| excused.reason)
-}
-
-/// Checks that each entry matches exactly one of `values`, which are all mutants of values.
-pub fn check(values: &[Value]) -> anyhow::Result<()> {
-    match EXCUSED.iter().find(|excused| values.iter().filter(|value| stands_for(excused, value)).count() != 1) {
-        Some(Excused { file, label, .. }) => {
-            bail!("mutants/values/excused.rs: {file} {label} does not match exactly one mutant; --list names all")
-        }
-        None => Ok(()),
-    }
-}
-
-fn stands_for(excused: &Excused, value: &Value) -> bool {
-    value.file == excused.file && value.label() == excused.label
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_stands_for_one_mutant() {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        check(&super::super::copy::read(root).unwrap().0.values).unwrap();
-    }
 }

@@ -1,173 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reads the engine's source: its functions, which of them have `track_caller`, and the calls in each.
+//! Reads the engine's source.
 //!
 //! Invariant: no call in a function is missing, even in a closure or among a macro's arguments. Tests are not read.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context;
 use proc_macro2::LineColumn;
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
-use syn::{Attribute, Expr, FnArg, ItemFn, Member, Meta, Pat, ReturnType, Signature, Token, Type, UseTree};
+use syn::{Attribute, Expr, FnArg, ItemFn, Pat, ReturnType, Signature, Token, Type, UseTree};
 
-/// The words of an expression, with those of the expressions that its local variables were bound to.
-pub type Words = BTreeSet<String>;
+use super::origin::{Origin, bind, origin};
+use super::source::{Call, Function, Source, Words};
+use crate::syntax::{files, is_aside, is_of_mutants, words};
 
-/// The source that was read.
-#[derive(Debug, Default)]
-pub struct Source {
-    /// All functions, in the order of the text.
-    pub functions: Vec<Function>,
-    /// For each field name: the types that have such a field, and the field's type in each.
-    fields: BTreeMap<String, BTreeMap<String, String>>,
-    /// Modules with files of their own, as paths without an extension, and whether every declaration of the module
-    /// excludes it from the code that runs on a CPU.
-    aside: BTreeMap<PathBuf, bool>,
-}
-
-/// A function.
-#[derive(Debug, Default)]
-pub struct Function {
-    /// The file, relative to the top of the checkout.
-    pub file: String,
-    /// The module: the file's name, or its directory's name for `mod.rs`.
-    pub module: String,
-    /// The type that the function belongs to.
-    pub owner: Option<String>,
-    /// The function's name.
-    pub name: String,
-    /// The number of arguments, without `self`.
-    pub arguments: usize,
-    /// Whether it takes `self`.
-    pub is_method: bool,
-    /// Whether the function is `pub`.
-    pub is_public: bool,
-    /// Whether it has `track_caller`, so that its steps count as its caller's.
-    pub tracks_caller: bool,
-    /// Whether it can be left out as a whole (`step!`).
-    pub is_step: bool,
-    /// The calls in the function.
-    pub calls: Vec<Call>,
-    returns: Option<String>,
-    variables: BTreeMap<String, Vec<Origin>>,
-    words: BTreeMap<String, Words>,
-}
-
-/// A call.
-#[derive(Debug)]
-pub struct Call {
-    /// The place that `Location::caller()` returns: the method's name, or the start of a path.
-    pub place: LineColumn,
-    /// The last path segment before the function's name (a type or a module), if there is one.
-    pub qualifier: Option<String>,
-    /// The function's name.
-    pub name: String,
-    /// The receiver of a method call; `None` for a call by path.
-    pub receiver: Option<Origin>,
-    /// The words of each argument.
-    pub arguments: Vec<Words>,
-    /// Whether the call is in a closure. A closure has no `track_caller`, so the call's place is its own.
-    pub in_closure: bool,
-}
-
-/// The origin of a value, as far as it determines the value's type.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// `self`.
-    This,
-    /// A variable.
-    Variable(String),
-    /// The field of this name.
-    Field(Box<Self>, String),
-    /// The result of the method of this name, or of the function of this name, which has no owner.
-    Returned(Box<Self>, String),
-    /// A value of this type.
-    Of(String),
-    /// Anything else.
-    Unknown,
-}
-
-impl Source {
-    /// Reads the Rust files below `directory` of the checkout at `root`, except those that `skipped` names.
-    pub fn read(&mut self, root: &Path, directory: &str, skipped: &[&str]) -> anyhow::Result<()> {
-        for path in files(&root.join(directory))? {
-            let file = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
-            if !skipped.iter().any(|name| file.ends_with(name)) {
-                let text = fs::read_to_string(&path).with_context(|| format!("cannot read {file}"))?;
-                self.read_text(&file, &text)?;
-            }
-        }
-        let aside: Vec<_> = self.aside.iter().filter(|(_, aside)| **aside).map(|(module, _)| module).collect();
-        let aside = |file: &str| aside.iter().any(|module| Path::new(file).with_extension("").starts_with(module));
-        self.functions.retain(|function| !aside(&function.file));
-        Ok(())
-    }
-
-    /// Reads one file's text.
-    pub fn read_text(&mut self, file: &str, text: &str) -> anyhow::Result<()> {
-        let parsed = syn::parse_file(text).with_context(|| format!("cannot parse {file}"))?;
-        let mut imports = Imports::default();
-        imports.visit_file(&parsed);
-        let mut reader = Reader { source: self, file, imports, owner: None, open: Vec::new(), closures: 0 };
-        reader.visit_file(&parsed);
-        Ok(())
-    }
-
-    /// Returns the type of a value in `function`, if it is certain.
-    pub fn type_of(&self, origin: &Origin, function: &Function) -> Option<String> {
-        self.type_within(origin, function, 8)
-    }
-
-    fn type_within(&self, origin: &Origin, function: &Function, depth: u32) -> Option<String> {
-        let depth = depth.checked_sub(1)?;
-        let types: BTreeSet<String> = match origin {
-            Origin::This => return function.owner.clone(),
-            Origin::Of(name) => return Some(name.clone()),
-            Origin::Unknown => return None,
-            Origin::Field(of, name) => {
-                let of = self.type_within(of, function, depth);
-                let fields = self.fields.get(name)?.iter();
-                fields
-                    .filter(|(owner, _)| of.as_ref().is_none_or(|of| of == *owner))
-                    .map(|(_, kind)| kind.clone())
-                    .collect()
-            }
-            Origin::Returned(of, name) => {
-                let of = self.type_within(of, function, depth);
-                let named = self.functions.iter().filter(|function| function.name == *name);
-                // The owner may be a type parameter; its methods are those of its traits.
-                let known = of.filter(|of| self.functions.iter().any(|function| function.owner.as_ref() == Some(of)));
-                let named = named.filter(|function| known.is_none() || function.owner == known);
-                named.map(|function| function.returns.clone()).collect::<Option<_>>()?
-            }
-            Origin::Variable(name) => {
-                let origins = function.variables.get(name)?;
-                origins.iter().map(|origin| self.type_within(origin, function, depth)).collect::<Option<_>>()?
-            }
-        };
-        let mut types = types.into_iter();
-        types.next().filter(|_| types.next().is_none())
-    }
-}
-
-/// Returns the Rust files below a directory, in order.
-fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let entries = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
-    for entry in entries {
-        let path = entry?.path();
-        if path.is_dir() {
-            found.extend(files(&path)?);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
+/// Reads the Rust files below `directory` of the checkout at `root`, except those that `skipped` names.
+pub fn read(source: &mut Source, root: &Path, directory: &str, skipped: &[&str]) -> anyhow::Result<()> {
+    for path in files(&root.join(directory))? {
+        let file = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+        if file.ends_with(".rs") && !skipped.iter().any(|name| file.ends_with(name)) {
+            let text = fs::read_to_string(&path).with_context(|| format!("cannot read {file}"))?;
+            read_text(source, &file, &text)?;
         }
     }
-    found.sort();
-    Ok(found)
+    let aside: Vec<_> = source.aside.iter().filter(|(_, aside)| **aside).map(|(module, _)| module).collect();
+    let aside = |file: &str| aside.iter().any(|module| Path::new(file).with_extension("").starts_with(module));
+    source.functions.retain(|function| !aside(&function.file));
+    Ok(())
+}
+
+/// Reads one file's text.
+pub fn read_text(source: &mut Source, file: &str, text: &str) -> anyhow::Result<()> {
+    let parsed = syn::parse_file(text).with_context(|| format!("cannot parse {file}"))?;
+    let mut imports = Imports::default();
+    imports.visit_file(&parsed);
+    let mut reader = Reader { source, file, imports, owner: None, open: Vec::new(), closures: 0 };
+    reader.visit_file(&parsed);
+    Ok(())
 }
 
 struct Reader<'a> {
@@ -425,121 +298,19 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 }
 
-/// Returns the origin of an expression's value.
-fn origin(value: &Expr) -> Origin {
-    match value {
-        Expr::Path(path) => match path.path.get_ident().map(ToString::to_string) {
-            Some(name) if name == "self" => Origin::This,
-            Some(name) => Origin::Variable(name),
-            None => Origin::Unknown,
-        },
-        Expr::Field(field) => {
-            let name = match &field.member {
-                Member::Named(name) => name.to_string(),
-                Member::Unnamed(index) => index.index.to_string(),
-            };
-            Origin::Field(origin(&field.base).into(), name)
-        }
-        Expr::MethodCall(call) => Origin::Returned(origin(&call.receiver).into(), call.method.to_string()),
-        Expr::Call(call) => match &*call.func {
-            Expr::Path(path) => match path.path.segments.last() {
-                Some(last) => Origin::Returned(Origin::Unknown.into(), last.ident.to_string()),
-                None => Origin::Unknown,
-            },
-            _ => Origin::Unknown,
-        },
-        Expr::Reference(reference) => origin(&reference.expr),
-        Expr::Paren(paren) => origin(&paren.expr),
-        Expr::Try(attempt) => origin(&attempt.expr),
-        Expr::Unary(unary) => origin(&unary.expr),
-        _ => Origin::Unknown,
-    }
-}
-
-/// Binds the variables of a pattern. A variable alone, or inside `Some` or `Ok`, is the whole value; others are parts
-/// of it.
-fn bind(pattern: &Pat, value: &Origin, variables: &mut BTreeMap<String, Vec<Origin>>) {
-    match pattern {
-        Pat::Ident(ident) => variables.entry(ident.ident.to_string()).or_default().push(value.clone()),
-        Pat::Type(typed) => bind(&typed.pat, value, variables),
-        Pat::Reference(reference) => bind(&reference.pat, value, variables),
-        Pat::TupleStruct(inside) if inside.elems.len() == 1 => bind(&inside.elems[0], value, variables),
-        Pat::TupleStruct(inside) => {
-            inside.elems.iter().for_each(|pattern| bind(pattern, &Origin::Unknown, variables));
-        }
-        Pat::Tuple(tuple) => tuple.elems.iter().for_each(|pattern| bind(pattern, &Origin::Unknown, variables)),
-        Pat::Struct(parts) => {
-            for part in &parts.fields {
-                let origin = match &part.member {
-                    Member::Named(name) => Origin::Field(value.clone().into(), name.to_string()),
-                    Member::Unnamed(_) => Origin::Unknown,
-                };
-                bind(&part.pat, &origin, variables);
-            }
-        }
-        _ => {}
-    }
-}
-
-/// Returns the identifiers and literals of a piece of source.
-fn words(tokens: &impl quote::ToTokens) -> Words {
-    fn collect(stream: proc_macro2::TokenStream, words: &mut Words) {
-        for token in stream {
-            match token {
-                proc_macro2::TokenTree::Group(group) => collect(group.stream(), words),
-                proc_macro2::TokenTree::Ident(ident) => drop(words.insert(ident.to_string())),
-                proc_macro2::TokenTree::Literal(literal) => drop(words.insert(literal.to_string())),
-                proc_macro2::TokenTree::Punct(_) => {}
-            }
-        }
-    }
-    let mut found = Words::new();
-    collect(tokens.to_token_stream(), &mut found);
-    found
-}
-
-/// Returns whether the code never runs on a CPU: code of tests, of the model checker, or of checks.
-pub fn is_aside(attributes: &[Attribute]) -> bool {
-    let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
-    conditions.filter_map(|attribute| attribute.parse_args().ok()).any(|condition| holds(&condition) == Some(false))
-}
-
-/// Returns whether a condition holds for the code whose mutants are listed; `None` if it may or may not.
-fn holds(condition: &Meta) -> Option<bool> {
-    let parts = |list: &syn::MetaList| {
-        let parts = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated);
-        parts.into_iter().flatten().map(|part| holds(&part)).collect::<Vec<_>>()
-    };
-    match condition {
-        Meta::Path(path) if path.is_ident("test") || path.is_ident("loom") => Some(false),
-        Meta::NameValue(pair) if pair.path.is_ident("feature") && words(&pair.value).contains("\"checked\"") => {
-            Some(false)
-        }
-        Meta::List(list) if list.path.is_ident("not") => parts(list).into_iter().next().flatten().map(|part| !part),
-        Meta::List(list) if list.path.is_ident("all") => parts(list).contains(&Some(false)).then_some(false),
-        Meta::List(list) if list.path.is_ident("any") => {
-            parts(list).iter().all(|part| *part == Some(false)).then_some(false)
-        }
-        _ => None,
-    }
-}
-
-/// Returns whether an attribute is `#[cfg(mutants)]`.
-fn is_of_mutants(attribute: &Attribute) -> bool {
-    attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Path>().is_ok_and(|path| path.is_ident("mutants"))
-}
-
 fn is_public(visibility: &syn::Visibility) -> bool {
     matches!(visibility, syn::Visibility::Public(_))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn read(text: &str) -> Source {
         let mut source = Source::default();
-        source.read_text("crates/x/src/thing.rs", text).unwrap();
+        read_text(&mut source, "crates/x/src/thing.rs", text).unwrap();
         source
     }
 
@@ -576,9 +347,9 @@ mod tests {
             unsafe { touch::<u8>(word, 1) };
         }
         calls(&Word);
-        let source = read(include_str!("source.rs"));
+        let source = read(include_str!("reader.rs"));
         assert!(source.functions.iter().all(|function| function.name != "calls"), "tests are not read");
-        let text = include_str!("source.rs").replace("#[cfg(test)]", "            ");
+        let text = include_str!("reader.rs").replace("#[cfg(test)]", "            ");
         let source = read(&text);
         let mut found = places(&source, "calls");
         found.extend(places(&source, "touch"));
@@ -613,7 +384,7 @@ mod tests {
         std::fs::create_dir(directory.path().join("loom")).unwrap();
         std::fs::write(directory.path().join("loom/mod.rs"), "fn l() {}").unwrap();
         let mut source = Source::default();
-        source.read(directory.path(), ".", &[]).unwrap();
+        super::read(&mut source, directory.path(), ".", &[]).unwrap();
         let names: Vec<_> = source.functions.iter().map(|function| function.name.as_str()).collect();
         assert_eq!(names, ["k"]);
     }

@@ -1,26 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mutants that no test can catch, and why.
+//! Mutants of calls that no test can catch, and why.
 //!
-//! Every report names each of them with its reason, and counts it as not caught. Invariant: an entry stands for exactly
-//! one mutant of the list; an entry without its mutant is an error.
+//! Every report names each of them with its reason, and counts it as not caught.
 
-use anyhow::bail;
+use crate::mutation::{Excused, Excuses};
 
-use super::sites::Mutant;
+/// The excused mutants of calls.
+pub const EXCUSES: Excuses = Excuses { listed_in: "tools/mutants/src/calls/excused.rs", all: EXCUSED };
 
-/// A mutant that need not be caught.
-#[derive(Debug)]
-pub struct Excused {
-    /// The mutant's file, relative to the top of the checkout.
-    pub file: &'static str,
-    /// The mutant's function, call and kind, as [`Mutant::label`] formats them. Line numbers would change too often.
-    pub label: &'static str,
-    /// The reason why no test can catch it.
-    pub reason: &'static str,
-}
-
-/// All excused mutants.
-pub const EXCUSED: &[Excused] = &[
+const EXCUSED: &[Excused] = &[
     Excused {
         file: "crates/memory/src/dirty/log.rs",
         label: "Tracking::running/load/no-acquire",
@@ -80,22 +68,3 @@ pub const EXCUSED: &[Excused] = &[
         reason: "a taken frame is zeroed first, and the CPU that maps it takes the memslot's lock later",
     },
 ];
-
-/// Returns the reason why a mutant is excused, if it is.
-pub fn reason(mutant: &Mutant) -> Option<&'static str> {
-    EXCUSED.iter().find(|excused| stands_for(excused, mutant)).map(|excused| excused.reason)
-}
-
-/// Checks that each entry stands for exactly one of `mutants`, the complete list.
-pub fn check(mutants: &[Mutant]) -> anyhow::Result<()> {
-    match EXCUSED.iter().find(|excused| mutants.iter().filter(|mutant| stands_for(excused, mutant)).count() != 1) {
-        Some(Excused { file, label, .. }) => {
-            bail!("mutants/excused.rs: {file} {label} is not one mutant; --list names all")
-        }
-        None => Ok(()),
-    }
-}
-
-fn stands_for(excused: &Excused, mutant: &Mutant) -> bool {
-    mutant.site.file == excused.file && mutant.label() == excused.label
-}
