@@ -44,7 +44,7 @@ pub enum Command {
     #[command(after_help = ORACLE_HELP)]
     Oracle(OracleOptions),
     /// Measures other projects' code for the same job beside ours, in one run
-    Peers(PeersOptions),
+    Peers(twofold_peers::Options),
     /// Records which pages Linux writes while `redis-benchmark -t set` runs in it, for `twofold bench dirty-table`
     #[command(after_help = RECORD_HELP)]
     RecordRedis(RecordOptions),
@@ -143,59 +143,6 @@ pub struct DistOptions {
     /// Builds only for this architecture
     #[arg(long, value_enum, value_name = "NAME")]
     pub architecture: Option<Architecture>,
-}
-
-/// Options of `peers`.
-#[derive(Args, Clone, Debug)]
-pub struct PeersOptions {
-    /// The peer to measure
-    #[command(subcommand)]
-    pub peer: Peer,
-}
-
-/// A project whose code is measured beside ours.
-#[derive(Clone, Debug, Subcommand)]
-pub enum Peer {
-    /// KVM's stage-2 page-table code, from Debian's package linux-source-6.12, timed on this machine
-    #[command(after_help = PEERS_LINUX_HELP)]
-    Linux(PeersLinuxOptions),
-    /// KVM itself, at EL2 in QEMU: the kernel's own selftests in Debian's kernel, instructions counted
-    #[command(after_help = PEERS_KVM_HELP)]
-    Kvm(PeersKvmOptions),
-}
-
-/// Options of `peers kvm`.
-#[derive(Args, Clone, Debug)]
-pub struct PeersKvmOptions {
-    /// Writes the figures to FILE as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Seconds after which a Linux that has not ended counts as hung; 0 for no limit
-    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
-    pub timeout: u64,
-    /// Fetches the kernel and its source again, even if they are in the cache
-    #[arg(long)]
-    pub refresh: bool,
-}
-
-/// Options of `peers linux`.
-#[derive(Args, Clone, Debug)]
-pub struct PeersLinuxOptions {
-    /// Guest memory in bytes, or with K, M or G (powers of 1024): a power of two from 1G to 256G
-    #[arg(long, value_name = "SIZE", default_value = "16G")]
-    pub size: Size,
-    /// Runs of each operation on each side, at least 1; the medians are compared
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub runs: u32,
-    /// Measures only these operations
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
-    pub only: Vec<String>,
-    /// Writes the figures to FILE as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Fetches the peer's source again, even if it is in the cache
-    #[arg(long)]
-    pub refresh: bool,
 }
 
 /// Options of `record-redis`.
@@ -360,35 +307,6 @@ Examples:
 
 A line for each tracker: `oracle: NAME: N compared, N re-dirtied, N lost`. For each control: `control: NAME: lost N`.
 Exit status: 1 if a page was lost; with --controls, if a control lost none.";
-
-const PEERS_LINUX_HELP: &str = "\
-Linux's page-table code is fetched, compiled unchanged for this machine, and runs as a separate program. One operation
-of Linux's and one of ours take turns. The figures are nanoseconds per page table entry, or per block if the row names
-one. A target is met if the ratio ours / Linux's of this run is at most the target.
-
-Examples:
-  cargo xtask peers linux                              everything; about three minutes
-  cargo xtask peers linux --only map_pages,protect --runs 21
-  cargo xtask peers linux --json peers.json
-
-Environment:
-  TWOFOLD_APT_GET      the apt-get to fetch the source with, instead of the one from PATH";
-
-const PEERS_KVM_HELP: &str = "\
-Debian's arm64 kernel boots in QEMU at EL2, in the deterministic mode, and runs the kernel's own dirty_log_perf_test and
-kvm_page_table_test, which are built unmodified from its source package. A small file of ours (peers/kvm), linked with them,
-counts the instructions at EL2 of each call into KVM: a run to the next exit to user space, a get, a clear. Equal runs
-print equal figures. The report also has the figures of KVM that README and the targets use. The guest of `--on kvm` repeats
-each experiment with a dirty log. It must find the same pages dirty, at the same cost within 10 %.
-
-Examples:
-  cargo xtask peers kvm
-  cargo xtask peers kvm --json kvm.json
-
-Exit status: 1 if the guest of `--on kvm` and the selftests do not agree.
-
-Environment:
-  TWOFOLD_QEMU, TWOFOLD_APT_GET, TWOFOLD_GUEST_CACHE   as for `run`";
 
 const RECORD_HELP: &str = "\
 Debian's Linux boots under the hypervisor with Debian's redis-server, whose database has most of the keys already. Then redis-benchmark

@@ -16,7 +16,7 @@ use twofold_workload::mode::Mode;
 use twofold_workspace::table::thousands;
 use twofold_workspace::{Workspace, build, table};
 
-use crate::kvm_figures;
+use twofold_peers::recorded;
 
 /// The figures of each tracker that the CPU supports.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -107,9 +107,9 @@ impl DirtyLogs {
             "TLBI",
             "DSB",
         ];
-        let (fault, all) = (thousands(kvm_figures::WRITE_FAULT), thousands(kvm_figures::ITERATION));
-        let clear = kvm_figures::CLEAR.to_string();
-        let kvm = [kvm_figures::HEADING, "1.00", &fault, &fault, "-", &clear, &all, "2.00", "3.00"];
+        let (fault, all) = (thousands(recorded::WRITE_FAULT), thousands(recorded::ITERATION));
+        let clear = recorded::CLEAR.to_string();
+        let kvm = [recorded::HEADING, "1.00", &fault, &fault, "-", &clear, &all, "2.00", "3.00"];
         table::with_numbers(&header, self.logs.iter().map(DirtyLog::row).chain([kvm.map(str::to_owned).to_vec()]), 1..)
     }
 
@@ -118,7 +118,7 @@ impl DirtyLogs {
         let logs = self.logs.iter().map(|log| (log.tracker.to_owned(), log.json()));
         json!({
             "trackers": logs.collect::<Map<_, _>>(),
-            "kvm_with_host_kernel": { "per_write_fault": kvm_figures::WRITE_FAULT, "per_page_of_an_iteration": kvm_figures::ITERATION },
+            "kvm_with_host_kernel": { "per_write_fault": recorded::WRITE_FAULT, "per_page_of_an_iteration": recorded::ITERATION },
         })
     }
 }
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(log.row(), ["manual", "0.50", "300.0", "150.0", "75.0", "50.0", "275.0", "2.25", "2.75"]);
         let table = logs.table();
         let kvms: Vec<_> = table.lines().skip(2).collect();
-        assert!(kvms.len() == 1 && kvms[0].starts_with(kvm_figures::HEADING), "{table}");
+        assert!(kvms.len() == 1 && kvms[0].starts_with(recorded::HEADING), "{table}");
         assert_eq!(logs.json().pointer("/trackers/manual/per_fault"), Some(&json!(300.0)));
     }
 }

@@ -8,7 +8,7 @@ use twofold_launch::Report;
 use twofold_workspace::table;
 use twofold_workspace::table::thousands;
 
-use crate::kvm_figures;
+use twofold_peers::recorded;
 
 /// Instructions at EL2 for first touches of 4 KiB pages by a guest that does nothing else.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,7 +78,7 @@ impl Rows {
             self.number("EL2 instructions: the boot", total, None);
         }
         if let Some(touch) = touch {
-            self.number("EL2 instructions: first touch of a 4K page", touch.per_page(), Some(kvm_figures::FIRST_TOUCH));
+            self.number("EL2 instructions: first touch of a 4K page", touch.per_page(), Some(recorded::FIRST_TOUCH));
         }
     }
 
@@ -96,7 +96,7 @@ impl Rows {
     /// Returns the table; it has KVM's column if `compared`.
     pub fn table(self, compared: bool) -> String {
         let columns = if compared { 3 } else { 2 };
-        let header = ["figure", "Twofold", kvm_figures::HEADING];
+        let header = ["figure", "Twofold", recorded::HEADING];
         table::with_numbers(&header[..columns], self.rows.into_iter().map(|row| row[..columns].to_vec()), 1..)
     }
 
@@ -151,7 +151,7 @@ mod tests {
         rows.instructions(&report, Some(FirstTouch { pages: 3, instructions: 1000 }));
         let table = rows.table(true);
         let lines: Vec<_> = table.lines().collect();
-        assert!(lines[0].starts_with("figure") && lines[0].ends_with(kvm_figures::HEADING), "{table}");
+        assert!(lines[0].starts_with("figure") && lines[0].ends_with(recorded::HEADING), "{table}");
         let find = |name: &str| *lines.iter().find(|line| line.starts_with(name)).unwrap();
         assert!(find("faults: translation").contains("14,440"));
         assert!(find("mapped: 4K pages").contains("14,000"));

@@ -12,9 +12,7 @@ mod dist;
 mod doctor;
 mod figures;
 mod fuzz;
-mod kvm_figures;
 mod oracle;
-mod peers;
 mod record;
 mod redis;
 mod report;
@@ -68,7 +66,7 @@ fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
         Command::Fuzz(options) => fuzz::command(&workspace, &options),
         Command::Mutants(options) => twofold_mutants::command(&workspace, &options),
         Command::Oracle(options) => oracle::command(&workspace, &options),
-        Command::Peers(options) => peers::command(&workspace, &options.peer),
+        Command::Peers(options) => twofold_peers::command(&workspace, &options),
         Command::RecordRedis(options) => record::command(&workspace, &options),
         Command::Run(options) => run::command(&workspace, &options),
         Command::Test(options) => test::command(&workspace, &options),

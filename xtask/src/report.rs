@@ -13,7 +13,7 @@ use twofold_workspace::subprocess;
 
 use crate::dirty_log::DirtyLogs;
 use crate::figures::FirstTouch;
-use crate::kvm_figures;
+use twofold_peers::recorded;
 
 /// The description of a run.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ pub fn json(report: &Report, described: &Described<'_>) -> Value {
             json!({
                 "pages": touch.pages,
                 "instructions_per_page": touch.per_page(),
-                "kvm_with_host_kernel": kvm_figures::FIRST_TOUCH,
+                "kvm_with_host_kernel": recorded::FIRST_TOUCH,
             }),
         );
     }

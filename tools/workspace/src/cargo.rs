@@ -82,4 +82,13 @@ mod tests {
         let found: Vec<_> = errors(text).filter_map(|error| error.rendered).collect();
         assert_eq!(found, ["error: no\n"]);
     }
+
+    #[test]
+    fn a_program_is_found_among_messages() {
+        let text = r#"{"manifest_path":"/w/cli/Cargo.toml","target":{"name":"twofold"},"executable":"/t/release/twofold"}
+{"manifest_path":"/w/abi/Cargo.toml","target":{"name":"twofold-abi"},"executable":null}
+{"reason":"build-finished","success":true}"#;
+        let (target, file, package) = ("twofold".to_owned(), "/t/release/twofold".into(), "/w/cli".into());
+        assert_eq!(executables(text).collect::<Vec<_>>(), [Executable { target, file, package }]);
+    }
 }

@@ -18,7 +18,7 @@ use twofold_workspace::{Workspace, fetch, install, static_program};
 
 use super::{Depth, Tally, harness, tap};
 use crate::arguments::TestOptions;
-use crate::peers::kvm::{Measured, Peer, TOLERANCE};
+use twofold_peers::kvm::{Measured, Peer, TOLERANCE, figures};
 
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
@@ -165,9 +165,10 @@ fn trial(
 /// Checks that the figures in README and in the targets are those of this kernel.
 fn figures_are_as_recorded(suite: &Suite) -> anyhow::Result<()> {
     let (_, measured) = suite.measured()?;
-    for figure in measured.figures() {
-        let difference = figure.difference().unwrap_or(0.0);
-        ensure!(difference.abs() <= TOLERANCE, "{}: {difference:+.1} % ({figure:?})", figure.name);
+    for figure in figures(measured) {
+        if let Some(difference) = figure.difference() {
+            ensure!(difference.is_within(TOLERANCE), "{}: {difference} than recorded ({figure:?})", figure.name);
+        }
     }
     Ok(())
 }

@@ -1,43 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask peers`: measures other projects' code for the same job beside ours, in one run.
-//!
-//! Invariant: a peer's code is fetched on demand, built unmodified, and runs as a separate process. None of it is
-//! linked with ours, and none of it is in this repository.
+//! Runs Linux's operations and ours in turn.
 
-mod bars;
-pub mod kvm;
-mod linux;
-mod report;
-mod source;
-mod spread;
-mod turns;
-
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use clap::Args;
 use twofold_launch::Stop;
-
-use crate::arguments::{Peer, PeersLinuxOptions};
-
-use bars::{ROWS, peer};
-use linux::Programs;
-use report::{Compared, Comparison};
-use source::PACKAGE;
-use spread::Spread;
-use turns::Process;
+use twofold_workspace::size::Size;
 use twofold_workspace::steps::Steps;
 use twofold_workspace::{Workspace, file, output};
 
-/// `cargo xtask peers`.
-pub fn command(workspace: &Workspace, peer: &Peer) -> anyhow::Result<ExitCode> {
-    match peer {
-        Peer::Linux(options) => beside_linux(workspace, options),
-        Peer::Kvm(options) => kvm::command(workspace, options),
-    }
+use super::program::{self, Programs};
+use super::report::{Compared, Comparison, Side};
+use super::spread::Spread;
+use super::targets::{READING, ROWS, peer};
+use super::turns::{self, Process};
+use crate::source::PACKAGE;
+
+/// Options of `peers linux`.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Guest memory in bytes, or with K, M or G (powers of 1024): a power of two from 1G to 256G
+    #[arg(long, value_name = "SIZE", default_value = "16G")]
+    pub size: Size,
+    /// Runs of each operation on each side, at least 1; the medians are compared
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: u32,
+    /// Measures only these operations
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Writes the figures to FILE as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Fetches the peer's source again, even if it is in the cache
+    #[arg(long)]
+    pub refresh: bool,
 }
 
+/// The last lines of the command's help.
+pub const HELP: &str = "\
+Linux's page-table code is fetched, compiled unchanged for this machine, and runs as a separate program. One operation
+of Linux's and one of ours take turns. The figures are nanoseconds per page table entry, or per block if the row names
+one. A target is met if the ratio ours / Linux's of this run is at most the target.
+
+Examples:
+  cargo xtask peers linux                              everything; about three minutes
+  cargo xtask peers linux --only map_pages,protect --runs 21
+  cargo xtask peers linux --json peers.json
+
+Environment:
+  TWOFOLD_APT_GET      the apt-get to fetch the source with, instead of the one from PATH";
+
 /// `cargo xtask peers linux`.
-fn beside_linux(workspace: &Workspace, options: &PeersLinuxOptions) -> anyhow::Result<ExitCode> {
+pub fn command(workspace: &Workspace, options: &Options) -> anyhow::Result<ExitCode> {
     if let Some(path) = &options.json {
         file::check_json(path)?;
     }
@@ -47,12 +63,12 @@ fn beside_linux(workspace: &Workspace, options: &PeersLinuxOptions) -> anyhow::R
     }
     let steps = Steps::new(workspace.stop().clone());
     let source = steps.step("fetch", || {
-        let source = linux::fetch(workspace, options.refresh)?;
+        let source = program::fetch(workspace, options.refresh)?;
         let words = format!("{} {}{}", PACKAGE, source.version, if source.cached { ", cached" } else { "" });
         Ok((source, words))
     })?;
     let programs = steps.step("build", || {
-        let programs = linux::build(workspace, &source)?;
+        let programs = program::build(workspace, &source)?;
         let words = programs.compiler.clone();
         Ok((programs, words))
     })?;
@@ -103,8 +119,8 @@ fn compare(sides: &Sides<'_>, names: &[&'static str], runs: u32, stop: &Stop) ->
         .iter()
         .map(|name| Compared {
             name,
-            theirs: peer(name).map(|_| report::Side::default()),
-            ours: sides.bench.operations.iter().any(|ours| ours == name).then(report::Side::default),
+            theirs: peer(name).map(|_| Side::default()),
+            ours: sides.bench.operations.iter().any(|ours| ours == name).then(Side::default),
             limit: None,
         })
         .collect();
@@ -128,7 +144,7 @@ fn compare(sides: &Sides<'_>, names: &[&'static str], runs: u32, stop: &Stop) ->
                 side.add(process.ask(name)?)?;
             }
         }
-        limits.push(ours.ask(bars::READING)?.ns.context("a limit without a time")?);
+        limits.push(ours.ask(READING)?.ns.context("a limit without a time")?);
     }
     theirs.end()?;
     ours.end()?;

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use twofold_workspace::{Workspace, subprocess};
+use twofold_workspace::{Workspace, cargo, subprocess};
 
 /// The built bench.
 #[derive(Debug)]
@@ -22,27 +22,17 @@ pub struct Bench {
 
 /// Builds our bench for this machine.
 pub fn build_bench(workspace: &Workspace) -> anyhow::Result<Bench> {
-    let mut cargo = Command::new("cargo");
-    cargo.current_dir(workspace.root()).args(["build", "--release", "--package", PACKAGE]);
-    cargo.arg("--message-format=json-render-diagnostics");
-    let messages = subprocess::read(&mut cargo)?;
-    let program = messages.lines().filter_map(executable).next_back();
-    let program = program.with_context(|| format!("Cargo built no program of {PACKAGE}"))?;
+    let mut build = Command::new("cargo");
+    build.current_dir(workspace.root()).args(["build", "--release", "--package", PACKAGE]);
+    build.arg("--message-format=json-render-diagnostics");
+    let messages = subprocess::read(&mut build)?;
+    let program = cargo::executables(&messages).find(|made| made.target == PACKAGE);
+    let program = program.with_context(|| format!("Cargo built no program of {PACKAGE}"))?.file;
     let names = subprocess::read(Command::new(&program).args(["bench", "engine", "--list"]))?;
     Ok(Bench { program, operations: names.lines().map(str::to_owned).collect() })
 }
 
 const PACKAGE: &str = "twofold";
-
-/// Returns the program that a message of Cargo names, if it is the bench.
-fn executable(message: &str) -> Option<PathBuf> {
-    #[derive(Deserialize)]
-    struct Message {
-        executable: Option<PathBuf>,
-    }
-    let path = serde_json::from_str::<Message>(message).ok()?.executable?;
-    path.file_stem().is_some_and(|name| name == PACKAGE).then_some(path)
-}
 
 /// The result of one operation.
 #[derive(Clone, Debug, Deserialize)]
@@ -164,13 +154,5 @@ mod tests {
         assert!(shell("exit 3").end().unwrap_err().to_string().contains("exit status: 3"));
         let mut wrong = shell(r#"read name; echo '{"name":"two","unit":"ns/pte","tlbi":null}'"#);
         assert!(wrong.ask("one").unwrap_err().to_string().contains("instead of one"));
-    }
-
-    #[test]
-    fn the_program_is_found_among_messages() {
-        let message = r#"{"reason":"compiler-artifact","executable":"/t/release/twofold"}"#;
-        assert_eq!(executable(message), Some("/t/release/twofold".into()));
-        assert_eq!(executable(r#"{"reason":"build-finished","success":true}"#), None);
-        assert_eq!(executable(r#"{"executable":"/t/release/other"}"#), None);
     }
 }

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Linux's stage-2 page-table code: fetched from Debian, built unmodified, with headers of our own (`peers/linux`).
 //!
-//! The resulting programs are GPL-2.0-only, stay below `target/` and print JSON. Invariant: the cache is complete or
-//! absent, because it is made in a directory beside its place and then renamed.
+//! The resulting programs are GPL-2.0-only, stay below `target/` and print JSON.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
-use twofold_workspace::{Workspace, fetch, install, subprocess};
+use twofold_workspace::{Workspace, install, subprocess};
 
-use super::source::{self, PACKAGE};
+use crate::source::{PACKAGE, Source, Wanted, rename};
 
 /// The operations of the driver.
 #[cfg(test)]
@@ -40,26 +38,15 @@ pub const OPERATIONS: &[&str] = &[
     "unmap_harvest",
 ];
 
-/// The code, and the headers that belong only to it.
+/// The code, and the headers that belong only to it: in the kernel's tree, and in the cache.
 const FILES: [(&str, &str); 3] = [
     ("arch/arm64/kvm/hyp/pgtable.c", "pgtable.c"),
     ("arch/arm64/include/asm/kvm_pgtable.h", "asm/kvm_pgtable.h"),
     ("arch/arm64/include/asm/stage2_pgtable.h", "asm/stage2_pgtable.h"),
 ];
-const VERSION: &str = "version";
 /// The kernel's own flags that affect this code.
 const FLAGS: [&str; 5] = ["-O2", "-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Werror"];
 const DRIVER: [&str; 2] = ["driver.c", "memory.c"];
-
-/// The source in the cache.
-#[derive(Debug)]
-pub struct Source {
-    directory: PathBuf,
-    /// The package's version.
-    pub version: String,
-    /// Whether the source was in the cache already.
-    pub cached: bool,
-}
 
 /// The built programs.
 #[derive(Debug)]
@@ -74,29 +61,16 @@ pub struct Programs {
 
 /// Returns the source from the cache. Fetches it from Debian if it is not cached or if `refresh` is set.
 pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Source> {
-    let cache = workspace.peers();
-    let place = cache.join("linux");
-    if let (false, Some(source)) = (refresh, cached(&place)) {
-        return Ok(source);
-    }
-    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
-    let directory = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot write the cache")?;
-    let (tree, version) = source::unpack(directory.path(), &FILES.map(|(file, _)| file))?;
-    let new = directory.path().join("new");
-    fs::create_dir_all(new.join("asm"))?;
-    for (file, name) in FILES {
-        fs::rename(tree.join(file), new.join(name)).with_context(|| format!("{PACKAGE} {version} has no {file}"))?;
-    }
-    fs::write(new.join(VERSION), format!("{version}\n"))?;
-    fetch::put(&new, &place, &directory.path().join("old"))?;
-    let source = cached(&place).context("the cache vanished while it was made")?;
-    Ok(Source { cached: false, ..source })
+    let (parts, kept) = (FILES.map(|(part, _)| part), FILES.map(|(_, kept)| kept));
+    Wanted { name: "linux", parts: &parts, kept: &kept, arrange }.fetch(workspace, refresh)
 }
 
-fn cached(place: &Path) -> Option<Source> {
-    let version = fs::read_to_string(place.join(VERSION)).ok()?.trim().to_owned();
-    let complete = FILES.iter().all(|(_, name)| place.join(name).is_file());
-    complete.then(|| Source { directory: place.to_owned(), version, cached: true })
+fn arrange(tree: &Path) -> anyhow::Result<PathBuf> {
+    let new = tree.with_file_name("new");
+    for (part, name) in FILES {
+        rename(&tree.join(part), &new.join(name))?;
+    }
+    Ok(new)
 }
 
 /// Builds the driver with the source twice: to measure times, and to count events.
@@ -127,29 +101,19 @@ const COMPILER: &str = "gcc";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::bars;
+    use std::fs;
+
+    use crate::linux::targets::{ROWS, Target};
 
     #[test]
     fn the_driver_has_the_operations_that_are_asked_of_it() {
         // The driver's own table, which is C.
-        let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../peers/linux/driver.c")).unwrap();
+        let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../peers/linux/driver.c")).unwrap();
         let names = text.lines().filter_map(|line| line.trim_start().strip_prefix("{ \"")?.split('"').next());
         assert_eq!(names.collect::<Vec<_>>(), OPERATIONS);
-        for row in bars::ROWS {
+        for row in ROWS {
             assert!(row.peer.is_none_or(|peer| OPERATIONS.contains(&peer)), "{}", row.name);
-            assert_eq!(matches!(row.bar, bars::Bar::Ratio(..)), row.peer.is_some(), "{}", row.name);
+            assert_eq!(matches!(row.target, Target::Ratio(..)), row.peer.is_some(), "{}", row.name);
         }
-    }
-
-    #[test]
-    fn an_incomplete_cache_is_none() {
-        let directory = tempfile::tempdir().unwrap();
-        assert!(cached(directory.path()).is_none());
-        fs::create_dir(directory.path().join("asm")).unwrap();
-        for name in FILES.map(|(_, name)| name).into_iter().chain([VERSION]) {
-            assert!(cached(directory.path()).is_none(), "{name} is missing");
-            fs::write(directory.path().join(name), "6.12\n").unwrap();
-        }
-        assert_eq!(cached(directory.path()).unwrap().version, "6.12");
     }
 }

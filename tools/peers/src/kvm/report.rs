@@ -7,10 +7,12 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use twofold_workspace::table;
 
-use super::agreement::{Compared, percent};
+use super::agreement::Compared;
 use super::calls::DirtyLog;
-use super::{DSB_OF_A_FLUSH, Experiment, Measured, Peer, SIZE, TLBI_OF_A_FLUSH, Writes};
-use crate::kvm_figures;
+use super::difference::Difference;
+use super::experiment::{Experiment, SIZE, Writes};
+use super::measure::{DSB_OF_A_FLUSH, Measured, Peer, TLBI_OF_A_FLUSH};
+use super::recorded;
 
 /// A figure that README or a target uses, beside the measured one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,13 +30,13 @@ const KVM_TLBI: f64 = 2.0;
 const KVM_DSB: f64 = 3.0;
 
 impl Figure {
-    /// Returns how far the measured figure exceeds the recorded one, in percent.
-    pub fn difference(&self) -> Option<f64> {
-        self.recorded.map(|recorded| (self.measured / recorded - 1.0) * 100.0)
+    /// Returns how far the measured figure is from the recorded one.
+    pub fn difference(&self) -> Option<Difference> {
+        self.recorded.map(|recorded| Difference::of(self.measured, recorded))
     }
 }
 
-/// Returns the figures of two experiments: [`super::PLAIN`], whose VM has a GIC, and the page table's, whose VM has
+/// Returns the figures of two experiments: `PLAIN`, whose VM has a GIC, and the page table's, whose VM has
 /// none.
 pub fn figures(measured: &Measured) -> Vec<Figure> {
     let log = &measured.logs[0].kernels;
@@ -47,11 +49,11 @@ pub fn figures(measured: &Measured) -> Vec<Figure> {
     let figure = |name, recorded, measured| Figure { name, recorded, measured };
     vec![
         figure("first touch of a page, VM without GIC", None, of_the_table(table.create)),
-        figure("first touch of a page, VM with GIC", Some(kvm_figures::FIRST_TOUCH as f64), of_a_page(log.populate)),
+        figure("first touch of a page, VM with GIC", Some(recorded::FIRST_TOUCH as f64), of_a_page(log.populate)),
         figure("write to a protected page, VM without GIC", None, of_the_table(table.update)),
-        figure("write to a protected page, VM with GIC", Some(kvm_figures::WRITE_FAULT as f64), of_a_page(last.dirty)),
-        figure("page of a dirty iteration, VM with GIC", Some(kvm_figures::ITERATION as f64), of_a_page(iteration)),
-        figure("page of a clear, VM with GIC", Some(kvm_figures::CLEAR as f64), of_a_page(clear)),
+        figure("write to a protected page, VM with GIC", Some(recorded::WRITE_FAULT as f64), of_a_page(last.dirty)),
+        figure("page of a dirty iteration, VM with GIC", Some(recorded::ITERATION as f64), of_a_page(iteration)),
+        figure("page of a clear, VM with GIC", Some(recorded::CLEAR as f64), of_a_page(clear)),
         figure("TLBI of a write to a protected page", Some(KVM_TLBI), flushes * TLBI_OF_A_FLUSH),
         figure("DSB of a write to a protected page", Some(KVM_DSB), flushes * DSB_OF_A_FLUSH),
     ]
@@ -61,10 +63,10 @@ pub fn figures(measured: &Measured) -> Vec<Figure> {
 pub fn shown(measured: &Measured) -> String {
     let rows = figures(measured).into_iter().map(|figure| {
         let recorded = figure.recorded.map_or_else(|| "-".to_owned(), number);
-        let difference = figure.difference().map_or_else(|| "-".to_owned(), |percent| format!("{percent:+.1} %"));
+        let difference = figure.difference().map_or_else(|| "-".to_owned(), |difference| difference.to_string());
         vec![figure.name.to_owned(), recorded, number(figure.measured), difference]
     });
-    let figures = table::with_numbers(&[kvm_figures::HEADING, "recorded", "measured", "difference"], rows, 1..);
+    let figures = table::with_numbers(&[recorded::HEADING, "recorded", "measured", "difference"], rows, 1..);
     let header = [
         "EL2 instructions, for a page",
         "first touch",
@@ -101,7 +103,7 @@ pub fn shown(measured: &Measured) -> String {
 /// Returns all figures as JSON.
 pub fn json(peer: &Peer, measured: &Measured) -> Value {
     let figures = figures(measured).into_iter().map(|figure| {
-        json!({ "name": figure.name, "recorded": figure.recorded, "measured": figure.measured, "percent": figure.difference() })
+        json!({ "name": figure.name, "recorded": figure.recorded, "measured": figure.measured, "percent": figure.difference().map(Difference::percent) })
     });
     json!({
         "versions": {
@@ -122,7 +124,8 @@ pub fn json(peer: &Peer, measured: &Measured) -> Value {
 fn beside(compared: &Compared) -> Vec<String> {
     let mut row = vec![name(&compared.experiment)];
     for (kernels, ours) in compared.costs() {
-        row.extend([number(ours as f64 / compared.ours.pages as f64), format!("{:+.1} %", percent(kernels, ours))]);
+        let difference = Difference::of(ours as f64, kernels as f64);
+        row.extend([number(ours as f64 / compared.ours.pages as f64), difference.to_string()]);
     }
     let rounds = compared.kernels.rounds.len();
     row.push(format!("{} of {rounds}", rounds - compared.rounds_unlike().count()));
@@ -154,8 +157,8 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::kvm::PLAIN;
-    use crate::peers::kvm::calls::{Bitmap, PageTable, Round};
+    use crate::kvm::calls::{Bitmap, PageTable, Round};
+    use crate::kvm::experiment::PLAIN;
 
     fn measured() -> Measured {
         let bitmap = Bitmap { pages: 100, dirty: 100, sum: 7 };
@@ -172,7 +175,8 @@ mod tests {
     #[test]
     fn sums_become_figures_for_a_page() {
         let figures = figures(&measured());
-        let all: Vec<_> = figures.iter().map(|figure| (figure.measured, figure.difference())).collect();
+        let all: Vec<_> =
+            figures.iter().map(|figure| (figure.measured, figure.difference().map(Difference::percent))).collect();
         assert_eq!(all[2..6], [(3980.0, None), (3343.0, Some(0.0)), (3421.0, Some(0.0)), (78.0, Some(0.0))]);
         assert_eq!(all[6..], [(2.0, Some(0.0)), (3.0, Some(0.0))]);
         assert_eq!(all[0], (9515.0, None));
@@ -186,11 +190,11 @@ mod tests {
         let row = |name: &str| {
             text.lines().find(|line| line.starts_with(name)).unwrap().split_whitespace().collect::<Vec<_>>()
         };
-        assert_eq!(row("first touch of a page, VM with GIC")[8..], ["7,672", "8,439", "+10.0", "%"]);
+        assert_eq!(row("first touch of a page, VM with GIC")[8..], ["7,672", "8,439", "10.0", "%", "more"]);
         let log = ["8,439", "0.50", "0.00", "3,000", "3,343", "0.00", "78.00", "78.00"];
         assert_eq!(row("anonymous, manual, chunk 0")[4..], log);
         let ours = text.lines().filter(|line| line.starts_with("anonymous, manual")).nth(1).unwrap();
         let ours: Vec<_> = ours.split_whitespace().skip(4).collect();
-        assert_eq!(ours, ["3,343", "+0.0", "%", "78.00", "+0.0", "%", "3", "of", "3"]);
+        assert_eq!(ours, ["3,343", "equal", "78.00", "equal", "3", "of", "3"]);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The performance targets of the engine's issue.
+//! The performance targets of the engine, operation by operation.
 //!
 //! Invariant: if Linux has the operation, the target is a ratio of two figures of one run. The times of the machine on
 //! which a target was set serve only to form that ratio.
@@ -12,12 +12,12 @@ pub struct Row {
     /// The operation of Linux that it is compared with.
     pub peer: Option<&'static str>,
     /// The operation's target.
-    pub bar: Bar,
+    pub target: Target,
 }
 
 /// A performance target.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bar {
+pub enum Target {
     /// Linux's figure when the target was set, and ours to reach beside it, in nanoseconds. Only their ratio counts.
     Ratio(f64, f64),
     /// Nanoseconds, for an operation that Linux does not have.
@@ -29,7 +29,7 @@ pub enum Bar {
 /// The row of our bench that measures reading.
 pub const READING: &str = "limit_read";
 
-/// All operations, in the issue's order.
+/// All operations, in the order of the table.
 pub const ROWS: [Row; 35] = [
     ratio("map_pages", 44.9, 15.0),
     ratio("map_pages_scattered", 97.0, 48.0),
@@ -53,32 +53,32 @@ pub const ROWS: [Row; 35] = [
     ratio("unmap_pages", 28.6, 9.0),
     ratio("destroy", 9.43, 0.2),
     ratio("unmap_harvest", 10.2, 1.5),
-    alone("protect_dbm", Bar::Nanoseconds(8.0)),
-    alone("age_dbm", Bar::Nanoseconds(8.0)),
-    alone("scan_dirty_clean", Bar::Readings(1.5)),
-    alone("scan_dirty_1in10", Bar::Nanoseconds(1.5)),
-    before("split_2m_every_level", "split_2m"),
-    before("split_2m_skip_children", "split_2m"),
-    before("split_2m_skip_leaves", "split_2m"),
-    before("split_again_every_level", "split_again"),
-    before("split_again_skip_children", "split_again"),
-    before("split_again_skip_leaves", "split_again"),
-    before("map_pages_clean_on_abort", "map_pages"),
-    before("map_pages_top_up_always", "map_pages"),
-    before("coalesce_2m_free_first", "coalesce_2m"),
+    alone("protect_dbm", Target::Nanoseconds(8.0)),
+    alone("age_dbm", Target::Nanoseconds(8.0)),
+    alone("scan_dirty_clean", Target::Readings(1.5)),
+    alone("scan_dirty_1in10", Target::Nanoseconds(1.5)),
+    baseline("split_2m_every_level", "split_2m"),
+    baseline("split_2m_skip_children", "split_2m"),
+    baseline("split_2m_skip_leaves", "split_2m"),
+    baseline("split_again_every_level", "split_again"),
+    baseline("split_again_skip_children", "split_again"),
+    baseline("split_again_skip_leaves", "split_again"),
+    baseline("map_pages_clean_on_abort", "map_pages"),
+    baseline("map_pages_top_up_always", "map_pages"),
+    baseline("coalesce_2m_free_first", "coalesce_2m"),
 ];
 
 const fn ratio(name: &'static str, linux: f64, reach: f64) -> Row {
-    Row { name, peer: Some(name), bar: Bar::Ratio(linux, reach) }
+    Row { name, peer: Some(name), target: Target::Ratio(linux, reach) }
 }
 
-const fn alone(name: &'static str, bar: Bar) -> Row {
-    Row { name, peer: None, bar }
+const fn alone(name: &'static str, target: Target) -> Row {
+    Row { name, peer: None, target }
 }
 
 /// A baseline: the engine with one rule changed. It must not be slower than Linux.
-const fn before(name: &'static str, peer: &'static str) -> Row {
-    Row { name, peer: Some(peer), bar: Bar::Ratio(1.0, 1.0) }
+const fn baseline(name: &'static str, peer: &'static str) -> Row {
+    Row { name, peer: Some(peer), target: Target::Ratio(1.0, 1.0) }
 }
 
 /// Returns the operation of Linux that the row `name` is compared with.
@@ -87,8 +87,8 @@ pub fn peer(name: &str) -> Option<&'static str> {
 }
 
 /// Returns the target of the row `name`.
-pub fn bar(name: &str) -> Option<Bar> {
-    ROWS.iter().find(|row| row.name == name).map(|row| row.bar)
+pub fn target(name: &str) -> Option<Target> {
+    ROWS.iter().find(|row| row.name == name).map(|row| row.target)
 }
 
 /// Returns the reason why the row `name` counts more TLBIs, barriers or cache lines for us than for Linux.
@@ -109,7 +109,7 @@ pub fn reason(name: &str) -> Option<&'static str> {
     })
 }
 
-impl Bar {
+impl Target {
     /// Returns whether `ours` meets the target, beside `theirs` and the time of `reading`, all in nanoseconds. Returns
     /// `None` if a figure that the target needs is missing.
     pub fn reached(self, ours: Option<f64>, theirs: Option<f64>, reading: Option<f64>) -> Option<bool> {
@@ -136,19 +136,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_are_ratios_of_one_run() {
-        let bar = bar("map_pages").unwrap();
-        assert_eq!(bar.reached(Some(30.0), Some(90.0), None), Some(true), "a third is enough on a slow machine");
-        assert_eq!(bar.reached(Some(15.0), Some(44.0), None), Some(false));
-        assert_eq!(bar.reached(Some(15.0), None, None), None);
-        assert_eq!(bar.reached(None, Some(44.0), None), None);
+    fn targets_are_ratios_of_one_run() {
+        let target = target("map_pages").unwrap();
+        assert_eq!(target.reached(Some(30.0), Some(90.0), None), Some(true), "a third is enough on a slow machine");
+        assert_eq!(target.reached(Some(15.0), Some(44.0), None), Some(false));
+        assert_eq!(target.reached(Some(15.0), None, None), None);
+        assert_eq!(target.reached(None, Some(44.0), None), None);
     }
 
     #[test]
-    fn bars_without_a_peer() {
-        assert_eq!(Bar::Nanoseconds(8.0).reached(Some(7.9), None, None), Some(true));
-        assert_eq!(Bar::Readings(1.5).reached(Some(0.4), None, Some(0.2)), Some(false));
-        assert_eq!(Bar::Readings(1.5).reached(Some(0.4), None, None), None);
+    fn targets_without_a_peer() {
+        assert_eq!(Target::Nanoseconds(8.0).reached(Some(7.9), None, None), Some(true));
+        assert_eq!(Target::Readings(1.5).reached(Some(0.4), None, Some(0.2)), Some(false));
+        assert_eq!(Target::Readings(1.5).reached(Some(0.4), None, None), None);
     }
 
     #[test]

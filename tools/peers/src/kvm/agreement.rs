@@ -6,8 +6,9 @@
 use anyhow::ensure;
 use serde::Serialize;
 
-use super::Experiment;
 use super::calls::DirtyLog;
+use super::difference::Difference;
+use super::experiment::Experiment;
 
 /// One experiment by both.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -18,11 +19,6 @@ pub struct Compared {
     pub kernels: DirtyLog,
     /// The figures of our program.
     pub ours: DirtyLog,
-}
-
-/// Returns how far `ours` exceeds `kernels`, in percent.
-pub fn percent(kernels: u64, ours: u64) -> f64 {
-    (ours as f64 / kernels as f64 - 1.0) * 100.0
 }
 
 impl Compared {
@@ -47,10 +43,10 @@ impl Compared {
         let unlike: Vec<_> = self.rounds_unlike().collect();
         ensure!(unlike.is_empty(), "{experiment:?}: rounds {unlike:?} differ: {kernels:?}, {ours:?}");
         for (what, (kernels, ours)) in ["dirty", "clear"].into_iter().zip(self.costs()) {
-            let percent = percent(kernels, ours);
+            let difference = Difference::of(ours as f64, kernels as f64);
             ensure!(
-                percent.abs() <= tolerance,
-                "{experiment:?}: {what} takes {ours} instructions, the kernel's own program {kernels}: {percent:+.1} %"
+                difference.is_within(tolerance),
+                "{experiment:?}: {what} takes {ours} instructions, {difference} than the kernel's own program ({kernels})"
             );
         }
         Ok(())
@@ -60,8 +56,8 @@ impl Compared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::kvm::PLAIN;
-    use crate::peers::kvm::calls::{Bitmap, Round};
+    use crate::kvm::calls::{Bitmap, Round};
+    use crate::kvm::experiment::PLAIN;
 
     fn compared(change: impl FnOnce(&mut DirtyLog)) -> anyhow::Result<()> {
         let bitmap = Bitmap { pages: 100, dirty: 100, sum: 7 };

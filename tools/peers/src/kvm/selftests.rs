@@ -2,17 +2,16 @@
 //! The kernel's own selftests of KVM: fetched from Debian, built unmodified for arm64, linked with our counter
 //! (`peers/kvm`).
 //!
-//! The programs are GPL-2.0-only and stay below `target/`. Invariant: the cache is complete or absent, because it is
-//! made in a directory beside its place and then renamed.
+//! The programs are GPL-2.0-only and stay below `target/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
-use twofold_workspace::{Workspace, fetch, install, subprocess};
+use twofold_workspace::{Workspace, install, subprocess};
 
-use crate::peers::source::{self, PACKAGE};
+use crate::source::{PACKAGE, Source, Wanted, rename};
 
 /// The selftests that are built.
 pub const PROGRAMS: [&str; 2] = [DIRTY_LOG, PAGE_TABLE];
@@ -20,16 +19,6 @@ pub const PROGRAMS: [&str; 2] = [DIRTY_LOG, PAGE_TABLE];
 pub const DIRTY_LOG: &str = "dirty_log_perf_test";
 /// The selftest that creates, updates and adjusts a page table.
 pub const PAGE_TABLE: &str = "kvm_page_table_test";
-
-/// The source in the cache.
-#[derive(Debug)]
-pub struct Source {
-    directory: PathBuf,
-    /// The package's version.
-    pub version: String,
-    /// Whether the source was in the cache already.
-    pub cached: bool,
-}
 
 /// The built programs.
 #[derive(Debug)]
@@ -49,25 +38,18 @@ impl Programs {
 
 /// Returns the source from the cache. Fetches it from Debian if it is not cached or if `refresh` is set.
 pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Source> {
-    let cache = workspace.peers();
-    let place = cache.join("kvm");
-    if let (false, Some(source)) = (refresh, cached(&place)) {
-        return Ok(source);
-    }
-    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
-    let directory = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot write the cache")?;
     let parts: Vec<_> = FOLDERS.into_iter().chain(HEADERS.map(|(part, _)| part)).chain(SYSTEM_REGISTERS).collect();
-    let (tree, version) = source::unpack(directory.path(), &parts)?;
-    for (part, place) in HEADERS {
-        let place = tree.join(place);
-        fs::create_dir_all(place.parent().unwrap_or(&tree))?;
-        fs::rename(tree.join(part), place).with_context(|| format!("{PACKAGE} {version} has no {part}"))?;
+    let kept = PROGRAMS.map(|name| format!("{SELFTESTS}/{name}.c"));
+    let kept = kept.each_ref().map(String::as_str);
+    Wanted { name: "kvm", parts: &parts, kept: &kept, arrange }.fetch(workspace, refresh)
+}
+
+fn arrange(tree: &Path) -> anyhow::Result<PathBuf> {
+    for (part, name) in HEADERS {
+        rename(&tree.join(part), &tree.join(name))?;
     }
-    generate_system_registers(&tree)?;
-    fs::write(tree.join(VERSION), format!("{version}\n"))?;
-    fetch::put(&tree, &place, &directory.path().join("old"))?;
-    let source = cached(&place).context("the cache vanished while it was made")?;
-    Ok(Source { cached: false, ..source })
+    generate_system_registers(tree)?;
+    Ok(tree.to_owned())
 }
 
 /// Builds the programs, statically linked with the counter.
@@ -80,17 +62,15 @@ pub fn build(workspace: &Workspace, source: &Source) -> anyhow::Result<Programs>
     // Compiled freestanding, as in the kernel's makefile: else the compiler would turn the loop in memcmp into a call
     // of memcmp.
     let strings = directory.join("string_override.o");
-    let mut gcc = source.compiler();
-    quiet(gcc.args(["-ffreestanding", "-c", STRINGS, "-o"]).arg(&strings), source)?;
+    quiet(gcc(source).args(["-ffreestanding", "-c", STRINGS, "-o"]).arg(&strings), source)?;
     for program in PROGRAMS {
-        let mut gcc = source.compiler();
+        let mut gcc = gcc(source);
         gcc.arg(format!("{program}.c")).args(LIBRARY).arg(&strings).arg(workspace.root().join("peers/kvm/count.c"));
         quiet(gcc.args(LINKED).arg("-o").arg(directory.join(program)), source)?;
     }
     Ok(Programs { directory, compiler })
 }
 
-const VERSION: &str = "version";
 const SELFTESTS: &str = "tools/testing/selftests/kvm";
 /// Folders and files that keep their paths in the kernel's tree.
 const FOLDERS: [&str; 6] = [
@@ -156,27 +136,19 @@ const LIBRARY: [&str; 20] = [
     "lib/aarch64/vgic.c",
 ];
 
-impl Source {
-    /// Returns a call of the compiler in the selftests' folder, with their flags and headers.
-    fn compiler(&self) -> Command {
-        let mut gcc = Command::new(install::ARM64_COMPILER);
-        gcc.current_dir(self.directory.join(SELFTESTS)).args(FLAGS);
-        for place in ["tools/include", "tools/arch/arm64/include", "usr/include", GENERATED] {
-            gcc.arg("-I").arg(self.directory.join(place));
-        }
-        gcc.args(["-Iinclude", "-Iinclude/aarch64", "-I../rseq", "-I.."]);
-        gcc
+/// Returns a call of the compiler in the selftests' folder, with their flags and headers.
+fn gcc(source: &Source) -> Command {
+    let mut gcc = Command::new(install::ARM64_COMPILER);
+    gcc.current_dir(source.directory.join(SELFTESTS)).args(FLAGS);
+    for place in ["tools/include", "tools/arch/arm64/include", "usr/include", GENERATED] {
+        gcc.arg("-I").arg(source.directory.join(place));
     }
+    gcc.args(["-Iinclude", "-Iinclude/aarch64", "-I../rseq", "-I.."]);
+    gcc
 }
 
 fn quiet(gcc: &mut Command, source: &Source) -> anyhow::Result<()> {
     subprocess::quiet(gcc).with_context(|| format!("the selftests of {PACKAGE} {} do not compile", source.version))
-}
-
-fn cached(place: &Path) -> Option<Source> {
-    let version = fs::read_to_string(place.join(VERSION)).ok()?.trim().to_owned();
-    let has_programs = PROGRAMS.iter().all(|name| place.join(SELFTESTS).join(format!("{name}.c")).is_file());
-    has_programs.then(|| Source { directory: place.to_owned(), version, cached: true })
 }
 
 /// Generates the header with the names of system registers, as the kernel's makefile does.
@@ -187,24 +159,4 @@ fn generate_system_registers(tree: &Path) -> anyhow::Result<()> {
     let directory = tree.join(GENERATED).join("asm");
     fs::create_dir_all(&directory)?;
     fs::write(directory.join("sysreg-defs.h"), header).context("cannot write a header")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_incomplete_cache_is_none() {
-        let directory = tempfile::tempdir().unwrap();
-        let selftests = directory.path().join(SELFTESTS);
-        fs::create_dir_all(&selftests).unwrap();
-        fs::write(directory.path().join(VERSION), "6.12.1-1\n").unwrap();
-        for name in PROGRAMS {
-            assert!(cached(directory.path()).is_none(), "{name} is missing");
-            fs::write(selftests.join(format!("{name}.c")), "").unwrap();
-        }
-        assert_eq!(cached(directory.path()).unwrap().version, "6.12.1-1");
-        fs::remove_file(directory.path().join(VERSION)).unwrap();
-        assert!(cached(directory.path()).is_none());
-    }
 }

@@ -5,11 +5,11 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use twofold_workspace::table;
 
-use super::bars::{Bar, bar, peer, reason};
-use super::linux::{Programs, Source};
-use super::source::PACKAGE;
+use super::program::Programs;
 use super::spread::Spread;
+use super::targets::{Target, peer, reason, target};
 use super::turns::{Answer, Counts};
+use crate::source::{PACKAGE, Source};
 
 /// A whole run.
 pub struct Comparison<'a> {
@@ -99,7 +99,7 @@ impl Compared {
 
     fn reached(&self) -> Option<bool> {
         let (theirs, ours) = self.medians();
-        bar(self.name)?.reached(ours, theirs, self.limit.map(|limit| limit.median))
+        target(self.name)?.reached(ours, theirs, self.limit.map(|limit| limit.median))
     }
 
     fn unit(&self) -> &str {
@@ -108,8 +108,8 @@ impl Compared {
 
     fn cells(&self) -> Vec<String> {
         let (theirs, ours) = self.medians();
-        let reference = match bar(self.name) {
-            Some(Bar::Ratio(linux, reach)) if linux != reach => Some(linux),
+        let reference = match target(self.name) {
+            Some(Target::Ratio(linux, reach)) if linux != reach => Some(linux),
             _ => None,
         };
         let range = |side: &Option<Side>| {
@@ -124,7 +124,7 @@ impl Compared {
             ours.map_or_else(dash, nanoseconds),
             range(&self.ours),
             self.ratio().map_or_else(dash, |ratio| format!("{ratio:.4}")),
-            bar(self.name).map_or_else(dash, Bar::shown),
+            target(self.name).map_or_else(dash, Target::shown),
             self.reached().map_or_else(dash, |reached| if reached { "yes" } else { "no" }.to_owned()),
             reference.map_or_else(dash, nanoseconds),
         ]
@@ -175,10 +175,10 @@ impl Compared {
             "linux": side(&self.theirs),
             "ours": side(&self.ours),
             "ratio": self.ratio(),
-            "bar": bar(self.name).map(|bar| match bar {
-                Bar::Ratio(linux, reach) => json!({ "ratio": reach / linux }),
-                Bar::Nanoseconds(most) => json!({ "ns": most }),
-                Bar::Readings(times) => json!({ "readings": times }),
+            "target": target(self.name).map(|target| match target {
+                Target::Ratio(linux, reach) => json!({ "ratio": reach / linux }),
+                Target::Nanoseconds(most) => json!({ "ns": most }),
+                Target::Readings(times) => json!({ "readings": times }),
             }),
             "reached": self.reached(),
         })
@@ -223,15 +223,15 @@ impl Comparison<'_> {
         let huge =
             self.huge().map(|bytes| bytes.map_or_else(dash, |bytes| format!("{} MiB", bytes >> 20))).join(" and ");
         let reached = self.rows.iter().filter(|row| row.reached() == Some(true)).count();
-        let with_bar = self.rows.iter().filter(|row| row.reached().is_some()).count();
+        let with_target = self.rows.iter().filter(|row| row.reached().is_some()).count();
         let notes: String = self.rows.iter().filter_map(Compared::note).map(|note| format!("{note}.\n")).collect();
         format!(
             "{times}\n\n{events}\n\n{notes}\n\
-             {reached} of {with_bar} targets met; {} operations without a figure of ours.\n\
+             {reached} of {with_target} targets met; {} operations without a figure of ours.\n\
              Linux: pgtable.c of {PACKAGE} {}, unmodified, in user space, {}, -O2.\n\
              Both: {} GiB of guest memory in 4 KiB pages, {huge} in huge pages, one thread, its CPU time, operations in turn, medians of {}; TLBI, DSB and \
              cache operations are free and counted.\nReading the same bytes: {reading} ns/pte.",
-            self.rows.len() - with_bar,
+            self.rows.len() - with_target,
             self.source.version,
             self.programs.compiler,
             self.size >> 30,

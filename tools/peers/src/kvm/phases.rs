@@ -54,7 +54,7 @@ struct Phase<'l> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::kvm::calls::Bitmap;
+    use crate::kvm::calls::Bitmap;
 
     const MANUAL: &str = "\
 TAP version 14
