@@ -27,8 +27,8 @@ pub enum Command {
     /// Builds the images: the hypervisor, the EL2 tests, the bare-metal guest
     Build,
     /// Reports which lines of the engine the tests on the host execute
-    #[command(after_help = "Exit status: 1 if the tests execute less than 90 % of the lines of stage2 or of memory.")]
-    Coverage(CoverageOptions),
+    #[command(after_help = twofold_coverage::HELP)]
+    Coverage(twofold_coverage::Options),
     /// Builds the command `twofold` as one static file: target/dist/twofold-aarch64, target/dist/twofold-x86_64
     Dist(DistOptions),
     /// Reports which tools are present, which are missing, and the exact command that installs each
@@ -70,14 +70,6 @@ pub struct FuzzOptions {
     /// Adds each new input to fuzz/corpus that reaches code which the corpus does not cover yet
     #[arg(long)]
     pub keep: bool,
-}
-
-/// Options of `coverage`.
-#[derive(Args, Clone, Debug)]
-pub struct CoverageOptions {
-    /// Writes each source line with its execution count to DIR, as HTML
-    #[arg(long, value_name = "DIR")]
-    pub html: Option<PathBuf>,
 }
 
 /// Options of `oracle`.
