@@ -15,7 +15,8 @@ use twofold_abi::exit;
 use twofold_launch::{Launch, Loaded, Machine, Outcome, Qemu, Test, Verdict, machine};
 use twofold_workspace::{Workspace, build, install};
 
-use super::{Depth, Tally, guests, harness};
+use super::guests;
+use super::harness::{Depth, Tally, harness, trial};
 use crate::arguments::TestOptions;
 
 /// Runs the suite on the CPU with all features; in full, on each of [`CPUS`].
@@ -34,7 +35,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             let image = Arc::clone(&image);
             let name = test.name.clone();
             let judge = move || image.test(&test, cpu).map_err(|error| Failed::from(format!("{error:#}")));
-            trials.push(super::trial(&name, judge).with_kind(cpu.split(',').next().unwrap_or(cpu)));
+            trials.push(trial(&name, judge).with_kind(cpu.split(',').next().unwrap_or(cpu)));
         }
     }
     trials.extend(guests::trials(workspace, &qemu, depth));

@@ -14,7 +14,7 @@ use twofold_launch::{Guest, Outcome, Pages, Qemu, machine};
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::{Workspace, build};
 
-use super::Depth;
+use super::harness::{self, Depth};
 
 /// A test: its name, the depth at which it runs, and its function.
 type Case = (&'static str, Depth, fn(&Hostile) -> anyhow::Result<()>);
@@ -42,7 +42,7 @@ pub fn trials(workspace: &Workspace, qemu: &Qemu, depth: Depth) -> Vec<Trial> {
     let chosen = CASES.into_iter().filter(|(_, of, _)| depth == Depth::Full || *of == Depth::Quick);
     let trial = |(name, _, run): Case| {
         let hostile = Arc::clone(&hostile);
-        super::trial(name, move || run(&hostile).map_err(|error| Failed::from(format!("{error:#}")))).with_kind("max")
+        harness::trial(name, move || run(&hostile).map_err(|error| Failed::from(format!("{error:#}")))).with_kind("max")
     };
     chosen.map(trial).collect()
 }

@@ -10,7 +10,8 @@ use anyhow::Context;
 use libtest_mimic::{Failed, Trial};
 use twofold_workspace::{Workspace, build, install, subprocess};
 
-use super::{Depth, Tally, harness, trial};
+use super::cargo::{cargo, machine, step};
+use super::harness::{Depth, Tally, harness, trial};
 use crate::arguments::TestOptions;
 
 /// Runs the suite.
@@ -61,29 +62,10 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
     Ok(tally)
 }
 
-pub(super) fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
-    let mut command = Command::new("cargo");
-    command.current_dir(workspace.root()).args(arguments);
-    command
-}
-
-/// Adds the hosted machine in strict mode, which needs the engine built with a feature.
-pub(super) fn machine(mut command: Command, more: &[&str]) -> Command {
-    command.args(["--package", "twofold-machine", "--features", "twofold-machine/strict"]).args(more);
-    command
-}
-
 fn clippy(workspace: &Workspace, program: build::Program) -> Command {
     let mut clippy = build::cargo(workspace, "clippy", program);
     clippy.args(["--", "-D", "warnings"]);
     clippy
-}
-
-pub(super) fn step(name: &str, mut command: Command) -> Trial {
-    trial(name, move || {
-        let typed = subprocess::shown(&command);
-        subprocess::quiet(&mut command).map_err(|error| Failed::from(format!("`{typed}`\n{error:#}")))
-    })
 }
 
 /// Returns a run of `cargo test`; its own tests are added to `inner`.

@@ -16,7 +16,8 @@ use twofold_workspace::static_program::{Architecture, Profile, Program};
 use twofold_workspace::steps::Steps;
 use twofold_workspace::{Workspace, fetch, install, static_program};
 
-use super::{Depth, Tally, harness, tap};
+use super::harness::{self, Depth, Tally, harness};
+use super::tap;
 use crate::arguments::TestOptions;
 use twofold_peers::kvm::{Measured, Peer, TOLERANCE, figures};
 
@@ -159,7 +160,7 @@ fn trial(
     test: impl FnOnce(&Suite) -> anyhow::Result<()> + Send + 'static,
 ) -> Trial {
     let suite = Arc::clone(suite);
-    super::trial(name, move || test(&suite).map_err(|error| Failed::from(format!("{error:#}"))))
+    harness::trial(name, move || test(&suite).map_err(|error| Failed::from(format!("{error:#}"))))
 }
 
 /// Checks that the figures in README and in the targets are those of this kernel.

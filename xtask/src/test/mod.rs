@@ -5,8 +5,10 @@
 //! suites. The exit status is 0 only if no test failed and the filters matched a test. A suite that cannot start counts
 //! as one failed test.
 
+mod cargo;
 mod el2;
 mod guests;
+mod harness;
 mod heartbeat;
 mod host;
 mod kvm;
@@ -16,13 +18,13 @@ mod slowest;
 mod tap;
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::ValueEnum;
-use libtest_mimic::{Arguments, Failed, Trial};
 use twofold_workspace::{Workspace, output};
 
 use crate::arguments::{Suite, TestOptions};
+use harness::{Depth, Tally};
 
 /// `cargo xtask test`.
 pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<ExitCode> {
@@ -75,38 +77,6 @@ pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<E
     Ok(if tally.failed == 0 && !lost { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The part of a suite that runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Depth {
-    /// The tests that fit into minutes.
-    Quick,
-    /// All tests.
-    Full,
-}
-
-/// Counts of tests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Tests that passed.
-    pub passed: u64,
-    /// Tests that failed.
-    pub failed: u64,
-    /// Tests that the filters selected, listed or run.
-    pub selected: u64,
-    /// The duration of the tests, without their builds.
-    pub judging: Duration,
-}
-
-impl Tally {
-    /// Adds another count.
-    pub fn add(&mut self, other: Self) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-        self.selected += other.selected;
-        self.judging += other.judging;
-    }
-}
-
 fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
     match suite {
         Suite::Host => host::run(workspace, depth, options),
@@ -115,32 +85,4 @@ fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions)
         Suite::Kvm => kvm::run(workspace, depth, options),
         Suite::Proof => proof::run(workspace, depth, options),
     }
-}
-
-/// Returns a test that the heartbeat names while it runs.
-fn trial(name: &str, test: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
-    let running = name.to_owned();
-    Trial::test(name, move || heartbeat::during(&running, || slowest::timed(&running, test)))
-}
-
-/// Runs the `trials` that the filters select, `threads` at a time.
-fn harness(trials: Vec<Trial>, threads: usize, options: &TestOptions) -> anyhow::Result<Tally> {
-    let wanted = |trial: &Trial| {
-        options.filters.is_empty() || options.filters.iter().any(|filter| trial.name().contains(filter.as_str()))
-    };
-    let trials: Vec<_> = trials.into_iter().filter(wanted).collect();
-    let selected = trials.len() as u64;
-    if options.list {
-        // Listed here, because the harness panics if the reader of its list closes the pipe (`| head`).
-        for trial in &trials {
-            let kind = if trial.kind().is_empty() { String::new() } else { format!("[{}] ", trial.kind()) };
-            output::line(&format!("{kind}{}: test", trial.name()))?;
-        }
-        return Ok(Tally { selected, ..Tally::default() });
-    }
-    let arguments = Arguments { test_threads: Some(threads), ..Arguments::default() };
-    let start = Instant::now();
-    let conclusion = libtest_mimic::run(&arguments, trials);
-    let judging = start.elapsed();
-    Ok(Tally { passed: conclusion.num_passed, failed: conclusion.num_failed, selected, judging })
 }

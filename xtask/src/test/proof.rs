@@ -9,8 +9,8 @@ use std::process::Command;
 
 use twofold_workspace::Workspace;
 
-use super::host::{cargo, machine, step};
-use super::{Depth, Tally, harness};
+use super::cargo::{cargo, machine, step};
+use super::harness::{Depth, Tally, harness};
 use crate::arguments::TestOptions;
 
 /// Runs the suite.

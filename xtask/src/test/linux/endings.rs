@@ -12,7 +12,8 @@ use anyhow::{Context, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use twofold_workspace::install;
 
-use super::{Ended, Suite, refused_with, script, spinning_kernel, text};
+use super::kernels::spinning_kernel;
+use super::suite::{Ended, Suite, refused_with, script, text};
 
 pub fn hang(suite: &Suite) -> anyhow::Result<()> {
     let spinning = Spinning::new(suite, "hang")?;

@@ -15,7 +15,7 @@ use twofold_workload::mode::{Mode, S0_MODES};
 use twofold_workload::pass::Pass;
 use twofold_workspace::{build, install};
 
-use super::Suite;
+use super::suite::Suite;
 
 /// A log reports the written pages and no others, in each mode of Bras 2026, with 16 KiB granules, and with each
 /// tracker. The expected number is computed from the same passes on the host.

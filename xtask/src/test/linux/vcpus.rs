@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use twofold_abi::bundle::flags;
 use twofold_launch::{Guest, Outcome, TestMemory};
 
-use super::Suite;
+use super::suite::Suite;
 
 /// A vCPU that starts and stops leaves nothing on EL2's heap: neither its own state nor that of its measuring calls.
 pub fn restart(suite: &Suite, rounds: u64) -> anyhow::Result<()> {

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `linux`: guests that do what they should not, a panic at EL2, and the trace of a run.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+
+use anyhow::{bail, ensure};
+use twofold_abi::bundle::flags;
+
+use super::kernels::commanding_kernel;
+use super::suite::{Ended, Suite, text};
+
+/// QEMU also serves the guest's semihosting calls; its sandbox prevents them from starting a program.
+pub fn host_command(suite: &Suite) -> anyhow::Result<()> {
+    let (image, proof) = (suite.path("commanding"), suite.path("command-ran"));
+    fs::write(&image, commanding_kernel(&format!("echo > '{}'", text(&proof)?)))?;
+    let ended = suite.start(&["--check", "--kernel", text(&image)?, "--initrd", text(&image)?], &[])?;
+    ensure!(!proof.exists(), "the guest ran a command on this machine");
+    ensure!(!ended.ok, "the guest's run counts as a passed check");
+    Ok(())
+}
+
+/// A guest accesses an address without memory. It gets an abort, reports it and continues.
+pub fn wild(suite: &Suite) -> anyhow::Result<()> {
+    let outcome = suite.bare("wild=0xb000000", 0)?;
+    let console = outcome.console.tail(20).join("\n");
+    ensure!(console.contains("external abort at 0xb000000"), "no external abort in:\n{console}");
+    let aborts = outcome.control.report.get("faults.external");
+    ensure!(aborts == Some(1), "faults.external is {aborts:?}, not 1");
+    Ok(())
+}
+
+/// The hypervisor writes a trace while it runs the bare-metal guest. The trace checker finds no breach in it.
+pub fn trace(suite: &Suite) -> anyhow::Result<()> {
+    let path = suite.path("a trace");
+    let file = text(&path)?;
+    let said = suite.run(&["--check", "--guest", "bare", "--trace", file])?;
+    ensure!(said.contains("trace-check"), "it does not print how to check the trace:\n{said}");
+    let checked = Command::new(suite.workspace.command()).args(["trace-check", file]).output()?;
+    let checked = Ended::of(checked);
+    let last = checked.stdout.lines().last().unwrap_or_default();
+    ensure!(checked.ok && last.ends_with(" 0 breaches"), "trace-check:\n{}{}", checked.stdout, checked.stderr);
+    // The checker does not miss absent lines, so this test requires a line of each kind.
+    let trace = fs::read_to_string(&path)?;
+    ensure!(trace.ends_with('\n'), "the last line is cut off");
+    let kinds: BTreeSet<_> = trace.lines().skip(1).filter_map(|line| line.split(' ').nth(2)).collect();
+    let expected = ["feature", "root.made", "dc", "lock.taken", "lock.released", "dsb", "isb", "vttbr", "table.taken"];
+    let later =
+        ["fence", "write", "data.written", "tlbi", "ic", "guest.entered", "guest.left", "visible", "flushed.here"];
+    ensure!(kinds == expected.into_iter().chain(later).collect(), "lines of kinds {kinds:?}");
+    Ok(())
+}
+
+pub fn panic(suite: &Suite) -> anyhow::Result<()> {
+    let Err(error) = suite.bare("check", flags::TEST_PANIC) else { bail!("a panic at EL2 ended well") };
+    let text = format!("{error:#}");
+    for word in ["panicked at EL2", "ESR", "ELR", "FAR"] {
+        ensure!(text.contains(word), "no {word:?} in:\n{text}");
+    }
+    Ok(())
+}
