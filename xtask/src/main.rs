@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `cargo xtask`: builds, runs and tests Twofold from a clean checkout.
 //!
-//! Each command is a module; shared concepts have a file each. Invariant: the process ends with 0 only if the command
-//! succeeded and its checks passed. It leaves no process running.
+//! A command is a module here, or a crate below `tools/` if it judges the code. What commands share is
+//! [`twofold_workspace`]. Invariant: the process ends with 0 only if the command succeeded and its checks passed. It
+//! leaves no process running.
 
 mod arguments;
 mod build;
@@ -22,9 +23,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use twofold_launch::Stop;
+use twofold_workspace::{Workspace, output, subprocess};
 
 use arguments::{Arguments, Command};
-use twofold_workspace::{Workspace, output, subprocess};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();

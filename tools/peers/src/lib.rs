@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `cargo xtask peers`: measures Linux's code for the same job beside ours, in one run.
 //!
-//! There are two peers. `peers linux` ([`linux`]) compiles KVM's stage-2 page-table code for this machine, unmodified, and
+//! There are two peers. `peers linux` (`linux`) compiles KVM's stage-2 page-table code for this machine, unmodified, and
 //! lets one operation of it and one of ours take turns. `peers kvm` ([`kvm`]) boots Debian's kernel at EL2 in QEMU, runs
 //! the kernel's own selftests there, and counts KVM's instructions.
 //!

@@ -5,7 +5,7 @@
 //!
 //! | files | concept |
 //! |---|---|
-//! | [`output`], [`table`], [`file`], [`size`] | what a command prints, writes and reads |
+//! | [`output`], [`table`], [`mod@file`], [`size`] | what a command prints, writes and reads |
 //! | [`workspace`], [`subprocess`], [`cargo`], [`steps`] | the checkout's paths; other programs; what Cargo reports; the lines of a command's steps |
 //! | [`install`], [`fetch`], [`initramfs`] | missing tools; Debian's packages for guests; a guest's first file system |
 //! | [`build`], [`static_program`] | the bare-metal images; programs that are one static file |
