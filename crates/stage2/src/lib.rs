@@ -157,8 +157,6 @@ pub mod walk;
 mod address;
 mod age;
 mod attributes;
-#[cfg(feature = "checked")]
-mod audit;
 mod cache;
 mod coalesce;
 mod dbm;
@@ -172,11 +170,12 @@ mod frame_map;
 mod geometry;
 mod grant;
 mod holes;
+mod instructions;
+#[cfg(any(feature = "checked", loom, mutants))]
+mod instrumented;
 mod lines;
 mod lock;
 mod lockless_walk;
-#[cfg(all(test, loom))]
-mod loom;
 mod map;
 mod map_range;
 mod metadata;
@@ -197,8 +196,6 @@ mod unmap;
 pub use address::{Ipa, IpaRange, Pa, Vmid};
 pub use age::Marked;
 pub use attributes::{Access, Attributes, Execute, Memory, Shareability};
-#[cfg(feature = "checked")]
-pub use audit::Miscounted;
 pub use coalesce::Coalesced;
 pub use descriptor::Descriptor;
 pub use error::Error;
@@ -208,6 +205,8 @@ pub use frame::{Donated, Root, Run, TablePage, TableSource};
 pub use frame_map::FrameMap;
 pub use geometry::{Geometry, Granule, Level, Levels};
 pub use grant::{Grant, Lent, Vacated, Window};
+#[cfg(feature = "checked")]
+pub use instrumented::audit::Miscounted;
 pub use lock::{Lock, LockGuard};
 pub use map::Mapped;
 pub use metadata::{MetadataMap, MetadataRange, TableMetadata};

@@ -18,7 +18,7 @@ use crate::outcome::Outcome;
 use crate::parallel::in_parallel;
 use crate::program::{End, Program};
 
-/// The environment variable that selects the mutant; `stage2::primitive` reads it.
+/// The environment variable that selects the mutant; `stage2::instrumented` reads it.
 pub const CHOICE: &str = "TWOFOLD_MUTANT";
 
 /// A test program.

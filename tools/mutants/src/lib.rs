@@ -11,7 +11,7 @@
 //! - **The tests see each listed step.** A caught mutant is a step whose absence or change made a named test fail, after
 //!   that test executed it. So the step is needed, and a later edit that loses it fails the same test.
 //! - **The list is complete by construction.** It comes from the source: what can be left out is declared once, in
-//!   `stage2::primitive`, and each call of it is a site. A step that the reader cannot resolve is an error.
+//!   `stage2::instrumented`, and each call of it is a site. A step that the reader cannot resolve is an error.
 //! - **Defects of other projects would be seen here.** `calls` names a mutant for each that a mutant can express.
 //!
 //! # What it does not prove

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The list of all mutants of calls, from the source.
 //!
-//! `stage2::primitive` declares once what can be left out or weakened: by `step!`, and by calls of its module
+//! `stage2::instrumented` declares once what can be left out or weakened: by `step!`, and by calls of its module
 //! `mutants`. This module follows these declarations up through the functions with `track_caller`. A call of such a
 //! function from a function without `track_caller` is a site; `Location::caller()` returns its place. Invariant: a new
 //! step is on the list, or the list is an error. No step is named here.
@@ -144,10 +144,11 @@ impl Mutation for Mutant {
     }
 }
 
-/// The file of the primitives.
-const PRIMITIVE: &str = "crates/stage2/src/primitive/mod.rs";
-/// The files that observe primitives and that mutate them.
-const NOT_READ: [&str; 2] = ["primitive/checked.rs", "primitive/mutants.rs"];
+/// The files of the primitives with hooks, which `stage2::primitive` re-exports.
+const PRIMITIVES: [&str; 2] = ["crates/stage2/src/instrumented/execute.rs", "crates/stage2/src/instrumented/word.rs"];
+/// The primitives without hooks, and the files that observe primitives and that mutate them.
+const NOT_READ: [&str; 4] =
+    ["primitive/execute.rs", "primitive/word.rs", "instrumented/observer.rs", "instrumented/mutants.rs"];
 /// Primitives that only notify an observer.
 const NOTIFYING: [&str; 7] = ["page_taken", "page_freed", "data_written", "root", "about_to", "unrecorded", "claim"];
 
@@ -157,18 +158,22 @@ pub fn all(root: &Path) -> anyhow::Result<Vec<Mutant>> {
     for directory in ["crates/stage2/src", "crates/memory/src"] {
         reader::read(&mut source, root, directory, &NOT_READ)?;
     }
-    list_of(&source)
+    list_of(source)
 }
 
-fn list_of(source: &Source) -> anyhow::Result<Vec<Mutant>> {
+fn list_of(mut source: Source) -> anyhow::Result<Vec<Mutant>> {
+    let is_primitive = |function: &Function| PRIMITIVES.contains(&function.file.as_str());
+    // Their callers know them by the module that re-exports them.
+    source.functions.iter_mut().filter(|f| is_primitive(f)).for_each(|f| f.module = "primitive".to_owned());
+    let source = &source;
     let mut mutants = Vec::new();
-    let primitives = source.functions.iter().filter(|function| function.file == PRIMITIVE && function.tracks_caller);
+    let primitives = source.functions.iter().filter(|function| is_primitive(function) && function.tracks_caller);
     for function in primitives.filter(|function| !NOTIFYING.contains(&function.name.as_str())) {
         let none = changes(source, function, &mut Vec::new())?.is_empty();
-        ensure!(!none, "{PRIMITIVE}: nothing in `{}` can be changed; add `step!` or a mutant", function.name);
+        ensure!(!none, "{}: nothing in `{}` can be changed; add `step!` or a mutant", function.file, function.name);
     }
     // A primitive's closures are the access itself.
-    let callers = source.functions.iter().filter(|function| function.file != PRIMITIVE || !function.tracks_caller);
+    let callers = source.functions.iter().filter(|function| !is_primitive(function) || !function.tracks_caller);
     for function in callers {
         let mut seen: Vec<&str> = Vec::new();
         for call in function.calls.iter().filter(|call| call.in_closure || !function.tracks_caller) {
@@ -375,9 +380,9 @@ mod tests {
 
     fn list(text: &str) -> anyhow::Result<Vec<String>> {
         let mut source = Source::default();
-        reader::read_text(&mut source, PRIMITIVE, WORD)?;
+        reader::read_text(&mut source, PRIMITIVES[1], WORD)?;
         reader::read_text(&mut source, "crates/stage2/src/thing.rs", text)?;
-        Ok(list_of(&source)?.into_iter().map(|mutant| mutant.label()).collect())
+        Ok(list_of(source)?.into_iter().map(|mutant| mutant.label()).collect())
     }
 
     #[test]
@@ -449,8 +454,8 @@ mod tests {
     fn a_primitive_without_a_mutant_is_an_error() {
         let mut source = Source::default();
         let text = "#[cfg_attr(feature = \"checked\", track_caller)] fn fresh(p: &P) { p.fresh(); }";
-        reader::read_text(&mut source, PRIMITIVE, text).unwrap();
-        assert!(list_of(&source).unwrap_err().to_string().contains("nothing in `fresh` can be changed"));
+        reader::read_text(&mut source, PRIMITIVES[1], text).unwrap();
+        assert!(list_of(source).unwrap_err().to_string().contains("nothing in `fresh` can be changed"));
     }
 
     fn root() -> &'static Path {
@@ -470,7 +475,7 @@ mod tests {
     /// The run-time code has its own list of kinds; both lists must agree.
     #[test]
     fn every_kind_is_known_at_run_time() {
-        let text = std::fs::read_to_string(root().join("crates/stage2/src/primitive/mutants.rs")).unwrap();
+        let text = std::fs::read_to_string(root().join("crates/stage2/src/instrumented/mutants.rs")).unwrap();
         for kind in Kind::ALL {
             assert!(text.contains(&format!("(\"{}\", Kind::{kind:?})", kind.name())), "{kind:?}");
         }

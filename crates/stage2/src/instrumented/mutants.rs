@@ -29,7 +29,7 @@ use std::string::String;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::vec::Vec;
 
-use crate::platform::{Domain, Tlbi};
+use crate::instructions::{Domain, Tlbi};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
@@ -120,7 +120,7 @@ fn reached() {
     SAID.get_or_init(|| std::eprintln!("mutant reached"));
 }
 
-pub(super) fn is_left_out(site: &Location<'_>) -> bool {
+pub(crate) fn is_left_out(site: &Location<'_>) -> bool {
     is(Kind::Omit, site)
 }
 

@@ -8,8 +8,8 @@ use core::panic::Location;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use super::Claim;
 use crate::Pa;
+use crate::primitive::Claim;
 
 /// The ordering of an access, and its place in the source.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ pub fn observe(observer: Option<&'static &'static dyn Observer>) {
 
 #[inline]
 #[cfg_attr(loom, allow(dead_code, reason = "the model checker watches by itself"))]
-pub(super) fn observer() -> Option<&'static dyn Observer> {
+pub(crate) fn observer() -> Option<&'static dyn Observer> {
     let observer = OBSERVER.load(Ordering::Acquire);
     // SAFETY: the pointer is null, or was made from a `'static` reference.
     unsafe { observer.as_ref() }.copied()
