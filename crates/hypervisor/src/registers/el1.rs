@@ -5,7 +5,8 @@
 //! timer. The guest sets any other register that reset leaves UNKNOWN, as on the bare machine. A feature that is shut
 //! for the guest (see [`shut`](super::shut)) is also off for EL1, because the guest could not turn it off by itself.
 
-use super::{ALWAYS, CLEAR, Cpu, Register, register};
+use super::cpu::Cpu;
+use super::register::{ALWAYS, CLEAR, Register, register};
 
 /// The table.
 pub const TABLE: &[Register] = &[

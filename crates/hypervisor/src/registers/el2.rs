@@ -4,7 +4,8 @@
 //! A feature that is not switched between guests, and that the guest does not need, is shut: [`shut`](super::shut)
 //! emulates the guest's accesses to its registers.
 
-use super::{ALWAYS, CLEAR, Cpu, Register, register};
+use super::cpu::Cpu;
+use super::register::{ALWAYS, CLEAR, Register, register};
 
 /// The table.
 pub const TABLE: &[Register] = &[
