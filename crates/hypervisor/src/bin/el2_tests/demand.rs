@@ -10,7 +10,7 @@ use twofold_stage2::{Geometry, Granule, Ipa, IpaRange, Pa, Window};
 use crate::agent::{self, Agent, Command};
 use crate::check::{Failure, Outcome};
 use crate::exit::{Exit, Stopped};
-use crate::guest::{IPA_BITS, VMID, load_tables};
+use crate::hand_mapped_guest::{IPA_BITS, VMID, load_tables};
 use crate::machine::{BLOCK_2M, Machine, PAGE};
 use crate::omit::Omit;
 

@@ -9,7 +9,7 @@ use twofold_hypervisor::{read_sysreg, write_sysreg};
 use twofold_stage2::{Access, Attributes, Features, Ipa, Level};
 
 use crate::check::Outcome;
-use crate::guest::{AGENT, Guest};
+use crate::hand_mapped_guest::{AGENT, HandMappedGuest};
 use crate::machine::{Frame, Machine, PAGE};
 
 /// A guest's tables.
@@ -38,7 +38,12 @@ pub mod entry {
 
 impl GuestTables {
     /// Makes tables at `root` that map the agent; stage 2 maps the tables with `attributes`.
-    pub fn new(machine: &mut Machine, guest: &mut Guest, root: Ipa, attributes: &Attributes) -> Outcome<Self> {
+    pub fn new(
+        machine: &mut Machine,
+        guest: &mut HandMappedGuest,
+        root: Ipa,
+        attributes: &Attributes,
+    ) -> Outcome<Self> {
         let tables = [empty(machine)?, empty(machine)?, empty(machine)?];
         let this = Self { root, tables };
         for (index, table) in this.tables.iter().enumerate() {
@@ -52,12 +57,12 @@ impl GuestTables {
     }
 
     /// The same with tables in readable and writable memory.
-    pub fn in_ram(machine: &mut Machine, guest: &mut Guest, root: Ipa) -> Outcome<Self> {
+    pub fn in_ram(machine: &mut Machine, guest: &mut HandMappedGuest, root: Ipa) -> Outcome<Self> {
         Self::new(machine, guest, root, &Attributes::ram(Access::READ_WRITE))
     }
 
     /// Maps the tables from `start` on again, except the last one.
-    pub fn map_again(&self, machine: &mut Machine, guest: &mut Guest, start: Ipa) -> Outcome {
+    pub fn map_again(&self, machine: &mut Machine, guest: &mut HandMappedGuest, start: Ipa) -> Outcome {
         for index in (0..2).filter(|index| self.table(*index) >= start) {
             guest.page(machine, self.table(index), self.tables[index], Access::READ_WRITE)?;
         }
@@ -95,7 +100,7 @@ impl GuestTables {
 
     /// Turns the guest's MMU on with these tables, on this CPU. Hardware manages access flags and dirty state if it
     /// can.
-    pub fn turn_on(&self, guest: &mut Guest) {
+    pub fn turn_on(&self, guest: &mut HandMappedGuest) {
         turn_on(guest.stage2.features());
         self.switch_to();
         guest.agent.move_to(AGENT_VA);
@@ -103,7 +108,7 @@ impl GuestTables {
     }
 
     /// Turns the guest's MMU off again, on this CPU.
-    pub fn turn_off(&self, guest: &mut Guest) {
+    pub fn turn_off(&self, guest: &mut HandMappedGuest) {
         turn_off();
         guest.agent.move_to(AGENT.raw());
         guest.stage2.invalidate_all();

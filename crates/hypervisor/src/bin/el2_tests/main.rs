@@ -11,13 +11,13 @@
 //! | module | purpose |
 //! |---|---|
 //! | [`agent`], [`exit`](mod@exit) | a guest that makes one access on command, and the result |
-//! | [`machine`], [`guest`] | frames, and the engine's tables for them |
+//! | [`machine`], [`hand_mapped_guest`] | frames, and the engine's tables for them |
 //! | [`demand`] | a guest whose memory is mapped on faults |
 //! | [`guest_mmu`] | the guest's own tables |
 //! | [`omit`] | a platform that can leave an instruction out |
 //! | [`other_cpu`] | the same guest on a second CPU |
 //! | [`check`] | checks, and the reasons of their failures |
-//! | [`tests`] | the tests |
+//! | [`test`](mod@test), [`tests`] | the form of a test; the tests |
 #![no_std]
 #![no_main]
 
@@ -28,11 +28,13 @@ mod agent;
 mod check;
 mod demand;
 mod exit;
-mod guest;
 mod guest_mmu;
+mod hand_mapped_guest;
 mod machine;
 mod omit;
 mod other_cpu;
+#[macro_use]
+mod test;
 mod tests;
 
 use twofold_abi::{control as word, exit as status};
@@ -40,7 +42,7 @@ use twofold_hypervisor::board::Board;
 use twofold_hypervisor::{control, error, power};
 
 use crate::machine::Machine;
-use crate::tests::Test;
+use crate::test::Test;
 
 twofold_hypervisor::entry!(main);
 

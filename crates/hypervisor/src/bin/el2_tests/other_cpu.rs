@@ -10,7 +10,7 @@ use twofold_hypervisor::{cpus, platform, read_sysreg, vm};
 use crate::agent::{Agent, Command};
 use crate::check::Outcome;
 use crate::exit::Exit;
-use crate::guest::{self, AGENT, Guest};
+use crate::hand_mapped_guest::{self, AGENT, HandMappedGuest};
 use crate::machine::Machine;
 
 /// The second CPU.
@@ -34,7 +34,7 @@ impl OtherCpu {
     }
 
     /// Executes the command in `guest` on that CPU, and waits for the result.
-    pub fn run(&self, guest: &Guest, command: Command, address: u64) -> Result<u64, Exit> {
+    pub fn run(&self, guest: &HandMappedGuest, command: Command, address: u64) -> Result<u64, Exit> {
         let (vtcr, vttbr) = (guest.stage2.vtcr(), guest.stage2.vttbr());
         *REQUEST.lock() = Some(Request { vtcr, vttbr, command, address });
         wait(&ANSWER)
@@ -49,7 +49,7 @@ fn serve(_index: usize) {
         let request = wait(&REQUEST);
         // Loaded once, so that not even a register write can hide a stale entry.
         if read_sysreg!(VTTBR_EL2) != request.vttbr {
-            guest::load_tables(request.vtcr, request.vttbr);
+            hand_mapped_guest::load_tables(request.vtcr, request.vttbr);
         }
         *ANSWER.lock() = Some(agent.run(request.command, request.address, 0));
     }

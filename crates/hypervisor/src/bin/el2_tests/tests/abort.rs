@@ -9,8 +9,8 @@ use crate::agent::Command;
 use crate::check::{Failure, Outcome};
 use crate::demand::{Demand, RAM};
 use crate::exit::{Exception, Exit};
-use crate::guest::{Guest, HERE, page_at};
 use crate::guest_mmu::{GuestTables, entry};
+use crate::hand_mapped_guest::{HERE, HandMappedGuest, page_at};
 use crate::machine::{BLOCK_2M, Machine, PAGE};
 
 tests!(
@@ -136,7 +136,7 @@ fn cache_maintenance_where_nothing_is_does_nothing(machine: Machine) -> Outcome 
 
 fn an_abort_behind_the_guests_mmu_names_the_virtual_address(mut machine: Machine) -> Outcome {
     const VA: u64 = 0x4_0000;
-    let (mut guest, _) = Guest::with_page(&mut machine, Access::READ_WRITE)?;
+    let (mut guest, _) = HandMappedGuest::with_page(&mut machine, Access::READ_WRITE)?;
     let tables = GuestTables::in_ram(&mut machine, &mut guest, Ipa::new(0x5000_0000))?;
     tables.map(VA, HERE, entry::ACCESSED);
     tables.turn_on(&mut guest);

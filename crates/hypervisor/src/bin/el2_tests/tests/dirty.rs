@@ -12,7 +12,7 @@ use twofold_stage2::{Access, Attributes, Ipa, Level, Relaxed};
 use super::mapping::map_gigabyte;
 use super::permissions::stopped_by;
 use crate::check::Outcome;
-use crate::guest::{Guest, HERE, VMID, page_at};
+use crate::hand_mapped_guest::{HERE, HandMappedGuest, VMID, page_at};
 use crate::machine::{BLOCK_1G, BLOCK_2M, Frame, Machine, PAGE};
 
 tests!(
@@ -33,17 +33,17 @@ tests!(
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
 
 /// A leaf under test: its start, its span, and the part that the guest may touch.
-struct Place {
-    guest: Guest,
+struct LeafUnderTest {
+    guest: HandMappedGuest,
     leaf: Ipa,
     span: u64,
     ipa: Ipa,
     frame: Frame,
 }
 
-impl Place {
+impl LeafUnderTest {
     fn new(machine: &mut Machine, level: Level, attributes: &Attributes) -> Outcome<Self> {
-        let mut guest = Guest::new(machine, VMID)?;
+        let mut guest = HandMappedGuest::new(machine, VMID)?;
         if level == Level::L1 {
             let part = map_gigabyte(machine, &mut guest, HERE, attributes)?;
             return Ok(Self { guest, leaf: HERE, span: BLOCK_1G, ipa: part.ipa, frame: part.frame });
@@ -89,21 +89,25 @@ fn a_write_is_recorded_on_a_1g_block(machine: Machine) -> Outcome {
 
 fn a_write_is_recorded(mut machine: Machine, level: Level) -> Outcome {
     for warm in [false, true] {
-        let mut place = Place::new(&mut machine, level, &CLEAN)?;
+        let mut tested = LeafUnderTest::new(&mut machine, level, &CLEAN)?;
         if warm {
-            check_eq!(place.guest.load(place.ipa)?, 0, "the load");
+            check_eq!(tested.guest.load(tested.ipa)?, 0, "the load");
         }
-        check!(!place.is_dirty()?, "the leaf is dirty before any store");
+        check!(!tested.is_dirty()?, "the leaf is dirty before any store");
         for round in 1..4 {
-            place.store(level, 0, round)?;
-            place.store(level, place.frame.size - 8, round)?;
-            let dirty = place.guest.clean(place.leaf..place.leaf + place.span)?;
+            tested.store(level, 0, round)?;
+            tested.store(level, tested.frame.size - 8, round)?;
+            let dirty = tested.guest.clean(tested.leaf..tested.leaf + tested.span)?;
             check_eq!(dirty.len(), 1, "dirty leaves in round {round}");
-            check_eq!(dirty[0], (place.leaf, level), "the dirty leaf");
-            check!(!place.is_dirty()?, "cleaning left the leaf dirty");
-            check_eq!(place.guest.load(place.ipa)?, round, "a load of a clean leaf");
-            check!(!place.is_dirty()?, "a load after cleaning was recorded as a write");
-            check_eq!(place.guest.clean(place.leaf..place.leaf + place.span)?.len(), 0, "dirty leaves of a clean one");
+            check_eq!(dirty[0], (tested.leaf, level), "the dirty leaf");
+            check!(!tested.is_dirty()?, "cleaning left the leaf dirty");
+            check_eq!(tested.guest.load(tested.ipa)?, round, "a load of a clean leaf");
+            check!(!tested.is_dirty()?, "a load after cleaning was recorded as a write");
+            check_eq!(
+                tested.guest.clean(tested.leaf..tested.leaf + tested.span)?.len(),
+                0,
+                "dirty leaves of a clean one"
+            );
         }
     }
     Ok(())
@@ -114,9 +118,9 @@ fn a_write_is_recorded_with_a_clear_access_flag(mut machine: Machine) -> Outcome
         return Ok(());
     }
     for level in [Level::L3, Level::L2, Level::L1] {
-        let mut place = Place::new(&mut machine, level, &Attributes { accessed: false, ..CLEAN })?;
-        place.store(level, 0, 1)?;
-        let accessed = place.guest.leaf(place.leaf)?.descriptor.attributes(&machine.features).accessed;
+        let mut tested = LeafUnderTest::new(&mut machine, level, &Attributes { accessed: false, ..CLEAN })?;
+        tested.store(level, 0, 1)?;
+        let accessed = tested.guest.leaf(tested.leaf)?.descriptor.attributes(&machine.features).accessed;
         check!(accessed, "level {level}: the access flag is clear");
     }
     Ok(())
@@ -127,63 +131,63 @@ fn a_leaf_that_may_not_be_read_becomes_write_only(mut machine: Machine) -> Outco
         return Ok(());
     }
     let attributes = Attributes { access: Access::NONE, ..CLEAN };
-    let mut place = Place::new(&mut machine, Level::L3, &attributes)?;
-    stopped_by(place.guest.load(HERE), FaultKind::Permission, AccessKind::Read, Level::L3, HERE)?;
-    place.store(Level::L3, 0, 1)?;
-    let access = place.guest.leaf(HERE)?.descriptor.access();
+    let mut tested = LeafUnderTest::new(&mut machine, Level::L3, &attributes)?;
+    stopped_by(tested.guest.load(HERE), FaultKind::Permission, AccessKind::Read, Level::L3, HERE)?;
+    tested.store(Level::L3, 0, 1)?;
+    let access = tested.guest.leaf(HERE)?.descriptor.access();
     check_eq!(access, Access { write: true, ..Access::NONE }, "the access");
-    stopped_by(place.guest.load(HERE), FaultKind::Permission, AccessKind::Read, Level::L3, HERE)?;
+    stopped_by(tested.guest.load(HERE), FaultKind::Permission, AccessKind::Read, Level::L3, HERE)?;
     Ok(())
 }
 
 fn a_read_only_leaf_without_dbm_still_faults(mut machine: Machine) -> Outcome {
     for level in [Level::L3, Level::L2, Level::L1] {
-        let mut place = Place::new(&mut machine, level, &Attributes::ram(Access::READ))?;
-        let store = place.guest.store(place.ipa, 1).map(|()| 0);
-        stopped_by(store, FaultKind::Permission, AccessKind::Write, level, place.ipa)?;
-        check_eq!(place.guest.load(place.ipa)?, 0, "the load at level {level}");
+        let mut tested = LeafUnderTest::new(&mut machine, level, &Attributes::ram(Access::READ))?;
+        let store = tested.guest.store(tested.ipa, 1).map(|()| 0);
+        stopped_by(store, FaultKind::Permission, AccessKind::Write, level, tested.ipa)?;
+        check_eq!(tested.guest.load(tested.ipa)?, 0, "the load at level {level}");
     }
     Ok(())
 }
 
 fn protecting_ends_recording(mut machine: Machine) -> Outcome {
-    let mut place = Place::new(&mut machine, Level::L3, &CLEAN)?;
-    place.store(Level::L3, 0, 1)?;
-    place.guest.protect(&mut machine, page_at(HERE), Access::READ)?;
-    let store = place.guest.store(HERE, 2).map(|()| 0);
+    let mut tested = LeafUnderTest::new(&mut machine, Level::L3, &CLEAN)?;
+    tested.store(Level::L3, 0, 1)?;
+    tested.guest.protect(&mut machine, page_at(HERE), Access::READ)?;
+    let store = tested.guest.store(HERE, 2).map(|()| 0);
     stopped_by(store, FaultKind::Permission, AccessKind::Write, Level::L3, HERE)?;
-    check_eq!(place.frame.read(0), 1, "the content");
+    check_eq!(tested.frame.read(0), 1, "the content");
     Ok(())
 }
 
 fn splitting_keeps_what_was_recorded(mut machine: Machine) -> Outcome {
     for written in [false, true] {
-        let mut place = Place::new(&mut machine, Level::L2, &CLEAN)?;
+        let mut tested = LeafUnderTest::new(&mut machine, Level::L2, &CLEAN)?;
         if written {
-            place.store(Level::L2, 0, 1)?;
+            tested.store(Level::L2, 0, 1)?;
         }
-        place.guest.unmap(&mut machine, page_at(HERE + 9 * PAGE))?;
+        tested.guest.unmap(&mut machine, page_at(HERE + 9 * PAGE))?;
         for page in [0, 8, 10, 511] {
-            let leaf = place.guest.leaf(HERE + page * PAGE)?;
+            let leaf = tested.guest.leaf(HERE + page * PAGE)?;
             check_eq!(leaf.level, Level::L3, "the level of page {page}");
             check_eq!(leaf.descriptor.is_hardware_dirty(), written, "the record of page {page}");
         }
         // From here on, each page has its own record.
-        place.guest.clean(HERE..HERE + BLOCK_2M)?;
-        place.store(Level::L3, 0, 2)?;
-        check!(!place.guest.leaf(HERE + PAGE)?.descriptor.is_hardware_dirty(), "a neighbour was recorded too");
+        tested.guest.clean(HERE..HERE + BLOCK_2M)?;
+        tested.store(Level::L3, 0, 2)?;
+        check!(!tested.guest.leaf(HERE + PAGE)?.descriptor.is_hardware_dirty(), "a neighbour was recorded too");
     }
     Ok(())
 }
 
 fn unmapping_tells_what_was_recorded(mut machine: Machine) -> Outcome {
     for written in [false, true] {
-        let mut place = Place::new(&mut machine, Level::L3, &CLEAN)?;
-        place.guest.load(HERE)?;
+        let mut tested = LeafUnderTest::new(&mut machine, Level::L3, &CLEAN)?;
+        tested.guest.load(HERE)?;
         if written {
-            place.store(Level::L3, 0, 1)?;
+            tested.store(Level::L3, 0, 1)?;
         }
-        let (removed, _) = place.guest.unmap(&mut machine, page_at(HERE))?;
+        let (removed, _) = tested.guest.unmap(&mut machine, page_at(HERE))?;
         check_eq!(removed.len(), 1, "leaves removed");
         check_eq!(removed[0].descriptor.is_hardware_dirty(), written, "the record");
     }
@@ -192,22 +196,22 @@ fn unmapping_tells_what_was_recorded(mut machine: Machine) -> Outcome {
 
 fn many_pages_are_recorded_one_by_one(mut machine: Machine) -> Outcome {
     const COUNT: u64 = 256;
-    let mut guest = Guest::new(&mut machine, VMID)?;
+    let mut guest = HandMappedGuest::new(&mut machine, VMID)?;
     let block = machine.frame(COUNT * PAGE)?;
     for page in 0..COUNT {
         guest.map(&mut machine, HERE + page * PAGE, block.pa + page * PAGE, Level::L3, &CLEAN)?;
     }
-    let mut place = Place { guest, leaf: HERE, span: PAGE, ipa: HERE, frame: block };
+    let mut tested = LeafUnderTest { guest, leaf: HERE, span: PAGE, ipa: HERE, frame: block };
     for round in 1..4 {
         for page in 0..COUNT {
-            place.guest.load(HERE + page * PAGE)?;
+            tested.guest.load(HERE + page * PAGE)?;
         }
         for page in (0..COUNT).step_by(round) {
-            (place.leaf, place.ipa) = (HERE + page * PAGE, HERE + page * PAGE);
-            place.frame = Frame { pa: block.pa + page * PAGE, size: PAGE };
-            place.store(Level::L3, 0, page + round as u64)?;
+            (tested.leaf, tested.ipa) = (HERE + page * PAGE, HERE + page * PAGE);
+            tested.frame = Frame { pa: block.pa + page * PAGE, size: PAGE };
+            tested.store(Level::L3, 0, page + round as u64)?;
         }
-        let dirty = place.guest.clean(HERE..HERE + COUNT * PAGE)?;
+        let dirty = tested.guest.clean(HERE..HERE + COUNT * PAGE)?;
         let found = dirty.iter().map(|(leaf, _)| (*leaf - HERE) / PAGE);
         check!(found.eq((0..COUNT).step_by(round)), "round {round}: {} leaves are dirty", dirty.len());
     }
@@ -218,12 +222,12 @@ fn many_pages_are_recorded_one_by_one(mut machine: Machine) -> Outcome {
 fn without_hardware_the_write_faults(mut machine: Machine) -> Outcome {
     machine.features.hardware_dirty_state = false;
     for level in [Level::L3, Level::L2, Level::L1] {
-        let mut place = Place::new(&mut machine, level, &CLEAN)?;
-        check_eq!(place.guest.load(place.ipa)?, 0, "the load");
-        // `Place::store` checks the fault.
+        let mut tested = LeafUnderTest::new(&mut machine, level, &CLEAN)?;
+        check_eq!(tested.guest.load(tested.ipa)?, 0, "the load");
+        // `LeafUnderTest::store` checks the fault.
         for round in 1..3 {
-            place.store(level, 0, round)?;
-            let dirty = place.guest.clean(place.leaf..place.leaf + place.span)?;
+            tested.store(level, 0, round)?;
+            let dirty = tested.guest.clean(tested.leaf..tested.leaf + tested.span)?;
             check_eq!(dirty.len(), 1, "dirty leaves at level {level}");
         }
     }

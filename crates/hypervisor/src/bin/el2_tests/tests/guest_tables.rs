@@ -8,8 +8,8 @@ use twofold_stage2::{Access, Attributes, Ipa, Level, Relaxed};
 
 use crate::check::{Failure, Outcome};
 use crate::exit::{Exit, Stopped};
-use crate::guest::{Guest, HERE, page_at};
 use crate::guest_mmu::{GuestTables, entry};
+use crate::hand_mapped_guest::{HERE, HandMappedGuest, page_at};
 use crate::machine::{Frame, Machine, PAGE};
 
 tests!(
@@ -28,8 +28,8 @@ const TABLES: Ipa = Ipa::new(0x5000_0000);
 const VA: u64 = 0x4_2000;
 
 /// A guest with its MMU on: an entry with `bits` translates `VA` to [`HERE`].
-fn with_mmu(machine: &mut Machine, tables: &Attributes, bits: u64) -> Outcome<(Guest, GuestTables, Frame)> {
-    let (mut guest, frame) = Guest::with_page(machine, Access::READ_WRITE)?;
+fn with_mmu(machine: &mut Machine, tables: &Attributes, bits: u64) -> Outcome<(HandMappedGuest, GuestTables, Frame)> {
+    let (mut guest, frame) = HandMappedGuest::with_page(machine, Access::READ_WRITE)?;
     frame.write(0, 21);
     let tables = GuestTables::new(machine, &mut guest, TABLES, tables)?;
     tables.map(VA, HERE, bits);
@@ -112,9 +112,9 @@ const WRITE_NOT_READ: u64 = 1 << 6;
 
 /// Checks that an access whose walk must write the guest's entry faults: for permission, as a write. Then allows it.
 fn refused_update(
-    guest: &mut Guest,
+    guest: &mut HandMappedGuest,
     tables: &GuestTables,
-    access: impl FnOnce(&mut Guest) -> Result<u64, Exit>,
+    access: impl FnOnce(&mut HandMappedGuest) -> Result<u64, Exit>,
 ) -> Outcome {
     let before = tables.entry(VA);
     let stopped = stopped_walk(access(guest), FaultKind::Permission, AccessKind::Write, tables.pages_at())?;
@@ -145,7 +145,7 @@ fn an_update_dirties_its_tables(mut machine: Machine) -> Outcome {
     let clean = entry::READ_ONLY | entry::DIRTY_BY_HARDWARE;
     let (mut guest, tables, _) = with_mmu(&mut machine, &CLEAN, clean)?;
     let page = tables.pages_at();
-    let dirty = |guest: &mut Guest| Ok::<_, Failure>(guest.clean(page_at(page))?.len());
+    let dirty = |guest: &mut HandMappedGuest| Ok::<_, Failure>(guest.clean(page_at(page))?.len());
     guest.agent.load(VA)?;
     check!(tables.entry(VA) & entry::ACCESSED != 0, "the access flag in {:#x}", tables.entry(VA));
     check_eq!(dirty(&mut guest)?, 1, "dirty pages after an access flag update");

@@ -6,7 +6,7 @@ use twofold_stage2::{Access, Attributes, Ipa, Level, Mapped, Pa, Vmid};
 
 use super::permissions::stopped_by;
 use crate::check::Outcome;
-use crate::guest::{Guest, HERE, IPA_BITS, VMID, page_at};
+use crate::hand_mapped_guest::{HERE, HandMappedGuest, IPA_BITS, VMID, page_at};
 use crate::machine::{BLOCK_1G, BLOCK_2M, Frame, Machine, PAGE};
 
 tests!(
@@ -25,12 +25,12 @@ tests!(
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 
 fn a_page_leads_to_its_frame(mut machine: Machine) -> Outcome {
-    let (mut guest, frame) = Guest::with_page(&mut machine, Access::READ_WRITE)?;
+    let (mut guest, frame) = HandMappedGuest::with_page(&mut machine, Access::READ_WRITE)?;
     both_ways(&mut guest, HERE, frame)
 }
 
 fn a_2m_block_leads_to_its_frames(mut machine: Machine) -> Outcome {
-    let mut guest = Guest::new(&mut machine, VMID)?;
+    let mut guest = HandMappedGuest::new(&mut machine, VMID)?;
     let block = machine.frame(BLOCK_2M)?;
     // At an address that is not a multiple of the next larger block.
     let ipa = HERE + 3 * BLOCK_2M;
@@ -39,7 +39,7 @@ fn a_2m_block_leads_to_its_frames(mut machine: Machine) -> Outcome {
 }
 
 fn a_1g_block_leads_to_its_frames(mut machine: Machine) -> Outcome {
-    let mut guest = Guest::new(&mut machine, VMID)?;
+    let mut guest = HandMappedGuest::new(&mut machine, VMID)?;
     let block = map_gigabyte(&mut machine, &mut guest, HERE, &RAM)?;
     both_ways(&mut guest, block.ipa, block.frame)
 }
@@ -54,7 +54,7 @@ pub(super) struct Part {
 /// returned part: 2 MiB that belong to the test.
 pub(super) fn map_gigabyte(
     machine: &mut Machine,
-    guest: &mut Guest,
+    guest: &mut HandMappedGuest,
     ipa: Ipa,
     attributes: &Attributes,
 ) -> Outcome<Part> {
@@ -65,7 +65,7 @@ pub(super) fn map_gigabyte(
 }
 
 /// The guest reads the values that EL2 writes, and the other way round, at several places of `frame`.
-fn both_ways(guest: &mut Guest, ipa: Ipa, frame: Frame) -> Outcome {
+fn both_ways(guest: &mut HandMappedGuest, ipa: Ipa, frame: Frame) -> Outcome {
     let last = frame.size - PAGE;
     for (number, page) in [0, PAGE.min(last), (last / 2) & !(PAGE - 1), last].into_iter().enumerate() {
         for offset in [page, page + 0x528, page + PAGE - 8] {
@@ -80,7 +80,7 @@ fn both_ways(guest: &mut Guest, ipa: Ipa, frame: Frame) -> Outcome {
 }
 
 fn nothing_faults_at_the_level_where_the_walk_ends(mut machine: Machine) -> Outcome {
-    let (mut guest, _) = Guest::with_page(&mut machine, Access::READ_WRITE)?;
+    let (mut guest, _) = HandMappedGuest::with_page(&mut machine, Access::READ_WRITE)?;
     // 40 bits start at level 1.
     for (distance, level) in [(PAGE, Level::L3), (BLOCK_2M, Level::L2), (BLOCK_1G, Level::L1)] {
         let ipa = HERE + distance + 8;
@@ -95,7 +95,7 @@ fn nothing_faults_at_the_level_where_the_walk_ends(mut machine: Machine) -> Outc
 }
 
 fn an_unmapped_page_faults_and_its_tables_come_back(mut machine: Machine) -> Outcome {
-    let mut guest = Guest::new(&mut machine, VMID)?;
+    let mut guest = HandMappedGuest::new(&mut machine, VMID)?;
     let frames = machine.pages(3)?;
     let free = machine.frames.free();
     // In two tables of pages under one table of level 2.
@@ -115,7 +115,7 @@ fn an_unmapped_page_faults_and_its_tables_come_back(mut machine: Machine) -> Out
 }
 
 fn a_page_unmapped_and_mapped_again_shows_its_new_frame(mut machine: Machine) -> Outcome {
-    let (mut guest, frame) = Guest::with_page(&mut machine, Access::READ_WRITE)?;
+    let (mut guest, frame) = HandMappedGuest::with_page(&mut machine, Access::READ_WRITE)?;
     frame.write(0, 1);
     check_eq!(guest.load(HERE)?, 1, "before");
     let (removed, _) = guest.unmap(&mut machine, page_at(HERE))?;
@@ -128,7 +128,7 @@ fn a_page_unmapped_and_mapped_again_shows_its_new_frame(mut machine: Machine) ->
 }
 
 fn mapping_over_a_page_shows_the_new_frame(mut machine: Machine) -> Outcome {
-    let (mut guest, frame) = Guest::with_page(&mut machine, Access::READ_WRITE)?;
+    let (mut guest, frame) = HandMappedGuest::with_page(&mut machine, Access::READ_WRITE)?;
     guest.store(HERE, 1)?;
     let other = machine.page()?;
     other.write(0, 2);
@@ -143,7 +143,7 @@ fn mapping_over_a_page_shows_the_new_frame(mut machine: Machine) -> Outcome {
 }
 
 fn mapping_a_block_over_a_block_shows_the_new_frames(mut machine: Machine) -> Outcome {
-    let mut guest = Guest::new(&mut machine, VMID)?;
+    let mut guest = HandMappedGuest::new(&mut machine, VMID)?;
     let (old, new) = (machine.frame(BLOCK_2M)?, machine.frame(BLOCK_2M)?);
     for (block, value) in [(old, 1), (new, 2)] {
         for page in 0..4 {
@@ -165,7 +165,7 @@ fn mapping_a_block_over_a_block_shows_the_new_frames(mut machine: Machine) -> Ou
 /// Checks VTCR's T0SZ and SL0, and concatenated roots, against a real MMU.
 fn every_ipa_size_reaches_its_last_page(mut machine: Machine) -> Outcome {
     for bits in 32..=machine.features.pa_bits.min(48) {
-        let mut guest = Guest::with_ipa_bits(&mut machine, VMID, bits)?;
+        let mut guest = HandMappedGuest::with_ipa_bits(&mut machine, VMID, bits)?;
         let frame = machine.page()?;
         let last = Ipa::new((1 << bits) - PAGE);
         guest.page(&mut machine, last, frame, Access::READ_WRITE)?;
@@ -187,7 +187,8 @@ fn every_ipa_size_reaches_its_last_page(mut machine: Machine) -> Outcome {
 
 fn two_guests_see_their_own_frames(mut machine: Machine) -> Outcome {
     check!(IPA_BITS == 40, "the guests' tables start at level 1");
-    let mut guests = [Guest::new(&mut machine, Vmid::new(1))?, Guest::new(&mut machine, Vmid::new(2))?];
+    let mut guests =
+        [HandMappedGuest::new(&mut machine, Vmid::new(1))?, HandMappedGuest::new(&mut machine, Vmid::new(2))?];
     let frames = [machine.page()?, machine.page()?];
     for (guest, frame) in guests.iter_mut().zip(frames) {
         guest.page(&mut machine, HERE, frame, Access::READ_WRITE)?;

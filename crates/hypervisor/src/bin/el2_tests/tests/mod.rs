@@ -1,31 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The tests. Each module lists its tests in `TESTS`; a test's name states what it proves.
 
-use crate::check::Outcome;
-use crate::machine::Machine;
-
-/// A test.
-pub struct Test {
-    /// Its module and function.
-    pub name: &'static str,
-    /// Runs it.
-    pub run: fn(Machine) -> Outcome,
-    /// Whether the test passes by ending in the report of a panic.
-    pub panics: bool,
-}
-
-/// Lists a module's tests.
-macro_rules! tests {
-    ($($module:ident::$name:ident),+ $(,)?) => { tests!(@false $($module::$name),+); };
-    (panics: $($module:ident::$name:ident),+ $(,)?) => { tests!(@true $($module::$name),+); };
-    (@$panics:literal $($module:ident::$name:ident),+) => {
-        pub const TESTS: &[super::Test] = &[$(super::Test {
-            name: concat!(stringify!($module), "::", stringify!($name)),
-            run: $name,
-            panics: $panics,
-        }),+];
-    };
-}
+use crate::test::Test;
 
 mod abort;
 mod bundle;

@@ -10,7 +10,7 @@ use twofold_stage2::{Access, Attributes, Execute, Ipa, Level, Relaxed};
 use crate::agent::{self, Command};
 use crate::check::{Failure, Outcome};
 use crate::exit::{Exit, Stopped};
-use crate::guest::{Guest, HERE, VMID, page_at};
+use crate::hand_mapped_guest::{HERE, HandMappedGuest, VMID, page_at};
 use crate::machine::{BLOCK_2M, Machine};
 
 tests!(
@@ -39,7 +39,7 @@ pub(super) fn stopped_by(
     }
 }
 
-fn refused_write(guest: &mut Guest, level: Level) -> Outcome {
+fn refused_write(guest: &mut HandMappedGuest, level: Level) -> Outcome {
     let store = guest.store(HERE + 8, 1).map(|()| 0);
     let stopped = stopped_by(store, FaultKind::Permission, AccessKind::Write, level, HERE)?;
     const WRITE_NOT_READ: u64 = 1 << 6;
@@ -49,7 +49,7 @@ fn refused_write(guest: &mut Guest, level: Level) -> Outcome {
 }
 
 fn a_store_to_a_read_only_page_faults_until_it_is_relaxed(mut machine: Machine) -> Outcome {
-    let (mut guest, frame) = Guest::with_page(&mut machine, Access::READ)?;
+    let (mut guest, frame) = HandMappedGuest::with_page(&mut machine, Access::READ)?;
     frame.write(8, 7);
     for turn in ["cold", "warm"] {
         refused_write(&mut guest, Level::L3)?;
@@ -62,7 +62,7 @@ fn a_store_to_a_read_only_page_faults_until_it_is_relaxed(mut machine: Machine) 
 }
 
 fn a_store_to_a_read_only_block_faults_until_it_is_relaxed(mut machine: Machine) -> Outcome {
-    let mut guest = Guest::new(&mut machine, VMID)?;
+    let mut guest = HandMappedGuest::new(&mut machine, VMID)?;
     let block = machine.frame(BLOCK_2M)?;
     guest.map(&mut machine, HERE, block.pa, Level::L2, &Attributes::ram(Access::READ))?;
     refused_write(&mut guest, Level::L2)?;
@@ -73,7 +73,7 @@ fn a_store_to_a_read_only_block_faults_until_it_is_relaxed(mut machine: Machine)
 }
 
 fn a_load_of_a_write_only_page_faults_until_it_is_relaxed(mut machine: Machine) -> Outcome {
-    let (mut guest, frame) = Guest::with_page(&mut machine, Access { write: true, ..Access::NONE })?;
+    let (mut guest, frame) = HandMappedGuest::with_page(&mut machine, Access { write: true, ..Access::NONE })?;
     guest.store(HERE, 9)?;
     check_eq!(frame.read(0), 9, "the store");
     stopped_by(guest.load(HERE), FaultKind::Permission, AccessKind::Read, Level::L3, HERE)?;
@@ -84,7 +84,7 @@ fn a_load_of_a_write_only_page_faults_until_it_is_relaxed(mut machine: Machine) 
 }
 
 fn a_call_into_data_faults_until_it_is_relaxed(mut machine: Machine) -> Outcome {
-    let (mut guest, frame) = Guest::with_page(&mut machine, Access::READ_WRITE)?;
+    let (mut guest, frame) = HandMappedGuest::with_page(&mut machine, Access::READ_WRITE)?;
     frame.write(0, agent::function(77));
     guest.load(HERE)?;
     stopped_by(guest.fetch(HERE), FaultKind::Permission, AccessKind::Execute, Level::L3, HERE)?;
@@ -100,7 +100,7 @@ fn code_of_one_level_faults_at_the_other_until_it_is_relaxed(mut machine: Machin
     }
     let (el0, el1) = (Command::FetchAtEl0, Command::Fetch);
     for (execute, allowed, refused) in [(Execute::EL0, el0, el1), (Execute::EL1, el1, el0)] {
-        let (mut guest, frame) = Guest::with_page(&mut machine, Access { execute, ..Access::READ })?;
+        let (mut guest, frame) = HandMappedGuest::with_page(&mut machine, Access { execute, ..Access::READ })?;
         frame.write(0, agent::function(78));
         for turn in ["cold", "warm"] {
             let call = guest.agent.run(refused, HERE.raw(), 0);
@@ -120,7 +120,7 @@ fn code_of_one_level_faults_at_the_other_until_it_is_relaxed(mut machine: Machin
 }
 
 fn taking_the_write_permission_away_holds(mut machine: Machine) -> Outcome {
-    let (mut guest, frame) = Guest::with_page(&mut machine, Access::READ_WRITE)?;
+    let (mut guest, frame) = HandMappedGuest::with_page(&mut machine, Access::READ_WRITE)?;
     for value in 1..4 {
         guest.store(HERE, value)?;
         guest.protect(&mut machine, page_at(HERE), Access::READ)?;
@@ -133,7 +133,7 @@ fn taking_the_write_permission_away_holds(mut machine: Machine) -> Outcome {
 }
 
 fn relaxing_what_is_allowed_already_changes_nothing(mut machine: Machine) -> Outcome {
-    let (mut guest, _) = Guest::with_page(&mut machine, Access::READ_WRITE)?;
+    let (mut guest, _) = HandMappedGuest::with_page(&mut machine, Access::READ_WRITE)?;
     let before = guest.leaf(HERE)?;
     for access in [Access::READ, Access::READ_WRITE, Access::NONE] {
         check_eq!(guest.relax(HERE, access)?, Relaxed::Already, "relaxing to {access:?}");
@@ -149,7 +149,7 @@ fn a_clear_access_flag_is_set(mut machine: Machine) -> Outcome {
         machine.features.hardware_access_flag &= hardware;
         machine.features.hardware_dirty_state &= hardware;
         let hardware = machine.features.hardware_access_flag;
-        let mut guest = Guest::new(&mut machine, VMID)?;
+        let mut guest = HandMappedGuest::new(&mut machine, VMID)?;
         let frame = machine.page()?;
         let attributes = Attributes { accessed: false, ..Attributes::ram(Access::READ) };
         guest.map(&mut machine, HERE, frame.pa, Level::L3, &attributes)?;

@@ -11,7 +11,7 @@ use twofold_hypervisor::{cpus, log};
 use twofold_stage2::Access;
 
 use crate::check::{Failure, Outcome};
-use crate::guest::{Guest, HERE};
+use crate::hand_mapped_guest::{HERE, HandMappedGuest};
 use crate::machine::{Machine, PAGE};
 
 tests!(panics:
@@ -41,7 +41,7 @@ fn lived() -> Outcome {
 const REGISTERS: [&str; 4] = ["ESR_EL2", "ELR_EL2", "FAR_EL2", "backtrace:"];
 
 fn a_panic_is_reported_with_the_last_exits(mut machine: Machine) -> Outcome {
-    let (mut guest, _) = Guest::with_page(&mut machine, Access::READ)?;
+    let (mut guest, _) = HandMappedGuest::with_page(&mut machine, Access::READ)?;
     guest.load(HERE)?;
     let _ = guest.load(HERE + PAGE);
     expect(&REGISTERS);

@@ -7,7 +7,7 @@ use twofold_stage2::{Access, Attributes, Ipa, Level, Mapped};
 use super::mapping::{Part, map_gigabyte};
 use super::permissions::stopped_by;
 use crate::check::Outcome;
-use crate::guest::{Guest, HERE, VMID, page_at};
+use crate::hand_mapped_guest::{HERE, HandMappedGuest, VMID, page_at};
 use crate::machine::{BLOCK_2M, Frame, Machine, PAGE};
 
 tests!(
@@ -22,8 +22,8 @@ tests!(
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 
 /// A guest with a block at [`HERE`] whose pages were all touched.
-fn with_block(machine: &mut Machine) -> Outcome<(Guest, Frame)> {
-    let mut guest = Guest::new(machine, VMID)?;
+fn with_block(machine: &mut Machine) -> Outcome<(HandMappedGuest, Frame)> {
+    let mut guest = HandMappedGuest::new(machine, VMID)?;
     let block = machine.frame(BLOCK_2M)?;
     guest.map(machine, HERE, block.pa, Level::L2, &RAM)?;
     number(block);
@@ -39,7 +39,7 @@ fn number(block: Frame) {
 }
 
 /// Checks that all pages of the 2 MiB at `ipa`, except `changed`, still hold their number and can be written.
-fn others_are_intact(guest: &mut Guest, ipa: Ipa, changed: Option<u64>) -> Outcome {
+fn others_are_intact(guest: &mut HandMappedGuest, ipa: Ipa, changed: Option<u64>) -> Outcome {
     for page in (0..512).filter(|page| Some(*page) != changed) {
         check_eq!(guest.load(ipa + page * PAGE)?, page, "page {page}");
         guest.store(ipa + page * PAGE + 8, page)?;
@@ -61,7 +61,7 @@ fn unmapping_a_page_of_a_2m_block_leaves_the_others(mut machine: Machine) -> Out
 }
 
 fn unmapping_a_page_of_a_1g_block_leaves_the_others(mut machine: Machine) -> Outcome {
-    let mut guest = Guest::new(&mut machine, VMID)?;
+    let mut guest = HandMappedGuest::new(&mut machine, VMID)?;
     let Part { ipa, frame } = map_gigabyte(&mut machine, &mut guest, HERE, &RAM)?;
     number(frame);
     others_are_intact(&mut guest, ipa, None)?;
@@ -77,7 +77,7 @@ fn unmapping_a_page_of_a_1g_block_leaves_the_others(mut machine: Machine) -> Out
 }
 
 fn unmapping_2m_of_a_1g_block_splits_one_level(mut machine: Machine) -> Outcome {
-    let mut guest = Guest::new(&mut machine, VMID)?;
+    let mut guest = HandMappedGuest::new(&mut machine, VMID)?;
     let Part { ipa, frame } = map_gigabyte(&mut machine, &mut guest, HERE, &RAM)?;
     number(frame);
     others_are_intact(&mut guest, ipa, None)?;
@@ -116,7 +116,7 @@ fn protecting_a_page_of_a_block_leaves_the_others_writable(mut machine: Machine)
 }
 
 fn mapping_a_block_over_its_pages_is_refused(mut machine: Machine) -> Outcome {
-    let (mut guest, frame) = Guest::with_page(&mut machine, Access::READ_WRITE)?;
+    let (mut guest, frame) = HandMappedGuest::with_page(&mut machine, Access::READ_WRITE)?;
     let block = machine.frame(BLOCK_2M)?;
     let refused = guest.try_map(&mut machine, HERE, block.pa, Level::L2, &RAM);
     let expected = Err(twofold_stage2::Error::TableInTheWay { ipa: HERE, level: Level::L2 });

@@ -21,8 +21,8 @@ use twofold_stage2::{Access, Attributes, Ipa, Level, Mapped};
 
 use crate::check::{Failure, Outcome};
 use crate::exit::Exit;
-use crate::guest::{Guest, HERE, VMID, page_at};
 use crate::guest_mmu::{GuestTables, entry};
+use crate::hand_mapped_guest::{HERE, HandMappedGuest, VMID, page_at};
 use crate::machine::{BLOCK_2M, Machine, PAGE};
 use crate::omit::LeftOut;
 
@@ -96,7 +96,7 @@ fn narrowing_needs_the_combined_entries_to_go(machine: Machine) -> Outcome {
 }
 
 fn narrowing(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
-    let (mut guest, frame) = Guest::with_page(machine, Access::READ_WRITE)?;
+    let (mut guest, frame) = HandMappedGuest::with_page(machine, Access::READ_WRITE)?;
     guest.store(HERE, 1)?;
     guest.without(left_out, |guest| guest.protect(machine, page_at(HERE), Access::READ))?;
     let seen = seen_if_gone(guest.store(HERE, 2).map(|()| 0))?;
@@ -123,7 +123,7 @@ fn unmapping_a_range_needs_the_combined_entries_to_go(machine: Machine) -> Outco
 }
 
 fn unmapping(machine: &mut Machine, left_out: LeftOut, pages: u64) -> Outcome<Seen> {
-    let mut guest = Guest::new(machine, VMID)?;
+    let mut guest = HandMappedGuest::new(machine, VMID)?;
     for page in 0..pages {
         let frame = machine.page()?;
         guest.page(machine, HERE + page * PAGE, frame, Access::READ_WRITE)?;
@@ -146,7 +146,7 @@ fn remapping_needs_the_combined_entries_to_go(machine: Machine) -> Outcome {
 }
 
 fn remapping(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
-    let (mut guest, old) = Guest::with_page(machine, Access::READ_WRITE)?;
+    let (mut guest, old) = HandMappedGuest::with_page(machine, Access::READ_WRITE)?;
     let new = machine.page()?;
     old.write(0, 1);
     new.write(0, 2);
@@ -168,7 +168,7 @@ fn mapping_over_needs_the_combined_entries_to_go(machine: Machine) -> Outcome {
 
 /// The same by one call, which does the break and the make.
 fn mapping_over(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
-    let (mut guest, old) = Guest::with_page(machine, Access::READ_WRITE)?;
+    let (mut guest, old) = HandMappedGuest::with_page(machine, Access::READ_WRITE)?;
     let new = machine.page()?;
     old.write(0, 1);
     new.write(0, 2);
@@ -204,7 +204,7 @@ fn both_ways_if_recorded(
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
 
 fn cleaning(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
-    let mut guest = Guest::new(machine, VMID)?;
+    let mut guest = HandMappedGuest::new(machine, VMID)?;
     let frame = machine.page()?;
     guest.map(machine, HERE, frame.pa, Level::L3, &CLEAN)?;
     guest.store(HERE, 1)?;
@@ -225,7 +225,7 @@ fn splitting_a_block_needs_the_combined_entries_to_go(machine: Machine) -> Outco
 }
 
 fn splitting(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
-    let mut guest = Guest::new(machine, VMID)?;
+    let mut guest = HandMappedGuest::new(machine, VMID)?;
     let block = machine.frame(BLOCK_2M)?;
     let attributes = Attributes::ram(Access::READ_WRITE);
     guest.map(machine, HERE, block.pa, Level::L2, &attributes)?;
@@ -265,7 +265,7 @@ const VA: u64 = 0x4_0000;
 /// are invalidated in any case; the next walk reads the tables through a stage-2 entry. The unmapped range also covers
 /// `before` pages before and `after` pages after it.
 fn a_table_page(machine: &mut Machine, left_out: LeftOut, before: u64, after: u64) -> Outcome<Seen> {
-    let (mut guest, old) = Guest::with_page(machine, Access::READ_WRITE)?;
+    let (mut guest, old) = HandMappedGuest::with_page(machine, Access::READ_WRITE)?;
     let new = machine.page()?;
     guest.page(machine, HERE + PAGE, new, Access::READ_WRITE)?;
     old.write(0, 1);
@@ -299,7 +299,7 @@ fn cleaning_a_table_page_needs_the_stage_2_entries_to_go(machine: Machine) -> Ou
 
 /// Hardware sets an access flag in the guest's tables, they are cleaned, and hardware sets another one.
 fn cleaning_a_table_page(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
-    let (mut guest, _) = Guest::with_page(machine, Access::READ_WRITE)?;
+    let (mut guest, _) = HandMappedGuest::with_page(machine, Access::READ_WRITE)?;
     let tables = GuestTables::new(machine, &mut guest, TABLES, &CLEAN)?;
     tables.map(VA, HERE, 0);
     tables.map(VA + PAGE, HERE, 0);
@@ -321,9 +321,9 @@ fn other_tables_under_the_same_vmid_need_an_invalidation(machine: Machine) -> Ou
 
 fn other_tables(machine: &mut Machine, left_out: LeftOut) -> Outcome<Seen> {
     // A new guest is loaded when it is made, so the one to load last is made first.
-    let (mut new, frame) = Guest::with_page(machine, Access::READ_WRITE)?;
+    let (mut new, frame) = HandMappedGuest::with_page(machine, Access::READ_WRITE)?;
     frame.write(0, 2);
-    let (mut old, frame) = Guest::with_page(machine, Access::READ_WRITE)?;
+    let (mut old, frame) = HandMappedGuest::with_page(machine, Access::READ_WRITE)?;
     frame.write(0, 1);
     check_eq!(old.load(HERE)?, 1, "before");
     new.load_tables();

@@ -8,8 +8,8 @@ use twofold_stage2::{Access, Ipa, Vmid};
 use super::staleness::{Seen, both_ways, seen_by_content, seen_if_gone};
 use crate::agent::Command;
 use crate::check::Outcome;
-use crate::guest::{Guest, HERE, page_at};
 use crate::guest_mmu::{GuestTables, entry};
+use crate::hand_mapped_guest::{HERE, HandMappedGuest, page_at};
 use crate::machine::{Machine, PAGE};
 use crate::omit::LeftOut;
 use crate::other_cpu::OtherCpu;
@@ -26,9 +26,9 @@ tests!(
 fn unmapping_needs_the_broadcast(machine: Machine) -> Outcome {
     let other = OtherCpu::start(&machine)?;
     both_ways(machine, LeftOut::Broadcast, |machine, left_out| {
-        let (mut guest, frame) = Guest::with_page(machine, Access::READ_WRITE)?;
+        let (mut guest, frame) = HandMappedGuest::with_page(machine, Access::READ_WRITE)?;
         frame.write(0, 4);
-        let there = |guest: &Guest| other.run(guest, Command::Load, HERE.raw());
+        let there = |guest: &HandMappedGuest| other.run(guest, Command::Load, HERE.raw());
         check_eq!((guest.load(HERE)?, there(&guest)?), (4, 4), "both CPUs' loads");
         guest.without(left_out, |guest| guest.unmap(machine, page_at(HERE)))?;
         check_eq!(seen_if_gone(guest.load(HERE))?, Seen::New, "this CPU's load");
@@ -39,8 +39,8 @@ fn unmapping_needs_the_broadcast(machine: Machine) -> Outcome {
 fn narrowing_needs_the_broadcast(machine: Machine) -> Outcome {
     let other = OtherCpu::start(&machine)?;
     both_ways(machine, LeftOut::Broadcast, |machine, left_out| {
-        let (mut guest, _) = Guest::with_page(machine, Access::READ_WRITE)?;
-        let there = |guest: &Guest| other.run(guest, Command::Store, HERE.raw());
+        let (mut guest, _) = HandMappedGuest::with_page(machine, Access::READ_WRITE)?;
+        let there = |guest: &HandMappedGuest| other.run(guest, Command::Store, HERE.raw());
         guest.store(HERE, 1)?;
         there(&guest)?;
         guest.without(left_out, |guest| guest.protect(machine, page_at(HERE), Access::READ))?;
@@ -52,8 +52,8 @@ fn narrowing_needs_the_broadcast(machine: Machine) -> Outcome {
 /// A permission upgrade is not broadcast: the other CPU faults at most once more, and its fault is answered as stale.
 fn relaxing_here_is_found_there_by_a_retry(mut machine: Machine) -> Outcome {
     let other = OtherCpu::start(&machine)?;
-    let (mut guest, _) = Guest::with_page(&mut machine, Access::READ)?;
-    let there = |guest: &Guest, command| other.run(guest, command, HERE.raw());
+    let (mut guest, _) = HandMappedGuest::with_page(&mut machine, Access::READ)?;
+    let there = |guest: &HandMappedGuest, command| other.run(guest, command, HERE.raw());
     there(&guest, Command::Load)?;
     check_eq!(seen_if_gone(there(&guest, Command::Store))?, Seen::New, "the store before");
     let _ = guest.relax(HERE, Access::READ_WRITE)?;
@@ -74,7 +74,7 @@ fn a_flush_for_a_guest_that_is_not_loaded_names_it(machine: Machine) -> Outcome 
         check_eq!(read_sysreg!(VTTBR_EL2), loaded.stage2.vttbr(), "VTTBR_EL2 afterwards");
         let executed = absent.stage2.platform().take_executed();
         check!(executed.len() >= 2, "expected an invalidation by IPA and a combined one: {executed:x?}");
-        let named = |guest: &Guest| executed.iter().all(|one| one.vttbr == guest.stage2.vttbr());
+        let named = |guest: &HandMappedGuest| executed.iter().all(|one| one.vttbr == guest.stage2.vttbr());
         check!(named(&absent) || named(&loaded), "{executed:x?}");
         Ok(if named(&absent) { Seen::New } else { Seen::Old })
     })
@@ -94,8 +94,8 @@ fn a_flush_for_a_guest_that_is_not_loaded_reaches_it(mut machine: Machine) -> Ou
 }
 
 /// Two guests with one page each, both touched. The second guest is loaded.
-fn two_guests(machine: &mut Machine) -> Outcome<(Guest, Guest)> {
-    let mut guests = [Guest::new(machine, Vmid::new(1))?, Guest::new(machine, Vmid::new(2))?];
+fn two_guests(machine: &mut Machine) -> Outcome<(HandMappedGuest, HandMappedGuest)> {
+    let mut guests = [HandMappedGuest::new(machine, Vmid::new(1))?, HandMappedGuest::new(machine, Vmid::new(2))?];
     for (value, guest) in (1..).zip(&mut guests) {
         let frame = machine.page()?;
         frame.write(0, value);
@@ -111,7 +111,7 @@ fn two_guests(machine: &mut Machine) -> Outcome<(Guest, Guest)> {
 fn vcpus_that_take_turns_need_an_invalidation(machine: Machine) -> Outcome {
     const VA: u64 = 0x4_0000;
     both_ways(machine, LeftOut::CombinedTlbi, |machine, left_out| {
-        let (mut guest, frame) = Guest::with_page(machine, Access::READ_WRITE)?;
+        let (mut guest, frame) = HandMappedGuest::with_page(machine, Access::READ_WRITE)?;
         let other = machine.page()?;
         guest.page(machine, HERE + PAGE, other, Access::READ_WRITE)?;
         frame.write(0, 1);

@@ -19,7 +19,7 @@ use crate::machine::{Frame, Machine, PAGE};
 use crate::omit::{LeftOut, Omit};
 
 /// A guest.
-pub struct Guest {
+pub struct HandMappedGuest {
     pub stage2: Stage2<Omit>,
     pub agent: Agent,
 }
@@ -33,7 +33,7 @@ pub const VMID: Vmid = Vmid::new(1);
 /// The size of the IPA space for tests that do not depend on it.
 pub const IPA_BITS: u32 = 40;
 
-impl Guest {
+impl HandMappedGuest {
     /// A guest that has only its agent, loaded on this CPU.
     pub fn new(machine: &mut Machine, vmid: Vmid) -> Outcome<Self> {
         Self::with_ipa_bits(machine, vmid, IPA_BITS)
