@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use twofold_abi::bundle::flags;
 use twofold_abi::{exit, virt};
-use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, SECTION, Slot};
+use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, HUGE_PAGE, Slot};
 use twofold_stage2::{Geometry, Granule, Ipa, Pa, Platform, Run, Vmid, Window};
 
 #[cfg(feature = "baselines")]
@@ -131,8 +131,8 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     // A guest needs tables beside its RAM, and these too may break up whole huge pages (2 MiB).
     let wanted = config.memory.saturating_add(config.test.map_or(0, |test| test.size()));
     let tables = (wanted / 512).saturating_add(4 << 20);
-    let free = (frames.sections() * SECTION).saturating_sub(tables);
-    if free < wanted.div_ceil(SECTION).saturating_mul(SECTION) {
+    let free = (frames.huge_pages() * HUGE_PAGE).saturating_sub(tables);
+    if free < wanted.div_ceil(HUGE_PAGE).saturating_mul(HUGE_PAGE) {
         return Err(StartupError::NoMemory { wanted: wanted >> 20, free: free >> 20 });
     }
     check_devices(board)?;
@@ -151,7 +151,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let ram = add(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
     let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
     #[cfg(feature = "baselines")]
-    memory.set_policies(baselines::policies(config.before));
+    memory.set_policies(baselines::policies(config.before), crate::cpus::current);
     let blob = device_tree::build(config, &layout, board);
     layout.load(config, &blob, &memory)?;
     log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);

@@ -40,7 +40,7 @@ fn machine(cpus: usize) -> Arc<FastMachine> {
 }
 
 /// Tables without slots, for operations that only the engine has.
-struct Guest {
+struct BareTables {
     machine: Arc<FastMachine>,
     stage2: Stage2<FastPlatform>,
     tables: Source,
@@ -70,7 +70,7 @@ fn frame(number: u64) -> Pa {
     Pa::new(0x4000_0000 + 4 * MIB_2 + number * PAGE)
 }
 
-impl Guest {
+impl BareTables {
     fn new(features: Features) -> Self {
         Self::on(&FastMachine::new(Arc::clone(machine(1).arena()), features, 2).unwrap(), features, 1)
     }
@@ -241,7 +241,7 @@ fn a_guest_is_given_more_than_the_machine_has() {
 
 #[test]
 fn what_is_unmapped_is_gone_on_every_cpu_and_the_rest_is_not() {
-    let mut guest = Guest::new(FEATURES);
+    let mut guest = BareTables::new(FEATURES);
     for page in 0..3 {
         guest.map(RAM + page * PAGE, frame(page), Level::L3, &ram());
     }
@@ -269,7 +269,7 @@ fn what_is_unmapped_is_gone_on_every_cpu_and_the_rest_is_not() {
 #[test]
 fn a_block_goes_with_all_its_pages() {
     for features in [FEATURES, Features { tlbi_level_hint: false, tlbi_range: false, ..FEATURES }] {
-        let mut guest = Guest::new(features);
+        let mut guest = BareTables::new(features);
         guest.map(RAM, Pa::new(0x4000_0000 + 4 * MIB_2), Level::L2, &ram());
         guest.map(RAM + MIB_2, frame(600), Level::L3, &ram());
         let mut vcpu = guest.vcpu(0);
@@ -289,7 +289,7 @@ fn a_block_goes_with_all_its_pages() {
 /// The operand may have any address in the block, if it has the block's level.
 #[test]
 fn a_block_goes_by_an_address_in_its_middle() {
-    let mut guest = Guest::new(FEATURES);
+    let mut guest = BareTables::new(FEATURES);
     guest.map(RAM, Pa::new(0x4000_0000 + 4 * MIB_2), Level::L2, &ram());
     let mut vcpu = guest.vcpu(0);
     let touched = [0, 511].map(|page| RAM.raw() + page * PAGE);
@@ -310,10 +310,10 @@ fn a_block_goes_by_an_address_in_its_middle() {
 /// With DBM, hardware records a write when the write walks the tables. A write that the TLB allows does not walk.
 #[test]
 fn a_write_is_recorded_after_the_flush_and_not_before() {
-    let mut guest = Guest::new(FEATURES);
+    let mut guest = BareTables::new(FEATURES);
     let tracked = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
     guest.map(RAM, frame(0), Level::L3, &tracked);
-    let dirty = |guest: &Guest| guest.stage2.look_up(RAM).unwrap().descriptor.access().write;
+    let dirty = |guest: &BareTables| guest.stage2.look_up(RAM).unwrap().descriptor.access().write;
     let mut vcpu = guest.vcpu(0);
     vcpu.load(RAM.raw()).unwrap();
     assert!(!dirty(&guest), "a read is recorded as a write");
@@ -337,9 +337,9 @@ fn a_write_is_recorded_after_the_flush_and_not_before() {
 
 #[test]
 fn an_access_sets_the_access_flag() {
-    let mut guest = Guest::new(FEATURES);
+    let mut guest = BareTables::new(FEATURES);
     guest.map(RAM, frame(0), Level::L3, &ram());
-    let young = |guest: &Guest| {
+    let young = |guest: &BareTables| {
         let mut young = 0;
         guest.stage2.age(RAM..RAM + PAGE, &mut |_| young += 1).unwrap();
         young
@@ -358,8 +358,8 @@ fn an_access_sets_the_access_flag() {
 
 #[test]
 fn one_guests_invalidations_leave_anothers_entries() {
-    let mut first = Guest::new(FEATURES);
-    let mut second = Guest::on(&first.machine, FEATURES, 2);
+    let mut first = BareTables::new(FEATURES);
+    let mut second = BareTables::on(&first.machine, FEATURES, 2);
     first.map(RAM, frame(0), Level::L3, &ram());
     second.map(RAM, frame(1), Level::L3, &ram());
     let (mut a, mut b) = (first.vcpu(0), second.vcpu(1));
@@ -387,7 +387,7 @@ fn local_invalidations_are_local() {
             cpu.load(RAM.raw()).map(|_| Ended)
         }
     }
-    let mut guest = Guest::new(FEATURES);
+    let mut guest = BareTables::new(FEATURES);
     guest.map(RAM, frame(0), Level::L3, &ram());
     let (mut here, mut there) = (guest.vcpu(0), guest.vcpu(1));
     thread::scope(|scope| scope.spawn(|| there.run(&mut Load)).join().unwrap().unwrap());
@@ -422,8 +422,8 @@ mod stage1 {
     /// 39-bit addresses by TTBR0, none by TTBR1; 48-bit IPA; HA and HD set.
     const TCR: u64 = 25 | 0b0101 << 8 | 3 << 12 | 1 << 23 | 5 << 32 | 1 << 39 | 1 << 40;
 
-    pub fn guest() -> (Guest, FastVcpu) {
-        let mut guest = Guest::new(FEATURES);
+    pub fn guest() -> (BareTables, FastVcpu) {
+        let mut guest = BareTables::new(FEATURES);
         let tracked = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
         for page in 0..16 {
             guest.map(RAM + page * PAGE, frame(page), Level::L3, &tracked);
@@ -474,7 +474,7 @@ mod stage1 {
     #[test]
     fn hardware_updates_the_guests_tables_and_stage_2_records_it() {
         let (guest, mut vcpu) = guest();
-        let cleaned = |guest: &Guest| {
+        let cleaned = |guest: &BareTables| {
             let mut marked = Vec::new();
             let mut note = |leaves: twofold_stage2::Marked| marked.extend(leaves.leaves(PAGE));
             let _ = guest.stage2.clean(RAM..RAM + 16 * PAGE, &mut note).unwrap().complete();
@@ -530,7 +530,7 @@ mod stage1 {
 
 #[test]
 fn an_address_that_is_odd_or_in_no_slot() {
-    let mut guest = Guest::new(FEATURES);
+    let mut guest = BareTables::new(FEATURES);
     guest.map(RAM, frame(0), Level::L3, &ram());
     guest.map(RAM + PAGE, Pa::new(0x900_0000), Level::L3, &Attributes::device());
     let mut vcpu = guest.vcpu(0);
@@ -557,7 +557,7 @@ impl Program for Spin {
 
 #[test]
 fn a_kick_ends_a_run_and_no_more_than_that() {
-    let mut guest = Guest::new(FEATURES);
+    let mut guest = BareTables::new(FEATURES);
     guest.map(RAM, frame(0), Level::L3, &ram());
     let mut vcpu = guest.vcpu(0);
     let interrupts = Arc::clone(vcpu.interrupts());
@@ -580,7 +580,7 @@ fn a_kick_ends_a_run_and_no_more_than_that() {
 
 #[test]
 fn waiting_interrupts_and_calls() {
-    let guest = Guest::new(FEATURES);
+    let guest = BareTables::new(FEATURES);
     let mut vcpu = guest.vcpu(0);
     assert_eq!(vcpu.wait_for_interrupt(), Err(Exit::WaitForInterrupt));
     vcpu.interrupts().raise(Line::new(5).unwrap());
@@ -594,7 +594,7 @@ fn waiting_interrupts_and_calls() {
 
 #[test]
 fn a_cpu_has_one_vcpu() {
-    let guest = Guest::new(FEATURES);
+    let guest = BareTables::new(FEATURES);
     let (vttbr, vtcr) = (guest.stage2.vttbr(), guest.stage2.vtcr());
     let ask = |index, vtcr| FastVcpu::new(&guest.machine, index, (vttbr, vtcr), Arc::new(Interrupts::new()));
     let first = ask(0, vtcr).unwrap();

@@ -21,11 +21,11 @@ use twofold_stage2::{
     Access, Attributes, Coalesced, Execute, Grant, Ipa, IpaRange, Level, Lock, Mapped, Platform, Relaxed, Window,
 };
 
-use crate::dirty::Running;
-use crate::frames::FRAME;
+use crate::dirty::log::Running;
+use crate::frames::{FRAME, HUGE_PAGE};
 use crate::guest::{Error, GuestMemory, Pages};
-use crate::preallocated::{Place, Preallocated};
-use crate::ram::{Ram, SECTION};
+use crate::preallocated::{FittingLeaf, Preallocated};
+use crate::ram::Ram;
 use crate::slots::{Content, Memslot};
 
 /// A stage-2 fault of the guest.
@@ -117,7 +117,7 @@ impl<P: Platform> GuestMemory<P> {
             return self.map_logged(page, slot, fault, running);
         }
         if self.pages == Pages::Largest
-            && let Some(answer) = self.map_section(page, slot, ram, fault)
+            && let Some(answer) = self.map_huge_page(page, slot, ram, fault)
         {
             return answer;
         }
@@ -131,7 +131,7 @@ impl<P: Platform> GuestMemory<P> {
     /// Maps the huge page around `page` as a block, or returns `None` if it does not fit the slot. RAM has no larger
     /// blocks: 1 GiB would have to be zeroed in one fault.
     #[inline(never)]
-    fn map_section(
+    fn map_huge_page(
         &self,
         page: Ipa,
         slot: &Memslot,
@@ -158,12 +158,10 @@ impl<P: Platform> GuestMemory<P> {
         let largest = if self.pages == Pages::Largest { preallocated.largest } else { Level::L3 };
         let pa = preallocated.pa(&slot.range, page);
         let geometry = self.stage2.geometry();
-        let place = Place::around(page, pa, &slot.range, largest, geometry);
-        let grant = self
-            .stage2
-            .grant(&preallocated.frames, place.ipa, place.size(geometry))
-            .ok_or(Error::NoRam { ipa: page })?;
-        self.map_ready(place.level, grant, slot, false, fault)
+        let leaf = FittingLeaf::around(page, pa, &slot.range, largest, geometry);
+        let grant =
+            self.stage2.grant(&preallocated.frames, leaf.ipa, leaf.size(geometry)).ok_or(Error::NoRam { ipa: page })?;
+        self.map_ready(leaf.level, grant, slot, false, fault)
     }
 
     /// Maps memory that is ready. A table that is in the way, from a log that has stopped or from an unmap of a part,
@@ -191,7 +189,7 @@ impl<P: Platform> GuestMemory<P> {
     #[cold]
     fn promote(&self, level: Level, grant: Grant<'_, P>, attributes: &Attributes) -> Result<Mapped, Error> {
         #[cfg(feature = "baselines")]
-        if self.before.cleans_on_abort() {
+        if self.baselines.cleans_on_abort() {
             return Ok(self.promoted(self.coalesce_cleaned(level, grant, attributes)?));
         }
         Ok(self.promoted(self.coalesce(level, grant, attributes)?))
@@ -216,7 +214,7 @@ impl<P: Platform> GuestMemory<P> {
         attributes: &Attributes,
     ) -> Result<Coalesced, twofold_stage2::Error> {
         #[cfg(feature = "baselines")]
-        if self.before.frees_first() {
+        if self.baselines.frees_first() {
             return self.coalesce_freeing_first(level, grant, attributes);
         }
         grant.coalesce(level, attributes, &mut self.tables(), &mut |_| ())
@@ -231,8 +229,8 @@ impl<P: Platform> GuestMemory<P> {
         attributes: &Attributes,
     ) -> Result<Mapped, twofold_stage2::Error> {
         #[cfg(feature = "baselines")]
-        if self.before.changes_map() {
-            return self.map_as_before(level, grant, attributes);
+        if self.baselines.changes_map() {
+            return self.map_by_policies(level, grant, attributes);
         }
         grant.map(level, attributes, &mut self.tables())
     }
@@ -269,7 +267,7 @@ impl<P: Platform> GuestMemory<P> {
         let mut ram = ram.lock(platform);
         let mut backed = ram.back(page, &self.frames, &self.stage2).ok_or(Error::NoFrames { ipa: page })?;
         let (zeroed, grant) = match level {
-            Level::L2 => (backed.make_section_ready(platform, features), backed.section_grant(&self.stage2)),
+            Level::L2 => (backed.make_huge_page_ready(platform, features), backed.huge_page_grant(&self.stage2)),
             _ => (backed.make_ready(platform, features), backed.grant(&self.stage2)),
         };
         // The frames were lent to these tables for the slot's addresses, so there is a grant.
@@ -286,7 +284,8 @@ impl<P: Platform> GuestMemory<P> {
         let attributes = Attributes { access, ..Attributes::device() };
         let mut largest = Level::L1;
         loop {
-            let Place { level, ipa, .. } = Place::around(page, pa, &slot.range, largest, self.stage2.geometry());
+            let FittingLeaf { level, ipa, .. } =
+                FittingLeaf::around(page, pa, &slot.range, largest, self.stage2.geometry());
             let span = self.stage2.geometry().granule().span(level);
             let part = window.part(ipa - slot.range.start, span);
             let part = part.ok_or(twofold_stage2::Error::NotGranted { ipa, size: span })?;
@@ -368,8 +367,8 @@ fn answer(relaxed: Result<Relaxed, twofold_stage2::Error>) -> Result<Answer, Err
 
 /// The start of the huge page around `page`, if all of it belongs to the slot.
 fn block_around(page: Ipa, slot: &IpaRange) -> Option<Ipa> {
-    let start = page.align_down(SECTION);
-    (start >= slot.start && start.checked_add(SECTION)? <= slot.end).then_some(start)
+    let start = page.align_down(HUGE_PAGE);
+    (start >= slot.start && start.checked_add(HUGE_PAGE)? <= slot.end).then_some(start)
 }
 
 fn allows(slot: &Memslot, access: AccessKind) -> bool {
@@ -388,4 +387,4 @@ fn wanted(access: AccessKind) -> Access {
     }
 }
 
-const _: () = assert!(SECTION == 2 << 20, "a huge page is what level 2 spans with the 4 KiB granule");
+const _: () = assert!(HUGE_PAGE == 2 << 20, "a huge page is what level 2 spans with the 4 KiB granule");

@@ -13,10 +13,10 @@ use alloc::vec::Vec;
 
 use twofold_stage2::{Donated, Error, Features, FrameMap, Geometry, Pa, Root, Run, TablePage, TableSource};
 
-use crate::ram::SECTION;
-
 /// Bytes of a frame.
 pub(crate) const FRAME: u64 = 4096;
+/// Bytes in a huge page, the unit in which guest RAM takes its frames: a level 2 block of the 4 KiB granule.
+pub const HUGE_PAGE: u64 = FrameMap::SPAN;
 
 /// Free frames, for guests and tables.
 pub struct Frames {
@@ -68,10 +68,10 @@ impl Frames {
 
     /// The number of whole, aligned 2 MiB runs in the donated ranges, free or taken: the most from which guest RAM can
     /// be made.
-    pub fn sections(&self) -> u64 {
+    pub fn huge_pages(&self) -> u64 {
         let whole = |range: &Range| {
             let (start, end) = (range.start.raw(), range.start.raw() + range.size);
-            (end / SECTION).saturating_sub(start.div_ceil(SECTION))
+            (end / HUGE_PAGE).saturating_sub(start.div_ceil(HUGE_PAGE))
         };
         self.ranges.iter().map(whole).sum()
     }
@@ -156,10 +156,10 @@ impl TableSource for Frames {
 impl Range {
     fn new(run: Run) -> Self {
         let (start, size) = (run.pa(), run.size());
-        let mut maps = Vec::with_capacity(size.div_ceil(SECTION) as usize + 1);
+        let mut maps = Vec::with_capacity(size.div_ceil(HUGE_PAGE) as usize + 1);
         let mut rest = run;
         while !rest.is_empty() {
-            let here = (SECTION - rest.pa().raw() % SECTION).min(rest.size());
+            let here = (HUGE_PAGE - rest.pa().raw() % HUGE_PAGE).min(rest.size());
             // Never fails: `here` is whole pages, and no more than `rest` has.
             let Ok((part, behind)) = rest.split_at(here) else { break };
             maps.extend(FrameMap::new(part));
@@ -209,7 +209,7 @@ impl Range {
     /// `count` maps in a row, aligned to their size, as one run.
     #[cold]
     fn take_maps(&mut self, count: usize) -> Option<Run> {
-        let number = self.start.raw() / SECTION;
+        let number = self.start.raw() / HUGE_PAGE;
         let aligned = |at: &usize| (number + *at as u64).is_multiple_of(count as u64);
         let is_whole = |maps: &[FrameMap]| maps.iter().all(|map| map.free() == PER_MAP);
         let mut starts = (0..self.maps.len().checked_sub(count - 1)?).filter(aligned);
@@ -224,8 +224,8 @@ impl Range {
     fn give(&mut self, run: Run) {
         let mut rest = run;
         while !rest.is_empty() {
-            let at = (rest.pa().raw() / SECTION - self.start.raw() / SECTION) as usize;
-            let here = (SECTION - rest.pa().raw() % SECTION).min(rest.size());
+            let at = (rest.pa().raw() / HUGE_PAGE - self.start.raw() / HUGE_PAGE) as usize;
+            let here = (HUGE_PAGE - rest.pa().raw() % HUGE_PAGE).min(rest.size());
             let Ok((part, behind)) = rest.split_at(here) else { return };
             let given = self.maps[at].give(part);
             debug_assert!(given.is_ok(), "{given:?} lies in the range");
@@ -245,6 +245,4 @@ fn take_if_broken(map: &mut FrameMap, count: u64) -> Option<Run> {
 }
 
 /// Frames in a map.
-const PER_MAP: u64 = SECTION / FRAME;
-
-const _: () = assert!(FrameMap::SPAN == SECTION, "a huge page is one map");
+const PER_MAP: u64 = HUGE_PAGE / FRAME;

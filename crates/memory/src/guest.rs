@@ -32,7 +32,7 @@ pub struct GuestMemory<P: Platform> {
     pub(crate) leaves: Leaves,
     pub(crate) promoted: AtomicU64,
     #[cfg(feature = "baselines")]
-    pub(crate) before: crate::baselines::Before,
+    pub(crate) baselines: crate::baselines::Baselines,
 }
 
 /// Counts since the guest was made. While vCPUs run, one count may be ahead of another.
@@ -109,7 +109,7 @@ impl<P: Platform> GuestMemory<P> {
             leaves: Leaves::default(),
             promoted: AtomicU64::new(0),
             #[cfg(feature = "baselines")]
-            before: Default::default(),
+            baselines: Default::default(),
         })
     }
 

@@ -74,7 +74,6 @@ mod ram;
 mod slots;
 
 pub use fault::{Answer, Done, GuestFault};
-pub use frames::Frames;
+pub use frames::{Frames, HUGE_PAGE};
 pub use guest::{Counts, Error, GuestMemory, Pages};
-pub use ram::SECTION;
 pub use slots::{Backing, Refused, Slot, SlotError, SlotId};

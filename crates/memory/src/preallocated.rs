@@ -12,9 +12,9 @@ pub(crate) struct Preallocated {
     pub(crate) largest: Level,
 }
 
-/// A leaf that may map memory: its level and both addresses.
+/// The largest leaf that fits: its level and both addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct FittingLeaf {
     pub(crate) level: Level,
     pub(crate) ipa: Ipa,
     pub(crate) pa: Pa,
@@ -27,14 +27,14 @@ impl Preallocated {
     }
 
     /// The largest leaf that begins with the page at `ipa`.
-    pub(crate) fn leaf_from(&self, slot: &IpaRange, ipa: Ipa, geometry: &Geometry) -> Place {
+    pub(crate) fn leaf_from(&self, slot: &IpaRange, ipa: Ipa, geometry: &Geometry) -> FittingLeaf {
         let begins = |level: &Level| ipa.is_aligned(geometry.granule().span(*level));
         let largest = LEAVES.into_iter().find(begins).unwrap_or(Level::L3);
-        Place::around(ipa, self.pa(slot, ipa), slot, self.largest.max(largest), geometry)
+        FittingLeaf::around(ipa, self.pa(slot, ipa), slot, self.largest.max(largest), geometry)
     }
 }
 
-impl Place {
+impl FittingLeaf {
     /// The largest leaf, of level `largest` or below, that maps `page` to `pa`. It is inside the slot, and both its
     /// addresses are aligned, as in KVM (Wang 2021). A leaf of one page always fits. No leaf is above the root.
     pub(crate) fn around(page: Ipa, pa: Pa, slot: &IpaRange, largest: Level, geometry: &Geometry) -> Self {

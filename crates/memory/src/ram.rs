@@ -14,11 +14,10 @@ use alloc::vec::Vec;
 
 use twofold_stage2::{Features, Grant, Ipa, IpaRange, Lent, Lock, Platform, Stage2};
 
-use crate::frames::{FRAME, Frames};
+use crate::frames::{FRAME, Frames, HUGE_PAGE};
 
-/// Bytes in a huge page, the unit in which guest RAM takes its frames: a level 2 block of the 4 KiB granule.
-pub const SECTION: u64 = 2 << 20;
-const PAGES: u64 = SECTION / FRAME;
+/// Pages in a huge page.
+const PAGES: u64 = HUGE_PAGE / FRAME;
 /// Huge pages whose state is allocated together, at the first touch of one of them. A slot may be far larger than what
 /// its guest uses, and than the memory that exists.
 const PART: usize = 64;
@@ -35,12 +34,12 @@ pub(crate) struct Ram {
     zeroed: u64,
 }
 
-type Part = Box<[Section; PART]>;
+type Part = Box<[HugePage; PART]>;
 
 /// A huge page. The size of this type is a power of two, so that a fault finds one by a shift.
 #[derive(Default)]
 #[repr(align(128))]
-struct Section {
+struct HugePage {
     frames: Option<Lent>,
     ready: [u64; PAGES as usize / 64],
 }
@@ -56,8 +55,8 @@ pub(crate) struct BackedPage<'a> {
 impl Ram {
     /// Backing for `range`, without any frames yet.
     pub(crate) fn new(range: &IpaRange) -> Self {
-        let start = range.start.align_down(SECTION);
-        let count = (range.end - start).div_ceil(PART as u64 * SECTION);
+        let start = range.start.align_down(HUGE_PAGE);
+        let count = (range.end - start).div_ceil(PART as u64 * HUGE_PAGE);
         Self { slot: range.start..range.end, start, parts: (0..count).map(|_| None).collect(), zeroed: 0 }
     }
 
@@ -76,49 +75,49 @@ impl Ram {
         stage2: &Stage2<P>,
     ) -> Option<BackedPage<'_>> {
         let offset = ipa - self.start;
-        let index = (offset / SECTION) as usize;
+        let index = (offset / HUGE_PAGE) as usize;
         let (part, place) = (&mut self.parts[index / PART], index % PART);
         let is_taken = part.as_ref().is_some_and(|part| part[place].frames.is_some());
-        let section = if is_taken {
+        let huge_page = if is_taken {
             &mut part.as_mut()?[place]
         } else {
-            let lend = Lend { stage2, section: ipa.align_down(SECTION), slot: &self.slot };
+            let lend = Lend { stage2, huge_page: ipa.align_down(HUGE_PAGE), slot: &self.slot };
             take(part, place, frames, lend)?
         };
-        let (frames, ready) = (section.frames.as_ref()?, &mut section.ready);
+        let (frames, ready) = (huge_page.frames.as_ref()?, &mut huge_page.ready);
         Some(BackedPage { frames, ready, zeroed: &mut self.zeroed, ipa })
     }
 }
 
 impl Ram {
     /// The frames of the huge page at `ipa`, if it has frames and all its pages are ready.
-    pub(crate) fn ready_section(&self, ipa: Ipa) -> Option<&Lent> {
-        let index = ((ipa - self.start) / SECTION) as usize;
-        let section = &self.parts[index / PART].as_ref()?[index % PART];
-        let frames = section.frames.as_ref()?;
-        (section.ready == [!0; 8]).then_some(frames)
+    pub(crate) fn ready_huge_page(&self, ipa: Ipa) -> Option<&Lent> {
+        let index = ((ipa - self.start) / HUGE_PAGE) as usize;
+        let huge_page = &self.parts[index / PART].as_ref()?[index % PART];
+        let frames = huge_page.frames.as_ref()?;
+        (huge_page.ready == [!0; 8]).then_some(frames)
     }
 
     /// The frames that have the page at `ipa`, and its offset there in bytes, if the page is ready.
     pub(crate) fn ready_page(&self, ipa: Ipa) -> Option<(&Lent, u64)> {
         let offset = ipa - self.start;
-        let index = (offset / SECTION) as usize;
-        let section = &self.parts[index / PART].as_ref()?[index % PART];
-        let page = (offset % SECTION / FRAME) as usize;
-        let is_ready = section.ready[page / 64] >> (page % 64) & 1 == 1;
-        section.frames.as_ref().filter(|_| is_ready).map(|frames| (frames, offset % SECTION))
+        let index = (offset / HUGE_PAGE) as usize;
+        let huge_page = &self.parts[index / PART].as_ref()?[index % PART];
+        let page = (offset % HUGE_PAGE / FRAME) as usize;
+        let is_ready = huge_page.ready[page / 64] >> (page % 64) & 1 == 1;
+        huge_page.frames.as_ref().filter(|_| is_ready).map(|frames| (frames, offset % HUGE_PAGE))
     }
 
     /// All frames, which do not belong to the slot any more.
     pub(crate) fn into_frames(self) -> impl Iterator<Item = Lent> {
-        self.parts.into_iter().flatten().flat_map(|part| *part).filter_map(|section| section.frames)
+        self.parts.into_iter().flatten().flat_map(|part| *part).filter_map(|huge_page| huge_page.frames)
     }
 }
 
 /// The tables to which the frames of a huge page are lent, and the addresses for which they are lent.
 struct Lend<'a, P: Platform> {
     stage2: &'a Stage2<P>,
-    section: Ipa,
+    huge_page: Ipa,
     slot: &'a IpaRange,
 }
 
@@ -129,17 +128,17 @@ fn take<'a, P: Platform>(
     place: usize,
     frames: &Lock<Frames>,
     lend: Lend<'_, P>,
-) -> Option<&'a mut Section> {
+) -> Option<&'a mut HugePage> {
     if part.is_none() {
-        let mut sections = Vec::new();
-        sections.try_reserve_exact(PART).ok()?;
-        sections.resize_with(PART, Section::default);
-        *part = sections.try_into().ok();
+        let mut huge_pages = Vec::new();
+        huge_pages.try_reserve_exact(PART).ok()?;
+        huge_pages.resize_with(PART, HugePage::default);
+        *part = huge_pages.try_into().ok();
     }
-    let section = &mut part.as_mut()?[place];
+    let huge_page = &mut part.as_mut()?[place];
     let run = frames.lock(lend.stage2.platform()).take(PAGES)?;
-    section.frames = Some(lend.stage2.lend(run, lend.section, lend.slot.clone()));
-    Some(section)
+    huge_page.frames = Some(lend.stage2.lend(run, lend.huge_page, lend.slot.clone()));
+    Some(huge_page)
 }
 
 impl BackedPage<'_> {
@@ -150,8 +149,8 @@ impl BackedPage<'_> {
     }
 
     /// The right to map the whole huge page, which is inside the slot.
-    pub(crate) fn section_grant<'a, P: Platform>(&self, stage2: &'a Stage2<P>) -> Option<Grant<'a, P>> {
-        stage2.grant(self.frames, self.ipa.align_down(SECTION), SECTION)
+    pub(crate) fn huge_page_grant<'a, P: Platform>(&self, stage2: &'a Stage2<P>) -> Option<Grant<'a, P>> {
+        stage2.grant(self.frames, self.ipa.align_down(HUGE_PAGE), HUGE_PAGE)
     }
 
     /// Zeroes the page unless it is ready. Returns whether it was zeroed.
@@ -161,7 +160,7 @@ impl BackedPage<'_> {
     }
 
     /// Zeroes the pages of the huge page that are not ready. Returns whether there were any.
-    pub(crate) fn make_section_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> bool {
+    pub(crate) fn make_huge_page_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> bool {
         if *self.ready == [0; 8] {
             self.frames.run().zero(platform, features);
             *self.ready = [!0; 8];
@@ -179,7 +178,7 @@ impl BackedPage<'_> {
     /// The page's offset in the huge page, in bytes.
     #[inline]
     fn offset(&self) -> u64 {
-        self.ipa.raw() % SECTION
+        self.ipa.raw() % HUGE_PAGE
     }
 
     #[inline]

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use twofold_stage2::{Geometry, Ipa, IpaRange, Lent, Level, Lock, Pa, Run, Window};
 
-use crate::dirty::Tracking;
+use crate::dirty::log::Tracking;
 use crate::frames::FRAME;
 use crate::preallocated::Preallocated;
 use crate::ram::Ram;

@@ -11,9 +11,9 @@ use std::cell::Cell;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-use machine::guest::Guest;
+use machine::guest::RunningGuest;
 use machine::platform::{Event, PLAIN};
-use machine::{PAGE, SECTION};
+use machine::{HUGE_PAGE, PAGE};
 use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Answer, Backing, Done, Error, GuestFault, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
@@ -51,7 +51,7 @@ fn a_slot_may_be_as_large_as_the_address_space() {
     // Enough for one word for each untouched 128 MiB, and for the test's own machine.
     MOST.set(16 << 20);
     let end = 1 << 48;
-    let mut guest = Guest::with_ipa_bits(PLAIN, Pages::Largest, 4, 48);
+    let mut guest = RunningGuest::with_ipa_bits(PLAIN, Pages::Largest, 4, 48);
     guest.add_ram(Ipa::new(0), end);
     for ipa in [0, end / 2, end - 1] {
         guest.reach(Ipa::new(ipa), AccessKind::Write);
@@ -60,8 +60,8 @@ fn a_slot_may_be_as_large_as_the_address_space() {
 
 #[test]
 fn a_host_without_memory_is_an_error() {
-    for ipa in [0, SECTION * 1000 + 0x123] {
-        let mut guest = Guest::new(PLAIN, Pages::Small, 2);
+    for ipa in [0, HUGE_PAGE * 1000 + 0x123] {
+        let mut guest = RunningGuest::new(PLAIN, Pages::Small, 2);
         guest.add_ram(Ipa::new(0), 1 << 32);
         let (page, free) = (Ipa::new(ipa & !0xfff), guest.memory.frames().free());
         MOST.set(4096);
@@ -77,19 +77,19 @@ fn a_host_without_memory_is_an_error() {
 /// An allocation that is not expected would end the process.
 #[test]
 fn faults_are_answered_with_a_full_heap() {
-    let mut guest = Guest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 16);
-    guest.add_ram(Ipa::new(0), 256 * SECTION);
+    let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 16);
+    guest.add_ram(Ipa::new(0), 256 * HUGE_PAGE);
     let (memory, free) = (&guest.memory, guest.memory.frames().free());
-    let touch = |section: u64| {
-        let ipa = Ipa::new(section * SECTION);
+    let touch = |huge_page: u64| {
+        let ipa = Ipa::new(huge_page * HUGE_PAGE);
         memory.fault(&GuestFault { ipa, kind: FaultKind::Translation, access: AccessKind::Write })
     };
     // A slot keeps its huge pages in parts of 64, and allocates a part at its first touch.
     assert!(touch(0).is_ok());
     guest.machine.expect_events(1 << 16);
     MOST.set(0);
-    for section in 1..8 {
-        let mapped = touch(section);
+    for huge_page in 1..8 {
+        let mapped = touch(huge_page);
         assert!(matches!(mapped, Ok(Answer::Retry(Done::Mapped { first_touch: true, .. }))));
     }
     // Another part, for which the heap has no room.
@@ -109,9 +109,9 @@ fn faults_are_answered_with_a_full_heap() {
     assert_eq!(frames.give_run(large), Ok(()));
     drop(frames);
     MOST.set(usize::MAX);
-    assert_eq!(refused, Err(Error::NoFrames { ipa: Ipa::new(64 * SECTION) }));
+    assert_eq!(refused, Err(Error::NoFrames { ipa: Ipa::new(64 * HUGE_PAGE) }));
     assert!(touch(64).is_ok(), "there is room again");
-    assert!(memory.frames().free() < free - 9 * SECTION / PAGE);
+    assert!(memory.frames().free() < free - 9 * HUGE_PAGE / PAGE);
 }
 
 /// Dirty pages stay dirty, and are reported when there is room again.
@@ -119,8 +119,8 @@ fn faults_are_answered_with_a_full_heap() {
 fn a_log_that_cannot_be_listed_loses_nothing() {
     let features = Features { forced_write_back: true, ..PLAIN };
     for tracker in [Tracker::WriteProtect, Tracker::Manual] {
-        let mut guest = Guest::new(features, Pages::Small, 16);
-        let slot = guest.add(Ipa::new(0), SECTION, Backing::Ram, true);
+        let mut guest = RunningGuest::new(features, Pages::Small, 16);
+        let slot = guest.add(Ipa::new(0), HUGE_PAGE, Backing::Ram, true);
         let log = guest.memory.dirty_log(slot).unwrap();
         log.start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
         log.mark(Ipa::new(0)..Ipa::new(3 * PAGE));
@@ -139,8 +139,8 @@ fn a_log_that_cannot_be_listed_loses_nothing() {
 /// that it had taken by then are flushed, and are still in the log.
 #[test]
 fn a_get_that_fails_midway_flushes_and_loses_nothing() {
-    let mut guest = Guest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 16);
-    let slot = guest.add(Ipa::new(0), 10 * SECTION, Backing::Ram, true);
+    let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 16);
+    let slot = guest.add(Ipa::new(0), 10 * HUGE_PAGE, Backing::Ram, true);
     let ipa = |page: u64| Ipa::new(page * PAGE);
     // Four words, for which a list has exactly the room. One is whole, and is protected last.
     let written = || [1, 64].into_iter().chain(128..192).chain([200]);

@@ -11,13 +11,13 @@ use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Features, Ipa, IpaRange, Level, Pa};
 
 use crate::any;
-use crate::machine::guest::{Guest, IPA_BITS, Outcome, needed};
-use crate::machine::{GIB, Machine, PAGE, PREALLOCATED, RAM, SECTION};
+use crate::machine::guest::{IPA_BITS, Outcome, RunningGuest, needed};
+use crate::machine::{GIB, HUGE_PAGE, Machine, PAGE, PREALLOCATED, RAM};
 
 /// The frames: some single pages, and so few huge pages that they are likely to run out.
 const SINGLES: Pa = Pa::new(0x9_0000_0000);
 const SINGLE_PAGES: u64 = 24;
-const SECTIONS: u64 = 2;
+const HUGE_PAGES: u64 = 2;
 const MOST_OPERATIONS: usize = 32;
 /// The base of most addresses, so that operations overlap.
 const BASE: u64 = GIB;
@@ -79,7 +79,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
 }
 
 /// The preallocated backing in bytes, for one memslot at a time.
-const GIVEN_SIZE: u64 = 3 * SECTION;
+const GIVEN_SIZE: u64 = 3 * HUGE_PAGE;
 
 /// A memslot, as it was added.
 #[derive(Clone, Debug)]
@@ -99,7 +99,7 @@ enum Backing {
 
 /// The guest, and its expected state.
 struct World {
-    guest: Guest,
+    guest: RunningGuest,
     slots: Vec<PlainSlot>,
     /// The logs of `slots`, in the same order.
     logs: Vec<Log>,
@@ -120,13 +120,13 @@ const MOST_LOGGED: u64 = 4 * GIB;
 
 impl World {
     fn new(features: Features, pages: Pages) -> Self {
-        let banks = [(SINGLES, SINGLE_PAGES * PAGE), (RAM, SECTIONS * SECTION), (PREALLOCATED, GIVEN_SIZE)];
+        let banks = [(SINGLES, SINGLE_PAGES * PAGE), (RAM, HUGE_PAGES * HUGE_PAGE), (PREALLOCATED, GIVEN_SIZE)];
         let machine = Machine::new(features, &banks);
         let mut frames = Frames::new(features);
         banks[..2].iter().for_each(|(start, size)| frames.add(machine.donate(*start, *size)));
         let (contents, copies) = (BTreeMap::new(), BTreeMap::new());
         Self {
-            guest: Guest::on(machine, frames, pages, IPA_BITS),
+            guest: RunningGuest::on(machine, frames, pages, IPA_BITS),
             slots: Vec::new(),
             logs: Vec::new(),
             contents,
@@ -260,7 +260,7 @@ impl World {
         let slot = self.slot(ipa).unwrap_or_else(|| panic!("{ipa}: {error}"));
         let frames = self.guest.memory.frames().free();
         match (error, slot.backing) {
-            (Error::NoFrames { .. }, Backing::Ram) => assert!(frames < SECTIONS * SECTION / PAGE),
+            (Error::NoFrames { .. }, Backing::Ram) => assert!(frames < HUGE_PAGES * HUGE_PAGE / PAGE),
             (Error::Stage2(Stage2::NoTablePage { .. }), _) => assert_eq!(frames, 0),
             (Error::Stage2(Stage2::OutsidePa { .. }), Backing::Device(device)) => {
                 let pa = u128::from(device.raw()) + u128::from(ipa - slot.range.start);
@@ -552,7 +552,7 @@ impl PlainSlot {
 
 fn slot(u: &mut Unstructured<'_>) -> Result<PlainSlot> {
     let start = address(u)?;
-    let sizes = [0, PAGE, 3 * PAGE, SECTION - PAGE, SECTION, 3 * SECTION, GIB, 2 * GIB];
+    let sizes = [0, PAGE, 3 * PAGE, HUGE_PAGE - PAGE, HUGE_PAGE, 3 * HUGE_PAGE, GIB, 2 * GIB];
     let end = if u.arbitrary()? { start.wrapping_add(*u.choose(&sizes)?) } else { address(u)? };
     let kind: u8 = u.arbitrary()?;
     let device = address(u)?;
@@ -570,7 +570,7 @@ fn slot(u: &mut Unstructured<'_>) -> Result<PlainSlot> {
 /// Makes any address, mostly one that is near to others.
 fn address(u: &mut Unstructured<'_>) -> Result<u64> {
     let any: u32 = u.arbitrary()?;
-    let near = u64::from(any >> 16 & 3) * SECTION + u64::from(any >> 8 & 3) * PAGE;
+    let near = u64::from(any >> 16 & 3) * HUGE_PAGE + u64::from(any >> 8 & 3) * PAGE;
     let inside = u64::from(any & 0xff) * 16;
     Ok(match any >> 28 {
         0..=7 => BASE + near,

@@ -91,6 +91,7 @@ use crate::tlbi::Reach;
 pub use caches::HostCaches;
 use cpu::Cpu;
 pub use platform::FastPlatform;
+pub use thread::this_cpu;
 pub use vcpu::{FastVcpu, VcpuError};
 
 /// CPUs and their memory.

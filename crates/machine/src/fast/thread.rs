@@ -18,21 +18,27 @@ pub(super) struct Thread {
     pub(super) patience: Cell<Patience>,
 }
 
+/// The number of the CPU whose vCPU the calling thread runs, in the machine that it used last; 0 if it never ran one.
+pub fn this_cpu() -> usize {
+    THIS.with(Thread::cpu).unwrap_or(0)
+}
+
+thread_local! {
+    static THIS: Thread = const {
+        Thread {
+            machine: Cell::new(0),
+            vttbr: Cell::new(0),
+            cpu: Cell::new(None),
+            pending: Cell::new(0),
+            patience: Cell::new(Patience::NEW),
+        }
+    };
+}
+
 impl Thread {
     /// Calls `body` with the calling thread's state, as a CPU of the machine with this number.
     #[inline]
     pub(super) fn with<R>(machine: u64, body: impl FnOnce(&Self) -> R) -> R {
-        thread_local! {
-            static THIS: Thread = const {
-                Thread {
-                    machine: Cell::new(0),
-                    vttbr: Cell::new(0),
-                    cpu: Cell::new(None),
-                    pending: Cell::new(0),
-                    patience: Cell::new(Patience::NEW),
-                }
-            };
-        }
         THIS.with(|this| {
             if this.machine.get() != machine {
                 this.machine.set(machine);

@@ -13,7 +13,7 @@ use super::clock::Moment;
 use super::model::{Broken, Model, Outcome};
 use super::shape::{ACCESSED, ADDRESS, MEMORY, ROOT, Shape, gave_less, gave_more, is_same_mapping};
 use super::stale::{CpuSet, Kind, Stale};
-use super::tables::{PAGE, Page, Place, Root, Standing};
+use super::tables::{PAGE, Page, Root, Standing, TablePosition};
 use crate::walk;
 
 impl Model {
@@ -58,7 +58,7 @@ impl Model {
     fn written_in_tree(
         &mut self,
         cpu: usize,
-        place: Place,
+        place: TablePosition,
         pa: u64,
         (old, new): (u64, u64),
         moment: Moment,
@@ -102,7 +102,7 @@ impl Model {
         }
         match is {
             Shape::Table if was != Shape::Table => {
-                self.link(new & ADDRESS, Place { root: place.root, ipa, level: level + 1 }, pa)
+                self.link(new & ADDRESS, TablePosition { root: place.root, ipa, level: level + 1 }, pa)
             }
             Shape::Leaf if was == Shape::Invalid => self.check_frame(pa, ipa, (level, new)),
             _ => Ok(()),
@@ -110,7 +110,7 @@ impl Model {
     }
 
     /// Checks an entry that is made where there was none.
-    fn check_make(&self, place: Place, pa: u64, ipa: u64, new: u64) -> Outcome {
+    fn check_make(&self, place: TablePosition, pa: u64, ipa: u64, new: u64) -> Outcome {
         let range = Ipa::new(ipa)..Ipa::new(ipa + walk::span(place.level));
         let is_table = Shape::of(new, place.level) == Shape::Table;
         let vmid = self.tables.root(place.root).vmid;
@@ -178,7 +178,7 @@ impl Model {
     }
 
     /// Links a table. All entries below it, down to the last table, have to be visible before the entry that links it.
-    fn link(&mut self, page: u64, place: Place, entry: u64) -> Outcome {
+    fn link(&mut self, page: u64, place: TablePosition, entry: u64) -> Outcome {
         let Some(Page { taken, standing: Standing::Loose }) = self.tables.of(page) else {
             let what = format!("{page:#x} is linked, and was not taken for a table");
             return Err(Broken::new(Rule::LateWrite, what).at(place.ipa, &[entry]));
@@ -206,7 +206,11 @@ impl Model {
             match Shape::of(raw, place.level) {
                 Shape::Invalid => {}
                 Shape::Table => {
-                    self.link(raw & ADDRESS, Place { root: place.root, ipa: here, level: place.level + 1 }, at)?;
+                    self.link(
+                        raw & ADDRESS,
+                        TablePosition { root: place.root, ipa: here, level: place.level + 1 },
+                        at,
+                    )?;
                 }
                 Shape::Leaf => {
                     self.check_make_leaf(place, at, here, raw)?;
@@ -218,7 +222,7 @@ impl Model {
     }
 
     /// Checks a leaf in a table that is now linked.
-    fn check_make_leaf(&self, place: Place, pa: u64, ipa: u64, raw: u64) -> Outcome {
+    fn check_make_leaf(&self, place: TablePosition, pa: u64, ipa: u64, raw: u64) -> Outcome {
         if self.stale.is_empty() { Ok(()) } else { self.check_make(place, pa, ipa, raw) }
     }
 

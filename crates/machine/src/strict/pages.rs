@@ -13,7 +13,7 @@ use super::clock::Moment;
 use super::model::{Broken, Cpu, Model, Outcome};
 use super::shape::{ADDRESS, ROOT, Shape};
 use super::stale::{Kind, Stale};
-use super::tables::{PAGE, Page, Place, Standing};
+use super::tables::{PAGE, Page, Standing, TablePosition};
 use crate::walk;
 
 impl Model {
@@ -92,7 +92,7 @@ impl Model {
         let held = || self.cpus[cpu].locks.iter().filter_map(|held| place(*held));
         if let Some(new) = place(page) {
             let parent = held().find(|held| self.tables.leads_to(*held, new));
-            let beside = |held: &Place| parent.is_some_and(|parent| self.tables.leads_to(parent, *held));
+            let beside = |held: &TablePosition| parent.is_some_and(|parent| self.tables.leads_to(parent, *held));
             if let Some(held) = held().find(|held| held.level >= new.level && !beside(held)) {
                 let (new, held) = (new.level, held.level);
                 let what =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The pages that are tables, with their place in a tree.
+//! The pages that are tables, with their position in a tree.
 
 use std::collections::HashMap;
 
@@ -26,16 +26,16 @@ pub(crate) enum Standing {
     /// In no tree yet.
     Loose,
     /// In a tree.
-    Linked(Place),
+    Linked(TablePosition),
     /// Unlinked from a tree, by the break of an entry above.
-    Unlinked(Place, Moment),
+    Unlinked(TablePosition, Moment),
     /// Unlinked, and its flush has begun: no CPU may be inside any more.
-    Closed(Place),
+    Closed(TablePosition),
 }
 
-/// The place of a table in its tree.
+/// The position of a table in its tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct TablePosition {
     pub(crate) root: usize,
     /// The address that its first entry translates.
     pub(crate) ipa: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Root {
 
 pub(crate) const PAGE: u64 = 4096;
 
-impl Place {
+impl TablePosition {
     /// The first address that an entry of the table translates.
     pub(crate) fn ipa_of(self, entry: u64) -> u64 {
         self.ipa + (entry % PAGE / 8) * walk::span(self.level)
@@ -89,7 +89,7 @@ impl Tables {
         let root = self.roots.len();
         self.roots.push(Root { pa, entries, level, vmid, alive: true, exposed: 0, was_loaded: false });
         for (number, page) in (0..(entries as u64 * 8).div_ceil(PAGE)).map(|number| (number, pa + number * PAGE)) {
-            let place = Place { root, ipa: number * 512 * walk::span(level), level };
+            let place = TablePosition { root, ipa: number * 512 * walk::span(level), level };
             self.pages.insert(page, Page { taken: step, standing: Standing::Linked(place) });
         }
     }
@@ -117,7 +117,7 @@ impl Tables {
     }
 
     /// Whether an entry of `one` leads to `other`.
-    pub(crate) fn leads_to(&self, one: Place, other: Place) -> bool {
+    pub(crate) fn leads_to(&self, one: TablePosition, other: TablePosition) -> bool {
         // A root of several pages has one lock, that of its first page.
         let size = if one.level == self.root(one.root).level { u64::MAX } else { 512 * walk::span(one.level) };
         one.root == other.root && one.level + 1 == other.level && (other.ipa).wrapping_sub(one.ipa) < size
@@ -163,8 +163,8 @@ mod tests {
     #[test]
     fn a_table_leads_to_those_of_the_next_level_in_its_range() {
         let tables = with_root();
-        let place = |ipa, level| Place { root: 0, ipa, level };
-        let leads = |one: Place, other: Place| tables.leads_to(one, other);
+        let place = |ipa, level| TablePosition { root: 0, ipa, level };
+        let leads = |one: TablePosition, other: TablePosition| tables.leads_to(one, other);
         let (root, above) = (place(0, 1), place(1 << 30, 2));
         assert!(leads(above, place(1 << 30, 3)) && leads(above, place((2 << 30) - (2 << 20), 3)));
         assert!(!leads(above, above) && !leads(above, root) && !leads(root, place(1 << 30, 3)));
@@ -200,7 +200,7 @@ mod tests {
         tables.take(page, 9);
         let taken = tables.of(page + 8).expect("a table");
         assert_eq!((taken.taken, taken.standing), (9, Standing::Loose));
-        tables.set(page, Standing::Closed(Place { root: 0, ipa: 0, level: 3 }));
+        tables.set(page, Standing::Closed(TablePosition { root: 0, ipa: 0, level: 3 }));
         assert_ne!(tables.of(page).expect("a table").standing, Standing::Loose);
         assert!(tables.free(page).is_some() && tables.of(page).is_none() && tables.free(page).is_none());
     }

@@ -14,7 +14,7 @@ pub trait Cpu {
     type Host: Platform + Clone;
 
     /// A vCPU in its guest.
-    type Guest<'a>: InGuest
+    type Entered<'a>: InGuest
     where
         Self: 'a;
 
@@ -26,7 +26,7 @@ pub trait Cpu {
     /// # Errors
     ///
     /// The CPU has a vCPU already or does not exist, or the registers have reserved or unmodelled values.
-    fn enter<P>(&self, registers: (u64, u64), vcpu: &Vcpu<P>) -> Result<Self::Guest<'_>, VcpuError>;
+    fn enter<P>(&self, registers: (u64, u64), vcpu: &Vcpu<P>) -> Result<Self::Entered<'_>, VcpuError>;
 
     /// Leaves the guest: from now on the CPU walks no tables.
     fn leave(&self);

@@ -14,7 +14,7 @@ impl<H: Platform> Vm<H> {
     pub(super) fn exits<C: Cpu<Host = H>, P: Program>(
         &self,
         cpu: &C,
-        guest: &mut C::Guest<'_>,
+        guest: &mut C::Entered<'_>,
         vcpu: &mut Vcpu<P>,
         mut call: impl FnMut([u64; 4]) -> u64,
     ) -> Result<Left, RunError> {

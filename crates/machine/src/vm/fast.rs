@@ -20,7 +20,7 @@ pub struct FastCpu {
 
 impl Cpu for FastCpu {
     type Host = FastPlatform;
-    type Guest<'a> = FastVcpu;
+    type Entered<'a> = FastVcpu;
 
     fn number(&self) -> usize {
         self.number

@@ -7,7 +7,7 @@ use super::{Cpu, InGuest, Left, RunError, Vcpu, Vm};
 use crate::fast::{CpusError, VcpuError};
 use crate::interrupts::{Interrupts, Woken};
 use crate::program::{Abort, Ended, Exit, Program, State};
-use crate::strict::{self, Breach, CpuHandle, Guest, Hosted, Machine};
+use crate::strict::{self, Breach, CpuHandle, Hosted, Machine, StrictVcpu};
 
 /// The reason why not all vCPUs ran until they left.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -22,13 +22,13 @@ pub enum RunAllError {
 
 impl Cpu for CpuHandle {
     type Host = Hosted;
-    type Guest<'a> = Guest<'a>;
+    type Entered<'a> = StrictVcpu<'a>;
 
     fn number(&self) -> usize {
         self.number()
     }
 
-    fn enter<P>(&self, (vttbr, vtcr): (u64, u64), vcpu: &Vcpu<P>) -> Result<Guest<'_>, VcpuError> {
+    fn enter<P>(&self, (vttbr, vtcr): (u64, u64), vcpu: &Vcpu<P>) -> Result<StrictVcpu<'_>, VcpuError> {
         Ok(self.enter(vttbr, vtcr, vcpu.number()).with(*vcpu.state(), Arc::clone(vcpu.interrupts())))
     }
 
@@ -50,7 +50,7 @@ impl Cpu for CpuHandle {
     }
 }
 
-impl InGuest for Guest<'_> {
+impl InGuest for StrictVcpu<'_> {
     fn run<P: Program>(&mut self, program: &mut P) -> Result<Ended, Exit> {
         program.run(self)
     }

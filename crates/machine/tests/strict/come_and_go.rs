@@ -21,7 +21,7 @@ use crate::world::{MIB_2, MODERN, PAGE, PLAIN, World};
 
 const CPUS: usize = 4;
 const GUESTS: u64 = 2;
-const SECTIONS: u64 = 2;
+const HUGE_PAGES: u64 = 2;
 const START: u64 = 1 << 30;
 /// The number of table pages: one of level 2 for each guest, and fewer of level 3 than both guests need.
 const TABLES: u64 = 5;
@@ -51,7 +51,7 @@ fn judge_frames_change_hands_past_the_cache() {
 
 /// Each page of each guest has one frame of its own.
 fn frame(world: &World, guest: u64, ipa: u64) -> Pa {
-    world.frame(guest * SECTIONS * MIB_2 + (ipa - START))
+    world.frame(guest * HUGE_PAGES * MIB_2 + (ipa - START))
 }
 
 fn tables_come_and_go(features: Features, total: u64, first_seed: u64) {
@@ -94,9 +94,9 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
     let guest = cpu.draw(GUESTS);
     let tables = &guests[guest as usize];
     let mut pages = Scarce { pages: &world.pages, cpu, one_in: 0 };
-    let section = START + cpu.draw(SECTIONS) * MIB_2;
-    let at = section + PAGES[cpu.draw(PAGES.len() as u64) as usize] * PAGE;
-    let (ipa, whole) = (Ipa::new(at), Ipa::new(section)..Ipa::new(section + MIB_2));
+    let huge_page = START + cpu.draw(HUGE_PAGES) * MIB_2;
+    let at = huge_page + PAGES[cpu.draw(PAGES.len() as u64) as usize] * PAGE;
+    let (ipa, whole) = (Ipa::new(at), Ipa::new(huge_page)..Ipa::new(huge_page + MIB_2));
     let attributes = Attributes { dirty_by_hardware: cpu.draw(2) == 0, ..Attributes::ram(Access::READ_WRITE) };
     let check = |what: &str, leaf: Leaf| {
         let expected = frame(world, guest, leaf.ipa.raw());
@@ -134,11 +134,11 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
             }
         }
         6 => {
-            let mapped = tables.map(whole.start, frame(world, guest, section), Level::L2, &attributes, &mut pages);
+            let mapped = tables.map(whole.start, frame(world, guest, huge_page), Level::L2, &attributes, &mut pages);
             tolerate("map of a block", mapped.map(|_| ()));
         }
         7..9 => {
-            let pa = frame(world, guest, section);
+            let pa = frame(world, guest, huge_page);
             let mut removed = Vec::new();
             let coalesced =
                 tables.coalesce(whole.start, pa, Level::L2, &attributes, &mut pages, &mut |leaf| removed.push(leaf));
@@ -153,7 +153,7 @@ fn come_or_go(cpu: &CpuHandle, world: &World, guests: &[Stage2<Hosted>]) {
             tolerate("split", split.map(|_| ()));
         }
         11 => tolerate("map of a range", {
-            let range = ipa..ipa + PAGE * (1 + cpu.draw(3)).min((section + MIB_2 - at) / PAGE);
+            let range = ipa..ipa + PAGE * (1 + cpu.draw(3)).min((huge_page + MIB_2 - at) / PAGE);
             tables.map_range(range, frame(world, guest, at), Level::L3, &attributes, &mut pages)
         }),
         12 => tolerate("relax", tables.relax(ipa, Access::ALL).map(|_| ())),

@@ -382,7 +382,7 @@ fn judge_what_another_cpu_mapped_does_not_fault() {
             let tables = made.get().unwrap();
             cpu.load(tables.vttbr());
             let mut guest = cpu.enter(tables.vttbr(), tables.vtcr(), 0);
-            (0..32).for_each(|section| assert!(guest.load(START + (section << 30)).is_err(), "a page is mapped"));
+            (0..32).for_each(|gib| assert!(guest.load(START + (gib << 30)).is_err(), "a page is mapped"));
             guest.forget_fault();
             for number in 1..32 {
                 while reported.load(Ordering::Relaxed) <= number {
@@ -481,7 +481,7 @@ fn judge_each_table_that_is_taken_out_is_counted() {
     const ROUNDS: u64 = 30;
     for seed in 1..=20 {
         let world = World::narrow(MODERN, 2, seed, (64, 4));
-        let section = |cpu: u64, number: u64| Ipa::new(START + (cpu << 30) + number * MIB_2);
+        let huge_page = |cpu: u64, number: u64| Ipa::new(START + (cpu << 30) + number * MIB_2);
         let attributes = Attributes::ram(Access::READ_WRITE);
         let map = |tables: &Stage2<Hosted>, ipa| {
             let mapped = tables.map(ipa, world.frame(0), Level::L3, &attributes, &mut &world.pages);
@@ -490,14 +490,14 @@ fn judge_each_table_that_is_taken_out_is_counted() {
         let tables = world.machine.alone(|_| {
             let tables = world.tables(0, 1, 40);
             // The tables above stay linked.
-            (0..2).for_each(|cpu| map(&tables, section(cpu, 1)));
+            (0..2).for_each(|cpu| map(&tables, huge_page(cpu, 1)));
             tables
         });
         let tables = tables.unwrap_or_else(|breach| panic!("{breach}"));
         let before = tables.unlink_count();
         let programs = (0..2).map(|_| -> Program<'_> {
             Box::new(|cpu| {
-                let ipa = section(cpu.number() as u64, 0);
+                let ipa = huge_page(cpu.number() as u64, 0);
                 for _ in 0..ROUNDS {
                     map(&tables, ipa);
                     let unmapped = tables.unmap(ipa..ipa + MIB_2, &mut &world.pages, Unwatched);

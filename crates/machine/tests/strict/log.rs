@@ -23,7 +23,7 @@ use crate::world::{MIB_2, MODERN, PAGE, PLAIN};
 
 /// The start of the slot. No word of the log begins where a table does.
 const RAM: Ipa = Ipa::new(0x4000_0000 - 3 * PAGE);
-/// The pages of the slot, in three sections of 2 MiB, of which two are complete.
+/// The pages of the slot, in three huge pages, of which two are complete.
 const COUNT: u64 = 3 + 2 * 512;
 /// The pages that are written: some adjacent, and some at the edges of words, sections, tables and the slot.
 const WRITTEN: [u64; 13] = [0, 3, 4, 10, 63, 64, 66, 67, 514, 515, 1023, 1026, BY_DEVICE];
@@ -97,18 +97,18 @@ impl program::Program for Touch {
 
 impl Migration {
     fn new(machine: &Machine, kind: Kind) -> Self {
-        const SECTIONS: u64 = 3;
+        const HUGE_PAGES: u64 = 3;
         let mut frames = Frames::new(kind.features);
-        let (sections, tables) = (SECTIONS * MIB_2, (2 + TABLES + kind.tables) * PAGE);
-        // First, so that the root does not break up a section.
-        frames.add(machine.arena().donate_part(sections, tables).unwrap());
+        let (huge_pages, tables) = (HUGE_PAGES * MIB_2, (2 + TABLES + kind.tables) * PAGE);
+        // First, so that the root does not break up a huge page.
+        frames.add(machine.arena().donate_part(huge_pages, tables).unwrap());
         let backing = if kind.preallocated {
             // Aligned as the slot is.
             let donated = machine.arena().donate_part(MIB_2 - 3 * PAGE, COUNT * PAGE).unwrap();
             let frames = donated.into_run();
             Backing::Preallocated { frames, largest: Level::L2 }
         } else {
-            frames.add(machine.arena().donate_part(0, sections).unwrap());
+            frames.add(machine.arena().donate_part(0, huge_pages).unwrap());
             Backing::Ram
         };
         let geometry = Geometry::new(Granule::KIB_4, 40, &kind.features).unwrap();

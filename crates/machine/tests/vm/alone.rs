@@ -155,7 +155,7 @@ fn pages_that_ram_took_are_one_cpu_s_at_a_time() {
 fn frames_are_one_cpu_s_at_a_time() {
     assert!(waits(HOLD_FRAMES, HOLD_FRAMES));
     assert!(waits(HOLD_FRAMES, |memory, _| memory.tables().take().map_or((), |page| memory.tables().give(page))));
-    // A 2 MiB section without frames takes some.
+    // A huge page without frames takes some.
     assert!(waits(HOLD_FRAMES, |memory, _| memory.write(RAM + MIB_2, &[1]).unwrap()));
 }
 

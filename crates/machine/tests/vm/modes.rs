@@ -20,7 +20,7 @@ use super::scenarios::{MIB_2, PART, Room};
 const RAM_SIZE: u64 = 4 * MIB_2;
 /// Bytes that the guest writes to: pages of all granules, and no multiple of a table's reach.
 const DATA: u64 = 5 << 16;
-/// The memory of a guest: sections of 2 MiB for data and tables, and pages for stage-2 tables.
+/// The memory of a guest: huge pages for data and tables, and pages for stage-2 tables.
 const SHARE: u64 = 4 * MIB_2;
 /// The number of guests, each with memory of its own.
 const GUESTS: u64 = 2 * 11;
@@ -38,14 +38,14 @@ fn modes() -> impl Iterator<Item = (Mode, Layout)> {
 }
 
 /// A guest with its tables in its memory.
-struct Guest {
+struct Stage1Guest {
     ram: Ipa,
     /// The address of its data, which ends with the mode's virtual addresses.
     va: u64,
     registers: Stage1Registers,
 }
 
-impl Guest {
+impl Stage1Guest {
     fn new<H: Platform + Clone>(room: &Room<'_, H>, layout: Layout, vmid: u16, part: u64) -> (Self, GuestMemory<H>) {
         let geometry = Geometry::new(Granule::KIB_4, layout.pa_bits(), &room.features).unwrap();
         let mut frames = Frames::new(room.features);
@@ -73,7 +73,7 @@ impl Guest {
 pub fn what_is_written_is_found<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     let mut seen = 0;
     for (vmid, (mode, layout)) in (1..).zip(modes()) {
-        let (guest, memory) = Guest::new(room, layout, vmid, part);
+        let (guest, memory) = Stage1Guest::new(room, layout, vmid, part);
         let vm = Vm::new(memory);
         let pass = |(va, value)| Pass { value, ..Pass::writes(va, 1, 8) };
         let mut vcpu = room.vcpu(Passes::new(guest.words().map(pass).collect::<Vec<_>>())).with_stage1(guest.registers);
@@ -99,7 +99,7 @@ pub fn what_is_written_is_found<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part:
 /// table is gone too.
 pub fn what_is_taken_is_gone<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     for (vmid, (mode, layout)) in (1..).zip(modes()) {
-        let (guest, memory) = Guest::new(room, layout, vmid, part);
+        let (guest, memory) = Stage1Guest::new(room, layout, vmid, part);
         let vm = Vm::new(memory);
         let all = || guest.words().map(|(va, value)| Op::Load(va, value));
         let mut script: Vec<_> = guest.words().map(|(va, value)| Op::Store(va, value)).collect();
@@ -135,7 +135,7 @@ pub fn what_is_taken_is_gone<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u6
 }
 
 /// The offset in bytes of the root's entry for the guest's data, which is the last entry.
-fn root_entry(guest: &Guest, layout: &Layout) -> u64 {
+fn root_entry(guest: &Stage1Guest, layout: &Layout) -> u64 {
     let index_bits = layout.granule().shift() - 3;
     let below = (layout.va_bits() - layout.granule().shift() - 1) / index_bits * index_bits;
     (guest.va >> (layout.granule().shift() + below)) * 8

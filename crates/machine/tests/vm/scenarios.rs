@@ -392,7 +392,7 @@ pub fn stage1_updates_fault_as_writes<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C,
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     Table,
-    Section,
+    HugePage,
 }
 
 /// A memory that gets its frames one by one, in part `part`.
@@ -400,7 +400,7 @@ struct Drops<'a, 'r, H> {
     room: &'a Room<'r, H>,
     part: u64,
     tables: u64,
-    sections: u64,
+    huge_pages: u64,
 }
 
 impl<H> Drops<'_, '_, H> {
@@ -408,11 +408,11 @@ impl<H> Drops<'_, '_, H> {
         let (offset, size) = match unit {
             // The first two pages are the root.
             Unit::Table => ((2 + self.tables) * PAGE, PAGE),
-            Unit::Section => ((1 + self.sections) * MIB_2, MIB_2),
+            Unit::HugePage => ((1 + self.huge_pages) * MIB_2, MIB_2),
         };
         match unit {
             Unit::Table => self.tables += 1,
-            Unit::Section => self.sections += 1,
+            Unit::HugePage => self.huge_pages += 1,
         }
         frames.add(self.room.arena.donate_part(self.part * PART + offset, size).unwrap());
     }
@@ -421,7 +421,7 @@ impl<H> Drops<'_, '_, H> {
 /// If a frame of either kind is missing, the run returns that error. The guest resumes once there is one.
 pub fn out_of_frames<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     const HIGH: Ipa = Ipa::new(0x1_0000_0000);
-    /// In three sections, under two tables of level 2.
+    /// In three huge_pages, under two tables of level 2.
     fn program() -> Vec<Op> {
         let touched = [RAM, RAM + PAGE, RAM + (MIB_2 - 8), RAM + MIB_2, HIGH, HIGH + PAGE].map(Ipa::raw);
         let write = touched.iter().map(|va| Op::Store(*va, !va));
@@ -439,7 +439,7 @@ pub fn out_of_frames<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
     };
     let lacks = |left: Result<Left, RunError>| match left {
         Ok(Left::Ended) => None,
-        Err(RunError::Memory { error: Error::NoFrames { .. }, .. }) => Some(Unit::Section),
+        Err(RunError::Memory { error: Error::NoFrames { .. }, .. }) => Some(Unit::HugePage),
         Err(RunError::Memory { error: Error::Stage2(twofold_stage2::Error::NoTablePage { .. }), .. }) => {
             Some(Unit::Table)
         }
@@ -448,20 +448,20 @@ pub fn out_of_frames<C: Cpu>(room: &Room<'_, C::Host>, cpu: &C, part: u64) {
 
     // One unit at a time, when it is missing.
     let mut asked = Vec::new();
-    let mut drops = Drops { room, part, tables: 0, sections: 0 };
+    let mut drops = Drops { room, part, tables: 0, huge_pages: 0 };
     let vm = empty(&drops, 11);
     let mut vcpu = room.vcpu(Script::new(&program()));
     while let Some(unit) = lacks(vm.run(cpu, &mut vcpu, |_| 0)) {
         asked.push(unit);
         drops.add(unit, &mut vm.memory().frames());
     }
-    use Unit::{Section, Table};
-    assert_eq!(asked, [Section, Table, Table, Section, Table, Section, Table, Table]);
+    use Unit::{HugePage, Table};
+    assert_eq!(asked, [HugePage, Table, Table, HugePage, Table, HugePage, Table, Table]);
     vm.destroy();
 
     // The first `n` units, and then all others at once.
     for n in 0..asked.len() {
-        let mut drops = Drops { room, part: part + 1 + n as u64, tables: 0, sections: 0 };
+        let mut drops = Drops { room, part: part + 1 + n as u64, tables: 0, huge_pages: 0 };
         let vm = empty(&drops, 12 + n as u16);
         asked[..n].iter().for_each(|unit| drops.add(*unit, &mut vm.memory().frames()));
         let mut vcpu = room.vcpu(Script::new(&program()));

@@ -61,7 +61,7 @@ fn frames_have_one_owner_at_a_time() {
         let room = room(&machine);
         let memory = room.memory(0, 1, Pages::Small);
         let free = memory.frames().free();
-        let sections = RAM_SIZE / MIB_2;
+        let huge_pages = RAM_SIZE / MIB_2;
         let owned: Mutex<BTreeSet<_>> = Mutex::default();
         thread::scope(|scope| {
             for _ in 0..3 {
@@ -79,12 +79,12 @@ fn frames_have_one_owner_at_a_time() {
                     }
                 });
             }
-            for section in (0..sections).cycle().take(20 * sections as usize) {
-                memory.write(RAM + section * MIB_2, &[1]).unwrap();
+            for huge_page in (0..huge_pages).cycle().take(20 * huge_pages as usize) {
+                memory.write(RAM + huge_page * MIB_2, &[1]).unwrap();
                 thread::yield_now();
             }
         });
-        assert_eq!(memory.frames().free() + sections * MIB_2 / PAGE, free, "frames are lost");
+        assert_eq!(memory.frames().free() + huge_pages * MIB_2 / PAGE, free, "frames are lost");
     }
 }
 

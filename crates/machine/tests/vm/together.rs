@@ -14,10 +14,10 @@ use super::scenarios::{MIB_2, RAM};
 pub const VCPUS: u64 = 4;
 /// The number of pages that all vCPUs touch. Each vCPU also has that number of its own.
 const SHARED: u64 = 64;
-/// Half of the shared pages are in one 2 MiB section, half in the next.
+/// Half of the shared pages are in one huge page, half in the next.
 const START: u64 = RAM.raw() + MIB_2 - SHARED / 2 * PAGE;
-/// The shared sections, and one section for each vCPU.
-const SECTIONS: u64 = 2 + VCPUS;
+/// The shared huge pages, and one for each vCPU.
+const HUGE_PAGES: u64 = 2 + VCPUS;
 
 /// The address at which a vCPU writes in a shared page.
 fn shared(page: u64, vcpu: u64) -> u64 {
@@ -79,14 +79,14 @@ impl Before {
         let counts = memory.counts();
         let touched = SHARED * (1 + VCPUS);
         let (mapped, zeroed, tables) = match pages {
-            Pages::Small => ([0, 0, 0, touched], touched, 1 + SECTIONS),
-            Pages::Largest => ([0, 0, SECTIONS, 0], SECTIONS * MIB_2 / PAGE, 1),
+            Pages::Small => ([0, 0, 0, touched], touched, 1 + HUGE_PAGES),
+            Pages::Largest => ([0, 0, HUGE_PAGES, 0], HUGE_PAGES * MIB_2 / PAGE, 1),
         };
         assert_eq!((counts.mapped, counts.frames_zeroed), (mapped, zeroed));
         // The vCPU that zeroes a page need not be the one that maps it.
         assert!(counts.first_touches.iter().sum::<u64>() <= mapped.iter().sum());
         assert_eq!(counts.tables_allocated - counts.tables_freed, self.counts.tables_allocated + tables);
-        assert_eq!(memory.frames().free() + SECTIONS * MIB_2 / PAGE + tables, self.free, "frames are lost");
+        assert_eq!(memory.frames().free() + HUGE_PAGES * MIB_2 / PAGE + tables, self.free, "frames are lost");
     }
 
     /// The same check after everything is unmapped.
@@ -97,7 +97,7 @@ impl Before {
 
 /// The range that [`unmap`] takes from a [`working_set`], repeatedly.
 const WORKING_SET: IpaRange = RAM..Ipa::new(RAM.raw() + 2 * MIB_2);
-/// Pages of a working set, in both sections.
+/// Pages of a working set, in both huge pages.
 const TOUCHED: u64 = 61;
 
 /// A program on pages that are unmapped repeatedly.

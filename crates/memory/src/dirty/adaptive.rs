@@ -25,7 +25,7 @@ use core::ops::Range;
 use twofold_stage2::primitive::{Ordering, Word};
 
 use super::bits::{Bits, WORD, zeroed};
-use super::options::SECTION;
+use super::options::WORD_PAGES;
 
 /// Faults in a round after which a table's 2 MiB are hardware-tracked.
 const TABLE: u64 = 4;
@@ -64,7 +64,7 @@ impl Heat {
     /// Counters for a slot of `pages` pages, or `None` if the heap is full.
     pub(super) fn new(pages: u64) -> Option<Self> {
         Some(Self {
-            sections: Bits::new(pages.div_ceil(SECTION))?,
+            sections: Bits::new(pages.div_ceil(WORD_PAGES))?,
             tables: zeroed(pages / TABLE_PAGES + 1)?,
             groups: zeroed(pages / GROUP_PAGES + 1)?,
             round: Word::default(),
@@ -80,10 +80,10 @@ impl Heat {
             GROUP_PAGES
         } else if table == TABLE {
             TABLE_PAGES
-        } else if self.sections.is_set(page / SECTION) {
-            SECTION
+        } else if self.sections.is_set(page / WORD_PAGES) {
+            WORD_PAGES
         } else {
-            self.sections.set(page / SECTION);
+            self.sections.set(page / WORD_PAGES);
             return None;
         };
         let first = page / pages * pages;
@@ -111,7 +111,7 @@ fn count(cell: &Word, round: u64) -> u64 {
 impl Cold {
     /// Counters for a slot of `pages` pages, or `None` if the heap is full.
     pub(super) fn new(pages: u64) -> Option<Self> {
-        let sections = pages.div_ceil(SECTION) as usize;
+        let sections = pages.div_ceil(WORD_PAGES) as usize;
         let mut rounds = Vec::new();
         rounds.try_reserve_exact(sections).ok()?;
         rounds.resize(sections, 0);
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn faults_that_lie_close_set_dbm_on_a_table_and_then_a_group() {
         let heat = heat();
-        let faults = (0..GROUP_PAGES / SECTION).map(|section| (section, heat.fault(section * SECTION)));
+        let faults = (0..GROUP_PAGES / WORD_PAGES).map(|section| (section, heat.fault(section * WORD_PAGES)));
         let tracked: Vec<_> = faults.filter_map(|(section, tracked)| Some((section, tracked?))).collect();
         assert_eq!(tracked[0], (TABLE - 1, 0..TABLE_PAGES));
         assert!(tracked.contains(&(GROUP - 1, 0..GROUP_PAGES)), "{tracked:?}");
@@ -189,9 +189,9 @@ mod tests {
     #[test]
     fn faults_of_another_round_do_not_count_for_a_table() {
         let heat = heat();
-        for section in 0..TABLE_PAGES / SECTION {
+        for section in 0..TABLE_PAGES / WORD_PAGES {
             heat.next_round();
-            assert_eq!(heat.fault(section * SECTION), None);
+            assert_eq!(heat.fault(section * WORD_PAGES), None);
         }
     }
 
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn what_ends_in_a_round_is_a_part_of_what_is_looked_at() {
         let mut cold = Cold::new(PAGES).unwrap();
-        let sections = PAGES / SECTION;
+        let sections = PAGES / WORD_PAGES;
         let mut ended = 0;
         for _ in 0..COLD {
             cold.next_round();
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_word_is_cut_at_the_end() {
-        let mut cold = Cold::new(3 * SECTION).unwrap();
+        let mut cold = Cold::new(3 * WORD_PAGES).unwrap();
         cold.next_round();
         (1..COLD).for_each(|_| assert_eq!(cold.looked(0, u64::MAX, 0), 0));
         assert_eq!(cold.looked(0, u64::MAX, 0), 0b111);

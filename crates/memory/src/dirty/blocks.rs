@@ -7,10 +7,10 @@
 
 use twofold_stage2::{Coalesced, Grant, Ipa, Level, Mapped, Platform};
 
-use super::{DirtyLog, LogError};
-use crate::frames::FRAME;
+use super::options::LogError;
+use super::start::DirtyLog;
+use crate::frames::{FRAME, HUGE_PAGE};
 use crate::guest::Pages;
-use crate::ram::SECTION;
 use crate::slots::Content;
 
 /// What [`DirtyLog::coalesce_range`] did, and where to continue.
@@ -51,8 +51,8 @@ impl<P: Platform> DirtyLog<'_, P> {
         let Some(log) = slot.tracking.log().filter(|_| memory.pages == Pages::Largest) else { return Ok(coalesced) };
         let platform = memory.stage2.platform();
         // The smallest block is a huge page (2 MiB).
-        let mut at = (slot.range.start + page.min(self.pages()) * FRAME).raw().next_multiple_of(SECTION);
-        while let Some(end) = at.checked_add(SECTION).filter(|end| *end <= slot.range.end.raw()) {
+        let mut at = (slot.range.start + page.min(self.pages()) * FRAME).raw().next_multiple_of(HUGE_PAGE);
+        while let Some(end) = at.checked_add(HUGE_PAGE).filter(|end| *end <= slot.range.end.raw()) {
             let ipa = Ipa::new(at);
             if coalesced.blocks == blocks {
                 coalesced.next = Some((ipa - slot.range.start) / FRAME);
@@ -87,12 +87,12 @@ impl<P: Platform> DirtyLog<'_, P> {
         match &self.slot.content {
             Content::Ram(ram) => {
                 let ram = ram.lock(stage2.platform());
-                Some((Level::L2, stage2.grant(ram.ready_section(ipa)?, ipa, SECTION)?))
+                Some((Level::L2, stage2.grant(ram.ready_huge_page(ipa)?, ipa, HUGE_PAGE)?))
             }
             Content::Preallocated(preallocated) => {
-                let place = preallocated.leaf_from(&self.slot.range, ipa, stage2.geometry());
-                let grant = stage2.grant(&preallocated.frames, ipa, place.size(stage2.geometry()))?;
-                (place.level < Level::L3).then_some((place.level, grant))
+                let leaf = preallocated.leaf_from(&self.slot.range, ipa, stage2.geometry());
+                let grant = stage2.grant(&preallocated.frames, ipa, leaf.size(stage2.geometry()))?;
+                (leaf.level < Level::L3).then_some((leaf.level, grant))
             }
             Content::Device(_) => None,
         }

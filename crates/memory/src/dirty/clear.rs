@@ -10,7 +10,9 @@ use core::ops::Range;
 use twofold_stage2::{Downgrade, IpaRange, Pending, Platform};
 
 use super::bits::WORD;
-use super::{DirtyLog, DirtyPages, Held, LEAST_CHUNK, LogError, Tracker, join};
+use super::options::{LogError, Tracker};
+use super::pages::DirtyPages;
+use super::start::{DirtyLog, Held, LEAST_CHUNK, join};
 use crate::frames::FRAME;
 
 impl<P: Platform> DirtyLog<'_, P> {
@@ -172,7 +174,7 @@ impl<P: Platform> Clearing<'_, '_, P> {
     #[cfg(feature = "baselines")]
     fn split_word(&mut self, first: u64, pages: u64) -> Result<(), LogError> {
         let held = self.held;
-        if !held.memory.before.walks_to_split() || !self.splits() {
+        if !held.memory.baselines.walks_to_split() || !self.splits() {
             return Ok(());
         }
         // So that `split_before` passes over this word.

@@ -6,7 +6,8 @@ use core::ops::ControlFlow;
 use twofold_stage2::primitive::full_fence;
 use twofold_stage2::{Access, Error, Ipa, IpaRange, Platform, Relaxed};
 
-use super::{Log, Running, Tracker};
+use super::log::{Log, Running};
+use super::options::Tracker;
 use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 use crate::slots::Memslot;

@@ -10,8 +10,9 @@ use twofold_stage2::{Downgrade, IpaRange, Marked, Pending, Platform};
 
 use super::bits::{WORD, inside};
 use super::clear::Clearing;
-use super::options::SECTION;
-use super::{DirtyLog, DirtyPages, Held, LogError, Tracker, join};
+use super::options::{LogError, Tracker, WORD_PAGES};
+use super::pages::DirtyPages;
+use super::start::{DirtyLog, Held, join};
 use crate::frames::FRAME;
 
 impl<P: Platform> DirtyLog<'_, P> {
@@ -153,7 +154,7 @@ impl<P: Platform> Held<'_, P> {
     /// The sections of the marked pages, as bits of the one word of sections that has them all.
     fn sections_of(&self, marked: &Marked) -> u64 {
         let first = (marked.ipa - self.slot.range.start) / FRAME;
-        let section = |page: u64| page / SECTION % WORD;
+        let section = |page: u64| page / WORD_PAGES % WORD;
         let (low, high) = (first + u64::from(marked.mask.trailing_zeros()), first + u64::from(marked.mask.ilog2()));
         1 << section(low) | 1 << section(high)
     }

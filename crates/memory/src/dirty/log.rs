@@ -49,8 +49,8 @@ pub(crate) struct Own {
     pub(super) cold: Cold,
 }
 
-/// A log that runs. Bits 0 to 2: its tracker, from 1. Bits 3 to 6: log2 of a section's pages. Above them: the number of
-/// its start.
+/// A log that runs. Bits 0 to 2: its tracker, from 1. Bit 3: whether a write fault sets DBM on other pages. Bits 4 to 7:
+/// log2 of a section's pages. Above them: the number of its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Running(u64);
 
@@ -84,7 +84,12 @@ impl Tracking {
         own.starts += 1;
         own.options = *options;
         let tracker = Tracker::ALL.iter().position(|tracker| *tracker == options.tracker).unwrap_or(0) as u64 + 1;
-        let running = tracker | u64::from(options.section_pages().trailing_zeros()) << 3 | own.starts << 7;
+        let around = match options.tracker {
+            Tracker::WriteProtect | Tracker::Manual | Tracker::Hardware => 0,
+            Tracker::Combined | Tracker::Adaptive => Running::ARMS_AROUND,
+        };
+        let section = u64::from(options.section_pages().trailing_zeros());
+        let running = tracker | around | section << 4 | own.starts << 8;
         self.running.store(running, Ordering::Release);
         Running(running)
     }
@@ -116,22 +121,25 @@ impl Log {
 }
 
 impl Running {
+    /// A write fault sets DBM on other pages.
+    const ARMS_AROUND: u64 = 1 << 3;
+
     /// Its tracker.
     #[inline]
     pub(crate) fn tracker(self) -> Tracker {
         Tracker::ALL[(self.0 as usize & 7).saturating_sub(1) % Tracker::ALL.len()]
     }
 
-    /// Whether a write fault sets DBM on other pages (D5): the trackers from [`Tracker::Combined`] on.
+    /// Whether a write fault sets DBM on other pages (D5).
     #[inline]
     pub(super) fn sets_dbm_around(self) -> bool {
-        self.0 & 4 != 0
+        self.0 & Self::SETS_DBM_AROUND != 0
     }
 
     /// Pages in a section.
     #[inline]
     pub(super) fn section(self) -> u64 {
-        1 << (self.0 >> 3 & 0xf)
+        1 << (self.0 >> 4 & 0xf)
     }
 
     /// Whether pages are mapped with DBM set.

@@ -67,12 +67,12 @@ impl LogOptions {
     /// [`Tracker::WriteProtect`].
     pub const fn new(tracker: Tracker) -> Self {
         let all_dirty = !matches!(tracker, Tracker::WriteProtect);
-        Self { tracker, all_dirty, chunk: 2 << 20, section: SECTION }
+        Self { tracker, all_dirty, chunk: 2 << 20, section: WORD_PAGES }
     }
 
     /// Pages in a section with this tracker.
     pub(super) fn section_pages(&self) -> u64 {
-        if self.tracker == Tracker::Combined { self.section } else { SECTION }
+        if self.tracker == Tracker::Combined { self.section } else { WORD_PAGES }
     }
 
     pub(super) fn check(&self) -> Result<(), LogError> {
@@ -89,8 +89,8 @@ impl LogOptions {
     }
 }
 
-/// Pages in a section by default.
-pub(super) const SECTION: u64 = 64;
+/// Pages in a section by default: those of one word of the bitmap.
+pub(super) const WORD_PAGES: u64 = 64;
 /// The smallest number of pages in a section.
 pub(super) const LEAST_SECTION: u64 = 8;
 

@@ -3,8 +3,8 @@
 
 use alloc::vec::Vec;
 
-use super::LogError;
 use super::bits::WORD;
+use super::options::LogError;
 
 /// Dirty pages of a slot, ascending, as [`DirtyLog::get`](super::DirtyLog::get) reports them. Pages are numbered in
 /// their slot, from 0.

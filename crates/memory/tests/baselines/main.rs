@@ -8,9 +8,9 @@ mod machine;
 #[allow(dead_code, reason = "the dirty log's tests use all of it")]
 mod world;
 
-use machine::guest::Guest;
+use machine::guest::RunningGuest;
 use machine::platform::{Event, PLAIN};
-use machine::{GIB, PAGE, SECTION};
+use machine::{GIB, HUGE_PAGE, PAGE};
 use twofold_memory::baselines::{Clean, Coalesce, Policies, Split, TablePages};
 use twofold_memory::dirty::{CoalescedRange, LogOptions, Tracker};
 use twofold_memory::{Answer, Backing, Done, Pages, Slot};
@@ -26,7 +26,7 @@ const SPLITS: [Split; 4] = [Split::Records, Split::EveryLevel, Split::SkipChildr
 /// Four blocks, in tables below a root of level 1.
 fn blocks(policies: Policies) -> World {
     let mut world = World::with(FEATURES, Pages::Largest, BASE, PAGES, 16);
-    world.guest.memory.set_policies(policies);
+    world.guest.memory.set_policies(policies, || 0);
     world.write_all((0..BLOCKS).map(|block| block * 512));
     assert_eq!(levels(&world), [Some(2); 4]);
     world
@@ -129,15 +129,15 @@ fn no_policy_splits_without_a_chunk() {
 fn a_chunk_bounds_how_much_is_split() {
     let all = 513;
     for (split, chunk, first) in [
-        (Split::EveryLevel, SECTION, 3),
-        (Split::SkipLeaves, SECTION, 3),
+        (Split::EveryLevel, HUGE_PAGE, 3),
+        (Split::SkipLeaves, HUGE_PAGE, 3),
         // This walk passes over the tables that it has made, including the chunk's own.
-        (Split::SkipChildren, SECTION, 2),
+        (Split::SkipChildren, HUGE_PAGE, 2),
         (Split::SkipChildren, GIB, 3),
         (Split::EveryLevel, GIB, 3),
     ] {
         let mut world = World::preallocated(FEATURES, Pages::Largest, BASE, GIB / PAGE, Level::L1, 1 + all);
-        world.guest.memory.set_policies(Policies { split, ..Policies::default() });
+        world.guest.memory.set_policies(Policies { split, ..Policies::default() }, || 0);
         world.write(0);
         assert_eq!(world.level(0), Some(1));
         let options = LogOptions { all_dirty: false, chunk, ..LogOptions::new(Tracker::Manual) };
@@ -149,9 +149,9 @@ fn a_chunk_bounds_how_much_is_split() {
         world.check_reported([5, 600]);
     }
     // A clear of one word splits no more than its chunk, too.
-    for (chunk, beside) in [(SECTION, 2), (GIB, 3)] {
+    for (chunk, beside) in [(HUGE_PAGE, 2), (GIB, 3)] {
         let mut world = World::preallocated(FEATURES, Pages::Largest, BASE, GIB / PAGE, Level::L1, 1 + all);
-        world.guest.memory.set_policies(Policies { split: Split::SkipLeaves, ..Policies::default() });
+        world.guest.memory.set_policies(Policies { split: Split::SkipLeaves, ..Policies::default() }, || 0);
         world.write(0);
         world.log().start(&LogOptions { chunk, ..LogOptions::new(Tracker::Manual) }).unwrap();
         world.log().clear(0, 64, &[1]).unwrap();
@@ -164,7 +164,7 @@ fn a_chunk_bounds_how_much_is_split() {
 fn a_walk_without_table_pages_is_no_error() {
     for split in SPLITS {
         let mut world = World::with(FEATURES, Pages::Largest, BASE, PAGES, 1 + 2);
-        world.guest.memory.set_policies(Policies { split, ..Policies::default() });
+        world.guest.memory.set_policies(Policies { split, ..Policies::default() }, || 0);
         world.write_all((0..BLOCKS).map(|block| block * 512));
         let options = LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) };
         world.log().start(&options).unwrap();
@@ -173,16 +173,16 @@ fn a_walk_without_table_pages_is_no_error() {
 }
 
 /// A huge page of RAM with these policies, on a CPU whose caches have to be cleaned.
-fn section(policies: Policies) -> (Guest, twofold_memory::SlotId) {
-    let mut guest = Guest::new(PLAIN, Pages::Largest, 4);
-    guest.memory.set_policies(policies);
-    let slot = Slot { range: BASE..BASE + SECTION, backing: Backing::Ram, writable: true };
+fn huge_page(policies: Policies) -> (RunningGuest, twofold_memory::SlotId) {
+    let mut guest = RunningGuest::new(PLAIN, Pages::Largest, 4);
+    guest.memory.set_policies(policies, || 0);
+    let slot = Slot { range: BASE..BASE + HUGE_PAGE, backing: Backing::Ram, writable: true };
     let slot = guest.memory.add_slot(slot).unwrap();
     (guest, slot)
 }
 
 /// The number of bytes that a translation fault cleans, and its answer.
-fn cleaned(guest: &mut Guest, ipa: Ipa) -> (u64, Answer) {
+fn cleaned(guest: &mut RunningGuest, ipa: Ipa) -> (u64, Answer) {
     guest.machine.events();
     let answer = guest.fault(ipa, FaultKind::Translation, AccessKind::Write).unwrap();
     let bytes = |event: Event| if let Event::Clean(_, size) = event { size } else { 0 };
@@ -200,9 +200,9 @@ fn mapped(level: Level, first_touch: bool) -> Answer {
 fn cleaning_on_abort_is_done_by_each_that_faults() {
     // The default cleans the page that the table did not map, and nothing for a late fault. The baseline cleans the
     // fault's whole block each time.
-    for (clean, missing, late) in [(Clean::OnMap, PAGE, 0), (Clean::OnAbort, SECTION, SECTION)] {
-        let (mut guest, slot) = section(Policies { clean, ..Policies::default() });
-        assert_eq!(cleaned(&mut guest, BASE), (SECTION, mapped(Level::L2, true)));
+    for (clean, missing, late) in [(Clean::OnMap, PAGE, 0), (Clean::OnAbort, HUGE_PAGE, HUGE_PAGE)] {
+        let (mut guest, slot) = huge_page(Policies { clean, ..Policies::default() });
+        assert_eq!(cleaned(&mut guest, BASE), (HUGE_PAGE, mapped(Level::L2, true)));
         assert_eq!(cleaned(&mut guest, BASE + PAGE), (late, STALE));
         // A block in the place of a table is cleaned once by either rule.
         guest.memory.unmap(slot, BASE..BASE + PAGE).unwrap();
@@ -218,10 +218,13 @@ fn cleaning_on_abort_is_done_by_each_that_faults() {
 #[test]
 fn freeing_first_frees_while_nothing_is_mapped() {
     let between = |policies: Policies, by_fault: bool| {
-        let mut guest =
-            Guest::new(Features { forced_write_back: policies.clean == Clean::OnMap, ..PLAIN }, Pages::Largest, 4);
-        guest.memory.set_policies(policies);
-        let slot = Slot { range: BASE..BASE + SECTION, backing: Backing::Ram, writable: true };
+        let mut guest = RunningGuest::new(
+            Features { forced_write_back: policies.clean == Clean::OnMap, ..PLAIN },
+            Pages::Largest,
+            4,
+        );
+        guest.memory.set_policies(policies, || 0);
+        let slot = Slot { range: BASE..BASE + HUGE_PAGE, backing: Backing::Ram, writable: true };
         let slot = guest.memory.add_slot(slot).unwrap();
         guest.reach(BASE, AccessKind::Write);
         let log = guest.memory.dirty_log(slot).unwrap();
@@ -251,7 +254,7 @@ fn freeing_first_frees_while_nothing_is_mapped() {
     }
 }
 
-fn log_of(guest: &Guest, slot: twofold_memory::SlotId) -> twofold_memory::dirty::DirtyLog<'_, machine::Host> {
+fn log_of(guest: &RunningGuest, slot: twofold_memory::SlotId) -> twofold_memory::dirty::DirtyLog<'_, machine::Host> {
     guest.memory.dirty_log(slot).unwrap()
 }
 
@@ -259,9 +262,9 @@ fn log_of(guest: &Guest, slot: twofold_memory::SlotId) -> twofold_memory::dirty:
 #[test]
 fn pages_are_at_hand_for_each_fault() {
     for (tables, taken) in [(TablePages::WhenNeeded, [2, 2]), (TablePages::Always, [2, 4])] {
-        let mut guest = Guest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 4);
-        guest.memory.set_policies(Policies { tables, ..Policies::default() });
-        guest.add_ram(BASE, SECTION);
+        let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 4);
+        guest.memory.set_policies(Policies { tables, ..Policies::default() }, || 0);
+        guest.add_ram(BASE, HUGE_PAGE);
         let root = guest.memory.counts().tables_allocated;
         for (page, taken) in taken.into_iter().enumerate() {
             guest.reach(BASE + page as u64 * PAGE, AccessKind::Read);

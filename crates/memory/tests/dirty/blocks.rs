@@ -123,7 +123,7 @@ fn what_was_not_touched_as_a_whole_stays_in_pages() {
 
 /// A block maps no frame that was never zeroed, wherever in the huge page that is.
 #[test]
-fn one_page_that_was_not_touched_keeps_a_section_in_pages() {
+fn one_page_that_was_not_touched_keeps_a_huge_page_in_pages() {
     for missing in [0, 200, 447, 511] {
         let mut world = World::with(FEATURES, Pages::Largest, BASE, 512, 64);
         world.start(LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) });

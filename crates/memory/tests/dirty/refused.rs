@@ -5,7 +5,7 @@ use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Backing, Error, Pages, Slot};
 use twofold_stage2::{Features, Pa};
 
-use crate::machine::{PAGE, SECTION, device_at};
+use crate::machine::{HUGE_PAGE, PAGE, device_at};
 use crate::world::{BASE, FEATURES, PAGES, START, World};
 
 /// What the log reports, its tracker, and all descriptors.
@@ -193,7 +193,7 @@ fn slots_that_have_no_log() {
     let mut world = World::new(Pages::Small);
     let (device, rom, gone) = (BASE + (1 << 30), BASE + (2 << 30), BASE + (3 << 30));
     let mut add = |start, backing, writable| {
-        world.guest.memory.add_slot(Slot { range: start..start + SECTION, backing, writable }).unwrap()
+        world.guest.memory.add_slot(Slot { range: start..start + HUGE_PAGE, backing, writable }).unwrap()
     };
     let with_device = add(device, device_at(Pa::new(0x20_0000_0000)), true);
     let read_only = add(rom, Backing::Ram, false);

@@ -7,7 +7,7 @@ use twofold_memory::{Answer, Error, GuestFault, Pages, Slot, SlotError};
 use twofold_stage2::Pa;
 use twofold_stage2::fault::{AccessKind, FaultKind};
 
-use crate::machine::{PAGE, SECTION, device_at};
+use crate::machine::{HUGE_PAGE, PAGE, device_at};
 use crate::world::{BASE, EDGES, FEATURES, Mapped, PAGES, START, World};
 
 #[test]
@@ -66,7 +66,7 @@ fn others_stay_when_one_goes() {
     };
     // In the same tables, on both sides.
     let device = add(&mut world, BASE, 3 * PAGE, device_at(Pa::new(0x20_0000_0000)));
-    let behind = add(&mut world, end, SECTION, device_at(Pa::new(0x30_0000_0000)));
+    let behind = add(&mut world, end, HUGE_PAGE, device_at(Pa::new(0x30_0000_0000)));
     for ipa in [BASE, end] {
         let fault = GuestFault { ipa, kind: FaultKind::Translation, access: AccessKind::Write };
         assert!(matches!(world.guest.memory.fault(&fault), Ok(Answer::Retry(_))));
@@ -84,7 +84,7 @@ fn what_is_read_is_what_was_written_and_zero_elsewhere() {
     let bytes: Vec<u8> = (0..3 * PAGE).map(|at| (at ^ at >> 8) as u8 | 1).collect();
     for pages in [Pages::Small, Pages::Largest] {
         let world = World::with(FEATURES, pages, BASE, 1024, 64);
-        for offset in [5, PAGE, SECTION - PAGE - 3] {
+        for offset in [5, PAGE, HUGE_PAGE - PAGE - 3] {
             let at = BASE + offset;
             world.guest.memory.write(at, &bytes).unwrap();
             for (from, size) in [(0, bytes.len()), (1, 7), (8, 64), (4090, 4100), (3, 0)] {
@@ -96,11 +96,11 @@ fn what_is_read_is_what_was_written_and_zero_elsewhere() {
         // Reading memory that was never touched takes no frames.
         let free = world.guest.memory.frames().free();
         let mut read = vec![0xaa; 2 * PAGE as usize];
-        world.guest.memory.read(BASE + (SECTION + 9 * PAGE + 17), &mut read).unwrap();
+        world.guest.memory.read(BASE + (HUGE_PAGE + 9 * PAGE + 17), &mut read).unwrap();
         assert!(read.iter().all(|byte| *byte == 0) && world.guest.memory.frames().free() == free);
         // A read beyond RAM is refused, with the first such byte.
-        let end = BASE + 2 * SECTION;
-        let at = BASE + (2 * SECTION - 5);
+        let end = BASE + 2 * HUGE_PAGE;
+        let at = BASE + (2 * HUGE_PAGE - 5);
         assert_eq!(world.guest.memory.read(at, &mut [0; 6]), Err(Error::NoRam { ipa: end }));
         assert_eq!(world.guest.memory.read(at, &mut [0; 5]), Ok(()));
     }

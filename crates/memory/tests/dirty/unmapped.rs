@@ -8,7 +8,7 @@ use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use twofold_memory::{Error, Pages};
 use twofold_stage2::fault::AccessKind;
 
-use crate::machine::{PAGE, SECTION};
+use crate::machine::{HUGE_PAGE, PAGE};
 use crate::world::{BASE, EDGES, FEATURES, PAGES, START, World};
 
 #[test]
@@ -59,7 +59,7 @@ fn only_the_slot_is_unmapped_and_only_whole_pages() {
     let before = world.guest.scan();
     let unmap = |world: &World, start, end| world.guest.memory.unmap(world.slot, start..end);
     assert_eq!(unmap(&world, BASE, START), Ok(()), "before the slot");
-    assert_eq!(unmap(&world, world.ipa(PAGES), world.ipa(PAGES) + SECTION), Ok(()));
+    assert_eq!(unmap(&world, world.ipa(PAGES), world.ipa(PAGES) + HUGE_PAGE), Ok(()));
     assert_eq!(unmap(&world, world.ipa(3), world.ipa(3)), Ok(()));
     for (start, end) in [(START + 8, START + PAGE), (START, START + 100)] {
         assert!(matches!(unmap(&world, start, end), Err(Error::Stage2(twofold_stage2::Error::Misaligned { .. }))));

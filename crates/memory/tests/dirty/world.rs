@@ -10,9 +10,9 @@ use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::Tlbi;
 use twofold_stage2::{Features, Ipa, Level, Pa};
 
-use crate::machine::guest::{Guest, IPA_BITS};
+use crate::machine::guest::{IPA_BITS, RunningGuest};
 use crate::machine::platform::{Event, PLAIN};
-use crate::machine::{Host, Machine, PAGE, PREALLOCATED, RAM, SECTION};
+use crate::machine::{HUGE_PAGE, Host, Machine, PAGE, PREALLOCATED, RAM};
 
 /// A CPU that records accesses and writes.
 pub const FEATURES: Features =
@@ -33,7 +33,7 @@ pub const SPARE: Pa = Pa::new(0xa_0000_0000);
 const SINGLES: Pa = Pa::new(0x9_0000_0000);
 
 pub struct World {
-    pub guest: Guest,
+    pub guest: RunningGuest,
     pub slot: SlotId,
     pub start: Ipa,
     pub pages: u64,
@@ -54,13 +54,13 @@ impl World {
 
     /// A world with a slot of `count` pages at `start`, and `tables` frames for tables below the root.
     pub fn with(features: Features, pages: Pages, start: Ipa, count: u64, tables: u64) -> Self {
-        let sections = (start + count * PAGE).raw().div_ceil(SECTION) - start.raw() / SECTION;
+        let huge_pages = (start + count * PAGE).raw().div_ceil(HUGE_PAGE) - start.raw() / HUGE_PAGE;
         let singles = (2 + tables) * PAGE;
-        let machine = Machine::new(features, &[(SINGLES, singles), (RAM, sections * SECTION), (SPARE, 8 * PAGE)]);
+        let machine = Machine::new(features, &[(SINGLES, singles), (RAM, huge_pages * HUGE_PAGE), (SPARE, 8 * PAGE)]);
         let mut frames = Frames::new(features);
         frames.add(machine.donate(SINGLES, singles));
-        frames.add(machine.donate(RAM, sections * SECTION));
-        let mut guest = Guest::on(machine, frames, pages, IPA_BITS);
+        frames.add(machine.donate(RAM, huge_pages * HUGE_PAGE));
+        let mut guest = RunningGuest::on(machine, frames, pages, IPA_BITS);
         let slot = Slot { range: start..start + count * PAGE, backing: Backing::Ram, writable: true };
         let slot = guest.memory.add_slot(slot).unwrap();
         let (contents, copy) = (BTreeMap::new(), BTreeMap::new());
@@ -75,7 +75,7 @@ impl World {
         let mut frames = Frames::new(features);
         frames.add(machine.donate(SINGLES, singles));
         machine.bank(preallocated).make_zero();
-        let mut guest = Guest::on(machine, frames, pages, IPA_BITS);
+        let mut guest = RunningGuest::on(machine, frames, pages, IPA_BITS);
         let backing = guest.machine.give(preallocated, count * PAGE, largest);
         let slot = Slot { range: start..start + count * PAGE, backing, writable: true };
         let slot = guest.memory.add_slot(slot).unwrap();

@@ -8,31 +8,31 @@ use twofold_stage2::{Geometry, Granule, Pa, Run, Vmid};
 use super::*;
 use crate::machine::guest::IPA_BITS;
 use crate::machine::platform::VMID;
-use crate::machine::{Host, Machine, PAGE, RAM, SECTION, device_at};
+use crate::machine::{HUGE_PAGE, Host, Machine, PAGE, RAM, device_at};
 
 /// Memory that tests donate later.
 const MORE: Pa = Pa::new(0x9_0000_0000);
 /// Tables below the root that map one page.
 const TABLES: u64 = 2;
 
-/// A guest with `sections` huge pages, and `frames` single frames beside the root's two.
-fn poor(features: Features, pages: Pages, sections: u64, frames: u64) -> Guest {
-    let banks = [(RAM, (sections + 1) * SECTION), (MORE, 8 * SECTION)];
+/// A guest with `huge_pages` huge pages, and `frames` single frames beside the root's two.
+fn poor(features: Features, pages: Pages, huge_pages: u64, frames: u64) -> RunningGuest {
+    let banks = [(RAM, (huge_pages + 1) * HUGE_PAGE), (MORE, 8 * HUGE_PAGE)];
     let machine = Machine::new(features, &banks);
     let mut pool = Frames::new(features);
-    pool.add(machine.donate(RAM, sections * SECTION + (2 + frames) * PAGE));
-    let guest = Guest::on(machine, pool, pages, IPA_BITS);
-    assert_eq!(guest.memory.frames().free(), sections * 512 + frames);
+    pool.add(machine.donate(RAM, huge_pages * HUGE_PAGE + (2 + frames) * PAGE));
+    let guest = RunningGuest::on(machine, pool, pages, IPA_BITS);
+    assert_eq!(guest.memory.frames().free(), huge_pages * 512 + frames);
     guest
 }
 
-fn add(guest: &mut Guest, offset: u64, size: u64) {
+fn add(guest: &mut RunningGuest, offset: u64, size: u64) {
     let more = guest.machine.donate(MORE + offset, size);
     guest.memory.frames().add(more);
 }
 
 /// Checks that the fault fails with `error` each time, and that nothing is mapped at `ipa` then.
-fn fails(guest: &mut Guest, ipa: Ipa, access: AccessKind, error: Error) {
+fn fails(guest: &mut RunningGuest, ipa: Ipa, access: AccessKind, error: Error) {
     let leaves = guest.scan().leaves;
     for _ in 0..3 {
         assert_eq!(guest.fault(ipa, Translation, access), Err(error));
@@ -41,11 +41,11 @@ fn fails(guest: &mut Guest, ipa: Ipa, access: AccessKind, error: Error) {
     }
 }
 
-/// Checks that every frame is free, backs RAM, or is a table; `sections` huge pages of RAM are taken.
-fn check_frames(guest: &Guest, donated: u64, sections: u64) {
+/// Checks that every frame is free, backs RAM, or is a table; `huge_pages` huge pages of RAM are taken.
+fn check_frames(guest: &RunningGuest, donated: u64, huge_pages: u64) {
     let counts = guest.memory.counts();
     assert_eq!(counts.tables_freed, 0);
-    assert_eq!(guest.memory.frames().free() + sections * 512 + counts.tables_allocated, donated);
+    assert_eq!(guest.memory.frames().free() + huge_pages * 512 + counts.tables_allocated, donated);
     // The root has two, and the walk finds the others.
     assert_eq!(guest.scan().links.len() as u64 + 2, counts.tables_allocated);
 }
@@ -55,13 +55,13 @@ fn no_frames_to_back_the_guest() {
     for (pages, level) in [(Pages::Small, Level::L3), (Pages::Largest, Level::L2)] {
         // One frame less than the mapping needs.
         let mut guest = poor(PLAIN, pages, 0, 500);
-        guest.add_ram(BASE, SECTION);
+        guest.add_ram(BASE, HUGE_PAGE);
         let at = BASE + 3 * PAGE;
         fails(&mut guest, at + 0x234, Write, Error::NoFrames { ipa: at });
         check_frames(&guest, 502, 0);
         assert_eq!(guest.memory.counts().frames_zeroed, 0);
 
-        add(&mut guest, 0, SECTION);
+        add(&mut guest, 0, HUGE_PAGE);
         assert_eq!(guest.fault(at + 0x234, Translation, Write), Ok(mapped(level, true)));
         assert_eq!(guest.fault_of(at, Write), None);
         check_frames(&guest, 502 + 512, 1);
@@ -69,27 +69,27 @@ fn no_frames_to_back_the_guest() {
 }
 
 #[test]
-fn fragments_do_not_back_a_section() {
+fn fragments_do_not_back_a_huge_page() {
     let mut guest = poor(PLAIN, Pages::Small, 0, TABLES);
-    guest.add_ram(BASE, SECTION);
+    guest.add_ram(BASE, HUGE_PAGE);
     // 1022 frames in a row, but no aligned 2 MiB.
-    add(&mut guest, PAGE, 2 * SECTION - 2 * PAGE);
+    add(&mut guest, PAGE, 2 * HUGE_PAGE - 2 * PAGE);
     fails(&mut guest, BASE, Read, Error::NoFrames { ipa: BASE });
-    add(&mut guest, 4 * SECTION, SECTION);
+    add(&mut guest, 4 * HUGE_PAGE, HUGE_PAGE);
     guest.reach(BASE, Read);
     check_frames(&guest, 2 + TABLES + 1022 + 512, 1);
 }
 
 #[test]
-fn one_section_of_two_can_be_backed() {
+fn one_huge_page_of_two_can_be_backed() {
     let mut guest = poor(PLAIN, Pages::Largest, 1, TABLES);
-    guest.add_ram(BASE, 2 * SECTION);
+    guest.add_ram(BASE, 2 * HUGE_PAGE);
     guest.reach(BASE, Write);
-    fails(&mut guest, BASE + SECTION, Write, Error::NoFrames { ipa: BASE + SECTION });
+    fails(&mut guest, BASE + HUGE_PAGE, Write, Error::NoFrames { ipa: BASE + HUGE_PAGE });
     // The first mapping stays.
-    assert_eq!(guest.fault_of(BASE + (SECTION - 1), Write), None);
-    add(&mut guest, 0, SECTION);
-    guest.reach(BASE + SECTION, Write);
+    assert_eq!(guest.fault_of(BASE + (HUGE_PAGE - 1), Write), None);
+    add(&mut guest, 0, HUGE_PAGE);
+    guest.reach(BASE + HUGE_PAGE, Write);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn no_table_page() {
         for (pages, needed) in [(Pages::Small, TABLES), (Pages::Largest, TABLES - 1)] {
             for frames in 0..needed {
                 let mut guest = poor(features, pages, 1, frames);
-                guest.add_ram(BASE, SECTION);
+                guest.add_ram(BASE, HUGE_PAGE);
                 let at = BASE + 7 * PAGE;
                 let leaf = if pages == Pages::Small { at } else { BASE };
                 let level = Level::new(2 + frames as u8).unwrap();
@@ -146,10 +146,10 @@ fn a_device_without_table_pages() {
 #[test]
 fn writing_without_frames_says_where_it_stopped() {
     let mut guest = poor(FORCED, Pages::Small, 1, TABLES + 1);
-    guest.add_ram(BASE, 2 * SECTION);
-    let at = BASE + (SECTION - 3);
-    assert_eq!(guest.memory.write(at, b"sixsix"), Err(Error::NoFrames { ipa: BASE + SECTION }));
-    add(&mut guest, 0, SECTION);
+    guest.add_ram(BASE, 2 * HUGE_PAGE);
+    let at = BASE + (HUGE_PAGE - 3);
+    assert_eq!(guest.memory.write(at, b"sixsix"), Err(Error::NoFrames { ipa: BASE + HUGE_PAGE }));
+    add(&mut guest, 0, HUGE_PAGE);
     assert_eq!(guest.memory.write(at, b"second"), Ok(()));
     for (offset, byte) in b"second".iter().enumerate() {
         let pa = guest.reach(at + offset as u64, Read);
@@ -171,7 +171,7 @@ fn no_root() {
 #[test]
 fn frames_that_others_hold_are_not_the_guests() {
     let mut guest = poor(PLAIN, Pages::Small, 1, TABLES);
-    guest.add_ram(BASE, SECTION);
+    guest.add_ram(BASE, HUGE_PAGE);
     let run: Option<Run> = guest.memory.frames().take(512);
     assert!(run.is_some());
     fails(&mut guest, BASE, Read, Error::NoFrames { ipa: BASE });

@@ -9,7 +9,7 @@ use twofold_stage2::{Access, Pa};
 use super::*;
 use crate::machine::guest::{Outcome, local_invalidation};
 use crate::machine::platform::{Event, Sight};
-use crate::machine::{PAGE, SECTION};
+use crate::machine::{HUGE_PAGE, PAGE};
 
 const READ_EXECUTE: Access = Access { write: false, ..Access::ALL };
 /// Invalidation by address is exact.
@@ -17,7 +17,7 @@ const PIPT: Features = Features { instruction_cache_pipt: true, ..FORCED };
 
 /// The record of one fault at a page whose tables exist, and the page's PA.
 fn record(features: Features, before: &[AccessKind], kind: FaultKind, access: AccessKind) -> (Vec<Event>, Pa) {
-    let mut guest = guest(features, Pages::Small, SECTION);
+    let mut guest = guest(features, Pages::Small, HUGE_PAGE);
     guest.reach(BASE, Read);
     let at = BASE + PAGE;
     for access in before {
@@ -99,7 +99,7 @@ fn what_may_be_executed_is_not_maintained_again() {
 #[test]
 fn a_fetch_makes_the_whole_block_executable() {
     for features in [FORCED, PIPT, Features { instruction_line: 64, ..PIPT }] {
-        let mut guest = guest(features, Pages::Largest, SECTION);
+        let mut guest = guest(features, Pages::Largest, HUGE_PAGE);
         guest.reach(BASE, Write);
         guest.machine.watch(BASE, None);
         guest.machine.events();
@@ -110,13 +110,13 @@ fn a_fetch_makes_the_whole_block_executable() {
         let record = guest.machine.events();
         // For too many lines, the whole instruction cache is invalidated.
         let exact = features.instruction_cache_pipt && features.instruction_line > 64;
-        let invalidate = if exact { Event::InvalidateCode(pa, SECTION) } else { Event::InvalidateAllCode };
+        let invalidate = if exact { Event::InvalidateCode(pa, HUGE_PAGE) } else { Event::InvalidateAllCode };
         let sees = Event::Sees(BASE, Some(Sight { level: 2, pa, access: Access::ALL }));
         // The entry is busy meanwhile, so that no other CPU maps there.
         let (gone, dsb) = (Event::Sees(BASE, None), Event::Dsb(Domain::Ish));
         assert_eq!(record[..6], [gone, dsb.clone(), invalidate, dsb, sees, Event::Dsb(Domain::IshSt)]);
         assert_eq!(record[6..], local_invalidation(BASE));
-        assert_eq!(guest.fault_of(BASE + (SECTION - 4), Execute), None);
+        assert_eq!(guest.fault_of(BASE + (HUGE_PAGE - 4), Execute), None);
     }
 }
 
@@ -124,7 +124,7 @@ fn a_fetch_makes_the_whole_block_executable() {
 fn a_coherent_instruction_cache_needs_neither_fault_nor_invalidation() {
     for (pages, level) in [(Pages::Small, Level::L3), (Pages::Largest, Level::L2)] {
         for access in [Read, Write, Execute] {
-            let mut guest = guest(Features { forced_write_back: true, ..COHERENT }, pages, SECTION);
+            let mut guest = guest(Features { forced_write_back: true, ..COHERENT }, pages, HUGE_PAGE);
             assert!(matches!(
                 guest.touch(BASE, access),
                 Ok(Outcome::Reaches(_, answers)) if answers == [mapped(level, true)]
@@ -140,14 +140,14 @@ fn a_coherent_instruction_cache_needs_neither_fault_nor_invalidation() {
 #[test]
 fn code_in_a_slot_that_may_not_be_written_stays_so() {
     for (features, first) in [(PLAIN, Access::READ), (COHERENT, READ_EXECUTE)] {
-        let mut guest = Guest::new(features, Pages::Largest, 3);
-        guest.add(BASE, SECTION, Backing::Ram, false);
+        let mut guest = RunningGuest::new(features, Pages::Largest, 3);
+        guest.add(BASE, HUGE_PAGE, Backing::Ram, false);
         guest.reach(BASE, Read);
         assert_eq!(guest.access(BASE), Some(first));
         guest.reach(BASE, Execute);
         assert_eq!(guest.access(BASE), Some(READ_EXECUTE));
-        let mut guest = Guest::new(features, Pages::Small, 3);
-        guest.add(BASE, SECTION, Backing::Ram, false);
+        let mut guest = RunningGuest::new(features, Pages::Small, 3);
+        guest.add(BASE, HUGE_PAGE, Backing::Ram, false);
         guest.reach(BASE, Execute);
         assert_eq!(guest.access(BASE), Some(READ_EXECUTE));
     }

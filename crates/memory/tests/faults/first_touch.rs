@@ -9,7 +9,7 @@ use twofold_stage2::{Access, Pa};
 use super::*;
 use crate::machine::bank::{LEFT_IN_CACHE, LEFT_IN_MEMORY};
 use crate::machine::platform::{Event, Sight};
-use crate::machine::{PAGE, SECTION};
+use crate::machine::{HUGE_PAGE, PAGE};
 
 const ZEROES: [u8; PAGE as usize] = [0; PAGE as usize];
 
@@ -18,10 +18,10 @@ fn a_guest_sees_zeroes_the_moment_it_sees_anything() {
     for forced_write_back in [false, true] {
         for zero_block in [0, 64, 2048] {
             let features = Features { forced_write_back, zero_block, ..PLAIN };
-            for (pages, level, leaf) in [(Pages::Small, Level::L3, PAGE), (Pages::Largest, Level::L2, SECTION)] {
+            for (pages, level, leaf) in [(Pages::Small, Level::L3, PAGE), (Pages::Largest, Level::L2, HUGE_PAGE)] {
                 for access in [Read, Write, Execute] {
-                    let mut guest = guest(features, pages, 2 * SECTION);
-                    let at = BASE + SECTION + 7 * PAGE;
+                    let mut guest = guest(features, pages, 2 * HUGE_PAGE);
+                    let at = BASE + HUGE_PAGE + 7 * PAGE;
                     let first = at.align_down(leaf);
                     let watched = [first, at, first + (leaf - PAGE)];
                     for ipa in watched {
@@ -49,7 +49,7 @@ fn a_guest_sees_zeroes_the_moment_it_sees_anything() {
 
 /// Maps the first page, so that there are tables, then the second. Returns the record and the PA of the second.
 fn record_of_a_page(features: Features) -> (Vec<Event>, Pa) {
-    let mut guest = guest(features, Pages::Small, SECTION);
+    let mut guest = guest(features, Pages::Small, HUGE_PAGE);
     guest.reach(BASE, Read);
     let at = BASE + PAGE;
     guest.machine.watch(at, Some(ZEROES.to_vec()));
@@ -78,22 +78,22 @@ fn with_forced_write_back_a_page_is_zeroed_then_mapped() {
 
 #[test]
 fn a_block_is_zeroed_then_cleaned_then_mapped() {
-    let mut guest = guest(Features { zero_block: 2048, ..PLAIN }, Pages::Largest, 2 * SECTION);
+    let mut guest = guest(Features { zero_block: 2048, ..PLAIN }, Pages::Largest, 2 * HUGE_PAGE);
     guest.reach(BASE, Read);
-    let at = BASE + SECTION;
+    let at = BASE + HUGE_PAGE;
     guest.machine.watch(at, Some(ZEROES.to_vec()));
     guest.machine.events();
     assert_eq!(guest.fault(at + 0x5000, Translation, Read), Ok(mapped(Level::L2, true)));
     let record = guest.machine.events();
     let pa = guest.walk(at).unwrap().pa();
     let sees = Event::Sees(at, Some(Sight { level: 2, pa, access: Access::READ_WRITE }));
-    let (zero, clean) = (Event::Zero(pa, SECTION), Event::Clean(pa, SECTION));
+    let (zero, clean) = (Event::Zero(pa, HUGE_PAGE), Event::Clean(pa, HUGE_PAGE));
     assert_eq!(record, [zero, clean, Event::Dsb(Domain::Ish), sees, Event::Dsb(Domain::IshSt)]);
 }
 
 #[test]
 fn with_small_pages_only_the_touched_page_is_made_ready() {
-    let mut guest = guest(PLAIN, Pages::Small, SECTION);
+    let mut guest = guest(PLAIN, Pages::Small, HUGE_PAGE);
     let pa = guest.reach(BASE + 5 * PAGE, Read);
     for neighbour in [Pa::new(pa.raw() - PAGE), pa + PAGE] {
         let bank = guest.machine.bank(pa);
@@ -105,7 +105,7 @@ fn with_small_pages_only_the_touched_page_is_made_ready() {
 #[test]
 fn what_was_loaded_is_there_and_the_rest_is_zero() {
     for (features, pages) in [(PLAIN, Pages::Small), (PLAIN, Pages::Largest), (FORCED, Pages::Largest)] {
-        let mut guest = guest(features, pages, SECTION);
+        let mut guest = guest(features, pages, HUGE_PAGE);
         let text = b"loaded before the guest ran";
         let at = BASE + 3 * PAGE + 0x235;
         guest.memory.write(at, text).unwrap();
@@ -126,8 +126,8 @@ fn what_was_loaded_is_there_and_the_rest_is_zero() {
 }
 
 #[test]
-fn all_frames_of_a_section_are_zeroed_once() {
-    let mut guest = guest(FORCED, Pages::Small, SECTION);
+fn all_frames_of_a_huge_page_are_zeroed_once() {
+    let mut guest = guest(FORCED, Pages::Small, HUGE_PAGE);
     for page in 0..512 {
         let pa = guest.reach(BASE + page * PAGE, Write);
         guest.machine.check_page(pa, &ZEROES);
@@ -146,13 +146,13 @@ fn all_frames_of_a_section_are_zeroed_once() {
 
 #[test]
 fn two_slots_share_no_frame() {
-    let mut guest = Guest::new(FORCED, Pages::Small, 4);
-    guest.add_ram(BASE, SECTION);
-    guest.add_ram(BASE + 4 * SECTION, SECTION);
+    let mut guest = RunningGuest::new(FORCED, Pages::Small, 4);
+    guest.add_ram(BASE, HUGE_PAGE);
+    guest.add_ram(BASE + 4 * HUGE_PAGE, HUGE_PAGE);
     let one = guest.reach(BASE, Write);
     guest.machine.bank(one).store(one, b"secret");
-    let other = guest.reach(BASE + 4 * SECTION, Write);
-    assert_ne!(one.align_down(SECTION), other.align_down(SECTION));
+    let other = guest.reach(BASE + 4 * HUGE_PAGE, Write);
+    assert_ne!(one.align_down(HUGE_PAGE), other.align_down(HUGE_PAGE));
     guest.machine.check_page(other, &ZEROES);
 }
 
@@ -161,7 +161,7 @@ fn two_slots_share_no_frame() {
 fn a_block_keeps_what_was_loaded_in_any_of_its_pages() {
     let loaded: [Vec<u64>; 4] = [vec![0], vec![511], (0..512).step_by(64).collect(), (0..512).collect()];
     for pages in loaded {
-        let mut guest = guest(FORCED, Pages::Largest, SECTION);
+        let mut guest = guest(FORCED, Pages::Largest, HUGE_PAGE);
         for page in &pages {
             guest.memory.write(BASE + page * PAGE, &[7]).unwrap();
         }

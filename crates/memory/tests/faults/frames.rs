@@ -11,7 +11,7 @@ use twofold_stage2::{Donated, Geometry, Granule, Pa, Run, TablePage, TableSource
 use super::*;
 use crate::machine::bank::LEFT_IN_CACHE;
 use crate::machine::guest::IPA_BITS;
-use crate::machine::{Machine, PAGE, RAM, SECTION};
+use crate::machine::{HUGE_PAGE, Machine, PAGE, RAM};
 
 const SECOND: Pa = Pa::new(0x9_0000_0000);
 
@@ -76,15 +76,15 @@ fn a_range_without_a_whole_frame_gives_none() {
 
 #[test]
 fn runs_are_aligned_to_their_size_and_inside_one_range() {
-    let machine = Machine::new(PLAIN, &[(RAM, 3 * SECTION), (SECOND, 3 * SECTION)]);
+    let machine = Machine::new(PLAIN, &[(RAM, 3 * HUGE_PAGE), (SECOND, 3 * HUGE_PAGE)]);
     let mut frames = Frames::new(PLAIN);
-    frames.add(machine.donate(RAM + 7 * PAGE, 2 * SECTION));
-    frames.add(machine.donate(SECOND + 9, 2 * SECTION));
+    frames.add(machine.donate(RAM + 7 * PAGE, 2 * HUGE_PAGE));
+    frames.add(machine.donate(SECOND + 9, 2 * HUGE_PAGE));
     assert_eq!(frames.free(), 512 * 2 + 512 * 2 - 1);
     let taken = [frames.take(512), frames.take(512)].map(|run| run.unwrap());
     let starts: BTreeSet<_> = taken.iter().map(|run| run.pa().raw()).collect();
-    assert_eq!(starts, BTreeSet::from([RAM + SECTION, SECOND + SECTION].map(Pa::raw)));
-    assert!(taken.iter().all(|run| run.size() == SECTION));
+    assert_eq!(starts, BTreeSet::from([RAM + HUGE_PAGE, SECOND + HUGE_PAGE].map(Pa::raw)));
+    assert!(taken.iter().all(|run| run.size() == HUGE_PAGE));
     assert_eq!(frames.take(512), None, "only fragments are left");
     assert_eq!(frames.free(), 1023);
     assert_eq!(drain(&mut frames).len(), 1023);
@@ -114,7 +114,7 @@ fn roots_of_every_shape_are_taken() {
         let root = frames.take_root(&geometry).unwrap().unwrap();
         assert_eq!((root.size(), root.pa().raw() % root.size()), (tables * PAGE, 0), "{ipa_bits} bits");
         assert_eq!(frames.free(), 63 - tables);
-        let guest = Guest::on(machine, frames, Pages::Small, ipa_bits);
+        let guest = RunningGuest::on(machine, frames, Pages::Small, ipa_bits);
         assert_eq!(guest.memory.counts().tables_allocated, 2 * tables);
         assert_eq!(guest.memory.frames().free(), 63 - 2 * tables);
     }
@@ -122,33 +122,33 @@ fn roots_of_every_shape_are_taken() {
 
 #[test]
 fn the_books_of_a_guest_are_right() {
-    let machine = Machine::new(FORCED, &[(RAM, 5 * SECTION), (SECOND, 5 * SECTION)]);
+    let machine = Machine::new(FORCED, &[(RAM, 5 * HUGE_PAGE), (SECOND, 5 * HUGE_PAGE)]);
     let mut frames = Frames::new(FORCED);
     // The ends lie in the middle of frames; both ranges are needed.
-    frames.add(machine.donate(RAM + 0x123, 3 * SECTION));
-    frames.add(machine.donate(SECOND + (PAGE - 1), 4 * SECTION));
+    frames.add(machine.donate(RAM + 0x123, 3 * HUGE_PAGE));
+    frames.add(machine.donate(SECOND + (PAGE - 1), 4 * HUGE_PAGE));
     let donated = (3 + 4) * 512 - 2;
     assert_eq!(frames.free(), donated);
-    let mut guest = Guest::on(machine, frames, Pages::Small, IPA_BITS);
+    let mut guest = RunningGuest::on(machine, frames, Pages::Small, IPA_BITS);
     assert_eq!(guest.memory.counts().tables_allocated, 2);
     assert_eq!(guest.memory.frames().free(), donated - 2);
-    guest.add_ram(BASE, 5 * SECTION);
-    for section in 0..5 {
-        guest.reach(BASE + section * SECTION, Write);
-        guest.reach(BASE + section * SECTION + 511 * PAGE, Execute);
+    guest.add_ram(BASE, 5 * HUGE_PAGE);
+    for huge_page in 0..5 {
+        guest.reach(BASE + huge_page * HUGE_PAGE, Write);
+        guest.reach(BASE + huge_page * HUGE_PAGE + 511 * PAGE, Execute);
         // The root, one table of level 2, and one of level 3 for each huge page.
         let counts = guest.memory.counts();
-        assert_eq!((counts.tables_allocated, counts.tables_freed), (2 + 1 + section + 1, 0));
-        assert_eq!(guest.memory.frames().free(), donated - 512 * (section + 1) - counts.tables_allocated);
+        assert_eq!((counts.tables_allocated, counts.tables_freed), (2 + 1 + huge_page + 1, 0));
+        assert_eq!(guest.memory.frames().free(), donated - 512 * (huge_page + 1) - counts.tables_allocated);
         assert_eq!(guest.scan().links.len() as u64, counts.tables_allocated - 2);
     }
     // All leaves and tables lie in the donated ranges. The rest of memory is unchanged.
-    let ranges = [(RAM + PAGE, 3 * SECTION - PAGE), (SECOND + PAGE, 4 * SECTION - PAGE)];
+    let ranges = [(RAM + PAGE, 3 * HUGE_PAGE - PAGE), (SECOND + PAGE, 4 * HUGE_PAGE - PAGE)];
     let inside = |pa: Pa| ranges.iter().any(|(start, size)| pa >= *start && pa + PAGE <= *start + *size);
     let scan = guest.scan();
     assert!(scan.leaves.iter().all(|leaf| inside(leaf.pa())), "{scan:x?}");
     assert!(scan.links.iter().all(|link| inside(link.table)), "{scan:x?}");
-    for (pa, size) in [(RAM, 0x123), (RAM + 3 * SECTION + 0x123, PAGE), (SECOND, PAGE - 1)] {
+    for (pa, size) in [(RAM, 0x123), (RAM + 3 * HUGE_PAGE + 0x123, PAGE), (SECOND, PAGE - 1)] {
         let bytes = guest.machine.bank(pa).load(pa, size);
         assert!(bytes.iter().all(|byte| *byte == LEFT_IN_CACHE), "{pa}");
     }
@@ -159,21 +159,21 @@ fn the_books_of_a_guest_are_right() {
 /// Another guest can use the frames then.
 #[test]
 fn a_guest_that_is_destroyed_gives_all_back() {
-    let mut guest = Guest::new(PLAIN, Pages::Largest, 8);
+    let mut guest = RunningGuest::new(PLAIN, Pages::Largest, 8);
     let all = guest.memory.frames().free() + 2;
     let frames = guest.memory.frames().take(512).unwrap();
     let at = frames.pa();
-    guest.add(BASE + 4 * SECTION, SECTION, Backing::Preallocated { frames, largest: Level::L3 }, true);
-    guest.add_ram(BASE, 2 * SECTION);
-    for ipa in [BASE, BASE + 3 * PAGE, BASE + SECTION, BASE + 4 * SECTION + PAGE] {
+    guest.add(BASE + 4 * HUGE_PAGE, HUGE_PAGE, Backing::Preallocated { frames, largest: Level::L3 }, true);
+    guest.add_ram(BASE, 2 * HUGE_PAGE);
+    for ipa in [BASE, BASE + 3 * PAGE, BASE + HUGE_PAGE, BASE + 4 * HUGE_PAGE + PAGE] {
         guest.reach(ipa, Write);
     }
     let mut given = Vec::new();
     let frames = guest.memory.destroy(|run| given.push(run));
     assert_eq!((frames.free(), given.len()), (all - 512, 1));
-    assert_eq!((given[0].pa(), given[0].size()), (at, SECTION));
-    let mut next = Guest::on(guest.machine, frames, Pages::Small, IPA_BITS);
-    next.add_ram(BASE, SECTION);
+    assert_eq!((given[0].pa(), given[0].size()), (at, HUGE_PAGE));
+    let mut next = RunningGuest::on(guest.machine, frames, Pages::Small, IPA_BITS);
+    next.add_ram(BASE, HUGE_PAGE);
     next.reach(BASE, Write);
 }
 
@@ -225,45 +225,45 @@ proptest! {
 
 /// A range that starts inside the alignment of a larger run, and a range exactly as large as a run.
 #[test]
-fn runs_of_several_sections_are_aligned_and_come_back_in_any_pieces() {
-    let first = RAM + SECTION;
-    let machine = Machine::new(PLAIN, &[(first, 7 * SECTION)]);
+fn runs_of_several_huge_pages_are_aligned_and_come_back_in_any_pieces() {
+    let first = RAM + HUGE_PAGE;
+    let machine = Machine::new(PLAIN, &[(first, 7 * HUGE_PAGE)]);
     let mut frames = Frames::new(PLAIN);
-    frames.add(machine.donate(first, 7 * SECTION));
-    assert_eq!(frames.sections(), 7);
-    let whole = 4 * SECTION / PAGE;
-    assert!(RAM.is_aligned(4 * SECTION));
+    frames.add(machine.donate(first, 7 * HUGE_PAGE));
+    assert_eq!(frames.huge_pages(), 7);
+    let whole = 4 * HUGE_PAGE / PAGE;
+    assert!(RAM.is_aligned(4 * HUGE_PAGE));
     let run = frames.take(whole).unwrap();
-    assert_eq!((run.pa(), run.size()), (RAM + 4 * SECTION, 4 * SECTION));
+    assert_eq!((run.pa(), run.size()), (RAM + 4 * HUGE_PAGE, 4 * HUGE_PAGE));
     assert_eq!(frames.take(whole), None, "the rest is not aligned");
     // Half of the first 2 MiB, then a piece that reaches into the third.
-    let (half, rest) = run.split_at(SECTION / 2).unwrap();
-    let (across, rest) = rest.split_at(2 * SECTION).unwrap();
+    let (half, rest) = run.split_at(HUGE_PAGE / 2).unwrap();
+    let (across, rest) = rest.split_at(2 * HUGE_PAGE).unwrap();
     for piece in [across, half, rest] {
         assert_eq!(frames.give_run(piece), Ok(()));
     }
-    assert_eq!(frames.free(), 7 * SECTION / PAGE);
+    assert_eq!(frames.free(), 7 * HUGE_PAGE / PAGE);
     let again = frames.take(whole).unwrap();
-    assert_eq!(again.pa(), RAM + 4 * SECTION);
+    assert_eq!(again.pa(), RAM + 4 * HUGE_PAGE);
 
-    let exact = Machine::new(PLAIN, &[(RAM, 4 * SECTION)]);
+    let exact = Machine::new(PLAIN, &[(RAM, 4 * HUGE_PAGE)]);
     let mut frames = Frames::new(PLAIN);
-    frames.add(exact.donate(RAM, 4 * SECTION));
+    frames.add(exact.donate(RAM, 4 * HUGE_PAGE));
     let run = frames.take(whole).unwrap();
     assert_eq!(frames.take(1), None);
     // A run from below the range does not belong to it.
     let mut others = Frames::new(PLAIN);
-    others.add(machine.donate(first, SECTION));
+    others.add(machine.donate(first, HUGE_PAGE));
     assert_eq!(others.give_run(run).map_err(|run| run.pa()), Err(RAM));
 }
 
 /// A range that is not a whole number of 2 MiB runs: only runs that lie inside are counted.
 #[test]
 fn sections_are_counted_where_they_are_whole() {
-    let machine = Machine::new(PLAIN, &[(RAM, 4 * SECTION), (SECOND, SECTION)]);
+    let machine = Machine::new(PLAIN, &[(RAM, 4 * HUGE_PAGE), (SECOND, HUGE_PAGE)]);
     let mut frames = Frames::new(PLAIN);
-    frames.add(machine.donate(RAM + PAGE, 4 * SECTION - 2 * PAGE));
-    assert_eq!(frames.sections(), 2);
-    frames.add(machine.donate(SECOND + PAGE, SECTION - PAGE));
-    assert_eq!(frames.sections(), 2);
+    frames.add(machine.donate(RAM + PAGE, 4 * HUGE_PAGE - 2 * PAGE));
+    assert_eq!(frames.huge_pages(), 2);
+    frames.add(machine.donate(SECOND + PAGE, HUGE_PAGE - PAGE));
+    assert_eq!(frames.huge_pages(), 2);
 }

@@ -17,7 +17,7 @@ mod size_device;
 mod stale;
 mod write;
 
-use machine::guest::Guest;
+use machine::guest::RunningGuest;
 use machine::platform::PLAIN;
 use twofold_memory::{Answer, Done, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
@@ -42,9 +42,9 @@ const STALE: Answer = Answer::Retry(Done::Stale);
 const WIDENED: Answer = Answer::Retry(Done::Widened);
 
 /// A guest with `ram` bytes of RAM at [`BASE`], and twice as much memory.
-fn guest(features: Features, pages: Pages, ram: u64) -> Guest {
-    let sections = ram.div_ceil(machine::SECTION);
-    let mut guest = Guest::new(features, pages, 2 * sections + 1);
+fn guest(features: Features, pages: Pages, ram: u64) -> RunningGuest {
+    let huge_pages = ram.div_ceil(machine::HUGE_PAGE);
+    let mut guest = RunningGuest::new(features, pages, 2 * huge_pages + 1);
     guest.add_ram(BASE, ram);
     guest
 }

@@ -7,13 +7,13 @@ use twofold_stage2::{Access, Pa};
 
 use super::*;
 use crate::machine::guest::Outcome;
-use crate::machine::{SECTION, device_at};
+use crate::machine::{HUGE_PAGE, device_at};
 use AccessKind::Maintenance;
 
 #[test]
 fn where_no_slot_is_it_is_skipped() {
-    let mut guest = guest(PLAIN, Pages::Largest, SECTION);
-    for ipa in [Ipa::new(0), BASE + SECTION, Ipa::new(u64::MAX)] {
+    let mut guest = guest(PLAIN, Pages::Largest, HUGE_PAGE);
+    for ipa in [Ipa::new(0), BASE + HUGE_PAGE, Ipa::new(u64::MAX)] {
         let before = (guest.scan(), guest.memory.counts());
         guest.machine.events();
         for kind in [Translation, Permission, FaultKind::AccessFlag] {
@@ -28,8 +28,8 @@ fn where_no_slot_is_it_is_skipped() {
 fn what_may_not_be_written_is_mapped_for_it_as_for_a_read() {
     for (features, access) in [(PLAIN, Access::READ), (COHERENT, Access { write: false, ..Access::ALL })] {
         for (pages, level) in [(Pages::Small, Level::L3), (Pages::Largest, Level::L2)] {
-            let mut guest = Guest::new(features, pages, 3);
-            guest.add(BASE, SECTION, Backing::Ram, false);
+            let mut guest = RunningGuest::new(features, pages, 3);
+            guest.add(BASE, HUGE_PAGE, Backing::Ram, false);
             let Ok(Outcome::Reaches(_, answers)) = guest.touch(BASE, Maintenance) else { panic!("it is refused") };
             assert_eq!(answers, [mapped(level, true)]);
             assert_eq!(guest.access(BASE), Some(access));
@@ -44,10 +44,10 @@ fn what_may_not_be_written_is_mapped_for_it_as_for_a_read() {
 
 #[test]
 fn what_is_mapped_for_reads_gets_no_more_where_another_vcpu_was_faster() {
-    let mut guest = guest(PLAIN, Pages::Small, SECTION);
+    let mut guest = guest(PLAIN, Pages::Small, HUGE_PAGE);
     guest.reach(BASE, Read);
     let stage2 = guest.memory.stage2();
-    let _ = stage2.write_protect(BASE..BASE + SECTION).unwrap().complete();
+    let _ = stage2.write_protect(BASE..BASE + HUGE_PAGE).unwrap().complete();
     assert_eq!(guest.fault(BASE, Translation, Maintenance), Ok(STALE));
     assert_eq!(guest.access(BASE), Some(Access::READ));
     // `DC IVAC` gets the permission that the slot allows.
@@ -58,9 +58,9 @@ fn what_is_mapped_for_reads_gets_no_more_where_another_vcpu_was_faster() {
 
 #[test]
 fn a_device_is_mapped_for_it() {
-    let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
+    let mut guest = RunningGuest::new(PLAIN, Pages::Largest, 1);
     let device = Pa::new(0x20_0000_0000);
-    guest.add(BASE, SECTION, device_at(device), false);
+    guest.add(BASE, HUGE_PAGE, device_at(device), false);
     assert_eq!(guest.reach(BASE + 8, Maintenance), device + 8);
     assert_eq!(guest.access(BASE), Some(Access::READ));
 }

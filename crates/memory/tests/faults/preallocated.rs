@@ -6,16 +6,16 @@ use twofold_memory::{Backing, Counts, Error, Slot, SlotError};
 use twofold_stage2::{Pa, TableSource};
 
 use super::*;
-use crate::machine::{GIB, Machine, PAGE, PREALLOCATED, RAM, SECTION};
+use crate::machine::{GIB, HUGE_PAGE, Machine, PAGE, PREALLOCATED, RAM};
 
 const LEVELS: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];
 
 /// A guest with frames for tables, and a bank of memory for preallocated slots.
-fn guest(features: Features, pages: Pages, size: u64) -> Guest {
+fn guest(features: Features, pages: Pages, size: u64) -> RunningGuest {
     let machine = Machine::new(features, &[(RAM, 16 * PAGE), (PREALLOCATED, size)]);
     let mut frames = twofold_memory::Frames::new(features);
     frames.add(machine.donate(RAM, 16 * PAGE));
-    Guest::on(machine, frames, pages, crate::machine::guest::IPA_BITS)
+    RunningGuest::on(machine, frames, pages, crate::machine::guest::IPA_BITS)
 }
 
 /// The level of the leaf that a touch of the page at `at` makes. The slot starts at `BASE + start`, and its frames are
@@ -42,22 +42,23 @@ fn it_is_mapped_by_the_largest_leaf_that_fits() {
     assert_eq!(LEVELS.map(|largest| level(largest, Pages::Small, all, 77 * PAGE)), [3; 4]);
     let of = |slot, at| level(Level::L1, Pages::Largest, slot, at);
     // As the slot's ends say.
-    let ragged = (GIB - SECTION - PAGE, GIB + 2 * SECTION + 2 * PAGE, 0);
-    let at = [ragged.0, GIB - SECTION, GIB, 2 * GIB - PAGE, 2 * GIB, 2 * GIB + SECTION];
+    let ragged = (GIB - HUGE_PAGE - PAGE, GIB + 2 * HUGE_PAGE + 2 * PAGE, 0);
+    let at = [ragged.0, GIB - HUGE_PAGE, GIB, 2 * GIB - PAGE, 2 * GIB, 2 * GIB + HUGE_PAGE];
     assert_eq!(at.map(|at| of(ragged, at)), [3, 2, 1, 1, 2, 3]);
     // As the frames' alignment says.
-    assert_eq!([SECTION, PAGE, SECTION - PAGE].map(|off| of((0, GIB, off), 0)), [2, 3, 3]);
+    assert_eq!([HUGE_PAGE, PAGE, HUGE_PAGE - PAGE].map(|off| of((0, GIB, off), 0)), [2, 3, 3]);
 }
 
 #[test]
 fn it_is_what_it_was_and_what_is_written() {
     for (features, pages) in [(PLAIN, Pages::Largest), (FORCED, Pages::Small)] {
-        let mut guest = guest(features, pages, 2 * SECTION);
-        let bank =
-            |guest: &Guest, at: u64, bytes: &[u8]| guest.machine.bank(PREALLOCATED).store(PREALLOCATED + at, bytes);
+        let mut guest = guest(features, pages, 2 * HUGE_PAGE);
+        let bank = |guest: &RunningGuest, at: u64, bytes: &[u8]| {
+            guest.machine.bank(PREALLOCATED).store(PREALLOCATED + at, bytes)
+        };
         bank(&guest, 3 * PAGE, b"from before");
-        let backing = guest.machine.give(PREALLOCATED, 2 * SECTION, Level::L2);
-        guest.add(BASE, 2 * SECTION, backing, true);
+        let backing = guest.machine.give(PREALLOCATED, 2 * HUGE_PAGE, Level::L2);
+        guest.add(BASE, 2 * HUGE_PAGE, backing, true);
         // Across two pages, before they are mapped and after.
         guest.memory.write(BASE + (2 * PAGE - 3), b"loaded").unwrap();
         let expected = guest.machine.bank(PREALLOCATED).load(PREALLOCATED + 3 * PAGE, PAGE);
@@ -70,23 +71,23 @@ fn it_is_what_it_was_and_what_is_written() {
         assert_eq!(&bytes, b"from before");
         guest.memory.read(BASE + (2 * PAGE - 3), &mut bytes[..6]).unwrap();
         assert_eq!(&bytes[..6], b"loaded");
-        let beyond = Err(Error::NoRam { ipa: BASE + 2 * SECTION });
-        assert_eq!(guest.memory.write(BASE + (2 * SECTION - 1), b"xy"), beyond);
-        assert_eq!(guest.memory.read(BASE + (2 * SECTION - 1), &mut bytes), beyond);
+        let beyond = Err(Error::NoRam { ipa: BASE + 2 * HUGE_PAGE });
+        assert_eq!(guest.memory.write(BASE + (2 * HUGE_PAGE - 1), b"xy"), beyond);
+        assert_eq!(guest.memory.read(BASE + (2 * HUGE_PAGE - 1), &mut bytes), beyond);
     }
 }
 
 #[test]
 fn donated_memory_returns_to_its_owner() {
-    let mut guest = guest(FORCED, Pages::Largest, SECTION);
+    let mut guest = guest(FORCED, Pages::Largest, HUGE_PAGE);
     let free = guest.memory.frames().free();
-    let backing = guest.machine.give(PREALLOCATED, SECTION, Level::L2);
-    let slot = Slot { range: BASE..BASE + SECTION, backing, writable: true };
+    let backing = guest.machine.give(PREALLOCATED, HUGE_PAGE, Level::L2);
+    let slot = Slot { range: BASE..BASE + HUGE_PAGE, backing, writable: true };
     let slot = guest.memory.add_slot(slot).unwrap();
     guest.reach(BASE, Write);
     guest.memory.unmap(slot, BASE..BASE + PAGE).unwrap();
     let run = guest.memory.remove_slot(slot).unwrap().expect("the slot was preallocated");
-    assert_eq!((run.pa(), run.size(), guest.walk(BASE + PAGE)), (PREALLOCATED, SECTION, None));
+    assert_eq!((run.pa(), run.size(), guest.walk(BASE + PAGE)), (PREALLOCATED, HUGE_PAGE, None));
     assert_eq!(guest.memory.remove_slot(slot), Err(Error::Slot(SlotError::Gone)));
     // Only the machine's frames are handed out, and none of the preallocated memory.
     let taken = std::iter::from_fn(|| TableSource::take(&mut *guest.memory.frames()));
@@ -96,24 +97,24 @@ fn donated_memory_returns_to_its_owner() {
 
 #[test]
 fn as_many_bytes_as_addresses_are_given() {
-    let mut guest = guest(FORCED, Pages::Largest, 2 * SECTION);
-    for preallocated in [PAGE, SECTION - PAGE, SECTION + PAGE, 2 * SECTION] {
+    let mut guest = guest(FORCED, Pages::Largest, 2 * HUGE_PAGE);
+    for preallocated in [PAGE, HUGE_PAGE - PAGE, HUGE_PAGE + PAGE, 2 * HUGE_PAGE] {
         let backing = guest.machine.give(PREALLOCATED, preallocated, Level::L2);
-        let slot = Slot { range: BASE..BASE + SECTION, backing, writable: true };
+        let slot = Slot { range: BASE..BASE + HUGE_PAGE, backing, writable: true };
         let refused = guest.memory.add_slot(slot).unwrap_err();
-        assert_eq!(refused.error, SlotError::PreallocatedSize { start: BASE, size: SECTION, preallocated });
+        assert_eq!(refused.error, SlotError::GivenSize { start: BASE, size: HUGE_PAGE, preallocated });
         let Backing::Preallocated { frames, .. } = refused.slot.backing else { panic!("{refused:?}") };
         assert_eq!((frames.pa(), frames.size()), (PREALLOCATED, preallocated), "they come back");
     }
-    let backing = guest.machine.give(PREALLOCATED, SECTION, Level::L2);
-    assert!(guest.memory.add_slot(Slot { range: BASE..BASE + SECTION, backing, writable: true }).is_ok());
+    let backing = guest.machine.give(PREALLOCATED, HUGE_PAGE, Level::L2);
+    assert!(guest.memory.add_slot(Slot { range: BASE..BASE + HUGE_PAGE, backing, writable: true }).is_ok());
 }
 
 #[test]
 fn read_only_memory_is_given_too() {
-    let mut guest = guest(PLAIN, Pages::Largest, SECTION);
-    let backing = guest.machine.give(PREALLOCATED, SECTION, Level::L1);
-    guest.add(BASE, SECTION, backing, false);
+    let mut guest = guest(PLAIN, Pages::Largest, HUGE_PAGE);
+    let backing = guest.machine.give(PREALLOCATED, HUGE_PAGE, Level::L1);
+    guest.add(BASE, HUGE_PAGE, backing, false);
     guest.reach(BASE, Execute);
     assert_eq!(guest.access(BASE).map(|access| access.write), Some(false));
     for kind in [Translation, Permission] {

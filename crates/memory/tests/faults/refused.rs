@@ -9,15 +9,15 @@ use super::*;
 use crate::machine::guest::{IPA_BITS, Outcome};
 use crate::machine::platform::mmu::Scan;
 use crate::machine::platform::window::window;
-use crate::machine::{PAGE, SECTION, device_at};
+use crate::machine::{HUGE_PAGE, PAGE, device_at};
 
 /// Everything that a fault may change.
-fn state(guest: &Guest) -> (Scan, Counts, u64) {
+fn state(guest: &RunningGuest) -> (Scan, Counts, u64) {
     (guest.scan(), guest.memory.counts(), guest.memory.frames().free())
 }
 
 /// Checks that each fault at `ipa` aborts and changes nothing.
-fn aborts(guest: &mut Guest, ipa: Ipa, accesses: &[AccessKind]) {
+fn aborts(guest: &mut RunningGuest, ipa: Ipa, accesses: &[AccessKind]) {
     let before = state(guest);
     guest.machine.events();
     for access in accesses {
@@ -31,18 +31,18 @@ fn aborts(guest: &mut Guest, ipa: Ipa, accesses: &[AccessKind]) {
 
 #[test]
 fn where_no_slot_is_nothing_answers() {
-    let mut guest = Guest::new(PLAIN, Pages::Largest, 8);
+    let mut guest = RunningGuest::new(PLAIN, Pages::Largest, 8);
     let empty = [Ipa::new(0), BASE, Ipa::new((1 << IPA_BITS) - 1), Ipa::new(1 << IPA_BITS), Ipa::new(u64::MAX)];
     for ipa in empty {
         aborts(&mut guest, ipa, &[Read, Write, Execute]);
     }
-    guest.add_ram(BASE, SECTION);
-    guest.add_ram(BASE + 2 * SECTION, PAGE);
+    guest.add_ram(BASE, HUGE_PAGE);
+    guest.add_ram(BASE + 2 * HUGE_PAGE, PAGE);
     // Before the first slot, in the hole, and after the last slot; also when the last search ended in a slot.
-    for ipa in [Ipa::new(BASE.raw() - 1), BASE + SECTION, BASE + (2 * SECTION - 1), BASE + 2 * SECTION + PAGE] {
+    for ipa in [Ipa::new(BASE.raw() - 1), BASE + HUGE_PAGE, BASE + (2 * HUGE_PAGE - 1), BASE + 2 * HUGE_PAGE + PAGE] {
         guest.reach(BASE, Read);
         aborts(&mut guest, ipa, &[Read, Write, Execute]);
-        guest.reach(BASE + 2 * SECTION, Read);
+        guest.reach(BASE + 2 * HUGE_PAGE, Read);
         aborts(&mut guest, ipa, &[Read, Write, Execute]);
     }
 }
@@ -50,7 +50,7 @@ fn where_no_slot_is_nothing_answers() {
 #[test]
 fn the_first_and_the_last_byte_of_a_slot_belong_to_it() {
     for pages in [Pages::Small, Pages::Largest] {
-        for size in [PAGE, SECTION, SECTION + PAGE] {
+        for size in [PAGE, HUGE_PAGE, HUGE_PAGE + PAGE] {
             let mut guest = guest(PLAIN, pages, size);
             let first = guest.reach(BASE, Write);
             let last = guest.reach(BASE + (size - 1), Write);
@@ -65,9 +65,9 @@ fn the_first_and_the_last_byte_of_a_slot_belong_to_it() {
 fn the_first_and_the_last_page_of_the_address_space_can_be_mapped() {
     for ipa_bits in [32, 34, 40, 48] {
         let end = 1 << ipa_bits;
-        let mut guest = Guest::with_ipa_bits(PLAIN, Pages::Largest, 4, ipa_bits);
+        let mut guest = RunningGuest::with_ipa_bits(PLAIN, Pages::Largest, 4, ipa_bits);
         guest.add_ram(Ipa::new(0), PAGE);
-        guest.add_ram(Ipa::new(end - SECTION), SECTION);
+        guest.add_ram(Ipa::new(end - HUGE_PAGE), HUGE_PAGE);
         guest.reach(Ipa::new(0), Write);
         guest.reach(Ipa::new(end - 1), Write);
         assert_eq!((guest.level(Ipa::new(0)), guest.level(Ipa::new(end - 1))), (Some(3), Some(2)));
@@ -81,7 +81,7 @@ fn the_first_and_the_last_page_of_the_address_space_can_be_mapped() {
 
 #[test]
 fn a_device_fills_its_slot_from_its_first_page_on() {
-    let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
+    let mut guest = RunningGuest::new(PLAIN, Pages::Largest, 1);
     let mut add = |backing, size| {
         let slot = Slot { range: BASE..BASE + size, backing, writable: true };
         guest.memory.add_slot(slot).map_err(|refused| refused.error)
@@ -100,33 +100,33 @@ fn a_device_fills_its_slot_from_its_first_page_on() {
 /// No larger leaf maps memory beyond the end of a window, for which the embedder has not vouched.
 #[test]
 fn a_window_is_not_exceeded() {
-    let mut guest = Guest::new(PLAIN, Pages::Largest, 4);
+    let mut guest = RunningGuest::new(PLAIN, Pages::Largest, 4);
     let device = Pa::new(0x20_0000_0000);
-    guest.add(BASE, SECTION, Backing::Device(window(device, SECTION)), true);
+    guest.add(BASE, HUGE_PAGE, Backing::Device(window(device, HUGE_PAGE)), true);
     assert_eq!(guest.reach(BASE + PAGE, Write), device + PAGE);
     assert_eq!(guest.level(BASE), Some(2));
-    aborts(&mut guest, BASE + SECTION, &[Read, Write]);
+    aborts(&mut guest, BASE + HUGE_PAGE, &[Read, Write]);
 }
 
 #[test]
 fn neighbours_keep_their_own_rules() {
     for pages in [Pages::Small, Pages::Largest] {
-        let mut guest = Guest::new(PLAIN, pages, 8);
+        let mut guest = RunningGuest::new(PLAIN, pages, 8);
         let device = Pa::new(0x20_0000_0000);
         // Not in the order of their addresses.
-        guest.add(BASE + 2 * SECTION, SECTION, device_at(device), true);
-        guest.add(BASE, SECTION, Backing::Ram, true);
-        guest.add(BASE + SECTION, SECTION, Backing::Ram, false);
-        let ram = guest.reach(BASE + (SECTION - 1), Write);
-        let read_only = guest.reach(BASE + SECTION, Read);
+        guest.add(BASE + 2 * HUGE_PAGE, HUGE_PAGE, device_at(device), true);
+        guest.add(BASE, HUGE_PAGE, Backing::Ram, true);
+        guest.add(BASE + HUGE_PAGE, HUGE_PAGE, Backing::Ram, false);
+        let ram = guest.reach(BASE + (HUGE_PAGE - 1), Write);
+        let read_only = guest.reach(BASE + HUGE_PAGE, Read);
         assert!(guest.machine.is_ram(ram) && guest.machine.is_ram(read_only));
-        assert_ne!(ram.align_down(SECTION), read_only.align_down(SECTION));
-        aborts(&mut guest, BASE + SECTION, &[Write]);
-        aborts(&mut guest, BASE + (2 * SECTION - 1), &[Write]);
-        assert_eq!(guest.reach(BASE + 2 * SECTION, Write), device);
-        aborts(&mut guest, BASE + 2 * SECTION, &[Execute]);
-        guest.reach(BASE + (2 * SECTION - 1), Execute);
-        aborts(&mut guest, BASE + 3 * SECTION, &[Read, Write, Execute]);
+        assert_ne!(ram.align_down(HUGE_PAGE), read_only.align_down(HUGE_PAGE));
+        aborts(&mut guest, BASE + HUGE_PAGE, &[Write]);
+        aborts(&mut guest, BASE + (2 * HUGE_PAGE - 1), &[Write]);
+        assert_eq!(guest.reach(BASE + 2 * HUGE_PAGE, Write), device);
+        aborts(&mut guest, BASE + 2 * HUGE_PAGE, &[Execute]);
+        guest.reach(BASE + (2 * HUGE_PAGE - 1), Execute);
+        aborts(&mut guest, BASE + 3 * HUGE_PAGE, &[Read, Write, Execute]);
     }
 }
 
@@ -134,8 +134,8 @@ fn neighbours_keep_their_own_rules() {
 fn a_slot_that_may_not_be_written_is_read() {
     for (features, access) in [(PLAIN, Access::READ), (COHERENT, Access { write: false, ..Access::ALL })] {
         for (pages, level) in [(Pages::Small, Level::L3), (Pages::Largest, Level::L2)] {
-            let mut guest = Guest::new(features, pages, 3);
-            guest.add(BASE, SECTION, Backing::Ram, false);
+            let mut guest = RunningGuest::new(features, pages, 3);
+            guest.add(BASE, HUGE_PAGE, Backing::Ram, false);
             // Before anything is mapped, and after.
             aborts(&mut guest, BASE, &[Write]);
             assert_eq!(guest.walk(BASE), None);

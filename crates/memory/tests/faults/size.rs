@@ -6,12 +6,12 @@ use twofold_memory::{Backing, Counts, Slot};
 
 use super::*;
 use crate::machine::platform::Event;
-use crate::machine::{PAGE, SECTION};
+use crate::machine::{HUGE_PAGE, PAGE};
 
 #[test]
 fn small_pages_are_pages_everywhere() {
-    let mut guest = guest(PLAIN, Pages::Small, 3 * SECTION);
-    for offset in [0, PAGE, SECTION - PAGE, SECTION, 2 * SECTION + 9 * PAGE, 3 * SECTION - 1] {
+    let mut guest = guest(PLAIN, Pages::Small, 3 * HUGE_PAGE);
+    for offset in [0, PAGE, HUGE_PAGE - PAGE, HUGE_PAGE, 2 * HUGE_PAGE + 9 * PAGE, 3 * HUGE_PAGE - 1] {
         for access in [Read, Write, Execute] {
             guest.reach(BASE + offset, access);
         }
@@ -23,15 +23,15 @@ fn small_pages_are_pages_everywhere() {
 /// Touches each page of the slot. Expects blocks for the huge pages with the numbers `blocks`, counted from `BASE`, and
 /// pages elsewhere.
 fn blocks_of(start: u64, size: u64, blocks: std::ops::Range<u64>) {
-    let mut guest = Guest::new(FORCED, Pages::Largest, size / SECTION + 5);
+    let mut guest = RunningGuest::new(FORCED, Pages::Largest, size / HUGE_PAGE + 5);
     guest.add_ram(BASE + start, size);
     let mut pages = 0;
     for offset in (start..start + size).step_by(PAGE as usize) {
-        let in_block = blocks.contains(&(offset / SECTION));
+        let in_block = blocks.contains(&(offset / HUGE_PAGE));
         pages += u64::from(!in_block);
         let pa = guest.reach(BASE + offset, Read);
         assert_eq!(guest.level(BASE + offset), Some(if in_block { 2 } else { 3 }), "at {offset:#x}");
-        assert_eq!(pa.raw() % SECTION, offset % SECTION, "huge pages are contiguous");
+        assert_eq!(pa.raw() % HUGE_PAGE, offset % HUGE_PAGE, "huge pages are contiguous");
     }
     // The neighbours of the slot were not mapped with it.
     assert_eq!((guest.walk(BASE + (start + size)), guest.walk(Ipa::new(BASE.raw() + start - 1))), (None, None));
@@ -43,58 +43,58 @@ fn blocks_of(start: u64, size: u64, blocks: std::ops::Range<u64>) {
 }
 
 #[test]
-fn whole_sections_are_blocks() {
-    blocks_of(SECTION, 3 * SECTION, 1..4);
-    blocks_of(SECTION, SECTION, 1..2);
+fn whole_huge_pages_are_blocks() {
+    blocks_of(HUGE_PAGE, 3 * HUGE_PAGE, 1..4);
+    blocks_of(HUGE_PAGE, HUGE_PAGE, 1..2);
 }
 
 #[test]
 fn a_ragged_start_is_pages() {
-    blocks_of(SECTION + 3 * PAGE, 2 * SECTION - 3 * PAGE, 2..3);
-    blocks_of(SECTION + PAGE, 2 * SECTION - PAGE, 2..3);
-    blocks_of(2 * SECTION - PAGE, SECTION + PAGE, 2..3);
+    blocks_of(HUGE_PAGE + 3 * PAGE, 2 * HUGE_PAGE - 3 * PAGE, 2..3);
+    blocks_of(HUGE_PAGE + PAGE, 2 * HUGE_PAGE - PAGE, 2..3);
+    blocks_of(2 * HUGE_PAGE - PAGE, HUGE_PAGE + PAGE, 2..3);
 }
 
 #[test]
 fn a_ragged_end_is_pages() {
-    blocks_of(SECTION, SECTION + 5 * PAGE, 1..2);
-    blocks_of(SECTION, SECTION + PAGE, 1..2);
-    blocks_of(SECTION, 2 * SECTION - PAGE, 1..2);
+    blocks_of(HUGE_PAGE, HUGE_PAGE + 5 * PAGE, 1..2);
+    blocks_of(HUGE_PAGE, HUGE_PAGE + PAGE, 1..2);
+    blocks_of(HUGE_PAGE, 2 * HUGE_PAGE - PAGE, 1..2);
 }
 
 #[test]
 fn both_ends_ragged_is_a_block_in_the_middle() {
-    blocks_of(SECTION + 7 * PAGE, 2 * SECTION, 2..3);
+    blocks_of(HUGE_PAGE + 7 * PAGE, 2 * HUGE_PAGE, 2..3);
 }
 
 #[test]
-fn a_slot_smaller_than_a_section_is_pages() {
-    blocks_of(SECTION, SECTION - PAGE, 0..0);
-    blocks_of(SECTION + PAGE, SECTION - PAGE, 0..0);
-    blocks_of(SECTION + 5 * PAGE, PAGE, 0..0);
+fn a_slot_smaller_than_a_huge_page_is_pages() {
+    blocks_of(HUGE_PAGE, HUGE_PAGE - PAGE, 0..0);
+    blocks_of(HUGE_PAGE + PAGE, HUGE_PAGE - PAGE, 0..0);
+    blocks_of(HUGE_PAGE + 5 * PAGE, PAGE, 0..0);
 }
 
 #[test]
-fn a_section_sized_slot_that_is_not_aligned_is_pages() {
-    blocks_of(SECTION + PAGE, SECTION, 0..0);
+fn a_huge_page_sized_slot_that_is_not_aligned_is_pages() {
+    blocks_of(HUGE_PAGE + PAGE, HUGE_PAGE, 0..0);
 }
 
 #[test]
-fn a_section_that_is_in_two_slots_is_pages_of_different_frames() {
-    let mut guest = Guest::new(FORCED, Pages::Largest, 8);
-    let middle = BASE + SECTION / 2;
-    guest.add_ram(BASE, SECTION / 2);
-    guest.add_ram(middle, SECTION / 2);
+fn a_huge_page_that_is_in_two_slots_is_pages_of_different_frames() {
+    let mut guest = RunningGuest::new(FORCED, Pages::Largest, 8);
+    let middle = BASE + HUGE_PAGE / 2;
+    guest.add_ram(BASE, HUGE_PAGE / 2);
+    guest.add_ram(middle, HUGE_PAGE / 2);
     let below = guest.reach(BASE, Read);
     let above = guest.reach(middle, Read);
     assert_eq!((guest.level(BASE), guest.level(middle)), (Some(3), Some(3)));
-    assert_ne!(below.align_down(SECTION), above.align_down(SECTION));
+    assert_ne!(below.align_down(HUGE_PAGE), above.align_down(HUGE_PAGE));
 }
 
 /// A huge page that is mapped by pages, with one missing: its block was split when that page was unmapped.
-fn without_a_page(features: Features, pages: Pages) -> (Guest, Ipa) {
-    let mut guest = Guest::new(features, pages, 4);
-    let slot = Slot { range: BASE..BASE + 2 * SECTION, backing: Backing::Ram, writable: true };
+fn without_a_page(features: Features, pages: Pages) -> (RunningGuest, Ipa) {
+    let mut guest = RunningGuest::new(features, pages, 4);
+    let slot = Slot { range: BASE..BASE + 2 * HUGE_PAGE, backing: Backing::Ram, writable: true };
     let slot = guest.memory.add_slot(slot).unwrap();
     for page in 0..512 {
         let pa = guest.reach(BASE + page * PAGE, Write);
@@ -149,9 +149,9 @@ fn small_pages_stay_pages_where_one_is_missing() {
 
 #[test]
 fn a_fault_anywhere_in_a_block_finds_it() {
-    let mut guest = guest(PLAIN, Pages::Largest, SECTION);
+    let mut guest = guest(PLAIN, Pages::Largest, HUGE_PAGE);
     guest.reach(BASE + 100 * PAGE, Write);
-    for offset in [0, SECTION - 1, 100 * PAGE] {
+    for offset in [0, HUGE_PAGE - 1, 100 * PAGE] {
         assert_eq!(guest.fault_of(BASE + offset, Write), None);
         assert_eq!(guest.fault(BASE + offset, Translation, Write), Ok(STALE));
     }

@@ -8,7 +8,7 @@ use twofold_stage2::{Access, Memory, Pa};
 use super::*;
 use crate::machine::guest::{IPA_BITS, Outcome};
 use crate::machine::platform::Event;
-use crate::machine::{GIB, PAGE, SECTION, device_at};
+use crate::machine::{GIB, HUGE_PAGE, PAGE, device_at};
 
 /// An address without RAM that is aligned for any leaf.
 const DEVICE: Pa = Pa::new(0x20_0000_0000);
@@ -26,7 +26,7 @@ struct Case {
 
 fn check(case: &Case, ipa_bits: u32, pages: Pages) {
     let Case { start, size, pa, at, level } = *case;
-    let mut guest = Guest::with_ipa_bits(PLAIN, pages, 1, ipa_bits);
+    let mut guest = RunningGuest::with_ipa_bits(PLAIN, pages, 1, ipa_bits);
     guest.add(BASE + start, size, device_at(DEVICE + pa), true);
     let free = guest.memory.frames().free();
     let tables = guest.memory.counts().tables_allocated;
@@ -54,29 +54,29 @@ fn check(case: &Case, ipa_bits: u32, pages: Pages) {
 const CASES: &[Case] = &[
     // Pages: the slot is small, or ragged around the touched address, or both addresses are aligned differently.
     Case { start: 0, size: PAGE, pa: 0, at: 0, level: 3 },
-    Case { start: 0, size: SECTION - PAGE, pa: 0, at: PAGE, level: 3 },
-    Case { start: PAGE, size: SECTION, pa: PAGE, at: SECTION - 1, level: 3 },
-    Case { start: PAGE, size: SECTION, pa: PAGE, at: SECTION, level: 3 },
-    Case { start: 0, size: 4 * SECTION, pa: PAGE, at: SECTION, level: 3 },
-    Case { start: 0, size: 4 * GIB, pa: SECTION - PAGE, at: 2 * GIB, level: 3 },
-    Case { start: PAGE, size: 4 * SECTION, pa: 0, at: 2 * SECTION, level: 3 },
+    Case { start: 0, size: HUGE_PAGE - PAGE, pa: 0, at: PAGE, level: 3 },
+    Case { start: PAGE, size: HUGE_PAGE, pa: PAGE, at: HUGE_PAGE - 1, level: 3 },
+    Case { start: PAGE, size: HUGE_PAGE, pa: PAGE, at: HUGE_PAGE, level: 3 },
+    Case { start: 0, size: 4 * HUGE_PAGE, pa: PAGE, at: HUGE_PAGE, level: 3 },
+    Case { start: 0, size: 4 * GIB, pa: HUGE_PAGE - PAGE, at: 2 * GIB, level: 3 },
+    Case { start: PAGE, size: 4 * HUGE_PAGE, pa: 0, at: 2 * HUGE_PAGE, level: 3 },
     // The start of the leaf would be below address 0.
-    Case { start: PAGE, size: 4 * SECTION, pa: PAGE, at: PAGE, level: 3 },
+    Case { start: PAGE, size: 4 * HUGE_PAGE, pa: PAGE, at: PAGE, level: 3 },
     // 2 MiB: the slot has no aligned GiB around the touched address, or both addresses are aligned alike only up to 2
     // MiB.
-    Case { start: 0, size: SECTION, pa: 0, at: SECTION - 1, level: 2 },
-    Case { start: PAGE, size: 2 * SECTION, pa: PAGE, at: SECTION + 5, level: 2 },
+    Case { start: 0, size: HUGE_PAGE, pa: 0, at: HUGE_PAGE - 1, level: 2 },
+    Case { start: PAGE, size: 2 * HUGE_PAGE, pa: PAGE, at: HUGE_PAGE + 5, level: 2 },
     Case { start: 0, size: GIB - PAGE, pa: 0, at: 0x1234, level: 2 },
-    Case { start: SECTION, size: GIB, pa: SECTION, at: GIB - 1, level: 2 },
-    Case { start: SECTION, size: GIB, pa: SECTION, at: GIB, level: 2 },
-    Case { start: 0, size: 2 * GIB, pa: SECTION, at: GIB, level: 2 },
+    Case { start: HUGE_PAGE, size: GIB, pa: HUGE_PAGE, at: GIB - 1, level: 2 },
+    Case { start: HUGE_PAGE, size: GIB, pa: HUGE_PAGE, at: GIB, level: 2 },
+    Case { start: 0, size: 2 * GIB, pa: HUGE_PAGE, at: GIB, level: 2 },
 ];
 
 /// With a root at level 1 or above.
 const GIB_CASES: &[Case] = &[
     Case { start: 0, size: GIB, pa: 0, at: GIB - 1, level: 1 },
     Case { start: 0, size: 2 * GIB, pa: 3 * GIB, at: GIB, level: 1 },
-    Case { start: SECTION, size: 2 * GIB, pa: GIB + SECTION, at: GIB + 77, level: 1 },
+    Case { start: HUGE_PAGE, size: 2 * GIB, pa: GIB + HUGE_PAGE, at: GIB + 77, level: 1 },
 ];
 
 #[test]
@@ -101,10 +101,10 @@ fn where_the_root_is_at_level_2_no_leaf_is_larger_than_its_entries() {
 
 #[test]
 fn a_leaf_that_would_start_below_physical_address_0_is_not_tried() {
-    let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
-    guest.add(BASE + (SECTION - PAGE), PAGE, device_at(Pa::new(0)), true);
+    let mut guest = RunningGuest::new(PLAIN, Pages::Largest, 1);
+    guest.add(BASE + (HUGE_PAGE - PAGE), PAGE, device_at(Pa::new(0)), true);
     assert_eq!(
-        guest.touch(BASE + (SECTION - 1), Read),
+        guest.touch(BASE + (HUGE_PAGE - 1), Read),
         Ok(Outcome::Reaches(Pa::new(0xfff), vec![mapped(Level::L3, false)]))
     );
 }
@@ -112,7 +112,7 @@ fn a_leaf_that_would_start_below_physical_address_0_is_not_tried() {
 #[test]
 fn code_is_never_fetched_from_a_device() {
     for features in [PLAIN, COHERENT] {
-        let mut guest = Guest::new(features, Pages::Largest, 1);
+        let mut guest = RunningGuest::new(features, Pages::Largest, 1);
         guest.add(BASE, GIB, device_at(DEVICE), true);
         assert_eq!(guest.touch(BASE, Execute), Ok(Outcome::Aborts));
         assert_eq!(guest.walk(BASE), None, "nothing was mapped for it");
@@ -127,8 +127,8 @@ fn code_is_never_fetched_from_a_device() {
 
 #[test]
 fn a_device_that_may_not_be_written_is_not() {
-    let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
-    guest.add(BASE, SECTION, device_at(DEVICE), false);
+    let mut guest = RunningGuest::new(PLAIN, Pages::Largest, 1);
+    guest.add(BASE, HUGE_PAGE, device_at(DEVICE), false);
     assert_eq!(guest.touch(BASE, Write), Ok(Outcome::Aborts));
     assert_eq!(guest.walk(BASE), None);
     assert_eq!(guest.reach(BASE + 8, Read), DEVICE + 8);
@@ -139,7 +139,7 @@ fn a_device_that_may_not_be_written_is_not() {
 
 #[test]
 fn a_device_beyond_the_physical_address_space_is_an_error() {
-    let mut guest = Guest::new(Features { pa_bits: 40, ..PLAIN }, Pages::Largest, 1);
+    let mut guest = RunningGuest::new(Features { pa_bits: 40, ..PLAIN }, Pages::Largest, 1);
     let pa = Pa::new(1 << 40);
     guest.add(BASE, PAGE, device_at(pa), true);
     let error = Error::Stage2(twofold_stage2::Error::OutsidePa { pa, bits: 40 });
@@ -150,13 +150,13 @@ fn a_device_beyond_the_physical_address_space_is_an_error() {
 #[test]
 fn a_device_that_was_partly_unmapped_is_mapped_again_around_what_is_left() {
     for (size, unmapped, touched, level) in [
-        (SECTION, PAGE, 0, 3),
-        (SECTION, PAGE, PAGE - 1, 3),
+        (HUGE_PAGE, PAGE, 0, 3),
+        (HUGE_PAGE, PAGE, PAGE - 1, 3),
         // A block of 1 GiB, of which 2 MiB and then a page go.
-        (GIB, SECTION, SECTION / 2, 2),
+        (GIB, HUGE_PAGE, HUGE_PAGE / 2, 2),
         (GIB, PAGE, 5, 3),
     ] {
-        let mut guest = Guest::new(PLAIN, Pages::Largest, 1);
+        let mut guest = RunningGuest::new(PLAIN, Pages::Largest, 1);
         let slot = guest.add(BASE, size, device_at(DEVICE), true);
         guest.reach(BASE, Write);
         guest.memory.unmap(slot, BASE..BASE + unmapped).unwrap();

@@ -6,7 +6,7 @@ use twofold_memory::{Backing, Error};
 use twofold_stage2::Pa;
 
 use super::*;
-use crate::machine::{PAGE, SECTION, device_at};
+use crate::machine::{HUGE_PAGE, PAGE, device_at};
 
 /// Bytes that differ from their neighbours and from the bytes a page or a word further on.
 fn pattern(size: u64) -> Vec<u8> {
@@ -14,7 +14,7 @@ fn pattern(size: u64) -> Vec<u8> {
 }
 
 /// Reads bytes as the guest, through its caches and past them.
-fn read(guest: &mut Guest, from: Ipa, size: u64) -> Vec<u8> {
+fn read(guest: &mut RunningGuest, from: Ipa, size: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut at = from;
     while at < from + size {
@@ -30,7 +30,7 @@ fn read(guest: &mut Guest, from: Ipa, size: u64) -> Vec<u8> {
 }
 
 /// Writes `size` bytes, and checks them and the rest of their pages.
-fn check(guest: &mut Guest, at: Ipa, size: u64) {
+fn check(guest: &mut RunningGuest, at: Ipa, size: u64) {
     let bytes = pattern(size);
     guest.memory.write(at, &bytes).unwrap();
     assert!(read(guest, at, size) == bytes, "{size:#x} bytes at {at}");
@@ -40,7 +40,7 @@ fn check(guest: &mut Guest, at: Ipa, size: u64) {
 }
 
 #[test]
-fn bytes_cross_pages_and_sections() {
+fn bytes_cross_pages_and_huge_pages() {
     let places = [
         (0, 1),
         (1, 7),
@@ -51,15 +51,15 @@ fn bytes_cross_pages_and_sections() {
         (PAGE - 3, PAGE + 6),
         (0, PAGE),
         (5, 3 * PAGE),
-        (SECTION - 1, 2),
-        (SECTION - 8, 16),
-        (SECTION - PAGE - 5, SECTION + 2 * PAGE),
-        (3 * SECTION - 1, 1),
+        (HUGE_PAGE - 1, 2),
+        (HUGE_PAGE - 8, 16),
+        (HUGE_PAGE - PAGE - 5, HUGE_PAGE + 2 * PAGE),
+        (3 * HUGE_PAGE - 1, 1),
     ];
     for pages in [Pages::Small, Pages::Largest] {
         for features in [PLAIN, FORCED] {
             for (offset, size) in places {
-                check(&mut guest(features, pages, 3 * SECTION), BASE + offset, size);
+                check(&mut guest(features, pages, 3 * HUGE_PAGE), BASE + offset, size);
             }
         }
     }
@@ -67,16 +67,16 @@ fn bytes_cross_pages_and_sections() {
 
 #[test]
 fn bytes_cross_slots() {
-    let mut guest = Guest::new(PLAIN, Pages::Largest, 8);
-    guest.add_ram(BASE, SECTION + 5 * PAGE);
+    let mut guest = RunningGuest::new(PLAIN, Pages::Largest, 8);
+    guest.add_ram(BASE, HUGE_PAGE + 5 * PAGE);
     // A loader may write where the guest may not.
-    guest.add(BASE + SECTION + 5 * PAGE, SECTION, Backing::Ram, false);
-    check(&mut guest, BASE + SECTION + (5 * PAGE - 13), 29);
+    guest.add(BASE + HUGE_PAGE + 5 * PAGE, HUGE_PAGE, Backing::Ram, false);
+    check(&mut guest, BASE + HUGE_PAGE + (5 * PAGE - 13), 29);
 }
 
 #[test]
 fn later_bytes_win_and_leave_the_others() {
-    let mut guest = guest(PLAIN, Pages::Largest, SECTION);
+    let mut guest = guest(PLAIN, Pages::Largest, HUGE_PAGE);
     guest.memory.write(BASE + 16, &[1; 32]).unwrap();
     guest.memory.write(BASE + 30, &[2; 5]).unwrap();
     let mut expected = [1; 32];
@@ -87,9 +87,9 @@ fn later_bytes_win_and_leave_the_others() {
 
 #[test]
 fn nothing_is_nothing_anywhere() {
-    let guest = guest(PLAIN, Pages::Largest, SECTION);
+    let guest = guest(PLAIN, Pages::Largest, HUGE_PAGE);
     let free = guest.memory.frames().free();
-    for ipa in [BASE, BASE + SECTION, Ipa::new(0), Ipa::new(u64::MAX)] {
+    for ipa in [BASE, BASE + HUGE_PAGE, Ipa::new(0), Ipa::new(u64::MAX)] {
         assert_eq!(guest.memory.write(ipa, &[]), Ok(()));
     }
     assert_eq!(guest.memory.frames().free(), free);
@@ -97,9 +97,9 @@ fn nothing_is_nothing_anywhere() {
 
 #[test]
 fn what_is_no_ram_is_refused_with_its_address() {
-    let mut guest = Guest::new(FORCED, Pages::Small, 8);
-    guest.add_ram(BASE, SECTION);
-    guest.add(BASE + SECTION, PAGE, device_at(Pa::new(0x20_0000_0000)), true);
+    let mut guest = RunningGuest::new(FORCED, Pages::Small, 8);
+    guest.add_ram(BASE, HUGE_PAGE);
+    guest.add(BASE + HUGE_PAGE, PAGE, device_at(Pa::new(0x20_0000_0000)), true);
     let refused = |at: Ipa, size, ipa| {
         let free = guest.memory.frames().free();
         assert_eq!(guest.memory.write(at, &pattern(size)), Err(Error::NoRam { ipa }));
@@ -108,20 +108,20 @@ fn what_is_no_ram_is_refused_with_its_address() {
     // The error has the first byte that is not RAM.
     let below = Ipa::new(BASE.raw() - 3);
     assert_eq!(refused(below, 6, below), 0);
-    assert_eq!(refused(BASE + SECTION + 0x123, 1, BASE + SECTION + 0x123), 0);
-    assert_eq!(refused(BASE + SECTION + 9 * PAGE + 7, 1, BASE + SECTION + 9 * PAGE + 7), 0);
+    assert_eq!(refused(BASE + HUGE_PAGE + 0x123, 1, BASE + HUGE_PAGE + 0x123), 0);
+    assert_eq!(refused(BASE + HUGE_PAGE + 9 * PAGE + 7, 1, BASE + HUGE_PAGE + 9 * PAGE + 7), 0);
     assert_eq!(refused(Ipa::new(u64::MAX), 1, Ipa::new(u64::MAX)), 0);
-    assert_eq!(refused(BASE + (SECTION - 5), 10, BASE + SECTION), 512);
+    assert_eq!(refused(BASE + (HUGE_PAGE - 5), 10, BASE + HUGE_PAGE), 512);
     // The bytes in RAM were written.
-    assert_eq!(read(&mut guest, BASE + (SECTION - 5), 5), pattern(5));
+    assert_eq!(read(&mut guest, BASE + (HUGE_PAGE - 5), 5), pattern(5));
 }
 
 #[test]
 fn writing_maps_nothing() {
-    let mut guest = guest(PLAIN, Pages::Largest, SECTION);
-    guest.memory.write(BASE, &pattern(SECTION)).unwrap();
+    let mut guest = guest(PLAIN, Pages::Largest, HUGE_PAGE);
+    guest.memory.write(BASE, &pattern(HUGE_PAGE)).unwrap();
     assert_eq!((guest.scan().leaves, guest.memory.counts().mapped), (vec![], [0; 4]));
     assert_eq!(guest.memory.counts().frames_zeroed, 512);
-    assert!(read(&mut guest, BASE, SECTION) == pattern(SECTION));
+    assert!(read(&mut guest, BASE, HUGE_PAGE) == pattern(HUGE_PAGE));
     assert_eq!(guest.memory.counts().frames_zeroed, 512);
 }

@@ -12,12 +12,12 @@ use twofold_stage2::{Access, Execute, Features, Geometry, Granule, Ipa, Pa, Vmid
 use super::platform::mmu::{Leaf, Scan};
 use super::platform::tlb::Reach;
 use super::platform::{Event, VMID};
-use super::{Host, Machine, RAM, SECTION};
+use super::{HUGE_PAGE, Host, Machine, RAM};
 
 /// The root is at level 1 and has two tables. A page takes two more.
 pub const IPA_BITS: u32 = 40;
 
-pub struct Guest {
+pub struct RunningGuest {
     pub machine: Rc<Machine>,
     pub memory: GuestMemory<Host>,
 }
@@ -33,16 +33,16 @@ pub enum Outcome {
     Skipped,
 }
 
-impl Guest {
-    /// A guest with `sections` times 2 MiB of memory.
-    pub fn new(features: Features, pages: Pages, sections: u64) -> Self {
-        Self::with_ipa_bits(features, pages, sections, IPA_BITS)
+impl RunningGuest {
+    /// A guest with `huge_pages` times 2 MiB of memory.
+    pub fn new(features: Features, pages: Pages, huge_pages: u64) -> Self {
+        Self::with_ipa_bits(features, pages, huge_pages, IPA_BITS)
     }
 
-    pub fn with_ipa_bits(features: Features, pages: Pages, sections: u64, ipa_bits: u32) -> Self {
-        let machine = Machine::new(features, &[(RAM, sections * SECTION)]);
+    pub fn with_ipa_bits(features: Features, pages: Pages, huge_pages: u64, ipa_bits: u32) -> Self {
+        let machine = Machine::new(features, &[(RAM, huge_pages * HUGE_PAGE)]);
         let mut frames = Frames::new(features);
-        frames.add(machine.donate(RAM, sections * SECTION));
+        frames.add(machine.donate(RAM, huge_pages * HUGE_PAGE));
         Self::on(machine, frames, pages, ipa_bits)
     }
 

@@ -25,7 +25,7 @@ use platform::tlb::Reach;
 use platform::{Event, Sight};
 
 pub const PAGE: u64 = 4096;
-pub const SECTION: u64 = 2 << 20;
+pub const HUGE_PAGE: u64 = 2 << 20;
 pub const GIB: u64 = 1 << 30;
 
 /// The RAM of most tests.

@@ -6,10 +6,10 @@ use twofold_memory::{Answer, Done};
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::{Ipa, Memory, Pa};
 
-use crate::machine::guest::{Guest, local_invalidation_at};
+use crate::machine::guest::{RunningGuest, local_invalidation_at};
 use crate::machine::platform::Event;
 use crate::machine::platform::mmu::Leaf;
-use crate::machine::{PAGE, SECTION};
+use crate::machine::{HUGE_PAGE, PAGE};
 use crate::plain::Model;
 
 /// Tables of the root.
@@ -17,7 +17,7 @@ const ROOT_TABLES: u64 = 2;
 
 /// Checks that the tables, the counts and the frames are what the model says. The model learns the address of RAM when
 /// it is first mapped.
-pub fn tables(guest: &Guest, model: &mut Model, donated: u64) {
+pub fn tables(guest: &RunningGuest, model: &mut Model, donated: u64) {
     let scan = guest.scan();
     assert_eq!(scan.leaves.len(), model.leaves.len());
     let mut used: Vec<(Pa, u64)> = scan.links.iter().map(|link| (link.table, PAGE)).collect();
@@ -30,7 +30,7 @@ pub fn tables(guest: &Guest, model: &mut Model, donated: u64) {
         // A page that was mapped once never moves.
         assert_eq!(leaf.pa(), *expected.pa.get_or_insert(leaf.pa()), "{leaf:x?}");
         if !expected.device {
-            let aligned = leaf.pa().raw() % SECTION == leaf.ipa.raw() % SECTION;
+            let aligned = leaf.pa().raw() % HUGE_PAGE == leaf.ipa.raw() % HUGE_PAGE;
             assert!(
                 aligned || model.slots.iter().any(|slot| slot.is_preallocated() && slot.range.contains(&leaf.ipa)),
                 "{leaf:x?}"
@@ -48,12 +48,12 @@ pub fn tables(guest: &Guest, model: &mut Model, donated: u64) {
     assert_eq!((counts.mapped, counts.frames_zeroed), (model.counts.mapped, model.counts.frames_zeroed));
     assert_eq!(counts.first_touches, model.counts.first_touches);
     assert_eq!((counts.tables_allocated, counts.tables_freed), (ROOT_TABLES + scan.links.len() as u64, 0));
-    let taken = model.backed.len() as u64 * (SECTION / PAGE) + counts.tables_allocated;
+    let taken = model.backed.len() as u64 * (HUGE_PAGE / PAGE) + counts.tables_allocated;
     assert_eq!(guest.memory.frames().free() + taken, donated, "frames are lost");
 }
 
 /// Checks that the maintenance is enough for the change, in the right order, and that no leaf was broken for it.
-pub fn maintenance(guest: &Guest, ipa: Ipa, answer: Answer, before: Option<Leaf>, record: &[Event]) {
+pub fn maintenance(guest: &RunningGuest, ipa: Ipa, answer: Answer, before: Option<Leaf>, record: &[Event]) {
     let own = [Tlbi::Ipas2E1, Tlbi::VmallE1];
     let broadcast = |event: &Event| matches!(event, Event::Tlbi(operation, _) if !own.contains(operation));
     assert!(!record.iter().any(broadcast), "no leaf is broken: {record:?}");
@@ -77,7 +77,7 @@ pub fn maintenance(guest: &Guest, ipa: Ipa, answer: Answer, before: Option<Leaf>
 }
 
 /// Checks that the instruction cache was completely invalidated before memory became executable.
-fn code(guest: &Guest, ipa: Ipa, before: Option<Leaf>, after: Option<Leaf>, record: &[Event]) {
+fn code(guest: &RunningGuest, ipa: Ipa, before: Option<Leaf>, after: Option<Leaf>, record: &[Event]) {
     let invalidation = |event: &Event| matches!(event, Event::InvalidateAllCode | Event::InvalidateCode(..));
     let new =
         before.is_none_or(|leaf| !leaf.access().execute.any()) && after.is_some_and(|leaf| leaf.access().execute.any());

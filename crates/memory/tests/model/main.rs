@@ -21,8 +21,8 @@ use twofold_memory::{Answer, Backing, Done, Error, Frames, Slot};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Ipa, Pa};
 
-use machine::guest::{Guest, IPA_BITS, Outcome, needed};
-use machine::{Machine, PAGE, RAM, SECTION, device_at};
+use machine::guest::{IPA_BITS, Outcome, RunningGuest, needed};
+use machine::{HUGE_PAGE, Machine, PAGE, RAM, device_at};
 use plain::{Expected, Model};
 use scenario::{Operation, Scenario};
 
@@ -50,10 +50,10 @@ fn memory_is_what_the_model_says() {
 
 /// The guest, its model, and the memory that is still to be donated.
 struct World {
-    guest: Guest,
+    guest: RunningGuest,
     model: Model,
     /// For each range: the end of what was donated so far, and the end of its bank.
-    sections: (Pa, Pa),
+    huge_pages: (Pa, Pa),
     singles: (Pa, Pa),
 }
 
@@ -61,17 +61,17 @@ impl World {
     fn new(scenario: &Scenario) -> Self {
         let model = Model::new(scenario);
         // Tables may break up one or two huge pages.
-        let mut banks = vec![(RAM, (model.sections() + 3) * SECTION), (SINGLES, MOST_SINGLES * PAGE)];
+        let mut banks = vec![(RAM, (model.huge_pages() + 3) * HUGE_PAGE), (SINGLES, MOST_SINGLES * PAGE)];
         banks.extend(model.preallocated());
         let machine = Machine::new(scenario.features, &banks);
         let mut frames = Frames::new(scenario.features);
         let singles = (2 + scenario.singles) * PAGE;
-        let sections = scenario.sections.min(model.sections()) * SECTION;
+        let huge_pages = scenario.huge_pages.min(model.huge_pages()) * HUGE_PAGE;
         frames.add(machine.donate(SINGLES, singles));
-        if sections > 0 {
-            frames.add(machine.donate(RAM, sections));
+        if huge_pages > 0 {
+            frames.add(machine.donate(RAM, huge_pages));
         }
-        let mut guest = Guest::on(machine, frames, scenario.pages, IPA_BITS);
+        let mut guest = RunningGuest::on(machine, frames, scenario.pages, IPA_BITS);
         for slot in &model.slots {
             let plain::Slot { range, writable, .. } = slot.clone();
             let backing = match slot.backing {
@@ -86,7 +86,7 @@ impl World {
         Self {
             guest,
             model,
-            sections: (RAM + sections, banks[0].0 + banks[0].1),
+            huge_pages: (RAM + huge_pages, banks[0].0 + banks[0].1),
             singles: (SINGLES + singles, banks[1].0 + banks[1].1),
         }
     }
@@ -94,14 +94,14 @@ impl World {
     fn run(&mut self, scenario: &Scenario) {
         for operation in &scenario.operations {
             match *operation {
-                Operation::Touch(place, access) => {
-                    self.touch(self.model.place(place), access);
+                Operation::Touch(address, access) => {
+                    self.touch(self.model.ipa_of(address), access);
                 }
-                Operation::Fault(place, kind, access) => {
-                    let _ = self.fault(self.model.place(place), kind, access);
+                Operation::Fault(address, kind, access) => {
+                    let _ = self.fault(self.model.ipa_of(address), kind, access);
                 }
-                Operation::Load(place, ref bytes) => self.load(self.model.place(place), bytes),
-                Operation::Store(place, byte) => self.store(self.model.place(place), byte),
+                Operation::Load(address, ref bytes) => self.load(self.model.ipa_of(address), bytes),
+                Operation::Store(address, byte) => self.store(self.model.ipa_of(address), byte),
             }
         }
         self.check_contents();
@@ -165,11 +165,11 @@ impl World {
 
     /// How many frames were donated to the guest.
     fn donated(&self) -> u64 {
-        (self.sections.0 - RAM + (self.singles.0 - SINGLES)) / PAGE
+        (self.huge_pages.0 - RAM + (self.singles.0 - SINGLES)) / PAGE
     }
 
     /// Does `action`, and adds memory when it runs out, one piece at a time. An action that fails changes no leaf.
-    fn provided<T>(&mut self, mut action: impl FnMut(&mut Guest) -> Result<T, Error>) -> (T, bool) {
+    fn provided<T>(&mut self, mut action: impl FnMut(&mut RunningGuest) -> Result<T, Error>) -> (T, bool) {
         for tries in 0.. {
             let leaves = self.guest.scan().leaves;
             let error = match action(&mut self.guest) {
@@ -178,7 +178,7 @@ impl World {
             };
             assert_eq!(self.guest.scan().leaves, leaves, "{error}, but something is mapped");
             let (range, size) = match error {
-                Error::NoFrames { .. } => (&mut self.sections, SECTION),
+                Error::NoFrames { .. } => (&mut self.huge_pages, HUGE_PAGE),
                 Error::Stage2(twofold_stage2::Error::NoTablePage { .. }) => (&mut self.singles, PAGE),
                 error => panic!("{error}"),
             };

@@ -8,8 +8,8 @@ use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Access, Execute, Features, Ipa, IpaRange, Level, Pa};
 
 use crate::machine::bank::LEFT_IN_CACHE;
-use crate::machine::{GIB, PAGE, PREALLOCATED, SECTION};
-use crate::scenario::{From, Kind, Place, Scenario};
+use crate::machine::{GIB, HUGE_PAGE, PAGE, PREALLOCATED};
+use crate::scenario::{Address, From, Kind, Scenario};
 
 /// An address that is aligned for any leaf.
 const BASE: Ipa = Ipa::new(4 * GIB);
@@ -68,7 +68,7 @@ impl Slot {
 
 impl Model {
     pub fn new(scenario: &Scenario) -> Self {
-        let mut at = BASE + SECTION;
+        let mut at = BASE + HUGE_PAGE;
         let mut slots = Vec::new();
         for (index, plan) in scenario.slots.iter().enumerate() {
             let start = at + plan.gap * PAGE;
@@ -94,22 +94,22 @@ impl Model {
     }
 
     /// How many huge pages all RAM takes.
-    pub fn sections(&self) -> u64 {
+    pub fn huge_pages(&self) -> u64 {
         let ram = self.slots.iter().filter(|slot| slot.backing == Backing::Ram).map(|slot| &slot.range);
-        ram.map(|range| range.end.raw().div_ceil(SECTION) - range.start.raw() / SECTION).sum()
+        ram.map(|range| range.end.raw().div_ceil(HUGE_PAGE) - range.start.raw() / HUGE_PAGE).sum()
     }
 
-    pub fn place(&self, place: Place) -> Ipa {
-        let (page, offset) = match place {
-            Place::Anywhere { page, offset } => (BASE + page * PAGE, offset),
-            Place::In { slot, from, offset } => {
+    pub fn ipa_of(&self, address: Address) -> Ipa {
+        let (page, offset) = match address {
+            Address::Anywhere { page, offset } => (BASE + page * PAGE, offset),
+            Address::In { slot, from, offset } => {
                 let slot = &self.slots[slot % self.slots.len()].range;
                 let pages = (slot.end - slot.start) / PAGE;
-                let section = slot.start.raw().next_multiple_of(SECTION) - slot.start.raw();
+                let huge_page = slot.start.raw().next_multiple_of(HUGE_PAGE) - slot.start.raw();
                 let page = match from {
                     From::Start(page) => page,
                     From::End(page) => (pages - 1).saturating_sub(page),
-                    From::Section(page) => (section / PAGE + page).saturating_sub(1),
+                    From::HugePage(page) => (huge_page / PAGE + page).saturating_sub(1),
                     From::Any(page) => page,
                 };
                 (slot.start + page % pages * PAGE, offset)
@@ -171,7 +171,7 @@ impl Model {
     /// Returns how many frames were not ready. Preallocated memory always is.
     fn make_ready(&mut self, from: Ipa, size: u64) -> u64 {
         let (slot, Slot { backing: Backing::Ram, .. }) = self.slot(from).unwrap() else { return 0 };
-        self.backed.insert((slot, from.align_down(SECTION)));
+        self.backed.insert((slot, from.align_down(HUGE_PAGE)));
         let pages = (0..size / PAGE).filter(|page| self.ready.insert(from + page * PAGE)).count() as u64;
         self.counts.frames_zeroed += pages;
         pages
@@ -219,14 +219,14 @@ impl Model {
         };
         // If the difference of both addresses is aligned, one is aligned wherever the other is.
         let output = |to: Pa, start: Ipa| Pa::new(to.raw() + start.raw() - slot.range.start.raw());
-        let fits = |to: Pa| inside(SECTION) && output(to, ipa.align_down(SECTION)).is_aligned(SECTION);
+        let fits = |to: Pa| inside(HUGE_PAGE) && output(to, ipa.align_down(HUGE_PAGE)).is_aligned(HUGE_PAGE);
         let at = |to: Pa, block: bool| {
-            let (level, size) = if block { (2, SECTION) } else { (3, PAGE) };
+            let (level, size) = if block { (2, HUGE_PAGE) } else { (3, PAGE) };
             (level, size, Some(output(to, ipa.align_down(size))))
         };
         let blocks = self.pages == Pages::Largest;
         let (level, size, pa) = match slot.backing {
-            Backing::Ram if blocks && inside(SECTION) => (2, SECTION, None),
+            Backing::Ram if blocks && inside(HUGE_PAGE) => (2, HUGE_PAGE, None),
             Backing::Ram => (3, PAGE, None),
             Backing::Preallocated { start, largest } => at(start, blocks && largest < Level::L3 && fits(start)),
             Backing::Device(registers) => at(registers, fits(registers)),

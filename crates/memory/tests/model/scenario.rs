@@ -17,7 +17,7 @@ pub struct Scenario {
     pub slots: Vec<SlotPlan>,
     /// Single frames beside the root's, and huge pages, that are donated from the beginning.
     pub singles: u64,
-    pub sections: u64,
+    pub huge_pages: u64,
     pub operations: Vec<Operation>,
 }
 
@@ -39,8 +39,9 @@ pub enum Kind {
     Device(u64),
 }
 
+/// The address of an access, relative to the slots.
 #[derive(Clone, Copy, Debug)]
-pub enum Place {
+pub enum Address {
     /// A page in a slot, from one of its edges or anywhere, and `offset` bytes into the page.
     In { slot: usize, from: From, offset: u16 },
     /// A page anywhere in or around the slots.
@@ -52,16 +53,16 @@ pub enum From {
     Start(u64),
     End(u64),
     /// Pages from the slot's first 2 MiB boundary, less one.
-    Section(u64),
+    HugePage(u64),
     Any(u64),
 }
 
 #[derive(Clone, Debug)]
 pub enum Operation {
-    Touch(Place, AccessKind),
-    Fault(Place, FaultKind, AccessKind),
-    Load(Place, Vec<u8>),
-    Store(Place, u8),
+    Touch(Address, AccessKind),
+    Fault(Address, FaultKind, AccessKind),
+    Load(Address, Vec<u8>),
+    Store(Address, u8),
 }
 
 fn features() -> impl Strategy<Value = Features> {
@@ -96,17 +97,17 @@ fn slot() -> impl Strategy<Value = SlotPlan> {
     })
 }
 
-fn place() -> impl Strategy<Value = Place> {
+fn address() -> impl Strategy<Value = Address> {
     let offset = 0u16..4096;
     let from = prop_oneof![
         (0u64..3).prop_map(From::Start),
         (0u64..3).prop_map(From::End),
-        (0u64..3).prop_map(From::Section),
+        (0u64..3).prop_map(From::HugePage),
         (0u64..1200).prop_map(From::Any),
     ];
     prop_oneof![
-        9 => (0usize..4, from, offset.clone()).prop_map(|(slot, from, offset)| Place::In { slot, from, offset }),
-        1 => (0u64..7000, offset).prop_map(|(page, offset)| Place::Anywhere { page, offset }),
+        9 => (0usize..4, from, offset.clone()).prop_map(|(slot, from, offset)| Address::In { slot, from, offset }),
+        1 => (0u64..7000, offset).prop_map(|(page, offset)| Address::Anywhere { page, offset }),
     ]
 }
 
@@ -121,10 +122,10 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => (4000usize..9000, any::<u8>()).prop_map(|(size, byte)| vec![byte; size]),
     ];
     prop_oneof![
-        5 => (place(), access()).prop_map(|(place, access)| Operation::Touch(place, access)),
-        3 => (place(), kind, access()).prop_map(|(place, kind, access)| Operation::Fault(place, kind, access)),
-        2 => (place(), bytes).prop_map(|(place, bytes)| Operation::Load(place, bytes)),
-        3 => (place(), 1u8..).prop_map(|(place, byte)| Operation::Store(place, byte)),
+        5 => (address(), access()).prop_map(|(address, access)| Operation::Touch(address, access)),
+        3 => (address(), kind, access()).prop_map(|(address, kind, access)| Operation::Fault(address, kind, access)),
+        2 => (address(), bytes).prop_map(|(address, bytes)| Operation::Load(address, bytes)),
+        3 => (address(), 1u8..).prop_map(|(address, byte)| Operation::Store(address, byte)),
     ]
 }
 
@@ -133,12 +134,12 @@ pub fn any_scenario() -> impl Strategy<Value = Scenario> {
     let slots = prop::collection::vec(slot(), 1..=4);
     let operations = prop::collection::vec(operation(), 1..=MOST_OPERATIONS);
     (features(), pages, slots, 0u64..6, 0u64..6, operations).prop_map(
-        |(features, pages, slots, singles, sections, operations)| Scenario {
+        |(features, pages, slots, singles, huge_pages, operations)| Scenario {
             features,
             pages,
             slots,
             singles,
-            sections,
+            huge_pages,
             operations,
         },
     )

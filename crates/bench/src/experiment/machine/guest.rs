@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use twofold_machine::arena::Arena;
-use twofold_machine::fast::{FastMachine, FastPlatform, HostCaches};
+use twofold_machine::fast::{FastMachine, FastPlatform, HostCaches, this_cpu};
 use twofold_machine::guest_tables::TablesInRam;
 use twofold_machine::program::Stage1Registers;
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId, baselines};
@@ -45,7 +45,7 @@ impl Guest {
         let geometry = Geometry::new(Granule::KIB_4, plan.layout.pa_bits(), &features)?;
         let platform = FastPlatform(Arc::clone(&machine));
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest)?;
-        memory.set_policies(policies(&setup.policies));
+        memory.set_policies(policies(&setup.policies), this_cpu);
         let own = Ipa::new(0)..Ipa::new(plan.stage1);
         memory.add_slot(Slot { range: own.clone(), backing: Backing::Ram, writable: true })?;
         let (size, largest) = (plan.memory / setup.slots as u64, largest(setup.backing.page()));

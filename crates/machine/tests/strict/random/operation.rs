@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use twofold_machine::program::{Abort, Exit, Instructions, Stage1Registers};
-use twofold_machine::strict::{CpuHandle, Guest, Hosted, Withdrawn};
+use twofold_machine::strict::{CpuHandle, Hosted, StrictVcpu, Withdrawn};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar};
 use twofold_stage2::{
     Access, Attributes, Broken, Coalesced, Error, Execute, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed,
@@ -82,17 +82,17 @@ impl Kind {
     }
 }
 
-/// The layout of a guest's memory: some sections of 2 MiB, and a block of 1 GiB.
-const SECTIONS: u64 = GIB;
-const SECTION_COUNT: u64 = 3;
+/// The layout of a guest's memory: some huge pages (2 MiB), and a block of 1 GiB.
+const HUGE_PAGES: u64 = GIB;
+const HUGE_PAGE_COUNT: u64 = 3;
 const BLOCK: u64 = 2 * GIB;
-/// The page of the first section that holds the guest's own table.
-pub const TABLE: u64 = SECTIONS + 100 * PAGE;
+/// The page of the first huge page that holds the guest's own table.
+pub const TABLE: u64 = HUGE_PAGES + 100 * PAGE;
 
 /// The span of a leaf, by its level.
 const SPANS: [u64; 4] = [0, GIB, MIB_2, PAGE];
 
-/// The pages of a section that are used most: adjacent ones, and the edges of 64-page words.
+/// The pages of a huge page that are used most: adjacent ones, and the edges of 64-page words.
 const PAGES: [u64; 8] = [0, 1, 2, 63, 64, 65, 510, 511];
 
 /// One of the two frames of a guest's page.
@@ -100,8 +100,8 @@ pub fn frame(world: &World, guest: usize, ipa: u64, choice: u64) -> Pa {
     if ipa >= BLOCK {
         return Pa::new(BLOCK + (guest as u64 * 2 + choice) * GIB + (ipa - BLOCK));
     }
-    let section = (ipa - SECTIONS) / MIB_2;
-    let number = (guest as u64 * 2 + choice) * SECTION_COUNT + section;
+    let huge_page = (ipa - HUGE_PAGES) / MIB_2;
+    let number = (guest as u64 * 2 + choice) * HUGE_PAGE_COUNT + huge_page;
     world.frame(number * MIB_2 + ipa % MIB_2)
 }
 
@@ -226,7 +226,7 @@ impl<'a> Worker<'a> {
         if self.cpu.draw(3) == 0 {
             return BLOCK + [0, 1, 511][self.cpu.draw(3) as usize] * MIB_2 + page;
         }
-        SECTIONS + self.cpu.draw(SECTION_COUNT) * MIB_2 + page
+        HUGE_PAGES + self.cpu.draw(HUGE_PAGE_COUNT) * MIB_2 + page
     }
 
     fn range(&self) -> IpaRange {
@@ -236,9 +236,9 @@ impl<'a> Worker<'a> {
             8..11 => (page & !(64 * PAGE - 1), 64 * PAGE),
             11..14 => (page & !(MIB_2 - 1), MIB_2),
             _ if page >= BLOCK => (BLOCK, GIB),
-            _ => (SECTIONS, SECTION_COUNT * MIB_2),
+            _ => (HUGE_PAGES, HUGE_PAGE_COUNT * MIB_2),
         };
-        let end = if page >= BLOCK { BLOCK + GIB } else { SECTIONS + SECTION_COUNT * MIB_2 };
+        let end = if page >= BLOCK { BLOCK + GIB } else { HUGE_PAGES + HUGE_PAGE_COUNT * MIB_2 };
         Ipa::new(start)..Ipa::new((start + size).min(end))
     }
 
@@ -479,7 +479,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn enter(&mut self, number: usize) -> Guest<'a> {
+    fn enter(&mut self, number: usize) -> StrictVcpu<'a> {
         let tables = &self.tables[number];
         let vcpu = self.cpu.draw(2) as u32;
         self.cpu.load(tables.vttbr());
@@ -519,7 +519,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn access_once(&mut self, guest: &mut Guest<'_>, ipa: u64, what: u64) -> Result<(), Exit> {
+    fn access_once(&mut self, guest: &mut StrictVcpu<'_>, ipa: u64, what: u64) -> Result<(), Exit> {
         match what {
             0..4 => {
                 guest.store(ipa, ipa / PAGE)?;
@@ -541,7 +541,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Handles a fault as a hypervisor does; returns whether the guest may continue.
-    fn answer(&mut self, number: usize, abort: &Abort, guest: &mut Guest<'_>) -> bool {
+    fn answer(&mut self, number: usize, abort: &Abort, guest: &mut StrictVcpu<'_>) -> bool {
         let tables = &self.tables[number];
         let fault = Fault::from_syndrome(abort.esr).unwrap_or_else(|| panic!("{abort:?}"));
         // The guest's own tables map everything to itself, so `AT` would return the address in FAR_EL2.

@@ -24,9 +24,9 @@ use crate::window::ByAddress as _;
 use crate::world::{MIB_2, MODERN, PAGE, PLAIN, World};
 
 const CPUS: usize = 4;
-const SECTION: u64 = 1 << 30;
-const RANGE: IpaRange = Ipa::new(SECTION)..Ipa::new(SECTION + 2 * MIB_2);
-/// The pages that are written: in two sections of 2 MiB, some adjacent.
+const START: u64 = 1 << 30;
+const RANGE: IpaRange = Ipa::new(START)..Ipa::new(START + 2 * MIB_2);
+/// The pages that are written: in two huge pages (2 MiB), some adjacent.
 const PAGES: [u64; 6] = [0, 1, 63, 511, 512, 1023];
 
 #[test]
@@ -71,9 +71,8 @@ impl RemovalWatcher for Collect<'_> {
 impl Log<'_> {
     fn note(&self, ipa: Ipa, span: u64) {
         let mut written = self.written.lock().unwrap();
-        written.extend(
-            (0..span / PAGE).map(|page| (ipa.raw() - SECTION) / PAGE + page).filter(|page| PAGES.contains(page)),
-        );
+        written
+            .extend((0..span / PAGE).map(|page| (ipa.raw() - START) / PAGE + page).filter(|page| PAGES.contains(page)));
     }
 
     /// A leaf is writable here only by hardware's record, even if the record has ended.
@@ -152,7 +151,7 @@ fn collect(cpu: &CpuHandle, log: &Log<'_>) {
         let mut copies = log.copies.lock().unwrap();
         let mut written = log.written.lock().unwrap();
         for (copy, page) in copies.iter_mut().zip(PAGES) {
-            let ipa = Ipa::new(SECTION + page * PAGE);
+            let ipa = Ipa::new(START + page * PAGE);
             let now = log.world.machine.arena().load(log.word(page)).unwrap();
             let recorded = log.tables.look_up(ipa).is_some_and(|leaf| leaf.descriptor.is_hardware_dirty());
             if *copy != now && !written.contains(&page) && !recorded {
@@ -190,9 +189,9 @@ fn work(cpu: &CpuHandle, log: &Log<'_>) {
             log.resting.fetch_sub(1, Ordering::Relaxed);
         }
         let page = PAGES[cpu.draw(PAGES.len() as u64) as usize];
-        let ipa = Ipa::new(SECTION + page * PAGE);
-        let section = Ipa::new(ipa.raw() & !(MIB_2 - 1));
-        let whole = section..section + MIB_2;
+        let ipa = Ipa::new(START + page * PAGE);
+        let huge_page = Ipa::new(ipa.raw() & !(MIB_2 - 1));
+        let whole = huge_page..huge_page + MIB_2;
         match cpu.draw(14) {
             0..6 => {
                 // Each CPU has a vCPU of its own, which returns to its CPU.
@@ -211,11 +210,11 @@ fn work(cpu: &CpuHandle, log: &Log<'_>) {
                 assert!(split.is_ok());
             }
             7 if !log.ends_records => {
-                let pa = world.frame(section.raw() - SECTION);
+                let pa = world.frame(huge_page.raw() - START);
                 let coalesced =
-                    tables.coalesce(section, pa, Level::L2, &tracked, &mut pages, &mut |leaf| log.note_leaf(&leaf));
+                    tables.coalesce(huge_page, pa, Level::L2, &tracked, &mut pages, &mut |leaf| log.note_leaf(&leaf));
                 if let Ok(Coalesced::Mapped(Mapped::Replaced(old))) = coalesced {
-                    log.note_leaf(&Leaf { ipa: section, level: Level::L2, descriptor: old });
+                    log.note_leaf(&Leaf { ipa: huge_page, level: Level::L2, descriptor: old });
                 }
             }
             8 => tables.age(whole, &mut |_| ()).unwrap(),

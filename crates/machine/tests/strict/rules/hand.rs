@@ -4,7 +4,7 @@
 use std::ops::Deref;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use twofold_machine::strict::{Bbm, Breach, CpuHandle, Guest, Hosted, Program, Withdrawn};
+use twofold_machine::strict::{Bbm, Breach, CpuHandle, Hosted, Program, StrictVcpu, Withdrawn};
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::tlb::single_operand;
 use twofold_stage2::{Access, Attributes, Descriptor, Features, Ipa, IpaRange, Level, Pa, Platform, TableSource};
@@ -211,7 +211,7 @@ impl<'a> Hand<'a> {
         self.cpu.expect_flushed(self.tree.vttbr, &range, &self.cpu.knowledge(), withdrawn);
     }
 
-    pub fn enter(&self, vcpu: u32) -> Guest<'a> {
+    pub fn enter(&self, vcpu: u32) -> StrictVcpu<'a> {
         self.cpu.enter(self.tree.vttbr, self.tree.vtcr, vcpu)
     }
 

@@ -26,7 +26,7 @@ use crate::walk::stage2::{self, Entries, Regime, Stage2Fault};
 use crate::walk::{Access, AccessKind, El, FaultKind, syndrome};
 
 /// A vCPU in its guest.
-pub struct Guest<'a> {
+pub struct StrictVcpu<'a> {
     cpu: &'a CpuHandle,
     /// The place in the source that entered it.
     entered: &'static Location<'static>,
@@ -62,7 +62,7 @@ impl CpuHandle {
     ///
     /// The registers have values that the engine never uses.
     #[track_caller]
-    pub fn enter(&self, vttbr: u64, vtcr: u64, vcpu: u32) -> Guest<'_> {
+    pub fn enter(&self, vttbr: u64, vtcr: u64, vcpu: u32) -> StrictVcpu<'_> {
         let entered = Location::caller();
         let (vmid, features) = self.with_context(|context| {
             context.event(|model, cpu| {
@@ -82,11 +82,11 @@ impl CpuHandle {
         let regime = regime.unwrap_or_else(|error| panic!("VTTBR_EL2 {vttbr:#x}, VTCR_EL2 {vtcr:#x}: {error}"));
         let (state, interrupts) = (State::default(), Arc::new(Interrupts::without_time()));
         let (faulted, between) = (None, None);
-        Guest { cpu: self, entered, regime, vttbr, vtcr, vmid, vcpu, state, interrupts, faulted, between }
+        StrictVcpu { cpu: self, entered, regime, vttbr, vtcr, vmid, vcpu, state, interrupts, faulted, between }
     }
 }
 
-impl<'a> Guest<'a> {
+impl<'a> StrictVcpu<'a> {
     /// Answers the hypercall that caused the exit.
     pub fn answer(&mut self, value: u64) {
         self.state.answer = Some(value);
@@ -308,7 +308,7 @@ struct Walker<'m, 'g> {
     model: &'m mut Model,
     context: &'m Context,
     cpu: usize,
-    guest: &'m Guest<'g>,
+    guest: &'m StrictVcpu<'g>,
     knows: Clock,
     /// A broken rule that the walk found.
     broken: Option<Box<Broken>>,
@@ -318,7 +318,7 @@ struct Walker<'m, 'g> {
 }
 
 impl<'m, 'g> Walker<'m, 'g> {
-    fn new(model: &'m mut Model, context: &'m Context, cpu: usize, guest: &'m Guest<'g>) -> Self {
+    fn new(model: &'m mut Model, context: &'m Context, cpu: usize, guest: &'m StrictVcpu<'g>) -> Self {
         let knows = model.cells.walk(cpu);
         Self { model, context, cpu, guest, knows, broken: None, stale: None, conflict: false }
     }
@@ -448,7 +448,7 @@ impl GuestTables for Walker<'_, '_> {
     }
 }
 
-impl Instructions for Guest<'_> {
+impl Instructions for StrictVcpu<'_> {
     fn load(&mut self, va: u64) -> Result<u64, Exit> {
         self.access(va, AccessKind::Read, 0)
     }

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a guest keeps for its baselines: its policies, a count, and table pages at hand.
+
+use alloc::vec::Vec;
+use core::sync::atomic::AtomicU64;
+
+use spin::{Mutex, MutexGuard};
+use twofold_stage2::TablePage;
+
+use super::policies::{Clean, Coalesce, Policies, Split, TablePages};
+
+/// What a guest keeps for its baselines.
+pub(crate) struct Baselines {
+    pub(super) policies: Policies,
+    /// Returns the number of the CPU that calls it.
+    pub(super) this_cpu: fn() -> usize,
+    /// Entries that splits by walks have visited.
+    pub(super) visits: AtomicU64,
+    spare: [SparePages; CPUS],
+}
+
+/// Table pages that a CPU has at hand. Aligned so that no two CPUs' pages share a cache line.
+#[derive(Default)]
+#[repr(align(128))]
+struct SparePages(Mutex<Vec<TablePage>>);
+
+/// The number of CPUs that have pages of their own.
+const CPUS: usize = 32;
+
+impl Default for Baselines {
+    fn default() -> Self {
+        Self { policies: Policies::default(), this_cpu: || 0, visits: AtomicU64::new(0), spare: Default::default() }
+    }
+}
+
+impl Baselines {
+    /// Whether a fault maps in another way than by default.
+    #[inline(always)]
+    pub(crate) fn changes_map(&self) -> bool {
+        self.cleans_on_abort() || self.policies.tables != TablePages::WhenNeeded
+    }
+
+    /// Whether a fault cleans before it reads the tables.
+    pub(crate) fn cleans_on_abort(&self) -> bool {
+        self.policies.clean == Clean::OnAbort
+    }
+
+    /// Whether a table is freed before the block is made.
+    pub(crate) fn frees_first(&self) -> bool {
+        self.policies.coalesce == Coalesce::FreeFirst
+    }
+
+    /// Whether splits are walks.
+    pub(crate) fn walks_to_split(&self) -> bool {
+        self.policies.split != Split::Records
+    }
+
+    /// The table pages that this CPU has at hand. `None` if another CPU with the same number modulo [`CPUS`] uses them:
+    /// this CPU does without.
+    pub(super) fn spare_pages(&self) -> Option<MutexGuard<'_, Vec<TablePage>>> {
+        self.spare[(self.this_cpu)() % CPUS].0.try_lock()
+    }
+}
