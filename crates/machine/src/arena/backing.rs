@@ -5,7 +5,6 @@
 use std::fmt;
 
 use super::system::System;
-use super::{FRAME, GIB, MIB_2};
 
 /// The kind of host memory behind the machine's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,3 +68,7 @@ impl fmt::Display for Backing {
         f.write_str(self.name())
     }
 }
+
+pub(super) const FRAME: u64 = 4 << 10;
+pub(super) const MIB_2: u64 = 2 << 20;
+pub(super) const GIB: u64 = 1 << 30;

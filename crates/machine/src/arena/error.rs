@@ -4,7 +4,7 @@
 use rustix::io::Errno;
 use twofold_stage2::Pa;
 
-use super::Backing;
+use super::backing::Backing;
 
 /// The reason why an arena cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -11,8 +11,9 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
+use super::backing::Backing;
+use super::error::ArenaError;
 use super::system::System;
-use super::{ArenaError, Backing};
 
 /// A range of addresses of this process.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use twofold_abi::trace::Event;
 use twofold_stage2::Ipa;
 
 use super::breach::{Breach, Rule};
-use super::machine::Shared;
 use super::model::{Broken, Model, Outcome};
+use super::shared::Shared;
 use crate::turns::{Stop, Turns};
 
 /// The CPU of a machine that a thread is.
@@ -90,7 +90,7 @@ impl Context {
     pub(crate) fn silently<R>(&self, body: impl FnOnce(&mut Model, usize) -> Outcome<R>) -> R {
         let mut model = self.shared.lock();
         model.step += 1;
-        model.trace_at(self.cpu, self.site.get());
+        model.trace.at(self.cpu, self.site.get());
         let outcome = body(&mut model, self.cpu);
         drop(model);
         match outcome {
@@ -102,8 +102,8 @@ impl Context {
     /// An event for the trace only.
     pub(super) fn trace(&self, event: Event<'_>) {
         let mut model = self.shared.lock();
-        model.trace_at(self.cpu, self.site.get());
-        model.trace(event);
+        model.trace.at(self.cpu, self.site.get());
+        model.trace.event(event);
     }
 
     pub(crate) fn choose(&self, values: usize) -> usize {

@@ -19,7 +19,7 @@ const BARRIERS: usize = 64;
 impl Model {
     pub(crate) fn tlbi(&mut self, cpu: usize, operation: Tlbi, operand: u64) -> Outcome {
         let word = trace::Tlbi::ALL[operation as usize];
-        self.trace(Event::Tlbi { operation: word, operand, vttbr: self.cpus[cpu].vttbr });
+        self.trace.event(Event::Tlbi { operation: word, operand, vttbr: self.cpus[cpu].vttbr });
         let reach = Reach::decode(operation, operand, &self.features)
             .map_err(|error| Broken::new(Rule::Operand, error.to_string()))?;
         for page in std::mem::take(&mut self.cpus[cpu].unlinked) {
@@ -39,7 +39,7 @@ impl Model {
     }
 
     pub(crate) fn dsb(&mut self, cpu: usize, domain: Domain) {
-        self.trace(Event::Dsb { domain: trace::Domain::ALL[domain as usize] });
+        self.trace.event(Event::Dsb { domain: trace::Domain::ALL[domain as usize] });
         let everywhere = matches!(domain, Domain::Ish | Domain::IshSt);
         self.cells.publish(cpu, everywhere);
         if matches!(domain, Domain::IshSt | Domain::NshSt) {
@@ -71,7 +71,7 @@ impl Model {
 
     /// `ISB`.
     pub(crate) fn isb(&mut self, cpu: usize) -> Outcome {
-        self.trace(Event::Isb);
+        self.trace.event(Event::Isb);
         self.synchronize(cpu)
     }
 
@@ -104,13 +104,13 @@ impl Model {
 
     /// `MSR VTTBR_EL2`.
     pub(crate) fn load_vttbr(&mut self, cpu: usize, vttbr: u64) {
-        self.trace(Event::Vttbr { vttbr });
+        self.trace.event(Event::Vttbr { vttbr });
         self.cpus[cpu].vttbr = vttbr;
     }
 
     /// Cleans and invalidates lines to the point of coherency.
     pub(crate) fn clean(&mut self, cpu: usize, start: u64, size: u64) -> Outcome {
-        self.trace(Event::Dc { operation: trace::Dc::Civac, pa: start, size });
+        self.trace.event(Event::Dc { operation: trace::Dc::Civac, pa: start, size });
         self.cpus[cpu].cleaned.push((start, size));
         Ok(())
     }
@@ -118,7 +118,7 @@ impl Model {
     pub(crate) fn ic(&mut self, cpu: usize, operation: Ic, line: Option<(u64, u64)>) {
         let range = if operation == Ic::IallUis { None } else { line };
         let (pa, size) = range.unwrap_or_default();
-        self.trace(Event::Ic { operation: trace::Ic::ALL[operation as usize], pa, size });
+        self.trace.event(Event::Ic { operation: trace::Ic::ALL[operation as usize], pa, size });
         let complete = self.cpus[cpu].complete;
         self.cpus[cpu].code.push((range, complete));
     }

@@ -4,69 +4,26 @@
 //! Invariant: between two runs no thread is a CPU, and every CPU knows everything that any CPU did.
 
 use std::any::Any;
-use std::io;
 use std::panic;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
-use twofold_stage2::{Features, Ipa, IpaRange, Pa};
+use twofold_stage2::{Ipa, IpaRange, Pa};
 
-use super::bbm::Bbm;
 use super::breach::{Breach, Rule};
 use super::clock::{CPUS, Clock};
 use super::context::Context;
 use super::expected::Withdrawn;
 use super::model::{Broken, Model};
 use super::observer;
+use super::options::{MachineError, Options};
 use super::platform::Hosted;
 use super::shape::ROOT;
+use super::shared::Shared;
 use super::trace::Trace;
-use crate::arena::{Arena, ArenaError, ArenaOptions};
+use crate::arena::Arena;
 use crate::turns::Turns;
-
-/// The configuration of a machine.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// CPUs, 1 to 8.
-    pub cpus: usize,
-    /// The seed of all random choices.
-    pub seed: u64,
-    /// The average number of events between two switches from one CPU to another.
-    pub events_between_switches: u32,
-    /// The CPUs' features.
-    pub features: Features,
-    /// The changes of a mapping's size that the CPUs allow without a break.
-    pub bbm: Bbm,
-    /// Memory.
-    pub memory: ArenaOptions,
-    /// The file for a trace (`docs/trace.md`). If there is none, `TWOFOLD_TRACE` names one; the second machine of a
-    /// process appends `.1` to the name, and so on.
-    pub trace: Option<PathBuf>,
-}
-
-/// The reason why a machine cannot be made.
-#[derive(Debug, thiserror::Error)]
-pub enum MachineError {
-    /// Too many CPUs, or none.
-    #[error("{asked} CPUs: strict mode has 1 to {CPUS}; take {CPUS}, or the fast mode")]
-    Cpus {
-        /// The number of CPUs that was asked for.
-        asked: usize,
-    },
-    /// The memory cannot be made.
-    #[error(transparent)]
-    Memory(#[from] ArenaError),
-    /// The trace cannot be written.
-    #[error("the trace cannot be written to {path}: {why}; name a file in a directory that exists")]
-    Trace {
-        /// The file.
-        path: PathBuf,
-        /// The error that the host returned.
-        why: io::Error,
-    },
-}
 
 /// A strict machine.
 #[derive(Clone)]
@@ -86,8 +43,8 @@ impl Machine {
         }
         observer::install();
         let arena = Arc::new(Arena::new(&options.memory)?);
-        let mut model = Model::new((options.features, options.bbm), arena.clone(), options.cpus);
-        model.trace = Trace::new(options.trace.take(), &options.features, options.cpus)?;
+        let trace = Trace::new(options.trace.take(), &options.features, options.cpus)?;
+        let model = Model::new((options.features, options.bbm), arena.clone(), options.cpus, trace);
         let shared = Shared { options, arena, model: Mutex::new(model), breach: Mutex::new(None) };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -157,7 +114,7 @@ impl Machine {
             }
         });
         self.lock().cells.meet();
-        self.lock().trace_flush();
+        self.lock().trace.flush();
         let breach = self.shared.breach.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(breach) = breach {
             return Err(breach);
@@ -312,19 +269,5 @@ impl Knowledge {
                 Ok(())
             });
         });
-    }
-}
-
-/// The state that its CPUs share.
-pub(crate) struct Shared {
-    pub(super) options: Options,
-    pub(crate) arena: Arc<Arena>,
-    model: Mutex<Model>,
-    pub(super) breach: Mutex<Option<Breach>>,
-}
-
-impl Shared {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Model> {
-        self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

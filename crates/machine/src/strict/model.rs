@@ -32,7 +32,7 @@ pub(crate) struct Model {
     pub(crate) lines: Lines,
     pub(crate) cpus: Vec<Cpu>,
     pub(crate) step: u64,
-    pub(super) trace: Option<Trace>,
+    pub(super) trace: Trace,
     /// The last changes of entries.
     changes: VecDeque<Change>,
 }
@@ -70,7 +70,7 @@ pub(crate) struct Cpu {
 const REMEMBERED: usize = 1 << 16;
 
 impl Model {
-    pub(crate) fn new((features, bbm): (Features, Bbm), arena: Arc<Arena>, cpus: usize) -> Self {
+    pub(crate) fn new((features, bbm): (Features, Bbm), arena: Arc<Arena>, cpus: usize, trace: Trace) -> Self {
         Self {
             features,
             bbm,
@@ -81,7 +81,7 @@ impl Model {
             lines: Lines::default(),
             cpus: (0..cpus).map(|_| Cpu::default()).collect(),
             step: 0,
-            trace: None,
+            trace,
             changes: VecDeque::new(),
         }
     }

@@ -66,7 +66,7 @@ unsafe impl Observer for Router {
         let fenced = Context::current(|context| {
             context.site.set(Some(site));
             context.silently(|model, cpu| {
-                model.trace(Event::Fence { order: trace::Order::Release });
+                model.trace.event(Event::Fence { order: trace::Order::Release });
                 model.cells.fence(cpu);
                 Ok(())
             });
@@ -81,7 +81,7 @@ unsafe impl Observer for Router {
             context.site.set(Some(site));
             // A point, so that the fences of two CPUs occur in either order.
             context.event(|model, cpu| {
-                model.trace(Event::Fence { order: trace::Order::SeqCst });
+                model.trace.event(Event::Fence { order: trace::Order::SeqCst });
                 model.cells.full_fence(cpu);
                 Ok(())
             });
@@ -109,7 +109,7 @@ unsafe impl Observer for Router {
         Context::current(|context| {
             context.site.set(Some(site));
             context.silently(|model, cpu| {
-                model.trace(Event::DataWritten { pa: start.raw(), size });
+                model.trace.event(Event::DataWritten { pa: start.raw(), size });
                 let moment = model.cells.event(cpu);
                 model.lines.write(start.raw(), size, moment);
                 Ok(())
@@ -176,7 +176,13 @@ impl Context {
             match what {
                 Word::Entry(pa) => {
                     self.progress();
-                    model.trace(Event::Write { pa, old, new: value, how: How::Store, order: access.order.into() });
+                    model.trace.event(Event::Write {
+                        pa,
+                        old,
+                        new: value,
+                        how: How::Store,
+                        order: access.order.into(),
+                    });
                     // A walk may have set the access flag, and cached the entry, just before the store (Arm ARM DDI
                     // 0487K.a, D8.5.1).
                     let flagged = old & 1 == 1 && model.features.hardware_access_flag;
@@ -219,7 +225,7 @@ impl Context {
             match model.cells.update(cpu, word, &mut change, access.order, step) {
                 Ok((old, moment)) => {
                     if let Word::Entry(pa) = what {
-                        model.trace(Event::Write { pa, old, new, how: How::Rmw, order: access.order.into() });
+                        model.trace.event(Event::Write { pa, old, new, how: How::Rmw, order: access.order.into() });
                         model.written(cpu, pa, (old, new), moment, Some(access.site))?;
                     }
                     Ok(Ok(old))

@@ -18,7 +18,7 @@ use crate::walk;
 
 impl Model {
     pub(crate) fn page_taken(&mut self, page: u64) -> Outcome {
-        self.trace(Event::TableTaken { pa: page });
+        self.trace.event(Event::TableTaken { pa: page });
         if let Some(Page { standing, .. }) = self.tables.of(page) {
             let what = format!("{page:#x} is taken for a table, and is one already: {standing:x?}");
             return Err(Broken::new(Rule::TableFreedTooEarly, what).at(0, &[page]));
@@ -30,7 +30,7 @@ impl Model {
     }
 
     pub(crate) fn page_freed(&mut self, page: u64) -> Outcome {
-        self.trace(Event::TableFreed { pa: page });
+        self.trace.event(Event::TableFreed { pa: page });
         if let Some(Page { standing: Standing::Linked(place), .. }) = self.tables.of(page) {
             let what = format!("the table at {page:#x} is freed while it is in the tree");
             return Err(Broken::new(Rule::TableFreedTooEarly, what).at(place.ipa, &[]));
@@ -67,7 +67,7 @@ impl Model {
     /// Makes memory a root, or ends that.
     pub(crate) fn root(&mut self, start: u64, entries: Option<usize>, vttbr: u64, vtcr: u64) -> Outcome {
         let Some(entries) = entries else {
-            self.trace(Event::RootFreed { pa: start });
+            self.trace.event(Event::RootFreed { pa: start });
             let loaded = |cpu: &Cpu| cpu.effective & ROOT == start;
             if let Some(cpu) = self.cpus.iter().position(loaded) {
                 let what = format!("the root at {start:#x} is freed while VTTBR_EL2 of CPU {cpu} names it");
@@ -77,14 +77,14 @@ impl Model {
             self.tables.remove_root(start);
             return Ok(());
         };
-        self.trace(Event::RootMade { pa: start, entries: entries as u32, vttbr, vtcr });
+        self.trace.event(Event::RootMade { pa: start, entries: entries as u32, vttbr, vtcr });
         let level = 2 - (vtcr >> 6 & 3) as u8;
         self.tables.add_root((start, entries, level), self.vmid(vttbr), self.step);
         Ok(())
     }
 
     pub(crate) fn locked(&mut self, cpu: usize, page: u64) -> Outcome {
-        self.trace(Event::LockTaken { pa: page });
+        self.trace.event(Event::LockTaken { pa: page });
         let place = |page: u64| match self.tables.of(page).map(|page| page.standing) {
             Some(Standing::Linked(place) | Standing::Unlinked(place, _) | Standing::Closed(place)) => Some(place),
             _ => None,
@@ -105,7 +105,7 @@ impl Model {
     }
 
     pub(crate) fn unlocked(&mut self, cpu: usize, page: u64) -> Outcome {
-        self.trace(Event::LockReleased { pa: page });
+        self.trace.event(Event::LockReleased { pa: page });
         match self.cpus[cpu].locks.iter().rposition(|held| *held == page) {
             Some(at) => {
                 self.cpus[cpu].locks.remove(at);

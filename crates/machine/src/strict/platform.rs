@@ -14,8 +14,8 @@ use twofold_stage2::{Pa, TableMetadata};
 
 use super::breach::Rule;
 use super::context::Context;
-use super::machine::Shared;
 use super::model::{Broken, Model, Outcome};
+use super::shared::Shared;
 
 /// The engine's platform.
 #[derive(Clone)]

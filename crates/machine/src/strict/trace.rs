@@ -13,15 +13,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use twofold_abi::trace::{Event, Header, Line, Source};
 use twofold_stage2::Features;
 
-use super::machine::MachineError;
-use super::model::Model;
+use super::options::MachineError;
 
 /// The environment variable that names the file for the first machine of the process. The files of later machines have
 /// `.1`, `.2` and so on appended.
 const VARIABLE: &str = "TWOFOLD_TRACE";
 
+/// The trace of a machine, or none.
+pub(crate) struct Trace(Option<Writer>);
+
 /// A trace that is being written.
-pub(crate) struct Trace {
+struct Writer {
     path: PathBuf,
     /// `None` after an error.
     file: Option<BufWriter<File>>,
@@ -34,24 +36,70 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// The trace of a machine, in the file `asked`, or in the one that the environment names.
+    /// The trace of a machine, in the file `asked`, or in the one that the environment names; none without either.
     ///
     /// # Errors
     ///
     /// The file cannot be written.
-    pub(crate) fn new(asked: Option<PathBuf>, features: &Features, cpus: usize) -> Result<Option<Self>, MachineError> {
-        let Some(path) = asked.or_else(from_environment) else { return Ok(None) };
+    pub(super) fn new(asked: Option<PathBuf>, features: &Features, cpus: usize) -> Result<Self, MachineError> {
+        let Some(path) = asked.or_else(from_environment) else { return Ok(Self(None)) };
         let file = File::create(&path).map_err(|why| MachineError::Trace { path: path.clone(), why })?;
         let site = Some(Location::caller());
         let file = Some(BufWriter::with_capacity(1 << 16, file));
-        let mut trace = Self { path, file, last: 0, cpu: 0, site, inside: vec![None; cpus] };
-        trace.write(|file| writeln!(file, "{}", Header { source: Source::Machine }));
+        let mut writer = Writer { path, file, last: 0, cpu: 0, site, inside: vec![None; cpus] };
+        writer.write(|file| writeln!(file, "{}", Header { source: Source::Machine }));
         for (name, value) in features.named() {
-            trace.event(Event::Feature { name, value });
+            writer.event(Event::Feature { name, value });
         }
-        Ok(Some(trace))
+        Ok(Self(Some(writer)))
     }
 
+    /// Sets the CPU and the place of the next event.
+    #[inline]
+    pub(super) fn at(&mut self, cpu: usize, site: Option<&'static Location<'static>>) {
+        if let Some(writer) = &mut self.0 {
+            (writer.cpu, writer.site) = (cpu, site);
+        }
+    }
+
+    /// Records the event.
+    #[inline]
+    pub(super) fn event(&mut self, event: Event<'_>) {
+        if let Some(writer) = &mut self.0 {
+            writer.event(event);
+        }
+    }
+
+    /// Records that the CPU is in a guest from now on.
+    pub(super) fn inside(&mut self, vcpu: u32, vttbr: u64, site: &'static Location<'static>) {
+        let Some(writer) = &mut self.0 else { return };
+        if writer.inside[writer.cpu] != Some((vcpu, vttbr)) {
+            writer.leave();
+            writer.line(Event::GuestEntered { vcpu, vttbr }, Some(site));
+            writer.inside[writer.cpu] = Some((vcpu, vttbr));
+        }
+    }
+
+    /// Records that the CPU has left its guest.
+    pub(super) fn outside(&mut self) {
+        if let Some(writer) = &mut self.0 {
+            writer.leave();
+        }
+    }
+
+    /// Flushes the file once all CPUs are off, so that a reader finds all lines.
+    pub(super) fn flush(&mut self) {
+        if let Some(writer) = &mut self.0 {
+            for cpu in 0..writer.inside.len() {
+                writer.cpu = cpu;
+                writer.leave();
+            }
+            writer.write(BufWriter::flush);
+        }
+    }
+}
+
+impl Writer {
     fn event(&mut self, event: Event<'_>) {
         // Events of the guest's own walks occur while the CPU is in the guest. For any other event the CPU has left it.
         if matches!(event, Event::Hardware { .. }) {
@@ -78,52 +126,6 @@ impl Trace {
         if let Some(Err(error)) = self.file.as_mut().map(body) {
             eprintln!("the trace {} is cut off: {error}", self.path.display());
             self.file = None;
-        }
-    }
-}
-
-impl Model {
-    /// Sets the CPU and the place of the next event.
-    #[inline]
-    pub(crate) fn trace_at(&mut self, cpu: usize, site: Option<&'static Location<'static>>) {
-        if let Some(trace) = &mut self.trace {
-            (trace.cpu, trace.site) = (cpu, site);
-        }
-    }
-
-    /// Records the event.
-    #[inline]
-    pub(crate) fn trace(&mut self, event: Event<'_>) {
-        if let Some(trace) = &mut self.trace {
-            trace.event(event);
-        }
-    }
-
-    /// Records that the CPU is in a guest from now on.
-    pub(crate) fn trace_inside(&mut self, vcpu: u32, vttbr: u64, site: &'static Location<'static>) {
-        let Some(trace) = &mut self.trace else { return };
-        if trace.inside[trace.cpu] != Some((vcpu, vttbr)) {
-            trace.leave();
-            trace.line(Event::GuestEntered { vcpu, vttbr }, Some(site));
-            trace.inside[trace.cpu] = Some((vcpu, vttbr));
-        }
-    }
-
-    /// Records that the CPU has left its guest.
-    pub(crate) fn trace_outside(&mut self) {
-        if let Some(trace) = &mut self.trace {
-            trace.leave();
-        }
-    }
-
-    /// Flushes the file once all CPUs are off, so that a reader finds all lines.
-    pub(crate) fn trace_flush(&mut self) {
-        if let Some(trace) = &mut self.trace {
-            for cpu in 0..trace.inside.len() {
-                trace.cpu = cpu;
-                trace.leave();
-            }
-            trace.write(BufWriter::flush);
         }
     }
 }

@@ -156,7 +156,7 @@ impl<'a> StrictVcpu<'a> {
             if translated.is_ok() {
                 model.cpus[cpu].vcpus.insert(self.vmid, self.vcpu);
             } else {
-                model.trace_outside();
+                model.trace.outside();
             }
             Ok(translated)
         });
@@ -190,7 +190,7 @@ impl<'a> StrictVcpu<'a> {
             self.regime = Regime::new(vttbr, self.vtcr, &model.features).map_err(unusable)?;
             (self.vttbr, self.vmid) = (vttbr, model.vmid(vttbr));
         }
-        model.trace_inside(self.vcpu, vttbr, self.entered);
+        model.trace.inside(self.vcpu, vttbr, self.entered);
         Ok(())
     }
 
@@ -424,7 +424,7 @@ impl Entries for Walker<'_, '_> {
         let Some(word) = arena.word(Pa::new(pa)) else { return Err(0) };
         let step = self.model.step;
         self.model.cells.hardware_update(word, old, new, step)?;
-        self.model.trace(Event::Hardware { pa, old, new });
+        self.model.trace.event(Event::Hardware { pa, old, new });
         self.model.note(Change { step, cpu: self.cpu, entry: Pa::new(pa), old, new, site: None });
         debug_assert!(
             (old ^ new) & !(1 << 10 | WRITE) == 0
