@@ -10,8 +10,8 @@ pub mod passes;
 pub mod program;
 #[cfg(feature = "strict")]
 pub mod strict;
-mod tlbi;
+pub mod tlbi;
 #[cfg(feature = "strict")]
 mod turns;
 pub mod vm;
-mod walk;
+pub mod walk;

@@ -4,7 +4,6 @@
 //!
 //! Invariant: a reach is exactly what every CPU has to invalidate. It leaves out entries that only some CPUs would also
 //! drop. An operand that the architecture leaves to the CPU is an error.
-#![allow(dead_code, reason = "some parts serve only strict mode or the tests")]
 
 use twofold_stage2::Features;
 use twofold_stage2::platform::Tlbi;
@@ -13,18 +12,18 @@ use crate::walk::span;
 
 /// The entries of the current VMID that an operation invalidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reach {
+pub struct Reach {
     /// The entries of stage 2 only.
-    pub(crate) stage2: Option<Which>,
+    pub stage2: Option<Which>,
     /// Whether all entries of stage 1, and all that combine both stages, are invalidated.
-    pub(crate) stage1_and_combined: bool,
+    pub stage1_and_combined: bool,
     /// Whether it applies to all CPUs of the inner shareable domain, and not only to the CPU that executes it.
-    pub(crate) broadcast: bool,
+    pub broadcast: bool,
 }
 
 /// The stage-2 entries that are invalidated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Which {
+pub enum Which {
     /// All of them.
     All,
     /// Entries that translate an address in a range.
@@ -43,18 +42,18 @@ pub(crate) enum Which {
 /// An operand that no CPU with these features has to interpret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("TLBI {operation:?}, {operand:#x}: {why}")]
-pub(crate) struct OperandError {
+pub struct OperandError {
     /// The operation.
-    pub(crate) operation: Tlbi,
+    pub operation: Tlbi,
     /// The operand.
-    pub(crate) operand: u64,
+    pub operand: u64,
     /// The reason why it is wrong.
-    pub(crate) why: Wrong,
+    pub why: Wrong,
 }
 
 /// The reason why an operand is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Wrong {
+pub enum Wrong {
     /// The operation takes no operand.
     #[error("the operation takes no operand")]
     Superfluous,
@@ -79,7 +78,7 @@ pub(crate) enum Wrong {
 
 impl Reach {
     /// Decodes what a CPU with these features has to invalidate.
-    pub(crate) fn decode(operation: Tlbi, operand: u64, features: &Features) -> Result<Self, OperandError> {
+    pub fn decode(operation: Tlbi, operand: u64, features: &Features) -> Result<Self, OperandError> {
         let wrong = |why| OperandError { operation, operand, why };
         let by_ipa = |last, broadcast| Ok(Self::stage2(single(operand, last, features).map_err(wrong)?, broadcast));
         let by_range = |last| Ok(Self::stage2(range(operand, last, features).map_err(wrong)?, true));
@@ -108,7 +107,7 @@ impl Reach {
 impl Which {
     /// Whether the operation hits an entry that was found at `level`. The entry translates `span` bytes from `ipa` on;
     /// where `is_table`, it is a table descriptor on the walk to them.
-    pub(crate) fn hits(&self, ipa: u64, span: u64, level: u8, is_table: bool) -> bool {
+    pub fn hits(&self, ipa: u64, span: u64, level: u8, is_table: bool) -> bool {
         match *self {
             Self::All => true,
             Self::Range { start, end, level: hint, last_level_only } => {

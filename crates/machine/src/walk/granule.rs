@@ -6,7 +6,7 @@
 
 /// The size of pages and tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Granule {
+pub enum Granule {
     /// 4 KiB.
     Kib4,
     /// 16 KiB.
@@ -17,9 +17,12 @@ pub(crate) enum Granule {
 
 /// The kind of a descriptor, by its last two bits and its level (Arm ARM DDI 0487K.a, D8.3.1 and D8.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub enum Shape {
+    /// A fault, or a reserved encoding, which is one too.
     Invalid,
+    /// The address of a table.
     Table,
+    /// A block or a page.
     Leaf,
 }
 
@@ -45,7 +48,7 @@ impl Granule {
     }
 
     /// The number of bytes that a descriptor at `level` covers.
-    pub(crate) const fn span(self, level: u8) -> u64 {
+    pub const fn span(self, level: u8) -> u64 {
         1 << self.span_shift(level)
     }
 

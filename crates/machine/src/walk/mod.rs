@@ -4,32 +4,34 @@
 //!
 //! Invariant: a walk keeps no state between calls. Each descriptor comes from the caller, which decides which of the
 //! values ever stored there the walk sees. Each update goes through the caller's compare-and-exchange.
-#![allow(dead_code, reason = "some parts serve only strict mode or the tests")]
 
 mod granule;
-pub(crate) mod stage1;
-pub(crate) mod stage2;
-pub(crate) mod syndrome;
+pub mod stage1;
+pub mod stage2;
+pub mod syndrome;
+mod visit;
 
 use core::ops::Deref;
 
-use granule::{Granule, Shape};
-pub(crate) use twofold_stage2::fault::AccessKind;
+use granule::Granule;
+pub use granule::Shape;
+pub use twofold_stage2::fault::AccessKind;
+pub use visit::Visited;
 
 /// An access, with what its permission check depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Access {
+pub struct Access {
     /// The kind of the guest's instruction.
-    pub(crate) kind: AccessKind,
+    pub kind: AccessKind,
     /// The exception level that executes it.
-    pub(crate) el: El,
+    pub el: El,
     /// The instruction's own access, or a table walk for it.
-    pub(crate) purpose: Purpose,
+    pub purpose: Purpose,
 }
 
 /// The guest's exception levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum El {
+pub enum El {
     /// User mode.
     El0,
     /// The guest's kernel.
@@ -38,7 +40,7 @@ pub(crate) enum El {
 
 /// The purpose of an access to guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub enum Purpose {
     /// The instruction's own access.
     Own,
     /// Hardware reads a stage-1 descriptor for the instruction.
@@ -49,7 +51,7 @@ pub(crate) enum Purpose {
 
 /// The kinds of fault that end a walk. The numbers are the syndrome's (xFSC\[5:2\]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FaultKind {
+pub enum FaultKind {
     /// An address in a register or descriptor is wider than the output size.
     AddressSize = 0,
     /// Nothing is mapped.
@@ -63,30 +65,30 @@ pub(crate) enum FaultKind {
 /// A setting that the architecture reserves, or that these walks do not model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {value:#x}: {why}")]
-pub(crate) struct Unmodelled {
+pub struct Unmodelled {
     /// The register or descriptor.
-    pub(crate) what: &'static str,
+    pub what: &'static str,
     /// Its value.
-    pub(crate) value: u64,
+    pub value: u64,
     /// The reason.
-    pub(crate) why: &'static str,
+    pub why: &'static str,
 }
 
 /// The table descriptors of a walk, from the root on: at most those of levels 0 to 2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tables<E> {
+pub struct Tables<E> {
     entries: [E; 3],
     count: usize,
 }
 
 impl Access {
     /// An instruction's own access.
-    pub(crate) const fn new(kind: AccessKind, el: El) -> Self {
+    pub const fn new(kind: AccessKind, el: El) -> Self {
         Self { kind, el, purpose: Purpose::Own }
     }
 
     /// The same access with this purpose.
-    pub(crate) const fn with(self, purpose: Purpose) -> Self {
+    pub const fn with(self, purpose: Purpose) -> Self {
         Self { purpose, ..self }
     }
 
@@ -122,7 +124,7 @@ impl<E> Deref for Tables<E> {
 }
 
 /// The number of bytes that a stage-2 descriptor at `level` covers.
-pub(crate) const fn span(level: u8) -> u64 {
+pub const fn span(level: u8) -> u64 {
     STAGE2.span(level)
 }
 

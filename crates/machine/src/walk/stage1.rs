@@ -13,7 +13,7 @@ use super::{
 use crate::program::Stage1Registers;
 
 /// The guest's memory, which holds its tables.
-pub(crate) trait GuestTables {
+pub trait GuestTables {
     /// Stage 2: the output address of `ipa` for `access`, which is of a walk or an update.
     ///
     /// # Errors
@@ -34,7 +34,7 @@ pub(crate) trait GuestTables {
 
 /// The stage-1 translation regime of one vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Regime {
+pub struct Regime {
     /// `None` if the MMU is off.
     tables: Option<Control>,
 }
@@ -62,41 +62,41 @@ struct Half {
 
 /// The page or block that translates an address; with the MMU off, the page itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Leaf1 {
+pub struct Leaf1 {
     /// The first address of its range.
-    pub(crate) va: u64,
+    pub va: u64,
     /// The IPA that it translates this address to.
-    pub(crate) ipa: u64,
+    pub ipa: u64,
     /// The number of bytes that it translates.
-    pub(crate) size: u64,
+    pub size: u64,
     /// Its descriptor, after hardware's update; `None` with the MMU off.
-    pub(crate) descriptor: Option<Descriptor1>,
+    pub descriptor: Option<Descriptor1>,
     /// The table descriptors of the walk.
-    pub(crate) tables: Tables<Descriptor1>,
+    pub tables: Tables<Descriptor1>,
     /// The address space of the leaf, unless it is global.
-    pub(crate) asid: u16,
+    pub asid: u16,
     /// Whether the leaf holds in all address spaces.
-    pub(crate) global: bool,
+    pub global: bool,
     /// Whether stage 1 makes the memory write-back or write-through.
-    pub(crate) cacheable: bool,
+    pub cacheable: bool,
 }
 
 /// A descriptor that a walk used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Descriptor1 {
+pub struct Descriptor1 {
     /// The level of its table.
-    pub(crate) level: u8,
+    pub level: u8,
     /// Its IPA.
-    pub(crate) ipa: u64,
+    pub ipa: u64,
     /// Its physical address.
-    pub(crate) pa: u64,
+    pub pa: u64,
     /// Its value.
-    pub(crate) raw: u64,
+    pub raw: u64,
 }
 
 /// The reason why a walk ended without a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// A fault of stage 1, at this level.
     Stage1(FaultKind, u8),
     /// A fault of stage 2 on a descriptor, in a walk or update (`Access::purpose`).
@@ -107,7 +107,7 @@ pub(crate) enum Fault {
 
 impl Regime {
     /// The regime as the registers set it up.
-    pub(crate) fn new(registers: &Stage1Registers) -> Result<Self, Unmodelled> {
+    pub fn new(registers: &Stage1Registers) -> Result<Self, Unmodelled> {
         const MMU_ON: u64 = 1 << 0;
         const WRITE_IMPLIES_XN: u64 = 1 << 19;
         const BIG_ENDIAN: u64 = 1 << 25;
@@ -142,7 +142,7 @@ impl Regime {
     }
 
     /// Walks to the leaf that lets `access`, an instruction's own, reach `va` in stage 1.
-    pub(crate) fn walk(&self, va: u64, access: Access, memory: &mut impl GuestTables) -> Result<Leaf1, Fault> {
+    pub fn walk(&self, va: u64, access: Access, memory: &mut impl GuestTables) -> Result<Leaf1, Fault> {
         match &self.tables {
             Some(control) => control.walk(va, access, memory),
             None => untranslated(va),
@@ -152,7 +152,7 @@ impl Regime {
     /// The descriptor that a leaf, from memory or a TLB, needs for `access`. If it is the leaf's own, the access is
     /// allowed as it is. If it differs, hardware's updates have to be made in memory first. `None` with the MMU off,
     /// where every access is allowed.
-    pub(crate) fn grant(&self, leaf: &Leaf1, access: Access) -> Result<Option<u64>, FaultKind> {
+    pub fn grant(&self, leaf: &Leaf1, access: Access) -> Result<Option<u64>, FaultKind> {
         match (&self.tables, leaf.descriptor) {
             (Some(control), Some(descriptor)) => control.grant(descriptor.raw, access).map(Some),
             _ => Ok(None),

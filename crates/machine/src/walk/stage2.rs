@@ -11,7 +11,7 @@ use super::{
 };
 
 /// The memory of the tables.
-pub(crate) trait Entries {
+pub trait Entries {
     /// The descriptor at `pa`, as this walk sees it.
     fn stage2(&mut self, pa: u64) -> u64;
 
@@ -25,9 +25,9 @@ pub(crate) trait Entries {
 
 /// The stage-2 translation regime of one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Regime {
+pub struct Regime {
     /// The tag of its entries in TLBs.
-    pub(crate) vmid: u16,
+    pub vmid: u16,
     root: u64,
     root_level: u8,
     ipa_bits: u32,
@@ -40,44 +40,44 @@ pub(crate) struct Regime {
 
 /// A page or block that a walk found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Leaf2 {
+pub struct Leaf2 {
     /// The first address that it translates.
-    pub(crate) ipa: u64,
+    pub ipa: u64,
     /// Its level: 1, 2 or 3.
-    pub(crate) level: u8,
+    pub level: u8,
     /// The descriptor, after hardware's update.
-    pub(crate) raw: u64,
+    pub raw: u64,
     /// The physical address of the descriptor.
-    pub(crate) entry: u64,
+    pub entry: u64,
     /// The table descriptors of the walk.
-    pub(crate) tables: Tables<Table2>,
+    pub tables: Tables<Table2>,
 }
 
 /// A table descriptor on a walk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Table2 {
+pub struct Table2 {
     /// Its level.
-    pub(crate) level: u8,
+    pub level: u8,
     /// The physical address of the descriptor.
-    pub(crate) entry: u64,
+    pub entry: u64,
     /// The descriptor.
-    pub(crate) raw: u64,
+    pub raw: u64,
 }
 
 /// The reason why a walk ended without a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stage2Fault {
+pub struct Stage2Fault {
     /// The kind of fault.
-    pub(crate) kind: FaultKind,
+    pub kind: FaultKind,
     /// The level of the descriptor that ended the walk.
-    pub(crate) level: u8,
+    pub level: u8,
     /// The address to be translated, to the byte.
-    pub(crate) ipa: u64,
+    pub ipa: u64,
 }
 
 impl Regime {
     /// The regime as the registers set it up on a CPU with these features.
-    pub(crate) fn new(vttbr: u64, vtcr: u64, features: &Features) -> Result<Self, Unmodelled> {
+    pub fn new(vttbr: u64, vtcr: u64, features: &Features) -> Result<Self, Unmodelled> {
         // NSA, NSW, HWU62 to HWU59, 24, 23, 20, and the bits from DS (32) on.
         const RESERVED: u64 = !0 << 32 | 0x3f << 25 | 1 << 24 | 1 << 23 | 1 << 20;
         let control = |holds, why| require(holds, "VTCR_EL2", vtcr, why);
@@ -127,20 +127,35 @@ impl Regime {
     }
 
     /// Walks to the leaf that lets `access` reach `ipa`.
-    pub(crate) fn walk(&self, ipa: u64, access: Access, entries: &mut impl Entries) -> Result<Leaf2, Stage2Fault> {
+    pub fn walk(&self, ipa: u64, access: Access, entries: &mut impl Entries) -> Result<Leaf2, Stage2Fault> {
         self.descend(ipa, entries, |raw| self.grant(raw, access))
     }
 
     /// The leaf that a speculative walk puts into the TLB. The walk may set an access flag, and never sets S2AP\[1\].
     /// It returns `None` where a TLB may hold no entry: for a descriptor that leads to a fault other than a permission
     /// fault.
-    pub(crate) fn speculate(&self, ipa: u64, entries: &mut impl Entries) -> Option<Leaf2> {
+    pub fn speculate(&self, ipa: u64, entries: &mut impl Entries) -> Option<Leaf2> {
         self.descend(ipa, entries, |raw| self.accessed(raw)).ok()
+    }
+
+    /// The leaf at `ipa`, whatever it allows, as software reads it: nothing is updated.
+    pub fn look_up(&self, ipa: u64, entries: &mut impl Entries) -> Result<Leaf2, Stage2Fault> {
+        self.descend(ipa, entries, Ok)
+    }
+
+    /// Whether the physical address is one that `VTCR_EL2.PS` allows.
+    pub(super) fn fits(&self, pa: u64) -> bool {
+        pa >> self.pa_bits == 0
+    }
+
+    /// The root: its physical address, its level, and the number of its descriptors.
+    pub(super) fn root_table(&self) -> (u64, u8, u64) {
+        (self.root, self.root_level, 1 << (self.ipa_bits - STAGE2.span_shift(self.root_level)))
     }
 
     /// The descriptor that a leaf, from memory or a TLB, needs for `access`. If it is `raw`, the access is allowed as
     /// it is. If it differs, hardware's updates have to be made in memory first.
-    pub(crate) fn grant(&self, raw: u64, access: Access) -> Result<u64, FaultKind> {
+    pub fn grant(&self, raw: u64, access: Access) -> Result<u64, FaultKind> {
         let accessed = self.accessed(raw)?;
         let granted = if self.dirty_state && raw & DIRTY_BY_HARDWARE != 0 && access.writes() {
             accessed | WRITE
@@ -175,7 +190,7 @@ impl Regime {
                 return Err(fault(FaultKind::Translation, level));
             }
             let target = STAGE2.address(raw, level);
-            if target >> self.pa_bits != 0 {
+            if !self.fits(target) {
                 return Err(fault(FaultKind::AddressSize, level));
             }
             if shape == Shape::Table {
@@ -204,7 +219,7 @@ const WRITE: u64 = 1 << 7;
 
 /// Whether S2AP and XN of a leaf, as they are, allow `access`. XN is read as with FEAT_XNX; its two encodings without
 /// that feature mean the same. Execution needs no permission to read.
-pub(crate) fn allows(raw: u64, access: Access) -> bool {
+pub fn allows(raw: u64, access: Access) -> bool {
     let executable = match raw >> 53 & 3 {
         0b00 => true,
         0b01 => access.el == El::El0,
@@ -215,13 +230,13 @@ pub(crate) fn allows(raw: u64, access: Access) -> bool {
 }
 
 /// The output address of a leaf at `level` for `ipa`.
-pub(crate) const fn output(raw: u64, level: u8, ipa: u64) -> u64 {
+pub const fn output(raw: u64, level: u8, ipa: u64) -> u64 {
     STAGE2.address(raw, level) | ipa & (span(level) - 1)
 }
 
 /// Whether the guest's accesses through a leaf go through the data cache, where stage 1 has `stage1_cacheable` (Arm ARM
 /// DDI 0487K.a, D8.6.5; with FEAT_S2FWB and `HCR_EL2.FWB` set, D8.6.6).
-pub(crate) const fn is_cached(raw: u64, forced_write_back: bool, stage1_cacheable: bool) -> bool {
+pub const fn is_cached(raw: u64, forced_write_back: bool, stage1_cacheable: bool) -> bool {
     let (high, low) = (raw >> 4 & 3, raw >> 2 & 3);
     if forced_write_back {
         // 0b0110 forces write-back, 0b0111 leaves it to stage 1; 0b0101 is non-cacheable, 0b00xx a device.
@@ -234,7 +249,7 @@ pub(crate) const fn is_cached(raw: u64, forced_write_back: bool, stage1_cacheabl
 
 /// The set bits of a valid descriptor that the architecture reserves, or whose meaning is not modelled (contiguous,
 /// nT). A walk ignores them; software that builds tables must not set them.
-pub(crate) const fn reserved_bits(raw: u64, level: u8, features: &Features) -> u64 {
+pub const fn reserved_bits(raw: u64, level: u8, features: &Features) -> u64 {
     const CONTIGUOUS: u64 = 1 << 52;
     let reserved = match STAGE2.shape(raw, level) {
         Shape::Invalid => 0,

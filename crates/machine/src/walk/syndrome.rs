@@ -8,10 +8,10 @@ use super::{Access, AccessKind, El, FaultKind, Purpose};
 use crate::program::Abort;
 
 /// The value of a register that is UNKNOWN after a fault.
-pub(crate) const UNKNOWN: u64 = u64::MAX;
+pub const UNKNOWN: u64 = u64::MAX;
 
 /// The registers of EL2 after a stage-2 fault of `access`, which an instruction at `va` made or caused.
-pub(crate) fn stage2(fault: &Stage2Fault, access: Access, va: u64) -> Abort {
+pub fn stage2(fault: &Stage2Fault, access: Access, va: u64) -> Abort {
     let own = access.purpose == Purpose::Own;
     let s1ptw = u64::from(!own) << 7;
     // HPFAR_EL2 is valid except for permission faults of an instruction's own access.
@@ -24,13 +24,13 @@ pub(crate) fn stage2(fault: &Stage2Fault, access: Access, va: u64) -> Abort {
 }
 
 /// The registers of EL2 after an access at `va` hit two TLB entries, of which one is a stage-2 entry.
-pub(crate) fn conflict(access: Access, va: u64) -> Abort {
+pub fn conflict(access: Access, va: u64) -> Abort {
     const TLB_CONFLICT: u64 = 0b11_0000;
     Abort { esr: lower_level(access.kind) | write_not_read(access) | TLB_CONFLICT, far: va, hpfar: UNKNOWN }
 }
 
 /// The registers of EL1 after a stage-1 fault. There is no `HPFAR_EL1`.
-pub(crate) fn stage1(kind: FaultKind, level: u8, access: Access, va: u64) -> Abort {
+pub fn stage1(kind: FaultKind, level: u8, access: Access, va: u64) -> Abort {
     let class = match access.el {
         El::El0 => lower_level(access.kind),
         El::El1 => lower_level(access.kind) | SAME_LEVEL,

@@ -96,7 +96,7 @@ impl Machine {
     /// Loads the guest's tables, so that it can run.
     pub fn load(&self, vttbr: u64, vtcr: u64) {
         self.vttbr.set(vttbr);
-        self.mmu.set(Some(Mmu::new(vttbr, vtcr)));
+        self.mmu.set(Some(Mmu::new(vttbr, vtcr, &self.features)));
     }
 
     pub fn mmu(&self) -> Mmu {

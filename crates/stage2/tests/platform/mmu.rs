@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A table walk written from the manual (Arm ARM DDI 0487K.a, D8.2, D8.3) and not from the engine. Its only inputs are
-//! the values of `VTTBR_EL2` and `VTCR_EL2`, and memory.
+//! The machine's table walk ([`twofold_machine::walk`]), with the engine's types for what it finds. Its only inputs are
+//! the values of `VTTBR_EL2` and `VTCR_EL2`, the CPU's features, and memory.
+//!
+//! Beside what the architecture reserves, this view checks what the engine promises: it sets no bit that hardware
+//! ignores, and links no table twice.
 
 use std::collections::BTreeSet;
 
-use twofold_stage2::{Access, Execute, Ipa, Memory, Pa, Shareability};
+use twofold_machine::walk::stage2::{self, Entries, Regime};
+use twofold_machine::walk::{Access as Attempt, AccessKind, El, FaultKind, Shape};
+use twofold_stage2::{Access, Execute, Features, Ipa, Memory, Pa, Shareability};
+
+pub use twofold_machine::walk::span;
 
 /// The stage-2 translation regime that the two registers set up.
 #[derive(Clone, Copy, Debug)]
 pub struct Mmu {
-    root: Pa,
-    root_level: u8,
-    ipa_bits: u32,
-    pa_bits: u32,
+    regime: Regime,
+    features: Features,
 }
 
 /// A leaf in memory.
@@ -40,51 +45,33 @@ pub struct Scan {
     pub links: Vec<Link>,
 }
 
-/// log2 of the bytes that an entry of a table at `level` covers.
-fn span_shift(level: u8) -> u32 {
-    [39, 30, 21, 12][usize::from(level)]
-}
+/// Memory, by a function that reads a word.
+struct Words<'a>(&'a dyn Fn(Pa) -> u64);
 
-pub fn span(level: u8) -> u64 {
-    1 << span_shift(level)
+impl Entries for Words<'_> {
+    fn stage2(&mut self, pa: u64) -> u64 {
+        (self.0)(Pa::new(pa))
+    }
+
+    fn update_stage2(&mut self, pa: u64, _: u64, _: u64) -> Result<(), u64> {
+        unreachable!("a test's walk updates the entry at {pa:#x}")
+    }
 }
 
 impl Mmu {
-    pub fn new(vttbr: u64, vtcr: u64) -> Self {
-        let ipa_bits = 64 - (vtcr & 0x3f) as u32;
-        let root_level = [2, 1, 0][(vtcr >> 6 & 3) as usize];
-        assert_eq!(vtcr >> 8 & 0xf, 0b0101, "walks are write-back, read- and write-allocate");
-        assert_eq!(vtcr >> 12 & 3, 0b11, "walks are inner shareable");
-        assert_eq!(vtcr >> 14 & 3, 0b00, "the granule is 4 KiB");
-        assert_eq!(vtcr >> 31 & 1, 1, "RES1");
-        let pa_bits = [32, 36, 40, 42, 44, 48][(vtcr >> 16 & 7) as usize];
-        let root = Pa::new(vttbr & 0x0000_ffff_ffff_fffe);
-        let this = Self { root, root_level, ipa_bits, pa_bits };
-        assert!((1..=16 * 512).contains(&this.root_entries()), "at most 16 tables are concatenated");
-        assert!(root.is_aligned((this.root_entries() * 8).max(64)), "the root is aligned to its size");
-        this
-    }
-
-    fn root_entries(&self) -> u64 {
-        1 << (self.ipa_bits - span_shift(self.root_level))
+    pub fn new(vttbr: u64, vtcr: u64, features: &Features) -> Self {
+        let regime = Regime::new(vttbr, vtcr, features).unwrap_or_else(|error| panic!("{error}"));
+        // Some tests set DBM for a CPU that ignores it.
+        Self { regime, features: Features { hardware_dirty_state: true, ..*features } }
     }
 
     /// The leaf for `ipa`, or the level at which there is none.
     pub fn translate(&self, read: &dyn Fn(Pa) -> u64, ipa: Ipa) -> Result<Leaf, u8> {
-        assert!(ipa.raw() >> self.ipa_bits == 0, "{ipa} is too wide for a walk");
-        let (mut table, mut level) = (self.root, self.root_level);
-        let mut index = ipa.raw() >> span_shift(level);
-        loop {
-            let entry = table + index * 8;
-            let raw = read(entry);
-            match raw & 3 {
-                0b11 if level < 3 => {
-                    table = self.next_table(raw);
-                    level += 1;
-                    index = ipa.raw() >> span_shift(level) & 511;
-                }
-                0b00 | 0b10 => return Err(level),
-                _ => return Ok(self.leaf(Leaf { ipa: ipa.align_down(span(level)), level, raw, entry })),
+        match self.regime.look_up(ipa.raw(), &mut Words(read)) {
+            Ok(leaf) => Ok(self.leaf(leaf.ipa, leaf.level, leaf.raw, leaf.entry)),
+            Err(fault) => {
+                assert_eq!(fault.kind, FaultKind::Translation, "{fault:x?}");
+                Err(fault.level)
             }
         }
     }
@@ -93,51 +80,38 @@ impl Mmu {
     pub fn scan(&self, read: &dyn Fn(Pa) -> u64) -> Scan {
         let mut scan = Scan::default();
         let mut seen = BTreeSet::new();
-        let mut todo = vec![(self.root, self.root_level, self.root_entries(), Ipa::new(0))];
-        while let Some((table, level, entries, base)) = todo.pop() {
-            for index in 0..entries {
-                let entry = table + index * 8;
-                let raw = read(entry);
-                if raw == 0 {
-                    continue;
+        self.regime.visit(&mut Words(read), &mut |found| {
+            assert!(found.fits, "{found:x?} leads beyond the physical addresses");
+            match found.shape {
+                Shape::Table => {
+                    assert_eq!(found.raw & !(ADDRESS | 3), 0, "{found:x?} has bits that are reserved or ignored");
+                    let table = Pa::new(found.raw & ADDRESS);
+                    assert!(seen.insert(table), "{table} is linked twice");
+                    scan.links.push(Link { ipa: Ipa::new(found.ipa), level: found.level, table });
                 }
-                let ipa = base + index * span(level);
-                match raw & 3 {
-                    0b11 if level < 3 => {
-                        let child = self.next_table(raw);
-                        assert!(seen.insert(child), "{child} is linked twice");
-                        scan.links.push(Link { ipa, level, table: child });
-                        todo.push((child, level + 1, 512, ipa));
-                    }
-                    0b00 | 0b10 => {}
-                    _ => scan.leaves.push(self.leaf(Leaf { ipa, level, raw, entry })),
-                }
+                Shape::Leaf => scan.leaves.push(self.leaf(found.ipa, found.level, found.raw, found.entry)),
+                Shape::Invalid => panic!("{found:x?} is reserved"),
             }
-        }
-        scan.leaves.sort_by_key(|leaf| leaf.ipa);
+        });
         scan
     }
 
-    fn next_table(&self, raw: u64) -> Pa {
-        assert_eq!(raw & !0x0000_ffff_ffff_f003, 0, "table entry {raw:#x} has bits that are reserved or ignored");
-        Pa::new(raw & 0x0000_ffff_ffff_f000)
-    }
-
-    fn leaf(&self, leaf: Leaf) -> Leaf {
-        let Leaf { level, raw, .. } = leaf;
-        assert!(level >= 1, "no block of 512 GiB");
-        assert_eq!(raw & 3, if level == 3 { 0b11 } else { 0b01 }, "page or block");
-        assert_eq!(raw & 0xf817_0000_0000_0800, 0, "leaf {raw:#x} has reserved bits set");
-        assert!(leaf.pa().is_aligned(span(level)), "leaf {raw:#x} is not aligned for level {level}");
-        assert_eq!(leaf.pa().raw() >> self.pa_bits, 0, "output address of {raw:#x} is too wide");
+    fn leaf(&self, ipa: u64, level: u8, raw: u64, entry: u64) -> Leaf {
+        let reserved = stage2::reserved_bits(raw, level, &self.features) | raw & IGNORED;
+        assert_eq!(reserved, 0, "leaf {raw:#x} of level {level} has bits that are reserved or ignored");
         assert_ne!(raw >> 8 & 3, 0b01, "SH of {raw:#x} is reserved");
-        leaf
+        Leaf { ipa: Ipa::new(ipa), level, raw, entry: Pa::new(entry) }
     }
 }
 
+/// The address bits of a descriptor with the 4 KiB granule.
+const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+/// Bits of a leaf that hardware ignores, and that the engine never sets.
+const IGNORED: u64 = 0x1f << 59;
+
 impl Leaf {
     pub fn pa(&self) -> Pa {
-        Pa::new(self.raw & 0x0000_ffff_ffff_f000)
+        Pa::new(self.raw & ADDRESS)
     }
 
     pub fn span(&self) -> u64 {
@@ -150,19 +124,14 @@ impl Leaf {
 
     /// The output address of `ipa`, which is in the leaf.
     pub fn output(&self, ipa: Ipa) -> Pa {
-        self.pa() + (ipa - self.ipa)
+        Pa::new(stage2::output(self.raw, self.level, ipa.raw()))
     }
 
-    /// S2AP and XN of a CPU with FEAT_XNX. Without it only 0b00 and 0b10 exist, with the same meaning.
+    /// What the machine's MMU lets a guest do.
     pub fn access(&self) -> Access {
-        let (el1, el0) = match self.raw >> 53 & 3 {
-            0b00 => (true, true),
-            0b01 => (false, true),
-            0b10 => (false, false),
-            _ => (true, false),
-        };
-        let execute = Execute { el0, el1 };
-        Access { read: self.raw >> 6 & 1 == 1, write: self.raw >> 7 & 1 == 1, execute }
+        let allows = |kind, el| stage2::allows(self.raw, Attempt::new(kind, el));
+        let execute = Execute { el0: allows(AccessKind::Execute, El::El0), el1: allows(AccessKind::Execute, El::El1) };
+        Access { read: allows(AccessKind::Read, El::El1), write: allows(AccessKind::Write, El::El1), execute }
     }
 
     /// SH.

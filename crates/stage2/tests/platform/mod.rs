@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The machine that the tests run the engine on. It proves nothing by itself. It records in order what the engine does,
-//! and reads the tables with its own walk and TLB ([`mmu`], [`tlb`]).
+//! and reads the tables with the walk and the TLBI decoder of `twofold-machine` ([`mmu`], [`tlb`]).
 //!
 //! The log shows a change of memory as [`Event::Sees`], where a walk would first see it: the watched addresses are
 //! translated again before each instruction.
@@ -325,7 +325,7 @@ impl Guest {
         let root = root.into_root(&geometry).unwrap();
         let stage2 = Stage2::new(Host(machine.clone()), features, geometry, Vmid::new(VMID), root).unwrap();
         machine.load(stage2.vttbr());
-        machine.guest.set(Some(Mmu::new(stage2.vttbr(), stage2.vtcr())));
+        machine.guest.set(Some(Mmu::new(stage2.vttbr(), stage2.vtcr(), &features)));
         let free = pages_of_tables.into_pages().map(|page| page.into_table(&features).unwrap());
         let free = free.collect::<Vec<_>>().into_iter().rev().collect();
         let pool = Pool { machine: machine.clone(), free, out: BTreeSet::new(), limit: usize::MAX };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a TLB invalidation reaches, decoded from the manual (Arm ARM DDI 0487K.a, C5.5), and a TLB that forgets nothing
-//! else.
+//! What a TLB invalidation reaches, as the machine decodes it ([`twofold_machine::tlbi`]), and a TLB that forgets
+//! nothing else.
 
+use twofold_machine::tlbi::{self, Which};
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::{Features, Ipa};
 
@@ -20,50 +21,28 @@ pub enum Reach {
 }
 
 impl Reach {
-    /// Decodes an operand as a CPU with these features does. Panics on values that the manual reserves or leaves
-    /// unpredictable.
+    /// What the machine decodes the operand to. Panics on values that the manual reserves or leaves unpredictable, and
+    /// on an address that is not the first of its leaf.
     pub fn decode(operation: Tlbi, operand: u64, features: &Features) -> Self {
+        let reach = tlbi::Reach::decode(operation, operand, features).unwrap_or_else(|error| panic!("{error}"));
+        let Some(Which::Range { start, end, level, .. }) = reach.stage2 else { return Self::Vmid };
+        assert!(start.is_multiple_of(span(level.unwrap_or(3))), "{start:#x} at level {level:?}");
+        let (start, end) = (Ipa::new(start), Ipa::new(end));
         match operation {
-            Tlbi::VmallE1 | Tlbi::VmallE1Is | Tlbi::VmallS12E1Is => {
-                assert_eq!(operand, 0, "{operation:?} takes no operand");
-                Self::Vmid
-            }
-            Tlbi::Ipas2E1 | Tlbi::Ipas2E1Is | Tlbi::Ipas2Le1Is => {
-                // NS 63, RES0 62 to 48, TTL 47 to 44, RES0 43 to 40, IPA[51:12] 39 to 0.
-                let (ttl, ipa) = (operand >> 44 & 0xf, Ipa::new((operand & 0xff_ffff_ffff) << 12));
-                assert_eq!(operand >> 48, 0, "the secure IPA space, or reserved bits: {operand:#x}");
-                assert_eq!(operand >> 40 & 0xf, 0, "reserved bits: {operand:#x}");
-                assert!(ttl == 0 || features.tlbi_level_hint, "TTL without FEAT_TTL");
-                let level = match ttl {
-                    0b0000 => None,
-                    0b0101..=0b0111 => Some((ttl & 3) as u8),
-                    _ => panic!("TTL {ttl:#b} names no level of the 4 KiB granule"),
-                };
-                assert!(ipa.is_aligned(span(level.unwrap_or(3))), "{ipa} at level {level:?}");
-                Self::At(ipa, level)
-            }
-            Tlbi::Ripas2E1Is | Tlbi::Ripas2Le1Is => {
-                // NS 63, RES0 62 to 48, TG 47 to 46, SCALE 45 to 44, NUM 43 to 39, TTL 38 to 37, BaseADDR 36 to 0.
-                assert!(features.tlbi_range, "{operation:?} without FEAT_TLBIRANGE");
-                assert_eq!(operand >> 48, 0, "the secure IPA space, or reserved bits: {operand:#x}");
-                assert_eq!(operand >> 46 & 3, 0b01, "TG is 4 KiB");
-                let (scale, num, ttl) = (operand >> 44 & 3, operand >> 39 & 0x1f, operand >> 37 & 3);
-                let start = Ipa::new((operand & 0x1f_ffff_ffff) << 12);
-                let level = (ttl != 0).then_some(ttl as u8);
-                assert!(start.is_aligned(span(level.unwrap_or(3))), "unpredictable: {start} at level {level:?}");
-                Self::Range(start, start + ((num + 1) << (5 * scale + 1)) * 4096, level)
-            }
+            Tlbi::Ripas2E1Is | Tlbi::Ripas2Le1Is => Self::Range(start, end, level),
+            _ => Self::At(start, level),
         }
     }
 
-    /// Whether an entry of `level` that covers `size` bytes from `ipa` is invalidated.
-    fn hits(&self, ipa: Ipa, size: u64, level: u8) -> bool {
-        let (start, end, hint) = match *self {
-            Self::Vmid => return true,
-            Self::At(at, hint) => (at, at + 1, hint),
-            Self::Range(start, end, hint) => (start, end, hint),
+    /// The stage-2 entries that the operation invalidates.
+    fn which(&self, operation: Tlbi) -> Which {
+        let (start, end, level) = match *self {
+            Self::Vmid => return Which::All,
+            Self::At(ipa, level) => (ipa, ipa + span(3), level),
+            Self::Range(start, end, level) => (start, end, level),
         };
-        start < ipa + size && ipa < end && hint.is_none_or(|hint| hint == level)
+        let last_level_only = matches!(operation, Tlbi::Ipas2Le1Is | Tlbi::Ripas2Le1Is);
+        Which::Range { start: start.raw(), end: end.raw(), level, last_level_only }
     }
 }
 
@@ -76,7 +55,7 @@ pub struct RemoteTlb {
     links: Vec<Link>,
     /// A DSB has made the change of the tables visible.
     visible: bool,
-    under_way: Vec<(Tlbi, Reach)>,
+    under_way: Vec<(Tlbi, Which)>,
     /// The combined entries that go when the pending invalidations complete.
     combined_going: bool,
 }
@@ -109,7 +88,7 @@ impl RemoteTlb {
                         self.combined_going = true;
                     }
                 }
-                _ => self.under_way.push((*operation, *reach)),
+                _ => self.under_way.push((*operation, reach.which(*operation))),
             },
             _ => {}
         }
@@ -121,11 +100,9 @@ impl RemoteTlb {
             self.combined.retain(|leaf| stage2.binary_search_by_key(&leaf.ipa, |entry| entry.ipa).is_ok());
             self.combined_going = false;
         }
-        for (operation, reach) in std::mem::take(&mut self.under_way) {
-            self.stage2.retain(|leaf| !reach.hits(leaf.ipa, leaf.span(), leaf.level));
-            if !matches!(operation, Tlbi::Ipas2Le1Is | Tlbi::Ripas2Le1Is) {
-                self.links.retain(|link| !reach.hits(link.ipa, span(link.level), link.level));
-            }
+        for (operation, which) in std::mem::take(&mut self.under_way) {
+            self.stage2.retain(|leaf| !which.hits(leaf.ipa.raw(), leaf.span(), leaf.level, false));
+            self.links.retain(|link| !which.hits(link.ipa.raw(), span(link.level), link.level, true));
             if operation == Tlbi::VmallS12E1Is {
                 self.combined.clear();
             }

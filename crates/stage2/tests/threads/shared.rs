@@ -286,7 +286,7 @@ impl Guest {
     }
 
     pub fn scan(&self) -> Scan {
-        Mmu::new(self.stage2.vttbr(), self.stage2.vtcr()).scan(&|pa| self.world.read(pa))
+        Mmu::new(self.stage2.vttbr(), self.stage2.vtcr(), self.stage2.features()).scan(&|pa| self.world.read(pa))
     }
 
     /// Checks the tables after all threads have ended: each address maps its own frame, each page is in the tree or
