@@ -86,7 +86,7 @@ impl Tracking {
         let tracker = Tracker::ALL.iter().position(|tracker| *tracker == options.tracker).unwrap_or(0) as u64 + 1;
         let around = match options.tracker {
             Tracker::WriteProtect | Tracker::Manual | Tracker::Hardware => 0,
-            Tracker::Combined | Tracker::Adaptive => Running::ARMS_AROUND,
+            Tracker::Combined | Tracker::Adaptive => Running::SETS_DBM_AROUND,
         };
         let section = u64::from(options.section_pages().trailing_zeros());
         let running = tracker | around | section << 4 | own.starts << 8;
@@ -122,7 +122,7 @@ impl Log {
 
 impl Running {
     /// A write fault sets DBM on other pages.
-    const ARMS_AROUND: u64 = 1 << 3;
+    const SETS_DBM_AROUND: u64 = 1 << 3;
 
     /// Its tracker.
     #[inline]

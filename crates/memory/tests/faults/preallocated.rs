@@ -102,7 +102,7 @@ fn as_many_bytes_as_addresses_are_given() {
         let backing = guest.machine.give(PREALLOCATED, preallocated, Level::L2);
         let slot = Slot { range: BASE..BASE + HUGE_PAGE, backing, writable: true };
         let refused = guest.memory.add_slot(slot).unwrap_err();
-        assert_eq!(refused.error, SlotError::GivenSize { start: BASE, size: HUGE_PAGE, preallocated });
+        assert_eq!(refused.error, SlotError::PreallocatedSize { start: BASE, size: HUGE_PAGE, preallocated });
         let Backing::Preallocated { frames, .. } = refused.slot.backing else { panic!("{refused:?}") };
         assert_eq!((frames.pa(), frames.size()), (PREALLOCATED, preallocated), "they come back");
     }

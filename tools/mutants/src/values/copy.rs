@@ -22,8 +22,9 @@ use super::value::Value;
 use crate::judge::TestProgram;
 use crate::syntax::files;
 
-/// The crates that are built: the mutated ones, and those that the hypervisor's files need.
-const MEMBERS: [&str; 4] = ["crates/abi", "crates/stage2", "crates/memory", HOSTED_HYPERVISOR];
+/// The crates that are built: the mutated ones, those that the hypervisor's files need, and the machine, on which tests run.
+const MEMBERS: [&str; 6] =
+    ["crates/abi", "crates/stage2", "crates/memory", "crates/workload", "crates/machine", HOSTED_HYPERVISOR];
 /// The mutated crates: the directory and the package's name.
 const MUTATED_MEMBERS: [(&str, &str); 3] = [
     ("crates/stage2", "twofold-stage2"),
