@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The collector: it gets, clears and copies in rounds, as a migration does, while the guest is written to. Every few
-//! rounds it holds all writers, gets once more, and compares.
+//! The collector drives the judge: it gets, clears and copies in rounds, as a migration does, while the guest is written
+//! to. Every few rounds it holds all writers, gets once more, and has the memory compared.
 //!
 //! After some rounds the collector stops the log, coalesces some blocks, and starts the log with other options. So
 //! blocks are split and coalesced all the time.
@@ -9,12 +9,11 @@ use std::thread;
 use std::time::Duration;
 
 use twofold_machine::fast::FastPlatform;
-use twofold_memory::dirty::{DirtyLog, DirtyPages, DirtyWord, LogOptions, Tracker};
+use twofold_memory::dirty::{DirtyLog, DirtyPages, DirtyWord, LogError, Tracker};
+use twofold_oracle::{Judge, Lost, Random, Tally, options};
 
 use super::crew::Crew;
 use super::guest::{Guest, PAGES};
-use super::random::Random;
-use super::shadow::{Lost, Shadow, Tally};
 use crate::stop::Stop;
 
 /// The order in which a page is cleared and copied.
@@ -34,63 +33,52 @@ pub struct Collector<'a> {
     tracker: Tracker,
     order: Order,
     random: Random,
-    shadow: Shadow,
+    judge: Judge,
     dirty: DirtyPages,
-    tally: Tally,
-    round: u64,
-    lost: &'a dyn Fn(u64, &Lost),
+    lost: &'a dyn Fn(&Lost),
 }
 
 impl<'a> Collector<'a> {
-    /// Makes a collector. It calls `lost` with each lost page and the round.
+    /// Makes a collector. It calls `lost` with each lost page.
     pub fn new(
         (guest, crew): (&'a Guest, &'a Crew),
         (tracker, order): (Tracker, Order),
         random: Random,
-        lost: &'a dyn Fn(u64, &Lost),
+        lost: &'a dyn Fn(&Lost),
     ) -> anyhow::Result<Self> {
-        let (log, shadow) = (guest.log()?, Shadow::new());
-        let (dirty, tally) = (DirtyPages::new(), Tally::default());
-        Ok(Self { guest, crew, log, tracker, order, random, shadow, dirty, tally, round: 0, lost })
+        let (log, judge, dirty) = (guest.log()?, Judge::new(), DirtyPages::new());
+        Ok(Self { guest, crew, log, tracker, order, random, judge, dirty, lost })
     }
 
     /// Runs until `comparisons` pages were compared, or `stop` is set. It calls `progress` with the sum after each
     /// comparison.
     pub fn run(mut self, comparisons: u64, stop: &Stop, progress: impl Fn(u64)) -> anyhow::Result<Tally> {
-        while self.tally.compared < comparisons && !stop.is_requested() {
+        while self.judge.tally().compared < comparisons && !stop.is_requested() {
             self.start()?;
             // More rounds than a tracker waits until it considers a page cold.
             for _ in 0..self.random.of_any_size(7) {
                 self.gather()?;
                 if self.random.once_in(6) {
                     self.compare()?;
-                    progress(self.tally.compared);
+                    progress(self.judge.tally().compared);
                 }
                 self.wait();
             }
             self.log.stop()?;
             self.coalesce()?;
         }
-        Ok(self.tally)
+        Ok(self.judge.tally())
     }
 
     fn start(&mut self) -> anyhow::Result<()> {
-        let random = &mut self.random;
-        let all_dirty = self.tracker != Tracker::WriteProtect && random.once_in(2);
-        let chunk = [0, 4 << 10, 64 << 10, 2 << 20, 8 << 20][random.below(5) as usize];
-        let section = 8 << random.below(7);
-        self.log.start(&LogOptions { tracker: self.tracker, all_dirty, chunk, section })?;
-        self.shadow.forget();
-        if !all_dirty {
-            // The log starts empty, so every page must be copied now.
-            (0..PAGES).for_each(|page| self.shadow.copy(self.guest, page));
-        }
+        let options = options::any(self.tracker, &mut self.random);
+        self.log.start(&options)?;
+        self.judge.start(self.guest, options.all_dirty);
         Ok(())
     }
 
     /// Runs a round: gets the log, clears some or all pages that it reports, and copies them.
     fn gather(&mut self) -> anyhow::Result<()> {
-        self.round += 1;
         self.get()?;
         if self.tracker == Tracker::WriteProtect {
             return Ok(());
@@ -107,14 +95,12 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Marks the pages that the log reports. If the get also cleared them, copies them.
+    /// Has the judge mark the pages that the log reports. If the get also cleared them, has them copied.
     fn get(&mut self) -> anyhow::Result<()> {
         self.log.get(&mut self.dirty)?;
-        for page in self.dirty.pages() {
-            self.tally.redirtied += u64::from(self.shadow.mark_dirty(page));
-        }
+        self.dirty.pages().for_each(|page| self.judge.report(page));
         if self.tracker == Tracker::WriteProtect {
-            self.dirty.pages().for_each(|page| self.shadow.copy(self.guest, page));
+            self.dirty.pages().for_each(|page| self.judge.copy(self.guest, page));
         }
         Ok(())
     }
@@ -160,16 +146,16 @@ impl<'a> Collector<'a> {
     fn clear(
         &mut self,
         pages: &[u64],
-        clear: impl FnOnce(&DirtyLog<'_, FastPlatform>) -> Result<(), twofold_memory::dirty::LogError>,
+        clear: impl FnOnce(&DirtyLog<'_, FastPlatform>) -> Result<(), LogError>,
     ) -> anyhow::Result<()> {
-        let copy = |shadow: &mut Shadow| pages.iter().for_each(|page| shadow.copy(self.guest, *page));
+        let copy = |judge: &mut Judge| pages.iter().for_each(|page| judge.copy(self.guest, *page));
         match self.order {
             Order::ClearFirst => {
                 clear(&self.log)?;
-                copy(&mut self.shadow);
+                copy(&mut self.judge);
             }
             Order::CopyFirst => {
-                copy(&mut self.shadow);
+                copy(&mut self.judge);
                 clear(&self.log)?;
             }
         }
@@ -180,8 +166,7 @@ impl<'a> Collector<'a> {
     fn compare(&mut self) -> anyhow::Result<()> {
         self.crew.hold()?;
         self.get()?;
-        let (round, lost) = (self.round, self.lost);
-        self.tally += self.shadow.compare(self.guest, |page| lost(round, page));
+        self.judge.compare(self.guest, self.lost);
         self.crew.let_go();
         Ok(())
     }
@@ -197,7 +182,8 @@ impl<'a> Collector<'a> {
 
     /// Coalesces some blocks, from a random page on.
     fn coalesce(&mut self) -> anyhow::Result<()> {
-        let _ = self.log.coalesce_range(self.random.below(PAGES), self.random.below(8))?;
+        let joined = self.log.coalesce_range(self.random.below(PAGES), self.random.below(8))?;
+        self.judge.coalesced(joined.blocks);
         Ok(())
     }
 }

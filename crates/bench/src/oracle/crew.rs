@@ -12,9 +12,9 @@ use std::time::Duration;
 use anyhow::bail;
 use twofold_machine::interrupts::Interrupts;
 use twofold_machine::vm::{FastCpu, Left, Vcpu};
+use twofold_oracle::Random;
 
 use super::guest::{self, Guest, PAGE, PAGES, VCPUS};
-use super::random::Random;
 use super::writer::Writer;
 
 /// The writers.

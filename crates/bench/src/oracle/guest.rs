@@ -5,7 +5,7 @@
 //! asking the memory that it judges.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 
 use anyhow::Context;
 use twofold_machine::arena::{Arena, ArenaOptions, Backing};
@@ -14,10 +14,10 @@ use twofold_machine::program::Stage1Registers;
 use twofold_machine::vm::Vm;
 use twofold_memory::dirty::DirtyLog;
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
+use twofold_oracle::{GuestPages, Page, Random};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Geometry, Granule, Ipa, Pa, Vmid};
 
-use super::random::Random;
 use crate::features::TODAY;
 
 /// Bytes of a page.
@@ -74,11 +74,19 @@ impl Guest {
     pub fn log(&self) -> anyhow::Result<DirtyLog<'_, FastPlatform>> {
         Ok(self.memory().dirty_log(self.slot)?)
     }
+}
 
-    /// Returns the words of a page. The guest may be writing them.
-    pub fn page(&self, page: u64) -> &[AtomicU64] {
+impl GuestPages for Guest {
+    fn count(&self) -> u64 {
+        PAGES
+    }
+
+    fn read(&self, page: u64, into: &mut Page) {
         let words = self.machine.arena().words(self.frames[page as usize], PAGE / 8);
-        words.expect("a page's frame is in the arena that the frames came from")
+        let words = words.expect("a page's frame is in the arena that the frames came from");
+        for (bytes, word) in into.as_chunks_mut().0.iter_mut().zip(words) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
     }
 }
 

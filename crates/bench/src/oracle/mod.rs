@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `twofold bench oracle`: checks that a dirty log loses no write.
 //!
-//! The collector keeps a copy of a guest's memory from what the log reports alone, while vCPUs and a device write
-//! without pause. Every few rounds all writers are held. Then each page that is not in the log is compared with its
-//! copy, byte by byte. Only pages that were dirty in an earlier round count, because a page that was never written is
-//! no evidence. Invariant: the output has a line with the counts for each tracker that ran, also if the run was
+//! The judge is [`twofold_oracle`], whose front page says what counts and what is lost. The collector drives it on a
+//! guest of the hosted machine, while vCPUs and a device write without pause; every few rounds all writers are held for
+//! the comparison. Invariant: the output has a line with the counts for each tracker that ran, also if the run was
 //! interrupted.
 
 mod collector;
 mod crew;
 mod guest;
-mod random;
-mod shadow;
 mod writer;
 
 use std::cell::Cell;
@@ -20,6 +17,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::bail;
 use indicatif::ProgressBar;
 use twofold_memory::dirty::Tracker;
+use twofold_oracle::{Found, Lost, Random, Tally, Unproven};
 
 use crate::arguments::OracleOptions;
 use crate::estimate;
@@ -29,8 +27,6 @@ use crate::stop::Stop;
 use collector::{Collector, Order};
 use crew::Crew;
 use guest::Guest;
-use random::Random;
-use shadow::{Lost, Tally};
 
 /// Runs `twofold bench oracle`.
 pub fn command(options: &OracleOptions) -> anyhow::Result<()> {
@@ -41,15 +37,14 @@ pub fn command(options: &OracleOptions) -> anyhow::Result<()> {
     let mut lost = 0;
     for tracker in trackers {
         let tally = judge(tracker, options, seed, &stop)?;
-        let Tally { compared, redirtied, lost: here } = tally;
-        output::line(&format!("oracle: {}: {compared} compared, {redirtied} re-dirtied, {here} lost", tracker.name()))?;
-        lost += here;
+        output::line(&Found { tracker, tally }.to_string())?;
+        lost += tally.lost;
         if stop.is_requested() {
             bail!("stopped");
         }
     }
     if lost > 0 {
-        bail!("writes were lost: no log reported the pages; --seed {seed} repeats the choices, but not the timing");
+        bail!("{}; --seed {seed} repeats the choices, but not the timing", Unproven::Lost);
     }
     Ok(())
 }
@@ -61,19 +56,12 @@ fn judge(tracker: Tracker, options: &OracleOptions, seed: u64, stop: &Stop) -> a
     let guest = Guest::new(&mut random)?;
     let progress = progress(options.comparisons, tracker)?;
     let said = Cell::new(0);
-    let report = |round: u64, lost: &Lost| {
+    let report = |lost: &Lost| {
         said.set(said.get() + 1);
-        if said.get() > SAID {
-            return;
+        if said.get() <= SAID {
+            let tracker = tracker.name();
+            progress.suspend(|| output::error(&format!("{tracker}: {lost} (seed {seed})")));
         }
-        let Lost { page, words, first, copied, found } = lost;
-        let tracker = tracker.name();
-        progress.suspend(|| {
-            output::error(&format!(
-                "{tracker}: page {page} is lost in round {round}: {words} words differ, the first is word {first}, \
-                 {copied:#x} in the copy and {found:#x} in the guest (seed {seed})"
-            ));
-        });
     };
     let tally = Crew::with(&guest, seed, |crew| {
         let collector = Collector::new((&guest, crew), (tracker, order), random, &report)?;
@@ -113,7 +101,7 @@ mod tests {
         println!("TWOFOLD_SEED={seed}");
         let mut random = Random::new(seed, COLLECTOR);
         let guest = Guest::new(&mut random).unwrap();
-        let print = |round: u64, lost: &Lost| println!("round {round}: {lost:?}");
+        let print = |lost: &Lost| println!("{lost}");
         let collect = |crew: &Crew| {
             let collector = Collector::new((&guest, crew), (tracker, order), random, &print)?;
             collector.run(comparisons, &Stop::never(), |_| {})

@@ -6,9 +6,9 @@
 //! others have just been written. A lost write stays visible until its page is written again.
 
 use twofold_machine::program::{Ended, Exit, Instructions, Program, Stage1Registers};
+use twofold_oracle::Random;
 
 use super::guest::{PAGE, PAGES};
-use super::random::Random;
 
 /// A vCPU's program. It has no end. It calls the hypervisor between two stretches.
 pub struct Writer {

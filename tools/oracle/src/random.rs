@@ -56,9 +56,9 @@ mod tests {
     #[test]
     fn numbers_stay_inside_and_reach_the_ends() {
         let mut random = Random::new(7, 0);
-        let below: std::collections::BTreeSet<_> = (0..1000).map(|_| random.below(5)).collect();
+        let below: alloc::collections::BTreeSet<_> = (0..1000).map(|_| random.below(5)).collect();
         assert_eq!(below, (0..5).collect());
-        let sizes: Vec<_> = (0..10_000).map(|_| random.of_any_size(6)).collect();
+        let sizes: alloc::vec::Vec<_> = (0..10_000).map(|_| random.of_any_size(6)).collect();
         assert_eq!((sizes.iter().min(), sizes.iter().max()), (Some(&1), Some(&63)));
         let small = sizes.iter().filter(|size| **size < 8).count();
         assert!((4000..8000).contains(&small), "{small}");
