@@ -21,10 +21,9 @@
 //! | [`abort`], [`translate`], [`stage1`] | aborts whose answer needs the guest's own stage 1 |
 //! | [`claim`] | a right that only one CPU gets: to switch a vCPU on, to report the end |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
-//! | [`vendor`] | calls by which a guest measures itself |
-//! | [`log_calls`], [`phases`] | the dirty log that the guest controls itself; the phases of an experiment |
 //! | [`stats`] | counters, and the report |
 //! | [`memory`], [`platform`] | RAM and instructions for the engine |
+//! | [`experiment`] | what only experiments need: see there |
 //!
 //! The lower half is everything between the virtual machine and the hardware:
 //!
@@ -40,15 +39,10 @@
 //! | [`exception_table`], [`at`] | instructions of EL2 that a guest can make abort |
 //! | [`panic`](mod@panic) | the one report before the end |
 //! | [`console`], [`control`], [`semihosting`] | the outputs |
-//! | [`power`] | PSCI calls to the firmware, and the end |
+//! | [`power`], [`shutdown`] | PSCI calls to the firmware; the exit of the image |
 //! | [`heap`] | `alloc` |
 //! | [`pmu`], [`count`] | counts instructions at EL2, and rejects impossible counts |
 //! | [`sysreg`] | reads and writes system registers |
-//!
-//! The feature `trace` adds `trace`: the engine's steps, line by line. The feature `oracle` adds `oracle`, which
-//! compares the dirty log with the guest's memory. The feature `record` adds `record`, which keeps the pages of the
-//! log. Both enter EL2 by `translation_registers`. The feature `baselines` adds `baselines`, which replaces techniques
-//! by their baselines.
 //!
 //! EL2 runs with interrupts masked and without FP/SIMD registers; both belong to the guest.
 #![no_std]
@@ -83,6 +77,7 @@ pub mod psci;
 pub mod refusals;
 pub mod registers;
 pub mod semihosting;
+pub mod shutdown;
 pub mod stage1;
 pub mod start;
 pub mod stats;
@@ -93,8 +88,6 @@ pub mod vcpu;
 pub mod vectors;
 pub mod vm;
 pub mod world;
-
-pub use experiment::*;
 
 /// The atomic of [`claim`]. A host test replaces it with one that lets a second CPU in between.
 pub(crate) mod primitive {

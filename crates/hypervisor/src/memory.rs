@@ -15,14 +15,7 @@ use crate::board::Board;
 use crate::{heap, platform};
 
 /// The minimum heap of EL2.
-const HEAP_SIZE: u64 = 4 << 20;
-/// The heap has one more byte for this many bytes of RAM. It holds metadata of guest memory; with the oracle, a copy of
-/// guest memory; with the recorder, the pages of hundreds of rounds.
-const RAM_PER_HEAP: u64 = match (cfg!(feature = "oracle"), cfg!(feature = "record")) {
-    (true, _) => 3,
-    (false, true) => 16,
-    (false, false) => 4096,
-};
+pub const HEAP_SIZE: u64 = 4 << 20;
 const PAGE: u64 = 4096;
 
 /// The memory for guests.
@@ -33,12 +26,13 @@ pub struct Taken {
     pub metadata: MetadataMap,
 }
 
-/// Gives the heap its memory and the engine its metadata. The rest is free.
-pub fn take_over(board: &Board) -> Taken {
+/// Gives the heap its memory and the engine its metadata. The rest is free. Beside [`HEAP_SIZE`], the heap gets a byte
+/// for each `ram_per_heap` bytes of RAM.
+pub fn take_over(board: &Board, ram_per_heap: u64) -> Taken {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     assert!(!TAKEN.swap(true, Ordering::Relaxed), "RAM is taken over once");
     let ram: u64 = board.ram.iter().map(|range| range.end - range.start).sum();
-    let size = (HEAP_SIZE + ram / RAM_PER_HEAP).next_multiple_of(PAGE);
+    let size = (HEAP_SIZE + ram / ram_per_heap).next_multiple_of(PAGE);
     let heap = board.free(size, PAGE).expect("a machine that holds this image has room for a heap");
     // SAFETY: free RAM, mapped one to one, and taken once.
     unsafe { heap::add(heap.clone()) };

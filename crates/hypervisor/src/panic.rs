@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use spin::Once;
 
 use crate::console::Console;
-use crate::{control, cpus, el2_mmu, exception_table, power, read_sysreg, write_sysreg};
+use crate::{control, cpus, el2_mmu, exception_table, power, read_sysreg, shutdown, write_sysreg};
 
 /// Sets the function that writes the last exits of the guest into a report. Only the first call has an effect.
 pub fn set_last_exits(write: fn(&mut dyn Write)) {
@@ -74,7 +74,7 @@ pub(crate) extern "C" fn exception(fatal: Fatal, frame: &Frame) {
             writeln!(out)?;
         }
         writeln!(out, "  sp  {:016x}", frame.sp)?;
-        write!(out, "backtrace: {}", Place(read_sysreg!(ELR_EL2)))?;
+        write!(out, "backtrace: {}", CodeAddress(read_sysreg!(ELR_EL2)))?;
         backtrace(out, frame.x[29])
     })
 }
@@ -103,7 +103,7 @@ fn report(write: impl FnOnce(&mut Report) -> fmt::Result) -> ! {
     let this = cpus::current();
     match REPORTER.compare_exchange(NO_CPU, this, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => {}
-        Err(reporter) if reporter == this => power::exit(twofold_abi::exit::PANIC),
+        Err(reporter) if reporter == this => shutdown::exit(twofold_abi::exit::PANIC),
         Err(_) => power::park(),
     }
     let mut out = Report::new();
@@ -114,14 +114,14 @@ fn report(write: impl FnOnce(&mut Report) -> fmt::Result) -> ! {
     }
     out.flush();
     control::end("panic");
-    power::exit(twofold_abi::exit::PANIC)
+    shutdown::exit(twofold_abi::exit::PANIC)
 }
 
 fn syndrome(out: &mut impl Write) -> fmt::Result {
     let esr = read_sysreg!(ESR_EL2);
     let elr = read_sysreg!(ELR_EL2);
     writeln!(out, "  ESR_EL2   {esr:#018x}: {}", exception_class(esr))?;
-    writeln!(out, "  ELR_EL2   {elr:#018x} = {}", Place(elr))?;
+    writeln!(out, "  ELR_EL2   {elr:#018x} = {}", CodeAddress(elr))?;
     writeln!(out, "  FAR_EL2   {:#018x}", read_sysreg!(FAR_EL2))?;
     writeln!(out, "  HPFAR_EL2 {:#018x}", read_sysreg!(HPFAR_EL2))?;
     writeln!(out, "  SPSR_EL2  {:#018x}", read_sysreg!(SPSR_EL2))
@@ -169,16 +169,16 @@ fn backtrace(out: &mut impl Write, mut frame: u64) -> fmt::Result {
         if return_address == 0 {
             break;
         }
-        write!(out, " {}", Place(return_address))?;
+        write!(out, " {}", CodeAddress(return_address))?;
         frame = next;
     }
     writeln!(out)
 }
 
 /// An address. Inside the image it is printed relative to the image, which is its address in the ELF file.
-struct Place(u64);
+struct CodeAddress(u64);
 
-impl fmt::Display for Place {
+impl fmt::Display for CodeAddress {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let image = el2_mmu::image();
         if image.contains(&self.0) {

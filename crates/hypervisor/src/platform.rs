@@ -20,13 +20,6 @@ pub struct Counted {
     counts: InstructionCounts,
 }
 
-/// The engine's platform: counted, and in images with the feature `trace` also traced.
-#[cfg(not(feature = "trace"))]
-pub type EnginePlatform = Counted;
-/// The engine's platform: counted, and in images with the feature `trace` also traced.
-#[cfg(feature = "trace")]
-pub type EnginePlatform = crate::trace::Traced<Counted>;
-
 /// The number of times that each kind of instruction was executed for the engine.
 #[derive(Default)]
 pub struct InstructionCounts {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! PSCI calls to the firmware, and the exit of the image.
+//! PSCI calls to the firmware.
 //!
 //! Invariant: EL2 makes no call before `init` has set the instruction, SMC or HVC.
 
@@ -9,8 +9,6 @@ use core::sync::atomic::{AtomicU8, Ordering};
 use smccc::psci::{self, AffinityState, Error, LowestAffinityLevel};
 use smccc::{Hvc, Smc};
 
-use crate::semihosting;
-
 /// The instruction that calls the firmware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -19,16 +17,6 @@ pub enum Conduit {
     Smc = 1,
     /// Hypervisor call, for a virtualized EL2.
     Hvc = 2,
-}
-
-/// Ends the image: by semihosting with `status`; without semihosting by switching the machine off; without PSCI the CPU
-/// sleeps.
-pub fn exit(status: i32) -> ! {
-    #[cfg(feature = "trace")]
-    crate::trace::end();
-    semihosting::exit(status);
-    let _ = system_off();
-    park()
 }
 
 /// Stops this CPU without a report.

@@ -29,10 +29,8 @@ pub fn write(text: &CStr) {
 }
 
 /// A file of the semihosting server.
-#[cfg(feature = "trace")]
 pub struct File(u64);
 
-#[cfg(feature = "trace")]
 impl File {
     /// Creates the file, or truncates an existing one (`SYS_OPEN`).
     pub fn create(path: &CStr) -> Option<Self> {

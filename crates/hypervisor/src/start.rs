@@ -10,22 +10,17 @@ use twofold_abi::{exit, virt};
 use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, HUGE_PAGE, Slot};
 use twofold_stage2::{Geometry, Granule, Ipa, Pa, Platform, Run, Vmid, Window};
 
-#[cfg(feature = "baselines")]
-use crate::baselines;
 use crate::board::Board;
 use crate::config::{Config, ConfigError};
+use crate::experiment::baselines::{Baselines, NoBaselines};
+use crate::experiment::platform::observed;
+use crate::experiment::{Chosen, ExitObserver};
 use crate::load::{Layout, LoadError};
 use crate::memory::Taken;
-#[cfg(feature = "oracle")]
-use crate::oracle;
 use crate::platform::Counted;
-#[cfg(feature = "record")]
-use crate::record;
 use crate::survey::{self, SurveyError};
-#[cfg(feature = "trace")]
-use crate::trace;
 use crate::vm::{self, Vm};
-use crate::{control, device_tree, error, heap, log, panic, power, println, vcpu};
+use crate::{control, device_tree, error, heap, log, panic, println, shutdown, vcpu};
 
 /// Makes the guest and runs it. `bundle` is the boot loader's; `taken` is the rest of the memory.
 pub fn run(board: &'static Board, bundle: &[u8], taken: Taken) -> ! {
@@ -59,22 +54,12 @@ pub enum StartupError {
     /// The CPUs cannot run the guest together.
     #[error(transparent)]
     Cpus(#[from] SurveyError),
-    /// The trace cannot be started.
-    #[cfg(feature = "trace")]
+    /// This image's experiment cannot begin.
     #[error(transparent)]
-    Trace(#[from] trace::TraceError),
-    /// The oracle cannot be started.
-    #[cfg(feature = "oracle")]
-    #[error(transparent)]
-    Oracle(#[from] oracle::OracleError),
-    /// The recorder cannot be started.
-    #[cfg(feature = "record")]
-    #[error(transparent)]
-    Record(#[from] record::RecordError),
+    Experiment(#[from] <Chosen as ExitObserver>::Error),
     /// The bundle asks for baselines, and this image has none.
-    #[cfg(not(feature = "baselines"))]
-    #[error("the bundle asks for baselines ({0:#x}); use the image with the feature `baselines`")]
-    NoBaselines(u32),
+    #[error(transparent)]
+    NoBaselines(#[from] NoBaselines),
     /// The guest needs more memory than is free.
     #[error("the guest wants {wanted} MiB, but this machine has {free} MiB free: use a smaller --memory")]
     NoMemory {
@@ -107,25 +92,17 @@ pub fn cannot_start(why: &StartupError) -> ! {
     error!("{why}");
     println!("twofold: {why}");
     control::end("error");
-    power::exit(exit::CANNOT_START)
+    shutdown::exit(exit::CANNOT_START)
 }
 
 fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm, Layout), StartupError> {
     if config.cpus as usize > board.cpus.len() {
         return Err(StartupError::NoCpus { wanted: config.cpus, cpus: board.cpus.len() });
     }
-    #[cfg(not(feature = "baselines"))]
-    if config.before != 0 {
-        return Err(StartupError::NoBaselines(config.before));
-    }
+    let baselines = Baselines::read(config.before)?;
     let mut features = survey::common_features(board, config.cpus as usize)?;
     features.forced_write_back &= !config.has(flags::NO_FORCED_WRITE_BACK);
-    #[cfg(feature = "trace")]
-    trace::begin(board, &features, &taken.free, taken.metadata.ranges())?;
-    #[cfg(feature = "oracle")]
-    oracle::begin(board, config.cpus)?;
-    #[cfg(feature = "record")]
-    record::begin(board, config.cpus)?;
+    Chosen::begin(board, config.cpus, &features, &taken)?;
     let mut frames = Frames::new(features);
     taken.free.into_iter().for_each(|range| frames.add(range));
     // A guest needs tables beside its RAM, and these too may break up whole huge pages (2 MiB).
@@ -140,8 +117,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &features).map_err(MemoryError::from)?;
     // SAFETY: EL2 maps all RAM one to one, and `taken` is RAM that nothing else uses.
     let platform = unsafe { Counted::new(taken.metadata, &features) };
-    #[cfg(feature = "trace")]
-    let platform = trace::Traced::new(platform, &features);
+    let platform = observed(platform, &features);
     let given = given(config, &mut frames, &platform)?;
     let mut memory = GuestMemory::new(platform, geometry, VMID, frames, config.pages)?;
     let mut add = |slot| memory.add_slot(slot).map_err(MemoryError::from);
@@ -150,8 +126,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     }
     let ram = add(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
     let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
-    #[cfg(feature = "baselines")]
-    memory.set_policies(baselines::policies(config.before), crate::cpus::current);
+    baselines.apply(&mut memory);
     let blob = device_tree::build(config, &layout, board);
     layout.load(config, &blob, &memory)?;
     log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);

@@ -13,21 +13,14 @@ use twofold_stage2::Ipa;
 use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar};
 
 use crate::abort::{self, Located};
-#[cfg(feature = "oracle")]
-use crate::oracle::Oracle;
+use crate::experiment::{Chosen, ExitObserver};
 use crate::pmu::Counter;
 use crate::psci::{self, Reply};
-#[cfg(feature = "record")]
-use crate::record::Recorder;
 use crate::registers::shut;
 use crate::stats::{Meter, Purpose, Stats};
-#[cfg(any(feature = "oracle", feature = "record"))]
-use crate::translation_registers;
 use crate::vm::{End, Vm};
 use crate::world::{self, Context, Trap};
 use crate::{inject, power, read_sysreg};
-#[cfg(feature = "trace")]
-use {crate::trace, twofold_abi::trace::Event};
 
 /// Runs vCPU `index` from `entry` on this CPU, until it is switched off.
 pub fn run(vm: &'static Vm, index: usize, entry: u64, argument: u64) -> ! {
@@ -40,10 +33,7 @@ pub fn run(vm: &'static Vm, index: usize, entry: u64, argument: u64) -> ! {
         context: Context::new(entry, argument),
         stats: &vm.vcpus[index].stats,
         meter: Meter::new(counter),
-        #[cfg(feature = "oracle")]
-        oracle: Oracle::planned(),
-        #[cfg(feature = "record")]
-        recorder: Recorder::planned(),
+        observer: Chosen::vcpu_starts(index),
     };
     loop {
         vcpu.turn();
@@ -56,15 +46,12 @@ struct Vcpu {
     context: Context,
     stats: &'static Stats,
     meter: Meter,
-    #[cfg(feature = "oracle")]
-    oracle: Oracle,
-    #[cfg(feature = "record")]
-    recorder: Recorder,
+    observer: Chosen,
 }
 
 /// A CPU that leaves [`run`] switches itself off, and never drops its vCPU. So a vCPU must own nothing that needs a
-/// drop. The oracle and the recorder own memory, but they require a guest with one vCPU, which is never started twice.
-const _: () = assert!(!needs_drop::<Vcpu>() || cfg!(any(feature = "oracle", feature = "record")));
+/// drop, unless there is only one, which is never started twice.
+const _: () = assert!(!needs_drop::<Vcpu>() || Chosen::ONE_VCPU);
 
 /// Exception classes of ESR_EL2 (Arm ARM DDI 0487K.a, D23.2).
 mod class {
@@ -77,26 +64,17 @@ mod class {
 
 impl Vcpu {
     fn turn(&mut self) {
-        #[cfg(feature = "trace")]
-        trace::event(Event::GuestEntered { vcpu: self.index as u32, vttbr: read_sysreg!(VTTBR_EL2) });
+        self.observer.guest_entered();
         // SAFETY: `confine_this_cpu` set the CPU up for this guest, and no code here sets its PSTATE to EL2.
         let trap = unsafe { world::enter(&mut self.context) };
-        #[cfg(feature = "trace")]
-        trace::event(Event::GuestLeft { vcpu: self.index as u32 });
+        self.observer.guest_left();
         let esr = read_sysreg!(ESR_EL2);
         self.measure(esr);
         self.stats.exit(esr, self.context.pc);
         assert!(trap == Trap::Sync, "a physical {trap:?} was taken to EL2, although all interrupts are the guest's");
-        #[cfg(feature = "oracle")]
-        if self.oracle.comes_first() {
-            self.oracle.exit(self.vm);
-            return self.answer(esr);
-        }
+        self.observer.before_answer(self.vm);
         self.answer(esr);
-        #[cfg(feature = "oracle")]
-        self.oracle.exit(self.vm);
-        #[cfg(feature = "record")]
-        self.recorder.exit(self.vm, esr);
+        self.observer.after_answer(self.vm, esr);
     }
 
     /// Counts the instructions since the last exit.
@@ -121,8 +99,7 @@ impl Vcpu {
         match esr >> 26 & 0x3f {
             class::DATA_ABORT | class::INSTRUCTION_ABORT => self.odd_abort(esr),
             class::HVC => self.call(),
-            #[cfg(any(feature = "oracle", feature = "record"))]
-            class::SYSTEM_REGISTER if translation_registers::write(esr, &mut self.context) => {}
+            class::SYSTEM_REGISTER if self.observer.register_trapped(esr, &mut self.context) => {}
             class::SYSTEM_REGISTER if shut::answer(esr, &mut self.context.x) => self.context.skip(),
             class::SMC => {
                 // SMC trapped before it was executed: the guest continues after it.
@@ -202,8 +179,7 @@ impl Vcpu {
     fn end(&mut self, end: End) -> ! {
         // The instructions of this exit so far count for it.
         self.measure(read_sysreg!(ESR_EL2));
-        #[cfg(feature = "record")]
-        self.recorder.report(self.vm);
+        self.observer.guest_ends(self.vm);
         self.vm.end(end)
     }
 }

@@ -10,30 +10,25 @@ use core::fmt::{self, Write};
 use smccc::psci::AffinityState;
 use spin::{Mutex, Once};
 use twofold_abi::{bundle, exit};
-#[cfg(any(feature = "oracle", feature = "record"))]
-use twofold_memory::dirty::{DirtyLog, LogError};
 use twofold_memory::{GuestMemory, SlotId};
 use twofold_stage2::{Features, Ipa};
 
 use crate::board::Board;
 use crate::claim::Claim;
 use crate::cpus::{self, StartError};
-use crate::platform::EnginePlatform;
+use crate::experiment::vendor::VendorCalls;
+use crate::experiment::{Chosen, EnginePlatform, ExitObserver, ObservedGuest};
 use crate::psci;
 use crate::refusals::Refusals;
 use crate::registers::{self, Confinement};
 use crate::stats::{self, Stats};
-use crate::vendor::VendorCalls;
-use crate::{agreement, control, platform, power};
-#[cfg(feature = "trace")]
-use {crate::trace, twofold_abi::trace::Event};
+use crate::{agreement, control, platform, power, shutdown};
 
 /// The virtual machine.
 pub struct Vm {
     board: &'static Board,
     memory: GuestMemory<EnginePlatform>,
     /// The slot of the guest's RAM.
-    #[cfg(any(feature = "oracle", feature = "record"))]
     ram: SlotId,
     /// The slots of the guest's test memory, if it has any.
     test: Vec<SlotId>,
@@ -85,7 +80,7 @@ impl Vm {
     /// memory. `flags` are the bundle's.
     pub fn new(
         board: &'static Board,
-        (memory, _ram, test): (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>),
+        (memory, ram, test): (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>),
         cpus: usize,
         flags: u32,
         run: RunVcpu,
@@ -106,8 +101,7 @@ impl Vm {
             refusals: Refusals::default(),
             end: Claim::new(false),
             vcpus: vcpus.collect(),
-            #[cfg(any(feature = "oracle", feature = "record"))]
-            ram: _ram,
+            ram,
             test,
             memory,
         }
@@ -123,17 +117,6 @@ impl Vm {
         &self.memory
     }
 
-    /// The dirty log of the guest's RAM.
-    #[cfg(any(feature = "oracle", feature = "record"))]
-    pub(crate) fn dirty_log(&self) -> Result<DirtyLog<'_, EnginePlatform>, LogError> {
-        self.memory.dirty_log(self.ram)
-    }
-
-    /// The slots of the guest's test memory, if it has any.
-    pub(crate) fn test_slots(&self) -> &[SlotId] {
-        &self.test
-    }
-
     /// Sets this CPU up so that a guest on it reaches only this virtual machine.
     pub(crate) fn confine_this_cpu(&self) {
         let stage2 = self.memory.stage2();
@@ -143,11 +126,7 @@ impl Vm {
         let guest = Confinement { hcr: self.hcr, vtcr: stage2.vtcr(), vttbr: stage2.vttbr() };
         // SAFETY: a CPU calls this before it enters its first vCPU; this value of HCR_EL2 does not change EL2.
         unsafe { registers::set_for(&guest) };
-        #[cfg(feature = "trace")]
-        {
-            trace::event(Event::Vttbr { vttbr: stage2.vttbr() });
-            trace::event(Event::Isb);
-        }
+        Chosen::tables_loaded(stage2.vttbr());
         // A CPU that was off received no invalidation, and may hold TLB entries of firmware or of its last vCPU under
         // this VMID.
         stage2.invalidate_all();
@@ -196,7 +175,7 @@ impl Vm {
             End::Reset => ("reset", exit::RESET),
         };
         control::end(how);
-        power::exit(status)
+        shutdown::exit(status)
     }
 
     /// The guest cannot continue, for a reason that is not a defect of EL2.
@@ -204,7 +183,7 @@ impl Vm {
         self.claim_the_end();
         control::error(format_args!("the guest cannot go on: {why}"));
         control::end("error");
-        power::exit(exit::CANNOT_START)
+        shutdown::exit(exit::CANNOT_START)
     }
 
     /// One CPU ends the guest. Any other CPU that gets here later stops, so each figure is reported once.
@@ -249,10 +228,37 @@ impl psci::Vcpus for &'static Vm {
     }
 }
 
+impl ObservedGuest for Vm {
+    fn memory(&self) -> &GuestMemory<EnginePlatform> {
+        &self.memory
+    }
+
+    fn ram(&self) -> SlotId {
+        self.ram
+    }
+
+    fn test_slots(&self) -> &[SlotId] {
+        &self.test
+    }
+
+    fn stats(&self) -> impl Iterator<Item = &Stats> + Clone {
+        self.vcpus.iter().map(|vcpu| &vcpu.stats)
+    }
+
+    fn refused(&self, why: fmt::Arguments) {
+        Vm::refused(self, why);
+    }
+
+    fn power_off(&self) -> ! {
+        self.end(End::PowerOff)
+    }
+
+    fn fail(&self, why: fmt::Arguments) -> ! {
+        Vm::fail(self, why)
+    }
+}
+
 /// [`registers::hcr`], with the additional traps of this image.
 pub fn hcr(features: &Features) -> u64 {
-    // Each change of process traps to EL2, where the oracle and the recorder do their rounds.
-    const TVM: u64 = 1 << 26;
-    let tvm = if cfg!(any(feature = "oracle", feature = "record")) { TVM } else { 0 };
-    registers::hcr(features) | tvm
+    registers::hcr(features) | Chosen::TRAPS
 }

@@ -1,21 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The policies of an image with the feature `baselines`: translates the bits of a bundle for the memory.
+//! The techniques that a bundle asks to replace by their baselines. Only an image with the feature `baselines` can.
 
-use twofold_abi::bundle::before;
-use twofold_memory::baselines::{Clean, Coalesce, Policies, Split, TablePages};
+#[cfg(feature = "baselines")]
+pub use replaced::Baselines;
+#[cfg(not(feature = "baselines"))]
+pub use without::Baselines;
 
-/// The policies that these bits of [`before`] select.
-pub fn policies(bits: u32) -> Policies {
-    let is = |bit| bits & bit != 0;
-    Policies {
-        split: match bits & before::SPLIT {
-            before::SPLIT_EVERY_LEVEL => Split::EveryLevel,
-            before::SPLIT_SKIP_CHILDREN => Split::SkipChildren,
-            before::SPLIT_SKIP_LEAVES => Split::SkipLeaves,
-            _ => Split::Records,
-        },
-        clean: if is(before::CLEAN_ON_ABORT) { Clean::OnAbort } else { Clean::OnMap },
-        coalesce: if is(before::COALESCE_FREE_FIRST) { Coalesce::FreeFirst } else { Coalesce::InstallFirst },
-        tables: if is(before::TABLES_ALWAYS) { TablePages::Always } else { TablePages::WhenNeeded },
+/// The bundle asks for baselines, and this image has none.
+#[derive(Debug, thiserror::Error)]
+#[error("the bundle asks for baselines ({0:#x}); use the image with the feature `baselines`")]
+pub struct NoBaselines(u32);
+
+#[cfg(not(feature = "baselines"))]
+mod without {
+    use twofold_memory::GuestMemory;
+    use twofold_stage2::Platform;
+
+    use super::NoBaselines;
+
+    /// No baselines.
+    pub struct Baselines;
+
+    impl Baselines {
+        /// Reads the bits of [`before`](twofold_abi::bundle::before), which must be 0.
+        pub fn read(bits: u32) -> Result<Self, NoBaselines> {
+            if bits == 0 { Ok(Self) } else { Err(NoBaselines(bits)) }
+        }
+
+        /// Changes nothing.
+        pub fn apply<P: Platform>(self, _: &mut GuestMemory<P>) {}
+
+        /// Calls `each` with group, name and value of the counts that only baselines have.
+        pub fn for_each_event<P: Platform>(_: &GuestMemory<P>, _: impl FnMut(&str, &str, u64)) {}
+    }
+}
+
+#[cfg(feature = "baselines")]
+mod replaced {
+    use twofold_abi::bundle::before;
+    use twofold_memory::GuestMemory;
+    use twofold_memory::baselines::{Clean, Coalesce, Policies, Split, TablePages};
+    use twofold_stage2::Platform;
+
+    use super::NoBaselines;
+
+    /// The techniques and baselines of a guest.
+    pub struct Baselines(Policies);
+
+    impl Baselines {
+        /// Reads the bits of [`before`].
+        pub fn read(bits: u32) -> Result<Self, NoBaselines> {
+            let is = |bit| bits & bit != 0;
+            Ok(Self(Policies {
+                split: match bits & before::SPLIT {
+                    before::SPLIT_EVERY_LEVEL => Split::EveryLevel,
+                    before::SPLIT_SKIP_CHILDREN => Split::SkipChildren,
+                    before::SPLIT_SKIP_LEAVES => Split::SkipLeaves,
+                    _ => Split::Records,
+                },
+                clean: if is(before::CLEAN_ON_ABORT) { Clean::OnAbort } else { Clean::OnMap },
+                coalesce: if is(before::COALESCE_FREE_FIRST) { Coalesce::FreeFirst } else { Coalesce::InstallFirst },
+                tables: if is(before::TABLES_ALWAYS) { TablePages::Always } else { TablePages::WhenNeeded },
+            }))
+        }
+
+        /// Sets them for this memory.
+        pub fn apply<P: Platform>(self, memory: &mut GuestMemory<P>) {
+            memory.set_policies(self.0, crate::cpus::current);
+        }
+
+        /// Calls `each` with group, name and value of the counts that only baselines have.
+        pub fn for_each_event<P: Platform>(memory: &GuestMemory<P>, mut each: impl FnMut(&str, &str, u64)) {
+            each("split", "visits", memory.split_visits());
+        }
     }
 }

@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 use twofold_abi::vendor;
 use twofold_memory::dirty::{DirtyLog, DirtyPages, LogError, LogOptions, Tracker};
 
-use crate::platform::EnginePlatform;
-use crate::vm::Vm;
+use super::observed_guest::ObservedGuest;
+use super::platform::EnginePlatform;
 
 /// The state between the calls.
 pub struct LogCalls {
@@ -27,21 +27,21 @@ impl LogCalls {
     }
 
     /// Answers the call with these arguments (x0 to x3). Returns `None` if it is not a log call.
-    pub fn call(&mut self, vm: &Vm, arguments: [u64; 4]) -> Option<i64> {
+    pub fn call(&mut self, guest: &impl ObservedGuest, arguments: [u64; 4]) -> Option<i64> {
         let [function, tracker, all, chunk] = arguments;
         let function = u32::try_from(function).ok().filter(|function| CALLS.contains(function))?;
         if self.reported.is_empty() {
             return Some(vendor::NOT_SUPPORTED);
         }
         let result = match function {
-            vendor::LOG_START => start(vm, [tracker, all, chunk]),
-            vendor::LOG_GET => self.get(vm),
-            vendor::LOG_CLEAR => self.clear(vm),
-            vendor::LOG_STOP => logs(vm).try_for_each(|log| log?.stop()).map(|()| vendor::SUCCESS),
-            _ => self.coalesce(vm),
+            vendor::LOG_START => start(guest, [tracker, all, chunk]),
+            vendor::LOG_GET => self.get(guest),
+            vendor::LOG_CLEAR => self.clear(guest),
+            vendor::LOG_STOP => logs(guest).try_for_each(|log| log?.stop()).map(|()| vendor::SUCCESS),
+            _ => self.coalesce(guest),
         };
         Some(result.unwrap_or_else(|error| {
-            vm.refused(format_args!("the guest's call {function:#x} for its dirty log: {error}"));
+            guest.refused(format_args!("the guest's call {function:#x} for its dirty log: {error}"));
             if error == LogError::NoDirtyState { vendor::NOT_SUPPORTED } else { vendor::INVALID_PARAMETER }
         }))
     }
@@ -56,9 +56,9 @@ impl LogCalls {
         self.blocks_coalesced
     }
 
-    fn get(&mut self, vm: &Vm) -> Result<i64, LogError> {
+    fn get(&mut self, guest: &impl ObservedGuest) -> Result<i64, LogError> {
         let mut pages = 0;
-        for (log, reported) in logs(vm).zip(&mut self.reported) {
+        for (log, reported) in logs(guest).zip(&mut self.reported) {
             log?.get(reported)?;
             pages += reported.count();
         }
@@ -66,14 +66,14 @@ impl LogCalls {
         Ok(pages as i64)
     }
 
-    fn clear(&self, vm: &Vm) -> Result<i64, LogError> {
-        logs(vm).zip(&self.reported).try_for_each(|(log, reported)| log?.clear_these(reported))?;
+    fn clear(&self, guest: &impl ObservedGuest) -> Result<i64, LogError> {
+        logs(guest).zip(&self.reported).try_for_each(|(log, reported)| log?.clear_these(reported))?;
         Ok(vendor::SUCCESS)
     }
 
-    fn coalesce(&mut self, vm: &Vm) -> Result<i64, LogError> {
+    fn coalesce(&mut self, guest: &impl ObservedGuest) -> Result<i64, LogError> {
         let mut blocks = 0;
-        for log in logs(vm) {
+        for log in logs(guest) {
             blocks += log?.coalesce_range(0, u64::MAX)?.blocks;
         }
         self.blocks_coalesced += blocks;
@@ -83,18 +83,18 @@ impl LogCalls {
 
 const CALLS: [u32; 5] = [vendor::LOG_START, vendor::LOG_GET, vendor::LOG_CLEAR, vendor::LOG_STOP, vendor::LOG_COALESCE];
 
-fn start(vm: &Vm, [tracker, all, chunk]: [u64; 3]) -> Result<i64, LogError> {
+fn start(guest: &impl ObservedGuest, [tracker, all, chunk]: [u64; 3]) -> Result<i64, LogError> {
     let Some(tracker) = Tracker::ALL.into_iter().nth(tracker as usize) else {
         return Ok(vendor::INVALID_PARAMETER);
     };
     let options = LogOptions { all_dirty: all != 0, chunk, ..LogOptions::new(tracker) };
-    logs(vm).try_for_each(|log| log?.start(&options))?;
+    logs(guest).try_for_each(|log| log?.start(&options))?;
     Ok(vendor::SUCCESS)
 }
 
 /// The logs of all slots.
-fn logs(vm: &Vm) -> impl Iterator<Item = Result<DirtyLog<'_, EnginePlatform>, LogError>> {
-    vm.test_slots().iter().map(|slot| vm.memory().dirty_log(*slot))
+fn logs(guest: &impl ObservedGuest) -> impl Iterator<Item = Result<DirtyLog<'_, EnginePlatform>, LogError>> {
+    guest.test_slots().iter().map(|slot| guest.memory().dirty_log(*slot))
 }
 
 const _: () = assert!(vendor::TRACKERS.len() == Tracker::ALL.len(), "each tracker has a name in figures");

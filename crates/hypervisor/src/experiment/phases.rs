@@ -9,10 +9,11 @@ use alloc::vec::Vec;
 
 use twofold_abi::{control as channel, vendor};
 
+use super::baselines::Baselines;
+use super::log_calls::LogCalls;
+use super::observed_guest::ObservedGuest;
 use crate::control;
-use crate::log_calls::LogCalls;
 use crate::stats::{self, Meter, Purpose};
-use crate::vm::Vm;
 
 /// The phases that the guest marked.
 pub struct Phases {
@@ -55,7 +56,7 @@ impl Phases {
     /// phase in which a count fell.
     pub fn call(
         &mut self,
-        vm: &Vm,
+        guest: &impl ObservedGuest,
         meter: &mut Meter,
         log: &LogCalls,
         [function, name]: [u64; 2],
@@ -65,7 +66,7 @@ impl Phases {
         }
         meter.is_for(Purpose::Phase);
         if let Some(Phase { name, spent }) = self.now.take() {
-            match Spent::by(vm, log).since(&spent) {
+            match Spent::by(guest, log).since(&spent) {
                 Some(spent) => self.past.push(Phase { name, spent }),
                 None => return Some(Err(vendor::PHASES[name])),
             }
@@ -76,12 +77,12 @@ impl Phases {
         if name >= vendor::PHASES.len() as u64 || self.past.len() == vendor::PHASES_MAX {
             return Some(Ok(vendor::INVALID_PARAMETER));
         }
-        self.now = Some(Phase { name: name as usize, spent: Spent::by(vm, log) });
+        self.now = Some(Phase { name: name as usize, spent: Spent::by(guest, log) });
         Some(Ok(vendor::SUCCESS))
     }
 
     /// Writes the figures of each phase to the control channel.
-    pub fn report(&self, vm: &Vm) {
+    pub fn report(&self, guest: &impl ObservedGuest) {
         let mut numbers = [0; vendor::PHASES.len()];
         for Phase { name, spent } in &self.past {
             numbers[*name] += 1;
@@ -96,18 +97,20 @@ impl Phases {
             write("pages", "", spent.pages);
             write("blocks", "", spent.blocks);
             let mut events = spent.events.iter();
-            for_each_event(vm, |group, what, _| write(group, what, *events.next().expect("the events are the same")));
+            for_each_event(guest, |group, what, _| {
+                write(group, what, *events.next().expect("the events are the same"))
+            });
         }
     }
 }
 
 impl Spent {
     /// The counts up to this exit.
-    fn by(vm: &Vm, log: &LogCalls) -> Self {
+    fn by(guest: &impl ObservedGuest, log: &LogCalls) -> Self {
         let mut events = [0; EVENTS];
         let mut places = events.iter_mut();
-        for_each_event(vm, |_, _, value| *places.next().expect("there is room for all events") = value);
-        let instructions = vm.vcpus.iter().map(|vcpu| vcpu.stats.instructions_but(Purpose::Phase)).sum();
+        for_each_event(guest, |_, _, value| *places.next().expect("there is room for all events") = value);
+        let instructions = guest.stats().map(|stats| stats.instructions_but(Purpose::Phase)).sum();
         Self { instructions, pages: log.pages_reported(), blocks: log.blocks_coalesced(), events }
     }
 
@@ -126,10 +129,8 @@ impl Spent {
     }
 }
 
-fn for_each_event(vm: &Vm, mut each: impl FnMut(&str, &str, u64)) {
-    let memory = vm.memory();
-    #[cfg(feature = "baselines")]
-    each("split", "visits", memory.split_visits());
-    let vcpus = vm.vcpus.iter().map(|vcpu| &vcpu.stats);
-    stats::for_each_event(vcpus, &memory.counts(), memory.stage2().platform().counts(), &mut each);
+fn for_each_event(guest: &impl ObservedGuest, mut each: impl FnMut(&str, &str, u64)) {
+    let memory = guest.memory();
+    Baselines::for_each_event(memory, &mut each);
+    stats::for_each_event(guest.stats(), &memory.counts(), memory.stage2().platform().counts(), &mut each);
 }

@@ -12,41 +12,15 @@ use core::fmt::Write;
 use spin::Once;
 use twofold_abi::control::{RECORD_ARGUMENT, ROUND};
 use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
+use twofold_stage2::Features;
 
+use super::exit_observer::ExitObserver;
+use super::observed_guest::ObservedGuest;
+use super::translation_registers;
 use crate::board::Board;
-use crate::translation_registers::is_change_of_process;
-use crate::vm::Vm;
+use crate::context::Context;
+use crate::memory::Taken;
 use crate::{control, read_sysreg};
-
-/// Reads the number of rounds to keep from the image's own command line.
-///
-/// # Errors
-///
-/// The argument is missing, or there is more than one vCPU.
-pub fn begin(board: &Board, cpus: u32) -> Result<(), RecordError> {
-    let rounds = board.bootargs.split_once(RECORD_ARGUMENT).and_then(|(_, text)| text.split_ascii_whitespace().next());
-    let rounds = rounds.and_then(|text| text.parse().ok()).filter(|rounds| *rounds > 0);
-    let rounds = rounds.ok_or(RecordError::Argument)?;
-    if cpus != 1 {
-        return Err(RecordError::Cpus { cpus });
-    }
-    ROUNDS.call_once(|| rounds);
-    Ok(())
-}
-
-/// Why the recorder cannot be started.
-#[derive(Debug, thiserror::Error)]
-pub enum RecordError {
-    /// The argument is missing or wrong.
-    #[error("this image needs `{RECORD_ARGUMENT}ROUNDS`: start it with `cargo xtask record-redis`")]
-    Argument,
-    /// The rounds of several vCPUs would have no order.
-    #[error("the recorder works with one vCPU, not with {cpus}")]
-    Cpus {
-        /// The number of vCPUs.
-        cpus: u32,
-    },
-}
 
 /// The rounds that were recorded so far.
 pub struct Recorder {
@@ -63,24 +37,65 @@ struct Round {
 
 static ROUNDS: Once<usize> = Once::new();
 
-impl Recorder {
-    /// A recorder without rounds. Call it after [`begin`].
-    pub fn planned() -> Self {
+impl ExitObserver for Recorder {
+    type Error = RecordError;
+
+    const TRAPS: u64 = translation_registers::TVM;
+    /// The heap also holds the pages of hundreds of rounds.
+    const RAM_PER_HEAP: u64 = 16;
+    const ONE_VCPU: bool = true;
+
+    /// Reads the number of rounds to keep from the image's own command line.
+    fn begin(board: &Board, cpus: u32, _: &Features, _: &Taken) -> Result<(), RecordError> {
+        let rounds = board.bootargs.split_once(RECORD_ARGUMENT);
+        let rounds = rounds.and_then(|(_, text)| text.split_ascii_whitespace().next()?.parse().ok());
+        let rounds = rounds.filter(|rounds| *rounds > 0).ok_or(RecordError::Argument)?;
+        if cpus != 1 {
+            return Err(RecordError::Cpus { cpus });
+        }
+        ROUNDS.call_once(|| rounds);
+        Ok(())
+    }
+
+    fn vcpu_starts(_: usize) -> Self {
         let most = *ROUNDS.get().expect("the plan was read before there was a guest");
         Self { rounds: VecDeque::with_capacity(most), most, is_running: false }
     }
 
-    /// Called after an exit of the guest was answered.
-    pub fn exit(&mut self, vm: &Vm, esr: u64) {
-        if is_change_of_process(esr)
-            && let Err(error) = self.round(vm)
+    fn register_trapped(&mut self, esr: u64, context: &mut Context) -> bool {
+        translation_registers::write(esr, context)
+    }
+
+    fn after_answer(&mut self, guest: &impl ObservedGuest, esr: u64) {
+        if translation_registers::is_change_of_process(esr)
+            && let Err(error) = self.round(guest)
         {
-            vm.fail(format_args!("the recorder: {error}"));
+            guest.fail(format_args!("the recorder: {error}"));
         }
     }
 
-    fn round(&mut self, vm: &Vm) -> Result<(), LogError> {
-        let log = vm.dirty_log()?;
+    fn guest_ends(&mut self, guest: &impl ObservedGuest) {
+        self.report(guest);
+    }
+}
+
+/// Why the recorder cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The argument is missing or wrong.
+    #[error("this image needs `{RECORD_ARGUMENT}ROUNDS`: start it with `cargo xtask record-redis`")]
+    Argument,
+    /// The rounds of several vCPUs would have no order.
+    #[error("the recorder works with one vCPU, not with {cpus}")]
+    Cpus {
+        /// The number of vCPUs.
+        cpus: u32,
+    },
+}
+
+impl Recorder {
+    fn round(&mut self, guest: &impl ObservedGuest) -> Result<(), LogError> {
+        let log = guest.dirty_log()?;
         if !self.is_running {
             log.start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) })?;
             self.is_running = true;
@@ -96,7 +111,7 @@ impl Recorder {
     }
 
     /// Writes the recorded rounds to the control channel.
-    pub fn report(&self, vm: &Vm) {
+    fn report(&self, guest: &impl ObservedGuest) {
         for (number, round) in self.rounds.iter().enumerate() {
             let mut line = String::new();
             for (first, count) in runs(&round.pages) {
@@ -112,7 +127,7 @@ impl Recorder {
         let end = |round: Option<&Round>| round.map_or(0, |round| round.end);
         let ticks = end(self.rounds.back()) - end(self.rounds.front());
         control::stat("record.rounds", self.rounds.len() as u64);
-        control::stat("record.pages", vm.dirty_log().map_or(0, |log| log.pages()));
+        control::stat("record.pages", guest.dirty_log().map_or(0, |log| log.pages()));
         control::stat("record.microseconds", ticks.saturating_mul(1_000_000) / read_sysreg!(CNTFRQ_EL0));
     }
 }

@@ -8,6 +8,9 @@
 use crate::world::Context;
 use crate::write_sysreg;
 
+/// HCR_EL2.TVM: the guest's writes to its translation registers trap.
+pub const TVM: u64 = 1 << 26;
+
 /// Whether this exit is a write to TTBR1_EL1, which holds the ASID: Linux makes one such write at each change of
 /// process.
 #[cfg(feature = "record")]

@@ -8,10 +8,10 @@
 
 use spin::Mutex;
 
-use crate::log_calls::LogCalls;
-use crate::phases::Phases;
+use super::log_calls::LogCalls;
+use super::observed_guest::ObservedGuest;
+use super::phases::Phases;
 use crate::stats::Meter;
-use crate::vm::Vm;
 
 /// The state between the calls of the guest's vCPUs.
 pub struct VendorCalls(Mutex<State>);
@@ -29,18 +29,18 @@ impl VendorCalls {
 
     /// Answers the call with these arguments (x0 to x3). Returns `None` if it is not one of these calls.
     #[inline(never)]
-    pub fn call(&self, vm: &Vm, meter: &mut Meter, arguments: [u64; 4]) -> Option<i64> {
+    pub fn call(&self, guest: &impl ObservedGuest, meter: &mut Meter, arguments: [u64; 4]) -> Option<i64> {
         let [function, first, ..] = arguments;
         let answer = {
             let State { log, phases } = &mut *self.0.lock();
-            phases.call(vm, meter, log, [function, first]).or_else(|| log.call(vm, arguments).map(Ok))
+            phases.call(guest, meter, log, [function, first]).or_else(|| log.call(guest, arguments).map(Ok))
         };
         // Outside the lock: another CPU may be ending the guest, and waits for the lock.
-        Some(answer?.unwrap_or_else(|phase| vm.fail(format_args!("a count fell in the phase {phase}"))))
+        Some(answer?.unwrap_or_else(|phase| guest.fail(format_args!("a count fell in the phase {phase}"))))
     }
 
     /// Writes the figures of all phases to the control channel.
-    pub fn report(&self, vm: &Vm) {
-        self.0.lock().phases.report(vm);
+    pub fn report(&self, guest: &impl ObservedGuest) {
+        self.0.lock().phases.report(guest);
     }
 }

@@ -39,7 +39,7 @@ mod tests;
 
 use twofold_abi::{control as word, exit as status};
 use twofold_hypervisor::board::Board;
-use twofold_hypervisor::{control, error, power};
+use twofold_hypervisor::{control, error, shutdown};
 
 use crate::machine::Machine;
 use crate::test::Test;
@@ -86,5 +86,5 @@ fn refuse(why: core::fmt::Arguments) -> ! {
 
 fn finish(status: i32) -> ! {
     control::end("tests");
-    power::exit(status)
+    shutdown::exit(status)
 }

@@ -1,19 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The engine's steps as lines of the trace: its accesses through an observer, its instructions through its platform.
+//! The engine's accesses to tables, locks and pages as lines of the trace.
 
-use core::ops::Deref;
 use core::panic::Location;
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-use twofold_abi::trace::{self, Event, How, Order};
-use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use twofold_stage2::primitive::{Access, Claim, Observer};
-use twofold_stage2::{Features, Pa, TableMetadata};
+use alloc::vec::Vec;
+use core::ops::Range;
 
-use super::{TRACE, about_to, instruction, line};
+use spin::Once;
+use twofold_abi::trace::{Event, How, Order};
+use twofold_stage2::primitive::{Access, Claim, Observer, observe};
+use twofold_stage2::{Donated, MetadataRange, Pa, TableMetadata};
 
-pub(super) static OBSERVER: &dyn Observer = &Watch;
+use super::lines::{about_to, line};
+
+/// Traces the engine's accesses from now on. Only `free` holds entries of tables, and only `metadata` holds their locks.
+pub(super) fn begin(free: &[Donated], metadata: impl Iterator<Item = MetadataRange>) {
+    static OBSERVER: &dyn Observer = &Watch;
+    let frames = free.iter().map(|frames| frames.start().raw()..frames.start().raw() + frames.size()).collect();
+    TABLES.call_once(|| Tables { frames, metadata: metadata.collect() });
+    observe(Some(&OBSERVER));
+}
+
+static TABLES: Once<Tables> = Once::new();
+
+/// The memory that the engine accesses.
+struct Tables {
+    /// The memory for tables.
+    frames: Vec<Range<u64>>,
+    metadata: Vec<MetadataRange>,
+}
 
 /// Makes the accesses, and traces them.
 struct Watch;
@@ -29,9 +45,9 @@ enum Word {
 
 impl Word {
     fn of(word: &AtomicU64) -> Self {
-        let Some(trace) = TRACE.get() else { return Self::Other };
+        let Some(tables) = TABLES.get() else { return Self::Other };
         let address = core::ptr::from_ref(word).addr();
-        for range in &trace.metadata {
+        for range in &tables.metadata {
             let metadata = range.metadata.as_ptr_range();
             if (metadata.start.addr()..metadata.end.addr()).contains(&address) {
                 let offset = address - metadata.start.addr();
@@ -45,7 +61,7 @@ impl Word {
             }
         }
         let address = address as u64;
-        if trace.frames.iter().any(|frames| frames.contains(&address)) { Self::Entry(address) } else { Self::Other }
+        if tables.frames.iter().any(|frames| frames.contains(&address)) { Self::Entry(address) } else { Self::Other }
     }
 }
 
@@ -151,83 +167,5 @@ unsafe impl Observer for Watch {
 fn written(word: &AtomicU64, (old, new): (u64, u64), how: How, access: Access) {
     if let Word::Entry(pa) = Word::of(word) {
         line(Event::Write { pa, old, new, how, order: access.order.into() }, Some(access.site));
-    }
-}
-
-/// A platform that traces each instruction after its execution.
-pub struct Traced<P> {
-    platform: P,
-    instruction_line: u64,
-}
-
-impl<P> Traced<P> {
-    /// The same platform, traced.
-    pub fn new(platform: P, features: &Features) -> Self {
-        Self { platform, instruction_line: features.instruction_line }
-    }
-}
-
-impl<P> Deref for Traced<P> {
-    type Target = P;
-
-    fn deref(&self) -> &P {
-        &self.platform
-    }
-}
-
-// SAFETY: everything is forwarded to a platform.
-unsafe impl<P: Platform> Platform for Traced<P> {
-    fn tlbi(&self, operation: Tlbi, operand: u64) {
-        self.platform.tlbi(operation, operand);
-        let vttbr = self.platform.vttbr();
-        instruction(Event::Tlbi { operation: trace::Tlbi::ALL[operation as usize], operand, vttbr });
-    }
-
-    fn dsb(&self, domain: Domain) {
-        self.platform.dsb(domain);
-        instruction(Event::Dsb { domain: trace::Domain::ALL[domain as usize] });
-    }
-
-    fn isb(&self) {
-        self.platform.isb();
-        instruction(Event::Isb);
-    }
-
-    unsafe fn dc(&self, operation: Dc, address: usize) {
-        // SAFETY: promised by the caller.
-        unsafe { self.dc_lines(operation, address, 1, 1) };
-    }
-
-    unsafe fn dc_lines(&self, operation: Dc, start: usize, size: u64, line: u64) {
-        // SAFETY: promised by the caller.
-        unsafe { self.platform.dc_lines(operation, start, size, line) };
-        instruction(Event::Dc { operation: trace::Dc::ALL[operation as usize], pa: start as u64, size });
-    }
-
-    fn ic(&self, operation: Ic, address: usize) {
-        self.platform.ic(operation, address);
-        let (pa, size) = if operation == Ic::IallUis { (0, 0) } else { (address as u64, self.instruction_line) };
-        instruction(Event::Ic { operation: trace::Ic::ALL[operation as usize], pa, size });
-    }
-
-    fn vttbr(&self) -> u64 {
-        self.platform.vttbr()
-    }
-
-    fn load_vttbr(&self, value: u64) {
-        self.platform.load_vttbr(value);
-        instruction(Event::Vttbr { vttbr: value });
-    }
-
-    fn pointer(&self, pa: Pa) -> NonNull<u8> {
-        self.platform.pointer(pa)
-    }
-
-    fn metadata(&self, pa: Pa) -> &TableMetadata {
-        self.platform.metadata(pa)
-    }
-
-    fn abandoned(&self, root: Pa) {
-        self.platform.abandoned(root);
     }
 }

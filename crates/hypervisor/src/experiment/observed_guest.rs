@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What an experiment may use of the virtual machine.
+
+use core::fmt;
+
+use twofold_memory::dirty::{DirtyLog, LogError};
+use twofold_memory::{GuestMemory, SlotId};
+
+use super::platform::EnginePlatform;
+use crate::stats::Stats;
+
+/// The virtual machine, as an experiment sees it.
+pub trait ObservedGuest {
+    /// The guest's memory.
+    fn memory(&self) -> &GuestMemory<EnginePlatform>;
+
+    /// The slot of the guest's RAM.
+    fn ram(&self) -> SlotId;
+
+    /// The slots of the guest's test memory, if it has any.
+    fn test_slots(&self) -> &[SlotId];
+
+    /// The figures of each vCPU.
+    fn stats(&self) -> impl Iterator<Item = &Stats> + Clone;
+
+    /// Records that a call of the guest was refused.
+    fn refused(&self, why: fmt::Arguments);
+
+    /// Ends the guest as if it had switched itself off.
+    fn power_off(&self) -> !;
+
+    /// The guest cannot continue, for a reason that is not a defect of EL2.
+    fn fail(&self, why: fmt::Arguments) -> !;
+
+    /// The dirty log of the guest's RAM.
+    fn dirty_log(&self) -> Result<DirtyLog<'_, EnginePlatform>, LogError> {
+        self.memory().dirty_log(self.ram())
+    }
+}
