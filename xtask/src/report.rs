@@ -8,12 +8,12 @@ use std::process::Command;
 
 use serde_json::{Map, Value, json};
 use twofold_launch::{Qemu, Report};
+use twofold_peers::recorded;
 use twofold_workspace::guest::{Kind, Selected};
 use twofold_workspace::subprocess;
 
 use crate::dirty_log::DirtyLogs;
 use crate::figures::FirstTouch;
-use twofold_peers::recorded;
 
 /// The description of a run.
 #[derive(Debug)]

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use libtest_mimic::{Failed, Trial};
+use twofold_peers::kvm::{Measured, Peer, TOLERANCE, figures};
 use twofold_workspace::kvm_host::{Host, Ran};
 use twofold_workspace::static_program::{Architecture, Profile, Program};
 use twofold_workspace::steps::Steps;
@@ -19,7 +20,6 @@ use twofold_workspace::{Workspace, fetch, install, static_program};
 use super::harness::{self, Depth, Tally, harness};
 use super::tap;
 use crate::arguments::TestOptions;
-use twofold_peers::kvm::{Measured, Peer, TOLERANCE, figures};
 
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
