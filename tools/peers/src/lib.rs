@@ -30,9 +30,11 @@
 //! repository. Invariant: the peer is changed by its own options only.
 
 mod command;
+mod difference;
 pub mod kvm;
 mod linux;
 mod source;
 
 pub use command::{Options, command};
+pub use difference::Difference;
 pub use kvm::recorded;

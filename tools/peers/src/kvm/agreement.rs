@@ -7,8 +7,8 @@ use anyhow::ensure;
 use serde::Serialize;
 
 use super::calls::DirtyLog;
-use super::difference::Difference;
 use super::experiment::Experiment;
+use crate::difference::Difference;
 
 /// One experiment by both.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -11,7 +11,6 @@
 
 mod agreement;
 mod calls;
-mod difference;
 mod experiment;
 mod measure;
 mod phases;
@@ -20,7 +19,6 @@ mod report;
 mod run;
 mod selftests;
 
-pub use difference::Difference;
 pub use measure::{Measured, Peer, TOLERANCE};
 pub use report::{Figure, figures};
 pub use run::{HELP, Options, command};

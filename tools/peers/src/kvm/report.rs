@@ -9,10 +9,10 @@ use twofold_workspace::table;
 
 use super::agreement::Compared;
 use super::calls::DirtyLog;
-use super::difference::Difference;
 use super::experiment::{Experiment, SIZE, Writes};
 use super::measure::{DSB_OF_A_FLUSH, Measured, Peer, TLBI_OF_A_FLUSH};
 use super::recorded;
+use crate::difference::Difference;
 
 /// A figure that README or a target uses, beside the measured one.
 #[derive(Clone, Debug, PartialEq, Serialize)]

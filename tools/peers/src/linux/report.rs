@@ -9,6 +9,7 @@ use super::program::Programs;
 use super::spread::Spread;
 use super::targets::{Target, peer, reason, target};
 use super::turns::{Answer, Counts};
+use crate::difference::Difference;
 use crate::source::{PACKAGE, Source};
 
 /// A whole run.
@@ -97,9 +98,22 @@ impl Compared {
         Some(ours? / theirs?)
     }
 
-    fn reached(&self) -> Option<bool> {
+    /// Returns our time and the most that meets the target.
+    fn ours_and_most(&self) -> Option<(f64, f64)> {
         let (theirs, ours) = self.medians();
-        target(self.name)?.reached(ours, theirs, self.limit.map(|limit| limit.median))
+        Some((ours?, target(self.name)?.most(theirs, self.limit.map(|limit| limit.median))?))
+    }
+
+    fn reached(&self) -> Option<bool> {
+        self.ours_and_most().map(|(ours, most)| ours <= most)
+    }
+
+    /// Says whether the target is met, and if not by how much our time exceeds it.
+    fn verdict(&self) -> String {
+        self.ours_and_most().map_or_else(dash, |(ours, most)| match ours <= most {
+            true => "met".to_owned(),
+            false => format!("missed by {:.1} %", Difference::of(ours, most).percent()),
+        })
     }
 
     fn unit(&self) -> &str {
@@ -123,9 +137,9 @@ impl Compared {
             range(&self.theirs),
             ours.map_or_else(dash, nanoseconds),
             range(&self.ours),
-            self.ratio().map_or_else(dash, |ratio| format!("{ratio:.4}")),
+            theirs.zip(ours).map_or_else(dash, |(theirs, ours)| Difference::of(ours, theirs).to_string()),
             target(self.name).map_or_else(dash, Target::shown),
-            self.reached().map_or_else(dash, |reached| if reached { "yes" } else { "no" }.to_owned()),
+            self.verdict(),
             reference.map_or_else(dash, nanoseconds),
         ]
     }
@@ -196,10 +210,10 @@ impl Comparison<'_> {
                 "min-max",
                 "ours",
                 "min-max",
-                "ratio",
+                "our time",
                 "target",
-                "met",
-                "Linux in the issue",
+                "result",
+                "Linux when the target was set",
             ],
             self.rows.iter().map(Compared::cells),
             2..,
@@ -327,5 +341,8 @@ mod tests {
         };
         assert_eq!((row.ratio(), row.reached()), (Some(0.2), Some(true)));
         assert_eq!(row.cells()[2..5], ["50.0", "40.0-90.0", "10.0"]);
+        assert_eq!(row.cells()[6..9], ["80.0 % less", "66.6 % less", "met"]);
+        let slow = Compared { ours: side(&[25.0]), ..row };
+        assert_eq!(slow.cells()[6..9], ["50.0 % less", "66.6 % less", "missed by 49.7 %"]);
     }
 }

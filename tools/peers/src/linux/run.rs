@@ -42,7 +42,8 @@ pub struct Options {
 pub const HELP: &str = "\
 Linux's page-table code is fetched, compiled unchanged for this machine, and runs as a separate program. One operation
 of Linux's and one of ours take turns. The figures are nanoseconds per page table entry, or per block if the row names
-one. A target is met if the ratio ours / Linux's of this run is at most the target.
+one. Our time is given by how much less or more it is than Linux's in this run. A target of \"66.6 % less\" is met if our
+time is at most a third of Linux's.
 
 Examples:
   cargo xtask peers linux                              everything; about three minutes

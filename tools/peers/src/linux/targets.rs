@@ -4,6 +4,8 @@
 //! Invariant: if Linux has the operation, the target is a ratio of two figures of one run. The times of the machine on
 //! which a target was set serve only to form that ratio.
 
+use crate::difference::Difference;
+
 /// An operation and its target.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
@@ -110,21 +112,21 @@ pub fn reason(name: &str) -> Option<&'static str> {
 }
 
 impl Target {
-    /// Returns whether `ours` meets the target, beside `theirs` and the time of `reading`, all in nanoseconds. Returns
-    /// `None` if a figure that the target needs is missing.
-    pub fn reached(self, ours: Option<f64>, theirs: Option<f64>, reading: Option<f64>) -> Option<bool> {
-        let ours = ours?;
+    /// Returns the most nanoseconds that meet the target, beside Linux's time and the time of `reading`. Returns `None`
+    /// if the figure that the target needs is missing.
+    pub fn most(self, theirs: Option<f64>, reading: Option<f64>) -> Option<f64> {
         Some(match self {
-            Self::Ratio(linux, reach) => ours / theirs? <= reach / linux,
-            Self::Nanoseconds(most) => ours <= most,
-            Self::Readings(times) => ours <= times * reading?,
+            Self::Ratio(linux, reach) => theirs? * (reach / linux),
+            Self::Nanoseconds(most) => most,
+            Self::Readings(times) => times * reading?,
         })
     }
 
-    /// Formats the target for the table.
+    /// Formats the target for the table: a share of Linux's time as a difference from it.
     pub fn shown(self) -> String {
         match self {
-            Self::Ratio(linux, reach) => format!("{:.4}", reach / linux),
+            Self::Ratio(linux, reach) if linux == reach => "not slower".to_owned(),
+            Self::Ratio(linux, reach) => Difference::of(reach, linux).to_string(),
             Self::Nanoseconds(most) => format!("{most} ns"),
             Self::Readings(times) => format!("{times} x reading"),
         }
@@ -138,17 +140,18 @@ mod tests {
     #[test]
     fn targets_are_ratios_of_one_run() {
         let target = target("map_pages").unwrap();
-        assert_eq!(target.reached(Some(30.0), Some(90.0), None), Some(true), "a third is enough on a slow machine");
-        assert_eq!(target.reached(Some(15.0), Some(44.0), None), Some(false));
-        assert_eq!(target.reached(Some(15.0), None, None), None);
-        assert_eq!(target.reached(None, Some(44.0), None), None);
+        let most = target.most(Some(90.0), None).unwrap();
+        assert!((30.0..30.1).contains(&most), "a third is enough on a slow machine: {most}");
+        assert!(target.most(Some(44.0), None).unwrap() < 15.0);
+        assert_eq!(target.most(None, None), None);
+        assert_eq!(target.shown(), "66.6 % less");
     }
 
     #[test]
     fn targets_without_a_peer() {
-        assert_eq!(Target::Nanoseconds(8.0).reached(Some(7.9), None, None), Some(true));
-        assert_eq!(Target::Readings(1.5).reached(Some(0.4), None, Some(0.2)), Some(false));
-        assert_eq!(Target::Readings(1.5).reached(Some(0.4), None, None), None);
+        assert_eq!(Target::Nanoseconds(8.0).most(None, None), Some(8.0));
+        assert!(Target::Readings(1.5).most(None, Some(0.2)).unwrap() < 0.4);
+        assert_eq!(Target::Readings(1.5).most(None, None), None);
     }
 
     #[test]

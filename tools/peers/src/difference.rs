@@ -26,12 +26,18 @@ impl Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let percent = format!("{:.1}", self.0.abs());
+        let size = self.0.abs();
+        // Near 100 % less, what is left has to be visible.
+        let decimals = match 100.0 + self.0 {
+            left if left < 0.1 => 3,
+            left if left < 1.0 => 2,
+            _ => 1,
+        };
         match self.0 {
             0.0 => f.write_str("equal"),
-            _ if percent == "0.0" => f.write_str("within 0.1 %"),
-            more if more > 0.0 => write!(f, "{percent} % more"),
-            _ => write!(f, "{percent} % less"),
+            _ if size < 0.05 => f.write_str("within 0.1 %"),
+            more if more > 0.0 => write!(f, "{size:.decimals$} % more"),
+            _ => write!(f, "{size:.decimals$} % less"),
         }
     }
 }
@@ -42,9 +48,14 @@ mod tests {
 
     #[test]
     fn the_direction_is_a_word() {
-        for (figure, words) in
-            [(110.0, "10.0 % more"), (96.8, "3.2 % less"), (100.0, "equal"), (100.01, "within 0.1 %")]
-        {
+        for (figure, words) in [
+            (110.0, "10.0 % more"),
+            (96.8, "3.2 % less"),
+            (100.0, "equal"),
+            (100.01, "within 0.1 %"),
+            (0.25, "99.75 % less"),
+            (0.019, "99.981 % less"),
+        ] {
             assert_eq!(Difference::of(figure, 100.0).to_string(), words);
         }
     }
