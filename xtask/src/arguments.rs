@@ -41,8 +41,8 @@ pub enum Command {
     #[command(after_help = twofold_mutants::HELP)]
     Mutants(twofold_mutants::Options),
     /// Keeps a copy of a guest's memory by its dirty log, and compares the two: no write may be lost
-    #[command(after_help = ORACLE_HELP)]
-    Oracle(OracleOptions),
+    #[command(after_help = twofold_oracle::command::HELP)]
+    Oracle(twofold_oracle::command::Options),
     /// Measures other projects' code for the same job beside ours, in one run
     Peers(twofold_peers::Options),
     /// Records which pages Linux writes while `redis-benchmark -t set` runs in it, for `twofold bench dirty-table`
@@ -70,63 +70,6 @@ pub struct FuzzOptions {
     /// Adds each new input to fuzz/corpus that reaches code which the corpus does not cover yet
     #[arg(long)]
     pub keep: bool,
-}
-
-/// Options of `oracle`.
-#[derive(Args, Clone, Debug)]
-pub struct OracleOptions {
-    /// The place where the guest runs
-    #[arg(long, value_enum, default_value_t = Place::Machine)]
-    pub on: Place,
-    /// Runs only this tracker
-    #[arg(long, value_enum, value_name = "NAME")]
-    pub tracker: Option<TrackerOption>,
-    /// Pages to compare for each tracker; default: 10 million, on the hypervisor 500,000, with --controls 6 million
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub comparisons: Option<u64>,
-    /// Seed of all random choices; default: TWOFOLD_SEED, else a new seed for each run
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// Runs logs with a known defect instead, each of which must lose pages
-    #[arg(long, conflicts_with = "tracker")]
-    pub controls: bool,
-}
-
-/// Where a guest runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Place {
-    /// On the hosted machine: guest programs, a software MMU, native speed
-    Machine,
-    /// Under the hypervisor, in QEMU: Linux
-    Hypervisor,
-}
-
-/// A tracker of a dirty log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TrackerOption {
-    /// The first write to a page faults; a get clears the pages that it reports
-    WriteProtect,
-    /// The first write to a page faults; a separate call clears
-    Manual,
-    /// Hardware records writes
-    Hardware,
-    /// A write fault sets DBM on the pages around it, so that hardware records further writes
-    Combined,
-    /// Write-protect or DBM for each 64-page word, chosen by its past rounds
-    Adaptive,
-}
-
-impl TrackerOption {
-    /// The tracker's name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::WriteProtect => "write-protect",
-            Self::Manual => "manual",
-            Self::Hardware => "hardware",
-            Self::Combined => "combined",
-            Self::Adaptive => "adaptive",
-        }
-    }
 }
 
 /// Options of `dist`.
@@ -287,19 +230,6 @@ Environment:
 
 Exit status: 0 when the guest powered off (with --check: and its check passed), else not 0.";
 
-const ORACLE_HELP: &str = "\
-Four vCPUs and a device write to a guest's memory without pause. Meanwhile the collector reads and clears the dirty log,
-copies the dirty pages, and stops and restarts the log. Every few rounds the oracle pauses all writers and compares each
-page that the log reports clean with its copy. Only pages that were dirty in an earlier round count.
-
-Examples:
-  cargo xtask oracle                                   every tracker, 10 million comparisons each
-  cargo xtask oracle --tracker combined --comparisons 1000000 --seed 7
-  cargo xtask oracle --controls                        logs with a known defect lose pages
-
-A line for each tracker: `oracle: NAME: N compared, N re-dirtied, N lost`. For each control: `control: NAME: lost N`.
-Exit status: 1 if a page was lost; with --controls, if a control lost none.";
-
 const RECORD_HELP: &str = "\
 Debian's Linux boots under the hypervisor with Debian's redis-server, whose database has most of the keys already. Then redis-benchmark
 sets keys chosen at random until the guest powers off. The hypervisor's dirty log (manual) has all of the guest's
@@ -350,13 +280,6 @@ mod tests {
         let Command::Run(options) = arguments.command else { panic!("not run") };
         assert_eq!(options.memory.bytes(), 512 << 20);
         assert_eq!((options.cpus, options.pages, options.guest), (1, PagesOption::Auto, Choice::Auto));
-    }
-
-    #[test]
-    fn trackers_are_called_what_they_are_named() {
-        for tracker in TrackerOption::value_variants() {
-            assert_eq!(tracker.to_possible_value().map(|value| value.get_name() == tracker.name()), Some(true));
-        }
     }
 
     #[test]

@@ -12,7 +12,6 @@ mod dist;
 mod doctor;
 mod figures;
 mod fuzz;
-mod oracle;
 mod record;
 mod redis;
 mod report;
@@ -65,7 +64,7 @@ fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
         Command::Doctor => doctor::command(&workspace),
         Command::Fuzz(options) => fuzz::command(&workspace, &options),
         Command::Mutants(options) => twofold_mutants::command(&workspace, &options),
-        Command::Oracle(options) => oracle::command(&workspace, &options),
+        Command::Oracle(options) => twofold_oracle::command::command(&workspace, &options),
         Command::Peers(options) => twofold_peers::command(&workspace, &options),
         Command::RecordRedis(options) => record::command(&workspace, &options),
         Command::Run(options) => run::command(&workspace, &options),

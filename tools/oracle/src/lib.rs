@@ -34,13 +34,17 @@
 //! | [`plan`] | the trackers, comparisons and seed of a run inside an image |
 //! | [`random`], [`options`] | the driver's choices: seeded numbers; the options with which a log starts |
 //!
+//! `command`, with the feature of that name, is `cargo xtask oracle`: it starts the drivers, and the negative controls.
+//!
 //! Drivers: the feature `oracle` of the hypervisor (a live guest, one vCPU, at exits that are drawn at random) and
 //! `twofold bench oracle` (four vCPUs and a device on the hosted machine, held for each comparison).
-#![no_std]
+#![cfg_attr(not(feature = "command"), no_std)]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
 
+#[cfg(feature = "command")]
+pub mod command;
 pub mod judge;
 pub mod options;
 pub mod plan;

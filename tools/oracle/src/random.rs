@@ -9,13 +9,13 @@ impl Random {
     /// Makes the stream of this number of a seed.
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut random = Self(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
-        random.next();
+        random.next_word();
         random
     }
 
     /// Returns a random number.
     #[inline]
-    pub fn next(&mut self) -> u64 {
+    pub fn next_word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -25,7 +25,7 @@ impl Random {
     /// Returns a number below `end`, which must not be 0.
     #[inline]
     pub fn below(&mut self, end: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
+        ((u128::from(self.next_word()) * u128::from(end)) >> 64) as u64
     }
 
     /// Returns true once in `times` calls, on average.
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn a_seed_replays_and_streams_differ() {
         let stream =
-            |seed, number| (0..4).map(|_| 0).scan(Random::new(seed, number), |random, _: u64| Some(random.next()));
+            |seed, number| (0..4).map(|_| 0).scan(Random::new(seed, number), |random, _: u64| Some(random.next_word()));
         assert!(stream(1, 0).eq(stream(1, 0)));
         assert!(stream(1, 0).ne(stream(1, 1)) && stream(1, 0).ne(stream(2, 0)));
     }

@@ -119,7 +119,8 @@ impl<'a> Collector<'a> {
             let end = piece[piece.len() - 1].first_page + 64;
             let mut mask = vec![0; ((end - first) / 64) as usize];
             for word in piece {
-                let some = if self.random.once_in(2) { u64::MAX } else { self.random.next() | self.random.next() };
+                let some =
+                    if self.random.once_in(2) { u64::MAX } else { self.random.next_word() | self.random.next_word() };
                 mask[((word.first_page - first) / 64) as usize] = word.mask & some;
             }
             self.clear_masked(first, &mask)?;

@@ -111,7 +111,7 @@ impl Crew {
         while self.gate.enter() {
             let size = random.of_any_size(PIECE.ilog2().into());
             let at = random.below(PAGES * PAGE - size);
-            bytes[..size as usize].fill_with(|| random.next() as u8);
+            bytes[..size as usize].fill_with(|| random.next_word() as u8);
             let written = guest.memory().write(guest.start + at, &bytes[..size as usize]);
             self.gate.leave();
             if let Err(error) = written {

@@ -60,7 +60,7 @@ impl Writer {
     #[inline]
     fn choose(&mut self) {
         self.value += 1;
-        let random = self.random.next();
+        let random = self.random.next_word();
         let Stretch { first, pages, pattern, left } = self.stretch;
         let page = first
             + match pattern {

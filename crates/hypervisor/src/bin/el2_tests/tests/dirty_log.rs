@@ -18,7 +18,7 @@ tests!(
     dirty_log::hardware_records_writes_without_a_fault,
     dirty_log::without_hardware_its_trackers_are_refused,
     dirty_log::a_fault_sets_dbm_on_its_section,
-    dirty_log::an_tracked_section_stays_so_when_it_is_cleared,
+    dirty_log::a_tracked_section_stays_so_when_it_is_cleared,
     dirty_log::a_load_is_not_reported,
     dirty_log::what_the_hypervisor_writes_is_reported,
     dirty_log::a_block_is_split_by_the_first_write,
@@ -137,7 +137,7 @@ fn a_fault_sets_dbm_on_its_section(mut machine: Machine) -> Outcome {
     Ok(())
 }
 
-fn an_tracked_section_stays_so_when_it_is_cleared(mut machine: Machine) -> Outcome {
+fn a_tracked_section_stays_so_when_it_is_cleared(mut machine: Machine) -> Outcome {
     if skipped(&machine) {
         return Ok(());
     }

@@ -6,17 +6,19 @@
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
+use twofold_memory::dirty::Tracker;
 use twofold_workspace::{Workspace, output, subprocess};
 
-use super::bench;
-use crate::arguments::{OracleOptions, TrackerOption};
+use super::machine::bench;
+use super::options::Options;
+use crate::tally::Found;
 
 /// A log with a defect.
 struct Control {
     name: &'static str,
     defect: Defect,
     /// The tracker on which the defect shows.
-    tracker: TrackerOption,
+    tracker: Tracker,
 }
 
 enum Defect {
@@ -30,23 +32,23 @@ const CONTROLS: [Control; 4] = [
     Control {
         name: "no-flush",
         defect: Defect::Mutant("crates/stage2/src/flush.rs", "Pending::flush/invalidate/omit"),
-        tracker: TrackerOption::Manual,
+        tracker: Tracker::Manual,
     },
     Control {
         name: "stage-2-only",
         defect: Defect::Mutant("crates/stage2/src/tlb.rs", "Tlb::by_ipa/tlbi/omit"),
-        tracker: TrackerOption::Manual,
+        tracker: Tracker::Manual,
     },
     Control {
         name: "plain-store",
         defect: Defect::Mutant("crates/stage2/src/dbm.rs", "ClearDbm::entries/clear/apart"),
-        tracker: TrackerOption::Combined,
+        tracker: Tracker::Combined,
     },
-    Control { name: "read-before-flush", defect: Defect::Option("--copy-first"), tracker: TrackerOption::Manual },
+    Control { name: "read-before-flush", defect: Defect::Option("--copy-first"), tracker: Tracker::Manual },
 ];
 
 /// Runs all controls.
-pub fn run(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<ExitCode> {
+pub fn run(workspace: &Workspace, options: &Options) -> anyhow::Result<ExitCode> {
     subprocess::show(&mut mutated(workspace, "build"))?;
     let mut blind = false;
     for control in &CONTROLS {
@@ -59,7 +61,7 @@ pub fn run(workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<Exi
 
 impl Control {
     /// Returns the number of lost pages that the oracle finds.
-    fn lost(&self, workspace: &Workspace, options: &OracleOptions) -> anyhow::Result<u64> {
+    fn lost(&self, workspace: &Workspace, options: &Options) -> anyhow::Result<u64> {
         let mut oracle = mutated(workspace, "run");
         oracle.args(["--quiet", "--", "bench", "oracle", "--tracker", self.tracker.name()]);
         oracle.args(["--comparisons", &options.comparisons.unwrap_or(COMPARISONS).to_string()]);
@@ -75,7 +77,7 @@ impl Control {
             bail!("stopped");
         }
         let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        lost(&stdout).with_context(|| format!("the control {} printed no result\n{stderr}", self.name))
+        Found::lost_in(&stdout).with_context(|| format!("the control {} printed no result\n{stderr}", self.name))
     }
 }
 
@@ -88,12 +90,6 @@ fn mutated(workspace: &Workspace, command: &str) -> Command {
     cargo.args(["--features", "twofold-stage2/checked"]).env_remove(twofold_mutants::CHOICE);
     cargo.env("RUSTFLAGS", "--cfg mutants").env("CARGO_TARGET_DIR", workspace.mutants().join("oracle"));
     cargo
-}
-
-/// Returns the lost pages of a line `oracle: NAME: N compared, N re-dirtied, N lost`.
-fn lost(text: &str) -> Option<u64> {
-    let line = text.lines().find(|line| line.starts_with("oracle: "))?;
-    line.strip_suffix(" lost")?.rsplit(' ').next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -111,12 +107,5 @@ mod tests {
                     .unwrap_or_else(|error| panic!("{}: {error}", control.name));
             }
         }
-    }
-
-    #[test]
-    fn losses_are_read() {
-        assert_eq!(lost("oracle: manual: 2000 compared, 17 re-dirtied, 12 lost\n"), Some(12));
-        assert_eq!(lost("oracle: manual: 2000 compared"), None);
-        assert_eq!(lost(""), None);
     }
 }
