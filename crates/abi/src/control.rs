@@ -45,7 +45,7 @@
 //! | `phase.NAME.N.faults.KIND`, `.mapped.LEAF`, `.tables.allocated`, `.tables.freed`, `.memory.frames_zeroed`, `.tlbi.OPERATION`, `.barriers.dsb`, `.barriers.isb`, `.cache.lines_cleaned`, `.cache.lines_invalidated`, `.cache.icache_all` | as the figures of the same names, during the phase; a figure of 0 is left out |
 //! | `phase.NAME.N.pages`, `.blocks` | pages that the log reported, and blocks that were coalesced, during the phase; a figure of 0 is left out |
 //! | `phase.NAME.N.split.visits` | an image with the feature `baselines`: entries that walks visited during the phase to find blocks to split |
-//! | `oracle.TRACKER.compared`, `.redirtied`, `.lost`, `.rounds`, `.starts` | an image with the feature `oracle`: pages that agree with the log, pages found dirty again, pages changed but not in the log; rounds, and logs started |
+//! | `oracle.TRACKER.compared`, `.redirtied`, `.lost`, `.rounds`, `.starts`, `.blocks` | an image with the feature `oracle`: pages compared, pages found dirty again, pages changed but not in the log; rounds, logs started, and blocks coalesced |
 //! | `record.rounds`, `.pages`, `.microseconds` | an image with the feature `record`: rounds reported, pages of guest RAM, and the rounds' time by the machine's counter, without the first round |
 
 /// This word on the image's own command line (`/chosen` `bootargs`) says that semihosting is available. The image then

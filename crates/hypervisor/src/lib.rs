@@ -23,7 +23,7 @@
 //! | [`refusals`] | calls that were refused, the first few with reasons |
 //! | [`stats`] | counters, and the report |
 //! | [`memory`], [`platform`] | RAM and instructions for the engine |
-//! | [`experiment`] | what only experiments need: see there |
+//! | [`experiment`] | what only experiments need: the observer of exits, and the calls by which a guest measures itself |
 //!
 //! The lower half is everything between the virtual machine and the hardware:
 //!

@@ -4,12 +4,12 @@
 #![no_main]
 
 use twofold_hypervisor::board::Board;
-use twofold_hypervisor::experiment::{Chosen, ExitObserver};
+use twofold_hypervisor::experiment::{ExitObserver, Observer};
 use twofold_hypervisor::{memory, start};
 
 twofold_hypervisor::entry!(main);
 
 fn main(board: &'static Board) -> ! {
-    let taken = memory::take_over(board, Chosen::RAM_PER_HEAP);
+    let taken = memory::take_over(board, Observer::RAM_PER_HEAP);
     start::run(board, memory::bundle(board), taken)
 }

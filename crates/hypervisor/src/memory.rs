@@ -15,7 +15,7 @@ use crate::board::Board;
 use crate::{heap, platform};
 
 /// The minimum heap of EL2.
-pub const HEAP_SIZE: u64 = 4 << 20;
+const HEAP_SIZE: u64 = 4 << 20;
 const PAGE: u64 = 4096;
 
 /// The memory for guests.
@@ -26,7 +26,7 @@ pub struct Taken {
     pub metadata: MetadataMap,
 }
 
-/// Gives the heap its memory and the engine its metadata. The rest is free. Beside [`HEAP_SIZE`], the heap gets a byte
+/// Gives the heap its memory and the engine its metadata. The rest is free. The heap has a fixed size, and one more byte
 /// for each `ram_per_heap` bytes of RAM.
 pub fn take_over(board: &Board, ram_per_heap: u64) -> Taken {
     static TAKEN: AtomicBool = AtomicBool::new(false);

@@ -35,7 +35,7 @@ pub struct Frame {
 /// The vector of a fatal exception.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-#[allow(missing_docs)]
+#[allow(missing_docs, reason = "each variant is the vector of that name")]
 pub enum Fatal {
     Sync = 0,
     Irq = 1,

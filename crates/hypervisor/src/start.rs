@@ -14,7 +14,7 @@ use crate::board::Board;
 use crate::config::{Config, ConfigError};
 use crate::experiment::baselines::{Baselines, NoBaselines};
 use crate::experiment::platform::observed;
-use crate::experiment::{Chosen, ExitObserver};
+use crate::experiment::{ExitObserver, Observer};
 use crate::load::{Layout, LoadError};
 use crate::memory::Taken;
 use crate::platform::Counted;
@@ -56,7 +56,7 @@ pub enum StartupError {
     Cpus(#[from] SurveyError),
     /// This image's experiment cannot begin.
     #[error(transparent)]
-    Experiment(#[from] <Chosen as ExitObserver>::Error),
+    Experiment(#[from] <Observer as ExitObserver>::Error),
     /// The bundle asks for baselines, and this image has none.
     #[error(transparent)]
     NoBaselines(#[from] NoBaselines),
@@ -102,7 +102,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let baselines = Baselines::read(config.before)?;
     let mut features = survey::common_features(board, config.cpus as usize)?;
     features.forced_write_back &= !config.has(flags::NO_FORCED_WRITE_BACK);
-    Chosen::begin(board, config.cpus, &features, &taken)?;
+    Observer::begin(board, config.cpus, &features, &taken)?;
     let mut frames = Frames::new(features);
     taken.free.into_iter().for_each(|range| frames.add(range));
     // A guest needs tables beside its RAM, and these too may break up whole huge pages (2 MiB).

@@ -13,7 +13,7 @@ use twofold_stage2::Ipa;
 use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar};
 
 use crate::abort::{self, Located};
-use crate::experiment::{Chosen, ExitObserver};
+use crate::experiment::{ExitObserver, Observer};
 use crate::pmu::Counter;
 use crate::psci::{self, Reply};
 use crate::registers::shut;
@@ -33,7 +33,7 @@ pub fn run(vm: &'static Vm, index: usize, entry: u64, argument: u64) -> ! {
         context: Context::new(entry, argument),
         stats: &vm.vcpus[index].stats,
         meter: Meter::new(counter),
-        observer: Chosen::vcpu_starts(index),
+        observer: Observer::vcpu_starts(index),
     };
     loop {
         vcpu.turn();
@@ -46,12 +46,12 @@ struct Vcpu {
     context: Context,
     stats: &'static Stats,
     meter: Meter,
-    observer: Chosen,
+    observer: Observer,
 }
 
 /// A CPU that leaves [`run`] switches itself off, and never drops its vCPU. So a vCPU must own nothing that needs a
 /// drop, unless there is only one, which is never started twice.
-const _: () = assert!(!needs_drop::<Vcpu>() || Chosen::ONE_VCPU);
+const _: () = assert!(!needs_drop::<Vcpu>() || Observer::ONE_VCPU);
 
 /// Exception classes of ESR_EL2 (Arm ARM DDI 0487K.a, D23.2).
 mod class {

@@ -17,7 +17,7 @@ use crate::board::Board;
 use crate::claim::Claim;
 use crate::cpus::{self, StartError};
 use crate::experiment::vendor::VendorCalls;
-use crate::experiment::{Chosen, EnginePlatform, ExitObserver, ObservedGuest};
+use crate::experiment::{EnginePlatform, ExitObserver, ObservedGuest, Observer};
 use crate::psci;
 use crate::refusals::Refusals;
 use crate::registers::{self, Confinement};
@@ -126,7 +126,7 @@ impl Vm {
         let guest = Confinement { hcr: self.hcr, vtcr: stage2.vtcr(), vttbr: stage2.vttbr() };
         // SAFETY: a CPU calls this before it enters its first vCPU; this value of HCR_EL2 does not change EL2.
         unsafe { registers::set_for(&guest) };
-        Chosen::tables_loaded(stage2.vttbr());
+        Observer::tables_loaded(stage2.vttbr());
         // A CPU that was off received no invalidation, and may hold TLB entries of firmware or of its last vCPU under
         // this VMID.
         stage2.invalidate_all();
@@ -260,5 +260,5 @@ impl ObservedGuest for Vm {
 
 /// [`registers::hcr`], with the additional traps of this image.
 pub fn hcr(features: &Features) -> u64 {
-    registers::hcr(features) | Chosen::TRAPS
+    registers::hcr(features) | Observer::TRAPS
 }

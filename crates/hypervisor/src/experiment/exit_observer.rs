@@ -63,10 +63,10 @@ pub trait ExitObserver: Sized {
     fn image_ends() {}
 }
 
-/// No experiment.
-pub struct Nothing;
+/// The observer of an image without an experiment.
+pub struct NoObserver;
 
-impl ExitObserver for Nothing {
+impl ExitObserver for NoObserver {
     type Error = Infallible;
 
     fn begin(_: &Board, _: u32, _: &Features, _: &Taken) -> Result<(), Infallible> {

@@ -37,10 +37,10 @@ pub use observed_guest::ObservedGuest;
 pub use platform::EnginePlatform;
 
 #[cfg(not(any(feature = "trace", feature = "oracle", feature = "record")))]
-pub use exit_observer::Nothing as Chosen;
+pub use exit_observer::NoObserver as Observer;
 #[cfg(feature = "oracle")]
-pub use oracle::Oracle as Chosen;
+pub use oracle::Oracle as Observer;
 #[cfg(feature = "record")]
-pub use record::Recorder as Chosen;
+pub use record::Recorder as Observer;
 #[cfg(feature = "trace")]
-pub use trace::Tracer as Chosen;
+pub use trace::Tracer as Observer;

@@ -13,7 +13,6 @@ pub const TVM: u64 = 1 << 26;
 
 /// Whether this exit is a write to TTBR1_EL1, which holds the ASID: Linux makes one such write at each change of
 /// process.
-#[cfg(feature = "record")]
 pub fn is_change_of_process(esr: u64) -> bool {
     const SYSTEM_REGISTER: u64 = 0x18;
     esr >> 26 & 0x3f == SYSTEM_REGISTER && esr & WITHOUT_RT == TTBR1

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::arch::asm;
 
 use twofold_hypervisor::board::Board;
-use twofold_hypervisor::experiment::{Chosen, ExitObserver};
+use twofold_hypervisor::experiment::{ExitObserver, Observer};
 use twofold_hypervisor::registers::{self, Confinement};
 use twofold_hypervisor::{memory, platform, vm};
 use twofold_memory::Frames;
@@ -46,7 +46,7 @@ impl Machine {
     pub fn take_over(board: &'static Board) -> Self {
         let features = platform::features();
         let mut frames = Frames::new(features);
-        let taken = memory::take_over(board, Chosen::RAM_PER_HEAP);
+        let taken = memory::take_over(board, Observer::RAM_PER_HEAP);
         taken.free.into_iter().for_each(|range| frames.add(range));
         // SAFETY: no guest has run on this CPU; the hypervisor itself uses this value.
         unsafe { registers::set_for(&Confinement { hcr: vm::hcr(&features), ..Confinement::default() }) };
