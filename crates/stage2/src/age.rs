@@ -8,8 +8,8 @@
 
 use core::ops::Range;
 
+use crate::counts::Counts;
 use crate::lockless_walk::Locked;
-use crate::metadata::Counts;
 use crate::pass::{MOST_ENTRIES, Pass};
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};

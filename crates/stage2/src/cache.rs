@@ -22,7 +22,7 @@
 use crate::lines::each_line;
 use crate::platform::{Dc, Domain, Ic, Platform};
 use crate::primitive::{self, Ordering, Word};
-use crate::{Attributes, Features, Memory, Pa, Stage2};
+use crate::{Attributes, Features, Memory, Pa};
 
 /// Above this many lines, invalidating the whole instruction cache costs less than line by line.
 const MOST_INSTRUCTION_LINES: u64 = 1024;
@@ -80,18 +80,18 @@ impl CacheMaintenance {
 #[derive(Debug, Default)]
 pub(crate) struct NonCacheable(Word);
 
-impl<P: Platform> Stage2<P> {
+impl NonCacheable {
     /// Notes that a leaf of this memory type is about to be made. Relaxed: the leaf is made, or linked, under a lock,
     /// so a CPU that finds the leaf sees the note.
-    pub(crate) fn note_memory(&self, memory: Memory) {
+    pub(crate) fn note(&self, memory: Memory) {
         if memory == Memory::NonCacheable {
-            self.non_cacheable.0.store(1, Ordering::Relaxed);
+            self.0.store(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether this tree may hold leaves whose lines must be cleaned from the caches when the leaves are removed.
-    pub(crate) fn leaves_lines(&self) -> bool {
-        !self.features().forced_write_back || self.non_cacheable.0.load(Ordering::Relaxed) != 0
+    /// Whether such a leaf was ever noted.
+    pub(crate) fn is_noted(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
     }
 }
 

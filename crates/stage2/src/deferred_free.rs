@@ -10,14 +10,40 @@
 
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
-use crate::{Pa, Stage2, TablePage, TableSource};
+use crate::{Features, Pa, TablePage, TableSource};
 
 /// The page on top of the stack, or 0.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredFree(Word);
 
-/// A sink that keeps the pages that it is given.
-pub(crate) struct DeferFree<'a, P: Platform>(pub(crate) &'a Stage2<P>);
+impl DeferredFree {
+    /// Gives the pages to `tables`. No walk reaches them: their flush is complete.
+    #[inline]
+    pub(crate) fn give_to<P: Platform>(&self, tables: &mut impl TableSource, platform: &P, features: &Features) {
+        if self.0.load(Ordering::Relaxed) != 0 {
+            self.give_all_to(tables, platform, features);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_all_to<P: Platform>(&self, tables: &mut impl TableSource, platform: &P, features: &Features) {
+        platform.on_atomic();
+        let mut next = self.0.swap(0, Ordering::Acquire);
+        while next != 0 {
+            let page = Pa::new(next);
+            // Read the link before the page has another owner.
+            next = platform.metadata(page).link();
+            tables.give(TablePage::from_tree(page, features));
+        }
+    }
+}
+
+/// A sink that puts the pages that it is given on the stack.
+pub(crate) struct DeferFree<'a, P: Platform> {
+    pub(crate) list: &'a DeferredFree,
+    pub(crate) platform: &'a P,
+}
 
 impl<P: Platform> TableSource for DeferFree<'_, P> {
     fn take(&mut self) -> Option<TablePage> {
@@ -25,39 +51,15 @@ impl<P: Platform> TableSource for DeferFree<'_, P> {
     }
 
     fn give(&mut self, page: TablePage) {
-        let Self(stage2) = self;
-        let (head, metadata) = (&stage2.deferred_free.0, stage2.platform().metadata(page.pa()));
+        let (head, metadata) = (&self.list.0, self.platform.metadata(page.pa()));
         loop {
             let next = head.load(Ordering::Relaxed);
             metadata.set_link(next);
-            stage2.platform().on_atomic();
+            self.platform.on_atomic();
             // Release: the CPU that takes the page finds the link.
             if head.compare_exchange(next, page.pa().raw(), Ordering::Release).is_ok() {
                 return;
             }
-        }
-    }
-}
-
-impl<P: Platform> Stage2<P> {
-    /// Gives the kept pages to `tables`. No walk reaches them: their flush is complete.
-    #[inline]
-    pub(crate) fn give_deferred(&self, tables: &mut impl TableSource) {
-        if self.deferred_free.0.load(Ordering::Relaxed) != 0 {
-            self.give_all_deferred(tables);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn give_all_deferred(&self, tables: &mut impl TableSource) {
-        self.platform().on_atomic();
-        let mut next = self.deferred_free.0.swap(0, Ordering::Acquire);
-        while next != 0 {
-            let page = Pa::new(next);
-            // Read the link before the page has another owner.
-            next = self.platform().metadata(page).link();
-            tables.give(TablePage::from_tree(page, self.features()));
         }
     }
 }

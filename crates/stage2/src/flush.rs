@@ -7,7 +7,7 @@
 
 use crate::deferred_free::DeferFree;
 use crate::platform::Platform;
-use crate::primitive::{self, Claim, Ordering, Word};
+use crate::primitive::{self, Claim};
 use crate::removal::{Downgrade, Freed, Join, RemovalId, RemovalWatcher, Unwatched};
 use crate::tlb::Changed;
 use crate::unlinked::Chain;
@@ -76,7 +76,7 @@ impl<P: Platform, R: Join> Pending<'_, P, R> {
 }
 
 impl<'a, P: Platform> Pending<'a, P, Downgrade> {
-    /// A permission downgrade in `range`. [`PendingDowngrades::count`] counted it before it began.
+    /// A permission downgrade in `range`. [`Stage2::begin_downgrade`] counted it before it began.
     pub(crate) fn downgrade(stage2: &'a Stage2<P>, changed: Changed, range: IpaRange) -> Self {
         let removed = Some(Downgrade { count: 1, range });
         let removal = stage2.removal_id::<Downgrade>();
@@ -172,42 +172,6 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn claim_flushed(&self, range: IpaRange) {
         primitive::claim(Claim::Flushed { range, vttbr: self.vttbr() });
     }
-
-    /// Counts a permission downgrade that is about to begin. It ends when its [`Pending`] is flushed.
-    pub(crate) fn begin_downgrade(&self) {
-        self.pending_downgrades.count(self.platform());
-    }
-}
-
-/// How many permission downgrades have begun and are not flushed yet.
-///
-/// A downgrade may find an access gone that another CPU removed and has not flushed yet. Its caller still relies on the
-/// access being gone. So if other downgrades are pending, a downgrade flushes its whole range, not only what it
-/// changed. (Unmapped entries need no count: they are marked as `Descriptor::STALE`.)
-#[derive(Debug, Default)]
-#[repr(align(64))]
-pub(crate) struct PendingDowngrades(Word);
-
-impl PendingDowngrades {
-    /// Counts one before it begins. Relaxed: a CPU that sees its changes has taken the table's lock after it, and so
-    /// sees the count too.
-    #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn count<P: Platform>(&self, platform: &P) {
-        platform.on_atomic();
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether more than the caller's `own` are pending.
-    #[cfg_attr(feature = "checked", track_caller)]
-    fn others(&self, own: u64) -> bool {
-        self.0.load(Ordering::Acquire) > own
-    }
-
-    #[cfg_attr(feature = "checked", track_caller)]
-    fn done<P: Platform>(&self, count: u64, platform: &P) {
-        platform.on_atomic();
-        self.0.fetch_sub(count, Ordering::Release);
-    }
 }
 
 /// A change whose TLB invalidation is complete on all CPUs, with the tables that it unlinked. If it is dropped, the
@@ -262,7 +226,7 @@ impl<P: Platform, R: RemovalWatcher> Flushed<'_, P, R> {
 
     #[cold]
     fn defer(&mut self) {
-        self.free_unlinked(&mut DeferFree(self.stage2));
+        self.free_unlinked(&mut DeferFree { list: &self.stage2.deferred_free, platform: self.stage2.platform() });
     }
 }
 

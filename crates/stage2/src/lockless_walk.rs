@@ -2,16 +2,16 @@
 //! The lockless walk to an entry, and the table lock at its end.
 //!
 //! A CPU walks the tables while other CPUs unlink tables and reuse their pages. One sequence count for each tree
-//! ([`SequenceCount`]) keeps that safe: it counts the tables that were ever unlinked. The walk writes nothing, registers
+//! (module `sequence`) keeps that safe: it counts the tables that were ever unlinked. The walk writes nothing, registers
 //! nowhere, and delays no free.
 //!
 //! # Steps
 //!
 //! The crate's documentation (*Locking*) has the whole protocol. The walk, and where each step is here:
 //!
-//! * **W1**: read the sequence count, with acquire ([`SequenceCount::now`]).
+//! * **W1**: read the sequence count, with acquire (`SequenceCount::now`).
 //! * **W2**: load an entry with acquire ([`Cell::look`]).
-//! * **W3**: before following or using the entry, read the count again ([`SequenceCount::is_still`]). If it changed, go back
+//! * **W3**: before following or using the entry, read the count again (`SequenceCount::is_still`). If it changed, go back
 //!   to W1.
 //! * **W4**: to change the entry, lock its table, then read the count again ([`Stage2::lock`]). If it changed, unlock
 //!   and go back to W1.
@@ -20,7 +20,7 @@
 //!
 //! * **U1**: lock the parent, then the table.
 //! * **U2**: break the parent's entry.
-//! * **U3**: increment the count, with release ([`SequenceCount::count`]).
+//! * **U3**: increment the count, with release (`SequenceCount::count`).
 //! * **U4**: take and release the lock of each table below (module `tables_below`).
 //! * **U5**: unlock. **U6**: flush; only then is the page freed (module `unlinked`).
 //!
@@ -52,68 +52,13 @@
 //!
 //! The model checker runs walks against unlinks and reuse in `loom::late` and `loom::reused`.
 
-use crate::metadata::{Counts, TableMetadata};
+use crate::counts::Counts;
+use crate::metadata::TableMetadata;
 use crate::platform::Platform;
-use crate::primitive::{self, Ordering, Word};
+use crate::primitive;
+use crate::sequence::Snapshot;
 use crate::table::{Cell, Table};
 use crate::{Descriptor, Ipa, Level, Pa, Stage2};
-
-/// The sequence count of a tree: how many tables were ever unlinked from it.
-///
-/// It has a cache line of its own: every walk reads it, and few operations write it.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-pub(crate) struct SequenceCount(Word);
-
-impl SequenceCount {
-    /// W1: a snapshot of the count.
-    ///
-    /// Acquire: the walk then sees each break (U2) that the snapshot counts. Otherwise it could follow a broken entry,
-    /// and find the count unchanged in W3.
-    #[inline(always)]
-    #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn now(&self) -> Snapshot {
-        Snapshot(self.0.load(Ordering::Acquire))
-    }
-
-    /// W3: whether no table was unlinked since the snapshot, as far as this CPU can know from what it has read.
-    ///
-    /// Relaxed: the acquire of W2, or of the lock in W4, comes before.
-    #[inline(always)]
-    #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn is_still(&self, then: Snapshot) -> bool {
-        primitive::check(self.0.load(Ordering::Relaxed) == then.0)
-    }
-
-    /// U3: counts the unlink of one table, with all tables below it. Returns the count before.
-    ///
-    /// Release: the break (U2) comes before the count. If the result equals the caller's snapshot, no other CPU has
-    /// counted since, so the caller has seen every earlier unlink.
-    #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn count<P: Platform>(&self, platform: &P) -> Snapshot {
-        platform.on_atomic();
-        Snapshot(self.0.fetch_add(1, Ordering::Release))
-    }
-}
-
-#[cfg(feature = "checked")]
-impl<P: Platform> Stage2<P> {
-    /// How often a table was unlinked from the tree. A table and all tables below it count once.
-    pub fn unlink_count(&self) -> u64 {
-        self.sequence.0.load(Ordering::Relaxed)
-    }
-}
-
-/// A snapshot of the sequence count ([`SequenceCount`]).
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Snapshot(u64);
-
-impl Snapshot {
-    /// The count after one more unlink.
-    pub(crate) fn next(self) -> Self {
-        Self(self.0.wrapping_add(1))
-    }
-}
 
 /// Where a lockless walk ended.
 #[derive(Clone, Copy)]

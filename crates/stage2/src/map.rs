@@ -17,8 +17,8 @@
 //! and given back if another CPU has linked a table meanwhile.
 
 use crate::cache::CacheMaintenance;
+use crate::counts::Counts;
 use crate::lockless_walk::{EntryLocation, Retry};
-use crate::metadata::Counts;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
 use crate::tlb::Scope;

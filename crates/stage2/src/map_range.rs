@@ -6,8 +6,8 @@
 //! mapped leaf by leaf, as [`Grant::map`] does.
 
 use crate::cache::CacheMaintenance;
+use crate::counts::Counts;
 use crate::lockless_walk::EntryLocation;
-use crate::metadata::Counts;
 use crate::platform::Platform;
 use crate::primitive;
 use crate::{

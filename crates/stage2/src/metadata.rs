@@ -9,20 +9,19 @@
 //! With the counts, a walk skips 2 MiB or 1 GiB that has no work for it. Lock and counts share one word, so keeping the
 //! counts costs no memory access: unlocking writes them.
 
-use crate::platform::Platform;
+use crate::Pa;
+use crate::counts::Counts;
 use crate::primitive::{LOCKED, Ordering, Word};
-use crate::{Descriptor, Level, Pa};
-use core::ops::{AddAssign, SubAssign};
 
 /// Metadata of a table, beside its frame: 16 bytes, zero at first.
 ///
-/// The embedder keeps one for each frame that may become a table ([`Platform::metadata`]), and never reads or writes
+/// The embedder keeps one for each frame that may become a table ([`Platform::metadata`](crate::Platform::metadata)), and never reads or writes
 /// it.
 #[derive(Debug, Default)]
 #[repr(align(16))]
 pub struct TableMetadata {
     /// Bit 0 is the lock; the counts are above.
-    state: Word,
+    pub(crate) state: Word,
     /// Its meaning follows the page's life:
     ///
     /// * a table of a tree: the flags [`OTHER_MEMORY`](Self::OTHER_MEMORY) and [`CLAIMED`](Self::CLAIMED);
@@ -39,44 +38,6 @@ impl TableMetadata {
         Self { state: Word::new(0), link: Word::new(0) }
     }
 
-    /// Locks the table, and returns its counts. Only the CPU that holds the lock changes entries, except that hardware
-    /// may set access flags and dirty state at any time.
-    #[inline(always)]
-    #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn lock<P: Platform>(&self, platform: &P) -> Counts {
-        platform.on_atomic();
-        match self.state.try_lock() {
-            Some(state) => Counts(state),
-            None => self.lock_slowly(platform),
-        }
-    }
-
-    /// Waits for the lock, with long pauses on purpose.
-    ///
-    /// CPUs that go through the same tables side by side would contend for each of them, and move the lock's cache line
-    /// for every page. A CPU that pauses for longer than the other needs for the rest of a table falls one table
-    /// behind, and they do not meet again (`twofold bench engine`: rows `sections` and `pages`).
-    #[cold]
-    #[cfg_attr(feature = "checked", track_caller)]
-    fn lock_slowly<P: Platform>(&self, platform: &P) -> Counts {
-        loop {
-            platform.pause(PAUSES);
-            if self.state.load(Ordering::Relaxed) & LOCKED != 0 {
-                continue;
-            }
-            platform.on_atomic();
-            if let Some(state) = self.state.try_lock() {
-                return Counts(state);
-            }
-        }
-    }
-
-    /// Unlocks the table, and publishes its new counts.
-    #[inline(always)]
-    pub(crate) fn unlock(&self, counts: Counts) {
-        self.state.unlock(counts.0);
-    }
-
     /// The counts, without the lock; `None` while the table is locked.
     ///
     /// Acquire: a CPU that reads a count also sees the entries of that moment. An entry is changed after the lock is
@@ -84,16 +45,7 @@ impl TableMetadata {
     #[inline(always)]
     pub(crate) fn peek(&self) -> Option<Counts> {
         let state = self.state.load(Ordering::Acquire);
-        (state & LOCKED == 0).then_some(Counts(state))
-    }
-
-    /// Sets the counts of a table that only this CPU has.
-    ///
-    /// Takes the lock for that: a late CPU may still hold the lock that the page had as another table, and would write
-    /// that table's counts when it unlocks.
-    pub(crate) fn reset<P: Platform>(&self, counts: Counts, platform: &P) {
-        self.lock(platform);
-        self.unlock(counts);
+        (state & LOCKED == 0).then_some(Counts::from_raw(state))
     }
 
     /// The state without the lock bit: the counts, or what replaced them in an unlinked table ([`Counts::from_raw`]).
@@ -101,7 +53,7 @@ impl TableMetadata {
     /// Exact if the caller holds the lock, has held it since the last change, or owns the table alone. Otherwise a
     /// hint.
     pub(crate) fn last(&self) -> Counts {
-        Counts(self.state.load(Ordering::Relaxed) & !LOCKED)
+        Counts::from_raw(self.state.load(Ordering::Relaxed) & !LOCKED)
     }
 
     /// The lock and the counts, in one word.
@@ -136,121 +88,6 @@ impl TableMetadata {
     #[inline(always)]
     pub(crate) fn has_other_memory(&self) -> bool {
         self.link() & Self::OTHER_MEMORY != 0
-    }
-}
-
-/// Pauses between two reads of a lock: about 2 us, the time of faults on half a table.
-const PAUSES: u32 = 128;
-
-/// Counts of a table's entries. The fields have 14 bits, since a root of 16 tables has up to 8192 entries. Adding
-/// counts adds words.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts(u64);
-
-const FIELD: u64 = (1 << 14) - 1;
-const WRITABLE_SHIFT: u32 = 1;
-const TRACKED_SHIFT: u32 = 15;
-const LIVE_SHIFT: u32 = 29;
-const TABLES_SHIFT: u32 = 43;
-const BUSY_SHIFT: u32 = 57;
-
-impl Counts {
-    /// No entries.
-    pub(crate) const EMPTY: Self = Self(0);
-    /// One busy entry.
-    pub(crate) const BUSY: Self = Self(1 << BUSY_SHIFT);
-    /// The most entries that may be busy at once.
-    const MOST_BUSY: u64 = (1 << 7) - 1;
-
-    /// The counts of one entry of a table at `level`.
-    #[inline(always)]
-    pub(crate) const fn of(entry: Descriptor, level: Level) -> Self {
-        let raw = entry.raw();
-        if entry.is_table(level) {
-            return Self(1 << LIVE_SHIFT | 1 << TABLES_SHIFT);
-        }
-        let valid = raw & 1;
-        let tracked = raw >> DBM_BIT & valid;
-        let writable = raw >> WRITE_BIT & valid | tracked;
-        Self(valid << LIVE_SHIFT | tracked << TRACKED_SHIFT | writable << WRITABLE_SHIFT)
-    }
-
-    /// A word that replaces the counts of an unlinked table. Its bit 0 is clear.
-    pub(crate) const fn from_raw(raw: u64) -> Self {
-        Self(raw)
-    }
-
-    /// The counts as one word.
-    pub(crate) const fn raw(self) -> u64 {
-        self.0
-    }
-
-    /// This, `count` times.
-    pub(crate) const fn times(self, count: u64) -> Self {
-        Self(self.0 * count)
-    }
-
-    /// Valid entries.
-    pub(crate) const fn live(self) -> u64 {
-        self.0 >> LIVE_SHIFT & FIELD
-    }
-
-    /// Entries that lead to tables.
-    pub(crate) const fn tables(self) -> u64 {
-        self.0 >> TABLES_SHIFT & FIELD
-    }
-
-    /// Leaves that the guest may write, or that hardware would make writable (DBM).
-    pub(crate) const fn writable(self) -> u64 {
-        self.0 >> WRITABLE_SHIFT & FIELD
-    }
-
-    /// Hardware-tracked leaves (DBM).
-    pub(crate) const fn hardware_tracked(self) -> u64 {
-        self.0 >> TRACKED_SHIFT & FIELD
-    }
-
-    /// Valid entries that are leaves.
-    pub(crate) const fn leaves(self) -> u64 {
-        self.live() - self.tables()
-    }
-
-    /// Busy entries.
-    pub(crate) const fn busy(self) -> u64 {
-        self.0 >> BUSY_SHIFT
-    }
-
-    /// Whether no further entry may become busy.
-    pub(crate) const fn is_as_busy_as_can_be(self) -> bool {
-        self.busy() == Self::MOST_BUSY
-    }
-
-    /// Adds `leaves` hardware-tracked leaves, of which `were_writable` were counted as writable already.
-    pub(crate) fn set_dbm(&mut self, leaves: u64, were_writable: u64) {
-        self.0 += leaves << TRACKED_SHIFT;
-        self.0 += (leaves - were_writable) << WRITABLE_SHIFT;
-    }
-
-    /// Subtracts `count` writable leaves, none of which is hardware-tracked.
-    pub(crate) fn remove_writable(&mut self, count: u64) {
-        self.0 -= count << WRITABLE_SHIFT;
-    }
-}
-
-const WRITE_BIT: u32 = 7;
-const DBM_BIT: u32 = 51;
-
-impl AddAssign for Counts {
-    #[inline(always)]
-    fn add_assign(&mut self, other: Self) {
-        self.0 = self.0.wrapping_add(other.0);
-    }
-}
-
-impl SubAssign for Counts {
-    #[inline(always)]
-    fn sub_assign(&mut self, other: Self) {
-        self.0 = self.0.wrapping_sub(other.0);
     }
 }
 
@@ -318,59 +155,6 @@ impl MetadataRange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Access, Attributes, Features};
-
-    #[test]
-    fn an_entry_counts_for_what_it_is() {
-        let features = Features::NONE;
-        let leaf = |access, dirty_by_hardware| {
-            let attributes = Attributes { dirty_by_hardware, ..Attributes::ram(access) };
-            Counts::of(Descriptor::leaf(Pa::new(0x1000), Level::L3, &attributes, &features), Level::L3)
-        };
-        let seen = |counts: Counts| (counts.live(), counts.tables(), counts.writable(), counts.hardware_tracked());
-        let mut both = Counts::of(Descriptor::table(Pa::new(0x1000)), Level::L2).times(3);
-        both += leaf(Access::READ, false).times(2);
-        assert_eq!((both.live(), both.tables(), both.leaves()), (5, 3, 2));
-        assert_eq!(seen(leaf(Access::READ, false)), (1, 0, 0, 0));
-        assert_eq!(seen(leaf(Access::READ_WRITE, false)), (1, 0, 1, 0));
-        assert_eq!(seen(leaf(Access::READ, true)), (1, 0, 1, 1));
-        assert_eq!(seen(leaf(Access::READ_WRITE, true)), (1, 0, 1, 1));
-        let table = Descriptor::table(Pa::new(0x1000));
-        assert_eq!(seen(Counts::of(table, Level::L2)), (1, 1, 0, 0));
-        assert_eq!(seen(Counts::of(table, Level::L3)), (1, 0, 0, 0), "a page, not a table");
-        assert_eq!(Counts::of(Descriptor::INVALID, Level::L3), Counts::EMPTY);
-        assert_eq!(Counts::of(Descriptor::BUSY, Level::L2), Counts::EMPTY);
-    }
-
-    #[test]
-    fn the_largest_root_fits_the_counts() {
-        let all = Descriptor::leaf(
-            Pa::new(0),
-            Level::L1,
-            &Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::ALL) },
-            &Features::NONE,
-        );
-        let mut counts = Counts::of(all, Level::L1).times(8192);
-        counts += Counts::BUSY;
-        assert_eq!(
-            (counts.live(), counts.tables(), counts.writable(), counts.hardware_tracked()),
-            (8192, 0, 8192, 8192)
-        );
-        assert_eq!((counts.busy(), counts.0 & LOCKED), (1, 0));
-    }
-
-    /// One busy entry more would overflow to a count of 0.
-    #[test]
-    fn as_many_entries_are_busy_as_can_be_counted() {
-        let mut counts = Counts::EMPTY;
-        for busy in 0..127 {
-            assert_eq!((counts.busy(), counts.is_as_busy_as_can_be()), (busy, false));
-            counts += Counts::BUSY;
-        }
-        assert_eq!((counts.busy(), counts.is_as_busy_as_can_be()), (127, true));
-        counts += Counts::BUSY;
-        assert_eq!(counts.busy(), 0);
-    }
 
     fn leaked<T>(values: Vec<T>) -> &'static [T] {
         Box::leak(values.into_boxed_slice())

@@ -10,10 +10,11 @@
 
 use core::ops::Range;
 
-use crate::lockless_walk::{Locked, Retry, Snapshot};
-use crate::metadata::Counts;
+use crate::counts::Counts;
+use crate::lockless_walk::{Locked, Retry};
 use crate::platform::Platform;
 use crate::primitive;
+use crate::sequence::Snapshot;
 use crate::table::Table;
 use crate::{Error, Ipa, IpaRange, Level, Stage2};
 

@@ -10,8 +10,8 @@
 
 use core::ops::Range;
 
+use crate::counts::Counts;
 use crate::lockless_walk::Locked;
-use crate::metadata::Counts;
 use crate::pass::Pass;
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};

@@ -11,7 +11,7 @@ use core::fmt;
 
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
-use crate::{Ipa, IpaRange, Leaf, Level, Pa, Stage2};
+use crate::{Ipa, IpaRange, Leaf, Level, Pa};
 
 /// A leaf that was removed, and may still be in a TLB.
 ///
@@ -127,15 +127,15 @@ pub(crate) struct RemovalId {
 #[derive(Debug, Default)]
 pub(crate) struct RemovalCount(Word);
 
-impl<P: Platform> Stage2<P> {
-    /// A name for a removal that begins. An unwatched removal needs none.
+impl RemovalCount {
+    /// A name for a removal that begins in the tree of this root. An unwatched removal needs none.
     #[inline(always)]
-    pub(crate) fn removal_id<R: RemovalWatcher>(&self) -> RemovalId {
+    pub(crate) fn next<R: RemovalWatcher, P: Platform>(&self, root: Pa, platform: &P) -> RemovalId {
         if !R::WATCHES {
             return RemovalId { root: Pa::new(0), number: 0 };
         }
-        self.platform().on_atomic();
-        RemovalId { root: self.root_pa(), number: 1 + self.removal_count.0.fetch_add(1, Ordering::Relaxed) }
+        platform.on_atomic();
+        RemovalId { root, number: 1 + self.0.fetch_add(1, Ordering::Relaxed) }
     }
 }
 
@@ -216,6 +216,38 @@ impl RemovalWatcher for Downgrade {
 
     fn downgrade(&self) -> Option<&Downgrade> {
         Some(self)
+    }
+}
+
+/// How many permission downgrades have begun and are not flushed yet.
+///
+/// A downgrade may find an access gone that another CPU removed and has not flushed yet. Its caller still relies on the
+/// access being gone. So if other downgrades are pending, a downgrade flushes its whole range, not only what it
+/// changed. (Unmapped entries need no count: they are marked as `Descriptor::STALE`.)
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct PendingDowngrades(Word);
+
+impl PendingDowngrades {
+    /// Counts one before it begins. Relaxed: a CPU that sees its changes has taken the table's lock after it, and so
+    /// sees the count too.
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn count<P: Platform>(&self, platform: &P) {
+        platform.on_atomic();
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether more than the caller's `own` are pending.
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn others(&self, own: u64) -> bool {
+        self.0.load(Ordering::Acquire) > own
+    }
+
+    /// Counts the caller's own as flushed.
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn done<P: Platform>(&self, count: u64, platform: &P) {
+        platform.on_atomic();
+        self.0.fetch_sub(count, Ordering::Release);
     }
 }
 

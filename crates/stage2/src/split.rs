@@ -11,8 +11,8 @@
 
 use core::ops::ControlFlow;
 
+use crate::counts::Counts;
 use crate::lockless_walk::{Busy, EntryLocation, Retry};
-use crate::metadata::Counts;
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::tlb::Scope;

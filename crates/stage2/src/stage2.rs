@@ -5,16 +5,15 @@
 //! (*Locking*). Meanwhile hardware walks the tree, and sets access flags and dirty state.
 
 use crate::cache::NonCacheable;
+use crate::counts::Counts;
 use crate::deferred_free::DeferredFree;
-use crate::flush::PendingDowngrades;
-use crate::lockless_walk::{EntryLocation, SequenceCount};
-use crate::metadata::Counts;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
-use crate::removal::RemovalCount;
+use crate::removal::{PendingDowngrades, RemovalCount, RemovalId, RemovalWatcher};
+use crate::sequence::SequenceCount;
 use crate::table::Table;
 use crate::tlb::{Thresholds, Tlb};
-use crate::{Descriptor, Error, Features, Geometry, Ipa, Level, Pa, Root, TablePage, Vmid, registers};
+use crate::{Descriptor, Error, Features, Geometry, Memory, Pa, Root, TablePage, TableSource, Vmid, registers};
 
 /// The stage-2 tables of one guest, with the TLB maintenance that each change needs.
 ///
@@ -36,17 +35,6 @@ pub struct Stage2<P: Platform> {
     pub(crate) non_cacheable: NonCacheable,
     /// Cleared by [`destroy`](Self::destroy), so that the drop after it abandons nothing.
     is_live: bool,
-}
-
-/// A leaf of the tables: a page or a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leaf {
-    /// The first address that it maps.
-    pub ipa: Ipa,
-    /// Its level: 3 for a page.
-    pub level: Level,
-    /// The entry's value.
-    pub descriptor: Descriptor,
 }
 
 impl<P: Platform> Stage2<P> {
@@ -127,25 +115,6 @@ impl<P: Platform> Stage2<P> {
         self
     }
 
-    /// The leaf that maps `ipa`, if any. It may have changed when this returns.
-    #[inline]
-    pub fn look_up(&self, ipa: Ipa) -> Option<Leaf> {
-        self.find(ipa).map(|(_, leaf)| leaf)
-    }
-
-    /// How many table pages mapping a leaf of `level` at `ipa` would take now. 0 if the table is there, as for most
-    /// faults.
-    ///
-    /// For an embedder that keeps pages ready ([`Pool`](crate::Pool)).
-    #[inline]
-    pub fn tables_needed(&self, ipa: Ipa, level: Level) -> usize {
-        if ipa >= self.geometry.end() {
-            return 0;
-        }
-        let location = self.lockless_walk(ipa, level);
-        usize::from(level.raw().saturating_sub(location.level.raw()))
-    }
-
     /// Invalidates every TLB entry of this guest, of both stages, on all CPUs.
     pub fn invalidate_all(&self) {
         self.tlb().invalidate_vmid();
@@ -159,26 +128,31 @@ impl<P: Platform> Stage2<P> {
         self.tlb().invalidate_stage1_local();
     }
 
-    /// The leaf that maps `ipa`, and the location of its entry. Waits while the entry is busy.
+    /// Notes that a leaf of this memory type is about to be made.
+    pub(crate) fn note_memory(&self, memory: Memory) {
+        self.non_cacheable.note(memory);
+    }
+
+    /// Whether this tree may hold leaves whose lines must be cleaned from the caches when the leaves are removed.
+    pub(crate) fn leaves_lines(&self) -> bool {
+        !self.features.forced_write_back || self.non_cacheable.is_noted()
+    }
+
+    /// Counts a permission downgrade that is about to begin. It ends when its [`Pending`](crate::Pending) is flushed.
+    pub(crate) fn begin_downgrade(&self) {
+        self.pending_downgrades.count(&self.platform);
+    }
+
+    /// A name for a removal that begins.
     #[inline(always)]
-    pub(crate) fn find(&self, ipa: Ipa) -> Option<(EntryLocation<'_>, Leaf)> {
-        if ipa >= self.geometry.end() {
-            return None;
-        }
-        loop {
-            let location = self.lockless_walk(ipa, Level::L3);
-            if !self.is_still(&location) {
-                continue;
-            }
-            if location.entry.is_valid() {
-                let ipa = ipa.align_down(self.geometry.granule().span(location.level));
-                return Some((location, Leaf { ipa, level: location.level, descriptor: location.entry }));
-            }
-            if location.entry.is_vacant() {
-                return None;
-            }
-            self.platform.pause(1);
-        }
+    pub(crate) fn removal_id<R: RemovalWatcher>(&self) -> RemovalId {
+        self.removal_count.next::<R, P>(self.root.pa, &self.platform)
+    }
+
+    /// Gives the pages of dropped flushes to `tables`.
+    #[inline]
+    pub(crate) fn give_deferred(&self, tables: &mut impl TableSource) {
+        self.deferred_free.give_to(tables, &self.platform, &self.features);
     }
 
     pub(crate) fn tlb(&self) -> Tlb<'_, P> {

@@ -22,9 +22,10 @@
 //! **Lock order.** Held tables are siblings. That is the one exception to "a table, then a table below it". Only the
 //! CPU that has locked the table above locks more than one of the siblings, so no two CPUs wait for each other.
 
-use crate::lockless_walk::{Locked, Retry, Snapshot};
+use crate::lockless_walk::{Locked, Retry};
 use crate::platform::Platform;
 use crate::primitive;
+use crate::sequence::Snapshot;
 use crate::{Level, Pa, Stage2};
 
 impl<P: Platform> Stage2<P> {

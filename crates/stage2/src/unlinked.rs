@@ -9,7 +9,7 @@
 //!
 //! The chain's links are in the tables' metadata, since hardware still reads the pages themselves.
 
-use crate::metadata::Counts;
+use crate::counts::Counts;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Ordering};
 use crate::removal::{Broken, RemovalId, RemovalWatcher};

@@ -15,9 +15,10 @@
 
 use core::ops::Range;
 
-use crate::lockless_walk::{Locked, Retry, Snapshot};
+use crate::lockless_walk::{Locked, Retry};
 use crate::platform::Platform;
 use crate::removal::{Broken, RemovalId, RemovalWatcher};
+use crate::sequence::Snapshot;
 use crate::table::Table;
 use crate::tlb::{Changed, Scope, Span};
 use crate::unlinked::{Chain, UnlinkedTable};

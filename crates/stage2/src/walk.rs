@@ -17,8 +17,9 @@
 //!
 //! The visitor, and the levels to skip (Bras 2026), are constants of a type, so a walk pays only for what it uses.
 
-use crate::lockless_walk::{Retry, Snapshot};
+use crate::lockless_walk::Retry;
 use crate::platform::Platform;
+use crate::sequence::Snapshot;
 use crate::table::Table;
 use crate::{Descriptor, Error, Ipa, IpaRange, Level, Levels, Stage2};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Compares each table with its metadata: for checked builds, while no operation is running.
 
-use crate::metadata::Counts;
+use crate::counts::Counts;
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::{Descriptor, Level, Pa, Stage2};
@@ -21,6 +21,11 @@ pub struct Miscounted {
 }
 
 impl<P: Platform> Stage2<P> {
+    /// How often a table was unlinked from the tree. A table and all tables below it count once.
+    pub fn unlink_count(&self) -> u64 {
+        self.sequence.total()
+    }
+
     /// Compares each table with its metadata, and returns the number of tables below the root. No CPU may be changing the
     /// tree.
     ///

@@ -83,20 +83,20 @@ const EXCUSED: &[Excused] = &[
     excused(COALESCE, "Stage2::claim: 1 => 2", PAUSE),
     excused(LOCK, "Lock::lock_slowly: 1 => 2", PAUSE),
     excused(PLATFORM, "Platform::pause: 0 => 1", PAUSE),
-    excused(REMOVAL, "Stage2::removal_id: !R::WATCHES => false", UNWATCHED),
-    excused(REMOVAL, "Stage2::removal_id: 0 => 1", UNWATCHED),
-    excused(REMOVAL, "Stage2::removal_id: 0 => 1 #2", UNWATCHED),
-    excused(REMOVAL, "Stage2::removal_id: 1 => 2", NUMBERED),
-    excused(REMOVAL, "Stage2::removal_id: 1 => 2 #2", NUMBERED),
+    excused(REMOVAL, "RemovalCount::next: !R::WATCHES => false", UNWATCHED),
+    excused(REMOVAL, "RemovalCount::next: 0 => 1", UNWATCHED),
+    excused(REMOVAL, "RemovalCount::next: 0 => 1 #2", UNWATCHED),
+    excused(REMOVAL, "RemovalCount::next: 1 => 2", NUMBERED),
+    excused(REMOVAL, "RemovalCount::next: 1 => 2 #2", NUMBERED),
     excused(PASS, "Stage2::pass_entries: index < last => true", NO_ENTRIES),
     excused(PASS, "Stage2::pass_entries: index < last => index <= last", NO_ENTRIES),
     excused(MAP_RANGE, "Stage2::map_some: below == Level::L3 => false", PAGE_FITS),
     excused(MAP, "Stage2::map_with: 1 => 2", PAUSE),
     excused(SPLIT, "Stage2::split_block: 1 => 2", PAUSE),
-    excused(STAGE2, "Stage2::find: 1 => 2", PAUSE),
+    excused(LOOK_UP, "Stage2::find: 1 => 2", PAUSE),
     excused(WALK, "Walk::entry: 1 => 2", PAUSE),
-    excused(METADATA, "metadata::PAUSES: 128 => its lowest bit clear", PAUSE),
-    excused(METADATA, "metadata::PAUSES: 128 => a bit more", PAUSE),
+    excused(TABLE_LOCK, "table_lock::PAUSES: 128 => its lowest bit clear", PAUSE),
+    excused(TABLE_LOCK, "table_lock::PAUSES: 128 => a bit more", PAUSE),
     excused(
         DESCRIPTOR,
         "Descriptor::has_memory_of: (self.0 ^ other.0) & Self::MEMORY => (self.0 ^ other.0) | Self::MEMORY",
@@ -123,13 +123,13 @@ const EXCUSED: &[Excused] = &[
         PASSED_OVER,
     ),
     excused(UNLINKED, "Stage2::free_table: cleans => true", CLEANED_ALONE),
-    excused(CACHE, "Stage2::note_memory: memory == Memory::NonCacheable => true", CLEANED_ALONE),
-    excused(CACHE, "Stage2::note_memory: 1 => 2", "every value other than 0 has the same meaning"),
+    excused(CACHE, "NonCacheable::note: memory == Memory::NonCacheable => true", CLEANED_ALONE),
+    excused(CACHE, "NonCacheable::note: 1 => 2", "every value other than 0 has the same meaning"),
     excused(HOLES, "Holes::clean: !self.hole.is_empty() => true", "an empty hole has no cache lines"),
     excused(HOLES, "Holes::leaf: start != self.hole.end => true", "cleaning a hole in parts has the same effect"),
     excused(HOLES, "Holes::leaf: found.is_leaf(entry.level) => true", NO_LEAF),
-    excused(DEFERRED_FREE, "Stage2::give_deferred: self.deferred_free.0.load(Ordering::Relaxed) != 0 => true", LOOK),
-    excused(DEFERRED_FREE, "Stage2::give_deferred: 0 => 1", LOOK),
+    excused(DEFERRED_FREE, "DeferredFree::give_to: self.0.load(Ordering::Relaxed) != 0 => true", LOOK),
+    excused(DEFERRED_FREE, "DeferredFree::give_to: 0 => 1", LOOK),
     excused(TABLES_BELOW, "Stage2::lock_quiet: self.platform().metadata(table).last().busy() > 0 => false", LOOK),
     excused(TABLES_BELOW, "Stage2::lock_quiet: 0 => 1", LOOK),
     excused(TABLES_BELOW, "Stage2::hold_below: above.counts.tables() == 0 => false", HOLDS_NONE),
@@ -328,7 +328,7 @@ const EXCUSED: &[Excused] = &[
         "Stage2::pass_entries: V::wants(locked.counts) => true",
         "a visitor changes no entry that it does not want",
     ),
-    excused(METADATA, "TableMetadata::lock_slowly: self.state.load(Ordering::Relaxed) & LOCKED != 0 => false", LOOK),
+    excused(TABLE_LOCK, "TableMetadata::lock_slowly: self.state.load(Ordering::Relaxed) & LOCKED != 0 => false", LOOK),
     excused(SPLIT, "Stage2::pages_to_split: 1 => 2", WHOLE_PAGES),
     excused(SPLIT, "Stage2::next_block_in: below < Level::L3 => true", MAY_HOLD),
     excused(SPLIT, "Stage2::next_block_in: below < Level::L3 => below <= Level::L3", MAY_HOLD),
@@ -416,6 +416,8 @@ const LOCK: &str = "crates/stage2/src/lock.rs";
 const MAP: &str = "crates/stage2/src/map.rs";
 const SPLIT: &str = "crates/stage2/src/split.rs";
 const STAGE2: &str = "crates/stage2/src/stage2.rs";
+const LOOK_UP: &str = "crates/stage2/src/look_up.rs";
+const TABLE_LOCK: &str = "crates/stage2/src/table_lock.rs";
 const WALK: &str = "crates/stage2/src/walk.rs";
 const METADATA: &str = "crates/stage2/src/metadata.rs";
 const UNMAP: &str = "crates/stage2/src/unmap.rs";

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::guest::{BLOCK, Guest};
 use super::model;
-use crate::metadata::Counts;
+use crate::counts::Counts;
 use crate::platform::Platform;
 use crate::{Ipa, Level};
 

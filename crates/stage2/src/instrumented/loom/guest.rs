@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::sync::Mutex;
 
 use super::machine::{Machine, Pages, Watch};
-use crate::metadata::Counts;
+use crate::counts::Counts;
 use crate::platform::Platform;
 use crate::{
     Access, Attributes, Broken, Descriptor, Features, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Pa,

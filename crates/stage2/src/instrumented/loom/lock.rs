@@ -8,7 +8,7 @@ use loom::cell::UnsafeCell;
 use super::machine::{Machine, Watch};
 use super::model;
 use crate::TableMetadata;
-use crate::metadata::Counts;
+use crate::counts::Counts;
 
 /// Adds one to what the lock protects, without an atomic.
 fn count(machine: &Machine, metadata: &TableMetadata, protected: &UnsafeCell<u64>) {

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use super::guest::{BLOCK, Guest, LARGE, PAGE, RAM, READ, TRACKED, home, range};
 use super::machine::Pages;
 use super::{Operation, meet};
-use crate::lockless_walk::SequenceCount;
+use crate::sequence::SequenceCount;
 use crate::walk::{Entry, Visitor};
 use crate::{Access, Attributes, Error, Ipa, Level, Memory, Split};
 

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The sequence count, by which a lockless walk finds that a table was unlinked meanwhile (module `lockless_walk`).
+
+use crate::platform::Platform;
+use crate::primitive::{self, Ordering, Word};
+
+/// The sequence count of a tree: how many tables were ever unlinked from it.
+///
+/// It has a cache line of its own: every walk reads it, and few operations write it.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct SequenceCount(Word);
+
+impl SequenceCount {
+    /// W1: a snapshot of the count.
+    ///
+    /// Acquire: the walk then sees each break (U2) that the snapshot counts. Otherwise it could follow a broken entry,
+    /// and find the count unchanged in W3.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn now(&self) -> Snapshot {
+        Snapshot(self.0.load(Ordering::Acquire))
+    }
+
+    /// W3: whether no table was unlinked since the snapshot, as far as this CPU can know from what it has read.
+    ///
+    /// Relaxed: the acquire of W2, or of the lock in W4, comes before.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn is_still(&self, then: Snapshot) -> bool {
+        primitive::check(self.0.load(Ordering::Relaxed) == then.0)
+    }
+
+    /// U3: counts the unlink of one table, with all tables below it. Returns the count before.
+    ///
+    /// Release: the break (U2) comes before the count. If the result equals the caller's snapshot, no other CPU has
+    /// counted since, so the caller has seen every earlier unlink.
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn count<P: Platform>(&self, platform: &P) -> Snapshot {
+        platform.on_atomic();
+        Snapshot(self.0.fetch_add(1, Ordering::Release))
+    }
+
+    /// The count.
+    #[cfg(feature = "checked")]
+    pub(crate) fn total(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A snapshot of the sequence count ([`SequenceCount`]).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Snapshot(u64);
+
+impl Snapshot {
+    /// The count after one more unlink.
+    pub(crate) fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
