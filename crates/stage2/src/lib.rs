@@ -224,4 +224,3 @@ pub use relax::Relaxed;
 pub use removal::{Broken, Downgrade, Freed, Join, RemovalWatcher, Unwatched};
 pub use split::{Split, Stopped};
 pub use stage2::Stage2;
-pub use tlb::Thresholds;

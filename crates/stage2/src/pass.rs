@@ -108,7 +108,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Visits the entries from `index` on, up to the next table, the end of this table, or `end`.
-    #[allow(clippy::too_many_arguments, reason = "the place, and the walk's own state")]
+    #[allow(clippy::too_many_arguments, reason = "the location, and the walk's own state")]
     fn pass_entries<V: Pass<P>>(
         &self,
         table: Table<'_>,

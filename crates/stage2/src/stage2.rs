@@ -12,7 +12,7 @@ use crate::primitive::{self, Claim};
 use crate::removal::{PendingDowngrades, RemovalCount, RemovalId, RemovalWatcher};
 use crate::sequence::SequenceCount;
 use crate::table::Table;
-use crate::tlb::{Thresholds, Tlb};
+use crate::tlb::Tlb;
 use crate::{Descriptor, Error, Features, Geometry, Memory, Pa, Root, TablePage, TableSource, Vmid, registers};
 
 /// The stage-2 tables of one guest, with the TLB maintenance that each change needs.
@@ -27,7 +27,6 @@ pub struct Stage2<P: Platform> {
     root: Root,
     vttbr: u64,
     root_entries: usize,
-    thresholds: Thresholds,
     pub(crate) sequence: SequenceCount,
     pub(crate) pending_downgrades: PendingDowngrades,
     pub(crate) deferred_free: DeferredFree,
@@ -65,7 +64,6 @@ impl<P: Platform> Stage2<P> {
         // A CPU may enter the guest before anything is mapped.
         primitive::dsb(&platform, Domain::IshSt);
         primitive::claim(Claim::Visible);
-        let (thresholds, sequence) = (Thresholds::DEFAULT, SequenceCount::default());
         Ok(Self {
             platform,
             features,
@@ -73,8 +71,7 @@ impl<P: Platform> Stage2<P> {
             root,
             vttbr,
             root_entries,
-            thresholds,
-            sequence,
+            sequence: SequenceCount::default(),
             pending_downgrades: PendingDowngrades::default(),
             deferred_free: DeferredFree::default(),
             removal_count: RemovalCount::default(),
@@ -106,13 +103,6 @@ impl<P: Platform> Stage2<P> {
     /// The value of `VTCR_EL2` for running the guest.
     pub fn vtcr(&self) -> u64 {
         registers::vtcr(&self.geometry, &self.features)
-    }
-
-    /// Sets the sizes up to which flushes go by address. A larger flush invalidates the whole VMID.
-    #[must_use]
-    pub fn with_thresholds(mut self, thresholds: Thresholds) -> Self {
-        self.thresholds = thresholds;
-        self
     }
 
     /// Invalidates every TLB entry of this guest, of both stages, on all CPUs.
@@ -156,13 +146,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     pub(crate) fn tlb(&self) -> Tlb<'_, P> {
-        Tlb {
-            platform: &self.platform,
-            features: &self.features,
-            geometry: &self.geometry,
-            thresholds: self.thresholds,
-            vttbr: self.vttbr,
-        }
+        Tlb { platform: &self.platform, features: &self.features, geometry: &self.geometry, vttbr: self.vttbr }
     }
 
     #[inline(always)]

@@ -127,35 +127,19 @@ pub(crate) struct Tlb<'a, P: Platform> {
     pub(crate) platform: &'a P,
     pub(crate) features: &'a Features,
     pub(crate) geometry: &'a Geometry,
-    pub(crate) thresholds: Thresholds,
     /// The guest's `VTTBR_EL2`.
     pub(crate) vttbr: u64,
 }
 
-/// The sizes up to which a flush goes by address. A larger flush invalidates the whole VMID.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Thresholds {
-    /// The most leaves that are invalidated one by one, without FEAT_TLBIRANGE. Default: 64. For more leaves, the
-    /// broadcasts cost more than the guest's TLB refills.
-    pub singles: u64,
-    /// The most pages that are invalidated by range, with FEAT_TLBIRANGE. Default: 2 Mi pages (8 GiB), what one operand
-    /// of the largest scale covers.
-    pub ranged_pages: u64,
-}
-
-impl Thresholds {
-    /// 64 leaves, and 2 Mi pages.
-    pub const DEFAULT: Self = Self { singles: 64, ranged_pages: 32 << 16 };
-}
-
-impl Default for Thresholds {
-    fn default() -> Self {
-        Self::DEFAULT
-    }
-}
+/// The most leaves that are invalidated one by one, without FEAT_TLBIRANGE. For more leaves, the broadcasts cost more
+/// than the guest's TLB refills.
+const MOST_SINGLES: u64 = 64;
+/// The most pages that are invalidated by range, with FEAT_TLBIRANGE: 8 GiB, what one operand of the largest scale
+/// covers.
+const MOST_RANGED_PAGES: u64 = 32 << 16;
 
 impl<P: Platform> Tlb<'_, P> {
-    /// Invalidates the entries of `scope` on all CPUs, by address or by VMID ([`Thresholds`]).
+    /// Invalidates the entries of `scope` on all CPUs, by address, or by VMID if that is less work.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn invalidate(&self, scope: &Scope) {
         primitive::step!(());
@@ -169,7 +153,7 @@ impl<P: Platform> Tlb<'_, P> {
         let singles = (scope.range.end - scope.range.start) / step;
         let pages = (scope.range.end - scope.range.start) >> granule.shift();
         let p = self.platform;
-        if singles == 1 || (!self.features.tlbi_range && singles <= self.thresholds.singles) {
+        if singles == 1 || (!self.features.tlbi_range && singles <= MOST_SINGLES) {
             self.by_ipa(|| {
                 let mut ipa = scope.range.start;
                 while ipa < scope.range.end {
@@ -177,7 +161,7 @@ impl<P: Platform> Tlb<'_, P> {
                     ipa = ipa + step;
                 }
             });
-        } else if self.features.tlbi_range && pages <= self.thresholds.ranged_pages {
+        } else if self.features.tlbi_range && pages <= MOST_RANGED_PAGES {
             self.by_ipa(|| {
                 let operation = if scope.tables { Tlbi::Ripas2E1Is } else { Tlbi::Ripas2Le1Is };
                 for part in range_parts(scope.range.start, pages, granule) {
@@ -397,7 +381,7 @@ mod tests {
         }
 
         #[test]
-        fn range_parts_cover_each_page_once(start in 0u64..1 << 30, pages in 1u64..=Thresholds::DEFAULT.ranged_pages) {
+        fn range_parts_cover_each_page_once(start in 0u64..1 << 30, pages in 1u64..=MOST_RANGED_PAGES) {
             let mut next = start << 12;
             for part in range_parts(Ipa::new(start << 12), pages, Granule::KIB_4) {
                 let (base, count) = match part {
@@ -413,7 +397,7 @@ mod tests {
         }
 
         #[test]
-        fn a_range_takes_few_operands(pages in 1u64..=Thresholds::DEFAULT.ranged_pages) {
+        fn a_range_takes_few_operands(pages in 1u64..=MOST_RANGED_PAGES) {
             prop_assert!(range_parts(Ipa::new(0), pages, Granule::KIB_4).count() <= 5);
         }
     }

@@ -4,7 +4,7 @@
 use super::*;
 use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Broken, Memory, RemovalWatcher, Thresholds, Unwatched};
+use twofold_stage2::{Broken, Memory, RemovalWatcher, Unwatched};
 
 const WRITABLE: u64 = 1 << 7;
 const NON_CACHEABLE: Attributes = Attributes { memory: Memory::NonCacheable, ..RAM };
@@ -123,45 +123,14 @@ fn without_range_operations_each_page_goes_alone() {
     assert_eq!(flush(&mut guest, range(BASE, 65 * KIB_4)), by_vmid());
 }
 
+/// One operand of the largest scale covers 8 GiB.
 #[test]
-#[cfg_attr(miri, ignore = "full tables take too long there")]
-fn the_threshold_without_range_operations_can_be_moved_both_ways() {
-    for most in [0, 1, 3, 200] {
-        let mut guest = guest_with_table(HINTS);
-        let thresholds = Thresholds { singles: most, ranged_pages: 0 };
-        guest.stage2 = guest.stage2.with_thresholds(thresholds);
-        for count in [1, most, most + 1] {
-            map_pages(&mut guest, BASE, frame(0), count);
-            // A single leaf is always invalidated alone.
-            let expected = if count <= most.max(1) { singles(count, KIB_4, 3) } else { by_vmid() };
-            if count > 0 {
-                assert_eq!(flush(&mut guest, range(BASE, count * KIB_4)), expected, "{count} of {most}");
-            }
-        }
-    }
-}
-
-#[test]
-fn the_threshold_with_range_operations_can_be_moved_both_ways() {
-    let by_range = |size| by_ipa(&[(Tlbi::Ripas2Le1Is, Reach::Range(BASE, BASE + size, Some(1)))]);
-    for (most, giga_bytes, expected) in [
-        (GIB / KIB_4, 2, by_vmid()),
-        (2 * GIB / KIB_4, 2, by_range(2 * GIB)),
-        (2 * GIB / KIB_4, 3, by_vmid()),
-        // One operand of the largest scale covers 8 GiB. The ninth GiB needs another.
-        (
-            9 * GIB / KIB_4,
-            9,
-            by_ipa(&[
-                (Tlbi::Ripas2Le1Is, Reach::Range(BASE, BASE + 8 * GIB, Some(1))),
-                (Tlbi::Ripas2Le1Is, Reach::Range(BASE + 8 * GIB, BASE + 9 * GIB, Some(1))),
-            ]),
-        ),
-    ] {
+fn with_range_operations_more_than_8_gib_go_by_the_vmid() {
+    let by_range = by_ipa(&[(Tlbi::Ripas2Le1Is, Reach::Range(BASE, BASE + 8 * GIB, Some(1)))]);
+    for (giga_bytes, expected) in [(8, by_range), (9, by_vmid())] {
         let mut guest = guest(RANGES);
-        guest.stage2 = guest.stage2.with_thresholds(Thresholds { singles: 1000, ranged_pages: most });
         (0..giga_bytes).for_each(|at| map(&mut guest, BASE + at * GIB, frame(at * GIB), Level::L1, &RAM));
-        assert_eq!(flush(&mut guest, range(BASE, giga_bytes * GIB)), expected, "{giga_bytes} GiB of {most} pages");
+        assert_eq!(flush(&mut guest, range(BASE, giga_bytes * GIB)), expected, "{giga_bytes} GiB");
     }
 }
 

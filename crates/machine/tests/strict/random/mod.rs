@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_machine::strict::{CpuHandle, Hosted, Program};
-use twofold_stage2::{Features, Stage2, TablePage, TableSource, Thresholds, Unwatched};
+use twofold_stage2::{Features, Stage2, TablePage, TableSource, Unwatched};
 
 use crate::world::{GIB, MODERN, PLAIN, Pages, World};
 use counts::Counts;
@@ -89,8 +89,7 @@ pub fn random_operations(machine: impl Fn(u64) -> World, total: u64, first_seed:
         let world = machine(seed);
         let left = AtomicU64::new(now);
         let guests = world.machine.alone(|cpu| {
-            let singles = Thresholds { singles: 8, ..Thresholds::DEFAULT };
-            let tables = (0..2).map(|number| world.tables(number, number as u16 + 1, 36).with_thresholds(singles));
+            let tables = (0..2).map(|number| world.tables(number, number as u16 + 1, 36));
             let tables: Vec<_> = tables.collect();
             operation::write_guest_tables(&world, tables.len());
             cpu.load(0);
