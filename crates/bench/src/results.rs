@@ -54,7 +54,7 @@ pub struct HeadlineRow {
     pub what: String,
     /// The published command, verbatim.
     pub command: String,
-    /// The published number, verbatim: `-44.01% (sd 2.80)`.
+    /// The published number, or the target, in words: `44.01 % less time (sd 2.80)`.
     pub published: String,
     /// The published number as a gain: the part of the baseline's time that is saved, 0.4401. `None` if it was not
     /// published.
@@ -77,13 +77,15 @@ pub struct HeadlineRow {
     pub note: String,
 }
 
-/// Whether our figure agrees with the published one.
+/// Whether our figure is what a published gain, or a target, requires. `report::published` has the words,
+/// with the sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Ours gains, as the published one did.
-    SameShape,
-    /// The interval contains both a gain and no gain.
+    /// The whole interval is where a published gain, or the target, requires it. The size of a gain may differ.
+    #[serde(rename = "same_shape")]
+    AsExpected,
+    /// The interval contains both what is required and what is not.
     Inconclusive,
     /// The interval excludes the gain that is expected.
     Differs,
@@ -274,25 +276,8 @@ impl Quantity {
     }
 }
 
-impl HeadlineRow {
-    /// The verdict in words. A target is `reached` or `missed`. If the published technique cost time, ours is `no
-    /// worse` if it costs no more.
-    pub fn verdict(&self) -> &'static str {
-        let theirs_lost = self.published_gain.is_some_and(|gain| gain < 0.0);
-        match (self.verdict, self.source == BAR) {
-            (Verdict::SameShape, false) if theirs_lost => "no worse",
-            (Verdict::SameShape, false) => "same shape",
-            (Verdict::SameShape, true) => "reached",
-            (Verdict::Inconclusive, _) => "inconclusive",
-            (Verdict::Differs, false) => "differs",
-            (Verdict::Differs, true) => "missed",
-            (Verdict::NotMeasured, _) => "not measured",
-        }
-    }
-}
-
 /// The source of a row that is a target of our own.
-pub const BAR: &str = "target";
+pub const TARGET: &str = "target";
 
 impl Kind {
     /// The name of the kind.

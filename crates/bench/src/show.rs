@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `twofold bench show`: prints the tables of a result file again.
+//! `twofold bench show`: prints a result file again.
 
 use std::process::ExitCode;
 
 use crate::arguments::ShowOptions;
 use crate::output;
-use crate::report;
+use crate::report::{self, Detail};
 use crate::results::Results;
 
 /// `twofold bench show`.
@@ -15,7 +15,11 @@ use crate::results::Results;
 /// A file cannot be read or written, or is not a result file of this program.
 pub fn command(options: &ShowOptions) -> anyhow::Result<ExitCode> {
     let results = Results::read(&options.file)?;
-    output::line(&report::text(&results))?;
+    output::line(&match options {
+        ShowOptions { markdown: true, .. } => report::published::markdown(&results.headline),
+        ShowOptions { all: true, .. } => report::text(&results, Detail::All),
+        _ => report::text(&results, Detail::Summary),
+    })?;
     if let Some(path) = &options.csv {
         report::write_csv(path, &results)?;
     }

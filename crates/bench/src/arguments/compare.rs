@@ -37,8 +37,8 @@ fn percent(text: &str) -> Result<f64, String> {
 }
 
 pub const HELP: &str = "\
-Each figure that both files have is compared: the medians of its runs, and their ratio with its 95 % confidence
-interval (bootstrap; runs of two files are not paired). A figure is `slower` or `faster` if the interval excludes 1 and
+Each figure that both files have is compared: the medians of its runs, and the change with its 95 % confidence interval
+(bootstrap; runs of two files are not paired). A figure is `slower` or `faster` if the interval excludes no change and
 the change is at least --threshold. Fewer than 4 runs on either side show nothing. A counted figure is identical in
 each run, so any difference is real. Largest changes come first. Of a hundred figures a few differ by chance: measure a
 surprise again.

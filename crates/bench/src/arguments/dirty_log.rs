@@ -145,6 +145,9 @@ means over the iterations of a run. `iteration` is the sum of the three, because
 Variants take turns in each run. The first run is not counted: it compares each log with the guest's writes, page by
 page, and the command fails if they differ.
 
+A summary of about twelve lines is printed, which ends with one sentence: what takes how much less or more time than the
+baseline. Times are means over the guest modes. --all prints every row: each mode, CPU time, faults, table pages.
+
 With --continuous the vCPUs never pause. Their rate before logging is the steady rate. `lost` is the work that they did
 not do while logged, as time at the steady rate. `after` includes the later cost of pages that are still protected.
 `per second of CPU` is the work done while logged, divided by the CPU time of vCPUs and collector together.

@@ -41,9 +41,9 @@ pub struct HeadlineOptions {
 
 /// The help text below the options.
 pub const HELP: &str = "\
-Each published number of the sources (docs/sources.md) has a row. It has the published command, our figure with the
-technique off and on, and a verdict: whether our figure has the same shape. Below are the targets that Twofold sets
-itself. Variants take turns in each run. The first run of each experiment is checked and not counted. If our experiment
+Each published number of the sources (docs/sources.md) has a row: the published change, ours, and whether ours saves more
+or less than was published. A change is that of the time from the technique off to the technique on. Below are the
+targets that Twofold sets itself. --all adds the published command and ours. Variants take turns in each run. The first run of each experiment is checked and not counted. If our experiment
 is smaller than the published one, a line says so.
 
 The hypervisor's rows are counted in QEMU and identical in each run. Without QEMU or an image, they name what is
@@ -55,5 +55,5 @@ Examples:
   cargo run --release -p twofold -- bench headline --exit-cost 800
   cargo run --release -p twofold -- bench headline --full --time 2h
 
-Exit status: 1 if an interval excludes a gain that is expected. An inconclusive row, or one not measured, is not a
-failure.";
+Exit status: 1 if an interval excludes a saving that is expected, or misses a target. A row that shows neither, or that
+is not measured, is not a failure.";

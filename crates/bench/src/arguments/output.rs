@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The output files of an experiment, the same for all experiments.
+//! What an experiment prints, and its output files; the same for all experiments.
 
 use std::path::PathBuf;
 
 use clap::Args;
 
-/// Output files, in addition to the table on standard output.
+use crate::report::Detail;
+
+/// How much is printed, and the output files.
 #[derive(Args, Clone, Debug, Default)]
 pub struct OutputOptions {
+    /// Prints every row, the whole configuration and the machine, instead of a summary of about twelve lines
+    #[arg(long, help_heading = "Output")]
+    pub all: bool,
     /// Writes the figures of each run to FILE as JSON, for `compare`
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub json: Option<PathBuf>,
@@ -20,6 +25,11 @@ pub struct OutputOptions {
 }
 
 impl OutputOptions {
+    /// How much is printed.
+    pub fn detail(&self) -> Detail {
+        if self.all { Detail::All } else { Detail::Summary }
+    }
+
     /// The options that are set, each with its file.
     pub fn files(&self) -> impl Iterator<Item = (&'static str, &PathBuf)> {
         let all = [("--json", &self.json), ("--csv", &self.csv), ("--report", &self.report)];

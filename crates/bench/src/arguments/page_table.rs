@@ -83,6 +83,8 @@ same faults as in KVM.
 Times are measured from outside, until the slowest vCPU is done; CPU time is that of all vCPUs. The first run is not
 counted: after each of its stages leaves and contents are checked, and the command fails if they are wrong.
 
+A summary of about twelve lines is printed, which ends with one sentence. --all prints every row.
+
 Examples:
   cargo run --release -p twofold -- bench page-table -s anonymous_thp -b 1G -v 8
   cargo run --release -p twofold -- bench page-table -s anonymous_hugetlb_1gb -v 8 --policy cmo=on-abort,on-map  patch 1

@@ -321,7 +321,7 @@ mod tests {
         let before = example::results();
         let comparison = compared(&before, &scaled(&before, 1.3));
         let text = shown::text(&comparison);
-        assert!(text.contains("slower") && text.contains("1.300") && text.contains("clear"), "{text}");
+        assert!(text.contains("slower") && text.contains("30.0 % more CPU time") && text.contains("clear"), "{text}");
         let page = shown::html(&comparison).unwrap();
         assert_eq!(crate::report::page::data::<Comparison>(&page), comparison);
         assert!(page.contains("slower") && !page.contains("http"));

@@ -10,8 +10,9 @@ use super::{Comparison, Side};
 use crate::engine::report::table;
 use crate::readable::{self, Unit};
 use crate::report::page::page;
+use crate::report::plot::changes::{Change as Drawn, changes};
 use crate::report::plot::colour::{BAD, GOOD, OPEN};
-use crate::report::plot::gains::{Gain, gains};
+use crate::report::words::{self, Noun};
 use crate::results::Kind;
 
 /// The comparison for a terminal. It leaves out figures that are 0 in both files, and lists only some of the figures
@@ -43,8 +44,8 @@ pub fn text(comparison: &Comparison) -> String {
 /// The comparison as an HTML page.
 pub fn html(comparison: &Comparison) -> anyhow::Result<String> {
     let varying = varying(&comparison.changes);
-    let drawn: Vec<_> = comparison.changes.iter().filter_map(|change| gain(change, &varying)).take(DRAWN).collect();
-    let plot = if drawn.is_empty() { String::new() } else { gains("Changes, after by before", &drawn)? };
+    let drawn: Vec<_> = comparison.changes.iter().filter_map(|change| drawn(change, &varying)).take(DRAWN).collect();
+    let plot = if drawn.is_empty() { String::new() } else { changes("Changes, from before to after", &drawn)? };
     let side = |name: &str, side: &Side| {
         html! {
             div.long { dt { (name) } dd { (side.path) " (" (side.program) ")" br; code { (side.command) } } }
@@ -62,7 +63,8 @@ pub fn html(comparison: &Comparison) -> anyhow::Result<String> {
                 h2 { "The largest differences" }
                 figure {
                     figcaption.faint {
-                        "The change of the median, with its interval. Right of the line is more than before."
+                        "The change of the median, with its interval. Left of the line is less than before, right of it \
+                         is more."
                     }
                     (PreEscaped(plot))
                 }
@@ -81,7 +83,7 @@ const NOTHING: &str = "the two files have nothing in common";
 const DRAWN: usize = 40;
 /// Number of figures listed that only one file has.
 const LISTED: usize = 10;
-const HEADER: [&str; 9] = ["verdict", "before", "after", "", "ratio", "95 %", "phase", "what", "experiment"];
+const HEADER: [&str; 9] = ["verdict", "before", "after", "", "change", "95 %", "phase", "what", "experiment"];
 
 fn aligned(header: &[&str], rows: Vec<Vec<String>>) -> String {
     // The table's words come first and its figures after them.
@@ -93,17 +95,17 @@ fn aligned(header: &[&str], rows: Vec<Vec<String>>) -> String {
 
 fn cells(change: &Change, varying: &BTreeSet<&str>) -> Vec<String> {
     let unit = unit(change);
-    let ratio = change.ratio;
+    let (ratio, noun) = (change.ratio, Noun::of(change.quantity));
     vec![
         change.verdict.name().to_owned(),
         unit.shown(change.before.median),
         unit.shown(change.after.median),
         unit.name.to_owned(),
-        ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.3}", ratio.median)),
+        ratio.map_or_else(|| "-".to_owned(), |ratio| words::change(ratio.median, noun)),
         match ratio {
             None => "-".to_owned(),
             Some(_) if change.kind == Kind::Counted => "exact".to_owned(),
-            Some(ratio) => format!("{:.3} to {:.3}", ratio.low, ratio.high),
+            Some(ratio) => words::interval(&ratio, noun),
         },
         change.phase.clone(),
         change.quantity.name().to_owned(),
@@ -116,14 +118,14 @@ fn rows(changes: &[Change], varying: &BTreeSet<&str>) -> Markup {
     let class = |verdict: Verdict| match verdict {
         Verdict::Faster | Verdict::Fewer => "faster",
         Verdict::Slower | Verdict::More => "slower",
-        Verdict::FromZero => "inconclusive",
+        Verdict::FromZero => "open",
         Verdict::NoDifference | Verdict::TooFewRuns | Verdict::Same => "not_measured",
     };
     html! {
         table {
             thead { tr {
                 th { "verdict" } th { "experiment" } th { "settings" } th { "phase" } th { "what" }
-                th.n { "before" } th.n { "after" } th {} th.n { "ratio" } th.n { "95 %" } th.n { "runs" }
+                th.n { "before" } th.n { "after" } th {} th { "change" } th { "95 %" } th.n { "runs" }
             } }
             tbody {
                 @for change in changes {
@@ -131,7 +133,7 @@ fn rows(changes: &[Change], varying: &BTreeSet<&str>) -> Markup {
                     tr {
                         td { span.verdict.(class(change.verdict)) { (cells[0]) } }
                         td { (cells[8]) } td.what { (cells[9]) } td { (cells[6]) } td { (cells[7]) }
-                        td.n { (cells[1]) } td.n { (cells[2]) } td.u { (cells[3]) } td.n { (cells[4]) } td.n { (cells[5]) }
+                        td.n { (cells[1]) } td.n { (cells[2]) } td.u { (cells[3]) } td { (cells[4]) } td { (cells[5]) }
                         td.n { (change.runs[0]) " and " (change.runs[1]) }
                     }
                 }
@@ -150,9 +152,8 @@ fn alone(title: &str, names: &[String]) -> Markup {
 }
 
 /// The change as drawn in the plot. `None` if there is no difference.
-fn gain(change: &Change, varying: &BTreeSet<&str>) -> Option<Gain> {
+fn drawn(change: &Change, varying: &BTreeSet<&str>) -> Option<Drawn> {
     let ours = change.ratio.filter(|_| change.verdict.is_difference())?;
-    let ours = crate::statistics::Ratio { median: ours.median - 1.0, low: ours.low - 1.0, high: ours.high - 1.0 };
     let colour = match change.verdict {
         Verdict::Faster | Verdict::Fewer => GOOD,
         Verdict::Slower | Verdict::More => BAD,
@@ -161,7 +162,7 @@ fn gain(change: &Change, varying: &BTreeSet<&str>) -> Option<Gain> {
     let settings = settings(change, varying);
     let parts = [change.phase.as_str(), change.quantity.name(), &settings];
     let label = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ");
-    Some(Gain { label, published: None, ours: Some(ours), colour })
+    Some(Drawn { label, published: None, ours: Some(ours), colour })
 }
 
 /// The number of figures with each verdict.
@@ -179,12 +180,11 @@ fn summary(comparison: &Comparison) -> String {
     let count = |verdict| comparison.changes.iter().filter(|change| change.verdict == verdict).count();
     let parts = all.into_iter().filter(|verdict| count(*verdict) > 0);
     let parts: Vec<_> = parts.map(|verdict| format!("{} {}", count(verdict), verdict.name())).collect();
-    let threshold = readable::percent(comparison.threshold);
     format!(
-        "{} figures in both: {}; a time has to change by {} to count",
+        "{} figures in both: {}; a time has to change by {} % to count",
         comparison.changes.len(),
         if parts.is_empty() { "none".to_owned() } else { parts.join(", ") },
-        threshold.trim_start_matches('+'),
+        comparison.threshold * 100.0,
     )
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The outputs of an experiment: a table on standard output, and files.
+//! The outputs of an experiment: text on standard output, and files.
 //!
 //! Invariant: a file that cannot be written is reported before the experiment, not after it.
 
@@ -28,7 +28,7 @@ pub fn check(options: &OutputOptions) -> anyhow::Result<()> {
 ///
 /// A file could not be written after all. The table was printed.
 pub fn show(results: &Results, options: &OutputOptions) -> anyhow::Result<ExitCode> {
-    output::line(&report::text(results))?;
+    output::line(&report::text(results, options.detail()))?;
     write(results, options)?;
     Ok(if results.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
@@ -84,5 +84,32 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
         let options = OutputOptions { csv: Some("/none/x.csv".into()), ..OutputOptions::default() };
         assert!(check(&options).unwrap_err().to_string().starts_with("--csv"));
+    }
+
+    #[test]
+    fn every_phase_and_every_policy_is_explained() {
+        use crate::experiment::page_table::Stage;
+        use crate::experiment::setup::{Cmo, Coalesce, Split, Tables};
+        use crate::report::explained;
+
+        let phases = ["iteration", "before", "logged", "after", "lost", "per second of CPU", "dirty 12"];
+        let stages = Stage::ALL.map(Stage::name);
+        for name in phases.into_iter().chain(stages).chain(twofold_abi::vendor::PHASES) {
+            assert!(explained::phase(name).is_some_and(|sentence| sentence.ends_with('.')), "{name}");
+        }
+        fn check<T: clap::ValueEnum + Default + PartialEq>(key: &str) {
+            for one in T::value_variants() {
+                let name = one.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+                assert!(explained::value(key, &name).is_some(), "{key} {name}");
+                assert_eq!(explained::is_usual(key, &name), *one == T::default(), "{key} {name}");
+            }
+        }
+        check::<Split>("split");
+        check::<Cmo>("cmo");
+        check::<Coalesce>("coalesce");
+        check::<Tables>("tables");
+        for tracker in twofold_memory::dirty::Tracker::ALL {
+            assert!(explained::value("tracker", tracker.name()).is_some(), "{}", tracker.name());
+        }
     }
 }

@@ -10,12 +10,13 @@ use twofold_workload::mode::Mode;
 
 use super::part::{Bench, Part, Round};
 use super::published::KOLOTHUM;
-use super::row::{Bar, Ours, Pair};
+use super::row::{Ours, OwnTarget, Pair};
 use super::verdict::Owed;
 use crate::experiment::dirty_log::Load;
 use crate::experiment::hypervisor::{Hypervisor, record};
 use crate::experiment::record::Variant;
 use crate::experiment::setup::Setup;
+use crate::report::words::Noun;
 use crate::results::{HeadlineRow, Kind, Platform};
 
 /// The dirty log under the hypervisor, with the trackers write-protect and combined.
@@ -72,11 +73,11 @@ impl Part for CountedPart {
     }
 
     fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow> {
-        let row = |(bar, pair): (&Bar, &Pair)| match why {
-            Some(why) => bar.missing(why),
-            None => bar.row(&Ours {
+        let row = |(target, pair): (&OwnTarget, &Pair)| match why {
+            Some(why) => target.missing(why),
+            None => target.row(&Ours {
                 pair: pair.clone(),
-                unit: "instructions",
+                unit: Noun::INSTRUCTIONS.name(),
                 platform: Platform::Hypervisor,
                 kind: Kind::Counted,
                 note:
@@ -85,7 +86,7 @@ impl Part for CountedPart {
                         .to_owned(),
             }),
         };
-        BARS.iter().zip(&self.phases).map(row).collect()
+        TARGETS.iter().zip(&self.phases).map(row).collect()
     }
 }
 
@@ -94,9 +95,9 @@ fn last(counted: &Counted, phase: &str) -> f64 {
     counted.times(phase).last().map_or(0.0, |phase| phase.get("instructions") as f64)
 }
 
-const BARS: [Bar; 2] = [
-    Bar { what: "combined: dirty", shown: "at most 10 % of write-protect", owed: Owed::AtLeast(0.9) },
-    Bar { what: "combined: dirty + get + clear", shown: "at most 60 % of write-protect", owed: Owed::AtLeast(0.4) },
+const TARGETS: [OwnTarget; 2] = [
+    OwnTarget { what: "combined: dirty", of: Noun::INSTRUCTIONS, owed: Owed::AtLeast(0.9) },
+    OwnTarget { what: "combined: dirty + get + clear", of: Noun::INSTRUCTIONS, owed: Owed::AtLeast(0.4) },
 ];
 const BYTES: u64 = 64 << 20;
 const MODE: &str = "p40v48-4k";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `twofold bench headline`: every number that the sources published, with ours next to it.
 //!
-//! Invariant: no row is left out. A row that cannot be measured, or not yet, says so. Modelled and counted rows are
+//! Invariant: no row is left out. A row that is not measured says what that needs. Modelled and counted rows are
 //! marked. Of all that is measured, the command fails only if an interval excludes a gain that is expected.
 
 mod counted;
@@ -26,7 +26,7 @@ use crate::experiment::machine::Machines;
 use crate::experiment::outcome;
 use crate::experiment::progress::Progress;
 use crate::output;
-use crate::results::{BAR, HeadlineRow, Results, Verdict};
+use crate::results::{HeadlineRow, Results, TARGET, Verdict};
 use crate::stop::Stop;
 use part::{Bench, Part};
 use plan::Plan;
@@ -75,10 +75,10 @@ fn chosen(options: &HeadlineOptions) -> anyhow::Result<Vec<Box<dyn Part>>> {
     Ok(chosen)
 }
 
-/// Prints only the table: all measurements are in the files.
+/// Prints only the table of the published numbers: all measurements are in the files.
 fn show(results: &Results, options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
     let shown = Results { measurements: Vec::new(), ..results.clone() };
-    let code = outcome::show(&shown, &OutputOptions::default())?;
+    let code = outcome::show(&shown, &OutputOptions { all: options.output.all, ..OutputOptions::default() })?;
     outcome::write(results, &options.output)?;
     Ok(code)
 }
@@ -99,22 +99,22 @@ fn parts(options: &HeadlineOptions) -> Vec<Box<dyn Part>> {
     parts
 }
 
-/// Sorts rows by source, then by the order of the published numbers. Targets come last. Adds the rows that cannot be
-/// measured yet, unless `--only` selects some.
+/// Sorts rows by source, then by the order of the published numbers. Targets come last. Adds the rows that nothing of
+/// ours is comparable to, unless `--only` selects some.
 fn in_order(mut rows: Vec<HeadlineRow>, options: &HeadlineOptions) -> Vec<HeadlineRow> {
     if options.only.is_empty() {
-        let later = PUBLISHED.iter().filter_map(|published| match published.subject {
-            Subject::Later(why) => Some(published.missing(why)),
+        let unmeasured = PUBLISHED.iter().filter_map(|published| match published.subject {
+            Subject::Unmeasured(why) => Some(published.missing(why)),
             _ => None,
         });
-        rows.extend(later);
+        rows.extend(unmeasured);
     }
     let place = |row: &HeadlineRow| {
         let is = |published: &published::Published| published.command == row.command && published.what == row.what;
         PUBLISHED.iter().position(is).unwrap_or(PUBLISHED.len())
     };
     let source = |row: &HeadlineRow| PUBLISHED.iter().position(|published| published.source == row.source);
-    rows.sort_by_key(|row| (row.source == BAR, source(row), place(row)));
+    rows.sort_by_key(|row| (row.source == TARGET, source(row), place(row)));
     rows
 }
 
@@ -129,17 +129,10 @@ fn notes(plan: &Plan, options: &HeadlineOptions) -> Vec<String> {
             plan.vcpus,
             if plan.sparse { "; memory is a small piece, mapped repeatedly" } else { "" }
         ),
-        "gain: the part of the baseline's time that is saved, of runs in turns, with its 95 % confidence interval"
+        "before and after: the medians of runs in turns, with the technique off and on; 95 %: the confidence interval \
+         of ours"
             .to_owned(),
         format!("modelled: {} ns are added for each guest exit (--exit-cost)", options.exit_cost),
-        "same shape, reached: the whole interval is on the published side, or above the target; differs, missed: none \
-         of it is"
-            .to_owned(),
-        format!(
-            "no worse: the published technique costs time, and ours costs less, or gains; no longer: at most {:.0} % \
-             longer, the difference between two builds of one program",
-            verdict::SMALL * 100.0
-        ),
     ];
     if plan.sparse && !options.full {
         notes.push("too little memory is free, so memory is sparse, and contents were not checked".to_owned());
@@ -164,7 +157,7 @@ mod tests {
         let mut sources: Vec<_> = rows.iter().map(|row| row.source.as_str()).collect();
         sources.dedup();
         assert_eq!(sources, ["Bras 2026", "Natapov 2010", "Bras RFC 2026", "Kolothum 2023", "Wang 2021", "target"]);
-        assert_eq!(rows.iter().filter(|row| row.source == BAR).count(), 12);
+        assert_eq!(rows.iter().filter(|row| row.source == TARGET).count(), 12);
     }
 
     #[test]
@@ -179,5 +172,30 @@ mod tests {
         let none = chosen(&HeadlineOptions { only: vec!["nosuch".to_owned()], ..HeadlineOptions::default() });
         let error = none.err().unwrap().to_string();
         assert!(error.contains("`nosuch`") && names.iter().all(|name| error.contains(name)), "{error}");
+    }
+
+    /// The table of docs/results.md has the columns, the rows and the published numbers of this program.
+    #[test]
+    fn the_page_of_results_has_this_table() {
+        let page = include_str!("../../../../docs/results.md");
+        let header = format!("{}\n", crate::report::published::markdown(&[]));
+        let (_, rows) = page.split_once(&header).expect("docs/results.md has the header of the table");
+        let rows: Vec<_> = rows.lines().take_while(|line| line.starts_with('|')).collect();
+        assert!(rows.len() > 20, "{} rows", rows.len());
+        let options = HeadlineOptions::default();
+        let known = parts(&options).iter().flat_map(|part| part.rows(Some("no"))).collect::<Vec<_>>();
+        for row in rows {
+            let is = |known: &&HeadlineRow| {
+                row.starts_with(&format!("| {} | {} | {} |", known.source, known.what, known.published))
+            };
+            assert!(known.iter().any(|known| is(&known)), "{row}");
+        }
+    }
+
+    #[test]
+    fn every_source_is_explained() {
+        for source in PUBLISHED.iter().map(|published| published.source).chain([TARGET]) {
+            assert!(crate::report::explained::source(source).is_some(), "{source}");
+        }
     }
 }

@@ -2,12 +2,14 @@
 //! The published numbers: every number of a technique in the five sources (docs/sources.md), with its command.
 //!
 //! Invariant: a number is as its source printed it. Only the change from a before to an after is computed, if the
-//! source leaves that to the reader. If both are printed and differ, both are shown.
+//! source leaves that to the reader. If both are printed and differ, both are shown. Every change is shown in the words
+//! that ours have.
 
 use super::subject::{Part, Scenario, Subject, Technique};
 use super::verdict::Owed;
 use crate::experiment::page_table::Stage;
 use crate::experiment::setup::Backing;
+use crate::report::words::{self, Noun};
 
 /// A published number, and what was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,16 +68,23 @@ impl Figure {
         }
     }
 
-    /// The number for a table cell.
+    /// The number for a table cell: the change in words, with as many digits as the source has, then the rest of what it
+    /// printed.
     pub fn shown(self) -> String {
+        let change = words::change(1.0 - self.gain(), Noun::TIME);
         match self {
-            Self::Change(percent, None) => format!("{percent:+.2} %"),
-            Self::Change(percent, Some(deviation)) => format!("{percent:+.2} % (sd {deviation:.2})"),
-            Self::Pair(before, after, unit, None) => format!("{before} to {after} {unit}"),
-            Self::Pair(before, after, unit, Some(gain)) => format!("{before} to {after} {unit} (+{gain:.2} %)"),
-            Self::Score(before, after) => format!("{before:.3e} to {after:.3e} increments"),
+            Self::Change(percent, None) => printed(percent),
+            Self::Change(percent, Some(deviation)) => format!("{} (sd {deviation:.2})", printed(percent)),
+            Self::Pair(before, after, unit, None) => format!("{change} ({before} to {after} {unit})"),
+            Self::Pair(before, after, unit, Some(gain)) => format!("{} ({before} to {after} {unit})", printed(-gain)),
+            Self::Score(..) => format!("{change} for the same work"),
         }
     }
+}
+
+/// A change of a time, as printed in percent.
+fn printed(percent: f64) -> String {
+    format!("{:.2} % {} time", percent.abs(), if percent < 0.0 { "less" } else { "more" })
 }
 
 /// All published numbers, in the order of their rows.
@@ -240,7 +249,7 @@ const fn walk(what: &'static str, percent: f64, backing: Backing) -> Published {
 }
 
 const fn score(what: &'static str, (before, after): (f64, f64)) -> Published {
-    let subject = Subject::Later("asynchronous page faults come with a later issue");
+    let subject = Subject::Unmeasured("needs asynchronous page faults: here no page can leave a guest's memory");
     Published { source: NATAPOV, what, command: S1, figure: Figure::Score(before, after), subject }
 }
 
@@ -250,7 +259,7 @@ const fn log(what: &'static str, (before, after): (f64, f64), part: Part) -> Pub
 }
 
 const fn redis(what: &'static str, (before, after, unit): (f64, f64, &'static str)) -> Published {
-    let subject = Subject::Later("live migration comes with a later issue");
+    let subject = Subject::Unmeasured("needs a live migration of a guest that runs Redis");
     Published { source: KOLOTHUM, what, command: S3_REDIS, figure: Figure::Pair(before, after, unit, None), subject }
 }
 
@@ -346,9 +355,11 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_shown_as_they_were_printed() {
-        assert_eq!(Figure::Change(-44.01, Some(2.8)).shown(), "-44.01 % (sd 2.80)");
-        assert_eq!(Figure::Pair(104.63, 97.3, "s", Some(7.0)).shown(), "104.63 to 97.3 s (+7.00 %)");
-        assert_eq!(Figure::Pair(0.00047, 3.25, "s", None).shown(), "0.00047 to 3.25 s");
+    fn figures_are_shown_in_the_words_that_ours_have() {
+        assert_eq!(Figure::Change(-44.01, Some(2.8)).shown(), "44.01 % less time (sd 2.80)");
+        assert_eq!(Figure::Pair(104.63, 97.3, "s", Some(7.0)).shown(), "7.00 % less time (104.63 to 97.3 s)");
+        assert_eq!(Figure::Pair(0.00047, 3.25, "s", None).shown(), "6915 times the time (0.00047 to 3.25 s)");
+        assert_eq!(Figure::Pair(8438.0, 9097.0, "ms", None).shown(), "7.8 % more time (8438 to 9097 ms)");
+        assert_eq!(Figure::Score(100.0, 125.0).shown(), "20.0 % less time for the same work");
     }
 }

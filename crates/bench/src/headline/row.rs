@@ -5,8 +5,9 @@
 //! [`ENOUGH`] timed runs has no gain and no interval, and is inconclusive.
 
 use super::published::Published;
-use super::verdict::{Owed, gain, judge, judge_limit};
-use crate::results::{BAR, HeadlineRow, Kind, Platform, Verdict};
+use super::verdict::{Owed, judge, judge_limit};
+use crate::report::words::Noun;
+use crate::results::{HeadlineRow, Kind, Platform, TARGET, Verdict};
 use crate::statistics::{ENOUGH, Quartiles, Ratio};
 
 /// Runs of two variants, in turns: equal indices were run one after the other.
@@ -39,7 +40,7 @@ impl Pair {
     /// The part of the baseline's time that is saved. `None` if there are too few runs.
     pub fn gain(&self, kind: Kind) -> Option<Ratio> {
         let left = if kind == Kind::Counted { Ratio::counted } else { Ratio::of };
-        left(&self.after, &self.before).map(gain)
+        left(&self.after, &self.before).map(Ratio::complement)
     }
 
     /// The number of complete pairs.
@@ -82,25 +83,29 @@ impl Published {
 
 /// A target that Twofold sets itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bar {
+pub struct OwnTarget {
     /// What is measured.
     pub what: &'static str,
-    /// The target as shown.
-    pub shown: &'static str,
-    /// The target as judged.
+    /// What the target is of.
+    pub of: Noun,
+    /// The target.
     pub owed: Owed,
 }
 
-impl Bar {
+impl OwnTarget {
     /// The row with our measurement.
     pub fn row(&self, ours: &Ours) -> HeadlineRow {
         let published_gain = if let Owed::AtLeast(least) = self.owed { Some(least) } else { None };
-        beside(HeadlineRow { published_gain, ..bare(BAR, self.what, "", self.shown) }, ours, self.owed)
+        beside(HeadlineRow { published_gain, ..self.bare() }, ours, self.owed)
     }
 
     /// The row without a measurement, and the reason.
     pub fn missing(&self, why: &str) -> HeadlineRow {
-        HeadlineRow { note: why.to_owned(), ..bare(BAR, self.what, "", self.shown) }
+        HeadlineRow { note: why.to_owned(), ..self.bare() }
+    }
+
+    fn bare(&self) -> HeadlineRow {
+        bare(TARGET, self.what, "", &self.owed.shown(self.of))
     }
 }
 
@@ -126,13 +131,13 @@ impl Limit {
         HeadlineRow {
             after: Some(spread(runs, ours.kind)),
             verdict: figure.map_or(Verdict::Inconclusive, |figure| judge_limit(self.most, &figure)),
-            ..with_ours(bare(BAR, self.what, "", self.shown), ours, runs.len())
+            ..with_ours(bare(TARGET, self.what, "", self.shown), ours, runs.len())
         }
     }
 
     /// The row without a measurement, and the reason.
     pub fn missing(&self, why: &str) -> HeadlineRow {
-        HeadlineRow { note: why.to_owned(), ..bare(BAR, self.what, "", self.shown) }
+        HeadlineRow { note: why.to_owned(), ..bare(TARGET, self.what, "", self.shown) }
     }
 }
 
@@ -205,10 +210,10 @@ mod tests {
         let published = &PUBLISHED[0];
         let row = published.row(&ours(&[10.0; 7], &[5.0; 7], Kind::Native));
         assert_eq!((row.source.as_str(), row.command.as_str()), ("Bras 2026", "./dirty_log_perf_test -g -b 64G"));
-        assert_eq!(row.published, "-44.01 % (sd 2.80)");
+        assert_eq!(row.published, "44.01 % less time (sd 2.80)");
         assert_eq!(row.published_gain, Some(0.4401));
         assert_eq!(row.gain.map(|gain| gain.median), Some(0.5));
-        assert_eq!(row.verdict, Verdict::SameShape);
+        assert_eq!(row.verdict, Verdict::AsExpected);
         assert_eq!(published.missing("no memory").verdict, Verdict::NotMeasured);
     }
 
@@ -222,28 +227,19 @@ mod tests {
         }
         let three = published.row(&ours(&[10.0, 20.0, 30.0], &[5.0; 3], Kind::Native));
         assert_eq!(three.before, Some(Quartiles::point(20.0)), "no interval of three runs");
-        assert_eq!(published.row(&ours(&[10.0; 4], &[5.0; 4], Kind::Native)).verdict, Verdict::SameShape);
-        assert_eq!(published.row(&ours(&[10.0], &[5.0], Kind::Counted)).verdict, Verdict::SameShape);
+        assert_eq!(published.row(&ours(&[10.0; 4], &[5.0; 4], Kind::Native)).verdict, Verdict::AsExpected);
+        assert_eq!(published.row(&ours(&[10.0], &[5.0], Kind::Counted)).verdict, Verdict::AsExpected);
         assert_eq!(published.row(&ours(&[10.0], &[], Kind::Native)).verdict, Verdict::NotMeasured);
     }
 
     #[test]
-    fn a_verdict_names_what_it_was_held_against() {
-        let gained = ours(&[10.0; 7], &[5.0; 7], Kind::Native);
-        let of = |is: fn(f64) -> bool| PUBLISHED.iter().find(|published| is(published.figure.gain())).unwrap();
-        assert_eq!(of(|gain| gain > 0.0).row(&gained).verdict(), "same shape");
-        assert_eq!(of(|gain| gain < 0.0).row(&gained).verdict(), "no worse");
-        let bar = Bar { what: "x", shown: "no longer", owed: Owed::NoLoss };
-        assert_eq!(bar.row(&gained).verdict(), "reached");
-    }
-
-    #[test]
-    fn bars_and_limits() {
-        let bar = Bar { what: "x", shown: "at least 25 %", owed: Owed::AtLeast(0.25) };
-        assert_eq!(bar.row(&ours(&[10.0; 7], &[5.0; 7], Kind::Native)).verdict, Verdict::SameShape);
-        assert_eq!(bar.row(&ours(&[10.0; 7], &[9.0; 7], Kind::Native)).verdict, Verdict::Differs);
+    fn targets_and_limits() {
+        let target = OwnTarget { what: "x", of: Noun::TIME, owed: Owed::AtLeast(0.25) };
+        assert_eq!(target.missing("no memory").published, "at least 25 % less time");
+        assert_eq!(target.row(&ours(&[10.0; 7], &[5.0; 7], Kind::Native)).verdict, Verdict::AsExpected);
+        assert_eq!(target.row(&ours(&[10.0; 7], &[9.0; 7], Kind::Native)).verdict, Verdict::Differs);
         let limit = Limit { what: "x", most: 10.0, shown: "10 ns at most" };
-        assert_eq!(limit.row(&ours(&[], &[9.0; 7], Kind::Native)).verdict, Verdict::SameShape);
+        assert_eq!(limit.row(&ours(&[], &[9.0; 7], Kind::Native)).verdict, Verdict::AsExpected);
         assert_eq!(limit.row(&ours(&[], &[11.0; 7], Kind::Native)).verdict, Verdict::Differs);
         assert_eq!(limit.row(&ours(&[], &[], Kind::Native)).verdict, Verdict::NotMeasured);
     }

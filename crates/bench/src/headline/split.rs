@@ -10,14 +10,15 @@ use twofold_workload::pass::Pass;
 
 use super::part::{Bench, Part, Round};
 use super::published::{BRAS, PUBLISHED, Published};
-use super::row::{Bar, Ours, Pair};
+use super::row::{Ours, OwnTarget, Pair};
 use super::subject::{Scenario, Subject};
 use super::verdict::Owed;
 use crate::experiment::dirty_log::{Check, Load, Run};
 use crate::experiment::record::{Variant, Who, mean};
 use crate::experiment::setup::{Backing, Policies, Setup, Split};
 use crate::experiment::target::{REGION, Taken, Target, Targets};
-use crate::readable;
+use crate::report::section::TOO_FEW;
+use crate::report::words::{self, Noun};
 use crate::results::{HeadlineRow, Kind, Platform, Quantity};
 
 /// One cell of the published table.
@@ -47,12 +48,9 @@ impl SplitPart {
         found.expect("a cell is made of a published number")
     }
 
-    fn bar(&self) -> Option<Bar> {
-        (self.scenario == Scenario::Clear && self.backing == Backing::Anonymous).then_some(Bar {
-            what: "clear, already split",
-            shown: "at least 25 % less",
-            owed: Owed::AtLeast(0.25),
-        })
+    fn own_target(&self) -> Option<OwnTarget> {
+        let is = self.scenario == Scenario::Clear && self.backing == Backing::Anonymous;
+        is.then_some(OwnTarget { what: "clear, already split", of: Noun::TIME, owed: Owed::AtLeast(0.25) })
     }
 
     /// Milliseconds of each run with this policy: the mean over the modes.
@@ -69,14 +67,14 @@ impl SplitPart {
 
     fn ours(&self) -> Ours {
         let skip = self.pair(SKIP_LEAVES).gain(Kind::Native);
-        let skip = skip.map_or("too few runs".to_owned(), |gain| readable::percent(gain.median));
+        let skip = skip.map_or(TOO_FEW.to_owned(), |gain| words::change(1.0 - gain.median, Noun::TIME));
         let options = match self.setups.first() {
             Some(setup) => command(setup, self.scenario),
             None => String::new(),
         };
         let note = format!(
             "`twofold bench dirty-log {options} --policy split=every-level,records`; four modes, {} between them; with \
-             only level 3 skipped {skip}",
+             only level 3 skipped: {skip}",
             self.deviation(),
         );
         Ours { pair: self.pair(RECORDS), unit: "ms", platform: Platform::Machine, kind: Kind::Native, note }
@@ -91,7 +89,7 @@ impl SplitPart {
             .map(|gain| gain.median)
             .collect();
         if gains.is_empty() {
-            return "too few runs to compare".to_owned();
+            return TOO_FEW.to_owned();
         }
         let mean = gains.iter().sum::<f64>() / gains.len() as f64;
         let variance =
@@ -156,12 +154,12 @@ impl Part for SplitPart {
     }
 
     fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow> {
-        let (published, bar) = (self.published(), self.bar());
+        let (published, own) = (self.published(), self.own_target());
         if let Some(why) = why {
-            return [published.missing(why)].into_iter().chain(bar.map(|bar| bar.missing(why))).collect();
+            return [published.missing(why)].into_iter().chain(own.map(|own| own.missing(why))).collect();
         }
         let ours = self.ours();
-        [published.row(&ours)].into_iter().chain(bar.map(|bar| bar.row(&ours))).collect()
+        [published.row(&ours)].into_iter().chain(own.map(|own| own.row(&ours))).collect()
     }
 }
 

@@ -12,7 +12,7 @@ use twofold_workload::mode::Mode;
 
 use super::part::{Bench, Part, Round};
 use super::published::{PUBLISHED, Published, WANG};
-use super::row::{Bar, Ours, Pair};
+use super::row::{Ours, OwnTarget, Pair};
 use super::subject::{Subject, Technique};
 use super::verdict::Owed;
 use crate::experiment::machine::MachineTarget;
@@ -20,6 +20,8 @@ use crate::experiment::page_table::{Between, Stage, Stages, check};
 use crate::experiment::record::{Variant, Who};
 use crate::experiment::setup::{Backing, Cmo, Coalesce, Policies, Setup};
 use crate::experiment::target::Taken;
+use crate::report::section::TOO_FEW;
+use crate::report::words::{self, Noun};
 use crate::results::{HeadlineRow, Kind, Platform, Quantity};
 
 /// A published command, with one technique.
@@ -62,10 +64,10 @@ impl StagesPart {
         })
     }
 
-    fn bar(&self, stage: Stage) -> Option<Bar> {
+    fn own_target(&self, stage: Stage) -> Option<OwnTarget> {
         let is =
             self.technique == Technique::Cmo && self.backing == Backing::AnonymousHugetlb1G && stage == Stage::Create;
-        is.then_some(Bar { what: "1G create, cleaned on map", shown: "at least 75 % less", owed: Owed::AtLeast(0.75) })
+        is.then_some(OwnTarget { what: "1G create, cleaned on map", of: Noun::TIME, owed: Owed::AtLeast(0.75) })
     }
 
     fn policies(&self, is_after: bool) -> Policies {
@@ -99,8 +101,8 @@ impl StagesPart {
         let (mut pair, mut kind) = (native.clone(), Kind::Native);
         if self.is_modelled(stage) {
             let gain = native.gain(Kind::Native);
-            let gain = gain.map_or("too few runs".to_owned(), |gain| crate::readable::percent(gain.median));
-            note.push_str(&format!("; {} ns for each exit; with free exits {gain}", self.exit_cost));
+            let gain = gain.map_or(TOO_FEW.to_owned(), |gain| words::change(1.0 - gain.median, Noun::TIME));
+            note.push_str(&format!("; {} ns for each exit; with free exits: {gain}", self.exit_cost));
             (pair, kind) = (native.plus(&faults.times(self.exit_cost as f64 / 1e6)), Kind::Modelled);
         }
         Ours { pair, unit: "ms", platform: Platform::Machine, kind, note }
@@ -156,12 +158,12 @@ impl Part for StagesPart {
 
     fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow> {
         let row = |(published, stage): (&Published, Stage)| {
-            let bar = self.bar(stage);
+            let own = self.own_target(stage);
             match why {
-                Some(why) => [Some(published.missing(why)), bar.map(|bar| bar.missing(why))],
+                Some(why) => [Some(published.missing(why)), own.map(|own| own.missing(why))],
                 None => {
                     let ours = self.ours(stage);
-                    [Some(published.row(&ours)), bar.map(|bar| bar.row(&ours))]
+                    [Some(published.row(&ours)), own.map(|own| own.row(&ours))]
                 }
             }
         };

@@ -37,8 +37,8 @@ pub enum Subject {
         /// The stage.
         stage: Stage,
     },
-    /// A technique that is not implemented yet, and the reason to show.
-    Later(&'static str),
+    /// Nothing of ours is comparable: the reason, which begins with what is needed.
+    Unmeasured(&'static str),
 }
 
 /// The two scenarios of Bras 2026.

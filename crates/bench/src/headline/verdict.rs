@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The verdict: whether our figure has the shape of the published one.
+//! The verdict: whether our figure is what a published gain, or a target, requires.
 //!
 //! Invariant: a verdict follows from the interval only. A gain is confirmed if the whole interval is above the required
 //! gain, and missing if the whole interval is below it. Otherwise it is inconclusive.
 
+use crate::report::words::{self, Noun};
 use crate::results::Verdict;
 use crate::statistics::Ratio;
 
@@ -26,11 +27,15 @@ impl Owed {
     pub fn by(published: f64) -> Self {
         if published < 0.0 { Self::AtLeast(published) } else { Self::Gain }
     }
-}
 
-/// The part of the time that is saved, if the part `left` remains.
-pub fn gain(left: Ratio) -> Ratio {
-    Ratio { median: 1.0 - left.median, low: 1.0 - left.high, high: 1.0 - left.low }
+    /// A target in words: `at least 85 % less time`.
+    pub fn shown(self, of: Noun) -> String {
+        match self {
+            Self::Gain | Self::Shown => of.saved(),
+            Self::AtLeast(least) => format!("at least {}", words::rounded(1.0 - least, of)),
+            Self::NoLoss => format!("at most {}", words::rounded(1.0 + SMALL, of)),
+        }
+    }
 }
 
 /// The verdict on a gain.
@@ -51,7 +56,7 @@ pub fn judge_limit(most: f64, figure: &Ratio) -> Verdict {
 
 fn verdict(there: bool, missing: bool) -> Verdict {
     match (there, missing) {
-        (true, _) => Verdict::SameShape,
+        (true, _) => Verdict::AsExpected,
         (_, true) => Verdict::Differs,
         _ => Verdict::Inconclusive,
     }
@@ -71,8 +76,16 @@ mod tests {
     }
 
     #[test]
+    fn a_target_says_what_it_requires() {
+        assert_eq!(Owed::AtLeast(0.85).shown(Noun::TIME), "at least 85 % less time");
+        assert_eq!(Owed::AtLeast(0.9).shown(Noun::INSTRUCTIONS), "at least 90 % fewer instructions");
+        assert_eq!(Owed::NoLoss.shown(Noun::TIME), "at most 5 % more time");
+        assert_eq!(Owed::Gain.shown(Noun::TIME), "less time");
+    }
+
+    #[test]
     fn a_gain_is_there_or_missing_or_open() {
-        assert_eq!(judge(Owed::Gain, &between(0.01, 0.4)), Verdict::SameShape);
+        assert_eq!(judge(Owed::Gain, &between(0.01, 0.4)), Verdict::AsExpected);
         assert_eq!(judge(Owed::Gain, &between(-0.01, 0.4)), Verdict::Inconclusive);
         assert_eq!(judge(Owed::Gain, &between(-0.3, -0.005)), Verdict::Inconclusive);
         assert_eq!(judge(Owed::Gain, &between(-0.3, -0.1)), Verdict::Differs);
@@ -81,18 +94,18 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_reached_or_not_or_open() {
-        assert_eq!(judge(Owed::AtLeast(0.25), &between(0.25, 0.3)), Verdict::SameShape);
+    fn a_target_is_reached_or_not_or_open() {
+        assert_eq!(judge(Owed::AtLeast(0.25), &between(0.25, 0.3)), Verdict::AsExpected);
         assert_eq!(judge(Owed::AtLeast(0.25), &between(0.2, 0.3)), Verdict::Inconclusive);
         assert_eq!(judge(Owed::AtLeast(0.25), &between(0.1, 0.2)), Verdict::Differs);
-        assert_eq!(judge(Owed::NoLoss, &between(0.0, 0.0)), Verdict::SameShape);
+        assert_eq!(judge(Owed::NoLoss, &between(0.0, 0.0)), Verdict::AsExpected);
         assert_eq!(judge(Owed::NoLoss, &between(-0.2, 0.1)), Verdict::Inconclusive);
         assert_eq!(judge(Owed::NoLoss, &between(-0.2, -0.1)), Verdict::Differs);
     }
 
     #[test]
     fn what_is_not_owed_differs_by_a_plain_loss_alone() {
-        assert_eq!(judge(Owed::Shown, &between(0.01, 0.4)), Verdict::SameShape);
+        assert_eq!(judge(Owed::Shown, &between(0.01, 0.4)), Verdict::AsExpected);
         assert_eq!(judge(Owed::Shown, &between(-0.09, -0.06)), Verdict::Inconclusive);
         assert_eq!(judge(Owed::Shown, &between(-0.5, -0.2)), Verdict::Differs);
     }
@@ -100,14 +113,14 @@ mod tests {
     #[test]
     fn a_smaller_loss_than_was_published_does_not_differ() {
         assert_eq!(Owed::by(0.4), Owed::Gain);
-        assert_eq!(judge(Owed::by(-1.04), &between(-0.5, -0.4)), Verdict::SameShape);
-        assert_eq!(judge(Owed::by(-1.04), &between(0.1, 0.2)), Verdict::SameShape);
+        assert_eq!(judge(Owed::by(-1.04), &between(-0.5, -0.4)), Verdict::AsExpected);
+        assert_eq!(judge(Owed::by(-1.04), &between(0.1, 0.2)), Verdict::AsExpected);
         assert_eq!(judge(Owed::by(-1.04), &between(-3.0, -2.0)), Verdict::Differs);
     }
 
     #[test]
     fn a_limit_is_kept_or_not_or_open() {
-        assert_eq!(judge_limit(10.0, &between(3.0, 4.0)), Verdict::SameShape);
+        assert_eq!(judge_limit(10.0, &between(3.0, 4.0)), Verdict::AsExpected);
         assert_eq!(judge_limit(10.0, &between(9.0, 11.0)), Verdict::Inconclusive);
         assert_eq!(judge_limit(10.0, &between(11.0, 12.0)), Verdict::Differs);
     }
@@ -115,8 +128,8 @@ mod tests {
     #[test]
     fn gains_are_of_the_time_before_and_paired() {
         let (before, after) = ([10.0, 100.0, 1.0, 20.0], [4.0, 40.0, 0.4, 8.0]);
-        let gain = gain(Ratio::of(&after, &before).unwrap());
+        let gain = Ratio::of(&after, &before).unwrap().complement();
         assert!((gain.median - 0.6).abs() < 1e-9 && gain.low <= gain.median && gain.median <= gain.high);
-        assert!(super::gain(Ratio::of(&before, &after).unwrap()).high < 0.0);
+        assert!(Ratio::of(&before, &after).unwrap().complement().high < 0.0);
     }
 }

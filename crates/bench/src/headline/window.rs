@@ -6,10 +6,11 @@ use twofold_stage2::Level;
 
 use super::part::{Bench, Part, Round};
 use super::published::WANG;
-use super::row::{Bar, Ours, Pair};
+use super::row::{Ours, OwnTarget, Pair};
 use super::verdict::Owed;
 use crate::experiment::setup::Coalesce;
 use crate::experiment::window::{Inside, Run, Window};
+use crate::report::words::Noun;
 use crate::results::{HeadlineRow, Kind, Platform};
 
 /// The measurements of one block.
@@ -37,21 +38,21 @@ impl WindowPart {
         [part(Level::L1, Inside::NoVcpu), part(Level::L1, Inside::OneVcpu), part(Level::L2, Inside::NoVcpu)]
     }
 
-    fn bars(&self) -> [Bar; 2] {
-        let bar = |what, shown, owed| Bar { what, shown, owed };
+    fn targets(&self) -> [OwnTarget; 2] {
+        let target = |what, owed| OwnTarget { what, of: Noun::TIME, owed };
         match (self.level, self.inside) {
             (Level::L1, Inside::NoVcpu) => [
-                bar("1G rebuild: entry invalid", "at least 85 % less", Owed::AtLeast(0.85)),
-                bar("1G rebuild: total time", "no longer", Owed::NoLoss),
+                target("1G rebuild: entry invalid", Owed::AtLeast(0.85)),
+                target("1G rebuild: total time", Owed::NoLoss),
             ],
             (Level::L1, Inside::OneVcpu) => [
-                bar("1G rebuild beside a vCPU: entry invalid", "less", Owed::Gain),
-                bar("1G rebuild beside a vCPU: total time", "no longer", Owed::NoLoss),
+                target("1G rebuild beside a vCPU: entry invalid", Owed::Gain),
+                target("1G rebuild beside a vCPU: total time", Owed::NoLoss),
             ],
             _ => [
                 // Only one table page is freed, so there is almost nothing to gain.
-                bar("2M rebuild: entry invalid", "no longer", Owed::NoLoss),
-                bar("2M rebuild: total time", "no longer", Owed::NoLoss),
+                target("2M rebuild: entry invalid", Owed::NoLoss),
+                target("2M rebuild: total time", Owed::NoLoss),
             ],
         }
     }
@@ -107,11 +108,11 @@ impl Part for WindowPart {
 
     fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow> {
         let is_busy = !self.runs.is_empty() && self.invalid.after.is_empty();
-        let row = |(bar, pair): (Bar, &Pair)| match why.or(is_busy.then_some(BUSY)) {
-            Some(why) => bar.missing(why),
-            None => bar.row(&self.ours(pair)),
+        let row = |(target, pair): (OwnTarget, &Pair)| match why.or(is_busy.then_some(BUSY)) {
+            Some(why) => target.missing(why),
+            None => target.row(&self.ours(pair)),
         };
-        self.bars().into_iter().zip([&self.invalid, &self.rebuild]).map(row).collect()
+        self.targets().into_iter().zip([&self.invalid, &self.rebuild]).map(row).collect()
     }
 }
 

@@ -5,6 +5,7 @@
 
 use maud::{Markup, PreEscaped, html};
 
+use super::explained;
 use super::plot::Error;
 use super::plot::bars::{Bar, Row, bars};
 use super::plot::colour::{self, variant};
@@ -40,8 +41,8 @@ pub fn figures(section: &Section<'_>) -> Result<Markup, Error> {
             p.faint {
                 "Bars are medians; the thin lines span the middle half of the runs."
                 @if section.has_variants() {
-                    " A change is the median of the run-by-run changes. It is in brackets if the spread includes no change; \
-                     fewer than 4 runs show none."
+                    " A change is the median of the run-by-run changes. It is in brackets if the runs show no change; fewer \
+                     than 4 runs show none."
                 }
                 @if section.variant_keys.len() > 1 {
                     " It is relative to the first variant above that differs in one technique; the table names that \
@@ -92,10 +93,19 @@ fn names(quantities: &[Quantity]) -> String {
 
 /// The legend of the variants.
 fn legend(section: &Section<'_>) -> Markup {
+    let sentence = |name: &str| match &section.variant_keys[..] {
+        [key] => explained::value(key, name),
+        _ => None,
+    };
     html! {
-        .legend {
-            span.faint { (section.variable()) ":" }
-            @for (at, name) in section.variants.iter().enumerate() { (sign(colour::place(at, true), name)) }
+        p.faint { (section.variable()) ":" }
+        ul.variants {
+            @for (at, name) in section.variants.iter().enumerate() {
+                li {
+                    (sign(colour::place(at, true), name))
+                    @if let Some(sentence) = sentence(name) { span.faint { ": " (sentence) } }
+                }
+            }
         }
     }
 }
@@ -105,7 +115,15 @@ fn sign(place: usize, name: &str) -> Markup {
 }
 
 fn figure(name: &str, of: &str, svg: &str) -> Markup {
-    html! { figure { figcaption { b { (name) } span.faint { (of) } } (PreEscaped(svg)) } }
+    html! {
+        figure {
+            figcaption {
+                b { (name) } span.faint { (of) }
+                @if let Some(sentence) = explained::phase(name) { small { (sentence) } }
+            }
+            .scroll { (PreEscaped(svg)) }
+        }
+    }
 }
 
 /// Draws a plot for each phase of each of the quantities.
@@ -146,8 +164,8 @@ fn rows(section: &Section<'_>, groups: &[&Group<'_>], unit: Unit) -> Vec<Row> {
             remark: match ratio {
                 _ if member.is_too_few => TOO_FEW.to_owned(),
                 None => String::new(),
-                Some(ratio) if group.is_open(member) => format!("({})", readable::change(ratio.median)),
-                Some(ratio) => readable::change(ratio.median),
+                Some(_) if group.is_open(member) => format!("({})", group.brief_change(member)),
+                Some(_) => group.brief_change(member),
             },
         }
     };

@@ -8,13 +8,15 @@ use maud::{Markup, PreEscaped, html};
 use super::figures::figures;
 use super::page::page;
 use super::plot::Error;
+use super::plot::changes::{Change, changes};
 use super::plot::colour::{BAD, GOOD, OPEN};
-use super::plot::gains::{Gain, gains};
-use super::section::{Group, Member, Section, sections};
+use super::published::{self, Cells};
+use super::section::{Group, Member, Section, in_order, sections};
+use super::{explained, text};
 use crate::host::COMMAND_LINE;
 use crate::readable;
-use crate::results::{HeadlineRow, Kind, Results, Verdict};
-use crate::statistics::{Quartiles, short};
+use crate::results::{HeadlineRow, Results, Verdict};
+use crate::statistics::{Quartiles, Ratio};
 
 /// Makes the whole page.
 ///
@@ -29,6 +31,7 @@ pub fn html(results: &Results) -> anyhow::Result<String> {
         parts.push(html! {
             h2 id=(format!("s{at}")) { (section.title()) }
             p.faint { (section.setup()) }
+            (explanations(section.explained().into_iter()))
             (plots)
             (warnings(&section.warnings()))
             @if !section.groups.is_empty() {
@@ -45,12 +48,12 @@ pub fn html(results: &Results) -> anyhow::Result<String> {
     let headline = if results.headline.is_empty() {
         html! {}
     } else {
-        headline(&results.headline)?
+        headline(results)?
     };
     let body = html! {
         h1 { "twofold bench" }
         pre.command { (results.command) }
-        p.faint { (brief(results)) " " a href="#machine" { "All of the machine" } }
+        p.faint { (text::machine(results)) ". " a href="#machine" { "All of the machine" } }
         @if results.interrupted {
             p.warning { b { "Interrupted: " } "these are the figures up to that point." }
         }
@@ -71,15 +74,6 @@ pub fn html(results: &Results) -> anyhow::Result<String> {
         (machine(results))
     };
     page(&results.command, body, results)
-}
-
-/// Returns the most important facts of the machine, in one line.
-fn brief(results: &Results) -> String {
-    let fact = |name: &&str| Some(results.host.iter().find(|(other, _)| other == name)?.1.as_str());
-    let [cpu, cpus, kernel] = ["CPU", "CPUs", "kernel"].map(|name| fact(&name));
-    let cpus = cpus.map(|cpus| format!("{cpus} CPUs"));
-    let parts = [cpu, cpus.as_deref(), kernel, Some(results.program.as_str())];
-    format!("{}.", parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
 }
 
 /// The machine and the program that the figures depend on.
@@ -103,14 +97,14 @@ fn machine(results: &Results) -> Markup {
     }
 }
 
-/// The warnings that a gain is uncertain. More than two of them are folded into one line.
+/// The warnings that a change is uncertain. More than two of them are folded into one line.
 fn warnings(lines: &[String]) -> Markup {
     let list = || html! { ul.plain { @for line in lines { li.warning { (line) } } } };
     html! {
         @match lines.len() {
             0 => {}
             1..=2 => (list()),
-            many => details { summary.warning { "Gains within the spread: " (many) } (list()) },
+            many => details { summary.warning { "Changes that the runs do not show: " (many) } (list()) },
         }
     }
 }
@@ -123,7 +117,7 @@ fn count(section: &Section<'_>) -> usize {
 fn measurements(section: &Section<'_>) -> Markup {
     let has_variants = section.has_variants();
     let is_one = section.variant_keys.len() == 1;
-    let first = section.variants.first().filter(|_| is_one).map_or("baseline", String::as_str);
+    let first = section.variants.first().filter(|_| is_one).map_or("the baseline", String::as_str);
     html! {
         table {
             thead { tr {
@@ -131,7 +125,7 @@ fn measurements(section: &Section<'_>) -> Markup {
                 th { "phase" } th { "what" }
                 @if has_variants { th { (section.variable()) } }
                 th.n { "median" } th {} th.n { "quartiles" } th.n { "runs" } th { "how" }
-                @if has_variants { th.n { "of " (first) } th.n { "95 %" } }
+                @if has_variants { th { "beside " (first) } th { "95 %" } }
                 @if has_variants && !is_one { th { "baseline" } }
             } }
             tbody {
@@ -147,7 +141,6 @@ fn measurements(section: &Section<'_>) -> Markup {
 
 fn cells(section: &Section<'_>, group: &Group<'_>, member: &Member<'_>) -> Markup {
     let unit = group.unit();
-    let ratio = member.ratio;
     html! {
         @for (key, value) in section.scene_keys.iter().zip(&group.scene) { td { (readable::value(key, value)) } }
         td { (group.phase) } td { (group.quantity.name()) }
@@ -155,8 +148,8 @@ fn cells(section: &Section<'_>, group: &Group<'_>, member: &Member<'_>) -> Marku
         td.n { (unit.shown(member.quartiles.median)) } td.u { (unit.name) }
         td.n { (group.quartiles(member)) } td.n { (member.runs.len()) } td { (group.kind.name()) }
         @if section.has_variants() {
-            td.n { @if let Some(ratio) = ratio { (format!("{:.3}", ratio.median)) } }
-            td.n.inconclusive[group.is_open(member) || member.is_too_few] { (group.interval(member)) }
+            td { (group.change(member)) }
+            td.open[group.is_open(member) || member.is_too_few] { (group.interval(member)) }
             @if section.variant_keys.len() > 1 { td { (section.before(member)) } }
         }
     }
@@ -179,25 +172,29 @@ fn events(section: &Section<'_>) -> Markup {
     }
 }
 
-/// The published numbers and ours: a plot of the gains, and a table.
-fn headline(rows: &[HeadlineRow]) -> Result<Markup, Error> {
-    let shown: Vec<_> = rows.iter().filter(|row| row.gain.is_some()).map(gain).collect();
-    let plot = if shown.is_empty() { String::new() } else { gains("Gains, published and here", &shown)? };
+/// The published numbers and ours: the sources, a plot of the changes, and a table.
+fn headline(results: &Results) -> Result<Markup, Error> {
+    let rows = &results.headline;
+    let shown: Vec<_> = rows.iter().filter(|row| row.gain.is_some()).map(change).collect();
+    let plot = if shown.is_empty() { String::new() } else { changes("Changes, published and here", &shown)? };
+    let sources = in_order(rows.iter().map(|row| row.source.as_str()));
     Ok(html! {
         h2 #headline { "The published numbers, and ours" }
+        p { (published::sentence(results)) "." }
+        (explanations(sources.into_iter().filter_map(|source| Some((source, explained::source(source)?)))))
         @if !plot.is_empty() {
             figure {
                 figcaption.faint {
-                    "The part of the cost that is saved. A dot with its interval is ours; a diamond is the published \
-                     value. A gain is to the right of the line."
+                    "The change from the technique off to the technique on. A dot with its interval is ours; a diamond is the \
+                     published change. Left of the line is less, right of it is more."
                 }
-                (PreEscaped(plot))
+                .scroll { (PreEscaped(plot)) }
             }
         }
         .scroll {
-            table {
+            table.stack {
                 thead { tr {
-                    th { "source" } th { "what" } th { "shape" } th.n { "gain" } th.n { "published" }
+                    th { "source" } th { "what" } th { "beside the published" } th { "published" } th { "ours" }
                     th.n { "before" } th.n { "after" } th {} th { "how" }
                 } }
                 tbody { @for row in rows { (headline_row(row)) } }
@@ -206,28 +203,30 @@ fn headline(rows: &[HeadlineRow]) -> Result<Markup, Error> {
     })
 }
 
-fn gain(row: &HeadlineRow) -> Gain {
+fn change(row: &HeadlineRow) -> Change {
     let colour = match row.verdict {
-        Verdict::SameShape => GOOD,
+        Verdict::AsExpected => GOOD,
         Verdict::Differs => BAD,
         Verdict::Inconclusive | Verdict::NotMeasured => OPEN,
     };
     let label = format!("{} {}", row.source, row.what);
-    Gain { label, published: row.published_gain, ours: row.gain, colour }
+    let ours = row.gain.map(Ratio::complement);
+    Change { label, published: row.published_gain.map(|gain| 1.0 - gain), ours, colour }
 }
 
 fn headline_row(row: &HeadlineRow) -> Markup {
-    let median = |of: Option<Quartiles>| {
+    let cells = Cells::of(row);
+    let median = |of: Option<Quartiles>, median: &str| {
         html! {
-            @if let Some(of) = of {
-                (short(of.median))
-                @if !of.is_point() { small { (short(of.lower)) " to " (short(of.upper)) } }
+            (median)
+            @if let Some(of) = of.filter(|of| !of.is_point()) {
+                small { (published::figure(of.lower, row)) " to " (published::figure(of.upper, row)) }
             }
         }
     };
     let class = match row.verdict {
-        Verdict::SameShape => "same_shape",
-        Verdict::Inconclusive => "inconclusive",
+        Verdict::AsExpected => "as_expected",
+        Verdict::Inconclusive => "open",
         Verdict::Differs => "differs",
         Verdict::NotMeasured => "not_measured",
     };
@@ -239,19 +238,20 @@ fn headline_row(row: &HeadlineRow) -> Markup {
                 @if !row.command.is_empty() { small { code { (row.command) } } }
                 @if !row.note.is_empty() { small { (row.note) } }
             }
-            td { span.verdict.(class) { (row.verdict()) } }
-            td.n {
-                @if let Some(gain) = row.gain {
-                    (readable::percent(gain.median))
-                    @if row.kind != Kind::Counted { small { (readable::percent_range(gain.low, gain.high)) } }
-                }
-            }
-            td.published { (row.published) }
-            td.n { (median(row.before)) } td.n { (median(row.after)) }
+            td data-label="beside the published" { span.verdict.(class) { (published::verdict(row)) } }
+            td.published data-label="published" { (row.published) }
+            td.published data-label="ours" { (cells.change) @if !cells.interval.is_empty() { small { (cells.interval) } } }
+            td.n data-label="before" { (median(row.before, &cells.medians[0])) }
+            td.n data-label="after" { (median(row.after, &cells.medians[1])) }
             td.u { @if row.before.is_some() || row.after.is_some() { (row.unit) } }
             td { (row.kind.name()) small { (row.platform) } }
         }
     }
+}
+
+/// Names, each with its sentence.
+fn explanations<'a>(all: impl Iterator<Item = (&'a str, &'a str)>) -> Markup {
+    html! { dl.explained { @for (name, sentence) in all { div { dt { (name) } dd { (sentence) } } } } }
 }
 
 #[cfg(test)]
@@ -261,6 +261,7 @@ mod tests {
     use super::super::page::data;
     use super::super::{example, write_html};
     use super::*;
+    use crate::results::Kind;
 
     /// The cells of all rows, without markup.
     fn rows(page: &str) -> Vec<Vec<String>> {
@@ -312,8 +313,8 @@ mod tests {
         assert_eq!(figures, results.measurements.len(), "each measurement is in exactly one section");
         for row in &results.headline {
             let shown = rows.iter().find(|cells| cells.len() == 9 && cells[1].starts_with(&row.what)).unwrap();
-            assert!(shown[1].contains(&row.command) && shown[1].contains(&row.note) && shown[4] == row.published);
-            assert_eq!(shown[2], row.verdict());
+            assert!(shown[1].contains(&row.command) && shown[1].contains(&row.note) && shown[3] == row.published);
+            assert_eq!(shown[2], published::verdict(row));
         }
     }
 

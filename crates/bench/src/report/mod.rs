@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reports: [`text()`] for a terminal, [`html()`] for a browser, [`csv()`] for a spreadsheet, [`tap()`] for a harness
-//! that counts passed and failed checks.
+//! Reports: [`text()`] for a terminal, in about twelve lines or with every row; [`html()`] for a browser; [`csv()`] for a
+//! spreadsheet; [`tap()`] for a harness that counts passed and failed checks.
 //!
 //! Invariant: each report is made from [`Results`] alone. So results read from a file give the same report as the run
 //! itself.
 
 mod csv;
+pub(crate) mod explained;
 mod figures;
 mod html;
+mod modes;
 pub(crate) mod page;
 pub(crate) mod plot;
+pub(crate) mod published;
 pub mod section;
+mod summary;
 mod tap;
 mod text;
+pub(crate) mod words;
 
 #[cfg(test)]
 pub(crate) mod example;
@@ -22,7 +27,7 @@ use std::path::Path;
 pub use csv::csv;
 pub use html::html;
 pub use tap::{tap, tap_skipped};
-pub use text::text;
+pub use text::{Detail, text};
 
 use crate::output;
 use crate::results::Results;

@@ -8,6 +8,8 @@
 
 use std::collections::BTreeSet;
 
+use super::explained;
+use super::words::{self, Noun};
 use crate::readable::{self, Unit};
 use crate::results::{Kind, Measurement, Platform, Quantity, Results, Series};
 use crate::statistics::{ENOUGH, Quartiles, Ratio};
@@ -34,6 +36,8 @@ pub struct Section<'a> {
     pub scene_keys: Vec<&'a str>,
     /// Techniques that vary.
     pub variant_keys: Vec<&'a str>,
+    /// The values of these techniques.
+    values: Vec<(&'a str, &'a str)>,
     /// The names of the variants; the baseline comes first. If no technique varies, there is one with an empty name.
     pub variants: Vec<String>,
     /// The figures, each with its variants.
@@ -149,10 +153,12 @@ impl<'a> Section<'a> {
             variant: place(&one.configuration),
             series: one,
         };
+        let values = variants.iter().flat_map(|values| variant_keys.iter().copied().zip(values.iter().copied()));
+        let values = in_order(values);
         let mut series: Vec<_> = series.into_iter().map(over).collect();
         series.sort_by_key(|over| over.variant);
         let variants = variants.iter().map(|values| variant_name(&variant_keys, values)).collect();
-        Self { experiment, platform, fixed, scene_keys, variant_keys, variants, groups, series }
+        Self { experiment, platform, fixed, scene_keys, variant_keys, values, variants, groups, series }
     }
 
     /// Returns, for example, `dirty-log on the machine`.
@@ -171,6 +177,17 @@ impl<'a> Section<'a> {
         let kinds = in_order(self.groups.iter().map(|group| group.kind.name()));
         parts.extend((!kinds.is_empty()).then(|| kinds.join(" and ")));
         parts.join(", ")
+    }
+
+    /// Returns the policies and kinds of memory, each with a sentence. The variants of a single technique are left out:
+    /// the legend explains them. So are techniques that are simply on.
+    pub fn explained(&self) -> Vec<(&'a str, &'static str)> {
+        let of_scenes =
+            self.groups.iter().flat_map(|group| self.scene_keys.iter().copied().zip(group.scene.iter().copied()));
+        let fixed = self.fixed.iter().copied().filter(|(key, value)| !explained::is_usual(key, value));
+        let several = self.values.iter().copied().filter(|_| self.variant_keys.len() > 1);
+        let all = in_order(fixed.chain(of_scenes).chain(several));
+        all.into_iter().filter_map(|(key, value)| Some((value, explained::value(key, value)?))).collect()
     }
 
     /// Returns a scene in one line; empty if there is only one.
@@ -196,7 +213,7 @@ impl<'a> Section<'a> {
     }
 
     /// Returns the warnings: that there are too few runs to claim a change, and a line for each variant and quantity
-    /// whose gain is within the spread.
+    /// whose runs show none.
     pub fn warnings(&self) -> Vec<String> {
         let is_too_few = self.groups.iter().flat_map(|group| &group.members).any(|member| member.is_too_few);
         let few = is_too_few.then(|| format!("fewer than {ENOUGH} runs: no change is claimed"));
@@ -221,7 +238,8 @@ impl<'a> Section<'a> {
                 }
             });
             let phases = phases.collect::<Vec<_>>().join(", ");
-            format!("the gain of {} in {} is within the spread: {phases}", self.variants[variant], quantity.name())
+            let (variant, what) = (&self.variants[variant], quantity.name());
+            format!("{variant}: the runs show no change of {what} from the baseline: {phases}")
         };
         few.into_iter().chain(lines.into_iter().map(line)).collect()
     }
@@ -249,13 +267,27 @@ impl Group<'_> {
         self.kind != Kind::Counted && member.runs.len() >= ENOUGH
     }
 
+    /// Returns the change from the baseline in words; empty if nothing is compared.
+    pub fn change(&self, member: &Member<'_>) -> String {
+        match member.ratio {
+            Some(_) if self.is_open(member) => "none shown".to_owned(),
+            Some(ratio) => words::change(ratio.median, Noun::of(self.quantity)),
+            None => String::new(),
+        }
+    }
+
+    /// Returns the change without what it is of: `43.9 % less`.
+    pub fn brief_change(&self, member: &Member<'_>) -> String {
+        member.ratio.map(|ratio| words::part(ratio.median, Noun::of(self.quantity), 1)).unwrap_or_default()
+    }
+
     /// Returns the interval of a comparison, or why there is none; empty if nothing is compared.
     pub fn interval(&self, member: &Member<'_>) -> String {
         match member.ratio {
             _ if member.is_too_few => TOO_FEW.to_owned(),
             None => String::new(),
             Some(_) if self.kind == Kind::Counted => "exact".to_owned(),
-            Some(ratio) => format!("{:.3} to {:.3}", ratio.low, ratio.high),
+            Some(ratio) => words::interval(&ratio, Noun::of(self.quantity)),
         }
     }
 

@@ -56,6 +56,11 @@ impl Ratio {
         self.low <= 1.0 && 1.0 <= self.high
     }
 
+    /// Returns the part that is saved if this ratio is what is left, or what is left if it is the part that is saved.
+    pub fn complement(self) -> Self {
+        Self { median: 1.0 - self.median, low: 1.0 - self.high, high: 1.0 - self.low }
+    }
+
     fn drawn(median: f64, draw: impl Fn(&mut Random) -> f64) -> Self {
         let mut random = Random::new(SEED);
         let mut drawn: Vec<f64> = (0..SAMPLES).map(|_| draw(&mut random)).collect();
@@ -148,6 +153,13 @@ mod tests {
         let turned: Vec<f64> = other.iter().rev().copied().collect();
         assert_eq!(Ratio::apart(&one, &turned).unwrap().median, 0.5);
         assert!(Ratio::apart(&[1.0, 4.0, 5.0, 9.0], &[2.0, 4.0, 5.0, 9.0]).unwrap().holds_one());
+    }
+
+    #[test]
+    fn what_is_saved_and_what_is_left_are_the_whole() {
+        let left = Ratio { median: 0.25, low: 0.125, high: 0.5 };
+        assert_eq!(left.complement(), Ratio { median: 0.75, low: 0.5, high: 0.875 });
+        assert_eq!(left.complement().complement(), left);
     }
 
     #[test]

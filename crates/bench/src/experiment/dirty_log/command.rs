@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::plan::Plan;
-use super::{Check, Run, counted, digest, gains};
+use super::{Check, Run, counted, digest};
 use crate::arguments::DirtyLogOptions;
 use crate::experiment::hypervisor::Hypervisor;
 use crate::experiment::progress::Progress;
@@ -48,7 +48,6 @@ pub fn command(options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
         continuous::measure(&mut *targets, &plan.continuous(options), &mut results, &stop)?;
     } else {
         measure(&plan, &mut *targets, &mut results, &stop)?;
-        results.notes.extend(gains::averages(&results));
     }
     leave_out_zeroes(&mut results);
     outcome::show(&results, &options.output)
@@ -87,7 +86,6 @@ fn count(plan: &Plan, options: &DirtyLogOptions) -> anyhow::Result<ExitCode> {
     if options.tap {
         return judged(&checks, &stop);
     }
-    results.notes.extend(gains::averages(&results));
     leave_out_zeroes(&mut results);
     outcome::show(&results, &options.output)
 }

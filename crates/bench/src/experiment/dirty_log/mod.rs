@@ -8,7 +8,6 @@
 mod command;
 mod counted;
 mod digest;
-mod gains;
 mod plan;
 
 use anyhow::{Context, bail, ensure};

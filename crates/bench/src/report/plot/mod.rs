@@ -5,8 +5,8 @@
 //! colour alone: a table beside the plot has it too.
 
 pub mod bars;
+pub mod changes;
 pub mod colour;
-pub mod gains;
 pub mod sizes;
 pub mod time;
 

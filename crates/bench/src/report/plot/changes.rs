@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Changes with their intervals, around a line at zero, beside the published changes.
+//! Changes with their intervals, around a line at no change, beside the published changes: less is to the left, more to
+//! the right.
 //!
-//! Invariant: a change is drawn with its whole interval, or not at all. A loss so large that it leaves no room for the
-//! others is printed as a figure at the edge.
+//! Invariant: a change is drawn with its whole interval, or not at all. A cost so large that it leaves no room for the
+//! others is printed as a figure at the line.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
 use super::colour::{FAINT, GRID, INK};
 use super::{Area, Error, WIDTH, fitting, font, length, svg};
+use crate::report::words::{self, Noun};
 use crate::statistics::Ratio;
 
-/// A change, as a part of the whole: 0.44 for 44 %.
+/// A change, as the ratio to the figure before.
 #[derive(Clone, Debug)]
-pub struct Gain {
+pub struct Change {
     /// The label.
     pub label: String,
-    /// The published change.
+    /// The published ratio.
     pub published: Option<f64>,
-    /// Our change.
+    /// Our ratio.
     pub ours: Option<Ratio>,
     /// The colour.
     pub colour: RGBColor,
@@ -29,19 +31,19 @@ pub struct Gain {
 /// # Errors
 ///
 /// The same as [`svg`].
-pub fn gains(title: &str, rows: &[Gain]) -> Result<String, Error> {
+pub fn changes(title: &str, rows: &[Change]) -> Result<String, Error> {
     let ends = rows.iter().flat_map(|row| {
         let ours = row.ours.map(|of| [of.low, of.median, of.high]);
         row.published.into_iter().chain(ours.into_iter().flatten())
     });
-    let finite = ends.filter(|end| end.is_finite() && *end >= FARTHEST);
-    let (low, high) = finite.fold((0.0_f64, 0.0_f64), |(low, high), end| (low.min(end), high.max(end)));
+    let finite = ends.filter(|end| end.is_finite() && *end <= FARTHEST);
+    let (low, high) = finite.fold((1.0_f64, 1.0_f64), |(low, high), end| (low.min(end), high.max(end)));
     let room = ((high - low) * 0.05).max(0.01);
     svg(rows.len() as u32 * LINE + AXIS + 2 * EDGE, title, |area| draw(area, rows, low - room..high + room))
 }
 
-/// Three times the cost. A larger loss is printed as a figure.
-const FARTHEST: f64 = -2.0;
+/// Three times the cost. A larger one is printed as a figure.
+const FARTHEST: f64 = 3.0;
 /// Pixels of a line.
 const LINE: u32 = 22;
 /// Pixels of the axis and its ticks.
@@ -49,7 +51,7 @@ const AXIS: u32 = 22;
 /// Pixels above the first and below the last.
 const EDGE: u32 = 4;
 
-fn draw(area: &Area<'_>, rows: &[Gain], range: std::ops::Range<f64>) -> Result<(), Error> {
+fn draw(area: &Area<'_>, rows: &[Change], range: std::ops::Range<f64>) -> Result<(), Error> {
     let longest = rows.iter().map(|row| length(&row.label)).max().unwrap_or(0);
     let left = longest.min(WIDTH * 11 / 20) + 16;
     let height = rows.len() as i32 * LINE as i32;
@@ -64,22 +66,22 @@ fn draw(area: &Area<'_>, rows: &[Gain], range: std::ops::Range<f64>) -> Result<(
         .configure_mesh()
         .disable_y_mesh()
         .disable_y_axis()
-        .x_labels(((WIDTH - left) / 45).max(2) as usize)
+        .x_labels(((WIDTH - left) / 75).max(2) as usize)
         .max_light_lines(0)
         .bold_line_style(GRID)
         .axis_style(GRID)
         .x_label_style(font(FAINT, HPos::Center))
-        .x_label_formatter(&|value| format!("{:.0} %", value * 100.0))
+        .x_label_formatter(&|ratio| axis(*ratio))
         .draw()?;
-    chart.draw_series([PathElement::new(vec![(0.0, 0.0), (0.0, f64::from(height))], INK.stroke_width(1))])?;
+    chart.draw_series([PathElement::new(vec![(1.0, 0.0), (1.0, f64::from(height))], INK.stroke_width(1))])?;
     for (at, row) in rows.iter().enumerate() {
         let down = at as i32 * LINE as i32 + LINE as i32 / 2;
         let label = fitting(&row.label, left - 16);
         area.draw_text(&label, &font(INK, HPos::Right), (left as i32 - 12, EDGE as i32 + down))?;
         let y = f64::from(height - down);
         if let Some(far) = far(row) {
-            let (x, _) = chart.backend_coord(&(range.start, y));
-            area.draw_text(&far, &font(row.colour, HPos::Left), (x + 4, EDGE as i32 + down))?;
+            let (x, _) = chart.backend_coord(&(range.end, y));
+            area.draw_text(&far, &font(row.colour, HPos::Right), (x - 4, EDGE as i32 + down))?;
             continue;
         }
         if let Some(ours) = row.ours.filter(|of| of.low.is_finite() && of.median.is_finite() && of.high.is_finite()) {
@@ -97,11 +99,24 @@ fn draw(area: &Area<'_>, rows: &[Gain], range: std::ops::Range<f64>) -> Result<(
 }
 
 /// Returns the text that replaces a mark too far away to draw.
-fn far(row: &Gain) -> Option<String> {
+fn far(row: &Change) -> Option<String> {
     let (ours, published) = (row.ours.map(|of| of.median), row.published);
-    let is_far = |of: &Option<f64>| of.is_some_and(|of| of < FARTHEST);
-    let shown = |of: Option<f64>| of.map_or("-".to_owned(), |of| format!("{:.0} times as much", 1.0 - of));
-    (is_far(&ours) || is_far(&published)).then(|| format!("{}; published: {}", shown(ours), shown(published)))
+    let is_far = |of: &Option<f64>| of.is_some_and(|of| of > FARTHEST);
+    let shown = |of: Option<f64>| of.map_or("-".to_owned(), |of| words::change(of, Noun::TIME));
+    (is_far(&ours) || is_far(&published)).then(|| match published {
+        None => shown(ours),
+        Some(_) => format!("{}; published: {}", shown(ours), shown(published)),
+    })
+}
+
+/// A tick of the axis: `50 % less`, `0`, `50 % more`.
+fn axis(ratio: f64) -> String {
+    let percent = ((ratio - 1.0) * 100.0).round();
+    match percent {
+        0.0 => "0".to_owned(),
+        _ if percent < 0.0 => format!("{:.0} % less", -percent),
+        _ => format!("{percent:.0} % more"),
+    }
 }
 
 #[cfg(test)]
@@ -110,24 +125,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_great_loss_is_labelled_and_leaves_room_for_others() {
-        let ours = Some(Ratio { median: -85.0, low: -90.0, high: -80.0 });
-        let row = Gain { label: "get".to_owned(), published: Some(-6913.0), ours, colour: variant(1) };
-        let text = gains("gains", &[row]).unwrap();
-        assert!(text.contains("86 times as much; published: 6914 times as much"), "{text}");
+    fn a_great_cost_is_labelled_and_leaves_room_for_others() {
+        let ours = Some(Ratio { median: 86.0, low: 81.0, high: 91.0 });
+        let row = Change { label: "get".to_owned(), published: Some(6914.0), ours, colour: variant(1) };
+        let text = changes("changes", &[row]).unwrap();
+        assert!(text.contains("86.0 times the time; published: 6914 times the time"), "{text}");
         assert!(!text.contains("<circle") && !text.contains("00 %"), "{text}");
     }
 
     #[test]
     fn each_has_its_interval_and_what_was_published() {
-        let ours = Some(Ratio { median: 0.4, low: 0.35, high: 0.45 });
-        let row = |label: &str| Gain { label: label.to_owned(), published: Some(0.44), ours, colour: variant(1) };
-        let rows = [row("one"), Gain { ours: None, ..row("other") }];
-        let text = gains("gains", &rows).unwrap();
+        let ours = Some(Ratio { median: 0.6, low: 0.55, high: 0.65 });
+        let row = |label: &str| Change { label: label.to_owned(), published: Some(0.56), ours, colour: variant(1) };
+        let rows = [row("one"), Change { ours: None, ..row("other") }];
+        let text = changes("changes", &rows).unwrap();
         assert_eq!(text.matches("<circle").count(), 1);
         assert!(text.contains(">\none\n") && text.contains(">\nother\n"));
-        assert!(gains("none", &[]).is_ok());
+        assert!(text.contains(" % less"), "{text}");
+        assert!(changes("none", &[]).is_ok());
         let strange = Ratio { median: f64::NAN, low: 0.0, high: f64::INFINITY };
-        assert!(gains("strange", &[Gain { ours: Some(strange), ..row("x") }]).is_ok());
+        assert!(changes("strange", &[Change { ours: Some(strange), ..row("x") }]).is_ok());
     }
 }

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One plain sentence for each phase, policy, tracker, kind of memory and source, for the places that show them.
+//!
+//! Invariant: every phase and every policy that an experiment of this program records has a sentence.
+
+/// The phases that the techniques of the dirty log's experiment do not affect.
+pub const UNAFFECTED: [&str; 2] = ["populate", "disable"];
+
+/// A phase in one sentence. `None` if it is not known. `dirty 3` is the third `dirty`.
+pub fn phase(name: &str) -> Option<&'static str> {
+    let name = name.trim_end_matches(|letter: char| letter.is_ascii_digit()).trim_end();
+    Some(match name {
+        "populate" => "The guest touches all of its memory for the first time, and every page is mapped.",
+        "enable" => "The dirty log is switched on; under write-protect this write-protects and splits all memory.",
+        "dirty" => "The guest writes while the log runs; the time includes its faults.",
+        "get" => "The collector reads which pages were written.",
+        "clear" => "The collector clears the reported pages, so that their next write is recorded again.",
+        "iteration" => "One round: dirty, get and clear together, because a cost that moves between them is not saved.",
+        "disable" => "The dirty log is switched off.",
+        "create" => "The vCPUs touch memory that is not mapped yet.",
+        "update" => "The vCPUs write and read while a dirty log runs, so that blocks are mapped by pages.",
+        "adjust" => "The log has stopped; the vCPUs read all memory, and faults restore the blocks.",
+        "rejoin" => "The hypervisor coalesces pages into blocks ahead of the guest's accesses.",
+        "before" => "The guest's rate before the log is enabled: its steady rate.",
+        "logged" => "The guest's rate while the log is read and cleared at an interval.",
+        "after" => "The guest's rate after the log was disabled, with the faults on pages that are still protected.",
+        "lost" => "The work that the guest did not do while logged, as time at its steady rate.",
+        "per second of CPU" => "The guest's accesses while logged, for each second of CPU of guest and collector.",
+        _ => return None,
+    })
+}
+
+/// A policy, a tracker or a kind of memory in one sentence. `None` if it needs none, or is not known.
+pub fn value(key: &str, value: &str) -> Option<&'static str> {
+    Some(match (key, value) {
+        ("split", "every-level") => "A split visits every entry of the tables, down to level 3, as Linux 6.12 does.",
+        ("split", "skip-children") => "A split does not visit the table that it has just made.",
+        ("split", "skip-leaves") => "A split does not visit level 3, where nothing can be split (Bras 2026).",
+        ("split", "records") => "A split visits only the tables whose record says that they contain blocks.",
+        ("cmo", "on-abort") => {
+            "Each vCPU that faults cleans the caches, also if another has mapped the page meanwhile."
+        }
+        ("cmo", "on-map") => "Only the vCPU that installs a mapping cleans the caches (Wang 2021).",
+        ("coalesce", "free-first") => {
+            "The old tables are freed before the block is installed, while its entry is invalid."
+        }
+        ("coalesce", "install-first") => {
+            "The block is installed first, and the old tables are freed after (Wang 2021)."
+        }
+        ("tables", "always") => "Each fault allocates as many table pages as it might need.",
+        ("tables", "when-needed") => "A fault allocates a table page only if a table is missing (Wang 2021).",
+        ("tracker", "write-protect") => "A write faults, and is recorded; each get clears what it reports.",
+        ("tracker", "manual") => "A write faults, and is recorded; a clear is a call of its own.",
+        ("tracker", "hardware") => "The CPU records writes (DBM); no write faults.",
+        ("tracker", "combined") => {
+            "The first write faults, and hardware records further writes to the 64 pages around it (Kolothum 2023)."
+        }
+        ("tracker", "adaptive") => "Faults or hardware, decided for each 64 pages by what their writes have cost.",
+        ("tracker", "ring") => "KVM's dirty ring: each vCPU lists the pages that it writes.",
+        ("backing", "anonymous") => "Memory mapped by pages of 4 KiB, so that nothing is left to split.",
+        ("backing", "anonymous_thp") => "Memory mapped by blocks of 2 MiB.",
+        ("backing", "anonymous_hugetlb_1gb") => "Memory mapped by blocks of 1 GiB.",
+        _ => return None,
+    })
+}
+
+/// Whether this is a policy's usual value: the technique is on.
+pub fn is_usual(key: &str, value: &str) -> bool {
+    [("split", "records"), ("cmo", "on-map"), ("coalesce", "install-first"), ("tables", "when-needed")]
+        .contains(&(key, value))
+}
+
+/// A source in one sentence. `None` if it is not known.
+pub fn source(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "Bras 2026" => "Leonardo Bras: a split that does not visit level 3. The time of the call that splits.",
+        "Bras RFC 2026" => "The first version of that work, timed inside the kernel on a software model.",
+        "Natapov 2010" => "Gleb Natapov: asynchronous page faults. The work that a guest does while pages are in swap.",
+        "Kolothum 2023" => "Shameer Kolothum, after Keqian Zhu: a dirty log by software and hardware combined.",
+        "Wang 2021" => {
+            "Yanan Wang: cache maintenance by the vCPU that maps (patch 1); install the block, then free (patch 2)."
+        }
+        crate::results::TARGET => "A limit that Twofold sets itself.",
+        _ => return None,
+    })
+}
+
+/// A phase as the subject of a sentence, and its verb.
+pub fn subject(phase: &str) -> (&str, &'static str) {
+    let subject = match phase {
+        "populate" => "populating",
+        "enable" => "enabling",
+        "dirty" => "writing",
+        "get" => "getting the log",
+        "clear" => "clearing",
+        "iteration" => "a round of dirty, get and clear",
+        "disable" => "disabling",
+        "create" => "creating",
+        "update" => "updating",
+        "adjust" => "adjusting",
+        "logged" => "while logged, the guest",
+        "lost" => "the loss of the guest",
+        other => other,
+    };
+    (subject, if phase == "lost" { "is" } else { "takes" })
+}
