@@ -65,6 +65,9 @@ pub struct EngineOptions {
     /// Runs of each operation, at least 1; median, minimum and maximum are printed
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub runs: u32,
+    /// Prints every row with its counts, two threads, and the configuration, instead of the main rows
+    #[arg(long)]
+    pub all: bool,
     /// Writes the figures to FILE as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -72,11 +75,11 @@ pub struct EngineOptions {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<String>,
     /// Prints the names of the operations and measures nothing
-    #[arg(long, conflicts_with_all = ["runs", "json", "only", "steps"])]
+    #[arg(long, conflicts_with_all = ["runs", "all", "json", "only", "steps"])]
     pub list: bool,
     /// Reads operation names from standard input, one a line; runs each once and answers with a line of JSON. Another
     /// program can so interleave them with its own
-    #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["runs", "json", "only"])]
+    #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["runs", "all", "json", "only"])]
     pub steps: Option<Steps>,
 }
 
@@ -158,6 +161,9 @@ pub struct DirtyTableOptions {
     /// Only the workloads with one of these in their names
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     pub only: Vec<String>,
+    /// Prints every tracker's row, instead of a row for each workload
+    #[arg(long)]
+    pub all: bool,
     /// Writes the figures to FILE as JSON, in nanoseconds
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -213,8 +219,9 @@ does not exist and is never touched. TLB invalidations, barriers and cache opera
 own counts them per entry. The operations take turns, so a disturbance of the machine affects all of them. Figures are
 nanoseconds of CPU time per page table entry, or per block where the table says so.
 
-With two CPUs or more, a second table has two threads on one guest's tables: their rate divided by the rate of one
-thread. These are ratios of wall time, so they need an idle machine.
+The main rows are printed, and one sentence. --all prints every row. With two CPUs or more, it has a second table with
+two threads on one guest's tables: their rate divided by the rate of one thread. These are ratios of wall time, so they
+need an idle machine.
 
 Examples:
   cargo run --release -p twofold -- bench engine
@@ -246,7 +253,8 @@ const DIRTY_TABLE_HELP: &str = "\
 A guest writes. After each round a collector reads the log and clears it, as in a live migration. Both run on one
 thread, in turn. Times are the CPU time of all rounds in milliseconds. Writes per second are the guest's writes divided
 by the CPU time of guest and collector, including the log's start and stop. Each tracker takes its turn in each run.
-The command fails if adaptive is not best and its interval does not reach 95 % of the best.
+The command fails if adaptive is not best and its interval does not reach 95 % of the best. A row for each workload is
+printed, and one sentence. --all prints every tracker's times.
 
 The last workload is a recording: the pages that Linux wrote with Redis under `redis-benchmark -t set`, in a memslot of
 256 MiB (crates/bench/recordings; `cargo xtask record-redis` makes it). --recorded replays another recording, a text

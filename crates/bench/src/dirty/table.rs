@@ -21,7 +21,7 @@ use crate::statistics::{Quartiles, Ratio};
 /// best.
 pub fn command(options: &DirtyTableOptions) -> anyhow::Result<ExitCode> {
     let report = measure(options)?;
-    output::line(&shown::shown(&report))?;
+    output::line(&if options.all { shown::shown(&report) } else { shown::summary(&report) })?;
     if let Some(path) = &options.json {
         output::json(path, &report)?;
     }

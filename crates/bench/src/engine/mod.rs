@@ -43,7 +43,7 @@ pub fn command(options: &EngineOptions) -> anyhow::Result<()> {
         return steps::serve(what, arena, size);
     }
     let report = measure(&Chosen::of(&options.only)?, options, arena)?;
-    output::line(&report.shown())?;
+    output::line(&if options.all { report.shown() } else { report.summary() })?;
     if let Some(path) = &options.json {
         output::json(path, &report)?;
     }

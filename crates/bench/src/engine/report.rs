@@ -12,6 +12,7 @@ use super::row::{PerUnit, Unit};
 use super::threads;
 use super::visits::Visits;
 use crate::machine::{Machine, huge_pages};
+use crate::report::words::{self, Noun};
 use crate::statistics::Spread;
 
 /// All figures of a run.
@@ -100,6 +101,39 @@ impl Report {
         Self { operations, limits, threads, visits, configuration, machine: Machine::this() }
     }
 
+    /// Formats the main rows, and a sentence. If rows were chosen by name, formats all of them.
+    pub fn summary(&self) -> String {
+        let has = |name: &str| self.operations.iter().find(|row| row.name == name);
+        let main: Vec<_> = MAIN.iter().filter_map(|name| has(name)).collect();
+        let rows = if main.len() == MAIN.len() { main } else { self.operations.iter().collect() };
+        let cells = rows.iter().map(|row| {
+            let Spread { median, min, max } = row.spread;
+            let range = format!("{} to {}", nanoseconds(min), nanoseconds(max));
+            vec![row.name.to_owned(), row.unit.name().to_owned(), nanoseconds(median), range]
+        });
+        let mut parts = vec![table(&["operation", "unit", "median", "range of the runs"], cells, 2)];
+        let disturbed = rows.iter().filter(|row| row.spread.max >= 2.0 * row.spread.median);
+        let disturbed: Vec<_> = disturbed.map(|row| row.name).collect();
+        if !disturbed.is_empty() {
+            parts.push(format!("a run took twice the median or more: {}", disturbed.join(", ")));
+        }
+        parts.push(format!("machine: {}; {} build", self.machine.shown(), self.configuration.build));
+        parts.push("more: --all prints every row, the counts, two threads, and the configuration".to_owned());
+        parts.extend(self.sentence());
+        parts.join("\n")
+    }
+
+    /// What the level-skipping split saves. `None` if it was not measured.
+    fn sentence(&self) -> Option<String> {
+        let median = |name: &str| Some(self.operations.iter().find(|row| row.name == name)?.spread.median);
+        let (before, after) = (median("split_again_every_level")?, median("split_again")?);
+        let change = words::rounded(after / before, Noun::TIME);
+        let [before, after] = [before, after].map(nanoseconds);
+        Some(format!(
+            "records: splitting what is split takes {change} than every-level, {after} against {before} ns an entry"
+        ))
+    }
+
     /// Formats the report as text.
     pub fn shown(&self) -> String {
         let parts = [
@@ -107,6 +141,7 @@ impl Report {
             self.visits.map(visits_shown),
             self.threads_shown(),
             Some(format!("machine: {}\nwhat: {}", self.machine.shown(), self.configuration.shown())),
+            self.sentence(),
         ];
         parts.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
     }
@@ -137,6 +172,10 @@ impl Report {
         (rows.len() > 0).then(|| table(&header, rows, 1))
     }
 }
+
+/// The rows of the summary.
+const MAIN: [&str; 8] =
+    ["map_pages", "map_range", "split_2m", "protect_sections", "relax", "lookup", "coalesce_2m", "unmap"];
 
 fn visits_shown(visits: Visits) -> String {
     let Visits { every_level, leaves_skipped } = visits;

@@ -232,7 +232,7 @@ fn headline_row(row: &HeadlineRow) -> Markup {
     };
     html! {
         tr {
-            td { (row.source) }
+            td.source { (row.source) }
             td.what {
                 (row.what)
                 @if !row.command.is_empty() { small { code { (row.command) } } }
@@ -244,7 +244,7 @@ fn headline_row(row: &HeadlineRow) -> Markup {
             td.n data-label="before" { (median(row.before, &cells.medians[0])) }
             td.n data-label="after" { (median(row.after, &cells.medians[1])) }
             td.u { @if row.before.is_some() || row.after.is_some() { (row.unit) } }
-            td { (row.kind.name()) small { (row.platform) } }
+            td { @if row.verdict != Verdict::NotMeasured { (row.kind.name()) small { (row.platform) } } }
         }
     }
 }

@@ -129,15 +129,21 @@ pub fn sentence(results: &Results) -> String {
     let [more, as_much, less] = [SAVES_MORE, SAVES_AS_MUCH, SAVES_LESS].map(|word| count(false, word));
     let missed: Vec<_> = results.headline.iter().filter(|row| row.verdict == Verdict::Differs).collect();
     let missed = missed.iter().map(|row| format!("{} {}", row.source, row.what)).collect::<Vec<_>>().join(", ");
-    format!(
-        "{} of {} published savings are savings here too: {more} larger, {as_much} as large, {less} smaller; {} of {} \
-         targets are reached{}",
-        more + as_much + less,
-        savings().count(),
-        count(true, REACHED),
-        judged(true).count(),
-        if missed.is_empty() { String::new() } else { format!("; against what is required: {missed}") },
-    )
+    let (all, targets) = (savings().count(), judged(true).count());
+    let parts = [
+        (all > 0).then(|| {
+            let here = more + as_much + less;
+            format!(
+                "{here} of {all} published savings are savings here too: {more} larger, {as_much} as large, {less} smaller"
+            )
+        }),
+        (targets > 0).then(|| format!("{} of {targets} targets are reached", count(true, REACHED))),
+        (!missed.is_empty()).then(|| format!("against what is required: {missed}")),
+    ];
+    match parts.into_iter().flatten().collect::<Vec<_>>() {
+        none if none.is_empty() => "nothing was measured".to_owned(),
+        parts => parts.join("; "),
+    }
 }
 
 fn is_missing(row: &HeadlineRow) -> bool {
@@ -204,8 +210,7 @@ mod tests {
 
     #[test]
     fn the_sentence_counts_by_size() {
-        let wanted = "4 of 6 published savings are savings here too: 0 larger, 3 as large, 1 smaller; 0 of 0 targets \
-                      are reached; against what is required: Kolothum 2023 dirty, get and clear together";
+        let wanted = "4 of 6 published savings are savings here too: 0 larger, 3 as large, 1 smaller; against what is required: Kolothum 2023 dirty, get and clear together";
         assert_eq!(sentence(&example::results()), wanted);
     }
 }

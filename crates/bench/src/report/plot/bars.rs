@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Horizontal bars, one below the other, each with its figure at the right. They start at 0; a negative bar extends to
-//! the left.
+//! Horizontal bars, one below the other, each with its figure at the right, and their label above them. They start at
+//! 0; a negative bar extends to the left.
 //!
 //! Invariant: all bars of a plot share one scale and start at 0, so twice the length is twice the value.
 
@@ -15,7 +15,7 @@ use super::{Area, Error, WIDTH, fitting, font, length, svg, tick};
 /// Bars that are compared, with their label.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// The label, left of the bars.
+    /// The label, above the bars.
     pub label: String,
     /// The bars, one below the other.
     pub bars: Vec<Bar>,
@@ -48,10 +48,9 @@ pub fn bars(title: &str, rows: &[Row], unit: &str) -> Result<String, Error> {
     let range = if low < high { low * 1.03..high * 1.03 } else { 0.0..1.0 };
 
     let longest = |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| length(text)).max().unwrap_or(0);
-    let labels = longest(&mut rows.iter().map(|row| &row.label)).min(WIDTH * 2 / 5);
     let values = longest(&mut bars().map(|bar| &bar.value));
     let remarks = longest(&mut bars().map(|bar| &bar.remark));
-    let columns = Columns { labels, values, remarks };
+    let columns = Columns { values, remarks };
 
     let height: u32 = rows.iter().map(Row::height).sum::<u32>() + AXIS + 2 * EDGE;
     svg(height, title, |area| draw(area, rows, unit, range, &columns))
@@ -61,6 +60,8 @@ pub fn bars(title: &str, rows: &[Row], unit: &str) -> Result<String, Error> {
 const BAR: u32 = 18;
 /// Pixels of that space.
 const BETWEEN: i32 = 5;
+/// Pixels of a label.
+const LABEL: u32 = 16;
 /// Pixels between rows.
 const GAP: u32 = 8;
 /// Pixels of the axis and its ticks.
@@ -72,19 +73,22 @@ const SPACE: u32 = 12;
 
 /// The columns' widths in pixels.
 struct Columns {
-    labels: u32,
     values: u32,
     remarks: u32,
 }
 
 impl Row {
     fn height(&self) -> u32 {
-        self.bars.len() as u32 * BAR + GAP
+        self.label_height() + self.bars.len() as u32 * BAR + GAP
+    }
+
+    fn label_height(&self) -> u32 {
+        if self.label.is_empty() { 0 } else { LABEL }
     }
 }
 
 fn draw(area: &Area<'_>, rows: &[Row], unit: &str, range: Range<f64>, columns: &Columns) -> Result<(), Error> {
-    let left = if columns.labels == 0 { EDGE } else { columns.labels + SPACE };
+    let left = EDGE;
     let remarks = if columns.remarks == 0 { 0 } else { columns.remarks + SPACE };
     let right = columns.values + SPACE + remarks + EDGE;
     let height = area.dim_in_pixel().1 - AXIS - 2 * EDGE;
@@ -114,10 +118,12 @@ fn draw(area: &Area<'_>, rows: &[Row], unit: &str, range: Range<f64>, columns: &
     let (values, remarks) = ((WIDTH - EDGE - remarks) as i32, (WIDTH - EDGE) as i32);
     let mut top = 0;
     for row in rows {
-        let middle = (EDGE + top) as i32 + (row.bars.len() as u32 * BAR + GAP) as i32 / 2;
-        let label = fitting(&row.label, columns.labels);
-        area.draw_text(&label, &font(INK, HPos::Right), ((left - SPACE.min(left)) as i32, middle))?;
         top += GAP / 2;
+        if !row.label.is_empty() {
+            let label = fitting(&row.label, WIDTH - 2 * EDGE);
+            area.draw_text(&label, &font(INK, HPos::Left), (EDGE as i32, (EDGE + top + LABEL / 2) as i32))?;
+            top += LABEL;
+        }
         for bar in &row.bars {
             let up = |from: i32| f64::from(height as i32 - top as i32 - from);
             let mut start = 0.0;

@@ -9,7 +9,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
 use super::colour::{FAINT, GRID, INK};
-use super::{Area, Error, WIDTH, fitting, font, length, svg};
+use super::{Area, Error, WIDTH, fitting, font, svg};
 use crate::report::words::{self, Noun};
 use crate::statistics::Ratio;
 
@@ -44,29 +44,33 @@ pub fn changes(title: &str, rows: &[Change]) -> Result<String, Error> {
 
 /// Three times the cost. A larger one is printed as a figure.
 const FARTHEST: f64 = 3.0;
-/// Pixels of a line.
-const LINE: u32 = 22;
+/// Pixels of a row: the label, and the marks below it.
+const LINE: u32 = LABEL + MARKS;
+/// Pixels of a label.
+const LABEL: u32 = 16;
+/// Pixels of the marks.
+const MARKS: u32 = 18;
+/// Pixels beside the axis, for half of its outer ticks.
+const SIDE: u32 = 34;
 /// Pixels of the axis and its ticks.
 const AXIS: u32 = 22;
 /// Pixels above the first and below the last.
 const EDGE: u32 = 4;
 
 fn draw(area: &Area<'_>, rows: &[Change], range: std::ops::Range<f64>) -> Result<(), Error> {
-    let longest = rows.iter().map(|row| length(&row.label)).max().unwrap_or(0);
-    let left = longest.min(WIDTH * 11 / 20) + 16;
     let height = rows.len() as i32 * LINE as i32;
     let mut chart = ChartBuilder::on(area)
         .margin_top(EDGE)
         .margin_bottom(EDGE)
-        .margin_left(left)
-        .margin_right(24)
+        .margin_left(SIDE)
+        .margin_right(SIDE)
         .x_label_area_size(AXIS)
         .build_cartesian_2d(range.clone(), 0.0..f64::from(height.max(1)))?;
     chart
         .configure_mesh()
         .disable_y_mesh()
         .disable_y_axis()
-        .x_labels(((WIDTH - left) / 75).max(2) as usize)
+        .x_labels(((WIDTH - 2 * SIDE) / 75).max(2) as usize)
         .max_light_lines(0)
         .bold_line_style(GRID)
         .axis_style(GRID)
@@ -75,9 +79,10 @@ fn draw(area: &Area<'_>, rows: &[Change], range: std::ops::Range<f64>) -> Result
         .draw()?;
     chart.draw_series([PathElement::new(vec![(1.0, 0.0), (1.0, f64::from(height))], INK.stroke_width(1))])?;
     for (at, row) in rows.iter().enumerate() {
-        let down = at as i32 * LINE as i32 + LINE as i32 / 2;
-        let label = fitting(&row.label, left - 16);
-        area.draw_text(&label, &font(INK, HPos::Right), (left as i32 - 12, EDGE as i32 + down))?;
+        let top = at as i32 * LINE as i32;
+        let label = fitting(&row.label, WIDTH - 2 * EDGE);
+        area.draw_text(&label, &font(INK, HPos::Left), (EDGE as i32, EDGE as i32 + top + LABEL as i32 / 2))?;
+        let down = top + LABEL as i32 + MARKS as i32 / 2;
         let y = f64::from(height - down);
         if let Some(far) = far(row) {
             let (x, _) = chart.backend_coord(&(range.end, y));

@@ -14,8 +14,8 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// Width of all plots in pixels.
-pub const WIDTH: u32 = 640;
+/// Width of all plots in pixels: little more than that of a telephone, so that their text stays readable there.
+pub const WIDTH: u32 = 420;
 
 /// The error of drawing.
 pub type Error = DrawingAreaErrorKind<std::io::Error>;
@@ -94,7 +94,7 @@ mod tests {
     fn a_plot_holds_no_address_and_its_title_is_escaped() {
         let text = svg(10, "<a> & \"b\"", |_| Ok(())).unwrap();
         assert!(
-            text.starts_with(r#"<svg role="img" aria-label="&lt;a&gt; &amp; &quot;b&quot;" width="640""#),
+            text.starts_with(r#"<svg role="img" aria-label="&lt;a&gt; &amp; &quot;b&quot;" width="420""#),
             "{text}"
         );
         assert!(!text.contains("http"));
