@@ -167,8 +167,8 @@ mod tests {
         sorted.sort_unstable();
         sorted.dedup();
         assert_eq!(sorted.len(), names.len(), "{names:?}");
-        let s0 = parts(&HeadlineOptions { only: vec!["Bras 2026".to_owned()], ..HeadlineOptions::default() });
-        assert_eq!(s0.len(), 6);
+        let bras = parts(&HeadlineOptions { only: vec!["Bras 2026".to_owned()], ..HeadlineOptions::default() });
+        assert_eq!(bras.len(), 6);
         let none = chosen(&HeadlineOptions { only: vec!["nosuch".to_owned()], ..HeadlineOptions::default() });
         let error = none.err().unwrap().to_string();
         assert!(error.contains("`nosuch`") && names.iter().all(|name| error.contains(name)), "{error}");

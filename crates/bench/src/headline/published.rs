@@ -91,12 +91,12 @@ fn printed(percent: f64) -> String {
 pub const PUBLISHED: &[Published] = &[
     // Bras 2026: ThunderX2, 32 GB; mean and standard deviation of four modes. The script prints 64G; its author
     // corrected that to 16G.
-    split("4K: log on", S0_4K_ENABLE, (-44.01, 2.80), Scenario::Enable, Backing::Anonymous),
-    split("THP: log on", S0_THP_ENABLE, (-24.66, 1.21), Scenario::Enable, Backing::AnonymousThp),
-    split("16 x 1G: log on", S0_1G_ENABLE, (-24.78, 0.85), Scenario::Enable, Backing::AnonymousHugetlb1G),
-    split("4K: clear", S0_4K_CLEAR, (-38.98, 1.91), Scenario::Clear, Backing::Anonymous),
-    split("THP: clear", S0_THP_CLEAR, (-25.49, 0.65), Scenario::Clear, Backing::AnonymousThp),
-    split("16 x 1G: clear", S0_1G_CLEAR, (-24.24, 0.65), Scenario::Clear, Backing::AnonymousHugetlb1G),
+    split("4K: log on", BRAS_4K_ENABLE, (-44.01, 2.80), Scenario::Enable, Backing::Anonymous),
+    split("THP: log on", BRAS_THP_ENABLE, (-24.66, 1.21), Scenario::Enable, Backing::AnonymousThp),
+    split("16 x 1G: log on", BRAS_1G_ENABLE, (-24.78, 0.85), Scenario::Enable, Backing::AnonymousHugetlb1G),
+    split("4K: clear", BRAS_4K_CLEAR, (-38.98, 1.91), Scenario::Clear, Backing::Anonymous),
+    split("THP: clear", BRAS_THP_CLEAR, (-25.49, 0.65), Scenario::Clear, Backing::AnonymousThp),
+    split("16 x 1G: clear", BRAS_1G_CLEAR, (-24.24, 0.65), Scenario::Clear, Backing::AnonymousHugetlb1G),
     // Natapov 2010: 4 vCPUs, 2 GB, in a container of 512 MB.
     score("halt: non-PV guest", (122_789_420_615.0, 138_455_939_001.0)),
     score("PV guest", (122_789_420_615.0, 234_351_846_135.0)),
@@ -113,56 +113,56 @@ pub const PUBLISHED: &[Published] = &[
     // Wang 2021, patch 1: Kunpeng 920, Linux 5.12-rc2, no FEAT_S2FWB.
     stage(
         "patch 1: 4K create",
-        S4_4K_80,
+        WANG_4K_80,
         (104.63, 97.30, 7.00),
         Technique::Cmo,
         at(Backing::Anonymous, 1, 80, Stage::Create),
     ),
     stage(
         "patch 1: 4K update",
-        S4_4K_80,
+        WANG_4K_80,
         (78.47, 77.18, 1.64),
         Technique::Cmo,
         at(Backing::Anonymous, 1, 80, Stage::Update),
     ),
     stage(
         "patch 1: THP create",
-        S4_THP_40,
+        WANG_THP_40,
         (15.70, 7.36, 53.12),
         Technique::Cmo,
         at(Backing::AnonymousThp, 20, 40, Stage::Create),
     ),
     stage(
         "patch 1: THP update",
-        S4_THP_40,
+        WANG_THP_40,
         (161.00, 135.03, 16.13),
         Technique::Cmo,
         at(Backing::AnonymousThp, 20, 40, Stage::Update),
     ),
     stage(
         "patch 1: THP rebuild",
-        S4_THP_40,
+        WANG_THP_40,
         (170.49, 145.46, 14.68),
         Technique::Cmo,
         at(Backing::AnonymousThp, 20, 40, Stage::Adjust),
     ),
     stage(
         "patch 1: 1G create",
-        S4_1G_40,
+        WANG_1G_40,
         (104.55, 3.69, 96.47),
         Technique::Cmo,
         at(Backing::AnonymousHugetlb1G, 20, 40, Stage::Create),
     ),
     stage(
         "patch 1: 1G update",
-        S4_1G_40,
+        WANG_1G_40,
         (160.67, 130.65, 18.68),
         Technique::Cmo,
         at(Backing::AnonymousHugetlb1G, 20, 40, Stage::Update),
     ),
     stage(
         "patch 1: 1G rebuild",
-        S4_1G_40,
+        WANG_1G_40,
         (103.95, 2.96, 97.15),
         Technique::Cmo,
         at(Backing::AnonymousHugetlb1G, 20, 40, Stage::Adjust),
@@ -170,35 +170,35 @@ pub const PUBLISHED: &[Published] = &[
     // Wang 2021, patch 2.
     stage(
         "patch 2: THP rebuild, 20 vCPUs",
-        S4_THP_20,
+        WANG_THP_20,
         (73.64, 57.75, 21.58),
         Technique::Coalesce,
         at(Backing::AnonymousThp, 20, 20, Stage::Adjust),
     ),
     stage(
         "patch 2: THP rebuild, 40 vCPUs",
-        S4_THP_40,
+        WANG_THP_40,
         (145.4, 130.8, 10.62),
         Technique::Coalesce,
         at(Backing::AnonymousThp, 20, 40, Stage::Adjust),
     ),
     stage(
         "patch 2: 1 x 1G rebuild, 80 vCPUs",
-        S4_1G_80,
+        WANG_1G_80,
         (0.166, 0.035, 78.92),
         Technique::Coalesce,
         at(Backing::AnonymousHugetlb1G, 1, 80, Stage::Adjust),
     ),
     stage(
         "patch 2: 20 x 1G rebuild, 20 vCPUs",
-        S4_1G_20,
+        WANG_1G_20,
         (2.875, 0.282, 90.20),
         Technique::Coalesce,
         at(Backing::AnonymousHugetlb1G, 20, 20, Stage::Adjust),
     ),
     stage(
         "patch 2: 20 x 1G rebuild, 40 vCPUs",
-        S4_1G_40,
+        WANG_1G_40,
         (2.965, 0.359, 87.55),
         Technique::Coalesce,
         at(Backing::AnonymousHugetlb1G, 20, 40, Stage::Adjust),
@@ -215,22 +215,22 @@ pub const KOLOTHUM: &str = "Kolothum 2023";
 pub const NATAPOV: &str = "Natapov 2010";
 /// Wang 2021: the efficiency of stage 2.
 pub const WANG: &str = "Wang 2021";
-const S0_4K_ENABLE: &str = "./dirty_log_perf_test -g -b 64G";
-const S0_THP_ENABLE: &str = "./dirty_log_perf_test -g -b 64G -s anonymous_thp";
-const S0_1G_ENABLE: &str = "./dirty_log_perf_test -g -b 64G -s shared_hugetlb";
-const S0_4K_CLEAR: &str = "./dirty_log_perf_test -b 64G";
-const S0_THP_CLEAR: &str = "./dirty_log_perf_test -b 64G -s anonymous_thp";
-const S0_1G_CLEAR: &str = "./dirty_log_perf_test -b 64G -s shared_hugetlb";
-const S1: &str = "./bm -f 4 -w 4 -t 60";
-const S2: &str = "(none: timed in the kernel, on a software model, 1 GB)";
-const S3: &str = "./dirty_log_perf_test -b 512MB -v 96 -i 5 -m 2 -s anonymous_thp";
-const S3_REDIS: &str = "redis-benchmark -t set -c 900 -n 5000000 --threads 96";
-const S4_4K_80: &str = "./kvm_page_table_test -m 4 -s anonymous -b 1G -v 80";
-const S4_THP_40: &str = "./kvm_page_table_test -m 4 -s anonymous_thp -b 20G -v 40";
-const S4_THP_20: &str = "./kvm_page_table_test -m 4 -s anonymous_thp -b 20G -v 20";
-const S4_1G_40: &str = "./kvm_page_table_test -m 4 -s anonymous_hugetlb_1gb -b 20G -v 40";
-const S4_1G_20: &str = "./kvm_page_table_test -m 4 -s anonymous_hugetlb_1gb -b 20G -v 20";
-const S4_1G_80: &str = "./kvm_page_table_test -m 4 -s anonymous_hugetlb_1gb -b 1G -v 80";
+const BRAS_4K_ENABLE: &str = "./dirty_log_perf_test -g -b 64G";
+const BRAS_THP_ENABLE: &str = "./dirty_log_perf_test -g -b 64G -s anonymous_thp";
+const BRAS_1G_ENABLE: &str = "./dirty_log_perf_test -g -b 64G -s shared_hugetlb";
+const BRAS_4K_CLEAR: &str = "./dirty_log_perf_test -b 64G";
+const BRAS_THP_CLEAR: &str = "./dirty_log_perf_test -b 64G -s anonymous_thp";
+const BRAS_1G_CLEAR: &str = "./dirty_log_perf_test -b 64G -s shared_hugetlb";
+const NATAPOV_COMMAND: &str = "./bm -f 4 -w 4 -t 60";
+const BRAS_RFC_COMMAND: &str = "(none: timed in the kernel, on a software model, 1 GB)";
+const KOLOTHUM_COMMAND: &str = "./dirty_log_perf_test -b 512MB -v 96 -i 5 -m 2 -s anonymous_thp";
+const KOLOTHUM_REDIS: &str = "redis-benchmark -t set -c 900 -n 5000000 --threads 96";
+const WANG_4K_80: &str = "./kvm_page_table_test -m 4 -s anonymous -b 1G -v 80";
+const WANG_THP_40: &str = "./kvm_page_table_test -m 4 -s anonymous_thp -b 20G -v 40";
+const WANG_THP_20: &str = "./kvm_page_table_test -m 4 -s anonymous_thp -b 20G -v 20";
+const WANG_1G_40: &str = "./kvm_page_table_test -m 4 -s anonymous_hugetlb_1gb -b 20G -v 40";
+const WANG_1G_20: &str = "./kvm_page_table_test -m 4 -s anonymous_hugetlb_1gb -b 20G -v 20";
+const WANG_1G_80: &str = "./kvm_page_table_test -m 4 -s anonymous_hugetlb_1gb -b 1G -v 80";
 
 const fn split(
     what: &'static str,
@@ -245,22 +245,28 @@ const fn split(
 
 const fn walk(what: &'static str, percent: f64, backing: Backing) -> Published {
     let subject = Subject::SplitAlone { backing };
-    Published { source: BRAS_RFC, what, command: S2, figure: Figure::Change(percent, None), subject }
+    Published { source: BRAS_RFC, what, command: BRAS_RFC_COMMAND, figure: Figure::Change(percent, None), subject }
 }
 
 const fn score(what: &'static str, (before, after): (f64, f64)) -> Published {
     let subject = Subject::Unmeasured("needs asynchronous page faults: here no page can leave a guest's memory");
-    Published { source: NATAPOV, what, command: S1, figure: Figure::Score(before, after), subject }
+    Published { source: NATAPOV, what, command: NATAPOV_COMMAND, figure: Figure::Score(before, after), subject }
 }
 
 const fn log(what: &'static str, (before, after): (f64, f64), part: Part) -> Published {
     let figure = Figure::Pair(before, after, "s", None);
-    Published { source: KOLOTHUM, what, command: S3, figure, subject: Subject::Log { part } }
+    Published { source: KOLOTHUM, what, command: KOLOTHUM_COMMAND, figure, subject: Subject::Log { part } }
 }
 
 const fn redis(what: &'static str, (before, after, unit): (f64, f64, &'static str)) -> Published {
     let subject = Subject::Unmeasured("needs a live migration of a guest that runs Redis");
-    Published { source: KOLOTHUM, what, command: S3_REDIS, figure: Figure::Pair(before, after, unit, None), subject }
+    Published {
+        source: KOLOTHUM,
+        what,
+        command: KOLOTHUM_REDIS,
+        figure: Figure::Pair(before, after, unit, None),
+        subject,
+    }
 }
 
 /// Backing, total GiB, vCPUs and stage of the published experiment.
@@ -298,7 +304,7 @@ mod tests {
         }
     }
     #[test]
-    fn s0_has_six_cells_and_all_gain() {
+    fn bras_2026_has_six_cells_and_all_gain() {
         let cells: Vec<_> = of(BRAS).iter().map(|published| published.subject).collect();
         let backings = [Backing::Anonymous, Backing::AnonymousThp, Backing::AnonymousHugetlb1G];
         for scenario in [Scenario::Enable, Scenario::Clear] {
@@ -316,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn s4_has_all_rows_of_both_patches_and_its_commands_say_what_they_are_of() {
+    fn wang_2021_has_all_rows_of_both_patches_and_its_commands_say_what_they_are_of() {
         let count = |wanted: Technique| {
             let is = |published: &&&Published| matches!(published.subject, Subject::Stage { technique, .. } if technique == wanted);
             of(WANG).iter().filter(is).count()
@@ -349,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn s3_moves_what_it_saves() {
+    fn kolothum_2023_moves_what_it_saves() {
         let gains: Vec<_> = of(KOLOTHUM).iter().take(3).map(|published| published.figure.gain()).collect();
         assert!(gains[0] > 0.9 && gains[1] < -6000.0 && gains[2] < -1.0);
     }

@@ -175,7 +175,8 @@ impl Summary {
         let (subject, verb) = explained::subject(&phase.name);
         let figures = format!("{figure} against {against} {}", unit.name);
         let verb = if phase.quantity == Quantity::Rate { "makes" } else { verb };
-        format!("{variant}: {subject} {verb} {change} than {other}, {}", figures.trim_end()).replace(SAME_THAN, SAME_AS)
+        let than = words::than(ratio);
+        format!("{variant}: {subject} {verb} {change} {than} {other}, {}", figures.trim_end())
     }
 
     /// The sentence if nothing is compared: the phases that the user waits for.
@@ -205,8 +206,6 @@ impl Summary {
 }
 
 const WHOLE: &str = "iteration";
-const SAME_THAN: &str = "the same time than";
-const SAME_AS: &str = "the same time as";
 /// Runs that differ by less are not noisy.
 const NOISE: f64 = 0.05;
 /// A run that takes this many times the median is reported.

@@ -118,7 +118,8 @@ fn foot(results: &Results, detail: Detail) -> String {
     lines.extend(results.notes.iter().map(|note| format!("note: {note}")));
     if detail == Detail::Summary {
         lines.push(format!("machine: {}", machine(results)));
-        lines.push("more: --all prints every row and the configuration; --report FILE.html has the plots".to_owned());
+        let more = if results.headline.is_empty() { "prints every row and" } else { "adds the commands of each row," };
+        lines.push(format!("more: --all {more} the configuration; --report FILE.html has the plots"));
         return lines.join("\n");
     }
     let host = results.host.iter().filter(|(name, _)| name != crate::host::COMMAND_LINE);

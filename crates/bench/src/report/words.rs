@@ -61,6 +61,16 @@ pub fn rounded(ratio: f64, of: Noun) -> String {
     worded(ratio, of, usize::from((ratio - 1.0).abs() < 0.0995)).replace(".0 %", " %")
 }
 
+/// The word between a [`rounded`] change and the baseline: `85 times the time of manual`, `9 % less time than manual`.
+pub fn than(ratio: f64) -> &'static str {
+    match ratio {
+        _ if ratio >= MANY => "of",
+        // Less is not shown: `the same time as manual`.
+        _ if (ratio - 1.0).abs() < 0.0005 => "as",
+        _ => "than",
+    }
+}
+
 /// The ends of an interval: `42.0 to 45.2 % less`, `3.0 % less to 4.1 % more`.
 pub fn interval(of: &Ratio, noun: Noun) -> String {
     if of.low == of.high {
@@ -127,6 +137,8 @@ mod tests {
         assert_eq!(rounded(0.921, TIME), "7.9 % less time");
         assert_eq!(rounded(0.9, TIME), "10 % less time");
         assert_eq!(rounded(1.05, TIME), "5 % more time");
+        assert_eq!([0.5, 2.0, 85.0, 1.0004].map(than), ["than", "than", "of", "as"]);
+        assert_eq!(rounded(1.0004, TIME), "the same time");
     }
 
     #[test]
