@@ -364,8 +364,11 @@ mod tests {
     use super::*;
     use crate::results::{Measurement, Platform, Results};
 
+    /// A variant's name, and the times of its phases.
+    type Timed<'a> = (&'a str, [(&'a str, [f64; 7]); 2]);
+
     /// A dirty log by these variants of a technique, with a time in microseconds for each phase and run.
-    fn summary(key: &str, variants: &[(&str, [(&str, [f64; 7]); 2])]) -> Summary {
+    fn summary(key: &str, variants: &[Timed<'_>]) -> Summary {
         let mut results = Results { measurements: Vec::new(), ..Results::begin() };
         for (variant, phases) in variants {
             for (phase, runs) in phases {
