@@ -170,7 +170,7 @@ fn a_get_that_fails_midway_flushes_and_loses_nothing() {
     let ends = |event: &Event| matches!(event, Event::Tlbi(Tlbi::VmallE1Is | Tlbi::VmallS12E1Is, _));
     let flushes = machine.events().into_iter().filter(ends);
     assert_eq!(flushes.count(), 1, "the protected pages are flushed");
-    let leaf = |page| machine.mmu().translate(&|pa| machine.word(pa), ipa(page)).unwrap();
+    let leaf = |page| machine.mmu().translate(&|pa| machine.read(pa), ipa(page)).unwrap();
     assert!(written().all(|page| !leaf(page).access().write));
     assert_eq!(log.get(&mut dirty), Ok(()));
     assert!(dirty.pages().eq(written().chain([more])), "{dirty:?}");

@@ -237,7 +237,7 @@ fn what_a_fault_sets_dbm_on_for_a_log_is_not_left_to_another() {
             }
             overtaken += 1;
             let mmu = machine.mmu();
-            let leaves = mmu.scan(&|pa| machine.word(pa)).leaves;
+            let leaves = mmu.scan(&|pa| machine.read(pa)).leaves;
             assert!(leaves.iter().all(|leaf| !leaf.dirty_by_hardware()), "{tracker:?}, {second:?}, at atomic {moment}");
             let written = leaves.iter().find(|leaf| leaf.ipa == ipa).is_some_and(|leaf| leaf.access().write);
             let mut dirty = DirtyPages::new();

@@ -97,7 +97,7 @@ fn what_a_first_log_recorded_during_an_unmap_is_reported() {
         let options = LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Hardware) };
         other.dirty_log(slot).unwrap().start(&options).unwrap();
         // The guest writes without a fault.
-        let leaf = cpu.mmu().translate(&|pa| cpu.word(pa), written).unwrap();
+        let leaf = cpu.mmu().translate(&|pa| cpu.read(pa), written).unwrap();
         assert!(leaf.dirty_by_hardware() && !leaf.access().write);
         cpu.bank(leaf.entry).set_word(leaf.entry, leaf.raw | 1 << 7);
     });

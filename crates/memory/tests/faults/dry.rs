@@ -8,7 +8,7 @@ use twofold_stage2::{Geometry, Granule, Pa, Run, Vmid};
 use super::*;
 use crate::machine::guest::IPA_BITS;
 use crate::machine::platform::VMID;
-use crate::machine::{HUGE_PAGE, Host, Machine, PAGE, RAM, device_at};
+use crate::machine::{HUGE_PAGE, Machine, PAGE, RAM, device_at};
 
 /// Memory that tests donate later.
 const MORE: Pa = Pa::new(0x9_0000_0000);
@@ -164,7 +164,7 @@ fn no_root() {
     let mut frames = Frames::new(PLAIN);
     // Two frames, but not aligned to their size.
     frames.add(machine.donate(RAM + PAGE, 2 * PAGE));
-    let error = GuestMemory::new(Host(machine), geometry, Vmid::new(VMID), frames, Pages::Small).err();
+    let error = GuestMemory::new(machine.platform(), geometry, Vmid::new(VMID), frames, Pages::Small).err();
     assert_eq!(error, Some(Error::NoRoot { size: 2 * PAGE }));
 }
 

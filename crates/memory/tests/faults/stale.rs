@@ -116,7 +116,7 @@ fn invalidations_are_for_this_guest_where_another_is_loaded() {
     guest.reach(BASE, Read);
     let (own, other) = (guest.memory.stage2().vttbr(), 0x0033_0000_4567_8000);
     let vtcr = guest.memory.stage2().vtcr();
-    guest.machine.load(other, vtcr);
+    guest.machine.enter(other, vtcr);
     guest.machine.events();
     assert_eq!(guest.fault(BASE, Translation, Read), Ok(STALE));
     let mut expected = vec![Event::LoadVttbr(own), Event::Isb];

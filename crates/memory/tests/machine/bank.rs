@@ -7,7 +7,10 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use twofold_stage2::{Pa, TableMetadata};
+use twofold_stage2::{Features, Pa, TableMetadata};
+
+use super::PAGE;
+use super::platform::HostMemory;
 
 /// The content of the caches at first, as if another guest left it. A walk takes it for a table with bits that no table
 /// has.
@@ -17,6 +20,10 @@ pub const LEFT_IN_MEMORY: u8 = 0xee;
 /// Memory of this size and more is zero at first, so that only the part in use takes memory of the host.
 const LARGE: u64 = 1 << 30;
 
+/// All RAM of a machine.
+pub struct Banks(Vec<Bank>);
+
+/// One range of RAM.
 pub struct Bank {
     start: Pa,
     size: u64,
@@ -25,6 +32,54 @@ pub struct Bank {
     cached: NonNull<u8>,
     past_caches: RefCell<Vec<u8>>,
     metadata: Vec<TableMetadata>,
+}
+
+impl Banks {
+    pub fn new(banks: &[(Pa, u64)]) -> Self {
+        Self(banks.iter().map(|(start, size)| Bank::new(*start, *size)).collect())
+    }
+
+    pub fn has(&self, pa: Pa, size: u64) -> bool {
+        self.0.iter().any(|bank| bank.has(pa, size))
+    }
+
+    pub fn bank(&self, pa: Pa) -> &Bank {
+        self.0.iter().find(|bank| bank.has(pa, 1)).unwrap_or_else(|| panic!("{pa} is not RAM"))
+    }
+}
+
+impl HostMemory for Banks {
+    fn read(&self, pa: Pa) -> u64 {
+        self.bank(pa).word(pa)
+    }
+
+    fn pointer(&self, pa: Pa) -> NonNull<u8> {
+        self.bank(pa).pointer(pa)
+    }
+
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        self.bank(pa).metadata(pa)
+    }
+
+    fn at(&self, address: usize) -> Pa {
+        self.0.iter().find_map(|bank| bank.at(address)).expect("a cache operation outside of RAM")
+    }
+
+    fn zero(&self, pa: Pa, size: u64) {
+        self.bank(pa).zero(pa, size);
+    }
+
+    fn clean(&self, pa: Pa, size: u64) {
+        self.bank(pa).clean(pa, size);
+    }
+
+    fn check_page(&self, pa: Pa, expected: &[u8], features: &Features) {
+        let bank = self.bank(pa);
+        assert!(bank.load(pa, PAGE) == expected, "{pa}: the page's content is not what the guest should read");
+        let past = || bank.load_past_caches(pa, PAGE);
+        let clean = features.forced_write_back || past() == expected;
+        assert!(clean, "{pa}: with its caches off, the guest reads something else");
+    }
 }
 
 impl Bank {

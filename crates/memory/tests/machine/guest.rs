@@ -48,8 +48,8 @@ impl RunningGuest {
 
     pub fn on(machine: Rc<Machine>, frames: Frames, pages: Pages, ipa_bits: u32) -> Self {
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &machine.features).unwrap();
-        let memory = GuestMemory::new(Host(machine.clone()), geometry, Vmid::new(VMID), frames, pages).unwrap();
-        machine.load(memory.stage2().vttbr(), memory.stage2().vtcr());
+        let memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(VMID), frames, pages).unwrap();
+        machine.enter(memory.stage2().vttbr(), memory.stage2().vtcr());
         machine.events();
         Self { machine, memory }
     }
@@ -102,12 +102,12 @@ impl RunningGuest {
         if ipa >= self.memory.stage2().geometry().end() {
             return None;
         }
-        self.machine.mmu().translate(&|pa| self.machine.word(pa), ipa).ok()
+        self.machine.mmu().translate(&|pa| self.machine.read(pa), ipa).ok()
     }
 
     /// All leaves and tables.
     pub fn scan(&self) -> Scan {
-        self.machine.mmu().scan(&|pa| self.machine.word(pa))
+        self.machine.mmu().scan(&|pa| self.machine.read(pa))
     }
 
     /// The address of the root table.

@@ -7,7 +7,9 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use twofold_stage2::{Pa, TableMetadata};
+use twofold_stage2::{Features, Pa, TableMetadata};
+
+use super::HostMemory;
 
 /// The root, aligned for 16 tables.
 pub const ROOT: Pa = Pa::new(0x8_4000_0000);
@@ -38,29 +40,10 @@ impl Arena {
         arena
     }
 
-    pub fn pointer(&self, pa: Pa) -> Option<NonNull<u8>> {
+    fn table_pointer(&self, pa: Pa) -> Option<NonNull<u8>> {
         let offset = pa.raw().checked_sub(ROOT.raw()).filter(|offset| *offset < self.layout.size() as u64)?;
         // SAFETY: the offset is inside the allocation.
         Some(unsafe { self.start.add(offset as usize) })
-    }
-
-    /// The metadata of a page of the arena.
-    pub fn metadata(&self, pa: Pa) -> &TableMetadata {
-        let Some(metadata) = pa.raw().checked_sub(ROOT.raw()).and_then(|at| self.metadata.get(at as usize / 4096))
-        else {
-            panic!("the engine wants the metadata of {pa}, where no table ever was");
-        };
-        metadata
-    }
-
-    /// The PA of the arena's byte at `address`.
-    pub fn at(&self, address: usize) -> Pa {
-        let offset = address.checked_sub(self.start.addr().get()).filter(|offset| *offset < self.layout.size());
-        ROOT + offset.expect("the address is not in the arena") as u64
-    }
-
-    pub fn read(&self, pa: Pa) -> u64 {
-        self.word(pa).load(Ordering::Acquire)
     }
 
     pub fn write(&self, pa: Pa, word: u64) {
@@ -71,27 +54,59 @@ impl Arena {
         self.word(pa).fetch_or(bits, Ordering::AcqRel);
     }
 
-    pub fn zero(&self, pa: Pa, size: u64) {
-        self.fill(pa, size, 0);
-    }
-
     /// Fills memory with what a walk would take for a table, except that it has bits that no table's entry has.
     pub fn spoil(&self, pa: Pa, size: u64) {
         self.fill(pa, size, 0xff);
     }
 
     fn fill(&self, pa: Pa, size: u64, byte: u8) {
-        let start = self.pointer(pa).filter(|_| self.pointer(pa + (size - 1)).is_some()).expect("not in the arena");
+        let start =
+            self.table_pointer(pa).filter(|_| self.table_pointer(pa + (size - 1)).is_some()).expect("not in the arena");
         // SAFETY: inside the allocation. Nothing else accesses it meanwhile: the machine has one thread.
         unsafe { start.as_ptr().write_bytes(byte, size as usize) };
     }
 
     fn word(&self, pa: Pa) -> &AtomicU64 {
-        let Some(pointer) = self.pointer(pa).filter(|_| pa.raw() & 7 == 0) else {
+        let Some(pointer) = self.table_pointer(pa).filter(|_| pa.raw() & 7 == 0) else {
             panic!("a walk reads {pa}, where no table is");
         };
         // SAFETY: inside the allocation, aligned, and accessed only as an `AtomicU64`.
         unsafe { pointer.cast::<AtomicU64>().as_ref() }
+    }
+}
+
+impl HostMemory for Arena {
+    fn read(&self, pa: Pa) -> u64 {
+        self.word(pa).load(Ordering::Acquire)
+    }
+
+    fn pointer(&self, pa: Pa) -> NonNull<u8> {
+        self.table_pointer(pa).unwrap_or_else(|| frame_pointer(pa))
+    }
+
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        let Some(metadata) = pa.raw().checked_sub(ROOT.raw()).and_then(|at| self.metadata.get(at as usize / 4096))
+        else {
+            panic!("the engine wants the metadata of {pa}, where no table ever was");
+        };
+        metadata
+    }
+
+    fn at(&self, address: usize) -> Pa {
+        let offset = address.checked_sub(self.start.addr().get()).filter(|offset| *offset < self.layout.size());
+        offset.map_or_else(|| frame_at(address), |offset| ROOT + offset as u64)
+    }
+
+    fn zero(&self, pa: Pa, size: u64) {
+        self.fill(pa, size, 0);
+    }
+
+    fn clean(&self, pa: Pa, _: u64) {
+        assert!(pa >= FRAMES, "cache operation outside the frames");
+    }
+
+    fn check_page(&self, pa: Pa, _: &[u8], _: &Features) {
+        unreachable!("the frame at {pa} has no content");
     }
 }
 
@@ -103,13 +118,13 @@ impl Drop for Arena {
 }
 
 /// The address of a frame's mapping, which no code may access.
-pub fn frame_pointer(pa: Pa) -> NonNull<u8> {
+fn frame_pointer(pa: Pa) -> NonNull<u8> {
     assert!(pa >= FRAMES && pa - FRAMES < FRAMES_SIZE, "{pa} is not memory: there is no pointer to it");
     NonNull::without_provenance(std::num::NonZero::new((pa.raw() + FRAMES_TO_POINTER) as usize).unwrap())
 }
 
 /// The frame whose mapping is at `address`.
-pub fn frame_at(address: usize) -> Pa {
+fn frame_at(address: usize) -> Pa {
     let pa = Pa::new((address as u64).checked_sub(FRAMES_TO_POINTER).expect("cache operation outside the frames"));
     assert!(pa >= FRAMES && pa - FRAMES < FRAMES_SIZE, "cache operation on {pa}, which is no frame");
     pa

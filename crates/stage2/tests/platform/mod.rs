@@ -68,33 +68,73 @@ type Hook = Box<dyn FnMut(&Event, u64)>;
 /// Called before each atomic read-modify-write.
 type AtomicHook = Box<dyn FnMut()>;
 
+/// The memory of a recording machine.
+pub trait HostMemory {
+    /// The word at `pa`.
+    fn read(&self, pa: Pa) -> u64;
+    fn pointer(&self, pa: Pa) -> NonNull<u8>;
+    fn metadata(&self, pa: Pa) -> &TableMetadata;
+    /// The PA of the byte at `address`, which a cache operation names.
+    fn at(&self, address: usize) -> Pa;
+    fn zero(&self, pa: Pa, size: u64);
+    /// Writes lines back.
+    fn clean(&self, pa: Pa, size: u64);
+    /// Checks that a guest reads `expected` in the page at `pa`.
+    fn check_page(&self, pa: Pa, expected: &[u8], features: &Features);
+}
+
+/// An address whose translation is observed.
+struct Watched {
+    ipa: Ipa,
+    seen: Option<Sight>,
+    /// The content that the guest must read in the page when it first sees it.
+    expected: Option<Vec<u8>>,
+}
+
 /// One CPU, its memory, and the log of events.
-pub struct Machine {
-    features: Features,
-    arena: Arena,
+pub struct Machine<M = Arena> {
+    pub features: Features,
+    pub memory: M,
     vttbr: Cell<u64>,
     log: RefCell<Vec<Event>>,
-    guest: Cell<Option<Mmu>>,
-    watched: RefCell<Vec<(Ipa, Option<Sight>)>>,
+    mmu: Cell<Option<Mmu>>,
+    watched: RefCell<Vec<Watched>>,
     hook: RefCell<Option<Hook>>,
     atomic_hook: RefCell<Option<AtomicHook>>,
+    /// Atomic read-modify-writes so far: mostly locks that were taken.
+    atomics: Cell<u64>,
+    /// The value of `atomics` at each [`Event::Sees`].
+    atomics_at_sights: RefCell<Vec<u64>>,
     /// The roots of trees that were dropped without `destroy`.
     pub abandoned: RefCell<Vec<Pa>>,
 }
 
-impl Machine {
-    pub fn new(features: Features, table_pages: u64) -> Rc<Self> {
+impl<M: HostMemory> Machine<M> {
+    pub fn with_memory(features: Features, memory: M) -> Rc<Self> {
         Rc::new(Self {
             features,
-            arena: Arena::new(table_pages),
+            memory,
             vttbr: Cell::new(0),
             log: RefCell::default(),
-            guest: Cell::new(None),
+            mmu: Cell::new(None),
             watched: RefCell::default(),
             hook: RefCell::default(),
             atomic_hook: RefCell::default(),
+            atomics: Cell::new(0),
+            atomics_at_sights: RefCell::default(),
             abandoned: RefCell::default(),
         })
+    }
+
+    /// The machine as the engine's platform.
+    pub fn platform(self: &Rc<Self>) -> Host<M> {
+        Host(self.clone())
+    }
+
+    /// Sets `VTTBR_EL2` and the MMU for the guest with these tables.
+    pub fn enter(&self, vttbr: u64, vtcr: u64) {
+        self.vttbr.set(vttbr);
+        self.mmu.set(Some(Mmu::new(vttbr, vtcr, &self.features)));
     }
 
     pub fn set_hook(&self, hook: impl FnMut(&Event, u64) + 'static) {
@@ -106,9 +146,22 @@ impl Machine {
         *self.atomic_hook.borrow_mut() = Some(Box::new(hook));
     }
 
-    /// The MMU, set up for the guest with these tables.
+    /// Has another CPU do something, once, before the atomic with this number; the next one is 1.
+    pub fn before_atomic(&self, number: usize, action: impl FnOnce() + 'static) {
+        let (mut left, mut action) = (number, Some(action));
+        self.set_atomic_hook(move || {
+            left = left.saturating_sub(1);
+            if left == 0
+                && let Some(action) = action.take()
+            {
+                action();
+            }
+        });
+    }
+
+    /// The MMU, set up for the guest that was entered.
     pub fn mmu(&self) -> Mmu {
-        self.guest.get().unwrap()
+        self.mmu.get().expect("no guest was entered")
     }
 
     pub fn loaded(&self) -> u64 {
@@ -119,24 +172,36 @@ impl Machine {
         self.vttbr.set(vttbr);
     }
 
+    pub fn read(&self, pa: Pa) -> u64 {
+        self.memory.read(pa)
+    }
+
     /// The events since the last call.
     pub fn events(&self) -> Vec<Event> {
         self.observe();
         self.log.take()
     }
 
-    /// Sets bits in an entry, as hardware does.
-    pub fn hardware_sets(&self, entry: Pa, bits: u64) {
-        self.arena.set_bits(entry, bits);
+    /// The number of locks and other atomics up to each [`Event::Sees`] since the last call.
+    pub fn atomics_at_sights(&self) -> Vec<u64> {
+        self.atomics_at_sights.take()
     }
 
-    /// Writes an entry without the engine.
-    pub fn write(&self, entry: Pa, raw: u64) {
-        self.arena.write(entry, raw);
+    /// Makes room for `count` events, for tests in which recording one must not allocate.
+    pub fn expect_events(&self, count: usize) {
+        self.log.borrow_mut().reserve(count);
     }
 
-    pub fn read(&self, pa: Pa) -> u64 {
-        self.arena.read(pa)
+    /// Records from now on each change of what a walk for `ipa` finds. `expected` is the content of its page when it
+    /// gets mapped.
+    pub fn watch(&self, ipa: Ipa, expected: Option<Vec<u8>>) {
+        let mut watched = self.watched.borrow_mut();
+        watched.retain(|old| old.ipa != ipa);
+        watched.push(Watched { ipa, seen: self.sight(ipa), expected });
+    }
+
+    pub fn watch_nothing(&self) {
+        self.watched.borrow_mut().clear();
     }
 
     fn record(&self, event: Event) {
@@ -159,28 +224,57 @@ impl Machine {
         }
     }
 
+    fn sight(&self, ipa: Ipa) -> Option<Sight> {
+        let leaf = self.mmu().translate(&|pa| self.read(pa), ipa).ok()?;
+        Some(Sight { level: leaf.level, pa: leaf.output(ipa), access: leaf.access() })
+    }
+
     /// Records which watched addresses translate differently now.
     fn observe(&self) {
-        let Some(mmu) = self.guest.get() else { return };
-        for (ipa, last) in &mut *self.watched.borrow_mut() {
-            let now = mmu.translate(&|pa| self.read(pa), *ipa).ok();
-            let now = now.map(|leaf| Sight { level: leaf.level, pa: leaf.output(*ipa), access: leaf.access() });
-            if now != *last {
-                *last = now;
-                self.log.borrow_mut().push(Event::Sees(*ipa, now));
+        for watched in &mut *self.watched.borrow_mut() {
+            let now = self.sight(watched.ipa);
+            if let (None, Some(sight), Some(expected)) = (watched.seen, now, &watched.expected) {
+                self.memory.check_page(sight.pa.align_down(KIB_4), expected, &self.features);
+            }
+            if now != watched.seen {
+                watched.seen = now;
+                self.log.borrow_mut().push(Event::Sees(watched.ipa, now));
+                self.atomics_at_sights.borrow_mut().push(self.atomics.get());
             }
         }
     }
 }
 
-/// The machine as the engine's platform.
-#[derive(Clone)]
-pub struct Host(pub Rc<Machine>);
+impl Machine {
+    /// A machine with this many table pages, and guest memory that is never accessed.
+    pub fn with_arena(features: Features, table_pages: u64) -> Rc<Self> {
+        Self::with_memory(features, Arena::new(table_pages))
+    }
 
-// SAFETY: in the arena, `pointer` returns memory that lives as long as the machine and is accessed only by atomics. For
-// a frame outside the arena it returns an address that this machine uses for cache operations without accessing it, and
-// the tests let the engine do nothing else there.
-unsafe impl Platform for Host {
+    /// Sets bits in an entry, as hardware does.
+    pub fn hardware_sets(&self, entry: Pa, bits: u64) {
+        self.memory.set_bits(entry, bits);
+    }
+
+    /// Writes an entry without the engine.
+    pub fn write(&self, entry: Pa, raw: u64) {
+        self.memory.write(entry, raw);
+    }
+}
+
+/// The machine as the engine's platform.
+pub struct Host<M = Arena>(pub Rc<Machine<M>>);
+
+impl<M> Clone for Host<M> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+// SAFETY: `pointer` returns memory that lives as long as the machine and is accessed only by atomics, or by copies while
+// the engine does not run. For a frame outside an arena it returns an address that the machine uses for cache operations
+// without accessing it, and the tests let the engine do nothing else there.
+unsafe impl<M: HostMemory> Platform for Host<M> {
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         self.0.record(Event::Tlbi(operation, Reach::decode(operation, operand, &self.0.features)));
     }
@@ -194,17 +288,18 @@ unsafe impl Platform for Host {
     }
 
     unsafe fn dc(&self, operation: Dc, address: usize) {
+        let (machine, pa) = (&*self.0, self.0.memory.at(address));
         match operation {
             Dc::Civac => {
-                let line = self.0.features.data_line;
-                self.0.record(Event::Clean(memory::frame_at(address).align_down(line), line));
+                let (pa, line) = (pa.align_down(machine.features.data_line), machine.features.data_line);
+                machine.record(Event::Clean(pa, line));
+                machine.memory.clean(pa, line);
             }
             Dc::Zva => {
-                let block = self.0.features.zero_block;
+                let block = machine.features.zero_block;
                 assert!(block > 0, "DC ZVA is prohibited on this CPU");
-                let pa = self.0.arena.at(address).align_down(block);
-                self.0.arena.zero(pa, block);
-                self.0.record(Event::Zero(pa, block));
+                machine.record(Event::Zero(pa.align_down(block), block));
+                machine.memory.zero(pa.align_down(block), block);
             }
         }
     }
@@ -213,7 +308,7 @@ unsafe impl Platform for Host {
         match operation {
             Ic::Ivau => {
                 let line = self.0.features.instruction_line;
-                self.0.record(Event::InvalidateCode(memory::frame_at(address).align_down(line), line));
+                self.0.record(Event::InvalidateCode(self.0.memory.at(address).align_down(line), line));
             }
             Ic::IallUis => {
                 assert_eq!(address, 0, "IC IALLUIS takes no address");
@@ -232,11 +327,11 @@ unsafe impl Platform for Host {
     }
 
     fn pointer(&self, pa: Pa) -> NonNull<u8> {
-        self.0.arena.pointer(pa).unwrap_or_else(|| memory::frame_pointer(pa))
+        self.0.memory.pointer(pa)
     }
 
     fn metadata(&self, pa: Pa) -> &TableMetadata {
-        self.0.arena.metadata(pa)
+        self.0.memory.metadata(pa)
     }
 
     /// All memory is freed with the machine.
@@ -253,6 +348,7 @@ unsafe impl Platform for Host {
             hook();
             self.0.atomic_hook.borrow_mut().get_or_insert(hook);
         }
+        self.0.atomics.set(self.0.atomics.get() + 1);
     }
 }
 
@@ -286,7 +382,7 @@ impl twofold_stage2::TableSource for Pool {
         let pa = page.pa();
         assert!(self.out.remove(&pa), "{pa} was given back, but it was not out");
         self.machine.record(Event::Give(pa));
-        self.machine.arena.spoil(pa, KIB_4);
+        self.machine.memory.spoil(pa, KIB_4);
         self.free.push(page);
         self.limit = self.limit.saturating_add(1);
     }
@@ -316,7 +412,7 @@ impl Guest {
     }
 
     pub fn with_pages(features: Features, ipa_bits: u32, pages: u64) -> Self {
-        let machine = Machine::new(features, pages);
+        let machine = Machine::with_arena(features, pages);
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &features).unwrap();
         // SAFETY: the arena is accessed only by atomics, and `Host` maps it as long as it lives.
         let donated = unsafe { Donated::new(ROOT, TABLES - ROOT + pages * KIB_4) };
@@ -324,8 +420,7 @@ impl Guest {
         let (root, _) = root.split_at(geometry.root_size()).unwrap();
         let root = root.into_root(&geometry).unwrap();
         let stage2 = Stage2::new(Host(machine.clone()), features, geometry, Vmid::new(VMID), root).unwrap();
-        machine.load(stage2.vttbr());
-        machine.guest.set(Some(Mmu::new(stage2.vttbr(), stage2.vtcr(), &features)));
+        machine.enter(stage2.vttbr(), stage2.vtcr());
         let free = pages_of_tables.into_pages().map(|page| page.into_table(&features).unwrap());
         let free = free.collect::<Vec<_>>().into_iter().rev().collect();
         let pool = Pool { machine: machine.clone(), free, out: BTreeSet::new(), limit: usize::MAX };
@@ -334,7 +429,7 @@ impl Guest {
 
     /// From here on, records what a walk for `ipa` finds. Forgets earlier events.
     pub fn watch(&self, ipa: Ipa) {
-        self.machine.watched.borrow_mut().push((ipa, None));
+        self.machine.watch(ipa, None);
         self.machine.events();
     }
 
