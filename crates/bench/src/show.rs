@@ -17,8 +17,7 @@ pub fn command(options: &ShowOptions) -> anyhow::Result<ExitCode> {
     let results = Results::read(&options.file)?;
     output::line(&match options {
         ShowOptions { markdown: true, .. } => report::published::markdown(&results.headline),
-        ShowOptions { all: true, .. } => report::text(&results, Detail::All),
-        _ => report::text(&results, Detail::Summary),
+        ShowOptions { all, .. } => report::text(&results, Detail::of(*all)),
     })?;
     if let Some(path) = &options.csv {
         report::write_csv(path, &results)?;

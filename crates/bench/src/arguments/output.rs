@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::report::Detail;
-
 /// How much is printed, and the output files.
 #[derive(Args, Clone, Debug, Default)]
 pub struct OutputOptions {
@@ -25,11 +23,6 @@ pub struct OutputOptions {
 }
 
 impl OutputOptions {
-    /// How much is printed.
-    pub fn detail(&self) -> Detail {
-        if self.all { Detail::All } else { Detail::Summary }
-    }
-
     /// The options that are set, each with its file.
     pub fn files(&self) -> impl Iterator<Item = (&'static str, &PathBuf)> {
         let all = [("--json", &self.json), ("--csv", &self.csv), ("--report", &self.report)];

@@ -7,11 +7,11 @@ use maud::{Markup, PreEscaped, html};
 
 use super::change::{Change, Verdict};
 use super::{Comparison, Side};
-use crate::engine::report::table;
 use crate::readable::{self, Unit};
 use crate::report::page::page;
 use crate::report::plot::changes::{Change as Drawn, changes};
 use crate::report::plot::colour::{BAD, GOOD, OPEN};
+use crate::report::table::table;
 use crate::report::words::{self, Noun};
 use crate::results::Kind;
 

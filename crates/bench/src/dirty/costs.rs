@@ -10,10 +10,11 @@ use super::rows::{Bar, ROWS, Row};
 use crate::arguments::DirtyCostsOptions;
 use crate::engine::arena::Arena;
 use crate::engine::limits::{LIMITS, Limit};
-use crate::engine::{progress, report};
+use crate::engine::progress;
 use crate::machine::Machine;
 use crate::output;
 use crate::report::section::TOO_FEW;
+use crate::report::table::table;
 use crate::statistics::{ENOUGH, Quartiles, short};
 
 /// Runs `twofold bench dirty-costs`; returns a failure if any target is missed.
@@ -142,7 +143,7 @@ impl Report {
             let [lower, upper] = quartiles;
             vec![row.name.to_owned(), median, lower, upper, bar, of_bar, verdict.to_owned()]
         });
-        let table = report::table(&["us", "median", "quartile", "quartile", "target", "of target", ""], rows, 1);
+        let table = table(&["us", "median", "quartile", "quartile", "target", "of target", ""], rows, 1);
         let read = self.read_ns.map(|ns| format!("reading the entries alone: {} us\n", ns.times(1e-3)));
         format!(
             "{table}\n\n{}machine: {}\nwhat: {} build, one slot of {} GiB in 4 KiB pages, tables in real memory and nothing behind \

@@ -4,8 +4,8 @@
 use super::table::{Report, Row};
 use twofold_memory::dirty::Tracker;
 
-use crate::engine::report::table;
 use crate::report::section::{TOO_FEW, in_order};
+use crate::report::table::table;
 use crate::statistics::short;
 
 /// Formats the table, the machine and the configuration.

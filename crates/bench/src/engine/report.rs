@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The figures as JSON and as a table.
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Serialize;
 use twofold_stage2::Features;
 
@@ -12,6 +10,7 @@ use super::row::{PerUnit, Unit};
 use super::threads;
 use super::visits::Visits;
 use crate::machine::{Machine, huge_pages};
+use crate::report::table::table;
 use crate::report::words::{self, Noun};
 use crate::statistics::Spread;
 
@@ -180,18 +179,6 @@ const MAIN: [&str; 8] =
 fn visits_shown(visits: Visits) -> String {
     let Visits { every_level, leaves_skipped } = visits;
     format!("entries visited when all is split: {every_level} at every level, {leaves_skipped} with level 3 skipped")
-}
-
-/// Formats a table whose first `words` columns are text, and the others numbers.
-pub fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>, words: usize) -> String {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header.iter().copied());
-    table.add_rows(rows);
-    for column in table.column_iter_mut().skip(words) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
 }
 
 /// Formats three significant digits, or all digits before the point if there are more.

@@ -10,8 +10,9 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 
 use crate::arguments::OutputOptions;
+use crate::output;
+use crate::report::{self, Detail};
 use crate::results::Results;
-use crate::{output, report};
 
 /// Checks that all files can be written.
 ///
@@ -28,7 +29,7 @@ pub fn check(options: &OutputOptions) -> anyhow::Result<()> {
 ///
 /// A file could not be written after all. The table was printed.
 pub fn show(results: &Results, options: &OutputOptions) -> anyhow::Result<ExitCode> {
-    output::line(&report::text(results, options.detail()))?;
+    output::line(&report::text(results, Detail::of(options.all)))?;
     write(results, options)?;
     Ok(if results.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }

@@ -15,6 +15,7 @@ pub(crate) mod plot;
 pub(crate) mod published;
 pub mod section;
 mod summary;
+pub(crate) mod table;
 mod tap;
 mod text;
 pub(crate) mod words;

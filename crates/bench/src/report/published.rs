@@ -5,8 +5,8 @@
 //! Invariant: a verdict claims no more than the row shows. Two savings are called as large as each other only if the
 //! published one is in the interval of ours.
 
+use super::table::table;
 use super::words::{self, Noun};
-use crate::engine::report::table;
 use crate::results::{HeadlineRow, Kind, Results, TARGET, Verdict};
 use crate::statistics::{Quartiles, Ratio, short};
 

@@ -7,8 +7,8 @@
 
 use super::explained;
 use super::section::{Group, Member, Section, in_order};
+use super::table::table;
 use super::words::{self, Noun};
-use crate::engine::report::table;
 use crate::readable::{self, Unit};
 use crate::results::{Kind, Quantity};
 use crate::statistics::{ENOUGH, Quartiles, Ratio};

@@ -5,8 +5,8 @@
 
 use super::section::{Group, Member, Section, sections};
 use super::summary::Summary;
+use super::table::table;
 use super::{modes, published};
-use crate::engine::report::table;
 use crate::readable::{self, Unit};
 use crate::results::Results;
 
@@ -17,6 +17,13 @@ pub enum Detail {
     Summary,
     /// Every row, the whole configuration and the machine.
     All,
+}
+
+impl Detail {
+    /// What `--all` chooses.
+    pub fn of(all: bool) -> Self {
+        if all { Self::All } else { Self::Summary }
+    }
 }
 
 /// Formats the report. Its last line is one sentence.
