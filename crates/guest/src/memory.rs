@@ -11,7 +11,7 @@ use core::ops::Range;
 use dtoolkit::fdt::{Fdt, FdtNode};
 use dtoolkit::{Cells, Node, Property, ToCellInt};
 
-use crate::{boot, mmu};
+use crate::{image, mmu};
 
 /// The size of a page.
 pub const PAGE: u64 = 4096;
@@ -84,7 +84,7 @@ pub unsafe fn write(address: u64, value: u64) {
 
 fn taken(tree: Fdt<'_>, banks: &[Range<u64>]) -> Result<List, Failure> {
     let mut taken = List::default();
-    let image_end = boot::end_of_image();
+    let image_end = image::end_of_image();
     if let Some(bank) = banks.iter().find(|bank| bank.contains(&(image_end - 1))) {
         taken.push_around(bank.start, image_end)?;
     }

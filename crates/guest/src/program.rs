@@ -5,6 +5,7 @@
 //! words name a program, the last one counts, as with Linux's arguments.
 
 use crate::experiment::{Settings, WrongWord};
+use crate::number::{hexadecimal, size};
 
 /// What the guest does.
 #[derive(Clone, Copy)]
@@ -82,20 +83,4 @@ fn seed(arguments: &str) -> Result<u64, Failure<'_>> {
 
 fn number<'a>(key: &'a str, value: &'a str) -> Result<u64, Failure<'a>> {
     value.parse().ok().filter(|number| *number != 0).ok_or(Failure::Number { key, value })
-}
-
-/// A size such as `64M`.
-pub fn size(text: &str) -> Option<u64> {
-    let (digits, unit) = match text.as_bytes().last()? {
-        b'K' => (&text[..text.len() - 1], 1 << 10),
-        b'M' => (&text[..text.len() - 1], 1 << 20),
-        b'G' => (&text[..text.len() - 1], 1 << 30),
-        _ => (text, 1),
-    };
-    digits.parse::<u64>().ok()?.checked_mul(unit)
-}
-
-/// A number such as `0xb000000`.
-pub fn hexadecimal(text: &str) -> Option<u64> {
-    u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok()
 }

@@ -64,7 +64,7 @@ pub struct Granted {
 
 /// The slot and page of a virtual address of the test region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SlotPage {
     /// The test slot, from 0 on.
     pub slot: usize,
     /// The page within the slot, as logs count them.
@@ -150,11 +150,11 @@ impl KvmGuest {
     }
 
     /// Returns the slot and page in whose log a write to a virtual address appears; `None` outside the test region.
-    pub fn place(&self, va: u64) -> Option<Place> {
+    pub fn place(&self, va: u64) -> Option<SlotPage> {
         let offset = self.layout.gpa(va)? - self.layout.test();
         let pages = self.slot_pages();
         let page = offset / self.granted.page;
-        Some(Place { slot: (page / pages) as usize, page: page % pages })
+        Some(SlotPage { slot: (page / pages) as usize, page: page % pages })
     }
 
     /// Returns the guest-physical address of a virtual one; `None` outside the test region.

@@ -32,7 +32,7 @@ mod vcpu;
 
 pub use bitmap::Bitmap;
 pub use error::{KvmError, Unavailable};
-pub use guest::{Granted, KvmGuest, Place, available};
+pub use guest::{Granted, KvmGuest, SlotPage, available};
 pub use host::{Host, Pool};
 pub use layout::REGION;
 pub use measure::{Cost, counts_instructions};

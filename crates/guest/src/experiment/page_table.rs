@@ -12,7 +12,9 @@ use twofold_abi::vendor::WRITE_PROTECT;
 use twofold_abi::virt::TEST_VA;
 use twofold_workload::pass::Pass;
 
-use super::{Failure, Settings, access, phase};
+use super::failure::Failure;
+use super::phase::{access, phase};
+use super::settings::Settings;
 use crate::vendor;
 
 pub fn run(settings: &Settings) -> Result<(), Failure> {

@@ -7,7 +7,7 @@
 use twofold_abi::vendor::{TRACKERS, WRITE_PROTECT};
 use twofold_workload::mode::Mode;
 
-use crate::program::{hexadecimal, size};
+use crate::number::{hexadecimal, size};
 
 /// An experiment.
 #[derive(Clone, Copy)]

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use twofold_workload::pass::Pass;
 
-use super::{Check, MODE, Stopped, ensure, modes, options, writes};
+use super::case::{Check, Stopped, ensure};
+use super::guests::{MODE, PAGES, modes, options, writes};
 use crate::bitmap::Bitmap;
 use crate::error::KvmError;
 use crate::guest::KvmGuest;
@@ -96,7 +97,7 @@ fn fault() -> Result<(), Stopped> {
         let error = guest.run_unchecked(&passes).err();
         let is_reported = matches!(&error, Some(KvmError::Guest { vcpu: 0, what }) if what.contains("700000000000"));
         ensure(is_reported, || format!("{error:?}"))?;
-        ensure(guest.accesses()[1] == super::PAGES, || format!("{:?} accesses", guest.accesses()))?;
+        ensure(guest.accesses()[1] == PAGES, || format!("{:?} accesses", guest.accesses()))?;
     }
     guest.start(&[vec![writes(&guest, 0, 3)], vec![writes(&guest, 1, 3)]])?;
     while guest.is_running() {

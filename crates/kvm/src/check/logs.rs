@@ -4,7 +4,8 @@
 
 use twofold_workload::pass::Pass;
 
-use super::{Check, MODE, PAGES, Stopped, ensure, in_mode, modes, options, shared, writes, written};
+use super::case::{Check, Stopped, ensure};
+use super::guests::{MODE, PAGES, in_mode, modes, options, shared, writes, written};
 use crate::bitmap::Bitmap;
 use crate::guest::KvmGuest;
 use crate::options::{Backing, Clearing, KvmOptions, Log};

@@ -8,7 +8,8 @@ use std::{slice, thread};
 use rustix::thread::sched_getaffinity;
 use twofold_workload::pass::Pass;
 
-use super::{Check, MODE, PAGES, Stopped, ensure, in_mode, modes, options, shared, writes};
+use super::case::{Check, Stopped, ensure};
+use super::guests::{MODE, PAGES, in_mode, modes, options, shared, writes};
 use crate::guest::KvmGuest;
 use crate::measure::counts_instructions;
 use crate::options::{Backing, KvmOptions};
