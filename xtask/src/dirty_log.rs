@@ -17,6 +17,7 @@ use twofold_workspace::table::thousands;
 use twofold_workspace::{Workspace, build, table};
 
 use twofold_peers::recorded;
+use twofold_workload::policies::Policies;
 
 /// The figures of each tracker that the CPU supports.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -73,7 +74,7 @@ impl DirtyLogs {
                 ipa_bits: Some(32),
                 pages: Pages::Small,
                 given: None,
-                before: 0,
+                policies: Policies::default(),
                 forced_write_back: true,
             };
             match experiment.run(&platform) {

@@ -14,7 +14,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use twofold_launch::{Control, Guest, Pages, machine};
+use twofold_launch::{Control, GuestSettings, Pages, machine};
+use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::steps::Steps;
 use twofold_workspace::{Workspace, build, fetch, initramfs, install, output};
@@ -68,8 +69,8 @@ const AT_WORK: &str = "SET: rps=";
 /// Guest memory in bytes: small enough for the file, large enough for the keys.
 const MEMORY: u64 = 256 << 20;
 
-fn guest(kernel: PathBuf, initrd: PathBuf) -> Guest {
-    Guest {
+fn guest(kernel: PathBuf, initrd: PathBuf) -> GuestSettings {
+    GuestSettings {
         kernel,
         initrd: Some(initrd),
         // `nokaslr` makes equal runs equal, like every other setting here.
@@ -79,7 +80,7 @@ fn guest(kernel: PathBuf, initrd: PathBuf) -> Guest {
         pages: Pages::Auto,
         flags: 0,
         test: None,
-        before: 0,
+        policies: Policies::default(),
     }
 }
 

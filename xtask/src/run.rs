@@ -12,7 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use twofold_abi::bundle::flags;
 use twofold_launch::check::CHECK_OK;
-use twofold_launch::{Guest, Outcome, Pages, Qemu, machine};
+use twofold_launch::{GuestSettings, Outcome, Pages, Qemu, machine};
+use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::guest::{Choice, Kind, Selected};
 use twofold_workspace::size::Size;
@@ -53,7 +54,7 @@ pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Ex
 /// Boots the bare-metal guest that only touches 64 MiB page by page. The setting is that of KVM's figure: 4 KiB pages,
 /// one vCPU, deterministic.
 pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Result<FirstTouch> {
-    let guest = Guest {
+    let guest = GuestSettings {
         kernel: workspace.image(build::GUEST.name),
         initrd: None,
         command_line: "touch=64M".to_owned(),
@@ -62,7 +63,7 @@ pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Res
         pages: Pages::Small,
         flags: flags::COUNT,
         test: None,
-        before: 0,
+        policies: Policies::default(),
     };
     let timeout = Some(Duration::from_secs(CHECK_TIMEOUT));
     let boot = Boot {
@@ -143,8 +144,8 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
     Ok(())
 }
 
-fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathBuf>) -> Guest {
-    Guest {
+fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathBuf>) -> GuestSettings {
+    GuestSettings {
         kernel,
         initrd,
         command_line: command_line(options, mode),
@@ -153,7 +154,7 @@ fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathB
         pages: options.pages.into(),
         flags: if mode.is_counted() { flags::COUNT } else { 0 },
         test: None,
-        before: 0,
+        policies: Policies::default(),
     }
 }
 

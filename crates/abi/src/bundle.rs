@@ -38,26 +38,8 @@ pub mod pages {
     pub const BLOCKS: u32 = 2;
 }
 
-/// Bits of [`Header::before`]: techniques that are replaced by their baseline, to measure what each is worth. Only an
-/// image with the feature `baselines` accepts them.
-pub mod before {
-    /// How the engine finds the blocks to split: one of the following values, or 0 for table metadata.
-    pub const SPLIT: u32 = 0b11;
-    /// By a walk that visits every level.
-    pub const SPLIT_EVERY_LEVEL: u32 = 1;
-    /// By a walk that skips the children of a block that it has just split.
-    pub const SPLIT_SKIP_CHILDREN: u32 = 2;
-    /// By a walk that skips leaves of the last level.
-    pub const SPLIT_SKIP_LEAVES: u32 = 3;
-    /// Every vCPU that faults cleans the caches, not only the vCPU that installs the mapping.
-    pub const CLEAN_ON_ABORT: u32 = 1 << 2;
-    /// The old tables are freed before the block is installed.
-    pub const COALESCE_FREE_FIRST: u32 = 1 << 3;
-    /// Each fault allocates table pages, even if it needs none.
-    pub const TABLES_ALWAYS: u32 = 1 << 4;
-    /// All of them.
-    pub const ALL: u32 = SPLIT | CLEAN_ON_ABORT | COALESCE_FREE_FIRST | TABLES_ALWAYS;
-}
+/// The bits of [`Header::policies`] that have a meaning. `twofold_workload::policies` encodes them.
+pub const POLICIES: u32 = 0b1_1111;
 
 /// The head of a bundle. All numbers are little-endian, offsets are bytes from the start of the file.
 #[derive(Clone, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -98,6 +80,7 @@ pub struct Header {
     /// gets its memory at the start, and its size is a power of two of bytes. 0: a slot gets memory as the guest
     /// touches it, like the guest's own RAM.
     pub test_leaf: U32,
-    /// See [`before`].
-    pub before: U32,
+    /// Techniques that are replaced by their baseline, to measure what each is worth: bits of [`POLICIES`]. Only an image
+    /// with the feature `baselines` accepts them.
+    pub policies: U32,
 }

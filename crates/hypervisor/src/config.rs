@@ -29,8 +29,8 @@ pub struct Config<'a> {
     pub ipa_bits: Option<u32>,
     /// Test memory, which is not in the device tree.
     pub test: Option<TestMemory>,
-    /// Bits of [`bundle::before`].
-    pub before: u32,
+    /// Bits of [`bundle::POLICIES`].
+    pub policies: u32,
 }
 
 /// Slots of equal size, one after the other.
@@ -109,7 +109,7 @@ impl<'a> Config<'a> {
             flags: header.flags.get(),
             ipa_bits: ipa_bits(header)?,
             test: test_memory(header)?,
-            before: before(header)?,
+            policies: policies(header)?,
         })
     }
 
@@ -165,9 +165,9 @@ fn test_memory(header: &Header) -> Result<Option<TestMemory>, ConfigError> {
     Ok(Some(TestMemory { start, slot_size, slots, leaf }))
 }
 
-fn before(header: &Header) -> Result<u32, ConfigError> {
-    match header.before.get() {
-        bits if bits & !bundle::before::ALL == 0 => Ok(bits),
+fn policies(header: &Header) -> Result<u32, ConfigError> {
+    match header.policies.get() {
+        bits if bits & !bundle::POLICIES == 0 => Ok(bits),
         bits => Err(number("as baselines", bits.into(), "0 to 31")),
     }
 }

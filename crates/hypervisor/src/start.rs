@@ -99,7 +99,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     if config.cpus as usize > board.cpus.len() {
         return Err(StartupError::NoCpus { wanted: config.cpus, cpus: board.cpus.len() });
     }
-    let baselines = Baselines::read(config.before)?;
+    let baselines = Baselines::read(config.policies)?;
     let mut features = survey::common_features(board, config.cpus as usize)?;
     features.forced_write_back &= !config.has(flags::NO_FORCED_WRITE_BACK);
     Observer::begin(board, config.cpus, &features, &taken)?;

@@ -16,13 +16,15 @@ use twofold_abi::bundle::flags;
 use twofold_abi::vendor::{PHASES, PHASES_MAX, TRACKERS, WRITE_PROTECT};
 use twofold_abi::virt::TEST_VA;
 use twofold_workload::mode::Mode;
+use twofold_workload::policies::Policies;
 use twofold_workload::stage1::{Layout, Leaves, RangeError, Unsupported};
 
-use crate::guest::{Guest, GuestError, PAGE_SIZE, Pages, TestMemory, size};
+use crate::guest::{GuestError, GuestSettings, PAGE_SIZE, Pages, TestMemory, size};
 use crate::machine::{Loaded, Machine};
+use crate::outcome::Outcome;
 use crate::qemu::Qemu;
 use crate::report::Report;
-use crate::run::{Launch, Outcome, RunError, Stop};
+use crate::run::{Launch, RunError, Stop};
 use crate::verdict::Verdict;
 
 /// An experiment.
@@ -45,8 +47,8 @@ pub struct Experiment {
     /// whose size is a power of two of bytes, and `pages` must allow for the leaf. `None`: memory is allocated as the
     /// guest touches it.
     pub given: Option<u32>,
-    /// Bits of [`twofold_abi::bundle::before`]: techniques replaced by their baseline, for an image that has baselines.
-    pub before: u32,
+    /// Each technique, or its baseline. Only an image with the feature `baselines` has baselines.
+    pub policies: Policies,
     /// Whether to use the CPU's forced write-back (FEAT_S2FWB), if it has that. If not, the engine does cache
     /// maintenance.
     pub forced_write_back: bool,
@@ -258,7 +260,7 @@ impl Experiment {
     /// # Errors
     ///
     /// The settings are invalid.
-    pub fn guest(&self, kernel: &Path) -> Result<Guest, ExperimentError> {
+    pub fn guest(&self, kernel: &Path) -> Result<GuestSettings, ExperimentError> {
         let ipa_bits = self.ipa_bits.or(self.mode.pa_bits).unwrap_or(48);
         let layout = Layout::new(&self.mode, ipa_bits, Leaves::Pages)?;
         let test = TestMemory { ipa_bits, size: self.bytes, slots: self.slots, leaf: self.given };
@@ -271,7 +273,7 @@ impl Experiment {
         let command_line = format!("{words} mode={mode} ipa-bits={ipa_bits} at={start:#x} bytes={bytes}");
         let tables = layout.tables(TEST_VA, start, bytes)? * mode.granule.size();
         let cache = if self.forced_write_back { 0 } else { flags::NO_FORCED_WRITE_BACK };
-        let guest = Guest {
+        let guest = GuestSettings {
             kernel: kernel.to_owned(),
             initrd: None,
             command_line,
@@ -280,7 +282,7 @@ impl Experiment {
             pages: self.pages,
             flags: flags::COUNT | flags::MEASURE | cache,
             test: Some(test),
-            before: self.before,
+            policies: self.policies,
         };
         guest.check_settings()?;
         Ok(guest)
@@ -420,8 +422,8 @@ impl Phase {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::Fake;
     use crate::report::Control;
-    use crate::run::fake::Fake;
 
     fn dirty_log() -> Experiment {
         Experiment {
@@ -432,7 +434,7 @@ mod tests {
             ipa_bits: None,
             pages: Pages::Small,
             given: None,
-            before: 0,
+            policies: Policies::default(),
             forced_write_back: true,
         }
     }

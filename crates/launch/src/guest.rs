@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The parts of a guest, and its bundle file.
 //!
-//! Invariant: a [`Bundle`] is written only from a [`Guest`] that passed every check that the host can make. The file
-//! has exactly the layout of [`twofold_abi::bundle`]: header, kernel and initrd, each padded with zeros to [`ALIGN`].
+//! Invariant: a [`Bundle`] is written only from [`GuestSettings`] that passed every check that the host can make. The
+//! file has exactly the layout of [`twofold_abi::bundle`]: header, kernel and initrd, each padded with zeros to
+//! [`ALIGN`].
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use twofold_abi::bundle::{self, ALIGN, COMMAND_LINE_MAX, Header};
 use twofold_abi::virt::{MAX_CPUS, RAM_BASE};
+use twofold_workload::policies::Policies;
 use zerocopy::IntoBytes;
 
 use crate::image::{Image, ImageError};
@@ -68,9 +70,9 @@ impl Pages {
     }
 }
 
-/// A guest to start.
+/// The settings of a guest to start.
 #[derive(Clone, Debug)]
-pub struct Guest {
+pub struct GuestSettings {
     /// An uncompressed arm64 Image.
     pub kernel: PathBuf,
     /// The initrd, if there is one.
@@ -87,8 +89,8 @@ pub struct Guest {
     pub flags: u32,
     /// Test memory; a guest gets its place by the command line.
     pub test: Option<TestMemory>,
-    /// Bits of [`bundle::before`]: techniques replaced by their baseline.
-    pub before: u32,
+    /// Each technique, or its baseline. Only an image with the feature `baselines` has baselines.
+    pub policies: Policies,
 }
 
 /// RAM beside the guest's own, in slots of equal size at the top of the guest's address space, as in KVM's selftests.
@@ -206,7 +208,7 @@ impl TestMemory {
     }
 }
 
-impl Guest {
+impl GuestSettings {
     /// Bytes of machine memory that the guest takes, with its test memory and the cost of aligning that.
     pub fn total_memory(&self) -> u64 {
         let test = self.test.map_or(0, |test| match test.leaf {
@@ -304,7 +306,7 @@ impl Guest {
             test_start: self.test.map_or(0, |test| test.start()).into(),
             test_size: self.test.map_or(0, |test| test.size).into(),
             test_leaf: self.test.and_then(|test| test.leaf).unwrap_or(0).into(),
-            before: self.before.into(),
+            policies: self.policies.bits().into(),
         }
     }
 
@@ -352,13 +354,13 @@ mod tests {
             path
         }
 
-        fn guest(&self) -> Guest {
+        fn guest(&self) -> GuestSettings {
             let mut kernel = vec![0xaa; 0x1234];
             kernel[8..24].fill(0);
             kernel[16..18].copy_from_slice(&0x2000u16.to_le_bytes());
             kernel[24..32].fill(0);
             kernel[0x38..0x3c].copy_from_slice(b"ARM\x64");
-            Guest {
+            GuestSettings {
                 kernel: self.write("kernel", &kernel),
                 initrd: Some(self.write("initrd", &[0xbb; 0x567])),
                 command_line: "console=ttyAMA0".to_owned(),
@@ -367,11 +369,11 @@ mod tests {
                 pages: Pages::Small,
                 flags: flags::COUNT,
                 test: None,
-                before: 0,
+                policies: Policies::default(),
             }
         }
 
-        fn refused(&self, change: impl FnOnce(&mut Guest)) -> String {
+        fn refused(&self, change: impl FnOnce(&mut GuestSettings)) -> String {
             let mut guest = self.guest();
             change(&mut guest);
             let path = self.directory.path().join("refused");
@@ -415,7 +417,7 @@ mod tests {
     #[test]
     fn a_guest_without_initrd() {
         let files = Files::new();
-        let guest = Guest { initrd: None, pages: Pages::Blocks, ..files.guest() };
+        let guest = GuestSettings { initrd: None, pages: Pages::Blocks, ..files.guest() };
         let path = files.directory.path().join("bundle");
         assert_eq!(guest.write_bundle(&path).unwrap().size, 3 * ALIGN);
         let bytes = fs::read(&path).unwrap();
@@ -427,7 +429,7 @@ mod tests {
     #[test]
     fn the_longest_command_line_is_not_cut() {
         let files = Files::new();
-        let guest = Guest { command_line: "x".repeat(COMMAND_LINE_MAX), ..files.guest() };
+        let guest = GuestSettings { command_line: "x".repeat(COMMAND_LINE_MAX), ..files.guest() };
         let path = files.directory.path().join("bundle");
         guest.write_bundle(&path).unwrap();
         let bytes = fs::read(&path).unwrap();

@@ -3,7 +3,7 @@
 //!
 //! Every command that boots the hypervisor uses this launcher. A launch has these steps:
 //!
-//! 1. [`Guest`] is checked on the host and written as a bundle file (modules [`guest`], [`image`], [`layout`]).
+//! 1. [`GuestSettings`] are checked on the host and written as a bundle file (modules [`guest`], [`image`], [`layout`]).
 //! 2. [`Qemu`] is found and must be new enough; [`Machine`] makes its arguments (modules [`qemu`], [`machine`]).
 //! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`], [`child`]).
 //! 4. The control channel's lines become a [`Control`] with its [`Report`] of figures ([`report`]).
@@ -17,10 +17,13 @@
 pub mod check;
 pub mod child;
 pub mod experiment;
+#[cfg(test)]
+mod fake;
 pub mod guest;
 pub mod image;
 pub mod layout;
 pub mod machine;
+pub mod outcome;
 pub mod qemu;
 pub mod report;
 pub mod run;
@@ -28,9 +31,11 @@ pub mod verdict;
 
 pub use check::Check;
 pub use experiment::{Counted, Experiment, ExperimentError};
-pub use guest::{Bundle, Guest, GuestError, Pages, TestMemory};
+pub use guest::{Bundle, GuestError, GuestSettings, Pages, TestMemory};
 pub use machine::{Loaded, Machine};
+pub use outcome::{Console, Outcome};
 pub use qemu::{Qemu, QemuError};
 pub use report::{Control, Report, Test};
-pub use run::{Console, Launch, Outcome, RunError, Stop};
+pub use run::{Launch, RunError, Stop};
+pub use twofold_workload::policies::Policies;
 pub use verdict::Verdict;

@@ -165,7 +165,7 @@ impl fmt::Display for Version {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::fake::Fake;
+    use crate::fake::Fake;
 
     #[test]
     fn reads_versions() {

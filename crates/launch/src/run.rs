@@ -4,7 +4,6 @@
 //! Invariant: however [`Launch::run`] returns, the QEMU that it started is gone and reaped. If the launcher is killed,
 //! its QEMU is killed too. The time limit only guards against hangs; it never decides whether a guest was right.
 
-use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -17,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::check::Check;
 use crate::child;
 use crate::machine::{Machine, Serial};
+use crate::outcome::{Console, KEPT_LINES, Outcome};
 use crate::qemu::Qemu;
 use crate::report::Control;
 
@@ -47,27 +46,6 @@ pub struct Launch<'a> {
 /// Asks every launch that has a clone of it to end. It is cheap to clone, and safe in a signal handler's thread.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
-
-/// A machine that ended by itself.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// QEMU's exit status; `None` if a signal killed it.
-    pub status: Option<i32>,
-    /// The console; empty if it was on the terminal.
-    pub console: Console,
-    /// The hypervisor's lines.
-    pub control: Control,
-    /// QEMU's own messages.
-    pub stderr: String,
-}
-
-/// The part of a console that is kept.
-#[derive(Clone, Debug, Default)]
-pub struct Console {
-    /// The guest's result of its own check.
-    pub check: Check,
-    lines: VecDeque<String>,
-}
 
 /// Why a machine did not end by itself.
 #[derive(Debug, Error)]
@@ -120,22 +98,6 @@ impl Stop {
     /// Whether [`Stop::request`] was called.
     pub fn is_requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
-    }
-}
-
-impl Console {
-    /// Adds one line.
-    pub fn take(&mut self, line: &str) {
-        self.check.take(line);
-        if self.lines.len() == KEPT_LINES {
-            self.lines.pop_front();
-        }
-        self.lines.push_back(line.to_owned());
-    }
-
-    /// The last `count` lines, or as many as there are.
-    pub fn tail(&self, count: usize) -> Vec<&str> {
-        self.lines.iter().skip(self.lines.len().saturating_sub(count)).map(String::as_str).collect()
     }
 }
 
@@ -264,7 +226,6 @@ impl Launch<'_> {
 }
 
 const POLL: Duration = Duration::from_millis(10);
-const KEPT_LINES: usize = 400;
 const SHOWN_LINES: usize = 20;
 /// The limit keeps a guest that never ends its line from filling the host's memory.
 const LINE_MAX: u64 = 64 << 10;
@@ -341,42 +302,10 @@ impl Drop for Terminal {
     }
 }
 
-/// A stand-in for QEMU, for tests: a shell script.
-#[cfg(test)]
-pub(crate) mod fake {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-    use std::path::PathBuf;
-    use std::process::Command;
-    use std::thread;
-
-    pub struct Fake {
-        pub directory: tempfile::TempDir,
-        pub program: PathBuf,
-    }
-
-    impl Fake {
-        /// A program that runs `script`; `$control` is the control channel's file.
-        pub fn new(script: &str) -> Self {
-            let directory = tempfile::tempdir().unwrap();
-            let program = directory.path().join("qemu");
-            let find = r#"for word in "$@"; do case "$word" in file,id=control,path=*) control="${word#file,id=control,path=}";; esac; done"#;
-            fs::write(&program, format!("#!/bin/sh\n[ \"$1\" = --probe ] && exit 0\n{find}\n{script}\n")).unwrap();
-            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-            // A thread that forked while the file was open for writing keeps it unexecutable until its own exec. After
-            // one successful start it stays executable.
-            while Command::new(&program).arg("--probe").status().is_err() {
-                thread::yield_now();
-            }
-            Self { directory, program }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::fake::Fake;
     use super::*;
+    use crate::fake::Fake;
     use crate::machine::{CPU_DEFAULT, Loaded};
     use crate::verdict::Verdict;
 
@@ -511,13 +440,5 @@ mod tests {
         let (_, lines) = launch(&fake, None, &Stop::default());
         assert_eq!(lines.iter().map(String::len).sum::<usize>(), 200_000);
         assert_eq!(lines.iter().map(String::len).max(), Some(LINE_MAX as usize));
-    }
-
-    #[test]
-    fn only_the_last_lines_are_kept() {
-        let mut console = Console::default();
-        (0..1000).for_each(|number| console.take(&number.to_string()));
-        assert_eq!(console.tail(2), ["998", "999"]);
-        assert_eq!(console.tail(usize::MAX).len(), KEPT_LINES);
     }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use twofold_abi::exit;
 
 use crate::check::{CHECK_OK, Check};
-use crate::run::Outcome;
+use crate::outcome::Outcome;
 
 /// How a launch ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,8 +170,8 @@ fn said(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::Console;
     use crate::report::Control;
-    use crate::run::Console;
 
     fn outcome(status: Option<i32>, control: &str, console: &[&str]) -> Outcome {
         let mut taken = Console::default();

@@ -4,6 +4,7 @@
 //! * [`mode`]: guest modes, by the names and numbers of KVM's selftests.
 //! * [`stage1`]: the guests' stage-1 tables.
 //! * [`pass`]: one pass of a vCPU over memory, access by access.
+//! * [`policies`]: the techniques and baselines that an experiment can vary.
 //!
 //! Invariant: the fields of a pass alone determine its accesses. So two platforms that run the same passes have the
 //! same dirty pages, and a guest program in assembly only has to implement [`Pass::accesses`](pass::Pass::accesses).
@@ -15,4 +16,5 @@ extern crate std;
 
 pub mod mode;
 pub mod pass;
+pub mod policies;
 pub mod stage1;

@@ -50,7 +50,7 @@ fn tree(cpus: &[u64]) -> DeviceTree {
         flags: 0,
         ipa_bits: None,
         test: None,
-        before: 0,
+        policies: 0,
     };
     let at = Ipa::new(virt::RAM_BASE);
     let blob = device_tree::build(&config, &Layout { kernel: at, initrd: at, device_tree: at }, &machine(cpus));

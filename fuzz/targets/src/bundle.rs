@@ -10,7 +10,8 @@ use twofold_abi::bundle::{self, Header};
 use twofold_fuzz_hypervisor::config::{Config, ConfigError};
 use twofold_fuzz_hypervisor::load;
 use twofold_launch::image::Image;
-use twofold_launch::{Guest, GuestError, Pages, TestMemory, guest, layout};
+use twofold_launch::{GuestError, GuestSettings, Pages, TestMemory, guest, layout};
+use twofold_workload::policies::Policies;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Any bytes are refused, or make a guest whose parts are inside the file. Launcher and hypervisor place these parts at
@@ -89,7 +90,7 @@ fn write_and_read(u: &mut Unstructured<'_>) -> Result<()> {
     assert_eq!((config.kernel, config.initrd), (&kernel[..], &initrd.unwrap_or_default()[..]));
     assert_eq!((config.command_line, config.memory), (&guest.command_line[..], guest.memory));
     assert_eq!((config.cpus, config.flags), (guest.cpus, guest.flags));
-    assert_eq!(config.before, guest.before);
+    assert_eq!(config.policies, guest.policies.bits());
     assert_eq!(config.ipa_bits, guest.test.map(|test| test.ipa_bits));
     let test = config.test.map(|test| (test.start, test.size(), test.slots));
     assert_eq!(test, guest.test.map(|test| (test.start(), test.size, test.slots)));
@@ -100,9 +101,9 @@ fn write_and_read(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-fn any_guest(u: &mut Unstructured<'_>, kernel: PathBuf, initrd: Option<PathBuf>) -> Result<Guest> {
+fn any_guest(u: &mut Unstructured<'_>, kernel: PathBuf, initrd: Option<PathBuf>) -> Result<GuestSettings> {
     let unit = *u.choose(&[1u64, 4096, 2 << 20, 1 << 30])?;
-    Ok(Guest {
+    Ok(GuestSettings {
         kernel,
         initrd,
         memory: u.int_in_range(0..=300u64)?.wrapping_mul(unit).wrapping_add(*u.choose(&[0, 64 << 20, 128 << 20])?),
@@ -111,7 +112,7 @@ fn any_guest(u: &mut Unstructured<'_>, kernel: PathBuf, initrd: Option<PathBuf>)
         flags: u.arbitrary()?,
         command_line: u.arbitrary()?,
         test: if u.arbitrary()? { Some(any_test_memory(u)?) } else { None },
-        before: u.int_in_range(0..=bundle::before::ALL)?,
+        policies: Policies::from_bits(u.int_in_range(0..=bundle::POLICIES)?).unwrap_or_default(),
     })
 }
 

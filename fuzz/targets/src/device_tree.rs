@@ -88,7 +88,7 @@ fn guest(cpus: u32) -> Config<'static> {
         flags: 0,
         ipa_bits: None,
         test: None,
-        before: 0,
+        policies: 0,
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use twofold_abi::control::{ORACLE_ARGUMENT, RECORD_ARGUMENT, TRACE_ARGUMENT};
 use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
-use twofold_launch::{Guest, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict};
+use twofold_launch::{GuestSettings, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict};
 
 use crate::build;
 use crate::workspace::Workspace;
@@ -22,7 +22,7 @@ pub struct Boot<'a> {
     /// The prefix of the run directory's name.
     pub label: &'a str,
     /// The guest.
-    pub guest: Guest,
+    pub guest: GuestSettings,
     /// CPU model.
     pub cpu: &'a str,
     /// Whether the run is deterministic.
@@ -123,7 +123,7 @@ impl Image<'_> {
     }
 
     /// Memory in bytes beyond the guest's. The oracle keeps a copy of the guest's memory; a recording takes heap.
-    fn spare_memory(self, guest: &Guest) -> u64 {
+    fn spare_memory(self, guest: &GuestSettings) -> u64 {
         match self {
             Self::Plain | Self::Tracing(_) => 0,
             Self::Oracle(_) => 2 * guest.memory,

@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use libtest_mimic::{Failed, Trial};
 use twofold_abi::bundle::flags;
-use twofold_launch::{Guest, Outcome, Pages, Qemu, machine};
+use twofold_launch::{GuestSettings, Outcome, Pages, Qemu, machine};
+use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::{Workspace, build};
 
@@ -54,7 +55,7 @@ struct Hostile {
 
 impl Hostile {
     fn boot(&self, command_line: String, flags: u32, cpu: &str) -> anyhow::Result<Outcome> {
-        let guest = Guest {
+        let guest = GuestSettings {
             kernel: self.workspace.image(build::GUEST.name),
             initrd: None,
             command_line,
@@ -63,7 +64,7 @@ impl Hostile {
             pages: Pages::Auto,
             flags,
             test: None,
-            before: 0,
+            policies: Policies::default(),
         };
         let boot = Boot {
             label: "hostile",

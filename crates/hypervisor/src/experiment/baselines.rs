@@ -22,7 +22,7 @@ mod without {
     pub struct Baselines;
 
     impl Baselines {
-        /// Reads the bits of [`before`](twofold_abi::bundle::before), which must be 0.
+        /// Reads the bits of a bundle's policies, which must be 0.
         pub fn read(bits: u32) -> Result<Self, NoBaselines> {
             if bits == 0 { Ok(Self) } else { Err(NoBaselines(bits)) }
         }
@@ -37,9 +37,8 @@ mod without {
 
 #[cfg(feature = "baselines")]
 mod replaced {
-    use twofold_abi::bundle::before;
     use twofold_memory::GuestMemory;
-    use twofold_memory::baselines::{Clean, Coalesce, Policies, Split, TablePages};
+    use twofold_memory::baselines::Policies;
     use twofold_stage2::Platform;
 
     use super::NoBaselines;
@@ -48,20 +47,9 @@ mod replaced {
     pub struct Baselines(Policies);
 
     impl Baselines {
-        /// Reads the bits of [`before`].
+        /// Reads the bits of a bundle's policies. [`Config`](crate::config::Config) has refused bits without a meaning.
         pub fn read(bits: u32) -> Result<Self, NoBaselines> {
-            let is = |bit| bits & bit != 0;
-            Ok(Self(Policies {
-                split: match bits & before::SPLIT {
-                    before::SPLIT_EVERY_LEVEL => Split::EveryLevel,
-                    before::SPLIT_SKIP_CHILDREN => Split::SkipChildren,
-                    before::SPLIT_SKIP_LEAVES => Split::SkipLeaves,
-                    _ => Split::Records,
-                },
-                clean: if is(before::CLEAN_ON_ABORT) { Clean::OnAbort } else { Clean::OnMap },
-                coalesce: if is(before::COALESCE_FREE_FIRST) { Coalesce::FreeFirst } else { Coalesce::InstallFirst },
-                tables: if is(before::TABLES_ALWAYS) { TablePages::Always } else { TablePages::WhenNeeded },
-            }))
+            Policies::from_bits(bits).map(Self).ok_or(NoBaselines(bits))
         }
 
         /// Sets them for this memory.

@@ -6,8 +6,7 @@ use core::sync::atomic::AtomicU64;
 
 use spin::{Mutex, MutexGuard};
 use twofold_stage2::TablePage;
-
-use super::policies::{Clean, Coalesce, Policies, Split, TablePages};
+use twofold_workload::policies::{Cmo, Coalesce, Policies, Split, Tables};
 
 /// What a guest keeps for its baselines.
 pub(crate) struct Baselines {
@@ -37,12 +36,12 @@ impl Baselines {
     /// Whether a fault maps in another way than by default.
     #[inline(always)]
     pub(crate) fn changes_map(&self) -> bool {
-        self.cleans_on_abort() || self.policies.tables != TablePages::WhenNeeded
+        self.cleans_on_abort() || self.policies.tables != Tables::WhenNeeded
     }
 
     /// Whether a fault cleans before it reads the tables.
     pub(crate) fn cleans_on_abort(&self) -> bool {
-        self.policies.clean == Clean::OnAbort
+        self.policies.cmo == Cmo::OnAbort
     }
 
     /// Whether a table is freed before the block is made.

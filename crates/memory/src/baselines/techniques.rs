@@ -6,13 +6,13 @@ use core::sync::atomic::Ordering;
 
 use twofold_stage2::baselines::{EveryLevel, SkipChildren, SkipLeaves};
 use twofold_stage2::{Attributes, Coalesced, Error, Grant, IpaRange, Level, Mapped, Platform, TablePage, TableSource};
+use twofold_workload::policies::{Cmo, Policies, Split, Tables};
 
-use super::policies::{Clean, Policies, Split, TablePages};
 use crate::guest::GuestMemory;
 
 impl<P: Platform> GuestMemory<P> {
     /// Sets how the techniques are done from now on. `this_cpu` returns the number of the CPU that calls it, for table
-    /// pages that a CPU has at hand ([`TablePages::Always`]). CPUs that share a number do without now and then.
+    /// pages that a CPU has at hand ([`Tables::Always`]). CPUs that share a number do without now and then.
     pub fn set_policies(&mut self, policies: Policies, this_cpu: fn() -> usize) {
         self.baselines.policies = policies;
         self.baselines.this_cpu = this_cpu;
@@ -37,7 +37,7 @@ impl<P: Platform> GuestMemory<P> {
         attributes: &Attributes,
     ) -> Result<Mapped, Error> {
         let mut tables = self.tables();
-        let always = self.baselines.policies.tables == TablePages::Always;
+        let always = self.baselines.policies.tables == Tables::Always;
         let Some(mut pages) = always.then(|| self.baselines.spare_pages()).flatten() else {
             return self.map_and_clean(level, grant, attributes, &mut tables);
         };
@@ -56,9 +56,9 @@ impl<P: Platform> GuestMemory<P> {
         attributes: &Attributes,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
-        match self.baselines.policies.clean {
-            Clean::OnMap => grant.map(level, attributes, tables),
-            Clean::OnAbort => grant.map_cleaning_on_abort(level, attributes, tables),
+        match self.baselines.policies.cmo {
+            Cmo::OnMap => grant.map(level, attributes, tables),
+            Cmo::OnAbort => grant.map_cleaning_on_abort(level, attributes, tables),
         }
     }
 

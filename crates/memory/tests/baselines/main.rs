@@ -11,7 +11,7 @@ mod world;
 use machine::guest::RunningGuest;
 use machine::platform::{Event, PLAIN};
 use machine::{GIB, HUGE_PAGE, PAGE};
-use twofold_memory::baselines::{Clean, Coalesce, Policies, Split, TablePages};
+use twofold_memory::baselines::{Cmo, Coalesce, Policies, Split, Tables};
 use twofold_memory::dirty::{CoalescedRange, LogOptions, Tracker};
 use twofold_memory::{Answer, Backing, Done, Pages, Slot};
 use twofold_stage2::fault::{AccessKind, FaultKind};
@@ -200,13 +200,13 @@ fn mapped(level: Level, first_touch: bool) -> Answer {
 fn cleaning_on_abort_is_done_by_each_that_faults() {
     // The default cleans the page that the table did not map, and nothing for a late fault. The baseline cleans the
     // fault's whole block each time.
-    for (clean, missing, late) in [(Clean::OnMap, PAGE, 0), (Clean::OnAbort, HUGE_PAGE, HUGE_PAGE)] {
-        let (mut guest, slot) = huge_page(Policies { clean, ..Policies::default() });
+    for (cmo, missing, late) in [(Cmo::OnMap, PAGE, 0), (Cmo::OnAbort, HUGE_PAGE, HUGE_PAGE)] {
+        let (mut guest, slot) = huge_page(Policies { cmo, ..Policies::default() });
         assert_eq!(cleaned(&mut guest, BASE), (HUGE_PAGE, mapped(Level::L2, true)));
         assert_eq!(cleaned(&mut guest, BASE + PAGE), (late, STALE));
         // A block in the place of a table is cleaned once by either rule.
         guest.memory.unmap(slot, BASE..BASE + PAGE).unwrap();
-        assert_eq!(cleaned(&mut guest, BASE), (missing, mapped(Level::L2, false)), "{clean:?}");
+        assert_eq!(cleaned(&mut guest, BASE), (missing, mapped(Level::L2, false)), "{cmo:?}");
         assert_eq!(cleaned(&mut guest, BASE), (late, STALE));
         let pa = guest.reach(BASE + 7 * PAGE, AccessKind::Read);
         guest.machine.check_page(pa, &[0; PAGE as usize]);
@@ -218,11 +218,8 @@ fn cleaning_on_abort_is_done_by_each_that_faults() {
 #[test]
 fn freeing_first_frees_while_nothing_is_mapped() {
     let between = |policies: Policies, by_fault: bool| {
-        let mut guest = RunningGuest::new(
-            Features { forced_write_back: policies.clean == Clean::OnMap, ..PLAIN },
-            Pages::Largest,
-            4,
-        );
+        let mut guest =
+            RunningGuest::new(Features { forced_write_back: policies.cmo == Cmo::OnMap, ..PLAIN }, Pages::Largest, 4);
         guest.memory.set_policies(policies, || 0);
         let slot = Slot { range: BASE..BASE + HUGE_PAGE, backing: Backing::Ram, writable: true };
         let slot = guest.memory.add_slot(slot).unwrap();
@@ -246,10 +243,10 @@ fn freeing_first_frees_while_nothing_is_mapped() {
         let [broken, made] = guest.machine.atomics_at_sights()[..] else { panic!("one break and one make expected") };
         made - broken
     };
-    for clean in [Clean::OnMap, Clean::OnAbort] {
+    for cmo in [Cmo::OnMap, Cmo::OnAbort] {
         for by_fault in [false, true] {
-            let count = |coalesce| between(Policies { coalesce, clean, ..Policies::default() }, by_fault);
-            assert_eq!(count(Coalesce::FreeFirst), count(Coalesce::InstallFirst) + 1, "{clean:?} {by_fault}");
+            let count = |coalesce| between(Policies { coalesce, cmo, ..Policies::default() }, by_fault);
+            assert_eq!(count(Coalesce::FreeFirst), count(Coalesce::InstallFirst) + 1, "{cmo:?} {by_fault}");
         }
     }
 }
@@ -261,7 +258,7 @@ fn log_of(guest: &RunningGuest, slot: twofold_memory::SlotId) -> twofold_memory:
 /// The baseline takes a page for each level below the root at each fault, although only the first fault needs any.
 #[test]
 fn pages_are_at_hand_for_each_fault() {
-    for (tables, taken) in [(TablePages::WhenNeeded, [2, 2]), (TablePages::Always, [2, 4])] {
+    for (tables, taken) in [(Tables::WhenNeeded, [2, 2]), (Tables::Always, [2, 4])] {
         let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 4);
         guest.memory.set_policies(Policies { tables, ..Policies::default() }, || 0);
         guest.add_ram(BASE, HUGE_PAGE);
@@ -283,9 +280,9 @@ fn a_log_tells_the_same_by_all_policies() {
     for tracker in Tracker::ALL {
         for split in SPLITS {
             for (coalesce, tables) in
-                [(Coalesce::InstallFirst, TablePages::Always), (Coalesce::FreeFirst, TablePages::WhenNeeded)]
+                [(Coalesce::InstallFirst, Tables::Always), (Coalesce::FreeFirst, Tables::WhenNeeded)]
             {
-                let policies = Policies { split, clean: Clean::OnAbort, coalesce, tables };
+                let policies = Policies { split, cmo: Cmo::OnAbort, coalesce, tables };
                 let mut world = blocks(policies);
                 assert_eq!(world.guest.memory.policies(), policies);
                 for round in 0..2 {

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use twofold_launch::{Guest, Pages, Report, machine};
+use twofold_launch::{GuestSettings, Pages, Policies, Report, machine};
 use twofold_memory::dirty::Tracker;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::guest::Wanted;
@@ -49,7 +49,7 @@ pub fn run(workspace: &Workspace, run: &Run, steps: &Steps) -> anyhow::Result<Ve
         let words = selected.words.clone();
         Ok((selected, words))
     })?;
-    let guest = Guest {
+    let guest = GuestSettings {
         kernel: selected.kernel,
         initrd: selected.initrd,
         command_line: "console=ttyAMA0 panic=-1 loglevel=4 twofold.rewrite".to_owned(),
@@ -58,7 +58,7 @@ pub fn run(workspace: &Workspace, run: &Run, steps: &Steps) -> anyhow::Result<Ve
         pages: Pages::Auto,
         flags: 0,
         test: None,
-        before: 0,
+        policies: Policies::default(),
     };
     let argument = plan.to_string();
     let boot = Boot {

@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use twofold_abi::bundle::flags;
-use twofold_launch::{Guest, Outcome, Pages};
+use twofold_launch::{GuestSettings, Outcome, Pages};
 use twofold_workspace::build;
 
 use super::suite::Suite;
@@ -85,7 +85,7 @@ pub fn repeats(suite: &Suite, pages: &str) -> anyhow::Result<()> {
 /// A guest stops, resets and reprograms each counter of the PMU. The counts at EL2 do not change.
 pub fn counts_are_kept(suite: &Suite) -> anyhow::Result<()> {
     let counted = |command_line: &str| {
-        suite.boot_counted(Guest { pages: Pages::Small, ..suite.bare_guest(command_line, flags::COUNT) })
+        suite.boot_counted(GuestSettings { pages: Pages::Small, ..suite.bare_guest(command_line, flags::COUNT) })
     };
     let (plain, hostile) = (counted("touch=4M")?, counted("pmu")?);
     let console = hostile.console.tail(20).join("\n");

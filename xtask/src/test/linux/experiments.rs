@@ -7,12 +7,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use twofold_abi::bundle::{before, flags};
+use twofold_abi::bundle::flags;
 use twofold_abi::vendor::{TRACKERS, WRITE_PROTECT};
 use twofold_launch::experiment::{DirtyLog, PageTable, Phase, Platform, Program};
-use twofold_launch::{Counted, Experiment, ExperimentError, Guest, Pages, machine};
+use twofold_launch::{Counted, Experiment, ExperimentError, GuestSettings, Pages, machine};
 use twofold_workload::mode::{Mode, S0_MODES};
 use twofold_workload::pass::Pass;
+use twofold_workload::policies::{Cmo, Coalesce, Policies, Split, Tables};
 use twofold_workspace::{build, install};
 
 use super::suite::Suite;
@@ -148,27 +149,30 @@ pub fn given(suite: &Suite) -> anyhow::Result<()> {
 }
 
 /// Each baseline does what its name says, and the plain image has no baselines.
-pub fn before(suite: &Suite) -> anyhow::Result<()> {
+pub fn baselines(suite: &Suite) -> anyhow::Result<()> {
+    let on = Policies::default();
     let image = build::MEASURING_HYPERVISOR.image(&suite.workspace);
-    let count = |program: &Program, before| {
+    let count = |program: &Program, policies| {
         let experiment = experiment(program.clone(), "p40v48-4k", Pages::Auto)?;
-        run_on(suite, &image, &Experiment { before, forced_write_back: false, ..experiment }, machine::CPU_DEFAULT)
+        run_on(suite, &image, &Experiment { policies, forced_write_back: false, ..experiment }, machine::CPU_DEFAULT)
     };
     let sum = |counted: &Counted, name: &str, what: &str| -> u64 {
         counted.times(name).iter().map(|phase| phase.get(what) + phase.sum(what)).sum()
     };
     let log = Program::DirtyLog(DirtyLog::default());
-    let visits = |before| -> anyhow::Result<u64> { Ok(sum(&count(&log, before)?, "enable", "split.visits")) };
-    let (ours, skip, every) = (visits(0)?, visits(before::SPLIT_SKIP_LEAVES)?, visits(before::SPLIT_EVERY_LEVEL)?);
+    let visits =
+        |split| -> anyhow::Result<u64> { Ok(sum(&count(&log, Policies { split, ..on })?, "enable", "split.visits")) };
+    let (ours, skip, every) = (visits(Split::Records)?, visits(Split::SkipLeaves)?, visits(Split::EveryLevel)?);
     ensure!(ours == 0 && skip >= BYTES / BLOCK && every >= skip + BYTES / PAGE, "visits: {ours}, {skip}, {every}");
     let tables = Program::PageTable(PageTable { block: BLOCK, chunk: 0, coalesce: true });
-    let (ours, first) = (count(&tables, 0)?, count(&tables, before::COALESCE_FREE_FIRST)?);
+    let (ours, first) = (count(&tables, on)?, count(&tables, Policies { coalesce: Coalesce::FreeFirst, ..on })?);
     let freed = |counted| sum(counted, "coalesce", "tables.freed");
     ensure!(freed(&ours) == BYTES / BLOCK && freed(&first) == freed(&ours), "{ours:#?}\n{first:#?}");
-    let more = count(&tables, before::CLEAN_ON_ABORT | before::TABLES_ALWAYS)?;
+    let on_abort = Policies { cmo: Cmo::OnAbort, ..on };
+    let more = count(&tables, Policies { tables: Tables::Always, ..on_abort })?;
     let lines = |counted| sum(counted, "create", "cache.lines_cleaned");
     ensure!(lines(&ours) == BYTES / LINE && lines(&more) >= lines(&ours), "{ours:#?}\n{more:#?}");
-    let plain = Experiment { before: before::CLEAN_ON_ABORT, ..experiment(tables, "p40v48-4k", Pages::Auto)? };
+    let plain = Experiment { policies: on_abort, ..experiment(tables, "p40v48-4k", Pages::Auto)? };
     let Err(error) = run(suite, &plain, machine::CPU_DEFAULT) else { bail!("the plain image has baselines") };
     ensure!(format!("{error:#}").contains("feature `baselines`"), "{error:#}");
     Ok(())
@@ -197,7 +201,7 @@ pub fn refused(suite: &Suite) -> anyhow::Result<()> {
 pub fn not_allowed(suite: &Suite) -> anyhow::Result<()> {
     let experiment = experiment(Program::DirtyLog(DirtyLog::default()), "p40v48-4k", Pages::Auto)?;
     let guest = experiment.guest(&suite.workspace.image(build::GUEST.name))?;
-    let boot = |flags| suite.boot(Guest { flags, ..guest.clone() });
+    let boot = |flags| suite.boot(GuestSettings { flags, ..guest.clone() });
     let Err(error) = boot(0) else { bail!("the guest measured itself") };
     let text = format!("{error:#}");
     ensure!(text.contains("the hypervisor answered PHASE with -1"), "no word of the call in:\n{text}");
@@ -223,7 +227,7 @@ fn experiment(program: Program, mode: &str, pages: Pages) -> anyhow::Result<Expe
         ipa_bits: None,
         pages,
         given: None,
-        before: 0,
+        policies: Policies::default(),
         forced_write_back: true,
     })
 }

@@ -93,7 +93,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("experiment_with_combined_is_worth_it", Depth::Quick, experiments::combined_is_worth_it),
     ("experiment_with_page_tables", Depth::Quick, experiments::page_table),
     ("experiment_with_given_memory", Depth::Quick, experiments::given),
-    ("experiments_with_techniques_of_before", Depth::Quick, experiments::before),
+    ("experiments_with_techniques_of_before", Depth::Quick, experiments::baselines),
     ("experiments_are_refused_with_a_reason", Depth::Quick, experiments::refused),
     ("vcpus_that_come_and_go_leave_nothing", Depth::Quick, |suite| vcpus::restart(suite, 300)),
     ("vcpus_that_come_and_go_ten_thousand_times", Depth::Full, |suite| vcpus::restart(suite, 10_000)),

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
-use twofold_launch::{Guest, Outcome, Pages, machine};
+use twofold_launch::{GuestSettings, Outcome, Pages, machine};
+use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::{Workspace, build, install};
 
@@ -67,8 +68,8 @@ impl Suite {
         self.boot(self.bare_guest(command_line, flags))
     }
 
-    pub fn bare_guest(&self, command_line: &str, flags: u32) -> Guest {
-        Guest {
+    pub fn bare_guest(&self, command_line: &str, flags: u32) -> GuestSettings {
+        GuestSettings {
             kernel: self.workspace.image(build::GUEST.name),
             initrd: None,
             command_line: command_line.to_owned(),
@@ -77,20 +78,20 @@ impl Suite {
             pages: Pages::Auto,
             flags,
             test: None,
-            before: 0,
+            policies: Policies::default(),
         }
     }
 
-    pub fn boot(&self, guest: Guest) -> anyhow::Result<Outcome> {
+    pub fn boot(&self, guest: GuestSettings) -> anyhow::Result<Outcome> {
         self.boot_as(guest, false)
     }
 
     /// Boots in the deterministic mode, in which instructions can be counted.
-    pub fn boot_counted(&self, guest: Guest) -> anyhow::Result<Outcome> {
+    pub fn boot_counted(&self, guest: GuestSettings) -> anyhow::Result<Outcome> {
         self.boot_as(guest, true)
     }
 
-    fn boot_as(&self, guest: Guest, deterministic: bool) -> anyhow::Result<Outcome> {
+    fn boot_as(&self, guest: GuestSettings, deterministic: bool) -> anyhow::Result<Outcome> {
         let boot = Boot {
             label: "bare",
             guest,

@@ -6,7 +6,7 @@
 
 use anyhow::{Context, ensure};
 use twofold_abi::bundle::flags;
-use twofold_launch::{Guest, Outcome, TestMemory};
+use twofold_launch::{GuestSettings, Outcome, TestMemory};
 
 use super::suite::Suite;
 
@@ -48,5 +48,5 @@ pub fn refused(suite: &Suite) -> anyhow::Result<()> {
 
 fn boot(suite: &Suite, command_line: &str, flags: u32) -> anyhow::Result<Outcome> {
     let test = Some(TestMemory { ipa_bits: 40, size: 16 << 20, slots: 1, leaf: None });
-    suite.boot(Guest { cpus: 2, test, ..suite.bare_guest(command_line, flags) })
+    suite.boot(GuestSettings { cpus: 2, test, ..suite.bare_guest(command_line, flags) })
 }

@@ -78,13 +78,13 @@ fn test_memory_is_read(_: Machine) -> Outcome {
     let mut header = good();
     header.ipa_bits.set(36);
     header.test_leaf.set(2);
-    header.before.set(bundle::before::ALL);
+    header.policies.set(bundle::POLICIES);
     test(&mut header, [0xf_ffc0_0000, 4 << 20, 2]);
     let bytes = file(&header, 0x10_0000);
     let config = Config::from_bundle(&bytes)?;
     let expected = TestMemory { start: 0xf_ffc0_0000, slot_size: 2 << 20, slots: 2, leaf: Level::new(2) };
     check_eq!((config.ipa_bits, config.test), (Some(36), Some(expected)), "IPA bits, test memory");
-    check_eq!(config.before, 31, "baselines");
+    check_eq!(config.policies, 31, "baselines");
     check_eq!((config.end(), expected.size()), (1 << 36, 4 << 20), "its end, its size");
     Ok(())
 }
@@ -144,7 +144,7 @@ fn numbers_out_of_bounds_are_refused(_: Machine) -> Outcome {
             test(header, [0, 3 * PAGE as u64, 1]);
             header.test_leaf.set(3);
         },
-        |header| header.before.set(1 << 5),
+        |header| header.policies.set(1 << 5),
         |header| test(header, [u64::MAX - PAGE as u64 + 1, PAGE as u64, 1]),
     ];
     for (index, change) in changes.into_iter().enumerate() {
