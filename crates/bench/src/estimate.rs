@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use indicatif::style::ProgressTracker;
-use indicatif::{HumanDuration, ProgressState, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
 /// Returns the style of a progress bar. `{left}` in its template becomes `, 3m left`, or nothing.
 ///
@@ -84,6 +84,12 @@ impl ProgressTracker for Estimate {
         // An error only means that the terminal is gone.
         let _ = left.map_or(Ok(()), |left| write!(to, ", {:#} left", HumanDuration(left)));
     }
+}
+
+/// Returns a bar that is drawn on a terminal and silent elsewhere.
+pub fn progress(steps: u64) -> anyhow::Result<ProgressBar> {
+    let style = style("{bar:40} {pos}/{len} {msg} ({elapsed} gone{left})")?;
+    Ok(ProgressBar::new(steps).with_style(style))
 }
 
 #[cfg(test)]

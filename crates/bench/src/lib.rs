@@ -5,29 +5,30 @@
 //! Invariant: a figure is printed only if its operation ran and its outcome was checked in the same process. An unknown
 //! value is absent or `null`.
 
-mod arguments;
 mod clock;
 mod compare;
 mod dirty;
 mod engine;
 mod estimate;
-pub mod experiment;
+mod experiment;
 mod features;
 mod headline;
-pub mod host;
+mod host;
 mod machine;
+mod options;
 mod oracle;
 pub mod output;
+mod quantity;
 mod readable;
-pub mod report;
-pub mod results;
+mod report;
+mod results;
 mod show;
-pub mod statistics;
+mod statistics;
 mod stop;
 
 use std::process::ExitCode;
 
-pub use arguments::Command;
+pub use options::Command;
 
 /// Runs the chosen experiment.
 ///

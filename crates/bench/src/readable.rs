@@ -3,7 +3,7 @@
 //!
 //! Invariant: figures that are compared with each other have one unit; a count is never rounded.
 
-use crate::results::Quantity;
+use crate::quantity::Quantity;
 use crate::statistics::{Quartiles, short};
 
 /// The unit of shown figures.

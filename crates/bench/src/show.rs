@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use crate::arguments::ShowOptions;
+use crate::options::ShowOptions;
 use crate::output;
 use crate::report::{self, Detail};
 use crate::results::Results;

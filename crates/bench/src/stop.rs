@@ -3,6 +3,9 @@
 
 use std::sync::OnceLock;
 
+/// The exit status after a signal: 128 plus the number of SIGINT.
+pub const INTERRUPTED: u8 = 130;
+
 /// A request that the program end. It is cheap to clone; all of a process are the same.
 #[derive(Clone, Debug)]
 pub struct Stop(twofold_launch::Stop);

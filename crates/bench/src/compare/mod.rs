@@ -14,8 +14,8 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use serde::Serialize;
 
-use crate::arguments::CompareOptions;
 use crate::host;
+use crate::options::CompareOptions;
 use crate::output;
 use crate::results::{Measurement, Results};
 use crate::statistics::ENOUGH;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A guest with one slot that is mapped by pages, with or without memory behind it.
 //!
-//! Invariant: a [`reset`](Guest::reset) restores the first state. That includes the log: the next start allocates it
+//! Invariant: a [`reset`](LoggedGuest::reset) restores the first state. That includes the log: the next start allocates it
 //! again, as for a guest that is about to migrate.
 
 use std::sync::Arc;
@@ -28,8 +28,8 @@ const NOWHERE: Pa = Pa::new(0x10_0000_0000);
 /// Bytes of table pages beside level 3: level 2, the root, and what a buddy allocator cannot use.
 const SPARE: u64 = 1 << 20;
 
-/// The guest.
-pub struct Guest {
+/// A guest whose one slot has a dirty log.
+pub struct LoggedGuest {
     machine: Arc<FastMachine>,
     memory: GuestMemory<FastPlatform>,
     slot: SlotId,
@@ -38,7 +38,7 @@ pub struct Guest {
     frames: Pa,
 }
 
-impl Guest {
+impl LoggedGuest {
     /// A slot of `size` bytes without memory behind it. Its tables are real; its pages must not be accessed.
     pub fn of_tables(size: u64) -> anyhow::Result<Self> {
         let arena = arena(ArenaOptions::new(table_bytes(size), Backing::AnonymousThp))?;

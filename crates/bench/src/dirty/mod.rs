@@ -7,12 +7,10 @@
 
 mod costs;
 mod guest;
-mod patterns;
 mod recorded;
-mod rows;
-mod shown;
 mod span;
 mod table;
+mod workloads;
 
 pub use costs::command as costs;
 pub use table::command as table;

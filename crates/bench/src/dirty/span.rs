@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One measurement of a logged guest, from the log's start to its stop.
 //!
-//! Guest and collector take turns on one thread: a round of writes, a get, a clear. So the time of each is known, and
+//! LoggedGuest and collector take turns on one thread: a round of writes, a get, a clear. So the time of each is known, and
 //! neither contains a wait for the other. That the guest is paused during a get and a clear changes no figure: it
 //! writes the same number of pages, and what it could have written meanwhile is not counted.
 
 use anyhow::ensure;
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 
-use super::guest::Guest;
+use super::guest::LoggedGuest;
 use crate::clock::Moment;
 
 /// Nanoseconds of CPU time, the sum over all rounds.
@@ -33,7 +33,7 @@ pub struct Span {
 impl Span {
     /// Measures once, in a slot in its first state, with these writes in each round. With `check`, an error is returned
     /// if the log misses a written page.
-    pub fn measure(guest: &Guest, tracker: Tracker, rounds: &[Vec<u32>], check: bool) -> anyhow::Result<Self> {
+    pub fn measure(guest: &LoggedGuest, tracker: Tracker, rounds: &[Vec<u32>], check: bool) -> anyhow::Result<Self> {
         let (mut span, mut vcpu, log) = (Self::default(), guest.vcpu()?, guest.log()?);
         let mut dirty = DirtyPages::new();
         timed(&mut span.ends, || Ok(log.start(&LogOptions::new(tracker))?))?;
@@ -84,13 +84,13 @@ fn timed(sum: &mut f64, body: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dirty::patterns::Pattern;
+    use crate::dirty::workloads::Workload;
 
     #[test]
     fn no_tracker_loses_a_page_of_any_pattern() {
-        let mut guest = Guest::backed(64 << 20).unwrap();
-        for pattern in [Pattern::Sequential, Pattern::Random, Pattern::Sparse, Pattern::Hot] {
-            let rounds: Vec<_> = (0..4).map(|round| pattern.round(round, guest.pages(), 3000)).collect();
+        let mut guest = LoggedGuest::backed(64 << 20).unwrap();
+        for workload in [Workload::Sequential, Workload::Random, Workload::Sparse, Workload::Hot] {
+            let rounds: Vec<_> = (0..4).map(|round| workload.round(round, guest.pages(), 3000)).collect();
             for tracker in Tracker::ALL {
                 guest.reset().unwrap();
                 let span = Span::measure(&guest, tracker, &rounds, true).unwrap();

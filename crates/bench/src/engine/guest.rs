@@ -69,8 +69,8 @@ pub enum Failure {
     Unexpected(&'static str),
 }
 
-/// A guest.
-pub struct Guest<const COUNT: bool> {
+/// A guest's tables, and the pages for more of them.
+pub struct GuestTables<const COUNT: bool> {
     /// The tables, until they are destroyed.
     stage2: Option<Stage2<Free<COUNT>>>,
     /// Pages for tables.
@@ -78,7 +78,7 @@ pub struct Guest<const COUNT: bool> {
     size: u64,
 }
 
-impl<const COUNT: bool> Guest<COUNT> {
+impl<const COUNT: bool> GuestTables<COUNT> {
     /// Makes a guest with `size` bytes of memory and its tables in `arena`.
     pub fn new(arena: Arena, counts: Rc<Counts>, size: u64, start: Start) -> Result<Self, Failure> {
         let features =

@@ -11,7 +11,7 @@ use twofold_stage2::{
     Access, Attributes, Broken, Coalesced, IpaRange, Level, Pending, Relaxed, Split, Stage2, Unwatched,
 };
 
-use super::guest::{BLOCK, End, Failure, GIB, Guest, PAGE, Pool, Ready, Start, ipa, window};
+use super::guest::{BLOCK, End, Failure, GIB, GuestTables, PAGE, Pool, Ready, Start, ipa, window};
 use super::platform::Free;
 use super::row::{Row, Unit, row};
 
@@ -56,36 +56,36 @@ const DIRTY_OLD: Attributes = Attributes { accessed: false, ..DIRTY };
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..READABLE };
 
 /// Bytes of 64 pages, as many as a word of KVM's dirty log has bits.
-const SECTION: u64 = 64 * PAGE;
+const WORD_PAGES: u64 = 64 * PAGE;
 
 /// Maps one page a call, in ascending order, as faults do.
-fn map_pages<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn map_pages<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     (0..guest.pages()).try_for_each(|page| guest.map_page(page, &WRITABLE))
 }
 
 /// Maps one page a call, scattered over the guest's memory.
-fn map_pages_scattered<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn map_pages_scattered<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     (0..guest.pages()).try_for_each(|page| guest.map_page(guest.scattered(page), &WRITABLE))
 }
 
 /// Maps everything in one call.
-fn map_range<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn map_range<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let range = guest.range();
     let (stage2, pool) = guest.parts()?;
     Ok(stage2.open(window(0, range.end - range.start), range.start).map_range(Level::L3, &WRITABLE, pool)?)
 }
 
 /// Splits all blocks of 2 MiB in one call, which asks for table pages once in each 1 GiB.
-fn split_2m<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn split_2m<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     split(guest)
 }
 
 /// Splits all blocks of 1 GiB in one call.
-fn split_1g<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn split_1g<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     split(guest)
 }
 
-fn split<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn split<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let range = guest.range();
     let (stage2, pool) = guest.parts()?;
     let mut ready = Ready::new(pool);
@@ -97,15 +97,15 @@ fn split<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
 }
 
 /// Splits, in one call, memory that is already split.
-fn split_again<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn split_again<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let range = guest.range();
     let (stage2, pool) = guest.parts()?;
     split_nothing(stage2, pool, range)
 }
 
 /// Splits memory that is already split, 64 pages a call.
-fn split_again_sections<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
-    let mut sections = guest.steps(SECTION);
+fn split_again_sections<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
+    let mut sections = guest.steps(WORD_PAGES);
     let (stage2, pool) = guest.parts()?;
     sections.try_for_each(|section| split_nothing(stage2, pool, section))
 }
@@ -125,7 +125,7 @@ fn split_nothing<const COUNT: bool>(
 const NOT_SPLIT: Failure = Failure::Unexpected("the split did not split exactly the blocks that there were");
 
 /// Write-protects everything in one call, with the flush.
-fn protect<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn protect<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let range = guest.range();
     let (stage2, pool) = guest.parts()?;
     stage2.write_protect(range)?.complete().free(pool);
@@ -133,21 +133,21 @@ fn protect<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
 }
 
 /// Write-protects 64 pages a call, with one flush at the end.
-fn protect_sections<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn protect_sections<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     protect_each_section(guest, |_, _, _| Ok(()))
 }
 
 /// Write-protects and splits 64 pages a call, as KVM does for a word of its dirty log. Everything is already split.
-fn protect_split_sections<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn protect_split_sections<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     protect_each_section(guest, split_nothing)
 }
 
 #[inline(always)]
 fn protect_each_section<const COUNT: bool>(
-    guest: &mut Guest<COUNT>,
+    guest: &mut GuestTables<COUNT>,
     then: impl Fn(&Stage2<Free<COUNT>>, &mut Pool, IpaRange) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let sections = guest.steps(SECTION);
+    let sections = guest.steps(WORD_PAGES);
     let (stage2, pool) = guest.parts()?;
     let mut all: Option<Pending<'_, _, _>> = None;
     for section in sections {
@@ -165,27 +165,27 @@ fn protect_each_section<const COUNT: bool>(
 }
 
 /// Write-protects pages that are already protected.
-fn protect_again<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn protect_again<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     protect(guest)
 }
 
 /// Write-protects hardware-tracked pages: hardware may write the entries meanwhile.
-fn protect_dbm<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn protect_dbm<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     protect(guest)
 }
 
 /// Answers a write fault for each page, in ascending order.
-fn relax<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn relax<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     (0..guest.pages()).try_for_each(|page| relax_page(guest, page))
 }
 
 /// Answers a write fault for each page, scattered over the guest's memory.
-fn relax_scattered<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn relax_scattered<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     (0..guest.pages()).try_for_each(|page| relax_page(guest, guest.scattered(page)))
 }
 
 #[inline(always)]
-fn relax_page<const COUNT: bool>(guest: &mut Guest<COUNT>, page: u64) -> Result<(), Failure> {
+fn relax_page<const COUNT: bool>(guest: &mut GuestTables<COUNT>, page: u64) -> Result<(), Failure> {
     match guest.parts()?.0.relax(ipa(page), Access::READ_WRITE)? {
         Relaxed::Widened => Ok(()),
         Relaxed::Already => Err(Failure::Unexpected("there was nothing to relax")),
@@ -193,7 +193,7 @@ fn relax_page<const COUNT: bool>(guest: &mut Guest<COUNT>, page: u64) -> Result<
 }
 
 /// Answers an access flag fault for each page.
-fn young<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn young<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let pages = guest.pages();
     let (stage2, _) = guest.parts()?;
     for page in 0..pages {
@@ -205,7 +205,7 @@ fn young<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
 }
 
 /// Collects and clears all access flags in one call.
-fn age<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn age<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let (range, pages) = (guest.range(), guest.pages());
     let (stage2, _) = guest.parts()?;
     let mut young = 0;
@@ -214,12 +214,12 @@ fn age<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
 }
 
 /// Ages hardware-tracked pages: hardware may write the entries meanwhile.
-fn age_dbm<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn age_dbm<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     age(guest)
 }
 
 /// Looks up the leaf of each page, in ascending order.
-fn lookup<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn lookup<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let pages = guest.pages();
     let (stage2, _) = guest.parts()?;
     for page in 0..pages {
@@ -232,16 +232,16 @@ fn lookup<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
 }
 
 /// Replaces the pages of each 2 MiB by a block, with flush and freeing.
-fn coalesce_2m<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn coalesce_2m<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     coalesce(guest, Level::L2, BLOCK)
 }
 
 /// Replaces the pages of each 1 GiB by a block, with flush and freeing.
-fn coalesce_1g<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn coalesce_1g<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     coalesce(guest, Level::L1, GIB)
 }
 
-fn coalesce<const COUNT: bool>(guest: &mut Guest<COUNT>, level: Level, span: u64) -> Result<(), Failure> {
+fn coalesce<const COUNT: bool>(guest: &mut GuestTables<COUNT>, level: Level, span: u64) -> Result<(), Failure> {
     let (blocks, pages) = (guest.steps(span), span / PAGE);
     let (stage2, pool) = guest.parts()?;
     for (block, number) in blocks.zip(0..) {
@@ -255,17 +255,17 @@ fn coalesce<const COUNT: bool>(guest: &mut Guest<COUNT>, level: Level, span: u64
 }
 
 /// Unmaps everything, 1 GiB a call, with flush and freeing.
-fn unmap<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn unmap<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     unmap_steps(guest, GIB)
 }
 
 /// Unmaps everything, one page a call. A table is freed with its last page.
-fn unmap_pages<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn unmap_pages<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     unmap_steps(guest, PAGE)
 }
 
 #[inline(always)]
-fn unmap_steps<const COUNT: bool>(guest: &mut Guest<COUNT>, step: u64) -> Result<(), Failure> {
+fn unmap_steps<const COUNT: bool>(guest: &mut GuestTables<COUNT>, step: u64) -> Result<(), Failure> {
     let steps = guest.steps(step);
     let (stage2, pool) = guest.parts()?;
     for range in steps {
@@ -275,7 +275,7 @@ fn unmap_steps<const COUNT: bool>(guest: &mut Guest<COUNT>, step: u64) -> Result
 }
 
 /// Unmaps everything, 1 GiB a call, and takes the address, access flag and dirty state of each leaf.
-fn unmap_harvest<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn unmap_harvest<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let (steps, pages) = (guest.steps(GIB), guest.pages());
     let (stage2, pool) = guest.parts()?;
     let mut seen = Harvest::default();
@@ -308,24 +308,24 @@ impl Harvest {
 }
 
 /// Unmaps and frees everything, including the root.
-fn destroy<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn destroy<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let (stage2, pool) = guest.take()?;
     let _root = stage2.destroy(pool, Unwatched);
     Ok(())
 }
 
 /// Scans for pages that hardware marked dirty, where there are none.
-fn scan_dirty_clean<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn scan_dirty_clean<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     scan_dirty(guest, 0)
 }
 
 /// Finds and cleans the pages that hardware marked dirty, which are one in ten.
-fn scan_dirty_1in10<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn scan_dirty_1in10<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let marked = guest.pages().div_ceil(10);
     scan_dirty(guest, marked)
 }
 
-fn scan_dirty<const COUNT: bool>(guest: &mut Guest<COUNT>, marked: u64) -> Result<(), Failure> {
+fn scan_dirty<const COUNT: bool>(guest: &mut GuestTables<COUNT>, marked: u64) -> Result<(), Failure> {
     let range = guest.range();
     let (stage2, pool) = guest.parts()?;
     let mut found = 0;

@@ -68,7 +68,7 @@ impl<const COUNT: bool> Free<COUNT> {
     }
 }
 
-// SAFETY: the engine gets its tables from the arena alone, and `pointer` returns where they are. Guest frames are
+// SAFETY: the engine gets its tables from the arena alone, and `pointer` returns where they are. GuestTables frames are
 // outside of the arena, and the engine does not access them. The instructions need no effect: there is one thread, and
 // no CPU walks the tables.
 unsafe impl<const COUNT: bool> Platform for Free<COUNT> {

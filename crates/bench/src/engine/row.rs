@@ -8,7 +8,7 @@ use std::rc::Rc;
 use serde::Serialize;
 
 use super::arena::Arena;
-use super::guest::{BLOCK, End, Failure, GIB, Guest, PAGE, Start};
+use super::guest::{BLOCK, End, Failure, GIB, GuestTables, PAGE, Start};
 use super::platform::Counts;
 use crate::clock::Moment;
 
@@ -24,9 +24,9 @@ pub struct Row {
     /// The tables that the operation must leave.
     pub end: End,
     /// Runs the operation.
-    pub timed: fn(&mut Guest<false>) -> Result<(), Failure>,
+    pub timed: fn(&mut GuestTables<false>) -> Result<(), Failure>,
     /// Runs the operation on a platform that counts.
-    pub counted: fn(&mut Guest<true>) -> Result<(), Failure>,
+    pub counted: fn(&mut GuestTables<true>) -> Result<(), Failure>,
 }
 
 /// Makes the row of the function of that name.
@@ -95,7 +95,7 @@ pub struct PerUnit {
 impl Row {
     /// Runs the operation once; returns nanoseconds per unit.
     pub fn time(&self, arena: Arena, size: u64) -> Result<f64, Failure> {
-        let mut guest = Guest::new(arena, Rc::default(), size, self.start)?;
+        let mut guest = GuestTables::new(arena, Rc::default(), size, self.start)?;
         let start = Moment::now();
         (self.timed)(&mut guest)?;
         let elapsed = start.elapsed();
@@ -106,7 +106,7 @@ impl Row {
     /// Runs the operation once; returns the events per unit.
     pub fn count(&self, arena: Arena, size: u64) -> Result<PerUnit, Failure> {
         let counts = Rc::new(Counts::default());
-        let mut guest = Guest::new(arena, Rc::clone(&counts), size, self.start)?;
+        let mut guest = GuestTables::new(arena, Rc::clone(&counts), size, self.start)?;
         counts.reset();
         (self.counted)(&mut guest)?;
         let per_unit = |count: u64| Some(count as f64 / self.unit.count(size) as f64);

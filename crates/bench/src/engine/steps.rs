@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::arena::Arena;
 use super::row::{PerUnit, Unit};
-use super::{Subject, find};
-use crate::arguments::Steps;
+use super::rows::{Subject, find};
 use crate::machine::huge_pages;
+use crate::options::Steps;
 use crate::output;
 
 /// Answers each operation name on standard input with one line.

@@ -28,16 +28,16 @@ pub struct Row {
     /// Its name.
     pub name: &'static str,
     /// The target of the ratio.
-    pub bar: f64,
+    pub target: f64,
     run: fn(Arena, u64, [usize; 2]) -> Result<Once, Failure>,
 }
 
 /// All rows, in the order in which they are printed.
 pub const ROWS: &[Row] = &[
-    Row { name: "disjoint_2m", bar: 1.9, run: |arena, size, cpus| map(arena, size, cpus, BLOCK / PAGE) },
-    Row { name: "sections", bar: 1.5, run: |arena, size, cpus| map(arena, size, cpus, 64) },
-    Row { name: "pages", bar: 1.0, run: |arena, size, cpus| map(arena, size, cpus, 1) },
-    Row { name: "faults_beside_maintenance", bar: 0.7, run: faults_beside_maintenance },
+    Row { name: "disjoint_2m", target: 1.9, run: |arena, size, cpus| map(arena, size, cpus, BLOCK / PAGE) },
+    Row { name: "sections", target: 1.5, run: |arena, size, cpus| map(arena, size, cpus, 64) },
+    Row { name: "pages", target: 1.0, run: |arena, size, cpus| map(arena, size, cpus, 1) },
+    Row { name: "faults_beside_maintenance", target: 0.7, run: faults_beside_maintenance },
 ];
 
 /// One run of a row: with one thread, and with two.
@@ -71,7 +71,7 @@ pub struct Measured {
     two: f64,
     /// The target of the ratio.
     #[serde(skip)]
-    bar: f64,
+    target: f64,
     /// The smallest share of a CPU that a thread had.
     #[serde(skip)]
     share: f64,
@@ -84,12 +84,12 @@ impl Measured {
         let Spread { median, min, max } = spread(|run| run.one.ns / run.two.ns)?;
         let (one, two) = (spread(|run| run.one.ns)?.median, spread(|run| run.two.ns)?.median);
         let share = spread(|run| run.one.share.min(run.two.share))?.min;
-        Some(Self { name: row.name, ratio: median, min, max, one, two, bar: row.bar, share })
+        Some(Self { name: row.name, ratio: median, min, max, one, two, target: row.target, share })
     }
 
     /// Returns its name; the ratio, its minimum and maximum, and the target; nanoseconds; the share.
     pub fn cells(&self) -> (&'static str, [f64; 4], [f64; 2], f64) {
-        (self.name, [self.ratio, self.min, self.max, self.bar], [self.one, self.two], self.share)
+        (self.name, [self.ratio, self.min, self.max, self.target], [self.one, self.two], self.share)
     }
 }
 

@@ -10,7 +10,7 @@ use twofold_stage2::walk::{Entry, Visitor};
 use twofold_stage2::{Access, Attributes, Level, Levels};
 
 use super::arena::Arena;
-use super::guest::{End, Failure, GIB, Guest, Start};
+use super::guest::{End, Failure, GIB, GuestTables, Start};
 
 /// Visits of one walk over all of a guest's memory. A walk visits every entry that it reads once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -24,7 +24,7 @@ pub struct Visits {
 impl Visits {
     /// Counts the visits in blocks of 1 GiB that were split to pages.
     pub fn count(arena: Arena, size: u64) -> Result<Self, Failure> {
-        let mut guest = Guest::<false>::new(arena, Rc::default(), size, Start::Blocks(Level::L1, WRITABLE))?;
+        let mut guest = GuestTables::<false>::new(arena, Rc::default(), size, Start::Blocks(Level::L1, WRITABLE))?;
         let range = guest.range();
         let (stage2, pool) = guest.parts()?;
         let _ = stage2.split(range.clone(), GIB, pool, |_, _| ControlFlow::Continue(()))?;

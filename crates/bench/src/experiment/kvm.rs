@@ -97,10 +97,6 @@ impl KvmTarget {
 }
 
 impl Target for KvmTarget {
-    fn platform(&self) -> Platform {
-        Platform::Kvm
-    }
-
     fn starts_dirty(&self) -> bool {
         self.log == Log::Bitmap(Clearing::ManualInitiallySet)
     }

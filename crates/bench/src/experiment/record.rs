@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use twofold_workload::policies::Policies;
+
 use super::setup::Setup;
 use super::target::Taken;
 use crate::results::{Kind, Measurement, Platform, Quantity, Results};
@@ -41,7 +43,7 @@ impl Variant {
         let mut configuration = setup.configuration();
         if platform == Platform::Kvm {
             // Policies are Twofold's. KVM does what its kernel does.
-            configuration.retain(|key, _| !POLICIES.contains(&key.as_str()));
+            configuration.retain(|key, _| !Policies::KEYS.contains(&key.as_str()));
         }
         Self { experiment, platform, configuration, modelled, steady }
     }
@@ -98,8 +100,6 @@ impl Variant {
         &mut all[at]
     }
 }
-
-const POLICIES: [&str; 4] = ["split", "cmo", "coalesce", "tables"];
 
 /// Leaves out figures that are 0 in every variant, such as kinds of faults that did not happen. A variant keeps a 0 if
 /// another variant has a value.

@@ -9,6 +9,7 @@ use anyhow::ensure;
 use clap::ValueEnum;
 use twofold_memory::dirty::Tracker;
 use twofold_workload::mode::Mode;
+use twofold_workload::policies::Policies;
 
 use crate::{machine, readable};
 
@@ -109,9 +110,22 @@ impl Setup {
         self.tracker != Tracker::WriteProtect
     }
 
+    /// The number of baselines in this variant: policies, and the tracker of KVM's first log.
+    pub fn baselines(&self) -> usize {
+        self.policies.baselines() + usize::from(self.tracker == Tracker::WriteProtect)
+    }
+
+    /// The settings that are not the default, and the tracker.
+    pub fn shown(&self) -> String {
+        let usual = Self::new(self.mode).configuration();
+        let own = self.configuration();
+        let set = own.iter().filter(|(key, value)| *key == "tracker" || usual.get(*key) != Some(value));
+        let words = set.map(|(key, value)| if key == "tracker" { value.clone() } else { format!("{key} {value}") });
+        [self.mode.name.to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(", ")
+    }
+
     /// The settings that name this variant in results. Rare settings are present only if they are set.
     pub fn configuration(&self) -> BTreeMap<String, String> {
-        let Self { policies, .. } = self;
         let mut all = vec![
             ("mode", self.mode.name.to_owned()),
             ("vcpus", self.vcpus.to_string()),
@@ -119,11 +133,8 @@ impl Setup {
             ("backing", name(self.backing)),
             ("tracker", if self.ring.is_some() { "ring".to_owned() } else { self.tracker.name().to_owned() }),
             ("chunk", self.chunk.to_string()),
-            ("split", name(policies.split)),
-            ("cmo", name(policies.cmo)),
-            ("coalesce", name(policies.coalesce)),
-            ("tables", name(policies.tables)),
         ];
+        all.extend(self.policies.all().map(|policy| (policy.key(), policy.name().to_owned())));
         let mut seldom = |is_set: bool, key, value: String| {
             if is_set {
                 all.push((key, value));
@@ -184,63 +195,6 @@ fn default_huge_page() -> u64 {
     machine::memory("Hugepagesize:").filter(|size| *size > 0).unwrap_or(2 << 20)
 }
 
-/// The techniques of the sources, each on or as its baseline.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Policies {
-    /// Which entries a split visits (Bras 2026).
-    pub split: Split,
-    /// Which vCPU cleans caches (Wang 2021: clean on map).
-    pub cmo: Cmo,
-    /// When the old tables are freed (Wang 2021: install before free).
-    pub coalesce: Coalesce,
-    /// When table pages are allocated (Wang 2021: table pages when needed).
-    pub tables: Tables,
-}
-
-/// Which entries a split visits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
-pub enum Split {
-    /// Tables that contain blocks, as the table metadata says
-    #[default]
-    Records,
-    /// Entries above level 3 (Bras 2026)
-    SkipLeaves,
-    /// All entries, except those of a table that was just made (Bras 2026, a variant that was tried)
-    SkipChildren,
-    /// All entries, as Linux 6.12
-    EveryLevel,
-}
-
-/// Which vCPU cleans caches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
-pub enum Cmo {
-    /// The vCPU that installs the mapping
-    #[default]
-    OnMap,
-    /// Each vCPU that faults
-    OnAbort,
-}
-
-/// When the tables that a block replaces are freed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
-pub enum Coalesce {
-    /// After the block is installed
-    #[default]
-    InstallFirst,
-    /// Before the block is installed
-    FreeFirst,
-}
-
-/// When table pages are allocated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
-pub enum Tables {
-    /// If a table is missing
-    #[default]
-    WhenNeeded,
-    /// At each fault, as many as it might need
-    Always,
-}
-
 /// A value's name on a command line.
 fn name<T: ValueEnum>(value: T) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
@@ -249,6 +203,7 @@ fn name<T: ValueEnum>(value: T) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use twofold_workload::policies::Split;
 
     #[test]
     fn what_is_compared_differs_in_one_word() {

@@ -30,9 +30,6 @@ pub trait Targets {
 
 /// A guest with its memory set up, on some platform.
 pub trait Target {
-    /// The platform.
-    fn platform(&self) -> Platform;
-
     /// Whether all pages are dirty when the log starts.
     fn starts_dirty(&self) -> bool;
 
@@ -97,6 +94,27 @@ pub trait Target {
     ///
     /// As for [`run`](Self::run).
     fn stop(&mut self) -> anyhow::Result<Taken>;
+
+    /// The guest's tables and memory, if the platform permits to look inside.
+    fn inside(&self) -> Option<&dyn Inspect> {
+        None
+    }
+}
+
+/// A guest's tables and memory, seen and changed from outside its operations. Nothing of that is timed.
+pub trait Inspect {
+    /// Bytes that the leaf at this offset into the memory maps. `None` if nothing is mapped there.
+    fn leaf(&self, offset: u64) -> Option<u64>;
+
+    /// The word at this offset into the memory.
+    fn word(&self, offset: u64) -> Option<u64>;
+
+    /// Unmaps the first `bytes` of the memory.
+    ///
+    /// # Errors
+    ///
+    /// The tables cannot be changed.
+    fn unmap(&self, bytes: u64) -> anyhow::Result<()>;
 }
 
 /// Returns the progress of vCPUs that repeat their passes.

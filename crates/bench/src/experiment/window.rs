@@ -30,9 +30,9 @@ use twofold_stage2::{
 };
 
 use self::watch::{Seen, Watch, switches};
-use super::setup::Coalesce;
 use crate::features::TODAY;
 use crate::statistics::Quartiles;
+use twofold_workload::policies::Coalesce;
 
 mod watch;
 

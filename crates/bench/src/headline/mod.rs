@@ -21,11 +21,11 @@ use std::process::ExitCode;
 
 use anyhow::ensure;
 
-use crate::arguments::{HeadlineOptions, OutputOptions};
 use crate::experiment::machine::Machines;
-use crate::experiment::outcome;
 use crate::experiment::progress::Progress;
+use crate::options::HeadlineOptions;
 use crate::output;
+use crate::report::Files;
 use crate::results::{HeadlineRow, Results, TARGET, Verdict};
 use crate::stop::Stop;
 use part::{Bench, Part};
@@ -39,7 +39,7 @@ use subject::Subject;
 ///
 /// A file cannot be written, which is reported before anything is measured. A check failed.
 pub fn command(options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
-    outcome::check(&options.output)?;
+    let files = Files::check(&options.output)?;
     let stop = Stop::on_signal()?;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut plan = Plan { runs: options.runs, ..Plan::of(plan::free_memory(), cpus, options.full) };
@@ -62,7 +62,7 @@ pub fn command(options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
     results.notes = notes(&plan, options);
     results.interrupted = stop.is_requested();
     let differs = results.headline.iter().any(|row| row.verdict == Verdict::Differs);
-    let code = show(&results, options)?;
+    let code = show(&results, &files)?;
     Ok(if differs && !results.interrupted { ExitCode::FAILURE } else { code })
 }
 
@@ -76,10 +76,10 @@ fn chosen(options: &HeadlineOptions) -> anyhow::Result<Vec<Box<dyn Part>>> {
 }
 
 /// Prints only the table of the published numbers: all measurements are in the files.
-fn show(results: &Results, options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
+fn show(results: &Results, files: &Files) -> anyhow::Result<ExitCode> {
     let shown = Results { measurements: Vec::new(), ..results.clone() };
-    let code = outcome::show(&shown, &OutputOptions { all: options.output.all, ..OutputOptions::default() })?;
-    outcome::write(results, &options.output)?;
+    let code = files.print(&shown)?;
+    files.write(results)?;
     Ok(code)
 }
 

@@ -15,11 +15,12 @@ use super::subject::{Scenario, Subject};
 use super::verdict::Owed;
 use crate::experiment::dirty_log::{Check, Load, Run};
 use crate::experiment::record::{Variant, Who, mean};
-use crate::experiment::setup::{Backing, Policies, Setup, Split};
+use crate::experiment::setup::{Backing, Setup};
 use crate::experiment::target::{REGION, Taken, Target, Targets};
 use crate::report::section::TOO_FEW;
 use crate::report::words::{self, Noun};
 use crate::results::{HeadlineRow, Kind, Platform, Quantity};
+use twofold_workload::policies::{Policies, Split};
 
 /// One cell of the published table.
 pub struct SplitPart {

@@ -15,14 +15,13 @@ use super::published::{PUBLISHED, Published, WANG};
 use super::row::{Ours, OwnTarget, Pair};
 use super::subject::{Subject, Technique};
 use super::verdict::Owed;
-use crate::experiment::machine::MachineTarget;
-use crate::experiment::page_table::{Between, Stage, Stages, check};
+use crate::experiment::page_table::{Stage, Stages};
 use crate::experiment::record::{Variant, Who};
-use crate::experiment::setup::{Backing, Cmo, Coalesce, Policies, Setup};
-use crate::experiment::target::Taken;
+use crate::experiment::setup::{Backing, Setup};
 use crate::report::section::TOO_FEW;
 use crate::report::words::{self, Noun};
 use crate::results::{HeadlineRow, Kind, Platform, Quantity};
+use twofold_workload::policies::{Cmo, Coalesce, Policies};
 
 /// A published command, with one technique.
 pub struct StagesPart {
@@ -139,7 +138,9 @@ impl Part for StagesPart {
         let mut both = Vec::new();
         for is_after in [false, true] {
             let setup = Setup { policies: self.policies(is_after), ..setup.clone() };
-            both.push((once(&setup, round, bench)?, setup));
+            let mut target = bench.machines.guest(&setup)?;
+            let taken = Stages::new(&setup)?.run(&mut target, round == Round::Checked)?;
+            both.push((taken, setup));
         }
         if round == Round::Checked {
             return Ok(());
@@ -169,18 +170,6 @@ impl Part for StagesPart {
         };
         self.published().flat_map(row).flatten().collect()
     }
-}
-
-/// Runs all stages of one guest. Sparse memory holds the last value written to any alias, so it is not checked.
-fn once(setup: &Setup, round: Round, bench: &mut Bench<'_>) -> anyhow::Result<Vec<(Stage, Taken)>> {
-    let stages = Stages::new(setup)?;
-    let is_checked = round == Round::Checked && !setup.sparse;
-    let mut target = bench.machines.guest(setup)?;
-    stages.run(&mut target, |target: &mut MachineTarget, between| match between {
-        Between::LogStarted => stages.unmap_what_is_huge(target),
-        Between::After(stage) if is_checked => check(&stages, stage, target),
-        Between::After(_) => Ok(()),
-    })
 }
 
 /// The options that set up the same guest.

@@ -27,7 +27,7 @@ use crate::results::{HeadlineRow, Kind, Platform};
 /// All three published numbers.
 #[derive(Default)]
 pub struct WalkPart {
-    guest: Option<Guest>,
+    guest: Option<UnbackedGuest>,
     runs: Vec<Pair>,
 }
 
@@ -47,7 +47,7 @@ impl Part for WalkPart {
 
     fn begin(&mut self, _: &mut Bench<'_>) -> anyhow::Result<()> {
         self.runs = Self::published().map(|_| Pair::default()).collect();
-        self.guest = Some(Guest::new()?);
+        self.guest = Some(UnbackedGuest::new()?);
         Ok(())
     }
 
@@ -82,12 +82,12 @@ impl Part for WalkPart {
 }
 
 /// A guest's tables, without memory behind them.
-struct Guest {
+struct UnbackedGuest {
     stage2: Stage2<FastPlatform>,
     frames: Frames,
 }
 
-impl Guest {
+impl UnbackedGuest {
     fn new() -> anyhow::Result<Self> {
         let arena = Arc::new(Arena::new(&ArenaOptions::new(TABLES, Made::Anonymous))?);
         let machine = FastMachine::new(Arc::clone(&arena), TODAY, 1)?;

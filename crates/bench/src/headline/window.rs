@@ -8,10 +8,10 @@ use super::part::{Bench, Part, Round};
 use super::published::WANG;
 use super::row::{Ours, OwnTarget, Pair};
 use super::verdict::Owed;
-use crate::experiment::setup::Coalesce;
 use crate::experiment::window::{Inside, Run, Window};
 use crate::report::words::Noun;
 use crate::results::{HeadlineRow, Kind, Platform};
+use twofold_workload::policies::Coalesce;
 
 /// The measurements of one block.
 pub struct WindowPart {

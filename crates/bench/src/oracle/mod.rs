@@ -19,8 +19,8 @@ use indicatif::ProgressBar;
 use twofold_memory::dirty::Tracker;
 use twofold_oracle::{Found, Lost, Random, Tally, Unproven};
 
-use crate::arguments::OracleOptions;
 use crate::estimate;
+use crate::options::OracleOptions;
 use crate::output;
 use crate::stop::Stop;
 
@@ -32,8 +32,7 @@ use guest::Guest;
 pub fn command(options: &OracleOptions) -> anyhow::Result<()> {
     let stop = Stop::on_signal()?;
     let seed = options.seed.map_or_else(any_seed, Ok)?;
-    let chosen = options.tracker.as_ref().map(|tracker| tracker.0);
-    let trackers = Tracker::ALL.into_iter().filter(|tracker| chosen.is_none_or(|chosen| chosen == *tracker));
+    let trackers = Tracker::ALL.into_iter().filter(|tracker| options.tracker.is_none_or(|chosen| chosen == *tracker));
     let mut lost = 0;
     for tracker in trackers {
         let tally = judge(tracker, options, seed, &stop)?;

@@ -6,18 +6,19 @@
 use anyhow::{Context, ensure};
 use twofold_launch::Counted;
 
+use super::judge::{Expected, advance};
+use super::load::Load;
 use super::plan::Plan;
-use super::{Expected, Load};
 use crate::experiment::hypervisor::{self, Hypervisor};
 use crate::experiment::record::{Who, sum};
 use crate::experiment::setup::Setup;
-use crate::results::{Platform, Quantity, Results};
+use crate::results::{Quantity, Results};
 
 /// Counts one variant, checks it, and adds it to the results.
 pub fn measure(plan: &Plan, hypervisor: &Hypervisor, setup: &Setup, results: &mut Results) -> anyhow::Result<()> {
-    let counted = hypervisor.dirty_log(setup, &plan.load)?;
-    check(&counted, setup, &plan.load)?;
-    let variant = plan.variant(Platform::Hypervisor, setup);
+    let counted = hypervisor.dirty_log(setup, &plan.load).with_context(|| setup.shown())?;
+    check(&counted, setup, &plan.load).with_context(|| setup.shown())?;
+    let variant = plan.variant(setup);
     hypervisor::record(&counted, &variant, results);
     let rounds = counted.times("dirty").len() as f64;
     let phases = ["dirty", "get", "clear"].iter().flat_map(|name| counted.times(name));
@@ -45,15 +46,6 @@ fn check(counted: &Counted, setup: &Setup, load: &Load) -> anyhow::Result<()> {
     }
     let last = counted.times("get").len();
     (last == load.iterations as usize).then_some(()).with_context(|| format!("{last} iterations were counted"))
-}
-
-/// Advances the generators past these passes.
-fn advance(passes: &mut [Vec<twofold_workload::pass::Pass>]) {
-    for pass in passes.iter_mut().flatten() {
-        let mut accesses = pass.accesses();
-        accesses.by_ref().for_each(drop);
-        pass.random = accesses.random();
-    }
 }
 
 /// Bytes in a page of the hypervisor's logs.

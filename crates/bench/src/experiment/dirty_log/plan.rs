@@ -1,33 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The plan of `twofold bench dirty-log`: from options to guests, by mode and variant.
+//! The plan of `twofold bench dirty-log`: from options to guests, by mode and variant. The options are read here and nowhere
+//! else.
 //!
 //! Invariant: contradictory options, and those that the platform does not support, are refused before anything is set
 //! up.
+
+use std::cmp;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use twofold_memory::dirty::Tracker;
 use twofold_workload::mode::{Mode, S0_MODES};
 
-use super::Load;
-use crate::arguments::{self, DirtyLogOptions};
-use crate::experiment::continuous;
+use super::load::Load;
 use crate::experiment::record::Variant;
-use crate::experiment::setup::{Backing, Cmo, Coalesce, Policies, Setup, Split, Tables};
+use crate::experiment::setup::{Backing, Setup};
+use crate::options::{self, DirtyLogOptions};
+use crate::report::Files;
 use crate::results::Platform;
 use crate::statistics::ENOUGH;
 
-/// What to measure.
+/// What to measure, where, and which files to write.
 pub struct Plan {
+    /// Where the guests run.
+    pub platform: Platform,
+    /// The directory of the hypervisor's images. `None`: this workspace's.
+    pub images: Option<PathBuf>,
     /// What the guest does.
     pub load: Load,
     /// For each mode the variants to compare; baselines come first.
-    pub setups: Vec<Vec<Setup>>,
+    pub modes: Vec<Vec<Setup>>,
+    /// How the guests are measured.
+    pub work: Work,
+    /// Whether the guests are only checked.
+    pub only_checks: bool,
+    /// The CPU of the collector.
+    pub collector: Option<usize>,
+    /// The output files.
+    pub files: Files,
+}
+
+/// How the guests are measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Work {
+    /// Variants take turns, run by run.
+    Turns(Turns),
+    /// Guests never pause.
+    Continuous(Timing),
+}
+
+/// Variants that take turns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Turns {
     /// Number of counted runs.
     pub runs: u32,
     /// Whether each iteration is shown.
     pub each: bool,
-    /// The CPU of the collector.
-    pub collector: Option<usize>,
+}
+
+/// The times of a guest that never pauses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timing {
+    /// Time from one collection to the next.
+    pub interval: Duration,
+    /// Time with logging enabled.
+    pub duration: Duration,
+    /// Runs of each variant.
+    pub runs: u32,
 }
 
 impl Plan {
@@ -40,8 +80,8 @@ impl Plan {
         check_platform(options)?;
         let modes = modes(options);
         let (pinned, collector) = cpus(&options.cpus, options.vcpus)?;
-        let policies = arguments::policies(&options.policy)?;
-        let cleans = options.policy.iter().any(|choice| choice.key() == "cmo");
+        let policies = options::policies(&options.policy)?;
+        let cleans = options.policy.iter().any(|choice| choice.key == "cmo");
         let region =
             if options.overlap { options.bytes.0.checked_mul(options.vcpus as u64) } else { Some(options.bytes.0) };
         let first = Setup {
@@ -66,7 +106,7 @@ impl Plan {
                 policies.iter().map(move |policies| Setup { policies: *policies, ..first.clone() }).collect::<Vec<_>>()
             };
             let mut variants: Vec<_> = trackers.iter().flat_map(of).collect();
-            variants.sort_by_key(|setup| std::cmp::Reverse(befores(setup)));
+            variants.sort_by_key(|setup| cmp::Reverse(setup.baselines()));
             Ok(variants)
         });
         let load = Load {
@@ -76,10 +116,32 @@ impl Plan {
             seed: options.seed,
             run_while_disabling: options.run_while_disabling,
         };
-        let runs = options.runs.unwrap_or(if options.continuous { ENOUGH as u32 } else { 7 });
-        let setups = setups.collect::<anyhow::Result<Vec<Vec<_>>>>()?;
-        setups.iter().flatten().try_for_each(Setup::check_pages)?;
-        Ok(Self { load, setups, runs, each: options.each, collector })
+        let work = if options.continuous {
+            let (interval, duration) = (options.interval.0, options.duration.0);
+            Work::Continuous(Timing { interval, duration, runs: options.runs.unwrap_or(ENOUGH as u32) })
+        } else {
+            Work::Turns(Turns { runs: options.runs.unwrap_or(7), each: options.each })
+        };
+        let modes = setups.collect::<anyhow::Result<Vec<Vec<_>>>>()?;
+        modes.iter().flatten().try_for_each(Setup::check_pages)?;
+        let (platform, images, only_checks) = (options.on, options.images.clone(), options.tap);
+        let files = Files::check(&options.output)?;
+        Ok(Self { platform, images, load, modes, work, only_checks, collector, files })
+    }
+
+    /// All variants, mode by mode.
+    pub fn setups(&self) -> impl Iterator<Item = &Setup> {
+        self.modes.iter().flatten()
+    }
+
+    /// The number of single measurements.
+    pub fn steps(&self) -> u64 {
+        let runs = match self.work {
+            _ if self.only_checks || self.platform == Platform::Hypervisor => 1,
+            Work::Turns(turns) => u64::from(turns.runs) + 1,
+            Work::Continuous(timing) => u64::from(timing.runs),
+        };
+        runs * self.setups().count() as u64
     }
 
     /// Notes that a reader of the figures needs.
@@ -90,25 +152,24 @@ impl Plan {
                 notes.push(text.to_owned());
             }
         };
-        let all = || self.setups.iter().flatten();
         note(
-            all().any(|setup| setup.chunk == 0),
+            self.setups().any(|setup| setup.chunk == 0),
             "a chunk of 0, KVM's default, splits nothing ahead: the figures include no split",
         );
         note(
-            all().any(|setup| !setup.forced_write_back),
+            self.setups().any(|setup| !setup.forced_write_back),
             "the CPU is one without forced write-back; caches are really cleaned, by this CPU's own instruction",
         );
         note(
-            all().any(|setup| setup.sparse),
+            self.setups().any(|setup| setup.sparse),
             "sparse memory: one small piece, mapped repeatedly, so caches hold more of it than of real memory",
         );
         note(
-            all().any(|setup| setup.exit_cost > 0),
+            self.setups().any(|setup| setup.exit_cost > 0),
             "modelled: each fault includes a price for its exit (--exit-cost)",
         );
         note(
-            all().any(|setup| {
+            self.setups().any(|setup| {
                 matches!(
                     setup.backing,
                     Backing::AnonymousHugetlb
@@ -123,9 +184,9 @@ impl Plan {
     }
 
     /// The variant, as named in results.
-    pub fn variant(&self, platform: Platform, setup: &Setup) -> Variant {
+    pub fn variant(&self, setup: &Setup) -> Variant {
         let Load { iterations, write_percent, random_order, seed, .. } = self.load;
-        let mut variant = Variant::new("dirty-log", platform, setup).with("iterations", iterations);
+        let mut variant = Variant::new("dirty-log", self.platform, setup).with("iterations", iterations);
         if write_percent != 100 {
             variant = variant.with("write_percent", write_percent).with("seed", seed);
         }
@@ -135,15 +196,16 @@ impl Plan {
         variant
     }
 
-    /// The same guests, without pause.
-    pub fn continuous(&self, options: &DirtyLogOptions) -> continuous::Plan {
-        continuous::Plan {
-            setups: self.setups.clone(),
-            load: self.load,
-            interval: options.interval.0,
-            duration: options.duration.0,
-            runs: self.runs,
+    /// The plan of a command line, for tests.
+    #[cfg(test)]
+    pub fn of_line(line: &str) -> anyhow::Result<Self> {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: DirtyLogOptions,
         }
+        let words = ["dirty-log"].into_iter().chain(line.split_whitespace());
+        Self::of(&<Line as clap::Parser>::try_parse_from(words)?.options)
     }
 }
 
@@ -232,49 +294,27 @@ fn cpus(named: &[usize], vcpus: usize) -> anyhow::Result<(Vec<usize>, Option<usi
     Ok((named.iter().take(vcpus).copied().collect(), named.get(vcpus).copied()))
 }
 
-/// The number of baselines in a variant.
-fn befores(setup: &Setup) -> usize {
-    let Policies { split, cmo, coalesce, tables } = setup.policies;
-    [
-        setup.tracker == Tracker::WriteProtect,
-        split == Split::EveryLevel,
-        cmo == Cmo::OnAbort,
-        coalesce == Coalesce::FreeFirst,
-        tables == Tables::Always,
-    ]
-    .into_iter()
-    .filter(|is| *is)
-    .count()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: DirtyLogOptions,
-    }
+    use twofold_workload::policies::Split;
 
     fn plan(line: &str) -> anyhow::Result<Plan> {
-        let words = ["dirty-log"].into_iter().chain(line.split_whitespace());
-        Plan::of(&Line::try_parse_from(words)?.options)
+        Plan::of_line(line)
     }
 
     #[test]
     fn s0_and_s3_by_their_commands() {
         let plan = plan("-b 16G -s anonymous_thp -g --policy split=records,every-level").unwrap();
-        assert_eq!(plan.setups.iter().map(|setups| setups[0].mode.name).collect::<Vec<_>>(), S0_MODES);
-        let split = plan.setups[0].iter().map(|setup| setup.policies.split).collect::<Vec<_>>();
+        assert_eq!(plan.modes.iter().map(|setups| setups[0].mode.name).collect::<Vec<_>>(), S0_MODES);
+        let split = plan.modes[0].iter().map(|setup| setup.policies.split).collect::<Vec<_>>();
         assert_eq!(split, [Split::EveryLevel, Split::Records], "the baseline comes first");
         let s3 = self::plan("-b 512MB -v 2 -i 5 -m 3 -s anonymous_thp --tracker manual,combined").unwrap();
-        assert_eq!((s3.load.iterations, s3.setups.len()), (5, 1));
-        assert_eq!((s3.setups[0][1].memory(), s3.setups[0][1].tracker), (1 << 30, Tracker::Combined));
-        assert_eq!(self::plan("-o -v 2 -b 1M").unwrap().setups[0][0].region, 2 << 20);
+        assert_eq!((s3.load.iterations, s3.modes.len()), (5, 1));
+        assert_eq!((s3.modes[0][1].memory(), s3.modes[0][1].tracker), (1 << 30, Tracker::Combined));
+        assert_eq!(self::plan("-o -v 2 -b 1M").unwrap().modes[0][0].region, 2 << 20);
         let cmo = self::plan("--policy cmo=on-abort").unwrap();
-        assert!(cmo.setups.iter().flatten().all(|setup| !setup.forced_write_back));
+        assert!(cmo.modes.iter().flatten().all(|setup| !setup.forced_write_back));
     }
 
     #[test]

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Logs report exactly the guest's writes, for every workload, mode and tracker; on the hosted machine.
 
-use clap::ValueEnum;
 use twofold_memory::dirty::Tracker;
 use twofold_workload::mode::{MODES, Mode};
+use twofold_workload::pass::Pass;
+use twofold_workload::policies::{Policies, Policy};
 
-use super::*;
+use super::judge::Expected;
+use super::load::LAST_SEED;
+use super::{Check, Load, Run};
 use crate::experiment::machine::Machines;
-use crate::experiment::setup::{Backing, Cmo, Coalesce, Policies, Split, Tables};
-use crate::experiment::target::Targets;
+use crate::experiment::setup::{Backing, Setup};
+use crate::experiment::target::{REGION, Targets};
+use crate::results::Quantity;
+use crate::stop::Stop;
 
 const MIB: u64 = 1 << 20;
 
@@ -103,15 +108,11 @@ fn blocks_of_1_gib() {
 fn every_policy() {
     let mut machines = Machines::new();
     let here = Setup { vcpus: 2, region: 8 * MIB, backing: Backing::AnonymousThp, ..setup("p40v48-4k") };
-    let policies = |policies| Setup { policies, ..here.clone() };
-    let all = Policies::default();
-    let mut setups: Vec<_> =
-        Split::value_variants().iter().map(|split| policies(Policies { split: *split, ..all })).collect();
-    setups.push(policies(Policies { coalesce: Coalesce::FreeFirst, ..all }));
-    setups.push(policies(Policies { tables: Tables::Always, ..all }));
-    for cmo in [Cmo::OnMap, Cmo::OnAbort] {
-        setups.push(Setup { forced_write_back: false, ..policies(Policies { cmo, ..all }) });
-    }
+    let setups = Policy::ALL.map(|policy| Setup {
+        policies: Policies::default().with(policy),
+        forced_write_back: policy.key() != "cmo",
+        ..here.clone()
+    });
     for setup in setups {
         for tracker in Tracker::ALL {
             run(&mut machines, &Setup { tracker, ..setup.clone() }, &SCATTERED);

@@ -11,14 +11,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use twofold_abi::bundle::before;
 use twofold_abi::vendor::PHASES;
 use twofold_launch::experiment::{DirtyLog, PageTable, Phase, Platform as On, Program};
 use twofold_launch::{Counted, Experiment, Pages, Qemu, machine};
+use twofold_workload::policies::Policies;
 
 use super::dirty_log::Load;
 use super::record::{Variant, Who, mean};
-use super::setup::{Backing, Cmo, Coalesce, Policies, Setup, Split, Tables};
+use super::setup::{Backing, Setup};
 use super::target::Taken;
 use crate::results::{Quantity, Results};
 use crate::stop::Stop;
@@ -86,7 +86,6 @@ impl Hypervisor {
     fn run(&self, setup: &Setup, program: Program) -> anyhow::Result<Counted> {
         ensure!(setup.vcpus == 1, "the hypervisor's guest has one vCPU: -v 1");
         ensure!(setup.offset.is_none() && !setup.sparse, "-p and --sparse are for the machine");
-        let before = before(setup.policies);
         let experiment = Experiment {
             program,
             bytes: setup.memory(),
@@ -95,12 +94,12 @@ impl Hypervisor {
             ipa_bits: None,
             pages: if setup.backing.page() == 4 << 10 { Pages::Small } else { Pages::Auto },
             given: level(setup.backing),
-            before,
+            policies: setup.policies,
             forced_write_back: setup.forced_write_back,
         };
         let on = On {
             qemu: &self.qemu,
-            image: if before == 0 { &self.images.plain } else { &self.images.baselines },
+            image: if setup.policies == Policies::default() { &self.images.plain } else { &self.images.baselines },
             guest: &self.images.guest,
             cpu: machine::CPU_DEFAULT,
             timeout: Some(LIMIT),
@@ -120,22 +119,6 @@ fn level(backing: Backing) -> Option<u32> {
         0x20_0000 => Some(2),
         _ => None,
     }
-}
-
-/// The baselines in use, as the hypervisor's bits.
-fn before(policies: Policies) -> u32 {
-    let Policies { split, cmo, coalesce, tables } = policies;
-    let split = match split {
-        Split::Records => 0,
-        Split::EveryLevel => before::SPLIT_EVERY_LEVEL,
-        Split::SkipChildren => before::SPLIT_SKIP_CHILDREN,
-        Split::SkipLeaves => before::SPLIT_SKIP_LEAVES,
-    };
-    let bit = |is: bool, bit: u32| if is { bit } else { 0 };
-    split
-        | bit(cmo == Cmo::OnAbort, before::CLEAN_ON_ABORT)
-        | bit(coalesce == Coalesce::FreeFirst, before::COALESCE_FREE_FIRST)
-        | bit(tables == Tables::Always, before::TABLES_ALWAYS)
 }
 
 /// Adds the counts to the results, by phase. A repeated phase has its mean, as on the machine.
@@ -174,7 +157,6 @@ pub fn taken(phase: &Phase) -> Taken {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use twofold_abi::vendor::TRACKERS;
     use twofold_memory::dirty::Tracker;
 
@@ -183,17 +165,5 @@ mod tests {
         for tracker in Tracker::ALL {
             assert_eq!(TRACKERS[tracker as usize].replace('_', "-"), tracker.name());
         }
-    }
-
-    #[test]
-    fn policies_are_bits() {
-        assert_eq!(before(Policies::default()), 0);
-        let all = Policies {
-            split: Split::SkipLeaves,
-            cmo: Cmo::OnAbort,
-            coalesce: Coalesce::FreeFirst,
-            tables: Tables::Always,
-        };
-        assert_eq!(before(all), before::ALL);
     }
 }

@@ -11,17 +11,17 @@ use twofold_machine::arena::Arena;
 use twofold_machine::fast::{FastMachine, FastPlatform, HostCaches, this_cpu};
 use twofold_machine::guest_tables::TablesInRam;
 use twofold_machine::program::Stage1Registers;
-use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId, baselines};
+use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::{Features, Geometry, Granule, Ipa, IpaRange, Level, Vmid};
 use twofold_workload::stage1::{Memory, Stage1};
 
 use super::memory::Plan;
-use crate::experiment::setup::{Cmo, Coalesce, Policies, Setup, Split, Tables};
+use crate::experiment::setup::Setup;
 use crate::experiment::target::REGION;
 use crate::features::TODAY;
 
 /// A guest and its machine.
-pub struct Guest {
+pub struct MachineGuest {
     /// The machine.
     pub machine: Arc<FastMachine>,
     /// The guest's memory.
@@ -34,7 +34,7 @@ pub struct Guest {
     pub stage1: Stage1Registers,
 }
 
-impl Guest {
+impl MachineGuest {
     /// Makes a guest that has touched no memory yet. No other guest has its memory.
     pub fn new(setup: &Setup, plan: &Plan, arena: Arc<Arena>) -> anyhow::Result<Self> {
         let features = Features { forced_write_back: setup.forced_write_back, ..TODAY };
@@ -45,7 +45,7 @@ impl Guest {
         let geometry = Geometry::new(Granule::KIB_4, plan.layout.pa_bits(), &features)?;
         let platform = FastPlatform(Arc::clone(&machine));
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest)?;
-        memory.set_policies(policies(&setup.policies), this_cpu);
+        memory.set_policies(setup.policies, this_cpu);
         let own = Ipa::new(0)..Ipa::new(plan.stage1);
         memory.add_slot(Slot { range: own.clone(), backing: Backing::Ram, writable: true })?;
         let (size, largest) = (plan.memory / setup.slots as u64, largest(setup.backing.page()));
@@ -77,30 +77,6 @@ fn largest(page: u64) -> Level {
 
 const MIB_2: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
-
-/// The same policies, in the type of the guest's memory.
-fn policies(policies: &Policies) -> baselines::Policies {
-    baselines::Policies {
-        split: match policies.split {
-            Split::Records => baselines::Split::Records,
-            Split::SkipLeaves => baselines::Split::SkipLeaves,
-            Split::SkipChildren => baselines::Split::SkipChildren,
-            Split::EveryLevel => baselines::Split::EveryLevel,
-        },
-        clean: match policies.cmo {
-            Cmo::OnMap => baselines::Clean::OnMap,
-            Cmo::OnAbort => baselines::Clean::OnAbort,
-        },
-        coalesce: match policies.coalesce {
-            Coalesce::InstallFirst => baselines::Coalesce::InstallFirst,
-            Coalesce::FreeFirst => baselines::Coalesce::FreeFirst,
-        },
-        tables: match policies.tables {
-            Tables::WhenNeeded => baselines::TablePages::WhenNeeded,
-            Tables::Always => baselines::TablePages::Always,
-        },
-    }
-}
 
 /// The host's cache maintenance, if the CPU has no forced write-back. Otherwise cleaning is free.
 fn caches(setup: &Setup) -> anyhow::Result<Option<HostCaches>> {

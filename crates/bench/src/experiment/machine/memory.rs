@@ -11,7 +11,6 @@ use twofold_machine::fast::CpusError;
 use twofold_stage2::{Donated, Ipa};
 use twofold_workload::stage1::{Layout, Leaves};
 
-use super::PAGE;
 use crate::experiment::setup::{Backing, Setup};
 use crate::experiment::target::REGION;
 use crate::readable;
@@ -75,17 +74,17 @@ impl Plan {
             }
         };
         // Stage-1 tables are mapped by blocks, so that few of the guest's faults are for them.
-        let stage1 = (layout.tables(REGION, start, memory)? * granule).next_multiple_of(SECTION);
+        let stage1 = (layout.tables(REGION, start, memory)? * granule).next_multiple_of(HUGE_PAGE);
         let tables = stage1 + stage2_tables(memory + stage1, setup);
         let made = if setup.backing == Backing::Shmem { Made::Shmem } else { Made::AnonymousThp };
         // A block needs both addresses to be aligned alike. So the guest's memory comes first, unless it is sparse.
         let arena = if setup.sparse {
-            let dense = tables.next_multiple_of(page.max(SECTION));
+            let dense = tables.next_multiple_of(page.max(HUGE_PAGE));
             ArenaOptions { sparse: memory, ..ArenaOptions::new(dense, made) }
         } else {
-            ArenaOptions::new(memory.next_multiple_of(SECTION) + tables, made)
+            ArenaOptions::new(memory.next_multiple_of(HUGE_PAGE) + tables, made)
         };
-        let at = if setup.sparse { 0 } else { memory.next_multiple_of(SECTION) };
+        let at = if setup.sparse { 0 } else { memory.next_multiple_of(HUGE_PAGE) };
         Ok(Self { layout, start: Ipa::new(start), memory, stage1, tables: (at, tables), arena })
     }
 
@@ -154,16 +153,18 @@ impl Memory {
 
 /// The most bytes of 4 KiB stage-2 tables that map `bytes`: those of level 3, of level 2, and others.
 fn stage2_tables(bytes: u64, setup: &Setup) -> u64 {
-    let (level3, level2) = (bytes.div_ceil(SECTION), bytes.div_ceil(1 << 30));
+    let (level3, level2) = (bytes.div_ceil(HUGE_PAGE), bytes.div_ceil(1 << 30));
     // A memslot may begin inside a table, and a vCPU may keep some table pages in its pool.
     let others = (setup.slots + setup.vcpus) as u64 * 8;
-    ((level3 + level2 + others) * PAGE + SPARE).next_multiple_of(SECTION)
+    ((level3 + level2 + others) * PAGE + SPARE).next_multiple_of(HUGE_PAGE)
 }
 
 /// The most bits of an IPA that stage 2 translates.
 const WIDEST: u32 = 48;
+/// Bytes in a page of stage 2.
+pub const PAGE: u64 = 4 << 10;
 /// Bytes in a huge page. Memory for a memslot is allocated in huge pages.
-const SECTION: u64 = 2 << 20;
+const HUGE_PAGE: u64 = 2 << 20;
 /// For the root table, and what a buddy allocator cannot use.
 const SPARE: u64 = 2 << 20;
 

@@ -13,18 +13,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use twofold_machine::fast::{FastMachine, FastPlatform};
+use twofold_machine::fast::FastPlatform;
+use twofold_memory::GuestMemory;
 use twofold_memory::dirty::{DirtyLog, DirtyPages, LogOptions, Tracker};
-use twofold_memory::{GuestMemory, SlotId};
 use twofold_stage2::Ipa;
 use twofold_workload::pass::Pass;
 
 use super::setup::Setup;
-use super::target::{Meter, Taken, Target, Targets};
+use super::target::{Inspect, Meter, Taken, Target, Targets};
 use crate::clock::Moment;
 use crate::results::{Platform, Quantity};
-use guest::Guest;
-use memory::Memory;
+use guest::MachineGuest;
+use memory::{Memory, PAGE};
 use vcpus::Crew;
 
 /// Hosted machines, one after the other, in the same memory.
@@ -38,7 +38,7 @@ pub struct MachineTarget {
     setup: Setup,
     // Dropped first, so that the threads end before the guest is freed.
     crew: Crew,
-    guest: Arc<Guest>,
+    guest: Arc<MachineGuest>,
     /// The pages that each memslot's log reported last.
     dirty: Vec<DirtyPages>,
 }
@@ -63,7 +63,7 @@ impl Machines {
         };
         let arena = memory.arena();
         self.memory = Some(memory);
-        let guest = Arc::new(Guest::new(setup, &plan, arena)?);
+        let guest = Arc::new(MachineGuest::new(setup, &plan, arena)?);
         let crew = Crew::new(&guest, setup)?;
         let dirty = guest.slots.iter().map(|_| DirtyPages::new()).collect();
         Ok(MachineTarget { setup: setup.clone(), crew, guest, dirty })
@@ -84,16 +84,6 @@ impl MachineTarget {
     /// The guest's memory.
     pub fn memory(&self) -> &GuestMemory<FastPlatform> {
         &self.guest.memory
-    }
-
-    /// The machine that runs the guest.
-    pub fn machine(&self) -> &Arc<FastMachine> {
-        &self.guest.machine
-    }
-
-    /// The memslots that the memory is divided among, by address.
-    pub fn slots(&self) -> &[SlotId] {
-        &self.guest.slots
     }
 
     /// The IPA of the first region.
@@ -119,10 +109,6 @@ impl MachineTarget {
 }
 
 impl Target for MachineTarget {
-    fn platform(&self) -> Platform {
-        Platform::Machine
-    }
-
     fn starts_dirty(&self) -> bool {
         self.setup.starts_dirty()
     }
@@ -173,10 +159,33 @@ impl Target for MachineTarget {
     fn stop(&mut self) -> anyhow::Result<Taken> {
         self.crew.stop().context("stopping the guest")
     }
+
+    fn inside(&self) -> Option<&dyn Inspect> {
+        Some(self)
+    }
 }
 
-/// Bytes in a page of stage 2.
-const PAGE: u64 = 4 << 10;
+impl Inspect for MachineTarget {
+    fn leaf(&self, offset: u64) -> Option<u64> {
+        let stage2 = self.memory().stage2();
+        let leaf = stage2.look_up(self.start() + offset)?;
+        Some(stage2.geometry().granule().span(leaf.level))
+    }
+
+    fn word(&self, offset: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.memory().read(self.start() + offset, &mut bytes).ok()?;
+        Some(u64::from_le_bytes(bytes))
+    }
+
+    fn unmap(&self, bytes: u64) -> anyhow::Result<()> {
+        let range = self.start()..self.start() + bytes;
+        for slot in &self.guest.slots {
+            self.memory().unmap(*slot, range.clone())?;
+        }
+        Ok(())
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -221,7 +230,7 @@ mod tests {
     #[test]
     fn memory_is_used_again_where_it_fits_and_is_free() {
         let mut machines = Machines::new();
-        let base = |target: &MachineTarget| target.machine().arena().pointer(target.machine().arena().base());
+        let base = |target: &MachineTarget| target.guest.machine.arena().pointer(target.guest.machine.arena().base());
         let first = machines.guest(&setup()).unwrap();
         let second = machines.guest(&setup()).unwrap();
         assert_ne!(base(&first), base(&second), "two guests in one memory");

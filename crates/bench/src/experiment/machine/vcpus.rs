@@ -18,7 +18,7 @@ use twofold_memory::{Answer, GuestFault};
 use twofold_stage2::fault::{Fault, FaultKind, ipa_from_hpfar, ipa_from_par};
 use twofold_workload::pass::Pass;
 
-use super::guest::Guest;
+use super::guest::MachineGuest;
 use crate::clock::Moment;
 use crate::experiment::setup::Setup;
 use crate::experiment::target::{Meter, Progress, Taken};
@@ -70,7 +70,7 @@ struct Faults {
 
 impl Crew {
     /// Starts the vCPU threads, asleep.
-    pub fn new(guest: &Arc<Guest>, setup: &Setup) -> anyhow::Result<Self> {
+    pub fn new(guest: &Arc<MachineGuest>, setup: &Setup) -> anyhow::Result<Self> {
         ensure!(
             setup.pinned.is_empty() || setup.pinned.len() == setup.vcpus,
             "{} CPUs for {} vCPUs: name one for each",
@@ -152,7 +152,7 @@ impl Crew {
 }
 
 impl Worker {
-    fn new(guest: &Arc<Guest>, number: usize, cpu: Option<usize>, exit_cost: u64) -> anyhow::Result<Self> {
+    fn new(guest: &Arc<MachineGuest>, number: usize, cpu: Option<usize>, exit_cost: u64) -> anyhow::Result<Self> {
         let stage2 = guest.memory.stage2();
         let interrupts = Arc::new(Interrupts::new());
         let mut vcpu = FastVcpu::new(&guest.machine, number, (stage2.vttbr(), stage2.vtcr()), interrupts)?;
@@ -206,7 +206,7 @@ impl Drop for Worker {
 
 /// The state of a vCPU's thread.
 struct Runner {
-    guest: Arc<Guest>,
+    guest: Arc<MachineGuest>,
     vcpu: FastVcpu,
     load: Arc<Load>,
     exit_cost: Duration,

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use twofold_memory::dirty::Tracker;
-use twofold_workload::mode::{MODES, Mode};
+use twofold_workload::mode::Mode;
 
+use super::names::{mode, tracker};
 use super::output::OutputOptions;
+use super::policies::Choice;
 use super::size::{Size, Span};
-use super::tracker;
-use super::variants::Choice;
 use crate::experiment::setup::Backing;
 use crate::results::Platform;
 
@@ -129,12 +129,6 @@ pub struct DirtyLogOptions {
 const GUEST: &str = "The guest, as dirty_log_perf_test has it";
 const TECHNIQUES: &str = "Techniques";
 const MEASURING: &str = "Measuring";
-
-/// Parses a guest mode, by name or number.
-pub fn mode(text: &str) -> Result<Mode, String> {
-    let names = || MODES.map(|mode| format!("{} {}", mode.number, mode.name)).join(", ");
-    Mode::find(text).ok_or_else(|| format!("there is no mode `{text}`; there are {}", names()))
-}
 
 /// The help text below the options.
 pub const HELP: &str = "\

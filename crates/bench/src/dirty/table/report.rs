@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The table of trackers as text: every row, or a row for each workload.
 
-use super::table::{Report, Row};
 use twofold_memory::dirty::Tracker;
 
+use super::judge::{Report, Row};
 use crate::report::section::{TOO_FEW, in_order};
 use crate::report::table::table;
 use crate::statistics::short;
@@ -42,9 +42,9 @@ pub fn shown(report: &Report) -> String {
 
 /// Formats a row for each workload and exit cost, the machine, and a sentence.
 pub fn summary(report: &Report) -> String {
-    let scenes = in_order(report.rows.iter().map(|row| (row.pattern, row.exit_cost_ns)));
+    let scenes = in_order(report.rows.iter().map(|row| (row.workload, row.exit_cost_ns)));
     let of =
-        |scene: (&'static str, u32)| report.rows.iter().filter(move |row| (row.pattern, row.exit_cost_ns) == scene);
+        |scene: (&'static str, u32)| report.rows.iter().filter(move |row| (row.workload, row.exit_cost_ns) == scene);
     let work = |row: &Row| row.work.median;
     let best = |scene| of(scene).max_by(|one, other| work(one).total_cmp(&work(other)));
     let cells = scenes.iter().filter_map(|scene| {
@@ -64,7 +64,7 @@ pub fn summary(report: &Report) -> String {
         Some((_, row)) => format!(
             "adaptive does at least {} of the best tracker's writes per second, least with {} writes and {} ns an exit",
             share(row).trim_end_matches(" of it"),
-            row.pattern,
+            row.workload,
             row.exit_cost_ns
         ),
         None => "adaptive was not compared: it needs 4 runs and other trackers".to_owned(),
@@ -90,7 +90,7 @@ fn cells(row: &Row) -> Vec<String> {
     let ms = |ns: f64| short(ns / 1e6);
     let (work, best) = (row.work.times(1e-6), row.of_best);
     vec![
-        row.pattern.to_owned(),
+        row.workload.to_owned(),
         row.exit_cost_ns.to_string(),
         row.tracker.to_owned(),
         ms(row.dirty_ns.median),

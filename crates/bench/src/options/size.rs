@@ -51,6 +51,35 @@ impl FromStr for Span {
     }
 }
 
+/// Guest memory: a power of two from 1 GiB to 256 GiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestSize(u64);
+
+impl GuestSize {
+    /// The size in bytes.
+    pub fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+impl FromStr for GuestSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (digits, shift) = match text.strip_suffix('G') {
+            Some(digits) => (digits, 30),
+            None => text.strip_suffix('M').map_or((text, 0), |digits| (digits, 20)),
+        };
+        let number: u64 = digits.parse().map_err(|_| format!("`{text}` is not a size: give 16G, 4096M or bytes"))?;
+        let bytes = number.saturating_mul(1 << shift);
+        if bytes.is_power_of_two() && (1 << 30..=256 << 30).contains(&bytes) {
+            Ok(Self(bytes))
+        } else {
+            Err(format!("{text} is not a power of two from 1G to 256G"))
+        }
+    }
+}
+
 /// Splits a text into its digits and its unit.
 fn split(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
@@ -76,6 +105,15 @@ mod tests {
         }
         for bad in ["", "G", "-1", "1X", "1.5G", "1 G", "99999999999T", "0xG", "0x1G"] {
             assert!(bad.parse::<Size>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_of_guests() {
+        assert_eq!("16G".parse(), Ok(GuestSize(16 << 30)));
+        assert_eq!("1024M".parse(), Ok(GuestSize(1 << 30)));
+        for bad in ["", "G", "3G", "512M", "512G", "-1", "99999999999G"] {
+            assert!(bad.parse::<GuestSize>().is_err(), "{bad}");
         }
     }
 

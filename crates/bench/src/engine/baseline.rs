@@ -8,7 +8,7 @@
 use twofold_stage2::baselines::{EveryLevel, SkipChildren, SkipLeaves, SplitPolicy};
 use twofold_stage2::{Coalesced, Level, Mapped, Pool};
 
-use super::guest::{BLOCK, End, Failure, Guest, PAGE, Start, ipa, window};
+use super::guest::{BLOCK, End, Failure, GuestTables, PAGE, Start, ipa, window};
 use super::operations::WRITABLE;
 use super::row::{Row, Unit, row};
 
@@ -26,34 +26,34 @@ pub const ROWS: &[Row] = &[
 ];
 
 /// Visits every entry, also those of tables that this split has just made, as Linux 6.12 does.
-fn split_2m_every_level<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn split_2m_every_level<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     split::<EveryLevel, COUNT>(guest)
 }
 
 /// Skips the tables that this split has just made.
-fn split_2m_skip_children<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn split_2m_skip_children<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     split::<SkipChildren, COUNT>(guest)
 }
 
 /// Enters no table of level 3 (Bras 2026).
-fn split_2m_skip_leaves<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn split_2m_skip_leaves<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     split::<SkipLeaves, COUNT>(guest)
 }
 
 /// The same three policies on memory that is already split.
-fn split_again_every_level<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn split_again_every_level<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     split::<EveryLevel, COUNT>(guest)
 }
 
-fn split_again_skip_children<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn split_again_skip_children<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     split::<SkipChildren, COUNT>(guest)
 }
 
-fn split_again_skip_leaves<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn split_again_skip_leaves<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     split::<SkipLeaves, COUNT>(guest)
 }
 
-fn split<S: SplitPolicy, const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn split<S: SplitPolicy, const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let range = guest.range();
     let (stage2, pool) = guest.parts()?;
     stage2.split_by::<S>(range, pool)?;
@@ -61,7 +61,7 @@ fn split<S: SplitPolicy, const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<
 }
 
 /// Each fault cleans before it looks whether the page is mapped (Wang 2021: clean on map), on a CPU without FEAT_S2FWB.
-fn map_pages_clean_on_abort<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn map_pages_clean_on_abort<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let pages = guest.pages();
     let (stage2, pool) = guest.parts()?;
     (0..pages).try_for_each(|page| {
@@ -70,7 +70,7 @@ fn map_pages_clean_on_abort<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Resu
 }
 
 /// Each fault fills its pool as if it needed a table at every level (Wang 2021: table pages when needed).
-fn map_pages_top_up_always<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn map_pages_top_up_always<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let pages = guest.pages();
     let (stage2, pool) = guest.parts()?;
     let mut pool: Pool<_, 4> = Pool::new(pool);
@@ -85,7 +85,7 @@ fn is_new(mapped: Mapped) -> Result<(), Failure> {
 }
 
 /// Frees the old table before it makes the block (Wang 2021: install before free).
-fn coalesce_2m_free_first<const COUNT: bool>(guest: &mut Guest<COUNT>) -> Result<(), Failure> {
+fn coalesce_2m_free_first<const COUNT: bool>(guest: &mut GuestTables<COUNT>) -> Result<(), Failure> {
     let blocks = guest.steps(BLOCK);
     let (stage2, pool) = guest.parts()?;
     for (block, number) in blocks.zip(0..) {

@@ -13,54 +13,43 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
-use super::dirty_log::Load;
-use super::progress::Progress as Bar;
-use super::record::{Variant, Who, sum};
-use super::setup::Setup;
-use super::target::{Meter, Progress, Taken, Target, Targets};
+use super::plan::{Plan, Timing};
+use crate::experiment::progress::Progress as Bar;
+use crate::experiment::record::{Variant, Who, sum};
+use crate::experiment::setup::Setup;
+use crate::experiment::target::{Meter, Progress, Taken, Target, Targets};
 use crate::readable::percent;
 use crate::results::{Measurement, Quantity, Results, Series};
 use crate::statistics::Quartiles;
 use crate::stop::Stop;
-
-/// What to measure.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// The variants of each mode, which take turns.
-    pub setups: Vec<Vec<Setup>>,
-    /// What the guest does, repeatedly.
-    pub load: Load,
-    /// Time from one collection to the next.
-    pub interval: Duration,
-    /// Time with logging enabled.
-    pub duration: Duration,
-    /// Runs of each variant.
-    pub runs: u32,
-}
 
 /// Measures the plan. If a signal ends it, the results have the complete runs.
 ///
 /// # Errors
 ///
 /// The platform fails.
-pub fn measure(targets: &mut dyn Targets, plan: &Plan, results: &mut Results, stop: &Stop) -> anyhow::Result<()> {
-    let variants = plan.setups.iter().flatten();
-    let bar = Bar::new(u64::from(plan.runs) * variants.clone().count() as u64)?;
-    for run in 0..plan.runs {
-        for setup in variants.clone() {
-            bar.doing(format!("{}, {}", setup.mode, setup.tracker.name()));
+pub fn measure(
+    targets: &mut dyn Targets,
+    plan: &Plan,
+    timing: Timing,
+    results: &mut Results,
+    bar: &Bar,
+    stop: &Stop,
+) -> anyhow::Result<()> {
+    for run in 0..timing.runs {
+        for setup in plan.setups() {
+            let shown = format!("{}, {}", setup.mode, setup.tracker.name());
+            bar.doing(&shown);
             let mut target = targets.make(setup)?;
-            let measured = Run::measure(&mut *target, setup, plan, stop);
-            let measured = measured.with_context(|| format!("{}, {}", setup.mode, setup.tracker.name()))?;
-            let Some(measured) = measured else {
+            let Some(measured) = Run::measure(&mut *target, setup, plan, timing, stop).context(shown)? else {
                 results.interrupted = true;
                 results.notes.extend(lost(results));
                 return Ok(());
             };
             let variant = Variant::new(EXPERIMENT, targets.platform(), setup)
                 .unsteady()
-                .with("interval", format!("{} ms", plan.interval.as_millis()))
-                .with("duration", format!("{} ms", plan.duration.as_millis()));
+                .with("interval", format!("{} ms", timing.interval.as_millis()))
+                .with("duration", format!("{} ms", timing.duration.as_millis()));
             measured.record(&variant, results);
             if run == 0 {
                 results.series.push(measured.series(&variant));
@@ -69,7 +58,7 @@ pub fn measure(targets: &mut dyn Targets, plan: &Plan, results: &mut Results, st
         }
     }
     results.notes.extend(lost(results));
-    if plan.runs > 1 {
+    if timing.runs > 1 {
         results.notes.push("rates over time are those of the first run".to_owned());
     }
     Ok(())
@@ -101,7 +90,13 @@ struct Run {
 
 impl Run {
     /// Runs once. `None` if a signal asks the program to end.
-    fn measure(target: &mut dyn Target, setup: &Setup, plan: &Plan, stop: &Stop) -> anyhow::Result<Option<Self>> {
+    fn measure(
+        target: &mut dyn Target,
+        setup: &Setup,
+        plan: &Plan,
+        timing: Timing,
+        stop: &Stop,
+    ) -> anyhow::Result<Option<Self>> {
         let mut passes = plan.load.passes(setup)?;
         target.run(&mut passes)?;
         plan.load.rounds(&mut passes);
@@ -113,7 +108,7 @@ impl Run {
                 let meter = &meter;
                 move || sample(meter, &ended)
             });
-            let run = Self::phases(target, plan, &meter, stop);
+            let run = Self::phases(target, timing, &meter, stop);
             drop(going);
             let samples = sampler.join().unwrap_or_default();
             run.map(|run| run.map(|run| Self { samples, ..run }))
@@ -125,17 +120,17 @@ impl Run {
         Ok(run)
     }
 
-    fn phases(target: &mut dyn Target, plan: &Plan, meter: &Meter, stop: &Stop) -> anyhow::Result<Option<Self>> {
+    fn phases(target: &mut dyn Target, timing: Timing, meter: &Meter, stop: &Stop) -> anyhow::Result<Option<Self>> {
         let (mut enable, mut get, mut clear) = (Taken::new(), Taken::new(), Taken::new());
         let start = Mark::now(meter);
-        if sleep(plan.duration / 3, stop).and(wait_for_access(meter, stop)?).is_none() {
+        if sleep(timing.duration / 3, stop).and(wait_for_access(meter, stop)?).is_none() {
             return Ok(None);
         }
         let enabled = Mark::now(meter);
         add(&mut enable, &target.enable_log()?);
         let mut collected = Vec::new();
-        while enabled.at.elapsed() < plan.duration {
-            if sleep(plan.interval, stop).is_none() {
+        while enabled.at.elapsed() < timing.duration {
+            if sleep(timing.interval, stop).is_none() {
                 return Ok(None);
             }
             collected.push(Instant::now());
@@ -146,7 +141,7 @@ impl Run {
         }
         let disable = target.disable_log()?;
         let disabled = Mark::now(meter);
-        if sleep(plan.duration / 3, stop).is_none() {
+        if sleep(timing.duration / 3, stop).is_none() {
             return Ok(None);
         }
         let end = Mark::now(meter);
@@ -302,10 +297,10 @@ fn lost(results: &Results) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::Work;
     use super::*;
     use crate::experiment::machine::Machines;
     use crate::results::{Kind, Platform};
-    use twofold_memory::dirty::Tracker;
     use twofold_workload::mode::Mode;
 
     fn mark(start: Instant, seconds: f64, accesses: u64, cpu: f64) -> Mark {
@@ -348,12 +343,10 @@ mod tests {
 
     #[test]
     fn every_tracker_beside_a_guest_that_never_pauses() {
-        let setup = Setup { region: 4 << 20, vcpus: 2, ..Setup::new(Mode::find("p40v48-4k").unwrap()) };
-        let setups = Tracker::ALL.map(|tracker| Setup { tracker, ..setup.clone() }).to_vec();
-        let (interval, duration) = (Duration::from_millis(10), Duration::from_millis(60));
-        let plan = Plan { setups: vec![setups], load: Load::DEFAULT, interval, duration, runs: 1 };
-        let mut results = Results::begin();
-        measure(&mut Machines::new(), &plan, &mut results, &Stop::never()).unwrap();
+        let plan = Plan::of_line("--continuous -b 4M -v 2 --interval 10ms --duration 60ms --runs 1").unwrap();
+        let Work::Continuous(timing) = plan.work else { panic!("{:?}", plan.work) };
+        let (mut results, bar) = (Results::begin(), Bar::new(5).unwrap());
+        measure(&mut Machines::new(), &plan, timing, &mut results, &bar, &Stop::never()).unwrap();
         assert_eq!(results.series.len(), 5);
         assert!(results.series.iter().all(|series| !series.points.is_empty()));
         assert!(results.measurements.iter().all(|one| one.kind == Kind::Native), "none is the same in each run");

@@ -7,8 +7,8 @@
 use anyhow::{Context, ensure};
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 
-use super::guest::Guest;
 use crate::clock::Moment;
+use crate::dirty::guest::LoggedGuest;
 use crate::statistics::Random;
 
 /// A row.
@@ -16,14 +16,14 @@ pub struct Row {
     /// The operation's name.
     pub name: &'static str,
     /// The most time the operation may take, if it has a target.
-    pub bar: Option<Bar>,
+    pub target: Option<Target>,
     /// Runs the operation once; returns nanoseconds.
-    pub run: fn(&Guest) -> anyhow::Result<f64>,
+    pub run: fn(&LoggedGuest) -> anyhow::Result<f64>,
 }
 
 /// The most time an operation may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bar {
+pub enum Target {
     /// The limit in nanoseconds at 16 GiB. The work grows with the slot, so the limit scales with its size.
     PerSize(f64),
     /// The limit in nanoseconds at 16 GiB, for work with a fixed part that does not shrink with the slot. For a larger
@@ -35,41 +35,49 @@ pub enum Bar {
 
 /// All rows; those with a target come first.
 pub const ROWS: &[Row] = &[
-    Row { name: "start, all dirty", bar: Some(Bar::PerSize(200e3)), run: start_all_dirty },
-    Row { name: "clear all: manual", bar: Some(Bar::PerSize(8e6)), run: |guest| clear_all(guest, Tracker::Manual) },
+    Row { name: "start, all dirty", target: Some(Target::PerSize(200e3)), run: start_all_dirty },
+    Row {
+        name: "clear all: manual",
+        target: Some(Target::PerSize(8e6)),
+        run: |guest| clear_all(guest, Tracker::Manual),
+    },
     Row {
         name: "get 1,000 dirty: manual",
-        bar: Some(Bar::FromFullSize(50e3)),
+        target: Some(Target::FromFullSize(50e3)),
         run: |guest| get_some(guest, Tracker::Manual, THOUSAND),
     },
-    Row { name: "get, all hardware-tracked and clean: hardware", bar: Some(Bar::Reads(2.0)), run: get_clean },
+    Row { name: "get, all hardware-tracked and clean: hardware", target: Some(Target::Reads(2.0)), run: get_clean },
     Row {
         name: "get 1 in 10 dirty: manual",
-        bar: None,
+        target: None,
         run: |guest| get_some(guest, Tracker::Manual, guest.pages() / 10),
     },
     Row {
         name: "get 1 in 10 dirty: hardware",
-        bar: None,
+        target: None,
         run: |guest| get_some(guest, Tracker::Hardware, guest.pages() / 10),
     },
-    Row { name: "clear all, set DBM: hardware", bar: None, run: |guest| clear_all(guest, Tracker::Hardware) },
-    Row { name: "clear all, DBM set before: hardware", bar: None, run: clear_all_tracked },
-    Row { name: "clear 1,000: manual", bar: None, run: |guest| clear_some(guest, Tracker::Manual) },
-    Row { name: "clear 1,000: hardware", bar: None, run: |guest| clear_some(guest, Tracker::Hardware) },
-    Row { name: "get and clear 1,000: write-protect", bar: None, run: get_and_clear },
-    Row { name: "get 1,000 dirty: combined", bar: None, run: |guest| get_some(guest, Tracker::Combined, THOUSAND) },
-    Row { name: "get 1,000 dirty: adaptive", bar: None, run: |guest| get_some(guest, Tracker::Adaptive, THOUSAND) },
-    Row { name: "get, hardly anything written: adaptive", bar: None, run: |guest| Ok(idle(guest, THOUSAND)?.last) },
-    Row { name: "get, all written long ago: adaptive", bar: None, run: |guest| Ok(idle(guest, guest.pages())?.last) },
+    Row { name: "clear all, set DBM: hardware", target: None, run: |guest| clear_all(guest, Tracker::Hardware) },
+    Row { name: "clear all, DBM set before: hardware", target: None, run: clear_all_tracked },
+    Row { name: "clear 1,000: manual", target: None, run: |guest| clear_some(guest, Tracker::Manual) },
+    Row { name: "clear 1,000: hardware", target: None, run: |guest| clear_some(guest, Tracker::Hardware) },
+    Row { name: "get and clear 1,000: write-protect", target: None, run: get_and_clear },
+    Row { name: "get 1,000 dirty: combined", target: None, run: |guest| get_some(guest, Tracker::Combined, THOUSAND) },
+    Row { name: "get 1,000 dirty: adaptive", target: None, run: |guest| get_some(guest, Tracker::Adaptive, THOUSAND) },
+    Row { name: "get, hardly anything written: adaptive", target: None, run: |guest| Ok(idle(guest, THOUSAND)?.last) },
+    Row {
+        name: "get, all written long ago: adaptive",
+        target: None,
+        run: |guest| Ok(idle(guest, guest.pages())?.last),
+    },
     Row {
         name: "get, all written a round ago: adaptive",
-        bar: None,
+        target: None,
         run: |guest| Ok(idle(guest, guest.pages())?.first),
     },
     Row {
         name: "longest get while pages grow cold: adaptive",
-        bar: None,
+        target: None,
         run: |guest| Ok(idle(guest, guest.pages())?.longest),
     },
 ];
@@ -77,7 +85,7 @@ pub const ROWS: &[Row] = &[
 const THOUSAND: u64 = 1000;
 
 /// Includes the log's allocations, because it is the slot's first start.
-fn start_all_dirty(guest: &Guest) -> anyhow::Result<f64> {
+fn start_all_dirty(guest: &LoggedGuest) -> anyhow::Result<f64> {
     let (log, options) = (guest.log()?, LogOptions::new(Tracker::Manual));
     let time = timed(|| log.start(&options))?;
     let mut dirty = DirtyPages::new();
@@ -87,7 +95,7 @@ fn start_all_dirty(guest: &Guest) -> anyhow::Result<f64> {
 }
 
 /// Clears a log in which every page is dirty.
-fn clear_all(guest: &Guest, tracker: Tracker) -> anyhow::Result<f64> {
+fn clear_all(guest: &LoggedGuest, tracker: Tracker) -> anyhow::Result<f64> {
     let log = guest.log()?;
     log.start(&LogOptions::new(tracker))?;
     let mut dirty = DirtyPages::new();
@@ -100,7 +108,7 @@ fn clear_all(guest: &Guest, tracker: Tracker) -> anyhow::Result<f64> {
     Ok(time)
 }
 
-fn get_some(guest: &Guest, tracker: Tracker, count: u64) -> anyhow::Result<f64> {
+fn get_some(guest: &LoggedGuest, tracker: Tracker, count: u64) -> anyhow::Result<f64> {
     let mut dirty = started(guest, tracker)?;
     let pages = write_some(guest, count, 0)?;
     let log = guest.log()?;
@@ -110,7 +118,7 @@ fn get_some(guest: &Guest, tracker: Tracker, count: u64) -> anyhow::Result<f64> 
     Ok(time)
 }
 
-fn get_clean(guest: &Guest) -> anyhow::Result<f64> {
+fn get_clean(guest: &LoggedGuest) -> anyhow::Result<f64> {
     let mut dirty = started(guest, Tracker::Hardware)?;
     let log = guest.log()?;
     let time = timed(|| log.get(&mut dirty))?;
@@ -120,7 +128,7 @@ fn get_clean(guest: &Guest) -> anyhow::Result<f64> {
 }
 
 /// Every page has DBM set before, and is dirty.
-fn clear_all_tracked(guest: &Guest) -> anyhow::Result<f64> {
+fn clear_all_tracked(guest: &LoggedGuest) -> anyhow::Result<f64> {
     let mut dirty = started(guest, Tracker::Hardware)?;
     (0..guest.pages()).try_for_each(|page| guest.write(page))?;
     let log = guest.log()?;
@@ -132,7 +140,7 @@ fn clear_all_tracked(guest: &Guest) -> anyhow::Result<f64> {
     Ok(time)
 }
 
-fn clear_some(guest: &Guest, tracker: Tracker) -> anyhow::Result<f64> {
+fn clear_some(guest: &LoggedGuest, tracker: Tracker) -> anyhow::Result<f64> {
     let mut dirty = started(guest, tracker)?;
     write_some(guest, THOUSAND, 0)?;
     let log = guest.log()?;
@@ -143,7 +151,7 @@ fn clear_some(guest: &Guest, tracker: Tracker) -> anyhow::Result<f64> {
     Ok(time)
 }
 
-fn get_and_clear(guest: &Guest) -> anyhow::Result<f64> {
+fn get_and_clear(guest: &LoggedGuest) -> anyhow::Result<f64> {
     let log = guest.log()?;
     log.start(&LogOptions::new(Tracker::WriteProtect))?;
     let pages = write_some(guest, THOUSAND, 0)?;
@@ -162,7 +170,7 @@ struct Idle {
     longest: f64,
 }
 
-fn idle(guest: &Guest, count: u64) -> anyhow::Result<Idle> {
+fn idle(guest: &LoggedGuest, count: u64) -> anyhow::Result<Idle> {
     let mut dirty = started(guest, Tracker::Adaptive)?;
     let log = guest.log()?;
     if count == guest.pages() {
@@ -189,7 +197,7 @@ fn idle(guest: &Guest, count: u64) -> anyhow::Result<Idle> {
 const IDLE_ROUNDS: u32 = 200;
 
 /// Starts a log and clears every page. Returns the list that was used, whose memory is allocated by now.
-fn started(guest: &Guest, tracker: Tracker) -> anyhow::Result<DirtyPages> {
+fn started(guest: &LoggedGuest, tracker: Tracker) -> anyhow::Result<DirtyPages> {
     let log = guest.log()?;
     log.start(&LogOptions::new(tracker))?;
     let mut dirty = DirtyPages::new();
@@ -199,7 +207,7 @@ fn started(guest: &Guest, tracker: Tracker) -> anyhow::Result<DirtyPages> {
 }
 
 /// Writes to `count` different random pages; returns them.
-fn write_some(guest: &Guest, count: u64, seed: u64) -> anyhow::Result<Vec<u64>> {
+fn write_some(guest: &LoggedGuest, count: u64, seed: u64) -> anyhow::Result<Vec<u64>> {
     let mut random = Random::new(seed);
     let mut pages = std::collections::BTreeSet::new();
     while (pages.len() as u64) < count {
@@ -223,7 +231,7 @@ mod tests {
 
     #[test]
     fn every_row_leads_to_what_it_should() {
-        let mut guest = Guest::of_tables(64 << 20).unwrap();
+        let mut guest = LoggedGuest::of_tables(64 << 20).unwrap();
         for row in ROWS {
             guest.reset().unwrap();
             (row.run)(&guest).unwrap_or_else(|error| panic!("{}: {error:#}", row.name));

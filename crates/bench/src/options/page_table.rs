@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use clap::Args;
 use twofold_workload::mode::Mode;
 
-use super::dirty_log::mode;
+use super::names::mode;
 use super::output::OutputOptions;
+use super::policies::Choice;
 use super::size::Size;
-use super::variants::Choice;
 use crate::experiment::setup::Backing;
 use crate::results::Platform;
 

@@ -6,7 +6,7 @@ use crate::statistics::Random;
 
 /// A workload.
 #[derive(Debug)]
-pub enum Pattern {
+pub enum Workload {
     /// One page after the other.
     Sequential,
     /// A random page each time.
@@ -19,7 +19,7 @@ pub enum Pattern {
     Recorded(Recorded),
 }
 
-impl Pattern {
+impl Workload {
     /// Returns the workload's name.
     pub fn name(&self) -> &'static str {
         match self {
@@ -73,8 +73,8 @@ mod tests {
 
     const PAGES: u64 = 1 << 18;
 
-    fn written(pattern: &Pattern, round: u64, writes: u64) -> BTreeSet<u32> {
-        let pages = pattern.round(round, PAGES, writes);
+    fn written(workload: &Workload, round: u64, writes: u64) -> BTreeSet<u32> {
+        let pages = workload.round(round, PAGES, writes);
         assert_eq!(pages.len() as u64, writes);
         assert!(pages.iter().all(|page| u64::from(*page) < PAGES));
         pages.into_iter().collect()
@@ -82,30 +82,30 @@ mod tests {
 
     #[test]
     fn sequential_rounds_go_on_where_the_last_one_ended() {
-        let pattern = Pattern::Sequential;
-        assert_eq!(pattern.round(1, PAGES, 3), [3, 4, 5]);
-        assert_eq!(written(&pattern, 5, PAGES).len() as u64, PAGES);
+        let workload = Workload::Sequential;
+        assert_eq!(workload.round(1, PAGES, 3), [3, 4, 5]);
+        assert_eq!(written(&workload, 5, PAGES).len() as u64, PAGES);
     }
 
     #[test]
     fn random_rounds_differ() {
-        let (first, second) = (written(&Pattern::Random, 0, 1000), written(&Pattern::Random, 1, 1000));
+        let (first, second) = (written(&Workload::Random, 0, 1000), written(&Workload::Random, 1, 1000));
         assert!(first.intersection(&second).count() < 50);
     }
 
     #[test]
     fn sparse_is_the_same_page_of_each_64() {
-        let pages = written(&Pattern::Sparse, 0, PAGES);
+        let pages = written(&Workload::Sparse, 0, PAGES);
         assert_eq!(pages.len() as u64, PAGES / 64);
         assert_eq!(pages.iter().map(|page| page / 64).collect::<BTreeSet<_>>().len() as u64, PAGES / 64);
-        assert_eq!(pages, written(&Pattern::Sparse, 7, PAGES));
+        assert_eq!(pages, written(&Workload::Sparse, 7, PAGES));
         assert!(pages.iter().map(|page| page % 64).collect::<BTreeSet<_>>().len() > 60);
     }
 
     #[test]
     fn hot_is_a_hundredth() {
-        let mut pages = written(&Pattern::Hot, 0, PAGES);
-        pages.append(&mut written(&Pattern::Hot, 1, PAGES));
+        let mut pages = written(&Workload::Hot, 0, PAGES);
+        pages.append(&mut written(&Workload::Hot, 1, PAGES));
         let hundredth = PAGES as f64 / 100.0;
         assert!((0.95..=1.0).contains(&(pages.len() as f64 / hundredth)), "{}", pages.len());
     }

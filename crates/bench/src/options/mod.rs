@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The options that a user types. Each experiment reads its own once, into a plan, and passes them no further.
+
+mod compare;
+mod dirty_costs;
+mod dirty_log;
+mod dirty_table;
+mod engine;
+mod headline;
+mod names;
+mod oracle;
+mod output;
+mod page_table;
+mod policies;
+mod show;
+mod size;
+
+use clap::Subcommand;
+
+pub use compare::CompareOptions;
+pub use dirty_costs::DirtyCostsOptions;
+pub use dirty_log::DirtyLogOptions;
+pub use dirty_table::DirtyTableOptions;
+pub use engine::{EngineOptions, Steps};
+pub use headline::HeadlineOptions;
+pub use oracle::OracleOptions;
+pub use output::OutputOptions;
+pub use page_table::PageTableOptions;
+pub use policies::policies;
+pub use show::ShowOptions;
+
+/// The experiment to run
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Stage-2 engine on this CPU: nanoseconds per page table entry, with one thread and with two
+    #[command(after_help = engine::HELP)]
+    Engine(EngineOptions),
+    /// Dirty logs on the hosted machine: keeps a copy of memory by what a log reports, and compares it
+    #[command(after_help = oracle::HELP)]
+    Oracle(OracleOptions),
+    /// Dirty log on this CPU: microseconds per operation, with targets
+    #[command(after_help = dirty_costs::HELP)]
+    DirtyCosts(DirtyCostsOptions),
+    /// Dirty log trackers by workload: the CPU time of guest and collector together
+    #[command(after_help = dirty_table::HELP)]
+    DirtyTable(DirtyTableOptions),
+    /// Dirty logging from outside, as KVM's dirty_log_perf_test: the time to enable, write, read and clear
+    #[command(after_help = dirty_log::HELP)]
+    DirtyLog(Box<DirtyLogOptions>),
+    /// Tables from outside, as KVM's kvm_page_table_test: the time of vCPUs that map, write and read the same memory
+    #[command(after_help = page_table::HELP)]
+    PageTable(Box<PageTableOptions>),
+    /// Every published number of the sources, with ours next to it
+    #[command(after_help = headline::HELP)]
+    Headline(Box<HeadlineOptions>),
+    /// Compares two result files: faster, slower, or no difference shown
+    #[command(after_help = compare::HELP)]
+    Compare(CompareOptions),
+    /// Shows a result file again: tables, HTML report, CSV
+    #[command(after_help = show::HELP)]
+    Show(ShowOptions),
+}
