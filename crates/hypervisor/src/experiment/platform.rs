@@ -4,7 +4,7 @@
 use twofold_stage2::Features;
 
 #[cfg(feature = "trace")]
-use super::trace::Traced;
+use super::trace::platform::Traced;
 use crate::platform::Counted;
 
 /// The engine's platform.

@@ -11,7 +11,7 @@ mod continuous;
 mod counted;
 mod digest;
 mod judge;
-mod load;
+pub(crate) mod load;
 mod measure;
 mod plan;
 mod run;

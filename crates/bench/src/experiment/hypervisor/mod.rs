@@ -16,7 +16,7 @@ use twofold_launch::experiment::{DirtyLog, PageTable, Phase, Platform as On, Pro
 use twofold_launch::{Counted, Experiment, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
 
-use super::dirty_log::Load;
+use super::dirty_log::load::Load;
 use super::record::{Variant, Who, mean};
 use super::setup::{Backing, Setup};
 use super::target::Taken;

@@ -3,7 +3,7 @@
 
 mod engine;
 mod lines;
-mod platform;
+pub mod platform;
 
 use alloc::ffi::CString;
 use alloc::string::{String, ToString};
@@ -11,8 +11,6 @@ use alloc::string::{String, ToString};
 use twofold_abi::control::TRACE_ARGUMENT;
 use twofold_abi::trace::{Event, Header, Source};
 use twofold_stage2::Features;
-
-pub use platform::Traced;
 
 use super::exit_observer::ExitObserver;
 use crate::board::Board;
