@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_told_apart_with_xnx_only() {
+    fn levels_differ_with_xnx_only() {
         let xnx = Features { execute_per_el: true, ..Features::NONE };
         for access in every_access() {
             let apart = [Execute::EL0, Execute::EL1].contains(&access.execute);

@@ -475,7 +475,7 @@ mod tests {
 
     /// Bits beside a field do not change its value.
     #[test]
-    fn fields_are_told_from_their_neighbours() {
+    fn fields_keep_apart_from_their_neighbours() {
         let all = Descriptor::from_raw(u64::MAX);
         assert_eq!(all.address(), Pa::new(0x0000_ffff_ffff_f000));
         assert_eq!(all.attributes(&Features::NONE).software, 0xf);

@@ -163,7 +163,7 @@ mod tests {
 
     /// Bits beside a field do not change its value.
     #[test]
-    fn fields_are_told_from_their_neighbours() {
+    fn fields_keep_apart_from_their_neighbours() {
         // ISS2 is above the exception class, and IL is below it.
         const ISS2: u64 = 0x1f << 32;
         assert_eq!(decode(0x24, 0x07, ISS2).map(|fault| fault.kind), Some(FaultKind::Translation));

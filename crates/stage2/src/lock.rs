@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_is_locked_at_once() {
+    fn a_free_lock_is_taken_at_once() {
         locks_by(&[Step::Atomic]);
     }
 

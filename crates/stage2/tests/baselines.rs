@@ -107,7 +107,7 @@ fn freeing_first_frees_while_nothing_is_mapped() {
 }
 
 #[test]
-fn topping_up_always_takes_pages_that_nobody_needs() {
+fn topping_up_always_takes_unneeded_pages() {
     let mut guest = Guest::new(FORCED, 40);
     for page in 0..2 {
         let mapped = guest.stage2.map(BASE + page * KIB_4, frame(page * KIB_4), Level::L3, &RAM, &mut guest.pool);

@@ -29,7 +29,7 @@ pub struct Variant {
 
 /// The side that does the work in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum Party {
     /// The guest, alone or with the collector.
     Guest,
     /// The collector only.
@@ -60,16 +60,18 @@ impl Variant {
     }
 
     /// Adds the costs of one phase in one run.
-    pub fn add(&self, results: &mut Results, phase: &str, who: Who, taken: &Taken) {
+    pub fn add(&self, results: &mut Results, phase: &str, party: Party, taken: &Taken) {
         for (quantity, value) in taken {
-            self.measurement(results, phase, *quantity, self.kind(*quantity, who)).runs.push(*value);
+            self.measurement(results, phase, *quantity, self.kind(*quantity, party)).runs.push(*value);
         }
     }
 
     /// How a figure was obtained. Several vCPUs that fault in the same table may take one fault more or less.
-    fn kind(&self, quantity: Quantity, who: Who) -> Kind {
+    fn kind(&self, quantity: Quantity, party: Party) -> Kind {
         match quantity {
-            Quantity::Time | Quantity::CpuTime | Quantity::Rate if self.modelled && who == Who::Guest => Kind::Modelled,
+            Quantity::Time | Quantity::CpuTime | Quantity::Rate if self.modelled && party == Party::Guest => {
+                Kind::Modelled
+            }
             Quantity::Time | Quantity::CpuTime | Quantity::Rate => Kind::Native,
             _ if self.steady => Kind::Counted,
             _ => Kind::Native,
@@ -141,15 +143,15 @@ mod tests {
         );
         let mut results = Results::begin();
         for value in [1.0, 2.0] {
-            here.add(&mut results, "dirty", Who::Guest, &Taken::from([(Quantity::Time, value)]));
+            here.add(&mut results, "dirty", Party::Guest, &Taken::from([(Quantity::Time, value)]));
             there.add(
                 &mut results,
                 "dirty",
-                Who::Guest,
+                Party::Guest,
                 &Taken::from([(Quantity::Time, 3.0), (Quantity::Faults, 4.0)]),
             );
         }
-        there.add(&mut results, "get", Who::Collector, &Taken::from([(Quantity::Time, 5.0)]));
+        there.add(&mut results, "get", Party::Collector, &Taken::from([(Quantity::Time, 5.0)]));
         let found: Vec<_> = results.measurements.iter().map(|one| (one.quantity, one.kind, one.runs.len())).collect();
         let expected = [
             (Quantity::Time, Kind::Native, 2),
@@ -158,11 +160,11 @@ mod tests {
             (Quantity::Time, Kind::Native, 1),
         ];
         assert_eq!(found, expected);
-        there.add(&mut results, "get", Who::Collector, &Taken::from([(Quantity::Tables, 0.0)]));
+        there.add(&mut results, "get", Party::Collector, &Taken::from([(Quantity::Tables, 0.0)]));
         leave_out_zeroes(&mut results);
         assert_eq!(results.measurements.len(), expected.len());
         // Another variant has faults, so a variant without faults keeps its 0.
-        here.add(&mut results, "dirty", Who::Guest, &Taken::from([(Quantity::Faults, 0.0)]));
+        here.add(&mut results, "dirty", Party::Guest, &Taken::from([(Quantity::Faults, 0.0)]));
         leave_out_zeroes(&mut results);
         assert_eq!(results.measurements.len(), expected.len() + 1);
     }

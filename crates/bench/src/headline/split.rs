@@ -14,7 +14,7 @@ use super::row::{Ours, OwnTarget, Pair};
 use super::subject::{Scenario, Subject};
 use super::verdict::Owed;
 use crate::experiment::dirty_log::{Check, Load, Run};
-use crate::experiment::record::{Variant, Who, mean};
+use crate::experiment::record::{Party, Variant, mean};
 use crate::experiment::setup::{Backing, Setup};
 use crate::experiment::target::{REGION, Taken, Target, Targets};
 use crate::report::section::TOO_FEW;
@@ -148,7 +148,7 @@ impl Part for SplitPart {
             }
             for (policy, (setup, taken)) in taken.iter().enumerate() {
                 self.runs[mode][policy].push(taken[&Quantity::CpuTime]);
-                Variant::new("dirty-log", Platform::Machine, setup).add(bench.results, phase, Who::Collector, taken);
+                Variant::new("dirty-log", Platform::Machine, setup).add(bench.results, phase, Party::Collector, taken);
             }
         }
         Ok(())

@@ -16,7 +16,7 @@ use super::row::{Ours, OwnTarget, Pair};
 use super::subject::{Subject, Technique};
 use super::verdict::Owed;
 use crate::experiment::page_table::{Stage, Stages};
-use crate::experiment::record::{Variant, Who};
+use crate::experiment::record::{Party, Variant};
 use crate::experiment::setup::{Backing, Setup};
 use crate::report::section::TOO_FEW;
 use crate::report::words::{self, Noun};
@@ -151,7 +151,7 @@ impl Part for StagesPart {
                 let (time, faults) = &mut self.runs[stage as usize];
                 time.add(is_after, taken[&Quantity::CpuTime]);
                 faults.add(is_after, taken[&Quantity::Faults]);
-                variant.add(bench.results, stage.name(), Who::Guest, &taken);
+                variant.add(bench.results, stage.name(), Party::Guest, &taken);
             }
         }
         Ok(())

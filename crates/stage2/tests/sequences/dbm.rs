@@ -163,7 +163,7 @@ fn blocks_are_not_tracked() {
 
 /// A block that was mapped with DBM is cleared as a whole.
 #[test]
-fn records_of_a_block_are_told_of_and_ended_whole() {
+fn records_of_a_block_are_reported_and_ended_whole() {
     let mut guest = guest(RECORDS);
     map(&mut guest, BASE, frame(0), Level::L2, &DIRTY);
     let block = Marked { ipa: BASE, level: Level::L2, mask: 1 };
@@ -201,7 +201,7 @@ fn looking_tells_what_was_recorded_and_changes_nothing() {
 /// Reports are in words of 64 pages, counted from the start of the range, and again from the start of each table. Pages
 /// outside the range are not reported.
 #[test]
-fn what_is_told_begins_where_the_range_does() {
+fn a_report_begins_where_the_range_does() {
     let guest = guest_with(RECORDS, &"d".repeat(600));
     let marked = |number, mask| Marked { ipa: page(number), level: Level::L3, mask };
     let expected = [marked(435, u64::MAX), marked(499, 0x1fff), marked(512, 0x7)];
@@ -404,7 +404,7 @@ fn marked(mask: u64) -> Vec<Marked> {
 
 /// If hardware may record a write at the same moment, access flags are cleared one leaf at a time.
 #[test]
-fn accesses_beside_records_are_told_once() {
+fn accesses_beside_records_are_reported_once() {
     let guest = guest_with(RECORDS, &"c".repeat(20));
     let young = || {
         let mut found = Vec::new();

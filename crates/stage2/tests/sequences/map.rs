@@ -119,7 +119,7 @@ fn code_is_invalidated_by_its_own_lines() {
 
 /// The limit is a number of lines: 1024 lines of 2 KiB are a 2 MiB block, and twice as many are too many.
 #[test]
-fn beyond_so_many_lines_all_code_is_invalidated() {
+fn beyond_the_limit_of_lines_all_code_is_invalidated() {
     let mut guest = guest(Features { instruction_line: 1024, forced_write_back: true, ..PIPT });
     let attributes = Attributes::ram(Access::ALL);
     assert_eq!(guest.stage2.map(BASE, frame(0), Level::L2, &attributes, &mut guest.pool), Ok(Mapped::New));

@@ -233,7 +233,7 @@ fn ageing_and_making_young_invalidate_nothing() {
 
 /// The callback is called without a lock, so it may call any operation on the same tables.
 #[test]
-fn who_is_told_may_change_the_tables() {
+fn a_callback_may_change_the_tables() {
     let mut guest = guest(HINTS);
     map_pages(&mut guest, BASE, frame(0), 3);
     let stage2 = &guest.stage2;

@@ -243,7 +243,7 @@ fn a_split_waits_once_for_each_block_and_not_for_each_part() {
 
 /// The most pages that a chunk needs: one for each level 2 and level 1 block that it touches.
 #[test]
-fn the_caller_is_told_how_many_pages_a_chunk_can_take() {
+fn the_number_of_pages_a_chunk_can_take_is_reported() {
     let asked = |ipa_bits: u32, base: Ipa, level: Level, range: IpaRange| {
         let mut guest = Guest::new(HINTS, ipa_bits);
         map(&mut guest, base, frame(0), level, &RAM);

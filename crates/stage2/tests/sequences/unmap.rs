@@ -420,7 +420,7 @@ fn a_device_is_not_cleaned_when_it_goes() {
 /// Each leaf is reported with the address that it mapped, whether it is unmapped alone, with its table, or with tables
 /// of tables.
 #[test]
-fn leaves_are_told_with_their_addresses() {
+fn leaves_are_reported_with_their_addresses() {
     for features in [HINTS, PLAIN] {
         let numbers = [0, 3, 4, 511, 512, 3 * 512 + 7];
         for unmapped in [range(BASE + 3 * KIB_4, 2 * KIB_4), range(BASE, MIB_2), range(BASE, GIB)] {

@@ -335,7 +335,7 @@ fn two_that_need_the_same_tables_add_them_once() {
 }
 
 #[test]
-fn each_page_is_told_to_one_of_two_that_unmap() {
+fn each_page_is_reported_to_one_of_two_unmaps() {
     let all: Operation = |guest| unmap_reported(guest, 0, GIB);
     let some: Operation = |guest| {
         unmap_reported(guest, KIB_4, KIB_4);

@@ -162,7 +162,7 @@ fn write(guest: &Guest, log: &[AtomicU64], ipa: Ipa) {
 
 /// Each write that hardware records is reported once. It is not lost to a plain store, nor to a stale value.
 #[test]
-fn each_write_that_hardware_records_is_told_of_once() {
+fn each_write_that_hardware_records_is_reported_once() {
     let seed = seed();
     let guest = Guest::new(FWB, 40, 8);
     let pages = volume(64, 8);

@@ -15,7 +15,7 @@ use anyhow::{Context, ensure};
 
 use super::plan::{Plan, Timing};
 use crate::experiment::progress::Progress as Bar;
-use crate::experiment::record::{Variant, Who, sum};
+use crate::experiment::record::{Party, Variant, sum};
 use crate::experiment::setup::Setup;
 use crate::experiment::target::{Meter, Progress, Taken, Target, Targets};
 use crate::readable::percent;
@@ -155,17 +155,17 @@ impl Run {
         let guest = self.enabled.cpu(&self.disabled);
         let mut logged = rate(&self.enabled, &self.disabled);
         logged.extend(guest.map(|cpu| (Quantity::CpuTime, cpu)));
-        variant.add(results, BEFORE, Who::Guest, &rate(&self.start, &self.enabled));
-        variant.add(results, LOGGED, Who::Guest, &logged);
-        variant.add(results, "after", Who::Guest, &rate(&self.disabled, &self.end));
-        variant.add(results, LOST, Who::Guest, &Taken::from([(Quantity::Time, self.lost())]));
+        variant.add(results, BEFORE, Party::Guest, &rate(&self.start, &self.enabled));
+        variant.add(results, LOGGED, Party::Guest, &logged);
+        variant.add(results, "after", Party::Guest, &rate(&self.disabled, &self.end));
+        variant.add(results, LOST, Party::Guest, &Taken::from([(Quantity::Time, self.lost())]));
         if let Some(guest) = guest {
             let all = guest + collected.get(&Quantity::CpuTime).copied().unwrap_or(0.0);
             let work = self.enabled.accesses(&self.disabled) / all * 1e9;
-            variant.add(results, "per second of CPU", Who::Guest, &Taken::from([(Quantity::Rate, work)]));
+            variant.add(results, "per second of CPU", Party::Guest, &Taken::from([(Quantity::Rate, work)]));
         }
         for (phase, taken) in &self.collector {
-            variant.add(results, phase, Who::Collector, taken);
+            variant.add(results, phase, Party::Collector, taken);
         }
     }
 

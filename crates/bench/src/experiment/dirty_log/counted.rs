@@ -10,7 +10,7 @@ use super::judge::{Expected, advance};
 use super::load::Load;
 use super::plan::Plan;
 use crate::experiment::hypervisor::{self, Hypervisor};
-use crate::experiment::record::{Who, sum};
+use crate::experiment::record::{Party, sum};
 use crate::experiment::setup::Setup;
 use crate::results::{Quantity, Results};
 
@@ -25,7 +25,7 @@ pub fn measure(plan: &Plan, hypervisor: &Hypervisor, setup: &Setup, results: &mu
     let mut whole = sum(&phases.map(hypervisor::taken).collect::<Vec<_>>());
     whole.retain(|quantity, _| *quantity == Quantity::Instructions);
     whole.values_mut().for_each(|all| *all /= rounds);
-    variant.add(results, "iteration", Who::Guest, &whole);
+    variant.add(results, "iteration", Party::Guest, &whole);
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use twofold_workload::pass::Pass;
 use super::digest::Digest;
 use super::judge::{self, Expected};
 use super::load::Load;
-use crate::experiment::record::{Variant, Who, mean, sum};
+use crate::experiment::record::{Party, Variant, mean, sum};
 use crate::experiment::setup::Setup;
 use crate::experiment::target::{Taken, Target};
 use crate::results::{Quantity, Results};
@@ -105,22 +105,27 @@ impl Run {
     /// their sum. With `each`, adds each round too.
     pub fn record(&self, variant: &Variant, results: &mut Results, each: bool) {
         let rounds = &self.iterations;
-        variant.add(results, "populate", Who::Guest, &self.populate);
-        variant.add(results, "enable", Who::Collector, &self.enable);
-        variant.add(results, "dirty", Who::Guest, &mean(rounds.iter().map(|round| &round.dirty).collect::<Vec<_>>()));
-        variant.add(results, "get", Who::Collector, &mean(rounds.iter().map(|round| &round.get).collect::<Vec<_>>()));
+        variant.add(results, "populate", Party::Guest, &self.populate);
+        variant.add(results, "enable", Party::Collector, &self.enable);
+        variant.add(results, "dirty", Party::Guest, &mean(rounds.iter().map(|round| &round.dirty).collect::<Vec<_>>()));
+        variant.add(results, "get", Party::Collector, &mean(rounds.iter().map(|round| &round.get).collect::<Vec<_>>()));
         let clears: Vec<_> = rounds.iter().filter_map(|round| round.clear.as_ref()).collect();
         if !clears.is_empty() {
-            variant.add(results, "clear", Who::Collector, &mean(clears));
+            variant.add(results, "clear", Party::Collector, &mean(clears));
         }
-        variant.add(results, "iteration", Who::Guest, &mean(&rounds.iter().map(Iteration::whole).collect::<Vec<_>>()));
-        variant.add(results, "disable", Who::Collector, &self.disable);
+        variant.add(
+            results,
+            "iteration",
+            Party::Guest,
+            &mean(&rounds.iter().map(Iteration::whole).collect::<Vec<_>>()),
+        );
+        variant.add(results, "disable", Party::Collector, &self.disable);
         for (number, round) in rounds.iter().enumerate().filter(|_| each) {
             let number = number + 1;
-            variant.add(results, &format!("dirty {number}"), Who::Guest, &round.dirty);
-            variant.add(results, &format!("get {number}"), Who::Collector, &round.get);
+            variant.add(results, &format!("dirty {number}"), Party::Guest, &round.dirty);
+            variant.add(results, &format!("get {number}"), Party::Collector, &round.get);
             if let Some(clear) = &round.clear {
-                variant.add(results, &format!("clear {number}"), Who::Collector, clear);
+                variant.add(results, &format!("clear {number}"), Party::Collector, clear);
             }
         }
     }

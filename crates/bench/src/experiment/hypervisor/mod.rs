@@ -17,7 +17,7 @@ use twofold_launch::{Counted, Experiment, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
 
 use super::dirty_log::load::Load;
-use super::record::{Variant, Who, mean};
+use super::record::{Party, Variant, mean};
 use super::setup::{Backing, Setup};
 use super::target::Taken;
 use crate::results::{Quantity, Results};
@@ -130,8 +130,9 @@ pub fn record(counted: &Counted, variant: &Variant, results: &mut Results) {
             continue;
         }
         let taken: Vec<_> = times.iter().map(taken).collect();
-        let who = if matches!(name, "get" | "clear" | "enable" | "disable") { Who::Collector } else { Who::Guest };
-        variant.add(results, name, who, &mean(&taken));
+        let party =
+            if matches!(name, "get" | "clear" | "enable" | "disable") { Party::Collector } else { Party::Guest };
+        variant.add(results, name, party, &mean(&taken));
     }
 }
 

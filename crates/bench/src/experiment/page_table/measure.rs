@@ -7,7 +7,7 @@ use super::plan::Plan;
 use super::stages::Stages;
 use crate::experiment::hypervisor::{self, Hypervisor};
 use crate::experiment::progress::Progress;
-use crate::experiment::record::{Variant, Who};
+use crate::experiment::record::{Party, Variant};
 use crate::experiment::runner::Runner;
 use crate::experiment::setup::Setup;
 use crate::experiment::target::Targets;
@@ -56,7 +56,7 @@ fn take_turns(
             let taken = Stages::new(setup)?.run(&mut *target, run == 0).with_context(|| shown(setup))?;
             let variant = Variant::new("page-table", targets.platform(), setup);
             for (stage, taken) in taken.iter().filter(|_| run > 0) {
-                variant.add(results, stage.name(), Who::Guest, taken);
+                variant.add(results, stage.name(), Party::Guest, taken);
             }
             progress.done();
         }

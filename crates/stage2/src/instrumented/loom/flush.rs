@@ -104,7 +104,7 @@ fn pages_of_dropped_flushes_are_kept_and_given_back_once() {
 
 /// Two CPUs unmap a page each. What one of them freed does not open the other's leaf.
 #[test]
-fn removals_that_meet_are_told_apart() {
+fn removals_that_meet_have_names_of_their_own() {
     let guest = || {
         let guest = Guest::new(2, 3);
         let mut pools = [guest.pages(0..2), guest.pages(2..3)];

@@ -192,7 +192,7 @@ fn a_block_is_split_and() {
 
 /// The busy entry is one block: the split waits for it, and counts it once.
 #[test]
-fn a_block_is_split_that_somebody_is_changing() {
+fn a_block_is_split_while_it_changes() {
     let split: Operation = |guest, pages| {
         let split = guest.stage2.split(range(0, BLOCK), BLOCK, pages, |_, _| ControlFlow::Continue(()));
         assert_eq!(split, Ok(Split { blocks: 1, done: Ipa::new(BLOCK), stopped: None }));
