@@ -20,7 +20,7 @@ pub fn phase(name: &str) -> Option<&'static str> {
         "create" => "The vCPUs touch memory that is not mapped yet.",
         "update" => "The vCPUs write and read while a dirty log runs, so that blocks are mapped by pages.",
         "adjust" => "The log has stopped; the vCPUs read all memory, and faults restore the blocks.",
-        "rejoin" => "The hypervisor coalesces pages into blocks ahead of the guest's accesses.",
+        "coalesce" => "The hypervisor coalesces pages into blocks ahead of the guest's accesses.",
         "before" => "The guest's rate before the log is enabled: its steady rate.",
         "logged" => "The guest's rate while the log is read and cleared at an interval.",
         "after" => "The guest's rate after the log was disabled, with the faults on pages that are still protected.",
