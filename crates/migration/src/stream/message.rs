@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What source and target say to each other beside the guest: answers to the hello, and the commit.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::wire::{OwnershipRow, TEXT_MAX, message};
+use crate::commit::{Owner, Ownership};
+
+/// A message. The commit's protocol ([`crate::commit`]) says what each means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Target to source: the hello is accepted.
+    Accepted,
+    /// Target to source: the target refuses, and why.
+    Refused(String),
+    /// Source to target: the guest is stopped, everything was sent, and the target may take the guest from here.
+    Offer(Ownership),
+    /// Target to source: the target has taken the guest.
+    Taken(Ownership),
+    /// Target to source: the target has dropped what it had, and will not take the guest.
+    Declined,
+    /// Source to target: the source keeps the guest, and why.
+    Withdrawn(String),
+}
+
+/// The content of a message is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    /// There is no such message.
+    #[error("a message of form {0}")]
+    Form(u8),
+    /// The payload is none of that message.
+    #[error("a payload of {length} bytes in a message of form {form}")]
+    Payload {
+        /// The message.
+        form: u8,
+        /// Its size.
+        length: usize,
+    },
+}
+
+impl Message {
+    /// Whether the source sends it.
+    pub const fn is_from_source(&self) -> bool {
+        matches!(self, Self::Offer(_) | Self::Withdrawn(_))
+    }
+
+    pub(super) fn to_form_and_bytes(&self) -> (u8, Vec<u8>) {
+        match self {
+            Self::Accepted => (message::ACCEPTED, Vec::new()),
+            Self::Refused(why) => (message::REFUSED, text(why)),
+            Self::Offer(from) => (message::OFFER, row(*from)),
+            Self::Taken(now) => (message::TAKEN, row(*now)),
+            Self::Declined => (message::DECLINED, Vec::new()),
+            Self::Withdrawn(why) => (message::WITHDRAWN, text(why)),
+        }
+    }
+
+    pub(super) fn from_form_and_bytes(form: u8, bytes: &[u8]) -> Result<Self, MessageError> {
+        let wrong = MessageError::Payload { form, length: bytes.len() };
+        let nothing = || if bytes.is_empty() { Ok(()) } else { Err(wrong) };
+        let text = || match core::str::from_utf8(bytes) {
+            Ok(text) if text.len() <= TEXT_MAX => Ok(String::from(text)),
+            _ => Err(wrong),
+        };
+        let ownership = || {
+            let row = OwnershipRow::read_from_bytes(bytes).map_err(|_| wrong)?;
+            let owner = Owner { host: row.host.get(), incarnation: row.incarnation.get() };
+            // The last number could not be counted on from.
+            let epoch = Some(row.epoch.get()).filter(|&epoch| epoch < u64::MAX).ok_or(wrong)?;
+            Ok(Ownership { owner, epoch })
+        };
+        match form {
+            message::ACCEPTED => nothing().map(|()| Self::Accepted),
+            message::REFUSED => text().map(Self::Refused),
+            message::OFFER => ownership().map(Self::Offer),
+            message::TAKEN => ownership().map(Self::Taken),
+            message::DECLINED => nothing().map(|()| Self::Declined),
+            message::WITHDRAWN => text().map(Self::Withdrawn),
+            _ => Err(MessageError::Form(form)),
+        }
+    }
+}
+
+/// Returns the text's bytes; if there are too many, as many characters as fit.
+fn text(text: &str) -> Vec<u8> {
+    let end = (0..=TEXT_MAX.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    text.as_bytes()[..end].to_vec()
+}
+
+fn row(Ownership { owner, epoch }: Ownership) -> Vec<u8> {
+    let row = OwnershipRow { host: owner.host.into(), incarnation: owner.incarnation.into(), epoch: epoch.into() };
+    row.as_bytes().to_vec()
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Which record may follow which. Writer and reader ask the same code, so a writer cannot write what a reader refuses.
+
+use alloc::collections::BTreeSet;
+
+use super::hello::Hello;
+use super::message::Message;
+use super::name::Name;
+use super::slots::{Slot, SlotError, Slots};
+use super::wire::SECTIONS_MAX;
+
+/// A record that does not belong where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OrderError {
+    /// The record belongs elsewhere.
+    #[error("{record} {place}")]
+    Misplaced {
+        /// The record.
+        record: &'static str,
+        /// Where it is.
+        place: Place,
+    },
+    /// Rounds are numbered from 1, without a gap.
+    #[error("round {found}, where round {wanted} was to come")]
+    Round {
+        /// The round's number.
+        found: u64,
+        /// The number that was to come.
+        wanted: u64,
+    },
+    /// The round's end does not have its number of pages.
+    #[error("the end of a round says {said} pages, and {came} came")]
+    RoundEnd {
+        /// What its end says.
+        said: u64,
+        /// How many came.
+        came: u64,
+    },
+    /// The first round of a migration with one stream has every page.
+    #[error("the first round has {came} of the guest's {all} pages")]
+    FirstRound {
+        /// How many came.
+        came: u64,
+        /// The guest's.
+        all: u64,
+    },
+    /// A memslot or a page is wrong.
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    /// A section came already, or there are too many.
+    #[error("section {name}, instance {instance}, comes twice or is one too many")]
+    Section {
+        /// Its name.
+        name: Name,
+        /// Its instance.
+        instance: u32,
+    },
+    /// A part of a section is not the next one, is empty, or has more bytes than the section.
+    #[error("a section's part at {offset} with {length} bytes, where {wanted} was to come and {left} are left")]
+    Part {
+        /// Its place in the section.
+        offset: u64,
+        /// Its bytes.
+        length: u64,
+        /// The place that was to come.
+        wanted: u64,
+        /// The bytes that are left of the section.
+        left: u64,
+    },
+}
+
+/// A place in a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Before anything.
+    Start,
+    /// After the hello.
+    Greeted,
+    /// Between rounds and sections, and the guest was not yet sent as it is when stopped.
+    Running,
+    /// In a round.
+    Round,
+    /// In a section.
+    Section,
+    /// Between sections, after the round of the stopped guest.
+    Stopped,
+    /// After the end.
+    Ended,
+    /// After the source has said that it keeps the guest.
+    Withdrawn,
+    /// In a stream from target to source, which has messages only.
+    Answers,
+}
+
+impl core::fmt::Display for Place {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        formatter.write_str(match self {
+            Self::Start => "at the start",
+            Self::Greeted => "right after the hello",
+            Self::Running => "before the stopped guest's round",
+            Self::Round => "in a round",
+            Self::Section => "in a section",
+            Self::Stopped => "after the stopped guest's round",
+            Self::Ended => "after the end",
+            Self::Withdrawn => "after the withdrawal",
+            Self::Answers => "among the target's messages",
+        })
+    }
+}
+
+/// How far a stream is.
+#[derive(Debug)]
+pub(super) struct Order {
+    place: Place,
+    hello: Option<Hello>,
+    slots: Slots,
+    /// The number of the last round that began, and whether it is the stopped guest's.
+    round: u64,
+    stopped: bool,
+    sections: BTreeSet<(Name, u32)>,
+    /// The section's bytes so far, and its size.
+    section: (u64, u64),
+}
+
+impl Order {
+    pub fn new() -> Self {
+        let (slots, sections) = (Slots::default(), BTreeSet::new());
+        Self { place: Place::Start, hello: None, slots, round: 0, stopped: false, sections, section: (0, 0) }
+    }
+
+    /// Whether a stream may stop here.
+    pub fn may_stop(&self) -> bool {
+        matches!(self.place, Place::Ended | Place::Withdrawn | Place::Answers)
+    }
+
+    pub fn hello(&self) -> Option<&Hello> {
+        self.hello.as_ref()
+    }
+
+    pub fn memslots(&self) -> &[Slot] {
+        self.slots.slots()
+    }
+
+    pub fn greet(&mut self, hello: Hello) -> Result<&Hello, OrderError> {
+        self.at(&[Place::Start], "a hello")?;
+        self.place = Place::Greeted;
+        Ok(self.hello.insert(hello))
+    }
+
+    pub fn slots(&mut self, slots: &[Slot]) -> Result<(), OrderError> {
+        self.at(&[Place::Greeted], "memslots")?;
+        if let Some(hello) = &self.hello {
+            self.slots = Slots::new(slots, hello.memory >> hello.page_shift, 1 << (hello.ipa_bits - hello.page_shift))?;
+        }
+        self.place = Place::Running;
+        Ok(())
+    }
+
+    /// Begins a round; returns its number.
+    pub fn round(&mut self, number: Option<u64>, stopped: bool) -> Result<u64, OrderError> {
+        self.at(&[Place::Running], "a round")?;
+        let wanted = self.round + 1;
+        if let Some(found) = number.filter(|&found| found != wanted) {
+            return Err(OrderError::Round { found, wanted });
+        }
+        (self.round, self.stopped, self.place) = (wanted, stopped, Place::Round);
+        self.slots.begin();
+        Ok(wanted)
+    }
+
+    pub fn pages(&mut self, slot: u16, page: u64, count: u64) -> Result<(), OrderError> {
+        self.at(&[Place::Round], "a page")?;
+        Ok(self.slots.note(slot, page, count)?)
+    }
+
+    /// Ends a round; returns its pages.
+    pub fn end_round(&mut self, said: Option<u64>) -> Result<u64, OrderError> {
+        self.at(&[Place::Round], "a round's end")?;
+        let came = self.slots.count();
+        if let Some(said) = said.filter(|&said| said != came) {
+            return Err(OrderError::RoundEnd { said, came });
+        }
+        let alone = self.hello.as_ref().filter(|hello| hello.streams == 1);
+        let all = alone.map_or(came, |hello| hello.memory >> hello.page_shift);
+        if self.round == 1 && came != all {
+            return Err(OrderError::FirstRound { came, all });
+        }
+        self.place = self.between();
+        Ok(came)
+    }
+
+    pub fn section(&mut self, name: Name, instance: u32, size: u64) -> Result<(), OrderError> {
+        self.at(&[Place::Running, Place::Stopped], "a section")?;
+        if self.sections.len() >= SECTIONS_MAX || !self.sections.insert((name, instance)) {
+            return Err(OrderError::Section { name, instance });
+        }
+        self.section = (0, size);
+        self.place = if size > 0 { Place::Section } else { self.between() };
+        Ok(())
+    }
+
+    /// Notes a part of a section; returns its place in the section.
+    pub fn part(&mut self, offset: Option<u64>, length: u64) -> Result<u64, OrderError> {
+        self.at(&[Place::Section], "a section's part")?;
+        let (wanted, left) = (self.section.0, self.section.1 - self.section.0);
+        let offset = offset.unwrap_or(wanted);
+        if offset != wanted || length == 0 || length > left {
+            return Err(OrderError::Part { offset, length, wanted, left });
+        }
+        self.section.0 += length;
+        if length == left {
+            self.place = self.between();
+        }
+        Ok(wanted)
+    }
+
+    pub fn end(&mut self) -> Result<(), OrderError> {
+        self.at(&[Place::Stopped], "an end")?;
+        self.place = Place::Ended;
+        Ok(())
+    }
+
+    pub fn message(&mut self, message: &Message) -> Result<(), OrderError> {
+        match message {
+            Message::Offer(_) => self.at(&[Place::Ended], "an offer"),
+            Message::Withdrawn(_) => {
+                let places = [Place::Greeted, Place::Running, Place::Round, Place::Stopped, Place::Ended];
+                self.at(&places, "a withdrawal")?;
+                self.place = Place::Withdrawn;
+                Ok(())
+            }
+            _ => {
+                self.at(&[Place::Start, Place::Answers], "a message of a target")?;
+                self.place = Place::Answers;
+                Ok(())
+            }
+        }
+    }
+
+    fn between(&self) -> Place {
+        if self.stopped { Place::Stopped } else { Place::Running }
+    }
+
+    fn at(&self, places: &[Place], record: &'static str) -> Result<(), OrderError> {
+        if places.contains(&self.place) { Ok(()) } else { Err(OrderError::Misplaced { record, place: self.place }) }
+    }
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Writes a stream.
+
+use embedded_io::{Error as _, ErrorKind, Write};
+use zerocopy::IntoBytes;
+
+use super::hello::{Hello, HelloError};
+use super::message::Message;
+use super::name::Name;
+use super::order::{Order, OrderError};
+use super::page::{Compression, Packer};
+use super::slots::Slot;
+use super::wire::{Header, PAYLOAD_MAX, Preamble, SectionHead, checksum, kind, page, round};
+
+/// Writes a stream's records. From source to target: [`hello`](Self::hello), [`slots`](Self::slots), rounds and
+/// sections, [`end`](Self::end). From target to source: [`message`](Self::message) only.
+///
+/// A call that fails for the record's place or content writes nothing. If the sink fails, the stream ends there.
+pub struct Writer<W> {
+    output: Output<W>,
+    order: Order,
+    packer: Packer,
+}
+
+/// Why a record was not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// The sink failed, now or before.
+    #[error("the stream's sink failed: {0:?}")]
+    Sink(ErrorKind),
+    /// The record does not belong here.
+    #[error(transparent)]
+    Order(#[from] OrderError),
+    /// The hello is none.
+    #[error(transparent)]
+    Hello(#[from] HelloError),
+    /// The page has another size than the hello said.
+    #[error("a page of {found} bytes, where the hello has {wanted}")]
+    PageSize {
+        /// The page's.
+        found: usize,
+        /// The hello's.
+        wanted: usize,
+    },
+}
+
+impl<W: Write> Writer<W> {
+    /// Makes a writer. Nothing is written before the first record.
+    pub fn new(sink: W, compression: Compression) -> Self {
+        let output = Output { sink, chain: Preamble::new().chain(), bytes: 0, broken: None };
+        Self { output, order: Order::new(), packer: Packer::new(compression) }
+    }
+
+    /// Returns the number of bytes written.
+    pub fn bytes(&self) -> u64 {
+        self.output.bytes
+    }
+
+    /// Returns the sink.
+    pub fn into_sink(self) -> W {
+        self.output.sink
+    }
+
+    /// Writes the hello: the first record.
+    pub fn hello(&mut self, hello: &Hello) -> Result<(), WriteError> {
+        hello.check()?;
+        self.order.greet(hello.clone())?;
+        self.record(Header { kind: kind::HELLO, ..Header::default() }, &hello.to_bytes())
+    }
+
+    /// Writes the memslots: the second record. They are in ascending order of addresses.
+    pub fn slots(&mut self, slots: &[Slot]) -> Result<(), WriteError> {
+        self.order.slots(slots)?;
+        self.record(Header { kind: kind::SLOTS, ..Header::default() }, &Slot::to_bytes(slots))
+    }
+
+    /// Begins a round. The first has each page once, counted over all streams. With `stopped`, the guest is stopped, and
+    /// the round is the last.
+    pub fn round(&mut self, stopped: bool) -> Result<(), WriteError> {
+        let number = self.order.round(None, stopped)?;
+        let form = if stopped { round::STOPPED } else { round::RUNNING };
+        self.record(Header { kind: kind::ROUND, form, argument: number.into(), ..Header::default() }, &[])
+    }
+
+    /// Writes a page in the form that is the shortest.
+    pub fn page(&mut self, slot: u16, page: u64, bytes: &[u8]) -> Result<(), WriteError> {
+        let wanted = self.order.hello().map_or(0, |hello| 1 << hello.page_shift);
+        if wanted != 0 && bytes.len() != wanted {
+            return Err(WriteError::PageSize { found: bytes.len(), wanted });
+        }
+        self.order.pages(slot, page, 1)?;
+        let (form, payload) = self.packer.pack(bytes);
+        let (length, content) = match form {
+            page::ZERO => (1, 0),
+            _ => (payload.len() as u32, checksum(bytes)),
+        };
+        let mut header = Header { kind: kind::PAGE, form, slot: slot.into(), ..Header::default() };
+        (header.length, header.argument, header.content) = (length.into(), page.into(), content.into());
+        self.output.put(header, payload)
+    }
+
+    /// Writes a run of `count` zero pages.
+    pub fn zero_pages(&mut self, slot: u16, page: u64, count: u32) -> Result<(), WriteError> {
+        self.order.pages(slot, page, count.into())?;
+        let mut header = Header { kind: kind::PAGE, form: page::ZERO, slot: slot.into(), ..Header::default() };
+        (header.length, header.argument) = (count.into(), page.into());
+        self.output.put(header, &[])
+    }
+
+    /// Ends the round; returns the number of its pages.
+    pub fn end_round(&mut self) -> Result<u64, WriteError> {
+        let pages = self.order.end_round(None)?;
+        self.record(Header { kind: kind::ROUND_END, argument: pages.into(), ..Header::default() }, &[])?;
+        Ok(pages)
+    }
+
+    /// Writes a section: the state of a device or a vCPU, or an image that a reset of the guest needs.
+    pub fn section(&mut self, name: Name, instance: u32, version: u32, bytes: &[u8]) -> Result<(), WriteError> {
+        self.order.section(name, instance, bytes.len() as u64)?;
+        let size = (bytes.len() as u64).into();
+        let head = SectionHead { name: name.bytes(), instance: instance.into(), version: version.into(), size };
+        self.record(Header { kind: kind::SECTION, ..Header::default() }, head.as_bytes())?;
+        for part in bytes.chunks(PAYLOAD_MAX) {
+            let offset = self.order.part(None, part.len() as u64)?;
+            self.record(Header { kind: kind::PART, argument: offset.into(), ..Header::default() }, part)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the end, and flushes: all of the guest was sent.
+    pub fn end(&mut self) -> Result<(), WriteError> {
+        self.order.end()?;
+        self.record(Header { kind: kind::END, ..Header::default() }, &[])?;
+        self.flush()
+    }
+
+    /// Writes a message, and flushes.
+    pub fn message(&mut self, message: &Message) -> Result<(), WriteError> {
+        self.order.message(message)?;
+        let (form, payload) = message.to_form_and_bytes();
+        self.record(Header { kind: kind::MESSAGE, form, ..Header::default() }, &payload)?;
+        self.flush()
+    }
+
+    /// Waits until the sink has passed on all bytes.
+    pub fn flush(&mut self) -> Result<(), WriteError> {
+        self.output.attempt(W::flush)
+    }
+
+    fn record(&mut self, mut header: Header, payload: &[u8]) -> Result<(), WriteError> {
+        (header.length, header.content) = ((payload.len() as u32).into(), checksum(payload).into());
+        self.output.put(header, payload)
+    }
+}
+
+/// The sink, and what was written to it.
+struct Output<W> {
+    sink: W,
+    chain: u64,
+    bytes: u64,
+    broken: Option<ErrorKind>,
+}
+
+impl<W: Write> Output<W> {
+    /// Completes the header and writes the record, with the preamble before the first.
+    fn put(&mut self, mut header: Header, payload: &[u8]) -> Result<(), WriteError> {
+        let preamble = Preamble::new();
+        if self.bytes == 0 {
+            self.all(preamble.as_bytes())?;
+        }
+        self.chain = header.chain_after(self.chain);
+        header.chain = self.chain.into();
+        self.all(header.as_bytes())?;
+        self.all(payload)
+    }
+
+    fn all(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        self.attempt(|sink| sink.write_all(bytes))?;
+        self.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Calls the sink, unless it has failed before.
+    fn attempt(&mut self, call: impl FnOnce(&mut W) -> Result<(), W::Error>) -> Result<(), WriteError> {
+        if self.broken.is_none() {
+            self.broken = call(&mut self.sink).err().map(|error| error.kind());
+        }
+        self.broken.map_or(Ok(()), |kind| Err(WriteError::Sink(kind)))
+    }
+}
