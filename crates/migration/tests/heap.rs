@@ -85,7 +85,7 @@ fn the_bound_holds_for_as_much_as_there_can_be() {
     }
     let one_more = writer.section(name("b"), 0, 1, &[]);
     assert_eq!(one_more, Err(OrderError::Section { name: name("b"), instance: 0 }.into()));
-    writer.end().unwrap();
+    writer.end(guest::OFFER).unwrap();
     let (most, end) = most(&writer.into_sink(), wide());
     assert_eq!(end, None);
     let bound = heap_bound(1 << 30);

@@ -23,7 +23,7 @@ fn each_form_of_page_comes_as_it_was_sent() {
     assert_eq!(came.pages[&(0, 5)], text(0x55));
     assert_eq!(came.pages[&(0, 9)], noise(10));
     assert_eq!(came.pages.len(), 6, "the others are zero, page 0 since the second round");
-    assert_eq!((came.complete, came.offer), (true, Some(guest::OFFER)));
+    assert_eq!(came.offer, Some(guest::OFFER));
     assert_eq!(read(&whole), (came, result), "compression changes no record that comes");
     let forms = |stream: &[u8]| {
         let pages = split(stream).into_iter().filter(|(header, _)| header.kind == kind::PAGE);
@@ -65,17 +65,11 @@ fn a_source_may_return_few_bytes_at_once() {
 #[test]
 fn a_cut_stream_is_refused_wherever_it_is_cut() {
     let whole = stream(Compression::Lz4);
-    let offer = whole.len() - size_of::<Header>() - 24;
     for length in sampled(&whole) {
         let (came, result) = read(&whole[..length]);
-        if length == offer {
-            assert_eq!((result, came.complete, came.offer), (Ok(()), true, None), "the end came, and no offer");
-        } else {
-            let error = result.unwrap_err();
-            assert_eq!(error.cause, Cause::Cut, "cut at {length}");
-            assert!(error.offset <= length as u64 && came.offer.is_none());
-            assert_eq!(came.complete, length > offer, "cut at {length}");
-        }
+        let error = result.unwrap_err();
+        assert_eq!(error.cause, Cause::Cut, "cut at {length}");
+        assert!(error.offset <= length as u64 && came.offer.is_none());
     }
 }
 
@@ -119,7 +113,7 @@ fn a_record_that_is_repeated_left_out_or_swapped_is_refused() {
             let (came, result) = read(&join(&records));
             let error = result.unwrap_err();
             assert_eq!((error.cause, error.record), (Cause::Chain, record as u64));
-            assert!(came.offer.is_none() || at + 1 == records.len() - 1);
+            assert!(came.offer.is_none() || record == records.len() - 1, "the end was repeated");
         };
         let mut repeated = records.clone();
         repeated.insert(at, records[at].clone());
@@ -190,13 +184,10 @@ fn a_forged_record_out_of_its_place_is_refused() {
     assert_eq!(moved(kind::SECTION, 6), misplaced("a section's part", Place::Running));
     assert_eq!(moved(kind::END, 13), misplaced("an end", Place::Running));
     assert_eq!(moved(kind::END, 6), misplaced("an end", Place::Round));
-    assert_eq!(moved(kind::MESSAGE, 22), misplaced("an offer", Place::Stopped));
-    assert_eq!(moved(kind::MESSAGE, 0), misplaced("an offer", Place::Start));
-    let again = |records: &mut Vec<Raw>| {
-        let at = places(records, kind::END)[0];
-        records.insert(at + 1, records[5].clone());
-    };
-    assert_eq!(forged(again), misplaced("a round", Place::Ended));
+    assert_eq!(moved(kind::END, 0), misplaced("an end", Place::Start));
+    let mut records = split(&stream(Compression::Off));
+    records.push(records[5].clone());
+    assert_eq!(read(&forge(records)).1.unwrap_err().cause, misplaced("a round", Place::Ended));
 }
 
 #[test]
@@ -299,23 +290,33 @@ fn forged_heads_are_refused() {
     });
     assert_eq!(twice, Cause::Order(OrderError::Section { name: name("kernel"), instance: 0 }));
     // Messages, unused fields, kinds, lengths.
-    let message = |change: fn(&mut Header, &mut Vec<u8>)| forged_first(kind::MESSAGE, change);
-    assert_eq!(message(|header, _| header.form = 6), Cause::Message(MessageError::Form(6)));
-    assert_eq!(message(|header, _| header.form = 4), Cause::Message(MessageError::Payload { form: 4, length: 24 }));
+    let end = |change: fn(&mut Header, &mut Vec<u8>)| forged_first(kind::END, change);
+    assert_eq!(end(|_, payload| payload[16..].fill(0xff)), Cause::End(24));
+    let message = |form: u8| end_as_message(|header| header.form = form);
+    assert_eq!(message(4), Cause::Message(MessageError::Form(4)));
+    assert_eq!(message(0), Cause::Message(MessageError::Payload { form: 0, length: 24 }));
     assert_eq!(
-        message(|_, payload| payload[16..].fill(0xff)),
-        Cause::Message(MessageError::Payload { form: 2, length: 24 })
+        message(2),
+        Cause::Order(OrderError::Misplaced { record: "a message of a target", place: Place::Stopped })
     );
     assert_eq!(forged_first(kind::HELLO, |header, _| header.slot = 1.into()), Cause::Reserved("slot"));
     assert_eq!(forged_first(kind::ROUND, |header, _| header.form = 2), Cause::Reserved("form"));
     assert_eq!(forged_first(kind::END, |header, _| header.argument = 1.into()), Cause::Reserved("argument"));
     assert_eq!(forged_first(kind::SLOTS, |header, _| header.kind = 10), Cause::Kind(10));
     assert_eq!(forged_first(kind::SLOTS, |header, _| header.length = u32::MAX.into()), Cause::Length(u32::MAX));
-    let end = forged_first(kind::END, |header, payload| {
+    let long = forged_first(kind::ROUND, |header, payload| {
         header.length = 1.into();
         payload.push(0);
     });
-    assert_eq!(end, Cause::Reserved("length"));
+    assert_eq!(long, Cause::Reserved("length"));
+}
+
+/// Returns the error after the end was made a message.
+fn end_as_message(change: impl FnOnce(&mut Header)) -> Cause {
+    forged_first(kind::END, |header, _| {
+        header.kind = kind::MESSAGE;
+        change(header);
+    })
 }
 
 /// A hello with a different guest, and what a target says to it.
@@ -373,14 +374,13 @@ fn a_target_answers_by_messages_alone() {
     let taken = Message::Taken(guest::OFFER);
     let long = "é".repeat(400);
     let mut writer = Writer::new(Vec::new(), Compression::Off);
-    for message in [Message::Accepted, taken.clone(), Message::Declined, Message::Refused(long)] {
+    for message in [Message::Accepted, taken.clone(), Message::Refused(long)] {
         writer.message(&message).unwrap();
     }
     let stream = writer.into_sink();
     let mut reader = Reader::new(&stream[..], capabilities());
     assert_eq!(reader.next().unwrap(), Some(Record::Message(Message::Accepted)));
     assert_eq!(reader.next().unwrap(), Some(Record::Message(taken)));
-    assert_eq!(reader.next().unwrap(), Some(Record::Message(Message::Declined)));
     assert_eq!(reader.next().unwrap(), Some(Record::Message(Message::Refused("é".repeat(256)))), "512 bytes at most");
     assert_eq!(reader.next().unwrap(), None);
 }
@@ -395,7 +395,7 @@ fn a_source_that_keeps_the_guest_says_why() {
     let misplaced = WriteError::Order(OrderError::Misplaced { record: "a page", place: Place::Withdrawn });
     assert_eq!(writer.page(0, 0, &[0; PAGE]), Err(misplaced));
     let (came, result) = read(&writer.into_sink());
-    assert_eq!((result, came.complete), (Ok(()), false));
+    assert_eq!((result, came.offer), (Ok(()), None));
 }
 
 #[test]
@@ -403,7 +403,7 @@ fn a_writer_refuses_what_a_reader_would() {
     let mut writer = Writer::new(Vec::new(), Compression::Lz4);
     let bad = Hello { vcpus: 0, ..hello() };
     assert_eq!(writer.hello(&bad), Err(HelloError::Number { what: "vCPUs", value: 0 }.into()));
-    assert!(writer.page(0, 0, &noise(1)).is_err() && writer.end().is_err());
+    assert!(writer.page(0, 0, &noise(1)).is_err() && writer.end(guest::OFFER).is_err());
     assert_eq!(writer.bytes(), 0, "nothing was written for a call that failed");
     writer.hello(&hello()).unwrap();
     writer.slots(&slots()).unwrap();
@@ -420,7 +420,7 @@ fn a_writer_refuses_what_a_reader_would() {
         writer.zero_pages(slot, page, count).unwrap();
     }
     assert_eq!(writer.end_round(), Ok(12));
-    writer.end().unwrap();
+    writer.end(guest::OFFER).unwrap();
     assert_eq!(read(&writer.into_sink()).1, Ok(()));
 }
 
@@ -464,11 +464,11 @@ proptest! {
             }
             writer.end_round().unwrap();
         }
-        writer.end().unwrap();
+        writer.end(guest::OFFER).unwrap();
         memory.retain(|_, bytes| bytes.iter().any(|&byte| byte != 0));
         let (came, result) = read(&writer.into_sink());
         prop_assert_eq!(result, Ok(()));
-        prop_assert!(came.complete);
+        prop_assert_eq!(came.offer, Some(guest::OFFER));
         prop_assert_eq!(came.pages, memory);
     }
 }

@@ -16,13 +16,9 @@ pub enum Message {
     Accepted,
     /// Target to source: the target refuses, and why.
     Refused(String),
-    /// Source to target: the guest is stopped, everything was sent, and the target may take the guest from here.
-    Offer(Ownership),
-    /// Target to source: the target has taken the guest.
+    /// Either way: the side has taken the guest, and the owner record holds this.
     Taken(Ownership),
-    /// Target to source: the target has dropped what it had, and will not take the guest.
-    Declined,
-    /// Source to target: the source keeps the guest, and why.
+    /// Source to target: the source keeps the guest, and why. Nothing was offered yet.
     Withdrawn(String),
 }
 
@@ -43,18 +39,11 @@ pub enum MessageError {
 }
 
 impl Message {
-    /// Whether the source sends it.
-    pub const fn is_from_source(&self) -> bool {
-        matches!(self, Self::Offer(_) | Self::Withdrawn(_))
-    }
-
     pub(super) fn to_form_and_bytes(&self) -> (u8, Vec<u8>) {
         match self {
             Self::Accepted => (message::ACCEPTED, Vec::new()),
             Self::Refused(why) => (message::REFUSED, text(why)),
-            Self::Offer(from) => (message::OFFER, row(*from)),
-            Self::Taken(now) => (message::TAKEN, row(*now)),
-            Self::Declined => (message::DECLINED, Vec::new()),
+            Self::Taken(now) => (message::TAKEN, ownership_bytes(*now)),
             Self::Withdrawn(why) => (message::WITHDRAWN, text(why)),
         }
     }
@@ -66,19 +55,11 @@ impl Message {
             Ok(text) if text.len() <= TEXT_MAX => Ok(String::from(text)),
             _ => Err(wrong),
         };
-        let ownership = || {
-            let row = OwnershipRow::read_from_bytes(bytes).map_err(|_| wrong)?;
-            let owner = Owner { host: row.host.get(), incarnation: row.incarnation.get() };
-            // The last number could not be counted on from.
-            let epoch = Some(row.epoch.get()).filter(|&epoch| epoch < u64::MAX).ok_or(wrong)?;
-            Ok(Ownership { owner, epoch })
-        };
+        let ownership = || ownership(bytes).ok_or(wrong);
         match form {
             message::ACCEPTED => nothing().map(|()| Self::Accepted),
             message::REFUSED => text().map(Self::Refused),
-            message::OFFER => ownership().map(Self::Offer),
             message::TAKEN => ownership().map(Self::Taken),
-            message::DECLINED => nothing().map(|()| Self::Declined),
             message::WITHDRAWN => text().map(Self::Withdrawn),
             _ => Err(MessageError::Form(form)),
         }
@@ -91,7 +72,14 @@ fn text(text: &str) -> Vec<u8> {
     text.as_bytes()[..end].to_vec()
 }
 
-fn row(Ownership { owner, epoch }: Ownership) -> Vec<u8> {
+pub(super) fn ownership_bytes(Ownership { owner, epoch }: Ownership) -> Vec<u8> {
     let row = OwnershipRow { host: owner.host.into(), incarnation: owner.incarnation.into(), epoch: epoch.into() };
     row.as_bytes().to_vec()
+}
+
+/// Returns the ownership that the bytes hold, unless its epoch is the last number, from which no one could count on.
+pub(super) fn ownership(bytes: &[u8]) -> Option<Ownership> {
+    let row = OwnershipRow::read_from_bytes(bytes).ok()?;
+    let owner = Owner { host: row.host.get(), incarnation: row.incarnation.get() };
+    Some(Ownership { owner, epoch: row.epoch.get() }).filter(|ownership| ownership.epoch < u64::MAX)
 }

@@ -222,19 +222,18 @@ impl Order {
 
     pub fn message(&mut self, message: &Message) -> Result<(), OrderError> {
         match message {
-            Message::Offer(_) => self.at(&[Place::Ended], "an offer"),
             Message::Withdrawn(_) => {
-                let places = [Place::Greeted, Place::Running, Place::Round, Place::Stopped, Place::Ended];
+                let places = [Place::Greeted, Place::Running, Place::Round, Place::Stopped];
                 self.at(&places, "a withdrawal")?;
                 self.place = Place::Withdrawn;
-                Ok(())
             }
+            Message::Taken(_) if self.place == Place::Ended => {}
             _ => {
                 self.at(&[Place::Start, Place::Answers], "a message of a target")?;
                 self.place = Place::Answers;
-                Ok(())
             }
         }
+        Ok(())
     }
 
     fn between(&self) -> Place {

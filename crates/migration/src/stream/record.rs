@@ -7,12 +7,13 @@ use zerocopy::FromBytes;
 
 use super::error::Cause;
 use super::hello::{Capabilities, Hello};
-use super::message::Message;
+use super::message::{Message, ownership};
 use super::name::Name;
 use super::order::Order;
 use super::page::{check, unpack};
 use super::slots::Slot;
 use super::wire::{Header, SectionHead, checksum, kind, page, round};
+use crate::commit::Ownership;
 
 /// A record of a stream.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,8 +66,8 @@ pub enum Record<'a> {
     },
     /// The next bytes of the section.
     Part(&'a [u8]),
-    /// All of the guest came. Only an offer or a withdrawal can follow.
-    End,
+    /// All of the guest came, as it was stopped under this ownership: the source's offer ([`crate::commit`]).
+    End(Ownership),
     /// A message.
     Message(Message),
 }
@@ -116,8 +117,9 @@ pub(super) fn interpret<'a>(
             Record::Part(payload)
         }
         kind::END => {
+            let from = ownership(payload).ok_or(Cause::End(payload.len()))?;
             order.end()?;
-            Record::End
+            Record::End(from)
         }
         kind::MESSAGE => {
             let message = Message::from_form_and_bytes(header.form, payload)?;
@@ -164,7 +166,6 @@ fn check_unused(header: &Header) -> Result<(), Cause> {
         kind::ROUND => (round::STOPPED, true, false),
         kind::ROUND_END => (0, true, false),
         kind::PART => (0, true, true),
-        kind::END => (0, false, false),
         kind::MESSAGE => (u8::MAX, false, true),
         _ => (0, false, true),
     };

@@ -42,7 +42,7 @@ pub mod kind {
     pub const SECTION: u8 = 6;
     /// The next bytes of the section.
     pub const PART: u8 = 7;
-    /// Everything was sent.
+    /// Everything was sent: an [`OwnershipRow`](super::OwnershipRow).
     pub const END: u8 = 8;
     /// A message of the commit.
     pub const MESSAGE: u8 = 9;
@@ -72,14 +72,10 @@ pub mod message {
     pub const ACCEPTED: u8 = 0;
     /// Target to source: the target refuses; a text says why.
     pub const REFUSED: u8 = 1;
-    /// Source to target: the target may take the guest; an [`OwnershipRow`](super::OwnershipRow).
-    pub const OFFER: u8 = 2;
-    /// Target to source: the target has taken the guest; an [`OwnershipRow`](super::OwnershipRow).
-    pub const TAKEN: u8 = 3;
-    /// Target to source: the target has dropped what it had, and will not take the guest.
-    pub const DECLINED: u8 = 4;
+    /// Either way: the side has taken the guest; an [`OwnershipRow`](super::OwnershipRow).
+    pub const TAKEN: u8 = 2;
     /// Source to target: the source keeps the guest; a text says why.
-    pub const WITHDRAWN: u8 = 5;
+    pub const WITHDRAWN: u8 = 3;
 }
 
 /// The head of a stream. It never changes, so that each version can name another.
@@ -217,7 +213,7 @@ pub struct SectionHead {
     pub size: U64,
 }
 
-/// The owner record's content, in a message.
+/// The owner record's content, in an end or a message.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct OwnershipRow {

@@ -5,12 +5,13 @@ use embedded_io::{Error as _, ErrorKind, Write};
 use zerocopy::IntoBytes;
 
 use super::hello::{Hello, HelloError};
-use super::message::Message;
+use super::message::{Message, ownership_bytes};
 use super::name::Name;
 use super::order::{Order, OrderError};
 use super::page::{Compression, Packer};
 use super::slots::Slot;
 use super::wire::{Header, PAYLOAD_MAX, Preamble, SectionHead, checksum, kind, page, round};
+use crate::commit::Ownership;
 
 /// Writes a stream's records. From source to target: [`hello`](Self::hello), [`slots`](Self::slots), rounds and
 /// sections, [`end`](Self::end). From target to source: [`message`](Self::message) only.
@@ -127,10 +128,11 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Writes the end, and flushes: all of the guest was sent.
-    pub fn end(&mut self) -> Result<(), WriteError> {
+    /// Writes the end, and flushes: all of the guest was sent. It offers the guest to the target, so raise
+    /// [`Event::Offer`](crate::commit::Event::Offer) first. `from` is what the owner record holds.
+    pub fn end(&mut self, from: Ownership) -> Result<(), WriteError> {
         self.order.end()?;
-        self.record(Header { kind: kind::END, ..Header::default() }, &[])?;
+        self.record(Header { kind: kind::END, ..Header::default() }, &ownership_bytes(from))?;
         self.flush()
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use twofold_migration::commit::{Owner, Ownership};
 use twofold_migration::stream::wire::{Header, Preamble, checksum, kind};
 use twofold_migration::stream::{
-    Capabilities, Compression, Feature, Hello, Message, Name, ReadError, Reader, Record, Slot, Writer,
+    Capabilities, Compression, Feature, Hello, Name, ReadError, Reader, Record, Slot, Writer,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -65,7 +65,7 @@ pub fn text(seed: u8) -> Vec<u8> {
     (0..PAGE).map(|at| (at / 100) as u8 ^ seed).collect()
 }
 
-/// Returns the stream of a guest with three rounds and three sections, and the offer.
+/// Returns the stream of a guest with three rounds and three sections.
 pub fn stream(compression: Compression) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new(), compression);
     writer.hello(&hello()).unwrap();
@@ -89,8 +89,7 @@ pub fn stream(compression: Compression) -> Vec<u8> {
     writer.end_round().unwrap();
     writer.section(name("vcpu"), 0, 3, b"registers").unwrap();
     writer.section(name("vcpu"), 1, 3, b"").unwrap();
-    writer.end().unwrap();
-    writer.message(&Message::Offer(OFFER)).unwrap();
+    writer.end(OFFER).unwrap();
     writer.into_sink()
 }
 
@@ -101,7 +100,7 @@ pub struct Came {
     pub lines: Vec<String>,
     /// Pages that are not zero.
     pub pages: BTreeMap<(u16, u64), Vec<u8>>,
-    pub complete: bool,
+    /// The source's offer, with which all of the guest came.
     pub offer: Option<Ownership>,
 }
 
@@ -136,11 +135,7 @@ impl Came {
             Record::ZeroPages { slot, page, count } => {
                 self.pages.retain(|&(at, known), _| at != slot || !(page..page + u64::from(count)).contains(&known));
             }
-            Record::End => self.complete = true,
-            Record::Message(Message::Offer(from)) => {
-                assert!(self.complete);
-                self.offer = Some(from);
-            }
+            Record::End(from) => self.offer = Some(from),
             _ => {}
         }
     }
