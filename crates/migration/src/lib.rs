@@ -6,4 +6,5 @@
 extern crate alloc;
 
 pub mod commit;
+pub mod plan;
 pub mod stream;
