@@ -399,6 +399,17 @@ fn a_source_that_keeps_the_guest_says_why() {
 }
 
 #[test]
+fn a_source_that_takes_its_guest_back_says_so() {
+    let sent = stream(Compression::Off);
+    let mut records = split(&sent);
+    let mut writer = Writer::new(Vec::new(), Compression::Off);
+    writer.message(&Message::Taken(guest::OFFER)).unwrap();
+    records.extend(split(&writer.into_sink()));
+    let (came, result) = read(&forge(records));
+    assert_eq!((result, came.lines.len()), (Ok(()), split(&sent).len() + 1));
+}
+
+#[test]
 fn a_writer_refuses_what_a_reader_would() {
     let mut writer = Writer::new(Vec::new(), Compression::Lz4);
     let bad = Hello { vcpus: 0, ..hello() };

@@ -18,6 +18,7 @@
 //! | `bundle`, `guest_bundle` | the guest's bundle: any bytes, and any guest |
 //! | `image` | a kernel's header |
 //! | `console` | QEMU's version, the control channel, the guest's console |
+//! | `migration` | a migration's stream |
 //! | `trace` | a trace's lines |
 //! | `size` | sizes on the command line |
 
@@ -32,6 +33,7 @@ mod geometry;
 mod guest_memory;
 mod id_registers;
 mod image;
+mod migration;
 mod size;
 mod syndrome;
 mod trace;
@@ -50,6 +52,7 @@ pub use geometry::geometry;
 pub use guest_memory::guest_memory;
 pub use id_registers::id_registers;
 pub use image::image;
+pub use migration::migration;
 pub use size::size;
 pub use syndrome::syndrome;
 pub use trace::trace;
@@ -58,7 +61,7 @@ pub use trace::trace;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     ("arguments", arguments),
     ("board", board),
     ("bundle", bundle),
@@ -71,6 +74,7 @@ pub const TARGETS: [Target; 15] = [
     ("guest_memory", guest_memory),
     ("id_registers", id_registers),
     ("image", image),
+    ("migration", migration),
     ("size", size),
     ("syndrome", syndrome),
     ("trace", trace),

@@ -77,7 +77,7 @@ pub(super) fn ownership_bytes(Ownership { owner, epoch }: Ownership) -> Vec<u8> 
     row.as_bytes().to_vec()
 }
 
-/// Returns the ownership that the bytes hold, unless its epoch is the last number, from which no one could count on.
+/// Returns the ownership that the bytes hold, unless its epoch is the last number, which has no next.
 pub(super) fn ownership(bytes: &[u8]) -> Option<Ownership> {
     let row = OwnershipRow::read_from_bytes(bytes).ok()?;
     let owner = Owner { host: row.host.get(), incarnation: row.incarnation.get() };

@@ -28,7 +28,7 @@ pub const NAME_SIZE: usize = 24;
 
 /// Values of [`Header::kind`].
 pub mod kind {
-    /// Who sends what: a [`HelloHead`](super::HelloHead) and its features.
+    /// Which guest comes: a [`HelloHead`](super::HelloHead) and its features.
     pub const HELLO: u8 = 1;
     /// The guest's memslots: [`SlotRow`](super::SlotRow)s.
     pub const SLOTS: u8 = 2;
