@@ -156,7 +156,7 @@ impl Word {
     /// is the ordering on success. A failure orders nothing.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
+    pub fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
         #[cfg(mutants)]
         if mutants::is_apart(Location::caller()) {
             let now = self.load(Ordering::Relaxed);

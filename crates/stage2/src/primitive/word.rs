@@ -67,7 +67,7 @@ impl Word {
     /// Writes `new` if the value is `old`, and returns `old`. Otherwise returns the current value as an error. `order`
     /// is the ordering on success. A failure orders nothing.
     #[inline(always)]
-    pub(crate) fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
+    pub fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
         self.0.compare_exchange(old, new, order, Ordering::Relaxed)
     }
 
