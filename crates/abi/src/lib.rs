@@ -3,6 +3,7 @@
 //!
 //! This crate holds what two sides must agree on. It has no logic and depends on no other crate of the workspace.
 //!
+//! * [`async_fault`]: asynchronous page faults, the calls and the area of each vCPU.
 //! * [`bundle`]: the file that carries a guest's kernel, initrd and settings to the hypervisor.
 //! * [`control`]: the lines that the hypervisor writes for its launcher.
 //! * [`exit`]: the exit statuses of the image under QEMU.
@@ -11,6 +12,7 @@
 //! * [`virt`]: the memory map that every guest sees.
 #![no_std]
 
+pub mod async_fault;
 pub mod bundle;
 pub mod control;
 pub mod exit;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One guest's memory: memslots, the frames behind them, the fault path and dirty logs.
+//! One guest's memory: memslots, the frames behind them, the fault path, dirty logs and asynchronous page faults.
 //!
 //! `no_std` and no unsafe code, but the crate needs an allocator (`alloc`): for the list of memslots, for what it keeps
 //! of each range of frames, for 128 MiB of a slot at their first touch, and for dirty bitmaps. A fault takes memory
@@ -63,6 +63,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod async_fault;
 #[cfg(feature = "baselines")]
 pub mod baselines;
 pub mod dirty;
