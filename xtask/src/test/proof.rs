@@ -30,8 +30,9 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         Depth::Full => vec![
             step("mutants_of_calls", own(&["mutants", "--of", "calls"])),
             step("mutants_of_values", own(&["mutants", "--of", "values"])),
-            step("orders_with_one_preemption", loom(workspace, "loom::", "1")),
-            step("orders_of_reused_tables_with_two", loom(workspace, "loom::reused", "2")),
+            step("orders_with_one_preemption", loom(workspace, "twofold-stage2", "loom::", "1")),
+            step("orders_of_reused_tables_with_two", loom(workspace, "twofold-stage2", "loom::reused", "2")),
+            step("orders_of_arrivals_with_three", loom(workspace, "twofold-memory", "loom::", "3")),
             step("ten_million_random_operations", operations(workspace)),
             step("dirty_logs_lose_nothing", own(&["oracle"])),
             step("dirty_logs_with_defects_lose_pages", own(&["oracle", "--controls"])),
@@ -42,9 +43,9 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
     harness(steps, 1, options)
 }
 
-/// Returns the model checker's tests with `filter` in their names.
-fn loom(workspace: &Workspace, filter: &str, preemptions: &str) -> Command {
-    let mut command = cargo(workspace, &["test", "--release", "--package", "twofold-stage2", "--lib", filter]);
+/// Returns the model checker's tests of a crate with `filter` in their names.
+fn loom(workspace: &Workspace, package: &str, filter: &str, preemptions: &str) -> Command {
+    let mut command = cargo(workspace, &["test", "--release", "--package", package, "--lib", filter]);
     command.env("RUSTFLAGS", "--cfg loom").env("LOOM_MAX_PREEMPTIONS", preemptions);
     // A separate directory, because other flags would invalidate every other build.
     command.env("CARGO_TARGET_DIR", workspace.mutants().join("loom-release"));

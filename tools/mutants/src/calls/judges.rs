@@ -60,6 +60,7 @@ const BUILDS: [Build; 2] = [
             all("sequences"),
             all("faults"),
             all("dirty"),
+            all("async_fault"),
             all("model"),
             some("vm", "alone::"),
         ],

@@ -232,7 +232,7 @@ fn fetch(root: &Path) -> anyhow::Result<()> {
 }
 
 /// The test programs: package and target.
-const JUDGES: [(&str, &str); 9] = [
+const JUDGES: [(&str, &str); 10] = [
     ("stage2", "twofold_stage2"),
     ("stage2", "walk"),
     ("stage2", "sequences"),
@@ -240,6 +240,7 @@ const JUDGES: [(&str, &str); 9] = [
     ("memory", "twofold_memory"),
     ("memory", "faults"),
     ("memory", "dirty"),
+    ("memory", "async_fault"),
     ("memory", "heap"),
     ("memory", "model"),
 ];
