@@ -10,8 +10,8 @@ use guest::{PAGE, Raw, capabilities, forge, hello, join, name, noise, read, read
 use proptest::prelude::*;
 use twofold_migration::stream::wire::{Header, kind, page};
 use twofold_migration::stream::{
-    Capabilities, Cause, Compression, Feature, Hello, HelloError, Message, MessageError, OrderError, PageError, Place,
-    ReadError, Reader, Record, Refusal, SlotError, WriteError, Writer,
+    Capabilities, Cause, Compression, Feature, Hello, HelloError, Message, MessageError, OrderError, PageError,
+    Progress, ReadError, Reader, Record, Refusal, SlotError, WriteError, Writer,
 };
 
 #[test]
@@ -166,7 +166,7 @@ fn forged_first(kind: u8, change: impl FnOnce(&mut Header, &mut Vec<u8>)) -> Cau
 
 #[test]
 fn a_forged_record_out_of_its_place_is_refused() {
-    let misplaced = |record, place| Cause::Order(OrderError::Misplaced { record, place });
+    let misplaced = |record, progress| Cause::Order(OrderError::Misplaced { record, progress });
     let moved = |kind, to: usize| {
         forged(|records| {
             let at = places(records, kind)[0];
@@ -174,20 +174,20 @@ fn a_forged_record_out_of_its_place_is_refused() {
             records.insert(to, record);
         })
     };
-    assert_eq!(forged(|records| drop(records.remove(0))), misplaced("memslots", Place::Start));
-    assert_eq!(forged(|records| drop(records.remove(1))), misplaced("a section", Place::Greeted));
-    assert_eq!(forged(|records| records.insert(2, records[0].clone())), misplaced("a hello", Place::Running));
-    assert_eq!(forged(|records| records.insert(2, records[1].clone())), misplaced("memslots", Place::Running));
-    assert_eq!(moved(kind::PAGE, 2), misplaced("a page", Place::Running));
-    assert_eq!(moved(kind::ROUND, 4), misplaced("a round", Place::Section));
-    assert_eq!(moved(kind::ROUND_END, 2), misplaced("a round's end", Place::Running));
-    assert_eq!(moved(kind::SECTION, 6), misplaced("a section's part", Place::Running));
-    assert_eq!(moved(kind::END, 13), misplaced("an end", Place::Running));
-    assert_eq!(moved(kind::END, 6), misplaced("an end", Place::Round));
-    assert_eq!(moved(kind::END, 0), misplaced("an end", Place::Start));
+    assert_eq!(forged(|records| drop(records.remove(0))), misplaced("memslots", Progress::Start));
+    assert_eq!(forged(|records| drop(records.remove(1))), misplaced("a section", Progress::Greeted));
+    assert_eq!(forged(|records| records.insert(2, records[0].clone())), misplaced("a hello", Progress::Running));
+    assert_eq!(forged(|records| records.insert(2, records[1].clone())), misplaced("memslots", Progress::Running));
+    assert_eq!(moved(kind::PAGE, 2), misplaced("a page", Progress::Running));
+    assert_eq!(moved(kind::ROUND, 4), misplaced("a round", Progress::Section));
+    assert_eq!(moved(kind::ROUND_END, 2), misplaced("a round's end", Progress::Running));
+    assert_eq!(moved(kind::SECTION, 6), misplaced("a section's part", Progress::Running));
+    assert_eq!(moved(kind::END, 13), misplaced("an end", Progress::Running));
+    assert_eq!(moved(kind::END, 6), misplaced("an end", Progress::Round));
+    assert_eq!(moved(kind::END, 0), misplaced("an end", Progress::Start));
     let mut records = split(&stream(Compression::Off));
     records.push(records[5].clone());
-    assert_eq!(read(&forge(records)).1.unwrap_err().cause, misplaced("a round", Place::Ended));
+    assert_eq!(read(&forge(records)).1.unwrap_err().cause, misplaced("a round", Progress::Ended));
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn forged_heads_are_refused() {
     assert_eq!(message(0), Cause::Message(MessageError::Payload { form: 0, length: 24 }));
     assert_eq!(
         message(2),
-        Cause::Order(OrderError::Misplaced { record: "a message of a target", place: Place::Stopped })
+        Cause::Order(OrderError::Misplaced { record: "a message of a target", progress: Progress::Stopped })
     );
     assert_eq!(forged_first(kind::HELLO, |header, _| header.slot = 1.into()), Cause::Reserved("slot"));
     assert_eq!(forged_first(kind::ROUND, |header, _| header.form = 2), Cause::Reserved("form"));
@@ -392,7 +392,7 @@ fn a_source_that_keeps_the_guest_says_why() {
     writer.slots(&slots()).unwrap();
     writer.round(false).unwrap();
     writer.message(&Message::Withdrawn("cancelled".into())).unwrap();
-    let misplaced = WriteError::Order(OrderError::Misplaced { record: "a page", place: Place::Withdrawn });
+    let misplaced = WriteError::Order(OrderError::Misplaced { record: "a page", progress: Progress::Withdrawn });
     assert_eq!(writer.page(0, 0, &[0; PAGE]), Err(misplaced));
     let (came, result) = read(&writer.into_sink());
     assert_eq!((result, came.offer), (Ok(()), None));

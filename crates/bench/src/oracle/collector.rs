@@ -13,7 +13,7 @@ use twofold_memory::dirty::{DirtyLog, DirtyPages, DirtyWord, LogError, Tracker};
 use twofold_oracle::{Judge, Lost, Random, Tally, options};
 
 use super::crew::Crew;
-use super::guest::{Guest, PAGES};
+use super::guest::{JudgedGuest, PAGES};
 use crate::stop::Stop;
 
 /// The order in which a page is cleared and copied.
@@ -27,7 +27,7 @@ pub enum Order {
 
 /// Collects what one tracker's log reports.
 pub struct Collector<'a> {
-    guest: &'a Guest,
+    guest: &'a JudgedGuest,
     crew: &'a Crew,
     log: DirtyLog<'a, FastPlatform>,
     tracker: Tracker,
@@ -41,7 +41,7 @@ pub struct Collector<'a> {
 impl<'a> Collector<'a> {
     /// Makes a collector. It calls `lost` with each lost page.
     pub fn new(
-        (guest, crew): (&'a Guest, &'a Crew),
+        (guest, crew): (&'a JudgedGuest, &'a Crew),
         (tracker, order): (Tracker, Order),
         random: Random,
         lost: &'a dyn Fn(&Lost),

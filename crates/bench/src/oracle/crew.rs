@@ -14,7 +14,7 @@ use twofold_machine::interrupts::Interrupts;
 use twofold_machine::vm::{FastCpu, Left, Vcpu};
 use twofold_oracle::Random;
 
-use super::guest::{self, Guest, PAGE, PAGES, VCPUS};
+use super::guest::{self, JudgedGuest, PAGE, PAGES, VCPUS};
 use super::writer::Writer;
 
 /// The writers.
@@ -44,7 +44,7 @@ enum Phase {
 
 impl Crew {
     /// Runs all writers while `work` runs.
-    pub fn with<R>(guest: &Guest, seed: u64, work: impl FnOnce(&Self) -> anyhow::Result<R>) -> anyhow::Result<R> {
+    pub fn with<R>(guest: &JudgedGuest, seed: u64, work: impl FnOnce(&Self) -> anyhow::Result<R>) -> anyhow::Result<R> {
         let state = State { phase: Phase::Run, inside: 0, failed: None };
         let gate = Gate { state: Mutex::new(state), bell: Condvar::new() };
         let interrupts = (0..VCPUS).map(|_| Arc::new(Interrupts::new())).collect();
@@ -85,7 +85,7 @@ impl Crew {
         self.gate.set(Phase::Run);
     }
 
-    fn run_vcpu(&self, guest: &Guest, number: usize, seed: u64) {
+    fn run_vcpu(&self, guest: &JudgedGuest, number: usize, seed: u64) {
         // Every other vCPU has stage 1 on, so that its TLB entries combine both stages.
         let stage1 = (number % 2 == 1).then(guest::stage1);
         let random = Random::new(seed, FIRST_VCPU + number as u64);
@@ -105,7 +105,7 @@ impl Crew {
     }
 
     /// Writes as a device does, without the guest's tables, in pieces that may cross the ends of pages.
-    fn run_device(&self, guest: &Guest, seed: u64) {
+    fn run_device(&self, guest: &JudgedGuest, seed: u64) {
         let mut random = Random::new(seed, DEVICE);
         let mut bytes = vec![0; PIECE as usize];
         while self.gate.enter() {

@@ -29,7 +29,7 @@ pub const PAGES: u64 = 4077;
 pub const VCPUS: usize = 4;
 
 /// A guest on a machine.
-pub struct Guest {
+pub struct JudgedGuest {
     /// The virtual machine.
     pub vm: Vm<FastPlatform>,
     /// The machine that it runs on.
@@ -46,7 +46,7 @@ const RAM: Ipa = Ipa::new(0x4000_0000);
 const TABLES: Ipa = Ipa::new(0x2000_0000);
 const MIB_2: u64 = 2 << 20;
 
-impl Guest {
+impl JudgedGuest {
     /// Makes a guest with data in every page. In half of the cases its RAM begins on a boundary of 2 MiB.
     pub fn new(random: &mut Random) -> anyhow::Result<Self> {
         let start = RAM + if random.once_in(2) { 0 } else { random.below(MIB_2 / PAGE) * PAGE };
@@ -76,7 +76,7 @@ impl Guest {
     }
 }
 
-impl GuestPages for Guest {
+impl GuestPages for JudgedGuest {
     fn count(&self) -> u64 {
         PAGES
     }

@@ -26,7 +26,7 @@ use crate::stop::Stop;
 
 use collector::{Collector, Order};
 use crew::Crew;
-use guest::Guest;
+use guest::JudgedGuest;
 
 /// Runs `twofold bench oracle`.
 pub fn command(options: &OracleOptions) -> anyhow::Result<()> {
@@ -52,7 +52,7 @@ pub fn command(options: &OracleOptions) -> anyhow::Result<()> {
 fn judge(tracker: Tracker, options: &OracleOptions, seed: u64, stop: &Stop) -> anyhow::Result<Tally> {
     let order = if options.copy_first { Order::CopyFirst } else { Order::ClearFirst };
     let mut random = Random::new(seed, COLLECTOR);
-    let guest = Guest::new(&mut random)?;
+    let guest = JudgedGuest::new(&mut random)?;
     let progress = progress(options.comparisons, tracker)?;
     let said = Cell::new(0);
     let report = |lost: &Lost| {
@@ -99,7 +99,7 @@ mod tests {
         let seed = any_seed().unwrap();
         println!("TWOFOLD_SEED={seed}");
         let mut random = Random::new(seed, COLLECTOR);
-        let guest = Guest::new(&mut random).unwrap();
+        let guest = JudgedGuest::new(&mut random).unwrap();
         let print = |lost: &Lost| println!("{lost}");
         let collect = |crew: &Crew| {
             let collector = Collector::new((&guest, crew), (tracker, order), random, &print)?;

@@ -28,12 +28,12 @@ pub struct Writer {
 struct Stretch {
     first: u64,
     pages: u64,
-    pattern: Pattern,
+    order: Order,
     left: u64,
 }
 
 #[derive(Clone, Copy)]
-enum Pattern {
+enum Order {
     /// One page after the other.
     Sequential,
     /// A random page each time.
@@ -52,7 +52,7 @@ enum Access {
 impl Writer {
     /// Makes the program of a vCPU, of a guest whose RAM begins at `start`.
     pub fn new(vcpu: u64, start: u64, stage1: Option<Stage1Registers>, random: Random) -> Self {
-        let stretch = Stretch { first: 0, pages: 1, pattern: Pattern::Random, left: 0 };
+        let stretch = Stretch { first: 0, pages: 1, order: Order::Random, left: 0 };
         Self { random, start, stage1, stretch, access: Access::Read(start), value: vcpu << 56 }
     }
 
@@ -61,12 +61,12 @@ impl Writer {
     fn choose(&mut self) {
         self.value += 1;
         let random = self.random.next_word();
-        let Stretch { first, pages, pattern, left } = self.stretch;
+        let Stretch { first, pages, order, left } = self.stretch;
         let page = first
-            + match pattern {
-                Pattern::Sequential => left % pages,
-                Pattern::Random => random >> 32 & (pages - 1),
-                Pattern::Sparse => left % pages * SECTION,
+            + match order {
+                Order::Sequential => left % pages,
+                Order::Random => random >> 32 & (pages - 1),
+                Order::Sparse => left % pages * WORD_PAGES,
             };
         let va = self.start + page % PAGES * PAGE + (random & (PAGE - 8));
         self.access = match random >> 56 {
@@ -77,14 +77,14 @@ impl Writer {
     }
 }
 
-const SECTION: u64 = 64;
+const WORD_PAGES: u64 = 64;
 
 impl Stretch {
     fn new(random: &mut Random) -> Self {
-        let pattern = [Pattern::Sequential, Pattern::Random, Pattern::Sparse][random.below(3) as usize];
+        let order = [Order::Sequential, Order::Random, Order::Sparse][random.below(3) as usize];
         // A power of two; 1 and 256 pages are equally likely.
         let pages = 1 << random.below(9);
-        Self { first: random.below(PAGES), pages, pattern, left: random.of_any_size(11) }
+        Self { first: random.below(PAGES), pages, order, left: random.of_any_size(11) }
     }
 }
 

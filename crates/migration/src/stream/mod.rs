@@ -26,7 +26,7 @@ pub use error::{Cause, ReadError};
 pub use hello::{Capabilities, Feature, Hello, HelloError, Refusal};
 pub use message::{Message, MessageError};
 pub use name::Name;
-pub use order::{OrderError, Place};
+pub use order::{OrderError, Progress};
 pub use page::{Compression, PageError};
 pub use reader::{Reader, heap_bound};
 pub use record::Record;

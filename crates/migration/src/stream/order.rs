@@ -13,12 +13,12 @@ use super::wire::SECTIONS_MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
     /// The record belongs elsewhere.
-    #[error("{record} {place}")]
+    #[error("{record} {progress}")]
     Misplaced {
         /// The record.
         record: &'static str,
         /// Where it is.
-        place: Place,
+        progress: Progress,
     },
     /// Rounds are numbered from 1, without a gap.
     #[error("round {found}, where round {wanted} was to come")]
@@ -69,9 +69,9 @@ pub enum OrderError {
     },
 }
 
-/// A place in a stream.
+/// How far a stream has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Progress {
     /// Before anything.
     Start,
     /// After the hello.
@@ -92,7 +92,7 @@ pub enum Place {
     Answers,
 }
 
-impl core::fmt::Display for Place {
+impl core::fmt::Display for Progress {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         formatter.write_str(match self {
             Self::Start => "at the start",
@@ -111,7 +111,7 @@ impl core::fmt::Display for Place {
 /// How far a stream is.
 #[derive(Debug)]
 pub(super) struct Order {
-    place: Place,
+    progress: Progress,
     hello: Option<Hello>,
     slots: Slots,
     /// The number of the last round that began, and whether it is the stopped guest's.
@@ -125,12 +125,12 @@ pub(super) struct Order {
 impl Order {
     pub fn new() -> Self {
         let (slots, sections) = (Slots::default(), BTreeSet::new());
-        Self { place: Place::Start, hello: None, slots, round: 0, stopped: false, sections, section: (0, 0) }
+        Self { progress: Progress::Start, hello: None, slots, round: 0, stopped: false, sections, section: (0, 0) }
     }
 
     /// Whether a stream may stop here.
     pub fn may_stop(&self) -> bool {
-        matches!(self.place, Place::Ended | Place::Withdrawn | Place::Answers)
+        matches!(self.progress, Progress::Ended | Progress::Withdrawn | Progress::Answers)
     }
 
     pub fn hello(&self) -> Option<&Hello> {
@@ -142,40 +142,40 @@ impl Order {
     }
 
     pub fn greet(&mut self, hello: Hello) -> Result<&Hello, OrderError> {
-        self.at(&[Place::Start], "a hello")?;
-        self.place = Place::Greeted;
+        self.at(&[Progress::Start], "a hello")?;
+        self.progress = Progress::Greeted;
         Ok(self.hello.insert(hello))
     }
 
     pub fn slots(&mut self, slots: &[Slot]) -> Result<(), OrderError> {
-        self.at(&[Place::Greeted], "memslots")?;
+        self.at(&[Progress::Greeted], "memslots")?;
         if let Some(hello) = &self.hello {
             self.slots = Slots::new(slots, hello.memory >> hello.page_shift, 1 << (hello.ipa_bits - hello.page_shift))?;
         }
-        self.place = Place::Running;
+        self.progress = Progress::Running;
         Ok(())
     }
 
     /// Begins a round; returns its number.
     pub fn round(&mut self, number: Option<u64>, stopped: bool) -> Result<u64, OrderError> {
-        self.at(&[Place::Running], "a round")?;
+        self.at(&[Progress::Running], "a round")?;
         let wanted = self.round + 1;
         if let Some(found) = number.filter(|&found| found != wanted) {
             return Err(OrderError::Round { found, wanted });
         }
-        (self.round, self.stopped, self.place) = (wanted, stopped, Place::Round);
+        (self.round, self.stopped, self.progress) = (wanted, stopped, Progress::Round);
         self.slots.begin();
         Ok(wanted)
     }
 
     pub fn pages(&mut self, slot: u16, page: u64, count: u64) -> Result<(), OrderError> {
-        self.at(&[Place::Round], "a page")?;
+        self.at(&[Progress::Round], "a page")?;
         Ok(self.slots.note(slot, page, count)?)
     }
 
     /// Ends a round; returns its pages.
     pub fn end_round(&mut self, said: Option<u64>) -> Result<u64, OrderError> {
-        self.at(&[Place::Round], "a round's end")?;
+        self.at(&[Progress::Round], "a round's end")?;
         let came = self.slots.count();
         if let Some(said) = said.filter(|&said| said != came) {
             return Err(OrderError::RoundEnd { said, came });
@@ -185,23 +185,23 @@ impl Order {
         if self.round == 1 && came != all {
             return Err(OrderError::FirstRound { came, all });
         }
-        self.place = self.between();
+        self.progress = self.between();
         Ok(came)
     }
 
     pub fn section(&mut self, name: Name, instance: u32, size: u64) -> Result<(), OrderError> {
-        self.at(&[Place::Running, Place::Stopped], "a section")?;
+        self.at(&[Progress::Running, Progress::Stopped], "a section")?;
         if self.sections.len() >= SECTIONS_MAX || !self.sections.insert((name, instance)) {
             return Err(OrderError::Section { name, instance });
         }
         self.section = (0, size);
-        self.place = if size > 0 { Place::Section } else { self.between() };
+        self.progress = if size > 0 { Progress::Section } else { self.between() };
         Ok(())
     }
 
     /// Notes a part of a section; returns its place in the section.
     pub fn part(&mut self, offset: Option<u64>, length: u64) -> Result<u64, OrderError> {
-        self.at(&[Place::Section], "a section's part")?;
+        self.at(&[Progress::Section], "a section's part")?;
         let (wanted, left) = (self.section.0, self.section.1 - self.section.0);
         let offset = offset.unwrap_or(wanted);
         if offset != wanted || length == 0 || length > left {
@@ -209,38 +209,42 @@ impl Order {
         }
         self.section.0 += length;
         if length == left {
-            self.place = self.between();
+            self.progress = self.between();
         }
         Ok(wanted)
     }
 
     pub fn end(&mut self) -> Result<(), OrderError> {
-        self.at(&[Place::Stopped], "an end")?;
-        self.place = Place::Ended;
+        self.at(&[Progress::Stopped], "an end")?;
+        self.progress = Progress::Ended;
         Ok(())
     }
 
     pub fn message(&mut self, message: &Message) -> Result<(), OrderError> {
         match message {
             Message::Withdrawn(_) => {
-                let places = [Place::Greeted, Place::Running, Place::Round, Place::Stopped];
+                let places = [Progress::Greeted, Progress::Running, Progress::Round, Progress::Stopped];
                 self.at(&places, "a withdrawal")?;
-                self.place = Place::Withdrawn;
+                self.progress = Progress::Withdrawn;
             }
-            Message::Taken(_) if self.place == Place::Ended => {}
+            Message::Taken(_) if self.progress == Progress::Ended => {}
             _ => {
-                self.at(&[Place::Start, Place::Answers], "a message of a target")?;
-                self.place = Place::Answers;
+                self.at(&[Progress::Start, Progress::Answers], "a message of a target")?;
+                self.progress = Progress::Answers;
             }
         }
         Ok(())
     }
 
-    fn between(&self) -> Place {
-        if self.stopped { Place::Stopped } else { Place::Running }
+    fn between(&self) -> Progress {
+        if self.stopped { Progress::Stopped } else { Progress::Running }
     }
 
-    fn at(&self, places: &[Place], record: &'static str) -> Result<(), OrderError> {
-        if places.contains(&self.place) { Ok(()) } else { Err(OrderError::Misplaced { record, place: self.place }) }
+    fn at(&self, places: &[Progress], record: &'static str) -> Result<(), OrderError> {
+        if places.contains(&self.progress) {
+            Ok(())
+        } else {
+            Err(OrderError::Misplaced { record, progress: self.progress })
+        }
     }
 }

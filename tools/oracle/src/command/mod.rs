@@ -17,19 +17,19 @@ use anyhow::{Context, bail};
 use twofold_workspace::steps::Steps;
 use twofold_workspace::{Workspace, output};
 
-pub use options::{HELP, Options, Place, TrackerOption};
+pub use options::{HELP, Options, Platform, TrackerOption};
 
 use hypervisor::Run;
 
 /// `cargo xtask oracle`.
 pub fn command(workspace: &Workspace, options: &Options) -> anyhow::Result<ExitCode> {
     match options.on {
-        Place::Machine if options.controls => controls::run(workspace, options),
-        Place::Machine => machine::run(workspace, options),
-        Place::Hypervisor if options.controls => {
+        Platform::Machine if options.controls => controls::run(workspace, options),
+        Platform::Machine => machine::run(workspace, options),
+        Platform::Hypervisor if options.controls => {
             bail!("the controls run only on the hosted machine; leave --on hypervisor out")
         }
-        Place::Hypervisor => on_hypervisor(workspace, options),
+        Platform::Hypervisor => on_hypervisor(workspace, options),
     }
 }
 

@@ -8,8 +8,8 @@ use twofold_memory::dirty::Tracker;
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// The place where the guest runs
-    #[arg(long, value_enum, default_value_t = Place::Machine)]
-    pub on: Place,
+    #[arg(long, value_enum, default_value_t = Platform::Machine)]
+    pub on: Platform,
     /// Runs only this tracker
     #[arg(long, value_enum, value_name = "NAME")]
     pub tracker: Option<TrackerOption>,
@@ -26,7 +26,7 @@ pub struct Options {
 
 /// Where a guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Place {
+pub enum Platform {
     /// On the hosted machine: guest programs, a software MMU, native speed
     Machine,
     /// Under the hypervisor, in QEMU: Linux
