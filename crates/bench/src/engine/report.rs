@@ -129,7 +129,7 @@ impl Report {
         let change = words::rounded(after / before, Noun::TIME);
         let [before, after] = [before, after].map(nanoseconds);
         Some(format!(
-            "records: splitting what is split takes {change} than every-level, {after} against {before} ns an entry"
+            "records: splitting split memory again takes {change} than every-level, {after} against {before} ns an entry"
         ))
     }
 

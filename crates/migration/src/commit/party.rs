@@ -11,7 +11,7 @@ use super::ownership::{Owner, Ownership, Request};
 pub enum State {
     /// The side has no guest.
     Idle {
-        /// The newest epoch that the side knows of. What is older comes late, and means nothing (R5).
+        /// The newest epoch that the side knows of. A message of an older epoch is late, and changes nothing (R5).
         seen: u64,
     },
     /// The side runs the guest.
@@ -24,7 +24,7 @@ pub enum State {
         /// What the record holds.
         owned: Ownership,
     },
-    /// The guest stands still here, and the side cannot know if it owns it (C2, C3, R3).
+    /// The guest stands still here, and the side does not know whether it owns the guest (C2, C3, R3).
     InDoubt {
         /// What the record held. The side wants to take the guest from there.
         from: Ownership,
@@ -40,13 +40,13 @@ pub enum Event {
     Stop,
     /// The embedder sends the end of the stream now, with what the record holds.
     Offer,
-    /// The embedder wants the guest to stay. A target has nothing to cancel once all of the guest came.
+    /// The embedder wants the guest to stay here. A target that has received a whole guest has nothing to cancel.
     Cancel,
-    /// Nothing came for a while. An idle side gets it too, after its start and from time to time.
+    /// No message has arrived for a while. An idle side gets this event too, after its start and from time to time.
     Tick,
-    /// All of a guest came, whole and checked, and could run here now. The stream ended with this ownership.
+    /// A whole guest has arrived and was checked, and could run here now. The stream ended with this ownership.
     Received(Ownership),
-    /// What the record holds, as the arbiter or the other side says: perhaps late.
+    /// The record's content, from the arbiter or the other side. It may be old.
     Record(Ownership),
 }
 

@@ -12,9 +12,9 @@ pub struct Forecast {
     pub outcome: Outcome,
     /// Rounds while the guest runs.
     pub rounds: u32,
-    /// Pages sent in all, those sent again included, and those sent while the guest stands still.
+    /// All pages that are sent, with those sent again and those sent while the guest stands still.
     pub pages: u64,
-    /// The time until the guest runs at the target; without an end, until the last round's end.
+    /// The time until the guest runs at the target. If pre-copy does not end, the time until its last round ends.
     pub total: Duration,
     /// How long the guest stands still if it is stopped then.
     pub downtime: Duration,
@@ -59,10 +59,10 @@ pub enum Outcome {
         /// The pages that fit the downtime.
         fit: u64,
     },
-    /// It converges, but takes more rounds than there may be.
+    /// It converges, but takes more rounds than are allowed.
     #[error("after {rounds} rounds {left} pages are left, where {fit} fit the downtime")]
     TooManyRounds {
-        /// The rounds that there may be.
+        /// The rounds that are allowed.
         rounds: u32,
         /// The pages that are left.
         left: u64,
@@ -104,7 +104,7 @@ pub(super) fn follow(measured: &Measured<'_>, wanted: &Wanted, rate: u64) -> For
         }
         let time = time_of(left, bandwidth);
         let next = pages_in(rate, time).min(working_set);
-        // A round that leaves no less than it sends is followed by rounds that do not either.
+        // If a round leaves no less than it sent, no later round leaves less.
         if next >= left {
             break Outcome::TooFast { rate, bandwidth, left, fit };
         }
