@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The copy of the guest's memory that judges the log, and the state of each page.
 //!
-//! Invariant: a page that is [`Known::Copied`] was copied after the log last cleared it, and the log has not reported
+//! Invariant: a page that is `Known::Copied` was copied after the log last cleared it, and the log has not reported
 //! it since. So while all writers are held, and after a last get, the guest's page equals its copy.
 
 use alloc::boxed::Box;

@@ -22,7 +22,7 @@ pub struct Register {
 /// The registers of stage 2, with the same values on all CPUs of a guest.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Confinement {
-    /// HCR_EL2, without the bits that depend on the CPU: [`hcr`].
+    /// HCR_EL2, without the bits that depend on the CPU (function `hcr`).
     pub hcr: u64,
     /// VTCR_EL2.
     pub vtcr: u64,

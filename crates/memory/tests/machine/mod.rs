@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The machine on which a guest's memory is tested: the one that records the engine's instructions in `stage2`'s tests,
-//! with memory that can be accessed, and that keeps track of cleaned lines ([`bank`]).
+//! with memory that can be accessed, and that keeps track of cleaned lines (module `bank`).
 //!
 //! It proves one thing by itself: whenever a watched address gets mapped, the guest reads there what the test expects,
 //! through its caches and past them.
