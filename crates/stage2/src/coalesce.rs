@@ -163,7 +163,7 @@ impl<P: Platform> Stage2<P> {
         maintenance: CacheMaintenance,
     ) -> Result<Claim, Retry> {
         // W3: before it, the entry may not be a table's, and the page may have no metadata.
-        if !self.is_still(location) {
+        if !self.is_still_linked(location) {
             return Err(Retry);
         }
         let (table, entries) = (location.entry.address(), self.geometry().granule().entries());

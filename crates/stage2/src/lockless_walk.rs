@@ -28,7 +28,7 @@
 //! U3.
 //!
 //! [`Stage2::lockless_walk`] does W1 to W3 for each table that it follows. It returns the last entry after W2 only: the
-//! caller does W3 ([`Stage2::is_still`]) or W4 ([`Stage2::lock`]) before it relies on that entry.
+//! caller does W3 ([`Stage2::is_still_linked`]) or W4 ([`Stage2::lock`]) before it relies on that entry.
 //!
 //! # Why it is safe
 //!
@@ -67,7 +67,7 @@ pub(crate) struct EntryLocation<'a> {
     pub(crate) level: Level,
     pub(crate) index: usize,
     pub(crate) cell: Cell<'a>,
-    /// The entry, as W2 loaded it. It is valid only after W3 ([`Stage2::is_still`]); read it again under the lock (W4).
+    /// The entry, as W2 loaded it. It is valid only after W3 ([`Stage2::is_still_linked`]); read it again under the lock (W4).
     pub(crate) entry: Descriptor,
     /// The snapshot of W1.
     pub(crate) then: Snapshot,
@@ -119,7 +119,7 @@ impl<P: Platform> Stage2<P> {
     /// W3 for the last entry: whether the table was linked when the entry was read.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn is_still(&self, location: &EntryLocation<'_>) -> bool {
+    pub(crate) fn is_still_linked(&self, location: &EntryLocation<'_>) -> bool {
         self.sequence.is_still(location.then)
     }
 

@@ -33,7 +33,7 @@ impl<P: Platform> Stage2<P> {
         }
         loop {
             let location = self.lockless_walk(ipa, Level::L3);
-            if !self.is_still(&location) {
+            if !self.is_still_linked(&location) {
                 continue;
             }
             if location.entry.is_valid() {

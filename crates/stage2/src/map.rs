@@ -129,7 +129,7 @@ impl<P: Platform> Stage2<P> {
             if old.is_leaf(location.level) {
                 let inside = ipa - ipa.align_down(self.geometry().granule().span(location.level));
                 if old.address() + inside == new.address() && old.memory_bits() == new.memory_bits() {
-                    if self.is_still(&location) {
+                    if self.is_still_linked(&location) {
                         return Ok(Mapped::Already(old));
                     }
                 } else if location.level < level {
@@ -146,7 +146,7 @@ impl<P: Platform> Stage2<P> {
                     return Ok(mapped);
                 }
             } else if old.is_table(location.level) {
-                if self.is_still(&location) {
+                if self.is_still_linked(&location) {
                     return Err(Error::TableInTheWay { ipa, level });
                 }
             } else {
