@@ -167,7 +167,9 @@ impl Copy {
     }
 
     fn copy_members(&self, root: &Path) -> anyhow::Result<()> {
+        // Some of the hypervisor's files are in the hosted hypervisor by their path.
         for member in MEMBERS.iter().chain(&["crates/hypervisor"]) {
+            remove_stale(root, &self.place, member)?;
             for file in files(&root.join(member))? {
                 let name = file.strip_prefix(root).unwrap_or(&file);
                 if !self.texts.contains_key(&*name.to_string_lossy()) {
@@ -276,6 +278,21 @@ fn workspace(text: &str) -> anyhow::Result<String> {
     Ok(format!("[workspace]\nresolver = \"3\"\nmembers = [{members}]\n\n[workspace.package]{rest}"))
 }
 
+/// Removes the copies of files that the checkout does not have any more: a module's file may have become a folder.
+fn remove_stale(root: &Path, place: &Path, member: &str) -> anyhow::Result<()> {
+    let copied = place.join(member);
+    if !copied.is_dir() {
+        return Ok(());
+    }
+    for file in files(&copied)? {
+        let name = file.strip_prefix(place).unwrap_or(&file);
+        if !root.join(name).exists() {
+            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+        }
+    }
+    Ok(())
+}
+
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     if fs::read(path).is_ok_and(|there| there == bytes) {
         return Ok(());
@@ -283,4 +300,22 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let words = || format!("cannot write {}", path.display());
     fs::create_dir_all(path.parent().unwrap_or(path)).with_context(words)?;
     fs::write(path, bytes).with_context(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_files_that_are_gone_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (root, place) = (directory.path().join("root"), directory.path().join("place"));
+        for file in [root.join("a/src/kept.rs"), place.join("a/src/kept.rs"), place.join("a/src/gone.rs")] {
+            write(&file, b"").unwrap();
+        }
+        remove_stale(&root, &place, "a").unwrap();
+        remove_stale(&root, &place, "never copied").unwrap();
+        let left: Vec<_> = files(&place).unwrap();
+        assert_eq!(left, [place.join("a/src/kept.rs")]);
+    }
 }
