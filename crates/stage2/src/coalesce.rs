@@ -4,16 +4,19 @@
 //! * C1: clean the holes, which is what the block will map and the table does not (module `holes`). No lock is held.
 //! * C2: lock the parent and the table (U1), and hold the tables below (module `tables_below`).
 //! * C3: break the parent's entry by making it busy (U2), and increment the sequence count (U3).
-//! * C4: unlock the table and the tables below (U5).
-//! * C5: flush (U6). If the table held leaves of another memory type, clean their memory.
-//! * C6: make the block.
+//! * C4: flush (U6). If the table held leaves of another memory type, clean their memory.
+//! * C5: make the block.
+//! * C6: unlock the table and the tables below (U5).
 //! * C7: report the leaves in which hardware had recorded a write, and free the table's pages.
 //!
-//! The guest faults from C3 to C6. The flush takes nearly all of that time, unless C5 has memory to clean. What takes
-//! long comes before (C1, C2) or after (C7).
+//! The guest faults from C3 to C5. The flush takes nearly all of that time, unless C4 has memory to clean. What takes
+//! long comes before (C1, C2) or after (C6, C7): to unlock 512 tables takes as long as a flush.
 //!
-//! C7 needs no wait. From C2 on no other CPU holds a lock of these tables, and the count (C3) turns back each CPU that
-//! comes later (W3, W4 in module `lockless_walk`). Hardware cannot reach the tables after C5, so their records are final.
+//! A CPU that waits for one of these locks meanwhile loses nothing: it would find the parent's entry busy.
+//!
+//! C7 needs no wait. From C2 to C6 no other CPU holds a lock of these tables, and the count (C3) turns back each CPU
+//! that comes later (W3, W4 in module `lockless_walk`). Hardware cannot reach the tables after C4, so their records are
+//! final.
 
 use crate::cache::CacheMaintenance;
 use crate::lockless_walk::{EntryLocation, Retry};
@@ -132,9 +135,7 @@ impl<P: Platform> Stage2<P> {
             }
             let Ok(busy) = parent.make_busy(location.index) else { continue }; // C3
             let _ = self.sequence.count(self.platform());
-            drop(held); // C4
-            drop(child);
-            self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true }); // C5
+            self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true }); // C4
             if other_memory {
                 // Until the flush, the guest may have written past the caches, or left lines in them.
                 self.clean_others(self.table(entry), below, new);
@@ -146,10 +147,19 @@ impl<P: Platform> Stage2<P> {
             };
             let link = UnlinkedTable { table: entry.address(), level: below, ipa };
             let mut free = || self.free_tree(link, Look::HardwareTracked, tables, &mut harvest);
-            let freed_first = if FREE_FIRST { free() } else { 0 };
-            busy.make(new); // C6
+            if FREE_FIRST {
+                drop(held);
+                drop(child);
+                let tables = free();
+                busy.make(new);
+                self.publish();
+                return Ok(Coalesced::Done { tables });
+            }
+            busy.make(new); // C5
             self.publish();
-            return Ok(Coalesced::Done { tables: if FREE_FIRST { freed_first } else { free() } });
+            drop(held); // C6
+            drop(child);
+            return Ok(Coalesced::Done { tables: free() }); // C7
         }
     }
 

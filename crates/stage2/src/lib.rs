@@ -88,7 +88,8 @@
 //! * U5: unlock. No walk can enter from here on (W4).
 //! * U6: flush. When the flush is complete, hardware cannot reach the tables either, and their leaves are final.
 //!
-//! A coalesce locks the tables below (U4) before the break (U2), so that only the flush lies between break and make.
+//! A coalesce locks the tables below (U4) before the break (U2), and unlocks all (U5) after it has made the block. So only
+//! the flush lies between break and make.
 //!
 //! **Lock order.** A table, then a table below it. Three operations hold more than one lock: unlinking, its step U4, and the
 //! coalesce, which holds the siblings below the table that it unlinks (module `tables_below`). The owner of a busy entry needs only

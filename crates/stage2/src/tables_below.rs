@@ -4,8 +4,8 @@
 //! The steps are those of the crate's documentation (*Locking*) and of module `lockless_walk`.
 //!
 //! **Invariant.** The unlinking CPU locks each table below, either after the count (U3) or from before it until after
-//! it. It unlocks all of them before the flush (U6). A CPU that had such a lock earlier has finished its change, and U6
-//! flushes it. A CPU that gets the lock later finds the count changed (W4), and changes nothing.
+//! it. A CPU that had such a lock earlier has finished its change before U6, which flushes it. A CPU that gets the lock
+//! later finds the count changed (W4), and changes nothing.
 //!
 //! The tables below are all of one level: a table is unlinked as a whole only if it maps no more than the largest
 //! block, 1 GiB.
@@ -14,10 +14,10 @@
 //!
 //! * **Close** ([`Stage2::finish_unlink`], for an unmap): U2, U3, then U4 locks and unlocks one table after the other. A guest
 //!   that faults there during U4 is to find nothing mapped anyway.
-//! * **Hold** ([`Stage2::hold_below`], for a coalesce): lock all tables below, then U2, U3, and unlock them. Locking
-//!   512 tables takes time. After a coalesce the guest is to find its memory mapped again, so that time must not lie
-//!   between break and make (Wang 2021: install before free). The price: the parent's lock is held meanwhile, so a CPU
-//!   that changes another entry of the parent waits.
+//! * **Hold** ([`Stage2::hold_below`], for a coalesce): lock all tables below, then U2, U3, U6, make the block, and
+//!   unlock them. Locking and unlocking 512 tables takes time. After a coalesce the guest is to find its memory mapped
+//!   again, so that time must not lie between break and make (Wang 2021: install before free). The price: the parent's
+//!   lock is held while the tables are locked, so a CPU that changes another entry of the parent waits.
 //!
 //! **Lock order.** Held tables are siblings. That is the one exception to "a table, then a table below it". Only the
 //! CPU that has locked the table above locks more than one of the siblings, so no two CPUs wait for each other.
