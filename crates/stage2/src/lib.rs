@@ -93,7 +93,9 @@
 //!
 //! **Lock order.** A table, then a table below it. Three operations hold more than one lock: unlinking, its step U4, and the
 //! coalesce, which holds the siblings below the table that it unlinks (module `tables_below`). The owner of a busy entry needs only
-//! that entry's table lock, and holds no other lock, so waiting for it under the parent's lock cannot deadlock.
+//! that entry's table lock to make it, so waiting for it under a lock further up cannot deadlock. It holds no other lock, except
+//! those of the tables that it has unlinked by this entry. A CPU that waits for one of those holds none: to wait with the lock of
+//! a table above, it would have to find the way through the busy entry.
 //!
 //! **Between a change and its flush.** [`Pending`] holds no lock. An unmapped entry is marked *stale*: invalid for hardware,
 //! and any CPU that maps there invalidates first, so that break-before-make holds whichever CPU completes it. Permission

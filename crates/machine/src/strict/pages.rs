@@ -86,11 +86,14 @@ impl Model {
     pub(crate) fn locked(&mut self, cpu: usize, page: u64) -> Outcome {
         self.trace.event(Event::LockTaken { pa: page });
         let place = |page: u64| match self.tables.of(page).map(|page| page.standing) {
-            Some(Standing::Linked(place) | Standing::Unlinked(place, _) | Standing::Closed(place)) => Some(place),
+            Some(Standing::Linked(place)) => Some((place, true)),
+            Some(Standing::Unlinked(place, _) | Standing::Closed(place)) => Some((place, false)),
             _ => None,
         };
-        let held = || self.cpus[cpu].locks.iter().filter_map(|held| place(*held));
-        if let Some(new) = place(page) {
+        if let Some((new, is_linked)) = place(page) {
+            // A CPU that waits for the lock of an unlinked table has locked no table that led to it.
+            let counts = |(held, linked): (_, bool)| (linked || !is_linked).then_some(held);
+            let held = || self.cpus[cpu].locks.iter().filter_map(|held| place(*held).and_then(counts));
             let parent = held().find(|held| self.tables.leads_to(*held, new));
             let beside = |held: &TablePosition| parent.is_some_and(|parent| self.tables.leads_to(parent, *held));
             if let Some(held) = held().find(|held| held.level >= new.level && !beside(held)) {

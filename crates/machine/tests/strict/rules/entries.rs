@@ -315,6 +315,35 @@ fn locks_beside_each_other_are_allowed_below_a_table_that_is_locked_too() {
     });
 }
 
+/// The lock of the table that is still linked counts.
+#[test]
+fn a_lock_taken_upward_is_reported_although_another_table_is_unlinked() {
+    reported(Rule::LockOrder, |hand| {
+        let beside = hand.table();
+        hand.make(hand.tree.level_2 + 8, table(beside));
+        hand.cpu.lock(hand.tree.level_2);
+        hand.cpu.lock(beside);
+        hand.cpu.lock(hand.tree.level_3);
+        hand.cpu.write_entry(hand.tree.level_2, 0, Release);
+        hand.cpu.unlock(hand.tree.level_2);
+        hand.cpu.lock(hand.tree.level_2);
+    });
+}
+
+#[test]
+fn a_lock_above_an_unlinked_table_is_allowed() {
+    allowed(|hand| {
+        hand.cpu.lock(hand.tree.level_2);
+        hand.cpu.lock(hand.tree.level_3);
+        hand.cpu.write_entry(hand.tree.level_2, 0, Release);
+        hand.cpu.unlock(hand.tree.level_2);
+        hand.cpu.lock(hand.tree.level_2);
+        hand.cpu.unlock(hand.tree.level_2);
+        hand.cpu.unlock(hand.tree.level_3);
+        hand.flush_all();
+    });
+}
+
 #[test]
 fn locks_taken_downward_are_allowed() {
     allowed(|hand| {
