@@ -107,9 +107,8 @@ impl Judge {
                 continue;
             }
             self.tally.compared += u64::from(self.counts(page));
-            memory.read(page, &mut self.read);
-            let copy = self.pages[page as usize].copy.as_deref();
-            if !copy.map_or_else(|| is_zero(&self.read), |copy| is_same(copy, &self.read)) {
+            if self.differs(memory, page) {
+                let copy = self.pages[page as usize].copy.as_deref();
                 lost(&difference(copy.unwrap_or(&[0; PAGE]), &self.read, page, self.tally.rounds));
                 self.tally.lost += 1;
                 // Each loss is counted once.
@@ -136,8 +135,21 @@ impl Judge {
         self.tally.blocks += blocks;
     }
 
+    /// Whether a comparison of this page would count, and would find that it differs from its copy. A control that
+    /// withholds such a page from [`report`](Self::report) has to find it lost.
+    pub fn would_be_lost(&mut self, memory: &impl GuestPages, page: u64) -> bool {
+        self.counts(page) && self.differs(memory, page)
+    }
+
+    /// Reads a page, and compares it with its copy.
+    fn differs(&mut self, memory: &impl GuestPages, page: u64) -> bool {
+        memory.read(page, &mut self.read);
+        let copy = self.pages[page as usize].copy.as_deref();
+        !copy.map_or_else(|| is_zero(&self.read), |copy| is_same(copy, &self.read))
+    }
+
     /// Whether a comparison of this page would count.
-    pub fn counts(&self, page: u64) -> bool {
+    fn counts(&self, page: u64) -> bool {
         let State { known, was_dirty, .. } = self.pages[page as usize];
         known == Known::Copied && was_dirty
     }

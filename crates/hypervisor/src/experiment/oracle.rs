@@ -182,7 +182,8 @@ impl Oracle {
         let log = guest.dirty_log()?;
         let ram = Ram { guest, pages: log.pages() };
         log.get(&mut self.dirty)?;
-        let unheard = self.dirty.pages().find(|page| self.plan.is_deaf && self.judge.counts(*page));
+        let judge = &mut self.judge;
+        let unheard = self.dirty.pages().find(|page| self.plan.is_deaf && judge.would_be_lost(&ram, *page));
         self.dirty.pages().filter(|page| Some(*page) != unheard).for_each(|page| self.judge.report(page));
         let (name, mut said) = (self.tracker().name(), self.judge.tally().lost);
         self.judge.compare(&ram, |lost| {
