@@ -402,6 +402,15 @@ mod tests {
         }
     }
 
+    /// NUM has five bits, so an operand of the largest scale covers 32 units and no more.
+    #[test]
+    fn more_pages_than_one_operand_covers_take_two() {
+        let start = Ipa::new(1 << 40);
+        let parts = range_parts(start, MOST_RANGED_PAGES + (1 << 16), Granule::KIB_4);
+        let second = start + (MOST_RANGED_PAGES << 12);
+        assert!(parts.eq([Part::Range { start, scale: 3, num: 31 }, Part::Range { start: second, scale: 3, num: 0 }]));
+    }
+
     /// A wrong level hint would leave entries of another level in TLBs.
     #[test]
     fn changes_that_are_joined_go_by_the_levels_of_all_of_them_in_any_order() {
