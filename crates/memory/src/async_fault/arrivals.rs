@@ -244,6 +244,33 @@ mod tests {
     }
 
     #[test]
+    fn each_use_of_a_slot_has_the_next_generation_however_the_last_one_ended() {
+        let arrivals = Arrivals::new();
+        for generation in (1..=9).step_by(3) {
+            let [present, failed, cancelled] = [0, 1, 2].map(|more| Ticket::new(5, generation + more));
+            for (ticket, arrival) in [(present, Arrival::Present), (failed, Arrival::Failed)] {
+                assert_eq!(arrivals.open(5), ticket);
+                assert_eq!(arrivals.complete(ticket, arrival), Completion::Kick);
+                assert_eq!(taken(&arrivals), [(5, arrival)]);
+            }
+            assert_eq!(arrivals.open(5), cancelled);
+            assert!(arrivals.cancel(cancelled));
+        }
+        let completed = arrivals.open(5);
+        assert_eq!(arrivals.complete(completed, Arrival::Present), Completion::Kick);
+        assert!(!arrivals.cancel(completed));
+        assert_eq!(arrivals.open(5), Ticket::new(5, 11));
+    }
+
+    /// A generation that came again within the life of a ticket would make a stale ticket count.
+    #[test]
+    fn a_ticket_holds_56_bits_of_a_generation() {
+        let last = (1 << 56) - 1;
+        let ticket = Ticket::new(SLOTS - 1, last);
+        assert_eq!((ticket.slot(), ticket.pending()), (SLOTS - 1, last << 2 | 1));
+    }
+
+    #[test]
     fn a_ticket_of_no_slot_is_stale() {
         let arrivals = Arrivals::new();
         assert_eq!(arrivals.complete(Ticket::new(SLOTS, 1), Arrival::Present), Completion::Stale);

@@ -95,6 +95,7 @@ mod tests {
         assert!(takes(0, |_, _| ()));
         assert!(!takes(IRQ_MASKED, |_, _| ()));
         assert!(takes(FIQ_MASKED, |_, _| ()), "PSTATE.F masks FIQ alone");
+        assert!(takes(1 << 8 | 1 << 9, |_, _| ()), "PSTATE.A and PSTATE.D mask no interrupt");
         assert!(!takes(0, |interface, _| interface.enabled[1] = false));
         assert!(takes(0, |interface, _| interface.enabled[0] = false));
         assert!(!takes(0, |_, interrupt| interrupt.enabled = false));
@@ -126,8 +127,9 @@ mod tests {
             (Group::One, 0x90, 0x8f, [3, 4], true),
             (Group::Zero, 0x98, 0x90, [2, 3], true),
             (Group::Zero, 0x90, 0x98, [3, 4], false),
-            // No bit of group 0 counts: nothing preempts, but an idle vCPU takes it.
+            // No bit of group 0 counts: its group priority is 0, which preempts any other.
             (Group::Zero, 0x00, 0x00, [7, 7], false),
+            (Group::Zero, 0x01, 0x01, [7, 7], true),
             (Group::Zero, 0xff, 0xa0, [7, 7], true),
         ] {
             let result = takes(0, |interface, interrupt| {
@@ -140,9 +142,9 @@ mod tests {
 
     #[test]
     fn a_user_is_el0_of_either_state() {
-        // EL0t, AArch32 User; EL1t, EL1h, AArch32 Supervisor.
+        // EL0t, AArch32 User; EL1t, EL1h, AArch32 FIQ and Supervisor.
         assert!([0b0_0000, 0b1_0000].into_iter().all(is_user));
-        assert!(![0b0_0100, 0b0_0101, 0b1_0011].into_iter().any(is_user));
+        assert!(![0b0_0100, 0b0_0101, 0b1_0001, 0b1_0011].into_iter().any(is_user));
         assert!(is_user(1 << 31 | IRQ_MASKED), "other bits do not matter");
     }
 }

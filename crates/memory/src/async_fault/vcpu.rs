@@ -133,8 +133,7 @@ impl<M: AreaMemory> VcpuFaults<M> {
         context: &Context,
     ) -> Next {
         let in_flight = self.requests.find(absent.page);
-        let free = if self.mode == Mode::Off { SPARE } else { self.requests.choose() };
-        let slot = in_flight.unwrap_or(free);
+        let slot = in_flight.unwrap_or_else(|| self.requests.choose());
         self.halted = Some(slot);
         if in_flight.is_none() {
             if let Some(ticket) = self.requests.cancel(arrivals, slot) {

@@ -153,6 +153,25 @@ fn sixty_four_tokens_are_out_and_the_next_fault_halts() {
 }
 
 #[test]
+fn an_absent_area_is_asked_for_while_the_spare_slot_is_in_use() {
+    let mut rig = Rig::enabled();
+    for page in 0..TOKENS_MAX as u64 {
+        rig.announced(page);
+    }
+    assert_eq!(rig.fault(100), HALTED);
+    rig.host.ram.absent.set(true);
+    assert!(rig.arrive(0));
+    assert_eq!(rig.before_entry(), HALTED, "token 0 is ready, and the area has left");
+    let area = rig.ticket(AREA_PAGE);
+    rig.host.ram.absent.set(false);
+    assert!(rig.complete(area, Arrival::Present));
+    assert_eq!(rig.before_entry(), HALTED);
+    assert_ne!(rig.ready(), NO_TOKEN, "the token waits for the area alone");
+    assert!(rig.arrive(100));
+    assert_eq!(rig.before_entry(), Next::Enter);
+}
+
+#[test]
 fn a_guest_that_never_acknowledges_harms_only_itself() {
     let mut rig = Rig::enabled();
     for page in 0..TOKENS_MAX as u64 {

@@ -32,6 +32,22 @@ fn a_translation_is_found_again_when_slots_change() {
 }
 
 #[test]
+fn a_translation_is_kept_until_slots_change() {
+    let mut rig = Rig::enabled();
+    for page in [1, 2] {
+        rig.announced(page);
+        assert!(rig.arrive(page));
+        assert_eq!(rig.before_entry(), Next::Enter);
+        rig.take_ready();
+    }
+    assert_eq!(rig.host.ram.translations.get(), 1, "the call that enabled announcements looked for it");
+    rig.host.ram.replace_slot();
+    rig.announced(3);
+    rig.announced(4);
+    assert_eq!(rig.host.ram.translations.get(), 2);
+}
+
+#[test]
 fn an_area_whose_slot_is_gone_is_not_written() {
     let mut rig = Rig::enabled();
     let token = rig.announced(1);

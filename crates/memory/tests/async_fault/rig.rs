@@ -32,6 +32,8 @@ pub struct Ram {
     /// Whether the slot is gone.
     pub gone: Cell<bool>,
     pub absent: Cell<bool>,
+    /// How often a place was looked for.
+    pub translations: Cell<usize>,
     /// Every write, as offset and bytes.
     pub writes: RefCell<Vec<(usize, Vec<u8>)>>,
 }
@@ -41,7 +43,7 @@ impl Ram {
         let bytes = [[0; 64]; 2].map(RefCell::new);
         let (here, generation) = (Cell::new(0), Cell::new(7));
         let (gone, absent, writes) = (Cell::new(false), Cell::new(false), RefCell::default());
-        Self { bytes, here, generation, gone, absent, writes }
+        Self { bytes, here, generation, gone, absent, translations: Cell::new(0), writes }
     }
 
     /// The slot goes, and another one comes in its place, with other memory.
@@ -78,6 +80,7 @@ impl AreaMemory for Ram {
 
     fn place(&self, ipa: Ipa, size: u64) -> Option<usize> {
         assert_eq!(size, 64);
+        self.translations.set(self.translations.get() + 1);
         (ipa.align_down(PAGE) == AREA_PAGE && !self.gone.get()).then(|| self.here.get())
     }
 
