@@ -27,6 +27,7 @@
 //! Only the tests that execute a mutant judge it, with fixed seeds, and concurrent CPUs take seeded turns. An endless loop
 //! ends at a number of evaluations. The watchdog on time ends the rest; its verdict is not "caught".
 
+mod aside;
 mod calls;
 mod command;
 mod judge;

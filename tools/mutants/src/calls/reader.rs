@@ -27,9 +27,8 @@ pub fn read(source: &mut Source, root: &Path, directory: &str, skipped: &[&str])
             read_text(source, &file, &text)?;
         }
     }
-    let aside: Vec<_> = source.aside.iter().filter(|(_, aside)| **aside).map(|(module, _)| module).collect();
-    let aside = |file: &str| aside.iter().any(|module| Path::new(file).with_extension("").starts_with(module));
-    source.functions.retain(|function| !aside(&function.file));
+    let Source { functions, aside, .. } = source;
+    functions.retain(|function| !aside.has(&function.file));
     Ok(())
 }
 
@@ -183,14 +182,9 @@ impl<'ast> Visit<'ast> for Imports {
 
 impl<'ast> Visit<'ast> for Reader<'_> {
     fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
-        let is_aside = is_aside(&module.attrs);
         if module.content.is_none() {
-            let path = Path::new(self.file);
-            let is_root = ["lib.rs", "mod.rs"].iter().any(|name| path.ends_with(name));
-            let inside = if is_root { path.with_file_name("") } else { path.with_extension("") };
-            let aside = self.source.aside.entry(inside.join(module.ident.to_string())).or_insert(true);
-            *aside &= is_aside;
-        } else if !is_aside {
+            self.source.aside.declared(self.file, module);
+        } else if !is_aside(&module.attrs) {
             visit::visit_item_mod(self, module);
         }
     }

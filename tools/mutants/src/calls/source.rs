@@ -2,11 +2,11 @@
 //! The engine's source: its functions, which of them have `track_caller`, the calls in each, and the types of values.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 
 use proc_macro2::LineColumn;
 
 use super::origin::Origin;
+use crate::aside::Aside;
 
 /// The words of an expression, with those of the expressions that its local variables were bound to.
 pub type Words = BTreeSet<String>;
@@ -18,9 +18,8 @@ pub struct Source {
     pub functions: Vec<Function>,
     /// For each field name: the types that have such a field, and the field's type in each.
     pub(super) fields: BTreeMap<String, BTreeMap<String, String>>,
-    /// Modules with files of their own, as paths without an extension, and whether every declaration of the module
-    /// excludes it from the code that runs on a CPU.
-    pub(super) aside: BTreeMap<PathBuf, bool>,
+    /// The files of tests and of the model checker.
+    pub(super) aside: Aside,
 }
 
 /// A function.

@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::Context;
 
 use super::sites::Sites;
+use crate::aside::Aside;
 use crate::syntax::files;
 
 /// The crate that compiles files of the hypervisor for the host.
@@ -20,23 +21,25 @@ const READERS: [&str; 4] = ["board.rs", "config.rs", "device_tree.rs", "load.rs"
 const WANTED: [&str; 4] = ["inject.rs", "psci.rs", "vcpu.rs", "world.rs"];
 /// The directories whose sources are all mutated, one for each crate.
 const MUTATED: [&str; 2] = ["crates/stage2/src", "crates/memory/src"];
-/// Sources that are not mutated here: primitives, which have mutants of calls; tests; baselines, which only benches
-/// use.
-const NOT_MUTATED: [&str; 5] = ["/primitive/", "/instrumented/", "/arm64.rs", "/baselines", "/tests.rs"];
+/// Sources that are not mutated here: primitives, which have mutants of calls; baselines, which only benches use. Nor
+/// are files that are declared for tests or for the model checker.
+const NOT_MUTATED: [&str; 4] = ["/primitive/", "/instrumented/", "/arm64.rs", "/baselines"];
 
 /// Returns the mutants of the checkout at `root`, and the texts of the mutated files.
 pub fn read(root: &Path) -> anyhow::Result<(Sites, BTreeMap<String, String>)> {
     let mut sites = Sites::default();
     let mut texts = BTreeMap::new();
     for directory in MUTATED {
-        let mut of_crate = Vec::new();
+        let (mut of_crate, mut aside) = (Vec::new(), Aside::default());
         for path in files(&root.join(directory))? {
             let file = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
             if file.ends_with(".rs") && !NOT_MUTATED.iter().any(|name| file.contains(name)) {
                 let text = fs::read_to_string(&path).with_context(|| format!("cannot read {file}"))?;
+                aside.read(&file, &syn::parse_file(&text).with_context(|| format!("cannot parse {file}"))?);
                 of_crate.push((file, text));
             }
         }
+        of_crate.retain(|(file, _)| !aside.has(file));
         sites.read(&of_crate)?;
         texts.extend(of_crate);
     }
@@ -93,6 +96,15 @@ mod tests {
     #[test]
     fn each_excuse_stands_for_one_mutant() {
         Value::EXCUSES.check(&values()).unwrap();
+    }
+
+    /// A test that was changed is no mutant of the code.
+    #[test]
+    fn files_of_tests_and_of_the_model_checker_are_not_mutated() {
+        let values = values();
+        let aside = ["/loom", "/tests.rs", "/instrumented/"];
+        assert!(values.iter().all(|value| !aside.iter().any(|name| value.file.contains(name))));
+        assert!(values.iter().any(|value| value.file == "crates/memory/src/async_fault/arrivals.rs"));
     }
 
     /// A file, a function and a change name exactly one mutant; the excuses rely on that.
