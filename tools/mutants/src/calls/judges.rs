@@ -33,7 +33,8 @@ struct Asked {
     target: &'static str,
     /// Only tests with this text in their names judge.
     filter: &'static str,
-    /// The number of preemptions that the model checker tries. With two, all its tests take minutes.
+    /// The number of preemptions that the model checker tries. With two, all those of the engine take
+    /// minutes.
     preemptions: u32,
 }
 
@@ -67,13 +68,14 @@ const BUILDS: [Build; 2] = [
         meetings_only: false,
     },
     Build {
-        packages: &["twofold-stage2"],
+        packages: &["twofold-stage2", "twofold-memory"],
         features: &["twofold-stage2/checked"],
         flags: "--cfg mutants --cfg loom",
         directory: "loom",
         judges: &[
             some("twofold_stage2", "loom::"),
             Asked { target: "twofold_stage2", filter: "loom::reused", preemptions: 2 },
+            Asked { target: "twofold_memory", filter: "loom::", preemptions: 2 },
         ],
         meetings_only: true,
     },

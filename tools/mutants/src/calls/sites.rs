@@ -214,8 +214,14 @@ enum Change {
 impl Change {
     /// Returns the kinds of mutant for these arguments, or `None` if the arguments do not determine them.
     fn kinds(&self, call: &Call) -> Option<Vec<Kind>> {
-        let is = |names: &[&str]| call.arguments.iter().any(|words| names.iter().any(|name| words.contains(*name)));
-        let (acquire, release) = (is(&["Acquire", "AcqRel"]), is(&["Release", "AcqRel"]));
+        let has = |words: &Words, names: &[&str]| names.iter().any(|name| words.contains(*name));
+        let is = |names: &[&str]| call.arguments.iter().any(|words| has(words, names));
+        // If an ordering is named in the call, another argument's words count for nothing: a stored value may come from
+        // a load with an ordering of its own.
+        let is_named = |words: &&Words| words.len() == 2 && words.contains("Ordering");
+        let named = call.arguments.iter().find(is_named);
+        let orders = |names: &[&str]| named.map_or_else(|| is(names), |words| has(words, names));
+        let (acquire, release) = (orders(&["Acquire", "AcqRel"]), orders(&["Release", "AcqRel"]));
         let (waits, broadcast) = (is(&["Ish", "Nsh"]), is(&["Ish", "IshSt"]));
         let pick = |kinds: &[(bool, Kind)]| kinds.iter().filter(|(is, _)| *is).map(|(_, kind)| *kind).collect();
         match self {
@@ -387,8 +393,10 @@ mod tests {
 
     #[test]
     fn kinds_follow_from_what_is_written() {
-        let text = "fn f(w: &Word) { w.load(Ordering::Acquire); w.load(Ordering::Relaxed); w.store(1, Ordering::Release);
-            w.replace(1, Ordering::AcqRel); primitive::tlbi(p, Tlbi::VmallE1Is, 0); primitive::tlbi(p, Tlbi::Ipas2E1, x);
+        let text =
+            "fn f(w: &Word) { w.load(Ordering::Acquire); w.load(Ordering::Relaxed); w.store(1, Ordering::Release);
+            w.replace(1, Ordering::AcqRel); let v = w.load(Ordering::Acquire) | 1; w.store(v, Ordering::Relaxed);
+            primitive::tlbi(p, Tlbi::VmallE1Is, 0); primitive::tlbi(p, Tlbi::Ipas2E1, x);
             primitive::dsb(p, Domain::Ish); primitive::dsb(p, Domain::NshSt); }";
         let expected = [
             "thing::f/load/no-acquire",
@@ -397,6 +405,8 @@ mod tests {
             "thing::f/replace/no-acquire",
             "thing::f/replace/no-release",
             "thing::f/replace/apart",
+            "thing::f/load#3/no-acquire",
+            "thing::f/store#2/omit",
             "thing::f/tlbi/omit",
             "thing::f/tlbi/local",
             "thing::f/tlbi#2/omit",
