@@ -147,7 +147,6 @@ const EXCUSED: &[Excused] = &[
         "Pending::flush_all: !self.changed.is_empty() => true",
         "the change is already empty, and the traced claim covers no address",
     ),
-    excused(COALESCE, "Stage2::coalesce_to: 0 => 1", "without FREE_FIRST, this count is not used"),
     excused(COALESCE, "Stage2::coalesce_to: other_memory => true", OTHERS_ALONE),
     excused(COALESCE, "Stage2::coalesce_to: false => true", OTHERS_ALONE),
     excused(COALESCE, "Stage2::claim: false => true", OTHERS_ALONE),
@@ -167,7 +166,6 @@ const EXCUSED: &[Excused] = &[
         "bit 1 of a linked table's link is unused, like bit 0",
     ),
     excused(COALESCE, "Stage2::coalesce_to: FREE_FIRST => false", BASELINE),
-    excused(COALESCE, "Stage2::coalesce_to: FREE_FIRST => false #2", BASELINE),
     excused(COALESCE, "Stage2::coalesce_to: CLEANED => false", BASELINE),
     excused(
         FRAME_MAP,
@@ -247,11 +245,6 @@ const EXCUSED: &[Excused] = &[
     excused(GET, "Held::report: 1 => 2", ROOM),
     excused(GET, "Held::take_all: 1 => 2", ROOM),
     excused(
-        PAGES,
-        "DirtyPages::has_room: self.words.len() < self.words.capacity() => self.words.len() <= self.words.capacity()",
-        ROOM,
-    ),
-    excused(
         GET,
         "Held::end_records: tracked.take(word, u64::MAX) & self.sections_in(word) => tracked.take(word, u64::MAX) | self.sections_in(word)",
         NOT_TRACKED,
@@ -300,6 +293,20 @@ const EXCUSED: &[Excused] = &[
         SLOTS,
         "Slots::place_of: other.range.start < start => other.range.start <= start",
         "a slot with the same start is found as a neighbour either way",
+    ),
+    // Asynchronous page faults.
+    excused(AREA, "Area::announce: 0 => 1", "each byte is overwritten before the announcement is written"),
+    excused(ARRIVALS, "Arrivals::take: self.hints.load(Ordering::Relaxed) == 0 => false", LOOK),
+    excused(ARRIVALS, "Arrivals::cancel: !was_pending => true", SAME_VALUE),
+    excused(
+        REQUESTS,
+        "Requests::cancel: request.state == State::InFlight => true",
+        "the word of a slot whose arrival was taken is free, and is then overwritten with the value that it already has",
+    ),
+    excused(
+        REQUESTS,
+        "Requests::open: 0 => 1",
+        "only the numbers of announced requests are read, and the announcement sets them",
     ),
     excused(ADAPTIVE, "Cold::new: 0 => 1 #2", "each round sets the credit before it reads it"),
     excused(EL2, "mpam2::TRAP_MPAM1: 1 << 48 => a bit more", "bit 49 is TRAP_MPAM0, which is always set"),
@@ -359,7 +366,7 @@ const EXCUSED: &[Excused] = &[
 const SEVERAL_LEVELS: &str = "both masks have more than one level";
 const EIGHT_BITS: &str = "the general path counts the eight bits, with the same result";
 const LAST_CHECK: &str = "one more check of the sequence count, after the last entry, is redundant";
-const SAME_VALUE: &str = "the entry is overwritten with the value that it already has";
+const SAME_VALUE: &str = "the word is overwritten with the value that it already has";
 const EMPTY_CHAIN: &str = "an empty chain has no tables";
 const BY_BUSY: &str = "the path through a busy entry makes the same entry";
 const ENTRY_BY_ENTRY: &str = "the pass checks the entries one by one, and hands over the same ones";
@@ -434,13 +441,15 @@ const PAGE_FITS: &str = "a page fits wherever the address is aligned to the tabl
 const FRAME_MAP: &str = "crates/stage2/src/frame_map.rs";
 const MAP_RANGE: &str = "crates/stage2/src/map_range.rs";
 const TABLE: &str = "crates/stage2/src/table.rs";
+const AREA: &str = "crates/memory/src/async_fault/area.rs";
+const ARRIVALS: &str = "crates/memory/src/async_fault/arrivals.rs";
+const REQUESTS: &str = "crates/memory/src/async_fault/requests.rs";
 const ADAPTIVE: &str = "crates/memory/src/dirty/adaptive.rs";
 const BITS: &str = "crates/memory/src/dirty/bits.rs";
 const CLEAR: &str = "crates/memory/src/dirty/clear.rs";
 const DIRTY_FAULT: &str = "crates/memory/src/dirty/fault.rs";
 const DIRTY_LOG: &str = "crates/memory/src/dirty/log.rs";
 const GET: &str = "crates/memory/src/dirty/get.rs";
-const PAGES: &str = "crates/memory/src/dirty/pages.rs";
 const DIRTY_BLOCKS: &str = "crates/memory/src/dirty/blocks.rs";
 const OPTIONS: &str = "crates/memory/src/dirty/options.rs";
 const MEMORY_FAULT: &str = "crates/memory/src/fault.rs";
