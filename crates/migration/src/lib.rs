@@ -58,4 +58,10 @@ extern crate alloc;
 
 pub mod commit;
 pub mod plan;
+pub mod ram;
+mod runtime;
+mod section;
 pub mod stream;
+
+pub use runtime::{Cancel, Runtime};
+pub use section::Section;

@@ -62,6 +62,8 @@
 
 mod ownership;
 mod party;
+mod side;
 
 pub use ownership::{Owner, Ownership, Request, arbitrate};
 pub use party::{Action, Event, State, step};
+pub use side::{Embedder, Side};

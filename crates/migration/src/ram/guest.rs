@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The memory of `twofold-memory`.
+//!
+//! Memslots to which the guest cannot write have no log, so they are sent in the first round alone. The embedder does
+//! not write to them during a migration.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
+use twofold_memory::{GuestMemory, SlotId};
+use twofold_stage2::{Ipa, Platform};
+
+use super::access::{RamError, SourceRam, TargetRam};
+use crate::stream::Slot;
+
+/// A guest's memory, with its memslots and a tracker.
+pub struct GuestRam<'a, P: Platform> {
+    memory: &'a GuestMemory<P>,
+    ids: Vec<SlotId>,
+    slots: Vec<Slot>,
+    options: LogOptions,
+}
+
+impl<'a, P: Platform> GuestRam<'a, P> {
+    /// The memory of a guest with these memslots, in ascending order of addresses. Devices are not among them: they
+    /// have no pages to send.
+    ///
+    /// # Errors
+    ///
+    /// A memslot that the guest can write to is not RAM, or has another number of pages.
+    pub fn new(memory: &'a GuestMemory<P>, options: LogOptions, slots: &[(SlotId, Slot)]) -> Result<Self, RamError> {
+        for &(id, Slot { number: slot, pages: wanted, .. }) in slots.iter().filter(|(_, slot)| !slot.read_only) {
+            let here = memory.dirty_log(id).map_err(|error| RamError::Log { slot, error })?.pages();
+            if here != wanted {
+                return Err(RamError::Pages { slot, wanted, here });
+            }
+        }
+        let (ids, slots) = slots.iter().copied().unzip();
+        Ok(Self { memory, ids, slots, options })
+    }
+
+    /// The address of a page, if the memslot has it.
+    fn page(&self, slot: usize, page: u64) -> Result<Ipa, RamError> {
+        let found = self.slots.get(slot).filter(|found| page < found.pages);
+        Ok(Ipa::new((found.ok_or(RamError::NoPage { slot, page })?.first + page) << SHIFT))
+    }
+
+    /// Calls the log of a memslot, if the memslot can have one.
+    fn log(
+        &self,
+        slot: usize,
+        call: impl FnOnce(twofold_memory::dirty::DirtyLog<'_, P>) -> Result<(), twofold_memory::dirty::LogError>,
+    ) -> Result<(), RamError> {
+        let (Some(&id), Some(kept)) = (self.ids.get(slot), self.slots.get(slot)) else {
+            return Err(RamError::NoPage { slot, page: 0 });
+        };
+        if kept.read_only {
+            return Ok(());
+        }
+        self.memory.dirty_log(id).and_then(call).map_err(|error| RamError::Log { slot: kept.number, error })
+    }
+}
+
+impl<P: Platform> SourceRam for GuestRam<'_, P>
+where
+    GuestMemory<P>: Sync,
+{
+    fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    fn page_shift(&self) -> u8 {
+        SHIFT as u8
+    }
+
+    fn start(&self, all: bool) -> Result<(), RamError> {
+        let options = LogOptions { all_dirty: self.options.all_dirty && all, ..self.options };
+        for slot in 0..self.slots.len() {
+            self.log(slot, |log| log.start(&options)).inspect_err(|_| {
+                for slot in 0..slot {
+                    let _ = self.log(slot, |log| log.stop());
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn get(&self, slot: usize, dirty: &mut [u64]) -> Result<(), RamError> {
+        self.log(slot, |log| {
+            let mut pages = DirtyPages::new();
+            log.get(&mut pages)?;
+            for found in pages.words() {
+                if let Some(word) = dirty.get_mut((found.first_page / 64) as usize) {
+                    *word |= found.mask;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn clear(&self, slot: usize, first: usize, pages: &[u64]) -> Result<(), RamError> {
+        // Its `get` has cleared what it reported.
+        if self.options.tracker == Tracker::WriteProtect {
+            return Ok(());
+        }
+        self.log(slot, |log| {
+            let first = first as u64 * 64;
+            let count = (pages.len() as u64 * 64).min(log.pages().saturating_sub(first));
+            log.clear(first, count, pages)
+        })
+    }
+
+    fn stop(&self) {
+        for slot in 0..self.slots.len() {
+            // A log that does not run is stopped already.
+            let _ = self.log(slot, |log| log.stop());
+        }
+    }
+
+    fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<(), RamError> {
+        Ok(self.memory.read(self.page(slot, page)?, bytes)?)
+    }
+}
+
+impl<P: Platform> TargetRam for GuestRam<'_, P>
+where
+    GuestMemory<P>: Sync,
+{
+    fn write(&self, slot: usize, page: u64, bytes: &[u8]) -> Result<(), RamError> {
+        Ok(self.memory.write(self.page(slot, page)?, bytes)?)
+    }
+
+    fn zero(&self, slot: usize, page: u64, count: u64) -> Result<(), RamError> {
+        let mut bytes = vec![0; 1 << SHIFT];
+        for page in page..page.saturating_add(count) {
+            let ipa = self.page(slot, page)?;
+            // A page that was never touched reads as zero, and stays without a frame.
+            self.memory.read(ipa, &mut bytes)?;
+            if bytes.iter().any(|&byte| byte != 0) {
+                bytes.fill(0);
+                self.memory.write(ipa, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The pages of a dirty log have 4 KiB.
+const SHIFT: u32 = 12;
