@@ -57,11 +57,14 @@
 extern crate alloc;
 
 pub mod commit;
+mod pages;
 pub mod plan;
+pub mod precopy;
 pub mod ram;
 mod runtime;
 mod section;
 pub mod stream;
 
+pub use pages::PageSet;
 pub use runtime::{Cancel, Runtime};
 pub use section::Section;

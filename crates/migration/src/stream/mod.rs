@@ -27,6 +27,7 @@ pub use hello::{Capabilities, Feature, Hello, HelloError, Refusal};
 pub use message::{Message, MessageError};
 pub use name::Name;
 pub use order::{OrderError, Progress};
+pub(crate) use page::is_zero;
 pub use page::{Compression, PageError};
 pub use reader::{Reader, heap_bound};
 pub use record::Record;

@@ -92,7 +92,8 @@ pub(super) fn unpack(block: &[u8], page: &mut [u8]) -> Result<(), PageError> {
     }
 }
 
-fn is_zero(bytes: &[u8]) -> bool {
+/// Whether all bytes are zero.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     let (words, rest) = bytes.as_chunks::<64>();
     words.iter().all(|word| *word == [0; 64]) && rest.iter().all(|&byte| byte == 0)
 }

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One of the streams that carry a migration: its part of each round.
+//!
+//! A round's pages are cut into pieces, and stream `n` of `m` sends the pieces `n`, `n + m`, and so on. Each piece is
+//! cleared right before it is read. So a page that the guest writes between the round's begin and that moment is sent
+//! once, and not again in the next round.
+//!
+//! Invariant: a page is read only after its piece was cleared, or while the guest is stopped.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use embedded_io::Write;
+
+use super::error::Cause;
+use crate::pages::{PageSet, WORD, bits};
+use crate::ram::SourceRam;
+use crate::runtime::{Cancel, Runtime};
+use crate::stream::{Compression, Hello, Slot, WriteError, Writer, is_zero};
+
+/// A stream, and how its last work ended.
+pub(crate) struct Lane<W> {
+    pub writer: Writer<W>,
+    number: usize,
+    lanes: usize,
+    page: Vec<u8>,
+    /// The pages of the last round that were not zero.
+    pub content: u64,
+    failed: Option<Cause>,
+}
+
+/// A round, as each stream sends its part of it.
+pub(crate) struct Round<'a, M> {
+    pub ram: &'a M,
+    pub pages: &'a PageSet,
+    pub stopped: bool,
+    pub cancel: &'a Cancel,
+    /// Words of pages in a piece.
+    pub piece: usize,
+    /// Bytes a second that a stream may send.
+    pub limit: Option<u64>,
+}
+
+/// Words in a piece at most: few enough that a piece is sent soon after it was cleared, and enough that the flush of
+/// a clear is a small part of it.
+const PIECE: usize = 16;
+
+impl<W: Write> Lane<W> {
+    pub fn new(sink: W, (number, lanes): (usize, usize), page_shift: u8, compression: Compression) -> Self {
+        Self {
+            writer: Writer::new(sink, compression),
+            number,
+            lanes,
+            page: vec![0; 1 << page_shift],
+            content: 0,
+            failed: None,
+        }
+    }
+
+    /// Does work of the stream, and keeps its error.
+    pub fn attempt(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Cause>) {
+        if self.failed.is_none() {
+            self.failed = work(self).err();
+        }
+    }
+
+    /// Sends which guest comes.
+    pub fn greet(&mut self, hello: &Hello, slots: &[Slot]) -> Result<(), Cause> {
+        self.writer.hello(&Hello { stream: self.number as u16, streams: self.lanes as u16, ..hello.clone() })?;
+        self.writer.slots(slots)?;
+        Ok(self.writer.flush()?)
+    }
+
+    /// Sends this stream's part of a round.
+    pub fn round(&mut self, round: &Round<'_, impl SourceRam>, runtime: &impl Runtime) -> Result<(), Cause> {
+        self.writer.round(round.stopped)?;
+        self.content = 0;
+        let (begin, before, mut number) = (runtime.now(), self.writer.bytes(), 0);
+        for (index, slot) in round.ram.slots().iter().enumerate() {
+            let mut zeros = Zeros { slot: slot.number, first: 0, count: 0 };
+            for (piece, words) in round.pages.words(index).chunks(round.piece).enumerate() {
+                number += 1;
+                if (number - 1) % self.lanes != self.number || words.iter().all(|&word| word == 0) {
+                    continue;
+                }
+                let first = piece * round.piece;
+                if !round.stopped {
+                    round.ram.clear(index, first, words)?;
+                }
+                for (word, &mask) in words.iter().enumerate().filter(|(_, mask)| **mask != 0) {
+                    if round.cancel.is_cancelled() {
+                        return Err(Cause::Cancelled);
+                    }
+                    for bit in bits(mask) {
+                        let page = (first + word) as u64 * WORD + bit;
+                        round.ram.read(index, page, &mut self.page)?;
+                        if is_zero(&self.page) {
+                            zeros.add(page, &mut self.writer)?;
+                        } else {
+                            self.writer.page(slot.number, page, &self.page)?;
+                            self.content += 1;
+                        }
+                    }
+                    pace(round.limit, self.writer.bytes() - before, begin, runtime);
+                }
+            }
+            zeros.send(&mut self.writer)?;
+        }
+        self.writer.end_round()?;
+        Ok(self.writer.flush()?)
+    }
+}
+
+/// Returns the first error of the streams, with the stream's number.
+pub(crate) fn failed<W>(lanes: &mut [Lane<W>]) -> Result<(), (usize, Cause)> {
+    match lanes.iter_mut().find_map(|lane| Some((lane.number, lane.failed.take()?))) {
+        None => Ok(()),
+        Some(failed) => Err(failed),
+    }
+}
+
+/// Returns the words in a piece: each of the streams is to get several.
+pub(crate) fn piece(slots: &[Slot], lanes: usize) -> usize {
+    let words: u64 = slots.iter().map(|slot| slot.pages.div_ceil(WORD)).sum();
+    (words as usize / (lanes * 8)).clamp(1, PIECE)
+}
+
+/// Waits until a stream with this limit may send more.
+fn pace(limit: Option<u64>, bytes: u64, begin: Duration, runtime: &impl Runtime) {
+    let Some(limit) = limit else { return };
+    let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(limit.max(1));
+    let due = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
+    let early = due.saturating_sub(runtime.now().saturating_sub(begin));
+    if early > Duration::ZERO {
+        runtime.wait(early);
+    }
+}
+
+/// A run of zero pages that was not sent yet.
+struct Zeros {
+    slot: u16,
+    first: u64,
+    count: u32,
+}
+
+impl Zeros {
+    fn add<W: Write>(&mut self, page: u64, writer: &mut Writer<W>) -> Result<(), WriteError> {
+        if self.count == 0 || page != self.first + u64::from(self.count) || self.count == u32::MAX {
+            self.send(writer)?;
+            self.first = page;
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    fn send<W: Write>(&mut self, writer: &mut Writer<W>) -> Result<(), WriteError> {
+        match core::mem::take(&mut self.count) {
+            0 => Ok(()),
+            count => writer.zero_pages(self.slot, self.first, count),
+        }
+    }
+}
