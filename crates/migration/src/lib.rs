@@ -61,6 +61,7 @@ mod pages;
 pub mod plan;
 pub mod precopy;
 pub mod ram;
+pub mod receive;
 mod runtime;
 mod section;
 pub mod stream;

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Several streams as one: they are of one migration, they end each round together, and each page is counted once.
+//!
+//! Each stream's reader checks its own order. What it cannot see is checked here: that no stream is missing or comes
+//! twice, that no page of a round is in two streams, and that the first round has each page. So a guest whose streams
+//! have all come to their ends is whole.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::error::JoinError;
+use super::phase::Phase;
+use crate::commit::Ownership;
+use crate::stream::{Hello, Slot};
+
+/// Checks the heads of all streams, which are in the order of their numbers.
+pub(super) fn heads(heads: &[(&Hello, &[Slot])]) -> Result<(), JoinError> {
+    let Some(&(first, slots)) = heads.first() else { return Err(JoinError::Streams { came: 0, said: 0 }) };
+    if heads.len() != usize::from(first.streams) {
+        return Err(JoinError::Streams { came: heads.len(), said: first.streams });
+    }
+    for (wanted, &(hello, others)) in heads.iter().enumerate() {
+        let (wanted, found) = (wanted as u16, hello.stream);
+        if found != wanted {
+            return Err(JoinError::Number { wanted, found });
+        }
+        let same = Hello { stream: 0, ..hello.clone() } == Hello { stream: 0, ..first.clone() };
+        let what = [
+            (hello.migration == first.migration, "migration's id"),
+            (same, "guest"),
+            (others == slots, "list of memslots"),
+        ];
+        if let Some((_, what)) = what.into_iter().find(|(good, _)| !good) {
+            return Err(JoinError::Differs { stream: found, what });
+        }
+    }
+    Ok(())
+}
+
+/// What all streams have come to.
+pub(super) enum Joined {
+    /// All have ended a round.
+    Round,
+    /// All have ended, with the same offer.
+    End(Ownership),
+}
+
+/// Checks that all streams have come to the same place. `all` are the guest's pages.
+pub(super) fn phases(phases: &[Phase], all: u64) -> Result<Joined, JoinError> {
+    let Some(first) = phases.first() else { return Err(JoinError::Streams { came: 0, said: 0 }) };
+    let mut came = 0;
+    for (stream, phase) in phases.iter().enumerate() {
+        let stream = stream as u16;
+        match (*phase, *first) {
+            (Phase::Round { number, stopped, pages }, Phase::Round { number: wanted, stopped: last, .. })
+                if (number, stopped) == (wanted, last) =>
+            {
+                came += pages;
+            }
+            (Phase::End(from), Phase::End(wanted)) if from == wanted => {}
+            (Phase::End(_), Phase::End(_)) => return Err(JoinError::Differs { stream, what: "owner record" }),
+            (found, wanted) => {
+                return Err(JoinError::Apart { stream, found: found.name(), wanted: wanted.name() });
+            }
+        }
+    }
+    match *first {
+        Phase::Round { number: 1, .. } if came != all => Err(JoinError::FirstRound { came, all }),
+        Phase::Round { .. } => Ok(Joined::Round),
+        Phase::End(from) => Ok(Joined::End(from)),
+    }
+}
+
+/// The pages that a round has had in any stream. With one stream, its reader counts them.
+pub(super) struct Seen {
+    /// Where each memslot's bits start.
+    starts: Vec<u64>,
+    bits: Vec<AtomicU64>,
+}
+
+impl Seen {
+    pub fn new(slots: &[Slot], streams: usize) -> Self {
+        let mut all = 0;
+        let start = |slot: &Slot| {
+            let start = all;
+            all += slot.pages;
+            start
+        };
+        let starts = slots.iter().map(start).collect();
+        let words = if streams > 1 { all.div_ceil(64) } else { 0 };
+        let mut bits = vec![];
+        bits.resize_with(words as usize, AtomicU64::default);
+        Self { starts, bits }
+    }
+
+    /// Begins a round.
+    pub fn begin(&mut self) {
+        self.bits.iter_mut().for_each(|word| *word.get_mut() = 0);
+    }
+
+    /// Notes a page; returns whether no stream had it.
+    pub fn note(&self, slot: usize, page: u64) -> bool {
+        let bit = self.starts.get(slot).map_or(0, |start| start + page);
+        // Relaxed: the bit orders nothing. One of two streams with the same page sees the other's bit.
+        self.bits.get((bit / 64) as usize).is_none_or(|word| {
+            let mask = 1 << (bit % 64);
+            word.fetch_or(mask, Ordering::Relaxed) & mask == 0
+        })
+    }
+}

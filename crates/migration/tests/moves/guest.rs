@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A guest on the hosted machine, and the two places where it can be.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use twofold_machine::arena::{Arena, ArenaOptions, Backing as Kind};
+use twofold_machine::fast::{FastMachine, FastPlatform};
+use twofold_machine::interrupts::Interrupts;
+use twofold_machine::vm::{FastCpu, Left, Vcpu, Vm};
+use twofold_memory::dirty::{LogOptions, Tracker};
+use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId};
+use twofold_migration::ram::GuestRam;
+use twofold_migration::stream::{self, Capabilities, Feature, Hello, Name};
+use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::Random;
+use crate::program::Work;
+
+pub const PAGE: u64 = 4096;
+const MIB_2: u64 = 2 << 20;
+/// Memory of a place.
+const PART: u64 = 5 * MIB_2;
+
+const FEATURES: Features = Features {
+    vmid_bits: 16,
+    hardware_access_flag: true,
+    hardware_dirty_state: true,
+    forced_write_back: true,
+    tlbi_range: true,
+    tlbi_level_hint: true,
+    zero_block: 64,
+    ..Features::NONE
+};
+
+/// The guest's memslots: one that it cannot write to, and two of odd sizes. Together they have all kinds of words.
+pub fn slots() -> Vec<stream::Slot> {
+    let slot = |number, read_only, first, pages| stream::Slot { number, read_only, first, pages };
+    vec![slot(2, true, 0x3_0000, 5), slot(0, false, 0x4_0003, 300), slot(1, false, 0x8_0000, 90)]
+}
+
+/// The pages that the guest writes to.
+pub fn word_pages() -> u64 {
+    slots().iter().filter(|slot| !slot.read_only).map(|slot| slot.pages).sum()
+}
+
+/// The address of a page that the guest writes to.
+pub fn address_of(page: u64) -> u64 {
+    let mut left = page;
+    for slot in slots().iter().filter(|slot| !slot.read_only) {
+        if left < slot.pages {
+            return (slot.first + left) * PAGE;
+        }
+        left -= slot.pages;
+    }
+    panic!("page {page} is in no memslot");
+}
+
+pub fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+pub fn hello(vcpus: u32) -> Hello {
+    Hello {
+        migration: *b"a migration's id",
+        stream: 0,
+        streams: 1,
+        model: name("virt-1"),
+        page_shift: 12,
+        ipa_bits: 40,
+        vcpus,
+        memory: slots().iter().map(|slot| slot.pages * PAGE).sum(),
+        features: vec![Feature { name: name("sve"), value: 1, exact: true }],
+    }
+}
+
+pub fn capabilities() -> Capabilities {
+    let features = vec![(name("sve"), 1)];
+    Capabilities { model: name("virt-1"), page_shift: 12, ipa_bits: 40, vcpus: 4, memory: 2 << 20, features }
+}
+
+/// A host for one guest.
+pub struct Place {
+    pub machine: Arc<FastMachine>,
+    pub frames: Option<Frames>,
+    pub vmid: u16,
+    pub pages: Pages,
+}
+
+/// Two places on one machine.
+pub fn places() -> [Place; 2] {
+    let arena = Arena::new(&ArenaOptions::new(2 * PART, Kind::Anonymous)).unwrap();
+    let machine = FastMachine::new(Arc::new(arena), FEATURES, 4).unwrap();
+    [(0, Pages::Largest), (1, Pages::Small)].map(|(number, pages)| {
+        let mut frames = Frames::new(FEATURES);
+        frames.add(machine.arena().donate_part(number * PART, PART).unwrap());
+        Place { machine: Arc::clone(&machine), frames: Some(frames), vmid: number as u16 + 1, pages }
+    })
+}
+
+/// A guest at a place.
+pub struct Guest {
+    pub machine: Arc<FastMachine>,
+    pub vm: Vm<FastPlatform>,
+    pub ids: Vec<(SlotId, stream::Slot)>,
+    pub vcpus: Mutex<Vec<Vcpu<Work>>>,
+    /// Whether its vCPUs may run.
+    pub running: AtomicBool,
+}
+
+impl Place {
+    /// Makes a guest without content.
+    pub fn make(&mut self, slots: &[stream::Slot]) -> Result<Guest, String> {
+        let frames = self.frames.take().ok_or("this place has a guest")?;
+        let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+        let platform = FastPlatform(Arc::clone(&self.machine));
+        let mut memory = GuestMemory::new(platform, geometry, Vmid::new(self.vmid), frames, self.pages).unwrap();
+        let mut ids = Vec::new();
+        for slot in slots {
+            let start = Ipa::new(slot.first * PAGE);
+            let range = start..start + slot.pages * PAGE;
+            let added = memory.add_slot(Slot { range, backing: Backing::Ram, writable: !slot.read_only });
+            match added {
+                Ok(id) => ids.push((id, *slot)),
+                Err(refused) => {
+                    self.frames = Some(memory.destroy(drop));
+                    return Err(refused.to_string());
+                }
+            }
+        }
+        let (vm, machine) = (Vm::new(memory), Arc::clone(&self.machine));
+        Ok(Guest { machine, vm, ids, vcpus: Mutex::default(), running: AtomicBool::new(false) })
+    }
+
+    /// Ends a guest.
+    pub fn end(&mut self, guest: Guest) {
+        self.frames = Some(guest.vm.destroy());
+    }
+
+    /// Makes a guest, loads its memory, and lets it run.
+    pub fn boot(&mut self, vcpus: u64, hot: (u64, u64)) -> Guest {
+        let guest = self.make(&slots()).unwrap();
+        let mut random = Random(3);
+        for slot in slots() {
+            for page in 0..slot.pages {
+                let at = Ipa::new((slot.first + page) * PAGE);
+                // The guest's own words are zero at first.
+                let text = |at: usize| if at < PAGE as usize / 2 { 0 } else { (at / 100) as u8 };
+                let bytes: Vec<u8> = match page % 4 {
+                    0 => (0..PAGE as usize).map(text).collect(),
+                    1 if slot.read_only => (0..PAGE).map(|_| random.below(256) as u8).collect(),
+                    _ => continue,
+                };
+                guest.vm.memory().write(at, &bytes).unwrap();
+            }
+        }
+        let vcpu = |number| {
+            let mut work = Work::new(number, hot);
+            for page in 0..word_pages() {
+                let mut word = [0; 8];
+                let at = Ipa::new(address_of(page) + (page * 72 + 8 * number) % PAGE);
+                guest.vm.memory().read(at, &mut word).unwrap();
+                work.wrote[page as usize] = u64::from_le_bytes(word);
+            }
+            Vcpu::new(work, Arc::new(Interrupts::new()))
+        };
+        *guest.vcpus.lock().unwrap() = (0..vcpus).map(vcpu).collect();
+        guest.running.store(true, Ordering::Relaxed);
+        guest
+    }
+}
+
+impl Guest {
+    pub fn ram(&self, tracker: Tracker) -> GuestRam<'_, FastPlatform> {
+        GuestRam::new(self.vm.memory(), LogOptions::new(tracker), &self.ids).unwrap()
+    }
+
+    /// Lets a vCPU do this number of writes, on this thread.
+    pub fn work(&self, vcpu: usize, writes: u64) {
+        if self.running.load(Ordering::Relaxed) {
+            let cpu = FastCpu { machine: Arc::clone(&self.machine), number: vcpu };
+            let vcpus = &mut self.vcpus.lock().unwrap();
+            let vcpu = &mut vcpus[vcpu];
+            vcpu.program_mut().budget = writes;
+            assert_eq!(self.vm.run(&cpu, vcpu, |_| 0), Ok(Left::Ended));
+        }
+    }
+
+    /// A digest of each page.
+    pub fn digests(&self) -> Vec<u64> {
+        let mut bytes = vec![0; PAGE as usize];
+        let mut digest = |page: u64| {
+            self.vm.memory().read(Ipa::new(page * PAGE), &mut bytes).unwrap();
+            xxh3_64(&bytes)
+        };
+        self.ids.iter().flat_map(|(_, slot)| slot.first..slot.first + slot.pages).map(&mut digest).collect()
+    }
+
+    /// Whether any memslot's log runs.
+    pub fn logs(&self) -> bool {
+        let log = |id| self.vm.memory().dirty_log(id).ok().and_then(|log| log.tracker());
+        self.ids.iter().any(|(id, _)| log(*id).is_some())
+    }
+
+    /// The writes that all vCPUs have done.
+    pub fn done(&self) -> u64 {
+        self.vcpus.lock().unwrap().iter().map(|vcpu| vcpu.program().done).sum()
+    }
+}
