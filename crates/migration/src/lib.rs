@@ -64,6 +64,7 @@ pub mod ram;
 pub mod receive;
 mod runtime;
 mod section;
+pub mod snapshot;
 pub mod stream;
 
 pub use pages::PageSet;

@@ -17,6 +17,7 @@ use super::error::Cause;
 use crate::pages::{PageSet, WORD, bits};
 use crate::ram::SourceRam;
 use crate::runtime::{Cancel, Runtime};
+use crate::section::Section;
 use crate::stream::{Compression, Hello, Slot, WriteError, Writer, is_zero};
 
 /// A stream, and how its last work ended.
@@ -70,6 +71,14 @@ impl<W: Write> Lane<W> {
         self.writer.hello(&Hello { stream: self.number as u16, streams: self.lanes as u16, ..hello.clone() })?;
         self.writer.slots(slots)?;
         Ok(self.writer.flush()?)
+    }
+
+    /// Sends sections.
+    pub fn sections(&mut self, sections: &[Section]) -> Result<(), Cause> {
+        for Section { name, instance, version, bytes } in sections {
+            self.writer.section(*name, *instance, *version, bytes)?;
+        }
+        Ok(())
     }
 
     /// Sends this stream's part of a round.

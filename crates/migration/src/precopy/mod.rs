@@ -274,12 +274,7 @@ fn sections<W: Write>(
 ) -> Result<(), Failed> {
     let failed = |cause| Failed { cause, stream: Some(0) };
     let sections = sections.map_err(|why| failed(Cause::State(why)))?;
-    for lane in lanes.iter_mut().take(1) {
-        for Section { name, instance, version, bytes } in &sections {
-            lane.writer.section(*name, *instance, *version, bytes).map_err(|error| failed(error.into()))?;
-        }
-    }
-    Ok(())
+    lanes.iter_mut().take(1).try_for_each(|lane| lane.sections(&sections)).map_err(failed)
 }
 
 /// Plans the next step. The guest is stopped when the rest fits. Until then rounds and throttle aim at less, because what

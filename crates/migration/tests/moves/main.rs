@@ -17,6 +17,7 @@ mod planned;
 mod program;
 mod refused;
 mod sides;
+mod snapshots;
 mod streams;
 mod threads;
 
