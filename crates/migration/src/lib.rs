@@ -56,9 +56,11 @@
 
 extern crate alloc;
 
+mod answers;
 pub mod commit;
 mod pages;
 pub mod plan;
+pub mod postcopy;
 pub mod precopy;
 pub mod ram;
 pub mod receive;
@@ -67,6 +69,7 @@ mod section;
 pub mod snapshot;
 pub mod stream;
 
+pub use answers::{AnswerError, Answers, Asked};
 pub use pages::PageSet;
 pub use runtime::{Cancel, Runtime};
 pub use section::Section;

@@ -24,14 +24,15 @@ use core::time::Duration;
 
 use embedded_io::Write;
 
+use crate::answers::Answers;
 use crate::commit::Ownership;
 use crate::pages::PageSet;
+use crate::precopy::Cause;
 use crate::precopy::lane::{Lane, Round, piece};
-use crate::precopy::{Answers, Cause};
 use crate::ram::SourceRam;
 use crate::runtime::{Cancel, Runtime};
 use crate::section::Section;
-use crate::stream::{Compression, Hello};
+use crate::stream::{Compression, Hello, Writer};
 
 /// No target answers: the streams go to files.
 pub const NO_ANSWERS: Option<&mut Answers<&'static [u8]>> = None;
@@ -63,7 +64,7 @@ pub fn save<M: SourceRam>(guest: &Stopped<'_, M>, sink: impl Write, compression:
         let size = |shift: u8| 1_u64.checked_shl(shift.into()).unwrap_or(0);
         return Err(Cause::PageSize { hello: size(shift), ram: size(here) });
     }
-    let mut lane = Lane::new(sink, (0, 1), shift, compression);
+    let mut lane = Lane::new(Writer::new(sink, compression), (0, 1), shift);
     lane.greet(hello, ram.slots())?;
     lane.sections(images)?;
     let (pages, piece, cancel) = (PageSet::all(ram.slots()), piece(ram.slots(), 1), &Cancel::new());

@@ -6,9 +6,9 @@ mod guest;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use guest::{Raw, capabilities, forge, hello, name, split};
+use guest::{Raw, capabilities, forge_as, hello, name, split};
 use proptest::prelude::*;
-use twofold_migration::stream::wire::{FEATURES_MAX, Header, SECTIONS_MAX, SLOTS_MAX, kind};
+use twofold_migration::stream::wire::{FEATURES_MAX, Header, SECTIONS_MAX, SLOTS_MAX, VERSION, WHOLE, kind};
 use twofold_migration::stream::{
     Capabilities, Cause, Compression, Feature, Hello, OrderError, Reader, Slot, Writer, heap_bound,
 };
@@ -107,22 +107,27 @@ proptest! {
     #[test]
     fn the_bound_holds_for_any_records(
         records in proptest::collection::vec(
-            ((0_u8..11, 0_u8..4, 0_u16..6), any::<u64>(), proptest::collection::vec(any::<u8>(), 0..100), any::<u32>()),
+            ((0_u8..14, 0_u8..5, 0_u16..6), any::<u64>(), proptest::collection::vec(any::<u8>(), 0..100), any::<u32>()),
             0..50,
         ),
         start in 0_usize..30,
+        absent: bool,
     ) {
-        let mut stream: Vec<Raw> = split(&guest::stream(Compression::Lz4));
+        let (version, whole) = match absent {
+            false => (WHOLE, guest::stream(Compression::Lz4)),
+            true => (VERSION, guest::stream_with_absent(Compression::Lz4)),
+        };
+        let mut stream: Vec<Raw> = split(&whole);
         stream.truncate(start);
         for ((kind, form, slot), argument, payload, length) in records {
             // Small numbers reach more.
             let argument = if argument % 2 == 0 { argument } else { argument % 13 };
             let mut header = Header { kind, form, slot: slot.into(), argument: argument.into(), ..Header::default() };
-            let zeros = kind == self::kind::PAGE && form == 0;
+            let zeros = kind == self::kind::PAGE && form == 0 || kind == self::kind::REQUEST;
             header.length = if zeros { length } else { payload.len() as u32 }.into();
             stream.push((header, if zeros { Vec::new() } else { payload }));
         }
-        let stream = forge(stream);
+        let stream = forge_as(version, stream);
         let (most, _) = most(&stream, capabilities());
         prop_assert!(most <= heap_bound(capabilities().memory), "{} bytes", most);
     }

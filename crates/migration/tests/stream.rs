@@ -489,11 +489,11 @@ fn a_stream_of_nothing_is_refused() {
     assert_eq!(read(&[]).1.unwrap_err(), ReadError { record: 0, offset: 0, cause: Cause::Cut });
     assert_eq!(read(b"GET / HTTP/1.1\r\n").1.unwrap_err().cause, Cause::Magic(*b"GET / HT"));
     let mut later = stream(Compression::Off);
-    later[8] = 2;
+    later[8] = 3;
     let error = read(&later).1.unwrap_err();
-    assert_eq!(error.cause, Cause::Version(2));
+    assert_eq!(error.cause, Cause::Version(3));
     assert_eq!(
         error.to_string(),
-        "record 0, which starts at byte 0: a stream of version 2, and this target reads 1 to 1"
+        "record 0, which starts at byte 0: a stream of version 3, and this target reads 1 to 2"
     );
 }

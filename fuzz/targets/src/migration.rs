@@ -2,7 +2,7 @@
 //! A migration's stream from any source.
 
 use twofold_migration::commit::Ownership;
-use twofold_migration::stream::wire::{Header, Preamble, checksum, kind, page};
+use twofold_migration::stream::wire::{Header, Preamble, VERSION, WHOLE, checksum, kind, page};
 use twofold_migration::stream::{
     Capabilities, Compression, Hello, Message, Name, ReadError, Reader, Record, Slot, Writer,
 };
@@ -11,14 +11,14 @@ use zerocopy::{FromBytes, IntoBytes};
 /// A stream is refused, or can be written again and is read as the same.
 ///
 /// If the first byte is odd, the rest is a stream. If it is even, the rest is a stream's records, and their checksums are
-/// made to fit, as a forger does.
+/// made to fit, as a forger does. Its next bit is set for a stream with absent pages.
 pub fn migration(data: &[u8]) {
     let Some((&mode, data)) = data.split_first() else { return };
-    let stream = if mode % 2 == 1 { data.to_vec() } else { forge(data) };
+    let stream = if mode % 2 == 1 { data.to_vec() } else { forge(data, if mode & 2 == 0 { WHOLE } else { VERSION }) };
     // What came before an error was whole and in order, so it can be written too.
     let mut came = Vec::new();
-    let _ = read(&stream, &mut came);
-    let Some(again) = write(&came) else { return };
+    let (version, _) = read(&stream, &mut came);
+    let Some(again) = write(&came, version) else { return };
     let mut same = Vec::new();
     let _ = read(&again, &mut same);
     assert_eq!(came, same);
@@ -37,6 +37,9 @@ enum Came {
     Part(Vec<u8>),
     End(Ownership),
     Message(Message),
+    Absent(u16, u64, Vec<u64>),
+    Request(bool, u16, u64, u32),
+    Resume(Ownership),
 }
 
 fn capabilities() -> Capabilities {
@@ -45,11 +48,11 @@ fn capabilities() -> Capabilities {
     Capabilities { model: name("virt-1"), page_shift: 12, ipa_bits: 48, vcpus: 8, memory: 1 << 22, features }
 }
 
-fn read(stream: &[u8], came: &mut Vec<Came>) -> Result<(), ReadError> {
+fn read(stream: &[u8], came: &mut Vec<Came>) -> (u32, Result<(), ReadError>) {
     let mut reader = Reader::new(stream, capabilities());
     loop {
         let error = match reader.next() {
-            Ok(None) => return Ok(()),
+            Ok(None) => return (reader.version(), Ok(())),
             Ok(Some(record)) => {
                 came.push(keep(record));
                 continue;
@@ -58,7 +61,7 @@ fn read(stream: &[u8], came: &mut Vec<Came>) -> Result<(), ReadError> {
         };
         assert!(error.offset <= stream.len() as u64 && !error.to_string().is_empty());
         assert!(reader.next().is_err(), "nothing comes after an error");
-        return Err(error);
+        return (reader.version(), Err(error));
     }
 }
 
@@ -75,12 +78,16 @@ fn keep(record: Record<'_>) -> Came {
         Record::Part(bytes) => Came::Part(bytes.to_vec()),
         Record::End(from) => Came::End(from),
         Record::Message(message) => Came::Message(message),
+        Record::Absent { slot, page, words } => Came::Absent(slot, page, words.iter().map(|word| word.get()).collect()),
+        Record::Request { waits, slot, page, count } => Came::Request(waits, slot, page, count),
+        Record::Resume(owned) => Came::Resume(owned),
     }
 }
 
 /// Writes the records again; `None` if they end in a section, or have parts that a writer would not make.
-fn write(came: &[Came]) -> Option<Vec<u8>> {
-    let mut writer = Writer::new(Vec::new(), Compression::Lz4);
+fn write(came: &[Came], version: u32) -> Option<Vec<u8>> {
+    let new = if version == WHOLE { Writer::new } else { Writer::with_absent };
+    let mut writer = new(Vec::new(), Compression::Lz4);
     let mut records = came.iter().peekable();
     while let Some(record) = records.next() {
         let written = match record {
@@ -102,6 +109,9 @@ fn write(came: &[Came]) -> Option<Vec<u8>> {
             Came::Part(_) => unreachable!("a part came without its section"),
             Came::End(from) => writer.end(*from),
             Came::Message(message) => writer.message(message),
+            Came::Absent(slot, page, words) => writer.absent(*slot, *page, words),
+            Came::Request(waits, slot, page, count) => writer.request(*waits, *slot, *page, *count),
+            Came::Resume(owned) => writer.resume(*owned),
         };
         written.expect("what was read can be written");
     }
@@ -110,8 +120,8 @@ fn write(came: &[Came]) -> Option<Vec<u8>> {
 
 /// Returns a stream of these records with checksums that fit. A whole page's bytes come from its header, so that a short
 /// input has room for many.
-fn forge(mut data: &[u8]) -> Vec<u8> {
-    let preamble = Preamble::new();
+fn forge(mut data: &[u8], version: u32) -> Vec<u8> {
+    let preamble = Preamble::of(version);
     let (mut stream, mut chain) = (preamble.as_bytes().to_vec(), preamble.chain());
     while let Ok((mut header, rest)) = Header::read_from_prefix(data) {
         let whole = (header.kind, header.form) == (kind::PAGE, page::WHOLE);

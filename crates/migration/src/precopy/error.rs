@@ -3,10 +3,11 @@
 
 use alloc::string::String;
 
+use crate::answers::AnswerError;
 use crate::commit::State;
 use crate::plan::Forecast;
 use crate::ram::RamError;
-use crate::stream::{ReadError, WriteError};
+use crate::stream::WriteError;
 
 /// Why a guest was not moved. It goes on at the source, at full speed and without a log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,21 +54,4 @@ pub enum Cause {
     /// The state of a device or a vCPU cannot be saved.
     #[error("{0}")]
     State(String),
-}
-
-/// Why there is no good answer of the target.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AnswerError {
-    /// The answers cannot be read.
-    #[error("the target's answers: {0}")]
-    Read(#[from] ReadError),
-    /// The answers end.
-    #[error("the target's answers end")]
-    Ended,
-    /// The target refuses the guest.
-    #[error("the target refuses: {0}")]
-    Refused(String),
-    /// It is another answer than the one that was to come.
-    #[error("the target answers something else than {0}")]
-    Other(&'static str),
 }

@@ -18,7 +18,7 @@ use crate::pages::{PageSet, WORD, bits};
 use crate::ram::SourceRam;
 use crate::runtime::{Cancel, Runtime};
 use crate::section::Section;
-use crate::stream::{Compression, Hello, Slot, WriteError, Writer, is_zero};
+use crate::stream::{Hello, Slot, WriteError, Writer, is_zero};
 
 /// A stream, and how its last work ended.
 pub(crate) struct Lane<W> {
@@ -48,15 +48,8 @@ pub(crate) struct Round<'a, M> {
 const PIECE: usize = 16;
 
 impl<W: Write> Lane<W> {
-    pub fn new(sink: W, (number, lanes): (usize, usize), page_shift: u8, compression: Compression) -> Self {
-        Self {
-            writer: Writer::new(sink, compression),
-            number,
-            lanes,
-            page: vec![0; 1 << page_shift],
-            content: 0,
-            failed: None,
-        }
+    pub fn new(writer: Writer<W>, (number, lanes): (usize, usize), page_shift: u8) -> Self {
+        Self { writer, number, lanes, page: vec![0; 1 << page_shift], content: 0, failed: None }
     }
 
     /// Does work of the stream, and keeps its error.
@@ -77,6 +70,18 @@ impl<W: Write> Lane<W> {
     pub fn sections(&mut self, sections: &[Section]) -> Result<(), Cause> {
         for Section { name, instance, version, bytes } in sections {
             self.writer.section(*name, *instance, *version, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Sends which pages are absent.
+    pub fn absent(&mut self, slots: &[Slot], absent: &PageSet) -> Result<(), Cause> {
+        for (index, slot) in slots.iter().enumerate() {
+            let words = absent.words(index);
+            let (first, last) = (words.iter().position(|&word| word != 0), words.iter().rposition(|&word| word != 0));
+            if let (Some(first), Some(last)) = (first, last) {
+                self.writer.absent(slot.number, first as u64 * WORD, &words[first..=last])?;
+            }
         }
         Ok(())
     }

@@ -9,6 +9,7 @@
 //! * M3: get the dirty pages. Measure the rates, and ask [`plan`] for the next step.
 //! * M4: another round: clear the pages in pieces, and send each piece after its clear ([`lane`]). Go on at M3.
 //! * M5: stop the guest. Get the dirty pages once more, and send them, and the state of vCPUs and devices.
+//!   With post-copy, say which pages are absent instead of sending them ([`postcopy`](crate::postcopy)).
 //! * M6: the side is in doubt from here on (C2 of [`commit`](crate::commit)). Send the end on each stream.
 //!
 //! Why no write is lost: a write is in a `get` that comes after it, or after the write's page was cleared for the last
@@ -17,7 +18,6 @@
 //! Invariant: if anything fails before M6, or is cancelled there, the guest goes on at the source, at full speed, and no
 //! log runs. From M6 on the guest stands still, until the arbiter has settled which side owns it.
 
-mod answers;
 mod dry_run;
 mod error;
 mod host;
@@ -26,22 +26,24 @@ mod rates;
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::fmt;
 use core::time::Duration;
 
 use embedded_io::{Read, Write};
 
-pub use answers::Answers;
 pub use dry_run::{DryRun, dry_run};
-pub use error::{AnswerError, Cause, Failed};
+pub use error::{Cause, Failed};
 pub use host::{Host, Progress};
 
+use crate::answers::{AnswerError, Answers};
 use crate::commit::{Event, Ownership, Side, State};
 use crate::pages::PageSet;
 use crate::plan::{Measured, Plan, Throttle, Wanted, plan};
+use crate::postcopy::{Outgoing, Source};
 use crate::ram::SourceRam;
 use crate::runtime::{Cancel, Runtime};
 use crate::section::Section;
-use crate::stream::{Compression, Hello, Message};
+use crate::stream::{Compression, Hello, Message, Writer};
 use lane::{Lane, Round, failed, piece};
 use rates::Rates;
 
@@ -57,21 +59,44 @@ pub struct Precopy<'a, M, R> {
     pub limit: Option<u64>,
     /// Whether pages are compressed.
     pub compression: Compression,
+    /// Whether pages may come after the guest has changed hands.
+    pub postcopy: Postcopy,
     /// The clock and the threads.
     pub runtime: &'a R,
     /// Ends the migration early.
     pub cancel: &'a Cancel,
 }
 
+/// Whether pages are sent after the guest has changed hands ([`postcopy`](crate::postcopy)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Postcopy {
+    /// All pages are sent before. The streams have version 1.
+    #[default]
+    Off,
+    /// If pre-copy never ends, the pages that are left then are sent after.
+    IfNeeded,
+    /// All pages are sent after.
+    AtOnce,
+}
+
 /// The guest was sent and offered. It stands still here: the side is in doubt until the arbiter has settled it.
-#[derive(Debug)]
 #[must_use = "the side is in doubt, until it learns what the owner record holds"]
-pub struct Offered {
+pub struct Offered<W> {
     /// What was sent.
     pub sent: Sent,
     /// Why a stream's end may not have arrived. Then the target may not have all of the guest, and the source may take
     /// it back.
     pub broken: Option<Failed>,
+    /// The pages that are sent if the target has taken the guest, and the stream for them.
+    pub postcopy: Option<(Source, Outgoing<W>)>,
+}
+
+impl<W> fmt::Debug for Offered<W> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let left = self.postcopy.as_ref().map_or(0, |(source, _)| source.left());
+        let mut shown = formatter.debug_struct("Offered");
+        shown.field("sent", &self.sent).field("broken", &self.broken).field("left", &left).finish()
+    }
 }
 
 /// What a migration has sent.
@@ -93,7 +118,7 @@ pub struct Sent {
 
 impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
     /// Sends the guest over these streams, and offers it. `answers` is the stream from the target; without one, nothing
-    /// is waited for: the streams go to files.
+    /// is waited for: the streams go to files. A sink that is dropped ends its stream.
     ///
     /// # Errors
     ///
@@ -101,27 +126,35 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
     pub fn run<W: Write + Send, A: Read, H: Host>(
         &self,
         sinks: Vec<W>,
-        answers: Option<&mut Answers<A>>,
+        mut answers: Option<&mut Answers<A>>,
         side: &mut Side,
         host: &mut H,
-    ) -> Result<Offered, Failed> {
+    ) -> Result<Offered<W>, Failed> {
         let alone = |cause| Failed { cause, stream: None };
         self.check(sinks.len(), side).map_err(alone)?;
         let lanes = sinks.len();
-        let lane = |(number, sink)| Lane::new(sink, (number, lanes), self.hello.page_shift, self.compression);
+        let lane = |(number, sink)| {
+            let writer = match self.postcopy {
+                Postcopy::Off => Writer::new(sink, self.compression),
+                Postcopy::IfNeeded | Postcopy::AtOnce => Writer::with_absent(sink, self.compression),
+            };
+            Lane::new(writer, (number, lanes), self.hello.page_shift)
+        };
         let mut lanes: Vec<_> = sinks.into_iter().enumerate().map(lane).collect();
         let mut sent = Sent::default();
         let begin = self.runtime.now();
-        let result = self.send(&mut lanes, answers, side, host, &mut sent);
+        let result = self.send(&mut lanes, answers.as_deref_mut(), side, host, &mut sent);
         // On each way out: a log without a migration only costs.
         self.ram.stop();
-        let (from, stopped) = match result {
+        let (from, stopped, absent) = match result {
             Ok(offer) => offer,
             Err(failed) => {
                 host.throttle(&full_speed(self.hello.vcpus as usize));
                 side.raise(Event::Cancel, host);
                 self.withdraw(&mut lanes, &failed);
-                return Err(failed);
+                // The target reads no more than this, so it does not keep the source waiting.
+                drop(lanes);
+                return Err(refused(failed, answers));
             }
         };
         side.raise(Event::Offer, host);
@@ -130,7 +163,10 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
         let now = self.runtime.now();
         sent.bytes = lanes.iter().map(|lane| lane.writer.bytes()).sum();
         (sent.time, sent.stopped) = (now.saturating_sub(begin), now.saturating_sub(stopped));
-        Ok(Offered { sent, broken })
+        let first = lanes.into_iter().next().filter(|_| !absent.is_empty());
+        let outgoing = first.map(|lane| Outgoing::new(lane.writer, self.hello.page_shift));
+        let postcopy = outgoing.map(|outgoing| (Source::new(self.ram.slots(), absent), outgoing));
+        Ok(Offered { sent, broken, postcopy })
     }
 
     fn check(&self, streams: usize, side: &Side) -> Result<(), Cause> {
@@ -148,7 +184,7 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
         }
     }
 
-    /// M1 to M5. Returns under which ownership the guest was stopped, and when.
+    /// M1 to M5. Returns under which ownership the guest was stopped, and when, and which pages were not sent.
     fn send<W: Write + Send, A: Read, H: Host>(
         &self,
         lanes: &mut [Lane<W>],
@@ -156,7 +192,7 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
         side: &mut Side,
         host: &mut H,
         sent: &mut Sent,
-    ) -> Result<(Ownership, Duration), Failed> {
+    ) -> Result<(Ownership, Duration, PageSet), Failed> {
         let alone = |cause| Failed { cause, stream: None };
         self.each(lanes, |lane| lane.greet(&self.hello, self.ram.slots()))?;
         if let Some(answers) = answers {
@@ -164,9 +200,13 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
         }
         sections(lanes, host.images())?;
         let mut pages = PageSet::all(self.ram.slots());
-        self.ram.start(true).map_err(|error| alone(error.into()))?;
-        self.get(&mut pages).map_err(alone)?;
-        self.rounds(lanes, &mut pages, host, sent)?;
+        let ends = if self.postcopy == Postcopy::AtOnce {
+            false
+        } else {
+            self.ram.start(true).map_err(|error| alone(error.into()))?;
+            self.get(&mut pages).map_err(alone)?;
+            self.rounds(lanes, &mut pages, host, sent)?
+        };
 
         self.go_on().map_err(alone)?;
         let stopped = self.runtime.now();
@@ -174,23 +214,31 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
         let State::Stopped { owned } = side.raise(Event::Stop, host) else {
             return Err(alone(Cause::NotRunning(side.state())));
         };
-        self.get(&mut pages).map_err(alone)?;
-        self.round(lanes, &pages, true)?;
-        sent.last_pages = pages.count();
+        if self.postcopy != Postcopy::AtOnce {
+            self.get(&mut pages).map_err(alone)?;
+        }
+        let none = PageSet::none(self.ram.slots());
+        let (now, later) = if ends { (pages, none) } else { (none, pages) };
+        self.round(lanes, &now, true)?;
+        sent.last_pages = now.count();
         sent.pages += sent.last_pages;
         sections(lanes, host.state())?;
+        for lane in lanes.iter_mut().take(1) {
+            lane.absent(self.ram.slots(), &later).map_err(|cause| Failed { cause, stream: Some(0) })?;
+        }
         self.go_on().map_err(alone)?;
-        Ok((owned, stopped))
+        Ok((owned, stopped, later))
     }
 
-    /// M2 to M4: rounds until the rest fits. It is in `pages` then.
+    /// M2 to M4: rounds until the rest fits. It is in `pages` then. Returns false if it never fits, and is to be sent
+    /// after the guest has changed hands.
     fn rounds<W: Write + Send, H: Host>(
         &self,
         lanes: &mut [Lane<W>],
         pages: &mut PageSet,
         host: &mut H,
         sent: &mut Sent,
-    ) -> Result<(), Failed> {
+    ) -> Result<bool, Failed> {
         let alone = |cause| Failed { cause, stream: None };
         let (mut rates, mut ever, mut got) = (Rates::new(), PageSet::none(self.ram.slots()), self.runtime.now());
         // What vCPUs wrote before is no part of the first round.
@@ -218,7 +266,8 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
             let step = with_margin(&measured, &Wanted { rounds, ..self.wanted });
             host.progress(&Progress { round: sent.rounds, pages: count, time, left, plan: &step });
             let throttle = match step {
-                Plan::Stop(_) => return Ok(()),
+                Plan::Stop(_) => return Ok(true),
+                Plan::Never(_) if self.postcopy == Postcopy::IfNeeded => return Ok(false),
                 Plan::Never(forecast) => return Err(alone(Cause::Never(forecast))),
                 Plan::Round(_) => full_speed(rates.writes().len()),
                 Plan::Throttle(throttle, _) => throttle,
@@ -263,6 +312,18 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
         let message = Message::Withdrawn(alloc::format!("{}", failed.cause));
         for lane in lanes {
             let _ = lane.writer.message(&message);
+        }
+    }
+}
+
+/// Returns why a stream could not be written: if the target has refused the guest, that is why.
+fn refused<A: Read>(failed: Failed, answers: Option<&mut Answers<A>>) -> Failed {
+    let (Some(answers), Cause::Write(_)) = (answers, &failed.cause) else { return failed };
+    loop {
+        match answers.asked() {
+            Ok(_) => {}
+            Err(why @ AnswerError::Refused(_)) => return Failed { cause: why.into(), stream: None },
+            Err(_) => return failed,
         }
     }
 }

@@ -92,6 +92,14 @@ pub enum JoinError {
         /// The guest's.
         all: u64,
     },
+    /// A page came in no round, and is not absent either.
+    #[error("page {page:#x} of memslot {slot} came in no round, and is not absent")]
+    NeverCame {
+        /// The memslot's number.
+        slot: u16,
+        /// The page.
+        page: u64,
+    },
     /// A page came in two streams in one round.
     #[error("page {page:#x} of memslot {slot} comes in two streams in one round")]
     Repeated {

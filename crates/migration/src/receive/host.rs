@@ -4,6 +4,7 @@
 use alloc::string::String;
 
 use crate::commit::Embedder;
+use crate::pages::PageSet;
 use crate::ram::{RamError, TargetRam};
 use crate::section::Section;
 use crate::stream::{Hello, Message, Slot};
@@ -15,12 +16,14 @@ pub trait Host: Embedder {
     where
         Self: 'a;
 
-    /// Makes a machine and memory for the guest. Its memory is zero.
+    /// Makes a machine and memory for the guest. Its memory is zero. `absent` says that pages may come after the guest has
+    /// changed hands, by a stream of version 2; then the answers have that version too
+    /// ([`Writer::with_absent`](crate::stream::Writer::with_absent)).
     ///
     /// # Errors
     ///
     /// Why this target cannot, with the figures. The source is told so.
-    fn build(&mut self, hello: &Hello, slots: &[Slot]) -> Result<(), String>;
+    fn build(&mut self, hello: &Hello, slots: &[Slot], absent: bool) -> Result<(), String>;
 
     /// The memory that was built.
     ///
@@ -35,6 +38,15 @@ pub trait Host: Embedder {
     ///
     /// It is not known here, or is none.
     fn section(&mut self, section: Section) -> Result<(), String>;
+
+    /// Makes pages absent: an access to one waits until it comes. Their present content, if any, is old.
+    ///
+    /// # Errors
+    ///
+    /// Why this target cannot.
+    fn absent(&mut self, absent: &PageSet) -> Result<(), String> {
+        Err(alloc::format!("{} pages are absent, and this target needs all", absent.count()))
+    }
 
     /// All of the guest is here. Checks that it could run now.
     ///

@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::error::JoinError;
 use super::phase::Phase;
 use crate::commit::Ownership;
+use crate::pages::PageSet;
 use crate::stream::{Hello, Slot};
 
 /// Checks the heads of all streams, which are in the order of their numbers.
@@ -46,8 +47,8 @@ pub(super) enum Joined {
     End(Ownership),
 }
 
-/// Checks that all streams have come to the same place. `all` are the guest's pages.
-pub(super) fn phases(phases: &[Phase], all: u64) -> Result<Joined, JoinError> {
+/// Checks that all streams have come to the same place. `all` are the pages that the first round has, if it has all.
+pub(super) fn phases(phases: &[Phase], all: Option<u64>) -> Result<Joined, JoinError> {
     let Some(first) = phases.first() else { return Err(JoinError::Streams { came: 0, said: 0 }) };
     let mut came = 0;
     for (stream, phase) in phases.iter().enumerate() {
@@ -65,22 +66,24 @@ pub(super) fn phases(phases: &[Phase], all: u64) -> Result<Joined, JoinError> {
             }
         }
     }
-    match *first {
-        Phase::Round { number: 1, .. } if came != all => Err(JoinError::FirstRound { came, all }),
-        Phase::Round { .. } => Ok(Joined::Round),
-        Phase::End(from) => Ok(Joined::End(from)),
+    match (*first, all) {
+        (Phase::Round { number: 1, .. }, Some(all)) if came != all => Err(JoinError::FirstRound { came, all }),
+        (Phase::Round { .. }, _) => Ok(Joined::Round),
+        (Phase::End(from), _) => Ok(Joined::End(from)),
     }
 }
 
-/// The pages that a round has had in any stream. With one stream, its reader counts them.
+/// The pages that a round has had in any stream: with one stream, its reader counts them. And the pages that any round
+/// has had: without absent pages, the first round has all.
 pub(super) struct Seen {
     /// Where each memslot's bits start.
     starts: Vec<u64>,
-    bits: Vec<AtomicU64>,
+    round: Vec<AtomicU64>,
+    ever: Vec<AtomicU64>,
 }
 
 impl Seen {
-    pub fn new(slots: &[Slot], streams: usize) -> Self {
+    pub fn new(slots: &[Slot], several: bool, absent: bool) -> Self {
         let mut all = 0;
         let start = |slot: &Slot| {
             let start = all;
@@ -88,24 +91,47 @@ impl Seen {
             start
         };
         let starts = slots.iter().map(start).collect();
-        let words = if streams > 1 { all.div_ceil(64) } else { 0 };
-        let mut bits = vec![];
-        bits.resize_with(words as usize, AtomicU64::default);
-        Self { starts, bits }
+        let bits = |any: bool| {
+            let mut bits = vec![];
+            bits.resize_with(if any { all.div_ceil(64) as usize } else { 0 }, AtomicU64::default);
+            bits
+        };
+        Self { starts, round: bits(several), ever: bits(absent) }
     }
 
     /// Begins a round.
     pub fn begin(&mut self) {
-        self.bits.iter_mut().for_each(|word| *word.get_mut() = 0);
+        self.round.iter_mut().for_each(|word| *word.get_mut() = 0);
     }
 
     /// Notes a page; returns whether no stream had it.
     pub fn note(&self, slot: usize, page: u64) -> bool {
         let bit = self.starts.get(slot).map_or(0, |start| start + page);
         // Relaxed: the bit orders nothing. One of two streams with the same page sees the other's bit.
-        self.bits.get((bit / 64) as usize).is_none_or(|word| {
-            let mask = 1 << (bit % 64);
-            word.fetch_or(mask, Ordering::Relaxed) & mask == 0
-        })
+        let set = |bits: &[AtomicU64]| {
+            bits.get((bit / 64) as usize).is_none_or(|word| {
+                let mask = 1 << (bit % 64);
+                word.fetch_or(mask, Ordering::Relaxed) & mask == 0
+            })
+        };
+        set(&self.ever);
+        set(&self.round)
+    }
+
+    /// Returns an error if a page never came, and is not absent either.
+    pub fn never_came(&mut self, slots: &[Slot], absent: &PageSet) -> Result<(), JoinError> {
+        if self.ever.is_empty() {
+            return Ok(());
+        }
+        for (index, slot) in slots.iter().enumerate() {
+            for page in 0..slot.pages {
+                let bit = self.starts[index] + page;
+                let came = *self.ever[(bit / 64) as usize].get_mut() >> (bit % 64) & 1 == 1;
+                if !came && !absent.contains(index, page) {
+                    return Err(JoinError::NeverCame { slot: slot.number, page });
+                }
+            }
+        }
+        Ok(())
     }
 }

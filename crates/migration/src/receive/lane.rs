@@ -8,6 +8,7 @@ use embedded_io::Read;
 use super::error::{JoinError, ReceiveError};
 use super::join::Seen;
 use super::phase::Phase;
+use crate::pages::PageSet;
 use crate::ram::TargetRam;
 use crate::section::Section;
 use crate::stream::{Capabilities, Hello, Message, Reader, Record, Slot};
@@ -22,6 +23,8 @@ pub(super) struct Lane<S> {
     pub phase: Option<Result<Phase, ReceiveError>>,
     /// The sections that came, and the last one's size.
     pub sections: Vec<Section>,
+    /// The pages that are absent.
+    pub absent: Option<PageSet>,
     size: u64,
     /// Bytes of sections that may still come.
     left: u64,
@@ -38,10 +41,21 @@ impl<S: Read> Lane<S> {
             head: None,
             phase: None,
             sections: Vec::new(),
+            absent: None,
             size: 0,
             left: sections,
             round: (0, false),
         }
+    }
+
+    /// The stream's version.
+    pub fn version(&self) -> u32 {
+        self.reader.version()
+    }
+
+    /// The stream, from where it was read.
+    pub fn into_reader(self) -> Reader<S> {
+        self.reader
     }
 
     /// The stream's number.
@@ -106,6 +120,17 @@ impl<S: Read> Lane<S> {
                 Some(Record::Part(bytes)) => {
                     self.sections.iter_mut().last().iter_mut().for_each(|section| section.bytes.extend(bytes));
                 }
+                Some(Record::Absent { .. }) if stream != 0 => return misplaced("absent pages"),
+                Some(Record::Absent { slot, page, words }) => {
+                    let absent = self.absent.get_or_insert_with(|| PageSet::none(slots));
+                    absent.change(index(slot), |all| {
+                        // The reader has checked that the memslot has them.
+                        let all = all.iter_mut().skip((page / 64) as usize);
+                        all.zip(words).for_each(|(all, word)| *all |= word.get());
+                    });
+                }
+                Some(Record::Request { .. }) => return misplaced("a request"),
+                Some(Record::Resume(_)) => return misplaced("a resumption"),
                 Some(Record::End(from)) => return Ok(Phase::End(from)),
                 Some(Record::Message(Message::Withdrawn(why))) => return Err(ReceiveError::Withdrawn(why)),
                 Some(Record::Message(_)) => return misplaced("a message of a target"),

@@ -14,6 +14,7 @@
 //! Invariants:
 //!
 //! * A [`Received`] exists only if all of the guest came: each page in the first round, and every round in every stream.
+//!   With absent pages ([`postcopy`](crate::postcopy)): each page in a round, or as an absent one.
 //! * If anything fails before that, what came is released, the source is told why, and this side is idle as before. The
 //!   guest is the source's.
 
@@ -25,6 +26,7 @@ mod phase;
 
 use alloc::string::ToString;
 use alloc::vec::Vec;
+use core::fmt;
 
 use embedded_io::Read;
 
@@ -32,7 +34,10 @@ pub use error::{JoinError, ReceiveError};
 pub use host::Host;
 
 use crate::commit::{Event, Ownership, Side, State};
+use crate::pages::PageSet;
+use crate::postcopy::{Incoming, Target};
 use crate::runtime::Runtime;
+use crate::stream::wire::WHOLE;
 use crate::stream::{Capabilities, Hello, Message, Slot};
 use join::{Joined, Seen};
 use lane::Lane;
@@ -49,22 +54,32 @@ pub struct Receive<'a, R> {
 }
 
 /// A guest that came whole. The source has offered it, and may have taken it back meanwhile: only the arbiter knows.
-#[derive(Debug)]
 #[must_use = "a guest that came is taken, or released"]
-pub struct Received {
+pub struct Received<S> {
     /// Which guest it is.
     pub hello: Hello,
     /// Its memslots.
     pub slots: Vec<Slot>,
     /// Under which ownership it was stopped and offered.
     pub from: Ownership,
+    /// The pages that are absent, and the stream by which they come.
+    pub postcopy: Option<(Target, Incoming<S>)>,
 }
 
-impl Received {
+impl<S> fmt::Debug for Received<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let absent = self.postcopy.as_ref().map_or(0, |(target, _)| target.absent().count());
+        let mut shown = formatter.debug_struct("Received");
+        shown.field("hello", &self.hello).field("from", &self.from).field("absent", &absent).finish()
+    }
+}
+
+impl<S> Received<S> {
     /// Asks the arbiter for the guest (C3), and runs it if this side wins (C4). If the state is
-    /// [`State::InDoubt`] then, the arbiter has not answered: raise [`Event::Tick`] from time to time.
-    pub fn take(self, side: &mut Side, host: &mut impl Host) -> State {
-        side.raise(Event::Received(self.from), host)
+    /// [`State::InDoubt`] then, the arbiter has not answered: raise [`Event::Tick`] from time to time. The pages that are
+    /// absent, if any, come by the stream that is returned.
+    pub fn take(self, side: &mut Side, host: &mut impl Host) -> (State, Option<(Target, Incoming<S>)>) {
+        (side.raise(Event::Received(self.from), host), self.postcopy)
     }
 }
 
@@ -79,7 +94,7 @@ impl<R: Runtime> Receive<'_, R> {
         sources: Vec<S>,
         side: &Side,
         host: &mut H,
-    ) -> Result<Received, ReceiveError> {
+    ) -> Result<Received<S>, ReceiveError> {
         let mut built = false;
         self.receive(sources, side, host, &mut built).inspect_err(|error| {
             if built {
@@ -95,17 +110,19 @@ impl<R: Runtime> Receive<'_, R> {
         side: &Side,
         host: &mut H,
         built: &mut bool,
-    ) -> Result<Received, ReceiveError> {
+    ) -> Result<Received<S>, ReceiveError> {
         if !matches!(side.state(), State::Idle { .. }) {
             return Err(ReceiveError::Busy(side.state()));
         }
         let Heads { mut lanes, hello, slots } = self.heads(sources)?;
-        host.build(&hello, &slots).map_err(ReceiveError::Host)?;
+        let absent = lanes.first().is_some_and(|lane| lane.version() > WHOLE);
+        host.build(&hello, &slots, absent).map_err(ReceiveError::Host)?;
         *built = true;
         // A target that cannot have this memory says so before the source sends it.
         host.ram()?;
         host.answer(&Message::Accepted);
-        let (all, mut seen) = (hello.memory >> hello.page_shift, Seen::new(&slots, lanes.len()));
+        let all = (!absent).then_some(hello.memory >> hello.page_shift);
+        let mut seen = Seen::new(&slots, lanes.len() > 1, absent);
         loop {
             seen.begin();
             let ram = host.ram()?;
@@ -116,8 +133,16 @@ impl<R: Runtime> Receive<'_, R> {
                 host.section(section).map_err(ReceiveError::Host)?;
             }
             if let Joined::End(from) = joined {
+                let lane = lanes.remove(0);
+                let absent = lane.absent.clone().unwrap_or(PageSet::none(&slots));
+                seen.never_came(&slots, &absent)?;
+                if !absent.is_empty() {
+                    host.absent(&absent).map_err(ReceiveError::Host)?;
+                }
                 host.ready().map_err(ReceiveError::Host)?;
-                return Ok(Received { hello, slots, from });
+                let target = (!absent.is_empty()).then(|| Target::new(&slots, absent));
+                let postcopy = target.map(|target| (target, Incoming::new(lane.into_reader(), &slots)));
+                return Ok(Received { hello, slots, from, postcopy });
             }
         }
     }
@@ -132,6 +157,9 @@ impl<R: Runtime> Receive<'_, R> {
         });
         lanes.iter_mut().find_map(|lane| lane.phase.take()).transpose()?;
         lanes.sort_by_key(Lane::number);
+        let version = lanes.first().map_or(WHOLE, Lane::version);
+        let other = lanes.iter().find(|lane| lane.version() != version);
+        other.map_or(Ok(()), |lane| Err(JoinError::Differs { stream: lane.number(), what: "version" }))?;
         let heads: Vec<_> =
             lanes.iter().filter_map(|lane| lane.head.as_ref()).map(|(hello, slots)| (hello, &**slots)).collect();
         join::heads(&heads)?;

@@ -80,6 +80,9 @@ pub enum Cause {
     /// A section's head is none.
     #[error("a section's head of {0} bytes, or with no name")]
     Section(usize),
+    /// Absent pages are no bitmap.
+    #[error("absent pages of {0} bytes")]
+    Absent(usize),
     /// An end has no ownership.
     #[error("an end of {0} bytes, or with the last epoch")]
     End(usize),

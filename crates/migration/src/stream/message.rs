@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::wire::{OwnershipRow, TEXT_MAX, message};
+use super::wire::{OwnershipRow, TEXT_MAX, WHOLE, message};
 use crate::commit::{Owner, Ownership};
 
 /// A message. The commit's protocol ([`crate::commit`]) says what each means.
@@ -20,6 +20,8 @@ pub enum Message {
     Taken(Ownership),
     /// Source to target: the source keeps the guest, and why. Nothing was offered yet.
     Withdrawn(String),
+    /// Target to source: all absent pages have come, so the source may release them. From version 2 on.
+    Complete,
 }
 
 /// The content of a message is none.
@@ -45,10 +47,11 @@ impl Message {
             Self::Refused(why) => (message::REFUSED, text(why)),
             Self::Taken(now) => (message::TAKEN, ownership_bytes(*now)),
             Self::Withdrawn(why) => (message::WITHDRAWN, text(why)),
+            Self::Complete => (message::COMPLETE, Vec::new()),
         }
     }
 
-    pub(super) fn from_form_and_bytes(form: u8, bytes: &[u8]) -> Result<Self, MessageError> {
+    pub(super) fn from_form_and_bytes(form: u8, bytes: &[u8], version: u32) -> Result<Self, MessageError> {
         let wrong = MessageError::Payload { form, length: bytes.len() };
         let nothing = || if bytes.is_empty() { Ok(()) } else { Err(wrong) };
         let text = || match core::str::from_utf8(bytes) {
@@ -61,6 +64,7 @@ impl Message {
             message::REFUSED => text().map(Self::Refused),
             message::TAKEN => ownership().map(Self::Taken),
             message::WITHDRAWN => text().map(Self::Withdrawn),
+            message::COMPLETE if version > WHOLE => nothing().map(|()| Self::Complete),
             _ => Err(MessageError::Form(form)),
         }
     }

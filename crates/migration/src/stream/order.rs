@@ -3,11 +3,13 @@
 
 use alloc::collections::BTreeSet;
 
+use zerocopy::little_endian::U64;
+
 use super::hello::Hello;
 use super::message::Message;
 use super::name::Name;
 use super::slots::{Slot, SlotError, Slots};
-use super::wire::SECTIONS_MAX;
+use super::wire::{SECTIONS_MAX, WHOLE};
 
 /// A record that does not belong where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,6 +49,14 @@ pub enum OrderError {
     /// A memslot or a page is wrong.
     #[error(transparent)]
     Slot(#[from] SlotError),
+    /// Absent pages come twice, or not in ascending order.
+    #[error("absent pages of memslot {slot} from {page:#x} on, which are not after those before them")]
+    Absent {
+        /// The memslot.
+        slot: u16,
+        /// The first page.
+        page: u64,
+    },
     /// A section came already, or there are too many.
     #[error("section {name}, instance {instance}, comes twice or is one too many")]
     Section {
@@ -111,7 +121,10 @@ impl core::fmt::Display for Progress {
 /// How far a stream is.
 #[derive(Debug)]
 pub(super) struct Order {
+    version: u32,
     progress: Progress,
+    /// Whether absent pages follow the end. The memslot's index and the page from which on the next may be.
+    absent: Option<(usize, u64)>,
     hello: Option<Hello>,
     slots: Slots,
     /// The number of the last round that began, and whether it is the stopped guest's.
@@ -123,14 +136,23 @@ pub(super) struct Order {
 }
 
 impl Order {
-    pub fn new() -> Self {
-        let (slots, sections) = (Slots::default(), BTreeSet::new());
-        Self { progress: Progress::Start, hello: None, slots, round: 0, stopped: false, sections, section: (0, 0) }
+    pub fn new(version: u32) -> Self {
+        let (absent, slots, sections) = (None, Slots::default(), BTreeSet::new());
+        let progress = Progress::Start;
+        Self { version, progress, absent, hello: None, slots, round: 0, stopped: false, sections, section: (0, 0) }
     }
 
     /// Whether a stream may stop here.
     pub fn may_stop(&self) -> bool {
         matches!(self.progress, Progress::Ended | Progress::Withdrawn | Progress::Answers)
+    }
+
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    pub fn set_version(&mut self, version: u32) {
+        self.version = version;
     }
 
     pub fn hello(&self) -> Option<&Hello> {
@@ -169,7 +191,10 @@ impl Order {
     }
 
     pub fn pages(&mut self, slot: u16, page: u64, count: u64) -> Result<(), OrderError> {
-        self.at(&[Progress::Round], "a page")?;
+        match self.progress {
+            Progress::Ended if self.absent.is_some() => {}
+            _ => self.at(&[Progress::Round], "a page")?,
+        }
         Ok(self.slots.note(slot, page, count)?)
     }
 
@@ -182,7 +207,8 @@ impl Order {
         }
         let alone = self.hello.as_ref().filter(|hello| hello.streams == 1);
         let all = alone.map_or(came, |hello| hello.memory >> hello.page_shift);
-        if self.round == 1 && came != all {
+        // With absent pages, the receiver counts over rounds and absent pages.
+        if self.version == WHOLE && self.round == 1 && came != all {
             return Err(OrderError::FirstRound { came, all });
         }
         self.progress = self.between();
@@ -217,6 +243,46 @@ impl Order {
     pub fn end(&mut self) -> Result<(), OrderError> {
         self.at(&[Progress::Stopped], "an end")?;
         self.progress = Progress::Ended;
+        // Each absent page comes at most once.
+        self.slots.begin();
+        Ok(())
+    }
+
+    /// Notes absent pages: those that follow the source's end, or those that the target says it lacks. A target's stream
+    /// has no memslots, so its reader checks only the bitmap's place.
+    pub fn absent(&mut self, slot: u16, page: u64, words: &[U64]) -> Result<(), OrderError> {
+        if let Progress::Start | Progress::Answers = self.progress {
+            self.progress = Progress::Answers;
+            let whole = page.is_multiple_of(64) && !words.is_empty();
+            let count = words.len() as u64 * 64;
+            return if whole { Ok(()) } else { Err(SlotError::NoPage { slot, page, count }.into()) };
+        }
+        self.at(&[Progress::Stopped], "absent pages")?;
+        let index = self.slots.check_bits(slot, page, words)?;
+        if self.absent.is_some_and(|next| (index, page) < next) {
+            return Err(OrderError::Absent { slot, page });
+        }
+        self.absent = Some((index, page + 64 * words.len() as u64));
+        Ok(())
+    }
+
+    /// Notes a request of a target for pages.
+    pub fn request(&mut self, slot: u16, page: u64, count: u32) -> Result<(), OrderError> {
+        self.at(&[Progress::Start, Progress::Answers], "a request")?;
+        if count == 0 || page.checked_add(count.into()).is_none() {
+            return Err(SlotError::NoPage { slot, page, count: count.into() }.into());
+        }
+        self.progress = Progress::Answers;
+        Ok(())
+    }
+
+    /// Notes that a link is back: absent pages follow the memslots.
+    pub fn resume(&mut self) -> Result<(), OrderError> {
+        if self.round > 0 || !self.sections.is_empty() {
+            return Err(OrderError::Misplaced { record: "a resumption", progress: self.progress });
+        }
+        self.at(&[Progress::Running], "a resumption")?;
+        (self.progress, self.absent) = (Progress::Ended, Some((0, 0)));
         Ok(())
     }
 

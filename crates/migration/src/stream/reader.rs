@@ -11,7 +11,7 @@ use super::error::{Cause, ReadError};
 use super::hello::Capabilities;
 use super::order::Order;
 use super::record::{Record, interpret};
-use super::wire::{Header, MAGIC, OLDEST, PAYLOAD_MAX, Preamble, VERSION};
+use super::wire::{Header, MAGIC, OLDEST, PAYLOAD_MAX, Preamble, VERSION, WHOLE};
 
 /// Reads a stream record by record. An error ends the stream.
 ///
@@ -44,9 +44,14 @@ impl<R: Read> Reader<R> {
     /// Makes a reader for a target with these capabilities. For a stream from target to source, which has messages only,
     /// they do not matter.
     pub fn new(source: R, here: Capabilities) -> Self {
-        let (order, chain) = (Order::new(), Preamble::new().chain());
+        let (order, chain) = (Order::new(WHOLE), Preamble::new().chain());
         let (payload, unpacked) = (vec![0; PAYLOAD_MAX], Vec::new());
         Self { source, here, order, chain, offset: 0, records: 0, payload, unpacked, failed: false }
+    }
+
+    /// Returns the stream's version, once a record has come.
+    pub fn version(&self) -> u32 {
+        self.order.version()
     }
 
     /// Returns the next record. `None` is the end of the bytes, where a stream may end: after [`Record::End`], after a
@@ -90,6 +95,8 @@ impl<R: Read> Reader<R> {
             if preamble.reserved.get() != 0 {
                 return Err(Cause::Reserved("the preamble"));
             }
+            self.order.set_version(preamble.version.get());
+            self.chain = preamble.chain();
         }
         let (mut header, start) = (Header::default(), *offset);
         match fill(source, header.as_mut_bytes(), offset) {

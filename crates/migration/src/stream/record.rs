@@ -4,6 +4,7 @@
 use alloc::vec::Vec;
 
 use zerocopy::FromBytes;
+use zerocopy::little_endian::U64;
 
 use super::error::Cause;
 use super::hello::{Capabilities, Hello};
@@ -12,7 +13,7 @@ use super::name::Name;
 use super::order::Order;
 use super::page::{check, unpack};
 use super::slots::Slot;
-use super::wire::{Header, SectionHead, checksum, kind, page, round};
+use super::wire::{Header, SectionHead, WHOLE, checksum, kind, page, request, round};
 use crate::commit::Ownership;
 
 /// A record of a stream.
@@ -70,6 +71,28 @@ pub enum Record<'a> {
     End(Ownership),
     /// A message.
     Message(Message),
+    /// Pages that follow the end, or that the target says it lacks. From version 2 on.
+    Absent {
+        /// The memslot's number.
+        slot: u16,
+        /// The page of the first bit: a multiple of 64.
+        page: u64,
+        /// Bit `n` of word `m` is set for page `page + 64 * m + n`.
+        words: &'a [U64],
+    },
+    /// Target to source: absent pages are wanted. From version 2 on.
+    Request {
+        /// Whether a vCPU waits for the page.
+        waits: bool,
+        /// The memslot's number.
+        slot: u16,
+        /// The first page.
+        page: u64,
+        /// How many.
+        count: u32,
+    },
+    /// The link is back, and absent pages follow; the guest's owner. From version 2 on.
+    Resume(Ownership),
 }
 
 /// Checks a record whose header continues the stream, and returns it. An lz4 page is unpacked into `unpacked`.
@@ -85,7 +108,7 @@ pub(super) fn interpret<'a>(
     }
     check_unused(&header)?;
     check_sum(&header, payload)?;
-    let argument = header.argument.get();
+    let (argument, version) = (header.argument.get(), order.version());
     Ok(match header.kind {
         kind::HELLO => {
             let hello = Hello::from_bytes(payload)?;
@@ -122,9 +145,24 @@ pub(super) fn interpret<'a>(
             Record::End(from)
         }
         kind::MESSAGE => {
-            let message = Message::from_form_and_bytes(header.form, payload)?;
+            let message = Message::from_form_and_bytes(header.form, payload, version)?;
             order.message(&message)?;
             Record::Message(message)
+        }
+        kind::ABSENT if version > WHOLE => {
+            let words = <[U64]>::ref_from_bytes(payload).map_err(|_| Cause::Absent(payload.len()))?;
+            order.absent(header.slot.get(), argument, words)?;
+            Record::Absent { slot: header.slot.get(), page: argument, words }
+        }
+        kind::REQUEST if version > WHOLE => {
+            let (waits, slot, count) = (header.form == request::WAITS, header.slot.get(), header.length.get());
+            order.request(slot, argument, count)?;
+            Record::Request { waits, slot, page: argument, count }
+        }
+        kind::RESUME if version > WHOLE => {
+            let from = ownership(payload).ok_or(Cause::End(payload.len()))?;
+            order.resume()?;
+            Record::Resume(from)
         }
         other => return Err(Cause::Kind(other)),
     })
@@ -162,15 +200,18 @@ fn check_sum(header: &Header, bytes: &[u8]) -> Result<(), Cause> {
 
 /// Returns an error if a field that this kind of record does not use is not zero.
 fn check_unused(header: &Header) -> Result<(), Cause> {
+    let slot = matches!(header.kind, kind::ABSENT | kind::REQUEST);
     let (forms, argument, payload) = match header.kind {
         kind::ROUND => (round::STOPPED, true, false),
         kind::ROUND_END => (0, true, false),
         kind::PART => (0, true, true),
         kind::MESSAGE => (u8::MAX, false, true),
+        kind::ABSENT => (0, true, true),
+        kind::REQUEST => (request::AHEAD, true, true),
         _ => (0, false, true),
     };
     let unused = [
-        (header.slot.get() == 0, "slot"),
+        (slot || header.slot.get() == 0, "slot"),
         (header.form <= forms, "form"),
         (argument || header.argument.get() == 0, "argument"),
         (payload || header.length.get() == 0, "length"),

@@ -4,6 +4,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::wire::{SLOTS_MAX, SlotRow};
@@ -126,6 +127,18 @@ impl Slots {
         }
         self.count += count;
         Ok(())
+    }
+
+    /// Checks a bitmap of pages from `first` on: a memslot's, and no bit beyond it. Returns the memslot's index.
+    pub fn check_bits(&self, slot: u16, first: u64, words: &[U64]) -> Result<usize, SlotError> {
+        let no_page = |page| SlotError::NoPage { slot, page, count: words.len() as u64 * 64 };
+        let index = self.slots.iter().position(|known| known.number == slot).ok_or(no_page(first))?;
+        let last = words.last().filter(|_| first.is_multiple_of(64)).ok_or(no_page(first))?.get();
+        let highest = 64 * (words.len() as u64 - 1) + u64::from(last.checked_ilog2().unwrap_or(0));
+        match first.checked_add(highest).filter(|&page| page < self.slots[index].pages) {
+            Some(_) => Ok(index),
+            None => Err(no_page(first)),
+        }
     }
 
     /// Returns the number of pages that the round has had.

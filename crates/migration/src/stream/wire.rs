@@ -9,8 +9,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The first eight bytes of a stream.
 pub const MAGIC: [u8; 8] = *b"TWOFMOVE";
-/// The version that the writer writes.
-pub const VERSION: u32 = 1;
+/// The newest version, which has absent pages.
+pub const VERSION: u32 = 2;
+/// The version of a stream without absent pages.
+pub const WHOLE: u32 = 1;
 /// The oldest version that the reader reads.
 pub const OLDEST: u32 = 1;
 /// The most bytes of a record's payload, and the largest page: 64 KiB.
@@ -46,6 +48,12 @@ pub mod kind {
     pub const END: u8 = 8;
     /// A message of the commit.
     pub const MESSAGE: u8 = 9;
+    /// From version 2 on. Pages that come after the end, or that the target still lacks: a bit for each.
+    pub const ABSENT: u8 = 10;
+    /// From version 2 on. Target to source: absent pages are wanted.
+    pub const REQUEST: u8 = 11;
+    /// From version 2 on. The link is back, and absent pages follow: an [`OwnershipRow`](super::OwnershipRow).
+    pub const RESUME: u8 = 12;
 }
 
 /// Values of [`Header::form`] in a round's record.
@@ -76,6 +84,16 @@ pub mod message {
     pub const TAKEN: u8 = 2;
     /// Source to target: the source keeps the guest; a text says why.
     pub const WITHDRAWN: u8 = 3;
+    /// From version 2 on. Target to source: all absent pages have come.
+    pub const COMPLETE: u8 = 4;
+}
+
+/// Values of [`Header::form`] in a request.
+pub mod request {
+    /// A vCPU waits for the page.
+    pub const WAITS: u8 = 0;
+    /// The pages are wanted soon.
+    pub const AHEAD: u8 = 1;
 }
 
 /// The head of a stream. It never changes, so that each version can name another.
@@ -84,16 +102,21 @@ pub mod message {
 pub struct Preamble {
     /// [`MAGIC`].
     pub magic: [u8; 8],
-    /// [`VERSION`].
+    /// [`WHOLE`] or [`VERSION`].
     pub version: U32,
     /// Zero.
     pub reserved: U32,
 }
 
 impl Preamble {
-    /// The preamble that the writer writes.
+    /// The preamble of a stream without absent pages.
     pub const fn new() -> Self {
-        Self { magic: MAGIC, version: U32::new(VERSION), reserved: U32::ZERO }
+        Self::of(WHOLE)
+    }
+
+    /// The preamble of a version.
+    pub const fn of(version: u32) -> Self {
+        Self { magic: MAGIC, version: U32::new(version), reserved: U32::ZERO }
     }
 
     /// Returns what the chain starts from.
@@ -114,13 +137,13 @@ impl Default for Preamble {
 pub struct Header {
     /// See [`kind`].
     pub kind: u8,
-    /// See [`round`], [`page`] and [`message`]; else zero.
+    /// See [`round`], [`page`], [`message`] and [`request`]; else zero.
     pub form: u8,
-    /// A page's slot; else zero.
+    /// The slot of a page, of absent pages or of a request; else zero.
     pub slot: U16,
-    /// Bytes of the payload; in a record of zero pages, their number.
+    /// Bytes of the payload; in a record of zero pages and in a request, the number of pages.
     pub length: U32,
-    /// A round's number, a page's number in its slot, a round's pages, a part's place in its section; else zero.
+    /// A round's number, the (first) page's number in its slot, a round's pages, a part's place in its section; else zero.
     pub argument: U64,
     /// The payload's checksum (a page's: of its bytes before compression); zero without a payload.
     pub content: U64,
@@ -136,7 +159,8 @@ impl Header {
 
     /// Returns the bytes of payload that follow.
     pub fn payload(&self) -> usize {
-        if self.kind == kind::PAGE && self.form == page::ZERO { 0 } else { self.length.get() as usize }
+        let pages = self.kind == kind::REQUEST || self.kind == kind::PAGE && self.form == page::ZERO;
+        if pages { 0 } else { self.length.get() as usize }
     }
 }
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Writes a stream.
 
+use alloc::vec::Vec;
+
 use embedded_io::{Error as _, ErrorKind, Write};
 use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
 
 use super::hello::{Hello, HelloError};
 use super::message::{Message, ownership_bytes};
@@ -10,11 +13,12 @@ use super::name::Name;
 use super::order::{Order, OrderError};
 use super::page::{Compression, Packer};
 use super::slots::Slot;
-use super::wire::{Header, PAYLOAD_MAX, Preamble, SectionHead, checksum, kind, page, round};
+use super::wire::{Header, PAYLOAD_MAX, Preamble, SectionHead, VERSION, WHOLE, checksum, kind, page, request, round};
 use crate::commit::Ownership;
 
 /// Writes a stream's records. From source to target: [`hello`](Self::hello), [`slots`](Self::slots), rounds and
-/// sections, [`end`](Self::end). From target to source: [`message`](Self::message) only.
+/// sections, [`end`](Self::end). From target to source: [`message`](Self::message), and for absent pages
+/// [`request`](Self::request).
 ///
 /// A call that fails for the record's place or content writes nothing. If the sink fails, the stream ends there.
 pub struct Writer<W> {
@@ -35,6 +39,9 @@ pub enum WriteError {
     /// The hello is none.
     #[error(transparent)]
     Hello(#[from] HelloError),
+    /// Only a stream with absent pages has this record.
+    #[error("a record of absent pages in a stream of version {0}")]
+    Version(u32),
     /// The page has another size than the hello said.
     #[error("a page of {found} bytes, where the hello has {wanted}")]
     PageSize {
@@ -48,8 +55,19 @@ pub enum WriteError {
 impl<W: Write> Writer<W> {
     /// Makes a writer. Nothing is written before the first record.
     pub fn new(sink: W, compression: Compression) -> Self {
-        let output = Output { sink, chain: Preamble::new().chain(), bytes: 0, broken: None };
-        Self { output, order: Order::new(), packer: Packer::new(compression) }
+        Self::of(WHOLE, sink, compression)
+    }
+
+    /// Makes a writer of a stream that may have absent pages, or of the answers to one. Readers that know only streams of
+    /// version 1 refuse it.
+    pub fn with_absent(sink: W, compression: Compression) -> Self {
+        Self::of(VERSION, sink, compression)
+    }
+
+    fn of(version: u32, sink: W, compression: Compression) -> Self {
+        let preamble = Preamble::of(version);
+        let output = Output { sink, preamble, chain: preamble.chain(), bytes: 0, broken: None };
+        Self { output, order: Order::new(version), packer: Packer::new(compression) }
     }
 
     /// Returns the number of bytes written.
@@ -138,10 +156,53 @@ impl<W: Write> Writer<W> {
 
     /// Writes a message, and flushes.
     pub fn message(&mut self, message: &Message) -> Result<(), WriteError> {
+        if *message == Message::Complete {
+            self.check_absent()?;
+        }
         self.order.message(message)?;
         let (form, payload) = message.to_form_and_bytes();
         self.record(Header { kind: kind::MESSAGE, form, ..Header::default() }, &payload)?;
         self.flush()
+    }
+
+    /// Writes absent pages: bit `n` of word `m` is set for page `page + 64 * m + n`, and `page` is a multiple of 64. From
+    /// source to target, they are those that follow the end, in ascending order. From target to source, they are those
+    /// that the target lacks.
+    pub fn absent(&mut self, slot: u16, page: u64, words: &[u64]) -> Result<(), WriteError> {
+        self.check_absent()?;
+        let mut page = page;
+        for words in words.chunks(PAYLOAD_MAX / size_of::<u64>()) {
+            let words: Vec<_> = words.iter().map(|&word| U64::new(word)).collect();
+            self.order.absent(slot, page, &words)?;
+            let header = Header { kind: kind::ABSENT, slot: slot.into(), argument: page.into(), ..Header::default() };
+            self.record(header, words.as_bytes())?;
+            page += 64 * words.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes a request for absent pages, and flushes. `waits` says that a vCPU waits for the first.
+    pub fn request(&mut self, waits: bool, slot: u16, page: u64, count: u32) -> Result<(), WriteError> {
+        self.check_absent()?;
+        self.order.request(slot, page, count)?;
+        let form = if waits { request::WAITS } else { request::AHEAD };
+        let mut header = Header { kind: kind::REQUEST, form, slot: slot.into(), ..Header::default() };
+        (header.length, header.argument) = (count.into(), page.into());
+        self.output.put(header, &[])?;
+        self.flush()
+    }
+
+    /// Writes that the link is back, after the memslots, and flushes. Absent pages follow. `owned` is what the owner
+    /// record holds, as far as the source knows.
+    pub fn resume(&mut self, owned: Ownership) -> Result<(), WriteError> {
+        self.check_absent()?;
+        self.order.resume()?;
+        self.record(Header { kind: kind::RESUME, ..Header::default() }, &ownership_bytes(owned))?;
+        self.flush()
+    }
+
+    fn check_absent(&self) -> Result<(), WriteError> {
+        if self.order.version() > WHOLE { Ok(()) } else { Err(WriteError::Version(self.order.version())) }
     }
 
     /// Waits until the sink has passed on all bytes.
@@ -158,6 +219,7 @@ impl<W: Write> Writer<W> {
 /// The sink, and what was written to it.
 struct Output<W> {
     sink: W,
+    preamble: Preamble,
     chain: u64,
     bytes: u64,
     broken: Option<ErrorKind>,
@@ -166,7 +228,7 @@ struct Output<W> {
 impl<W: Write> Output<W> {
     /// Completes the header and writes the record, with the preamble before the first.
     fn put(&mut self, mut header: Header, payload: &[u8]) -> Result<(), WriteError> {
-        let preamble = Preamble::new();
+        let preamble = self.preamble;
         if self.bytes == 0 {
             self.all(preamble.as_bytes())?;
         }

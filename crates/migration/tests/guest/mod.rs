@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use twofold_migration::commit::{Owner, Ownership};
-use twofold_migration::stream::wire::{Header, Preamble, checksum, kind};
+use twofold_migration::stream::wire::{Header, Preamble, WHOLE, checksum, kind};
 use twofold_migration::stream::{
     Capabilities, Compression, Feature, Hello, Name, ReadError, Reader, Record, Slot, Writer,
 };
@@ -93,6 +93,28 @@ pub fn stream(compression: Compression) -> Vec<u8> {
     writer.into_sink()
 }
 
+/// Returns the stream of a guest that changes hands before all of its pages have come.
+pub fn stream_with_absent(compression: Compression) -> Vec<u8> {
+    let mut writer = Writer::with_absent(Vec::new(), compression);
+    writer.hello(&hello()).unwrap();
+    writer.slots(&slots()).unwrap();
+    writer.round(false).unwrap();
+    writer.page(4, 1, &text(1)).unwrap();
+    writer.zero_pages(0, 3, 7).unwrap();
+    writer.page(0, 1, &noise(1)).unwrap();
+    writer.end_round().unwrap();
+    writer.round(true).unwrap();
+    writer.end_round().unwrap();
+    writer.section(name("vcpu"), 0, 3, b"registers").unwrap();
+    writer.absent(4, 0, &[0b1]).unwrap();
+    writer.absent(0, 0, &[0b1_0000_0111]).unwrap();
+    writer.end(OFFER).unwrap();
+    writer.page(0, 2, &noise(2)).unwrap();
+    writer.zero_pages(0, 8, 1).unwrap();
+    writer.page(4, 0, &text(2)).unwrap();
+    writer.into_sink()
+}
+
 /// What came by a stream.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Came {
@@ -127,6 +149,10 @@ impl Came {
     fn note(&mut self, record: Record<'_>) {
         self.lines.push(match &record {
             Record::Page { slot, page, bytes } => format!("page {page} of slot {slot}: {:016x}", checksum(bytes)),
+            Record::Absent { slot, page, words } => {
+                let words: Vec<_> = words.iter().map(|word| format!("{:016x}", word.get())).collect();
+                format!("absent from page {page} of slot {slot} on: {}", words.join(" "))
+            }
             Record::Part(bytes) => format!("part of {} bytes: {:016x}", bytes.len(), checksum(bytes)),
             other => format!("{other:?}"),
         });
@@ -159,13 +185,22 @@ pub fn split(stream: &[u8]) -> Vec<Raw> {
 
 /// Returns the records as a stream, as they are.
 pub fn join(records: &[Raw]) -> Vec<u8> {
+    join_as(WHOLE, records)
+}
+
+fn join_as(version: u32, records: &[Raw]) -> Vec<u8> {
     let records = records.iter().flat_map(|(header, payload)| [header.as_bytes(), payload]);
-    [Preamble::new().as_bytes()].into_iter().chain(records).flatten().copied().collect()
+    [Preamble::of(version).as_bytes()].into_iter().chain(records).flatten().copied().collect()
 }
 
 /// Returns the records as a stream, with checksums that fit.
-pub fn forge(mut records: Vec<Raw>) -> Vec<u8> {
-    let mut chain = Preamble::new().chain();
+pub fn forge(records: Vec<Raw>) -> Vec<u8> {
+    forge_as(WHOLE, records)
+}
+
+/// The same, as a stream of a version.
+pub fn forge_as(version: u32, mut records: Vec<Raw>) -> Vec<u8> {
+    let mut chain = Preamble::of(version).chain();
     for (header, payload) in &mut records {
         if header.kind != kind::PAGE {
             header.content = checksum(payload).into();
@@ -173,5 +208,5 @@ pub fn forge(mut records: Vec<Raw>) -> Vec<u8> {
         chain = header.chain_after(chain);
         header.chain = chain.into();
     }
-    join(&records)
+    join_as(version, &records)
 }

@@ -189,12 +189,15 @@ impl Guest {
 
     /// A digest of each page.
     pub fn digests(&self) -> Vec<u64> {
+        let pages = |slot: usize| (0..self.ids[slot].1.pages).map(move |page| (slot, page));
+        (0..self.ids.len()).flat_map(pages).map(|(slot, page)| self.digest(slot, page)).collect()
+    }
+
+    /// A digest of a page.
+    pub fn digest(&self, slot: usize, page: u64) -> u64 {
         let mut bytes = vec![0; PAGE as usize];
-        let mut digest = |page: u64| {
-            self.vm.memory().read(Ipa::new(page * PAGE), &mut bytes).unwrap();
-            xxh3_64(&bytes)
-        };
-        self.ids.iter().flat_map(|(_, slot)| slot.first..slot.first + slot.pages).map(&mut digest).collect()
+        self.vm.memory().read(Ipa::new((self.ids[slot].1.first + page) * PAGE), &mut bytes).unwrap();
+        xxh3_64(&bytes)
     }
 
     /// Whether any memslot's log runs.

@@ -14,6 +14,7 @@ mod guest;
 mod link;
 mod moved;
 mod planned;
+mod postcopied;
 mod program;
 mod refused;
 mod sides;

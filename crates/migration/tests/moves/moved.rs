@@ -8,11 +8,11 @@ use twofold_machine::fast::FastPlatform;
 use twofold_memory::dirty::Tracker;
 use twofold_migration::commit::{Event, Owner, Ownership, Side, State};
 use twofold_migration::plan::{Plan, Wanted};
-use twofold_migration::precopy::{Answers, Failed, Offered, Precopy};
+use twofold_migration::precopy::{Failed, Offered, Postcopy, Precopy};
 use twofold_migration::ram::{GuestRam, SourceRam};
 use twofold_migration::receive::{Receive, ReceiveError};
 use twofold_migration::stream::{Capabilities, Compression, Hello};
-use twofold_migration::{Cancel, Runtime};
+use twofold_migration::{Answers, Cancel, Runtime};
 
 use crate::guest::{Guest, Place, capabilities, hello};
 use crate::link::{Arbiter, Cut, Receiver, Sender, Sink, Virtual, pipe};
@@ -38,7 +38,7 @@ pub struct Move {
 
 /// What became of it.
 pub struct Moved {
-    pub result: Result<Offered, Failed>,
+    pub result: Result<Offered<()>, Failed>,
     pub received: Result<(), ReceiveError>,
     /// The digests of the stopped source, and of the target before its first entry.
     pub digests: (Option<Vec<u64>>, Option<Vec<u64>>),
@@ -114,7 +114,7 @@ impl Move {
                 // Connections may come in any order.
                 let sources = sources.into_iter().rev().collect();
                 let received = receive.run(sources, &there, &mut target).map(|received| {
-                    received.take(&mut there, &mut target);
+                    let _ = received.take(&mut there, &mut target);
                 });
                 settle(&mut there, &mut target);
                 let Target { guest, digests, refused, .. } = target;
@@ -126,6 +126,7 @@ impl Move {
                 wanted: self.wanted,
                 limit: self.limit,
                 compression: self.compression,
+                postcopy: Postcopy::Off,
                 runtime: clock,
                 cancel,
             };
@@ -133,6 +134,7 @@ impl Move {
             let sinks = sinks.into_iter().enumerate().map(sink).collect();
             let mut answers = Answers::new(answers);
             let result = precopy.run(sinks, Some(&mut answers), &mut here, &mut source);
+            let result = result.map(|Offered { sent, broken, .. }| Offered { sent, broken, postcopy: None });
             if result.is_ok() {
                 match answers.taken() {
                     Ok(now) => here.raise(Event::Record(now), &mut source),

@@ -35,7 +35,7 @@ impl Work {
     }
 
     /// The page of the next write, and the value.
-    fn next(&self) -> (u64, u64) {
+    pub fn next(&self) -> (u64, u64) {
         let mut draw = crate::Random(self.random);
         let hot = draw.below(100) < self.hot_percent;
         let page = if hot { draw.below(self.hot) } else { draw.below(word_pages()) };

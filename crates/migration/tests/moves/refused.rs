@@ -3,8 +3,9 @@
 
 use twofold_memory::Frames;
 use twofold_memory::dirty::Tracker;
+use twofold_migration::AnswerError;
 use twofold_migration::commit::{Side, State};
-use twofold_migration::precopy::{AnswerError, Cause};
+use twofold_migration::precopy::Cause;
 use twofold_migration::receive::{Receive, ReceiveError};
 use twofold_migration::stream::Capabilities;
 
@@ -97,7 +98,7 @@ fn a_stream_of_another_version_is_named() {
     let mut bytes = stream(0, 1, |_| ());
     bytes[8] = 99;
     let why = refusal(&[&bytes]).to_string();
-    assert!(why.ends_with("a stream of version 99, and this target reads 1 to 1"), "{why}");
+    assert!(why.ends_with("a stream of version 99, and this target reads 1 to 2"), "{why}");
 }
 
 #[test]

@@ -11,9 +11,9 @@ use twofold_memory::dirty::{LogOptions, Tracker};
 use twofold_migration::commit::{Embedder, Ownership, Request};
 use twofold_migration::plan::{Plan, Throttle};
 use twofold_migration::precopy::{self, Progress};
-use twofold_migration::ram::{GuestRam, RamError};
+use twofold_migration::ram::{GuestRam, RamError, TargetRam};
 use twofold_migration::stream::{Compression, Hello, Message, Slot, Writer};
-use twofold_migration::{Section, receive};
+use twofold_migration::{PageSet, Section, receive};
 
 use crate::guest::{Guest, Place, name};
 use crate::link::{Arbiter, Sender, Virtual};
@@ -129,7 +129,11 @@ pub fn state(guest: &Guest) -> Vec<Section> {
 pub struct Target<'w> {
     pub place: &'w mut Place,
     pub guest: Option<Guest>,
+    link: Option<Sender>,
     pub answers: Option<Writer<Sender>>,
+    /// Whether it takes a guest with absent pages, and whether one comes.
+    pub takes_absent: bool,
+    absent: bool,
     pub arbiter: &'w Arbiter,
     vcpus: Vec<Work>,
     wanted: u32,
@@ -140,9 +144,19 @@ pub struct Target<'w> {
 
 impl<'w> Target<'w> {
     pub fn new(place: &'w mut Place, answers: Option<Sender>, arbiter: &'w Arbiter) -> Self {
-        let answers = answers.map(|answers| Writer::new(answers, Compression::Off));
-        let (vcpus, refused) = (Vec::new(), Vec::new());
-        Self { place, guest: None, answers, arbiter, vcpus, wanted: 0, digests: None, refused }
+        Self {
+            place,
+            guest: None,
+            link: answers,
+            answers: None,
+            takes_absent: false,
+            absent: false,
+            arbiter,
+            vcpus: Vec::new(),
+            wanted: 0,
+            digests: None,
+            refused: Vec::new(),
+        }
     }
 
     pub fn guest(&self) -> &Guest {
@@ -182,8 +196,9 @@ impl receive::Host for Target<'_> {
     where
         Self: 'a;
 
-    fn build(&mut self, hello: &Hello, slots: &[Slot]) -> Result<(), String> {
+    fn build(&mut self, hello: &Hello, slots: &[Slot], absent: bool) -> Result<(), String> {
         assert!(self.guest.is_none());
+        self.absent = absent;
         self.wanted = hello.vcpus;
         self.guest = Some(self.place.make(slots)?);
         Ok(())
@@ -205,6 +220,19 @@ impl receive::Host for Target<'_> {
         }
     }
 
+    fn absent(&mut self, absent: &PageSet) -> Result<(), String> {
+        if !self.takes_absent {
+            return Err(format!("{} pages are absent, and this target needs all", absent.count()));
+        }
+        // Whatever the guest finds there before the page comes, it is wrong.
+        let (ram, mut at) = (self.ram().unwrap(), (0, 0));
+        while let Some((slot, page)) = absent.next(at) {
+            ram.write(slot, page, &[0xee; 4096]).unwrap();
+            at = (slot, page + 1);
+        }
+        Ok(())
+    }
+
     fn ready(&mut self) -> Result<(), String> {
         if self.vcpus.len() != self.wanted as usize {
             return Err(format!("the state of {} vCPUs came, and the guest has {}", self.vcpus.len(), self.wanted));
@@ -217,6 +245,10 @@ impl receive::Host for Target<'_> {
     fn answer(&mut self, message: &Message) {
         if let Message::Refused(why) = message {
             self.refused.push(why.clone());
+        }
+        if let Some(link) = self.link.take() {
+            let new = if self.absent { Writer::with_absent } else { Writer::new };
+            self.answers = Some(new(link, Compression::Off));
         }
         if let Some(answers) = &mut self.answers {
             let _ = answers.message(message);

@@ -9,7 +9,7 @@ use embedded_io::{ErrorKind, ErrorType, Read, Write};
 use twofold_memory::dirty::Tracker;
 use twofold_migration::commit::{Event, Owner, Ownership, Side, State};
 use twofold_migration::plan::Wanted;
-use twofold_migration::precopy::Precopy;
+use twofold_migration::precopy::{Postcopy, Precopy};
 use twofold_migration::receive::{Receive, ReceiveError, Received};
 use twofold_migration::snapshot::{NO_ANSWERS, Stopped, save};
 use twofold_migration::stream::Compression;
@@ -58,7 +58,7 @@ fn saved(guest: &Guest, owned: Ownership, compression: Compression) -> Vec<u8> {
     bytes
 }
 
-fn read(source: impl Read + Send, target: &mut Target<'_>) -> Result<Received, ReceiveError> {
+fn read<S: Read + Send>(source: S, target: &mut Target<'_>) -> Result<Received<S>, ReceiveError> {
     let receive = Receive { here: capabilities(), sections: 1 << 20, runtime: &Still };
     receive.run(vec![source], &Side::new(Owner { host: 1, incarnation: 0 }, State::START), target)
 }
@@ -97,6 +97,7 @@ fn live(guest: &Guest, file: &File, arbiter: &Arbiter) -> (Side, Vec<u64>) {
         wanted: Wanted { rounds: 3, ..all.wanted },
         limit: None,
         compression: Compression::Lz4,
+        postcopy: Postcopy::Off,
         runtime: &clock,
         cancel: &Cancel::new(),
     };
@@ -123,7 +124,7 @@ fn a_guest_that_was_saved_goes_on_and_its_file_never_wins() {
     let mut target = Target::new(&mut there, None, &arbiter);
     let received = read(Disk(file.try_clone().unwrap(), None), &mut target).unwrap();
     let mut other = Side::new(Owner { host: 1, incarnation: 0 }, State::START);
-    assert!(matches!(received.take(&mut other, &mut target), State::Idle { .. }), "the guest runs at its source");
+    assert!(matches!(received.take(&mut other, &mut target).0, State::Idle { .. }), "the guest runs at its source");
     assert!(target.guest.is_none() && target.digests.is_none());
 
     // As another guest, with a record of its own, it is what was saved.
@@ -147,7 +148,7 @@ fn a_guest_moves_through_a_file_once() {
         let mut target = Target::new(&mut there, None, &arbiter);
         let received = read(Disk(file.try_clone().unwrap(), None), &mut target).unwrap();
         let mut other = Side::new(Owner { host: 1, incarnation: number }, State::START);
-        taken.push(matches!(received.take(&mut other, &mut target), State::Running { .. }));
+        taken.push(matches!(received.take(&mut other, &mut target).0, State::Running { .. }));
         if let Some(guest) = target.guest.take() {
             assert_eq!(target.digests.take().unwrap(), stopped);
             guest.work(0, 100);

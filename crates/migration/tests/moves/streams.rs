@@ -82,7 +82,7 @@ fn a_guest_comes_by_streams_in_any_order() {
         let receive = Receive { here: capabilities(), sections: 1 << 20, runtime: &Still };
         let received = receive.run(order.map(|number| &streams[number][..]).to_vec(), &side, &mut target).unwrap();
         assert_eq!((received.from, received.slots.clone()), (first(), slots()));
-        assert!(matches!(received.take(&mut side, &mut target), State::Running { .. }));
+        assert!(matches!(received.take(&mut side, &mut target).0, State::Running { .. }));
         let digests = target.digests.take().unwrap();
         let zero = digests[1];
         let full: Vec<_> = (0..digests.len()).filter(|&page| digests[page] != zero).collect();
@@ -136,6 +136,40 @@ fn stream_withdrawn() -> Vec<u8> {
     writer.round(false).unwrap();
     writer.message(&twofold_migration::stream::Message::Withdrawn("cancelled".into())).unwrap();
     writer.into_sink()
+}
+
+/// Returns a stream with absent pages. Its rounds have the pages of memslots 2 and 0; `absent` writes which pages of
+/// memslot 1 are absent.
+fn with_absent(number: u16, streams: u16, absent: impl FnOnce(&mut Writer<Vec<u8>>)) -> Vec<u8> {
+    let mut writer = Writer::with_absent(Vec::new(), Compression::Off);
+    writer.hello(&Hello { stream: number, streams, ..hello(1) }).unwrap();
+    writer.slots(&slots()).unwrap();
+    writer.round(false).unwrap();
+    if number == 0 {
+        writer.zero_pages(2, 0, 5).unwrap();
+        writer.zero_pages(0, 0, 300).unwrap();
+    }
+    writer.end_round().unwrap();
+    writer.round(true).unwrap();
+    writer.end_round().unwrap();
+    absent(&mut writer);
+    writer.end(first()).unwrap();
+    writer.into_sink()
+}
+
+#[test]
+fn each_page_comes_or_is_absent() {
+    let all = [!0, (1 << 26) - 1];
+    let never = |page| JoinError::NeverCame { slot: 1, page };
+    assert_eq!(join(&[&with_absent(0, 1, |_| ())]), never(0));
+    let one = with_absent(0, 1, |writer| writer.absent(1, 0, &[!0, all[1] - 2]).unwrap());
+    assert_eq!(join(&[&one]), never(65));
+    let whole = with_absent(0, 2, |writer| writer.absent(1, 0, &all).unwrap());
+    let refused = refusal(&[&with_absent(1, 2, |_| ()), &whole]).to_string();
+    assert_eq!(refused, "90 pages are absent, and this target needs all");
+    let other = with_absent(1, 2, |writer| writer.absent(1, 0, &all).unwrap());
+    assert_eq!(join(&[&whole, &other]), JoinError::Misplaced { what: "absent pages", stream: 1 });
+    assert_eq!(join(&[&whole, &stream(1, 2, |_| ())]), JoinError::Differs { stream: 1, what: "version" });
 }
 
 /// Each stream's reader sees nothing wrong here.

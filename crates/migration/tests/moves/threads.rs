@@ -10,10 +10,10 @@ use twofold_machine::vm::{FastCpu, Vcpu};
 use twofold_memory::dirty::Tracker;
 use twofold_migration::commit::{Embedder, Event, Owner, Ownership, Request, Side, State};
 use twofold_migration::plan::{Throttle, Wanted};
-use twofold_migration::precopy::{self, Answers, Precopy};
+use twofold_migration::precopy::{self, Postcopy, Precopy};
 use twofold_migration::receive::Receive;
 use twofold_migration::stream::Compression;
-use twofold_migration::{Cancel, Runtime, Section};
+use twofold_migration::{Answers, Cancel, Runtime, Section};
 
 use crate::guest::{Guest, Place, capabilities, hello, name, places};
 use crate::link::{Arbiter, Sender, pipe};
@@ -162,7 +162,7 @@ fn moved(tracker: Tracker, guest: &Guest, to: &mut Place, streams: usize) -> (Gu
             let mut target = Target::new(to, Some(answer), &arbiter);
             let receive = Receive { here: capabilities(), sections: 1 << 20, runtime: &threads };
             let received = receive.run(sources, &side, &mut target).unwrap();
-            assert!(matches!(received.take(&mut side, &mut target), State::Running { .. }));
+            assert!(matches!(received.take(&mut side, &mut target).0, State::Running { .. }));
             (target.guest.unwrap(), target.digests.unwrap())
         });
         (0..running.vcpus.len()).for_each(|vcpu| {
@@ -178,6 +178,7 @@ fn moved(tracker: Tracker, guest: &Guest, to: &mut Place, streams: usize) -> (Gu
             wanted: Wanted { downtime, fixed, rounds: 4, throttle: 0, forced: true },
             limit: Some(200_000_000),
             compression: Compression::Lz4,
+            postcopy: Postcopy::Off,
             runtime: &threads,
             cancel: &Cancel::new(),
         };

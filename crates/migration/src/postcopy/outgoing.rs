@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The source's stream, after the guest has changed hands.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use embedded_io::{Read, Write};
+
+use super::source::Source;
+use crate::answers::{AnswerError, Answers, Asked};
+use crate::commit::Ownership;
+use crate::pages::PageSet;
+use crate::ram::{RamError, SourceRam};
+use crate::stream::{Compression, Hello, WriteError, Writer, is_zero};
+
+/// The stream on which absent pages are sent.
+pub struct Outgoing<W> {
+    writer: Writer<W>,
+    page: Vec<u8>,
+}
+
+/// Why absent pages cannot be sent. The source keeps them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ServeError {
+    /// The stream cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The guest's memory cannot be read.
+    #[error(transparent)]
+    Ram(#[from] RamError),
+    /// The target does not go on with this guest.
+    #[error(transparent)]
+    Answer(#[from] AnswerError),
+    /// The target says that it lacks pages that the guest does not have.
+    #[error("the target lacks pages from {page:#x} on of memslot {slot}, which has no such pages")]
+    NoSuchPages {
+        /// The memslot's number.
+        slot: u16,
+        /// The first page.
+        page: u64,
+    },
+}
+
+impl<W: Write> Outgoing<W> {
+    /// The stream after its end, or after its resumption.
+    pub(crate) fn new(writer: Writer<W>, page_shift: u8) -> Self {
+        Self { writer, page: vec![0; 1 << page_shift] }
+    }
+
+    /// Sends the next page, and returns it; `None` if all were sent. While this writes, requests wait; so an embedder
+    /// with threads holds a lock of `source` only to choose the page: [`Source::next`], and then
+    /// [`send_page`](Self::send_page).
+    ///
+    /// # Errors
+    ///
+    /// The link is cut, or the page cannot be read. The source keeps it in either case.
+    pub fn send(&mut self, source: &mut Source, ram: &impl SourceRam) -> Result<Option<(usize, u64)>, ServeError> {
+        let Some((slot, page)) = source.next() else { return Ok(None) };
+        self.send_page(source.slots()[slot].number, (slot, page), ram)?;
+        Ok(Some((slot, page)))
+    }
+
+    /// Sends a page of the memslot with this number and index.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send).
+    pub fn send_page(
+        &mut self,
+        number: u16,
+        (slot, page): (usize, u64),
+        ram: &impl SourceRam,
+    ) -> Result<(), ServeError> {
+        ram.read(slot, page, &mut self.page)?;
+        if is_zero(&self.page) {
+            self.writer.zero_pages(number, page, 1)?;
+        } else {
+            self.writer.page(number, page, &self.page)?;
+        }
+        Ok(self.writer.flush()?)
+    }
+}
+
+/// Goes on over a new link (L2): returns the stream for the pages that the target lacks, of which `source` learns.
+/// `owned` is what the owner record holds: the target's.
+///
+/// # Errors
+///
+/// The link is cut again, or the target does not have this guest. The source keeps all pages.
+pub fn resume_source<W: Write, A: Read>(
+    sink: W,
+    (hello, compression): (&Hello, Compression),
+    owned: Ownership,
+    answers: &mut Answers<A>,
+    source: &mut Source,
+) -> Result<Outgoing<W>, ServeError> {
+    let mut writer = Writer::with_absent(sink, compression);
+    writer.hello(&Hello { stream: 0, streams: 1, ..hello.clone() })?;
+    writer.slots(source.slots())?;
+    writer.resume(owned)?;
+    let mut lacks = PageSet::none(source.slots());
+    loop {
+        match answers.asked()? {
+            Asked::Absent { slot, page, words } => {
+                let index = source.slots().iter().position(|known| known.number == slot);
+                let added = index.and_then(|index| lacks.change(index, |all| add(all, page / 64, &words))).flatten();
+                added.ok_or(ServeError::NoSuchPages { slot, page })?;
+            }
+            Asked::Accepted => break,
+            _ => return Err(AnswerError::Other("which pages it lacks").into()),
+        }
+    }
+    source.resume(lacks);
+    Ok(Outgoing::new(writer, hello.page_shift))
+}
+
+/// Adds words to a memslot's; `None` if it does not have so many.
+fn add(all: &mut [u64], first: u64, words: &[u64]) -> Option<()> {
+    let end = usize::try_from(first).ok()?.checked_add(words.len())?;
+    let range = all.get_mut(first as usize..end)?;
+    range.iter_mut().zip(words).for_each(|(all, word)| *all |= word);
+    Some(())
+}
