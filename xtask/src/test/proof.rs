@@ -2,8 +2,8 @@
 //! The suite `proof`: the strength of the tests, and defects that only long runs show. No QEMU.
 //!
 //! Each step is a test. The quick tier has some comparisons of the dirty logs' oracle. In full, the suite has all
-//! mutants, every order that the model checker tries, ten million random operations, ten million comparisons of each
-//! dirty log, and the line coverage.
+//! mutants, every order that the model checker tries, ten million random operations, a thousand links that are cut while
+//! guests move, ten million comparisons of each dirty log, and the line coverage.
 
 use std::process::Command;
 
@@ -34,6 +34,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             step("orders_of_reused_tables_with_two", loom(workspace, "twofold-stage2", "loom::reused", "2")),
             step("orders_of_arrivals_with_three", loom(workspace, "twofold-memory", "loom::", "3")),
             step("ten_million_random_operations", operations(workspace)),
+            step("guests_that_move_lose_nothing", moves(workspace)),
             step("dirty_logs_lose_nothing", own(&["oracle"])),
             step("dirty_logs_with_defects_lose_pages", own(&["oracle", "--controls"])),
             step("coverage", own(&["coverage"])),
@@ -49,6 +50,13 @@ fn loom(workspace: &Workspace, package: &str, filter: &str, preemptions: &str) -
     command.env("RUSTFLAGS", "--cfg loom").env("LOOM_MAX_PREEMPTIONS", preemptions);
     // A separate directory, because other flags would invalidate every other build.
     command.env("CARGO_TARGET_DIR", workspace.mutants().join("loom-release"));
+    command
+}
+
+/// Returns 100 moves with each tracker, and 1,000 links that are cut.
+fn moves(workspace: &Workspace) -> Command {
+    let mut command = cargo(workspace, &["test", "--release", "--package", "twofold-migration", "--test", "moves"]);
+    command.env("TWOFOLD_MOVES", "100").env("TWOFOLD_CUTS", "1000");
     command
 }
 

@@ -6,8 +6,7 @@ use core::time::Duration;
 /// What was measured of the guest and of the link. Pages are those of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured<'a> {
-    /// Pages a second that the stream carries, as the last round was: zero pages and compression are in it. 0: the link
-    /// carries nothing.
+    /// Pages a second that the streams carry, as the last round was: compression is in it. 0: the link carries nothing.
     pub bandwidth: u64,
     /// Different pages a second that each vCPU writes at full speed. If the tracker cannot tell vCPUs apart, one number
     /// for all.

@@ -2,18 +2,20 @@
 //! Pre-copy: rounds of pages while the guest runs, then the rest of the stopped guest, then its offer.
 //!
 //! [`Precopy::run`] does all of it, for any tracker, over one stream or several. The embedder has the vCPUs ([`Host`])
-//! and the clock ([`Runtime`](crate::Runtime)). The steps:
+//! and the clock ([`Runtime`]). The steps:
 //!
 //! * M1: send hello and memslots on each stream, and wait until the target accepts.
-//! * M2: start the dirty logs. The first round has all pages.
-//! * M3: get the dirty pages. Measure the rates, and ask [`plan`] for the next step.
-//! * M4: another round: clear the pages in pieces, and send each piece after its clear ([`lane`]). Go on at M3.
-//! * M5: stop the guest. Get the dirty pages once more, and send them, and the state of vCPUs and devices.
-//!   With post-copy, say which pages are absent instead of sending them ([`postcopy`](crate::postcopy)).
+//! * M2: start the dirty logs, and get what they have. The first round has all pages.
+//! * M3: send a round. Its pages are cut into pieces. Clear each piece, then read and send it (`lane`).
+//! * M4: get the dirty pages. Measure the rates, and ask [`plan`] for the next step: M3 with these pages, or M5.
+//! * M5: stop the guest. Get the dirty pages once more, and send all that were got since M3, without a clear. Send the
+//!   state of vCPUs and devices. With post-copy, say which pages are absent instead of sending them
+//!   ([`postcopy`](crate::postcopy)).
 //! * M6: the side is in doubt from here on (C2 of [`commit`](crate::commit)). Send the end on each stream.
 //!
-//! Why no write is lost: a write is in a `get` that comes after it, or after the write's page was cleared for the last
-//! time and before M5. By P1 of `twofold_memory::dirty`, the `get` of M5 has all of those, since no vCPU runs any more.
+//! Why no write is lost: take a write to a page, and the last M3 that cleared the page. If the write came before the clear,
+//! the page was read after it. If it came after the clear, the page is in the log (P1 and P2 of
+//! `twofold_memory::dirty`), so the `get` of M4 or M5 reports it, and M5 sends it: no vCPU runs from there on.
 //!
 //! Invariant: if anything fails before M6, or is cancelled there, the guest goes on at the source, at full speed, and no
 //! log runs. From M6 on the guest stands still, until the arbiter has settled which side owns it.
@@ -230,7 +232,7 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
         Ok((owned, stopped, later))
     }
 
-    /// M2 to M4: rounds until the rest fits. It is in `pages` then. Returns false if it never fits, and is to be sent
+    /// M3 and M4: rounds until the rest fits. It is in `pages` then. Returns false if it never fits, and is to be sent
     /// after the guest has changed hands.
     fn rounds<W: Write + Send, H: Host>(
         &self,

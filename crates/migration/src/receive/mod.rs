@@ -3,7 +3,7 @@
 //!
 //! [`Receive::run`] does all of it up to the commit:
 //!
-//! * T1: read hello and memslots of each stream. Compare them with what this target has, and with each other ([`join`]).
+//! * T1: read hello and memslots of each stream. Compare them with what this target has, and with each other (`join`).
 //! * T2: have the embedder build the machine ([`Host::build`]), and accept.
 //! * T3: read each stream to the end of a round, and store the pages. All streams end a round before any goes on.
 //!   After each round, hand over the sections that came.
