@@ -34,7 +34,8 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             step("orders_of_reused_tables_with_two", loom(workspace, "twofold-stage2", "loom::reused", "2")),
             step("orders_of_arrivals_with_three", loom(workspace, "twofold-memory", "loom::", "3")),
             step("ten_million_random_operations", operations(workspace)),
-            step("guests_that_move_lose_nothing", moves(workspace)),
+            step("guests_that_move_lose_nothing", moves(workspace, &["--test", "moves"])),
+            step("guests_that_move_break_no_rule", moves(workspace, &["--features", "strict", "--test", "strict"])),
             step("dirty_logs_lose_nothing", own(&["oracle"])),
             step("dirty_logs_with_defects_lose_pages", own(&["oracle", "--controls"])),
             step("coverage", own(&["coverage"])),
@@ -53,10 +54,10 @@ fn loom(workspace: &Workspace, package: &str, filter: &str, preemptions: &str) -
     command
 }
 
-/// Returns 100 moves with each tracker, and 1,000 links that are cut.
-fn moves(workspace: &Workspace) -> Command {
-    let mut command = cargo(workspace, &["test", "--release", "--package", "twofold-migration", "--test", "moves"]);
-    command.env("TWOFOLD_MOVES", "100").env("TWOFOLD_CUTS", "1000");
+/// Returns a test of migration with 100 moves for each tracker, and 1,000 links that are cut.
+fn moves(workspace: &Workspace, test: &[&str]) -> Command {
+    let mut command = cargo(workspace, &["test", "--release", "--package", "twofold-migration"]);
+    command.args(test).env("TWOFOLD_MOVES", "100").env("TWOFOLD_CUTS", "1000");
     command
 }
 

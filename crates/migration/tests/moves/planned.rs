@@ -60,6 +60,18 @@ fn the_vcpus_that_write_most_are_slowed_down_by_the_least_that_suffices() {
 }
 
 #[test]
+fn a_guest_that_was_slowed_down_and_stays_is_at_full_speed_again() {
+    let [mut here, mut there] = places();
+    let guest = here.boot(2, (390, 0));
+    let unsaved = Some("the timer is busy".into());
+    let all = Move { wanted: wanted(2), rates: vec![200_000, 2_000], unsaved, ..Move::new(Tracker::Manual) };
+    let arbiter = Arbiter::new(first());
+    let moved = all.go(&guest, &mut there, &arbiter);
+    assert!(moved.result.is_err() && moved.throttles.iter().flatten().any(|&slowed| slowed > 0));
+    assert!(moved.check(&guest, &mut there, &arbiter).is_none());
+}
+
+#[test]
 fn a_guest_that_writes_too_fast_stays_and_the_figures_are_named() {
     let [mut here, mut there] = places();
     let guest = here.boot(1, (390, 0));

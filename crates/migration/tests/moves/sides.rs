@@ -78,6 +78,8 @@ impl Embedder for Source<'_, '_> {
 
 impl precopy::Host for Source<'_, '_> {
     fn stop(&mut self) {
+        // It takes a moment, and the guest runs on meanwhile.
+        self.clock.pass(100_000);
         self.guest.running.store(false, Ordering::Relaxed);
         self.stopped = Some(self.guest.digests());
     }
