@@ -114,7 +114,7 @@ pub fn resume_source<W: Write, A: Read>(
     Ok(Outgoing::new(writer, hello.page_shift))
 }
 
-/// Adds words to a memslot's; `None` if it does not have so many.
+/// Adds words to a memslot's; `None` if it has fewer.
 fn add(all: &mut [u64], first: u64, words: &[u64]) -> Option<()> {
     let end = usize::try_from(first).ok()?.checked_add(words.len())?;
     let range = all.get_mut(first as usize..end)?;

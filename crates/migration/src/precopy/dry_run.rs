@@ -63,8 +63,8 @@ fn sample<H: Host>(
     for slot in 0..ram.slots().len() {
         pages.change(slot, |words| ram.get(slot, words)).unwrap_or(Ok(()))?;
     }
-    let (took, told_apart) = (runtime.now().saturating_sub(begin), host.written(&mut by_vcpu));
+    let (took, by_each) = (runtime.now().saturating_sub(begin), host.written(&mut by_vcpu));
     let written = pages.count();
-    rates.written(written, took, told_apart.then_some(&by_vcpu));
+    rates.written(written, took, by_each.then_some(&by_vcpu));
     Ok((written, took, rates))
 }

@@ -257,9 +257,9 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
             self.get(pages).map_err(alone)?;
             let (since, mut by_vcpu) = (got, vec![0; self.hello.vcpus as usize]);
             got = self.runtime.now();
-            let told_apart = host.written(&mut by_vcpu);
+            let by_each = host.written(&mut by_vcpu);
             let left = pages.count();
-            rates.written(left, got.saturating_sub(since), told_apart.then_some(&by_vcpu));
+            rates.written(left, got.saturating_sub(since), by_each.then_some(&by_vcpu));
             add(&mut ever, pages, self.ram.slots().len());
 
             let measured =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Why a guest was not received. The source is told so, and the guest stays there.
+//! Why a guest was not received. The source gets the reason, and the guest stays there.
 
 use alloc::string::String;
 

@@ -22,7 +22,7 @@ pub trait Host: Embedder {
     ///
     /// # Errors
     ///
-    /// Why this target cannot, with the figures. The source is told so.
+    /// Why this target cannot, with the figures. The source gets the reason.
     fn build(&mut self, hello: &Hello, slots: &[Slot], absent: bool) -> Result<(), String>;
 
     /// The memory that was built.

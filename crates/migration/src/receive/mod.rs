@@ -15,8 +15,8 @@
 //!
 //! * A [`Received`] exists only if all of the guest came: each page in the first round, and every round in every stream.
 //!   With absent pages ([`postcopy`](crate::postcopy)): each page in a round, or as an absent one.
-//! * If anything fails before that, what came is released, the source is told why, and this side is idle as before. The
-//!   guest is the source's.
+//! * If anything fails before that, what came is released, the source gets the reason, and this side is idle as before.
+//!   The guest is the source's.
 
 mod error;
 mod host;
@@ -88,7 +88,7 @@ impl<R: Runtime> Receive<'_, R> {
     ///
     /// # Errors
     ///
-    /// What is wrong with it. The source was told, as far as it still listens.
+    /// What is wrong with it. The source gets the reason, as far as it still listens.
     pub fn run<S: Read + Send, H: Host>(
         &self,
         sources: Vec<S>,

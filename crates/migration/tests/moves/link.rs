@@ -173,11 +173,11 @@ pub struct Sink<'g, 'v> {
 /// Where a link is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// So many bytes into the stream.
+    /// This many bytes into the stream.
     Bytes(u64),
-    /// So many bytes after the guest has stopped.
+    /// This many bytes after the guest has stopped.
     Stopped(u64),
-    /// So many bytes into the record of the end.
+    /// This many bytes into the record of the end.
     End(u64),
 }
 

@@ -307,8 +307,8 @@ fn a_guest_whose_link_is_cut_stands_still_and_goes_on() {
                 let _ = [switched.step(0)?, switched.step(1)?];
                 switched.page(&from)?;
                 if switched.fetches.state() == TargetState::Complete {
-                    let told = switched.link.answers.message(&Message::Complete);
-                    told.map_err(|error| Cut::Target(error.into()))?;
+                    let said = switched.link.answers.message(&Message::Complete);
+                    said.map_err(|error| Cut::Target(error.into()))?;
                     assert_eq!(switched.link.asked.asked().map_err(Cut::Asked)?, Asked::Complete);
                     done = true;
                 }
