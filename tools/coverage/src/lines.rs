@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
+use syn::{Meta, Token};
 
 /// The crates that are measured.
 pub const CRATES: [&str; 2] = ["crates/stage2", "crates/memory"];
@@ -81,7 +83,7 @@ pub fn lines(lcov: &str, root: &Path) -> BTreeMap<String, Lines> {
     files
 }
 
-/// Returns the line ranges of tests: modules and functions under `#[cfg(test)]`.
+/// Returns the line ranges of tests: modules and functions under `#[cfg(test)]`, alone or with further conditions.
 pub fn test_lines(text: &str) -> anyhow::Result<Vec<RangeInclusive<usize>>> {
     let file = syn::parse_file(text)?;
     let tests = file.items.iter().filter_map(|item| match item {
@@ -93,10 +95,18 @@ pub fn test_lines(text: &str) -> anyhow::Result<Vec<RangeInclusive<usize>>> {
 }
 
 fn is_test(attributes: &[syn::Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        let condition = attribute.parse_args::<syn::Path>();
-        attribute.path().is_ident("cfg") && condition.is_ok_and(|condition| condition.is_ident("test"))
-    })
+    let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
+    conditions.filter_map(|attribute| attribute.parse_args().ok()).any(|condition| needs_test(&condition))
+}
+
+fn needs_test(condition: &Meta) -> bool {
+    match condition {
+        Meta::Path(path) => path.is_ident("test"),
+        Meta::List(list) if list.path.is_ident("all") => list
+            .parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated)
+            .is_ok_and(|parts| parts.iter().any(needs_test)),
+        _ => false,
+    }
 }
 
 /// Returns the lines of the crate `name`.
@@ -126,7 +136,8 @@ mod tests {
 
     #[test]
     fn tests_are_known_by_their_condition() {
-        let text = "fn a() {}\n#[cfg(test)]\nmod tests {\n    fn b() {}\n}\nmod c {}\n";
-        assert_eq!(test_lines(text).unwrap(), [2..=5]);
+        let text = "fn a() {}\n#[cfg(test)]\nmod tests {\n    fn b() {}\n}\nmod c {}\n\
+            #[cfg(all(test, not(loom)))]\nfn d() {}\n#[cfg(not(test))]\nfn e() {}\n#[cfg(any(test, loom))]\nfn f() {}\n";
+        assert_eq!(test_lines(text).unwrap(), [2..=5, 7..=8]);
     }
 }
