@@ -61,7 +61,7 @@ pub(super) struct Area<M: AreaMemory> {
     cached: Option<(u64, M::Place)>,
 }
 
-/// What the guest is told about an absent page.
+/// The announcement of an absent page to the guest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Announcement {
     pub token: u32,

@@ -21,7 +21,7 @@
 //!
 //! # A fault on an absent page ([`VcpuFaults::fault`])
 //!
-//! * F1: if a request for this page is on its way, go on at F4. The guest has been told once, or could not be.
+//! * F1: if a request for this page is on its way, go on at F4. It was announced once, or could not be.
 //! * F2: choose a slot. If 64 are in use, take the spare one, and cancel the request that is there.
 //! * F3: open the slot, and give its ticket to the store.
 //! * F4: take what has arrived. If this page has, let the guest repeat the access.

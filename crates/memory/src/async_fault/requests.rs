@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The pages that one vCPU has asked the store for, each in a slot of its [`Arrivals`].
 //!
-//! Slots 0 to 63 are for pages that the guest can be told about. Slot 64 is for a page that the vCPU waits for while
+//! Slots 0 to 63 are for pages that can be announced to the guest. Slot 64 is for a page that the vCPU waits for while
 //! those are all in use. Slot 65 is for the page of the vCPU's area.
 
 use twofold_abi::async_fault::{NO_TOKEN, TOKENS_MAX, WAKE_ALL};

@@ -200,7 +200,7 @@ impl<M: AreaMemory> VcpuFaults<M> {
         }
     }
 
-    /// F6 and F7. Returns whether the guest was told.
+    /// F6 and F7. Returns whether the page was announced.
     fn announce(
         &mut self,
         arrivals: &Arrivals,

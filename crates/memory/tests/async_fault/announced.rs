@@ -86,7 +86,7 @@ fn a_second_fault_on_a_page_in_flight_halts() {
     assert_eq!((rig.not_present(), rig.host.started.len()), (NO_TOKEN, 1), "neither a token nor a request more");
     assert!(rig.arrive(1));
     assert_eq!(rig.before_entry(), Next::Enter);
-    assert_eq!(rig.ready(), token, "the first task is still told");
+    assert_eq!(rig.ready(), token, "the first token is still announced");
 }
 
 #[test]
