@@ -87,7 +87,7 @@ const COMPARISONS: u64 = 6_000_000;
 /// Returns a call of Cargo: `command` on the bench with all mutants, in a build directory of its own.
 fn mutated(workspace: &Workspace, command: &str) -> Command {
     let mut cargo = bench(workspace, command);
-    cargo.args(["--features", "twofold-stage2/checked"]).env_remove(twofold_mutants::CHOICE);
+    cargo.args(["--features", "twofold-bench/checked"]).env_remove(twofold_mutants::CHOICE);
     cargo.env("RUSTFLAGS", "--cfg mutants").env("CARGO_TARGET_DIR", workspace.mutants().join("oracle"));
     cargo
 }
