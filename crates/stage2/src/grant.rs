@@ -158,6 +158,20 @@ impl Lent {
     pub fn range(&self) -> IpaRange {
         self.start..self.start + self.size
     }
+
+    /// The first `size` bytes of the run, and the rest, each lent to the same tables for the addresses that it had.
+    /// Returns the run itself if `size` is larger than the run, or not whole pages.
+    ///
+    /// What is mapped stays mapped. So one page can leave the tables, while the rest of its run stays lent.
+    pub fn split_at(self, size: u64) -> Result<(Self, Self), Self> {
+        let Self { start, size: granted, pa, root, run } = self;
+        // The run may begin before the addresses that it is lent for.
+        let before = pa.raw().saturating_sub(run.pa().raw());
+        let (first, rest) = run.split_at(size).map_err(|run| Self { start, size: granted, pa, root, run })?;
+        let cut = size.saturating_sub(before).min(granted);
+        let first = Self { start, size: cut, pa, root, run: first };
+        Ok((first, Self { start: start + cut, size: granted - cut, pa: pa + cut, root, run: rest }))
+    }
 }
 
 impl Vacated<'_> {

@@ -50,6 +50,54 @@ fn what_is_lent_is_whole_pages_of_the_run_in_the_range() {
     }
 }
 
+/// The run begins two pages before the addresses that it is lent for, and ends one page after them.
+#[test]
+fn each_half_of_what_is_lent_keeps_its_addresses() {
+    let mut guest = Guest::with_pages(FORCED, 40, 64);
+    for pages in 0..=6 {
+        let run = guest.pool.run(6);
+        let pa = run.pa();
+        let lent = guest.stage2.lend(run, BASE, BASE + 2 * KIB_4..BASE + 5 * KIB_4);
+        let (first, rest) = lent.split_at(pages * KIB_4).unwrap();
+        assert_eq!((first.run().pa(), first.run().size()), (pa, pages * KIB_4));
+        assert_eq!((rest.run().pa(), rest.run().size()), (pa + pages * KIB_4, (6 - pages) * KIB_4));
+        for page in 0..6 {
+            let (ipa, pa) = (BASE + page * KIB_4, pa + page * KIB_4);
+            let granted = |lent| guest.stage2.grant(lent, ipa, KIB_4).map(|grant| grant.pa());
+            let expected = |is_here: bool| ((2..5).contains(&page) && is_here).then_some(pa);
+            assert_eq!(granted(&first), expected(page < pages), "page {page} of the first {pages}");
+            assert_eq!(granted(&rest), expected(page >= pages), "page {page} after the first {pages}");
+        }
+    }
+}
+
+/// The middle page of three is cut out twice, and then leaves while the others stay mapped.
+#[test]
+fn one_page_of_what_is_lent_comes_back() {
+    let (mut guest, lent, pa) = lent(4);
+    let Guest { stage2, pool, .. } = &mut guest;
+    stage2.grant(&lent, BASE, 3 * KIB_4).unwrap().map_range(Level::L3, &RAM, pool).unwrap();
+    let (first, rest) = lent.split_at(KIB_4).unwrap();
+    let (page, last) = rest.split_at(KIB_4).unwrap();
+    assert_eq!(first.range(), BASE..BASE + KIB_4);
+    assert_eq!(last.range(), BASE + 2 * KIB_4..BASE + 3 * KIB_4);
+    let run = stage2.vacate(page.range(), pool).unwrap().reclaim(page).unwrap();
+    assert_eq!((run.pa(), run.size()), (pa + KIB_4, KIB_4));
+    let last = stage2.vacate(BASE..BASE + KIB_4, pool).unwrap().reclaim(last).unwrap_err();
+    assert_eq!(last.run().size(), 2 * KIB_4);
+    let mapped: Vec<_> = guest.scan().leaves.iter().map(|leaf| (leaf.ipa, leaf.pa())).collect();
+    assert_eq!(mapped, [(BASE + 2 * KIB_4, pa + 2 * KIB_4)]);
+}
+
+#[test]
+fn what_is_lent_is_cut_between_pages_only() {
+    let (_guest, lent, pa) = lent(3);
+    let lent = lent.split_at(0x800).unwrap_err();
+    let lent = lent.split_at(4 * KIB_4).unwrap_err();
+    let lent = lent.split_at(!0xfff).unwrap_err();
+    assert_eq!((lent.range(), lent.run().pa(), lent.run().size()), (BASE..BASE + 2 * KIB_4, pa, 3 * KIB_4));
+}
+
 /// A grant may begin inside a page. No leaf can be made of it.
 #[test]
 fn a_grant_that_is_not_whole_pages_maps_nothing() {
