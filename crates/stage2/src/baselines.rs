@@ -76,7 +76,7 @@ impl<P: Platform> Grant<'_, P> {
         attributes: &Attributes,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
-        let Self { stage2, ipa, pa, .. } = self;
+        let Self { stage2, ipa, pa, sample, .. } = self;
         let (features, span) = (stage2.features(), stage2.geometry().granule().span(level));
         self.check(span)?;
         stage2.check_leaf(ipa, pa, level)?;
@@ -85,9 +85,9 @@ impl<P: Platform> Grant<'_, P> {
         let new = Descriptor::leaf(pa, level, attributes, features);
         // Only a leaf that is not normal memory has to be noted in its table's metadata.
         if attributes.memory == Memory::Normal {
-            return stage2.map_with::<false>(ipa, new, level, CacheMaintenance::NONE, tables);
+            return stage2.map_with::<false>(ipa, new, sample, level, CacheMaintenance::NONE, tables);
         }
-        stage2.map_with::<true>(ipa, new, level, CacheMaintenance::NONE, tables)
+        stage2.map_with::<true>(ipa, new, sample, level, CacheMaintenance::NONE, tables)
     }
 
     /// Coalesces, and frees the old table while nothing is mapped: the guest faults there all that time.

@@ -2,7 +2,8 @@
 //! Coalescing: a block replaces the table that maps the same memory in pieces (Wang 2021: install before free).
 //!
 //! * C1: clean the holes, which is what the block will map and the table does not (module `holes`). No lock is held.
-//! * C2: lock the parent and the table (U1), and hold the tables below (module `tables_below`).
+//! * C2: lock the parent and the table (U1), and hold the tables below (module `tables_below`). Then read the count again,
+//!   since lent memory may have been withdrawn through one of them (M3 in module `withdraw`).
 //! * C3: break the parent's entry by making it busy (U2), and increment the sequence count (U3).
 //! * C4: flush (U6). If the table held leaves of another memory type, clean their memory.
 //! * C5: make the block.
@@ -26,6 +27,7 @@ use crate::platform::Platform;
 use crate::table::Table;
 use crate::tlb::Scope;
 use crate::unlinked::{Look, UnlinkedTable};
+use crate::withdraw::Sample;
 use crate::{Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, Stage2, TableSource, cache};
 
 /// What [`Grant::coalesce`] did.
@@ -73,7 +75,8 @@ impl<P: Platform> Grant<'_, P> {
         dirty: &mut dyn FnMut(Leaf),
     ) -> Result<Coalesced, Error> {
         self.check(self.stage2.geometry().granule().span(level))?;
-        self.stage2.coalesce_to::<FREE_FIRST, CLEANED>(self.ipa, self.pa, level, attributes, tables, dirty)
+        let Self { stage2, ipa, pa, sample, .. } = self;
+        stage2.coalesce_to::<FREE_FIRST, CLEANED>((ipa, pa), sample, level, attributes, tables, dirty)
     }
 }
 
@@ -81,8 +84,8 @@ impl<P: Platform> Stage2<P> {
     /// Replaces smaller mappings by a block, under a grant that was checked ([`Grant::coalesce_in_order`]).
     pub(crate) fn coalesce_to<const FREE_FIRST: bool, const CLEANED: bool>(
         &self,
-        ipa: Ipa,
-        pa: Pa,
+        (ipa, pa): (Ipa, Pa),
+        sample: Sample,
         level: Level,
         attributes: &Attributes,
         tables: &mut impl TableSource,
@@ -97,11 +100,16 @@ impl<P: Platform> Stage2<P> {
         self.give_deferred(tables);
         let mut ready = CLEANED || !maintenance.is_needed();
         let mut other_memory = false;
+        let mut claimed = None;
         loop {
             let location = self.lockless_walk(ipa, level);
+            if let Err(error) = self.check_sample(sample, &location, ipa) {
+                claimed.into_iter().for_each(|table| self.give_up_claim(ipa, level, table));
+                return Err(error);
+            }
             // A walk that ends above `level` ends at an entry that is no table.
             if !location.entry.is_table(level) {
-                match self.map_to(ipa, pa, level, attributes, tables) {
+                match self.map_to(ipa, pa, sample, level, attributes, tables) {
                     Err(Error::TableInTheWay { .. }) => continue,
                     mapped => return mapped.map(Coalesced::Mapped),
                 }
@@ -109,6 +117,7 @@ impl<P: Platform> Stage2<P> {
             if !ready {
                 // C1. A page that another CPU maps from here on is cleaned by that CPU.
                 if let Ok(claim) = self.claim(&location, below, new, maintenance) {
+                    claimed = Some(location.entry.address());
                     if !claim.cleaned {
                         // The only error is a range outside the IPA space, which `check_leaf` has ruled out. So the
                         // claim is never left behind.
@@ -128,6 +137,10 @@ impl<P: Platform> Stage2<P> {
             let Ok(child) = self.lock_whatever(entry.address(), entries, below).quiet() else { continue };
             // Before the break: locking up to 512 tables takes time.
             let Ok(held) = self.hold_below(&child) else { continue };
+            // M3. A withdrawal may have locked one of these tables after the parent's W4.
+            if !self.is_still_linked(&location) {
+                continue;
+            }
             let other_memory = other_memory || held.other_memory || attributes.memory != Memory::Normal;
             if attributes.memory != Memory::Normal {
                 self.note_memory(attributes.memory);
@@ -190,6 +203,27 @@ impl<P: Platform> Stage2<P> {
         metadata.set_link(metadata.link() | TableMetadata::CLAIMED);
         let nothing_to_clean = Claim { cleaned: true, other_memory: false };
         Ok(if maintenance.cleans() { self.look_for(new, locked.table, below) } else { nothing_to_clean })
+    }
+
+    /// Gives up the claim of a table (C1), unless the table was unlinked meanwhile.
+    #[cold]
+    fn give_up_claim(&self, ipa: Ipa, level: Level, table: Pa) {
+        let Some(below) = level.below() else { return };
+        loop {
+            let location = self.lockless_walk(ipa, level);
+            if !self.is_still_linked(&location) {
+                continue;
+            }
+            if !location.entry.is_table(level) || location.entry.address() != table {
+                return;
+            }
+            let entries = self.geometry().granule().entries();
+            if let Ok(_locked) = self.lock_table(table, entries, below, location.then) {
+                let metadata = self.platform().metadata(table);
+                metadata.set_link(metadata.link() & !TableMetadata::CLAIMED);
+                return;
+            }
+        }
     }
 
     /// Looks at all leaves of a locked table, and of the tables below it. That is faster than the walk over the holes,

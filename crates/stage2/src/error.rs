@@ -108,6 +108,13 @@ pub enum Error {
         /// The number of bytes that were to be mapped.
         size: u64,
     },
+    /// Lent memory was withdrawn since the grant was made. It may be this memory. Nothing was changed at this address.
+    /// Get the memory's place and the grant again.
+    #[error("the memory for {ipa} may have been withdrawn since it was granted: get the grant again")]
+    Withdrawn {
+        /// The first address that was not mapped.
+        ipa: Ipa,
+    },
     /// Nothing is mapped there.
     #[error("{ipa} is not mapped")]
     NotMapped {

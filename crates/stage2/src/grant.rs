@@ -5,8 +5,9 @@
 //!
 //! * Donated memory is lent to a tree by value ([`Stage2::lend`]). A [`Lent`] run grants the memory inside it
 //!   ([`Stage2::grant`]). While it is lent, it can become no table, and no other tree can map it. It becomes a [`Run`]
-//!   again when nothing of it is mapped and the flush is complete. [`Vacated::reclaim`] proves that for a range of a
-//!   live tree, [`Root::reclaim`] for a destroyed tree.
+//!   again when nothing of it is mapped and the flush is complete. [`Withdrawal::reclaim`](crate::Withdrawal::reclaim)
+//!   does that while vCPUs run, [`Vacated::reclaim`] for a range of a tree that is borrowed alone, and [`Root::reclaim`]
+//!   for a destroyed tree.
 //! * For any other memory, the caller vouches once, by the unsafe [`Window::new`] ([`Stage2::open`]).
 //!
 //! A physical address alone does not map:
@@ -66,6 +67,7 @@
 use core::fmt;
 
 use crate::platform::Platform;
+use crate::withdraw::Sample;
 use crate::{Error, Ipa, IpaRange, Pa, Root, Run, Stage2, TablePage, TableSource, Unwatched};
 
 /// The right to map memory at guest addresses, in the tables that this borrows.
@@ -74,6 +76,7 @@ pub struct Grant<'a, P: Platform> {
     pub(crate) ipa: Ipa,
     pub(crate) pa: Pa,
     pub(crate) size: u64,
+    pub(crate) sample: Sample,
 }
 
 /// A run that a tree may map. It has one owner. It becomes a [`Run`] again when the tree cannot reach it any more.
@@ -88,8 +91,8 @@ pub struct Lent {
     size: u64,
     /// The physical address for `start`.
     pa: Pa,
-    root: Pa,
-    run: Run,
+    pub(crate) root: Pa,
+    pub(crate) run: Run,
 }
 
 /// Physical memory that is not donated and that a guest may reach: a device's registers, or RAM.
@@ -127,13 +130,14 @@ impl<P: Platform> Stage2<P> {
         let offset = ipa.raw().wrapping_sub(lent.start.raw());
         // Only whole pages are lent and mapped, so a page that begins inside ends inside.
         let fits = offset < lent.size && (size <= TablePage::SIZE || size <= lent.size - offset);
-        (fits && lent.root == self.root_pa()).then(|| Grant { stage2: self, ipa, pa: lent.pa + offset, size })
+        let grant = || Grant { stage2: self, ipa, pa: lent.pa + offset, size, sample: self.sample() };
+        (fits && lent.root == self.root_pa()).then(grant)
     }
 
     /// The right to map a window, from `ipa` on.
     #[inline(always)]
     pub fn open(&self, window: Window, ipa: Ipa) -> Grant<'_, P> {
-        Grant { stage2: self, ipa, pa: window.pa, size: window.size }
+        Grant { stage2: self, ipa, pa: window.pa, size: window.size, sample: None }
     }
 
     /// Unmaps `range` and completes the flush. No grant of these tables exists then, and none can be made while the

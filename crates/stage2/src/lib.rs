@@ -56,7 +56,7 @@
 //!
 //! **Data.** Each table has a [`TableMetadata`] beside its frame. One word of it is the table's lock, and counts of its valid
 //! entries, tables, writable leaves, hardware-tracked leaves (DBM) and busy entries. The tree has a *sequence count* of the
-//! tables that were ever unlinked from it.
+//! tables that were ever unlinked from it; the same word counts withdrawals.
 //!
 //! **Writers.** Software changes an entry of a linked table only under that table's lock. Hardware changes entries without a
 //! lock: it sets access flags, and the dirty state of leaves with DBM. So a leaf with DBM is changed by a read-modify-write.
@@ -106,6 +106,18 @@
 //! maintenance pass waits for a busy entry, since the new entry may need the change too. A pass skips a table only where the
 //! table's counts say that it has nothing to do there, and the table was linked when they were read.
 //!
+//! **Withdrawn memory** (module `withdraw`). Lent memory may leave while other CPUs hold grants of it:
+//!
+//! * M1: a grant of lent memory samples the count of withdrawals, which shares a word with the sequence count.
+//! * M2 to M5: the mapper locks the table, checks the count, writes the entry, and unlocks.
+//! * T1, T2: the withdrawing CPU takes the lent run by value, and counts.
+//! * T3 to T5: it locks the deepest table of each part of the range, even where the entry is empty, breaks what is there, and
+//!   unlocks.
+//! * T6, T7: it flushes, and returns the run.
+//!
+//! A mapper that gets the lock first has its leaf broken. A mapper that gets it later finds the count changed, and returns
+//! [`Error::Withdrawn`].
+//!
 //! # What may be mapped
 //!
 //! A guest reaches what its tables map, and the engine cleans it. So only a [`Grant`] maps, and no safe call makes a grant for
@@ -113,7 +125,8 @@
 //!
 //! * Donated memory ([`Donated::new`] is unsafe) is lent to a tree by value. While it is lent it is no table, no part of
 //!   another tree, and in no pool of free frames. *The engine* returns it as a [`Run`] only when nothing of it is mapped and
-//!   the flush is complete ([`Stage2::vacate`], [`Stage2::destroy`]).
+//!   the flush is complete ([`Stage2::withdraw`], [`Stage2::vacate`], [`Stage2::destroy`]). Grants that were made before a
+//!   withdrawal map nothing afterwards.
 //! * The embedder vouches for devices, and for RAM that is not donated, by [`Window::new`], which is unsafe and states what is
 //!   promised.
 //!
@@ -201,6 +214,7 @@ mod table_lock;
 mod tables_below;
 mod unlinked;
 mod unmap;
+mod withdraw;
 
 pub use address::{Ipa, IpaRange, Pa, Vmid};
 pub use age::Marked;
@@ -227,3 +241,4 @@ pub use relax::Relaxed;
 pub use removal::{Broken, Downgrade, Freed, Join, RemovalWatcher, Unwatched};
 pub use split::{Split, Stopped};
 pub use stage2::Stage2;
+pub use withdraw::Withdrawal;

@@ -9,7 +9,8 @@
 //!
 //! The crate's documentation (*Locking*) has the whole protocol. The walk, and where each step is here:
 //!
-//! * **W1**: read the sequence count, with acquire (`SequenceCount::now`).
+//! * **W1**: read the sequence count, with acquire (`SequenceCount::now`). A map by a grant of lent memory starts with the
+//!   grant's sample, which is older, and serves as well (module `withdraw`).
 //! * **W2**: load an entry with acquire ([`Cell::look`]).
 //! * **W3**: before following or using the entry, read the count again (`SequenceCount::is_still`). If it changed, go back
 //!   to W1.
@@ -83,15 +84,21 @@ impl<P: Platform> Stage2<P> {
     #[inline(always)]
     pub(crate) fn lockless_walk(&self, ipa: Ipa, level: Level) -> EntryLocation<'_> {
         loop {
-            if let Ok(location) = self.lockless_walk_once(ipa, level) {
+            let then = self.sequence.now(); // W1
+            if let Ok(location) = self.lockless_walk_since(then, ipa, level) {
                 return location;
             }
         }
     }
 
+    /// One [`lockless_walk`](Self::lockless_walk), whose snapshot of W1 the caller has taken.
     #[inline(always)]
-    fn lockless_walk_once(&self, ipa: Ipa, level: Level) -> Result<EntryLocation<'_>, Retry> {
-        let then = self.sequence.now(); // W1
+    pub(crate) fn lockless_walk_since(
+        &self,
+        then: Snapshot,
+        ipa: Ipa,
+        level: Level,
+    ) -> Result<EntryLocation<'_>, Retry> {
         let mut at = self.geometry().root_level();
         let mut table = self.root();
         let mut shift = self.geometry().root_shift();

@@ -22,6 +22,7 @@ use crate::lockless_walk::{EntryLocation, Retry};
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
 use crate::tlb::Scope;
+use crate::withdraw::Sample;
 use crate::{
     Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, Stage2, TableMetadata, TablePage, TableSource,
     Unwatched, cache, frame,
@@ -58,10 +59,12 @@ impl<P: Platform> Grant<'_, P> {
     /// * [`Error::ExecuteNeedsXnx`] if the access needs FEAT_XNX.
     /// * [`Error::TableInTheWay`] if smaller leaves are mapped there: [`coalesce`](Self::coalesce) replaces them.
     /// * [`Error::NoTablePage`] if `tables` is empty. The same call may be repeated.
+    /// * [`Error::Withdrawn`] if lent memory was [withdrawn](Stage2::withdraw) since the grant was made, this memory or
+    ///   another. Get the grant again. A [window](Stage2::open) is never withdrawn.
     #[inline(always)]
     pub fn map(self, level: Level, attributes: &Attributes, tables: &mut impl TableSource) -> Result<Mapped, Error> {
         self.check(self.stage2.geometry().granule().span(level))?;
-        self.stage2.map_to(self.ipa, self.pa, level, attributes, tables)
+        self.stage2.map_to(self.ipa, self.pa, self.sample, level, attributes, tables)
     }
 }
 
@@ -72,6 +75,7 @@ impl<P: Platform> Stage2<P> {
         &self,
         ipa: Ipa,
         pa: Pa,
+        sample: Sample,
         level: Level,
         attributes: &Attributes,
         tables: &mut impl TableSource,
@@ -80,11 +84,16 @@ impl<P: Platform> Stage2<P> {
         attributes.access.check(self.features())?;
         let new = Descriptor::leaf(pa, level, attributes, self.features());
         if attributes.memory != Memory::Normal {
-            return self.map_slowly::<true>(ipa, new, level, tables);
+            return self.map_slowly::<true>(ipa, new, sample, level, tables);
         }
         if !CacheMaintenance::new(self.features(), attributes).is_needed() {
-            let location = self.lockless_walk(ipa, level);
-            if location.level == level
+            // The sample is W1, so W4 is also M3.
+            let walked = match sample {
+                Some(then) => self.lockless_walk_since(then, ipa, level),
+                None => Ok(self.lockless_walk(ipa, level)),
+            };
+            if let Ok(location) = walked
+                && location.level == level
                 && location.entry == Descriptor::INVALID
                 && let Ok(mut locked) = self.lock(&location)
                 && location.cell.read() == Descriptor::INVALID
@@ -95,7 +104,7 @@ impl<P: Platform> Stage2<P> {
                 return Ok(Mapped::New);
             }
         }
-        self.map_slowly::<false>(ipa, new, level, tables)
+        self.map_slowly::<false>(ipa, new, sample, level, tables)
     }
 
     /// The slow path of [`map_to`](Self::map_to): tables are missing, the entry is not invalid, caches need
@@ -106,12 +115,13 @@ impl<P: Platform> Stage2<P> {
         &self,
         ipa: Ipa,
         new: Descriptor,
+        sample: Sample,
         level: Level,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
         // Decoded from the descriptor: keeping the attributes alive would slow down the fast path.
         let maintenance = CacheMaintenance::new(self.features(), &new.attributes(self.features()));
-        self.map_with::<OTHER>(ipa, new, level, maintenance, tables)
+        self.map_with::<OTHER>(ipa, new, sample, level, maintenance, tables)
     }
 
     /// Maps with the given cache maintenance. `OTHER`: the memory is not normal.
@@ -119,12 +129,14 @@ impl<P: Platform> Stage2<P> {
         &self,
         ipa: Ipa,
         new: Descriptor,
+        sample: Sample,
         level: Level,
         maintenance: CacheMaintenance,
         tables: &mut impl TableSource,
     ) -> Result<Mapped, Error> {
         loop {
             let location = self.lockless_walk(ipa, level);
+            self.check_sample(sample, &location, ipa)?; // M3
             let old = location.entry;
             if old.is_leaf(location.level) {
                 let inside = ipa - ipa.align_down(self.geometry().granule().span(location.level));
@@ -219,19 +231,24 @@ impl<P: Platform> Stage2<P> {
         };
         page.zero(self.platform());
         self.set_counts(&page, Counts::EMPTY, false);
-        if let Err(page) = self.link(ipa, location.level, page) {
+        // The table maps nothing, so nothing of it can be withdrawn.
+        if let Err(page) = self.link(ipa, location.level, page, None) {
             frame::give(tables, page);
         }
         Ok(())
     }
 
-    /// Links a table to `ipa`'s entry of `level`. Returns `Err` with the page if the entry is no longer vacant.
+    /// Links a table to `ipa`'s entry of `level`. Returns `Err` with the page if the entry is no longer vacant, or if what
+    /// the table maps was withdrawn since `sample`.
     ///
     /// Walks again: tables may have been unlinked since the caller's walk, which may be long ago.
-    pub(crate) fn link(&self, ipa: Ipa, level: Level, page: TablePage) -> Result<(), TablePage> {
+    pub(crate) fn link(&self, ipa: Ipa, level: Level, page: TablePage, sample: Sample) -> Result<(), TablePage> {
         let new = Descriptor::table(page.pa());
         loop {
             let location = self.lockless_walk(ipa, level);
+            if self.check_sample(sample, &location, ipa).is_err() {
+                return Err(page);
+            }
             let Ok(mut locked) = self.lock(&location) else { continue };
             let old = locked.entry(location.index);
             if location.level != level || !old.is_vacant() {

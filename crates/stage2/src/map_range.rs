@@ -10,6 +10,7 @@ use crate::counts::Counts;
 use crate::lockless_walk::EntryLocation;
 use crate::platform::Platform;
 use crate::primitive;
+use crate::withdraw::Sample;
 use crate::{
     Attributes, Descriptor, Error, Grant, Ipa, IpaRange, Level, Memory, Pa, Stage2, TableSource, cache, frame,
 };
@@ -23,7 +24,7 @@ impl<P: Platform> Grant<'_, P> {
     /// # Errors
     ///
     /// As [`map`](Self::map). After [`Error::NoTablePage`] the part that was mapped stays mapped, and the same call
-    /// continues.
+    /// continues. After [`Error::Withdrawn`] it also stays mapped, except for what was withdrawn.
     pub fn map_range(
         self,
         largest: Level,
@@ -32,7 +33,7 @@ impl<P: Platform> Grant<'_, P> {
     ) -> Result<(), Error> {
         let bits = self.stage2.geometry().ipa_bits();
         let end = self.ipa.checked_add(self.size).ok_or(Error::OutsideIpa { ipa: self.ipa, bits })?;
-        self.stage2.map_range_to(self.ipa..end, self.pa, largest, attributes, tables)
+        self.stage2.map_range_to(self.ipa..end, self.pa, self.sample, largest, attributes, tables)
     }
 }
 
@@ -42,6 +43,7 @@ impl<P: Platform> Stage2<P> {
         &self,
         range: IpaRange,
         pa: Pa,
+        sample: Sample,
         largest: Level,
         attributes: &Attributes,
         tables: &mut impl TableSource,
@@ -59,7 +61,7 @@ impl<P: Platform> Stage2<P> {
         let mut at = range.start;
         while at < range.end {
             let output = pa + (at - range.start);
-            at = at + self.map_some(at..range.end, output, largest, attributes, tables)?;
+            at = at + self.map_some(at..range.end, output, sample, largest, attributes, tables)?;
         }
         self.publish();
         Ok(())
@@ -71,29 +73,31 @@ impl<P: Platform> Stage2<P> {
         &self,
         range: IpaRange,
         pa: Pa,
+        sample: Sample,
         largest: Level,
         attributes: &Attributes,
         tables: &mut impl TableSource,
     ) -> Result<u64, Error> {
         let (ipa, left) = (range.start, range.end - range.start);
         let location = self.lockless_walk(ipa, Level::L3);
+        self.check_sample(sample, &location, ipa)?;
         let span = self.geometry().granule().span(location.level);
         if location.entry != Descriptor::INVALID {
             // A single leaf: the entry is stale, busy or mapped. If no leaf of the entry's size fits, map a page.
             let fits = location.level >= largest && self.fits(ipa, pa, left, location.level);
-            return self.map_one(ipa, pa, if fits { location.level } else { Level::L3 }, attributes, tables);
+            return self.map_one((ipa, pa), sample, if fits { location.level } else { Level::L3 }, attributes, tables);
         }
         if location.level == Level::L3 {
-            return Ok(self.fill_run(&location, ipa, pa, left, attributes));
+            return Ok(self.fill_run(&location, (ipa, pa), sample, left, attributes));
         }
         if location.level >= largest && location.level > Level::L0 && self.fits(ipa, pa, left, location.level) {
-            return self.map_one(ipa, pa, location.level, attributes, tables);
+            return self.map_one((ipa, pa), sample, location.level, attributes, tables);
         }
         let below = location.level.below().unwrap_or(Level::L3);
         // A page always fits.
         let fits = below == Level::L3 || (below >= largest && self.fits(ipa, pa, left, below));
         if left >= span && ipa.is_aligned(span) && fits {
-            return self.link_full(&location, below, (ipa, pa), attributes, tables);
+            return self.link_full(&location, below, (ipa, pa), sample, attributes, tables);
         }
         self.add_table(&location, ipa, tables)?;
         Ok(0)
@@ -102,13 +106,13 @@ impl<P: Platform> Stage2<P> {
     /// Maps one leaf and returns its bytes, or 0 if a table is there now.
     fn map_one(
         &self,
-        ipa: Ipa,
-        pa: Pa,
+        (ipa, pa): (Ipa, Pa),
+        sample: Sample,
         level: Level,
         attributes: &Attributes,
         tables: &mut impl TableSource,
     ) -> Result<u64, Error> {
-        match self.map_to(ipa, pa, level, attributes, tables) {
+        match self.map_to(ipa, pa, sample, level, attributes, tables) {
             Ok(_) => Ok(self.geometry().granule().span(level)),
             Err(Error::TableInTheWay { .. }) => Ok(0),
             Err(error) => Err(error),
@@ -121,12 +125,13 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Fills a table of `level` and links it at a vacant entry. Returns the bytes that it maps, or 0 if the entry is no
-    /// longer vacant.
+    /// longer vacant, or the memory was withdrawn.
     fn link_full(
         &self,
         location: &EntryLocation<'_>,
         level: Level,
         (ipa, pa): (Ipa, Pa),
+        sample: Sample,
         attributes: &Attributes,
         tables: &mut impl TableSource,
     ) -> Result<u64, Error> {
@@ -143,7 +148,7 @@ impl<P: Platform> Stage2<P> {
             (pa, span),
             CacheMaintenance::new(self.features(), attributes),
         );
-        match self.link(ipa, location.level, page) {
+        match self.link(ipa, location.level, page, sample) {
             Ok(()) => Ok(span),
             Err(page) => {
                 frame::give(tables, page);
@@ -153,7 +158,14 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Fills the run of invalid level 3 entries that begins at `location`. Returns the number of bytes mapped.
-    fn fill_run(&self, location: &EntryLocation<'_>, ipa: Ipa, pa: Pa, left: u64, attributes: &Attributes) -> u64 {
+    fn fill_run(
+        &self,
+        location: &EntryLocation<'_>,
+        (ipa, pa): (Ipa, Pa),
+        sample: Sample,
+        left: u64,
+        attributes: &Attributes,
+    ) -> u64 {
         let page = self.geometry().granule().size();
         let most = (location.table.len() - location.index).min((left / page) as usize);
         let free = |index: &usize| location.table.entry(location.index + index).read() == Descriptor::INVALID;
@@ -164,7 +176,7 @@ impl<P: Platform> Stage2<P> {
         // The maintenance may have taken long, so walk again.
         let location = self.lockless_walk(ipa, Level::L3);
         let free = |index: &usize| location.table.entry(location.index + index).read() == Descriptor::INVALID;
-        if location.level != Level::L3 {
+        if location.level != Level::L3 || self.check_sample(sample, &location, ipa).is_err() {
             return 0;
         }
         let Ok(mut locked) = self.lock(&location) else { return 0 };

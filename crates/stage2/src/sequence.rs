@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The sequence count, by which a lockless walk finds that a table was unlinked meanwhile (module `lockless_walk`).
+//! The sequence count, by which a lockless walk finds that a table was unlinked meanwhile (module `lockless_walk`), and a
+//! mapping that its memory may have been withdrawn (module `withdraw`).
 
 use crate::platform::Platform;
 use crate::primitive::{self, Ordering, Word};
 
-/// The sequence count of a tree: how many tables were ever unlinked from it.
+/// The sequence count of a tree: how many tables were ever unlinked from it, and above that, how often memory was
+/// withdrawn from it.
 ///
-/// It has a cache line of its own: every walk reads it, and few operations write it.
+/// Both are in one word, so that one load under a table's lock checks both (W4). It has a cache line of its own: every
+/// walk reads it, and few operations write it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct SequenceCount(Word);
@@ -41,18 +44,37 @@ impl SequenceCount {
         Snapshot(self.0.fetch_add(1, Ordering::Release))
     }
 
-    /// The count.
+    /// T2: counts a withdrawal. Walks that are under way start again.
+    ///
+    /// Relaxed: a mapper learns of it by a lock that the withdrawing CPU releases later (T5), or by a link that was made
+    /// under such a lock (module `withdraw`). A read-modify-write continues the release sequences of the unlinks before it (U3).
+    pub(crate) fn count_withdrawal<P: Platform>(&self, platform: &P) {
+        platform.on_atomic();
+        self.0.fetch_add(1 << UNLINKS_BITS, Ordering::Relaxed);
+    }
+
+    /// The number of unlinked tables.
     #[cfg(feature = "checked")]
-    pub(crate) fn total(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    pub(crate) fn unlinks(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) & ((1 << UNLINKS_BITS) - 1)
     }
 }
+
+/// The bits of the count that count unlinked tables. If they overflow, that counts as a withdrawal, which only costs a
+/// retry. The other 36 bits count withdrawals: they do not return to a sample's value within hours.
+const UNLINKS_BITS: u32 = 28;
 
 /// A snapshot of the sequence count ([`SequenceCount`]).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Snapshot(u64);
 
 impl Snapshot {
+    /// How often memory was withdrawn.
+    #[inline(always)]
+    pub(crate) fn withdrawals(self) -> u64 {
+        self.0 >> UNLINKS_BITS
+    }
+
     /// The count after one more unlink.
     pub(crate) fn next(self) -> Self {
         Self(self.0.wrapping_add(1))

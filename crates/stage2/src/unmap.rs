@@ -36,13 +36,25 @@ impl<P: Platform> Stage2<P> {
         &self,
         range: IpaRange,
         tables: &mut impl TableSource,
+        removed: R,
+    ) -> Result<Pending<'_, P, R>, Error> {
+        self.unmap_and::<R, false>(range, tables, removed)
+    }
+
+    /// [`unmap`](Self::unmap). With `LOCKS_EMPTY`, takes the lock of each table in which an entry of the range is, even
+    /// where the entry is empty (T3 in module `withdraw`).
+    #[inline(always)]
+    pub(crate) fn unmap_and<R: RemovalWatcher, const LOCKS_EMPTY: bool>(
+        &self,
+        range: IpaRange,
+        tables: &mut impl TableSource,
         mut removed: R,
     ) -> Result<Pending<'_, P, R>, Error> {
         if let Ok(removal) = self.unmap_page(&range, &mut removed) {
             let changed = Changed::leaves_of(range, Level::L3);
             return Ok(Pending::with_tables(self, changed, Chain::default(), removed, removal));
         }
-        self.unmap_slowly(range, tables, removed)
+        self.unmap_slowly::<R, LOCKS_EMPTY>(range, tables, removed)
     }
 
     /// The fast path: one page of a table that keeps other entries.
@@ -74,13 +86,13 @@ impl<P: Platform> Stage2<P> {
     }
 
     #[inline(never)]
-    fn unmap_slowly<R: RemovalWatcher>(
+    fn unmap_slowly<R: RemovalWatcher, const LOCKS_EMPTY: bool>(
         &self,
         range: IpaRange,
         tables: &mut impl TableSource,
         removed: R,
     ) -> Result<Pending<'_, P, R>, Error> {
-        let mut unmap = Unmap::new(self, range, removed);
+        let mut unmap = Unmap::<P, R, LOCKS_EMPTY>::new(self, range, removed);
         while core::mem::take(&mut unmap.beyond) {
             if let Err(error) = self.split_ends(&unmap.range, tables) {
                 unmap.pending().complete().free(tables);
@@ -98,7 +110,7 @@ impl<P: Platform> Stage2<P> {
     /// and has loaded another `VTTBR_EL2` on each: this guest's value names the root.
     pub fn destroy(self, tables: &mut impl TableSource, removed: impl RemovalWatcher) -> (Root, Freed) {
         // No block reaches beyond the whole IPA space, so one round is enough.
-        let mut unmap = Unmap::new(&self, Ipa::new(0)..self.geometry().end(), removed);
+        let mut unmap = Unmap::<P, _, false>::new(&self, Ipa::new(0)..self.geometry().end(), removed);
         unmap.go_through();
         let mut pending = unmap.pending();
         pending.flush_all();
@@ -111,7 +123,8 @@ impl<P: Platform> Stage2<P> {
 /// The most single leaves that are broken under one lock.
 const BATCH: usize = 64;
 
-struct Unmap<'a, P: Platform, R> {
+/// `LOCKS_EMPTY`: empty entries are read under their table's lock too.
+struct Unmap<'a, P: Platform, R, const LOCKS_EMPTY: bool> {
     stage2: &'a Stage2<P>,
     range: IpaRange,
     changed: Changed,
@@ -122,7 +135,7 @@ struct Unmap<'a, P: Platform, R> {
     beyond: bool,
 }
 
-impl<'a, P: Platform, R: RemovalWatcher> Unmap<'a, P, R> {
+impl<'a, P: Platform, R: RemovalWatcher, const LOCKS_EMPTY: bool> Unmap<'a, P, R, LOCKS_EMPTY> {
     fn new(stage2: &'a Stage2<P>, range: IpaRange, removed: R) -> Self {
         let (changed, unlinked, removal) = (Changed::default(), Chain::default(), stage2.removal_id::<R>());
         Self { stage2, range, changed, unlinked, removed, removal, beyond: true }
@@ -176,6 +189,7 @@ impl<'a, P: Platform, R: RemovalWatcher> Unmap<'a, P, R> {
                     }
                     *at = next;
                 }
+                _ if LOCKS_EMPTY => self.leaves((table, level, index), *then, at, end)?,
                 _ if entry == Descriptor::INVALID => *at = next,
                 _ if entry == Descriptor::STALE => {
                     self.stale(here, 0, level);

@@ -23,7 +23,7 @@ pub struct Miscounted {
 impl<P: Platform> Stage2<P> {
     /// How often a table was unlinked from the tree. A table and all tables below it count once.
     pub fn unlink_count(&self) -> u64 {
-        self.sequence.total()
+        self.sequence.unlinks()
     }
 
     /// Compares each table with its metadata, and returns the number of tables below the root. No CPU may be changing the

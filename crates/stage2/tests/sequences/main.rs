@@ -21,6 +21,7 @@ mod pending;
 mod protect;
 mod split;
 mod unmap;
+mod withdraw;
 
 use crate::platform::window::ByAddress as _;
 use platform::tlb::Reach;

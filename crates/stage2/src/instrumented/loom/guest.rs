@@ -76,14 +76,20 @@ impl Guest {
     }
 
     pub(super) fn map_as(&self, at: u64, level: Level, attributes: &Attributes, pages: &mut impl TableSource) {
-        let ipa = Ipa::new(at);
-        if self.stage2.map_to(ipa, home(ipa), level, attributes, pages).expect("mapped") == Mapped::New {
+        let (ipa, sample) = (Ipa::new(at), self.stage2.sample());
+        if self.stage2.map_to(ipa, home(ipa), sample, level, attributes, pages).expect("mapped") == Mapped::New {
             self.count(ipa, Granule::KIB_4.span(level), 1);
         }
     }
 
     pub(super) fn map(&self, at: u64, level: Level, pages: &mut impl TableSource) {
         self.map_as(at, level, &RAM, pages);
+    }
+
+    /// Maps memory that is never withdrawn.
+    pub(super) fn map_in_window(&self, at: u64, level: Level, pages: &mut impl TableSource) {
+        let ipa = Ipa::new(at);
+        let _ = self.stage2.map_to(ipa, home(ipa), None, level, &RAM, pages).expect("mapped");
     }
 
     /// Unmaps, flushes and frees. Returns the number of leaves reported.
@@ -122,13 +128,14 @@ impl Guest {
 
     pub(super) fn coalesce(&self, at: u64, level: Level, attributes: &Attributes, pages: &mut Pages) {
         let ipa = Ipa::new(at);
-        let coalesced = self.stage2.coalesce_to::<false, false>(ipa, home(ipa), level, attributes, pages, &mut |_| ());
+        let (to, sample) = ((ipa, home(ipa)), self.stage2.sample());
+        let coalesced = self.stage2.coalesce_to::<false, false>(to, sample, level, attributes, pages, &mut |_| ());
         let _ = coalesced.expect("coalesced");
     }
 
     pub(super) fn map_range(&self, start: u64, size: u64, largest: Level, pages: &mut Pages) {
-        let range = range(start, size);
-        self.stage2.map_range_to(range.clone(), home(range.start), largest, &RAM, pages).expect("mapped");
+        let (range, sample) = (range(start, size), self.stage2.sample());
+        self.stage2.map_range_to(range.clone(), home(range.start), sample, largest, &RAM, pages).expect("mapped");
     }
 
     pub(super) fn write_protect(&self, start: u64, size: u64) {

@@ -21,6 +21,7 @@ mod pool;
 mod published;
 mod reused;
 mod same_frame;
+mod withdrawn;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
