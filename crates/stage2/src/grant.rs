@@ -137,7 +137,7 @@ impl<P: Platform> Stage2<P> {
     /// The right to map a window, from `ipa` on.
     #[inline(always)]
     pub fn open(&self, window: Window, ipa: Ipa) -> Grant<'_, P> {
-        Grant { stage2: self, ipa, pa: window.pa, size: window.size, sample: None }
+        Grant { stage2: self, ipa, pa: window.pa, size: window.size, sample: Sample::NONE }
     }
 
     /// Unmaps `range` and completes the flush. No grant of these tables exists then, and none can be made while the

@@ -88,7 +88,7 @@ impl<P: Platform> Stage2<P> {
         }
         if !CacheMaintenance::new(self.features(), attributes).is_needed() {
             // The sample is W1, so W4 is also M3.
-            let walked = match sample {
+            let walked = match sample.snapshot() {
                 Some(then) => self.lockless_walk_since(then, ipa, level),
                 None => Ok(self.lockless_walk(ipa, level)),
             };
@@ -232,7 +232,7 @@ impl<P: Platform> Stage2<P> {
         page.zero(self.platform());
         self.set_counts(&page, Counts::EMPTY, false);
         // The table maps nothing, so nothing of it can be withdrawn.
-        if let Err(page) = self.link(ipa, location.level, page, None) {
+        if let Err(page) = self.link(ipa, location.level, page, Sample::NONE) {
             frame::give(tables, page);
         }
         Ok(())

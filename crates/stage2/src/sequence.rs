@@ -69,6 +69,9 @@ const UNLINKS_BITS: u32 = 28;
 pub(crate) struct Snapshot(u64);
 
 impl Snapshot {
+    /// The value of no snapshot: the count does not get there.
+    pub(crate) const NEVER: Self = Self(u64::MAX);
+
     /// How often memory was withdrawn.
     #[inline(always)]
     pub(crate) fn withdrawals(self) -> u64 {

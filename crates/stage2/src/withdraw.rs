@@ -66,7 +66,10 @@ use crate::unlinked::Chain;
 use crate::{Error, Freed, Ipa, Lent, Pending, Run, Stage2, TableSource, Unwatched, primitive};
 
 /// M1: the sample of a grant of lent memory. A window has none, since it is never withdrawn.
-pub(crate) type Sample = Option<Snapshot>;
+///
+/// One word, as the option of a snapshot would not be: it is passed along with each leaf that is mapped.
+#[derive(Clone, Copy)]
+pub(crate) struct Sample(Snapshot);
 
 /// A run that is withdrawn, and may still be in a TLB. No CPU can map it any more.
 ///
@@ -117,6 +120,22 @@ pub struct Withdrawal<'a, P: Platform, R: RemovalWatcher = Unwatched> {
     lent: Lent,
 }
 
+impl Sample {
+    /// No sample, for a window: M3 is left out.
+    pub(crate) const NONE: Self = Self(Snapshot::NEVER);
+
+    /// The snapshot from which a walk may start.
+    #[inline(always)]
+    pub(crate) fn snapshot(self) -> Option<Snapshot> {
+        (self.0 != Snapshot::NEVER).then_some(self.0)
+    }
+
+    #[inline(always)]
+    fn holds(self, now: Snapshot) -> bool {
+        self.0.withdrawals() == now.withdrawals() || self.0 == Snapshot::NEVER
+    }
+}
+
 impl<P: Platform> Stage2<P> {
     /// Takes a lent run away from these tables while vCPUs run: unmaps it, and reports each removed leaf to `removed`, as
     /// [`unmap`](Self::unmap) does. [`Withdrawal::reclaim`] flushes, and returns the run.
@@ -156,7 +175,7 @@ impl<P: Platform> Stage2<P> {
     /// M1.
     #[inline(always)]
     pub(crate) fn sample(&self) -> Sample {
-        Some(self.sequence.now())
+        Sample(self.sequence.now())
     }
 
     /// M3 for a walk with a snapshot of its own: nothing was withdrawn between the sample and the snapshot. W4 shows that
@@ -164,8 +183,7 @@ impl<P: Platform> Stage2<P> {
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn check_sample(&self, sample: Sample, location: &EntryLocation<'_>, ipa: Ipa) -> Result<(), Error> {
-        let is_still = sample.is_none_or(|sample| sample.withdrawals() == location.then.withdrawals());
-        if primitive::check(is_still) { Ok(()) } else { Err(Error::Withdrawn { ipa }) }
+        if primitive::check(sample.holds(location.then)) { Ok(()) } else { Err(Error::Withdrawn { ipa }) }
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use super::machine::{Machine, Pages, Watch};
 use crate::counts::Counts;
 use crate::platform::Platform;
+use crate::withdraw::Sample;
 use crate::{
     Access, Attributes, Broken, Descriptor, Features, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Pa,
     Stage2, TableMetadata, TableSource, Unwatched, Vmid,
@@ -89,7 +90,7 @@ impl Guest {
     /// Maps memory that is never withdrawn.
     pub(super) fn map_in_window(&self, at: u64, level: Level, pages: &mut impl TableSource) {
         let ipa = Ipa::new(at);
-        let _ = self.stage2.map_to(ipa, home(ipa), None, level, &RAM, pages).expect("mapped");
+        let _ = self.stage2.map_to(ipa, home(ipa), Sample::NONE, level, &RAM, pages).expect("mapped");
     }
 
     /// Unmaps, flushes and frees. Returns the number of leaves reported.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::guest::{BLOCK, FWB, Guest, PAGE, READ, TRACKED, home, range};
 use super::machine::{Machine, Pages, Watch};
 use super::model;
+use crate::withdraw::Sample;
 use crate::{Access, Attributes, Broken, Features, Ipa, Leaf, Level, Mapped, Marked, Memory, Pa};
 
 const CLEAN: Attributes = Attributes { accessed: false, ..TRACKED };
@@ -136,7 +137,7 @@ fn while_it_is_unmapped() {
 fn while_it_is_replaced() {
     is_not_lost(2, PAGES, |guest, pages| {
         let device = Attributes { memory: Memory::Device, ..READ };
-        match guest.stage2.map_to(Ipa::new(0), home(Ipa::new(0)), None, Level::L3, &device, pages) {
+        match guest.stage2.map_to(Ipa::new(0), home(Ipa::new(0)), Sample::NONE, Level::L3, &device, pages) {
             Ok(Mapped::Replaced(old)) => old.is_hardware_dirty(),
             mapped => panic!("{mapped:?}"),
         }
@@ -147,8 +148,10 @@ fn coalesce(guest: &Guest, level: Level, pages: &mut Pages) -> bool {
     let mut reported = false;
     let mut each = |leaf: Leaf| reported |= leaf.ipa == Ipa::new(0);
     let (ipa, pa) = (Ipa::new(0), home(Ipa::new(0)));
-    let _ =
-        guest.stage2.coalesce_to::<false, false>((ipa, pa), None, level, &CLEAN, pages, &mut each).expect("coalesced");
+    let _ = guest
+        .stage2
+        .coalesce_to::<false, false>((ipa, pa), Sample::NONE, level, &CLEAN, pages, &mut each)
+        .expect("coalesced");
     reported
 }
 

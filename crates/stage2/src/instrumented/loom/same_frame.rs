@@ -7,11 +7,12 @@ use std::sync::Arc;
 use super::guest::{BLOCK, Guest, LARGE, PAGE, READ, home};
 use super::machine::Pages;
 use super::model;
+use crate::withdraw::Sample;
 use crate::{Access, Attributes, Ipa, Level, Mapped, Memory};
 
 /// Maps the frame of address 0 at `at`, without cache maintenance.
 fn map(guest: &Guest, at: u64, level: Level, pages: &mut Pages) -> Mapped {
-    guest.stage2.map_to(Ipa::new(at), home(Ipa::new(0)), None, level, &READ, pages).expect("mapped")
+    guest.stage2.map_to(Ipa::new(at), home(Ipa::new(0)), Sample::NONE, level, &READ, pages).expect("mapped")
 }
 
 /// Runs `late` on address 0 while its table is unlinked there, and reused for the same frame in the upper half. Then
