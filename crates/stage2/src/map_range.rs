@@ -126,6 +126,7 @@ impl<P: Platform> Stage2<P> {
 
     /// Fills a table of `level` and links it at a vacant entry. Returns the bytes that it maps, or 0 if the entry is no
     /// longer vacant, or the memory was withdrawn.
+    #[inline(always)] // a call costs 5 % of the whole range
     fn link_full(
         &self,
         location: &EntryLocation<'_>,
