@@ -13,6 +13,8 @@ pub struct Counts {
     pub stores: u64,
     pub fetches: u64,
     pub faults: u64,
+    /// Mappings that were refused, since memory was withdrawn meanwhile.
+    pub withdrawn: u64,
 }
 
 impl Counts {
@@ -28,6 +30,7 @@ impl Counts {
         self.stores += other.stores;
         self.fetches += other.fetches;
         self.faults += other.faults;
+        self.withdrawn += other.withdrawn;
     }
 }
 
@@ -48,7 +51,8 @@ impl fmt::Display for Counts {
             writeln!(f)?;
         }
         writeln!(f, "least: {least}")?;
-        let Self { loads, stores, fetches, faults, .. } = self;
-        write!(f, "guests: {loads} loads, {stores} stores, {fetches} fetches, {faults} faults")
+        let Self { loads, stores, fetches, faults, withdrawn, .. } = self;
+        writeln!(f, "guests: {loads} loads, {stores} stores, {fetches} fetches, {faults} faults")?;
+        write!(f, "mappings refused: {withdrawn}")
     }
 }

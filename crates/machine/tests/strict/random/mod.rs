@@ -7,6 +7,7 @@
 //! (`--nocapture`).
 
 mod counts;
+mod lent;
 mod operation;
 mod writes;
 
@@ -18,6 +19,7 @@ use twofold_stage2::{Features, Stage2, TablePage, TableSource, Unwatched};
 
 use crate::world::{GIB, MODERN, PLAIN, Pages, World};
 use counts::Counts;
+use lent::LentMemory;
 use operation::Worker;
 
 pub const CPUS: usize = 4;
@@ -77,6 +79,7 @@ impl TableSource for Scarce<'_> {
 /// The tables of the guests, which share the machine.
 struct Guests {
     tables: Vec<Stage2<Hosted>>,
+    lent: LentMemory,
 }
 
 /// Runs `total` operations, on a new machine with the next seed for each run.
@@ -93,12 +96,13 @@ pub fn random_operations(machine: impl Fn(u64) -> World, total: u64, first_seed:
             let tables: Vec<_> = tables.collect();
             operation::write_guest_tables(&world, tables.len());
             cpu.load(0);
-            Guests { tables }
+            let lent = LentMemory::new(&world, tables.len());
+            Guests { tables, lent }
         });
         let guests = guests.unwrap_or_else(|breach| panic!("{breach}"));
         let programs = (0..CPUS).map(|_| -> Program<'_> {
             Box::new(|cpu| {
-                let mut worker = Worker::new(cpu, &world, &guests.tables);
+                let mut worker = Worker::new(cpu, &world, &guests.tables, &guests.lent);
                 while left.load(Ordering::Relaxed) > 0 {
                     let done = worker.step();
                     let _ =
@@ -122,8 +126,9 @@ fn end(world: &World, guests: Guests) {
     let in_trees: u64 =
         guests.tables.iter().map(|tables| tables.audit().unwrap_or_else(|error| panic!("{error}"))).sum();
     assert_eq!(world.pages.out(), in_trees, "pages are lost");
-    for tables in guests.tables {
-        tables.destroy(&mut &world.pages, Unwatched);
-    }
+    guests.tables.iter().enumerate().for_each(|(guest, tables)| guests.lent.check(world, guest, tables));
+    let roots: Vec<_> =
+        guests.tables.into_iter().map(|tables| tables.destroy(&mut &world.pages, Unwatched).0).collect();
+    guests.lent.end(&roots);
     assert_eq!(world.pages.out(), 0, "pages are lost");
 }

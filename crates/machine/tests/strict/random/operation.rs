@@ -10,13 +10,14 @@ use twofold_machine::program::{Abort, Exit, Instructions, Stage1Registers};
 use twofold_machine::strict::{CpuHandle, Hosted, StrictVcpu, Withdrawn};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar};
 use twofold_stage2::{
-    Access, Attributes, Broken, Coalesced, Error, Execute, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa, Relaxed,
-    RemovalWatcher, Stage2,
+    Access, Attributes, Broken, Coalesced, Error, Execute, Grant, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa,
+    Relaxed, RemovalWatcher, Stage2,
 };
 
 use super::Scarce;
 use super::counts::Counts;
-use crate::window::ByAddress as _;
+use super::lent::LentMemory;
+use crate::window::window;
 use crate::world::{GIB, MIB_2, PAGE, World};
 
 /// The operations.
@@ -43,10 +44,11 @@ pub enum Kind {
     RelaxPage,
     Split,
     Coalesce,
+    Withdraw,
 }
 
 impl Kind {
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Map,
         Self::Replace,
         Self::MapRange,
@@ -68,6 +70,7 @@ impl Kind {
         Self::RelaxPage,
         Self::Split,
         Self::Coalesce,
+        Self::Withdraw,
     ];
 
     /// Whether it can have an effect on leaves of this level.
@@ -77,14 +80,15 @@ impl Kind {
             Self::SetDbm => level == 3 && !dirty_by_hardware,
             Self::RelaxPage => level == 3,
             Self::Split | Self::Coalesce => level < 3,
+            Self::Withdraw => level > 1,
             _ => true,
         }
     }
 }
 
 /// The layout of a guest's memory: some huge pages (2 MiB), and a block of 1 GiB.
-const HUGE_PAGES: u64 = GIB;
-const HUGE_PAGE_COUNT: u64 = 3;
+pub const HUGE_PAGES: u64 = GIB;
+pub const HUGE_PAGE_COUNT: u64 = 3;
 const BLOCK: u64 = 2 * GIB;
 /// The page of the first huge page that holds the guest's own table.
 pub const TABLE: u64 = HUGE_PAGES + 100 * PAGE;
@@ -93,7 +97,7 @@ pub const TABLE: u64 = HUGE_PAGES + 100 * PAGE;
 const SPANS: [u64; 4] = [0, GIB, MIB_2, PAGE];
 
 /// The pages of a huge page that are used most: adjacent ones, and the edges of 64-page words.
-const PAGES: [u64; 8] = [0, 1, 2, 63, 64, 65, 510, 511];
+pub const PAGES: [u64; 8] = [0, 1, 2, 63, 64, 65, 510, 511];
 
 /// One of the two frames of a guest's page.
 pub fn frame(world: &World, guest: usize, ipa: u64, choice: u64) -> Pa {
@@ -106,11 +110,14 @@ pub fn frame(world: &World, guest: usize, ipa: u64, choice: u64) -> Pa {
 }
 
 /// The guest's own table, of level 1: its entries map everything to itself, and their access flags are set on use.
+pub fn guest_table() -> [u64; 8] {
+    std::array::from_fn(|entry| (entry as u64 * GIB) | 0b01 | (3 << 8))
+}
+
 pub fn write_guest_tables(world: &World, guests: usize) {
     for guest in 0..guests {
         for choice in 0..2 {
-            for entry in 0..8 {
-                let raw = (entry * GIB) | 0b01 | (3 << 8);
+            for (entry, raw) in (0..).zip(guest_table()) {
                 let at = frame(world, guest, TABLE + entry * 8, choice);
                 world.machine.arena().store(at, raw).expect("the frame is there");
             }
@@ -126,6 +133,7 @@ pub struct Worker<'a> {
     cpu: &'a CpuHandle,
     world: &'a World,
     tables: &'a [Stage2<Hosted>],
+    lent: &'a LentMemory,
     /// The vCPU of each guest that ran last on this CPU.
     vcpus: Vec<Option<u32>>,
     pages: Scarce<'a>,
@@ -134,7 +142,7 @@ pub struct Worker<'a> {
 }
 
 /// Collects the removed leaves.
-struct Collect<'a>(&'a RefCell<Vec<Broken>>);
+pub struct Collect<'a>(pub &'a RefCell<Vec<Broken>>);
 
 impl RemovalWatcher for Collect<'_> {
     const WATCHES: bool = true;
@@ -145,9 +153,9 @@ impl RemovalWatcher for Collect<'_> {
 }
 
 impl<'a> Worker<'a> {
-    pub fn new(cpu: &'a CpuHandle, world: &'a World, tables: &'a [Stage2<Hosted>]) -> Self {
-        let pages = Scarce { pages: &world.pages, cpu, one_in: 40 };
-        Self { cpu, world, tables, vcpus: vec![None; tables.len()], pages, counts: Counts::default(), operations: 0 }
+    pub fn new(cpu: &'a CpuHandle, world: &'a World, tables: &'a [Stage2<Hosted>], lent: &'a LentMemory) -> Self {
+        let (pages, counts) = (Scarce { pages: &world.pages, cpu, one_in: 40 }, Counts::default());
+        Self { cpu, world, tables, lent, vcpus: vec![None; tables.len()], pages, counts, operations: 0 }
     }
 
     pub fn end(self) -> Counts {
@@ -176,9 +184,10 @@ impl<'a> Worker<'a> {
         self.operations - before
     }
 
-    fn tolerate(&self, kind: Kind, done: Result<(), Error>) {
+    fn tolerate(&mut self, kind: Kind, done: Result<(), Error>) {
         match done {
             Ok(()) | Err(Error::NoTablePage { .. } | Error::TableInTheWay { .. } | Error::NotMapped { .. }) => {}
+            Err(Error::Withdrawn { .. }) => self.counts.withdrawn += 1,
             Err(other) => self.cpu.report(format!("{kind:?}: {other}")),
         }
     }
@@ -192,6 +201,9 @@ impl<'a> Worker<'a> {
         }
         if kind == Kind::Coalesce {
             return Ok(());
+        }
+        if kind == Kind::Withdraw {
+            return self.map_lent(guest, level, page);
         }
         let wanted = self.attributes();
         let is_there = self.tables[guest].look_up(start).is_some_and(|leaf| {
@@ -267,19 +279,54 @@ impl<'a> Worker<'a> {
         Attributes { dirty_by_hardware, ..Attributes::ram(self.access()) }
     }
 
+    /// The right to map a leaf: of memory that is lent there, or of one of the two frames.
+    fn grant(&self, kind: Kind, guest: usize, ipa: Ipa, size: u64) -> Grant<'a, Hosted> {
+        let (tables, choice) = (&self.tables[guest], self.cpu.draw(2));
+        // A coalesce does not clean what is mapped, which must be the block's own memory. Here it may be another frame.
+        let may_be_lent = kind != Kind::Coalesce || self.world.features.forced_write_back;
+        let is_lent = self.cpu.draw(3) == 0 && may_be_lent;
+        let lent = if is_lent { self.lent.grant(guest, tables, ipa, size) } else { None };
+        lent.unwrap_or_else(|| tables.open(window(frame(self.world, guest, ipa.raw(), choice), size), ipa))
+    }
+
+    /// Lends memory for the page, or for its huge page, if none is lent there, and maps it.
+    fn map_lent(&mut self, guest: usize, level: u8, page: u64) -> Result<(), Error> {
+        let Some(at) = lent_at(level, page) else { return Ok(()) };
+        let tables = &self.tables[guest];
+        if self.lent.grant(guest, tables, at.0, at.1).is_none() {
+            self.lent.lend(self.world, guest, tables, at);
+        }
+        let Some(grant) = self.lent.grant(guest, tables, at.0, at.1) else { return Ok(()) };
+        self.operations += 1;
+        let (attributes, largest) = (self.attributes(), Level::new(level).unwrap());
+        if level < 3 && self.world.features.forced_write_back && self.cpu.draw(2) == 0 {
+            return grant.coalesce(largest, &attributes, &mut self.pages, &mut |_| ()).map(|_| ());
+        }
+        grant.map_range(largest, &attributes, &mut self.pages)
+    }
+
+    /// Takes lent memory away, while other CPUs map it.
+    fn withdraw(&mut self, guest: usize, level: u8, page: u64) -> Result<(), Error> {
+        let Some(at) = lent_at(level, page) else { return Ok(()) };
+        self.operations += 1;
+        let leaves = self.lent.withdraw(self.cpu, guest, &self.tables[guest], at, &mut self.pages)?;
+        leaves.iter().take(4).for_each(|leaf| self.effect(Kind::Withdraw, leaf));
+        Ok(())
+    }
+
     /// Maps a leaf, which may replace smaller ones.
     fn put(&mut self, kind: Kind, guest: usize, level: Level, ipa: u64, attributes: &Attributes) -> Result<(), Error> {
         self.operations += 1;
-        let (tables, pa) = (&self.tables[guest], frame(self.world, guest, ipa, self.cpu.draw(2)));
+        let grant = self.grant(kind, guest, Ipa::new(ipa), SPANS[usize::from(level.raw())]);
         let kind = if kind == Kind::Coalesce {
-            match tables.coalesce(Ipa::new(ipa), pa, level, attributes, &mut self.pages, &mut |_| ())? {
+            match grant.coalesce(level, attributes, &mut self.pages, &mut |_| ())? {
                 Coalesced::Done { .. } => Kind::Coalesce,
                 Coalesced::Mapped(Mapped::New) => Kind::Map,
                 Coalesced::Mapped(Mapped::Replaced(_)) => Kind::Replace,
                 Coalesced::Mapped(Mapped::Already(_)) => return Ok(()),
             }
         } else {
-            match tables.map(Ipa::new(ipa), pa, level, attributes, &mut self.pages)? {
+            match grant.map(level, attributes, &mut self.pages)? {
                 Mapped::New => Kind::Map,
                 Mapped::Replaced(_) => Kind::Replace,
                 Mapped::Already(_) => return Ok(()),
@@ -318,19 +365,18 @@ impl<'a> Worker<'a> {
                 return self.put(kind, guest, Level::new(level).unwrap(), ipa, &attributes);
             }
             Kind::Unmap => return self.unmap(guest, range),
+            Kind::Withdraw => return self.withdraw(guest, level, page),
             _ => self.operations += 1,
         }
         let tables = &self.tables[guest];
         match kind {
-            Kind::Map | Kind::Replace | Kind::Coalesce | Kind::Unmap => {}
+            Kind::Map | Kind::Replace | Kind::Coalesce | Kind::Unmap | Kind::Withdraw => {}
             Kind::MapRange => {
                 let range = if range.end - range.start > 2 * MIB_2 { leaf } else { range };
                 let largest = Level::new(if level == 1 { 1 } else { 1 + cpu.draw(3) as u8 }).unwrap();
                 let size = (range.end - range.start).min(if largest == Level::L1 { GIB } else { 2 * MIB_2 });
-                let pa = frame(self.world, guest, range.start.raw(), cpu.draw(2));
-                let range = range.start..range.start + size;
                 let before = tables.look_up(range.start);
-                tables.map_range(range.clone(), pa, largest, &attributes, &mut self.pages)?;
+                self.grant(kind, guest, range.start, size).map_range(largest, &attributes, &mut self.pages)?;
                 match tables.look_up(range.start) {
                     Some(leaf) if before != Some(leaf) => self.effect(kind, &leaf),
                     _ => {}
@@ -554,12 +600,12 @@ impl<'a> Worker<'a> {
         let answered = match fault.kind {
             FaultKind::Translation => {
                 let (level, start) = self.leaf_around(ipa.raw());
-                let pa = frame(self.world, number, start, self.cpu.draw(2));
                 let attributes = self.attributes();
-                match tables.map(Ipa::new(start), pa, level, &attributes, &mut self.pages) {
+                let grant = self.grant(Kind::Map, number, Ipa::new(start), SPANS[usize::from(level.raw())]);
+                match grant.map(level, &attributes, &mut self.pages) {
                     Err(Error::TableInTheWay { .. }) => {
-                        let pa = frame(self.world, number, ipa.raw(), self.cpu.draw(2));
-                        tables.map(ipa, pa, Level::L3, &attributes, &mut self.pages).map(|_| ())
+                        let grant = self.grant(Kind::Map, number, ipa.align_down(PAGE), PAGE);
+                        grant.map(Level::L3, &attributes, &mut self.pages).map(|_| ())
                     }
                     mapped => mapped.map(|_| ()),
                 }
@@ -574,8 +620,20 @@ impl<'a> Worker<'a> {
                 guest.forget_fault();
                 true
             }
+            // The guest faults again, and gets the frame that is there then.
+            Err(Error::Withdrawn { .. }) => {
+                self.counts.withdrawn += 1;
+                guest.forget_fault();
+                true
+            }
             Err(Error::NoTablePage { .. }) => false,
             Err(error) => self.cpu.report(format!("{fault:?} at {ipa}: {error}")),
         }
     }
+}
+
+/// Where memory is lent for a leaf of this level around a page. `None` at the block of 1 GiB.
+fn lent_at(level: u8, page: u64) -> Option<(Ipa, u64)> {
+    let span = SPANS[usize::from(level.max(2))];
+    (page < BLOCK).then(|| (Ipa::new(page & !(span - 1)), span))
 }
